@@ -1,0 +1,29 @@
+/* JSON by jansson, with the caps and the error texts that every reader here shares.
+ *
+ * Readers never trust a document: size is capped before parsing, nesting by jansson (2,048), duplicate
+ * keys are refused, and each getter says which key of which place is wrong. `where` is a short prefix
+ * for messages: a file name or "retention". */
+#ifndef BASE_JSON_H
+#define BASE_JSON_H
+
+#include "base/status.h"
+#include <jansson.h>
+#include <stdint.h>
+
+status json_read_file(const char *path, size_t max_bytes, json_t **out, error *err);
+/* Parses text (NULs allowed inside strings); `where` names it in messages. */
+status json_read_text(const char *where, const char *text, size_t n, json_t **out, error *err);
+
+/* Typed members of an object. A missing key or JSON null gives `fallback`; a wrong type, a fraction
+ * where an integer is due, or a value outside [min, max] is STATUS_INVALID with a message. */
+status json_get_int(const json_t *obj, const char *where, const char *key, int64_t min, int64_t max,
+                    int64_t fallback, int64_t *out, error *err);
+status json_get_double(const json_t *obj, const char *where, const char *key, double min,
+                       double max, double fallback, double *out, error *err);
+status json_get_bool(const json_t *obj, const char *where, const char *key, bool fallback,
+                     bool *out, error *err);
+/* Borrowed from obj; NULL when missing or null. Refuses strings with NUL inside. */
+status json_get_string(const json_t *obj, const char *where, const char *key, const char **out,
+                       error *err);
+
+#endif

@@ -1,0 +1,35 @@
+/* A fixed pool of threads for data-parallel loops.
+ *
+ * The caller takes part as thread 0. Work is handed out in ranges by an atomic counter, so a slow core
+ * takes fewer; results must therefore not depend on which thread computes which range. Between loops a
+ * worker spins for a bounded time (never when there are more threads than cores), then sleeps on a
+ * futex. One loop at a time: a pool belongs to the thread that uses it. */
+#ifndef BASE_THREADS_H
+#define BASE_THREADS_H
+
+#include "base/status.h"
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct thread_pool thread_pool;
+
+typedef struct thread_pool_options {
+    unsigned n_threads; /* caller included; 0 = cores this process may use */
+    bool pin;           /* pin thread i to the i-th allowed core */
+} thread_pool_options;
+
+/* Runs items [from, to); `thread` is 0..n_threads-1 and picks per-thread scratch. */
+typedef void (*thread_fn)(void *ctx, size_t from, size_t to, unsigned thread);
+
+status thread_pool_create(const thread_pool_options *options, thread_pool **out);
+void thread_pool_destroy(thread_pool *pool);
+unsigned thread_pool_size(const thread_pool *pool);
+/* Calls fn over [0, n) in pieces of at most `grain` items; returns when all are done. */
+void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, void *ctx);
+
+/* Cores this process may run on (affinity and cgroup quota), at least 1. */
+unsigned cpu_count_allowed(void);
+/* Bytes the process may still take: the cgroup's limit and MemAvailable, the smaller. */
+size_t memory_available_bytes(void);
+
+#endif

@@ -1,0 +1,65 @@
+/* tokenizer: text to token ids and back, from a Hugging Face tokenizer.json.
+ *
+ * What     byte-level BPE with its normalizer, pre-tokenizer, added tokens, post-processor and decoder;
+ *          equal to the `tokenizers` library, id for id. Streaming detokenisation that never emits part of a
+ *          character. Components it does not know are refused by name when the file is loaded.
+ * Owner    the tokenizer owns its tables; outputs go to caller-owned buffers.
+ * Threads  a loaded tokenizer is immutable: any number of threads may encode and decode. A tok_stream
+ *          belongs to one thread at a time.
+ * Units    text in bytes of UTF-8; bytes that are not UTF-8 are replaced by U+FFFD first.
+ * Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT the place in the file.
+ */
+#ifndef MODEL_TOKENIZER_H
+#define MODEL_TOKENIZER_H
+
+#include "base/base.h"
+
+typedef struct tokenizer tokenizer;
+
+/* Loads dir/tokenizer.json. */
+status tok_load(const char *dir, tokenizer **out, error *err);
+/* The same from a document in memory; `where` names it in messages. */
+status tok_load_text(const char *where, const char *json, size_t n, tokenizer **out, error *err);
+void tok_destroy(tokenizer *t);
+
+/* One more than the largest id, added tokens included. */
+uint32_t tok_vocab_size(const tokenizer *t);
+/* The id of an exact token (added tokens included), or -1. */
+int32_t tok_find(const tokenizer *t, const char *token, size_t n);
+bool tok_is_special(const tokenizer *t, uint32_t id);
+
+typedef struct tok_ids {
+    uint32_t *ids; /* malloc'd, grown by tok_encode */
+    size_t n;
+    size_t capacity;
+} tok_ids;
+
+/* Appends the ids of text to out. add_special: run the post-processor's template (BOS and such).
+ * Special tokens written out in the text are recognised, as Hugging Face does. */
+status tok_encode(const tokenizer *t, const char *text, size_t n, bool add_special, tok_ids *out,
+                  error *err);
+void tok_ids_destroy(tok_ids *ids);
+
+/* Appends the text of ids. Ids outside the vocabulary are STATUS_INVALID. Invalid UTF-8 in the result
+ * becomes U+FFFD, as the library's decode does. */
+status tok_decode(const tokenizer *t, const uint32_t *ids, size_t n, bool skip_special, strbuf *out,
+                  error *err);
+
+/* The raw bytes one token stands for (no UTF-8 repair), for logprobs' `bytes`. Borrowed pointer. */
+status tok_token_bytes(const tokenizer *t, uint32_t id, const char **bytes, size_t *n);
+
+/* Streaming: feed ids one by one; each call appends the bytes that are now certain (whole characters
+ * only). The concatenation over a stream, with tok_stream_finish, equals tok_decode of all its ids. */
+typedef struct tok_stream {
+    const tokenizer *t;
+    bool skip_special;
+    uint8_t pending[4]; /* the start of a character whose rest is still to come */
+    uint8_t n_pending;
+} tok_stream;
+
+void tok_stream_init(tok_stream *s, const tokenizer *t, bool skip_special);
+status tok_stream_push(tok_stream *s, uint32_t id, strbuf *out);
+/* What is pending can no longer be completed: U+FFFD for it. */
+void tok_stream_finish(tok_stream *s, strbuf *out);
+
+#endif
