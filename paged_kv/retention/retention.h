@@ -1,0 +1,128 @@
+/* retention: which pages of a sequence stay.
+ *
+ * What     the table of methods (presets), the request's JSON and its report (one parser, one writer), the
+ *          retention points, the measures a method needs from a backend, and the selection itself: plain C,
+ *          deterministic, the same for every device and rank. A method is a row of `retention_presets`.
+ * Owner    a retention_policy is a plain value; selections go to caller-owned bitmaps.
+ * Threads  pure functions.
+ * Units    tokens and pages of one table; ratio = the share KEPT of the prompt's tokens.
+ * Errors   a field the method cannot use, an unknown key, an impossible value: STATUS_INVALID with the
+ *          field's name.
+ * Source   reference/methods.md section 0 fixes every meaning; each row names its paper.
+ */
+#ifndef PAGED_KV_RETENTION_RETENTION_H
+#define PAGED_KV_RETENTION_RETENTION_H
+
+#include "paged_kv/paged_kv.h"
+
+/* ---- the parts a method is composed of (design.md section 5) -------------------------------------------- */
+
+typedef enum retention_score {
+    RETENTION_SCORE_NONE,   // nothing to measure
+    RETENTION_SCORE_WINDOW, // softmax mass under the last `window` query rows
+} retention_score;
+
+typedef enum retention_unit { RETENTION_UNIT_PAGE } retention_unit;
+typedef enum retention_scope { RETENTION_SCOPE_LAYER } retention_scope;
+typedef enum retention_allocator { RETENTION_ALLOCATOR_UNIFORM } retention_allocator;
+typedef enum retention_schedule {
+    RETENTION_SCHEDULE_NEVER,
+    RETENTION_SCHEDULE_PROMPT, // once, at the prompt's end
+} retention_schedule;
+
+/* A resolved request: the preset's row with the request's overrides. */
+typedef struct retention_policy {
+    const struct retention_preset *preset; // never NULL after retention_parse; "full" keeps everything
+    retention_score score;
+    retention_unit unit;
+    retention_scope scope;
+    retention_allocator allocator;
+    retention_schedule schedule;
+    double ratio;            // (0, 1], or 0 when `tokens` is given
+    uint32_t tokens;         // budget, or 0 when `ratio` is given
+    uint32_t sinks;          // first tokens protected
+    uint32_t window;         // last tokens protected, and query rows measured
+    uint32_t reuse_layers;   // followers take the choice of layer floor(l / N) * N
+    bool report_positions;
+} retention_policy;
+
+typedef struct retention_preset {
+    const char *name;        // "chunkkv"
+    const char *summary;     // one line for help and docs
+    const char *source;      // paper and section
+    bool needs_budget;       // ratio or tokens must be given
+    retention_policy defaults; // its `preset` is unused here
+} retention_preset;
+
+const retention_preset *retention_presets(size_t *n);
+const retention_preset *retention_find(const char *name);
+
+/* What the engine can do: checked when a request comes in. */
+typedef struct retention_limits {
+    pkv_geometry geometry;
+    uint32_t max_window;     // the prefill chunk
+} retention_limits;
+
+/* The "retention" object of a request (NULL = "full"). Errors name the field. */
+status retention_parse(const json_t *json, const retention_limits *limits, retention_policy *out,
+                       error *err);
+
+/* ---- at work ----------------------------------------------------------------------------------------------- */
+
+/* The first logical length > from at which this policy selects, for a prompt of n_prompt tokens;
+ * UINT32_MAX when there is none. */
+uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
+
+/* What a backend must measure at a retention point. A closed list (design.md section 5, Measures). */
+typedef enum measure_kind { MEASURE_NONE, MEASURE_MASS } measure_kind;
+
+typedef struct measure_spec {
+    measure_kind kind;
+    uint32_t rows;           // the last `rows` query rows of the step's share
+    uint32_t layer_step;     // layers 0, layer_step, 2 * layer_step, …
+} measure_spec;
+
+measure_spec retention_measure(const retention_policy *policy);
+
+/* What came back: f32 [n_layers measured, n_kv_heads, stride]; entries past a table's page count unused. */
+typedef struct measure_result {
+    const float *values;
+    uint32_t n_layers;
+    uint32_t n_kv_heads;
+    uint32_t stride;         // pages of the longest table
+} measure_result;
+
+/* One choice at a retention point, for every group of a sequence.
+ *   keep   [groups][words]: bit i of a group's row = page i of its table stays
+ * Budget: B = floor(ratio * n_prompt) or tokens; pages kept = min(all, max(floor(B / page_tokens),
+ * protected + 1)); protected = sinks, window and last partial page; candidates by score descending, then page
+ * index ascending; a scope's score is the f32 sum over its KV heads ascending, at its lowest layer. */
+typedef struct retention_selection {
+    uint64_t *keep;          // caller-owned, groups * words zeroed words
+    uint32_t words;          // >= ceil(pages of the longest table / 64)
+    uint32_t pages_dropped;  // over all groups
+    bool budget_raised;      // the budget was below protected + 1 pages
+} retention_selection;
+
+/* STATUS_INVALID when an explicit `tokens` is below the protected pages. */
+status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq, uint32_t n_prompt,
+                        const measure_result *measures, retention_selection *out, error *err);
+
+/* ---- the report (reference/api.md) ---------------------------------------------------------------------------- */
+
+typedef struct retention_report {
+    const char *method;
+    uint32_t logical_tokens;
+    double kept_tokens;      // in bytes of full tokens: the mean over groups
+    uint64_t pages_dropped;
+    bool budget_raised;
+    double scoring_ms;       // measuring and selecting
+    char *kept_json;         // the "kept" array when positions were asked for, else NULL (malloc'd)
+} retention_report;
+
+/* The "kept" array of a sequence as it is now, layers and heads with equal ranges listed table by table. */
+void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out);
+/* Appends the report as a JSON object. */
+void retention_report_json(const retention_report *report, strbuf *out);
+
+#endif
