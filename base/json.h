@@ -1,8 +1,8 @@
 /* JSON by jansson, with the caps and the error texts that every reader here shares.
  *
- * Readers never trust a document: size is capped before parsing, nesting by jansson (2,048), duplicate
- * keys are refused, and each getter says which key of which place is wrong. `where` is a short prefix
- * for messages: a file name or "retention". */
+ * Readers never trust a document: size is capped before parsing, nesting by jansson (2,048),
+ * duplicate keys are refused, and each getter says which key of which place is wrong. `where` is a
+ * short prefix for messages: a file name or "retention". */
 #ifndef BASE_JSON_H
 #define BASE_JSON_H
 

@@ -1,9 +1,9 @@
 /* A fixed pool of threads for data-parallel loops.
  *
- * The caller takes part as thread 0. Work is handed out in ranges by an atomic counter, so a slow core
- * takes fewer; results must therefore not depend on which thread computes which range. Between loops a
- * worker spins for a bounded time (never when there are more threads than cores), then sleeps on a
- * futex. One loop at a time: a pool belongs to the thread that uses it. */
+ * The caller takes part as thread 0. Work is handed out in ranges by an atomic counter, so a slow
+ * core takes fewer; results must therefore not depend on which thread computes which range. Between
+ * loops a worker spins for a bounded time (never when there are more threads than cores), then
+ * sleeps on a futex. One loop at a time: a pool belongs to the thread that uses it. */
 #ifndef BASE_THREADS_H
 #define BASE_THREADS_H
 
@@ -15,7 +15,8 @@ typedef struct thread_pool thread_pool;
 
 typedef struct thread_pool_options {
     unsigned n_threads; /* caller included; 0 = cores this process may use */
-    bool pin;           /* pin thread i to the i-th allowed core */
+    bool pin; /* pin worker i to the i-th allowed core; the caller is left alone, because threads
+                 that it starts later would inherit its core */
 } thread_pool_options;
 
 /* Runs items [from, to); `thread` is 0..n_threads-1 and picks per-thread scratch. */
