@@ -1,0 +1,105 @@
+#include "kernels/context.h"
+
+#include <string.h>
+
+typedef void (*fill_fn)(kern_isa *isa);
+
+static bool runs_always(void) { return true; }
+
+#if defined(__x86_64__)
+/* __builtin_cpu_supports also asks XGETBV whether the system saves the wide registers. Every CPU with
+ * AVX2 and FMA has F16C, which clang's list of names lacks. */
+static bool runs_avx2(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool runs_avx512(void)
+{
+    __builtin_cpu_init();
+    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+/* Slow to fast. A context of row i runs the fill functions of rows 0 to i. */
+static const struct isa_row {
+    const char *name;
+    bool (*runs)(void);
+    fill_fn fill[4];
+} isa_rows[] = {
+    {"ref", runs_always, {kern_matmul_fill_ref}},
+#if defined(__x86_64__)
+    {"avx2", runs_avx2, {NULL}},
+    {"avx512", runs_avx512, {NULL}},
+#endif
+};
+
+enum { ISA_ROWS = sizeof isa_rows / sizeof isa_rows[0] };
+
+size_t kern_isa_count(void) { return ISA_ROWS; }
+
+const char *kern_isa_at(size_t i, bool *available)
+{
+    *available = isa_rows[i].runs();
+    return isa_rows[i].name;
+}
+
+static status choose_isa(const char *name, size_t *out, error *err)
+{
+    for (size_t i = ISA_ROWS; i-- > 0;) {
+        if (name && strcmp(name, isa_rows[i].name) != 0) continue;
+        if (isa_rows[i].runs()) {
+            *out = i;
+            return STATUS_IS_OK;
+        }
+        if (name) return error_set(err, STATUS_UNSUPPORTED, "isa %s: this CPU lacks it", name);
+    }
+    return error_set(err, STATUS_INVALID, "isa %s: no such instruction set", name ? name : "");
+}
+
+static void fill_isa(size_t row, kern_isa *isa)
+{
+    for (size_t i = 0; i <= row; i++)
+        for (size_t f = 0; f < sizeof isa_rows[i].fill / sizeof isa_rows[i].fill[0]; f++)
+            if (isa_rows[i].fill[f]) isa_rows[i].fill[f](isa);
+    isa->name = isa_rows[row].name;
+}
+
+status kern_create(const kern_options *options, kern_context **out, error *err)
+{
+    *out = NULL;
+    size_t row = 0;
+    RETURN_IF_ERROR(choose_isa(options->isa, &row, err));
+
+    kern_context *kc = alloc_zeroed(NULL, 1, sizeof *kc);
+    if (!kc) return error_set(err, STATUS_NO_MEMORY, "kernel context");
+    fill_isa(row, &kc->isa);
+    kc->pool = options->pool;
+    kc->n_threads = thread_pool_size(options->pool);
+    kc->threads = alloc_zeroed(NULL, kc->n_threads, sizeof *kc->threads);
+    bool ok = kc->threads != NULL;
+    for (unsigned t = 0; ok && t < kc->n_threads; t++) {
+        kc->threads[t].matmul = alloc_pages(kern_matmul_scratch_bytes());
+        ok = kc->threads[t].matmul != NULL;
+    }
+    if (!ok) {
+        kern_destroy(kc);
+        return error_set(err, STATUS_NO_MEMORY, "kernel scratch for %u threads",
+                         thread_pool_size(options->pool));
+    }
+    *out = kc;
+    return STATUS_IS_OK;
+}
+
+void kern_destroy(kern_context *kc)
+{
+    if (!kc) return;
+    for (unsigned t = 0; kc->threads && t < kc->n_threads; t++)
+        alloc_pages_free(kc->threads[t].matmul, kern_matmul_scratch_bytes());
+    alloc_free(NULL, kc->threads);
+    alloc_free(NULL, kc);
+}
+
+const char *kern_isa_name(const kern_context *kc) { return kc->isa.name; }

@@ -1,0 +1,61 @@
+/* kernels, private: the table of inner loops, one for each context.
+ *
+ * The reference fills every slot; each ISA up to the chosen one then overwrites what it does better
+ * (context.c has the list of ISAs and of their fill functions). So a missing fast version is a slower
+ * operation, never a missing one, and a new ISA is one file for each operation and one row.
+ *
+ * Slots work on one piece and know nothing of threads: cutting, scratch and edges are op level
+ * (matmul.c, rows.c, attention.c). Arrays of three are indexed by dtype. */
+#ifndef KERNELS_ISA_H
+#define KERNELS_ISA_H
+
+#include "kernels/kernels.h"
+
+enum {
+    KERN_DTYPES = 3,
+    KERN_TILE_ROWS = 12,  /* most rows that any ISA's matmul tile takes */
+    KERN_TILE_PANELS = 8, /* most panels that it takes at once */
+};
+
+/* acc [panels][rows][16] f32 += x [k][rows] f32 times panels of w, panel i starting at w + i * w_stride
+ * bytes: for each element one chain of fused multiply-adds over k ascending. */
+typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const float *x, float *acc);
+
+typedef struct kern_isa {
+    const char *name;
+
+    /* ---- matmul ---- */
+    unsigned tile_rows;                    /* most rows of a tile, <= KERN_TILE_ROWS */
+    uint8_t tile_panels[KERN_TILE_ROWS + 1]; /* panels that a tile of so many rows takes at once */
+    kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1];  /* tile_panels[rows] panels */
+    kern_tile_fn tile1[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* one panel */
+    /* out [k][16] f32 = one panel's k columns from w on. k even unless the type is f32 or it is the end. */
+    void (*widen[KERN_DTYPES])(const void *w, size_t k, float *out);
+    /* out [k][rows] = the transpose of x [rows, k], rows <= tile_rows. */
+    void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
+    /* Runs `rounds` rounds of independent FMAs in registers; returns the floating-point operations done.
+     * *sink keeps the compiler from dropping them. */
+    double (*fma_burst)(size_t rounds, float *sink);
+
+    /* ---- rows: one row each; shapes as in kernels.h ---- */
+    void (*rmsnorm)(const float *x, const float *weight, float eps, size_t d, float *out);
+    void (*add_rmsnorm)(float *x, const float *delta, const float *weight, float eps, size_t d,
+                        float *out);
+    void (*swiglu)(const float *gate, const float *up, size_t d, float *out);
+    void (*rope)(float *x, const float *cos_sin, size_t n_heads, size_t head_dim);
+
+    /* ---- KV pages and attention ---- */
+    void (*kv_write[KERN_DTYPES])(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
+                                  const float *v);
+    void (*kv_read[KERN_DTYPES])(const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
+                                 float *v);
+} kern_isa;
+
+/* One function for each operation and ISA; the list in context.c calls them slow to fast. */
+void kern_matmul_fill_ref(kern_isa *isa);
+#if defined(__x86_64__)
+void kern_matmul_fill_avx2(kern_isa *isa);
+void kern_matmul_fill_avx512(kern_isa *isa);
+#endif
+
+#endif
