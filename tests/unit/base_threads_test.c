@@ -1,0 +1,155 @@
+/* The thread pool: every item once, from any mix of sizes, pools and pauses; run under TSan. */
+#include "base/rng.h"
+#include "base/threads.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct loop {
+    uint32_t *seen; /* [n], plain memory: a piece given out twice is a data race as well */
+    size_t n, grain;
+    unsigned n_threads;
+    uint32_t per_thread[32]; /* what per-thread scratch is for: no lock */
+    bool wrong;
+} loop;
+
+static void count_items(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    loop *l = ctx;
+    if (from >= to || to > l->n || to - from > l->grain || thread >= l->n_threads) {
+        l->wrong = true;
+        return;
+    }
+    for (size_t i = from; i < to; i++) l->seen[i]++;
+    l->per_thread[thread] += (uint32_t)(to - from);
+}
+
+static void run_loops(unsigned n_threads, bool pin, int rounds, uint64_t seed)
+{
+    enum { N_MAX = 3000 };
+    thread_pool *pool = NULL;
+    thread_pool_options options = {.n_threads = n_threads, .pin = pin};
+    assert_int_equal(thread_pool_create(&options, &pool).code, STATUS_OK);
+    assert_int_equal(thread_pool_size(pool), n_threads);
+    uint32_t *seen = calloc(N_MAX, sizeof *seen);
+    rng r = rng_seed(seed);
+    for (int round = 0; round < rounds; round++) {
+        loop l = {.seen = seen, .n = rng_below(&r, N_MAX), .grain = 1 + rng_below(&r, 200)};
+        l.n_threads = n_threads;
+        memset(seen, 0, N_MAX * sizeof *seen);
+        thread_pool_for(pool, l.n, l.grain, count_items, &l);
+        uint32_t total = 0;
+        for (unsigned t = 0; t < n_threads; t++) total += l.per_thread[t];
+        if (l.wrong || total != l.n)
+            fail_msg("seed %llu, round %d: bad range", (unsigned long long)seed, round);
+        for (size_t i = 0; i < N_MAX; i++)
+            if (seen[i] != (i < l.n))
+                fail_msg("seed %llu, round %d: item %zu ran %u times", (unsigned long long)seed,
+                         round, i, seen[i]);
+        if (rng_below(&r, 50) == 0) { /* long enough for the workers to fall asleep */
+            struct timespec pause = {.tv_nsec = 300000};
+            nanosleep(&pause, NULL);
+        }
+    }
+    free(seen);
+    thread_pool_destroy(pool);
+}
+
+static void test_each_item_once(void **state)
+{
+    (void)state;
+    run_loops(1, false, 200, 1);
+    run_loops(2, false, 3000, 2);
+    run_loops(2, true, 3000, 3);
+    run_loops(3, false, 2000, 4);
+    run_loops(16, false, 500, 5); /* more than cores on most machines: sleeps, never spins */
+}
+
+/* Results of one loop are read by other threads in the next. */
+static void add_one_shifted(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    uint64_t(*buffers)[1024] = ctx;
+    for (size_t i = from; i < to; i++) buffers[1][i] = buffers[0][(i + 511) % 1024] + 1;
+}
+
+static void test_loops_happen_in_order(void **state)
+{
+    (void)state;
+    thread_pool *pool = NULL;
+    assert_int_equal(thread_pool_create(&(thread_pool_options){.n_threads = 4}, &pool).code, 0);
+    static uint64_t buffers[2][1024];
+    for (int round = 1; round <= 1000; round++) {
+        thread_pool_for(pool, 1024, 37, add_one_shifted, buffers);
+        memcpy(buffers[0], buffers[1], sizeof buffers[0]);
+        for (size_t i = 0; i < 1024; i++) assert_int_equal(buffers[0][i], round);
+    }
+    thread_pool_destroy(pool);
+}
+
+static void test_edges(void **state)
+{
+    (void)state;
+    thread_pool *pool = NULL;
+    assert_int_equal(thread_pool_create(NULL, &pool).code, STATUS_OK);
+    assert_int_equal(thread_pool_size(pool), cpu_count_allowed());
+    uint32_t seen[3] = {0};
+    loop l = {.seen = seen, .n = 3, .grain = 1, .n_threads = thread_pool_size(pool)};
+    thread_pool_for(pool, 0, 1, count_items, &l);
+    assert_int_equal(seen[0], 0);
+    thread_pool_for(pool, 3, 0, count_items, &l); /* grain 0 is 1 */
+    assert_true(seen[0] == 1 && seen[1] == 1 && seen[2] == 1 && !l.wrong);
+    l.grain = SIZE_MAX;
+    thread_pool_for(pool, 3, SIZE_MAX, count_items, &l);
+    assert_true(seen[0] == 2 && seen[1] == 2 && seen[2] == 2 && !l.wrong);
+    thread_pool_destroy(pool);
+    thread_pool_destroy(NULL);
+    assert_int_equal(thread_pool_create(&(thread_pool_options){.n_threads = 100000}, &pool).code,
+                     STATUS_INVALID);
+}
+
+static void record_core(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    int *cores = ctx;
+    cpu_set_t set;
+    (void)from, (void)to;
+    if (thread > 0 && sched_getaffinity(0, sizeof set, &set) == 0) cores[thread] = CPU_COUNT(&set);
+}
+
+static void test_pinning(void **state)
+{
+    (void)state;
+    cpu_set_t before, after;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    thread_pool *pool = NULL;
+    assert_int_equal(
+        thread_pool_create(&(thread_pool_options){.n_threads = 3, .pin = true}, &pool).code, 0);
+    int cores[3] = {0};
+    for (int round = 0; round < 100; round++) thread_pool_for(pool, 64, 1, record_core, cores);
+    for (unsigned t = 1; t < 3; t++) assert_in_range(cores[t], 0, 1); /* 0: it never got a piece */
+    thread_pool_destroy(pool);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+    assert_true(cpu_count_allowed() >= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_item_once),
+        cmocka_unit_test(test_loops_happen_in_order),
+        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_pinning),
+    };
+    return cmocka_run_group_tests_name("base_threads", tests, NULL, NULL);
+}
