@@ -5,6 +5,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static bool reserve(strbuf *b, size_t n)
     size_t need = b->size + n + 1;
     size_t capacity = b->capacity * 2 > need ? b->capacity * 2 : need;
     if (capacity < 64) capacity = 64;
-    char *data = need > n ? realloc(b->data, capacity) : NULL;
+    char *data = need > n && need <= PTRDIFF_MAX ? realloc(b->data, capacity) : NULL;
     if (!data) {
         b->failed = true;
         return false;
