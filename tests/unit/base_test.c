@@ -23,7 +23,7 @@ typedef struct scratch {
 static int make_scratch(void **state)
 {
     scratch *s = calloc(1, sizeof *s);
-    snprintf(s->dir, sizeof s->dir, "/tmp/octavo-base-XXXXXX");
+    snprintf(s->dir, sizeof s->dir, "%s/octavo-base-XXXXXX", P_tmpdir);
     *state = s;
     return mkdtemp(s->dir) ? 0 : -1;
 }

@@ -1,0 +1,24 @@
+/* A fuzz target: one function over hostile bytes, built twice.
+ *
+ * With -DOCTAVO_FUZZ=ON (clang) libFuzzer drives it; in every other build replay_main.c runs it
+ * over its committed corpus as an ordinary test. Return 0 always. State the property at the top of
+ * the target and check it with FUZZ_CHECK: "never crashes" is what the sanitizers see anyway. */
+#ifndef TESTS_FUZZ_FUZZ_H
+#define TESTS_FUZZ_FUZZ_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define FUZZ_CHECK(condition)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: property broken: %s\n", __FILE__, __LINE__, #condition);       \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#endif
