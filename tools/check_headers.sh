@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Every header must compile alone and twice: what it needs it includes, and it has a guard.
+# usage: tools/check_headers.sh   (from the root)
+set -uo pipefail
+result=0
+while IFS= read -r header; do
+    case $header in # the flags that CMake gives to the files of one ISA
+    kernels/x86/*avx512*) isa=(-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq) ;;
+    kernels/x86/*avx2*) isa=(-mavx2 -mfma -mf16c) ;;
+    *) isa=() ;;
+    esac
+    printf '#include "%s"\n#include "%s"\n' "$header" "$header" |
+        "${CC:-cc}" -std=gnu17 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes \
+            -Wno-unused-function "${isa[@]}" -I. -fsyntax-only -x c - || {
+        echo "$header: does not compile alone"
+        result=1
+    }
+done < <(find . -path './build*' -prune -o -path ./.git -prune -o -name '*.h' -print | sed 's|^\./||' | sort)
+exit $result

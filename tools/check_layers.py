@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Checks the layers: who may include whom, and that only public headers cross a module's border.
+
+A module is a top-level folder with C in it and one row in the table below. CMake's DEPENDS must stay
+within the same row. Adding a module means adding its row here and in ARCHITECTURE.md."""
+
+import os
+import re
+import sys
+
+# module: (modules whose public headers it may include, single headers beyond those)
+ALLOWED = {
+    "base": ([], []),
+    "comm": (["base"], []),
+    "kernels": (["base"], []),
+    "paged_kv": (["base"], []),
+    "scheduler": (["paged_kv", "base"], []),
+    "model": (["kernels", "paged_kv", "comm", "base"], ["scheduler/backend.h"]),
+    "engine": (["scheduler", "paged_kv", "base"], ["model/tokenizer.h", "model/chat_template.h"]),
+    "cli": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
+    "bench": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
+    "tests": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base", "cli"], []),
+}
+
+# What a module shows to others; every other header is private. base: all of them.
+PUBLIC = {
+    "kernels": ["kernels.h"],
+    "comm": ["comm.h"],
+    "paged_kv": ["paged_kv.h", "retention/retention.h"],
+    "scheduler": ["scheduler.h", "backend.h"],
+    "model": ["model.h", "tokenizer.h", "chat_template.h"],
+    "engine": ["engine.h"],
+    "cli": [],
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"', re.M)
+
+
+def sources(root):
+    for top in sorted(os.listdir(root)):
+        if top.startswith((".", "build")) or not os.path.isdir(os.path.join(root, top)):
+            continue
+        for folder, dirs, files in os.walk(os.path.join(root, top)):
+            dirs.sort()
+            for name in sorted(files):
+                if name.endswith((".c", ".h")):
+                    yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def is_public(header):
+    module, rest = header.split("/", 1)
+    return module == "base" or rest in PUBLIC.get(module, [])
+
+
+def mirrored(path, module):
+    """A unit test or fuzz target named after a module may look inside that module."""
+    folder, name = os.path.split(path)
+    return folder in ("tests/unit", "tests/fuzz") and name.startswith(module + "_")
+
+
+def check_file(root, path, problems):
+    module = path.split("/", 1)[0]
+    if module not in ALLOWED:
+        problems.append(f"{path}: folder '{module}' has no row in tools/check_layers.py")
+        return
+    modules, headers = ALLOWED[module]
+    with open(os.path.join(root, path), encoding="utf-8") as f:
+        text = f.read()
+    for match in INCLUDE.finditer(text):
+        header = match.group(1)
+        where = f"{path}:{text.count(chr(10), 0, match.start(1)) + 1}"
+        target = header.split("/", 1)[0]
+        if not os.path.isfile(os.path.join(root, header)):
+            problems.append(f'{where}: "{header}" is not a path from the root')
+        elif target == module:
+            continue
+        elif target not in modules and header not in headers:
+            problems.append(f'{where}: {module} must not include "{header}"')
+        elif not is_public(header) and not mirrored(path, target):
+            problems.append(f'{where}: "{header}" is private to {target}')
+
+
+def check_cmake(root, module, problems):
+    path = os.path.join(root, module, "CMakeLists.txt")
+    if not os.path.isfile(path):
+        return
+    modules, headers = ALLOWED[module]
+    may = set(modules) | {h.split("/", 1)[0] for h in headers}
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    for call in re.findall(r"octavo_module\(([^)]*)\)", text):
+        depends = re.search(r"\bDEPENDS\b(.*?)(?:\b(?:SOURCES|LIBRARIES)\b|$)", call, re.S)
+        for name in depends.group(1).split() if depends else []:
+            if name not in may:
+                problems.append(f"{module}/CMakeLists.txt: {module} must not depend on {name}")
+
+
+def main():
+    root = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else ".")
+    problems = []
+    for module, headers in PUBLIC.items():
+        for header in headers:
+            if os.path.isdir(os.path.join(root, module)) and not os.path.isfile(
+                os.path.join(root, module, header)
+            ):
+                problems.append(f"{module}/{header}: a public header that does not exist")
+    for path in sources(root):
+        check_file(root, path, problems)
+    for module in ALLOWED:
+        check_cmake(root, module, problems)
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Every rule of the house that a machine can check; needs the release build in build/. Each check says
+# what is wrong and where; all run, and the exit status is 0 only when all are clean.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+failed=()
+check() { # NAME COMMAND...
+    local name=$1
+    shift
+    printf '%-12s ' "$name"
+    local output
+    if output=$("$@" 2>&1); then
+        echo "ok"
+    else
+        echo "FAILED"
+        printf '%s\n' "$output"
+        failed+=("$name")
+    fi
+}
+
+format() {
+    find . -path './build*' -prune -o -path ./.git -prune -o \( -name '*.c' -o -name '*.h' \) -print0 |
+        xargs -0 clang-format --dry-run -Werror
+}
+
+check format format
+check layers python3 tools/check_layers.py .
+check headers tools/check_headers.sh
+check globals tools/check_globals.sh build
+check text python3 tools/check_text.py .
+
+if ((${#failed[@]})); then
+    echo "lint: FAILED: ${failed[*]}"
+    exit 1
+fi
+echo "lint: clean"
