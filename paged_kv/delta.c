@@ -1,0 +1,86 @@
+#include "paged_kv/internal.h"
+
+size_t log_reserve_of(const pkv *p, uint32_t row)
+{
+    return DELTA_CLOSE_WORDS + (size_t)p->groups * (DELTA_DROP_HEAD + delta_bit_words(row));
+}
+
+/* Doubles, so that a log that has seen its longest step never grows again. */
+static bool grow(const allocator *a, void **list, size_t *capacity, size_t needed, size_t size)
+{
+    if (needed <= *capacity) return true;
+    size_t n = *capacity > needed / 2 ? *capacity * 2 : needed;
+    void *grown = alloc_resize(a, *list, n, size);
+    if (!grown) return false;
+    *list = grown;
+    *capacity = n;
+    return true;
+}
+
+status log_room(pkv *p, size_t words, size_t moves, size_t more_reserve)
+{
+    delta_log *log = &p->log;
+    void *w = log->words, *m = log->moves;
+    bool ok = grow(&p->alloc, &w, &log->cap_words,
+                   log->n_words + words + log->reserve + more_reserve, sizeof *log->words) &&
+              grow(&p->alloc, &m, &log->cap_moves, log->n_moves + moves, sizeof *log->moves);
+    log->words = w;
+    log->moves = m;
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
+}
+
+void log_move(pkv *p, pkv_move move)
+{
+    delta_log *log = &p->log;
+    assert(log->n_moves < log->cap_moves);
+    log->moves[log->n_moves++] = move;
+    p->slots_moved += move.n_slots;
+}
+
+/* `first` has bits over the pages before a first drop; clears the bit of each page that the second drop, whose
+ * bits are over the pages left by the first, gives up. */
+static void merge_drop(uint32_t *first, uint32_t n_bits, const uint64_t *second)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < n_bits; i++) {
+        if (!(first[i / 32] >> i % 32 & 1)) continue;
+        if (!keep_bit(second, left)) first[i / 32] &= ~(UINT32_C(1) << i % 32);
+        left++;
+    }
+}
+
+void log_drop(pkv *p, uint32_t seq_id, uint32_t group, const uint64_t *keep)
+{
+    pkv_table *t = &p->seqs[seq_id].tables[group];
+    if (t->drop_epoch == p->log.epoch) {
+        uint32_t *words = p->log.words + t->drop_at;
+        merge_drop(words + DELTA_DROP_HEAD, words[3], keep);
+        return;
+    }
+    t->drop_epoch = p->log.epoch;
+    t->drop_at = p->log.n_words;
+    log_word(p, DELTA_DROP);
+    log_word(p, seq_id);
+    log_word(p, group);
+    log_word(p, t->n_pages);
+    for (uint32_t i = 0; i < t->n_pages; i += 32) {
+        uint32_t bits = (uint32_t)(keep[i / 64] >> i % 64);
+        if (t->n_pages - i < 32) bits &= (UINT32_C(1) << (t->n_pages - i)) - 1;
+        log_word(p, bits);
+    }
+}
+
+pkv_deltas pkv_take_deltas(pkv *p)
+{
+    delta_log *log = &p->log;
+    pkv_deltas deltas = {
+        .words = log->words,
+        .n_words = log->n_words,
+        .moves = log->moves,
+        .n_moves = log->n_moves,
+    };
+    /* The words stay where they are until the next change writes over them. */
+    log->n_words = log->n_moves = 0;
+    log->epoch++;
+    return deltas;
+}

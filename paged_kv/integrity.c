@@ -1,0 +1,164 @@
+/* What must hold between operations. Everything is counted anew from tables, lists and blocks. */
+#include "paged_kv/internal.h"
+
+/* Returns from the calling check with the condition's meaning when it does not hold. */
+#define REQUIRE(condition, what)                                                                   \
+    do {                                                                                           \
+        if (!(condition)) return (what);                                                           \
+    } while (0)
+
+/* How a referenced page is held: all its holders must agree. */
+typedef struct holder {
+    uint32_t refs;
+    uint32_t group;
+    uint32_t fill;  // tokens in it
+    uint32_t first; // position of its first token
+} holder;
+
+static const char *check_table(const pkv *p, uint32_t id, uint32_t group, holder *holders)
+{
+    const pkv_seq *s = &p->seqs[id];
+    const pkv_table *t = &s->tables[group];
+    uint32_t size = p->geometry.page_tokens;
+    REQUIRE(t->n_pages == pages_for(p, t->kept), "a table has pages that its tokens do not fill");
+    REQUIRE(t->n_pages <= s->row, "a table is longer than its list");
+    REQUIRE(t->kept <= s->length, "a table keeps more tokens than its sequence has seen");
+    REQUIRE(t->slot_pages <= t->n_pages, "a table has positions of pages that it has not");
+    REQUIRE((uint64_t)t->slot_pages * size <= t->slots_cap, "a table's positions overflow");
+    REQUIRE(s->dropped || t->kept == s->length, "a whole sequence lacks tokens");
+    REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
+    for (uint32_t i = 0; i < t->n_pages; i++) {
+        uint32_t id_page = seq_pages(s, group)[i];
+        REQUIRE(id_page >= 1 && id_page < p->touched, "a table holds a page never handed out");
+        const pkv_page *g = &p->pages[id_page];
+        REQUIRE(g->refs > 0, "a table holds a page without references");
+        holder *h = &holders[id_page];
+        holder now = {.group = group,
+                      .fill = t->kept - i * size < size ? t->kept - i * size : size,
+                      .first = table_position(p, s, group, i * size)};
+        REQUIRE(h->refs == 0 || (h->group == now.group && h->fill == now.fill &&
+                                 h->first == now.first),
+                "the holders of a page disagree about it");
+        REQUIRE(g->block == 0 || now.fill == size, "a page that is being filled is hashed");
+        now.refs = h->refs + 1;
+        *h = now;
+        for (uint32_t slot = i * size; slot < i * size + now.fill; slot++) {
+            uint32_t position = table_position(p, s, group, slot);
+            REQUIRE(position < s->length, "a position is past its sequence's end");
+            REQUIRE(slot == 0 || position > table_position(p, s, group, slot - 1),
+                    "positions do not ascend");
+            REQUIRE(s->dropped || position == slot, "a whole sequence has a position out of place");
+        }
+    }
+    return NULL;
+}
+
+static const char *check_seqs(const pkv *p, holder *holders)
+{
+    uint64_t checksum = 0;
+    size_t reserve = 0, drops = 0;
+    for (uint32_t id = 0; id < p->max_seqs; id++) {
+        const pkv_seq *s = &p->seqs[id];
+        if (!s->open) continue;
+        uint32_t held = 0;
+        checksum += checksum_seq(id);
+        reserve += log_reserve_of(p, s->row);
+        for (uint32_t g = 0; g < p->groups; g++) {
+            const char *wrong = check_table(p, id, g, holders);
+            if (wrong) return wrong;
+            const pkv_table *t = &s->tables[g];
+            held += t->n_pages;
+            drops += t->drop_epoch == p->log.epoch ? 0 : DELTA_DROP_HEAD + delta_bit_words(t->n_pages);
+            uint64_t key = checksum_key(id, g);
+            checksum += checksum_kept(key, t->kept);
+            for (uint32_t i = 0; i < t->n_pages; i++) {
+                checksum += checksum_page(key, i, seq_pages(s, g)[i]);
+            }
+        }
+        drops += DELTA_CLOSE_WORDS;
+        REQUIRE(held == s->held, "a sequence miscounts its pages");
+        REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
+        if (s->dropped || s->cursor == 0) continue;
+        const pkv_block *b = &p->blocks[s->cursor];
+        REQUIRE(b->generation >= s->cursor_generation, "a sequence published into the future");
+    }
+    REQUIRE(checksum == p->checksum, "the checksum does not match the tables");
+    REQUIRE(reserve == p->log.reserve, "the log's reserve does not match the tables");
+    REQUIRE(p->log.n_words + drops <= p->log.cap_words, "the log lacks room for drops and closes");
+    return NULL;
+}
+
+static const char *check_pages(const pkv *p, const holder *holders)
+{
+    uint32_t used = 0, cached = 0, hashed = 0, unset = p->n_pages - p->touched;
+    for (uint32_t i = 1; i < p->touched; i++) {
+        const pkv_page *g = &p->pages[i];
+        REQUIRE(g->refs == holders[i].refs, "a page's references are not those in the tables");
+        used += g->refs > 0;
+        cached += g->refs == 0 && g->block != 0;
+        hashed += g->block != 0;
+    }
+    REQUIRE(used == p->used, "used pages are miscounted");
+    REQUIRE(cached == p->cached, "cached pages are miscounted");
+    REQUIRE((uint64_t)p->free + p->used + p->cached == p->n_pages - 1,
+            "free + used + cached is not the pool");
+    REQUIRE(hashed == (uint64_t)p->n_blocks * p->groups, "a hashed page belongs to no block");
+
+    uint32_t n = 0;
+    for (uint32_t i = p->free_head; i != 0; i = p->pages[i].next, n++) {
+        REQUIRE(i < p->touched && n < p->n_pages, "the free list is broken");
+        REQUIRE(p->pages[i].refs == 0 && p->pages[i].block == 0, "a free page is in use");
+    }
+    REQUIRE(n + unset == p->free, "the free list is not the free pages");
+    n = 0;
+    for (uint32_t i = p->pages[0].next, last = 0; i != 0; last = i, i = p->pages[i].next, n++) {
+        REQUIRE(i < p->touched && n < p->n_pages && p->pages[i].prev == last,
+                "the list of cached pages is broken");
+        REQUIRE(p->pages[i].refs == 0 && p->pages[i].block != 0,
+                "a page in the list of cached pages is not cached");
+    }
+    REQUIRE(n == p->cached, "the list of cached pages is not the cached pages");
+    return NULL;
+}
+
+static const char *check_blocks(const pkv *p)
+{
+    uint32_t live = 0, children = 0;
+    for (uint32_t b = 0; b < p->blocks_touched; b++) {
+        const pkv_block *k = &p->blocks[b];
+        if (b != 0 && k->generation % 2 == 0) continue;
+        uint32_t n = 0;
+        for (uint32_t c = k->first_child, last = 0; c != 0; last = c, c = p->blocks[c].next_sibling) {
+            REQUIRE(c < p->blocks_touched && n++ < p->max_blocks, "a list of blocks is broken");
+            REQUIRE(p->blocks[c].generation % 2 == 1, "a block's child left the cache");
+            REQUIRE(p->blocks[c].parent == b && p->blocks[c].prev_sibling == last,
+                    "a list of blocks is broken");
+        }
+        children += n;
+        if (b == 0) continue;
+        live++;
+        const uint32_t *tokens = block_tokens(p, b);
+        REQUIRE(k->hash == prefix_hash(p, p->blocks[k->parent].hash, tokens, k->salt),
+                "a block has another block's hash");
+        REQUIRE(k->parent == 0 || p->blocks[k->parent].salt == k->salt, "a chain mixes salts");
+        REQUIRE(prefix_find(p, k->parent, k->hash, tokens, k->salt) == b,
+                "a block is twice in the cache, or cannot be found");
+        for (uint32_t g = 0; g < p->groups; g++) {
+            REQUIRE(p->pages[block_pages(p, b)[g]].block == b, "a block lacks one of its pages");
+        }
+    }
+    REQUIRE(live == p->n_blocks && children == live, "blocks are miscounted");
+    return NULL;
+}
+
+const char *pkv_check_integrity(const pkv *p)
+{
+    /* Not from p's allocator: tests count and fail its calls, and checking is none of p's work. */
+    holder *holders = alloc_zeroed(NULL, p->n_pages, sizeof *holders);
+    if (!holders) return "out of memory";
+    const char *wrong = check_seqs(p, holders);
+    if (!wrong) wrong = check_pages(p, holders);
+    alloc_free(NULL, holders);
+    if (!wrong && p->prefix_cache) wrong = check_blocks(p);
+    return wrong;
+}

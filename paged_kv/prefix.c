@@ -1,0 +1,197 @@
+/* The prefix cache.
+ *
+ * A block is identified by its tokens and its parent block, a first one by its tokens and the salt; the chain hash
+ * only finds it. So equal chains are one chain: when two sequences compute the same block, the first one's pages
+ * stay the block's, the second one's pages stay unhashed, and the second's next block is a child of that
+ * same block. Hence a block outlives neither its parent nor any of its pages, whoever holds them, and a sequence whose
+ * last published block went away starts publishing again from its first (prefix_publish).
+ */
+#include "paged_kv/internal.h"
+
+status prefix_create(pkv *p)
+{
+    const allocator *a = &p->alloc;
+    /* A block holds one page of each group and no page has two blocks. */
+    p->max_blocks = (p->n_pages - 1) / p->groups;
+    uint32_t n_buckets = 16;
+    while (n_buckets < p->max_blocks) n_buckets *= 2;
+    p->bucket_mask = n_buckets - 1;
+    p->blocks_touched = 1;
+    size_t n = (size_t)p->max_blocks + 1;
+    p->buckets = alloc_zeroed(a, n_buckets, sizeof *p->buckets);
+    p->blocks = alloc_resize(a, NULL, n, sizeof *p->blocks);
+    p->block_pages = alloc_resize(a, NULL, n * p->groups, sizeof *p->block_pages);
+    p->block_tokens = alloc_resize(a, NULL, n * p->geometry.page_tokens, sizeof *p->block_tokens);
+    if (!p->buckets || !p->blocks || !p->block_pages || !p->block_tokens) {
+        return status_make(STATUS_NO_MEMORY, NULL);
+    }
+    p->blocks[0] = (pkv_block){0};
+    return STATUS_IS_OK;
+}
+
+void prefix_destroy(pkv *p)
+{
+    alloc_free(&p->alloc, p->buckets);
+    alloc_free(&p->alloc, p->blocks);
+    alloc_free(&p->alloc, p->block_pages);
+    alloc_free(&p->alloc, p->block_tokens);
+}
+
+uint64_t prefix_hash(const pkv *p, uint64_t parent_hash, const uint32_t *tokens, uint64_t salt)
+{
+    uint64_t seed = hash_mix64(parent_hash + hash_mix64(salt));
+    uint64_t hash = hash_bytes(tokens, p->geometry.page_tokens * sizeof *tokens, seed);
+    return hash != 0 ? hash : 1; /* 0 means "no parent" in events */
+}
+
+uint32_t prefix_find(const pkv *p, uint32_t parent, uint64_t hash, const uint32_t *tokens,
+                     uint64_t salt)
+{
+    size_t bytes = p->geometry.page_tokens * sizeof *tokens;
+    for (uint32_t b = p->buckets[hash & p->bucket_mask]; b != 0; b = p->blocks[b].next_in_bucket) {
+        const pkv_block *k = &p->blocks[b];
+        if (k->hash == hash && k->parent == parent && k->salt == salt &&
+            memcmp(block_tokens(p, b), tokens, bytes) == 0) {
+            return b;
+        }
+    }
+    return 0;
+}
+
+uint32_t prefix_walk(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
+                     uint32_t *n_blocks)
+{
+    uint32_t last = 0, n = 0, size = p->geometry.page_tokens;
+    uint32_t n_max = p->prefix_cache ? max_tokens / size : 0;
+    uint64_t hash = 0;
+    for (; n < n_max; n++) {
+        hash = prefix_hash(p, hash, tokens + (size_t)n * size, salt);
+        uint32_t b = prefix_find(p, last, hash, tokens + (size_t)n * size, salt);
+        if (b == 0) break;
+        last = b;
+    }
+    *n_blocks = n;
+    return last;
+}
+
+pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt)
+{
+    uint32_t n;
+    uint32_t b = prefix_walk(p, tokens, max_tokens, salt, &n);
+    pkv_hit hit = {.tokens = n * p->geometry.page_tokens};
+    for (; b != 0; b = p->blocks[b].parent) {
+        const uint32_t *pages = block_pages(p, b);
+        for (uint32_t g = 0; g < p->groups; g++) hit.cached_pages += p->pages[pages[g]].refs == 0;
+    }
+    return hit;
+}
+
+static void emit(const pkv *p, uint32_t b, bool stored)
+{
+    if (!p->on_block) return;
+    const pkv_block *k = &p->blocks[b];
+    pkv_block_event event = {
+        .kind = stored ? PKV_BLOCK_STORED : PKV_BLOCK_REMOVED,
+        .hash = k->hash,
+        .parent = k->parent != 0 ? p->blocks[k->parent].hash : 0,
+        .tokens = stored ? block_tokens(p, b) : NULL,
+    };
+    p->on_block(p->on_block_ctx, &event);
+}
+
+/* Enters block `index` of a sequence as a child of `parent`; its pages become the block's. */
+static uint32_t insert(pkv *p, const pkv_seq *s, uint32_t index, uint32_t parent, uint64_t hash,
+                       const uint32_t *tokens)
+{
+    uint32_t b = p->free_block;
+    if (b != 0) {
+        p->free_block = p->blocks[b].next_in_bucket;
+    } else {
+        assert(p->blocks_touched <= p->max_blocks);
+        b = p->blocks_touched++;
+        p->blocks[b].generation = 0;
+    }
+    pkv_block *k = &p->blocks[b], *up = &p->blocks[parent];
+    uint32_t *bucket = &p->buckets[hash & p->bucket_mask];
+    *k = (pkv_block){
+        .hash = hash,
+        .salt = s->salt,
+        .parent = parent,
+        .next_sibling = up->first_child,
+        .next_in_bucket = *bucket,
+        .generation = k->generation + 1,
+    };
+    *bucket = b;
+    if (up->first_child != 0) p->blocks[up->first_child].prev_sibling = b;
+    up->first_child = b;
+    p->n_blocks++;
+
+    memcpy(block_tokens(p, b), tokens, p->geometry.page_tokens * sizeof *tokens);
+    uint32_t *pages = block_pages(p, b);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        pages[g] = seq_pages(s, g)[index];
+        assert(p->pages[pages[g]].block == 0);
+        p->pages[pages[g]].block = b;
+    }
+    emit(p, b, true);
+    return b;
+}
+
+void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n)
+{
+    pkv_seq *s = &p->seqs[seq_id];
+    assert(s->open && n <= s->length);
+    if (!p->prefix_cache || s->dropped) return;
+    uint32_t size = p->geometry.page_tokens, n_full = n / size;
+    if (n_full <= s->published) return;
+    if (s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation) {
+        /* The chain was cut (another sequence's pages were part of it and were reclaimed). This sequence
+         * still holds pages for all of it. */
+        s->cursor = s->published = 0;
+    }
+    uint32_t cursor = s->cursor;
+    for (uint32_t i = s->published; i < n_full; i++) {
+        const uint32_t *block_of = tokens + (size_t)i * size;
+        uint64_t hash = prefix_hash(p, p->blocks[cursor].hash, block_of, s->salt);
+        uint32_t b = prefix_find(p, cursor, hash, block_of, s->salt);
+        cursor = b != 0 ? b : insert(p, s, i, cursor, hash, block_of);
+    }
+    s->published = n_full;
+    s->cursor = cursor;
+    s->cursor_generation = p->blocks[cursor].generation;
+}
+
+/* Takes out one block without children. */
+static void remove_leaf(pkv *p, uint32_t b)
+{
+    pkv_block *k = &p->blocks[b];
+    emit(p, b, false);
+    uint32_t *link = &p->buckets[k->hash & p->bucket_mask];
+    while (*link != b) link = &p->blocks[*link].next_in_bucket;
+    *link = k->next_in_bucket;
+    if (k->prev_sibling != 0) p->blocks[k->prev_sibling].next_sibling = k->next_sibling;
+    else p->blocks[k->parent].first_child = k->next_sibling;
+    if (k->next_sibling != 0) p->blocks[k->next_sibling].prev_sibling = k->prev_sibling;
+
+    const uint32_t *pages = block_pages(p, b);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        p->pages[pages[g]].block = 0;
+        if (p->pages[pages[g]].refs == 0) pool_uncache(p, pages[g]);
+    }
+    k->generation++;
+    k->next_in_bucket = p->free_block;
+    p->free_block = b;
+    p->n_blocks--;
+}
+
+/* Children before their parent, without recursion: chains are as long as contexts. */
+void prefix_remove(pkv *p, uint32_t top)
+{
+    for (uint32_t b = top;;) {
+        while (p->blocks[b].first_child != 0) b = p->blocks[b].first_child;
+        uint32_t parent = p->blocks[b].parent;
+        remove_leaf(p, b);
+        if (b == top) return;
+        b = parent;
+    }
+}

@@ -1,0 +1,405 @@
+/* Sequences and their tables. Whatever can fail makes room first and changes state after. */
+#include "paged_kv/internal.h"
+
+static pkv_seq *seq_at(const pkv *p, uint32_t id)
+{
+    assert(id < p->max_seqs);
+    return &p->seqs[id];
+}
+
+static pkv_seq *seq_opened(const pkv *p, uint32_t id)
+{
+    pkv_seq *s = seq_at(p, id);
+    assert(s->open);
+    return s;
+}
+
+status seq_reserve(pkv *p, pkv_seq *s, uint32_t row)
+{
+    if (!s->tables) {
+        s->tables = alloc_zeroed(&p->alloc, p->groups, sizeof *s->tables);
+        if (!s->tables) return status_make(STATUS_NO_MEMORY, NULL);
+    }
+    if (row <= s->row) return STATUS_IS_OK;
+    uint32_t half_more = s->open ? s->row + s->row / 2 : 0;
+    if (row < half_more) row = half_more;
+    if (s->open) {
+        size_t more = log_reserve_of(p, row) - log_reserve_of(p, s->row);
+        RETURN_IF_ERROR(log_room(p, 0, 0, more));
+    }
+    size_t n = (size_t)p->groups * row;
+    uint32_t *pages = alloc_resize(&p->alloc, NULL, n, sizeof *pages);
+    uint32_t *bases = alloc_resize(&p->alloc, NULL, n, sizeof *bases);
+    if (!pages || !bases) {
+        alloc_free(&p->alloc, pages);
+        alloc_free(&p->alloc, bases);
+        return status_make(STATUS_NO_MEMORY, NULL);
+    }
+    if (s->open) {
+        for (uint32_t g = 0; g < p->groups; g++) {
+            size_t bytes = s->tables[g].n_pages * sizeof *pages, at = (size_t)g * row;
+            memcpy(pages + at, seq_pages(s, g), bytes);
+            memcpy(bases + at, seq_bases(s, g), bytes);
+        }
+        p->log.reserve += log_reserve_of(p, row) - log_reserve_of(p, s->row);
+    }
+    alloc_free(&p->alloc, s->pages);
+    alloc_free(&p->alloc, s->bases);
+    s->pages = pages;
+    s->bases = bases;
+    s->row = row;
+    return STATUS_IS_OK;
+}
+
+/* A list never holds more pages than the pool has, whatever a caller expects. */
+static uint32_t row_for(const pkv *p, uint32_t expect_tokens)
+{
+    uint32_t row = expect_tokens > 0 ? pages_for(p, expect_tokens) : 1;
+    return row < p->n_pages ? row : p->n_pages - 1;
+}
+
+static void enter_open(pkv *p, pkv_seq *s, uint32_t id)
+{
+    s->open = true;
+    p->log.reserve += log_reserve_of(p, s->row);
+    p->checksum += checksum_seq(id);
+}
+
+void table_set_kept(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
+{
+    pkv_table *t = &p->seqs[id].tables[group];
+    uint64_t key = checksum_key(id, group);
+    p->checksum += checksum_kept(key, kept) - checksum_kept(key, t->kept);
+    t->kept = kept;
+}
+
+static void push_page(pkv *p, uint32_t id, uint32_t group, uint32_t page, uint32_t base)
+{
+    pkv_seq *s = &p->seqs[id];
+    pkv_table *t = &s->tables[group];
+    seq_pages(s, group)[t->n_pages] = page;
+    seq_bases(s, group)[t->n_pages] = base;
+    p->checksum += checksum_page(checksum_key(id, group), t->n_pages, page);
+    t->n_pages++;
+    s->held++;
+}
+
+static void table_clear(pkv_table *t)
+{
+    t->n_pages = t->kept = t->slot_pages = 0;
+    t->drop_epoch = 0;
+}
+
+status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hit, uint64_t salt,
+                    uint32_t expect_tokens, uint32_t *hit_tokens)
+{
+    pkv_seq *s = seq_at(p, id);
+    assert(!s->open);
+    uint32_t n_hit, size = p->geometry.page_tokens;
+    uint32_t last = prefix_walk(p, tokens, max_hit, salt, &n_hit);
+    uint32_t row = row_for(p, expect_tokens);
+    RETURN_IF_ERROR(seq_reserve(p, s, row > n_hit ? row : n_hit));
+    RETURN_IF_ERROR(log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0,
+                             log_reserve_of(p, s->row)));
+    enter_open(p, s, id);
+    s->dropped = false;
+    s->length = n_hit * size;
+    s->held = n_hit * p->groups;
+    s->salt = salt;
+    s->published = n_hit;
+    s->cursor = last;
+    s->cursor_generation = last != 0 ? p->blocks[last].generation : 0;
+
+    uint32_t index = n_hit;
+    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) {
+        index--;
+        for (uint32_t g = 0; g < p->groups; g++) {
+            uint32_t page = block_pages(p, b)[g];
+            pool_ref(p, page);
+            seq_pages(s, g)[index] = page;
+            seq_bases(s, g)[index] = index * size;
+        }
+    }
+    log_word(p, DELTA_OPEN);
+    log_word(p, id);
+    log_word(p, s->row);
+    log_word(p, n_hit);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        pkv_table *t = &s->tables[g];
+        table_clear(t);
+        t->n_pages = n_hit;
+        t->kept = s->length;
+        uint64_t key = checksum_key(id, g);
+        p->checksum += checksum_kept(key, t->kept);
+        for (uint32_t i = 0; i < n_hit; i++) {
+            uint32_t page = seq_pages(s, g)[i];
+            p->checksum += checksum_page(key, i, page);
+            log_word(p, page);
+        }
+    }
+    p->queried_tokens += p->prefix_cache ? max_hit : 0;
+    p->hit_tokens += s->length;
+    *hit_tokens = s->length;
+    return STATUS_IS_OK;
+}
+
+/* ---- append ------------------------------------------------------------------------------------------------ */
+
+/* Whether the next token of a table would be written into a page that others read. */
+static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t group)
+{
+    const pkv_table *t = &s->tables[group];
+    return t->kept % p->geometry.page_tokens != 0 &&
+           p->pages[seq_pages(s, group)[t->n_pages - 1]].refs > 1;
+}
+
+typedef struct append_needs {
+    uint64_t fresh;    // pages, replacements included
+    uint32_t replaced; // tables
+    uint32_t row;      // pages of the longest table
+} append_needs;
+
+static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
+{
+    append_needs needs = {0};
+    for (uint32_t g = 0; n > 0 && g < p->groups; g++) {
+        const pkv_table *t = &s->tables[g];
+        uint32_t pages = pages_for(p, t->kept + n);
+        needs.fresh += pages - t->n_pages;
+        needs.replaced += must_replace(p, s, g);
+        if (pages > needs.row) needs.row = pages;
+    }
+    needs.fresh += needs.replaced;
+    return needs;
+}
+
+uint32_t pkv_append_cost(const pkv *p, uint32_t id, uint32_t n)
+{
+    uint64_t fresh = needs_of(p, seq_opened(p, id), n).fresh;
+    return fresh < UINT32_MAX ? (uint32_t)fresh : UINT32_MAX;
+}
+
+status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages)
+{
+    uint32_t n = slot_pages * p->geometry.page_tokens;
+    if (n <= t->slots_cap) return STATUS_IS_OK;
+    uint32_t *slots = alloc_resize(&p->alloc, t->slots, n, sizeof *slots);
+    if (!slots) return status_make(STATUS_NO_MEMORY, NULL);
+    t->slots = slots;
+    t->slots_cap = n;
+    return STATUS_IS_OK;
+}
+
+static void replace_last(pkv *p, uint32_t id, uint32_t group)
+{
+    pkv_seq *s = &p->seqs[id];
+    pkv_table *t = &s->tables[group];
+    uint32_t index = t->n_pages - 1, *pages = seq_pages(s, group), old = pages[index];
+    uint32_t fresh = pool_take(p);
+    uint64_t key = checksum_key(id, group);
+    p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
+    pages[index] = fresh;
+    pool_unref(p, old);
+    log_word(p, DELTA_REPLACE);
+    log_word(p, id);
+    log_word(p, group);
+    log_word(p, fresh);
+    log_move(p, (pkv_move){.group = group,
+                           .src_page = old,
+                           .dst_page = fresh,
+                           .n_slots = t->kept % p->geometry.page_tokens});
+}
+
+/* Appends to one table whose last page may be written. Slots of a compacted last page are filled first. */
+static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
+{
+    pkv_seq *s = &p->seqs[id];
+    pkv_table *t = &s->tables[group];
+    uint32_t size = p->geometry.page_tokens;
+    uint32_t room = t->n_pages * size - t->kept, filled = room < n ? room : n;
+    if (filled > 0 && t->slot_pages == t->n_pages) {
+        for (uint32_t i = 0; i < filled; i++) t->slots[t->kept + i] = s->length + i;
+    }
+    for (uint32_t at = filled; at < n; at += size) {
+        uint32_t page = pool_take(p);
+        push_page(p, id, group, page, s->length + at);
+        log_word(p, page);
+    }
+    table_set_kept(p, id, group, t->kept + n);
+    t->drop_epoch = 0; /* a later drop counts other pages: it gets words of its own */
+}
+
+status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
+{
+    pkv_seq *s = seq_opened(p, id);
+    if (n == 0) return STATUS_IS_OK;
+    assert(n <= UINT32_MAX - p->geometry.page_tokens - s->length);
+    append_needs needs = needs_of(p, s, n);
+    if (needs.fresh > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    RETURN_IF_ERROR(seq_reserve(p, s, needs.row));
+    RETURN_IF_ERROR(log_room(p,
+                             (size_t)needs.replaced * DELTA_REPLACE_WORDS + DELTA_APPEND_HEAD +
+                                 needs.fresh,
+                             needs.replaced, 0));
+    for (uint32_t g = 0; needs.replaced > 0 && g < p->groups; g++) {
+        if (must_replace(p, s, g)) replace_last(p, id, g);
+    }
+    log_word(p, DELTA_APPEND);
+    log_word(p, id);
+    log_word(p, n);
+    log_word(p, (uint32_t)(needs.fresh - needs.replaced));
+    for (uint32_t g = 0; g < p->groups; g++) append_table(p, id, g, n);
+    s->length += n;
+    return STATUS_IS_OK;
+}
+
+/* ---- drop, fork, close ------------------------------------------------------------------------------------- */
+
+/* Moves the positions of the kept compacted pages together; returns how many those are. */
+static uint32_t drop_slots(const pkv *p, pkv_table *t, const uint64_t *keep)
+{
+    uint32_t size = p->geometry.page_tokens, left = 0;
+    for (uint32_t i = 0; i < t->slot_pages; i++) {
+        if (!keep_bit(keep, i)) continue;
+        uint32_t from = i * size, n = t->kept - from < size ? t->kept - from : size;
+        memmove(t->slots + (size_t)left * size, t->slots + from, n * sizeof *t->slots);
+        left++;
+    }
+    return left;
+}
+
+void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
+{
+    pkv_seq *s = seq_opened(p, id);
+    assert(group < p->groups);
+    pkv_table *t = &s->tables[group];
+    uint32_t *pages = seq_pages(s, group), *bases = seq_bases(s, group);
+    uint32_t n_drop = 0, n = t->n_pages, size = p->geometry.page_tokens;
+    for (uint32_t i = 0; i < n; i++) n_drop += !keep_bit(keep, i);
+    if (n_drop == 0) return;
+    assert(t->kept % size == 0 || keep_bit(keep, n - 1));
+
+    log_drop(p, id, group, keep);
+    uint64_t key = checksum_key(id, group);
+    /* The last pages first: they are reclaimed before those they hang on. */
+    for (uint32_t i = n; i-- > 0;) {
+        if (!keep_bit(keep, i)) pool_unref(p, pages[i]);
+    }
+    t->slot_pages = drop_slots(p, t, keep);
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        p->checksum -= checksum_page(key, i, pages[i]);
+        if (!keep_bit(keep, i)) continue;
+        pages[left] = pages[i];
+        bases[left] = bases[i];
+        p->checksum += checksum_page(key, left, pages[left]);
+        left++;
+    }
+    t->n_pages = left;
+    table_set_kept(p, id, group, t->kept - n_drop * size);
+    s->held -= n_drop;
+    s->dropped = true;
+    p->pages_dropped += n_drop;
+}
+
+status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expect_tokens)
+{
+    pkv_seq *parent = seq_opened(p, parent_id), *child = seq_at(p, child_id);
+    assert(!child->open);
+    uint32_t row = row_for(p, expect_tokens);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        if (parent->tables[g].n_pages > row) row = parent->tables[g].n_pages;
+    }
+    RETURN_IF_ERROR(seq_reserve(p, child, row));
+    for (uint32_t g = 0; g < p->groups; g++) {
+        RETURN_IF_ERROR(table_reserve_slots(p, &child->tables[g], parent->tables[g].slot_pages));
+    }
+    RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(p, child->row)));
+    enter_open(p, child, child_id);
+    child->dropped = parent->dropped;
+    child->length = parent->length;
+    child->held = 0;
+    child->salt = parent->salt;
+    child->published = parent->published;
+    child->cursor = parent->cursor;
+    child->cursor_generation = parent->cursor_generation;
+    for (uint32_t g = 0; g < p->groups; g++) {
+        pkv_table *from = &parent->tables[g], *to = &child->tables[g];
+        from->drop_epoch = 0; /* the child was made from what that drop left */
+        table_clear(to);
+        p->checksum += checksum_kept(checksum_key(child_id, g), 0);
+        for (uint32_t i = 0; i < from->n_pages; i++) {
+            uint32_t page = seq_pages(parent, g)[i];
+            pool_ref(p, page);
+            push_page(p, child_id, g, page, seq_bases(parent, g)[i]);
+        }
+        table_set_kept(p, child_id, g, from->kept);
+        to->slot_pages = from->slot_pages;
+        uint32_t slots = from->slot_pages * p->geometry.page_tokens;
+        if (slots > from->kept) slots = from->kept;
+        if (slots > 0) memcpy(to->slots, from->slots, slots * sizeof *to->slots);
+    }
+    log_word(p, DELTA_FORK);
+    log_word(p, parent_id);
+    log_word(p, child_id);
+    log_word(p, child->row);
+    return STATUS_IS_OK;
+}
+
+void pkv_seq_close(pkv *p, uint32_t id)
+{
+    pkv_seq *s = seq_opened(p, id);
+    uint32_t longest = 0;
+    p->checksum -= checksum_seq(id);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        const pkv_table *t = &s->tables[g];
+        uint64_t key = checksum_key(id, g);
+        p->checksum -= checksum_kept(key, t->kept);
+        for (uint32_t i = 0; i < t->n_pages; i++) {
+            p->checksum -= checksum_page(key, i, seq_pages(s, g)[i]);
+        }
+        if (t->n_pages > longest) longest = t->n_pages;
+    }
+    for (uint32_t i = longest; i-- > 0;) {
+        for (uint32_t g = 0; g < p->groups; g++) {
+            if (i < s->tables[g].n_pages) pool_unref(p, seq_pages(s, g)[i]);
+        }
+    }
+    for (uint32_t g = 0; g < p->groups; g++) table_clear(&s->tables[g]);
+    log_word(p, DELTA_CLOSE);
+    log_word(p, id);
+    p->log.reserve -= log_reserve_of(p, s->row);
+    s->open = false;
+    s->held = s->length = 0;
+}
+
+/* ---- read only ------------------------------------------------------------------------------------------- */
+
+bool pkv_seq_is_open(const pkv *p, uint32_t id) { return seq_at(p, id)->open; }
+uint32_t pkv_seq_length(const pkv *p, uint32_t id) { return seq_opened(p, id)->length; }
+bool pkv_seq_has_dropped(const pkv *p, uint32_t id) { return seq_opened(p, id)->dropped; }
+uint32_t pkv_seq_pages_held(const pkv *p, uint32_t id) { return seq_opened(p, id)->held; }
+
+pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t group)
+{
+    const pkv_seq *s = seq_opened(p, id);
+    assert(group < p->groups);
+    return (pkv_table_view){
+        .pages = seq_pages(s, group),
+        .n_pages = s->tables[group].n_pages,
+        .kept_tokens = s->tables[group].kept,
+    };
+}
+
+uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t slot)
+{
+    const pkv_table *t = &s->tables[group];
+    assert(slot < t->kept);
+    uint32_t size = p->geometry.page_tokens, index = slot / size;
+    return index < t->slot_pages ? t->slots[slot] : seq_bases(s, group)[index] + slot % size;
+}
+
+uint32_t pkv_seq_position(const pkv *p, uint32_t id, uint32_t group, uint32_t slot)
+{
+    return table_position(p, seq_opened(p, id), group, slot);
+}
