@@ -82,7 +82,7 @@ def main():
         name = os.path.basename(path)
         if path.startswith("tests/fuzz/"):
             name = name[:-2]  # octavo_fuzz adds the ending
-        if not re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", built):
+        if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", built):
             problems.append(f"{path}: named in no CMakeLists.txt")
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0

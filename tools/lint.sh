@@ -19,9 +19,15 @@ check() { # NAME COMMAND...
     fi
 }
 
+# One line for each file: where it first differs.
 format() {
-    find . -path './build*' -prune -o -path ./.git -prune -o \( -name '*.c' -o -name '*.h' \) -print0 |
-        xargs -0 clang-format --dry-run -Werror
+    local problems
+    problems=$(find . -path './build*' -prune -o -path ./.git -prune -o \
+        \( -name '*.c' -o -name '*.h' \) -print0 |
+        xargs -0 clang-format --dry-run -Werror 2>&1 |
+        awk -F: '/: (error|warning): / && !seen[$1]++ { print $1 ":" $2 ": run clang-format -i on it" }') && return 0
+    echo "${problems:-clang-format did not run}"
+    return 1
 }
 
 check format format
