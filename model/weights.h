@@ -2,12 +2,18 @@
  *
  * Loaded tensor by tensor: each is read from its mapping, sliced for (rank, size), packed by the pool, and its
  * mapping let go, so that memory never holds two copies of the model. Column-parallel matrices (qkv,
- * gate_up, head) keep a run of rows of each part, row-parallel ones (o, down) a run of columns. */
+ * gate_up, embed, head) keep a run of rows of each part, row-parallel ones (o, down) a run of columns.
+ *
+ * A vocabulary that the ranks do not divide is padded: every rank has slice.n_tokens rows, those past vocab_size
+ * are zeros. Gathered by rank, logits [0, vocab_size) are in place and the tail is to be ignored.
+ *
+ * Element types: 16-bit `type` rounds whatever is stored to it; DTYPE_F32 keeps a matrix as it is stored (16-bit
+ * values are exact in f32 arithmetic), and makes f32 of one whose parts are stored differently. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
 #include "kernels/kernels.h"
-#include "model/model.h"
+#include "model/tensors.h"
 
 typedef struct layer_weights {
     float *attn_norm;    // [hidden]
@@ -19,13 +25,14 @@ typedef struct layer_weights {
 } layer_weights;
 
 typedef struct model_weights {
-    kern_matrix embed;   // [vocab, hidden], whole on every rank's row slice; tied: also the head
-    kern_matrix head;    // [vocab, hidden]; the same data as embed when tied
+    kern_matrix embed;   // [slice.n_tokens, hidden]: the rows of tokens from slice.first_token on
+    kern_matrix head;    // the same rows of the head; the same data as embed when tied
     float *norm;         // [hidden]
     layer_weights *layers; // [n_layers]
+    tensor_slice slice;  // what this rank holds; all of it with one rank
     void *memory;        // one block that all of the above point into
     size_t bytes;
-    uint64_t identity;   // hash of config, names, shapes and samples of the data: the prefix salt
+    uint64_t identity;   // hash of config, names, shapes and samples of the data, the same on every rank: the prefix salt
 } model_weights;
 
 typedef struct weights_options {

@@ -1,0 +1,343 @@
+/* config.json and generation_config.json, transformers 4 and 5 spellings (transformers,
+ * configuration_utils.py and modeling_rope_utils.py). */
+#include "model/config.h"
+
+#include "model/family.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Far above any model there is, and low enough that no product of two of them overflows. */
+enum {
+    LAYERS_MAX = 1024,
+    HIDDEN_MAX = 1 << 20,
+    HEADS_MAX = 4096,
+    HEAD_DIM_MAX = 256, /* kernels/kernels.h, kern_kv_shape */
+    HEAD_DIM_STEP = 16,
+    FFN_MAX = 1 << 22,
+    VOCAB_MAX = 1 << 24,
+    POSITIONS_MAX = 1 << 24, /* beyond, an f32 no longer holds every position */
+};
+
+/* Keys that may be overridden even where config.json leaves them to their default. */
+static const char *const optional_keys[] = {
+    "attention_bias",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "head_dim",
+    "hidden_act",
+    "mlp_bias",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "torch_dtype",
+    "partial_rotary_factor",
+    "tie_word_embeddings",
+};
+
+status model_config_override(json_t *config, const char *assignment, error *err)
+{
+    const char *equals = strchr(assignment, '=');
+    char key[128];
+    size_t n = equals ? (size_t)(equals - assignment) : 0;
+    if (n == 0 || n >= sizeof key)
+        return error_set(err, STATUS_INVALID, "override \"%.64s\": must be key=value", assignment);
+    memcpy(key, assignment, n);
+    key[n] = 0;
+
+    bool known = json_object_get(config, key) != NULL;
+    for (size_t i = 0; i < sizeof optional_keys / sizeof *optional_keys; i++)
+        known = known || strcmp(key, optional_keys[i]) == 0;
+    if (!known)
+        return error_set(err, STATUS_INVALID, "override \"%s\": config.json has no such key", key);
+
+    json_t *value;
+    status parsed = json_read_text("value", equals + 1, strlen(equals + 1), &value, err);
+    if (!status_ok(parsed)) {
+        error_prefix(err, "override \"%s\": not a JSON value (a string needs quotes)", key);
+        return parsed;
+    }
+    if (json_object_set_new(config, key, value) != 0)
+        return error_set(err, STATUS_NO_MEMORY, "override \"%s\": out of memory", key);
+    return STATUS_IS_OK;
+}
+
+/* An integer that config.json must give. */
+static status need_u32(const json_t *json, const char *where, const char *key, uint32_t max,
+                       uint32_t *out, error *err)
+{
+    int64_t v;
+    RETURN_IF_ERROR(json_get_int(json, where, key, 1, max, 0, &v, err));
+    if (v == 0) return error_set(err, STATUS_INVALID, "%s: \"%s\" is missing", where, key);
+    *out = (uint32_t)v;
+    return STATUS_IS_OK;
+}
+
+static status read_family(const json_t *json, const char *where, model_config *c, error *err)
+{
+    const json_t *list = json_object_get(json, "architectures");
+    const char *name = json_string_value(json_array_get(list, 0));
+    if (!name)
+        return error_set(err, STATUS_INVALID,
+                         "%s: \"architectures\" must be a list that starts with a name", where);
+    for (size_t i = 0; i < model_families_n; i++)
+        if (strcmp(name, model_families[i]->architecture) == 0) c->family = model_families[i];
+    if (!c->family)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: \"architectures\": \"%.64s\" is not supported", where, name);
+    memcpy(c->architecture, name, strlen(name) + 1); /* a row's name: fits, see family.h */
+    return STATUS_IS_OK;
+}
+
+static status read_shape(const json_t *json, const char *where, model_config *c, error *err)
+{
+    RETURN_IF_ERROR(need_u32(json, where, "num_hidden_layers", LAYERS_MAX, &c->n_layers, err));
+    RETURN_IF_ERROR(need_u32(json, where, "hidden_size", HIDDEN_MAX, &c->hidden, err));
+    RETURN_IF_ERROR(need_u32(json, where, "num_attention_heads", HEADS_MAX, &c->n_heads, err));
+    RETURN_IF_ERROR(need_u32(json, where, "intermediate_size", FFN_MAX, &c->ffn, err));
+    RETURN_IF_ERROR(need_u32(json, where, "vocab_size", VOCAB_MAX, &c->vocab_size, err));
+    RETURN_IF_ERROR(
+        need_u32(json, where, "max_position_embeddings", POSITIONS_MAX, &c->max_positions, err));
+
+    int64_t kv_heads, head_dim;
+    RETURN_IF_ERROR(
+        json_get_int(json, where, "num_key_value_heads", 1, HEADS_MAX, c->n_heads, &kv_heads, err));
+    c->n_kv_heads = (uint32_t)kv_heads;
+    if (c->n_heads % c->n_kv_heads != 0)
+        return error_set(err, STATUS_INVALID,
+                         "%s: \"num_attention_heads\" is %u, not a multiple of "
+                         "\"num_key_value_heads\" %u",
+                         where, c->n_heads, c->n_kv_heads);
+
+    RETURN_IF_ERROR(json_get_int(json, where, "head_dim", 1, HIDDEN_MAX, 0, &head_dim, err));
+    if (head_dim == 0) {
+        if (c->hidden % c->n_heads != 0)
+            return error_set(err, STATUS_INVALID,
+                             "%s: \"head_dim\" is missing, and \"hidden_size\" %u is not a "
+                             "multiple of \"num_attention_heads\" %u",
+                             where, c->hidden, c->n_heads);
+        head_dim = c->hidden / c->n_heads;
+    }
+    if (head_dim % HEAD_DIM_STEP != 0 || head_dim > HEAD_DIM_MAX)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: heads of %lld elements; the kernels take multiples of %d up to %d",
+                         where, (long long)head_dim, HEAD_DIM_STEP, HEAD_DIM_MAX);
+    c->head_dim = (uint32_t)head_dim;
+
+    double eps;
+    RETURN_IF_ERROR(json_get_double(json, where, "rms_norm_eps", 0.0, 1.0, 1e-6, &eps, err));
+    c->rms_eps = (float)eps;
+    return json_get_bool(json, where, "tie_word_embeddings", false, &c->tied_embeddings, err);
+}
+
+/* What this build has one way of doing; anything else is refused by name. */
+static status read_refusals(const json_t *json, const char *where, error *err)
+{
+    const char *act;
+    RETURN_IF_ERROR(json_get_string(json, where, "hidden_act", &act, err));
+    if (act && strcmp(act, "silu") != 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: \"hidden_act\": \"%.64s\" is not supported, only \"silu\"", where,
+                         act);
+    const json_t *quantization = json_object_get(json, "quantization_config");
+    if (quantization && !json_is_null(quantization)) {
+        const char *method = json_string_value(json_object_get(quantization, "quant_method"));
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: \"quantization_config\": \"%.64s\" weights are not supported", where,
+                         method ? method : "unknown");
+    }
+    return STATUS_IS_OK;
+}
+
+static status read_dtype(const json_t *json, const char *where, dtype *out, error *err)
+{
+    const char *key = json_object_get(json, "dtype") ? "dtype" : "torch_dtype";
+    const char *name;
+    RETURN_IF_ERROR(json_get_string(json, where, key, &name, err));
+    if (!name) name = "float32"; /* torch's default, and so transformers' */
+    const char *bare = strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
+    static const struct {
+        const char *name;
+        dtype type;
+    } names[] = {{"float32", DTYPE_F32}, {"bfloat16", DTYPE_BF16}, {"float16", DTYPE_F16}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(bare, names[i].name) == 0) {
+            *out = names[i].type;
+            return STATUS_IS_OK;
+        }
+    }
+    return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\": \"%.64s\" is not supported", where, key,
+                     name);
+}
+
+static status read_theta(const json_t *json, const json_t *rope, const char *where, double *out,
+                         error *err)
+{
+    double outer, inner;
+    RETURN_IF_ERROR(json_get_double(json, where, "rope_theta", 1.0, 1e15, 0.0, &outer, err));
+    RETURN_IF_ERROR(json_get_double(rope, where, "rope_theta", 1.0, 1e15, 0.0, &inner, err));
+    if (outer != 0.0 && inner != 0.0 && outer != inner)
+        return error_set(err, STATUS_INVALID,
+                         "%s: \"rope_theta\" is %g, and %g in \"rope_parameters\"", where, outer,
+                         inner);
+    *out = inner != 0.0 ? inner : outer != 0.0 ? outer : 10000.0;
+    return STATUS_IS_OK;
+}
+
+static status read_llama3(const json_t *rope, const char *where, rope_config *r, error *err)
+{
+    int64_t original;
+    RETURN_IF_ERROR(
+        json_get_double(rope, where, "low_freq_factor", 1e-3, 1e6, 0.0, &r->low_freq_factor, err));
+    RETURN_IF_ERROR(json_get_double(rope, where, "high_freq_factor", 1e-3, 1e6, 0.0,
+                                    &r->high_freq_factor, err));
+    RETURN_IF_ERROR(json_get_int(rope, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
+                                 0, &original, err));
+    r->original_max_positions = (uint32_t)original;
+    if (original == 0)
+        return error_set(err, STATUS_INVALID, "%s: \"original_max_position_embeddings\" is missing",
+                         where);
+    if (!(r->low_freq_factor > 0.0 && r->low_freq_factor < r->high_freq_factor))
+        return error_set(err, STATUS_INVALID,
+                         "%s: \"low_freq_factor\" and \"high_freq_factor\" must be there, the "
+                         "first below the second",
+                         where);
+    return STATUS_IS_OK;
+}
+
+/* transformers 5 writes rope_parameters, which holds theta too; 4 writes rope_scaling. */
+static status read_rope(const json_t *json, const char *where, rope_config *r, error *err)
+{
+    const char *key = "rope_parameters";
+    const json_t *rope = json_object_get(json, key);
+    if (!rope || json_is_null(rope)) rope = json_object_get(json, key = "rope_scaling");
+
+    char place[256];
+    snprintf(place, sizeof place, "%.220s: \"%s\"", where, key);
+    const char *type;
+    RETURN_IF_ERROR(json_get_string(rope, place, "rope_type", &type, err));
+    if (!type) RETURN_IF_ERROR(json_get_string(rope, place, "type", &type, err));
+    RETURN_IF_ERROR(read_theta(json, rope, where, &r->theta, err));
+    RETURN_IF_ERROR(json_get_double(rope, place, "factor", 1.0, 1e6, 0.0, &r->factor, err));
+
+    if (!type && r->factor != 0.0)
+        return error_set(err, STATUS_INVALID, "%s: \"rope_type\" is missing", place);
+    if (!type || strcmp(type, "default") == 0) {
+        r->kind = ROPE_DEFAULT;
+        r->factor = 1.0;
+        return STATUS_IS_OK;
+    }
+    if (strcmp(type, "linear") == 0) r->kind = ROPE_LINEAR;
+    else if (strcmp(type, "llama3") == 0) r->kind = ROPE_LLAMA3;
+    else
+        return error_set(err, STATUS_UNSUPPORTED, "%s: \"rope_type\": \"%.64s\" is not supported",
+                         place, type);
+    if (r->factor == 0.0) return error_set(err, STATUS_INVALID, "%s: \"factor\" is missing", place);
+    return r->kind == ROPE_LLAMA3 ? read_llama3(rope, place, r, err) : STATUS_IS_OK;
+}
+
+static status add_stop(const json_t *id, const char *where, model_config *c, error *err)
+{
+    if (!json_is_integer(id))
+        return error_set(err, STATUS_INVALID, "%s: \"eos_token_id\" must be an id or a list of ids",
+                         where);
+    json_int_t v = json_integer_value(id);
+    if (v < 0 || v >= c->vocab_size)
+        return error_set(err, STATUS_INVALID,
+                         "%s: \"eos_token_id\" %lld is outside the vocabulary of %u", where,
+                         (long long)v, c->vocab_size);
+    for (uint32_t i = 0; i < c->n_stop_ids; i++)
+        if (c->stop_ids[i] == v) return STATUS_IS_OK;
+    if (c->n_stop_ids == MODEL_STOPS_MAX)
+        return error_set(err, STATUS_LIMIT, "%s: \"eos_token_id\": more than %d ids", where,
+                         MODEL_STOPS_MAX);
+    c->stop_ids[c->n_stop_ids++] = (uint32_t)v;
+    return STATUS_IS_OK;
+}
+
+static status add_stops(const json_t *json, const char *where, model_config *c, error *err)
+{
+    const json_t *ids = json_object_get(json, "eos_token_id");
+    if (!ids || json_is_null(ids)) return STATUS_IS_OK;
+    if (!json_is_array(ids)) return add_stop(ids, where, c, err);
+    for (size_t i = 0; i < json_array_size(ids); i++)
+        RETURN_IF_ERROR(add_stop(json_array_get(ids, i), where, c, err));
+    return STATUS_IS_OK;
+}
+
+static status read_float(const json_t *json, const char *where, const char *key, double min,
+                         double max, float *out, error *err)
+{
+    double v;
+    RETURN_IF_ERROR(json_get_double(json, where, key, min, max, (double)NAN, &v, err));
+    *out = (float)v;
+    return STATUS_IS_OK;
+}
+
+/* json NULL: everything stays unsaid. */
+static status read_sampling(const json_t *json, const char *where, model_config *c, error *err)
+{
+    const double above_zero = 1e-6;
+    int64_t top_k;
+    RETURN_IF_ERROR(read_float(json, where, "temperature", 0.0, 100.0, &c->temperature, err));
+    RETURN_IF_ERROR(read_float(json, where, "top_p", above_zero, 1.0, &c->top_p, err));
+    RETURN_IF_ERROR(read_float(json, where, "min_p", 0.0, 1.0, &c->min_p, err));
+    RETURN_IF_ERROR(read_float(json, where, "repetition_penalty", above_zero, 2.0,
+                               &c->repetition_penalty, err));
+    RETURN_IF_ERROR(json_get_int(json, where, "top_k", -1, INT32_MAX, -1, &top_k, err));
+    c->top_k = (int32_t)top_k;
+    return json_get_bool(json, where, "do_sample", false, &c->do_sample, err);
+}
+
+status model_config_read(const json_t *config, const char *where, const json_t *generation,
+                         const char *generation_where, model_config *out, error *err)
+{
+    if (!json_is_object(config))
+        return error_set(err, STATUS_INVALID, "%s: must be an object", where);
+    if (generation && !json_is_object(generation))
+        return error_set(err, STATUS_INVALID, "%s: must be an object", generation_where);
+
+    model_config c = {0};
+    RETURN_IF_ERROR(read_family(config, where, &c, err));
+    RETURN_IF_ERROR(read_refusals(config, where, err));
+    RETURN_IF_ERROR(read_shape(config, where, &c, err));
+    RETURN_IF_ERROR(read_rope(config, where, &c.rope, err));
+    RETURN_IF_ERROR(read_dtype(config, where, &c.stored, err));
+    if (c.family->read_config) RETURN_IF_ERROR(c.family->read_config(config, where, &c, err));
+
+    RETURN_IF_ERROR(add_stops(config, where, &c, err));
+    RETURN_IF_ERROR(add_stops(generation, generation_where, &c, err));
+    RETURN_IF_ERROR(json_get_int(generation, generation_where, "bos_token_id", 0, c.vocab_size - 1,
+                                 -1, &c.bos_id, err));
+    RETURN_IF_ERROR(
+        json_get_int(config, where, "bos_token_id", 0, c.vocab_size - 1, c.bos_id, &c.bos_id, err));
+    RETURN_IF_ERROR(read_sampling(generation, generation_where, &c, err));
+    *out = c;
+    return STATUS_IS_OK;
+}
+
+status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
+                         model_config *out, error *err)
+{
+    char path[4096], generation_path[4096];
+    RETURN_IF_ERROR(file_join(path, sizeof path, dir, "config.json", err));
+    RETURN_IF_ERROR(
+        file_join(generation_path, sizeof generation_path, dir, "generation_config.json", err));
+    json_t *config = NULL, *generation = NULL;
+    status result = json_read_file(path, MODEL_JSON_BYTES_MAX, &config, err);
+    if (status_ok(result) && !json_is_object(config))
+        result = error_set(err, STATUS_INVALID, "%s: must be an object", path);
+    for (size_t i = 0; status_ok(result) && i < n_overrides; i++)
+        result = model_config_override(config, overrides[i], err);
+    if (status_ok(result) && file_exists(generation_path))
+        result = json_read_file(generation_path, MODEL_JSON_BYTES_MAX, &generation, err);
+    if (status_ok(result))
+        result = model_config_read(config, path, generation, generation_path, out, err);
+    json_decref(config);
+    json_decref(generation);
+    return result;
+}

@@ -1,0 +1,197 @@
+#include "model/tensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- slices
+ * --------------------------------------------------------------------------------------- */
+
+static status cut(const char *field, uint32_t whole, int rank, int size, uint32_t *first,
+                  uint32_t *n, error *err)
+{
+    if (whole % (uint32_t)size != 0)
+        return error_set(err, STATUS_UNSUPPORTED, "\"%s\" %u cannot be cut for %d ranks", field,
+                         whole, size);
+    *n = whole / (uint32_t)size;
+    *first = (uint32_t)rank * *n;
+    return STATUS_IS_OK;
+}
+
+status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *out, error *err)
+{
+    tensor_slice s = {0};
+    uint32_t ranks = (uint32_t)size;
+    RETURN_IF_ERROR(
+        cut("num_attention_heads", c->n_heads, rank, size, &s.first_head, &s.n_heads, err));
+    RETURN_IF_ERROR(cut("intermediate_size", c->ffn, rank, size, &s.first_ffn, &s.n_ffn, err));
+    if (ranks > c->n_kv_heads && ranks % c->n_kv_heads == 0) {
+        s.first_kv_head = (uint32_t)rank / (ranks / c->n_kv_heads);
+        s.n_kv_heads = 1;
+    } else {
+        RETURN_IF_ERROR(cut("num_key_value_heads", c->n_kv_heads, rank, size, &s.first_kv_head,
+                            &s.n_kv_heads, err));
+    }
+    s.n_tokens = (c->vocab_size + ranks - 1) / ranks;
+    s.first_token = (uint32_t)rank * s.n_tokens;
+    *out = s;
+    return STATUS_IS_OK;
+}
+
+/* ---- the list
+ * --------------------------------------------------------------------------------------- */
+
+static void take_rows(tensor_part *p, size_t rows, size_t cols, size_t row, size_t n)
+{
+    *p = (tensor_part){.rows = rows, .cols = cols, .row = row, .n_rows = n, .n_cols = cols};
+}
+
+static void take_cols(tensor_part *p, size_t rows, size_t cols, size_t col, size_t n)
+{
+    *p = (tensor_part){.rows = rows, .cols = cols, .n_rows = rows, .col = col, .n_cols = n};
+}
+
+static void set_shape(const model_config *c, const tensor_slice *s, tensor_role role,
+                      tensor_part *p)
+{
+    size_t hd = c->head_dim, hidden = c->hidden;
+    switch (role) {
+    case TENSOR_EMBED:
+    case TENSOR_HEAD: take_rows(p, c->vocab_size, hidden, s->first_token, s->n_tokens); break;
+    case TENSOR_Q:
+        take_rows(p, c->n_heads * hd, hidden, s->first_head * hd, s->n_heads * hd);
+        break;
+    case TENSOR_K:
+    case TENSOR_V:
+        take_rows(p, c->n_kv_heads * hd, hidden, s->first_kv_head * hd, s->n_kv_heads * hd);
+        break;
+    case TENSOR_O:
+        take_cols(p, hidden, c->n_heads * hd, s->first_head * hd, s->n_heads * hd);
+        break;
+    case TENSOR_GATE:
+    case TENSOR_UP: take_rows(p, c->ffn, hidden, s->first_ffn, s->n_ffn); break;
+    case TENSOR_DOWN: take_cols(p, hidden, c->ffn, s->first_ffn, s->n_ffn); break;
+    case TENSOR_NORM:
+    case TENSOR_ATTN_NORM:
+    case TENSOR_FFN_NORM:
+        take_rows(p, 1, hidden, 0, 1);
+        p->is_vector = true;
+        break;
+    case TENSOR_ROLES: break;
+    }
+}
+
+static void add_part(const model_config *c, const tensor_slice *s, tensor_role role, uint32_t layer,
+                     tensor_part *parts, size_t *n)
+{
+    tensor_part *p = &parts[(*n)++];
+    set_shape(c, s, role, p);
+    p->role = role;
+    p->layer = layer;
+    p->stored = c->stored;
+    snprintf(p->name, sizeof p->name, c->family->names[role], layer);
+}
+
+status tensors_list(const model_config *c, const tensor_slice *slice, tensor_part **out,
+                    size_t *out_n, error *err)
+{
+    tensor_part *parts = alloc_zeroed(NULL, 3 + (size_t)c->n_layers * TENSOR_ROLES, sizeof *parts);
+    if (!parts) return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
+    size_t n = 0;
+    add_part(c, slice, TENSOR_EMBED, 0, parts, &n);
+    if (!c->tied_embeddings) add_part(c, slice, TENSOR_HEAD, 0, parts, &n);
+    add_part(c, slice, TENSOR_NORM, 0, parts, &n);
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        for (int role = TENSOR_ATTN_NORM; role < TENSOR_ROLES; role++)
+            add_part(c, slice, (tensor_role)role, l, parts, &n);
+    *out = parts;
+    *out_n = n;
+    return STATUS_IS_OK;
+}
+
+/* ---- against the files
+ * ------------------------------------------------------------------------------- */
+
+static void print_shape(char *out, size_t size, const uint64_t *shape, uint32_t n_dims)
+{
+    size_t at = 0;
+    at += (size_t)snprintf(out, size, "[");
+    for (uint32_t i = 0; i < n_dims && at < size; i++)
+        at += (size_t)snprintf(out + at, size - at, "%s%llu", i ? ", " : "",
+                               (unsigned long long)shape[i]);
+    if (at < size) snprintf(out + at, size - at, "]");
+}
+
+static status match_part(const safetensors *st, tensor_part *p, error *err)
+{
+    const safetensors_tensor *t = safetensors_find(st, p->name);
+    if (!t)
+        return error_set(err, STATUS_CORRUPT, "%s%s: tensor \"%s\" is missing", st->files[0].path,
+                         st->n_files > 1 ? " and its siblings" : "", p->name);
+    const char *path = st->files[t->file].path;
+    uint64_t due[2] = {p->is_vector ? p->cols : p->rows, p->cols};
+    uint32_t n_due = p->is_vector ? 1 : 2;
+    if (t->n_dims != n_due || memcmp(t->shape, due, n_due * sizeof *due) != 0) {
+        char is[200], must[64];
+        print_shape(is, sizeof is, t->shape, t->n_dims);
+        print_shape(must, sizeof must, due, n_due);
+        return error_set(err, STATUS_CORRUPT, "%s: tensor \"%s\" is %s, config.json makes it %s",
+                         path, p->name, is, must);
+    }
+    switch (t->type) {
+    case SAFETENSORS_F32: p->stored = DTYPE_F32; break;
+    case SAFETENSORS_BF16: p->stored = DTYPE_BF16; break;
+    case SAFETENSORS_F16: p->stored = DTYPE_F16; break;
+    default:
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: tensor \"%s\": dtype %s is not supported, only BF16, F16 and F32",
+                         path, p->name, safetensors_type_name(t->type));
+    }
+    p->source = t;
+    return STATUS_IS_OK;
+}
+
+/* Buffers that old exporters saved, and the copy of a tied head: nothing of the model is lost with
+ * them. */
+static bool is_redundant(const model_config *c, const char *name)
+{
+    static const char *const buffers[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",
+                                          ".rotary_emb.sin_cached"};
+    size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+        size_t tail = strlen(buffers[i]);
+        if (n >= tail && strcmp(name + n - tail, buffers[i]) == 0) return true;
+    }
+    return c->tied_embeddings && strcmp(name, c->family->names[TENSOR_HEAD]) == 0;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static status refuse_leftovers(const model_config *c, const safetensors *st,
+                               const tensor_part *parts, size_t n, error *err)
+{
+    const char **known = alloc_zeroed(NULL, n, sizeof *known);
+    if (!known) return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
+    for (size_t i = 0; i < n; i++) known[i] = parts[i].name;
+    qsort(known, n, sizeof *known, by_text);
+    status result = STATUS_IS_OK;
+    for (size_t i = 0; status_ok(result) && i < st->n_tensors; i++) {
+        const safetensors_tensor *t = &st->tensors[i];
+        if (bsearch(&t->name, known, n, sizeof *known, by_text) || is_redundant(c, t->name))
+            continue;
+        result = error_set(err, STATUS_UNSUPPORTED,
+                           "%s: tensor \"%.128s\" is not part of a %s of %u layers",
+                           st->files[t->file].path, t->name, c->architecture, c->n_layers);
+    }
+    free(known);
+    return result;
+}
+
+status tensors_match(const model_config *c, const safetensors *st, tensor_part *parts, size_t n,
+                     error *err)
+{
+    for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(match_part(st, &parts[i], err));
+    return refuse_leftovers(c, st, parts, n, err);
+}

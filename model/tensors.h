@@ -1,0 +1,47 @@
+/* Which tensors a configuration makes, how they are cut for one rank, and where each lies in the
+ * files (private to model/). */
+#ifndef MODEL_TENSORS_H
+#define MODEL_TENSORS_H
+
+#include "model/family.h"
+#include "model/safetensors.h"
+
+enum { TENSOR_NAME_MAX = 96 };
+
+/* What one of `size` ranks holds. Heads, KV heads and ffn are cut into equal runs; a KV head is
+ * copied to several ranks when there are fewer of them than ranks. The vocabulary is cut into equal
+ * runs too, the last of which may reach beyond it. */
+typedef struct tensor_slice {
+    uint32_t first_head, n_heads;
+    uint32_t first_kv_head, n_kv_heads;
+    uint32_t first_ffn, n_ffn;
+    uint32_t first_token, n_tokens; /* first_token + n_tokens may exceed vocab_size */
+} tensor_slice;
+
+/* The error names the field that the ranks do not divide. */
+status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *out, error *err);
+
+/* One tensor: its whole shape, and the part [rows, cols) of it that a rank takes. */
+typedef struct tensor_part {
+    tensor_role role;
+    uint32_t layer;
+    char name[TENSOR_NAME_MAX];
+    bool is_vector;     /* [cols], rows is 1 */
+    size_t rows, cols;  /* the whole */
+    size_t row, n_rows; /* the slice; rows beyond the whole are zeros */
+    size_t col, n_cols;
+    const safetensors_tensor *source; /* NULL before tensors_match */
+    dtype stored;
+} tensor_part;
+
+/* All of a model's tensors, in the order embed, head (untied only), norm, then layer by layer in
+ * the order of tensor_role. The list is the caller's: free. */
+status tensors_list(const model_config *c, const tensor_slice *slice, tensor_part **out,
+                    size_t *out_n, error *err);
+
+/* Finds every part in the files: same shape, an element type that this build reads, and nothing
+ * left over that the model would have to use. */
+status tensors_match(const model_config *c, const safetensors *st, tensor_part *parts, size_t n,
+                     error *err);
+
+#endif

@@ -1,0 +1,296 @@
+#include "model/weights.h"
+
+#include "model/dummy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ALIGNMENT = 64,          /* kern_matrix.data */
+    MAPPED_CHUNK = 16 << 20, /* bytes of a file in memory at a time */
+    GENERATED_CHUNK =
+        512 << 10, /* bytes of dummy weights at a time: half of a second-level cache */
+    SAMPLES = 16,  /* of a tensor, for the identity */
+    SAMPLE_BYTES = 64,
+};
+
+typedef struct loader {
+    const weights_options *o;
+    model_weights w; /* w.layers is the loader's own until the block is there */
+    tensor_part *parts;
+    size_t *first_rows; /* [n_parts]: where a part begins in its matrix */
+    size_t n_parts;
+    safetensors files;  /* empty for dummy weights */
+    uint8_t *generated; /* dummy weights: rows on their way into a matrix */
+    size_t generated_bytes;
+} loader;
+
+/* ---- which matrix, which vector
+ * ------------------------------------------------------------------ */
+
+static kern_matrix *matrix_of(model_weights *w, const tensor_part *p)
+{
+    layer_weights *l = &w->layers[p->layer];
+    switch (p->role) {
+    case TENSOR_EMBED: return &w->embed;
+    case TENSOR_HEAD: return &w->head;
+    case TENSOR_Q:
+    case TENSOR_K:
+    case TENSOR_V: return &l->qkv;
+    case TENSOR_O: return &l->o;
+    case TENSOR_GATE:
+    case TENSOR_UP: return &l->gate_up;
+    case TENSOR_DOWN: return &l->down;
+    default: return NULL;
+    }
+}
+
+static float **vector_of(model_weights *w, const tensor_part *p)
+{
+    layer_weights *l = &w->layers[p->layer];
+    switch (p->role) {
+    case TENSOR_NORM: return &w->norm;
+    case TENSOR_ATTN_NORM: return &l->attn_norm;
+    case TENSOR_FFN_NORM: return &l->ffn_norm;
+    default: return NULL;
+    }
+}
+
+/* The type of a matrix with rows of type `so_far` when rows stored as `stored` join it. */
+static dtype joined_type(dtype wanted, bool is_first, dtype so_far, dtype stored)
+{
+    if (wanted != DTYPE_F32) return wanted;
+    return is_first || so_far == stored ? stored : DTYPE_F32;
+}
+
+/* Shapes and types of all matrices: the parts of one stand below each other in the order of the
+ * list. */
+static void shape_matrices(loader *ld)
+{
+    for (size_t i = 0; i < ld->n_parts; i++) {
+        const tensor_part *p = &ld->parts[i];
+        kern_matrix *m = matrix_of(&ld->w, p);
+        if (!m) continue;
+        ld->first_rows[i] = m->n;
+        m->type = joined_type(ld->o->type, m->n == 0, m->type, p->stored);
+        m->n += p->n_rows;
+        m->k = p->n_cols;
+    }
+}
+
+/* ---- the block
+ * --------------------------------------------------------------------------------------- */
+
+static uint8_t *carve(uint8_t *block, size_t *at, size_t bytes)
+{
+    size_t here = *at;
+    *at += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return block ? block + here : NULL;
+}
+
+/* Gives everything its place in block, and returns the bytes it takes; block NULL only counts. */
+static size_t lay_out(loader *ld, uint8_t *block)
+{
+    size_t at = 0, layer_bytes = ld->o->config->n_layers * sizeof(layer_weights);
+    layer_weights *layers = (layer_weights *)(void *)carve(block, &at, layer_bytes);
+    for (size_t i = 0; i < ld->n_parts; i++) {
+        const tensor_part *p = &ld->parts[i];
+        kern_matrix *m = matrix_of(&ld->w, p);
+        float **v = vector_of(&ld->w, p);
+        if (v) *v = (float *)(void *)carve(block, &at, p->n_cols * sizeof(float));
+        else if (ld->first_rows[i] == 0)
+            m->data = carve(block, &at, kern_matrix_bytes(m->type, m->n, m->k));
+    }
+    if (block) {
+        memcpy(layers, ld->w.layers, layer_bytes);
+        free(ld->w.layers);
+        ld->w.layers = layers;
+    }
+    return at;
+}
+
+static status take_memory(loader *ld, error *err)
+{
+    size_t bytes = lay_out(ld, NULL), left = memory_available_bytes();
+    if (bytes > left)
+        return error_set(err, STATUS_NO_MEMORY, "%s: weights of %zu MiB, and %zu MiB are free",
+                         ld->o->dir, bytes >> 20, left >> 20);
+    ld->w.memory = alloc_pages(bytes);
+    if (!ld->w.memory)
+        return error_set(err, STATUS_NO_MEMORY, "%s: no memory for weights of %zu MiB", ld->o->dir,
+                         bytes >> 20);
+    ld->w.bytes = bytes;
+    lay_out(ld, ld->w.memory);
+    return STATUS_IS_OK;
+}
+
+/* ---- tensor by tensor
+ * -------------------------------------------------------------------------------- */
+
+static void convert_vector(const uint8_t *src, dtype type, size_t n, float *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        if (type == DTYPE_F32) {
+            memcpy(&out[i], src + 4 * i, sizeof out[i]);
+            continue;
+        }
+        memcpy(&half, src + 2 * i, sizeof half);
+        out[i] = type == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+    }
+}
+
+static void load_vector(loader *ld, const tensor_part *p)
+{
+    float *out = *vector_of(&ld->w, p);
+    if (!p->source) {
+        for (size_t i = 0; i < p->n_cols; i++) out[i] = 1.0f;
+        return;
+    }
+    const file_map *map = &ld->files.files[p->source->file].map;
+    convert_vector(map->data + p->source->begin, p->stored, p->n_cols, out);
+    file_map_release(map, p->source->begin, p->source->begin + p->source->bytes);
+}
+
+/* Rows at a time that are about chunk bytes, whole panels where possible. */
+static size_t rows_of_chunk(size_t chunk, size_t row_bytes)
+{
+    size_t rows = chunk / row_bytes;
+    if (rows >= KERN_PANEL) rows -= rows % KERN_PANEL;
+    return rows > 0 ? rows : 1;
+}
+
+static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, error *err)
+{
+    kern_matrix *m = matrix_of(&ld->w, p);
+    size_t element = dtype_bytes(p->stored), row_bytes = p->cols * element;
+    size_t step = rows_of_chunk(p->source ? MAPPED_CHUNK : GENERATED_CHUNK, row_bytes);
+    dummy_tensor dummy;
+    if (!p->source) {
+        dummy_tensor_init(&dummy, ld->o->dummy_seed, p->name, p->cols, p->stored);
+        if (step * row_bytes > ld->generated_bytes) {
+            uint8_t *grown = alloc_resize(NULL, ld->generated, step, row_bytes);
+            if (!grown) return error_set(err, STATUS_NO_MEMORY, "dummy weights: out of memory");
+            ld->generated = grown;
+            ld->generated_bytes = step * row_bytes;
+        }
+    }
+    /* Rows past the whole, a padded vocabulary's, stay the zeros that the block came with. */
+    size_t end = p->row + p->n_rows < p->rows ? p->row + p->n_rows : p->rows;
+    for (size_t row = p->row; row < end; row += step) {
+        size_t n = end - row < step ? end - row : step;
+        size_t to = first_row + (row - p->row);
+        if (p->source) {
+            const file_map *map = &ld->files.files[p->source->file].map;
+            size_t from = p->source->begin + row * row_bytes;
+            kern_matrix_pack(ld->o->kernels, m, to, n, map->data + from + p->col * element,
+                             p->stored, p->cols);
+            file_map_release(map, from, from + n * row_bytes);
+        } else {
+            dummy_tensor_rows(&dummy, row, n, ld->generated);
+            kern_matrix_pack(ld->o->kernels, m, to, n, ld->generated + p->col * element, p->stored,
+                             p->cols);
+        }
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- identity
+ * -------------------------------------------------------------------------------------------- */
+
+static uint64_t hash_number(uint64_t h, uint64_t v) { return hash_bytes(&v, sizeof v, h); }
+
+static uint64_t hash_real(uint64_t h, double v) { return hash_bytes(&v, sizeof v, h); }
+
+/* What changes K and V for equal tokens, tensors aside. */
+static uint64_t hash_config(const model_config *c, dtype type)
+{
+    const rope_config *r = &c->rope;
+    uint64_t h = hash_bytes(c->architecture, strlen(c->architecture), 0);
+    const uint64_t numbers[] = {c->n_layers,   c->hidden,         c->n_heads,
+                                c->n_kv_heads, c->head_dim,       c->ffn,
+                                c->vocab_size, (uint64_t)r->kind, r->original_max_positions,
+                                (uint64_t)type};
+    const double reals[] = {(double)c->rms_eps, r->theta, r->factor, r->low_freq_factor,
+                            r->high_freq_factor};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = hash_number(h, numbers[i]);
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) h = hash_real(h, reals[i]);
+    return h;
+}
+
+/* Windows spread evenly over the tensor: a fine-tune changes nearly every weight. */
+static uint64_t hash_samples(const loader *ld, const tensor_part *p, uint64_t h)
+{
+    const uint8_t *data = ld->files.files[p->source->file].map.data + p->source->begin;
+    size_t bytes = p->source->bytes;
+    if (bytes <= SAMPLES * SAMPLE_BYTES) return hash_bytes(data, bytes, h);
+    for (size_t i = 0; i < SAMPLES; i++)
+        h = hash_bytes(data + (bytes - SAMPLE_BYTES) / (SAMPLES - 1) * i, SAMPLE_BYTES, h);
+    return h;
+}
+
+static uint64_t hash_part(const loader *ld, const tensor_part *p, uint64_t h)
+{
+    h = hash_bytes(p->name, strlen(p->name), h);
+    h = hash_number(h, p->rows);
+    h = hash_number(h, p->cols);
+    h = hash_number(h, (uint64_t)p->stored);
+    return p->source ? hash_samples(ld, p, h) : hash_number(h, ld->o->dummy_seed);
+}
+
+/* ---- loading
+ * --------------------------------------------------------------------------------------------- */
+
+static status plan(loader *ld, error *err)
+{
+    const model_config *c = ld->o->config;
+    RETURN_IF_ERROR(tensor_slice_of(c, ld->o->rank, ld->o->size, &ld->w.slice, err));
+    RETURN_IF_ERROR(tensors_list(c, &ld->w.slice, &ld->parts, &ld->n_parts, err));
+    if (!ld->o->dummy) {
+        RETURN_IF_ERROR(safetensors_open(ld->o->dir, &ld->files, err));
+        RETURN_IF_ERROR(tensors_match(c, &ld->files, ld->parts, ld->n_parts, err));
+    }
+    ld->first_rows = alloc_zeroed(NULL, ld->n_parts, sizeof *ld->first_rows);
+    ld->w.layers = alloc_zeroed(NULL, c->n_layers, sizeof *ld->w.layers);
+    if (!ld->first_rows || !ld->w.layers)
+        return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
+    shape_matrices(ld);
+    return STATUS_IS_OK;
+}
+
+static status load(loader *ld, error *err)
+{
+    uint64_t h = hash_config(ld->o->config, ld->o->type);
+    for (size_t i = 0; i < ld->n_parts; i++) {
+        const tensor_part *p = &ld->parts[i];
+        h = hash_part(ld, p, h);
+        if (p->is_vector) load_vector(ld, p);
+        else RETURN_IF_ERROR(load_matrix(ld, p, ld->first_rows[i], err));
+    }
+    if (ld->o->config->tied_embeddings) ld->w.head = ld->w.embed;
+    ld->w.identity = h;
+    return STATUS_IS_OK;
+}
+
+status weights_load(const weights_options *options, model_weights *out, error *err)
+{
+    loader ld = {.o = options};
+    status result = plan(&ld, err);
+    if (status_ok(result)) result = take_memory(&ld, err);
+    if (status_ok(result)) result = load(&ld, err);
+    safetensors_close(&ld.files);
+    free(ld.parts);
+    free(ld.first_rows);
+    free(ld.generated);
+    if (!ld.w.memory) free(ld.w.layers);
+    if (status_ok(result)) *out = ld.w;
+    else weights_destroy(&ld.w);
+    return result;
+}
+
+void weights_destroy(model_weights *w)
+{
+    if (!w) return;
+    alloc_pages_free(w->memory, w->bytes);
+    *w = (model_weights){0};
+}
