@@ -1,0 +1,211 @@
+/* Admission: what may ever run, and what may start now. Counted in physical pages. */
+#include "scheduler/sched_internal.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+/* ---- whether a request can ever run -------------------------------------------------------------------- */
+
+/* "1,250" */
+static const char *grouped(char out[27], uint64_t n)
+{
+    char digits[21];
+    int len = snprintf(digits, sizeof digits, "%" PRIu64, n), at = 0;
+    for (int i = 0; i < len; i++) {
+        if (i > 0 && (len - i) % 3 == 0) out[at++] = ',';
+        out[at++] = digits[i];
+    }
+    out[at] = '\0';
+    return out;
+}
+
+/* Pages of one group that the prompt's retention always keeps: sinks, window, last partial page. */
+static uint64_t pages_protected(const sched *s, const sched_request *r)
+{
+    uint64_t all = pages_of(s, r->n_prompt), sinks = pages_of(s, r->policy.sinks);
+    uint32_t window = r->policy.window < r->n_prompt ? r->policy.window : r->n_prompt;
+    uint64_t last = all - (r->n_prompt - window) / s->page_tokens;
+    return sinks + last < all ? sinks + last : all;
+}
+
+/* The most pages of one group that stay after it. */
+static uint64_t pages_kept(const sched *s, const sched_request *r)
+{
+    uint64_t all = pages_of(s, r->n_prompt), least = pages_protected(s, r) + 1;
+    double budget = r->policy.tokens > 0 ? r->policy.tokens : floor(r->policy.ratio * r->n_prompt);
+    uint64_t kept = (uint64_t)(budget / s->page_tokens);
+    if (kept < least) kept = least;
+    return kept < all ? kept : all;
+}
+
+/* Pages at the worst moment of a life that has the pool for itself. At the prompt's end it is whole in every
+ * group; then come the full pages that stay, shared by all choices, and for each choice a tail of its own:
+ * the last partial page and what is generated. (The last token's K and V are never computed.) */
+static uint64_t peak_of(const sched *s, const sched_request *r)
+{
+    uint64_t groups = s->groups, prompt = pages_of(s, r->n_prompt);
+    uint64_t fill = r->n_prompt % s->page_tokens, kept = prompt;
+    if (retention_next_point(&r->policy, r->n_prompt, 0) == r->n_prompt) {
+        kept = pages_kept(s, r);
+    }
+    uint64_t tail = (fill + r->max_new_tokens - 1 + s->page_tokens - 1) / s->page_tokens;
+    uint64_t tails = r->max_new_tokens > 1 ? r->n * tail : tail;
+    uint64_t after = (kept - (fill > 0) + tails) * groups;
+    return after > prompt * groups ? after : prompt * groups;
+}
+
+status sched_check(const sched *s, const sched_request *r, error *err)
+{
+    char a[27], b[27];
+    if (r->n_prompt == 0) return error_set(err, STATUS_INVALID, "prompt: has no tokens");
+    if (r->max_new_tokens == 0) return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
+    if ((uint64_t)r->n_prompt + r->max_new_tokens > s->options.max_model_len) {
+        return error_set(err, STATUS_INVALID,
+                         "prompt of %s tokens + max_tokens %" PRIu32
+                         " is more than the context limit of %s tokens",
+                         grouped(a, r->n_prompt), r->max_new_tokens,
+                         grouped(b, s->options.max_model_len));
+    }
+    if (r->n == 0 || r->n > s->options.max_seqs) {
+        return error_set(err, STATUS_INVALID, "n: %" PRIu32 " is not in [1, %" PRIu32 "]", r->n,
+                         s->options.max_seqs);
+    }
+    measure_spec measure = retention_measure(&r->policy);
+    if (measure.kind != MEASURE_NONE && measure.rows > s->options.prefill_chunk) {
+        return error_set(err, STATUS_INVALID,
+                         "retention.window: %" PRIu32 " rows do not fit in a prefill chunk of %" PRIu32,
+                         measure.rows, s->options.prefill_chunk);
+    }
+    uint64_t peak = peak_of(s, r);
+    if (peak >= s->options.n_pages) {
+        return error_set(err, STATUS_LIMIT,
+                         "needs %s KV pages, the pool has %s: shorten the prompt or max_tokens, or "
+                         "give the KV cache more memory",
+                         grouped(a, peak), grouped(b, s->options.n_pages - 1));
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- what may start now ------------------------------------------------------------------------------------- */
+
+/* Most tokens of the sequence that may come from the prefix cache. One token is always computed, for its logits;
+ * so are the rows that the first choice of retention measures, and all that depends on a drop. */
+static uint32_t hit_cap(const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    uint32_t cap = q->n_tokens - 1, d = 0;
+    while (d < q->n_drops && q->drops[d].pages_dropped == 0) d++;
+    uint32_t point = d < q->n_drops ? q->drops[d].length
+                                    : retention_next_point(&e->policy, e->n_prompt,
+                                                           d > 0 ? q->drops[d - 1].length : 0);
+    if (point != UINT32_MAX) {
+        uint32_t rows = e->measure.rows > 0 ? e->measure.rows : 1;
+        uint32_t before = point > rows ? point - rows : 0;
+        if (before < cap) cap = before;
+    }
+    if (e->want_logits && cap > e->logits_sent) cap = e->logits_sent;
+    return cap;
+}
+
+/* The most pages a sequence holds until its tables reach `target` tokens, when they hold `held` now at logical
+ * length `from` and its recorded drops from `next_drop` on are still ahead. */
+static uint64_t pages_until(const sched *s, const sched_seq *q, uint32_t next_drop, uint32_t from,
+                            uint64_t held, uint32_t target)
+{
+    uint64_t most = held;
+    for (uint32_t d = next_drop; d < q->n_drops; d++) {
+        const drop_record *drop = &q->drops[d];
+        held += (uint64_t)s->groups * (pages_of(s, drop->length) - pages_of(s, from));
+        if (held > most) most = held;
+        held = drop->pages_kept;
+        from = drop->length;
+    }
+    held += (uint64_t)s->groups * (pages_of(s, target) - pages_of(s, from));
+    return held > most ? held : most;
+}
+
+/* What a running sequence is owed before anybody new starts: the pages to compute all its known tokens and to
+ * begin one block more, and one block for each choice still to be forked from it. Without that margin whoever
+ * is admitted would be preempted by the next page that is needed. */
+static uint64_t pages_owed(const sched *s, const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    uint32_t last = e->n_prompt + e->max_new_tokens - 1; /* rows it will ever compute */
+    uint32_t target = q->n_tokens + s->page_tokens < last ? q->n_tokens + s->page_tokens : last;
+    uint64_t held = pkv_seq_pages_held(s->kv, q->slot);
+    uint64_t owed =
+        pages_until(s, q, q->next_drop, pkv_seq_length(s->kv, q->slot), held, target) - held;
+    if (seq_is_carrier(q)) owed += (uint64_t)s->groups * (e->live - 1);
+    return owed;
+}
+
+static uint32_t first_drop_after(const sched_seq *q, uint32_t length)
+{
+    uint32_t d = 0;
+    while (d < q->n_drops && q->drops[d].length <= length) d++;
+    return d;
+}
+
+/* Starts the sequence when slots, pages beside those owed, and tokens suffice. */
+static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
+{
+    sched_entry *e = q->entry;
+    uint32_t slots = seq_is_carrier(q) ? e->live : 1;
+    if (s->n_free_slots < s->reserved_slots + slots) return false;
+
+    uint32_t cap = hit_cap(q);
+    pkv_hit hit = pkv_lookup(s->kv, q->tokens, cap, e->salt);
+    uint32_t next_drop = first_drop_after(q, hit.tokens);
+    uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
+    uint64_t need = pages_until(s, q, next_drop, hit.tokens, held, q->n_tokens) - held;
+    if (need + hit.cached_pages + owed > pkv_available(s->kv)) return false;
+
+    q->computed = hit.tokens;
+    q->next_drop = next_drop;
+    uint32_t chunk = seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1], hit_tokens;
+    status st = status_make(STATUS_NO_PAGES, NULL);
+    if (chunk > 0) {
+        st = pkv_seq_open(s->kv, slot, q->tokens, cap, e->salt, e->n_prompt + e->max_new_tokens,
+                          &hit_tokens);
+    }
+    if (!status_ok(st)) { /* no tokens left in this step, or no memory for its lists */
+        q->computed = q->next_drop = 0;
+        return false;
+    }
+    assert(hit_tokens == hit.tokens);
+    list_remove(&s->waiting, q);
+    seq_start(s, q);
+    if (!status_ok(pkv_seq_append(s->kv, slot, chunk))) { /* no memory: the pages are there */
+        preempt(s, q);
+        return false;
+    }
+    q->planned = chunk;
+    if (e->first_planned_us < 0) e->cached_tokens = hit.tokens;
+    if (q->furthest < hit.tokens) q->furthest = hit.tokens;
+    return true;
+}
+
+void admit(sched *s, uint32_t budget)
+{
+    uint64_t owed = 0;
+    uint32_t n_active = 0, i = 0;
+    for (uint32_t r = 0; s->waiting.n > 0 && r < s->running.n; r++) {
+        if (seq_is_idle(s->running.seqs[r])) continue;
+        owed += pages_owed(s, s->running.seqs[r]);
+        n_active++;
+    }
+    while (i < s->waiting.n && budget > 0) {
+        sched_seq *q = s->waiting.seqs[i];
+        if (seq_is_idle(q)) {
+            i++;
+        } else if (start(s, q, budget, owed)) {
+            budget -= q->planned;
+            owed += pages_owed(s, q);
+            n_active++;
+        } else if (n_active == 0 && preempt_idle(s)) {
+            i = 0; /* nobody moves, and idle ones sit on what q needs; they wait in front of q or behind */
+        } else {
+            return;
+        }
+    }
+}

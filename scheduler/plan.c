@@ -1,0 +1,134 @@
+/* The step: tokens are given out first (decodes, then chunks of prompts and replays), pages after, both by
+ * rank; then waiting sequences are admitted to what is left. Since pages are taken in rank order and victims
+ * come from the other end, whoever is preempted holds nothing of this step yet. */
+#include "scheduler/sched_internal.h"
+
+uint32_t seq_next_point(const sched_seq *q, bool *recorded)
+{
+    *recorded = q->next_drop < q->n_drops;
+    if (*recorded) return q->drops[q->next_drop].length;
+    return retention_next_point(&q->entry->policy, q->entry->n_prompt, q->computed);
+}
+
+uint32_t seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
+{
+    const sched_entry *e = q->entry;
+    bool recorded;
+    uint32_t from = q->computed, to = q->n_tokens, point = seq_next_point(q, &recorded);
+    if (to > point) to = point;
+    /* A replay computes rows again whose logits the caller has: they end a chunk of their own. */
+    if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
+    uint32_t most = budget < s->options.prefill_chunk ? budget : s->options.prefill_chunk;
+    if (to - from <= most) return to - from;
+    to = from + most;
+    if (recorded || point > q->n_tokens) return to - from;
+    /* The rows to be measured have to be in one step: the chunk before ends where they begin. */
+    uint32_t window = point > e->measure.rows ? point - e->measure.rows : 0;
+    if (to > window) to = window;
+    return to > from ? to - from : 0;
+}
+
+/* Returns what is left of the budget. */
+static uint32_t give_tokens(sched *s)
+{
+    uint32_t budget = s->options.prefill_chunk + s->options.max_seqs;
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        q->planned = q->n_tokens - q->computed == 1 && !seq_is_idle(q);
+        budget -= q->planned;
+    }
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->n_tokens - q->computed <= 1 || seq_is_idle(q)) continue;
+        q->planned = seq_chunk(s, q, budget);
+        budget -= q->planned;
+    }
+    return budget;
+}
+
+static void take_pages(sched *s)
+{
+    uint32_t i = 0;
+    while (i < s->running.n) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->planned == 0 || status_ok(pkv_seq_append(s->kv, q->slot, q->planned))) {
+            i++;
+            continue;
+        }
+        uint32_t victim = pick_victim(s);
+        preempt(s, s->running.seqs[victim]);
+        if (victim < i) i--; /* an idle one of better rank: q has moved up */
+    }
+}
+
+static void add_open(sched *s, sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    q->needs_open = false;
+    s->opens[s->plan.n_opens++] = (step_open){
+        .seq = q->slot,
+        .choice = q->choice,
+        .params = &e->params,
+        .history = e->has_penalties ? q->tokens : NULL,
+        .n_history = e->has_penalties ? q->n_tokens : 0,
+        .n_prompt = e->n_prompt,
+    };
+}
+
+/* A carrier draws for the choices up to the last one that lives. */
+static uint32_t draws_of(const sched_seq *q)
+{
+    if (!seq_is_carrier(q)) return 1;
+    uint32_t n = q->entry->n;
+    while (q->entry->seqs[n - 1].ended) n--;
+    return n;
+}
+
+static void add_share(sched *s, sched_seq *q, int64_t now_us)
+{
+    sched_entry *e = q->entry;
+    bool recorded;
+    uint32_t to = q->computed + q->planned, point = seq_next_point(q, &recorded);
+    step_seq share = {
+        .seq = q->slot,
+        .request = e->id,
+        .choice = q->choice,
+        .first_token = s->plan.n_tokens,
+        .n_tokens = q->planned,
+        .position = q->computed,
+        .n_samples = to == q->n_tokens ? draws_of(q) : 0,
+        .sample_index = q->n_tokens - e->n_prompt,
+        .want_logits = e->want_logits && q->computed >= e->logits_sent && q->computed < e->n_prompt,
+    };
+    if (to == point && !recorded && e->measure.kind != MEASURE_NONE) {
+        share.measure = e->measure;
+        if (share.measure.rows > q->planned) share.measure.rows = q->planned;
+    }
+    memcpy(s->plan_tokens + s->plan.n_tokens, q->tokens + q->computed,
+           q->planned * sizeof *q->tokens);
+    s->planned[s->plan.n_seqs] = q;
+    s->plan_seqs[s->plan.n_seqs++] = share;
+    s->plan.n_tokens += q->planned;
+    if (e->first_planned_us < 0) e->first_planned_us = now_us;
+}
+
+void plan_step(sched *s, int64_t now_us)
+{
+    s->plan.n_seqs = s->plan.n_opens = s->plan.n_tokens = s->n_preempted = 0;
+    uint32_t budget = give_tokens(s);
+    take_pages(s);
+    if (s->n_preempted == 0) admit(s, budget);
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->needs_open) add_open(s, q);
+        if (q->planned == 1) add_share(s, q, now_us);
+    }
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        if (s->running.seqs[i]->planned > 1) add_share(s, s->running.seqs[i], now_us);
+    }
+    s->plan.deltas = pkv_take_deltas(s->kv);
+    s->plan.checksum = pkv_checksum(s->kv);
+    if (sched_plan_empty(&s->plan)) return;
+    s->plan.step++;
+    s->stats.steps++;
+}

@@ -1,0 +1,175 @@
+#include "scheduler/sched_internal.h"
+
+/* Kept tokens of a sequence in full tokens: each group weighs as much as its layers hold. */
+static double kept_tokens(const sched *s, uint32_t slot)
+{
+    const pkv_geometry *g = &s->options.geometry;
+    uint32_t head_groups = pkv_head_groups(g);
+    uint64_t kept = 0;
+    for (uint32_t group = 0; group < s->groups; group++) {
+        uint32_t first = group / head_groups * g->layers_per_group, left = g->n_layers - first;
+        uint64_t layers = left < g->layers_per_group ? left : g->layers_per_group;
+        kept += layers * pkv_seq_table(s->kv, slot, group).kept_tokens;
+    }
+    return (double)kept / ((double)g->n_layers * head_groups);
+}
+
+void describe(const sched *s, const sched_seq *q, sched_choice_info *out)
+{
+    const sched_entry *e = q->entry;
+    const sched_seq *line = e->born ? q : e->seqs; /* the sequence that stands for the choice */
+    bool has_tables = line->state == SEQ_RUNNING;
+    *out = (sched_choice_info){
+        .prompt_tokens = e->n_prompt,
+        .output_tokens = line->n_tokens - e->n_prompt,
+        .cached_tokens = e->cached_tokens,
+        .preemptions = line->preemptions,
+        .report.method = e->policy.preset->name,
+        .report.logical_tokens = has_tables ? pkv_seq_length(s->kv, line->slot) : line->n_tokens,
+        .report.kept_tokens = has_tables ? kept_tokens(s, line->slot) : 0,
+        .report.pages_dropped = line->pages_dropped,
+        .report.budget_raised = line->budget_raised,
+        .report.scoring_ms = (double)line->scoring_us / 1e3,
+        .queued_us = e->first_planned_us < 0 ? -1 : e->first_planned_us - e->arrival_us,
+    };
+    if (!has_tables || !e->policy.report_positions) return;
+    strbuf json = {0};
+    retention_kept_json(s->kv, line->slot, &json);
+    if (json.failed)
+        strbuf_destroy(&json);
+    else
+        out->report.kept_json = json.data;
+}
+
+status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out)
+{
+    const sched_entry *e = entry_find(s, request);
+    if (!e || choice >= e->n) return status_make(STATUS_NOT_FOUND, "no such request or choice");
+    const sched_seq *q = &e->seqs[choice];
+    if (!q->ended) {
+        describe(s, q, out);
+        return STATUS_IS_OK;
+    }
+    *out = q->final;
+    if (!q->final.report.kept_json) return STATUS_IS_OK;
+    out->report.kept_json = strdup(q->final.report.kept_json);
+    return out->report.kept_json ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
+}
+
+sched_stats sched_get_stats(const sched *s)
+{
+    sched_stats stats = s->stats;
+    stats.running = s->running.n;
+    stats.waiting = s->waiting.n;
+    stats.logical_tokens = 0;
+    stats.kept_tokens = 0;
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        stats.logical_tokens += pkv_seq_length(s->kv, s->running.seqs[i]->slot);
+        stats.kept_tokens += kept_tokens(s, s->running.seqs[i]->slot);
+    }
+    stats.pages = pkv_count(s->kv);
+    return stats;
+}
+
+/* ---- integrity ------------------------------------------------------------------------------------------- */
+
+static const char *check_seq(const sched *s, const sched_seq *q, bool running)
+{
+    const sched_entry *e = q->entry;
+    if (q->state != (running ? SEQ_RUNNING : SEQ_WAITING)) return "a listed sequence has another state";
+    if (!e->born && q != e->seqs) return "a choice is listed before its birth";
+    if (!running && seq_is_over(q)) return "a sequence that is over waits";
+    if (seq_is_over(q) && !s->has_ended) return "a sequence that is over was forgotten";
+    if (!seq_is_over(q) && (e->live == 0 || entry_find(s, e->id) != e)) return "a live request is lost";
+    if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)
+        return "a sequence has too many or too few tokens";
+    if (q->n_drops > e->max_drops || q->next_drop > q->n_drops) return "drop records out of range";
+    if (q->planned > 0 && !s->in_flight) return "tokens are planned, but no step is in flight";
+    if (!running) {
+        if (q->computed != 0 || q->next_drop != 0) return "a waiting sequence has computed tokens";
+        return NULL;
+    }
+    if (q->slot >= s->options.max_seqs || !pkv_seq_is_open(s->kv, q->slot))
+        return "a running sequence has no tables";
+    if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned)
+        return "a sequence's tables have another length than it computed";
+    if (q->computed + q->planned > q->n_tokens) return "a sequence computed tokens it does not know";
+    for (uint32_t d = 0; d < q->n_drops; d++) {
+        if (d < q->next_drop ? q->drops[d].length > q->computed
+                             : q->drops[d].length < q->computed + q->planned)
+            return "a recorded drop was passed or applied too early";
+    }
+    return NULL;
+}
+
+static const char *check_lists(const sched *s)
+{
+    const char *wrong = NULL;
+    for (uint32_t i = 0; i < s->running.n && !wrong; i++) {
+        wrong = check_seq(s, s->running.seqs[i], true);
+        if (i > 0 && seq_compare(s->running.seqs[i - 1], s->running.seqs[i]) >= 0)
+            return "running sequences are out of order";
+    }
+    for (uint32_t i = 0; i < s->waiting.n && !wrong; i++) {
+        wrong = check_seq(s, s->waiting.seqs[i], false);
+        if (i > 0 && seq_compare(s->waiting.seqs[i - 1], s->waiting.seqs[i]) >= 0)
+            return "waiting sequences are out of order";
+    }
+    return wrong;
+}
+
+static const char *check_slots(const sched *s)
+{
+    uint32_t reserved = 0, open = 0, n = s->options.max_seqs;
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        const sched_seq *q = s->running.seqs[i];
+        if (seq_is_carrier(q) && q->entry->live > 1) reserved += q->entry->live - 1;
+        for (uint32_t j = 0; j < i; j++) {
+            if (s->running.seqs[j]->slot == q->slot) return "two sequences share a slot";
+        }
+    }
+    for (uint32_t slot = 0; slot < n; slot++) open += pkv_seq_is_open(s->kv, slot);
+    for (uint32_t i = 0; i < s->n_free_slots; i++) {
+        if (pkv_seq_is_open(s->kv, s->free_slots[i])) return "a free slot has open tables";
+    }
+    if (reserved != s->reserved_slots) return "reserved slots are miscounted";
+    if (s->n_free_slots + s->running.n != n || open != s->running.n || reserved > s->n_free_slots)
+        return "slots are lost";
+    return NULL;
+}
+
+static const char *check_requests(const sched *s)
+{
+    uint32_t n_live = 0, n_mapped = 0, listed = 0;
+    uint64_t n_choices = 0;
+    for (uint32_t i = 0; i <= s->map_mask; i++) {
+        const sched_entry *e = s->map[i];
+        if (!e) continue;
+        n_mapped++;
+        if (entry_find(s, e->id) != e) return "a request cannot be found by its id";
+        uint32_t live = 0, held = 0;
+        for (uint32_t j = 0; j < e->n; j++) {
+            live += !e->seqs[j].ended;
+            held += e->seqs[j].state == SEQ_RUNNING;
+            listed += e->seqs[j].state == SEQ_WAITING;
+            bool expected = e->born ? !e->seqs[j].ended : j == 0 && e->live > 0;
+            if (expected && e->seqs[j].state != SEQ_RUNNING && e->seqs[j].state != SEQ_WAITING)
+                return "a live choice is in no list";
+        }
+        if (live != e->live || held != e->held) return "a request miscounts its choices";
+        if (live == 0) continue;
+        n_live++;
+        n_choices += e->n;
+    }
+    if (n_mapped != s->n_mapped || n_live != s->n_live || n_choices != s->n_choices)
+        return "requests are miscounted";
+    return listed == s->waiting.n ? NULL : "the waiting list is miscounted";
+}
+
+const char *sched_check_integrity(const sched *s)
+{
+    const char *wrong = check_lists(s);
+    if (!wrong) wrong = check_slots(s);
+    if (!wrong) wrong = check_requests(s);
+    return wrong ? wrong : pkv_check_integrity(s->kv);
+}

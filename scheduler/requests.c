@@ -1,0 +1,326 @@
+/* Memory of requests, the map of their ids, the two lists and the slots. */
+#include "scheduler/sched_internal.h"
+
+int seq_compare(const sched_seq *a, const sched_seq *b)
+{
+    const sched_entry *x = a->entry, *y = b->entry;
+    if (x->priority != y->priority) return x->priority < y->priority ? -1 : 1;
+    if (x->arrival != y->arrival) return x->arrival < y->arrival ? -1 : 1;
+    return a->choice < b->choice ? -1 : a->choice > b->choice;
+}
+
+bool seq_is_idle(const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    if (!seq_is_carrier(q)) return q->paused || q->n_tokens == e->n_prompt + e->max_new_tokens;
+    for (uint32_t i = 0; i < e->n; i++) {
+        if (!e->seqs[i].ended && !e->seqs[i].paused) return false;
+    }
+    return true;
+}
+
+/* ---- the map: open addressing, linear probing ---------------------------------------------------- */
+
+static uint32_t map_home(const sched *s, uint64_t id)
+{
+    return (uint32_t)hash_mix64(id + 0x9e3779b97f4a7c15ull) & s->map_mask;
+}
+
+/* Where the id is, or where it would go. */
+static uint32_t map_slot(const sched *s, uint64_t id)
+{
+    uint32_t i = map_home(s, id);
+    while (s->map[i] && s->map[i]->id != id) i = (i + 1) & s->map_mask;
+    return i;
+}
+
+static void map_remove(sched *s, const sched_entry *e)
+{
+    uint32_t hole = map_slot(s, e->id);
+    if (s->map[hole] != e) return; /* a new request of that id has taken its place */
+    s->map[hole] = NULL;
+    s->n_mapped--;
+    for (uint32_t i = (hole + 1) & s->map_mask; s->map[i]; i = (i + 1) & s->map_mask) {
+        uint32_t home = map_home(s, s->map[i]->id);
+        if (((i - home) & s->map_mask) < ((i - hole) & s->map_mask)) continue;
+        s->map[hole] = s->map[i]; /* its probe passes the hole */
+        s->map[i] = NULL;
+        hole = i;
+    }
+}
+
+sched_entry *entry_find(const sched *s, uint64_t id) { return s->map[map_slot(s, id)]; }
+
+/* ---- memory: one block for each request ----------------------------------------------------------- */
+
+/* What a request needs over its life, so that nothing is allocated after it was taken in. */
+typedef struct entry_size {
+    uint32_t max_drops;
+    size_t keep_words; // over all drops of one sequence
+    size_t bytes;
+} entry_size;
+
+static size_t padded(size_t n, size_t size) { return (n * size + 15) & ~(size_t)15; }
+
+static entry_size size_of(const sched *s, const sched_request *r)
+{
+    entry_size size = {0};
+    uint32_t rows = r->n_prompt + r->max_new_tokens - 1; /* the last token's K and V are never computed */
+    uint32_t at = retention_next_point(&r->policy, r->n_prompt, 0);
+    while (at <= rows) {
+        size.max_drops++;
+        size.keep_words += (size_t)s->groups * (pages_of(s, at) / 64 + 1);
+        at = retention_next_point(&r->policy, r->n_prompt, at);
+    }
+    size_t n = r->n;
+    size.bytes = padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
+                 padded(n * size.max_drops, sizeof(drop_record)) +
+                 padded(n * size.keep_words, sizeof(uint64_t)) +
+                 padded(n * (rows + 1), sizeof(uint32_t)) +
+                 padded(r->params.n_stop_ids, sizeof(uint32_t)) +
+                 padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
+    return size;
+}
+
+static void *carve(char **at, size_t n, size_t size)
+{
+    void *p = *at;
+    *at += padded(n, size);
+    return p;
+}
+
+static const void *carve_copy(char **at, const void *from, size_t n, size_t size)
+{
+    void *to = carve(at, n, size);
+    if (n > 0) memcpy(to, from, n * size);
+    return to;
+}
+
+static void carve_seqs(const sched *s, sched_entry *e, const entry_size *size, char **at)
+{
+    size_t n = e->n, n_tokens = (size_t)e->n_prompt + e->max_new_tokens;
+    drop_record *drops = carve(at, n * size->max_drops, sizeof *drops);
+    uint64_t *keep = carve(at, n * size->keep_words, sizeof *keep);
+    uint32_t *tokens = carve(at, n * n_tokens, sizeof *tokens);
+    for (uint32_t i = 0; i < e->n; i++) {
+        e->seqs[i] = (sched_seq){
+            .entry = e,
+            .choice = i,
+            .tokens = tokens + i * n_tokens,
+            .drops = drops + (size_t)i * size->max_drops,
+        };
+        uint32_t point = 0;
+        for (uint32_t d = 0; d < size->max_drops; d++) {
+            point = retention_next_point(&e->policy, e->n_prompt, point);
+            uint32_t words = pages_of(s, point) / 64 + 1;
+            e->seqs[i].drops[d] = (drop_record){.length = point, .words = words, .keep = keep};
+            keep += (size_t)s->groups * words;
+        }
+    }
+}
+
+static bool params_have_penalties(const sample_params *p)
+{
+    return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
+}
+
+/* Room in the waiting list for every choice of every live request. */
+static bool waiting_reserve(sched *s, uint64_t n)
+{
+    if (n <= s->waiting.capacity) return true;
+    if (n > UINT32_MAX / 2) return false;
+    uint32_t capacity = (uint32_t)n * 2;
+    sched_seq **seqs =
+        alloc_resize(&s->alloc, s->waiting.seqs, capacity, sizeof *s->waiting.seqs);
+    if (!seqs) return false;
+    s->waiting.seqs = seqs;
+    s->waiting.capacity = capacity;
+    return true;
+}
+
+sched_entry *entry_create(sched *s, const sched_request *r, int64_t now_us)
+{
+    sched_entry *old = entry_find(s, r->id);
+    assert(!old || old->live == 0);
+    if (old) map_remove(s, old);
+    if (s->n_live == s->options.max_requests || s->n_mapped > s->map_mask / 2) return NULL;
+    if (!waiting_reserve(s, s->n_choices + r->n)) return NULL;
+    entry_size size = size_of(s, r);
+    char *at = alloc_zeroed(&s->alloc, 1, size.bytes);
+    if (!at) return NULL;
+    sched_entry *e = carve(&at, 1, sizeof *e);
+    *e = (sched_entry){
+        .id = r->id,
+        .priority = r->priority,
+        .arrival = s->n_arrived++,
+        .arrival_us = now_us,
+        .first_planned_us = -1,
+        .salt = hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt,
+        .n_prompt = r->n_prompt,
+        .max_new_tokens = r->max_new_tokens,
+        .n = r->n,
+        .max_drops = size.max_drops,
+        .live = r->n,
+        .want_logits = r->want_logits,
+        .has_penalties = params_have_penalties(&r->params),
+        .params = r->params,
+        .policy = r->policy,
+        .measure = retention_measure(&r->policy),
+    };
+    e->seqs = carve(&at, r->n, sizeof *e->seqs);
+    carve_seqs(s, e, &size, &at);
+    sample_params *p = &e->params;
+    p->stop_ids = carve_copy(&at, p->stop_ids, p->n_stop_ids, sizeof *p->stop_ids);
+    p->bias_ids = carve_copy(&at, p->bias_ids, p->n_bias, sizeof *p->bias_ids);
+    p->bias = carve_copy(&at, p->bias, p->n_bias, sizeof *p->bias);
+    memcpy(e->seqs[0].tokens, r->prompt, r->n_prompt * sizeof *r->prompt);
+    e->seqs[0].n_tokens = r->n_prompt;
+
+    s->map[map_slot(s, r->id)] = e;
+    s->n_mapped++;
+    s->n_live++;
+    s->n_choices += r->n;
+    return e;
+}
+
+static void entry_destroy(sched *s, sched_entry *e)
+{
+    for (uint32_t i = 0; i < e->n; i++) free(e->seqs[i].final.report.kept_json);
+    alloc_free(&s->alloc, e);
+}
+
+void entries_forget(sched *s)
+{
+    sched_entry **link = &s->ended;
+    while (*link) {
+        sched_entry *e = *link;
+        map_remove(s, e);
+        if (e->held > 0) { /* still in the step in flight */
+            link = &e->next_ended;
+            continue;
+        }
+        *link = e->next_ended;
+        entry_destroy(s, e);
+    }
+}
+
+void entries_destroy(sched *s)
+{
+    for (sched_entry *e = s->ended, *next; e; e = next) {
+        next = e->next_ended;
+        map_remove(s, e);
+        entry_destroy(s, e);
+    }
+    for (uint32_t i = 0; s->map && i <= s->map_mask; i++) {
+        if (s->map[i]) entry_destroy(s, s->map[i]);
+    }
+}
+
+/* ---- lists and slots ------------------------------------------------------------------------------- */
+
+/* The first place whose sequence does not rank before q. */
+static uint32_t list_place(const sched_list *l, const sched_seq *q)
+{
+    uint32_t low = 0, high = l->n;
+    /* Most arrivals rank last. */
+    if (high > 0 && seq_compare(l->seqs[high - 1], q) < 0) return high;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (seq_compare(l->seqs[middle], q) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+void list_insert(sched_list *l, sched_seq *q)
+{
+    assert(l->n < l->capacity);
+    uint32_t at = list_place(l, q);
+    memmove(l->seqs + at + 1, l->seqs + at, (l->n - at) * sizeof *l->seqs);
+    l->seqs[at] = q;
+    l->n++;
+}
+
+void list_remove(sched_list *l, sched_seq *q)
+{
+    uint32_t at = list_place(l, q);
+    assert(at < l->n && l->seqs[at] == q);
+    l->n--;
+    memmove(l->seqs + at, l->seqs + at + 1, (l->n - at) * sizeof *l->seqs);
+}
+
+/* Slots a running carrier keeps for its other choices. */
+static uint32_t slots_for_children(const sched_seq *q)
+{
+    return seq_is_carrier(q) && q->entry->live > 1 ? q->entry->live - 1 : 0;
+}
+
+void seq_start(sched *s, sched_seq *q)
+{
+    assert(s->n_free_slots > s->reserved_slots + slots_for_children(q));
+    q->slot = s->free_slots[--s->n_free_slots];
+    q->state = SEQ_RUNNING;
+    q->needs_open = true;
+    q->entry->held++;
+    s->reserved_slots += slots_for_children(q);
+    list_insert(&s->running, q);
+}
+
+void seq_stop(sched *s, sched_seq *q, seq_state state)
+{
+    pkv_seq_close(s->kv, q->slot);
+    s->free_slots[s->n_free_slots++] = q->slot;
+    s->reserved_slots -= slots_for_children(q);
+    q->entry->held--;
+    q->needs_open = false;
+    list_remove(&s->running, q);
+    q->state = state;
+}
+
+/* ---- END, PAUSE, RESUME ------------------------------------------------------------------------------ */
+
+static void end_choice(sched *s, sched_seq *q)
+{
+    if (q->ended) return;
+    sched_entry *e = q->entry;
+    sched_seq *holder = e->born ? q : e->seqs; /* of the list place and pages that q stands for */
+    describe(s, q, &q->final);
+    bool gives_slot = holder->state == SEQ_RUNNING && slots_for_children(holder) > 0;
+    q->ended = true;
+    e->live--;
+    s->reserved_slots -= gives_slot;
+    if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
+        list_remove(&s->waiting, holder);
+        holder->state = SEQ_GONE;
+    }
+    s->has_ended |= seq_is_over(holder) && holder->state == SEQ_RUNNING;
+    if (e->live > 0) return;
+    s->n_live--;
+    s->n_choices -= e->n;
+    e->next_ended = s->ended;
+    s->ended = e;
+}
+
+void entry_end(sched *s, sched_entry *e, uint32_t choice)
+{
+    for (uint32_t i = 0; i < e->n; i++) {
+        if (choice == SCHED_ALL_CHOICES || choice == i) end_choice(s, &e->seqs[i]);
+    }
+}
+
+void entry_pause(sched_entry *e, uint32_t choice, bool paused)
+{
+    for (uint32_t i = 0; i < e->n; i++) {
+        if (choice == SCHED_ALL_CHOICES || choice == i) e->seqs[i].paused = paused;
+    }
+}
+
+void reap(sched *s)
+{
+    for (uint32_t i = s->running.n; s->has_ended && i-- > 0;) {
+        if (seq_is_over(s->running.seqs[i])) seq_stop(s, s->running.seqs[i], SEQ_GONE);
+    }
+    s->has_ended = false;
+}
