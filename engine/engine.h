@@ -1,15 +1,16 @@
 /* engine: requests in, token streams out.
  *
- * What     the thread that drives scheduler and backend, and around it everything a request needs: parsing of its
- *          JSON fields, chat template, tokenizing (a few worker threads), detokenising, stop strings and stop
- *          tokens, lengths, logprobs, bounded output rings, reports. Front ends (cli, rpc) only enqueue and read.
- * Owner    the engine borrows backend, tokenizer and template (they must outlive it); a stream belongs to whoever
- *          submitted the request and is released exactly once.
- * Threads  engine_submit, engine_stats: any thread. A stream is read by one thread at a time; engine_stream_abort by
- *          any. `notify` is called from the engine's threads: it must not block or call back into the stream.
- * Units    microseconds of the monotonic clock; bytes of UTF-8.
- * Errors   a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or STATUS_QUEUE_FULL at once
- *          when the bounded queue is full) or, when it fails later, ends its own stream; others go on.
+ * What     the thread that drives scheduler and backend, and around it everything a request needs:
+ * parsing of its JSON fields, chat template, tokenizing (a few worker threads), detokenising, stop
+ * strings and stop tokens, lengths, logprobs, bounded output rings, reports. Front ends (cli, rpc)
+ * only enqueue and read. Owner    the engine borrows backend, tokenizer and template (they must
+ * outlive it); a stream belongs to whoever submitted the request and is released exactly once.
+ * Threads  engine_submit, engine_stats: any thread. A stream is read by one thread at a time;
+ * engine_stream_abort by any. `notify` is called from the engine's threads: it must not block or
+ * call back into the stream. Units    microseconds of the monotonic clock; bytes of UTF-8. Errors
+ * a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or
+ * STATUS_QUEUE_FULL at once when the bounded queue is full) or, when it fails later, ends its own
+ * stream; others go on.
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -25,72 +26,75 @@ typedef struct engine_stream engine_stream;
 typedef struct engine_options {
     backend *backend;
     const tokenizer *tokenizer;
-    const chat_template *chat;   // NULL = the model has none
-    const char *bos, *eos;       // texts for the template; "" when none
+    const chat_template *chat; // NULL = the model has none
+    const char *bos, *eos;     // texts for the template; "" when none
     uint32_t prefill_chunk;
     uint32_t max_model_len;
-    uint32_t max_requests;       // waiting and running; more is QUEUE_FULL
+    uint32_t max_requests; // waiting and running; more is QUEUE_FULL
     bool prefix_cache;
-    const uint32_t *stop_ids;    // the model's EOS ids
+    const uint32_t *stop_ids; // the model's EOS ids
     uint32_t n_stop_ids;
-    uint32_t ring_capacity;      // outputs a stream may hold unread before its sequence is paused; 0 = 256
-    uint32_t tokenizer_threads;  // 0 = 2
+    uint32_t
+        ring_capacity; // outputs a stream may hold unread before its sequence is paused; 0 = 256
+    uint32_t tokenizer_threads; // 0 = 2
     const allocator *alloc;
 } engine_options;
 
 status engine_create(const engine_options *options, engine **out, error *err);
-/* Aborts what still runs, joins the threads. */
+/* Ends what still runs, joins the threads. Every stream must have been released. */
 void engine_destroy(engine *e);
 
-/* ---- requests ------------------------------------------------------------------------------------------------ */
+/* ---- requests
+ * ------------------------------------------------------------------------------------------------
+ */
 
 enum { ENGINE_STOPS_MAX = 16, ENGINE_STOP_BYTES_MAX = 256, ENGINE_N_MAX = 128 };
 
-/* One request, by OpenAI's names. Fill it by engine_request_init, then by hand or engine_request_parse. Exactly one
- * of prompt, messages and prompt_token_ids is given. */
+/* One request, by OpenAI's names. Fill it by engine_request_init, then by hand or
+ * engine_request_parse. Exactly one of prompt, messages and prompt_token_ids is given. */
 typedef struct engine_request {
     char *prompt;
     size_t prompt_bytes;
-    json_t *messages;            // an array of {role, content}; content a string or a list of text parts
-    json_t *tools;               // optional, for the template
+    json_t *messages; // an array of {role, content}; content a string or a list of text parts
+    json_t *tools;    // optional, for the template
     uint32_t *prompt_token_ids;
     uint32_t n_prompt_token_ids;
-    uint32_t max_tokens;         // 0 = what fits
+    uint32_t max_tokens; // 0 = what fits
     uint32_t min_tokens;
     uint32_t n;
     float temperature, top_p, min_p;
-    int32_t top_k;               // -1 or 0 = all
+    int32_t top_k; // -1 or 0 = all
     float presence_penalty, frequency_penalty, repetition_penalty;
     bool has_seed;
     uint64_t seed;
-    int32_t logprobs;            // -1 = none, else the top n
+    int32_t logprobs; // -1 = none, else the top n
     char *stop[ENGINE_STOPS_MAX];
     uint32_t n_stop;
     uint32_t *stop_token_ids;
     uint32_t n_stop_token_ids;
     bool ignore_eos;
     bool include_stop_str_in_output;
-    bool skip_special_tokens;    // default true
-    bool add_special_tokens;     // default true for prompt, false for messages
-    uint32_t *bias_ids;          // logit_bias
+    bool skip_special_tokens; // default true
+    bool add_special_tokens;  // default true for prompt, false for messages
+    uint32_t *bias_ids;       // logit_bias
     float *bias;
     uint32_t n_bias;
     int32_t priority;
-    char *cache_salt;            // NULL = the shared cache
-    json_t *retention;           // NULL = full
+    char *cache_salt;  // NULL = the shared cache
+    json_t *retention; // NULL = full
 } engine_request;
 
 /* Defaults: the model's generation_config where it says something, else OpenAI's. */
 typedef struct engine_defaults {
     float temperature, top_p, min_p, repetition_penalty;
     int32_t top_k;
-    uint32_t max_tokens;         // 0 = what fits
+    uint32_t max_tokens; // 0 = what fits
 } engine_defaults;
 
 void engine_request_init(engine_request *r, const engine_defaults *defaults);
 void engine_request_destroy(engine_request *r);
-/* Reads the members of a JSON object into r. Unknown keys are refused by name, except those in `also` (a
- * NULL-terminated list: what the front end reads itself, such as "id" or "stream"). */
+/* Reads the members of a JSON object into r. Unknown keys are refused by name, except those in
+ * `also` (a NULL-terminated list: what the front end reads itself, such as "id" or "stream"). */
 status engine_request_parse(const json_t *json, const char *where, const char *const *also,
                             engine_request *r, error *err);
 
@@ -100,7 +104,9 @@ typedef void (*engine_notify)(void *ctx); /* something can be read, or the strea
 status engine_submit(engine *e, const engine_request *r, engine_notify notify, void *ctx,
                      engine_stream **out, error *err);
 
-/* ---- streams --------------------------------------------------------------------------------------------------- */
+/* ---- streams
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 typedef enum engine_finish {
     ENGINE_FINISH_NONE,
@@ -124,35 +130,37 @@ typedef struct engine_timings {
 typedef struct engine_output {
     uint32_t choice;
     bool has_token;
-    step_sample sample;          // token id, logprob, rank, top
-    const char *text;            // the bytes now certain: whole characters, behind held-back stop prefixes
+    step_sample sample; // token id, logprob, rank, top
+    const char *text;   // the bytes now certain: whole characters, behind held-back stop prefixes
     size_t text_bytes;
-    engine_finish finish;        // other than NONE: the last output of this choice; what follows is set too
-    int64_t stop_token;          // the stop token that ended it, or -1
-    const char *stop_string;     // the stop string that ended it, or NULL
+    engine_finish
+        finish;         // other than NONE: the last output of this choice; what follows is set too
+    int64_t stop_token; // the stop token that ended it, or -1
+    const char *stop_string; // the stop string that ended it, or NULL
     engine_usage usage;
     engine_timings timings;
     const retention_report *report; // NULL for "full" without a report asked
-    const char *error_text;      // ENGINE_FINISH_ERROR: one line
+    status_code error_code;         // ENGINE_FINISH_ERROR: whose fault, and one line that says why
+    const char *error_text;
 } engine_output;
 
 /* False when nothing can be read now. */
 bool engine_stream_read(engine_stream *s, engine_output *out);
 /* Waits until something can be read or every choice has ended; false when all has been read. */
 bool engine_stream_wait(engine_stream *s, engine_output *out);
-/* The request's tokens as the model saw them (after template and tokenizer); NULL before that. */
-const uint32_t *engine_stream_prompt(const engine_stream *s, uint32_t *n);
 void engine_stream_abort(engine_stream *s);
 /* Aborts what still runs and frees the stream. */
 void engine_stream_release(engine_stream *s);
 
-/* ---- numbers ------------------------------------------------------------------------------------------------------ */
+/* ---- numbers
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct engine_stats {
     sched_stats sched;
     uint64_t steps;
     int64_t compute_us, schedule_us; // summed over steps
-    uint64_t requests_finished, requests_aborted, requests_refused;
+    uint64_t requests_finished, requests_aborted, requests_failed;
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);

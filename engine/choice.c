@@ -1,0 +1,79 @@
+/* One choice's tokens become text; stop tokens, stop strings and lengths end it. */
+#include "engine/internal.h"
+
+#include <string.h>
+
+void choice_init(choice_state *c, const tokenizer *t, bool skip_special)
+{
+    *c = (choice_state){.stop_token = -1, .stop_string = -1};
+    tok_stream_init(&c->detokeniser, t, skip_special);
+}
+
+void choice_destroy(choice_state *c) { strbuf_destroy(&c->held); }
+
+static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+/* The earliest stop string in text, as its index; *at and *end frame it. -1 = none. */
+static int32_t find_stop(const engine_request *r, const strbuf *text, size_t *at, size_t *end)
+{
+    int32_t found = -1;
+    for (uint32_t i = 0; i < r->n_stop; i++) {
+        size_t length = strlen(r->stop[i]);
+        const char *hit = text->size ? memmem(text->data, text->size, r->stop[i], length) : NULL;
+        if (!hit || (found >= 0 && (size_t)(hit - text->data) >= *at)) continue;
+        found = (int32_t)i;
+        *at = (size_t)(hit - text->data);
+        *end = *at + length;
+    }
+    return found;
+}
+
+/* How many of the last bytes of text could be the start of a stop string. */
+static size_t held_back(const engine_request *r, const strbuf *text)
+{
+    size_t longest = 0;
+    for (uint32_t i = 0; i < r->n_stop; i++) {
+        size_t length = strlen(r->stop[i]) - 1;
+        if (length > text->size) length = text->size;
+        for (; length > longest; length--)
+            if (memcmp(text->data + text->size - length, r->stop[i], length) == 0) longest = length;
+    }
+    return longest;
+}
+
+static void give_out(choice_state *c, size_t n, strbuf *text)
+{
+    strbuf_append(text, c->held.data, n);
+    c->held.size -= n;
+    memmove(c->held.data, c->held.data + n, c->held.size);
+}
+
+status choice_push(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
+                   uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token, strbuf *text)
+{
+    c->n_tokens++;
+    if (contains(stop_ids, n_stop_ids, token) && c->n_tokens > r->min_tokens) {
+        c->finish = ENGINE_FINISH_STOP;
+        c->stop_token = token;
+    } else {
+        RETURN_IF_ERROR(tok_stream_push(&c->detokeniser, token, &c->held));
+        size_t at = 0, end = 0;
+        c->stop_string = c->n_tokens > r->min_tokens ? find_stop(r, &c->held, &at, &end) : -1;
+        if (c->stop_string >= 0) {
+            c->finish = ENGINE_FINISH_STOP;
+            if (c->held.size) give_out(c, r->include_stop_str_in_output ? end : at, text);
+            return STATUS_IS_OK;
+        }
+        if (c->n_tokens >= max_new_tokens) c->finish = ENGINE_FINISH_LENGTH;
+    }
+    if (c->finish != ENGINE_FINISH_NONE) tok_stream_finish(&c->detokeniser, &c->held);
+    size_t keep = c->finish == ENGINE_FINISH_NONE ? held_back(r, &c->held) : 0;
+    if (c->held.size > keep) give_out(c, c->held.size - keep, text);
+    return c->held.failed || text->failed ? status_make(STATUS_NO_MEMORY, "output text")
+                                          : STATUS_IS_OK;
+}

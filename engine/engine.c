@@ -1,0 +1,170 @@
+/* Creation, submission and numbers. */
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life
+ * ------------------------------------------------------------------------------------------------------
+ */
+
+static bool allocate(engine *e)
+{
+    const engine_options *o = &e->o;
+    e->stop_ids = alloc_zeroed(o->alloc, o->n_stop_ids + 1, sizeof *e->stop_ids);
+    e->slots = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->slots);
+    e->free_slots = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->free_slots);
+    e->prepare.items = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->prepare.items);
+    e->measured = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->measured);
+    e->workers = alloc_zeroed(o->alloc, o->tokenizer_threads, sizeof *e->workers);
+    if (!e->stop_ids || !e->slots || !e->free_slots || !e->prepare.items || !e->measured ||
+        !e->workers)
+        return false;
+    if (o->n_stop_ids) memcpy(e->stop_ids, o->stop_ids, o->n_stop_ids * sizeof *e->stop_ids);
+    for (uint32_t i = 0; i < o->max_requests; i++) e->free_slots[i] = o->max_requests - 1 - i;
+    e->n_free_slots = o->max_requests;
+    return true;
+}
+
+static status make_scheduler(engine *e, error *err)
+{
+    sched_options so = {
+        .geometry = e->info.geometry,
+        .n_pages = e->info.n_pages,
+        .max_seqs = e->info.max_seqs,
+        .prefill_chunk = e->o.prefill_chunk,
+        .max_model_len = e->o.max_model_len,
+        .max_requests = e->o.max_requests,
+        .prefix_cache = e->o.prefix_cache,
+        .salt = e->info.identity,
+        .alloc = e->o.alloc,
+    };
+    return sched_create(&so, &e->sched, err);
+}
+
+static bool start_threads(engine *e)
+{
+    if (pthread_create(&e->thread, NULL, engine_loop, e)) return false;
+    e->thread_started = true;
+    for (; e->n_workers < e->o.tokenizer_threads; e->n_workers++)
+        if (pthread_create(&e->workers[e->n_workers], NULL, prepare_loop, e)) return false;
+    return true;
+}
+
+status engine_create(const engine_options *options, engine **out, error *err)
+{
+    engine *e = alloc_zeroed(options->alloc, 1, sizeof *e);
+    if (!e) return error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
+    e->o = *options;
+    e->info = *options->backend->ops->info(options->backend->ctx);
+    if (e->o.ring_capacity == 0) e->o.ring_capacity = 256;
+    if (e->o.tokenizer_threads == 0) e->o.tokenizer_threads = 2;
+    if (e->o.max_model_len == 0 || e->o.max_model_len > e->info.max_positions)
+        e->o.max_model_len = e->info.max_positions;
+    e->limits = (retention_limits){e->info.geometry, e->o.prefill_chunk};
+    pthread_mutex_init(&e->inbox.lock, NULL);
+    pthread_cond_init(&e->inbox.arrived, NULL);
+    pthread_mutex_init(&e->prepare.lock, NULL);
+    pthread_cond_init(&e->prepare.arrived, NULL);
+    pthread_mutex_init(&e->stats_lock, NULL);
+    atomic_store(&e->next_seed, hash_mix64((uint64_t)clock_now_ns()));
+
+    status s = allocate(e) ? make_scheduler(e, err)
+                           : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
+    if (status_ok(s) && !start_threads(e))
+        s = error_set(err, STATUS_NO_MEMORY, "engine: cannot start its threads");
+    if (!status_ok(s)) {
+        engine_destroy(e);
+        return s;
+    }
+    *out = e;
+    return STATUS_IS_OK;
+}
+
+static void stop_flag(pthread_mutex_t *lock, pthread_cond_t *arrived, bool *stop)
+{
+    pthread_mutex_lock(lock);
+    *stop = true;
+    pthread_cond_broadcast(arrived);
+    pthread_mutex_unlock(lock);
+}
+
+void engine_destroy(engine *e)
+{
+    if (!e) return;
+    stop_flag(&e->prepare.lock, &e->prepare.arrived, &e->prepare.stop);
+    for (uint32_t i = 0; i < e->n_workers; i++) pthread_join(e->workers[i], NULL);
+    stop_flag(&e->inbox.lock, &e->inbox.arrived, &e->inbox.stop);
+    if (e->thread_started) pthread_join(e->thread, NULL);
+    sched_destroy(e->sched);
+    const allocator *a = e->o.alloc;
+    alloc_free(a, e->inbox.items);
+    alloc_free(a, e->drained);
+    alloc_free(NULL, e->events);
+    alloc_free(NULL, e->ending);
+    alloc_free(a, e->measured);
+    alloc_free(a, e->prepare.items);
+    alloc_free(a, e->slots);
+    alloc_free(a, e->free_slots);
+    alloc_free(a, e->stop_ids);
+    alloc_free(a, e->workers);
+    strbuf_destroy(&e->text);
+    pthread_mutex_destroy(&e->stats_lock);
+    pthread_cond_destroy(&e->prepare.arrived);
+    pthread_mutex_destroy(&e->prepare.lock);
+    pthread_cond_destroy(&e->inbox.arrived);
+    pthread_mutex_destroy(&e->inbox.lock);
+    alloc_free(a, e);
+}
+
+/* ---- submission
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+static void queue_for_prepare(engine *e, engine_stream *s)
+{
+    prepare_queue *q = &e->prepare;
+    atomic_fetch_add(&s->references, 1);
+    pthread_mutex_lock(&q->lock);
+    q->items[(q->head + q->count++) % e->o.max_requests] = s;
+    pthread_cond_signal(&q->arrived);
+    pthread_mutex_unlock(&q->lock);
+}
+
+status engine_submit(engine *e, const engine_request *r, engine_notify notify, void *ctx,
+                     engine_stream **out, error *err)
+{
+    retention_policy policy;
+    RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
+    RETURN_IF_ERROR(retention_parse(r->retention, &e->limits, &policy, err));
+    /* Counting first keeps every later queue within max_requests. */
+    if (atomic_fetch_add(&e->n_live, 1) >= e->o.max_requests) {
+        atomic_fetch_sub(&e->n_live, 1);
+        return error_set(err, STATUS_QUEUE_FULL, "%u requests are waiting or running already",
+                         e->o.max_requests);
+    }
+    engine_stream *s = NULL;
+    status st = stream_create(e, r, &s);
+    if (!status_ok(st)) {
+        atomic_fetch_sub(&e->n_live, 1);
+        return error_set(err, st.code, "request: out of memory");
+    }
+    s->policy = policy;
+    s->notify = notify;
+    s->notify_ctx = ctx;
+    queue_for_prepare(e, s);
+    *out = s;
+    return STATUS_IS_OK;
+}
+
+/* ---- numbers
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+engine_stats engine_get_stats(engine *e)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    engine_stats stats = e->stats;
+    pthread_mutex_unlock(&e->stats_lock);
+    return stats;
+}

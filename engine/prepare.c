@@ -1,0 +1,225 @@
+/* The tokenizer threads: a submitted request becomes tokens and a scheduler request, or fails by
+ * itself. */
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* content may be a list of {"type": "text", "text": …} parts: joined by newlines, as templates
+ * expect a string. */
+static status join_parts(const json_t *parts, size_t message, strbuf *out, error *err)
+{
+    size_t i;
+    json_t *part;
+    json_array_foreach(parts, i, part)
+    {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        const json_t *text = json_object_get(part, "text");
+        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "messages[%zu].content[%zu]: only {\"type\":\"text\",\"text\":…} "
+                             "parts are supported",
+                             message, i);
+        if (i) strbuf_putc(out, '\n');
+        strbuf_append(out, json_string_value(text), json_string_length(text));
+    }
+    return STATUS_IS_OK;
+}
+
+/* Checks roles and contents; lists of parts are replaced by one string (the stream's own copy). */
+static status normalise_messages(json_t *messages, error *err)
+{
+    size_t i;
+    json_t *message;
+    if (json_array_size(messages) == 0)
+        return error_set(err, STATUS_INVALID, "messages: must be a non-empty array");
+    json_array_foreach(messages, i, message)
+    {
+        if (!json_is_object(message) || !json_is_string(json_object_get(message, "role")))
+            return error_set(err, STATUS_INVALID,
+                             "messages[%zu]: must be an object with a string role", i);
+        json_t *content = json_object_get(message, "content");
+        if (!json_is_array(content)) {
+            if (content && !json_is_string(content) && !json_is_null(content))
+                return error_set(err, STATUS_INVALID,
+                                 "messages[%zu].content: must be a string or a list", i);
+            continue;
+        }
+        strbuf joined = {0};
+        status s = join_parts(content, i, &joined, err);
+        if (status_ok(s) &&
+            (joined.failed ||
+             json_object_set_new(message, "content",
+                                 json_stringn(joined.data ? joined.data : "", joined.size))))
+            s = error_set(err, STATUS_NO_MEMORY, "messages[%zu]: out of memory", i);
+        strbuf_destroy(&joined);
+        RETURN_IF_ERROR(s);
+    }
+    return STATUS_IS_OK;
+}
+
+static status render(engine *e, engine_request *r, strbuf *out, error *err)
+{
+    RETURN_IF_ERROR(normalise_messages(r->messages, err));
+    json_t *vars =
+        json_pack("{s:O, s:b, s:s, s:s}", "messages", r->messages, "add_generation_prompt", 1,
+                  "bos_token", e->o.bos, "eos_token", e->o.eos);
+    if (!vars || (r->tools && json_object_set(vars, "tools", r->tools))) {
+        json_decref(vars);
+        return error_set(err, STATUS_NO_MEMORY, "chat template: out of memory");
+    }
+    status s = tmpl_render(e->o.chat, vars, (int64_t)time(NULL), NULL, out, err);
+    json_decref(vars);
+    return s;
+}
+
+static status encode(engine *e, engine_request *r, tok_ids *ids, error *err)
+{
+    if (r->prompt)
+        return tok_encode(e->o.tokenizer, r->prompt, r->prompt_bytes, r->add_special_tokens, ids,
+                          err);
+    strbuf text = {0};
+    status s = render(e, r, &text, err);
+    /* The template writes its own BOS. */
+    if (status_ok(s))
+        s = tok_encode(e->o.tokenizer, text.data ? text.data : "", text.size, false, ids, err);
+    strbuf_destroy(&text);
+    return s;
+}
+
+static status make_tokens(engine *e, engine_stream *s, error *err)
+{
+    engine_request *r = &s->request;
+    if (r->prompt_token_ids) {
+        s->tokens = r->prompt_token_ids;
+        s->n_tokens = r->n_prompt_token_ids;
+        r->prompt_token_ids = NULL;
+        r->n_prompt_token_ids = 0;
+    } else {
+        tok_ids ids = {0};
+        status st = encode(e, r, &ids, err);
+        s->tokens = ids.ids;
+        s->n_tokens = (uint32_t)ids.n;
+        RETURN_IF_ERROR(st);
+    }
+    if (s->n_tokens == 0) return error_set(err, STATUS_INVALID, "prompt: has no tokens");
+    /* A tokenizer may know ids that the weights do not. */
+    for (uint32_t i = 0; i < s->n_tokens; i++)
+        if (s->tokens[i] >= e->info.vocab_size)
+            return error_set(err, STATUS_INVALID,
+                             "prompt: token %u is outside the model's vocabulary (%u)",
+                             s->tokens[i], e->info.vocab_size);
+    if (s->n_tokens >= e->o.max_model_len)
+        return error_set(err, STATUS_LIMIT,
+                         "prompt: %u tokens; the maximum context length is %u, and at least one "
+                         "token is generated",
+                         s->n_tokens, e->o.max_model_len);
+    return STATUS_IS_OK;
+}
+
+static status make_stops(engine *e, engine_stream *s)
+{
+    const engine_request *r = &s->request;
+    uint32_t n_eos = r->ignore_eos ? 0 : e->o.n_stop_ids;
+    s->stop_ids = malloc(((size_t)n_eos + r->n_stop_token_ids + 1) * sizeof *s->stop_ids);
+    if (!s->stop_ids) return status_make(STATUS_NO_MEMORY, "stop ids");
+    if (n_eos) memcpy(s->stop_ids, e->stop_ids, n_eos * sizeof *s->stop_ids);
+    if (r->n_stop_token_ids)
+        memcpy(s->stop_ids + n_eos, r->stop_token_ids, r->n_stop_token_ids * sizeof *s->stop_ids);
+    s->n_stop_ids = n_eos + r->n_stop_token_ids;
+    return STATUS_IS_OK;
+}
+
+static void fill_sched_request(engine *e, engine_stream *s)
+{
+    const engine_request *r = &s->request;
+    s->sched_request = (sched_request){
+        .priority = r->priority,
+        .prompt = s->tokens,
+        .n_prompt = s->n_tokens,
+        .max_new_tokens = s->max_new_tokens,
+        .n = r->n,
+        .salt = r->cache_salt ? hash_bytes(r->cache_salt, strlen(r->cache_salt), 1) : 0,
+        .policy = s->policy,
+        .params =
+            {
+                .temperature = r->temperature,
+                .top_p = r->top_p,
+                .min_p = r->min_p,
+                .top_k = r->top_k > 0 ? (uint32_t)r->top_k : 0,
+                .presence_penalty = r->presence_penalty,
+                .frequency_penalty = r->frequency_penalty,
+                .repetition_penalty = r->repetition_penalty,
+                .seed = r->has_seed ? r->seed : atomic_fetch_add(&e->next_seed, 1),
+                .n_logprobs = r->logprobs,
+                .min_tokens = r->min_tokens,
+                .stop_ids = s->stop_ids,
+                .n_stop_ids = s->n_stop_ids,
+                .bias_ids = r->bias_ids,
+                .bias = r->bias,
+                .n_bias = r->n_bias,
+            },
+    };
+}
+
+/* max_tokens left open: as many as the context and the pool leave room for. */
+static uint32_t most_new_tokens(engine *e, engine_stream *s)
+{
+    uint32_t lowest = 1, highest = e->o.max_model_len - s->n_tokens;
+    while (lowest < highest) {
+        uint32_t middle = lowest + (highest - lowest + 1) / 2;
+        s->sched_request.max_new_tokens = middle;
+        if (status_ok(sched_check(e->sched, &s->sched_request, NULL))) lowest = middle;
+        else highest = middle - 1;
+    }
+    return lowest;
+}
+
+static status prepare(engine *e, engine_stream *s, error *err)
+{
+    RETURN_IF_ERROR(make_tokens(e, s, err));
+    status st = make_stops(e, s);
+    if (!status_ok(st)) return error_set(err, st.code, "request: out of memory");
+    s->max_new_tokens = s->request.max_tokens;
+    fill_sched_request(e, s);
+    if (s->max_new_tokens == 0) s->max_new_tokens = most_new_tokens(e, s);
+    s->sched_request.max_new_tokens = s->max_new_tokens;
+    RETURN_IF_ERROR(sched_check(e->sched, &s->sched_request, err));
+
+    /* Each choice may add a token and an end in a step, and a pause takes effect one step later. */
+    uint64_t most = ((uint64_t)s->max_new_tokens + 1) * s->request.n;
+    uint32_t wanted = e->o.ring_capacity > 4 * s->request.n ? e->o.ring_capacity : 4 * s->request.n;
+    st = stream_make_ring(s, most < wanted ? (uint32_t)most : wanted);
+    return status_ok(st) ? st : error_set(err, st.code, "request: out of memory");
+}
+
+static engine_stream *next_job(prepare_queue *q, uint32_t capacity)
+{
+    engine_stream *s = NULL;
+    pthread_mutex_lock(&q->lock);
+    while (q->count == 0 && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
+    if (q->count > 0) {
+        s = q->items[q->head];
+        q->head = (q->head + 1) % capacity;
+        q->count--;
+    }
+    pthread_mutex_unlock(&q->lock);
+    return s;
+}
+
+void *prepare_loop(void *arg)
+{
+    engine *e = arg;
+    for (engine_stream *s; (s = next_job(&e->prepare, e->o.max_requests)) != NULL;
+         stream_unref(s)) {
+        error err = {{0}};
+        status st = prepare(e, s, &err);
+        if (status_ok(st) && !inbox_put(e, INBOX_ADD, s))
+            st = error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
+        if (status_ok(st)) continue;
+        stream_fail(s, st.code, err.text);
+        atomic_fetch_sub(&e->n_live, 1);
+    }
+    return NULL;
+}

@@ -1,0 +1,229 @@
+/* Streams: the bounded ring between the engine thread and a reader. */
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life
+ * -------------------------------------------------------------------------------------------------
+ */
+
+status stream_create(engine *e, const engine_request *r, engine_stream **out)
+{
+    engine_stream *s = calloc(1, sizeof *s);
+    if (!s) return status_make(STATUS_NO_MEMORY, "stream");
+    s->engine = e;
+    s->references = 1;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->readable, NULL);
+    status st = engine_request_copy(r, &s->request);
+    s->choices = calloc(r->n, sizeof *s->choices);
+    s->ends = calloc(r->n, sizeof *s->ends);
+    if (status_ok(st) && (!s->choices || !s->ends)) st = status_make(STATUS_NO_MEMORY, "stream");
+    /* Room for an error on every choice, before it is known how long the outputs get. */
+    if (status_ok(st)) st = stream_make_ring(s, r->n);
+    if (!status_ok(st)) {
+        stream_unref(s);
+        return st;
+    }
+    for (uint32_t i = 0; i < r->n; i++)
+        choice_init(&s->choices[i], e->o.tokenizer, r->skip_special_tokens);
+    s->n_alive = r->n;
+    s->n_unread_ends = r->n;
+    s->submit_us = clock_now_us();
+    *out = s;
+    return STATUS_IS_OK;
+}
+
+void stream_unref(engine_stream *s)
+{
+    if (!s || atomic_fetch_sub(&s->references, 1) != 1) return;
+    for (uint32_t i = 0; s->choices && i < s->request.n; i++) choice_destroy(&s->choices[i]);
+    for (uint32_t i = 0; s->ends && i < s->request.n; i++) free(s->ends[i].report.kept_json);
+    engine_request_destroy(&s->request);
+    pthread_cond_destroy(&s->readable);
+    pthread_mutex_destroy(&s->lock);
+    strbuf_destroy(&s->blob);
+    strbuf_destroy(&s->read_text);
+    free(s->tokens);
+    free(s->stop_ids);
+    free(s->choices);
+    free(s->ends);
+    free(s->ring);
+    free(s);
+}
+
+status stream_make_ring(engine_stream *s, uint32_t capacity)
+{
+    ring_item *ring = calloc(capacity, sizeof *ring);
+    if (!ring) return status_make(STATUS_NO_MEMORY, "output ring");
+    free(s->ring);
+    s->ring = ring;
+    s->capacity = capacity;
+    return STATUS_IS_OK;
+}
+
+/* ---- the engine's side
+ * -------------------------------------------------------------------------------------- */
+
+static void put_item(engine_stream *s, const ring_item *item)
+{
+    s->ring[(s->head + s->count++) % s->capacity] = *item;
+    pthread_cond_signal(&s->readable);
+}
+
+/* What has been read leaves the blob, so that it grows no further than the ring is full. */
+static void blob_compact(engine_stream *s)
+{
+    if (s->blob_read == 0) return;
+    s->blob.size -= s->blob_read;
+    memmove(s->blob.data, s->blob.data + s->blob_read, s->blob.size);
+    s->blob_read = 0;
+}
+
+void stream_push(engine_stream *s, const ring_item *item, const step_sample *tops, const char *text)
+{
+    pthread_mutex_lock(&s->lock);
+    blob_compact(s);
+    strbuf_append(&s->blob, text, item->text_bytes);
+    strbuf_append(&s->blob, tops->top_ids, item->n_top * sizeof tops->top_ids[0]);
+    strbuf_append(&s->blob, tops->top_logprobs, item->n_top * sizeof tops->top_logprobs[0]);
+    put_item(s, item);
+    pthread_mutex_unlock(&s->lock);
+    if (s->notify) s->notify(s->notify_ctx);
+}
+
+/* A choice's end rides on its last token when that has not been read yet, as clients expect. */
+static void attach_end(engine_stream *s, uint32_t choice)
+{
+    for (uint32_t i = s->count; i-- > 0;) {
+        ring_item *item = &s->ring[(s->head + i) % s->capacity];
+        if (item->choice != choice) continue;
+        item->is_last = true;
+        pthread_cond_signal(&s->readable);
+        return;
+    }
+    ring_item end = {.choice = choice, .is_last = true};
+    put_item(s, &end);
+}
+
+void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end)
+{
+    pthread_mutex_lock(&s->lock);
+    s->ends[choice] = *end;
+    attach_end(s, choice);
+    pthread_mutex_unlock(&s->lock);
+    if (s->notify) s->notify(s->notify_ctx);
+}
+
+uint32_t stream_room(engine_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint32_t room = s->capacity - s->count;
+    pthread_mutex_unlock(&s->lock);
+    return room;
+}
+
+void stream_fail(engine_stream *s, status_code code, const char *text)
+{
+    pthread_mutex_lock(&s->lock);
+    snprintf(s->failure.text, sizeof s->failure.text, "%s", text);
+    pthread_mutex_unlock(&s->lock);
+    choice_end end = {
+        .finish = ENGINE_FINISH_ERROR, .stop_token = -1, .stop_string = -1, .error_code = code};
+    end.timings.total_us = clock_now_us() - s->submit_us;
+    end.usage.prompt_tokens = s->n_tokens;
+    for (uint32_t i = 0; i < s->request.n; i++) {
+        if (s->ends[i].finish != ENGINE_FINISH_NONE) continue;
+        s->choices[i].finish = ENGINE_FINISH_ERROR;
+        end.usage.completion_tokens = s->choices[i].n_tokens;
+        stream_push_end(s, i, &end);
+    }
+}
+
+/* ---- the reader's side
+ * ---------------------------------------------------------------------------------------- */
+
+static void fill_end(engine_stream *s, const ring_item *item, engine_output *out)
+{
+    const choice_end *end = &s->ends[item->choice];
+    out->finish = end->finish;
+    out->stop_token = end->stop_token;
+    out->stop_string = end->stop_string >= 0 ? s->request.stop[end->stop_string] : NULL;
+    out->usage = end->usage;
+    out->timings = end->timings;
+    out->report = end->has_report ? &end->report : NULL;
+    out->error_code = end->error_code;
+    out->error_text = end->finish == ENGINE_FINISH_ERROR ? s->failure.text : NULL;
+    s->n_unread_ends--;
+}
+
+static void take(engine_stream *s, engine_output *out)
+{
+    ring_item item = s->ring[s->head];
+    *out = (engine_output){.choice = item.choice, .has_token = item.has_token, .stop_token = -1};
+    out->sample.token = item.token;
+    out->sample.logprob = item.logprob;
+    out->sample.rank = item.rank;
+    out->sample.n_top = item.n_top;
+    strbuf_clear(&s->read_text);
+    if (item.has_token) {
+        const char *at = s->blob.data + s->blob_read;
+        size_t tops = item.n_top * sizeof(uint32_t);
+        strbuf_append(&s->read_text, at, item.text_bytes);
+        memcpy(out->sample.top_ids, at + item.text_bytes, tops);
+        memcpy(out->sample.top_logprobs, at + item.text_bytes + tops, tops);
+        s->blob_read += item.text_bytes + 2 * tops;
+    }
+    out->text = s->read_text.data ? s->read_text.data : "";
+    out->text_bytes = s->read_text.size;
+    s->head = (s->head + 1) % s->capacity;
+    s->count--;
+    if (item.is_last) fill_end(s, &item, out);
+}
+
+/* Called with the lock held; gives it up. Half a ring of room lets a paused sequence go on. */
+static void unlock_and_resume(engine_stream *s)
+{
+    bool resume = s->resume_wanted && s->count <= s->capacity / 2;
+    if (resume) s->resume_wanted = false;
+    pthread_mutex_unlock(&s->lock);
+    if (resume) inbox_put(s->engine, INBOX_RESUME, s);
+}
+
+bool engine_stream_read(engine_stream *s, engine_output *out)
+{
+    pthread_mutex_lock(&s->lock);
+    bool got = s->count > 0;
+    if (got) take(s, out);
+    unlock_and_resume(s);
+    return got;
+}
+
+bool engine_stream_wait(engine_stream *s, engine_output *out)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->count == 0 && s->n_unread_ends > 0) pthread_cond_wait(&s->readable, &s->lock);
+    bool got = s->count > 0;
+    if (got) take(s, out);
+    unlock_and_resume(s);
+    return got;
+}
+
+void engine_stream_abort(engine_stream *s)
+{
+    if (!atomic_exchange(&s->aborted, true)) inbox_put(s->engine, INBOX_ABORT, s);
+}
+
+void engine_stream_release(engine_stream *s)
+{
+    if (!s) return;
+    engine_stream_abort(s);
+    stream_unref(s);
+}
+
+const char *engine_finish_name(engine_finish f)
+{
+    static const char *const names[] = {"", "stop", "length", "abort", "error"};
+    return names[f];
+}

@@ -1,0 +1,398 @@
+/* The CPU backend: a step plan in, tokens and measures out (scheduler/backend.h). */
+#include "model/forward.h"
+#include "model/sampler.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Memory left to everybody else when the pool takes its default share. */
+#define DEFAULT_POOL_SHARE 0.6
+
+typedef struct backend_cpu {
+    model_config config;
+    backend_info info;
+    backend_cpu_facts facts;
+    comm *group; /* borrowed */
+    thread_pool *pool;
+    kern_context *kernels;
+    model_weights weights;
+    kv_store store;
+    size_t store_bytes;
+    pkv_mirror *mirror;
+    forward *forward;
+    sampler *sampler;
+
+    const step_plan *plan; /* submitted, not yet collected */
+    step_result result;
+    step_seq_result *seq_results; /* [max_seqs] */
+    forward_seq *seqs;            /* [max_seqs] */
+    step_sample *samples;         /* [max_seqs] */
+    sampler_draw *draws;          /* [max_seqs] */
+    uint32_t *logit_rows;         /* [max_rows + max_seqs] */
+    /* Grown when a plan needs more; steady decoding does not. */
+    float *logits;
+    size_t logits_capacity; /* floats */
+    float *measures;
+    size_t measures_capacity; /* floats */
+} backend_cpu;
+
+/* ---- a plan's truth
+ * --------------------------------------------------------------------------------------- */
+
+/* Plans may come from another process: what would index out of bounds is refused here. */
+static status check_plan(const backend_cpu *b, const step_plan *plan)
+{
+    if (plan->n_seqs > b->info.max_seqs || plan->n_tokens > b->info.max_rows)
+        return status_make(STATUS_LIMIT, "plan: more sequences or tokens than the backend takes");
+    uint32_t next = 0, draws = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (s->seq >= b->info.max_seqs || s->n_tokens == 0 || s->first_token != next ||
+            s->n_tokens > plan->n_tokens - next)
+            return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
+        next += s->n_tokens;
+        if (s->n_samples > b->info.max_seqs - draws)
+            return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
+        draws += s->n_samples;
+        if (s->measure.kind != MEASURE_NONE &&
+            (s->measure.rows == 0 || s->measure.rows > s->n_tokens || s->measure.layer_step == 0))
+            return status_make(STATUS_INVALID, "plan: a measure over rows that are not there");
+        for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++)
+            if (pkv_mirror_table(b->mirror, s->seq, g).kept_tokens < s->n_tokens)
+                return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
+    }
+    if (next != plan->n_tokens)
+        return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
+    for (uint32_t i = 0; i < plan->n_tokens; i++)
+        if (plan->tokens[i] >= b->config.vocab_size)
+            return status_make(STATUS_INVALID, "plan: a token outside the vocabulary");
+    return STATUS_IS_OK;
+}
+
+/* ---- before compute: tables, moves, samplers
+ * -------------------------------------------------------------- */
+
+static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
+{
+    const kv_store *s = &b->store;
+    uint32_t tiles = s->geometry.layers_per_group * s->heads_in_page;
+    for (size_t i = 0; i < n; i++) {
+        const pkv_move *m = &moves[i];
+        if (m->src_page >= s->n_pages || m->dst_page >= s->n_pages ||
+            m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
+            m->dst_slot > s->shape.page_tokens - m->n_slots)
+            return status_make(STATUS_INVALID, "plan: a move outside the pool");
+        uint8_t *dst = s->data + m->dst_page * s->page_bytes;
+        const uint8_t *src = s->data + m->src_page * s->page_bytes;
+        for (uint32_t t = 0; t < tiles; t++)
+            kern_kv_move(&s->shape, dst + t * s->tile_bytes, m->dst_slot, src + t * s->tile_bytes,
+                         m->src_slot, m->n_slots);
+    }
+    return STATUS_IS_OK;
+}
+
+static status prepare(backend_cpu *b, const step_plan *plan)
+{
+    RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
+    if (pkv_mirror_checksum(b->mirror) != plan->checksum)
+        return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
+    RETURN_IF_ERROR(apply_moves(b, plan->deltas.moves, plan->deltas.n_moves));
+    for (uint32_t i = 0; i < plan->n_opens; i++)
+        RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
+    return check_plan(b, plan);
+}
+
+static status grow(float **buffer, size_t *capacity, size_t n)
+{
+    if (n <= *capacity) return STATUS_IS_OK;
+    float *grown = alloc_resize(NULL, *buffer, n, sizeof(float));
+    if (!grown) return status_make(STATUS_NO_MEMORY, "step buffers");
+    *buffer = grown;
+    *capacity = n;
+    return STATUS_IS_OK;
+}
+
+/* ---- measures
+ * ---------------------------------------------------------------------------------------------- */
+
+static uint32_t longest_table(const backend_cpu *b, uint32_t seq)
+{
+    uint32_t longest = 0;
+    for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++) {
+        uint32_t n = pkv_mirror_table(b->mirror, seq, g).n_pages;
+        if (n > longest) longest = n;
+    }
+    return longest;
+}
+
+/* Lays out this step's sequences and, for those that are measured, their masses. */
+static status lay_out(backend_cpu *b, const step_plan *plan)
+{
+    size_t floats = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        b->seqs[i] = (forward_seq){.seq = s->seq,
+                                   .first_row = s->first_token,
+                                   .n_rows = s->n_tokens,
+                                   .position = s->position};
+        b->seq_results[i] = (step_seq_result){0};
+        if (s->measure.kind == MEASURE_NONE) continue;
+        forward_seq *f = &b->seqs[i];
+        f->mass_rows = s->measure.rows;
+        f->layer_step = s->measure.layer_step;
+        f->stride = longest_table(b, s->seq);
+        measure_result *m = &b->seq_results[i].measure;
+        m->n_layers = (b->config.n_layers + f->layer_step - 1) / f->layer_step;
+        m->n_kv_heads = b->store.n_heads;
+        m->stride = f->stride;
+        floats += (size_t)m->n_layers * m->n_kv_heads * m->stride;
+    }
+    RETURN_IF_ERROR(grow(&b->measures, &b->measures_capacity, floats));
+    float *at = b->measures;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        measure_result *m = &b->seq_results[i].measure;
+        if (b->seqs[i].mass_rows == 0) continue;
+        b->seqs[i].mass = at;
+        m->values = at;
+        at += (size_t)m->n_layers * m->n_kv_heads * m->stride;
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- tokens
+ * ------------------------------------------------------------------------------------------------
+ */
+
+/* The rows whose logits are needed: those asked for whole first (so that they lie together in the
+ * result), then one for each sequence that samples. */
+static status sample(backend_cpu *b, const step_plan *plan)
+{
+    uint32_t n_asked = 0, n_rows, n_draws = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        for (uint32_t t = 0; plan->seqs[i].want_logits && t < plan->seqs[i].n_tokens; t++)
+            b->logit_rows[n_asked++] = plan->seqs[i].first_token + t;
+    n_rows = n_asked;
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        if (plan->seqs[i].n_samples)
+            b->logit_rows[n_rows++] = plan->seqs[i].first_token + plan->seqs[i].n_tokens - 1;
+
+    size_t vocab = b->config.vocab_size;
+    RETURN_IF_ERROR(grow(&b->logits, &b->logits_capacity, n_rows * vocab));
+    forward_logits(b->forward, b->logit_rows, n_rows, b->logits);
+    b->result.logits = b->logits;
+    b->result.n_logit_rows = n_asked;
+
+    const float *row = b->logits + n_asked * vocab;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (!s->n_samples) continue;
+        b->seq_results[i].samples = &b->samples[n_draws];
+        b->seq_results[i].n_samples = s->n_samples;
+        for (uint32_t j = 0; j < s->n_samples; j++, n_draws++)
+            b->draws[n_draws] = (sampler_draw){.seq = s->seq,
+                                               .choice = s->choice + j,
+                                               .sample_index = s->sample_index,
+                                               .own = j == 0,
+                                               .logits = row,
+                                               .out = &b->samples[n_draws]};
+        row += vocab;
+    }
+    sampler_run(b->sampler, b->draws, n_draws);
+    return STATUS_IS_OK;
+}
+
+/* ---- the interface
+ * ------------------------------------------------------------------------------------------ */
+
+static const backend_info *cpu_info(void *ctx)
+{
+    backend_cpu *b = ctx;
+    return &b->info;
+}
+
+static status cpu_submit(void *ctx, const step_plan *plan)
+{
+    backend_cpu *b = ctx;
+    assert(!b->plan && "one step in flight");
+    b->plan = plan;
+    return STATUS_IS_OK;
+}
+
+static status run_step(backend_cpu *b, const step_plan *plan)
+{
+    RETURN_IF_ERROR(prepare(b, plan));
+    if (plan->n_seqs == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(lay_out(b, plan));
+    RETURN_IF_ERROR(forward_run(b->forward, plan->tokens, plan->n_tokens, b->seqs, plan->n_seqs));
+    return sample(b, plan);
+}
+
+/* The step is computed here, on the caller's thread and the pool: the caller waits for it anyway.
+ */
+static status cpu_collect(void *ctx, const step_result **out)
+{
+    backend_cpu *b = ctx;
+    assert(b->plan);
+    int64_t start = clock_now_us();
+    b->result = (step_result){.step = b->plan->step, .seqs = b->seq_results};
+    b->result.status = run_step(b, b->plan);
+    if (status_ok(b->result.status)) b->result.n_seqs = b->plan->n_seqs;
+    b->result.checksum = pkv_mirror_checksum(b->mirror);
+    b->result.compute_us = clock_now_us() - start;
+    b->plan = NULL;
+    *out = &b->result;
+    return STATUS_IS_OK;
+}
+
+static void cpu_destroy(void *ctx)
+{
+    backend_cpu *b = ctx;
+    if (!b) return;
+    sampler_destroy(b->sampler);
+    forward_destroy(b->forward);
+    pkv_mirror_destroy(b->mirror);
+    alloc_pages_free(b->store.data, b->store_bytes);
+    weights_destroy(&b->weights);
+    kern_destroy(b->kernels);
+    thread_pool_destroy(b->pool);
+    free(b->seq_results);
+    free(b->seqs);
+    free(b->samples);
+    free(b->draws);
+    free(b->logit_rows);
+    free(b->logits);
+    free(b->measures);
+    free(b);
+}
+
+static const backend_ops cpu_ops = {cpu_info, cpu_submit, cpu_collect, cpu_destroy};
+
+/* ---- creation
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
+{
+    int64_t start = clock_now_us();
+    thread_pool_options threads = {.n_threads = o->n_threads, .pin = true};
+    status s = thread_pool_create(&threads, &b->pool);
+    if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
+    kern_options kopts = {.pool = b->pool, .isa = o->isa};
+    RETURN_IF_ERROR(kern_create(&kopts, &b->kernels, err));
+    weights_options wanted = {
+        .dir = o->dir,
+        .config = &b->config,
+        .dummy = o->dummy,
+        .dummy_seed = o->dummy_seed,
+        .type = o->weight_type,
+        .kernels = b->kernels,
+        .rank = comm_rank(o->group),
+        .size = comm_size(o->group),
+    };
+    RETURN_IF_ERROR(weights_load(&wanted, &b->weights, err));
+    b->facts.load_us = clock_now_us() - start;
+    return STATUS_IS_OK;
+}
+
+static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err)
+{
+    uint32_t size = (uint32_t)comm_size(o->group), rank = (uint32_t)comm_rank(o->group);
+    uint32_t n_heads = b->config.n_kv_heads / size ? b->config.n_kv_heads / size : 1;
+    uint32_t first = (uint32_t)((uint64_t)rank * b->config.n_kv_heads / size);
+    kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim, first, n_heads);
+
+    uint64_t bytes = o->kv_bytes;
+    if (bytes == 0) bytes = (uint64_t)((double)memory_available_bytes() * DEFAULT_POOL_SHARE);
+    uint64_t n = bytes / b->store.page_bytes;
+    if (n > INT32_MAX) n = INT32_MAX;
+    if (n < (uint64_t)pkv_groups(&b->info.geometry) + 1)
+        return error_set(err, STATUS_INVALID,
+                         "kv-memory: %llu bytes hold %llu pages of %zu bytes; one block needs %u "
+                         "and one is spare",
+                         (unsigned long long)bytes, (unsigned long long)n, b->store.page_bytes,
+                         pkv_groups(&b->info.geometry));
+    b->store.n_pages = (uint32_t)n;
+    b->store_bytes = (size_t)n * b->store.page_bytes;
+    b->store.data = alloc_pages(b->store_bytes);
+    if (!b->store.data)
+        return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %zu bytes",
+                         b->store_bytes);
+    return STATUS_IS_OK;
+}
+
+static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
+{
+    RETURN_IF_ERROR(
+        pkv_mirror_create(&b->info.geometry, b->store.n_pages, o->max_seqs, NULL, &b->mirror));
+    RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    forward_options pass = {
+        .config = &b->config,
+        .weights = &b->weights,
+        .kernels = b->kernels,
+        .pool = b->pool,
+        .group = o->group,
+        .store = &b->store,
+        .mirror = b->mirror,
+        .max_rows = o->max_rows,
+        .max_seqs = o->max_seqs,
+    };
+    RETURN_IF_ERROR(forward_create(&pass, &b->forward));
+    b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
+    b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
+    b->samples = calloc(o->max_seqs, sizeof *b->samples);
+    b->draws = calloc(o->max_seqs, sizeof *b->draws);
+    b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
+    b->logits_capacity = (size_t)o->max_seqs * b->config.vocab_size;
+    b->logits = malloc(b->logits_capacity * sizeof *b->logits);
+    bool ok = b->seq_results && b->seqs && b->samples && b->draws && b->logit_rows && b->logits;
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
+}
+
+static void fill_info(backend_cpu *b, const backend_cpu_options *o)
+{
+    b->info.name = "cpu";
+    b->info.vocab_size = b->config.vocab_size;
+    b->info.max_positions = b->config.max_positions;
+    b->info.max_rows = o->max_rows;
+    b->info.max_seqs = o->max_seqs;
+    b->info.n_pages = b->store.n_pages;
+    b->info.max_in_flight = 1;
+    b->info.identity = b->weights.identity;
+    b->facts.isa = kern_isa_name(b->kernels);
+    b->facts.n_threads = thread_pool_size(b->pool);
+    b->facts.weight_bytes = b->weights.bytes;
+    b->facts.page_bytes = b->store.page_bytes;
+    b->facts.pool_bytes = b->store_bytes;
+}
+
+status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err)
+{
+    backend_cpu *b = calloc(1, sizeof *b);
+    if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    b->config = *options->config;
+    b->group = options->group;
+    b->info.geometry = options->geometry;
+    b->info.geometry.n_layers = b->config.n_layers;
+    b->info.geometry.n_kv_heads = b->config.n_kv_heads;
+    status s = pkv_geometry_check(&b->info.geometry, err);
+    if (status_ok(s)) s = load(b, options, err);
+    if (status_ok(s)) s = make_pool(b, options, err);
+    if (status_ok(s)) {
+        s = make_step_buffers(b, options);
+        if (!status_ok(s)) error_set(err, s.code, "backend: %s", status_text(s.code));
+    }
+    if (!status_ok(s)) {
+        cpu_destroy(b);
+        return s;
+    }
+    fill_info(b, options);
+    *out = (backend){&cpu_ops, b};
+    return STATUS_IS_OK;
+}
+
+backend_cpu_facts backend_cpu_describe(const backend *b)
+{
+    assert(b->ops == &cpu_ops);
+    return ((const backend_cpu *)b->ctx)->facts;
+}

@@ -1,0 +1,270 @@
+#include "model/forward.h"
+
+#include "model/rope.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Activations, all f32, carved out of one block:
+ *
+ *   x      [max_rows, hidden]      the residual stream
+ *   normed [max_rows, hidden]      its norm: input of qkv and gate_up
+ *   delta  [max_rows, hidden]      what o and down add to it
+ *   angles [max_rows, head_dim]    cosines and sines of each row's position
+ *   wide   [max_rows, max(qkv + attn, 2 ffn)]  either q, k, v and the attention's output, or gate
+ * and up act    [max_rows, ffn]         swiglu's output
+ */
+struct forward {
+    forward_options o;
+    uint32_t heads, kv_heads; /* of this rank */
+    uint32_t ffn;             /* of this rank */
+    uint32_t qkv_width, attn_width;
+    float *x, *normed, *delta, *angles, *wide, *act;
+    float *inv_freq;       /* [head_dim / 2] */
+    kern_attn_item *items; /* [max_seqs, kv_heads] */
+    float *memory;
+    size_t memory_bytes;
+};
+
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+status forward_create(const forward_options *options, forward **out)
+{
+    const model_config *c = options->config;
+    forward *f = calloc(1, sizeof *f);
+    if (!f) return status_make(STATUS_NO_MEMORY, "forward pass");
+    const layer_weights *first = &options->weights->layers[0];
+    f->o = *options;
+    f->kv_heads = options->store->n_heads;
+    f->attn_width = (uint32_t)first->o.k;
+    f->heads = f->attn_width / c->head_dim;
+    f->qkv_width = (uint32_t)first->qkv.n;
+    f->ffn = (uint32_t)first->down.k;
+
+    size_t rows = options->max_rows, hidden = c->hidden;
+    size_t wide = max_size((size_t)f->qkv_width + f->attn_width, (size_t)2 * f->ffn);
+    size_t floats = rows * (3 * hidden + c->head_dim + wide + f->ffn) + c->head_dim / 2;
+    f->memory_bytes = floats * sizeof(float);
+    f->memory = alloc_pages(f->memory_bytes);
+    f->items = calloc((size_t)options->max_seqs * f->kv_heads, sizeof *f->items);
+    if (!f->memory || !f->items) {
+        forward_destroy(f);
+        return status_make(STATUS_NO_MEMORY, "forward pass");
+    }
+    float *at = f->memory;
+    f->x = at;
+    f->normed = at += rows * hidden;
+    f->delta = at += rows * hidden;
+    f->angles = at += rows * hidden;
+    f->wide = at += rows * c->head_dim;
+    f->act = at += rows * wide;
+    f->inv_freq = at + rows * f->ffn;
+    rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
+    *out = f;
+    return STATUS_IS_OK;
+}
+
+void forward_destroy(forward *f)
+{
+    if (!f) return;
+    alloc_pages_free(f->memory, f->memory_bytes);
+    free(f->items);
+    free(f);
+}
+
+/* ---- rows in
+ * ----------------------------------------------------------------------------------------- */
+
+typedef struct embed_job {
+    const forward *f;
+    const uint32_t *tokens;
+} embed_job;
+
+static void embed_range(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const embed_job *job = ctx;
+    const forward *f = job->f;
+    size_t hidden = f->o.config->hidden;
+    for (size_t row = from; row < to; row++)
+        kern_matrix_row(f->o.kernels, &f->o.weights->embed, job->tokens[row], f->x + row * hidden);
+}
+
+static void embed(forward *f, const uint32_t *tokens, uint32_t n_rows)
+{
+    embed_job job = {f, tokens};
+    thread_pool_for(f->o.pool, n_rows, 16, embed_range, &job);
+}
+
+static void fill_angles(forward *f, const forward_seq *seqs, uint32_t n_seqs)
+{
+    uint32_t head_dim = f->o.config->head_dim;
+    for (uint32_t s = 0; s < n_seqs; s++)
+        for (uint32_t i = 0; i < seqs[s].n_rows; i++)
+            rope_angles(f->inv_freq, head_dim, seqs[s].position + i,
+                        f->angles + (size_t)(seqs[s].first_row + i) * head_dim);
+}
+
+/* ---- K and V to their pages
+ * ---------------------------------------------------------------------------- */
+
+typedef struct kv_write_job {
+    const forward *f;
+    const forward_seq *seqs;
+    uint32_t n_seqs;
+    uint32_t layer;
+} kv_write_job;
+
+/* Writes rows [from, to) of one sequence for one head. */
+static void write_head(const forward *f, const forward_seq *s, uint32_t layer, uint32_t head,
+                       uint32_t from, uint32_t to)
+{
+    const kv_store *store = f->o.store;
+    uint32_t page_tokens = store->shape.page_tokens, head_dim = store->shape.head_dim;
+    pkv_table_view table =
+        pkv_mirror_table(f->o.mirror, s->seq, kv_store_group(store, layer, head));
+    uint8_t *tiles = kv_store_tiles(store, layer, head);
+    for (uint32_t i = from; i < to; i++) {
+        uint32_t slot = table.kept_tokens - s->n_rows + i;
+        uint8_t *tile = tiles + table.pages[slot / page_tokens] * store->page_bytes;
+        const float *row = f->wide + (size_t)(s->first_row + i) * f->qkv_width;
+        const float *k = row + (size_t)(f->heads + head) * head_dim;
+        const float *v = k + (size_t)f->kv_heads * head_dim;
+        kern_kv_write(f->o.kernels, &store->shape, tile, slot % page_tokens, k, v);
+    }
+}
+
+static void kv_write_range(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const kv_write_job *job = ctx;
+    for (uint32_t s = 0; s < job->n_seqs; s++) {
+        const forward_seq *seq = &job->seqs[s];
+        size_t first = seq->first_row, last = first + seq->n_rows;
+        if (last <= from || first >= to) continue;
+        uint32_t a = (uint32_t)(max_size(from, first) - first);
+        uint32_t b = (uint32_t)((to < last ? to : last) - first);
+        for (uint32_t head = 0; head < job->f->kv_heads; head++)
+            write_head(job->f, seq, job->layer, head, a, b);
+    }
+}
+
+/* ---- attention
+ * ----------------------------------------------------------------------------------------- */
+
+static float *mass_of(const forward_seq *s, uint32_t kv_heads, uint32_t layer, uint32_t head)
+{
+    if (s->mass_rows == 0 || layer % s->layer_step != 0) return NULL;
+    return s->mass + ((size_t)(layer / s->layer_step) * kv_heads + head) * s->stride;
+}
+
+static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
+                     float *out)
+{
+    const kv_store *store = f->o.store;
+    uint32_t head_dim = store->shape.head_dim, q_heads = f->heads / f->kv_heads;
+    size_t n_items = 0;
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        const forward_seq *seq = &seqs[s];
+        for (uint32_t head = 0; head < f->kv_heads; head++) {
+            pkv_table_view table =
+                pkv_mirror_table(f->o.mirror, seq->seq, kv_store_group(store, layer, head));
+            size_t column = (size_t)head * q_heads * head_dim;
+            float *mass = mass_of(seq, f->kv_heads, layer, head);
+            f->items[n_items++] = (kern_attn_item){
+                .pages = table.pages,
+                .tiles = kv_store_tiles(store, layer, head),
+                .first_slot = table.kept_tokens - seq->n_rows,
+                .n_rows = seq->n_rows,
+                .q = f->wide + (size_t)seq->first_row * f->qkv_width + column,
+                .out = out + (size_t)seq->first_row * f->attn_width + column,
+                .mass = mass,
+                .mass_rows = mass ? seq->mass_rows : 0,
+            };
+        }
+    }
+    kern_attn_batch batch = {
+        .shape = store->shape,
+        .page_stride = store->page_bytes,
+        .q_heads = q_heads,
+        .scale = 1.0f / sqrtf((float)head_dim),
+        .q_stride = f->qkv_width,
+        .out_stride = f->attn_width,
+        .items = f->items,
+        .n_items = n_items,
+    };
+    return kern_attention(f->o.kernels, &batch);
+}
+
+/* ---- layers
+ * ---------------------------------------------------------------------------------------------- */
+
+/* normed -> delta: the attention's contribution to the residual stream. */
+static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,
+                              uint32_t n_seqs)
+{
+    const layer_weights *w = &f->o.weights->layers[layer];
+    kern_context *kc = f->o.kernels;
+    size_t hidden = f->o.config->hidden, head_dim = f->o.config->head_dim;
+    float *qkv = f->wide, *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
+
+    kern_matmul(kc, &w->qkv, NULL, f->normed, hidden, n_rows, qkv, f->qkv_width);
+    kern_rope(kc, qkv, f->qkv_width, f->angles, n_rows, f->heads + f->kv_heads, head_dim);
+    kv_write_job job = {f, seqs, n_seqs, layer};
+    thread_pool_for(f->o.pool, n_rows, 16, kv_write_range, &job);
+    RETURN_IF_ERROR(attend(f, layer, seqs, n_seqs, attn));
+    kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
+    return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
+}
+
+/* normed -> delta: the feed-forward's contribution. */
+static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
+{
+    const layer_weights *w = &f->o.weights->layers[layer];
+    kern_context *kc = f->o.kernels;
+    size_t hidden = f->o.config->hidden;
+    size_t gate_up_width = (size_t)2 * f->ffn;
+
+    kern_matmul(kc, &w->gate_up, NULL, f->normed, hidden, n_rows, f->wide, gate_up_width);
+    kern_swiglu(kc, f->wide, n_rows, f->ffn, f->act);
+    kern_matmul(kc, &w->down, NULL, f->act, f->ffn, n_rows, f->delta, hidden);
+    return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
+}
+
+status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
+                   uint32_t n_seqs)
+{
+    const model_config *c = f->o.config;
+    const layer_weights *layers = f->o.weights->layers;
+    kern_context *kc = f->o.kernels;
+
+    embed(f, tokens, n_rows);
+    fill_angles(f, seqs, n_seqs);
+    kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        RETURN_IF_ERROR(attention_block(f, l, n_rows, seqs, n_seqs));
+        kern_add_rmsnorm(kc, f->x, f->delta, layers[l].ffn_norm, c->rms_eps, n_rows, c->hidden,
+                         f->normed);
+        RETURN_IF_ERROR(ffn_block(f, l, n_rows));
+        /* The last layer's sum ends in the model's own norm: what the head reads. */
+        const float *next = l + 1 < c->n_layers ? layers[l + 1].attn_norm : f->o.weights->norm;
+        kern_add_rmsnorm(kc, f->x, f->delta, next, c->rms_eps, n_rows, c->hidden, f->normed);
+    }
+    return STATUS_IS_OK;
+}
+
+void forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
+{
+    const kern_matrix *head = &f->o.weights->head;
+    size_t hidden = f->o.config->hidden;
+    for (uint32_t done = 0; done < n;) {
+        uint32_t some = n - done < f->o.max_rows ? n - done : f->o.max_rows;
+        for (uint32_t i = 0; i < some; i++) /* delta is free by now: gather what the head reads */
+            memcpy(f->delta + i * hidden, f->normed + rows[done + i] * hidden,
+                   hidden * sizeof(float));
+        kern_matmul(f->o.kernels, head, NULL, f->delta, hidden, some,
+                    logits + (size_t)done * head->n, head->n);
+        done += some;
+    }
+}

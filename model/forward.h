@@ -1,0 +1,48 @@
+/* The forward pass over a ragged batch (private to model/).
+ *
+ * Rows are the new tokens of all scheduled sequences, one after the other. Every projection is one
+ * product over all rows; attention reads the mirror's page tables; new K and V go straight to their
+ * pages. */
+#ifndef MODEL_FORWARD_H
+#define MODEL_FORWARD_H
+
+#include "comm/comm.h"
+#include "model/kv_store.h"
+#include "model/weights.h"
+
+/* One sequence's rows. Its table in every group already has slots for them: the last n_rows. */
+typedef struct forward_seq {
+    uint32_t seq; // in the mirror
+    uint32_t first_row;
+    uint32_t n_rows;
+    uint32_t position;   // RoPE position of the first row
+    uint32_t mass_rows;  // 0 = no measure
+    uint32_t layer_step; // measured layers: 0, layer_step, …
+    uint32_t stride;     // pages of its longest table
+    float *mass;         // [measured layers, kv heads of this rank, stride]
+} forward_seq;
+
+typedef struct forward_options {
+    const model_config *config;
+    const model_weights *weights;
+    kern_context *kernels;
+    thread_pool *pool;
+    comm *group;
+    kv_store *store;
+    const pkv_mirror *mirror;
+    uint32_t max_rows;
+    uint32_t max_seqs;
+} forward_options;
+
+typedef struct forward forward;
+
+status forward_create(const forward_options *options, forward **out);
+void forward_destroy(forward *f);
+
+/* Runs all layers over tokens [n_rows]. */
+status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
+                   uint32_t n_seqs);
+/* logits [n, vocab_size] of chosen rows of the last run. n may exceed max_seqs. */
+void forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
+
+#endif

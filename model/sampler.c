@@ -1,0 +1,392 @@
+#include "model/sampler.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GREEDY_BELOW 1e-5f
+
+/* Tokens seen by one sequence, for penalties: open addressing, key token + 1 (0 = empty). */
+typedef struct token_count {
+    uint32_t key;
+    uint32_t outputs; /* times sampled */
+} token_count;
+
+typedef struct token_counts {
+    token_count *slots;
+    uint32_t capacity; /* a power of two, or 0 */
+    uint32_t n;
+} token_counts;
+
+typedef struct sampler_seq {
+    sample_params params; /* its arrays point into `memory` */
+    void *memory;
+    token_counts counts;
+    bool counting;
+} sampler_seq;
+
+typedef struct candidate {
+    float logit;
+    uint32_t id;
+} candidate;
+
+/* What one thread needs for one row. */
+typedef struct sampler_scratch {
+    float *logits;         /* [vocab_size] */
+    candidate *candidates; /* [vocab_size] */
+} sampler_scratch;
+
+struct sampler {
+    uint32_t max_seqs;
+    uint32_t vocab_size;
+    thread_pool *pool;
+    sampler_seq *seqs;        /* [max_seqs] */
+    sampler_scratch *scratch; /* [threads] */
+};
+
+/* ---- histories
+ * ------------------------------------------------------------------------------------ */
+
+static token_count *counts_slot(token_counts *c, uint32_t token)
+{
+    uint32_t mask = c->capacity - 1;
+    uint32_t i = (uint32_t)hash_mix64(token) & mask;
+    while (c->slots[i].key != 0 && c->slots[i].key != token + 1) i = (i + 1) & mask;
+    return &c->slots[i];
+}
+
+static bool counts_reserve(token_counts *c, uint32_t n)
+{
+    uint32_t capacity = c->capacity ? c->capacity : 64;
+    while (capacity < 2 * n) capacity *= 2;
+    if (capacity == c->capacity) return true;
+    token_counts grown = {calloc(capacity, sizeof *grown.slots), capacity, c->n};
+    if (!grown.slots) return false;
+    for (uint32_t i = 0; i < c->capacity; i++)
+        if (c->slots[i].key) *counts_slot(&grown, c->slots[i].key - 1) = c->slots[i];
+    free(c->slots);
+    *c = grown;
+    return true;
+}
+
+/* Room was reserved; a token that finds none (out of memory at reserve) is not counted. */
+static void counts_add(token_counts *c, uint32_t token, bool output)
+{
+    if (2 * (c->n + 1) > c->capacity && !counts_reserve(c, c->n + 1)) return;
+    token_count *slot = counts_slot(c, token);
+    if (slot->key == 0) {
+        *slot = (token_count){.key = token + 1};
+        c->n++;
+    }
+    slot->outputs += output;
+}
+
+static bool has_penalties(const sample_params *p)
+{
+    return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
+}
+
+/* ---- life
+ * ------------------------------------------------------------------------------------------ */
+
+status sampler_create(uint32_t max_seqs, uint32_t vocab_size, thread_pool *pool, sampler **out)
+{
+    unsigned n_threads = thread_pool_size(pool);
+    sampler *s = calloc(1, sizeof *s);
+    if (!s) return status_make(STATUS_NO_MEMORY, "sampler");
+    *s = (sampler){.max_seqs = max_seqs, .vocab_size = vocab_size, .pool = pool};
+    s->seqs = calloc(max_seqs, sizeof *s->seqs);
+    s->scratch = calloc(n_threads, sizeof *s->scratch);
+    bool ok = s->seqs && s->scratch;
+    for (unsigned i = 0; ok && i < n_threads; i++) {
+        s->scratch[i].logits = malloc(vocab_size * sizeof(float));
+        s->scratch[i].candidates = malloc(vocab_size * sizeof(candidate));
+        ok = s->scratch[i].logits && s->scratch[i].candidates;
+    }
+    if (!ok) {
+        sampler_destroy(s);
+        return status_make(STATUS_NO_MEMORY, "sampler");
+    }
+    *out = s;
+    return STATUS_IS_OK;
+}
+
+void sampler_destroy(sampler *s)
+{
+    if (!s) return;
+    for (uint32_t i = 0; s->seqs && i < s->max_seqs; i++) {
+        free(s->seqs[i].memory);
+        free(s->seqs[i].counts.slots);
+    }
+    for (unsigned i = 0; s->scratch && i < thread_pool_size(s->pool); i++) {
+        free(s->scratch[i].logits);
+        free(s->scratch[i].candidates);
+    }
+    free(s->scratch);
+    free(s->seqs);
+    free(s);
+}
+
+/* The params' arrays, copied into one block. */
+static bool copy_params(sampler_seq *q, const sample_params *p)
+{
+    size_t stops = p->n_stop_ids * sizeof(uint32_t);
+    size_t bias_ids = p->n_bias * sizeof(uint32_t), bias = p->n_bias * sizeof(float);
+    uint8_t *memory = stops + bias_ids ? malloc(stops + bias_ids + bias) : NULL;
+    if (stops + bias_ids && !memory) return false;
+    free(q->memory);
+    q->memory = memory;
+    q->params = *p;
+    if (stops) q->params.stop_ids = memcpy(memory, p->stop_ids, stops);
+    if (bias_ids) {
+        q->params.bias_ids = memcpy(memory + stops, p->bias_ids, bias_ids);
+        q->params.bias = memcpy(memory + stops + bias_ids, p->bias, bias);
+    }
+    return true;
+}
+
+status sampler_open(sampler *s, const step_open *open)
+{
+    if (open->seq >= s->max_seqs) return status_make(STATUS_INVALID, "step_open.seq");
+    for (uint32_t i = 0; i < open->n_history; i++)
+        if (open->history[i] >= s->vocab_size)
+            return status_make(STATUS_INVALID, "step_open.history");
+    sampler_seq *q = &s->seqs[open->seq];
+    if (!copy_params(q, open->params)) return status_make(STATUS_NO_MEMORY, "step_open");
+    q->counting = has_penalties(open->params);
+    if (q->counts.slots) memset(q->counts.slots, 0, q->counts.capacity * sizeof *q->counts.slots);
+    q->counts.n = 0;
+    if (!q->counting) return STATUS_IS_OK;
+    if (!counts_reserve(&q->counts, open->n_history))
+        return status_make(STATUS_NO_MEMORY, "step_open");
+    for (uint32_t i = 0; i < open->n_history; i++)
+        counts_add(&q->counts, open->history[i], i >= open->n_prompt);
+    return STATUS_IS_OK;
+}
+
+/* ---- logprobs
+ * ---------------------------------------------------------------------------------------- */
+
+static uint32_t argmax(const float *logits, uint32_t n)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+/* log(sum(exp(logits))), summed in double in ascending order of ids. */
+static double log_sum_exp(const float *logits, uint32_t n, float max)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += (double)expf(logits[i] - max);
+    return (double)max + log(sum);
+}
+
+static void fill_logprobs(const float *logits, uint32_t n, uint32_t n_top, step_sample *out)
+{
+    double lse = log_sum_exp(logits, n, logits[argmax(logits, n)]);
+    float sampled = logits[out->token];
+    uint32_t greater = 0;
+    for (uint32_t i = 0; i < n; i++) greater += logits[i] > sampled;
+    out->logprob = (float)((double)sampled - lse);
+    out->rank = greater + 1;
+    if (n_top > SAMPLE_LOGPROBS_MAX) n_top = SAMPLE_LOGPROBS_MAX;
+    out->n_top = 0;
+    for (uint32_t i = 0; n_top && i < n; i++) { /* insertion into a short descending list */
+        uint32_t at = out->n_top;
+        if (at == n_top && !(logits[i] > logits[out->top_ids[at - 1]])) continue;
+        if (at < n_top) out->n_top++;
+        else at--;
+        while (at > 0 && logits[i] > logits[out->top_ids[at - 1]]) {
+            out->top_ids[at] = out->top_ids[at - 1];
+            at--;
+        }
+        out->top_ids[at] = i;
+    }
+    for (uint32_t i = 0; i < out->n_top; i++)
+        out->top_logprobs[i] = (float)((double)logits[out->top_ids[i]] - lse);
+}
+
+/* ---- one draw
+ * ----------------------------------------------------------------------------------------- */
+
+static void apply_penalties(const sampler_seq *q, float *logits)
+{
+    const sample_params *p = &q->params;
+    for (uint32_t i = 0; i < q->counts.capacity; i++) {
+        const token_count *c = &q->counts.slots[i];
+        if (!c->key) continue;
+        float *l = &logits[c->key - 1];
+        *l = *l > 0 ? *l / p->repetition_penalty : *l * p->repetition_penalty;
+        *l -= p->frequency_penalty * (float)c->outputs;
+        if (c->outputs) *l -= p->presence_penalty;
+    }
+}
+
+static void apply_edits(const sampler_seq *q, uint32_t sample_index, uint32_t vocab_size,
+                        float *logits)
+{
+    const sample_params *p = &q->params;
+    if (sample_index < p->min_tokens)
+        for (uint32_t i = 0; i < p->n_stop_ids; i++)
+            if (p->stop_ids[i] < vocab_size) logits[p->stop_ids[i]] = -INFINITY;
+    for (uint32_t i = 0; i < p->n_bias; i++)
+        if (p->bias_ids[i] < vocab_size) logits[p->bias_ids[i]] += p->bias[i];
+    if (q->counting) apply_penalties(q, logits);
+}
+
+static int candidate_order(const void *a, const void *b)
+{
+    const candidate *x = a, *y = b;
+    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Moves the k largest candidates to the front (quickselect on the total order logit, then id). */
+static void select_top(candidate *c, size_t n, size_t k)
+{
+    size_t from = 0, to = n;
+    while (to - from > 1) {
+        candidate pivot = c[from + (to - from - 1) / 2]; /* never the last: both sides shrink */
+        size_t i = from, j = to - 1;
+        for (;;) {
+            while (candidate_order(&c[i], &pivot) < 0) i++;
+            while (candidate_order(&c[j], &pivot) > 0) j--;
+            if (i >= j) break;
+            candidate t = c[i];
+            c[i++] = c[j];
+            c[j--] = t;
+        }
+        size_t split = j + 1;
+        if (k < split) to = split;
+        else if (k > split) from = split;
+        else return;
+    }
+}
+
+/* Keeps tokens with p >= min_p * max(p), compared as logits. Returns how many candidates there are.
+ */
+static size_t collect_candidates(const float *logits, uint32_t n, float min_p, candidate *out)
+{
+    float max = logits[argmax(logits, n)];
+    float floor_logit = min_p > 0 ? max + logf(min_p) : -INFINITY;
+    size_t m = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (logits[i] >= floor_logit && logits[i] > -INFINITY) out[m++] = (candidate){logits[i], i};
+    return m;
+}
+
+/* The k largest and everything equal to the k-th. */
+static size_t keep_top_k(candidate *c, size_t n, uint32_t k)
+{
+    if (k == 0 || k >= n) return n;
+    select_top(c, n, k);
+    float kth = c[0].logit;
+    for (size_t i = 1; i < k; i++)
+        if (c[i].logit < kth) kth = c[i].logit;
+    size_t kept = k;
+    for (size_t i = k; i < n; i++)
+        if (c[i].logit == kth) c[kept++] = c[i];
+    return kept;
+}
+
+/* The smallest set of most likely tokens whose mass reaches top_p; at least one. Sorts only as many
+ * of the most likely as that takes. */
+static size_t keep_top_p(candidate *c, size_t n, float top_p)
+{
+    if (top_p >= 1 || n <= 1) return n;
+    float max = c[0].logit;
+    for (size_t i = 1; i < n; i++)
+        if (c[i].logit > max) max = c[i].logit;
+    double total = 0;
+    for (size_t i = 0; i < n; i++) total += (double)expf(c[i].logit - max);
+    double target = (double)top_p * total, before = 0;
+    size_t sorted = 0;
+    for (size_t want = 256;; want *= 4) {
+        size_t end = want < n ? want : n;
+        if (end < n) select_top(c + sorted, n - sorted, end - sorted);
+        qsort(c + sorted, end - sorted, sizeof *c, candidate_order);
+        for (; sorted < end; sorted++) {
+            if (sorted > 0 && before >= target) return sorted;
+            before += (double)expf(c[sorted].logit - max);
+        }
+        if (end == n) return n;
+    }
+}
+
+/* argmax(logit + gumbel): a draw from softmax(logit), Gumbel noise -log(-log(u)). */
+static uint32_t gumbel_draw(const candidate *c, size_t n, uint64_t key, uint32_t sample_index)
+{
+    float best = -INFINITY;
+    uint32_t best_id = c[0].id;
+    philox_block block = {{0}};
+    uint64_t block_at = UINT64_MAX;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t at = c[i].id / 4;
+        if (at != block_at) {
+            block = philox4x32(key, sample_index, at);
+            block_at = at;
+        }
+        /* 23 bits and a half: exact in f32, never 0 and never 1 */
+        float u = ((float)(block.v[c[i].id % 4] >> 9) + 0.5f) * 0x1p-23f;
+        float value = c[i].logit - logf(-logf(u));
+        if (value > best || (value == best && c[i].id < best_id)) {
+            best = value;
+            best_id = c[i].id;
+        }
+    }
+    return best_id;
+}
+
+static uint64_t draw_key(uint64_t seed, uint32_t choice)
+{
+    return hash_mix64(seed + 0x9e3779b97f4a7c15ull * ((uint64_t)choice + 1));
+}
+
+static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *scratch)
+{
+    const sampler_seq *q = &s->seqs[d->seq];
+    const sample_params *p = &q->params;
+    uint32_t n = s->vocab_size;
+    float *logits = scratch->logits;
+    memcpy(logits, d->logits, n * sizeof *logits);
+    apply_edits(q, d->sample_index, n, logits);
+    if (p->temperature < GREEDY_BELOW) {
+        d->out->token = argmax(logits, n);
+    } else {
+        for (uint32_t i = 0; i < n; i++) logits[i] /= p->temperature;
+        size_t m = collect_candidates(logits, n, p->min_p, scratch->candidates);
+        m = keep_top_k(scratch->candidates, m, p->top_k);
+        m = keep_top_p(scratch->candidates, m, p->top_p);
+        d->out->token =
+            m ? gumbel_draw(scratch->candidates, m, draw_key(p->seed, d->choice), d->sample_index)
+              : argmax(logits, n); /* every logit -inf or NaN: still a token */
+    }
+    d->out->logprob = NAN;
+    d->out->rank = 0;
+    d->out->n_top = 0;
+    if (p->n_logprobs >= 0) fill_logprobs(d->logits, n, (uint32_t)p->n_logprobs, d->out);
+}
+
+typedef struct sampler_job {
+    sampler *s;
+    const sampler_draw *draws;
+} sampler_job;
+
+static void run_range(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    sampler_job *job = ctx;
+    for (size_t i = from; i < to; i++) draw_one(job->s, &job->draws[i], &job->s->scratch[thread]);
+}
+
+void sampler_run(sampler *s, const sampler_draw *draws, size_t n)
+{
+    sampler_job job = {s, draws};
+    thread_pool_for(s->pool, n, 1, run_range, &job);
+    for (size_t i = 0; i < n; i++) {
+        sampler_seq *q = &s->seqs[draws[i].seq];
+        if (draws[i].own && q->counting) counts_add(&q->counts, draws[i].out->token, true);
+    }
+}
