@@ -1,0 +1,47 @@
+/* kernels, private: what the attention driver (attention.c) shares with its inner loops.
+ *
+ * Slots of a table are read in strips of 16, four strips to a block, anchored at slot 0. page_tokens is a
+ * multiple of 16, so a strip never straddles two pages and results do not depend on page_tokens.
+ *
+ *     block   64 slots: one step of the online softmax
+ *     strip   16 slots of one page
+ *     tile    at most attn_rows rows (a row is one query token and one query head)
+ *
+ * For each row: score = one chain of multiply-adds over head_dim ascending; block maximum; p = 2^(score - m);
+ * output = one chain over the slots ascending, only those that the row sees. So its bits depend on nothing
+ * but the row. Scores are in units of log2: the driver multiplies q by scale * log2(e). */
+#ifndef KERNELS_ATTENTION_H
+#define KERNELS_ATTENTION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    KERN_STRIP = 16,
+    KERN_BLOCK_STRIPS = 4,
+    KERN_BLOCK = KERN_STRIP * KERN_BLOCK_STRIPS,
+    KERN_ATTN_ROWS = 12, /* most rows of any ISA's tile */
+};
+
+/* K or V of one block: where each strip begins. In K a step leads to the next pair of dims, in V to the
+ * next pair of slots. */
+typedef struct kern_attn_strips {
+    const uint8_t *at[KERN_BLOCK_STRIPS];
+    const uint8_t *next[KERN_BLOCK_STRIPS]; /* the same of the next block, to prefetch */
+    size_t step;                            /* bytes from pair to pair */
+    size_t half;                            /* bytes inside a pair: f32 only */
+} kern_attn_strips;
+
+typedef struct kern_attn_row {
+    _Alignas(64) float sum[KERN_STRIP]; /* of p by slot % 16, relative to max */
+    float max;                          /* largest score so far */
+    float fix;                          /* what the output so far is multiplied with */
+    uint32_t lo, hi;                    /* slots of this block that the row sees; lo == hi: none */
+    float *mass;                        /* [KERN_BLOCK_STRIPS] sums of p, or NULL */
+} kern_attn_row;
+
+/* Every number of rows gets its own code: X(1) X(2) … */
+#define KERN_ATTN_EACH_6(X)  X(1) X(2) X(3) X(4) X(5) X(6)
+#define KERN_ATTN_EACH_12(X) KERN_ATTN_EACH_6(X) X(7) X(8) X(9) X(10) X(11) X(12)
+
+#endif

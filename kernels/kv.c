@@ -1,0 +1,45 @@
+/* KV pages, op level: one token of one head in and out of a tile, slots from tile to tile. */
+#include "kernels/context.h"
+
+#include <assert.h>
+#include <string.h>
+
+void kern_kv_write(const kern_context *kc, const kern_kv_shape *s, void *tile, uint32_t slot,
+                   const float *k, const float *v)
+{
+    assert(slot < s->page_tokens);
+    kc->isa.kv_write[s->type](s, tile, slot, k, v);
+}
+
+void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *tile, uint32_t slot,
+                  float *k, float *v)
+{
+    assert(slot < s->page_tokens);
+    kc->isa.kv_read[s->type](s, tile, slot, k, v);
+}
+
+/* Copies stored bits, so any value survives. */
+void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, const void *src_tile,
+                  uint32_t src_slot, uint32_t n)
+{
+    assert(dst_slot + n <= s->page_tokens && src_slot + n <= s->page_tokens);
+    size_t bytes = dtype_bytes(s->type), pair = kern_pair(s->type);
+    uint8_t *dst = dst_tile;
+    const uint8_t *src = src_tile;
+    /* K: a slot's pair of dims lies together, n slots in a row. */
+    for (size_t row = 0; row < s->head_dim / pair; row++) {
+        size_t at = row * s->page_tokens;
+        memmove(dst + (at + dst_slot) * pair * bytes, src + (at + src_slot) * pair * bytes,
+                n * pair * bytes);
+    }
+    dst += kern_kv_tile_bytes(s) / 2;
+    src += kern_kv_tile_bytes(s) / 2;
+    /* V: in ascending order, or descending when slots move up inside one tile. */
+    bool up = dst_tile == src_tile && dst_slot > src_slot;
+    for (uint32_t i = 0; i < n; i++) {
+        size_t to = dst_slot + (up ? n - 1 - i : i), from = src_slot + (up ? n - 1 - i : i);
+        for (size_t d = 0; d < s->head_dim; d++)
+            memcpy(dst + ((to / pair * s->head_dim + d) * pair + to % pair) * bytes,
+                   src + ((from / pair * s->head_dim + d) * pair + from % pair) * bytes, bytes);
+    }
+}

@@ -1,0 +1,141 @@
+/* Attention's inner loops and KV access in plain C: slow, obvious, the yardstick of the others. */
+#include "kernels/isa.h"
+
+#include <math.h>
+
+static float load(dtype t, const uint8_t *p, size_t index)
+{
+    if (t == DTYPE_F32) return ((const float *)p)[index];
+    uint16_t h = ((const uint16_t *)p)[index];
+    return t == DTYPE_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
+static void store(dtype t, uint8_t *p, size_t index, float value)
+{
+    if (t == DTYPE_F32) ((float *)p)[index] = value;
+    else ((uint16_t *)p)[index] = t == DTYPE_BF16 ? bf16_from_f32(value) : f16_from_f32(value);
+}
+
+/* Index of (d, slot) in K and of (slot, d) in V: pairs of the summed axis lie side by side. */
+static size_t pair_index(size_t pair, size_t summed, size_t other, size_t other_size)
+{
+    return (summed / pair * other_size + other) * pair + summed % pair;
+}
+
+static void kv_write(dtype t, const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
+                     const float *v)
+{
+    uint8_t *keys = tile, *values = keys + kern_kv_tile_bytes(s) / 2;
+    for (size_t d = 0; d < s->head_dim; d++) {
+        store(t, keys, pair_index(kern_pair(t), d, slot, s->page_tokens), k[d]);
+        store(t, values, pair_index(kern_pair(t), slot, d, s->head_dim), v[d]);
+    }
+}
+
+static void kv_read(dtype t, const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
+                    float *v)
+{
+    const uint8_t *keys = tile, *values = keys + kern_kv_tile_bytes(s) / 2;
+    for (size_t d = 0; d < s->head_dim; d++) {
+        k[d] = load(t, keys, pair_index(kern_pair(t), d, slot, s->page_tokens));
+        v[d] = load(t, values, pair_index(kern_pair(t), slot, d, s->head_dim));
+    }
+}
+
+/* Element `lane` of the first (which = 0) or second row of the pair that begins at p. */
+static float pair_load(dtype t, const uint8_t *p, size_t half, size_t lane, size_t which)
+{
+    return t == DTYPE_F32 ? load(t, p + which * half, lane) : load(t, p, 2 * lane + which);
+}
+
+static void scores(dtype t, const kern_attn_strips *k, uint32_t from, uint32_t to, const float *q,
+                   uint32_t n, uint32_t head_dim, float *s)
+{
+    for (uint32_t strip = from; strip < to; strip++)
+        for (uint32_t r = 0; r < n; r++)
+            for (uint32_t lane = 0; lane < KERN_STRIP; lane++) {
+                float sum = 0.0f;
+                for (uint32_t d = 0; d < head_dim; d++)
+                    sum += q[d * n + r] *
+                           pair_load(t, k->at[strip] + d / 2 * k->step, k->half, lane, d % 2);
+                s[r * KERN_BLOCK + strip * KERN_STRIP + lane] = sum;
+            }
+}
+
+static void softmax(kern_attn_row *rows, uint32_t n, float *s)
+{
+    for (uint32_t r = 0; r < n; r++, s += KERN_BLOCK) {
+        kern_attn_row *row = &rows[r];
+        row->fix = 1.0f;
+        if (row->lo >= row->hi) continue;
+        float max = row->max;
+        for (uint32_t j = row->lo; j < row->hi; j++) max = s[j] > max ? s[j] : max;
+        row->fix = exp2f(row->max - max);
+        row->max = max;
+        float strip[KERN_BLOCK_STRIPS] = {0};
+        for (uint32_t i = 0; i < KERN_STRIP; i++) row->sum[i] *= row->fix;
+        for (uint32_t j = row->lo; j < row->hi; j++) {
+            s[j] = exp2f(s[j] - max);
+            row->sum[j % KERN_STRIP] += s[j];
+            strip[j / KERN_STRIP] += s[j];
+        }
+        for (uint32_t i = 0; row->mass && i < KERN_BLOCK_STRIPS; i++) row->mass[i] = strip[i];
+    }
+}
+
+static void values(dtype t, const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
+                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o)
+{
+    for (uint32_t r = 0; r < n; r++)
+        for (uint32_t d = 0; d < head_dim; d++) {
+            float sum = o[r * head_dim + d] * rows[r].fix;
+            for (uint32_t j = from; j < to; j++) {
+                const uint8_t *strip = v->at[j / KERN_STRIP];
+                sum += p[r * KERN_BLOCK + j] *
+                       pair_load(t, strip + j % KERN_STRIP / 2 * v->step, v->half, d, j % 2);
+            }
+            o[r * head_dim + d] = sum;
+        }
+}
+
+#define FOR_TYPE(NAME, TYPE)                                                                       \
+    static void kv_write_##NAME(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k, \
+                                const float *v)                                                    \
+    {                                                                                              \
+        kv_write(TYPE, s, tile, slot, k, v);                                                       \
+    }                                                                                              \
+    static void kv_read_##NAME(const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,  \
+                               float *v)                                                           \
+    {                                                                                              \
+        kv_read(TYPE, s, tile, slot, k, v);                                                        \
+    }                                                                                              \
+    static void scores_##NAME(const kern_attn_strips *k, uint32_t from, uint32_t to,               \
+                              const float *q, uint32_t n, uint32_t head_dim, float *s)             \
+    {                                                                                              \
+        scores(TYPE, k, from, to, q, n, head_dim, s);                                              \
+    }                                                                                              \
+    static void values_##NAME(const kern_attn_strips *v, uint32_t from, uint32_t to,               \
+                              const float *p, const kern_attn_row *rows, uint32_t n,               \
+                              uint32_t head_dim, float *o)                                         \
+    {                                                                                              \
+        values(TYPE, v, from, to, p, rows, n, head_dim, o);                                        \
+    }
+
+FOR_TYPE(f32, DTYPE_F32)
+FOR_TYPE(bf16, DTYPE_BF16)
+FOR_TYPE(f16, DTYPE_F16)
+
+#define FILL(NAME, TYPE)                                                                           \
+    isa->kv_write[TYPE] = kv_write_##NAME;                                                         \
+    isa->kv_read[TYPE] = kv_read_##NAME;                                                           \
+    isa->attn_scores[TYPE] = scores_##NAME;                                                        \
+    isa->attn_values[TYPE] = values_##NAME
+
+void kern_attention_fill_ref(kern_isa *isa)
+{
+    FILL(f32, DTYPE_F32);
+    FILL(bf16, DTYPE_BF16);
+    FILL(f16, DTYPE_F16);
+    isa->attn_rows = KERN_ATTN_ROWS;
+    isa->attn_softmax = softmax;
+}

@@ -1,0 +1,97 @@
+/* Row operations, op level: rows over the pool, few rows on the calling thread. */
+#include "kernels/context.h"
+
+#include <assert.h>
+
+/* A piece has about so many elements: a few microseconds, more than handing it out costs. A single piece
+ * runs on the caller. */
+#define PIECE_ELEMENTS 16384
+
+static size_t grain(size_t d) { return d < PIECE_ELEMENTS ? PIECE_ELEMENTS / d : 1; }
+
+typedef struct norm_job {
+    const kern_isa *isa;
+    const float *x, *weight;
+    float *sum; /* x again when delta is added to it */
+    const float *delta;
+    float eps;
+    size_t d;
+    float *out;
+} norm_job;
+
+static void norm_rows(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const norm_job *j = ctx;
+    for (size_t i = from; i < to; i++) {
+        size_t at = i * j->d;
+        if (j->delta)
+            j->isa->add_rmsnorm(j->sum + at, j->delta + at, j->weight, j->eps, j->d, j->out + at);
+        else j->isa->rmsnorm(j->x + at, j->weight, j->eps, j->d, j->out + at);
+    }
+}
+
+void kern_rmsnorm(kern_context *kc, const float *x, const float *weight, float eps, size_t m,
+                  size_t d, float *out)
+{
+    assert(d > 0);
+    norm_job job = {.isa = &kc->isa, .x = x, .weight = weight, .eps = eps, .d = d, .out = out};
+    thread_pool_for(kc->pool, m, grain(d), norm_rows, &job);
+}
+
+void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const float *weight, float eps,
+                      size_t m, size_t d, float *out)
+{
+    assert(d > 0);
+    norm_job job = {&kc->isa, x, weight, x, delta, eps, d, out};
+    thread_pool_for(kc->pool, m, grain(d), norm_rows, &job);
+}
+
+typedef struct swiglu_job {
+    const kern_isa *isa;
+    const float *gate_up;
+    size_t d;
+    float *out;
+} swiglu_job;
+
+static void swiglu_rows(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const swiglu_job *j = ctx;
+    for (size_t i = from; i < to; i++) {
+        const float *gate = j->gate_up + i * 2 * j->d;
+        j->isa->swiglu(gate, gate + j->d, j->d, j->out + i * j->d);
+    }
+}
+
+void kern_swiglu(kern_context *kc, const float *gate_up, size_t m, size_t d, float *out)
+{
+    assert(d > 0);
+    swiglu_job job = {&kc->isa, gate_up, d, out};
+    thread_pool_for(kc->pool, m, grain(d), swiglu_rows, &job);
+}
+
+typedef struct rope_job {
+    const kern_isa *isa;
+    float *x;
+    size_t row_stride;
+    const float *cos_sin;
+    size_t n_heads, head_dim;
+} rope_job;
+
+static void rope_rows(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const rope_job *j = ctx;
+    for (size_t i = from; i < to; i++)
+        j->isa->rope(j->x + i * j->row_stride, j->cos_sin + i * j->head_dim, j->n_heads,
+                     j->head_dim);
+}
+
+void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_sin, size_t m,
+               size_t n_heads, size_t head_dim)
+{
+    assert(head_dim > 0 && head_dim % 2 == 0);
+    rope_job job = {&kc->isa, x, row_stride, cos_sin, n_heads, head_dim};
+    thread_pool_for(kc->pool, m, grain(n_heads * head_dim), rope_rows, &job);
+}

@@ -1,0 +1,294 @@
+/* Attention's inner loops for AVX2, FMA and F16C: a strip is two vectors. */
+#include "kernels/isa.h"
+#include "kernels/x86/math_avx2.h"
+
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K and V, a broadcast and a mask: 16 registers */
+
+/* 8 lanes of the first (which = 0) or the second row of the pair at p. */
+INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which)
+{
+    if (t == DTYPE_F32) return _mm256_loadu_ps((const float *)(p + (which ? half : 0)));
+    __m256i w = _mm256_loadu_si256((const __m256i *)p);
+    if (t == DTYPE_BF16)
+        return _mm256_castsi256_ps(which ? _mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u))
+                                         : _mm256_slli_epi32(w, 16));
+    /* Its halves out of each 128-bit lane, then side by side. */
+    const __m256i first = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4,
+                                           5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
+    const __m256i second = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15, 2, 3,
+                                            6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15);
+    w = _mm256_shuffle_epi8(w, which ? second : first);
+    __m128i h = _mm_unpacklo_epi64(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+    return _mm256_cvtph_ps(h);
+}
+
+INLINE void prefetch_pair(dtype t, const uint8_t *p, size_t half)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+    if (t == DTYPE_F32) _mm_prefetch((const char *)p + half, _MM_HINT_T1);
+}
+
+/* ---- q . k: n rows x `strips` strips --------------------------------------------------------------- */
+
+INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *k,
+                        uint32_t first, const float *q, uint32_t head_dim, float *s)
+{
+    __m256 acc[ROWS_MAX][8];
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2 * strips; i++) acc[r][i] = _mm256_setzero_ps();
+    const uint8_t *const *at = k->at + first, *const *next = k->next + first;
+    size_t off = 0, step = k->step, half = k->half;
+    for (uint32_t d = 0; d < head_dim; d += 2, q += 2 * n, off += step) {
+        for (unsigned i = 0; i < strips; i++) prefetch_pair(t, next[i] + off, half);
+        for (int which = 0; which < 2; which++) {
+            __m256 a[8];
+            for (unsigned i = 0; i < 2 * strips; i++)
+                a[i] = load_half(t, at[i / 2] + off + i % 2 * 32, half, which);
+            for (unsigned r = 0; r < n; r++) {
+                __m256 x = _mm256_set1_ps(q[which * n + r]);
+                for (unsigned i = 0; i < 2 * strips; i++)
+                    acc[r][i] = _mm256_fmadd_ps(x, a[i], acc[r][i]);
+            }
+        }
+    }
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2 * strips; i++)
+            _mm256_storeu_ps(s + r * KERN_BLOCK + first * KERN_STRIP + i * 8, acc[r][i]);
+}
+
+/* Few rows take more strips (of 16 slots or 16 dims) at once, to hide the latency of an FMA. */
+INLINE unsigned width(unsigned n) { return n == 1 ? 4 : n <= 3 ? 2 : 1; }
+
+INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t from, uint32_t to,
+                        const float *q, uint32_t head_dim, float *s)
+{
+    for (; from + width(n) <= to; from += width(n))
+        scores_tile(t, n, width(n), k, from, q, head_dim, s);
+    for (; from < to; from++) scores_tile(t, n, 1, k, from, q, head_dim, s);
+}
+
+/* ---- p . v: n rows x `strips` of 16 dims ----------------------------------------------------------- */
+
+/* Slots [from, to), both even. */
+INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *v, uint32_t from,
+                        uint32_t to, const float *p, const float *fix, uint32_t head_dim, float *o,
+                        size_t dim)
+{
+    __m256 acc[ROWS_MAX][8];
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2 * strips; i++)
+            acc[r][i] = _mm256_mul_ps(_mm256_loadu_ps(o + r * head_dim + dim + i * 8),
+                                      _mm256_set1_ps(fix[r]));
+    size_t step = v->step, half = v->half;
+    for (uint32_t j = from; j < to;) {
+        uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
+        if (stop > to) stop = to;
+        size_t off = j % KERN_STRIP / 2 * step + dim * 4;
+        for (; j < stop; j += 2, off += step) {
+            for (unsigned i = 0; i < strips; i++)
+                prefetch_pair(t, v->next[strip] + off + i * 64, half);
+            for (int which = 0; which < 2; which++) {
+                __m256 a[8];
+                for (unsigned i = 0; i < 2 * strips; i++)
+                    a[i] = load_half(t, v->at[strip] + off + i * 32, half, which);
+                for (unsigned r = 0; r < n; r++) {
+                    __m256 x = _mm256_set1_ps(p[r * KERN_BLOCK + j + (unsigned)which]);
+                    for (unsigned i = 0; i < 2 * strips; i++)
+                        acc[r][i] = _mm256_fmadd_ps(x, a[i], acc[r][i]);
+                }
+            }
+        }
+    }
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2 * strips; i++)
+            _mm256_storeu_ps(o + r * head_dim + dim + i * 8, acc[r][i]);
+}
+
+INLINE void values_rows(dtype t, unsigned n, const kern_attn_strips *v, uint32_t from, uint32_t to,
+                        const float *p, const float *fix, uint32_t head_dim, float *o)
+{
+    size_t dim = 0;
+    for (; dim + width(n) * 16 <= head_dim; dim += width(n) * 16)
+        values_tile(t, n, width(n), v, from, to, p, fix, head_dim, o, dim);
+    for (; dim < head_dim; dim += 16)
+        values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
+}
+
+/* One slot, whose partner in the pair is not to be used. */
+INLINE void values_slot(dtype t, unsigned n, const kern_attn_strips *v, uint32_t j, const float *p,
+                        const float *fix, uint32_t head_dim, float *o)
+{
+    const uint8_t *row = v->at[j / KERN_STRIP] + j % KERN_STRIP / 2 * v->step;
+    for (unsigned r = 0; r < n; r++, p += KERN_BLOCK, o += head_dim)
+        for (size_t dim = 0; dim < head_dim; dim += 8) {
+            __m256 acc = _mm256_mul_ps(_mm256_loadu_ps(o + dim), _mm256_set1_ps(fix[r]));
+            __m256 a = j % 2 ? load_half(t, row + dim * 4, v->half, 1) : load_half(t, row + dim * 4, 0, 0);
+            _mm256_storeu_ps(o + dim, _mm256_fmadd_ps(_mm256_set1_ps(p[j]), a, acc));
+        }
+}
+
+INLINE void scores(dtype t, const kern_attn_strips *k, uint32_t from, uint32_t to, const float *q,
+                   uint32_t n, uint32_t head_dim, float *s)
+{
+#define ROWS(N)                                                                                    \
+    case N: scores_rows(t, N, k, from, to, q, head_dim, s); break;
+    switch (n) { KERN_ATTN_EACH_6(ROWS) }
+#undef ROWS
+}
+
+INLINE void values(dtype t, const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
+                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o)
+{
+    float fix[ROWS_MAX];
+    for (unsigned r = 0; r < n; r++) fix[r] = rows[r].fix;
+    if (from % 2 == 1) {
+        values_slot(t, n, v, from++, p, fix, head_dim, o);
+        for (unsigned r = 0; r < n; r++) fix[r] = 1.0f;
+    }
+    uint32_t even = to & ~1u;
+    if (from < even) {
+#define ROWS(N)                                                                                    \
+    case N: values_rows(t, N, v, from, even, p, fix, head_dim, o); break;
+        switch (n) { KERN_ATTN_EACH_6(ROWS) }
+#undef ROWS
+        for (unsigned r = 0; r < n; r++) fix[r] = 1.0f;
+    }
+    if (from < to && to % 2 == 1) values_slot(t, n, v, even, p, fix, head_dim, o);
+}
+
+/* ---- softmax --------------------------------------------------------------------------------------- */
+
+enum { VECTORS = KERN_BLOCK / 8 };
+
+/* Ones in the lanes of vector i that lie in [lo, hi). */
+INLINE __m256 seen(uint32_t lo, uint32_t hi, int i)
+{
+    __m256i slot = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
+    __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), slot);
+    __m256i under = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)hi), slot);
+    return _mm256_castsi256_ps(_mm256_andnot_si256(before, under));
+}
+
+INLINE void softmax_row(kern_attn_row *row, float *s)
+{
+    const __m256 none = _mm256_set1_ps(-INFINITY);
+    __m256 x[VECTORS], top = none;
+    bool all = row->lo == 0 && row->hi == KERN_BLOCK;
+    for (int i = 0; i < VECTORS; i++) {
+        x[i] = _mm256_loadu_ps(s + 8 * i);
+        if (!all) x[i] = _mm256_blendv_ps(none, x[i], seen(row->lo, row->hi, i));
+        top = _mm256_max_ps(top, x[i]);
+    }
+    __m256 sum[2] = {_mm256_load_ps(row->sum), _mm256_load_ps(row->sum + 8)};
+    row->fix = 1.0f;
+    if (_mm256_movemask_ps(_mm256_cmp_ps(top, _mm256_set1_ps(row->max), _CMP_GT_OQ))) {
+        float max = max_avx2(top);
+        __m256 fix = exp2_avx2(_mm256_set1_ps(row->max - max));
+        row->fix = _mm256_cvtss_f32(fix);
+        row->max = max;
+        sum[0] = _mm256_mul_ps(sum[0], fix);
+        sum[1] = _mm256_mul_ps(sum[1], fix);
+    }
+    __m256 max = _mm256_set1_ps(row->max);
+    for (int i = 0; i < VECTORS; i++) {
+        x[i] = exp2_avx2(_mm256_sub_ps(x[i], max));
+        if (!all) x[i] = _mm256_and_ps(x[i], seen(row->lo, row->hi, i));
+        _mm256_storeu_ps(s + 8 * i, x[i]);
+        sum[i % 2] = _mm256_add_ps(sum[i % 2], x[i]);
+    }
+    _mm256_store_ps(row->sum, sum[0]);
+    _mm256_store_ps(row->sum + 8, sum[1]);
+    if (!row->mass) return;
+    for (int i = 0; i < KERN_BLOCK_STRIPS; i++)
+        row->mass[i] = sum_avx2(_mm256_add_ps(x[2 * i], x[2 * i + 1]));
+}
+
+static void softmax(kern_attn_row *rows, uint32_t n, float *s)
+{
+    for (uint32_t r = 0; r < n; r++) {
+        if (rows[r].lo < rows[r].hi) softmax_row(&rows[r], s + r * KERN_BLOCK);
+        else rows[r].fix = 1.0f;
+    }
+}
+
+/* ---- KV writes ------------------------------------------------------------------------------------- */
+
+/* 8 floats to 8 two-byte values. */
+INLINE __m128i narrow(dtype t, __m256 x)
+{
+    if (t == DTYPE_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i w = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+}
+
+INLINE void kv_write(dtype t, const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
+                     const float *v)
+{
+    /* Only this slot's bytes are stored: its neighbours may be written by other threads. */
+    uint8_t *keys = (uint8_t *)tile + slot * 4;
+    uint8_t *values = (uint8_t *)tile + kern_kv_tile_bytes(s) / 2 +
+                      (size_t)(slot / 2) * s->head_dim * 4 + slot % 2 * 2;
+    size_t step = (size_t)s->page_tokens * 4;
+    for (size_t d = 0; d < s->head_dim; d += 8) {
+        uint32_t pairs[4];
+        uint16_t halves[8];
+        _mm_storeu_si128((__m128i *)pairs, narrow(t, _mm256_loadu_ps(k + d)));
+        _mm_storeu_si128((__m128i *)halves, narrow(t, _mm256_loadu_ps(v + d)));
+        for (size_t i = 0; i < 4; i++) memcpy(keys + (d / 2 + i) * step, &pairs[i], 4);
+        for (size_t i = 0; i < 8; i++) memcpy(values + (d + i) * 4, &halves[i], 2);
+    }
+}
+
+#define FOR_TYPE(NAME, TYPE)                                                                       \
+    static void scores_##NAME(const kern_attn_strips *k, uint32_t from, uint32_t to,               \
+                              const float *q, uint32_t n, uint32_t head_dim, float *s)             \
+    {                                                                                              \
+        scores(TYPE, k, from, to, q, n, head_dim, s);                                              \
+    }                                                                                              \
+    static void values_##NAME(const kern_attn_strips *v, uint32_t from, uint32_t to,               \
+                              const float *p, const kern_attn_row *rows, uint32_t n,               \
+                              uint32_t head_dim, float *o)                                         \
+    {                                                                                              \
+        values(TYPE, v, from, to, p, rows, n, head_dim, o);                                        \
+    }
+
+FOR_TYPE(f32, DTYPE_F32)
+FOR_TYPE(bf16, DTYPE_BF16)
+FOR_TYPE(f16, DTYPE_F16)
+
+static void kv_write_bf16(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
+                          const float *v)
+{
+    kv_write(DTYPE_BF16, s, tile, slot, k, v);
+}
+
+static void kv_write_f16(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
+                         const float *v)
+{
+    kv_write(DTYPE_F16, s, tile, slot, k, v);
+}
+
+#define FILL(NAME, TYPE)                                                                           \
+    isa->attn_scores[TYPE] = scores_##NAME;                                                        \
+    isa->attn_values[TYPE] = values_##NAME
+
+void kern_attention_fill_avx2(kern_isa *isa)
+{
+    FILL(f32, DTYPE_F32);
+    FILL(bf16, DTYPE_BF16);
+    FILL(f16, DTYPE_F16);
+    isa->kv_write[DTYPE_BF16] = kv_write_bf16;
+    isa->kv_write[DTYPE_F16] = kv_write_f16;
+    isa->attn_rows = ROWS_MAX;
+    isa->attn_softmax = softmax;
+}

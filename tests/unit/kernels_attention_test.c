@@ -1,0 +1,561 @@
+/* Paged attention, page mass and KV access: every ISA against a naive float64 loop, and the promise that a
+ * row's bits depend on nothing but the row. */
+#include "kernels/kernels.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { THREADS = 2, MAX_ISAS = 8 };
+
+static const dtype all_types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+
+/* ---- contexts: one for each ISA that this CPU runs ---- */
+
+typedef struct fixture {
+    thread_pool *pool, *single;
+    kern_context *isas[MAX_ISAS]; /* [0] is the reference */
+    size_t n_isas;
+} fixture;
+
+static int setup(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    if (!f || !status_ok(thread_pool_create(&(thread_pool_options){.n_threads = THREADS}, &f->pool)) ||
+        !status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &f->single)))
+        return -1;
+    for (size_t i = 0; i < kern_isa_count(); i++) {
+        bool available;
+        const char *name = kern_isa_at(i, &available);
+        if (!available) {
+            printf("skipped: %s (this CPU lacks it)\n", name);
+            continue;
+        }
+        if (!status_ok(kern_create(&(kern_options){f->pool, name}, &f->isas[f->n_isas++], NULL)))
+            return -1;
+    }
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    fixture *f = *state;
+    for (size_t i = 0; i < f->n_isas; i++) kern_destroy(f->isas[i]);
+    thread_pool_destroy(f->pool);
+    thread_pool_destroy(f->single);
+    free(f);
+    return 0;
+}
+
+/* ---- a sequence of one KV head: plain K, V, Q and its pages ---- */
+
+typedef struct sequence {
+    kern_kv_shape shape;
+    uint32_t n_slots, q_heads;
+    float *k, *v; /* [n_slots, head_dim], as the pages hold them: rounded to the page type */
+    float *q;     /* [n_slots, q_heads, head_dim] */
+} sequence;
+
+/* Where its pages lie. */
+typedef struct layout {
+    uint8_t *memory;
+    uint32_t *pages;
+    uint8_t *tiles;
+    size_t page_stride;
+} layout;
+
+static float *random_floats(rng *r, size_t n, float scale)
+{
+    float *x = malloc(n * sizeof *x);
+    assert_non_null(x);
+    for (size_t i = 0; i < n; i++) x[i] = rng_normal(r) * scale;
+    return x;
+}
+
+static float rounded(dtype t, float x)
+{
+    return t == DTYPE_F32 ? x : t == DTYPE_BF16 ? bf16_to_f32(bf16_from_f32(x)) : f16_to_f32(f16_from_f32(x));
+}
+
+static sequence make_sequence(rng *r, dtype type, uint32_t page_tokens, uint32_t head_dim,
+                              uint32_t q_heads, uint32_t n_slots)
+{
+    sequence s = {{type, page_tokens, head_dim}, n_slots, q_heads, NULL, NULL, NULL};
+    size_t n = (size_t)n_slots * head_dim;
+    s.k = random_floats(r, n, 1.0f);
+    s.v = random_floats(r, n, 1.0f);
+    s.q = random_floats(r, n * q_heads, 1.5f);
+    for (size_t i = 0; i < n; i++) {
+        s.k[i] = rounded(type, s.k[i]);
+        s.v[i] = rounded(type, s.v[i]);
+    }
+    return s;
+}
+
+static void free_sequence(sequence *s)
+{
+    free(s->k);
+    free(s->v);
+    free(s->q);
+}
+
+/* Puts the first n_slots of s in pages of random ids, `lead` bytes into pages of a random stride; all other
+ * memory holds NaNs. */
+static layout make_layout(const kern_context *kc, rng *r, const sequence *s, uint32_t n_slots)
+{
+    layout l = {0};
+    size_t tile = kern_kv_tile_bytes(&s->shape), n_pages = n_slots / s->shape.page_tokens + 1;
+    size_t pool_pages = n_pages + rng_below(r, 5), lead = tile * rng_below(r, 3);
+    l.page_stride = tile * (1 + rng_below(r, 3)) + lead;
+    size_t bytes = (l.page_stride * pool_pages + 63) / 64 * 64;
+    l.memory = aligned_alloc(64, bytes);
+    l.pages = malloc(pool_pages * sizeof *l.pages);
+    assert_non_null(l.memory);
+    assert_non_null(l.pages);
+    memset(l.memory, 0xff, bytes);
+    l.tiles = l.memory + lead;
+    for (uint32_t p = 0; p < pool_pages; p++) l.pages[p] = p;
+    for (uint32_t p = (uint32_t)pool_pages; p > 1; p--) {
+        uint32_t other = rng_below(r, p), t = l.pages[p - 1];
+        l.pages[p - 1] = l.pages[other];
+        l.pages[other] = t;
+    }
+    for (uint32_t i = 0; i < n_slots; i++)
+        kern_kv_write(kc, &s->shape, l.tiles + l.pages[i / s->shape.page_tokens] * l.page_stride,
+                      i % s->shape.page_tokens, s->k + (size_t)i * s->shape.head_dim,
+                      s->v + (size_t)i * s->shape.head_dim);
+    return l;
+}
+
+static void free_layout(layout *l)
+{
+    free(l->memory);
+    free(l->pages);
+}
+
+static kern_attn_item item_of(const sequence *s, const layout *l, uint32_t first, uint32_t n_rows,
+                              float *out)
+{
+    return (kern_attn_item){.pages = l->pages, .tiles = l->tiles, .first_slot = first, .n_rows = n_rows,
+                            .q = s->q + (size_t)first * s->q_heads * s->shape.head_dim, .out = out};
+}
+
+static kern_attn_batch batch_of(const sequence *s, const layout *l, const kern_attn_item *items, size_t n)
+{
+    size_t row = (size_t)s->q_heads * s->shape.head_dim;
+    return (kern_attn_batch){.shape = s->shape, .page_stride = l->page_stride, .q_heads = s->q_heads,
+                             .scale = 1.0f / sqrtf((float)s->shape.head_dim), .q_stride = row,
+                             .out_stride = row, .items = items, .n_items = n};
+}
+
+static void run(kern_context *kc, const kern_attn_batch *b)
+{
+    assert_true(status_ok(kern_attention(kc, b)));
+}
+
+/* ---- the yardstick: float64, one row and head at a time ---- */
+
+/* p [n_slots] of one row; out [head_dim]. */
+static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t window, double *p,
+                      double *out)
+{
+    uint32_t dim = s->shape.head_dim, end = slot + 1, begin = window && end > window ? end - window : 0;
+    const float *q = s->q + ((size_t)slot * s->q_heads + head) * dim;
+    double max = -INFINITY, sum = 0;
+    for (uint32_t j = begin; j < end; j++) {
+        p[j] = 0;
+        for (uint32_t d = 0; d < dim; d++) p[j] += (double)q[d] * s->k[(size_t)j * dim + d];
+        p[j] *= 1.0 / sqrt(dim);
+        max = fmax(max, p[j]);
+    }
+    for (uint32_t j = begin; j < end; j++) sum += p[j] = exp(p[j] - max);
+    for (uint32_t j = 0; j < s->n_slots; j++) p[j] = j >= begin && j < end ? p[j] / sum : 0;
+    for (uint32_t d = 0; d < dim; d++) {
+        out[d] = 0;
+        for (uint32_t j = begin; j < end; j++) out[d] += p[j] * s->v[(size_t)j * dim + d];
+    }
+}
+
+/* Outputs are averages of values of size 1: an absolute tolerance, 40 f32 roundings of a score of size 10. */
+static const double out_tolerance = 2e-5, mass_tolerance = 2e-5;
+
+static void compare_item(const char *isa, const sequence *s, const kern_attn_item *it, uint64_t seed)
+{
+    uint32_t dim = s->shape.head_dim, n_pages = (it->first_slot + it->n_rows - 1) / s->shape.page_tokens + 1;
+    double *p = malloc(s->n_slots * sizeof *p), *out = malloc(dim * sizeof *out);
+    double *mass = calloc(n_pages, sizeof *mass);
+    for (uint32_t i = 0; i < it->n_rows; i++)
+        for (uint32_t h = 0; h < s->q_heads; h++) {
+            naive_row(s, it->first_slot + i, h, it->window, p, out);
+            const float *got = it->out + ((size_t)i * s->q_heads + h) * dim;
+            for (uint32_t d = 0; d < dim; d++)
+                if (!(fabs(got[d] - out[d]) <= out_tolerance))
+                    fail_msg("%s %s seed %llu: head_dim %u page %u heads %u first %u row %u head %u dim "
+                             "%u: %.9g, want %.9g",
+                             isa, dtype_name(s->shape.type), (unsigned long long)seed, dim,
+                             s->shape.page_tokens, s->q_heads, it->first_slot, i, h, d, got[d], out[d]);
+            for (uint32_t j = 0; i >= it->n_rows - it->mass_rows && j <= it->first_slot + i; j++)
+                mass[j / s->shape.page_tokens] += p[j];
+        }
+    for (uint32_t page = 0; it->mass && page < n_pages; page++)
+        if (!(fabs(it->mass[page] - mass[page]) <= mass_tolerance * s->q_heads * it->mass_rows))
+            fail_msg("%s %s seed %llu: mass of page %u: %.9g, want %.9g", isa, dtype_name(s->shape.type),
+                     (unsigned long long)seed, page, it->mass[page], mass[page]);
+    free(p);
+    free(out);
+    free(mass);
+}
+
+/* Ragged batches of random shape: prefill chunks and decode rows, windows, mass. */
+static void random_batch(fixture *f, uint64_t seed, dtype type, uint32_t head_dim)
+{
+    enum { ITEMS = 4 };
+    rng r = rng_seed(seed);
+    uint32_t page_tokens = 16 * (1 + rng_below(&r, 6)), q_heads = 1 + rng_below(&r, 9);
+    if (rng_below(&r, 8) == 0) q_heads = 49 + rng_below(&r, 16);
+    sequence s[ITEMS];
+    kern_attn_item items[ITEMS];
+    for (size_t i = 0; i < ITEMS; i++) {
+        s[i] = make_sequence(&r, type, page_tokens, head_dim, q_heads, 1 + rng_below(&r, 300));
+        uint32_t n_rows = rng_below(&r, 3) ? 1 + rng_below(&r, s[i].n_slots < 40 ? s[i].n_slots : 40) : 1;
+        size_t out = (size_t)n_rows * q_heads * head_dim, pages = s[i].n_slots / page_tokens + 1;
+        items[i] = (kern_attn_item){.first_slot = s[i].n_slots - n_rows, .n_rows = n_rows,
+                                    .window = rng_below(&r, 3) ? 0 : 1 + rng_below(&r, 150),
+                                    .out = malloc(out * sizeof(float))};
+        items[i].q = s[i].q + (size_t)items[i].first_slot * q_heads * head_dim;
+        if (rng_below(&r, 2)) {
+            items[i].mass = malloc(pages * sizeof(float));
+            items[i].mass_rows = 1 + rng_below(&r, n_rows);
+        }
+    }
+    for (size_t k = 0; k < f->n_isas; k++) {
+        /* One stride for all items: the layouts are made with the same choices. */
+        layout l[ITEMS];
+        for (size_t i = 0; i < ITEMS; i++) {
+            rng same = rng_seed(seed + 1);
+            rng_below(&same, 5);
+            l[i] = make_layout(f->isas[k], &same, &s[i], s[i].n_slots);
+            items[i].pages = l[i].pages;
+            items[i].tiles = l[i].tiles;
+            memset(items[i].out, 0xff, (size_t)items[i].n_rows * q_heads * head_dim * sizeof(float));
+        }
+        kern_attn_batch b = batch_of(&s[0], &l[0], items, ITEMS);
+        run(f->isas[k], &b);
+        for (size_t i = 0; i < ITEMS; i++) {
+            assert_int_equal(l[i].page_stride, l[0].page_stride);
+            compare_item(kern_isa_name(f->isas[k]), &s[i], &items[i], seed);
+            free_layout(&l[i]);
+        }
+    }
+    for (size_t i = 0; i < ITEMS; i++) {
+        free(items[i].out);
+        free(items[i].mass);
+        free_sequence(&s[i]);
+    }
+}
+
+static void test_against_naive(void **state)
+{
+    for (uint32_t dim = 16; dim <= 256; dim += 16)
+        for (size_t t = 0; t < 3; t++) random_batch(*state, 1000 + dim * 3 + t, all_types[t], dim);
+}
+
+static void test_against_naive_more_shapes(void **state)
+{
+    static const uint32_t dims[] = {64, 128, 80, 96};
+    for (uint64_t seed = 1; seed <= 24; seed++)
+        random_batch(*state, seed, all_types[seed % 3], dims[seed % 4]);
+}
+
+/* ---- bit equality ---- */
+
+static void assert_same_bits(const void *a, const void *b, size_t n_floats, const char *what,
+                             const kern_context *kc, const sequence *s, uint32_t row)
+{
+    if (memcmp(a, b, n_floats * sizeof(float)) == 0) return;
+    const float *x = a, *y = b;
+    size_t i = 0;
+    while (memcmp(&x[i], &y[i], sizeof *x) == 0) i++;
+    fail_msg("%s: %s %s head_dim %u page %u heads %u row %u element %zu: %.9g and %.9g", what,
+             kern_isa_name(kc), dtype_name(s->shape.type), s->shape.head_dim, s->shape.page_tokens,
+             s->q_heads, row, i, x[i], y[i]);
+}
+
+/* A causal prefill of all rows, against the same rows: one at a time as decode does, in chunks, with other
+ * pages, strides and page sizes, in one thread. Slots behind the last row hold NaNs. */
+static void invariance(fixture *f, kern_context *kc, rng *r, dtype type, uint32_t head_dim,
+                       uint32_t q_heads, uint32_t window)
+{
+    static const uint32_t page_sizes[] = {16, 32, 64, 48, 256};
+    uint32_t n = 70 + rng_below(r, 90), dim = head_dim;
+    size_t row = (size_t)q_heads * dim;
+    sequence s = make_sequence(r, type, 16, dim, q_heads, n);
+    float *want = malloc(n * row * sizeof *want), *got = malloc(n * row * sizeof *got);
+    for (size_t p = 0; p < sizeof page_sizes / sizeof page_sizes[0]; p++) {
+        s.shape.page_tokens = page_sizes[p];
+        layout l = make_layout(kc, r, &s, n);
+        kern_attn_item it = item_of(&s, &l, 0, n, p == 0 ? want : got);
+        it.window = window;
+        kern_attn_batch b = batch_of(&s, &l, &it, 1);
+        run(kc, &b);
+        if (p > 0) assert_same_bits(want, got, n * row, "page size", kc, &s, 0);
+        free_layout(&l);
+    }
+    for (size_t p = 0; p < 3; p++) { /* decode: only slots up to the row have been written */
+        s.shape.page_tokens = page_sizes[p];
+        for (uint32_t i = 0; i < n; i += i < 20 || i > 60 ? 1 : 7) {
+            layout l = make_layout(kc, r, &s, i + 1);
+            kern_attn_item it = item_of(&s, &l, i, 1, got);
+            it.window = window;
+            kern_attn_batch b = batch_of(&s, &l, &it, 1);
+            run(kc, &b);
+            assert_same_bits(want + i * row, got, row, "decode", kc, &s, i);
+            free_layout(&l);
+        }
+    }
+    s.shape.page_tokens = 16;
+    for (uint32_t from = 0, step; from < n; from += step) { /* chunks of random size */
+        step = 1 + rng_below(r, n - from);
+        layout l = make_layout(kc, r, &s, from + step);
+        kern_attn_item it = item_of(&s, &l, from, step, got);
+        it.window = window;
+        kern_attn_batch b = batch_of(&s, &l, &it, 1);
+        run(kc, &b);
+        assert_same_bits(want + from * row, got, step * row, "chunk", kc, &s, from);
+        free_layout(&l);
+    }
+    kern_context *single;
+    assert_true(status_ok(kern_create(&(kern_options){f->single, kern_isa_name(kc)}, &single, NULL)));
+    layout l = make_layout(kc, r, &s, n);
+    kern_attn_item it = item_of(&s, &l, 0, n, got);
+    it.window = window;
+    kern_attn_batch b = batch_of(&s, &l, &it, 1);
+    run(single, &b);
+    assert_same_bits(want, got, n * row, "one thread", kc, &s, 0);
+    /* Each query head alone. */
+    b.q_heads = 1;
+    for (uint32_t h = 0; h < q_heads; h++) {
+        it.q = s.q + (size_t)h * dim;
+        it.out = got + (size_t)h * dim;
+        run(kc, &b);
+    }
+    assert_same_bits(want, got, n * row, "heads alone", kc, &s, 0);
+    free_layout(&l);
+    kern_destroy(single);
+    free(want);
+    free(got);
+    free_sequence(&s);
+}
+
+static void test_row_bits(void **state)
+{
+    fixture *f = *state;
+    static const uint32_t heads[] = {1, 4, 8, 3};
+    rng r = rng_seed(7);
+    for (size_t k = 0; k < f->n_isas; k++)
+        for (size_t t = 0; t < 3; t++)
+            for (uint32_t dim = 16; dim <= 256; dim += dim < 128 ? 16 : 64)
+                for (size_t h = 0; h < 4; h++) {
+                    if (k == 0 && (dim > 64 || h > 1)) continue; /* the reference is slow */
+                    uint32_t window = rng_below(&r, 4) ? 0 : 1 + rng_below(&r, 90);
+                    invariance(f, f->isas[k], &r, all_types[t], dim, heads[h], window);
+                }
+}
+
+/* A future token's infinities and NaNs in K and V do not reach the rows before it. */
+static void test_future_is_unseen(void **state)
+{
+    fixture *f = *state;
+    rng r = rng_seed(8);
+    for (size_t k = 0; k < f->n_isas; k++)
+        for (uint32_t bad = 1; bad < 70; bad += 5) {
+            sequence s = make_sequence(&r, DTYPE_F32, 16, 64, 3, 70);
+            float want[70 * 3 * 64], got[70 * 3 * 64];
+            layout l = make_layout(f->isas[k], &r, &s, 70);
+            kern_attn_item it = item_of(&s, &l, 0, 70, want);
+            kern_attn_batch b = batch_of(&s, &l, &it, 1);
+            run(f->isas[k], &b);
+            free_layout(&l);
+            for (size_t d = 0; d < 64; d++) s.k[bad * 64 + d] = s.v[bad * 64 + d] = d % 2 ? INFINITY : NAN;
+            l = make_layout(f->isas[k], &r, &s, 70);
+            it = item_of(&s, &l, 0, 70, got);
+            b = batch_of(&s, &l, &it, 1);
+            run(f->isas[k], &b);
+            assert_same_bits(want, got, (size_t)bad * 3 * 64, "future", f->isas[k], &s, bad);
+            free_layout(&l);
+            free_sequence(&s);
+        }
+}
+
+/* ---- mass ---- */
+
+/* The mass of a row set has the same bits however the prefill is cut, and whoever shares the batch; asking for
+ * it changes no output. Small slots of scores decide: rows of very different maxima included. */
+static void test_mass_bits(void **state)
+{
+    fixture *f = *state;
+    rng r = rng_seed(9);
+    for (size_t k = 0; k < f->n_isas; k++)
+        for (uint32_t round = 0; round < 12; round++) {
+            uint32_t page = 16u << round % 3, heads = 1 + rng_below(&r, 8), rows = 1 + rng_below(&r, 32);
+            uint32_t n = 150 + rng_below(&r, 100), window = round % 4 == 3 ? 40 : 0;
+            sequence s = make_sequence(&r, all_types[round % 3], page, 64, heads, n);
+            size_t row = (size_t)heads * 64, n_pages = (n - 1) / page + 1;
+            layout l = make_layout(f->isas[k], &r, &s, n);
+            float *plain = malloc(n * row * sizeof(float)), *out = malloc(n * row * sizeof(float));
+            float *want = malloc(n_pages * sizeof(float)), *got = malloc(n_pages * sizeof(float));
+            kern_attn_item it = item_of(&s, &l, 0, n, plain);
+            it.window = window;
+            kern_attn_batch b = batch_of(&s, &l, &it, 1);
+            run(f->isas[k], &b);
+            it.out = out;
+            it.mass = want;
+            it.mass_rows = rows;
+            run(f->isas[k], &b);
+            assert_same_bits(plain, out, n * row, "mass on", f->isas[k], &s, 0);
+            double total = 0;
+            for (size_t p = 0; p < n_pages; p++) total += want[p];
+            assert_true(fabs(total - rows * heads) < 1e-4 * rows * heads);
+
+            uint32_t first = n - rows - rng_below(&r, n - rows); /* a shorter last chunk, others beside it */
+            kern_attn_item three[3] = {item_of(&s, &l, 0, n, out), item_of(&s, &l, first, n - first, out),
+                                       item_of(&s, &l, n - 1, 1, out)};
+            three[1].mass = got;
+            three[1].mass_rows = rows;
+            for (size_t i = 0; i < 3; i++) {
+                three[i].out = out + (i == 0 ? 0 : (size_t)three[i].first_slot * row);
+                three[i].window = window;
+            }
+            float *beside = malloc(2 * n * row * sizeof(float)), *other = malloc(n_pages * sizeof(float));
+            three[0].out = beside;
+            three[0].mass = other;
+            three[0].mass_rows = 1;
+            three[2].out = beside + n * row;
+            b.items = three;
+            b.n_items = 3;
+            run(f->isas[k], &b);
+            assert_same_bits(want, got, n_pages, "mass", f->isas[k], &s, first);
+            free(beside);
+            free(other);
+            free(plain);
+            free(out);
+            free(want);
+            free(got);
+            free_layout(&l);
+            free_sequence(&s);
+        }
+}
+
+/* Scores that overflow every exponential but the largest. */
+static void test_extreme_scores(void **state)
+{
+    fixture *f = *state;
+    rng r = rng_seed(10);
+    for (size_t k = 0; k < f->n_isas; k++) {
+        sequence s = make_sequence(&r, DTYPE_F32, 16, 32, 2, 200);
+        for (size_t i = 0; i < 200 * 2 * 32; i++) s.q[i] *= 1000.0f;
+        float *out = malloc(200 * 2 * 32 * sizeof(float)), mass[13];
+        layout l = make_layout(f->isas[k], &r, &s, 200);
+        kern_attn_item it = item_of(&s, &l, 0, 200, out);
+        it.mass = mass;
+        it.mass_rows = 7;
+        kern_attn_batch b = batch_of(&s, &l, &it, 1);
+        run(f->isas[k], &b);
+        for (size_t i = 0; i < 200 * 2 * 32; i++) assert_true(isfinite(out[i]));
+        double total = 0;
+        for (size_t p = 0; p < 13; p++) total += mass[p];
+        assert_true(fabs(total - 14) < 1e-4);
+        free(out);
+        free_layout(&l);
+        free_sequence(&s);
+    }
+}
+
+/* ---- KV access ---- */
+
+/* Every ISA stores the reference's bits, touches no other slot, and reads back what it stored. */
+static void test_kv_write(void **state)
+{
+    fixture *f = *state;
+    rng r = rng_seed(11);
+    for (size_t t = 0; t < 3; t++)
+        for (uint32_t dim = 16; dim <= 256; dim += 48) {
+            kern_kv_shape shape = {all_types[t], 32, dim};
+            size_t bytes = kern_kv_tile_bytes(&shape);
+            uint8_t *want = malloc(bytes), *got = malloc(bytes);
+            float k[256], v[256], k2[256], v2[256];
+            for (uint32_t slot = 0; slot < 32; slot++) {
+                for (uint32_t d = 0; d < dim; d++) {
+                    uint32_t bits = rng_u32(&r);
+                    memcpy(&k[d], &bits, 4);
+                    v[d] = rng_normal(&r) * 1e-3f;
+                    if (k[d] != k[d]) k[d] = INFINITY; /* payloads of NaN may differ */
+                }
+                memset(want, 0xee, bytes);
+                kern_kv_write(f->isas[0], &shape, want, slot, k, v);
+                for (size_t i = 1; i < f->n_isas; i++) {
+                    memset(got, 0xee, bytes);
+                    kern_kv_write(f->isas[i], &shape, got, slot, k, v);
+                    assert_memory_equal(want, got, bytes);
+                    kern_kv_read(f->isas[i], &shape, got, slot, k2, v2);
+                    for (uint32_t d = 0; d < dim; d++) {
+                        float a = rounded(shape.type, k[d]), b = rounded(shape.type, v[d]);
+                        assert_memory_equal(&a, &k2[d], 4);
+                        assert_memory_equal(&b, &v2[d], 4);
+                    }
+                }
+            }
+            free(want);
+            free(got);
+        }
+}
+
+static void test_kv_move(void **state)
+{
+    fixture *f = *state;
+    rng r = rng_seed(12);
+    for (uint32_t round = 0; round < 60; round++) {
+        kern_kv_shape shape = {all_types[round % 3], 16 * (1 + rng_below(&r, 3)), 16 * (1 + rng_below(&r, 8))};
+        size_t bytes = kern_kv_tile_bytes(&shape);
+        uint8_t *src = malloc(bytes), *dst = malloc(bytes);
+        for (size_t i = 0; i < bytes; i++) {
+            src[i] = (uint8_t)(rng_u32(&r) & 0x3f);
+            dst[i] = (uint8_t)(rng_u32(&r) & 0x3f);
+        }
+        bool same = round % 2; /* inside one tile, overlapping */
+        uint32_t n = 1 + rng_below(&r, shape.page_tokens), from = rng_below(&r, shape.page_tokens - n + 1);
+        uint32_t to = rng_below(&r, shape.page_tokens - n + 1);
+        if (same) memcpy(dst, src, bytes);
+        float want[48][2][128], k[128], v[128];
+        for (uint32_t i = 0; i < shape.page_tokens; i++)
+            kern_kv_read(f->isas[0], &shape, dst, i, want[i][0], want[i][1]);
+        for (uint32_t i = 0; i < n; i++)
+            kern_kv_read(f->isas[0], &shape, src, from + i, want[to + i][0], want[to + i][1]);
+        kern_kv_move(&shape, dst, to, same ? dst : src, from, n);
+        for (uint32_t i = 0; i < shape.page_tokens; i++) {
+            kern_kv_read(f->isas[0], &shape, dst, i, k, v);
+            assert_memory_equal(want[i][0], k, shape.head_dim * sizeof(float));
+            assert_memory_equal(want[i][1], v, shape.head_dim * sizeof(float));
+        }
+        free(src);
+        free(dst);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_naive),    cmocka_unit_test(test_against_naive_more_shapes),
+        cmocka_unit_test(test_row_bits),         cmocka_unit_test(test_future_is_unseen),
+        cmocka_unit_test(test_mass_bits),        cmocka_unit_test(test_extreme_scores),
+        cmocka_unit_test(test_kv_write),         cmocka_unit_test(test_kv_move),
+    };
+    return cmocka_run_group_tests_name("kernels_attention", tests, setup, teardown);
+}
