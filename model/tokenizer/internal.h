@@ -1,0 +1,76 @@
+/* What the files of the tokenizer share. */
+#ifndef MODEL_TOKENIZER_INTERNAL_H
+#define MODEL_TOKENIZER_INTERNAL_H
+
+#include "model/tokenizer.h"
+#include "model/tokenizer/added_tokens.h"
+#include "model/tokenizer/bpe.h"
+#include "model/tokenizer/map.h"
+#include "model/tokenizer/normalize.h"
+#include "model/tokenizer/pretokenize.h"
+
+#define TOK_ID_MAX          ((1u << 24) - 1)
+#define TOK_TOKEN_BYTES_MAX 4096 /* of one token as the file spells it */
+
+/* What an id stands for. Ids that the file leaves out have length 0. */
+typedef struct tok_entry {
+    const char *bytes; /* as the ByteLevel decoder gives them */
+    uint16_t length;
+    bool special; /* left out by skip_special */
+} tok_entry;
+
+struct tokenizer {
+    arena strings;      /* every token's bytes and every pattern */
+    tok_entry *entries; // [n_ids]
+    uint32_t n_ids;
+    /* The model's tokens: those spelled in the byte alphabet by the bytes they stand for, the
+     * others as they are spelled. */
+    tok_map words, others;
+    tok_map added; /* added tokens by content */
+    bpe_model bpe;
+    added_token *added_tokens; /* those of pass 1, then those of pass 2 */
+    added_set raw_pass, normalized_pass;
+    tok_normalizers normalizers;
+    tok_steps steps;
+    tok_ids prefix, suffix; /* what the post-processor's template puts around a text */
+};
+
+/* GPT-2's alphabet: every byte as one printable character. -1 for other code points. */
+int tok_alphabet_byte(uint32_t cp);
+/* The bytes that a token stands for: out has room for n. When some character is not of the
+ * alphabet, false and nothing is written that counts. */
+bool tok_alphabet_bytes(const char *token, size_t n, uint8_t *out, size_t *n_out);
+
+/* The id of one of the model's own tokens, or TOK_NONE. */
+uint32_t tok_model_find(const tokenizer *t, const char *token, size_t n);
+
+/* Text with every byte that is not UTF-8 replaced as tok_decode's results are; b's bytes from
+ * `from` on are rewritten in place. */
+void tok_repair(strbuf *b, size_t from);
+
+/* The parts of tokenizer.json, in the order they must be loaded. `where` names the document. */
+status tok_load_model(tokenizer *t, const char *where, const json_t *model, size_t n_added,
+                      error *err);
+status tok_load_normalizer(tokenizer *t, const char *where, const json_t *part, error *err);
+status tok_load_added_tokens(tokenizer *t, const char *where, const json_t *list, error *err);
+status tok_load_pre_tokenizer(tokenizer *t, const char *where, const json_t *part, error *err);
+status tok_load_post_processor(tokenizer *t, const char *where, const json_t *part, error *err);
+status tok_load_decoder(const char *where, const json_t *part, error *err);
+
+/* A place in the document, for messages: "file: model.vocab". */
+typedef struct tok_place {
+    char text[192];
+} tok_place;
+tok_place tok_place_make(const char *where, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The start of a string from the file, fit to stand in a one-line message. */
+typedef struct tok_shown {
+    char text[48];
+} tok_shown;
+tok_shown tok_show(const char *s, size_t n);
+
+/* The "type" of a part, refused when it is missing. Borrowed. */
+status tok_part_type(const json_t *part, const char *where, const char **type, error *err);
+
+#endif
