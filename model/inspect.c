@@ -1,0 +1,164 @@
+/* `octavo inspect`: what a folder holds, whether or not this build can run it. */
+#include "model/chat_template.h"
+#include "model/config.h"
+#include "model/family.h"
+#include "model/tensors.h"
+#include "model/tokenizer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A part that is not right is told and not fatal. */
+static void tell_problem(strbuf *out, status s, const error *err)
+{
+    strbuf_printf(out, "%s: %s\n", s.code == STATUS_UNSUPPORTED ? "unsupported" : "problem",
+                  err->text);
+}
+
+/* ---- config.json
+ * ----------------------------------------------------------------------------------- */
+
+static void tell_rope(const rope_config *r, strbuf *out)
+{
+    strbuf_printf(out, "rope: theta %g", r->theta);
+    if (r->kind == ROPE_LINEAR) strbuf_printf(out, ", linear, factor %g", r->factor);
+    if (r->kind == ROPE_LLAMA3)
+        strbuf_printf(out, ", llama3, factor %g, low %g, high %g, original context %u", r->factor,
+                      r->low_freq_factor, r->high_freq_factor, r->original_max_positions);
+    strbuf_putc(out, '\n');
+}
+
+static void tell_sampling(const model_config *c, strbuf *out)
+{
+    const struct {
+        const char *name;
+        float value;
+    } fields[] = {{"temperature", c->temperature},
+                  {"top_p", c->top_p},
+                  {"min_p", c->min_p},
+                  {"repetition_penalty", c->repetition_penalty}};
+    strbuf_printf(out, "sampling: do_sample %s", c->do_sample ? "true" : "false");
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (!isnan(fields[i].value))
+            strbuf_printf(out, ", %s %g", fields[i].name, (double)fields[i].value);
+    if (c->top_k >= 0) strbuf_printf(out, ", top_k %d", c->top_k);
+    strbuf_putc(out, '\n');
+}
+
+static void tell_config(const model_config *c, strbuf *out)
+{
+    strbuf_printf(out, "architecture: %s\n", c->architecture);
+    strbuf_printf(out, "layers: %u\nhidden: %u\nffn: %u\nvocabulary: %u\ncontext: %u\n",
+                  c->n_layers, c->hidden, c->ffn, c->vocab_size, c->max_positions);
+    strbuf_printf(out, "heads: %u query, %u key/value, %u elements each\n", c->n_heads,
+                  c->n_kv_heads, c->head_dim);
+    strbuf_printf(out, "tied embeddings: %s\n", c->tied_embeddings ? "yes" : "no");
+    tell_rope(&c->rope, out);
+    strbuf_printf(out, "stored as: %s\n", dtype_name(c->stored));
+    strbuf_printf(out, "kv bytes for each token: %zu in 16 bits\n",
+                  (size_t)c->n_layers * c->n_kv_heads * c->head_dim * 2 * 2);
+    strbuf_puts(out, "stop ids:");
+    for (uint32_t i = 0; i < c->n_stop_ids; i++) strbuf_printf(out, " %u", c->stop_ids[i]);
+    strbuf_puts(out, c->n_stop_ids ? "\n" : " none\n");
+    if (c->bos_id >= 0) strbuf_printf(out, "bos id: %lld\n", (long long)c->bos_id);
+    tell_sampling(c, out);
+}
+
+/* ---- weights
+ * ----------------------------------------------------------------------------------------- */
+
+static void tell_tensors(const safetensors *st, strbuf *out)
+{
+    uint64_t bytes[SAFETENSORS_TYPES_N] = {0}, count[SAFETENSORS_TYPES_N] = {0}, parameters = 0;
+    for (size_t i = 0; i < st->n_tensors; i++) {
+        const safetensors_tensor *t = &st->tensors[i];
+        uint64_t n = 1; /* no overflow: the reader has checked the shape against the bytes */
+        for (uint32_t d = 0; d < t->n_dims; d++) n *= t->shape[d];
+        parameters += n;
+        bytes[t->type] += t->bytes;
+        count[t->type]++;
+    }
+    strbuf_printf(out, "files: %zu\nparameters: %llu in %zu tensors\n", st->n_files,
+                  (unsigned long long)parameters, st->n_tensors);
+    for (int t = 0; t < SAFETENSORS_TYPES_N; t++)
+        if (count[t] > 0)
+            strbuf_printf(out, "bytes of %s: %llu in %llu tensors\n",
+                          safetensors_type_name((safetensors_type)t), (unsigned long long)bytes[t],
+                          (unsigned long long)count[t]);
+}
+
+static status match_tensors(const model_config *c, const safetensors *st, error *err)
+{
+    tensor_slice whole;
+    tensor_part *parts;
+    size_t n;
+    RETURN_IF_ERROR(tensor_slice_of(c, 0, 1, &whole, err));
+    RETURN_IF_ERROR(tensors_list(c, &whole, &parts, &n, err));
+    status result = tensors_match(c, st, parts, n, err);
+    free(parts);
+    return result;
+}
+
+/* c is NULL when config.json could not be read. */
+static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
+{
+    error err = {""};
+    safetensors st;
+    status opened = safetensors_open(dir, &st, &err);
+    if (!status_ok(opened)) {
+        tell_problem(out, opened, &err);
+        return false;
+    }
+    tell_tensors(&st, out);
+    status matched = c ? match_tensors(c, &st, &err) : STATUS_IS_OK;
+    if (!status_ok(matched)) tell_problem(out, matched, &err);
+    safetensors_close(&st);
+    return true;
+}
+
+/* ---- tokenizer and template
+ * --------------------------------------------------------------------------- */
+
+static bool tell_tokenizer(const char *dir, strbuf *out)
+{
+    error err = {""};
+    tokenizer *t;
+    status loaded = tok_load(dir, &t, &err);
+    if (status_ok(loaded)) {
+        strbuf_printf(out, "tokenizer: byte-level BPE, %u ids\n", tok_vocab_size(t));
+        tok_destroy(t);
+    } else {
+        tell_problem(out, loaded, &err);
+    }
+    return status_ok(loaded);
+}
+
+static void tell_template(const char *dir, strbuf *out)
+{
+    error err = {""};
+    strbuf bos = {0}, eos = {0};
+    chat_template *t = NULL;
+    status loaded = tmpl_load(dir, &t, &bos, &eos, &err);
+    if (status_ok(loaded)) strbuf_printf(out, "chat template: %s\n", t ? "yes" : "none");
+    else tell_problem(out, loaded, &err);
+    tmpl_destroy(t);
+    strbuf_destroy(&bos);
+    strbuf_destroy(&eos);
+}
+
+status model_inspect(const char *dir, strbuf *out, error *err)
+{
+    model_config config;
+    error config_error = {""};
+    status read = model_config_load(dir, NULL, 0, &config, &config_error);
+    if (status_ok(read)) tell_config(&config, out);
+    else tell_problem(out, read, &config_error);
+
+    bool weights = tell_weights(dir, status_ok(read) ? &config : NULL, out);
+    bool tokens = tell_tokenizer(dir, out);
+    tell_template(dir, out);
+    if (!status_ok(read) && !weights && !tokens) /* the rest of out says why for each part */
+        return error_set(err, read.code, "%s", config_error.text);
+    return out->failed ? error_set(err, STATUS_NO_MEMORY, "%s: out of memory", dir) : STATUS_IS_OK;
+}
