@@ -29,10 +29,10 @@ static const struct isa_row {
     bool (*runs)(void);
     fill_fn fill[4];
 } isa_rows[] = {
-    {"ref", runs_always, {kern_matmul_fill_ref}},
+    {"ref", runs_always, {kern_matmul_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref}},
 #if defined(__x86_64__)
-    {"avx2", runs_avx2, {NULL}},
-    {"avx512", runs_avx512, {NULL}},
+    {"avx2", runs_avx2, {kern_matmul_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2}},
+    {"avx512", runs_avx512, {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
 #endif
 };
 
@@ -98,6 +98,7 @@ void kern_destroy(kern_context *kc)
     if (!kc) return;
     for (unsigned t = 0; kc->threads && t < kc->n_threads; t++)
         alloc_pages_free(kc->threads[t].matmul, kern_matmul_scratch_bytes());
+    kern_attn_scratch_free(&kc->attention);
     alloc_free(NULL, kc->threads);
     alloc_free(NULL, kc);
 }

@@ -9,12 +9,26 @@ typedef struct kern_thread {
     struct kern_matmul_scratch *matmul; /* matmul.c */
 } kern_thread;
 
+/* Memory that grows to the largest need seen; its contents do not survive growth. */
+typedef struct kern_buffer {
+    void *data;
+    size_t bytes;
+} kern_buffer;
+
+/* Attention's own (attention.c). */
+typedef struct kern_attn_scratch {
+    kern_buffer units, mass_offsets, mass, rows;
+} kern_attn_scratch;
+
+void kern_attn_scratch_free(kern_attn_scratch *s);
+
 struct kern_context {
     thread_pool *pool;
     unsigned n_threads;
     kern_isa isa;
     uint64_t matmul_calls; /* names the current product: what a thread packed for it stays valid */
     kern_thread *threads;  /* [n_threads] */
+    kern_attn_scratch attention;
 };
 
 /* Bytes of kern_matmul_scratch: matmul.c knows them. */

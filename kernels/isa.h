@@ -9,6 +9,7 @@
 #ifndef KERNELS_ISA_H
 #define KERNELS_ISA_H
 
+#include "kernels/attention.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -25,13 +26,15 @@ typedef struct kern_isa {
     const char *name;
 
     /* ---- matmul ---- */
-    unsigned tile_rows;                    /* most rows of a tile, <= KERN_TILE_ROWS */
+    unsigned tile_rows;                      /* most rows of a tile, <= KERN_TILE_ROWS */
+    unsigned widen_tiles;                    /* tiles over one panel from which widening it first pays */
     uint8_t tile_panels[KERN_TILE_ROWS + 1]; /* panels that a tile of so many rows takes at once */
     kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1];  /* tile_panels[rows] panels */
     kern_tile_fn tile1[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* one panel */
-    /* out [k][16] f32 = one panel's k columns from w on. k even unless the type is f32 or it is the end. */
+    /* out [k][16] f32 = k columns of one panel from w on. */
     void (*widen[KERN_DTYPES])(const void *w, size_t k, float *out);
-    /* out [k][rows] = the transpose of x [rows, k], rows <= tile_rows. */
+    /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write KERN_PANEL floats
+     * more than that. */
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
     /* Runs `rounds` rounds of independent FMAs in registers; returns the floating-point operations done.
      * *sink keeps the compiler from dropping them. */
@@ -49,13 +52,30 @@ typedef struct kern_isa {
                                   const float *v);
     void (*kv_read[KERN_DTYPES])(const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
                                  float *v);
+    unsigned attn_rows; /* rows of a tile, <= KERN_ATTN_ROWS */
+    /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [head_dim][n]. */
+    void (*attn_scores[KERN_DTYPES])(const kern_attn_strips *k, uint32_t from, uint32_t to,
+                                     const float *q, uint32_t n, uint32_t head_dim, float *s);
+    /* Online softmax: s [n][KERN_BLOCK] becomes p inside [lo, hi) of each row and its strips; sets max, sum,
+     * fix and *mass. Rows that see nothing get fix = 1. */
+    void (*attn_softmax)(kern_attn_row *rows, uint32_t n, float *s);
+    /* o [n][head_dim] = o * fix + p . v over slots [from, to). */
+    void (*attn_values[KERN_DTYPES])(const kern_attn_strips *v, uint32_t from, uint32_t to,
+                                     const float *p, const kern_attn_row *rows, uint32_t n,
+                                     uint32_t head_dim, float *o);
 } kern_isa;
 
 /* One function for each operation and ISA; the list in context.c calls them slow to fast. */
 void kern_matmul_fill_ref(kern_isa *isa);
+void kern_rows_fill_ref(kern_isa *isa);
+void kern_attention_fill_ref(kern_isa *isa);
 #if defined(__x86_64__)
 void kern_matmul_fill_avx2(kern_isa *isa);
 void kern_matmul_fill_avx512(kern_isa *isa);
+void kern_rows_fill_avx2(kern_isa *isa);
+void kern_rows_fill_avx512(kern_isa *isa);
+void kern_attention_fill_avx2(kern_isa *isa);
+void kern_attention_fill_avx512(kern_isa *isa);
 #endif
 
 #endif

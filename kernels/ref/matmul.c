@@ -55,6 +55,7 @@ static double fma_burst__ref(size_t rounds, float *sink)
 void kern_matmul_fill_ref(kern_isa *isa)
 {
     isa->tile_rows = 1;
+    isa->widen_tiles = 4;
     isa->tile_panels[1] = 1;
     kern_tile_fn tile[KERN_DTYPES] = {
         [DTYPE_F32] = tile_f32__ref, [DTYPE_BF16] = tile_bf16__ref, [DTYPE_F16] = tile_f16__ref};

@@ -1,0 +1,208 @@
+/* `octavo bench kernels`: each operation, timed alone on cold operands, beside the limits of this machine
+ * measured in the same minute. Bytes moved and operations are counted beside each call. */
+#include "cli/bench_kernels.h"
+
+#include "kernels/kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    COLD_BYTES = 512 << 20,   /* copies of the operands are used in turn, so that none is in a cache */
+    RUNS_MIN = 5,
+    RUNS_MAX = 101,
+    RUNS_US = 400 * 1000,     /* at most about this long for each line once RUNS_MIN are done */
+};
+
+typedef struct bench {
+    kern_context *kc;
+    thread_pool *pool;
+    dtype type;
+    kern_limits limits; /* measured just before the lines that are compared with it */
+} bench;
+
+/* The matrices of a 1.1B Llama: 22 layers, hidden 2048, 32/4 heads of 64, ffn 5632, vocabulary 32000. */
+static const struct shape {
+    const char *name;
+    size_t n, k;
+    unsigned count; /* in the model */
+} shapes[] = {
+    {"qkv", 2560, 2048, 22},      {"attn out", 2048, 2048, 22}, {"gate up", 11264, 2048, 22},
+    {"down", 2048, 5632, 22}, {"lm head", 32000, 2048, 1},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+static const size_t rows_list[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048};
+enum { ROWS = sizeof rows_list / sizeof rows_list[0] };
+
+static int compare_double(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, size_t n)
+{
+    qsort(v, n, sizeof *v, compare_double);
+    return v[n / 2];
+}
+
+/* Plausible weights of either sign, no denormals. */
+static void fill_weights(dtype type, void *data, size_t bytes)
+{
+    uint16_t *half = data;
+    float *full = data;
+    rng r = rng_seed(1);
+    for (size_t i = 0; i < bytes / dtype_bytes(type); i++) {
+        uint32_t bits = i % 61 == 0 ? rng_u32(&r) : (uint32_t)i * 2654435761u;
+        if (type == DTYPE_F32) full[i] = ((float)(bits >> 8) - 8388608.0f) * 1e-9f;
+        else half[i] = (uint16_t)((bits & 0x807fu) | (type == DTYPE_BF16 ? 0x3c00u : 0x2400u));
+    }
+}
+
+static void print_line(const bench *b, const char *op, const char *shape, size_t m, double us,
+                       double flop, double bytes)
+{
+    double gflop_s = flop / us / 1e3, gb_s = bytes / us / 1e3;
+    printf("%-10s %-12s %-5s %5zu %10.1f %9.1f %8.2f %8.1f%% %8.1f%%\n", op, shape,
+           dtype_name(b->type), m, us, gflop_s, gb_s, 100 * gflop_s / b->limits.fma_gflop_s,
+           100 * gb_s / b->limits.read_gb_s);
+    fflush(stdout);
+}
+
+/* Median time of one product in microseconds, the weights cold. */
+static double time_matmul(const bench *b, kern_matrix *copies, size_t n_copies, const float *x,
+                          size_t m, float *y)
+{
+    double us[RUNS_MAX];
+    size_t runs = 0;
+    int64_t started = clock_now_us();
+    while (runs < RUNS_MAX && (runs < RUNS_MIN || clock_now_us() - started < RUNS_US)) {
+        const kern_matrix *w = &copies[runs % n_copies];
+        int64_t t = clock_now_ns();
+        kern_matmul(b->kc, w, NULL, x, w->k, m, y, w->n);
+        us[runs++] = (double)(clock_now_ns() - t) / 1e3;
+    }
+    return median(us, runs);
+}
+
+/* Fills us [ROWS] with the medians of one shape. */
+static status bench_matmul(bench *b, const struct shape *s, size_t m_max, double *us)
+{
+    size_t bytes = kern_matrix_bytes(b->type, s->n, s->k), n_copies = COLD_BYTES / bytes + 1;
+    size_t x_bytes = m_max * s->k * sizeof(float), y_bytes = m_max * s->n * sizeof(float);
+    kern_matrix *copies = alloc_zeroed(NULL, n_copies, sizeof *copies);
+    uint8_t *data = alloc_pages(bytes * n_copies);
+    float *x = alloc_pages(x_bytes), *y = alloc_pages(y_bytes);
+    bool ok = copies && data && x && y;
+    if (ok) {
+        fill_weights(b->type, data, bytes * n_copies);
+        for (size_t i = 0; i < n_copies; i++)
+            copies[i] = (kern_matrix){.type = b->type, .n = s->n, .k = s->k, .data = data + i * bytes};
+        rng r = rng_seed(2);
+        for (size_t i = 0; i < m_max * s->k; i++) x[i] = rng_unit(&r) - 0.5f;
+        ok = status_ok(kern_measure_limits(b->kc, &b->limits));
+    }
+    for (size_t i = 0; ok && i < ROWS && rows_list[i] <= m_max; i++) {
+        size_t m = rows_list[i];
+        char shape[32];
+        snprintf(shape, sizeof shape, "%zux%zu", s->n, s->k);
+        us[i] = time_matmul(b, copies, n_copies, x, m, y);
+        print_line(b, "matmul", shape, m, us[i], 2.0 * (double)m * (double)s->n * (double)s->k,
+                   (double)bytes + (double)(m * (s->k + s->n)) * sizeof(float));
+    }
+    alloc_free(NULL, copies);
+    alloc_pages_free(data, bytes * n_copies);
+    alloc_pages_free(x, x_bytes);
+    alloc_pages_free(y, y_bytes);
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "memory for the operands");
+}
+
+static status bench_all_matmuls(bench *b, size_t m_max)
+{
+    double total_us[ROWS] = {0}, read_share[ROWS] = {0}, fma_share[ROWS] = {0};
+    for (size_t s = 0; s < SHAPES; s++) {
+        double us[ROWS] = {0};
+        RETURN_IF_ERROR(bench_matmul(b, &shapes[s], m_max, us));
+        double bytes = (double)kern_matrix_bytes(b->type, shapes[s].n, shapes[s].k);
+        double flop = 2.0 * (double)shapes[s].n * (double)shapes[s].k;
+        for (size_t i = 0; i < ROWS; i++) {
+            total_us[i] += shapes[s].count * us[i];
+            read_share[i] += shapes[s].count * bytes / 1e3 / b->limits.read_gb_s;
+            fma_share[i] += shapes[s].count * flop * (double)rows_list[i] / 1e3 / b->limits.fma_gflop_s;
+        }
+    }
+    printf("\nall products of the 1.1B model, of the read bandwidth and the f32 FMA rate measured above:\n");
+    for (size_t i = 0; i < ROWS && rows_list[i] <= m_max; i++)
+        printf("%5zu rows: %9.1f ms, %8.1f rows/s, read %5.1f%%, fma %5.1f%%\n", rows_list[i],
+               total_us[i] / 1e3, 1e6 * (double)rows_list[i] / total_us[i],
+               100 * read_share[i] / total_us[i], 100 * fma_share[i] / total_us[i]);
+    return STATUS_IS_OK;
+}
+
+static int fail(const char *what)
+{
+    fprintf(stderr, "octavo bench kernels: %s\n", what);
+    return 1;
+}
+
+static bool parse_type(const char *name, dtype *out)
+{
+    for (int t = 0; t < 3; t++)
+        if (strcmp(name, dtype_name((dtype)t)) == 0) {
+            *out = (dtype)t;
+            return true;
+        }
+    return false;
+}
+
+static bool parse_count(const char *text, unsigned max, unsigned *out)
+{
+    char *end = NULL;
+    unsigned long v = strtoul(text, &end, 10);
+    *out = (unsigned)v;
+    return end != text && *end == '\0' && v >= 1 && v <= max;
+}
+
+static int run(bench *b, unsigned n_threads, size_t m_max)
+{
+    printf("isa %s, %u threads\n", kern_isa_name(b->kc), n_threads);
+    if (!status_ok(kern_measure_limits(b->kc, &b->limits))) return fail("out of memory");
+    printf("limits: read %.2f GB/s, f32 FMA %.1f GFLOP/s (measured again before each shape)\n\n",
+           b->limits.read_gb_s, b->limits.fma_gflop_s);
+    printf("%-10s %-12s %-5s %5s %10s %9s %8s %9s %9s\n", "op", "n x k", "type", "rows", "us",
+           "GFLOP/s", "GB/s", "of fma", "of read");
+    status st = bench_all_matmuls(b, m_max);
+    return status_ok(st) ? 0 : fail(st.message);
+}
+
+int cli_bench_kernels(int argc, char **argv)
+{
+    unsigned n_threads = cpu_count_allowed(), m_max = 512;
+    const char *isa = NULL;
+    bench b = {.type = DTYPE_BF16};
+    for (int i = 1; i < argc; i += 2) {
+        const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+        bool ok = false;
+        if (strcmp(flag, "--threads") == 0) ok = parse_count(value, 1024, &n_threads);
+        else if (strcmp(flag, "--rows") == 0) ok = parse_count(value, 2048, &m_max);
+        else if (strcmp(flag, "--dtype") == 0) ok = parse_type(value, &b.type);
+        else if (strcmp(flag, "--isa") == 0) ok = (isa = value)[0] != '\0';
+        else return fail("flags: --threads N, --rows N (at most 2048), --dtype bf16|f16|f32, --isa NAME");
+        if (!ok) {
+            fprintf(stderr, "octavo bench kernels: %s: impossible value '%s'\n", flag, value);
+            return 1;
+        }
+    }
+    error err = {{0}};
+    int rc = 1;
+    status st = thread_pool_create(&(thread_pool_options){.n_threads = n_threads, .pin = true}, &b.pool);
+    if (!status_ok(st)) return fail(status_text(st.code));
+    st = kern_create(&(kern_options){.pool = b.pool, .isa = isa}, &b.kc, &err);
+    if (status_ok(st)) rc = run(&b, n_threads, m_max);
+    else fail(err.text);
+    kern_destroy(b.kc);
+    thread_pool_destroy(b.pool);
+    return rc;
+}

@@ -1,0 +1,117 @@
+/* Weight matrices in panels: packing and reading back. */
+#include "kernels/context.h"
+
+#include <assert.h>
+#include <string.h>
+
+enum { CHUNK = 512 }; /* columns of 16 rows converted at a time: 32 KiB, read in runs of 2 KiB */
+
+size_t kern_matrix_bytes(dtype type, size_t n, size_t k)
+{
+    size_t panels = (n + KERN_PANEL - 1) / KERN_PANEL, pair = kern_pair(type);
+    return panels * ((k + pair - 1) / pair) * pair * KERN_PANEL * dtype_bytes(type);
+}
+
+typedef struct pack_job {
+    const kern_matrix *w;
+    size_t row0, rows;
+    const uint8_t *src;
+    dtype src_type;
+    size_t src_stride;
+} pack_job;
+
+static float load_f32(dtype type, const uint8_t *src)
+{
+    uint32_t u32 = 0;
+    uint16_t u16 = 0;
+    if (type != DTYPE_F32) memcpy(&u16, src, sizeof u16);
+    if (type == DTYPE_BF16) return bf16_to_f32(u16);
+    if (type == DTYPE_F16) return f16_to_f32(u16);
+    memcpy(&u32, src, sizeof u32);
+    float f;
+    memcpy(&f, &u32, sizeof f);
+    return f;
+}
+
+/* `n` elements from unaligned src of src_type to dst of type. */
+static void convert(dtype src_type, const uint8_t *src, dtype type, void *dst, size_t n)
+{
+    if (src_type == type) {
+        memcpy(dst, src, n * dtype_bytes(type));
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        float f = load_f32(src_type, src + i * dtype_bytes(src_type));
+        if (type == DTYPE_F32) ((float *)dst)[i] = f;
+        if (type == DTYPE_BF16) ((uint16_t *)dst)[i] = bf16_from_f32(f);
+        if (type == DTYPE_F16) ((uint16_t *)dst)[i] = f16_from_f32(f);
+    }
+}
+
+/* dst [words][16] columns [c0, c1) = the transpose of words [16][CHUNK]: a word is a pair or an f32. */
+static void transpose_words(const uint32_t (*words)[CHUNK], size_t n_words, size_t c0, size_t c1,
+                            uint32_t *dst)
+{
+    for (size_t i = 0; i < n_words; i++)
+        for (size_t c = c0; c < c1; c++) dst[i * KERN_PANEL + c] = words[c][i];
+}
+
+/* The rows of one panel that lie in [row0, row0 + rows). */
+static void pack_panel(const pack_job *j, size_t panel)
+{
+    const kern_matrix *w = j->w;
+    size_t first = panel * KERN_PANEL, pair = kern_pair(w->type);
+    size_t c0 = j->row0 > first ? j->row0 - first : 0;
+    size_t c1 = j->row0 + j->rows - first < KERN_PANEL ? j->row0 + j->rows - first : KERN_PANEL;
+    size_t n_words = (w->k + pair - 1) / pair, src_bytes = dtype_bytes(j->src_type);
+    uint32_t *dst = (uint32_t *)w->data + panel * n_words * KERN_PANEL;
+    uint32_t words[KERN_PANEL][CHUNK];
+
+    for (size_t at = 0; at < n_words; at += CHUNK) {
+        size_t count = n_words - at < CHUNK ? n_words - at : CHUNK;
+        size_t k0 = at * pair, k1 = (at + count) * pair < w->k ? (at + count) * pair : w->k;
+        for (size_t c = c0; c < c1; c++) {
+            words[c][count - 1] = 0; /* the half pair beyond an odd k */
+            const uint8_t *row = j->src + (first + c - j->row0) * j->src_stride * src_bytes;
+            convert(j->src_type, row + k0 * src_bytes, w->type, words[c], k1 - k0);
+        }
+        if (c0 == 0 && c1 == KERN_PANEL)
+            transpose_words(words, count, 0, KERN_PANEL, dst + at * KERN_PANEL);
+        else
+            transpose_words(words, count, c0, c1, dst + at * KERN_PANEL);
+    }
+}
+
+static void pack_panels(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const pack_job *j = ctx;
+    size_t panel0 = j->row0 / KERN_PANEL;
+    for (size_t i = from; i < to; i++) pack_panel(j, panel0 + i);
+}
+
+void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows, const void *src,
+                      dtype src_type, size_t src_stride)
+{
+    assert(row0 + rows <= w->n && src_stride >= w->k);
+    if (rows == 0 || w->k == 0) return;
+    pack_job j = {.w = w, .row0 = row0, .rows = rows};
+    j.src = src;
+    j.src_type = src_type;
+    j.src_stride = src_stride;
+    size_t panels = (row0 + rows - 1) / KERN_PANEL - row0 / KERN_PANEL + 1;
+    thread_pool_for(kc->pool, panels, 1, pack_panels, &j);
+}
+
+void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, float *out)
+{
+    (void)kc;
+    assert(row < w->n);
+    size_t pair = kern_pair(w->type), n_words = (w->k + pair - 1) / pair;
+    const uint32_t *words = (const uint32_t *)w->data + row / KERN_PANEL * n_words * KERN_PANEL +
+                            row % KERN_PANEL;
+    for (size_t k = 0; k < w->k; k++) {
+        const uint8_t *word = (const uint8_t *)(words + k / pair * KERN_PANEL);
+        out[k] = load_f32(w->type, word + k % pair * 2);
+    }
+}

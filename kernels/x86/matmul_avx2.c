@@ -1,0 +1,211 @@
+/* Matrix product, AVX2 + FMA: tiles of up to 6 rows by 16 columns, sums in registers. */
+#include "kernels/isa.h"
+
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum {
+    TILE_ROWS = 6,
+    TILE_SIDE = 4,
+    PREFETCH_BYTES = 2048, /* ahead in each stream; within 5 % from 1 to 4 KiB */
+};
+
+/* v [2] = 16 weights of one column: the even or the odd one of a pair (f32: the only one). Those of f16
+ * come in lane order: what the conversion of pairs leaves, see lane_order. */
+INLINE void load_column(const dtype type, const int odd, const uint8_t *w, __m256 v[2])
+{
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+    for (int h = 0; h < 2; h++, w += 32) {
+        if (type == DTYPE_F32) {
+            v[h] = _mm256_load_ps((const float *)w);
+        } else if (type == DTYPE_BF16) {
+            __m256i pairs = _mm256_load_si256((const __m256i *)w);
+            v[h] = _mm256_castsi256_ps(odd ? _mm256_and_si256(pairs, high)
+                                           : _mm256_slli_epi32(pairs, 16));
+        } else {
+            __m256 left = _mm256_cvtph_ps(_mm_load_si128((const __m128i *)w));
+            __m256 right = _mm256_cvtph_ps(_mm_load_si128((const __m128i *)w + 1));
+            v[h] = odd ? _mm256_shuffle_ps(left, right, 0xdd) : _mm256_shuffle_ps(left, right, 0x88);
+        }
+    }
+}
+
+/* Between the order of rows of W and that of load_column's lanes, either way. */
+INLINE __m256 lane_order(const dtype type, __m256 v)
+{
+    if (type != DTYPE_F16) return v;
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
+}
+
+/* sums [2] += v [2] * x, in place. Written out because gcc, short of registers with 12 sums, computes
+ * into the register of x and spills sums in every round, at a quarter of the speed; and loops over sums
+ * are unrolled early, else the asm statement keeps them in memory. */
+INLINE void add_product(__m256 sums[2], const __m256 v[2], const float *x)
+{
+    __m256 all;
+    __asm__("vbroadcastss %[x], %[all]\n\t"
+            "vfmadd231ps %[v0], %[all], %[s0]\n\t"
+            "vfmadd231ps %[v1], %[all], %[s1]"
+            : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [all] "=&x"(all)
+            : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*x));
+}
+
+INLINE void tile(const dtype type, const int rows, const int side, const uint8_t *w, size_t w_stride,
+                 size_t k, const float *x, float *acc)
+{
+    __m256 sums[TILE_SIDE * TILE_ROWS][2], v[2];
+    UNROLL for (int s = 0; s < side * rows; s++)
+        UNROLL for (int h = 0; h < 2; h++)
+            sums[s][h] = lane_order(type, _mm256_loadu_ps(acc + s * KERN_PANEL + 8 * h));
+
+    const int step = type == DTYPE_F32 ? 1 : 2;
+    for (size_t n = k / (size_t)step; n > 0; n--) {
+        UNROLL for (int i = 0; i < side; i++) {
+            const uint8_t *at = w + i * w_stride;
+            _mm_prefetch((const char *)(at + PREFETCH_BYTES), _MM_HINT_T0);
+            load_column(type, 0, at, v);
+            UNROLL for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + r);
+            if (type == DTYPE_F32) continue;
+            /* With many sums there is no register to keep the odd column in: load it again. */
+            if (side * rows > 4) __asm__("" : "+r"(at));
+            load_column(type, 1, at, v);
+            UNROLL for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + rows + r);
+        }
+        w += 64;
+        x += step * rows;
+    }
+    if (k % (size_t)step != 0)
+        UNROLL for (int i = 0; i < side; i++) {
+            load_column(type, 0, w + i * w_stride, v);
+            UNROLL for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + r);
+        }
+
+    UNROLL for (int s = 0; s < side * rows; s++)
+        UNROLL for (int h = 0; h < 2; h++)
+            _mm256_storeu_ps(acc + s * KERN_PANEL + 8 * h, lane_order(type, sums[s][h]));
+}
+
+INLINE void widen(const dtype type, const uint8_t *w, size_t k, float *out)
+{
+    __m256 v[2];
+    for (size_t i = 0; i < k; i += 2, w += 64)
+        for (int odd = 0; odd < 2; odd++) {
+            if (i + odd == k) break;
+            load_column(type, odd, w, v);
+            for (int h = 0; h < 2; h++)
+                _mm256_store_ps(out + (i + odd) * KERN_PANEL + 8 * h, lane_order(type, v[h]));
+        }
+}
+
+/* Rows of a tile, and the panels it takes at once: eight or more independent sums hide the latency. */
+#define FOR_TILES(X, name, type)                                                                   \
+    X(name, type, 1, 4) X(name, type, 2, 2) X(name, type, 3, 2)                                    \
+    X(name, type, 4, 1) X(name, type, 5, 1) X(name, type, 6, 1)
+
+#define TILE(name, type, rows, side)                                                               \
+    static void tile_##name##_##rows##__avx2(const void *w, size_t w_stride, size_t k,             \
+                                             const float *x, float *acc)                           \
+    {                                                                                              \
+        tile(type, rows, side, w, w_stride, k, x, acc);                                            \
+    }
+#define TILE1(name, type, rows, side)                                                              \
+    static void tile1_##name##_##rows##__avx2(const void *w, size_t w_stride, size_t k,            \
+                                              const float *x, float *acc)                          \
+    {                                                                                              \
+        tile(type, rows, 1, w, w_stride, k, x, acc);                                               \
+    }
+#define TILES_OF(name, type)                                                                       \
+    FOR_TILES(TILE, name, type)                                                                    \
+    FOR_TILES(TILE1, name, type)
+
+TILES_OF(f32, DTYPE_F32)
+TILES_OF(bf16, DTYPE_BF16)
+TILES_OF(f16, DTYPE_F16)
+
+static void widen_bf16__avx2(const void *w, size_t k, float *out) { widen(DTYPE_BF16, w, k, out); }
+static void widen_f16__avx2(const void *w, size_t k, float *out) { widen(DTYPE_F16, w, k, out); }
+
+/* v[i] lane j becomes v[j] lane i. */
+INLINE void transpose_8x8(__m256 v[8])
+{
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        v[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+
+/* v[c] = column c of x [rows <= 8, 8], zeros below. */
+INLINE void load_8_columns(const float *x, size_t x_stride, size_t rows, __m256 v[8])
+{
+    for (size_t r = 0; r < 8; r++)
+        v[r] = r < rows ? _mm256_loadu_ps(x + r * x_stride) : _mm256_setzero_ps();
+    transpose_8x8(v);
+}
+
+/* Eight columns at a time. A store of 8 or 16 rows runs over the end of its column into the next ones,
+ * which are written after it. */
+static void pack_x__avx2(const float *x, size_t x_stride, size_t rows, size_t k, float *out)
+{
+    size_t i = 0;
+    for (; i + 8 <= k; i += 8) {
+        __m256 low[8], high[8];
+        load_8_columns(x + i, x_stride, rows, low);
+        if (rows <= 8) {
+            for (size_t c = 0; c < 8; c++) _mm256_storeu_ps(out + (i + c) * rows, low[c]);
+            continue;
+        }
+        load_8_columns(x + 8 * x_stride + i, x_stride, rows - 8, high);
+        for (size_t c = 0; c < 8; c++) {
+            _mm256_storeu_ps(out + (i + c) * rows, low[c]);
+            _mm256_storeu_ps(out + (i + c) * rows + 8, high[c]);
+        }
+    }
+    for (; i < k; i++)
+        for (size_t r = 0; r < rows; r++) out[i * rows + r] = x[r * x_stride + i];
+}
+
+static double fma_burst__avx2(size_t rounds, float *sink)
+{
+    enum { CHAINS = 12 };
+    const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
+    __m256 sums[CHAINS];
+    for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_setzero_ps();
+    for (size_t i = 0; i < rounds; i++)
+        for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_fmadd_ps(sums[c], a, b);
+    for (int c = 0; c < CHAINS; c++) {
+        float lanes[8];
+        _mm256_storeu_ps(lanes, sums[c]);
+        *sink += lanes[0];
+    }
+    return 2.0 * 8 * CHAINS * (double)rounds;
+}
+
+void kern_matmul_fill_avx2(kern_isa *isa)
+{
+    isa->tile_rows = TILE_ROWS;
+    isa->widen_tiles = 4;
+#define SET_TILE(name, type, rows, side)                                                           \
+    isa->tile_panels[rows] = side;                                                                 \
+    isa->tile[type][rows] = tile_##name##_##rows##__avx2;                                          \
+    isa->tile1[type][rows] = tile1_##name##_##rows##__avx2;
+    FOR_TILES(SET_TILE, f32, DTYPE_F32)
+    FOR_TILES(SET_TILE, bf16, DTYPE_BF16)
+    FOR_TILES(SET_TILE, f16, DTYPE_F16)
+    isa->widen[DTYPE_BF16] = widen_bf16__avx2;
+    isa->widen[DTYPE_F16] = widen_f16__avx2;
+    isa->pack_x = pack_x__avx2;
+    isa->fma_burst = fma_burst__avx2;
+}

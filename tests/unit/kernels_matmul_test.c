@@ -1,0 +1,320 @@
+/* Matrix products: every ISA that this CPU runs against plain loops in double precision, and bit against
+ * bit where the contract says so: over the number of rows, over threads, over ISAs of one order of sums. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS_MAX = 512 };
+
+static kern_context *make_context(const char *isa, unsigned n_threads, thread_pool **pool)
+{
+    error err = {{0}};
+    assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = n_threads}, pool)));
+    kern_context *kc = NULL;
+    assert_true(status_ok(kern_create(&(kern_options){.pool = *pool, .isa = isa}, &kc, &err)));
+    assert_string_equal(kern_isa_name(kc), isa);
+    return kc;
+}
+
+static void drop_context(kern_context *kc, thread_pool *pool)
+{
+    kern_destroy(kc);
+    thread_pool_destroy(pool);
+}
+
+/* A product with everything it needs. Bytes that no one may write are canaries. */
+typedef struct problem {
+    dtype type, src_type;
+    size_t n, k, m, src_stride, x_stride, y_stride;
+    uint8_t *src;  /* [n, src_stride] of src_type, at an odd address */
+    float *weight; /* [n, k] what src holds, rounded to type */
+    kern_matrix w;
+    float *bias, *x, *y;
+} problem;
+
+static const float CANARY = -12345.0f;
+
+static float rounded(dtype type, float f)
+{
+    if (type == DTYPE_BF16) return bf16_to_f32(bf16_from_f32(f));
+    return type == DTYPE_F16 ? f16_to_f32(f16_from_f32(f)) : f;
+}
+
+static void store_as(dtype type, void *at, float f)
+{
+    uint16_t half = type == DTYPE_BF16 ? bf16_from_f32(f) : f16_from_f32(f);
+    if (type == DTYPE_F32) memcpy(at, &f, sizeof f);
+    else memcpy(at, &half, sizeof half);
+}
+
+static problem make_problem(rng *r, dtype type, dtype src_type, size_t n, size_t k, size_t m)
+{
+    problem p = {.type = type, .src_type = src_type, .n = n, .k = k, .m = m};
+    p.src_stride = k + rng_below(r, 3);
+    p.x_stride = k + rng_below(r, 3);
+    p.y_stride = n + rng_below(r, 3);
+    p.src = malloc(n * p.src_stride * dtype_bytes(src_type) + 1);
+    p.weight = malloc(n * k * sizeof(float));
+    p.w = (kern_matrix){.type = type, .n = n, .k = k};
+    p.w.data = alloc_pages(kern_matrix_bytes(type, n, k));
+    p.bias = malloc(n * sizeof(float));
+    p.x = malloc(m * p.x_stride * sizeof(float));
+    p.y = malloc(m * p.y_stride * sizeof(float));
+    assert_true(p.src && p.weight && p.w.data && p.bias && p.x && p.y);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < k; j++) {
+            float f = rounded(src_type, rng_normal(r));
+            store_as(src_type, p.src + 1 + (i * p.src_stride + j) * dtype_bytes(src_type), f);
+            p.weight[i * k + j] = rounded(type, f);
+        }
+    for (size_t i = 0; i < n; i++) p.bias[i] = rng_normal(r);
+    /* What lies between rows must not be read: NaN would show. */
+    for (size_t i = 0; i < m * p.x_stride; i++) p.x[i] = i % p.x_stride < k ? rng_normal(r) : NAN;
+    return p;
+}
+
+static void free_problem(problem *p)
+{
+    alloc_pages_free(p->w.data, kern_matrix_bytes(p->type, p->n, p->k));
+    free(p->src);
+    free(p->weight);
+    free(p->bias);
+    free(p->x);
+    free(p->y);
+}
+
+/* In two pieces, so that a panel is filled from both sides. */
+static void pack(kern_context *kc, problem *p)
+{
+    memset(p->w.data, 0, kern_matrix_bytes(p->type, p->n, p->k));
+    size_t cut = p->n / 3, row_bytes = p->src_stride * dtype_bytes(p->src_type);
+    kern_matrix_pack(kc, &p->w, cut, p->n - cut, p->src + 1 + cut * row_bytes, p->src_type, p->src_stride);
+    kern_matrix_pack(kc, &p->w, 0, cut, p->src + 1, p->src_type, p->src_stride);
+}
+
+static void multiply(kern_context *kc, const problem *p, bool bias)
+{
+    for (size_t i = 0; i < p->m * p->y_stride; i++) p->y[i] = CANARY;
+    kern_matmul(kc, &p->w, bias ? p->bias : NULL, p->x, p->x_stride, p->m, p->y, p->y_stride);
+}
+
+static void check_against_double(const problem *p, bool bias)
+{
+    for (size_t i = 0; i < p->m; i++)
+        for (size_t j = 0; j < p->y_stride; j++) {
+            float y = p->y[i * p->y_stride + j];
+            if (j >= p->n) {
+                assert_true(y == CANARY);
+                continue;
+            }
+            double sum = bias ? p->bias[j] : 0, size = fabs(sum);
+            for (size_t c = 0; c < p->k; c++) {
+                double term = (double)p->x[i * p->x_stride + c] * (double)p->weight[j * p->k + c];
+                sum += term;
+                size += fabs(term);
+            }
+            /* One rounding of half an ulp for each step of the chain, on sums no larger than size. */
+            double bound = (double)(p->k + 1) * 0x1p-24 * size + 1e-30;
+            if (!(fabs((double)y - sum) <= bound))
+                fail_msg("m %zu n %zu k %zu %s row %zu column %zu: %.9g, not %.9g", p->m, p->n, p->k,
+                         dtype_name(p->type), i, j, (double)y, sum);
+        }
+}
+
+static void check_rows_read_back(const kern_context *kc, const problem *p)
+{
+    float *row = malloc((p->k + 1) * sizeof(float));
+    assert_non_null(row);
+    for (size_t i = 0; i < p->n; i++) {
+        row[p->k] = CANARY;
+        kern_matrix_row(kc, &p->w, i, row);
+        assert_memory_equal(row, p->weight + i * p->k, p->k * sizeof(float));
+        assert_true(row[p->k] == CANARY);
+    }
+    free(row);
+}
+
+static const dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+
+static void run_shapes(const char *isa, uint64_t seed)
+{
+    thread_pool *pool = NULL;
+    kern_context *kc = make_context(isa, 2, &pool);
+    rng r = rng_seed(seed);
+    for (int i = 0; i < 60; i++) {
+        dtype type = dtypes[i % 3], src_type = dtypes[i / 3 % 3];
+        size_t n = 1 + rng_below(&r, i % 5 == 0 ? 700 : 70), k = 1 + rng_below(&r, i % 7 == 0 ? 1500 : 90);
+        size_t m = 1 + rng_below(&r, i % 4 == 0 ? 160 : 20);
+        problem p = make_problem(&r, type, src_type, n, k, m);
+        pack(kc, &p);
+        check_rows_read_back(kc, &p);
+        multiply(kc, &p, i % 2 == 0);
+        check_against_double(&p, i % 2 == 0);
+        free_problem(&p);
+    }
+    drop_context(kc, pool);
+}
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    const uint64_t seed = 20240611;
+    print_message("seed %llu\n", (unsigned long long)seed);
+    for (size_t i = 0; i < kern_isa_count(); i++) {
+        bool available = false;
+        const char *isa = kern_isa_at(i, &available);
+        if (available) run_shapes(isa, seed + i);
+        else print_message("skipped: %s (this CPU lacks it)\n", isa);
+    }
+}
+
+/* Every row of y alone, among 2 .. 512, on one thread and on two: the same bits. The shape is large
+ * enough for each path: side by side, k blocks, widened panels, x packed whole or piece by piece. */
+static void check_invariance(const char *isa, dtype type, size_t n, size_t k)
+{
+    thread_pool *pools[2] = {NULL};
+    kern_context *kcs[2] = {make_context(isa, 1, &pools[0]), make_context(isa, 2, &pools[1])};
+    rng r = rng_seed(7);
+    problem p = make_problem(&r, type, DTYPE_F32, n, k, ROWS_MAX);
+    pack(kcs[1], &p);
+    multiply(kcs[1], &p, true);
+    float *expected = malloc(ROWS_MAX * n * sizeof(float));
+    assert_non_null(expected);
+    for (size_t i = 0; i < ROWS_MAX; i++)
+        memcpy(expected + i * n, p.y + i * p.y_stride, n * sizeof(float));
+
+    for (size_t m = 1; m <= ROWS_MAX; m++) {
+        /* All counts for bf16; for the others those of a few tiles, then each residue of 7. */
+        if (type != DTYPE_BF16 && m > 40 && m % 7 != m / 7 % 7) continue;
+        size_t first = rng_below(&r, (uint32_t)(ROWS_MAX - m + 1));
+        problem part = p;
+        part.m = m;
+        part.x = p.x + first * p.x_stride;
+        multiply(kcs[m % 2], &part, true);
+        for (size_t i = 0; i < m; i++)
+            if (memcmp(part.y + i * p.y_stride, expected + (first + i) * n, n * sizeof(float)) != 0)
+                fail_msg("%s %s: row %zu of %zu differs from its value among %d", isa, dtype_name(type),
+                         i, m, ROWS_MAX);
+    }
+    free(expected);
+    free_problem(&p);
+    for (int i = 0; i < 2; i++) drop_context(kcs[i], pools[i]);
+}
+
+static void test_invariance(void **state)
+{
+    (void)state;
+    for (size_t i = 1; i < kern_isa_count(); i++) {
+        bool available = false;
+        const char *isa = kern_isa_at(i, &available);
+        if (!available) {
+            print_message("skipped: %s (this CPU lacks it)\n", isa);
+            continue;
+        }
+        for (int t = 0; t < 3; t++) check_invariance(isa, dtypes[t], 150, 601);
+        check_invariance(isa, DTYPE_BF16, 40, 4096);
+    }
+    check_invariance("ref", DTYPE_BF16, 20, 33);
+}
+
+/* Each of today's ISAs sums one chain of fused multiply-adds, so they agree with the reference to the
+ * bit. One that sums otherwise (dot products of pairs) is to be left out here, by name. */
+static void test_equal_over_isas(void **state)
+{
+    (void)state;
+    enum { N = 90, K = 301, M = 29 };
+    for (int t = 0; t < 3; t++) {
+        rng r = rng_seed(99);
+        problem p = make_problem(&r, dtypes[t], DTYPE_F32, N, K, M);
+        float *expected = malloc(sizeof(float) * M * p.y_stride);
+        assert_non_null(expected);
+        for (size_t i = 0; i < kern_isa_count(); i++) {
+            bool available = false;
+            const char *isa = kern_isa_at(i, &available);
+            if (!available) continue;
+            thread_pool *pool = NULL;
+            kern_context *kc = make_context(isa, 1, &pool);
+            pack(kc, &p);
+            multiply(kc, &p, true);
+            if (i == 0) memcpy(expected, p.y, sizeof(float) * M * p.y_stride);
+            assert_memory_equal(p.y, expected, sizeof(float) * M * p.y_stride);
+            drop_context(kc, pool);
+        }
+        free(expected);
+        free_problem(&p);
+    }
+}
+
+static void test_packing_keeps_other_rows(void **state)
+{
+    (void)state;
+    enum { N = 40, K = 21 };
+    thread_pool *pool = NULL;
+    kern_context *kc = make_context("ref", 1, &pool);
+    rng r = rng_seed(5);
+    problem p = make_problem(&r, DTYPE_BF16, DTYPE_BF16, N, K, 1);
+    pack(kc, &p);
+    size_t bytes = kern_matrix_bytes(p.type, N, K);
+    uint8_t *before = malloc(bytes);
+    assert_non_null(before);
+    memcpy(before, p.w.data, bytes);
+    for (size_t row0 = 0; row0 < N; row0 += 3) { /* the same rows again change nothing */
+        size_t rows = row0 + 5 <= N ? 5 : N - row0;
+        kern_matrix_pack(kc, &p.w, row0, rows, p.src + 1 + row0 * p.src_stride * 2, DTYPE_BF16,
+                         p.src_stride);
+        assert_memory_equal(p.w.data, before, bytes);
+    }
+    free(before);
+    free_problem(&p);
+    drop_context(kc, pool);
+}
+
+static void test_unknown_isa_is_refused(void **state)
+{
+    (void)state;
+    thread_pool *pool = NULL;
+    assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &pool)));
+    kern_context *kc = NULL;
+    error err = {{0}};
+    status st = kern_create(&(kern_options){.pool = pool, .isa = "mmx"}, &kc, &err);
+    assert_int_equal(st.code, STATUS_INVALID);
+    assert_null(kc);
+    assert_non_null(strstr(err.text, "mmx"));
+    kern_destroy(kc);
+    thread_pool_destroy(pool);
+}
+
+static void test_limits_are_measured(void **state)
+{
+    (void)state;
+    thread_pool *pool = NULL;
+    kern_context *kc = make_context("ref", 1, &pool);
+    kern_limits limits = {0};
+    assert_true(status_ok(kern_measure_limits(kc, &limits)));
+    assert_true(limits.read_gb_s > 0.01 && limits.read_gb_s < 1e5);
+    assert_true(limits.fma_gflop_s > 0.001 && limits.fma_gflop_s < 1e6);
+    drop_context(kc, pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_invariance),
+        cmocka_unit_test(test_equal_over_isas),
+        cmocka_unit_test(test_packing_keeps_other_rows),
+        cmocka_unit_test(test_unknown_isa_is_refused),
+        cmocka_unit_test(test_limits_are_measured),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
