@@ -172,7 +172,7 @@ static uint32_t argmax(const float *logits, uint32_t n)
 {
     uint32_t best = 0;
     for (uint32_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
+        if (logits[i] > logits[best] || isnan(logits[best])) best = i; /* NaN never wins */
     return best;
 }
 
