@@ -91,8 +91,9 @@ static void add_row_mass(const kern_attn_item *it, uint32_t row, mass_view v, si
     }
     size_t end = to * KERN_BLOCK_STRIPS;
     size_t strips = min_size(end, ((size_t)row_end(it, row) + KERN_STRIP - 1) / KERN_STRIP);
-    for (size_t t = from * KERN_BLOCK_STRIPS; t < strips;) {
-        size_t page = t / page_strips, stop = min_size((page + 1) * page_strips, strips);
+    size_t t = from * KERN_BLOCK_STRIPS;
+    for (size_t page = t / page_strips; t < strips; page++) {
+        size_t stop = min_size((page + 1) * page_strips, strips);
         float sum = 0.0f;
         for (; t < stop; t++) sum += v.sums[t];
         mass[page] += sum;
@@ -124,7 +125,7 @@ typedef struct unit_state {
     uint32_t *ends;      /* [n] slots [begins, ends) are seen */
     uint32_t *begins;
     float **mass;        /* [n] where a row's sums begin, or NULL */
-    float *q;            /* tiles of [head_dim][rows of the tile] */
+    float *q;            /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
     float *o;            /* [n][head_dim] */
     float *s;            /* [KERN_ATTN_ROWS][KERN_BLOCK] */
 } unit_state;
@@ -134,7 +135,7 @@ static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 static size_t unit_state_bytes(size_t n, size_t head_dim)
 {
     return n * sizeof(kern_attn_row) + align64(2 * n * sizeof(uint32_t)) +
-           align64(n * sizeof(float *)) + 2 * n * head_dim * sizeof(float) +
+           align64(n * sizeof(float *)) + n * (KERN_ATTN_Q_STRIDE + head_dim) * sizeof(float) +
            KERN_ATTN_ROWS * KERN_BLOCK * sizeof(float);
 }
 
@@ -146,28 +147,17 @@ static unit_state unit_state_at(uint8_t *base, size_t n, size_t head_dim)
     u.begins = u.ends + n;
     u.mass = (float **)((uint8_t *)u.ends + align64(2 * n * sizeof(uint32_t)));
     u.q = (float *)((uint8_t *)u.mass + align64(n * sizeof(float *)));
-    u.o = u.q + n * head_dim;
+    u.o = u.q + n * KERN_ATTN_Q_STRIDE;
     u.s = u.o + n * head_dim;
     return u;
-}
-
-/* q of rows [first, first + n) as [head_dim][n], in units of log2. */
-static void pack_q(const kern_attn_batch *b, const kern_attn_item *it, uint32_t token, size_t first,
-                   size_t n, float *out)
-{
-    const float scale = (float)((double)b->scale * LOG2_E);
-    for (size_t r = 0; r < n; r++) {
-        size_t i = token + (first + r) / b->q_heads, h = (first + r) % b->q_heads;
-        const float *q = it->q + i * b->q_stride + h * b->shape.head_dim;
-        for (size_t d = 0; d < b->shape.head_dim; d++) out[d * n + r] = q[d] * scale;
-    }
 }
 
 static void start_rows(const attn_job *job, const attn_unit *unit, size_t n, unit_state *u)
 {
     const kern_attn_batch *b = job->batch;
     const kern_attn_item *it = &b->items[unit->item];
-    uint32_t mass_from = it->mass ? it->n_rows - it->mass_rows : it->n_rows;
+    const uint32_t mass_from = it->mass ? it->n_rows - it->mass_rows : it->n_rows;
+    const float scale = (float)((double)b->scale * LOG2_E);
     memset(u->rows, 0, n * sizeof *u->rows);
     memset(u->o, 0, n * b->shape.head_dim * sizeof *u->o);
     for (size_t r = 0; r < n; r++) {
@@ -178,10 +168,10 @@ static void start_rows(const attn_job *job, const attn_unit *unit, size_t n, uni
         u->mass[r] = i < mass_from ? NULL
                                    : mass_of_row(job, unit->item, (uint32_t)(r % b->q_heads),
                                                  i - mass_from).sums;
+        const float *from = it->q + i * b->q_stride + r % b->q_heads * b->shape.head_dim;
+        float *q = u->q + r * KERN_ATTN_Q_STRIDE;
+        for (size_t d = 0; d < b->shape.head_dim; d++) q[d] = from[d] * scale;
     }
-    for (size_t r = 0; r < n; r += job->kc->isa.attn_rows)
-        pack_q(b, it, unit->row, r, min_size(n - r, job->kc->isa.attn_rows),
-               u->q + r * b->shape.head_dim);
 }
 
 static void finish_rows(const attn_job *job, const attn_unit *unit, size_t n, unit_state *u)
@@ -270,7 +260,18 @@ static void tile_block(const attn_job *job, size_t block, const kern_attn_strips
     const kern_attn_batch *b = job->batch;
     kern_attn_row *rows = u->rows + first;
     uint32_t base = (uint32_t)block * KERN_BLOCK, lo = KERN_BLOCK, hi = 0;
+    bool all = u->begins[first + n - 1] <= base && u->ends[first] >= base + KERN_BLOCK;
+    if (all) {
+        lo = 0;
+        hi = KERN_BLOCK;
+    }
     for (size_t r = 0; r < n; r++) {
+        rows[r].mass = u->mass[first + r] ? u->mass[first + r] + block * KERN_BLOCK_STRIPS : NULL;
+        if (all) {
+            rows[r].lo = 0;
+            rows[r].hi = KERN_BLOCK;
+            continue;
+        }
         uint32_t begin = max_u32(u->begins[first + r], base) - base;
         uint32_t end = max_u32(min_u32(u->ends[first + r], base + KERN_BLOCK), base) - base;
         rows[r].lo = begin < end ? begin : 0;
@@ -278,11 +279,10 @@ static void tile_block(const attn_job *job, size_t block, const kern_attn_strips
         if (begin >= end) continue;
         lo = min_u32(lo, begin);
         hi = max_u32(hi, end);
-        rows[r].mass = u->mass[first + r] ? u->mass[first + r] + block * KERN_BLOCK_STRIPS : NULL;
     }
     if (lo >= hi) return;
     isa->attn_scores[b->shape.type](k, lo / KERN_STRIP, (hi + KERN_STRIP - 1) / KERN_STRIP,
-                                    u->q + first * b->shape.head_dim, (uint32_t)n,
+                                    u->q + first * KERN_ATTN_Q_STRIDE, (uint32_t)n,
                                     b->shape.head_dim, u->s);
     isa->attn_softmax(rows, (uint32_t)n, u->s);
     for (size_t r = 0; r < n; r++)

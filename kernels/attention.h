@@ -21,6 +21,9 @@ enum {
     KERN_BLOCK_STRIPS = 4,
     KERN_BLOCK = KERN_STRIP * KERN_BLOCK_STRIPS,
     KERN_ATTN_ROWS = 12, /* most rows of any ISA's tile */
+    /* Floats from row to row of q: a constant, so that addresses need no register for each row, and no
+     * power of two, so that the rows of a tile do not meet in one set of the cache. */
+    KERN_ATTN_Q_STRIDE = 272,
 };
 
 /* K or V of one block: where each strip begins. In K a step leads to the next pair of dims, in V to the

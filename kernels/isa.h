@@ -53,7 +53,7 @@ typedef struct kern_isa {
     void (*kv_read[KERN_DTYPES])(const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
                                  float *v);
     unsigned attn_rows; /* rows of a tile, <= KERN_ATTN_ROWS */
-    /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [head_dim][n]. */
+    /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [n][KERN_ATTN_Q_STRIDE]. */
     void (*attn_scores[KERN_DTYPES])(const kern_attn_strips *k, uint32_t from, uint32_t to,
                                      const float *q, uint32_t n, uint32_t head_dim, float *s);
     /* Online softmax: s [n][KERN_BLOCK] becomes p inside [lo, hi) of each row and its strips; sets max, sum,

@@ -56,7 +56,7 @@ static void scores(dtype t, const kern_attn_strips *k, uint32_t from, uint32_t t
             for (uint32_t lane = 0; lane < KERN_STRIP; lane++) {
                 float sum = 0.0f;
                 for (uint32_t d = 0; d < head_dim; d++)
-                    sum += q[d * n + r] *
+                    sum += q[r * KERN_ATTN_Q_STRIDE + d] *
                            pair_load(t, k->at[strip] + d / 2 * k->step, k->half, lane, d % 2);
                 s[r * KERN_BLOCK + strip * KERN_STRIP + lane] = sum;
             }

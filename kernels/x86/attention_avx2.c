@@ -43,14 +43,14 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
         for (unsigned i = 0; i < 2 * strips; i++) acc[r][i] = _mm256_setzero_ps();
     const uint8_t *const *at = k->at + first, *const *next = k->next + first;
     size_t off = 0, step = k->step, half = k->half;
-    for (uint32_t d = 0; d < head_dim; d += 2, q += 2 * n, off += step) {
+    for (uint32_t d = 0; d < head_dim; d += 2, q += 2, off += step) {
         for (unsigned i = 0; i < strips; i++) prefetch_pair(t, next[i] + off, half);
         for (int which = 0; which < 2; which++) {
             __m256 a[8];
             for (unsigned i = 0; i < 2 * strips; i++)
                 a[i] = load_half(t, at[i / 2] + off + i % 2 * 32, half, which);
             for (unsigned r = 0; r < n; r++) {
-                __m256 x = _mm256_set1_ps(q[which * n + r]);
+                __m256 x = _mm256_set1_ps(q[r * KERN_ATTN_Q_STRIDE + (unsigned)which]);
                 for (unsigned i = 0; i < 2 * strips; i++)
                     acc[r][i] = _mm256_fmadd_ps(x, a[i], acc[r][i]);
             }
@@ -174,11 +174,11 @@ INLINE __m256 seen(uint32_t lo, uint32_t hi, int i)
     return _mm256_castsi256_ps(_mm256_andnot_si256(before, under));
 }
 
-INLINE void softmax_row(kern_attn_row *row, float *s)
+/* `all`: the row sees the whole block. Either way the same operations on the lanes that it sees. */
+INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
 {
     const __m256 none = _mm256_set1_ps(-INFINITY);
     __m256 x[VECTORS], top = none;
-    bool all = row->lo == 0 && row->hi == KERN_BLOCK;
     for (int i = 0; i < VECTORS; i++) {
         x[i] = _mm256_loadu_ps(s + 8 * i);
         if (!all) x[i] = _mm256_blendv_ps(none, x[i], seen(row->lo, row->hi, i));
@@ -204,14 +204,17 @@ INLINE void softmax_row(kern_attn_row *row, float *s)
     _mm256_store_ps(row->sum, sum[0]);
     _mm256_store_ps(row->sum + 8, sum[1]);
     if (!row->mass) return;
-    for (int i = 0; i < KERN_BLOCK_STRIPS; i++)
-        row->mass[i] = sum_avx2(_mm256_add_ps(x[2 * i], x[2 * i + 1]));
+    __m256 h[KERN_BLOCK_STRIPS];
+    for (int i = 0; i < KERN_BLOCK_STRIPS; i++) h[i] = _mm256_add_ps(x[2 * i], x[2 * i + 1]);
+    __m256 y = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
+    _mm_storeu_ps(row->mass, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
 
 static void softmax(kern_attn_row *rows, uint32_t n, float *s)
 {
-    for (uint32_t r = 0; r < n; r++) {
-        if (rows[r].lo < rows[r].hi) softmax_row(&rows[r], s + r * KERN_BLOCK);
+    for (uint32_t r = 0; r < n; r++, s += KERN_BLOCK) {
+        if (rows[r].lo == 0 && rows[r].hi == KERN_BLOCK) softmax_row(&rows[r], s, true);
+        else if (rows[r].lo < rows[r].hi) softmax_row(&rows[r], s, false);
         else rows[r].fix = 1.0f;
     }
 }

@@ -45,18 +45,18 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
         for (unsigned i = 0; i < strips; i++) acc[r][i] = _mm512_setzero_ps();
     const uint8_t *const *at = k->at + first, *const *next = k->next + first;
     size_t off = 0, step = k->step, half = k->half;
-    for (uint32_t d = 0; d < head_dim; d += 2, q += 2 * n, off += step) {
+    for (uint32_t d = 0; d < head_dim; d += 2, q += 2, off += step) {
         __m512 a[4], b[4];
         for (unsigned i = 0; i < strips; i++) {
             load_pair(t, at[i] + off, half, &a[i], &b[i]);
             prefetch_pair(t, next[i] + off, half);
         }
         for (unsigned r = 0; r < n; r++) {
-            __m512 x = _mm512_set1_ps(q[r]);
+            __m512 x = _mm512_set1_ps(q[r * KERN_ATTN_Q_STRIDE]);
             for (unsigned i = 0; i < strips; i++) acc[r][i] = _mm512_fmadd_ps(x, a[i], acc[r][i]);
         }
         for (unsigned r = 0; r < n; r++) {
-            __m512 x = _mm512_set1_ps(q[n + r]);
+            __m512 x = _mm512_set1_ps(q[r * KERN_ATTN_Q_STRIDE + 1]);
             for (unsigned i = 0; i < strips; i++) acc[r][i] = _mm512_fmadd_ps(x, b[i], acc[r][i]);
         }
     }
@@ -178,12 +178,23 @@ INLINE __mmask16 seen(uint32_t lo, uint32_t hi, unsigned i)
     return (__mmask16)(bits >> (i * KERN_STRIP));
 }
 
-INLINE void softmax_row(kern_attn_row *row, float *s)
+/* The sums of four vectors, each in one fixed tree. */
+INLINE __m128 sum_each(const __m512 x[4])
+{
+    __m256 h[4];
+    for (unsigned i = 0; i < 4; i++)
+        h[i] = _mm256_add_ps(_mm512_castps512_ps256(x[i]), _mm512_extractf32x8_ps(x[i], 1));
+    __m256 y = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
+    return _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+}
+
+/* `all`: the row sees the whole block. Either way the same operations on the lanes that it sees. */
+INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
 {
     __m512 x[KERN_BLOCK_STRIPS];
     __mmask16 mask[KERN_BLOCK_STRIPS];
     for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) {
-        mask[i] = seen(row->lo, row->hi, i);
+        mask[i] = all ? 0xffff : seen(row->lo, row->hi, i);
         x[i] = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), mask[i], s + i * KERN_STRIP);
     }
     __m512 top = _mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3]));
@@ -191,26 +202,27 @@ INLINE void softmax_row(kern_attn_row *row, float *s)
     row->fix = 1.0f;
     if (_mm512_cmp_ps_mask(top, _mm512_set1_ps(row->max), _CMP_GT_OQ)) {
         float max = max_avx512(top);
-        __m512 fix = exp2_avx512(_mm512_set1_ps(row->max - max));
+        __m512 fix = exp2_avx512(_mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_set1_ps(row->max - max)));
         row->fix = _mm512_cvtss_f32(fix);
         row->max = max;
         sum = _mm512_mul_ps(sum, fix);
     }
     __m512 max = _mm512_set1_ps(row->max);
     for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) {
-        x[i] = _mm512_maskz_mov_ps(mask[i], exp2_avx512(_mm512_sub_ps(x[i], max)));
+        x[i] = exp2_avx512(_mm512_sub_ps(x[i], max));
+        if (!all) x[i] = _mm512_maskz_mov_ps(mask[i], x[i]);
         _mm512_storeu_ps(s + i * KERN_STRIP, x[i]);
         sum = _mm512_add_ps(sum, x[i]);
     }
     _mm512_store_ps(row->sum, sum);
-    if (!row->mass) return;
-    for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) row->mass[i] = sum_avx512(x[i]);
+    if (row->mass) _mm_storeu_ps(row->mass, sum_each(x));
 }
 
 static void softmax(kern_attn_row *rows, uint32_t n, float *s)
 {
-    for (uint32_t r = 0; r < n; r++) {
-        if (rows[r].lo < rows[r].hi) softmax_row(&rows[r], s + r * KERN_BLOCK);
+    for (uint32_t r = 0; r < n; r++, s += KERN_BLOCK) {
+        if (rows[r].lo == 0 && rows[r].hi == KERN_BLOCK) softmax_row(&rows[r], s, true);
+        else if (rows[r].lo < rows[r].hi) softmax_row(&rows[r], s, false);
         else rows[r].fix = 1.0f;
     }
 }

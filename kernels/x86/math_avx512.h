@@ -18,10 +18,9 @@ static inline __m512 exp2_parts_avx512(__m512 n, __m512 f)
     return _mm512_scalef_ps(p, n);
 }
 
-/* 2^x for x <= 0, -inf included; NaN stays NaN. */
+/* 2^x for finite x <= 0; NaN stays NaN. */
 static inline __m512 exp2_avx512(__m512 x)
 {
-    x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
     __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return exp2_parts_avx512(n, _mm512_sub_ps(x, n));
 }

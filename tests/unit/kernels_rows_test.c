@@ -153,7 +153,7 @@ static void swiglu_case(kern_context *kc, rng *r, size_t m, size_t d, float scal
         for (size_t j = 0; j < d; j++) {
             double g = gate_up[i * 2 * d + j], u = gate_up[i * 2 * d + d + j];
             double want = g / (1 + exp(-g)) * u, got = out[i * d + j];
-            if (!(fabs(got - want) <= tolerance * fabs(want) + 1e-35))
+            if (!(fabs(got - want) <= tolerance * fabs(want) + 1e-34))
                 fail_msg("%s swiglu: d %zu gate %.9g up %.9g: %.9g, want %.9g", kern_isa_name(kc), d, g, u,
                          got, want);
         }
