@@ -1,0 +1,330 @@
+/* The forward pass, teacher-forced: equal to Hugging Face's on tiny models, near it in bf16, and
+ * the same bits however the work is cut. Goldens: tests/golden/models/README.md. */
+#include "kernels/kernels.h"
+#include "model/model.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- one pass over a token list
+ * ----------------------------------------------------------------------------- */
+
+typedef struct pass {
+    const char *dir;
+    dtype kv_type;
+    const char *isa;
+    uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
+    uint32_t chunk;                                          /* rows of a step */
+    unsigned n_threads;
+    uint32_t mass_rows; /* measured in the last step */
+} pass;
+
+typedef struct pass_result {
+    model_config config;
+    float *logits; /* [n, vocab] */
+    float *mass;   /* [layers, kv heads, pages] */
+    size_t mass_floats;
+} pass_result;
+
+static backend open_backend(const pass *p, comm *group, model_config *config)
+{
+    error err = {{0}};
+    if (!status_ok(model_config_load(p->dir, NULL, 0, config, &err))) fail_msg("%s", err.text);
+    backend_cpu_options o = {
+        .dir = p->dir,
+        .config = config,
+        .kv_type = p->kv_type,
+        .weight_type = DTYPE_F32,
+        .n_threads = p->n_threads,
+        .isa = p->isa,
+        .group = group,
+        .geometry = {.page_tokens = p->page_tokens,
+                     .layers_per_group = p->layers_per_group,
+                     .heads_per_group =
+                         p->heads_per_group ? p->heads_per_group : config->n_kv_heads},
+        .kv_bytes = 32 << 20,
+        .max_rows = p->chunk,
+        .max_seqs = 2,
+        .max_model_len = config->max_positions,
+    };
+    backend b;
+    if (!status_ok(backend_cpu_create(&o, &b, &err))) fail_msg("%s: %s", p->dir, err.text);
+    return b;
+}
+
+static void keep_mass(const measure_result *m, pass_result *out)
+{
+    out->mass_floats = (size_t)m->n_layers * m->n_kv_heads * m->stride;
+    out->mass = malloc(out->mass_floats * sizeof(float));
+    memcpy(out->mass, m->values, out->mass_floats * sizeof(float));
+}
+
+static pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
+{
+    pass_result out = {0};
+    comm *group;
+    comm_options self = {"self", 0, 1};
+    assert_true(status_ok(comm_create(&self, &group, NULL)));
+    backend b = open_backend(p, group, &out.config);
+    const backend_info *info = b.ops->info(b.ctx);
+    pkv_options po = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = 2};
+    pkv *kv;
+    uint32_t hit;
+    assert_true(status_ok(pkv_create(&po, &kv)));
+    assert_true(status_ok(pkv_seq_open(kv, 1, tokens, 0, 0, n, &hit)));
+    out.logits = malloc((size_t)n * info->vocab_size * sizeof(float));
+
+    sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    step_open open = {.seq = 1, .params = &greedy};
+    for (uint32_t done = 0, step = 1; done < n; step++) {
+        uint32_t some = n - done < p->chunk ? n - done : p->chunk;
+        assert_true(status_ok(pkv_seq_append(kv, 1, some)));
+        step_seq seq = {.seq = 1, .n_tokens = some, .position = done, .want_logits = true};
+        if (done + some == n && p->mass_rows)
+            seq.measure = (measure_spec){MEASURE_MASS, p->mass_rows, 1};
+        step_plan plan = {.step = step,
+                          .deltas = pkv_take_deltas(kv),
+                          .opens = &open,
+                          .n_opens = done == 0,
+                          .seqs = &seq,
+                          .n_seqs = 1,
+                          .tokens = tokens + done,
+                          .n_tokens = some,
+                          .checksum = pkv_checksum(kv)};
+        const step_result *r;
+        assert_true(status_ok(b.ops->submit(b.ctx, &plan)));
+        assert_true(status_ok(b.ops->collect(b.ctx, &r)));
+        if (!status_ok(r->status)) fail_msg("step %u: %s", step, r->status.message);
+        assert_int_equal(r->n_logit_rows, some);
+        memcpy(out.logits + (size_t)done * info->vocab_size, r->logits,
+               (size_t)some * info->vocab_size * sizeof(float));
+        if (seq.measure.kind == MEASURE_MASS) keep_mass(&r->seqs[0].measure, &out);
+        done += some;
+    }
+    pkv_destroy(kv);
+    b.ops->destroy(b.ctx);
+    comm_destroy(group);
+    return out;
+}
+
+static void result_free(pass_result *r)
+{
+    free(r->logits);
+    free(r->mass);
+}
+
+static double nmse(const float *ours, const float *golden, size_t n)
+{
+    double error_sum = 0, sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        double d = (double)ours[i] - golden[i];
+        error_sum += d * d;
+        sum += (double)golden[i] * golden[i];
+    }
+    return error_sum / sum;
+}
+
+/* ---- goldens
+ * --------------------------------------------------------------------------------------------------
+ */
+
+static uint32_t read_tokens(const char *dir, uint32_t *out, uint32_t capacity)
+{
+    char path[256];
+    json_t *json;
+    error err = {{0}};
+    assert_true(status_ok(file_join(path, sizeof path, dir, "tokens.jsonl", &err)));
+    if (!status_ok(json_read_file(path, 1 << 20, &json, &err))) fail_msg("%s", err.text);
+    const json_t *ids = json_object_get(json, "token_ids");
+    uint32_t n = (uint32_t)json_array_size(ids);
+    assert_in_range(n, 1, capacity);
+    for (uint32_t i = 0; i < n; i++) out[i] = (uint32_t)json_integer_value(json_array_get(ids, i));
+    json_decref(json);
+    return n;
+}
+
+static void check_golden(const char *dir, const char *isa)
+{
+    enum { MAX = 256 };
+    uint32_t tokens[MAX];
+    uint32_t n = read_tokens(dir, tokens, MAX);
+    char path[256], *golden;
+    size_t bytes;
+    error err = {{0}};
+    assert_true(status_ok(file_join(path, sizeof path, dir, "logits.f32", &err)));
+    if (!status_ok(file_read(path, 64 << 20, &golden, &bytes, &err))) fail_msg("%s", err.text);
+    pass p = {.dir = dir,
+              .kv_type = DTYPE_F32,
+              .isa = isa,
+              .page_tokens = 16,
+              .layers_per_group = 1,
+              .chunk = 64};
+    pass_result r = run(&p, tokens, n);
+    size_t floats = (size_t)n * r.config.vocab_size;
+    assert_int_equal(bytes, floats * sizeof(float));
+    double e = nmse(r.logits, (const float *)golden, floats);
+    print_message("%s, %s: NMSE %.2e\n", dir, isa, e);
+    if (!(e < 1e-9)) fail_msg("%s, %s: NMSE %.3e", dir, isa, e);
+    result_free(&r);
+    free(golden);
+}
+
+static void logits_equal_hugging_face_in_f32(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {"gqa1_f32",        "gqa4_tied_f32",   "gqa8_bf16",
+                                       "llama3_rope_f32", "linear_rope_f16", "v5_config_bf16",
+                                       "sharded_f32"};
+    for (size_t i = 0; i < kern_isa_count(); i++) {
+        bool available;
+        const char *isa = kern_isa_at(i, &available);
+        if (!available) {
+            print_message("skipped: %s (this CPU lacks it)\n", isa);
+            continue;
+        }
+        for (size_t d = 0; d < sizeof dirs / sizeof dirs[0]; d++) {
+            char dir[128];
+            snprintf(dir, sizeof dir, "tests/golden/models/%s", dirs[d]);
+            check_golden(dir, isa);
+        }
+    }
+}
+
+/* ---- the demo model
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Random ids, the same in every test: texture enough for attention to differ everywhere. */
+static void random_tokens(uint32_t *tokens, uint32_t n, uint32_t vocab)
+{
+    rng r = rng_seed(99);
+    for (uint32_t i = 0; i < n; i++) tokens[i] = rng_below(&r, vocab);
+}
+
+enum { DEMO_TOKENS = 700, DEMO_VOCAB = 1024 };
+
+static const pass demo = {.dir = "models/demo",
+                          .kv_type = DTYPE_BF16,
+                          .page_tokens = 16,
+                          .layers_per_group = 1,
+                          .chunk = 512,
+                          .mass_rows = 32};
+
+static void bf16_pages_stay_near_f32(void **state)
+{
+    (void)state;
+    uint32_t tokens[DEMO_TOKENS];
+    random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
+    pass exact = demo, rounded = demo;
+    exact.kv_type = DTYPE_F32;
+    pass_result a = run(&exact, tokens, DEMO_TOKENS), b = run(&rounded, tokens, DEMO_TOKENS);
+    double e = nmse(b.logits, a.logits, (size_t)DEMO_TOKENS * DEMO_VOCAB);
+    double worst = 0; /* how much less likely our greedy token is than the oracle's, in nats */
+    for (uint32_t t = 0; t < DEMO_TOKENS; t++) {
+        const float *oracle = a.logits + (size_t)t * DEMO_VOCAB,
+                    *ours = b.logits + (size_t)t * DEMO_VOCAB;
+        uint32_t best = 0, mine = 0;
+        for (uint32_t i = 1; i < DEMO_VOCAB; i++) {
+            if (oracle[i] > oracle[best]) best = i;
+            if (ours[i] > ours[mine]) mine = i;
+        }
+        if (oracle[best] - oracle[mine] > worst) worst = oracle[best] - oracle[mine];
+    }
+    print_message("bf16 pages: NMSE %.2e, greedy within %.4f nat\n", e, worst);
+    assert_true(e < 1e-4);
+    assert_true(worst < 0.5);
+    result_free(&a);
+    result_free(&b);
+}
+
+static void expect_same_bits(const pass_result *a, const pass_result *b, const char *what)
+{
+    if (memcmp(a->logits, b->logits, (size_t)DEMO_TOKENS * DEMO_VOCAB * sizeof(float)))
+        fail_msg("%s: logits differ", what);
+    assert_int_equal(a->mass_floats, b->mass_floats);
+    if (memcmp(a->mass, b->mass, a->mass_floats * sizeof(float)))
+        fail_msg("%s: page mass differs", what);
+}
+
+static void no_cut_of_the_work_changes_a_bit(void **state)
+{
+    (void)state;
+    uint32_t tokens[DEMO_TOKENS];
+    random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
+    pass_result whole = run(&demo, tokens, DEMO_TOKENS);
+
+    static const uint32_t chunks[] = {64, 222, DEMO_TOKENS};
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        pass p = demo;
+        p.chunk = chunks[i];
+        pass_result r = run(&p, tokens, DEMO_TOKENS);
+        expect_same_bits(&whole, &r, "another chunk");
+        result_free(&r);
+    }
+    static const uint32_t geometries[][2] = {{2, 0}, {4, 0}, {3, 2}, {1, 1}, {4, 1}};
+    for (size_t i = 0; i < sizeof geometries / sizeof geometries[0]; i++) {
+        pass p = demo;
+        p.layers_per_group = geometries[i][0];
+        p.heads_per_group = geometries[i][1];
+        pass_result r = run(&p, tokens, DEMO_TOKENS);
+        expect_same_bits(&whole, &r, "another geometry");
+        result_free(&r);
+    }
+    pass single = demo;
+    single.n_threads = 1;
+    pass_result r = run(&single, tokens, DEMO_TOKENS);
+    expect_same_bits(&whole, &r, "one thread");
+    result_free(&r);
+    result_free(&whole);
+}
+
+/* One row at a time is how decoding sees it: the same bits as one prefill. */
+static void decode_equals_prefill(void **state)
+{
+    (void)state;
+    enum { N = 60 };
+    uint32_t tokens[N];
+    random_tokens(tokens, N, DEMO_VOCAB);
+    pass p = demo;
+    p.mass_rows = 1;
+    pass_result prefill = run(&p, tokens, N);
+    p.chunk = 1;
+    pass_result decode = run(&p, tokens, N);
+    assert_memory_equal(prefill.logits, decode.logits, (size_t)N * DEMO_VOCAB * sizeof(float));
+    assert_memory_equal(prefill.mass, decode.mass, prefill.mass_floats * sizeof(float));
+    result_free(&prefill);
+    result_free(&decode);
+}
+
+/* A row's mass over all pages is 1: what heads and rows sum to is their number. */
+static void page_mass_sums_to_the_rows(void **state)
+{
+    (void)state;
+    uint32_t tokens[DEMO_TOKENS];
+    random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
+    pass_result r = run(&demo, tokens, DEMO_TOKENS);
+    size_t pages = (DEMO_TOKENS + 15) / 16, q_heads = r.config.n_heads / r.config.n_kv_heads;
+    for (size_t row = 0; row < r.mass_floats / pages; row++) {
+        double sum = 0;
+        for (size_t i = 0; i < pages; i++) sum += r.mass[row * pages + i];
+        assert_true(fabs(sum - (double)(q_heads * demo.mass_rows)) < 1e-3);
+    }
+    result_free(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_equal_hugging_face_in_f32),
+        cmocka_unit_test(bf16_pages_stay_near_f32),
+        cmocka_unit_test(no_cut_of_the_work_changes_a_bit),
+        cmocka_unit_test(decode_equals_prefill),
+        cmocka_unit_test(page_mass_sums_to_the_rows),
+    };
+    return cmocka_run_group_tests_name("model_parity", tests, NULL, NULL);
+}
