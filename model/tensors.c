@@ -161,7 +161,8 @@ static bool is_redundant(const model_config *c, const char *name)
         size_t tail = strlen(buffers[i]);
         if (n >= tail && strcmp(name + n - tail, buffers[i]) == 0) return true;
     }
-    return c->tied_embeddings && strcmp(name, c->family->names[TENSOR_HEAD]) == 0;
+    return strcmp(name, c->family->names[TENSOR_HEAD]) ==
+           0; /* an untied one is a part, not left over */
 }
 
 static int by_text(const void *a, const void *b)

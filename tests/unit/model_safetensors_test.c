@@ -81,6 +81,7 @@ static void reads_what_the_format_allows(void **state)
     t = safetensors_find(&st, "scalar");
     assert_int_equal(t->n_dims, 0);
     assert_int_equal(t->bytes, 2);
+    assert_memory_equal(st.files[t->file].map.data + t->begin, data + 27, 2);
     t = safetensors_find(&st, "empty");
     assert_int_equal(t->bytes, 0);
     assert_int_equal(t->shape[1], 7);
@@ -99,7 +100,7 @@ static void reads_what_the_format_allows(void **state)
 
 #define T(name, dtype, shape, from, to)                                                            \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" from "," to "]" \
-                                                                                               "}"
+    "}"
 
 static void lying_headers(void **state)
 {
@@ -121,7 +122,7 @@ static void lying_headers(void **state)
          "tensor \"b\": bytes 5 to 9"},
         {"{" T("a", "U8", "[4]", "1", "5") "}", 5, STATUS_CORRUPT, "tensor \"a\": bytes 1 to 5"},
         {"{" T("a", "U8", "[4]", "0", "4") "," T("b", "U8", "[0]", "4", "2") "}", 4, STATUS_CORRUPT,
-         "tensor \"b\""},
+         "tensor \"b\": bytes 4 to 2"},
         /* shape against bytes */
         {"{" T("a", "F32", "[3]", "0", "8") "}", 8, STATUS_CORRUPT, "shape and dtype make 12"},
         {"{" T("a", "BF16", "[2,2]", "0", "16") "}", 16, STATUS_CORRUPT, "make 8"},

@@ -1,5 +1,6 @@
 /* model/weights.c: every weight of a small folder is where the forward pass looks for it, whole and
  * in slices. */
+#include "model/dummy.h"
 #include "model/weights.h"
 #include "tests/unit/model_folder.h"
 
@@ -401,7 +402,9 @@ static void wrong_tensors(void **state)
     tensor *norm = find(x, "model.norm.weight", 0);
     norm->rows = 1;
     refused(x, STATUS_CORRUPT, "is [1, 48], config.json makes it [48]");
-    norm->rows = 0;
+    norm->rows = 48, norm->cols = 1;
+    refused(x, STATUS_CORRUPT, "is [48, 1], config.json makes it [48]");
+    norm->rows = 0, norm->cols = 48;
 
     /* Left over: only buffers of old exporters are ignored. */
     add(x, 0, 8, "model.layers.%d.self_attn.rotary_emb.inv_freq", 0);
@@ -527,28 +530,44 @@ static void dummy_slices_make_the_whole(void **state)
     weights_destroy(&w);
 }
 
+/* The mean of a[i] * a[i + lag], in units of the variance. */
+static double correlation(const float *a, size_t n, size_t lag)
+{
+    double sum = 0.0;
+    for (size_t i = lag; i < n; i++) sum += (double)a[i] * (double)a[i - lag];
+    return sum / (double)(n - lag) * HIDDEN;
+}
+
 static void dummy_values_are_spread(void **state)
 {
     fixture *x = *state;
-    how dummy = {.type = DTYPE_F32, .dummy = true, .seed = 3, .override = "vocab_size=4000"};
+    how dummy = {.type = DTYPE_F32, .dummy = true, .seed = 3, .override = "vocab_size=40000"};
     model_weights w = loaded(x, dummy);
     float *all = unpacked(x, &w.embed);
     size_t n = w.embed.n * w.embed.k;
-    double sum = 0.0, square = 0.0, neighbours = 0.0, below = 0.0;
+    double sum = 0.0, below = 0.0, error5 = 5.0 / sqrt((double)n); /* five standard errors */
     for (size_t i = 0; i < n; i++) {
         double v = (double)all[i] * sqrt((double)HIDDEN); /* normal, deviation 1 */
         sum += v;
-        square += v * v;
         below += v < -1.0;
-        if (i >= HIDDEN) neighbours += v * (double)all[i - HIDDEN] * sqrt((double)HIDDEN);
     }
+    assert_true(fabs(sum / (double)n) < error5);
+    assert_true(fabs(below / (double)n - 0.1587) < 0.003); /* in steps of 1 / 256 */
+    assert_true(fabs(correlation(all, n, 0) - 1.0) < error5 * sqrt(2.0) + 0.002); /* of bf16 */
+    static const size_t lags[] = {1, 2, 7, 8, 16, HIDDEN, 2 * HIDDEN};
+    for (int i = 0; i < 7; i++) assert_true(fabs(correlation(all, n, lags[i])) < error5);
     free(all);
-    /* 192,000 values: five standard errors */
-    assert_true(fabs(sum / (double)n) < 5 / sqrt((double)n));
-    assert_true(fabs(square / (double)n - 1.0) < 5 * sqrt(2.0 / (double)n) + 0.005); /* bf16 */
-    assert_true(fabs(neighbours / (double)n) < 5 / sqrt((double)n));
-    assert_true(fabs(below / (double)n - 0.1587) < 0.005);
     weights_destroy(&w);
+
+    dummy_tensor t;
+    dummy_tensor_init(&t, 1, "a", 100, DTYPE_F32);
+    double square = 0.0;
+    for (int i = 0; i < 256; i++) {
+        float v;
+        memcpy(&v, &t.table[i], sizeof v);
+        square += (double)v * (double)v;
+    }
+    assert_true(fabs(square / 256.0 * 100.0 - 1.0) < 1e-6);
 }
 
 int main(void)
