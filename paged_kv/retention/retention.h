@@ -30,6 +30,35 @@ typedef enum retention_schedule {
     RETENTION_SCHEDULE_PROMPT, // once, at the prompt's end
 } retention_schedule;
 
+/* The parts as tables, so that parsing, help and docs iterate over them. A choice's index is its enum value. */
+typedef enum retention_part {
+    RETENTION_PART_SCORE,
+    RETENTION_PART_UNIT,
+    RETENTION_PART_SCOPE,
+    RETENTION_PART_ALLOCATOR,
+    RETENTION_PART_SCHEDULE,
+    RETENTION_PARTS,
+} retention_part;
+
+typedef struct retention_choice {
+    const char *name;        // "window": what the request's field says
+    const char *summary;     // one line for help and docs
+} retention_choice;
+
+const char *retention_part_name(retention_part part); // the request's field: "score"
+size_t retention_part_size(retention_part part);
+retention_choice retention_part_choice(retention_part part, size_t index);
+
+/* Fields of a request that a method may be able to use beside `method` and `report`. A part's field belongs to
+ * every method that selects anything. */
+typedef enum retention_field {
+    RETENTION_FIELD_BUDGET = 1 << 0, // ratio or tokens
+    RETENTION_FIELD_REUSE_LAYERS = 1 << 1,
+    RETENTION_FIELD_SINKS = 1 << 2,
+    RETENTION_FIELD_WINDOW = 1 << 3,
+    RETENTION_FIELD_PARTS = 1 << 4,  // score, unit, scope, allocator, schedule
+} retention_field;
+
 /* A resolved request: the preset's row with the request's overrides. */
 typedef struct retention_policy {
     const struct retention_preset *preset; // never NULL after retention_parse; "full" keeps everything
@@ -51,6 +80,8 @@ typedef struct retention_preset {
     const char *summary;     // one line for help and docs
     const char *source;      // paper and section
     bool needs_budget;       // ratio or tokens must be given
+    uint32_t fields;         // retention_field bits: what a request may set
+    uint32_t choices[RETENTION_PARTS]; // bit i = choice i of the part is available
     retention_policy defaults; // its `preset` is unused here
 } retention_preset;
 
@@ -73,12 +104,25 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
  * UINT32_MAX when there is none. */
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
 
+/* What a selection at the end of a prompt keeps in each table, known before it is made: for admission. */
+typedef struct retention_budget {
+    uint32_t pages;           // of the whole prompt
+    uint32_t protected_pages; // sinks, window, last partial page
+    uint32_t kept_pages;
+    bool raised;              // the budget was below kept_pages
+} retention_budget;
+
+/* B = floor(ratio * n_prompt), a product within 1e-6 of a whole number being that number (0.29 * 100 is 29);
+ * then as retention_selection says. STATUS_INVALID when an explicit `tokens` is below the protected pages. */
+status retention_budget_for(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
+                            retention_budget *out, error *err);
+
 /* What a backend must measure at a retention point. A closed list (design.md section 5, Measures). */
 typedef enum measure_kind { MEASURE_NONE, MEASURE_MASS } measure_kind;
 
 typedef struct measure_spec {
     measure_kind kind;
-    uint32_t rows;           // the last `rows` query rows of the step's share
+    uint32_t rows;           // the last `rows` query rows of the step's share (all, when it has fewer)
     uint32_t layer_step;     // layers 0, layer_step, 2 * layer_step, …
 } measure_spec;
 
@@ -104,7 +148,8 @@ typedef struct retention_selection {
     bool budget_raised;      // the budget was below protected + 1 pages
 } retention_selection;
 
-/* STATUS_INVALID when an explicit `tokens` is below the protected pages. */
+/* Allocates nothing. STATUS_INVALID when an explicit `tokens` is below the protected pages, STATUS_INTERNAL when
+ * the measures do not fit the sequence. */
 status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq, uint32_t n_prompt,
                         const measure_result *measures, retention_selection *out, error *err);
 
@@ -113,13 +158,15 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
 typedef struct retention_report {
     const char *method;
     uint32_t logical_tokens;
-    double kept_tokens;      // in bytes of full tokens: the mean over groups
+    double kept_tokens;      // in bytes of full tokens (retention_kept_tokens)
     uint64_t pages_dropped;
     bool budget_raised;
     double scoring_ms;       // measuring and selecting
     char *kept_json;         // the "kept" array when positions were asked for, else NULL (malloc'd)
 } retention_report;
 
+/* Kept bytes of a sequence / bytes of one full token: the mean over its tables, each weighted by its layers. */
+double retention_kept_tokens(const pkv *kv, uint32_t seq);
 /* The "kept" array of a sequence as it is now, layers and heads with equal ranges listed table by table. */
 void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out);
 /* Appends the report as a JSON object. */

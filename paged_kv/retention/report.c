@@ -1,0 +1,61 @@
+/* What a response says about its retention (reference/api.md). */
+#include "paged_kv/retention/retention.h"
+#include <string.h>
+
+double retention_kept_tokens(const pkv *kv, uint32_t seq)
+{
+    const pkv_geometry *g = pkv_get_geometry(kv);
+    uint32_t head_groups = pkv_head_groups(g);
+    uint64_t sum = 0; // of tokens x layers
+    for (uint32_t i = 0; i < pkv_groups(g); i++) {
+        uint32_t layer = i / head_groups * g->layers_per_group;
+        uint32_t layers = g->n_layers - layer;
+        if (layers > g->layers_per_group) layers = g->layers_per_group;
+        sum += (uint64_t)pkv_seq_table(kv, seq, i).kept_tokens * layers;
+    }
+    return (double)sum / ((double)g->n_layers * head_groups);
+}
+
+static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, strbuf *out)
+{
+    uint32_t n = pkv_seq_table(kv, seq, group).kept_tokens;
+    for (uint32_t slot = 0; slot < n;) {
+        uint32_t from = pkv_seq_position(kv, seq, group, slot), to = from + 1;
+        while (++slot < n && pkv_seq_position(kv, seq, group, slot) == to) to++;
+        strbuf_printf(out, "[%u, %u]%s", from, to, slot < n ? ", " : "");
+    }
+}
+
+void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out)
+{
+    const pkv_geometry *g = pkv_get_geometry(kv);
+    uint32_t head_groups = pkv_head_groups(g), n = pkv_groups(g);
+    strbuf_putc(out, '[');
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t layer = i / head_groups * g->layers_per_group;
+        uint32_t last = layer + g->layers_per_group - 1;
+        uint32_t head = i % head_groups * g->heads_per_group;
+        strbuf_printf(out, "%s{\"layers\": [%u, %u], \"heads\": [%u, %u], \"ranges\": [",
+                      i > 0 ? ", " : "", layer, last < g->n_layers ? last : g->n_layers - 1, head,
+                      head + g->heads_per_group - 1);
+        put_ranges(kv, seq, i, out);
+        strbuf_puts(out, "]}");
+    }
+    strbuf_putc(out, ']');
+}
+
+void retention_report_json(const retention_report *report, strbuf *out)
+{
+    strbuf_puts(out, "{\"method\": ");
+    strbuf_json_string(out, report->method, strlen(report->method));
+    strbuf_printf(out, ", \"logical_tokens\": %u, \"kept_tokens\": %.10g, \"pages_dropped\": %llu",
+                  report->logical_tokens, report->kept_tokens,
+                  (unsigned long long)report->pages_dropped);
+    strbuf_printf(out, ", \"budget_raised\": %s, \"scoring_ms\": %.3f",
+                  report->budget_raised ? "true" : "false", report->scoring_ms);
+    if (report->kept_json) {
+        strbuf_puts(out, ", \"kept\": ");
+        strbuf_puts(out, report->kept_json);
+    }
+    strbuf_putc(out, '}');
+}
