@@ -1,10 +1,10 @@
 /* Admission: what may ever run, and what may start now. Counted in physical pages. */
 #include "scheduler/sched_internal.h"
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 
-/* ---- whether a request can ever run -------------------------------------------------------------------- */
+/* ---- whether a request can ever run
+ * -------------------------------------------------------------------- */
 
 /* "1,250" */
 static const char *grouped(char out[27], uint64_t n)
@@ -19,36 +19,14 @@ static const char *grouped(char out[27], uint64_t n)
     return out;
 }
 
-/* Pages of one group that the prompt's retention always keeps: sinks, window, last partial page. */
-static uint64_t pages_protected(const sched *s, const sched_request *r)
+/* Pages at the worst moment of a life that has the pool for itself. At the prompt's end it is whole
+ * in every group; then come the `kept` pages that stay, the full ones shared by all choices, and
+ * for each choice a tail of its own: the last partial page and what is generated. (The last token's
+ * K and V are never computed.) */
+static uint64_t peak_of(const sched *s, const sched_request *r, uint64_t kept)
 {
-    uint64_t all = pages_of(s, r->n_prompt), sinks = pages_of(s, r->policy.sinks);
-    uint32_t window = r->policy.window < r->n_prompt ? r->policy.window : r->n_prompt;
-    uint64_t last = all - (r->n_prompt - window) / s->page_tokens;
-    return sinks + last < all ? sinks + last : all;
-}
-
-/* The most pages of one group that stay after it. */
-static uint64_t pages_kept(const sched *s, const sched_request *r)
-{
-    uint64_t all = pages_of(s, r->n_prompt), least = pages_protected(s, r) + 1;
-    double budget = r->policy.tokens > 0 ? r->policy.tokens : floor(r->policy.ratio * r->n_prompt);
-    uint64_t kept = (uint64_t)(budget / s->page_tokens);
-    if (kept < least) kept = least;
-    return kept < all ? kept : all;
-}
-
-/* Pages at the worst moment of a life that has the pool for itself. At the prompt's end it is whole in every
- * group; then come the full pages that stay, shared by all choices, and for each choice a tail of its own:
- * the last partial page and what is generated. (The last token's K and V are never computed.) */
-static uint64_t peak_of(const sched *s, const sched_request *r)
-{
-    uint64_t groups = s->groups, prompt = pages_of(s, r->n_prompt);
-    uint64_t fill = r->n_prompt % s->page_tokens, kept = prompt;
-    if (retention_next_point(&r->policy, r->n_prompt, 0) == r->n_prompt) {
-        kept = pages_kept(s, r);
-    }
-    uint64_t tail = (fill + r->max_new_tokens - 1 + s->page_tokens - 1) / s->page_tokens;
+    uint64_t groups = s->groups, prompt = pages_of(s, r->n_prompt), size = s->page_tokens;
+    uint64_t fill = r->n_prompt % size, tail = (fill + r->max_new_tokens - 1 + size - 1) / size;
     uint64_t tails = r->max_new_tokens > 1 ? r->n * tail : tail;
     uint64_t after = (kept - (fill > 0) + tails) * groups;
     return after > prompt * groups ? after : prompt * groups;
@@ -58,7 +36,8 @@ status sched_check(const sched *s, const sched_request *r, error *err)
 {
     char a[27], b[27];
     if (r->n_prompt == 0) return error_set(err, STATUS_INVALID, "prompt: has no tokens");
-    if (r->max_new_tokens == 0) return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
+    if (r->max_new_tokens == 0)
+        return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
     if ((uint64_t)r->n_prompt + r->max_new_tokens > s->options.max_model_len) {
         return error_set(err, STATUS_INVALID,
                          "prompt of %s tokens + max_tokens %" PRIu32
@@ -73,10 +52,18 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     measure_spec measure = retention_measure(&r->policy);
     if (measure.kind != MEASURE_NONE && measure.rows > s->options.prefill_chunk) {
         return error_set(err, STATUS_INVALID,
-                         "retention.window: %" PRIu32 " rows do not fit in a prefill chunk of %" PRIu32,
+                         "retention.window: %" PRIu32
+                         " rows do not fit in a prefill chunk of %" PRIu32,
                          measure.rows, s->options.prefill_chunk);
     }
-    uint64_t peak = peak_of(s, r);
+    uint64_t kept = pages_of(s, r->n_prompt);
+    if (retention_next_point(&r->policy, r->n_prompt, 0) == r->n_prompt) {
+        retention_budget budget;
+        RETURN_IF_ERROR(
+            retention_budget_for(&r->policy, s->page_tokens, r->n_prompt, &budget, err));
+        kept = budget.kept_pages;
+    }
+    uint64_t peak = peak_of(s, r, kept);
     if (peak >= s->options.n_pages) {
         return error_set(err, STATUS_LIMIT,
                          "needs %s KV pages, the pool has %s: shorten the prompt or max_tokens, or "
@@ -86,10 +73,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- what may start now ------------------------------------------------------------------------------------- */
+/* ---- what may start now
+ * ------------------------------------------------------------------------------------- */
 
-/* Most tokens of the sequence that may come from the prefix cache. One token is always computed, for its logits;
- * so are the rows that the first choice of retention measures, and all that depends on a drop. */
+/* Most tokens of the sequence that may come from the prefix cache. One token is always computed,
+ * for its logits; so are the rows that the first choice of retention measures, and all that depends
+ * on a drop. */
 static uint32_t hit_cap(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
@@ -107,8 +96,8 @@ static uint32_t hit_cap(const sched_seq *q)
     return cap;
 }
 
-/* The most pages a sequence holds until its tables reach `target` tokens, when they hold `held` now at logical
- * length `from` and its recorded drops from `next_drop` on are still ahead. */
+/* The most pages a sequence holds until its tables reach `target` tokens, when they hold `held` now
+ * at logical length `from` and its recorded drops from `next_drop` on are still ahead. */
 static uint64_t pages_until(const sched *s, const sched_seq *q, uint32_t next_drop, uint32_t from,
                             uint64_t held, uint32_t target)
 {
@@ -124,9 +113,9 @@ static uint64_t pages_until(const sched *s, const sched_seq *q, uint32_t next_dr
     return held > most ? held : most;
 }
 
-/* What a running sequence is owed before anybody new starts: the pages to compute all its known tokens and to
- * begin one block more, and one block for each choice still to be forked from it. Without that margin whoever
- * is admitted would be preempted by the next page that is needed. */
+/* What a running sequence is owed before anybody new starts: the pages to compute all its known
+ * tokens and to begin one block more, and one block for each choice still to be forked from it.
+ * Without that margin whoever is admitted would be preempted by the next page that is needed. */
 static uint64_t pages_owed(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
@@ -150,7 +139,7 @@ static uint32_t first_drop_after(const sched_seq *q, uint32_t length)
 static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
 {
     sched_entry *e = q->entry;
-    uint32_t slots = seq_is_carrier(q) ? e->live : 1;
+    uint32_t slots = seq_is_carrier(q) ? e->n : 1;
     if (s->n_free_slots < s->reserved_slots + slots) return false;
 
     uint32_t cap = hit_cap(q);
@@ -203,7 +192,8 @@ void admit(sched *s, uint32_t budget)
             owed += pages_owed(s, q);
             n_active++;
         } else if (n_active == 0 && preempt_idle(s)) {
-            i = 0; /* nobody moves, and idle ones sit on what q needs; they wait in front of q or behind */
+            i = 0; /* nobody moves, and idle ones sit on what q needs; they wait in front of q or
+                      behind */
         } else {
             return;
         }

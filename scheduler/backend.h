@@ -1,22 +1,21 @@
-/* backend: what the scheduler needs from whoever holds weights and pages. The hinge of the house: model/
- * implements it for the CPU, tests/sim with a fake; later CUDA and remote ranks.
+/* backend: what the scheduler needs from whoever holds weights and pages. The hinge of the house:
+ * model/ implements it for the CPU, tests/sim with a fake; later CUDA and remote ranks.
  *
- * What     a step plan goes in, a step result comes out. Both are plain data, the same in process and on a wire.
- *          A backend returns tokens and measures, never decisions about pages.
- * Owner    plans belong to the scheduler and stay valid until the result was collected; results belong
- *          to the backend and stay valid until the next submit.
- * Threads  one thread calls submit and collect, in turn; at most backend_info.max_in_flight steps between.
- * Units    microseconds; tokens; rows (one query token each).
- * Errors   a plan the backend cannot run is an error of that step: result.status; the backend lives on
- *          unless it says STATUS_INTERNAL.
+ * What     a step plan goes in, a step result comes out. Both are plain data, the same in process
+ * and on a wire. A backend returns tokens and measures, never decisions about pages. Owner    plans
+ * belong to the scheduler and stay valid until the result was collected; results belong to the
+ * backend and stay valid until the next submit. Threads  one thread calls submit and collect, in
+ * turn; at most backend_info.max_in_flight steps between. Units    microseconds; tokens; rows (one
+ * query token each). Errors   a plan the backend cannot run is an error of that step:
+ * result.status; the backend lives on unless it says STATUS_INTERNAL.
  */
 #ifndef SCHEDULER_BACKEND_H
 #define SCHEDULER_BACKEND_H
 
 #include "paged_kv/retention/retention.h"
 
-/* How the next token is drawn from logits, in vLLM's order: min_tokens, logit_bias, penalties, greedy when
- * temperature < 1e-5, else / temperature, min_p, top_k, top_p, Gumbel-max by Philox. */
+/* How the next token is drawn from logits, in vLLM's order: min_tokens, logit_bias, penalties,
+ * greedy when temperature < 1e-5, else / temperature, min_p, top_k, top_p, Gumbel-max by Philox. */
 typedef struct sample_params {
     float temperature;        // 0 = greedy
     float top_p;              // (0, 1]
@@ -37,50 +36,51 @@ typedef struct sample_params {
 
 enum { SAMPLE_LOGPROBS_MAX = 20 };
 
-/* Tells the backend how sequence `seq` samples from now on. Sent when a sequence is opened, forked or opened
- * again after a preemption. history is what penalties count: all tokens known so far (n_history is 0 when no
- * penalty is set); the first n_prompt of them are the prompt. */
+/* Tells the backend how sequence `seq` samples from now on. Sent when a sequence is opened, forked
+ * or opened again after a preemption. history is what penalties count: all tokens known so far
+ * (n_history is 0 when no penalty is set); the first n_prompt of them are the prompt. */
 typedef struct step_open {
     uint32_t seq;
-    uint32_t choice;          // index among the request's n: part of the random key
+    uint32_t choice; // index among the request's n: part of the random key
     const sample_params *params;
     const uint32_t *history;
     uint32_t n_history;
     uint32_t n_prompt;
 } step_open;
 
-/* One sequence's share of a step. Its tokens already have slots: the deltas of this plan appended them. */
+/* One sequence's share of a step. Its tokens already have slots: the deltas of this plan appended
+ * them. */
 typedef struct step_seq {
-    uint32_t seq;             // the sequence's number in the tables
-    uint64_t request;         // whose it is: the backend hands these two back untouched
+    uint32_t seq;     // the sequence's number in the tables
+    uint64_t request; // whose it is: the backend hands these two back untouched
     uint32_t choice;
-    uint32_t first_token;     // tokens[first_token .. + n_tokens)
-    uint32_t n_tokens;        // >= 1
-    uint32_t position;        // RoPE position of its first token
-    uint32_t n_samples;       // draws from the last row's logits: 0 while the prompt goes on, n at its end.
-                              // Draw j uses choice + j.
-    uint32_t sample_index;    // how many tokens the sequence has sampled before: the Philox counter
-    bool want_logits;         // result.logits receives every row's logits of this share
+    uint32_t first_token; // tokens[first_token .. + n_tokens)
+    uint32_t n_tokens;    // >= 1
+    uint32_t position;    // RoPE position of its first token
+    uint32_t n_samples;   // draws from the last row's logits: 0 while the prompt goes on, n at its
+                        // end. Draw j uses choice + j.
+    uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
+    bool want_logits;      // result.logits receives every row's logits of this share
     measure_spec measure;
 } step_seq;
 
 typedef struct step_plan {
-    uint64_t step;            // 1, 2, 3, …
-    pkv_deltas deltas;        // applied first, then the moves, then compute
+    uint64_t step;     // 1, 2, 3, …
+    pkv_deltas deltas; // applied first, then the moves, then compute
     const step_open *opens;
     uint32_t n_opens;
-    const step_seq *seqs;     // may be none: deltas only
+    const step_seq *seqs; // may be none: deltas only
     uint32_t n_seqs;
     const uint32_t *tokens;
-    uint32_t n_tokens;        // sum over seqs
-    uint64_t checksum;        // of the coordinator's tables after the deltas
+    uint32_t n_tokens; // sum over seqs
+    uint64_t checksum; // of the coordinator's tables after the deltas
 } step_plan;
 
 /* One draw. */
 typedef struct step_sample {
     uint32_t token;
-    float logprob;            // log-softmax of the raw logits; NaN when no logprobs were asked for
-    uint32_t rank;            // 1 = most likely
+    float logprob; // log-softmax of the raw logits; NaN when no logprobs were asked for
+    uint32_t rank; // 1 = most likely
     uint32_t n_top;
     uint32_t top_ids[SAMPLE_LOGPROBS_MAX];
     float top_logprobs[SAMPLE_LOGPROBS_MAX];
@@ -89,7 +89,7 @@ typedef struct step_sample {
 typedef struct step_seq_result {
     const step_sample *samples; // [n_samples]
     uint32_t n_samples;
-    measure_result measure;     // values NULL when not asked for
+    measure_result measure; // values NULL when not asked for
 } step_seq_result;
 
 typedef struct step_result {
@@ -97,23 +97,23 @@ typedef struct step_result {
     status status;
     const step_seq_result *seqs; // [plan.n_seqs], in the plan's order
     uint32_t n_seqs;
-    const float *logits;         // [rows that wanted them, vocab], in the plan's order
+    const float *logits; // [rows that wanted them, vocab], in the plan's order
     uint32_t n_logit_rows;
-    uint64_t checksum;           // of the backend's mirror: must equal the plan's
+    uint64_t checksum; // of the backend's mirror: must equal the plan's
     int64_t compute_us;
-    int64_t measure_us;          // the part of it spent on measures, as far as it can be told apart
+    int64_t measure_us; // the part of it spent on measures, as far as it can be told apart
 } step_result;
 
 typedef struct backend_info {
-    const char *name;            // "cpu"
-    uint32_t vocab_size;         // width of the logits
-    uint32_t max_positions;      // context limit of the model
-    uint32_t max_rows;           // tokens in one plan
+    const char *name;       // "cpu"
+    uint32_t vocab_size;    // width of the logits
+    uint32_t max_positions; // context limit of the model
+    uint32_t max_rows;      // tokens in one plan
     uint32_t max_seqs;
     uint32_t n_pages;
     uint32_t max_in_flight;
     pkv_geometry geometry;
-    uint64_t identity;           // of the weights and RoPE base: part of the prefix salt
+    uint64_t identity; // of the weights and RoPE base: part of the prefix salt
 } backend_info;
 
 typedef struct backend_ops {

@@ -1,6 +1,7 @@
-/* The step: tokens are given out first (decodes, then chunks of prompts and replays), pages after, both by
- * rank; then waiting sequences are admitted to what is left. Since pages are taken in rank order and victims
- * come from the other end, whoever is preempted holds nothing of this step yet. */
+/* The step: tokens are given out first (decodes, then chunks of prompts and replays), pages after,
+ * both by rank; then waiting sequences are admitted to what is left. Since pages are taken in rank
+ * order and victims come from the other end, whoever is preempted holds nothing of this step yet.
+ */
 #include "scheduler/sched_internal.h"
 
 uint32_t seq_next_point(const sched_seq *q, bool *recorded)

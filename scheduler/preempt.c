@@ -1,5 +1,5 @@
-/* Preemption by recompute: pages and slot are given up at once, the sequence goes back to its place in the
- * waiting list, and is later computed again from its tokens and recorded drops. */
+/* Preemption by recompute: pages and slot are given up at once, the sequence goes back to its place
+ * in the waiting list, and is later computed again from its tokens and recorded drops. */
 #include "scheduler/sched_internal.h"
 
 void preempt(sched *s, sched_seq *q)
@@ -21,8 +21,8 @@ static uint32_t worst_idle(const sched *s)
     return s->running.n;
 }
 
-/* One that is idle makes no use of its pages now, and might not for as long as its reader sleeps: those come
- * first, whatever their rank. Then rank decides, so that the best always gets on. */
+/* One that is idle makes no use of its pages now, and might not for as long as its reader sleeps:
+ * those come first, whatever their rank. Then rank decides, so that the best always gets on. */
 uint32_t pick_victim(const sched *s)
 {
     uint32_t idle = worst_idle(s);

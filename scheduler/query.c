@@ -6,6 +6,7 @@ static double kept_tokens(const sched *s, uint32_t slot)
     const pkv_geometry *g = &s->options.geometry;
     uint32_t head_groups = pkv_head_groups(g);
     uint64_t kept = 0;
+    if (!pkv_seq_has_dropped(s->kv, slot)) return pkv_seq_length(s->kv, slot);
     for (uint32_t group = 0; group < s->groups; group++) {
         uint32_t first = group / head_groups * g->layers_per_group, left = g->n_layers - first;
         uint64_t layers = left < g->layers_per_group ? left : g->layers_per_group;
@@ -35,10 +36,8 @@ void describe(const sched *s, const sched_seq *q, sched_choice_info *out)
     if (!has_tables || !e->policy.report_positions) return;
     strbuf json = {0};
     retention_kept_json(s->kv, line->slot, &json);
-    if (json.failed)
-        strbuf_destroy(&json);
-    else
-        out->report.kept_json = json.data;
+    if (json.failed) strbuf_destroy(&json);
+    else out->report.kept_json = json.data;
 }
 
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out)
@@ -71,16 +70,19 @@ sched_stats sched_get_stats(const sched *s)
     return stats;
 }
 
-/* ---- integrity ------------------------------------------------------------------------------------------- */
+/* ---- integrity
+ * ------------------------------------------------------------------------------------------- */
 
 static const char *check_seq(const sched *s, const sched_seq *q, bool running)
 {
     const sched_entry *e = q->entry;
-    if (q->state != (running ? SEQ_RUNNING : SEQ_WAITING)) return "a listed sequence has another state";
+    if (q->state != (running ? SEQ_RUNNING : SEQ_WAITING))
+        return "a listed sequence has another state";
     if (!e->born && q != e->seqs) return "a choice is listed before its birth";
     if (!running && seq_is_over(q)) return "a sequence that is over waits";
     if (seq_is_over(q) && !s->has_ended) return "a sequence that is over was forgotten";
-    if (!seq_is_over(q) && (e->live == 0 || entry_find(s, e->id) != e)) return "a live request is lost";
+    if (!seq_is_over(q) && (e->live == 0 || entry_find(s, e->id) != e))
+        return "a live request is lost";
     if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)
         return "a sequence has too many or too few tokens";
     if (q->n_drops > e->max_drops || q->next_drop > q->n_drops) return "drop records out of range";
@@ -93,7 +95,8 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
         return "a running sequence has no tables";
     if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned)
         return "a sequence's tables have another length than it computed";
-    if (q->computed + q->planned > q->n_tokens) return "a sequence computed tokens it does not know";
+    if (q->computed + q->planned > q->n_tokens)
+        return "a sequence computed tokens it does not know";
     for (uint32_t d = 0; d < q->n_drops; d++) {
         if (d < q->next_drop ? q->drops[d].length > q->computed
                              : q->drops[d].length < q->computed + q->planned)
@@ -123,7 +126,7 @@ static const char *check_slots(const sched *s)
     uint32_t reserved = 0, open = 0, n = s->options.max_seqs;
     for (uint32_t i = 0; i < s->running.n; i++) {
         const sched_seq *q = s->running.seqs[i];
-        if (seq_is_carrier(q) && q->entry->live > 1) reserved += q->entry->live - 1;
+        if (seq_is_carrier(q)) reserved += q->entry->n - 1;
         for (uint32_t j = 0; j < i; j++) {
             if (s->running.seqs[j]->slot == q->slot) return "two sequences share a slot";
         }

@@ -19,7 +19,8 @@ bool seq_is_idle(const sched_seq *q)
     return true;
 }
 
-/* ---- the map: open addressing, linear probing ---------------------------------------------------- */
+/* ---- the map: open addressing, linear probing
+ * ---------------------------------------------------- */
 
 static uint32_t map_home(const sched *s, uint64_t id)
 {
@@ -51,7 +52,8 @@ static void map_remove(sched *s, const sched_entry *e)
 
 sched_entry *entry_find(const sched *s, uint64_t id) { return s->map[map_slot(s, id)]; }
 
-/* ---- memory: one block for each request ----------------------------------------------------------- */
+/* ---- memory: one block for each request
+ * ----------------------------------------------------------- */
 
 /* What a request needs over its life, so that nothing is allocated after it was taken in. */
 typedef struct entry_size {
@@ -65,7 +67,8 @@ static size_t padded(size_t n, size_t size) { return (n * size + 15) & ~(size_t)
 static entry_size size_of(const sched *s, const sched_request *r)
 {
     entry_size size = {0};
-    uint32_t rows = r->n_prompt + r->max_new_tokens - 1; /* the last token's K and V are never computed */
+    uint32_t rows =
+        r->n_prompt + r->max_new_tokens - 1; /* the last token's K and V are never computed */
     uint32_t at = retention_next_point(&r->policy, r->n_prompt, 0);
     while (at <= rows) {
         size.max_drops++;
@@ -73,12 +76,12 @@ static entry_size size_of(const sched *s, const sched_request *r)
         at = retention_next_point(&r->policy, r->n_prompt, at);
     }
     size_t n = r->n;
-    size.bytes = padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
-                 padded(n * size.max_drops, sizeof(drop_record)) +
-                 padded(n * size.keep_words, sizeof(uint64_t)) +
-                 padded(n * (rows + 1), sizeof(uint32_t)) +
-                 padded(r->params.n_stop_ids, sizeof(uint32_t)) +
-                 padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
+    size.bytes =
+        padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
+        padded(n * size.max_drops, sizeof(drop_record)) +
+        padded(n * size.keep_words, sizeof(uint64_t)) + padded(n * (rows + 1), sizeof(uint32_t)) +
+        padded(r->params.n_stop_ids, sizeof(uint32_t)) +
+        padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
     return size;
 }
 
@@ -130,8 +133,7 @@ static bool waiting_reserve(sched *s, uint64_t n)
     if (n <= s->waiting.capacity) return true;
     if (n > UINT32_MAX / 2) return false;
     uint32_t capacity = (uint32_t)n * 2;
-    sched_seq **seqs =
-        alloc_resize(&s->alloc, s->waiting.seqs, capacity, sizeof *s->waiting.seqs);
+    sched_seq **seqs = alloc_resize(&s->alloc, s->waiting.seqs, capacity, sizeof *s->waiting.seqs);
     if (!seqs) return false;
     s->waiting.seqs = seqs;
     s->waiting.capacity = capacity;
@@ -216,7 +218,8 @@ void entries_destroy(sched *s)
     }
 }
 
-/* ---- lists and slots ------------------------------------------------------------------------------- */
+/* ---- lists and slots
+ * ------------------------------------------------------------------------------- */
 
 /* The first place whose sequence does not rank before q. */
 static uint32_t list_place(const sched_list *l, const sched_seq *q)
@@ -226,10 +229,8 @@ static uint32_t list_place(const sched_list *l, const sched_seq *q)
     if (high > 0 && seq_compare(l->seqs[high - 1], q) < 0) return high;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (seq_compare(l->seqs[middle], q) < 0)
-            low = middle + 1;
-        else
-            high = middle;
+        if (seq_compare(l->seqs[middle], q) < 0) low = middle + 1;
+        else high = middle;
     }
     return low;
 }
@@ -251,10 +252,11 @@ void list_remove(sched_list *l, sched_seq *q)
     memmove(l->seqs + at, l->seqs + at + 1, (l->n - at) * sizeof *l->seqs);
 }
 
-/* Slots a running carrier keeps for its other choices. */
+/* Slots a running carrier keeps for its other choices; for those that ended too, since they are
+ * drawn for (so that a step never draws more than max_seqs). */
 static uint32_t slots_for_children(const sched_seq *q)
 {
-    return seq_is_carrier(q) && q->entry->live > 1 ? q->entry->live - 1 : 0;
+    return seq_is_carrier(q) ? q->entry->n - 1 : 0;
 }
 
 void seq_start(sched *s, sched_seq *q)
@@ -279,7 +281,8 @@ void seq_stop(sched *s, sched_seq *q, seq_state state)
     q->state = state;
 }
 
-/* ---- END, PAUSE, RESUME ------------------------------------------------------------------------------ */
+/* ---- END, PAUSE, RESUME
+ * ------------------------------------------------------------------------------ */
 
 static void end_choice(sched *s, sched_seq *q)
 {
@@ -287,10 +290,8 @@ static void end_choice(sched *s, sched_seq *q)
     sched_entry *e = q->entry;
     sched_seq *holder = e->born ? q : e->seqs; /* of the list place and pages that q stands for */
     describe(s, q, &q->final);
-    bool gives_slot = holder->state == SEQ_RUNNING && slots_for_children(holder) > 0;
     q->ended = true;
     e->live--;
-    s->reserved_slots -= gives_slot;
     if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
         list_remove(&s->waiting, holder);
         holder->state = SEQ_GONE;

@@ -16,9 +16,10 @@ static void choose_drop(sched *s, sched_seq *q, const measure_result *measures)
     drop_record *drop = &q->drops[q->n_drops];
     assert(q->n_drops < e->max_drops && drop->length == q->computed);
     retention_selection choice = {.keep = drop->keep, .words = drop->words};
-    /* It fails on a budget that sched_check refuses, so not here; keeping everything is then right. */
-    if (status_ok(retention_select(&e->policy, s->kv, q->slot, e->n_prompt, measures, &choice,
-                                   NULL))) {
+    /* It fails on a budget that sched_check refuses, so not here; keeping everything is then right.
+     */
+    if (status_ok(
+            retention_select(&e->policy, s->kv, q->slot, e->n_prompt, measures, &choice, NULL))) {
         drop->pages_dropped = choice.pages_dropped;
     }
     apply_drop(s, q, drop);
@@ -51,8 +52,7 @@ static void copy_line(const sched *s, sched_seq *to, const sched_seq *from)
         uint64_t *keep = to->drops[d].keep;
         to->drops[d] = from->drops[d];
         to->drops[d].keep = keep;
-        memcpy(keep, from->drops[d].keep,
-               (size_t)s->groups * from->drops[d].words * sizeof *keep);
+        memcpy(keep, from->drops[d].keep, (size_t)s->groups * from->drops[d].words * sizeof *keep);
     }
 }
 
@@ -69,12 +69,13 @@ static void fork_child(sched *s, const sched_seq *parent, sched_seq *child)
     list_insert(&s->waiting, child);
 }
 
-/* The carrier's prompt is done and its drops are made: every choice goes on alone from its first token. */
+/* The carrier's prompt is done and its drops are made: every choice goes on alone from its first
+ * token. */
 static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
 {
     sched_entry *e = carrier->entry;
     sched_seq *heir = NULL;
-    s->reserved_slots -= e->live - 1;
+    s->reserved_slots -= e->n - 1;
     e->born = true;
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];
@@ -82,7 +83,8 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
         if (q != carrier) copy_line(s, q, carrier);
         if (!heir) heir = q;
     }
-    if (heir != carrier) { /* choice 0 has ended: the first that lives takes its slot and its place */
+    if (heir !=
+        carrier) { /* choice 0 has ended: the first that lives takes its slot and its place */
         list_remove(&s->running, carrier);
         carrier->state = SEQ_GONE;
         heir->slot = carrier->slot;
@@ -108,7 +110,8 @@ static void take_share(sched *s, sched_seq *q, const step_seq *share, const step
     bool first = seq_is_carrier(q);
     q->computed = to;
     q->planned = 0;
-    if (from < q->furthest) s->stats.replayed_tokens += (to < q->furthest ? to : q->furthest) - from;
+    if (from < q->furthest)
+        s->stats.replayed_tokens += (to < q->furthest ? to : q->furthest) - from;
     if (to > q->furthest) q->furthest = to;
     if (share->want_logits) e->logits_sent = to < e->n_prompt ? to : e->n_prompt;
     if (share->measure.kind != MEASURE_NONE) q->scoring_us += measure_us;
@@ -146,9 +149,7 @@ void take_result(sched *s, const step_result *r)
     for (uint32_t i = 0; i < s->plan.n_seqs; i++) {
         sched_seq *q = s->planned[i];
         if (seq_is_over(q)) continue;
-        if (status_ok(r->status))
-            take_share(s, q, &s->plan_seqs[i], &r->seqs[i], measure_us);
-        else
-            preempt(s, q); /* what the step did is unknown: its rows are computed again */
+        if (status_ok(r->status)) take_share(s, q, &s->plan_seqs[i], &r->seqs[i], measure_us);
+        else preempt(s, q); /* what the step did is unknown: its rows are computed again */
     }
 }

@@ -1,13 +1,14 @@
 /* The state behind scheduler.h: what its files share.
  *
- *   request   what was asked for; its choices are sequences, in one block of memory with all they will need
- *   sequence  one line of tokens. Until the prompt's end a request runs as its first sequence, the carrier,
- *             which draws the first token of every choice; then the others are forked from it ("born")
- *   running   sequences with a slot (a sequence number of the tables), best rank first
- *   waiting   sequences without one, best rank first
+ *   request   what was asked for; its choices are sequences, in one block of memory with all they
+ * will need sequence  one line of tokens. Until the prompt's end a request runs as its first
+ * sequence, the carrier, which draws the first token of every choice; then the others are forked
+ * from it ("born") running   sequences with a slot (a sequence number of the tables), best rank
+ * first waiting   sequences without one, best rank first
  *
- * Rank: (priority, arrival, choice). Pages are touched only between steps: what ends while a step is in
- * flight is marked and given up when its result is in, since the plan's deltas belong to the backend till then.
+ * Rank: (priority, arrival, choice). Pages are touched only between steps: what ends while a step
+ * is in flight is marked and given up when its result is in, since the plan's deltas belong to the
+ * backend till then.
  */
 #ifndef SCHEDULER_SCHED_INTERNAL_H
 #define SCHEDULER_SCHED_INTERNAL_H
@@ -36,16 +37,16 @@ struct sched_seq {
     uint32_t choice;
     seq_state state;
     bool ended, paused;
-    bool needs_open;         // the backend has to be told how it samples
-    uint32_t slot;           // while running
-    uint32_t planned;        // tokens in this step
-    uint32_t n_tokens;       // known: the prompt and what was sampled
-    uint32_t computed;       // of which have K and V
-    uint32_t furthest;       // most that were ever computed: below it is a replay
-    uint32_t *tokens;        // [entry->n_prompt + entry->max_new_tokens]
-    drop_record *drops;      // [entry->max_drops]
+    bool needs_open;    // the backend has to be told how it samples
+    uint32_t slot;      // while running
+    uint32_t planned;   // tokens in this step
+    uint32_t n_tokens;  // known: the prompt and what was sampled
+    uint32_t computed;  // of which have K and V
+    uint32_t furthest;  // most that were ever computed: below it is a replay
+    uint32_t *tokens;   // [entry->n_prompt + entry->max_new_tokens]
+    drop_record *drops; // [entry->max_drops]
     uint32_t n_drops;
-    uint32_t next_drop;      // first record that the tables have not seen since they were opened
+    uint32_t next_drop; // first record that the tables have not seen since they were opened
     uint32_t preemptions;
     uint64_t pages_dropped;
     bool budget_raised;
@@ -60,21 +61,21 @@ struct sched_entry {
     int64_t arrival_us, first_planned_us; // the latter -1 before
     uint64_t salt;
     uint32_t n_prompt, max_new_tokens, n, max_drops;
-    uint32_t live;           // choices that have not ended
-    uint32_t held;           // sequences that are running
+    uint32_t live; // choices that have not ended
+    uint32_t held; // sequences that are running
     bool born;
     bool want_logits, has_penalties;
-    uint32_t logits_sent;    // prompt rows
-    uint32_t cached_tokens;  // prefix hit of the first admission
+    uint32_t logits_sent;   // prompt rows
+    uint32_t cached_tokens; // prefix hit of the first admission
     sample_params params;
     retention_policy policy;
     measure_spec measure;
-    sched_seq *seqs;         // [n]
+    sched_seq *seqs; // [n]
     sched_entry *next_ended;
 };
 
 typedef struct sched_list {
-    sched_seq **seqs;        // [capacity], best rank first
+    sched_seq **seqs; // [capacity], best rank first
     uint32_t n, capacity;
 } sched_list;
 
@@ -84,28 +85,28 @@ struct sched {
     pkv *kv;
     uint32_t groups, page_tokens;
 
-    sched_entry **map;       // [map_mask + 1] open addressing by id
+    sched_entry **map; // [map_mask + 1] open addressing by id
     uint32_t map_mask, n_mapped;
-    uint32_t n_live;         // requests
-    uint64_t n_choices;      // of live requests: what the waiting list has room for
+    uint32_t n_live;    // requests
+    uint64_t n_choices; // of live requests: what the waiting list has room for
     uint64_t n_arrived;
-    sched_entry *ended;      // requests to forget at the next call
+    sched_entry *ended; // requests to forget at the next call
 
     sched_list running, waiting;
-    uint32_t *free_slots;    // [max_seqs], the first n_free_slots
+    uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
     uint32_t reserved_slots; // for the children of running carriers
     bool has_ended;          // some running sequence is to be given up
 
     bool in_flight;
     step_plan plan, idle_plan;
-    uint32_t n_preempted;    // in this step
-    step_seq *plan_seqs;     // [max_seqs]
-    sched_seq **planned;     // [max_seqs] whose share plan_seqs[i] is
-    step_open *opens;        // [max_seqs]
-    uint32_t *plan_tokens;   // [prefill_chunk + max_seqs]
+    uint32_t n_preempted;  // in this step
+    step_seq *plan_seqs;   // [max_seqs]
+    sched_seq **planned;   // [max_seqs] whose share plan_seqs[i] is
+    step_open *opens;      // [max_seqs]
+    uint32_t *plan_tokens; // [prefill_chunk + max_seqs]
 
-    sched_stats stats;       // its counters
+    sched_stats stats; // its counters
 };
 
 /* A request runs as its carrier until its choices are born. */
@@ -150,8 +151,8 @@ void reap(sched *s);
 void admit(sched *s, uint32_t budget);
 
 /* ---- plan.c ---- */
-/* The next logical length at which pages may be dropped, UINT32_MAX when none will; *recorded says whether
- * the choice there was made before. */
+/* The next logical length at which pages may be dropped, UINT32_MAX when none will; *recorded says
+ * whether the choice there was made before. */
 uint32_t seq_next_point(const sched_seq *q, bool *recorded);
 /* How many tokens the sequence computes in this step when `budget` are left; 0: it has to wait. */
 uint32_t seq_chunk(const sched *s, const sched_seq *q, uint32_t budget);

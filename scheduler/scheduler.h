@@ -1,13 +1,13 @@
 /* scheduler: who runs in the next step, on which pages.
  *
- * What     a pure state machine. sched_step takes what happened and gives the next step plan: running sequences
- *          first, then waiting ones by (priority, arrival); one token budget for decodes and prefill chunks;
- *          admission in physical pages; retention at its points; preemption by recompute when pages are short.
- * Owner    the scheduler owns its pkv and the plan; it copies what it needs of requests.
- * Threads  one thread (the engine's). sched_check alone may be called by any.
- * Units    tokens, pages, microseconds of the caller's clock (it has none of its own).
- * Errors   sched_check says why a request can never run. sched_step itself cannot fail: no clock, socket, lock
- *          or heap inside (in steady state).
+ * What     a pure state machine. sched_step takes what happened and gives the next step plan:
+ * running sequences first, then waiting ones by (priority, arrival); one token budget for decodes
+ * and prefill chunks; admission in physical pages; retention at its points; preemption by recompute
+ * when pages are short. Owner    the scheduler owns its pkv and the plan; it copies what it needs
+ * of requests. Threads  one thread (the engine's). sched_check alone may be called by any. Units
+ * tokens, pages, microseconds of the caller's clock (it has none of its own). Errors   sched_check
+ * says why a request can never run. sched_step itself cannot fail: no clock, socket, lock or heap
+ * inside (in steady state).
  */
 #ifndef SCHEDULER_SCHEDULER_H
 #define SCHEDULER_SCHEDULER_H
@@ -18,13 +18,13 @@ typedef struct sched sched;
 
 typedef struct sched_options {
     pkv_geometry geometry;
-    uint32_t n_pages;         // page 0 included
-    uint32_t max_seqs;        // sequences running at once (--max-batch)
-    uint32_t prefill_chunk;   // tokens of one prompt in one step; a step's budget is this + max_seqs
-    uint32_t max_model_len;   // prompt + output
-    uint32_t max_requests;    // waiting and running: the queue's limit
+    uint32_t n_pages;       // page 0 included
+    uint32_t max_seqs;      // sequences running at once (--max-batch)
+    uint32_t prefill_chunk; // tokens of one prompt in one step; a step's budget is this + max_seqs
+    uint32_t max_model_len; // prompt + output
+    uint32_t max_requests;  // waiting and running: the queue's limit
     bool prefix_cache;
-    uint64_t salt;            // backend_info.identity
+    uint64_t salt; // backend_info.identity
     const allocator *alloc;
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
@@ -34,68 +34,77 @@ status sched_create(const sched_options *options, sched **out, error *err);
 void sched_destroy(sched *s);
 
 typedef struct sched_request {
-    uint64_t id;              // unique among live requests
-    int32_t priority;         // lower runs first
-    const uint32_t *prompt;   // copied
-    uint32_t n_prompt;        // >= 1
-    uint32_t max_new_tokens;  // >= 1
-    uint32_t n;               // choices, 1 .. max_seqs
-    uint64_t salt;            // of the caller (cache_salt); mixed with the options'
-    sample_params params;     // arrays copied
+    uint64_t id;             // unique among live requests
+    int32_t priority;        // lower runs first
+    const uint32_t *prompt;  // copied
+    uint32_t n_prompt;       // >= 1
+    uint32_t max_new_tokens; // >= 1
+    uint32_t n;              // choices, 1 .. max_seqs
+    uint64_t salt;           // of the caller (cache_salt); mixed with the options'
+    sample_params params;    // arrays copied
     retention_policy policy;
-    bool want_logits;         // every prompt row's logits; takes no prefix hit
+    bool want_logits; // every prompt row's logits; takes no prefix hit
 } sched_request;
 
-/* Whether the request can ever run here: lengths, n, window, and its peak of pages in the whole pool. Peak:
- * the prompt whole (retention drops at its end), then what is kept plus what is generated. */
+/* Whether the request can ever run here: lengths, n, window, and its peak of pages in the whole
+ * pool. Peak: the prompt whole (retention drops at its end), then what is kept plus what is
+ * generated. */
 status sched_check(const sched *s, const sched_request *r, error *err);
 
-/* ---- what happened ------------------------------------------------------------------------------------------ */
+/* ---- what happened
+ * ------------------------------------------------------------------------------------------ */
 
 enum { SCHED_ALL_CHOICES = UINT32_MAX };
 
 typedef struct sched_event {
     enum {
-        SCHED_ADD,    // a request that passed sched_check; STATUS_QUEUE_FULL is the engine's to prevent
+        SCHED_ADD, // a request that passed sched_check; STATUS_QUEUE_FULL is the engine's to
+                   // prevent. One that could not be taken in (queue full, memory out) is unknown to
+                   // sched_describe after
         SCHED_RESULT, // the result of the last plan
-        SCHED_END,    // a choice is finished or aborted, at any moment: its pages are given up
-        SCHED_PAUSE,  // its reader is slow: keep it, but do not plan it
+        SCHED_END,    // a choice is finished or aborted, at any moment: its pages are given up, at
+                   // once or with the RESULT of the step in flight. Unknown ids are ignored
+        SCHED_PAUSE, // its reader is slow: keep it, but do not plan it
         SCHED_RESUME,
     } kind;
-    uint64_t request;         // END, PAUSE, RESUME
-    uint32_t choice;          // or SCHED_ALL_CHOICES
-    const sched_request *add; // ADD; valid during the call
+    uint64_t request;          // END, PAUSE, RESUME
+    uint32_t choice;           // or SCHED_ALL_CHOICES
+    const sched_request *add;  // ADD; valid during the call
     const step_result *result; // RESULT
 } sched_event;
 
-/* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan is empty. A
- * plan without sequences and deltas (sched_plan_empty) means: nothing to do until the next event. */
+/* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan
+ * is empty. A plan without sequences and deltas (sched_plan_empty) means: nothing to do until the
+ * next event. */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events);
 static inline bool sched_plan_empty(const step_plan *p)
 {
     return p->n_seqs == 0 && p->deltas.n_words == 0 && p->n_opens == 0;
 }
 
-/* ---- what can be asked ---------------------------------------------------------------------------------------- */
+/* ---- what can be asked
+ * ---------------------------------------------------------------------------------------- */
 
-/* A choice that is alive: for the report when it ends (call before SCHED_END). */
+/* A choice that is alive, or as it ended in the last sched_step call: for its report. (While a step
+ * is in flight its tables already count that step's tokens.) */
 typedef struct sched_choice_info {
     uint32_t prompt_tokens;
     uint32_t output_tokens;
-    uint32_t cached_tokens;   // prefix hit of its first admission
+    uint32_t cached_tokens; // prefix hit of its first admission
     uint32_t preemptions;
-    retention_report report;  // kept_json malloc'd when the policy asks for positions: the caller frees it
-    int64_t queued_us;        // arrival to first planned
+    retention_report
+        report;        // kept_json malloc'd when the policy asks for positions: the caller frees it
+    int64_t queued_us; // arrival to first planned
 } sched_choice_info;
 
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);
 
 typedef struct sched_stats {
-    uint32_t running, waiting;       // choices, requests
+    uint32_t running, waiting; // choices, requests
     uint64_t steps, preemptions;
     uint64_t prompt_tokens, generated_tokens;
-    uint64_t replayed_tokens;        // computed again after preemptions
-    uint64_t logical_tokens;         // now, over sequences that hold pages
+    uint64_t replayed_tokens; // computed again after preemptions
+    uint64_t logical_tokens;  // now, over sequences that hold pages
     double kept_tokens;
     pkv_counts pages;
 } sched_stats;

@@ -1,0 +1,559 @@
+/* The scheduler and paged_kv in a simulated world: random arrivals, lengths, shared prefixes,
+ * priorities, n, aborts at any moment, pauses, failing steps, page famine, and retention on a third
+ * of the requests, over geometries, page sizes and prefill chunks. Every token is compared with the
+ * one-at-a-time reference's.
+ *
+ *   sim_test [seed]      one world, verbosely; OCTAVO_SOAK=1 makes it 10^5 requests instead of 10^4
+ */
+#include "tests/sim/sim.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PREFIXES = 4, EVENTS_MAX = 512, REQUESTS_PER_WORLD = 500, CHOICES_MAX = 4 };
+
+typedef struct world_choice {
+    bool ended, done; // done: all tokens came, its END is on its way
+    bool paused;
+    uint32_t n_tokens;    // received
+    uint32_t stop_at;     // ends after that many
+    int64_t end_at;       // turn
+    int64_t resume_at;    // turn
+    uint32_t passed_over; // steps that ran somebody of worse rank instead
+} world_choice;
+
+typedef struct world_request {
+    sched_request request;
+    uint32_t *prompt;
+    sim_answer answer;
+    bool arrived, born;
+    uint32_t live;
+    uint32_t logit_rows;
+    int64_t abort_at; // turn, INT64_MAX = never
+    world_choice choices[CHOICES_MAX];
+} world_request;
+
+/* What a seed makes of the world. */
+typedef struct world {
+    uint64_t seed;
+    rng random;
+    sched_options options;
+    uint32_t n_requests;
+    uint32_t median_prompt, median_output, max_live;
+    uint32_t abort_percent, pause_permille, fail_permille, arrival_percent;
+    uint32_t check_every;
+
+    uint32_t *prefixes[PREFIXES];
+    world_request *requests; // [n_requests]; the id is the index
+    uint32_t first_live, n_arrived, n_live, n_refused;
+
+    sched *s;
+    backend b;
+    sim_backend *sim;
+    const step_plan *plan; // in flight, or NULL
+    const step_result *result;
+    sched_event events[EVENTS_MAX];
+    uint32_t n_events;
+    int64_t turn, now_us, stuck_since;
+
+    uint64_t tokens, max_passed_over, fails, n_retained, n_aborted;
+} world;
+
+#define FAIL(w, ...)                                                                               \
+    do {                                                                                           \
+        fprintf(stderr, "sim: seed %llu, turn %lld: ", (unsigned long long)(w)->seed,              \
+                (long long)(w)->turn);                                                             \
+        fprintf(stderr, __VA_ARGS__);                                                              \
+        fputc('\n', stderr);                                                                       \
+        exit(1);                                                                                   \
+    } while (0)
+
+static uint32_t between(world *w, uint32_t low, uint32_t high)
+{
+    return low + rng_below(&w->random, high - low + 1);
+}
+static bool chance(world *w, uint32_t per, uint32_t of) { return rng_below(&w->random, of) < per; }
+
+/* Log-normal around the median, within [1, most]. */
+static uint32_t length(world *w, uint32_t median, uint32_t most)
+{
+    float x = (float)median * expf(0.8f * rng_normal(&w->random));
+    return x < 1 ? 1 : x > (float)most ? most : (uint32_t)x;
+}
+
+/* ---- the world
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+static pkv_geometry random_geometry(world *w)
+{
+    static const pkv_geometry all[] = {
+        {16, 1, 1, 1, 1}, {16, 4, 2, 1, 2}, {16, 4, 2, 2, 2}, {16, 3, 2, 2, 1},
+        {32, 4, 4, 1, 4}, {16, 2, 4, 1, 2}, {48, 5, 1, 2, 1}, {16, 6, 1, 3, 1},
+    };
+    return all[rng_below(&w->random, sizeof all / sizeof *all)];
+}
+
+static void world_create(world *w, uint64_t seed, uint32_t n_requests)
+{
+    *w = (world){
+        .seed = seed, .random = rng_seed(seed), .n_requests = n_requests, .stuck_since = -1};
+    sched_options *o = &w->options;
+    o->geometry = random_geometry(w);
+    o->max_model_len = 640;
+    o->max_seqs = between(w, 1, 16);
+    o->prefill_chunk = chance(w, 1, 3) ? 16 : chance(w, 1, 2) ? between(w, 17, 64) : 512;
+    o->max_requests = 64;
+    o->prefix_cache = !chance(w, 1, 8);
+    o->salt = 7;
+    w->median_prompt = between(w, 20, 120);
+    w->median_output = between(w, 2, 30);
+    /* From a pool that holds hardly one of the longest to one that holds them all. */
+    uint32_t groups = pkv_groups(&o->geometry), page = o->geometry.page_tokens;
+    uint32_t longest = groups * (o->max_model_len / page + 1);
+    uint32_t typical = groups * ((w->median_prompt + w->median_output) / page + 1);
+    o->n_pages = 1 + (chance(w, 2, 3) ? longest / 2 + between(w, 0, 4 * typical)
+                                      : longest * between(w, 1, 16));
+    w->max_live = between(w, 1, 40);
+    w->arrival_percent = between(w, 5, 100);
+    w->abort_percent = between(w, 0, 15);
+    w->pause_permille = chance(w, 1, 2) ? 0 : between(w, 1, 40);
+    w->fail_permille = chance(w, 1, 2) ? 0 : between(w, 1, 20);
+    w->check_every = n_requests <= 50 ? 1 : 64;
+    error err;
+    if (!status_ok(sched_create(o, &w->s, &err))) FAIL(w, "sched_create: %s", err.text);
+    w->sim = sim_backend_create(&(sim_options){.geometry = o->geometry,
+                                               .n_pages = o->n_pages,
+                                               .max_seqs = o->max_seqs,
+                                               .max_rows = o->prefill_chunk + o->max_seqs,
+                                               .max_model_len = o->max_model_len});
+    w->b = sim_backend_as_backend(w->sim);
+    w->requests = calloc(n_requests, sizeof *w->requests);
+    for (uint32_t p = 0; p < PREFIXES; p++) {
+        w->prefixes[p] = calloc(o->max_model_len, sizeof **w->prefixes);
+        if (!w->requests || !w->prefixes[p]) abort();
+        for (uint32_t i = 0; i < o->max_model_len; i++)
+            w->prefixes[p][i] = between(w, 0, SIM_VOCAB - 1);
+    }
+}
+
+static void world_destroy(world *w)
+{
+    for (uint32_t p = 0; p < PREFIXES; p++) free(w->prefixes[p]);
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        free(w->requests[i].prompt);
+        sim_answer_free(&w->requests[i].answer);
+    }
+    free(w->requests);
+    sched_destroy(w->s);
+    w->b.ops->destroy(w->b.ctx);
+}
+
+/* ---- requests
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+static retention_policy random_policy(world *w)
+{
+    bool full = !chance(w, 1, 3);
+    const retention_preset *preset = retention_find(full ? "full" : "chunkkv");
+    retention_policy p = preset->defaults;
+    p.preset = preset;
+    if (full) return p;
+    p.window = chance(w, 1, 4) ? w->options.prefill_chunk : between(w, 1, w->options.prefill_chunk);
+    if (p.window > 64) p.window = 64;
+    p.sinks = chance(w, 1, 3) ? between(w, 1, 40) : 0;
+    p.reuse_layers = w->options.geometry.layers_per_group * between(w, 1, 3);
+    if (chance(w, 1, 3)) {
+        p.tokens = between(w, 16, 300);
+        p.ratio = 0;
+    } else {
+        p.ratio = (double)between(w, 1, 100) / 100;
+        p.tokens = 0;
+    }
+    return p;
+}
+
+static void make_prompt(world *w, world_request *r, uint32_t id)
+{
+    uint32_t n = length(w, w->median_prompt, w->options.max_model_len - 1), shared = 0;
+    const uint32_t *from = NULL;
+    if (id > 0 && chance(w, 1, 4)) { /* an earlier prompt, or its beginning */
+        const world_request *other =
+            &w->requests[id - 1 - rng_below(&w->random, id < 20 ? id : 20)];
+        from = other->prompt;
+        shared = chance(w, 1, 2) ? other->request.n_prompt : between(w, 1, other->request.n_prompt);
+        if (chance(w, 1, 2)) n = shared;
+    } else if (chance(w, 1, 2)) {
+        from = w->prefixes[rng_below(&w->random, PREFIXES)];
+        shared = between(w, 1, n);
+    }
+    if (shared > n) shared = n;
+    r->prompt = calloc(n, sizeof *r->prompt);
+    if (!r->prompt) abort();
+    for (uint32_t i = 0; i < n; i++)
+        r->prompt[i] = i < shared ? from[i] : between(w, 0, SIM_VOCAB - 1);
+    r->request.prompt = r->prompt;
+    r->request.n_prompt = n;
+}
+
+static void make_request(world *w, world_request *r, uint32_t id)
+{
+    make_prompt(w, r, id);
+    sched_request *q = &r->request;
+    uint32_t room = w->options.max_model_len - q->n_prompt, most = w->options.max_seqs;
+    q->id = id;
+    q->priority = chance(w, 1, 3) ? (int32_t)between(w, 0, 4) - 2 : 0;
+    q->max_new_tokens = length(w, w->median_output, room);
+    q->n = chance(w, 1, 4) ? between(w, 1, most < CHOICES_MAX ? most : CHOICES_MAX) : 1;
+    q->salt = chance(w, 1, 10);
+    q->params = (sample_params){.top_p = 1,
+                                .repetition_penalty = chance(w, 1, 4) ? 1.5f : 1,
+                                .seed = rng_u64(&w->random),
+                                .n_logprobs = -1};
+    q->policy = random_policy(w);
+    q->want_logits = chance(w, 1, 12);
+    r->live = q->n;
+    r->abort_at = chance(w, w->abort_percent, 100)
+                      ? w->turn + length(w, 10 + w->median_output, 1000)
+                      : INT64_MAX;
+    for (uint32_t c = 0; c < q->n; c++) {
+        r->choices[c].stop_at =
+            chance(w, 1, 3) ? between(w, 1, q->max_new_tokens) : q->max_new_tokens;
+    }
+}
+
+static void add_event(world *w, sched_event event)
+{
+    if (w->n_events == EVENTS_MAX) FAIL(w, "the test has too many events");
+    w->events[w->n_events++] = event;
+}
+
+static void arrive(world *w)
+{
+    uint32_t id = w->n_arrived++;
+    world_request *r = &w->requests[id];
+    make_request(w, r, id);
+    error err;
+    if (!status_ok(sched_check(w->s, &r->request, &err))) {
+        r->live = 0;
+        w->n_refused++;
+        return;
+    }
+    r->arrived = true;
+    r->answer = sim_reference(&w->options.geometry, &r->request);
+    w->n_retained += r->request.policy.schedule != RETENTION_SCHEDULE_NEVER;
+    w->n_live++;
+    add_event(w, (sched_event){.kind = SCHED_ADD, .add = &r->request});
+}
+
+static void end_choice(world *w, world_request *r, uint32_t c)
+{
+    world_choice *q = &r->choices[c];
+    q->ended = true;
+    w->n_live -= --r->live == 0;
+    add_event(w, (sched_event){.kind = SCHED_END, .request = r->request.id, .choice = c});
+}
+
+static void end_all(world *w, world_request *r)
+{
+    if (chance(w, 1, 2)) {
+        for (uint32_t c = 0; c < r->request.n; c++) {
+            if (!r->choices[c].ended) end_choice(w, r, c);
+        }
+        return;
+    }
+    for (uint32_t c = 0; c < r->request.n; c++) r->choices[c].ended = true;
+    r->live = 0;
+    w->n_live--;
+    add_event(
+        w, (sched_event){.kind = SCHED_END, .request = r->request.id, .choice = SCHED_ALL_CHOICES});
+}
+
+static void touch_choice(world *w, world_request *r, uint32_t c)
+{
+    world_choice *q = &r->choices[c];
+    uint64_t id = r->request.id;
+    if (q->done && w->turn >= q->end_at) {
+        end_choice(w, r, c);
+    } else if (q->paused && w->turn >= q->resume_at) {
+        q->paused = false;
+        add_event(w, (sched_event){.kind = SCHED_RESUME, .request = id, .choice = c});
+    } else if (!q->paused && chance(w, w->pause_permille, 1000)) {
+        q->paused = true;
+        q->passed_over = 0;
+        q->resume_at = w->turn + between(w, 1, chance(w, 1, 10) ? 300 : 20);
+        add_event(w, (sched_event){.kind = SCHED_PAUSE, .request = id, .choice = c});
+    }
+}
+
+static void make_events(world *w)
+{
+    while (w->first_live < w->n_arrived && w->requests[w->first_live].live == 0) w->first_live++;
+    for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
+        world_request *r = &w->requests[i];
+        if (r->live == 0) continue;
+        if (w->turn >= r->abort_at) {
+            /* One choice, or all. */
+            uint32_t c = rng_below(&w->random, r->request.n);
+            w->n_aborted++;
+            if (r->request.n > 1 && !r->choices[c].ended && chance(w, 1, 2)) {
+                end_choice(w, r, c);
+                r->abort_at = INT64_MAX;
+            } else {
+                end_all(w, r);
+            }
+            continue;
+        }
+        for (uint32_t c = 0; c < r->request.n; c++) {
+            if (!r->choices[c].ended) touch_choice(w, r, c);
+        }
+    }
+    while (w->n_arrived < w->n_requests && w->n_live < w->max_live &&
+           chance(w, w->arrival_percent, 100)) {
+        arrive(w);
+    }
+}
+
+/* ---- results
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+static void take_token(world *w, world_request *r, uint32_t c, const step_sample *sample)
+{
+    world_choice *q = &r->choices[c];
+    if (q->ended || q->n_tokens == r->request.max_new_tokens) return;
+    uint32_t expected = r->answer.tokens[c * r->request.max_new_tokens + q->n_tokens];
+    if (sample->token != expected) {
+        FAIL(w,
+             "request %llu (%s, prompt %u, n %u), choice %u, output %u: token %u, the reference "
+             "has %u",
+             (unsigned long long)r->request.id, r->request.policy.preset->name, r->request.n_prompt,
+             r->request.n, c, q->n_tokens, sample->token, expected);
+    }
+    w->tokens++;
+    if (++q->n_tokens != q->stop_at) return;
+    q->done = true;
+    q->end_at = w->turn + (chance(w, 1, 8) ? between(w, 1, 5) : 0);
+    if (q->end_at == w->turn) end_choice(w, r, c);
+}
+
+static void take_logits(world *w, world_request *r, const step_seq *share, const float *logits)
+{
+    for (uint32_t i = 0; i < share->n_tokens; i++, r->logit_rows++) {
+        uint32_t row = share->position + i;
+        if (row != r->logit_rows || row >= r->request.n_prompt ||
+            logits[i] != r->answer.logits[row])
+            FAIL(w, "request %llu: logits of row %u", (unsigned long long)r->request.id, row);
+    }
+}
+
+/* The END of what a token finished goes into the same call as the RESULT, as the engine does it. */
+static void deliver(world *w)
+{
+    const step_result *result = w->result;
+    const float *logits = result->logits;
+    add_event(w, (sched_event){.kind = SCHED_RESULT, .result = result});
+    for (uint32_t i = 0; status_ok(result->status) && i < w->plan->n_seqs; i++) {
+        const step_seq *share = &w->plan->seqs[i];
+        world_request *r = &w->requests[share->request];
+        if (share->want_logits) {
+            if (r->live > 0) take_logits(w, r, share, logits);
+            logits += share->n_tokens;
+        }
+        for (uint32_t j = 0; j < share->n_samples; j++) {
+            uint32_t c = share->choice + j;
+            if (!r->choices[c].ended && share->sample_index != r->choices[c].n_tokens)
+                FAIL(w, "request %llu: sample_index", (unsigned long long)r->request.id);
+            take_token(w, r, c, &result->seqs[i].samples[j]);
+            r->born = true;
+        }
+    }
+    w->plan = NULL;
+}
+
+/* ---- what every step has to satisfy
+ * ----------------------------------------------------------------------------------------- */
+
+static bool ranks_before(const world_request *a, uint32_t choice_a, const world_request *b,
+                         uint32_t choice_b)
+{
+    if (a->request.priority != b->request.priority)
+        return a->request.priority < b->request.priority;
+    if (a != b) return a < b; /* requests arrive in order */
+    return choice_a < choice_b;
+}
+
+static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
+{
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        if (plan->seqs[i].request == r->request.id && (plan->seqs[i].choice == c || !r->born))
+            return true;
+    }
+    return false;
+}
+
+/* Nobody is passed over for long by those of worse rank: whoever waits lets no worse one in, so the
+ * worse ones that run use up their tokens. Nor does everything stand still while somebody could
+ * run. */
+static void check_progress(world *w, const step_plan *plan)
+{
+    const world_request *worst = NULL;
+    uint32_t worst_choice = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const world_request *r = &w->requests[plan->seqs[i].request];
+        if (worst && ranks_before(r, plan->seqs[i].choice, worst, worst_choice)) continue;
+        worst = r;
+        worst_choice = plan->seqs[i].choice;
+    }
+    bool could_run = false;
+    for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
+        world_request *r = &w->requests[i];
+        for (uint32_t c = 0; r->live > 0 && c < r->request.n; c++) {
+            world_choice *q = &r->choices[c];
+            if (q->ended || q->paused || q->n_tokens == r->request.max_new_tokens) continue;
+            could_run = true;
+            if (in_plan(plan, r, c)) {
+                q->passed_over = 0;
+            } else if (worst && ranks_before(r, c, worst, worst_choice)) {
+                if (++q->passed_over > w->max_passed_over) w->max_passed_over = q->passed_over;
+            }
+        }
+    }
+    uint32_t bound = 2 * w->options.max_model_len;
+    if (w->max_passed_over > bound) FAIL(w, "starvation: passed over %u times", bound);
+    if (could_run && plan->n_seqs == 0) FAIL(w, "nothing runs, although somebody could");
+}
+
+static void check_plan(world *w, const step_plan *plan)
+{
+    uint32_t tokens = 0;
+    bool prefills = false;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *q = &plan->seqs[i];
+        const world_request *r = &w->requests[q->request];
+        if (q->n_tokens == 0 || q->first_token != tokens)
+            FAIL(w, "tokens of the plan are out of order");
+        if (q->n_tokens > w->options.prefill_chunk && q->n_tokens > 1)
+            FAIL(w, "a chunk is too long");
+        if (prefills && q->n_tokens == 1) FAIL(w, "a decode comes after a chunk");
+        prefills |= q->n_tokens > 1;
+        tokens += q->n_tokens;
+        if (q->n_samples > 0 && r->live == 0) FAIL(w, "a dead request samples");
+        uint32_t end = r->request.n_prompt, to = q->position + q->n_tokens;
+        bool drops = r->request.policy.schedule == RETENTION_SCHEDULE_PROMPT;
+        if (drops && q->position < end && to > end) FAIL(w, "a chunk passes a retention point");
+        if (drops && !r->born &&
+            to > end - (r->request.policy.window < end ? r->request.policy.window : end) &&
+            to != end)
+            FAIL(w, "a window is split");
+    }
+    if (tokens != plan->n_tokens || tokens > w->options.prefill_chunk + w->options.max_seqs)
+        FAIL(w, "the plan's tokens are over its budget");
+}
+
+static void check_report(world *w, const sched_event *event)
+{
+    const world_request *r = &w->requests[event->request];
+    sched_choice_info info;
+    if (!status_ok(sched_describe(w->s, event->request, event->choice, &info)))
+        FAIL(w, "a choice that just ended is unknown");
+    uint64_t expected = info.output_tokens > 0 ? r->answer.pages_dropped : 0;
+    if (info.prompt_tokens != r->request.n_prompt || info.report.pages_dropped != expected)
+        FAIL(w, "request %llu: %llu pages dropped, the reference dropped %llu",
+             (unsigned long long)event->request, (unsigned long long)info.report.pages_dropped,
+             (unsigned long long)expected);
+}
+
+static void turn(world *w)
+{
+    w->turn++;
+    w->now_us += between(w, 1, 1000);
+    w->n_events = 0;
+    /* Events may come before and after the result, and while the step is still in flight. */
+    if (chance(w, 1, 2)) make_events(w);
+    bool result_first = w->plan && !chance(w, 1, 6);
+    if (result_first) deliver(w);
+    if (chance(w, 1, 2)) make_events(w);
+
+    const step_plan *plan = sched_step(w->s, w->now_us, w->events, w->n_events);
+    for (uint32_t i = 0; i < w->n_events; i++) {
+        if (w->events[i].kind == SCHED_END && w->events[i].choice != SCHED_ALL_CHOICES)
+            check_report(w, &w->events[i]);
+    }
+    if (w->turn % w->check_every == 0) {
+        const char *wrong = sched_check_integrity(w->s);
+        if (wrong) FAIL(w, "%s", wrong);
+    }
+    if (w->plan) { /* still in flight */
+        if (!sched_plan_empty(plan)) FAIL(w, "a plan while a step is in flight");
+        return;
+    }
+    check_progress(w, plan);
+    if (sched_plan_empty(plan)) return;
+    check_plan(w, plan);
+    if (chance(w, w->fail_permille, 1000)) {
+        sim_backend_fail_next(w->sim);
+        w->fails++;
+    }
+    if (!status_ok(w->b.ops->submit(w->b.ctx, plan)) || sim_backend_wrong(w->sim))
+        FAIL(w, "%s", sim_backend_wrong(w->sim));
+    w->b.ops->collect(w->b.ctx, &w->result);
+    w->plan = plan;
+}
+
+static void run_world(uint64_t seed, uint32_t n_requests, bool verbose)
+{
+    world *w = calloc(1, sizeof *w);
+    if (!w) abort();
+    world_create(w, seed, n_requests);
+    int64_t most = 4000 + 2000 * (int64_t)n_requests;
+    while (w->n_arrived < w->n_requests || w->n_live > 0 || w->plan) {
+        if (w->turn > most)
+            FAIL(w, "does not come to an end: %u of %u live", w->n_live, w->n_arrived);
+        turn(w);
+    }
+    w->n_arrived = w->n_requests;
+    for (int i = 0; i < 2; i++) turn(w);
+    sched_stats stats = sched_get_stats(w->s);
+    const char *wrong = sched_check_integrity(w->s);
+    if (wrong) FAIL(w, "%s", wrong);
+    if (stats.pages.used != 0 || stats.running != 0 || stats.waiting != 0)
+        FAIL(w, "%u pages are still used when all is over", stats.pages.used);
+    if (verbose) {
+        printf("seed %llu: %u requests (%u refused, %llu retained, %llu aborted), %llu steps, %llu "
+               "tokens, "
+               "%llu preemptions, %llu replayed, %llu failed steps, hits %llu of %llu, %llu pages "
+               "dropped, "
+               "passed over at most %llu times, %u pages of %u groups, chunk %u, %u seqs\n",
+               (unsigned long long)seed, n_requests, w->n_refused,
+               (unsigned long long)w->n_retained, (unsigned long long)w->n_aborted,
+               (unsigned long long)stats.steps, (unsigned long long)w->tokens,
+               (unsigned long long)stats.preemptions, (unsigned long long)stats.replayed_tokens,
+               (unsigned long long)w->fails, (unsigned long long)stats.pages.hit_tokens,
+               (unsigned long long)stats.pages.queried_tokens,
+               (unsigned long long)stats.pages.pages_dropped,
+               (unsigned long long)w->max_passed_over, w->options.n_pages,
+               pkv_groups(&w->options.geometry), w->options.prefill_chunk, w->options.max_seqs);
+    }
+    world_destroy(w);
+    free(w);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) {
+        uint64_t seed = strtoull(argv[1], NULL, 10);
+        run_world(seed, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : REQUESTS_PER_WORLD, true);
+        return 0;
+    }
+    uint32_t total = getenv("OCTAVO_SOAK") ? 100000 : 10000, done = 0;
+    uint64_t seed = 1;
+    /* Small worlds are checked whole after every step. */
+    for (; seed <= 20; seed++, done += 25) run_world(seed, 25, false);
+    for (; done < total; seed++, done += REQUESTS_PER_WORLD)
+        run_world(seed, REQUESTS_PER_WORLD, false);
+    printf("sim: %u requests in %llu worlds\n", done, (unsigned long long)seed - 1);
+    return 0;
+}
