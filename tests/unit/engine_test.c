@@ -1,0 +1,498 @@
+/* The engine around a scripted backend: the demo tokenizer is real, the model's answers are written
+ * here. */
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* ---- a backend that reads its answers from a list
+ * --------------------------------------------------------------- */
+
+enum { MAX_SEQS = 8, MAX_ROWS = 128, SCRIPT_MAX = 4096 };
+
+typedef struct scripted {
+    backend_info info;
+    uint32_t
+        script[SCRIPT_MAX]; /* the token every choice samples at each index; the last one repeats */
+    uint32_t n_script;
+    _Atomic uint32_t steps;
+    _Atomic uint32_t fail_at; /* this step fails; 0 = none */
+    status failure;
+    _Atomic bool hold; /* steps wait while it is set */
+    const step_plan *plan;
+    step_result result;
+    step_seq_result seqs[MAX_SEQS];
+    step_sample samples[MAX_SEQS];
+} scripted;
+
+static const backend_info *scripted_info(void *ctx) { return &((scripted *)ctx)->info; }
+
+static status scripted_submit(void *ctx, const step_plan *plan)
+{
+    ((scripted *)ctx)->plan = plan;
+    return STATUS_IS_OK;
+}
+
+static void nap(void)
+{
+    struct timespec t = {0, 200000};
+    nanosleep(&t, NULL);
+}
+
+static status scripted_collect(void *ctx, const step_result **out)
+{
+    scripted *b = ctx;
+    while (atomic_load(&b->hold)) nap();
+    uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0;
+    b->result = (step_result){.step = b->plan->step,
+                              .seqs = b->seqs,
+                              .n_seqs = b->plan->n_seqs,
+                              .checksum = b->plan->checksum};
+    for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
+        const step_seq *s = &b->plan->seqs[i];
+        b->seqs[i] = (step_seq_result){.samples = &b->samples[n], .n_samples = s->n_samples};
+        for (uint32_t j = 0; j < s->n_samples; j++) {
+            uint32_t at = s->sample_index < b->n_script ? s->sample_index : b->n_script - 1;
+            b->samples[n++] = (step_sample){.token = b->script[at],
+                                            .logprob = -1,
+                                            .rank = 1,
+                                            .n_top = 1,
+                                            .top_ids = {b->script[at]},
+                                            .top_logprobs = {-1}};
+        }
+    }
+    if (step == atomic_load(&b->fail_at)) {
+        b->result.status = b->failure;
+        b->result.n_seqs = 0;
+    }
+    *out = &b->result;
+    return STATUS_IS_OK;
+}
+
+static void scripted_destroy(void *ctx) { (void)ctx; }
+static const backend_ops scripted_ops = {scripted_info, scripted_submit, scripted_collect,
+                                         scripted_destroy};
+
+typedef struct fixture {
+    scripted model;
+    backend backend;
+    tokenizer *tokenizer;
+    chat_template *chat;
+    engine *engine;
+    uint32_t eos;
+} fixture;
+
+static int setup_with(void **state, uint32_t max_requests, uint32_t ring)
+{
+    fixture *f = calloc(1, sizeof *f);
+    error err = {{0}};
+    f->model.info = (backend_info){.name = "scripted",
+                                   .vocab_size = 1024,
+                                   .max_positions = 2048,
+                                   .max_rows = MAX_ROWS,
+                                   .max_seqs = MAX_SEQS,
+                                   .n_pages = 1000,
+                                   .max_in_flight = 1,
+                                   .geometry = {16, 2, 2, 1, 2}};
+    f->backend = (backend){&scripted_ops, &f->model};
+    if (!status_ok(tok_load("models/demo", &f->tokenizer, &err))) fail_msg("%s", err.text);
+    strbuf bos = {0}, eos = {0};
+    if (!status_ok(tmpl_load("models/demo", &f->chat, &bos, &eos, &err))) fail_msg("%s", err.text);
+    strbuf_destroy(&bos);
+    strbuf_destroy(&eos);
+    f->eos = (uint32_t)tok_find(f->tokenizer, "<|im_end|>", 10);
+    engine_options o = {.backend = &f->backend,
+                        .tokenizer = f->tokenizer,
+                        .chat = f->chat,
+                        .bos = "",
+                        .eos = "<|im_end|>",
+                        .prefill_chunk = 64,
+                        .max_model_len = 2048,
+                        .max_requests = max_requests,
+                        .prefix_cache = true,
+                        .stop_ids = &f->eos,
+                        .n_stop_ids = 1,
+                        .ring_capacity = ring};
+    if (!status_ok(engine_create(&o, &f->engine, &err))) fail_msg("%s", err.text);
+    *state = f;
+    return 0;
+}
+
+static int setup(void **state) { return setup_with(state, 64, 0); }
+static int setup_small(void **state) { return setup_with(state, 2, 8); }
+
+static int teardown(void **state)
+{
+    fixture *f = *state;
+    engine_destroy(f->engine);
+    tmpl_destroy(f->chat);
+    tok_destroy(f->tokenizer);
+    free(f);
+    return 0;
+}
+
+/* The model answers with the tokens of `text`, then EOS. */
+static void answer(fixture *f, const char *text)
+{
+    tok_ids ids = {0};
+    assert_true(status_ok(tok_encode(f->tokenizer, text, strlen(text), false, &ids, NULL)));
+    memcpy(f->model.script, ids.ids, ids.n * sizeof *ids.ids);
+    f->model.script[ids.n] = f->eos;
+    f->model.n_script = (uint32_t)ids.n + 1;
+    tok_ids_destroy(&ids);
+}
+
+static engine_request request(const char *json)
+{
+    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
+    engine_request r;
+    json_t *tree;
+    error err = {{0}};
+    engine_request_init(&r, &defaults);
+    if (!status_ok(json_read_text("test", json, strlen(json), &tree, &err)))
+        fail_msg("%s", err.text);
+    if (!status_ok(engine_request_parse(tree, "test", NULL, &r, &err))) fail_msg("%s", err.text);
+    json_decref(tree);
+    return r;
+}
+
+static engine_stream *submit(fixture *f, const char *json)
+{
+    engine_request r = request(json);
+    engine_stream *s = NULL;
+    error err = {{0}};
+    if (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
+    engine_request_destroy(&r);
+    return s;
+}
+
+/* Reads a stream to its end: the text of choice 0 and its last output. */
+typedef struct reading {
+    char text[8192];
+    size_t bytes;
+    uint32_t tokens, ends;
+    engine_finish finish;
+    char error_text[512];
+    char stop_string[64];
+    int64_t stop_token;
+    engine_usage usage;
+} reading;
+
+static reading read_all(engine_stream *s)
+{
+    reading r = {.stop_token = -1};
+    engine_output out;
+    while (engine_stream_wait(s, &out)) {
+        if (out.choice == 0) {
+            assert_true(utf8_valid((const uint8_t *)out.text, out.text_bytes));
+            memcpy(r.text + r.bytes, out.text, out.text_bytes);
+            r.bytes += out.text_bytes;
+            r.tokens += out.has_token;
+        }
+        if (out.finish == ENGINE_FINISH_NONE) continue;
+        r.ends++;
+        r.finish = out.finish;
+        r.usage = out.usage;
+        r.stop_token = out.stop_token;
+        if (out.stop_string) snprintf(r.stop_string, sizeof r.stop_string, "%s", out.stop_string);
+        if (out.error_text) snprintf(r.error_text, sizeof r.error_text, "%s", out.error_text);
+    }
+    engine_stream_release(s);
+    return r;
+}
+
+/* ---- stops
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+static void eos_ends_and_is_not_shown(void **state)
+{
+    fixture *f = *state;
+    answer(f, "Hello, wörld! \xf0\x9f\x8c\x8d");
+    reading r = read_all(submit(f, "{\"prompt\": \"x\"}"));
+    assert_string_equal(r.text, "Hello, wörld! \xf0\x9f\x8c\x8d");
+    assert_int_equal(r.finish, ENGINE_FINISH_STOP);
+    assert_int_equal(r.stop_token, f->eos);
+    assert_int_equal(r.usage.completion_tokens, f->model.n_script);
+    assert_int_equal(r.tokens, f->model.n_script);
+}
+
+static void stop_strings_cut_across_tokens(void **state)
+{
+    fixture *f = *state;
+    answer(f, "The answer is 42. END of it");
+    reading r = read_all(submit(f, "{\"prompt\": \"x\", \"stop\": [\"END\", \"42. E\"]}"));
+    assert_string_equal(r.text, "The answer is ");
+    assert_string_equal(r.stop_string, "42. E");
+    r = read_all(
+        submit(f, "{\"prompt\": \"x\", \"stop\": \"END\", \"include_stop_str_in_output\": true}"));
+    assert_string_equal(r.text, "The answer is 42. END");
+    /* A prefix that turns out to be none is given out after all. */
+    r = read_all(submit(f, "{\"prompt\": \"x\", \"stop\": \"is 43\"}"));
+    assert_string_equal(r.text, "The answer is 42. END of it");
+    assert_int_equal(r.stop_token, f->eos);
+}
+
+static void lengths_and_min_tokens(void **state)
+{
+    fixture *f = *state;
+    answer(f, "one two three four five six seven");
+    reading r = read_all(submit(f, "{\"prompt\": \"x\", \"max_tokens\": 3}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_LENGTH);
+    assert_int_equal(r.usage.completion_tokens, 3);
+    r = read_all(submit(f, "{\"prompt\": \"x\", \"max_tokens\": 60, \"ignore_eos\": true}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_LENGTH);
+    assert_int_equal(r.usage.completion_tokens, 60);
+    uint32_t before = f->model.n_script;
+    r = read_all(submit(f, "{\"prompt\": \"x\", \"min_tokens\": 20, \"max_tokens\": 30}"));
+    assert_true(before < 20);
+    assert_int_equal(r.usage.completion_tokens, 21); /* the first EOS after the minimum */
+    r = read_all(submit(f, "{\"prompt\": \"x\", \"stop_token_ids\": [1], \"min_tokens\": 1}"));
+    assert_int_equal(r.stop_token, f->eos);
+}
+
+static void every_choice_ends_once(void **state)
+{
+    fixture *f = *state;
+    answer(f, "abc");
+    reading r = read_all(submit(f, "{\"prompt\": \"hello\", \"n\": 5, \"logprobs\": 1}"));
+    assert_int_equal(r.ends, 5);
+    assert_string_equal(r.text, "abc");
+}
+
+static void messages_go_through_the_template(void **state)
+{
+    fixture *f = *state;
+    answer(f, "ok");
+    reading a = read_all(submit(f, "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}"));
+    reading b = read_all(submit(f, "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": "
+                                   "\"text\", \"text\": \"hi\"}]}]}"));
+    reading c = read_all(
+        submit(f, "{\"prompt\": \"<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n\"}"));
+    assert_int_equal(a.usage.prompt_tokens, c.usage.prompt_tokens);
+    assert_int_equal(b.usage.prompt_tokens, c.usage.prompt_tokens);
+}
+
+/* ---- bad requests
+ * ---------------------------------------------------------------------------------------------------
+ */
+
+static void expect_refused(fixture *f, const char *json, const char *word)
+{
+    engine_request r = request(json);
+    engine_stream *s = NULL;
+    error err = {{0}};
+    status st = engine_submit(f->engine, &r, NULL, NULL, &s, &err);
+    engine_request_destroy(&r);
+    if (status_ok(st)) {
+        reading done = read_all(s);
+        assert_int_equal(done.finish, ENGINE_FINISH_ERROR);
+        memcpy(err.text, done.error_text, sizeof err.text);
+    }
+    if (!strstr(err.text, word)) fail_msg("%s: \"%s\" does not name '%s'", json, err.text, word);
+}
+
+static void bad_requests_are_refused_by_name(void **state)
+{
+    fixture *f = *state;
+    answer(f, "ok");
+    expect_refused(f, "{}", "prompt");
+    expect_refused(f, "{\"prompt\": \"a\", \"prompt_token_ids\": [1]}", "prompt_token_ids");
+    expect_refused(f, "{\"prompt\": \"\"}", "prompt");
+    expect_refused(f, "{\"prompt_token_ids\": [5000]}", "prompt_token_ids[0]");
+    expect_refused(f, "{\"prompt\": \"a\", \"top_p\": 0}", "top_p");
+    expect_refused(f, "{\"prompt\": \"a\", \"temperature\": -1}", "temperature");
+    expect_refused(f, "{\"prompt\": \"a\", \"n\": 9}", "n:");
+    expect_refused(f, "{\"prompt\": \"a\", \"logprobs\": 21}", "logprobs");
+    expect_refused(f, "{\"prompt\": \"a\", \"min_tokens\": 5, \"max_tokens\": 4}", "min_tokens");
+    expect_refused(f, "{\"prompt\": \"a\", \"max_tokens\": 2048}", "2048");
+    expect_refused(f, "{\"prompt\": \"a\", \"retention\": {\"method\": \"nope\"}}", "nope");
+    expect_refused(f, "{\"messages\": []}", "messages");
+    expect_refused(f, "{\"messages\": [{\"content\": \"x\"}]}", "messages[0]");
+    expect_refused(f,
+                   "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image\"}]}]}",
+                   "content[0]");
+    reading r = read_all(submit(f, "{\"prompt\": \"a\"}")); /* the engine lives on */
+    assert_int_equal(r.finish, ENGINE_FINISH_STOP);
+}
+
+static void unknown_fields_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {{"{\"tempature\": 1}", "tempature"},
+                                         {"{\"n\": 1.5}", "n"},
+                                         {"{\"stop\": [1]}", "stop"},
+                                         {"{\"stop\": \"\"}", "stop"},
+                                         {"{\"logit_bias\": {\"x\": 1}}", "logit_bias"},
+                                         {"{\"prompt\": 7}", "prompt"},
+                                         {"{\"seed\": \"a\"}", "seed"},
+                                         {"[]", "object"}};
+    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        engine_request r;
+        json_t *tree;
+        error err = {{0}};
+        engine_request_init(&r, &defaults);
+        assert_true(status_ok(json_read_text("t", bad[i][0], strlen(bad[i][0]), &tree, &err)));
+        assert_int_equal(engine_request_parse(tree, "t", NULL, &r, &err).code, STATUS_INVALID);
+        if (!strstr(err.text, bad[i][1])) fail_msg("\"%s\" does not name %s", err.text, bad[i][1]);
+        engine_request_destroy(&r);
+        json_decref(tree);
+    }
+}
+
+/* ---- aborts, full queues, slow readers
+ * ---------------------------------------------------------------------------------- */
+
+static void aborted_streams_end(void **state)
+{
+    fixture *f = *state;
+    answer(f, "x");
+    engine_stream *s =
+        submit(f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 1900, \"n\": 2}");
+    engine_output out;
+    assert_true(engine_stream_wait(s, &out));
+    engine_stream_abort(s);
+    reading r = read_all(s);
+    assert_int_equal(r.ends, 2);
+    assert_int_equal(r.finish, ENGINE_FINISH_ABORT);
+    /* Released without being read. */
+    engine_stream_release(
+        submit(f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 1900}"));
+}
+
+static void a_full_queue_says_so_at_once(void **state)
+{
+    fixture *f = *state;
+    answer(f, "x");
+    atomic_store(&f->model.hold, true);
+    engine_stream *a = submit(f, "{\"prompt\": \"a\"}"), *b = submit(f, "{\"prompt\": \"b\"}"),
+                  *c = NULL;
+    engine_request r = request("{\"prompt\": \"c\"}");
+    error err = {{0}};
+    assert_int_equal(engine_submit(f->engine, &r, NULL, NULL, &c, &err).code, STATUS_QUEUE_FULL);
+    atomic_store(&f->model.hold, false);
+    read_all(a);
+    read_all(b);
+    /* The engine counts a stream out before its reader hears of the end, or just after. */
+    while (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &c, &err))) nap();
+    engine_request_destroy(&r);
+    assert_int_equal(read_all(c).finish, ENGINE_FINISH_STOP);
+}
+
+static void a_slow_reader_stalls_its_own_stream_alone(void **state)
+{
+    fixture *f = *state;
+    answer(f, "x");
+    engine_stream *slow =
+        submit(f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 500}");
+    reading quick =
+        read_all(submit(f, "{\"prompt\": \"b\", \"ignore_eos\": true, \"max_tokens\": 300}"));
+    assert_int_equal(quick.usage.completion_tokens, 300);
+    /* The slow one is paused by now: steps stop though it is not done. */
+    uint32_t before, after = atomic_load(&f->model.steps);
+    do {
+        before = after;
+        for (int i = 0; i < 50; i++) nap();
+        after = atomic_load(&f->model.steps);
+    } while (after != before);
+    assert_true(after < 500);
+    reading r = read_all(slow);
+    assert_int_equal(r.usage.completion_tokens, 500);
+    assert_int_equal(r.tokens, 500);
+}
+
+/* ---- trouble in the backend
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static void a_failed_step_ends_its_requests_alone(void **state)
+{
+    fixture *f = *state;
+    answer(f, "some words to say here");
+    f->model.failure = status_make(STATUS_NO_MEMORY, "the step's buffers");
+    atomic_store(&f->model.fail_at, 2);
+    reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_non_null(strstr(r.error_text, "step's buffers"));
+    r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_STOP);
+    assert_string_equal(r.text, "some words to say here");
+}
+
+static void a_broken_backend_is_told_to_everybody(void **state)
+{
+    fixture *f = *state;
+    answer(f, "words");
+    f->model.failure = status_make(STATUS_INTERNAL, "tables differ");
+    atomic_store(&f->model.fail_at, 1);
+    reading r = read_all(submit(f, "{\"prompt\": \"a\", \"n\": 3}"));
+    assert_int_equal(r.ends, 3);
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(read_all(submit(f, "{\"prompt\": \"a\"}")).finish, ENGINE_FINISH_ERROR);
+}
+
+/* ---- many at once
+ * -------------------------------------------------------------------------------------------------------------
+ */
+
+static void *reader_thread(void *arg)
+{
+    fixture *f = arg;
+    for (int i = 0; i < 20; i++) {
+        engine_stream *s = submit(f, "{\"prompt\": \"many of us\", \"n\": 2, \"stop\": \"four\"}");
+        if (i % 5 == 4) {
+            engine_stream_release(s);
+            continue;
+        }
+        reading r = read_all(s);
+        if (r.finish != ENGINE_FINISH_STOP || strcmp(r.text, "one two three ") != 0) return arg;
+    }
+    return NULL;
+}
+
+static void threads_share_the_engine(void **state)
+{
+    fixture *f = *state;
+    answer(f, "one two three four five");
+    pthread_t threads[6];
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, reader_thread, f), 0);
+    for (int i = 0; i < 6; i++) {
+        void *wrong;
+        pthread_join(threads[i], &wrong);
+        assert_null(wrong); /* a thread that read a wrong text returns something */
+    }
+    engine_stats stats = engine_get_stats(f->engine);
+    assert_true(stats.requests_finished + stats.requests_aborted <= 120);
+    assert_true(stats.requests_finished >= 96);
+}
+
+int main(void)
+{
+#define CASE(name)       cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define CASE_SMALL(name) cmocka_unit_test_setup_teardown(name, setup_small, teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(eos_ends_and_is_not_shown),
+        CASE(stop_strings_cut_across_tokens),
+        CASE(lengths_and_min_tokens),
+        CASE(every_choice_ends_once),
+        CASE(messages_go_through_the_template),
+        CASE(bad_requests_are_refused_by_name),
+        CASE(unknown_fields_are_refused_by_name),
+        CASE(aborted_streams_end),
+        CASE_SMALL(a_full_queue_says_so_at_once),
+        CASE_SMALL(a_slow_reader_stalls_its_own_stream_alone),
+        CASE(a_failed_step_ends_its_requests_alone),
+        CASE(a_broken_backend_is_told_to_everybody),
+        CASE(threads_share_the_engine),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}
