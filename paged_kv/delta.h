@@ -44,16 +44,16 @@ enum {
 static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 0); }
 
 /* The checksum of pool and mirror is a wrapping sum of one term for each open sequence, each table's length
- * and each page at its index: a change costs only what it touches, and the order of changes leaves no trace. */
+ * and each page at its index: a change costs only what it touches, and the order of changes leaves no trace. A
+ * length's term is linear (times an odd number), so that appending to all tables of a sequence costs one
+ * multiplication by the sum of their weights. */
 static inline uint64_t checksum_key(uint32_t seq, uint32_t group)
 {
     return hash_mix64(((uint64_t)seq << 32 | group) + 0x9e3779b97f4a7c15ull);
 }
 static inline uint64_t checksum_seq(uint32_t seq) { return ~checksum_key(seq, UINT32_MAX); }
-static inline uint64_t checksum_kept(uint64_t key, uint32_t kept)
-{
-    return hash_mix64(~key + kept);
-}
+static inline uint64_t checksum_weight(uint64_t key) { return key | 1; }
+static inline uint64_t checksum_kept(uint64_t key, uint32_t kept) { return checksum_weight(key) * kept; }
 static inline uint64_t checksum_page(uint64_t key, uint32_t index, uint32_t page)
 {
     return hash_mix64(key + ((uint64_t)index << 32 | page));

@@ -49,6 +49,8 @@ typedef struct pkv_seq {
     uint32_t *pages;         // [groups, row]
     uint32_t *bases;         // [groups, row] logical index of each page's first token
     pkv_table *tables;           // [groups]
+    uint64_t weight;         // of its tables' lengths in the checksum
+    bool forked;             // since its last append: pages being filled may be shared
     uint64_t salt;
     uint32_t published;      // blocks, the last of which is:
     uint32_t cursor;         // 0 before the first
@@ -100,6 +102,11 @@ struct pkv {
 static inline uint32_t pages_for(const pkv *p, uint32_t tokens)
 {
     return tokens / p->geometry.page_tokens + (tokens % p->geometry.page_tokens != 0);
+}
+/* Free slots of a table's last page. */
+static inline uint32_t table_room(const pkv *p, const pkv_table *t)
+{
+    return t->n_pages * p->geometry.page_tokens - t->kept;
 }
 static inline uint32_t *seq_pages(const pkv_seq *s, uint32_t group)
 {

@@ -12,6 +12,7 @@ typedef struct mirror_seq {
     uint32_t row;         // capacity of each list
     uint32_t *pages;      // [groups, row]
     mirror_table *tables; // [groups]
+    uint64_t weight;      // of its tables' lengths in the checksum
 } mirror_seq;
 
 struct pkv_mirror {
@@ -83,6 +84,13 @@ pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t grou
 static uint32_t pages_for(const pkv_mirror *m, uint32_t tokens)
 {
     return tokens / m->page_tokens + (tokens % m->page_tokens != 0);
+}
+
+/* Fresh pages for n more tokens. */
+static uint32_t pages_needed(const pkv_mirror *m, const mirror_table *t, uint32_t n)
+{
+    uint32_t room = t->n_pages * m->page_tokens - t->kept;
+    return n > room ? pages_for(m, n - room) : 0;
 }
 
 static uint32_t *list_of(const mirror_seq *s, uint32_t group)
@@ -162,9 +170,10 @@ static void enter_open(pkv_mirror *m, mirror_seq *s)
 {
     s->open = true;
     m->checksum += checksum_seq((uint32_t)(s - m->seqs));
+    s->weight = 0;
     for (uint32_t g = 0; g < m->groups; g++) {
         s->tables[g] = (mirror_table){0};
-        m->checksum += checksum_kept(key_of(m, s, g), 0);
+        s->weight += checksum_weight(key_of(m, s, g));
     }
 }
 
@@ -218,24 +227,26 @@ static status apply_append(pkv_mirror *m, reader *r)
     uint32_t longest = 0;
     for (uint32_t g = 0; g < m->groups; g++) {
         const mirror_table *t = &s->tables[g];
-        if (f[1] > UINT32_MAX - t->kept) return corrupt("delta log: APPEND past 2^32 tokens");
-        uint32_t pages = pages_for(m, t->kept + f[1]);
-        fresh += pages - t->n_pages;
-        if (pages > longest) longest = pages;
+        if (f[1] > UINT32_MAX - m->page_tokens - t->kept) {
+            return corrupt("delta log: APPEND past 2^32 tokens");
+        }
+        uint32_t more = pages_needed(m, t, f[1]);
+        fresh += more;
+        if (t->n_pages + more > longest) longest = t->n_pages + more;
     }
     if (fresh != f[2]) return corrupt("delta log: APPEND with a wrong number of pages");
     if (longest >= m->n_pages) return corrupt("delta log: APPEND past the pool");
     RETURN_IF_ERROR(reserve(m, s, longest));
     for (uint32_t g = 0; g < m->groups; g++) {
         mirror_table *t = &s->tables[g];
-        uint32_t pages = pages_for(m, t->kept + f[1]);
-        for (; t->n_pages < pages; t->n_pages++) {
+        for (uint32_t more = pages_needed(m, t, f[1]); more > 0; more--) {
             uint32_t page = *r->next++;
             if (!is_fresh(m, page)) return corrupt("delta log: APPEND of a page that is taken");
-            put_page(m, s, g, t->n_pages, page);
+            put_page(m, s, g, t->n_pages++, page);
         }
-        set_kept(m, s, g, t->kept + f[1]);
+        t->kept += f[1];
     }
+    m->checksum += s->weight * f[1];
     return STATUS_IS_OK;
 }
 

@@ -63,6 +63,8 @@ static void enter_open(pkv *p, pkv_seq *s, uint32_t id)
     s->open = true;
     p->log.reserve += log_reserve_of(p, s->row);
     p->checksum += checksum_seq(id);
+    s->weight = 0;
+    for (uint32_t g = 0; g < p->groups; g++) s->weight += checksum_weight(checksum_key(id, g));
 }
 
 void table_set_kept(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
@@ -102,7 +104,7 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     RETURN_IF_ERROR(log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0,
                              log_reserve_of(p, s->row)));
     enter_open(p, s, id);
-    s->dropped = false;
+    s->dropped = s->forked = false;
     s->length = n_hit * size;
     s->held = n_hit * p->groups;
     s->salt = salt;
@@ -130,13 +132,13 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
         t->n_pages = n_hit;
         t->kept = s->length;
         uint64_t key = checksum_key(id, g);
-        p->checksum += checksum_kept(key, t->kept);
         for (uint32_t i = 0; i < n_hit; i++) {
             uint32_t page = seq_pages(s, g)[i];
             p->checksum += checksum_page(key, i, page);
             log_word(p, page);
         }
     }
+    p->checksum += s->weight * s->length;
     p->queried_tokens += p->prefix_cache ? max_hit : 0;
     p->hit_tokens += s->length;
     *hit_tokens = s->length;
@@ -145,11 +147,12 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
 
 /* ---- append ------------------------------------------------------------------------------------------------ */
 
-/* Whether the next token of a table would be written into a page that others read. */
+/* Whether the next token of a table would be written into a page that others read. Only forks share pages that
+ * are being filled. */
 static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t group)
 {
     const pkv_table *t = &s->tables[group];
-    return t->kept % p->geometry.page_tokens != 0 &&
+    return s->forked && table_room(p, t) > 0 &&
            p->pages[seq_pages(s, group)[t->n_pages - 1]].refs > 1;
 }
 
@@ -164,10 +167,10 @@ static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
     append_needs needs = {0};
     for (uint32_t g = 0; n > 0 && g < p->groups; g++) {
         const pkv_table *t = &s->tables[g];
-        uint32_t pages = pages_for(p, t->kept + n);
-        needs.fresh += pages - t->n_pages;
+        uint32_t room = table_room(p, t), more = n > room ? pages_for(p, n - room) : 0;
+        needs.fresh += more;
         needs.replaced += must_replace(p, s, g);
-        if (pages > needs.row) needs.row = pages;
+        if (t->n_pages + more > needs.row) needs.row = t->n_pages + more;
     }
     needs.fresh += needs.replaced;
     return needs;
@@ -216,7 +219,7 @@ static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
     pkv_seq *s = &p->seqs[id];
     pkv_table *t = &s->tables[group];
     uint32_t size = p->geometry.page_tokens;
-    uint32_t room = t->n_pages * size - t->kept, filled = room < n ? room : n;
+    uint32_t room = table_room(p, t), filled = room < n ? room : n;
     if (filled > 0 && t->slot_pages == t->n_pages) {
         for (uint32_t i = 0; i < filled; i++) t->slots[t->kept + i] = s->length + i;
     }
@@ -225,7 +228,7 @@ static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
         push_page(p, id, group, page, s->length + at);
         log_word(p, page);
     }
-    table_set_kept(p, id, group, t->kept + n);
+    t->kept += n;
     t->drop_epoch = 0; /* a later drop counts other pages: it gets words of its own */
 }
 
@@ -249,7 +252,9 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     log_word(p, n);
     log_word(p, (uint32_t)(needs.fresh - needs.replaced));
     for (uint32_t g = 0; g < p->groups; g++) append_table(p, id, g, n);
+    p->checksum += s->weight * n;
     s->length += n;
+    s->forked = false;
     return STATUS_IS_OK;
 }
 
@@ -317,6 +322,7 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
     RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(p, child->row)));
     enter_open(p, child, child_id);
     child->dropped = parent->dropped;
+    child->forked = parent->forked = true;
     child->length = parent->length;
     child->held = 0;
     child->salt = parent->salt;
@@ -327,7 +333,6 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
         pkv_table *from = &parent->tables[g], *to = &child->tables[g];
         from->drop_epoch = 0; /* the child was made from what that drop left */
         table_clear(to);
-        p->checksum += checksum_kept(checksum_key(child_id, g), 0);
         for (uint32_t i = 0; i < from->n_pages; i++) {
             uint32_t page = seq_pages(parent, g)[i];
             pool_ref(p, page);
