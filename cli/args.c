@@ -1,0 +1,323 @@
+/* Flags by table. */
+#include "cli/args.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FLAG_WIDTH 30 /* column of the help text */
+#define TEXT_WIDTH 100
+
+/* ---- values -----------------------------------------------------------------------------------
+ */
+
+static bool read_whole(const char *text, uint64_t *out)
+{
+    if (*text < '0' || *text > '9') return false;
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (errno || *end) return false;
+    *out = v;
+    return true;
+}
+
+static bool read_number(const char *text, double *out)
+{
+    /* strtod also takes hexadecimal, "inf" and "nan", which nobody means here. */
+    if (text[strspn(text, "+-.0123456789eE")] != '\0') return false;
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || !isfinite(v)) return false;
+    *out = v;
+    return true;
+}
+
+bool args_read_bytes(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    size_t digits = strspn(text, "0123456789.");
+    if (digits == 0 || digits > 20) return false;
+    char number[24];
+    memcpy(number, text, digits);
+    number[digits] = '\0';
+    const char *unit = text + digits;
+    double scale = 1;
+    const char *at = *unit ? strchr(units, *unit >= 'a' ? *unit - 'a' + 'A' : *unit) : NULL;
+    if (at) {
+        scale = ldexp(1.0, 10 * (int)(at - units + 1));
+        unit++;
+        if (strcmp(unit, "iB") == 0) unit += 2;
+        else if (strcmp(unit, "B") == 0) unit++;
+    }
+    double v;
+    if (*unit || !read_number(number, &v)) return false;
+    v *= scale;
+    if (v >= ldexp(1.0, 63)) return false;
+    *out = (uint64_t)v;
+    return true;
+}
+
+static bool in_range(const arg_flag *f, double v) { return v >= f->min && v <= f->max; }
+
+static bool out_of_range(const arg_flag *f, const char *text, const char *what, error *err)
+{
+    if (f->max >= 4294967295.0)
+        error_set(err, STATUS_INVALID, "--%s: '%.64s' must be %s, %.15g or more", f->name, text,
+                  what, f->min);
+    else
+        error_set(err, STATUS_INVALID, "--%s: '%.64s' must be %s from %.15g to %.15g", f->name,
+                  text, what, f->min, f->max);
+    return false;
+}
+
+static bool set_choice(const arg_flag *f, const char *text, const char **out, error *err)
+{
+    for (const char *const *c = f->choices; *c; c++) {
+        if (strcmp(*c, text) != 0) continue;
+        *out = *c;
+        return true;
+    }
+    strbuf all = {0};
+    for (const char *const *c = f->choices; *c; c++)
+        strbuf_printf(&all, "%s%s", c == f->choices ? "" : ", ", *c);
+    error_set(err, STATUS_INVALID, "--%s: '%.64s' is not one of %s", f->name, text,
+              all.data ? all.data : "");
+    strbuf_destroy(&all);
+    return false;
+}
+
+static bool add_to_list(const arg_flag *f, const char *text, arg_list *list, error *err)
+{
+    const char **grown = realloc(list->items, (list->n + 1) * sizeof *grown);
+    if (!grown) {
+        error_set(err, STATUS_NO_MEMORY, "--%s: out of memory", f->name);
+        return false;
+    }
+    list->items = grown;
+    list->items[list->n++] = text;
+    return true;
+}
+
+/* ---- values that are members of a JSON object ---------------------------------------------------
+ */
+
+static json_t *make_member(const arg_flag *f, const char *text, json_t *so_far, error *err)
+{
+    double number;
+    uint64_t whole;
+    json_t *tree = NULL;
+    switch (f->json) {
+    case ARG_JSON_TRUE: return json_true();
+    case ARG_JSON_NUMBER:
+        if (read_number(text, &number) && in_range(f, number)) return json_real(number);
+        out_of_range(f, text, "a number", err);
+        return NULL;
+    case ARG_JSON_WHOLE:
+        /* The one negative number there is: top_k's "all". */
+        if (strcmp(text, "-1") == 0 && f->min <= -1) return json_integer(-1);
+        if (read_whole(text, &whole) && whole <= INT64_MAX && in_range(f, (double)whole))
+            return json_integer((json_int_t)whole);
+        out_of_range(f, text, "a whole number", err);
+        return NULL;
+    case ARG_JSON_OBJECT: {
+        char where[64];
+        snprintf(where, sizeof where, "--%s", f->name);
+        if (!status_ok(json_read_text(where, text, strlen(text), &tree, err))) return NULL;
+        if (json_is_object(tree)) return tree;
+        json_decref(tree);
+        error_set(err, STATUS_INVALID, "--%s: must be a JSON object", f->name);
+        return NULL;
+    }
+    case ARG_JSON_STRINGS:
+        tree = so_far ? json_incref(so_far) : json_array();
+        if (tree && json_array_append_new(tree, json_string(text)) == 0) return tree;
+        json_decref(tree);
+        error_set(err, STATUS_INVALID, "--%s: is not UTF-8", f->name);
+        return NULL;
+    }
+    return NULL;
+}
+
+static bool set_field(const arg_flag *f, const char *text, json_t **object, error *err)
+{
+    if (!*object) *object = json_object();
+    json_t *member = make_member(f, text, json_object_get(*object, f->field), err);
+    if (!member) return false;
+    if (json_object_set_new(*object, f->field, member) == 0) return true;
+    error_set(err, STATUS_NO_MEMORY, "--%s: out of memory", f->name);
+    return false;
+}
+
+/* ---- one flag
+ * ------------------------------------------------------------------------------------ */
+
+static bool takes_value(const arg_flag *f)
+{
+    return f->kind != ARG_SWITCH && !(f->kind == ARG_FIELD && f->json == ARG_JSON_TRUE);
+}
+
+static bool set(const arg_flag *f, const char *text, void *target, error *err)
+{
+    void *out = (char *)target + f->offset;
+    uint64_t whole;
+    switch (f->kind) {
+    case ARG_SWITCH: *(bool *)out = true; return true;
+    case ARG_TEXT: *(const char **)out = text; return true;
+    case ARG_CHOICE: return set_choice(f, text, out, err);
+    case ARG_LIST: return add_to_list(f, text, out, err);
+    case ARG_FIELD: return set_field(f, text, out, err);
+    case ARG_COUNT:
+        if (!read_whole(text, &whole) || whole > UINT32_MAX || !in_range(f, (double)whole))
+            return out_of_range(f, text, "a whole number", err);
+        *(uint32_t *)out = (uint32_t)whole;
+        return true;
+    case ARG_WHOLE:
+        if (!read_whole(text, &whole) || !in_range(f, (double)whole))
+            return out_of_range(f, text, "a whole number", err);
+        *(uint64_t *)out = whole;
+        return true;
+    case ARG_BYTES:
+        if (!args_read_bytes(text, &whole) || !in_range(f, (double)whole))
+            return out_of_range(f, text, "a size such as 512M or 4G", err);
+        *(uint64_t *)out = whole;
+        return true;
+    }
+    return false;
+}
+
+static const arg_flag *find(const arg_command *command, const char *name, size_t n, void **target)
+{
+    for (size_t g = 0; g < command->n_groups; g++)
+        for (size_t i = 0; i < command->groups[g].n_flags; i++) {
+            const arg_flag *f = &command->groups[g].flags[i];
+            if (strlen(f->name) != n || memcmp(f->name, name, n) != 0) continue;
+            *target = command->groups[g].target;
+            return f;
+        }
+    return NULL;
+}
+
+/* Takes argv[*i] (a flag) and perhaps the argument behind it. */
+static bool take_flag(const arg_command *command, int argc, char **argv, int *i, error *err)
+{
+    const char *name = argv[*i] + 2;
+    const char *equals = strchr(name, '=');
+    size_t n = equals ? (size_t)(equals - name) : strlen(name);
+    void *target;
+    const arg_flag *f = find(command, name, n, &target);
+    if (!f) {
+        error_set(err, STATUS_INVALID, "unknown flag '--%.*s'", n > 64 ? 64 : (int)n, name);
+        return false;
+    }
+    if (!takes_value(f)) {
+        if (!equals) return set(f, NULL, target, err);
+        error_set(err, STATUS_INVALID, "--%s: takes no value", f->name);
+        return false;
+    }
+    if (equals) return set(f, equals + 1, target, err);
+    if (*i + 1 >= argc) {
+        error_set(err, STATUS_INVALID, "--%s: its value (%s) is missing", f->name, f->value);
+        return false;
+    }
+    return set(f, argv[++*i], target, err);
+}
+
+static bool set_initial(const arg_command *command, error *err)
+{
+    for (size_t g = 0; g < command->n_groups; g++)
+        for (size_t i = 0; i < command->groups[g].n_flags; i++) {
+            const arg_flag *f = &command->groups[g].flags[i];
+            if (f->initial && !set(f, f->initial, command->groups[g].target, err)) return false;
+        }
+    return true;
+}
+
+arg_outcome args_parse(const arg_command *command, int argc, char **argv, const char **operand,
+                       error *err)
+{
+    const char *given = NULL;
+    bool flags_ended = false;
+    if (!set_initial(command, err)) return ARG_OUTCOME_WRONG;
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        if (!flags_ended && strcmp(arg, "--") == 0) {
+            flags_ended = true;
+        } else if (!flags_ended && (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0)) {
+            return ARG_OUTCOME_HELP;
+        } else if (!flags_ended && strncmp(arg, "--", 2) == 0) {
+            if (!take_flag(command, argc, argv, &i, err)) return ARG_OUTCOME_WRONG;
+        } else if (!flags_ended && arg[0] == '-' && arg[1]) {
+            error_set(err, STATUS_INVALID, "unknown flag '%.64s'", arg);
+            return ARG_OUTCOME_WRONG;
+        } else if (!command->operand || given) {
+            error_set(err, STATUS_INVALID, "unexpected argument '%.64s'", arg);
+            return ARG_OUTCOME_WRONG;
+        } else {
+            given = arg;
+        }
+    }
+    if (command->operand && !given) {
+        error_set(err, STATUS_INVALID, "%s is missing", command->operand);
+        return ARG_OUTCOME_WRONG;
+    }
+    if (operand) *operand = given;
+    return ARG_OUTCOME_RUN;
+}
+
+/* ---- help
+ * ------------------------------------------------------------------------------------------ */
+
+static void pad(strbuf *out, size_t n)
+{
+    for (size_t i = 0; i < n; i++) strbuf_putc(out, ' ');
+}
+
+/* Words of text from `column` on, later lines indented as far. */
+static void wrap(strbuf *out, const char *text, size_t indent, size_t column)
+{
+    while (*text) {
+        size_t n = strcspn(text, " ");
+        if (column > indent && column + 1 + n > TEXT_WIDTH) {
+            strbuf_putc(out, '\n');
+            pad(out, indent);
+            column = indent;
+        } else if (column > indent) {
+            strbuf_putc(out, ' ');
+            column++;
+        }
+        strbuf_append(out, text, n);
+        column += n;
+        text += n + strspn(text + n, " ");
+    }
+    strbuf_putc(out, '\n');
+}
+
+static void help_of_flag(const arg_flag *f, strbuf *out)
+{
+    strbuf left = {0}, right = {0};
+    strbuf_printf(&left, "  --%s%s%s", f->name, f->value ? " " : "", f->value ? f->value : "");
+    strbuf_puts(&right, f->help);
+    for (const char *const *c = f->choices; c && *c; c++)
+        strbuf_printf(&right, "%s%s", c == f->choices ? ": " : ", ", *c);
+    if (f->initial) strbuf_printf(&right, " (default %s)", f->initial);
+    if (!left.failed && !right.failed) {
+        strbuf_append(out, left.data, left.size);
+        if (left.size >= FLAG_WIDTH) strbuf_putc(out, '\n');
+        pad(out, left.size >= FLAG_WIDTH ? FLAG_WIDTH : FLAG_WIDTH - left.size);
+        wrap(out, right.data, FLAG_WIDTH, FLAG_WIDTH);
+    }
+    strbuf_destroy(&left);
+    strbuf_destroy(&right);
+}
+
+void args_help(const arg_command *command, strbuf *out)
+{
+    strbuf_printf(out, "usage: %s %s\n\n%s\n", command->name, command->usage, command->about);
+    for (size_t g = 0; g < command->n_groups; g++) {
+        strbuf_printf(out, "\n%s:\n", command->groups[g].title);
+        for (size_t i = 0; i < command->groups[g].n_flags; i++)
+            help_of_flag(&command->groups[g].flags[i], out);
+    }
+}

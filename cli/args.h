@@ -1,0 +1,88 @@
+/* Command-line flags: a flag is a row of a table. Refusals are one line that names the flag.
+ *
+ * A command describes its flags in groups; each group writes into one struct by offset. `--flag
+ * value` and
+ * `--flag=value` mean the same; "--" ends the flags. Numbers have a range, sizes take K, M, G and
+ * T. */
+#ifndef CLI_ARGS_H
+#define CLI_ARGS_H
+
+#include "base/base.h"
+
+typedef enum arg_kind {
+    ARG_SWITCH, // bool: takes no value
+    ARG_TEXT,   // const char *, borrowed from argv
+    ARG_CHOICE, // const char *: one of `choices`
+    ARG_COUNT,  // uint32_t in [min, max]
+    ARG_WHOLE,  // uint64_t in [min, max]
+    ARG_BYTES,  // uint64_t in [min, max]: 4096, 512M, 1.5G
+    ARG_LIST,   // arg_list: may be given again
+    ARG_FIELD,  // json_t **: the value becomes a member of a JSON object, see `field`
+} arg_kind;
+
+/* How a JSON member is written on the command line. */
+typedef enum arg_json {
+    ARG_JSON_WHOLE,   // an integer in [min, max]
+    ARG_JSON_NUMBER,  // a number in [min, max]
+    ARG_JSON_TRUE,    // a switch
+    ARG_JSON_OBJECT,  // JSON text of an object
+    ARG_JSON_STRINGS, // a list of strings: may be given again
+} arg_json;
+
+typedef struct arg_list {
+    const char **items; // malloc'd; the strings are borrowed from argv
+    size_t n;
+} arg_list;
+
+typedef struct arg_flag {
+    const char *name;  // without "--"
+    const char *value; // what help calls the value; NULL for switches
+    const char *help;  // one line
+    arg_kind kind;
+    size_t offset;       // of the target in the group's struct
+    double min, max;     // numbers, inclusive
+    const char *initial; // the value when the flag is not given (shown in help); NULL = left alone
+    const char *const *choices; // ARG_CHOICE: NULL-terminated
+    const char *field;          // ARG_FIELD: the member's name
+    arg_json json;              // ARG_FIELD
+} arg_flag;
+
+/* A row for the member of a struct; more initialisers may follow, such as .min = 1, .max = 16. */
+#define ARG_ROW(flag_name, flag_value, flag_kind, type, member, flag_help, ...)                    \
+    {                                                                                              \
+        .name = flag_name, .value = flag_value, .kind = flag_kind,                                 \
+        .offset = offsetof(type, member), .help = flag_help, __VA_ARGS__                           \
+    }
+
+typedef struct arg_group {
+    const char *title; // "Sampling"
+    const arg_flag *flags;
+    size_t n_flags;
+    void *target; // zeroed by the caller
+} arg_group;
+
+typedef struct arg_command {
+    const char *name;  // "octavo run"
+    const char *usage; // "--model DIR (--prompt TEXT | …) [flags]"
+    const char *about; // paragraphs for --help
+    const arg_group *groups;
+    size_t n_groups;
+    const char *operand; // the name of the one operand that must be given, or NULL
+} arg_command;
+
+typedef enum arg_outcome {
+    ARG_OUTCOME_RUN,
+    ARG_OUTCOME_HELP,  // --help was given
+    ARG_OUTCOME_WRONG, // err says what
+} arg_outcome;
+
+/* argv[0] is skipped. *operand receives the operand when the command has one. */
+arg_outcome args_parse(const arg_command *command, int argc, char **argv, const char **operand,
+                       error *err);
+/* The text of --help. */
+void args_help(const arg_command *command, strbuf *out);
+
+/* "512M" to bytes; false when it is no size. */
+bool args_read_bytes(const char *text, uint64_t *out);
+
+#endif

@@ -1,0 +1,40 @@
+/* Help, complaints and the end of output, the same for every command. */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+int cli_complain(const char *command, int exit_status, const char *text)
+{
+    fprintf(stderr, "%s: %s\n", command, text);
+    return exit_status;
+}
+
+bool cli_parse(const arg_command *command, int argc, char **argv, const char **operand,
+               int *exit_status)
+{
+    error err = {{0}};
+    strbuf help = {0};
+    switch (args_parse(command, argc, argv, operand, &err)) {
+    case ARG_OUTCOME_RUN: return true;
+    case ARG_OUTCOME_HELP:
+        args_help(command, &help);
+        if (help.data) fwrite(help.data, 1, help.size, stdout);
+        strbuf_destroy(&help);
+        *exit_status = cli_finish_output(command->name) ? CLI_OK : CLI_FAILED;
+        return false;
+    case ARG_OUTCOME_WRONG: break;
+    }
+    fprintf(stderr, "%s: %s (see %s --help)\n", command->name, err.text, command->name);
+    *exit_status = CLI_USAGE;
+    return false;
+}
+
+bool cli_finish_output(const char *command)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return true;
+    if (errno != EPIPE) cli_complain(command, CLI_FAILED, "cannot write to stdout");
+    return false;
+}

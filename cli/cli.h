@@ -1,0 +1,33 @@
+/* What the commands share (private to cli/). A command takes its own arguments (argv[0] is its
+ * name) and returns the exit status of the process. */
+#ifndef CLI_CLI_H
+#define CLI_CLI_H
+
+#include "cli/args.h"
+
+enum {
+    CLI_OK = 0,
+    CLI_FAILED = 1, // some request failed, or nothing could be done
+    CLI_USAGE = 2,  // the command line is wrong
+    CLI_INTERRUPTED = 130,
+};
+
+int cli_run(int argc, char **argv);
+int cli_score(int argc, char **argv);
+int cli_tokenize(int argc, char **argv);
+int cli_detokenize(int argc, char **argv);
+int cli_inspect(int argc, char **argv);
+int cli_methods(int argc, char **argv);
+int cli_bench(int argc, char **argv);
+int cli_bench_engine(int argc, char **argv);
+
+/* Parses, and answers --help and errors. True: go on. False: return *exit_status. */
+bool cli_parse(const arg_command *command, int argc, char **argv, const char **operand,
+               int *exit_status);
+/* "octavo run: what went wrong" on stderr. Returns exit_status. */
+int cli_complain(const char *command, int exit_status, const char *text);
+/* Flushes stdout; false (and a complaint, unless the reader has just gone away) when what was
+ * written did not all arrive. */
+bool cli_finish_output(const char *command);
+
+#endif

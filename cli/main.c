@@ -1,0 +1,54 @@
+/* octavo: one executable, one table of commands. */
+#include "cli/cli.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} commands[] = {
+    {"run", cli_run, "answer a prompt, hold a chat, or run a file of prompts as one batch"},
+    {"score", cli_score, "logits of token sequences, or the perplexity of a text"},
+    {"tokenize", cli_tokenize, "JSON strings in, token ids out, one a line"},
+    {"detokenize", cli_detokenize, "token ids in, JSON strings out, one a line"},
+    {"inspect", cli_inspect, "what a model folder holds, and whether it can be run"},
+    {"methods", cli_methods, "the retention methods: which pages of the KV cache stay"},
+    {"bench", cli_bench, "kernels or the whole engine, beside the limits of this machine"},
+};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void help(FILE *out)
+{
+    fputs("octavo: serves large language models from a paged KV cache whose pages can be taken "
+          "out\n\n"
+          "usage: octavo COMMAND [flags]      octavo COMMAND --help\n\n",
+          out);
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(out, "  %-12s %s\n", commands[i].name, commands[i].summary);
+    fputs("\nexample:\n"
+          "  octavo run --model models/demo --prompt 'O Romeo, Romeo' --max-tokens 40\n"
+          "  octavo run --model models/demo --prompts questions.jsonl \\\n"
+          "      --retention '{\"method\":\"chunkkv\",\"ratio\":0.25}' > answers.jsonl\n\n"
+          "Exit status: 0 when all went well, 1 when something failed, 2 when the command line is "
+          "wrong.\n",
+          out);
+}
+
+int main(int argc, char **argv)
+{
+    /* A reader that goes away is seen when writing to it fails, after which work is wound up. */
+    signal(SIGPIPE, SIG_IGN);
+    const char *name = argc > 1 ? argv[1] : "";
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        help(stdout);
+        return cli_finish_output("octavo") ? CLI_OK : CLI_FAILED;
+    }
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0) return commands[i].run(argc - 1, argv + 1);
+    if (*name) fprintf(stderr, "octavo: unknown command '%.64s' (see octavo --help)\n", name);
+    else help(stderr);
+    return CLI_USAGE;
+}

@@ -1,0 +1,219 @@
+/* From flags to an opened model. */
+#include "cli/model_flags.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const load_formats[] = {"auto", "dummy", NULL};
+static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
+
+static const arg_flag flags_table[] = {
+    ARG_ROW("model", "DIR", ARG_TEXT, model_flags, dir,
+            "the Hugging Face folder: config.json, tokenizer.json, *.safetensors"),
+    ARG_ROW("load-format", "WHAT", ARG_CHOICE, model_flags, load_format,
+            "dummy makes seeded random weights from config.json alone", .initial = "auto",
+            .choices = load_formats),
+    ARG_ROW("dummy-seed", "N", ARG_WHOLE, model_flags, dummy_seed, "seed of dummy weights",
+            .max = 0x1p63, .initial = "0"),
+    ARG_ROW("override", "KEY=VALUE", ARG_LIST, model_flags, overrides,
+            "change a field of config.json (the value is JSON); may be repeated"),
+    ARG_ROW(
+        "dtype", "TYPE", ARG_CHOICE, model_flags, dtype,
+        "type of weights and KV pages (f32 keeps stored weights exact, auto is the stored type)",
+        .initial = "auto", .choices = dtypes),
+    ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
+            "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
+    ARG_ROW("isa", "NAME", ARG_TEXT, model_flags, isa,
+            "instruction set of the kernels (default: the best this CPU has)"),
+    ARG_ROW("kv-memory", "BYTES", ARG_BYTES, model_flags, kv_memory,
+            "size of the KV page pool, such as 512M or 4G (default: 60 % of what the cgroup leaves "
+            "after the weights)",
+            .min = 1, .max = 0x1p62),
+    ARG_ROW("page-tokens", "N", ARG_COUNT, model_flags, page_tokens,
+            "tokens in a page, a multiple of 16", .min = 16, .max = 256, .initial = "16"),
+    ARG_ROW("kv-group-layers", "N", ARG_COUNT, model_flags, kv_group_layers,
+            "layers that share one page table", .min = 1, .max = 65536, .initial = "1"),
+    ARG_ROW("kv-group-heads", "N", ARG_COUNT, model_flags, kv_group_heads,
+            "KV heads that share one page table (default: all)", .min = 1, .max = 65536),
+    ARG_ROW("max-batch", "N", ARG_COUNT, model_flags, max_batch, "sequences that run at once",
+            .min = 1, .max = 4096, .initial = "32"),
+    ARG_ROW("prefill-chunk", "N", ARG_COUNT, model_flags, prefill_chunk,
+            "tokens of one prompt in one step", .min = 16, .max = 65536, .initial = "512"),
+    ARG_ROW("max-model-len", "N", ARG_COUNT, model_flags, max_model_len,
+            "most tokens of prompt and output together (default: the model's)", .min = 1,
+            .max = 0x1p31),
+    ARG_ROW("no-prefix-cache", NULL, ARG_SWITCH, model_flags, no_prefix_cache,
+            "compute every prompt anew"),
+};
+
+arg_group model_flags_group(model_flags *target)
+{
+    return (arg_group){"Model and memory", flags_table, sizeof flags_table / sizeof flags_table[0],
+                       target};
+}
+
+void model_flags_destroy(model_flags *flags)
+{
+    free(flags->overrides.items);
+    flags->overrides = (arg_list){0};
+}
+
+/* ---- opening
+ * ------------------------------------------------------------------------------------- */
+
+static dtype wanted_type(const char *name, dtype stored)
+{
+    if (strcmp(name, "f32") == 0) return DTYPE_F32;
+    if (strcmp(name, "bf16") == 0) return DTYPE_BF16;
+    return stored;
+}
+
+static status open_text(const char *dir, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(tok_load(dir, &m->tokenizer, err));
+    error why = {{0}};
+    /* A template that cannot be used takes nothing from plain prompts: messages are refused later.
+     */
+    if (!status_ok(tmpl_load(dir, &m->chat, &m->bos, &m->eos, &why)))
+        fprintf(stderr, "octavo: %s: messages cannot be used with this model\n", why.text);
+    return STATUS_IS_OK;
+}
+
+static status check_lengths(const model_flags *f, loaded_model *m, error *err)
+{
+    m->max_model_len = f->max_model_len ? f->max_model_len : m->config.max_positions;
+    if (m->max_model_len > m->config.max_positions)
+        return error_set(err, STATUS_INVALID,
+                         "--max-model-len: %u is more than the model's %u positions",
+                         f->max_model_len, m->config.max_positions);
+    if (f->kv_group_heads && m->config.n_kv_heads % f->kv_group_heads)
+        return error_set(err, STATUS_INVALID,
+                         "--kv-group-heads: %u does not divide the model's %u KV heads",
+                         f->kv_group_heads, m->config.n_kv_heads);
+    return STATUS_IS_OK;
+}
+
+static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
+    RETURN_IF_ERROR(check_lengths(f, m, err));
+    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
+    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
+    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
+    m->kv_type = wanted_type(f->dtype, m->config.stored);
+    /* f16 has three more bits than bf16: what is stored so stays so. */
+    bool keep_f16 = m->kv_type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
+    backend_cpu_options o = {
+        .dir = f->dir,
+        .config = &m->config,
+        .dummy = strcmp(f->load_format, "dummy") == 0,
+        .dummy_seed = f->dummy_seed,
+        .kv_type = m->kv_type,
+        .weight_type = keep_f16 ? DTYPE_F16 : m->kv_type,
+        .n_threads = f->threads,
+        .isa = f->isa,
+        .group = m->group,
+        .geometry = {.page_tokens = f->page_tokens,
+                     .layers_per_group = f->kv_group_layers,
+                     .heads_per_group =
+                         f->kv_group_heads ? f->kv_group_heads : m->config.n_kv_heads},
+        .kv_bytes = f->kv_memory,
+        .max_rows = f->prefill_chunk + f->max_batch,
+        .max_seqs = f->max_batch,
+        .max_model_len = m->max_model_len,
+    };
+    RETURN_IF_ERROR(backend_cpu_create(&o, &m->backend, err));
+    m->facts = backend_cpu_describe(&m->backend);
+    return STATUS_IS_OK;
+}
+
+status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err)
+{
+    if (!flags->dir) return error_set(err, STATUS_INVALID, "--model is missing");
+    int64_t start = clock_now_us();
+    *out = (loaded_model){
+        .max_batch = flags->max_batch,
+        .prefill_chunk = flags->prefill_chunk,
+        .prefix_cache = !flags->no_prefix_cache,
+        .default_pool = flags->kv_memory == 0,
+    };
+    status s = open_parts(flags, with_text, out, err);
+    if (!status_ok(s)) model_close(out);
+    out->open_us = clock_now_us() - start;
+    return s;
+}
+
+void model_close(loaded_model *m)
+{
+    if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
+    comm_destroy(m->group);
+    tmpl_destroy(m->chat);
+    tok_destroy(m->tokenizer);
+    strbuf_destroy(&m->bos);
+    strbuf_destroy(&m->eos);
+    *m = (loaded_model){0};
+}
+
+/* ---- what it is
+ * ------------------------------------------------------------------------------------- */
+
+void format_bytes(char *out, size_t size, uint64_t bytes)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    int unit = 0;
+    for (; v >= 1024.0 && unit < 4; unit++) v /= 1024.0;
+    snprintf(out, size, unit && v < 100 ? "%.1f %s" : "%.0f %s", v, units[unit]);
+}
+
+void model_tell(const loaded_model *m, const char *dir)
+{
+    char weights[32], pool[32];
+    format_bytes(weights, sizeof weights, m->facts.weight_bytes);
+    format_bytes(pool, sizeof pool, m->facts.pool_bytes);
+    const backend_info *info = m->backend.ops->info(m->backend.ctx);
+    uint32_t pages = info->n_pages - 1;
+    uint32_t blocks = pages / pkv_groups(&info->geometry);
+    fprintf(
+        stderr,
+        "octavo: %s: %s, %s of weights; KV pool %s%s: %u %s pages, room for %llu tokens; %s, %u "
+        "thread%s; ready in %.2f s\n",
+        dir, m->config.architecture, weights, pool,
+        m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
+        dtype_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens,
+        m->facts.isa, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+        (double)m->open_us / 1e6);
+}
+
+engine_options model_engine_options(loaded_model *m, uint32_t max_requests)
+{
+    return (engine_options){
+        .backend = &m->backend,
+        .tokenizer = m->tokenizer,
+        .chat = m->chat,
+        .bos = m->bos.data ? m->bos.data : "",
+        .eos = m->eos.data ? m->eos.data : "",
+        .prefill_chunk = m->prefill_chunk,
+        .max_model_len = m->max_model_len,
+        .max_requests = max_requests,
+        .prefix_cache = m->prefix_cache,
+        .stop_ids = m->config.stop_ids,
+        .n_stop_ids = m->config.n_stop_ids,
+    };
+}
+
+engine_defaults model_defaults(const loaded_model *m)
+{
+    const model_config *c = &m->config;
+    return (engine_defaults){
+        .temperature = !isnan(c->temperature) ? c->temperature
+                       : c->do_sample         ? 1.0f
+                                              : 0.0f,
+        .top_p = isnan(c->top_p) ? 1.0f : c->top_p,
+        .min_p = isnan(c->min_p) ? 0.0f : c->min_p,
+        .repetition_penalty = isnan(c->repetition_penalty) ? 1.0f : c->repetition_penalty,
+        .top_k = c->top_k,
+    };
+}

@@ -1,0 +1,60 @@
+/* The flags that choose a model and how it runs, and the model they open: what run, score and bench
+ * share. */
+#ifndef CLI_MODEL_FLAGS_H
+#define CLI_MODEL_FLAGS_H
+
+#include "cli/args.h"
+#include "engine/engine.h"
+#include "model/model.h"
+
+typedef struct model_flags {
+    const char *dir;
+    const char *load_format; // "auto", "dummy"
+    uint64_t dummy_seed;
+    arg_list overrides;
+    const char *dtype;  // "auto", "f32", "bf16"
+    uint32_t threads;   // 0 = all allowed cores
+    const char *isa;    // NULL = best
+    uint64_t kv_memory; // 0 = default share
+    uint32_t page_tokens;
+    uint32_t kv_group_layers;
+    uint32_t kv_group_heads; // 0 = all KV heads
+    uint32_t max_batch;
+    uint32_t prefill_chunk;
+    uint32_t max_model_len; // 0 = the model's
+    bool no_prefix_cache;
+} model_flags;
+
+/* The table of these flags, for arg_command. */
+arg_group model_flags_group(model_flags *target);
+void model_flags_destroy(model_flags *flags);
+
+typedef struct loaded_model {
+    model_config config;
+    comm *group;
+    backend backend;
+    backend_cpu_facts facts;
+    tokenizer *tokenizer; // NULL unless asked for
+    chat_template *chat;  // NULL when the model has none
+    strbuf bos, eos;      // texts for the template
+    dtype kv_type;
+    uint32_t max_model_len, max_batch, prefill_chunk;
+    bool prefix_cache;
+    bool default_pool; // nobody gave --kv-memory
+    int64_t open_us;
+} loaded_model;
+
+/* Opens everything, the tokenizer and template only when with_text is set. On failure nothing is
+ * left open. */
+status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
+void model_close(loaded_model *m);
+/* One line on stderr: what was loaded, on what it runs, and how much KV it may hold. */
+void model_tell(const loaded_model *m, const char *dir);
+/* Options of an engine over this model. */
+engine_options model_engine_options(loaded_model *m, uint32_t max_requests);
+/* What a request samples with when it says nothing: generation_config.json's word, else greedy. */
+engine_defaults model_defaults(const loaded_model *m);
+/* "512 MiB" of a number of bytes. */
+void format_bytes(char *out, size_t size, uint64_t bytes);
+
+#endif

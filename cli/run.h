@@ -1,0 +1,38 @@
+/* The parts of `octavo run` (private to it): a session is the model, its engine, and what every
+ * request of this command line has in common. */
+#ifndef CLI_RUN_H
+#define CLI_RUN_H
+
+#include "cli/cli.h"
+#include "cli/model_flags.h"
+#include "cli/run_output.h"
+#include "cli/waiter.h"
+
+typedef struct run_flags {
+    const char *prompt, *prompts, *system;
+    bool chat, json;
+    json_t *fields; // sampling flags as members of a request; NULL when there are none
+} run_flags;
+
+typedef struct run_session {
+    run_flags flags;
+    loaded_model model;
+    engine *engine;
+    engine_defaults defaults;
+    uint32_t max_requests; // that this command keeps in the engine
+    waiter *waiter;
+} run_session;
+
+extern const char run_name[]; // "octavo run", for complaints
+
+/* A request with the command line's fields. */
+status run_request_init(const run_session *s, engine_request *r, error *err);
+
+/* --prompts. Returns the exit status. */
+int run_batch(run_session *s);
+/* --prompt, with or without --chat. */
+int run_prompt(run_session *s);
+/* --chat alone: turn by turn from stdin. */
+int run_chat(run_session *s);
+
+#endif

@@ -1,0 +1,31 @@
+/* What `octavo run` prints for one choice: reference shape in README ("octavo run", JSON lines). */
+#ifndef CLI_RUN_OUTPUT_H
+#define CLI_RUN_OUTPUT_H
+
+#include "engine/engine.h"
+
+/* One choice while it grows. */
+typedef struct run_choice {
+    strbuf text;
+    uint32_t *token_ids; // malloc'd
+    size_t n_tokens, capacity;
+    strbuf logprobs; // the members of logprobs.content, when they were asked for
+    bool failed;     // out of memory
+} run_choice;
+
+void run_choice_destroy(run_choice *c);
+/* Takes one output of this choice. want_logprobs: describe its token too. */
+void run_choice_take(run_choice *c, const engine_output *out, const tokenizer *t,
+                     bool want_logprobs);
+
+/* The line of a choice that has ended well or was aborted: `last` is its last output. id is a JSON
+ * string or number. Lines end with a newline. */
+void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_output *last,
+              bool want_logprobs);
+/* {"id", "error": {"message", "line"}}; line_number 0 = there is no file. */
+void run_error_line(strbuf *line, const json_t *id, const char *message, uint64_t line_number);
+
+/* A short summary of a retention report for people, one line. */
+void run_report_text(strbuf *out, const retention_report *report);
+
+#endif

@@ -1,0 +1,227 @@
+/* `octavo run --prompt` and `--chat`: one request at a time, its text printed as it comes. */
+#include "cli/lines.h"
+#include "cli/run.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* One request's way through the engine. */
+typedef struct answer {
+    run_choice choices[ENGINE_N_MAX];
+    uint32_t n, n_ended;
+    bool want_logprobs;
+    bool failed, output_failed;
+} answer;
+
+static void put(answer *a, const char *text, size_t n)
+{
+    if (n && fwrite(text, 1, n, stdout) != n) a->output_failed = true;
+}
+
+static void end_with_newline(answer *a, const run_choice *c)
+{
+    if (c->text.size == 0 || c->text.data[c->text.size - 1] != '\n') put(a, "\n", 1);
+}
+
+/* The end of a choice in plain text: several choices are told apart by a heading. */
+static void print_end(answer *a, const engine_output *out)
+{
+    const run_choice *c = &a->choices[out->choice];
+    if (a->n > 1) {
+        printf("[choice %u]\n", out->choice);
+        if (c->text.size) put(a, c->text.data, c->text.size);
+    }
+    end_with_newline(a, c);
+    if (!out->report) return;
+    fflush(stdout);
+    strbuf text = {0};
+    run_report_text(&text, out->report);
+    fprintf(stderr, "%s\n", text.data ? text.data : "");
+    strbuf_destroy(&text);
+}
+
+static void end_choice(const run_session *s, answer *a, const json_t *id, const engine_output *out)
+{
+    run_choice *c = &a->choices[out->choice];
+    a->n_ended++;
+    if (out->finish == ENGINE_FINISH_ERROR) {
+        if (!a->failed && out->error_code != STATUS_ABORTED)
+            cli_complain(run_name, CLI_FAILED, out->error_text);
+        a->failed = true;
+    } else if (s->flags.json) {
+        strbuf line = {0};
+        run_line(&line, id, c, out, a->want_logprobs);
+        put(a, line.data, line.size);
+        a->failed |= line.failed;
+        strbuf_destroy(&line);
+    } else {
+        print_end(a, out);
+    }
+    a->failed |= c->failed;
+}
+
+/* Reads the stream to its end, printing as it goes. */
+static void follow(run_session *s, answer *a, const json_t *id, engine_stream *stream)
+{
+    bool streaming = a->n == 1 && !s->flags.json, aborted = false;
+    engine_output out;
+    while (a->n_ended < a->n) {
+        if ((waiter_interrupted(s->waiter) || a->output_failed) && !aborted) {
+            engine_stream_abort(stream);
+            aborted = true;
+        }
+        if (!engine_stream_read(stream, &out)) {
+            if (fflush(stdout) != 0) a->output_failed = true;
+            waiter_wait(s->waiter, -1, -1);
+            continue;
+        }
+        run_choice_take(&a->choices[out.choice], &out, s->model.tokenizer, a->want_logprobs);
+        if (streaming) put(a, out.text, out.text_bytes);
+        if (out.finish != ENGINE_FINISH_NONE) end_choice(s, a, id, &out);
+    }
+}
+
+/* Runs one request and prints it; reply (may be NULL) receives the text of choice 0. */
+static int run_request(run_session *s, engine_request *r, const json_t *id, strbuf *reply)
+{
+    error err = {{0}};
+    answer *a = calloc(1, sizeof *a);
+    engine_stream *stream = NULL;
+    status st = a ? engine_submit(s->engine, r, waiter_notify, s->waiter, &stream, &err)
+                  : error_set(&err, STATUS_NO_MEMORY, "out of memory");
+    if (!status_ok(st)) {
+        free(a);
+        return cli_complain(run_name, CLI_FAILED, err.text);
+    }
+    a->n = r->n;
+    a->want_logprobs = r->logprobs >= 0;
+    waiter_arm(s->waiter, true);
+    follow(s, a, id, stream);
+    waiter_arm(s->waiter, false);
+    engine_stream_release(stream);
+    if (reply && a->choices[0].text.size)
+        strbuf_append(reply, a->choices[0].text.data, a->choices[0].text.size);
+    bool ok = !a->failed && !a->output_failed;
+    for (uint32_t i = 0; i < a->n; i++) run_choice_destroy(&a->choices[i]);
+    free(a);
+    if (!cli_finish_output(run_name)) ok = false;
+    return waiter_interrupted(s->waiter) ? CLI_INTERRUPTED : ok ? CLI_OK : CLI_FAILED;
+}
+
+/* ---- messages
+ * ---------------------------------------------------------------------------------------- */
+
+static bool add_message(json_t *messages, const char *role, const char *text, size_t n)
+{
+    json_t *content = json_stringn(text, n);
+    return content && json_array_append_new(
+                          messages, json_pack("{s:s, s:o}", "role", role, "content", content)) == 0;
+}
+
+static json_t *first_messages(const run_session *s)
+{
+    json_t *messages = json_array();
+    const char *system = s->flags.system;
+    if (!system || add_message(messages, "system", system, strlen(system))) return messages;
+    json_decref(messages);
+    return NULL;
+}
+
+/* Answers the conversation so far. */
+static int run_messages(run_session *s, json_t *messages, json_int_t turn, strbuf *reply)
+{
+    error err = {{0}};
+    engine_request r;
+    int result = CLI_USAGE;
+    if (status_ok(run_request_init(s, &r, &err))) {
+        r.messages = json_incref(messages);
+        json_t *id = json_integer(turn);
+        result = run_request(s, &r, id, reply);
+        json_decref(id);
+    } else {
+        cli_complain(run_name, result, err.text);
+    }
+    engine_request_destroy(&r);
+    return result;
+}
+
+/* ---- --prompt
+ * ------------------------------------------------------------------------------------------- */
+
+static int run_plain(run_session *s, const char *text)
+{
+    error err = {{0}};
+    engine_request r;
+    int result;
+    if (status_ok(run_request_init(s, &r, &err))) {
+        r.prompt = strdup(text);
+        r.prompt_bytes = strlen(text);
+        json_t *id = json_integer(1);
+        result = run_request(s, &r, id, NULL);
+        json_decref(id);
+    } else {
+        result = cli_complain(run_name, CLI_USAGE, err.text);
+    }
+    engine_request_destroy(&r);
+    return result;
+}
+
+int run_prompt(run_session *s)
+{
+    const char *text = s->flags.prompt;
+    if (!s->flags.chat) return run_plain(s, text);
+    json_t *messages = first_messages(s);
+    int result = CLI_USAGE;
+    if (messages && add_message(messages, "user", text, strlen(text)))
+        result = run_messages(s, messages, 1, NULL);
+    else cli_complain(run_name, result, "--prompt and --system must be UTF-8");
+    json_decref(messages);
+    return result;
+}
+
+/* ---- --chat
+ * ---------------------------------------------------------------------------------------------- */
+
+static int one_turn(run_session *s, json_t *messages, json_int_t turn, const char *text, size_t n)
+{
+    if (!add_message(messages, "user", text, n))
+        return cli_complain(run_name, CLI_FAILED, "a line of stdin is not UTF-8");
+    strbuf reply = {0};
+    int result = run_messages(s, messages, turn, &reply);
+    if (result == CLI_OK &&
+        !add_message(messages, "assistant", reply.data ? reply.data : "", reply.size))
+        result = cli_complain(run_name, CLI_FAILED, "out of memory");
+    strbuf_destroy(&reply);
+    return result;
+}
+
+int run_chat(run_session *s)
+{
+    json_t *messages = first_messages(s);
+    if (!messages) return cli_complain(run_name, CLI_USAGE, "--system must be UTF-8");
+    line_reader in;
+    error err = {{0}};
+    int result = CLI_OK;
+    bool tty = isatty(STDIN_FILENO);
+    if (tty) fprintf(stderr, "One message a line; Ctrl-D ends.\n");
+    status st = lines_open(&in, "-", &err);
+    if (!status_ok(st)) result = cli_complain(run_name, CLI_FAILED, err.text);
+    for (json_int_t turn = 1; result == CLI_OK; turn++) {
+        char *text;
+        size_t n;
+        if (tty) fprintf(stderr, "> ");
+        line_outcome got = lines_next(&in, true, &text, &n);
+        if (got == LINE_END) break;
+        if (got != LINE_READ)
+            result = cli_complain(run_name, CLI_FAILED,
+                                  got == LINE_TOO_LONG ? "a line of stdin is longer than 16 MiB"
+                                                       : strerror(errno));
+        else if (n) result = one_turn(s, messages, turn, text, n);
+    }
+    lines_close(&in);
+    json_decref(messages);
+    return result;
+}
