@@ -145,6 +145,8 @@ static status add_stop(const field_place *at, const json_t *value, engine_reques
 
 static status read_stop(const field_place *at, engine_request *r, error *err)
 {
+    /* The last word counts, as for every other field. */
+    while (r->n_stop > 0) free(r->stop[--r->n_stop]);
     if (json_is_string(at->value)) return add_stop(at, at->value, r, err);
     if (!json_is_array(at->value)) return bad(at, err, "must be a string or a list of strings");
     size_t i;
