@@ -1,0 +1,184 @@
+"""Writes tests/golden/templates/*.json: what jinja2, set up by Hugging Face transformers, makes of our templates.
+
+    python3 tools/make_template_goldens.py [--random 500 --seed 1 --out FILE]
+
+With --random only that many random expressions are rendered, into FILE: chat_template_test FILE compares them.
+A file holds groups {"name", "template", "cases": [{"vars"?, "output"} or {"vars"?, "error", "exact"}]}; vars absent: the
+"vars" of the file. `exact` says that our error must carry the same text (what the template raised, what is undefined).
+"""
+import argparse
+import copy
+import datetime
+import json
+import pathlib
+import random
+import warnings
+
+import jinja2
+from transformers.utils import chat_template_utils
+
+import template_cases as C
+
+NOW = 1721952000 + 43200 + 754  # 26 Jul 2024, 12:12:34 UTC
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests/golden/templates"
+# Names of Python's that ours do not copy.
+PYTHON_ONLY = ("amespace", "LoopContext", "iterator object")
+warnings.simplefilter("ignore")  # "str" is callable, and such
+
+
+def strftime_now(fmt):
+    return datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).strftime(fmt)
+
+
+def render(source, variables, fold=True):
+    try:
+        t = chat_template_utils._cached_compile_jinja_template(source)
+        if not fold:
+            t.environment.optimized = False
+            t = t.environment.from_string(source)
+        t.globals["strftime_now"] = strftime_now
+        return {"output": t.render(**{"tools": None, "documents": None, **copy.deepcopy(variables)})}
+    except RecursionError:
+        return None
+    except Exception as e:
+        exact = type(e) in (jinja2.exceptions.TemplateError, jinja2.exceptions.UndefinedError, jinja2.exceptions.SecurityError)
+        return {"error": str(e), "exact": exact and not any(w in str(e) for w in PYTHON_ONLY)}
+
+
+def write(name, groups, variables):
+    OUT.mkdir(parents=True, exist_ok=True)
+    n = sum(len(g["cases"]) for g in groups)
+    text = "{\"now\": %d,\n\"vars\": %s,\n\"groups\": [\n%s\n]}\n" % (
+        NOW, json.dumps(variables, ensure_ascii=False), ",\n".join(json.dumps(g, ensure_ascii=False) for g in groups))
+    (OUT / f"{name}.json").write_text(text)
+    print(f"{name}: {len(groups)} templates, {n} cases, {len(text)} bytes")
+
+
+def group(name, source, all_vars=(None,)):
+    cases = []
+    for v in all_vars:
+        r = render(source, C.VARS if v is None else v)
+        cases.append(r if v is None else {"vars": v, **r})
+    return {"name": name, "template": source, "cases": cases}
+
+
+def expressions(text):
+    """Each line of the tables is a template of its own, its outermost pieces rendered one by one as well."""
+    groups = []
+    joined = text.strip("\n").replace("\\\n", "\\\x01").split("\n")
+    for i, line in enumerate(x.replace("\x01", "\n") for x in joined):
+        # ' | ' separates expressions unless what follows is a filter's name
+        parts, depth, quote, start, j = [], 0, None, 0, 0
+        while j < len(line):
+            c = line[j]
+            if quote:
+                j += 2 if c == "\\" else 1
+                if c == quote:
+                    quote = None
+                continue
+            if c in "'\"":
+                quote = c
+            depth += (c in "([{") - (c in ")]}")
+            if depth == 0 and (line.startswith(" | ", j) and not is_filter(line[j + 3:]) or line.startswith(", ", j)):
+                parts.append(line[start:j])
+                j += 3 if line[j] == " " else 2
+                start = j
+                continue
+            j += 1
+        parts.append(line[start:])
+        groups += [group(f"line {i + 1}.{k + 1}", "{{ " + p + " }}") for k, p in enumerate(parts)]
+    return groups
+
+
+FILTER_NAMES = set(jinja2.filters.FILTERS) | {"tojson"}
+
+
+def is_filter(rest):
+    name = rest.split("(")[0].split(" ")[0].split(",")[0].split(".")[0].split("[")[0]
+    return name in FILTER_NAMES and name not in ("d", "e")
+
+
+class Random:
+    """Random expressions over C.VARS."""
+    NAMES = list(C.VARS) + ["undef"]
+    LITERALS = ["0", "1", "2", "-1", "3", "1.5", "0.1", "1e20", "''", "'a'", "'b,c'", "' x\\n'", "'é東'", "true", "false", "none", "[]", "{}", "()", "[1, 'a']", "(2, 'b')", "{'a': 1, 'b': none}", "range(3)"]
+    FILTERS = ["upper", "lower", "trim", "title", "capitalize", "length", "first", "last", "list", "string", "tojson", "join", "join(',')", "sort", "reverse", "reverse | list", "unique | list", "sum", "min", "max", "default('z')", "default(1, true)", "int", "float",
+               "abs", "round", "round(1)", "items | list", "dictsort", "map('string') | list", "map(attribute='name') | list", "select | list", "select('string') | list", "reject('number') | list", "selectattr('age') | list", "replace('a', 'b')", "indent", "tojson(indent=1)", "count", "d", "attr('x')"]
+    TESTS = ["defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number", "integer", "float", "boolean", "true", "false", "odd", "even", "callable", "upper", "lower", "divisibleby 2", "eq 1", "in [1, 'a']", "gt 1"]
+    METHODS = ["strip()", "split()", "split(',')", "upper()", "lower()", "title()", "items() | list", "keys() | list", "get('a')", "get('a', 1)", "startswith('a')", "endswith('c')", "replace('a', 'xy')", "find('a')", "count('a')", "splitlines()", "join(['a', 'b'])", "index(1)", "isdigit()", "rsplit(',', 1)", "partition(',')"]
+
+    def __init__(self, seed):
+        self.r = random.Random(seed)
+
+    def expr(self, depth):
+        r = self.r
+        if depth <= 0:
+            return r.choice(self.NAMES) if r.random() < 0.6 else r.choice(self.LITERALS)
+        sub = lambda: self.expr(depth - 1 - r.randrange(2))
+        k = r.randrange(16)
+        if k < 3:
+            return f"({sub()} {r.choice(['+', '-', '*', '/', '//', '%', '~', '~', '+'])} {sub()})"
+        if k < 5:
+            return f"({sub()} {r.choice(['==', '!=', '<', '<=', '>', '>=', 'in', 'not in', 'and', 'or'])} {sub()})"
+        if k < 9:
+            return f"({sub()} | {r.choice(self.FILTERS)})"
+        if k < 11:
+            return f"({sub()} is {r.choice(['', 'not '])}{r.choice(self.TESTS)})"
+        if k < 12:
+            return f"({sub()} if {sub()} else {sub()})"
+        if k < 13:
+            return f"({sub()}).{r.choice(self.METHODS)}"
+        if k < 14:
+            return f"({sub()})[{r.choice(['0', '-1', '1', repr('a'), repr('name'), ':2', '1:', '::-1', '-2:', sub()])}]"
+        if k < 15:
+            return f"({sub()}).{r.choice(['a', 'b', 'name', 'c', 'zz', '0'])}"
+        return f"({r.choice(['not ', '-', '+'])}{sub()})"
+
+
+def random_groups(n, seed):
+    g, groups = Random(seed), []
+    while len(groups) < n:
+        # Not "{{ expr }}": Jinja evaluates constant outputs when it compiles, and turns some of their errors into undefined.
+        source = "{% set q = " + g.expr(g.r.randrange(1, 5)) + " %}{{ q }}"
+        r = render(source, C.VARS, fold=False)
+        shown = json.dumps(r)
+        # What has no one right answer: addresses, integers beyond 64 bits, complex numbers.
+        if r is None or " at 0x" in shown or "built-in method" in shown or "complex" in shown or "<class" in shown or len(shown) > 20000:
+            continue
+        if any(len(w.strip("-")) > 18 and w.strip("-").isdigit() for w in "".join(c if c.isalnum() or c == "-" else " " for c in shown).split()):
+            continue
+        groups.append({"name": f"random {seed}.{len(groups)}", "template": source, "cases": [r]})
+    return groups
+
+
+def main():
+    global OUT
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--random", type=int)
+    ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--out", type=pathlib.Path)
+    a = ap.parse_args()
+    if a.random:
+        OUT = a.out.parent
+        write(a.out.stem, random_groups(a.random, a.seed), C.VARS)
+        return
+    write("expressions", expressions(C.EXPRESSIONS), C.VARS)
+    tests = [group(f"{v} {t}", "{{ " + t.format(v=v if " " not in v else f"({v})") + " }}") for v in C.TEST_VALUES for t in C.TESTS.strip().split(" | ")]
+    write("tests", tests + expressions(C.MORE_TESTS), C.VARS)
+    write("filters", expressions(C.FILTERS), C.VARS)
+    write("methods", expressions(C.METHODS), C.VARS)
+    write("statements", [group(k, v) for k, v in C.STATEMENTS.items()], C.VARS)
+    write("errors", [group(t, t) for t in C.ERRORS], C.VARS)
+    write("random", random_groups(600, 1), C.VARS)
+    formats = []
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    for name, source in C.FORMATS.items():
+        cases = [{"messages": m, "add_generation_prompt": g, **tokens} for m in C.CONVERSATIONS for g in (True, False)]
+        cases += [{"messages": m, "add_generation_prompt": True, "tools": [C.TOOL, C.TOOL], **tokens} for m in C.CONVERSATIONS[:10]]
+        cases += [{"messages": C.CONVERSATIONS[1], "add_generation_prompt": True, "enable_thinking": False, "tools_in_user_message": False, "tools": [C.TOOL], **tokens}]
+        formats.append(group(name, source, cases))
+    write("formats", formats, {})
+
+
+if __name__ == "__main__":
+    main()
