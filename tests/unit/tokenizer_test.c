@@ -78,7 +78,8 @@ static bool stream_decode(const tokenizer *t, const tok_ids *ids, bool skip, str
     for (size_t i = 0; i < ids->n; i++) {
         size_t before = out->size;
         assert_true(status_ok(tok_stream_push(&stream, ids->ids[i], out)));
-        if (!utf8_valid((const uint8_t *)out->data + before, out->size - before)) return false;
+        size_t n = out->size - before;
+        if (n > 0 && !utf8_valid((const uint8_t *)out->data + before, n)) return false;
     }
     tok_stream_finish(&stream, out);
     return !out->failed;
