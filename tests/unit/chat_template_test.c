@@ -2,16 +2,13 @@
  * output for output and refusal for refusal; limits; loading from a folder. With arguments:
  * compares those files instead. */
 #include "model/chat_template.h"
+#include "tests/unit/model_folder.h"
 
-#include <cmocka.h>
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <stddef.h>
+
+#include <cmocka.h>
 
 static const char goldens[] = "tests/golden/templates";
 
