@@ -1,10 +1,12 @@
 /* Compaction: the slow path of token-granular methods. */
 #include "paged_kv/internal.h"
 
-/* The longest run keep[i], keep[i] + 1, … that leaves neither its source page nor its destination page. */
+/* The longest run keep[i], keep[i] + 1, … that leaves neither its source page nor its
+ * destination page. */
 static uint32_t run_length(const uint32_t *keep, uint32_t n_keep, uint32_t i, uint32_t page_tokens)
 {
-    uint32_t room_src = page_tokens - keep[i] % page_tokens, room_dst = page_tokens - i % page_tokens;
+    uint32_t room_src = page_tokens - keep[i] % page_tokens,
+             room_dst = page_tokens - i % page_tokens;
     uint32_t most = room_src < room_dst ? room_src : room_dst, n = 1;
     while (n < most && i + n < n_keep && keep[i + n] == keep[i] + n) n++;
     return n;
@@ -38,7 +40,8 @@ status pkv_seq_compact(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep
                                .dst_slot = i % size,
                                .n_slots = n});
     }
-    /* In place: keep ascends, so keep[i] >= i, and each position is read before its slot is written. */
+    /* In place: keep ascends, so keep[i] >= i, and each position is read before its slot is
+     * written. */
     for (uint32_t i = 0; i < n_keep; i++) t->slots[i] = table_position(p, s, group, keep[i]);
 
     uint64_t key = checksum_key(id, group);

@@ -37,8 +37,8 @@ void log_move(pkv *p, pkv_move move)
     p->slots_moved += move.n_slots;
 }
 
-/* `first` has bits over the pages before a first drop; clears the bit of each page that the second drop, whose
- * bits are over the pages left by the first, gives up. */
+/* `first` has bits over the pages before a first drop; clears the bit of each page that the
+ * second drop, whose bits are over the pages left by the first, gives up. */
 static void merge_drop(uint32_t *first, uint32_t n_bits, const uint64_t *second)
 {
     uint32_t left = 0;

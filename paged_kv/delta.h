@@ -1,20 +1,24 @@
-/* The words of the delta log: what pkv_take_deltas gives and pkv_mirror_apply takes. Private to paged_kv; a
- * wire carries the words as they are (little-endian u32).
+/* The words of the delta log: what pkv_take_deltas gives and pkv_mirror_apply takes. Private to
+ * paged_kv; a wire carries the words as they are (little-endian u32).
  *
- * Each operation is its code and its fields, one word each. G = groups, P = page_tokens; pages are listed
- * group by group.
+ * Each operation is its code and its fields, one word each. G = groups, P = page_tokens; pages are
+ * listed group by group.
  *
- *   OPEN    seq capacity n pages[G * n]          a sequence whose tables hold n full pages each (a prefix hit)
+ *   OPEN    seq capacity n pages[G * n]          a sequence whose tables hold n full pages each (a
+ *                                                prefix hit)
  *   CLOSE   seq                                  all its references are given up
- *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it takes
+ *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it
+ *                                                takes
  *   REPLACE seq group page                       the last page of a table gives way to a fresh one
- *   DROP    seq group n keep[ceil(n / 32)]       of the table's n pages those with bit 0 are given up; bit i is
- *                                                bit i % 32 of word i / 32, bits from n on are 0
- *   COMPACT seq group kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh pages
+ *   DROP    seq group n keep[ceil(n / 32)]       of the table's n pages those with bit 0 are given
+ *                                                up; bit i is bit i % 32 of word i / 32, bits from
+ *                                                n on are 0
+ *   COMPACT seq group kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh
+ *                                                pages
  *   FORK    parent child capacity                child becomes a copy of parent
  *
- * A fresh page is one that no table holds. `capacity` says how many pages a table will probably grow to, so
- * that later appends allocate nothing; it binds nobody.
+ * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
+ * grow to, so that later appends allocate nothing; it binds nobody.
  */
 #ifndef PAGED_KV_DELTA_H
 #define PAGED_KV_DELTA_H
@@ -35,7 +39,7 @@ enum {
     DELTA_CLOSE_WORDS = 2,
     DELTA_REPLACE_WORDS = 4,
     DELTA_FORK_WORDS = 4,
-    DELTA_OPEN_HEAD = 4,    /* words before the list */
+    DELTA_OPEN_HEAD = 4, /* words before the list */
     DELTA_APPEND_HEAD = 4,
     DELTA_DROP_HEAD = 4,
     DELTA_COMPACT_HEAD = 4,
@@ -43,17 +47,20 @@ enum {
 
 static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 0); }
 
-/* The checksum of pool and mirror is a wrapping sum of one term for each open sequence, each table's length
- * and each page at its index: a change costs only what it touches, and the order of changes leaves no trace. A
- * length's term is linear (times an odd number), so that appending to all tables of a sequence costs one
- * multiplication by the sum of their weights. */
+/* The checksum of pool and mirror is a wrapping sum of one term for each open sequence, each
+ * table's length and each page at its index: a change costs only what it touches, and the order
+ * of changes leaves no trace. A length's term is linear (times an odd number), so that appending
+ * to all tables of a sequence costs one multiplication by the sum of their weights. */
 static inline uint64_t checksum_key(uint32_t seq, uint32_t group)
 {
     return hash_mix64(((uint64_t)seq << 32 | group) + 0x9e3779b97f4a7c15ull);
 }
 static inline uint64_t checksum_seq(uint32_t seq) { return ~checksum_key(seq, UINT32_MAX); }
 static inline uint64_t checksum_weight(uint64_t key) { return key | 1; }
-static inline uint64_t checksum_kept(uint64_t key, uint32_t kept) { return checksum_weight(key) * kept; }
+static inline uint64_t checksum_kept(uint64_t key, uint32_t kept)
+{
+    return checksum_weight(key) * kept;
+}
 static inline uint64_t checksum_page(uint64_t key, uint32_t index, uint32_t page)
 {
     return hash_mix64(key + ((uint64_t)index << 32 | page));

@@ -36,8 +36,8 @@ static const char *check_table(const pkv *p, uint32_t id, uint32_t group, holder
         holder now = {.group = group,
                       .fill = t->kept - i * size < size ? t->kept - i * size : size,
                       .first = table_position(p, s, group, i * size)};
-        REQUIRE(h->refs == 0 || (h->group == now.group && h->fill == now.fill &&
-                                 h->first == now.first),
+        REQUIRE(h->refs == 0 ||
+                    (h->group == now.group && h->fill == now.fill && h->first == now.first),
                 "the holders of a page disagree about it");
         REQUIRE(g->block == 0 || now.fill == size, "a page that is being filled is hashed");
         REQUIRE(g->refs == 1 || now.fill == size || s->forked,
@@ -70,7 +70,8 @@ static const char *check_seqs(const pkv *p, holder *holders)
             if (wrong) return wrong;
             const pkv_table *t = &s->tables[g];
             held += t->n_pages;
-            drops += t->drop_epoch == p->log.epoch ? 0 : DELTA_DROP_HEAD + delta_bit_words(t->n_pages);
+            drops +=
+                t->drop_epoch == p->log.epoch ? 0 : DELTA_DROP_HEAD + delta_bit_words(t->n_pages);
             uint64_t key = checksum_key(id, g);
             checksum += checksum_kept(key, t->kept);
             for (uint32_t i = 0; i < t->n_pages; i++) {
@@ -79,7 +80,8 @@ static const char *check_seqs(const pkv *p, holder *holders)
         }
         drops += DELTA_CLOSE_WORDS;
         REQUIRE(held == s->held, "a sequence miscounts its pages");
-        REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
+        REQUIRE(s->published <= s->length / p->geometry.page_tokens,
+                "a sequence published too much");
         if (s->dropped || s->cursor == 0) continue;
         const pkv_block *b = &p->blocks[s->cursor];
         REQUIRE(b->generation >= s->cursor_generation, "a sequence published into the future");
@@ -130,7 +132,8 @@ static const char *check_blocks(const pkv *p)
         const pkv_block *k = &p->blocks[b];
         if (b != 0 && k->generation % 2 == 0) continue;
         uint32_t n = 0;
-        for (uint32_t c = k->first_child, last = 0; c != 0; last = c, c = p->blocks[c].next_sibling) {
+        for (uint32_t c = k->first_child, last = 0; c != 0;
+             last = c, c = p->blocks[c].next_sibling) {
             REQUIRE(c < p->blocks_touched && n++ < p->max_blocks, "a list of blocks is broken");
             REQUIRE(p->blocks[c].generation % 2 == 1, "a block's child left the cache");
             REQUIRE(p->blocks[c].parent == b && p->blocks[c].prev_sibling == last,

@@ -1,6 +1,7 @@
 /* The state behind paged_kv.h: what its files share.
  *
- *   pages    one record each; lists run through them by number, 0 ends a list (page 0 is never handed out)
+ *   pages    one record each; lists run through them by number, 0 ends a list (page 0 is never
+ *            handed out)
  *   blocks   the prefix cache: a tree of blocks under block 0, and a hash table over it
  *   seqs     for each sequence one page list, one base list and one table record for each group
  *   log      words and moves since the last pkv_take_deltas
@@ -22,8 +23,8 @@ typedef struct pkv_page {
 
 typedef struct pkv_block {
     uint64_t hash;
-    uint64_t salt;           // of the whole chain: compared at its first block
-    uint32_t parent;         // 0 for a first block
+    uint64_t salt;   // of the whole chain: compared at its first block
+    uint32_t parent; // 0 for a first block
     uint32_t first_child;
     uint32_t next_sibling, prev_sibling;
     uint32_t next_in_bucket; // or in the free list
@@ -42,29 +43,30 @@ typedef struct pkv_table {
 
 typedef struct pkv_seq {
     bool open;
-    bool dropped;            // or compacted: publishes nothing more
-    uint32_t length;         // logical
-    uint32_t held;           // pages over all tables
-    uint32_t row;            // capacity of each list
-    uint32_t *pages;         // [groups, row]
-    uint32_t *bases;         // [groups, row] logical index of each page's first token
-    pkv_table *tables;           // [groups]
-    uint64_t weight;         // of its tables' lengths in the checksum
-    bool forked;             // since its last append: pages being filled may be shared
+    bool dropped;      // or compacted: publishes nothing more
+    uint32_t length;   // logical
+    uint32_t held;     // pages over all tables
+    uint32_t row;      // capacity of each list
+    uint32_t *pages;   // [groups, row]
+    uint32_t *bases;   // [groups, row] logical index of each page's first token
+    pkv_table *tables; // [groups]
+    uint64_t weight;   // of its tables' lengths in the checksum
+    bool forked;       // since its last append: pages being filled may be shared
     uint64_t salt;
-    uint32_t published;      // blocks, the last of which is:
-    uint32_t cursor;         // 0 before the first
+    uint32_t published; // blocks, the last of which is:
+    uint32_t cursor;    // 0 before the first
     uint32_t cursor_generation;
 } pkv_seq;
 
-/* Room for what cannot fail (drops and closes) is set aside when something that can fail happens: capacity >=
- * n_words + the words of a close for each open sequence + those of one whole drop for each table that has
- * none in this epoch. A second drop of a table in one epoch is merged into the first. */
+/* Room for what cannot fail (drops and closes) is set aside when something that can fail
+ * happens: capacity >= n_words + the words of a close for each open sequence + those of one
+ * whole drop for each table that has none in this epoch. A second drop of a table in one epoch
+ * is merged into the first. */
 typedef struct delta_log {
     uint32_t *words;
     size_t n_words, cap_words;
-    size_t reserve;          // words: all closes and one drop of every open table
-    uint64_t epoch;          // counts pkv_take_deltas, from 1
+    size_t reserve; // words: all closes and one drop of every open table
+    uint64_t epoch; // counts pkv_take_deltas, from 1
     pkv_move *moves;
     size_t n_moves, cap_moves;
 } delta_log;
@@ -77,22 +79,22 @@ struct pkv {
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
 
-    pkv_page *pages;             // [n_pages]; page 0 heads the ring of cached pages, oldest first
-    uint32_t touched;        // pages from here on were never handed out: their records are unset
+    pkv_page *pages;  // [n_pages]; page 0 heads the ring of cached pages, oldest first
+    uint32_t touched; // pages from here on were never handed out: their records are unset
     uint32_t free_head;
     uint32_t free, used, cached;
 
     bool prefix_cache;
-    pkv_block *blocks;           // [max_blocks + 1]
-    uint32_t *block_pages;   // [max_blocks + 1, groups]
-    uint32_t *block_tokens;  // [max_blocks + 1, page_tokens]
-    uint32_t *buckets;       // [bucket_mask + 1]
+    pkv_block *blocks;      // [max_blocks + 1]
+    uint32_t *block_pages;  // [max_blocks + 1, groups]
+    uint32_t *block_tokens; // [max_blocks + 1, page_tokens]
+    uint32_t *buckets;      // [bucket_mask + 1]
     uint32_t bucket_mask;
     uint32_t max_blocks, n_blocks;
     uint32_t blocks_touched; // as `touched`
     uint32_t free_block;
 
-    pkv_seq *seqs;               // [max_seqs]
+    pkv_seq *seqs; // [max_seqs]
     uint64_t checksum;
     delta_log log;
 
@@ -142,14 +144,16 @@ uint64_t prefix_hash(const pkv *p, uint64_t parent_hash, const uint32_t *tokens,
 /* The cached block with these tokens after `parent` (0 = none), or 0. */
 uint32_t prefix_find(const pkv *p, uint32_t parent, uint64_t hash, const uint32_t *tokens,
                      uint64_t salt);
-/* The last block of the longest chain equal to tokens[0 .. max_tokens), 0 = none; its length in blocks. */
+/* The last block of the longest chain equal to tokens[0 .. max_tokens), 0 = none; its length in
+ * blocks. */
 uint32_t prefix_walk(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
                      uint32_t *n_blocks);
 /* Takes a block and all its descendants out of the cache; their unreferenced pages become free. */
 void prefix_remove(pkv *p, uint32_t b);
 
 /* ---- delta.c ---- */
-/* Makes room for this many words and moves beside the reserve, which grows by `more_reserve` words. */
+/* Makes room for this many words and moves beside the reserve, which grows by `more_reserve`
+ * words. */
 status log_room(pkv *p, size_t words, size_t moves, size_t more_reserve);
 /* What an open sequence with lists of `row` pages holds in reserve. */
 size_t log_reserve_of(const pkv *p, uint32_t row);
@@ -163,10 +167,11 @@ void log_move(pkv *p, pkv_move move);
 void log_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 
 /* ---- table.c ---- */
-/* Makes every list hold at least `row` pages (more, so that growing stays rare, when they exist already). */
+/* Makes every list hold at least `row` pages (more, so that growing stays rare, when they exist
+ * already). */
 status seq_reserve(pkv *p, pkv_seq *s, uint32_t row);
-/* Room for the position of each slot of that many compacted pages (the last one's free slots included: appended
- * tokens will fill them). */
+/* Room for the position of each slot of that many compacted pages (the last one's free slots
+ * included: appended tokens will fill them). */
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages);
 void table_set_kept(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
 /* The logical index of a slot. */

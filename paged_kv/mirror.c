@@ -1,5 +1,5 @@
-/* A backend's copy of the tables. Its words may come from a wire: every field is checked against what the mirror
- * knows, and what it allocates is bounded by its own sizes. */
+/* A backend's copy of the tables. Its words may come from a wire: every field is checked against
+ * what the mirror knows, and what it allocates is bounded by its own sizes. */
 #include "paged_kv/delta.h"
 #include <string.h>
 
@@ -79,7 +79,7 @@ pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t grou
     };
 }
 
-/* ---- helpers -------------------------------------------------------------------------------------------------- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static uint32_t pages_for(const pkv_mirror *m, uint32_t tokens)
 {
@@ -177,14 +177,16 @@ static void enter_open(pkv_mirror *m, mirror_seq *s)
     }
 }
 
-/* ---- one function for each operation (delta.h) ----------------------------------------------------------------- */
+/* ---- one function for each operation (delta.h) ----------------------------------------------- */
 
 static status apply_open(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, capacity, n
     if (!take(r, f, 3)) return corrupt("delta log: OPEN is cut off");
-    if (f[0] >= m->max_seqs || m->seqs[f[0]].open) return corrupt("delta log: OPEN of an open sequence");
-    if (f[2] > (m->n_pages - 1) / m->groups || f[2] > UINT32_MAX / m->page_tokens) return corrupt("delta log: OPEN holds too many pages");
+    if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
+        return corrupt("delta log: OPEN of an open sequence");
+    if (f[2] > (m->n_pages - 1) / m->groups || f[2] > UINT32_MAX / m->page_tokens)
+        return corrupt("delta log: OPEN holds too many pages");
     size_t n = (size_t)f[2] * m->groups;
     if ((size_t)(r->end - r->next) < n) return corrupt("delta log: OPEN is cut off");
     for (size_t i = 0; i < n; i++) {
@@ -273,9 +275,11 @@ static status apply_drop(pkv_mirror *m, reader *r)
     uint32_t n = t->n_pages, left = 0;
     if (f[2] != n) return corrupt("delta log: DROP of a table of another length");
     const uint32_t *keep = r->next;
-    if ((size_t)(r->end - r->next) < delta_bit_words(n)) return corrupt("delta log: DROP is cut off");
+    if ((size_t)(r->end - r->next) < delta_bit_words(n))
+        return corrupt("delta log: DROP is cut off");
     r->next += delta_bit_words(n);
-    if (n % 32 != 0 && keep[n / 32] >> n % 32 != 0) return corrupt("delta log: DROP keeps too much");
+    if (n % 32 != 0 && keep[n / 32] >> n % 32 != 0)
+        return corrupt("delta log: DROP keeps too much");
     if (t->kept % m->page_tokens != 0 && !(keep[(n - 1) / 32] >> (n - 1) % 32 & 1)) {
         return corrupt("delta log: DROP of a page that is being filled");
     }
@@ -302,7 +306,8 @@ static status apply_compact(pkv_mirror *m, reader *r)
     if ((size_t)(r->end - r->next) < n) return corrupt("delta log: COMPACT is cut off");
     /* Checked while the old pages still hold their references: moves read them. */
     for (uint32_t i = 0; i < n; i++) {
-        if (!is_fresh(m, r->next[i])) return corrupt("delta log: COMPACT into a page that is taken");
+        if (!is_fresh(m, r->next[i]))
+            return corrupt("delta log: COMPACT into a page that is taken");
     }
     for (uint32_t i = 0; i < t->n_pages; i++) clear_page(m, s, f[1], i);
     t->n_pages = 0;
@@ -320,7 +325,8 @@ static status apply_fork(pkv_mirror *m, reader *r)
     if (!take(r, f, 3)) return corrupt("delta log: FORK is cut off");
     const mirror_seq *parent = open_seq(m, f[0]);
     if (!parent) return corrupt("delta log: FORK of a closed sequence");
-    if (f[1] >= m->max_seqs || m->seqs[f[1]].open) return corrupt("delta log: FORK into an open sequence");
+    if (f[1] >= m->max_seqs || m->seqs[f[1]].open)
+        return corrupt("delta log: FORK into an open sequence");
     mirror_seq *child = &m->seqs[f[1]];
     uint32_t row = f[2] > 0 ? f[2] : 1;
     for (uint32_t g = 0; g < m->groups; g++) {
@@ -330,7 +336,8 @@ static status apply_fork(pkv_mirror *m, reader *r)
     enter_open(m, child);
     for (uint32_t g = 0; g < m->groups; g++) {
         const mirror_table *from = &parent->tables[g];
-        for (uint32_t i = 0; i < from->n_pages; i++) put_page(m, child, g, i, list_of(parent, g)[i]);
+        for (uint32_t i = 0; i < from->n_pages; i++)
+            put_page(m, child, g, i, list_of(parent, g)[i]);
         child->tables[g].n_pages = from->n_pages;
         set_kept(m, child, g, from->kept);
     }

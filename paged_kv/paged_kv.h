@@ -1,27 +1,29 @@
 /* paged_kv: who holds which page of the KV cache.
  *
- * What     a pool of equal pages, a page table for each (sequence, KV group), a prefix cache of hashed
- *          blocks, and a delta log that keeps mirrors of the tables up to date. Page numbers only: the
- *          bytes behind them belong to a backend. No clock, no lock, no I/O.
+ * What     a pool of equal pages, a page table for each (sequence, KV group), a prefix cache of
+ *          hashed blocks, and a delta log that keeps mirrors of the tables up to date. Page numbers
+ *          only: the bytes behind them belong to a backend. No clock, no lock, no I/O.
  * Owner    a pkv owns all its state; a pkv_mirror is a backend's copy of the tables, fed by deltas.
  * Threads  one thread for each pkv or mirror.
  * Units    tokens, pages, slots (a token's place in a table: page index * page_tokens + offset).
- * Errors   STATUS_NO_PAGES is a state, not an error, and leaves everything as it was. Misuse asserts.
+ * Errors   STATUS_NO_PAGES is a state, not an error, and leaves everything as it was. Misuse
+ *          asserts.
  *
- * Words (design.md section 1): a *KV group* is a run of layers x a run of KV heads that share one page table;
- * group g = layer_group * head_groups + head_group. A *block* is page_tokens consecutive tokens from a
- * multiple of page_tokens on, across all groups. *Used* pages are referenced, *cached* ones are unreferenced but
- * hashed, and free + used + cached == n_pages - 1 (page 0 is never handed out).
+ * Words (design.md section 1): a *KV group* is a run of layers x a run of KV heads that share one
+ * page table; group g = layer_group * head_groups + head_group. A *block* is page_tokens
+ * consecutive tokens from a multiple of page_tokens on, across all groups. *Used* pages are
+ * referenced, *cached* ones are unreferenced but hashed, and free + used + cached == n_pages - 1
+ * (page 0 is never handed out).
  */
 #ifndef PAGED_KV_PAGED_KV_H
 #define PAGED_KV_PAGED_KV_H
 
 #include "base/base.h"
 
-/* ---- geometry: fixed when the engine starts ------------------------------------------------------- */
+/* ---- geometry: fixed when the engine starts -------------------------------------------------- */
 
 typedef struct pkv_geometry {
-    uint32_t page_tokens;      // multiple of 16, at most 256
+    uint32_t page_tokens; // multiple of 16, at most 256
     uint32_t n_layers;
     uint32_t n_kv_heads;       // of the whole model
     uint32_t layers_per_group; // the last group may be short
@@ -47,7 +49,7 @@ static inline uint32_t pkv_group_of(const pkv_geometry *g, uint32_t layer, uint3
 
 status pkv_geometry_check(const pkv_geometry *g, error *err);
 
-/* ---- the pool with its tables and cache ------------------------------------------------------------- */
+/* ---- the pool with its tables and cache ------------------------------------------------------ */
 
 typedef struct pkv pkv;
 
@@ -61,10 +63,10 @@ typedef struct pkv_block_event {
 
 typedef struct pkv_options {
     pkv_geometry geometry;
-    uint32_t n_pages;       // page 0 included
-    uint32_t max_seqs;      // sequences are numbered 0 .. max_seqs - 1 by the caller
+    uint32_t n_pages;  // page 0 included
+    uint32_t max_seqs; // sequences are numbered 0 .. max_seqs - 1 by the caller
     bool prefix_cache;
-    const allocator *alloc; // NULL = default
+    const allocator *alloc;                                    // NULL = default
     void (*on_block)(void *ctx, const pkv_block_event *event); // NULL = nobody listens
     void *on_block_ctx;
 } pkv_options;
@@ -84,31 +86,33 @@ pkv_counts pkv_count(const pkv *p);
 /* Pages that new work can have: free + cached. */
 uint32_t pkv_available(const pkv *p);
 
-/* ---- prefix cache ------------------------------------------------------------------------------------ */
+/* ---- prefix cache ---------------------------------------------------------------------------- */
 
 typedef struct pkv_hit {
     uint32_t tokens;       // a multiple of page_tokens
     uint32_t cached_pages; // pages of the hit that nobody references: taking the hit uses them up
 } pkv_hit;
 
-/* The longest resident chain of blocks equal to tokens[0 .. max_tokens), under this salt (hash walk with a
- * token compare; a hit counts only while all its pages are resident). Changes nothing. */
+/* The longest resident chain of blocks equal to tokens[0 .. max_tokens), under this salt (hash
+ * walk with a token compare; a hit counts only while all its pages are resident). Changes
+ * nothing. */
 pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
 
-/* ---- sequences ---------------------------------------------------------------------------------------- */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
-/* Opens sequence `seq` (closed before) holding the longest hit of tokens[0 .. max_hit): its logical length is
- * *hit_tokens. expect_tokens sizes the tables' lists, so that appending that far allocates nothing. */
+/* Opens sequence `seq` (closed before) holding the longest hit of tokens[0 .. max_hit): its
+ * logical length is *hit_tokens. expect_tokens sizes the tables' lists, so that appending that
+ * far allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t max_hit, uint64_t salt,
                     uint32_t expect_tokens, uint32_t *hit_tokens);
-/* Makes room for n more tokens in every table (cached pages are reclaimed, least recently used and deepest
- * first). A shared last page that is not full is replaced by a fresh one and its slots moved
- * (copy on write). All or nothing: STATUS_NO_PAGES changes nothing. */
+/* Makes room for n more tokens in every table (cached pages are reclaimed, least recently used
+ * and deepest first). A shared last page that is not full is replaced by a fresh one and its
+ * slots moved (copy on write). All or nothing: STATUS_NO_PAGES changes nothing. */
 status pkv_seq_append(pkv *p, uint32_t seq, uint32_t n);
 /* How many fresh pages pkv_seq_append(seq, n) would take. */
 uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);
-/* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Does nothing
- * after the sequence's first drop, or when the prefix cache is off. */
+/* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Does
+ * nothing after the sequence's first drop, or when the prefix cache is off. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. The last page, when
  * partial, must be kept. Copies nothing. */
@@ -118,7 +122,8 @@ void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep);
 /* `child` (closed before) becomes a copy of `parent` that shares every page. */
 status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tokens);
-/* Gives up every reference, tails first, so that a tail is reclaimed before the head it hangs on. */
+/* Gives up every reference, tails first, so that a tail is reclaimed before the head it hangs
+ * on. */
 void pkv_seq_close(pkv *p, uint32_t seq);
 
 bool pkv_seq_is_open(const pkv *p, uint32_t seq);
@@ -130,21 +135,21 @@ uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all groups, sha
 typedef struct pkv_table_view {
     const uint32_t *pages; // [n_pages] in order
     uint32_t n_pages;
-    uint32_t kept_tokens;  // all pages but the last are full
+    uint32_t kept_tokens; // all pages but the last are full
 } pkv_table_view;
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t group);
 /* The logical index of the token in a slot (slot < kept_tokens). */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t slot);
 
-/* Proves free + used + cached == total, reference counts == references in tables, chains and lists sound.
- * Returns NULL, or what is wrong. For tests: slow. */
+/* Proves free + used + cached == total, reference counts == references in tables, chains and
+ * lists sound. Returns NULL, or what is wrong. For tests: slow. */
 const char *pkv_check_integrity(const pkv *p);
 
-/* ---- delta log ------------------------------------------------------------------------------------------
- * Every change of a table is appended to a log of 32-bit words (operations and their layout: delta.h), and every
- * copy of K/V slots to a list of moves. A step plan carries both; a backend applies the words to its mirror, then
- * executes the moves in order, then computes. */
+/* ---- delta log --------------------------------------------------------------------------------
+ * Every change of a table is appended to a log of 32-bit words (operations and their layout:
+ * delta.h), and every copy of K/V slots to a list of moves. A step plan carries both; a backend
+ * applies the words to its mirror, then executes the moves in order, then computes. */
 typedef struct pkv_move {
     uint32_t group;
     uint32_t src_page, src_slot;
@@ -167,12 +172,13 @@ typedef struct pkv_mirror pkv_mirror;
 status pkv_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_t max_seqs,
                          const allocator *alloc, pkv_mirror **out);
 void pkv_mirror_destroy(pkv_mirror *m);
-/* Words may come from a wire: anything inconsistent is STATUS_CORRUPT (the mirror is then unusable). */
+/* Words may come from a wire: anything inconsistent is STATUS_CORRUPT (the mirror is then
+ * unusable). */
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
 
-/* Over all open tables: equal exactly when pool and mirror agree on every page and length. Kept up to date
- * as tables change, so that asking is free. */
+/* Over all open tables: equal exactly when pool and mirror agree on every page and length. Kept
+ * up to date as tables change, so that asking is free. */
 uint64_t pkv_checksum(const pkv *p);
 uint64_t pkv_mirror_checksum(const pkv_mirror *m);
 

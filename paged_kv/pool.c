@@ -56,8 +56,8 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->log.epoch = 1;
     p->free = p->n_pages - 1;
     p->touched = 1;
-    /* Not zeroed: a page's record is written when the page is first handed out, so that the memory of a large
-     * and idle pool stays untouched. */
+    /* Not zeroed: a page's record is written when the page is first handed out, so that the
+     * memory of a large and idle pool stays untouched. */
     p->pages = alloc_resize(a, NULL, p->n_pages, sizeof *p->pages);
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
     if (!p->pages || !p->seqs || (p->prefix_cache && !status_ok(prefix_create(p)))) {
@@ -110,7 +110,7 @@ uint32_t pkv_available(const pkv *p) { return p->free + p->cached; }
 
 uint64_t pkv_checksum(const pkv *p) { return p->checksum; }
 
-/* ---- pages: free <-> used <-> cached ------------------------------------------------------------------- */
+/* ---- pages: free <-> used <-> cached --------------------------------------------------------- */
 
 static void push_free(pkv *p, uint32_t id)
 {

@@ -1,10 +1,11 @@
 /* The prefix cache.
  *
- * A block is identified by its tokens and its parent block, a first one by its tokens and the salt; the chain hash
- * only finds it. So equal chains are one chain: when two sequences compute the same block, the first one's pages
- * stay the block's, the second one's pages stay unhashed, and the second's next block is a child of that
- * same block. Hence a block outlives neither its parent nor any of its pages, whoever holds them, and a sequence whose
- * last published block went away starts publishing again from its first (prefix_publish).
+ * A block is identified by its tokens and its parent block, a first one by its tokens and the salt;
+ * the chain hash only finds it. So equal chains are one chain: when two sequences compute the same
+ * block, the first one's pages stay the block's, the second one's pages stay unhashed, and the
+ * second's next block is a child of that same block. Hence a block outlives neither its parent nor
+ * any of its pages, whoever holds them, and a sequence whose last published block went away starts
+ * publishing again from its first (prefix_publish).
  */
 #include "paged_kv/internal.h"
 
@@ -145,8 +146,8 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
     uint32_t size = p->geometry.page_tokens, n_full = n / size;
     if (n_full <= s->published) return;
     if (s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation) {
-        /* The chain was cut (another sequence's pages were part of it and were reclaimed). This sequence
-         * still holds pages for all of it. */
+        /* The chain was cut (another sequence's pages were part of it and were reclaimed). This
+         * sequence still holds pages for all of it. */
         s->cursor = s->published = 0;
     }
     uint32_t cursor = s->cursor;

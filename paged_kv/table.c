@@ -101,8 +101,8 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     uint32_t last = prefix_walk(p, tokens, max_hit, salt, &n_hit);
     uint32_t row = row_for(p, expect_tokens);
     RETURN_IF_ERROR(seq_reserve(p, s, row > n_hit ? row : n_hit));
-    RETURN_IF_ERROR(log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0,
-                             log_reserve_of(p, s->row)));
+    RETURN_IF_ERROR(
+        log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0, log_reserve_of(p, s->row)));
     enter_open(p, s, id);
     s->dropped = s->forked = false;
     s->length = n_hit * size;
@@ -145,10 +145,10 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     return STATUS_IS_OK;
 }
 
-/* ---- append ------------------------------------------------------------------------------------------------ */
+/* ---- append ---------------------------------------------------------------------------------- */
 
-/* Whether the next token of a table would be written into a page that others read. Only forks share pages that
- * are being filled. */
+/* Whether the next token of a table would be written into a page that others read. Only forks
+ * share pages that are being filled. */
 static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t group)
 {
     const pkv_table *t = &s->tables[group];
@@ -213,7 +213,8 @@ static void replace_last(pkv *p, uint32_t id, uint32_t group)
                            .n_slots = t->kept % p->geometry.page_tokens});
 }
 
-/* Appends to one table whose last page may be written. Slots of a compacted last page are filled first. */
+/* Appends to one table whose last page may be written. Slots of a compacted last page are filled
+ * first. */
 static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
 {
     pkv_seq *s = &p->seqs[id];
@@ -240,10 +241,9 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     append_needs needs = needs_of(p, s, n);
     if (needs.fresh > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(seq_reserve(p, s, needs.row));
-    RETURN_IF_ERROR(log_room(p,
-                             (size_t)needs.replaced * DELTA_REPLACE_WORDS + DELTA_APPEND_HEAD +
-                                 needs.fresh,
-                             needs.replaced, 0));
+    RETURN_IF_ERROR(
+        log_room(p, (size_t)needs.replaced * DELTA_REPLACE_WORDS + DELTA_APPEND_HEAD + needs.fresh,
+                 needs.replaced, 0));
     for (uint32_t g = 0; needs.replaced > 0 && g < p->groups; g++) {
         if (must_replace(p, s, g)) replace_last(p, id, g);
     }
@@ -258,7 +258,7 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     return STATUS_IS_OK;
 }
 
-/* ---- drop, fork, close ------------------------------------------------------------------------------------- */
+/* ---- drop, fork, close ----------------------------------------------------------------------- */
 
 /* Moves the positions of the kept compacted pages together; returns how many those are. */
 static uint32_t drop_slots(const pkv *p, pkv_table *t, const uint64_t *keep)
@@ -378,7 +378,7 @@ void pkv_seq_close(pkv *p, uint32_t id)
     s->held = s->length = 0;
 }
 
-/* ---- read only ------------------------------------------------------------------------------------------- */
+/* ---- read only ------------------------------------------------------------------------------- */
 
 bool pkv_seq_is_open(const pkv *p, uint32_t id) { return seq_at(p, id)->open; }
 uint32_t pkv_seq_length(const pkv *p, uint32_t id) { return seq_opened(p, id)->length; }

@@ -14,13 +14,15 @@ static status read_ratio(const json_t *json, const char *name, const retention_p
     (void)preset;
     double ratio;
     RETURN_IF_ERROR(json_get_double(json, where, name, 0, 1, 0, &ratio, err));
-    if (ratio == 0) return error_set(err, STATUS_INVALID, "retention.ratio is 0: must be in (0, 1]");
+    if (ratio == 0)
+        return error_set(err, STATUS_INVALID, "retention.ratio is 0: must be in (0, 1]");
     policy->ratio = ratio;
     policy->tokens = 0;
     return STATUS_IS_OK;
 }
 
-static status read_count(const json_t *json, const char *name, int64_t min, uint32_t *out, error *err)
+static status read_count(const json_t *json, const char *name, int64_t min, uint32_t *out,
+                         error *err)
 {
     int64_t value;
     RETURN_IF_ERROR(json_get_int(json, where, name, min, INT32_MAX, *out, &value, err));
@@ -60,7 +62,8 @@ static status read_reuse(const json_t *json, const char *name, const retention_p
 }
 
 /* The choices of a part that the preset has, as "page, chunk". */
-static void list_choices(const retention_preset *preset, retention_part part, char *out, size_t size)
+static void list_choices(const retention_preset *preset, retention_part part, char *out,
+                         size_t size)
 {
     size_t used = 0;
     out[0] = 0;
@@ -95,8 +98,8 @@ static status read_part(const json_t *json, const char *name, const retention_pr
     char have[128];
     list_choices(preset, part, have, sizeof have);
     return error_set(err, STATUS_INVALID,
-                     "retention.%s: '%.40s' is not available for method '%s' (have: %s)", name, value,
-                     preset->name, have);
+                     "retention.%s: '%.40s' is not available for method '%s' (have: %s)", name,
+                     value, preset->name, have);
 }
 
 static status read_report(const json_t *json, const char *name, const retention_preset *preset,
@@ -107,8 +110,8 @@ static status read_report(const json_t *json, const char *name, const retention_
     RETURN_IF_ERROR(json_get_string(json, where, name, &value, err));
     policy->report_positions = strcmp(value, "positions") == 0;
     if (policy->report_positions || strcmp(value, "counts") == 0) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "retention.report: '%.40s' must be 'counts' or 'positions'",
-                     value);
+    return error_set(err, STATUS_INVALID,
+                     "retention.report: '%.40s' must be 'counts' or 'positions'", value);
 }
 
 /* Every key of reference/api.md. One whose field is 0 is known, but no method can use it yet. */
@@ -158,7 +161,8 @@ static status refuse_method(const char *name, error *err)
         used += (size_t)snprintf(have + used, sizeof have - used, "%s%s", i > 0 ? ", " : "",
                                  presets[i].name);
     }
-    return error_set(err, STATUS_INVALID, "retention.method: '%.40s' is unknown (have: %s)", name, have);
+    return error_set(err, STATUS_INVALID, "retention.method: '%.40s' is unknown (have: %s)", name,
+                     have);
 }
 
 static status check_names(const json_t *json, const retention_preset *preset, error *err)
@@ -169,28 +173,32 @@ static status check_names(const json_t *json, const retention_preset *preset, er
     {
         size_t k = 0;
         while (k < N_KEYS && strcmp(keys[k].name, name) != 0) k++;
-        if (k == N_KEYS) return error_set(err, STATUS_INVALID, "retention.%.40s: unknown key", name);
+        if (k == N_KEYS)
+            return error_set(err, STATUS_INVALID, "retention.%.40s: unknown key", name);
         if (keys[k].field != ALWAYS && !(preset->fields & keys[k].field)) {
-            return error_set(err, STATUS_INVALID, "retention.%s is not available for method '%s'", name,
-                             preset->name);
+            return error_set(err, STATUS_INVALID, "retention.%s is not available for method '%s'",
+                             name, preset->name);
         }
     }
     return STATUS_IS_OK;
 }
 
-static status check_geometry(const retention_policy *policy, const retention_limits *limits, error *err)
+static status check_geometry(const retention_policy *policy, const retention_limits *limits,
+                             error *err)
 {
     const pkv_geometry *g = &limits->geometry;
     uint32_t reuse = policy->reuse_layers;
     if (reuse > g->n_layers) {
         return error_set(err, STATUS_INVALID,
-                         "retention.reuse_layers is %u: the model has %u layers", reuse, g->n_layers);
+                         "retention.reuse_layers is %u: the model has %u layers", reuse,
+                         g->n_layers);
     }
     if (reuse % g->layers_per_group != 0 && reuse != g->n_layers) {
-        return error_set(err, STATUS_INVALID,
-                         "retention.reuse_layers is %u: must be a multiple of the %u layers that share a page "
-                         "table here (--kv-group-layers %u)",
-                         reuse, g->layers_per_group, g->layers_per_group);
+        return error_set(
+            err, STATUS_INVALID,
+            "retention.reuse_layers is %u: must be a multiple of the %u layers that share a page "
+            "table here (--kv-group-layers %u)",
+            reuse, g->layers_per_group, g->layers_per_group);
     }
     uint32_t heads = retention_scopes[policy->scope].heads(g);
     if (heads % g->heads_per_group != 0) {
@@ -203,7 +211,8 @@ static status check_geometry(const retention_policy *policy, const retention_lim
     return STATUS_IS_OK;
 }
 
-static status check_policy(const retention_policy *policy, const retention_limits *limits, error *err)
+static status check_policy(const retention_policy *policy, const retention_limits *limits,
+                           error *err)
 {
     const retention_preset *preset = policy->preset;
     if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;

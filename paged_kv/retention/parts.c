@@ -45,7 +45,7 @@ const retention_schedule_row retention_schedules[] = {
     [RETENTION_SCHEDULE_PROMPT] = {{"prompt", "once, at the end of the prompt"}, prompt_end},
 };
 
-/* ---- the same rows by part, for parsing, help and docs --------------------------------------------------- */
+/* ---- the same rows by part, for parsing, help and docs --------------------------------------- */
 
 #define ROWS(table) table, sizeof(table) / sizeof((table)[0]), sizeof((table)[0])
 

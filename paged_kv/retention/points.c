@@ -11,12 +11,11 @@ measure_spec retention_measure(const retention_policy *policy)
 {
     measure_kind kind = retention_scores[policy->score].measure;
     if (kind == MEASURE_NONE) return (measure_spec){.kind = MEASURE_NONE};
-    return (measure_spec){
-        .kind = kind, .rows = policy->window, .layer_step = policy->reuse_layers};
+    return (measure_spec){.kind = kind, .rows = policy->window, .layer_step = policy->reuse_layers};
 }
 
-/* A ratio is a decimal that a user wrote: where its product with n differs from a whole number by less than binary
- * fractions can tell, that number is meant. */
+/* A ratio is a decimal that a user wrote: where its product with n differs from a whole number
+ * by less than binary fractions can tell, that number is meant. */
 static uint32_t budget_tokens(const retention_policy *policy, uint32_t n_prompt)
 {
     if (policy->tokens > 0) return policy->tokens;
@@ -44,11 +43,11 @@ status retention_budget_for(const retention_policy *policy, uint32_t page_tokens
     uint32_t budget = budget_tokens(policy, n_prompt) / page_tokens;
     out->protected_pages = smaller(all - last, sinks) + last;
     if (policy->tokens > 0 && budget < out->protected_pages) {
-        return error_set(err, STATUS_INVALID,
-                         "retention.tokens is %u: below the %u protected pages of %u tokens (sinks %u, "
-                         "window %u, the last partial page)",
-                         policy->tokens, out->protected_pages, page_tokens, policy->sinks,
-                         policy->window);
+        return error_set(
+            err, STATUS_INVALID,
+            "retention.tokens is %u: below the %u protected pages of %u tokens (sinks %u, "
+            "window %u, the last partial page)",
+            policy->tokens, out->protected_pages, page_tokens, policy->sinks, policy->window);
     }
     uint32_t least = out->protected_pages + 1;
     out->kept_pages = smaller(all, budget > least ? budget : least);

@@ -1,13 +1,14 @@
 /* retention: which pages of a sequence stay.
  *
- * What     the table of methods (presets), the request's JSON and its report (one parser, one writer), the
- *          retention points, the measures a method needs from a backend, and the selection itself: plain C,
- *          deterministic, the same for every device and rank. A method is a row of `retention_presets`.
+ * What     the table of methods (presets), the request's JSON and its report (one parser, one
+ *          writer), the retention points, the measures a method needs from a backend, and the
+ *          selection itself: plain C, deterministic, the same for every device and rank. A method
+ *          is a row of `retention_presets`.
  * Owner    a retention_policy is a plain value; selections go to caller-owned bitmaps.
  * Threads  pure functions.
  * Units    tokens and pages of one table; ratio = the share KEPT of the prompt's tokens.
- * Errors   a field the method cannot use, an unknown key, an impossible value: STATUS_INVALID with the
- *          field's name.
+ * Errors   a field the method cannot use, an unknown key, an impossible value: STATUS_INVALID with
+ *          the field's name.
  * Source   reference/methods.md section 0 fixes every meaning; each row names its paper.
  */
 #ifndef PAGED_KV_RETENTION_RETENTION_H
@@ -15,7 +16,7 @@
 
 #include "paged_kv/paged_kv.h"
 
-/* ---- the parts a method is composed of (design.md section 5) -------------------------------------------- */
+/* ---- the parts a method is composed of (design.md section 5) --------------------------------- */
 
 typedef enum retention_score {
     RETENTION_SCORE_NONE,   // nothing to measure
@@ -30,7 +31,8 @@ typedef enum retention_schedule {
     RETENTION_SCHEDULE_PROMPT, // once, at the prompt's end
 } retention_schedule;
 
-/* The parts as tables, so that parsing, help and docs iterate over them. A choice's index is its enum value. */
+/* The parts as tables, so that parsing, help and docs iterate over them. A choice's index is its
+ * enum value. */
 typedef enum retention_part {
     RETENTION_PART_SCORE,
     RETENTION_PART_UNIT,
@@ -41,48 +43,48 @@ typedef enum retention_part {
 } retention_part;
 
 typedef struct retention_choice {
-    const char *name;        // "window": what the request's field says
-    const char *summary;     // one line for help and docs
+    const char *name;    // "window": what the request's field says
+    const char *summary; // one line for help and docs
 } retention_choice;
 
 const char *retention_part_name(retention_part part); // the request's field: "score"
 size_t retention_part_size(retention_part part);
 retention_choice retention_part_choice(retention_part part, size_t index);
 
-/* Fields of a request that a method may be able to use beside `method` and `report`. A part's field belongs to
- * every method that selects anything. */
+/* Fields of a request that a method may be able to use beside `method` and `report`. A part's
+ * field belongs to every method that selects anything. */
 typedef enum retention_field {
     RETENTION_FIELD_BUDGET = 1 << 0, // ratio or tokens
     RETENTION_FIELD_REUSE_LAYERS = 1 << 1,
     RETENTION_FIELD_SINKS = 1 << 2,
     RETENTION_FIELD_WINDOW = 1 << 3,
-    RETENTION_FIELD_PARTS = 1 << 4,  // score, unit, scope, allocator, schedule
+    RETENTION_FIELD_PARTS = 1 << 4, // score, unit, scope, allocator, schedule
 } retention_field;
 
 /* A resolved request: the preset's row with the request's overrides. */
 typedef struct retention_policy {
-    const struct retention_preset *preset; // never NULL after retention_parse; "full" keeps everything
+    const struct retention_preset *preset; // never NULL after retention_parse
     retention_score score;
     retention_unit unit;
     retention_scope scope;
     retention_allocator allocator;
     retention_schedule schedule;
-    double ratio;            // (0, 1], or 0 when `tokens` is given
-    uint32_t tokens;         // budget, or 0 when `ratio` is given
-    uint32_t sinks;          // first tokens protected
-    uint32_t window;         // last tokens protected, and query rows measured
-    uint32_t reuse_layers;   // followers take the choice of layer floor(l / N) * N
+    double ratio;          // (0, 1], or 0 when `tokens` is given
+    uint32_t tokens;       // budget, or 0 when `ratio` is given
+    uint32_t sinks;        // first tokens protected
+    uint32_t window;       // last tokens protected, and query rows measured
+    uint32_t reuse_layers; // followers take the choice of layer floor(l / N) * N
     bool report_positions;
 } retention_policy;
 
 typedef struct retention_preset {
-    const char *name;        // "chunkkv"
-    const char *summary;     // one line for help and docs
-    const char *source;      // paper and section
-    bool needs_budget;       // ratio or tokens must be given
-    uint32_t fields;         // retention_field bits: what a request may set
+    const char *name;                  // "chunkkv"
+    const char *summary;               // one line for help and docs
+    const char *source;                // paper and section
+    bool needs_budget;                 // ratio or tokens must be given
+    uint32_t fields;                   // retention_field bits: what a request may set
     uint32_t choices[RETENTION_PARTS]; // bit i = choice i of the part is available
-    retention_policy defaults; // its `preset` is unused here
+    retention_policy defaults;         // its `preset` is unused here
 } retention_preset;
 
 const retention_preset *retention_presets(size_t *n);
@@ -91,83 +93,91 @@ const retention_preset *retention_find(const char *name);
 /* What the engine can do: checked when a request comes in. */
 typedef struct retention_limits {
     pkv_geometry geometry;
-    uint32_t max_window;     // the prefill chunk
+    uint32_t max_window; // the prefill chunk
 } retention_limits;
 
 /* The "retention" object of a request (NULL = "full"). Errors name the field. */
 status retention_parse(const json_t *json, const retention_limits *limits, retention_policy *out,
                        error *err);
 
-/* ---- at work ----------------------------------------------------------------------------------------------- */
+/* ---- at work --------------------------------------------------------------------------------- */
 
 /* The first logical length > from at which this policy selects, for a prompt of n_prompt tokens;
  * UINT32_MAX when there is none. */
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
 
-/* What a selection at the end of a prompt keeps in each table, known before it is made: for admission. */
+/* What a selection at the end of a prompt keeps in each table, known before it is made: for
+ *      admission. */
 typedef struct retention_budget {
     uint32_t pages;           // of the whole prompt
     uint32_t protected_pages; // sinks, window, last partial page
     uint32_t kept_pages;
-    bool raised;              // the budget was below kept_pages
+    bool raised; // the budget was below kept_pages
 } retention_budget;
 
-/* B = floor(ratio * n_prompt), a product within 1e-6 of a whole number being that number (0.29 * 100 is 29);
- * then as retention_selection says. STATUS_INVALID when an explicit `tokens` is below the protected pages. */
+/* B = floor(ratio * n_prompt), a product within 1e-6 of a whole number being that number (0.29 *
+ * 100 is 29); then as retention_selection says. STATUS_INVALID when an explicit `tokens` is
+ * below the protected pages. */
 status retention_budget_for(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
                             retention_budget *out, error *err);
 
-/* What a backend must measure at a retention point. A closed list (design.md section 5, Measures). */
+/* What a backend must measure at a retention point. A closed list (design.md section 5,
+ *      Measures). */
 typedef enum measure_kind { MEASURE_NONE, MEASURE_MASS } measure_kind;
 
 typedef struct measure_spec {
     measure_kind kind;
-    uint32_t rows;           // the last `rows` query rows of the step's share (all, when it has fewer)
-    uint32_t layer_step;     // layers 0, layer_step, 2 * layer_step, …
+    uint32_t rows;       // the last `rows` query rows of the step's share (all, when it has fewer)
+    uint32_t layer_step; // layers 0, layer_step, 2 * layer_step, …
 } measure_spec;
 
 measure_spec retention_measure(const retention_policy *policy);
 
-/* What came back: f32 [n_layers measured, n_kv_heads, stride]; entries past a table's page count unused. */
+/* What came back: f32 [n_layers measured, n_kv_heads, stride]; entries past a table's page count
+ *      unused. */
 typedef struct measure_result {
     const float *values;
     uint32_t n_layers;
     uint32_t n_kv_heads;
-    uint32_t stride;         // pages of the longest table
+    uint32_t stride; // pages of the longest table
 } measure_result;
 
 /* One choice at a retention point, for every group of a sequence.
  *   keep   [groups][words]: bit i of a group's row = page i of its table stays
  * Budget: B = floor(ratio * n_prompt) or tokens; pages kept = min(all, max(floor(B / page_tokens),
- * protected + 1)); protected = sinks, window and last partial page; candidates by score descending, then page
- * index ascending; a scope's score is the f32 sum over its KV heads ascending, at its lowest layer. */
+ * protected + 1)); protected = sinks, window and last partial page; candidates by score
+ * descending, then page index ascending; a scope's score is the f32 sum over its KV heads
+ * ascending, at its lowest layer. */
 typedef struct retention_selection {
-    uint64_t *keep;          // caller-owned, groups * words zeroed words
-    uint32_t words;          // >= ceil(pages of the longest table / 64)
-    uint32_t pages_dropped;  // over all groups
-    bool budget_raised;      // the budget was below protected + 1 pages
+    uint64_t *keep;         // caller-owned, groups * words zeroed words
+    uint32_t words;         // >= ceil(pages of the longest table / 64)
+    uint32_t pages_dropped; // over all groups
+    bool budget_raised;     // the budget was below protected + 1 pages
 } retention_selection;
 
-/* Allocates nothing. STATUS_INVALID when an explicit `tokens` is below the protected pages, STATUS_INTERNAL when
- * the measures do not fit the sequence. */
-status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq, uint32_t n_prompt,
-                        const measure_result *measures, retention_selection *out, error *err);
+/* Allocates nothing. STATUS_INVALID when an explicit `tokens` is below the protected pages,
+ * STATUS_INTERNAL when the measures do not fit the sequence. */
+status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                        uint32_t n_prompt, const measure_result *measures, retention_selection *out,
+                        error *err);
 
-/* ---- the report (reference/api.md) ---------------------------------------------------------------------------- */
+/* ---- the report (reference/api.md) ----------------------------------------------------------- */
 
 typedef struct retention_report {
     const char *method;
     uint32_t logical_tokens;
-    double kept_tokens;      // in bytes of full tokens (retention_kept_tokens)
+    double kept_tokens; // in bytes of full tokens (retention_kept_tokens)
     uint64_t pages_dropped;
     bool budget_raised;
-    double scoring_ms;       // measuring and selecting
-    char *kept_json;         // the "kept" array when positions were asked for, else NULL (malloc'd)
+    double scoring_ms; // measuring and selecting
+    char *kept_json;   // the "kept" array when positions were asked for, else NULL (malloc'd)
 } retention_report;
 
-/* Kept bytes of a sequence / bytes of one full token: the mean over its tables, each weighted by its layers. */
+/* Kept bytes of a sequence / bytes of one full token: the mean over its tables, each weighted by
+ * its layers. */
 double retention_kept_tokens(const pkv *kv, uint32_t seq);
-/* The "kept" array of a sequence as it is now, layers and heads with equal ranges listed table by table. */
+/* The "kept" array of a sequence as it is now, layers and heads with equal ranges listed table
+ * by table. */
 void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out);
 /* Appends the report as a JSON object. */
 void retention_report_json(const retention_report *report, strbuf *out);

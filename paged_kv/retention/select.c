@@ -3,7 +3,8 @@
 #include <assert.h>
 #include <string.h>
 
-/* Scores are asked for in pieces that fit the stack, and asked for again in each pass: selecting needs no memory. */
+/* Scores are asked for in pieces that fit the stack, and asked for again in each pass: selecting
+ * needs no memory. */
 enum { PIECE = 256 };
 
 typedef struct candidates {
@@ -33,8 +34,8 @@ static uint32_t keys_from(const candidates *c, uint32_t at, uint32_t keys[PIECE]
     return n;
 }
 
-/* Keeps the `want` candidates (0 < want < all) with the greatest keys, of equal ones the first. Radix selection: one
- * byte of the want-th greatest key in each pass. */
+/* Keeps the `want` candidates (0 < want < all) with the greatest keys, of equal ones the first.
+ * Radix selection: one byte of the want-th greatest key in each pass. */
 static void keep_best(const candidates *c, uint32_t want, uint64_t *keep)
 {
     uint32_t keys[PIECE], threshold = 0, known = 0; /* bits of threshold found so far */
@@ -68,9 +69,9 @@ static void keep_range(uint64_t *keep, uint32_t from, uint32_t to)
 }
 
 /* One choice over a table of budget->pages pages. */
-static void choose(const retention_policy *policy, const retention_budget *budget, uint32_t page_tokens,
-                   uint32_t kept_pages, const measure_result *measures, const retention_group *scope,
-                   uint64_t *keep)
+static void choose(const retention_policy *policy, const retention_budget *budget,
+                   uint32_t page_tokens, uint32_t kept_pages, const measure_result *measures,
+                   const retention_group *scope, uint64_t *keep)
 {
     uint32_t n = budget->pages, free_picks = kept_pages - budget->protected_pages;
     uint32_t sinks = policy->sinks / page_tokens + (policy->sinks % page_tokens != 0);
@@ -96,7 +97,8 @@ static status check(const retention_policy *policy, const pkv *kv, uint32_t seq,
     const pkv_geometry *g = pkv_get_geometry(kv);
     for (uint32_t i = 0; i < pkv_groups(g); i++) {
         if (pkv_seq_table(kv, seq, i).n_pages != budget->pages)
-            return error_set(err, STATUS_INTERNAL, "retention: the tables do not hold the prompt whole");
+            return error_set(err, STATUS_INTERNAL,
+                             "retention: the tables do not hold the prompt whole");
     }
     if (budget->kept_pages == budget->pages) return STATUS_IS_OK;
     if (!m || !m->values || m->n_layers != runs_of(g->n_layers, policy->reuse_layers) ||
@@ -106,7 +108,8 @@ static status check(const retention_policy *policy, const pkv *kv, uint32_t seq,
 }
 
 /* The scope's choice, made in its first group's row, goes to all of its groups. */
-static void copy_choice(const pkv_geometry *g, const retention_group *scope, const retention_selection *out)
+static void copy_choice(const pkv_geometry *g, const retention_group *scope,
+                        const retention_selection *out)
 {
     const uint64_t *row =
         out->keep + (size_t)pkv_group_of(g, scope->layer_from, scope->head_from) * out->words;
@@ -118,8 +121,9 @@ static void copy_choice(const pkv_geometry *g, const retention_group *scope, con
     }
 }
 
-status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq, uint32_t n_prompt,
-                        const measure_result *measures, retention_selection *out, error *err)
+status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                        uint32_t n_prompt, const measure_result *measures, retention_selection *out,
+                        error *err)
 {
     const pkv_geometry *g = pkv_get_geometry(kv);
     retention_budget budget;

@@ -1,12 +1,14 @@
 /* Random operations on paged_kv against a plain model that keeps what every page slot holds.
  *
- * The model computes a token's K/V as a hash of everything that K/V depends on: the tokens before it, the salt, and
- * any drop or compaction before it. Moves are executed on that memory as a backend would. So a page that is
- * handed out twice, a shared page that is written, a stale move or a polluted prefix block shows as a wrong value.
- * After each operation: pkv_check_integrity and the contents of every hashed page. After each batch of deltas:
- * every slot of every table, and the mirror's tables and checksum.
+ * The model computes a token's K/V as a hash of everything that K/V depends on: the tokens before
+ * it, the salt, and any drop or compaction before it. Moves are executed on that memory as a
+ * backend would. So a page that is handed out twice, a shared page that is written, a stale move or
+ * a polluted prefix block shows as a wrong value. After each operation: pkv_check_integrity and the
+ * contents of every hashed page. After each batch of deltas: every slot of every table, and the
+ * mirror's tables and checksum.
  *
- *   paging_test [seed]      one seed, verbosely; OCTAVO_SOAK=1 makes it 10^6 operations over 20 seeds */
+ *   paging_test [seed]      one seed, verbosely; OCTAVO_SOAK=1 makes it 10^6 operations over 20
+ *   seeds */
 #include "paged_kv/paged_kv.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +27,7 @@ enum {
     PAGES_OF_TABLE = LEN_MAX / 16 + 1,
 };
 
-/* ---- an allocator that counts, and fails when told ------------------------------------------------------- */
+/* ---- an allocator that counts, and fails when told ------------------------------------------- */
 
 typedef struct test_heap {
     long blocks;
@@ -47,7 +49,7 @@ static void *heap_resize(void *ctx, void *ptr, size_t size)
     return got;
 }
 
-/* ---- the model --------------------------------------------------------------------------------------------- */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 typedef struct model_seq {
     bool open, dropped;
@@ -205,7 +207,7 @@ static uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n)
     return cost;
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static void check_always(sim *s)
 {
@@ -257,7 +259,7 @@ static void check_tables(sim *s)
     CHECK(s, pkv_checksum(s->kv) == pkv_mirror_checksum(s->mirror));
 }
 
-/* ---- operations ---------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 /* Whether an operation that may be refused was done. */
 static bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before)
@@ -328,8 +330,12 @@ static void op_open(sim *s, uint32_t id)
     if (!went(s, pkv_seq_open(s->kv, id, tokens, n, salt, expect, &hit), true, before)) return;
     CHECK(s, hit == want);
     s->hits += hit > 0;
-    *m = (model_seq){.open = true, .salt = salt, .document = document, .length = hit,
-                     .computed = hit, .tail = first_context(salt)};
+    *m = (model_seq){.open = true,
+                     .salt = salt,
+                     .document = document,
+                     .length = hit,
+                     .computed = hit,
+                     .tail = first_context(salt)};
     memcpy(m->tokens, tokens, hit * sizeof *tokens);
     for (uint32_t i = 0; i < hit; i++) {
         m->tail = m->context[i] = next_context(m->tail, tokens[i]);
@@ -387,7 +393,8 @@ static void drop_table(sim *s, uint32_t id, uint32_t g)
         bool stays = rng_below(&s->random, 8) < kept_pages || (partial && i == view.n_pages - 1);
         if (stays) keep[i / 64] |= UINT64_C(1) << i % 64;
         n_drop += !stays;
-        for (uint32_t t = i * s->page_tokens; t < (i + 1) * s->page_tokens && t < m->n_kept[g]; t++) {
+        for (uint32_t t = i * s->page_tokens; t < (i + 1) * s->page_tokens && t < m->n_kept[g];
+             t++) {
             if (stays) m->kept[g][left++] = m->kept[g][t];
         }
     }
@@ -469,13 +476,29 @@ static void run_operation(sim *s)
     s->op++;
 }
 
-/* ---- runs ------------------------------------------------------------------------------------------------------ */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static const pkv_geometry geometries[] = {
-    {.page_tokens = 16, .n_layers = 1, .n_kv_heads = 1, .layers_per_group = 1, .heads_per_group = 1},
-    {.page_tokens = 16, .n_layers = 2, .n_kv_heads = 2, .layers_per_group = 1, .heads_per_group = 2},
-    {.page_tokens = 32, .n_layers = 3, .n_kv_heads = 2, .layers_per_group = 2, .heads_per_group = 1},
-    {.page_tokens = 48, .n_layers = 5, .n_kv_heads = 4, .layers_per_group = 2, .heads_per_group = 2},
+    {.page_tokens = 16,
+     .n_layers = 1,
+     .n_kv_heads = 1,
+     .layers_per_group = 1,
+     .heads_per_group = 1},
+    {.page_tokens = 16,
+     .n_layers = 2,
+     .n_kv_heads = 2,
+     .layers_per_group = 1,
+     .heads_per_group = 2},
+    {.page_tokens = 32,
+     .n_layers = 3,
+     .n_kv_heads = 2,
+     .layers_per_group = 2,
+     .heads_per_group = 1},
+    {.page_tokens = 48,
+     .n_layers = 5,
+     .n_kv_heads = 4,
+     .layers_per_group = 2,
+     .heads_per_group = 2},
 };
 enum { GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 
@@ -526,8 +549,9 @@ static void sim_end(sim *s)
 
 /* What a run got to do: one that never got somewhere proves nothing about it. */
 enum { N_COUNTS = 10 };
-static const char *const count_names[N_COUNTS] = {"open", "append", "publish", "drop", "compact",
-                                                  "fork", "close", "hit", "block removed", "no pages"};
+static const char *const count_names[N_COUNTS] = {"open",          "append",  "publish", "drop",
+                                                  "compact",       "fork",    "close",   "hit",
+                                                  "block removed", "no pages"};
 
 static void run_seed(uint64_t seed, long n_operations, long counts[N_COUNTS])
 {
@@ -558,7 +582,8 @@ static void random_operations(void **state)
     }
 }
 
-/* The i-th allocation fails, for every i: the operation is refused, nothing else changes, nothing leaks. */
+/* The i-th allocation fails, for every i: the operation is refused, nothing else changes,
+ * nothing leaks. */
 static void failing_allocations(void **state)
 {
     (void)state;

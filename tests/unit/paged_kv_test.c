@@ -1,4 +1,5 @@
-/* paged_kv by example: the rules that the simulation (sim/paging_test.c) checks at random, one by one. */
+/* paged_kv by example: the rules that the simulation (sim/paging_test.c) checks at random, one
+ * by one. */
 #include "paged_kv/delta.h"
 #include "paged_kv/paged_kv.h"
 #include <setjmp.h>
@@ -98,7 +99,10 @@ static void expect_counts(const fixture *f, uint32_t free_pages, uint32_t used, 
     assert_int_equal(c.cached, cached);
 }
 
-static uint32_t hit_of(const fixture *f, uint32_t n) { return pkv_lookup(f->kv, text(), n, 0).tokens; }
+static uint32_t hit_of(const fixture *f, uint32_t n)
+{
+    return pkv_lookup(f->kv, text(), n, 0).tokens;
+}
 
 static void geometry_is_checked(void **state)
 {
@@ -107,14 +111,10 @@ static void geometry_is_checked(void **state)
         pkv_geometry g;
         const char *says;
     } cases[] = {
-        {{8, 1, 1, 1, 1}, "page_tokens is 8"},
-        {{24, 1, 1, 1, 1}, "page_tokens is 24"},
-        {{512, 1, 1, 1, 1}, "page_tokens is 512"},
-        {{16, 0, 1, 1, 1}, "n_layers is 0"},
-        {{16, 1, 0, 1, 1}, "n_kv_heads is 0"},
-        {{16, 4, 4, 0, 1}, "layers_per_group is 0"},
-        {{16, 4, 4, 5, 1}, "layers_per_group is 5"},
-        {{16, 4, 4, 1, 3}, "heads_per_group is 3"},
+        {{8, 1, 1, 1, 1}, "page_tokens is 8"},       {{24, 1, 1, 1, 1}, "page_tokens is 24"},
+        {{512, 1, 1, 1, 1}, "page_tokens is 512"},   {{16, 0, 1, 1, 1}, "n_layers is 0"},
+        {{16, 1, 0, 1, 1}, "n_kv_heads is 0"},       {{16, 4, 4, 0, 1}, "layers_per_group is 0"},
+        {{16, 4, 4, 5, 1}, "layers_per_group is 5"}, {{16, 4, 4, 1, 3}, "heads_per_group is 3"},
         {{16, 16384, 128, 1, 1}, "KV groups"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -327,7 +327,8 @@ static void two_sequences_compute_one_block(void **state)
     assert_int_equal(hit_of(&f, 48), 48);
     assert_null(pkv_check_integrity(f.kv));
 
-    /* The first one's pages are reclaimed: the chain goes, though sequence 1 still holds its own pages ... */
+    /* The first one's pages are reclaimed: the chain goes, though sequence 1 still holds its own
+     * pages ... */
     pkv_seq_close(f.kv, 0);
     expect_counts(&f, 7, 3, 2);
     squeeze(&f, 2, 128);
@@ -465,8 +466,11 @@ static void a_drop_cannot_run_out_of_memory(void **state)
 static void thousands_of_groups(void **state)
 {
     (void)state;
-    pkv_geometry g = {
-        .page_tokens = P, .n_layers = 64, .n_kv_heads = 64, .layers_per_group = 1, .heads_per_group = 1};
+    pkv_geometry g = {.page_tokens = P,
+                      .n_layers = 64,
+                      .n_kv_heads = 64,
+                      .layers_per_group = 1,
+                      .heads_per_group = 1};
     fixture f;
     begin(&f, &g, 4096 * 3 + 1);
     fill(&f, 0, 20);
@@ -476,13 +480,20 @@ static void thousands_of_groups(void **state)
     end(&f);
 }
 
-/* ---- the mirror ------------------------------------------------------------------------------------------------ */
+/* ---- the mirror ------------------------------------------------------------------------------ */
 
 static void mirror_refuses_lies(void **state)
 {
     (void)state;
-    enum { O = DELTA_OPEN, C = DELTA_CLOSE, A = DELTA_APPEND, R = DELTA_REPLACE, D = DELTA_DROP,
-           X = DELTA_COMPACT, F = DELTA_FORK };
+    enum {
+        O = DELTA_OPEN,
+        C = DELTA_CLOSE,
+        A = DELTA_APPEND,
+        R = DELTA_REPLACE,
+        D = DELTA_DROP,
+        X = DELTA_COMPACT,
+        F = DELTA_FORK
+    };
     static const struct {
         uint32_t words[24];
         size_t n;
@@ -494,37 +505,37 @@ static void mirror_refuses_lies(void **state)
         {{0}, 1, false},
         {{8, 0}, 2, false},
         {{O}, 1, false},
-        {{O, 0, 1, 1, 5}, 5, false},                          /* cut off */
-        {{O, 4, 1, 0}, 4, false},                             /* no such sequence */
-        {{O, 0, 0, 0, O, 0, 0, 0}, 8, false},                 /* open twice */
-        {{O, 0, 1, 1, 0, 6}, 6, false},                       /* page 0 */
-        {{O, 0, 1, 1, 5, 20}, 6, false},                      /* past the pool */
-        {{O, 0, 1, 0x80000000u, 1, 2}, 6, false},             /* more than the pool */
-        {{C, 0}, 2, false},                                   /* closed */
+        {{O, 0, 1, 1, 5}, 5, false},              /* cut off */
+        {{O, 4, 1, 0}, 4, false},                 /* no such sequence */
+        {{O, 0, 0, 0, O, 0, 0, 0}, 8, false},     /* open twice */
+        {{O, 0, 1, 1, 0, 6}, 6, false},           /* page 0 */
+        {{O, 0, 1, 1, 5, 20}, 6, false},          /* past the pool */
+        {{O, 0, 1, 0x80000000u, 1, 2}, 6, false}, /* more than the pool */
+        {{C, 0}, 2, false},                       /* closed */
         {{C, 0xffffffffu}, 2, false},
-        {{A, 0, 1, 2, 7, 8}, 6, false},                       /* closed */
-        {{O, 0, 0, 0, A, 0, 0, 0}, 8, false},                 /* nothing */
-        {{O, 0, 0, 0, A, 0, 3, 1, 7}, 9, false},              /* too few pages */
-        {{O, 0, 0, 0, A, 0, 3, 3, 7, 8, 9}, 11, false},       /* too many */
-        {{O, 0, 0, 0, A, 0, 3, 2, 7}, 9, false},              /* cut off */
-        {{O, 0, 0, 0, A, 0, 3, 2, 7, 7}, 10, false},          /* one page twice */
+        {{A, 0, 1, 2, 7, 8}, 6, false},                 /* closed */
+        {{O, 0, 0, 0, A, 0, 0, 0}, 8, false},           /* nothing */
+        {{O, 0, 0, 0, A, 0, 3, 1, 7}, 9, false},        /* too few pages */
+        {{O, 0, 0, 0, A, 0, 3, 3, 7, 8, 9}, 11, false}, /* too many */
+        {{O, 0, 0, 0, A, 0, 3, 2, 7}, 9, false},        /* cut off */
+        {{O, 0, 0, 0, A, 0, 3, 2, 7, 7}, 10, false},    /* one page twice */
         {{O, 0, 0, 0, A, 0, 0xffffffffu, 2, 7, 8}, 10, false},
-        {{O, 0, 1, 1, 5, 6, A, 0, 3, 2, 7, 5}, 12, false},    /* a page that is taken */
-        {{O, 0, 0, 0, R, 0, 0, 9}, 8, false},                 /* no last page */
-        {{O, 0, 1, 1, 5, 6, R, 0, 0, 6}, 10, false},          /* taken */
-        {{O, 0, 1, 1, 5, 6, R, 0, 2, 9}, 10, false},          /* no such group */
-        {{O, 0, 1, 1, 5, 6, D, 0, 0, 2, 1}, 11, false},       /* another length */
-        {{O, 0, 1, 1, 5, 6, D, 0, 0, 1}, 10, false},          /* cut off */
-        {{O, 0, 1, 1, 5, 6, D, 0, 0, 1, 2}, 11, false},       /* a bit too many */
+        {{O, 0, 1, 1, 5, 6, A, 0, 3, 2, 7, 5}, 12, false},          /* a page that is taken */
+        {{O, 0, 0, 0, R, 0, 0, 9}, 8, false},                       /* no last page */
+        {{O, 0, 1, 1, 5, 6, R, 0, 0, 6}, 10, false},                /* taken */
+        {{O, 0, 1, 1, 5, 6, R, 0, 2, 9}, 10, false},                /* no such group */
+        {{O, 0, 1, 1, 5, 6, D, 0, 0, 2, 1}, 11, false},             /* another length */
+        {{O, 0, 1, 1, 5, 6, D, 0, 0, 1}, 10, false},                /* cut off */
+        {{O, 0, 1, 1, 5, 6, D, 0, 0, 1, 2}, 11, false},             /* a bit too many */
         {{O, 0, 0, 0, A, 0, 3, 2, 7, 8, D, 0, 0, 1, 0}, 15, false}, /* the page being filled */
-        {{O, 0, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 12, false},   /* more than there is */
-        {{O, 0, 1, 1, 5, 6, X, 0, 0, 3, 5}, 11, false},       /* into itself */
-        {{O, 0, 2, 2, 1, 2, 3, 4, X, 0, 0, 20, 7, 7}, 14, false}, /* one page twice */
-        {{O, 0, 1, 1, 5, 6, X, 0, 0, 3}, 10, false},          /* cut off */
-        {{F, 0, 1, 0}, 4, false},                             /* closed parent */
-        {{O, 0, 0, 0, F, 0, 0, 0}, 8, false},                 /* onto itself */
-        {{O, 0, 0, 0, F, 0, 4, 0}, 8, false},                 /* no such sequence */
-        {{O, 0, 0, 0, F, 0}, 6, false},                       /* cut off */
+        {{O, 0, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 12, false},         /* more than there is */
+        {{O, 0, 1, 1, 5, 6, X, 0, 0, 3, 5}, 11, false},             /* into itself */
+        {{O, 0, 2, 2, 1, 2, 3, 4, X, 0, 0, 20, 7, 7}, 14, false},   /* one page twice */
+        {{O, 0, 1, 1, 5, 6, X, 0, 0, 3}, 10, false},                /* cut off */
+        {{F, 0, 1, 0}, 4, false},                                   /* closed parent */
+        {{O, 0, 0, 0, F, 0, 0, 0}, 8, false},                       /* onto itself */
+        {{O, 0, 0, 0, F, 0, 4, 0}, 8, false},                       /* no such sequence */
+        {{O, 0, 0, 0, F, 0}, 6, false},                             /* cut off */
     };
     for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
         pkv_mirror *m;
@@ -533,7 +544,8 @@ static void mirror_refuses_lies(void **state)
         uint32_t *words = malloc(logs[i].n * sizeof *words);
         memcpy(words, logs[i].words, logs[i].n * sizeof *words);
         status s = pkv_mirror_apply(m, words, logs[i].n);
-        if (s.code != (logs[i].good ? STATUS_OK : STATUS_CORRUPT)) fail_msg("log %zu: %d", i, s.code);
+        if (s.code != (logs[i].good ? STATUS_OK : STATUS_CORRUPT))
+            fail_msg("log %zu: %d", i, s.code);
         if (!logs[i].good) assert_non_null(s.message);
         free(words);
         pkv_mirror_destroy(m);

@@ -1,4 +1,5 @@
-/* Retention: the table of methods, requests and what they are refused for, budgets, selection, report. */
+/* Retention: the table of methods, requests and what they are refused for, budgets, selection,
+ * report. */
 #include "paged_kv/retention/retention.h"
 #include <math.h>
 #include <setjmp.h>
@@ -16,11 +17,13 @@ static json_t *parse_json(const char *text)
 {
     json_t *json;
     error err;
-    if (!status_ok(json_read_text("test", text, strlen(text), &json, &err))) fail_msg("%s", err.text);
+    if (!status_ok(json_read_text("test", text, strlen(text), &json, &err)))
+        fail_msg("%s", err.text);
     return json;
 }
 
-static status parse(const char *text, const pkv_geometry *geometry, retention_policy *out, error *err)
+static status parse(const char *text, const pkv_geometry *geometry, retention_policy *out,
+                    error *err)
 {
     retention_limits limits = {.geometry = *geometry, .max_window = 512};
     json_t *json = parse_json(text);
@@ -29,7 +32,7 @@ static status parse(const char *text, const pkv_geometry *geometry, retention_po
     return s;
 }
 
-/* ---- the tables -------------------------------------------------------------------------------------------- */
+/* ---- the tables ------------------------------------------------------------------------------ */
 
 static void tables_are_sound(void **state)
 {
@@ -66,7 +69,7 @@ static void tables_are_sound(void **state)
     }
 }
 
-/* ---- requests ------------------------------------------------------------------------------------------------ */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void requests_are_resolved(void **state)
 {
@@ -126,7 +129,8 @@ static void requests_are_refused_by_name(void **state)
         {&by_layer, "[]", "retention: must be an object"},
         {&by_layer, "{}", "retention.method: must be given"},
         {&by_layer, "{\"method\":7}", "retention: \"method\" must be a string"},
-        {&by_layer, "{\"method\":\"magic\"}", "retention.method: 'magic' is unknown (have: full, chunkkv"},
+        {&by_layer, "{\"method\":\"magic\"}",
+         "retention.method: 'magic' is unknown (have: full, chunkkv"},
         {&by_layer, "{\"method\":\"chunkkv\"}", "retention.ratio or retention.tokens"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.1,\"tokens\":5}", "only one of them"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0}", "retention.ratio is 0"},
@@ -136,17 +140,23 @@ static void requests_are_refused_by_name(void **state)
         {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":0}", "\"tokens\" is 0"},
         {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":1.5}", "\"tokens\" must be an integer"},
         {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":99999999999}", "\"tokens\" is 99999999999"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"colour\":1}", "retention.colour: unknown key"},
-        {&by_layer, "{\"method\":\"full\",\"ratio\":0.5}", "retention.ratio is not available for method 'full'"},
-        {&by_layer, "{\"method\":\"full\",\"unit\":\"page\"}", "retention.unit is not available for method 'full'"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"colour\":1}",
+         "retention.colour: unknown key"},
+        {&by_layer, "{\"method\":\"full\",\"ratio\":0.5}",
+         "retention.ratio is not available for method 'full'"},
+        {&by_layer, "{\"method\":\"full\",\"unit\":\"page\"}",
+         "retention.unit is not available for method 'full'"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"chunk\":10}",
          "retention.chunk is not available for method 'chunkkv'"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\"}}",
          "retention.pool is not available"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"raw\"}", "retention.variant"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"raw\"}",
+         "retention.variant"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"interval\":4}", "retention.interval"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"recurrent_chunk\":4}", "retention.recurrent_chunk"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pressure\":true}", "retention.pressure"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"recurrent_chunk\":4}",
+         "retention.recurrent_chunk"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pressure\":true}",
+         "retention.pressure"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"prefill\":{}}", "retention.prefill"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"decode\":{}}", "retention.decode"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"token\"}",
@@ -155,20 +165,26 @@ static void requests_are_refused_by_name(void **state)
          "retention.scope: 'head' is not available for method 'chunkkv' (have: layer)"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"none\"}",
          "retention.score: 'none' is not available for method 'chunkkv' (have: window)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"pyramid\"}", "(have: uniform)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"never\"}", "(have: prompt)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":3}", "\"schedule\" must be a string"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"report\":\"all\"}", "retention.report: 'all'"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"pyramid\"}",
+         "(have: uniform)"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"never\"}",
+         "(have: prompt)"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":3}",
+         "\"schedule\" must be a string"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"report\":\"all\"}",
+         "retention.report: 'all'"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":0}", "\"window\" is 0"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":513}",
          "retention.window is 513: more than the prefill chunk of 512"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"sinks\":-1}", "\"sinks\" is -1"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":0}", "\"reuse_layers\" is 0"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":0}",
+         "\"reuse_layers\" is 0"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":8}",
          "retention.reuse_layers is 8: the model has 7 layers"},
         {&pairs, "{\"method\":\"chunkkv\",\"ratio\":0.5}",
          "retention.reuse_layers is 1: must be a multiple of the 2 layers that share a page table"},
-        {&pairs, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":3}", "--kv-group-layers 2"},
+        {&pairs, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":3}",
+         "--kv-group-layers 2"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         error err = {""};
@@ -180,11 +196,13 @@ static void requests_are_refused_by_name(void **state)
     }
     /* The union of all groups is whole, even when the last one is short. */
     retention_policy p;
-    assert_true(status_ok(parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":7}", &pairs, &p, NULL)));
-    assert_true(status_ok(parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":4}", &pairs, &p, NULL)));
+    assert_true(status_ok(
+        parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":7}", &pairs, &p, NULL)));
+    assert_true(status_ok(
+        parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":4}", &pairs, &p, NULL)));
 }
 
-/* ---- budgets -------------------------------------------------------------------------------------------------- */
+/* ---- budgets --------------------------------------------------------------------------------- */
 
 static void budgets_follow_the_definition(void **state)
 {
@@ -195,20 +213,23 @@ static void budgets_follow_the_definition(void **state)
         uint32_t pages, protected_pages, kept_pages;
         bool raised;
     } cases[] = {
-        {0.1, 0, 0, 32, 16, 4096, 256, 2, 25, false},   /* floor(409 / 16) */
-        {0.1, 0, 0, 32, 16, 4090, 256, 3, 25, false},   /* a partial last page: the window touches 3 */
+        {0.1, 0, 0, 32, 16, 4096, 256, 2, 25, false}, /* floor(409 / 16) */
+        {0.1, 0, 0, 32, 16, 4090, 256, 3, 25,
+         false}, /* a partial last page: the window touches 3 */
         {0.5, 0, 0, 32, 16, 96, 6, 2, 3, false},
-        {0.25, 0, 0, 32, 16, 96, 6, 2, 3, true},        /* 1 page, raised to protected + 1 */
-        {0.1, 0, 0, 32, 16, 1600, 100, 2, 10, false},   /* 0.1 * 1600 is 160 */
-        {0.29, 0, 0, 8, 16, 6400, 400, 1, 116, false},  /* 0.29 * 6400 = 1855.9999999999998 in binary */
-        {0.07, 0, 0, 8, 16, 6400, 400, 1, 28, false},   /* 448.00000000000006 */
+        {0.25, 0, 0, 32, 16, 96, 6, 2, 3, true},      /* 1 page, raised to protected + 1 */
+        {0.1, 0, 0, 32, 16, 1600, 100, 2, 10, false}, /* 0.1 * 1600 is 160 */
+        {0.29, 0, 0, 8, 16, 6400, 400, 1, 116,
+         false}, /* 0.29 * 6400 = 1855.9999999999998 in binary */
+        {0.07, 0, 0, 8, 16, 6400, 400, 1, 28, false},     /* 448.00000000000006 */
+        {0.99999, 0, 0, 32, 16, 1600, 100, 2, 99, false}, /* 1599.984 is not 1600 */
         {1.0, 0, 0, 32, 16, 1600, 100, 2, 100, false},
-        {1.0, 0, 0, 32, 16, 1000, 63, 3, 62, false},    /* floor(1000 / 16): pages, not tokens */
-        {0.5, 0, 0, 32, 16, 20, 2, 2, 2, true},         /* shorter than the window */
-        {0, 128, 16, 32, 16, 1000, 63, 4, 8, false},    /* methods.md section 5: 8 - 1 - 3 = 4 picks */
-        {0, 128, 1, 32, 32, 1024, 32, 2, 4, false},     /* a sink token protects its page */
+        {1.0, 0, 0, 32, 16, 1000, 63, 3, 62, false}, /* floor(1000 / 16): pages, not tokens */
+        {0.5, 0, 0, 32, 16, 20, 2, 2, 2, true},      /* shorter than the window */
+        {0, 128, 16, 32, 16, 1000, 63, 4, 8, false}, /* methods.md section 5: 8 - 1 - 3 = 4 picks */
+        {0, 128, 1, 32, 32, 1024, 32, 2, 4, false},  /* a sink token protects its page */
         {0, 128, 0, 8, 32, 1024, 32, 1, 4, false},
-        {0, 48, 0, 32, 16, 1000, 63, 3, 4, true},       /* just the protected pages: one more */
+        {0, 48, 0, 32, 16, 1000, 63, 3, 4, true}, /* just the protected pages: one more */
         {0, 5000, 0, 32, 16, 1000, 63, 3, 63, false},
         {0.9, 0, 2000, 32, 16, 1000, 63, 63, 63, true}, /* sinks cover everything */
     };
@@ -220,8 +241,8 @@ static void budgets_follow_the_definition(void **state)
         p.sinks = cases[i].sinks;
         p.window = cases[i].window;
         retention_budget b;
-        assert_true(status_ok(
-            retention_budget_for(&p, cases[i].page_tokens, cases[i].n_prompt, &b, NULL)));
+        assert_true(
+            status_ok(retention_budget_for(&p, cases[i].page_tokens, cases[i].n_prompt, &b, NULL)));
         if (b.pages != cases[i].pages || b.protected_pages != cases[i].protected_pages ||
             b.kept_pages != cases[i].kept_pages || b.raised != cases[i].raised) {
             fail_msg("case %zu: %u pages, %u protected, %u kept, raised %d", i, b.pages,
@@ -248,7 +269,7 @@ static void budgets_follow_the_definition(void **state)
     assert_non_null(strstr(err.text, "retention.tokens is 47: below the 3 protected pages"));
 }
 
-/* ---- selection ------------------------------------------------------------------------------------------------- */
+/* ---- selection ------------------------------------------------------------------------------- */
 
 enum { STRIDE = 80, LAYERS_MAX = 8, HEADS_MAX = 4, WORDS = 2 };
 
@@ -275,8 +296,10 @@ static chosen *begin(const pkv_geometry *geometry, uint32_t n_prompt)
     assert_true(status_ok(pkv_seq_open(c->kv, 0, NULL, 0, 0, n_prompt, &hit)));
     assert_true(status_ok(pkv_seq_append(c->kv, 0, n_prompt)));
     for (size_t i = 0; i < sizeof c->values / sizeof c->values[0]; i++) c->values[i] = NAN;
-    c->measures = (measure_result){
-        .values = c->values, .n_layers = geometry->n_layers, .n_kv_heads = geometry->n_kv_heads, .stride = STRIDE};
+    c->measures = (measure_result){.values = c->values,
+                                   .n_layers = geometry->n_layers,
+                                   .n_kv_heads = geometry->n_kv_heads,
+                                   .stride = STRIDE};
     c->out = (retention_selection){.keep = c->keep, .words = WORDS};
     return c;
 }
@@ -316,12 +339,14 @@ static void ties_go_to_the_first_page(void **state)
     chosen *c = begin(&g, 10 * 16);
     static const float scores[10] = {1, 3, 3, NAN, -0.0f, 3, 0.0f, -1, 99, 99};
     for (uint32_t i = 0; i < 10; i++) *score_at(c, 0, 0, i) = scores[i];
-    /* In the order of choice: 8 and 9 are the window; then 1, 2, 5, 0, 4 (-0 is 0), 6, 7, and NaN last. */
+    /* In the order of choice: 8 and 9 are the window; then 1, 2, 5, 0, 4 (-0 is 0), 6, 7, and
+     * NaN last. */
     static const uint32_t order[10] = {8, 9, 1, 2, 5, 0, 4, 6, 7, 3};
     for (uint32_t n = 3; n <= 10; n++) {
         retention_policy p = policy_of(n * 16, 32, 0, 1);
         memset(c->keep, 0, sizeof c->keep);
-        assert_true(status_ok(retention_select(&p, c->kv, 0, c->n_prompt, &c->measures, &c->out, NULL)));
+        assert_true(
+            status_ok(retention_select(&p, c->kv, 0, c->n_prompt, &c->measures, &c->out, NULL)));
         assert_int_equal(c->out.pages_dropped, 10 - n);
         for (uint32_t i = 0; i < 10; i++) {
             if (kept(c, 0, 0, order[i]) != (i < n)) fail_msg("%u pages: page %u", n, order[i]);
@@ -341,12 +366,14 @@ static void heads_are_summed_in_ascending_order(void **state)
     }
     /* (1e8 - 1e8) + 1 = 1 beats 0.75; from the other end it would be 0. */
     retention_policy p = policy_of(32, 16, 0, 1);
-    assert_true(status_ok(retention_select(&p, c->kv, 0, c->n_prompt, &c->measures, &c->out, NULL)));
+    assert_true(
+        status_ok(retention_select(&p, c->kv, 0, c->n_prompt, &c->measures, &c->out, NULL)));
     assert_int_equal(c->keep[0], 0x9);
     end(c);
 }
 
-/* The definition, word for word: sort candidates by (score descending, NaN last, index ascending). */
+/* The definition, word for word: sort candidates by (score descending, NaN last, index
+ * ascending). */
 typedef struct candidate {
     float score;
     uint32_t page;
@@ -375,7 +402,8 @@ static void compare_with_sorting(chosen *c, const retention_policy *p, uint64_t 
             wanted[i] = forced;
             n_wanted += forced;
             float sum = *score_at(c, measured, 0, i);
-            for (uint32_t h = 1; h < c->geometry.n_kv_heads; h++) sum += *score_at(c, measured, h, i);
+            for (uint32_t h = 1; h < c->geometry.n_kv_heads; h++)
+                sum += *score_at(c, measured, h, i);
             if (!forced) list[n++] = (candidate){sum, i};
         }
         assert_int_equal(n_wanted, b.protected_pages);
@@ -384,7 +412,8 @@ static void compare_with_sorting(chosen *c, const retention_policy *p, uint64_t 
         for (uint32_t h = 0; h < c->geometry.n_kv_heads; h++) {
             for (uint32_t i = 0; i < c->n_pages; i++) {
                 if (kept(c, layer, h, i) != wanted[i]) {
-                    fail_msg("seed %llu: layer %u, head %u, page %u", (unsigned long long)seed, layer, h, i);
+                    fail_msg("seed %llu: layer %u, head %u, page %u", (unsigned long long)seed,
+                             layer, h, i);
                 }
             }
         }
@@ -421,9 +450,11 @@ static void selection_equals_sorting(void **state)
                 c->values[(size_t)v * STRIDE + page] = score;
             }
         }
-        retention_policy p = policy_of(0, 1 + rng_below(&r, 70), rng_below(&r, 3) ? 0 : rng_below(&r, 90), reuse);
+        retention_policy p =
+            policy_of(0, 1 + rng_below(&r, 70), rng_below(&r, 3) ? 0 : rng_below(&r, 90), reuse);
         p.ratio = (1 + rng_below(&r, 100)) / 100.0;
-        assert_true(status_ok(retention_select(&p, c->kv, 0, c->n_prompt, &c->measures, &c->out, NULL)));
+        assert_true(
+            status_ok(retention_select(&p, c->kv, 0, c->n_prompt, &c->measures, &c->out, NULL)));
         compare_with_sorting(c, &p, seed);
         end(c);
     }
@@ -436,16 +467,21 @@ static void misfits_are_refused(void **state)
     retention_policy p = policy_of(320, 32, 0, 2);
     error err;
     /* Measures of seven layers, where every second one was due. */
-    assert_int_equal(retention_select(&p, c->kv, 0, 640, &c->measures, &c->out, &err).code, STATUS_INTERNAL);
+    assert_int_equal(retention_select(&p, c->kv, 0, 640, &c->measures, &c->out, &err).code,
+                     STATUS_INTERNAL);
     c->measures.n_layers = 4;
     assert_true(status_ok(retention_select(&p, c->kv, 0, 640, &c->measures, &c->out, &err)));
     c->measures.stride = 39;
-    assert_int_equal(retention_select(&p, c->kv, 0, 640, &c->measures, &c->out, &err).code, STATUS_INTERNAL);
+    assert_int_equal(retention_select(&p, c->kv, 0, 640, &c->measures, &c->out, &err).code,
+                     STATUS_INTERNAL);
     assert_int_equal(c->out.pages_dropped, 0);
-    assert_int_equal(retention_select(&p, c->kv, 0, 640, NULL, &c->out, &err).code, STATUS_INTERNAL);
-    assert_int_equal(retention_select(&p, c->kv, 0, 600, &c->measures, &c->out, &err).code, STATUS_INTERNAL);
+    assert_int_equal(retention_select(&p, c->kv, 0, 640, NULL, &c->out, &err).code,
+                     STATUS_INTERNAL);
+    assert_int_equal(retention_select(&p, c->kv, 0, 600, &c->measures, &c->out, &err).code,
+                     STATUS_INTERNAL);
     p.tokens = 31;
-    assert_int_equal(retention_select(&p, c->kv, 0, 640, &c->measures, &c->out, &err).code, STATUS_INVALID);
+    assert_int_equal(retention_select(&p, c->kv, 0, 640, &c->measures, &c->out, &err).code,
+                     STATUS_INVALID);
     /* Where nothing goes, nothing need have been measured. */
     p.tokens = 640;
     assert_true(status_ok(retention_select(&p, c->kv, 0, 640, NULL, &c->out, &err)));
@@ -453,7 +489,7 @@ static void misfits_are_refused(void **state)
     end(c);
 }
 
-/* ---- report ----------------------------------------------------------------------------------------------------- */
+/* ---- report ---------------------------------------------------------------------------------- */
 
 static void reports_say_what_stayed(void **state)
 {
@@ -467,11 +503,10 @@ static void reports_say_what_stayed(void **state)
     strbuf json = {0};
     retention_kept_json(c->kv, 0, &json);
     assert_string_equal(
-        json.data,
-        "[{\"layers\": [0, 1], \"heads\": [0, 1], \"ranges\": [[0, 16], [48, 70]]}, "
-        "{\"layers\": [0, 1], \"heads\": [2, 3], \"ranges\": [[3, 5], [69, 70]]}, "
-        "{\"layers\": [2, 2], \"heads\": [0, 1], \"ranges\": [[0, 70]]}, "
-        "{\"layers\": [2, 2], \"heads\": [2, 3], \"ranges\": [[64, 70]]}]");
+        json.data, "[{\"layers\": [0, 1], \"heads\": [0, 1], \"ranges\": [[0, 16], [48, 70]]}, "
+                   "{\"layers\": [0, 1], \"heads\": [2, 3], \"ranges\": [[3, 5], [69, 70]]}, "
+                   "{\"layers\": [2, 2], \"heads\": [0, 1], \"ranges\": [[0, 70]]}, "
+                   "{\"layers\": [2, 2], \"heads\": [2, 3], \"ranges\": [[64, 70]]}]");
     /* (38 * 2 + 3 * 2 + 70 + 6) layer-tokens of 2 heads each / (3 layers * 2 head groups) */
     assert_true(fabs(retention_kept_tokens(c->kv, 0) - 158.0 / 6) < 1e-12);
 
@@ -483,8 +518,9 @@ static void reports_say_what_stayed(void **state)
                                .scoring_ms = 0.25};
     strbuf_clear(&json);
     retention_report_json(&report, &json);
-    assert_string_equal(json.data, "{\"method\": \"chunkkv\", \"logical_tokens\": 70, \"kept_tokens\": 38, "
-                                   "\"pages_dropped\": 6, \"budget_raised\": true, \"scoring_ms\": 0.250}");
+    assert_string_equal(json.data,
+                        "{\"method\": \"chunkkv\", \"logical_tokens\": 70, \"kept_tokens\": 38, "
+                        "\"pages_dropped\": 6, \"budget_raised\": true, \"scoring_ms\": 0.250}");
     char positions[] = "[{\"ranges\": []}]";
     report.kept_json = positions;
     report.kept_tokens = 158.0 / 6;

@@ -1,20 +1,40 @@
-/* Property: whatever the document, retention_parse takes it or refuses it with one line about "retention".
- * A policy that it takes has one budget or none, next points that ascend and end, a selection that keeps
- * exactly the pages that retention_budget_for promised, the protected ones among them, equally in all tables that
- * share a choice.
+/* Property: whatever the document, retention_parse takes it or refuses it with one line about
+ * "retention". A policy that it takes has one budget or none, next points that ascend and end, a
+ * selection that keeps exactly the pages that retention_budget_for promised, the protected ones
+ * among them, equally in all tables that share a choice.
  *
- * Input: two bytes of prompt length, one that picks a geometry, one that seeds the measures; then JSON. */
+ * Input: two bytes of prompt length, one that picks a geometry, one that seeds the measures;
+ * then JSON. */
 #include "paged_kv/retention/retention.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
 
-enum { LAYERS = 6, HEADS = 2, GROUPS_MAX = LAYERS * HEADS, WORDS = 2, PROMPT_MAX = 1000, STRIDE = 64 };
+enum {
+    LAYERS = 6,
+    HEADS = 2,
+    GROUPS_MAX = LAYERS * HEADS,
+    WORDS = 2,
+    PROMPT_MAX = 1000,
+    STRIDE = 64
+};
 
 static const pkv_geometry geometries[] = {
-    {.page_tokens = 16, .n_layers = 6, .n_kv_heads = 2, .layers_per_group = 1, .heads_per_group = 2},
-    {.page_tokens = 16, .n_layers = 6, .n_kv_heads = 2, .layers_per_group = 2, .heads_per_group = 1},
-    {.page_tokens = 32, .n_layers = 5, .n_kv_heads = 2, .layers_per_group = 2, .heads_per_group = 2},
+    {.page_tokens = 16,
+     .n_layers = 6,
+     .n_kv_heads = 2,
+     .layers_per_group = 1,
+     .heads_per_group = 2},
+    {.page_tokens = 16,
+     .n_layers = 6,
+     .n_kv_heads = 2,
+     .layers_per_group = 2,
+     .heads_per_group = 1},
+    {.page_tokens = 32,
+     .n_layers = 5,
+     .n_kv_heads = 2,
+     .layers_per_group = 2,
+     .heads_per_group = 2},
 };
 
 static uint32_t count(const uint64_t *row)
@@ -22,8 +42,8 @@ static uint32_t count(const uint64_t *row)
     return (uint32_t)(__builtin_popcountll(row[0]) + __builtin_popcountll(row[1]));
 }
 
-static void check_selection(const retention_policy *policy, const pkv_geometry *g, uint32_t n_prompt,
-                            uint8_t seed)
+static void check_selection(const retention_policy *policy, const pkv_geometry *g,
+                            uint32_t n_prompt, uint8_t seed)
 {
     retention_budget budget;
     error err;
@@ -39,14 +59,16 @@ static void check_selection(const retention_policy *policy, const pkv_geometry *
     FUZZ_CHECK(status_ok(pkv_create(&options, &kv)));
     FUZZ_CHECK(status_ok(pkv_seq_open(kv, 0, NULL, 0, 0, n_prompt, &hit)));
     FUZZ_CHECK(status_ok(pkv_seq_append(kv, 0, n_prompt)));
-    static const float values[] = {0, 1, -1, 0.5f, 1, 2, -0.0f, __builtin_inff(), __builtin_nanf("")};
+    static const float values[] = {
+        0, 1, -1, 0.5f, 1, 2, -0.0f, __builtin_inff(), __builtin_nanf("")};
     float measures[LAYERS * HEADS * STRIDE];
     for (uint32_t i = 0; i < LAYERS * HEADS * STRIDE; i++) {
         measures[i] = values[hash_mix64(seed * 7919u + i) % (seed % 9 + 1)];
     }
     measure_spec spec = retention_measure(policy);
     measure_result result = {.values = measures, .n_kv_heads = HEADS, .stride = STRIDE};
-    if (spec.layer_step > 0) result.n_layers = (g->n_layers + spec.layer_step - 1) / spec.layer_step;
+    if (spec.layer_step > 0)
+        result.n_layers = (g->n_layers + spec.layer_step - 1) / spec.layer_step;
 
     uint64_t keep[GROUPS_MAX * WORDS] = {0};
     retention_selection choice = {.keep = keep, .words = WORDS};

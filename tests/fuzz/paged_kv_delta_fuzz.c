@@ -1,7 +1,9 @@
-/* Property: whatever the words, pkv_mirror_apply says ok or corrupt. After ok every table has the pages that its
- * tokens need, all of them in the pool, and closing every sequence brings the checksum back to 0.
+/* Property: whatever the words, pkv_mirror_apply says ok or corrupt. After ok every table has the
+ * pages that its tokens need, all of them in the pool, and closing every sequence brings the
+ * checksum back to 0.
  *
- * Input: the first byte picks a geometry, each further byte is a word, but for 255: the next four are one. */
+ * Input: the first byte picks a geometry, each further byte is a word, but for 255: the next
+ * four are one. */
 #include "paged_kv/delta.h"
 #include "paged_kv/paged_kv.h"
 #include "tests/fuzz/fuzz.h"
@@ -11,9 +13,21 @@
 enum { N_PAGES = 90, SEQS = 5, WORDS_MAX = 4096 };
 
 static const pkv_geometry geometries[] = {
-    {.page_tokens = 16, .n_layers = 1, .n_kv_heads = 1, .layers_per_group = 1, .heads_per_group = 1},
-    {.page_tokens = 16, .n_layers = 2, .n_kv_heads = 1, .layers_per_group = 1, .heads_per_group = 1},
-    {.page_tokens = 32, .n_layers = 3, .n_kv_heads = 2, .layers_per_group = 2, .heads_per_group = 1},
+    {.page_tokens = 16,
+     .n_layers = 1,
+     .n_kv_heads = 1,
+     .layers_per_group = 1,
+     .heads_per_group = 1},
+    {.page_tokens = 16,
+     .n_layers = 2,
+     .n_kv_heads = 1,
+     .layers_per_group = 1,
+     .heads_per_group = 1},
+    {.page_tokens = 32,
+     .n_layers = 3,
+     .n_kv_heads = 2,
+     .layers_per_group = 2,
+     .heads_per_group = 1},
 };
 
 static size_t read_words(const uint8_t *data, size_t size, uint32_t *words)
@@ -34,7 +48,8 @@ static void check_tables(const pkv_mirror *m, const pkv_geometry *g)
     for (uint32_t seq = 0; seq < SEQS; seq++) {
         for (uint32_t group = 0; group < pkv_groups(g); group++) {
             pkv_table_view view = pkv_mirror_table(m, seq, group);
-            uint32_t needed = view.kept_tokens / g->page_tokens + (view.kept_tokens % g->page_tokens != 0);
+            uint32_t needed =
+                view.kept_tokens / g->page_tokens + (view.kept_tokens % g->page_tokens != 0);
             FUZZ_CHECK(view.n_pages == needed);
             for (uint32_t i = 0; i < view.n_pages; i++) {
                 FUZZ_CHECK(view.pages[i] >= 1 && view.pages[i] < N_PAGES);
