@@ -128,10 +128,16 @@ static bool tell_tokenizer(const char *dir, strbuf *out)
     if (status_ok(loaded)) {
         strbuf_printf(out, "tokenizer: byte-level BPE, %u ids\n", tok_vocab_size(t));
         tok_destroy(t);
+    } else if (loaded.code == STATUS_NOT_FOUND) {
+        char path[4096];
+        bool pieces = status_ok(file_join(path, sizeof path, dir, "tokenizer.model", NULL)) &&
+                      file_exists(path);
+        strbuf_puts(out, pieces ? "unsupported: tokenizer.model without tokenizer.json\n"
+                                : "tokenizer: none\n");
     } else {
         tell_problem(out, loaded, &err);
     }
-    return status_ok(loaded);
+    return loaded.code != STATUS_NOT_FOUND;
 }
 
 static void tell_template(const char *dir, strbuf *out)
