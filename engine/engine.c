@@ -56,7 +56,8 @@ status engine_create(const engine_options *options, engine **out, error *err)
     engine *e = alloc_zeroed(options->alloc, 1, sizeof *e);
     if (!e) return error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
     e->o = *options;
-    e->info = *options->backend->ops->info(options->backend->ctx);
+    e->backend = *options->backend;
+    e->info = *e->backend.ops->info(e->backend.ctx);
     if (e->o.ring_capacity == 0) e->o.ring_capacity = 256;
     if (e->o.tokenizer_threads == 0) e->o.tokenizer_threads = 2;
     if (e->o.max_model_len == 0 || e->o.max_model_len > e->info.max_positions)

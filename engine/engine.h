@@ -24,7 +24,7 @@ typedef struct engine engine;
 typedef struct engine_stream engine_stream;
 
 typedef struct engine_options {
-    backend *backend;
+    const backend *backend; // copied; what it points to is borrowed
     const tokenizer *tokenizer;
     const chat_template *chat; // NULL = the model has none
     const char *bos, *eos;     // texts for the template; "" when none

@@ -161,6 +161,7 @@ typedef struct prepare_queue {
 
 struct engine {
     engine_options o;
+    backend backend; /* a copy: what it points to is borrowed */
     backend_info info;
     retention_limits limits;
     uint32_t *stop_ids;

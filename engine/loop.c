@@ -299,8 +299,8 @@ static void break_down(engine *e, status st)
 static const step_result *run_plan(engine *e, const step_plan *plan)
 {
     const step_result *result = NULL;
-    status st = e->o.backend->ops->submit(e->o.backend->ctx, plan);
-    if (status_ok(st)) st = e->o.backend->ops->collect(e->o.backend->ctx, &result);
+    status st = e->backend.ops->submit(e->backend.ctx, plan);
+    if (status_ok(st)) st = e->backend.ops->collect(e->backend.ctx, &result);
     if (status_ok(st) && result->status.code == STATUS_INTERNAL) st = result->status;
     if (status_ok(st)) return result;
     break_down(e, st);

@@ -1,0 +1,336 @@
+/* The demo model through the whole engine: a request's tokens and logprobs are its own business.
+ * Alone, in a batch of 32, chunked otherwise, from cached prefixes, preempted, under any geometry:
+ * the same tokens, the same bits. */
+#include "engine/engine.h"
+#include "model/model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { REQUESTS = 32, OUTPUTS = 28, CHOICES = 2, PROMPT_MAX = 420 };
+
+/* ---- requests
+ * --------------------------------------------------------------------------------------------------
+ */
+
+typedef struct prompt {
+    uint32_t tokens[PROMPT_MAX];
+    uint32_t n;
+} prompt;
+
+/* Random ids; every other prompt begins as its neighbour does, so that prefixes are shared. */
+static void make_prompts(prompt *prompts)
+{
+    rng r = rng_seed(2026);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        prompt *p = &prompts[i];
+        p->n = 20 + rng_below(&r, i % 8 == 0 ? PROMPT_MAX - 20 : 180);
+        for (uint32_t t = 0; t < p->n; t++) p->tokens[t] = rng_below(&r, 1000);
+        if (i % 2 == 0) continue;
+        uint32_t shared = p->n < prompts[i - 1].n ? p->n : prompts[i - 1].n;
+        memcpy(p->tokens, prompts[i - 1].tokens, shared / 2 * sizeof *p->tokens);
+    }
+}
+
+/* A third of them retain a part, a third sample, some fork. */
+static void make_request(engine_request *r, prompt *p, uint32_t i)
+{
+    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
+    engine_request_init(r, &defaults);
+    r->prompt_token_ids = p->tokens;
+    r->n_prompt_token_ids = p->n;
+    r->max_tokens = OUTPUTS;
+    r->ignore_eos = true;
+    r->logprobs = 3;
+    r->n = i % 7 == 3 ? CHOICES : 1;
+    if (i % 3 == 1) {
+        r->temperature = 0.9f;
+        r->top_k = 50;
+        r->top_p = 0.95f;
+        r->has_seed = true;
+        r->seed = i;
+        r->frequency_penalty = 0.3f;
+        r->repetition_penalty = 1.1f;
+    }
+    if (i % 3 == 2)
+        r->retention = json_pack("{s:s, s:f, s:i, s:i}", "method", "chunkkv", "ratio", 0.3,
+                                 "window", 16, "reuse_layers", 4);
+}
+
+typedef struct answer {
+    uint32_t n[CHOICES];
+    uint32_t tokens[CHOICES][OUTPUTS];
+    float logprobs[CHOICES][OUTPUTS];
+    float tops[CHOICES][OUTPUTS][3];
+    uint32_t cached;
+    uint64_t pages_dropped;
+} answer;
+
+static void read_answer(engine_stream *s, answer *a)
+{
+    engine_output out;
+    *a = (answer){0};
+    while (engine_stream_wait(s, &out)) {
+        if (out.finish == ENGINE_FINISH_ERROR) fail_msg("%s", out.error_text);
+        uint32_t c = out.choice, at = a->n[c];
+        if (out.has_token) {
+            a->tokens[c][at] = out.sample.token;
+            a->logprobs[c][at] = out.sample.logprob;
+            memcpy(a->tops[c][at], out.sample.top_logprobs, sizeof a->tops[c][at]);
+            a->n[c]++;
+        }
+        if (out.finish == ENGINE_FINISH_NONE) continue;
+        a->cached = out.usage.cached_tokens;
+        if (out.report) a->pages_dropped = out.report->pages_dropped;
+    }
+    engine_stream_release(s);
+}
+
+static void expect_equal(const answer *want, const answer *got, uint32_t i, const char *what)
+{
+    if (want->pages_dropped != got->pages_dropped)
+        fail_msg("%s: request %u dropped %llu pages, not %llu", what, i,
+                 (unsigned long long)got->pages_dropped, (unsigned long long)want->pages_dropped);
+    for (uint32_t c = 0; c < CHOICES; c++) {
+        if (want->n[c] != got->n[c])
+            fail_msg("%s: request %u choice %u has %u tokens", what, i, c, got->n[c]);
+        for (uint32_t t = 0; t < want->n[c]; t++) {
+            if (want->tokens[c][t] != got->tokens[c][t])
+                fail_msg("%s: request %u choice %u token %u is %u, not %u", what, i, c, t,
+                         got->tokens[c][t], want->tokens[c][t]);
+            if (memcmp(&want->logprobs[c][t], &got->logprobs[c][t], sizeof(float)) ||
+                memcmp(want->tops[c][t], got->tops[c][t], sizeof want->tops[c][t]))
+                fail_msg("%s: request %u choice %u token %u: logprob %.9g, not %.9g", what, i, c, t,
+                         (double)got->logprobs[c][t], (double)want->logprobs[c][t]);
+        }
+    }
+}
+
+/* ---- engines
+ * ------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct setting {
+    const char *what;
+    uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
+    uint64_t kv_bytes;
+    bool prefix_cache;
+} setting;
+
+/* Page bytes follow from the geometry; 0 pages = plenty. */
+static const setting usual = {"alone", 512, 1, 4, 16, 64 << 20, false};
+
+typedef struct house {
+    comm *group;
+    backend backend;
+    tokenizer *tokenizer;
+    engine *engine;
+} house;
+
+static house open_house(const setting *s)
+{
+    house h = {0};
+    error err = {{0}};
+    model_config config;
+    comm_options self = {"self", 0, 1};
+    if (!status_ok(comm_create(&self, &h.group, &err)) ||
+        !status_ok(model_config_load("models/demo", NULL, 0, &config, &err)) ||
+        !status_ok(tok_load("models/demo", &h.tokenizer, &err)))
+        fail_msg("%s", err.text);
+    backend_cpu_options bo = {
+        .dir = "models/demo",
+        .config = &config,
+        .kv_type = DTYPE_BF16,
+        .weight_type = DTYPE_BF16,
+        .group = h.group,
+        .geometry = {s->page_tokens, 0, 0, s->layers_per_group, s->heads_per_group},
+        .kv_bytes = s->kv_bytes,
+        .max_rows = s->prefill_chunk + 32,
+        .max_seqs = 32,
+        .max_model_len = 1024};
+    if (!status_ok(backend_cpu_create(&bo, &h.backend, &err))) fail_msg("%s", err.text);
+    engine_options eo = {.backend = &h.backend,
+                         .tokenizer = h.tokenizer,
+                         .bos = "",
+                         .eos = "",
+                         .prefill_chunk = s->prefill_chunk,
+                         .max_model_len = 1024,
+                         .max_requests = 64,
+                         .prefix_cache = s->prefix_cache};
+    if (!status_ok(engine_create(&eo, &h.engine, &err))) fail_msg("%s", err.text);
+    return h;
+}
+
+static void close_house(house *h)
+{
+    engine_destroy(h->engine);
+    h->backend.ops->destroy(h->backend.ctx);
+    tok_destroy(h->tokenizer);
+    comm_destroy(h->group);
+}
+
+static engine_stream *submit(house *h, prompt *p, uint32_t i)
+{
+    engine_request r;
+    engine_stream *s;
+    error err = {{0}};
+    make_request(&r, p, i);
+    if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err)))
+        fail_msg("request %u: %s", i, err.text);
+    r.prompt_token_ids = NULL; /* the test's own */
+    engine_request_destroy(&r);
+    return s;
+}
+
+static void run_together(house *h, prompt *prompts, answer *answers)
+{
+    engine_stream *streams[REQUESTS];
+    for (uint32_t i = 0; i < REQUESTS; i++) streams[i] = submit(h, &prompts[i], i);
+    for (uint32_t i = 0; i < REQUESTS; i++) read_answer(streams[i], &answers[i]);
+}
+
+typedef struct fixture {
+    prompt prompts[REQUESTS];
+    answer alone[REQUESTS]; /* the reference: one request at a time, nothing cached */
+    answer got[REQUESTS];
+} fixture;
+
+static int setup(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    make_prompts(f->prompts);
+    house h = open_house(&usual);
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        read_answer(submit(&h, &f->prompts[i], i), &f->alone[i]);
+    close_house(&h);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    free(*state);
+    return 0;
+}
+
+static engine_stats run_setting(fixture *f, const setting *s)
+{
+    bool same_pages = s->layers_per_group == usual.layers_per_group &&
+                      s->heads_per_group == usual.heads_per_group;
+    house h = open_house(s);
+    run_together(&h, f->prompts, f->got);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        if (!same_pages)
+            f->got[i].pages_dropped = f->alone[i].pages_dropped; /* counted in other pages */
+        expect_equal(&f->alone[i], &f->got[i], i, s->what);
+    }
+    engine_stats stats = engine_get_stats(h.engine);
+    close_house(&h);
+    return stats;
+}
+
+/* ---- tests
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static void the_batch_does_not_matter(void **state)
+{
+    setting s = usual;
+    s.what = "a batch of 32";
+    run_setting(*state, &s);
+    s.what = "a batch of 32, chunks of 64";
+    s.prefill_chunk = 64;
+    run_setting(*state, &s);
+}
+
+static void the_geometry_does_not_matter(void **state)
+{
+    static const uint32_t geometries[][2] = {{2, 4}, {4, 4}, {1, 2}, {4, 1}};
+    for (size_t i = 0; i < sizeof geometries / sizeof geometries[0]; i++) {
+        setting s = usual;
+        s.what = "another geometry";
+        s.layers_per_group = geometries[i][0];
+        s.heads_per_group = geometries[i][1];
+        run_setting(*state, &s);
+    }
+}
+
+static void preemption_does_not_matter(void **state)
+{
+    setting s = usual;
+    s.what = "a small pool";
+    s.kv_bytes = 36 * 32768; /* 36 blocks of 16 tokens for 32 requests */
+    engine_stats stats = run_setting(*state, &s);
+    print_message("%llu preemptions, %llu tokens computed again\n",
+                  (unsigned long long)stats.sched.preemptions,
+                  (unsigned long long)stats.sched.replayed_tokens);
+    assert_true(stats.sched.preemptions > 0);
+    s.what = "a small pool with a prefix cache";
+    s.prefix_cache = true;
+    assert_true(run_setting(*state, &s).sched.preemptions > 0);
+}
+
+/* The second round hits what the first one left, retained requests among it; the third finds the
+ * pool as full of other people's blocks as it gets. Retained requests never change what a full one
+ * reads: no contamination. */
+static void cached_prefixes_do_not_matter(void **state)
+{
+    fixture *f = *state;
+    setting s = usual;
+    s.prefix_cache = true;
+    house h = open_house(&s);
+    uint32_t hits = 0, hits_of_retained = 0;
+    for (int round = 0; round < 3; round++) {
+        run_together(&h, f->prompts, f->got);
+        for (uint32_t i = 0; i < REQUESTS; i++) {
+            expect_equal(&f->alone[i], &f->got[i], i, "cached prefixes");
+            hits += f->got[i].cached > 0;
+            hits_of_retained += i % 3 == 2 && f->got[i].cached > 0;
+        }
+    }
+    assert_true(hits > REQUESTS);
+    assert_true(hits_of_retained > 0);
+    /* Everything is given back, in the step after the last end was read. */
+    for (int i = 0; i < 2000 && engine_get_stats(h.engine).sched.pages.used; i++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_int_equal(engine_get_stats(h.engine).sched.pages.used, 0);
+    close_house(&h);
+}
+
+/* Pages are dropped, never copied: the only moves are the copies that forks make of their half-full
+ * last page. */
+static void retention_copies_nothing(void **state)
+{
+    fixture *f = *state;
+    house h = open_house(&usual);
+    uint64_t dropped = 0;
+    for (uint32_t i = 2; i < REQUESTS; i += 3) {
+        if (i % 7 == 3) continue; /* forks */
+        answer a;
+        read_answer(submit(&h, &f->prompts[i], i), &a);
+        dropped += a.pages_dropped;
+    }
+    engine_stats stats = engine_get_stats(h.engine);
+    assert_true(dropped > 0);
+    assert_int_equal(stats.sched.pages.slots_moved, 0);
+    assert_int_equal(stats.sched.pages.pages_dropped, dropped);
+    close_house(&h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_batch_does_not_matter),
+        cmocka_unit_test(the_geometry_does_not_matter),
+        cmocka_unit_test(preemption_does_not_matter),
+        cmocka_unit_test(cached_prefixes_do_not_matter),
+        cmocka_unit_test(retention_copies_nothing),
+    };
+    return cmocka_run_group_tests_name("invariance", tests, setup, teardown);
+}
