@@ -1,5 +1,5 @@
-/* `octavo bench kernels`: each operation, timed alone on cold operands, beside the limits of this machine
- * measured in the same minute. Bytes moved and operations are counted beside each call. */
+/* `octavo bench kernels`: each operation, timed alone on cold operands, beside the limits of this
+ * machine measured in the same minute. Bytes moved and operations are counted beside each call. */
 #include "cli/bench_kernels.h"
 
 #include "kernels/kernels.h"
@@ -9,10 +9,11 @@
 #include <string.h>
 
 enum {
-    COLD_BYTES = 512 << 20,   /* copies of the operands are used in turn, so that none is in a cache */
+    COLD_BYTES =
+        512 << 20, /* copies of the operands are used in turn, so that none is in a cache */
     RUNS_MIN = 5,
     RUNS_MAX = 101,
-    RUNS_US = 400 * 1000,     /* at most about this long for each line once RUNS_MIN are done */
+    RUNS_US = 400 * 1000, /* at most about this long for each line once RUNS_MIN are done */
 };
 
 typedef struct bench {
@@ -22,13 +23,14 @@ typedef struct bench {
     kern_limits limits; /* measured just before the lines that are compared with it */
 } bench;
 
-/* The matrices of a 1.1B Llama: 22 layers, hidden 2048, 32/4 heads of 64, ffn 5632, vocabulary 32000. */
+/* The matrices of a 1.1B Llama: 22 layers, hidden 2048, 32/4 heads of 64, ffn 5632, vocabulary
+ * 32000. */
 static const struct shape {
     const char *name;
     size_t n, k;
     unsigned count; /* in the model */
 } shapes[] = {
-    {"qkv", 2560, 2048, 22},      {"attn out", 2048, 2048, 22}, {"gate up", 11264, 2048, 22},
+    {"qkv", 2560, 2048, 22},  {"attn out", 2048, 2048, 22}, {"gate up", 11264, 2048, 22},
     {"down", 2048, 5632, 22}, {"lm head", 32000, 2048, 1},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
@@ -99,7 +101,8 @@ static status bench_matmul(bench *b, const struct shape *s, size_t m_max, double
     if (ok) {
         fill_weights(b->type, data, bytes * n_copies);
         for (size_t i = 0; i < n_copies; i++)
-            copies[i] = (kern_matrix){.type = b->type, .n = s->n, .k = s->k, .data = data + i * bytes};
+            copies[i] =
+                (kern_matrix){.type = b->type, .n = s->n, .k = s->k, .data = data + i * bytes};
         rng r = rng_seed(2);
         for (size_t i = 0; i < m_max * s->k; i++) x[i] = rng_unit(&r) - 0.5f;
         ok = status_ok(kern_measure_limits(b->kc, &b->limits));
@@ -130,10 +133,12 @@ static status bench_all_matmuls(bench *b, size_t m_max)
         for (size_t i = 0; i < ROWS; i++) {
             total_us[i] += shapes[s].count * us[i];
             read_share[i] += shapes[s].count * bytes / 1e3 / b->limits.read_gb_s;
-            fma_share[i] += shapes[s].count * flop * (double)rows_list[i] / 1e3 / b->limits.fma_gflop_s;
+            fma_share[i] +=
+                shapes[s].count * flop * (double)rows_list[i] / 1e3 / b->limits.fma_gflop_s;
         }
     }
-    printf("\nall products of the 1.1B model, of the read bandwidth and the f32 FMA rate measured above:\n");
+    printf("\nall products of the 1.1B model, of the read bandwidth and the f32 FMA rate measured "
+           "above:\n");
     for (size_t i = 0; i < ROWS && rows_list[i] <= m_max; i++)
         printf("%5zu rows: %9.1f ms, %8.1f rows/s, read %5.1f%%, fma %5.1f%%\n", rows_list[i],
                total_us[i] / 1e3, 1e6 * (double)rows_list[i] / total_us[i],
@@ -189,7 +194,9 @@ int cli_bench_kernels(int argc, char **argv)
         else if (strcmp(flag, "--rows") == 0) ok = parse_count(value, 2048, &m_max);
         else if (strcmp(flag, "--dtype") == 0) ok = parse_type(value, &b.type);
         else if (strcmp(flag, "--isa") == 0) ok = (isa = value)[0] != '\0';
-        else return fail("flags: --threads N, --rows N (at most 2048), --dtype bf16|f16|f32, --isa NAME");
+        else
+            return fail(
+                "flags: --threads N, --rows N (at most 2048), --dtype bf16|f16|f32, --isa NAME");
         if (!ok) {
             fprintf(stderr, "octavo bench kernels: %s: impossible value '%s'\n", flag, value);
             return 1;
@@ -197,7 +204,8 @@ int cli_bench_kernels(int argc, char **argv)
     }
     error err = {{0}};
     int rc = 1;
-    status st = thread_pool_create(&(thread_pool_options){.n_threads = n_threads, .pin = true}, &b.pool);
+    status st =
+        thread_pool_create(&(thread_pool_options){.n_threads = n_threads, .pin = true}, &b.pool);
     if (!status_ok(st)) return fail(status_text(st.code));
     st = kern_create(&(kern_options){.pool = b.pool, .isa = isa}, &b.kc, &err);
     if (status_ok(st)) rc = run(&b, n_threads, m_max);

@@ -7,8 +7,8 @@ typedef void (*fill_fn)(kern_isa *isa);
 static bool runs_always(void) { return true; }
 
 #if defined(__x86_64__)
-/* __builtin_cpu_supports also asks XGETBV whether the system saves the wide registers. Every CPU with
- * AVX2 and FMA has F16C, which clang's list of names lacks. */
+/* __builtin_cpu_supports also asks XGETBV whether the system saves the wide registers. Every CPU
+ * with AVX2 and FMA has F16C, which clang's list of names lacks. */
 static bool runs_avx2(void)
 {
     __builtin_cpu_init();
@@ -32,7 +32,9 @@ static const struct isa_row {
     {"ref", runs_always, {kern_matmul_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref}},
 #if defined(__x86_64__)
     {"avx2", runs_avx2, {kern_matmul_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2}},
-    {"avx512", runs_avx512, {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
+    {"avx512",
+     runs_avx512,
+     {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
 #endif
 };
 

@@ -14,20 +14,27 @@
 
 enum {
     KERN_DTYPES = 3,
-    KERN_TILE_ROWS = 12,  /* most rows that any ISA's matmul tile takes */
-    KERN_TILE_PANELS = 8, /* most panels that it takes at once */
+    KERN_TILE_ROWS = 24, /* most rows that any ISA's matmul tile takes */
 };
+
+/* What to fetch while a tile computes: in each round (64 bytes of every panel) the line at `at` and those
+ * of the other panels `stride` bytes on; then `at` moves by `step`. */
+typedef struct kern_ahead {
+    const uint8_t *at;
+    size_t stride, step;
+} kern_ahead;
 
 /* acc [panels][rows][16] f32 += x [k][rows] f32 times panels of w, panel i starting at w + i * w_stride
  * bytes: for each element one chain of fused multiply-adds over k ascending. */
-typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const float *x, float *acc);
+typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const float *x, float *acc,
+                             const kern_ahead *ahead);
 
 typedef struct kern_isa {
     const char *name;
 
     /* ---- matmul ---- */
     unsigned tile_rows;                      /* most rows of a tile, <= KERN_TILE_ROWS */
-    unsigned widen_tiles;                    /* tiles over one panel from which widening it first pays */
+    unsigned widen_tiles;                    /* tiles over one panel from which it pays to widen it */
     uint8_t tile_panels[KERN_TILE_ROWS + 1]; /* panels that a tile of so many rows takes at once */
     kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1];  /* tile_panels[rows] panels */
     kern_tile_fn tile1[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* one panel */

@@ -27,8 +27,7 @@ static void read_share(void *ctx, size_t from, size_t to, unsigned thread)
         const uint64_t *base = m->data + share * STREAMS * stream_words;
         uint64_t sums[STREAMS] = {0};
         for (size_t at = 0; at < stream_words; at += 8)
-            for (size_t s = 0; s < STREAMS; s++)
-                sums[s] += base[s * stream_words + at];
+            for (size_t s = 0; s < STREAMS; s++) sums[s] += base[s * stream_words + at];
         uint64_t sum = 0;
         for (size_t s = 0; s < STREAMS; s++) sum += sums[s];
         m->sinks[share] += (float)sum;

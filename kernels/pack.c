@@ -48,7 +48,8 @@ static void convert(dtype src_type, const uint8_t *src, dtype type, void *dst, s
     }
 }
 
-/* dst [words][16] columns [c0, c1) = the transpose of words [16][CHUNK]: a word is a pair or an f32. */
+/* dst [words][16] columns [c0, c1) = the transpose of words [16][CHUNK]: a word is a pair or an
+ * f32. */
 static void transpose_words(const uint32_t (*words)[CHUNK], size_t n_words, size_t c0, size_t c1,
                             uint32_t *dst)
 {
@@ -77,8 +78,7 @@ static void pack_panel(const pack_job *j, size_t panel)
         }
         if (c0 == 0 && c1 == KERN_PANEL)
             transpose_words(words, count, 0, KERN_PANEL, dst + at * KERN_PANEL);
-        else
-            transpose_words(words, count, c0, c1, dst + at * KERN_PANEL);
+        else transpose_words(words, count, c0, c1, dst + at * KERN_PANEL);
     }
 }
 
@@ -108,8 +108,8 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
     (void)kc;
     assert(row < w->n);
     size_t pair = kern_pair(w->type), n_words = (w->k + pair - 1) / pair;
-    const uint32_t *words = (const uint32_t *)w->data + row / KERN_PANEL * n_words * KERN_PANEL +
-                            row % KERN_PANEL;
+    const uint32_t *words =
+        (const uint32_t *)w->data + row / KERN_PANEL * n_words * KERN_PANEL + row % KERN_PANEL;
     for (size_t k = 0; k < w->k; k++) {
         const uint8_t *word = (const uint8_t *)(words + k / pair * KERN_PANEL);
         out[k] = load_f32(w->type, word + k % pair * 2);

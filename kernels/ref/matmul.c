@@ -1,5 +1,5 @@
-/* Matrix product, plain C. fmaf rounds once, as the vector units do, so that every ISA whose order of
- * summation is the same gives the same bits. */
+/* Matrix product, plain C. fmaf rounds once, as the vector units do, so that every ISA whose order
+ * of summation is the same gives the same bits. */
 #include "kernels/isa.h"
 
 #include <math.h>
@@ -20,9 +20,10 @@ static inline void tile_1x1(dtype type, const void *w, size_t k, const float *x,
 
 #define TILE_REF(name, type)                                                                       \
     static void tile_##name##__ref(const void *w, size_t w_stride, size_t k, const float *x,       \
-                                   float *acc)                                                     \
+                                   float *acc, const kern_ahead *ahead)                            \
     {                                                                                              \
         (void)w_stride;                                                                            \
+        (void)ahead;                                                                               \
         tile_1x1(type, w, k, x, acc);                                                              \
     }                                                                                              \
     static void widen_##name##__ref(const void *w, size_t k, float *out)                           \

@@ -4,16 +4,14 @@
 #include <immintrin.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 enum {
     TILE_ROWS = 6,
     TILE_SIDE = 4,
-    PREFETCH_BYTES = 2048, /* ahead in each stream; within 5 % from 1 to 4 KiB */
 };
 
-/* v [2] = 16 weights of one column: the even or the odd one of a pair (f32: the only one). Those of f16
- * come in lane order: what the conversion of pairs leaves, see lane_order. */
+/* v [2] = 16 weights of one column: the even or the odd one of a pair (f32: the only one). Those of
+ * f16 come in lane order: what the conversion of pairs leaves, see lane_order. */
 INLINE void load_column(const dtype type, const int odd, const uint8_t *w, __m256 v[2])
 {
     const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
@@ -27,7 +25,8 @@ INLINE void load_column(const dtype type, const int odd, const uint8_t *w, __m25
         } else {
             __m256 left = _mm256_cvtph_ps(_mm_load_si128((const __m128i *)w));
             __m256 right = _mm256_cvtph_ps(_mm_load_si128((const __m128i *)w + 1));
-            v[h] = odd ? _mm256_shuffle_ps(left, right, 0xdd) : _mm256_shuffle_ps(left, right, 0x88);
+            v[h] =
+                odd ? _mm256_shuffle_ps(left, right, 0xdd) : _mm256_shuffle_ps(left, right, 0x88);
         }
     }
 }
@@ -39,9 +38,8 @@ INLINE __m256 lane_order(const dtype type, __m256 v)
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
 }
 
-/* sums [2] += v [2] * x, in place. Written out because gcc, short of registers with 12 sums, computes
- * into the register of x and spills sums in every round, at a quarter of the speed; and loops over sums
- * are unrolled early, else the asm statement keeps them in memory. */
+/* sums [2] += v [2] * x, in place. Written out because gcc, short of registers with 12 sums,
+ * computes into the register of x and spills sums in every round, at a quarter of the speed. */
 INLINE void add_product(__m256 sums[2], const __m256 v[2], const float *x)
 {
     __m256 all;
@@ -52,39 +50,50 @@ INLINE void add_product(__m256 sums[2], const __m256 v[2], const float *x)
             : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*x));
 }
 
-INLINE void tile(const dtype type, const int rows, const int side, const uint8_t *w, size_t w_stride,
-                 size_t k, const float *x, float *acc)
+/* Loops over sums are unrolled by order: what is left a loop keeps them in memory. */
+INLINE void tile(const dtype type, const int rows, const int side, const uint8_t *w,
+                 size_t w_stride, size_t k, const float *x, float *acc, const kern_ahead *ahead)
 {
     __m256 sums[TILE_SIDE * TILE_ROWS][2], v[2];
-    UNROLL for (int s = 0; s < side * rows; s++)
-        UNROLL for (int h = 0; h < 2; h++)
-            sums[s][h] = lane_order(type, _mm256_loadu_ps(acc + s * KERN_PANEL + 8 * h));
-
+#pragma GCC unroll 16
+    for (int s = 0; s < side * rows; s++) {
+        sums[s][0] = lane_order(type, _mm256_loadu_ps(acc + s * KERN_PANEL));
+        sums[s][1] = lane_order(type, _mm256_loadu_ps(acc + s * KERN_PANEL + 8));
+    }
     const int step = type == DTYPE_F32 ? 1 : 2;
+    const uint8_t *next = ahead->at;
+    const size_t next_stride = ahead->stride, next_step = ahead->step;
     for (size_t n = k / (size_t)step; n > 0; n--) {
-        UNROLL for (int i = 0; i < side; i++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < side; i++) {
             const uint8_t *at = w + i * w_stride;
-            _mm_prefetch((const char *)(at + PREFETCH_BYTES), _MM_HINT_T0);
+            _mm_prefetch((const char *)(next + i * next_stride), _MM_HINT_T0);
             load_column(type, 0, at, v);
-            UNROLL for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + r);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + r);
             if (type == DTYPE_F32) continue;
             /* With many sums there is no register to keep the odd column in: load it again. */
             if (side * rows > 4) __asm__("" : "+r"(at));
             load_column(type, 1, at, v);
-            UNROLL for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + rows + r);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + rows + r);
         }
         w += 64;
         x += step * rows;
+        next += next_step;
     }
-    if (k % (size_t)step != 0)
-        UNROLL for (int i = 0; i < side; i++) {
-            load_column(type, 0, w + i * w_stride, v);
-            UNROLL for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + r);
-        }
-
-    UNROLL for (int s = 0; s < side * rows; s++)
-        UNROLL for (int h = 0; h < 2; h++)
-            _mm256_storeu_ps(acc + s * KERN_PANEL + 8 * h, lane_order(type, sums[s][h]));
+#pragma GCC unroll 16
+    for (int i = 0; i < side; i++) {
+        if (k % (size_t)step == 0) break;
+        load_column(type, 0, w + i * w_stride, v);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + r);
+    }
+#pragma GCC unroll 16
+    for (int s = 0; s < side * rows; s++) {
+        _mm256_storeu_ps(acc + s * KERN_PANEL, lane_order(type, sums[s][0]));
+        _mm256_storeu_ps(acc + s * KERN_PANEL + 8, lane_order(type, sums[s][1]));
+    }
 }
 
 INLINE void widen(const dtype type, const uint8_t *w, size_t k, float *out)
@@ -99,22 +108,24 @@ INLINE void widen(const dtype type, const uint8_t *w, size_t k, float *out)
         }
 }
 
-/* Rows of a tile, and the panels it takes at once: eight or more independent sums hide the latency. */
+/* Rows of a tile, and the panels it takes at once: eight or more sums hide the latency. */
+// clang-format off
 #define FOR_TILES(X, name, type)                                                                   \
     X(name, type, 1, 4) X(name, type, 2, 2) X(name, type, 3, 2)                                    \
     X(name, type, 4, 1) X(name, type, 5, 1) X(name, type, 6, 1)
+// clang-format on
 
 #define TILE(name, type, rows, side)                                                               \
     static void tile_##name##_##rows##__avx2(const void *w, size_t w_stride, size_t k,             \
-                                             const float *x, float *acc)                           \
+                                             const float *x, float *acc, const kern_ahead *ahead)  \
     {                                                                                              \
-        tile(type, rows, side, w, w_stride, k, x, acc);                                            \
+        tile(type, rows, side, w, w_stride, k, x, acc, ahead);                                     \
     }
 #define TILE1(name, type, rows, side)                                                              \
     static void tile1_##name##_##rows##__avx2(const void *w, size_t w_stride, size_t k,            \
-                                              const float *x, float *acc)                          \
+                                              const float *x, float *acc, const kern_ahead *ahead) \
     {                                                                                              \
-        tile(type, rows, 1, w, w_stride, k, x, acc);                                               \
+        tile(type, rows, 1, w, w_stride, k, x, acc, ahead);                                        \
     }
 #define TILES_OF(name, type)                                                                       \
     FOR_TILES(TILE, name, type)                                                                    \
@@ -147,31 +158,22 @@ INLINE void transpose_8x8(__m256 v[8])
     }
 }
 
-/* v[c] = column c of x [rows <= 8, 8], zeros below. */
-INLINE void load_8_columns(const float *x, size_t x_stride, size_t rows, __m256 v[8])
-{
-    for (size_t r = 0; r < 8; r++)
-        v[r] = r < rows ? _mm256_loadu_ps(x + r * x_stride) : _mm256_setzero_ps();
-    transpose_8x8(v);
-}
-
-/* Eight columns at a time. A store of 8 or 16 rows runs over the end of its column into the next ones,
- * which are written after it. */
+/* Eight columns at a time. A store of eight rows may run over the end of its column into the next
+ * ones, which are written after it. */
 static void pack_x__avx2(const float *x, size_t x_stride, size_t rows, size_t k, float *out)
 {
     size_t i = 0;
     for (; i + 8 <= k; i += 8) {
-        __m256 low[8], high[8];
-        load_8_columns(x + i, x_stride, rows, low);
-        if (rows <= 8) {
-            for (size_t c = 0; c < 8; c++) _mm256_storeu_ps(out + (i + c) * rows, low[c]);
-            continue;
+        __m256 v[KERN_TILE_ROWS / 8][8];
+        for (size_t r = 0; r < rows; r += 8) {
+            for (size_t j = 0; j < 8; j++)
+                v[r / 8][j] = r + j < rows ? _mm256_loadu_ps(x + (r + j) * x_stride + i)
+                                           : _mm256_setzero_ps();
+            transpose_8x8(v[r / 8]);
         }
-        load_8_columns(x + 8 * x_stride + i, x_stride, rows - 8, high);
-        for (size_t c = 0; c < 8; c++) {
-            _mm256_storeu_ps(out + (i + c) * rows, low[c]);
-            _mm256_storeu_ps(out + (i + c) * rows + 8, high[c]);
-        }
+        for (size_t c = 0; c < 8; c++)
+            for (size_t r = 0; r < rows; r += 8)
+                _mm256_storeu_ps(out + (i + c) * rows + r, v[r / 8][c]);
     }
     for (; i < k; i++)
         for (size_t r = 0; r < rows; r++) out[i * rows + r] = x[r * x_stride + i];

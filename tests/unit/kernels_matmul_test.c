@@ -1,5 +1,6 @@
-/* Matrix products: every ISA that this CPU runs against plain loops in double precision, and bit against
- * bit where the contract says so: over the number of rows, over threads, over ISAs of one order of sums. */
+/* Matrix products: every ISA that this CPU runs against plain loops in double precision, and bit
+ * against bit where the contract says so: over the number of rows, over threads, over ISAs of one
+ * order of sums. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +20,8 @@ enum { ROWS_MAX = 512 };
 static kern_context *make_context(const char *isa, unsigned n_threads, thread_pool **pool)
 {
     error err = {{0}};
-    assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = n_threads}, pool)));
+    assert_true(
+        status_ok(thread_pool_create(&(thread_pool_options){.n_threads = n_threads}, pool)));
     kern_context *kc = NULL;
     assert_true(status_ok(kern_create(&(kern_options){.pool = *pool, .isa = isa}, &kc, &err)));
     assert_string_equal(kern_isa_name(kc), isa);
@@ -98,7 +100,8 @@ static void pack(kern_context *kc, problem *p)
 {
     memset(p->w.data, 0, kern_matrix_bytes(p->type, p->n, p->k));
     size_t cut = p->n / 3, row_bytes = p->src_stride * dtype_bytes(p->src_type);
-    kern_matrix_pack(kc, &p->w, cut, p->n - cut, p->src + 1 + cut * row_bytes, p->src_type, p->src_stride);
+    kern_matrix_pack(kc, &p->w, cut, p->n - cut, p->src + 1 + cut * row_bytes, p->src_type,
+                     p->src_stride);
     kern_matrix_pack(kc, &p->w, 0, cut, p->src + 1, p->src_type, p->src_stride);
 }
 
@@ -123,11 +126,12 @@ static void check_against_double(const problem *p, bool bias)
                 sum += term;
                 size += fabs(term);
             }
-            /* One rounding of half an ulp for each step of the chain, on sums no larger than size. */
+            /* One rounding of half an ulp for each step of the chain, on sums no larger than size.
+             */
             double bound = (double)(p->k + 1) * 0x1p-24 * size + 1e-30;
             if (!(fabs((double)y - sum) <= bound))
-                fail_msg("m %zu n %zu k %zu %s row %zu column %zu: %.9g, not %.9g", p->m, p->n, p->k,
-                         dtype_name(p->type), i, j, (double)y, sum);
+                fail_msg("m %zu n %zu k %zu %s row %zu column %zu: %.9g, not %.9g", p->m, p->n,
+                         p->k, dtype_name(p->type), i, j, (double)y, sum);
         }
 }
 
@@ -153,7 +157,8 @@ static void run_shapes(const char *isa, uint64_t seed)
     rng r = rng_seed(seed);
     for (int i = 0; i < 60; i++) {
         dtype type = dtypes[i % 3], src_type = dtypes[i / 3 % 3];
-        size_t n = 1 + rng_below(&r, i % 5 == 0 ? 700 : 70), k = 1 + rng_below(&r, i % 7 == 0 ? 1500 : 90);
+        size_t n = 1 + rng_below(&r, i % 5 == 0 ? 700 : 70),
+               k = 1 + rng_below(&r, i % 7 == 0 ? 1500 : 90);
         size_t m = 1 + rng_below(&r, i % 4 == 0 ? 160 : 20);
         problem p = make_problem(&r, type, src_type, n, k, m);
         pack(kc, &p);
@@ -179,7 +184,8 @@ static void test_shapes(void **state)
 }
 
 /* Every row of y alone, among 2 .. 512, on one thread and on two: the same bits. The shape is large
- * enough for each path: side by side, k blocks, widened panels, x packed whole or piece by piece. */
+ * enough for each path: side by side, k blocks, widened panels, x packed whole or piece by piece.
+ */
 static void check_invariance(const char *isa, dtype type, size_t n, size_t k)
 {
     thread_pool *pools[2] = {NULL};
@@ -203,8 +209,8 @@ static void check_invariance(const char *isa, dtype type, size_t n, size_t k)
         multiply(kcs[m % 2], &part, true);
         for (size_t i = 0; i < m; i++)
             if (memcmp(part.y + i * p.y_stride, expected + (first + i) * n, n * sizeof(float)) != 0)
-                fail_msg("%s %s: row %zu of %zu differs from its value among %d", isa, dtype_name(type),
-                         i, m, ROWS_MAX);
+                fail_msg("%s %s: row %zu of %zu differs from its value among %d", isa,
+                         dtype_name(type), i, m, ROWS_MAX);
     }
     free(expected);
     free_problem(&p);
@@ -227,8 +233,8 @@ static void test_invariance(void **state)
     check_invariance("ref", DTYPE_BF16, 20, 33);
 }
 
-/* Each of today's ISAs sums one chain of fused multiply-adds, so they agree with the reference to the
- * bit. One that sums otherwise (dot products of pairs) is to be left out here, by name. */
+/* Each of today's ISAs sums one chain of fused multiply-adds, so they agree with the reference to
+ * the bit. One that sums otherwise (dot products of pairs) is to be left out here, by name. */
 static void test_equal_over_isas(void **state)
 {
     (void)state;
