@@ -20,6 +20,7 @@ struct pkv_mirror {
     allocator alloc;
     mirror_seq *seqs; // [max_seqs]
     uint32_t *refs;   // [n_pages] in tables: what is fresh must have none
+    uint32_t touched; // refs from here on are unset and mean 0: an idle pool costs no memory
     uint64_t checksum;
 };
 
@@ -44,7 +45,7 @@ status pkv_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_
     m->max_seqs = max_seqs;
     m->alloc = *a;
     m->seqs = alloc_zeroed(a, max_seqs, sizeof *m->seqs);
-    m->refs = alloc_zeroed(a, n_pages, sizeof *m->refs);
+    m->refs = alloc_resize(a, NULL, n_pages, sizeof *m->refs);
     if (!m->seqs || !m->refs) {
         pkv_mirror_destroy(m);
         return status_make(STATUS_NO_MEMORY, NULL);
@@ -115,7 +116,7 @@ static bool is_page(const pkv_mirror *m, uint32_t page) { return page >= 1 && pa
 
 static bool is_fresh(const pkv_mirror *m, uint32_t page)
 {
-    return is_page(m, page) && m->refs[page] == 0;
+    return is_page(m, page) && (page >= m->touched || m->refs[page] == 0);
 }
 
 /* Makes every list hold at least `row` pages. A list never needs more than the pool has. */
@@ -155,6 +156,7 @@ static void set_kept(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t kept
 static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
 {
     list_of(s, group)[index] = page;
+    while (m->touched <= page) m->refs[m->touched++] = 0;
     m->refs[page]++;
     m->checksum += checksum_page(key_of(m, s, group), index, page);
 }
@@ -312,7 +314,7 @@ static status apply_compact(pkv_mirror *m, reader *r)
     for (uint32_t i = 0; i < t->n_pages; i++) clear_page(m, s, f[1], i);
     t->n_pages = 0;
     for (; t->n_pages < n; t->n_pages++) {
-        if (m->refs[*r->next] != 0) return corrupt("delta log: COMPACT into one page twice");
+        if (!is_fresh(m, *r->next)) return corrupt("delta log: COMPACT into one page twice");
         put_page(m, s, f[1], t->n_pages, *r->next++);
     }
     set_kept(m, s, f[1], f[2]);

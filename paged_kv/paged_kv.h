@@ -63,7 +63,7 @@ typedef struct pkv_block_event {
 
 typedef struct pkv_options {
     pkv_geometry geometry;
-    uint32_t n_pages;  // page 0 included
+    uint32_t n_pages;  // page 0 included, at most 2^31
     uint32_t max_seqs; // sequences are numbered 0 .. max_seqs - 1 by the caller
     bool prefix_cache;
     const allocator *alloc;                                    // NULL = default
@@ -112,13 +112,13 @@ status pkv_seq_append(pkv *p, uint32_t seq, uint32_t n);
 /* How many fresh pages pkv_seq_append(seq, n) would take. */
 uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);
 /* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Does
- * nothing after the sequence's first drop, or when the prefix cache is off. */
+ * nothing after the sequence's first drop or compaction, or when the prefix cache is off. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. The last page, when
- * partial, must be kept. Copies nothing. */
+ * partial, must be kept. Copies nothing and cannot fail. */
 void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 /* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages. The slow path for
- * token-granular methods. */
+ * token-granular methods. All or nothing, as pkv_seq_append. */
 status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep);
 /* `child` (closed before) becomes a copy of `parent` that shares every page. */
 status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tokens);
@@ -172,8 +172,8 @@ typedef struct pkv_mirror pkv_mirror;
 status pkv_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_t max_seqs,
                          const allocator *alloc, pkv_mirror **out);
 void pkv_mirror_destroy(pkv_mirror *m);
-/* Words may come from a wire: anything inconsistent is STATUS_CORRUPT (the mirror is then
- * unusable). */
+/* Words may come from a wire: anything inconsistent is STATUS_CORRUPT. After that, and after
+ * STATUS_NO_MEMORY, the mirror can only be destroyed. */
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
 
