@@ -1,9 +1,9 @@
 /* comm: collectives between the ranks of a tensor-parallel group.
  *
- * What     all-reduce, all-gather and broadcast of f32 and bytes; one implementation is one file and one row of
- *          comm_kinds (here: "self", a group of one).
+ * What     all-reduce, all-gather and broadcast of f32 and bytes; one implementation is one
+ *          file and one row of comm_kinds (here: "self", a group of one).
  * Owner    the caller owns a comm and destroys it once.
- * Threads  one thread of each rank at a time; every rank makes the same calls in the same order.
+ * Threads  one thread of each rank at a time; every rank makes the same calls in order.
  * Units    counts of elements.
  * Errors   a lost or silent peer is STATUS_IO; after an error the group is unusable.
  * Order    sums are taken in rank order, so that every rank holds the same bits.

@@ -1,5 +1,5 @@
-/* The table of model families (private to model/). A family is a row here and at most one file: how its
- * config.json differs and what its tensors are called. */
+/* The table of model families (private to model/). A family is a row here and at most one file: how
+ * its config.json differs and what its tensors are called. */
 #ifndef MODEL_FAMILY_H
 #define MODEL_FAMILY_H
 
@@ -24,7 +24,8 @@ typedef enum tensor_role {
 
 typedef struct model_family {
     const char *architecture; // config.json's architectures[0]
-    /* Reads what is particular to the family out of config.json, after the common fields; NULL = nothing. */
+    /* Reads what is particular to the family out of config.json, after the common fields; NULL =
+     * nothing. */
     status (*read_config)(const json_t *json, const char *where, model_config *c, error *err);
     const char *names[TENSOR_ROLES]; // printf pattern; %u is the layer
 } model_family;

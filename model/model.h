@@ -1,12 +1,13 @@
 /* model: a Hugging Face model folder, and the CPU backend that runs it.
  *
- * What     config.json and generation_config.json as plain facts; safetensors by mmap, packed tensor by tensor;
- *          the forward pass over a ragged batch and the sampler, behind scheduler/backend.h.
+ * What     config.json and generation_config.json as plain facts; safetensors by mmap, packed
+ *          tensor by tensor; the forward pass over a ragged batch and the sampler, behind
+ *          scheduler/backend.h.
  * Owner    a model_config is a plain value; a backend owns weights, pages and scratch.
  * Threads  loading and a backend belong to one thread, which lends them a pool of workers.
  * Units    bytes, tokens.
- * Errors   one line that names the file and the field or tensor. Unknown architectures, activations and
- *          RoPE types are refused by name before any memory is taken.
+ * Errors   one line that names the file and the field or tensor. Unknown architectures,
+ *          activations and RoPE types are refused by name before any memory is taken.
  */
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
@@ -15,17 +16,17 @@
 #include "comm/comm.h"
 #include "scheduler/backend.h"
 
-/* ---- configuration ------------------------------------------------------------------------------------- */
+/* ---- configuration --------------------------------------------------------------------------- */
 
 typedef enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3 } rope_kind;
 
 typedef struct rope_config {
     rope_kind kind;
     double theta;
-    double factor;                     // linear, llama3
-    double low_freq_factor;            // llama3
-    double high_freq_factor;           // llama3
-    uint32_t original_max_positions;   // llama3
+    double factor;                   // linear, llama3
+    double low_freq_factor;          // llama3
+    double high_freq_factor;         // llama3
+    uint32_t original_max_positions; // llama3
 } rope_config;
 
 enum { MODEL_STOPS_MAX = 16, MODEL_NAME_MAX = 64 };
@@ -44,46 +45,46 @@ typedef struct model_config {
     float rms_eps;
     bool tied_embeddings;
     rope_config rope;
-    dtype stored;                      // config's torch_dtype or dtype: what --dtype auto means
-    uint32_t stop_ids[MODEL_STOPS_MAX]; // union of eos ids of config.json and generation_config.json
+    dtype stored;                       // config's torch_dtype or dtype: what --dtype auto means
+    uint32_t stop_ids[MODEL_STOPS_MAX]; // the eos ids of both files
     uint32_t n_stop_ids;
-    int64_t bos_id;                    // -1 = none
+    int64_t bos_id; // -1 = none
     /* generation_config.json's sampling defaults; NaN or -1 where it says nothing. */
     float temperature, top_p, min_p, repetition_penalty;
     int32_t top_k;
     bool do_sample;
 } model_config;
 
-/* Reads dir/config.json (and generation_config.json when there). overrides: "key=value" with a JSON value,
- * replacing top-level keys of config.json before they are read. */
+/* Reads dir/config.json (and generation_config.json when there). overrides: "key=value" with a JSON
+ * value, replacing top-level keys of config.json before they are read. */
 status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
                          model_config *out, error *err);
 
-/* What a folder holds, one "key: value" a line, unsupported things named: `octavo inspect`. Appends to out; fails
- * only when there is nothing to tell. */
+/* What a folder holds, one "key: value" a line, unsupported things named: `octavo inspect`. Appends
+ * to out; fails only when there is nothing to tell. */
 status model_inspect(const char *dir, strbuf *out, error *err);
 
 /* The architectures this build knows, for help and docs. */
 size_t model_family_count(void);
 const char *model_family_architecture(size_t i);
 
-/* ---- the CPU backend -------------------------------------------------------------------------------------- */
+/* ---- the CPU backend ------------------------------------------------------------------------- */
 
 typedef struct backend_cpu_options {
     const char *dir;
-    const model_config *config;   // copied
-    bool dummy;                   // seeded random weights instead of dir's (--load-format dummy)
+    const model_config *config; // copied
+    bool dummy;                 // seeded random weights instead of dir's (--load-format dummy)
     uint64_t dummy_seed;
-    dtype kv_type;                // element type of pages
-    dtype weight_type;            // packed weights; 16-bit stored weights stay exact under DTYPE_F32
-    uint32_t n_threads;           // 0 = all allowed cores
-    const char *isa;              // NULL = best
-    comm *group;                  // borrowed
-    pkv_geometry geometry;        // n_layers and n_kv_heads are taken from config
-    uint64_t kv_bytes;            // 0 = 60 % of what the cgroup leaves after the weights
-    uint32_t max_rows;            // tokens in one plan
+    dtype kv_type;         // element type of pages
+    dtype weight_type;     // packed weights; 16-bit stored weights stay exact under DTYPE_F32
+    uint32_t n_threads;    // 0 = all allowed cores
+    const char *isa;       // NULL = best
+    comm *group;           // borrowed
+    pkv_geometry geometry; // n_layers and n_kv_heads are taken from config
+    uint64_t kv_bytes;     // 0 = 60 % of what the cgroup leaves after the weights
+    uint32_t max_rows;     // tokens in one plan
     uint32_t max_seqs;
-    uint32_t max_model_len;       // sizes the RoPE range and attention scratch
+    uint32_t max_model_len; // sizes the RoPE range and attention scratch
 } backend_cpu_options;
 
 status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err);
@@ -92,7 +93,7 @@ status backend_cpu_create(const backend_cpu_options *options, backend *out, erro
 typedef struct backend_cpu_facts {
     const char *isa;
     uint32_t n_threads;
-    uint64_t weight_bytes;        // packed
+    uint64_t weight_bytes; // packed
     uint64_t page_bytes;
     uint64_t pool_bytes;
     int64_t load_us;

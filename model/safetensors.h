@@ -1,12 +1,14 @@
 /* Safetensors, one file or the shards of an index (private to model/).
  *
- * What     opens model.safetensors.index.json's files, or model.safetensors, maps them and lists
- * their tensors. Only indexed files are opened. Everything in the headers is checked here, in the
- * order of the reference reader (huggingface/safetensors, tensor.rs), so that a tensor's bytes lie
- * inside its mapping and are as many as its shape says. Nothing is known of their alignment. Owner
- * the safetensors value owns mappings and names; tensors point into it. Errors   one line that
- * names the file and the tensor. A file that somebody truncates while it is mapped kills the
- * process (SIGBUS): folders are written elsewhere and renamed.
+ * What     opens the files of model.safetensors.index.json, or model.safetensors, maps them and
+ *          lists their tensors. Only indexed files are opened. Everything in the headers is
+ *          checked here, in the order of the reference reader (huggingface/safetensors,
+ *          tensor.rs), so that a tensor's bytes lie inside its mapping and are as many as its
+ *          shape says. Nothing is known of their alignment.
+ * Owner    the safetensors value owns mappings and names; tensors point into it.
+ * Threads  one thread opens and closes; an open value is read-only.
+ * Errors   one line that names the file and the tensor. A file that somebody truncates while it
+ *          is mapped kills the process (SIGBUS): write elsewhere and rename.
  */
 #ifndef MODEL_SAFETENSORS_H
 #define MODEL_SAFETENSORS_H

@@ -1,14 +1,17 @@
 /* The packed weights of one rank (private to model/).
  *
- * Loaded tensor by tensor: each is read from its mapping, sliced for (rank, size), packed by the pool, and its
- * mapping let go, so that memory never holds two copies of the model. Column-parallel matrices (qkv,
- * gate_up, embed, head) keep a run of rows of each part, row-parallel ones (o, down) a run of columns.
+ * Loaded tensor by tensor: each is read from its mapping, sliced for (rank, size), packed by the
+ * pool, and its mapping let go, so that memory never holds two copies of the model. Column-parallel
+ * matrices (qkv, gate_up, embed, head) keep a run of rows of each part, row-parallel ones (o, down)
+ * a run of columns.
  *
- * A vocabulary that the ranks do not divide is padded: every rank has slice.n_tokens rows, those past vocab_size
- * are zeros. Gathered by rank, logits [0, vocab_size) are in place and the tail is to be ignored.
+ * A vocabulary that the ranks do not divide is padded: every rank has slice.n_tokens rows, those
+ * past vocab_size are zeros. Gathered by rank, logits [0, vocab_size) are in place and the tail is
+ * to be ignored.
  *
- * Element types: 16-bit `type` rounds whatever is stored to it; DTYPE_F32 keeps a matrix as it is stored (16-bit
- * values are exact in f32 arithmetic), and makes f32 of one whose parts are stored differently. */
+ * Element types: 16-bit `type` rounds whatever is stored to it; DTYPE_F32 keeps a matrix as it is
+ * stored (16-bit values are exact in f32 arithmetic), and makes f32 of one whose parts are stored
+ * differently. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -17,7 +20,7 @@
 
 typedef struct layer_weights {
     float *attn_norm;    // [hidden]
-    kern_matrix qkv;     // [(heads + 2 * kv_heads) * head_dim of this rank, hidden]: q rows, k rows, v rows
+    kern_matrix qkv;     // [(heads + 2 * kv_heads) * head_dim, hidden]: this rank's q, k and v rows
     kern_matrix o;       // [hidden, heads * head_dim of this rank]
     float *ffn_norm;     // [hidden]
     kern_matrix gate_up; // [2 * ffn of this rank, hidden]: gate rows, then up rows
@@ -25,14 +28,15 @@ typedef struct layer_weights {
 } layer_weights;
 
 typedef struct model_weights {
-    kern_matrix embed;   // [slice.n_tokens, hidden]: the rows of tokens from slice.first_token on
-    kern_matrix head;    // the same rows of the head; the same data as embed when tied
-    float *norm;         // [hidden]
+    kern_matrix embed;     // [slice.n_tokens, hidden]: the rows of tokens from slice.first_token on
+    kern_matrix head;      // the same rows of the head; the same data as embed when tied
+    float *norm;           // [hidden]
     layer_weights *layers; // [n_layers]
-    tensor_slice slice;  // what this rank holds; all of it with one rank
-    void *memory;        // one block that all of the above point into
+    tensor_slice slice;    // what this rank holds; all of it with one rank
+    void *memory;          // one block that all of the above point into
     size_t bytes;
-    uint64_t identity;   // hash of config, names, shapes and samples of the data, the same on every rank: the prefix salt
+    uint64_t identity; // hash of config, names, shapes and samples of the data, the same on every
+                       // rank: the prefix salt
 } model_weights;
 
 typedef struct weights_options {
@@ -40,9 +44,9 @@ typedef struct weights_options {
     const model_config *config;
     bool dummy;
     uint64_t dummy_seed;
-    dtype type;          // wanted; 16-bit stored weights stay as they are under DTYPE_F32 (exact)
+    dtype type; // wanted; 16-bit stored weights stay as they are under DTYPE_F32 (exact)
     kern_context *kernels;
-    int rank, size;      // tensor-parallel slice
+    int rank, size; // tensor-parallel slice
 } weights_options;
 
 status weights_load(const weights_options *options, model_weights *out, error *err);
