@@ -1,0 +1,547 @@
+#!/usr/bin/env python3
+"""Drives the octavo executable with the demo model, as a user would: what it prints, what it refuses, how
+it ends. usage: run_cli.py OCTAVO [unittest arguments]   (from the source root)"""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+OCTAVO = os.path.abspath(sys.argv[1])
+MODEL = "models/demo"
+POOL = ["--model", MODEL, "--kv-memory", "64M"]
+VOCAB = 1024
+PAGE = 16
+LAYERS = 4
+TIMEOUT = 120
+
+RUN_KEYS = ["id", "index", "text", "token_ids", "finish_reason", "usage", "timings"]
+
+
+def octavo(*args, stdin="", code=0):
+    """Runs to the end; returns (stdout, stderr) as text."""
+    if isinstance(stdin, str):
+        stdin = stdin.encode()
+    p = subprocess.run([OCTAVO, *args], input=stdin, capture_output=True, timeout=TIMEOUT)
+    out, err = p.stdout.decode("utf-8"), p.stderr.decode("utf-8")
+    if p.returncode != code:
+        raise AssertionError(f"octavo {' '.join(args)}: exit {p.returncode}, expected {code}\n{err}")
+    return out, err
+
+
+def run_lines(requests, *flags, code=0):
+    text = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in requests)
+    out, _ = octavo("run", *POOL, "--prompts", "-", *flags, stdin=text, code=code)
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def run_one(request, *flags):
+    (line,) = run_lines([request], *flags)
+    return line
+
+
+def tokens(n, seed):
+    r = random.Random(seed)
+    return [r.randrange(1000) for _ in range(n)]
+
+
+class Run(unittest.TestCase):
+    def check_line(self, line, also=()):
+        self.assertEqual(sorted(line), sorted(RUN_KEYS + list(also)))
+        usage = line["usage"]
+        self.assertEqual(sorted(usage), ["completion_tokens", "prompt_tokens", "prompt_tokens_details"])
+        self.assertEqual(list(usage["prompt_tokens_details"]), ["cached_tokens"])
+        self.assertEqual(usage["completion_tokens"], len(line["token_ids"]))
+        times = line["timings"]
+        self.assertEqual(sorted(times), ["queue_ms", "total_ms", "ttft_ms"])
+        self.assertTrue(0 <= times["queue_ms"] <= times["ttft_ms"] <= times["total_ms"])
+
+    def test_prompt_prints_text(self):
+        flags = [*POOL, "--prompt", "O Romeo, Romeo", "--max-tokens", "20"]
+        text, err = octavo("run", *flags)
+        line = json.loads(octavo("run", *flags, "--json")[0])
+        self.check_line(line)
+        self.assertEqual(text.rstrip("\n"), line["text"].rstrip("\n"))
+        self.assertEqual(line["finish_reason"], "length")
+        self.assertEqual(line["usage"]["completion_tokens"], 20)
+        self.assertIn("KV pool 64.0 MiB", err)
+        self.assertNotIn("60 %", err)
+        default = octavo("run", "--model", MODEL, "--prompt", "O", "--max-tokens", "1")[1]
+        self.assertIn("60 % of what the cgroup leaves after the weights", default)
+
+    def test_good_and_bad_lines(self):
+        lines = run_lines([
+            {"id": "good", "prompt": "O Romeo", "max_tokens": 5},
+            "this is no JSON",
+            "",
+            {"prompt": "Hello", "max_tokens": 3},
+            {"id": 7, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+            {"id": {}, "prompt": "x"},
+            {"id": "field", "prompt": "x", "bananas": 1},
+            {"id": "two", "prompt": "x", "messages": []},
+            {"id": "none"},
+            {"id": "range", "prompt": "x", "top_p": 0},
+            {"id": "vocab", "prompt_token_ids": [1, 5000]},
+            {"id": "method", "prompt": "x", "retention": {"method": "bananas"}},
+            {"id": "ratio", "prompt": "x", "retention": {"method": "chunkkv", "ratio": 2}},
+            {"id": "long", "prompt": "x", "max_tokens": 5000},
+            {"id": "role", "messages": [{"content": "x"}]},
+            "[1]",
+            {"id": 1.5, "prompt": "caf\u00e9 \U0001f600", "max_tokens": 2},
+        ], code=1)
+        by_id = {str(line["id"]): line for line in lines}
+        self.assertEqual(len(by_id), len(lines))
+        for good in ("good", "4", "7", "1.5"):
+            self.check_line(by_id.pop(good))
+        said = {"2": "not JSON", "6": "id", "field": "bananas", "two": "prompt", "none": "prompt",
+                "range": "top_p", "vocab": "prompt_token_ids[1]", "method": "bananas", "ratio": "ratio",
+                "long": "5000", "role": "messages[0]", "16": "JSON object"}
+        at = {"2": 2, "6": 6, "field": 7, "two": 8, "none": 9, "range": 10, "vocab": 11, "method": 12,
+              "ratio": 13, "long": 14, "role": 15, "16": 16}
+        self.assertEqual(set(by_id), set(said))
+        for key, words in said.items():
+            self.assertEqual(sorted(by_id[key]), ["error", "id"])
+            self.assertIn(words, by_id[key]["error"]["message"])
+            self.assertNotIn("\n", by_id[key]["error"]["message"])
+            self.assertEqual(by_id[key]["error"]["line"], at[key])
+
+    def test_flags_are_defaults_of_lines(self):
+        a, b = run_lines([{"id": "a", "prompt": "O"}, {"id": "b", "prompt": "O", "max_tokens": 2}],
+                         "--max-tokens", "4", "--ignore-eos", "--max-batch", "1")
+        self.assertEqual([a["usage"]["completion_tokens"], b["usage"]["completion_tokens"]], [4, 2])
+
+    def test_too_long_line(self):
+        lines = run_lines(['{"prompt":"' + "x" * (17 << 20) + '"}', {"prompt": "O", "max_tokens": 1}], code=1)
+        self.assertEqual([line["id"] for line in lines], [1, 2])
+        self.assertIn("longer than 16 MiB", lines[0]["error"]["message"])
+
+    def test_choices(self):
+        request = {"prompt": "The king", "max_tokens": 12, "n": 3, "temperature": 1.0, "seed": 5,
+                   "ignore_eos": True}
+        first, again = run_lines([request]), run_lines([request])
+        self.assertEqual(sorted(line["index"] for line in first), [0, 1, 2])
+        texts = {line["index"]: line["text"] for line in first}
+        self.assertEqual(texts, {line["index"]: line["text"] for line in again})
+        self.assertEqual(len(set(texts.values())), 3)
+        other = run_lines([dict(request, seed=6)])
+        self.assertNotEqual(texts, {line["index"]: line["text"] for line in other})
+        plain = octavo("run", *POOL, "--prompt", "The king", "--max-tokens", "3", "--n", "2")[0]
+        self.assertEqual(plain.count("[choice "), 2)
+
+    def test_logprobs(self):
+        line = run_one({"prompt": "O Romeo caf\u00e9", "max_tokens": 6, "logprobs": 3})
+        self.check_line(line, ["logprobs"])
+        self.assertEqual(list(line["logprobs"]), ["content"])
+        content = line["logprobs"]["content"]
+        self.assertEqual(len(content), 6)
+        for token in content:
+            self.assertEqual(sorted(token), ["bytes", "logprob", "rank", "token", "top_logprobs"])
+            self.assertEqual(token["rank"], 1) # greedy
+            self.assertEqual(len(token["top_logprobs"]), 3)
+            tops = [top["logprob"] for top in token["top_logprobs"]]
+            self.assertEqual(tops, sorted(tops, reverse=True))
+            self.assertEqual(tops[0], token["logprob"])
+            self.assertLessEqual(sum(map(math.exp, tops)), 1.0001)
+            self.assertEqual(sorted(token["top_logprobs"][0]), ["bytes", "logprob", "token"])
+        self.assertEqual(bytes(b for t in content for b in t["bytes"]).decode(), line["text"])
+        self.assertNotIn("logprobs", run_one({"prompt": "O", "max_tokens": 1}))
+
+    def test_stop_strings(self):
+        whole = run_one({"prompt": "O Romeo, Romeo", "max_tokens": 30})["text"]
+        stop = whole[7:11]
+        cut = run_one({"prompt": "O Romeo, Romeo", "max_tokens": 30, "stop": ["\u2603", stop]})
+        self.assertEqual(cut["text"], whole[:whole.index(stop)])
+        self.assertEqual(cut["finish_reason"], "stop")
+        held = run_one({"prompt": "O Romeo, Romeo", "max_tokens": 30, "stop": stop,
+                        "include_stop_str_in_output": True})
+        self.assertEqual(held["text"], whole[:whole.index(stop)] + stop)
+        flag = octavo("run", *POOL, "--prompt", "O Romeo, Romeo", "--max-tokens", "30", "--stop", stop)[0]
+        self.assertEqual(flag.rstrip("\n"), cut["text"].rstrip("\n"))
+
+    def test_prefix_cache(self):
+        ids = tokens(200, 1)
+        requests = [{"id": i, "prompt_token_ids": ids, "max_tokens": 2} for i in range(2)]
+        first, second = run_lines(requests, "--max-batch", "1")
+        self.assertEqual(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], 192)
+        self.assertEqual(first["token_ids"], second["token_ids"])
+        for line in run_lines(requests, "--max-batch", "1", "--no-prefix-cache"):
+            self.assertEqual(line["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+            self.assertEqual(line["token_ids"], first["token_ids"])
+
+    def test_model_flags_change_no_tokens(self):
+        request = {"prompt_token_ids": tokens(150, 2), "max_tokens": 8, "ignore_eos": True}
+        expected = run_one(request)["token_ids"]
+        for flags in (["--page-tokens", "32"], ["--kv-group-layers", "2"], ["--kv-group-heads", "1"],
+                      ["--prefill-chunk", "64"], ["--threads", "1"]):
+            self.assertEqual(run_one(request, *flags)["token_ids"], expected, flags)
+
+    def test_dtype_and_dummy(self):
+        request = {"prompt": "O", "max_tokens": 4, "ignore_eos": True}
+        self.assertEqual(len(run_one(request, "--dtype", "f32")["token_ids"]), 4)
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("config.json", "tokenizer.json"):
+                shutil.copy(os.path.join(MODEL, name), folder)
+            flags = ["run", "--model", folder, "--kv-memory", "8M", "--prompt", "O", "--max-tokens", "4"]
+            self.assertIn("safetensors", octavo(*flags, code=1)[1])
+            dummy = [*flags, "--json", "--load-format", "dummy", "--ignore-eos"]
+            first, again = (json.loads(octavo(*dummy)[0])["token_ids"] for _ in range(2))
+            self.assertEqual(first, again)
+            other = json.loads(octavo(*dummy, "--dummy-seed", "1")[0])["token_ids"]
+            self.assertNotEqual(first, other)
+            err = octavo(*dummy, "--override", "num_hidden_layers=2")[1]
+            self.assertIn("room for 8176 tokens", err) # of 8 MiB: 4080 with 4 layers
+
+
+class Retention(unittest.TestCase):
+    T = 1000 # 62 full pages and one of 8 tokens
+
+    def run_retained(self, retention, *flags, max_tokens=10):
+        return run_one({"prompt_token_ids": tokens(self.T, 3), "max_tokens": max_tokens, "ignore_eos": True,
+                        "retention": retention}, *flags)
+
+    def test_report(self):
+        line = self.run_retained({"method": "chunkkv", "ratio": 0.25, "report": "positions"})
+        report = line["retention"]
+        self.assertEqual(report["method"], "chunkkv")
+        # floor(0.25 * 1000) = 250 tokens = 15 pages of the 63, in each layer; 9 tokens follow.
+        self.assertEqual(report["pages_dropped"], (63 - 15) * LAYERS)
+        self.assertEqual(report["logical_tokens"], self.T + 9)
+        self.assertEqual(report["kept_tokens"], 14 * PAGE + 8 + 9)
+        self.assertIs(report["budget_raised"], False)
+        self.assertGreaterEqual(report["scoring_ms"], 0)
+        layers = []
+        for table in report["kept"]:
+            self.assertEqual(table["heads"], [0, 3])
+            layers += range(table["layers"][0], table["layers"][1] + 1)
+            at = -1
+            for start, end in table["ranges"]:
+                self.assertTrue(at < start < end and start % PAGE == 0)
+                at = end
+            self.assertEqual(at, self.T + 9)
+            self.assertLessEqual(table["ranges"][-1][0], self.T - 32) # the window is protected
+            self.assertEqual(sum(e - s for s, e in table["ranges"]), report["kept_tokens"])
+        self.assertEqual(layers, list(range(LAYERS)))
+
+    def test_budgets(self):
+        self.assertEqual(self.run_retained({"method": "chunkkv", "tokens": 160})["retention"]["pages_dropped"],
+                         (63 - 10) * LAYERS)
+        # The window's 32 tokens lie in three pages, and one page more is the least.
+        raised = self.run_retained({"method": "chunkkv", "ratio": 0.01})["retention"]
+        self.assertIs(raised["budget_raised"], True)
+        self.assertEqual(raised["pages_dropped"], (63 - 4) * LAYERS)
+        whole = self.run_retained({"method": "chunkkv", "tokens": 2000})["retention"]
+        self.assertEqual(whole["pages_dropped"], 0)
+        self.assertEqual(whole["kept_tokens"], whole["logical_tokens"])
+        self.assertNotIn("kept", whole)
+
+    def test_reuse_layers(self):
+        for geometry in ([], ["--kv-group-layers", "2"]):
+            report = self.run_retained({"method": "chunkkv", "ratio": 0.25, "reuse_layers": 2,
+                                        "report": "positions"}, *geometry)["retention"]
+            ranges = {}
+            for table in report["kept"]:
+                for layer in range(table["layers"][0], table["layers"][1] + 1):
+                    ranges[layer] = table["ranges"]
+            self.assertEqual(ranges[0], ranges[1])
+            self.assertEqual(ranges[2], ranges[3])
+            self.assertNotEqual(ranges[0], ranges[2])
+
+    def test_full_says_nothing(self):
+        line = run_one({"prompt_token_ids": tokens(self.T, 3), "max_tokens": 2})
+        self.assertNotIn("retention", line)
+
+    def test_flag_and_summary(self):
+        text = " ".join(["Romeo"] * 300)
+        _, err = octavo("run", *POOL, "--prompt", text, "--max-tokens", "2", "--retention",
+                        '{"method":"chunkkv","ratio":0.25}')
+        self.assertRegex(err, r"retention chunkkv: kept \d+ of \d+ tokens \(\d+ %\), dropped \d+ pages")
+
+    def test_retained_beside_full(self):
+        """A neighbour that drops pages changes nobody's answer."""
+        prompts = [{"id": i, "prompt_token_ids": tokens(300, 10 + i), "max_tokens": 6, "ignore_eos": True}
+                   for i in range(6)]
+        alone = {i: run_one(p)["token_ids"] for i, p in enumerate(prompts)}
+        for p in prompts[::2]:
+            p["retention"] = {"method": "chunkkv", "ratio": 0.2}
+        for line in run_lines(prompts):
+            if line["id"] % 2:
+                self.assertEqual(line["token_ids"], alone[line["id"]])
+            else:
+                self.assertGreater(line["retention"]["pages_dropped"], 0)
+
+
+class Conversation(unittest.TestCase):
+    def test_chat(self):
+        hello = "Good morrow to thee, gentle friend, and to thy house."
+        text = octavo("run", *POOL, "--chat", "--max-tokens", "6", stdin=f"{hello}\nwho are you\n")[0]
+        lines = [json.loads(line) for line in
+                 octavo("run", *POOL, "--chat", "--json", "--max-tokens", "6",
+                        stdin=f"{hello}\n\nwho are you\n")[0].splitlines()]
+        self.assertEqual(len(lines), 2)
+        self.assertEqual(text, "".join(line["text"].removesuffix("\n") + "\n" for line in lines))
+        first = run_one({"messages": [{"role": "user", "content": hello}], "max_tokens": 6})
+        self.assertEqual(lines[0]["token_ids"], first["token_ids"])
+        both = run_one({"max_tokens": 6, "messages": [
+            {"role": "user", "content": hello}, {"role": "assistant", "content": first["text"]},
+            {"role": "user", "content": "who are you"}]})
+        self.assertEqual(lines[1]["token_ids"], both["token_ids"])
+        # The second turn finds the first in the cache, as far as its pages are full.
+        self.assertEqual(lines[1]["usage"]["prompt_tokens"], both["usage"]["prompt_tokens"])
+        self.assertGreaterEqual(lines[1]["usage"]["prompt_tokens_details"]["cached_tokens"], PAGE)
+
+    def test_one_shot(self):
+        line = json.loads(octavo("run", *POOL, "--chat", "--system", "be brief", "--prompt", "hi", "--json",
+                                 "--max-tokens", "4")[0])
+        same = run_one({"max_tokens": 4, "messages": [{"role": "system", "content": "be brief"},
+                                                      {"role": "user", "content": "hi"}]})
+        self.assertEqual(line["token_ids"], same["token_ids"])
+
+    def test_line_by_line(self):
+        """Each line is answered before the next is written: nothing waits for the end of input."""
+        p = subprocess.Popen([OCTAVO, "run", *POOL, "--prompts", "-", "--max-tokens", "3"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for i in range(3):
+            p.stdin.write(json.dumps({"id": i, "prompt": "O"}).encode() + b"\n")
+            p.stdin.flush()
+            self.assertEqual(json.loads(p.stdout.readline())["id"], i)
+        p.stdin.close()
+        self.assertEqual(p.stdout.read(), b"")
+        self.assertEqual(p.wait(TIMEOUT), 0)
+        p.stdout.close()
+
+
+class Ending(unittest.TestCase):
+    def start(self, stdout):
+        lines = [{"id": i, "prompt_token_ids": tokens(50, i), "max_tokens": 2 if i < 4 else 3900,
+                  "ignore_eos": True} for i in range(200)]
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False) as f:
+            f.write("".join(json.dumps(line) + "\n" for line in lines))
+        self.addCleanup(os.unlink, f.name)
+        return subprocess.Popen([OCTAVO, "run", *POOL, "--prompts", f.name], stdout=stdout,
+                                stderr=subprocess.PIPE)
+
+    def test_interrupt(self):
+        p = self.start(subprocess.PIPE)
+        first = [json.loads(p.stdout.readline()) for _ in range(4)]
+        self.assertEqual(sorted(line["id"] for line in first), [0, 1, 2, 3])
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=TIMEOUT)
+        self.assertEqual(p.returncode, 130, err)
+        self.assertIn(b"interrupted: ", err)
+        for line in out.splitlines():
+            self.assertNotEqual(json.loads(line)["finish_reason"], "abort")
+
+    def test_reader_goes_away(self):
+        p = self.start(subprocess.PIPE)
+        p.stdout.readline()
+        p.stdout.close()
+        # Nothing fails before something is written: the next answers must come soon.
+        start = time.monotonic()
+        err = p.stderr.read()
+        self.assertEqual(p.wait(TIMEOUT), 1, err)
+        p.stderr.close()
+        self.assertLess(time.monotonic() - start, TIMEOUT)
+
+    def test_full_disk(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        with open("/dev/full", "wb") as full:
+            p = subprocess.run([OCTAVO, "methods"], stdout=full, stderr=subprocess.PIPE, timeout=TIMEOUT)
+        self.assertEqual(p.returncode, 1)
+        self.assertIn(b"cannot write to stdout", p.stderr)
+
+
+class Text(unittest.TestCase):
+    LINES = ["", "Hello world", "caf\u00e9 \U0001f600 \u4f60\u597d\tx", "<|im_start|>user\nhi<|im_end|>",
+             "a\u0000b", "   spaces   ", "\r\n", "\u202e\ufeff"]
+
+    def test_round_trip(self):
+        text = "".join(json.dumps(line) + "\n" for line in self.LINES)
+        ids = octavo("tokenize", "--model", MODEL, stdin=text)[0]
+        self.assertEqual(len(ids.splitlines()), len(self.LINES))
+        self.assertTrue(all(isinstance(json.loads(line), list) for line in ids.splitlines()))
+        back = octavo("detokenize", "--model", MODEL, stdin=ids)[0]
+        self.assertEqual([json.loads(line) for line in back.splitlines()], self.LINES)
+        special = json.loads(ids.splitlines()[3])
+        skipped = octavo("detokenize", "--model", MODEL, "--skip-special", stdin=json.dumps(special))[0]
+        self.assertEqual(json.loads(skipped), "user\nhi")
+
+    def test_bad_lines(self):
+        out, err = octavo("tokenize", "--model", MODEL, stdin='"a"\n5\n"b\n"c"\n', code=1)
+        self.assertEqual([json.loads(line) is None for line in out.splitlines()], [False, True, True, False])
+        self.assertIn("line 2: must be a JSON string", err)
+        out, err = octavo("detokenize", "--model", MODEL, stdin="[1,2]\n[-1]\n[99999999]\n{}\n", code=1)
+        self.assertEqual([json.loads(line) is None for line in out.splitlines()], [False, True, True, True])
+
+    def test_inspect_and_methods(self):
+        out = octavo("inspect", MODEL)[0]
+        self.assertIn("architecture: LlamaForCausalLM\n", out)
+        table = octavo("methods")[0]
+        rows = json.loads(octavo("methods", "--json")[0])
+        self.assertEqual([row["method"] for row in rows][:2], ["full", "chunkkv"])
+        for row in rows:
+            self.assertIn(row["method"], table)
+            self.assertIn(row["summary"], table)
+
+
+class Score(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def logits(self, sequences, *flags):
+        with open(self.path("ids.jsonl"), "w", encoding="utf-8") as f:
+            for ids in sequences:
+                f.write(json.dumps({"token_ids": ids}) + "\n")
+        octavo("score", *POOL, "--tokens", self.path("ids.jsonl"), "--logits", self.path("out"), *flags)
+        with open(self.path("out"), "rb") as f:
+            raw = f.read()
+        n = sum(map(len, sequences))
+        self.assertEqual(len(raw), 4 * VOCAB * n)
+        flat = struct.unpack(f"<{VOCAB * n}f", raw)
+        return [flat[i * VOCAB:(i + 1) * VOCAB] for i in range(n)]
+
+    @staticmethod
+    def log_softmax(row, token):
+        top = max(row)
+        return row[token] - top - math.log(sum(math.exp(v - top) for v in row))
+
+    def test_agrees_with_run(self):
+        a, b = tokens(700, 20), tokens(5, 21)
+        rows = self.logits([a, b])
+        for ids, row in ((a, rows[699]), (b, rows[704])):
+            line = run_one({"prompt_token_ids": ids, "max_tokens": 1, "logprobs": 0, "ignore_eos": True})
+            best = max(range(VOCAB), key=lambda i: row[i])
+            self.assertEqual(line["token_ids"], [best])
+            self.assertAlmostEqual(line["logprobs"]["content"][0]["logprob"], self.log_softmax(row, best),
+                                   places=5)
+        self.assertEqual(self.logits([a, b], "--prefill-chunk", "64"), rows)
+
+    def test_whole_context(self):
+        self.assertEqual(len(self.logits([tokens(128, 22)], "--max-model-len", "128")), 128)
+        with open(self.path("ids.jsonl"), "w", encoding="utf-8") as f:
+            f.write(json.dumps({"token_ids": tokens(129, 22)}))
+        err = octavo("score", *POOL, "--max-model-len", "128", "--tokens", self.path("ids.jsonl"),
+                     "--logits", self.path("out"), code=1)[1]
+        self.assertIn("line 1: ", err)
+
+    def test_perplexity(self):
+        with open("LICENSE", encoding="utf-8") as f:
+            text = f.read()[:3000]
+        with open(self.path("text"), "w", encoding="utf-8") as f:
+            f.write(text)
+        ids = json.loads(octavo("tokenize", "--model", MODEL, stdin=json.dumps(text))[0])
+        score = ["score", *POOL, "--text", self.path("text")]
+        whole = json.loads(octavo(*score)[0])
+        rows = self.logits([ids])
+        nll = -sum(self.log_softmax(rows[i], ids[i + 1]) for i in range(len(ids) - 1)) / (len(ids) - 1)
+        self.assertEqual(whole["tokens"], len(ids) - 1)
+        self.assertAlmostEqual(whole["nll_per_token"], nll, places=4)
+        self.assertAlmostEqual(whole["perplexity"] / math.exp(nll), 1, places=3)
+        # Windows: the same tokens, each once, with less context.
+        cut = json.loads(octavo(*score, "--window", "256", "--stride", "100")[0])
+        self.assertEqual((cut["tokens"], cut["window"], cut["stride"]), (len(ids) - 1, 256, 100))
+        expected = 0.0
+        scored = 0
+        for begin in range(0, len(ids), 100):
+            window = ids[begin:begin + 256]
+            rows = self.logits([window])
+            for i in range(scored - begin, len(window) - 1):
+                expected -= self.log_softmax(rows[i], window[i + 1])
+            scored = begin + len(window) - 1
+            if scored + 1 >= len(ids):
+                break
+        self.assertAlmostEqual(cut["nll_per_token"], expected / (len(ids) - 1), places=4)
+
+
+class Refusals(unittest.TestCase):
+    """One line on stderr that names the culprit; 2 for the command line, 1 for what it points to."""
+
+    def refuses(self, args, code, *words):
+        out, err = octavo(*args, code=code)
+        self.assertEqual(out, "")
+        (last,) = [line for line in err.splitlines() if " ready in " not in line]
+        for word in words:
+            self.assertIn(word, last)
+
+    def test_command_line(self):
+        run = ["run", "--model", MODEL]
+        for args, *words in (
+            [["run", "--prompt", "x"], "--model is missing"],
+            [run, "--prompt", "--chat", "--prompts"],
+            [[*run, "--prompt", "x", "--prompts", "y"], "--prompts excludes"],
+            [[*run, "--prompt", "x", "--system", "y"], "--system needs --chat"],
+            [[*run, "--bananas", "x"], "unknown flag '--bananas'"],
+            [[*run, "--prompt"], "--prompt: its value (TEXT) is missing"],
+            [[*run, "--prompt", "x", "y"], "unexpected argument 'y'"],
+            [[*run, "--prompt", "x", "--top-p", "3"], "--top-p: '3'"],
+            [[*run, "--prompt", "x", "--page-tokens", "300"], "--page-tokens: '300'"],
+            [[*run, "--prompt", "x", "--kv-memory", "lots"], "--kv-memory: 'lots'"],
+            [[*run, "--prompt", "x", "--dtype", "int3"], "--dtype: 'int3' is not one of auto, f32, bf16"],
+            [[*run, "--prompt", "x", "--retention", "{"], "--retention: "],
+            [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","bananas":1}'], "bananas"],
+            [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv"}'], "ratio", "tokens"],
+            [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","ratio":0}'], "ratio"],
+            [["score", "--model", MODEL], "--tokens and --text"],
+            [["score", "--model", MODEL, "--tokens", "x"], "--tokens and --logits"],
+            [["tokenize"], "--model is missing"],
+            [["inspect"], "DIR is missing"],
+            [["methods", "--bananas"], "--bananas"],
+            [["bananas"], "unknown command 'bananas'"],
+        ):
+            with self.subTest(args=args):
+                self.refuses(args, 2, *words)
+
+    def test_files(self):
+        run = ["run", "--kv-memory", "8M", "--prompt", "x", "--model"]
+        self.refuses([*run, "no/such/folder"], 1, "no/such/folder/config.json")
+        self.refuses([*run, MODEL, "--override", 'architectures=["BananaForCausalLM"]'], 1, "BananaForCausalLM")
+        self.refuses([*run, MODEL, "--override", 'rope_scaling={"rope_type":"banana"}'], 1, "banana")
+        self.refuses([*run, MODEL, "--override", "hidden_size=255"], 1, "config.json")
+        self.refuses([*run, MODEL, "--isa", "banana"], 1, "banana")
+        self.refuses([*run, MODEL, "--max-model-len", "5000"], 1, "--max-model-len", "4096")
+        self.refuses([*run, MODEL, "--kv-group-heads", "3"], 1, "--kv-group-heads")
+        self.refuses([*run, MODEL, "--page-tokens", "17"], 1, "page_tokens")
+        self.refuses(["run", "--model", MODEL, "--prompts", "no/such/file"], 1, "no/such/file")
+        self.refuses(["run", "--model", MODEL, "--prompts", "models"], 1, "models", "folder")
+        self.assertIn("no/such/folder/config.json", octavo("inspect", "no/such/folder", code=1)[1])
+        self.refuses(["tokenize", "--model", "no/such/folder"], 1, "no/such/folder/tokenizer.json")
+        self.refuses(["score", "--model", MODEL, "--text", "no/such/file"], 1, "no/such/file")
+
+    def test_broken_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in os.listdir(MODEL):
+                shutil.copy(os.path.join(MODEL, name), folder)
+            weights = os.path.join(folder, "model.safetensors")
+            os.truncate(weights, os.path.getsize(weights) // 2)
+            run = ["run", "--model", folder, "--kv-memory", "8M", "--prompt", "x"]
+            self.refuses(run, 1, "model.safetensors")
+            with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as f:
+                f.write('{"model":{"type":"Banana"}}')
+            self.refuses(run, 1, "tokenizer.json")
+
+    def test_what_does_not_fit(self):
+        ids = {"prompt_token_ids": tokens(500, 30), "max_tokens": 4}
+        (line,) = run_lines([ids], "--max-model-len", "400", code=1)
+        self.assertIn("400", line["error"]["message"])
+        self.refuses(["run", "--model", MODEL, "--prompt", "x", "--kv-memory", "20K"], 1, "kv-memory")
+        # 2 pages for each layer: room for 32 tokens.
+        (line,) = run_lines([ids], "--kv-memory", "72K", code=1)
+        self.assertIn("pages", line["error"]["message"])
+        self.refuses(["run", "--model", MODEL, "--kv-memory", "72K", "--prompt", "Romeo " * 60], 1, "pages")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

@@ -1,0 +1,233 @@
+/* Flags by table: what is taken, and in which words the rest is refused. */
+#include "cli/args.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct options {
+    bool fast;
+    const char *name, *color;
+    uint32_t count;
+    uint64_t size, seed;
+    arg_list items;
+    json_t *fields;
+} options;
+
+static const char *const colors[] = {"red", "green", NULL};
+
+static const arg_flag flags[] = {
+    ARG_ROW("fast", NULL, ARG_SWITCH, options, fast, "go fast"),
+    ARG_ROW("name", "TEXT", ARG_TEXT, options, name, "a name"),
+    ARG_ROW("color", "C", ARG_CHOICE, options, color, "a color", .choices = colors,
+            .initial = "red"),
+    ARG_ROW("count", "N", ARG_COUNT, options, count, "a count", .min = 2, .max = 9, .initial = "4"),
+    ARG_ROW("size", "BYTES", ARG_BYTES, options, size, "a size", .min = 1024, .max = 0x1p62),
+    ARG_ROW("seed", "N", ARG_WHOLE, options, seed, "a seed", .max = 0x1p64),
+    ARG_ROW("item", "X", ARG_LIST, options, items, "an item"),
+};
+
+static const arg_flag fields[] = {
+    ARG_ROW("top-k", "K", ARG_FIELD, options, fields, "k", .field = "top_k", .json = ARG_JSON_WHOLE,
+            .min = -1, .max = 100),
+    ARG_ROW("top-p", "P", ARG_FIELD, options, fields, "p", .field = "top_p",
+            .json = ARG_JSON_NUMBER, .max = 1),
+    ARG_ROW("stop", "TEXT", ARG_FIELD, options, fields, "s", .field = "stop",
+            .json = ARG_JSON_STRINGS),
+    ARG_ROW("ignore-eos", NULL, ARG_FIELD, options, fields, "i", .field = "ignore_eos",
+            .json = ARG_JSON_TRUE),
+    ARG_ROW("retention", "JSON", ARG_FIELD, options, fields, "r", .field = "retention",
+            .json = ARG_JSON_OBJECT),
+};
+
+typedef struct parsed {
+    options o;
+    arg_outcome outcome;
+    const char *operand;
+    error err;
+} parsed;
+
+/* words: split at spaces. */
+static parsed parse(const char *operand_name, const char *words)
+{
+    parsed p = {.outcome = ARG_OUTCOME_WRONG};
+    const arg_group groups[] = {{"Flags", flags, sizeof flags / sizeof flags[0], &p.o},
+                                {"Fields", fields, sizeof fields / sizeof fields[0], &p.o}};
+    const arg_command command = {.name = "test",
+                                 .usage = "[flags]",
+                                 .about = "A test.",
+                                 .groups = groups,
+                                 .n_groups = 2,
+                                 .operand = operand_name};
+    static char text[512]; /* texts are borrowed from it */
+    char *argv[32] = {text}, *rest = NULL;
+    int argc = 1;
+    snprintf(text, sizeof text, "%s", words);
+    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        argv[argc++] = word;
+    p.outcome = args_parse(&command, argc, argv, &p.operand, &p.err);
+    return p;
+}
+
+static void drop(parsed *p)
+{
+    free(p->o.items.items);
+    json_decref(p->o.fields);
+}
+
+static void refuses(const char *words, const char *message)
+{
+    parsed p = parse(NULL, words);
+    assert_int_equal(p.outcome, ARG_OUTCOME_WRONG);
+    assert_string_equal(p.err.text, message);
+    drop(&p);
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    parsed p = parse(NULL, "--fast --name=a=b --count 9 --size 1.5K --seed 18446744073709551615 "
+                           "--item x --item=--y --color green");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    assert_true(p.o.fast);
+    assert_string_equal(p.o.name, "a=b");
+    assert_string_equal(p.o.color, "green");
+    assert_int_equal(p.o.count, 9);
+    assert_int_equal(p.o.size, 1536);
+    assert_true(p.o.seed == UINT64_MAX);
+    assert_int_equal(p.o.items.n, 2);
+    assert_string_equal(p.o.items.items[0], "x");
+    assert_string_equal(p.o.items.items[1], "--y");
+    drop(&p);
+
+    p = parse(NULL, "");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    assert_int_equal(p.o.count, 4);
+    assert_string_equal(p.o.color, "red");
+    assert_false(p.o.fast);
+    assert_null(p.o.fields);
+    drop(&p);
+}
+
+static void test_fields(void **state)
+{
+    (void)state;
+    parsed p = parse(NULL, "--top-k -1 --top-p 0.5 --stop a --stop b --ignore-eos "
+                           "--retention {\"ratio\":0.25}");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    char *text = json_dumps(p.o.fields, JSON_COMPACT | JSON_SORT_KEYS);
+    assert_string_equal(text, "{\"ignore_eos\":true,\"retention\":{\"ratio\":0.25},"
+                              "\"stop\":[\"a\",\"b\"],\"top_k\":-1,\"top_p\":0.5}");
+    free(text);
+    drop(&p);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    refuses("--nope", "unknown flag '--nope'");
+    refuses("--nop=1", "unknown flag '--nop'");
+    refuses("--coun 3", "unknown flag '--coun'");
+    refuses("-x", "unknown flag '-x'");
+    refuses("loose", "unexpected argument 'loose'");
+    refuses("--fast=1", "--fast: takes no value");
+    refuses("--ignore-eos=1", "--ignore-eos: takes no value");
+    refuses("--name", "--name: its value (TEXT) is missing");
+    refuses("--count 1", "--count: '1' must be a whole number from 2 to 9");
+    refuses("--count 10", "--count: '10' must be a whole number from 2 to 9");
+    refuses("--count 3x", "--count: '3x' must be a whole number from 2 to 9");
+    refuses("--count -3", "--count: '-3' must be a whole number from 2 to 9");
+    refuses("--count 4294967298", "--count: '4294967298' must be a whole number from 2 to 9");
+    refuses("--seed 18446744073709551616",
+            "--seed: '18446744073709551616' must be a whole number, 0 or more");
+    refuses("--size 1023", "--size: '1023' must be a size such as 512M or 4G, 1024 or more");
+    refuses("--size 4X", "--size: '4X' must be a size such as 512M or 4G, 1024 or more");
+    refuses("--color blue", "--color: 'blue' is not one of red, green");
+    refuses("--top-k -2", "--top-k: '-2' must be a whole number from -1 to 100");
+    refuses("--top-p nan", "--top-p: 'nan' must be a number from 0 to 1");
+    refuses("--top-p 0x1", "--top-p: '0x1' must be a number from 0 to 1");
+    refuses("--top-p 1.01", "--top-p: '1.01' must be a number from 0 to 1");
+    refuses("--retention [1]", "--retention: must be a JSON object");
+    refuses("--stop \xff", "--stop: is not UTF-8");
+    parsed p = parse(NULL, "--retention {");
+    assert_int_equal(p.outcome, ARG_OUTCOME_WRONG);
+    assert_int_equal(strncmp(p.err.text, "--retention: line 1, column 1: ", 31), 0);
+    drop(&p);
+}
+
+static void test_operand(void **state)
+{
+    (void)state;
+    parsed p = parse("DIR", "here --fast");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    assert_string_equal(p.operand, "here");
+    assert_true(p.o.fast);
+    drop(&p);
+    p = parse("DIR", "-- --fast");
+    assert_string_equal(p.operand, "--fast");
+    assert_false(p.o.fast);
+    drop(&p);
+    p = parse("DIR", "--fast");
+    assert_string_equal(p.err.text, "DIR is missing");
+    drop(&p);
+    p = parse("DIR", "a b");
+    assert_string_equal(p.err.text, "unexpected argument 'b'");
+    drop(&p);
+    p = parse("DIR", "--count 99 --help"); /* the first thing wrong is what is said */
+    assert_int_equal(p.outcome, ARG_OUTCOME_WRONG);
+    drop(&p);
+    p = parse("DIR", "--help");
+    assert_int_equal(p.outcome, ARG_OUTCOME_HELP);
+    drop(&p);
+}
+
+static void test_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {{"0", 0},           {"4096", 4096},     {"1k", 1024},           {"512M", 512 << 20},
+                {"4G", 4ull << 30}, {"2T", 2ull << 40}, {"1.5GiB", 3ull << 29}, {"3MB", 3 << 20},
+                {"0.5K", 512}};
+    static const char *const bad[] = {"",   "K",     "-1",   "1KK", "1 K",      "1e3",
+                                      "1P", "1..5K", "0x10", "1Kx", "99999999T"};
+    uint64_t v;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_true(args_read_bytes(good[i].text, &v));
+        assert_true(v == good[i].bytes);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_false(args_read_bytes(bad[i], &v));
+}
+
+static void test_help(void **state)
+{
+    (void)state;
+    const arg_group group = {"Flags", flags, sizeof flags / sizeof flags[0], NULL};
+    const arg_command command = {.name = "octavo test",
+                                 .usage = "[flags]",
+                                 .about = "About.",
+                                 .groups = &group,
+                                 .n_groups = 1};
+    strbuf out = {0};
+    args_help(&command, &out);
+    assert_non_null(strstr(out.data, "usage: octavo test [flags]\n\nAbout.\n\nFlags:\n"));
+    assert_non_null(
+        strstr(out.data, "\n  --color C                   a color: red, green (default red)\n"));
+    assert_non_null(strstr(out.data, "\n  --fast                      go fast\n"));
+    strbuf_destroy(&out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values),   cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_operand),
+        cmocka_unit_test(test_bytes),    cmocka_unit_test(test_help),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
