@@ -1,15 +1,17 @@
-/* Paged attention, op level: cuts the items into units, walks the pages of a unit block by block, and
- * sums up the attention mass. Arithmetic on K and V is in ref/attention.c and x86/attention_*.c. */
+/* Paged attention, op level: cuts the items into units, walks the pages of a unit block by block,
+ * and sums up the attention mass. Arithmetic on K and V is in ref/attention.c and
+ * x86/attention_*.c. */
 #include "kernels/context.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-/* Rows (query tokens x query heads) of a unit: enough to use each byte of K and V many times, few enough
- * for a unit's state to stay in the second-level cache. */
+/* Rows (query tokens x query heads) of a unit: enough to use each byte of K and V many times, few
+ * enough for a unit's state to stay in the second-level cache. */
 #define UNIT_ROWS 48u
-/* Items are taken in waves, so that their mass scratch stays under this (one item alone may exceed it). */
+/* Items are taken in waves, so that their mass scratch stays under this (one item alone may exceed
+ * it). */
 #define MASS_BYTES_MAX ((size_t)16 << 20)
 /* Below this much work (rows x slots x dims) threads cost more than they give. */
 #define SERIAL_WORK ((size_t)64 << 10)
@@ -35,7 +37,8 @@ static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* ---- what a row sees ------------------------------------------------------------------------------ */
+/* ---- what a row sees
+ * ------------------------------------------------------------------------------ */
 
 static uint32_t row_end(const kern_attn_item *it, uint32_t i) { return it->first_slot + i + 1; }
 
@@ -47,7 +50,8 @@ static uint32_t row_begin(const kern_attn_item *it, uint32_t i)
 
 static size_t blocks_of(uint32_t slots) { return ((size_t)slots + KERN_BLOCK - 1) / KERN_BLOCK; }
 
-/* ---- mass: kept for each row and strip, summed when the rows' normalisers are known ---------------- */
+/* ---- mass: kept for each row and strip, summed when the rows' normalisers are known
+ * ---------------- */
 
 /* What one row leaves behind. */
 typedef struct mass_view {
@@ -73,8 +77,8 @@ static mass_view mass_of_row(const attn_job *job, size_t item, uint32_t head, ui
     const size_t *offsets = scratch->mass_offsets.data;
     size_t index = (size_t)head * it->mass_rows + mass_row;
     size_t blocks = blocks_of(row_end(it, it->n_rows - 1));
-    float *base = (float *)scratch->mass.data + offsets[item - job->first_item] +
-                  index * mass_row_floats(it);
+    float *base =
+        (float *)scratch->mass.data + offsets[item - job->first_item] + index * mass_row_floats(it);
     return (mass_view){base, base + blocks * KERN_BLOCK_STRIPS,
                        base + blocks * (KERN_BLOCK_STRIPS + 1)};
 }
@@ -117,17 +121,18 @@ static void sum_mass(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* ---- one unit --------------------------------------------------------------------------------------- */
+/* ---- one unit
+ * --------------------------------------------------------------------------------------- */
 
 /* A thread's scratch, drawn for n rows. */
 typedef struct unit_state {
     kern_attn_row *rows; /* [n] */
     uint32_t *ends;      /* [n] slots [begins, ends) are seen */
     uint32_t *begins;
-    float **mass;        /* [n] where a row's sums begin, or NULL */
-    float *q;            /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
-    float *o;            /* [n][head_dim] */
-    float *s;            /* [KERN_ATTN_ROWS][KERN_BLOCK] */
+    float **mass; /* [n] where a row's sums begin, or NULL */
+    float *q;     /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
+    float *o;     /* [n][head_dim] */
+    float *s;     /* [KERN_ATTN_ROWS][KERN_BLOCK] */
 } unit_state;
 
 static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -165,9 +170,10 @@ static void start_rows(const attn_job *job, const attn_unit *unit, size_t n, uni
         u->rows[r].max = -INFINITY;
         u->begins[r] = row_begin(it, i);
         u->ends[r] = row_end(it, i);
-        u->mass[r] = i < mass_from ? NULL
-                                   : mass_of_row(job, unit->item, (uint32_t)(r % b->q_heads),
-                                                 i - mass_from).sums;
+        u->mass[r] =
+            i < mass_from
+                ? NULL
+                : mass_of_row(job, unit->item, (uint32_t)(r % b->q_heads), i - mass_from).sums;
         const float *from = it->q + i * b->q_stride + r % b->q_heads * b->shape.head_dim;
         float *q = u->q + r * KERN_ATTN_Q_STRIDE;
         for (size_t d = 0; d < b->shape.head_dim; d++) q[d] = from[d] * scale;
@@ -195,8 +201,8 @@ static void finish_rows(const attn_job *job, const attn_unit *unit, size_t n, un
     }
 }
 
-/* Strips [from, to) of the table, all in one block, that are read. Others are never looked up: their pages
- * may have left the window. */
+/* Strips [from, to) of the table, all in one block, that are read. Others are never looked up:
+ * their pages may have left the window. */
 static void find_strips(const kern_attn_batch *b, const kern_attn_item *it, size_t from, size_t to,
                         const uint8_t *k[KERN_BLOCK_STRIPS], const uint8_t *v[KERN_BLOCK_STRIPS])
 {
@@ -207,7 +213,8 @@ static void find_strips(const kern_attn_batch *b, const kern_attn_item *it, size
         size_t slot = t * KERN_STRIP % shape->page_tokens;
         const uint8_t *tile = it->tiles + (size_t)it->pages[page] * b->page_stride;
         k[t % KERN_BLOCK_STRIPS] = tile + slot * kern_pair(shape->type) * bytes;
-        v[t % KERN_BLOCK_STRIPS] = tile + kern_kv_tile_bytes(shape) / 2 + slot * shape->head_dim * bytes;
+        v[t % KERN_BLOCK_STRIPS] =
+            tile + kern_kv_tile_bytes(shape) / 2 + slot * shape->head_dim * bytes;
     }
 }
 
@@ -218,8 +225,9 @@ static void block_range(size_t block, uint32_t begin, uint32_t end, size_t *from
     *to = min_size((block + 1) * KERN_BLOCK_STRIPS, ((size_t)end + KERN_STRIP - 1) / KERN_STRIP);
 }
 
-/* o = o * fix + p . v for a tile. Rows of a tile see almost the same slots: what all see is done at once, the
- * rest of each row alone, in its order; a slot that a row does not see never touches it. */
+/* o = o * fix + p . v for a tile. Rows of a tile see almost the same slots: what all see is done at
+ * once, the rest of each row alone, in its order; a slot that a row does not see never touches it.
+ */
 static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const kern_attn_strips *v,
                         const float *p, kern_attn_row *rows, uint32_t n, float *o)
 {
@@ -239,7 +247,8 @@ static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const ker
     for (uint32_t r = 0; r < n; r++) {
         uint32_t stop = rows[r].hi < from ? rows[r].hi : from;
         if (rows[r].lo >= stop) continue;
-        isa->attn_values[type](v, rows[r].lo, stop, p + r * KERN_BLOCK, rows + r, 1, dim, o + r * dim);
+        isa->attn_values[type](v, rows[r].lo, stop, p + r * KERN_BLOCK, rows + r, 1, dim,
+                               o + r * dim);
         rows[r].fix = 1.0f;
     }
     if (from == to) return;
@@ -247,7 +256,8 @@ static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const ker
     for (uint32_t r = 0; r < n; r++) {
         rows[r].fix = 1.0f;
         if (rows[r].hi > to)
-            isa->attn_values[type](v, to, rows[r].hi, p + r * KERN_BLOCK, rows + r, 1, dim, o + r * dim);
+            isa->attn_values[type](v, to, rows[r].hi, p + r * KERN_BLOCK, rows + r, 1, dim,
+                                   o + r * dim);
     }
 }
 
@@ -333,12 +343,10 @@ static void run_units(void *ctx, size_t from, size_t to, unsigned thread)
     for (size_t i = from; i < to; i++) run_unit(job, &job->units[i], scratch);
 }
 
-/* ---- cutting ------------------------------------------------------------------------------------------ */
+/* ---- cutting
+ * ------------------------------------------------------------------------------------------ */
 
-static uint32_t unit_tokens(const kern_attn_batch *b)
-{
-    return max_u32(1, UNIT_ROWS / b->q_heads);
-}
+static uint32_t unit_tokens(const kern_attn_batch *b) { return max_u32(1, UNIT_ROWS / b->q_heads); }
 
 static size_t unit_count(const kern_attn_batch *b, const kern_attn_item *it)
 {
@@ -358,8 +366,8 @@ static attn_unit unit_at(const kern_attn_batch *b, size_t item, size_t index)
     return (attn_unit){(uint32_t)item, row, min_u32(step, b->items[item].n_rows - row)};
 }
 
-/* Fills `units` with the wave's units, the largest first (by powers of two), so that threads end together.
- * Returns the work of all. */
+/* Fills `units` with the wave's units, the largest first (by powers of two), so that threads end
+ * together. Returns the work of all. */
 static size_t order_units(const attn_job *job, attn_unit *units)
 {
     const kern_attn_batch *b = job->batch;

@@ -1,15 +1,17 @@
 /* kernels, private: what the attention driver (attention.c) shares with its inner loops.
  *
- * Slots of a table are read in strips of 16, four strips to a block, anchored at slot 0. page_tokens is a
- * multiple of 16, so a strip never straddles two pages and results do not depend on page_tokens.
+ * Slots of a table are read in strips of 16, four strips to a block, anchored at slot 0.
+ * page_tokens is a multiple of 16, so a strip never straddles two pages and results do not depend
+ * on page_tokens.
  *
  *     block   64 slots: one step of the online softmax
  *     strip   16 slots of one page
  *     tile    at most attn_rows rows (a row is one query token and one query head)
  *
- * For each row: score = one chain of multiply-adds over head_dim ascending; block maximum; p = 2^(score - m);
- * output = one chain over the slots ascending, only those that the row sees. So its bits depend on nothing
- * but the row. Scores are in units of log2: the driver multiplies q by scale * log2(e). */
+ * For each row: score = one chain of multiply-adds over head_dim ascending; block maximum; p =
+ * 2^(score - m); output = one chain over the slots ascending, only those that the row sees. So its
+ * bits depend on nothing but the row. Scores are in units of log2: the driver multiplies q by scale
+ * * log2(e). */
 #ifndef KERNELS_ATTENTION_H
 #define KERNELS_ATTENTION_H
 
@@ -21,13 +23,13 @@ enum {
     KERN_BLOCK_STRIPS = 4,
     KERN_BLOCK = KERN_STRIP * KERN_BLOCK_STRIPS,
     KERN_ATTN_ROWS = 12, /* most rows of any ISA's tile */
-    /* Floats from row to row of q: a constant, so that addresses need no register for each row, and no
-     * power of two, so that the rows of a tile do not meet in one set of the cache. */
+    /* Floats from row to row of q: a constant, so that addresses need no register for each row, and
+     * no power of two, so that the rows of a tile do not meet in one set of the cache. */
     KERN_ATTN_Q_STRIDE = 272,
 };
 
-/* K or V of one block: where each strip begins. In K a step leads to the next pair of dims, in V to the
- * next pair of slots. */
+/* K or V of one block: where each strip begins. In K a step leads to the next pair of dims, in V to
+ * the next pair of slots. */
 typedef struct kern_attn_strips {
     const uint8_t *at[KERN_BLOCK_STRIPS];
     const uint8_t *next[KERN_BLOCK_STRIPS]; /* the same of the next block, to prefetch */

@@ -3,8 +3,8 @@
 
 #include <assert.h>
 
-/* A piece has about so many elements: a few microseconds, more than handing it out costs. A single piece
- * runs on the caller. */
+/* A piece has about so many elements: a few microseconds, more than handing it out costs. A single
+ * piece runs on the caller. */
 #define PIECE_ELEMENTS 16384
 
 static size_t grain(size_t d) { return d < PIECE_ELEMENTS ? PIECE_ELEMENTS / d : 1; }
@@ -39,8 +39,8 @@ void kern_rmsnorm(kern_context *kc, const float *x, const float *weight, float e
     thread_pool_for(kc->pool, m, grain(d), norm_rows, &job);
 }
 
-void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const float *weight, float eps,
-                      size_t m, size_t d, float *out)
+void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const float *weight,
+                      float eps, size_t m, size_t d, float *out)
 {
     assert(d > 0);
     norm_job job = {&kc->isa, x, weight, x, delta, eps, d, out};

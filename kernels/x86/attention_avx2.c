@@ -18,10 +18,10 @@ INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which)
         return _mm256_castsi256_ps(which ? _mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u))
                                          : _mm256_slli_epi32(w, 16));
     /* Its halves out of each 128-bit lane, then side by side. */
-    const __m256i first = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4,
-                                           5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
-    const __m256i second = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15, 2, 3,
-                                            6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i first = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13, 0, 1,
+                                           4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
+    const __m256i second = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15,
+                                            2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15);
     w = _mm256_shuffle_epi8(w, which ? second : first);
     __m128i h = _mm_unpacklo_epi64(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
     return _mm256_cvtph_ps(h);
@@ -33,7 +33,8 @@ INLINE void prefetch_pair(dtype t, const uint8_t *p, size_t half)
     if (t == DTYPE_F32) _mm_prefetch((const char *)p + half, _MM_HINT_T1);
 }
 
-/* ---- q . k: n rows x `strips` strips --------------------------------------------------------------- */
+/* ---- q . k: n rows x `strips` strips
+ * --------------------------------------------------------------- */
 
 INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *k,
                         uint32_t first, const float *q, uint32_t head_dim, float *s)
@@ -72,12 +73,13 @@ INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t
     for (; from < to; from++) scores_tile(t, n, 1, k, from, q, head_dim, s);
 }
 
-/* ---- p . v: n rows x `strips` of 16 dims ----------------------------------------------------------- */
+/* ---- p . v: n rows x `strips` of 16 dims
+ * ----------------------------------------------------------- */
 
 /* Slots [from, to), both even. */
-INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *v, uint32_t from,
-                        uint32_t to, const float *p, const float *fix, uint32_t head_dim, float *o,
-                        size_t dim)
+INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *v,
+                        uint32_t from, uint32_t to, const float *p, const float *fix,
+                        uint32_t head_dim, float *o, size_t dim)
 {
     __m256 acc[ROWS_MAX][8];
     for (unsigned r = 0; r < n; r++)
@@ -115,8 +117,7 @@ INLINE void values_rows(dtype t, unsigned n, const kern_attn_strips *v, uint32_t
     size_t dim = 0;
     for (; dim + width(n) * 16 <= head_dim; dim += width(n) * 16)
         values_tile(t, n, width(n), v, from, to, p, fix, head_dim, o, dim);
-    for (; dim < head_dim; dim += 16)
-        values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
+    for (; dim < head_dim; dim += 16) values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
 }
 
 /* One slot, whose partner in the pair is not to be used. */
@@ -127,7 +128,8 @@ INLINE void values_slot(dtype t, unsigned n, const kern_attn_strips *v, uint32_t
     for (unsigned r = 0; r < n; r++, p += KERN_BLOCK, o += head_dim)
         for (size_t dim = 0; dim < head_dim; dim += 8) {
             __m256 acc = _mm256_mul_ps(_mm256_loadu_ps(o + dim), _mm256_set1_ps(fix[r]));
-            __m256 a = j % 2 ? load_half(t, row + dim * 4, v->half, 1) : load_half(t, row + dim * 4, 0, 0);
+            __m256 a =
+                j % 2 ? load_half(t, row + dim * 4, v->half, 1) : load_half(t, row + dim * 4, 0, 0);
             _mm256_storeu_ps(o + dim, _mm256_fmadd_ps(_mm256_set1_ps(p[j]), a, acc));
         }
 }
@@ -137,7 +139,9 @@ INLINE void scores(dtype t, const kern_attn_strips *k, uint32_t from, uint32_t t
 {
 #define ROWS(N)                                                                                    \
     case N: scores_rows(t, N, k, from, to, q, head_dim, s); break;
-    switch (n) { KERN_ATTN_EACH_6(ROWS) }
+    switch (n) {
+        KERN_ATTN_EACH_6(ROWS)
+    }
 #undef ROWS
 }
 
@@ -154,21 +158,25 @@ INLINE void values(dtype t, const kern_attn_strips *v, uint32_t from, uint32_t t
     if (from < even) {
 #define ROWS(N)                                                                                    \
     case N: values_rows(t, N, v, from, even, p, fix, head_dim, o); break;
-        switch (n) { KERN_ATTN_EACH_6(ROWS) }
+        switch (n) {
+            KERN_ATTN_EACH_6(ROWS)
+        }
 #undef ROWS
         for (unsigned r = 0; r < n; r++) fix[r] = 1.0f;
     }
     if (from < to && to % 2 == 1) values_slot(t, n, v, even, p, fix, head_dim, o);
 }
 
-/* ---- softmax --------------------------------------------------------------------------------------- */
+/* ---- softmax
+ * --------------------------------------------------------------------------------------- */
 
 enum { VECTORS = KERN_BLOCK / 8 };
 
 /* Ones in the lanes of vector i that lie in [lo, hi). */
 INLINE __m256 seen(uint32_t lo, uint32_t hi, int i)
 {
-    __m256i slot = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
+    __m256i slot =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
     __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), slot);
     __m256i under = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)hi), slot);
     return _mm256_castsi256_ps(_mm256_andnot_si256(before, under));
@@ -219,7 +227,8 @@ static void softmax(kern_attn_row *rows, uint32_t n, float *s)
     }
 }
 
-/* ---- KV writes ------------------------------------------------------------------------------------- */
+/* ---- KV writes
+ * ------------------------------------------------------------------------------------- */
 
 /* 8 floats to 8 two-byte values. */
 INLINE __m128i narrow(dtype t, __m256 x)

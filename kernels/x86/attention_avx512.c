@@ -21,9 +21,9 @@ INLINE void load_pair(dtype t, const uint8_t *p, size_t half, __m512 *a, __m512 
         *b = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int)0xffff0000u)));
         return;
     }
-    const __m512i split = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3,
-                                           1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4,
-                                           2, 0);
+    const __m512i split =
+        _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24,
+                         22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     w = _mm512_permutexvar_epi16(split, w);
     *a = _mm512_cvtph_ps(_mm512_castsi512_si256(w));
     *b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(w, 1));
@@ -35,7 +35,8 @@ INLINE void prefetch_pair(dtype t, const uint8_t *p, size_t half)
     if (t == DTYPE_F32) _mm_prefetch(p + half, _MM_HINT_T1);
 }
 
-/* ---- q . k: n rows x `strips` strips --------------------------------------------------------------- */
+/* ---- q . k: n rows x `strips` strips
+ * --------------------------------------------------------------- */
 
 INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *k,
                         uint32_t first, const float *q, uint32_t head_dim, float *s)
@@ -76,7 +77,8 @@ INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t
     for (; from < to; from++) scores_tile(t, n, 1, k, from, q, head_dim, s);
 }
 
-/* ---- p . v: n rows x `vectors` of 16 dims -------------------------------------------------------- */
+/* ---- p . v: n rows x `vectors` of 16 dims
+ * -------------------------------------------------------- */
 
 /* Slots [from, to), both even. */
 INLINE void values_tile(dtype t, unsigned n, unsigned vectors, const kern_attn_strips *v,
@@ -122,8 +124,7 @@ INLINE void values_rows(dtype t, unsigned n, const kern_attn_strips *v, uint32_t
     size_t dim = 0;
     for (; dim + width(n) * 16 <= head_dim; dim += width(n) * 16)
         values_tile(t, n, width(n), v, from, to, p, fix, head_dim, o, dim);
-    for (; dim < head_dim; dim += 16)
-        values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
+    for (; dim < head_dim; dim += 16) values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
 }
 
 /* One slot, whose partner in the pair is not to be used. */
@@ -145,7 +146,9 @@ INLINE void scores(dtype t, const kern_attn_strips *k, uint32_t from, uint32_t t
 {
 #define ROWS(N)                                                                                    \
     case N: scores_rows(t, N, k, from, to, q, head_dim, s); break;
-    switch (n) { KERN_ATTN_EACH_12(ROWS) }
+    switch (n) {
+        KERN_ATTN_EACH_12(ROWS)
+    }
 #undef ROWS
 }
 
@@ -162,14 +165,17 @@ INLINE void values(dtype t, const kern_attn_strips *v, uint32_t from, uint32_t t
     if (from < even) {
 #define ROWS(N)                                                                                    \
     case N: values_rows(t, N, v, from, even, p, fix, head_dim, o); break;
-        switch (n) { KERN_ATTN_EACH_12(ROWS) }
+        switch (n) {
+            KERN_ATTN_EACH_12(ROWS)
+        }
 #undef ROWS
         for (unsigned r = 0; r < n; r++) fix[r] = 1.0f;
     }
     if (from < to && to % 2 == 1) values_slot(t, n, v, even, p, fix, head_dim, o);
 }
 
-/* ---- softmax --------------------------------------------------------------------------------------- */
+/* ---- softmax
+ * --------------------------------------------------------------------------------------- */
 
 /* The lanes of strip i that lie in [lo, hi). */
 INLINE __mmask16 seen(uint32_t lo, uint32_t hi, unsigned i)
@@ -202,7 +208,8 @@ INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
     row->fix = 1.0f;
     if (_mm512_cmp_ps_mask(top, _mm512_set1_ps(row->max), _CMP_GT_OQ)) {
         float max = max_avx512(top);
-        __m512 fix = exp2_avx512(_mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_set1_ps(row->max - max)));
+        __m512 fix =
+            exp2_avx512(_mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_set1_ps(row->max - max)));
         row->fix = _mm512_cvtss_f32(fix);
         row->max = max;
         sum = _mm512_mul_ps(sum, fix);
@@ -227,13 +234,15 @@ static void softmax(kern_attn_row *rows, uint32_t n, float *s)
     }
 }
 
-/* ---- KV writes ------------------------------------------------------------------------------------- */
+/* ---- KV writes
+ * ------------------------------------------------------------------------------------- */
 
 /* 16 floats to 16 two-byte values, in the low halves of 32-bit lanes. */
 INLINE __m512i narrow(dtype t, __m512 x)
 {
     if (t == DTYPE_F16)
-        return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        return _mm512_cvtepu16_epi32(
+            _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     __m512i u = _mm512_castps_si512(x), high = _mm512_srli_epi32(u, 16);
     __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -246,7 +255,8 @@ INLINE void kv_write(dtype t, const kern_kv_shape *s, void *tile, uint32_t slot,
 {
     /* Only this slot's bytes are stored: its neighbours may be written by other threads. */
     uint8_t *keys = (uint8_t *)tile + slot * 4;
-    uint8_t *values = (uint8_t *)tile + kern_kv_tile_bytes(s) / 2 + (size_t)(slot / 2) * s->head_dim * 4;
+    uint8_t *values =
+        (uint8_t *)tile + kern_kv_tile_bytes(s) / 2 + (size_t)(slot / 2) * s->head_dim * 4;
     size_t step = (size_t)s->page_tokens * 4;
     for (size_t d = 0; d < s->head_dim; d += 16) {
         /* A 32-bit lane: dims 2i and 2i + 1. */

@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
-/* 2^(n + f) for whole n in [-252, 254] and |f| <= 0.5: relative minimax polynomial, 0.94 ulp at most. n is
- * added to the exponent in two halves, so that both ends of the range come out right. */
+/* 2^(n + f) for whole n in [-252, 254] and |f| <= 0.5: relative minimax polynomial, 0.94 ulp at
+ * most. n is added to the exponent in two halves, so that both ends of the range come out right. */
 static inline __m256 exp2_parts_avx2(__m256 n, __m256 f)
 {
     __m256 p = _mm256_set1_ps(0x1.41fbbcp-13f);

@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
-/* 2^(n + f) for whole n and |f| <= 0.5: relative minimax polynomial, 0.94 ulp at most; underflow and
- * overflow by vscalefps. */
+/* 2^(n + f) for whole n and |f| <= 0.5: relative minimax polynomial, 0.94 ulp at most; underflow
+ * and overflow by vscalefps. */
 static inline __m512 exp2_parts_avx512(__m512 n, __m512 f)
 {
     __m512 p = _mm512_set1_ps(0x1.41fbbcp-13f);

@@ -26,8 +26,8 @@ static inline void store(float *x, size_t i, size_t d, __m256 v)
 }
 
 /* out = x / sqrt(sum / d + eps) * weight; sums[u] has vectors u, u + 4, u + 8, … */
-static void scale_row(const float *x, const float *weight, float eps, size_t d, const __m256 sums[4],
-                      float *out)
+static void scale_row(const float *x, const float *weight, float eps, size_t d,
+                      const __m256 sums[4], float *out)
 {
     __m256 all = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
     __m256 scale = _mm256_set1_ps(1.0f / sqrtf(sum_avx2(all) / (float)d + eps));

@@ -1,5 +1,5 @@
-/* Row operations: every ISA against float64, in place, at any width, and with bits that do not depend on how
- * many rows are computed. */
+/* Row operations: every ISA against float64, in place, at any width, and with bits that do not
+ * depend on how many rows are computed. */
 #include "kernels/kernels.h"
 
 #include <setjmp.h>
@@ -14,7 +14,8 @@
 
 enum { MAX_ISAS = 8, GUARD = 16 };
 
-/* Relative to the largest value of a row: a few f32 roundings for each factor, and 2 ulp of an exponential. */
+/* Relative to the largest value of a row: a few f32 roundings for each factor, and 2 ulp of an
+ * exponential. */
 static const double tolerance = 1e-6;
 
 typedef struct fixture {
@@ -26,7 +27,8 @@ typedef struct fixture {
 static int setup(void **state)
 {
     fixture *f = calloc(1, sizeof *f);
-    if (!f || !status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 2}, &f->pool))) return -1;
+    if (!f || !status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 2}, &f->pool)))
+        return -1;
     for (size_t i = 0; i < kern_isa_count(); i++) {
         bool available;
         const char *name = kern_isa_at(i, &available);
@@ -75,8 +77,8 @@ static void compare(const kern_context *kc, const char *what, const float *got, 
         for (size_t j = 0; j < d; j++) top = fmax(top, fabs(want[i * d + j]));
         for (size_t j = 0; j < d; j++)
             if (!(fabs(got[i * d + j] - want[i * d + j]) <= tolerance * top))
-                fail_msg("%s %s: m %zu d %zu row %zu column %zu: %.9g, want %.9g", kern_isa_name(kc),
-                         what, m, d, i, j, got[i * d + j], want[i * d + j]);
+                fail_msg("%s %s: m %zu d %zu row %zu column %zu: %.9g, want %.9g",
+                         kern_isa_name(kc), what, m, d, i, j, got[i * d + j], want[i * d + j]);
     }
 }
 
@@ -87,14 +89,19 @@ static void assert_guard(const float *x, const float *before, size_t n)
 
 static const size_t widths[] = {1, 7, 16, 31, 64, 100, 129, 576, 2048, 5632};
 static const size_t row_counts[] = {1, 2, 5, 40};
-enum { WIDTHS = sizeof widths / sizeof widths[0], COUNTS = sizeof row_counts / sizeof row_counts[0] };
+enum {
+    WIDTHS = sizeof widths / sizeof widths[0],
+    COUNTS = sizeof row_counts / sizeof row_counts[0]
+};
 
-static void naive_rmsnorm(const float *x, const float *weight, double eps, size_t m, size_t d, double *out)
+static void naive_rmsnorm(const float *x, const float *weight, double eps, size_t m, size_t d,
+                          double *out)
 {
     for (size_t i = 0; i < m; i++) {
         double sum = 0;
         for (size_t j = 0; j < d; j++) sum += (double)x[i * d + j] * x[i * d + j];
-        for (size_t j = 0; j < d; j++) out[i * d + j] = x[i * d + j] / sqrt(sum / (double)d + eps) * weight[j];
+        for (size_t j = 0; j < d; j++)
+            out[i * d + j] = x[i * d + j] / sqrt(sum / (double)d + eps) * weight[j];
     }
 }
 
@@ -103,7 +110,8 @@ static void rmsnorm_case(kern_context *kc, rng *r, size_t m, size_t d)
     const float eps = 1e-5f;
     float *x = random_floats(r, m * d, 3.0f), *weight = random_floats(r, d, 1.0f);
     float *delta = random_floats(r, m * d, 2.0f), *in_place = copy_floats(x, m * d);
-    float *out = copy_floats(x, m * d), *sum = copy_floats(x, m * d), *added = copy_floats(x, m * d);
+    float *out = copy_floats(x, m * d), *sum = copy_floats(x, m * d),
+          *added = copy_floats(x, m * d);
     double *want = malloc(m * d * sizeof *want);
 
     naive_rmsnorm(x, weight, eps, m, d, want);
@@ -141,7 +149,8 @@ static void test_rmsnorm(void **state)
     rng r = rng_seed(1);
     for (size_t k = 0; k < f->n_isas; k++)
         for (size_t w = 0; w < WIDTHS; w++)
-            for (size_t c = 0; c < COUNTS; c++) rmsnorm_case(f->isas[k], &r, row_counts[c], widths[w]);
+            for (size_t c = 0; c < COUNTS; c++)
+                rmsnorm_case(f->isas[k], &r, row_counts[c], widths[w]);
 }
 
 static void swiglu_case(kern_context *kc, rng *r, size_t m, size_t d, float scale)
@@ -154,8 +163,8 @@ static void swiglu_case(kern_context *kc, rng *r, size_t m, size_t d, float scal
             double g = gate_up[i * 2 * d + j], u = gate_up[i * 2 * d + d + j];
             double want = g / (1 + exp(-g)) * u, got = out[i * d + j];
             if (!(fabs(got - want) <= tolerance * fabs(want) + 1e-34))
-                fail_msg("%s swiglu: d %zu gate %.9g up %.9g: %.9g, want %.9g", kern_isa_name(kc), d, g, u,
-                         got, want);
+                fail_msg("%s swiglu: d %zu gate %.9g up %.9g: %.9g, want %.9g", kern_isa_name(kc),
+                         d, g, u, got, want);
         }
     assert_guard(out, before, m * d);
     kern_swiglu(kc, gate_up + (m - 1) * 2 * d, 1, d, alone);
@@ -199,7 +208,8 @@ static void test_swiglu_extremes(void **state)
 static void rope_case(kern_context *kc, rng *r, size_t m, size_t n_heads, size_t head_dim)
 {
     size_t stride = n_heads * head_dim + rng_below(r, 20), n = m * stride, half = head_dim / 2;
-    float *x = random_floats(r, n, 1.0f), *before = copy_floats(x, n), *angles = random_floats(r, m * head_dim, 1.0f);
+    float *x = random_floats(r, n, 1.0f), *before = copy_floats(x, n),
+          *angles = random_floats(r, m * head_dim, 1.0f);
     double *want = malloc(n * sizeof *want);
     for (size_t i = 0; i < m * head_dim; i++) angles[i] = (float)tanh(angles[i]);
     for (size_t i = 0; i < n; i++) want[i] = x[i];
@@ -214,7 +224,8 @@ static void rope_case(kern_context *kc, rng *r, size_t m, size_t n_heads, size_t
     kern_rope(kc, x, stride, angles, m, n_heads, head_dim);
     compare(kc, "rope", x, want, m, stride);
     for (size_t i = 0; i < m; i++) /* between the rows nothing changes */
-        assert_memory_equal(x + i * stride + n_heads * head_dim, before + i * stride + n_heads * head_dim,
+        assert_memory_equal(x + i * stride + n_heads * head_dim,
+                            before + i * stride + n_heads * head_dim,
                             (stride - n_heads * head_dim) * sizeof *x);
     assert_guard(x, before, n);
     kern_rope(kc, before, stride, angles, 1, n_heads, head_dim);
