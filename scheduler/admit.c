@@ -164,7 +164,9 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
     assert(hit_tokens == hit.tokens);
     list_remove(&s->waiting, q);
     seq_start(s, q);
-    if (!status_ok(pkv_seq_append(s->kv, slot, chunk))) { /* no memory: the pages are there */
+    st = pkv_seq_append(s->kv, slot, chunk);
+    assert(st.code != STATUS_NO_PAGES); /* they were counted */
+    if (!status_ok(st)) {
         preempt(s, q);
         return false;
     }
@@ -174,7 +176,9 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
     return true;
 }
 
-void admit(sched *s, uint32_t budget)
+/* Strictly in order: whoever cannot start yet lets nobody pass. Idle sequences hold slots and pages
+ * for nothing: they give way when their readers sleep, or when nobody else would make room. */
+void admit(sched *s, uint32_t budget, int64_t now_us)
 {
     uint64_t owed = 0;
     uint32_t n_active = 0, i = 0;
@@ -191,9 +195,8 @@ void admit(sched *s, uint32_t budget)
             budget -= q->planned;
             owed += pages_owed(s, q);
             n_active++;
-        } else if (n_active == 0 && preempt_idle(s)) {
-            i = 0; /* nobody moves, and idle ones sit on what q needs; they wait in front of q or
-                      behind */
+        } else if (preempt_idle(s, n_active == 0, now_us)) {
+            i = 0; /* it waits in front of q or behind */
         } else {
             return;
         }

@@ -54,11 +54,11 @@ typedef struct step_seq {
     uint32_t seq;     // the sequence's number in the tables
     uint64_t request; // whose it is: the backend hands these two back untouched
     uint32_t choice;
-    uint32_t first_token; // tokens[first_token .. + n_tokens)
-    uint32_t n_tokens;    // >= 1
-    uint32_t position;    // RoPE position of its first token
-    uint32_t n_samples;   // draws from the last row's logits: 0 while the prompt goes on, n at its
-                        // end. Draw j uses choice + j.
+    uint32_t first_token;  // tokens[first_token .. + n_tokens)
+    uint32_t n_tokens;     // >= 1
+    uint32_t position;     // RoPE position of its first token
+    uint32_t n_samples;    // draws from the last row's logits: 0 while the prompt goes on, n at its
+                           // end. Draw j uses choice + j.
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
     measure_spec measure;

@@ -118,7 +118,7 @@ void plan_step(sched *s, int64_t now_us)
     s->plan.n_seqs = s->plan.n_opens = s->plan.n_tokens = s->n_preempted = 0;
     uint32_t budget = give_tokens(s);
     take_pages(s);
-    if (s->n_preempted == 0) admit(s, budget);
+    if (s->n_preempted == 0) admit(s, budget, now_us);
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         if (q->needs_open) add_open(s, q);

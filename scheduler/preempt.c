@@ -12,27 +12,38 @@ void preempt(sched *s, sched_seq *q)
     s->stats.preemptions++;
 }
 
-/* Index of the worst idle one in `running`, or running.n. */
-static uint32_t worst_idle(const sched *s)
+/* A reader that has been slow for so long will hardly mind that its tokens are computed again. */
+enum { SLEEP_US = 1000000 };
+
+static bool sleeps(const sched_seq *q, int64_t now_us)
 {
-    for (uint32_t i = s->running.n; i-- > 0;) {
-        if (seq_is_idle(s->running.seqs[i])) return i;
+    const sched_entry *e = q->entry;
+    bool carrier = seq_is_carrier(q);
+    uint32_t first = carrier ? 0 : q->choice, stop = carrier ? e->n : q->choice + 1;
+    for (uint32_t i = first; i < stop; i++) {
+        const sched_seq *c = &e->seqs[i];
+        if (!c->ended && !(c->paused && now_us - c->paused_us >= SLEEP_US)) return false;
     }
-    return s->running.n;
+    return true;
 }
 
 /* One that is idle makes no use of its pages now, and might not for as long as its reader sleeps:
  * those come first, whatever their rank. Then rank decides, so that the best always gets on. */
 uint32_t pick_victim(const sched *s)
 {
-    uint32_t idle = worst_idle(s);
-    return idle < s->running.n ? idle : s->running.n - 1;
+    for (uint32_t i = s->running.n; i-- > 0;) {
+        if (seq_is_idle(s->running.seqs[i])) return i;
+    }
+    return s->running.n - 1;
 }
 
-bool preempt_idle(sched *s)
+bool preempt_idle(sched *s, bool all, int64_t now_us)
 {
-    uint32_t idle = worst_idle(s);
-    if (idle == s->running.n) return false;
-    preempt(s, s->running.seqs[idle]);
-    return true;
+    for (uint32_t i = s->running.n; i-- > 0;) {
+        sched_seq *q = s->running.seqs[i];
+        if (!seq_is_idle(q) || !(all || sleeps(q, now_us))) continue;
+        preempt(s, q);
+        return true;
+    }
+    return false;
 }

@@ -311,10 +311,13 @@ void entry_end(sched *s, sched_entry *e, uint32_t choice)
     }
 }
 
-void entry_pause(sched_entry *e, uint32_t choice, bool paused)
+void entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us)
 {
     for (uint32_t i = 0; i < e->n; i++) {
-        if (choice == SCHED_ALL_CHOICES || choice == i) e->seqs[i].paused = paused;
+        sched_seq *q = &e->seqs[i];
+        if (choice != SCHED_ALL_CHOICES && choice != i) continue;
+        if (paused && !q->paused) q->paused_us = now_us;
+        q->paused = paused;
     }
 }
 

@@ -37,6 +37,7 @@ struct sched_seq {
     uint32_t choice;
     seq_state state;
     bool ended, paused;
+    int64_t paused_us;  // since when
     bool needs_open;    // the backend has to be told how it samples
     uint32_t slot;      // while running
     uint32_t planned;   // tokens in this step
@@ -136,7 +137,7 @@ sched_entry *entry_find(const sched *s, uint64_t id);
 /* Forgets the requests that ended in an earlier call. */
 void entries_forget(sched *s);
 void entry_end(sched *s, sched_entry *e, uint32_t choice);
-void entry_pause(sched_entry *e, uint32_t choice, bool paused);
+void entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us);
 void list_insert(sched_list *l, sched_seq *q);
 void list_remove(sched_list *l, sched_seq *q);
 /* Gives a sequence a slot; some is free. */
@@ -148,7 +149,7 @@ void reap(sched *s);
 
 /* ---- admit.c ---- */
 /* Waiting sequences get slots, pages and the rest of the token budget, in order. */
-void admit(sched *s, uint32_t budget);
+void admit(sched *s, uint32_t budget, int64_t now_us);
 
 /* ---- plan.c ---- */
 /* The next logical length at which pages may be dropped, UINT32_MAX when none will; *recorded says
@@ -163,8 +164,9 @@ void plan_step(sched *s, int64_t now_us);
 void preempt(sched *s, sched_seq *q);
 /* Index in `running` of the one to suffer next. */
 uint32_t pick_victim(const sched *s);
-/* Preempts the worst of those that are idle; false when there is none. */
-bool preempt_idle(sched *s);
+/* Preempts the worst of those that are idle: of all, or of those whose reader sleeps; false when
+ * there is none. */
+bool preempt_idle(sched *s, bool all, int64_t now_us);
 
 /* ---- result.c ---- */
 void take_result(sched *s, const step_result *r);

@@ -106,7 +106,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     case SCHED_PAUSE:
     case SCHED_RESUME:
         e = entry_find(s, event->request);
-        if (e) entry_pause(e, event->choice, event->kind == SCHED_PAUSE);
+        if (e) entry_pause(e, event->choice, event->kind == SCHED_PAUSE, now_us);
         return;
     }
 }

@@ -63,8 +63,8 @@ typedef struct sched_event {
                    // sched_describe after
         SCHED_RESULT, // the result of the last plan
         SCHED_END,    // a choice is finished or aborted, at any moment: its pages are given up, at
-                   // once or with the RESULT of the step in flight. Unknown ids are ignored
-        SCHED_PAUSE, // its reader is slow: keep it, but do not plan it
+                      // once or with the RESULT of the step in flight. Unknown ids are ignored
+        SCHED_PAUSE,  // its reader is slow: keep it, but do not plan it
         SCHED_RESUME,
     } kind;
     uint64_t request;          // END, PAUSE, RESUME

@@ -16,6 +16,7 @@ enum { PREFIXES = 4, EVENTS_MAX = 512, REQUESTS_PER_WORLD = 500, CHOICES_MAX = 4
 typedef struct world_choice {
     bool ended, done; // done: all tokens came, its END is on its way
     bool paused;
+    bool due; // its last token came with the last result: it is running, and one token goes on
     uint32_t n_tokens;    // received
     uint32_t stop_at;     // ends after that many
     int64_t end_at;       // turn
@@ -27,7 +28,7 @@ typedef struct world_request {
     sched_request request;
     uint32_t *prompt;
     sim_answer answer;
-    bool arrived, born;
+    bool started, born;
     uint32_t live;
     uint32_t logit_rows;
     int64_t abort_at; // turn, INT64_MAX = never
@@ -55,7 +56,7 @@ typedef struct world {
     const step_result *result;
     sched_event events[EVENTS_MAX];
     uint32_t n_events;
-    int64_t turn, now_us, stuck_since;
+    int64_t turn, now_us;
 
     uint64_t tokens, max_passed_over, fails, n_retained, n_aborted;
 } world;
@@ -97,8 +98,7 @@ static pkv_geometry random_geometry(world *w)
 
 static void world_create(world *w, uint64_t seed, uint32_t n_requests)
 {
-    *w = (world){
-        .seed = seed, .random = rng_seed(seed), .n_requests = n_requests, .stuck_since = -1};
+    *w = (world){.seed = seed, .random = rng_seed(seed), .n_requests = n_requests};
     sched_options *o = &w->options;
     o->geometry = random_geometry(w);
     o->max_model_len = 640;
@@ -241,7 +241,6 @@ static void arrive(world *w)
         w->n_refused++;
         return;
     }
-    r->arrived = true;
     r->answer = sim_reference(&w->options.geometry, &r->request);
     w->n_retained += r->request.policy.schedule != RETENTION_SCHEDULE_NEVER;
     w->n_live++;
@@ -282,6 +281,7 @@ static void touch_choice(world *w, world_request *r, uint32_t c)
         add_event(w, (sched_event){.kind = SCHED_RESUME, .request = id, .choice = c});
     } else if (!q->paused && chance(w, w->pause_permille, 1000)) {
         q->paused = true;
+        q->due = false;
         q->passed_over = 0;
         q->resume_at = w->turn + between(w, 1, chance(w, 1, 10) ? 300 : 20);
         add_event(w, (sched_event){.kind = SCHED_PAUSE, .request = id, .choice = c});
@@ -333,6 +333,7 @@ static void take_token(world *w, world_request *r, uint32_t c, const step_sample
              r->request.n, c, q->n_tokens, sample->token, expected);
     }
     w->tokens++;
+    q->due = !q->paused;
     if (++q->n_tokens != q->stop_at) return;
     q->done = true;
     q->end_at = w->turn + (chance(w, 1, 8) ? between(w, 1, 5) : 0);
@@ -394,6 +395,31 @@ static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
     return false;
 }
 
+static bool can_run(const world_request *r)
+{
+    for (uint32_t c = 0; r->live > 0 && c < r->request.n; c++) {
+        if (!r->choices[c].ended && !r->choices[c].paused) return true;
+    }
+    return false;
+}
+
+/* No request starts before one of better rank that could. */
+static void check_order(world *w, const step_plan *plan)
+{
+    const world_request *worst = NULL;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        world_request *r = &w->requests[plan->seqs[i].request];
+        if (r->started) continue;
+        r->started = true;
+        if (!worst || ranks_before(worst, 0, r, 0)) worst = r;
+    }
+    for (uint32_t i = w->first_live; worst && i < w->n_arrived; i++) {
+        const world_request *r = &w->requests[i];
+        if (!r->started && can_run(r) && ranks_before(r, 0, worst, 0))
+            FAIL(w, "request %llu starts before %u", (unsigned long long)worst->request.id, i);
+    }
+}
+
 /* Nobody is passed over for long by those of worse rank: whoever waits lets no worse one in, so the
  * worse ones that run use up their tokens. Nor does everything stand still while somebody could
  * run. */
@@ -414,9 +440,12 @@ static void check_progress(world *w, const step_plan *plan)
             world_choice *q = &r->choices[c];
             if (q->ended || q->paused || q->n_tokens == r->request.max_new_tokens) continue;
             could_run = true;
+            bool due = q->due;
+            q->due = false;
             if (in_plan(plan, r, c)) {
                 q->passed_over = 0;
             } else if (worst && ranks_before(r, c, worst, worst_choice)) {
+                if (due) FAIL(w, "request %u, choice %u was preempted before a worse one", i, c);
                 if (++q->passed_over > w->max_passed_over) w->max_passed_over = q->passed_over;
             }
         }
@@ -469,7 +498,7 @@ static void check_report(world *w, const sched_event *event)
 static void turn(world *w)
 {
     w->turn++;
-    w->now_us += between(w, 1, 1000);
+    w->now_us += between(w, 1, 20000);
     w->n_events = 0;
     /* Events may come before and after the result, and while the step is still in flight. */
     if (chance(w, 1, 2)) make_events(w);
@@ -491,6 +520,7 @@ static void turn(world *w)
         return;
     }
     check_progress(w, plan);
+    check_order(w, plan);
     if (sched_plan_empty(plan)) return;
     check_plan(w, plan);
     if (chance(w, w->fail_permille, 1000)) {

@@ -37,6 +37,7 @@ typedef struct fixture {
     test_heap heap;
     allocator alloc;
     sched *s;
+    int64_t now_us;
     sched_event events[16];
     size_t n_events;
     const step_plan *plan; // in flight
@@ -186,7 +187,7 @@ static const char *step(fixture *f)
     }
     for (size_t i = 0; i < f->n_events; i++) events[n++] = f->events[i];
     f->n_events = 0;
-    const step_plan *plan = sched_step(f->s, 1000, events, n);
+    const step_plan *plan = sched_step(f->s, f->now_us, events, n);
     assert_null(sched_check_integrity(f->s));
     if (!sched_plan_empty(plan)) f->plan = plan;
     return trace_of(f, plan);
@@ -196,7 +197,7 @@ static const char *step(fixture *f)
 static void step_in_flight(fixture *f)
 {
     assert_non_null(f->plan);
-    const step_plan *plan = sched_step(f->s, 1000, f->events, f->n_events);
+    const step_plan *plan = sched_step(f->s, f->now_us, f->events, f->n_events);
     f->n_events = 0;
     assert_true(sched_plan_empty(plan));
     assert_null(sched_check_integrity(f->s));
@@ -434,6 +435,28 @@ static void the_worst_gives_way(void **state)
     finish(f);
 }
 
+static void admission_leaves_room(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.n_pages = 1 + 2 * 8;
+    o.prefix_cache = false;
+    fixture *f = begin(o);
+    sched_request a = request(1, 0, 40, 25), b = request(2, 100, 65, 5), c = request(3, 200, 40, 5);
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+40*");
+    add(f, &b);
+    add(f, &c);
+    /* 5 blocks are free, b needs them all: the fourth of a would cost it its slot. c may not pass.
+     */
+    assert_string_equal(step(f), "1@40+1*");
+    for (int i = 0; i < 9; i++) step(f);
+    end(f, 2, 0);
+    assert_string_equal(step(f),
+                        "1@50+1* 3@0+40*"); /* 4 blocks are free, c needs 3: one is left for a */
+    finish(f);
+}
+
 static void a_replay_repeats_its_drop(void **state)
 {
     (void)state;
@@ -479,6 +502,42 @@ static void a_paused_one_gives_way_first(void **state)
     post(f, (sched_event){.kind = SCHED_RESUME, .request = 1, .choice = 0});
     end(f, 2, 0);
     assert_string_equal(step(f), "1@32+9*"); /* two of its blocks are still cached */
+    finish(f);
+}
+
+static void a_sleeping_reader_keeps_no_slot(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.max_seqs = 2;
+    fixture *f = begin(o);
+    sched_request a = request(1, 0, 10, 30), b = request(2, 100, 10, 30),
+                  c = request(3, 200, 10, 30);
+    add(f, &a);
+    add(f, &b);
+    add(f, &c);
+    assert_string_equal(step(f), "1@0+10* 2@0+10*");
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 1, .choice = 0});
+    assert_string_equal(step(f), "2@10+1*");
+    f->now_us += 999999;
+    assert_string_equal(step(f), "2@11+1*");
+    f->now_us += 1;
+    assert_string_equal(step(f), "2@12+1* 3@0+10*");
+    finish(f);
+}
+
+static void only_idle_ones_run(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.max_seqs = 1;
+    fixture *f = begin(o);
+    sched_request a = request(1, 0, 10, 30), b = request(2, 100, 10, 30);
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+10*");
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 1, .choice = 0});
+    add(f, &b);
+    assert_string_equal(step(f), "2@0+10*");
     finish(f);
 }
 
@@ -731,8 +790,11 @@ int main(void)
         cmocka_unit_test(hits_are_capped),
         cmocka_unit_test(what_follows_a_drop_is_not_shared),
         cmocka_unit_test(the_worst_gives_way),
+        cmocka_unit_test(admission_leaves_room),
         cmocka_unit_test(a_replay_repeats_its_drop),
         cmocka_unit_test(a_paused_one_gives_way_first),
+        cmocka_unit_test(a_sleeping_reader_keeps_no_slot),
+        cmocka_unit_test(only_idle_ones_run),
         cmocka_unit_test(choices_fork_at_the_prompts_end),
         cmocka_unit_test(another_choice_inherits),
         cmocka_unit_test(an_end_in_flight_waits_for_the_result),
