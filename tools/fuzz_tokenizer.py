@@ -17,8 +17,11 @@ import sys
 import tempfile
 import time
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -110,7 +113,7 @@ RANGES = [(0x20, 0x7F), (0, 0x20), (0x80, 0x250), (0x2B0, 0x380), (0x300, 0x370)
           (0xFB50, 0xFE30), (0xFE00, 0x10000), (0x10000, 0x10400), (0x11000, 0x11A00),
           (0x16A00, 0x17000), (0x1D100, 0x1D400), (0x1E000, 0x1E960), (0x1F000, 0x1FB00), (0x2F800, 0x2FA20),
           (0xE0000, 0xE0200), (0, 0x110000)]
-SNIPPETS = ["'s", "'T", "'re", "'VE", "'ll", "'\u017f", "\r\n", "\n", "\t", "  ", "   ", "\u00a0", "\u180e",
+SNIPPETS = ["'s", "'T", "'re", "'VE", "'ll", "'\u017f", "'Sx", "'\u017fx", "\r\n", "\n", "\t", "  ", "   ", "\u00a0", "\u180e",
             "\u200d", "\ufe0f", "\U0001F468\u200d\U0001F469\u200d\U0001F467", "e\u0301", "a\u0327\u0301",
             "\u1100\u1161\u11a8", "\uac00\u11a8", "\u0958", "\u2126", "\ufeff", "12345", "1", "the ", " of",
             "return ", "();", "...", "\u3000", "\x85", "\x1c", "\ufffd", "<", "|", ">", "_", "aaaa", "\x00"]
@@ -175,6 +178,32 @@ def compare(name, ours, theirs, data, rng):
     return 0
 
 
+class Splits:
+    """The hand-written matchers against the library's regular expressions."""
+
+    def __init__(self, lib):
+        self.pairs = []
+        lib.tok_split_find.restype = ctypes.c_void_p
+        kind = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t)
+        for pattern in (GPT2, LLAMA3, LLAMA3.replace("{1,3}", "")):
+            found = lib.tok_split_find(pattern.encode(), ctypes.c_size_t(len(pattern)))
+            self.pairs.append((kind(found), pre_tokenizers.Split(Regex(pattern), "isolated")))
+
+    def compare(self, data):
+        text = data.decode(errors="replace")
+        data = text.encode()
+        for split, theirs in self.pairs:
+            due, got, at = [len(p.encode()) for p, _ in theirs.pre_tokenize_str(text)], [], 0
+            while at < len(data):
+                end = split(data, len(data), at)
+                got.append(end - at)
+                at = end
+            if got != due:
+                show(data, got, due)
+                return 1
+        return 0
+
+
 def exhaustive():
     scalars = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     for c in map(chr, scalars):
@@ -194,17 +223,20 @@ def main():
         theirs = Tokenizer.from_file(path)
         specials = [t.content for t in theirs.get_added_tokens_decoder().values()]
         pairs.append((path, Ours(lib, path), theirs, specials))
+    splits = Splits(lib)
     rng = random.Random(args.seed)
     tried = different = 0
     if args.exhaustive:
         for text in exhaustive():
+            different += splits.compare(text.encode())
             for name, ours, theirs, _ in pairs:
                 different += compare(name, ours, theirs, text.encode(), rng)
                 tried += 1
     end = time.time() + args.seconds
     while time.time() < end and different < 20:
         name, ours, theirs, specials = rng.choice(pairs)
-        different += compare(name, ours, theirs, random_text(rng, specials), rng)
+        data = random_text(rng, specials)
+        different += compare(name, ours, theirs, data, rng) or splits.compare(data)
         tried += 1
     print(f"seed {args.seed}: {tried} strings, {different} differences")
     sys.exit(different > 0)

@@ -7,12 +7,13 @@ that library makes of 10,000 lines with them and with the demo model's.
 
   gpt2.json      GPT-2's split with a space put in front, no normalizer, merges as pairs
   llama3.json    Llama 3's split, NFC, ignore_merges, a BOS template, merges as strings, odd added tokens
-  corpus.txt     a line each: the text, then for demo, gpt2, llama3 TAB n:ids:decoded
+  corpus.txt     a line each: the text, then for demo, gpt2, llama3 TAB n:ids:decoded, then TAB pieces
 
 The text is escaped: \\xHH for control characters, bytes that are not UTF-8, and the backslash. n is how
 many ids there are (with special tokens added), `ids` FNV-1a over them as 32-bit little-endian words,
 `decoded` FNV-1a over four texts, each with a byte 0xff behind it: the ids decoded, decoded without
-special tokens, and both again of the ids in reverse order, which breaks characters apart.
+special tokens, and both again of the ids in reverse order, which breaks characters apart. `pieces` is
+FNV-1a over the byte lengths of the pieces that the splits of GPT-2, Llama 3 and Qwen cut the text into.
 """
 import json
 import os
@@ -25,8 +26,10 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normaliz
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OUT = os.path.join(ROOT, "tests/golden/tokenizers")
 LINES = 10000
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN = LLAMA3.replace("{1,3}", "")
 
 # The first article of the Universal Declaration of Human Rights, or its beginning.
 PROSE = """
@@ -77,7 +80,7 @@ git commit -m "fix: don't" && ./run.sh --flag=value > /dev/null 2>&1
 """.strip("\n").split("\n")
 EMOJI = ["😀", "👍🏽", "👨‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪", "❤️", "👩🏾‍💻", "1️⃣", "🧑‍🚀", "🫠", "🪿", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "🤷‍♀️", "☃"]
 WORDS = ["don't", "I'm", "we'll", "they've", "it's", "she'd", "you're", "DON'T", "IT'S", "We'Ll", "'tis", "rock'n'roll", "'",
-         "''s", "o'\u017f", "'\u017f", "x'S", "l\u2019eau", "the", "of", "and", "token", "naïve", "cafe\u0301", "e\u0301toile"]
+         "''s", "o'\u017f", "'\u017f", "x'S", "x'Sy", "WE'LLgo", "'Dx", "x'\u017fy", "l\u2019eau", "the", "of", "and", "token", "naïve", "cafe\u0301", "e\u0301toile"]
 # What NFC changes or must leave alone: marks in the wrong order, jamo, singletons, exclusions, marks
 # and letters that are younger than the library's normalizer.
 COMBINING = ["e\u0301", "a\u0323\u0307", "a\u0307\u0323", "q\u0307\u0323", "\u1100\u1161\u11a8", "\uac00\u11a8", "\u0958",
@@ -161,6 +164,13 @@ def golden(tokenizer, data):
     return f"{len(ids)}:{fnv(struct.pack(f'<{len(ids)}I', *ids)):08x}:{fnv(decoded):08x}"
 
 
+def pieces(data):
+    text = data.decode(errors="replace")
+    lengths = [len(piece.encode()) for pattern in (GPT2, LLAMA3, QWEN)
+               for piece, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
+    return f"{fnv(struct.pack(f'<{len(lengths)}I', *lengths)):08x}"
+
+
 def train(tokenizer, vocab_size, special, rng):
     text = PROSE * 3 + CODE * 3 + [" ".join(rng.choice(WORDS) for _ in range(8)) for _ in range(40)]
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False,
@@ -216,7 +226,7 @@ def main():
     with open(os.path.join(OUT, "corpus.txt"), "w", encoding="utf-8") as f:
         for _ in range(LINES):
             data = line(rng)
-            f.write("\t".join([escape(data)] + [golden(t, data) for t in tokenizers]) + "\n")
+            f.write("\t".join([escape(data)] + [golden(t, data) for t in tokenizers] + [pieces(data)]) + "\n")
 
 
 main()

@@ -47,7 +47,6 @@ static status run_pattern(const run *r, unsigned step, const uint8_t *text, size
     RETURN_IF_ERROR(prepare_match(r, step));
     pcre2_match_data *match = r->scratch->match[step];
     size_t from = 0, done = 0;
-    bool matched = false;
     while (from <= n) {
         int rc = pcre2_match(s->code, text, n, from, PCRE2_NO_UTF_CHECK, match, r->scratch->limits);
         if (rc == PCRE2_ERROR_NOMATCH) break;
@@ -57,7 +56,7 @@ static status run_pattern(const run *r, unsigned step, const uint8_t *text, size
                              rc);
         const PCRE2_SIZE *ends = pcre2_get_ovector_pointer(match);
         size_t start = ends[0], end = ends[1];
-        if (start == end && matched && done == end) {
+        if (start == end && done == end) {
             from++;
             while (from < n && (text[from] & 0xc0) == 0x80) from++;
             continue;
@@ -66,7 +65,6 @@ static status run_pattern(const run *r, unsigned step, const uint8_t *text, size
             RETURN_IF_ERROR(run_from(r, step + 1, text + done, start - done));
         if (end > start && s->keep_matches)
             RETURN_IF_ERROR(run_from(r, step + 1, text + start, end - start));
-        matched = true;
         from = done = end;
     }
     if (done < n && s->keep_gaps) return run_from(r, step + 1, text + done, n - done);

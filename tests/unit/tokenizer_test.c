@@ -1,6 +1,7 @@
 /* The tokenizer against what Hugging Face's library made of 10,000 lines (tests/golden/tokenizers/,
  * by tools/make_tokenizer_goldens.py), and its corners by hand. */
 #include "model/tokenizer.h"
+#include "model/tokenizer/pretokenize.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -46,9 +47,11 @@ typedef struct golden {
 
 static int hex(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
-/* Takes "text TAB golden TAB golden TAB golden NL" apart; returns the next line. */
-static const char *parse_line(const char *p, strbuf *text, golden due[N_TOKENIZERS])
+/* Takes "text TAB golden TAB golden TAB golden TAB pieces NL" apart; returns the next line. */
+static const char *parse_line(const char *p, strbuf *text, golden due[N_TOKENIZERS],
+                              uint32_t *pieces)
 {
+    char *end;
     strbuf_clear(text);
     for (; *p && *p != '\t'; p++) {
         if (*p != '\\') {
@@ -59,15 +62,42 @@ static const char *parse_line(const char *p, strbuf *text, golden due[N_TOKENIZE
         p += 3;
     }
     for (int i = 0; i < N_TOKENIZERS; i++) {
-        char *end;
         assert_int_equal(*p, '\t');
         due[i].n = strtoul(p + 1, &end, 10);
         due[i].ids = (uint32_t)strtoul(end + 1, &end, 16);
         due[i].decoded = (uint32_t)strtoul(end + 1, &end, 16);
         p = end;
     }
-    assert_int_equal(*p, '\n');
-    return p + 1;
+    assert_int_equal(*p, '\t');
+    *pieces = (uint32_t)strtoul(p + 1, &end, 16);
+    assert_int_equal(*end, '\n');
+    return end + 1;
+}
+
+#define LLAMA3(digits)                                                                             \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits                     \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* Splits may differ where no merge spans the cut, and ids would not show it. */
+static bool check_pieces(const strbuf *text, uint32_t due)
+{
+    static const char *const patterns[] = {
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+        LLAMA3("{1,3}"), LLAMA3("")};
+    const uint8_t *s = (const uint8_t *)text->data;
+    if (text->size == 0 || !utf8_valid(s, text->size)) return true;
+    uint32_t hash = FNV_START;
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        tok_split split = tok_split_find(patterns[i], strlen(patterns[i]));
+        assert_non_null(split);
+        for (size_t at = 0, end; at < text->size; at = end) {
+            end = split(s, text->size, at);
+            assert_in_range(end, at + 1, text->size);
+            uint32_t length = (uint32_t)(end - at);
+            hash = fnv(hash, &length, sizeof length);
+        }
+    }
+    return hash == due;
 }
 
 /* Decodes as a stream does, checks that every part is whole characters, appends it all to out. */
@@ -138,7 +168,10 @@ static void corpus_equals_the_library(void **state)
     unsigned line = 0, differences = 0;
     for (const char *p = corpus; *p; line++) {
         golden due[N_TOKENIZERS];
-        p = parse_line(p, &text, due);
+        uint32_t pieces;
+        p = parse_line(p, &text, due, &pieces);
+        if (!check_pieces(&text, pieces) && ++differences <= 10)
+            print_error(GOLDEN "corpus.txt:%u: pieces differ\n", line + 1);
         for (int i = 0; i < N_TOKENIZERS; i++) {
             const char *wrong = check_golden(tokenizers[i], &text, &due[i]);
             if (wrong && ++differences <= 10)
@@ -267,6 +300,118 @@ static void added_tokens_leftmost_longest_alone(void **state)
     expect(t, "aX", "0");
     expect(t, "X\xc3\xa9", "");
     tok_destroy(t);
+    t = load("{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2},\"merges\":[]}",
+             "{\"id\":3,\"content\":\"abcd\"},{\"id\":4,\"content\":\"bc\"}", NULL);
+    expect(t, "abcab", "0 4 0 1"); /* found within what began as the other */
+    tok_destroy(t);
+}
+
+/* The library asks whether a token is special by its normalised spelling. */
+static void special_by_normalised_spelling(void **state)
+{
+    (void)state;
+    static const char json[] =
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},"
+        "\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":" BYTE_LEVEL ",\"decoder\":" BYTE_LEVEL
+        ",\"added_tokens\":[{\"id\":1,\"content\":\"e\xcc\x81!\",\"normalized\":true,\"special\":"
+        "true},"
+        "{\"id\":2,\"content\":\"<s>\",\"normalized\":true,\"special\":true}]}";
+    tokenizer *t = NULL;
+    error err = {""};
+    assert_true(status_ok(tok_load_text("test", json, sizeof json - 1, &t, &err)));
+    expect(t, "a\xc3\xa9!e\xcc\x81!<s>", "0 1 1 2");
+    strbuf text = {0};
+    static const uint32_t ids[] = {0, 1, 2, 0};
+    assert_true(status_ok(tok_decode(t, ids, 4, true, &text, &err)));
+    assert_string_equal(text.data, "a\xef\xbf\xbd!a"); /* é is a byte of the alphabet */
+    strbuf_destroy(&text);
+    tok_destroy(t);
+}
+
+/* ---- merging against the definition ---- */
+
+enum { N_LETTERS = 3, N_MERGES = 60, WORD_MAX = 400 };
+
+typedef struct merges {
+    char tokens[N_LETTERS + N_MERGES][64];
+    uint32_t left[N_MERGES], right[N_MERGES];
+    uint32_t n;
+} merges;
+
+/* Random merges over a, b, c, every one of something already there into something new. */
+static void random_merges(rng *r, merges *m, strbuf *model)
+{
+    m->n = 0;
+    for (uint32_t i = 0; i < N_LETTERS; i++) snprintf(m->tokens[i], 64, "%c", 'a' + (int)i);
+    for (int tries = 0; m->n < N_MERGES && tries < 1000; tries++) {
+        uint32_t left = rng_below(r, N_LETTERS + m->n), right = rng_below(r, N_LETTERS + m->n);
+        char token[64];
+        int n = snprintf(token, sizeof token, "%s%s", m->tokens[left], m->tokens[right]);
+        bool known = n >= (int)sizeof token;
+        for (uint32_t i = 0; i < N_LETTERS + m->n; i++)
+            known = known || strcmp(m->tokens[i], token) == 0;
+        if (known) continue;
+        memcpy(m->tokens[N_LETTERS + m->n], token, sizeof token);
+        m->left[m->n] = left;
+        m->right[m->n++] = right;
+    }
+    strbuf_puts(model, "{\"type\":\"BPE\",\"vocab\":{");
+    for (uint32_t i = 0; i < N_LETTERS + m->n; i++)
+        strbuf_printf(model, "%s\"%s\":%u", i ? "," : "", m->tokens[i], i);
+    strbuf_puts(model, "},\"merges\":[");
+    for (uint32_t i = 0; i < m->n; i++)
+        strbuf_printf(model, "%s\"%s %s\"", i ? "," : "", m->tokens[m->left[i]],
+                      m->tokens[m->right[i]]);
+    strbuf_puts(model, "]}");
+}
+
+/* The definition: as long as some pair merges, merge the one of lowest rank, leftmost first. */
+static size_t merge_naively(const merges *m, uint32_t *ids, size_t n)
+{
+    for (;;) {
+        uint32_t best = UINT32_MAX;
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < n; i++)
+            for (uint32_t k = 0; k < m->n && k < best; k++)
+                if (ids[i] == m->left[k] && ids[i + 1] == m->right[k]) {
+                    best = k;
+                    at = i;
+                }
+        if (best == UINT32_MAX) return n;
+        ids[at] = N_LETTERS + best;
+        n--;
+        memmove(ids + at + 1, ids + at + 2, (n - at - 1) * sizeof *ids);
+    }
+}
+
+static void merging_follows_the_definition(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        rng r = rng_seed(seed);
+        merges m;
+        strbuf model = {0};
+        random_merges(&r, &m, &model);
+        tokenizer *t = load(model.data, NULL, NULL);
+        for (int i = 0; i < 60; i++) {
+            char word[WORD_MAX];
+            uint32_t due[WORD_MAX];
+            size_t n = 1 + rng_below(&r, i < 30 ? 40 : WORD_MAX - 1);
+            for (size_t k = 0; k < n; k++) {
+                due[k] = rng_below(&r, N_LETTERS);
+                word[k] = (char)('a' + due[k]);
+            }
+            tok_ids ids = {0};
+            error err;
+            assert_true(status_ok(tok_encode(t, word, n, false, &ids, &err)));
+            size_t n_due = merge_naively(&m, due, n);
+            if (ids.n != n_due || memcmp(ids.ids, due, n_due * sizeof *due) != 0)
+                fail_msg("seed %llu, word %d: %.*s", (unsigned long long)seed, i, (int)n, word);
+            tok_ids_destroy(&ids);
+        }
+        strbuf_destroy(&model);
+        tok_destroy(t);
+    }
 }
 
 static void other_patterns_run_on_pcre2(void **state)
@@ -275,7 +420,8 @@ static void other_patterns_run_on_pcre2(void **state)
     static const char model[] =
         "{\"type\":\"BPE\",\"ignore_merges\":true,\"vocab\":{\"a\":0,\"b\":1,\"1\":2,\"\xc4\xa0\":"
         "3,"
-        "\"aa\":4,\"11\":5,\"\xc4\xa0\xc4\xa0\":6,\"aa1\":7},\"merges\":[]}";
+        "\"aa\":4,\"11\":5,\"\xc4\xa0\xc4\xa0\":6,\"aa1\":7,\".\":8,"
+        "\"\xc4\x8a\":9,\"\xc3\x99\xc2\xa3\xc3\x99\xc2\xa3\":10},\"merges\":[]}";
     static const struct {
         const char *split, *text, *due;
     } rows[] = {
@@ -288,7 +434,10 @@ static void other_patterns_run_on_pcre2(void **state)
          "4 5 6 4 0"},
         {"{\"String\":\"11\"},\"behavior\":\"Isolated\",\"invert\":false", "aa1111", "4 5 5"},
         {"{\"Regex\":\"(?=1)\"},\"behavior\":\"Isolated\",\"invert\":false", "aa11", "4 2 2"},
-        {"{\"Regex\":\"^a\"},\"behavior\":\"Isolated\",\"invert\":false", "aa", "0 0"},
+        {"{\"Regex\":\"^aa\"},\"behavior\":\"Isolated\",\"invert\":false", "aa\naa", "4 9 4"},
+        {"{\"Regex\":\"\\\\d\\\\d\"},\"behavior\":\"Isolated\",\"invert\":false",
+         "a\xd9\xa3\xd9\xa3", "0 10"}, /* Arabic digits */
+        {"{\"String\":\".\"},\"behavior\":\"Isolated\",\"invert\":false", "aa.", "4 8"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char pre[256];
@@ -422,6 +571,8 @@ int main(void)
         cmocka_unit_test(bytes_without_a_token),
         cmocka_unit_test(added_tokens_overlap),
         cmocka_unit_test(added_tokens_leftmost_longest_alone),
+        cmocka_unit_test(special_by_normalised_spelling),
+        cmocka_unit_test(merging_follows_the_definition),
         cmocka_unit_test(other_patterns_run_on_pcre2),
         cmocka_unit_test(broken_utf8_becomes_replacement_characters),
         cmocka_unit_test(lookups),
