@@ -179,7 +179,7 @@ static status sample(backend_cpu *b, const step_plan *plan)
 
     size_t vocab = b->config.vocab_size;
     RETURN_IF_ERROR(grow(&b->logits, &b->logits_capacity, n_rows * vocab));
-    forward_logits(b->forward, b->logit_rows, n_rows, b->logits);
+    RETURN_IF_ERROR(forward_logits(b->forward, b->logit_rows, n_rows, b->logits));
     b->result.logits = b->logits;
     b->result.n_logit_rows = n_asked;
 
@@ -297,10 +297,8 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
 
 static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err)
 {
-    uint32_t size = (uint32_t)comm_size(o->group), rank = (uint32_t)comm_rank(o->group);
-    uint32_t n_heads = b->config.n_kv_heads / size ? b->config.n_kv_heads / size : 1;
-    uint32_t first = (uint32_t)((uint64_t)rank * b->config.n_kv_heads / size);
-    kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim, first, n_heads);
+    kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
+                    b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);
 
     uint64_t bytes = o->kv_bytes;
     if (bytes == 0) bytes = (uint64_t)((double)memory_available_bytes() * DEFAULT_POOL_SHARE);

@@ -6,14 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Rows of logits gathered from all ranks at once. */
+enum { GATHER_ROWS = 32 };
+
 /* Activations, all f32, carved out of one block:
  *
  *   x      [max_rows, hidden]      the residual stream
  *   normed [max_rows, hidden]      its norm: input of qkv and gate_up
  *   delta  [max_rows, hidden]      what o and down add to it
  *   angles [max_rows, head_dim]    cosines and sines of each row's position
- *   wide   [max_rows, max(qkv + attn, 2 ffn)]  either q, k, v and the attention's output, or gate
- * and up act    [max_rows, ffn]         swiglu's output
+ *   wide   [max_rows, max(qkv + attn, 2 ffn)]
+ *                                  either q, k, v and the attention's output, or gate and up
+ *   act    [max_rows, ffn]         swiglu's output
+ *
+ * and, with more than one rank, GATHER_ROWS rows of this rank's logits and of everybody's.
  */
 struct forward {
     forward_options o;
@@ -21,8 +27,9 @@ struct forward {
     uint32_t ffn;             /* of this rank */
     uint32_t qkv_width, attn_width;
     float *x, *normed, *delta, *angles, *wide, *act;
-    float *inv_freq;       /* [head_dim / 2] */
-    kern_attn_item *items; /* [max_seqs, kv_heads] */
+    float *part, *gathered; /* NULL with one rank */
+    float *inv_freq;        /* [head_dim / 2] */
+    kern_attn_item *items;  /* [max_seqs, kv_heads] */
     float *memory;
     size_t memory_bytes;
 };
@@ -44,7 +51,10 @@ status forward_create(const forward_options *options, forward **out)
 
     size_t rows = options->max_rows, hidden = c->hidden;
     size_t wide = max_size((size_t)f->qkv_width + f->attn_width, (size_t)2 * f->ffn);
-    size_t floats = rows * (3 * hidden + c->head_dim + wide + f->ffn) + c->head_dim / 2;
+    size_t ranks = (size_t)comm_size(options->group);
+    size_t part = ranks > 1 ? GATHER_ROWS * options->weights->head.n : 0;
+    size_t floats =
+        rows * (3 * hidden + c->head_dim + wide + f->ffn) + c->head_dim / 2 + part * (ranks + 1);
     f->memory_bytes = floats * sizeof(float);
     f->memory = alloc_pages(f->memory_bytes);
     f->items = calloc((size_t)options->max_seqs * f->kv_heads, sizeof *f->items);
@@ -59,7 +69,11 @@ status forward_create(const forward_options *options, forward **out)
     f->angles = at += rows * hidden;
     f->wide = at += rows * c->head_dim;
     f->act = at += rows * wide;
-    f->inv_freq = at + rows * f->ffn;
+    f->inv_freq = at += rows * f->ffn;
+    if (part) {
+        f->part = at += c->head_dim / 2;
+        f->gathered = at + part;
+    }
     rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
     *out = f;
     return STATUS_IS_OK;
@@ -87,14 +101,20 @@ static void embed_range(void *ctx, size_t from, size_t to, unsigned thread)
     const embed_job *job = ctx;
     const forward *f = job->f;
     size_t hidden = f->o.config->hidden;
-    for (size_t row = from; row < to; row++)
-        kern_matrix_row(f->o.kernels, &f->o.weights->embed, job->tokens[row], f->x + row * hidden);
+    const tensor_slice *slice = &f->o.weights->slice;
+    for (size_t row = from; row < to; row++) {
+        uint32_t token = job->tokens[row] - slice->first_token;
+        float *x = f->x + row * hidden;
+        if (token < slice->n_tokens) kern_matrix_row(f->o.kernels, &f->o.weights->embed, token, x);
+        else memset(x, 0, hidden * sizeof *x); /* another rank's: the sum brings it */
+    }
 }
 
-static void embed(forward *f, const uint32_t *tokens, uint32_t n_rows)
+static status embed(forward *f, const uint32_t *tokens, uint32_t n_rows)
 {
     embed_job job = {f, tokens};
     thread_pool_for(f->o.pool, n_rows, 16, embed_range, &job);
+    return comm_all_reduce_sum(f->o.group, f->x, (size_t)n_rows * f->o.config->hidden);
 }
 
 static void fill_angles(forward *f, const forward_seq *seqs, uint32_t n_seqs)
@@ -239,7 +259,7 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     const layer_weights *layers = f->o.weights->layers;
     kern_context *kc = f->o.kernels;
 
-    embed(f, tokens, n_rows);
+    RETURN_IF_ERROR(embed(f, tokens, n_rows));
     fill_angles(f, seqs, n_seqs);
     kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
     for (uint32_t l = 0; l < c->n_layers; l++) {
@@ -254,17 +274,37 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     return STATUS_IS_OK;
 }
 
-void forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
+/* This rank's logits part [n, slice] become rows [n, vocab_size] of every rank's; the tail of a
+ * vocabulary that the ranks do not divide is left out. */
+static status gather_logits(forward *f, uint32_t n, float *logits)
+{
+    size_t slice = f->o.weights->head.n, vocab = f->o.config->vocab_size;
+    RETURN_IF_ERROR(comm_all_gather(f->o.group, f->part, n * slice, f->gathered));
+    for (uint32_t i = 0; i < n; i++)
+        for (size_t at = 0; at < vocab; at += slice) {
+            size_t some = vocab - at < slice ? vocab - at : slice;
+            const float *from = f->gathered + (at / slice * n + i) * slice;
+            memcpy(logits + i * vocab + at, from, some * sizeof *logits);
+        }
+    return STATUS_IS_OK;
+}
+
+status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
 {
     const kern_matrix *head = &f->o.weights->head;
-    size_t hidden = f->o.config->hidden;
+    size_t hidden = f->o.config->hidden, vocab = f->o.config->vocab_size;
+    bool alone = f->part == NULL;
+    uint32_t most = alone ? f->o.max_rows : GATHER_ROWS;
     for (uint32_t done = 0; done < n;) {
-        uint32_t some = n - done < f->o.max_rows ? n - done : f->o.max_rows;
+        uint32_t some = n - done < most ? n - done : most;
         for (uint32_t i = 0; i < some; i++) /* delta is free by now: gather what the head reads */
             memcpy(f->delta + i * hidden, f->normed + rows[done + i] * hidden,
                    hidden * sizeof(float));
-        kern_matmul(f->o.kernels, head, NULL, f->delta, hidden, some,
-                    logits + (size_t)done * head->n, head->n);
+        float *out = logits + done * vocab;
+        kern_matmul(f->o.kernels, head, NULL, f->delta, hidden, some, alone ? out : f->part,
+                    head->n);
+        if (!alone) RETURN_IF_ERROR(gather_logits(f, some, out));
         done += some;
     }
+    return STATUS_IS_OK;
 }

@@ -43,6 +43,6 @@ void forward_destroy(forward *f);
 status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
                    uint32_t n_seqs);
 /* logits [n, vocab_size] of chosen rows of the last run. n may exceed max_seqs. */
-void forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
+status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
 
 #endif
