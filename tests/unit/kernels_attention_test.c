@@ -489,6 +489,38 @@ static void test_mass_bits(void **state)
         }
 }
 
+/* The sum runs over the query heads ascending, then the rows ascending: the masses of single rows
+ * and heads, added up here in that order, have the same bits. */
+static void test_mass_order(void **state)
+{
+    enum { SLOTS = 120, PAGES = 8, HEADS = 5, ROWS = 9, DIM = 32 };
+    fixture *f = *state;
+    rng r = rng_seed(13);
+    for (size_t k = 0; k < f->n_isas; k++) {
+        sequence s = make_sequence(&r, DTYPE_BF16, 16, DIM, HEADS, SLOTS);
+        layout l = make_layout(f->isas[k], &r, &s, SLOTS);
+        float out[ROWS * HEADS * DIM], got[PAGES], want[PAGES] = {0}, one[PAGES];
+        kern_attn_item it = item_of(&s, &l, SLOTS - ROWS, ROWS, out);
+        it.mass = got;
+        it.mass_rows = ROWS;
+        kern_attn_batch b = batch_of(&s, &l, &it, 1);
+        run(f->isas[k], &b);
+        b.q_heads = 1;
+        it.mass = one;
+        it.n_rows = it.mass_rows = 1;
+        for (uint32_t h = 0; h < HEADS; h++)
+            for (uint32_t i = 0; i < ROWS; i++) {
+                it.first_slot = SLOTS - ROWS + i;
+                it.q = s.q + ((size_t)it.first_slot * HEADS + h) * DIM;
+                run(f->isas[k], &b);
+                for (uint32_t p = 0; p <= it.first_slot / 16; p++) want[p] += one[p];
+            }
+        assert_same_bits(want, got, PAGES, "order of the sum", f->isas[k], &s, 0);
+        free_layout(&l);
+        free_sequence(&s);
+    }
+}
+
 /* Scores that overflow every exponential but the largest. */
 static void test_extreme_scores(void **state)
 {
@@ -590,10 +622,11 @@ static void test_kv_move(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_naive), cmocka_unit_test(test_against_naive_more_shapes),
-        cmocka_unit_test(test_row_bits),      cmocka_unit_test(test_future_is_unseen),
-        cmocka_unit_test(test_mass_bits),     cmocka_unit_test(test_extreme_scores),
-        cmocka_unit_test(test_kv_write),      cmocka_unit_test(test_kv_move),
+        cmocka_unit_test(test_against_naive),  cmocka_unit_test(test_against_naive_more_shapes),
+        cmocka_unit_test(test_row_bits),       cmocka_unit_test(test_future_is_unseen),
+        cmocka_unit_test(test_mass_bits),      cmocka_unit_test(test_mass_order),
+        cmocka_unit_test(test_extreme_scores), cmocka_unit_test(test_kv_write),
+        cmocka_unit_test(test_kv_move),
     };
     return cmocka_run_group_tests_name("kernels_attention", tests, setup, teardown);
 }
