@@ -1,17 +1,9 @@
 /* The demo model through the whole engine: a request's tokens and logprobs are its own business.
  * Alone, in a batch of 32, chunked otherwise, from cached prefixes, preempted, under any geometry:
  * the same tokens, the same bits. */
-#include "engine/engine.h"
-#include "model/model.h"
+#include "tests/e2e/house.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { REQUESTS = 32, OUTPUTS = 28, CHOICES = 2, PROMPT_MAX = 420 };
 
@@ -116,64 +108,14 @@ static void expect_equal(const answer *want, const answer *got, uint32_t i, cons
  * ------------------------------------------------------------------------------------------------------
  */
 
-typedef struct setting {
-    const char *what;
-    uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
-    uint64_t kv_bytes;
-    bool prefix_cache;
-} setting;
-
-/* Page bytes follow from the geometry; 0 pages = plenty. */
-static const setting usual = {"alone", 512, 1, 4, 16, 64 << 20, false};
-
-typedef struct house {
-    comm *group;
-    backend backend;
-    tokenizer *tokenizer;
-    engine *engine;
-} house;
-
-static house open_house(const setting *s)
-{
-    house h = {0};
-    error err = {{0}};
-    model_config config;
-    comm_options self = {"self", 0, 1};
-    if (!status_ok(comm_create(&self, &h.group, &err)) ||
-        !status_ok(model_config_load("models/demo", NULL, 0, &config, &err)) ||
-        !status_ok(tok_load("models/demo", &h.tokenizer, &err)))
-        fail_msg("%s", err.text);
-    backend_cpu_options bo = {
-        .dir = "models/demo",
-        .config = &config,
-        .kv_type = DTYPE_BF16,
-        .weight_type = DTYPE_BF16,
-        .group = h.group,
-        .geometry = {s->page_tokens, 0, 0, s->layers_per_group, s->heads_per_group},
-        .kv_bytes = s->kv_bytes,
-        .max_rows = s->prefill_chunk + 32,
-        .max_seqs = 32,
-        .max_model_len = 1024};
-    if (!status_ok(backend_cpu_create(&bo, &h.backend, &err))) fail_msg("%s", err.text);
-    engine_options eo = {.backend = &h.backend,
-                         .tokenizer = h.tokenizer,
-                         .bos = "",
-                         .eos = "",
-                         .prefill_chunk = s->prefill_chunk,
-                         .max_model_len = 1024,
-                         .max_requests = 64,
-                         .prefix_cache = s->prefix_cache};
-    if (!status_ok(engine_create(&eo, &h.engine, &err))) fail_msg("%s", err.text);
-    return h;
-}
-
-static void close_house(house *h)
-{
-    engine_destroy(h->engine);
-    h->backend.ops->destroy(h->backend.ctx);
-    tok_destroy(h->tokenizer);
-    comm_destroy(h->group);
-}
+static const setting usual = {.what = "alone",
+                              .kv_type = DTYPE_BF16,
+                              .prefill_chunk = 512,
+                              .layers_per_group = 1,
+                              .heads_per_group = 4,
+                              .page_tokens = 16,
+                              .max_model_len = 1024,
+                              .kv_bytes = 64 << 20};
 
 static engine_stream *submit(house *h, prompt *p, uint32_t i)
 {

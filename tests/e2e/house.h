@@ -1,0 +1,83 @@
+/* The demo model behind an engine, as the end-to-end tests open it. */
+#ifndef TESTS_E2E_HOUSE_H
+#define TESTS_E2E_HOUSE_H
+
+#include "engine/engine.h"
+#include "model/model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct setting {
+    const char *what; // for messages
+    dtype kv_type;
+    uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
+    uint32_t max_model_len;
+    uint64_t kv_bytes;
+    bool prefix_cache;
+} setting;
+
+typedef struct house {
+    comm *group;
+    backend backend;
+    tokenizer *tokenizer;
+    engine *engine;
+} house;
+
+enum { HOUSE_SEQS = 32 };
+
+static inline house open_house(const setting *s)
+{
+    house h = {0};
+    error err = {{0}};
+    model_config config;
+    comm_options self = {"self", 0, 1};
+    if (!status_ok(comm_create(&self, &h.group, &err)) ||
+        !status_ok(model_config_load("models/demo", NULL, 0, &config, &err)) ||
+        !status_ok(tok_load("models/demo", &h.tokenizer, &err)))
+        fail_msg("%s", err.text);
+    backend_cpu_options bo = {
+        .dir = "models/demo",
+        .config = &config,
+        .kv_type = s->kv_type,
+        .weight_type = DTYPE_BF16,
+        .group = h.group,
+        .geometry = {.page_tokens = s->page_tokens,
+                     .layers_per_group = s->layers_per_group,
+                     .heads_per_group = s->heads_per_group},
+        .kv_bytes = s->kv_bytes,
+        .max_rows = s->prefill_chunk + HOUSE_SEQS,
+        .max_seqs = HOUSE_SEQS,
+        .max_model_len = s->max_model_len,
+    };
+    if (!status_ok(backend_cpu_create(&bo, &h.backend, &err))) fail_msg("%s", err.text);
+    engine_options eo = {
+        .backend = &h.backend,
+        .tokenizer = h.tokenizer,
+        .bos = "",
+        .eos = "",
+        .prefill_chunk = s->prefill_chunk,
+        .max_model_len = s->max_model_len,
+        .max_requests = 64,
+        .prefix_cache = s->prefix_cache,
+        .stop_ids = config.stop_ids,
+        .n_stop_ids = config.n_stop_ids,
+    };
+    if (!status_ok(engine_create(&eo, &h.engine, &err))) fail_msg("%s", err.text);
+    return h;
+}
+
+static inline void close_house(house *h)
+{
+    engine_destroy(h->engine);
+    h->backend.ops->destroy(h->backend.ctx);
+    tok_destroy(h->tokenizer);
+    comm_destroy(h->group);
+}
+
+#endif
