@@ -151,7 +151,8 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
 
     q->computed = hit.tokens;
     q->next_drop = next_drop;
-    uint32_t chunk = seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1], hit_tokens;
+    uint32_t chunk = sched_seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1],
+             hit_tokens;
     status st = status_make(STATUS_NO_PAGES, NULL);
     if (chunk > 0) {
         st = pkv_seq_open(s->kv, slot, q->tokens, cap, e->salt, e->n_prompt + e->max_new_tokens,
@@ -162,12 +163,12 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
         return false;
     }
     assert(hit_tokens == hit.tokens);
-    list_remove(&s->waiting, q);
-    seq_start(s, q);
+    sched_list_remove(&s->waiting, q);
+    sched_seq_start(s, q);
     st = pkv_seq_append(s->kv, slot, chunk);
     assert(st.code != STATUS_NO_PAGES); /* they were counted */
     if (!status_ok(st)) {
-        preempt(s, q);
+        sched_preempt(s, q);
         return false;
     }
     q->planned = chunk;
@@ -178,24 +179,24 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
 
 /* Strictly in order: whoever cannot start yet lets nobody pass. Idle sequences hold slots and pages
  * for nothing: they give way when their readers sleep, or when nobody else would make room. */
-void admit(sched *s, uint32_t budget, int64_t now_us)
+void sched_admit(sched *s, uint32_t budget, int64_t now_us)
 {
     uint64_t owed = 0;
     uint32_t n_active = 0, i = 0;
     for (uint32_t r = 0; s->waiting.n > 0 && r < s->running.n; r++) {
-        if (seq_is_idle(s->running.seqs[r])) continue;
+        if (sched_seq_is_idle(s->running.seqs[r])) continue;
         owed += pages_owed(s, s->running.seqs[r]);
         n_active++;
     }
     while (i < s->waiting.n && budget > 0) {
         sched_seq *q = s->waiting.seqs[i];
-        if (seq_is_idle(q)) {
+        if (sched_seq_is_idle(q)) {
             i++;
         } else if (start(s, q, budget, owed)) {
             budget -= q->planned;
             owed += pages_owed(s, q);
             n_active++;
-        } else if (preempt_idle(s, n_active == 0, now_us)) {
+        } else if (sched_preempt_idle(s, n_active == 0, now_us)) {
             i = 0; /* it waits in front of q or behind */
         } else {
             return;

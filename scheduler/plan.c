@@ -4,18 +4,18 @@
  */
 #include "scheduler/sched_internal.h"
 
-uint32_t seq_next_point(const sched_seq *q, bool *recorded)
+uint32_t sched_seq_next_point(const sched_seq *q, bool *recorded)
 {
     *recorded = q->next_drop < q->n_drops;
     if (*recorded) return q->drops[q->next_drop].length;
     return retention_next_point(&q->entry->policy, q->entry->n_prompt, q->computed);
 }
 
-uint32_t seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
+uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
 {
     const sched_entry *e = q->entry;
     bool recorded;
-    uint32_t from = q->computed, to = q->n_tokens, point = seq_next_point(q, &recorded);
+    uint32_t from = q->computed, to = q->n_tokens, point = sched_seq_next_point(q, &recorded);
     if (to > point) to = point;
     /* A replay computes rows again whose logits the caller has: they end a chunk of their own. */
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
@@ -35,13 +35,13 @@ static uint32_t give_tokens(sched *s)
     uint32_t budget = s->options.prefill_chunk + s->options.max_seqs;
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        q->planned = q->n_tokens - q->computed == 1 && !seq_is_idle(q);
+        q->planned = q->n_tokens - q->computed == 1 && !sched_seq_is_idle(q);
         budget -= q->planned;
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        if (q->n_tokens - q->computed <= 1 || seq_is_idle(q)) continue;
-        q->planned = seq_chunk(s, q, budget);
+        if (q->n_tokens - q->computed <= 1 || sched_seq_is_idle(q)) continue;
+        q->planned = sched_seq_chunk(s, q, budget);
         budget -= q->planned;
     }
     return budget;
@@ -56,8 +56,8 @@ static void take_pages(sched *s)
             i++;
             continue;
         }
-        uint32_t victim = pick_victim(s);
-        preempt(s, s->running.seqs[victim]);
+        uint32_t victim = sched_pick_victim(s);
+        sched_preempt(s, s->running.seqs[victim]);
         if (victim < i) i--; /* an idle one of better rank: q has moved up */
     }
 }
@@ -89,7 +89,7 @@ static void add_share(sched *s, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
     bool recorded;
-    uint32_t to = q->computed + q->planned, point = seq_next_point(q, &recorded);
+    uint32_t to = q->computed + q->planned, point = sched_seq_next_point(q, &recorded);
     step_seq share = {
         .seq = q->slot,
         .request = e->id,
@@ -113,12 +113,12 @@ static void add_share(sched *s, sched_seq *q, int64_t now_us)
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }
 
-void plan_step(sched *s, int64_t now_us)
+void sched_plan_step(sched *s, int64_t now_us)
 {
     s->plan.n_seqs = s->plan.n_opens = s->plan.n_tokens = s->n_preempted = 0;
     uint32_t budget = give_tokens(s);
     take_pages(s);
-    if (s->n_preempted == 0) admit(s, budget, now_us);
+    if (s->n_preempted == 0) sched_admit(s, budget, now_us);
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         if (q->needs_open) add_open(s, q);

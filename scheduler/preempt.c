@@ -2,12 +2,12 @@
  * in the waiting list, and is later computed again from its tokens and recorded drops. */
 #include "scheduler/sched_internal.h"
 
-void preempt(sched *s, sched_seq *q)
+void sched_preempt(sched *s, sched_seq *q)
 {
-    seq_stop(s, q, SEQ_WAITING);
+    sched_seq_stop(s, q, SEQ_WAITING);
     q->computed = q->planned = q->next_drop = 0;
     q->preemptions++;
-    list_insert(&s->waiting, q);
+    sched_list_insert(&s->waiting, q);
     s->n_preempted++;
     s->stats.preemptions++;
 }
@@ -29,20 +29,20 @@ static bool sleeps(const sched_seq *q, int64_t now_us)
 
 /* One that is idle makes no use of its pages now, and might not for as long as its reader sleeps:
  * those come first, whatever their rank. Then rank decides, so that the best always gets on. */
-uint32_t pick_victim(const sched *s)
+uint32_t sched_pick_victim(const sched *s)
 {
     for (uint32_t i = s->running.n; i-- > 0;) {
-        if (seq_is_idle(s->running.seqs[i])) return i;
+        if (sched_seq_is_idle(s->running.seqs[i])) return i;
     }
     return s->running.n - 1;
 }
 
-bool preempt_idle(sched *s, bool all, int64_t now_us)
+bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
 {
     for (uint32_t i = s->running.n; i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
-        if (!seq_is_idle(q) || !(all || sleeps(q, now_us))) continue;
-        preempt(s, q);
+        if (!sched_seq_is_idle(q) || !(all || sleeps(q, now_us))) continue;
+        sched_preempt(s, q);
         return true;
     }
     return false;

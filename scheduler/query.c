@@ -15,7 +15,7 @@ static double kept_tokens(const sched *s, uint32_t slot)
     return (double)kept / ((double)g->n_layers * head_groups);
 }
 
-void describe(const sched *s, const sched_seq *q, sched_choice_info *out)
+void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out)
 {
     const sched_entry *e = q->entry;
     const sched_seq *line = e->born ? q : e->seqs; /* the sequence that stands for the choice */
@@ -42,11 +42,11 @@ void describe(const sched *s, const sched_seq *q, sched_choice_info *out)
 
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out)
 {
-    const sched_entry *e = entry_find(s, request);
+    const sched_entry *e = sched_entry_find(s, request);
     if (!e || choice >= e->n) return status_make(STATUS_NOT_FOUND, "no such request or choice");
     const sched_seq *q = &e->seqs[choice];
     if (!q->ended) {
-        describe(s, q, out);
+        sched_describe_seq(s, q, out);
         return STATUS_IS_OK;
     }
     *out = q->final;
@@ -81,7 +81,7 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
     if (!e->born && q != e->seqs) return "a choice is listed before its birth";
     if (!running && seq_is_over(q)) return "a sequence that is over waits";
     if (seq_is_over(q) && !s->has_ended) return "a sequence that is over was forgotten";
-    if (!seq_is_over(q) && (e->live == 0 || entry_find(s, e->id) != e))
+    if (!seq_is_over(q) && (e->live == 0 || sched_entry_find(s, e->id) != e))
         return "a live request is lost";
     if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)
         return "a sequence has too many or too few tokens";
@@ -110,12 +110,12 @@ static const char *check_lists(const sched *s)
     const char *wrong = NULL;
     for (uint32_t i = 0; i < s->running.n && !wrong; i++) {
         wrong = check_seq(s, s->running.seqs[i], true);
-        if (i > 0 && seq_compare(s->running.seqs[i - 1], s->running.seqs[i]) >= 0)
+        if (i > 0 && sched_seq_compare(s->running.seqs[i - 1], s->running.seqs[i]) >= 0)
             return "running sequences are out of order";
     }
     for (uint32_t i = 0; i < s->waiting.n && !wrong; i++) {
         wrong = check_seq(s, s->waiting.seqs[i], false);
-        if (i > 0 && seq_compare(s->waiting.seqs[i - 1], s->waiting.seqs[i]) >= 0)
+        if (i > 0 && sched_seq_compare(s->waiting.seqs[i - 1], s->waiting.seqs[i]) >= 0)
             return "waiting sequences are out of order";
     }
     return wrong;
@@ -149,7 +149,7 @@ static const char *check_requests(const sched *s)
         const sched_entry *e = s->map[i];
         if (!e) continue;
         n_mapped++;
-        if (entry_find(s, e->id) != e) return "a request cannot be found by its id";
+        if (sched_entry_find(s, e->id) != e) return "a request cannot be found by its id";
         uint32_t live = 0, held = 0;
         for (uint32_t j = 0; j < e->n; j++) {
             live += !e->seqs[j].ended;

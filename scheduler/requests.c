@@ -1,7 +1,7 @@
 /* Memory of requests, the map of their ids, the two lists and the slots. */
 #include "scheduler/sched_internal.h"
 
-int seq_compare(const sched_seq *a, const sched_seq *b)
+int sched_seq_compare(const sched_seq *a, const sched_seq *b)
 {
     const sched_entry *x = a->entry, *y = b->entry;
     if (x->priority != y->priority) return x->priority < y->priority ? -1 : 1;
@@ -9,7 +9,7 @@ int seq_compare(const sched_seq *a, const sched_seq *b)
     return a->choice < b->choice ? -1 : a->choice > b->choice;
 }
 
-bool seq_is_idle(const sched_seq *q)
+bool sched_seq_is_idle(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
     if (!seq_is_carrier(q)) return q->paused || q->n_tokens == e->n_prompt + e->max_new_tokens;
@@ -50,7 +50,7 @@ static void map_remove(sched *s, const sched_entry *e)
     }
 }
 
-sched_entry *entry_find(const sched *s, uint64_t id) { return s->map[map_slot(s, id)]; }
+sched_entry *sched_entry_find(const sched *s, uint64_t id) { return s->map[map_slot(s, id)]; }
 
 /* ---- memory: one block for each request
  * ----------------------------------------------------------- */
@@ -140,9 +140,9 @@ static bool waiting_reserve(sched *s, uint64_t n)
     return true;
 }
 
-sched_entry *entry_create(sched *s, const sched_request *r, int64_t now_us)
+sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us)
 {
-    sched_entry *old = entry_find(s, r->id);
+    sched_entry *old = sched_entry_find(s, r->id);
     assert(!old || old->live == 0);
     if (old) map_remove(s, old);
     if (s->n_live == s->options.max_requests || s->n_mapped > s->map_mask / 2) return NULL;
@@ -191,7 +191,7 @@ static void entry_destroy(sched *s, sched_entry *e)
     alloc_free(&s->alloc, e);
 }
 
-void entries_forget(sched *s)
+void sched_entries_forget(sched *s)
 {
     sched_entry **link = &s->ended;
     while (*link) {
@@ -206,7 +206,7 @@ void entries_forget(sched *s)
     }
 }
 
-void entries_destroy(sched *s)
+void sched_entries_destroy(sched *s)
 {
     for (sched_entry *e = s->ended, *next; e; e = next) {
         next = e->next_ended;
@@ -226,16 +226,16 @@ static uint32_t list_place(const sched_list *l, const sched_seq *q)
 {
     uint32_t low = 0, high = l->n;
     /* Most arrivals rank last. */
-    if (high > 0 && seq_compare(l->seqs[high - 1], q) < 0) return high;
+    if (high > 0 && sched_seq_compare(l->seqs[high - 1], q) < 0) return high;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (seq_compare(l->seqs[middle], q) < 0) low = middle + 1;
+        if (sched_seq_compare(l->seqs[middle], q) < 0) low = middle + 1;
         else high = middle;
     }
     return low;
 }
 
-void list_insert(sched_list *l, sched_seq *q)
+void sched_list_insert(sched_list *l, sched_seq *q)
 {
     assert(l->n < l->capacity);
     uint32_t at = list_place(l, q);
@@ -244,7 +244,7 @@ void list_insert(sched_list *l, sched_seq *q)
     l->n++;
 }
 
-void list_remove(sched_list *l, sched_seq *q)
+void sched_list_remove(sched_list *l, sched_seq *q)
 {
     uint32_t at = list_place(l, q);
     assert(at < l->n && l->seqs[at] == q);
@@ -259,7 +259,7 @@ static uint32_t slots_for_children(const sched_seq *q)
     return seq_is_carrier(q) ? q->entry->n - 1 : 0;
 }
 
-void seq_start(sched *s, sched_seq *q)
+void sched_seq_start(sched *s, sched_seq *q)
 {
     assert(s->n_free_slots > s->reserved_slots + slots_for_children(q));
     q->slot = s->free_slots[--s->n_free_slots];
@@ -267,17 +267,17 @@ void seq_start(sched *s, sched_seq *q)
     q->needs_open = true;
     q->entry->held++;
     s->reserved_slots += slots_for_children(q);
-    list_insert(&s->running, q);
+    sched_list_insert(&s->running, q);
 }
 
-void seq_stop(sched *s, sched_seq *q, seq_state state)
+void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
 {
     pkv_seq_close(s->kv, q->slot);
     s->free_slots[s->n_free_slots++] = q->slot;
     s->reserved_slots -= slots_for_children(q);
     q->entry->held--;
     q->needs_open = false;
-    list_remove(&s->running, q);
+    sched_list_remove(&s->running, q);
     q->state = state;
 }
 
@@ -289,11 +289,11 @@ static void end_choice(sched *s, sched_seq *q)
     if (q->ended) return;
     sched_entry *e = q->entry;
     sched_seq *holder = e->born ? q : e->seqs; /* of the list place and pages that q stands for */
-    describe(s, q, &q->final);
+    sched_describe_seq(s, q, &q->final);
     q->ended = true;
     e->live--;
     if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
-        list_remove(&s->waiting, holder);
+        sched_list_remove(&s->waiting, holder);
         holder->state = SEQ_GONE;
     }
     s->has_ended |= seq_is_over(holder) && holder->state == SEQ_RUNNING;
@@ -304,14 +304,14 @@ static void end_choice(sched *s, sched_seq *q)
     s->ended = e;
 }
 
-void entry_end(sched *s, sched_entry *e, uint32_t choice)
+void sched_entry_end(sched *s, sched_entry *e, uint32_t choice)
 {
     for (uint32_t i = 0; i < e->n; i++) {
         if (choice == SCHED_ALL_CHOICES || choice == i) end_choice(s, &e->seqs[i]);
     }
 }
 
-void entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us)
+void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us)
 {
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];
@@ -321,10 +321,10 @@ void entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us)
     }
 }
 
-void reap(sched *s)
+void sched_reap(sched *s)
 {
     for (uint32_t i = s->running.n; s->has_ended && i-- > 0;) {
-        if (seq_is_over(s->running.seqs[i])) seq_stop(s, s->running.seqs[i], SEQ_GONE);
+        if (seq_is_over(s->running.seqs[i])) sched_seq_stop(s, s->running.seqs[i], SEQ_GONE);
     }
     s->has_ended = false;
 }

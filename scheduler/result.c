@@ -61,12 +61,12 @@ static void fork_child(sched *s, const sched_seq *parent, sched_seq *child)
     const sched_entry *e = child->entry;
     uint32_t slot = s->free_slots[s->n_free_slots - 1];
     if (status_ok(pkv_seq_fork(s->kv, parent->slot, slot, e->n_prompt + e->max_new_tokens))) {
-        seq_start(s, child);
+        sched_seq_start(s, child);
         return;
     }
     child->computed = child->next_drop = 0; /* no memory for its lists: a replay will do */
     child->state = SEQ_WAITING;
-    list_insert(&s->waiting, child);
+    sched_list_insert(&s->waiting, child);
 }
 
 /* The carrier's prompt is done and its drops are made: every choice goes on alone from its first
@@ -85,12 +85,12 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
     }
     if (heir !=
         carrier) { /* choice 0 has ended: the first that lives takes its slot and its place */
-        list_remove(&s->running, carrier);
+        sched_list_remove(&s->running, carrier);
         carrier->state = SEQ_GONE;
         heir->slot = carrier->slot;
         heir->state = SEQ_RUNNING;
         heir->needs_open = true;
-        list_insert(&s->running, heir);
+        sched_list_insert(&s->running, heir);
     }
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];
@@ -137,7 +137,7 @@ static void take_share(sched *s, sched_seq *q, const step_seq *share, const step
     }
 }
 
-void take_result(sched *s, const step_result *r)
+void sched_take_result(sched *s, const step_result *r)
 {
     assert(s->in_flight && r->step == s->plan.step);
     s->in_flight = false;
@@ -150,6 +150,6 @@ void take_result(sched *s, const step_result *r)
         sched_seq *q = s->planned[i];
         if (seq_is_over(q)) continue;
         if (status_ok(r->status)) take_share(s, q, &s->plan_seqs[i], &r->seqs[i], measure_us);
-        else preempt(s, q); /* what the step did is unknown: its rows are computed again */
+        else sched_preempt(s, q); /* what the step did is unknown: its rows are computed again */
     }
 }

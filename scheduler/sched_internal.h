@@ -121,9 +121,9 @@ static inline bool seq_is_over(const sched_seq *q)
     return seq_is_carrier(q) ? q->entry->live == 0 : q->ended;
 }
 /* -1, 0, 1 as a ranks before, equal to, behind b. */
-int seq_compare(const sched_seq *a, const sched_seq *b);
+int sched_seq_compare(const sched_seq *a, const sched_seq *b);
 /* It is not to be planned: its reader is slow, or it has all its tokens and awaits its END. */
-bool seq_is_idle(const sched_seq *q);
+bool sched_seq_is_idle(const sched_seq *q);
 static inline uint32_t pages_of(const sched *s, uint32_t tokens)
 {
     return tokens / s->page_tokens + (tokens % s->page_tokens != 0);
@@ -131,47 +131,47 @@ static inline uint32_t pages_of(const sched *s, uint32_t tokens)
 
 /* ---- requests.c: memory of requests, lists, slots ---- */
 /* NULL when the queue is full or memory is out. */
-sched_entry *entry_create(sched *s, const sched_request *r, int64_t now_us);
-void entries_destroy(sched *s);
-sched_entry *entry_find(const sched *s, uint64_t id);
+sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us);
+void sched_entries_destroy(sched *s);
+sched_entry *sched_entry_find(const sched *s, uint64_t id);
 /* Forgets the requests that ended in an earlier call. */
-void entries_forget(sched *s);
-void entry_end(sched *s, sched_entry *e, uint32_t choice);
-void entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us);
-void list_insert(sched_list *l, sched_seq *q);
-void list_remove(sched_list *l, sched_seq *q);
+void sched_entries_forget(sched *s);
+void sched_entry_end(sched *s, sched_entry *e, uint32_t choice);
+void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us);
+void sched_list_insert(sched_list *l, sched_seq *q);
+void sched_list_remove(sched_list *l, sched_seq *q);
 /* Gives a sequence a slot; some is free. */
-void seq_start(sched *s, sched_seq *q);
+void sched_seq_start(sched *s, sched_seq *q);
 /* Closes its tables and takes its slot back. */
-void seq_stop(sched *s, sched_seq *q, seq_state state);
+void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
 /* Gives up what ended; not while a step is in flight. */
-void reap(sched *s);
+void sched_reap(sched *s);
 
 /* ---- admit.c ---- */
 /* Waiting sequences get slots, pages and the rest of the token budget, in order. */
-void admit(sched *s, uint32_t budget, int64_t now_us);
+void sched_admit(sched *s, uint32_t budget, int64_t now_us);
 
 /* ---- plan.c ---- */
 /* The next logical length at which pages may be dropped, UINT32_MAX when none will; *recorded says
  * whether the choice there was made before. */
-uint32_t seq_next_point(const sched_seq *q, bool *recorded);
+uint32_t sched_seq_next_point(const sched_seq *q, bool *recorded);
 /* How many tokens the sequence computes in this step when `budget` are left; 0: it has to wait. */
-uint32_t seq_chunk(const sched *s, const sched_seq *q, uint32_t budget);
-void plan_step(sched *s, int64_t now_us);
+uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget);
+void sched_plan_step(sched *s, int64_t now_us);
 
 /* ---- preempt.c ---- */
 /* Gives up slot and pages; the sequence waits in its old place. */
-void preempt(sched *s, sched_seq *q);
+void sched_preempt(sched *s, sched_seq *q);
 /* Index in `running` of the one to suffer next. */
-uint32_t pick_victim(const sched *s);
+uint32_t sched_pick_victim(const sched *s);
 /* Preempts the worst of those that are idle: of all, or of those whose reader sleeps; false when
  * there is none. */
-bool preempt_idle(sched *s, bool all, int64_t now_us);
+bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
 
 /* ---- result.c ---- */
-void take_result(sched *s, const step_result *r);
+void sched_take_result(sched *s, const step_result *r);
 
 /* ---- query.c ---- */
-void describe(const sched *s, const sched_seq *q, sched_choice_info *out);
+void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out);
 
 #endif

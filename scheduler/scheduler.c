@@ -74,7 +74,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
 void sched_destroy(sched *s)
 {
     if (!s) return;
-    entries_destroy(s);
+    sched_entries_destroy(s);
     pkv_destroy(s->kv);
     allocator a = s->alloc;
     alloc_free(&a, s->map);
@@ -93,31 +93,31 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     sched_entry *e;
     switch (event->kind) {
     case SCHED_ADD:
-        e = entry_create(s, event->add, now_us);
+        e = sched_entry_create(s, event->add, now_us);
         if (!e) return;
         e->seqs[0].state = SEQ_WAITING;
-        list_insert(&s->waiting, &e->seqs[0]);
+        sched_list_insert(&s->waiting, &e->seqs[0]);
         return;
-    case SCHED_RESULT: take_result(s, event->result); return;
+    case SCHED_RESULT: sched_take_result(s, event->result); return;
     case SCHED_END:
-        e = entry_find(s, event->request);
-        if (e) entry_end(s, e, event->choice);
+        e = sched_entry_find(s, event->request);
+        if (e) sched_entry_end(s, e, event->choice);
         return;
     case SCHED_PAUSE:
     case SCHED_RESUME:
-        e = entry_find(s, event->request);
-        if (e) entry_pause(e, event->choice, event->kind == SCHED_PAUSE, now_us);
+        e = sched_entry_find(s, event->request);
+        if (e) sched_entry_pause(e, event->choice, event->kind == SCHED_PAUSE, now_us);
         return;
     }
 }
 
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
 {
-    entries_forget(s);
+    sched_entries_forget(s);
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
     if (s->in_flight) return &s->idle_plan;
-    reap(s);
-    plan_step(s, now_us);
+    sched_reap(s);
+    sched_plan_step(s, now_us);
     s->in_flight = !sched_plan_empty(&s->plan);
     return &s->plan;
 }

@@ -1,0 +1,65 @@
+/* A scheduler with a scripted backend, for scenarios whose plans are read as traces:
+ *
+ *   "1@0+16 2.1@40+1*"    request 1 computes 16 tokens from position 0; choice 1 of request 2
+ * computes one at 40 and samples. *3 = draws three times, m32 = measures the last 32 rows, L =
+ * logits. */
+#ifndef TESTS_UNIT_SCHEDULER_FIXTURE_H
+#define TESTS_UNIT_SCHEDULER_FIXTURE_H
+
+#include "scheduler/scheduler.h"
+
+enum { FIXTURE_SEQS = 8, FIXTURE_PAGES = 64, FIXTURE_PROMPTS = 16 };
+
+typedef struct test_heap {
+    long blocks, calls;
+    long fail_at; // the call that fails, -1 = none
+} test_heap;
+
+void *heap_resize(void *ctx, void *ptr, size_t size);
+
+typedef struct fixture {
+    test_heap heap;
+    allocator alloc;
+    sched *s;
+    int64_t now_us;
+    sched_event events[16];
+    size_t n_events;
+    const step_plan *plan; // in flight
+    step_result result;
+    step_seq_result seqs[FIXTURE_SEQS];
+    step_sample samples[FIXTURE_SEQS];
+    float measures[8 * FIXTURE_PAGES];
+    char trace[512];
+    uint32_t prompts[FIXTURE_PROMPTS][1024];
+} fixture;
+
+/* 4 sequences, chunks of 40, 2 groups, 100 blocks of 16. */
+sched_options small_options(void);
+fixture *begin(sched_options options);
+/* Nothing is left of it, and nothing leaked. */
+void finish(fixture *f);
+
+/* A prompt counts up from `first`, so that equal beginnings hit. It stays until id +
+ * FIXTURE_PROMPTS. */
+sched_request request(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt, uint32_t max_new);
+/* With chunkkv and a budget in tokens. */
+sched_request retained(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt, uint32_t max_new,
+                       uint32_t window, uint32_t budget);
+
+/* Events for the next step. */
+void post(fixture *f, sched_event event);
+void add(fixture *f, const sched_request *r);
+void end(fixture *f, uint64_t id, uint32_t choice);
+
+/* Makes the result of the step in flight: page i scores i, so that the last pages stay; samples are
+ * 500 + choice. */
+void answer(fixture *f, status st);
+/* Delivers the result of the step in flight with the posted events behind it, and plans. */
+const char *step(fixture *f);
+/* Gives the posted events while the step is in flight. */
+void step_in_flight(fixture *f);
+
+uint32_t used_pages(fixture *f);
+sched_choice_info describe(fixture *f, uint64_t id, uint32_t choice);
+
+#endif
