@@ -1,5 +1,6 @@
 /* `octavo bench kernels`: each operation, timed alone on cold operands, beside the limits of this
  * machine measured in the same minute. Bytes moved and operations are counted beside each call. */
+#include "cli/bench_attention.h"
 #include "cli/bench_kernels.h"
 
 #include "kernels/kernels.h"
@@ -179,6 +180,7 @@ static int run(bench *b, unsigned n_threads, size_t m_max)
     printf("%-10s %-12s %-5s %5s %10s %9s %8s %9s %9s\n", "op", "n x k", "type", "rows", "us",
            "GFLOP/s", "GB/s", "of fma", "of read");
     status st = bench_all_matmuls(b, m_max);
+    if (status_ok(st)) st = bench_attention(b->kc, b->type);
     return status_ok(st) ? 0 : fail(st.message);
 }
 

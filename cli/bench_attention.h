@@ -1,0 +1,11 @@
+/* The attention lines of `octavo bench kernels`. */
+#ifndef CLI_BENCH_ATTENTION_H
+#define CLI_BENCH_ATTENTION_H
+
+#include "kernels/kernels.h"
+
+/* Prints decode and prefill on cold pages of `type`, with bytes and operations beside the limits,
+ * and the price of page mass. */
+status bench_attention(kern_context *kc, dtype type);
+
+#endif
