@@ -9,8 +9,7 @@
 #define FLAG_WIDTH 30 /* column of the help text */
 #define TEXT_WIDTH 100
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static bool read_whole(const char *text, uint64_t *out)
 {
@@ -100,8 +99,7 @@ static bool add_to_list(const arg_flag *f, const char *text, arg_list *list, err
     return true;
 }
 
-/* ---- values that are members of a JSON object ---------------------------------------------------
- */
+/* ---- values that are members of a JSON object ------------------------------------------------ */
 
 static json_t *make_member(const arg_flag *f, const char *text, json_t *so_far, error *err)
 {
@@ -150,8 +148,7 @@ static bool set_field(const arg_flag *f, const char *text, json_t **object, erro
     return false;
 }
 
-/* ---- one flag
- * ------------------------------------------------------------------------------------ */
+/* ---- one flag -------------------------------------------------------------------------------- */
 
 static bool takes_value(const arg_flag *f)
 {
@@ -266,8 +263,7 @@ arg_outcome args_parse(const arg_command *command, int argc, char **argv, const 
     return ARG_OUTCOME_RUN;
 }
 
-/* ---- help
- * ------------------------------------------------------------------------------------------ */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 static void pad(strbuf *out, size_t n)
 {

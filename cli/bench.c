@@ -9,6 +9,7 @@ int cli_bench(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
     if (strcmp(what, "kernels") == 0) return cli_bench_kernels(argc - 1, argv + 1);
+    if (strcmp(what, "engine") == 0) return cli_bench_engine(argc - 1, argv + 1);
     bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     fputs("usage: octavo bench kernels|engine [flags]      octavo bench engine --help\n\n"
           "  kernels  each kernel alone, on cold operands\n"

@@ -60,8 +60,7 @@ void model_flags_destroy(model_flags *flags)
     flags->overrides = (arg_list){0};
 }
 
-/* ---- opening
- * ------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static dtype wanted_type(const char *name, dtype stored)
 {
@@ -156,8 +155,7 @@ void model_close(loaded_model *m)
     *m = (loaded_model){0};
 }
 
-/* ---- what it is
- * ------------------------------------------------------------------------------------- */
+/* ---- what it is ------------------------------------------------------------------------------ */
 
 void format_bytes(char *out, size_t size, uint64_t bytes)
 {

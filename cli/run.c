@@ -74,8 +74,7 @@ static const char about[] =
     "on, and the exit\n"
     "status is 1.";
 
-/* ---- what all requests have in common
- * ------------------------------------------------------------- */
+/* ---- what all requests have in common -------------------------------------------------------- */
 
 status run_request_init(const run_session *s, engine_request *r, error *err)
 {

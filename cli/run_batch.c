@@ -40,8 +40,7 @@ typedef struct batch {
     int64_t start_us, told_us;
 } batch;
 
-/* ---- output
- * -------------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static void put_line(batch *b)
 {
@@ -84,8 +83,7 @@ static void tell_progress(batch *b, bool last)
     strbuf_destroy(&text);
 }
 
-/* ---- input
- * --------------------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
 /* The line's "id", else its number. *ok is false when it is neither string nor number. */
 static json_t *id_of(const json_t *request, uint64_t line, bool *ok)
@@ -168,8 +166,7 @@ static bool read_some(batch *b)
     return read;
 }
 
-/* ---- answers
- * -------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static void print_choice(batch *b, job *j, const engine_output *out)
 {

@@ -13,8 +13,7 @@ void run_choice_destroy(run_choice *c)
     *c = (run_choice){0};
 }
 
-/* ---- logprobs: OpenAI's chat shape, with vLLM's rank
- * ------------------------------------------------ */
+/* ---- logprobs: OpenAI's chat shape, with vLLM's rank ----------------------------------------- */
 
 /* "token": …, "logprob": …, "bytes": […]. A token that cannot be described is written as empty. */
 static void describe_token(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
@@ -64,8 +63,7 @@ void run_choice_take(run_choice *c, const engine_output *out, const tokenizer *t
     if (want_logprobs) describe_sample(&c->logprobs, t, &out->sample);
 }
 
-/* ---- lines
- * --------------------------------------------------------------------------------------------- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 static void put_id(strbuf *line, const json_t *id)
 {

@@ -111,8 +111,7 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
     return waiter_interrupted(s->waiter) ? CLI_INTERRUPTED : ok ? CLI_OK : CLI_FAILED;
 }
 
-/* ---- messages
- * ---------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static bool add_message(json_t *messages, const char *role, const char *text, size_t n)
 {
@@ -148,8 +147,7 @@ static int run_messages(run_session *s, json_t *messages, json_int_t turn, strbu
     return result;
 }
 
-/* ---- --prompt
- * ------------------------------------------------------------------------------------------- */
+/* ---- --prompt -------------------------------------------------------------------------------- */
 
 static int run_plain(run_session *s, const char *text)
 {
@@ -182,8 +180,7 @@ int run_prompt(run_session *s)
     return result;
 }
 
-/* ---- --chat
- * ---------------------------------------------------------------------------------------------- */
+/* ---- --chat ---------------------------------------------------------------------------------- */
 
 static int one_turn(run_session *s, json_t *messages, json_int_t turn, const char *text, size_t n)
 {

@@ -32,8 +32,7 @@ static const arg_flag flags_table[] = {
         .min = 1, .max = 0x1p31),
 };
 
-/* ---- one sequence through the model
- * ------------------------------------------------------------------- */
+/* ---- one sequence through the model ---------------------------------------------------------- */
 
 typedef struct scorer {
     loaded_model model;
@@ -82,8 +81,7 @@ static status score_tokens(scorer *sc, const uint32_t *ids, uint32_t n, take_row
     return steps_drain(&sc->steps, err);
 }
 
-/* ---- --tokens
- * -------------------------------------------------------------------------------------------- */
+/* ---- --tokens -------------------------------------------------------------------------------- */
 
 typedef struct logits_file {
     FILE *file;
@@ -171,8 +169,7 @@ static status score_file(scorer *sc, const score_flags *f, error *err)
     return st;
 }
 
-/* ---- --text: perplexity
- * ------------------------------------------------------------------------------------ */
+/* ---- --text: perplexity ---------------------------------------------------------------------- */
 
 /* Windows [begin, begin + window), each `stride` further; a token is scored in the first window
  * that holds it and the token before it, so that nearly all are seen with window - stride tokens of
@@ -254,8 +251,7 @@ static status score_text(scorer *sc, const score_flags *f, error *err)
     return st;
 }
 
-/* ---- the command
- * ------------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static status check_flags(const model_flags *m, const score_flags *f, error *err)
 {

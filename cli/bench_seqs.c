@@ -1,0 +1,152 @@
+/* Step plans by hand. */
+#include "cli/bench_seqs.h"
+
+#include <stdlib.h>
+
+static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+
+static status run(bench_seqs *b, step_plan *plan, const step_result **out, error *err)
+{
+    plan->step = ++b->step;
+    plan->checksum = pkv_checksum(b->kv);
+    const step_result *result = NULL;
+    status s = b->backend->ops->submit(b->backend->ctx, plan);
+    if (status_ok(s)) s = b->backend->ops->collect(b->backend->ctx, &result);
+    if (status_ok(s)) s = result->status;
+    if (out) *out = result;
+    return status_ok(s)
+               ? s
+               : error_set(err, s.code, "step: %s", s.message ? s.message : status_text(s.code));
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static status fill_source(bench_seqs *b, error *err)
+{
+    RETURN_IF_ERROR(bench_seqs_open(b, 1, 0, err));
+    RETURN_IF_ERROR(bench_seqs_step(b, b->info->geometry.page_tokens, false, NULL, NULL, err));
+    /* The page may be used again: what is written there later are keys and values too. */
+    b->source_page = pkv_seq_table(b->kv, 0, 0).pages[0];
+    return bench_seqs_close(b, err);
+}
+
+status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err)
+{
+    const backend_info *info = m->backend.ops->info(m->backend.ctx);
+    *out = (bench_seqs){.backend = &m->backend, .info = info, .max_rows = info->max_rows};
+    pkv_options o = {
+        .geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = info->max_seqs};
+    status s = pkv_create(&o, &out->kv);
+    out->tokens = calloc(info->max_rows, sizeof *out->tokens);
+    out->shares = calloc(info->max_seqs, sizeof *out->shares);
+    out->opens = calloc(info->max_seqs, sizeof *out->opens);
+    if (!status_ok(s) || !out->tokens || !out->shares || !out->opens) {
+        bench_seqs_destroy(out);
+        return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    }
+    rng r = rng_seed(1);
+    for (uint32_t i = 0; i < info->max_rows; i++) out->tokens[i] = rng_below(&r, info->vocab_size);
+    s = fill_source(out, err);
+    if (!status_ok(s)) bench_seqs_destroy(out);
+    return s;
+}
+
+void bench_seqs_destroy(bench_seqs *b)
+{
+    pkv_destroy(b->kv);
+    free(b->tokens);
+    free(b->shares);
+    free(b->opens);
+    free(b->moves);
+    *b = (bench_seqs){0};
+}
+
+/* ---- contexts -------------------------------------------------------------------------------- */
+
+static status add_move(bench_seqs *b, size_t *n, pkv_move move)
+{
+    if (*n == b->moves_capacity) {
+        size_t capacity = b->moves_capacity ? 2 * b->moves_capacity : 1024;
+        pkv_move *grown = realloc(b->moves, capacity * sizeof *grown);
+        if (!grown) return status_make(STATUS_NO_MEMORY, "moves");
+        b->moves = grown;
+        b->moves_capacity = capacity;
+    }
+    b->moves[(*n)++] = move;
+    return STATUS_IS_OK;
+}
+
+/* Copies the source page to every page of the open sequences. */
+static status list_moves(bench_seqs *b, size_t *n)
+{
+    for (uint32_t s = 0; s < b->n_open; s++)
+        for (uint32_t g = 0; g < pkv_groups(&b->info->geometry); g++) {
+            pkv_table_view table = pkv_seq_table(b->kv, s, g);
+            for (uint32_t i = 0; i < table.n_pages; i++) {
+                if (table.pages[i] == b->source_page) continue;
+                pkv_move move = {
+                    g, b->source_page, 0, table.pages[i], 0, b->info->geometry.page_tokens};
+                RETURN_IF_ERROR(add_move(b, n, move));
+            }
+        }
+    return STATUS_IS_OK;
+}
+
+status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err)
+{
+    b->n_open = n;
+    for (uint32_t s = 0; s < n; s++) {
+        uint32_t hit;
+        status st = pkv_seq_open(b->kv, s, b->tokens, 0, 0, context, &hit);
+        if (status_ok(st) && context) st = pkv_seq_append(b->kv, s, context);
+        if (!status_ok(st)) {
+            b->n_open = pkv_seq_is_open(b->kv, s) ? s + 1 : s;
+            RETURN_IF_ERROR(bench_seqs_close(b, err));
+            return error_set(err, st.code, "%u sequences of %u tokens: %s", n, context,
+                             status_text(st.code));
+        }
+        b->opens[s] = (step_open){.seq = s, .params = &greedy};
+    }
+    size_t n_moves = 0;
+    if (!status_ok(list_moves(b, &n_moves)))
+        return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    step_plan plan = {.deltas = pkv_take_deltas(b->kv), .opens = b->opens, .n_opens = n};
+    plan.deltas.moves = b->moves;
+    plan.deltas.n_moves = n_moves;
+    return run(b, &plan, NULL, err);
+}
+
+status bench_seqs_close(bench_seqs *b, error *err)
+{
+    for (uint32_t s = 0; s < b->n_open; s++) pkv_seq_close(b->kv, s);
+    b->n_open = 0;
+    step_plan plan = {.deltas = pkv_take_deltas(b->kv)};
+    return run(b, &plan, NULL, err);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
+                       const step_result **out, error *err)
+{
+    uint32_t rows = 0;
+    for (uint32_t s = 0; s < b->n_open; s++) {
+        uint32_t position = pkv_seq_length(b->kv, s);
+        status st = pkv_seq_append(b->kv, s, n_tokens);
+        if (!status_ok(st)) return error_set(err, st.code, "the pool has no more pages");
+        b->shares[s] = (step_seq){.seq = s,
+                                  .request = s + 1,
+                                  .first_token = rows,
+                                  .n_tokens = n_tokens,
+                                  .position = position,
+                                  .n_samples = draw ? 1 : 0};
+        if (measure) b->shares[s].measure = *measure;
+        rows += n_tokens;
+    }
+    step_plan plan = {.deltas = pkv_take_deltas(b->kv),
+                      .seqs = b->shares,
+                      .n_seqs = b->n_open,
+                      .tokens = b->tokens,
+                      .n_tokens = rows};
+    return run(b, &plan, out, err);
+}

@@ -1,0 +1,35 @@
+/* Sequences whose step plans the bench writes itself, so that a context of any length costs a copy
+ * of pages instead of a prefill: their pages hold the keys and values of one real page, over and
+ * over. */
+#ifndef CLI_BENCH_SEQS_H
+#define CLI_BENCH_SEQS_H
+
+#include "cli/model_flags.h"
+
+typedef struct bench_seqs {
+    backend *backend; // borrowed
+    const backend_info *info;
+    uint32_t max_rows; // tokens in one step
+    pkv *kv;
+    uint64_t step;
+    uint32_t n_open;      // sequences 0 .. n_open - 1
+    uint32_t source_page; // what contexts are copied from
+    uint32_t *tokens;     // [max_rows]
+    step_seq *shares;     // [max_seqs]
+    step_open *opens;     // [max_seqs]
+    pkv_move *moves;
+    size_t moves_capacity;
+} bench_seqs;
+
+/* No other coordinator may have sequences open on this backend meanwhile. */
+status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err);
+void bench_seqs_destroy(bench_seqs *b);
+/* Opens n sequences of `context` tokens each. STATUS_NO_PAGES when the pool has no room. */
+status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err);
+/* One step: every open sequence takes n_tokens more, and draws when `draw` is set. The result is
+ * valid until the next call. */
+status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
+                       const step_result **out, error *err);
+status bench_seqs_close(bench_seqs *b, error *err);
+
+#endif
