@@ -126,8 +126,7 @@ static status decode_all(bench *b, const list *batches, const list *contexts, er
     return STATUS_IS_OK;
 }
 
-static status run_all(bench *b, const list *batches, const list *contexts, const list *prefills,
-                      error *err)
+static status run_all(bench *b, const lists *l, error *err)
 {
     uint64_t loaded = bench_resident_bytes();
     RETURN_IF_ERROR(open_limits(b, err));
