@@ -1,8 +1,8 @@
 /* kernels, private: the table of inner loops, one for each context.
  *
  * The reference fills every slot; each ISA up to the chosen one then overwrites what it does better
- * (context.c has the list of ISAs and of their fill functions). So a missing fast version is a slower
- * operation, never a missing one, and a new ISA is one file for each operation and one row.
+ * (context.c has the list of ISAs and of their fill functions). So a missing fast version is a
+ * slower operation, never a missing one, and a new ISA is one file for each operation and one row.
  *
  * Slots work on one piece and know nothing of threads: cutting, scratch and edges are op level
  * (matmul.c, rows.c, attention.c). Arrays of three are indexed by dtype. */
@@ -17,15 +17,15 @@ enum {
     KERN_TILE_ROWS = 24, /* most rows that any ISA's matmul tile takes */
 };
 
-/* What to fetch while a tile computes: in each round (64 bytes of every panel) the line at `at` and those
- * of the other panels `stride` bytes on; then `at` moves by `step`. */
+/* What to fetch while a tile computes: in each round (64 bytes of every panel) the line at `at` and
+ * those of the other panels `stride` bytes on; then `at` moves by `step`. */
 typedef struct kern_ahead {
     const uint8_t *at;
     size_t stride, step;
 } kern_ahead;
 
-/* acc [panels][rows][16] f32 += x [k][rows] f32 times panels of w, panel i starting at w + i * w_stride
- * bytes: for each element one chain of fused multiply-adds over k ascending. */
+/* acc [panels][rows][16] f32 += x [k][rows] f32 times panels of w, panel i starting at w + i *
+ * w_stride bytes: for each element one chain of fused multiply-adds over k ascending. */
 typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const float *x, float *acc,
                              const kern_ahead *ahead);
 
@@ -33,18 +33,18 @@ typedef struct kern_isa {
     const char *name;
 
     /* ---- matmul ---- */
-    unsigned tile_rows;                      /* most rows of a tile, <= KERN_TILE_ROWS */
-    unsigned widen_tiles;                    /* tiles over one panel from which it pays to widen it */
+    unsigned tile_rows;   /* most rows of a tile, <= KERN_TILE_ROWS */
+    unsigned widen_tiles; /* tiles over one panel from which it pays to widen it */
     uint8_t tile_panels[KERN_TILE_ROWS + 1]; /* panels that a tile of so many rows takes at once */
     kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1];  /* tile_panels[rows] panels */
     kern_tile_fn tile1[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* one panel */
     /* out [k][16] f32 = k columns of one panel from w on. */
     void (*widen[KERN_DTYPES])(const void *w, size_t k, float *out);
-    /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write KERN_PANEL floats
-     * more than that. */
+    /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write KERN_PANEL
+     * floats more than that. */
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
-    /* Runs `rounds` rounds of independent FMAs in registers; returns the floating-point operations done.
-     * *sink keeps the compiler from dropping them. */
+    /* Runs `rounds` rounds of independent FMAs in registers; returns the floating-point operations
+     * done. *sink keeps the compiler from dropping them. */
     double (*fma_burst)(size_t rounds, float *sink);
 
     /* ---- rows: one row each; shapes as in kernels.h ---- */
@@ -63,8 +63,8 @@ typedef struct kern_isa {
     /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [n][KERN_ATTN_Q_STRIDE]. */
     void (*attn_scores[KERN_DTYPES])(const kern_attn_strips *k, uint32_t from, uint32_t to,
                                      const float *q, uint32_t n, uint32_t head_dim, float *s);
-    /* Online softmax: s [n][KERN_BLOCK] becomes p inside [lo, hi) of each row and its strips; sets max, sum,
-     * fix and *mass. Rows that see nothing get fix = 1. */
+    /* Online softmax: s [n][KERN_BLOCK] becomes p inside [lo, hi) of each row and its strips; sets
+     * max, sum, fix and *mass. Rows that see nothing get fix = 1. */
     void (*attn_softmax)(kern_attn_row *rows, uint32_t n, float *s);
     /* o [n][head_dim] = o * fix + p . v over slots [from, to). */
     void (*attn_values[KERN_DTYPES])(const kern_attn_strips *v, uint32_t from, uint32_t to,

@@ -1,15 +1,16 @@
 /* kernels: the arithmetic of a forward pass on one machine's CPU.
  *
- * What     matrix products on packed weights, RMSNorm, RoPE, SwiGLU, paged attention with page mass, KV
- *          writes and moves. Each operation has a plain C reference and faster versions for each ISA, behind one
- *          table (isa.h) that is filled slow to fast when a context is made.
+ * What     matrix products on packed weights, RMSNorm, RoPE, SwiGLU, paged attention with page
+ *          mass, KV writes and moves. Each operation has a plain C reference and faster versions
+ *          for each ISA, behind one table (isa.h), filled slow to fast when a context is made.
  * Owner    a context owns its scratch; matrices and buffers belong to the caller.
  * Threads  operations run on the context's thread pool; one operation at a time for each context.
  * Shapes   row-major, given beside each argument; activations are f32.
- * Invariance   the value of an output row never depends on how many rows are computed with it, on how
- *          the work is cut, or on which thread does it: each output element has one order of summation.
- *          It may differ between ISAs.
- * Errors   arguments are the caller's duty (asserted); only creation can fail.
+ * Invariance   the value of an output row never depends on how many rows are computed with it, on
+ *          how the work is cut, or on which thread does it: each output element has one order of
+ *          summation. It may differ between ISAs.
+ * Errors   arguments are the caller's duty (asserted); only creation can fail, and attention for
+ *          want of scratch.
  */
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
@@ -31,9 +32,9 @@ size_t kern_isa_count(void);
 const char *kern_isa_at(size_t i, bool *available);
 
 /* ---- storage order -----------------------------------------------------------------------------
- * Two-byte operands of a product are stored in pairs along the axis that is summed over, because that is
- * what dot-product instructions (AVX512-BF16, AMX) read, and on AVX2 a shift and a mask turn one load into
- * two f32 vectors. kern_pair is 2 for bf16 and f16, 1 for f32. */
+ * Two-byte operands of a product are stored in pairs along the axis that is summed over, because
+ * that is what dot-product instructions (AVX512-BF16, AMX) read, and on AVX2 a shift and a mask
+ * turn one load into two f32 vectors. kern_pair is 2 for bf16 and f16, 1 for f32. */
 static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
 
 /* ---- matrices -----------------------------------------------------------------------------------
@@ -44,37 +45,38 @@ enum { KERN_PANEL = 16 };
 
 typedef struct kern_matrix {
     dtype type;
-    size_t n; /* rows of W = outputs */
-    size_t k; /* columns of W = inputs */
-    void *data;   /* kern_matrix_bytes, 64-byte aligned, owned by the caller */
+    size_t n;   /* rows of W = outputs */
+    size_t k;   /* columns of W = inputs */
+    void *data; /* kern_matrix_bytes, 64-byte aligned, owned by the caller */
 } kern_matrix;
 
 size_t kern_matrix_bytes(dtype type, size_t n, size_t k);
-/* Packs rows [row0, row0 + rows) of w from src [rows, w->k] of src_type, src_stride elements between rows,
- * src possibly unaligned. Converts when the types differ. Runs on the pool. Rows never packed must be
- * zeroed by the caller. row0 may be any row. */
+/* Packs rows [row0, row0 + rows) of w from src [rows, w->k] of src_type, src_stride elements
+ * between rows, src possibly unaligned. Converts when the types differ. Runs on the pool. Rows
+ * never packed must be zeroed by the caller. row0 may be any row. */
 void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows, const void *src,
                       dtype src_type, size_t src_stride);
 /* out [k] = row `row` of w: the embedding lookup of tied weights. */
 void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, float *out);
 
-/* y [m, n] = x [m, k] * W^T (+ bias [n] when not NULL). Strides in elements. Each y is summed over k in
- * ascending order in f32, whatever m is. */
+/* y [m, n] = x [m, k] * W^T (+ bias [n] when not NULL). Strides in elements. Each y is summed over
+ * k in ascending order in f32, whatever m is. */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);
 
-/* ---- rows --------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* out [m, d] = x / sqrt(mean(x^2) + eps) * weight [d]. out may be x. */
 void kern_rmsnorm(kern_context *kc, const float *x, const float *weight, float eps, size_t m,
                   size_t d, float *out);
 /* x [m, d] += delta [m, d], then out = rmsnorm(x). */
-void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const float *weight, float eps,
-                      size_t m, size_t d, float *out);
+void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const float *weight,
+                      float eps, size_t m, size_t d, float *out);
 /* out [m, d] = silu(gate) * up, where gate is gate_up[m, 0:d] and up is gate_up[m, d:2d]. */
 void kern_swiglu(kern_context *kc, const float *gate_up, size_t m, size_t d, float *out);
-/* In place on x [m, n_heads, head_dim] (row_stride elements between rows): half-split rotation, i with
- * i + head_dim / 2. cos_sin [m, head_dim]: head_dim / 2 cosines, then as many sines, for each row. */
+/* In place on x [m, n_heads, head_dim] (row_stride elements between rows): half-split rotation, i
+ * with i + head_dim / 2. cos_sin [m, head_dim]: head_dim / 2 cosines, then as many sines, for each
+ * row. */
 void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_sin, size_t m,
                size_t n_heads, size_t head_dim);
 
@@ -82,9 +84,9 @@ void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_s
  * One tile is what a page holds of one layer and one KV head:
  *     K  [head_dim / pair][page_tokens][pair]      (summed over head_dim in q . k)
  *     V  [page_tokens / pair][head_dim][pair]      (summed over slots in p . v)
- * A page is its group's tiles, layer by layer, head by head. page_tokens is a multiple of 16 up to 256, head_dim
- * a multiple of 16 up to 256. Slots never written may hold anything, NaN included: they are never read
- * into a result. */
+ * A page is its group's tiles, layer by layer, head by head. page_tokens is a multiple of 16 up to
+ * 256, head_dim a multiple of 16 up to 256. Slots never written may hold anything, NaN included:
+ * they are never read into a result. */
 typedef struct kern_kv_shape {
     dtype type;
     uint32_t page_tokens;
@@ -96,7 +98,8 @@ static inline size_t kern_kv_tile_bytes(const kern_kv_shape *s)
     return (size_t)2 * s->page_tokens * s->head_dim * dtype_bytes(s->type);
 }
 
-/* Writes K and V of one token and head, k [head_dim] and v [head_dim], at `slot` of a tile. Not threaded. */
+/* Writes K and V of one token and head, k [head_dim] and v [head_dim], at `slot` of a tile. Not
+ * threaded. */
 void kern_kv_write(const kern_context *kc, const kern_kv_shape *s, void *tile, uint32_t slot,
                    const float *k, const float *v);
 /* Reads them back as f32: the inverse, for oracles, swaps and re-rotation. Not threaded. */
@@ -106,43 +109,47 @@ void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *ti
 void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, const void *src_tile,
                   uint32_t src_slot, uint32_t n);
 
-/* ---- paged attention ------------------------------------------------------------------------------
- * One item = one sequence and one KV head of one layer. Its query rows are new tokens, already written to
- * their pages; row i sits at table slot first_slot + i and sees slots [0, first_slot + i] (the last
- * `window` of them when window > 0). Key tiles are pages, anchored at slot 0, whoever shares the batch. */
+/* ---- paged attention --------------------------------------------------------------------------
+ * One item = one sequence and one KV head of one layer. Its query rows are new tokens, already
+ * written to their pages; row i sits at table slot first_slot + i and sees slots [0, first_slot +
+ * i] (the last `window` of them when window > 0). The online softmax goes by 64 slots, anchored at
+ * slot 0, whoever shares the batch and however long a page is: page_tokens changes no bit of an
+ * output. */
 typedef struct kern_attn_item {
-    const uint32_t *pages;   // [ceil((first_slot + n_rows) / page_tokens)] page ids in table order
-    const uint8_t *tiles;    // tile of page p at tiles + p * page_stride
+    const uint32_t *pages; // [ceil((first_slot + n_rows) / page_tokens)] page ids in table order
+    const uint8_t *tiles;  // tile of page p at tiles + p * page_stride
     uint32_t first_slot;
     uint32_t n_rows;
-    uint32_t window;         // 0 = all
-    const float *q;          // row i, head h at q + i * q_stride + h * head_dim
-    float *out;              // row i, head h at out + i * out_stride + h * head_dim
-    /* Attention mass (design.md section 5): for each page the softmax mass of the last mass_rows rows,
-     * summed in f32 over the q heads ascending, then rows ascending. mass is NULL when not asked for. */
-    float *mass;             // [number of pages]
-    uint32_t mass_rows;      // <= n_rows
+    uint32_t window; // 0 = all
+    const float *q;  // row i, head h at q + i * q_stride + h * head_dim
+    float *out;      // row i, head h at out + i * out_stride + h * head_dim
+    /* Attention mass (design.md section 5): for each page the softmax mass of the last mass_rows
+     * rows, summed in f32 over the q heads ascending, then rows ascending. mass is NULL when not
+     * asked for. */
+    float *mass;        // [number of pages]
+    uint32_t mass_rows; // 1 to n_rows
 } kern_attn_item;
 
 typedef struct kern_attn_batch {
     kern_kv_shape shape;
-    size_t page_stride;      // bytes of a page
-    uint32_t q_heads;        // query heads for each KV head
+    size_t page_stride; // bytes of a page
+    uint32_t q_heads;   // query heads for each KV head
     float scale;
-    size_t q_stride;         // elements between query rows
+    size_t q_stride; // elements between query rows
     size_t out_stride;
     const kern_attn_item *items;
     size_t n_items;
 } kern_attn_batch;
 
-/* STATUS_NO_MEMORY when scratch for the mass cannot grow. Within limits seen before it allocates nothing. */
+/* STATUS_NO_MEMORY when scratch for the mass cannot grow. Within limits seen before it allocates
+ * nothing. */
 status kern_attention(kern_context *kc, const kern_attn_batch *batch);
 
-/* ---- this machine's limits, measured --------------------------------------------------------------- */
+/* ---- this machine's limits, measured ---- */
 
 typedef struct kern_limits {
-    double read_gb_s;       /* all threads, interleaved streams, larger than the caches */
-    double fma_gflop_s;     /* f32 FMA from registers, all threads, with this context's ISA */
+    double read_gb_s;   /* all threads, interleaved streams, larger than the caches */
+    double fma_gflop_s; /* f32 FMA from registers, all threads, with this context's ISA */
 } kern_limits;
 
 status kern_measure_limits(kern_context *kc, kern_limits *out);
