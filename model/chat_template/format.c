@@ -220,9 +220,10 @@ bool value_percent_format(render *r, text format, value arguments, value *out)
         f.i = to + 1;
         if (percent != SIZE_MAX && (!render_step(r, 0) || !format_one(&f))) return false;
     }
-    bool tuple = arguments.kind == V_TUPLE, ignored = arguments.kind == V_DICT ||
-                                                      arguments.kind == V_LIST ||
-                                                      arguments.kind == V_UNDEFINED;
+    /* Whatever has items counts as a mapping, none of which need be used. */
+    bool tuple = arguments.kind == V_TUPLE;
+    bool ignored = arguments.kind == V_DICT || arguments.kind == V_LIST ||
+                   arguments.kind == V_RANGE || arguments.kind == V_UNDEFINED;
     if (tuple ? f.next < arguments.list->n : f.next == 0 && !ignored && !f.named)
         return render_fail(r, STATUS_INVALID,
                            "not all arguments converted during string formatting");

@@ -220,7 +220,12 @@ static status parse_for(parser *p, node *n)
     p->loops--;
     bool otherwise = token_is_name(&p->cur, "else");
     RETURN_IF_ERROR(parse_advance(p));
-    return otherwise ? parse_block(p, "endfor", &n->orelse) : STATUS_IS_OK;
+    if (!otherwise) return STATUS_IS_OK;
+    unsigned loops = p->loops;
+    if (n->flag) p->loops = 0; /* a recursive loop is a function of its own */
+    RETURN_IF_ERROR(parse_block(p, "endfor", &n->orelse));
+    p->loops = loops;
+    return STATUS_IS_OK;
 }
 
 static status parse_captured(parser *p, node **out)
