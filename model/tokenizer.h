@@ -1,13 +1,14 @@
 /* tokenizer: text to token ids and back, from a Hugging Face tokenizer.json.
  *
- * What     byte-level BPE with its normalizer, pre-tokenizer, added tokens, post-processor and decoder;
- *          equal to the `tokenizers` library, id for id. Streaming detokenisation that never emits part of a
- *          character. Components it does not know are refused by name when the file is loaded.
+ * What     byte-level BPE with its normalizer, pre-tokenizer, added tokens, post-processor and
+ * decoder; equal to the `tokenizers` library, id for id. Streaming detokenisation that never emits
+ * part of a character. Components it does not know are refused by name when the file is loaded.
  * Owner    the tokenizer owns its tables; outputs go to caller-owned buffers.
- * Threads  a loaded tokenizer is immutable: any number of threads may encode and decode. A tok_stream
- *          belongs to one thread at a time.
- * Units    text in bytes of UTF-8; bytes that are not UTF-8 are replaced by U+FFFD first.
- * Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT the place in the file.
+ * Threads  a loaded tokenizer is immutable: any number of threads may encode and decode. A
+ * tok_stream belongs to one thread at a time. Units    text in bytes of UTF-8; bytes that are not
+ * UTF-8 are replaced by U+FFFD first, one for each longest beginning of a character (as Python's
+ * and Rust's lossy decoding do). Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT
+ * the place in the file.
  */
 #ifndef MODEL_TOKENIZER_H
 #define MODEL_TOKENIZER_H
@@ -16,7 +17,7 @@
 
 typedef struct tokenizer tokenizer;
 
-/* Loads dir/tokenizer.json. */
+/* Loads dir/tokenizer.json. Its "truncation" and "padding" are ignored, as `transformers` does. */
 status tok_load(const char *dir, tokenizer **out, error *err);
 /* The same from a document in memory; `where` names it in messages. */
 status tok_load_text(const char *where, const char *json, size_t n, tokenizer **out, error *err);
@@ -40,16 +41,18 @@ status tok_encode(const tokenizer *t, const char *text, size_t n, bool add_speci
                   error *err);
 void tok_ids_destroy(tok_ids *ids);
 
-/* Appends the text of ids. Ids outside the vocabulary are STATUS_INVALID. Invalid UTF-8 in the result
- * becomes U+FFFD, as the library's decode does. */
+/* Appends the text of ids. Ids outside [0, tok_vocab_size) are STATUS_INVALID, ids in it that the
+ * file leaves out are nothing. Invalid UTF-8 in the result becomes U+FFFD, as the library's decode
+ * does (without clean_up_tokenization_spaces, which edits spaces and cannot be streamed). */
 status tok_decode(const tokenizer *t, const uint32_t *ids, size_t n, bool skip_special, strbuf *out,
                   error *err);
 
 /* The raw bytes one token stands for (no UTF-8 repair), for logprobs' `bytes`. Borrowed pointer. */
 status tok_token_bytes(const tokenizer *t, uint32_t id, const char **bytes, size_t *n);
 
-/* Streaming: feed ids one by one; each call appends the bytes that are now certain (whole characters
- * only). The concatenation over a stream, with tok_stream_finish, equals tok_decode of all its ids. */
+/* Streaming: feed ids one by one; each call appends the bytes that are now certain (whole
+ * characters only). The concatenation over a stream, with tok_stream_finish, equals tok_decode of
+ * all its ids. */
 typedef struct tok_stream {
     const tokenizer *t;
     bool skip_special;

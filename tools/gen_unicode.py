@@ -121,10 +121,10 @@ def main():
     print("/* Written by tools/gen_unicode.py from Unicode 16.0 (NFC: 9.0). Do not edit. */")
     print('#include "model/tokenizer/unicode.h"\n')
     print("// clang-format off")
-    define("uint8_t unicode_sets", [str(v) for v in sets])
-    define("uint8_t unicode_chunk", [str(v) for v in chunk_index])
-    define("uint8_t unicode_block", [str(v) for chunk in chunks for v in chunk])
-    define("uint64_t unicode_words", [hex(v) for v in words])
+    define("uint8_t tok_unicode_sets", [str(v) for v in sets])
+    define("uint8_t tok_unicode_chunk", [str(v) for v in chunk_index])
+    define("uint8_t tok_unicode_block", [str(v) for chunk in chunks for v in chunk])
+    define("uint64_t tok_unicode_words", [hex(v) for v in words])
 
 
 main()

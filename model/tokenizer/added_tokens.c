@@ -7,7 +7,7 @@
 
 #define ROOT 0u
 
-struct added_node {
+struct tok_added_node {
     uint32_t child, sibling; /* TOK_NONE: none */
     uint32_t fail;           /* the longest proper suffix that is a node */
     uint32_t depth;
@@ -17,27 +17,27 @@ struct added_node {
     uint8_t byte;
 };
 
-static uint32_t child_of(const added_set *set, uint32_t node, uint8_t byte)
+static uint32_t child_of(const tok_added_set *set, uint32_t node, uint8_t byte)
 {
     uint32_t child = set->nodes[node].child;
     while (child != TOK_NONE && set->nodes[child].byte != byte) child = set->nodes[child].sibling;
     return child;
 }
 
-static void insert(added_set *set, uint32_t token)
+static void insert(tok_added_set *set, uint32_t token)
 {
-    const added_token *t = &set->tokens[token];
+    const tok_added_token *t = &set->tokens[token];
     uint32_t node = ROOT;
     for (uint32_t i = 0; i < t->length; i++) {
         uint8_t byte = (uint8_t)t->pattern[i];
         uint32_t child = child_of(set, node, byte);
         if (child == TOK_NONE) {
             child = (uint32_t)set->n_nodes++;
-            set->nodes[child] = (added_node){.child = TOK_NONE,
-                                             .sibling = set->nodes[node].child,
-                                             .depth = i + 1,
-                                             .token = TOK_NONE,
-                                             .byte = byte};
+            set->nodes[child] = (tok_added_node){.child = TOK_NONE,
+                                                 .sibling = set->nodes[node].child,
+                                                 .depth = i + 1,
+                                                 .token = TOK_NONE,
+                                                 .byte = byte};
             set->nodes[node].child = child;
         }
         node = child;
@@ -47,7 +47,7 @@ static void insert(added_set *set, uint32_t token)
 }
 
 /* Where the automaton goes from a node on a byte. */
-static uint32_t next_node(const added_set *set, uint32_t node, uint8_t byte)
+static uint32_t next_node(const tok_added_set *set, uint32_t node, uint8_t byte)
 {
     for (;;) {
         uint32_t child = child_of(set, node, byte);
@@ -58,7 +58,7 @@ static uint32_t next_node(const added_set *set, uint32_t node, uint8_t byte)
 }
 
 /* Fail and found links, breadth first. */
-static bool link_nodes(added_set *set)
+static bool link_nodes(tok_added_set *set)
 {
     uint32_t *queue = alloc_resize(NULL, NULL, set->n_nodes, sizeof *queue);
     if (!queue) return false;
@@ -67,7 +67,7 @@ static bool link_nodes(added_set *set)
     while (head < tail) {
         uint32_t at = queue[head++];
         for (uint32_t c = set->nodes[at].child; c != TOK_NONE; c = set->nodes[c].sibling) {
-            added_node *node = &set->nodes[c];
+            tok_added_node *node = &set->nodes[c];
             node->fail = at == ROOT ? ROOT : next_node(set, set->nodes[at].fail, node->byte);
             node->found = node->token != TOK_NONE ? c : set->nodes[node->fail].found;
             queue[tail++] = c;
@@ -77,29 +77,29 @@ static bool link_nodes(added_set *set)
     return true;
 }
 
-status added_set_create(added_set *set, const added_token *tokens, size_t n_tokens)
+status tok_added_set_create(tok_added_set *set, const tok_added_token *tokens, size_t n_tokens)
 {
-    *set = (added_set){.tokens = tokens, .n_tokens = n_tokens};
+    *set = (tok_added_set){.tokens = tokens, .n_tokens = n_tokens};
     if (n_tokens == 0) return STATUS_IS_OK;
     size_t bytes = 1;
     for (size_t i = 0; i < n_tokens; i++) bytes += tokens[i].length;
     set->nodes = alloc_resize(NULL, NULL, bytes, sizeof *set->nodes);
     if (!set->nodes) return status_make(STATUS_NO_MEMORY, NULL);
-    set->nodes[ROOT] =
-        (added_node){.child = TOK_NONE, .sibling = TOK_NONE, .token = TOK_NONE, .found = TOK_NONE};
+    set->nodes[ROOT] = (tok_added_node){
+        .child = TOK_NONE, .sibling = TOK_NONE, .token = TOK_NONE, .found = TOK_NONE};
     set->n_nodes = 1;
     for (size_t i = 0; i < n_tokens; i++) insert(set, (uint32_t)i);
     return link_nodes(set) ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 
-void added_set_destroy(added_set *set)
+void tok_added_set_destroy(tok_added_set *set)
 {
     alloc_free(NULL, set->nodes);
     set->nodes = NULL;
 }
 
 /* The leftmost-longest match in text[from..n), as its token, or TOK_NONE. */
-static uint32_t search(const added_set *set, const uint8_t *text, size_t n, size_t from,
+static uint32_t search(const tok_added_set *set, const uint8_t *text, size_t n, size_t from,
                        size_t *start, size_t *end)
 {
     uint32_t node = ROOT, best = TOK_NONE;
@@ -122,13 +122,13 @@ static uint32_t search(const added_set *set, const uint8_t *text, size_t n, size
     return best;
 }
 
-static bool is_word(uint32_t cp) { return unicode_class(cp) & UNICODE_WORD; }
+static bool is_word(uint32_t cp) { return tok_unicode_class(cp) & UNICODE_WORD; }
 
 static bool stands_alone(const uint8_t *text, size_t n, size_t start, size_t end)
 {
     unsigned length;
-    if (start > 0 && is_word(unicode_read_before(text + start))) return false;
-    return end == n || !is_word(unicode_read(text + end, &length));
+    if (start > 0 && is_word(tok_unicode_read_before(text + start))) return false;
+    return end == n || !is_word(tok_unicode_read(text + end, &length));
 }
 
 /* The start of the white space that ends at `end`, not before `from`. */
@@ -136,8 +136,8 @@ static size_t space_before(const uint8_t *text, size_t from, size_t end)
 {
     while (end > from) {
         uint8_t cp_bytes[4];
-        uint32_t cp = unicode_read_before(text + end);
-        if (!(unicode_class(cp) & UNICODE_SPACE)) break;
+        uint32_t cp = tok_unicode_read_before(text + end);
+        if (!(tok_unicode_class(cp) & UNICODE_SPACE)) break;
         end -= utf8_encode(cp, cp_bytes);
     }
     return end;
@@ -147,14 +147,14 @@ static size_t space_after(const uint8_t *text, size_t n, size_t from)
 {
     while (from < n) {
         unsigned length;
-        if (!(unicode_class(unicode_read(text + from, &length)) & UNICODE_SPACE)) break;
+        if (!(tok_unicode_class(tok_unicode_read(text + from, &length)) & UNICODE_SPACE)) break;
         from += length;
     }
     return from;
 }
 
-status added_set_split(const added_set *set, const uint8_t *text, size_t n, added_visit visit,
-                       void *ctx)
+status tok_added_set_split(const tok_added_set *set, const uint8_t *text, size_t n,
+                           tok_added_visit visit, void *ctx)
 {
     size_t done = 0;      /* text before this has been visited */
     size_t space_end = 0; /* the end of the white space that rstrip last walked over */
@@ -163,7 +163,7 @@ status added_set_split(const added_set *set, const uint8_t *text, size_t n, adde
         uint32_t match = search(set, text, n, from, &start, &end);
         if (match == TOK_NONE) break;
         from = end;
-        const added_token *token = &set->tokens[match];
+        const tok_added_token *token = &set->tokens[match];
         if (token->single_word && !stands_alone(text, n, start, end)) continue;
         /* An earlier rstrip may have run over the start of this match, or over all of it; the
          * library goes on from this match's end all the same, and so must we. */

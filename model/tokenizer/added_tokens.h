@@ -9,33 +9,33 @@
 
 #include "base/base.h"
 
-typedef struct added_token {
+typedef struct tok_added_token {
     const char *pattern; /* what is searched: the content, normalised when `normalized` */
     uint32_t length;     /* > 0 */
     uint32_t id;
     bool single_word, lstrip, rstrip;
-} added_token;
+} tok_added_token;
 
-typedef struct added_node added_node;
+typedef struct tok_added_node tok_added_node;
 
 /* The tokens of one pass. */
-typedef struct added_set {
-    const added_token *tokens; /* borrowed */
+typedef struct tok_added_set {
+    const tok_added_token *tokens; /* borrowed */
     size_t n_tokens;
-    added_node *nodes; /* NULL when there are no tokens */
+    tok_added_node *nodes; /* NULL when there are no tokens */
     size_t n_nodes;
     bool first[256]; /* bytes that start a pattern */
-} added_set;
+} tok_added_set;
 
 /* Of tokens with the same pattern the first wins (the library picks one at random). */
-status added_set_create(added_set *set, const added_token *tokens, size_t n_tokens);
-void added_set_destroy(added_set *set);
+status tok_added_set_create(tok_added_set *set, const tok_added_token *tokens, size_t n_tokens);
+void tok_added_set_destroy(tok_added_set *set);
 
 /* Called for every part of the text in order: a token's id, or TOK_NONE for text between tokens. */
-typedef status (*added_visit)(void *ctx, const uint8_t *text, size_t n, uint32_t id);
+typedef status (*tok_added_visit)(void *ctx, const uint8_t *text, size_t n, uint32_t id);
 
 /* text: valid UTF-8. */
-status added_set_split(const added_set *set, const uint8_t *text, size_t n, added_visit visit,
-                       void *ctx);
+status tok_added_set_split(const tok_added_set *set, const uint8_t *text, size_t n,
+                           tok_added_visit visit, void *ctx);
 
 #endif

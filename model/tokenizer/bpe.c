@@ -7,17 +7,17 @@
 #define CACHED_BYTES    27 /* longer words are rare and not cached */
 #define CACHE_WORDS_MAX 4096
 
-struct bpe_cached {
+struct tok_bpe_cached {
     uint32_t first; /* index of its ids in the output */
     uint32_t count;
     uint32_t hash;  /* the bits that did not choose the slot */
     uint8_t length; /* 0: free */
     uint8_t bytes[CACHED_BYTES];
 };
-_Static_assert(sizeof(bpe_cached) == 40, "a cached word fits a cache line");
+_Static_assert(sizeof(tok_bpe_cached) == 40, "a cached word fits a cache line");
 
 /* A symbol and its right neighbour as a pair. Dead symbols have rank TOK_NONE. */
-struct bpe_symbol {
+struct tok_bpe_symbol {
     uint32_t id;
     uint32_t rank;       /* of (this, next); TOK_NONE: they do not merge */
     uint32_t merged;     /* what they merge into */
@@ -26,7 +26,7 @@ struct bpe_symbol {
 
 /* ---- tables ---- */
 
-bool bpe_create(bpe_model *m, size_t n_max)
+bool tok_bpe_create(tok_bpe_model *m, size_t n_max)
 {
     size_t size = 16;
     while (size < n_max * 2) size *= 2;
@@ -39,13 +39,13 @@ bool bpe_create(bpe_model *m, size_t n_max)
     return true;
 }
 
-void bpe_destroy(bpe_model *m)
+void tok_bpe_destroy(tok_bpe_model *m)
 {
     alloc_free(NULL, m->merges);
     m->merges = NULL;
 }
 
-static bpe_merge *merge_slot(const bpe_model *m, uint32_t left, uint32_t right)
+static tok_bpe_merge *merge_slot(const tok_bpe_model *m, uint32_t left, uint32_t right)
 {
     size_t i = hash_mix64((uint64_t)left << 32 | right) & m->merge_mask;
     while (m->merges[i].left != TOK_NONE &&
@@ -54,43 +54,43 @@ static bpe_merge *merge_slot(const bpe_model *m, uint32_t left, uint32_t right)
     return &m->merges[i];
 }
 
-void bpe_add_merge(bpe_model *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id)
+void tok_bpe_add_merge(tok_bpe_model *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id)
 {
-    *merge_slot(m, left, right) = (bpe_merge){left, right, rank, id};
+    *merge_slot(m, left, right) = (tok_bpe_merge){left, right, rank, id};
 }
 
-static void find_pair(const bpe_model *m, uint32_t left, uint32_t right, uint32_t *rank,
+static void find_pair(const tok_bpe_model *m, uint32_t left, uint32_t right, uint32_t *rank,
                       uint32_t *merged)
 {
-    const bpe_merge *slot = merge_slot(m, left, right);
+    const tok_bpe_merge *slot = merge_slot(m, left, right);
     *rank = slot->left == TOK_NONE ? TOK_NONE : slot->rank;
     *merged = slot->id;
 }
 
 /* ---- scratch ---- */
 
-bool bpe_scratch_create(bpe_scratch *s, size_t text_bytes)
+bool tok_bpe_scratch_create(tok_bpe_scratch *s, size_t text_bytes)
 {
     size_t words = 64;
     while (words < CACHE_WORDS_MAX && words < text_bytes / 4) words *= 2;
-    *s = (bpe_scratch){.cache_mask = words - 1};
+    *s = (tok_bpe_scratch){.cache_mask = words - 1};
     s->cache = alloc_zeroed(NULL, words, sizeof *s->cache);
     return s->cache != NULL;
 }
 
-void bpe_scratch_destroy(bpe_scratch *s)
+void tok_bpe_scratch_destroy(tok_bpe_scratch *s)
 {
     alloc_free(NULL, s->cache);
     alloc_free(NULL, s->symbols);
     alloc_free(NULL, s->heap);
 }
 
-static bool reserve_symbols(bpe_scratch *s, size_t n)
+static bool reserve_symbols(tok_bpe_scratch *s, size_t n)
 {
     if (n <= s->capacity) return true;
     size_t capacity = s->capacity ? s->capacity : 256;
     while (capacity < n) capacity *= 2;
-    bpe_symbol *symbols = alloc_resize(NULL, s->symbols, capacity, sizeof *symbols);
+    tok_bpe_symbol *symbols = alloc_resize(NULL, s->symbols, capacity, sizeof *symbols);
     if (!symbols) return false;
     s->symbols = symbols;
     /* n - 1 pairs at first, and every one of at most n - 1 merges adds at most two. */
@@ -116,7 +116,7 @@ bool tok_ids_reserve(tok_ids *ids, size_t n)
 /* ---- merging ---- */
 
 /* Replaces every byte by its token; a byte that has none becomes unk, or nothing. At most n ids. */
-static size_t first_symbols(const bpe_model *m, const uint8_t *word, size_t n, uint32_t *ids)
+static size_t first_symbols(const tok_bpe_model *m, const uint8_t *word, size_t n, uint32_t *ids)
 {
     size_t count = 0;
     bool after_unk = false;
@@ -134,7 +134,7 @@ static size_t first_symbols(const bpe_model *m, const uint8_t *word, size_t n, u
 }
 
 /* Merges ids[0..n) in place by scanning for the lowest rank; n <= SHORT_WORD. */
-static size_t merge_short(const bpe_model *m, uint32_t *ids, size_t n)
+static size_t merge_short(const tok_bpe_model *m, uint32_t *ids, size_t n)
 {
     uint32_t rank[SHORT_WORD], merged[SHORT_WORD];
     if (n < 2) return n;
@@ -184,9 +184,9 @@ static uint64_t heap_pop(uint64_t *heap, size_t *n)
 }
 
 /* Ranks symbol `at` against its right neighbour and queues the pair. */
-static void queue_pair(const bpe_model *m, bpe_scratch *s, size_t *n_heap, uint32_t at)
+static void queue_pair(const tok_bpe_model *m, tok_bpe_scratch *s, size_t *n_heap, uint32_t at)
 {
-    bpe_symbol *left = &s->symbols[at];
+    tok_bpe_symbol *left = &s->symbols[at];
     left->rank = TOK_NONE;
     if (left->next == TOK_NONE) return;
     find_pair(m, left->id, s->symbols[left->next].id, &left->rank, &left->merged);
@@ -194,17 +194,17 @@ static void queue_pair(const bpe_model *m, bpe_scratch *s, size_t *n_heap, uint3
 }
 
 /* The same with a heap, in n log n: a megabyte of one letter is one word. */
-static bool merge_long(const bpe_model *m, bpe_scratch *s, uint32_t *ids, size_t *n_ids)
+static bool merge_long(const tok_bpe_model *m, tok_bpe_scratch *s, uint32_t *ids, size_t *n_ids)
 {
     size_t n = *n_ids, n_heap = 0;
     if (!reserve_symbols(s, n)) return false;
     for (size_t i = 0; i < n; i++)
-        s->symbols[i] = (bpe_symbol){.id = ids[i],
-                                     .rank = TOK_NONE,
-                                     .prev = i > 0 ? (uint32_t)(i - 1) : TOK_NONE,
-                                     .next = i + 1 < n ? (uint32_t)(i + 1) : TOK_NONE};
+        s->symbols[i] = (tok_bpe_symbol){.id = ids[i],
+                                         .rank = TOK_NONE,
+                                         .prev = i > 0 ? (uint32_t)(i - 1) : TOK_NONE,
+                                         .next = i + 1 < n ? (uint32_t)(i + 1) : TOK_NONE};
     for (size_t i = 0; i < n; i++) {
-        bpe_symbol *left = &s->symbols[i];
+        tok_bpe_symbol *left = &s->symbols[i];
         if (left->next == TOK_NONE) break;
         find_pair(m, left->id, s->symbols[i + 1].id, &left->rank, &left->merged);
         if (left->rank != TOK_NONE) s->heap[n_heap++] = (uint64_t)left->rank << 32 | i;
@@ -214,11 +214,11 @@ static bool merge_long(const bpe_model *m, bpe_scratch *s, uint32_t *ids, size_t
     while (n_heap > 0) {
         uint64_t top = heap_pop(s->heap, &n_heap);
         uint32_t at = (uint32_t)top;
-        bpe_symbol *left = &s->symbols[at];
+        tok_bpe_symbol *left = &s->symbols[at];
         /* A rank names one pair, and a symbol never shrinks back: an entry whose rank is no longer
          * the symbol's is about a pair that is gone. */
         if (left->rank != (uint32_t)(top >> 32)) continue;
-        bpe_symbol *right = &s->symbols[left->next];
+        tok_bpe_symbol *right = &s->symbols[left->next];
         left->id = left->merged;
         left->next = right->next;
         right->rank = TOK_NONE;
@@ -233,8 +233,8 @@ static bool merge_long(const bpe_model *m, bpe_scratch *s, uint32_t *ids, size_t
     return true;
 }
 
-bool bpe_encode_word(const bpe_model *m, bpe_scratch *s, const uint8_t *word, size_t n,
-                     tok_ids *out)
+bool tok_bpe_encode_word(const tok_bpe_model *m, tok_bpe_scratch *s, const uint8_t *word, size_t n,
+                         tok_ids *out)
 {
     if (!tok_ids_reserve(out, n)) return false;
     uint32_t *ids = out->ids + out->n;
@@ -246,7 +246,7 @@ bool bpe_encode_word(const bpe_model *m, bpe_scratch *s, const uint8_t *word, si
             return true;
         }
     }
-    bpe_cached *cached = NULL;
+    tok_bpe_cached *cached = NULL;
     uint64_t hash = 0;
     if (n <= CACHED_BYTES) {
         hash = hash_bytes(word, n, 0);

@@ -8,49 +8,49 @@
 #include "model/tokenizer.h"
 #include "model/tokenizer/map.h"
 
-typedef struct bpe_merge {
+typedef struct tok_bpe_merge {
     uint32_t left, right; /* ids; left == TOK_NONE: a free slot */
     uint32_t rank;
     uint32_t id; /* of the merged token */
-} bpe_merge;
+} tok_bpe_merge;
 
-typedef struct bpe_model {
+typedef struct tok_bpe_model {
     uint32_t byte_id[256]; /* TOK_NONE: that byte has no token */
-    bpe_merge *merges;     // [merge_mask + 1] open addressing
+    tok_bpe_merge *merges; // [merge_mask + 1] open addressing
     size_t merge_mask;
     const tok_map *words; /* whole pre-tokens by their bytes, when ignore_merges is set; or NULL */
     uint32_t unk_id;      /* TOK_NONE: bytes without a token are dropped */
     bool fuse_unk;
-} bpe_model;
+} tok_bpe_model;
 
 /* Room for n_max merges; false when out of memory. */
-bool bpe_create(bpe_model *m, size_t n_max);
-void bpe_destroy(bpe_model *m);
+bool tok_bpe_create(tok_bpe_model *m, size_t n_max);
+void tok_bpe_destroy(tok_bpe_model *m);
 /* A pair given twice keeps its last rank. */
-void bpe_add_merge(bpe_model *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
+void tok_bpe_add_merge(tok_bpe_model *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
 
-typedef struct bpe_cached bpe_cached;
-typedef struct bpe_symbol bpe_symbol;
+typedef struct tok_bpe_cached tok_bpe_cached;
+typedef struct tok_bpe_symbol tok_bpe_symbol;
 
 /* What one tok_encode call reuses from word to word. */
-typedef struct bpe_scratch {
-    bpe_cached
+typedef struct tok_bpe_scratch {
+    tok_bpe_cached
         *cache; // [cache_mask + 1] words of this call and where their ids stand in its output
     size_t cache_mask;
-    bpe_symbol *symbols;
+    tok_bpe_symbol *symbols;
     uint64_t *heap;  /* rank << 32 | position */
     size_t capacity; /* symbols */
-} bpe_scratch;
+} tok_bpe_scratch;
 
 /* text_bytes sizes the cache. */
-bool bpe_scratch_create(bpe_scratch *s, size_t text_bytes);
-void bpe_scratch_destroy(bpe_scratch *s);
+bool tok_bpe_scratch_create(tok_bpe_scratch *s, size_t text_bytes);
+void tok_bpe_scratch_destroy(tok_bpe_scratch *s);
 
 /* Makes room for n more ids. */
 bool tok_ids_reserve(tok_ids *ids, size_t n);
 
 /* Appends the ids of one pre-token of n bytes, n > 0. False when out of memory. */
-bool bpe_encode_word(const bpe_model *m, bpe_scratch *s, const uint8_t *word, size_t n,
-                     tok_ids *out);
+bool tok_bpe_encode_word(const tok_bpe_model *m, tok_bpe_scratch *s, const uint8_t *word, size_t n,
+                         tok_ids *out);
 
 #endif

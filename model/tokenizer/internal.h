@@ -27,9 +27,9 @@ struct tokenizer {
      * others as they are spelled. */
     tok_map words, others;
     tok_map added; /* added tokens by content */
-    bpe_model bpe;
-    added_token *added_tokens; /* those of pass 1, then those of pass 2 */
-    added_set raw_pass, normalized_pass;
+    tok_bpe_model bpe;
+    tok_added_token *added_tokens; /* those of pass 1, then those of pass 2 */
+    tok_added_set raw_pass, normalized_pass;
     tok_normalizers normalizers;
     tok_steps steps;
     tok_ids prefix, suffix; /* what the post-processor's template puts around a text */

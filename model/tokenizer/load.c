@@ -111,10 +111,10 @@ void tok_destroy(tokenizer *t)
     tok_ids_destroy(&t->prefix);
     tok_ids_destroy(&t->suffix);
     tok_steps_destroy(&t->steps);
-    added_set_destroy(&t->raw_pass);
-    added_set_destroy(&t->normalized_pass);
+    tok_added_set_destroy(&t->raw_pass);
+    tok_added_set_destroy(&t->normalized_pass);
     alloc_free(NULL, t->added_tokens);
-    bpe_destroy(&t->bpe);
+    tok_bpe_destroy(&t->bpe);
     tok_map_destroy(&t->words);
     tok_map_destroy(&t->others);
     tok_map_destroy(&t->added);

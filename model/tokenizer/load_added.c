@@ -121,19 +121,19 @@ static status set_entry(adding *a, const record *r)
     return STATUS_IS_OK;
 }
 
-static size_t collect(adding *a, bool normal, added_token *out)
+static size_t collect(adding *a, bool normal, tok_added_token *out)
 {
     size_t n = 0;
     for (size_t i = 0; i < a->n_records; i++) {
         const record *r = &a->records[i];
         if (r->dead || r->normal != normal) continue;
         bool other = normal && r->normalized;
-        out[n++] = (added_token){.pattern = other ? r->normalized : r->content,
-                                 .length = (uint32_t)(other ? r->normalized_length : r->length),
-                                 .id = r->id,
-                                 .single_word = r->single_word,
-                                 .lstrip = r->lstrip,
-                                 .rstrip = r->rstrip};
+        out[n++] = (tok_added_token){.pattern = other ? r->normalized : r->content,
+                                     .length = (uint32_t)(other ? r->normalized_length : r->length),
+                                     .id = r->id,
+                                     .single_word = r->single_word,
+                                     .lstrip = r->lstrip,
+                                     .rstrip = r->rstrip};
     }
     return n;
 }
@@ -147,8 +147,9 @@ static status build(adding *a)
         if (!a->records[i].dead) RETURN_IF_ERROR(set_entry(a, &a->records[i]));
     size_t n_raw = collect(a, false, t->added_tokens);
     size_t n_normalized = collect(a, true, t->added_tokens + n_raw);
-    RETURN_IF_ERROR(added_set_create(&t->raw_pass, t->added_tokens, n_raw));
-    RETURN_IF_ERROR(added_set_create(&t->normalized_pass, t->added_tokens + n_raw, n_normalized));
+    RETURN_IF_ERROR(tok_added_set_create(&t->raw_pass, t->added_tokens, n_raw));
+    RETURN_IF_ERROR(
+        tok_added_set_create(&t->normalized_pass, t->added_tokens + n_raw, n_normalized));
     /* The map has done its work as an index of records; from now on it gives ids. */
     for (size_t i = 0; i < a->n_records; i++)
         tok_map_put(&t->added, a->records[i].content, a->records[i].length, a->records[i].id);

@@ -113,7 +113,7 @@ static status load_merge(tokenizer *t, const char *where, size_t index, uint32_t
         return error_set(err, STATUS_CORRUPT, "%s[%zu]: \"%s\" is not in the vocabulary", where,
                          index, token.text);
     }
-    bpe_add_merge(&t->bpe, id[0], id[1], rank, id[2]);
+    tok_bpe_add_merge(&t->bpe, id[0], id[1], rank, id[2]);
     return STATUS_IS_OK;
 }
 
@@ -124,7 +124,7 @@ static status load_merges(tokenizer *t, const char *where, const json_t *merges,
     size_t n = json_array_size(merges);
     if (n > MERGES_MAX)
         return error_set(err, STATUS_LIMIT, "%s: more than %u merges", where, MERGES_MAX);
-    if (!bpe_create(&t->bpe, n)) return status_make(STATUS_NO_MEMORY, NULL);
+    if (!tok_bpe_create(&t->bpe, n)) return status_make(STATUS_NO_MEMORY, NULL);
     uint32_t rank = 0;
     for (size_t i = 0; i < n; i++) {
         const json_t *merge = json_array_get(merges, i);

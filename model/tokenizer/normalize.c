@@ -59,7 +59,7 @@ static status normalize_segment(const uint8_t *text, size_t n, strbuf *out)
     size_t count = 0;
     for (size_t i = 0; i < n;) {
         unsigned length;
-        int32_t cp = (int32_t)unicode_read(text + i, &length);
+        int32_t cp = (int32_t)tok_unicode_read(text + i, &length);
         int boundary = 0;
         count += (size_t)utf8proc_decompose_char(cp, cps + count, DECOMPOSED_MAX,
                                                  UTF8PROC_STABLE | UTF8PROC_COMPOSE, &boundary);
@@ -91,7 +91,7 @@ static size_t find_active(const uint8_t *text, size_t n, size_t from)
             continue;
         }
         unsigned length;
-        if (unicode_class(unicode_read(text + from, &length)) & UNICODE_NFC_ACTIVE) break;
+        if (tok_unicode_class(tok_unicode_read(text + from, &length)) & UNICODE_NFC_ACTIVE) break;
         from += length;
     }
     return from;
@@ -108,14 +108,15 @@ status tok_normalize_nfc(const uint8_t **text, size_t *n, strbuf *out)
          * Unicode know must not: it stays outside. */
         size_t start = active;
         if (start > copied) {
-            uint32_t cp = unicode_read_before(s + start);
+            uint32_t cp = tok_unicode_read_before(s + start);
             uint8_t bytes[4];
-            if (!(unicode_class(cp) & UNICODE_NFC_NEWER)) start -= utf8_encode(cp, bytes);
+            if (!(tok_unicode_class(cp) & UNICODE_NFC_NEWER)) start -= utf8_encode(cp, bytes);
         }
         size_t end = active;
         while (end < *n) {
             unsigned length;
-            if (!(unicode_class(unicode_read(s + end, &length)) & UNICODE_NFC_ACTIVE)) break;
+            if (!(tok_unicode_class(tok_unicode_read(s + end, &length)) & UNICODE_NFC_ACTIVE))
+                break;
             end += length;
         }
         strbuf_append(out, s + copied, start - copied);

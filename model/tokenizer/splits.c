@@ -16,8 +16,8 @@ static inline scalar scalar_at(const uint8_t *text, size_t n, size_t at)
 {
     scalar s = {0};
     if (at < n) {
-        s.cp = unicode_read(text + at, &s.length);
-        s.class = unicode_class(s.cp);
+        s.cp = tok_unicode_read(text + at, &s.length);
+        s.class = tok_unicode_class(s.cp);
     }
     return s;
 }
@@ -28,7 +28,7 @@ static inline size_t run_end(const uint8_t *text, size_t n, size_t at, unsigned 
 {
     while (at < n) {
         unsigned length;
-        bool in = (unicode_class(unicode_read(text + at, &length)) & classes) != 0;
+        bool in = (tok_unicode_class(tok_unicode_read(text + at, &length)) & classes) != 0;
         if (in == inverted) break;
         at += length;
     }

@@ -9,7 +9,7 @@
 
 typedef struct encoder {
     const tokenizer *t;
-    bpe_scratch bpe;
+    tok_bpe_scratch bpe;
     tok_steps_scratch steps;
     strbuf normalized[2];
     tok_ids *out;
@@ -19,7 +19,7 @@ typedef struct encoder {
 static status visit_word(void *ctx, const uint8_t *word, size_t n)
 {
     encoder *e = ctx;
-    if (bpe_encode_word(&e->t->bpe, &e->bpe, word, n, e->out)) return STATUS_IS_OK;
+    if (tok_bpe_encode_word(&e->t->bpe, &e->bpe, word, n, e->out)) return STATUS_IS_OK;
     return status_make(STATUS_NO_MEMORY, NULL);
 }
 
@@ -48,13 +48,13 @@ static status visit_raw(void *ctx, const uint8_t *text, size_t n, uint32_t id)
     encoder *e = ctx;
     if (id != TOK_NONE) return append_id(e, id);
     RETURN_IF_ERROR(tok_normalizers_run(&e->t->normalizers, &text, &n, e->normalized));
-    return added_set_split(&e->t->normalized_pass, text, n, visit_normalized, e);
+    return tok_added_set_split(&e->t->normalized_pass, text, n, visit_normalized, e);
 }
 
 static status encode(encoder *e, const uint8_t *text, size_t n, bool add_special)
 {
     if (add_special) RETURN_IF_ERROR(append_ids(e, &e->t->prefix));
-    RETURN_IF_ERROR(added_set_split(&e->t->raw_pass, text, n, visit_raw, e));
+    RETURN_IF_ERROR(tok_added_set_split(&e->t->raw_pass, text, n, visit_raw, e));
     return add_special ? append_ids(e, &e->t->suffix) : STATUS_IS_OK;
 }
 
@@ -74,12 +74,12 @@ status tok_encode(const tokenizer *t, const char *text, size_t n, bool add_speci
         text = repaired.data;
         n = repaired.size;
     }
-    if (!repaired.failed && bpe_scratch_create(&e.bpe, n))
+    if (!repaired.failed && tok_bpe_scratch_create(&e.bpe, n))
         s = encode(&e, (const uint8_t *)text, n, add_special);
     if (!status_ok(s)) out->n = n_before;
     if (s.code == STATUS_NO_MEMORY)
         error_set(err, s.code, "out of memory for a text of %zu bytes", n);
-    bpe_scratch_destroy(&e.bpe);
+    tok_bpe_scratch_destroy(&e.bpe);
     tok_steps_scratch_destroy(&e.steps);
     strbuf_destroy(&e.normalized[0]);
     strbuf_destroy(&e.normalized[1]);

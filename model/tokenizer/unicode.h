@@ -18,21 +18,21 @@ enum {
 
 /* Three stages: cp >> 12 -> chunk of 32 blocks -> block of 128 code points -> a number of four bits
  * for each of them, which stands for a set of the bits above. */
-extern const uint8_t unicode_sets[];
-extern const uint8_t unicode_chunk[];
-extern const uint8_t unicode_block[];
-extern const uint64_t unicode_words[];
+extern const uint8_t tok_unicode_sets[];
+extern const uint8_t tok_unicode_chunk[];
+extern const uint8_t tok_unicode_block[];
+extern const uint64_t tok_unicode_words[];
 
 /* cp < 0x110000. */
-static inline unsigned unicode_class(uint32_t cp)
+static inline unsigned tok_unicode_class(uint32_t cp)
 {
-    uint32_t block = unicode_block[(uint32_t)unicode_chunk[cp >> 12] << 5 | (cp >> 7 & 31)];
-    uint64_t word = unicode_words[block << 3 | (cp >> 4 & 7)];
-    return unicode_sets[word >> (cp & 15) * 4 & 15];
+    uint32_t block = tok_unicode_block[(uint32_t)tok_unicode_chunk[cp >> 12] << 5 | (cp >> 7 & 31)];
+    uint64_t word = tok_unicode_words[block << 3 | (cp >> 4 & 7)];
+    return tok_unicode_sets[word >> (cp & 15) * 4 & 15];
 }
 
 /* The code point at s, which is valid UTF-8, and its length. */
-static inline uint32_t unicode_read(const uint8_t *s, unsigned *length)
+static inline uint32_t tok_unicode_read(const uint8_t *s, unsigned *length)
 {
     if (s[0] < 0x80) {
         *length = 1;
@@ -51,12 +51,12 @@ static inline uint32_t unicode_read(const uint8_t *s, unsigned *length)
 }
 
 /* The code point that ends right before s, which is valid UTF-8 and has something before it. */
-static inline uint32_t unicode_read_before(const uint8_t *s)
+static inline uint32_t tok_unicode_read_before(const uint8_t *s)
 {
     unsigned length;
     const uint8_t *p = s - 1;
     while ((*p & 0xc0) == 0x80) p--;
-    return unicode_read(p, &length);
+    return tok_unicode_read(p, &length);
 }
 
 #endif

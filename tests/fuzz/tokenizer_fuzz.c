@@ -98,7 +98,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *text = cut ? (const char *)cut + 1 : "";
     size_t n = cut ? size - n_json - 1 : 0;
     check_document((const char *)data, n_json, text, n);
-
+    if (n == 0) return 0;
     tokenizer *t = faithful_tokenizer();
     strbuf whole = {0};
     FUZZ_CHECK(round_trip(t, text, n, false, &whole));
