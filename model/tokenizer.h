@@ -1,14 +1,15 @@
 /* tokenizer: text to token ids and back, from a Hugging Face tokenizer.json.
  *
  * What     byte-level BPE with its normalizer, pre-tokenizer, added tokens, post-processor and
- * decoder; equal to the `tokenizers` library, id for id. Streaming detokenisation that never emits
- * part of a character. Components it does not know are refused by name when the file is loaded.
+ *          decoder; equal to the `tokenizers` library, id for id. Streaming detokenisation that
+ *          never emits part of a character. Components it does not know are refused by name when
+ *          the file is loaded.
  * Owner    the tokenizer owns its tables; outputs go to caller-owned buffers.
  * Threads  a loaded tokenizer is immutable: any number of threads may encode and decode. A
- * tok_stream belongs to one thread at a time. Units    text in bytes of UTF-8; bytes that are not
- * UTF-8 are replaced by U+FFFD first, one for each longest beginning of a character (as Python's
- * and Rust's lossy decoding do). Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT
- * the place in the file.
+ *          tok_stream belongs to one thread at a time.
+ * Units    text in bytes of UTF-8; bytes that are not UTF-8 are replaced by U+FFFD first, one for
+ *          each longest beginning of a character (as Python's and Rust's lossy decoding do).
+ * Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT the place in the file.
  */
 #ifndef MODEL_TOKENIZER_H
 #define MODEL_TOKENIZER_H
