@@ -63,7 +63,7 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
 }
 
 /* Few rows take more strips (of 16 slots or 16 dims) at once, to hide the latency of an FMA. */
-INLINE unsigned width(unsigned n) { return n == 1 ? 4 : n <= 3 ? 2 : 1; }
+INLINE unsigned width(unsigned n) { return n == 1 ? 4 : n == 2 ? 2 : 1; }
 
 INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t from, uint32_t to,
                         const float *q, uint32_t head_dim, float *s)
