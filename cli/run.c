@@ -102,10 +102,7 @@ static status check_fields(const run_session *s, error *err)
     const backend_info *info = s->model.backend.ops->info(s->model.backend.ctx);
     retention_limits limits = {info->geometry, s->model.prefill_chunk};
     retention_policy policy;
-    if (status_ok(st) && r.retention) {
-        st = retention_parse(r.retention, &limits, &policy, err);
-        if (!status_ok(st)) error_prefix(err, "--retention");
-    }
+    if (status_ok(st)) st = retention_parse(r.retention, &limits, &policy, err);
     engine_request_destroy(&r);
     return st;
 }

@@ -1,4 +1,5 @@
-/* What `octavo run` prints for one choice: reference shape in README ("octavo run", JSON lines). */
+/* What `octavo run` prints for one choice. Others script against these lines: members may be added,
+ * none renamed. */
 #ifndef CLI_RUN_OUTPUT_H
 #define CLI_RUN_OUTPUT_H
 

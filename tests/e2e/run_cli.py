@@ -114,13 +114,13 @@ class Run(unittest.TestCase):
             self.assertEqual(by_id[key]["error"]["line"], at[key])
 
     def test_flags_are_defaults_of_lines(self):
-        a, b = run_lines([{"id": "a", "prompt": "O"}, {"id": "b", "prompt": "O", "max_tokens": 2}],
-                         "--max-tokens", "4", "--ignore-eos", "--max-batch", "1")
-        self.assertEqual([a["usage"]["completion_tokens"], b["usage"]["completion_tokens"]], [4, 2])
+        lines = run_lines([{"id": "a", "prompt": "O"}, {"id": "b", "prompt": "O", "max_tokens": 2}],
+                          "--max-tokens", "4", "--ignore-eos")
+        self.assertEqual({line["id"]: line["usage"]["completion_tokens"] for line in lines}, {"a": 4, "b": 2})
 
     def test_too_long_line(self):
         lines = run_lines(['{"prompt":"' + "x" * (17 << 20) + '"}', {"prompt": "O", "max_tokens": 1}], code=1)
-        self.assertEqual([line["id"] for line in lines], [1, 2])
+        self.assertEqual([line["id"] for line in lines], [1, 2]) # refused at once, answered later
         self.assertIn("longer than 16 MiB", lines[0]["error"]["message"])
 
     def test_choices(self):
@@ -169,6 +169,7 @@ class Run(unittest.TestCase):
     def test_prefix_cache(self):
         ids = tokens(200, 1)
         requests = [{"id": i, "prompt_token_ids": ids, "max_tokens": 2} for i in range(2)]
+        # One after the other, in the order they end: two are tokenized at once.
         first, second = run_lines(requests, "--max-batch", "1")
         self.assertEqual(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
         self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], 192)
@@ -466,6 +467,23 @@ class Score(unittest.TestCase):
         self.assertAlmostEqual(cut["nll_per_token"], expected / (len(ids) - 1), places=4)
 
 
+class Bench(unittest.TestCase):
+    def test_engine(self):
+        """Every part runs and reports; how fast is nobody's business here."""
+        out = octavo("bench", "engine", *POOL, "--batch", "1,2", "--context", "64", "--prefill", "100",
+                     "--retention-tokens", "600", "--rounds", "1", "--json")[0]
+        report = json.loads(out)
+        rows = report["rows"]
+        self.assertEqual([row["what"] for row in rows],
+                         ["prefill", "decode", "decode", "prefill", "retention", "scheduler", "memory"])
+        for row in rows[:4]:
+            self.assertTrue(all(row[key] > 0 for key in
+                                ("tokens_s", "step_ms", "gb_s", "read_share", "gflop_s", "fma_share")), row)
+        # Steady steps allocate nothing; -1 where nobody counts (sanitizers).
+        self.assertIn(rows[-1]["steady_heap_bytes"], (0, -1))
+        self.assertEqual(rows[-1]["pool"], 64 << 20)
+
+
 class Refusals(unittest.TestCase):
     """One line on stderr that names the culprit; 2 for the command line, 1 for what it points to."""
 
@@ -499,6 +517,8 @@ class Refusals(unittest.TestCase):
             [["tokenize"], "--model is missing"],
             [["inspect"], "DIR is missing"],
             [["methods", "--bananas"], "--bananas"],
+            [["bench", "engine"], "--model and --shape"],
+            [["bench", "engine", "--model", MODEL, "--batch", "1,x"], "--batch"],
             [["bananas"], "unknown command 'bananas'"],
         ):
             with self.subTest(args=args):
