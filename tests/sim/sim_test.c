@@ -120,7 +120,7 @@ static void world_create(world *w, uint64_t seed, uint32_t n_requests)
     w->abort_percent = between(w, 0, 15);
     w->pause_permille = chance(w, 1, 2) ? 0 : between(w, 1, 40);
     w->fail_permille = chance(w, 1, 2) ? 0 : between(w, 1, 20);
-    w->check_every = n_requests <= 50 ? 1 : 64;
+    w->check_every = n_requests <= 50 ? 1 : 16;
     error err;
     if (!status_ok(sched_create(o, &w->s, &err))) FAIL(w, "sched_create: %s", err.text);
     w->sim = sim_backend_create(&(sim_options){.geometry = o->geometry,
