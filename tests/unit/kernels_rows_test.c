@@ -1,6 +1,6 @@
 /* Row operations: every ISA against float64, in place, at any width, and with bits that do not
  * depend on how many rows are computed. */
-#include "kernels/kernels.h"
+#include "tests/unit/kernels_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,45 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ISAS = 8, GUARD = 16 };
+enum { GUARD = 16 };
 
 /* Relative to the largest value of a row: a few f32 roundings for each factor, and 2 ulp of an
  * exponential. */
 static const double tolerance = 1e-6;
-
-typedef struct fixture {
-    thread_pool *pool;
-    kern_context *isas[MAX_ISAS];
-    size_t n_isas;
-} fixture;
-
-static int setup(void **state)
-{
-    fixture *f = calloc(1, sizeof *f);
-    if (!f || !status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 2}, &f->pool)))
-        return -1;
-    for (size_t i = 0; i < kern_isa_count(); i++) {
-        bool available;
-        const char *name = kern_isa_at(i, &available);
-        if (!available) {
-            printf("skipped: %s (this CPU lacks it)\n", name);
-            continue;
-        }
-        if (!status_ok(kern_create(&(kern_options){f->pool, name}, &f->isas[f->n_isas++], NULL)))
-            return -1;
-    }
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    fixture *f = *state;
-    for (size_t i = 0; i < f->n_isas; i++) kern_destroy(f->isas[i]);
-    thread_pool_destroy(f->pool);
-    free(f);
-    return 0;
-}
 
 /* n random floats and GUARD more that must not change. */
 static float *random_floats(rng *r, size_t n, float scale)

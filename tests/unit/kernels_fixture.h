@@ -1,0 +1,50 @@
+/* What the kernel tests share: a context for each ISA that this CPU runs. */
+#ifndef TESTS_UNIT_KERNELS_FIXTURE_H
+#define TESTS_UNIT_KERNELS_FIXTURE_H
+
+#include "kernels/kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FIXTURE_THREADS = 2, FIXTURE_ISAS = 8 };
+
+typedef struct fixture {
+    thread_pool *pool, *single;       /* of two threads, of one */
+    kern_context *isas[FIXTURE_ISAS]; /* on `pool`; [0] is the reference */
+    size_t n_isas;
+} fixture;
+
+static int setup(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    if (!f) return -1;
+    *state = f;
+    if (!status_ok(
+            thread_pool_create(&(thread_pool_options){.n_threads = FIXTURE_THREADS}, &f->pool)) ||
+        !status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &f->single)))
+        return -1;
+    for (size_t i = 0; i < kern_isa_count(); i++) {
+        bool available;
+        const char *name = kern_isa_at(i, &available);
+        if (!available) {
+            printf("skipped: %s (this CPU lacks it)\n", name);
+            continue;
+        }
+        if (!status_ok(kern_create(&(kern_options){f->pool, name}, &f->isas[f->n_isas++], NULL)))
+            return -1;
+    }
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    fixture *f = *state;
+    for (size_t i = 0; i < f->n_isas; i++) kern_destroy(f->isas[i]);
+    thread_pool_destroy(f->pool);
+    thread_pool_destroy(f->single);
+    free(f);
+    return 0;
+}
+
+#endif
