@@ -302,6 +302,8 @@ static const step_result *run_plan(engine *e, const step_plan *plan)
     status st = e->backend.ops->submit(e->backend.ctx, plan);
     if (status_ok(st)) st = e->backend.ops->collect(e->backend.ctx, &result);
     if (status_ok(st) && result->status.code == STATUS_INTERNAL) st = result->status;
+    if (status_ok(st) && status_ok(result->status) && result->checksum != plan->checksum)
+        st = status_make(STATUS_INTERNAL, "the backend's page tables differ from the scheduler's");
     if (status_ok(st)) return result;
     break_down(e, st);
     return NULL;

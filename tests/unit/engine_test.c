@@ -25,6 +25,7 @@ typedef struct scripted {
     _Atomic uint32_t steps;
     _Atomic uint32_t fail_at; /* this step fails; 0 = none */
     status failure;
+    bool lies;         /* about its tables */
     _Atomic bool hold; /* steps wait while it is set */
     const step_plan *plan;
     step_result result;
@@ -68,6 +69,7 @@ static status scripted_collect(void *ctx, const step_result **out)
                                             .top_logprobs = {-1}};
         }
     }
+    b->result.checksum += b->lies;
     if (step == atomic_load(&b->fail_at)) {
         b->result.status = b->failure;
         b->result.n_seqs = 0;
@@ -439,6 +441,16 @@ static void a_broken_backend_is_told_to_everybody(void **state)
     assert_int_equal(read_all(submit(f, "{\"prompt\": \"a\"}")).finish, ENGINE_FINISH_ERROR);
 }
 
+static void other_page_tables_break_the_backend(void **state)
+{
+    fixture *f = *state;
+    answer(f, "words");
+    f->model.lies = true;
+    reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_non_null(strstr(r.error_text, "page tables"));
+}
+
 /* ---- many at once
  * -------------------------------------------------------------------------------------------------------------
  */
@@ -492,6 +504,7 @@ int main(void)
         CASE_SMALL(a_slow_reader_stalls_its_own_stream_alone),
         CASE(a_failed_step_ends_its_requests_alone),
         CASE(a_broken_backend_is_told_to_everybody),
+        CASE(other_page_tables_break_the_backend),
         CASE(threads_share_the_engine),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
