@@ -327,9 +327,10 @@ static bool turn(engine *e, const step_plan **plan, const step_result **result)
     return *result != NULL;
 }
 
+/* What the last drain brought comes first; nothing arrives any more, for every stream was released
+ * before. */
 static void stop_everything(engine *e)
 {
-    drain(e, false);
     e->broken = true;
     take_inbox(e);
     break_down(e, status_make(STATUS_ABORTED, "the engine stops"));
