@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char name[] = "octavo score";
 
@@ -215,7 +216,9 @@ static status score_windows(scorer *sc, const tok_ids *ids, uint32_t window, uin
         p->first = (uint32_t)(scored_to - begin);
         RETURN_IF_ERROR(score_tokens(sc, p->ids, p->n, add_rows, p, err));
         scored_to = end - 1;
-        fprintf(stderr, "\r%s: %zu of %zu tokens%s", name, end, ids->n, end == ids->n ? "\n" : "");
+        if (isatty(STDERR_FILENO))
+            fprintf(stderr, "\r%s: %zu of %zu tokens%s", name, end, ids->n,
+                    end == ids->n ? "\n" : "");
     }
     return STATUS_IS_OK;
 }
