@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for n more bytes and the NUL. */
-static bool reserve(strbuf *b, size_t n)
+bool strbuf_reserve(strbuf *b, size_t n)
 {
     if (b->failed) return false;
     if (n < b->capacity - b->size) return true;
@@ -30,7 +29,7 @@ static bool reserve(strbuf *b, size_t n)
 
 void strbuf_append(strbuf *b, const void *bytes, size_t n)
 {
-    if (!reserve(b, n)) return;
+    if (!strbuf_reserve(b, n)) return;
     if (n > 0) memcpy(b->data + b->size, bytes, n);
     b->size += n;
     b->data[b->size] = 0;
@@ -48,7 +47,7 @@ void strbuf_printf(strbuf *b, const char *fmt, ...)
     int n = vsnprintf(NULL, 0, fmt, args);
     va_end(args);
     if (n < 0) b->failed = true;
-    else if (reserve(b, (size_t)n)) {
+    else if (strbuf_reserve(b, (size_t)n)) {
         vsnprintf(b->data + b->size, (size_t)n + 1, fmt, again);
         b->size += (size_t)n;
     }

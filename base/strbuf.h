@@ -13,6 +13,8 @@ typedef struct strbuf {
     bool failed;
 } strbuf;
 
+/* Room for n more bytes and the NUL; false (and failed) when memory is out. */
+bool strbuf_reserve(strbuf *b, size_t n);
 void strbuf_append(strbuf *b, const void *bytes, size_t n);
 void strbuf_puts(strbuf *b, const char *s);
 void strbuf_putc(strbuf *b, char c);

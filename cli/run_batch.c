@@ -184,7 +184,7 @@ static void print_choice(batch *b, job *j, const engine_output *out)
 
 static void end_choice(batch *b, job *j, const engine_output *out)
 {
-    bool aborted = out->finish == ENGINE_FINISH_ABORT || out->error_code == STATUS_ABORTED;
+    bool aborted = out->finish == ENGINE_FINISH_ABORT;
     if (!aborted) print_choice(b, j, out);
     run_choice_destroy(&j->choices[out->choice]);
     if (++j->n_ended < j->n) return;

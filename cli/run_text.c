@@ -48,8 +48,7 @@ static void end_choice(const run_session *s, answer *a, const json_t *id, const 
     run_choice *c = &a->choices[out->choice];
     a->n_ended++;
     if (out->finish == ENGINE_FINISH_ERROR) {
-        if (!a->failed && out->error_code != STATUS_ABORTED)
-            cli_complain(run_name, CLI_FAILED, out->error_text);
+        if (!a->failed) cli_complain(run_name, CLI_FAILED, out->error_text);
         a->failed = true;
     } else if (s->flags.json) {
         strbuf line = {0};

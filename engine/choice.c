@@ -61,7 +61,9 @@ status choice_push(choice_state *c, const engine_request *r, const uint32_t *sto
         c->finish = ENGINE_FINISH_STOP;
         c->stop_token = token;
     } else {
-        RETURN_IF_ERROR(tok_stream_push(&c->detokeniser, token, &c->held));
+        /* Weights may be padded to more ids than the tokenizer has: those have no text. */
+        if (token < tok_vocab_size(c->detokeniser.t))
+            RETURN_IF_ERROR(tok_stream_push(&c->detokeniser, token, &c->held));
         size_t at = 0, end = 0;
         c->stop_string = c->n_tokens > r->min_tokens ? find_stop(r, &c->held, &at, &end) : -1;
         if (c->stop_string >= 0) {

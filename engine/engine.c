@@ -162,6 +162,16 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
  * --------------------------------------------------------------------------------------------------------
  */
 
+void engine_count_out(engine *e, engine_finish how)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    e->stats.requests_aborted += how == ENGINE_FINISH_ABORT;
+    e->stats.requests_failed += how == ENGINE_FINISH_ERROR;
+    e->stats.requests_finished += how != ENGINE_FINISH_ABORT && how != ENGINE_FINISH_ERROR;
+    pthread_mutex_unlock(&e->stats_lock);
+    atomic_fetch_sub(&e->n_live, 1);
+}
+
 engine_stats engine_get_stats(engine *e)
 {
     pthread_mutex_lock(&e->stats_lock);

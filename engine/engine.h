@@ -6,11 +6,11 @@
  * only enqueue and read. Owner    the engine borrows backend, tokenizer and template (they must
  * outlive it); a stream belongs to whoever submitted the request and is released exactly once.
  * Threads  engine_submit, engine_stats: any thread. A stream is read by one thread at a time;
- * engine_stream_abort by any. `notify` is called from the engine's threads: it must not block or
- * call back into the stream. Units    microseconds of the monotonic clock; bytes of UTF-8. Errors
- * a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or
- * STATUS_QUEUE_FULL at once when the bounded queue is full) or, when it fails later, ends its own
- * stream; others go on.
+ * engine_stream_abort by any. `notify` is called from the engine's threads, under the stream's
+ * lock: it must not block or call back into the stream, and is not called after the release. Units
+ * microseconds of the monotonic clock; bytes of UTF-8. Errors a bad request is refused by
+ * engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or STATUS_QUEUE_FULL at once when the bounded
+ * queue is full) or, when it fails later, ends its own stream; others go on.
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H

@@ -118,13 +118,12 @@ status stream_create(engine *e, const engine_request *r, engine_stream **out);
 void stream_unref(engine_stream *s);
 /* Makes the ring, once the number of outputs is known. */
 status stream_make_ring(engine_stream *s, uint32_t capacity);
-/* Engine side. There is room: see stream_room. */
-void stream_push(engine_stream *s, const ring_item *item, const step_sample *tops,
+/* Engine side. There is room in the ring (see pause_if_full); false when memory is out. */
+bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops,
                  const char *text);
 /* The last item of a choice; takes over end->report.kept_json. */
 void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
-uint32_t stream_room(engine_stream *s);
-/* Ends every choice that has not ended with one error (copied). */
+/* Ends every choice that has not ended: aborted (STATUS_ABORTED), or with one error (copied). */
 void stream_fail(engine_stream *s, status_code code, const char *text);
 
 /* ---- the engine
@@ -197,6 +196,8 @@ struct engine {
     engine_stats stats;
 };
 
+/* A request has ended so: others may come. Any thread. */
+void engine_count_out(engine *e, engine_finish how);
 /* Takes a reference of the stream. False when memory is out. */
 bool inbox_put(engine *e, int kind, engine_stream *s);
 void *engine_loop(void *e);

@@ -95,7 +95,9 @@ static void end_choice(engine_stream *s, uint32_t choice, const sched_choice_inf
     choice_end end = {
         .finish = c->finish, .stop_token = c->stop_token, .stop_string = c->stop_string};
     end.usage = (engine_usage){s->n_tokens, c->n_tokens, info->cached_tokens};
-    end.timings.queue_us = s->added_us - s->submit_us + info->queued_us;
+    /* One that never ran was queued all its life. */
+    end.timings.queue_us =
+        info->queued_us < 0 ? now - s->submit_us : s->added_us - s->submit_us + info->queued_us;
     end.timings.ttft_us = c->first_token_us ? c->first_token_us - s->submit_us : 0;
     end.timings.total_us = now - s->submit_us;
     end.has_report = s->request.retention != NULL;
@@ -107,15 +109,9 @@ static void end_choice(engine_stream *s, uint32_t choice, const sched_choice_inf
 /* The stream leaves the engine: its reader may still hold it. */
 static void forget(engine *e, engine_stream *s)
 {
-    bool aborted = s->choices[0].finish == ENGINE_FINISH_ABORT;
-    pthread_mutex_lock(&e->stats_lock);
-    e->stats.requests_aborted += aborted;
-    e->stats.requests_failed += s->failed;
-    e->stats.requests_finished += !aborted && !s->failed;
-    pthread_mutex_unlock(&e->stats_lock);
     e->slots[(uint32_t)s->id] = NULL;
     e->free_slots[e->n_free_slots++] = (uint32_t)s->id;
-    atomic_fetch_sub(&e->n_live, 1);
+    engine_count_out(e, s->failed ? ENGINE_FINISH_ERROR : s->choices[0].finish);
     stream_unref(s);
 }
 
@@ -157,7 +153,7 @@ static void admit(engine *e, engine_stream *s)
     if (atomic_load(&s->aborted) || e->broken) {
         stream_fail(s, e->broken ? STATUS_INTERNAL : STATUS_ABORTED,
                     e->broken ? "the backend has failed" : "aborted before it began");
-        atomic_fetch_sub(&e->n_live, 1);
+        engine_count_out(e, s->choices[0].finish);
         return;
     }
     uint32_t slot = e->free_slots[--e->n_free_slots];
@@ -237,7 +233,10 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
                       .rank = sample->rank,
                       .n_top = sample->n_top,
                       .text_bytes = (uint32_t)e->text.size};
-    stream_push(s, &item, sample, e->text.data ? e->text.data : "");
+    if (!stream_push(s, &item, sample, e->text.data ? e->text.data : "")) {
+        fail_stream(e, s, status_make(STATUS_NO_MEMORY, "output text"));
+        return;
+    }
     if (c->finish != ENGINE_FINISH_NONE) finish_choice(e, s, choice, c->finish);
 }
 
@@ -309,6 +308,21 @@ static const step_result *run_plan(engine *e, const step_plan *plan)
     return NULL;
 }
 
+/* A request that the scheduler had no memory for is unknown to it. The ENDs that this adds for it
+ * go with the events: nobody waits for them. */
+static void take_added(engine *e)
+{
+    for (size_t i = 0, n = e->n_events; i < n; i++) {
+        if (e->events[i].kind != SCHED_ADD) continue;
+        engine_stream *s = find_stream(e, e->events[i].add->id);
+        sched_choice_info info = {0};
+        if (sched_describe(e->sched, s->id, 0, &info).code == STATUS_NOT_FOUND)
+            fail_stream(e, s, status_make(STATUS_NO_MEMORY, "request: out of memory"));
+        free(info.report.kept_json);
+    }
+    e->n_events = 0;
+}
+
 /* One turn: what happened goes to the scheduler, its plan to the backend. False when there is
  * nothing to run. */
 static bool turn(engine *e, const step_plan **plan, const step_result **result)
@@ -319,7 +333,7 @@ static bool turn(engine *e, const step_plan **plan, const step_result **result)
     int64_t start = clock_now_us();
     *plan = sched_step(e->sched, start, e->events, e->n_events);
     int64_t schedule_us = clock_now_us() - start;
-    e->n_events = 0;
+    take_added(e);
     charge_selection(e, schedule_us);
     take_ended(e);
     *result = sched_plan_empty(*plan) ? NULL : run_plan(e, *plan);

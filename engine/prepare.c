@@ -219,7 +219,7 @@ void *prepare_loop(void *arg)
             st = error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
         if (status_ok(st)) continue;
         stream_fail(s, st.code, err.text);
-        atomic_fetch_sub(&e->n_live, 1);
+        engine_count_out(e, ENGINE_FINISH_ERROR);
     }
     return NULL;
 }

@@ -94,6 +94,8 @@ status engine_request_check(const engine_request *r, const backend_info *info, b
                          sources);
     if (r->messages && !has_template)
         return error_set(err, STATUS_UNSUPPORTED, "messages: this model has no chat template");
+    if (r->prompt_token_ids && r->n_prompt_token_ids == 0)
+        return error_set(err, STATUS_INVALID, "prompt_token_ids: has no tokens");
     for (uint32_t i = 0; i < r->n_prompt_token_ids; i++)
         if (r->prompt_token_ids[i] >= info->vocab_size)
             return error_set(err, STATUS_INVALID,

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Text of a token, as a ring has room for on average. */
+enum { ITEM_TEXT_BYTES = 16 };
+
 /* ---- life
  * -------------------------------------------------------------------------------------------------
  */
@@ -56,7 +59,13 @@ void stream_unref(engine_stream *s)
 status stream_make_ring(engine_stream *s, uint32_t capacity)
 {
     ring_item *ring = calloc(capacity, sizeof *ring);
-    if (!ring) return status_make(STATUS_NO_MEMORY, "output ring");
+    /* What a full ring usually carries, so that pushing allocates nothing. */
+    size_t n_top = s->request.logprobs > 0 ? (size_t)s->request.logprobs : 0;
+    size_t bytes = ITEM_TEXT_BYTES + n_top * (sizeof(uint32_t) + sizeof(float));
+    if (!ring || !strbuf_reserve(&s->blob, capacity * bytes)) {
+        free(ring);
+        return status_make(STATUS_NO_MEMORY, "output ring");
+    }
     free(s->ring);
     s->ring = ring;
     s->capacity = capacity;
@@ -66,10 +75,16 @@ status stream_make_ring(engine_stream *s, uint32_t capacity)
 /* ---- the engine's side
  * -------------------------------------------------------------------------------------- */
 
+/* Called with the lock held, so that a stream that was released hears no more. */
+static void tell_reader(engine_stream *s)
+{
+    pthread_cond_signal(&s->readable);
+    if (s->notify) s->notify(s->notify_ctx);
+}
+
 static void put_item(engine_stream *s, const ring_item *item)
 {
     s->ring[(s->head + s->count++) % s->capacity] = *item;
-    pthread_cond_signal(&s->readable);
 }
 
 /* What has been read leaves the blob, so that it grows no further than the ring is full. */
@@ -81,16 +96,22 @@ static void blob_compact(engine_stream *s)
     s->blob_read = 0;
 }
 
-void stream_push(engine_stream *s, const ring_item *item, const step_sample *tops, const char *text)
+bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops, const char *text)
 {
+    size_t ids = item->n_top * sizeof tops->top_ids[0];
+    size_t logprobs = item->n_top * sizeof tops->top_logprobs[0];
     pthread_mutex_lock(&s->lock);
     blob_compact(s);
-    strbuf_append(&s->blob, text, item->text_bytes);
-    strbuf_append(&s->blob, tops->top_ids, item->n_top * sizeof tops->top_ids[0]);
-    strbuf_append(&s->blob, tops->top_logprobs, item->n_top * sizeof tops->top_logprobs[0]);
-    put_item(s, item);
+    bool ok = strbuf_reserve(&s->blob, item->text_bytes + ids + logprobs);
+    if (ok) {
+        strbuf_append(&s->blob, text, item->text_bytes);
+        strbuf_append(&s->blob, tops->top_ids, ids);
+        strbuf_append(&s->blob, tops->top_logprobs, logprobs);
+        put_item(s, item);
+        tell_reader(s);
+    }
     pthread_mutex_unlock(&s->lock);
-    if (s->notify) s->notify(s->notify_ctx);
+    return ok;
 }
 
 /* A choice's end rides on its last token when that has not been read yet, as clients expect. */
@@ -100,7 +121,6 @@ static void attach_end(engine_stream *s, uint32_t choice)
         ring_item *item = &s->ring[(s->head + i) % s->capacity];
         if (item->choice != choice) continue;
         item->is_last = true;
-        pthread_cond_signal(&s->readable);
         return;
     }
     ring_item end = {.choice = choice, .is_last = true};
@@ -112,16 +132,8 @@ void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end)
     pthread_mutex_lock(&s->lock);
     s->ends[choice] = *end;
     attach_end(s, choice);
+    tell_reader(s);
     pthread_mutex_unlock(&s->lock);
-    if (s->notify) s->notify(s->notify_ctx);
-}
-
-uint32_t stream_room(engine_stream *s)
-{
-    pthread_mutex_lock(&s->lock);
-    uint32_t room = s->capacity - s->count;
-    pthread_mutex_unlock(&s->lock);
-    return room;
 }
 
 void stream_fail(engine_stream *s, status_code code, const char *text)
@@ -129,13 +141,13 @@ void stream_fail(engine_stream *s, status_code code, const char *text)
     pthread_mutex_lock(&s->lock);
     snprintf(s->failure.text, sizeof s->failure.text, "%s", text);
     pthread_mutex_unlock(&s->lock);
-    choice_end end = {
-        .finish = ENGINE_FINISH_ERROR, .stop_token = -1, .stop_string = -1, .error_code = code};
+    engine_finish finish = code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR;
+    choice_end end = {.finish = finish, .stop_token = -1, .stop_string = -1, .error_code = code};
     end.timings.total_us = clock_now_us() - s->submit_us;
     end.usage.prompt_tokens = s->n_tokens;
     for (uint32_t i = 0; i < s->request.n; i++) {
         if (s->ends[i].finish != ENGINE_FINISH_NONE) continue;
-        s->choices[i].finish = ENGINE_FINISH_ERROR;
+        s->choices[i].finish = finish;
         end.usage.completion_tokens = s->choices[i].n_tokens;
         stream_push_end(s, i, &end);
     }
@@ -218,6 +230,9 @@ void engine_stream_abort(engine_stream *s)
 void engine_stream_release(engine_stream *s)
 {
     if (!s) return;
+    pthread_mutex_lock(&s->lock);
+    s->notify = NULL;
+    pthread_mutex_unlock(&s->lock);
     engine_stream_abort(s);
     stream_unref(s);
 }

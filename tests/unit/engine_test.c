@@ -87,16 +87,28 @@ typedef struct fixture {
     backend backend;
     tokenizer *tokenizer;
     chat_template *chat;
+    allocator alloc;
+    _Atomic bool no_memory; /* for what the engine and its scheduler allocate */
     engine *engine;
     uint32_t eos;
 } fixture;
+
+static void *fixture_resize(void *ctx, void *ptr, size_t size)
+{
+    fixture *f = ctx;
+    if (size == 0) {
+        free(ptr);
+        return NULL;
+    }
+    return atomic_load(&f->no_memory) ? NULL : realloc(ptr, size);
+}
 
 static int setup_with(void **state, uint32_t max_requests, uint32_t ring)
 {
     fixture *f = calloc(1, sizeof *f);
     error err = {{0}};
     f->model.info = (backend_info){.name = "scripted",
-                                   .vocab_size = 1024,
+                                   .vocab_size = 1024 + 16, /* padded */
                                    .max_positions = 2048,
                                    .max_rows = MAX_ROWS,
                                    .max_seqs = MAX_SEQS,
@@ -121,7 +133,9 @@ static int setup_with(void **state, uint32_t max_requests, uint32_t ring)
                         .prefix_cache = true,
                         .stop_ids = &f->eos,
                         .n_stop_ids = 1,
-                        .ring_capacity = ring};
+                        .ring_capacity = ring,
+                        .alloc = &f->alloc};
+    f->alloc = (allocator){fixture_resize, f};
     if (!status_ok(engine_create(&o, &f->engine, &err))) fail_msg("%s", err.text);
     *state = f;
     return 0;
@@ -309,6 +323,7 @@ static void bad_requests_are_refused_by_name(void **state)
     expect_refused(f, "{\"prompt\": \"a\", \"prompt_token_ids\": [1]}", "prompt_token_ids");
     expect_refused(f, "{\"prompt\": \"\"}", "prompt");
     expect_refused(f, "{\"prompt_token_ids\": [5000]}", "prompt_token_ids[0]");
+    expect_refused(f, "{\"prompt_token_ids\": []}", "prompt_token_ids: has no tokens");
     expect_refused(f, "{\"prompt\": \"a\", \"top_p\": 0}", "top_p");
     expect_refused(f, "{\"prompt\": \"a\", \"temperature\": -1}", "temperature");
     expect_refused(f, "{\"prompt\": \"a\", \"n\": 9}", "n:");
@@ -370,6 +385,44 @@ static void aborted_streams_end(void **state)
         submit(f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 1900}"));
 }
 
+static void count_notice(void *ctx) { atomic_fetch_add((_Atomic uint32_t *)ctx, 1); }
+
+static void a_released_stream_is_not_told_of(void **state)
+{
+    fixture *f = *state;
+    answer(f, "x");
+    engine_request r = request("{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 1900}");
+    engine_stream *s;
+    engine_output out;
+    _Atomic uint32_t notices = 0;
+    assert_true(status_ok(engine_submit(f->engine, &r, count_notice, (void *)&notices, &s, NULL)));
+    engine_request_destroy(&r);
+    assert_true(engine_stream_wait(s, &out));
+    atomic_store(&f->model.hold, true); /* the step that runs now has a token and the end to tell */
+    engine_stream_release(s);
+    uint32_t before = atomic_load(&notices);
+    assert_true(before > 0);
+    atomic_store(&f->model.hold, false);
+    while (engine_get_stats(f->engine).requests_aborted == 0) nap();
+    assert_int_equal(atomic_load(&notices), before);
+}
+
+/* Whether it was aborted before the engine's thread knew of it or while it ran. */
+static void aborts_end_as_aborts(void **state)
+{
+    fixture *f = *state;
+    answer(f, "x");
+    for (uint32_t i = 1; i <= 40; i++) {
+        engine_stream *s =
+            submit(f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 1900}");
+        engine_stream_abort(s);
+        reading r = read_all(s);
+        assert_int_equal(r.ends, 1);
+        assert_int_equal(r.finish, ENGINE_FINISH_ABORT);
+        while (engine_get_stats(f->engine).requests_aborted < i) nap();
+    }
+}
+
 static void a_full_queue_says_so_at_once(void **state)
 {
     fixture *f = *state;
@@ -427,6 +480,36 @@ static void a_failed_step_ends_its_requests_alone(void **state)
     r = read_all(submit(f, "{\"prompt\": \"a\"}"));
     assert_int_equal(r.finish, ENGINE_FINISH_STOP);
     assert_string_equal(r.text, "some words to say here");
+}
+
+static void a_request_without_memory_fails_alone(void **state)
+{
+    fixture *f = *state;
+    answer(f, "words");
+    for (int i = 0; i < 4; i++) read_all(submit(f, "{\"prompt\": \"a\"}")); /* inboxes are there */
+    atomic_store(&f->no_memory, true);
+    reading r = read_all(submit(f, "{\"prompt\": \"a\", \"n\": 2}"));
+    assert_int_equal(r.ends, 2);
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_non_null(strstr(r.error_text, "out of memory"));
+    atomic_store(&f->no_memory, false);
+    assert_string_equal(read_all(submit(f, "{\"prompt\": \"a\"}")).text, "words");
+}
+
+/* Weights are padded, and random ones draw any id. */
+static void ids_without_a_token_have_no_text(void **state)
+{
+    fixture *f = *state;
+    answer(f, "one two");
+    uint32_t unknown = tok_vocab_size(f->tokenizer);
+    assert_true(unknown < f->model.info.vocab_size);
+    memmove(f->model.script + 1, f->model.script, f->model.n_script * sizeof f->model.script[0]);
+    f->model.script[0] = unknown;
+    f->model.n_script++;
+    reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_STOP);
+    assert_string_equal(r.text, "one two");
+    assert_int_equal(r.usage.completion_tokens, f->model.n_script);
 }
 
 static void a_broken_backend_is_told_to_everybody(void **state)
@@ -500,9 +583,13 @@ int main(void)
         CASE(bad_requests_are_refused_by_name),
         CASE(unknown_fields_are_refused_by_name),
         CASE(aborted_streams_end),
+        CASE(a_released_stream_is_not_told_of),
+        CASE(aborts_end_as_aborts),
         CASE_SMALL(a_full_queue_says_so_at_once),
         CASE_SMALL(a_slow_reader_stalls_its_own_stream_alone),
         CASE(a_failed_step_ends_its_requests_alone),
+        CASE(a_request_without_memory_fails_alone),
+        CASE(ids_without_a_token_have_no_text),
         CASE(a_broken_backend_is_told_to_everybody),
         CASE(other_page_tables_break_the_backend),
         CASE(threads_share_the_engine),
