@@ -70,12 +70,13 @@ static bool counts_reserve(token_counts *c, uint32_t n)
     return true;
 }
 
-/* Room was reserved; a token that finds none (out of memory at reserve) is not counted. */
+/* Room was reserved when the sequence was opened: drawing allocates nothing. What goes beyond the
+ * length announced then is not counted. */
 static void counts_add(token_counts *c, uint32_t token, bool output)
 {
-    if (2 * (c->n + 1) > c->capacity && !counts_reserve(c, c->n + 1)) return;
     token_count *slot = counts_slot(c, token);
     if (slot->key == 0) {
+        if (2 * (c->n + 1) > c->capacity) return;
         *slot = (token_count){.key = token + 1};
         c->n++;
     }
@@ -158,7 +159,8 @@ status sampler_open(sampler *s, const step_open *open)
     if (q->counts.slots) memset(q->counts.slots, 0, q->counts.capacity * sizeof *q->counts.slots);
     q->counts.n = 0;
     if (!q->counting) return STATUS_IS_OK;
-    if (!counts_reserve(&q->counts, open->n_history))
+    uint32_t most = open->n_most > open->n_history ? open->n_most : open->n_history;
+    if (!counts_reserve(&q->counts, most < s->vocab_size ? most : s->vocab_size))
         return status_make(STATUS_NO_MEMORY, "step_open");
     for (uint32_t i = 0; i < open->n_history; i++)
         counts_add(&q->counts, open->history[i], i >= open->n_prompt);

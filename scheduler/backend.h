@@ -46,6 +46,7 @@ typedef struct step_open {
     const uint32_t *history;
     uint32_t n_history;
     uint32_t n_prompt;
+    uint32_t n_most; // tokens it will ever know: room for its history is made now
 } step_open;
 
 /* One sequence's share of a step. Its tokens already have slots: the deltas of this plan appended

@@ -73,6 +73,7 @@ static void add_open(sched *s, sched_seq *q)
         .history = e->has_penalties ? q->tokens : NULL,
         .n_history = e->has_penalties ? q->n_tokens : 0,
         .n_prompt = e->n_prompt,
+        .n_most = e->n_prompt + e->max_new_tokens,
     };
 }
 

@@ -316,6 +316,24 @@ static void a_draw_depends_on_its_own_request_alone(void **state)
     assert_true(differ); /* choices of one request draw differently */
 }
 
+/* The history has room for as many tokens as the opening announced. */
+static void a_long_history_counts_every_token(void **state)
+{
+    fixture *f = *state;
+    sample_params p = neutral;
+    p.temperature = 0;
+    p.presence_penalty = 1;
+    memset(f->logits, 0, VOCAB * sizeof *f->logits);
+    step_open open = {.params = &p, .n_most = VOCAB};
+    assert_true(status_ok(sampler_open(f->sampler, &open)));
+    for (uint32_t i = 0; i < VOCAB; i++) { /* what was said is passed over from then on */
+        step_sample out;
+        sampler_draw d = {.sample_index = i, .own = true, .logits = f->logits, .out = &out};
+        sampler_run(f->sampler, &d, 1);
+        assert_int_equal(out.token, i);
+    }
+}
+
 static void hostile_opens_are_refused(void **state)
 {
     fixture *f = *state;
@@ -339,6 +357,7 @@ int main(void)
         CASE(min_tokens_masks_stops_and_bias_moves_logits),
         CASE(logprobs_are_of_the_raw_logits),
         CASE(a_draw_depends_on_its_own_request_alone),
+        CASE(a_long_history_counts_every_token),
         CASE(hostile_opens_are_refused),
     };
     return cmocka_run_group_tests_name("model_sampler", tests, NULL, NULL);
