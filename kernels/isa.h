@@ -34,12 +34,9 @@ typedef struct kern_isa {
 
     /* ---- matmul ---- */
     unsigned tile_rows;   /* most rows of a tile, <= KERN_TILE_ROWS */
-    unsigned widen_tiles; /* tiles over one panel from which it pays to widen it */
     uint8_t tile_panels[KERN_TILE_ROWS + 1]; /* panels that a tile of so many rows takes at once */
     kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1];  /* tile_panels[rows] panels */
     kern_tile_fn tile1[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* one panel */
-    /* out [k][16] f32 = k columns of one panel from w on. */
-    void (*widen[KERN_DTYPES])(const void *w, size_t k, float *out);
     /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write KERN_PANEL
      * floats more than that. */
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);

@@ -25,12 +25,6 @@ static inline void tile_1x1(dtype type, const void *w, size_t k, const float *x,
         (void)w_stride;                                                                            \
         (void)ahead;                                                                               \
         tile_1x1(type, w, k, x, acc);                                                              \
-    }                                                                                              \
-    static void widen_##name##__ref(const void *w, size_t k, float *out)                           \
-    {                                                                                              \
-        for (size_t i = 0; i < k; i++)                                                             \
-            for (size_t c = 0; c < KERN_PANEL; c++)                                                \
-                out[i * KERN_PANEL + c] = weight_at(type, w, i, c);                                \
     }
 
 TILE_REF(f32, DTYPE_F32)
@@ -56,14 +50,10 @@ static double fma_burst__ref(size_t rounds, float *sink)
 void kern_matmul_fill_ref(kern_isa *isa)
 {
     isa->tile_rows = 1;
-    isa->widen_tiles = 4;
     isa->tile_panels[1] = 1;
     kern_tile_fn tile[KERN_DTYPES] = {
         [DTYPE_F32] = tile_f32__ref, [DTYPE_BF16] = tile_bf16__ref, [DTYPE_F16] = tile_f16__ref};
     for (int t = 0; t < KERN_DTYPES; t++) isa->tile[t][1] = isa->tile1[t][1] = tile[t];
-    isa->widen[DTYPE_F32] = widen_f32__ref;
-    isa->widen[DTYPE_BF16] = widen_bf16__ref;
-    isa->widen[DTYPE_F16] = widen_f16__ref;
     isa->pack_x = pack_x__ref;
     isa->fma_burst = fma_burst__ref;
 }

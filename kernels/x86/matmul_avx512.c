@@ -138,8 +138,6 @@ static double fma_burst__avx512(size_t rounds, float *sink)
 void kern_matmul_fill_avx512(kern_isa *isa)
 {
     isa->tile_rows = TILE_ROWS;
-    isa->widen_tiles =
-        UINT32_MAX; /* beside 48 FMAs two conversions are cheaper than the L1 space */
 #define SET_TILE(name, type, rows, side)                                                           \
     isa->tile_panels[rows] = side;                                                                 \
     isa->tile[type][rows] = tile_##name##_##rows##__avx512;                                        \
