@@ -1,7 +1,8 @@
 /* `octavo bench kernels`: each operation, timed alone on cold operands, beside the limits of this
  * machine measured in the same minute. Bytes moved and operations are counted beside each call. */
-#include "cli/bench_attention.h"
 #include "cli/bench_kernels.h"
+#include "cli/bench_attention.h"
+#include "cli/cli.h"
 
 #include "kernels/kernels.h"
 
@@ -14,6 +15,26 @@ enum {
     RUNS_MIN = 5,
     RUNS_MAX = 101,
     RUNS_US = 400 * 1000, /* at most about this long for each line once RUNS_MIN are done */
+};
+
+static const char name[] = "octavo bench kernels";
+
+typedef struct kernels_flags {
+    uint32_t threads, rows;
+    const char *dtype, *isa;
+} kernels_flags;
+
+static const char *const dtypes[] = {"bf16", "f16", "f32", NULL};
+
+static const arg_flag flags_table[] = {
+    ARG_ROW("threads", "N", ARG_COUNT, kernels_flags, threads,
+            "threads (default: all allowed cores)", .min = 1, .max = 1024),
+    ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows, "most rows of a matrix product", .min = 1,
+            .max = 2048, .initial = "512"),
+    ARG_ROW("dtype", "TYPE", ARG_CHOICE, kernels_flags, dtype, "type of weights and KV pages",
+            .initial = "bf16", .choices = dtypes),
+    ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
+            "instruction set (default: the best this CPU has)"),
 };
 
 typedef struct bench {
@@ -157,72 +178,59 @@ static status bench_all_matmuls(bench *b, size_t m_max)
     return STATUS_IS_OK;
 }
 
-static int fail(const char *what)
-{
-    fprintf(stderr, "octavo bench kernels: %s\n", what);
-    return 1;
-}
-
-static bool parse_type(const char *name, dtype *out)
-{
-    for (int t = 0; t < 3; t++)
-        if (strcmp(name, dtype_name((dtype)t)) == 0) {
-            *out = (dtype)t;
-            return true;
-        }
-    return false;
-}
-
-static bool parse_count(const char *text, unsigned max, unsigned *out)
-{
-    char *end = NULL;
-    unsigned long v = strtoul(text, &end, 10);
-    *out = (unsigned)v;
-    return end != text && *end == '\0' && v >= 1 && v <= max;
-}
-
 static int run(bench *b, unsigned n_threads, size_t m_max)
 {
     printf("isa %s, %u threads\n", kern_isa_name(b->kc), n_threads);
-    if (!status_ok(measure_limits(b, false))) return fail("out of memory");
+    if (!status_ok(measure_limits(b, false)))
+        return cli_complain(name, CLI_FAILED, "out of memory");
     printf("limits now: read %.2f GB/s, f32 FMA %.1f GFLOP/s; measured again around each shape\n\n",
            b->limits.read_gb_s, b->limits.fma_gflop_s);
     printf("%-9s %5s x %-5s %-5s %5s %10s %10s %9s %8s %8s %8s\n", "matmul", "n", "k", "type",
            "rows", "median us", "best us", "GFLOP/s", "GB/s", "of fma", "of read");
     status st = bench_all_matmuls(b, m_max);
     if (status_ok(st)) st = bench_attention(b->kc, b->type);
-    return status_ok(st) ? 0 : fail(st.message);
+    return status_ok(st)
+               ? 0
+               : cli_complain(name, CLI_FAILED, st.message ? st.message : status_text(st.code));
+}
+
+static dtype named_type(const char *type)
+{
+    return strcmp(type, "f32") == 0 ? DTYPE_F32 : strcmp(type, "f16") == 0 ? DTYPE_F16 : DTYPE_BF16;
+}
+
+static int open_and_run(const kernels_flags *f)
+{
+    bench b = {.type = named_type(f->dtype)};
+    unsigned n_threads = f->threads ? f->threads : cpu_count_allowed();
+    error err = {{0}};
+    thread_pool_options threads = {.n_threads = n_threads, .pin = true};
+    status st = thread_pool_create(&threads, &b.pool);
+    if (!status_ok(st)) return cli_complain(name, CLI_FAILED, status_text(st.code));
+    kern_options options = {.pool = b.pool, .isa = f->isa};
+    st = kern_create(&options, &b.kc, &err);
+    int result =
+        status_ok(st) ? run(&b, n_threads, f->rows) : cli_complain(name, CLI_FAILED, err.text);
+    kern_destroy(b.kc);
+    thread_pool_destroy(b.pool);
+    return result;
 }
 
 int cli_bench_kernels(int argc, char **argv)
 {
-    unsigned n_threads = cpu_count_allowed(), m_max = 512;
-    const char *isa = NULL;
-    bench b = {.type = DTYPE_BF16};
-    for (int i = 1; i < argc; i += 2) {
-        const char *flag = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
-        bool ok = false;
-        if (strcmp(flag, "--threads") == 0) ok = parse_count(value, 1024, &n_threads);
-        else if (strcmp(flag, "--rows") == 0) ok = parse_count(value, 2048, &m_max);
-        else if (strcmp(flag, "--dtype") == 0) ok = parse_type(value, &b.type);
-        else if (strcmp(flag, "--isa") == 0) ok = (isa = value)[0] != '\0';
-        else
-            return fail(
-                "flags: --threads N, --rows N (at most 2048), --dtype bf16|f16|f32, --isa NAME");
-        if (!ok) {
-            fprintf(stderr, "octavo bench kernels: %s: impossible value '%s'\n", flag, value);
-            return 1;
-        }
-    }
-    error err = {{0}};
-    int rc = 1;
-    status st =
-        thread_pool_create(&(thread_pool_options){.n_threads = n_threads, .pin = true}, &b.pool);
-    if (!status_ok(st)) return fail(status_text(st.code));
-    st = kern_create(&(kern_options){.pool = b.pool, .isa = isa}, &b.kc, &err);
-    if (status_ok(st)) rc = run(&b, n_threads, m_max);
-    else fail(err.text);
-    kern_destroy(b.kc);
-    thread_pool_destroy(b.pool);
-    return rc;
+    kernels_flags f = {0};
+    const arg_group group = {"Flags", flags_table, sizeof flags_table / sizeof flags_table[0], &f};
+    const arg_command command = {
+        .name = name,
+        .usage = "[flags]",
+        .about = "Each kernel alone on cold operands of a 1.1B Llama: time, GB/s, GFLOP/s and the "
+                 "share\n"
+                 "of this machine's limits, measured in the same run.",
+        .groups = &group,
+        .n_groups = 1,
+    };
+    int result;
+    if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
+    result = open_and_run(&f);
+    return cli_finish_output(name) ? result : CLI_FAILED;
 }

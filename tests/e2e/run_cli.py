@@ -517,6 +517,7 @@ class Refusals(unittest.TestCase):
             [["tokenize"], "--model is missing"],
             [["inspect"], "DIR is missing"],
             [["methods", "--bananas"], "--bananas"],
+            [["bench", "kernels", "--bananas"], "--bananas"],
             [["bench", "engine"], "--model and --shape"],
             [["bench", "engine", "--model", MODEL, "--batch", "1,x"], "--batch"],
             [["bananas"], "unknown command 'bananas'"],
