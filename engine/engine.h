@@ -1,16 +1,19 @@
 /* engine: requests in, token streams out.
  *
  * What     the thread that drives scheduler and backend, and around it everything a request needs:
- * parsing of its JSON fields, chat template, tokenizing (a few worker threads), detokenising, stop
- * strings and stop tokens, lengths, logprobs, bounded output rings, reports. Front ends (cli, rpc)
- * only enqueue and read. Owner    the engine borrows backend, tokenizer and template (they must
- * outlive it); a stream belongs to whoever submitted the request and is released exactly once.
+ *          parsing of its JSON fields, chat template, tokenizing (a few worker threads),
+ *          detokenising, stop strings and stop tokens, lengths, logprobs, bounded output rings,
+ *          reports. Front ends (cli, rpc) only enqueue and read.
+ * Owner    the engine borrows backend, tokenizer and template (they must outlive it); a stream
+ *          belongs to whoever submitted the request and is released exactly once.
  * Threads  engine_submit, engine_stats: any thread. A stream is read by one thread at a time;
- * engine_stream_abort by any. `notify` is called from the engine's threads, under the stream's
- * lock: it must not block or call back into the stream, and is not called after the release. Units
- * microseconds of the monotonic clock; bytes of UTF-8. Errors a bad request is refused by
- * engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or STATUS_QUEUE_FULL at once when the bounded
- * queue is full) or, when it fails later, ends its own stream; others go on.
+ *          engine_stream_abort by any. `notify` is called from the engine's threads, under the
+ *          stream's lock: it must not block or call back into the stream, and is not called after
+ *          the release.
+ * Units    microseconds of the monotonic clock; bytes of UTF-8.
+ * Errors   a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or
+ *          STATUS_QUEUE_FULL at once when the bounded queue is full) or, when it fails later, ends
+ *          its own stream; others go on.
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -44,9 +47,7 @@ status engine_create(const engine_options *options, engine **out, error *err);
 /* Ends what still runs, joins the threads. Every stream must have been released. */
 void engine_destroy(engine *e);
 
-/* ---- requests
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 enum { ENGINE_STOPS_MAX = 16, ENGINE_STOP_BYTES_MAX = 256, ENGINE_N_MAX = 128 };
 
@@ -104,9 +105,7 @@ typedef void (*engine_notify)(void *ctx); /* something can be read, or the strea
 status engine_submit(engine *e, const engine_request *r, engine_notify notify, void *ctx,
                      engine_stream **out, error *err);
 
-/* ---- streams
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 typedef enum engine_finish {
     ENGINE_FINISH_NONE,
@@ -152,9 +151,7 @@ void engine_stream_abort(engine_stream *s);
 /* Aborts what still runs and frees the stream. */
 void engine_stream_release(engine_stream *s);
 
-/* ---- numbers
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 typedef struct engine_stats {
     sched_stats sched;

@@ -13,8 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* ---- requests (request.c)
- * ------------------------------------------------------------------------------------ */
+/* ---- requests (request.c) -------------------------------------------------------------------- */
 
 /* A copy that shares nothing with the original. */
 status engine_request_copy(const engine_request *from, engine_request *to);
@@ -22,8 +21,7 @@ status engine_request_copy(const engine_request *from, engine_request *to);
 status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
                             error *err);
 
-/* ---- one choice: tokens to text, and when to stop (choice.c; engine thread only)
- * ------------------------- */
+/* ---- one choice: tokens to text, and when to stop (choice.c; engine thread only) ------------- */
 
 typedef struct choice_state {
     tok_stream detokeniser;
@@ -43,9 +41,7 @@ void choice_destroy(choice_state *c);
 status choice_push(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
                    uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token, strbuf *text);
 
-/* ---- a stream
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- a stream -------------------------------------------------------------------------------- */
 
 /* A queued output. Its text and its top logprobs lie in the stream's blob, in this order: text,
  * ids, logprobs. */
@@ -126,9 +122,7 @@ void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
 /* Ends every choice that has not ended: aborted (STATUS_ABORTED), or with one error (copied). */
 void stream_fail(engine_stream *s, status_code code, const char *text);
 
-/* ---- the engine
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- the engine ------------------------------------------------------------------------------ */
 
 /* What other threads tell the engine thread. Each item holds a reference of its stream. */
 typedef struct inbox_item {

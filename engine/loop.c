@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- inbox
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- inbox ----------------------------------------------------------------------------------- */
 
 bool inbox_put(engine *e, int kind, engine_stream *s)
 {
@@ -52,9 +50,7 @@ static bool drain(engine *e, bool wait)
     return !stop;
 }
 
-/* ---- events
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 /* A few kilobytes without which nothing could go on: growing fails only where malloc never does. */
 static bool reserve(void **items, size_t *capacity, size_t n, size_t size)
@@ -85,8 +81,7 @@ static bool is_known(const engine *e, const engine_stream *s)
     return s->id != 0 && find_stream(e, s->id) == s;
 }
 
-/* ---- choices end
- * ---------------------------------------------------------------------------------------------- */
+/* ---- choices end ----------------------------------------------------------------------------- */
 
 static void end_choice(engine_stream *s, uint32_t choice, const sched_choice_info *info)
 {
@@ -145,8 +140,7 @@ static void take_ended(engine *e)
     e->n_ending = 0;
 }
 
-/* ---- streams come in
- * ------------------------------------------------------------------------------------------- */
+/* ---- streams come in ------------------------------------------------------------------------- */
 
 static void admit(engine *e, engine_stream *s)
 {
@@ -189,8 +183,7 @@ static void take_inbox(engine *e)
     e->n_drained = 0;
 }
 
-/* ---- tokens go out
- * ---------------------------------------------------------------------------------------------- */
+/* ---- tokens go out --------------------------------------------------------------------------- */
 
 /* Too little room for another step of every choice: the sequence waits for its reader. */
 static void pause_if_full(engine *e, engine_stream *s)
@@ -265,9 +258,7 @@ static void charge_selection(engine *e, int64_t us)
     e->n_measured = 0;
 }
 
-/* ---- the loop
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static void count_step(engine *e, const step_result *result, int64_t schedule_us)
 {

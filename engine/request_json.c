@@ -18,9 +18,7 @@ static status bad(const field_place *at, error *err, const char *what)
     return error_set(err, STATUS_INVALID, "%s: %s: %s", at->where, at->key, what);
 }
 
-/* ---- scalars
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- scalars --------------------------------------------------------------------------------- */
 
 static status read_uint(const field_place *at, uint32_t min, uint32_t *out, error *err)
 {
@@ -98,8 +96,7 @@ static status read_top_logprobs(const field_place *at, engine_request *r, error 
     return read_int(at, &r->logprobs, err);
 }
 
-/* ---- strings and lists
- * ------------------------------------------------------------------------------------------ */
+/* ---- strings and lists ----------------------------------------------------------------------- */
 
 static status copy_string(const field_place *at, const json_t *value, char **out, error *err)
 {
@@ -203,9 +200,7 @@ static status read_logit_bias(const field_place *at, engine_request *r, error *e
     return STATUS_IS_OK;
 }
 
-/* ---- trees
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- trees ----------------------------------------------------------------------------------- */
 
 static status keep_tree(const field_place *at, json_t **slot, bool right_type, const char *what,
                         error *err)
@@ -221,9 +216,7 @@ READER(messages,
 READER(tools, keep_tree(at, &r->tools, json_is_array(at->value), "must be a list of tools", err))
 READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
 
-/* ---- the table
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static const struct {
     const char *key;

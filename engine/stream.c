@@ -7,9 +7,7 @@
 /* Text of a token, as a ring has room for on average. */
 enum { ITEM_TEXT_BYTES = 16 };
 
-/* ---- life
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 status stream_create(engine *e, const engine_request *r, engine_stream **out)
 {
@@ -72,8 +70,7 @@ status stream_make_ring(engine_stream *s, uint32_t capacity)
     return STATUS_IS_OK;
 }
 
-/* ---- the engine's side
- * -------------------------------------------------------------------------------------- */
+/* ---- the engine's side ----------------------------------------------------------------------- */
 
 /* Called with the lock held, so that a stream that was released hears no more. */
 static void tell_reader(engine_stream *s)
@@ -153,8 +150,7 @@ void stream_fail(engine_stream *s, status_code code, const char *text)
     }
 }
 
-/* ---- the reader's side
- * ---------------------------------------------------------------------------------------- */
+/* ---- the reader's side ----------------------------------------------------------------------- */
 
 static void fill_end(engine_stream *s, const ring_item *item, engine_output *out)
 {

@@ -1,12 +1,12 @@
 /* chat template: renders messages with the model's own Jinja template.
  *
  * What     a small Jinja interpreter (reference: the environment Hugging Face sets up: trim_blocks
- * and lstrip_blocks on, `raise_exception`, `strftime_now`, tojson with ", " and ": "). Owner    a
- * compiled template owns its tree; rendering allocates from its own arena and frees it. Threads  a
- * compiled template is immutable: any thread may render. Limits   source 1 MiB, nesting, evaluation
- * steps, memory and output size are all capped (tmpl_limits); a template that exceeds one is
- * refused with STATUS_LIMIT. Errors   one line that names the template's line: "chat_template:3:
- * unknown filter 'foo'".
+ *          and lstrip_blocks on, `raise_exception`, `strftime_now`, tojson with ", " and ": ").
+ * Owner    a compiled template owns its tree; rendering allocates from its own arena and frees it.
+ * Threads  a compiled template is immutable: any thread may render.
+ * Limits   source 1 MiB, nesting, evaluation steps, memory and output size are all capped
+ *          (tmpl_limits); a template that exceeds one is refused with STATUS_LIMIT.
+ * Errors   one line that names the template's line: "chat_template:3: unknown filter 'foo'".
  */
 #ifndef MODEL_CHAT_TEMPLATE_H
 #define MODEL_CHAT_TEMPLATE_H

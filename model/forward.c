@@ -87,8 +87,7 @@ void forward_destroy(forward *f)
     free(f);
 }
 
-/* ---- rows in
- * ----------------------------------------------------------------------------------------- */
+/* ---- rows in --------------------------------------------------------------------------------- */
 
 typedef struct embed_job {
     const forward *f;
@@ -126,8 +125,7 @@ static void fill_angles(forward *f, const forward_seq *seqs, uint32_t n_seqs)
                         f->angles + (size_t)(seqs[s].first_row + i) * head_dim);
 }
 
-/* ---- K and V to their pages
- * ---------------------------------------------------------------------------- */
+/* ---- K and V to their pages ------------------------------------------------------------------ */
 
 typedef struct kv_write_job {
     const forward *f;
@@ -170,8 +168,7 @@ static void kv_write_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* ---- attention
- * ----------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 static float *mass_of(const forward_seq *s, uint32_t kv_heads, uint32_t layer, uint32_t head)
 {
@@ -217,8 +214,7 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
     return kern_attention(f->o.kernels, &batch);
 }
 
-/* ---- layers
- * ---------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 /* normed -> delta: the attention's contribution to the residual stream. */
 static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,

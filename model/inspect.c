@@ -16,8 +16,7 @@ static void tell_problem(strbuf *out, status s, const error *err)
                   err->text);
 }
 
-/* ---- config.json
- * ----------------------------------------------------------------------------------- */
+/* ---- config.json ----------------------------------------------------------------------------- */
 
 static void tell_rope(const rope_config *r, strbuf *out)
 {
@@ -65,8 +64,7 @@ static void tell_config(const model_config *c, strbuf *out)
     tell_sampling(c, out);
 }
 
-/* ---- weights
- * ----------------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 static void tell_tensors(const safetensors *st, strbuf *out)
 {
@@ -117,8 +115,7 @@ static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
     return true;
 }
 
-/* ---- tokenizer and template
- * --------------------------------------------------------------------------- */
+/* ---- tokenizer and template ------------------------------------------------------------------ */
 
 static bool tell_tokenizer(const char *dir, strbuf *out)
 {

@@ -56,8 +56,7 @@ static status parse_json(const char *where, const uint8_t *text, size_t n, json_
     return error_set(err, STATUS_CORRUPT, "%s: must be an object", where);
 }
 
-/* ---- one file's header --------------------------------------------------------------------------
- */
+/* ---- one file's header ----------------------------------------------------------------------- */
 
 static status read_size(const json_t *v, const char *where, const char *name, const char *field,
                         uint64_t *out, error *err)
@@ -231,8 +230,7 @@ status safetensors_parse(safetensors *st, const char *where, uint32_t file, cons
                          8 + (size_t)n, err);
 }
 
-/* ---- the files of a folder
- * ------------------------------------------------------------------------ */
+/* ---- the files of a folder ------------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {

@@ -45,8 +45,7 @@ struct sampler {
     sampler_scratch *scratch; /* [threads] */
 };
 
-/* ---- histories
- * ------------------------------------------------------------------------------------ */
+/* ---- histories ------------------------------------------------------------------------------- */
 
 static token_count *counts_slot(token_counts *c, uint32_t token)
 {
@@ -88,8 +87,7 @@ static bool has_penalties(const sample_params *p)
     return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
 }
 
-/* ---- life
- * ------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 status sampler_create(uint32_t max_seqs, uint32_t vocab_size, thread_pool *pool, sampler **out)
 {
@@ -167,8 +165,7 @@ status sampler_open(sampler *s, const step_open *open)
     return STATUS_IS_OK;
 }
 
-/* ---- logprobs
- * ---------------------------------------------------------------------------------------- */
+/* ---- logprobs -------------------------------------------------------------------------------- */
 
 static uint32_t argmax(const float *logits, uint32_t n)
 {
@@ -211,8 +208,7 @@ static void fill_logprobs(const float *logits, uint32_t n, uint32_t n_top, step_
         out->top_logprobs[i] = (float)((double)logits[out->top_ids[i]] - lse);
 }
 
-/* ---- one draw
- * ----------------------------------------------------------------------------------------- */
+/* ---- one draw -------------------------------------------------------------------------------- */
 
 static void apply_penalties(const sampler_seq *q, float *logits)
 {

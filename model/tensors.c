@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- slices
- * --------------------------------------------------------------------------------------- */
+/* ---- slices ---------------------------------------------------------------------------------- */
 
 static status cut(const char *field, uint32_t whole, int rank, int size, uint32_t *first,
                   uint32_t *n, error *err)
@@ -37,8 +36,7 @@ status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *
     return STATUS_IS_OK;
 }
 
-/* ---- the list
- * --------------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 static void take_rows(tensor_part *p, size_t rows, size_t cols, size_t row, size_t n)
 {
@@ -108,8 +106,7 @@ status tensors_list(const model_config *c, const tensor_slice *slice, tensor_par
     return STATUS_IS_OK;
 }
 
-/* ---- against the files
- * ------------------------------------------------------------------------------- */
+/* ---- against the files ----------------------------------------------------------------------- */
 
 static void print_shape(char *out, size_t size, const uint64_t *shape, uint32_t n_dims)
 {

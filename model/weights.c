@@ -25,8 +25,7 @@ typedef struct loader {
     size_t generated_bytes;
 } loader;
 
-/* ---- which matrix, which vector
- * ------------------------------------------------------------------ */
+/* ---- which matrix, which vector -------------------------------------------------------------- */
 
 static kern_matrix *matrix_of(model_weights *w, const tensor_part *p)
 {
@@ -78,8 +77,7 @@ static void shape_matrices(loader *ld)
     }
 }
 
-/* ---- the block
- * --------------------------------------------------------------------------------------- */
+/* ---- the block ------------------------------------------------------------------------------- */
 
 static uint8_t *carve(uint8_t *block, size_t *at, size_t bytes)
 {
@@ -124,8 +122,7 @@ static status take_memory(loader *ld, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- tensor by tensor
- * -------------------------------------------------------------------------------- */
+/* ---- tensor by tensor ------------------------------------------------------------------------ */
 
 static void convert_vector(const uint8_t *src, dtype type, size_t n, float *out)
 {
@@ -195,8 +192,7 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
     return STATUS_IS_OK;
 }
 
-/* ---- identity
- * -------------------------------------------------------------------------------------------- */
+/* ---- identity -------------------------------------------------------------------------------- */
 
 static uint64_t hash_number(uint64_t h, uint64_t v) { return hash_bytes(&v, sizeof v, h); }
 
@@ -238,8 +234,7 @@ static uint64_t hash_part(const loader *ld, const tensor_part *p, uint64_t h)
     return p->source ? hash_samples(ld, p, h) : hash_number(h, ld->o->dummy_seed);
 }
 
-/* ---- loading
- * --------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static status plan(loader *ld, error *err)
 {

@@ -3,8 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* ---- whether a request can ever run
- * -------------------------------------------------------------------- */
+/* ---- whether a request can ever run ---------------------------------------------------------- */
 
 /* "1,250" */
 static const char *grouped(char out[27], uint64_t n)
@@ -73,8 +72,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- what may start now
- * ------------------------------------------------------------------------------------- */
+/* ---- what may start now ---------------------------------------------------------------------- */
 
 /* Most tokens of the sequence that may come from the prefix cache. One token is always computed,
  * for its logits; so are the rows that the first choice of retention measures, and all that depends

@@ -1,13 +1,15 @@
-/* backend: what the scheduler needs from whoever holds weights and pages. The hinge of the house:
- * model/ implements it for the CPU, tests/sim with a fake; later CUDA and remote ranks.
+/* backend: what the scheduler needs from whoever holds weights and pages. The hinge of the
+ * house: model/ implements it for the CPU, tests/sim with a fake; later CUDA and remote ranks.
  *
  * What     a step plan goes in, a step result comes out. Both are plain data, the same in process
- * and on a wire. A backend returns tokens and measures, never decisions about pages. Owner    plans
- * belong to the scheduler and stay valid until the result was collected; results belong to the
- * backend and stay valid until the next submit. Threads  one thread calls submit and collect, in
- * turn; at most backend_info.max_in_flight steps between. Units    microseconds; tokens; rows (one
- * query token each). Errors   a plan the backend cannot run is an error of that step:
- * result.status; the backend lives on unless it says STATUS_INTERNAL.
+ *          and on a wire. A backend returns tokens and measures, never decisions about pages.
+ * Owner    plans belong to the scheduler and stay valid until the result was collected; results
+ *          belong to the backend and stay valid until the next submit.
+ * Threads  one thread calls submit and collect, in turn; at most backend_info.max_in_flight steps
+ *          between.
+ * Units    microseconds; tokens; rows (one query token each).
+ * Errors   a plan the backend cannot run is an error of that step: result.status; the backend
+ *          lives on unless it says STATUS_INTERNAL.
  */
 #ifndef SCHEDULER_BACKEND_H
 #define SCHEDULER_BACKEND_H

@@ -70,8 +70,7 @@ sched_stats sched_get_stats(const sched *s)
     return stats;
 }
 
-/* ---- integrity
- * ------------------------------------------------------------------------------------------- */
+/* ---- integrity ------------------------------------------------------------------------------- */
 
 static const char *check_seq(const sched *s, const sched_seq *q, bool running)
 {

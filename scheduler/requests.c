@@ -19,8 +19,7 @@ bool sched_seq_is_idle(const sched_seq *q)
     return true;
 }
 
-/* ---- the map: open addressing, linear probing
- * ---------------------------------------------------- */
+/* ---- the map: open addressing, linear probing ------------------------------------------------ */
 
 static uint32_t map_home(const sched *s, uint64_t id)
 {
@@ -52,8 +51,7 @@ static void map_remove(sched *s, const sched_entry *e)
 
 sched_entry *sched_entry_find(const sched *s, uint64_t id) { return s->map[map_slot(s, id)]; }
 
-/* ---- memory: one block for each request
- * ----------------------------------------------------------- */
+/* ---- memory: one block for each request ------------------------------------------------------ */
 
 /* What a request needs over its life, so that nothing is allocated after it was taken in. */
 typedef struct entry_size {
@@ -218,8 +216,7 @@ void sched_entries_destroy(sched *s)
     }
 }
 
-/* ---- lists and slots
- * ------------------------------------------------------------------------------- */
+/* ---- lists and slots ------------------------------------------------------------------------- */
 
 /* The first place whose sequence does not rank before q. */
 static uint32_t list_place(const sched_list *l, const sched_seq *q)
@@ -281,8 +278,7 @@ void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
     q->state = state;
 }
 
-/* ---- END, PAUSE, RESUME
- * ------------------------------------------------------------------------------ */
+/* ---- END, PAUSE, RESUME ---------------------------------------------------------------------- */
 
 static void end_choice(sched *s, sched_seq *q)
 {

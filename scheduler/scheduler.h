@@ -1,13 +1,14 @@
 /* scheduler: who runs in the next step, on which pages.
  *
  * What     a pure state machine. sched_step takes what happened and gives the next step plan:
- * running sequences first, then waiting ones by (priority, arrival); one token budget for decodes
- * and prefill chunks; admission in physical pages; retention at its points; preemption by recompute
- * when pages are short. Owner    the scheduler owns its pkv and the plan; it copies what it needs
- * of requests. Threads  one thread (the engine's). sched_check alone may be called by any. Units
- * tokens, pages, microseconds of the caller's clock (it has none of its own). Errors   sched_check
- * says why a request can never run. sched_step itself cannot fail: no clock, socket, lock or heap
- * inside (in steady state).
+ *          running sequences first, then waiting ones by (priority, arrival); one token budget for
+ *          decodes and prefill chunks; admission in physical pages; retention at its points;
+ *          preemption by recompute when pages are short.
+ * Owner    the scheduler owns its pkv and the plan; it copies what it needs of requests.
+ * Threads  one thread (the engine's). sched_check alone may be called by any.
+ * Units    tokens, pages, microseconds of the caller's clock (it has none of its own).
+ * Errors   sched_check says why a request can never run. sched_step itself cannot fail: no clock,
+ *          socket, lock or heap inside (in steady state).
  */
 #ifndef SCHEDULER_SCHEDULER_H
 #define SCHEDULER_SCHEDULER_H
@@ -51,8 +52,7 @@ typedef struct sched_request {
  * generated. */
 status sched_check(const sched *s, const sched_request *r, error *err);
 
-/* ---- what happened
- * ------------------------------------------------------------------------------------------ */
+/* ---- what happened --------------------------------------------------------------------------- */
 
 enum { SCHED_ALL_CHOICES = UINT32_MAX };
 
@@ -82,8 +82,7 @@ static inline bool sched_plan_empty(const step_plan *p)
     return p->n_seqs == 0 && p->deltas.n_words == 0 && p->n_opens == 0;
 }
 
-/* ---- what can be asked
- * ---------------------------------------------------------------------------------------- */
+/* ---- what can be asked ----------------------------------------------------------------------- */
 
 /* A choice that is alive, or as it ended in the last sched_step call: for its report. (While a step
  * is in flight its tables already count that step's tokens.) */

@@ -7,9 +7,7 @@
 
 enum { REQUESTS = 32, OUTPUTS = 28, CHOICES = 2, PROMPT_MAX = 420 };
 
-/* ---- requests
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 typedef struct prompt {
     uint32_t tokens[PROMPT_MAX];
@@ -104,9 +102,7 @@ static void expect_equal(const answer *want, const answer *got, uint32_t i, cons
     }
 }
 
-/* ---- engines
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- engines --------------------------------------------------------------------------------- */
 
 static const setting usual = {.what = "alone",
                               .kv_type = DTYPE_BF16,
@@ -177,9 +173,7 @@ static engine_stats run_setting(fixture *f, const setting *s)
     return stats;
 }
 
-/* ---- tests
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void the_batch_does_not_matter(void **state)
 {

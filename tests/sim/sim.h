@@ -15,9 +15,7 @@
 
 enum { SIM_VOCAB = 1000 };
 
-/* ---- the model
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 static inline uint64_t sim_embed(uint32_t token, uint32_t position)
 {
@@ -52,9 +50,7 @@ static inline float sim_mass(uint64_t page, uint64_t rows, uint32_t layer, uint3
 }
 static inline bool sim_has_penalties(const sample_params *p) { return p->repetition_penalty != 1; }
 
-/* ---- the backend
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- the backend ----------------------------------------------------------------------------- */
 
 typedef struct sim_options {
     pkv_geometry geometry;
@@ -71,9 +67,7 @@ void sim_backend_fail_next(sim_backend *b);
 /* NULL, or what some plan got wrong. */
 const char *sim_backend_wrong(const sim_backend *b);
 
-/* ---- the reference
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 typedef struct sim_answer {
     uint32_t *tokens;       // [n, max_new_tokens]

@@ -66,8 +66,7 @@ static uint64_t run_row(ref_state *s, uint32_t page_tokens, uint32_t token, uint
     return x;
 }
 
-/* ---- chunkkv in the words of methods.md section 0
- * ------------------------------------------------------------------ */
+/* ---- chunkkv in the words of methods.md section 0 -------------------------------------------- */
 
 static float score_of(const ref_state *s, const pkv_geometry *g, const uint64_t *contents,
                       uint32_t n_prompt, uint32_t rows, uint32_t layer, uint32_t page)

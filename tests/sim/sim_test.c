@@ -83,9 +83,7 @@ static uint32_t length(world *w, uint32_t median, uint32_t most)
     return x < 1 ? 1 : x > (float)most ? most : (uint32_t)x;
 }
 
-/* ---- the world
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- the world ------------------------------------------------------------------------------- */
 
 static pkv_geometry random_geometry(world *w)
 {
@@ -150,9 +148,7 @@ static void world_destroy(world *w)
     w->b.ops->destroy(w->b.ctx);
 }
 
-/* ---- requests
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static retention_policy random_policy(world *w)
 {
@@ -316,9 +312,7 @@ static void make_events(world *w)
     }
 }
 
-/* ---- results
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static void take_token(world *w, world_request *r, uint32_t c, const step_sample *sample)
 {
@@ -374,8 +368,7 @@ static void deliver(world *w)
     w->plan = NULL;
 }
 
-/* ---- what every step has to satisfy
- * ----------------------------------------------------------------------------------------- */
+/* ---- what every step has to satisfy ---------------------------------------------------------- */
 
 static bool ranks_before(const world_request *a, uint32_t choice_a, const world_request *b,
                          uint32_t choice_b)

@@ -12,8 +12,7 @@
 
 #include <cmocka.h>
 
-/* ---- a backend that reads its answers from a list
- * --------------------------------------------------------------- */
+/* ---- a backend that reads its answers from a list -------------------------------------------- */
 
 enum { MAX_SEQS = 8, MAX_ROWS = 128, SCRIPT_MAX = 4096 };
 
@@ -224,9 +223,7 @@ static reading read_all(engine_stream *s)
     return r;
 }
 
-/* ---- stops
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- stops ----------------------------------------------------------------------------------- */
 
 static void eos_ends_and_is_not_shown(void **state)
 {
@@ -296,9 +293,7 @@ static void messages_go_through_the_template(void **state)
     assert_int_equal(b.usage.prompt_tokens, c.usage.prompt_tokens);
 }
 
-/* ---- bad requests
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- bad requests ---------------------------------------------------------------------------- */
 
 static void expect_refused(fixture *f, const char *json, const char *word)
 {
@@ -365,8 +360,7 @@ static void unknown_fields_are_refused_by_name(void **state)
     }
 }
 
-/* ---- aborts, full queues, slow readers
- * ---------------------------------------------------------------------------------- */
+/* ---- aborts, full queues, slow readers ------------------------------------------------------- */
 
 static void aborted_streams_end(void **state)
 {
@@ -464,9 +458,7 @@ static void a_slow_reader_stalls_its_own_stream_alone(void **state)
     assert_int_equal(r.tokens, 500);
 }
 
-/* ---- trouble in the backend
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- trouble in the backend ------------------------------------------------------------------ */
 
 static void a_failed_step_ends_its_requests_alone(void **state)
 {
@@ -534,9 +526,7 @@ static void other_page_tables_break_the_backend(void **state)
     assert_non_null(strstr(r.error_text, "page tables"));
 }
 
-/* ---- many at once
- * -------------------------------------------------------------------------------------------------------------
- */
+/* ---- many at once ---------------------------------------------------------------------------- */
 
 static void *reader_thread(void *arg)
 {

@@ -59,9 +59,7 @@ static step_sample draw(fixture *f, const sample_params *p, uint32_t index)
     return out;
 }
 
-/* ---- greedy
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- greedy ---------------------------------------------------------------------------------- */
 
 static void greedy_takes_the_lowest_id_of_equal_logits(void **state)
 {
@@ -74,8 +72,7 @@ static void greedy_takes_the_lowest_id_of_equal_logits(void **state)
     assert_int_equal(draw(f, &p, 0).token, 300);
 }
 
-/* ---- which tokens may come
- * ------------------------------------------------------------------------------------ */
+/* ---- which tokens may come ------------------------------------------------------------------- */
 
 static int by_logit(const void *a, const void *b)
 {
@@ -198,9 +195,7 @@ static void top_p_always_keeps_the_most_likely(void **state)
     for (uint32_t i = 0; i < 50; i++) assert_int_equal(draw(f, &p, i).token, best);
 }
 
-/* ---- edits
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- edits ----------------------------------------------------------------------------------- */
 
 static void penalties_follow_their_formulas(void **state)
 {
@@ -258,9 +253,7 @@ static void min_tokens_masks_stops_and_bias_moves_logits(void **state)
     assert_int_equal(draw(f, &p, 2).token, 9);
 }
 
-/* ---- logprobs
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- logprobs -------------------------------------------------------------------------------- */
 
 static void logprobs_are_of_the_raw_logits(void **state)
 {
@@ -287,8 +280,7 @@ static void logprobs_are_of_the_raw_logits(void **state)
     assert_true(isnan(draw(f, &p, 11).logprob));
 }
 
-/* ---- who shares the batch
- * --------------------------------------------------------------------------------------- */
+/* ---- who shares the batch -------------------------------------------------------------------- */
 
 static void a_draw_depends_on_its_own_request_alone(void **state)
 {

@@ -19,8 +19,7 @@ static const char config_json[] =
     " \"intermediate_size\": 36, \"vocab_size\": 50, \"max_position_embeddings\": 512,"
     " \"torch_dtype\": \"bfloat16\"}";
 
-/* ---- a folder of random weights
- * ---------------------------------------------------------------------- */
+/* ---- a folder of random weights -------------------------------------------------------------- */
 
 typedef struct tensor {
     char name[96];
@@ -150,8 +149,7 @@ static tensor *find(fixture *x, const char *pattern, uint32_t layer)
     return NULL;
 }
 
-/* ---- loading
- * ------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 typedef struct how {
     const char *override; /* of config.json */
@@ -257,9 +255,7 @@ static void check_all(fixture *x, const model_weights *w, int rank, int size, bo
     check_vector(w->norm, find(x, "model.norm.weight", 0));
 }
 
-/* ---- tests
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void every_type_to_every_type(void **state)
 {
@@ -459,8 +455,7 @@ static void identity_follows_content(void **state)
     weights_destroy(&w);
 }
 
-/* ---- dummy weights
- * ------------------------------------------------------------------------------------ */
+/* ---- dummy weights --------------------------------------------------------------------------- */
 
 static float *unpacked(fixture *x, const kern_matrix *m)
 {

@@ -58,8 +58,7 @@ void finish(fixture *f)
     free(f);
 }
 
-/* ---- requests: prompts count up from `first`, so that equal beginnings hit
- * ------------------------------------------ */
+/* ---- requests: prompts count up from `first`, so that equal beginnings hit ------------------- */
 
 sched_request request(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt, uint32_t max_new)
 {
@@ -103,9 +102,7 @@ void end(fixture *f, uint64_t id, uint32_t choice)
     post(f, (sched_event){.kind = SCHED_END, .request = id, .choice = choice});
 }
 
-/* ---- steps
- * --------------------------------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 void answer(fixture *f, status st)
 {

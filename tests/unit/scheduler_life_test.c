@@ -7,9 +7,7 @@
 
 #include <cmocka.h>
 
-/* ---- preemption
- * --------------------------------------------------------------------------------------------------------------
- */
+/* ---- preemption ------------------------------------------------------------------------------ */
 
 static void the_worst_gives_way(void **state)
 {
@@ -174,9 +172,7 @@ static void only_idle_ones_run(void **state)
     finish(f);
 }
 
-/* ---- several choices
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- several choices ------------------------------------------------------------------------- */
 
 static void choices_fork_at_the_prompts_end(void **state)
 {
@@ -229,9 +225,7 @@ static void another_choice_inherits(void **state)
     finish(f);
 }
 
-/* ---- ends and failures
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- ends and failures ----------------------------------------------------------------------- */
 
 static void an_end_in_flight_waits_for_the_result(void **state)
 {
@@ -349,9 +343,7 @@ static void impossible_requests_are_refused(void **state)
     finish(f);
 }
 
-/* ---- memory
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void steady_steps_allocate_nothing(void **state)
 {

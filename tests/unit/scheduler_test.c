@@ -7,8 +7,7 @@
 
 #include <cmocka.h>
 
-/* ---- prompts in chunks, decodes beside them
- * ------------------------------------------------------------------------------ */
+/* ---- prompts in chunks, decodes beside them -------------------------------------------------- */
 
 static void prompts_go_in_chunks(void **state)
 {
@@ -71,9 +70,7 @@ static void tokens_of_the_plan_are_the_requests(void **state)
     finish(f);
 }
 
-/* ---- retention
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- retention ------------------------------------------------------------------------------- */
 
 static void a_window_is_in_one_step(void **state)
 {
@@ -137,9 +134,7 @@ static void a_short_prompt_is_all_window(void **state)
     finish(f);
 }
 
-/* ---- prefix hits
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- prefix hits ----------------------------------------------------------------------------- */
 
 static void hits_are_capped(void **state)
 {
