@@ -37,8 +37,7 @@ typedef struct backend_cpu {
     size_t measures_capacity; /* floats */
 } backend_cpu;
 
-/* ---- a plan's truth
- * --------------------------------------------------------------------------------------- */
+/* ---- a plan's truth -------------------------------------------------------------------------- */
 
 /* Plans may come from another process: what would index out of bounds is refused here. */
 static status check_plan(const backend_cpu *b, const step_plan *plan)
@@ -55,9 +54,8 @@ static status check_plan(const backend_cpu *b, const step_plan *plan)
         if (s->n_samples > b->info.max_seqs - draws)
             return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
         draws += s->n_samples;
-        if (s->measure.kind != MEASURE_NONE &&
-            (s->measure.rows == 0 || s->measure.rows > s->n_tokens || s->measure.layer_step == 0))
-            return status_make(STATUS_INVALID, "plan: a measure over rows that are not there");
+        if (s->measure.kind != MEASURE_NONE && (s->measure.rows == 0 || s->measure.layer_step == 0))
+            return status_make(STATUS_INVALID, "plan: a measure of no rows or layers");
         for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++)
             if (pkv_mirror_table(b->mirror, s->seq, g).kept_tokens < s->n_tokens)
                 return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
@@ -70,8 +68,7 @@ static status check_plan(const backend_cpu *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* ---- before compute: tables, moves, samplers
- * -------------------------------------------------------------- */
+/* ---- before compute: tables, moves, samplers ------------------------------------------------- */
 
 static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
 {
@@ -113,8 +110,7 @@ static status grow(float **buffer, size_t *capacity, size_t n)
     return STATUS_IS_OK;
 }
 
-/* ---- measures
- * ---------------------------------------------------------------------------------------------- */
+/* ---- measures -------------------------------------------------------------------------------- */
 
 static uint32_t longest_table(const backend_cpu *b, uint32_t seq)
 {
@@ -139,11 +135,11 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;
         forward_seq *f = &b->seqs[i];
-        f->mass_rows = s->measure.rows;
+        f->mass_rows = s->measure.rows < s->n_tokens ? s->measure.rows : s->n_tokens;
         f->layer_step = s->measure.layer_step;
         f->stride = longest_table(b, s->seq);
         measure_result *m = &b->seq_results[i].measure;
-        m->n_layers = (b->config.n_layers + f->layer_step - 1) / f->layer_step;
+        m->n_layers = (b->config.n_layers - 1) / f->layer_step + 1;
         m->n_kv_heads = b->store.n_heads;
         m->stride = f->stride;
         floats += (size_t)m->n_layers * m->n_kv_heads * m->stride;
@@ -160,9 +156,7 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* ---- tokens
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
 /* The rows whose logits are needed: those asked for whole first (so that they lie together in the
  * result), then one for each sequence that samples. */
@@ -202,8 +196,7 @@ static status sample(backend_cpu *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* ---- the interface
- * ------------------------------------------------------------------------------------------ */
+/* ---- the interface --------------------------------------------------------------------------- */
 
 static const backend_info *cpu_info(void *ctx)
 {
@@ -268,9 +261,7 @@ static void cpu_destroy(void *ctx)
 
 static const backend_ops cpu_ops = {cpu_info, cpu_submit, cpu_collect, cpu_destroy};
 
-/* ---- creation
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
 {

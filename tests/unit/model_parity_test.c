@@ -12,8 +12,7 @@
 
 #include <cmocka.h>
 
-/* ---- one pass over a token list
- * ----------------------------------------------------------------------------- */
+/* ---- one pass over a token list -------------------------------------------------------------- */
 
 typedef struct pass {
     const char *dir;
@@ -22,7 +21,7 @@ typedef struct pass {
     uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
     uint32_t chunk;                                          /* rows of a step */
     unsigned n_threads;
-    uint32_t mass_rows; /* measured in the last step */
+    uint32_t mass_rows, layer_step; /* measured in the last step */
 } pass;
 
 typedef struct pass_result {
@@ -87,7 +86,7 @@ static pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         assert_true(status_ok(pkv_seq_append(kv, 1, some)));
         step_seq seq = {.seq = 1, .n_tokens = some, .position = done, .want_logits = true};
         if (done + some == n && p->mass_rows)
-            seq.measure = (measure_spec){MEASURE_MASS, p->mass_rows, 1};
+            seq.measure = (measure_spec){MEASURE_MASS, p->mass_rows, p->layer_step};
         step_plan plan = {.step = step,
                           .deltas = pkv_take_deltas(kv),
                           .opens = &open,
@@ -130,9 +129,7 @@ static double nmse(const float *ours, const float *golden, size_t n)
     return error_sum / sum;
 }
 
-/* ---- goldens
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- goldens --------------------------------------------------------------------------------- */
 
 static uint32_t read_tokens(const char *dir, uint32_t *out, uint32_t capacity)
 {
@@ -196,8 +193,7 @@ static void logits_equal_hugging_face_in_f32(void **state)
     }
 }
 
-/* ---- the demo model
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the demo model -------------------------------------------------------------------------- */
 
 /* Random ids, the same in every test: texture enough for attention to differ everywhere. */
 static void random_tokens(uint32_t *tokens, uint32_t n, uint32_t vocab)
@@ -213,7 +209,8 @@ static const pass demo = {.dir = "models/demo",
                           .page_tokens = 16,
                           .layers_per_group = 1,
                           .chunk = 512,
-                          .mass_rows = 32};
+                          .mass_rows = 32,
+                          .layer_step = 1};
 
 static void bf16_pages_stay_near_f32(void **state)
 {
@@ -301,20 +298,31 @@ static void decode_equals_prefill(void **state)
     result_free(&decode);
 }
 
-/* A row's mass over all pages is 1: what heads and rows sum to is their number. */
+/* A row's mass over all pages is 1: what heads and rows sum to is their number. A share of fewer
+ * rows than are asked for is measured whole, and of few layers the first. */
 static void page_mass_sums_to_the_rows(void **state)
 {
     (void)state;
+    static const struct {
+        uint32_t n, layer_step;
+    } cases[] = {{DEMO_TOKENS, 1}, {20, 1}, {DEMO_TOKENS, 3}, {DEMO_TOKENS, UINT32_MAX}};
     uint32_t tokens[DEMO_TOKENS];
     random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
-    pass_result r = run(&demo, tokens, DEMO_TOKENS);
-    size_t pages = (DEMO_TOKENS + 15) / 16, q_heads = r.config.n_heads / r.config.n_kv_heads;
-    for (size_t row = 0; row < r.mass_floats / pages; row++) {
-        double sum = 0;
-        for (size_t i = 0; i < pages; i++) sum += r.mass[row * pages + i];
-        assert_true(fabs(sum - (double)(q_heads * demo.mass_rows)) < 1e-3);
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        uint32_t n = cases[c].n, rows = n < demo.mass_rows ? n : demo.mass_rows, n_layers = 0;
+        pass p = demo;
+        p.layer_step = cases[c].layer_step;
+        pass_result r = run(&p, tokens, n);
+        size_t pages = (n + 15) / 16, q_heads = r.config.n_heads / r.config.n_kv_heads;
+        for (uint64_t l = 0; l < r.config.n_layers; l += p.layer_step) n_layers++;
+        assert_int_equal(r.mass_floats, n_layers * r.config.n_kv_heads * pages);
+        for (size_t row = 0; row < r.mass_floats / pages; row++) {
+            double sum = 0;
+            for (size_t i = 0; i < pages; i++) sum += r.mass[row * pages + i];
+            assert_true(fabs(sum - (double)(q_heads * rows)) < 1e-3);
+        }
+        result_free(&r);
     }
-    result_free(&r);
 }
 
 int main(void)
