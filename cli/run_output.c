@@ -48,6 +48,7 @@ void run_choice_take(run_choice *c, const engine_output *out, const tokenizer *t
                      bool want_logprobs)
 {
     strbuf_append(&c->text, out->text, out->text_bytes);
+    c->failed |= c->text.failed || c->logprobs.failed;
     if (!out->has_token) return;
     if (c->n_tokens == c->capacity) {
         size_t capacity = c->capacity ? 2 * c->capacity : 64;
