@@ -33,7 +33,7 @@ typedef struct kern_isa {
     const char *name;
 
     /* ---- matmul ---- */
-    unsigned tile_rows;   /* most rows of a tile, <= KERN_TILE_ROWS */
+    unsigned tile_rows;                      /* most rows of a tile, <= KERN_TILE_ROWS */
     uint8_t tile_panels[KERN_TILE_ROWS + 1]; /* panels that a tile of so many rows takes at once */
     kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1];  /* tile_panels[rows] panels */
     kern_tile_fn tile1[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* one panel */
