@@ -122,7 +122,9 @@ void sched_plan_step(sched *s, int64_t now_us)
     if (s->n_preempted == 0) sched_admit(s, budget, now_us);
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        if (q->needs_open) add_open(s, q);
+        /* With its first rows and not before: should the step fail, it starts anew, open and all.
+         */
+        if (q->needs_open && q->planned > 0) add_open(s, q);
         if (q->planned == 1) add_share(s, q, now_us);
     }
     for (uint32_t i = 0; i < s->running.n; i++) {

@@ -112,6 +112,26 @@ static void a_replay_repeats_its_drop(void **state)
     finish(f);
 }
 
+static void a_failed_step_loses_no_open(void **state)
+{
+    (void)state;
+    fixture *f = begin(small_options());
+    sched_request a = request(f, 1, 0, 20, 5);
+    a.n = 2;
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+20*2");
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 1, .choice = 1});
+    assert_string_equal(step(f), "1@20+1*");
+    assert_int_equal(f->plan->n_opens, 0); /* choice 1 is born, but has no rows in this step */
+    answer(f, status_make(STATUS_NO_MEMORY, NULL)); /* who knows what the backend took in */
+    post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
+    post(f, (sched_event){.kind = SCHED_RESUME, .request = 1, .choice = 1});
+    step(f);
+    assert_int_equal(f->plan->n_seqs, 2);
+    assert_int_equal(f->plan->n_opens, 2);
+    finish(f);
+}
+
 static void a_paused_one_gives_way_first(void **state)
 {
     (void)state;
@@ -433,6 +453,7 @@ int main(void)
         cmocka_unit_test(admission_leaves_room),
         cmocka_unit_test(a_hit_uses_up_cached_pages),
         cmocka_unit_test(a_replay_repeats_its_drop),
+        cmocka_unit_test(a_failed_step_loses_no_open),
         cmocka_unit_test(a_paused_one_gives_way_first),
         cmocka_unit_test(a_sleeping_reader_keeps_no_slot),
         cmocka_unit_test(only_idle_ones_run),
