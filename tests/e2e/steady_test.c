@@ -7,8 +7,7 @@
 
 enum { STREAMS = 4, WARM = 60, MEASURED = 100, OUTPUTS = WARM + MEASURED + 20 };
 
-/* ---- what is counted
- * ------------------------------------------------------------------------------------------- */
+/* ---- what is counted ------------------------------------------------------------------------- */
 
 static _Thread_local bool is_reader; /* the test's own thread is none of the engine's */
 static _Atomic bool counting;
@@ -63,8 +62,7 @@ int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes)
     return __real_posix_memalign(out, alignment, bytes);
 }
 
-/* ---- four requests side by side
- * -------------------------------------------------------------------------------- */
+/* ---- four requests side by side -------------------------------------------------------------- */
 
 static engine_stream *submit(house *h, uint32_t i)
 {
