@@ -37,8 +37,7 @@ static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* ---- what a row sees
- * ------------------------------------------------------------------------------ */
+/* ---- what a row sees ------------------------------------------------------------------------- */
 
 static uint32_t row_end(const kern_attn_item *it, uint32_t i) { return it->first_slot + i + 1; }
 
@@ -50,8 +49,7 @@ static uint32_t row_begin(const kern_attn_item *it, uint32_t i)
 
 static size_t blocks_of(uint32_t slots) { return ((size_t)slots + KERN_BLOCK - 1) / KERN_BLOCK; }
 
-/* ---- mass: kept for each row and strip, summed when the rows' normalisers are known
- * ---------------- */
+/* ---- mass: kept for each row and strip, summed when the rows' normalisers are known ---------- */
 
 /* What one row leaves behind. */
 typedef struct mass_view {
@@ -121,8 +119,7 @@ static void sum_mass(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* ---- one unit
- * --------------------------------------------------------------------------------------- */
+/* ---- one unit -------------------------------------------------------------------------------- */
 
 /* A thread's scratch, drawn for n rows. */
 typedef struct unit_state {
@@ -343,8 +340,7 @@ static void run_units(void *ctx, size_t from, size_t to, unsigned thread)
     for (size_t i = from; i < to; i++) run_unit(job, &job->units[i], scratch);
 }
 
-/* ---- cutting
- * ------------------------------------------------------------------------------------------ */
+/* ---- cutting --------------------------------------------------------------------------------- */
 
 static uint32_t unit_tokens(const kern_attn_batch *b) { return max_u32(1, UNIT_ROWS / b->q_heads); }
 
