@@ -16,7 +16,7 @@
 struct waiter {
     int fd;
     _Atomic bool pending; // something was written to fd since the last wait: no second system call
-    _Atomic bool armed, interrupted;
+    _Atomic bool armed, interrupted, stop;
     sigset_t signals;
     pthread_t thread;
 };
@@ -39,7 +39,7 @@ static void *watch(void *ctx)
 {
     waiter *w = ctx;
     int signal_number;
-    while (sigwait(&w->signals, &signal_number) == 0) {
+    while (sigwait(&w->signals, &signal_number) == 0 && !atomic_load(&w->stop)) {
         if (!atomic_load(&w->armed) || atomic_load(&w->interrupted)) _exit(CLI_INTERRUPTED);
         atomic_store(&w->interrupted, true);
         wake(w);
@@ -68,7 +68,8 @@ status waiter_create(waiter **out, error *err)
 void waiter_destroy(waiter *w)
 {
     if (!w) return;
-    pthread_cancel(w->thread); /* sigwait is where it can be cancelled */
+    atomic_store(&w->stop, true);
+    pthread_kill(w->thread, SIGTERM); /* ends its sigwait */
     pthread_join(w->thread, NULL);
     close(w->fd);
     free(w);
