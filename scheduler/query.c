@@ -1,20 +1,5 @@
 #include "scheduler/sched_internal.h"
 
-/* Kept tokens of a sequence in full tokens: each group weighs as much as its layers hold. */
-static double kept_tokens(const sched *s, uint32_t slot)
-{
-    const pkv_geometry *g = &s->options.geometry;
-    uint32_t head_groups = pkv_head_groups(g);
-    uint64_t kept = 0;
-    if (!pkv_seq_has_dropped(s->kv, slot)) return pkv_seq_length(s->kv, slot);
-    for (uint32_t group = 0; group < s->groups; group++) {
-        uint32_t first = group / head_groups * g->layers_per_group, left = g->n_layers - first;
-        uint64_t layers = left < g->layers_per_group ? left : g->layers_per_group;
-        kept += layers * pkv_seq_table(s->kv, slot, group).kept_tokens;
-    }
-    return (double)kept / ((double)g->n_layers * head_groups);
-}
-
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out)
 {
     const sched_entry *e = q->entry;
@@ -27,7 +12,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .preemptions = line->preemptions,
         .report.method = e->policy.preset->name,
         .report.logical_tokens = has_tables ? pkv_seq_length(s->kv, line->slot) : line->n_tokens,
-        .report.kept_tokens = has_tables ? kept_tokens(s, line->slot) : 0,
+        .report.kept_tokens = has_tables ? retention_kept_tokens(s->kv, line->slot) : 0,
         .report.pages_dropped = line->pages_dropped,
         .report.budget_raised = line->budget_raised,
         .report.scoring_ms = (double)line->scoring_us / 1e3,
@@ -64,7 +49,7 @@ sched_stats sched_get_stats(const sched *s)
     stats.kept_tokens = 0;
     for (uint32_t i = 0; i < s->running.n; i++) {
         stats.logical_tokens += pkv_seq_length(s->kv, s->running.seqs[i]->slot);
-        stats.kept_tokens += kept_tokens(s, s->running.seqs[i]->slot);
+        stats.kept_tokens += retention_kept_tokens(s->kv, s->running.seqs[i]->slot);
     }
     stats.pages = pkv_count(s->kv);
     return stats;
