@@ -19,6 +19,7 @@
     X(NO_MEMORY, "out of memory")                                                                  \
     X(IO, "input/output error")                                                                    \
     X(ABORTED, "aborted")                                                                          \
+    X(UNAVAILABLE, "unavailable")                                                                  \
     X(INTERNAL, "internal error")
 
 typedef enum status_code {

@@ -3,22 +3,26 @@
  * What     the thread that drives scheduler and backend, and around it everything a request needs:
  *          parsing of its JSON fields, chat template, tokenizing (a few worker threads),
  *          detokenising, stop strings and stop tokens, lengths, logprobs, bounded output rings,
- *          reports. Front ends (cli, rpc) only enqueue and read.
+ *          reports, metrics, and a watchdog over the backend. Front ends (cli, rpc) only enqueue
+ *          and read.
  * Owner    the engine borrows backend, tokenizer and template (they must outlive it); a stream
  *          belongs to whoever submitted the request and is released exactly once.
- * Threads  engine_submit, engine_stats: any thread. A stream is read by one thread at a time;
+ * Threads  engine_submit, engine_flush_cache, engine_get_*: any thread. A stream is read by one thread at a time;
  *          engine_stream_abort by any. `notify` is called from the engine's threads, under the
  *          stream's lock: it must not block or call back into the stream, and is not called after
  *          the release.
  * Units    microseconds of the monotonic clock; bytes of UTF-8.
  * Errors   a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or
  *          STATUS_QUEUE_FULL at once when the bounded queue is full) or, when it fails later, ends
- *          its own stream; others go on.
+ *          its own stream; others go on. A step that fails as a whole, or is stuck, fails the
+ *          requests in flight (STATUS_UNAVAILABLE) and the backend is made anew; meanwhile
+ *          engine_submit says STATUS_UNAVAILABLE.
  */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
 #include "base/base.h"
+#include "engine/metrics.h"
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
 #include "scheduler/scheduler.h"
@@ -40,6 +44,19 @@ typedef struct engine_options {
     uint32_t
         ring_capacity; // outputs a stream may hold unread before its sequence is paused; 0 = 256
     uint32_t tokenizer_threads; // 0 = 2
+    /* Blocks entering and leaving the prefix cache; called on the engine thread. NULL = nobody. */
+    void (*on_block)(void *ctx, const pkv_block_event *event);
+    void *on_block_ctx;
+    /* The watchdog: a step that takes longer than this is stuck. It is reported, its requests fail,
+     * the backend is asked to give up (backend_ops.interrupt) and then made anew. 0 = none. */
+    int64_t step_timeout_us;
+    /* Destroys the failed backend, whose every call has returned, and makes another like it. Engine
+     * thread. NULL = a failed backend stays failed. */
+    status (*restart)(void *ctx, backend *out, error *err);
+    void *restart_ctx;
+    /* One line about trouble with the backend, for a log; from any of the engine's threads. */
+    void (*on_trouble)(void *ctx, const char *text);
+    void *on_trouble_ctx;
     const allocator *alloc;
 } engine_options;
 
@@ -61,6 +78,7 @@ typedef struct engine_request {
     uint32_t *prompt_token_ids;
     uint32_t n_prompt_token_ids;
     uint32_t max_tokens; // 0 = what fits
+    bool score_only;     // "max_tokens": 0 in JSON: generates nothing, needs prompt_logprobs
     uint32_t min_tokens;
     uint32_t n;
     float temperature, top_p, min_p;
@@ -69,6 +87,7 @@ typedef struct engine_request {
     bool has_seed;
     uint64_t seed;
     int32_t logprobs; // -1 = none, else the top n
+    int32_t prompt_logprobs; // -1 = none, else the top n of each prompt token; takes no prefix hit
     char *stop[ENGINE_STOPS_MAX];
     uint32_t n_stop;
     uint32_t *stop_token_ids;
@@ -147,13 +166,39 @@ typedef struct engine_output {
 bool engine_stream_read(engine_stream *s, engine_output *out);
 /* Waits until something can be read or every choice has ended; false when all has been read. */
 bool engine_stream_wait(engine_stream *s, engine_output *out);
+/* The prompt as the model saw it, with what was measured of it. Valid from the first output that was
+ * read until the release. */
+typedef struct engine_prompt {
+    const uint32_t *tokens; // [n_tokens]
+    uint32_t n_tokens;
+    /* With prompt_logprobs, else NULL. The first token has no logprob: NaN, and rank 0. */
+    const float *logprobs;     // [n_tokens]
+    const uint32_t *ranks;     // [n_tokens]
+    uint32_t n_top;            // = the request's prompt_logprobs
+    const uint32_t *top_ids;   // [n_tokens, n_top]
+    const float *top_logprobs; // [n_tokens, n_top]
+} engine_prompt;
+
+engine_prompt engine_stream_prompt(const engine_stream *s);
 void engine_stream_abort(engine_stream *s);
 /* Aborts what still runs and frees the stream. */
 void engine_stream_release(engine_stream *s);
 
-/* ---- numbers --------------------------------------------------------------------------------- */
+/* ---- the cache, and numbers ------------------------------------------------------------------ */
+
+/* Forgets every cached block: what is submitted after this call hits nothing computed before it.
+ * Unreferenced pages are free at once, referenced ones when their sequences end. */
+status engine_flush_cache(engine *e);
+
+typedef enum engine_state {
+    ENGINE_WORKING,
+    ENGINE_RESTARTING, // the backend is stuck or being made anew
+    ENGINE_BROKEN,     // it could not be made anew: nothing can run any more
+} engine_state;
 
 typedef struct engine_stats {
+    engine_state state;
+    uint32_t n_live; // requests submitted and not ended, tokenizing ones too
     sched_stats sched;
     uint64_t steps;
     int64_t compute_us, schedule_us; // summed over steps
@@ -161,5 +206,7 @@ typedef struct engine_stats {
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);
+/* A copy of the counters and histograms (metrics.h). */
+void engine_get_metrics(engine *e, engine_metrics *out);
 
 #endif

@@ -259,7 +259,8 @@ static void cpu_destroy(void *ctx)
     free(b);
 }
 
-static const backend_ops cpu_ops = {cpu_info, cpu_submit, cpu_collect, cpu_destroy};
+static const backend_ops cpu_ops = {
+    .info = cpu_info, .submit = cpu_submit, .collect = cpu_collect, .destroy = cpu_destroy};
 
 /* ---- creation -------------------------------------------------------------------------------- */
 

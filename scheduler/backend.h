@@ -124,6 +124,9 @@ typedef struct backend_ops {
     status (*submit)(void *ctx, const step_plan *plan);
     /* Waits for the oldest step in flight. */
     status (*collect)(void *ctx, const step_result **out);
+    /* Asks the step in flight to give up soon; collect then returns STATUS_INTERNAL, and the backend
+     * can only be destroyed. Any thread. */
+    void (*interrupt)(void *ctx);
     void (*destroy)(void *ctx);
 } backend_ops;
 

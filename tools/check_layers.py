@@ -17,9 +17,11 @@ ALLOWED = {
     "scheduler": (["paged_kv", "base"], []),
     "model": (["kernels", "paged_kv", "comm", "base"], ["scheduler/backend.h"]),
     "engine": (["scheduler", "paged_kv", "base"], ["model/tokenizer.h", "model/chat_template.h"]),
-    "cli": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
+    "proto": (["base"], []),
+    "rpc": (["engine", "proto", "base"], []),
+    "cli": (["rpc", "engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
     "bench": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
-    "tests": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base", "cli"], []),
+    "tests": (["rpc", "proto", "engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base", "cli"], []),
 }
 
 # What a module shows to others; every other header is private. base: all of them.
@@ -29,7 +31,9 @@ PUBLIC = {
     "paged_kv": ["paged_kv.h", "retention/retention.h"],
     "scheduler": ["scheduler.h", "backend.h"],
     "model": ["model.h", "tokenizer.h", "chat_template.h"],
-    "engine": ["engine.h"],
+    "engine": ["engine.h", "metrics.h"],
+    "proto": ["proto.h"],
+    "rpc": ["rpc.h"],
     "cli": [],
 }
 

@@ -278,6 +278,7 @@ static void sim_destroy(void *ctx)
 
 backend sim_backend_as_backend(sim_backend *b)
 {
-    static const backend_ops ops = {sim_info, sim_submit, sim_collect, sim_destroy};
+    static const backend_ops ops = {
+        .info = sim_info, .submit = sim_submit, .collect = sim_collect, .destroy = sim_destroy};
     return (backend){&ops, b};
 }

@@ -78,8 +78,12 @@ static status scripted_collect(void *ctx, const step_result **out)
 }
 
 static void scripted_destroy(void *ctx) { (void)ctx; }
-static const backend_ops scripted_ops = {scripted_info, scripted_submit, scripted_collect,
-                                         scripted_destroy};
+static const backend_ops scripted_ops = {
+    .info = scripted_info,
+    .submit = scripted_submit,
+    .collect = scripted_collect,
+    .destroy = scripted_destroy,
+};
 
 typedef struct fixture {
     scripted model;

@@ -1,0 +1,25 @@
+/* proto: the messages that travel, as C structs, and their descriptors for reflection.
+ *
+ * What     protobuf-c's code for the .proto files beside this header. A .proto's `string` is bytes
+ *          here (ProtobufCBinaryData, not NUL-terminated): a NUL that a client sends cuts nothing.
+ * Owner    unpacked messages belong to the allocator they were unpacked with.
+ * Threads  no state.
+ * Units    as the .proto files say.
+ * Errors   unpacking gives NULL for what is malformed or does not fit the allocator.
+ */
+#ifndef PROTO_PROTO_H
+#define PROTO_PROTO_H
+
+#include "proto/google_rpc.pb-c.h"
+#include "proto/health.pb-c.h"
+#include "proto/kserve.pb-c.h"
+#include "proto/octavo.pb-c.h"
+#include "proto/reflection.pb-c.h"
+#include "proto/reflection_v1alpha.pb-c.h"
+#include "proto/smg_common.pb-c.h"
+#include "proto/vllm_engine.pb-c.h"
+
+/* A serialised google.protobuf.FileDescriptorSet. */
+extern const unsigned char octavo_descriptors[], octavo_descriptors_end[];
+
+#endif

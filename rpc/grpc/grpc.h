@@ -1,0 +1,90 @@
+/* gRPC by its C core (private to rpc/): one completion queue, one thread, calls as small state machines.
+ *
+ * A method is a row: its path, the message it takes, and callbacks. All callbacks run on the queue's
+ * thread, so that a method needs no locks of its own; other threads only call `call_wake`.
+ */
+#ifndef RPC_GRPC_GRPC_H
+#define RPC_GRPC_GRPC_H
+
+#include "rpc/service.h"
+
+#include <grpc/status.h>
+#include <protobuf-c/protobuf-c.h>
+
+typedef struct grpc_front grpc_front;
+typedef struct rpc_call rpc_call;
+
+/* ---- a method -------------------------------------------------------------------------------- */
+
+typedef struct rpc_method {
+    const char *path; // "/octavo.v1.Inference/Generate"
+    const ProtobufCMessageDescriptor *input;
+    bool open;           // needs no key: health
+    bool client_streams; // more messages may follow the first
+    /* Each message of the client. It lies in the call's arena and is gone when this returns. Unless
+     * client_streams, this must lead to call_finish sooner or later. */
+    void (*message)(rpc_call *c, const ProtobufCMessage *m);
+    /* client_streams: the client has said all it had to say. NULL otherwise. */
+    void (*half_closed)(rpc_call *c);
+    /* Woken by call_wake, or the message given to call_send has gone out. NULL = unary. */
+    void (*writable)(rpc_call *c);
+    /* The call is over: finished, cancelled, past its deadline, or its connection is gone. Frees
+     * what `call_set_state` holds. Always the last callback; NULL = nothing to free. */
+    void (*ended)(rpc_call *c);
+} rpc_method;
+
+/* ---- what a method can do -------------------------------------------------------------------- */
+
+service *call_service(const rpc_call *c);
+grpc_front *call_front(const rpc_call *c);
+void call_set_state(rpc_call *c, void *state);
+void *call_state(const rpc_call *c);
+/* The value of a metadata key of the client (lower case), or NULL. Not NUL-terminated. */
+const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
+
+/* True when call_send would take a message now. */
+bool call_can_send(const rpc_call *c);
+/* Packs and sends. False when the last one is still on its way or the call is over: `writable` will
+ * come, or `ended`. */
+bool call_send(rpc_call *c, const ProtobufCMessage *m);
+/* client_streams: ready for the next message. */
+void call_receive(rpc_call *c);
+/* Trailing metadata; copied. Keys that end in "-bin" take any bytes. */
+void call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n);
+/* Ends the call after what has been sent. Once. */
+void call_finish(rpc_call *c, grpc_status_code code, const char *details);
+/* call_send and call_finish with OK. */
+void call_reply(rpc_call *c, const ProtobufCMessage *m);
+/* call_finish by a status of ours; one that says "not now" carries when to try again: trailing
+ * metadata retry-after-ms, and google.rpc.RetryInfo in grpc-status-details-bin. */
+void call_fail(rpc_call *c, status s, const error *err);
+grpc_status_code call_code_of(status_code code);
+/* An engine_notify: any thread, under any lock. `writable` follows, once for any number of calls. */
+void call_wake(void *call);
+
+/* Bytes of a message into a string of ours and back. */
+static inline ProtobufCBinaryData call_bytes(const char *s, size_t n)
+{
+    return (ProtobufCBinaryData){n, (uint8_t *)(uintptr_t)s};
+}
+
+/* ---- the server ------------------------------------------------------------------------------ */
+
+/* A service: its methods, and the name that health and reflection list. */
+typedef struct rpc_service {
+    const char *name; // "octavo.v1.Inference"
+    const rpc_method *methods;
+    size_t n_methods;
+} rpc_service;
+
+/* Listens on s->o.grpc_address with these services, and with health and reflection. The array is
+ * borrowed. */
+status grpc_front_create(service *s, const rpc_service *const *services, size_t n_services,
+                         grpc_front **out, error *err);
+uint16_t grpc_front_port(const grpc_front *f);
+/* New calls of methods that are not `open` are answered UNAVAILABLE. */
+void grpc_front_drain(grpc_front *f);
+void grpc_front_destroy(grpc_front *f);
+const rpc_service *const *grpc_front_services(const grpc_front *f, size_t *n);
+
+#endif

@@ -1,0 +1,1 @@
+#include "rpc/http/http.h"

@@ -1,0 +1,130 @@
+/* What HTTP and gRPC share (private to rpc/): admission, generations, keys, the log line of a request,
+ * the events that subscribers read. Knows no protocol.
+ *
+ * Threads  everything here may be called by any front-end thread; a generation belongs to one.
+ */
+#ifndef RPC_SERVICE_H
+#define RPC_SERVICE_H
+
+#include "rpc/rpc.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* ---- listeners: who wants to know when something changed ------------------------------------- */
+
+/* A place in a list of callbacks; lives inside its owner. */
+typedef struct listener {
+    engine_notify notify; // must not block; called under the list's lock
+    void *ctx;
+    struct listener *prev, *next; // NULL when not in a list
+} listener;
+
+typedef struct listener_list {
+    pthread_mutex_t lock;
+    listener *first;
+} listener_list;
+
+void listeners_init(listener_list *list);
+void listeners_destroy(listener_list *list);
+void listeners_add(listener_list *list, listener *l);
+/* After it returns, l is not called again. */
+void listeners_remove(listener_list *list, listener *l);
+void listeners_tell(listener_list *list);
+
+/* ---- the service ----------------------------------------------------------------------------- */
+
+typedef struct service {
+    rpc_options o; // engine, model, log, events, keys
+    int64_t start_us;
+    double start_time; // seconds since 1970
+    _Atomic bool draining;
+    listener_list state_listeners; // told when `service_is_serving` may have changed
+    _Atomic uint32_t in_flight;    // generations
+    _Atomic int64_t last_receive_us;
+    _Atomic uint64_t next_id;
+    uint64_t id_salt;
+
+    /* Requests turned away, by reason: for metrics. */
+    _Atomic uint64_t rejected_full, rejected_draining, rejected_unavailable;
+
+    pthread_mutex_t lock;
+    struct generation *first; // all live generations, for service_abort
+} service;
+
+status service_init(service *s, const rpc_options *options);
+void service_destroy(service *s);
+
+void service_drain(service *s);
+/* Neither draining nor with a broken or restarting engine. */
+bool service_is_serving(service *s);
+/* "serving", "draining", "restarting", "broken" */
+const char *service_state(service *s);
+
+/* True when `name` is a name the model is served by; "" and NULL are. */
+bool service_knows_model(const service *s, const char *name, size_t n);
+/* Checks the value of an `authorization` header ("Bearer KEY", NULL = absent) against the keys, in
+ * a time that does not tell how much of a key was right. True when no keys are set. */
+bool service_key_ok(const service *s, const char *authorization);
+/* Seconds after which a client that was turned away may try again: from how fast requests end. */
+uint32_t service_retry_after_s(service *s);
+
+/* ---- generations: requests that are answered together ---------------------------------------- */
+
+typedef struct generation generation;
+
+typedef struct generation_options {
+    const char *id;      // for the log and for Abort; copied; "" or NULL = made here
+    const char *surface; // "http", "octavo.v1", "vllm", "kserve"; static
+    engine_notify notify; // as engine_submit's: something can be read
+    void *notify_ctx;
+} generation_options;
+
+/* Submits n requests (an array of prompts has one each), all with the same number of choices. All or
+ * nothing: when one is refused, those before it are aborted. STATUS_UNAVAILABLE while draining.
+ * An id that a live generation has is STATUS_INVALID. */
+status generation_start(service *s, const engine_request *requests, uint32_t n,
+                        const generation_options *o, generation **out, error *err);
+
+typedef struct generation_output {
+    uint32_t index;   // prompt * n_choices + choice
+    uint32_t request; // which of the requests
+    engine_output out;
+} generation_output;
+
+/* False when nothing can be read now. Pointers in *out are valid until the next read. */
+bool generation_read(generation *g, generation_output *out);
+/* Every choice of every request has ended and been read. */
+bool generation_ended(const generation *g);
+const char *generation_id(const generation *g);
+/* Of one of its requests: valid from its first output on. */
+engine_prompt generation_prompt(const generation *g, uint32_t request);
+void generation_abort(generation *g);
+/* Aborts what still runs, writes a log line for each request, frees. notify is not called after. */
+void generation_release(generation *g);
+/* Any thread: aborts the live generation with this id. False when there is none. */
+bool service_abort(service *s, const char *id, size_t n);
+
+/* ---- KV events for subscribers (events.c) ---------------------------------------------------- */
+
+typedef struct kv_event {
+    uint64_t sequence; // 1, 2, 3, …
+    double time;       // seconds since 1970
+    enum { KV_STORED, KV_REMOVED, KV_CLEARED } kind;
+    uint64_t hash, parent;
+    const uint32_t *tokens; // [page_tokens] when stored
+} kv_event;
+
+/* The sequence number that the next event will have. */
+uint64_t rpc_events_next(rpc_events *e);
+/* Copies event `sequence` (tokens into `tokens`, room for page_tokens). STATUS_NOT_FOUND: not yet.
+ * STATUS_LIMIT: no longer kept. */
+status rpc_events_read(rpc_events *e, uint64_t sequence, kv_event *out, uint32_t *tokens);
+listener_list *rpc_events_listeners(rpc_events *e);
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+/* The Prometheus page: engine, pages, retention, service. */
+void metrics_text(service *s, strbuf *out);
+
+#endif

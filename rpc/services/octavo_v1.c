@@ -1,0 +1,1 @@
+#include "rpc/grpc/grpc.h"
