@@ -118,6 +118,10 @@ void engine_request_destroy(engine_request *r);
 status engine_request_parse(const json_t *json, const char *where, const char *const *also,
                             engine_request *r, error *err);
 
+/* The request's prompt (text, messages or ids) as token ids, as engine_submit would see it. Any
+ * thread. */
+status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *err);
+
 typedef void (*engine_notify)(void *ctx); /* something can be read, or the stream has ended */
 
 /* Copies the request. notify may be NULL (then use engine_stream_wait). */
