@@ -170,6 +170,20 @@ engine_stats engine_get_stats(engine *e)
 {
     pthread_mutex_lock(&e->stats_lock);
     engine_stats stats = e->stats;
+    stats.n_live = atomic_load(&e->n_live);
     pthread_mutex_unlock(&e->stats_lock);
     return stats;
+}
+
+void engine_get_metrics(engine *e, engine_metrics *out)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    *out = e->metrics;
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
+status engine_flush_cache(engine *e)
+{
+    (void)e;
+    return status_make(STATUS_UNAVAILABLE, "cannot flush yet");
 }

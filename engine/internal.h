@@ -122,6 +122,10 @@ void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
 /* Ends every choice that has not ended: aborted (STATUS_ABORTED), or with one error (copied). */
 void stream_fail(engine_stream *s, status_code code, const char *text);
 
+/* ---- numbers (metrics.c) --------------------------------------------------------------------- */
+
+void metrics_observe(engine_metrics *m, engine_histogram_id id, double value);
+
 /* ---- the engine ------------------------------------------------------------------------------ */
 
 /* What other threads tell the engine thread. Each item holds a reference of its stream. */
@@ -188,6 +192,7 @@ struct engine {
 
     pthread_mutex_t stats_lock;
     engine_stats stats;
+    engine_metrics metrics;
 };
 
 /* A request has ended so: others may come. Any thread. */

@@ -88,6 +88,29 @@ static status encode(engine *e, engine_request *r, tok_ids *ids, error *err)
     return s;
 }
 
+static status copy_ids(const engine_request *r, tok_ids *out, error *err)
+{
+    size_t n = r->n_prompt_token_ids, wanted = out->n + n;
+    uint32_t *ids = alloc_resize(NULL, out->ids, wanted, sizeof *ids);
+    if (!ids) return error_set(err, STATUS_NO_MEMORY, "prompt_token_ids: out of memory");
+    memcpy(ids + out->n, r->prompt_token_ids, n * sizeof *ids);
+    *out = (tok_ids){.ids = ids, .n = wanted, .capacity = wanted};
+    return STATUS_IS_OK;
+}
+
+status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *err)
+{
+    engine_request copy;
+    RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
+    if (r->prompt_token_ids) return copy_ids(r, out, err);
+    /* Messages are changed while they are rendered: a copy. */
+    status s = engine_request_copy(r, &copy);
+    if (!status_ok(s)) return error_set(err, s.code, "request: out of memory");
+    s = encode(e, &copy, out, err);
+    engine_request_destroy(&copy);
+    return s;
+}
+
 static status make_tokens(engine *e, engine_stream *s, error *err)
 {
     engine_request *r = &s->request;

@@ -233,6 +233,11 @@ void engine_stream_release(engine_stream *s)
     stream_unref(s);
 }
 
+engine_prompt engine_stream_prompt(const engine_stream *s)
+{
+    return (engine_prompt){.tokens = s->tokens, .n_tokens = s->n_tokens};
+}
+
 const char *engine_finish_name(engine_finish f)
 {
     static const char *const names[] = {"", "stop", "length", "abort", "error"};

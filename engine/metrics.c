@@ -1,0 +1,62 @@
+/* The histograms' names and bounds (vLLM's, so that its dashboards fit), and counting into them. */
+#include "engine/internal.h"
+
+static const double first_token_bounds[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
+                                            0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
+                                            20,    40,    80,   160,  640,  2560};
+static const double token_bounds[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                      0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+static const double request_bounds[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                        30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+static const double length_bounds[] = {1,    2,    5,     10,    20,    50,  100, 200, 500, 1000,
+                                       2000, 5000, 10000, 20000, 50000, 1e5, 2e5, 5e5, 1e6};
+static const double step_bounds[] = {1,   8,    16,   32,   64,   128,  256,
+                                     512, 1024, 2048, 4096, 8192, 16384};
+
+#define ROW(stem, text, list)                                                                      \
+    {                                                                                              \
+        .name = (stem), .help = (text), .bounds = (list),                                          \
+        .n_bounds = sizeof(list) / sizeof *(list)                                                  \
+    }
+
+static const engine_histogram_info rows[ENGINE_HISTOGRAMS] = {
+    [ENGINE_TIME_TO_FIRST_TOKEN] =
+        ROW("time_to_first_token_seconds", "From submission to a choice's first token.",
+            first_token_bounds),
+    [ENGINE_INTER_TOKEN_LATENCY] =
+        ROW("inter_token_latency_seconds", "Between two tokens of a choice.", token_bounds),
+    [ENGINE_TIME_PER_OUTPUT_TOKEN] =
+        ROW("request_time_per_output_token_seconds",
+            "A choice's mean time between tokens, without the first.", token_bounds),
+    [ENGINE_E2E_LATENCY] = ROW("e2e_request_latency_seconds",
+                               "From submission to the last choice's end.", request_bounds),
+    [ENGINE_QUEUE_TIME] =
+        ROW("request_queue_time_seconds", "From submission to the first step.", request_bounds),
+    [ENGINE_PREFILL_TIME] = ROW("request_prefill_time_seconds",
+                                "From the first step to the first token.", request_bounds),
+    [ENGINE_DECODE_TIME] =
+        ROW("request_decode_time_seconds", "From the first token to the last.", request_bounds),
+    [ENGINE_INFERENCE_TIME] = ROW("request_inference_time_seconds",
+                                  "From the first step to the last token.", request_bounds),
+    [ENGINE_PROMPT_TOKENS] =
+        ROW("request_prompt_tokens", "Tokens of a request's prompt.", length_bounds),
+    [ENGINE_GENERATION_TOKENS] =
+        ROW("request_generation_tokens", "Tokens generated for a choice.", length_bounds),
+    [ENGINE_ITERATION_TOKENS] =
+        ROW("iteration_tokens_total", "Tokens computed in a step.", step_bounds),
+};
+
+engine_histogram_info engine_histogram_describe(engine_histogram_id id) { return rows[id]; }
+
+void metrics_observe(engine_metrics *m, engine_histogram_id id, double value)
+{
+    uint32_t low = 0, high = rows[id].n_bounds;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (value <= rows[id].bounds[middle]) high = middle;
+        else low = middle + 1;
+    }
+    m->histograms[id].counts[low]++;
+    m->histograms[id].count++;
+    m->histograms[id].sum += value;
+}
