@@ -1,1 +1,263 @@
-#include "rpc/service.h"
+/* Generations: engine streams that are answered together, found by id while they live, and told of
+ * in one line each when they are released. */
+#include "rpc/generation.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static uint32_t words_for(uint32_t n) { return (n + 63) / 64; }
+
+/* Front ends hear of the generation, this hears of the stream: reading looks only where something
+ * is. */
+static void stream_ready(void *ctx)
+{
+    generation_request *r = ctx;
+    generation *g = r->generation;
+    atomic_fetch_or(&g->ready[r->index / 64], 1ull << r->index % 64);
+    if (g->notify) g->notify(g->notify_ctx);
+}
+
+static void make_id(service *s, char *out, size_t size)
+{
+    uint64_t n = atomic_fetch_add(&s->next_id, 1) + 1;
+    snprintf(out, size, "%016llx", (unsigned long long)hash_mix64(s->id_salt + n));
+}
+
+static generation *make(service *s, const engine_request *requests, uint32_t n,
+                        const generation_options *o)
+{
+    generation *g = calloc(1, sizeof *g);
+    if (!g) return NULL;
+    *g = (generation){
+        .service = s,
+        .surface = o->surface,
+        .notify = o->notify,
+        .notify_ctx = o->notify_ctx,
+        .start_us = clock_now_us(),
+        .n = n,
+        .n_choices = requests[0].n,
+        .n_open = n * requests[0].n,
+        .requests = calloc(n, sizeof *g->requests),
+        .ready = calloc(words_for(n), sizeof *g->ready),
+    };
+    if (o->id && *o->id) snprintf(g->id, sizeof g->id, "%s", o->id);
+    else make_id(s, g->id, sizeof g->id);
+    for (uint32_t i = 0; g->requests && i < n; i++)
+        g->requests[i] = (generation_request){.generation = g, .index = i};
+    if (g->requests && g->ready && generation_log_begin(g, requests)) return g;
+    generation_free(g);
+    return NULL;
+}
+
+void generation_free(generation *g)
+{
+    for (uint32_t i = 0; g->requests && i < g->n; i++) {
+        engine_stream_release(g->requests[i].stream);
+        generation_log_destroy(&g->requests[i].log);
+    }
+    free(g->requests);
+    free(g->ready);
+    free(g);
+}
+
+/* ---- the live ones --------------------------------------------------------------------------- */
+
+static generation **bucket_of(service *s, const char *id, size_t n)
+{
+    return &s->live[hash_bytes(id, n, s->id_salt) % SERVICE_BUCKETS];
+}
+
+/* Called with the service's lock held. */
+static generation *find(service *s, const char *id, size_t n)
+{
+    for (generation *g = *bucket_of(s, id, n); g; g = g->next)
+        if (strlen(g->id) == n && memcmp(g->id, id, n) == 0) return g;
+    return NULL;
+}
+
+/* False when the id is taken. */
+static bool enter(service *s, generation *g)
+{
+    size_t n = strlen(g->id);
+    pthread_mutex_lock(&s->lock);
+    bool free_id = !find(s, g->id, n);
+    if (free_id) {
+        generation **bucket = bucket_of(s, g->id, n);
+        g->next = *bucket;
+        *bucket = g;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return free_id;
+}
+
+/* From here on no other thread knows of it. */
+static void leave(service *s, generation *g, bool ended)
+{
+    pthread_mutex_lock(&s->lock);
+    generation **at = bucket_of(s, g->id, strlen(g->id));
+    while (*at != g) at = &(*at)->next;
+    *at = g->next;
+    double us = (double)(clock_now_us() - g->start_us);
+    if (ended) s->duration_us += s->duration_us > 0 ? (us - s->duration_us) / 16 : us;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void abort_streams(generation *g, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) engine_stream_abort(g->requests[i].stream);
+}
+
+bool service_abort(service *s, const char *id, size_t n)
+{
+    pthread_mutex_lock(&s->lock);
+    generation *g = find(s, id, n);
+    if (g) {
+        g->aborted = true;
+        abort_streams(g, g->n_streams);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return g != NULL;
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static status check(service *s, uint32_t n, const generation_options *o, error *err)
+{
+    uint32_t most = s->o.model.max_requests;
+    if (atomic_load(&s->draining)) {
+        service_count_refusal(s, REFUSED_DRAINING);
+        return error_set(err, STATUS_UNAVAILABLE, "the server is shutting down");
+    }
+    if (n == 0) return error_set(err, STATUS_INVALID, "prompt: must not be empty");
+    if (n > most)
+        return error_set(err, STATUS_LIMIT, "prompt: %u prompts are more than the %u at once", n,
+                         most);
+    /* Rather than start some and find the queue full then. */
+    if (n > 1 && engine_get_stats(s->o.engine).n_live + n > most) {
+        service_count_refusal(s, REFUSED_QUEUE_FULL);
+        return error_set(err, STATUS_QUEUE_FULL, "prompt: there is no room for %u requests now", n);
+    }
+    if (o->id && strnlen(o->id, SERVICE_ID_BYTES_MAX + 1) > SERVICE_ID_BYTES_MAX)
+        return error_set(err, STATUS_INVALID, "request_id: is longer than %d bytes",
+                         SERVICE_ID_BYTES_MAX);
+    return STATUS_IS_OK;
+}
+
+static status submit_all(generation *g, const engine_request *requests, error *err)
+{
+    service *s = g->service;
+    for (uint32_t i = 0; i < g->n; i++) {
+        generation_request *r = &g->requests[i];
+        status st = engine_submit(s->o.engine, &requests[i], stream_ready, r, &r->stream, err);
+        if (st.code == STATUS_QUEUE_FULL) service_count_refusal(s, REFUSED_QUEUE_FULL);
+        if (st.code == STATUS_UNAVAILABLE) service_count_refusal(s, REFUSED_UNAVAILABLE);
+        RETURN_IF_ERROR(st);
+    }
+    /* An abort by id that came in between found no streams. */
+    pthread_mutex_lock(&s->lock);
+    g->n_streams = g->n;
+    if (g->aborted) abort_streams(g, g->n);
+    pthread_mutex_unlock(&s->lock);
+    return STATUS_IS_OK;
+}
+
+static status start(service *s, const engine_request *requests, uint32_t n,
+                    const generation_options *o, generation **out, error *err)
+{
+    RETURN_IF_ERROR(check(s, n, o, err));
+    generation *g = make(s, requests, n, o);
+    if (!g) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    if (!enter(s, g)) {
+        generation_free(g);
+        return error_set(err, STATUS_INVALID, "request_id: a request with this id is running");
+    }
+    status st = submit_all(g, requests, err);
+    if (!status_ok(st)) {
+        leave(s, g, false);
+        generation_free(g);
+        return st;
+    }
+    *out = g;
+    return STATUS_IS_OK;
+}
+
+status generation_start(service *s, const engine_request *requests, uint32_t n,
+                        const generation_options *o, generation **out, error *err)
+{
+    atomic_store(&s->last_receive_us, clock_now_us());
+    /* Counted before draining is looked at: who drains sees it, or it sees the draining. */
+    atomic_fetch_add(&s->in_flight, 1);
+    status st = start(s, requests, n, o, out, err);
+    if (!status_ok(st)) atomic_fetch_sub(&s->in_flight, 1);
+    return st;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static bool take(generation *g, uint32_t i, generation_output *out)
+{
+    generation_request *r = &g->requests[i];
+    _Atomic uint64_t *word = &g->ready[i / 64];
+    /* Cleared first: what comes after this read sets it again. */
+    atomic_fetch_and(word, ~(1ull << i % 64));
+    if (!engine_stream_read(r->stream, &out->out)) return false;
+    atomic_fetch_or(word, 1ull << i % 64);
+    out->request = i;
+    out->index = i * g->n_choices + out->out.choice;
+    if (out->out.finish != ENGINE_FINISH_NONE) g->n_open--;
+    generation_log_take(r, &out->out);
+    g->hint = i + 1;
+    return true;
+}
+
+/* The first that may have something in [from, to), or `to`. */
+static uint32_t next_ready(generation *g, uint32_t from, uint32_t to)
+{
+    while (from < to) {
+        uint64_t bits = atomic_load(&g->ready[from / 64]) >> from % 64;
+        if (bits) {
+            uint32_t at = from + (uint32_t)__builtin_ctzll(bits);
+            return at < to ? at : to;
+        }
+        from = (from / 64 + 1) * 64;
+    }
+    return to;
+}
+
+static bool read_between(generation *g, uint32_t from, uint32_t to, generation_output *out)
+{
+    for (uint32_t i = next_ready(g, from, to); i < to; i = next_ready(g, i + 1, to))
+        if (take(g, i, out)) return true;
+    return false;
+}
+
+bool generation_read(generation *g, generation_output *out)
+{
+    /* In turn, from the one after the last that was read. */
+    uint32_t hint = g->hint < g->n ? g->hint : 0;
+    return read_between(g, hint, g->n, out) || read_between(g, 0, hint, out);
+}
+
+bool generation_ended(const generation *g) { return g->n_open == 0; }
+const char *generation_id(const generation *g) { return g->id; }
+
+engine_prompt generation_prompt(const generation *g, uint32_t request)
+{
+    return engine_stream_prompt(g->requests[request].stream);
+}
+
+void generation_abort(generation *g) { abort_streams(g, g->n); }
+
+void generation_release(generation *g)
+{
+    if (!g) return;
+    service *s = g->service;
+    leave(s, g, g->n_open == 0);
+    /* First of all the pages: writing the log takes its time. */
+    if (g->n_open) abort_streams(g, g->n);
+    for (uint32_t i = 0; i < g->n; i++) generation_log_end(g, &g->requests[i]);
+    generation_free(g);
+    atomic_fetch_sub(&s->in_flight, 1);
+}

@@ -1,1 +1,151 @@
+/* The log: lines are built in a strbuf and written whole. */
 #include "rpc/service.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How long one line may hold up its writer when nobody reads the other end. */
+enum { PATIENCE_MS = 20 };
+
+struct rpc_log {
+    int fd;
+    bool prompts;
+    pthread_mutex_t lock; // a line at a time
+    bool stuck;           // the last line was dropped: do not wait for the next
+    bool torn;            // a line was cut off in the middle: end it before the next
+    uint64_t lost;        // lines dropped since the last one that was written
+};
+
+status rpc_log_create(int fd, bool prompts, rpc_log **out)
+{
+    rpc_log *log = calloc(1, sizeof *log);
+    if (!log) return status_make(STATUS_NO_MEMORY, "log");
+    log->fd = fd;
+    log->prompts = prompts;
+    pthread_mutex_init(&log->lock, NULL);
+    *out = log;
+    return STATUS_IS_OK;
+}
+
+void rpc_log_destroy(rpc_log *log)
+{
+    if (!log) return;
+    pthread_mutex_destroy(&log->lock);
+    free(log);
+}
+
+bool rpc_log_shows_prompts(const rpc_log *log) { return log && log->prompts; }
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* A descriptor that others share keeps its mode, so a blocking one must be asked first: when poll
+ * says a pipe is writable it takes PIPE_BUF bytes without blocking. */
+static bool can_write(const rpc_log *log, int64_t deadline_us)
+{
+    struct pollfd p = {.fd = log->fd, .events = POLLOUT};
+    for (;;) {
+        int64_t left_us = deadline_us - clock_now_us();
+        int timeout_ms = log->stuck || left_us <= 0 ? 0 : (int)(left_us / 1000) + 1;
+        int n = poll(&p, 1, timeout_ms);
+        if (n < 0 && errno == EINTR) continue;
+        return n > 0 && p.revents & POLLOUT;
+    }
+}
+
+/* True when all was written. *begun: some of it was. */
+static bool write_all(rpc_log *log, const char *at, size_t n, bool *begun)
+{
+    int64_t deadline_us = clock_now_us() + PATIENCE_MS * 1000;
+    while (n > 0) {
+        if (!can_write(log, deadline_us)) return false;
+        ssize_t put = write(log->fd, at, n < PIPE_BUF ? n : PIPE_BUF);
+        if (put < 0 && errno != EINTR && errno != EAGAIN) return false;
+        if (put < 0 && clock_now_us() >= deadline_us) return false;
+        if (put <= 0) continue;
+        *begun = true;
+        at += put;
+        n -= (size_t)put;
+    }
+    return true;
+}
+
+static bool write_line(rpc_log *log, const char *line, size_t n)
+{
+    bool begun = false, done = write_all(log, line, n, &begun);
+    log->stuck = !done;
+    if (begun) log->torn = !done;
+    return done;
+}
+
+static void tell_lost(rpc_log *log)
+{
+    strbuf line = {0};
+    rpc_log_begin(&line, "warning", "log");
+    strbuf_printf(&line, ",\"message\":\"%llu lines could not be written\"}\n",
+                  (unsigned long long)log->lost);
+    if (!line.failed && write_line(log, line.data, line.size)) log->lost = 0;
+    strbuf_destroy(&line);
+}
+
+static void put_line(rpc_log *log, const strbuf *line)
+{
+    pthread_mutex_lock(&log->lock);
+    if (log->torn) write_line(log, "\n", 1);
+    if (log->lost && !log->torn) tell_lost(log);
+    if (line->failed || log->torn || !write_line(log, line->data, line->size)) log->lost++;
+    pthread_mutex_unlock(&log->lock);
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+void rpc_log_begin(strbuf *line, const char *level, const char *event)
+{
+    struct timespec now;
+    struct tm utc;
+    char date[32];
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &utc);
+    strbuf_clear(line);
+    strbuf_printf(line, "{\"time\":\"%s.%03ldZ\",\"level\":\"%s\",\"event\":\"%s\"", date,
+                  now.tv_nsec / 1000000, level, event);
+}
+
+void rpc_log_text(strbuf *line, const char *key, const char *text, size_t n)
+{
+    strbuf_printf(line, ",\"%s\":", key);
+    size_t cut = n < RPC_LOG_TEXT_MAX ? n : RPC_LOG_TEXT_MAX;
+    if (cut < n) cut -= utf8_incomplete_tail((const uint8_t *)text, cut);
+    strbuf_json_string(line, text, cut);
+}
+
+void rpc_log_number(strbuf *line, const char *key, uint64_t value)
+{
+    strbuf_printf(line, ",\"%s\":%llu", key, (unsigned long long)value);
+}
+
+void rpc_log_ms(strbuf *line, const char *key, double us)
+{
+    strbuf_printf(line, ",\"%s\":%.3f", key, us / 1000);
+}
+
+void rpc_log_end(rpc_log *log, strbuf *line)
+{
+    strbuf_puts(line, "}\n");
+    if (log) put_line(log, line);
+    strbuf_destroy(line);
+}
+
+void rpc_log_note(rpc_log *log, const char *level, const char *event, const char *message)
+{
+    if (!log) return;
+    strbuf line = {0};
+    rpc_log_begin(&line, level, event);
+    rpc_log_text(&line, "message", message, strlen(message));
+    rpc_log_end(log, &line);
+}

@@ -6,7 +6,8 @@
  * Owner    a server borrows engine, model facts, log and events: they must outlive it. Options are
  *          copied, what they point to is borrowed.
  * Threads  one or two of libmicrohttpd, one that watches for clients that go away, one for gRPC's
- *          completion queue. Functions here: any thread, create and destroy from one.
+ *          completion queue, one that looks at the engine's state four times a second. Functions
+ *          here: any thread, create and destroy from one.
  * Units    microseconds, bytes.
  * Errors   a server that cannot start says why in one line (address in use, certificate); later
  *          trouble belongs to the request that has it.
@@ -20,10 +21,13 @@
 
 typedef struct rpc_log rpc_log;
 
-/* Writes to fd, whole lines only. prompts: requests' lines may hold prompt and output text. */
+/* Writes to fd (borrowed), a line at a time. prompts: requests' lines hold prompt and output text.
+ * A reader that does not read (a full pipe) holds a writer up for 20 ms, once: from then on lines
+ * are dropped until there is room, and the next line says how many were. */
 status rpc_log_create(int fd, bool prompts, rpc_log **out);
 void rpc_log_destroy(rpc_log *log);
-/* {"time", "level", "event", "message"}. level: "info", "warning", "error". Any thread. */
+/* {"time", "level", "event", "message"}. level: "info", "warning", "error". Any thread. A NULL log
+ * swallows everything. */
 void rpc_log_note(rpc_log *log, const char *level, const char *event, const char *message);
 
 /* ---- KV events: blocks of the prefix cache, kept for subscribers ----------------------------- */

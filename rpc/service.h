@@ -1,5 +1,5 @@
-/* What HTTP and gRPC share (private to rpc/): admission, generations, keys, the log line of a request,
- * the events that subscribers read. Knows no protocol.
+/* What HTTP and gRPC share (private to rpc/): admission, generations, keys, the log line of a
+ * request, the events that subscribers read. Knows no protocol.
  *
  * Threads  everything here may be called by any front-end thread; a generation belongs to one.
  */
@@ -34,6 +34,16 @@ void listeners_tell(listener_list *list);
 
 /* ---- the service ----------------------------------------------------------------------------- */
 
+/* Why a request was turned away. */
+typedef enum service_refusal {
+    REFUSED_QUEUE_FULL,
+    REFUSED_DRAINING,
+    REFUSED_UNAVAILABLE, // the backend is being made anew, or cannot be
+    SERVICE_REFUSALS,
+} service_refusal;
+
+enum { SERVICE_KEY_BYTES_MAX = 256, SERVICE_ID_BYTES_MAX = 128, SERVICE_BUCKETS = 1024 };
+
 typedef struct service {
     rpc_options o; // engine, model, log, events, keys
     int64_t start_us;
@@ -45,15 +55,28 @@ typedef struct service {
     _Atomic uint64_t next_id;
     uint64_t id_salt;
 
-    /* Requests turned away, by reason: for metrics. */
-    _Atomic uint64_t rejected_full, rejected_draining, rejected_unavailable;
+    _Atomic uint64_t refused[SERVICE_REFUSALS]; // requests turned away
+    uint64_t refused_told[SERVICE_REFUSALS];    // of them, in the log (service_tick only)
+    int64_t refused_told_us;
+    bool was_serving; // at the last service_tick
 
-    pthread_mutex_t lock;
-    struct generation *first; // all live generations, for service_abort
+    struct service_keys *keys; // NULL = open
+
+    pthread_mutex_t lock;                     // of what follows
+    struct generation *live[SERVICE_BUCKETS]; // by the hash of their ids
+    double duration_us; // of generations, from start to release, smoothed; 0 = none has ended
 } service;
 
+/* Refuses keys that are empty, too long, or hold bytes that no header can carry. */
 status service_init(service *s, const rpc_options *options);
+/* Every generation has been released. */
 void service_destroy(service *s);
+/* To be called a few times a second by one thread: tells the state's listeners of what the engine
+ * does by itself, and writes at most one line a second about requests turned away. */
+void service_tick(service *s);
+/* Counts a request that was turned away. Front ends need not: generation_start does. */
+void service_count_refusal(service *s, service_refusal why);
+const char *service_refusal_name(service_refusal why); // "queue_full", …
 
 void service_drain(service *s);
 /* Neither draining nor with a broken or restarting engine. */
@@ -66,7 +89,8 @@ bool service_knows_model(const service *s, const char *name, size_t n);
 /* Checks the value of an `authorization` header ("Bearer KEY", NULL = absent) against the keys, in
  * a time that does not tell how much of a key was right. True when no keys are set. */
 bool service_key_ok(const service *s, const char *authorization);
-/* Seconds after which a client that was turned away may try again: from how fast requests end. */
+/* Seconds after which a client that was turned away may try again: a quarter of what requests take,
+ * waiting included, 1 to 60. */
 uint32_t service_retry_after_s(service *s);
 
 /* ---- generations: requests that are answered together ---------------------------------------- */
@@ -74,15 +98,16 @@ uint32_t service_retry_after_s(service *s);
 typedef struct generation generation;
 
 typedef struct generation_options {
-    const char *id;      // for the log and for Abort; copied; "" or NULL = made here
-    const char *surface; // "http", "octavo.v1", "vllm", "kserve"; static
+    const char *id;       // for the log and for Abort; copied; "" or NULL = made here
+    const char *surface;  // "http", "octavo.v1", "vllm", "kserve"; static
     engine_notify notify; // as engine_submit's: something can be read
     void *notify_ctx;
 } generation_options;
 
-/* Submits n requests (an array of prompts has one each), all with the same number of choices. All or
- * nothing: when one is refused, those before it are aborted. STATUS_UNAVAILABLE while draining.
- * An id that a live generation has is STATUS_INVALID. */
+/* Submits n requests (an array of prompts has one each), all with the same number of choices. All
+ * or nothing: when one is refused, those before it are aborted, and notify is not called after the
+ * return. STATUS_UNAVAILABLE while draining. An id that a live generation has, or one that is too
+ * long, is STATUS_INVALID. notify may come before this returns. */
 status generation_start(service *s, const engine_request *requests, uint32_t n,
                         const generation_options *o, generation **out, error *err);
 
@@ -121,6 +146,19 @@ uint64_t rpc_events_next(rpc_events *e);
  * STATUS_LIMIT: no longer kept. */
 status rpc_events_read(rpc_events *e, uint64_t sequence, kv_event *out, uint32_t *tokens);
 listener_list *rpc_events_listeners(rpc_events *e);
+
+/* ---- lines of the log (log.c) ---------------------------------------------------------------- */
+
+/* Texts of clients are cut to so much in a line. */
+enum { RPC_LOG_TEXT_MAX = 16384 };
+
+bool rpc_log_shows_prompts(const rpc_log *log);
+/* A line begins so, goes on by members, and ends in the log; then the strbuf is empty. */
+void rpc_log_begin(strbuf *line, const char *level, const char *event);
+void rpc_log_text(strbuf *line, const char *key, const char *text, size_t n);
+void rpc_log_number(strbuf *line, const char *key, uint64_t value);
+void rpc_log_ms(strbuf *line, const char *key, double us); // in milliseconds
+void rpc_log_end(rpc_log *log, strbuf *line);
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
