@@ -1,7 +1,270 @@
+/* The Prometheus page (text format 0.0.4). A metric is a row; its name gets the prefix "octavo:"
+ * and the labels model_name and engine, as dashboards made for vLLM expect. */
 #include "rpc/service.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define PREFIX "octavo:"
+
+typedef struct page {
+    strbuf *out;
+    strbuf labels; // of every sample: model_name="…",engine="0"
+} page;
+
+typedef struct metric {
+    const char *name, *help;
+    double value;
+} metric;
+
+enum { LABEL_VALUES_MAX = ENGINE_METHODS_MAX };
+
+/* A family of samples that differ in one label. */
+typedef struct labelled {
+    const char *name, *help, *label;
+    const char *of[LABEL_VALUES_MAX];
+    double values[LABEL_VALUES_MAX];
+    size_t n;
+} labelled;
+
+/* ---- the format ------------------------------------------------------------------------------ */
+
+static void put_escaped(strbuf *out, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '\n') strbuf_puts(out, "\\n");
+        else {
+            if (*text == '\\' || *text == '"') strbuf_putc(out, '\\');
+            strbuf_putc(out, *text);
+        }
+    }
+}
+
+static void put_number(strbuf *out, double v)
+{
+    if (isinf(v)) strbuf_puts(out, v > 0 ? "+Inf" : "-Inf");
+    else if (v == floor(v) && fabs(v) < 0x1p53) strbuf_printf(out, "%.0f", v);
+    else strbuf_printf(out, "%.10g", v);
+}
+
+static void put_head(strbuf *out, const char *prefix, const char *kind, const char *name,
+                     const char *help)
+{
+    strbuf_printf(out, "# HELP %s%s %s\n# TYPE %s%s %s\n", prefix, name, help, prefix, name, kind);
+}
+
+/* label may be NULL. */
+static void put_sample(page *p, const char *name, const char *suffix, const char *label,
+                       const char *of, double value)
+{
+    strbuf_printf(p->out, PREFIX "%s%s{", name, suffix);
+    strbuf_append(p->out, p->labels.data, p->labels.size);
+    if (label) {
+        strbuf_printf(p->out, ",%s=\"", label);
+        put_escaped(p->out, of);
+        strbuf_putc(p->out, '"');
+    }
+    strbuf_puts(p->out, "} ");
+    put_number(p->out, value);
+    strbuf_putc(p->out, '\n');
+}
+
+static void put_rows(page *p, const char *kind, const metric *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        put_head(p->out, PREFIX, kind, rows[i].name, rows[i].help);
+        put_sample(p, rows[i].name, "", NULL, NULL, rows[i].value);
+    }
+}
+
+static void put_labelled(page *p, const char *kind, const labelled *l)
+{
+    put_head(p->out, PREFIX, kind, l->name, l->help);
+    for (size_t i = 0; i < l->n; i++) put_sample(p, l->name, "", l->label, l->of[i], l->values[i]);
+}
+
+static void put_histogram(page *p, const engine_histogram_info *info, const engine_histogram *h)
+{
+    char bound[32];
+    uint64_t below = 0;
+    put_head(p->out, PREFIX, "histogram", info->name, info->help);
+    for (uint32_t i = 0; i < info->n_bounds; i++) {
+        below += h->counts[i];
+        snprintf(bound, sizeof bound, "%.10g", info->bounds[i]);
+        put_sample(p, info->name, "_bucket", "le", bound, (double)below);
+    }
+    put_sample(p, info->name, "_bucket", "le", "+Inf", (double)h->count);
+    put_sample(p, info->name, "_sum", NULL, NULL, h->sum);
+    put_sample(p, info->name, "_count", NULL, NULL, (double)h->count);
+}
+
+/* ---- what is measured ------------------------------------------------------------------------ */
+
+static void put_gauges(page *p, service *s, const engine_stats *e)
+{
+    const sched_stats *st = &e->sched;
+    const pkv_counts *pages = &st->pages;
+    double total = pages->n_pages ? pages->n_pages - 1 : 0;
+    const metric rows[] = {
+        {"num_requests_running", "Choices in the batch.", st->running},
+        {"num_requests_waiting", "Requests that wait to be scheduled.", st->waiting},
+        {"num_requests_live", "Requests accepted and not ended, tokenizing ones too.", e->n_live},
+        {"num_requests_in_flight", "Calls whose answers have not gone out whole.",
+         atomic_load(&s->in_flight)},
+        {"kv_cache_usage_perc", "Referenced KV pages / all KV pages, 0 to 1.",
+         total > 0 ? pages->used / total : 0},
+        {"kv_pages_total", "KV pages of the pool.", total},
+        {"kv_pages_used", "KV pages referenced, each once: new work can have total - used.",
+         pages->used},
+        {"kv_pages_cached", "KV pages that nobody references but the prefix cache.", pages->cached},
+        {"logical_tokens", "Tokens seen, summed over sequences that hold pages.",
+         (double)st->logical_tokens},
+        {"kept_tokens", "Tokens that attention still reads, summed over these sequences.",
+         st->kept_tokens},
+        {"serving", "1 when new requests are taken.", service_is_serving(s)},
+        {"uptime_seconds", "Since the server started.",
+         (double)(clock_now_us() - s->start_us) / 1e6},
+    };
+    put_rows(p, "gauge", rows, sizeof rows / sizeof rows[0]);
+}
+
+static void put_counters(page *p, const engine_stats *e, const engine_metrics *m)
+{
+    const sched_stats *st = &e->sched;
+    const metric rows[] = {
+        {"prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
+         (double)st->pages.queried_tokens},
+        {"prefix_cache_hits_total", "Prompt tokens found there.", (double)st->pages.hit_tokens},
+        {"num_preemptions_total", "Sequences that gave up their pages to be replayed later.",
+         (double)st->preemptions},
+        {"prompt_tokens_total", "Prompt tokens of requests taken in.", (double)st->prompt_tokens},
+        {"generation_tokens_total", "Tokens generated.", (double)st->generated_tokens},
+        {"replayed_tokens_total", "Tokens computed again after preemptions.",
+         (double)st->replayed_tokens},
+        {"steps_total", "Steps of the engine.", (double)e->steps},
+        {"step_compute_seconds_total", "Time the backend computed.", (double)e->compute_us / 1e6},
+        {"step_schedule_seconds_total", "Time the scheduler took.", (double)e->schedule_us / 1e6},
+        {"backend_restarts_total", "Backends made anew after a stuck or failed step.",
+         (double)m->restarts},
+    };
+    put_rows(p, "counter", rows, sizeof rows / sizeof rows[0]);
+}
+
+static void put_by_label(page *p, service *s, const engine_stats *e, const engine_metrics *m)
+{
+    labelled waiting = {"num_requests_waiting_by_reason",
+                        "Requests that wait, by what for.",
+                        "reason",
+                        {"capacity", "deferred"},
+                        {e->sched.waiting, 0},
+                        2};
+    labelled success = {.name = "request_success_total",
+                        .help = "Choices ended, by how.",
+                        .label = "finished_reason"};
+    for (int f = ENGINE_FINISH_NONE + 1; f < ENGINE_FINISHES; f++, success.n++) {
+        success.of[success.n] = engine_finish_name((engine_finish)f);
+        success.values[success.n] = (double)m->choices_finished[f];
+    }
+    labelled refused = {.name = "admission_rejections_total",
+                        .help = "Requests turned away, by why.",
+                        .label = "reason"};
+    for (; refused.n < SERVICE_REFUSALS; refused.n++) {
+        refused.of[refused.n] = service_refusal_name((service_refusal)refused.n);
+        refused.values[refused.n] = (double)atomic_load(&s->refused[refused.n]);
+    }
+    put_labelled(p, "gauge", &waiting);
+    put_labelled(p, "counter", &success);
+    put_labelled(p, "counter", &refused);
+}
+
+static void put_methods(page *p, const engine_metrics *m)
+{
+    labelled dropped = {.name = "pages_dropped_total",
+                        .help = "References to KV pages given up by retention.",
+                        .label = "method"};
+    labelled seconds = {.name = "retention_seconds_total",
+                        .help = "Time spent on measuring and selecting.",
+                        .label = "method"};
+    for (size_t i = 0; i < ENGINE_METHODS_MAX && m->methods[i].method; i++) {
+        dropped.of[dropped.n] = seconds.of[seconds.n] = m->methods[i].method;
+        dropped.values[dropped.n++] = (double)m->methods[i].pages_dropped;
+        seconds.values[seconds.n++] = m->methods[i].scoring_seconds;
+    }
+    put_labelled(p, "counter", &dropped);
+    put_labelled(p, "counter", &seconds);
+}
+
+static void put_config(page *p, const service *s)
+{
+    const rpc_model *m = &s->o.model;
+    put_head(p->out, PREFIX, "gauge", "cache_config_info", "The KV cache's settings, as labels.");
+    strbuf_puts(p->out, PREFIX "cache_config_info{");
+    strbuf_append(p->out, p->labels.data, p->labels.size);
+    strbuf_printf(p->out, ",block_size=\"%u\",num_pages=\"%u\",cache_dtype=\"%s\"} 1\n",
+                  m->page_tokens, m->n_pages ? m->n_pages - 1 : 0, m->kv_dtype ? m->kv_dtype : "");
+}
+
+/* ---- the process, by the names that every exporter uses -------------------------------------- */
+
+static double resident_bytes(void)
+{
+    char text[128];
+    FILE *f = fopen("/proc/self/statm", "re");
+    unsigned long long all = 0, resident = 0;
+    if (!f) return 0;
+    if (!fgets(text, sizeof text, f) || sscanf(text, "%llu %llu", &all, &resident) != 2)
+        resident = 0;
+    fclose(f);
+    return (double)resident * (double)sysconf(_SC_PAGESIZE);
+}
+
+static double cpu_seconds(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+}
+
+static void put_process(strbuf *out, const service *s)
+{
+    const struct {
+        const char *kind;
+        metric m;
+    } rows[] = {
+        {"gauge", {"process_resident_memory_bytes", "Resident memory.", resident_bytes()}},
+        {"gauge",
+         {"process_start_time_seconds", "When the server started, since 1970.", s->start_time}},
+        {"counter", {"process_cpu_seconds_total", "User and system time.", cpu_seconds()}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        put_head(out, "", rows[i].kind, rows[i].m.name, rows[i].m.help);
+        strbuf_printf(out, "%s %.15g\n", rows[i].m.name, rows[i].m.value);
+    }
+}
 
 void metrics_text(service *s, strbuf *out)
 {
-    (void)s;
-    (void)out;
+    engine_stats stats = engine_get_stats(s->o.engine);
+    engine_metrics metrics;
+    engine_get_metrics(s->o.engine, &metrics);
+    page p = {.out = out};
+    strbuf_puts(&p.labels, "model_name=\"");
+    put_escaped(&p.labels, s->o.model.names[0]);
+    strbuf_puts(&p.labels, "\",engine=\"0\"");
+    put_gauges(&p, s, &stats);
+    put_counters(&p, &stats, &metrics);
+    put_by_label(&p, s, &stats, &metrics);
+    put_methods(&p, &metrics);
+    for (int i = 0; i < ENGINE_HISTOGRAMS; i++) {
+        engine_histogram_info info = engine_histogram_describe((engine_histogram_id)i);
+        put_histogram(&p, &info, &metrics.histograms[i]);
+    }
+    put_config(&p, s);
+    put_process(out, s);
+    out->failed |= p.labels.failed;
+    strbuf_destroy(&p.labels);
 }
