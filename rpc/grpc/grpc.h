@@ -1,7 +1,8 @@
-/* gRPC by its C core (private to rpc/): one completion queue, one thread, calls as small state machines.
+/* gRPC by its C core (private to rpc/): one completion queue, one thread, calls as small state
+ * machines.
  *
- * A method is a row: its path, the message it takes, and callbacks. All callbacks run on the queue's
- * thread, so that a method needs no locks of its own; other threads only call `call_wake`.
+ * A method is a row: its path, the message it takes, and callbacks. All callbacks run on the
+ * queue's thread, so that a method needs no locks of its own; other threads only call `call_wake`.
  */
 #ifndef RPC_GRPC_GRPC_H
 #define RPC_GRPC_GRPC_H
@@ -26,10 +27,13 @@ typedef struct rpc_method {
     void (*message)(rpc_call *c, const ProtobufCMessage *m);
     /* client_streams: the client has said all it had to say. NULL otherwise. */
     void (*half_closed)(rpc_call *c);
-    /* Woken by call_wake, or the message given to call_send has gone out. NULL = unary. */
+    /* Woken by call_wake, or the message given to call_send has gone out: call_can_send is true.
+     * NULL = unary. */
     void (*writable)(rpc_call *c);
     /* The call is over: finished, cancelled, past its deadline, or its connection is gone. Frees
-     * what `call_set_state` holds. Always the last callback; NULL = nothing to free. */
+     * what `call_set_state` holds (NULL when `message` set nothing). Always the last callback,
+     * never from inside another, and only after `message` or `half_closed`; NULL = nothing to free.
+     */
     void (*ended)(rpc_call *c);
 } rpc_method;
 
@@ -39,7 +43,8 @@ service *call_service(const rpc_call *c);
 grpc_front *call_front(const rpc_call *c);
 void call_set_state(rpc_call *c, void *state);
 void *call_state(const rpc_call *c);
-/* The value of a metadata key of the client (lower case), or NULL. Not NUL-terminated. */
+/* The value of a metadata key of the client (lower case), or NULL. Not NUL-terminated. Unless
+ * client_streams, gone when `message` has returned. */
 const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
 
 /* True when call_send would take a message now. */
@@ -47,7 +52,7 @@ bool call_can_send(const rpc_call *c);
 /* Packs and sends. False when the last one is still on its way or the call is over: `writable` will
  * come, or `ended`. */
 bool call_send(rpc_call *c, const ProtobufCMessage *m);
-/* client_streams: ready for the next message. */
+/* client_streams: ready for the next message, or to hear of the end. (The first comes unasked.) */
 void call_receive(rpc_call *c);
 /* Trailing metadata; copied. Keys that end in "-bin" take any bytes. */
 void call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n);
@@ -59,7 +64,8 @@ void call_reply(rpc_call *c, const ProtobufCMessage *m);
  * metadata retry-after-ms, and google.rpc.RetryInfo in grpc-status-details-bin. */
 void call_fail(rpc_call *c, status s, const error *err);
 grpc_status_code call_code_of(status_code code);
-/* An engine_notify: any thread, under any lock. `writable` follows, once for any number of calls. */
+/* An engine_notify: any thread, under any lock. `writable` follows, once for any number of calls.
+ */
 void call_wake(void *call);
 
 /* Bytes of a message into a string of ours and back. */

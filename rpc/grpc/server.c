@@ -1,1 +1,282 @@
-#include "rpc/grpc/grpc.h"
+/* The front: one completion queue, one thread, one request for the next call at any time. */
+#include "rpc/grpc/internal.h"
+
+#include "proto/proto.h"
+#include <grpc/grpc_security.h>
+#include <grpc/support/log.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if __has_include(<grpc/credentials.h>)
+#include <grpc/credentials.h> // newer gRPC: grpc_security.h includes it no more
+#endif
+
+enum {
+    TICK_US = 1000000,
+    STOP_TICK_US = 20000,
+    /* How long clients are given to take the news that the server stops. */
+    STOP_PATIENCE_US = 500000,
+    METADATA_BYTES_MAX = 16 << 10,
+    /* A client that answers no ping for this long is gone. */
+    KEEPALIVE_MS = 20000,
+    KEEPALIVE_TIMEOUT_MS = 10000,
+    /* Clients may ping this often while they have no call. */
+    CLIENT_PING_MS = 10000,
+    UNPACK_FACTOR = 4,
+    UNPACK_EXTRA = 1 << 20,
+};
+
+/* ---- the table of methods -------------------------------------------------------------------- */
+
+static int compare_paths(const void *a, const void *b)
+{
+    return strcmp((*(const rpc_method *const *)a)->path, (*(const rpc_method *const *)b)->path);
+}
+
+const rpc_method *front_method(const grpc_front *f, const char *path, size_t n)
+{
+    size_t low = 0, high = f->n_methods;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const char *have = f->methods[middle]->path;
+        size_t n_have = strlen(have);
+        int order = memcmp(have, path, n_have < n ? n_have : n);
+        if (order == 0) order = (n_have > n) - (n_have < n);
+        if (order == 0) return f->methods[middle];
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return NULL;
+}
+
+static status make_tables(grpc_front *f, const rpc_service *const *services, size_t n_services)
+{
+    static const rpc_service *const own[] = {&health_service, &reflection_service,
+                                             &reflection_v1alpha_service};
+    enum { N_OWN = sizeof own / sizeof *own };
+    f->services = calloc(n_services + N_OWN, sizeof *f->services);
+    if (!f->services) return status_make(STATUS_NO_MEMORY, "services");
+    for (size_t i = 0; i < n_services; i++) f->services[f->n_services++] = services[i];
+    for (size_t i = 0; i < N_OWN; i++) f->services[f->n_services++] = own[i];
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_services; i++) n += f->services[i]->n_methods;
+    f->methods = calloc(n, sizeof *f->methods);
+    if (!f->methods) return status_make(STATUS_NO_MEMORY, "methods");
+    for (size_t i = 0; i < f->n_services; i++)
+        for (size_t k = 0; k < f->services[i]->n_methods; k++)
+            f->methods[f->n_methods++] = &f->services[i]->methods[k];
+    qsort(f->methods, f->n_methods, sizeof *f->methods, compare_paths);
+    byte_range all = {octavo_descriptors, (size_t)(octavo_descriptors_end - octavo_descriptors)};
+    return descriptor_set_open(all, &f->descriptors);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+bool front_is_draining(const grpc_front *f)
+{
+    return atomic_load(&f->draining) || atomic_load(&f->service->draining);
+}
+
+static void ask_for_call(grpc_front *f)
+{
+    grpc_call_details_init(&f->next_details);
+    grpc_metadata_array_init(&f->next_metadata);
+    if (grpc_server_request_call(f->server, &f->next_call, &f->next_details, &f->next_metadata,
+                                 f->queue, f->queue, &f->arrival) != GRPC_CALL_OK)
+        rpc_log_note(f->service->o.log, "error", "grpc", "no call can be asked for any more");
+}
+
+static void on_arrival(void *owner, bool ok)
+{
+    grpc_front *f = owner;
+    grpc_call *call = f->next_call;
+    grpc_call_details details = f->next_details;
+    grpc_metadata_array metadata = f->next_metadata;
+    if (ok) {
+        ask_for_call(f);
+        call_begin(f, call, &details, &metadata);
+    } else { // the server shuts down
+        grpc_metadata_array_destroy(&metadata);
+    }
+    grpc_call_details_destroy(&details);
+}
+
+static void on_shutdown(void *owner, bool ok)
+{
+    (void)ok;
+    grpc_front *f = owner;
+    f->is_shut_down = true;
+}
+
+/* Tells the clients, then waits for them a while, then cancels what is left. True when all of it
+ * has been done. */
+static bool stop_step(grpc_front *f, int64_t now)
+{
+    if (f->stop_deadline_us == 0) {
+        f->stop_deadline_us = now + STOP_PATIENCE_US;
+        for (rpc_call *c = f->first; c; c = c->next)
+            call_finish(c, GRPC_STATUS_UNAVAILABLE, "the server is stopping");
+    }
+    if (!f->was_cancelled && (f->n_calls == 0 || now >= f->stop_deadline_us)) {
+        f->was_cancelled = true;
+        grpc_server_cancel_all_calls(f->server);
+    }
+    if (!f->is_shut_down || f->n_calls > 0) return false;
+    grpc_completion_queue_shutdown(f->queue);
+    return true;
+}
+
+/* Returns when the next one is due. */
+static int64_t tick(grpc_front *f, int64_t now)
+{
+    for (rpc_call *c = f->first; c; c = c->next) call_check_stall(c, now);
+    return now + TICK_US;
+}
+
+static void *run(void *arg)
+{
+    grpc_front *f = arg;
+    int64_t next_us = clock_now_us() + TICK_US;
+    bool is_closing = false;
+    for (;;) {
+        int64_t now = clock_now_us();
+        bool stopping = atomic_load(&f->stopping);
+        if (now >= next_us) next_us = tick(f, now);
+        if (stopping && !is_closing) is_closing = stop_step(f, now);
+        int64_t wait_us = stopping ? STOP_TICK_US : next_us - now;
+        gpr_timespec until =
+            gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros(wait_us, GPR_TIMESPAN));
+        grpc_event event = grpc_completion_queue_next(f->queue, until, NULL);
+        if (event.type == GRPC_QUEUE_SHUTDOWN) return NULL;
+        if (event.type != GRPC_OP_COMPLETE) continue;
+        queue_op *op = event.tag;
+        op->done(op->owner, event.success);
+    }
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void keep_quiet(gpr_log_func_args *args)
+{
+    if (strstr(args->message, "assertion failed")) fprintf(stderr, "grpc: %s\n", args->message);
+}
+
+/* gRPC writes to stderr in a form of its own, also about what is answered to clients anyway.
+ * Whoever wants to read it sets GRPC_VERBOSITY. */
+static void quieten(void)
+{
+#ifdef GPR_ERROR // newer gRPC logs by other means
+    if (!getenv("GRPC_VERBOSITY")) gpr_set_log_function(keep_quiet);
+#endif
+}
+
+static grpc_arg int_arg(const char *key, size_t value)
+{
+    int n = value < INT_MAX ? (int)value : INT_MAX;
+    return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key, .value.integer = n};
+}
+
+static void make_server(grpc_front *f)
+{
+    const rpc_options *o = &f->service->o;
+    grpc_arg args[] = {
+        int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, o->max_body_bytes),
+        int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, o->max_streams),
+        int_arg(GRPC_ARG_MAX_METADATA_SIZE, METADATA_BYTES_MAX),
+        int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
+        int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
+        int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, CLIENT_PING_MS),
+        /* A few compressed bytes can be a message of any size. */
+        int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1u << GRPC_COMPRESS_NONE),
+        int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+    };
+    grpc_channel_args all = {.num_args = sizeof args / sizeof *args, .args = args};
+    f->server = grpc_server_create(&all, NULL);
+    f->queue = grpc_completion_queue_create_for_next(NULL);
+    grpc_server_register_completion_queue(f->server, f->queue, NULL);
+}
+
+static status listen_on(grpc_front *f, error *err)
+{
+    const rpc_options *o = &f->service->o;
+    char address[ADDRESS_BYTES_MAX];
+    grpc_server_credentials *credentials;
+    RETURN_IF_ERROR(address_resolve(o->grpc_address, address, err));
+    RETURN_IF_ERROR(credentials_create(o, &credentials, err));
+    int port = grpc_server_add_http2_port(f->server, address, credentials);
+    grpc_server_credentials_release(credentials);
+    if (port > 0) {
+        f->port = (uint16_t)port;
+        return STATUS_IS_OK;
+    }
+    const char *problem = address_problem(address);
+    if (!problem)
+        problem = o->tls_cert ? "the certificate and its key cannot be used" : "cannot listen";
+    return error_set(err, STATUS_IO, "grpc: %s: %s", address, problem);
+}
+
+status grpc_front_create(service *s, const rpc_service *const *services, size_t n_services,
+                         grpc_front **out, error *err)
+{
+    *out = NULL;
+    grpc_front *f = calloc(1, sizeof *f);
+    if (!f) return error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
+    f->service = s;
+    f->arrival = (queue_op){on_arrival, f};
+    f->shutdown = (queue_op){on_shutdown, f};
+    size_t most = (SIZE_MAX - UNPACK_EXTRA) / UNPACK_FACTOR;
+    f->unpack_limit =
+        UNPACK_FACTOR * (s->o.max_body_bytes < most ? s->o.max_body_bytes : most) + UNPACK_EXTRA;
+    quieten();
+    grpc_init();
+    status st = make_tables(f, services, n_services);
+    if (!status_ok(st)) error_set(err, st.code, "grpc: %s", st.message);
+    else {
+        make_server(f);
+        st = listen_on(f, err);
+    }
+    if (status_ok(st)) {
+        grpc_server_start(f->server);
+        ask_for_call(f);
+        f->is_started = true;
+        f->has_thread = pthread_create(&f->thread, NULL, run, f) == 0;
+        if (!f->has_thread) st = error_set(err, STATUS_NO_MEMORY, "grpc: no thread");
+    }
+    if (status_ok(st)) *out = f;
+    else grpc_front_destroy(f);
+    return st;
+}
+
+void grpc_front_drain(grpc_front *f) { atomic_store(&f->draining, true); }
+
+void grpc_front_destroy(grpc_front *f)
+{
+    if (!f) return;
+    atomic_store(&f->draining, true);
+    atomic_store(&f->stopping, true);
+    if (f->is_started) {
+        /* The call that was asked for fails at once: that wakes the thread. */
+        grpc_server_shutdown_and_notify(f->server, f->queue, &f->shutdown);
+        if (f->has_thread) pthread_join(f->thread, NULL);
+        else run(f);
+    }
+    if (f->server) grpc_server_destroy(f->server);
+    if (f->queue && !f->is_started) grpc_completion_queue_shutdown(f->queue);
+    if (f->queue) grpc_completion_queue_destroy(f->queue);
+    grpc_shutdown();
+    free(f->services);
+    free(f->methods);
+    free(f);
+}
+
+uint16_t grpc_front_port(const grpc_front *f) { return f->port; }
+
+const rpc_service *const *grpc_front_services(const grpc_front *f, size_t *n)
+{
+    *n = f->n_services;
+    return (const rpc_service *const *)f->services;
+}

@@ -1,0 +1,372 @@
+/* A call as a state machine:
+ *
+ *   arrives ── refused ────────────────────────────┐
+ *      │                                           v
+ *      └─> receiving ── message ──> sending … ──> status sent ──> over
+ *             ^            │          (one at a time)              ^
+ *             └────────────┘ client_streams                        │
+ *   RECV_CLOSE_ON_SERVER (cancelled, deadline, connection gone) ───┘
+ */
+#include "rpc/grpc/internal.h"
+
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void slices_free(rpc_call *c)
+{
+    for (size_t i = 0; i < c->n_trailers; i++) {
+        grpc_slice_unref(c->trailers[i].key);
+        grpc_slice_unref(c->trailers[i].value);
+    }
+    free(c->trailers);
+    grpc_slice_unref(c->details);
+}
+
+static void forget_metadata(rpc_call *c)
+{
+    grpc_metadata_array_destroy(&c->metadata);
+    grpc_metadata_array_init(&c->metadata);
+}
+
+static void call_unref(rpc_call *c)
+{
+    if (atomic_fetch_sub(&c->references, 1) != 1) return;
+    if (c->prev) c->prev->next = c->next;
+    else c->front->first = c->next;
+    if (c->next) c->next->prev = c->prev;
+    c->front->n_calls--;
+    slices_free(c);
+    grpc_metadata_array_destroy(&c->metadata);
+    if (c->outgoing) grpc_byte_buffer_destroy(c->outgoing);
+    if (c->incoming) grpc_byte_buffer_destroy(c->incoming);
+    grpc_call_unref(c->call);
+    free(c);
+}
+
+/* Starts a batch, which holds a reference until its event. When gRPC refuses it the call is
+ * cancelled, so that its end comes by the usual way. */
+static bool start(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
+{
+    atomic_fetch_add(&c->references, 1);
+    if (grpc_call_start_batch(c->call, ops, n, tag, NULL) == GRPC_CALL_OK) return true;
+    atomic_fetch_sub(&c->references, 1);
+    grpc_call_cancel_with_status(c->call, GRPC_STATUS_INTERNAL, "batch refused", NULL);
+    return false;
+}
+
+/* The call is over, for whatever reason comes first. */
+static void end(rpc_call *c)
+{
+    if (c->over) return;
+    c->over = true;
+    if (c->entered && c->method->ended) c->method->ended(c);
+    call_unref(c);
+}
+
+static void on_closed(void *owner, bool ok)
+{
+    (void)ok;
+    end(owner);
+    call_unref(owner);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+void call_receive(rpc_call *c)
+{
+    if (c->over || c->finishing || c->receiving) return;
+    c->receiving = true;
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
+    op.data.recv_message.recv_message = &c->incoming;
+    start(c, &op, 1, &c->received);
+}
+
+static void enter(rpc_call *c, const uint8_t *bytes, size_t n)
+{
+    arena a;
+    const ProtobufCMessage *m;
+    error err;
+    status s = message_unpack(c->method->input, bytes, n, c->front->unpack_limit, &a, &m, &err);
+    if (status_ok(s)) {
+        c->entered = true;
+        c->method->message(c, m);
+    } else {
+        call_finish(c,
+                    s.code == STATUS_LIMIT ? GRPC_STATUS_RESOURCE_EXHAUSTED
+                                           : GRPC_STATUS_INVALID_ARGUMENT,
+                    err.text);
+    }
+    arena_destroy(&a);
+    if (!c->method->client_streams) forget_metadata(c);
+}
+
+static void deliver(rpc_call *c, grpc_byte_buffer *buffer)
+{
+    grpc_byte_buffer_reader reader;
+    if (buffer->data.raw.compression != GRPC_COMPRESS_NONE ||
+        !grpc_byte_buffer_reader_init(&reader, buffer)) {
+        call_finish(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
+        return;
+    }
+    grpc_slice bytes = grpc_byte_buffer_reader_readall(&reader);
+    grpc_byte_buffer_reader_destroy(&reader);
+    enter(c, GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes));
+    grpc_slice_unref(bytes);
+}
+
+static void half_close(rpc_call *c)
+{
+    if (!c->method->client_streams) {
+        call_finish(c, GRPC_STATUS_INVALID_ARGUMENT, "request: the message is missing");
+        return;
+    }
+    c->entered = true;
+    c->method->half_closed(c);
+}
+
+static void on_received(void *owner, bool ok)
+{
+    rpc_call *c = owner;
+    c->receiving = false;
+    grpc_byte_buffer *buffer = c->incoming;
+    c->incoming = NULL;
+    /* Not ok: cancelled, or larger than allowed. gRPC says so to the client, and on_closed to us.
+     */
+    if (ok && !c->over && !c->finishing) {
+        if (buffer) deliver(c, buffer);
+        else half_close(c);
+    }
+    if (buffer) grpc_byte_buffer_destroy(buffer);
+    call_unref(c);
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+/* Sends what is due in one batch: the initial metadata if they have not gone out, a message (or
+ * NULL; taken over), the status. */
+static void send_batch(rpc_call *c, grpc_byte_buffer *message, bool with_status)
+{
+    grpc_op ops[3];
+    size_t n = 0;
+    memset(ops, 0, sizeof ops);
+    if (!c->said_hello) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    c->said_hello = true;
+    if (message) {
+        ops[n].op = GRPC_OP_SEND_MESSAGE;
+        ops[n++].data.send_message.send_message = message;
+    }
+    if (with_status) {
+        ops[n].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+        ops[n].data.send_status_from_server.status = c->code;
+        ops[n].data.send_status_from_server.status_details = &c->details;
+        ops[n].data.send_status_from_server.trailing_metadata_count = c->n_trailers;
+        ops[n++].data.send_status_from_server.trailing_metadata = c->trailers;
+    }
+    c->outgoing = message;
+    c->sending = true;
+    c->since_us = clock_now_us();
+    start(c, ops, n, with_status ? &c->finished : &c->sent);
+}
+
+static grpc_byte_buffer *pack(const ProtobufCMessage *m)
+{
+    grpc_slice slice = grpc_slice_malloc(protobuf_c_message_get_packed_size(m));
+    protobuf_c_message_pack(m, GRPC_SLICE_START_PTR(slice));
+    grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+    return buffer;
+}
+
+static void outgoing_free(rpc_call *c)
+{
+    if (c->outgoing) grpc_byte_buffer_destroy(c->outgoing);
+    c->outgoing = NULL;
+}
+
+static void on_sent(void *owner, bool ok)
+{
+    rpc_call *c = owner;
+    c->sending = false;
+    outgoing_free(c);
+    if (ok && !c->over) {
+        if (c->finishing) send_batch(c, NULL, true);
+        else if (c->method->writable) c->method->writable(c);
+    }
+    call_unref(c);
+}
+
+static void on_finished(void *owner, bool ok)
+{
+    (void)ok;
+    rpc_call *c = owner;
+    c->sending = false;
+    outgoing_free(c);
+    end(c);
+    call_unref(c);
+}
+
+bool call_can_send(const rpc_call *c) { return !c->over && !c->finishing && !c->sending; }
+
+bool call_send(rpc_call *c, const ProtobufCMessage *m)
+{
+    if (!call_can_send(c)) return false;
+    send_batch(c, pack(m), false);
+    return true;
+}
+
+/* Keeps code and details for the status; false when the call has one already or is over. */
+static bool set_status(rpc_call *c, grpc_status_code code, const char *details)
+{
+    if (c->finishing || c->over) return false;
+    char text[DETAILS_BYTES_MAX];
+    c->finishing = true;
+    c->code = code;
+    c->details = grpc_slice_from_copied_buffer(text, details_text(details ? details : "", text));
+    return true;
+}
+
+void call_finish(rpc_call *c, grpc_status_code code, const char *details)
+{
+    if (set_status(c, code, details) && !c->sending) send_batch(c, NULL, true);
+}
+
+void call_reply(rpc_call *c, const ProtobufCMessage *m)
+{
+    bool can_send = call_can_send(c);
+    if (set_status(c, GRPC_STATUS_OK, "") && can_send) send_batch(c, pack(m), true);
+}
+
+void call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n)
+{
+    if (c->finishing || c->over || c->n_trailers == TRAILERS_MAX) return;
+    if (!c->trailers) c->trailers = calloc(TRAILERS_MAX, sizeof *c->trailers);
+    if (!c->trailers) return;
+    grpc_metadata m = {.key = grpc_slice_from_copied_string(key),
+                       .value = grpc_slice_from_copied_buffer(value, n)};
+    if (grpc_header_key_is_legal(m.key) &&
+        (grpc_is_binary_header(m.key) || grpc_header_nonbin_value_is_legal(m.value))) {
+        c->trailers[c->n_trailers++] = m;
+        return;
+    }
+    grpc_slice_unref(m.key);
+    grpc_slice_unref(m.value);
+}
+
+/* ---- waking ---------------------------------------------------------------------------------- */
+
+void call_wake(void *call)
+{
+    rpc_call *c = call;
+    if (atomic_exchange(&c->woken, true)) return;
+    start(c, NULL, 0, &c->awake);
+}
+
+static void on_awake(void *owner, bool ok)
+{
+    (void)ok;
+    rpc_call *c = owner;
+    atomic_exchange(&c->woken, false);
+    if (call_can_send(c) && c->method->writable) c->method->writable(c);
+    call_unref(c);
+}
+
+/* ---- the beginning --------------------------------------------------------------------------- */
+
+static bool has_key(const rpc_call *c)
+{
+    char text[1024]; // longer than any key that is accepted
+    size_t n;
+    const char *value = call_metadata(c, "authorization", &n);
+    if (!value) return service_key_ok(c->front->service, NULL);
+    if (n >= sizeof text || memchr(value, '\0', n)) return false;
+    memcpy(text, value, n);
+    text[n] = '\0';
+    return service_key_ok(c->front->service, text);
+}
+
+/* Refuses the call, or waits for its first message. */
+static void admit(rpc_call *c, const char *path, size_t n)
+{
+    c->method = front_method(c->front, path, n);
+    if (!c->method) {
+        char text[DETAILS_BYTES_MAX];
+        snprintf(text, sizeof text, "there is no method %.*s", n < 256 ? (int)n : 256, path);
+        call_finish(c, GRPC_STATUS_UNIMPLEMENTED, text);
+    } else if (!c->method->open && !has_key(c)) {
+        call_finish(c, GRPC_STATUS_UNAUTHENTICATED, "authorization: a valid bearer key is needed");
+    } else if (!c->method->open && front_is_draining(c->front)) {
+        call_finish(c, GRPC_STATUS_UNAVAILABLE, "the server is draining");
+    } else {
+        c->since_us = clock_now_us();
+        call_receive(c);
+    }
+}
+
+void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details,
+                grpc_metadata_array *metadata)
+{
+    rpc_call *c = calloc(1, sizeof *c);
+    if (!c) {
+        grpc_call_cancel_with_status(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory", NULL);
+        grpc_metadata_array_destroy(metadata);
+        grpc_call_unref(call);
+        return;
+    }
+    c->front = f;
+    c->call = call;
+    c->metadata = *metadata;
+    c->details = grpc_empty_slice();
+    c->closed = (queue_op){on_closed, c};
+    c->received = (queue_op){on_received, c};
+    c->sent = (queue_op){on_sent, c};
+    c->finished = (queue_op){on_finished, c};
+    c->awake = (queue_op){on_awake, c};
+    atomic_init(&c->references, 1);
+    c->next = f->first;
+    if (c->next) c->next->prev = c;
+    f->first = c;
+    f->n_calls++;
+
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+    op.data.recv_close_on_server.cancelled = &c->cancelled;
+    if (start(c, &op, 1, &c->closed))
+        admit(c, (const char *)GRPC_SLICE_START_PTR(details->method),
+              GRPC_SLICE_LENGTH(details->method));
+    else end(c);
+}
+
+void call_check_stall(rpc_call *c, int64_t now_us)
+{
+    const rpc_options *o = &c->front->service->o;
+    if (c->over) return;
+    if (c->sending) {
+        if (o->stall_timeout_us > 0 && now_us - c->since_us > o->stall_timeout_us)
+            grpc_call_cancel_with_status(c->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                         "the client does not read", NULL);
+    } else if (!c->entered && c->receiving && !c->method->client_streams) {
+        if (o->keepalive_timeout_us > 0 && now_us - c->since_us > o->keepalive_timeout_us)
+            call_finish(c, GRPC_STATUS_DEADLINE_EXCEEDED, "request: no message came in time");
+    }
+}
+
+/* ---- what methods ask ------------------------------------------------------------------------ */
+
+service *call_service(const rpc_call *c) { return c->front->service; }
+grpc_front *call_front(const rpc_call *c) { return c->front; }
+void call_set_state(rpc_call *c, void *state) { c->state = state; }
+void *call_state(const rpc_call *c) { return c->state; }
+
+const char *call_metadata(const rpc_call *c, const char *key, size_t *n)
+{
+    for (size_t i = 0; i < c->metadata.count; i++) {
+        const grpc_metadata *m = &c->metadata.metadata[i];
+        if (grpc_slice_str_cmp(m->key, key) != 0) continue;
+        *n = GRPC_SLICE_LENGTH(m->value);
+        return (const char *)GRPC_SLICE_START_PTR(m->value);
+    }
+    return NULL;
+}
