@@ -40,6 +40,7 @@ static const char *check_table(const pkv *p, uint32_t id, uint32_t group, holder
                     (h->group == now.group && h->fill == now.fill && h->first == now.first),
                 "the holders of a page disagree about it");
         REQUIRE(g->block == 0 || now.fill == size, "a page that is being filled is hashed");
+        REQUIRE(g->block == 0 || !s->sealed, "a page from before a flush is hashed");
         REQUIRE(g->refs == 1 || now.fill == size || s->forked,
                 "a page that is being filled is shared unnoticed");
         now.refs = h->refs + 1;

@@ -44,6 +44,7 @@ typedef struct pkv_table {
 typedef struct pkv_seq {
     bool open;
     bool dropped;      // or compacted: publishes nothing more
+    bool sealed;       // the cache was flushed since it was opened: publishes nothing more
     uint32_t length;   // logical
     uint32_t held;     // pages over all tables
     uint32_t row;      // capacity of each list

@@ -53,10 +53,11 @@ status pkv_geometry_check(const pkv_geometry *g, error *err);
 
 typedef struct pkv pkv;
 
-/* A block entered (stored) or left (removed) the prefix cache: what routers subscribe to. */
+/* A block entered (stored) or left (removed) the prefix cache, or all have left at once (cleared):
+ * what routers subscribe to. */
 typedef struct pkv_block_event {
-    enum { PKV_BLOCK_STORED, PKV_BLOCK_REMOVED } kind;
-    uint64_t hash;
+    enum { PKV_BLOCK_STORED, PKV_BLOCK_REMOVED, PKV_CLEARED } kind;
+    uint64_t hash;          // 0 when cleared
     uint64_t parent;        // 0 for a first block
     const uint32_t *tokens; // [page_tokens], stored only; valid during the call
 } pkv_block_event;
@@ -97,6 +98,11 @@ typedef struct pkv_hit {
  * walk with a token compare; a hit counts only while all its pages are resident). Changes
  * nothing. */
 pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
+/* Forgets every block: no hit finds what was computed before. Unreferenced pages are free at once,
+ * referenced ones when their last sequence closes. Sequences that are open now keep their tables
+ * and publish nothing more, nor do their forks, for their beginnings are of before. One event,
+ * PKV_CLEARED. */
+void pkv_flush(pkv *p);
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
@@ -112,7 +118,8 @@ status pkv_seq_append(pkv *p, uint32_t seq, uint32_t n);
 /* How many fresh pages pkv_seq_append(seq, n) would take. */
 uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);
 /* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Does
- * nothing after the sequence's first drop or compaction, or when the prefix cache is off. */
+ * nothing after the sequence's first drop or compaction, after a flush, or when the prefix cache is
+ * off. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. The last page, when
  * partial, must be kept. Copies nothing and cannot fail. */

@@ -5,7 +5,7 @@
  * block, the first one's pages stay the block's, the second one's pages stay unhashed, and the
  * second's next block is a child of that same block. Hence a block outlives neither its parent nor
  * any of its pages, whoever holds them, and a sequence whose last published block went away starts
- * publishing again from its first (prefix_publish).
+ * publishing again from its first (pkv_seq_publish).
  */
 #include "paged_kv/internal.h"
 
@@ -142,7 +142,7 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
 {
     pkv_seq *s = &p->seqs[seq_id];
     assert(s->open && n <= s->length);
-    if (!p->prefix_cache || s->dropped) return;
+    if (!p->prefix_cache || s->dropped || s->sealed) return;
     uint32_t size = p->geometry.page_tokens, n_full = n / size;
     if (n_full <= s->published) return;
     if (s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation) {
@@ -162,6 +162,16 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
     s->cursor_generation = p->blocks[cursor].generation;
 }
 
+/* A block's pages are nobody's but their sequences'. */
+static void release_pages(pkv *p, uint32_t b)
+{
+    const uint32_t *pages = block_pages(p, b);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        p->pages[pages[g]].block = 0;
+        if (p->pages[pages[g]].refs == 0) pool_uncache(p, pages[g]);
+    }
+}
+
 /* Takes out one block without children. */
 static void remove_leaf(pkv *p, uint32_t b)
 {
@@ -174,11 +184,7 @@ static void remove_leaf(pkv *p, uint32_t b)
     else p->blocks[k->parent].first_child = k->next_sibling;
     if (k->next_sibling != 0) p->blocks[k->next_sibling].prev_sibling = k->prev_sibling;
 
-    const uint32_t *pages = block_pages(p, b);
-    for (uint32_t g = 0; g < p->groups; g++) {
-        p->pages[pages[g]].block = 0;
-        if (p->pages[pages[g]].refs == 0) pool_uncache(p, pages[g]);
-    }
+    release_pages(p, b);
     k->generation++;
     k->next_in_bucket = p->free_block;
     p->free_block = b;
@@ -195,4 +201,24 @@ void prefix_remove(pkv *p, uint32_t top)
         if (b == top) return;
         b = parent;
     }
+}
+
+void pkv_flush(pkv *p)
+{
+    if (!p->prefix_cache) return;
+    for (uint32_t i = 0; i < p->max_seqs; i++) p->seqs[i].sealed = p->seqs[i].open;
+    p->free_block = 0;
+    for (uint32_t b = p->blocks_touched; b-- > 1;) {
+        pkv_block *k = &p->blocks[b];
+        if (k->generation % 2 == 1) {
+            release_pages(p, b);
+            k->generation++;
+        }
+        k->next_in_bucket = p->free_block;
+        p->free_block = b;
+    }
+    memset(p->buckets, 0, ((size_t)p->bucket_mask + 1) * sizeof *p->buckets);
+    p->blocks[0].first_child = 0;
+    p->n_blocks = 0;
+    if (p->on_block) p->on_block(p->on_block_ctx, &(pkv_block_event){.kind = PKV_CLEARED});
 }

@@ -104,7 +104,7 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     RETURN_IF_ERROR(
         log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0, log_reserve_of(p, s->row)));
     enter_open(p, s, id);
-    s->dropped = s->forked = false;
+    s->dropped = s->sealed = s->forked = false;
     s->length = n_hit * size;
     s->held = n_hit * p->groups;
     s->salt = salt;
@@ -322,6 +322,7 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
     RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(p, child->row)));
     enter_open(p, child, child_id);
     child->dropped = parent->dropped;
+    child->sealed = parent->sealed;
     child->forked = parent->forked = true;
     child->length = parent->length;
     child->held = 0;

@@ -38,11 +38,11 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     if (r->max_new_tokens == 0)
         return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
     if ((uint64_t)r->n_prompt + r->max_new_tokens > s->options.max_model_len) {
-        return error_set(err, STATUS_INVALID,
-                         "prompt of %s tokens + max_tokens %" PRIu32
-                         " is more than the context limit of %s tokens",
-                         grouped(a, r->n_prompt), r->max_new_tokens,
-                         grouped(b, s->options.max_model_len));
+        return error_set(err, STATUS_LIMIT,
+                         "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32 " make %" PRIu64
+                         "; the maximum context length is %" PRIu32,
+                         r->n_prompt, r->max_new_tokens, (uint64_t)r->n_prompt + r->max_new_tokens,
+                         s->options.max_model_len);
     }
     if (r->n == 0 || r->n > s->options.max_seqs) {
         return error_set(err, STATUS_INVALID, "n: %" PRIu32 " is not in [1, %" PRIu32 "]", r->n,
@@ -55,6 +55,13 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          " rows do not fit in a prefill chunk of %" PRIu32,
                          measure.rows, s->options.prefill_chunk);
     }
+    uint32_t rows = s->options.max_logit_rows;
+    if (r->want_logits && rows && measure.kind != MEASURE_NONE && measure.rows > rows) {
+        return error_set(err, STATUS_INVALID,
+                         "prompt_logprobs: a step gives the logits of %" PRIu32
+                         " rows, retention.window measures %" PRIu32 " at once",
+                         rows, measure.rows);
+    }
     uint64_t kept = pages_of(s, r->n_prompt);
     if (retention_next_point(&r->policy, r->n_prompt, 0) == r->n_prompt) {
         retention_budget budget;
@@ -65,9 +72,11 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     uint64_t peak = peak_of(s, r, kept);
     if (peak >= s->options.n_pages) {
         return error_set(err, STATUS_LIMIT,
-                         "needs %s KV pages, the pool has %s: shorten the prompt or max_tokens, or "
-                         "give the KV cache more memory",
-                         grouped(a, peak), grouped(b, s->options.n_pages - 1));
+                         "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32
+                         " need %s KV pages, the pool has %s: shorten them, or give the KV cache "
+                         "more memory",
+                         r->n_prompt, r->max_new_tokens, grouped(a, peak),
+                         grouped(b, s->options.n_pages - 1));
     }
     return STATUS_IS_OK;
 }
@@ -169,13 +178,14 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
         sched_preempt(s, q);
         return false;
     }
-    q->planned = chunk;
+    sched_seq_plan(s, q, chunk);
     if (e->first_planned_us < 0) e->cached_tokens = hit.tokens;
     if (q->furthest < hit.tokens) q->furthest = hit.tokens;
     return true;
 }
 
-/* Strictly in order: whoever cannot start yet lets nobody pass. Idle sequences hold slots and pages
+/* Strictly in order: whoever cannot start yet lets nobody pass, but for those who wait for logits
+ * alone: prompts that want them are computed slowly. Idle sequences hold slots and pages
  * for nothing: they give way when their readers sleep, or when nobody else would make room. */
 void sched_admit(sched *s, uint32_t budget, int64_t now_us)
 {
@@ -188,7 +198,7 @@ void sched_admit(sched *s, uint32_t budget, int64_t now_us)
     }
     while (i < s->waiting.n && budget > 0) {
         sched_seq *q = s->waiting.seqs[i];
-        if (sched_seq_is_idle(q)) {
+        if (sched_seq_is_idle(q) || sched_seq_lacks_logits(s, q)) {
             i++;
         } else if (start(s, q, budget, owed)) {
             budget -= q->planned;

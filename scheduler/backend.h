@@ -113,6 +113,7 @@ typedef struct backend_info {
     uint32_t max_positions; // context limit of the model
     uint32_t max_rows;      // tokens in one plan
     uint32_t max_seqs;
+    uint32_t max_logit_rows; // rows of want_logits in one plan (each is vocab_size floats); 0 = all
     uint32_t n_pages;
     uint32_t max_in_flight;
     pkv_geometry geometry;
@@ -124,8 +125,8 @@ typedef struct backend_ops {
     status (*submit)(void *ctx, const step_plan *plan);
     /* Waits for the oldest step in flight. */
     status (*collect)(void *ctx, const step_result **out);
-    /* Asks the step in flight to give up soon; collect then returns STATUS_INTERNAL, and the backend
-     * can only be destroyed. Any thread. */
+    /* Asks the step in flight to give up soon; collect then returns STATUS_INTERNAL, and the
+     * backend can only be destroyed. Any thread. */
     void (*interrupt)(void *ctx);
     void (*destroy)(void *ctx);
 } backend_ops;

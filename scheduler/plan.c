@@ -11,6 +11,24 @@ uint32_t sched_seq_next_point(const sched_seq *q, bool *recorded)
     return retention_next_point(&q->entry->policy, q->entry->n_prompt, q->computed);
 }
 
+/* The next row's logits go to the caller: a prompt's, and not a replay's. */
+static bool wants_logits(const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    return e->want_logits && q->computed >= e->logits_sent && q->computed < e->n_prompt;
+}
+
+bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
+{
+    return s->logit_rows == 0 && wants_logits(q);
+}
+
+void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
+{
+    q->planned = n;
+    if (wants_logits(q)) s->logit_rows -= n;
+}
+
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
 {
     const sched_entry *e = q->entry;
@@ -20,6 +38,7 @@ uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
     /* A replay computes rows again whose logits the caller has: they end a chunk of their own. */
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
     uint32_t most = budget < s->options.prefill_chunk ? budget : s->options.prefill_chunk;
+    if (wants_logits(q) && most > s->logit_rows) most = s->logit_rows;
     if (to - from <= most) return to - from;
     to = from + most;
     if (recorded || point > q->n_tokens) return to - from;
@@ -35,13 +54,14 @@ static uint32_t give_tokens(sched *s)
     uint32_t budget = s->options.prefill_chunk + s->options.max_seqs;
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        q->planned = q->n_tokens - q->computed == 1 && !sched_seq_is_idle(q);
+        bool ready = q->n_tokens - q->computed == 1 && !sched_seq_is_idle(q);
+        sched_seq_plan(s, q, ready && !sched_seq_lacks_logits(s, q));
         budget -= q->planned;
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         if (q->n_tokens - q->computed <= 1 || sched_seq_is_idle(q)) continue;
-        q->planned = sched_seq_chunk(s, q, budget);
+        sched_seq_plan(s, q, sched_seq_chunk(s, q, budget));
         budget -= q->planned;
     }
     return budget;
@@ -100,7 +120,7 @@ static void add_share(sched *s, sched_seq *q, int64_t now_us)
         .position = q->computed,
         .n_samples = to == q->n_tokens ? draws_of(q) : 0,
         .sample_index = q->n_tokens - e->n_prompt,
-        .want_logits = e->want_logits && q->computed >= e->logits_sent && q->computed < e->n_prompt,
+        .want_logits = wants_logits(q),
     };
     if (to == point && !recorded && e->measure.kind != MEASURE_NONE) {
         share.measure = e->measure;
@@ -117,6 +137,7 @@ static void add_share(sched *s, sched_seq *q, int64_t now_us)
 void sched_plan_step(sched *s, int64_t now_us)
 {
     s->plan.n_seqs = s->plan.n_opens = s->plan.n_tokens = s->n_preempted = 0;
+    s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     uint32_t budget = give_tokens(s);
     take_pages(s);
     if (s->n_preempted == 0) sched_admit(s, budget, now_us);

@@ -6,6 +6,7 @@ int sched_seq_compare(const sched_seq *a, const sched_seq *b)
     const sched_entry *x = a->entry, *y = b->entry;
     if (x->priority != y->priority) return x->priority < y->priority ? -1 : 1;
     if (x->arrival != y->arrival) return x->arrival < y->arrival ? -1 : 1;
+    if (x->serial != y->serial) return x->serial < y->serial ? -1 : 1;
     return a->choice < b->choice ? -1 : a->choice > b->choice;
 }
 
@@ -152,7 +153,8 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     *e = (sched_entry){
         .id = r->id,
         .priority = r->priority,
-        .arrival = s->n_arrived++,
+        .arrival = r->arrival,
+        .serial = s->n_arrived++,
         .arrival_us = now_us,
         .first_planned_us = -1,
         .salt = hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt,

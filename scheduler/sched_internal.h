@@ -6,9 +6,9 @@
  * from it ("born") running   sequences with a slot (a sequence number of the tables), best rank
  * first waiting   sequences without one, best rank first
  *
- * Rank: (priority, arrival, choice). Pages are touched only between steps: what ends while a step
- * is in flight is marked and given up when its result is in, since the plan's deltas belong to the
- * backend till then.
+ * Rank: (priority, arrival, order of being added, choice). Pages are touched only between steps:
+ * what ends while a step is in flight is marked and given up when its result is in, since the
+ * plan's deltas belong to the backend till then.
  */
 #ifndef SCHEDULER_SCHED_INTERNAL_H
 #define SCHEDULER_SCHED_INTERNAL_H
@@ -58,7 +58,7 @@ struct sched_seq {
 struct sched_entry {
     uint64_t id;
     int32_t priority;
-    uint64_t arrival;
+    uint64_t arrival, serial;
     int64_t arrival_us, first_planned_us; // the latter -1 before
     uint64_t salt;
     uint32_t n_prompt, max_new_tokens, n, max_drops;
@@ -102,6 +102,7 @@ struct sched {
     bool in_flight;
     step_plan plan, idle_plan;
     uint32_t n_preempted;  // in this step
+    uint32_t logit_rows;   // that this step may still ask for
     step_seq *plan_seqs;   // [max_seqs]
     sched_seq **planned;   // [max_seqs] whose share plan_seqs[i] is
     step_open *opens;      // [max_seqs]
@@ -157,6 +158,10 @@ void sched_admit(sched *s, uint32_t budget, int64_t now_us);
 uint32_t sched_seq_next_point(const sched_seq *q, bool *recorded);
 /* How many tokens the sequence computes in this step when `budget` are left; 0: it has to wait. */
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget);
+/* It wants logits, and the step has none left to give. */
+bool sched_seq_lacks_logits(const sched *s, const sched_seq *q);
+/* It will compute so many: the logits it wants of them are taken off the step's. */
+void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
 void sched_plan_step(sched *s, int64_t now_us);
 
 /* ---- preempt.c ---- */

@@ -103,6 +103,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
         e = sched_entry_find(s, event->request);
         if (e) sched_entry_end(s, e, event->choice);
         return;
+    case SCHED_FLUSH: pkv_flush(s->kv); return;
     case SCHED_PAUSE:
     case SCHED_RESUME:
         e = sched_entry_find(s, event->request);

@@ -19,11 +19,12 @@ typedef struct sched sched;
 
 typedef struct sched_options {
     pkv_geometry geometry;
-    uint32_t n_pages;       // page 0 included
-    uint32_t max_seqs;      // sequences running at once (--max-batch)
-    uint32_t prefill_chunk; // tokens of one prompt in one step; a step's budget is this + max_seqs
-    uint32_t max_model_len; // prompt + output
-    uint32_t max_requests;  // waiting and running: the queue's limit
+    uint32_t n_pages;        // page 0 included
+    uint32_t max_seqs;       // sequences running at once (--max-batch)
+    uint32_t prefill_chunk;  // tokens of one prompt in one step; a step's budget is this + max_seqs
+    uint32_t max_model_len;  // prompt + output
+    uint32_t max_requests;   // waiting and running: the queue's limit
+    uint32_t max_logit_rows; // rows that want logits in one step (backend_info); 0 = no limit
     bool prefix_cache;
     uint64_t salt; // backend_info.identity
     const allocator *alloc;
@@ -37,6 +38,7 @@ void sched_destroy(sched *s);
 typedef struct sched_request {
     uint64_t id;             // unique among live requests
     int32_t priority;        // lower runs first
+    uint64_t arrival;        // among equals the lower runs first, then who was added first
     const uint32_t *prompt;  // copied
     uint32_t n_prompt;       // >= 1
     uint32_t max_new_tokens; // >= 1
@@ -66,6 +68,7 @@ typedef struct sched_event {
                       // once or with the RESULT of the step in flight. Unknown ids are ignored
         SCHED_PAUSE,  // its reader is slow: keep it, but do not plan it
         SCHED_RESUME,
+        SCHED_FLUSH, // forget every cached block (pkv_flush), at any moment
     } kind;
     uint64_t request;          // END, PAUSE, RESUME
     uint32_t choice;           // or SCHED_ALL_CHOICES

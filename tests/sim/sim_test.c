@@ -42,7 +42,7 @@ typedef struct world {
     sched_options options;
     uint32_t n_requests;
     uint32_t median_prompt, median_output, max_live;
-    uint32_t abort_percent, pause_permille, fail_permille, arrival_percent;
+    uint32_t abort_percent, pause_permille, fail_permille, flush_permille, arrival_percent;
     uint32_t check_every;
 
     uint32_t *prefixes[PREFIXES];
@@ -104,6 +104,7 @@ static void world_create(world *w, uint64_t seed, uint32_t n_requests)
     o->prefill_chunk = chance(w, 1, 3) ? 16 : chance(w, 1, 2) ? between(w, 17, 64) : 512;
     o->max_requests = 64;
     o->prefix_cache = !chance(w, 1, 8);
+    o->max_logit_rows = chance(w, 1, 2) ? 0 : between(w, 1, chance(w, 1, 2) ? 3 : 64);
     o->salt = 7;
     w->median_prompt = between(w, 20, 120);
     w->median_output = between(w, 2, 30);
@@ -117,6 +118,7 @@ static void world_create(world *w, uint64_t seed, uint32_t n_requests)
     w->arrival_percent = between(w, 5, 100);
     w->abort_percent = between(w, 0, 15);
     w->pause_permille = chance(w, 1, 2) ? 0 : between(w, 1, 40);
+    w->flush_permille = chance(w, 1, 2) ? 0 : between(w, 1, 50);
     w->fail_permille = chance(w, 1, 2) ? 0 : between(w, 1, 20);
     w->check_every = n_requests <= 50 ? 1 : 16;
     error err;
@@ -200,6 +202,7 @@ static void make_request(world *w, world_request *r, uint32_t id)
     sched_request *q = &r->request;
     uint32_t room = w->options.max_model_len - q->n_prompt, most = w->options.max_seqs;
     q->id = id;
+    q->arrival = id + (chance(w, 1, 4) ? between(w, 0, 3) : 0); /* a little out of order */
     q->priority = chance(w, 1, 3) ? (int32_t)between(w, 0, 4) - 2 : 0;
     q->max_new_tokens = length(w, w->median_output, room);
     q->n = chance(w, 1, 4) ? between(w, 1, most < CHOICES_MAX ? most : CHOICES_MAX) : 1;
@@ -375,7 +378,8 @@ static bool ranks_before(const world_request *a, uint32_t choice_a, const world_
 {
     if (a->request.priority != b->request.priority)
         return a->request.priority < b->request.priority;
-    if (a != b) return a < b; /* requests arrive in order */
+    if (a->request.arrival != b->request.arrival) return a->request.arrival < b->request.arrival;
+    if (a != b) return a < b; /* they are added in order */
     return choice_a < choice_b;
 }
 
@@ -386,6 +390,14 @@ static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
             return true;
     }
     return false;
+}
+
+static uint32_t logit_rows_of(const step_plan *plan)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        n += plan->seqs[i].want_logits ? plan->seqs[i].n_tokens : 0;
+    return n;
 }
 
 static bool can_run(const world_request *r)
@@ -408,7 +420,8 @@ static void check_order(world *w, const step_plan *plan)
     }
     for (uint32_t i = w->first_live; worst && i < w->n_arrived; i++) {
         const world_request *r = &w->requests[i];
-        if (!r->started && can_run(r) && ranks_before(r, 0, worst, 0))
+        bool waits = r->request.want_logits && logit_rows_of(plan) == w->options.max_logit_rows;
+        if (!r->started && can_run(r) && ranks_before(r, 0, worst, 0) && !waits)
             FAIL(w, "request %llu starts before %u", (unsigned long long)worst->request.id, i);
     }
 }
@@ -471,6 +484,8 @@ static void check_plan(world *w, const step_plan *plan)
             to != end)
             FAIL(w, "a window is split");
     }
+    if (w->options.max_logit_rows && logit_rows_of(plan) > w->options.max_logit_rows)
+        FAIL(w, "the plan wants too many logits");
     if (tokens != plan->n_tokens || tokens > w->options.prefill_chunk + w->options.max_seqs)
         FAIL(w, "the plan's tokens are over its budget");
 }
@@ -498,6 +513,7 @@ static void turn(world *w)
     bool result_first = w->plan && !chance(w, 1, 6);
     if (result_first) deliver(w);
     if (chance(w, 1, 2)) make_events(w);
+    if (chance(w, w->flush_permille, 1000)) add_event(w, (sched_event){.kind = SCHED_FLUSH});
 
     const step_plan *plan = sched_step(w->s, w->now_us, w->events, w->n_events);
     for (uint32_t i = 0; i < w->n_events; i++) {

@@ -325,24 +325,24 @@ static void impossible_requests_are_refused(void **state)
         {10, 5, 0, 0, 0, "n: 0 is not in [1, 4]"},
         {10, 5, 5, 0, 0, "n: 5 is not in [1, 4]"},
         {19000, 1001, 1, 0, 0,
-         "prompt of 19,000 tokens + max_tokens 1001 is more than the context limit of 20,000 "
-         "tokens"},
+         "prompt: 19000 tokens and max_tokens 1001 make 20001; the maximum context length is "
+         "20000"},
         {9990, 11, 1, 0, 0,
-         "needs 1,250 KV pages, the pool has 800: shorten the prompt or max_tokens, or give the KV "
-         "cache more memory"},
+         "prompt: 9990 tokens and max_tokens 11 need 1,250 KV pages, the pool has 800: shorten "
+         "them, or give the KV cache more memory"},
         /* The last token is never stored: 400 blocks of 16. */
         {6400, 1, 1, 0, 0, NULL},
         {6399, 2, 1, 0, 0, NULL},
-        {6400, 2, 1, 0, 0, "needs 802 KV pages"},
+        {6400, 2, 1, 0, 0, "need 802 KV pages"},
         /* Two full blocks shared, and for each choice the rest of the third. */
         {40, 5, 4, 0, 0, NULL},
         {3200, 3201, 1, 0, 0, NULL},
         {3200, 1601, 2, 0, 0, NULL},
-        {3200, 1602, 2, 0, 0, "needs 804 KV pages"},
+        {3200, 1602, 2, 0, 0, "need 804 KV pages"},
         /* After retention 10 pages of a group are left, and there is room for output. */
         {6400, 6400 - 160 + 1, 1, 32, 160, NULL},
-        {6400, 6400 - 160 + 2, 1, 32, 160, "needs 802 KV pages"},
-        {6401, 1, 1, 32, 160, "needs 802 KV pages"},
+        {6400, 6400 - 160 + 2, 1, 32, 160, "need 802 KV pages"},
+        {6401, 1, 1, 32, 160, "need 802 KV pages"},
         {100, 5, 1, 41, 100, "retention.window: 41 rows do not fit in a prefill chunk of 40"},
         {100, 5, 1, 40, 40, "retention.tokens"},
     };
@@ -355,8 +355,7 @@ static void impossible_requests_are_refused(void **state)
         r.n = cases[i].n;
         error err = {""};
         status st = sched_check(f->s, &r, &err);
-        if (!cases[i].text != status_ok(st) ||
-            (cases[i].text && strncmp(err.text, cases[i].text, strlen(cases[i].text)) != 0))
+        if (!cases[i].text != status_ok(st) || (cases[i].text && !strstr(err.text, cases[i].text)))
             fail_msg("case %zu: \"%s\"", i, err.text);
     }
     free(long_prompt);
