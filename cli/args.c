@@ -184,10 +184,13 @@ static bool set(const arg_flag *f, const char *text, void *target, error *err)
     return false;
 }
 
-static const arg_flag *find(const arg_command *command, const char *name, size_t n, void **target)
+/* *number: which flag of the command it is. */
+static const arg_flag *find(const arg_command *command, const char *name, size_t n, void **target,
+                            size_t *number)
 {
+    *number = 0;
     for (size_t g = 0; g < command->n_groups; g++)
-        for (size_t i = 0; i < command->groups[g].n_flags; i++) {
+        for (size_t i = 0; i < command->groups[g].n_flags; i++, ++*number) {
             const arg_flag *f = &command->groups[g].flags[i];
             if (strlen(f->name) != n || memcmp(f->name, name, n) != 0) continue;
             *target = command->groups[g].target;
@@ -196,18 +199,20 @@ static const arg_flag *find(const arg_command *command, const char *name, size_t
     return NULL;
 }
 
-/* Takes argv[*i] (a flag) and perhaps the argument behind it. */
-static bool take_flag(const arg_command *command, int argc, char **argv, int *i, error *err)
+/* Takes argv[*i] (a flag) and perhaps the argument behind it. given: [flags of the command]. */
+static bool take_flag(const arg_command *command, int argc, char **argv, int *i, bool *given,
+                      error *err)
 {
     const char *name = argv[*i] + 2;
     const char *equals = strchr(name, '=');
-    size_t n = equals ? (size_t)(equals - name) : strlen(name);
+    size_t n = equals ? (size_t)(equals - name) : strlen(name), number;
     void *target;
-    const arg_flag *f = find(command, name, n, &target);
+    const arg_flag *f = find(command, name, n, &target, &number);
     if (!f) {
         error_set(err, STATUS_INVALID, "unknown flag '--%.*s'", n > 64 ? 64 : (int)n, name);
         return false;
     }
+    given[number] = true;
     if (!takes_value(f)) {
         if (!equals) return set(f, NULL, target, err);
         error_set(err, STATUS_INVALID, "--%s: takes no value", f->name);
@@ -231,12 +236,56 @@ static bool set_initial(const arg_command *command, error *err)
     return true;
 }
 
-arg_outcome args_parse(const arg_command *command, int argc, char **argv, const char **operand,
-                       error *err)
+/* ---- the environment ------------------------------------------------------------------------- */
+
+/* "max-batch" with "OCTAVO_" is OCTAVO_MAX_BATCH. */
+static const char *from_environment(const char *prefix, const char *flag, char *name, size_t size)
 {
-    const char *given = NULL;
+    int n = snprintf(name, size, "%s%s", prefix, flag);
+    for (int i = 0; i < n && (size_t)i < size; i++) {
+        if (name[i] == '-') name[i] = '_';
+        else if (name[i] >= 'a' && name[i] <= 'z') name[i] = (char)(name[i] - 'a' + 'A');
+    }
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+static bool set_from_environment(const arg_flag *f, const char *name, const char *value,
+                                 void *target, error *err)
+{
+    if (!takes_value(f)) {
+        if (strcmp(value, "0") == 0) return true;
+        if (strcmp(value, "1") == 0) return set(f, NULL, target, err);
+        error_set(err, STATUS_INVALID, "%s: '%.64s' must be 1 or 0", name, value);
+        return false;
+    }
+    if (set(f, value, target, err)) return true;
+    error_prefix(err, "%s", name);
+    return false;
+}
+
+static bool take_environment(const arg_command *command, const bool *given, error *err)
+{
+    char name[128];
+    size_t number = 0;
+    if (!command->environment) return true;
+    for (size_t g = 0; g < command->n_groups; g++)
+        for (size_t i = 0; i < command->groups[g].n_flags; i++, number++) {
+            const arg_flag *f = &command->groups[g].flags[i];
+            if (given[number]) continue;
+            const char *value = from_environment(command->environment, f->name, name, sizeof name);
+            if (value && !set_from_environment(f, name, value, command->groups[g].target, err))
+                return false;
+        }
+    return true;
+}
+
+/* ---- a command line -------------------------------------------------------------------------- */
+
+static arg_outcome parse_words(const arg_command *command, int argc, char **argv,
+                               const char **operand, bool *given, error *err)
+{
     bool flags_ended = false;
-    if (!set_initial(command, err)) return ARG_OUTCOME_WRONG;
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (!flags_ended && strcmp(arg, "--") == 0) {
@@ -244,23 +293,40 @@ arg_outcome args_parse(const arg_command *command, int argc, char **argv, const 
         } else if (!flags_ended && (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0)) {
             return ARG_OUTCOME_HELP;
         } else if (!flags_ended && strncmp(arg, "--", 2) == 0) {
-            if (!take_flag(command, argc, argv, &i, err)) return ARG_OUTCOME_WRONG;
+            if (!take_flag(command, argc, argv, &i, given, err)) return ARG_OUTCOME_WRONG;
         } else if (!flags_ended && arg[0] == '-' && arg[1]) {
             error_set(err, STATUS_INVALID, "unknown flag '%.64s'", arg);
             return ARG_OUTCOME_WRONG;
-        } else if (!command->operand || given) {
+        } else if (!command->operand || *operand) {
             error_set(err, STATUS_INVALID, "unexpected argument '%.64s'", arg);
             return ARG_OUTCOME_WRONG;
         } else {
-            given = arg;
+            *operand = arg;
         }
     }
-    if (command->operand && !given) {
-        error_set(err, STATUS_INVALID, "%s is missing", command->operand);
+    if (!command->operand || *operand) return ARG_OUTCOME_RUN;
+    error_set(err, STATUS_INVALID, "%s is missing", command->operand);
+    return ARG_OUTCOME_WRONG;
+}
+
+arg_outcome args_parse(const arg_command *command, int argc, char **argv, const char **operand,
+                       error *err)
+{
+    const char *word = NULL;
+    size_t n_flags = 1;
+    for (size_t g = 0; g < command->n_groups; g++) n_flags += command->groups[g].n_flags;
+    bool *given = calloc(n_flags, sizeof *given);
+    if (!given) {
+        error_set(err, STATUS_NO_MEMORY, "out of memory");
         return ARG_OUTCOME_WRONG;
     }
-    if (operand) *operand = given;
-    return ARG_OUTCOME_RUN;
+    arg_outcome outcome = ARG_OUTCOME_WRONG;
+    if (set_initial(command, err)) outcome = parse_words(command, argc, argv, &word, given, err);
+    if (outcome == ARG_OUTCOME_RUN && !take_environment(command, given, err))
+        outcome = ARG_OUTCOME_WRONG;
+    free(given);
+    if (operand) *operand = word;
+    return outcome;
 }
 
 /* ---- help ------------------------------------------------------------------------------------ */
@@ -316,4 +382,9 @@ void args_help(const arg_command *command, strbuf *out)
         for (size_t i = 0; i < command->groups[g].n_flags; i++)
             help_of_flag(&command->groups[g].flags[i], out);
     }
+    if (command->environment)
+        strbuf_printf(out,
+                      "\nEvery flag can be set in the environment: --max-batch 8 as %sMAX_BATCH=8. "
+                      "The command line\nwins; a switch takes 1 or 0, a list one value.\n",
+                      command->environment);
 }

@@ -68,6 +68,9 @@ typedef struct arg_command {
     const arg_group *groups;
     size_t n_groups;
     const char *operand; // the name of the one operand that must be given, or NULL
+    /* Flags that are not given are looked for in the environment: with "OCTAVO_", --max-batch in
+     * OCTAVO_MAX_BATCH. A switch takes 1 or 0 there, a list one value. NULL = they are not. */
+    const char *environment;
 } arg_command;
 
 typedef enum arg_outcome {
@@ -76,7 +79,8 @@ typedef enum arg_outcome {
     ARG_OUTCOME_WRONG, // err says what
 } arg_outcome;
 
-/* argv[0] is skipped. *operand receives the operand when the command has one. */
+/* argv[0] is skipped. *operand receives the operand when the command has one. Values from the
+ * environment are borrowed from it. */
 arg_outcome args_parse(const arg_command *command, int argc, char **argv, const char **operand,
                        error *err);
 /* The text of --help. */

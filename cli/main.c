@@ -10,6 +10,9 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *summary;
 } commands[] = {
+#ifdef OCTAVO_RPC
+    {"serve", cli_serve, "a model behind OpenAI-compatible HTTP and gRPC"},
+#endif
     {"run", cli_run, "answer a prompt, hold a chat, or run a file of prompts as one batch"},
     {"score", cli_score, "logits of token sequences, or the perplexity of a text"},
     {"tokenize", cli_tokenize, "JSON strings in, token ids out, one a line"},

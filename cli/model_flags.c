@@ -104,7 +104,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     m->kv_type = wanted_type(f->dtype, m->config.stored);
     /* f16 has three more bits than bf16: what is stored so stays so. */
     bool keep_f16 = m->kv_type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
-    backend_cpu_options o = {
+    m->options = (backend_cpu_options){
         .dir = f->dir,
         .config = &m->config,
         .dummy = strcmp(f->load_format, "dummy") == 0,
@@ -123,8 +123,19 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
     };
-    RETURN_IF_ERROR(backend_cpu_create(&o, &m->backend, err));
+    RETURN_IF_ERROR(backend_cpu_create(&m->options, &m->backend, err));
     m->facts = backend_cpu_describe(&m->backend);
+    return STATUS_IS_OK;
+}
+
+status model_restart(void *ctx, backend *out, error *err)
+{
+    loaded_model *m = ctx;
+    if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
+    m->backend = (backend){0};
+    m->options.kv_bytes = m->facts.pool_bytes;
+    RETURN_IF_ERROR(backend_cpu_create(&m->options, &m->backend, err));
+    *out = m->backend;
     return STATUS_IS_OK;
 }
 

@@ -42,12 +42,16 @@ typedef struct loaded_model {
     bool prefix_cache;
     bool default_pool; // nobody gave --kv-memory
     int64_t open_us;
+    backend_cpu_options options; // what the backend was made with
 } loaded_model;
 
 /* Opens everything, the tokenizer and template only when with_text is set. On failure nothing is
- * left open. */
+ * left open. *out must not move while it is open. */
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
 void model_close(loaded_model *m);
+/* An engine_options.restart; ctx is the loaded_model: the backend is destroyed, and another made
+ * with as many pages. */
+status model_restart(void *m, backend *out, error *err);
 /* One line on stderr: what was loaded, on what it runs, and how much KV it may hold. */
 void model_tell(const loaded_model *m, const char *dir);
 /* Options of an engine over this model. */

@@ -1,0 +1,354 @@
+/* `octavo serve`: a model behind HTTP and gRPC until a signal says that it is enough. */
+#include "cli/serve.h"
+
+#include "cli/cli.h"
+#include "cli/waiter.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static const char serve_name[] = "octavo serve";
+
+/* KV events kept for subscribers that fall behind, in tokens. */
+enum { EVENT_TOKENS = 1 << 20 };
+enum { KEY_FILE_BYTES_MAX = 1 << 20, LOOK_MS = 1000, DRAIN_LOOK_MS = 20 };
+
+typedef struct serving {
+    serve_flags flags;
+    model_flags model_flags;
+    loaded_model model;
+    char *folder_name;   // the default name
+    char *key_file_text; // what `keys` of the file point into
+    waiter *waiter;
+    int log_fd;
+    rpc_log *log;
+    rpc_events *events;
+    engine *engine;
+    rpc_server *server;
+} serving;
+
+static const char about[] =
+    "Serves a model over OpenAI-compatible HTTP and over gRPC (octavo.v1, vllm.grpc.engine, KServe "
+    "v2,\n"
+    "health, reflection). The log is JSON lines on stderr, one for each request.\n"
+    "\n"
+    "SIGTERM or Ctrl-C drains: health says NOT_SERVING, nothing new is admitted, what runs has\n"
+    "--drain-timeout seconds to finish, and the exit status is 0. A second one stops at once (exit "
+    "status\n"
+    "130). The exit status is 1 when the model's backend broke down and could not be made anew.";
+
+/* ---- what the flags mean together ------------------------------------------------------------ */
+
+static bool is_on(const char *address) { return strcmp(address, "none") != 0; }
+
+static status check_flags(const serve_flags *f, error *err)
+{
+    if (!is_on(f->http) && !is_on(f->grpc))
+        return error_set(err, STATUS_INVALID, "--http and --grpc are both none");
+    if (!f->tls_cert != !f->tls_key)
+        return error_set(err, STATUS_INVALID, "--tls-cert and --tls-key belong together");
+    if (f->tls_client_ca && !f->tls_cert)
+        return error_set(err, STATUS_INVALID, "--tls-client-ca needs --tls-cert");
+    for (size_t i = 0; i < f->names.n; i++) {
+        const char *name = f->names.items[i];
+        if (!*name || !utf8_valid((const uint8_t *)name, strlen(name)))
+            return error_set(err, STATUS_INVALID, "--served-model-name: must be a text in UTF-8");
+    }
+    return STATUS_IS_OK;
+}
+
+static status add_item(arg_list *list, const char *item, error *err)
+{
+    const char **grown = realloc(list->items, (list->n + 1) * sizeof *grown);
+    if (!grown) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    list->items = grown;
+    list->items[list->n++] = item;
+    return STATUS_IS_OK;
+}
+
+/* Adds the keys of --api-key-file. A file without any leaves the server open: refused. */
+static status read_keys(serving *s, error *err)
+{
+    const char *path = s->flags.key_file;
+    size_t size, before = s->flags.keys.n;
+    if (!path) return STATUS_IS_OK;
+    RETURN_IF_ERROR(file_read(path, KEY_FILE_BYTES_MAX, &s->key_file_text, &size, err));
+    char *rest = NULL;
+    for (char *line = strtok_r(s->key_file_text, "\r\n", &rest); line;
+         line = strtok_r(NULL, "\r\n", &rest)) {
+        line += strspn(line, " \t");
+        line[strcspn(line, " \t")] = '\0';
+        if (*line && *line != '#') RETURN_IF_ERROR(add_item(&s->flags.keys, line, err));
+    }
+    if (s->flags.keys.n > before) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "--api-key-file: %s holds no key", path);
+}
+
+/* "models/demo/" is served as "demo". */
+static status name_model(serving *s, error *err)
+{
+    if (s->flags.names.n) return STATUS_IS_OK;
+    char *path = realpath(s->model_flags.dir, NULL);
+    if (!path) return error_set(err, STATUS_IO, "%s: %s", s->model_flags.dir, strerror(errno));
+    const char *slash = strrchr(path, '/');
+    const char *base = slash && slash[1] ? slash + 1 : path;
+    /* A name travels in JSON and metrics. */
+    bool usable = utf8_valid((const uint8_t *)base, strlen(base));
+    s->folder_name = strdup(usable ? base : "model");
+    free(path);
+    if (!s->folder_name) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    return add_item(&s->flags.names, s->folder_name, err);
+}
+
+static status open_log(serving *s, error *err)
+{
+    const char *path = s->flags.log_file;
+    s->log_fd = STDERR_FILENO;
+    if (path) s->log_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+    if (s->log_fd < 0)
+        return error_set(err, STATUS_IO, "--log-file: %s: %s", path, strerror(errno));
+    status st = rpc_log_create(s->log_fd, s->flags.log_prompts, &s->log);
+    return status_ok(st) ? st : error_set(err, st.code, "out of memory");
+}
+
+/* Thousands of clients are as many descriptors; the default soft limit is often 1,024. */
+static void raise_descriptors(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur == r.rlim_max) return;
+    r.rlim_cur = r.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &r);
+}
+
+/* A step is stuck when even a CPU of 1 GFLOP/s a thread would be done: a false alarm costs every
+ * request, a late one costs minutes. */
+static int64_t step_timeout_us(const serving *s)
+{
+    enum { FLOPS_OF_A_THREAD = 1000000000, LEAST_S = 60 };
+    if (s->flags.step_timeout_s != SERVE_STEP_TIMEOUT_AUTO)
+        return (int64_t)s->flags.step_timeout_s * 1000000;
+    const model_config *c = &s->model.config;
+    double rows = (double)s->model.prefill_chunk + s->model.max_batch;
+    double weights = (double)s->model.facts.weight_bytes; /* two flops for two bytes */
+    double attention = 4.0 * s->model.max_model_len * c->n_heads * c->head_dim * c->n_layers;
+    double rate = (double)FLOPS_OF_A_THREAD * s->model.facts.n_threads;
+    return (int64_t)((LEAST_S + rows * (weights + attention) / rate) * 1e6);
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static void on_trouble(void *log, const char *text) { rpc_log_note(log, "error", "backend", text); }
+
+static status start_engine(serving *s, error *err)
+{
+    uint32_t page_tokens = s->model_flags.page_tokens;
+    status st = rpc_events_create(EVENT_TOKENS / page_tokens, page_tokens, &s->events);
+    if (!status_ok(st)) return error_set(err, st.code, "out of memory");
+    engine_options o = model_engine_options(&s->model, s->flags.max_requests);
+    o.on_block = rpc_events_on_block;
+    o.on_block_ctx = s->events;
+    o.step_timeout_us = step_timeout_us(s);
+    o.restart = model_restart;
+    o.restart_ctx = &s->model;
+    o.on_trouble = on_trouble;
+    o.on_trouble_ctx = s->log;
+    return engine_create(&o, &s->engine, err);
+}
+
+static rpc_model facts_of(const serving *s)
+{
+    const loaded_model *m = &s->model;
+    return (rpc_model){
+        .names = s->flags.names.items,
+        .n_names = s->flags.names.n,
+        .dir = s->model_flags.dir,
+        .architecture = m->config.architecture,
+        .tokenizer = m->tokenizer,
+        .chat = m->chat,
+        .bos = m->bos.data ? m->bos.data : "",
+        .eos = m->eos.data ? m->eos.data : "",
+        .defaults = model_defaults(m),
+        .eos_ids = m->config.stop_ids,
+        .n_eos_ids = m->config.n_stop_ids,
+        .bos_id = m->config.bos_id,
+        .vocab_size = m->config.vocab_size,
+        .max_model_len = m->max_model_len,
+        .page_tokens = s->model_flags.page_tokens,
+        .n_pages = m->backend.ops->info(m->backend.ctx)->n_pages,
+        .max_batch = m->max_batch,
+        .max_requests = s->flags.max_requests,
+        .weight_dtype = dtype_name(m->options.weight_type),
+        .kv_dtype = dtype_name(m->kv_type),
+        .isa = m->facts.isa,
+    };
+}
+
+static status start_server(serving *s, error *err)
+{
+    const serve_flags *f = &s->flags;
+    rpc_options o = {
+        .engine = s->engine,
+        .model = facts_of(s),
+        .log = s->log,
+        .events = s->events,
+        .version = OCTAVO_VERSION,
+        .http_address = is_on(f->http) ? f->http : NULL,
+        .grpc_address = is_on(f->grpc) ? f->grpc : NULL,
+        .tls_cert = f->tls_cert,
+        .tls_key = f->tls_key,
+        .tls_client_ca = f->tls_client_ca,
+        .api_keys = f->keys.items,
+        .n_api_keys = f->keys.n,
+        .max_body_bytes = f->max_body,
+        .max_connections = f->max_connections,
+        .max_streams = f->max_streams,
+        .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
+        .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,
+    };
+    return rpc_server_create(&o, &s->server, err);
+}
+
+static status start(serving *s, error *err)
+{
+    RETURN_IF_ERROR(waiter_create(&s->waiter, err));
+    RETURN_IF_ERROR(read_keys(s, err));
+    RETURN_IF_ERROR(open_log(s, err));
+    RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
+    RETURN_IF_ERROR(name_model(s, err));
+    model_tell(&s->model, s->model_flags.dir);
+    RETURN_IF_ERROR(start_engine(s, err));
+    return start_server(s, err);
+}
+
+/* ---- how to talk to it ----------------------------------------------------------------------- */
+
+/* The host of "host:port" as a client on this machine would say it. */
+static void put_host(const char *address, char *out, size_t size)
+{
+    const char *colon = strrchr(address, ':');
+    int n = colon ? (int)(colon - address) : 0;
+    bool any = n == 0 || strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
+    if (any) snprintf(out, size, "localhost");
+    else snprintf(out, size, "%.*s", n, address);
+}
+
+static void tell(const serving *s)
+{
+    const serve_flags *f = &s->flags;
+    char host[256];
+    if (is_on(f->http)) {
+        put_host(f->http, host, sizeof host);
+        fprintf(stderr,
+                "octavo: HTTP at http%s://%s:%u, for example:\n"
+                "  curl -N http%s://%s:%u/v1/completions%s \\\n"
+                "    -d '{\"model\":\"%s\",\"prompt\":\"O Romeo, Romeo\",\"max_tokens\":40,"
+                "\"stream\":true}'\n",
+                f->tls_cert ? "s" : "", host, rpc_server_http_port(s->server),
+                f->tls_cert ? "s" : "", host, rpc_server_http_port(s->server),
+                f->keys.n ? " -H \"Authorization: Bearer $KEY\"" : "", f->names.items[0]);
+    }
+    if (is_on(f->grpc)) {
+        put_host(f->grpc, host, sizeof host);
+        fprintf(stderr,
+                "octavo: gRPC at %s:%u, for example:\n"
+                "  grpcurl %s%s-d '{\"prompt\":\"O Romeo, "
+                "Romeo\",\"sampling\":{\"max_tokens\":40}}' \\\n"
+                "    %s:%u octavo.v1.Inference/Generate\n",
+                host, rpc_server_grpc_port(s->server), f->tls_cert ? "" : "-plaintext ",
+                f->keys.n ? "-H \"authorization: Bearer $KEY\" " : "", host,
+                rpc_server_grpc_port(s->server));
+    }
+}
+
+/* ---- until the end --------------------------------------------------------------------------- */
+
+/* False when the engine broke down for good. */
+static bool serve(serving *s)
+{
+    while (!waiter_interrupted(s->waiter)) {
+        if (engine_get_stats(s->engine).state == ENGINE_BROKEN) return false;
+        waiter_wait(s->waiter, -1, LOOK_MS);
+    }
+    return true;
+}
+
+static void drain(serving *s)
+{
+    int64_t until_us = clock_now_us() + (int64_t)s->flags.drain_timeout_s * 1000000;
+    char text[128];
+    snprintf(text, sizeof text, "%u requests in flight have %u s to finish",
+             rpc_server_in_flight(s->server), s->flags.drain_timeout_s);
+    rpc_log_note(s->log, "info", "drain", text);
+    serve_tell_manager("STOPPING=1");
+    rpc_server_drain(s->server);
+    while (rpc_server_in_flight(s->server) > 0 && clock_now_us() < until_us)
+        waiter_wait(s->waiter, -1, DRAIN_LOOK_MS);
+    uint32_t left = rpc_server_in_flight(s->server);
+    snprintf(text, sizeof text, "%u requests were aborted", left);
+    rpc_log_note(s->log, left ? "warning" : "info", "stop", text);
+}
+
+static int go(serving *s)
+{
+    error err = {{0}};
+    raise_descriptors();
+    /* A terminal that closes is no reason to stop. */
+    signal(SIGHUP, SIG_IGN);
+    status st = start(s, &err);
+    if (!status_ok(st)) return cli_complain(serve_name, CLI_FAILED, err.text);
+    waiter_arm(s->waiter, true);
+    tell(s);
+    rpc_log_note(s->log, "info", "start", OCTAVO_VERSION);
+    serve_tell_manager("READY=1");
+    bool fine = serve(s);
+    drain(s);
+    return fine ? CLI_OK : cli_complain(serve_name, CLI_FAILED, "the backend broke down");
+}
+
+static void close_all(serving *s)
+{
+    rpc_server_destroy(s->server);
+    engine_destroy(s->engine);
+    rpc_events_destroy(s->events);
+    model_close(&s->model);
+    rpc_log_destroy(s->log);
+    if (s->log && s->log_fd != STDERR_FILENO) close(s->log_fd);
+    waiter_destroy(s->waiter);
+    free(s->folder_name);
+    free(s->key_file_text);
+}
+
+int cli_serve(int argc, char **argv)
+{
+    serving s = {0};
+    const arg_group groups[] = {
+        serve_flags_group(&s.flags),
+        model_flags_group(&s.model_flags),
+    };
+    const arg_command command = {
+        .name = serve_name,
+        .usage = "--model DIR [flags]",
+        .about = about,
+        .groups = groups,
+        .n_groups = sizeof groups / sizeof groups[0],
+        .environment = "OCTAVO_",
+    };
+    error err = {{0}};
+    int result;
+    if (cli_parse(&command, argc, argv, NULL, &result)) {
+        if (!s.model_flags.dir) result = cli_complain(serve_name, CLI_USAGE, "--model is missing");
+        else if (!status_ok(check_flags(&s.flags, &err)))
+            result = cli_complain(serve_name, CLI_USAGE, err.text);
+        else result = go(&s);
+    }
+    close_all(&s);
+    serve_flags_destroy(&s.flags);
+    model_flags_destroy(&s.model_flags);
+    return result;
+}

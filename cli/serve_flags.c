@@ -1,0 +1,61 @@
+/* The flags of `octavo serve`. */
+#include "cli/serve.h"
+
+#include <stdlib.h>
+
+static const arg_flag flags_table[] = {
+    ARG_ROW("http", "HOST:PORT", ARG_TEXT, serve_flags, http,
+            "where OpenAI-compatible HTTP listens; port 0 is any free one, none is off",
+            .initial = "127.0.0.1:8000"),
+    ARG_ROW("grpc", "HOST:PORT", ARG_TEXT, serve_flags, grpc, "where gRPC listens, likewise",
+            .initial = "127.0.0.1:50051"),
+    ARG_ROW("served-model-name", "NAME", ARG_LIST, serve_flags, names,
+            "a name that requests call the model by; may be repeated (default: the folder's name)"),
+    ARG_ROW("max-requests", "N", ARG_COUNT, serve_flags, max_requests,
+            "requests that wait and run; more are turned away at once", .min = 1, .max = 65536,
+            .initial = "512"),
+    ARG_ROW("api-key", "KEY", ARG_LIST, serve_flags, keys,
+            "clients must send one of these as bearer token; may be repeated. Others on this "
+            "machine can see a command line: prefer the environment or --api-key-file"),
+    ARG_ROW("api-key-file", "FILE", ARG_TEXT, serve_flags, key_file,
+            "more of them, one a line; lines that begin with # are skipped"),
+    ARG_ROW("tls-cert", "FILE", ARG_TEXT, serve_flags, tls_cert,
+            "certificate chain (PEM): both servers speak TLS only"),
+    ARG_ROW("tls-key", "FILE", ARG_TEXT, serve_flags, tls_key, "its private key (PEM)"),
+    ARG_ROW("tls-client-ca", "FILE", ARG_TEXT, serve_flags, tls_client_ca,
+            "clients must show a certificate signed by one of these (PEM)"),
+    ARG_ROW("max-body", "BYTES", ARG_BYTES, serve_flags, max_body,
+            "largest HTTP body and gRPC message", .min = 1024, .max = 0x1p30, .initial = "8M"),
+    ARG_ROW("max-connections", "N", ARG_COUNT, serve_flags, max_connections,
+            "HTTP connections at once", .min = 1, .max = 65536, .initial = "4096"),
+    ARG_ROW("max-streams", "N", ARG_COUNT, serve_flags, max_streams,
+            "calls at once on one gRPC connection", .min = 1, .max = 65536, .initial = "1024"),
+    ARG_ROW("stall-timeout", "SECONDS", ARG_COUNT, serve_flags, stall_timeout_s,
+            "an answer that its client has not read for so long is given up", .min = 1,
+            .max = 86400, .initial = "30"),
+    ARG_ROW("keepalive-timeout", "SECONDS", ARG_COUNT, serve_flags, keepalive_timeout_s,
+            "an idle HTTP connection, or a request that trickles in, is closed after so long",
+            .min = 1, .max = 86400, .initial = "60"),
+    ARG_ROW("drain-timeout", "SECONDS", ARG_COUNT, serve_flags, drain_timeout_s,
+            "after SIGTERM requests have so long to finish", .max = 86400, .initial = "30"),
+    ARG_ROW("step-timeout", "SECONDS", ARG_COUNT, serve_flags, step_timeout_s,
+            "a step that takes longer is stuck: its requests fail and the backend is made anew; 0 "
+            "is never (default: 60 s and what a very slow CPU needs for the largest step)",
+            .max = 86400),
+    ARG_ROW("log-prompts", NULL, ARG_SWITCH, serve_flags, log_prompts,
+            "write prompts and outputs into the log"),
+    ARG_ROW("log-file", "FILE", ARG_TEXT, serve_flags, log_file,
+            "append the log to this file (default: stderr)"),
+};
+
+arg_group serve_flags_group(serve_flags *target)
+{
+    target->step_timeout_s = SERVE_STEP_TIMEOUT_AUTO;
+    return (arg_group){"Serving", flags_table, sizeof flags_table / sizeof flags_table[0], target};
+}
+
+void serve_flags_destroy(serve_flags *f)
+{
+    free(f->names.items);
+    free(f->keys.items);
+}
