@@ -1,1 +1,103 @@
-#include "rpc/openai/openai.h"
+/* Errors as OpenAI's clients expect them. */
+#include "rpc/openai/internal.h"
+
+#include <string.h>
+
+typedef struct error_row {
+    status_code code;
+    unsigned status;
+    const char *type;
+    bool retry;
+} error_row;
+
+/* Whose fault it is. The rest is ours: 500. */
+static const error_row rows[] = {
+    {STATUS_INVALID, 400, "BadRequestError", false},
+    {STATUS_UNSUPPORTED, 400, "BadRequestError", false},
+    {STATUS_CORRUPT, 400, "BadRequestError", false},
+    {STATUS_LIMIT, 400, "BadRequestError", false},
+    {STATUS_NOT_FOUND, 404, "NotFoundError", false},
+    {STATUS_QUEUE_FULL, 503, "ServiceUnavailableError", true},
+    {STATUS_NO_PAGES, 503, "ServiceUnavailableError", true},
+    {STATUS_UNAVAILABLE, 503, "ServiceUnavailableError", true},
+    {STATUS_ABORTED, 503, "ServiceUnavailableError", true},
+};
+
+static const error_row *row_of(status_code code)
+{
+    static const error_row internal = {STATUS_INTERNAL, 500, "InternalServerError", false};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].code == code) return &rows[i];
+    return &internal;
+}
+
+static bool begins_with(const char *text, const char *with)
+{
+    return strncmp(text, with, strlen(with)) == 0;
+}
+
+static void set_param(openai_error *e, const char *name, size_t n)
+{
+    snprintf(e->param, sizeof e->param, "%.*s", (int)(n < sizeof e->param ? n : 0), name);
+}
+
+/* Texts are "field: what is wrong", "field.member is …" or "unknown field 'name'". */
+static void find_param(const char *text, openai_error *e)
+{
+    static const char unknown[] = "unknown field '";
+    if (begins_with(text, unknown)) {
+        const char *name = text + sizeof unknown - 1, *end = strrchr(name, '\'');
+        if (end) set_param(e, name, (size_t)(end - name));
+        return;
+    }
+    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyz_0123456789.[]");
+    bool path = memchr(text, '.', n) || memchr(text, '[', n);
+    if (n && (text[n] == ':' || (path && text[n] == ' '))) set_param(e, text, n);
+}
+
+/* The prompt alone, or with what shall be generated, does not fit. */
+static bool is_too_long(status_code code, const char *text)
+{
+    return (code == STATUS_LIMIT && begins_with(text, "prompt: ")) ||
+           begins_with(text, "prompt of ");
+}
+
+void openai_error_from(service *s, status why, const error *err, openai_error *out)
+{
+    const error_row *row = row_of(why.code);
+    const char *text = err && err->text[0] ? err->text
+                       : why.message       ? why.message
+                                           : status_text(why.code);
+    *out = (openai_error){.status = row->status, .type = row->type};
+    if (row->retry) out->retry_after_s = service_retry_after_s(s);
+    bool too_long = is_too_long(why.code, text);
+    if (begins_with(text, "request: ")) text += strlen("request: ");
+    if (too_long) set_param(out, "input_tokens", strlen("input_tokens"));
+    else if (row->status == 400) find_param(text, out);
+    snprintf(out->message, sizeof out->message, "%s", text);
+}
+
+void openai_body_error(service *s, status why, const error *err, openai_error *out)
+{
+    openai_error_from(s, why, err, out);
+    /* "body: line 1, …" names no field; only one thing in a body is looked up. */
+    if (why.code == STATUS_CORRUPT) out->param[0] = '\0';
+    if (why.code == STATUS_NOT_FOUND) set_param(out, "model", strlen("model"));
+}
+
+void openai_error_json(const openai_error *e, strbuf *out)
+{
+    strbuf_puts(out, "{\"error\":{\"message\":");
+    strbuf_json_string(out, e->message, strlen(e->message));
+    strbuf_printf(out, ",\"type\":\"%s\",\"param\":", e->type);
+    if (e->param[0]) strbuf_json_string(out, e->param, strlen(e->param));
+    else strbuf_puts(out, "null");
+    strbuf_printf(out, ",\"code\":%u}}", e->status);
+}
+
+void openai_stream_error(const openai_error *e, strbuf *out)
+{
+    strbuf_puts(out, "data: ");
+    openai_error_json(e, out);
+    strbuf_puts(out, "\n\ndata: [DONE]\n\n");
+}

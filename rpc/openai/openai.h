@@ -1,6 +1,6 @@
-/* OpenAI's HTTP shapes (private to rpc/): bodies in, engine requests out; outputs in, JSON or SSE out.
- * Pure but for the tokenizer: no socket, no thread. reference/serving.md section 1 and reference/api.md
- * have the shapes.
+/* OpenAI's HTTP shapes (private to rpc/): bodies in, engine requests out; outputs in, JSON or SSE
+ * out. Pure but for the tokenizer: no socket, no thread. reference/serving.md section 1 and
+ * reference/api.md have the shapes.
  */
 #ifndef RPC_OPENAI_OPENAI_H
 #define RPC_OPENAI_OPENAI_H
@@ -26,12 +26,16 @@ void openai_error_json(const openai_error *e, strbuf *out);
 
 typedef struct openai_call {
     bool chat, stream, include_usage, continuous_usage, echo, return_token_ids;
-    bool logprobs; // asked for
-    char *model;   // the name asked for; malloc'd
+    bool logprobs;           // asked for
+    int32_t prompt_logprobs; // asked for by this name, not by echo; -1 = no
+    char *model;             // the name asked for; malloc'd
     engine_request *requests;
     uint32_t n_requests;
     uint32_t n_choices; // of each
 } openai_call;
+
+/* Prompts in one body, and choices of all of them. */
+enum { OPENAI_PROMPTS_MAX = 256, OPENAI_CHOICES_MAX = 1024 };
 
 /* POST /v1/completions and /v1/chat/completions. On failure err is filled and nothing is left. */
 bool openai_parse_completion(service *s, const char *body, size_t n, openai_call *out,
@@ -44,21 +48,25 @@ void openai_call_destroy(openai_call *c);
 /* Outputs become a body, or SSE frames, one token a frame. */
 typedef struct openai_answer openai_answer;
 
-/* Takes over *call. id: the generation's. NULL when memory is out. */
+/* Takes over *call, whatever comes back. id: the generation's. NULL when memory is out. */
 openai_answer *openai_answer_create(service *s, openai_call *call, const char *id);
 void openai_answer_destroy(openai_answer *a);
-/* Takes one output of g. Streaming: appends its frame to out; else out is untouched until the end. */
+/* Takes one output of g. Streaming: appends its frame to out; else out is untouched until the end.
+ * After an output that failed (openai_answer_error) the rest of g is not shown: abort it. */
 void openai_answer_take(openai_answer *a, const generation *g, const generation_output *o,
                         strbuf *out);
 /* After the last output: usage frame and [DONE], or the whole body. */
 void openai_answer_finish(openai_answer *a, strbuf *out);
 bool openai_answer_streams(const openai_answer *a);
+/* The error that ended a choice, or NULL: a stream has shown it, a whole body is it. */
+const openai_error *openai_answer_error(const openai_answer *a);
 /* Whole bodies only, after finish: an error that ended a choice decides the status (200 = fine). */
 unsigned openai_answer_status(const openai_answer *a);
 /* An error in mid-stream as a frame, with [DONE]. */
 void openai_stream_error(const openai_error *e, strbuf *out);
 
-/* ---- the small ones: body in, body out; false = err is filled ---------------------------------- */
+/* ---- the small ones: body in, body out; false = err is filled ----------------------------------
+ */
 
 bool openai_tokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
 bool openai_detokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err);

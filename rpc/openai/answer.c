@@ -1,0 +1,415 @@
+/* Outputs become an answer: a body at the end, or a frame for each token. */
+#include "rpc/openai/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* One choice on its way. */
+typedef struct choice {
+    bool begun;
+    uint32_t n_tokens; // generated
+    uint32_t prompt_tokens;
+    tok_stream place;               // of the next token in the text, for text_offset
+    uint32_t characters;            // before that token
+    strbuf text;                    // not yet written
+    completion_logprobs completion; // not yet written; of completions
+    strbuf chat;                    // likewise, of chat
+    strbuf token_ids;               // likewise
+    strbuf prompt;                  // members about the prompt, not yet written
+    strbuf ending;                  // whole bodies: all members behind the text
+} choice;
+
+struct openai_answer {
+    service *s;
+    openai_call call;
+    strbuf head;     // what every frame, or the body, begins with, up to `"choices":[`
+    uint32_t n;      // choices
+    choice *choices; // [n]
+    bool *counted;   // [n_requests]: its prompt is in usage
+    engine_usage usage;
+    strbuf scratch;
+    openai_error error; // status 0 = none
+};
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void put_string(strbuf *out, const char *text)
+{
+    strbuf_json_string(out, text, strlen(text));
+}
+
+/* Which program and arithmetic: answers to a seed may differ where this does. */
+static void put_fingerprint(strbuf *out, const service *s)
+{
+    strbuf text = {0};
+    strbuf_printf(&text, "octavo-%s-%s", s->o.version, s->o.model.isa);
+    put_string(out, text.data ? text.data : "");
+    out->failed |= text.failed;
+    strbuf_destroy(&text);
+}
+
+static void put_head(const openai_answer *a, const char *id, strbuf *out)
+{
+    const openai_call *c = &a->call;
+    const char *object = !c->chat    ? "text_completion"
+                         : c->stream ? "chat.completion.chunk"
+                                     : "chat.completion";
+    strbuf name = {0};
+    strbuf_printf(&name, "%s-%s", c->chat ? "chatcmpl" : "cmpl", id);
+    strbuf_puts(out, c->stream ? "data: {\"id\":" : "{\"id\":");
+    put_string(out, name.data ? name.data : "");
+    out->failed |= name.failed;
+    strbuf_destroy(&name);
+    strbuf_printf(out, ",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
+                  (long long)time(NULL));
+    put_string(out, c->model);
+    strbuf_puts(out, ",\"system_fingerprint\":");
+    put_fingerprint(out, a->s);
+    strbuf_puts(out, ",\"choices\":[");
+}
+
+openai_answer *openai_answer_create(service *s, openai_call *call, const char *id)
+{
+    openai_answer *a = calloc(1, sizeof *a);
+    if (!a) {
+        openai_call_destroy(call);
+        return NULL;
+    }
+    a->s = s;
+    a->call = *call;
+    *call = (openai_call){0};
+    a->n = a->call.n_requests * a->call.n_choices;
+    a->choices = calloc(a->n, sizeof *a->choices);
+    a->counted = calloc(a->call.n_requests, sizeof *a->counted);
+    put_head(a, id, &a->head);
+    if (a->choices && a->counted && !a->head.failed) return a;
+    openai_answer_destroy(a);
+    return NULL;
+}
+
+void openai_answer_destroy(openai_answer *a)
+{
+    if (!a) return;
+    for (uint32_t i = 0; a->choices && i < a->n; i++) {
+        choice *c = &a->choices[i];
+        strbuf_destroy(&c->text);
+        completion_logprobs_destroy(&c->completion);
+        strbuf_destroy(&c->chat);
+        strbuf_destroy(&c->token_ids);
+        strbuf_destroy(&c->prompt);
+        strbuf_destroy(&c->ending);
+    }
+    strbuf_destroy(&a->head);
+    strbuf_destroy(&a->scratch);
+    free(a->choices);
+    free(a->counted);
+    openai_call_destroy(&a->call);
+    free(a);
+}
+
+bool openai_answer_streams(const openai_answer *a) { return a->call.stream; }
+
+const openai_error *openai_answer_error(const openai_answer *a)
+{
+    return a->error.status ? &a->error : NULL;
+}
+
+unsigned openai_answer_status(const openai_answer *a)
+{
+    return a->error.status ? a->error.status : 200;
+}
+
+/* The first error is the answer's. */
+static void fail(openai_answer *a, status_code code, const char *text, strbuf *out)
+{
+    error err;
+    snprintf(err.text, sizeof err.text, "%s", text ? text : "");
+    openai_error_from(a->s, status_make(code, NULL), &err, &a->error);
+    if (!a->call.stream) return;
+    strbuf_puts(out, "data: ");
+    openai_error_json(&a->error, out);
+    strbuf_puts(out, "\n\n");
+}
+
+/* ---- parts ----------------------------------------------------------------------------------- */
+
+static void put_uint(strbuf *out, uint32_t v)
+{
+    char digits[10];
+    unsigned at = sizeof digits;
+    do digits[--at] = (char)('0' + v % 10);
+    while (v /= 10);
+    strbuf_append(out, digits + at, sizeof digits - at);
+}
+
+static void put_usage(strbuf *out, const engine_usage *u)
+{
+    strbuf_printf(out,
+                  "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
+                  "\"prompt_tokens_details\":{\"cached_tokens\":%u}}",
+                  u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
+                  u->cached_tokens);
+}
+
+static void put_ids(strbuf *out, const uint32_t *ids, uint32_t n)
+{
+    strbuf_putc(out, '[');
+    for (uint32_t i = 0; i < n; i++) {
+        if (i) strbuf_putc(out, ',');
+        put_uint(out, ids[i]);
+    }
+    strbuf_putc(out, ']');
+}
+
+static const engine_request *request_of(const openai_answer *a, const generation_output *o)
+{
+    return &a->call.requests[o->index / a->call.n_choices];
+}
+
+/* Why a choice stopped, as vLLM tells it: the request's own stop string or token; null for EOS. */
+static void put_stop_reason(const engine_request *r, const engine_output *o, strbuf *out)
+{
+    if (o->stop_string) {
+        put_string(out, o->stop_string);
+        return;
+    }
+    for (uint32_t i = 0; i < r->n_stop_token_ids; i++)
+        if (o->stop_token == (int64_t)r->stop_token_ids[i]) {
+            put_uint(out, r->stop_token_ids[i]);
+            return;
+        }
+    strbuf_puts(out, "null");
+}
+
+static void put_finish(const openai_answer *a, const generation_output *o, strbuf *out)
+{
+    if (o->out.finish == ENGINE_FINISH_NONE) {
+        strbuf_puts(out, ",\"finish_reason\":null,\"stop_reason\":null");
+        return;
+    }
+    strbuf_puts(out, ",\"finish_reason\":\"");
+    strbuf_puts(out, engine_finish_name(o->out.finish));
+    strbuf_puts(out, "\",\"stop_reason\":");
+    put_stop_reason(request_of(a, o), &o->out, out);
+    if (!o->out.report) return;
+    strbuf_puts(out, ",\"retention\":");
+    retention_report_json(o->out.report, out);
+}
+
+static void put_logprobs(const openai_answer *a, choice *c, strbuf *out)
+{
+    if (!a->call.logprobs) {
+        strbuf_puts(out, ",\"logprobs\":null");
+    } else if (!a->call.chat) {
+        strbuf_puts(out, ",\"logprobs\":");
+        completion_logprobs_take(&c->completion, out);
+    } else {
+        strbuf_puts(out, ",\"logprobs\":{\"content\":[");
+        strbuf_append(out, c->chat.data, c->chat.size);
+        strbuf_puts(out, "],\"refusal\":null}");
+        strbuf_clear(&c->chat);
+    }
+}
+
+static void put_buffered(strbuf *out, strbuf *from)
+{
+    strbuf_append(out, from->data, from->size);
+    strbuf_clear(from);
+}
+
+/* Everything of a choice behind its text. */
+static void put_members(const openai_answer *a, choice *c, const generation_output *o, strbuf *out)
+{
+    put_logprobs(a, c, out);
+    put_finish(a, o, out);
+    if (a->call.return_token_ids) {
+        strbuf_puts(out, ",\"token_ids\":[");
+        put_buffered(out, &c->token_ids);
+        strbuf_putc(out, ']');
+    }
+    if (!a->call.chat) put_buffered(out, &c->prompt);
+}
+
+/* ---- taking outputs -------------------------------------------------------------------------- */
+
+static void begin_choice(openai_answer *a, choice *c, const generation *g,
+                         const generation_output *o)
+{
+    const engine_request *r = request_of(a, o);
+    const openai_call *call = &a->call;
+    engine_prompt p = generation_prompt(g, o->request);
+    c->begun = true;
+    c->prompt_tokens = p.n_tokens;
+    tok_stream_init(&c->place, a->s->o.model.tokenizer, r->skip_special_tokens);
+    if (call->echo) {
+        echo_text(a->s, r, &p, &c->text);
+        c->characters = count_characters(c->text.data, c->text.size);
+        if (call->logprobs) echo_logprobs(a->s, r, &p, c->characters, &c->completion);
+    }
+    /* Chat has one prompt, described beside the choices. */
+    if (call->prompt_logprobs >= 0) {
+        strbuf_puts(&c->prompt, ",\"prompt_logprobs\":");
+        prompt_logprobs_put(&c->prompt, a->s->o.model.tokenizer, &p,
+                            (uint32_t)call->prompt_logprobs);
+    }
+    if (call->return_token_ids) {
+        strbuf_puts(&c->prompt, ",\"prompt_token_ids\":");
+        put_ids(&c->prompt, p.tokens, p.n_tokens);
+    }
+}
+
+static token_place sample_place(const engine_request *r, const step_sample *s)
+{
+    uint32_t n_top = r->logprobs > 0 ? (uint32_t)r->logprobs : 0;
+    return (token_place){
+        .token = s->token,
+        .logprob = s->logprob,
+        .rank = s->rank,
+        .n_top = n_top < s->n_top ? n_top : s->n_top,
+        .top_ids = s->top_ids,
+        .top_logprobs = s->top_logprobs,
+    };
+}
+
+/* The token's text may come later, behind a held-back stop string: its place is counted from its
+ * own bytes. */
+static void take_completion_logprobs(openai_answer *a, choice *c, const token_place *p)
+{
+    completion_logprobs_add(&c->completion, a->s->o.model.tokenizer, p, c->characters);
+    strbuf_clear(&a->scratch);
+    if (p->token < tok_vocab_size(c->place.t) &&
+        !status_ok(tok_stream_push(&c->place, p->token, &a->scratch)))
+        a->scratch.failed = true;
+    c->characters += count_characters(a->scratch.data, a->scratch.size);
+}
+
+static void take_token(openai_answer *a, choice *c, const generation_output *o)
+{
+    c->n_tokens++;
+    if (a->call.logprobs) {
+        token_place p = sample_place(request_of(a, o), &o->out.sample);
+        if (a->call.chat) chat_logprob_add(&c->chat, a->s->o.model.tokenizer, &p);
+        else take_completion_logprobs(a, c, &p);
+    }
+    if (a->call.return_token_ids) {
+        if (c->token_ids.size) strbuf_putc(&c->token_ids, ',');
+        put_uint(&c->token_ids, o->out.sample.token);
+    }
+}
+
+static void count_usage(openai_answer *a, const generation_output *o)
+{
+    bool *counted = &a->counted[o->index / a->call.n_choices];
+    a->usage.completion_tokens += o->out.usage.completion_tokens;
+    if (*counted) return;
+    *counted = true;
+    a->usage.prompt_tokens += o->out.usage.prompt_tokens;
+    a->usage.cached_tokens += o->out.usage.cached_tokens;
+}
+
+static bool out_of_memory(const openai_answer *a, const choice *c)
+{
+    return completion_logprobs_failed(&c->completion) || c->text.failed || c->chat.failed ||
+           c->token_ids.failed || c->prompt.failed || c->ending.failed || a->scratch.failed;
+}
+
+/* ---- frames ---------------------------------------------------------------------------------- */
+
+static void put_frame(openai_answer *a, choice *c, const generation_output *o, bool first,
+                      strbuf *out)
+{
+    const openai_call *call = &a->call;
+    strbuf_append(out, a->head.data, a->head.size);
+    strbuf_puts(out, "{\"index\":");
+    put_uint(out, o->index);
+    strbuf_puts(out, !call->chat ? ",\"text\":"
+                     : first     ? ",\"delta\":{\"role\":\"assistant\",\"content\":"
+                                 : ",\"delta\":{\"content\":");
+    if (c->text.size) {
+        strbuf_append(&c->text, o->out.text, o->out.text_bytes);
+        strbuf_json_string(out, c->text.data, c->text.size);
+        strbuf_clear(&c->text);
+    } else {
+        strbuf_json_string(out, o->out.text, o->out.text_bytes);
+    }
+    if (call->chat) strbuf_putc(out, '}');
+    put_members(a, c, o, out);
+    strbuf_puts(out, "}]");
+    put_buffered(out, &c->prompt);
+    if (call->continuous_usage) {
+        engine_usage so_far = {c->prompt_tokens, c->n_tokens, o->out.usage.cached_tokens};
+        strbuf_putc(out, ',');
+        put_usage(out, &so_far);
+    } else if (call->include_usage) {
+        strbuf_puts(out, ",\"usage\":null");
+    }
+    strbuf_puts(out, "}\n\n");
+}
+
+void openai_answer_take(openai_answer *a, const generation *g, const generation_output *o,
+                        strbuf *out)
+{
+    if (a->error.status || o->index >= a->n) return;
+    choice *c = &a->choices[o->index];
+    bool first = !c->begun;
+    if (o->out.finish == ENGINE_FINISH_ERROR) {
+        fail(a, o->out.error_code, o->out.error_text, out);
+        return;
+    }
+    if (first) begin_choice(a, c, g, o);
+    if (o->out.has_token) take_token(a, c, o);
+    if (o->out.finish != ENGINE_FINISH_NONE) count_usage(a, o);
+    if (!a->call.stream) {
+        strbuf_append(&c->text, o->out.text, o->out.text_bytes);
+        if (o->out.finish != ENGINE_FINISH_NONE) put_members(a, c, o, &c->ending);
+    }
+    if (out_of_memory(a, c)) fail(a, STATUS_NO_MEMORY, NULL, out);
+    else if (a->call.stream) put_frame(a, c, o, first, out);
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static void finish_stream(openai_answer *a, strbuf *out)
+{
+    if (a->call.include_usage && !a->error.status) {
+        strbuf_append(out, a->head.data, a->head.size);
+        strbuf_puts(out, "],");
+        put_usage(out, &a->usage);
+        strbuf_puts(out, "}\n\n");
+    }
+    strbuf_puts(out, "data: [DONE]\n\n");
+}
+
+static void put_whole_choice(const openai_answer *a, uint32_t index, strbuf *out)
+{
+    const choice *c = &a->choices[index];
+    strbuf_puts(out, index ? ",{\"index\":" : "{\"index\":");
+    put_uint(out, index);
+    strbuf_puts(out,
+                a->call.chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"text\":");
+    strbuf_json_string(out, c->text.data ? c->text.data : "", c->text.size);
+    if (a->call.chat) strbuf_puts(out, ",\"refusal\":null}");
+    strbuf_append(out, c->ending.data, c->ending.size);
+    strbuf_putc(out, '}');
+}
+
+static void finish_whole(openai_answer *a, strbuf *out)
+{
+    if (a->error.status) {
+        openai_error_json(&a->error, out);
+        return;
+    }
+    strbuf_append(out, a->head.data, a->head.size);
+    for (uint32_t i = 0; i < a->n; i++) put_whole_choice(a, i, out);
+    strbuf_puts(out, "],");
+    put_usage(out, &a->usage);
+    if (a->call.chat) put_buffered(out, &a->choices[0].prompt);
+    strbuf_putc(out, '}');
+}
+
+void openai_answer_finish(openai_answer *a, strbuf *out)
+{
+    if (a->call.stream) finish_stream(a, out);
+    else finish_whole(a, out);
+}

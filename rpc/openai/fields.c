@@ -1,0 +1,196 @@
+/* Which fields the bodies may have. What no row names goes to the engine's parser, or is unknown.
+ */
+#include "rpc/openai/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum field_rule {
+    FIELD_HERE,    // read by rpc/openai
+    FIELD_ENGINE,  // read by engine_request_parse
+    FIELD_VALUES,  // has no effect, so only a value that asks for none is taken; text: a JSON list
+    FIELD_STRING,  // any string: by its definition changes no answer
+    FIELD_OBJECT,  // any object: likewise
+    FIELD_REFUSED, // text: why
+    FIELD_UNKNOWN, // the engine knows it, this endpoint does not
+} field_rule;
+
+typedef struct field_row {
+    const char *key;
+    unsigned endpoints;
+    field_rule rule;
+    const char *text;
+} field_row;
+
+enum { GENERATES = FOR_COMPLETION | FOR_CHAT, HAS_MESSAGES = FOR_CHAT | FOR_TOKENIZE };
+
+static const char structured[] = "structured output is not supported";
+
+static const field_row rows[] = {
+    /* The endpoints' own. */
+    {"model", FOR_ANY, FIELD_HERE, NULL},
+    {"stream", GENERATES, FIELD_HERE, NULL},
+    {"stream_options", GENERATES, FIELD_HERE, NULL},
+    {"return_token_ids", GENERATES, FIELD_HERE, NULL},
+    {"prompt", FOR_COMPLETION, FIELD_HERE, NULL},
+    {"echo", FOR_COMPLETION, FIELD_HERE, NULL},
+    {"tools", FOR_CHAT, FIELD_HERE, NULL},
+    {"tool_choice", FOR_CHAT, FIELD_HERE, NULL},
+    {"prompt", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"messages", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"tools", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"add_special_tokens", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"tokens", FOR_DETOKENIZE, FIELD_HERE, NULL},
+
+    /* Of other endpoints. */
+    {"messages", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"tools", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"top_logprobs", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"max_completion_tokens", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"prompt", FOR_CHAT, FIELD_UNKNOWN, NULL},
+    {"prompt_token_ids", GENERATES, FIELD_UNKNOWN, NULL},
+
+    /* What clients send as a matter of course. */
+    {"user", GENERATES, FIELD_STRING, NULL},
+    {"safety_identifier", GENERATES, FIELD_STRING, NULL},
+    {"prompt_cache_key", GENERATES, FIELD_STRING, NULL},
+    {"metadata", GENERATES, FIELD_OBJECT, NULL},
+    {"store", GENERATES, FIELD_VALUES, "[false]"},
+    {"service_tier", GENERATES, FIELD_VALUES, "[\"auto\",\"default\"]"},
+    {"best_of", GENERATES, FIELD_VALUES, "[1]"},
+    {"suffix", FOR_COMPLETION, FIELD_VALUES, "[\"\"]"},
+    {"echo", FOR_CHAT, FIELD_VALUES, "[false]"},
+    {"response_format", GENERATES, FIELD_VALUES, "[{\"type\":\"text\"}]"},
+    {"modalities", FOR_CHAT, FIELD_VALUES, "[[\"text\"]]"},
+    {"parallel_tool_calls", FOR_CHAT, FIELD_VALUES, "[true]"},
+    {"function_call", FOR_CHAT, FIELD_VALUES, "[\"none\"]"},
+    {"functions", FOR_CHAT, FIELD_VALUES, "[[]]"},
+    {"add_generation_prompt", HAS_MESSAGES, FIELD_VALUES, "[true]"},
+    {"continue_final_message", HAS_MESSAGES, FIELD_VALUES, "[false]"},
+    {"chat_template_kwargs", HAS_MESSAGES, FIELD_VALUES, "[{}]"},
+    {"documents", FOR_CHAT, FIELD_VALUES, "[[]]"},
+    {"add_special_tokens", FOR_CHAT, FIELD_VALUES, "[false]"},
+    {"use_beam_search", GENERATES, FIELD_VALUES, "[false]"},
+    {"early_stopping", GENERATES, FIELD_VALUES, "[false]"},
+    {"length_penalty", GENERATES, FIELD_VALUES, "[1,1.0]"},
+    {"spaces_between_special_tokens", GENERATES, FIELD_VALUES, "[true]"},
+    {"return_tokens_as_token_ids", GENERATES, FIELD_VALUES, "[false]"},
+    {"return_token_strs", FOR_TOKENIZE, FIELD_VALUES, "[false]"},
+    {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
+
+    /* What clients know and we do not do. */
+    {"session", GENERATES, FIELD_REFUSED, "is not supported yet"},
+    {"truncate_prompt_tokens", GENERATES, FIELD_REFUSED, "is not supported: nothing is cut off"},
+    {"allowed_token_ids", GENERATES, FIELD_REFUSED, "is not supported"},
+    {"logits_processors", GENERATES, FIELD_REFUSED, "is not supported"},
+    {"chat_template", HAS_MESSAGES, FIELD_REFUSED, "is not supported: the model's own is used"},
+    {"audio", FOR_CHAT, FIELD_REFUSED, "is not supported"},
+    {"prediction", FOR_CHAT, FIELD_REFUSED, "is not supported"},
+    {"web_search_options", FOR_CHAT, FIELD_REFUSED, "is not supported"},
+    {"reasoning_effort", FOR_CHAT, FIELD_REFUSED, "is not supported"},
+    {"verbosity", FOR_CHAT, FIELD_REFUSED, "is not supported"},
+    {"mm_processor_kwargs", GENERATES, FIELD_REFUSED, "is not supported"},
+    {"kv_transfer_params", GENERATES, FIELD_REFUSED, "is not supported"},
+    {"structured_outputs", GENERATES, FIELD_REFUSED, structured},
+    {"guided_json", GENERATES, FIELD_REFUSED, structured},
+    {"guided_regex", GENERATES, FIELD_REFUSED, structured},
+    {"guided_choice", GENERATES, FIELD_REFUSED, structured},
+    {"guided_grammar", GENERATES, FIELD_REFUSED, structured},
+    {"guided_decoding_backend", GENERATES, FIELD_REFUSED, structured},
+    {"guided_whitespace_pattern", GENERATES, FIELD_REFUSED, structured},
+};
+
+_Static_assert(sizeof rows / sizeof rows[0] < FIELDS_MAX, "openai_read_body's list is too short");
+
+static const field_row *find_row(const char *key, unsigned endpoint)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if ((rows[i].endpoints & endpoint) && strcmp(rows[i].key, key) == 0) return &rows[i];
+    return NULL;
+}
+
+/* ---- rules ----------------------------------------------------------------------------------- */
+
+static status check_values(const field_row *row, const json_t *value, error *err)
+{
+    json_t *values = json_loads(row->text, 0, NULL);
+    if (!values) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    bool found = false;
+    for (size_t i = 0; i < json_array_size(values); i++)
+        found |= json_equal(json_array_get(values, i), value);
+    json_decref(values);
+    if (found) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED, "request: %s: of its values only %s is supported",
+                     row->key, row->text);
+}
+
+static status check_field(const field_row *row, const json_t *value, error *err)
+{
+    const char *due = NULL;
+    if (row->rule == FIELD_UNKNOWN)
+        return error_set(err, STATUS_INVALID, "request: unknown field '%s'", row->key);
+    if (json_is_null(value)) return STATUS_IS_OK;
+    if (row->rule == FIELD_VALUES) return check_values(row, value, err);
+    if (row->rule == FIELD_REFUSED)
+        return error_set(err, STATUS_UNSUPPORTED, "request: %s: %s", row->key, row->text);
+    if (row->rule == FIELD_STRING && !json_is_string(value)) due = "a string";
+    if (row->rule == FIELD_OBJECT && !json_is_object(value)) due = "an object";
+    if (due) return error_set(err, STATUS_INVALID, "request: %s: must be %s", row->key, due);
+    return STATUS_IS_OK;
+}
+
+static status check_fields(const json_t *body, unsigned endpoint, error *err)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)body, key, value)
+    {
+        const field_row *row = find_row(key, endpoint);
+        if (row) RETURN_IF_ERROR(check_field(row, value, err));
+        else if (!(endpoint & GENERATES))
+            return error_set(err, STATUS_INVALID, "request: unknown field '%.64s'", key);
+    }
+    return STATUS_IS_OK;
+}
+
+status openai_read_body(const char *body, size_t n, unsigned endpoint, json_t **out,
+                        const char **also, error *err)
+{
+    RETURN_IF_ERROR(json_read_text("body", body, n, out, err));
+    status s = json_is_object(*out) ? check_fields(*out, endpoint, err)
+                                    : error_set(err, STATUS_CORRUPT, "body: must be a JSON object");
+    if (!status_ok(s)) {
+        json_decref(*out);
+        *out = NULL;
+        return s;
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if ((rows[i].endpoints & endpoint) && rows[i].rule != FIELD_ENGINE) *also++ = rows[i].key;
+    *also = NULL;
+    return STATUS_IS_OK;
+}
+
+/* ---- single fields --------------------------------------------------------------------------- */
+
+status openai_read_bool(const json_t *body, const char *key, bool *out, error *err)
+{
+    const json_t *v = json_object_get(body, key);
+    if (!v || json_is_null(v)) return STATUS_IS_OK;
+    if (!json_is_boolean(v))
+        return error_set(err, STATUS_INVALID, "request: %s: must be true or false", key);
+    *out = json_is_true(v);
+    return STATUS_IS_OK;
+}
+
+status openai_read_model(service *s, const json_t *body, char **out, error *err)
+{
+    const json_t *v = json_object_get(body, "model");
+    if (v && !json_is_null(v) && !json_is_string(v))
+        return error_set(err, STATUS_INVALID, "request: model: must be a string");
+    const char *name = json_is_string(v) ? json_string_value(v) : "";
+    size_t n = json_is_string(v) ? json_string_length(v) : 0;
+    if (!service_knows_model(s, name, n))
+        return error_set(err, STATUS_NOT_FOUND, "The model `%.128s` does not exist.", name);
+    *out = strdup(n ? name : s->o.model.names[0]);
+    return *out ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+}

@@ -1,0 +1,211 @@
+/* Tokens and their logprobs in the shapes of completions, of chat, and of vLLM's prompt_logprobs.
+ */
+#include "rpc/openai/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* What a token stands for; nothing for ids that only the weights have. */
+static void bytes_of(const tokenizer *t, uint32_t id, const char **bytes, size_t *n)
+{
+    if (status_ok(tok_token_bytes(t, id, bytes, n))) return;
+    *bytes = "";
+    *n = 0;
+}
+
+/* -inf has no JSON: vLLM's floor. */
+static void put_logprob(strbuf *out, float v)
+{
+    if (isinf(v)) strbuf_puts(out, "-9999.0");
+    else strbuf_json_float(out, v);
+}
+
+static void comma_between(strbuf *out)
+{
+    if (out->size) strbuf_putc(out, ',');
+}
+
+static bool is_whole(const char *bytes, size_t n) { return utf8_valid((const uint8_t *)bytes, n); }
+
+/* ---- completions ----------------------------------------------------------------------------- */
+
+/* Bytes that are no whole characters as OpenAI writes them, so that no two tokens look alike. */
+static void put_text(strbuf *out, const char *bytes, size_t n)
+{
+    if (is_whole(bytes, n)) {
+        strbuf_json_string(out, bytes, n);
+        return;
+    }
+    strbuf_puts(out, "\"bytes:");
+    for (size_t i = 0; i < n; i++) strbuf_printf(out, "\\\\x%02x", (unsigned char)bytes[i]);
+    strbuf_putc(out, '"');
+}
+
+static bool same_text(const tokenizer *t, uint32_t a, uint32_t b)
+{
+    const char *x, *y;
+    size_t n, m;
+    if (a == b) return true;
+    bytes_of(t, a, &x, &n);
+    bytes_of(t, b, &y, &m);
+    return n == m && memcmp(x, y, n) == 0;
+}
+
+/* A text is a key, so the first of two alike stands for both. */
+static bool stood_before(const tokenizer *t, const token_place *p, uint32_t at)
+{
+    if (same_text(t, p->token, p->top_ids[at])) return true;
+    for (uint32_t i = 0; i < at; i++)
+        if (same_text(t, p->top_ids[i], p->top_ids[at])) return true;
+    return false;
+}
+
+static void put_member(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
+{
+    const char *bytes;
+    size_t n;
+    bytes_of(t, id, &bytes, &n);
+    put_text(out, bytes, n);
+    strbuf_putc(out, ':');
+    put_logprob(out, logprob);
+}
+
+static void put_tops(strbuf *out, const tokenizer *t, const token_place *p)
+{
+    if (isnan(p->logprob)) {
+        strbuf_puts(out, "null");
+        return;
+    }
+    strbuf_putc(out, '{');
+    put_member(out, t, p->token, p->logprob);
+    for (uint32_t i = 0; i < p->n_top; i++) {
+        if (stood_before(t, p, i)) continue;
+        strbuf_putc(out, ',');
+        put_member(out, t, p->top_ids[i], p->top_logprobs[i]);
+    }
+    strbuf_putc(out, '}');
+}
+
+void completion_logprobs_add(completion_logprobs *l, const tokenizer *t, const token_place *p,
+                             uint32_t offset)
+{
+    const char *bytes;
+    size_t n;
+    bytes_of(t, p->token, &bytes, &n);
+    comma_between(&l->offsets);
+    strbuf_printf(&l->offsets, "%u", offset);
+    comma_between(&l->logprobs);
+    put_logprob(&l->logprobs, p->logprob);
+    comma_between(&l->tokens);
+    put_text(&l->tokens, bytes, n);
+    comma_between(&l->tops);
+    put_tops(&l->tops, t, p);
+}
+
+static void take_list(strbuf *out, const char *before, strbuf *list)
+{
+    strbuf_puts(out, before);
+    strbuf_append(out, list->data, list->size);
+    strbuf_putc(out, ']');
+    strbuf_clear(list);
+}
+
+void completion_logprobs_take(completion_logprobs *l, strbuf *out)
+{
+    take_list(out, "{\"text_offset\":[", &l->offsets);
+    take_list(out, ",\"token_logprobs\":[", &l->logprobs);
+    take_list(out, ",\"tokens\":[", &l->tokens);
+    take_list(out, ",\"top_logprobs\":[", &l->tops);
+    strbuf_putc(out, '}');
+}
+
+bool completion_logprobs_failed(const completion_logprobs *l)
+{
+    return l->offsets.failed || l->logprobs.failed || l->tokens.failed || l->tops.failed;
+}
+
+void completion_logprobs_destroy(completion_logprobs *l)
+{
+    strbuf_destroy(&l->offsets);
+    strbuf_destroy(&l->logprobs);
+    strbuf_destroy(&l->tokens);
+    strbuf_destroy(&l->tops);
+}
+
+/* ---- chat ------------------------------------------------------------------------------------ */
+
+static void describe(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
+{
+    const char *bytes;
+    size_t n;
+    bytes_of(t, id, &bytes, &n);
+    strbuf_puts(out, "{\"token\":");
+    strbuf_json_string(out, bytes, n);
+    strbuf_puts(out, ",\"logprob\":");
+    put_logprob(out, logprob);
+    strbuf_puts(out, ",\"bytes\":[");
+    for (size_t i = 0; i < n; i++) strbuf_printf(out, i ? ",%u" : "%u", (unsigned char)bytes[i]);
+    strbuf_putc(out, ']');
+}
+
+void chat_logprob_add(strbuf *out, const tokenizer *t, const token_place *p)
+{
+    comma_between(out);
+    describe(out, t, p->token, p->logprob);
+    strbuf_puts(out, ",\"top_logprobs\":[");
+    for (uint32_t i = 0; i < p->n_top; i++) {
+        if (i) strbuf_putc(out, ',');
+        describe(out, t, p->top_ids[i], p->top_logprobs[i]);
+        strbuf_putc(out, '}');
+    }
+    strbuf_puts(out, "]}");
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+token_place prompt_place(const engine_prompt *p, uint32_t at, uint32_t n_top)
+{
+    size_t row = (size_t)at * p->n_top;
+    return (token_place){
+        .token = p->tokens[at],
+        .logprob = p->logprobs[at],
+        .rank = p->ranks[at],
+        .n_top = n_top < p->n_top ? n_top : p->n_top,
+        .top_ids = p->top_ids + row,
+        .top_logprobs = p->top_logprobs + row,
+    };
+}
+
+static void put_by_id(strbuf *out, const tokenizer *t, uint32_t id, float logprob, uint32_t rank)
+{
+    const char *bytes;
+    size_t n;
+    bytes_of(t, id, &bytes, &n);
+    strbuf_printf(out, "\"%u\":{\"logprob\":", id);
+    put_logprob(out, logprob);
+    strbuf_printf(out, ",\"rank\":%u,\"decoded_token\":", rank);
+    strbuf_json_string(out, bytes, n);
+    strbuf_putc(out, '}');
+}
+
+void prompt_logprobs_put(strbuf *out, const tokenizer *t, const engine_prompt *p, uint32_t n_top)
+{
+    strbuf_putc(out, '[');
+    for (uint32_t at = 0; p->logprobs && at < p->n_tokens; at++) {
+        token_place place = prompt_place(p, at, n_top);
+        if (at) strbuf_putc(out, ',');
+        if (isnan(place.logprob)) {
+            strbuf_puts(out, "null");
+            continue;
+        }
+        strbuf_putc(out, '{');
+        put_by_id(out, t, place.token, place.logprob, place.rank);
+        for (uint32_t i = 0; i < place.n_top; i++) {
+            if (place.top_ids[i] == place.token) continue;
+            strbuf_putc(out, ',');
+            put_by_id(out, t, place.top_ids[i], place.top_logprobs[i], i + 1);
+        }
+        strbuf_putc(out, '}');
+    }
+    strbuf_putc(out, ']');
+}

@@ -1,0 +1,171 @@
+/* The small endpoints: tokens of a text and back, the models there are, the version. */
+#include "rpc/openai/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Tokens that /detokenize takes when the model's context is shorter. */
+enum { DETOKENIZE_MAX = 1 << 17 };
+
+/* ---- /tokenize ------------------------------------------------------------------------------- */
+
+static status read_tokenize(service *s, const json_t *body, const char *const *also,
+                            engine_request *r, error *err)
+{
+    char *model = NULL;
+    bool special = false;
+    status st = openai_read_model(s, body, &model, err);
+    free(model);
+    RETURN_IF_ERROR(st);
+    RETURN_IF_ERROR(engine_request_parse(body, "request", also, r, err));
+    if (!r->prompt == !r->messages)
+        return error_set(err, STATUS_INVALID,
+                         "request: prompt: one of prompt and messages must be given");
+    if (r->messages) RETURN_IF_ERROR(openai_read_bool(body, "add_special_tokens", &special, err));
+    if (special)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "request: add_special_tokens: the chat template writes its own");
+    return STATUS_IS_OK;
+}
+
+static void put_tokens(const service *s, const tok_ids *ids, strbuf *out)
+{
+    strbuf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids->n,
+                  s->o.model.max_model_len);
+    for (size_t i = 0; i < ids->n; i++) strbuf_printf(out, i ? ",%u" : "%u", ids->ids[i]);
+    strbuf_puts(out, "],\"token_strs\":null}");
+}
+
+static status tokenize(service *s, const json_t *body, const char *const *also, strbuf *out,
+                       error *err)
+{
+    engine_request r;
+    tok_ids ids = {0};
+    engine_request_init(&r, &s->o.model.defaults);
+    status st = read_tokenize(s, body, also, &r, err);
+    if (status_ok(st)) st = engine_tokenize(s->o.engine, &r, &ids, err);
+    if (status_ok(st)) put_tokens(s, &ids, out);
+    tok_ids_destroy(&ids);
+    engine_request_destroy(&r);
+    return st;
+}
+
+/* ---- /detokenize ----------------------------------------------------------------------------- */
+
+static status put_text(service *s, const json_t *tokens, strbuf *out, error *err)
+{
+    size_t most = s->o.model.max_model_len, n = json_array_size(tokens);
+    if (most < DETOKENIZE_MAX) most = DETOKENIZE_MAX;
+    if (!json_is_array(tokens))
+        return error_set(err, STATUS_INVALID, "request: tokens: must be a list of token ids");
+    if (n > most)
+        return error_set(err, STATUS_LIMIT, "request: tokens: more than %zu of them", most);
+    tok_stream d;
+    tok_stream_init(&d, s->o.model.tokenizer, false);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(tokens, i);
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v) || id < 0 || id >= tok_vocab_size(d.t))
+            return error_set(err, STATUS_INVALID,
+                             "request: tokens: item %zu must be a token id below %u", i,
+                             tok_vocab_size(d.t));
+        RETURN_IF_ERROR(tok_stream_push(&d, (uint32_t)id, out));
+    }
+    tok_stream_finish(&d, out);
+    return STATUS_IS_OK;
+}
+
+static status detokenize(service *s, const json_t *body, const char *const *also, strbuf *out,
+                         error *err)
+{
+    (void)also;
+    char *model = NULL;
+    status st = openai_read_model(s, body, &model, err);
+    free(model);
+    RETURN_IF_ERROR(st);
+    strbuf text = {0};
+    st = put_text(s, json_object_get(body, "tokens"), &text, err);
+    if (status_ok(st)) {
+        strbuf_puts(out, "{\"prompt\":");
+        strbuf_json_string(out, text.data ? text.data : "", text.size);
+        strbuf_putc(out, '}');
+    }
+    if (text.failed) st = error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    strbuf_destroy(&text);
+    return st;
+}
+
+/* ---- both ------------------------------------------------------------------------------------ */
+
+typedef status (*small_endpoint)(service *s, const json_t *body, const char *const *also,
+                                 strbuf *out, error *err);
+
+static bool answer(service *s, unsigned endpoint, small_endpoint run, const char *body, size_t n,
+                   strbuf *out, openai_error *failure)
+{
+    error err = {{0}};
+    json_t *doc = NULL;
+    const char *also[FIELDS_MAX];
+    status st = openai_read_body(body, n, endpoint, &doc, also, &err);
+    if (status_ok(st)) st = run(s, doc, also, out, &err);
+    json_decref(doc);
+    if (status_ok(st)) return true;
+    openai_body_error(s, st, &err, failure);
+    return false;
+}
+
+bool openai_tokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err)
+{
+    return answer(s, FOR_TOKENIZE, tokenize, body, n, out, err);
+}
+
+bool openai_detokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err)
+{
+    return answer(s, FOR_DETOKENIZE, detokenize, body, n, out, err);
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+static void put_string(strbuf *out, const char *text)
+{
+    strbuf_json_string(out, text, strlen(text));
+}
+
+static void put_model(const service *s, const char *name, strbuf *out)
+{
+    strbuf_puts(out, "{\"id\":");
+    put_string(out, name);
+    strbuf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"octavo\",\"root\":",
+                  (long long)s->start_time);
+    put_string(out, s->o.model.dir);
+    strbuf_printf(out, ",\"parent\":null,\"max_model_len\":%u}", s->o.model.max_model_len);
+}
+
+void openai_models(service *s, strbuf *out)
+{
+    strbuf_puts(out, "{\"object\":\"list\",\"data\":[");
+    for (size_t i = 0; i < s->o.model.n_names; i++) {
+        if (i) strbuf_putc(out, ',');
+        put_model(s, s->o.model.names[i], out);
+    }
+    strbuf_puts(out, "]}");
+}
+
+bool openai_model(service *s, const char *name, strbuf *out, openai_error *err)
+{
+    if (name[0] && service_knows_model(s, name, strlen(name))) {
+        put_model(s, name, out);
+        return true;
+    }
+    error text;
+    status st = error_set(&text, STATUS_NOT_FOUND, "The model `%.128s` does not exist.", name);
+    openai_body_error(s, st, &text, err);
+    return false;
+}
+
+void openai_version(service *s, strbuf *out)
+{
+    strbuf_puts(out, "{\"version\":");
+    put_string(out, s->o.version);
+    strbuf_putc(out, '}');
+}

@@ -1,0 +1,294 @@
+/* Bodies of /v1/completions and /v1/chat/completions become engine requests. */
+#include "rpc/openai/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    COMPLETION_MAX_TOKENS = 16,          // OpenAI's default
+    SHARED_BYTES_MAX = 16 * 1024 * 1024, // what every prompt gets a copy of, over all prompts
+};
+
+/* A body being read. */
+typedef struct reading {
+    service *s;
+    json_t *body;
+    const char *also[FIELDS_MAX];
+    openai_call *call;
+} reading;
+
+static status bad(error *err, const char *text)
+{
+    return error_set(err, STATUS_INVALID, "request: %s", text);
+}
+
+/* NULL for null, too. */
+static const json_t *member(const reading *in, const char *key)
+{
+    const json_t *v = json_object_get(in->body, key);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+/* ---- streaming ------------------------------------------------------------------------------- */
+
+static status read_stream(const reading *in, error *err)
+{
+    openai_call *c = in->call;
+    RETURN_IF_ERROR(openai_read_bool(in->body, "stream", &c->stream, err));
+    const json_t *options = member(in, "stream_options");
+    if (!options) return STATUS_IS_OK;
+    if (!json_is_object(options)) return bad(err, "stream_options: must be an object");
+    if (!c->stream) return bad(err, "stream_options: can only be given when stream is true");
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)options, key, value)
+    {
+        if (strcmp(key, "include_usage") != 0 && strcmp(key, "continuous_usage_stats") != 0 &&
+            !(strcmp(key, "include_obfuscation") == 0 && json_is_false(value)))
+            return error_set(err, STATUS_INVALID, "request: stream_options.%.40s is not supported",
+                             key);
+        if (!json_is_boolean(value))
+            return error_set(err, STATUS_INVALID,
+                             "request: stream_options.%.40s: must be true or false", key);
+    }
+    c->include_usage = json_is_true(json_object_get(options, "include_usage"));
+    c->continuous_usage = json_is_true(json_object_get(options, "continuous_usage_stats"));
+    return STATUS_IS_OK;
+}
+
+/* ---- logprobs -------------------------------------------------------------------------------- */
+
+static status read_count(const reading *in, const char *key, bool *given, error *err)
+{
+    const json_t *v = member(in, key);
+    json_int_t n = json_integer_value(v);
+    *given = v != NULL;
+    if (v && (!json_is_integer(v) || n < 0 || n > SAMPLE_LOGPROBS_MAX))
+        return error_set(err, STATUS_INVALID, "request: %s: must be an integer in 0 .. %d", key,
+                         SAMPLE_LOGPROBS_MAX);
+    return STATUS_IS_OK;
+}
+
+/* The engine's parser takes both endpoints' forms; each endpoint has its own. */
+static status read_logprobs(const reading *in, error *err)
+{
+    openai_call *c = in->call;
+    bool top = false;
+    if (!c->chat) return read_count(in, "logprobs", &c->logprobs, err);
+    RETURN_IF_ERROR(openai_read_bool(in->body, "logprobs", &c->logprobs, err));
+    RETURN_IF_ERROR(read_count(in, "top_logprobs", &top, err));
+    if (!c->logprobs && top && json_integer_value(member(in, "top_logprobs")) > 0)
+        return bad(err, "top_logprobs: needs logprobs to be true");
+    return STATUS_IS_OK;
+}
+
+static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* What echo asks of the prompt, and what scoring without an answer needs. */
+static status settle_scoring(const reading *in, engine_request *r, error *err)
+{
+    openai_call *c = in->call;
+    if (!c->logprobs) r->logprobs = -1;
+    c->prompt_logprobs = r->prompt_logprobs;
+    if (c->stream && r->prompt_logprobs >= 0)
+        return bad(err, "prompt_logprobs: cannot be streamed");
+    if (c->echo && c->logprobs) r->prompt_logprobs = larger(r->prompt_logprobs, r->logprobs);
+    if (c->echo && r->score_only) r->prompt_logprobs = larger(r->prompt_logprobs, 0);
+    if (r->score_only && r->prompt_logprobs < 0)
+        return bad(err, "max_tokens: 0 generates nothing: it needs echo or prompt_logprobs");
+    return STATUS_IS_OK;
+}
+
+/* ---- one request ----------------------------------------------------------------------------- */
+
+/* Everything but the prompt. */
+static status read_request(const reading *in, engine_request *r, error *err)
+{
+    engine_request_init(r, &in->s->o.model.defaults);
+    r->prompt_logprobs = -1;
+    if (!in->call->chat) r->max_tokens = COMPLETION_MAX_TOKENS;
+    RETURN_IF_ERROR(engine_request_parse(in->body, "request", in->also, r, err));
+    return settle_scoring(in, r, err);
+}
+
+static bool make_requests(openai_call *c, size_t n)
+{
+    c->requests = calloc(n, sizeof *c->requests);
+    return c->requests != NULL;
+}
+
+static status out_of_memory(error *err)
+{
+    return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+static status set_text(const json_t *text, engine_request *r, error *err)
+{
+    r->prompt_bytes = json_string_length(text);
+    r->prompt = malloc(r->prompt_bytes + 1);
+    if (!r->prompt) return out_of_memory(err);
+    memcpy(r->prompt, json_string_value(text), r->prompt_bytes + 1);
+    return STATUS_IS_OK;
+}
+
+static status set_ids(const json_t *list, engine_request *r, error *err)
+{
+    size_t n = json_array_size(list);
+    if (n == 0 || n > INT32_MAX) return bad(err, "prompt: has no tokens");
+    r->prompt_token_ids = malloc(n * sizeof *r->prompt_token_ids);
+    if (!r->prompt_token_ids) return out_of_memory(err);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, i);
+        json_int_t id = json_integer_value(v);
+        if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
+            return error_set(err, STATUS_INVALID, "request: prompt: item %zu must be a token id",
+                             i);
+        r->prompt_token_ids[i] = (uint32_t)id;
+    }
+    r->n_prompt_token_ids = (uint32_t)n;
+    return STATUS_IS_OK;
+}
+
+static status set_prompt(const json_t *prompt, engine_request *r, error *err)
+{
+    if (json_is_string(prompt)) return set_text(prompt, r, err);
+    if (json_is_array(prompt)) return set_ids(prompt, r, err);
+    return bad(err,
+               "prompt: must be a string, a list of strings, a list of token ids, or a list of "
+               "such lists");
+}
+
+/* How many prompts there are: a list of token ids is one. */
+static status count_prompts(const reading *in, const json_t *prompt, size_t *n, error *err)
+{
+    const json_t *first = json_array_get(prompt, 0);
+    *n = json_is_array(prompt) && !json_is_integer(first) ? json_array_size(prompt) : 1;
+    size_t most = in->s->o.model.max_requests;
+    if (most == 0 || most > OPENAI_PROMPTS_MAX) most = OPENAI_PROMPTS_MAX;
+    if (!prompt) return bad(err, "prompt: must be given");
+    if (*n == 0) return bad(err, "prompt: the list is empty");
+    if (*n > most)
+        return error_set(err, STATUS_LIMIT, "request: prompt: a list has at most %zu prompts",
+                         most);
+    return STATUS_IS_OK;
+}
+
+/* Each prompt's request carries all other fields: how much that is, is the client's choice. */
+static status check_amount(const engine_request *first, size_t n, error *err)
+{
+    size_t shared = first->n_bias * (sizeof *first->bias_ids + sizeof *first->bias) +
+                    first->n_stop_token_ids * sizeof *first->stop_token_ids +
+                    (first->cache_salt ? strlen(first->cache_salt) : 0);
+    if (n > 1 && shared > SHARED_BYTES_MAX / n)
+        return error_set(err, STATUS_LIMIT,
+                         "request: prompt: too many prompts for so long a logit_bias, "
+                         "stop_token_ids or cache_salt");
+    if (first->n > OPENAI_CHOICES_MAX / n)
+        return error_set(err, STATUS_LIMIT, "request: n: more than %d choices over all prompts",
+                         OPENAI_CHOICES_MAX);
+    return STATUS_IS_OK;
+}
+
+static status read_prompts(const reading *in, error *err)
+{
+    openai_call *c = in->call;
+    const json_t *prompt = member(in, "prompt");
+    size_t n;
+    RETURN_IF_ERROR(count_prompts(in, prompt, &n, err));
+    if (!make_requests(c, n)) return out_of_memory(err);
+    bool list = json_is_array(prompt) && !json_is_integer(json_array_get(prompt, 0));
+    for (size_t i = 0; i < n; i++) {
+        engine_request *r = &c->requests[c->n_requests++];
+        RETURN_IF_ERROR(read_request(in, r, err));
+        if (i == 0) RETURN_IF_ERROR(check_amount(r, n, err));
+        RETURN_IF_ERROR(set_prompt(list ? json_array_get(prompt, i) : prompt, r, err));
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- the two endpoints ----------------------------------------------------------------------- */
+
+static status read_completion(const reading *in, error *err)
+{
+    RETURN_IF_ERROR(openai_read_bool(in->body, "echo", &in->call->echo, err));
+    return read_prompts(in, err);
+}
+
+/* Tools are for the template to show. What the model then writes is given as text: nothing here
+ * takes calls out of it, so nothing can be forced either; "none" hides the tools. */
+static status read_tools(const reading *in, engine_request *r, error *err)
+{
+    const json_t *tools = member(in, "tools"), *choice = member(in, "tool_choice");
+    const char *word = choice ? json_string_value(choice) : "auto";
+    if (!word || (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "request: tool_choice: of its values only [\"auto\",\"none\"] is "
+                         "supported");
+    if (tools && !json_is_array(tools)) return bad(err, "tools: must be a list of tools");
+    if (json_array_size(tools) > 0 && strcmp(word, "auto") == 0)
+        r->tools = json_incref((json_t *)tools);
+    return STATUS_IS_OK;
+}
+
+static status read_chat(const reading *in, error *err)
+{
+    openai_call *c = in->call;
+    const json_t *most = member(in, "max_tokens"), *same = member(in, "max_completion_tokens");
+    if (!member(in, "messages")) return bad(err, "messages: must be given");
+    if (most && same && !json_equal((json_t *)most, (json_t *)same))
+        return bad(err, "max_completion_tokens: differs from max_tokens, its older name");
+    if (!make_requests(c, 1)) return out_of_memory(err);
+    c->n_requests = 1;
+    RETURN_IF_ERROR(read_request(in, c->requests, err));
+    RETURN_IF_ERROR(check_amount(c->requests, 1, err));
+    return read_tools(in, c->requests, err);
+}
+
+static status read_call(reading *in, const char *body, size_t n, error *err)
+{
+    openai_call *c = in->call;
+    RETURN_IF_ERROR(
+        openai_read_body(body, n, c->chat ? FOR_CHAT : FOR_COMPLETION, &in->body, in->also, err));
+    RETURN_IF_ERROR(openai_read_model(in->s, in->body, &c->model, err));
+    RETURN_IF_ERROR(read_stream(in, err));
+    RETURN_IF_ERROR(read_logprobs(in, err));
+    RETURN_IF_ERROR(openai_read_bool(in->body, "return_token_ids", &c->return_token_ids, err));
+    RETURN_IF_ERROR(c->chat ? read_chat(in, err) : read_completion(in, err));
+    c->n_choices = c->requests[0].n;
+    return STATUS_IS_OK;
+}
+
+static bool parse(service *s, bool chat, const char *body, size_t n, openai_call *out,
+                  openai_error *failure)
+{
+    error err = {{0}};
+    *out = (openai_call){.chat = chat, .prompt_logprobs = -1};
+    reading in = {.s = s, .call = out};
+    status st = read_call(&in, body, n, &err);
+    json_decref(in.body);
+    if (status_ok(st)) return true;
+    openai_call_destroy(out);
+    openai_body_error(s, st, &err, failure);
+    return false;
+}
+
+bool openai_parse_completion(service *s, const char *body, size_t n, openai_call *out,
+                             openai_error *err)
+{
+    return parse(s, false, body, n, out, err);
+}
+
+bool openai_parse_chat(service *s, const char *body, size_t n, openai_call *out, openai_error *err)
+{
+    return parse(s, true, body, n, out, err);
+}
+
+void openai_call_destroy(openai_call *c)
+{
+    for (uint32_t i = 0; i < c->n_requests; i++) engine_request_destroy(&c->requests[i]);
+    free(c->requests);
+    free(c->model);
+    *c = (openai_call){0};
+}
