@@ -1,8 +1,8 @@
-/* HTTP/1.1 by libmicrohttpd (private to rpc/): listening, limits, keys, routes, and the pumping of a
- * generation's outputs to a client that may be slow or gone.
+/* HTTP/1.1 by libmicrohttpd (private to rpc/): listening, limits, keys, routes, and the pumping of
+ * a generation's outputs to a client that may be slow or gone.
  *
- * Threads  libmicrohttpd's (a pool of two) run handlers; one of our own watches the sockets of running
- *          requests for clients that go away.
+ * Threads  libmicrohttpd's (a pool of two) run handlers; one of our own watches the sockets of
+ *          running requests for clients that go away.
  */
 #ifndef RPC_HTTP_HTTP_H
 #define RPC_HTTP_HTTP_H
@@ -32,10 +32,10 @@ typedef struct http_exchange {
 } http_exchange;
 
 /* Exactly one of these ends a handler. */
-void http_reply(http_exchange *x, unsigned status, const char *content_type, const strbuf *body);
+void http_reply(http_exchange *x, unsigned code, const char *content_type, const strbuf *body);
 void http_reply_error(http_exchange *x, const openai_error *e);
-/* Starts the requests of *call (taken over) and answers with their outputs: a refusal before the first
- * output becomes a plain error. */
+/* Starts the requests of *call (taken over) and answers with their outputs: a refusal before the
+ * first output becomes a plain error. */
 void http_generate(http_exchange *x, openai_call *call);
 
 typedef struct http_route {

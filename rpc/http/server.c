@@ -1,1 +1,138 @@
-#include "rpc/http/http.h"
+/* The daemon: libmicrohttpd with our socket, our limits and our callbacks. */
+#include "rpc/http/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    SURPLUS_CONNECTIONS = 64,  // beyond max_connections, answered by 503; more are closed
+    END_PATIENCE_US = 1000000, // for what was aborted to tell its client
+};
+
+/* ---- connections ----------------------------------------------------------------------------- */
+
+static enum MHD_Result accept_connection(void *cls, const struct sockaddr *address, socklen_t n)
+{
+    http_server *h = cls;
+    (void)address;
+    (void)n;
+    uint32_t most = h->service->o.max_connections + SURPLUS_CONNECTIONS;
+    return atomic_load(&h->n_connections) < most ? MHD_YES : MHD_NO;
+}
+
+static void connection_opened(http_server *h, struct MHD_Connection *mhd, void **state)
+{
+    uint32_t n = atomic_fetch_add(&h->n_connections, 1) + 1;
+    const union MHD_ConnectionInfo *fd =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    http_connection *c = watch_opened(&h->watch, fd->connect_fd);
+    *state = c;
+    if (!c) return; // its requests will find no memory
+    c->surplus = n > h->service->o.max_connections;
+    if (!h->tls.client_ca) return;
+    const union MHD_ConnectionInfo *session =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    tls_require_client(c, session->tls_session);
+}
+
+static void connection_changed(void *cls, struct MHD_Connection *mhd, void **state,
+                               enum MHD_ConnectionNotificationCode what)
+{
+    http_server *h = cls;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        connection_opened(h, mhd, state);
+        return;
+    }
+    atomic_fetch_sub(&h->n_connections, 1);
+    if (*state) watch_closed(&h->watch, *state);
+}
+
+/* Paths are unescaped by exchange.c, after it has seen them as they came. */
+static size_t leave_escapes(void *cls, struct MHD_Connection *mhd, char *s)
+{
+    (void)cls;
+    (void)mhd;
+    return strlen(s);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+/* Its own timeout is a net below ours: for answers that are sent whole and not read. */
+static unsigned timeout_s(const rpc_options *o)
+{
+    int64_t us = o->stall_timeout_us > o->keepalive_timeout_us ? o->stall_timeout_us
+                                                               : o->keepalive_timeout_us;
+    return (unsigned)(us / 1000000 + 1);
+}
+
+static status start_daemon(http_server *h, error *err)
+{
+    const rpc_options *o = &h->service->o;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    /* Enough for either thread to hold all. */
+    unsigned limit = HTTP_THREADS * (o->max_connections + SURPLUS_CONNECTIONS + 1);
+    struct MHD_OptionItem tls[5] = {{0}};
+    unsigned n = 0;
+    if (h->tls.cert) {
+        flags |= MHD_USE_TLS;
+        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, h->tls.cert};
+        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, h->tls.key};
+        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_PRIORITIES, 0,
+                                           (char[]){"NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"}};
+        if (h->tls.client_ca)
+            tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0, h->tls.client_ca};
+    }
+    tls[n] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
+    h->daemon = MHD_start_daemon(
+        flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET,
+        h->listen_fd, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS,
+        MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)HTTP_CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, timeout_s(o),
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, leave_escapes, NULL,
+        MHD_OPTION_URI_LOG_CALLBACK, exchange_begin, h, MHD_OPTION_NOTIFY_COMPLETED,
+        exchange_completed, h, MHD_OPTION_NOTIFY_CONNECTION, connection_changed, h,
+        MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+    return h->daemon ? STATUS_IS_OK : error_set(err, STATUS_IO, "http: cannot start");
+}
+
+static status start(http_server *h, error *err)
+{
+    const rpc_options *o = &h->service->o;
+    RETURN_IF_ERROR(watch_create(&h->watch, o->keepalive_timeout_us, o->stall_timeout_us, err));
+    RETURN_IF_ERROR(tls_load(o, &h->tls, err));
+    RETURN_IF_ERROR(http_listen(o->http_address, &h->listen_fd, &h->port, err));
+    return start_daemon(h, err);
+}
+
+status http_server_create(service *s, http_server **out, error *err)
+{
+    http_server *h = calloc(1, sizeof *h);
+    if (!h) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");
+    h->service = s;
+    h->listen_fd = -1;
+    status st = start(h, err);
+    if (!status_ok(st)) {
+        http_server_destroy(h);
+        return st;
+    }
+    *out = h;
+    return STATUS_IS_OK;
+}
+
+uint16_t http_server_port(const http_server *h) { return h->port; }
+void http_server_drain(http_server *h) { atomic_store(&h->draining, true); }
+
+void http_server_destroy(http_server *h)
+{
+    if (!h) return;
+    if (h->daemon) {
+        MHD_quiesce_daemon(h->daemon); // the listening socket is ours again
+        watch_end_all(&h->watch, END_PATIENCE_US);
+        MHD_stop_daemon(h->daemon);
+    }
+    watch_destroy(&h->watch);
+    if (h->listen_fd >= 0) close(h->listen_fd);
+    tls_destroy(&h->tls);
+    free(h);
+}

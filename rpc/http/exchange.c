@@ -1,0 +1,328 @@
+/* One request: its head is judged at the first call, its body gathered, its route's handler run at
+ * the last. A refusal waits for the body to be read, so that the connection can live on and the
+ * client gets to read it; only what cannot be framed, or is too large, is answered at once and
+ * closed. */
+#include "rpc/http/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum { PROGRESS_BYTES = 64 * 1024 };
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
+{
+    http_server *h = cls;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    http_connection *c = info ? info->socket_context : NULL;
+    exchange *e = c ? calloc(1, sizeof *e) : NULL;
+    if (!e) return NULL;
+    e->server = h;
+    e->connection = c;
+    e->mhd = mhd;
+    e->target = uri;
+    e->target_bytes = uri ? strlen(uri) : 0;
+    e->x = (http_exchange){.service = h->service, .path = "", .rest = "", .id = e->id, .body = ""};
+    wake_init(&e->wake, mhd);
+    watch_began(&h->watch, c, &e->wake);
+    return e;
+}
+
+void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
+                        enum MHD_RequestTerminationCode why)
+{
+    http_server *h = cls;
+    exchange *e = *state;
+    (void)mhd;
+    (void)why;
+    if (!e) return;
+    *state = NULL;
+    pump_destroy(e); // from here on nobody notifies the wake
+    watch_ended(&h->watch, e->connection);
+    wake_destroy(&e->wake);
+    strbuf_destroy(&e->body);
+    strbuf_destroy(&e->out);
+    free(e);
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static void refuse(exchange *e, unsigned code, const char *type, const char *message)
+{
+    e->refusal = (openai_error){.status = code, .type = type};
+    snprintf(e->refusal.message, sizeof e->refusal.message, "%s", message);
+}
+
+static const char *type_of(unsigned code)
+{
+    if (code == 401) return "AuthenticationError";
+    if (code == 404) return "NotFoundError";
+    return code >= 500 ? "ServiceUnavailableError" : "BadRequestError";
+}
+
+static void refuse_plain(exchange *e, unsigned code, const char *message)
+{
+    refuse(e, code, type_of(code), message);
+}
+
+/* ---- the head -------------------------------------------------------------------------------- */
+
+static enum MHD_Result add_field(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                 size_t name_bytes, const char *value, size_t value_bytes)
+{
+    http_head *h = ctx;
+    (void)kind;
+    if (!value) value = "";
+    if (h->n_fields < HTTP_FIELDS_MAX)
+        h->fields[h->n_fields] = (http_field){name, value, name_bytes, value_bytes};
+    h->n_fields++;
+    return MHD_YES;
+}
+
+static void gather_head(exchange *e, const char *method, const char *version, http_head *out)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(e->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    out->method = method;
+    out->target = e->target;
+    out->target_bytes = e->target_bytes;
+    out->version = version;
+    out->n_fields = 0;
+    out->bytes = info ? info->header_size : 0;
+    MHD_get_connection_values_n(e->mhd, MHD_HEADER_KIND, add_field, out);
+}
+
+/* The client's, when it can be echoed; else one is made. */
+static void choose_id(exchange *e, const http_head *head)
+{
+    const http_field *f = head_find(head, "x-request-id");
+    bool usable = f && f->value_bytes > 0 && f->value_bytes <= HTTP_ID_BYTES_MAX;
+    for (size_t i = 0; usable && i < f->value_bytes; i++)
+        usable = f->value[i] > 0x20 && f->value[i] < 0x7f;
+    if (usable) memcpy(e->id, f->value, f->value_bytes);
+    else {
+        service *s = e->server->service;
+        uint64_t n = atomic_fetch_add(&s->next_id, 1) + 1;
+        snprintf(e->id, sizeof e->id, "%016llx",
+                 (unsigned long long)hash_mix64(s->id_salt ^ hash_mix64(n)));
+    }
+}
+
+static bool path_matches(const http_route *r, const char *path)
+{
+    size_t n = strlen(r->path);
+    if (r->path[n - 1] != '/') return strcmp(path, r->path) == 0;
+    return strncmp(path, r->path, n) == 0 && path[n] != 0;
+}
+
+static void add_method(char *list, size_t size, const char *method)
+{
+    size_t n = strlen(list);
+    snprintf(list + n, size - n, "%s%s%s", n ? ", " : "", method,
+             strcmp(method, "GET") == 0 ? ", HEAD" : "");
+}
+
+static void choose_route(exchange *e, const char *path, const char *method)
+{
+    size_t n;
+    const http_route *routes = http_routes(&n);
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    for (size_t i = 0; i < n; i++) {
+        if (!path_matches(&routes[i], path)) continue;
+        if (strcmp(routes[i].method, method) == 0) {
+            e->route = &routes[i];
+            return;
+        }
+        add_method(e->allow, sizeof e->allow, routes[i].method);
+    }
+    if (*e->allow) refuse(e, 405, "BadRequestError", "this path does not know this method");
+    else refuse_plain(e, 404, "there is no such path");
+}
+
+static bool is_form(const http_head *head)
+{
+    static const char *const forms[] = {"application/x-www-form-urlencoded", "multipart/"};
+    const http_field *f = head_find(head, "content-type");
+    for (size_t i = 0; f && i < sizeof forms / sizeof forms[0]; i++)
+        if (strncasecmp(f->value, forms[i], strlen(forms[i])) == 0) return true;
+    return false;
+}
+
+/* The first thing that speaks against running it. */
+static void judge(exchange *e, const http_head *head, const http_framing *framing, const char *url)
+{
+    service *s = e->server->service;
+    if (!head_unescape(url, strlen(url), e->path, sizeof e->path)) {
+        refuse_plain(e, 404, "there is no such path");
+        return;
+    }
+    choose_route(e, e->path, head->method);
+    if (e->refusal.status) return;
+    e->x.path = e->route->path;
+    size_t n = strlen(e->route->path);
+    if (e->route->path[n - 1] == '/') e->x.rest = e->path + n;
+    const http_field *key = head_find(head, "authorization");
+    if (e->route->needs_key && !service_key_ok(s, key ? key->value : NULL))
+        refuse_plain(e, 401, "the API key is missing or wrong");
+    else if (e->route->has_body && is_form(head))
+        refuse_plain(e, 415, "content-type: must be application/json");
+    else if (e->route->has_body && !framing->chunked && framing->length == 0)
+        refuse_plain(e, 400, "the request has no body");
+}
+
+/* What can be answered at once only: the rest of the connection cannot be trusted, or is too much.
+ */
+static http_verdict check_head(exchange *e, const http_head *head, http_framing *framing)
+{
+    size_t most = e->server->service->o.max_body_bytes;
+    http_verdict v = head_check(head, framing);
+    if (v.status) return v;
+    if (!head_is_plain(head)) return (http_verdict){400, "a header field is malformed"};
+    if (framing->length > most) return (http_verdict){413, "the request's body is too large"};
+    return v;
+}
+
+static void begin(exchange *e, const char *method, const char *url, const char *version)
+{
+    http_head head;
+    http_framing framing;
+    gather_head(e, method, version, &head);
+    choose_id(e, &head);
+    http_verdict v = check_head(e, &head, &framing);
+    if (v.status) refuse_plain(e, v.status, v.message);
+    else if (e->connection->surplus) {
+        refuse_plain(e, 503, "too many connections");
+        e->refusal.retry_after_s = service_retry_after_s(e->server->service);
+    }
+    if (e->refusal.status) {
+        e->close = true;
+        http_reply_error(&e->x, &e->refusal);
+        return;
+    }
+    judge(e, &head, &framing, url);
+    /* Chunked framing has its own ways to hide a request: none follows. */
+    e->close = framing.chunked || atomic_load(&e->server->draining);
+    e->stage = STAGE_BODY;
+    if (e->refusal.status && framing.expects_continue) http_reply_error(&e->x, &e->refusal);
+    else if (!e->refusal.status && framing.length) strbuf_reserve(&e->body, framing.length);
+}
+
+/* ---- the body -------------------------------------------------------------------------------- */
+
+/* False when enough has been read that nobody wants. */
+static bool take_body(exchange *e, const char *data, size_t n)
+{
+    size_t most = e->server->service->o.max_body_bytes;
+    e->body_received += n;
+    if (e->body_received > 2 * most) return false;
+    if (e->body_received > most) {
+        refuse_plain(e, 413, "the request's body is too large");
+        e->close = true;
+        strbuf_destroy(&e->body);
+        e->body = (strbuf){0};
+    }
+    if (!e->refusal.status && e->route->has_body) strbuf_append(&e->body, data, n);
+    if (e->body_received - e->body_told >= PROGRESS_BYTES) {
+        e->body_told = e->body_received;
+        watch_progress(&e->server->watch, e->connection);
+    }
+    return true;
+}
+
+static void complete(exchange *e)
+{
+    watch_complete(&e->server->watch, e->connection, false);
+    if (!e->refusal.status && e->body.failed) refuse_plain(e, 503, "out of memory");
+    if (!e->refusal.status && e->route->has_body && e->body.size == 0)
+        refuse_plain(e, 400, "the request has no body");
+    if (e->refusal.status) {
+        http_reply_error(&e->x, &e->refusal);
+        return;
+    }
+    if (e->body.data) e->x.body = e->body.data;
+    e->x.body_bytes = e->body.size;
+    e->route->handle(&e->x);
+}
+
+enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const char *url,
+                                const char *method, const char *version, const char *data,
+                                size_t *data_bytes, void **state)
+{
+    exchange *e = *state;
+    (void)cls;
+    (void)mhd;
+    if (!e) return MHD_NO; // out of memory
+    if (e->stage == STAGE_HEAD) begin(e, method, url, version);
+    else if (e->stage == STAGE_BODY && *data_bytes > 0) {
+        e->failed = !take_body(e, data, *data_bytes);
+        *data_bytes = 0;
+    } else if (e->stage == STAGE_BODY) complete(e);
+    else if (e->stage == STAGE_WAITING) pump_resumed(e);
+    return e->failed ? MHD_NO : MHD_YES;
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static bool add(struct MHD_Response *r, const char *name, const char *value)
+{
+    return MHD_add_response_header(r, name, value) == MHD_YES;
+}
+
+void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
+{
+    e->stage = STAGE_ANSWERED;
+    bool ok = response && (!*e->id || add(response, "X-Request-Id", e->id));
+    if (e->close || atomic_load(&e->server->draining))
+        ok = ok && add(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    ok = ok && MHD_queue_response(e->mhd, code, response) == MHD_YES;
+    if (response) MHD_destroy_response(response);
+    e->failed = !ok;
+}
+
+/* e->out outlives the response's use of it. */
+static struct MHD_Response *response_of_out(exchange *e, const char *content_type)
+{
+    if (e->out.failed) return NULL;
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(e->out.size, e->out.data, MHD_RESPMEM_PERSISTENT);
+    if (r && !add(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type)) {
+        MHD_destroy_response(r);
+        r = NULL;
+    }
+    return r;
+}
+
+void exchange_send_out(exchange *e, unsigned code, const char *content_type)
+{
+    exchange_send(e, code, response_of_out(e, content_type));
+}
+
+void http_reply(http_exchange *x, unsigned code, const char *content_type, const strbuf *body)
+{
+    exchange *e = (exchange *)x;
+    strbuf_clear(&e->out);
+    strbuf_append(&e->out, body->data ? body->data : "", body->size);
+    e->out.failed |= body->failed;
+    exchange_send_out(e, code, content_type);
+}
+
+void http_reply_error(http_exchange *x, const openai_error *why)
+{
+    exchange *e = (exchange *)x;
+    char seconds[16];
+    strbuf_clear(&e->out);
+    openai_error_json(why, &e->out);
+    struct MHD_Response *r = response_of_out(e, "application/json");
+    bool ok = r != NULL;
+    if (why->retry_after_s) {
+        snprintf(seconds, sizeof seconds, "%u", why->retry_after_s);
+        ok = ok && add(r, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
+    }
+    if (why->status == 401) ok = ok && add(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (why->status == 405) ok = ok && add(r, MHD_HTTP_HEADER_ALLOW, e->allow);
+    if (!ok && r) MHD_destroy_response(r);
+    exchange_send(e, why->status, ok ? r : NULL);
+}

@@ -1,0 +1,161 @@
+/* A generation's outputs on their way to a client.
+ *
+ * The engine notifies (on its own thread) through the exchange's wake; libmicrohttpd's thread
+ * reads. Nothing is said before the first output is there, so that an error before it becomes a
+ * plain one. A client that does not read stops the reader, which fills the stream's ring, which
+ * pauses its sequence and nobody else's; watch.c ends it when that lasts.
+ */
+#include "rpc/http/internal.h"
+
+#include <string.h>
+
+enum {
+    FRAMES_BYTES = 16 * 1024, // enough to write at once
+    BLOCK_BYTES = 32 * 1024,
+};
+
+/* ---- outputs --------------------------------------------------------------------------------- */
+
+/* Nothing more will be taken: every choice has ended, or one has failed. */
+static bool is_over(const exchange *e)
+{
+    return generation_ended(e->generation) || openai_answer_error(e->answer);
+}
+
+static bool take_one(exchange *e)
+{
+    generation_output o;
+    if (is_over(e) || !generation_read(e->generation, &o)) return false;
+    openai_answer_take(e->answer, e->generation, &o, &e->out);
+    if (openai_answer_error(e->answer)) generation_abort(e->generation);
+    return true;
+}
+
+static void finish_if_over(exchange *e)
+{
+    if (!is_over(e)) return;
+    openai_answer_finish(e->answer, &e->out);
+    e->ended = true;
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+static ssize_t hand_out(exchange *e, char *buffer, size_t size)
+{
+    size_t n = e->out.size - e->out_sent;
+    if (n > size) n = size;
+    memcpy(buffer, e->out.data + e->out_sent, n);
+    e->out_sent += n;
+    return (ssize_t)n;
+}
+
+/* libmicrohttpd wants more to send. 0 = asleep until there is. */
+static ssize_t read_stream(void *ctx, uint64_t position, char *buffer, size_t size)
+{
+    exchange *e = ctx;
+    (void)position;
+    for (;;) {
+        http_news news = wake_begin(&e->wake);
+        if (news == NEWS_CUT || e->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (news == NEWS_ABORT) generation_abort(e->generation);
+        if (e->out_sent < e->out.size) return hand_out(e, buffer, size);
+        if (e->ended) return MHD_CONTENT_READER_END_OF_STREAM;
+        strbuf_clear(&e->out);
+        e->out_sent = 0;
+        while (e->out.size < FRAMES_BYTES && take_one(e)) continue;
+        finish_if_over(e);
+        if (e->out.size == 0 && !e->ended && wake_sleep(&e->wake)) return 0;
+    }
+}
+
+static void start_stream(exchange *e)
+{
+    static const char *const headers[][2] = {
+        {"Content-Type", "text/event-stream; charset=utf-8"},
+        {"Cache-Control", "no-cache"},
+        {"X-Accel-Buffering", "no"},
+    };
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, e, NULL);
+    for (size_t i = 0; r && i < sizeof headers / sizeof headers[0]; i++)
+        if (MHD_add_response_header(r, headers[i][0], headers[i][1]) != MHD_YES)
+            e->out.failed = true;
+    pthread_mutex_lock(&e->wake.lock);
+    e->wake.sending = true;
+    pthread_mutex_unlock(&e->wake.lock);
+    exchange_send(e, 200, r);
+}
+
+/* ---- before the first byte ------------------------------------------------------------------- */
+
+/* True when the answer has been begun. A stream waits for its first frame, a whole answer for the
+ * last. */
+static bool answered(exchange *e)
+{
+    bool streams = openai_answer_streams(e->answer);
+    while ((!streams || e->out.size == 0) && take_one(e)) continue;
+    const openai_error *why = openai_answer_error(e->answer);
+    if (why) {
+        http_reply_error(&e->x, why);
+        return true;
+    }
+    finish_if_over(e);
+    if (streams && e->out.size) start_stream(e);
+    else if (!streams && e->ended) exchange_send_out(e, 200, "application/json");
+    else return false;
+    return true;
+}
+
+void pump_resumed(exchange *e)
+{
+    do {
+        http_news news = wake_begin(&e->wake);
+        if (news == NEWS_CUT) {
+            e->failed = true;
+            return;
+        }
+        if (news == NEWS_ABORT) generation_abort(e->generation);
+        if (answered(e)) return;
+    } while (!wake_sleep(&e->wake));
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+/* The client's id names the generation, unless another that still runs has it. */
+static status start(exchange *e, const openai_call *call, error *err)
+{
+    service *s = e->server->service;
+    generation_options o = {
+        .id = e->id, .surface = "http", .notify = wake_notify, .notify_ctx = &e->wake};
+    status st = generation_start(s, call->requests, call->n_requests, &o, &e->generation, err);
+    if (st.code != STATUS_INVALID || strncmp(err->text, "request_id:", 11) != 0) return st;
+    o.id = NULL;
+    return generation_start(s, call->requests, call->n_requests, &o, &e->generation, err);
+}
+
+void http_generate(http_exchange *x, openai_call *call)
+{
+    exchange *e = (exchange *)x;
+    error err = {{0}};
+    openai_error why;
+    status st = start(e, call, &err);
+    if (status_ok(st)) {
+        e->answer = openai_answer_create(x->service, call, generation_id(e->generation));
+        if (!e->answer) st = error_set(&err, STATUS_NO_MEMORY, "out of memory");
+    } else openai_call_destroy(call);
+    if (!status_ok(st)) {
+        openai_error_from(x->service, st, &err, &why);
+        http_reply_error(x, &why);
+        return;
+    }
+    e->stage = STAGE_WAITING;
+    strbuf_clear(&e->out);
+    watch_complete(&e->server->watch, e->connection, true);
+    pump_resumed(e);
+}
+
+void pump_destroy(exchange *e)
+{
+    generation_release(e->generation);
+    openai_answer_destroy(e->answer);
+}

@@ -1,0 +1,106 @@
+/* The table of routes, and the handlers. */
+#include "rpc/http/http.h"
+
+static const char JSON[] = "application/json";
+
+/* ---- generation ------------------------------------------------------------------------------ */
+
+typedef bool (*parse_call)(service *s, const char *body, size_t n, openai_call *out,
+                           openai_error *err);
+
+static void generate(http_exchange *x, parse_call parse)
+{
+    openai_call call;
+    openai_error err;
+    if (parse(x->service, x->body, x->body_bytes, &call, &err)) http_generate(x, &call);
+    else http_reply_error(x, &err);
+}
+
+static void completions(http_exchange *x) { generate(x, openai_parse_completion); }
+static void chat_completions(http_exchange *x) { generate(x, openai_parse_chat); }
+
+/* ---- answers at once ------------------------------------------------------------------------- */
+
+static void reply(http_exchange *x, bool ok, strbuf *body, const openai_error *err)
+{
+    if (ok) http_reply(x, 200, JSON, body);
+    else http_reply_error(x, err);
+    strbuf_destroy(body);
+}
+
+static void tokenize(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error err;
+    bool ok = openai_tokenize(x->service, x->body, x->body_bytes, &body, &err);
+    reply(x, ok, &body, &err);
+}
+
+static void detokenize(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error err;
+    bool ok = openai_detokenize(x->service, x->body, x->body_bytes, &body, &err);
+    reply(x, ok, &body, &err);
+}
+
+static void models(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_models(x->service, &body);
+    reply(x, true, &body, NULL);
+}
+
+static void model(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error err;
+    bool ok = openai_model(x->service, x->rest, &body, &err);
+    reply(x, ok, &body, &err);
+}
+
+static void version(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_version(x->service, &body);
+    reply(x, true, &body, NULL);
+}
+
+/* 200 while it takes new requests. A process that answers is alive, whatever it says. */
+static void health(http_exchange *x)
+{
+    strbuf body = {0};
+    strbuf_printf(&body, "{\"status\":\"%s\"}", service_state(x->service));
+    http_reply(x, service_is_serving(x->service) ? 200 : 503, JSON, &body);
+    strbuf_destroy(&body);
+}
+
+static void metrics(http_exchange *x)
+{
+    strbuf body = {0};
+    metrics_text(x->service, &body);
+    http_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
+    strbuf_destroy(&body);
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static const http_route routes[] = {
+    /* method, path, needs_key, has_body, handler */
+    {"POST", "/v1/completions", true, true, completions},
+    {"POST", "/v1/chat/completions", true, true, chat_completions},
+    {"GET", "/v1/models", true, false, models},
+    {"GET", "/v1/models/", true, false, model},
+    {"POST", "/tokenize", true, true, tokenize},
+    {"POST", "/detokenize", true, true, detokenize},
+    {"GET", "/health", false, false, health},
+    {"GET", "/ready", false, false, health},
+    {"GET", "/version", false, false, version},
+    {"GET", "/metrics", false, false, metrics},
+};
+
+const http_route *http_routes(size_t *n)
+{
+    *n = sizeof routes / sizeof routes[0];
+    return routes;
+}

@@ -1,0 +1,293 @@
+/* The thread that looks after connections that libmicrohttpd does not look at.
+ *
+ * A suspended connection is out of libmicrohttpd's sight: its client may leave, and nobody notices
+ * before there is something to write. And its timeout starts anew with every byte, so that a
+ * request may trickle in for ever. Here every connection has a deadline for its next whole request;
+ * the socket of one that runs is polled for the client's leaving; a stream that is not read has a
+ * time limit.
+ *
+ * A client that closes only its sending side counts as gone: there is no telling it from one that
+ * left.
+ *
+ * Whoever is cut is shut down here and closed by libmicrohttpd. Lock order: this lock, a wake's
+ * lock, libmicrohttpd's own.
+ */
+#include "rpc/http/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TICK_MS = 100, EVENTS_MAX = 64 };
+
+/* ---- wakes ----------------------------------------------------------------------------------- */
+
+void wake_init(http_wake *w, struct MHD_Connection *mhd)
+{
+    *w = (http_wake){.mhd = mhd, .last_us = clock_now_us()};
+    pthread_mutex_init(&w->lock, NULL);
+}
+
+void wake_destroy(http_wake *w) { pthread_mutex_destroy(&w->lock); }
+
+/* Called with the lock held. */
+static void resume(http_wake *w)
+{
+    w->pending = true;
+    if (!w->suspended) return;
+    w->suspended = false;
+    w->last_us = clock_now_us();
+    MHD_resume_connection(w->mhd);
+}
+
+void wake_notify(void *wake)
+{
+    http_wake *w = wake;
+    pthread_mutex_lock(&w->lock);
+    resume(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void wake_abort(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->abort = true;
+    resume(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void wake_cut(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->cut = true;
+    resume(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+http_news wake_begin(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->pending = false;
+    w->last_us = clock_now_us();
+    http_news news = w->cut ? NEWS_CUT : w->abort ? NEWS_ABORT : NEWS_NONE;
+    w->abort = false;
+    pthread_mutex_unlock(&w->lock);
+    return news;
+}
+
+bool wake_sleep(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    bool sleeps = !w->pending && !w->cut;
+    if (sleeps) {
+        w->suspended = true;
+        MHD_suspend_connection(w->mhd);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return sleeps;
+}
+
+static bool wake_is_stalled(http_wake *w, int64_t since_us)
+{
+    pthread_mutex_lock(&w->lock);
+    bool stalled = w->sending && !w->suspended && w->last_us < since_us;
+    pthread_mutex_unlock(&w->lock);
+    return stalled;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Called with the lock held, as are those below. */
+static void cut(http_connection *c)
+{
+    if (c->wake) wake_cut(c->wake);
+    shutdown(c->fd, SHUT_RDWR);
+    c->deadline_us = 0;
+}
+
+static void unpoll(http_watch *w, http_connection *c)
+{
+    if (c->polled) epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+    c->polled = false;
+}
+
+static void cut_late_ones(http_watch *w)
+{
+    int64_t now_us = clock_now_us();
+    for (http_connection *c = w->first; c; c = c->next) {
+        bool late = c->deadline_us && now_us > c->deadline_us;
+        if (late || (c->wake && wake_is_stalled(c->wake, now_us - w->stall_us))) cut(c);
+    }
+}
+
+static void free_dead(http_watch *w)
+{
+    while (w->dead) {
+        http_connection *c = w->dead;
+        w->dead = c->next;
+        free(c);
+    }
+}
+
+static void take_events(http_watch *w, const struct epoll_event *events, int n)
+{
+    for (int i = 0; i < n; i++) {
+        http_connection *c = events[i].data.ptr;
+        uint64_t count;
+        if (!c) (void)!read(w->wake_fd, &count, sizeof count);
+        else if (c->polled) cut(c);
+    }
+}
+
+static void *watch_run(void *ctx)
+{
+    http_watch *w = ctx;
+    struct epoll_event events[EVENTS_MAX];
+    pthread_mutex_lock(&w->lock);
+    while (!w->stop) {
+        free_dead(w);
+        int wait_ms = w->first ? TICK_MS : -1;
+        pthread_mutex_unlock(&w->lock);
+        int n = epoll_wait(w->epoll_fd, events, EVENTS_MAX, wait_ms);
+        pthread_mutex_lock(&w->lock);
+        take_events(w, events, n);
+        cut_late_ones(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static void wake_thread(http_watch *w)
+{
+    uint64_t one = 1;
+    (void)!write(w->wake_fd, &one, sizeof one);
+}
+
+status watch_create(http_watch *w, int64_t request_us, int64_t stall_us, error *err)
+{
+    *w = (http_watch){.epoll_fd = epoll_create1(EPOLL_CLOEXEC),
+                      .wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC),
+                      .request_us = request_us,
+                      .stall_us = stall_us};
+    pthread_mutex_init(&w->lock, NULL);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    if (w->epoll_fd < 0 || w->wake_fd < 0 ||
+        epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, w->wake_fd, &event) != 0)
+        return error_set(err, STATUS_IO, "http: cannot watch connections");
+    w->started = pthread_create(&w->thread, NULL, watch_run, w) == 0;
+    return w->started ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "cannot start a thread");
+}
+
+void watch_destroy(http_watch *w)
+{
+    if (w->started) {
+        pthread_mutex_lock(&w->lock);
+        w->stop = true;
+        pthread_mutex_unlock(&w->lock);
+        wake_thread(w);
+        pthread_join(w->thread, NULL);
+    }
+    free_dead(w);
+    if (w->epoll_fd >= 0) close(w->epoll_fd);
+    if (w->wake_fd >= 0) close(w->wake_fd);
+    pthread_mutex_destroy(&w->lock);
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+static uint32_t n_busy(http_watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    uint32_t n = w->n_busy;
+    pthread_mutex_unlock(&w->lock);
+    return n;
+}
+
+static void tell_all(http_watch *w, bool *flag, void (*tell)(http_wake *wake))
+{
+    pthread_mutex_lock(&w->lock);
+    *flag = true;
+    for (http_connection *c = w->first; c; c = c->next)
+        if (c->wake) tell(c->wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watch_end_all(http_watch *w, int64_t patience_us)
+{
+    static const struct timespec nap = {0, 2000000};
+    int64_t until_us = clock_now_us() + patience_us;
+    tell_all(w, &w->aborting, wake_abort);
+    while (n_busy(w) > 0 && clock_now_us() < until_us) nanosleep(&nap, NULL);
+    tell_all(w, &w->closing, wake_cut);
+}
+
+/* ---- connections ----------------------------------------------------------------------------- */
+
+http_connection *watch_opened(http_watch *w, int fd)
+{
+    http_connection *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->fd = fd;
+    pthread_mutex_lock(&w->lock);
+    bool was_idle = !w->first;
+    c->deadline_us = clock_now_us() + w->request_us;
+    c->next = w->first;
+    if (c->next) c->next->prev = c;
+    w->first = c;
+    pthread_mutex_unlock(&w->lock);
+    if (was_idle) wake_thread(w);
+    return c;
+}
+
+void watch_closed(http_watch *w, http_connection *c)
+{
+    pthread_mutex_lock(&w->lock);
+    unpoll(w, c);
+    if (c->prev) c->prev->next = c->next;
+    else w->first = c->next;
+    if (c->next) c->next->prev = c->prev;
+    c->next = w->dead;
+    w->dead = c;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watch_began(http_watch *w, http_connection *c, http_wake *wake)
+{
+    pthread_mutex_lock(&w->lock);
+    c->wake = wake;
+    c->deadline_us = clock_now_us() + w->request_us;
+    w->n_busy++;
+    if (w->aborting) wake_abort(wake);
+    if (w->closing) wake_cut(wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watch_progress(http_watch *w, http_connection *c)
+{
+    pthread_mutex_lock(&w->lock);
+    c->deadline_us = clock_now_us() + w->request_us;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watch_complete(http_watch *w, http_connection *c, bool polled)
+{
+    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = c};
+    pthread_mutex_lock(&w->lock);
+    c->deadline_us = 0;
+    if (polled && !c->polled) c->polled = epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watch_ended(http_watch *w, http_connection *c)
+{
+    pthread_mutex_lock(&w->lock);
+    unpoll(w, c);
+    c->wake = NULL;
+    c->deadline_us = clock_now_us() + w->request_us;
+    w->n_busy--;
+    pthread_mutex_unlock(&w->lock);
+}
