@@ -17,6 +17,7 @@
 #include "base/half.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/logits.h"
 #include "base/rng.h"
 #include "base/status.h"
 #include "base/strbuf.h"

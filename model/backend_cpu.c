@@ -3,11 +3,15 @@
 #include "model/sampler.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Memory left to everybody else when the pool takes its default share. */
 #define DEFAULT_POOL_SHARE 0.6
+
+/* What the logits of a step's prompt rows may take: 128 rows of a vocabulary of 128K. */
+enum { LOGITS_BYTES = 64 << 20 };
 
 typedef struct backend_cpu {
     model_config config;
@@ -23,6 +27,7 @@ typedef struct backend_cpu {
     forward *forward;
     sampler *sampler;
 
+    _Atomic bool interrupted;
     const step_plan *plan; /* submitted, not yet collected */
     step_result result;
     step_seq_result *seq_results; /* [max_seqs] */
@@ -235,8 +240,11 @@ static status cpu_collect(void *ctx, const step_result **out)
     b->result.compute_us = clock_now_us() - start;
     b->plan = NULL;
     *out = &b->result;
-    return STATUS_IS_OK;
+    return atomic_load(&b->interrupted) ? status_make(STATUS_INTERNAL, "interrupted")
+                                        : STATUS_IS_OK;
 }
+
+static void cpu_interrupt(void *ctx) { atomic_store(&((backend_cpu *)ctx)->interrupted, true); }
 
 static void cpu_destroy(void *ctx)
 {
@@ -260,7 +268,12 @@ static void cpu_destroy(void *ctx)
 }
 
 static const backend_ops cpu_ops = {
-    .info = cpu_info, .submit = cpu_submit, .collect = cpu_collect, .destroy = cpu_destroy};
+    .info = cpu_info,
+    .submit = cpu_submit,
+    .collect = cpu_collect,
+    .interrupt = cpu_interrupt,
+    .destroy = cpu_destroy,
+};
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
@@ -326,6 +339,7 @@ static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
         .mirror = b->mirror,
         .max_rows = o->max_rows,
         .max_seqs = o->max_seqs,
+        .interrupted = &b->interrupted,
     };
     RETURN_IF_ERROR(forward_create(&pass, &b->forward));
     b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
@@ -346,6 +360,8 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
     b->info.max_positions = b->config.max_positions;
     b->info.max_rows = o->max_rows;
     b->info.max_seqs = o->max_seqs;
+    size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
+    b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;

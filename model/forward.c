@@ -3,6 +3,7 @@
 #include "model/rope.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -248,6 +249,14 @@ static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
     return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
 }
 
+/* Asked often enough that a pass which is to end does so within one block of one layer. */
+static status go_on(const forward *f)
+{
+    return atomic_load_explicit(f->o.interrupted, memory_order_relaxed)
+               ? status_make(STATUS_INTERNAL, "interrupted")
+               : STATUS_IS_OK;
+}
+
 status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
                    uint32_t n_seqs)
 {
@@ -259,9 +268,11 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     fill_angles(f, seqs, n_seqs);
     kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
     for (uint32_t l = 0; l < c->n_layers; l++) {
+        RETURN_IF_ERROR(go_on(f));
         RETURN_IF_ERROR(attention_block(f, l, n_rows, seqs, n_seqs));
         kern_add_rmsnorm(kc, f->x, f->delta, layers[l].ffn_norm, c->rms_eps, n_rows, c->hidden,
                          f->normed);
+        RETURN_IF_ERROR(go_on(f));
         RETURN_IF_ERROR(ffn_block(f, l, n_rows));
         /* The last layer's sum ends in the model's own norm: what the head reads. */
         const float *next = l + 1 < c->n_layers ? layers[l + 1].attn_norm : f->o.weights->norm;
@@ -292,6 +303,7 @@ status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logit
     bool alone = f->part == NULL;
     uint32_t most = alone ? f->o.max_rows : GATHER_ROWS;
     for (uint32_t done = 0; done < n;) {
+        RETURN_IF_ERROR(go_on(f));
         uint32_t some = n - done < most ? n - done : most;
         for (uint32_t i = 0; i < some; i++) /* delta is free by now: gather what the head reads */
             memcpy(f->delta + i * hidden, f->normed + rows[done + i] * hidden,

@@ -32,6 +32,7 @@ typedef struct forward_options {
     const pkv_mirror *mirror;
     uint32_t max_rows;
     uint32_t max_seqs;
+    const _Atomic bool *interrupted; // somebody wants the pass to give up: STATUS_INTERNAL
 } forward_options;
 
 typedef struct forward forward;

@@ -165,49 +165,6 @@ status sampler_open(sampler *s, const step_open *open)
     return STATUS_IS_OK;
 }
 
-/* ---- logprobs -------------------------------------------------------------------------------- */
-
-static uint32_t argmax(const float *logits, uint32_t n)
-{
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (logits[i] > logits[best] || isnan(logits[best])) best = i; /* NaN never wins */
-    return best;
-}
-
-/* log(sum(exp(logits))), summed in double in ascending order of ids. */
-static double log_sum_exp(const float *logits, uint32_t n, float max)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += (double)expf(logits[i] - max);
-    return (double)max + log(sum);
-}
-
-static void fill_logprobs(const float *logits, uint32_t n, uint32_t n_top, step_sample *out)
-{
-    double lse = log_sum_exp(logits, n, logits[argmax(logits, n)]);
-    float sampled = logits[out->token];
-    uint32_t greater = 0;
-    for (uint32_t i = 0; i < n; i++) greater += logits[i] > sampled;
-    out->logprob = (float)((double)sampled - lse);
-    out->rank = greater + 1;
-    if (n_top > SAMPLE_LOGPROBS_MAX) n_top = SAMPLE_LOGPROBS_MAX;
-    out->n_top = 0;
-    for (uint32_t i = 0; n_top && i < n; i++) { /* insertion into a short descending list */
-        uint32_t at = out->n_top;
-        if (at == n_top && !(logits[i] > logits[out->top_ids[at - 1]])) continue;
-        if (at < n_top) out->n_top++;
-        else at--;
-        while (at > 0 && logits[i] > logits[out->top_ids[at - 1]]) {
-            out->top_ids[at] = out->top_ids[at - 1];
-            at--;
-        }
-        out->top_ids[at] = i;
-    }
-    for (uint32_t i = 0; i < out->n_top; i++)
-        out->top_logprobs[i] = (float)((double)logits[out->top_ids[i]] - lse);
-}
-
 /* ---- one draw -------------------------------------------------------------------------------- */
 
 static void apply_penalties(const sampler_seq *q, float *logits)
@@ -268,7 +225,7 @@ static void select_top(candidate *c, size_t n, size_t k)
  */
 static size_t collect_candidates(const float *logits, uint32_t n, float min_p, candidate *out)
 {
-    float max = logits[argmax(logits, n)];
+    float max = logits[logits_argmax(logits, n)];
     float floor_logit = min_p > 0 ? max + logf(min_p) : -INFINITY;
     size_t m = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -343,6 +300,15 @@ static uint64_t draw_key(uint64_t seed, uint32_t choice)
     return hash_mix64(seed + 0x9e3779b97f4a7c15ull * ((uint64_t)choice + 1));
 }
 
+static void fill_logprobs(const float *logits, uint32_t n, uint32_t n_top, step_sample *out)
+{
+    if (n_top > SAMPLE_LOGPROBS_MAX) n_top = SAMPLE_LOGPROBS_MAX;
+    logit_score s = logits_score(logits, n, out->token, n_top, out->top_ids, out->top_logprobs);
+    out->logprob = s.logprob;
+    out->rank = s.rank;
+    out->n_top = s.n_top;
+}
+
 static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *scratch)
 {
     const sampler_seq *q = &s->seqs[d->seq];
@@ -352,7 +318,7 @@ static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *s
     memcpy(logits, d->logits, n * sizeof *logits);
     apply_edits(q, d->sample_index, n, logits);
     if (p->temperature < GREEDY_BELOW) {
-        d->out->token = argmax(logits, n);
+        d->out->token = logits_argmax(logits, n);
     } else {
         for (uint32_t i = 0; i < n; i++) logits[i] /= p->temperature;
         size_t m = collect_candidates(logits, n, p->min_p, scratch->candidates);
@@ -360,7 +326,7 @@ static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *s
         m = keep_top_p(scratch->candidates, m, p->top_p);
         d->out->token =
             m ? gumbel_draw(scratch->candidates, m, draw_key(p->seed, d->choice), d->sample_index)
-              : argmax(logits, n); /* every logit -inf or NaN: still a token */
+              : logits_argmax(logits, n); /* every logit -inf or NaN: still a token */
     }
     d->out->logprob = NAN;
     d->out->rank = 0;
