@@ -1,0 +1,539 @@
+/* OpenAI's bodies: what is taken and what it means, what is refused and by which name. */
+#include "tests/unit/rpc_openai_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+static int setup(void **state)
+{
+    openai_fixture *f = malloc(sizeof *f);
+    error err = {{0}};
+    if (!f || !status_ok(openai_fixture_open(f, &err))) fail_msg("%s", err.text);
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    openai_fixture_close(*state);
+    free(*state);
+    return 0;
+}
+
+static openai_call parse(void **state, bool chat, const char *body)
+{
+    openai_fixture *f = *state;
+    openai_call c;
+    openai_error e = {0};
+    bool ok = chat ? openai_parse_chat(&f->service, body, strlen(body), &c, &e)
+                   : openai_parse_completion(&f->service, body, strlen(body), &c, &e);
+    if (!ok) fail_msg("%s: %s", body, e.message);
+    return c;
+}
+
+static openai_error refuse(void **state, bool chat, const char *body, size_t n)
+{
+    openai_fixture *f = *state;
+    openai_call c;
+    openai_error e = {0};
+    bool ok = chat ? openai_parse_chat(&f->service, body, n, &c, &e)
+                   : openai_parse_completion(&f->service, body, n, &c, &e);
+    if (ok) fail_msg("taken: %s", body);
+    assert_null(c.requests);
+    return e;
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+static void prompts_of_each_form(void **state)
+{
+    openai_call c = parse(state, false, "{\"model\": \"demo\", \"prompt\": \"a\\u0000b\"}");
+    assert_int_equal(c.n_requests, 1);
+    assert_int_equal(c.n_choices, 1);
+    assert_string_equal(c.model, "demo");
+    assert_int_equal(c.requests[0].prompt_bytes, 3);
+    assert_memory_equal(c.requests[0].prompt, "a\0b", 4);
+    assert_int_equal(c.requests[0].max_tokens, 16);
+    openai_call_destroy(&c);
+
+    c = parse(state, false, "{\"prompt\": [\"one\", \"two\"], \"n\": 3, \"max_tokens\": 7}");
+    assert_string_equal(c.model, "demo");
+    assert_int_equal(c.n_requests, 2);
+    assert_int_equal(c.n_choices, 3);
+    assert_string_equal(c.requests[1].prompt, "two");
+    assert_int_equal(c.requests[0].max_tokens, 7);
+    assert_int_equal(c.requests[1].max_tokens, 7);
+    openai_call_destroy(&c);
+
+    c = parse(state, false, "{\"model\": \"also/demo\", \"prompt\": [5, 6, 7]}");
+    assert_string_equal(c.model, "also/demo");
+    assert_int_equal(c.n_requests, 1);
+    assert_int_equal(c.requests[0].n_prompt_token_ids, 3);
+    assert_int_equal(c.requests[0].prompt_token_ids[2], 7);
+    openai_call_destroy(&c);
+
+    c = parse(state, false, "{\"prompt\": [[5, 6], [8]], \"stop\": [\"x\", \"y\"]}");
+    assert_int_equal(c.n_requests, 2);
+    assert_int_equal(c.requests[0].n_prompt_token_ids, 2);
+    assert_int_equal(c.requests[1].prompt_token_ids[0], 8);
+    assert_string_equal(c.requests[1].stop[1], "y");
+    openai_call_destroy(&c);
+}
+
+static void a_benchmark_clients_bodies(void **state)
+{
+    openai_call c =
+        parse(state, false,
+              "{\"model\": \"demo\", \"prompt\": \"x\", \"repetition_penalty\": 1.0, "
+              "\"max_tokens\": 128, \"logprobs\": null, \"stream\": true, \"temperature\": 0.0, "
+              "\"stream_options\": {\"include_usage\": true}, \"ignore_eos\": true}");
+    assert_true(c.stream && c.include_usage && !c.continuous_usage && !c.logprobs && !c.echo);
+    assert_int_equal(c.requests[0].max_tokens, 128);
+    assert_int_equal(c.requests[0].logprobs, -1);
+    assert_true(c.requests[0].ignore_eos);
+    openai_call_destroy(&c);
+
+    c = parse(state, true,
+              "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
+              "\"x\"}]}], \"max_completion_tokens\": 9, \"stream\": true, "
+              "\"stream_options\": {\"include_usage\": true, \"continuous_usage_stats\": true}}");
+    assert_true(c.chat && c.stream && c.include_usage && c.continuous_usage);
+    assert_int_equal(c.requests[0].max_tokens, 9);
+    assert_int_equal(json_array_size(c.requests[0].messages), 1);
+    openai_call_destroy(&c);
+}
+
+#define MESSAGES "\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]"
+
+static void logprobs_of_each_endpoint(void **state)
+{
+    openai_call c = parse(state, false, "{\"prompt\": \"x\", \"logprobs\": 0}");
+    assert_true(c.logprobs);
+    assert_int_equal(c.requests[0].logprobs, 0);
+    assert_int_equal(c.requests[0].prompt_logprobs, -1);
+    openai_call_destroy(&c);
+
+    c = parse(state, false, "{\"prompt\": \"x\", \"logprobs\": 3, \"echo\": true}");
+    assert_true(c.logprobs && c.echo);
+    assert_int_equal(c.requests[0].prompt_logprobs, 3);
+    assert_int_equal(c.prompt_logprobs, -1);
+    openai_call_destroy(&c);
+
+    c = parse(state, true, "{" MESSAGES ", \"logprobs\": true, \"top_logprobs\": 4}");
+    assert_true(c.logprobs);
+    assert_int_equal(c.requests[0].logprobs, 4);
+    openai_call_destroy(&c);
+
+    c = parse(state, true, "{" MESSAGES ", \"logprobs\": false, \"top_logprobs\": 0}");
+    assert_false(c.logprobs);
+    assert_int_equal(c.requests[0].logprobs, -1);
+    openai_call_destroy(&c);
+}
+
+static void tools_reach_the_template_unless_hidden(void **state)
+{
+    openai_call c = parse(state, true, "{" MESSAGES ", \"tools\": [{\"type\": \"function\"}]}");
+    assert_int_equal(json_array_size(c.requests[0].tools), 1);
+    assert_int_equal(c.requests[0].max_tokens, 0);
+    openai_call_destroy(&c);
+    c = parse(state, true,
+              "{" MESSAGES ", \"tools\": [{\"type\": \"function\"}], \"tool_choice\": \"none\"}");
+    assert_null(c.requests[0].tools);
+    openai_call_destroy(&c);
+    c = parse(state, true, "{" MESSAGES ", \"tools\": [], \"tool_choice\": \"auto\"}");
+    assert_null(c.requests[0].tools);
+    openai_call_destroy(&c);
+}
+
+/* Values that ask for nothing beyond what is done anyway. */
+static void harmless_values_are_taken(void **state)
+{
+    static const char *const fields[] = {
+        "\"user\": \"me\"",
+        "\"safety_identifier\": \"me\"",
+        "\"prompt_cache_key\": \"k\"",
+        "\"metadata\": {\"a\": \"b\"}",
+        "\"store\": false",
+        "\"service_tier\": \"auto\"",
+        "\"best_of\": 1",
+        "\"best_of\": null",
+        "\"response_format\": {\"type\": \"text\"}",
+        "\"use_beam_search\": false",
+        "\"length_penalty\": 1.0",
+        "\"guided_json\": null",
+        "\"session\": null",
+        "\"truncate_prompt_tokens\": null",
+        "\"bad_words\": []",
+        "\"stream\": false, \"stream_options\": null",
+        "\"logit_bias\": {\"5\": -100}",
+        "\"stop\": null, \"n\": null, \"seed\": null, \"max_tokens\": null",
+        "\"return_token_ids\": true",
+    };
+    char body[256];
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        snprintf(body, sizeof body, "{\"prompt\": \"x\", %s}", fields[i]);
+        openai_call c = parse(state, false, body);
+        openai_call_destroy(&c);
+        snprintf(body, sizeof body, "{" MESSAGES ", %s}", fields[i]);
+        c = parse(state, true, body);
+        openai_call_destroy(&c);
+    }
+    openai_call c = parse(state, true,
+                          "{" MESSAGES ", \"modalities\": [\"text\"], \"parallel_tool_calls\": "
+                          "true, \"add_generation_prompt\": true, \"echo\": false, "
+                          "\"continue_final_message\": false, \"add_special_tokens\": false, "
+                          "\"max_tokens\": 5, \"max_completion_tokens\": 5}");
+    openai_call_destroy(&c);
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+typedef struct refusal {
+    const char *body; // of which '\'' stands for '"'
+    const char *param, *message;
+} refusal;
+
+#define P "'prompt': 'x', "
+
+static const refusal completions[] = {
+    {"", "", "body: line 1"},
+    {"{'prompt': 'x'", "", "body: line 1"},
+    {"{'prompt': 'x', 'prompt': 'y'}", "", "duplicate"},
+    {"[]", "", "must be a JSON object"},
+    {"'x'", "", "must be a JSON object"},
+    {"{}", "prompt", "must be given"},
+    {"{'prompt': null}", "prompt", "must be given"},
+    {"{'prompt': []}", "prompt", "empty"},
+    {"{'prompt': 7}", "prompt", "must be a string"},
+    {"{'prompt': {}}", "prompt", "must be a string"},
+    {"{'prompt': [[]]}", "prompt", "no tokens"},
+    {"{'prompt': ['x', 5]}", "prompt", "must be a string"},
+    {"{'prompt': [5, 'x']}", "prompt", "item 1"},
+    {"{'prompt': [[5, -1]]}", "prompt", "item 1"},
+    {"{'prompt': [99999999999]}", "prompt", "item 0"},
+    {"{'prompt': ['1','2','3','4','5','6','7','8','9']}", "prompt", "at most 8"},
+    {"{'model': 'other', 'prompt': 'x'}", "model", "The model `other` does not exist."},
+    {"{'model': 'demo\\u0000', 'prompt': 'x'}", "model", "does not exist"},
+    {"{'model': 5, 'prompt': 'x'}", "model", "must be a string"},
+    {"{" P "'tempratur': 1}", "tempratur", "unknown field"},
+    {"{" P "'messages': []}", "messages", "unknown field"},
+    {"{" P "'prompt_token_ids': [1]}", "prompt_token_ids", "unknown field"},
+    {"{" P "'max_completion_tokens': 4}", "max_completion_tokens", "unknown field"},
+    {"{" P "'top_logprobs': 4}", "top_logprobs", "unknown field"},
+    {"{" P "'stream': 1}", "stream", "true or false"},
+    {"{" P "'stream_options': {'include_usage': true}}", "stream_options", "when stream is true"},
+    {"{" P "'stream': false, 'stream_options': {}}", "stream_options", "when stream is true"},
+    {"{" P "'stream': true, 'stream_options': {'include_usage': 1}}",
+     "stream_options.include_usage", "true or false"},
+    {"{" P "'stream': true, 'stream_options': {'other': true}}", "stream_options.other",
+     "not supported"},
+    {"{" P "'stream': true, 'stream_options': 3}", "stream_options", "object"},
+    {"{" P "'logprobs': true}", "logprobs", "0 .. 20"},
+    {"{" P "'logprobs': 21}", "logprobs", "0 .. 20"},
+    {"{" P "'logprobs': -1}", "logprobs", "0 .. 20"},
+    {"{" P "'echo': 'yes'}", "echo", "true or false"},
+    {"{" P "'temperature': 'hot'}", "temperature", "number"},
+    {"{" P "'max_tokens': 1.5}", "max_tokens", "integer"},
+    {"{" P "'max_tokens': -1}", "max_tokens", "integer"},
+    {"{" P "'n': 0}", "n", "1 or more"},
+    {"{" P "'n': 1025}", "n", "1024 choices"},
+    {"{" P "'n': 2147483647}", "n", "1024 choices"},
+    {"{" P "'seed': 'x'}", "seed", "integer"},
+    {"{" P "'stop': 5}", "stop", "string"},
+    {"{" P "'logit_bias': {'x': 1}}", "logit_bias", "token id"},
+    {"{" P "'best_of': 2}", "best_of", "only [1]"},
+    {"{" P "'suffix': 'end'}", "suffix", "only [\"\"]"},
+    {"{" P "'store': true}", "store", "only"},
+    {"{" P "'service_tier': 'flex'}", "service_tier", "only"},
+    {"{" P "'user': 5}", "user", "string"},
+    {"{" P "'metadata': 'x'}", "metadata", "object"},
+    {"{" P "'session': 'abc'}", "session", "not supported yet"},
+    {"{" P "'truncate_prompt_tokens': 5}", "truncate_prompt_tokens", "not supported"},
+    {"{" P "'guided_regex': 'a+'}", "guided_regex", "structured"},
+    {"{" P "'structured_outputs': {}}", "structured_outputs", "structured"},
+    {"{" P "'response_format': {'type': 'json_object'}}", "response_format", "only"},
+    {"{" P "'use_beam_search': true}", "use_beam_search", "only [false]"},
+    {"{" P "'retention': 'chunkkv'}", "retention", "object"},
+    {"{" P "'return_token_ids': 'x'}", "return_token_ids", "true or false"},
+};
+
+#define M "'messages': [{'role': 'user', 'content': 'x'}], "
+
+static const refusal chats[] = {
+    {"{}", "messages", "must be given"},
+    {"{'messages': 'x'}", "messages", "list"},
+    {"{" M "'prompt': 'x'}", "prompt", "unknown field"},
+    {"{" M "'logprobs': 1}", "logprobs", "true or false"},
+    {"{" M "'top_logprobs': 2}", "top_logprobs", "needs logprobs"},
+    {"{" M "'logprobs': true, 'top_logprobs': 21}", "top_logprobs", "0 .. 20"},
+    {"{" M "'max_tokens': 5, 'max_completion_tokens': 6}", "max_completion_tokens", "differs"},
+    {"{" M "'tool_choice': 'required'}", "tool_choice", "only"},
+    {"{" M "'tool_choice': {'type': 'function', 'function': {'name': 'f'}}}", "tool_choice",
+     "only"},
+    {"{" M "'tools': {}}", "tools", "list"},
+    {"{" M "'parallel_tool_calls': false}", "parallel_tool_calls", "only [true]"},
+    {"{" M "'modalities': ['text', 'audio']}", "modalities", "only"},
+    {"{" M "'add_generation_prompt': false}", "add_generation_prompt", "only [true]"},
+    {"{" M "'continue_final_message': true}", "continue_final_message", "only [false]"},
+    {"{" M "'chat_template': 'x'}", "chat_template", "model's own"},
+    {"{" M "'echo': true}", "echo", "only [false]"},
+    {"{" M "'add_special_tokens': true}", "add_special_tokens", "only [false]"},
+    {"{" M "'suffix': ''}", "suffix", "unknown field"},
+    {"{" M "'n': 2000}", "n", "1024 choices"},
+    {"{" M "'reasoning_effort': 'low'}", "reasoning_effort", "not supported"},
+};
+
+static void quote(const char *from, char *to, size_t size)
+{
+    snprintf(to, size, "%s", from);
+    for (; *to; to++)
+        if (*to == '\'') *to = '"';
+}
+
+static void check_refusals(void **state, bool chat, const refusal *rows, size_t n)
+{
+    char body[512];
+    for (size_t i = 0; i < n; i++) {
+        quote(rows[i].body, body, sizeof body);
+        openai_error e = refuse(state, chat, body, strlen(body));
+        bool unknown_model = strstr(rows[i].message, "not exist");
+        if (e.status != (unknown_model ? 404 : 400) || strcmp(e.param, rows[i].param) != 0 ||
+            !strstr(e.message, rows[i].message))
+            fail_msg("%s: %u param '%s' message '%s'", body, e.status, e.param, e.message);
+        assert_string_equal(e.type, unknown_model ? "NotFoundError" : "BadRequestError");
+        assert_int_equal(e.retry_after_s, 0);
+    }
+}
+
+static void completions_are_refused_by_name(void **state)
+{
+    check_refusals(state, false, completions, sizeof completions / sizeof completions[0]);
+}
+
+static void chats_are_refused_by_name(void **state)
+{
+    check_refusals(state, true, chats, sizeof chats / sizeof chats[0]);
+}
+
+/* Nesting, and prompts that would each carry a copy of something long. */
+static void bodies_are_capped(void **state)
+{
+    strbuf body = {0};
+    strbuf_puts(&body, "{\"prompt\": ");
+    for (int i = 0; i < 100000; i++) strbuf_putc(&body, '[');
+    openai_error e = refuse(state, false, body.data, body.size);
+    assert_int_equal(e.status, 400);
+
+    strbuf_clear(&body);
+    strbuf_puts(&body, "{\"prompt\": [\"a\", \"b\", \"c\", \"d\"], \"cache_salt\": \"");
+    for (int i = 0; i < 5 * 1024 * 1024; i++) strbuf_putc(&body, 'x');
+    strbuf_puts(&body, "\"}");
+    e = refuse(state, false, body.data, body.size);
+    assert_int_equal(e.status, 400);
+    assert_string_equal(e.param, "prompt");
+    strbuf_destroy(&body);
+}
+
+/* ---- errors of the engine -------------------------------------------------------------------- */
+
+static void errors_have_a_status_a_type_and_a_field(void **state)
+{
+    static const struct {
+        status_code code;
+        unsigned status;
+        const char *text, *type, *param, *message;
+    } rows[] = {
+        {STATUS_INVALID, 400, "n: 9 is not in 1 .. 8", "BadRequestError", "n",
+         "n: 9 is not in 1 .. 8"},
+        {STATUS_INVALID, 400, "request: top_p: must be", "BadRequestError", "top_p",
+         "top_p: must be"},
+        {STATUS_UNSUPPORTED, 400, "messages[0].content[1]: only", "BadRequestError",
+         "messages[0].content[1]", "messages[0].content[1]: only"},
+        {STATUS_INVALID, 400, "retention.ratio is 0: must", "BadRequestError", "retention.ratio",
+         "retention.ratio is 0: must"},
+        {STATUS_LIMIT, 400, "prompt: 9 tokens; the maximum", "BadRequestError", "input_tokens",
+         "prompt: 9 tokens; the maximum"},
+        {STATUS_INVALID, 400, "prompt of 9 tokens + max_tokens 5", "BadRequestError",
+         "input_tokens", "prompt of 9 tokens + max_tokens 5"},
+        {STATUS_INVALID, 400, "prompt: has no tokens", "BadRequestError", "prompt",
+         "prompt: has no tokens"},
+        {STATUS_LIMIT, 400, "needs 9 KV pages, the pool has 5: shorten", "BadRequestError", "",
+         "needs 9 KV pages, the pool has 5: shorten"},
+        {STATUS_QUEUE_FULL, 503, "8 requests are waiting", "ServiceUnavailableError", "",
+         "8 requests are waiting"},
+        {STATUS_UNAVAILABLE, 503, "draining", "ServiceUnavailableError", "", "draining"},
+        {STATUS_NO_MEMORY, 500, "request: out of memory", "InternalServerError", "",
+         "out of memory"},
+        {STATUS_INTERNAL, 500, "", "InternalServerError", "", "internal error"},
+    };
+    openai_fixture *f = *state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        openai_error e;
+        error err;
+        snprintf(err.text, sizeof err.text, "%s", rows[i].text);
+        openai_error_from(&f->service, status_make(rows[i].code, NULL), &err, &e);
+        assert_int_equal(e.status, rows[i].status);
+        assert_string_equal(e.type, rows[i].type);
+        assert_string_equal(e.param, rows[i].param);
+        assert_string_equal(e.message, rows[i].message);
+        assert_int_equal(e.retry_after_s > 0, rows[i].status == 503);
+    }
+}
+
+static void error_bodies(void **state)
+{
+    (void)state;
+    openai_error e = {.status = 400, .type = "BadRequestError", .param = "n", .message = "a \"b\""};
+    strbuf out = {0};
+    openai_error_json(&e, &out);
+    assert_string_equal(out.data, "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":"
+                                  "\"BadRequestError\",\"param\":\"n\",\"code\":400}}");
+    strbuf_clear(&out);
+    e.param[0] = '\0';
+    openai_stream_error(&e, &out);
+    assert_string_equal(out.data,
+                        "data: {\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"BadRequestError"
+                        "\",\"param\":null,\"code\":400}}\n\ndata: [DONE]\n\n");
+    strbuf_destroy(&out);
+}
+
+/* ---- the small endpoints --------------------------------------------------------------------- */
+
+typedef bool (*small_call)(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
+
+static void check_small(void **state, small_call call, const char *body, const char *expected)
+{
+    openai_fixture *f = *state;
+    strbuf out = {0};
+    openai_error e = {0};
+    if (!call(&f->service, body, strlen(body), &out, &e)) fail_msg("%s: %s", body, e.message);
+    assert_string_equal(out.data, expected);
+    strbuf_destroy(&out);
+}
+
+static void check_small_refusal(void **state, small_call call, const char *body, const char *param,
+                                unsigned code)
+{
+    openai_fixture *f = *state;
+    strbuf out = {0};
+    openai_error e = {0};
+    if (call(&f->service, body, strlen(body), &out, &e)) fail_msg("taken: %s", body);
+    if (e.status != code || strcmp(e.param, param) != 0)
+        fail_msg("%s: %u '%s' %s", body, e.status, e.param, e.message);
+    assert_int_equal(out.size, 0);
+    strbuf_destroy(&out);
+}
+
+static void tokenize_and_back(void **state)
+{
+    check_small(state, openai_tokenize, "{\"model\": \"demo\", \"prompt\": \"the cat\"}",
+                "{\"count\":4,\"max_model_len\":2048,\"tokens\":[83,257,286,308],"
+                "\"token_strs\":null}");
+    check_small(state, openai_tokenize,
+                "{\"prompt\": \"the\", \"add_special_tokens\": false, "
+                "\"return_token_strs\": false}",
+                "{\"count\":2,\"max_model_len\":2048,\"tokens\":[83,257],\"token_strs\":null}");
+    check_small(state, openai_detokenize, "{\"tokens\": [83, 257, 286, 308, 1023]}",
+                "{\"prompt\":\"the cat<|im_end|>\"}");
+    check_small(state, openai_detokenize, "{\"tokens\": []}", "{\"prompt\":\"\"}");
+    check_small(state, openai_detokenize, "{\"tokens\": [172, 253]}",
+                "{\"prompt\":\"\xef\xbf\xbd\"}");
+}
+
+static void messages_are_tokenized_by_the_template(void **state)
+{
+    openai_fixture *f = *state;
+    const char *body = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], "
+                       "\"add_generation_prompt\": true}";
+    strbuf out = {0}, text = {0};
+    openai_error e = {0};
+    assert_true(openai_tokenize(&f->service, body, strlen(body), &out, &e));
+    json_t *doc = json_loads(out.data, 0, NULL);
+    json_t *tokens = json_pack("{s:O}", "tokens", json_object_get(doc, "tokens"));
+    char *back = json_dumps(tokens, 0);
+    assert_true(openai_detokenize(&f->service, back, strlen(back), &text, &e));
+    assert_string_equal(text.data, "{\"prompt\":\"<|im_start|>user\\nhi<|im_end|>\\n"
+                                   "<|im_start|>assistant\\n\"}");
+    free(back);
+    json_decref(tokens);
+    json_decref(doc);
+    strbuf_destroy(&text);
+    strbuf_destroy(&out);
+}
+
+static void small_bodies_are_refused_by_name(void **state)
+{
+    check_small_refusal(state, openai_tokenize, "{}", "prompt", 400);
+    check_small_refusal(state, openai_tokenize, "{\"prompt\": 5}", "prompt", 400);
+    check_small_refusal(state, openai_tokenize, "{\"prompt\": \"x\", \"messages\": []}", "prompt",
+                        400);
+    check_small_refusal(state, openai_tokenize, "{\"prompt\": \"x\", \"max_tokens\": 5}",
+                        "max_tokens", 400);
+    check_small_refusal(state, openai_tokenize, "{\"messages\": []}", "messages", 400);
+    check_small_refusal(state, openai_tokenize,
+                        "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": "
+                        "\"image_url\"}]}]}",
+                        "messages[0].content[0]", 400);
+    check_small_refusal(state, openai_tokenize, "{\"prompt\": \"x\", \"model\": \"y\"}", "model",
+                        404);
+    check_small_refusal(state, openai_tokenize,
+                        "{\"messages\": [{\"role\": \"user\", \"content\": \"\"}], "
+                        "\"add_special_tokens\": true}",
+                        "add_special_tokens", 400);
+    check_small_refusal(state, openai_detokenize, "{}", "tokens", 400);
+    check_small_refusal(state, openai_detokenize, "{\"tokens\": [1024]}", "tokens", 400);
+    check_small_refusal(state, openai_detokenize, "{\"tokens\": [-1]}", "tokens", 400);
+    check_small_refusal(state, openai_detokenize, "{\"tokens\": [1.5]}", "tokens", 400);
+    check_small_refusal(state, openai_detokenize, "{\"tokens\": [1], \"prompt\": \"x\"}", "prompt",
+                        400);
+}
+
+static void models_and_version(void **state)
+{
+    openai_fixture *f = *state;
+    strbuf out = {0};
+    openai_error e = {0};
+    f->service.start_time = 1700000000.5;
+#define DEMO(name)                                                                                 \
+    "{\"id\":\"" name "\",\"object\":\"model\",\"created\":1700000000,\"owned_by\":\"octavo\","    \
+    "\"root\":\"models/demo\",\"parent\":null,\"max_model_len\":2048}"
+    openai_models(&f->service, &out);
+    assert_string_equal(out.data,
+                        "{\"object\":\"list\",\"data\":[" DEMO("demo") "," DEMO("also/demo") "]}");
+    strbuf_clear(&out);
+    assert_true(openai_model(&f->service, "also/demo", &out, &e));
+    assert_string_equal(out.data, DEMO("also/demo"));
+    strbuf_clear(&out);
+    assert_false(openai_model(&f->service, "x", &out, &e));
+    assert_int_equal(e.status, 404);
+    assert_string_equal(e.param, "model");
+    assert_string_equal(e.message, "The model `x` does not exist.");
+    assert_false(openai_model(&f->service, "", &out, &e));
+    assert_int_equal(out.size, 0);
+    openai_version(&f->service, &out);
+    assert_string_equal(out.data, "{\"version\":\"1.2.3\"}");
+    strbuf_destroy(&out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_of_each_form),
+        cmocka_unit_test(a_benchmark_clients_bodies),
+        cmocka_unit_test(logprobs_of_each_endpoint),
+        cmocka_unit_test(tools_reach_the_template_unless_hidden),
+        cmocka_unit_test(harmless_values_are_taken),
+        cmocka_unit_test(completions_are_refused_by_name),
+        cmocka_unit_test(chats_are_refused_by_name),
+        cmocka_unit_test(bodies_are_capped),
+        cmocka_unit_test(errors_have_a_status_a_type_and_a_field),
+        cmocka_unit_test(error_bodies),
+        cmocka_unit_test(tokenize_and_back),
+        cmocka_unit_test(messages_are_tokenized_by_the_template),
+        cmocka_unit_test(small_bodies_are_refused_by_name),
+        cmocka_unit_test(models_and_version),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
