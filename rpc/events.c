@@ -84,6 +84,14 @@ uint64_t rpc_events_next(rpc_events *e)
     return next;
 }
 
+uint64_t rpc_events_oldest(rpc_events *e)
+{
+    pthread_mutex_lock(&e->lock);
+    uint64_t oldest = e->next > e->capacity ? e->next - e->capacity : 1;
+    pthread_mutex_unlock(&e->lock);
+    return oldest;
+}
+
 /* Called with the lock held. */
 static status read_event(rpc_events *e, uint64_t sequence, kv_event *out, uint32_t *tokens)
 {

@@ -16,6 +16,7 @@ typedef struct request_log {
     int64_t queue_us, ttft_us, total_us;
     double decode_us; // from first token to end, summed over choices
     uint32_t n_decoded;
+    status_code error_code;
     char error[256];
 } request_log;
 

@@ -70,8 +70,10 @@ static void take_end(request_log *log, const engine_output *out)
     log->usage.completion_tokens += out->usage.completion_tokens;
     log->n_ends++;
     if (out->report) take_report(log, out->report);
-    if (out->error_text && !log->error[0])
+    if (out->error_text && !log->error[0]) {
+        log->error_code = out->error_code;
         snprintf(log->error, sizeof log->error, "%s", out->error_text);
+    }
 }
 
 void generation_log_take(generation_request *r, const engine_output *out)
@@ -110,6 +112,15 @@ static void end_the_rest(const generation *g, request_log *log)
                       engine_finish_name(ENGINE_FINISH_ABORT));
 }
 
+/* A request that was wrong is its client's trouble, the rest is ours. */
+static const char *level_of(const request_log *log)
+{
+    if (!log->error[0]) return "info";
+    bool theirs = log->error_code == STATUS_INVALID || log->error_code == STATUS_UNSUPPORTED ||
+                  log->error_code == STATUS_LIMIT;
+    return theirs ? "warning" : "error";
+}
+
 void generation_log_end(const generation *g, generation_request *r)
 {
     rpc_log *out = g->service->o.log;
@@ -117,7 +128,7 @@ void generation_log_end(const generation *g, generation_request *r)
     if (!out) return;
     end_the_rest(g, log);
     strbuf line = {0};
-    rpc_log_begin(&line, log->error[0] ? "error" : "info", "request");
+    rpc_log_begin(&line, level_of(log), "request");
     rpc_log_text(&line, "id", g->id, strlen(g->id));
     if (g->n > 1) rpc_log_number(&line, "prompt_index", r->index);
     rpc_log_text(&line, "surface", g->surface, strlen(g->surface));

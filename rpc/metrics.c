@@ -107,7 +107,7 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
 {
     const sched_stats *st = &e->sched;
     const pkv_counts *pages = &st->pages;
-    double total = pages->n_pages ? pages->n_pages - 1 : 0;
+    double total = s->o.model.n_pages ? s->o.model.n_pages - 1 : 0; /* the first is spare */
     const metric rows[] = {
         {"num_requests_running", "Choices in the batch.", st->running},
         {"num_requests_waiting", "Requests that wait to be scheduled.", st->waiting},

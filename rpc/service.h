@@ -142,6 +142,8 @@ typedef struct kv_event {
 
 /* The sequence number that the next event will have. */
 uint64_t rpc_events_next(rpc_events *e);
+/* Of the oldest event kept; rpc_events_next when there is none. */
+uint64_t rpc_events_oldest(rpc_events *e);
 /* Copies event `sequence` (tokens into `tokens`, room for page_tokens). STATUS_NOT_FOUND: not yet.
  * STATUS_LIMIT: no longer kept. */
 status rpc_events_read(rpc_events *e, uint64_t sequence, kv_event *out, uint32_t *tokens);

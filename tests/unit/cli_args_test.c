@@ -61,7 +61,8 @@ static parsed parse(const char *operand_name, const char *words)
                                  .about = "A test.",
                                  .groups = groups,
                                  .n_groups = 2,
-                                 .operand = operand_name};
+                                 .operand = operand_name,
+                                 .environment = "ARGS_TEST_"};
     static char text[512]; /* texts are borrowed from it */
     char *argv[32] = {text}, *rest = NULL;
     int argc = 1;
@@ -184,6 +185,42 @@ static void test_operand(void **state)
     drop(&p);
 }
 
+static void test_environment(void **state)
+{
+    (void)state;
+    static const char *const set[][2] = {
+        {"ARGS_TEST_COUNT", "7"},   {"ARGS_TEST_ITEM", "from there"}, {"ARGS_TEST_FAST", "1"},
+        {"ARGS_TEST_TOP_P", "0.5"}, {"ARGS_TEST_NAME", ""},           {"ARGS_TEST_COLOR", "green"},
+    };
+    for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) setenv(set[i][0], set[i][1], 1);
+    parsed p = parse(NULL, "--item a --item b --color red --ignore-eos");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    assert_int_equal(p.o.count, 7);
+    assert_true(p.o.fast);
+    assert_null(p.o.name); /* empty is not set */
+    assert_string_equal(p.o.color, "red");
+    assert_int_equal(p.o.items.n, 2); /* the command line wins */
+    char *text = json_dumps(p.o.fields, JSON_COMPACT | JSON_SORT_KEYS);
+    assert_string_equal(text, "{\"ignore_eos\":true,\"top_p\":0.5}");
+    free(text);
+    drop(&p);
+    p = parse(NULL, "");
+    assert_int_equal(p.o.items.n, 1);
+    assert_string_equal(p.o.items.items[0], "from there");
+    assert_string_equal(p.o.color, "green");
+    drop(&p);
+    setenv("ARGS_TEST_FAST", "0", 1);
+    p = parse(NULL, "");
+    assert_false(p.o.fast);
+    drop(&p);
+    setenv("ARGS_TEST_FAST", "yes", 1);
+    refuses("", "ARGS_TEST_FAST: 'yes' must be 1 or 0");
+    unsetenv("ARGS_TEST_FAST");
+    setenv("ARGS_TEST_COUNT", "10", 1);
+    refuses("", "ARGS_TEST_COUNT: --count: '10' must be a whole number from 2 to 9");
+    for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) unsetenv(set[i][0]);
+}
+
 static void test_bytes(void **state)
 {
     (void)state;
@@ -225,9 +262,10 @@ static void test_help(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),   cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_operand),
-        cmocka_unit_test(test_bytes),    cmocka_unit_test(test_help),
+        cmocka_unit_test(test_values),      cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_operand),
+        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_help),
+        cmocka_unit_test(test_environment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,76 @@
+/* Bearer keys: which are taken, and which cannot be keys at all. */
+#include "rpc_fixture.h"
+
+static void any_of_the_keys_opens(void **state)
+{
+    (void)state;
+    char longest[SERVICE_KEY_BYTES_MAX + 2], header[SERVICE_KEY_BYTES_MAX + 16];
+    memset(longest, 'k', sizeof longest);
+    longest[SERVICE_KEY_BYTES_MAX] = '\0';
+    const char *keys[] = {"first-key", "second", longest};
+    rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){.keys = keys, .n_keys = 3});
+    const service *s = &f->service;
+    assert_true(service_key_ok(s, "Bearer first-key"));
+    assert_true(service_key_ok(s, "bearer second"));
+    assert_true(service_key_ok(s, "BEARER   second"));
+    snprintf(header, sizeof header, "Bearer %s", longest);
+    assert_true(service_key_ok(s, header));
+    snprintf(header, sizeof header, "Bearer %sk", longest);
+    assert_false(service_key_ok(s, header));
+    longest[SERVICE_KEY_BYTES_MAX - 1] = 'x';
+    snprintf(header, sizeof header, "Bearer %s", longest);
+    assert_false(service_key_ok(s, header));
+
+    static const char *const wrong[] = {
+        NULL,
+        "",
+        "Bearer",
+        "Bearer ",
+        "first-key",
+        "Bearer first",
+        "Basic second",
+        "Bearer first-key2",
+        "Bearer second ",
+        "Bearersecond",
+        "Bearer Second",
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        if (service_key_ok(s, wrong[i])) fail_msg("'%s' opened", wrong[i] ? wrong[i] : "(none)");
+    rpc_fixture_destroy(f);
+}
+
+static void without_keys_all_is_open(void **state)
+{
+    (void)state;
+    rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
+    assert_true(service_key_ok(&f->service, NULL));
+    assert_true(service_key_ok(&f->service, "Bearer anything"));
+    rpc_fixture_destroy(f);
+}
+
+static void some_texts_are_no_keys(void **state)
+{
+    (void)state;
+    char too_long[SERVICE_KEY_BYTES_MAX + 2];
+    memset(too_long, 'k', sizeof too_long);
+    too_long[sizeof too_long - 1] = '\0';
+    const char *bad[] = {"", "two words", "line\n", "\xc3\xa4", too_long};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const char *keys[] = {"good", bad[i]};
+        service s;
+        rpc_options o = {.api_keys = keys, .n_api_keys = 2};
+        status st = service_init(&s, &o);
+        assert_int_equal(st.code, STATUS_INVALID);
+        assert_non_null(strstr(st.message, "API key"));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_of_the_keys_opens),
+        cmocka_unit_test(without_keys_all_is_open),
+        cmocka_unit_test(some_texts_are_no_keys),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
