@@ -1,0 +1,175 @@
+#include "rpc/services/fields.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+static status no_memory(const char *name, error *err)
+{
+    return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", name);
+}
+
+status field_text(const char *name, ProtobufCBinaryData text, char **out, error *err)
+{
+    if (!utf8_valid(text.data, text.len))
+        return error_set(err, STATUS_INVALID, "%s: is not UTF-8", name);
+    char *copy = malloc(text.len + 1);
+    if (!copy) return no_memory(name, err);
+    if (text.len) memcpy(copy, text.data, text.len);
+    copy[text.len] = '\0';
+    free(*out);
+    *out = copy;
+    return STATUS_IS_OK;
+}
+
+status field_word(const char *name, ProtobufCBinaryData text, char *out, size_t size, error *err)
+{
+    if (text.len >= size)
+        return error_set(err, STATUS_INVALID, "%s: is longer than %zu bytes", name, size - 1);
+    if (!utf8_valid(text.data, text.len) || (text.len && memchr(text.data, 0, text.len)))
+        return error_set(err, STATUS_INVALID, "%s: must be UTF-8 without NUL", name);
+    if (text.len) memcpy(out, text.data, text.len);
+    out[text.len] = '\0';
+    return STATUS_IS_OK;
+}
+
+status field_prompt(const char *name, ProtobufCBinaryData text, engine_request *r, error *err)
+{
+    r->prompt_bytes = text.len;
+    return field_text(name, text, &r->prompt, err);
+}
+
+status field_stops(const char *name, const ProtobufCBinaryData *stops, size_t n, engine_request *r,
+                   error *err)
+{
+    if (n > ENGINE_STOPS_MAX)
+        return error_set(err, STATUS_INVALID, "%s: more than %d strings", name, ENGINE_STOPS_MAX);
+    for (size_t i = 0; i < n; i++) {
+        if (stops[i].len == 0 || stops[i].len > ENGINE_STOP_BYTES_MAX ||
+            memchr(stops[i].data, 0, stops[i].len))
+            return error_set(err, STATUS_INVALID, "%s: strings have 1 to %d bytes and no NUL", name,
+                             ENGINE_STOP_BYTES_MAX);
+        RETURN_IF_ERROR(field_text(name, stops[i], &r->stop[r->n_stop], err));
+        r->n_stop++;
+    }
+    return STATUS_IS_OK;
+}
+
+status field_json(const char *name, ProtobufCBinaryData text, json_type type, json_t **out,
+                  error *err)
+{
+    if (text.len == 0) return STATUS_IS_OK;
+    json_t *doc = NULL;
+    status s = json_read_text(name, (const char *)text.data, text.len, &doc, err);
+    /* What a client writes is its mistake, not our damage. */
+    if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
+    if (json_typeof(doc) != type) {
+        json_decref(doc);
+        return error_set(err, STATUS_INVALID, "%s: must be %s", name,
+                         type == JSON_OBJECT ? "a JSON object" : "a JSON array");
+    }
+    json_decref(*out);
+    *out = doc;
+    return STATUS_IS_OK;
+}
+
+status field_model(const service *s, const char *name, ProtobufCBinaryData text, error *err)
+{
+    if (service_knows_model(s, (const char *)text.data, text.len)) return STATUS_IS_OK;
+    char shown[65];
+    if (!status_ok(field_word(name, text, shown, sizeof shown, err)))
+        return error_set(err, STATUS_NOT_FOUND, "%s: is not served here", name);
+    return error_set(err, STATUS_NOT_FOUND, "%s: '%s' is not served here", name, shown);
+}
+
+status field_session(const char *name, ProtobufCBinaryData text, error *err)
+{
+    if (text.len == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED, "%s: not supported yet", name);
+}
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+status field_ids(const char *name, const uint32_t *ids, size_t n, uint32_t **out, uint32_t *n_out,
+                 error *err)
+{
+    if (n > INT32_MAX) return error_set(err, STATUS_INVALID, "%s: too many token ids", name);
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] > INT32_MAX)
+            return error_set(err, STATUS_INVALID, "%s[%zu]: %u is no token id", name, i, ids[i]);
+    /* One more, so that an empty list is a list. */
+    uint32_t *copy = malloc((n + 1) * sizeof *copy);
+    if (!copy) return no_memory(name, err);
+    if (n) memcpy(copy, ids, n * sizeof *copy);
+    free(*out);
+    *out = copy;
+    *n_out = (uint32_t)n;
+    return STATUS_IS_OK;
+}
+
+status field_float(const char *name, float value, float *out, error *err)
+{
+    if (!isfinite(value))
+        return error_set(err, STATUS_INVALID, "%s: must be a finite number", name);
+    *out = value;
+    return STATUS_IS_OK;
+}
+
+status field_count(const char *name, uint32_t value, uint32_t *out, error *err)
+{
+    if (value > INT32_MAX)
+        return error_set(err, STATUS_INVALID, "%s: %u is more than %d", name, value, INT32_MAX);
+    *out = value;
+    return STATUS_IS_OK;
+}
+
+status field_max_tokens(const char *name, uint32_t value, engine_request *r, error *err)
+{
+    r->score_only = value == 0;
+    return field_count(name, value, &r->max_tokens, err);
+}
+
+status field_logprobs(const char *name, int32_t value, int32_t *out, error *err)
+{
+    if (value < 0 || value > SAMPLE_LOGPROBS_MAX)
+        return error_set(err, STATUS_INVALID, "%s: must be in 0 .. %d", name, SAMPLE_LOGPROBS_MAX);
+    *out = value;
+    return STATUS_IS_OK;
+}
+
+status field_bias_begin(size_t n, engine_request *r, error *err)
+{
+    r->bias_ids = malloc((n + 1) * sizeof *r->bias_ids);
+    r->bias = malloc((n + 1) * sizeof *r->bias);
+    return r->bias_ids && r->bias ? STATUS_IS_OK : no_memory("logit_bias", err);
+}
+
+status field_bias_add(const char *name, int64_t id, float value, engine_request *r, error *err)
+{
+    if (id < 0 || id > INT32_MAX)
+        return error_set(err, STATUS_INVALID, "%s: %lld is no token id", name, (long long)id);
+    RETURN_IF_ERROR(field_float(name, value, &r->bias[r->n_bias], err));
+    r->bias_ids[r->n_bias++] = (uint32_t)id;
+    return STATUS_IS_OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+status field_bias_end(const char *name, const engine_request *r, error *err)
+{
+    uint32_t *sorted = malloc((r->n_bias + 1) * sizeof *sorted);
+    if (!sorted) return no_memory(name, err);
+    if (r->n_bias) memcpy(sorted, r->bias_ids, r->n_bias * sizeof *sorted);
+    qsort(sorted, r->n_bias, sizeof *sorted, by_value);
+    status s = STATUS_IS_OK;
+    for (uint32_t i = 1; i < r->n_bias && status_ok(s); i++)
+        if (sorted[i] == sorted[i - 1])
+            s = error_set(err, STATUS_INVALID, "%s: token %u is given twice", name, sorted[i]);
+    free(sorted);
+    return s;
+}

@@ -1,0 +1,113 @@
+/* KServe v2 as its files see it (private to rpc/services).
+ *
+ * kserve.c: the methods   kserve_request.c: tensors in   kserve_response.c: tensors out
+ * kserve_infer.c: ModelInfer and ModelStreamInfer
+ */
+#ifndef RPC_SERVICES_KSERVE_H
+#define RPC_SERVICES_KSERVE_H
+
+#include "rpc/services/fields.h"
+#include "rpc/services/reports.h"
+#include "rpc/services/services.h"
+
+/* A tensor's row, for metadata and for checks. */
+typedef struct kserve_tensor {
+    const char *name;
+    const char *datatype;
+    int64_t dim; // of its one dimension; -1 = any
+} kserve_tensor;
+
+extern const char kserve_version[]; // of the model: the only one
+
+/* STATUS_NOT_FOUND says which of the two is wrong. */
+status kserve_check_model(const service *s, ProtobufCBinaryData name, ProtobufCBinaryData version,
+                          error *err);
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+enum { KSERVE_TEXT_INPUT, KSERVE_SAMPLING_PARAMETERS, KSERVE_STREAM, KSERVE_INPUTS };
+extern const kserve_tensor kserve_inputs[KSERVE_INPUTS];
+
+enum { KSERVE_PROMPTS_MAX = 1024, KSERVE_ID_BYTES_MAX = 128 };
+
+/* What a request says beside what the engine is asked. */
+typedef struct kserve_facts {
+    char id[KSERVE_ID_BYTES_MAX + 1];
+    uint32_t n_prompts;
+    uint32_t outputs; // bit i: output i is wanted
+    bool stream;
+    int place[KSERVE_INPUTS]; // which of the request's inputs is the i-th of ours; -1 = absent
+} kserve_facts;
+
+/* Checks names, datatypes and shapes. */
+status kserve_facts_of(const service *s, const Inference__ModelInferRequest *m, kserve_facts *out,
+                       error *err);
+/* The request of one of its prompts. */
+status kserve_prompt_request_of(const service *s, const Inference__ModelInferRequest *m,
+                                const kserve_facts *facts, uint32_t prompt, engine_request *out,
+                                error *err);
+
+/* ---- outputs --------------------------------------------------------------------------------- */
+
+enum {
+    KSERVE_TEXT_OUTPUT,
+    KSERVE_FINISH_REASON,
+    KSERVE_INDEX,
+    KSERVE_OUTPUT_IDS,
+    KSERVE_COMPLETION_TOKENS,
+    KSERVE_PROMPT_TOKENS,
+    KSERVE_CACHED_TOKENS,
+    KSERVE_OUTPUTS,
+};
+extern const kserve_tensor kserve_outputs[KSERVE_OUTPUTS];
+
+/* A choice, or what is new of it. */
+typedef struct kserve_choice {
+    strbuf text;
+    strbuf ids; // i32 [n_ids], little-endian
+    uint32_t n_ids;
+    uint32_t index;
+    engine_finish finish; // NONE = it goes on, and its usage is not known yet
+    engine_usage usage;
+} kserve_choice;
+
+/* False when memory is out. */
+bool kserve_choice_take(kserve_choice *choice, const generation_output *o);
+void kserve_choice_clear(kserve_choice *choice); // memory is kept
+void kserve_choice_destroy(kserve_choice *choice);
+
+enum { KSERVE_PARAMETERS = 2 };
+
+/* A response with everything that it points to; one for all responses of a call. */
+typedef struct kserve_response {
+    Inference__ModelInferResponse message;
+    Inference__ModelInferResponse__InferOutputTensor tensors[KSERVE_OUTPUTS];
+    Inference__ModelInferResponse__InferOutputTensor *tensor_list[KSERVE_OUTPUTS];
+    int64_t shapes[KSERVE_OUTPUTS];
+    ProtobufCBinaryData raw[KSERVE_OUTPUTS];
+    Inference__ModelInferResponse__ParametersEntry parameters[KSERVE_PARAMETERS];
+    Inference__ModelInferResponse__ParametersEntry *parameter_list[KSERVE_PARAMETERS];
+    Inference__InferParameter values[KSERVE_PARAMETERS];
+    strbuf bytes; // of all tensors
+} kserve_response;
+
+/* Starts it anew: no tensors, no parameters. */
+void kserve_response_begin(kserve_response *r, const char *model, const char *id);
+void kserve_response_set_bool(kserve_response *r, const char *key, bool value);
+void kserve_response_set_text(kserve_response *r, const char *key, const strbuf *text);
+/* Adds the wanted tensors of n choices. Those of usage only when every choice has ended. False when
+ * memory is out. */
+bool kserve_response_fill(kserve_response *r, const kserve_choice *choices, uint32_t n,
+                          uint32_t outputs);
+void kserve_response_destroy(kserve_response *r);
+
+/* ---- ModelInfer, ModelStreamInfer ------------------------------------------------------------ */
+
+void kserve_infer(rpc_call *c, const ProtobufCMessage *m);
+void kserve_infer_writable(rpc_call *c);
+void kserve_stream_message(rpc_call *c, const ProtobufCMessage *m);
+void kserve_stream_half_closed(rpc_call *c);
+void kserve_stream_writable(rpc_call *c);
+void kserve_infer_ended(rpc_call *c);
+
+#endif

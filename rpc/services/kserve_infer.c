@@ -1,0 +1,233 @@
+/* KServe's ModelInfer and ModelStreamInfer. A stream's requests are answered one after the other.
+ */
+#include "rpc/services/kserve.h"
+
+#include <stdlib.h>
+
+typedef struct infer {
+    bool over; // call_finish or call_fail was called
+    /* The request that is being answered. */
+    generation *generation; // NULL = none
+    kserve_facts facts;
+    char model[256];        // the name it was asked for by
+    kserve_choice *choices; // [n]; of a stream that sends each token only the first is used
+    uint32_t n;
+    reports reports;
+    /* What failed, to be told on a stream that goes on. */
+    error failure;
+    status_code failed; // STATUS_OK = nothing
+    kserve_response response;
+} infer;
+
+static void end_request(infer *s)
+{
+    generation_release(s->generation);
+    s->generation = NULL;
+    for (uint32_t i = 0; s->choices && i < s->n; i++) kserve_choice_destroy(&s->choices[i]);
+    free(s->choices);
+    s->choices = NULL;
+    s->n = 0;
+}
+
+void kserve_infer_ended(rpc_call *c)
+{
+    infer *s = call_state(c);
+    if (!s) return;
+    end_request(s);
+    reports_destroy(&s->reports);
+    kserve_response_destroy(&s->response);
+    free(s);
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static status make_choices(infer *s, uint32_t n, error *err)
+{
+    s->n = n;
+    s->choices = calloc(n, sizeof *s->choices);
+    reports_destroy(&s->reports);
+    if (s->choices && reports_init(&s->reports, n)) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+}
+
+static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
+{
+    uint32_t n = s->facts.n_prompts, made = 0;
+    generation_options o = {NULL, "kserve", call_wake, c};
+    engine_request *requests = calloc(n, sizeof *requests);
+    status st =
+        requests ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    for (; made < n && status_ok(st); made++)
+        st = kserve_prompt_request_of(call_service(c), m, &s->facts, made, &requests[made], err);
+    if (status_ok(st)) st = make_choices(s, n * requests[0].n, err);
+    if (status_ok(st)) st = generation_start(call_service(c), requests, n, &o, &s->generation, err);
+    for (uint32_t i = 0; i < made; i++) engine_request_destroy(&requests[i]);
+    free(requests);
+    return st;
+}
+
+static status start(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
+{
+    const service *serving = call_service(c);
+    /* Known even when the request is refused: the answer says whose it is. */
+    s->facts = (kserve_facts){0};
+    snprintf(s->model, sizeof s->model, "%s", serving->o.model.names[0]);
+    RETURN_IF_ERROR(kserve_facts_of(serving, m, &s->facts, err));
+    if (m->model_name.len)
+        RETURN_IF_ERROR(field_word("model_name", m->model_name, s->model, sizeof s->model, err));
+    return start_all(c, m, s, err);
+}
+
+/* ---- responses ------------------------------------------------------------------------------- */
+
+/* The whole of the request, or on a stream that sends each token, the last one. */
+static bool build(infer *s, const kserve_choice *choices, uint32_t n, bool is_stream, strbuf *text)
+{
+    bool last = generation_ended(s->generation);
+    kserve_response_begin(&s->response, s->model, s->facts.id);
+    if (is_stream) kserve_response_set_bool(&s->response, "triton_final_response", last);
+    if (last && s->reports.n_given) {
+        reports_json(&s->reports, SIZE_MAX, text);
+        kserve_response_set_text(&s->response, "retention", text);
+    }
+    return kserve_response_fill(&s->response, choices, n, s->facts.outputs) && !text->failed;
+}
+
+static void fail_request(infer *s, status_code code, const char *text)
+{
+    s->failed = error_set(&s->failure, code, "%s", text).code;
+}
+
+/* Takes the next output. False when there is none. */
+static bool take(infer *s, bool each_token)
+{
+    generation_output o;
+    if (!generation_read(s->generation, &o)) return false;
+    kserve_choice *choice = &s->choices[each_token ? 0 : o.index];
+    if (each_token) kserve_choice_clear(choice);
+    bool ok = kserve_choice_take(choice, &o) && reports_keep(&s->reports, o.index, o.out.report);
+    if (o.out.finish == ENGINE_FINISH_ERROR) fail_request(s, o.out.error_code, o.out.error_text);
+    else if (!ok) fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
+    return true;
+}
+
+/* ---- ModelInfer ------------------------------------------------------------------------------ */
+
+static infer *make_state(rpc_call *c)
+{
+    infer *s = calloc(1, sizeof *s);
+    if (s) {
+        call_set_state(c, s);
+        return s;
+    }
+    error err = {{0}};
+    call_fail(c, error_set(&err, STATUS_NO_MEMORY, "request: out of memory"), &err);
+    return NULL;
+}
+
+void kserve_infer(rpc_call *c, const ProtobufCMessage *message)
+{
+    infer *s = make_state(c);
+    if (!s) return;
+    error err = {{0}};
+    status st = start(c, (const Inference__ModelInferRequest *)message, s, &err);
+    if (status_ok(st) && s->facts.stream)
+        st = error_set(&err, STATUS_INVALID,
+                       "stream: ModelInfer has one answer; use "
+                       "ModelStreamInfer");
+    if (status_ok(st)) return;
+    s->over = true;
+    call_fail(c, st, &err);
+}
+
+void kserve_infer_writable(rpc_call *c)
+{
+    infer *s = call_state(c);
+    if (!s || s->over) return;
+    while (!s->failed && take(s, false)) continue;
+    if (!s->failed && !generation_ended(s->generation)) return;
+    strbuf text = {0};
+    s->over = true;
+    if (!s->failed && !build(s, s->choices, s->n, false, &text))
+        fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
+    if (s->failed) {
+        call_fail(c, status_make(s->failed, NULL), &s->failure);
+    } else {
+        reports_send(c, &s->reports);
+        call_reply(c, &s->response.message.base);
+    }
+    strbuf_destroy(&text);
+}
+
+/* ---- ModelStreamInfer ------------------------------------------------------------------------ */
+
+void kserve_stream_message(rpc_call *c, const ProtobufCMessage *message)
+{
+    infer *s = call_state(c);
+    if (!s) s = make_state(c);
+    if (!s) return;
+    error err = {{0}};
+    status st = start(c, (const Inference__ModelInferRequest *)message, s, &err);
+    if (!status_ok(st)) fail_request(s, st.code, err.text);
+    call_wake(c);
+}
+
+void kserve_stream_half_closed(rpc_call *c)
+{
+    infer *s = call_state(c);
+    if (s && s->over) return;
+    if (s) {
+        s->over = true;
+        reports_send(c, &s->reports);
+    }
+    call_finish(c, GRPC_STATUS_OK, NULL);
+}
+
+/* The request is answered; the stream goes on. */
+static void next_request(rpc_call *c, infer *s)
+{
+    end_request(s);
+    s->failed = STATUS_OK;
+    call_receive(c);
+}
+
+static void send_failure(rpc_call *c, infer *s)
+{
+    Inference__ModelStreamInferResponse m = INFERENCE__MODEL_STREAM_INFER_RESPONSE__INIT;
+    kserve_response_begin(&s->response, s->model, s->facts.id);
+    kserve_response_set_bool(&s->response, "triton_final_response", true);
+    m.error_message = field_of(s->failure.text);
+    m.infer_response = &s->response.message;
+    call_send(c, &m.base);
+    next_request(c, s);
+}
+
+/* False when there was nothing to send. */
+static bool send_next(rpc_call *c, infer *s)
+{
+    bool each_token = s->facts.stream, due = false;
+    while (!s->failed && !due && take(s, each_token))
+        due = each_token || generation_ended(s->generation);
+    if (s->failed || !due) return s->failed;
+    strbuf text = {0};
+    if (build(s, s->choices, each_token ? 1 : s->n, true, &text)) {
+        Inference__ModelStreamInferResponse m = INFERENCE__MODEL_STREAM_INFER_RESPONSE__INIT;
+        m.infer_response = &s->response.message;
+        call_send(c, &m.base);
+        if (generation_ended(s->generation)) next_request(c, s);
+    } else {
+        fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
+    }
+    strbuf_destroy(&text);
+    return true;
+}
+
+void kserve_stream_writable(rpc_call *c)
+{
+    infer *s = call_state(c);
+    if (!s) return;
+    while (!s->over && call_can_send(c)) {
+        if (s->failed) send_failure(c, s);
+        else if (!s->generation || !send_next(c, s)) return;
+    }
+}

@@ -1,0 +1,152 @@
+/* octavo.v1's messages into requests. */
+#include "rpc/services/octavo_v1.h"
+
+/* ---- sampling -------------------------------------------------------------------------------- */
+
+/* Fields that are not set keep the model's defaults. */
+static status read_sampling(const Octavo__V1__SamplingParams *m, engine_request *r, error *err)
+{
+#define FLOAT(field)                                                                               \
+    if (m->field##_opt_case)                                                                       \
+    RETURN_IF_ERROR(field_float("sampling." #field, m->field, &r->field, err))
+    FLOAT(temperature);
+    FLOAT(top_p);
+    FLOAT(min_p);
+    FLOAT(presence_penalty);
+    FLOAT(frequency_penalty);
+    FLOAT(repetition_penalty);
+#undef FLOAT
+#define NUMBER(field, read)                                                                        \
+    if (m->field##_opt_case) RETURN_IF_ERROR(read("sampling." #field, m->field, &r->field, err))
+    NUMBER(n, field_count);
+    NUMBER(logprobs, field_logprobs);
+    NUMBER(prompt_logprobs, field_logprobs);
+#undef NUMBER
+    if (m->max_tokens_opt_case)
+        RETURN_IF_ERROR(field_max_tokens("sampling.max_tokens", m->max_tokens, r, err));
+    if (m->top_k_opt_case) r->top_k = m->top_k;
+    if (m->skip_special_tokens_opt_case) r->skip_special_tokens = m->skip_special_tokens;
+    if (m->seed_opt_case) {
+        r->has_seed = true;
+        r->seed = (uint64_t)m->seed;
+    }
+    r->ignore_eos = m->ignore_eos;
+    r->include_stop_str_in_output = m->include_stop_str_in_output;
+    RETURN_IF_ERROR(field_count("sampling.min_tokens", m->min_tokens, &r->min_tokens, err));
+    RETURN_IF_ERROR(field_stops("sampling.stop", m->stop, m->n_stop, r, err));
+    return field_ids("sampling.stop_token_ids", m->stop_token_ids, m->n_stop_token_ids,
+                     &r->stop_token_ids, &r->n_stop_token_ids, err);
+}
+
+static status read_bias(const Octavo__V1__SamplingParams *m, engine_request *r, error *err)
+{
+    static const char name[] = "sampling.logit_bias";
+    if (m->n_logit_bias == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(field_bias_begin(m->n_logit_bias, r, err));
+    for (size_t i = 0; i < m->n_logit_bias; i++) {
+        const Octavo__V1__LogitBias *bias = m->logit_bias[i];
+        RETURN_IF_ERROR(field_bias_add(name, bias->token_id, bias->bias, r, err));
+    }
+    return field_bias_end(name, r, err);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+/* Sets message[key] to a text; "" where it may be left out leaves it out. */
+static status set_text(json_t *message, size_t i, const char *key, ProtobufCBinaryData text,
+                       bool optional, error *err)
+{
+    if (optional && text.len == 0) return STATUS_IS_OK;
+    if (!utf8_valid(text.data, text.len))
+        return error_set(err, STATUS_INVALID, "chat.messages[%zu].%s: is not UTF-8", i, key);
+    json_t *value = json_stringn(text.len ? (const char *)text.data : "", text.len);
+    if (value && json_object_set_new(message, key, value) == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "chat.messages[%zu]: out of memory", i);
+}
+
+static status set_tool_calls(json_t *message, size_t i, ProtobufCBinaryData text, error *err)
+{
+    char name[64];
+    json_t *calls = NULL;
+    snprintf(name, sizeof name, "chat.messages[%zu].tool_calls_json", i);
+    RETURN_IF_ERROR(field_json(name, text, JSON_ARRAY, &calls, err));
+    if (!calls || json_object_set_new(message, "tool_calls", calls) == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", name);
+}
+
+static status fill_message(const Octavo__V1__ChatMessage *m, size_t i, json_t *out, error *err)
+{
+    RETURN_IF_ERROR(set_text(out, i, "role", m->role, false, err));
+    RETURN_IF_ERROR(set_text(out, i, "content", m->content, false, err));
+    RETURN_IF_ERROR(set_text(out, i, "name", m->name, true, err));
+    RETURN_IF_ERROR(set_text(out, i, "tool_call_id", m->tool_call_id, true, err));
+    return set_tool_calls(out, i, m->tool_calls_json, err);
+}
+
+static status read_chat(const Octavo__V1__Chat *m, engine_request *r, error *err)
+{
+    r->messages = json_array();
+    for (size_t i = 0; r->messages && i < m->n_messages; i++) {
+        json_t *message = json_object();
+        if (!message || json_array_append_new(r->messages, message))
+            return error_set(err, STATUS_NO_MEMORY, "chat: out of memory");
+        RETURN_IF_ERROR(fill_message(m->messages[i], i, message, err));
+    }
+    if (!r->messages) return error_set(err, STATUS_NO_MEMORY, "chat: out of memory");
+    return field_json("chat.tools_json", m->tools_json, JSON_ARRAY, &r->tools, err);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static status read_input(const Octavo__V1__GenerateRequest *m, engine_request *r, error *err)
+{
+    switch (m->input_case) {
+    case OCTAVO__V1__GENERATE_REQUEST__INPUT_PROMPT:
+        return field_prompt("prompt", m->prompt, r, err);
+    case OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
+        return field_ids("token_ids", m->token_ids->ids, m->token_ids->n_ids, &r->prompt_token_ids,
+                         &r->n_prompt_token_ids, err);
+    case OCTAVO__V1__GENERATE_REQUEST__INPUT_CHAT: return read_chat(m->chat, r, err);
+    default:
+        return error_set(err, STATUS_INVALID,
+                         "input: one of prompt, token_ids and chat must be given");
+    }
+}
+
+static status read_salt(const Octavo__V1__GenerateRequest *m, engine_request *r, error *err)
+{
+    if (m->cache_salt.len == 0) return STATUS_IS_OK;
+    if (memchr(m->cache_salt.data, 0, m->cache_salt.len))
+        return error_set(err, STATUS_INVALID, "cache_salt: holds a NUL byte");
+    return field_text("cache_salt", m->cache_salt, &r->cache_salt, err);
+}
+
+status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest *m,
+                            engine_request *out, error *err)
+{
+    engine_request_init(out, &s->o.model.defaults);
+    RETURN_IF_ERROR(field_model(s, "model", m->model, err));
+    RETURN_IF_ERROR(field_session("session", m->session, err));
+    RETURN_IF_ERROR(read_input(m, out, err));
+    if (m->sampling) {
+        RETURN_IF_ERROR(read_sampling(m->sampling, out, err));
+        RETURN_IF_ERROR(read_bias(m->sampling, out, err));
+    }
+    if (m->add_special_tokens_opt_case) out->add_special_tokens = m->add_special_tokens;
+    out->priority = m->priority;
+    RETURN_IF_ERROR(read_salt(m, out, err));
+    return field_json("retention_json", m->retention_json, JSON_OBJECT, &out->retention, err);
+}
+
+status octavo_v1_tokenize_of(const service *s, const Octavo__V1__TokenizeRequest *m,
+                             engine_request *out, error *err)
+{
+    engine_request_init(out, &s->o.model.defaults);
+    if (m->add_special_tokens_opt_case) out->add_special_tokens = m->add_special_tokens;
+    switch (m->input_case) {
+    case OCTAVO__V1__TOKENIZE_REQUEST__INPUT_PROMPT:
+        return field_prompt("prompt", m->prompt, out, err);
+    case OCTAVO__V1__TOKENIZE_REQUEST__INPUT_CHAT: return read_chat(m->chat, out, err);
+    default: return error_set(err, STATUS_INVALID, "input: one of prompt and chat must be given");
+    }
+}

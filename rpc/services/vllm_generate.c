@@ -1,0 +1,229 @@
+/* VllmEngine's Generate: a chunk for each token when streaming, and what is complete for each
+ * choice. */
+#include "rpc/services/reports.h"
+#include "rpc/services/vllm.h"
+
+#include <stdlib.h>
+
+typedef struct generate {
+    generation *generation;
+    bool stream, logprobs, prompt_logprobs;
+    bool over;       // call_finish or call_fail was called
+    bool has_output; // `output` is in hand
+    bool chunk_due;  // … and has still to go out as a chunk
+    generation_output output;
+    uint32_t n;
+    vllm_choice *choices; // [n]
+    reports reports;
+} generate;
+
+static void destroy(generate *s)
+{
+    if (!s) return;
+    generation_release(s->generation);
+    for (uint32_t i = 0; s->choices && i < s->n; i++) vllm_choice_destroy(&s->choices[i]);
+    free(s->choices);
+    reports_destroy(&s->reports);
+    free(s);
+}
+
+/* ---- responses ------------------------------------------------------------------------------- */
+
+static void fail(rpc_call *c, generate *s, status_code code, const char *text)
+{
+    error err = {{0}};
+    status st = error_set(&err, code, "%s", text);
+    s->over = true;
+    call_fail(c, st, &err);
+}
+
+/* The logprobs of the one token of a chunk. */
+typedef struct chunk_logprobs {
+    Vllm__Grpc__Engine__OutputLogProbs message;
+    Vllm__Grpc__Engine__TopLogProbs top;
+    Vllm__Grpc__Engine__TopLogProbs *tops[1];
+} chunk_logprobs;
+
+static void fill_chunk_logprobs(step_sample *sample, chunk_logprobs *out)
+{
+    out->message = (Vllm__Grpc__Engine__OutputLogProbs)VLLM__GRPC__ENGINE__OUTPUT_LOG_PROBS__INIT;
+    out->top = (Vllm__Grpc__Engine__TopLogProbs)VLLM__GRPC__ENGINE__TOP_LOG_PROBS__INIT;
+    out->tops[0] = &out->top;
+    out->top.n_values = out->top.n_token_ids = sample->n_top;
+    out->top.values = sample->top_logprobs;
+    out->top.token_ids = sample->top_ids;
+    out->message.n_token_logprobs = out->message.n_token_ids = out->message.n_top_logprobs = 1;
+    out->message.token_logprobs = &sample->logprob;
+    out->message.token_ids = &sample->token;
+    out->message.top_logprobs = out->tops;
+}
+
+static void send(rpc_call *c, Vllm__Grpc__Engine__GenerateStreamChunk *chunk,
+                 Vllm__Grpc__Engine__GenerateComplete *complete)
+{
+    Vllm__Grpc__Engine__GenerateResponse m = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__INIT;
+    if (chunk) {
+        m.response_case = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK;
+        m.chunk = chunk;
+    } else {
+        m.response_case = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_COMPLETE;
+        m.complete = complete;
+    }
+    call_send(c, &m.base);
+}
+
+/* False when memory is out. */
+static bool send_chunk(rpc_call *c, generate *s, arena *memory)
+{
+    engine_output *o = &s->output.out;
+    vllm_choice *choice = &s->choices[s->output.index];
+    engine_prompt prompt = generation_prompt(s->generation, s->output.request);
+    Vllm__Grpc__Engine__GenerateStreamChunk chunk = VLLM__GRPC__ENGINE__GENERATE_STREAM_CHUNK__INIT;
+    chunk_logprobs logprobs;
+    chunk.n_token_ids = 1;
+    chunk.token_ids = &o->sample.token;
+    chunk.prompt_tokens = prompt.n_tokens;
+    chunk.completion_tokens = choice->n;
+    chunk.cached_tokens = o->usage.cached_tokens;
+    chunk.index = s->output.index;
+    if (s->logprobs) {
+        fill_chunk_logprobs(&o->sample, &logprobs);
+        chunk.output_logprobs = &logprobs.message;
+    }
+    if (s->prompt_logprobs && !choice->started && prompt.logprobs) {
+        chunk.input_logprobs = vllm_prompt_logprobs(&prompt, memory);
+        if (!chunk.input_logprobs) return false;
+    }
+    choice->started = true;
+    send(c, &chunk, NULL);
+    return true;
+}
+
+static void fill_end(const engine_output *o, Vllm__Grpc__Engine__GenerateComplete *m)
+{
+    m->finish_reason = field_of(engine_finish_name(o->finish));
+    m->prompt_tokens = o->usage.prompt_tokens;
+    m->completion_tokens = o->usage.completion_tokens;
+    m->cached_tokens = o->usage.cached_tokens;
+    if (o->stop_string) {
+        m->matched_stop_case = VLLM__GRPC__ENGINE__GENERATE_COMPLETE__MATCHED_STOP_MATCHED_STOP_STR;
+        m->matched_stop_str = field_of(o->stop_string);
+    } else if (o->stop_token >= 0) {
+        m->matched_stop_case = VLLM__GRPC__ENGINE__GENERATE_COMPLETE__MATCHED_STOP_MATCHED_TOKEN_ID;
+        m->matched_token_id = (uint32_t)o->stop_token;
+    }
+}
+
+/* False when memory is out. */
+static bool send_complete(rpc_call *c, generate *s, arena *memory)
+{
+    const vllm_choice *choice = &s->choices[s->output.index];
+    engine_prompt prompt = generation_prompt(s->generation, s->output.request);
+    Vllm__Grpc__Engine__GenerateComplete m = VLLM__GRPC__ENGINE__GENERATE_COMPLETE__INIT;
+    m.index = s->output.index;
+    m.n_output_ids = choice->n;
+    m.output_ids = (uint32_t *)(void *)choice->ids.data;
+    fill_end(&s->output.out, &m);
+    if (s->logprobs && !s->stream) {
+        m.output_logprobs = vllm_choice_logprobs(choice, memory);
+        if (!m.output_logprobs) return false;
+    }
+    if (s->prompt_logprobs && !choice->started && prompt.logprobs) {
+        m.input_logprobs = vllm_prompt_logprobs(&prompt, memory);
+        if (!m.input_logprobs) return false;
+    }
+    send(c, NULL, &m);
+    return true;
+}
+
+/* ---- the call -------------------------------------------------------------------------------- */
+
+/* False when there is nothing to read. */
+static bool next_output(rpc_call *c, generate *s)
+{
+    if (!generation_read(s->generation, &s->output)) return false;
+    const engine_output *o = &s->output.out;
+    s->has_output = true;
+    s->chunk_due = s->stream && o->has_token;
+    bool ok = reports_keep(&s->reports, s->output.index, o->report);
+    if (o->has_token)
+        ok = ok &&
+             vllm_choice_take(&s->choices[s->output.index], &o->sample, s->logprobs && !s->stream);
+    if (o->finish == ENGINE_FINISH_ERROR) fail(c, s, o->error_code, o->error_text);
+    else if (!ok) fail(c, s, STATUS_NO_MEMORY, "request: out of memory");
+    return true;
+}
+
+/* Sends what is due of the output in hand: its chunk, then, at the end of its choice, the whole. */
+static void send_output(rpc_call *c, generate *s)
+{
+    bool ends = s->output.out.finish != ENGINE_FINISH_NONE, ok = true;
+    bool chunk = s->chunk_due;
+    arena memory;
+    arena_init(&memory, 4096, 0);
+    if (chunk) ok = send_chunk(c, s, &memory);
+    else if (ends) ok = send_complete(c, s, &memory);
+    arena_destroy(&memory);
+    s->chunk_due = false;
+    s->has_output = chunk && ends;
+    if (!ok) fail(c, s, STATUS_NO_MEMORY, "logprobs: out of memory");
+}
+
+void vllm_generate_writable(rpc_call *c)
+{
+    generate *s = call_state(c);
+    if (!s) return;
+    while (!s->over && call_can_send(c)) {
+        if (!s->has_output && !next_output(c, s)) break;
+        if (!s->over) send_output(c, s);
+    }
+    if (s->over || s->has_output || !generation_ended(s->generation)) return;
+    s->over = true;
+    reports_send(c, &s->reports);
+    call_finish(c, GRPC_STATUS_OK, NULL);
+}
+
+static status make_choices(generate *s, uint32_t n, error *err)
+{
+    s->n = n;
+    s->choices = calloc(n, sizeof *s->choices);
+    if (s->choices && reports_init(&s->reports, n)) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+}
+
+static status start(rpc_call *c, const Vllm__Grpc__Engine__GenerateRequest *m, generate *s,
+                    error *err)
+{
+    char id[SERVICE_ID_BYTES_MAX + 1];
+    size_t n_retention = 0, n_session = 0;
+    const char *retention = call_metadata(c, "octavo-retention", &n_retention);
+    const char *session = call_metadata(c, "octavo-session", &n_session);
+    RETURN_IF_ERROR(field_session("octavo-session", call_bytes(session, n_session), err));
+    RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
+    generation_options o = {id, "vllm", call_wake, c};
+    engine_request r;
+    status st = vllm_request_of(call_service(c), m, retention, n_retention, &r, err);
+    s->stream = m->stream;
+    s->logprobs = r.logprobs >= 0;
+    s->prompt_logprobs = r.prompt_logprobs >= 0;
+    if (status_ok(st)) st = generation_start(call_service(c), &r, 1, &o, &s->generation, err);
+    if (status_ok(st)) st = make_choices(s, r.n, err);
+    engine_request_destroy(&r);
+    return st;
+}
+
+void vllm_generate(rpc_call *c, const ProtobufCMessage *message)
+{
+    error err = {{0}};
+    generate *s = calloc(1, sizeof *s);
+    status st = s ? start(c, (const Vllm__Grpc__Engine__GenerateRequest *)message, s, &err)
+                  : error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
+    if (status_ok(st)) {
+        call_set_state(c, s);
+        return;
+    }
+    destroy(s);
+    call_fail(c, st, &err);
+}
+
+void vllm_generate_ended(rpc_call *c) { destroy(call_state(c)); }
