@@ -12,19 +12,16 @@ static bool allocate(engine *e)
     e->stop_ids = alloc_zeroed(o->alloc, o->n_stop_ids + 1, sizeof *e->stop_ids);
     e->slots = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->slots);
     e->free_slots = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->free_slots);
-    e->prepare.items = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->prepare.items);
     e->measured = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->measured);
     e->workers = alloc_zeroed(o->alloc, o->tokenizer_threads, sizeof *e->workers);
-    if (!e->stop_ids || !e->slots || !e->free_slots || !e->prepare.items || !e->measured ||
-        !e->workers)
-        return false;
+    if (!e->stop_ids || !e->slots || !e->free_slots || !e->measured || !e->workers) return false;
     if (o->n_stop_ids) memcpy(e->stop_ids, o->stop_ids, o->n_stop_ids * sizeof *e->stop_ids);
     for (uint32_t i = 0; i < o->max_requests; i++) e->free_slots[i] = o->max_requests - 1 - i;
     e->n_free_slots = o->max_requests;
     return true;
 }
 
-static status make_scheduler(engine *e, error *err)
+status engine_make_scheduler(engine *e, sched **out, error *err)
 {
     sched_options so = {
         .geometry = e->info.geometry,
@@ -33,20 +30,52 @@ static status make_scheduler(engine *e, error *err)
         .prefill_chunk = e->o.prefill_chunk,
         .max_model_len = e->o.max_model_len,
         .max_requests = e->o.max_requests,
+        .max_logit_rows = e->info.max_logit_rows,
         .prefix_cache = e->o.prefix_cache,
         .salt = e->info.identity,
         .alloc = e->o.alloc,
+        .on_block = e->o.on_block,
+        .on_block_ctx = e->o.on_block_ctx,
     };
-    return sched_create(&so, &e->sched, err);
+    return sched_create(&so, out, err);
 }
 
 static bool start_threads(engine *e)
 {
     if (pthread_create(&e->thread, NULL, engine_loop, e)) return false;
     e->thread_started = true;
+    if (!status_ok(watch_start(e))) return false;
     for (; e->n_workers < e->o.tokenizer_threads; e->n_workers++)
         if (pthread_create(&e->workers[e->n_workers], NULL, prepare_loop, e)) return false;
     return true;
+}
+
+static void init_locks(engine *e)
+{
+    pthread_mutex_init(&e->inbox.lock, NULL);
+    pthread_cond_init(&e->inbox.arrived, NULL);
+    pthread_mutex_init(&e->prepare.lock, NULL);
+    pthread_cond_init(&e->prepare.arrived, NULL);
+    pthread_mutex_init(&e->stats_lock, NULL);
+    pthread_rwlock_init(&e->sched_lock, NULL);
+    pthread_mutex_init(&e->watch.lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->watch.changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static void destroy_locks(engine *e)
+{
+    pthread_cond_destroy(&e->watch.changed);
+    pthread_mutex_destroy(&e->watch.lock);
+    pthread_rwlock_destroy(&e->sched_lock);
+    pthread_mutex_destroy(&e->stats_lock);
+    pthread_cond_destroy(&e->prepare.arrived);
+    pthread_mutex_destroy(&e->prepare.lock);
+    pthread_cond_destroy(&e->inbox.arrived);
+    pthread_mutex_destroy(&e->inbox.lock);
 }
 
 status engine_create(const engine_options *options, engine **out, error *err)
@@ -61,14 +90,10 @@ status engine_create(const engine_options *options, engine **out, error *err)
     if (e->o.max_model_len == 0 || e->o.max_model_len > e->info.max_positions)
         e->o.max_model_len = e->info.max_positions;
     e->limits = (retention_limits){e->info.geometry, e->o.prefill_chunk};
-    pthread_mutex_init(&e->inbox.lock, NULL);
-    pthread_cond_init(&e->inbox.arrived, NULL);
-    pthread_mutex_init(&e->prepare.lock, NULL);
-    pthread_cond_init(&e->prepare.arrived, NULL);
-    pthread_mutex_init(&e->stats_lock, NULL);
+    init_locks(e);
     atomic_store(&e->next_seed, hash_mix64((uint64_t)clock_now_ns()));
 
-    status s = allocate(e) ? make_scheduler(e, err)
+    status s = allocate(e) ? engine_make_scheduler(e, &e->sched, err)
                            : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
     if (status_ok(s) && !start_threads(e))
         s = error_set(err, STATUS_NO_MEMORY, "engine: cannot start its threads");
@@ -95,37 +120,32 @@ void engine_destroy(engine *e)
     for (uint32_t i = 0; i < e->n_workers; i++) pthread_join(e->workers[i], NULL);
     stop_flag(&e->inbox.lock, &e->inbox.arrived, &e->inbox.stop);
     if (e->thread_started) pthread_join(e->thread, NULL);
+    watch_stop(e); /* the last: it gets a stuck step out of the way */
     sched_destroy(e->sched);
     const allocator *a = e->o.alloc;
-    alloc_free(a, e->inbox.items);
-    alloc_free(a, e->drained);
     alloc_free(NULL, e->events);
     alloc_free(NULL, e->ending);
     alloc_free(a, e->measured);
-    alloc_free(a, e->prepare.items);
     alloc_free(a, e->slots);
     alloc_free(a, e->free_slots);
     alloc_free(a, e->stop_ids);
     alloc_free(a, e->workers);
     strbuf_destroy(&e->text);
-    pthread_mutex_destroy(&e->stats_lock);
-    pthread_cond_destroy(&e->prepare.arrived);
-    pthread_mutex_destroy(&e->prepare.lock);
-    pthread_cond_destroy(&e->inbox.arrived);
-    pthread_mutex_destroy(&e->inbox.lock);
+    destroy_locks(e);
     alloc_free(a, e);
 }
 
 /* ---- submission ------------------------------------------------------------------------------ */
 
-static void queue_for_prepare(engine *e, engine_stream *s)
+static status check_state(engine *e, error *err)
 {
-    prepare_queue *q = &e->prepare;
-    atomic_fetch_add(&s->references, 1);
-    pthread_mutex_lock(&q->lock);
-    q->items[(q->head + q->count++) % e->o.max_requests] = s;
-    pthread_cond_signal(&q->arrived);
-    pthread_mutex_unlock(&q->lock);
+    switch ((engine_state)atomic_load(&e->state)) {
+    case ENGINE_WORKING: break;
+    case ENGINE_RESTARTING:
+        return error_set(err, STATUS_UNAVAILABLE, "the backend is being restarted");
+    case ENGINE_BROKEN: return error_set(err, STATUS_UNAVAILABLE, "the backend has failed");
+    }
+    return STATUS_IS_OK;
 }
 
 status engine_submit(engine *e, const engine_request *r, engine_notify notify, void *ctx,
@@ -134,6 +154,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
     retention_policy policy;
     RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
     RETURN_IF_ERROR(retention_parse(r->retention, &e->limits, &policy, err));
+    RETURN_IF_ERROR(check_state(e, err));
     /* Counting first keeps every later queue within max_requests. */
     if (atomic_fetch_add(&e->n_live, 1) >= e->o.max_requests) {
         atomic_fetch_sub(&e->n_live, 1);
@@ -149,7 +170,8 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
     s->policy = policy;
     s->notify = notify;
     s->notify_ctx = ctx;
-    queue_for_prepare(e, s);
+    s->arrival = atomic_fetch_add(&e->n_submitted, 1);
+    prepare_put(e, s);
     *out = s;
     return STATUS_IS_OK;
 }
@@ -166,12 +188,20 @@ void engine_count_out(engine *e, engine_finish how)
     atomic_fetch_sub(&e->n_live, 1);
 }
 
+void engine_count_choice(engine *e, engine_finish how)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    e->choices_finished[how]++;
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
 engine_stats engine_get_stats(engine *e)
 {
     pthread_mutex_lock(&e->stats_lock);
     engine_stats stats = e->stats;
-    stats.n_live = atomic_load(&e->n_live);
     pthread_mutex_unlock(&e->stats_lock);
+    stats.state = (engine_state)atomic_load(&e->state);
+    stats.n_live = atomic_load(&e->n_live);
     return stats;
 }
 
@@ -179,11 +209,19 @@ void engine_get_metrics(engine *e, engine_metrics *out)
 {
     pthread_mutex_lock(&e->stats_lock);
     *out = e->metrics;
+    memcpy(out->choices_finished, e->choices_finished, sizeof e->choices_finished);
     pthread_mutex_unlock(&e->stats_lock);
 }
 
+/* ---- the cache ------------------------------------------------------------------------------- */
+
 status engine_flush_cache(engine *e)
 {
-    (void)e;
-    return status_make(STATUS_UNAVAILABLE, "cannot flush yet");
+    if (atomic_load(&e->state) == ENGINE_BROKEN)
+        return status_make(STATUS_UNAVAILABLE, "the backend has failed");
+    pthread_mutex_lock(&e->inbox.lock);
+    e->inbox.flush = true;
+    pthread_cond_signal(&e->inbox.arrived);
+    pthread_mutex_unlock(&e->inbox.lock);
+    return STATUS_IS_OK;
 }

@@ -7,11 +7,10 @@
  *          and read.
  * Owner    the engine borrows backend, tokenizer and template (they must outlive it); a stream
  *          belongs to whoever submitted the request and is released exactly once.
- * Threads  engine_submit, engine_flush_cache, engine_get_*: any thread. A stream is read by one thread at a time;
- *          engine_stream_abort by any. `notify` is called from the engine's threads, under the
- *          stream's lock: it must not block or call back into the stream, and is not called after
- *          the release.
- * Units    microseconds of the monotonic clock; bytes of UTF-8.
+ * Threads  engine_submit, engine_tokenize, engine_flush_cache, engine_get_*: any thread. A stream
+ *          is read by one thread at a time; engine_stream_abort by any. `notify` is called from the
+ * engine's threads, under the stream's lock: it must not block or call back into the stream, and is
+ * not called after the release. Units    microseconds of the monotonic clock; bytes of UTF-8.
  * Errors   a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or
  *          STATUS_QUEUE_FULL at once when the bounded queue is full) or, when it fails later, ends
  *          its own stream; others go on. A step that fails as a whole, or is stuck, fails the
@@ -86,7 +85,7 @@ typedef struct engine_request {
     float presence_penalty, frequency_penalty, repetition_penalty;
     bool has_seed;
     uint64_t seed;
-    int32_t logprobs; // -1 = none, else the top n
+    int32_t logprobs;        // -1 = none, else the top n
     int32_t prompt_logprobs; // -1 = none, else the top n of each prompt token; takes no prefix hit
     char *stop[ENGINE_STOPS_MAX];
     uint32_t n_stop;
@@ -170,12 +169,13 @@ typedef struct engine_output {
 bool engine_stream_read(engine_stream *s, engine_output *out);
 /* Waits until something can be read or every choice has ended; false when all has been read. */
 bool engine_stream_wait(engine_stream *s, engine_output *out);
-/* The prompt as the model saw it, with what was measured of it. Valid from the first output that was
- * read until the release. */
+/* The prompt as the model saw it, with what was measured of it. Valid from the first output that
+ * was read until the release. */
 typedef struct engine_prompt {
     const uint32_t *tokens; // [n_tokens]
     uint32_t n_tokens;
-    /* With prompt_logprobs, else NULL. The first token has no logprob: NaN, and rank 0. */
+    /* With prompt_logprobs, else NULL; NULL too when the request ended before its prompt did. The
+     * first token has no logprob: NaN, and rank 0, and zeros for its top. */
     const float *logprobs;     // [n_tokens]
     const uint32_t *ranks;     // [n_tokens]
     uint32_t n_top;            // = the request's prompt_logprobs

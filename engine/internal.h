@@ -1,9 +1,14 @@
 /* What the engine's files share (private to engine/).
  *
- *   any thread          engine_submit: checks, copies, counts; the job goes to the tokenizer
- * threads tokenizer threads   prepare.c: template, tokens, sched_check; then the inbox engine
- * thread       loop.c: inbox -> events -> sched_step -> backend -> choices -> streams reader
- * stream.c: reads the ring
+ *   any thread         engine_submit: checks, copies, counts; the stream goes to the tokenizers
+ *   tokenizer threads  prepare.c: template, tokens, sched_check; then the inbox
+ *   engine thread      loop.c: inbox -> events -> sched_step -> backend -> choices -> streams
+ *   watchdog thread    watch.c: sleeps, unless a step is stuck
+ *   reader             stream.c: reads the ring
+ *
+ * Who owns a stream that the scheduler knows: the engine thread, but for the time that a step is
+ * with the backend. Then whoever holds watch.lock does: the watchdog to fail it, or the engine
+ * thread as it takes the step back (watch.c).
  */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
@@ -31,7 +36,7 @@ typedef struct choice_state {
     int64_t stop_token;  /* -1 = none */
     int32_t stop_string; /* index into the request's, -1 = none */
     bool end_sent;       /* the scheduler has been told */
-    int64_t first_token_us;
+    int64_t first_token_us, last_token_us;
 } choice_state;
 
 void choice_init(choice_state *c, const tokenizer *t, bool skip_special);
@@ -68,6 +73,18 @@ typedef struct choice_end {
     status_code error_code;
 } choice_end;
 
+/* What other threads tell the engine thread of a stream. */
+enum { INBOX_ADD = 1, INBOX_ABORT = 2, INBOX_RESUME = 4 };
+
+/* The prompt's logprobs, one row for each token; the first token has none. */
+typedef struct prompt_scores {
+    float *logprobs;   /* [n_tokens]; NULL before the first rows came */
+    uint32_t *ranks;   /* [n_tokens] */
+    uint32_t *top_ids; /* [n_tokens, n_top] */
+    float *top_logprobs;
+    bool complete;
+} prompt_scores;
+
 struct engine_stream {
     engine *engine;
     engine_request request; /* a copy */
@@ -76,6 +93,15 @@ struct engine_stream {
     _Atomic uint32_t references; /* the engine's and the reader's */
     _Atomic bool aborted;
     int64_t submit_us;
+    uint64_t arrival; /* counts submissions */
+
+    /* Under prepare.lock: while a tokenizer has not begun with it. */
+    engine_stream *prepare_next, *prepare_prev;
+    bool awaits_prepare;
+
+    /* Under inbox.lock. */
+    unsigned told; /* INBOX_* bits; not 0 = in the inbox, which holds a reference */
+    engine_stream *inbox_next;
 
     /* Written by a tokenizer thread before the engine thread sees the stream. */
     uint32_t *tokens;
@@ -84,16 +110,22 @@ struct engine_stream {
     uint32_t max_new_tokens;
     uint32_t *stop_ids; /* EOS unless ignored, then the request's */
     uint32_t n_stop_ids;
+    uint32_t made_for; /* how many backends there had been when sched_check passed it */
     sched_request sched_request;
 
     /* Engine thread only. */
+    unsigned taken; /* INBOX_* bits of the last drain */
+    engine_stream *taken_next;
     uint64_t id;           /* generation << 32 | slot, once the scheduler knows it */
     choice_state *choices; /* [n] */
-    uint32_t n_alive;
+    uint32_t n_alive;      /* choices the scheduler runs */
+    uint32_t n_untold;     /* choices whose end has not been pushed */
     bool paused;
     bool failed; /* its ends have been pushed; the scheduler's word is only awaited */
     int64_t added_us;
+    int64_t first_token_us, last_token_us; /* of any choice */
     int64_t selecting_us;
+    prompt_scores scores; /* the reader's from the first output on */
 
     /* Between engine thread and reader. */
     pthread_mutex_t lock;
@@ -122,39 +154,81 @@ void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
 /* Ends every choice that has not ended: aborted (STATUS_ABORTED), or with one error (copied). */
 void stream_fail(engine_stream *s, status_code code, const char *text);
 
-/* ---- numbers (metrics.c) --------------------------------------------------------------------- */
+/* ---- the prompt's logprobs (prompt.c; engine thread only) ------------------------------------ */
+
+/* Takes the logits of the rows of one share, `position` being the first; row i scores token i + 1.
+ * False when memory is out. */
+bool prompt_take_logits(engine_stream *s, uint32_t position, uint32_t n_rows, const float *logits,
+                        uint32_t vocab_size);
+
+/* ---- numbers (metrics.c; engine thread only) ------------------------------------------------- */
 
 void metrics_observe(engine_metrics *m, engine_histogram_id id, double value);
+/* A choice has ended in order; it was the request's last one when nobody is alive. */
+void metrics_choice(engine_metrics *m, const engine_stream *s, const choice_state *c,
+                    const choice_end *end, const sched_choice_info *info);
 
-/* ---- the engine ------------------------------------------------------------------------------ */
+/* ---- the inbox (inbox.c) --------------------------------------------------------------------- */
 
-/* What other threads tell the engine thread. Each item holds a reference of its stream. */
-typedef struct inbox_item {
-    enum { INBOX_ADD, INBOX_ABORT, INBOX_RESUME } kind;
-    engine_stream *stream;
-} inbox_item;
-
-typedef struct ending_choice {
-    engine_stream *stream;
-    uint32_t choice;
-} ending_choice;
-
+/* Streams about which the engine thread is told something. They are linked through themselves, so
+ * that telling needs no memory. */
 typedef struct inbox {
     pthread_mutex_t lock;
     pthread_cond_t arrived;
-    inbox_item *items;
-    size_t n, capacity;
+    engine_stream *first, *last;
+    bool flush; /* the prefix cache: before all that is added now */
     bool stop;
 } inbox;
+
+/* Tells the engine thread one of INBOX_*. */
+void inbox_put(engine *e, unsigned what, engine_stream *s);
+
+/* What inbox_drain took out. */
+typedef struct inbox_batch {
+    engine_stream *first; /* linked by taken_next, a reference each */
+    bool flush, stop;
+} inbox_batch;
+
+/* Takes everything; waits for something when there is nothing else to do. */
+inbox_batch inbox_drain(engine *e, bool wait);
 
 /* Streams between submit and the tokenizer threads. */
 typedef struct prepare_queue {
     pthread_mutex_t lock;
     pthread_cond_t arrived;
-    engine_stream **items; /* [max_requests], a ring */
-    uint32_t head, count;
+    engine_stream *first, *last;
     bool stop;
 } prepare_queue;
+
+void prepare_put(engine *e, engine_stream *s);
+/* Takes the stream out when no tokenizer has begun with it; the caller gets the queue's reference.
+ */
+bool prepare_take_back(engine *e, engine_stream *s);
+/* Waits; NULL when the engine stops. The caller gets the queue's reference. */
+engine_stream *prepare_next(engine *e);
+
+/* ---- the engine ------------------------------------------------------------------------------ */
+
+typedef struct ending_choice {
+    engine_stream *stream;
+    uint32_t choice;
+    choice_end end;
+} ending_choice;
+
+/* The step that the backend has, and the thread that minds it. */
+typedef struct step_watch {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    pthread_t thread;
+    bool thread_started, stop;
+    int64_t started_us; /* 0 = the backend has none */
+    uint64_t step;
+    uint32_t n_seqs;
+    bool abandoned; /* its requests have been failed: its result is for nobody */
+} step_watch;
+
+enum { RESTARTS_MAX = 3 }; /* within RESTARTS_WITHIN_US; one more and the backend is given up */
+#define RESTARTS_WITHIN_US INT64_C(60000000)
 
 struct engine {
     engine_options o;
@@ -162,18 +236,26 @@ struct engine {
     backend_info info;
     retention_limits limits;
     uint32_t *stop_ids;
-    sched *sched;
     pthread_t thread;
     bool thread_started;
     pthread_t *workers;
     uint32_t n_workers;
     inbox inbox;
     prepare_queue prepare;
+    step_watch watch;
 
+    _Atomic int state;       /* engine_state */
     _Atomic uint32_t n_live; /* submitted, not ended */
     _Atomic uint64_t next_seed;
+    _Atomic uint64_t n_submitted;
 
-    /* Engine thread only. */
+    /* The tokenizer threads ask sched_check: they hold it for reading; whoever replaces it writes.
+     */
+    pthread_rwlock_t sched_lock;
+    sched *sched;
+    uint32_t n_backends; /* so far; under sched_lock */
+
+    /* Engine thread only (and the watchdog's while it fails a step: see above). */
     engine_stream **slots; /* [max_requests]: by the low half of an id */
     uint32_t *free_slots;
     uint32_t n_free_slots;
@@ -182,24 +264,46 @@ struct engine {
     size_t n_events, events_capacity;
     ending_choice *ending; /* choices whose END is among the events */
     size_t n_ending, ending_capacity;
-    inbox_item *drained;
-    size_t n_drained, drained_capacity;
     strbuf text;
     engine_stream *
         *measured; /* [max_seqs]: streams whose measures the next sched_step selects by */
     uint32_t n_measured;
-    bool broken;
+    int64_t now_us; /* when the last result came */
+    engine_metrics counting;
+    uint64_t steps;
+    int64_t compute_us, schedule_us;
+    sched_stats sums;                  /* counters of the schedulers before this one */
+    int64_t restarts_us[RESTARTS_MAX]; /* when the last ones were: a ring */
+    uint32_t n_restarts;
+    bool stopping;
 
     pthread_mutex_t stats_lock;
-    engine_stats stats;
-    engine_metrics metrics;
+    engine_stats stats;     /* as the engine thread published them, but what ends is counted here */
+    engine_metrics metrics; /* likewise */
+    uint64_t choices_finished[ENGINE_FINISHES];
 };
 
 /* A request has ended so: others may come. Any thread. */
 void engine_count_out(engine *e, engine_finish how);
-/* Takes a reference of the stream. False when memory is out. */
-bool inbox_put(engine *e, int kind, engine_stream *s);
+/* One choice has. Any thread. */
+void engine_count_choice(engine *e, engine_finish how);
+status engine_make_scheduler(engine *e, sched **out, error *err);
 void *engine_loop(void *e);
 void *prepare_loop(void *e);
+
+/* ---- loop.c for watch.c ---------------------------------------------------------------------- */
+
+/* Fails every stream that the scheduler knows, and forgets it. */
+void loop_fail_all(engine *e, status_code code, const char *text);
+/* Copies the numbers to where others see them. */
+void loop_publish(engine *e);
+
+/* ---- the backend under watch (watch.c) ------------------------------------------------------- */
+
+status watch_start(engine *e);
+void watch_stop(engine *e);
+/* Runs the plan. NULL when the step is for nobody: it was stuck, or the backend has failed; then
+ * its requests have been failed, the plan's scheduler is gone, and the backend is new or broken. */
+const step_result *watch_run(engine *e, const step_plan *plan);
 
 #endif

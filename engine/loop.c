@@ -4,52 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- inbox ----------------------------------------------------------------------------------- */
-
-bool inbox_put(engine *e, int kind, engine_stream *s)
-{
-    inbox *in = &e->inbox;
-    atomic_fetch_add(&s->references, 1);
-    pthread_mutex_lock(&in->lock);
-    if (in->n == in->capacity) {
-        size_t capacity = in->capacity ? 2 * in->capacity : 64;
-        inbox_item *grown = alloc_resize(e->o.alloc, in->items, capacity, sizeof *grown);
-        if (grown) {
-            in->items = grown;
-            in->capacity = capacity;
-        }
-    }
-    bool ok = in->n < in->capacity;
-    if (ok) {
-        in->items[in->n].kind = kind;
-        in->items[in->n++].stream = s;
-        pthread_cond_signal(&in->arrived);
-    }
-    pthread_mutex_unlock(&in->lock);
-    if (!ok) stream_unref(s);
-    return ok;
-}
-
-/* Swaps the inbox's items for the empty ones drained last; waits for some when there is nothing
- * else to do. False when the engine stops. */
-static bool drain(engine *e, bool wait)
-{
-    inbox *in = &e->inbox;
-    pthread_mutex_lock(&in->lock);
-    while (wait && in->n == 0 && !in->stop) pthread_cond_wait(&in->arrived, &in->lock);
-    inbox_item *items = in->items;
-    size_t n = in->n, capacity = in->capacity;
-    in->items = e->drained;
-    in->capacity = e->drained_capacity;
-    in->n = 0;
-    e->drained = items;
-    e->n_drained = n;
-    e->drained_capacity = capacity;
-    bool stop = in->stop;
-    pthread_mutex_unlock(&in->lock);
-    return !stop;
-}
-
 /* ---- events ---------------------------------------------------------------------------------- */
 
 /* A few kilobytes without which nothing could go on: growing fails only where malloc never does. */
@@ -81,9 +35,37 @@ static bool is_known(const engine *e, const engine_stream *s)
     return s->id != 0 && find_stream(e, s->id) == s;
 }
 
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+static sched_stats with_sums(sched_stats now, const sched_stats *sums)
+{
+    now.steps += sums->steps;
+    now.preemptions += sums->preemptions;
+    now.prompt_tokens += sums->prompt_tokens;
+    now.generated_tokens += sums->generated_tokens;
+    now.replayed_tokens += sums->replayed_tokens;
+    now.pages.hit_tokens += sums->pages.hit_tokens;
+    now.pages.queried_tokens += sums->pages.queried_tokens;
+    now.pages.pages_dropped += sums->pages.pages_dropped;
+    now.pages.slots_moved += sums->pages.slots_moved;
+    return now;
+}
+
+void loop_publish(engine *e)
+{
+    sched_stats now = with_sums(sched_get_stats(e->sched), &e->sums);
+    pthread_mutex_lock(&e->stats_lock);
+    e->stats.sched = now;
+    e->stats.steps = e->steps;
+    e->stats.schedule_us = e->schedule_us;
+    e->stats.compute_us = e->compute_us;
+    e->metrics = e->counting;
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
 /* ---- choices end ----------------------------------------------------------------------------- */
 
-static void end_choice(engine_stream *s, uint32_t choice, const sched_choice_info *info)
+static choice_end make_end(const engine_stream *s, uint32_t choice, const sched_choice_info *info)
 {
     const choice_state *c = &s->choices[choice];
     int64_t now = clock_now_us();
@@ -98,7 +80,7 @@ static void end_choice(engine_stream *s, uint32_t choice, const sched_choice_inf
     end.has_report = s->request.retention != NULL;
     end.report = info->report;
     end.report.scoring_ms += (double)s->selecting_us / 1000.0;
-    stream_push_end(s, choice, &end);
+    return end;
 }
 
 /* The stream leaves the engine: its reader may still hold it. */
@@ -106,7 +88,6 @@ static void forget(engine *e, engine_stream *s)
 {
     e->slots[(uint32_t)s->id] = NULL;
     e->free_slots[e->n_free_slots++] = (uint32_t)s->id;
-    engine_count_out(e, s->failed ? ENGINE_FINISH_ERROR : s->choices[0].finish);
     stream_unref(s);
 }
 
@@ -117,7 +98,7 @@ static void finish_choice(engine *e, engine_stream *s, uint32_t choice, engine_f
     s->choices[choice].end_sent = true;
     add_event(e, (sched_event){.kind = SCHED_END, .request = s->id, .choice = choice});
     if (!reserve((void **)&e->ending, &e->ending_capacity, e->n_ending, sizeof *e->ending)) abort();
-    e->ending[e->n_ending++] = (ending_choice){s, choice};
+    e->ending[e->n_ending++] = (ending_choice){.stream = s, .choice = choice};
 }
 
 static void finish_all(engine *e, engine_stream *s, engine_finish finish)
@@ -126,29 +107,83 @@ static void finish_all(engine *e, engine_stream *s, engine_finish finish)
         if (!s->choices[i].end_sent) finish_choice(e, s, i, finish);
 }
 
-/* After the step that took their END: what the scheduler says about the choices that ended. */
+static void count_end(engine *e, ending_choice *ending)
+{
+    engine_stream *s = ending->stream;
+    sched_choice_info info = {0};
+    sched_describe(e->sched, s->id, ending->choice, &info);
+    s->n_alive--;
+    if (s->failed) { /* its reader has been told already */
+        free(info.report.kept_json);
+    } else {
+        ending->end = make_end(s, ending->choice, &info);
+        metrics_choice(&e->counting, s, &s->choices[ending->choice], &ending->end, &info);
+        engine_count_choice(e, ending->end.finish);
+    }
+    if (s->n_alive == 0)
+        engine_count_out(e, s->failed ? ENGINE_FINISH_ERROR : s->choices[0].finish);
+}
+
+/* After the step that took their END: what the scheduler says about the choices that ended. All is
+ * counted before a reader hears of it, who may ask for the numbers next. */
 static void take_ended(engine *e)
 {
+    for (size_t i = 0; i < e->n_ending; i++) count_end(e, &e->ending[i]);
+    loop_publish(e);
     for (size_t i = 0; i < e->n_ending; i++) {
         engine_stream *s = e->ending[i].stream;
-        sched_choice_info info = {0};
-        sched_describe(e->sched, s->id, e->ending[i].choice, &info);
-        if (s->failed) free(info.report.kept_json); /* its reader has been told already */
-        else end_choice(s, e->ending[i].choice, &info);
-        if (--s->n_alive == 0) forget(e, s);
+        if (!s->failed) stream_push_end(s, e->ending[i].choice, &e->ending[i].end);
+        if (--s->n_untold == 0) forget(e, s);
     }
     e->n_ending = 0;
 }
 
+void loop_fail_all(engine *e, status_code code, const char *text)
+{
+    for (uint32_t i = 0; i < e->o.max_requests; i++) {
+        engine_stream *s = e->slots[i];
+        if (!s) continue;
+        s->failed = true;
+        engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
+        stream_fail(s, code, text);
+        forget(e, s);
+    }
+    pthread_mutex_lock(&e->stats_lock);
+    e->stats.sched.running = e->stats.sched.waiting = 0;
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
 /* ---- streams come in ------------------------------------------------------------------------- */
+
+/* It never gets to the scheduler. */
+static void turn_away(engine *e, engine_stream *s, status_code code, const char *text)
+{
+    engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
+    stream_fail(s, code, text);
+}
 
 static void admit(engine *e, engine_stream *s)
 {
-    if (atomic_load(&s->aborted) || e->broken) {
-        stream_fail(s, e->broken ? STATUS_INTERNAL : STATUS_ABORTED,
-                    e->broken ? "the backend has failed" : "aborted before it began");
-        engine_count_out(e, s->choices[0].finish);
+    error err = {{0}};
+    if (atomic_load(&s->aborted)) {
+        turn_away(e, s, STATUS_ABORTED, "aborted before it began");
         return;
+    }
+    if (e->stopping) {
+        turn_away(e, s, STATUS_ABORTED, "the engine stops");
+        return;
+    }
+    if (atomic_load(&e->state) == ENGINE_BROKEN) {
+        turn_away(e, s, STATUS_UNAVAILABLE, "the backend has failed");
+        return;
+    }
+    /* The backend it was made for may have had more pages. */
+    if (s->made_for != e->n_backends) {
+        status st = sched_check(e->sched, &s->sched_request, &err);
+        if (!status_ok(st)) {
+            turn_away(e, s, st.code, err.text);
+            return;
+        }
     }
     uint32_t slot = e->free_slots[--e->n_free_slots];
     s->id = (uint64_t)++e->generation << 32 | slot;
@@ -167,20 +202,16 @@ static void resume(engine *e, engine_stream *s)
               (sched_event){.kind = SCHED_RESUME, .request = s->id, .choice = SCHED_ALL_CHOICES});
 }
 
-static void take_inbox(engine *e)
+static void take_inbox(engine *e, const inbox_batch *batch)
 {
-    for (size_t i = 0; i < e->n_drained; i++) {
-        engine_stream *s = e->drained[i].stream;
-        switch (e->drained[i].kind) {
-        case INBOX_ADD: admit(e, s); break;
-        case INBOX_ABORT:
-            if (is_known(e, s)) finish_all(e, s, ENGINE_FINISH_ABORT);
-            break;
-        case INBOX_RESUME: resume(e, s); break;
-        }
+    if (batch->flush) add_event(e, (sched_event){.kind = SCHED_FLUSH});
+    for (engine_stream *s = batch->first, *next; s; s = next) {
+        next = s->taken_next;
+        if (s->taken & INBOX_ADD) admit(e, s);
+        if ((s->taken & INBOX_ABORT) && is_known(e, s)) finish_all(e, s, ENGINE_FINISH_ABORT);
+        if (s->taken & INBOX_RESUME) resume(e, s);
         stream_unref(s);
     }
-    e->n_drained = 0;
 }
 
 /* ---- tokens go out --------------------------------------------------------------------------- */
@@ -207,10 +238,29 @@ static void fail_stream(engine *e, engine_stream *s, status st)
     stream_fail(s, st.code, st.message ? st.message : status_text(st.code));
 }
 
+static void clock_token(engine *e, engine_stream *s, choice_state *c)
+{
+    int64_t now = e->now_us;
+    if (s->first_token_us == 0) {
+        s->first_token_us = now;
+        metrics_observe(&e->counting, ENGINE_TIME_TO_FIRST_TOKEN,
+                        (double)(now - s->submit_us) / 1e6);
+    }
+    if (c->first_token_us == 0) c->first_token_us = now;
+    else
+        metrics_observe(&e->counting, ENGINE_INTER_TOKEN_LATENCY,
+                        (double)(now - c->last_token_us) / 1e6);
+    s->last_token_us = c->last_token_us = now;
+}
+
 static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample)
 {
     choice_state *c = &s->choices[choice];
     if (c->finish != ENGINE_FINISH_NONE || s->failed) return;
+    if (s->request.score_only) {
+        finish_choice(e, s, choice, ENGINE_FINISH_LENGTH);
+        return;
+    }
     strbuf_clear(&e->text);
     status st = choice_push(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens,
                             sample->token, &e->text);
@@ -218,7 +268,7 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
         fail_stream(e, s, st);
         return;
     }
-    if (c->first_token_us == 0) c->first_token_us = clock_now_us();
+    clock_token(e, s, c);
     ring_item item = {.choice = choice,
                       .has_token = true,
                       .token = sample->token,
@@ -233,20 +283,49 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     if (c->finish != ENGINE_FINISH_NONE) finish_choice(e, s, choice, c->finish);
 }
 
+/* Where the logits of this share's rows are; they lie in the plan's order. NULL when the result has
+ * too few. */
+static const float *next_logits(const engine *e, const step_seq *share, const step_result *result,
+                                uint32_t *row)
+{
+    const float *at = result->logits + (size_t)*row * e->info.vocab_size;
+    *row += share->n_tokens;
+    return *row <= result->n_logit_rows ? at : NULL;
+}
+
+static void take_share(engine *e, engine_stream *s, const step_seq *share,
+                       const step_seq_result *got, const float *logits)
+{
+    if (share->want_logits && !s->failed) {
+        if (!logits) fail_stream(e, s, status_make(STATUS_INTERNAL, "logits are missing"));
+        else if (!prompt_take_logits(s, share->position, share->n_tokens, logits,
+                                     e->info.vocab_size))
+            fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
+    }
+    if (share->measure.kind != MEASURE_NONE) e->measured[e->n_measured++] = s;
+    for (uint32_t j = 0; j < got->n_samples; j++)
+        take_token(e, s, share->choice + j, &got->samples[j]);
+    if (!s->failed) pause_if_full(e, s);
+}
+
 static void take_result(engine *e, const step_plan *plan, const step_result *result)
 {
+    uint32_t row = 0;
+    e->now_us = clock_now_us();
+    e->steps++;
+    e->compute_us += result->compute_us;
+    metrics_observe(&e->counting, ENGINE_ITERATION_TOKENS, plan->n_tokens);
     add_event(e, (sched_event){.kind = SCHED_RESULT, .result = result});
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        engine_stream *s = find_stream(e, plan->seqs[i].request);
-        if (!s) continue;
+        const step_seq *share = &plan->seqs[i];
+        engine_stream *s = find_stream(e, share->request);
+        const float *logits = NULL;
         if (!status_ok(result->status)) {
-            fail_stream(e, s, result->status);
+            if (s) fail_stream(e, s, result->status);
             continue;
         }
-        if (plan->seqs[i].measure.kind != MEASURE_NONE) e->measured[e->n_measured++] = s;
-        for (uint32_t j = 0; j < result->seqs[i].n_samples; j++)
-            take_token(e, s, plan->seqs[i].choice + j, &result->seqs[i].samples[j]);
-        if (!s->failed) pause_if_full(e, s);
+        if (share->want_logits) logits = next_logits(e, share, result, &row);
+        if (s) take_share(e, s, share, &result->seqs[i], logits);
     }
 }
 
@@ -259,45 +338,6 @@ static void charge_selection(engine *e, int64_t us)
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */
-
-static void count_step(engine *e, const step_result *result, int64_t schedule_us)
-{
-    pthread_mutex_lock(&e->stats_lock);
-    e->stats.sched = sched_get_stats(e->sched);
-    e->stats.schedule_us += schedule_us;
-    if (result) {
-        e->stats.steps++;
-        e->stats.compute_us += result->compute_us;
-    }
-    pthread_mutex_unlock(&e->stats_lock);
-}
-
-/* A backend that no longer agrees about the pages cannot go on: everybody is told, now and from now
- * on. */
-static void break_down(engine *e, status st)
-{
-    e->broken = true;
-    for (uint32_t i = 0; i < e->o.max_requests; i++) {
-        engine_stream *s = e->slots[i];
-        if (!s) continue;
-        s->failed = true;
-        stream_fail(s, STATUS_INTERNAL, st.message ? st.message : status_text(st.code));
-        forget(e, s);
-    }
-}
-
-static const step_result *run_plan(engine *e, const step_plan *plan)
-{
-    const step_result *result = NULL;
-    status st = e->backend.ops->submit(e->backend.ctx, plan);
-    if (status_ok(st)) st = e->backend.ops->collect(e->backend.ctx, &result);
-    if (status_ok(st) && result->status.code == STATUS_INTERNAL) st = result->status;
-    if (status_ok(st) && status_ok(result->status) && result->checksum != plan->checksum)
-        st = status_make(STATUS_INTERNAL, "the backend's page tables differ from the scheduler's");
-    if (status_ok(st)) return result;
-    break_down(e, st);
-    return NULL;
-}
 
 /* A request that the scheduler had no memory for is unknown to it. The ENDs that this adds for it
  * go with the events: nobody waits for them. */
@@ -316,29 +356,25 @@ static void take_added(engine *e)
 
 /* One turn: what happened goes to the scheduler, its plan to the backend. False when there is
  * nothing to run. */
-static bool turn(engine *e, const step_plan **plan, const step_result **result)
+static bool turn(engine *e, const inbox_batch *batch, const step_plan **plan,
+                 const step_result **result)
 {
     if (*result) take_result(e, *plan, *result);
-    take_inbox(e);
-    if (e->broken) return false;
+    take_inbox(e, batch);
+    *result = NULL;
+    if (atomic_load(&e->state) == ENGINE_BROKEN) {
+        e->n_events = 0;
+        return false;
+    }
     int64_t start = clock_now_us();
     *plan = sched_step(e->sched, start, e->events, e->n_events);
     int64_t schedule_us = clock_now_us() - start;
+    e->schedule_us += schedule_us;
     take_added(e);
     charge_selection(e, schedule_us);
     take_ended(e);
-    *result = sched_plan_empty(*plan) ? NULL : run_plan(e, *plan);
-    count_step(e, *result, schedule_us);
+    if (!sched_plan_empty(*plan)) *result = watch_run(e, *plan);
     return *result != NULL;
-}
-
-/* What the last drain brought comes first; nothing arrives any more, for every stream was released
- * before. */
-static void stop_everything(engine *e)
-{
-    e->broken = true;
-    take_inbox(e);
-    break_down(e, status_make(STATUS_ABORTED, "the engine stops"));
 }
 
 void *engine_loop(void *arg)
@@ -347,7 +383,16 @@ void *engine_loop(void *arg)
     const step_plan *plan = NULL;
     const step_result *result = NULL;
     bool busy = false;
-    while (drain(e, !busy)) busy = turn(e, &plan, &result);
-    stop_everything(e);
+    for (;;) {
+        inbox_batch batch = inbox_drain(e, !busy);
+        e->stopping = batch.stop;
+        if (batch.stop) {
+            /* What it brought; nothing comes any more, for every stream was released before. */
+            take_inbox(e, &batch);
+            break;
+        }
+        busy = turn(e, &batch, &plan, &result);
+    }
+    loop_fail_all(e, STATUS_ABORTED, "the engine stops");
     return NULL;
 }

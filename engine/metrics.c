@@ -60,3 +60,51 @@ void metrics_observe(engine_metrics *m, engine_histogram_id id, double value)
     m->histograms[id].count++;
     m->histograms[id].sum += value;
 }
+
+/* ---- what a request leaves ------------------------------------------------------------------- */
+
+static double seconds(int64_t us) { return (double)us / 1e6; }
+
+static engine_method_metrics *method_row(engine_metrics *m, const char *name)
+{
+    for (uint32_t i = 0; i < ENGINE_METHODS_MAX; i++) {
+        engine_method_metrics *row = &m->methods[i];
+        if (!row->method) row->method = name;
+        if (row->method == name) return row; /* presets are static: one name, one address */
+    }
+    return NULL;
+}
+
+static void count_method(engine_metrics *m, const engine_stream *s, const sched_choice_info *info)
+{
+    engine_method_metrics *row = method_row(m, info->report.method);
+    if (!row) return;
+    row->pages_dropped += info->report.pages_dropped - info->inherited_pages;
+    row->scoring_seconds += info->report.scoring_ms / 1e3 - seconds(info->inherited_us);
+    if (s->n_alive == 0) row->scoring_seconds += seconds(s->selecting_us);
+}
+
+static void count_request(engine_metrics *m, const engine_stream *s, const choice_end *end)
+{
+    int64_t planned_us = s->submit_us + end->timings.queue_us;
+    int64_t last_us = s->last_token_us ? s->last_token_us : s->submit_us + end->timings.total_us;
+    metrics_observe(m, ENGINE_E2E_LATENCY, seconds(end->timings.total_us));
+    metrics_observe(m, ENGINE_QUEUE_TIME, seconds(end->timings.queue_us));
+    metrics_observe(m, ENGINE_INFERENCE_TIME, seconds(last_us - planned_us));
+    metrics_observe(m, ENGINE_PROMPT_TOKENS, s->n_tokens);
+    if (!s->first_token_us) return; /* it was scored only */
+    metrics_observe(m, ENGINE_PREFILL_TIME, seconds(s->first_token_us - planned_us));
+    metrics_observe(m, ENGINE_DECODE_TIME, seconds(last_us - s->first_token_us));
+}
+
+void metrics_choice(engine_metrics *m, const engine_stream *s, const choice_state *c,
+                    const choice_end *end, const sched_choice_info *info)
+{
+    if (end->has_report) count_method(m, s, info);
+    if (end->finish != ENGINE_FINISH_STOP && end->finish != ENGINE_FINISH_LENGTH) return;
+    metrics_observe(m, ENGINE_GENERATION_TOKENS, c->n_tokens);
+    if (c->n_tokens > 1)
+        metrics_observe(m, ENGINE_TIME_PER_OUTPUT_TOKEN,
+                        seconds(c->last_token_us - c->first_token_us) / (c->n_tokens - 1));
+    if (s->n_alive == 0) count_request(m, s, end);
+}

@@ -1,5 +1,5 @@
-/* What the engine counts for dashboards: plain structs, copied out by engine_get_metrics. Names are the
- * stems of Prometheus metrics; the tables here are what rpc/ iterates over. */
+/* What the engine counts for dashboards: plain structs, copied out by engine_get_metrics. Names are
+ * the stems of Prometheus metrics; the tables here are what rpc/ iterates over. */
 #ifndef ENGINE_METRICS_H
 #define ENGINE_METRICS_H
 

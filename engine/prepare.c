@@ -135,9 +135,11 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
                              s->tokens[i], e->info.vocab_size);
     if (s->n_tokens >= e->o.max_model_len)
         return error_set(err, STATUS_LIMIT,
-                         "prompt: %u tokens; the maximum context length is %u, and at least one "
-                         "token is generated",
-                         s->n_tokens, e->o.max_model_len);
+                         "prompt: %u tokens and max_tokens %u make %llu; the maximum context "
+                         "length is %u",
+                         s->n_tokens, r->max_tokens ? r->max_tokens : 1,
+                         (unsigned long long)s->n_tokens + (r->max_tokens ? r->max_tokens : 1),
+                         e->o.max_model_len);
     return STATUS_IS_OK;
 }
 
@@ -159,6 +161,8 @@ static void fill_sched_request(engine *e, engine_stream *s)
     const engine_request *r = &s->request;
     s->sched_request = (sched_request){
         .priority = r->priority,
+        .arrival = s->arrival,
+        .want_logits = r->prompt_logprobs >= 0,
         .prompt = s->tokens,
         .n_prompt = s->n_tokens,
         .max_new_tokens = s->max_new_tokens,
@@ -199,16 +203,27 @@ static uint32_t most_new_tokens(engine *e, engine_stream *s)
     return lowest;
 }
 
+/* Fits the request to the scheduler there is now; another one may come (watch.c). */
+static status check_fit(engine *e, engine_stream *s, error *err)
+{
+    pthread_rwlock_rdlock(&e->sched_lock);
+    if (s->max_new_tokens == 0) s->max_new_tokens = most_new_tokens(e, s);
+    s->sched_request.max_new_tokens = s->max_new_tokens;
+    s->made_for = e->n_backends;
+    status st = sched_check(e->sched, &s->sched_request, err);
+    pthread_rwlock_unlock(&e->sched_lock);
+    return st;
+}
+
 static status prepare(engine *e, engine_stream *s, error *err)
 {
     RETURN_IF_ERROR(make_tokens(e, s, err));
     status st = make_stops(e, s);
     if (!status_ok(st)) return error_set(err, st.code, "request: out of memory");
-    s->max_new_tokens = s->request.max_tokens;
+    /* Scoring ends with the first draw, which nobody sees. */
+    s->max_new_tokens = s->request.score_only ? 1 : s->request.max_tokens;
     fill_sched_request(e, s);
-    if (s->max_new_tokens == 0) s->max_new_tokens = most_new_tokens(e, s);
-    s->sched_request.max_new_tokens = s->max_new_tokens;
-    RETURN_IF_ERROR(sched_check(e->sched, &s->sched_request, err));
+    RETURN_IF_ERROR(check_fit(e, s, err));
 
     /* Each choice may add a token and an end in a step, and a pause takes effect one step later. */
     uint64_t most = ((uint64_t)s->max_new_tokens + 1) * s->request.n;
@@ -217,32 +232,19 @@ static status prepare(engine *e, engine_stream *s, error *err)
     return status_ok(st) ? st : error_set(err, st.code, "request: out of memory");
 }
 
-static engine_stream *next_job(prepare_queue *q, uint32_t capacity)
-{
-    engine_stream *s = NULL;
-    pthread_mutex_lock(&q->lock);
-    while (q->count == 0 && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
-    if (q->count > 0) {
-        s = q->items[q->head];
-        q->head = (q->head + 1) % capacity;
-        q->count--;
-    }
-    pthread_mutex_unlock(&q->lock);
-    return s;
-}
-
 void *prepare_loop(void *arg)
 {
     engine *e = arg;
-    for (engine_stream *s; (s = next_job(&e->prepare, e->o.max_requests)) != NULL;
-         stream_unref(s)) {
+    for (engine_stream *s; (s = prepare_next(e)) != NULL; stream_unref(s)) {
         error err = {{0}};
-        status st = prepare(e, s, &err);
-        if (status_ok(st) && !inbox_put(e, INBOX_ADD, s))
-            st = error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
-        if (status_ok(st)) continue;
-        stream_fail(s, st.code, err.text);
+        status st = STATUS_IS_OK;
+        if (!atomic_load(&s->aborted)) st = prepare(e, s, &err);
+        if (status_ok(st)) {
+            inbox_put(e, INBOX_ADD, s);
+            continue;
+        }
         engine_count_out(e, ENGINE_FINISH_ERROR);
+        stream_fail(s, st.code, err.text);
     }
     return NULL;
 }

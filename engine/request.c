@@ -15,6 +15,7 @@ void engine_request_init(engine_request *r, const engine_defaults *defaults)
         .top_k = defaults->top_k,
         .repetition_penalty = defaults->repetition_penalty,
         .logprobs = -1,
+        .prompt_logprobs = -1,
         .skip_special_tokens = true,
         .add_special_tokens = true,
     };
@@ -78,14 +79,10 @@ status engine_request_copy(const engine_request *from, engine_request *to)
     return status_make(STATUS_NO_MEMORY, "request");
 }
 
-static bool within(float v, float min, float max)
-{
-    return v >= min && v <= max;
-} /* false for NaN */
+/* ---- what no front end may let through, by field --------------------------------------------- */
 
-/* What no front end may let through, by field. */
-status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
-                            error *err)
+static status check_source(const engine_request *r, const backend_info *info, bool has_template,
+                           error *err)
 {
     int sources = (r->prompt != NULL) + (r->messages != NULL) + (r->prompt_token_ids != NULL);
     if (sources != 1)
@@ -94,6 +91,12 @@ status engine_request_check(const engine_request *r, const backend_info *info, b
                          sources);
     if (r->messages && !has_template)
         return error_set(err, STATUS_UNSUPPORTED, "messages: this model has no chat template");
+    if (r->messages && !json_is_array(r->messages))
+        return error_set(err, STATUS_INVALID, "messages: must be a list of messages");
+    if (r->tools && !json_is_array(r->tools))
+        return error_set(err, STATUS_INVALID, "tools: must be a list of tools");
+    if (r->retention && !json_is_object(r->retention))
+        return error_set(err, STATUS_INVALID, "retention: must be an object");
     if (r->prompt_token_ids && r->n_prompt_token_ids == 0)
         return error_set(err, STATUS_INVALID, "prompt_token_ids: has no tokens");
     for (uint32_t i = 0; i < r->n_prompt_token_ids; i++)
@@ -101,35 +104,95 @@ status engine_request_check(const engine_request *r, const backend_info *info, b
             return error_set(err, STATUS_INVALID,
                              "prompt_token_ids[%u]: %u is outside the vocabulary (%u)", i,
                              r->prompt_token_ids[i], info->vocab_size);
+    return STATUS_IS_OK;
+}
+
+/* False for NaN. */
+static bool within(float v, float min, float max) { return v >= min && v <= max; }
+
+static status check_sampling(const engine_request *r, error *err)
+{
+    /* The least float above 0 stands for "more than 0". */
+    const struct {
+        float value, min, max;
+        const char *what;
+    } ranges[] = {
+        {r->temperature, 0, 100, "temperature: must be >= 0 and at most 100"},
+        {r->top_p, 0x1p-149f, 1, "top_p: must be in (0, 1]"},
+        {r->min_p, 0, 1, "min_p: must be in [0, 1]"},
+        {r->presence_penalty, -2, 2, "presence_penalty: must be in [-2, 2]"},
+        {r->frequency_penalty, -2, 2, "frequency_penalty: must be in [-2, 2]"},
+        {r->repetition_penalty, 0x1p-149f, 2, "repetition_penalty: must be in (0, 2]"},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (!within(ranges[i].value, ranges[i].min, ranges[i].max))
+            return error_set(err, STATUS_INVALID, "%s", ranges[i].what);
+    if (r->top_k < -1) return error_set(err, STATUS_INVALID, "top_k: must be -1 or more");
+    return STATUS_IS_OK;
+}
+
+static status check_lengths(const engine_request *r, const backend_info *info, error *err)
+{
     if (r->n < 1 || r->n > ENGINE_N_MAX || r->n > info->max_seqs)
         return error_set(err, STATUS_INVALID, "n: %u is not in 1 .. %u", r->n,
                          info->max_seqs < ENGINE_N_MAX ? info->max_seqs : ENGINE_N_MAX);
-    if (!within(r->temperature, 0, 100))
-        return error_set(err, STATUS_INVALID, "temperature: must be >= 0");
-    if (!(r->top_p > 0) || !within(r->top_p, 0, 1))
-        return error_set(err, STATUS_INVALID, "top_p: must be in (0, 1]");
-    if (!within(r->min_p, 0, 1)) return error_set(err, STATUS_INVALID, "min_p: must be in [0, 1]");
-    if (r->top_k < -1) return error_set(err, STATUS_INVALID, "top_k: must be -1 or more");
-    if (!within(r->presence_penalty, -2, 2))
-        return error_set(err, STATUS_INVALID, "presence_penalty: must be in [-2, 2]");
-    if (!within(r->frequency_penalty, -2, 2))
-        return error_set(err, STATUS_INVALID, "frequency_penalty: must be in [-2, 2]");
-    if (!(r->repetition_penalty > 0) || !within(r->repetition_penalty, 0, 2))
-        return error_set(err, STATUS_INVALID, "repetition_penalty: must be in (0, 2]");
-    if (r->logprobs < -1 || r->logprobs > SAMPLE_LOGPROBS_MAX)
-        return error_set(err, STATUS_INVALID, "logprobs: must be in 0 .. %d", SAMPLE_LOGPROBS_MAX);
+    if (r->max_tokens && r->min_tokens > r->max_tokens)
+        return error_set(err, STATUS_INVALID, "min_tokens: %u is more than max_tokens %u",
+                         r->min_tokens, r->max_tokens);
+    if (!r->score_only) return STATUS_IS_OK;
+    if (r->prompt_logprobs < 0)
+        return error_set(err, STATUS_INVALID,
+                         "max_tokens: must be at least 1, or 0 with prompt_logprobs");
+    if (r->max_tokens || r->min_tokens)
+        return error_set(err, STATUS_INVALID, "%s: must be 0 when the prompt is scored only",
+                         r->max_tokens ? "max_tokens" : "min_tokens");
+    return STATUS_IS_OK;
+}
+
+static status check_logprobs(const char *field, int32_t n, error *err)
+{
+    if (n >= -1 && n <= SAMPLE_LOGPROBS_MAX) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: must be in 0 .. %d", field, SAMPLE_LOGPROBS_MAX);
+}
+
+static status check_stops(const engine_request *r, const backend_info *info, error *err)
+{
+    if (r->n_stop > ENGINE_STOPS_MAX)
+        return error_set(err, STATUS_LIMIT, "stop: more than %d strings", ENGINE_STOPS_MAX);
+    for (uint32_t i = 0; i < r->n_stop; i++) {
+        size_t n = r->stop[i] ? strnlen(r->stop[i], ENGINE_STOP_BYTES_MAX + 1) : 0;
+        if (n == 0 || n > ENGINE_STOP_BYTES_MAX)
+            return error_set(err, STATUS_INVALID, "stop: strings have 1 to %d bytes",
+                             ENGINE_STOP_BYTES_MAX);
+    }
     for (uint32_t i = 0; i < r->n_stop_token_ids; i++)
         if (r->stop_token_ids[i] >= info->vocab_size)
             return error_set(err, STATUS_INVALID,
                              "stop_token_ids[%u]: %u is outside the vocabulary (%u)", i,
                              r->stop_token_ids[i], info->vocab_size);
+    return STATUS_IS_OK;
+}
+
+static status check_bias(const engine_request *r, const backend_info *info, error *err)
+{
+    if (r->n_bias > info->vocab_size)
+        return error_set(err, STATUS_INVALID, "logit_bias: has more entries than the vocabulary");
     for (uint32_t i = 0; i < r->n_bias; i++)
         if (r->bias_ids[i] >= info->vocab_size || !within(r->bias[i], -100, 100))
             return error_set(err, STATUS_INVALID,
                              "logit_bias: token %u: ids are below %u, values in [-100, 100]",
                              r->bias_ids[i], info->vocab_size);
-    if (r->max_tokens && r->min_tokens > r->max_tokens)
-        return error_set(err, STATUS_INVALID, "min_tokens: %u is more than max_tokens %u",
-                         r->min_tokens, r->max_tokens);
     return STATUS_IS_OK;
+}
+
+status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
+                            error *err)
+{
+    RETURN_IF_ERROR(check_source(r, info, has_template, err));
+    RETURN_IF_ERROR(check_lengths(r, info, err));
+    RETURN_IF_ERROR(check_sampling(r, err));
+    RETURN_IF_ERROR(check_logprobs("logprobs", r->logprobs, err));
+    RETURN_IF_ERROR(check_logprobs("prompt_logprobs", r->prompt_logprobs, err));
+    RETURN_IF_ERROR(check_stops(r, info, err));
+    return check_bias(r, info, err);
 }

@@ -56,7 +56,6 @@ static status read_bool(const field_place *at, bool *out, error *err)
 #define READER(name, call)                                                                         \
     static status read_##name(const field_place *at, engine_request *r, error *err) { return call; }
 
-READER(max_tokens, read_uint(at, 1, &r->max_tokens, err))
 READER(min_tokens, read_uint(at, 0, &r->min_tokens, err))
 READER(n, read_uint(at, 1, &r->n, err))
 READER(top_k, read_int(at, &r->top_k, err))
@@ -71,6 +70,22 @@ READER(ignore_eos, read_bool(at, &r->ignore_eos, err))
 READER(include_stop, read_bool(at, &r->include_stop_str_in_output, err))
 READER(skip_special, read_bool(at, &r->skip_special_tokens, err))
 READER(add_special, read_bool(at, &r->add_special_tokens, err))
+
+/* 0 asks for the prompt's logprobs alone. */
+static status read_max_tokens(const field_place *at, engine_request *r, error *err)
+{
+    RETURN_IF_ERROR(read_uint(at, 0, &r->max_tokens, err));
+    r->score_only = r->max_tokens == 0;
+    return STATUS_IS_OK;
+}
+
+static status read_prompt_logprobs(const field_place *at, engine_request *r, error *err)
+{
+    uint32_t n = 0;
+    RETURN_IF_ERROR(read_uint(at, 0, &n, err));
+    r->prompt_logprobs = (int32_t)n;
+    return STATUS_IS_OK;
+}
 
 static status read_seed(const field_place *at, engine_request *r, error *err)
 {
@@ -240,6 +255,7 @@ static const struct {
     {"seed", read_seed},
     {"logprobs", read_logprobs},
     {"top_logprobs", read_top_logprobs},
+    {"prompt_logprobs", read_prompt_logprobs},
     {"stop", read_stop},
     {"stop_token_ids", read_stop_token_ids},
     {"ignore_eos", read_ignore_eos},

@@ -29,7 +29,7 @@ status stream_create(engine *e, const engine_request *r, engine_stream **out)
     }
     for (uint32_t i = 0; i < r->n; i++)
         choice_init(&s->choices[i], e->o.tokenizer, r->skip_special_tokens);
-    s->n_alive = r->n;
+    s->n_alive = s->n_untold = r->n;
     s->n_unread_ends = r->n;
     s->submit_us = clock_now_us();
     *out = s;
@@ -51,6 +51,7 @@ void stream_unref(engine_stream *s)
     free(s->choices);
     free(s->ends);
     free(s->ring);
+    free(s->scores.logprobs);
     free(s);
 }
 
@@ -146,6 +147,7 @@ void stream_fail(engine_stream *s, status_code code, const char *text)
         if (s->ends[i].finish != ENGINE_FINISH_NONE) continue;
         s->choices[i].finish = finish;
         end.usage.completion_tokens = s->choices[i].n_tokens;
+        engine_count_choice(s->engine, finish);
         stream_push_end(s, i, &end);
     }
 }
@@ -220,7 +222,11 @@ bool engine_stream_wait(engine_stream *s, engine_output *out)
 
 void engine_stream_abort(engine_stream *s)
 {
-    if (!atomic_exchange(&s->aborted, true)) inbox_put(s->engine, INBOX_ABORT, s);
+    if (atomic_exchange(&s->aborted, true)) return;
+    /* One that waits for a tokenizer waits no longer: the engine thread ends it as it comes in. */
+    bool waited = prepare_take_back(s->engine, s);
+    inbox_put(s->engine, waited ? INBOX_ADD : INBOX_ABORT, s);
+    if (waited) stream_unref(s);
 }
 
 void engine_stream_release(engine_stream *s)
@@ -231,11 +237,6 @@ void engine_stream_release(engine_stream *s)
     pthread_mutex_unlock(&s->lock);
     engine_stream_abort(s);
     stream_unref(s);
-}
-
-engine_prompt engine_stream_prompt(const engine_stream *s)
-{
-    return (engine_prompt){.tokens = s->tokens, .n_tokens = s->n_tokens};
 }
 
 const char *engine_finish_name(engine_finish f)

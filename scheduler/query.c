@@ -16,6 +16,8 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .report.pages_dropped = line->pages_dropped,
         .report.budget_raised = line->budget_raised,
         .report.scoring_ms = (double)line->scoring_us / 1e3,
+        .inherited_pages = line == q ? q->inherited_pages : line->pages_dropped,
+        .inherited_us = line == q ? q->inherited_us : line->scoring_us,
         .queued_us = e->first_planned_us < 0 ? -1 : e->first_planned_us - e->arrival_us,
     };
     if (!has_tables || !e->policy.report_positions) return;

@@ -95,7 +95,11 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];
         if (q->ended) continue;
-        if (q != heir) fork_child(s, heir, q);
+        if (q != heir) {
+            fork_child(s, heir, q);
+            q->inherited_pages = heir->pages_dropped;
+            q->inherited_us = heir->scoring_us;
+        }
         add_token(q, samples[i].token);
         s->stats.generated_tokens++;
     }

@@ -52,6 +52,8 @@ struct sched_seq {
     uint64_t pages_dropped;
     bool budget_raised;
     int64_t scoring_us;
+    uint64_t inherited_pages; // of pages_dropped and scoring_us: another choice counts them
+    int64_t inherited_us;
     sched_choice_info final; // as it ended
 };
 

@@ -97,6 +97,10 @@ typedef struct sched_choice_info {
     retention_report
         report;        // kept_json malloc'd when the policy asks for positions: the caller frees it
     int64_t queued_us; // arrival to first planned
+    /* What of the report came to pass before the request's choices went their own ways, and stands
+     * in the first one's report too. */
+    uint64_t inherited_pages;
+    int64_t inherited_us; // of scoring
 } sched_choice_info;
 
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);

@@ -1,0 +1,85 @@
+/* What other threads tell the engine thread, and the queue to the tokenizer threads. Both link
+ * streams through themselves: nothing is lost for want of memory. */
+#include "engine/internal.h"
+
+/* ---- to the engine thread -------------------------------------------------------------------- */
+
+void inbox_put(engine *e, unsigned what, engine_stream *s)
+{
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    if (s->told == 0) {
+        atomic_fetch_add(&s->references, 1);
+        s->inbox_next = NULL;
+        if (in->last) in->last->inbox_next = s;
+        else in->first = s;
+        in->last = s;
+    }
+    s->told |= what;
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
+}
+
+inbox_batch inbox_drain(engine *e, bool wait)
+{
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    while (wait && !in->first && !in->flush && !in->stop)
+        pthread_cond_wait(&in->arrived, &in->lock);
+    inbox_batch batch = {.first = in->first, .flush = in->flush, .stop = in->stop};
+    for (engine_stream *s = in->first; s; s = s->inbox_next) {
+        s->taken = s->told;
+        s->told = 0;
+        s->taken_next = s->inbox_next;
+    }
+    in->first = in->last = NULL;
+    in->flush = false;
+    pthread_mutex_unlock(&in->lock);
+    return batch;
+}
+
+/* ---- to the tokenizer threads ---------------------------------------------------------------- */
+
+void prepare_put(engine *e, engine_stream *s)
+{
+    prepare_queue *q = &e->prepare;
+    atomic_fetch_add(&s->references, 1);
+    pthread_mutex_lock(&q->lock);
+    s->awaits_prepare = true;
+    s->prepare_next = NULL;
+    s->prepare_prev = q->last;
+    if (q->last) q->last->prepare_next = s;
+    else q->first = s;
+    q->last = s;
+    pthread_cond_signal(&q->arrived);
+    pthread_mutex_unlock(&q->lock);
+}
+
+static void unlink_stream(prepare_queue *q, engine_stream *s)
+{
+    if (s->prepare_prev) s->prepare_prev->prepare_next = s->prepare_next;
+    else q->first = s->prepare_next;
+    if (s->prepare_next) s->prepare_next->prepare_prev = s->prepare_prev;
+    else q->last = s->prepare_prev;
+    s->awaits_prepare = false;
+}
+
+bool prepare_take_back(engine *e, engine_stream *s)
+{
+    pthread_mutex_lock(&e->prepare.lock);
+    bool waits = s->awaits_prepare;
+    if (waits) unlink_stream(&e->prepare, s);
+    pthread_mutex_unlock(&e->prepare.lock);
+    return waits;
+}
+
+engine_stream *prepare_next(engine *e)
+{
+    prepare_queue *q = &e->prepare;
+    pthread_mutex_lock(&q->lock);
+    while (!q->first && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
+    engine_stream *s = q->first;
+    if (s) unlink_stream(q, s);
+    pthread_mutex_unlock(&q->lock);
+    return s;
+}

@@ -1,0 +1,215 @@
+/* The backend under watch: steps that are stuck or fail as a whole, and what comes after them.
+ *
+ * A step begins and ends under watch.lock. In between the engine thread touches neither streams nor
+ * scheduler, so the watchdog, while it holds the lock, may fail the streams as if it were the
+ * engine thread, and may interrupt a backend that cannot go away meanwhile. It marks the step
+ * abandoned; the engine thread sees that when the backend returns, and takes nothing from it.
+ */
+#include "engine/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void tell_trouble(engine *e, const char *text)
+{
+    if (e->o.on_trouble) e->o.on_trouble(e->o.on_trouble_ctx, text);
+}
+
+/* ---- the watchdog ---------------------------------------------------------------------------- */
+
+/* With the lock held. */
+static void abandon_step(engine *e, int64_t now_us)
+{
+    step_watch *w = &e->watch;
+    char text[160];
+    w->abandoned = true;
+    atomic_store(&e->state, ENGINE_RESTARTING);
+    snprintf(text, sizeof text, "step %llu was stuck: %u sequences, %lld ms so far",
+             (unsigned long long)w->step, w->n_seqs, (long long)((now_us - w->started_us) / 1000));
+    tell_trouble(e, text);
+    loop_fail_all(e, STATUS_UNAVAILABLE, text);
+    if (e->backend.ops->interrupt) e->backend.ops->interrupt(e->backend.ctx);
+}
+
+static void *watchdog(void *arg)
+{
+    engine *e = arg;
+    step_watch *w = &e->watch;
+    pthread_mutex_lock(&w->lock);
+    while (!w->stop) {
+        /* A step that begins while it sleeps is due after the sleep: nobody has to wake it. */
+        int64_t now = clock_now_us(), due = now + e->o.step_timeout_us;
+        if (w->started_us && !w->abandoned) {
+            due = w->started_us + e->o.step_timeout_us;
+            if (due <= now) {
+                abandon_step(e, now);
+                continue;
+            }
+        }
+        struct timespec until = {due / 1000000, due % 1000000 * 1000};
+        pthread_cond_timedwait(&w->changed, &w->lock, &until);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+status watch_start(engine *e)
+{
+    if (e->o.step_timeout_us <= 0) return STATUS_IS_OK;
+    if (pthread_create(&e->watch.thread, NULL, watchdog, e))
+        return status_make(STATUS_NO_MEMORY, "watchdog thread");
+    e->watch.thread_started = true;
+    return STATUS_IS_OK;
+}
+
+void watch_stop(engine *e)
+{
+    if (!e->watch.thread_started) return;
+    pthread_mutex_lock(&e->watch.lock);
+    e->watch.stop = true;
+    pthread_cond_signal(&e->watch.changed);
+    pthread_mutex_unlock(&e->watch.lock);
+    pthread_join(e->watch.thread, NULL);
+}
+
+/* ---- another backend ------------------------------------------------------------------------- */
+
+/* Requests in the queues were checked against the old one, but for the size of the pool. */
+static bool is_alike(const backend_info *a, const backend_info *b)
+{
+    return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
+           a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->identity == b->identity &&
+           memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
+}
+
+/* A backend that fails again and again is not worth another try. */
+static bool restarted_too_often(engine *e)
+{
+    int64_t now = clock_now_us(), *oldest = &e->restarts_us[e->n_restarts % RESTARTS_MAX];
+    if (e->n_restarts >= RESTARTS_MAX && now - *oldest < RESTARTS_WITHIN_US) return true;
+    *oldest = now;
+    e->n_restarts++;
+    return false;
+}
+
+static bool is_stopping(engine *e)
+{
+    pthread_mutex_lock(&e->inbox.lock);
+    bool stop = e->inbox.stop;
+    pthread_mutex_unlock(&e->inbox.lock);
+    return stop;
+}
+
+static status make_backend(engine *e, error *err)
+{
+    if (is_stopping(e)) return error_set(err, STATUS_ABORTED, "the engine stops");
+    if (!e->o.restart) return error_set(err, STATUS_UNAVAILABLE, "nobody makes another");
+    if (restarted_too_often(e))
+        return error_set(err, STATUS_UNAVAILABLE, "%d restarts within a minute were not enough",
+                         RESTARTS_MAX);
+    backend fresh = {0};
+    RETURN_IF_ERROR(e->o.restart(e->o.restart_ctx, &fresh, err));
+    const backend_info *info = fresh.ops->info(fresh.ctx);
+    if (!is_alike(&e->info, info))
+        return error_set(err, STATUS_INTERNAL, "the new one is not like the old one");
+    e->backend = fresh;
+    e->info.n_pages = info->n_pages;
+    return STATUS_IS_OK;
+}
+
+/* Counters go on across schedulers. */
+static void keep_sums(sched_stats *sums, const sched_stats *last)
+{
+    sums->steps += last->steps;
+    sums->preemptions += last->preemptions;
+    sums->prompt_tokens += last->prompt_tokens;
+    sums->generated_tokens += last->generated_tokens;
+    sums->replayed_tokens += last->replayed_tokens;
+    sums->pages.hit_tokens += last->pages.hit_tokens;
+    sums->pages.queried_tokens += last->pages.queried_tokens;
+    sums->pages.pages_dropped += last->pages.pages_dropped;
+    sums->pages.slots_moved += last->pages.slots_moved;
+}
+
+static status make_anew(engine *e, error *err)
+{
+    sched *fresh = NULL;
+    RETURN_IF_ERROR(make_backend(e, err));
+    RETURN_IF_ERROR(engine_make_scheduler(e, &fresh, err));
+    sched_stats last = sched_get_stats(e->sched);
+    keep_sums(&e->sums, &last);
+    pthread_rwlock_wrlock(&e->sched_lock);
+    sched *old = e->sched;
+    e->sched = fresh;
+    e->n_backends++;
+    pthread_rwlock_unlock(&e->sched_lock);
+    sched_destroy(old);
+    e->counting.restarts++;
+    if (e->o.on_block && e->o.prefix_cache)
+        e->o.on_block(e->o.on_block_ctx, &(pkv_block_event){.kind = PKV_CLEARED});
+    return STATUS_IS_OK;
+}
+
+/* After a step that failed as a whole; its requests are told unless the watchdog has. */
+static void recover(engine *e, const step_plan *plan, status st, bool abandoned)
+{
+    error err = {{0}};
+    char text[sizeof err.text + 64];
+    if (!abandoned) {
+        atomic_store(&e->state, ENGINE_RESTARTING);
+        snprintf(text, sizeof text, "step %llu failed: %s", (unsigned long long)plan->step,
+                 st.message ? st.message : status_text(st.code));
+        tell_trouble(e, text);
+        loop_fail_all(e, STATUS_UNAVAILABLE, text);
+    }
+    int64_t start = clock_now_us();
+    if (status_ok(make_anew(e, &err))) {
+        snprintf(text, sizeof text, "the backend was made anew in %lld ms",
+                 (long long)((clock_now_us() - start) / 1000));
+        atomic_store(&e->state, ENGINE_WORKING);
+    } else {
+        snprintf(text, sizeof text, "the backend has failed for good: %s", err.text);
+        atomic_store(&e->state, ENGINE_BROKEN);
+    }
+    tell_trouble(e, text);
+    loop_publish(e);
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static void begin(engine *e, const step_plan *plan)
+{
+    step_watch *w = &e->watch;
+    pthread_mutex_lock(&w->lock);
+    w->started_us = clock_now_us();
+    w->step = plan->step;
+    w->n_seqs = plan->n_seqs;
+    w->abandoned = false;
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Whether the step was abandoned. */
+static bool end(engine *e)
+{
+    step_watch *w = &e->watch;
+    pthread_mutex_lock(&w->lock);
+    w->started_us = 0;
+    bool abandoned = w->abandoned;
+    pthread_mutex_unlock(&w->lock);
+    return abandoned;
+}
+
+const step_result *watch_run(engine *e, const step_plan *plan)
+{
+    const step_result *result = NULL;
+    begin(e, plan);
+    status st = e->backend.ops->submit(e->backend.ctx, plan);
+    if (status_ok(st)) st = e->backend.ops->collect(e->backend.ctx, &result);
+    bool abandoned = end(e);
+    if (status_ok(st) && result->status.code == STATUS_INTERNAL) st = result->status;
+    if (status_ok(st) && status_ok(result->status) && result->checksum != plan->checksum)
+        st = status_make(STATUS_INTERNAL, "the backend's page tables differ from the scheduler's");
+    if (status_ok(st) && !abandoned) return result;
+    recover(e, plan, st, abandoned);
+    return NULL;
+}
