@@ -26,8 +26,8 @@ static const arg_flag input_flags[] = {
 };
 
 static const arg_flag sampling_flags[] = {
-    FIELD("max-tokens", "N", "max_tokens", ARG_JSON_WHOLE, 1, 0x1p31 - 1,
-          "most tokens of an answer (default: what the context has room for)"),
+    FIELD("max-tokens", "N", "max_tokens", ARG_JSON_WHOLE, 0, 0x1p31 - 1,
+          "most tokens of an answer (default: what the context has room for); 0 scores the prompt"),
     FIELD("min-tokens", "N", "min_tokens", ARG_JSON_WHOLE, 0, 0x1p31 - 1,
           "no end before so many tokens"),
     FIELD("temperature", "T", "temperature", ARG_JSON_NUMBER, 0, 100,
@@ -52,6 +52,8 @@ static const arg_flag sampling_flags[] = {
           "go on after the model's end of sequence"),
     FIELD("logprobs", "N", "logprobs", ARG_JSON_WHOLE, 0, SAMPLE_LOGPROBS_MAX,
           "report each token's log-probability and the N likeliest (JSON lines only)"),
+    FIELD("prompt-logprobs", "N", "prompt_logprobs", ARG_JSON_WHOLE, 0, SAMPLE_LOGPROBS_MAX,
+          "the same of each token of the prompt (JSON lines only)"),
 };
 
 static const arg_flag retention_flags[] = {
@@ -68,8 +70,9 @@ static const char about[] =
     "field below by its OpenAI name (max_tokens, temperature, stop, retention, ...); flags are the "
     "defaults\n"
     "of all lines. For each choice one JSON line goes to stdout when it ends:\n"
-    "  {\"id\", \"index\", \"text\", \"token_ids\", \"logprobs\", \"finish_reason\", \"usage\", "
-    "\"retention\", \"timings\"}\n"
+    "  {\"id\", \"index\", \"text\", \"token_ids\", \"logprobs\", \"prompt_logprobs\", "
+    "\"finish_reason\", \"usage\",\n"
+    "  \"retention\", \"timings\"}\n"
     "A line that cannot be run gives {\"id\", \"error\": {\"message\", \"line\"}}; the others go "
     "on, and the exit\n"
     "status is 1.";

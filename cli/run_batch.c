@@ -174,10 +174,11 @@ static void print_choice(batch *b, job *j, const engine_output *out)
     bool failed = c->failed || out->finish == ENGINE_FINISH_ERROR;
     /* What failed as a whole ends all its choices with the same words: said once. */
     if (failed && j->failed) return;
+    engine_prompt prompt = engine_stream_prompt(j->stream);
     strbuf_clear(&b->line);
     if (failed)
         run_error_line(&b->line, j->id, c->failed ? "out of memory" : out->error_text, j->line);
-    else run_line(&b->line, j->id, c, out, j->want_logprobs);
+    else run_line(&b->line, j->id, c, out, j->want_logprobs, &prompt, b->s->model.tokenizer);
     put_line(b);
     j->failed |= failed;
 }

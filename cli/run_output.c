@@ -30,18 +30,39 @@ static void describe_token(strbuf *out, const tokenizer *t, uint32_t id, float l
     strbuf_putc(out, ']');
 }
 
-static void describe_sample(strbuf *out, const tokenizer *t, const step_sample *s)
+/* One token, its rank, and the likeliest in its place. */
+static void describe_place(strbuf *out, const tokenizer *t, uint32_t id, float logprob,
+                           uint32_t rank, const uint32_t *top_ids, const float *top_logprobs,
+                           uint32_t n_top)
 {
-    if (out->size) strbuf_putc(out, ',');
     strbuf_putc(out, '{');
-    describe_token(out, t, s->token, s->logprob);
-    strbuf_printf(out, ",\"rank\":%u,\"top_logprobs\":[", s->rank);
-    for (uint32_t i = 0; i < s->n_top; i++) {
+    describe_token(out, t, id, logprob);
+    strbuf_printf(out, ",\"rank\":%u,\"top_logprobs\":[", rank);
+    for (uint32_t i = 0; i < n_top; i++) {
         strbuf_puts(out, i ? ",{" : "{");
-        describe_token(out, t, s->top_ids[i], s->top_logprobs[i]);
+        describe_token(out, t, top_ids[i], top_logprobs[i]);
         strbuf_putc(out, '}');
     }
     strbuf_puts(out, "]}");
+}
+
+static void describe_sample(strbuf *out, const tokenizer *t, const step_sample *s)
+{
+    if (out->size) strbuf_putc(out, ',');
+    describe_place(out, t, s->token, s->logprob, s->rank, s->top_ids, s->top_logprobs, s->n_top);
+}
+
+/* As vLLM has it: nothing is known of the first token. */
+static void describe_prompt(strbuf *out, const tokenizer *t, const engine_prompt *p)
+{
+    strbuf_puts(out, ",\"prompt_logprobs\":[null");
+    for (uint32_t i = 1; i < p->n_tokens; i++) {
+        size_t top = (size_t)i * p->n_top;
+        strbuf_putc(out, ',');
+        describe_place(out, t, p->tokens[i], p->logprobs[i], p->ranks[i], p->top_ids + top,
+                       p->top_logprobs + top, p->n_top);
+    }
+    strbuf_putc(out, ']');
 }
 
 void run_choice_take(run_choice *c, const engine_output *out, const tokenizer *t,
@@ -86,7 +107,7 @@ void run_error_line(strbuf *line, const json_t *id, const char *message, uint64_
 static double ms(int64_t us) { return (double)us / 1000.0; }
 
 void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_output *last,
-              bool want_logprobs)
+              bool want_logprobs, const engine_prompt *prompt, const tokenizer *t)
 {
     put_id(line, id);
     strbuf_printf(line, ",\"index\":%u,\"text\":", last->choice);
@@ -99,6 +120,7 @@ void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_
         if (c->logprobs.size) strbuf_append(line, c->logprobs.data, c->logprobs.size);
         strbuf_puts(line, "]}");
     }
+    if (prompt->logprobs) describe_prompt(line, t, prompt);
     const engine_usage *u = &last->usage;
     strbuf_printf(
         line,

@@ -20,9 +20,9 @@ void run_choice_take(run_choice *c, const engine_output *out, const tokenizer *t
                      bool want_logprobs);
 
 /* The line of a choice that has ended well or was aborted: `last` is its last output. id is a JSON
- * string or number. Lines end with a newline. */
+ * string or number. prompt: its logprobs are told when it has some. Lines end with a newline. */
 void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_output *last,
-              bool want_logprobs);
+              bool want_logprobs, const engine_prompt *prompt, const tokenizer *t);
 /* {"id", "error": {"message", "line"}}; line_number 0 = there is no file. */
 void run_error_line(strbuf *line, const json_t *id, const char *message, uint64_t line_number);
 

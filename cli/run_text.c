@@ -43,7 +43,8 @@ static void print_end(answer *a, const engine_output *out)
     strbuf_destroy(&text);
 }
 
-static void end_choice(const run_session *s, answer *a, const json_t *id, const engine_output *out)
+static void end_choice(const run_session *s, answer *a, const json_t *id,
+                       const engine_stream *stream, const engine_output *out)
 {
     run_choice *c = &a->choices[out->choice];
     a->n_ended++;
@@ -52,7 +53,8 @@ static void end_choice(const run_session *s, answer *a, const json_t *id, const 
         a->failed = true;
     } else if (s->flags.json) {
         strbuf line = {0};
-        run_line(&line, id, c, out, a->want_logprobs);
+        engine_prompt prompt = engine_stream_prompt(stream);
+        run_line(&line, id, c, out, a->want_logprobs, &prompt, s->model.tokenizer);
         put(a, line.data, line.size);
         a->failed |= line.failed;
         strbuf_destroy(&line);
@@ -79,7 +81,7 @@ static void follow(run_session *s, answer *a, const json_t *id, engine_stream *s
         }
         run_choice_take(&a->choices[out.choice], &out, s->model.tokenizer, a->want_logprobs);
         if (streaming) put(a, out.text, out.text_bytes);
-        if (out.finish != ENGINE_FINISH_NONE) end_choice(s, a, id, &out);
+        if (out.finish != ENGINE_FINISH_NONE) end_choice(s, a, id, stream, &out);
     }
 }
 
