@@ -121,10 +121,13 @@ static void pin_to(int core)
     sched_setaffinity(0, sizeof set, &set); /* refused: runs unpinned, only slower */
 }
 
+void thread_set_name(const char *name) { pthread_setname_np(pthread_self(), name); }
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     thread_pool *pool = w->pool;
+    thread_set_name("oct-compute");
     if (w->core >= 0) pin_to(w->core);
     uint32_t seen = 0;
     while (!atomic_load_explicit(&pool->stop, memory_order_acquire)) {

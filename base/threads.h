@@ -28,6 +28,9 @@ unsigned thread_pool_size(const thread_pool *pool);
 /* Calls fn over [0, n) in pieces of at most `grain` items; returns when all are done. */
 void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, void *ctx);
 
+/* Names the calling thread for `top -H` and the like: at most 15 bytes. */
+void thread_set_name(const char *name);
+
 /* Cores this process may run on (affinity and cgroup quota), at least 1. */
 unsigned cpu_count_allowed(void);
 /* Bytes the process may still take: the cgroup's limit and MemAvailable, the smaller. */

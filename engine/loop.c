@@ -380,6 +380,7 @@ static bool turn(engine *e, const inbox_batch *batch, const step_plan **plan,
 void *engine_loop(void *arg)
 {
     engine *e = arg;
+    thread_set_name("oct-engine");
     const step_plan *plan = NULL;
     const step_result *result = NULL;
     bool busy = false;

@@ -235,6 +235,7 @@ static status prepare(engine *e, engine_stream *s, error *err)
 void *prepare_loop(void *arg)
 {
     engine *e = arg;
+    thread_set_name("oct-prepare");
     for (engine_stream *s; (s = prepare_next(e)) != NULL; stream_unref(s)) {
         error err = {{0}};
         status st = STATUS_IS_OK;
