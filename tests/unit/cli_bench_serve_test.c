@@ -342,8 +342,9 @@ static void test_prefix_prompts(void **state)
 }
 
 /* A file that is there for the length of a test. */
-static void write_file(char *path, const char *text)
+static void write_file(char path[64], const char *text)
 {
+    snprintf(path, 64, "%s/octavo-serve-XXXXXX", P_tmpdir);
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, text, strlen(text)), strlen(text));
@@ -353,7 +354,7 @@ static void write_file(char *path, const char *text)
 static void test_trace_prompts(void **state)
 {
     (void)state;
-    char path[] = "bench_serve_test_XXXXXX";
+    char path[64];
     write_file(
         path,
         "{\"timestamp\":0,\"input_length\":1100,\"output_length\":64,\"hash_ids\":[5,6,7]}\n"
@@ -389,7 +390,7 @@ static void test_trace_prompts(void **state)
 static void test_text_prompts(void **state)
 {
     (void)state;
-    char path[] = "bench_serve_test_XXXXXX";
+    char path[64];
     write_file(path, "first line\nsecond line\nthird\n");
     work *w = make((work_options){.kind = "text", .file = path, .input_len = 2});
     for (uint64_t i = 0; i < 20; i++) {
@@ -415,7 +416,7 @@ static void test_bad_traces(void **state)
         {"{\"input_length\":0,\"hash_ids\":[]}", "input_length"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        char path[] = "bench_serve_test_XXXXXX";
+        char path[64];
         write_file(path, bad[i][0]);
         work_options o = {.kind = "trace", .file = path, .scale = 1, .vocab = 1000};
         work *w = NULL;
