@@ -247,7 +247,7 @@ static void tell(const serving *s)
         fprintf(stderr,
                 "octavo: HTTP at http%s://%s:%u, for example:\n"
                 "  curl -N http%s://%s:%u/v1/completions%s \\\n"
-                "    -d '{\"model\":\"%s\",\"prompt\":\"O Romeo, Romeo\",\"max_tokens\":40,"
+                "    --json '{\"model\":\"%s\",\"prompt\":\"O Romeo, Romeo\",\"max_tokens\":40,"
                 "\"stream\":true}'\n",
                 f->tls_cert ? "s" : "", host, rpc_server_http_port(s->server),
                 f->tls_cert ? "s" : "", host, rpc_server_http_port(s->server),

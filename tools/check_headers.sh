@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Every header must compile alone and twice: what it needs it includes, and it has a guard.
-# usage: tools/check_headers.sh   (from the root)
+# usage: tools/check_headers.sh [BUILD_FOLDER]   (from the root; the build holds what is generated)
 set -uo pipefail
+build=${1:-build}
+read -ra outside < <(pkg-config --cflags grpc libprotobuf-c libmicrohttpd)
 result=0
 while IFS= read -r header; do
     case $header in # the flags that CMake gives to the files of one ISA
@@ -11,7 +13,8 @@ while IFS= read -r header; do
     esac
     printf '#include "%s"\n#include "%s"\n' "$header" "$header" |
         "${CC:-cc}" -std=gnu17 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes \
-            -Wno-unused-function "${isa[@]}" -I. -fsyntax-only -x c - || {
+            -Wno-unused-function "${isa[@]}" -I. -I"$build/proto/generated" "${outside[@]}" \
+            -fsyntax-only -x c - || {
         echo "$header: does not compile alone"
         result=1
     }

@@ -1,5 +1,5 @@
 /* KV events: numbered, kept while there is room, never torn, and nobody misses the word. */
-#include "rpc_fixture.h"
+#include "tests/unit/rpc_fixture.h"
 
 enum { PAGE = 4, KEPT = 8 };
 

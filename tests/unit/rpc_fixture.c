@@ -1,5 +1,5 @@
 /* The scripted engine, and a log that can be read back. */
-#include "rpc_fixture.h"
+#include "tests/unit/rpc_fixture.h"
 
 #include <sys/mman.h>
 #include <time.h>

@@ -1,5 +1,5 @@
 /* Generations: all or nothing, read in turn, found by id, told of in the log. */
-#include "rpc_fixture.h"
+#include "tests/unit/rpc_fixture.h"
 
 /* ---- helpers --------------------------------------------------------------------------------- */
 

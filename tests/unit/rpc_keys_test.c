@@ -1,5 +1,5 @@
 /* Bearer keys: which are taken, and which cannot be keys at all. */
-#include "rpc_fixture.h"
+#include "tests/unit/rpc_fixture.h"
 
 static void any_of_the_keys_opens(void **state)
 {

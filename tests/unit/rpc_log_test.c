@@ -1,5 +1,5 @@
 /* The log: whole lines whoever writes, and no wait for a reader that does not read. */
-#include "rpc_fixture.h"
+#include "tests/unit/rpc_fixture.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* The Prometheus page, read by a parser that takes nothing but the format's letter. */
-#include "rpc_fixture.h"
+#include "tests/unit/rpc_fixture.h"
 
 #include <math.h>
 
