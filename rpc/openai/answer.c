@@ -143,13 +143,14 @@ static void put_uint(strbuf *out, uint32_t v)
     strbuf_append(out, digits + at, sizeof digits - at);
 }
 
-static void put_usage(strbuf *out, const engine_usage *u)
+static void put_usage(strbuf *out, const engine_usage *u, bool details)
 {
     strbuf_printf(out,
-                  "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
-                  "\"prompt_tokens_details\":{\"cached_tokens\":%u}}",
-                  u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
-                  u->cached_tokens);
+                  "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u",
+                  u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens);
+    if (details)
+        strbuf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%u}", u->cached_tokens);
+    strbuf_putc(out, '}');
 }
 
 static void put_ids(strbuf *out, const uint32_t *ids, uint32_t n)
@@ -338,9 +339,9 @@ static void put_frame(openai_answer *a, choice *c, const generation_output *o, b
     strbuf_puts(out, "}]");
     put_buffered(out, &c->prompt);
     if (call->continuous_usage) {
-        engine_usage so_far = {c->prompt_tokens, c->n_tokens, o->out.usage.cached_tokens};
+        engine_usage so_far = {.prompt_tokens = c->prompt_tokens, .completion_tokens = c->n_tokens};
         strbuf_putc(out, ',');
-        put_usage(out, &so_far);
+        put_usage(out, &so_far, false);
     } else if (call->include_usage) {
         strbuf_puts(out, ",\"usage\":null");
     }
@@ -375,7 +376,7 @@ static void finish_stream(openai_answer *a, strbuf *out)
     if (a->call.include_usage && !a->error.status) {
         strbuf_append(out, a->head.data, a->head.size);
         strbuf_puts(out, "],");
-        put_usage(out, &a->usage);
+        put_usage(out, &a->usage, true);
         strbuf_puts(out, "}\n\n");
     }
     strbuf_puts(out, "data: [DONE]\n\n");
@@ -403,7 +404,7 @@ static void finish_whole(openai_answer *a, strbuf *out)
     strbuf_append(out, a->head.data, a->head.size);
     for (uint32_t i = 0; i < a->n; i++) put_whole_choice(a, i, out);
     strbuf_puts(out, "],");
-    put_usage(out, &a->usage);
+    put_usage(out, &a->usage, true);
     if (a->call.chat) put_buffered(out, &a->choices[0].prompt);
     strbuf_putc(out, '}');
 }

@@ -62,6 +62,13 @@ static bool is_too_long(status_code code, const char *text)
            begins_with(text, "prompt of ");
 }
 
+/* Names that a client made up may hold line ends. */
+static void make_one_line(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ') *text = ' ';
+}
+
 void openai_error_from(service *s, status why, const error *err, openai_error *out)
 {
     const error_row *row = row_of(why.code);
@@ -75,6 +82,8 @@ void openai_error_from(service *s, status why, const error *err, openai_error *o
     if (too_long) set_param(out, "input_tokens", strlen("input_tokens"));
     else if (row->status == 400) find_param(text, out);
     snprintf(out->message, sizeof out->message, "%s", text);
+    make_one_line(out->message);
+    make_one_line(out->param);
 }
 
 void openai_body_error(service *s, status why, const error *err, openai_error *out)

@@ -105,7 +105,6 @@ static status settle_scoring(const reading *in, engine_request *r, error *err)
 static status read_request(const reading *in, engine_request *r, error *err)
 {
     engine_request_init(r, &in->s->o.model.defaults);
-    r->prompt_logprobs = -1;
     if (!in->call->chat) r->max_tokens = COMPLETION_MAX_TOKENS;
     RETURN_IF_ERROR(engine_request_parse(in->body, "request", in->also, r, err));
     return settle_scoring(in, r, err);

@@ -132,6 +132,31 @@ static void logprobs_of_each_endpoint(void **state)
     openai_call_destroy(&c);
 }
 
+static void prompts_are_scored(void **state)
+{
+    openai_call c = parse(
+        state, false, "{\"prompt\": \"x\", \"logprobs\": 1, \"echo\": true, \"max_tokens\": 0}");
+    assert_true(c.requests[0].score_only);
+    assert_int_equal(c.requests[0].prompt_logprobs, 1);
+    openai_call_destroy(&c);
+
+    c = parse(state, false, "{\"prompt\": \"x\", \"echo\": true, \"max_tokens\": 0}");
+    assert_true(c.requests[0].score_only);
+    assert_int_equal(c.requests[0].prompt_logprobs, 0);
+    assert_int_equal(c.prompt_logprobs, -1);
+    openai_call_destroy(&c);
+
+    c = parse(state, false,
+              "{\"prompt\": \"x\", \"echo\": true, \"logprobs\": 4, \"prompt_logprobs\": 2}");
+    assert_int_equal(c.requests[0].prompt_logprobs, 4);
+    assert_int_equal(c.prompt_logprobs, 2);
+    openai_call_destroy(&c);
+
+    c = parse(state, true, "{" MESSAGES ", \"prompt_logprobs\": 2, \"max_tokens\": 0}");
+    assert_int_equal(c.prompt_logprobs, 2);
+    openai_call_destroy(&c);
+}
+
 static void tools_reach_the_template_unless_hidden(void **state)
 {
     openai_call c = parse(state, true, "{" MESSAGES ", \"tools\": [{\"type\": \"function\"}]}");
@@ -237,6 +262,8 @@ static const refusal completions[] = {
     {"{" P "'temperature': 'hot'}", "temperature", "number"},
     {"{" P "'max_tokens': 1.5}", "max_tokens", "integer"},
     {"{" P "'max_tokens': -1}", "max_tokens", "integer"},
+    {"{" P "'max_tokens': 0}", "max_tokens", "needs echo or prompt_logprobs"},
+    {"{" P "'stream': true, 'prompt_logprobs': 0}", "prompt_logprobs", "streamed"},
     {"{" P "'n': 0}", "n", "1 or more"},
     {"{" P "'n': 1025}", "n", "1024 choices"},
     {"{" P "'n': 2147483647}", "n", "1024 choices"},
@@ -280,6 +307,7 @@ static const refusal chats[] = {
     {"{" M "'chat_template': 'x'}", "chat_template", "model's own"},
     {"{" M "'echo': true}", "echo", "only [false]"},
     {"{" M "'add_special_tokens': true}", "add_special_tokens", "only [false]"},
+    {"{" M "'max_tokens': 0}", "max_tokens", "needs echo or prompt_logprobs"},
     {"{" M "'suffix': ''}", "suffix", "unknown field"},
     {"{" M "'n': 2000}", "n", "1024 choices"},
     {"{" M "'reasoning_effort': 'low'}", "reasoning_effort", "not supported"},
@@ -523,6 +551,7 @@ int main(void)
         cmocka_unit_test(prompts_of_each_form),
         cmocka_unit_test(a_benchmark_clients_bodies),
         cmocka_unit_test(logprobs_of_each_endpoint),
+        cmocka_unit_test(prompts_are_scored),
         cmocka_unit_test(tools_reach_the_template_unless_hidden),
         cmocka_unit_test(harmless_values_are_taken),
         cmocka_unit_test(completions_are_refused_by_name),

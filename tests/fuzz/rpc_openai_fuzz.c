@@ -1,0 +1,136 @@
+/* Property: whatever a client sends to the OpenAI endpoints, the body is taken or refused with 400
+ * or 404 and one line. What is taken is within the stated limits, and whatever its outputs are, the
+ * answer is JSON: one document, or one for each frame.
+ *
+ * The first byte chooses the endpoint; the rest is the body. Linked with --wrap=generation_prompt.
+ */
+#include "tests/fuzz/fuzz.h"
+#include "tests/unit/rpc_openai_fixture.h"
+
+#include <math.h>
+
+static const uint32_t prompt_ids[] = {1021, 83, 257, 127, 5000};
+static const float prompt_logprobs[] = {NAN, -1, -INFINITY, -2, -3};
+
+engine_prompt __wrap_generation_prompt(const generation *g, uint32_t request);
+engine_prompt __wrap_generation_prompt(const generation *g, uint32_t request)
+{
+    (void)g;
+    (void)request;
+    return (engine_prompt){.tokens = prompt_ids,
+                           .n_tokens = 5,
+                           .logprobs = prompt_logprobs,
+                           .ranks = prompt_ids,
+                           .n_top = 1,
+                           .top_ids = prompt_ids,
+                           .top_logprobs = prompt_logprobs};
+}
+
+/* Made at the first input; never freed. */
+static service *the_service(void)
+{
+    static openai_fixture f;
+    static bool open;
+    error err = {{0}};
+    if (!open && !status_ok(openai_fixture_open(&f, &err))) {
+        fprintf(stderr, "%s\n", err.text);
+        abort();
+    }
+    open = true;
+    return &f.service;
+}
+
+static void check_json(const char *text, size_t n)
+{
+    json_t *doc = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    FUZZ_CHECK(json_is_object(doc));
+    json_decref(doc);
+}
+
+static void check_error(const openai_error *e)
+{
+    strbuf out = {0};
+    FUZZ_CHECK(e->status == 400 || e->status == 404);
+    FUZZ_CHECK(e->message[0] && !strpbrk(e->message, "\r\n"));
+    openai_error_json(e, &out);
+    check_json(out.data, out.size);
+    strbuf_destroy(&out);
+}
+
+static void check_frames(const strbuf *out)
+{
+    static const char done[] = "data: [DONE]\n\n";
+    const char *at = out->data;
+    while (strcmp(at, done) != 0) {
+        const char *end = strstr(at, "\n\n");
+        FUZZ_CHECK(end && strncmp(at, "data: ", 6) == 0);
+        check_json(at + 6, (size_t)(end - at) - 6);
+        at = end + 2;
+    }
+}
+
+static void check_call(const openai_call *c)
+{
+    FUZZ_CHECK(c->n_requests >= 1 && c->n_requests <= 8 && c->n_choices >= 1);
+    FUZZ_CHECK(c->n_requests * c->n_choices <= OPENAI_CHOICES_MAX);
+    for (uint32_t i = 0; i < c->n_requests; i++) {
+        const engine_request *r = &c->requests[i];
+        FUZZ_CHECK(!r->prompt + !r->messages + !r->prompt_token_ids == 2);
+        FUZZ_CHECK(r->n == c->n_choices && (r->logprobs >= 0) == c->logprobs);
+    }
+}
+
+/* Two outputs for each choice, out of the bytes of the body. */
+static void answer(service *s, openai_call *c, const uint8_t *data, size_t size)
+{
+    uint32_t n = c->n_requests * c->n_choices;
+    bool stream = c->stream;
+    openai_answer *a = openai_answer_create(s, c, "\"id\n");
+    strbuf out = {0};
+    FUZZ_CHECK(a);
+    for (uint32_t i = 0; i < 2 * n; i++) {
+        uint8_t byte = data[i % size];
+        generation_output o = {.index = i % n, .request = 0};
+        o.out = (engine_output){.has_token = byte & 1, .text = "\"\xc3\xb6\n", .stop_token = -1};
+        o.out.text_bytes = byte & 2 ? 4 : 0;
+        o.out.sample = (step_sample){.token = byte * 5, .logprob = byte & 4 ? -INFINITY : -1};
+        o.out.sample.n_top = 2;
+        o.out.sample.top_ids[0] = data[(i + 1) % size] * 5;
+        if (i >= n) o.out.finish = byte == 0x7d ? ENGINE_FINISH_ERROR : ENGINE_FINISH_STOP;
+        openai_answer_take(a, NULL, &o, &out);
+    }
+    openai_answer_finish(a, &out);
+    FUZZ_CHECK(out.size && !out.failed);
+    if (stream) check_frames(&out);
+    else check_json(out.data, out.size);
+    openai_answer_destroy(a);
+    strbuf_destroy(&out);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    service *s = the_service();
+    if (size < 2) return 0;
+    const char *body = (const char *)data + 1;
+    size_t n = size - 1;
+    openai_error e = {0};
+    openai_call c;
+    strbuf out = {0};
+    bool ok;
+    switch (data[0] % 4) {
+    case 0: ok = openai_parse_completion(s, body, n, &c, &e); break;
+    case 1: ok = openai_parse_chat(s, body, n, &c, &e); break;
+    case 2: ok = openai_tokenize(s, body, n, &out, &e); break;
+    default: ok = openai_detokenize(s, body, n, &out, &e); break;
+    }
+    if (!ok) {
+        check_error(&e);
+    } else if (data[0] % 4 < 2) {
+        check_call(&c);
+        answer(s, &c, data, size);
+    } else {
+        check_json(out.data, out.size);
+    }
+    strbuf_destroy(&out);
+    return 0;
+}
