@@ -82,9 +82,9 @@ static void ask_for_call(grpc_front *f)
 {
     grpc_call_details_init(&f->next_details);
     grpc_metadata_array_init(&f->next_metadata);
-    if (grpc_server_request_call(f->server, &f->next_call, &f->next_details, &f->next_metadata,
-                                 f->queue, f->queue, &f->arrival) != GRPC_CALL_OK)
-        rpc_log_note(f->service->o.log, "error", "grpc", "no call can be asked for any more");
+    /* It fails by misuse only. */
+    (void)grpc_server_request_call(f->server, &f->next_call, &f->next_details, &f->next_metadata,
+                                   f->queue, f->queue, &f->arrival);
 }
 
 static void on_arrival(void *owner, bool ok)
@@ -251,7 +251,11 @@ status grpc_front_create(service *s, const rpc_service *const *services, size_t 
     return st;
 }
 
-void grpc_front_drain(grpc_front *f) { atomic_store(&f->draining, true); }
+void grpc_front_drain(grpc_front *f)
+{
+    atomic_store(&f->draining, true);
+    listeners_tell(&f->service->state_listeners);
+}
 
 void grpc_front_destroy(grpc_front *f)
 {
