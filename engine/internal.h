@@ -59,6 +59,7 @@ typedef struct ring_item {
     uint32_t rank;
     uint32_t n_top;
     uint32_t text_bytes;
+    bool held; /* a last token: unseen by the reader until its end rides on it */
 } ring_item;
 
 /* How a choice ended. */

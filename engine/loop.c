@@ -271,6 +271,7 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     clock_token(e, s, c);
     ring_item item = {.choice = choice,
                       .has_token = true,
+                      .held = c->finish != ENGINE_FINISH_NONE,
                       .token = sample->token,
                       .logprob = sample->logprob,
                       .rank = sample->rank,

@@ -106,7 +106,7 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
         strbuf_append(&s->blob, tops->top_ids, ids);
         strbuf_append(&s->blob, tops->top_logprobs, logprobs);
         put_item(s, item);
-        tell_reader(s);
+        if (!item->held) tell_reader(s);
     }
     pthread_mutex_unlock(&s->lock);
     return ok;
@@ -119,6 +119,7 @@ static void attach_end(engine_stream *s, uint32_t choice)
         ring_item *item = &s->ring[(s->head + i) % s->capacity];
         if (item->choice != choice) continue;
         item->is_last = true;
+        item->held = false;
         return;
     }
     ring_item end = {.choice = choice, .is_last = true};
@@ -201,10 +202,12 @@ static void unlock_and_resume(engine_stream *s)
     if (resume) inbox_put(s->engine, INBOX_RESUME, s);
 }
 
+static bool can_read(const engine_stream *s) { return s->count > 0 && !s->ring[s->head].held; }
+
 bool engine_stream_read(engine_stream *s, engine_output *out)
 {
     pthread_mutex_lock(&s->lock);
-    bool got = s->count > 0;
+    bool got = can_read(s);
     if (got) take(s, out);
     unlock_and_resume(s);
     return got;
@@ -213,8 +216,8 @@ bool engine_stream_read(engine_stream *s, engine_output *out)
 bool engine_stream_wait(engine_stream *s, engine_output *out)
 {
     pthread_mutex_lock(&s->lock);
-    while (s->count == 0 && s->n_unread_ends > 0) pthread_cond_wait(&s->readable, &s->lock);
-    bool got = s->count > 0;
+    while (!can_read(s) && s->n_unread_ends > 0) pthread_cond_wait(&s->readable, &s->lock);
+    bool got = can_read(s);
     if (got) take(s, out);
     unlock_and_resume(s);
     return got;
