@@ -180,7 +180,7 @@ static rpc_model facts_of(const serving *s)
         .vocab_size = m->config.vocab_size,
         .max_model_len = m->max_model_len,
         .page_tokens = s->model_flags.page_tokens,
-        .n_pages = m->backend.ops->info(m->backend.ctx)->n_pages,
+        .n_pages = m->backend.ops->info(m->backend.ctx)->n_pages - 1,
         .max_batch = m->max_batch,
         .max_requests = s->flags.max_requests,
         .weight_dtype = dtype_name(m->options.weight_type),

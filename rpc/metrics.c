@@ -107,7 +107,7 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
 {
     const sched_stats *st = &e->sched;
     const pkv_counts *pages = &st->pages;
-    double total = s->o.model.n_pages ? s->o.model.n_pages - 1 : 0; /* the first is spare */
+    double total = s->o.model.n_pages;
     const metric rows[] = {
         {"num_requests_running", "Choices in the batch.", st->running},
         {"num_requests_waiting", "Requests that wait to be scheduled.", st->waiting},
@@ -204,7 +204,7 @@ static void put_config(page *p, const service *s)
     strbuf_puts(p->out, PREFIX "cache_config_info{");
     strbuf_append(p->out, p->labels.data, p->labels.size);
     strbuf_printf(p->out, ",block_size=\"%u\",num_pages=\"%u\",cache_dtype=\"%s\"} 1\n",
-                  m->page_tokens, m->n_pages ? m->n_pages - 1 : 0, m->kv_dtype ? m->kv_dtype : "");
+                  m->page_tokens, m->n_pages, m->kv_dtype ? m->kv_dtype : "");
 }
 
 /* ---- the process, by the names that every exporter uses -------------------------------------- */

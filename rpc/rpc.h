@@ -56,7 +56,9 @@ typedef struct rpc_model {
     uint32_t n_eos_ids;
     int64_t bos_id; // -1 = none
     uint32_t vocab_size, max_model_len;
-    uint32_t page_tokens, n_pages, max_batch, max_requests;
+    uint32_t page_tokens;
+    uint32_t n_pages; // that sequences can have
+    uint32_t max_batch, max_requests;
     const char *weight_dtype, *kv_dtype, *isa;
 } rpc_model;
 

@@ -92,7 +92,7 @@ rpc_fixture *rpc_fixture_create(const rpc_fixture_options *o)
                                 .n_names = 2,
                                 .tokenizer = f->tokenizer,
                                 .page_tokens = 16,
-                                .n_pages = 1000,
+                                .n_pages = 999,
                                 .max_requests = max_requests,
                                 .kv_dtype = "bf16"},
                       .log = f->log,
