@@ -1,0 +1,404 @@
+/* octavo.v1: messages into requests, outputs into messages. */
+#include "rpc/services/octavo_v1.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+typedef Octavo__V1__GenerateRequest generate_request;
+typedef Octavo__V1__SamplingParams sampling_params;
+
+static const char *const names[] = {"demo", "alias"};
+static const service served = {
+    .o.model =
+        {
+            .names = names,
+            .n_names = 2,
+            .defaults = {.temperature = 0.6f,
+                         .top_p = 0.9f,
+                         .min_p = 0.1f,
+                         .repetition_penalty = 1.1f,
+                         .top_k = 40,
+                         .max_tokens = 7},
+        },
+};
+
+static generate_request make_request(void)
+{
+    generate_request m;
+    octavo__v1__generate_request__init(&m);
+    return m;
+}
+
+static ProtobufCBinaryData text(const char *s) { return field_of(s); }
+
+static void with_prompt(generate_request *m, const char *s)
+{
+    m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_PROMPT;
+    m->prompt = text(s);
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    generate_request m = make_request();
+    engine_request r;
+    error err;
+    with_prompt(&m, "hi");
+    assert_true(status_ok(octavo_v1_request_of(&served, &m, &r, &err)));
+    assert_string_equal(r.prompt, "hi");
+    assert_int_equal(r.prompt_bytes, 2);
+    assert_true(r.temperature == 0.6f && r.top_p == 0.9f && r.min_p == 0.1f);
+    assert_true(r.repetition_penalty == 1.1f && r.top_k == 40 && r.max_tokens == 7);
+    assert_int_equal(r.n, 1);
+    assert_int_equal(r.logprobs, -1);
+    assert_int_equal(r.prompt_logprobs, -1);
+    assert_true(r.skip_special_tokens && r.add_special_tokens && !r.has_seed && !r.score_only);
+    assert_null(r.cache_salt);
+    assert_null(r.retention);
+    engine_request_destroy(&r);
+}
+
+static void test_fields(void **state)
+{
+    (void)state;
+    generate_request m = make_request();
+    sampling_params p = OCTAVO__V1__SAMPLING_PARAMS__INIT;
+    Octavo__V1__TokenIds ids = OCTAVO__V1__TOKEN_IDS__INIT;
+    Octavo__V1__LogitBias bias = OCTAVO__V1__LOGIT_BIAS__INIT, *biases = &bias;
+    uint32_t id_list[] = {1, 2, 3}, stop_ids[] = {9};
+    ProtobufCBinaryData stops[] = {text("END"), text("\n\n")};
+    m.input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
+    m.token_ids = &ids;
+    ids.n_ids = 3;
+    ids.ids = id_list;
+    m.model = text("alias");
+    m.sampling = &p;
+    m.priority = -3;
+    m.cache_salt = text("pepper");
+    m.retention_json = text("{\"method\": \"full\"}");
+#define SET(field, value)                                                                          \
+    p.field##_opt_case = 1;                                                                        \
+    p.field = value
+    SET(temperature, 0);
+    SET(top_p, 0.5f);
+    SET(top_k, -1);
+    SET(min_p, 0);
+    SET(presence_penalty, -1);
+    SET(frequency_penalty, 2);
+    SET(repetition_penalty, 1);
+    SET(max_tokens, 0);
+    SET(n, 3);
+    SET(seed, -5);
+    SET(skip_special_tokens, false);
+    SET(logprobs, 0);
+    SET(prompt_logprobs, 20);
+#undef SET
+    p.min_tokens = 4;
+    p.n_stop = 2;
+    p.stop = stops;
+    p.n_stop_token_ids = 1;
+    p.stop_token_ids = stop_ids;
+    p.ignore_eos = p.include_stop_str_in_output = true;
+    p.n_logit_bias = 1;
+    p.logit_bias = &biases;
+    bias.token_id = 11;
+    bias.bias = -100;
+    m.add_special_tokens_opt_case = 1;
+    m.add_special_tokens = false;
+
+    engine_request r;
+    error err;
+    assert_true(status_ok(octavo_v1_request_of(&served, &m, &r, &err)));
+    assert_null(r.prompt);
+    assert_int_equal(r.n_prompt_token_ids, 3);
+    assert_memory_equal(r.prompt_token_ids, id_list, sizeof id_list);
+    assert_true(r.temperature == 0 && r.top_p == 0.5f && r.top_k == -1 && r.min_p == 0);
+    assert_true(r.presence_penalty == -1 && r.frequency_penalty == 2);
+    assert_true(r.repetition_penalty == 1);
+    assert_true(r.score_only && r.max_tokens == 0 && r.n == 3 && r.min_tokens == 4);
+    assert_true(r.has_seed && r.seed == (uint64_t)-5);
+    assert_true(r.logprobs == 0 && r.prompt_logprobs == 20);
+    assert_int_equal(r.n_stop, 2);
+    assert_string_equal(r.stop[0], "END");
+    assert_string_equal(r.stop[1], "\n\n");
+    assert_true(r.n_stop_token_ids == 1 && r.stop_token_ids[0] == 9);
+    assert_true(r.ignore_eos && r.include_stop_str_in_output);
+    assert_true(!r.skip_special_tokens && !r.add_special_tokens);
+    assert_true(r.n_bias == 1 && r.bias_ids[0] == 11 && r.bias[0] == -100);
+    assert_int_equal(r.priority, -3);
+    assert_string_equal(r.cache_salt, "pepper");
+    assert_string_equal(json_string_value(json_object_get(r.retention, "method")), "full");
+    engine_request_destroy(&r);
+}
+
+static void test_nul_in_prompt(void **state)
+{
+    (void)state;
+    generate_request m = make_request();
+    engine_request r;
+    m.input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_PROMPT;
+    m.prompt = call_bytes("ab\0cd", 5);
+    assert_true(status_ok(octavo_v1_request_of(&served, &m, &r, NULL)));
+    assert_int_equal(r.prompt_bytes, 5);
+    assert_memory_equal(r.prompt, "ab\0cd", 6);
+    engine_request_destroy(&r);
+}
+
+static void test_chat(void **state)
+{
+    (void)state;
+    generate_request m = make_request();
+    Octavo__V1__Chat chat = OCTAVO__V1__CHAT__INIT;
+    Octavo__V1__ChatMessage ask = OCTAVO__V1__CHAT_MESSAGE__INIT;
+    Octavo__V1__ChatMessage call = OCTAVO__V1__CHAT_MESSAGE__INIT;
+    Octavo__V1__ChatMessage *messages[] = {&ask, &call};
+    m.input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_CHAT;
+    m.chat = &chat;
+    chat.n_messages = 2;
+    chat.messages = messages;
+    chat.tools_json = text("[{\"type\": \"function\"}]");
+    ask.role = text("user");
+    ask.content = text("h\xc3\xa9");
+    ask.name = text("Ada");
+    call.role = text("assistant");
+    call.tool_calls_json = text("[{\"id\": \"1\"}]");
+    call.tool_call_id = text("7");
+
+    engine_request r;
+    error err;
+    assert_true(status_ok(octavo_v1_request_of(&served, &m, &r, &err)));
+    char *dumped = json_dumps(r.messages, JSON_COMPACT);
+    assert_string_equal(dumped, "[{\"role\":\"user\",\"content\":\"h\xc3\xa9\",\"name\":\"Ada\"},"
+                                "{\"role\":\"assistant\",\"content\":\"\",\"tool_call_id\":\"7\","
+                                "\"tool_calls\":[{\"id\":\"1\"}]}]");
+    free(dumped);
+    assert_int_equal(json_array_size(r.tools), 1);
+    engine_request_destroy(&r);
+}
+
+/* ---- refusals: each row spoils one thing of a good request ----------------------------------- */
+
+static ProtobufCBinaryData many_stops[ENGINE_STOPS_MAX + 1];
+static uint32_t huge_id = 1u << 31;
+static Octavo__V1__LogitBias bias_a = OCTAVO__V1__LOGIT_BIAS__INIT;
+static Octavo__V1__LogitBias bias_b = OCTAVO__V1__LOGIT_BIAS__INIT;
+static Octavo__V1__LogitBias *two_biases[] = {&bias_a, &bias_b};
+static Octavo__V1__TokenIds bad_ids = OCTAVO__V1__TOKEN_IDS__INIT;
+static Octavo__V1__ChatMessage bad_message = OCTAVO__V1__CHAT_MESSAGE__INIT;
+static Octavo__V1__ChatMessage *bad_messages[] = {&bad_message};
+static Octavo__V1__Chat bad_chat = OCTAVO__V1__CHAT__INIT;
+
+#define SPOIL(name, code)                                                                          \
+    static void name(generate_request *m, sampling_params *p)                                      \
+    {                                                                                              \
+        (void)m;                                                                                   \
+        (void)p;                                                                                   \
+        code;                                                                                      \
+    }
+#define SPOIL_FLOAT(field) SPOIL(nan_##field, (p->field##_opt_case = 1, p->field = NAN))
+
+SPOIL(no_input, m->input_case = 0)
+SPOIL(wrong_model, m->model = text("other"))
+SPOIL(with_session, m->session = text("s1"))
+SPOIL(not_utf8, m->prompt = text("\xff"))
+SPOIL(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
+SPOIL(retention_list, m->retention_json = text("[]"))
+SPOIL(retention_broken, m->retention_json = text("{"))
+SPOIL(empty_stop, (many_stops[0] = text(""), p->n_stop = 1, p->stop = many_stops))
+SPOIL(nul_stop, (many_stops[0] = call_bytes("a\0", 2), p->n_stop = 1, p->stop = many_stops))
+SPOIL(too_many_stops, (p->n_stop = ENGINE_STOPS_MAX + 1, p->stop = many_stops))
+SPOIL(stop_id, (p->n_stop_token_ids = 1, p->stop_token_ids = &huge_id))
+SPOIL(many_n, (p->n_opt_case = 1, p->n = UINT32_MAX))
+SPOIL(many_tokens, (p->max_tokens_opt_case = 1, p->max_tokens = UINT32_MAX))
+SPOIL(many_min, p->min_tokens = UINT32_MAX)
+SPOIL(negative_logprobs, (p->logprobs_opt_case = 1, p->logprobs = -1))
+SPOIL(many_prompt_logprobs, (p->prompt_logprobs_opt_case = 1, p->prompt_logprobs = 21))
+SPOIL(same_bias, (p->n_logit_bias = 2, p->logit_bias = two_biases))
+SPOIL(prompt_id, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS,
+                  m->token_ids = &bad_ids, bad_ids.n_ids = 1, bad_ids.ids = &huge_id))
+SPOIL(message_text, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_CHAT, m->chat = &bad_chat,
+                     bad_chat.n_messages = 1, bad_chat.messages = bad_messages,
+                     bad_message.content = text("\xc3")))
+SPOIL(message_calls,
+      (message_text(m, p), bad_message.content = text(""), bad_message.tool_calls_json = text("1")))
+SPOIL_FLOAT(temperature)
+SPOIL_FLOAT(top_p)
+SPOIL_FLOAT(min_p)
+SPOIL_FLOAT(presence_penalty)
+SPOIL_FLOAT(frequency_penalty)
+SPOIL_FLOAT(repetition_penalty)
+
+static const struct {
+    void (*spoil)(generate_request *m, sampling_params *p);
+    status_code code;
+    const char *text;
+} refusals[] = {
+    {no_input, STATUS_INVALID, "input: one of prompt, token_ids and chat must be given"},
+    {wrong_model, STATUS_NOT_FOUND, "model: 'other' is not served here"},
+    {with_session, STATUS_UNSUPPORTED, "session: not supported yet"},
+    {not_utf8, STATUS_INVALID, "prompt: is not UTF-8"},
+    {salt_nul, STATUS_INVALID, "cache_salt: holds a NUL byte"},
+    {retention_list, STATUS_INVALID, "retention_json: must be a JSON object"},
+    {retention_broken, STATUS_INVALID, "retention_json: line 1"},
+    {empty_stop, STATUS_INVALID, "sampling.stop: strings have 1 to 256 bytes and no NUL"},
+    {nul_stop, STATUS_INVALID, "sampling.stop: strings have 1 to 256 bytes and no NUL"},
+    {too_many_stops, STATUS_INVALID, "sampling.stop: more than 16 strings"},
+    {stop_id, STATUS_INVALID, "sampling.stop_token_ids[0]: 2147483648 is no token id"},
+    {many_n, STATUS_INVALID, "sampling.n: 4294967295 is more than 2147483647"},
+    {many_tokens, STATUS_INVALID, "sampling.max_tokens: 4294967295 is more than 2147483647"},
+    {many_min, STATUS_INVALID, "sampling.min_tokens: 4294967295 is more than 2147483647"},
+    {negative_logprobs, STATUS_INVALID, "sampling.logprobs: must be in 0 .. 20"},
+    {many_prompt_logprobs, STATUS_INVALID, "sampling.prompt_logprobs: must be in 0 .. 20"},
+    {same_bias, STATUS_INVALID, "sampling.logit_bias: token 0 is given twice"},
+    {prompt_id, STATUS_INVALID, "token_ids[0]: 2147483648 is no token id"},
+    {message_text, STATUS_INVALID, "chat.messages[0].content: is not UTF-8"},
+    {message_calls, STATUS_INVALID, "chat.messages[0].tool_calls_json: must be a JSON array"},
+    {nan_temperature, STATUS_INVALID, "sampling.temperature: must be a finite number"},
+    {nan_top_p, STATUS_INVALID, "sampling.top_p: must be a finite number"},
+    {nan_min_p, STATUS_INVALID, "sampling.min_p: must be a finite number"},
+    {nan_presence_penalty, STATUS_INVALID, "sampling.presence_penalty: must be a finite number"},
+    {nan_frequency_penalty, STATUS_INVALID, "sampling.frequency_penalty: must be a finite number"},
+    {nan_repetition_penalty, STATUS_INVALID,
+     "sampling.repetition_penalty: must be a finite number"},
+};
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        generate_request m = make_request();
+        sampling_params p = OCTAVO__V1__SAMPLING_PARAMS__INIT;
+        engine_request r;
+        error err = {{0}};
+        with_prompt(&m, "hi");
+        m.sampling = &p;
+        refusals[i].spoil(&m, &p);
+        status st = octavo_v1_request_of(&served, &m, &r, &err);
+        assert_int_equal(st.code, refusals[i].code);
+        err.text[strlen(refusals[i].text)] = '\0';
+        assert_string_equal(err.text, refusals[i].text);
+        engine_request_destroy(&r);
+    }
+}
+
+/* ---- responses ------------------------------------------------------------------------------- */
+
+static tokenizer *load(void)
+{
+    static const char doc[] =
+        "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, "
+        "\"merges\": [\"a b\"]}, \"pre_tokenizer\": {\"type\": \"ByteLevel\", "
+        "\"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true}, "
+        "\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
+        "\"trim_offsets\": true, \"use_regex\": true}}";
+    tokenizer *t = NULL;
+    error err = {{0}};
+    if (!status_ok(tok_load_text("test", doc, sizeof doc - 1, &t, &err))) fail_msg("%s", err.text);
+    return t;
+}
+
+static void test_token_response(void **state)
+{
+    (void)state;
+    tokenizer *t = load();
+    strbuf report = {0};
+    octavo_v1_response out;
+    generation_output o = {.index = 5, .out = {.has_token = true, .text = "ab", .text_bytes = 2}};
+    o.out.sample = (step_sample){
+        .token = 2,
+        .logprob = -0.5f,
+        .rank = 2,
+        .n_top = 2,
+        .top_ids = {1, 2},
+        .top_logprobs = {-0.25f, -0.5f},
+    };
+    octavo_v1_response_of(t, "r1", &o, true, &report, &out);
+    assert_true(field_is(out.message.request_id, "r1") && field_is(out.message.text, "ab"));
+    assert_int_equal(out.message.index, 5);
+    assert_true(out.message.n_token_ids == 1 && out.message.token_ids[0] == 2);
+    assert_int_equal(out.message.n_logprobs, 1);
+    const Octavo__V1__TokenLogprob *l = out.message.logprobs[0];
+    assert_true(l->logprob == -0.5f && l->rank == 2 && field_is(l->token, "ab"));
+    assert_true(l->n_top == 2 && l->top[0]->token_id == 1 && field_is(l->top[0]->token, "b"));
+    assert_int_equal(out.message.finish_reason.len, 0);
+    assert_null(out.message.usage);
+
+    octavo_v1_response_of(t, "r1", &o, false, &report, &out);
+    assert_int_equal(out.message.n_logprobs, 0);
+    tok_destroy(t);
+}
+
+static void test_last_response(void **state)
+{
+    (void)state;
+    tokenizer *t = load();
+    strbuf report = {0};
+    octavo_v1_response out;
+    retention_report kept = {.method = "chunkkv", .logical_tokens = 8, .kept_tokens = 4};
+    generation_output o = {.out = {.text = "",
+                                   .finish = ENGINE_FINISH_STOP,
+                                   .stop_token = -1,
+                                   .stop_string = "END",
+                                   .usage = {3, 2, 1},
+                                   .timings = {1000, 2000, 4500},
+                                   .report = &kept}};
+    octavo_v1_response_of(t, "r1", &o, true, &report, &out);
+    assert_int_equal(out.message.n_token_ids, 0);
+    assert_int_equal(out.message.n_logprobs, 0);
+    assert_true(field_is(out.message.finish_reason, "stop"));
+    assert_int_equal(out.message.matched_stop_case,
+                     OCTAVO__V1__GENERATE_RESPONSE__MATCHED_STOP_STOP_STRING);
+    assert_true(field_is(out.message.stop_string, "END"));
+    assert_int_equal(out.message.usage->prompt_tokens, 3);
+    assert_int_equal(out.message.usage->completion_tokens, 2);
+    assert_int_equal(out.message.usage->cached_tokens, 1);
+    assert_true(out.message.timings->queue_ms == 1 && out.message.timings->total_ms == 4.5);
+    assert_non_null(strstr((const char *)out.message.retention_json.data, "\"chunkkv\""));
+
+    o.out.stop_string = NULL;
+    o.out.stop_token = 0;
+    octavo_v1_response_of(t, "r1", &o, true, &report, &out);
+    assert_int_equal(out.message.matched_stop_case,
+                     OCTAVO__V1__GENERATE_RESPONSE__MATCHED_STOP_STOP_TOKEN_ID);
+    strbuf_destroy(&report);
+    tok_destroy(t);
+}
+
+static void test_prompt_piece(void **state)
+{
+    (void)state;
+    tokenizer *t = load();
+    const uint32_t tokens[] = {0, 1, 2}, ranks[] = {0, 1, 3}, top_ids[] = {9, 9, 1, 2, 0, 1};
+    const float logprobs[] = {NAN, -1, -2}, tops[] = {9, 9, -1, -2, -3, -4};
+    engine_prompt prompt = {tokens, 3, logprobs, ranks, 2, top_ids, tops};
+    Octavo__V1__Prompt out;
+    arena memory;
+    arena_init(&memory, 4096, 0);
+    assert_true(octavo_v1_prompt_of(t, &prompt, 0, 1, &memory, &out));
+    assert_true(out.n_token_ids == 1 && out.token_ids[0] == 0);
+    assert_true(out.logprobs[0]->logprob == 0 && out.logprobs[0]->n_top == 0);
+    assert_true(octavo_v1_prompt_of(t, &prompt, 1, 2, &memory, &out));
+    assert_true(out.n_token_ids == 2 && out.token_ids[1] == 2 && out.n_logprobs == 2);
+    assert_true(out.logprobs[1]->logprob == -2 && out.logprobs[1]->rank == 3);
+    assert_true(out.logprobs[1]->top[1]->token_id == 1 && out.logprobs[1]->top[1]->logprob == -4);
+    prompt.logprobs = NULL;
+    assert_true(octavo_v1_prompt_of(t, &prompt, 0, 3, &memory, &out));
+    assert_true(out.n_token_ids == 3 && out.n_logprobs == 0);
+    arena_destroy(&memory);
+    tok_destroy(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),      cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_nul_in_prompt), cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_token_response),
+        cmocka_unit_test(test_last_response), cmocka_unit_test(test_prompt_piece),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
