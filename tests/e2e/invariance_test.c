@@ -5,7 +5,7 @@
 
 #include <time.h>
 
-enum { REQUESTS = 32, OUTPUTS = 28, CHOICES = 2, PROMPT_MAX = 420 };
+enum { REQUESTS = 32, OUTPUTS = 28, CHOICES = 2, PROMPT_MAX = 420, TOPS = 2 };
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -38,6 +38,7 @@ static void make_request(engine_request *r, prompt *p, uint32_t i)
     r->max_tokens = OUTPUTS;
     r->ignore_eos = true;
     r->logprobs = 3;
+    if (i % 4 == 0) r->prompt_logprobs = TOPS;
     r->n = i % 7 == 3 ? CHOICES : 1;
     if (i % 3 == 1) {
         r->temperature = 0.9f;
@@ -60,7 +61,19 @@ typedef struct answer {
     float tops[CHOICES][OUTPUTS][3];
     uint32_t cached;
     uint64_t pages_dropped;
+    uint32_t n_scored; /* tokens of the prompt; from the second on */
+    float prompt_logprobs[PROMPT_MAX];
+    float prompt_tops[PROMPT_MAX * TOPS];
 } answer;
+
+static void read_prompt(const engine_stream *s, answer *a)
+{
+    engine_prompt p = engine_stream_prompt(s);
+    if (!p.logprobs) return;
+    a->n_scored = p.n_tokens;
+    memcpy(a->prompt_logprobs + 1, p.logprobs + 1, (p.n_tokens - 1) * sizeof(float));
+    memcpy(a->prompt_tops, p.top_logprobs, p.n_tokens * TOPS * sizeof(float));
+}
 
 static void read_answer(engine_stream *s, answer *a)
 {
@@ -79,6 +92,7 @@ static void read_answer(engine_stream *s, answer *a)
         a->cached = out.usage.cached_tokens;
         if (out.report) a->pages_dropped = out.report->pages_dropped;
     }
+    read_prompt(s, a);
     engine_stream_release(s);
 }
 
@@ -87,6 +101,11 @@ static void expect_equal(const answer *want, const answer *got, uint32_t i, cons
     if (want->pages_dropped != got->pages_dropped)
         fail_msg("%s: request %u dropped %llu pages, not %llu", what, i,
                  (unsigned long long)got->pages_dropped, (unsigned long long)want->pages_dropped);
+    if (got->n_scored != want->n_scored || (got->n_scored > 0) != (i % 4 == 0))
+        fail_msg("%s: %u tokens of prompt %u are scored", what, got->n_scored, i);
+    if (memcmp(want->prompt_logprobs, got->prompt_logprobs, sizeof want->prompt_logprobs) ||
+        memcmp(want->prompt_tops, got->prompt_tops, sizeof want->prompt_tops))
+        fail_msg("%s: prompt %u has other logprobs", what, i);
     for (uint32_t c = 0; c < CHOICES; c++) {
         if (want->n[c] != got->n[c])
             fail_msg("%s: request %u choice %u has %u tokens", what, i, c, got->n[c]);

@@ -1,230 +1,25 @@
 /* The engine around a scripted backend: the demo tokenizer is real, the model's answers are written
  * here. */
-#include "engine/engine.h"
+#include "tests/unit/engine_fixture.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-#include <cmocka.h>
-
-/* ---- a backend that reads its answers from a list -------------------------------------------- */
-
-enum { MAX_SEQS = 8, MAX_ROWS = 128, SCRIPT_MAX = 4096 };
-
-typedef struct scripted {
-    backend_info info;
-    uint32_t
-        script[SCRIPT_MAX]; /* the token every choice samples at each index; the last one repeats */
-    uint32_t n_script;
-    _Atomic uint32_t steps;
-    _Atomic uint32_t fail_at; /* this step fails; 0 = none */
-    status failure;
-    bool lies;         /* about its tables */
-    _Atomic bool hold; /* steps wait while it is set */
-    const step_plan *plan;
-    step_result result;
-    step_seq_result seqs[MAX_SEQS];
-    step_sample samples[MAX_SEQS];
-} scripted;
-
-static const backend_info *scripted_info(void *ctx) { return &((scripted *)ctx)->info; }
-
-static status scripted_submit(void *ctx, const step_plan *plan)
+static int setup(void **state)
 {
-    ((scripted *)ctx)->plan = plan;
-    return STATUS_IS_OK;
-}
-
-static void nap(void)
-{
-    struct timespec t = {0, 200000};
-    nanosleep(&t, NULL);
-}
-
-static status scripted_collect(void *ctx, const step_result **out)
-{
-    scripted *b = ctx;
-    while (atomic_load(&b->hold)) nap();
-    uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0;
-    b->result = (step_result){.step = b->plan->step,
-                              .seqs = b->seqs,
-                              .n_seqs = b->plan->n_seqs,
-                              .checksum = b->plan->checksum};
-    for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
-        const step_seq *s = &b->plan->seqs[i];
-        b->seqs[i] = (step_seq_result){.samples = &b->samples[n], .n_samples = s->n_samples};
-        for (uint32_t j = 0; j < s->n_samples; j++) {
-            uint32_t at = s->sample_index < b->n_script ? s->sample_index : b->n_script - 1;
-            b->samples[n++] = (step_sample){.token = b->script[at],
-                                            .logprob = -1,
-                                            .rank = 1,
-                                            .n_top = 1,
-                                            .top_ids = {b->script[at]},
-                                            .top_logprobs = {-1}};
-        }
-    }
-    b->result.checksum += b->lies;
-    if (step == atomic_load(&b->fail_at)) {
-        b->result.status = b->failure;
-        b->result.n_seqs = 0;
-    }
-    *out = &b->result;
-    return STATUS_IS_OK;
-}
-
-static void scripted_destroy(void *ctx) { (void)ctx; }
-static const backend_ops scripted_ops = {
-    .info = scripted_info,
-    .submit = scripted_submit,
-    .collect = scripted_collect,
-    .destroy = scripted_destroy,
-};
-
-typedef struct fixture {
-    scripted model;
-    backend backend;
-    tokenizer *tokenizer;
-    chat_template *chat;
-    allocator alloc;
-    _Atomic bool no_memory; /* for what the engine and its scheduler allocate */
-    engine *engine;
-    uint32_t eos;
-} fixture;
-
-static void *fixture_resize(void *ctx, void *ptr, size_t size)
-{
-    fixture *f = ctx;
-    if (size == 0) {
-        free(ptr);
-        return NULL;
-    }
-    return atomic_load(&f->no_memory) ? NULL : realloc(ptr, size);
-}
-
-static int setup_with(void **state, uint32_t max_requests, uint32_t ring)
-{
-    fixture *f = calloc(1, sizeof *f);
-    error err = {{0}};
-    f->model.info = (backend_info){.name = "scripted",
-                                   .vocab_size = 1024 + 16, /* padded */
-                                   .max_positions = 2048,
-                                   .max_rows = MAX_ROWS,
-                                   .max_seqs = MAX_SEQS,
-                                   .n_pages = 1000,
-                                   .max_in_flight = 1,
-                                   .geometry = {16, 2, 2, 1, 2}};
-    f->backend = (backend){&scripted_ops, &f->model};
-    if (!status_ok(tok_load("models/demo", &f->tokenizer, &err))) fail_msg("%s", err.text);
-    strbuf bos = {0}, eos = {0};
-    if (!status_ok(tmpl_load("models/demo", &f->chat, &bos, &eos, &err))) fail_msg("%s", err.text);
-    strbuf_destroy(&bos);
-    strbuf_destroy(&eos);
-    f->eos = (uint32_t)tok_find(f->tokenizer, "<|im_end|>", 10);
-    engine_options o = {.backend = &f->backend,
-                        .tokenizer = f->tokenizer,
-                        .chat = f->chat,
-                        .bos = "",
-                        .eos = "<|im_end|>",
-                        .prefill_chunk = 64,
-                        .max_model_len = 2048,
-                        .max_requests = max_requests,
-                        .prefix_cache = true,
-                        .stop_ids = &f->eos,
-                        .n_stop_ids = 1,
-                        .ring_capacity = ring,
-                        .alloc = &f->alloc};
-    f->alloc = (allocator){fixture_resize, f};
-    if (!status_ok(engine_create(&o, &f->engine, &err))) fail_msg("%s", err.text);
+    fixture *f = fixture_create();
+    fixture_start(f);
     *state = f;
     return 0;
 }
 
-static int setup(void **state) { return setup_with(state, 64, 0); }
-static int setup_small(void **state) { return setup_with(state, 2, 8); }
-
-static int teardown(void **state)
+static int setup_small(void **state)
 {
-    fixture *f = *state;
-    engine_destroy(f->engine);
-    tmpl_destroy(f->chat);
-    tok_destroy(f->tokenizer);
-    free(f);
+    fixture *f = fixture_create();
+    f->options.max_requests = 2;
+    f->options.ring_capacity = 8;
+    fixture_start(f);
+    *state = f;
     return 0;
-}
-
-/* The model answers with the tokens of `text`, then EOS. */
-static void answer(fixture *f, const char *text)
-{
-    tok_ids ids = {0};
-    assert_true(status_ok(tok_encode(f->tokenizer, text, strlen(text), false, &ids, NULL)));
-    memcpy(f->model.script, ids.ids, ids.n * sizeof *ids.ids);
-    f->model.script[ids.n] = f->eos;
-    f->model.n_script = (uint32_t)ids.n + 1;
-    tok_ids_destroy(&ids);
-}
-
-static engine_request request(const char *json)
-{
-    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
-    engine_request r;
-    json_t *tree;
-    error err = {{0}};
-    engine_request_init(&r, &defaults);
-    if (!status_ok(json_read_text("test", json, strlen(json), &tree, &err)))
-        fail_msg("%s", err.text);
-    if (!status_ok(engine_request_parse(tree, "test", NULL, &r, &err))) fail_msg("%s", err.text);
-    json_decref(tree);
-    return r;
-}
-
-static engine_stream *submit(fixture *f, const char *json)
-{
-    engine_request r = request(json);
-    engine_stream *s = NULL;
-    error err = {{0}};
-    if (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
-    engine_request_destroy(&r);
-    return s;
-}
-
-/* Reads a stream to its end: the text of choice 0 and its last output. */
-typedef struct reading {
-    char text[8192];
-    size_t bytes;
-    uint32_t tokens, ends;
-    engine_finish finish;
-    char error_text[512];
-    char stop_string[64];
-    int64_t stop_token;
-    engine_usage usage;
-} reading;
-
-static reading read_all(engine_stream *s)
-{
-    reading r = {.stop_token = -1};
-    engine_output out;
-    while (engine_stream_wait(s, &out)) {
-        if (out.choice == 0) {
-            assert_true(utf8_valid((const uint8_t *)out.text, out.text_bytes));
-            memcpy(r.text + r.bytes, out.text, out.text_bytes);
-            r.bytes += out.text_bytes;
-            r.tokens += out.has_token;
-        }
-        if (out.finish == ENGINE_FINISH_NONE) continue;
-        r.ends++;
-        r.finish = out.finish;
-        r.usage = out.usage;
-        r.stop_token = out.stop_token;
-        if (out.stop_string) snprintf(r.stop_string, sizeof r.stop_string, "%s", out.stop_string);
-        if (out.error_text) snprintf(r.error_text, sizeof r.error_text, "%s", out.error_text);
-    }
-    engine_stream_release(s);
-    return r;
 }
 
 /* ---- stops ----------------------------------------------------------------------------------- */
@@ -298,21 +93,6 @@ static void messages_go_through_the_template(void **state)
 }
 
 /* ---- bad requests ---------------------------------------------------------------------------- */
-
-static void expect_refused(fixture *f, const char *json, const char *word)
-{
-    engine_request r = request(json);
-    engine_stream *s = NULL;
-    error err = {{0}};
-    status st = engine_submit(f->engine, &r, NULL, NULL, &s, &err);
-    engine_request_destroy(&r);
-    if (status_ok(st)) {
-        reading done = read_all(s);
-        assert_int_equal(done.finish, ENGINE_FINISH_ERROR);
-        memcpy(err.text, done.error_text, sizeof err.text);
-    }
-    if (!strstr(err.text, word)) fail_msg("%s: \"%s\" does not name '%s'", json, err.text, word);
-}
 
 static void bad_requests_are_refused_by_name(void **state)
 {
@@ -567,8 +347,8 @@ static void threads_share_the_engine(void **state)
 
 int main(void)
 {
-#define CASE(name)       cmocka_unit_test_setup_teardown(name, setup, teardown)
-#define CASE_SMALL(name) cmocka_unit_test_setup_teardown(name, setup_small, teardown)
+#define CASE(name)       cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
+#define CASE_SMALL(name) cmocka_unit_test_setup_teardown(name, setup_small, fixture_teardown)
     const struct CMUnitTest tests[] = {
         CASE(eos_ends_and_is_not_shown),
         CASE(stop_strings_cut_across_tokens),

@@ -1,0 +1,238 @@
+#include "tests/unit/engine_fixture.h"
+
+#include <stdio.h>
+#include <time.h>
+
+/* ---- a backend that reads its answers from a list -------------------------------------------- */
+
+static const backend_info *scripted_info(void *ctx) { return &((scripted *)ctx)->info; }
+
+static status scripted_submit(void *ctx, const step_plan *plan)
+{
+    ((scripted *)ctx)->plan = plan;
+    return STATUS_IS_OK;
+}
+
+void nap(void)
+{
+    struct timespec t = {0, 200000};
+    nanosleep(&t, NULL);
+}
+
+float scripted_logit(uint32_t token, uint32_t position, uint32_t next)
+{
+    uint64_t bits = hash_mix64((uint64_t)token << 40 ^ (uint64_t)position << 20 ^ next);
+    return (float)(bits >> 40) * 0x1p-20f - 8; /* [-8, 8) */
+}
+
+static void give_logits(scripted *b, const step_seq *s)
+{
+    for (uint32_t i = 0; i < s->n_tokens; i++) {
+        float *row = b->logits + (size_t)b->result.n_logit_rows++ * VOCAB;
+        uint32_t token = b->plan->tokens[s->first_token + i];
+        for (uint32_t next = 0; next < VOCAB; next++)
+            row[next] = scripted_logit(token, s->position + i, next);
+    }
+}
+
+static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, uint32_t *n)
+{
+    *out = (step_seq_result){.samples = &b->samples[*n], .n_samples = s->n_samples};
+    for (uint32_t j = 0; j < s->n_samples; j++) {
+        uint32_t at = s->sample_index < b->n_script ? s->sample_index : b->n_script - 1;
+        b->samples[(*n)++] = (step_sample){.token = b->script[at],
+                                           .logprob = -1,
+                                           .rank = 1,
+                                           .n_top = 1,
+                                           .top_ids = {b->script[at]},
+                                           .top_logprobs = {-1}};
+    }
+}
+
+static status scripted_collect(void *ctx, const step_result **out)
+{
+    scripted *b = ctx;
+    bool hangs = atomic_exchange(&b->hang, false);
+    uint32_t before = atomic_load(&b->interrupts);
+    atomic_store(&b->hanging, hangs);
+    while (hangs && atomic_load(&b->interrupts) == before) nap();
+    while (atomic_load(&b->hold)) nap();
+    atomic_store(&b->hanging, false);
+    uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0;
+    b->result = (step_result){.step = b->plan->step,
+                              .seqs = b->seqs,
+                              .n_seqs = b->plan->n_seqs,
+                              .checksum = b->plan->checksum,
+                              .logits = b->logits};
+    for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
+        const step_seq *s = &b->plan->seqs[i];
+        give_samples(b, s, &b->seqs[i], &n);
+        if (s->want_logits) give_logits(b, s);
+    }
+    b->result.checksum += b->lies;
+    if (step == atomic_load(&b->fail_at)) {
+        b->result.status = b->failure;
+        b->result.n_seqs = 0;
+    }
+    *out = &b->result;
+    return hangs ? status_make(STATUS_INTERNAL, "interrupted") : STATUS_IS_OK;
+}
+
+static void scripted_interrupt(void *ctx) { atomic_fetch_add(&((scripted *)ctx)->interrupts, 1); }
+static void scripted_destroy(void *ctx) { (void)ctx; }
+
+static const backend_ops scripted_ops = {
+    .info = scripted_info,
+    .submit = scripted_submit,
+    .collect = scripted_collect,
+    .interrupt = scripted_interrupt,
+    .destroy = scripted_destroy,
+};
+
+/* ---- the engine ------------------------------------------------------------------------------ */
+
+static void *fixture_resize(void *ctx, void *ptr, size_t size)
+{
+    fixture *f = ctx;
+    if (size == 0) {
+        free(ptr);
+        return NULL;
+    }
+    return atomic_load(&f->no_memory) ? NULL : realloc(ptr, size);
+}
+
+fixture *fixture_create(void)
+{
+    fixture *f = calloc(1, sizeof *f);
+    error err = {{0}};
+    f->model.logits = malloc(sizeof(float) * MAX_ROWS * VOCAB);
+    f->model.info = (backend_info){.name = "scripted",
+                                   .vocab_size = VOCAB,
+                                   .max_positions = 2048,
+                                   .max_rows = MAX_ROWS,
+                                   .max_seqs = MAX_SEQS,
+                                   .n_pages = 1000,
+                                   .max_in_flight = 1,
+                                   .geometry = {16, 2, 2, 1, 2}};
+    f->backend = (backend){&scripted_ops, &f->model};
+    if (!status_ok(tok_load("models/demo", &f->tokenizer, &err))) fail_msg("%s", err.text);
+    strbuf bos = {0}, eos = {0};
+    if (!status_ok(tmpl_load("models/demo", &f->chat, &bos, &eos, &err))) fail_msg("%s", err.text);
+    strbuf_destroy(&bos);
+    strbuf_destroy(&eos);
+    f->eos = (uint32_t)tok_find(f->tokenizer, "<|im_end|>", 10);
+    f->alloc = (allocator){fixture_resize, f};
+    f->options = (engine_options){.backend = &f->backend,
+                                  .tokenizer = f->tokenizer,
+                                  .chat = f->chat,
+                                  .bos = "",
+                                  .eos = "<|im_end|>",
+                                  .prefill_chunk = 64,
+                                  .max_model_len = 2048,
+                                  .max_requests = 64,
+                                  .prefix_cache = true,
+                                  .stop_ids = &f->eos,
+                                  .n_stop_ids = 1,
+                                  .alloc = &f->alloc};
+    return f;
+}
+
+void fixture_start(fixture *f)
+{
+    error err = {{0}};
+    if (!status_ok(engine_create(&f->options, &f->engine, &err))) fail_msg("%s", err.text);
+}
+
+int fixture_teardown(void **state)
+{
+    fixture *f = *state;
+    engine_destroy(f->engine);
+    tmpl_destroy(f->chat);
+    tok_destroy(f->tokenizer);
+    free(f->model.logits);
+    free(f);
+    return 0;
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+void answer(fixture *f, const char *text)
+{
+    tok_ids ids = {0};
+    assert_true(status_ok(tok_encode(f->tokenizer, text, strlen(text), false, &ids, NULL)));
+    memcpy(f->model.script, ids.ids, ids.n * sizeof *ids.ids);
+    f->model.script[ids.n] = f->eos;
+    f->model.n_script = (uint32_t)ids.n + 1;
+    tok_ids_destroy(&ids);
+}
+
+engine_request request(const char *json)
+{
+    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
+    engine_request r;
+    json_t *tree;
+    error err = {{0}};
+    engine_request_init(&r, &defaults);
+    if (!status_ok(json_read_text("test", json, strlen(json), &tree, &err)))
+        fail_msg("%s", err.text);
+    if (!status_ok(engine_request_parse(tree, "test", NULL, &r, &err))) fail_msg("%s", err.text);
+    json_decref(tree);
+    return r;
+}
+
+engine_stream *submit(fixture *f, const char *json)
+{
+    engine_request r = request(json);
+    engine_stream *s = NULL;
+    error err = {{0}};
+    if (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
+    engine_request_destroy(&r);
+    return s;
+}
+
+reading read_stream(engine_stream *s)
+{
+    reading r = {.stop_token = -1};
+    engine_output out;
+    while (engine_stream_wait(s, &out)) {
+        if (out.choice == 0) {
+            assert_true(utf8_valid((const uint8_t *)out.text, out.text_bytes));
+            memcpy(r.text + r.bytes, out.text, out.text_bytes);
+            r.bytes += out.text_bytes;
+            r.tokens += out.has_token;
+        }
+        if (out.finish == ENGINE_FINISH_NONE) continue;
+        r.ends++;
+        r.finish = out.finish;
+        r.usage = out.usage;
+        r.stop_token = out.stop_token;
+        r.error_code = out.error_code;
+        if (out.stop_string) snprintf(r.stop_string, sizeof r.stop_string, "%s", out.stop_string);
+        if (out.error_text) snprintf(r.error_text, sizeof r.error_text, "%s", out.error_text);
+    }
+    return r;
+}
+
+reading read_all(engine_stream *s)
+{
+    reading r = read_stream(s);
+    engine_stream_release(s);
+    return r;
+}
+
+status_code expect_refused(fixture *f, const char *json, const char *word)
+{
+    engine_request r = request(json);
+    engine_stream *s = NULL;
+    error err = {{0}};
+    status st = engine_submit(f->engine, &r, NULL, NULL, &s, &err);
+    engine_request_destroy(&r);
+    if (status_ok(st)) {
+        reading done = read_all(s);
+        assert_int_equal(done.finish, ENGINE_FINISH_ERROR);
+        memcpy(err.text, done.error_text, sizeof err.text);
+        st.code = done.error_code;
+    }
+    if (!strstr(err.text, word)) fail_msg("%s: \"%s\" does not name '%s'", json, err.text, word);
+    return st.code;
+}

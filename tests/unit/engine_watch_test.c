@@ -1,0 +1,425 @@
+/* Steps that are stuck, backends that fail and are made anew, and flushes of the prefix cache. */
+#include "tests/unit/engine_fixture.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+enum { PROMPT = 40, PROMPT_BLOCKS = 2 };
+static const char usual[] =
+    "{\"prompt_token_ids\": [%s], \"max_tokens\": %d, \"ignore_eos\": true}";
+
+/* ---- an engine under watch ------------------------------------------------------------------- */
+
+typedef struct watched {
+    fixture f; /* the first member: the fixture's teardown takes it */
+    _Atomic uint32_t restarts, cleared, stored;
+    status_code restart_status;
+    uint32_t restart_pages, restart_vocab;
+    pthread_mutex_t lock;
+    char trouble[4096]; /* its lines */
+} watched;
+
+static status restart(void *ctx, backend *out, error *err)
+{
+    watched *w = ctx;
+    atomic_fetch_add(&w->restarts, 1);
+    if (w->restart_status != STATUS_OK)
+        return error_set(err, w->restart_status, "no weights any more");
+    w->f.model.lies = false;
+    if (w->restart_pages) w->f.model.info.n_pages = w->restart_pages;
+    if (w->restart_vocab) w->f.model.info.vocab_size = w->restart_vocab;
+    *out = w->f.backend;
+    return STATUS_IS_OK;
+}
+
+static void on_trouble(void *ctx, const char *text)
+{
+    watched *w = ctx;
+    pthread_mutex_lock(&w->lock);
+    size_t n = strlen(w->trouble);
+    snprintf(w->trouble + n, sizeof w->trouble - n, "%s\n", text);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void on_block(void *ctx, const pkv_block_event *event)
+{
+    watched *w = ctx;
+    atomic_fetch_add(&w->cleared, event->kind == PKV_CLEARED);
+    atomic_fetch_add(&w->stored, event->kind == PKV_BLOCK_STORED);
+}
+
+static void expect_trouble(watched *w, const char *word)
+{
+    pthread_mutex_lock(&w->lock);
+    bool found = strstr(w->trouble, word);
+    pthread_mutex_unlock(&w->lock);
+    if (!found) fail_msg("\"%s\" does not say '%s'", w->trouble, word);
+}
+
+static int setup(void **state)
+{
+    fixture *plain = fixture_create();
+    watched *w = calloc(1, sizeof *w);
+    w->f = *plain;
+    free(plain);
+    fixture *f = &w->f;
+    f->backend.ctx = &f->model;
+    f->alloc.ctx = f;
+    engine_options *o = &f->options;
+    o->backend = &f->backend;
+    o->tokenizer = f->tokenizer;
+    o->stop_ids = &f->eos;
+    o->alloc = &f->alloc;
+    o->restart = restart;
+    o->restart_ctx = w;
+    o->on_trouble = on_trouble;
+    o->on_trouble_ctx = w;
+    o->on_block = on_block;
+    o->on_block_ctx = w;
+    pthread_mutex_init(&w->lock, NULL);
+    *state = w;
+    answer(f, "some words");
+    return 0;
+}
+
+static watched *start(void **state, int64_t timeout_us)
+{
+    watched *w = *state;
+    w->f.options.step_timeout_us = timeout_us;
+    fixture_start(&w->f);
+    return w;
+}
+
+static const char *ids(uint32_t n, int max_tokens)
+{
+    static char list[8192], json[10240];
+    size_t at = 0;
+    for (uint32_t i = 0; i < n; i++)
+        at += (size_t)snprintf(list + at, sizeof list - at, i ? ",%u" : "%u", 100 + i);
+    snprintf(json, sizeof json, usual, list, max_tokens);
+    return json;
+}
+
+static void wait_for(watched *w, engine_state state)
+{
+    while (engine_get_stats(w->f.engine).state != state) nap();
+}
+
+static void expect_lost(const reading *r, const char *word)
+{
+    assert_int_equal(r->finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(r->error_code, STATUS_UNAVAILABLE);
+    if (!strstr(r->error_text, word)) fail_msg("\"%s\" does not say '%s'", r->error_text, word);
+}
+
+static void expect_answer(watched *w)
+{
+    reading r = read_all(submit(&w->f, "{\"prompt\": \"a\"}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_STOP);
+    assert_string_equal(r.text, "some words");
+}
+
+/* ---- stuck steps ----------------------------------------------------------------------------- */
+
+static void a_stuck_step_fails_its_requests_while_it_is_stuck(void **state)
+{
+    watched *w = start(state, 500000);
+    fixture *f = &w->f;
+    atomic_store(&f->model.hold, true); /* even when it is interrupted */
+    atomic_store(&f->model.hang, true);
+    reading r = read_all(submit(f, "{\"prompt\": \"a\", \"n\": 2}"));
+    assert_int_equal(r.ends, 2);
+    expect_lost(&r, "step 1 was stuck: 1 sequences");
+    assert_true(atomic_load(&f->model.hanging));
+    while (atomic_load(&f->model.interrupts) == 0) nap();
+    assert_int_equal(engine_get_stats(f->engine).state, ENGINE_RESTARTING);
+    assert_int_equal(engine_get_stats(f->engine).n_live, 0);
+    assert_int_equal(expect_refused(f, "{\"prompt\": \"a\"}", "restarted"), STATUS_UNAVAILABLE);
+    assert_int_equal(atomic_load(&w->restarts), 0); /* the backend is still in use */
+    atomic_store(&f->model.hold, false);
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+    assert_int_equal(atomic_load(&w->restarts), 1);
+    assert_int_equal(atomic_load(&f->model.interrupts), 1);
+    engine_metrics m;
+    engine_get_metrics(f->engine, &m);
+    assert_int_equal(m.restarts, 1);
+    assert_int_equal(m.choices_finished[ENGINE_FINISH_ERROR], 2);
+    expect_trouble(w, "stuck");
+    expect_trouble(w, "made anew");
+}
+
+/* It comes back after all: nobody takes its tokens, and its backend is not trusted again. */
+static void a_late_result_is_for_nobody(void **state)
+{
+    watched *w = start(state, 500000);
+    atomic_store(&w->f.model.hold, true);
+    engine_stream *s = submit(&w->f, "{\"prompt\": \"a\"}");
+    reading r = read_stream(s);
+    expect_lost(&r, "stuck");
+    assert_int_equal(r.tokens, 0);
+    atomic_store(&w->f.model.hold, false);
+    wait_for(w, ENGINE_WORKING);
+    engine_output out;
+    assert_false(engine_stream_read(s, &out));
+    engine_stream_release(s);
+    assert_int_equal(atomic_load(&w->restarts), 1);
+    expect_answer(w);
+}
+
+/* What waits for the engine thread when the step is given up is run by the next backend. */
+static void who_waits_is_served_by_the_next_backend(void **state)
+{
+    watched *w = start(state, 1000000);
+    fixture *f = &w->f;
+    atomic_store(&f->model.hang, true);
+    engine_stream *a = submit(f, "{\"prompt\": \"a\"}"), *b = NULL;
+    while (!atomic_load(&f->model.hanging)) nap();
+    engine_request r = request("{\"prompt\": \"a\"}");
+    bool in_time = status_ok(engine_submit(f->engine, &r, NULL, NULL, &b, NULL));
+    engine_request_destroy(&r);
+    reading lost = read_all(a);
+    expect_lost(&lost, "stuck");
+    if (in_time) assert_string_equal(read_all(b).text, "some words");
+}
+
+/* The new pool is smaller: who no longer fits is told so, and does not wait for ever. */
+static void who_no_longer_fits_is_told(void **state)
+{
+    watched *w = start(state, 1000000);
+    fixture *f = &w->f;
+    w->restart_pages = 9;
+    atomic_store(&f->model.hang, true);
+    engine_stream *a = submit(f, "{\"prompt\": \"a\"}"), *b = NULL;
+    while (!atomic_load(&f->model.hanging)) nap();
+    engine_request r = request(ids(200, 4));
+    bool in_time = status_ok(engine_submit(f->engine, &r, NULL, NULL, &b, NULL));
+    engine_request_destroy(&r);
+    reading lost = read_all(a);
+    expect_lost(&lost, "stuck");
+    if (in_time) {
+        reading refused = read_all(b);
+        assert_int_equal(refused.finish, ENGINE_FINISH_ERROR);
+        assert_int_equal(refused.error_code, STATUS_LIMIT);
+        assert_non_null(strstr(refused.error_text, "the pool has 8"));
+    }
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+}
+
+static void an_engine_may_end_while_a_step_is_stuck(void **state)
+{
+    watched *w = start(state, 500000);
+    atomic_store(&w->f.model.hang, true);
+    engine_stream *s = submit(&w->f, "{\"prompt\": \"a\"}");
+    while (!atomic_load(&w->f.model.hanging)) nap();
+    engine_stream_release(s);
+    engine_destroy(w->f.engine); /* returns: the watchdog is there to the end */
+    w->f.engine = NULL;
+}
+
+/* ---- failed backends ------------------------------------------------------------------------- */
+
+static void a_failed_backend_is_made_anew(void **state)
+{
+    watched *w = start(state, 0);
+    fixture *f = &w->f;
+    expect_answer(w);
+    uint64_t before = engine_get_stats(f->engine).sched.generated_tokens;
+    assert_true(before > 0);
+    f->model.failure = status_make(STATUS_INTERNAL, "a device was lost");
+    atomic_store(&f->model.fail_at, atomic_load(&f->model.steps) + 2);
+    reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+    expect_lost(&r, "a device was lost");
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+    f->model.lies = true;
+    r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+    expect_lost(&r, "page tables");
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+    assert_int_equal(atomic_load(&w->restarts), 2);
+    assert_int_equal(atomic_load(&w->cleared), 2);
+    /* Counters do not begin anew with the scheduler. */
+    assert_true(engine_get_stats(f->engine).sched.generated_tokens > 2 * before);
+}
+
+static void a_backend_that_always_fails_is_given_up(void **state)
+{
+    watched *w = start(state, 0);
+    fixture *f = &w->f;
+    f->model.failure = status_make(STATUS_INTERNAL, "broken memory");
+    for (int i = 0; i < 4; i++) {
+        atomic_store(&f->model.fail_at, atomic_load(&f->model.steps) + 1);
+        reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+        expect_lost(&r, "broken memory");
+        wait_for(w, i < 3 ? ENGINE_WORKING : ENGINE_BROKEN);
+    }
+    assert_int_equal(atomic_load(&w->restarts), 3);
+    expect_trouble(w, "3 restarts");
+    assert_int_equal(expect_refused(f, "{\"prompt\": \"a\"}", "failed"), STATUS_UNAVAILABLE);
+    assert_int_equal(engine_flush_cache(f->engine).code, STATUS_UNAVAILABLE);
+    assert_int_equal(engine_get_stats(f->engine).n_live, 0);
+}
+
+static void break_by(void **state, const char *word)
+{
+    watched *w = start(state, 0);
+    w->f.model.failure = status_make(STATUS_INTERNAL, "x");
+    atomic_store(&w->f.model.fail_at, 1);
+    reading r = read_all(submit(&w->f, "{\"prompt\": \"a\"}"));
+    expect_lost(&r, "step 1 failed");
+    wait_for(w, ENGINE_BROKEN);
+    while (atomic_load(&w->restarts) == 0) nap();
+    expect_refused(&w->f, "{\"prompt\": \"a\"}", "failed");
+    engine_destroy(w->f.engine); /* so that all has been told */
+    w->f.engine = NULL;
+    expect_trouble(w, word);
+}
+
+static void a_restart_may_fail(void **state)
+{
+    ((watched *)*state)->restart_status = STATUS_IO;
+    break_by(state, "no weights any more");
+}
+
+static void another_model_is_no_replacement(void **state)
+{
+    ((watched *)*state)->restart_vocab = 32;
+    break_by(state, "not like the old one");
+}
+
+/* ---- flushes --------------------------------------------------------------------------------- */
+
+static uint32_t cached(watched *w)
+{
+    reading r = read_all(submit(&w->f, ids(PROMPT, 2)));
+    assert_int_equal(r.finish, ENGINE_FINISH_LENGTH);
+    return r.usage.cached_tokens;
+}
+
+static void a_flush_forgets_what_was_computed(void **state)
+{
+    watched *w = start(state, 0);
+    assert_int_equal(cached(w), 0);
+    assert_int_equal(cached(w), 16 * PROMPT_BLOCKS);
+    assert_true(atomic_load(&w->stored) > 0);
+    assert_true(status_ok(engine_flush_cache(w->f.engine)));
+    assert_int_equal(cached(w), 0);
+    assert_int_equal(cached(w), 16 * PROMPT_BLOCKS);
+    assert_int_equal(atomic_load(&w->cleared), 1);
+    /* And when nothing runs. */
+    assert_true(status_ok(engine_flush_cache(w->f.engine)));
+    while (engine_get_stats(w->f.engine).sched.pages.cached > 0) nap();
+    assert_int_equal(engine_get_stats(w->f.engine).sched.pages.used, 0);
+    assert_int_equal(atomic_load(&w->cleared), 2);
+}
+
+/* One that runs goes on, and what it computed before is nobody else's. */
+static void a_flush_leaves_who_runs_alone(void **state)
+{
+    watched *w = start(state, 0);
+    engine_stream *s = submit(&w->f, ids(PROMPT, 60));
+    engine_output out;
+    assert_true(engine_stream_wait(s, &out));
+    atomic_store(&w->f.model.hold, true);
+    assert_true(status_ok(engine_flush_cache(w->f.engine)));
+    atomic_store(&w->f.model.hold, false);
+    assert_int_equal(read_all(s).usage.completion_tokens, 60);
+    assert_int_equal(cached(w), 0);
+    assert_int_equal(cached(w), 16 * PROMPT_BLOCKS);
+}
+
+static void a_new_backend_has_an_empty_cache(void **state)
+{
+    watched *w = start(state, 0);
+    cached(w);
+    assert_int_equal(cached(w), 16 * PROMPT_BLOCKS);
+    w->f.model.failure = status_make(STATUS_INTERNAL, "x");
+    atomic_store(&w->f.model.fail_at, atomic_load(&w->f.model.steps) + 1);
+    reading r = read_all(submit(&w->f, "{\"prompt\": \"a\"}"));
+    expect_lost(&r, "x");
+    wait_for(w, ENGINE_WORKING);
+    assert_int_equal(atomic_load(&w->cleared), 1);
+    assert_int_equal(cached(w), 0);
+}
+
+/* ---- many at once ---------------------------------------------------------------------------- */
+
+typedef struct crowd {
+    watched *w;
+    _Atomic bool stop;
+    _Atomic uint32_t answered, lost;
+} crowd;
+
+static void *crowd_thread(void *arg)
+{
+    crowd *c = arg;
+    for (uint32_t i = 0; !atomic_load(&c->stop); i++) {
+        engine_request r = request("{\"prompt\": \"many of us\", \"n\": 2}");
+        engine_stream *s = NULL;
+        status st = engine_submit(c->w->f.engine, &r, NULL, NULL, &s, NULL);
+        engine_request_destroy(&r);
+        if (!status_ok(st)) {
+            nap();
+            continue;
+        }
+        if (i % 7 == 3) engine_stream_abort(s);
+        reading done = read_all(s);
+        if (done.ends != 2) return arg;
+        atomic_fetch_add(&c->answered, done.finish == ENGINE_FINISH_STOP);
+        atomic_fetch_add(&c->lost, done.finish == ENGINE_FINISH_ERROR);
+    }
+    return NULL;
+}
+
+/* Readers, aborts and flushes meet stuck steps at any moment; every stream ends. */
+static void a_crowd_survives_stuck_steps(void **state)
+{
+    watched *w = start(state, 200000);
+    crowd c = {.w = w};
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, crowd_thread, &c), 0);
+    for (uint32_t i = 1; i <= 2;
+         i++) { /* the machine may stall a step by itself: that counts too */
+        uint32_t answered = atomic_load(&c.answered);
+        while (atomic_load(&c.answered) < answered + 20 &&
+               engine_get_stats(w->f.engine).state != ENGINE_BROKEN)
+            nap();
+        engine_flush_cache(w->f.engine);
+        atomic_store(&w->f.model.hang, true);
+        while (atomic_load(&w->restarts) < i &&
+               engine_get_stats(w->f.engine).state != ENGINE_BROKEN)
+            nap();
+    }
+    atomic_store(&c.stop, true);
+    for (int i = 0; i < 4; i++) {
+        void *wrong;
+        pthread_join(threads[i], &wrong);
+        assert_null(wrong); /* a thread that saw a stream end wrongly returns something */
+    }
+    assert_true(atomic_load(&c.lost) > 0);
+    while (engine_get_stats(w->f.engine).n_live > 0) nap();
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(a_stuck_step_fails_its_requests_while_it_is_stuck),
+        CASE(a_late_result_is_for_nobody),
+        CASE(who_waits_is_served_by_the_next_backend),
+        CASE(who_no_longer_fits_is_told),
+        CASE(an_engine_may_end_while_a_step_is_stuck),
+        CASE(a_failed_backend_is_made_anew),
+        CASE(a_backend_that_always_fails_is_given_up),
+        CASE(a_restart_may_fail),
+        CASE(another_model_is_no_replacement),
+        CASE(a_flush_forgets_what_was_computed),
+        CASE(a_flush_leaves_who_runs_alone),
+        CASE(a_new_backend_has_an_empty_cache),
+        CASE(a_crowd_survives_stuck_steps),
+    };
+    return cmocka_run_group_tests_name("engine under watch", tests, NULL, NULL);
+}
