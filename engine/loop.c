@@ -315,7 +315,7 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
     e->now_us = clock_now_us();
     e->steps++;
     e->compute_us += result->compute_us;
-    metrics_observe(&e->counting, ENGINE_ITERATION_TOKENS, plan->n_tokens);
+    if (plan->n_tokens > 0) metrics_observe(&e->counting, ENGINE_ITERATION_TOKENS, plan->n_tokens);
     add_event(e, (sched_event){.kind = SCHED_RESULT, .result = result});
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *share = &plan->seqs[i];

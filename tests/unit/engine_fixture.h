@@ -32,7 +32,8 @@ typedef struct scripted {
     step_result result;
     step_seq_result seqs[MAX_SEQS];
     step_sample samples[MAX_SEQS];
-    float *logits; /* [MAX_ROWS, VOCAB] */
+    float *logits;                     /* [MAX_ROWS, VOCAB] */
+    float masses[2 * 2 * (2048 / 16)]; /* zero: every page scores the same */
 } scripted;
 
 /* The logit of token `next` after `token` at `position`. */
