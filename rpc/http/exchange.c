@@ -25,6 +25,7 @@ void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
     e->mhd = mhd;
     e->target = uri;
     e->target_bytes = uri ? strlen(uri) : 0;
+    e->target_ok = head_is_target(uri, e->target_bytes);
     e->x = (http_exchange){.service = h->service, .path = "", .rest = "", .id = e->id, .body = ""};
     wake_init(&e->wake, mhd);
     watch_began(&h->watch, c, &e->wake);
@@ -89,6 +90,7 @@ static void gather_head(exchange *e, const char *method, const char *version, ht
     out->method = method;
     out->target = e->target;
     out->target_bytes = e->target_bytes;
+    out->target_ok = e->target_ok;
     out->version = version;
     out->n_fields = 0;
     out->bytes = info ? info->header_size : 0;
@@ -234,7 +236,7 @@ static bool take_body(exchange *e, const char *data, size_t n)
 
 static void complete(exchange *e)
 {
-    watch_complete(&e->server->watch, e->connection, false);
+    watch_complete(&e->server->watch, e->connection);
     if (!e->refusal.status && e->body.failed) refuse_plain(e, 503, "out of memory");
     if (!e->refusal.status && e->route->has_body && e->body.size == 0)
         refuse_plain(e, 400, "the request has no body");

@@ -29,7 +29,7 @@ static bool is_field_value(const char *s, size_t n)
     return true;
 }
 
-static bool is_target(const char *s, size_t n)
+bool head_is_target(const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)s[i] <= 0x20 || (unsigned char)s[i] >= 0x7f) return false;
@@ -116,8 +116,7 @@ http_verdict head_check(const http_head *h, http_framing *out)
     *out = (http_framing){0};
     if (h->n_fields > HTTP_FIELDS_MAX) return bad(431, "too many header fields");
     if (!is_token(h->method, strlen(h->method))) return bad(400, "the method is malformed");
-    if (!is_target(h->target, h->target_bytes))
-        return bad(400, "the request target must be a path of printable ASCII");
+    if (!h->target_ok) return bad(400, "the request target must be a path of printable ASCII");
     for (size_t i = 0; i < h->n_fields; i++) {
         const http_field *f = &h->fields[i];
         if (!is_token(f->name, f->name_bytes))

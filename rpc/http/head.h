@@ -20,6 +20,7 @@ typedef struct http_field {
 typedef struct http_head {
     const char *method, *target, *version;
     size_t target_bytes;
+    bool target_ok; // by head_is_target, before libmicrohttpd took it apart
     http_field fields[HTTP_FIELDS_MAX];
     size_t n_fields; // may be more than fit: too many
     size_t bytes;    // from method to the end of the empty line
@@ -37,6 +38,9 @@ typedef struct http_verdict {
     unsigned status;
     const char *message; // static
 } http_verdict;
+
+/* A path and perhaps a query, of visible ASCII. */
+bool head_is_target(const char *s, size_t n);
 
 http_verdict head_check(const http_head *h, http_framing *out);
 

@@ -59,6 +59,8 @@ typedef struct http_connection {
     int64_t deadline_us; // for the whole of the next request; 0 = none
     http_wake *wake;     // of the request in progress
     bool polled;         // fd is in the epoll set
+    bool running;        // the request waits for the engine
+    bool hung_up;        // the client has closed its side
 } http_connection;
 
 typedef struct http_watch {
@@ -86,8 +88,10 @@ void watch_closed(http_watch *w, http_connection *c);
 void watch_began(http_watch *w, http_connection *c, http_wake *wake);
 /* More of it has come: the client has the full time again. */
 void watch_progress(http_watch *w, http_connection *c);
-/* It is complete: no deadline any more. polled: its socket is watched for a client that leaves. */
-void watch_complete(http_watch *w, http_connection *c, bool polled);
+/* It is complete: no deadline any more. */
+void watch_complete(http_watch *w, http_connection *c);
+/* It waits for the engine: a client that leaves is cut at once. */
+void watch_runs(http_watch *w, http_connection *c);
 /* Answered, or given up. */
 void watch_ended(http_watch *w, http_connection *c);
 
@@ -131,6 +135,7 @@ typedef struct exchange {
     http_stage stage;
     const char *target; // as it came
     size_t target_bytes;
+    bool target_ok;
     char id[HTTP_ID_BYTES_MAX + 1];
     char path[256];       // without escapes
     openai_error refusal; // decided before the body was there; status 0 = none

@@ -10,7 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BACKLOG = 1024, DEAD_PEER_S = 30 };
+/* Left alone, the kernel would take megabytes for each client that does not read: all of its
+ * answer, so that nothing ever stalls. */
+enum { BACKLOG = 1024, DEAD_PEER_S = 30, SEND_BUFFER_BYTES = 128 * 1024 };
 
 static void set(int fd, int level, int name, int value)
 {
@@ -22,6 +24,7 @@ static void set_options(int fd, int family)
 {
     set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(fd, SOL_SOCKET, SO_SNDBUF, SEND_BUFFER_BYTES);
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, DEAD_PEER_S);
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, DEAD_PEER_S / 3);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);

@@ -150,7 +150,7 @@ void http_generate(http_exchange *x, openai_call *call)
     }
     e->stage = STAGE_WAITING;
     strbuf_clear(&e->out);
-    watch_complete(&e->server->watch, e->connection, true);
+    watch_runs(&e->server->watch, e->connection);
     pump_resumed(e);
 }
 

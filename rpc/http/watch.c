@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, EVENTS_MAX = 64 };
+enum { TICK_MS = 100, EVENTS_MAX = 64, HUNG_UP_US = 250000 };
 
 /* ---- wakes ----------------------------------------------------------------------------------- */
 
@@ -109,10 +109,12 @@ static void cut(http_connection *c)
     c->deadline_us = 0;
 }
 
-static void unpoll(http_watch *w, http_connection *c)
+/* What it has sent may still be on its way to libmicrohttpd, which in turn may miss the end. */
+static void hang_up(http_connection *c)
 {
-    if (c->polled) epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
-    c->polled = false;
+    c->hung_up = true;
+    if (c->running) cut(c);
+    else c->deadline_us = clock_now_us() + HUNG_UP_US;
 }
 
 static void cut_late_ones(http_watch *w)
@@ -139,7 +141,7 @@ static void take_events(http_watch *w, const struct epoll_event *events, int n)
         http_connection *c = events[i].data.ptr;
         uint64_t count;
         if (!c) (void)!read(w->wake_fd, &count, sizeof count);
-        else if (c->polled) cut(c);
+        else if (c->polled) hang_up(c);
     }
 }
 
@@ -227,14 +229,21 @@ void watch_end_all(http_watch *w, int64_t patience_us)
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
+static void set_deadline(const http_watch *w, http_connection *c)
+{
+    c->deadline_us = clock_now_us() + (c->hung_up ? HUNG_UP_US : w->request_us);
+}
+
 http_connection *watch_opened(http_watch *w, int fd)
 {
     http_connection *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->fd = fd;
+    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = c};
     pthread_mutex_lock(&w->lock);
     bool was_idle = !w->first;
-    c->deadline_us = clock_now_us() + w->request_us;
+    c->polled = epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+    set_deadline(w, c);
     c->next = w->first;
     if (c->next) c->next->prev = c;
     w->first = c;
@@ -246,7 +255,8 @@ http_connection *watch_opened(http_watch *w, int fd)
 void watch_closed(http_watch *w, http_connection *c)
 {
     pthread_mutex_lock(&w->lock);
-    unpoll(w, c);
+    if (c->polled) epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+    c->polled = false;
     if (c->prev) c->prev->next = c->next;
     else w->first = c->next;
     if (c->next) c->next->prev = c->prev;
@@ -259,7 +269,7 @@ void watch_began(http_watch *w, http_connection *c, http_wake *wake)
 {
     pthread_mutex_lock(&w->lock);
     c->wake = wake;
-    c->deadline_us = clock_now_us() + w->request_us;
+    set_deadline(w, c);
     w->n_busy++;
     if (w->aborting) wake_abort(wake);
     if (w->closing) wake_cut(wake);
@@ -269,25 +279,31 @@ void watch_began(http_watch *w, http_connection *c, http_wake *wake)
 void watch_progress(http_watch *w, http_connection *c)
 {
     pthread_mutex_lock(&w->lock);
-    c->deadline_us = clock_now_us() + w->request_us;
+    set_deadline(w, c);
     pthread_mutex_unlock(&w->lock);
 }
 
-void watch_complete(http_watch *w, http_connection *c, bool polled)
+void watch_complete(http_watch *w, http_connection *c)
 {
-    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = c};
     pthread_mutex_lock(&w->lock);
     c->deadline_us = 0;
-    if (polled && !c->polled) c->polled = epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watch_runs(http_watch *w, http_connection *c)
+{
+    pthread_mutex_lock(&w->lock);
+    c->running = true;
+    if (c->hung_up) cut(c);
     pthread_mutex_unlock(&w->lock);
 }
 
 void watch_ended(http_watch *w, http_connection *c)
 {
     pthread_mutex_lock(&w->lock);
-    unpoll(w, c);
     c->wake = NULL;
-    c->deadline_us = clock_now_us() + w->request_us;
+    c->running = false;
+    set_deadline(w, c);
     w->n_busy--;
     pthread_mutex_unlock(&w->lock);
 }
