@@ -14,6 +14,7 @@ status steps_create(loaded_model *m, uint32_t max_model_len, bool prefix_cache, 
         .prefill_chunk = m->prefill_chunk,
         .max_model_len = max_model_len,
         .max_requests = EVENTS_MAX - 1,
+        .max_logit_rows = info->max_logit_rows,
         .prefix_cache = prefix_cache,
         .salt = info->identity,
     };

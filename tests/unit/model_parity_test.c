@@ -325,6 +325,44 @@ static void page_mass_sums_to_the_rows(void **state)
     }
 }
 
+/* Asked to, a step gives up in the middle of the pass, and the backend says so. */
+static void an_interrupted_step_gives_up(void **state)
+{
+    (void)state;
+    uint32_t tokens[64], hit;
+    random_tokens(tokens, 64, DEMO_VOCAB);
+    pass p = demo;
+    p.chunk = 64;
+    model_config config;
+    comm *group;
+    comm_options self = {"self", 0, 1};
+    assert_true(status_ok(comm_create(&self, &group, NULL)));
+    backend b = open_backend(&p, group, &config);
+    const backend_info *info = b.ops->info(b.ctx);
+    pkv_options po = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = 2};
+    pkv *kv;
+    assert_true(status_ok(pkv_create(&po, &kv)));
+    assert_true(status_ok(pkv_seq_open(kv, 1, tokens, 0, 0, 64, &hit)));
+    assert_true(status_ok(pkv_seq_append(kv, 1, 64)));
+    step_seq seq = {.seq = 1, .n_tokens = 64, .want_logits = true};
+    step_plan plan = {.step = 1,
+                      .deltas = pkv_take_deltas(kv),
+                      .seqs = &seq,
+                      .n_seqs = 1,
+                      .tokens = tokens,
+                      .n_tokens = 64,
+                      .checksum = pkv_checksum(kv)};
+    const step_result *r = NULL;
+    assert_true(status_ok(b.ops->submit(b.ctx, &plan)));
+    b.ops->interrupt(b.ctx);
+    assert_int_equal(b.ops->collect(b.ctx, &r).code, STATUS_INTERNAL);
+    assert_int_equal(r->status.code, STATUS_INTERNAL); /* the pass did not run to its end */
+    assert_int_equal(r->n_seqs, 0);
+    pkv_destroy(kv);
+    b.ops->destroy(b.ctx);
+    comm_destroy(group);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,6 +371,7 @@ int main(void)
         cmocka_unit_test(no_cut_of_the_work_changes_a_bit),
         cmocka_unit_test(decode_equals_prefill),
         cmocka_unit_test(page_mass_sums_to_the_rows),
+        cmocka_unit_test(an_interrupted_step_gives_up),
     };
     return cmocka_run_group_tests_name("model_parity", tests, NULL, NULL);
 }

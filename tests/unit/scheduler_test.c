@@ -189,6 +189,44 @@ static void what_follows_a_drop_is_not_shared(void **state)
     finish(f);
 }
 
+/* ---- rows of logits -------------------------------------------------------------------------- */
+
+static void logits_are_rationed(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.max_logit_rows = 8;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 10, 5), b = request(f, 2, 200, 20, 5),
+                  c = request(f, 3, 400, 10, 5), d = retained(f, 4, 600, 40, 5, 9, 16);
+    a.want_logits = b.want_logits = d.want_logits = true;
+    assert_int_equal(sched_check(f->s, &d, NULL).code, STATUS_INVALID); /* 9 rows are measured */
+    add(f, &a);
+    add(f, &b);
+    add(f, &c);
+    assert_string_equal(step(f), "1@0+8L 3@0+10*"); /* b waits for logits, and c need not */
+    assert_string_equal(step(f), "3@10+1* 1@8+2*L 2@0+6L");
+    assert_string_equal(step(f), "1@10+1* 3@11+1* 2@6+8L");
+    finish(f);
+}
+
+/* Tokenizing may be done in another order than requests came. */
+static void arrival_decides_among_equals(void **state)
+{
+    (void)state;
+    fixture *f = begin(small_options());
+    sched_request a = request(f, 1, 0, 30, 5), b = request(f, 2, 200, 30, 5),
+                  c = request(f, 3, 400, 30, 5);
+    a.arrival = 3;
+    b.arrival = 1;
+    c.arrival = 2;
+    add(f, &a);
+    add(f, &b);
+    add(f, &c);
+    assert_string_equal(step(f), "2@0+30* 3@0+14");
+    finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -201,6 +239,8 @@ int main(void)
         cmocka_unit_test(a_short_prompt_is_all_window),
         cmocka_unit_test(hits_are_capped),
         cmocka_unit_test(what_follows_a_drop_is_not_shared),
+        cmocka_unit_test(logits_are_rationed),
+        cmocka_unit_test(arrival_decides_among_equals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
