@@ -75,7 +75,7 @@ class Server:
         self.folder.cleanup()
 
     def metrics(self):
-        """The page's samples without labels: {"kv_pages_used": 12.0, …}; of families the sums."""
+        """The page's samples: {"kv_pages_used": 12.0, …}; of families the sums, and each as "name:reason"."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=PATIENCE) as answer:
             page = answer.read().decode()
         out = {}
@@ -83,8 +83,11 @@ class Server:
             if line.startswith("#") or "_bucket{" in line:
                 continue
             name, value = line.rsplit(" ", 1)
+            reason = re.search(r'reason="([^"]*)"', name)
             name = name.split("{", 1)[0].removeprefix("octavo:")
             out[name] = out.get(name, 0.0) + float(value)
+            if reason:
+                out[f"{name}:{reason.group(1)}"] = float(value)
         return out
 
     def wait_pages_free(self, limit_s):
