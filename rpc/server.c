@@ -35,6 +35,7 @@ static struct timespec next_tick(void)
 static void *tick(void *ctx)
 {
     rpc_server *s = ctx;
+    thread_set_name("oct-ticker");
     pthread_mutex_lock(&s->lock);
     while (!s->stop) {
         pthread_mutex_unlock(&s->lock);
