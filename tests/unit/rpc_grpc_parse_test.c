@@ -1,6 +1,7 @@
 /* What is read of hostile bytes without a connection: descriptors, and messages under a cap. */
 #include "proto/proto.h"
 #include "rpc/grpc/internal.h"
+#include "rpc/services/services.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -134,6 +135,34 @@ static void test_unpack(void **state)
     arena_destroy(&a);
 }
 
+/* True when a message of this type can hold one of a type that it is inside of: an unpacker without
+ * a limit of depth can be sent off the stack. */
+static bool nests_itself(const ProtobufCMessageDescriptor *type,
+                         const ProtobufCMessageDescriptor **outer, size_t depth)
+{
+    if (depth == 32) return true;
+    for (size_t i = 0; i < depth; i++)
+        if (outer[i] == type) return true;
+    outer[depth] = type;
+    for (unsigned i = 0; i < type->n_fields; i++)
+        if (type->fields[i].type == PROTOBUF_C_TYPE_MESSAGE &&
+            nests_itself(type->fields[i].descriptor, outer, depth + 1))
+            return true;
+    return false;
+}
+
+static void test_no_recursion(void **state)
+{
+    (void)state;
+    static const rpc_service *const services[] = {&octavo_v1_service, &vllm_engine_service,
+                                                  &kserve_service, &health_service,
+                                                  &reflection_service};
+    const ProtobufCMessageDescriptor *outer[32];
+    for (size_t i = 0; i < sizeof services / sizeof *services; i++)
+        for (size_t k = 0; k < services[i]->n_methods; k++)
+            assert_false(nests_itself(services[i]->methods[k].input, outer, 0));
+}
+
 static void test_details(void **state)
 {
     (void)state;
@@ -152,7 +181,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_symbols),         cmocka_unit_test(test_imports),
         cmocka_unit_test(test_cut_descriptors), cmocka_unit_test(test_unpack),
-        cmocka_unit_test(test_details),
+        cmocka_unit_test(test_no_recursion),    cmocka_unit_test(test_details),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,54 @@
+/* Property: whatever a client sends to any method, unpacking takes no more memory than allowed,
+ * fails with a word that names the message, or gives a message whose every part can be read: packed
+ * and unpacked again it has the same bytes. */
+#include "rpc/grpc/internal.h"
+#include "rpc/services/services.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <string.h>
+
+static const size_t limits[] = {1 << 10, 1 << 16, 4 << 20};
+
+static const ProtobufCMessageDescriptor *input_of(uint8_t which)
+{
+    static const rpc_service *const services[] = {&octavo_v1_service, &vllm_engine_service,
+                                                  &kserve_service, &health_service,
+                                                  &reflection_service};
+    enum { N = sizeof services / sizeof *services };
+    const rpc_service *s = services[which % N];
+    return s->methods[which / N % s->n_methods].input;
+}
+
+static void check_readable(const ProtobufCMessageDescriptor *type, const ProtobufCMessage *m)
+{
+    size_t n = protobuf_c_message_get_packed_size(m);
+    uint8_t *first = malloc(n + 1), *second = malloc(n + 1);
+    FUZZ_CHECK(first && second && protobuf_c_message_pack(m, first) == n);
+    arena a;
+    const ProtobufCMessage *again;
+    error err;
+    FUZZ_CHECK(status_ok(message_unpack(type, first, n, (size_t)1 << 30, &a, &again, &err)));
+    FUZZ_CHECK(protobuf_c_message_get_packed_size(again) == n);
+    FUZZ_CHECK(protobuf_c_message_pack(again, second) == n && memcmp(first, second, n) == 0);
+    arena_destroy(&a);
+    free(first);
+    free(second);
+}
+
+/* The first byte chooses the method, the second the cap. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < 2) return 0;
+    const ProtobufCMessageDescriptor *type = input_of(data[0]);
+    size_t limit = limits[data[1] % (sizeof limits / sizeof *limits)];
+    arena a;
+    const ProtobufCMessage *m;
+    error err = {{0}};
+    status s = message_unpack(type, data + 2, size - 2, limit, &a, &m, &err);
+    FUZZ_CHECK(a.total_bytes <= limit);
+    FUZZ_CHECK(status_ok(s) == (m != NULL));
+    if (m) check_readable(type, m);
+    else FUZZ_CHECK(strncmp(err.text, "request: ", 9) == 0);
+    arena_destroy(&a);
+    return 0;
+}
