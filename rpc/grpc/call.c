@@ -211,6 +211,11 @@ static void on_finished(void *owner, bool ok)
 
 bool call_can_send(const rpc_call *c) { return !c->over && !c->finishing && !c->sending; }
 
+void call_accept(rpc_call *c)
+{
+    if (call_can_send(c) && !c->said_hello) send_batch(c, NULL, false);
+}
+
 bool call_send(rpc_call *c, const ProtobufCMessage *m)
 {
     if (!call_can_send(c)) return false;

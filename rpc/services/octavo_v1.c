@@ -33,8 +33,8 @@ static void detokenize(rpc_call *c, const ProtobufCMessage *message)
     strbuf text = {0};
     status st = tok_decode(call_service(c)->o.model.tokenizer, m->token_ids, m->n_token_ids,
                            m->skip_special_tokens, &text, &err);
-    if (status_ok(st) && text.failed)
-        st = error_set(&err, STATUS_NO_MEMORY, "token_ids: out of memory");
+    if (!status_ok(st)) error_prefix(&err, "token_ids");
+    else if (text.failed) st = error_set(&err, STATUS_NO_MEMORY, "token_ids: out of memory");
     if (status_ok(st)) {
         Octavo__V1__DetokenizeResponse reply = OCTAVO__V1__DETOKENIZE_RESPONSE__INIT;
         reply.text = call_bytes(text.data, text.size);

@@ -4,14 +4,16 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Tokens of a prompt that travel in one message: with twenty alternatives each, about 100 kB. */
+/* Tokens of a prompt that travel in one message: with twenty alternatives each, about 100 kB.
+ * Without logprobs a prompt is as small as it was in the request. */
 enum { PROMPT_PIECE = 256 };
 
 typedef struct generate {
     generation *generation;
-    bool logprobs, wants_prompt;
-    bool has_output;    // `output` waits for the prompt's last piece
+    bool logprobs;
     bool over;          // call_finish or call_fail was called
+    bool has_output;    // `output` waits for the prompt's last piece
+    bool prompt_sent;   // all of it
     uint32_t prompt_at; // tokens of the prompt that have gone out
     generation_output output;
     strbuf report;
@@ -148,7 +150,7 @@ static void send_with_prompt(rpc_call *c, generate *s, octavo_v1_response *respo
 {
     engine_prompt prompt = generation_prompt(s->generation, s->output.request);
     uint32_t left = prompt.n_tokens - s->prompt_at;
-    uint32_t n = left < PROMPT_PIECE ? left : PROMPT_PIECE;
+    uint32_t n = prompt.logprobs && left > PROMPT_PIECE ? PROMPT_PIECE : left;
     Octavo__V1__GenerateResponse only_prompt = OCTAVO__V1__GENERATE_RESPONSE__INIT;
     only_prompt.request_id = response->message.request_id;
     Octavo__V1__GenerateResponse *m = n < left ? &only_prompt : &response->message;
@@ -161,7 +163,7 @@ static void send_with_prompt(rpc_call *c, generate *s, octavo_v1_response *respo
         call_send(c, &m->base);
         s->prompt_at += n;
         s->has_output = n < left;
-        s->wants_prompt = n < left;
+        s->prompt_sent = n == left;
     } else {
         error err = {{0}};
         s->over = true;
@@ -177,7 +179,7 @@ static void send_output(rpc_call *c, generate *s)
     octavo_v1_response response;
     octavo_v1_response_of(call_service(c)->o.model.tokenizer, generation_id(s->generation),
                           &s->output, s->logprobs, &s->report, &response);
-    if (s->wants_prompt) {
+    if (!s->prompt_sent) {
         send_with_prompt(c, s, &response);
         return;
     }
@@ -216,7 +218,6 @@ static status start(rpc_call *c, const Octavo__V1__GenerateRequest *m, generate 
     engine_request r;
     status st = octavo_v1_request_of(call_service(c), m, &r, err);
     s->logprobs = r.logprobs >= 0;
-    s->wants_prompt = m->return_prompt_token_ids || r.prompt_logprobs >= 0;
     if (status_ok(st)) st = generation_start(call_service(c), &r, 1, &o, &s->generation, err);
     engine_request_destroy(&r);
     return st;

@@ -44,7 +44,7 @@ void subscription_begin(rpc_call *c, uint64_t from, kv_event_send send)
     s->listener = (listener){.notify = call_wake, .ctx = c};
     call_set_state(c, s);
     listeners_add(rpc_events_listeners(o->events), &s->listener);
-    call_wake(c);
+    call_accept(c);
 }
 
 void subscription_writable(rpc_call *c)

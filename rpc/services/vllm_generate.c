@@ -220,6 +220,8 @@ void vllm_generate(rpc_call *c, const ProtobufCMessage *message)
                   : error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
     if (status_ok(st)) {
         call_set_state(c, s);
+        /* Routers wait for this before they send the next request. */
+        call_accept(c);
         return;
     }
     destroy(s);

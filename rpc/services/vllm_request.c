@@ -35,12 +35,13 @@ static status refuse_unsupported(const Vllm__Grpc__Engine__GenerateRequest *m, e
         {m->n_extra_mm_inputs > 0, "extra_mm_inputs"},
         {m->kv_transfer_params != NULL, "kv_transfer_params"},
         {m->kv_transfer_params_json_opt_case != 0, "kv_transfer_params_json"},
-        {m->data_parallel_rank_opt_case && m->data_parallel_rank != 0, "data_parallel_rank"},
         {m->sampling_params && m->sampling_params->truncate_prompt_tokens_opt_case,
          "sampling_params.truncate_prompt_tokens"},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
         if (fields[i].given) return unsupported(fields[i].name, err);
+    if (m->data_parallel_rank_opt_case && m->data_parallel_rank != 0)
+        return error_set(err, STATUS_INVALID, "data_parallel_rank: there is only rank 0");
     return m->sampling_params ? refuse_constraint(m->sampling_params, err) : STATUS_IS_OK;
 }
 

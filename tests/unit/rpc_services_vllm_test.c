@@ -176,7 +176,7 @@ static const struct {
     {extra_mm, STATUS_UNSUPPORTED, "extra_mm_inputs: not supported"},
     {kv, STATUS_UNSUPPORTED, "kv_transfer_params: not supported"},
     {kv_json, STATUS_UNSUPPORTED, "kv_transfer_params_json: not supported"},
-    {rank, STATUS_UNSUPPORTED, "data_parallel_rank: not supported"},
+    {rank, STATUS_INVALID, "data_parallel_rank: there is only rank 0"},
     {truncate, STATUS_UNSUPPORTED, "sampling_params.truncate_prompt_tokens: not supported"},
     {schema, STATUS_UNSUPPORTED, "sampling_params.json_schema: not supported"},
     {regex, STATUS_UNSUPPORTED, "sampling_params.regex: not supported"},
