@@ -1,0 +1,127 @@
+/* The pure parts of HTTP: heads, escapes, addresses. */
+#include "rpc/http/head.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* A head as libmicrohttpd leaves it in memory: each line ended by two NULs. */
+typedef struct laid_out {
+    char bytes[256];
+    http_head head;
+} laid_out;
+
+static laid_out *lay_out(void)
+{
+    static const char text[] = "GET\0/x?y\0HTTP/1.1\0\0Host\0 a\0\0Content-Length\0\t5\0\0\0";
+    laid_out *l = calloc(1, sizeof *l);
+    memcpy(l->bytes, text, sizeof text);
+    const char *b = l->bytes;
+    l->head = (http_head){.method = b,
+                          .target = b + 4,
+                          .target_bytes = 4,
+                          .target_ok = true,
+                          .version = b + 9,
+                          .n_fields = 2,
+                          .fields = {{b + 19, b + 25, 4, 1}, {b + 28, b + 44, 14, 1}},
+                          .bytes = 49};
+    return l;
+}
+
+static void a_plain_head_is_plain(void **state)
+{
+    (void)state;
+    http_framing framing;
+    laid_out *l = lay_out();
+    assert_true(head_is_plain(&l->head));
+    assert_int_equal(head_check(&l->head, &framing).status, 0);
+    assert_true(framing.has_length && framing.length == 5);
+    assert_non_null(head_find(&l->head, "HOST"));
+    assert_null(head_find(&l->head, "Hos"));
+    free(l);
+}
+
+static void gaps_are_seen(void **state)
+{
+    (void)state;
+    for (int what = 0; what < 7; what++) {
+        laid_out *l = lay_out();
+        http_head *h = &l->head;
+        if (what == 0) h->bytes++;
+        if (what == 1) h->bytes--;
+        if (what == 2) h->fields[0].value_bytes = 0;          // a value cut short
+        if (what == 3) h->fields[1].name = h->fields[0].name; // a line that was moved
+        if (what == 4) h->n_fields = 1;                       // a line that was swallowed
+        if (what == 5) h->target_bytes--;
+        if (what == 6) l->bytes[26] = 'x'; // not ended by CRLF
+        if (head_is_plain(h)) fail_msg("case %d is not seen", what);
+        free(l);
+    }
+}
+
+static void escapes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *in, *out; // NULL = refused
+    } rows[] = {
+        {"/a", "/a"},  {"/%61%2Fb", "/a/b"},   {"%", NULL},        {"a%4", NULL},
+        {"%4g", NULL}, {"%00", NULL},          {"%0a", NULL},      {"%7f", NULL},
+        {"", ""},      {"1234567", "1234567"}, {"12345678", NULL}, {"%e4", "\xe4"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char out[8];
+        bool ok = head_unescape(rows[i].in, strlen(rows[i].in), out, sizeof out);
+        if (ok != (rows[i].out != NULL) || (ok && strcmp(out, rows[i].out) != 0))
+            fail_msg("%s", rows[i].in);
+    }
+}
+
+static void addresses(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *in, *host; // NULL = refused
+        uint16_t port;
+    } rows[] = {
+        {"127.0.0.1:80", "127.0.0.1", 80},
+        {"[::]:8000", "::", 8000},
+        {":0", "", 0},
+        {"localhost:65535", "localhost", 65535},
+        {"[fe80::1]:1", "fe80::1", 1},
+        {"localhost:65536", NULL, 0},
+        {"localhost", NULL, 0},
+        {"::1:80", NULL, 0},
+        {"[::1:80", NULL, 0},
+        {"[::1]80", NULL, 0},
+        {"a:", NULL, 0},
+        {"a:+1", NULL, 0},
+        {"a:1x", NULL, 0},
+        {"[]:1", NULL, 0},
+        {"", NULL, 0},
+        {"a-host-name-longer-than-the-room:1", NULL, 0},
+        {"[[::1]]:1", NULL, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char host[24];
+        uint16_t port = 0;
+        bool ok = address_split(rows[i].in, host, sizeof host, &port);
+        if (ok != (rows[i].host != NULL) ||
+            (ok && (strcmp(host, rows[i].host) != 0 || port != rows[i].port)))
+            fail_msg("%s", rows[i].in);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_plain_head_is_plain),
+        cmocka_unit_test(gaps_are_seen),
+        cmocka_unit_test(escapes),
+        cmocka_unit_test(addresses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
