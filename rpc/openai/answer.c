@@ -5,6 +5,9 @@
 #include <string.h>
 #include <time.h>
 
+/* What an answer may hold in memory: logprobs multiply with choices and tokens. */
+enum { HELD_BYTES_MAX = 256 * 1024 * 1024 };
+
 /* One choice on its way. */
 typedef struct choice {
     bool begun;
@@ -28,6 +31,7 @@ struct openai_answer {
     choice *choices; // [n]
     bool *counted;   // [n_requests]: its prompt is in usage
     engine_usage usage;
+    size_t held; // bytes in the choices of a whole body
     strbuf scratch;
     openai_error error; // status 0 = none
 };
@@ -113,11 +117,6 @@ bool openai_answer_streams(const openai_answer *a) { return a->call.stream; }
 const openai_error *openai_answer_error(const openai_answer *a)
 {
     return a->error.status ? &a->error : NULL;
-}
-
-unsigned openai_answer_status(const openai_answer *a)
-{
-    return a->error.status ? a->error.status : 200;
 }
 
 /* The first error is the answer's. */
@@ -234,6 +233,12 @@ static void put_members(const openai_answer *a, choice *c, const generation_outp
 
 /* ---- taking outputs -------------------------------------------------------------------------- */
 
+static size_t held_by(const choice *c)
+{
+    return c->text.size + completion_logprobs_size(&c->completion) + c->chat.size +
+           c->token_ids.size + c->prompt.size + c->ending.size;
+}
+
 static void begin_choice(openai_answer *a, choice *c, const generation *g,
                          const generation_output *o)
 {
@@ -248,7 +253,8 @@ static void begin_choice(openai_answer *a, choice *c, const generation *g,
         c->characters = count_characters(c->text.data, c->text.size);
         if (call->logprobs) echo_logprobs(a->s, r, &p, c->characters, &c->completion);
     }
-    /* Chat has one prompt, described beside the choices. */
+    /* Chat has one prompt, described once beside the choices of a body. */
+    if (call->chat && !call->stream && o->index > 0) return;
     if (call->prompt_logprobs >= 0) {
         strbuf_puts(&c->prompt, ",\"prompt_logprobs\":");
         prompt_logprobs_put(&c->prompt, a->s->o.model.tokenizer, &p,
@@ -348,9 +354,16 @@ static void put_frame(openai_answer *a, choice *c, const generation_output *o, b
     strbuf_puts(out, "}\n\n");
 }
 
+static void take_whole(const openai_answer *a, choice *c, const generation_output *o)
+{
+    strbuf_append(&c->text, o->out.text, o->out.text_bytes);
+    if (o->out.finish != ENGINE_FINISH_NONE) put_members(a, c, o, &c->ending);
+}
+
 void openai_answer_take(openai_answer *a, const generation *g, const generation_output *o,
                         strbuf *out)
 {
+    static const char too_much[] = "the answer is too long: ask for fewer choices or logprobs";
     if (a->error.status || o->index >= a->n) return;
     choice *c = &a->choices[o->index];
     bool first = !c->begun;
@@ -358,14 +371,16 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
         fail(a, o->out.error_code, o->out.error_text, out);
         return;
     }
+    size_t held = held_by(c);
     if (first) begin_choice(a, c, g, o);
     if (o->out.has_token) take_token(a, c, o);
     if (o->out.finish != ENGINE_FINISH_NONE) count_usage(a, o);
     if (!a->call.stream) {
-        strbuf_append(&c->text, o->out.text, o->out.text_bytes);
-        if (o->out.finish != ENGINE_FINISH_NONE) put_members(a, c, o, &c->ending);
+        take_whole(a, c, o);
+        a->held += held_by(c) - held;
     }
     if (out_of_memory(a, c)) fail(a, STATUS_NO_MEMORY, NULL, out);
+    else if (a->held > HELD_BYTES_MAX) fail(a, STATUS_LIMIT, too_much, out);
     else if (a->call.stream) put_frame(a, c, o, first, out);
 }
 

@@ -32,10 +32,6 @@ void openai_body_error(service *s, status why, const error *err, openai_error *o
 /* ---- logprobs.c: tokens described --------------------------------------------------------------
  */
 
-/* A token's text as completions show it: bytes that are no whole characters as OpenAI writes them,
- * "bytes:\xe2\x80". Without the quotes' contents changed when the token has no text. */
-void openai_token_text(const tokenizer *t, uint32_t id, strbuf *out);
-
 /* Tokens of one place: the one that stands there, then the likeliest. */
 typedef struct token_place {
     uint32_t token;
@@ -46,7 +42,8 @@ typedef struct token_place {
     const float *top_logprobs;
 } token_place;
 
-/* The four lists of a completion's logprobs, without their brackets. */
+/* The four lists of a completion's logprobs, without their brackets. Tokens that are no whole
+ * characters are written as OpenAI does, "bytes:\xe2\x80". */
 typedef struct completion_logprobs {
     strbuf offsets, logprobs, tokens, tops;
 } completion_logprobs;
@@ -55,6 +52,7 @@ void completion_logprobs_add(completion_logprobs *l, const tokenizer *t, const t
                              uint32_t offset);
 /* The object; the lists are empty afterwards. */
 void completion_logprobs_take(completion_logprobs *l, strbuf *out);
+size_t completion_logprobs_size(const completion_logprobs *l);
 bool completion_logprobs_failed(const completion_logprobs *l);
 void completion_logprobs_destroy(completion_logprobs *l);
 

@@ -119,6 +119,11 @@ void completion_logprobs_take(completion_logprobs *l, strbuf *out)
     strbuf_putc(out, '}');
 }
 
+size_t completion_logprobs_size(const completion_logprobs *l)
+{
+    return l->offsets.size + l->logprobs.size + l->tokens.size + l->tops.size;
+}
+
 bool completion_logprobs_failed(const completion_logprobs *l)
 {
     return l->offsets.failed || l->logprobs.failed || l->tokens.failed || l->tops.failed;

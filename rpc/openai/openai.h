@@ -58,10 +58,9 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
 /* After the last output: usage frame and [DONE], or the whole body. */
 void openai_answer_finish(openai_answer *a, strbuf *out);
 bool openai_answer_streams(const openai_answer *a);
-/* The error that ended a choice, or NULL: a stream has shown it, a whole body is it. */
+/* The error that ended a choice, or NULL: a stream has shown it, a whole body is it and has its
+ * status. */
 const openai_error *openai_answer_error(const openai_answer *a);
-/* Whole bodies only, after finish: an error that ended a choice decides the status (200 = fine). */
-unsigned openai_answer_status(const openai_answer *a);
 /* An error in mid-stream as a frame, with [DONE]. */
 void openai_stream_error(const openai_error *e, strbuf *out);
 

@@ -47,7 +47,7 @@ static status read_stream(const reading *in, error *err)
             !(strcmp(key, "include_obfuscation") == 0 && json_is_false(value)))
             return error_set(err, STATUS_INVALID, "request: stream_options.%.40s is not supported",
                              key);
-        if (!json_is_boolean(value))
+        if (!json_is_boolean(value) && !json_is_null(value))
             return error_set(err, STATUS_INVALID,
                              "request: stream_options.%.40s: must be true or false", key);
     }

@@ -151,7 +151,6 @@ static void a_whole_completion(void **state)
     take(x, token(0, 39, "H\"\n"));
     assert_int_equal(x->out.size, 0);
     take(x, with_end(token(0, 78, "o"), ENGINE_FINISH_LENGTH, 2));
-    assert_int_equal(openai_answer_status(x->a), 200);
     assert_null(openai_answer_error(x->a));
     end(x, WHOLE "{\"index\":0,\"text\":\"H\\\"\\no\",\"logprobs\":null,"
                  "\"finish_reason\":\"length\",\"stop_reason\":null}]," USAGE_2 "}");
@@ -419,9 +418,30 @@ static void an_error_is_the_whole_body(void **state)
     take(x, with_end(token(1, 39, "H"), ENGINE_FINISH_LENGTH, 1));
     take(x, broken());
     take(x, broken());
-    assert_int_equal(openai_answer_status(x->a), 503);
-    assert_int_equal(openai_answer_error(x->a)->retry_after_s > 0, 1);
+    assert_int_equal(openai_answer_error(x->a)->status, 503);
+    assert_true(openai_answer_error(x->a)->retry_after_s > 0);
     end(x, BROKEN);
+}
+
+static void a_body_that_grows_too_long(void **state)
+{
+    enum { PIECE = 40 << 20 };
+    answer_fixture *x = *state;
+    char *text = malloc(PIECE);
+    assert_non_null(text);
+    memset(text, 'a', PIECE);
+    begin(x, false, "{\"prompt\":\"the cat\"}");
+    generation_output o = token(0, 39, "");
+    o.out.text = text;
+    o.out.text_bytes = PIECE;
+    for (int i = 0; i < 6; i++) take(x, o);
+    assert_null(openai_answer_error(x->a));
+    take(x, o);
+    free(text);
+    assert_int_equal(openai_answer_error(x->a)->status, 400);
+    openai_answer_finish(x->a, &x->out);
+    assert_true(x->out.size < 1000);
+    openai_answer_destroy(x->a);
 }
 
 static void an_error_ends_the_stream(void **state)
@@ -527,6 +547,7 @@ int main(void)
         cmocka_unit_test(an_end_of_its_own),
         cmocka_unit_test(an_error_is_the_whole_body),
         cmocka_unit_test(an_error_ends_the_stream),
+        cmocka_unit_test(a_body_that_grows_too_long),
         cmocka_unit_test(streamed_text_is_the_whole_text),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
