@@ -66,24 +66,29 @@ static unsigned timeout_s(const rpc_options *o)
     return (unsigned)(us / 1000000 + 1);
 }
 
+enum { TLS_OPTIONS = 5 };
+
+/* Ends with MHD_OPTION_END, which is 0. */
+static void list_tls(const http_tls *t, char *priorities, struct MHD_OptionItem *out)
+{
+    memset(out, 0, TLS_OPTIONS * sizeof *out);
+    if (!t->cert) return;
+    *out++ = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, t->cert};
+    *out++ = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, t->key};
+    *out++ = (struct MHD_OptionItem){MHD_OPTION_HTTPS_PRIORITIES, 0, priorities};
+    if (t->client_ca) *out = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0, t->client_ca};
+}
+
 static status start_daemon(http_server *h, error *err)
 {
     const rpc_options *o = &h->service->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    if (h->tls.cert) flags |= MHD_USE_TLS;
     /* Enough for either thread to hold all. */
     unsigned limit = HTTP_THREADS * (o->max_connections + SURPLUS_CONNECTIONS + 1);
-    struct MHD_OptionItem tls[5] = {{0}};
-    unsigned n = 0;
-    if (h->tls.cert) {
-        flags |= MHD_USE_TLS;
-        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, h->tls.cert};
-        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, h->tls.key};
-        tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_PRIORITIES, 0,
-                                           (char[]){"NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"}};
-        if (h->tls.client_ca)
-            tls[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0, h->tls.client_ca};
-    }
-    tls[n] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
+    char priorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
+    struct MHD_OptionItem tls[TLS_OPTIONS];
+    list_tls(&h->tls, priorities, tls);
     h->daemon = MHD_start_daemon(
         flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET,
         h->listen_fd, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS,
