@@ -55,11 +55,11 @@ static void find_param(const char *text, openai_error *e)
     if (n && (text[n] == ':' || (path && text[n] == ' '))) set_param(e, text, n);
 }
 
-/* The prompt alone, or with what shall be generated, does not fit. */
+/* The prompt alone, or with what shall be generated, does not fit. (A parser's texts begin with
+ * "request: ".) */
 static bool is_too_long(status_code code, const char *text)
 {
-    return (code == STATUS_LIMIT && begins_with(text, "prompt: ")) ||
-           begins_with(text, "prompt of ");
+    return code == STATUS_LIMIT && begins_with(text, "prompt: ");
 }
 
 /* Names that a client made up may hold line ends. */
