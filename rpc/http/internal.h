@@ -111,11 +111,11 @@ void tls_require_client(http_connection *c, gnutls_session_t session);
 struct http_server {
     service *service;
     struct MHD_Daemon *daemon;
-    int listen_fd; // -1 = none, or the daemon's
+    int listen_fd; // -1 = none
     uint16_t port;
     http_watch watch;
     http_tls tls;
-    _Atomic bool draining;
+    _Atomic bool draining, closing;
     _Atomic uint32_t n_connections;
 };
 

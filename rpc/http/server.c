@@ -1,6 +1,8 @@
 /* The daemon: libmicrohttpd with our socket, our limits and our callbacks. */
 #include "rpc/http/internal.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,7 +20,7 @@ static enum MHD_Result accept_connection(void *cls, const struct sockaddr *addre
     (void)address;
     (void)n;
     uint32_t most = h->service->o.max_connections + SURPLUS_CONNECTIONS;
-    return atomic_load(&h->n_connections) < most ? MHD_YES : MHD_NO;
+    return !atomic_load(&h->closing) && atomic_load(&h->n_connections) < most ? MHD_YES : MHD_NO;
 }
 
 static void connection_opened(http_server *h, struct MHD_Connection *mhd, void **state)
@@ -89,15 +91,17 @@ static status start_daemon(http_server *h, error *err)
     char priorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
     struct MHD_OptionItem tls[TLS_OPTIONS];
     list_tls(&h->tls, priorities, tls);
+    /* It closes what it is given, though not wherever it fails. */
+    int fd = fcntl(h->listen_fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return error_set(err, STATUS_IO, "http: %s", strerror(errno));
     h->daemon = MHD_start_daemon(
-        flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET,
-        h->listen_fd, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS,
-        MHD_OPTION_CONNECTION_LIMIT, limit, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)HTTP_CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, timeout_s(o),
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, leave_escapes, NULL,
-        MHD_OPTION_URI_LOG_CALLBACK, exchange_begin, h, MHD_OPTION_NOTIFY_COMPLETED,
-        exchange_completed, h, MHD_OPTION_NOTIFY_CONNECTION, connection_changed, h,
-        MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+        flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET, fd,
+        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_BYTES,
+        MHD_OPTION_CONNECTION_TIMEOUT, timeout_s(o), MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_UNESCAPE_CALLBACK, leave_escapes, NULL, MHD_OPTION_URI_LOG_CALLBACK,
+        exchange_begin, h, MHD_OPTION_NOTIFY_COMPLETED, exchange_completed, h,
+        MHD_OPTION_NOTIFY_CONNECTION, connection_changed, h, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     return h->daemon ? STATUS_IS_OK : error_set(err, STATUS_IO, "http: cannot start");
 }
 
@@ -132,7 +136,8 @@ void http_server_destroy(http_server *h)
 {
     if (!h) return;
     if (h->daemon) {
-        MHD_quiesce_daemon(h->daemon); // the listening socket is ours again
+        /* Rather than MHD_quiesce_daemon: in 0.9.75 it races with its own threads, and aborts. */
+        atomic_store(&h->closing, true);
         watch_end_all(&h->watch, END_PATIENCE_US);
         MHD_stop_daemon(h->daemon);
     }

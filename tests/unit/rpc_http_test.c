@@ -88,7 +88,7 @@ static void whole_answers(void **state)
     expect(post(f, "/v1/chat/completions",
                 "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"max_tokens\": 3}"),
            200, NULL, "\"content\":\"aaa\"");
-    assert_int_equal(fixture_in_flight(f), 0);
+    wait_in_flight(f, 0);
 }
 
 static void streams_have_a_frame_for_each_token(void **state)
