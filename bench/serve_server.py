@@ -90,9 +90,9 @@ class Server:
                 out[f"{name}:{reason.group(1)}"] = float(value)
         return out
 
-    def wait_pages_free(self, limit_s):
-        """Seconds until no page is referenced, or None."""
-        start = time.monotonic()
+    def wait_pages_free(self, limit_s, start=None):
+        """Seconds (since `start`) until no page is referenced, or None."""
+        start = start or time.monotonic()
         while time.monotonic() - start < limit_s:
             if self.metrics()["kv_pages_used"] == 0:
                 return time.monotonic() - start
