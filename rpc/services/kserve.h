@@ -42,10 +42,12 @@ typedef struct kserve_facts {
 /* Checks names, datatypes and shapes. */
 status kserve_facts_of(const service *s, const Inference__ModelInferRequest *m, kserve_facts *out,
                        error *err);
-/* The request of one of its prompts. */
-status kserve_prompt_request_of(const service *s, const Inference__ModelInferRequest *m,
-                                const kserve_facts *facts, uint32_t prompt, engine_request *out,
-                                error *err);
+/* A request without its prompt: all prompts share it. */
+status kserve_fields_of(const service *s, const Inference__ModelInferRequest *m,
+                        const kserve_facts *facts, engine_request *out, error *err);
+/* One of the prompts, into r->prompt (NULL before). */
+status kserve_prompt_of(const Inference__ModelInferRequest *m, const kserve_facts *facts,
+                        uint32_t prompt, engine_request *r, error *err);
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 

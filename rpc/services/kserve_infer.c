@@ -50,20 +50,24 @@ static status make_choices(infer *s, uint32_t n, error *err)
     return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
 }
 
-static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
+/* Submitting copies requests, so they may share everything but their prompts. */
+static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infer *s,
+                        const engine_request *fields, error *err)
 {
     uint32_t n = s->facts.n_prompts, made = 0;
     generation_options o = {NULL, "kserve", call_wake, c};
     engine_request *requests = calloc(n, sizeof *requests);
     status st =
         requests ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "request: out of memory");
-    for (; made < n && status_ok(st); made++)
-        st = kserve_prompt_request_of(call_service(c), m, &s->facts, made, &requests[made], err);
-    if (status_ok(st)) st = make_choices(s, n * requests[0].n, err);
+    for (; made < n && status_ok(st); made++) {
+        requests[made] = *fields;
+        st = kserve_prompt_of(m, &s->facts, made, &requests[made], err);
+    }
     if (status_ok(st)) st = generation_start(call_service(c), requests, n, &o, &s->generation, err);
-    for (uint32_t i = 0; i < made; i++) engine_request_destroy(&requests[i]);
+    for (uint32_t i = 0; i < made; i++) free(requests[i].prompt);
     free(requests);
-    return st;
+    /* Only now: what was admitted has a sane number of choices. */
+    return status_ok(st) ? make_choices(s, n * fields->n, err) : st;
 }
 
 static status start(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
@@ -75,7 +79,11 @@ static status start(rpc_call *c, const Inference__ModelInferRequest *m, infer *s
     RETURN_IF_ERROR(kserve_facts_of(serving, m, &s->facts, err));
     if (m->model_name.len)
         RETURN_IF_ERROR(field_word("model_name", m->model_name, s->model, sizeof s->model, err));
-    return start_all(c, m, s, err);
+    engine_request fields;
+    status st = kserve_fields_of(serving, m, &s->facts, &fields, err);
+    if (status_ok(st)) st = start_all(c, m, s, &fields, err);
+    engine_request_destroy(&fields);
+    return st;
 }
 
 /* ---- responses ------------------------------------------------------------------------------- */

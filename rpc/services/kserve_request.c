@@ -257,17 +257,21 @@ static status check_fields(const engine_request *r, error *err)
     return STATUS_IS_OK;
 }
 
-status kserve_prompt_request_of(const service *s, const Inference__ModelInferRequest *m,
-                                const kserve_facts *facts, uint32_t prompt, engine_request *out,
-                                error *err)
+status kserve_fields_of(const service *s, const Inference__ModelInferRequest *m,
+                        const kserve_facts *facts, engine_request *out, error *err)
 {
-    ProtobufCBinaryData text;
     engine_request_init(out, &s->o.model.defaults);
     RETURN_IF_ERROR(read_sampling(m, facts, out, err));
     RETURN_IF_ERROR(read_parameters(m, out, err));
-    RETURN_IF_ERROR(check_fields(out, err));
+    return check_fields(out, err);
+}
+
+status kserve_prompt_of(const Inference__ModelInferRequest *m, const kserve_facts *facts,
+                        uint32_t prompt, engine_request *r, error *err)
+{
+    ProtobufCBinaryData text;
     RETURN_IF_ERROR(read_bytes(m, facts, KSERVE_TEXT_INPUT, facts->n_prompts, prompt, &text, err));
-    return field_prompt("text_input", text, out, err);
+    return field_prompt("text_input", text, r, err);
 }
 
 status kserve_request_of(const service *s, const Inference__ModelInferRequest *m,
@@ -276,5 +280,6 @@ status kserve_request_of(const service *s, const Inference__ModelInferRequest *m
     kserve_facts facts;
     engine_request_init(out, &s->o.model.defaults);
     RETURN_IF_ERROR(kserve_facts_of(s, m, &facts, err));
-    return kserve_prompt_request_of(s, m, &facts, 0, out, err);
+    RETURN_IF_ERROR(kserve_fields_of(s, m, &facts, out, err));
+    return kserve_prompt_of(m, &facts, 0, out, err);
 }

@@ -3,6 +3,9 @@
 
 #include "rpc/services/subscription.h"
 
+/* Both run on the thread that serves every stream: what would hold it up is for HTTP. */
+enum { TOKENIZE_BYTES_MAX = 256 << 10, DETOKENIZE_IDS_MAX = 256 << 10 };
+
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
 static void tokenize(rpc_call *c, const ProtobufCMessage *message)
@@ -12,6 +15,9 @@ static void tokenize(rpc_call *c, const ProtobufCMessage *message)
     engine_request r;
     tok_ids ids = {0};
     status st = octavo_v1_tokenize_of(s, (const Octavo__V1__TokenizeRequest *)message, &r, &err);
+    if (status_ok(st) && protobuf_c_message_get_packed_size(message) > TOKENIZE_BYTES_MAX)
+        st = error_set(&err, STATUS_LIMIT, "input: Tokenize takes at most %d bytes",
+                       TOKENIZE_BYTES_MAX);
     if (status_ok(st)) st = engine_tokenize(s->o.engine, &r, &ids, &err);
     if (status_ok(st)) {
         Octavo__V1__TokenizeResponse reply = OCTAVO__V1__TOKENIZE_RESPONSE__INIT;
@@ -31,8 +37,10 @@ static void detokenize(rpc_call *c, const ProtobufCMessage *message)
     const Octavo__V1__DetokenizeRequest *m = (const Octavo__V1__DetokenizeRequest *)message;
     error err = {{0}};
     strbuf text = {0};
-    status st = tok_decode(call_service(c)->o.model.tokenizer, m->token_ids, m->n_token_ids,
-                           m->skip_special_tokens, &text, &err);
+    status st = m->n_token_ids > DETOKENIZE_IDS_MAX
+                    ? error_set(&err, STATUS_LIMIT, "more than %d", DETOKENIZE_IDS_MAX)
+                    : tok_decode(call_service(c)->o.model.tokenizer, m->token_ids, m->n_token_ids,
+                                 m->skip_special_tokens, &text, &err);
     if (!status_ok(st)) error_prefix(&err, "token_ids");
     else if (text.failed) st = error_set(&err, STATUS_NO_MEMORY, "token_ids: out of memory");
     if (status_ok(st)) {

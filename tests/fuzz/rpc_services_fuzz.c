@@ -55,7 +55,8 @@ static void kserve(const Inference__ModelInferRequest *m)
     check(kserve_request_of(&served, m, &r, &err), &r, &err);
     if (!status_ok(kserve_facts_of(&served, m, &facts, &err))) return;
     FUZZ_CHECK(facts.n_prompts >= 1 && facts.n_prompts <= KSERVE_PROMPTS_MAX);
-    status st = kserve_prompt_request_of(&served, m, &facts, facts.n_prompts - 1, &r, &err);
+    status st = kserve_fields_of(&served, m, &facts, &r, &err);
+    if (status_ok(st)) st = kserve_prompt_of(m, &facts, facts.n_prompts - 1, &r, &err);
     check(st, &r, &err);
 }
 

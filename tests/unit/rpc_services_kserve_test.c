@@ -116,6 +116,13 @@ static void add_stream(sample *s, bool stream)
     s->contents[i].n_bytes_contents = 0;
 }
 
+static status request_of(const sample *s, const kserve_facts *facts, uint32_t prompt,
+                         engine_request *r)
+{
+    RETURN_IF_ERROR(kserve_fields_of(&served, &s->m, facts, r, NULL));
+    return kserve_prompt_of(&s->m, facts, prompt, r, NULL);
+}
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 static void test_defaults(void **state)
@@ -174,7 +181,7 @@ static void test_prompts(void **state)
         memcpy(s.shapes[0], shapes[i], sizeof shapes[i]);
         assert_true(status_ok(kserve_facts_of(&served, &s.m, &facts, NULL)));
         assert_int_equal(facts.n_prompts, 2);
-        assert_true(status_ok(kserve_prompt_request_of(&served, &s.m, &facts, 1, &r, NULL)));
+        assert_true(status_ok(request_of(&s, &facts, 1, &r)));
         assert_int_equal(r.prompt_bytes, 3);
         assert_memory_equal(r.prompt, "b\0c", 4);
         engine_request_destroy(&r);
@@ -200,13 +207,13 @@ static void test_raw(void **state)
     s.output.name = field_of("finish_reason");
     assert_true(status_ok(kserve_facts_of(&served, &s.m, &facts, NULL)));
     assert_true(facts.n_prompts == 2 && facts.stream && facts.outputs == 1 << KSERVE_FINISH_REASON);
-    assert_true(status_ok(kserve_prompt_request_of(&served, &s.m, &facts, 1, &r, NULL)));
+    assert_true(status_ok(request_of(&s, &facts, 1, &r)));
     assert_string_equal(r.prompt, "you");
     engine_request_destroy(&r);
     /* Every cut of it, and a byte too many, is refused. */
     for (size_t n = 0; n <= sizeof two; n++) {
         s.raw[0].len = n;
-        status st = kserve_prompt_request_of(&served, &s.m, &facts, 0, &r, NULL);
+        status st = request_of(&s, &facts, 0, &r);
         assert_int_equal(st.code, n == sizeof two - 1 ? STATUS_OK : STATUS_INVALID);
         engine_request_destroy(&r);
     }
