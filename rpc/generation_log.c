@@ -58,10 +58,11 @@ static void take_end(request_log *log, const engine_output *out)
     const engine_timings *t = &out->timings;
     strbuf_printf(&log->finishes, "%s\"%s\"", log->n_ends ? "," : "",
                   engine_finish_name(out->finish));
-    if (log->n_ends == 0 || t->ttft_us < log->ttft_us) log->ttft_us = t->ttft_us;
+    bool started = t->ttft_us > 0; /* of one that failed it is not known */
+    if (started && (log->ttft_us == 0 || t->ttft_us < log->ttft_us)) log->ttft_us = t->ttft_us;
     if (t->queue_us > log->queue_us) log->queue_us = t->queue_us;
     if (t->total_us > log->total_us) log->total_us = t->total_us;
-    if (out->usage.completion_tokens > 1) {
+    if (started && out->usage.completion_tokens > 1) {
         log->decode_us += (double)(t->total_us - t->ttft_us);
         log->n_decoded += out->usage.completion_tokens - 1;
     }
@@ -137,7 +138,7 @@ void generation_log_end(const generation *g, generation_request *r)
     rpc_log_number(&line, "completion_tokens", log->usage.completion_tokens);
     rpc_log_number(&line, "n", g->n_choices);
     rpc_log_ms(&line, "queue_ms", (double)log->queue_us);
-    rpc_log_ms(&line, "ttft_ms", (double)log->ttft_us);
+    if (log->ttft_us) rpc_log_ms(&line, "ttft_ms", (double)log->ttft_us);
     if (log->n_decoded) rpc_log_ms(&line, "tpot_ms", log->decode_us / log->n_decoded);
     rpc_log_ms(&line, "total_ms", (double)log->total_us);
     put_list(&line, "finish_reason", &log->finishes, g->n_choices == 1);
