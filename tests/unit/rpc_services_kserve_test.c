@@ -210,6 +210,12 @@ static void test_raw(void **state)
     assert_true(status_ok(request_of(&s, &facts, 1, &r)));
     assert_string_equal(r.prompt, "you");
     engine_request_destroy(&r);
+    /* A length far beyond the end. */
+    ProtobufCBinaryData whole = s.raw[0];
+    s.raw[0] = call_bytes("\xf0\xff\xff\xffhi\3\0\0\0you", whole.len);
+    assert_int_equal(request_of(&s, &facts, 0, &r).code, STATUS_INVALID);
+    engine_request_destroy(&r);
+    s.raw[0] = whole;
     /* Every cut of it, and a byte too many, is refused. */
     for (size_t n = 0; n <= sizeof two; n++) {
         s.raw[0].len = n;
