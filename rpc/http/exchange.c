@@ -209,7 +209,6 @@ static void begin(exchange *e, const char *method, const char *url, const char *
     e->close = framing.chunked || atomic_load(&e->server->draining);
     e->stage = STAGE_BODY;
     if (e->refusal.status && framing.expects_continue) http_reply_error(&e->x, &e->refusal);
-    else if (!e->refusal.status && framing.length) strbuf_reserve(&e->body, framing.length);
 }
 
 /* ---- the body -------------------------------------------------------------------------------- */
