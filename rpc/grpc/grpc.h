@@ -49,8 +49,8 @@ const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
 
 /* True when call_send would take a message now. */
 bool call_can_send(const rpc_call *c);
-/* Tells the client now that its call was taken (its initial metadata), where the first message may be
- * long in coming. `writable` follows. */
+/* Tells the client now that its call was taken (its initial metadata), where the first message may
+ * be long in coming. `writable` follows. */
 void call_accept(rpc_call *c);
 /* Packs and sends. False when the last one is still on its way or the call is over: `writable` will
  * come, or `ended`. */
