@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""What surrounds the gRPC services: health, reflection (a client that knows nothing else), KV events.
+usage: grpc_common.py OCTAVO [unittest arguments]"""
+
+import queue
+import threading
+
+from harness import PAGE, PATIENCE, ServeTest, eventually, main, need, stubs, tokens
+
+grpc, health, health_grpc, descriptors, factory, reflection, alpha, alpha_grpc = need(
+    "grpc", "grpc_health.v1.health_pb2", "grpc_health.v1.health_pb2_grpc", "google.protobuf.descriptor_pb2",
+    "google.protobuf.message_factory", "google.protobuf.descriptor_pool", "grpc_reflection.v1alpha.reflection_pb2",
+    "grpc_reflection.v1alpha.reflection_pb2_grpc")
+pb, rpc = stubs("octavo")
+
+SERVICES = ["octavo.v1.Inference", "vllm.grpc.engine.VllmEngine", "inference.GRPCInferenceService"]
+PROTOCOLS = ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+             "grpc.reflection.v1alpha.ServerReflection"]
+
+
+class GrpcTest(ServeTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.channel = grpc.insecure_channel(cls.server.target)
+        cls.addClassCleanup(cls.channel.close)
+
+
+class Health(GrpcTest):
+    def test_check(self):
+        stub = health_grpc.HealthStub(self.channel)
+        for name in ["", *SERVICES]:
+            self.assertEqual(stub.Check(health.HealthCheckRequest(service=name)).status, 1)
+        with self.assertRaises(grpc.RpcError) as caught:
+            stub.Check(health.HealthCheckRequest(service="bananas"))
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
+
+    def test_watch(self):
+        stub = health_grpc.HealthStub(self.channel)
+        for name, status in [("", 1), ("bananas", 3), *((name, 1) for name in SERVICES)]:
+            call = stub.Watch(health.HealthCheckRequest(service=name))
+            self.assertEqual(next(call).status, status)
+            call.cancel()
+
+
+class Reflection(GrpcTest):
+    """Each version of the protocol; their messages are the same on the wire."""
+
+    VERSIONS = ("v1", "v1alpha")
+
+    def ask(self, version, *questions):
+        call = self.channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            alpha.ServerReflectionRequest.SerializeToString, alpha.ServerReflectionResponse.FromString)
+        return list(call(iter([alpha.ServerReflectionRequest(**q) for q in questions]), timeout=PATIENCE))
+
+    def test_services(self):
+        for version in self.VERSIONS:
+            (r,) = self.ask(version, {"list_services": "*"})
+            self.assertEqual(sorted(s.name for s in r.list_services_response.service), sorted(SERVICES + PROTOCOLS))
+
+    def files(self, version, symbol):
+        """All files that a symbol needs, asked for by name where they did not come along."""
+        found, wanted = {}, [{"file_containing_symbol": symbol}]
+        while wanted:
+            (r,) = self.ask(version, wanted.pop())
+            self.assertTrue(r.file_descriptor_response.file_descriptor_proto, r)
+            for data in r.file_descriptor_response.file_descriptor_proto:
+                f = descriptors.FileDescriptorProto.FromString(data)
+                found[f.name] = f
+            for f in list(found.values()):
+                wanted += [{"file_by_filename": name} for name in f.dependency if name not in found]
+        return found
+
+    def pool(self, version, symbol):
+        pool, files = reflection.DescriptorPool(), self.files(version, symbol)
+
+        def add(name):
+            if name in files:
+                f = files.pop(name)
+                for dependency in f.dependency:
+                    add(dependency)
+                pool.Add(f) if hasattr(pool, "Add") else pool.AddSerializedFile(f.SerializeToString())
+
+        for name in list(files):
+            add(name)
+        return pool
+
+    def test_generate_by_reflection_alone(self):
+        for version in self.VERSIONS:
+            pool = self.pool(version, "octavo.v1.Inference")
+            method = pool.FindServiceByName("octavo.v1.Inference").FindMethodByName("Generate")
+            request = factory.GetMessageClass(method.input_type)()
+            request.prompt = "O Romeo"
+            request.sampling.max_tokens = 5
+            request.sampling.ignore_eos = True
+            call = self.channel.unary_stream("/octavo.v1.Inference/Generate", lambda m: m.SerializeToString(),
+                                             factory.GetMessageClass(method.output_type).FromString)
+            messages = list(call(request, timeout=PATIENCE))
+            self.assertEqual(len(messages), 5)
+            self.assertEqual(messages[-1].usage.completion_tokens, 5)
+
+    def test_every_service_is_described(self):
+        for version in self.VERSIONS:
+            for name in SERVICES + PROTOCOLS:
+                service = self.pool(version, name).FindServiceByName(name)
+                self.assertTrue(service.methods)
+
+    def test_symbols(self):
+        for version in self.VERSIONS:
+            for symbol in ("octavo.v1.GenerateRequest", "octavo.v1.Inference.Generate", "inference.ModelInferRequest",
+                           "smg.grpc.common.KvEventBatch", "inference.ModelInferRequest.InferInputTensor",
+                           "grpc.health.v1.HealthCheckResponse.ServingStatus"):
+                self.assertTrue(self.files(version, symbol), symbol)
+
+    def test_too_long(self):
+        for version in self.VERSIONS:
+            with self.assertRaises(grpc.RpcError) as caught:
+                self.ask(version, {"file_containing_symbol": "x" * 100000})
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+
+    def test_what_is_not_there(self):
+        questions = [{"file_containing_symbol": "bananas"}, {"file_by_filename": "bananas.proto"},
+                     {"file_containing_symbol": "octavo.v1"}, {"file_containing_symbol": ""},
+                     {"file_containing_symbol": "octavo.v1.Inference.Bananas"}, {"file_containing_symbol": "." * 200},
+                     {"file_containing_extension": {"containing_type": "bananas", "extension_number": 1}},
+                     {"all_extension_numbers_of_type": "bananas"}]
+        for version in self.VERSIONS:
+            answers = self.ask(version, *questions, {"list_services": ""})
+            self.assertEqual(len(answers), len(questions) + 1) # one stream goes on after errors
+            for question, r in zip(questions, answers):
+                self.assertIn(r.error_response.error_code, (3, 5, 12), question)
+                self.assertEqual(r.original_request, alpha.ServerReflectionRequest(**question))
+            self.assertTrue(answers[-1].list_services_response.service)
+
+
+class Events(GrpcTest):
+    """What enters and leaves the prefix cache; here for a pool that holds 100 pages for each layer."""
+
+    MODEL = ["--model", "models/demo", "--kv-memory", "3300K"]
+
+    class Reader:
+        """Reads a subscription in the background."""
+
+        def __init__(self, channel, start=1):
+            self.call = rpc.InferenceStub(channel).SubscribeKvEvents(
+                pb.SubscribeKvEventsRequest(start_sequence_number=start))
+            self.batches = queue.Queue()
+            self.error = None
+            threading.Thread(target=self.read, daemon=True).start()
+
+        def read(self):
+            try:
+                for batch in self.call:
+                    self.batches.put(batch)
+            except grpc.RpcError as e:
+                self.error = e
+
+        def until(self, what, found):
+            """All batches up to the first whose event satisfies found(event)."""
+            seen = []
+            while True:
+                try:
+                    batch = self.batches.get(timeout=PATIENCE)
+                except queue.Empty:
+                    raise AssertionError(f"no event: {what}; {self.error}") from None
+                seen.append(batch)
+                if any(found(e) for e in batch.events):
+                    return seen
+
+    def generate(self, ids, **fields):
+        sampling = pb.SamplingParams(max_tokens=1, ignore_eos=True)
+        return list(rpc.InferenceStub(self.channel).Generate(
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling=sampling, **fields), timeout=PATIENCE))[-1]
+
+    @staticmethod
+    def stored(batches):
+        """(hash, parent, tokens) in order."""
+        out = []
+        for batch in batches:
+            for event in batch.events:
+                parent = event.stored.parent_block_hash
+                for block in event.stored.blocks:
+                    out.append((block.block_hash, parent, list(block.token_ids)))
+                    parent = block.block_hash
+        return out
+
+    def test_life_of_blocks(self):
+        reader = self.Reader(self.channel)
+        ids = tokens(5 * PAGE + 3, 1)
+        last = ids[4 * PAGE:5 * PAGE]
+        self.generate(ids)
+        batches = reader.until("stored", lambda e: any(list(b.token_ids) == last for b in e.stored.blocks))
+        blocks = [b for b in self.stored(batches) if b[2] in [ids[i:i + PAGE] for i in range(0, 5 * PAGE, PAGE)]]
+        self.assertEqual([b[2] for b in blocks], [ids[i:i + PAGE] for i in range(0, 5 * PAGE, PAGE)])
+        self.assertEqual([b[1] for b in blocks], [0, *(b[0] for b in blocks[:-1])])
+        hashes = {b[0] for b in blocks}
+        self.assertEqual(len(hashes), 5)
+        numbers = [b.sequence_number for b in batches]
+        self.assertEqual(numbers, list(range(numbers[0], numbers[0] + len(numbers))))
+        self.assertGreater(batches[0].timestamp, 1.7e9)
+
+        # Another reader may begin where this one did, and sees the same.
+        again = self.Reader(self.channel, numbers[0])
+        same = again.until("stored", lambda e: any(list(b.token_ids) == last for b in e.stored.blocks))
+        self.assertEqual(same[0].sequence_number, numbers[0])
+        self.assertEqual([b.SerializeToString() for b in same], [b.SerializeToString() for b in batches])
+        self.assertEqual(self.generate(ids).usage.cached_tokens, 5 * PAGE)
+
+        # Others need the room.
+        gone = set()
+        for seed in range(2, 8):
+            self.generate(tokens(80 * PAGE, seed))
+        while not hashes <= gone:
+            for batch in reader.until("removed", lambda e: e.WhichOneof("event") == "removed"):
+                gone |= {h for e in batch.events for h in e.removed.block_hashes}
+        self.assertEqual(self.generate(ids).usage.cached_tokens, 0)
+
+        rpc.InferenceStub(self.channel).FlushCache(pb.FlushCacheRequest())
+        reader.until("cleared", lambda e: e.WhichOneof("event") == "cleared")
+        for r in (reader, again):
+            r.call.cancel()
+
+    def test_from_now_on(self):
+        """Without a number, what was before is not told."""
+        self.generate(tokens(64, 60))
+        reader, seed = self.Reader(self.channel, 0), 61
+        while reader.batches.empty(): # whether it has begun cannot be seen otherwise
+            self.assertIsNone(reader.error)
+            self.generate(tokens(64, seed))
+            seed += 1
+        told = [ids for _, _, ids in self.stored([reader.batches.get()])]
+        self.assertNotIn(tokens(64, 60)[:PAGE], told)
+        reader.call.cancel()
+
+    def test_from_the_future(self):
+        """A number that is not yet reached is waited for or refused, but never answered by another."""
+        reader = self.Reader(self.channel, 10 ** 9)
+        self.generate(tokens(64, 90))
+        self.generate(tokens(64, 91))
+        self.assertTrue(reader.batches.empty())
+        if reader.error:
+            self.assertEqual(reader.error.code(), grpc.StatusCode.OUT_OF_RANGE)
+        reader.call.cancel()
+
+    def test_retention_sends_no_removal(self):
+        """A drop takes a reference; the blocks stay for others."""
+        rpc.InferenceStub(self.channel).FlushCache(pb.FlushCacheRequest())
+        reader, ids, mark = self.Reader(self.channel), tokens(40 * PAGE, 50), tokens(PAGE, 49)
+        self.generate(mark + [1])
+        reader.until("begun", lambda e: any(list(b.token_ids) == mark for b in e.stored.blocks))
+        self.generate(ids)
+        report = self.generate(ids, retention_json='{"method":"chunkkv","ratio":0.2}')
+        self.assertTrue(report.retention_json)
+        self.assertGreaterEqual(self.generate(ids).usage.cached_tokens, 39 * PAGE)
+        end = tokens(PAGE, 51)
+        self.generate(end + [1])
+        batches = reader.until("the end", lambda e: any(list(b.token_ids) == end for b in e.stored.blocks))
+        self.assertEqual([e for b in batches for e in b.events if e.WhichOneof("event") != "stored"], [])
+        reader.call.cancel()
+
+    def test_many_come_and_go(self):
+        """Subscriptions that are dropped leave nothing behind (a leak would show under ASan)."""
+        for _ in range(30):
+            self.Reader(self.channel).call.cancel()
+        eventually("served", lambda: self.generate(tokens(64, 92)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""What the suites of a live server share: which Python has the clients, a server of their own, small HTTP
+helpers. usage of a suite: python3 tests/e2e/serve/SUITE.py OCTAVO [unittest arguments]"""
+
+import http.client
+import importlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+MODEL = "models/demo"
+POOL = ["--model", MODEL, "--kv-memory", "64M"]
+# A model of the same words that takes a while: thousands of tokens are seconds.
+SLOW_LAYERS = 32
+SLOW = ["--model", MODEL, "--kv-memory", "512M", "--load-format", "dummy", "--override",
+        f"num_hidden_layers={SLOW_LAYERS}", "--threads", "1"]
+VOCAB = 1024
+PAGE = 16
+CONTEXT = 4096
+PATIENCE = 60  # seconds after which something that should have happened has not (sanitizers are slow)
+SKIP = 77
+
+
+def need(*modules):
+    """The modules, from the Python that tools/make_client_venv.sh made; skips the suite where they are not."""
+    try:
+        found = [importlib.import_module(name) for name in modules]
+        return found[0] if len(found) == 1 else found
+    except ImportError as e:
+        python = os.path.join(ROOT, "build/clients-venv/bin/python")
+        if os.path.exists(python) and not sys.prefix.endswith("clients-venv"):
+            os.execv(python, [python, *sys.argv])
+        print(f"SKIPPED {os.path.basename(sys.argv[0])}: no Python package '{e.name}' "
+              "(tools/make_client_venv.sh installs it)")
+        sys.exit(SKIP)
+
+
+OCTAVO = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else ""
+
+
+def main():
+    os.chdir(ROOT)
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=1)
+
+
+def tokens(n, seed):
+    """n ordinary token ids of the demo model."""
+    r = random.Random(seed)
+    return [r.randrange(1000) for _ in range(n)]
+
+
+def eventually(what, condition, seconds=PATIENCE):
+    """Waits until condition() is true (not None, not False) and returns it."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value is not None and value is not False:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+# ---- a server -------------------------------------------------------------------------------------
+
+
+class Server:
+    """octavo serve on free ports; its log is collected. `with` ends it and insists on exit status 0."""
+
+    def __init__(self, *flags, model=POOL, env=None, scheme="http", tls=None):
+        self.scheme, self.tls = scheme, tls
+        self.http_port = self.grpc_port = 0
+        self.lines = []
+        self.process = subprocess.Popen(
+            [OCTAVO, "serve", *model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *flags],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT,
+            env={**{k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_")}, **(env or {})})
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        eventually("the server listens", lambda: self._ports() or self.process.poll() is not None)
+        if self.process.poll() is not None:
+            self.reader.join(PATIENCE)
+            raise AssertionError(f"octavo serve: exit {self.process.returncode}\n{self.log()}")
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+
+    def _ports(self):
+        text = self.log()
+        found = [re.search(words, text) for words in (r"HTTP at https?://\S+?:(\d+),", r"gRPC at \S+?:(\d+),")]
+        if not all(found):
+            return False
+        self.http_port, self.grpc_port = (int(m.group(1)) for m in found)
+        return True
+
+    def log(self):
+        return "\n".join(self.lines)
+
+    def events(self):
+        """The lines of the log that are JSON, as objects."""
+        return [json.loads(line) for line in self.lines if line.startswith("{")]
+
+    @property
+    def url(self):
+        return f"{self.scheme}://127.0.0.1:{self.http_port}"
+
+    @property
+    def target(self):
+        return f"127.0.0.1:{self.grpc_port}"
+
+    def terminate(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self):
+        code = self.process.wait(PATIENCE * 2)
+        self.reader.join(PATIENCE)
+        self.process.stderr.close()
+        return code
+
+    def stop(self):
+        """Ends it by SIGTERM: it must say 0, which under ASan includes that nothing leaked."""
+        if self.process.poll() is None:
+            self.terminate()
+        try:
+            code = self.wait()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.wait()
+            raise AssertionError(f"SIGTERM did not end the server\n{self.log()}") from None
+        if code != 0:
+            raise AssertionError(f"octavo serve: exit {code}\n{self.log()[-20000:]}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind is None:
+            self.stop()
+        else:
+            self.process.kill()
+            self.wait()
+
+    # ---- HTTP by Python's own library
+
+    def connect(self, timeout=PATIENCE):
+        if self.scheme == "https":
+            return http.client.HTTPSConnection("127.0.0.1", self.http_port, timeout=timeout, context=self.tls)
+        return http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None):
+        """(status, headers, body as text)"""
+        c = self.connect()
+        try:
+            data = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
+            c.request(method, path, data, headers or {})
+            r = c.getresponse()
+            return r.status, r.headers, r.read().decode("utf-8")
+        finally:
+            c.close()
+
+    def get(self, path, headers=None):
+        return self.request("GET", path, None, headers)
+
+    def post(self, path, body, status=200, headers=None):
+        """The JSON of the answer, whose status must be as said."""
+        got, _, text = self.request("POST", path, body, {"Content-Type": "application/json", **(headers or {})})
+        if got != status:
+            raise AssertionError(f"POST {path}: {got}, expected {status}: {text[:1000]}")
+        return json.loads(text)
+
+    def refused(self, path, body, status=400):
+        """The error object of a refusal, which has all its members."""
+        error = self.post(path, body, status)
+        if sorted(error) != ["error"] or sorted(error["error"]) != ["code", "message", "param", "type"]:
+            raise AssertionError(f"not an error body: {error}")
+        if error["error"]["code"] != status:
+            raise AssertionError(f"code is not the status {status}: {error}")
+        return error["error"]
+
+    def stream(self, path, body):
+        """The events of a streamed answer; it must end by [DONE]."""
+        c = self.connect()
+        try:
+            c.request("POST", path, json.dumps({**body, "stream": True}))
+            r = c.getresponse()
+            if r.status != 200 or not r.headers["content-type"].startswith("text/event-stream"):
+                raise AssertionError(f"POST {path}: {r.status} {r.headers['content-type']} {r.read()[:500]}")
+            return sse(r.read().decode("utf-8"))
+        finally:
+            c.close()
+
+    def metrics(self):
+        """Samples of /metrics without their labels' order: name, or name{labels}, to value."""
+        status, _, text = self.get("/metrics")
+        if status != 200:
+            raise AssertionError(f"/metrics: {status}")
+        values = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                values[name] = float(value)
+        return values
+
+    def metric(self, stem, **labels):
+        """The sum of the samples octavo:stem that have these labels."""
+        total, found = 0.0, False
+        for name, value in self.metrics().items():
+            if re.split(r"[{ ]", name)[0] == f"octavo:{stem}" and all(
+                    f'{k}="{v}"' in name for k, v in labels.items()):
+                total, found = total + value, True
+        if not found:
+            raise AssertionError(f"no metric octavo:{stem} {labels}")
+        return total
+
+    def idle(self):
+        """Waits until no page is referenced and no request runs or waits."""
+        for stem in ("num_requests_running", "num_requests_waiting", "kv_pages_used"):
+            eventually(f"octavo:{stem} is 0", lambda stem=stem: self.metric(stem) == 0)
+
+
+def sse(text):
+    """The JSON of each event of a whole stream."""
+    events = []
+    frames = [f for f in text.split("\n\n") if f and not f.startswith(":")]
+    if not text.endswith("\n\n") or frames[-1] != "data: [DONE]":
+        raise AssertionError(f"a stream that does not end by [DONE]: ...{text[-500:]!r}")
+    for frame in frames[:-1]:
+        if not frame.startswith("data: ") or "\n" in frame:
+            raise AssertionError(f"not a frame of one data line: {frame!r}")
+        events.append(json.loads(frame[len("data: "):]))
+    return events
+
+
+class ServeTest(unittest.TestCase):
+    """A class of tests with a server of its own."""
+
+    FLAGS = []
+    MODEL = POOL
+    ENV = {}
+    server = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*cls.FLAGS, model=cls.MODEL, env=cls.ENV)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+
+def run_offline(requests, *flags):
+    """The lines that `octavo run --prompts` answers with, by (id, index)."""
+    text = "".join(json.dumps(r) + "\n" for r in requests)
+    p = subprocess.run([OCTAVO, "run", *POOL, "--prompts", "-", *flags], input=text.encode(),
+                       capture_output=True, cwd=ROOT, timeout=PATIENCE * 2)
+    if p.returncode != 0:
+        raise AssertionError(f"octavo run: exit {p.returncode}: {p.stderr.decode()}{p.stdout.decode()[:500]}")
+    return {(line["id"], line["index"]): line for line in map(json.loads, p.stdout.splitlines())}
+
+
+# ---- gRPC -----------------------------------------------------------------------------------------
+
+
+_folder = None
+
+
+def stubs(*names):
+    """The modules NAME_pb2 and NAME_pb2_grpc for each NAME.proto of proto/, made by grpc_tools."""
+    global _folder
+    protoc, grpc_tools = need("grpc_tools.protoc", "grpc_tools")
+    if _folder is None:
+        _folder = tempfile.TemporaryDirectory()
+        sys.path.insert(0, _folder.name)
+    here = os.path.join(ROOT, "proto")
+    include = os.path.join(os.path.dirname(grpc_tools.__file__), "_proto")
+    code = protoc.main(["protoc", f"-I{here}", f"-I{include}", f"--python_out={_folder.name}",
+                        f"--grpc_python_out={_folder.name}", *[f"{here}/{n}.proto" for n in (*names, *_imports(names))]])
+    if code != 0:
+        raise AssertionError("grpc_tools.protoc failed")
+    return [importlib.import_module(f"{n}{end}") for n in names for end in ("_pb2", "_pb2_grpc")]
+
+
+def _imports(names):
+    """Files of proto/ that these import."""
+    found = set()
+    for name in names:
+        with open(os.path.join(ROOT, "proto", f"{name}.proto"), encoding="utf-8") as f:
+            found |= set(re.findall(r'^import "(?:proto/)?(\w+)\.proto"', f.read(), re.M))
+    return found - set(names)
+
+
+def trailers(call):
+    """Trailing metadata as a dict."""
+    return {key: value for key, value in call.trailing_metadata() or ()}
+
+
+# ---- certificates ---------------------------------------------------------------------------------
+
+
+def certificates(folder):
+    """A CA, a server's and a client's certificate, by the openssl tool: paths by name; None without it."""
+    def openssl(*args):
+        subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=folder)
+
+    try:
+        openssl("version")
+    except OSError:
+        return None
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test ca",
+            "-keyout", "ca.key", "-out", "ca.pem")
+    for who in ("server", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={who}", "-keyout", f"{who}.key",
+                "-out", f"{who}.csr")
+        with open(os.path.join(folder, f"{who}.ext"), "w", encoding="utf-8") as f:
+            f.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        openssl("x509", "-req", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                "-days", "2", "-out", f"{who}.pem", "-extfile", f"{who}.ext")
+    return {name: os.path.join(folder, name) for name in
+            ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")}
+
+
+def tls_context(ca, certificate=None, key=None):
+    context = ssl.create_default_context(cafile=ca)
+    if certificate:
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+# ---- sockets --------------------------------------------------------------------------------------
+
+
+def raw(port, data, timeout=PATIENCE):
+    """Sends bytes and returns all that comes back until the server closes (or has said nothing for a while)."""
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
+        answer = b""
+        try:
+            s.sendall(data)
+            while True:
+                part = s.recv(65536)
+                if not part:
+                    return answer, True
+                answer += part
+        except ConnectionError:
+            return answer, True
+        except TimeoutError:
+            return answer, False

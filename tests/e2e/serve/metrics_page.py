@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""/metrics as Prometheus reads it: strict in form, complete in names, and the numbers move as they should.
+usage: metrics_page.py OCTAVO [unittest arguments]"""
+
+import math
+
+from harness import ServeTest, main, need, tokens
+
+parser = need("prometheus_client.parser")
+
+GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
+          "cache_config_info", "logical_tokens", "kept_tokens", "kv_pages_used", "kv_pages_cached"]
+COUNTERS = ["prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens",
+            "request_success", "admission_rejections", "pages_dropped", "retention_seconds"]
+HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
+              "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+              "request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens",
+              "request_generation_tokens", "iteration_tokens_total"]
+
+
+class Metrics(ServeTest):
+    maxDiff = None
+
+    def families(self):
+        status, headers, text = self.server.get("/metrics")
+        self.assertEqual(status, 200)
+        self.assertTrue(headers["content-type"].startswith("text/plain; version=0.0.4"), headers["content-type"])
+        self.assertTrue(text.endswith("\n"))
+        families = {}
+        for family in parser.text_string_to_metric_families(text):
+            self.assertNotIn(family.name, families, "a family comes twice")
+            families[family.name] = family
+        return families, text
+
+    def work(self):
+        body = {"prompt": tokens(200, 1), "max_tokens": 10, "ignore_eos": True}
+        self.server.post("/v1/completions", body)
+        self.server.post("/v1/completions", body)
+        self.server.post("/v1/completions", {**body, "retention": {"method": "chunkkv", "ratio": 0.3}})
+        self.server.idle()
+
+    def test_form(self):
+        self.work()
+        families, text = self.families()
+        seen = set()
+        for family in families.values():
+            self.assertTrue(family.documentation, family.name)
+            self.assertIn(family.type, ("gauge", "counter", "histogram"), family.name)
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                self.assertNotIn(key, seen)
+                seen.add(key)
+                self.assertFalse(math.isnan(sample.value), sample)
+                if sample.name.startswith("octavo:"):
+                    self.assertTrue({"model_name", "engine"} <= set(sample.labels), sample)
+                if family.type == "counter":
+                    self.assertTrue(sample.name.endswith("_total"), sample)
+                    self.assertGreaterEqual(sample.value, 0)
+            if family.type == "histogram":
+                self.histogram(family)
+        for line in text.splitlines():
+            self.assertRegex(line, r"^(# (HELP|TYPE) |[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^}]*\})? [-+0-9.eEInf]+$)")
+
+    def histogram(self, family):
+        by_labels = {}
+        for s in family.samples:
+            labels = tuple(sorted((k, v) for k, v in s.labels.items() if k != "le"))
+            by_labels.setdefault(labels, []).append(s)
+        for samples in by_labels.values():
+            buckets = [(float(s.labels["le"]), s.value) for s in samples if s.name.endswith("_bucket")]
+            self.assertEqual(buckets, sorted(buckets))
+            self.assertEqual([v for _, v in buckets], sorted(v for _, v in buckets), family.name)
+            (count,) = [s.value for s in samples if s.name.endswith("_count")]
+            (total,) = [s.value for s in samples if s.name.endswith("_sum")]
+            self.assertEqual(buckets[-1], (math.inf, count), family.name)
+            self.assertGreaterEqual(total, 0)
+
+    def test_names(self):
+        self.work()
+        families, _ = self.families()
+        for names, kind in ((GAUGES, "gauge"), (COUNTERS, "counter"), (HISTOGRAMS, "histogram")):
+            for name in names:
+                with self.subTest(name):
+                    self.assertIn(f"octavo:{name}", families)
+                    self.assertEqual(families[f"octavo:{name}"].type, kind)
+        reasons = {s.labels["reason"] for s in families["octavo:num_requests_waiting_by_reason"].samples}
+        self.assertEqual(reasons, {"capacity", "deferred"})
+        self.assertIn("length", {s.labels["finished_reason"] for s in families["octavo:request_success"].samples})
+        self.assertIn("chunkkv", {s.labels["method"] for s in families["octavo:pages_dropped"].samples})
+
+    def test_numbers(self):
+        names = {"prompt_tokens_total": 600, "generation_tokens_total": 30, "request_success_total": 3,
+                 "time_to_first_token_seconds_count": 3, "request_prompt_tokens_count": 3,
+                 "request_prompt_tokens_sum": 600, "request_generation_tokens_sum": 30,
+                 "e2e_request_latency_seconds_count": 3, "inter_token_latency_seconds_count": 27,
+                 "request_time_per_output_token_seconds_count": 3}
+        # A prompt's last token is always computed, and so is what measures for retention.
+        queried = self.server.metric("prefix_cache_queries_total")
+        before = {name: self.server.metric(name) for name in names}
+        self.work()
+        after = {name: self.server.metric(name) for name in names}
+        self.assertEqual({name: after[name] - before[name] for name in names}, names)
+        self.assertIn(self.server.metric("prefix_cache_queries_total") - queried, range(500, 601))
+        self.assertGreater(self.server.metric("prefix_cache_hits_total"), 0)
+        self.assertGreater(self.server.metric("kv_pages_cached"), 0)
+        self.assertEqual(self.server.metric("kv_cache_usage_perc"), 0)
+        self.assertEqual(self.server.metric("kept_tokens"), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+#!/usr/bin/env python3
+"""How the server is run: drain, signals, TLS, keys, environment, log, overload.
+usage: operation.py OCTAVO [unittest arguments]"""
+
+import json
+import os
+import queue
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import unittest
+
+from harness import (OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, ServeTest, certificates, eventually, main, need,
+                     stubs, tls_context, tokens)
+
+grpc, health, health_grpc = need("grpc", "grpc_health.v1.health_pb2", "grpc_health.v1.health_pb2_grpc")
+pb, rpc = stubs("octavo")
+
+
+class Load:
+    """Streams over both protocols, in threads; what each got in the end."""
+
+    def __init__(self, server, n, max_tokens):
+        self.server, self.max_tokens = server, max_tokens
+        self.begun, self.ended = queue.Queue(), queue.Queue()
+        self.channel = grpc.insecure_channel(server.target)
+        self.threads = [threading.Thread(target=ask, args=(i,), daemon=True)
+                        for i in range(n) for ask in (self.http, self.whole, self.octavo)]
+        for thread in self.threads:
+            thread.start()
+        for _ in range(2 * n): # those that stream
+            self.begun.get(timeout=PATIENCE)
+
+    def body(self, i, **fields):
+        return json.dumps({"prompt": tokens(20, i), "max_tokens": self.max_tokens, "ignore_eos": True, **fields})
+
+    def http(self, i):
+        try:
+            c = self.server.connect()
+            c.request("POST", "/v1/completions", self.body(i, stream=True))
+            r = c.getresponse()
+            first = r.readline()
+            self.begun.put(r.status)
+            text = (first + r.read()).decode()
+            c.close()
+            frames = [f for f in text.split("\n\n") if f.startswith("data: {")]
+            ends = [json.loads(f[6:])["choices"][0]["finish_reason"] for f in frames]
+            self.ended.put((len(frames), ends[-1], text.endswith("data: [DONE]\n\n")))
+        except Exception as e: # pylint: disable=broad-except
+            self.ended.put(repr(e))
+
+    def whole(self, i):
+        try:
+            status, _, text = self.server.request("POST", "/v1/completions", self.body(i + 100))
+            r = json.loads(text)
+            self.ended.put((r["usage"]["completion_tokens"], r["choices"][0]["finish_reason"], status == 200))
+        except Exception as e: # pylint: disable=broad-except
+            self.ended.put(repr(e))
+
+    def octavo(self, i):
+        try:
+            call = rpc.InferenceStub(self.channel).Generate(pb.GenerateRequest(
+                token_ids=pb.TokenIds(ids=tokens(20, i + 200)),
+                sampling=pb.SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)))
+            messages = [next(call)]
+            self.begun.put(0)
+            messages += call
+            self.ended.put((sum(len(m.token_ids) for m in messages), messages[-1].finish_reason, True))
+        except Exception as e: # pylint: disable=broad-except
+            self.ended.put(repr(e))
+
+    def results(self):
+        out = [self.ended.get(timeout=PATIENCE * 2) for _ in self.threads]
+        self.channel.close()
+        return out
+
+
+class Drain(unittest.TestCase):
+    def refused(self, server):
+        """Something new is turned away, whatever the protocol."""
+        try:
+            status, headers, _ = server.request("POST", "/v1/completions", '{"prompt":"x","max_tokens":1}')
+            self.assertEqual(status, 503)
+            self.assertGreaterEqual(int(headers["retry-after"]), 1)
+        except ConnectionError:
+            pass
+        with grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            with self.assertRaises(grpc.RpcError) as caught:
+                list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(prompt="x"), timeout=PATIENCE))
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
+
+    def test_loses_nothing(self):
+        server = Server(model=SLOW)
+        with grpc.insecure_channel(server.target) as channel:
+            watch = health_grpc.HealthStub(channel).Watch(health.HealthCheckRequest(service=""))
+            self.assertEqual(next(watch).status, 1)
+            load = Load(server, 4, 150)
+            server.terminate()
+            self.assertEqual(next(watch).status, 2)
+            self.refused(server)
+            try:
+                self.assertEqual(server.get("/ready")[0], 503)
+            except ConnectionError:
+                pass
+            self.assertEqual(load.results(), [(150, "length", True)] * 12)
+        self.assertEqual(server.wait(), 0, server.log())
+
+    def test_timeout(self):
+        """Who is not done by then is told, and the exit is still a clean one."""
+        server = Server("--drain-timeout", "1", model=SLOW)
+        load = Load(server, 2, 4000)
+        server.terminate()
+        results = load.results()
+        self.assertEqual(server.wait(), 0, server.log())
+        for result in results:
+            if isinstance(result, str): # gRPC has a status for it
+                self.assertIn("StatusCode.UNAVAILABLE", result)
+            else:
+                self.assertEqual(result[1:], ("abort", True))
+                self.assertTrue(0 < result[0] < 4000)
+
+    def test_idle(self):
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            server = Server()
+            # Connections that ask nothing hold up nobody.
+            idle = [socket.create_connection(("127.0.0.1", port)) for port in (server.http_port, server.grpc_port)]
+            server.process.send_signal(sign)
+            self.assertEqual(server.wait(), 0, server.log())
+            for s in idle:
+                s.close()
+
+    def test_second_signal(self):
+        server = Server(model=SLOW)
+        load = Load(server, 1, 4000)
+        server.terminate()
+        eventually("it drains", lambda: any('"drain"' in line for line in server.lines))
+        server.terminate()
+        self.assertEqual(server.wait(), 130, server.log())
+        self.assertEqual(len(load.results()), 3)
+
+
+class Overload(ServeTest):
+    MODEL = SLOW
+    FLAGS = ["--max-requests", "3"]
+
+    def test_at_once(self):
+        """The full queue says so; nobody waits for room."""
+        load = Load(self.server, 1, 700)
+        eventually("all run", lambda: self.server.metric("num_requests_running")
+                   + self.server.metric("num_requests_waiting") == 3)
+        for _ in range(30):
+            error = self.server.refused("/v1/completions", {"prompt": "x", "max_tokens": 1}, 503)
+            self.assertTrue(error["message"])
+        self.assertEqual(self.server.metric("num_requests_running") + self.server.metric("num_requests_waiting"), 3)
+        self.assertGreaterEqual(self.server.metric("admission_rejections_total"), 30)
+        self.assertEqual(load.results(), [(700, "length", True)] * 3)
+
+
+class Keys(unittest.TestCase):
+    def test_keys(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "keys")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write("# ours\nfrom-the-file\n\n  spaced \n")
+            with Server("--api-key", "from-a-flag", "--api-key-file", path) as server:
+                self.http(server)
+                self.grpc(server)
+                log = server.log()
+        for key in ("from-a-flag", "from-the-file", "wrong-key"):
+            self.assertNotIn(key, log)
+
+    def http(self, server):
+        body = '{"prompt":"x","max_tokens":1}'
+        for key in ("from-a-flag", "from-the-file", "spaced"):
+            for scheme in ("Bearer ", "bearer "):
+                self.assertEqual(server.request("POST", "/v1/completions", body, {"Authorization": scheme + key})[0], 200)
+        for value in (None, "", "Bearer", "Bearer ", "Bearer wrong-key", "Bearer from-a-fla", "Bearer from-a-flagg",
+                      "Basic from-a-flag", "from-a-flag", "Bearer # ours"):
+            for method, path in (("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"),
+                                 ("POST", "/tokenize"), ("POST", "/detokenize")):
+                status, _, text = server.request(method, path, body if method == "POST" else None,
+                                                 {} if value is None else {"Authorization": value})
+                self.assertEqual((status, json.loads(text)["error"]["code"]), (401, 401), (path, value))
+        for path in ("/health", "/ready"):
+            self.assertEqual(server.get(path)[0], 200) # who looks after it has no key
+
+    def grpc(self, server):
+        with grpc.insecure_channel(server.target) as channel:
+            stub = rpc.InferenceStub(channel)
+            stub.ModelInfo(pb.ModelInfoRequest(), metadata=[("authorization", "Bearer from-the-file")])
+            for metadata in (None, [("authorization", "Bearer wrong-key")], [("authorization", "from-a-flag")]):
+                for call in (lambda m: stub.ModelInfo(pb.ModelInfoRequest(), metadata=m),
+                             lambda m: list(stub.Generate(pb.GenerateRequest(prompt="x"), metadata=m)),
+                             lambda m: stub.Abort(pb.AbortRequest(), metadata=m)):
+                    with self.assertRaises(grpc.RpcError) as caught:
+                        call(metadata)
+                    self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAUTHENTICATED)
+            self.assertEqual(health_grpc.HealthStub(channel).Check(health.HealthCheckRequest()).status, 1)
+
+
+class Tls(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.files = certificates(cls.folder.name)
+        if cls.files is None:
+            raise unittest.SkipTest("no openssl command")
+
+    def read(self, name):
+        with open(self.files[name], "rb") as f:
+            return f.read()
+
+    def flags(self, *more):
+        return ["--tls-cert", self.files["server.pem"], "--tls-key", self.files["server.key"], *more]
+
+    def generate(self, server, credentials):
+        with grpc.secure_channel(server.target, credentials) as channel:
+            return list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(
+                prompt="x", sampling=pb.SamplingParams(max_tokens=5, ignore_eos=True)), timeout=20))
+
+    def plain_is_refused(self, server):
+        with socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE) as s:
+            s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            try:
+                self.assertNotIn(b"200", s.recv(1000))
+            except ConnectionError:
+                pass
+        with grpc.insecure_channel(server.target) as channel, self.assertRaises(grpc.RpcError):
+            rpc.InferenceStub(channel).ModelInfo(pb.ModelInfoRequest(), timeout=10)
+
+    def test_tls(self):
+        with Server(*self.flags(), scheme="https", tls=tls_context(self.files["ca.pem"])) as server:
+            body = {"prompt": "O Romeo", "max_tokens": 8, "ignore_eos": True}
+            self.assertEqual(server.post("/v1/completions", body)["usage"]["completion_tokens"], 8)
+            self.assertEqual(len(server.stream("/v1/completions", body)), 8)
+            self.assertEqual(len(self.generate(server, grpc.ssl_channel_credentials(self.read("ca.pem")))), 5)
+            self.plain_is_refused(server)
+            server.tls = ssl.create_default_context() # who does not know the authority
+            with self.assertRaises(ssl.SSLError):
+                server.get("/health")
+            server.tls = tls_context(self.files["ca.pem"])
+            server.tls.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+            server.tls.maximum_version = ssl.TLSVersion.TLSv1_1
+            with self.assertRaises((ssl.SSLError, ConnectionError)):
+                server.get("/health")
+            server.tls = tls_context(self.files["ca.pem"])
+            self.assertEqual(server.get("/health")[0], 200)
+
+    def test_mutual(self):
+        context = tls_context(self.files["ca.pem"], self.files["client.pem"], self.files["client.key"])
+        flags = self.flags("--tls-client-ca", self.files["ca.pem"])
+        with tempfile.TemporaryDirectory() as folder, Server(*flags, scheme="https", tls=context) as server:
+            self.assertEqual(server.get("/health")[0], 200)
+            self.assertEqual(server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})["object"], "text_completion")
+            mine = grpc.ssl_channel_credentials(self.read("ca.pem"), self.read("client.key"), self.read("client.pem"))
+            self.assertEqual(len(self.generate(server, mine)), 5)
+            with self.assertRaises(grpc.RpcError):
+                self.generate(server, grpc.ssl_channel_credentials(self.read("ca.pem")))
+            other = certificates(folder) # another authority's client
+            for certificate in ((), (other["client.pem"], other["client.key"])):
+                server.tls = tls_context(self.files["ca.pem"], *certificate)
+                try:
+                    self.assertNotEqual(server.get("/v1/models")[0], 200)
+                except (ssl.SSLError, ConnectionError):
+                    pass
+            server.tls = context
+            self.assertEqual(server.get("/health")[0], 200)
+
+
+class Settings(unittest.TestCase):
+    def test_environment(self):
+        env = {"OCTAVO_SERVED_MODEL_NAME": "from-the-environment", "OCTAVO_API_KEY": "k", "OCTAVO_MAX_REQUESTS": "7"}
+        with Server("--max-requests", "9", env=env) as server:
+            self.assertEqual(server.get("/v1/models")[0], 401)
+            auth = {"Authorization": "Bearer k"}
+            names = [m["id"] for m in json.loads(server.get("/v1/models", auth)[2])["data"]]
+            self.assertEqual(names, ["from-the-environment"])
+            with grpc.insecure_channel(server.target) as channel:
+                info = rpc.InferenceStub(channel).ServerInfo(pb.ServerInfoRequest(), metadata=[("authorization", "Bearer k")])
+                self.assertEqual(info.max_requests, 9) # a flag wins
+
+    def test_names(self):
+        with Server("--served-model-name", "a", "--served-model-name", "b/c") as server:
+            for name in ("a", "b/c"):
+                r = server.post("/v1/completions", {"model": name, "prompt": "x", "max_tokens": 1})
+                self.assertEqual(r["model"], name)
+                self.assertEqual(json.loads(server.get(f"/v1/models/{name}")[2])["id"], name)
+            self.assertEqual(server.refused("/v1/completions", {"model": "demo", "prompt": "x"}, 404)["type"],
+                             "NotFoundError")
+
+    def test_mistakes(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            off = ["--http", "none", "--grpc", "none"]
+            for flags, env, code, word in (
+                (off, {}, 2, "--http"), (["--tls-cert", "x"], {}, 2, "--tls-key"), (["--bananas"], {}, 2, "bananas"),
+                (["--tls-client-ca", "x"], {}, 2, "--tls-cert"), ([], {"OCTAVO_MAX_REQUESTS": "many"}, 2, "many"),
+                ([*off, "--http", f"127.0.0.1:{port}"], {}, 1, port),
+                ([*off, "--grpc", f"127.0.0.1:{port}"], {}, 1, port),
+                ([*off, "--http", "127.0.0.1"], {}, 1, "127.0.0.1"), ([*off, "--grpc", "nowhere:x"], {}, 1, "nowhere"),
+                ([*off, "--http", "127.0.0.1:99999"], {}, 1, "99999"),
+                (["--tls-cert", "no/file", "--tls-key", "no/file", "--http", "127.0.0.1:0"], {}, 1, "no/file"),
+                (["--api-key-file", "no/file"], {}, 1, "no/file"), (["--log-file", "no/folder/log"], {}, 1, "no/folder"),
+            ):
+                with self.subTest(flags=flags, env=env):
+                    p = subprocess.run([OCTAVO, "serve", *POOL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *flags],
+                                       capture_output=True, cwd=ROOT, timeout=PATIENCE, env={**os.environ, **env},
+                                       check=False)
+                    err = p.stderr.decode()
+                    self.assertEqual(p.returncode, code, err)
+                    self.assertIn(word, err.splitlines()[-1])
+
+    def test_log(self):
+        secret, said = "Xyzzy plugh", {}
+        for flags in ([], ["--log-prompts"]):
+            with Server(*flags) as server:
+                body = json.dumps({"prompt": secret, "max_tokens": 5, "ignore_eos": True})
+                status, _, _ = server.request("POST", "/v1/completions", body, {"X-Request-Id": "mine-1"})
+                self.assertEqual(status, 200)
+                server.refused("/v1/completions", {"prompt": secret, secret: 1})
+                with grpc.insecure_channel(server.target) as channel:
+                    list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(
+                        prompt=secret, request_id="mine-2", sampling=pb.SamplingParams(max_tokens=5, ignore_eos=True))))
+                eventually("both are logged", lambda server=server: "mine-1" in server.log() and "mine-2" in server.log())
+            start = next(i for i, line in enumerate(server.lines) if line.startswith("{"))
+            events = [json.loads(line) for line in server.lines[start:]]
+            for event in events:
+                self.assertTrue({"time", "level", "event"} <= set(event), event)
+            lines = [e for e in events if e.get("id") in ("mine-1", "mine-2")]
+            self.assertEqual(len(lines), 2)
+            for line in lines:
+                text = json.dumps(line)
+                for word in ("prompt_tokens", "completion_tokens", "ttft", "tpot", "length"):
+                    self.assertIn(word, text)
+            said[bool(flags)] = server.log()
+        self.assertNotIn(secret, said[False])
+        self.assertIn(secret, said[True])
+
+    def test_log_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "log")
+            with Server("--log-file", path) as server:
+                server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+            with open(path, encoding="utf-8") as f:
+                lines = [json.loads(line) for line in f]
+            self.assertGreater(len(lines), 1)
+            self.assertFalse([line for line in server.lines if line.startswith("{")])
+
+    def test_one_protocol(self):
+        for off in ("--http", "--grpc"):
+            p = subprocess.Popen([OCTAVO, "serve", *POOL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", off, "none"],
+                                 stderr=subprocess.PIPE, cwd=ROOT)
+            lines = []
+            while not lines or '"start"' not in lines[-1]:
+                lines.append(p.stderr.readline().decode())
+                self.assertTrue(lines[-1], lines)
+            self.assertNotIn("HTTP at" if off == "--http" else "gRPC at", "".join(lines))
+            p.terminate()
+            p.stderr.read()
+            self.assertEqual(p.wait(PATIENCE), 0)
+            p.stderr.close()
+
+
+if __name__ == "__main__":
+    main()

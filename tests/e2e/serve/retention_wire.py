@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Retention over the wire: what is reported, the pages that are really free while a request runs, and the
+prefix hits of others. usage: retention_wire.py OCTAVO [unittest arguments]"""
+
+import http.client
+import json
+
+from harness import PAGE, PATIENCE, SLOW, SLOW_LAYERS, ServeTest, eventually, main, need, sse, stubs, tokens
+
+grpc = need("grpc")
+pb, rpc = stubs("octavo")
+
+N = 1000 # tokens of the prompt: 62 full pages and one of 8 tokens
+RETENTION = {"method": "chunkkv", "ratio": 0.25}
+KEPT = 14 * PAGE + 8 # floor(0.25 * 1000) in pages, the last one not full
+LONG = {"max_tokens": 2500, "ignore_eos": True}
+
+
+class Wire(ServeTest):
+    MODEL = SLOW
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.channel = grpc.insecure_channel(cls.server.target)
+        cls.addClassCleanup(cls.channel.close)
+        cls.stub = rpc.InferenceStub(cls.channel)
+        cls.layers = SLOW_LAYERS
+
+    def setUp(self):
+        self.server.idle()
+        self.stub.FlushCache(pb.FlushCacheRequest())
+
+    # A running request: started, its first token seen; the function it gives ends it.
+
+    def http(self, ids, retention):
+        c = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
+        c.request("POST", "/v1/completions", json.dumps({"prompt": ids, "stream": True, **LONG, **retention}))
+        r = c.getresponse()
+        self.assertEqual(r.status, 200)
+        self.assertTrue(r.readline().startswith(b"data: "))
+        self.addCleanup(c.close)
+
+        def end():
+            r.close()
+            c.close()
+
+        return end
+
+    def octavo(self, ids, retention):
+        text = json.dumps(retention["retention"]) if retention else ""
+        call = self.stub.Generate(pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), retention_json=text,
+                                                     sampling=pb.SamplingParams(**LONG)))
+        next(call)
+        return call.cancel
+
+    def running(self, surface, ids, retention):
+        """Pages in use and free for others while the request runs, in pages of the pool."""
+        end = surface(ids, {"retention": retention} if retention else {})
+        whole = (N // PAGE + 1) * self.layers
+        loads = eventually("its prompt is done", lambda: self.settled(whole, retention))
+        metrics = {stem: self.server.metric(stem) for stem in
+                   ("kv_pages_used", "kv_pages_cached", "logical_tokens", "kept_tokens", "num_requests_running")}
+        self.assertEqual(metrics["num_requests_running"], 1)
+        return loads, metrics, end
+
+    def settled(self, whole, retention):
+        loads = self.stub.Loads(pb.LoadsRequest())
+        return loads if (loads.used_pages < whole if retention else loads.used_pages >= whole) else None
+
+    def test_pages_are_free(self):
+        for surface in (self.http, self.octavo):
+            with self.subTest(surface.__name__):
+                ids = tokens(N, 7)
+                whole, whole_metrics, end = self.running(surface, ids, None)
+                end()
+                self.server.idle()
+                self.assertGreaterEqual(whole_metrics["kept_tokens"], N)
+                self.assertEqual(whole_metrics["kept_tokens"], whole_metrics["logical_tokens"])
+                self.stub.FlushCache(pb.FlushCacheRequest())
+                part, metrics, end = self.running(surface, ids, RETENTION)
+                self.assertLess(part.used_pages, whole.used_pages * 0.6)
+                self.assertLess(metrics["kv_pages_used"], whole_metrics["kv_pages_used"] * 0.6)
+                self.assertLess(metrics["kept_tokens"], metrics["logical_tokens"] * 0.7)
+                self.assertGreaterEqual(metrics["logical_tokens"], N)
+                # What the drop gave up is there for new work, though still to be hit.
+                self.assertGreater(part.cached_pages, 40 * self.layers)
+                self.assertGreater(self.server.metric("pages_dropped_total", method="chunkkv"), 0)
+
+                # Others hit the whole prefix, and their answer is that of a cold cache.
+                hit = self.short(ids)
+                self.assertEqual(hit["usage"]["prompt_tokens_details"]["cached_tokens"], N // PAGE * PAGE)
+                end()
+                self.server.idle()
+                self.stub.FlushCache(pb.FlushCacheRequest())
+                cold = self.short(ids)
+                self.assertEqual(cold["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0), 0)
+                self.assertEqual(hit["choices"][0]["token_ids"], cold["choices"][0]["token_ids"])
+
+    def short(self, ids, **fields):
+        return self.server.post("/v1/completions", {"prompt": ids, "max_tokens": 4, "ignore_eos": True,
+                                                    "return_token_ids": True, **fields})
+
+    def test_reports(self):
+        ids = tokens(N, 8)
+        reports = [self.short(ids, retention=RETENTION)["choices"][0]["retention"]]
+        (choice,) = [e["choices"][0] for e in self.server.stream("/v1/completions", {
+            "prompt": ids, "max_tokens": 4, "ignore_eos": True, "retention": RETENTION})
+            if "retention" in e["choices"][0]]
+        self.assertEqual(choice["finish_reason"], "length")
+        reports.append(choice["retention"])
+        messages = list(self.stub.Generate(pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=ids), sampling=pb.SamplingParams(max_tokens=4, ignore_eos=True),
+            retention_json=json.dumps(RETENTION))))
+        reports.append(json.loads(messages[-1].retention_json))
+        for report in reports:
+            self.assertEqual((report["method"], report["logical_tokens"], report["kept_tokens"]),
+                             ("chunkkv", N + 3, KEPT + 3))
+            self.assertEqual(report["pages_dropped"], (63 - 15) * self.layers)
+            self.assertIs(report["budget_raised"], False)
+            self.assertGreaterEqual(report["scoring_ms"], 0)
+            self.assertNotIn("kept", report)
+            self.assertNotIn("session", report)
+
+    def test_positions(self):
+        report = self.short(tokens(N, 9), retention={**RETENTION, "report": "positions"})["choices"][0]["retention"]
+        layers = []
+        for table in report["kept"]:
+            layers += range(table["layers"][0], table["layers"][1] + 1)
+            self.assertEqual(sum(e - s for s, e in table["ranges"]), report["kept_tokens"])
+        self.assertEqual(layers, list(range(self.layers)))
+
+    def test_each_choice(self):
+        r = self.short(tokens(N, 10), retention=RETENTION, n=2, temperature=1.0, seed=1)
+        for choice in r["choices"]:
+            self.assertEqual(choice["retention"]["kept_tokens"], KEPT + 3)
+
+    def test_metadata_of_a_session(self):
+        """Sessions are honoured or refused by name, not ignored in silence."""
+        status, _, text = self.server.request("POST", "/v1/completions", json.dumps(
+            {"prompt": "O", "max_tokens": 1, "session": "s1"}))
+        if status == 200:
+            self.assertIn("session", json.loads(text)["choices"][0]["retention"])
+        else:
+            self.assertEqual(status, 400)
+            self.assertIn("session", text)
+
+    def test_stream_is_whole(self):
+        c = self.server.connect()
+        c.request("POST", "/v1/completions", json.dumps({"prompt": tokens(N, 11), "max_tokens": 20, "ignore_eos": True,
+                                                         "stream": True, "retention": RETENTION}))
+        self.assertEqual(len(sse(c.getresponse().read().decode())), 20)
+        c.close()
+
+
+if __name__ == "__main__":
+    main()
