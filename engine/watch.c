@@ -15,6 +15,12 @@ static void tell_trouble(engine *e, const char *text)
     if (e->o.on_trouble) e->o.on_trouble(e->o.on_trouble_ctx, text);
 }
 
+/* Whoever comes from now on is told to come again, or that there is no use in it. */
+static void lose_backend(engine *e)
+{
+    atomic_store(&e->state, e->o.restart ? ENGINE_RESTARTING : ENGINE_BROKEN);
+}
+
 /* ---- the watchdog ---------------------------------------------------------------------------- */
 
 /* With the lock held. */
@@ -23,7 +29,7 @@ static void abandon_step(engine *e, int64_t now_us)
     step_watch *w = &e->watch;
     char text[160];
     w->abandoned = true;
-    atomic_store(&e->state, ENGINE_RESTARTING);
+    lose_backend(e);
     snprintf(text, sizeof text, "step %llu was stuck: %u sequences, %lld ms so far",
              (unsigned long long)w->step, w->n_seqs, (long long)((now_us - w->started_us) / 1000));
     tell_trouble(e, text);
@@ -156,7 +162,7 @@ static void recover(engine *e, const step_plan *plan, status st, bool abandoned)
     error err = {{0}};
     char text[sizeof err.text + 64];
     if (!abandoned) {
-        atomic_store(&e->state, ENGINE_RESTARTING);
+        lose_backend(e);
         snprintf(text, sizeof text, "step %llu failed: %s", (unsigned long long)plan->step,
                  st.message ? st.message : status_text(st.code));
         tell_trouble(e, text);
