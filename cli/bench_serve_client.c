@@ -182,6 +182,7 @@ static void take_usage(conn *k, const json_t *usage)
 
 static void note_error(client *c, serve_end end, const conn *k, const char *json, size_t n)
 {
+    if (c->run->example[end][0]) return;
     json_t *tree = json_loadb(json, n, 0, NULL);
     const char *message =
         json_string_value(json_object_get(json_object_get(tree, "error"), "message"));
