@@ -60,6 +60,9 @@ status field_json(const char *name, ProtobufCBinaryData text, json_type type, js
                   error *err)
 {
     if (text.len == 0) return STATUS_IS_OK;
+    if (text.len > FIELD_JSON_BYTES_MAX)
+        return error_set(err, STATUS_LIMIT, "%s: more than %d bytes of JSON", name,
+                         FIELD_JSON_BYTES_MAX);
     json_t *doc = NULL;
     status s = json_read_text(name, (const char *)text.data, text.len, &doc, err);
     /* What a client writes is its mistake, not our damage. */

@@ -39,6 +39,8 @@ status field_logprobs(const char *name, int32_t value, int32_t *out, error *err)
 status field_bias_begin(size_t n, engine_request *r, error *err);
 status field_bias_add(const char *name, int64_t id, float value, engine_request *r, error *err);
 status field_bias_end(const char *name, const engine_request *r, error *err);
+/* JSON is read on the thread that serves every stream, and each of its bytes may be a value. */
+enum { FIELD_JSON_BYTES_MAX = 256 << 10 };
 /* JSON text of this type ("an object"); "" leaves *out alone. */
 status field_json(const char *name, ProtobufCBinaryData text, json_type type, json_t **out,
                   error *err);

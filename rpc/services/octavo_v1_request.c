@@ -52,6 +52,9 @@ static status read_bias(const Octavo__V1__SamplingParams *m, engine_request *r, 
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
+/* Two bytes on the wire are a message, and a message is hundreds in memory. */
+enum { MESSAGES_MAX = 16384 };
+
 /* Sets message[key] to a text; "" where it may be left out leaves it out. */
 static status set_text(json_t *message, size_t i, const char *key, ProtobufCBinaryData text,
                        bool optional, error *err)
@@ -83,8 +86,22 @@ static status fill_message(const Octavo__V1__ChatMessage *m, size_t i, json_t *o
     return set_tool_calls(out, i, m->tool_calls_json, err);
 }
 
+/* Any number of messages may bring JSON: its bytes are limited together. */
+static status check_chat_size(const Octavo__V1__Chat *m, error *err)
+{
+    if (m->n_messages > MESSAGES_MAX)
+        return error_set(err, STATUS_LIMIT, "chat.messages: more than %d", MESSAGES_MAX);
+    size_t bytes = m->tools_json.len;
+    for (size_t i = 0; i < m->n_messages; i++) bytes += m->messages[i]->tool_calls_json.len;
+    if (bytes <= FIELD_JSON_BYTES_MAX) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT,
+                     "chat: more than %d bytes of JSON in tools_json and tool_calls_json",
+                     FIELD_JSON_BYTES_MAX);
+}
+
 static status read_chat(const Octavo__V1__Chat *m, engine_request *r, error *err)
 {
+    RETURN_IF_ERROR(check_chat_size(m, err));
     r->messages = json_array();
     for (size_t i = 0; r->messages && i < m->n_messages; i++) {
         json_t *message = json_object();

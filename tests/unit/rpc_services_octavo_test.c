@@ -221,10 +221,16 @@ SPOIL(same_bias, (p->n_logit_bias = 2, p->logit_bias = two_biases))
 SPOIL(prompt_id, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS,
                   m->token_ids = &bad_ids, bad_ids.n_ids = 1, bad_ids.ids = &huge_id))
 SPOIL(message_text, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_CHAT, m->chat = &bad_chat,
-                     bad_chat.n_messages = 1, bad_chat.messages = bad_messages,
-                     bad_message.content = text("\xc3")))
+                     bad_chat.tools_json = text(""), bad_chat.n_messages = 1,
+                     bad_chat.messages = bad_messages, bad_message.content = text("\xc3")))
 SPOIL(message_calls,
       (message_text(m, p), bad_message.content = text(""), bad_message.tool_calls_json = text("1")))
+static uint8_t much_json[FIELD_JSON_BYTES_MAX + 1]; // refused unread
+SPOIL(large_retention, m->retention_json = call_bytes((const char *)much_json, sizeof much_json))
+SPOIL(large_tools,
+      (message_text(m, p), bad_message.content = text(""), bad_message.tool_calls_json = text("[]"),
+       bad_chat.tools_json = call_bytes((const char *)much_json, FIELD_JSON_BYTES_MAX - 1)))
+SPOIL(many_messages, (message_text(m, p), bad_chat.n_messages = 16385))
 SPOIL_FLOAT(temperature)
 SPOIL_FLOAT(top_p)
 SPOIL_FLOAT(min_p)
@@ -244,6 +250,9 @@ static const struct {
     {salt_nul, STATUS_INVALID, "cache_salt: holds a NUL byte"},
     {retention_list, STATUS_INVALID, "retention_json: must be a JSON object"},
     {retention_broken, STATUS_INVALID, "retention_json: line 1"},
+    {large_retention, STATUS_LIMIT, "retention_json: more than 262144 bytes of JSON"},
+    {large_tools, STATUS_LIMIT, "chat: more than 262144 bytes of JSON in tools_json"},
+    {many_messages, STATUS_LIMIT, "chat.messages: more than 16384"},
     {empty_stop, STATUS_INVALID, "sampling.stop: strings have 1 to 256 bytes and no NUL"},
     {nul_stop, STATUS_INVALID, "sampling.stop: strings have 1 to 256 bytes and no NUL"},
     {too_many_stops, STATUS_INVALID, "sampling.stop: more than 16 strings"},
