@@ -54,6 +54,7 @@ static const field_row rows[] = {
     {"user", GENERATES, FIELD_STRING, NULL},
     {"safety_identifier", GENERATES, FIELD_STRING, NULL},
     {"prompt_cache_key", GENERATES, FIELD_STRING, NULL},
+    {"prompt_cache_retention", GENERATES, FIELD_STRING, NULL},
     {"metadata", GENERATES, FIELD_OBJECT, NULL},
     {"store", GENERATES, FIELD_VALUES, "[false]"},
     {"service_tier", GENERATES, FIELD_VALUES, "[\"auto\",\"default\"]"},
@@ -74,6 +75,7 @@ static const field_row rows[] = {
     {"early_stopping", GENERATES, FIELD_VALUES, "[false]"},
     {"length_penalty", GENERATES, FIELD_VALUES, "[1,1.0]"},
     {"spaces_between_special_tokens", GENERATES, FIELD_VALUES, "[true]"},
+    {"include_reasoning", FOR_CHAT, FIELD_VALUES, "[true]"},
     {"return_tokens_as_token_ids", GENERATES, FIELD_VALUES, "[false]"},
     {"return_token_strs", FOR_TOKENIZE, FIELD_VALUES, "[false]"},
     {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
@@ -87,7 +89,7 @@ static const field_row rows[] = {
     {"audio", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"prediction", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"web_search_options", FOR_CHAT, FIELD_REFUSED, "is not supported"},
-    {"reasoning_effort", FOR_CHAT, FIELD_REFUSED, "is not supported"},
+    {"reasoning_effort", FOR_CHAT, FIELD_VALUES, "[\"none\"]"},
     {"verbosity", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"mm_processor_kwargs", GENERATES, FIELD_REFUSED, "is not supported"},
     {"kv_transfer_params", GENERATES, FIELD_REFUSED, "is not supported"},
@@ -129,7 +131,6 @@ static status check_field(const field_row *row, const json_t *value, error *err)
     const char *due = NULL;
     if (row->rule == FIELD_UNKNOWN)
         return error_set(err, STATUS_INVALID, "request: unknown field '%s'", row->key);
-    if (json_is_null(value)) return STATUS_IS_OK;
     if (row->rule == FIELD_VALUES) return check_values(row, value, err);
     if (row->rule == FIELD_REFUSED)
         return error_set(err, STATUS_UNSUPPORTED, "request: %s: %s", row->key, row->text);
@@ -153,10 +154,23 @@ static status check_fields(const json_t *body, unsigned endpoint, error *err)
     return STATUS_IS_OK;
 }
 
+/* Clients that write every field they know send null for those that are not set. */
+static void forget_nulls(json_t *body)
+{
+    const char *key;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(body, next, key, value)
+    {
+        if (json_is_null(value)) json_object_del(body, key);
+    }
+}
+
 status openai_read_body(const char *body, size_t n, unsigned endpoint, json_t **out,
                         const char **also, error *err)
 {
     RETURN_IF_ERROR(json_read_text("body", body, n, out, err));
+    forget_nulls(*out);
     status s = json_is_object(*out) ? check_fields(*out, endpoint, err)
                                     : error_set(err, STATUS_CORRUPT, "body: must be a JSON object");
     if (!status_ok(s)) {

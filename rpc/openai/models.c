@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tokens that /detokenize takes when the model's context is shorter. */
-enum { DETOKENIZE_MAX = 1 << 17 };
+enum {
+    DETOKENIZE_MAX = 1 << 17,    // tokens, when the model's context is shorter
+    TOKENIZE_BYTES_MAX = 1 << 18 // of a body: a megabyte would hold up other clients for 0.3 s
+};
 
 /* ---- /tokenize ------------------------------------------------------------------------------- */
 
@@ -106,7 +108,11 @@ static bool answer(service *s, unsigned endpoint, small_endpoint run, const char
     error err = {{0}};
     json_t *doc = NULL;
     const char *also[FIELDS_MAX];
-    status st = openai_read_body(body, n, endpoint, &doc, also, &err);
+    status st = STATUS_IS_OK;
+    if (endpoint == FOR_TOKENIZE && n > TOKENIZE_BYTES_MAX)
+        st = error_set(&err, STATUS_LIMIT, "/tokenize takes bodies of at most %d bytes",
+                       TOKENIZE_BYTES_MAX);
+    if (status_ok(st)) st = openai_read_body(body, n, endpoint, &doc, also, &err);
     if (status_ok(st)) st = run(s, doc, also, out, &err);
     json_decref(doc);
     if (status_ok(st)) return true;

@@ -72,7 +72,7 @@ static void wrong_turns_are_named(void **state)
     expect(ask(f, "POST /tokenize HTTP/1.1\r\nHost: x\r\n\r\n"), 400, NULL, "no body");
     expect(ask(f, "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: "
                   "application/x-www-form-urlencoded\r\nContent-Length: 1\r\n\r\nx"),
-           415, NULL, "content-type");
+           415, NULL, "curl: use --json");
     expect(post(f, "/v1/completions", "{"), 400, NULL, "BadRequestError");
 }
 

@@ -195,6 +195,8 @@ static void harmless_values_are_taken(void **state)
         "\"logit_bias\": {\"5\": -100}",
         "\"stop\": null, \"n\": null, \"seed\": null, \"max_tokens\": null",
         "\"return_token_ids\": true",
+        "\"prompt_cache_retention\": \"24h\"",
+        "\"suffix\": null, \"tools\": null, \"nobody_knows\": null",
     };
     char body[256];
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
@@ -209,6 +211,7 @@ static void harmless_values_are_taken(void **state)
                           "{" MESSAGES ", \"modalities\": [\"text\"], \"parallel_tool_calls\": "
                           "true, \"add_generation_prompt\": true, \"echo\": false, "
                           "\"continue_final_message\": false, \"add_special_tokens\": false, "
+                          "\"reasoning_effort\": \"none\", \"include_reasoning\": true, "
                           "\"max_tokens\": 5, \"max_completion_tokens\": 5}");
     openai_call_destroy(&c);
 }
@@ -310,7 +313,7 @@ static const refusal chats[] = {
     {"{" M "'max_tokens': 0}", "max_tokens", "needs echo or prompt_logprobs"},
     {"{" M "'suffix': ''}", "suffix", "unknown field"},
     {"{" M "'n': 2000}", "n", "1024 choices"},
-    {"{" M "'reasoning_effort': 'low'}", "reasoning_effort", "not supported"},
+    {"{" M "'reasoning_effort': 'low'}", "reasoning_effort", "only [\"none\"]"},
 };
 
 static void quote(const char *from, char *to, size_t size)
@@ -349,6 +352,7 @@ static void chats_are_refused_by_name(void **state)
 static void bodies_are_capped(void **state)
 {
     strbuf body = {0};
+    strbuf answer = {0};
     strbuf_puts(&body, "{\"prompt\": ");
     for (int i = 0; i < 100000; i++) strbuf_putc(&body, '[');
     openai_error e = refuse(state, false, body.data, body.size);
@@ -361,6 +365,19 @@ static void bodies_are_capped(void **state)
     e = refuse(state, false, body.data, body.size);
     assert_int_equal(e.status, 400);
     assert_string_equal(e.param, "prompt");
+
+    /* What is tokenized on the spot is no longer than others can wait for. */
+    strbuf_clear(&body);
+    strbuf_puts(&body, "{\"prompt\": \"");
+    while (body.size < (1 << 18) - 2) strbuf_putc(&body, 'x');
+    strbuf_puts(&body, "\"}");
+    openai_fixture *f = *state;
+    assert_true(openai_tokenize(&f->service, body.data, body.size, &answer, &e));
+    strbuf_putc(&body, ' ');
+    assert_false(openai_tokenize(&f->service, body.data, body.size, &answer, &e));
+    assert_int_equal(e.status, 400);
+    assert_non_null(strstr(e.message, "262144"));
+    strbuf_destroy(&answer);
     strbuf_destroy(&body);
 }
 
