@@ -44,7 +44,7 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
     pump_destroy(e); // from here on nobody notifies the wake
     watch_ended(&h->watch, e->connection);
     wake_destroy(&e->wake);
-    strbuf_destroy(&e->body);
+    exchange_drop_body(e);
     strbuf_destroy(&e->out);
     free(e);
 }
@@ -170,7 +170,9 @@ static void judge(exchange *e, const http_head *head, const http_framing *framin
     if (e->route->needs_key && !service_key_ok(s, key ? key->value : NULL))
         refuse_plain(e, 401, "the API key is missing or wrong");
     else if (e->route->has_body && is_form(head))
-        refuse_plain(e, 415, "content-type: must be application/json");
+        refuse_plain(e, 415,
+                     "content-type: must be application/json (curl: use --json instead of -d, or "
+                     "add -H 'Content-Type: application/json')");
     else if (e->route->has_body && !framing->chunked && framing->length == 0)
         refuse_plain(e, 400, "the request has no body");
 }
@@ -213,6 +215,28 @@ static void begin(exchange *e, const char *method, const char *url, const char *
 
 /* ---- the body -------------------------------------------------------------------------------- */
 
+void exchange_drop_body(exchange *e)
+{
+    atomic_fetch_sub(&e->server->body_bytes, e->body.size);
+    strbuf_destroy(&e->body);
+    e->body = (strbuf){0};
+    e->x.body = "";
+    e->x.body_bytes = 0;
+}
+
+/* Many large ones at once must not take all memory. */
+static void keep_body(exchange *e, const char *data, size_t n)
+{
+    service *s = e->server->service;
+    size_t most = HTTP_LARGE_BODIES * s->o.max_body_bytes, before = e->body.size;
+    strbuf_append(&e->body, data, n);
+    n = e->body.size - before;
+    if (atomic_fetch_add(&e->server->body_bytes, n) + n <= most) return;
+    refuse_plain(e, 503, "too many large requests at once");
+    e->refusal.retry_after_s = service_retry_after_s(s);
+    exchange_drop_body(e);
+}
+
 /* False when enough has been read that nobody wants. */
 static bool take_body(exchange *e, const char *data, size_t n)
 {
@@ -222,10 +246,9 @@ static bool take_body(exchange *e, const char *data, size_t n)
     if (e->body_received > most) {
         refuse_plain(e, 413, "the request's body is too large");
         e->close = true;
-        strbuf_destroy(&e->body);
-        e->body = (strbuf){0};
+        exchange_drop_body(e);
     }
-    if (!e->refusal.status && e->route->has_body) strbuf_append(&e->body, data, n);
+    if (!e->refusal.status && e->route->has_body) keep_body(e, data, n);
     if (e->body_received - e->body_told >= PROGRESS_BYTES) {
         e->body_told = e->body_received;
         watch_progress(&e->server->watch, e->connection);

@@ -16,6 +16,7 @@
 
 enum {
     HTTP_THREADS = 2,
+    HTTP_LARGE_BODIES = 64,            // of the largest size, being read at once
     HTTP_CONNECTION_BYTES = 32 * 1024, // libmicrohttpd's memory for one: bounds a request's head
     HTTP_ID_BYTES_MAX = 128,
 };
@@ -117,6 +118,7 @@ struct http_server {
     http_tls tls;
     _Atomic bool draining, closing;
     _Atomic uint32_t n_connections;
+    _Atomic size_t body_bytes; // of requests being read
 };
 
 /* "host:port", "[address]:port", ":port"; error names the address. */
@@ -160,6 +162,8 @@ enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const cha
 void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
                         enum MHD_RequestTerminationCode why);
 
+/* The body is of no more use. */
+void exchange_drop_body(exchange *e);
 /* Answers with a response that is made (and given up here), plus the headers that all have. */
 void exchange_send(exchange *e, unsigned code, struct MHD_Response *response);
 /* Answers with e->out. */

@@ -149,6 +149,7 @@ void http_generate(http_exchange *x, openai_call *call)
         return;
     }
     e->stage = STAGE_WAITING;
+    exchange_drop_body(e); /* requests wait for long */
     strbuf_clear(&e->out);
     watch_runs(&e->server->watch, e->connection);
     pump_resumed(e);

@@ -73,6 +73,25 @@ static void put_head(const openai_answer *a, const char *id, strbuf *out)
     strbuf_puts(out, ",\"choices\":[");
 }
 
+/* The engine has its copy, and requests wait for long. */
+static void forget_inputs(openai_call *c)
+{
+    for (uint32_t i = 0; i < c->n_requests; i++) {
+        engine_request *r = &c->requests[i];
+        if (!c->echo) {
+            free(r->prompt);
+            r->prompt = NULL;
+            r->prompt_bytes = 0;
+        }
+        json_decref(r->messages);
+        json_decref(r->tools);
+        free(r->prompt_token_ids);
+        r->messages = r->tools = NULL;
+        r->prompt_token_ids = NULL;
+        r->n_prompt_token_ids = 0;
+    }
+}
+
 openai_answer *openai_answer_create(service *s, openai_call *call, const char *id)
 {
     openai_answer *a = calloc(1, sizeof *a);
@@ -83,6 +102,7 @@ openai_answer *openai_answer_create(service *s, openai_call *call, const char *i
     a->s = s;
     a->call = *call;
     *call = (openai_call){0};
+    forget_inputs(&a->call);
     a->n = a->call.n_requests * a->call.n_choices;
     a->choices = calloc(a->n, sizeof *a->choices);
     a->counted = calloc(a->call.n_requests, sizeof *a->counted);

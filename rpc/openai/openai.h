@@ -48,7 +48,8 @@ void openai_call_destroy(openai_call *c);
 /* Outputs become a body, or SSE frames, one token a frame. */
 typedef struct openai_answer openai_answer;
 
-/* Takes over *call, whatever comes back. id: the generation's. NULL when memory is out. */
+/* Takes over *call, whatever comes back; its requests have been submitted. id: the generation's.
+ * NULL when memory is out. */
 openai_answer *openai_answer_create(service *s, openai_call *call, const char *id);
 void openai_answer_destroy(openai_answer *a);
 /* Takes one output of g. Streaming: appends its frame to out; else out is untouched until the end.

@@ -220,6 +220,50 @@ static void heads_are_bounded(void **state)
     strbuf_destroy(&many);
 }
 
+/* The code of a request whose body is as large as may be. */
+static unsigned code_of_large(fixture *f)
+{
+    strbuf b = {0};
+    strbuf_puts(&b, "{\"prompt\": \"x\", \"max_tokens\": 1, \"user\": \"");
+    while (b.size < f->options.max_body_bytes - 2) strbuf_putc(&b, 'a');
+    strbuf_puts(&b, "\"}");
+    reply r = post(f, "/v1/completions", b.data);
+    unsigned code = r.status;
+    if (code == 503) {
+        assert_non_null(strstr(r.body, "too many large requests"));
+        assert_non_null(strstr(r.head, "Retry-After: "));
+    }
+    reply_free(&r);
+    strbuf_destroy(&b);
+    return code;
+}
+
+static void unfinished_bodies_do_not_take_all_memory(void **state)
+{
+    enum { MOST = 200 };
+    fixture *f = *state;
+    size_t n = f->options.max_body_bytes;
+    int fds[MOST], n_open = 0;
+    char head[256];
+    snprintf(head, sizeof head, H "Content-Length: %zu\r\n\r\n", n);
+    char *bytes = calloc(n, 1);
+    assert_non_null(bytes);
+    while (code_of_large(f) != 503) {
+        if (n_open == MOST) fail_msg("%d large requests were let in", MOST);
+        fds[n_open] = client_open(f);
+        client_send(fds[n_open], head);
+        client_send_bytes(fds[n_open++], bytes, n - 1);
+    }
+    assert_in_range(n_open, 32, MOST);
+    /* There is room again when they are gone. */
+    for (int i = 0; i < n_open; i++) close(fds[i]);
+    for (int i = 0; code_of_large(f) != 200; i++) {
+        if (i == 500) fail_msg("there is no room again");
+        nap_ms(10);
+    }
+    free(bytes);
+}
+
 static void bodies_are_bounded(void **state)
 {
     fixture *f = *state;
@@ -245,11 +289,11 @@ static void bodies_are_bounded(void **state)
     close(fd);
     strbuf_destroy(&b);
     /* As much as is allowed goes in. */
-    strbuf_puts(&b, "{\"prompt\": \"");
+    strbuf_puts(&b, "{\"prompt\": \"x\", \"max_tokens\": 1, \"user\": \"");
     while (b.size < f->options.max_body_bytes - 2) strbuf_putc(&b, 'a');
     strbuf_puts(&b, "\"}");
     assert_int_equal(b.size, f->options.max_body_bytes);
-    r = post(f, "/tokenize", b.data);
+    r = post(f, "/v1/completions", b.data);
     assert_int_equal(r.status, 200);
     reply_free(&r);
     strbuf_destroy(&b);
@@ -401,6 +445,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(truncated_requests_end, setup, teardown),
         cmocka_unit_test_setup_teardown(heads_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(bodies_are_bounded, setup, teardown),
+        cmocka_unit_test_setup_teardown(unfinished_bodies_do_not_take_all_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(expectations_are_met, setup, teardown),
         cmocka_unit_test_setup_teardown(vanished_clients_are_noticed, setup, teardown),
         cmocka_unit_test_setup_teardown(vanishing_at_any_moment_is_fine, setup, teardown),
