@@ -212,10 +212,10 @@ class Server:
                 values[name] = float(value)
         return values
 
-    def metric(self, stem, **labels):
-        """The sum of the samples octavo:stem that have these labels."""
+    def metric(self, stem, page=None, **labels):
+        """The sum of the samples octavo:stem that have these labels, now or in a page read before."""
         total, found = 0.0, False
-        for name, value in self.metrics().items():
+        for name, value in (page or self.metrics()).items():
             if re.split(r"[{ ]", name)[0] == f"octavo:{stem}" and all(
                     f'{k}="{v}"' in name for k, v in labels.items()):
                 total, found = total + value, True

@@ -59,7 +59,8 @@ class Wire(ServeTest):
         end = surface(ids, {"retention": retention} if retention else {})
         whole = (N // PAGE + 1) * self.layers
         loads = eventually("its prompt is done", lambda: self.settled(whole, retention))
-        metrics = {stem: self.server.metric(stem) for stem in
+        page = self.server.metrics() # one look: the request runs on
+        metrics = {stem: self.server.metric(stem, page) for stem in
                    ("kv_pages_used", "kv_pages_cached", "logical_tokens", "kept_tokens", "num_requests_running")}
         self.assertEqual(metrics["num_requests_running"], 1)
         return loads, metrics, end
