@@ -197,7 +197,7 @@ status engine_flush_cache(engine *e);
 typedef enum engine_state {
     ENGINE_WORKING,
     ENGINE_RESTARTING, // the backend is stuck or being made anew
-    ENGINE_BROKEN,     // it could not be made anew: nothing can run any more
+    ENGINE_BROKEN,     // it could not be made anew, or its stuck step does not even end
 } engine_state;
 
 typedef struct engine_stats {

@@ -226,6 +226,7 @@ typedef struct step_watch {
     uint64_t step;
     uint32_t n_seqs;
     bool abandoned; /* its requests have been failed: its result is for nobody */
+    int64_t abandoned_us;
 } step_watch;
 
 enum { RESTARTS_MAX = 3 }; /* within RESTARTS_WITHIN_US; one more and the backend is given up */
@@ -296,6 +297,8 @@ void *prepare_loop(void *e);
 
 /* Fails every stream that the scheduler knows, and forgets it. */
 void loop_fail_all(engine *e, status_code code, const char *text);
+/* Fails what is in the inbox of a broken engine. */
+void loop_turn_away(engine *e);
 /* Copies the numbers to where others see them. */
 void loop_publish(engine *e);
 

@@ -214,6 +214,13 @@ static void take_inbox(engine *e, const inbox_batch *batch)
     }
 }
 
+void loop_turn_away(engine *e)
+{
+    inbox_batch batch = inbox_drain(e, false);
+    take_inbox(e, &batch);
+    e->n_events = 0; /* a flush: the next scheduler has nothing cached */
+}
+
 /* ---- tokens go out --------------------------------------------------------------------------- */
 
 /* Too little room for another step of every choice: the sequence waits for its reader. */

@@ -29,12 +29,23 @@ static void abandon_step(engine *e, int64_t now_us)
     step_watch *w = &e->watch;
     char text[160];
     w->abandoned = true;
+    w->abandoned_us = now_us;
     lose_backend(e);
     snprintf(text, sizeof text, "step %llu was stuck: %u sequences, %lld ms so far",
              (unsigned long long)w->step, w->n_seqs, (long long)((now_us - w->started_us) / 1000));
     tell_trouble(e, text);
     loop_fail_all(e, STATUS_UNAVAILABLE, text);
     if (e->backend.ops->interrupt) e->backend.ops->interrupt(e->backend.ctx);
+}
+
+/* The backend does not even hear that it is to give up. Whoever waits for it waits no more; should
+ * it come back after all, it is made anew as ever. With the lock held, again and again: tokenizers
+ * may still be at work. */
+static void give_up_backend(engine *e)
+{
+    if (atomic_exchange(&e->state, ENGINE_BROKEN) != ENGINE_BROKEN)
+        tell_trouble(e, "the stuck step does not end: nobody waits for the backend any more");
+    loop_turn_away(e);
 }
 
 static void *watchdog(void *arg)
@@ -51,6 +62,8 @@ static void *watchdog(void *arg)
                 abandon_step(e, now);
                 continue;
             }
+        } else if (w->started_us && now - w->abandoned_us >= e->o.step_timeout_us) {
+            give_up_backend(e);
         }
         struct timespec until = {due / 1000000, due % 1000000 * 1000};
         pthread_cond_timedwait(&w->changed, &w->lock, &until);

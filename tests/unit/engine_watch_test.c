@@ -123,7 +123,7 @@ static void expect_answer(watched *w)
 
 static void a_stuck_step_fails_its_requests_while_it_is_stuck(void **state)
 {
-    watched *w = start(state, 500000);
+    watched *w = start(state, 2000000);
     fixture *f = &w->f;
     atomic_store(&f->model.hold, true); /* even when it is interrupted */
     atomic_store(&f->model.hang, true);
@@ -181,6 +181,36 @@ static void who_waits_is_served_by_the_next_backend(void **state)
     reading lost = read_all(a);
     expect_lost(&lost, "stuck");
     if (in_time) assert_string_equal(read_all(b).text, "some words");
+}
+
+/* The backend does not come back at all: nobody waits for it for ever, and it is made anew should
+ * it come back later. */
+static void nobody_waits_for_a_dead_backend(void **state)
+{
+    watched *w = start(state, 500000);
+    fixture *f = &w->f;
+    atomic_store(&f->model.hold, true);
+    atomic_store(&f->model.hang, true);
+    engine_stream *a = submit(f, "{\"prompt\": \"a\"}"), *b = NULL;
+    while (!atomic_load(&f->model.hanging)) nap();
+    engine_request r = request("{\"prompt\": \"a\"}");
+    bool in_time = status_ok(engine_submit(f->engine, &r, NULL, NULL, &b, NULL));
+    engine_request_destroy(&r);
+    engine_flush_cache(f->engine);
+    reading lost = read_all(a);
+    expect_lost(&lost, "stuck");
+    if (in_time) {
+        reading left = read_all(b);
+        expect_lost(&left, "the backend has failed");
+    }
+    wait_for(w, ENGINE_BROKEN);
+    assert_int_equal(expect_refused(f, "{\"prompt\": \"a\"}", "failed"), STATUS_UNAVAILABLE);
+    assert_int_equal(engine_get_stats(f->engine).n_live, 0);
+    expect_trouble(w, "does not end");
+    atomic_store(&f->model.hold, false);
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+    assert_int_equal(atomic_load(&w->restarts), 1);
 }
 
 /* The new pool is smaller: who no longer fits is told so, and does not wait for ever. */
@@ -411,6 +441,7 @@ int main(void)
         CASE(a_late_result_is_for_nobody),
         CASE(who_waits_is_served_by_the_next_backend),
         CASE(who_no_longer_fits_is_told),
+        CASE(nobody_waits_for_a_dead_backend),
         CASE(an_engine_may_end_while_a_step_is_stuck),
         CASE(a_failed_backend_is_made_anew),
         CASE(a_backend_that_always_fails_is_given_up),
