@@ -123,13 +123,26 @@ bool service_abort(service *s, const char *id, size_t n)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
+static status refuse_draining(service *s, error *err)
+{
+    if (!atomic_load(&s->draining)) return STATUS_IS_OK;
+    service_count_refusal(s, REFUSED_DRAINING);
+    return error_set(err, STATUS_UNAVAILABLE, "the server is shutting down");
+}
+
+status generation_admits(service *s, error *err)
+{
+    uint32_t most = s->o.model.max_requests;
+    RETURN_IF_ERROR(refuse_draining(s, err));
+    if (engine_get_stats(s->o.engine).n_live < most) return STATUS_IS_OK;
+    service_count_refusal(s, REFUSED_QUEUE_FULL);
+    return error_set(err, STATUS_QUEUE_FULL, "%u requests are waiting or running already", most);
+}
+
 static status check(service *s, uint32_t n, const generation_options *o, error *err)
 {
     uint32_t most = s->o.model.max_requests;
-    if (atomic_load(&s->draining)) {
-        service_count_refusal(s, REFUSED_DRAINING);
-        return error_set(err, STATUS_UNAVAILABLE, "the server is shutting down");
-    }
+    RETURN_IF_ERROR(refuse_draining(s, err));
     if (n == 0) return error_set(err, STATUS_INVALID, "prompt: must not be empty");
     if (n > most)
         return error_set(err, STATUS_LIMIT, "prompt: %u prompts are more than the %u at once", n,

@@ -117,6 +117,10 @@ typedef struct generation_output {
     engine_output out;
 } generation_output;
 
+/* What generation_start would say to any request now, so that one that is turned away costs nothing
+ * but this. STATUS_IS_OK is no promise. */
+status generation_admits(service *s, error *err);
+
 /* False when nothing can be read now. Pointers in *out are valid until the next read. */
 bool generation_read(generation *g, generation_output *out);
 /* Every choice of every request has ended and been read. */

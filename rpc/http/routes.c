@@ -12,8 +12,14 @@ static void generate(http_exchange *x, parse_call parse)
 {
     openai_call call;
     openai_error err;
-    if (parse(x->service, x->body, x->body_bytes, &call, &err)) http_generate(x, &call);
-    else http_reply_error(x, &err);
+    error text = {{0}};
+    status st = generation_admits(x->service, &text);
+    if (!status_ok(st)) openai_error_from(x->service, st, &text, &err);
+    else if (parse(x->service, x->body, x->body_bytes, &call, &err)) {
+        http_generate(x, &call);
+        return;
+    }
+    http_reply_error(x, &err);
 }
 
 static void completions(http_exchange *x) { generate(x, openai_parse_completion); }

@@ -248,6 +248,8 @@ static void overload_answers_at_once(void **state)
     send_post(two, "/v1/completions", "", LONG);
     wait_in_flight(f, 2);
     expect(post(f, "/v1/completions", LONG), 503, "Retry-After: ", "\"code\":503");
+    /* Before any work is done for it. */
+    expect(post(f, "/v1/completions", "{"), 503, "Retry-After: ", "running already");
     atomic_store(&f->model.hold, false);
     close(one);
     close(two);
