@@ -117,13 +117,20 @@ static status open_log(serving *s, error *err)
     return status_ok(st) ? st : error_set(err, st.code, "out of memory");
 }
 
-/* Thousands of clients are as many descriptors; the default soft limit is often 1,024. */
-static void raise_descriptors(void)
+/* Thousands of clients are as many descriptors; the default soft limit is often 1,024. Without a
+ * free one a client is not turned away: it waits. */
+static void raise_descriptors(const serving *s)
 {
+    enum { OTHERS = 256 }; // files, gRPC's sockets
     struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur == r.rlim_max) return;
+    char text[128];
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
     r.rlim_cur = r.rlim_max;
     setrlimit(RLIMIT_NOFILE, &r);
+    if (r.rlim_max >= (rlim_t)s->flags.max_connections + OTHERS) return;
+    snprintf(text, sizeof text, "%llu descriptors are too few for --max-connections %u",
+             (unsigned long long)r.rlim_max, s->flags.max_connections);
+    rpc_log_note(s->log, "warning", "limits", text);
 }
 
 /* A step is stuck when even a CPU of 1 GFLOP/s a thread would be done: a false alarm costs every
@@ -219,6 +226,7 @@ static status start(serving *s, error *err)
     RETURN_IF_ERROR(waiter_create(&s->waiter, err));
     RETURN_IF_ERROR(read_keys(s, err));
     RETURN_IF_ERROR(open_log(s, err));
+    raise_descriptors(s);
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));
     model_tell(&s->model, s->model_flags.dir);
@@ -297,7 +305,6 @@ static void drain(serving *s)
 static int go(serving *s)
 {
     error err = {{0}};
-    raise_descriptors();
     /* A terminal that closes is no reason to stop. */
     signal(SIGHUP, SIG_IGN);
     status st = start(s, &err);
