@@ -170,6 +170,9 @@ status kserve_facts_of(const service *s, const Inference__ModelInferRequest *m, 
 
 /* ---- request fields -------------------------------------------------------------------------- */
 
+/* More than there are fields. */
+enum { PARAMETERS_MAX = 64 };
+
 static json_t *value_of(const Inference__InferParameter *p)
 {
     switch (p ? p->parameter_choice_case : INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE__NOT_SET) {
@@ -209,6 +212,8 @@ static status read_parameter(const char *key, const Inference__InferParameter *p
 
 static status read_parameters(const Inference__ModelInferRequest *m, engine_request *r, error *err)
 {
+    if (m->n_parameters > PARAMETERS_MAX)
+        return error_set(err, STATUS_LIMIT, "parameters: more than %d", PARAMETERS_MAX);
     json_t *fields = json_object();
     status st =
         fields ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "parameters: out of memory");
@@ -217,6 +222,8 @@ static status read_parameters(const Inference__ModelInferRequest *m, engine_requ
         json_t *value = NULL;
         if (!p->key || !utf8_valid((const uint8_t *)p->key, strlen(p->key)))
             st = error_set(err, STATUS_INVALID, "parameters: a name is not UTF-8");
+        else if (json_object_get(fields, p->key))
+            st = error_set(err, STATUS_INVALID, "parameters: %.64s: is given twice", p->key);
         else st = read_parameter(p->key, p->value, &value, err);
         if (value && json_object_set_new(fields, p->key, value))
             st = error_set(err, STATUS_NO_MEMORY, "parameters: out of memory");

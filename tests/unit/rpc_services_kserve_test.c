@@ -254,6 +254,8 @@ SPOIL(unknown_field, add_sampling(s, "{\"beams\": 2}"))
 SPOIL(other_prompt, add_sampling(s, "{\"prompt\": \"x\"}"))
 SPOIL(json_session, add_sampling(s, "{\"session\": \"x\"}"))
 SPOIL(unknown_parameter, add_int(s, "timeout", 3))
+SPOIL(too_many_parameters, s->m.n_parameters = 65)
+SPOIL(parameter_twice, (add_int(s, "n", 1), add_int(s, "n", 2)))
 SPOIL(no_value, (void)add_parameter(s, "n"))
 SPOIL(wrong_value, add_text(s, "n", "2"))
 SPOIL(bad_key, add_int(s, "\xff", 3))
@@ -295,6 +297,8 @@ static const struct {
     {other_prompt, STATUS_INVALID, "text_input: the prompt stands there only"},
     {json_session, STATUS_UNSUPPORTED, "sampling_parameters: session: not supported yet"},
     {unknown_parameter, STATUS_INVALID, "parameters: unknown field 'timeout'"},
+    {too_many_parameters, STATUS_LIMIT, "parameters: more than 64"},
+    {parameter_twice, STATUS_INVALID, "parameters: n: is given twice"},
     {no_value, STATUS_INVALID, "parameters: n: has no value that can be used"},
     {wrong_value, STATUS_INVALID, "parameters: n: must be an integer"},
     {bad_key, STATUS_INVALID, "parameters: a name is not UTF-8"},
