@@ -366,6 +366,27 @@ static void bodies_are_capped(void **state)
     assert_int_equal(e.status, 400);
     assert_string_equal(e.param, "prompt");
 
+    /* Few bytes that would be much memory; in a string they are nothing but text. */
+    strbuf_clear(&body);
+    strbuf_puts(&body, "{\"prompt\": \"x\", \"metadata\": {\"a\": [");
+    for (int i = 0; i < 70000; i++) strbuf_puts(&body, "{},");
+    strbuf_puts(&body, "{}]}}");
+    e = refuse(state, false, body.data, body.size);
+    assert_int_equal(e.status, 400);
+    assert_non_null(strstr(e.message, "65536 objects and lists"));
+    strbuf_clear(&body);
+    strbuf_puts(&body, "{\"prompt\": [");
+    for (int i = 0; i < 1 << 20; i++) strbuf_puts(&body, "1,");
+    strbuf_puts(&body, "1, 1]}");
+    e = refuse(state, false, body.data, body.size);
+    assert_non_null(strstr(e.message, "1048576 values"));
+    strbuf_clear(&body);
+    strbuf_puts(&body, "{\"prompt\": \"\\\"");
+    for (int i = 0; i < 1 << 20; i++) strbuf_puts(&body, "[,");
+    strbuf_puts(&body, "\\\\\"}");
+    openai_call c = parse(state, false, body.data);
+    openai_call_destroy(&c);
+
     /* What is tokenized on the spot is no longer than others can wait for. */
     strbuf_clear(&body);
     strbuf_puts(&body, "{\"prompt\": \"");
