@@ -17,7 +17,7 @@ class Chat(ServeTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         cls.addClassCleanup(cls.client.close)
         cls.model = cls.client.models.list().data[0].id
 

@@ -5,7 +5,7 @@ usage: http_openai.py OCTAVO [unittest arguments]"""
 import asyncio
 import math
 
-from harness import CONTEXT, PAGE, ServeTest, main, need, tokens
+from harness import CONTEXT, PAGE, PATIENCE, ServeTest, main, need, tokens
 
 openai = need("openai")
 
@@ -16,7 +16,7 @@ class OpenAITest(ServeTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         cls.addClassCleanup(cls.client.close)
         cls.model = cls.client.models.list().data[0].id
 

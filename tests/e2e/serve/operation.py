@@ -220,7 +220,7 @@ class Tls(unittest.TestCase):
     def generate(self, server, credentials):
         with grpc.secure_channel(server.target, credentials) as channel:
             return list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(
-                prompt="x", sampling=pb.SamplingParams(max_tokens=5, ignore_eos=True)), timeout=20))
+                prompt="x", sampling=pb.SamplingParams(max_tokens=5, ignore_eos=True)), timeout=PATIENCE))
 
     def plain_is_refused(self, server):
         with socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE) as s:
