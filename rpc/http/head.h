@@ -49,8 +49,8 @@ http_verdict head_check(const http_head *h, http_framing *out);
 
 /* libmicrohttpd 0.9.75 reads a head in place and turns each CRLF into two NULs. When the lines do
  * not follow each other without a gap, then one was folded (it drops or misreads those), ended by a
- * bare LF, or cut short by a NUL: in each case it read something else than was sent. (Only a NUL
- * next to a bare LF looks the same as CRLF afterwards.) */
+ * bare LF, or cut short by a NUL: in each case it read something else than was sent. (Only NULs
+ * together with bare LFs can look the same as CRLFs afterwards. No proxy lets a NUL through.) */
 bool head_is_plain(const http_head *h);
 
 /* Names compare without case. NULL when absent. */
