@@ -133,6 +133,7 @@ struct engine_stream {
     pthread_cond_t readable;
     ring_item *ring; /* [capacity] */
     uint32_t capacity, head, count;
+    uint32_t limit; /* capacity grows up to it */
     strbuf blob; /* what the queued items carry; blob_read bytes of it have been read */
     size_t blob_read;
     choice_end *ends;       /* [n] */
@@ -145,8 +146,8 @@ struct engine_stream {
 
 status stream_create(engine *e, const engine_request *r, engine_stream **out);
 void stream_unref(engine_stream *s);
-/* Makes the ring, once the number of outputs is known. */
-status stream_make_ring(engine_stream *s, uint32_t capacity);
+/* Makes the ring, once the number of outputs is known: it starts small and grows to `limit`. */
+status stream_make_ring(engine_stream *s, uint32_t limit);
 /* Engine side. There is room in the ring (see pause_if_full); false when memory is out. */
 bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops,
                  const char *text);

@@ -228,7 +228,7 @@ static void pause_if_full(engine *e, engine_stream *s)
 {
     if (s->paused) return;
     pthread_mutex_lock(&s->lock);
-    bool full = s->capacity - s->count < 2 * s->n_alive;
+    bool full = s->limit - s->count < 2 * s->n_alive;
     if (full) s->resume_wanted = true;
     pthread_mutex_unlock(&s->lock);
     if (!full) return;

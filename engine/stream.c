@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Text of a token, as a ring has room for on average. */
-enum { ITEM_TEXT_BYTES = 16 };
+enum {
+    ITEM_TEXT_BYTES = 16, // text of a token, as a ring has room for on average
+    FIRST_ITEMS = 32,     // a ring's room at first: enough for a reader that keeps up
+};
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -55,20 +57,41 @@ void stream_unref(engine_stream *s)
     free(s);
 }
 
-status stream_make_ring(engine_stream *s, uint32_t capacity)
+/* A ring of `capacity` items, with what they usually carry, so that pushing allocates nothing. */
+static bool ring_resize(engine_stream *s, uint32_t capacity)
 {
     ring_item *ring = calloc(capacity, sizeof *ring);
-    /* What a full ring usually carries, so that pushing allocates nothing. */
     size_t n_top = s->request.logprobs > 0 ? (size_t)s->request.logprobs : 0;
-    size_t bytes = ITEM_TEXT_BYTES + n_top * (sizeof(uint32_t) + sizeof(float));
-    if (!ring || !strbuf_reserve(&s->blob, capacity * bytes)) {
+    size_t bytes = capacity * (ITEM_TEXT_BYTES + n_top * (sizeof(uint32_t) + sizeof(float)));
+    if (!ring || !strbuf_reserve(&s->blob, bytes > s->blob.size ? bytes - s->blob.size : 0)) {
         free(ring);
-        return status_make(STATUS_NO_MEMORY, "output ring");
+        return false;
     }
+    for (uint32_t i = 0; i < s->count; i++) ring[i] = s->ring[(s->head + i) % s->capacity];
     free(s->ring);
     s->ring = ring;
+    s->head = 0;
     s->capacity = capacity;
+    return true;
+}
+
+status stream_make_ring(engine_stream *s, uint32_t limit)
+{
+    uint32_t first = 2 * s->request.n > FIRST_ITEMS ? 2 * s->request.n : FIRST_ITEMS;
+    if (!ring_resize(s, first < limit ? first : limit))
+        return status_make(STATUS_NO_MEMORY, "output ring");
+    s->limit = limit;
     return STATUS_IS_OK;
+}
+
+/* Room for one more item, and for the end of every choice after it: ends cannot fail. */
+static bool ring_reserve(engine_stream *s)
+{
+    uint32_t wanted = s->count + 1 + s->request.n;
+    if (wanted > s->limit) wanted = s->limit;
+    if (s->capacity >= wanted) return true;
+    uint32_t twice = 2 * s->capacity < s->limit ? 2 * s->capacity : s->limit;
+    return ring_resize(s, twice > wanted ? twice : wanted);
 }
 
 /* ---- the engine's side ----------------------------------------------------------------------- */
@@ -100,7 +123,7 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
     size_t logprobs = item->n_top * sizeof tops->top_logprobs[0];
     pthread_mutex_lock(&s->lock);
     blob_compact(s);
-    bool ok = strbuf_reserve(&s->blob, item->text_bytes + ids + logprobs);
+    bool ok = ring_reserve(s) && strbuf_reserve(&s->blob, item->text_bytes + ids + logprobs);
     if (ok) {
         strbuf_append(&s->blob, text, item->text_bytes);
         strbuf_append(&s->blob, tops->top_ids, ids);
@@ -196,7 +219,7 @@ static void take(engine_stream *s, engine_output *out)
 /* Called with the lock held; gives it up. Half a ring of room lets a paused sequence go on. */
 static void unlock_and_resume(engine_stream *s)
 {
-    bool resume = s->resume_wanted && s->count <= s->capacity / 2;
+    bool resume = s->resume_wanted && s->count <= s->limit / 2;
     if (resume) s->resume_wanted = false;
     pthread_mutex_unlock(&s->lock);
     if (resume) inbox_put(s->engine, INBOX_RESUME, s);

@@ -56,6 +56,7 @@ static status scripted_collect(void *ctx, const step_result **out)
     uint32_t before = atomic_load(&b->interrupts);
     atomic_store(&b->hanging, hangs);
     while (hangs && atomic_load(&b->interrupts) == before) nap();
+    if (atomic_load(&b->hold_at) == atomic_load(&b->steps) + 1) atomic_store(&b->hold, true);
     while (atomic_load(&b->hold)) nap();
     atomic_store(&b->hanging, false);
     uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0;

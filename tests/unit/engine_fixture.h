@@ -23,8 +23,9 @@ typedef struct scripted {
     _Atomic uint32_t steps;
     _Atomic uint32_t fail_at; /* this step fails; 0 = none */
     status failure;
-    bool lies;            /* about its tables */
-    _Atomic bool hold;    /* steps wait while it is set */
+    bool lies;                /* about its tables */
+    _Atomic bool hold;        /* steps wait while it is set */
+    _Atomic uint32_t hold_at; /* this step sets it; 0 = none */
     _Atomic bool hang;    /* the next step waits until it is interrupted, and then while `hold` */
     _Atomic bool hanging; /* it does */
     _Atomic uint32_t interrupts;

@@ -242,6 +242,30 @@ static void a_slow_reader_stalls_its_own_stream_alone(void **state)
     assert_int_equal(r.tokens, 500);
 }
 
+/* The ring starts small and grows, from wherever it begins, while nobody reads. */
+static void a_late_reader_finds_everything(void **state)
+{
+    fixture *f = *state;
+    char text[800] = "";
+    for (int i = 0; i < 100; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%d, ", i * i);
+    answer(f, text);
+    atomic_store(&f->model.hold_at, atomic_load(&f->model.steps) + 8); /* some are read by then */
+    engine_stream *s = submit(f, "{\"prompt\": \"a\", \"max_tokens\": 100}");
+    engine_output out;
+    for (int i = 0; i < 100; i++) {
+        if (i == 5) {
+            while (!atomic_load(&f->model.hold)) nap();
+            atomic_store(&f->model.hold, false);
+            while (engine_get_stats(f->engine).n_live > 0) nap();
+        }
+        assert_true(engine_stream_wait(s, &out));
+        assert_int_equal(out.sample.token, f->model.script[i]);
+    }
+    assert_int_equal(out.finish, ENGINE_FINISH_LENGTH);
+    engine_stream_release(s);
+}
+
 /* ---- trouble in the backend ------------------------------------------------------------------ */
 
 static void a_failed_step_ends_its_requests_alone(void **state)
@@ -362,6 +386,7 @@ int main(void)
         CASE(aborts_end_as_aborts),
         CASE_SMALL(a_full_queue_says_so_at_once),
         CASE_SMALL(a_slow_reader_stalls_its_own_stream_alone),
+        CASE(a_late_reader_finds_everything),
         CASE(a_failed_step_ends_its_requests_alone),
         CASE(a_request_without_memory_fails_alone),
         CASE(ids_without_a_token_have_no_text),
