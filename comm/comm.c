@@ -7,8 +7,15 @@
 
 const comm_kind *const comm_kinds[] = {
     &comm_kind_self,
+    &comm_kind_threads,
 };
 const size_t comm_kinds_n = sizeof comm_kinds / sizeof *comm_kinds;
+
+struct comm_group {
+    const comm_kind *kind;
+    void *state;
+    int size;
+};
 
 struct comm {
     const comm_kind *kind;
@@ -17,32 +24,71 @@ struct comm {
     int size;
 };
 
-static status find_kind(const char *name, const comm_kind **out, error *err)
+static status find_kind(const char *name, int size, const comm_kind **out, error *err)
 {
     for (size_t i = 0; i < comm_kinds_n; i++) {
-        if (name && strcmp(comm_kinds[i]->name, name) == 0) {
-            *out = comm_kinds[i];
-            return STATUS_IS_OK;
-        }
+        const comm_kind *kind = comm_kinds[i];
+        if (!name || strcmp(kind->name, name) != 0) continue;
+        if (size < 1 || size > kind->size_max)
+            return error_set(err, STATUS_INVALID,
+                             "comm: a group of %d ranks; \"%s\" has at most %d", size, kind->name,
+                             kind->size_max);
+        *out = kind;
+        return STATUS_IS_OK;
     }
     return error_set(err, STATUS_UNSUPPORTED, "comm: unknown kind \"%.64s\"", name ? name : "");
 }
 
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+status comm_group_create(const char *kind_name, int size, comm_group **out, error *err)
+{
+    const comm_kind *kind = NULL;
+    RETURN_IF_ERROR(find_kind(kind_name, size, &kind, err));
+    if (!kind->open_group)
+        return error_set(err, STATUS_UNSUPPORTED, "comm: \"%s\" needs no group", kind->name);
+    comm_group *g = malloc(sizeof *g);
+    if (!g) return error_set(err, STATUS_NO_MEMORY, "comm: out of memory");
+    *g = (comm_group){.kind = kind, .size = size};
+    status opened = kind->open_group(size, &g->state, err);
+    if (status_ok(opened)) *out = g;
+    else free(g);
+    return opened;
+}
+
+void comm_group_destroy(comm_group *g)
+{
+    if (!g) return;
+    g->kind->close_group(g->state);
+    free(g);
+}
+
+static status check_group(const comm_options *o, const comm_kind *kind, error *err)
+{
+    bool needed = kind->open_group != NULL;
+    if (!needed && !o->group) return STATUS_IS_OK;
+    if (needed && o->group && o->group->kind == kind && o->group->size == o->size)
+        return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "comm: \"%s\" joins %s", kind->name,
+                     needed ? "a group made for its kind and size" : "no group");
+}
+
+/* ---- one rank -------------------------------------------------------------------------------- */
+
 status comm_create(const comm_options *options, comm **out, error *err)
 {
-    const comm_kind *kind;
-    RETURN_IF_ERROR(find_kind(options->kind, &kind, err));
-    if (options->size < 1 || options->size > kind->size_max)
-        return error_set(err, STATUS_INVALID, "comm: a group of %d ranks; \"%s\" has at most %d",
-                         options->size, kind->name, kind->size_max);
+    const comm_kind *kind = NULL;
+    RETURN_IF_ERROR(find_kind(options->kind, options->size, &kind, err));
     if (options->rank < 0 || options->rank >= options->size)
         return error_set(err, STATUS_INVALID, "comm: rank %d of %d", options->rank, options->size);
+    RETURN_IF_ERROR(check_group(options, kind, err));
 
     comm *c = malloc(sizeof *c);
     if (!c) return error_set(err, STATUS_NO_MEMORY, "comm: out of memory");
     *c = (comm){.kind = kind, .rank = options->rank, .size = options->size};
     if (kind->open) {
-        status opened = kind->open(options, &c->state, err);
+        void *group = options->group ? options->group->state : NULL;
+        status opened = kind->open(options, group, &c->state, err);
         if (!status_ok(opened)) {
             free(c);
             return opened;
@@ -76,4 +122,9 @@ status comm_broadcast(comm *c, void *data, size_t bytes, int root)
 {
     if (root < 0 || root >= c->size) return status_make(STATUS_INVALID, "no such root rank");
     return c->kind->broadcast(c->state, data, bytes, root);
+}
+
+void comm_abort(comm *c)
+{
+    if (c->kind->abort) c->kind->abort(c->state);
 }

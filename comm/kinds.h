@@ -6,18 +6,24 @@
 
 typedef struct comm_kind {
     const char *name; /* comm_options.kind */
-    /* Joins the group; *state is handed back to the others. NULL: nothing to set up. */
-    status (*open)(const comm_options *options, void **state, error *err);
+    /* What ranks of one process meet in; NULL where they need nothing of the kind. */
+    status (*open_group)(int size, void **group, error *err);
+    void (*close_group)(void *group);
+    /* Joins the group (NULL without open_group); *state is handed back to the others. NULL: nothing
+     * to set up. */
+    status (*open)(const comm_options *options, void *group, void **state, error *err);
     void (*close)(void *state);
     status (*all_reduce_sum)(void *state, float *data, size_t n);
     status (*all_gather)(void *state, const float *in, size_t n, float *out);
     status (*broadcast)(void *state, void *data, size_t bytes, int root);
-    int size_max; /* ranks that a group of this kind may have */
+    void (*abort)(void *state); /* NULL: nobody ever waits */
+    int size_max;               /* ranks that a group of this kind may have */
 } comm_kind;
 
 extern const comm_kind *const comm_kinds[];
 extern const size_t comm_kinds_n;
 
 extern const comm_kind comm_kind_self;
+extern const comm_kind comm_kind_threads;
 
 #endif

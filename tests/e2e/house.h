@@ -36,7 +36,7 @@ static inline house open_house(const setting *s)
     house h = {0};
     error err = {{0}};
     model_config config;
-    comm_options self = {"self", 0, 1};
+    comm_options self = {.kind = "self", .size = 1};
     if (!status_ok(comm_create(&self, &h.group, &err)) ||
         !status_ok(model_config_load("models/demo", NULL, 0, &config, &err)) ||
         !status_ok(tok_load("models/demo", &h.tokenizer, &err)))

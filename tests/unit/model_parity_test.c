@@ -68,7 +68,7 @@ static pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
 {
     pass_result out = {0};
     comm *group;
-    comm_options self = {"self", 0, 1};
+    comm_options self = {.kind = "self", .size = 1};
     assert_true(status_ok(comm_create(&self, &group, NULL)));
     backend b = open_backend(p, group, &out.config);
     const backend_info *info = b.ops->info(b.ctx);
@@ -335,7 +335,7 @@ static void an_interrupted_step_gives_up(void **state)
     p.chunk = 64;
     model_config config;
     comm *group;
-    comm_options self = {"self", 0, 1};
+    comm_options self = {.kind = "self", .size = 1};
     assert_true(status_ok(comm_create(&self, &group, NULL)));
     backend b = open_backend(&p, group, &config);
     const backend_info *info = b.ops->info(b.ctx);
