@@ -280,7 +280,8 @@ static const backend_ops cpu_ops = {
 static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
 {
     int64_t start = clock_now_us();
-    thread_pool_options threads = {.n_threads = o->n_threads, .pin = true};
+    /* Ranks on one machine would all pin their workers to its first cores. */
+    thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
     status s = thread_pool_create(&threads, &b->pool);
     if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
     kern_options kopts = {.pool = b->pool, .isa = o->isa};
@@ -300,20 +301,34 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
     return STATUS_IS_OK;
 }
 
+/* The default share of memory, once every rank has its weights; all ranks get the same number. */
+static status default_pool_bytes(comm *group, uint64_t *bytes)
+{
+    float nothing = 0.0f;
+    RETURN_IF_ERROR(comm_all_reduce_sum(group, &nothing, 1));
+    *bytes = (uint64_t)((double)memory_available_bytes() * DEFAULT_POOL_SHARE);
+    return comm_broadcast(group, bytes, sizeof *bytes, 0);
+}
+
 static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err)
 {
     kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
                     b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);
 
     uint64_t bytes = o->kv_bytes;
-    if (bytes == 0) bytes = (uint64_t)((double)memory_available_bytes() * DEFAULT_POOL_SHARE);
-    uint64_t n = bytes / b->store.page_bytes;
+    if (bytes == 0) {
+        status s = default_pool_bytes(o->group, &bytes);
+        if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
+    }
+    /* Every rank has a slice of every page. */
+    size_t page_bytes = b->store.page_bytes * (size_t)comm_size(o->group);
+    uint64_t n = bytes / page_bytes;
     if (n > INT32_MAX) n = INT32_MAX;
     if (n < (uint64_t)pkv_groups(&b->info.geometry) + 1)
         return error_set(err, STATUS_INVALID,
                          "kv-memory: %llu bytes hold %llu pages of %zu bytes; one block needs %u "
                          "and one is spare",
-                         (unsigned long long)bytes, (unsigned long long)n, b->store.page_bytes,
+                         (unsigned long long)bytes, (unsigned long long)n, page_bytes,
                          pkv_groups(&b->info.geometry));
     b->store.n_pages = (uint32_t)n;
     b->store_bytes = (size_t)n * b->store.page_bytes;

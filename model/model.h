@@ -64,6 +64,11 @@ status model_config_load(const char *dir, const char *const *overrides, size_t n
  * to out; fails only when there is nothing to tell. */
 status model_inspect(const char *dir, strbuf *out, error *err);
 
+/* Whether so many tensor-parallel ranks can share the model: they divide its query heads and its
+ * intermediate size, and its KV heads go evenly among them, or they evenly among its KV heads. The
+ * error names the field. */
+status model_ranks_check(const model_config *config, uint32_t n_ranks, error *err);
+
 /* The architectures this build knows, for help and docs. */
 size_t model_family_count(void);
 const char *model_family_architecture(size_t i);
@@ -79,9 +84,9 @@ typedef struct backend_cpu_options {
     dtype weight_type;     // packed weights; 16-bit stored weights stay exact under DTYPE_F32
     uint32_t n_threads;    // 0 = all allowed cores
     const char *isa;       // NULL = best
-    comm *group;           // borrowed
+    comm *group;           // borrowed: this rank's place among those that share the model
     pkv_geometry geometry; // n_layers and n_kv_heads are taken from config
-    uint64_t kv_bytes;     // 0 = 60 % of what the cgroup leaves after the weights
+    uint64_t kv_bytes;     // of all ranks; 0 = 60 % of what the cgroup leaves after the weights
     uint32_t max_rows;     // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
@@ -100,5 +105,30 @@ typedef struct backend_cpu_facts {
 } backend_cpu_facts;
 
 backend_cpu_facts backend_cpu_describe(const backend *b);
+
+/* ---- tensor-parallel ranks ------------------------------------------------------------------- */
+
+/* A backend that is a group of ranks in threads of this process. Each rank is a backend of its own,
+ * with its slice of the weights and of every page, which is made, run and destroyed on its rank's
+ * thread; a plan goes to all of them. Tokens and logits are rank 0's; measures are put together by
+ * KV head. Ranks that differ in their tables or samples, and one that fails, are STATUS_INTERNAL
+ * with a message that names the rank: the backend can then only be destroyed.
+ *
+ * make makes one rank's backend: comm_rank(group) says which. When a rank cannot be made, when its
+ * step fails, and on interrupt the group of comms is aborted, so that nobody waits for it. */
+typedef struct backend_ranks_options {
+    uint32_t n_ranks;
+    status (*make)(void *ctx, comm *group, backend *out, error *err);
+    void *ctx; // outlives the call only
+} backend_ranks_options;
+
+status backend_ranks_create(const backend_ranks_options *options, backend *out, error *err);
+
+/* n_ranks CPU backends that divide the threads between them, at least one each. options->group is
+ * not looked at. */
+status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_ranks, backend *out,
+                                error *err);
+/* Sums over the ranks. */
+backend_cpu_facts backend_cpu_ranks_describe(const backend *b);
 
 #endif

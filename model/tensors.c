@@ -36,6 +36,15 @@ status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *
     return STATUS_IS_OK;
 }
 
+status model_ranks_check(const model_config *config, uint32_t n_ranks, error *err)
+{
+    tensor_slice first;
+    if (n_ranks == 0 || n_ranks > config->n_heads)
+        return error_set(err, STATUS_UNSUPPORTED, "%u ranks for %u query heads", n_ranks,
+                         config->n_heads);
+    return tensor_slice_of(config, 0, (int)n_ranks, &first, err);
+}
+
 /* ---- the list -------------------------------------------------------------------------------- */
 
 static void take_rows(tensor_part *p, size_t rows, size_t cols, size_t row, size_t n)

@@ -110,9 +110,11 @@ static size_t lay_out(loader *ld, uint8_t *block)
 static status take_memory(loader *ld, error *err)
 {
     size_t bytes = lay_out(ld, NULL), left = memory_available_bytes();
-    if (bytes > left)
+    /* Ranks are threads of one machine, and take their equal slices at the same time. */
+    size_t of_all = bytes * (size_t)ld->o->size;
+    if (of_all > left)
         return error_set(err, STATUS_NO_MEMORY, "%s: weights of %zu MiB, and %zu MiB are free",
-                         ld->o->dir, bytes >> 20, left >> 20);
+                         ld->o->dir, of_all >> 20, left >> 20);
     ld->w.memory = alloc_pages(bytes);
     if (!ld->w.memory)
         return error_set(err, STATUS_NO_MEMORY, "%s: no memory for weights of %zu MiB", ld->o->dir,

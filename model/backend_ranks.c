@@ -1,0 +1,420 @@
+/* A backend that is a group of ranks, each a backend on a thread of its own (model.h). */
+#include "model/model.h"
+
+#include "model/tensors.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct rank {
+    struct backend_ranks *all;
+    uint32_t index;
+    pthread_t thread;
+    comm *comm;
+    backend backend; /* ops NULL until it is made */
+    status status;   /* of making it, then of the last step */
+    error why;       /* it could not be made */
+    const step_result *result;
+} rank;
+
+typedef struct backend_ranks {
+    const backend_ranks_options *options; /* while the ranks are made */
+    backend_info info;
+    comm_group *group;
+    rank *ranks; /* [n_ranks] */
+    uint32_t n_ranks;
+    uint32_t n_started; /* threads */
+    _Atomic bool interrupted;
+
+    pthread_mutex_t lock;
+    pthread_cond_t ordered, done;
+    uint64_t n_orders; /* steps submitted */
+    uint32_t n_busy;   /* ranks that have not done the last order; making is the first one */
+    bool stop;
+    rank *failed; /* the first that could not be made */
+
+    const step_plan *plan; /* submitted, not yet collected */
+    step_result result;
+    step_seq_result *seq_results; /* [max_seqs] */
+    float *measures;
+    size_t measures_capacity; /* floats */
+    char trouble[256];        /* result.status.message */
+} backend_ranks;
+
+/* ---- a rank's thread ------------------------------------------------------------------------- */
+
+static void make_rank(rank *r)
+{
+    backend_ranks *all = r->all;
+    r->status = all->options->make(all->options->ctx, r->comm, &r->backend, &r->why);
+    if (status_ok(r->status)) return;
+    pthread_mutex_lock(&all->lock);
+    if (!all->failed) all->failed = r;
+    pthread_mutex_unlock(&all->lock);
+    comm_abort(r->comm);
+}
+
+static void run_step(rank *r)
+{
+    const backend *b = &r->backend;
+    r->result = NULL;
+    r->status = b->ops->submit(b->ctx, r->all->plan);
+    if (status_ok(r->status)) r->status = b->ops->collect(b->ctx, &r->result);
+    if (status_ok(r->status)) r->status = r->result->status;
+    if (!status_ok(r->status)) comm_abort(r->comm); /* the others may be waiting for this rank */
+}
+
+static void tell_done(backend_ranks *all)
+{
+    pthread_mutex_lock(&all->lock);
+    if (--all->n_busy == 0) pthread_cond_signal(&all->done);
+    pthread_mutex_unlock(&all->lock);
+}
+
+static bool await_order(backend_ranks *all, uint64_t n_done)
+{
+    pthread_mutex_lock(&all->lock);
+    while (all->n_orders == n_done && !all->stop) pthread_cond_wait(&all->ordered, &all->lock);
+    bool go_on = all->n_orders != n_done;
+    pthread_mutex_unlock(&all->lock);
+    return go_on;
+}
+
+static void *rank_main(void *arg)
+{
+    rank *r = arg;
+    thread_set_name("oct-rank");
+    make_rank(r);
+    tell_done(r->all);
+    for (uint64_t n = 0; await_order(r->all, n); n++) {
+        run_step(r);
+        tell_done(r->all);
+    }
+    if (r->backend.ops) r->backend.ops->destroy(r->backend.ctx);
+    return NULL;
+}
+
+static void await_ranks(backend_ranks *all)
+{
+    pthread_mutex_lock(&all->lock);
+    while (all->n_busy > 0) pthread_cond_wait(&all->done, &all->lock);
+    pthread_mutex_unlock(&all->lock);
+}
+
+/* ---- one result of many ---------------------------------------------------------------------- */
+
+static status trouble(backend_ranks *all, const rank *r, const char *what)
+{
+    snprintf(all->trouble, sizeof all->trouble, "rank %u: %s", r->index, what);
+    return status_make(STATUS_INTERNAL, all->trouble);
+}
+
+/* A rank that failed; one that only lost its peers (STATUS_IO) when there is no other. */
+static const rank *failed_rank(const backend_ranks *all)
+{
+    const rank *failed = NULL;
+    for (uint32_t i = all->n_ranks; i-- > 0;) {
+        const rank *r = &all->ranks[i];
+        if (status_ok(r->status)) continue;
+        if (!failed || r->status.code != STATUS_IO || failed->status.code == STATUS_IO) failed = r;
+    }
+    return failed;
+}
+
+static bool same_samples(const step_result *a, const step_result *b)
+{
+    if (a->n_seqs != b->n_seqs) return false;
+    for (uint32_t i = 0; i < a->n_seqs; i++) {
+        const step_seq_result *x = &a->seqs[i], *y = &b->seqs[i];
+        if (x->n_samples != y->n_samples) return false;
+        for (uint32_t j = 0; j < x->n_samples; j++)
+            if (x->samples[j].token != y->samples[j].token ||
+                memcmp(&x->samples[j].logprob, &y->samples[j].logprob, sizeof(float)) != 0)
+                return false;
+    }
+    return true;
+}
+
+/* All ranks have done the same step on the same tables. */
+static status check_ranks(backend_ranks *all)
+{
+    const rank *failed = failed_rank(all);
+    if (failed)
+        return trouble(all, failed,
+                       failed->status.message ? failed->status.message
+                                              : status_text(failed->status.code));
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        const rank *r = &all->ranks[i];
+        if (r->result->checksum != all->plan->checksum)
+            return trouble(all, r, "page tables differ from the coordinator's");
+        if (!same_samples(all->ranks[0].result, r->result))
+            return trouble(all, r, "samples differ from rank 0's");
+    }
+    return STATUS_IS_OK;
+}
+
+/* out [layers, all KV heads, stride] of one sequence. Where a KV head is copied to several ranks,
+ * each has measured its own query heads: rank order is the order of the heads, and they are summed
+ * in it. */
+static void join_measure(const backend_ranks *all, uint32_t seq, float *out)
+{
+    const measure_result *m = &all->ranks[0].result->seqs[seq].measure;
+    uint32_t heads = all->info.geometry.n_kv_heads;
+    uint32_t copies = all->n_ranks * m->n_kv_heads / heads;
+    for (uint32_t layer = 0; layer < m->n_layers; layer++) {
+        for (uint32_t head = 0; head < heads; head++, out += m->stride) {
+            const rank *first = &all->ranks[head / m->n_kv_heads * copies];
+            size_t at = ((size_t)layer * m->n_kv_heads + head % m->n_kv_heads) * m->stride;
+            memcpy(out, first->result->seqs[seq].measure.values + at, m->stride * sizeof *out);
+            for (const rank *r = first + 1; r < first + copies; r++) {
+                const float *values = r->result->seqs[seq].measure.values + at;
+                for (uint32_t i = 0; i < m->stride; i++) out[i] += values[i];
+            }
+        }
+    }
+}
+
+static size_t joined_floats(const backend_ranks *all, const measure_result *m)
+{
+    return m->values ? (size_t)m->n_layers * all->info.geometry.n_kv_heads * m->stride : 0;
+}
+
+static status join_seqs(backend_ranks *all)
+{
+    const step_result *first = all->ranks[0].result;
+    size_t floats = 0;
+    for (uint32_t i = 0; i < first->n_seqs; i++)
+        floats += joined_floats(all, &first->seqs[i].measure);
+    if (floats > all->measures_capacity) {
+        float *grown = alloc_resize(NULL, all->measures, floats, sizeof *grown);
+        if (!grown) return status_make(STATUS_NO_MEMORY, "measures of all ranks");
+        all->measures = grown;
+        all->measures_capacity = floats;
+    }
+    float *at = all->measures;
+    for (uint32_t i = 0; i < first->n_seqs; i++) {
+        step_seq_result *s = &all->seq_results[i];
+        *s = first->seqs[i];
+        if (!s->measure.values) continue;
+        join_measure(all, i, at);
+        s->measure.n_kv_heads = all->info.geometry.n_kv_heads;
+        s->measure.values = at;
+        at += joined_floats(all, &s->measure);
+    }
+    return STATUS_IS_OK;
+}
+
+static void join_results(backend_ranks *all)
+{
+    status s = check_ranks(all);
+    if (!status_ok(s)) {
+        all->result = (step_result){.step = all->plan->step, .status = s};
+        return;
+    }
+    all->result = *all->ranks[0].result;
+    all->result.seqs = all->seq_results;
+    all->result.status = join_seqs(all);
+    if (!status_ok(all->result.status)) all->result.n_seqs = 0;
+    for (uint32_t i = 1; i < all->n_ranks; i++) {
+        int64_t us = all->ranks[i].result->compute_us;
+        if (us > all->result.compute_us) all->result.compute_us = us;
+    }
+}
+
+/* ---- the interface --------------------------------------------------------------------------- */
+
+static const backend_info *ranks_info(void *ctx) { return &((backend_ranks *)ctx)->info; }
+
+static status ranks_submit(void *ctx, const step_plan *plan)
+{
+    backend_ranks *all = ctx;
+    assert(!all->plan && "one step in flight");
+    all->plan = plan;
+    pthread_mutex_lock(&all->lock);
+    all->n_busy = all->n_ranks;
+    all->n_orders++;
+    pthread_cond_broadcast(&all->ordered);
+    pthread_mutex_unlock(&all->lock);
+    return STATUS_IS_OK;
+}
+
+static status ranks_collect(void *ctx, const step_result **out)
+{
+    backend_ranks *all = ctx;
+    assert(all->plan);
+    await_ranks(all);
+    join_results(all);
+    all->plan = NULL;
+    *out = &all->result;
+    return atomic_load(&all->interrupted) ? status_make(STATUS_INTERNAL, "interrupted")
+                                          : STATUS_IS_OK;
+}
+
+static void ranks_interrupt(void *ctx)
+{
+    backend_ranks *all = ctx;
+    atomic_store(&all->interrupted, true);
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        const backend *b = &all->ranks[i].backend;
+        b->ops->interrupt(b->ctx);
+    }
+    comm_abort(all->ranks[0].comm);
+}
+
+static void stop_ranks(backend_ranks *all)
+{
+    pthread_mutex_lock(&all->lock);
+    all->stop = true;
+    pthread_cond_broadcast(&all->ordered);
+    pthread_mutex_unlock(&all->lock);
+    for (uint32_t i = 0; i < all->n_started; i++) pthread_join(all->ranks[i].thread, NULL);
+}
+
+static void ranks_destroy(void *ctx)
+{
+    backend_ranks *all = ctx;
+    if (!all) return;
+    stop_ranks(all);
+    for (uint32_t i = 0; all->ranks && i < all->n_ranks; i++) comm_destroy(all->ranks[i].comm);
+    comm_group_destroy(all->group);
+    pthread_cond_destroy(&all->done);
+    pthread_cond_destroy(&all->ordered);
+    pthread_mutex_destroy(&all->lock);
+    free(all->measures);
+    free(all->seq_results);
+    free(all->ranks);
+    free(all);
+}
+
+static const backend_ops ranks_ops = {
+    .info = ranks_info,
+    .submit = ranks_submit,
+    .collect = ranks_collect,
+    .interrupt = ranks_interrupt,
+    .destroy = ranks_destroy,
+};
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+static status join_group(backend_ranks *all, error *err)
+{
+    RETURN_IF_ERROR(comm_group_create("threads", (int)all->n_ranks, &all->group, err));
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        comm_options o = {
+            .kind = "threads", .rank = (int)i, .size = (int)all->n_ranks, .group = all->group};
+        all->ranks[i] = (rank){.all = all, .index = i};
+        RETURN_IF_ERROR(comm_create(&o, &all->ranks[i].comm, err));
+    }
+    return STATUS_IS_OK;
+}
+
+/* Signals are the main thread's business: ranks, and what they start, have all of them blocked. */
+static status start_ranks(backend_ranks *all, error *err)
+{
+    sigset_t every, old;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &old);
+    all->n_busy = all->n_ranks;
+    status result = STATUS_IS_OK;
+    while (status_ok(result) && all->n_started < all->n_ranks) {
+        rank *r = &all->ranks[all->n_started];
+        if (pthread_create(&r->thread, NULL, rank_main, r) == 0) all->n_started++;
+        else result = error_set(err, STATUS_NO_MEMORY, "rank %u: cannot start a thread", r->index);
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (status_ok(result)) return result;
+    comm_abort(all->ranks[0].comm);
+    pthread_mutex_lock(&all->lock);
+    all->n_busy -= all->n_ranks - all->n_started;
+    pthread_mutex_unlock(&all->lock);
+    await_ranks(all);
+    return result;
+}
+
+static status compare_infos(backend_ranks *all, error *err)
+{
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        const backend *b = &all->ranks[i].backend;
+        const backend_info *info = b->ops->info(b->ctx);
+        if (i == 0) all->info = *info;
+        if (info->n_pages != all->info.n_pages || info->identity != all->info.identity ||
+            info->max_rows != all->info.max_rows || info->max_seqs != all->info.max_seqs ||
+            memcmp(&info->geometry, &all->info.geometry, sizeof info->geometry) != 0)
+            return error_set(err, STATUS_INTERNAL, "rank %u: is not like rank 0", i);
+    }
+    all->info.max_in_flight = 1;
+    return STATUS_IS_OK;
+}
+
+static status make_ranks(backend_ranks *all, error *err)
+{
+    RETURN_IF_ERROR(join_group(all, err));
+    RETURN_IF_ERROR(start_ranks(all, err));
+    await_ranks(all);
+    if (all->failed) {
+        if (err) *err = all->failed->why;
+        return all->failed->status;
+    }
+    RETURN_IF_ERROR(compare_infos(all, err));
+    all->seq_results = calloc(all->info.max_seqs, sizeof *all->seq_results);
+    if (!all->seq_results) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    return STATUS_IS_OK;
+}
+
+status backend_ranks_create(const backend_ranks_options *options, backend *out, error *err)
+{
+    backend_ranks *all = calloc(1, sizeof *all);
+    if (!all) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_cond_init(&all->ordered, NULL);
+    pthread_cond_init(&all->done, NULL);
+    all->options = options;
+    all->n_ranks = options->n_ranks;
+    all->ranks = calloc(all->n_ranks, sizeof *all->ranks);
+    status s = all->ranks ? make_ranks(all, err)
+                          : error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    all->options = NULL;
+    if (status_ok(s)) *out = (backend){&ranks_ops, all};
+    else ranks_destroy(all);
+    return s;
+}
+
+/* ---- CPU backends ---------------------------------------------------------------------------- */
+
+static status make_cpu(void *ctx, comm *group, backend *out, error *err)
+{
+    backend_cpu_options o = *(const backend_cpu_options *)ctx;
+    o.group = group;
+    return backend_cpu_create(&o, out, err);
+}
+
+status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_ranks, backend *out,
+                                error *err)
+{
+    RETURN_IF_ERROR(model_ranks_check(options->config, n_ranks, err));
+    backend_cpu_options o = *options;
+    uint32_t threads = o.n_threads ? o.n_threads : cpu_count_allowed();
+    o.n_threads = threads > n_ranks ? threads / n_ranks : 1;
+    backend_ranks_options all = {.n_ranks = n_ranks, .make = make_cpu, .ctx = &o};
+    return backend_ranks_create(&all, out, err);
+}
+
+backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
+{
+    assert(b->ops == &ranks_ops);
+    const backend_ranks *all = b->ctx;
+    backend_cpu_facts sum = backend_cpu_describe(&all->ranks[0].backend);
+    for (uint32_t i = 1; i < all->n_ranks; i++) {
+        backend_cpu_facts f = backend_cpu_describe(&all->ranks[i].backend);
+        sum.n_threads += f.n_threads;
+        sum.weight_bytes += f.weight_bytes;
+        sum.page_bytes += f.page_bytes;
+        sum.pool_bytes += f.pool_bytes;
+        if (f.load_us > sum.load_us) sum.load_us = f.load_us;
+    }
+    return sum;
+}
