@@ -25,6 +25,10 @@ static const arg_flag flags_table[] = {
         .initial = "auto", .choices = dtypes),
     ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
             "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
+    ARG_ROW("tp", "N", ARG_COUNT, model_flags, tp,
+            "tensor-parallel ranks: each holds its share of heads, weights and KV pages, and of "
+            "the threads",
+            .min = 1, .max = 64, .initial = "1"),
     ARG_ROW("isa", "NAME", ARG_TEXT, model_flags, isa,
             "instruction set of the kernels (default: the best this CPU has)"),
     ARG_ROW("kv-memory", "BYTES", ARG_BYTES, model_flags, kv_memory,
@@ -80,7 +84,7 @@ static status open_text(const char *dir, loaded_model *m, error *err)
     return STATUS_IS_OK;
 }
 
-static status check_lengths(const model_flags *f, loaded_model *m, error *err)
+static status check_shape(const model_flags *f, loaded_model *m, error *err)
 {
     m->max_model_len = f->max_model_len ? f->max_model_len : m->config.max_positions;
     if (m->max_model_len > m->config.max_positions)
@@ -91,13 +95,28 @@ static status check_lengths(const model_flags *f, loaded_model *m, error *err)
         return error_set(err, STATUS_INVALID,
                          "--kv-group-heads: %u does not divide the model's %u KV heads",
                          f->kv_group_heads, m->config.n_kv_heads);
+    status s = model_ranks_check(&m->config, f->tp, err);
+    if (!status_ok(s)) error_prefix(err, "--tp");
+    return s;
+}
+
+/* m->options and m->n_ranks say what. */
+static status make_backend(loaded_model *m, error *err)
+{
+    if (m->n_ranks > 1) {
+        RETURN_IF_ERROR(backend_cpu_ranks_create(&m->options, m->n_ranks, &m->backend, err));
+        m->facts = backend_cpu_ranks_describe(&m->backend);
+    } else {
+        RETURN_IF_ERROR(backend_cpu_create(&m->options, &m->backend, err));
+        m->facts = backend_cpu_describe(&m->backend);
+    }
     return STATUS_IS_OK;
 }
 
 static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
-    RETURN_IF_ERROR(check_lengths(f, m, err));
+    RETURN_IF_ERROR(check_shape(f, m, err));
     if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
     comm_options alone = {.kind = "self", .rank = 0, .size = 1};
     RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
@@ -123,9 +142,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
     };
-    RETURN_IF_ERROR(backend_cpu_create(&m->options, &m->backend, err));
-    m->facts = backend_cpu_describe(&m->backend);
-    return STATUS_IS_OK;
+    return make_backend(m, err);
 }
 
 status model_restart(void *ctx, backend *out, error *err)
@@ -134,7 +151,7 @@ status model_restart(void *ctx, backend *out, error *err)
     if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
     m->backend = (backend){0};
     m->options.kv_bytes = m->facts.pool_bytes;
-    RETURN_IF_ERROR(backend_cpu_create(&m->options, &m->backend, err));
+    RETURN_IF_ERROR(make_backend(m, err));
     *out = m->backend;
     return STATUS_IS_OK;
 }
@@ -144,6 +161,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
     if (!flags->dir) return error_set(err, STATUS_INVALID, "--model is missing");
     int64_t start = clock_now_us();
     *out = (loaded_model){
+        .n_ranks = flags->tp,
         .max_batch = flags->max_batch,
         .prefill_chunk = flags->prefill_chunk,
         .prefix_cache = !flags->no_prefix_cache,
@@ -179,7 +197,8 @@ void format_bytes(char *out, size_t size, uint64_t bytes)
 
 void model_tell(const loaded_model *m, const char *dir)
 {
-    char weights[32], pool[32];
+    char weights[32], pool[32], ranks[32] = "";
+    if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
     format_bytes(weights, sizeof weights, m->facts.weight_bytes);
     format_bytes(pool, sizeof pool, m->facts.pool_bytes);
     const backend_info *info = m->backend.ops->info(m->backend.ctx);
@@ -187,12 +206,12 @@ void model_tell(const loaded_model *m, const char *dir)
     uint32_t blocks = pages / pkv_groups(&info->geometry);
     fprintf(
         stderr,
-        "octavo: %s: %s, %s of weights; KV pool %s%s: %u %s pages, room for %llu tokens; %s, %u "
+        "octavo: %s: %s, %s of weights; KV pool %s%s: %u %s pages, room for %llu tokens; %s, %s%u "
         "thread%s; ready in %.2f s\n",
         dir, m->config.architecture, weights, pool,
         m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
         dtype_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens,
-        m->facts.isa, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+        m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         (double)m->open_us / 1e6);
 }
 

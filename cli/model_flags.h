@@ -14,6 +14,7 @@ typedef struct model_flags {
     arg_list overrides;
     const char *dtype;  // "auto", "f32", "bf16"
     uint32_t threads;   // 0 = all allowed cores
+    uint32_t tp;        // tensor-parallel ranks
     const char *isa;    // NULL = best
     uint64_t kv_memory; // 0 = default share
     uint32_t page_tokens;
@@ -31,12 +32,13 @@ void model_flags_destroy(model_flags *flags);
 
 typedef struct loaded_model {
     model_config config;
-    comm *group;
+    comm *group; // the group of one
+    uint32_t n_ranks;
     backend backend;
-    backend_cpu_facts facts;
-    tokenizer *tokenizer; // NULL unless asked for
-    chat_template *chat;  // NULL when the model has none
-    strbuf bos, eos;      // texts for the template
+    backend_cpu_facts facts; // of all ranks
+    tokenizer *tokenizer;    // NULL unless asked for
+    chat_template *chat;     // NULL when the model has none
+    strbuf bos, eos;         // texts for the template
     dtype kv_type;
     uint32_t max_model_len, max_batch, prefill_chunk;
     bool prefix_cache;
