@@ -1,0 +1,144 @@
+/* A token list through the model, teacher-forced, as the tests of the forward pass do it. */
+#ifndef TESTS_UNIT_MODEL_PASS_H
+#define TESTS_UNIT_MODEL_PASS_H
+
+#include "kernels/kernels.h"
+#include "model/model.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct pass {
+    const char *dir;
+    const char *override; /* of config.json; the weights are then dummies */
+    dtype kv_type;
+    const char *isa;
+    uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
+    uint32_t chunk;                                          /* rows of a step */
+    unsigned n_threads, n_ranks;                             /* n_ranks 0 = no group */
+    uint32_t mass_rows, layer_step;                          /* measured in the last step */
+} pass;
+
+typedef struct pass_result {
+    model_config config;
+    float *logits; /* [n, vocab] */
+    float *mass;   /* [layers, kv heads, pages] */
+    size_t mass_floats;
+} pass_result;
+
+static inline backend open_backend(const pass *p, comm *group, model_config *config)
+{
+    error err = {{0}};
+    if (!status_ok(model_config_load(p->dir, &p->override, p->override != NULL, config, &err)))
+        fail_msg("%s", err.text);
+    backend_cpu_options o = {
+        .dir = p->dir,
+        .config = config,
+        .dummy = p->override != NULL,
+        .kv_type = p->kv_type,
+        .weight_type = DTYPE_F32,
+        .n_threads = p->n_threads,
+        .isa = p->isa,
+        .group = group,
+        .geometry = {.page_tokens = p->page_tokens,
+                     .layers_per_group = p->layers_per_group,
+                     .heads_per_group =
+                         p->heads_per_group ? p->heads_per_group : config->n_kv_heads},
+        .kv_bytes = 32 << 20,
+        .max_rows = p->chunk,
+        .max_seqs = 2,
+        .max_model_len = config->max_positions,
+    };
+    backend b;
+    status s = p->n_ranks ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
+                          : backend_cpu_create(&o, &b, &err);
+    if (!status_ok(s)) fail_msg("%s: %s", p->dir, err.text);
+    return b;
+}
+
+static inline void keep_mass(const measure_result *m, pass_result *out)
+{
+    out->mass_floats = (size_t)m->n_layers * m->n_kv_heads * m->stride;
+    out->mass = malloc(out->mass_floats * sizeof(float));
+    memcpy(out->mass, m->values, out->mass_floats * sizeof(float));
+}
+
+static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
+{
+    pass_result out = {0};
+    comm *group;
+    comm_options self = {.kind = "self", .size = 1};
+    assert_true(status_ok(comm_create(&self, &group, NULL)));
+    backend b = open_backend(p, group, &out.config);
+    const backend_info *info = b.ops->info(b.ctx);
+    pkv_options po = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = 2};
+    pkv *kv;
+    uint32_t hit;
+    assert_true(status_ok(pkv_create(&po, &kv)));
+    assert_true(status_ok(pkv_seq_open(kv, 1, tokens, 0, 0, n, &hit)));
+    out.logits = malloc((size_t)n * info->vocab_size * sizeof(float));
+
+    sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    step_open open = {.seq = 1, .params = &greedy};
+    for (uint32_t done = 0, step = 1; done < n; step++) {
+        uint32_t some = n - done < p->chunk ? n - done : p->chunk;
+        assert_true(status_ok(pkv_seq_append(kv, 1, some)));
+        step_seq seq = {.seq = 1, .n_tokens = some, .position = done, .want_logits = true};
+        if (done + some == n && p->mass_rows)
+            seq.measure = (measure_spec){MEASURE_MASS, p->mass_rows, p->layer_step};
+        step_plan plan = {.step = step,
+                          .deltas = pkv_take_deltas(kv),
+                          .opens = &open,
+                          .n_opens = done == 0,
+                          .seqs = &seq,
+                          .n_seqs = 1,
+                          .tokens = tokens + done,
+                          .n_tokens = some,
+                          .checksum = pkv_checksum(kv)};
+        const step_result *r;
+        assert_true(status_ok(b.ops->submit(b.ctx, &plan)));
+        assert_true(status_ok(b.ops->collect(b.ctx, &r)));
+        if (!status_ok(r->status)) fail_msg("step %u: %s", step, r->status.message);
+        assert_int_equal(r->n_logit_rows, some);
+        memcpy(out.logits + (size_t)done * info->vocab_size, r->logits,
+               (size_t)some * info->vocab_size * sizeof(float));
+        if (seq.measure.kind == MEASURE_MASS) keep_mass(&r->seqs[0].measure, &out);
+        done += some;
+    }
+    pkv_destroy(kv);
+    b.ops->destroy(b.ctx);
+    comm_destroy(group);
+    return out;
+}
+
+static inline void result_free(pass_result *r)
+{
+    free(r->logits);
+    free(r->mass);
+}
+
+static inline double nmse(const float *ours, const float *golden, size_t n)
+{
+    double error_sum = 0, sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        double d = (double)ours[i] - golden[i];
+        error_sum += d * d;
+        sum += (double)golden[i] * golden[i];
+    }
+    return error_sum / sum;
+}
+
+/* Random ids, the same in every test: texture enough for attention to differ everywhere. */
+static inline void random_tokens(uint32_t *tokens, uint32_t n, uint32_t vocab)
+{
+    rng r = rng_seed(99);
+    for (uint32_t i = 0; i < n; i++) tokens[i] = rng_below(&r, vocab);
+}
+
+#endif
