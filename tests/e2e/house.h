@@ -20,6 +20,7 @@ typedef struct setting {
     uint32_t max_model_len;
     uint64_t kv_bytes;
     bool prefix_cache;
+    uint32_t n_ranks; // 0 = no group
 } setting;
 
 typedef struct house {
@@ -55,7 +56,9 @@ static inline house open_house(const setting *s)
         .max_seqs = HOUSE_SEQS,
         .max_model_len = s->max_model_len,
     };
-    if (!status_ok(backend_cpu_create(&bo, &h.backend, &err))) fail_msg("%s", err.text);
+    status made = s->n_ranks ? backend_cpu_ranks_create(&bo, s->n_ranks, &h.backend, &err)
+                             : backend_cpu_create(&bo, &h.backend, &err);
+    if (!status_ok(made)) fail_msg("%s", err.text);
     engine_options eo = {
         .backend = &h.backend,
         .tokenizer = h.tokenizer,

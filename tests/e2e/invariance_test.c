@@ -1,6 +1,6 @@
 /* The demo model through the whole engine: a request's tokens and logprobs are its own business.
  * Alone, in a batch of 32, chunked otherwise, from cached prefixes, preempted, under any geometry:
- * the same tokens, the same bits. */
+ * the same tokens, the same bits. So it is with any number of ranks, each number with its bits. */
 #include "tests/e2e/house.h"
 
 #include <time.h>
@@ -158,15 +158,20 @@ typedef struct fixture {
     answer got[REQUESTS];
 } fixture;
 
-static int setup(void **state)
+static fixture *make_fixture(const setting *s)
 {
     fixture *f = calloc(1, sizeof *f);
     make_prompts(f->prompts);
-    house h = open_house(&usual);
+    house h = open_house(s);
     for (uint32_t i = 0; i < REQUESTS; i++)
         read_answer(submit(&h, &f->prompts[i], i), &f->alone[i]);
     close_house(&h);
-    *state = f;
+    return f;
+}
+
+static int setup(void **state)
+{
+    *state = make_fixture(&usual);
     return 0;
 }
 
@@ -278,6 +283,29 @@ static void retention_copies_nothing(void **state)
     close_house(&h);
 }
 
+/* All of that again where each step is done by tensor-parallel ranks, whose sums are their own. */
+static void ranks_do_not_matter_to_neighbours(void **state)
+{
+    (void)state;
+    setting s = usual;
+    s.n_ranks = 2;
+    fixture *f = make_fixture(&s);
+    s.what = "2 ranks, a batch of 32, chunks of 64";
+    s.prefill_chunk = 64;
+    run_setting(f, &s);
+    s.what = "2 ranks, another geometry";
+    s.layers_per_group = 4;
+    s.heads_per_group = 1;
+    run_setting(f, &s);
+    s = usual;
+    s.what = "2 ranks, a small pool with a prefix cache";
+    s.n_ranks = 2;
+    s.prefix_cache = true;
+    s.kv_bytes = 36 * 32768;
+    assert_true(run_setting(f, &s).sched.preemptions > 0);
+    free(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -286,6 +314,7 @@ int main(void)
         cmocka_unit_test(preemption_does_not_matter),
         cmocka_unit_test(cached_prefixes_do_not_matter),
         cmocka_unit_test(retention_copies_nothing),
+        cmocka_unit_test(ranks_do_not_matter_to_neighbours),
     };
     return cmocka_run_group_tests_name("invariance", tests, setup, teardown);
 }

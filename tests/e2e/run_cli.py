@@ -466,6 +466,46 @@ class Score(unittest.TestCase):
         self.assertAlmostEqual(cut["nll_per_token"], expected / (len(ids) - 1), places=4)
 
 
+class Ranks(unittest.TestCase):
+    """Tensor parallelism by threads: sums differ in their last bits, answers do not."""
+
+    def setUp(self):
+        with open("LICENSE", encoding="utf-8") as f:
+            self.text = f.read()[1000:4000]
+
+    def test_tokens_and_pages(self):
+        request = {"prompt": self.text, "max_tokens": 12, "ignore_eos": True,
+                   "retention": {"method": "chunkkv", "ratio": 0.3, "report": "positions"}}
+        expected = run_one(request, "--dtype", "f32")
+        self.assertGreater(expected["retention"]["pages_dropped"], 0)
+        for tp in ("2", "4", "8"):
+            line = run_one(request, "--dtype", "f32", "--tp", tp)
+            self.assertEqual(line["token_ids"], expected["token_ids"], tp)
+            self.assertEqual(line["retention"]["kept"], expected["retention"]["kept"], tp)
+
+    def test_score_and_summary(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "text")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(self.text)
+            score = ["score", *POOL, "--dtype", "f32", "--text", path]
+            alone, err_alone = octavo(*score)
+            ranks, err = octavo(*score, "--tp", "4", "--threads", "8")
+        self.assertAlmostEqual(json.loads(ranks)["nll_per_token"], json.loads(alone)["nll_per_token"], places=5)
+        self.assertIn("4 ranks, 8 threads", err)
+        self.assertNotIn("ranks", err_alone)
+        room = "room for 16368 tokens" # the slices together are what --kv-memory says
+        self.assertIn(room, err_alone)
+        self.assertIn(room, err)
+
+    def test_bench(self):
+        out = octavo("bench", "engine", *POOL, "--tp", "2", "--batch", "1", "--context", "64", "--prefill", "64",
+                     "--retention-tokens", "600", "--rounds", "1", "--json")[0]
+        memory = json.loads(out)["rows"][-1]
+        self.assertIn(memory["steady_heap_bytes"], (0, -1))
+        self.assertEqual(memory["pool"], 64 << 20)
+
+
 class Bench(unittest.TestCase):
     def test_engine(self):
         """Every part runs and reports; how fast is nobody's business here."""
@@ -506,6 +546,7 @@ class Refusals(unittest.TestCase):
             [[*run, "--prompt", "x", "--top-p", "3"], "--top-p: '3'"],
             [[*run, "--prompt", "x", "--page-tokens", "300"], "--page-tokens: '300'"],
             [[*run, "--prompt", "x", "--kv-memory", "lots"], "--kv-memory: 'lots'"],
+            [[*run, "--prompt", "x", "--tp", "0"], "--tp: '0'"],
             [[*run, "--prompt", "x", "--dtype", "int3"], "--dtype: 'int3' is not one of auto, f32, bf16"],
             [[*run, "--prompt", "x", "--retention", "{"], "--retention: "],
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","bananas":1}'], "bananas"],
@@ -533,6 +574,9 @@ class Refusals(unittest.TestCase):
         self.refuses([*run, MODEL, "--isa", "banana"], 1, "banana")
         self.refuses([*run, MODEL, "--max-model-len", "5000"], 1, "--max-model-len", "4096")
         self.refuses([*run, MODEL, "--kv-group-heads", "3"], 1, "--kv-group-heads")
+        self.refuses([*run, MODEL, "--tp", "3"], 1, "--tp", "num_attention_heads", "8", "3 ranks")
+        self.refuses([*run, MODEL, "--tp", "16"], 1, "--tp", "16 ranks", "8 query heads")
+        self.refuses([*run, MODEL, "--tp", "2", "--isa", "banana"], 1, "banana")
         self.refuses([*run, MODEL, "--page-tokens", "17"], 1, "page_tokens")
         self.refuses(["run", "--model", MODEL, "--prompts", "no/such/file"], 1, "no/such/file")
         self.refuses(["run", "--model", MODEL, "--prompts", "models"], 1, "models", "folder")

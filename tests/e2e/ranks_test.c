@@ -1,0 +1,140 @@
+/* The demo model as tensor-parallel ranks behind the whole engine: one batch of short requests that
+ * fork, hit prefixes, draw and drop pages answers as a rank alone does. Short enough for
+ * ThreadSanitizer; what is long is in retention_golden_test and invariance_test. */
+#include "tests/e2e/house.h"
+
+enum { REQUESTS = 6, CHOICES = 2, OUTPUTS = 6, PROMPT = 150 };
+
+typedef struct answer {
+    uint32_t n[CHOICES];
+    uint32_t tokens[CHOICES][OUTPUTS];
+    char kept[4096]; /* the report's positions */
+} answer;
+
+static engine_stream *submit(house *h, uint32_t i)
+{
+    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
+    engine_request r;
+    engine_stream *s;
+    error err = {{0}};
+    uint32_t ids[PROMPT];
+    rng random = rng_seed(5 + i / 2); /* each two begin alike */
+    for (int t = 0; t < PROMPT; t++) ids[t] = rng_below(&random, 1000);
+    ids[PROMPT - 1] = i;
+    engine_request_init(&r, &defaults);
+    r.prompt_token_ids = ids;
+    r.n_prompt_token_ids = PROMPT;
+    r.max_tokens = OUTPUTS;
+    r.ignore_eos = true;
+    r.n = i == 1 ? CHOICES : 1;
+    if (i % 2) {
+        r.temperature = 0.8f;
+        r.has_seed = true;
+        r.seed = i;
+    }
+    if (i >= 2)
+        r.retention = json_pack("{s:s, s:f, s:i, s:s}", "method", "chunkkv", "ratio", 0.5, "window",
+                                16, "report", "positions");
+    if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
+    r.prompt_token_ids = NULL; /* the test's own */
+    engine_request_destroy(&r);
+    return s;
+}
+
+static void read_answer(engine_stream *s, answer *a)
+{
+    engine_output out;
+    *a = (answer){0};
+    while (engine_stream_wait(s, &out)) {
+        if (out.finish == ENGINE_FINISH_ERROR) fail_msg("%s", out.error_text);
+        if (out.has_token) a->tokens[out.choice][a->n[out.choice]++] = out.sample.token;
+        if (out.finish == ENGINE_FINISH_NONE || !out.report) continue;
+        if (out.report->kept_json) snprintf(a->kept, sizeof a->kept, "%s", out.report->kept_json);
+    }
+    engine_stream_release(s);
+}
+
+static void answer_all(uint32_t n_ranks, uint32_t heads_per_group, answer *answers)
+{
+    setting s = {.kv_type = DTYPE_F32,
+                 .prefill_chunk = 64,
+                 .layers_per_group = 1,
+                 .heads_per_group = heads_per_group,
+                 .page_tokens = 16,
+                 .max_model_len = 512,
+                 .kv_bytes = 16 << 20,
+                 .prefix_cache = true,
+                 .n_ranks = n_ranks};
+    engine_stream *streams[REQUESTS];
+    house h = open_house(&s);
+    for (uint32_t i = 0; i < REQUESTS; i++) streams[i] = submit(&h, i);
+    for (uint32_t i = 0; i < REQUESTS; i++) read_answer(streams[i], &answers[i]);
+    close_house(&h);
+}
+
+static void expect_equal(const answer *want, const answer *got, uint32_t n_ranks)
+{
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        if (memcmp(want[i].n, got[i].n, sizeof want->n) ||
+            memcmp(want[i].tokens, got[i].tokens, sizeof want->tokens))
+            fail_msg("%u ranks: request %u has other tokens", n_ranks, i);
+        if (strcmp(want[i].kept, got[i].kept) != 0)
+            fail_msg("%u ranks: request %u keeps %s, not %s", n_ranks, i, got[i].kept,
+                     want[i].kept);
+        assert_int_equal(want[i].kept[0] != 0, i >= 2);
+    }
+}
+
+static void ranks_answer_as_one(void **state)
+{
+    (void)state;
+    static answer alone[REQUESTS], got[REQUESTS];
+    answer_all(0, 4, alone);
+    for (uint32_t n_ranks = 2; n_ranks <= 8; n_ranks *= 2) {
+        answer_all(n_ranks, 4, got);
+        expect_equal(alone, got, n_ranks);
+    }
+}
+
+/* Tables of single heads: each rank writes to the pages of its own. */
+static void ranks_answer_as_one_by_heads(void **state)
+{
+    (void)state;
+    static answer alone[REQUESTS], got[REQUESTS];
+    answer_all(0, 1, alone);
+    for (uint32_t n_ranks = 2; n_ranks <= 8; n_ranks *= 2) {
+        answer_all(n_ranks, 1, got);
+        expect_equal(alone, got, n_ranks);
+    }
+}
+
+/* The engine is taken down in the midst of steps. */
+static void ranks_stop_while_they_work(void **state)
+{
+    (void)state;
+    setting s = {.kv_type = DTYPE_BF16,
+                 .prefill_chunk = 64,
+                 .layers_per_group = 1,
+                 .heads_per_group = 4,
+                 .page_tokens = 16,
+                 .max_model_len = 512,
+                 .kv_bytes = 8 << 20,
+                 .n_ranks = 4};
+    engine_stream *streams[REQUESTS];
+    house h = open_house(&s);
+    for (uint32_t i = 0; i < REQUESTS; i++) streams[i] = submit(&h, i);
+    engine_output out;
+    assert_true(engine_stream_wait(streams[0], &out));
+    for (uint32_t i = 0; i < REQUESTS; i++) engine_stream_release(streams[i]);
+    close_house(&h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_answer_as_one),
+        cmocka_unit_test(ranks_answer_as_one_by_heads),
+        cmocka_unit_test(ranks_stop_while_they_work),
+    };
+    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+}
