@@ -262,7 +262,6 @@ static void ranks_interrupt(void *ctx)
         const backend *b = &all->ranks[i].backend;
         b->ops->interrupt(b->ctx);
     }
-    comm_abort(all->ranks[0].comm);
 }
 
 static void stop_ranks(backend_ranks *all)

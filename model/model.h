@@ -114,8 +114,8 @@ backend_cpu_facts backend_cpu_describe(const backend *b);
  * KV head. Ranks that differ in their tables or samples, and one that fails, are STATUS_INTERNAL
  * with a message that names the rank: the backend can then only be destroyed.
  *
- * make makes one rank's backend: comm_rank(group) says which. When a rank cannot be made, when its
- * step fails, and on interrupt the group of comms is aborted, so that nobody waits for it. */
+ * make makes one rank's backend: comm_rank(group) says which. When a rank cannot be made, and when
+ * its step fails or is interrupted, the group of comms is aborted, so that nobody waits for it. */
 typedef struct backend_ranks_options {
     uint32_t n_ranks;
     status (*make)(void *ctx, comm *group, backend *out, error *err);
