@@ -16,6 +16,8 @@
  *   COMPACT seq group kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh
  *                                                pages
  *   FORK    parent child capacity                child becomes a copy of parent
+ *   RETURN  seq capacity, then for each group:   a sequence comes back from the host tier (it was
+ *           kept pages[ceil(kept / P)]           closed when it went there)
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
  * grow to, so that later appends allocate nothing; it binds nobody.
@@ -33,6 +35,7 @@ typedef enum delta_op {
     DELTA_DROP,
     DELTA_COMPACT,
     DELTA_FORK,
+    DELTA_RETURN,
 } delta_op;
 
 enum {
@@ -43,6 +46,7 @@ enum {
     DELTA_APPEND_HEAD = 4,
     DELTA_DROP_HEAD = 4,
     DELTA_COMPACT_HEAD = 4,
+    DELTA_RETURN_HEAD = 3,
 };
 
 static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 0); }

@@ -126,6 +126,45 @@ static const char *check_pages(const pkv *p, const holder *holders)
     return NULL;
 }
 
+/* Every host page is in one swapped sequence, or in the stack of free ones, or was never used. */
+static const char *check_host(const pkv *p, uint8_t *seen)
+{
+    REQUIRE(p->host_touched <= p->n_host_pages && p->n_host_free <= p->host_touched,
+            "host pages are miscounted");
+    for (uint32_t i = 0; i < p->n_host_free; i++) {
+        REQUIRE(p->host_free[i] < p->host_touched && !seen[p->host_free[i]]++,
+                "the free host pages are broken");
+    }
+    uint32_t held = 0, n_free = 0, n_open = 0;
+    for (uint32_t i = 1; i <= p->n_swaps; i++) {
+        const pkv_seq *s = &p->swaps[i].seq;
+        if (!s->open) continue;
+        uint32_t own = 0;
+        n_open++;
+        for (uint32_t g = 0; g < p->groups; g++) {
+            const pkv_table *t = &s->tables[g];
+            REQUIRE(t->n_pages == pages_for(p, t->kept) && t->n_pages <= s->row &&
+                        t->kept <= s->length && t->slot_pages <= t->n_pages,
+                    "a swapped table is out of shape");
+            for (uint32_t k = 0; k < t->n_pages; k++) {
+                uint32_t page = seq_pages(s, g)[k];
+                REQUIRE(page < p->host_touched && !seen[page]++,
+                        "a swapped table holds a host page that is not its own");
+            }
+            own += t->n_pages;
+        }
+        REQUIRE(own == s->held && own > 0, "a swapped sequence miscounts its pages");
+        held += own;
+    }
+    REQUIRE(held == host_used(p), "used host pages are not those of swapped sequences");
+    for (uint32_t i = p->n_swaps > 0 ? p->swaps[0].next : 0; i != 0; i = p->swaps[i].next) {
+        REQUIRE(i <= p->n_swaps && n_free++ < p->n_swaps && !p->swaps[i].seq.open,
+                "the list of free swaps is broken");
+    }
+    REQUIRE(n_free + n_open == p->n_swaps, "a swapped sequence is lost");
+    return NULL;
+}
+
 static const char *check_blocks(const pkv *p)
 {
     uint32_t live = 0, children = 0;
@@ -165,6 +204,10 @@ const char *pkv_check_integrity(const pkv *p)
     const char *wrong = check_seqs(p, holders);
     if (!wrong) wrong = check_pages(p, holders);
     alloc_free(NULL, holders);
+    uint8_t *seen = alloc_zeroed(NULL, (size_t)p->host_touched + 1, sizeof *seen);
+    if (!seen) return "out of memory";
+    if (!wrong) wrong = check_host(p, seen);
+    alloc_free(NULL, seen);
     if (!wrong && p->prefix_cache) wrong = check_blocks(p);
     return wrong;
 }

@@ -4,6 +4,7 @@
  *            handed out)
  *   blocks   the prefix cache: a tree of blocks under block 0, and a hash table over it
  *   seqs     for each sequence one page list, one base list and one table record for each group
+ *   swaps    likewise for each swapped sequence: its pages are those of the host tier
  *   log      words and moves since the last pkv_take_deltas
  */
 #ifndef PAGED_KV_INTERNAL_H
@@ -59,6 +60,12 @@ typedef struct pkv_seq {
     uint32_t cursor_generation;
 } pkv_seq;
 
+/* A swapped sequence. Its memory is kept for the next one. */
+typedef struct pkv_swap {
+    pkv_seq seq;   // open while in use
+    uint32_t next; // in the list of free ones
+} pkv_swap;
+
 /* Room for what cannot fail (drops and closes) is set aside when something that can fail
  * happens: capacity >= n_words + the words of a close for each open sequence + those of one
  * whole drop for each table that has none in this epoch. A second drop of a table in one epoch
@@ -97,6 +104,13 @@ struct pkv {
 
     pkv_seq *seqs; // [max_seqs]
     uint64_t checksum;
+
+    uint32_t n_host_pages;
+    uint32_t *host_free; // [n_host_pages] the first n_host_free were handed out and came back
+    uint32_t n_host_free, host_touched;
+    pkv_swap *swaps; // [cap_swaps], numbered from 1; [0] heads the list of free ones
+    uint32_t n_swaps, cap_swaps;
+    uint64_t pages_out, pages_in, pages_retaken;
     delta_log log;
 
     uint64_t hit_tokens, queried_tokens, pages_dropped, slots_moved;
@@ -127,6 +141,7 @@ static inline uint32_t *block_tokens(const pkv *p, uint32_t b)
 {
     return p->block_tokens + (size_t)b * p->geometry.page_tokens;
 }
+static inline uint32_t host_used(const pkv *p) { return p->host_touched - p->n_host_free; }
 static inline bool keep_bit(const uint64_t *keep, uint32_t i) { return keep[i / 64] >> i % 64 & 1; }
 
 /* ---- pool.c ---- */
@@ -171,11 +186,25 @@ void log_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 /* Makes every list hold at least `row` pages (more, so that growing stays rare, when they exist
  * already). */
 status seq_reserve(pkv *p, pkv_seq *s, uint32_t row);
+/* Pages of a list that is to hold so many tokens. */
+uint32_t row_for(const pkv *p, uint32_t expect_tokens);
+/* The sequence counts in checksum and reserve from now on. */
+void seq_enter(pkv *p, pkv_seq *s, uint32_t seq);
+void seq_free_lists(pkv *p, pkv_seq *s);
+void table_clear(pkv_table *t);
+/* Adds a page at a table's end; the list has room. */
+void table_push(pkv *p, uint32_t seq, uint32_t group, uint32_t page, uint32_t base);
+/* Positions of the compacted pages: `to` has room for them. */
+void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from);
 /* Room for the position of each slot of that many compacted pages (the last one's free slots
  * included: appended tokens will fill them). */
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages);
 void table_set_kept(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
 /* The logical index of a slot. */
 uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t slot);
+
+/* ---- swap.c ---- */
+status host_create(pkv *p);
+void host_destroy(pkv *p);
 
 #endif

@@ -346,6 +346,37 @@ static status apply_fork(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
+/* The pages may be others' too: blocks that were still resident. */
+static status apply_return(pkv_mirror *m, reader *r)
+{
+    uint32_t f[2], row = 1; // seq, capacity
+    if (!take(r, f, 2)) return corrupt("delta log: RETURN is cut off");
+    if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
+        return corrupt("delta log: RETURN of an open sequence");
+    const uint32_t *at = r->next;
+    for (uint32_t g = 0; g < m->groups; g++) {
+        if (at == r->end) return corrupt("delta log: RETURN is cut off");
+        uint32_t kept = *at++, n = pages_for(m, kept);
+        if (n >= m->n_pages || kept > UINT32_MAX - m->page_tokens)
+            return corrupt("delta log: RETURN holds too many pages");
+        if ((size_t)(r->end - at) < n) return corrupt("delta log: RETURN is cut off");
+        for (uint32_t i = 0; i < n; i++) {
+            if (!is_page(m, *at++)) return corrupt("delta log: RETURN has no such page");
+        }
+        if (n > row) row = n;
+    }
+    mirror_seq *s = &m->seqs[f[0]];
+    RETURN_IF_ERROR(reserve(m, s, f[1] > row ? f[1] : row));
+    enter_open(m, s);
+    for (uint32_t g = 0; g < m->groups; g++) {
+        uint32_t kept = *r->next++, n = pages_for(m, kept);
+        for (uint32_t i = 0; i < n; i++) put_page(m, s, g, i, *r->next++);
+        s->tables[g].n_pages = n;
+        set_kept(m, s, g, kept);
+    }
+    return STATUS_IS_OK;
+}
+
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
 {
     reader r = {words, words + n_words};
@@ -358,6 +389,7 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
         case DELTA_DROP: RETURN_IF_ERROR(apply_drop(m, &r)); break;
         case DELTA_COMPACT: RETURN_IF_ERROR(apply_compact(m, &r)); break;
         case DELTA_FORK: RETURN_IF_ERROR(apply_fork(m, &r)); break;
+        case DELTA_RETURN: RETURN_IF_ERROR(apply_return(m, &r)); break;
         default: return corrupt("delta log: unknown operation");
         }
     }

@@ -1,8 +1,9 @@
 /* paged_kv: who holds which page of the KV cache.
  *
  * What     a pool of equal pages, a page table for each (sequence, KV group), a prefix cache of
- *          hashed blocks, and a delta log that keeps mirrors of the tables up to date. Page numbers
- *          only: the bytes behind them belong to a backend. No clock, no lock, no I/O.
+ *          hashed blocks, a second tier of pages in host memory for sequences that had to give way,
+ *          and a delta log that keeps mirrors of the tables up to date. Page numbers only: the
+ *          bytes behind them belong to a backend. No clock, no lock, no I/O.
  * Owner    a pkv owns all its state; a pkv_mirror is a backend's copy of the tables, fed by deltas.
  * Threads  one thread for each pkv or mirror.
  * Units    tokens, pages, slots (a token's place in a table: page index * page_tokens + offset).
@@ -67,6 +68,7 @@ typedef struct pkv_options {
     uint32_t n_pages;  // page 0 included, at most 2^31
     uint32_t max_seqs; // sequences are numbered 0 .. max_seqs - 1 by the caller
     bool prefix_cache;
+    uint32_t n_host_pages;                                     // numbered from 0; at most 2^31
     const allocator *alloc;                                    // NULL = default
     void (*on_block)(void *ctx, const pkv_block_event *event); // NULL = nobody listens
     void *on_block_ctx;
@@ -81,6 +83,10 @@ typedef struct pkv_counts {
     uint64_t hit_tokens, queried_tokens;  // prefix cache, over all pkv_seq_open
     uint64_t pages_dropped;               // references given up by retention
     uint64_t slots_moved;                 // K/V slots copied (COW and compaction), over all groups
+    uint32_t n_host_pages, host_used;     // the host tier
+    uint64_t pages_swapped_out;           // copied to the host tier
+    uint64_t pages_swapped_in;            // copied back
+    uint64_t pages_retaken;               // still resident when their sequence came back
 } pkv_counts;
 
 pkv_counts pkv_count(const pkv *p);
@@ -149,15 +155,53 @@ pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t group);
 /* The logical index of the token in a slot (slot < kept_tokens). */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t slot);
 
+/* ---- the host tier --------------------------------------------------------------------------- */
+
+/* Copies all pages of a sequence to the host tier and closes it: its pages are given up as by
+ * pkv_seq_close. *swap is its number from now on, never 0. All or nothing: STATUS_NO_PAGES when the
+ * tier lacks room or the sequence holds no page. K and V of all its tokens must have been computed
+ * in steps before. */
+status pkv_seq_swap_out(pkv *p, uint32_t seq, uint32_t *swap);
+
+typedef struct pkv_swap_cost {
+    uint32_t held;         // pages that the sequence will hold
+    uint32_t fresh;        // of which pages to be copied
+    uint32_t cached_pages; // of the others: pages that nobody references
+} pkv_swap_cost;
+
+/* What pkv_swap_in would take, tokens as there. Changes nothing. */
+pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens);
+/* `seq` (closed before) becomes what was swapped out: same tables, positions and state of
+ * publishing, on other pages. tokens are the sequence's own: blocks that it had published and that
+ * are resident are taken back, under whoever's pages, and only the rest is copied. All or nothing,
+ * as pkv_seq_append; then the swapped sequence stays. */
+status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
+                   uint32_t expect_tokens);
+/* Forgets a swapped sequence: its host pages are free at once. */
+void pkv_swap_discard(pkv *p, uint32_t swap);
+uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */
+/* Tokens from the first on whose pages are hashed and held by other sequences too: they will
+ * probably stay resident when this one closes. */
+uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t seq);
+
 /* Proves free + used + cached == total, reference counts == references in tables, chains and
  * lists sound. Returns NULL, or what is wrong. For tests: slow. */
 const char *pkv_check_integrity(const pkv *p);
 
 /* ---- delta log --------------------------------------------------------------------------------
  * Every change of a table is appended to a log of 32-bit words (operations and their layout:
- * delta.h), and every copy of K/V slots to a list of moves. A step plan carries both; a backend
- * applies the words to its mirror, then executes the moves in order, then computes. */
+ * delta.h), and every copy of K/V to a list of moves, those between the tiers too. A step plan
+ * carries both; a backend applies the words to its mirror, then executes the moves in order, then
+ * computes. The order is what makes it right: a page that was given up is copied out before a
+ * later move or the step's rows write it, a host page is read before it is used again. */
+typedef enum pkv_move_kind {
+    PKV_MOVE_SLOTS, // from page to page in the pool
+    PKV_MOVE_OUT,   // a whole page (slots 0 .. page_tokens), src in the pool, dst in the host tier
+    PKV_MOVE_IN,    // and back
+} pkv_move_kind;
+
 typedef struct pkv_move {
+    pkv_move_kind kind;
     uint32_t group;
     uint32_t src_page, src_slot;
     uint32_t dst_page, dst_slot;

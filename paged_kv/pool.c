@@ -39,6 +39,9 @@ status pkv_create(const pkv_options *options, pkv **out)
     if (options->n_pages < 2 || options->n_pages > PAGES_MAX) {
         return status_make(STATUS_INVALID, "n_pages must be 2 to 2^31");
     }
+    if (options->n_host_pages > PAGES_MAX) {
+        return status_make(STATUS_INVALID, "n_host_pages must be at most 2^31");
+    }
     if (options->max_seqs < 1 || options->max_seqs == UINT32_MAX) {
         return status_make(STATUS_INVALID, "max_seqs must be at least 1");
     }
@@ -53,6 +56,7 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->on_block = options->on_block;
     p->on_block_ctx = options->on_block_ctx;
     p->prefix_cache = options->prefix_cache;
+    p->n_host_pages = options->n_host_pages;
     p->log.epoch = 1;
     p->free = p->n_pages - 1;
     p->touched = 1;
@@ -60,7 +64,8 @@ status pkv_create(const pkv_options *options, pkv **out)
      * memory of a large and idle pool stays untouched. */
     p->pages = alloc_resize(a, NULL, p->n_pages, sizeof *p->pages);
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
-    if (!p->pages || !p->seqs || (p->prefix_cache && !status_ok(prefix_create(p)))) {
+    if (!p->pages || !p->seqs || (p->prefix_cache && !status_ok(prefix_create(p))) ||
+        !status_ok(host_create(p))) {
         pkv_destroy(p);
         return status_make(STATUS_NO_MEMORY, NULL);
     }
@@ -72,15 +77,8 @@ status pkv_create(const pkv_options *options, pkv **out)
 void pkv_destroy(pkv *p)
 {
     if (!p) return;
-    for (uint32_t i = 0; p->seqs && i < p->max_seqs; i++) {
-        pkv_seq *s = &p->seqs[i];
-        for (uint32_t g = 0; s->tables && g < p->groups; g++) {
-            alloc_free(&p->alloc, s->tables[g].slots);
-        }
-        alloc_free(&p->alloc, s->tables);
-        alloc_free(&p->alloc, s->pages);
-        alloc_free(&p->alloc, s->bases);
-    }
+    for (uint32_t i = 0; p->seqs && i < p->max_seqs; i++) seq_free_lists(p, &p->seqs[i]);
+    host_destroy(p);
     prefix_destroy(p);
     alloc_free(&p->alloc, p->seqs);
     alloc_free(&p->alloc, p->pages);
@@ -103,6 +101,11 @@ pkv_counts pkv_count(const pkv *p)
         .queried_tokens = p->queried_tokens,
         .pages_dropped = p->pages_dropped,
         .slots_moved = p->slots_moved,
+        .n_host_pages = p->n_host_pages,
+        .host_used = host_used(p),
+        .pages_swapped_out = p->pages_out,
+        .pages_swapped_in = p->pages_in,
+        .pages_retaken = p->pages_retaken,
     };
 }
 

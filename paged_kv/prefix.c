@@ -207,6 +207,7 @@ void pkv_flush(pkv *p)
 {
     if (!p->prefix_cache) return;
     for (uint32_t i = 0; i < p->max_seqs; i++) p->seqs[i].sealed = p->seqs[i].open;
+    for (uint32_t i = 1; i <= p->n_swaps; i++) p->swaps[i].seq.sealed = true;
     p->free_block = 0;
     for (uint32_t b = p->blocks_touched; b-- > 1;) {
         pkv_block *k = &p->blocks[b];

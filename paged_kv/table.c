@@ -51,14 +51,24 @@ status seq_reserve(pkv *p, pkv_seq *s, uint32_t row)
     return STATUS_IS_OK;
 }
 
+void seq_free_lists(pkv *p, pkv_seq *s)
+{
+    for (uint32_t g = 0; s->tables && g < p->groups; g++) {
+        alloc_free(&p->alloc, s->tables[g].slots);
+    }
+    alloc_free(&p->alloc, s->tables);
+    alloc_free(&p->alloc, s->pages);
+    alloc_free(&p->alloc, s->bases);
+}
+
 /* A list never holds more pages than the pool has, whatever a caller expects. */
-static uint32_t row_for(const pkv *p, uint32_t expect_tokens)
+uint32_t row_for(const pkv *p, uint32_t expect_tokens)
 {
     uint32_t row = expect_tokens > 0 ? pages_for(p, expect_tokens) : 1;
     return row < p->n_pages ? row : p->n_pages - 1;
 }
 
-static void enter_open(pkv *p, pkv_seq *s, uint32_t id)
+void seq_enter(pkv *p, pkv_seq *s, uint32_t id)
 {
     s->open = true;
     p->log.reserve += log_reserve_of(p, s->row);
@@ -75,7 +85,7 @@ void table_set_kept(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
     t->kept = kept;
 }
 
-static void push_page(pkv *p, uint32_t id, uint32_t group, uint32_t page, uint32_t base)
+void table_push(pkv *p, uint32_t id, uint32_t group, uint32_t page, uint32_t base)
 {
     pkv_seq *s = &p->seqs[id];
     pkv_table *t = &s->tables[group];
@@ -86,7 +96,7 @@ static void push_page(pkv *p, uint32_t id, uint32_t group, uint32_t page, uint32
     s->held++;
 }
 
-static void table_clear(pkv_table *t)
+void table_clear(pkv_table *t)
 {
     t->n_pages = t->kept = t->slot_pages = 0;
     t->drop_epoch = 0;
@@ -103,7 +113,7 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     RETURN_IF_ERROR(seq_reserve(p, s, row > n_hit ? row : n_hit));
     RETURN_IF_ERROR(
         log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0, log_reserve_of(p, s->row)));
-    enter_open(p, s, id);
+    seq_enter(p, s, id);
     s->dropped = s->sealed = s->forked = false;
     s->length = n_hit * size;
     s->held = n_hit * p->groups;
@@ -193,6 +203,14 @@ status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages)
     return STATUS_IS_OK;
 }
 
+void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from)
+{
+    uint32_t slots = from->slot_pages * p->geometry.page_tokens;
+    if (slots > from->kept) slots = from->kept;
+    if (slots > 0) memcpy(to->slots, from->slots, slots * sizeof *to->slots);
+    to->slot_pages = from->slot_pages;
+}
+
 static void replace_last(pkv *p, uint32_t id, uint32_t group)
 {
     pkv_seq *s = &p->seqs[id];
@@ -226,7 +244,7 @@ static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
     }
     for (uint32_t at = filled; at < n; at += size) {
         uint32_t page = pool_take(p);
-        push_page(p, id, group, page, s->length + at);
+        table_push(p, id, group, page, s->length + at);
         log_word(p, page);
     }
     t->kept += n;
@@ -320,7 +338,7 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
         RETURN_IF_ERROR(table_reserve_slots(p, &child->tables[g], parent->tables[g].slot_pages));
     }
     RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(p, child->row)));
-    enter_open(p, child, child_id);
+    seq_enter(p, child, child_id);
     child->dropped = parent->dropped;
     child->sealed = parent->sealed;
     child->forked = parent->forked = true;
@@ -337,13 +355,10 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
         for (uint32_t i = 0; i < from->n_pages; i++) {
             uint32_t page = seq_pages(parent, g)[i];
             pool_ref(p, page);
-            push_page(p, child_id, g, page, seq_bases(parent, g)[i]);
+            table_push(p, child_id, g, page, seq_bases(parent, g)[i]);
         }
         table_set_kept(p, child_id, g, from->kept);
-        to->slot_pages = from->slot_pages;
-        uint32_t slots = from->slot_pages * p->geometry.page_tokens;
-        if (slots > from->kept) slots = from->kept;
-        if (slots > 0) memcpy(to->slots, from->slots, slots * sizeof *to->slots);
+        table_copy_slots(p, to, from);
     }
     log_word(p, DELTA_FORK);
     log_word(p, parent_id);

@@ -9,208 +9,8 @@
  *
  *   paging_test [seed]      one seed, verbosely; OCTAVO_SOAK=1 makes it 10^6 operations over 20
  *   seeds */
-#include "paged_kv/paged_kv.h"
-#include <setjmp.h>
-#include <stdarg.h>
+#include "tests/sim/paging.h"
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-enum {
-    LEN_MAX = 400,
-    SEQS = 7,
-    GROUPS_MAX = 8,
-    PAGES_MAX = 200,
-    PAGE_TOKENS_MAX = 48,
-    PAGES_OF_TABLE = LEN_MAX / 16 + 1,
-};
-
-/* ---- an allocator that counts, and fails when told ------------------------------------------- */
-
-typedef struct test_heap {
-    long blocks;
-    long calls;
-    long fail_at; // the call that fails, -1 = none
-} test_heap;
-
-static void *heap_resize(void *ctx, void *ptr, size_t size)
-{
-    test_heap *h = ctx;
-    if (size == 0) {
-        h->blocks -= ptr != NULL;
-        free(ptr);
-        return NULL;
-    }
-    if (h->calls++ == h->fail_at) return NULL;
-    void *got = realloc(ptr, size);
-    h->blocks += !ptr && got;
-    return got;
-}
-
-/* ---- the model ------------------------------------------------------------------------------- */
-
-typedef struct model_seq {
-    bool open, dropped;
-    bool sealed;               // open when the cache was flushed
-    uint32_t length, computed; // tokens; those from `computed` on wait for the next batch
-    uint64_t salt;
-    uint32_t document;
-    uint32_t tokens[LEN_MAX];
-    uint64_t context[LEN_MAX]; // what each token's K/V is a function of
-    uint64_t tail;             // context of the last token
-    uint32_t n_kept[GROUPS_MAX];
-    uint16_t kept[GROUPS_MAX][LEN_MAX]; // positions
-} model_seq;
-
-typedef struct model_block {
-    bool live;
-    uint64_t hash, parent;
-    uint32_t index;
-    uint32_t pages[GROUPS_MAX];
-    uint64_t context[PAGE_TOKENS_MAX];
-} model_block;
-
-typedef struct sim {
-    uint64_t seed;
-    long op; // number of the operation, for messages
-    rng random;
-    pkv_geometry geometry;
-    uint32_t groups, page_tokens, n_pages;
-    test_heap heap;
-    pkv *kv;
-    pkv_mirror *mirror;
-    model_seq seqs[SEQS];
-    model_block blocks[PAGES_MAX];
-    uint32_t current;    // sequence
-    uint32_t batch;      // operations between two pkv_take_deltas, on average
-    uint32_t publishing; // the sequence whose pkv_seq_publish runs
-    uint64_t memory[PAGES_MAX][PAGE_TOKENS_MAX];
-    uint64_t taint;
-    uint64_t slots_moved, pages_dropped;
-    long done[8]; // successes of each kind of operation, so that none is idle
-    long no_pages, no_memory, hits, reclaimed;
-} sim;
-
-#define CHECK(s, condition)                                                                        \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fail_msg("seed %llu, operation %ld, line %d: %s", (unsigned long long)(s)->seed,       \
-                     (s)->op, __LINE__, #condition);                                               \
-        }                                                                                          \
-    } while (0)
-
-static uint64_t value_of(uint64_t context, uint32_t group) { return hash_mix64(context + group); }
-static uint64_t next_context(uint64_t context, uint32_t token)
-{
-    return hash_mix64(context * 3 + token + 1);
-}
-static uint64_t first_context(uint64_t salt) { return hash_mix64(salt ^ 0x51a7); }
-
-/* Documents share beginnings: document d is the same as d / 2 up to a point. */
-static uint32_t document_token(uint32_t document, uint32_t position)
-{
-    while (document > 1 && position < 24 * document) document /= 2;
-    return (uint32_t)hash_mix64((uint64_t)document << 32 | position) % 50;
-}
-
-static model_block *find_block(sim *s, uint64_t hash)
-{
-    for (uint32_t i = 0; i < PAGES_MAX; i++) {
-        if (s->blocks[i].live && s->blocks[i].hash == hash) return &s->blocks[i];
-    }
-    return NULL;
-}
-
-static void on_block(void *ctx, const pkv_block_event *event)
-{
-    sim *s = ctx;
-    if (event->kind == PKV_CLEARED) {
-        for (uint32_t i = 0; i < PAGES_MAX; i++) s->blocks[i].live = false;
-        return;
-    }
-    if (event->kind == PKV_BLOCK_REMOVED) {
-        model_block *gone = find_block(s, event->hash);
-        CHECK(s, gone && gone->parent == event->parent);
-        for (uint32_t i = 0; i < PAGES_MAX; i++) {
-            CHECK(s, !s->blocks[i].live || s->blocks[i].parent != gone->hash);
-        }
-        gone->live = false;
-        s->reclaimed++;
-        return;
-    }
-    const model_seq *q = &s->seqs[s->publishing];
-    CHECK(s, !q->dropped && !q->sealed);
-    const model_block *parent = event->parent != 0 ? find_block(s, event->parent) : NULL;
-    CHECK(s, event->parent == 0 || parent);
-    model_block *b = s->blocks;
-    while (b->live) b++;
-    *b = (model_block){.live = true, .hash = event->hash, .parent = event->parent};
-    b->index = parent ? parent->index + 1 : 0;
-    uint32_t first = b->index * s->page_tokens;
-    CHECK(s, first + s->page_tokens <= q->computed);
-    CHECK(s, memcmp(event->tokens, q->tokens + first, s->page_tokens * sizeof(uint32_t)) == 0);
-    memcpy(b->context, q->context + first, s->page_tokens * sizeof *b->context);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        b->pages[g] = pkv_seq_table(s->kv, s->publishing, g).pages[b->index];
-    }
-}
-
-/* The hit that the model expects for these tokens. */
-static uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
-                          uint32_t *cached_pages)
-{
-    uint32_t hit = 0;
-    uint64_t context = first_context(salt);
-    *cached_pages = 0;
-    while (hit + s->page_tokens <= max_tokens) {
-        for (uint32_t i = 0; i < s->page_tokens; i++) {
-            context = next_context(context, tokens[hit + i]);
-        }
-        const model_block *b = NULL;
-        for (uint32_t i = 0; i < PAGES_MAX && !b; i++) {
-            const model_block *k = &s->blocks[i];
-            if (k->live && k->context[s->page_tokens - 1] == context) b = k;
-        }
-        if (!b) break;
-        hit += s->page_tokens;
-        for (uint32_t g = 0; g < s->groups; g++) {
-            bool held = false;
-            for (uint32_t q = 0; q < SEQS; q++) {
-                if (!s->seqs[q].open) continue;
-                pkv_table_view view = pkv_seq_table(s->kv, q, g);
-                for (uint32_t i = 0; i < view.n_pages; i++) held |= view.pages[i] == b->pages[g];
-            }
-            *cached_pages += !held;
-        }
-    }
-    return hit;
-}
-
-static uint32_t holders_of(const sim *s, uint32_t group, uint32_t page)
-{
-    uint32_t n = 0;
-    for (uint32_t q = 0; q < SEQS; q++) {
-        if (!s->seqs[q].open) continue;
-        pkv_table_view view = pkv_seq_table(s->kv, q, group);
-        for (uint32_t i = 0; i < view.n_pages; i++) n += view.pages[i] == page;
-    }
-    return n;
-}
-
-static uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n)
-{
-    uint32_t cost = 0, size = s->page_tokens;
-    for (uint32_t g = 0; g < s->groups; g++) {
-        uint32_t kept = s->seqs[id].n_kept[g];
-        cost += (kept + n + size - 1) / size - (kept + size - 1) / size;
-        if (kept % size == 0) continue;
-        pkv_table_view view = pkv_seq_table(s->kv, id, g);
-        cost += holders_of(s, g, view.pages[view.n_pages - 1]) > 1;
-    }
-    return cost;
-}
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
@@ -230,6 +30,7 @@ static void check_always(sim *s)
     pkv_counts c = pkv_count(s->kv);
     CHECK(s, c.free + c.used + c.cached == s->n_pages - 1);
     CHECK(s, c.pages_dropped == s->pages_dropped);
+    CHECK(s, c.host_used == s->host_used && c.n_host_pages == s->n_host);
     for (uint32_t q = 0; q < SEQS; q++) {
         const model_seq *m = &s->seqs[q];
         CHECK(s, pkv_seq_is_open(s->kv, q) == m->open);
@@ -285,6 +86,7 @@ static void compute(sim *s)
 {
     for (uint32_t q = 0; q < SEQS; q++) {
         model_seq *m = &s->seqs[q];
+        m->arriving = false;
         if (!m->open || m->computed == m->length) continue;
         for (uint32_t g = 0; g < s->groups; g++) {
             pkv_table_view view = pkv_mirror_table(s->mirror, q, g);
@@ -299,19 +101,32 @@ static void compute(sim *s)
     }
 }
 
+static void move(sim *s, const pkv_move *m)
+{
+    size_t slot = sizeof s->memory[0][0];
+    if (m->kind == PKV_MOVE_SLOTS) {
+        CHECK(s, m->n_slots > 0 && m->src_slot + m->n_slots <= s->page_tokens &&
+                     m->dst_slot + m->n_slots <= s->page_tokens && m->src_page != m->dst_page);
+        memcpy(&s->memory[m->dst_page][m->dst_slot], &s->memory[m->src_page][m->src_slot],
+               m->n_slots * slot);
+        s->slots_moved += m->n_slots;
+        return;
+    }
+    bool out = m->kind == PKV_MOVE_OUT;
+    uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
+    CHECK(s, page >= 1 && page < s->n_pages && host < s->n_host);
+    CHECK(s, m->n_slots == s->page_tokens && m->src_slot == 0 && m->dst_slot == 0);
+    uint64_t *here = s->memory[page], *there = s->host[host];
+    memcpy(out ? there : here, out ? here : there, s->page_tokens * slot);
+    if (!out) memset(there, 0xdd, s->page_tokens * slot); /* nobody's any more */
+}
+
 /* One step of a backend: deltas, moves, compute. */
 static void take(sim *s)
 {
     pkv_deltas d = pkv_take_deltas(s->kv);
     CHECK(s, status_ok(pkv_mirror_apply(s->mirror, d.words, d.n_words)));
-    for (size_t i = 0; i < d.n_moves; i++) {
-        const pkv_move *m = &d.moves[i];
-        CHECK(s, m->n_slots > 0 && m->src_slot + m->n_slots <= s->page_tokens &&
-                     m->dst_slot + m->n_slots <= s->page_tokens && m->src_page != m->dst_page);
-        memcpy(&s->memory[m->dst_page][m->dst_slot], &s->memory[m->src_page][m->src_slot],
-               m->n_slots * sizeof s->memory[0][0]);
-        s->slots_moved += m->n_slots;
-    }
+    for (size_t i = 0; i < d.n_moves; i++) move(s, &d.moves[i]);
     CHECK(s, pkv_count(s->kv).slots_moved == s->slots_moved);
     compute(s);
     check_tables(s);
@@ -340,6 +155,7 @@ static void op_open(sim *s, uint32_t id)
                      .document = document,
                      .length = hit,
                      .computed = hit,
+                     .published = hit,
                      .tail = first_context(salt)};
     memcpy(m->tokens, tokens, hit * sizeof *tokens);
     for (uint32_t i = 0; i < hit; i++) {
@@ -373,10 +189,11 @@ static void op_append(sim *s, uint32_t id)
 static void op_publish(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id];
-    if (!m->open) return;
+    if (!m->open || m->arriving) return;
     s->publishing = id;
     uint32_t n = rng_below(&s->random, 4) ? m->computed : rng_below(&s->random, m->computed + 1);
     pkv_seq_publish(s->kv, id, m->tokens, n);
+    if (!m->dropped && !m->sealed && n > m->published) m->published = n;
     s->done[2]++;
 }
 
@@ -438,6 +255,7 @@ static void op_compact(sim *s, uint32_t id)
     if (!went(s, pkv_seq_compact(s->kv, id, g, keep, n), enough, before)) return;
     for (uint32_t i = 0; i < n; i++) m->kept[g][i] = m->kept[g][keep[i]];
     m->n_kept[g] = n;
+    m->compacted[g] = true;
     s->pages_dropped += old - fresh;
     taint(s, m);
     s->done[4]++;
@@ -468,9 +286,72 @@ static void op_flush(sim *s)
 {
     pkv_flush(s->kv);
     for (uint32_t q = 0; q < SEQS; q++) s->seqs[q].sealed = s->seqs[q].open;
+    for (uint32_t i = 0; i < SWAPS; i++) s->swapped[i].seq.sealed = true;
     for (uint32_t i = 0; i < PAGES_MAX; i++) CHECK(s, !s->blocks[i].live);
     CHECK(s, pkv_count(s->kv).cached == 0);
     s->done[7]++;
+}
+
+/* What is not computed yet has no content to copy. */
+static void op_swap_out(sim *s, uint32_t id)
+{
+    model_seq *m = &s->seqs[id];
+    uint32_t i = 0;
+    while (i < SWAPS && s->swapped[i].number != 0) i++;
+    if (!m->open || m->computed < m->length || i == SWAPS) return;
+    uint32_t held = pkv_seq_pages_held(s->kv, id), number;
+    uint64_t before = pkv_checksum(s->kv);
+    bool room = held > 0 && held <= s->n_host - s->host_used;
+    s->no_room += held > 0 && !room;
+    if (!went(s, pkv_seq_swap_out(s->kv, id, &number), room, before)) return;
+    CHECK(s, number != 0 && pkv_swap_length(s->kv, number) == m->length);
+    s->swapped[i].number = number;
+    s->swapped[i].held = held;
+    s->swapped[i].seq = *m;
+    s->host_used += held;
+    m->open = false;
+    s->done[8]++;
+}
+
+static void op_swap_in(sim *s, uint32_t id)
+{
+    uint32_t i = rng_below(&s->random, SWAPS);
+    if (s->seqs[id].open || s->swapped[i].number == 0) return;
+    const model_seq *m = &s->swapped[i].seq;
+    uint32_t held = s->swapped[i].held;
+    pkv_swap_cost want = model_swap_cost(s, m, held);
+    pkv_swap_cost cost = pkv_swap_in_cost(s->kv, s->swapped[i].number, m->tokens);
+    CHECK(s, cost.held == held && cost.fresh == want.fresh);
+    CHECK(s, cost.cached_pages == want.cached_pages);
+    uint64_t before = pkv_checksum(s->kv);
+    bool enough = cost.fresh + cost.cached_pages <= pkv_available(s->kv);
+    uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0;
+    if (!went(s, pkv_swap_in(s->kv, s->swapped[i].number, id, m->tokens, expect), enough, before))
+        return;
+    s->seqs[id] = *m;
+    s->seqs[id].arriving = true;
+    s->swapped[i].number = 0;
+    s->host_used -= held;
+    s->retaken += held - cost.fresh;
+    s->done[9]++;
+}
+
+static void op_discard(sim *s)
+{
+    uint32_t i = rng_below(&s->random, SWAPS);
+    if (s->swapped[i].number == 0) return;
+    pkv_swap_discard(s->kv, s->swapped[i].number);
+    s->swapped[i].number = 0;
+    s->host_used -= s->swapped[i].held;
+    s->done[10]++;
+}
+
+static void op_swap(sim *s, uint32_t id)
+{
+    uint32_t kind = rng_below(&s->random, 10);
+    if (kind < 5) op_swap_out(s, id);
+    else if (kind < 9) op_swap_in(s, id);
+    else op_discard(s);
 }
 
 static void run_operation(sim *s)
@@ -478,7 +359,8 @@ static void run_operation(sim *s)
     /* Often the sequence of the operation before: changes of one table meet in one batch. */
     if (rng_below(&s->random, 2)) s->current = rng_below(&s->random, SEQS);
     uint32_t id = s->current, kind = rng_below(&s->random, 100);
-    if (kind < 12) op_open(s, id);
+    if (kind < 92 && rng_below(&s->random, 12) == 0) op_swap(s, id);
+    else if (kind < 12) op_open(s, id);
     else if (kind < 54) op_append(s, id);
     else if (kind < 71) op_publish(s, id);
     else if (kind < 81) op_drop(s, id);
@@ -528,6 +410,7 @@ static bool sim_begin(sim *s, uint64_t seed, long fail_at)
     s->groups = pkv_groups(&s->geometry);
     s->page_tokens = s->geometry.page_tokens;
     s->n_pages = 10 + s->groups * (8 + rng_below(&s->random, 22));
+    s->n_host = s->groups * (2 + rng_below(&s->random, 14));
     s->batch = 1 + rng_below(&s->random, 10);
     allocator alloc = {heap_resize, &s->heap};
     pkv_options options = {
@@ -535,6 +418,7 @@ static bool sim_begin(sim *s, uint64_t seed, long fail_at)
         .n_pages = s->n_pages,
         .max_seqs = SEQS,
         .prefix_cache = true,
+        .n_host_pages = s->n_host,
         .alloc = &alloc,
         .on_block = on_block,
         .on_block_ctx = s,
@@ -552,6 +436,7 @@ static bool sim_begin(sim *s, uint64_t seed, long fail_at)
 static void sim_end(sim *s)
 {
     for (uint32_t q = 0; q < SEQS; q++) op_close(s, q);
+    while (s->host_used > 0) op_discard(s);
     take(s);
     check_always(s);
     pkv_counts c = pkv_count(s->kv);
@@ -563,10 +448,10 @@ static void sim_end(sim *s)
 }
 
 /* What a run got to do: one that never got somewhere proves nothing about it. */
-enum { N_COUNTS = 11 };
-static const char *const count_names[N_COUNTS] = {"open",    "append",        "publish", "drop",
-                                                  "compact", "fork",          "close",   "flush",
-                                                  "hit",     "block removed", "no pages"};
+enum { N_COUNTS = 16 };
+static const char *const count_names[N_COUNTS] = {
+    "open",     "append",  "publish", "drop", "compact",       "fork",     "close",   "flush",
+    "swap out", "swap in", "discard", "hit",  "block removed", "no pages", "no room", "retaken"};
 
 static void run_seed(uint64_t seed, long n_operations, long counts[N_COUNTS])
 {
@@ -574,10 +459,12 @@ static void run_seed(uint64_t seed, long n_operations, long counts[N_COUNTS])
     assert_non_null(s);
     assert_true(sim_begin(s, seed, -1));
     for (long i = 0; i < n_operations; i++) run_operation(s);
-    for (int i = 0; i < 8; i++) counts[i] += s->done[i];
-    counts[8] += s->hits;
-    counts[9] += s->reclaimed;
-    counts[10] += s->no_pages;
+    for (int i = 0; i < 11; i++) counts[i] += s->done[i];
+    counts[11] += s->hits;
+    counts[12] += s->reclaimed;
+    counts[13] += s->no_pages;
+    counts[14] += s->no_room;
+    counts[15] += s->retaken;
     sim_end(s);
     free(s);
 }

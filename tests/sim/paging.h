@@ -1,0 +1,128 @@
+/* paging: the plain model of paged_kv that paging_test.c holds it against.
+ *
+ * What     what every slot of every page holds, as a hash of all that K and V depend on; sequences
+ *          and hashed blocks as simple lists.
+ * Owner    a sim owns everything in it.
+ * Threads  one.
+ */
+#ifndef TESTS_SIM_PAGING_H
+#define TESTS_SIM_PAGING_H
+
+#include "paged_kv/paged_kv.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    LEN_MAX = 400,
+    SEQS = 7,
+    GROUPS_MAX = 8,
+    PAGES_MAX = 200,
+    PAGE_TOKENS_MAX = 48,
+    PAGES_OF_TABLE = LEN_MAX / 16 + 1,
+    SWAPS = 5,
+    HOST_MAX = 120,
+};
+
+/* ---- an allocator that counts, and fails when told ------------------------------------------- */
+
+typedef struct test_heap {
+    long blocks;
+    long calls;
+    long fail_at; // the call that fails, -1 = none
+} test_heap;
+
+void *heap_resize(void *ctx, void *ptr, size_t size);
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+typedef struct model_seq {
+    bool open, dropped;
+    bool sealed; // open when the cache was flushed
+    bool compacted[GROUPS_MAX];
+    uint32_t published;        // tokens, before any drop
+    bool arriving;             // swapped in since the last batch: its pages await their copies
+    uint32_t length, computed; // tokens; those from `computed` on wait for the next batch
+    uint64_t salt;
+    uint32_t document;
+    uint32_t tokens[LEN_MAX];
+    uint64_t context[LEN_MAX]; // what each token's K/V is a function of
+    uint64_t tail;             // context of the last token
+    uint32_t n_kept[GROUPS_MAX];
+    uint16_t kept[GROUPS_MAX][LEN_MAX]; // positions
+} model_seq;
+
+typedef struct model_block {
+    bool live;
+    uint64_t hash, parent;
+    uint32_t index;
+    uint32_t pages[GROUPS_MAX];
+    uint64_t context[PAGE_TOKENS_MAX];
+} model_block;
+
+typedef struct sim {
+    uint64_t seed;
+    long op; // number of the operation, for messages
+    rng random;
+    pkv_geometry geometry;
+    uint32_t groups, page_tokens, n_pages;
+    test_heap heap;
+    pkv *kv;
+    pkv_mirror *mirror;
+    model_seq seqs[SEQS];
+    struct {
+        uint32_t number; // 0 = none
+        uint32_t held;
+        model_seq seq;
+    } swapped[SWAPS];
+    uint32_t n_host, host_used;
+    uint64_t host[HOST_MAX][PAGE_TOKENS_MAX];
+    model_block blocks[PAGES_MAX];
+    uint32_t current;    // sequence
+    uint32_t batch;      // operations between two pkv_take_deltas, on average
+    uint32_t publishing; // the sequence whose pkv_seq_publish runs
+    uint64_t memory[PAGES_MAX][PAGE_TOKENS_MAX];
+    uint64_t taint;
+    uint64_t slots_moved, pages_dropped;
+    long done[11]; // successes of each kind of operation, so that none is idle
+    long no_pages, no_memory, hits, reclaimed, no_room, retaken;
+} sim;
+
+#define CHECK(s, condition)                                                                        \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fail_msg("seed %llu, operation %ld, line %d: %s", (unsigned long long)(s)->seed,       \
+                     (s)->op, __LINE__, #condition);                                               \
+        }                                                                                          \
+    } while (0)
+
+static inline uint64_t value_of(uint64_t context, uint32_t group)
+{
+    return hash_mix64(context + group);
+}
+static inline uint64_t next_context(uint64_t context, uint32_t token)
+{
+    return hash_mix64(context * 3 + token + 1);
+}
+static inline uint64_t first_context(uint64_t salt) { return hash_mix64(salt ^ 0x51a7); }
+
+/* Documents share beginnings: document d is the same as d / 2 up to a point. */
+static inline uint32_t document_token(uint32_t document, uint32_t position)
+{
+    while (document > 1 && position < 24 * document) document /= 2;
+    return (uint32_t)hash_mix64((uint64_t)document << 32 | position) % 50;
+}
+
+/* pkv_options.on_block; ctx is the sim. */
+void on_block(void *ctx, const pkv_block_event *event);
+/* The hit that the model expects for these tokens. */
+uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
+                   uint32_t *cached_pages);
+uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n);
+/* What it expects that swapping `held` pages of m in will take. */
+pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held);
+
+#endif
