@@ -84,8 +84,10 @@ static status list_moves(bench_seqs *b, size_t *n)
             pkv_table_view table = pkv_seq_table(b->kv, s, g);
             for (uint32_t i = 0; i < table.n_pages; i++) {
                 if (table.pages[i] == b->source_page) continue;
-                pkv_move move = {
-                    g, b->source_page, 0, table.pages[i], 0, b->info->geometry.page_tokens};
+                pkv_move move = {.group = g,
+                                 .src_page = b->source_page,
+                                 .dst_page = table.pages[i],
+                                 .n_slots = b->info->geometry.page_tokens};
                 RETURN_IF_ERROR(add_move(b, n, move));
             }
         }

@@ -35,6 +35,10 @@ static const arg_flag flags_table[] = {
             "size of the KV page pool, such as 512M or 4G (default: 60 % of what the cgroup leaves "
             "after the weights)",
             .min = 1, .max = 0x1p62),
+    ARG_ROW("swap-memory", "BYTES", ARG_BYTES, model_flags, swap_memory,
+            "host memory for the pages of preempted sequences, taken as it fills and at most half "
+            "of what the KV pool leaves; 0 computes them again",
+            .max = 0x1p62, .initial = "1G"),
     ARG_ROW("page-tokens", "N", ARG_COUNT, model_flags, page_tokens,
             "tokens in a page, a multiple of 16", .min = 16, .max = 256, .initial = "16"),
     ARG_ROW("kv-group-layers", "N", ARG_COUNT, model_flags, kv_group_layers,
@@ -138,6 +142,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
                      .heads_per_group =
                          f->kv_group_heads ? f->kv_group_heads : m->config.n_kv_heads},
         .kv_bytes = f->kv_memory,
+        .swap_bytes = f->swap_memory,
         .max_rows = f->prefill_chunk + f->max_batch,
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
@@ -197,22 +202,23 @@ void format_bytes(char *out, size_t size, uint64_t bytes)
 
 void model_tell(const loaded_model *m, const char *dir)
 {
-    char weights[32], pool[32], ranks[32] = "";
+    char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "";
     if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
     format_bytes(weights, sizeof weights, m->facts.weight_bytes);
     format_bytes(pool, sizeof pool, m->facts.pool_bytes);
+    format_bytes(tier, sizeof tier, m->facts.swap_bytes);
+    if (m->facts.swap_bytes) snprintf(swap, sizeof swap, ", %s of host memory to swap", tier);
     const backend_info *info = m->backend.ops->info(m->backend.ctx);
     uint32_t pages = info->n_pages - 1;
     uint32_t blocks = pages / pkv_groups(&info->geometry);
-    fprintf(
-        stderr,
-        "octavo: %s: %s, %s of weights; KV pool %s%s: %u %s pages, room for %llu tokens; %s, %s%u "
-        "thread%s; ready in %.2f s\n",
-        dir, m->config.architecture, weights, pool,
-        m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
-        dtype_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens,
-        m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
-        (double)m->open_us / 1e6);
+    fprintf(stderr,
+            "octavo: %s: %s, %s of weights; KV pool %s%s: %u %s pages, room for %llu tokens%s; %s, "
+            "%s%u thread%s; ready in %.2f s\n",
+            dir, m->config.architecture, weights, pool,
+            m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
+            dtype_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens, swap,
+            m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+            (double)m->open_us / 1e6);
 }
 
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests)

@@ -10,6 +10,7 @@ status steps_create(loaded_model *m, uint32_t max_model_len, bool prefix_cache, 
     sched_options o = {
         .geometry = info->geometry,
         .n_pages = info->n_pages,
+        .n_host_pages = info->n_host_pages,
         .max_seqs = m->max_batch,
         .prefill_chunk = m->prefill_chunk,
         .max_model_len = max_model_len,

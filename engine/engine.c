@@ -26,6 +26,7 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
     sched_options so = {
         .geometry = e->info.geometry,
         .n_pages = e->info.n_pages,
+        .n_host_pages = e->info.n_host_pages,
         .max_seqs = e->info.max_seqs,
         .prefill_chunk = e->o.prefill_chunk,
         .max_model_len = e->o.max_model_len,

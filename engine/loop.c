@@ -44,10 +44,16 @@ static sched_stats with_sums(sched_stats now, const sched_stats *sums)
     now.prompt_tokens += sums->prompt_tokens;
     now.generated_tokens += sums->generated_tokens;
     now.replayed_tokens += sums->replayed_tokens;
+    now.swaps_out += sums->swaps_out;
+    now.swaps_in += sums->swaps_in;
+    now.swaps_refused += sums->swaps_refused;
     now.pages.hit_tokens += sums->pages.hit_tokens;
     now.pages.queried_tokens += sums->pages.queried_tokens;
     now.pages.pages_dropped += sums->pages.pages_dropped;
     now.pages.slots_moved += sums->pages.slots_moved;
+    now.pages.pages_swapped_out += sums->pages.pages_swapped_out;
+    now.pages.pages_swapped_in += sums->pages.pages_swapped_in;
+    now.pages.pages_retaken += sums->pages.pages_retaken;
     return now;
 }
 

@@ -133,6 +133,7 @@ static status make_backend(engine *e, error *err)
         return error_set(err, STATUS_INTERNAL, "the new one is not like the old one");
     e->backend = fresh;
     e->info.n_pages = info->n_pages;
+    e->info.n_host_pages = info->n_host_pages;
     return STATUS_IS_OK;
 }
 
@@ -144,10 +145,16 @@ static void keep_sums(sched_stats *sums, const sched_stats *last)
     sums->prompt_tokens += last->prompt_tokens;
     sums->generated_tokens += last->generated_tokens;
     sums->replayed_tokens += last->replayed_tokens;
+    sums->swaps_out += last->swaps_out;
+    sums->swaps_in += last->swaps_in;
+    sums->swaps_refused += last->swaps_refused;
     sums->pages.hit_tokens += last->pages.hit_tokens;
     sums->pages.queried_tokens += last->pages.queried_tokens;
     sums->pages.pages_dropped += last->pages.pages_dropped;
     sums->pages.slots_moved += last->pages.slots_moved;
+    sums->pages.pages_swapped_out += last->pages.pages_swapped_out;
+    sums->pages.pages_swapped_in += last->pages.pages_swapped_in;
+    sums->pages.pages_retaken += last->pages.pages_retaken;
 }
 
 static status make_anew(engine *e, error *err)

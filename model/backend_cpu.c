@@ -23,6 +23,8 @@ typedef struct backend_cpu {
     model_weights weights;
     kv_store store;
     size_t store_bytes;
+    uint8_t *host; /* [n_host_pages] of page_bytes: the tier of swapped sequences */
+    size_t host_bytes;
     pkv_mirror *mirror;
     forward *forward;
     sampler *sampler;
@@ -75,12 +77,29 @@ static status check_plan(const backend_cpu *b, const step_plan *plan)
 
 /* ---- before compute: tables, moves, samplers ------------------------------------------------- */
 
+/* A whole page leaves for the host tier, or comes back. */
+static status copy_page(backend_cpu *b, const pkv_move *m)
+{
+    const kv_store *s = &b->store;
+    bool out = m->kind == PKV_MOVE_OUT;
+    uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
+    if (page >= s->n_pages || host >= b->info.n_host_pages)
+        return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
+    uint8_t *here = s->data + page * s->page_bytes, *there = b->host + host * s->page_bytes;
+    memcpy(out ? there : here, out ? here : there, s->page_bytes);
+    return STATUS_IS_OK;
+}
+
 static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
 {
     const kv_store *s = &b->store;
     uint32_t tiles = s->geometry.layers_per_group * s->heads_in_page;
     for (size_t i = 0; i < n; i++) {
         const pkv_move *m = &moves[i];
+        if (m->kind != PKV_MOVE_SLOTS) {
+            RETURN_IF_ERROR(copy_page(b, m));
+            continue;
+        }
         if (m->src_page >= s->n_pages || m->dst_page >= s->n_pages ||
             m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
             m->dst_slot > s->shape.page_tokens - m->n_slots)
@@ -254,6 +273,7 @@ static void cpu_destroy(void *ctx)
     forward_destroy(b->forward);
     pkv_mirror_destroy(b->mirror);
     alloc_pages_free(b->store.data, b->store_bytes);
+    alloc_pages_free(b->host, b->host_bytes);
     weights_destroy(&b->weights);
     kern_destroy(b->kernels);
     thread_pool_destroy(b->pool);
@@ -339,6 +359,29 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
     return STATUS_IS_OK;
 }
 
+/* Address space for swapped sequences: memory only once it is written. No more than half of what
+ * the pool leaves when it is full; where that is less than a block, none. All ranks have as many
+ * pages as rank 0 finds room for. */
+static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error *err)
+{
+    uint64_t ranks = (uint64_t)comm_size(o->group), bytes = o->swap_bytes;
+    uint64_t left = memory_available_bytes(), pool = b->store_bytes * ranks;
+    uint64_t most = left > pool ? (left - pool) / 2 : 0;
+    uint64_t n = (bytes < most ? bytes : most) / (b->store.page_bytes * ranks);
+    if (n > INT32_MAX) n = INT32_MAX;
+    if (n < pkv_groups(&b->info.geometry)) n = 0;
+    status s = comm_broadcast(o->group, &n, sizeof n, 0);
+    if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
+    if (n == 0) return STATUS_IS_OK;
+    b->host_bytes = (size_t)n * b->store.page_bytes;
+    b->host = alloc_pages(b->host_bytes);
+    if (!b->host)
+        return error_set(err, STATUS_NO_MEMORY, "swap-memory: cannot reserve %zu bytes",
+                         b->host_bytes);
+    b->info.n_host_pages = (uint32_t)n;
+    return STATUS_IS_OK;
+}
+
 static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
 {
     RETURN_IF_ERROR(
@@ -385,6 +428,7 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
     b->facts.weight_bytes = b->weights.bytes;
     b->facts.page_bytes = b->store.page_bytes;
     b->facts.pool_bytes = b->store_bytes;
+    b->facts.swap_bytes = b->host_bytes;
 }
 
 status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err)
@@ -399,6 +443,7 @@ status backend_cpu_create(const backend_cpu_options *options, backend *out, erro
     status s = pkv_geometry_check(&b->info.geometry, err);
     if (status_ok(s)) s = load(b, options, err);
     if (status_ok(s)) s = make_pool(b, options, err);
+    if (status_ok(s)) s = make_host_tier(b, options, err);
     if (status_ok(s)) {
         s = make_step_buffers(b, options);
         if (!status_ok(s)) error_set(err, s.code, "backend: %s", status_text(s.code));

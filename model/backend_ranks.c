@@ -340,8 +340,9 @@ static status compare_infos(backend_ranks *all, error *err)
         const backend *b = &all->ranks[i].backend;
         const backend_info *info = b->ops->info(b->ctx);
         if (i == 0) all->info = *info;
-        if (info->n_pages != all->info.n_pages || info->identity != all->info.identity ||
-            info->max_rows != all->info.max_rows || info->max_seqs != all->info.max_seqs ||
+        if (info->n_pages != all->info.n_pages || info->n_host_pages != all->info.n_host_pages ||
+            info->identity != all->info.identity || info->max_rows != all->info.max_rows ||
+            info->max_seqs != all->info.max_seqs ||
             memcmp(&info->geometry, &all->info.geometry, sizeof info->geometry) != 0)
             return error_set(err, STATUS_INTERNAL, "rank %u: is not like rank 0", i);
     }
@@ -413,6 +414,7 @@ backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
         sum.weight_bytes += f.weight_bytes;
         sum.page_bytes += f.page_bytes;
         sum.pool_bytes += f.pool_bytes;
+        sum.swap_bytes += f.swap_bytes;
         if (f.load_us > sum.load_us) sum.load_us = f.load_us;
     }
     return sum;

@@ -87,6 +87,7 @@ typedef struct backend_cpu_options {
     comm *group;           // borrowed: this rank's place among those that share the model
     pkv_geometry geometry; // n_layers and n_kv_heads are taken from config
     uint64_t kv_bytes;     // of all ranks; 0 = 60 % of what the cgroup leaves after the weights
+    uint64_t swap_bytes;   // most of the host tier, of all ranks; 0 = none
     uint32_t max_rows;     // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
@@ -101,6 +102,7 @@ typedef struct backend_cpu_facts {
     uint64_t weight_bytes; // packed
     uint64_t page_bytes;
     uint64_t pool_bytes;
+    uint64_t swap_bytes; // of the host tier, committed as it fills
     int64_t load_us;
 } backend_cpu_facts;
 

@@ -119,6 +119,8 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
         {"kv_pages_total", "KV pages of the pool.", total},
         {"kv_pages_used", "KV pages referenced, each once: new work can have total - used.",
          pages->used},
+        {"host_pages_used", "KV pages in the host tier.", pages->host_used},
+        {"host_pages_total", "KV pages that the host tier can hold.", pages->n_host_pages},
         {"kv_pages_cached", "KV pages that nobody references but the prefix cache.", pages->cached},
         {"logical_tokens", "Tokens seen, summed over sequences that hold pages.",
          (double)st->logical_tokens},
@@ -138,7 +140,7 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
         {"prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
          (double)st->pages.queried_tokens},
         {"prefix_cache_hits_total", "Prompt tokens found there.", (double)st->pages.hit_tokens},
-        {"num_preemptions_total", "Sequences that gave up their pages to be replayed later.",
+        {"num_preemptions_total", "Sequences that gave up their pages, to be swapped or replayed.",
          (double)st->preemptions},
         {"prompt_tokens_total", "Prompt tokens of requests taken in.", (double)st->prompt_tokens},
         {"generation_tokens_total", "Tokens generated.", (double)st->generated_tokens},
@@ -161,6 +163,9 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
                         {"capacity", "deferred"},
                         {e->sched.waiting, 0},
                         2};
+    labelled swaps = {
+        "num_swaps_total", "Preempted sequences copied to the host tier and back.", "direction",
+        {"out", "in"},     {(double)e->sched.swaps_out, (double)e->sched.swaps_in}, 2};
     labelled success = {.name = "request_success_total",
                         .help = "Choices ended, by how.",
                         .label = "finished_reason"};
@@ -176,6 +181,7 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
         refused.values[refused.n] = (double)atomic_load(&s->refused[refused.n]);
     }
     put_labelled(p, "gauge", &waiting);
+    put_labelled(p, "counter", &swaps);
     put_labelled(p, "counter", &success);
     put_labelled(p, "counter", &refused);
 }

@@ -142,6 +142,47 @@ static uint32_t first_drop_after(const sched_seq *q, uint32_t length)
     return d;
 }
 
+/* What a waiting sequence starts with: a prefix hit, or what it left in the host tier. */
+typedef struct beginning {
+    uint32_t computed, next_drop;
+    uint32_t max_hit;
+    uint64_t held;  // pages of its tables
+    uint64_t taken; // of those that new work can have
+} beginning;
+
+static beginning beginning_of(const sched *s, const sched_seq *q)
+{
+    if (q->swap) {
+        pkv_swap_cost cost = pkv_swap_in_cost(s->kv, q->swap, q->tokens);
+        return (beginning){.computed = q->computed,
+                           .next_drop = q->next_drop,
+                           .held = cost.held,
+                           .taken = (uint64_t)cost.fresh + cost.cached_pages};
+    }
+    uint32_t cap = hit_cap(q);
+    pkv_hit hit = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt);
+    return (beginning){.computed = hit.tokens,
+                       .next_drop = first_drop_after(q, hit.tokens),
+                       .max_hit = cap,
+                       .held = (uint64_t)s->groups * (hit.tokens / s->page_tokens),
+                       .taken = hit.cached_pages};
+}
+
+static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t slot)
+{
+    const sched_entry *e = q->entry;
+    uint32_t expect = e->n_prompt + e->max_new_tokens, hit_tokens;
+    if (q->swap) {
+        RETURN_IF_ERROR(pkv_swap_in(s->kv, q->swap, slot, q->tokens, expect));
+        s->stats.swaps_in++;
+        sched_left_tier(s, q);
+        return STATUS_IS_OK;
+    }
+    RETURN_IF_ERROR(pkv_seq_open(s->kv, slot, q->tokens, b->max_hit, e->salt, expect, &hit_tokens));
+    assert(hit_tokens == b->computed);
+    return STATUS_IS_OK;
+}
+
 /* Starts the sequence when slots, pages beside those owed, and tokens suffice. */
 static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
 {
@@ -149,38 +190,32 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
     uint32_t slots = seq_is_carrier(q) ? e->n : 1;
     if (s->n_free_slots < s->reserved_slots + slots) return false;
 
-    uint32_t cap = hit_cap(q);
-    pkv_hit hit = pkv_lookup(s->kv, q->tokens, cap, e->salt);
-    uint32_t next_drop = first_drop_after(q, hit.tokens);
-    uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
-    uint64_t need = pages_until(s, q, next_drop, hit.tokens, held, q->n_tokens) - held;
-    if (need + hit.cached_pages + owed > pkv_available(s->kv)) return false;
+    beginning b = beginning_of(s, q);
+    uint64_t need = pages_until(s, q, b.next_drop, b.computed, b.held, q->n_tokens) - b.held;
+    if (need + b.taken + owed > pkv_available(s->kv)) return false;
 
-    q->computed = hit.tokens;
-    q->next_drop = next_drop;
-    uint32_t chunk = sched_seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1],
-             hit_tokens;
+    uint32_t computed = q->computed, next_drop = q->next_drop;
+    q->computed = b.computed;
+    q->next_drop = b.next_drop;
+    uint32_t chunk = sched_seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1];
     status st = status_make(STATUS_NO_PAGES, NULL);
-    if (chunk > 0) {
-        st = pkv_seq_open(s->kv, slot, q->tokens, cap, e->salt, e->n_prompt + e->max_new_tokens,
-                          &hit_tokens);
-    }
+    if (chunk > 0) st = open_tables(s, q, &b, slot);
     if (!status_ok(st)) { /* no tokens left in this step, or no memory for its lists */
-        q->computed = q->next_drop = 0;
+        q->computed = computed;
+        q->next_drop = next_drop;
         return false;
     }
-    assert(hit_tokens == hit.tokens);
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
     st = pkv_seq_append(s->kv, slot, chunk);
     assert(st.code != STATUS_NO_PAGES); /* they were counted */
     if (!status_ok(st)) {
-        sched_preempt(s, q);
+        sched_replay(s, q);
         return false;
     }
     sched_seq_plan(s, q, chunk);
-    if (e->first_planned_us < 0) e->cached_tokens = hit.tokens;
-    if (q->furthest < hit.tokens) q->furthest = hit.tokens;
+    if (e->first_planned_us < 0) e->cached_tokens = b.computed;
+    if (q->furthest < b.computed) q->furthest = b.computed;
     return true;
 }
 

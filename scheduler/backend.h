@@ -68,8 +68,11 @@ typedef struct step_seq {
 } step_seq;
 
 typedef struct step_plan {
-    uint64_t step;     // 1, 2, 3, …
-    pkv_deltas deltas; // applied first, then the moves, then compute
+    uint64_t step; // 1, 2, 3, …
+    /* The words are applied first, then the moves are made in their order (copies to and from the
+     * host tier are among them), then comes compute. A step that fails must have made them all: the
+     * pages they wrote are counted on. */
+    pkv_deltas deltas;
     const step_open *opens;
     uint32_t n_opens;
     const step_seq *seqs; // may be none: deltas only
@@ -115,6 +118,7 @@ typedef struct backend_info {
     uint32_t max_seqs;
     uint32_t max_logit_rows; // rows of want_logits in one plan (each is vocab_size floats); 0 = all
     uint32_t n_pages;
+    uint32_t n_host_pages; // of the host tier, as large as the pool's; 0 = it has none
     uint32_t max_in_flight;
     pkv_geometry geometry;
     uint64_t identity; // of the weights and RoPE base: part of the prefix salt

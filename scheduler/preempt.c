@@ -1,15 +1,59 @@
-/* Preemption by recompute: pages and slot are given up at once, the sequence goes back to its place
- * in the waiting list, and is later computed again from its tokens and recorded drops. */
+/* Preemption: pages and slot are given up at once, the sequence goes back to its place in the
+ * waiting list. Its pages are swapped to the host tier and copied back when its turn comes; or it
+ * is computed again then, from its tokens and recorded drops. */
 #include "scheduler/sched_internal.h"
 
-void sched_preempt(sched *s, sched_seq *q)
+static void wait_again(sched *s, sched_seq *q)
 {
     sched_seq_stop(s, q, SEQ_WAITING);
-    q->computed = q->planned = q->next_drop = 0;
+    q->planned = 0;
     q->preemptions++;
     sched_list_insert(&s->waiting, q);
     s->n_preempted++;
     s->stats.preemptions++;
+}
+
+void sched_replay(sched *s, sched_seq *q)
+{
+    wait_again(s, q);
+    q->computed = q->next_drop = 0;
+}
+
+/* What one that dropped nothing is judged by. A token is computed at the cost of copying the pages
+ * of COPY_GAIN tokens out and back: a low estimate, a model of 10^9 parameters is nearer to 1,000.
+ * So few tokens are computed beside others in one step. */
+enum { COPY_GAIN = 16, SHORT_TOKENS = 64 };
+
+/* After a drop a replay computes all that was dropped too, and takes the pages for it. Before one,
+ * blocks that others hold as well cost nothing; those it held alone are what the others want. */
+static bool is_worth_swapping(const sched *s, const sched_seq *q)
+{
+    if (pkv_seq_has_dropped(s->kv, q->slot)) return true;
+    uint32_t anew = q->computed - pkv_seq_shared_tokens(s->kv, q->slot);
+    return anew > SHORT_TOKENS && (uint64_t)anew * COPY_GAIN * s->groups >
+                                      (uint64_t)pkv_seq_pages_held(s->kv, q->slot) * s->page_tokens;
+}
+
+void sched_preempt(sched *s, sched_seq *q)
+{
+    assert(pkv_seq_length(s->kv, q->slot) == q->computed);
+    double kept = retention_kept_tokens(s->kv, q->slot);
+    bool swap = is_worth_swapping(s, q);
+    if (!swap || !status_ok(pkv_seq_swap_out(s->kv, q->slot, &q->swap))) {
+        s->stats.swaps_refused += swap;
+        sched_replay(s, q);
+        return;
+    }
+    q->swap_kept = kept;
+    s->stats.swaps_out++;
+    s->stats.swapped_tokens += q->computed;
+    wait_again(s, q);
+}
+
+void sched_left_tier(sched *s, sched_seq *q)
+{
+    s->stats.swapped_tokens -= q->computed;
+    q->swap = 0;
 }
 
 /* A reader that has been slow for so long will hardly mind that its tokens are computed again. */

@@ -12,7 +12,9 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .preemptions = line->preemptions,
         .report.method = e->policy.preset->name,
         .report.logical_tokens = has_tables ? pkv_seq_length(s->kv, line->slot) : line->n_tokens,
-        .report.kept_tokens = has_tables ? retention_kept_tokens(s->kv, line->slot) : 0,
+        .report.kept_tokens = has_tables   ? retention_kept_tokens(s->kv, line->slot)
+                              : line->swap ? line->swap_kept
+                                           : 0,
         .report.pages_dropped = line->pages_dropped,
         .report.budget_raised = line->budget_raised,
         .report.scoring_ms = (double)line->scoring_us / 1e3,
@@ -74,9 +76,13 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
     if (q->n_drops > e->max_drops || q->next_drop > q->n_drops) return "drop records out of range";
     if (q->planned > 0 && !s->in_flight) return "tokens are planned, but no step is in flight";
     if (!running) {
-        if (q->computed != 0 || q->next_drop != 0) return "a waiting sequence has computed tokens";
+        if (!q->swap && (q->computed != 0 || q->next_drop != 0))
+            return "a waiting sequence has computed tokens";
+        if (q->swap && pkv_swap_length(s->kv, q->swap) != q->computed)
+            return "a swapped sequence has another length than it computed";
         return NULL;
     }
+    if (q->swap) return "a running sequence is in the host tier";
     if (q->slot >= s->options.max_seqs || !pkv_seq_is_open(s->kv, q->slot))
         return "a running sequence has no tables";
     if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned)
@@ -94,6 +100,7 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
 static const char *check_lists(const sched *s)
 {
     const char *wrong = NULL;
+    uint64_t swapped = 0;
     for (uint32_t i = 0; i < s->running.n && !wrong; i++) {
         wrong = check_seq(s, s->running.seqs[i], true);
         if (i > 0 && sched_seq_compare(s->running.seqs[i - 1], s->running.seqs[i]) >= 0)
@@ -101,9 +108,11 @@ static const char *check_lists(const sched *s)
     }
     for (uint32_t i = 0; i < s->waiting.n && !wrong; i++) {
         wrong = check_seq(s, s->waiting.seqs[i], false);
+        swapped += s->waiting.seqs[i]->swap ? s->waiting.seqs[i]->computed : 0;
         if (i > 0 && sched_seq_compare(s->waiting.seqs[i - 1], s->waiting.seqs[i]) >= 0)
             return "waiting sequences are out of order";
     }
+    if (!wrong && swapped != s->stats.swapped_tokens) wrong = "swapped tokens are miscounted";
     return wrong;
 }
 

@@ -271,7 +271,7 @@ void sched_seq_start(sched *s, sched_seq *q)
 
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
 {
-    pkv_seq_close(s->kv, q->slot);
+    if (pkv_seq_is_open(s->kv, q->slot)) pkv_seq_close(s->kv, q->slot);
     s->free_slots[s->n_free_slots++] = q->slot;
     s->reserved_slots -= slots_for_children(q);
     q->entry->held--;
@@ -291,6 +291,10 @@ static void end_choice(sched *s, sched_seq *q)
     q->ended = true;
     e->live--;
     if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
+        if (holder->swap) {
+            pkv_swap_discard(s->kv, holder->swap);
+            sched_left_tier(s, holder);
+        }
         sched_list_remove(&s->waiting, holder);
         holder->state = SEQ_GONE;
     }

@@ -154,6 +154,6 @@ void sched_take_result(sched *s, const step_result *r)
         sched_seq *q = s->planned[i];
         if (seq_is_over(q)) continue;
         if (status_ok(r->status)) take_share(s, q, &s->plan_seqs[i], &r->seqs[i], measure_us);
-        else sched_preempt(s, q); /* what the step did is unknown: its rows are computed again */
+        else sched_replay(s, q); /* what the step did is unknown: its rows are computed again */
     }
 }

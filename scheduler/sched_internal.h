@@ -40,6 +40,8 @@ struct sched_seq {
     int64_t paused_us;  // since when
     bool needs_open;    // the backend has to be told how it samples
     uint32_t slot;      // while running
+    uint32_t swap;      // while waiting: where its pages are in the host tier, 0 = nowhere
+    double swap_kept;   // tokens kept there
     uint32_t planned;   // tokens in this step
     uint32_t n_tokens;  // known: the prompt and what was sampled
     uint32_t computed;  // of which have K and V
@@ -145,7 +147,7 @@ void sched_list_insert(sched_list *l, sched_seq *q);
 void sched_list_remove(sched_list *l, sched_seq *q);
 /* Gives a sequence a slot; some is free. */
 void sched_seq_start(sched *s, sched_seq *q);
-/* Closes its tables and takes its slot back. */
+/* Closes its tables, unless they were swapped out, and takes its slot back. */
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
 /* Gives up what ended; not while a step is in flight. */
 void sched_reap(sched *s);
@@ -167,8 +169,13 @@ void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
 void sched_plan_step(sched *s, int64_t now_us);
 
 /* ---- preempt.c ---- */
-/* Gives up slot and pages; the sequence waits in its old place. */
+/* Gives up slot and pages; the sequence waits in its old place. In this step it got no tokens and
+ * no pages yet. */
 void sched_preempt(sched *s, sched_seq *q);
+/* Likewise, at any moment; its tokens will be computed again. */
+void sched_replay(sched *s, sched_seq *q);
+/* Its tables are back, or nobody needs them any more. */
+void sched_left_tier(sched *s, sched_seq *q);
 /* Index in `running` of the one to suffer next. */
 uint32_t sched_pick_victim(const sched *s);
 /* Preempts the worst of those that are idle: of all, or of those whose reader sleeps; false when

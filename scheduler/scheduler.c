@@ -49,6 +49,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
     s->plan_tokens = alloc_zeroed(a, n + options->prefill_chunk, sizeof *s->plan_tokens);
     status st = pkv_create(&(pkv_options){.geometry = options->geometry,
                                           .n_pages = options->n_pages,
+                                          .n_host_pages = options->n_host_pages,
                                           .max_seqs = options->max_seqs,
                                           .prefix_cache = options->prefix_cache,
                                           .alloc = a,

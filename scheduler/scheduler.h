@@ -3,7 +3,7 @@
  * What     a pure state machine. sched_step takes what happened and gives the next step plan:
  *          running sequences first, then waiting ones by (priority, arrival); one token budget for
  *          decodes and prefill chunks; admission in physical pages; retention at its points;
- *          preemption by recompute when pages are short.
+ *          preemption when pages are short, by swap to the host tier or by recompute.
  * Owner    the scheduler owns its pkv and the plan; it copies what it needs of requests.
  * Threads  one thread (the engine's). sched_check alone may be called by any.
  * Units    tokens, pages, microseconds of the caller's clock (it has none of its own).
@@ -20,6 +20,7 @@ typedef struct sched sched;
 typedef struct sched_options {
     pkv_geometry geometry;
     uint32_t n_pages;        // page 0 included
+    uint32_t n_host_pages;   // of the host tier (backend_info); 0 = every preemption is a replay
     uint32_t max_seqs;       // sequences running at once (--max-batch)
     uint32_t prefill_chunk;  // tokens of one prompt in one step; a step's budget is this + max_seqs
     uint32_t max_model_len;  // prompt + output
@@ -110,6 +111,10 @@ typedef struct sched_stats {
     uint64_t steps, preemptions;
     uint64_t prompt_tokens, generated_tokens;
     uint64_t replayed_tokens; // computed again after preemptions
+    uint64_t swaps_out;       // of the preemptions
+    uint64_t swaps_in;        // those that came back so
+    uint64_t swaps_refused;   // replayed instead: no room in the host tier, or no tier
+    uint64_t swapped_tokens;  // now: seen by sequences in the host tier
     uint64_t logical_tokens;  // now, over sequences that hold pages
     double kept_tokens;
     pkv_counts pages;

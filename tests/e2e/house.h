@@ -18,7 +18,7 @@ typedef struct setting {
     dtype kv_type;
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
-    uint64_t kv_bytes;
+    uint64_t kv_bytes, swap_bytes;
     bool prefix_cache;
     uint32_t n_ranks; // 0 = no group
 } setting;
@@ -52,6 +52,7 @@ static inline house open_house(const setting *s)
                      .layers_per_group = s->layers_per_group,
                      .heads_per_group = s->heads_per_group},
         .kv_bytes = s->kv_bytes,
+        .swap_bytes = s->swap_bytes,
         .max_rows = s->prefill_chunk + HOUSE_SEQS,
         .max_seqs = HOUSE_SEQS,
         .max_model_len = s->max_model_len,

@@ -221,19 +221,38 @@ static void the_geometry_does_not_matter(void **state)
     }
 }
 
-static void preemption_does_not_matter(void **state)
+static sched_stats run_small_pool(fixture *f, const char *what, bool prefix_cache,
+                                  uint64_t swap_blocks)
 {
     setting s = usual;
-    s.what = "a small pool";
+    s.what = what;
     s.kv_bytes = 36 * 32768; /* 36 blocks of 16 tokens for 32 requests */
-    engine_stats stats = run_setting(*state, &s);
-    print_message("%llu preemptions, %llu tokens computed again\n",
-                  (unsigned long long)stats.sched.preemptions,
-                  (unsigned long long)stats.sched.replayed_tokens);
-    assert_true(stats.sched.preemptions > 0);
-    s.what = "a small pool with a prefix cache";
-    s.prefix_cache = true;
-    assert_true(run_setting(*state, &s).sched.preemptions > 0);
+    s.swap_bytes = swap_blocks * 32768;
+    s.prefix_cache = prefix_cache;
+    sched_stats stats = run_setting(f, &s).sched;
+    print_message("%s: %llu preemptions, %llu swapped, %llu back, %llu refused, %llu tokens "
+                  "computed again\n",
+                  what, (unsigned long long)stats.preemptions, (unsigned long long)stats.swaps_out,
+                  (unsigned long long)stats.swaps_in, (unsigned long long)stats.swaps_refused,
+                  (unsigned long long)stats.replayed_tokens);
+    assert_true(stats.preemptions > 0);
+    assert_true(stats.swaps_in == stats.swaps_out); /* nobody ends while he waits */
+    return stats;
+}
+
+static void preemption_does_not_matter(void **state)
+{
+    sched_stats stats = run_small_pool(*state, "a small pool", false, 0);
+    assert_true(stats.swaps_out == 0 && stats.replayed_tokens > 0);
+    run_small_pool(*state, "a small pool with a prefix cache", true, 0);
+}
+
+static void swapping_does_not_matter(void **state)
+{
+    sched_stats stats = run_small_pool(*state, "a host tier", false, 400);
+    assert_true(stats.swaps_in > 0 && stats.swaps_refused == 0);
+    stats = run_small_pool(*state, "a host tier with a prefix cache", true, 400);
+    assert_true(stats.swaps_in > 0);
 }
 
 /* The second round hits what the first one left, retained requests among it; the third finds the
@@ -312,6 +331,7 @@ int main(void)
         cmocka_unit_test(the_batch_does_not_matter),
         cmocka_unit_test(the_geometry_does_not_matter),
         cmocka_unit_test(preemption_does_not_matter),
+        cmocka_unit_test(swapping_does_not_matter),
         cmocka_unit_test(cached_prefixes_do_not_matter),
         cmocka_unit_test(retention_copies_nothing),
         cmocka_unit_test(ranks_do_not_matter_to_neighbours),

@@ -54,7 +54,7 @@ static inline bool sim_has_penalties(const sample_params *p) { return p->repetit
 
 typedef struct sim_options {
     pkv_geometry geometry;
-    uint32_t n_pages, max_seqs, max_rows, max_model_len;
+    uint32_t n_pages, n_host_pages, max_seqs, max_rows, max_model_len;
 } sim_options;
 
 typedef struct sim_backend sim_backend;

@@ -18,6 +18,8 @@ struct sim_backend {
     uint32_t groups;
     uint64_t *content; // [n_pages, page_tokens]
     uint64_t *fold;    // [n_pages, page_tokens] over the page's slots up to this one
+    uint64_t *host;    // [n_host_pages, page_tokens] contents
+    bool *host_filled; // [n_host_pages] copied to, and not yet copied back
     sim_slot *slots;   // [max_seqs]
     bool fail_next, in_flight;
     const char *wrong;
@@ -49,6 +51,7 @@ sim_backend *sim_backend_create(const sim_options *options)
                              .max_rows = options->max_rows,
                              .max_seqs = options->max_seqs,
                              .n_pages = options->n_pages,
+                             .n_host_pages = options->n_host_pages,
                              .max_in_flight = 1,
                              .geometry = *g};
     if (!status_ok(pkv_mirror_create(g, options->n_pages, options->max_seqs, NULL, &b->mirror)))
@@ -57,6 +60,8 @@ sim_backend *sim_backend_create(const sim_options *options)
     size_t max_pages = options->max_model_len / g->page_tokens + 1;
     b->content = need(n_slots, sizeof *b->content);
     b->fold = need(n_slots, sizeof *b->fold);
+    b->host = need((size_t)options->n_host_pages * g->page_tokens + 1, sizeof *b->host);
+    b->host_filled = need((size_t)options->n_host_pages + 1, sizeof *b->host_filled);
     b->slots = need(options->max_seqs, sizeof *b->slots);
     b->seqs = need(options->max_seqs, sizeof *b->seqs);
     b->samples = need(options->max_seqs, sizeof *b->samples);
@@ -76,11 +81,35 @@ static void put(sim_backend *b, uint32_t page, uint32_t slot, uint64_t content)
     b->fold[at] = sim_fold(slot > 0 ? b->fold[at - 1] : 0, content);
 }
 
+/* A host page is read once after it was written: what it holds then is nobody's. */
+static void copy_page(sim_backend *b, const pkv_move *m)
+{
+    uint32_t size = b->options.geometry.page_tokens;
+    bool out = m->kind == PKV_MOVE_OUT;
+    uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
+    if (page >= b->options.n_pages || host >= b->options.n_host_pages || m->n_slots != size) {
+        b->wrong = "a copy leaves its tier";
+        return;
+    }
+    uint64_t *there = b->host + (size_t)host * size;
+    if (!out && !b->host_filled[host]) b->wrong = "a host page comes back that nobody filled";
+    b->host_filled[host] = out;
+    for (uint32_t k = 0; k < size; k++) {
+        if (out) there[k] = b->content[(size_t)page * size + k];
+        else put(b, page, k, there[k]);
+        if (!out) there[k] = 0xdeadbeef;
+    }
+}
+
 static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
 {
     uint32_t size = b->options.geometry.page_tokens;
     for (size_t i = 0; i < n; i++) {
         const pkv_move *m = &moves[i];
+        if (m->kind != PKV_MOVE_SLOTS) {
+            copy_page(b, m);
+            continue;
+        }
         if (m->src_slot + m->n_slots > size || m->dst_slot + m->n_slots > size) {
             b->wrong = "a move leaves its page";
             return;
@@ -268,6 +297,8 @@ static void sim_destroy(void *ctx)
     pkv_mirror_destroy(b->mirror);
     free(b->content);
     free(b->fold);
+    free(b->host);
+    free(b->host_filled);
     free(b->slots);
     free(b->seqs);
     free(b->samples);

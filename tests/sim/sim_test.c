@@ -1,7 +1,7 @@
 /* The scheduler and paged_kv in a simulated world: random arrivals, lengths, shared prefixes,
- * priorities, n, aborts at any moment, pauses, failing steps, page famine, and retention on a third
- * of the requests, over geometries, page sizes and prefill chunks. Every token is compared with the
- * one-at-a-time reference's.
+ * priorities, n, aborts at any moment, pauses, failing steps, page famine, no host tier or one that
+ * is soon full or a large one, and retention on a third of the requests, over geometries, page
+ * sizes and prefill chunks. Every token is compared with the one-at-a-time reference's.
  *
  *   sim_test [seed]      one world, verbosely; OCTAVO_SOAK=1 makes it 10^5 requests instead of 10^4
  */
@@ -114,6 +114,9 @@ static void world_create(world *w, uint64_t seed, uint32_t n_requests)
     uint32_t typical = groups * ((w->median_prompt + w->median_output) / page + 1);
     o->n_pages = 1 + (chance(w, 2, 3) ? longest / 2 + between(w, 0, 4 * typical)
                                       : longest * between(w, 1, 16));
+    o->n_host_pages = chance(w, 1, 4)   ? 0
+                      : chance(w, 2, 3) ? between(w, groups, typical)
+                                        : longest * between(w, 1, 8);
     w->max_live = between(w, 1, 40);
     w->arrival_percent = between(w, 5, 100);
     w->abort_percent = between(w, 0, 15);
@@ -125,6 +128,7 @@ static void world_create(world *w, uint64_t seed, uint32_t n_requests)
     if (!status_ok(sched_create(o, &w->s, &err))) FAIL(w, "sched_create: %s", err.text);
     w->sim = sim_backend_create(&(sim_options){.geometry = o->geometry,
                                                .n_pages = o->n_pages,
+                                               .n_host_pages = o->n_host_pages,
                                                .max_seqs = o->max_seqs,
                                                .max_rows = o->prefill_chunk + o->max_seqs,
                                                .max_model_len = o->max_model_len});
@@ -542,7 +546,23 @@ static void turn(world *w)
     w->plan = plan;
 }
 
-static void run_world(uint64_t seed, uint32_t n_requests, bool verbose)
+/* What all worlds got to do with the host tier: none of it may be rare. */
+typedef struct tally {
+    uint64_t swaps_out, swaps_in;
+    uint64_t refused; // found no room there
+    uint64_t pages_in, pages_retaken;
+} tally;
+
+static void count(tally *t, const sched_stats *stats)
+{
+    t->swaps_out += stats->swaps_out;
+    t->swaps_in += stats->swaps_in;
+    t->refused += stats->pages.n_host_pages > 0 ? stats->swaps_refused : 0;
+    t->pages_in += stats->pages.pages_swapped_in;
+    t->pages_retaken += stats->pages.pages_retaken;
+}
+
+static void run_world(uint64_t seed, uint32_t n_requests, bool verbose, tally *t)
 {
     world *w = calloc(1, sizeof *w);
     if (!w) abort();
@@ -558,41 +578,56 @@ static void run_world(uint64_t seed, uint32_t n_requests, bool verbose)
     sched_stats stats = sched_get_stats(w->s);
     const char *wrong = sched_check_integrity(w->s);
     if (wrong) FAIL(w, "%s", wrong);
+    if (stats.pages.host_used != 0 || stats.swapped_tokens != 0)
+        FAIL(w, "%u host pages are still used when all is over", stats.pages.host_used);
     if (stats.pages.used != 0 || stats.running != 0 || stats.waiting != 0)
         FAIL(w, "%u pages are still used when all is over", stats.pages.used);
     if (verbose) {
         printf("seed %llu: %u requests (%u refused, %llu retained, %llu aborted), %llu steps, %llu "
                "tokens, "
-               "%llu preemptions, %llu replayed, %llu failed steps, hits %llu of %llu, %llu pages "
+               "%llu preemptions, %llu swapped and %llu back, %llu replayed, %llu failed steps, "
+               "hits %llu of %llu, %llu pages "
                "dropped, "
                "passed over at most %llu times, %u pages of %u groups, chunk %u, %u seqs\n",
                (unsigned long long)seed, n_requests, w->n_refused,
                (unsigned long long)w->n_retained, (unsigned long long)w->n_aborted,
                (unsigned long long)stats.steps, (unsigned long long)w->tokens,
-               (unsigned long long)stats.preemptions, (unsigned long long)stats.replayed_tokens,
+               (unsigned long long)stats.preemptions, (unsigned long long)stats.swaps_out,
+               (unsigned long long)stats.swaps_in, (unsigned long long)stats.replayed_tokens,
                (unsigned long long)w->fails, (unsigned long long)stats.pages.hit_tokens,
                (unsigned long long)stats.pages.queried_tokens,
                (unsigned long long)stats.pages.pages_dropped,
                (unsigned long long)w->max_passed_over, w->options.n_pages,
                pkv_groups(&w->options.geometry), w->options.prefill_chunk, w->options.max_seqs);
     }
+    count(t, &stats);
     world_destroy(w);
     free(w);
 }
 
 int main(int argc, char **argv)
 {
+    tally t = {0};
     if (argc > 1) {
         uint64_t seed = strtoull(argv[1], NULL, 10);
-        run_world(seed, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : REQUESTS_PER_WORLD, true);
+        run_world(seed, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : REQUESTS_PER_WORLD, true,
+                  &t);
         return 0;
     }
     uint32_t total = getenv("OCTAVO_SOAK") ? 100000 : 10000, done = 0;
     uint64_t seed = 1;
     /* Small worlds are checked whole after every step. */
-    for (; seed <= 20; seed++, done += 25) run_world(seed, 25, false);
+    for (; seed <= 20; seed++, done += 25) run_world(seed, 25, false, &t);
     for (; done < total; seed++, done += REQUESTS_PER_WORLD)
-        run_world(seed, REQUESTS_PER_WORLD, false);
-    printf("sim: %u requests in %llu worlds\n", done, (unsigned long long)seed - 1);
+        run_world(seed, REQUESTS_PER_WORLD, false, &t);
+    printf("sim: %u requests in %llu worlds; %llu swapped, %llu back, %llu found the tier full; "
+           "%llu pages copied back, %llu still there\n",
+           done, (unsigned long long)seed - 1, (unsigned long long)t.swaps_out,
+           (unsigned long long)t.swaps_in, (unsigned long long)t.refused,
+           (unsigned long long)t.pages_in, (unsigned long long)t.pages_retaken);
+    if (t.swaps_in < 300 || t.refused < 40 || t.pages_in < 3000 || t.pages_retaken < 500) {
+        fprintf(stderr, "sim: the host tier was hardly used\n");
+        return 1;
+    }
     return 0;
 }
