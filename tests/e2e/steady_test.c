@@ -116,6 +116,7 @@ static void steady_decoding_allocates_nothing(void **state)
                               .page_tokens = 16,
                               .max_model_len = 1024,
                               .kv_bytes = 64 << 20,
+                              .swap_bytes = 8 << 20,
                               .prefix_cache = true};
     is_reader = true;
     house h = open_house(&s);
