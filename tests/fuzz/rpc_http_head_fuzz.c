@@ -67,8 +67,8 @@ static void add_field(lax *l, const char *name, const char *value)
 /* The text goes to the end of the name, as it does there. */
 static void fold(lax *l, const char *line)
 {
-    http_field *f = l->head.n_fields ? &l->head.fields[l->head.n_fields - 1] : NULL;
-    if (!f || l->head.n_fields > HTTP_FIELDS_MAX) return;
+    if (l->head.n_fields == 0 || l->head.n_fields > HTTP_FIELDS_MAX) return;
+    http_field *f = &l->head.fields[l->head.n_fields - 1];
     while (*line == ' ' || *line == '\t') line++;
     char *to = l->moved + l->n_moved;
     size_t n = strlen(line);
