@@ -134,7 +134,7 @@ struct engine_stream {
     ring_item *ring; /* [capacity] */
     uint32_t capacity, head, count;
     uint32_t limit; /* capacity grows up to it */
-    strbuf blob; /* what the queued items carry; blob_read bytes of it have been read */
+    strbuf blob;    /* what the queued items carry; blob_read bytes of it have been read */
     size_t blob_read;
     choice_end *ends;       /* [n] */
     uint32_t n_unread_ends; /* choices whose last item has not been read */
