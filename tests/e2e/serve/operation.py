@@ -93,7 +93,7 @@ class Drain(unittest.TestCase):
             self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
 
     def test_loses_nothing(self):
-        server = Server(model=SLOW)
+        server = Server("--drain-timeout", str(PATIENCE), model=SLOW)
         with grpc.insecure_channel(server.target) as channel:
             watch = health_grpc.HealthStub(channel).Watch(health.HealthCheckRequest(service=""))
             self.assertEqual(next(watch).status, 1)
