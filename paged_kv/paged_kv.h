@@ -133,6 +133,22 @@ void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 /* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages. The slow path for
  * token-granular methods. All or nothing, as pkv_seq_append. */
 status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep);
+/* What a choice of retention does to one table: the slots whose bit in `keep` (bit i = slot i) is 0
+ * are given up, by the cheapest means, which depends on the bits alone (not on who shares pages, so
+ * that a replay ends in the same order of slots):
+ *   - whole pages only: dropped, no byte moves (pkv_seq_drop);
+ *   - at most page_tokens slots: the table's last slots move into the holes, in ascending order of
+ *     both; pages written that others hold or that are hashed are replaced by copies first;
+ *   - else the kept slots are gathered into fresh pages (pkv_seq_compact).
+ * With `contiguous` the slots are always gathered, and every key moved from slot a to slot b is
+ * rotated by b - a positions: a table's RoPE positions are then its slot numbers. A sequence is
+ * contiguous in all its choices or in none; its tables must then keep equally many.
+ * All or nothing: STATUS_NO_PAGES changes nothing; it takes at most ceil(kept / page_tokens) fresh
+ * pages before it gives any up. */
+status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep, bool contiguous);
+/* Every shared or hashed page is replaced by a copy of the sequence's own (running scores lie
+ * beside K and V, and are nobody else's). All or nothing, as pkv_seq_append. */
+status pkv_seq_unshare(pkv *p, uint32_t seq);
 /* `child` (closed before) becomes a copy of `parent` that shares every page. */
 status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tokens);
 /* Gives up every reference, tails first, so that a tail is reclaimed before the head it hangs
@@ -141,6 +157,9 @@ void pkv_seq_close(pkv *p, uint32_t seq);
 
 bool pkv_seq_is_open(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens seen */
+/* RoPE position of the next token appended: the logical length, or the kept tokens once the
+ * sequence is contiguous. */
+uint32_t pkv_seq_next_position(const pkv *p, uint32_t seq);
 bool pkv_seq_has_dropped(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all groups, shared ones too */
 
@@ -154,6 +173,22 @@ typedef struct pkv_table_view {
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t group);
 /* The logical index of the token in a slot (slot < kept_tokens). */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t slot);
+
+/* ---- parked: a sequence without a number ------------------------------------------------------
+ */
+
+/* The sequence keeps its pages where they are but gives its number back: what an idle session is.
+ * *parked is its number from now on, never 0. No page moves. STATUS_NO_MEMORY changes nothing. */
+status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
+/* `seq` (closed before) becomes what was parked. All or nothing. */
+status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
+/* Gives up its pages, as pkv_seq_close. */
+void pkv_parked_discard(pkv *p, uint32_t parked);
+/* A parked sequence goes to the host tier: as pkv_seq_swap_out. */
+status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
+uint32_t pkv_parked_length(const pkv *p, uint32_t parked);     /* logical */
+uint32_t pkv_parked_pages_held(const pkv *p, uint32_t parked); /* over all groups */
+double pkv_parked_kept_tokens(const pkv *p, uint32_t parked);  /* as retention_kept_tokens */
 
 /* ---- the host tier --------------------------------------------------------------------------- */
 
@@ -206,6 +241,7 @@ typedef struct pkv_move {
     uint32_t src_page, src_slot;
     uint32_t dst_page, dst_slot;
     uint32_t n_slots;
+    int32_t rotate; // PKV_MOVE_SLOTS: positions that the keys are turned by on their way
 } pkv_move;
 
 typedef struct pkv_deltas {

@@ -27,7 +27,10 @@ typedef struct sched_options {
     uint32_t max_requests;   // waiting and running: the queue's limit
     uint32_t max_logit_rows; // rows that want logits in one step (backend_info); 0 = no limit
     bool prefix_cache;
-    uint64_t salt; // backend_info.identity
+    uint64_t salt;                    // backend_info.identity
+    uint32_t max_sessions;            // idle ones kept at once; 0 = sessions are ignored
+    int64_t session_ttl_us;           // an idle one is forgotten after that
+    const retention_policy *pressure; // compress before preempt (copied); NULL = off
     const allocator *alloc;
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
@@ -48,6 +51,9 @@ typedef struct sched_request {
     sample_params params;    // arrays copied
     retention_policy policy;
     bool want_logits; // every prompt row's logits; takes no prefix hit
+    /* The session that the request goes on from and leaves behind: stands for (API key, cache salt,
+     * id). {0, 0} = none. */
+    uint64_t session[2];
 } sched_request;
 
 /* Whether the request can ever run here: lengths, n, window, and its peak of pages in the whole
@@ -73,6 +79,7 @@ typedef struct sched_event {
     } kind;
     uint64_t request;          // END, PAUSE, RESUME
     uint32_t choice;           // or SCHED_ALL_CHOICES
+    bool finished;             // END: it came to its own end, so that its session may be kept
     const sched_request *add;  // ADD; valid during the call
     const step_result *result; // RESULT
 } sched_event;
@@ -110,12 +117,17 @@ typedef struct sched_stats {
     uint32_t running, waiting; // choices, requests
     uint64_t steps, preemptions;
     uint64_t prompt_tokens, generated_tokens;
-    uint64_t replayed_tokens; // computed again after preemptions
-    uint64_t swaps_out;       // of the preemptions
-    uint64_t swaps_in;        // those that came back so
-    uint64_t swaps_refused;   // replayed instead: no room in the host tier, or no tier
-    uint64_t swapped_tokens;  // now: seen by sequences in the host tier
-    uint64_t logical_tokens;  // now, over sequences that hold pages
+    uint64_t replayed_tokens;  // computed again after preemptions
+    uint64_t swaps_out;        // of the preemptions
+    uint64_t swaps_in;         // those that came back so
+    uint64_t swaps_refused;    // replayed instead: no room in the host tier, or no tier
+    uint64_t swapped_tokens;   // now: seen by sequences in the host tier
+    uint32_t sessions_idle;    // now, on device pages
+    uint32_t sessions_swapped; // now, in the host tier
+    uint64_t sessions_stored, sessions_continued, sessions_ignored;
+    uint64_t sessions_expired; // by time, or to make room
+    uint64_t pressure_drops;   // choices made because pages were short
+    uint64_t logical_tokens;   // now, over sequences that hold pages
     double kept_tokens;
     pkv_counts pages;
 } sched_stats;

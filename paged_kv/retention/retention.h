@@ -16,20 +16,65 @@
 
 #include "paged_kv/paged_kv.h"
 
-/* ---- the parts a method is composed of (design.md section 5) --------------------------------- */
+/* ---- the parts a method is composed of (docs/retention.md says what each means) ---------------
+ */
 
 typedef enum retention_score {
-    RETENTION_SCORE_NONE,   // nothing to measure
-    RETENTION_SCORE_WINDOW, // softmax mass under the last `window` query rows
+    RETENTION_SCORE_NONE,        // nothing to measure
+    RETENTION_SCORE_WINDOW,      // softmax mass under the last `rows` query rows
+    RETENTION_SCORE_LAST,        // under the last row
+    RETENTION_SCORE_ACCUMULATED, // under all rows so far
+    RETENTION_SCORE_PROJECTION,  // on the attention's output
+    RETENTION_SCORE_CRITICAL,    // mass first, then mass times the projected value's norm
+    RETENTION_SCORE_EXPECTED,    // attention that queries to come will pay
+    RETENTION_SCORE_KNORM,
+    RETENTION_SCORE_KEYDIFF,
+    RETENTION_SCORE_RECENCY,
 } retention_score;
 
-typedef enum retention_unit { RETENTION_UNIT_PAGE } retention_unit;
-typedef enum retention_scope { RETENTION_SCOPE_LAYER } retention_scope;
-typedef enum retention_allocator { RETENTION_ALLOCATOR_UNIFORM } retention_allocator;
+typedef enum retention_unit {
+    RETENTION_UNIT_PAGE,
+    RETENTION_UNIT_CHUNK,
+    RETENTION_UNIT_TOKEN,
+} retention_unit;
+
+typedef enum retention_scope { RETENTION_SCOPE_LAYER, RETENTION_SCOPE_HEAD } retention_scope;
+
+typedef enum retention_allocator {
+    RETENTION_ALLOCATOR_UNIFORM,
+    RETENTION_ALLOCATOR_PYRAMID,
+    RETENTION_ALLOCATOR_ADAPTIVE,
+    RETENTION_ALLOCATOR_HYBRID,
+} retention_allocator;
+
 typedef enum retention_schedule {
     RETENTION_SCHEDULE_NEVER,
     RETENTION_SCHEDULE_PROMPT, // once, at the prompt's end
+    RETENTION_SCHEDULE_CHUNK,  // at each `recurrent_chunk` of the prompt
+    RETENTION_SCHEDULE_DECODE, // at the prompt's end, then every `interval` generated tokens
 } retention_schedule;
+
+typedef enum retention_variant {
+    RETENTION_VARIANT_PLAIN,
+    RETENTION_VARIANT_RAW,
+    RETENTION_VARIANT_MEAN,
+    RETENTION_VARIANT_ALG1,
+    RETENTION_VARIANT_CODE,
+} retention_variant;
+
+typedef enum retention_pool {
+    RETENTION_POOL_NONE,
+    RETENTION_POOL_MAX,
+    RETENTION_POOL_AVG
+} retention_pool;
+
+/* SCOPE: what the generated tokens may take, beside a prompt part that stays as it is. */
+typedef enum retention_growth {
+    RETENTION_GROWTH_JOINT, // prompt and generated tokens compete for one budget
+    RETENTION_GROWTH_SLIDE,
+    RETENTION_GROWTH_ADAPTIVE,
+    RETENTION_GROWTH_DISCONTINUOUS,
+} retention_growth;
 
 /* The parts as tables, so that parsing, help and docs iterate over them. A choice's index is its
  * enum value. */
@@ -61,19 +106,38 @@ typedef enum retention_field {
     RETENTION_FIELD_PARTS = 1 << 4, // score, unit, scope, allocator, schedule
 } retention_field;
 
-/* A resolved request: the preset's row with the request's overrides. */
+/* A resolved request: the preset's row with the request's overrides. A plain value. */
 typedef struct retention_policy {
     const struct retention_preset *preset; // never NULL after retention_parse
     retention_score score;
+    retention_variant variant;
     retention_unit unit;
+    uint32_t chunk; // tokens of a unit `chunk` (and of hybrid's lower half)
     retention_scope scope;
     retention_allocator allocator;
+    float beta;  // pyramid's slope
+    float floor; // adaptive's share that each head is sure of
+    retention_pool pool;
+    uint32_t kernel; // of the pool, odd
     retention_schedule schedule;
-    double ratio;          // (0, 1], or 0 when `tokens` is given
-    uint32_t tokens;       // budget, or 0 when `ratio` is given
-    uint32_t sinks;        // first tokens protected
-    uint32_t window;       // last tokens protected, and query rows measured
-    uint32_t reuse_layers; // followers take the choice of layer floor(l / N) * N
+    uint32_t interval;        // decode
+    uint32_t recurrent_chunk; // chunk
+    bool contiguous;          // positions are reassigned after each choice
+    double ratio;             // (0, 1], or 0 when `tokens` is given
+    uint32_t tokens;          // budget, or 0 when `ratio` is given
+    uint32_t sinks;           // first tokens protected
+    uint32_t window;          // last tokens protected
+    bool window_half;         // but at most half of the budget
+    uint32_t rows;            // query rows measured; 0 = as `window`
+    uint32_t reuse_layers;    // followers take the choice of layer floor(l / N) * N
+    /* At decode points; the score, scope and unit differ from the prompt's for SCOPE and
+     * PyramidInfer. */
+    retention_growth growth;
+    retention_score decode_score;
+    retention_unit decode_unit;
+    retention_scope decode_scope;
+    uint32_t beta1, beta2, horizon; // growth other than joint; horizon 0 = max_tokens
+    bool pressure;                  // opts in to compress-before-preempt
     bool report_positions;
 } retention_policy;
 
@@ -123,24 +187,99 @@ status retention_budget_for(const retention_policy *policy, uint32_t page_tokens
 
 /* What a backend must measure at a retention point. A closed list (design.md section 5,
  *      Measures). */
-typedef enum measure_kind { MEASURE_NONE, MEASURE_MASS } measure_kind;
+typedef enum measure_kind {
+    MEASURE_NONE,
+    /* Sums over the query heads of a KV head, then over rows, both ascending. */
+    MEASURE_MASS,               // softmax attention
+    MEASURE_RAW,                // q . k: no scale, no mask, no softmax
+    MEASURE_PROJECTION,         // attention times <output, value>
+    MEASURE_PROJECTION_OUTSIDE, // softmax and output over the slots outside the window
+    MEASURE_PROJECTION_POOLED,  // AnDPro's code: pooled attention, anchor of evictable chunks
+    MEASURE_EXPECTED,           // sum over query heads only: softmax under the expected query
+    MEASURE_VALUE_WEIGHT,       // sum over query heads of the 1-norm of W_o,h v
+    /* Of the KV head alone. */
+    MEASURE_VALUE_NORM, // 2-norm
+    MEASURE_KEY_NORM,   // 2-norm
+    MEASURE_KEY_COSINE, // with the mean direction of the table's keys
+    MEASURE_KINDS,
+} measure_kind;
+
+/* Running sums are f32 for each slot beside its K and V: they move, drop and swap with it. */
+typedef enum measure_sum {
+    MEASURE_SUM_STEP,  // of this share's rows alone
+    MEASURE_SUM_START, // the running sums are set to 0, then added to
+    MEASURE_SUM_ADD,   // this share's slots start at 0; added to what is there
+} measure_sum;
 
 typedef struct measure_spec {
     measure_kind kind;
+    measure_kind second; // beside it, of the KV head or of the values; NONE for most
     uint32_t rows;       // the last `rows` query rows of the step's share (all, when it has fewer)
     uint32_t layer_step; // layers 0, layer_step, 2 * layer_step, …
+    bool by_slot;        // a value for each slot; else for each page (MASS of one step only)
+    measure_sum sum;     // MASS and PROJECTION by slot only, others are of the step
+    bool silent;         // the sums are added to, and nothing is returned
+    uint32_t sinks;      // EXPECTED
+    uint32_t window;     // PROJECTION_OUTSIDE, PROJECTION_POOLED
+    uint32_t chunk;      // PROJECTION_POOLED
 } measure_spec;
 
 measure_spec retention_measure(const retention_policy *policy);
 
-/* What came back: f32 [n_layers measured, n_kv_heads, stride]; entries past a table's page count
- *      unused. */
+/* What came back: f32 [1 or 2 kinds, n_layers measured, n_kv_heads, stride]; entries past a table's
+ * slots or pages unused. */
 typedef struct measure_result {
     const float *values;
     uint32_t n_layers;
     uint32_t n_kv_heads;
-    uint32_t stride; // pages of the longest table
+    uint32_t stride;  // slots or pages of the longest table
+    uint32_t q_heads; // query heads for each KV head
 } measure_result;
+
+/* What the rows at logical indices [from, to) of a sequence must measure: `to` ends a planned
+ * chunk, which never crosses a retention point. kind is NONE when nothing. */
+measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_prompt,
+                                    uint32_t from, uint32_t to);
+/* How many rows before `point` have to be in one step with it (0: any chunks will do). */
+uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prompt, uint32_t point);
+/* Most tokens of a sequence that may come from the prefix cache: what is measured has to be
+ * computed. UINT32_MAX = no limit of retention's. */
+uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt);
+/* Its running sums make the sequence's pages nobody else's: it takes no hit and publishes nothing.
+ */
+bool retention_has_sums(const retention_policy *policy);
+
+/* What holds after the choice at a point, whatever is measured: for admission. */
+typedef struct retention_bound {
+    uint64_t pages;         // over all tables, at most
+    uint32_t longest_pages; // of one table, at most: fresh pages that making the choice may take
+} retention_bound;
+
+retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *geometry,
+                                   uint32_t n_prompt, uint32_t point);
+/* Whether the budget can be met at all for a prompt of that length: STATUS_INVALID names
+ * retention.tokens when it is below what is protected. */
+status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,
+                              uint32_t n_prompt, error *err);
+
+/* A choice at a retention point, for every group of a sequence, whatever its tables hold by then.
+ *   keep     [groups][words] bit i of a group's row = slot i of its table stays
+ *   scratch  retention_scratch_floats
+ * Allocates nothing. Followers' tables get their leader's row. */
+typedef struct retention_choice_out {
+    uint64_t *keep; // caller-owned, zeroed by the callee
+    uint32_t words; // >= ceil(slots of the longest table / 64)
+    float *scratch;
+    size_t n_scratch;   // floats
+    bool gives_up;      // some slot of some table
+    bool budget_raised; // what is protected, and one more, is above the budget
+} retention_choice_out;
+
+size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots);
+/* STATUS_INTERNAL when the measures do not fit the sequence. */
+status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                        uint32_t n_prompt, const measure_result *measures,
+                        retention_choice_out *out, error *err);
 
 /* One choice at a retention point, for every group of a sequence.
  *   keep   [groups][words]: bit i of a group's row = page i of its table stays
@@ -170,6 +309,7 @@ typedef struct retention_report {
     uint64_t pages_dropped;
     bool budget_raised;
     double scoring_ms; // measuring and selecting
+    char session[96];  // "continued", "stored", "ignored: <reason>"; "" = absent
     char *kept_json;   // the "kept" array when positions were asked for, else NULL (malloc'd)
 } retention_report;
 

@@ -23,10 +23,11 @@ typedef struct scripted {
     _Atomic uint32_t steps;
     _Atomic uint32_t fail_at; /* this step fails; 0 = none */
     status failure;
-    bool lies;                /* about its tables */
+    _Atomic uint32_t lie_at;  /* this step lies about its tables; 0 = none */
     _Atomic bool hold;        /* steps wait while it is set */
     _Atomic uint32_t hold_at; /* this step sets it; 0 = none */
-    _Atomic bool hang;    /* the next step waits until it is interrupted, and then while `hold` */
+    _Atomic bool hang;    /* the next step of a sequence waits until it is interrupted, then while
+                             `hold` */
     _Atomic bool hanging; /* it does */
     _Atomic uint32_t interrupts;
     const step_plan *plan;

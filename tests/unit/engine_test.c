@@ -329,7 +329,7 @@ static void other_page_tables_break_the_backend(void **state)
 {
     fixture *f = *state;
     answer(f, "words");
-    f->model.lies = true;
+    atomic_store(&f->model.lie_at, 1);
     reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
     assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
     assert_non_null(strstr(r.error_text, "page tables"));

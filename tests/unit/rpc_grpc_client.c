@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATIENCE_S = 60 };
+enum { PATIENCE_S = 180 };
 
 static gpr_timespec in_ms(int64_t ms)
 {

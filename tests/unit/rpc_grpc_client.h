@@ -35,7 +35,7 @@ typedef struct client_header {
     const char *key, *value;
 } client_header;
 
-/* Starts a call. headers end with a NULL key; NULL = none. deadline_ms 0 = a minute. */
+/* Starts a call. headers end with a NULL key; NULL = none. deadline_ms 0 = three minutes. */
 client_call *client_start(grpc_client *c, const char *path, const client_header *headers,
                           int deadline_ms);
 /* Sends a message; false when the call has ended. */

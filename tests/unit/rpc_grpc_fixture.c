@@ -41,6 +41,6 @@ void nap_ms(int ms)
 
 bool reaches(_Atomic int *counter, int n)
 {
-    for (int i = 0; i < 5000 && atomic_load(counter) < n; i++) nap_ms(2);
+    for (int i = 0; i < PATIENCE_MS / 2 && atomic_load(counter) < n; i++) nap_ms(2);
     return atomic_load(counter) >= n;
 }
