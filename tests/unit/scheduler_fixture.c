@@ -115,7 +115,11 @@ void answer(fixture *f, status st)
         for (uint32_t j = 0; j < q->n_samples; j++)
             f->samples[n_samples++].token = 500 + q->choice + j;
         if (q->measure.kind != MEASURE_NONE)
-            f->seqs[i].measure = (measure_result){f->measures, 2, 1, FIXTURE_PAGES};
+            f->seqs[i].measure = (measure_result){.values = f->measures,
+                                                  .n_layers = 2,
+                                                  .n_kv_heads = 1,
+                                                  .stride = FIXTURE_PAGES,
+                                                  .q_heads = 1};
     }
     f->result = (step_result){.step = f->plan->step,
                               .status = st,
