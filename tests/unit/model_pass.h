@@ -91,7 +91,8 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         assert_true(status_ok(pkv_seq_append(kv, 1, some)));
         step_seq seq = {.seq = 1, .n_tokens = some, .position = done, .want_logits = true};
         if (done + some == n && p->mass_rows)
-            seq.measure = (measure_spec){MEASURE_MASS, p->mass_rows, p->layer_step};
+            seq.measure = (measure_spec){
+                .kind = MEASURE_MASS, .rows = p->mass_rows, .layer_step = p->layer_step};
         step_plan plan = {.step = step,
                           .deltas = pkv_take_deltas(kv),
                           .opens = &open,
