@@ -34,6 +34,9 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .max_logit_rows = e->info.max_logit_rows,
         .prefix_cache = e->o.prefix_cache,
         .salt = e->info.identity,
+        .max_sessions = e->o.max_sessions,
+        .session_ttl_us = e->o.session_ttl_us,
+        .pressure = e->retention.has_pressure ? &e->retention.pressure : NULL,
         .alloc = e->o.alloc,
         .on_block = e->o.on_block,
         .on_block_ctx = e->o.on_block_ctx,
@@ -53,16 +56,16 @@ static bool start_threads(engine *e)
 
 static void init_locks(engine *e)
 {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&e->inbox.lock, NULL);
-    pthread_cond_init(&e->inbox.arrived, NULL);
+    pthread_cond_init(&e->inbox.arrived, &monotonic);
     pthread_mutex_init(&e->prepare.lock, NULL);
     pthread_cond_init(&e->prepare.arrived, NULL);
     pthread_mutex_init(&e->stats_lock, NULL);
     pthread_rwlock_init(&e->sched_lock, NULL);
     pthread_mutex_init(&e->watch.lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&e->watch.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }
@@ -90,12 +93,13 @@ status engine_create(const engine_options *options, engine **out, error *err)
     if (e->o.tokenizer_threads == 0) e->o.tokenizer_threads = 2;
     if (e->o.max_model_len == 0 || e->o.max_model_len > e->info.max_positions)
         e->o.max_model_len = e->info.max_positions;
-    e->limits = (retention_limits){e->info.geometry, e->o.prefill_chunk};
+    metrics_init(&e->counting);
     init_locks(e);
     atomic_store(&e->next_seed, hash_mix64((uint64_t)clock_now_ns()));
 
-    status s = allocate(e) ? engine_make_scheduler(e, &e->sched, err)
+    status s = allocate(e) ? retention_rules_make(&e->o, &e->info, &e->retention, err)
                            : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
+    if (status_ok(s)) s = engine_make_scheduler(e, &e->sched, err);
     if (status_ok(s) && !start_threads(e))
         s = error_set(err, STATUS_NO_MEMORY, "engine: cannot start its threads");
     if (!status_ok(s)) {
@@ -154,7 +158,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
 {
     retention_policy policy;
     RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
-    RETURN_IF_ERROR(retention_parse(r->retention, &e->limits, &policy, err));
+    RETURN_IF_ERROR(retention_rules_apply(&e->retention, r, &policy, err));
     RETURN_IF_ERROR(check_state(e, err));
     /* Counting first keeps every later queue within max_requests. */
     if (atomic_fetch_add(&e->n_live, 1) >= e->o.max_requests) {
@@ -169,6 +173,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
         return error_set(err, st.code, "request: out of memory");
     }
     s->policy = policy;
+    s->has_report = r->retention || r->session || e->retention.reports_standard;
     s->notify = notify;
     s->notify_ctx = ctx;
     s->arrival = atomic_fetch_add(&e->n_submitted, 1);

@@ -43,6 +43,14 @@ typedef struct engine_options {
     uint32_t
         ring_capacity; // outputs a stream may hold unread before its sequence is paused; 0 = 256
     uint32_t tokenizer_threads; // 0 = 2
+    /* Retention, as JSON of a request (borrowed while the engine is made). Texts of errors begin
+     * with the name of the flag. */
+    const json_t *retention;          // of requests that give none; NULL = full
+    const json_t *pressure_retention; // compress before preempt; NULL = never
+    const char *const *retention_allow;
+    uint32_t n_retention_allow; // methods that requests may name; 0 = all
+    uint32_t max_sessions;      // idle ones kept at once; 0 = sessions are ignored
+    int64_t session_ttl_us;
     /* Blocks entering and leaving the prefix cache; called on the engine thread. NULL = nobody. */
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
@@ -65,7 +73,12 @@ void engine_destroy(engine *e);
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-enum { ENGINE_STOPS_MAX = 16, ENGINE_STOP_BYTES_MAX = 256, ENGINE_N_MAX = 128 };
+enum {
+    ENGINE_STOPS_MAX = 16,
+    ENGINE_STOP_BYTES_MAX = 256,
+    ENGINE_N_MAX = 128,
+    ENGINE_SESSION_BYTES_MAX = 256,
+};
 
 /* One request, by OpenAI's names. Fill it by engine_request_init, then by hand or
  * engine_request_parse. Exactly one of prompt, messages and prompt_token_ids is given. */
@@ -100,7 +113,12 @@ typedef struct engine_request {
     uint32_t n_bias;
     int32_t priority;
     char *cache_salt;  // NULL = the shared cache
-    json_t *retention; // NULL = full
+    json_t *retention; // NULL = the engine's default
+    /* Goes on from the pages that the last request of this session left, and leaves its own. NULL =
+     * none. A session belongs to (identity, cache_salt, session): nobody reaches another's. */
+    char *session;
+    char
+        *identity; // who asks, such as a digest of the API key; opaque; NULL = nobody in particular
 } engine_request;
 
 /* Defaults: the model's generation_config where it says something, else OpenAI's. */
@@ -160,8 +178,10 @@ typedef struct engine_output {
     const char *stop_string; // the stop string that ended it, or NULL
     engine_usage usage;
     engine_timings timings;
-    const retention_report *report; // NULL for "full" without a report asked
-    status_code error_code;         // ENGINE_FINISH_ERROR: whose fault, and one line that says why
+    /* NULL when nothing asked for retention: neither the request, nor its session, nor a default
+     * other than "full". */
+    const retention_report *report;
+    status_code error_code; // ENGINE_FINISH_ERROR: whose fault, and one line that says why
     const char *error_text;
 } engine_output;
 

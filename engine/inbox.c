@@ -20,12 +20,23 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
     pthread_mutex_unlock(&in->lock);
 }
 
-inbox_batch inbox_drain(engine *e, bool wait)
+static bool is_empty(const inbox *in) { return !in->first && !in->flush && !in->stop; }
+
+/* With the lock held. */
+static void await_news(inbox *in, int64_t wait_us)
+{
+    int64_t until_us = clock_now_us() + wait_us;
+    struct timespec until = {.tv_sec = until_us / 1000000, .tv_nsec = until_us % 1000000 * 1000};
+    while (is_empty(in))
+        if (wait_us < 0) pthread_cond_wait(&in->arrived, &in->lock);
+        else if (pthread_cond_timedwait(&in->arrived, &in->lock, &until) != 0) return;
+}
+
+inbox_batch inbox_drain(engine *e, int64_t wait_us)
 {
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
-    while (wait && !in->first && !in->flush && !in->stop)
-        pthread_cond_wait(&in->arrived, &in->lock);
+    if (wait_us != 0) await_news(in, wait_us);
     inbox_batch batch = {.first = in->first, .flush = in->flush, .stop = in->stop};
     for (engine_stream *s = in->first; s; s = s->inbox_next) {
         s->taken = s->told;

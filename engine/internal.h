@@ -6,6 +6,9 @@
  *   watchdog thread    watch.c: sleeps, unless a step is stuck
  *   reader             stream.c: reads the ring
  *
+ * retention.c says what a request keeps: its own word or the engine's default; session.c whose
+ * pages it goes on from.
+ *
  * Who owns a stream that the scheduler knows: the engine thread, but for the time that a step is
  * with the backend. Then whoever holds watch.lock does: the watchdog to fail it, or the engine
  * thread as it takes the step back (watch.c).
@@ -25,6 +28,26 @@ status engine_request_copy(const engine_request *from, engine_request *to);
 /* Ranges of every field; errors name it. */
 status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
                             error *err);
+
+/* ---- retention (retention.c), sessions (session.c) ------------------------------------------- */
+
+/* What the engine's options say. */
+typedef struct retention_rules {
+    retention_limits limits;
+    retention_policy standard; /* of requests that give none */
+    bool reports_standard;     /* it is not "full": those requests are told what it did */
+    retention_policy pressure;
+    bool has_pressure;
+    uint64_t allowed; /* bit i = requests may name preset i */
+} retention_rules;
+
+status retention_rules_make(const engine_options *o, const backend_info *info, retention_rules *out,
+                            error *err);
+status retention_rules_apply(const retention_rules *rules, const engine_request *r,
+                             retention_policy *out, error *err);
+
+/* Stands for (identity, cache_salt, session); {0, 0} without a session. */
+void session_key(const engine_request *r, uint64_t out[2]);
 
 /* ---- one choice: tokens to text, and when to stop (choice.c; engine thread only) ------------- */
 
@@ -108,6 +131,7 @@ struct engine_stream {
     uint32_t *tokens;
     uint32_t n_tokens;
     retention_policy policy;
+    bool has_report; /* its choices tell what they kept */
     uint32_t max_new_tokens;
     uint32_t *stop_ids; /* EOS unless ignored, then the request's */
     uint32_t n_stop_ids;
@@ -165,6 +189,8 @@ bool prompt_take_logits(engine_stream *s, uint32_t position, uint32_t n_rows, co
 
 /* ---- numbers (metrics.c; engine thread only) ------------------------------------------------- */
 
+/* A row for each method. */
+void metrics_init(engine_metrics *m);
 void metrics_observe(engine_metrics *m, engine_histogram_id id, double value);
 /* A choice has ended in order; it was the request's last one when nobody is alive. */
 void metrics_choice(engine_metrics *m, const engine_stream *s, const choice_state *c,
@@ -191,8 +217,8 @@ typedef struct inbox_batch {
     bool flush, stop;
 } inbox_batch;
 
-/* Takes everything; waits for something when there is nothing else to do. */
-inbox_batch inbox_drain(engine *e, bool wait);
+/* Takes everything. While there is nothing it waits for so long; for ever when that is < 0. */
+inbox_batch inbox_drain(engine *e, int64_t wait_us);
 
 /* Streams between submit and the tokenizer threads. */
 typedef struct prepare_queue {
@@ -237,7 +263,7 @@ struct engine {
     engine_options o;
     backend backend; /* a copy: what it points to is borrowed */
     backend_info info;
-    retention_limits limits;
+    retention_rules retention;
     uint32_t *stop_ids;
     pthread_t thread;
     bool thread_started;

@@ -47,6 +47,11 @@ static sched_stats with_sums(sched_stats now, const sched_stats *sums)
     now.swaps_out += sums->swaps_out;
     now.swaps_in += sums->swaps_in;
     now.swaps_refused += sums->swaps_refused;
+    now.sessions_stored += sums->sessions_stored;
+    now.sessions_continued += sums->sessions_continued;
+    now.sessions_ignored += sums->sessions_ignored;
+    now.sessions_expired += sums->sessions_expired;
+    now.pressure_drops += sums->pressure_drops;
     now.pages.hit_tokens += sums->pages.hit_tokens;
     now.pages.queried_tokens += sums->pages.queried_tokens;
     now.pages.pages_dropped += sums->pages.pages_dropped;
@@ -83,7 +88,7 @@ static choice_end make_end(const engine_stream *s, uint32_t choice, const sched_
         info->queued_us < 0 ? now - s->submit_us : s->added_us - s->submit_us + info->queued_us;
     end.timings.ttft_us = c->first_token_us ? c->first_token_us - s->submit_us : 0;
     end.timings.total_us = now - s->submit_us;
-    end.has_report = s->request.retention != NULL;
+    end.has_report = s->has_report;
     end.report = info->report;
     end.report.scoring_ms += (double)s->selecting_us / 1000.0;
     return end;
@@ -102,7 +107,9 @@ static void finish_choice(engine *e, engine_stream *s, uint32_t choice, engine_f
 {
     s->choices[choice].finish = finish;
     s->choices[choice].end_sent = true;
-    add_event(e, (sched_event){.kind = SCHED_END, .request = s->id, .choice = choice});
+    bool finished = finish == ENGINE_FINISH_STOP || finish == ENGINE_FINISH_LENGTH;
+    add_event(e, (sched_event){
+                     .kind = SCHED_END, .request = s->id, .choice = choice, .finished = finished});
     if (!reserve((void **)&e->ending, &e->ending_capacity, e->n_ending, sizeof *e->ending)) abort();
     e->ending[e->n_ending++] = (ending_choice){.stream = s, .choice = choice};
 }
@@ -222,7 +229,7 @@ static void take_inbox(engine *e, const inbox_batch *batch)
 
 void loop_turn_away(engine *e)
 {
-    inbox_batch batch = inbox_drain(e, false);
+    inbox_batch batch = inbox_drain(e, 0);
     take_inbox(e, &batch);
     e->n_events = 0; /* a flush: the next scheduler has nothing cached */
 }
@@ -316,7 +323,8 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
                                      e->info.vocab_size))
             fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
     }
-    if (share->measure.kind != MEASURE_NONE) e->measured[e->n_measured++] = s;
+    if (share->measure.kind != MEASURE_NONE && !share->measure.silent)
+        e->measured[e->n_measured++] = s;
     for (uint32_t j = 0; j < got->n_samples; j++)
         take_token(e, s, share->choice + j, &got->samples[j]);
     if (!s->failed) pause_if_full(e, s);
@@ -391,6 +399,15 @@ static bool turn(engine *e, const inbox_batch *batch, const step_plan **plan,
     return *result != NULL;
 }
 
+/* An idle session ends by the clock, which the scheduler sees only when it is asked. */
+static int64_t longest_wait(const engine *e)
+{
+    enum { LOOK_US = 1000000 };
+    const sched_stats *now = &e->stats.sched;
+    if (now->sessions_idle + now->sessions_swapped == 0) return -1;
+    return e->o.session_ttl_us > 0 && e->o.session_ttl_us < LOOK_US ? e->o.session_ttl_us : LOOK_US;
+}
+
 void *engine_loop(void *arg)
 {
     engine *e = arg;
@@ -399,7 +416,7 @@ void *engine_loop(void *arg)
     const step_result *result = NULL;
     bool busy = false;
     for (;;) {
-        inbox_batch batch = inbox_drain(e, !busy);
+        inbox_batch batch = inbox_drain(e, busy ? 0 : longest_wait(e));
         e->stopping = batch.stop;
         if (batch.stop) {
             /* What it brought; nothing comes any more, for every stream was released before. */

@@ -65,13 +65,18 @@ void metrics_observe(engine_metrics *m, engine_histogram_id id, double value)
 
 static double seconds(int64_t us) { return (double)us / 1e6; }
 
+void metrics_init(engine_metrics *m)
+{
+    size_t n;
+    const retention_preset *presets = retention_presets(&n);
+    for (size_t i = 0; i < n && i < ENGINE_METHODS_MAX; i++) m->methods[i].method = presets[i].name;
+}
+
 static engine_method_metrics *method_row(engine_metrics *m, const char *name)
 {
-    for (uint32_t i = 0; i < ENGINE_METHODS_MAX; i++) {
-        engine_method_metrics *row = &m->methods[i];
-        if (!row->method) row->method = name;
-        if (row->method == name) return row; /* presets are static: one name, one address */
-    }
+    /* Presets are static: one name, one address. */
+    for (uint32_t i = 0; i < ENGINE_METHODS_MAX; i++)
+        if (m->methods[i].method == name) return &m->methods[i];
     return NULL;
 }
 

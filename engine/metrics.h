@@ -40,9 +40,9 @@ typedef struct engine_histogram {
 
 enum { ENGINE_METHODS_MAX = 64, ENGINE_FINISHES = 5 };
 
-/* One retention method's counters, over requests that named it. */
+/* One retention method's counters, over requests that were told what it did. */
 typedef struct engine_method_metrics {
-    const char *method;     // the preset's name; NULL = an unused row
+    const char *method;     // the preset's name; NULL = an unused row, the last ones
     uint64_t pages_dropped; // references given up
     double scoring_seconds;
 } engine_method_metrics;

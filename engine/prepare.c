@@ -188,6 +188,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
                 .n_bias = r->n_bias,
             },
     };
+    session_key(r, s->sched_request.session);
 }
 
 /* max_tokens left open: as many as the context and the pool leave room for. */

@@ -32,6 +32,8 @@ void engine_request_destroy(engine_request *r)
     free(r->bias_ids);
     free(r->bias);
     free(r->cache_salt);
+    free(r->session);
+    free(r->identity);
     json_decref(r->retention);
     *r = (engine_request){0};
 }
@@ -46,6 +48,11 @@ static void *copy_bytes(const void *from, size_t bytes, bool *ok)
         return NULL;
     }
     return memcpy(copy, from, bytes);
+}
+
+static char *copy_text(const char *from, bool *ok)
+{
+    return from ? copy_bytes(from, strlen(from) + 1, ok) : NULL;
 }
 
 /* jansson's counts are not atomic, so another thread needs a tree of its own. */
@@ -65,14 +72,14 @@ status engine_request_copy(const engine_request *from, engine_request *to)
     to->tools = copy_json(from->tools, &ok);
     to->prompt_token_ids =
         copy_bytes(from->prompt_token_ids, from->n_prompt_token_ids * sizeof(uint32_t), &ok);
-    for (uint32_t i = 0; i < from->n_stop; i++)
-        to->stop[i] = copy_bytes(from->stop[i], strlen(from->stop[i]) + 1, &ok);
+    for (uint32_t i = 0; i < from->n_stop; i++) to->stop[i] = copy_text(from->stop[i], &ok);
     to->stop_token_ids =
         copy_bytes(from->stop_token_ids, from->n_stop_token_ids * sizeof(uint32_t), &ok);
     to->bias_ids = copy_bytes(from->bias_ids, from->n_bias * sizeof(uint32_t), &ok);
     to->bias = copy_bytes(from->bias, from->n_bias * sizeof(float), &ok);
-    to->cache_salt =
-        from->cache_salt ? copy_bytes(from->cache_salt, strlen(from->cache_salt) + 1, &ok) : NULL;
+    to->cache_salt = copy_text(from->cache_salt, &ok);
+    to->session = copy_text(from->session, &ok);
+    to->identity = copy_text(from->identity, &ok);
     to->retention = copy_json(from->retention, &ok);
     if (ok) return STATUS_IS_OK;
     engine_request_destroy(to);
@@ -185,6 +192,14 @@ static status check_bias(const engine_request *r, const backend_info *info, erro
     return STATUS_IS_OK;
 }
 
+static status check_session(const engine_request *r, error *err)
+{
+    size_t n = r->session ? strnlen(r->session, ENGINE_SESSION_BYTES_MAX + 1) : 1;
+    if (n >= 1 && n <= ENGINE_SESSION_BYTES_MAX) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "session: must have 1 to %d bytes",
+                     ENGINE_SESSION_BYTES_MAX);
+}
+
 status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
                             error *err)
 {
@@ -194,5 +209,6 @@ status engine_request_check(const engine_request *r, const backend_info *info, b
     RETURN_IF_ERROR(check_logprobs("logprobs", r->logprobs, err));
     RETURN_IF_ERROR(check_logprobs("prompt_logprobs", r->prompt_logprobs, err));
     RETURN_IF_ERROR(check_stops(r, info, err));
+    RETURN_IF_ERROR(check_session(r, err));
     return check_bias(r, info, err);
 }

@@ -131,12 +131,22 @@ static status read_prompt(const field_place *at, engine_request *r, error *err)
     return copy_string(at, at->value, &r->prompt, err);
 }
 
-static status read_cache_salt(const field_place *at, engine_request *r, error *err)
+static status read_word(const field_place *at, char **out, error *err)
 {
-    RETURN_IF_ERROR(copy_string(at, at->value, &r->cache_salt, err));
-    if (strlen(r->cache_salt) != json_string_length(at->value))
-        return bad(at, err, "holds a NUL byte");
+    RETURN_IF_ERROR(copy_string(at, at->value, out, err));
+    if (strlen(*out) != json_string_length(at->value)) return bad(at, err, "holds a NUL byte");
     return STATUS_IS_OK;
+}
+
+READER(cache_salt, read_word(at, &r->cache_salt, err))
+
+static status read_session(const field_place *at, engine_request *r, error *err)
+{
+    size_t n = json_string_length(at->value);
+    if (json_is_string(at->value) && (n == 0 || n > ENGINE_SESSION_BYTES_MAX))
+        return error_set(err, STATUS_INVALID, "%s: session: must have 1 to %d bytes", at->where,
+                         ENGINE_SESSION_BYTES_MAX);
+    return read_word(at, &r->session, err);
 }
 
 static status add_stop(const field_place *at, const json_t *value, engine_request *r, error *err)
@@ -266,6 +276,7 @@ static const struct {
     {"priority", read_priority},
     {"cache_salt", read_cache_salt},
     {"retention", read_retention},
+    {"session", read_session},
 };
 
 static field_reader find_reader(const char *key)

@@ -148,6 +148,11 @@ static void keep_sums(sched_stats *sums, const sched_stats *last)
     sums->swaps_out += last->swaps_out;
     sums->swaps_in += last->swaps_in;
     sums->swaps_refused += last->swaps_refused;
+    sums->sessions_stored += last->sessions_stored;
+    sums->sessions_continued += last->sessions_continued;
+    sums->sessions_ignored += last->sessions_ignored;
+    sums->sessions_expired += last->sessions_expired;
+    sums->pressure_drops += last->pressure_drops;
     sums->pages.hit_tokens += last->pages.hit_tokens;
     sums->pages.queried_tokens += last->pages.queried_tokens;
     sums->pages.pages_dropped += last->pages.pages_dropped;

@@ -158,12 +158,15 @@ static status check(service *s, uint32_t n, const generation_options *o, error *
     return STATUS_IS_OK;
 }
 
-static status submit_all(generation *g, const engine_request *requests, error *err)
+static status submit_all(generation *g, const engine_request *requests, const char *identity,
+                         error *err)
 {
     service *s = g->service;
     for (uint32_t i = 0; i < g->n; i++) {
         generation_request *r = &g->requests[i];
-        status st = engine_submit(s->o.engine, &requests[i], stream_ready, r, &r->stream, err);
+        engine_request request = requests[i]; /* the engine copies what it points to */
+        request.identity = (char *)(uintptr_t)identity;
+        status st = engine_submit(s->o.engine, &request, stream_ready, r, &r->stream, err);
         if (st.code == STATUS_QUEUE_FULL) service_count_refusal(s, REFUSED_QUEUE_FULL);
         if (st.code == STATUS_UNAVAILABLE) service_count_refusal(s, REFUSED_UNAVAILABLE);
         RETURN_IF_ERROR(st);
@@ -186,7 +189,7 @@ static status start(service *s, const engine_request *requests, uint32_t n,
         generation_free(g);
         return error_set(err, STATUS_INVALID, "request_id: a request with this id is running");
     }
-    status st = submit_all(g, requests, err);
+    status st = submit_all(g, requests, o->identity, err);
     if (!status_ok(st)) {
         leave(s, g, false);
         generation_free(g);

@@ -2,6 +2,8 @@
  * which key was near nor how much of it was right. Keys are in no message and no log. */
 #include "rpc/keys.h"
 
+#include "base/sha256.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -54,19 +56,41 @@ static bool equal(const padded_key *a, const padded_key *b)
     return difference == 0;
 }
 
-bool service_key_ok(const service *s, const char *authorization)
+/* The key in a header's value, or NULL. */
+static const char *find_key(const char *authorization, size_t *n)
 {
     static const char scheme[] = "Bearer ";
-    if (!s->keys) return true;
-    if (!authorization || strncasecmp(authorization, scheme, sizeof scheme - 1) != 0) return false;
+    if (!authorization || strncasecmp(authorization, scheme, sizeof scheme - 1) != 0) return NULL;
     const char *sent = authorization + sizeof scheme - 1;
     sent += strspn(sent, " ");
-    size_t n = strnlen(sent, SERVICE_KEY_BYTES_MAX + 1);
-    if (n == 0 || n > SERVICE_KEY_BYTES_MAX) return false;
+    *n = strnlen(sent, SERVICE_KEY_BYTES_MAX + 1);
+    return *n > 0 && *n <= SERVICE_KEY_BYTES_MAX ? sent : NULL;
+}
+
+bool service_key_ok(const service *s, const char *authorization)
+{
+    if (!s->keys) return true;
+    size_t n;
+    const char *sent = find_key(authorization, &n);
+    if (!sent) return false;
     padded_key given = {{0}};
     memcpy(given.bytes, sent, n);
     bool ok = false;
     for (size_t i = 0; i < s->keys->n; i++) ok |= equal(&given, &s->keys->keys[i]);
     explicit_bzero(&given, sizeof given);
     return ok;
+}
+
+void service_identity(const service *s, const char *authorization, char out[SERVICE_IDENTITY_BYTES])
+{
+    _Static_assert((int)SERVICE_IDENTITY_BYTES == SHA256_HEX_BYTES, "an identity is a digest");
+    size_t n;
+    const char *sent = s->keys ? find_key(authorization, &n) : NULL;
+    *out = '\0';
+    if (!sent) return;
+    sha256 h;
+    sha256_init(&h);
+    sha256_add(&h, sent, n);
+    sha256_finish(&h, out);
+    explicit_bzero(&h, sizeof h);
 }

@@ -149,10 +149,31 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
         {"steps_total", "Steps of the engine.", (double)e->steps},
         {"step_compute_seconds_total", "Time the backend computed.", (double)e->compute_us / 1e6},
         {"step_schedule_seconds_total", "Time the scheduler took.", (double)e->schedule_us / 1e6},
+        {"sessions_stored_total", "Sessions that a request left behind.",
+         (double)st->sessions_stored},
+        {"sessions_continued_total", "Requests that went on from a session.",
+         (double)st->sessions_continued},
+        {"sessions_ignored_total", "Requests that named a session and could not go on from it.",
+         (double)st->sessions_ignored},
+        {"sessions_expired_total", "Sessions forgotten by time, or to make room.",
+         (double)st->sessions_expired},
+        {"pressure_drops_total", "Choices of retention made because pages were short.",
+         (double)st->pressure_drops},
         {"backend_restarts_total", "Backends made anew after a stuck or failed step.",
          (double)m->restarts},
     };
     put_rows(p, "counter", rows, sizeof rows / sizeof rows[0]);
+}
+
+static void put_sessions(page *p, const sched_stats *st)
+{
+    labelled sessions = {"sessions",
+                         "Sessions that wait for their next turn, by where their pages are.",
+                         "state",
+                         {"idle", "swapped"},
+                         {st->sessions_idle, st->sessions_swapped},
+                         2};
+    put_labelled(p, "gauge", &sessions);
 }
 
 static void put_by_label(page *p, service *s, const engine_stats *e, const engine_metrics *m)
@@ -264,6 +285,7 @@ void metrics_text(service *s, strbuf *out)
     put_gauges(&p, s, &stats);
     put_counters(&p, &stats, &metrics);
     put_by_label(&p, s, &stats, &metrics);
+    put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);
     for (int i = 0; i < ENGINE_HISTOGRAMS; i++) {
         engine_histogram_info info = engine_histogram_describe((engine_histogram_id)i);

@@ -43,6 +43,7 @@ typedef enum service_refusal {
 } service_refusal;
 
 enum { SERVICE_KEY_BYTES_MAX = 256, SERVICE_ID_BYTES_MAX = 128, SERVICE_BUCKETS = 1024 };
+enum { SERVICE_IDENTITY_BYTES = 65 }; // a text
 
 typedef struct service {
     rpc_options o; // engine, model, log, events, keys
@@ -89,6 +90,10 @@ bool service_knows_model(const service *s, const char *name, size_t n);
 /* Checks the value of an `authorization` header ("Bearer KEY", NULL = absent) against the keys, in
  * a time that does not tell how much of a key was right. True when no keys are set. */
 bool service_key_ok(const service *s, const char *authorization);
+/* Who asks, from such a value that service_key_ok has taken: a digest of the key, so that the key
+ * itself goes no further. "" when no keys are set. */
+void service_identity(const service *s, const char *authorization,
+                      char out[SERVICE_IDENTITY_BYTES]);
 /* Seconds after which a client that was turned away may try again: a quarter of what requests take,
  * waiting included, 1 to 60. */
 uint32_t service_retry_after_s(service *s);
@@ -102,6 +107,7 @@ typedef struct generation_options {
     const char *surface;  // "http", "octavo.v1", "vllm", "kserve"; static
     engine_notify notify; // as engine_submit's: something can be read
     void *notify_ctx;
+    const char *identity; // service_identity's: whose sessions these requests reach; NULL = ""
 } generation_options;
 
 /* Submits n requests (an array of prompts has one each), all with the same number of choices. All

@@ -281,16 +281,29 @@ static void on_awake(void *owner, bool ok)
 
 /* ---- the beginning --------------------------------------------------------------------------- */
 
-static bool has_key(const rpc_call *c)
+enum { AUTHORIZATION_BYTES = 1024 }; // longer than any key that is accepted
+
+/* NULL when there is none, or one that no key can be in. */
+static const char *authorization_of(const rpc_call *c, char text[AUTHORIZATION_BYTES])
 {
-    char text[1024]; // longer than any key that is accepted
     size_t n;
     const char *value = call_metadata(c, "authorization", &n);
-    if (!value) return service_key_ok(c->front->service, NULL);
-    if (n >= sizeof text || memchr(value, '\0', n)) return false;
+    if (!value || n >= AUTHORIZATION_BYTES || memchr(value, '\0', n)) return NULL;
     memcpy(text, value, n);
     text[n] = '\0';
-    return service_key_ok(c->front->service, text);
+    return text;
+}
+
+static bool has_key(const rpc_call *c)
+{
+    char text[AUTHORIZATION_BYTES];
+    return service_key_ok(c->front->service, authorization_of(c, text));
+}
+
+void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES])
+{
+    char text[AUTHORIZATION_BYTES];
+    service_identity(c->front->service, authorization_of(c, text), out);
 }
 
 /* Refuses the call, or waits for its first message. */

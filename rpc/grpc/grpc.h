@@ -46,6 +46,8 @@ void *call_state(const rpc_call *c);
 /* The value of a metadata key of the client (lower case), or NULL. Not NUL-terminated. Unless
  * client_streams, gone when `message` has returned. */
 const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
+/* Who calls, for generation_options; of the metadata, too. */
+void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES]);
 
 /* True when call_send would take a message now. */
 bool call_can_send(const rpc_call *c);

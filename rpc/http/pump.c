@@ -125,8 +125,14 @@ void pump_resumed(exchange *e)
 static status start(exchange *e, const openai_call *call, error *err)
 {
     service *s = e->server->service;
-    generation_options o = {
-        .id = e->id, .surface = "http", .notify = wake_notify, .notify_ctx = &e->wake};
+    char identity[SERVICE_IDENTITY_BYTES];
+    service_identity(s, MHD_lookup_connection_value(e->mhd, MHD_HEADER_KIND, "authorization"),
+                     identity);
+    generation_options o = {.id = e->id,
+                            .surface = "http",
+                            .notify = wake_notify,
+                            .notify_ctx = &e->wake,
+                            .identity = identity};
     status st = generation_start(s, call->requests, call->n_requests, &o, &e->generation, err);
     if (st.code != STATUS_INVALID || strncmp(err->text, "request_id:", 11) != 0) return st;
     o.id = NULL;

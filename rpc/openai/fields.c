@@ -81,7 +81,6 @@ static const field_row rows[] = {
     {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
 
     /* What clients know and we do not do. */
-    {"session", GENERATES, FIELD_REFUSED, "is not supported yet"},
     {"truncate_prompt_tokens", GENERATES, FIELD_REFUSED, "is not supported: nothing is cut off"},
     {"allowed_token_ids", GENERATES, FIELD_REFUSED, "is not supported"},
     {"logits_processors", GENERATES, FIELD_REFUSED, "is not supported"},

@@ -86,10 +86,12 @@ status field_model(const service *s, const char *name, ProtobufCBinaryData text,
     return error_set(err, STATUS_NOT_FOUND, "%s: '%s' is not served here", name, shown);
 }
 
-status field_session(const char *name, ProtobufCBinaryData text, error *err)
+status field_session(const char *name, ProtobufCBinaryData text, engine_request *r, error *err)
 {
+    char word[ENGINE_SESSION_BYTES_MAX + 1];
     if (text.len == 0) return STATUS_IS_OK;
-    return error_set(err, STATUS_UNSUPPORTED, "%s: not supported yet", name);
+    RETURN_IF_ERROR(field_word(name, text, word, sizeof word, err));
+    return field_text(name, text, &r->session, err);
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */

@@ -45,7 +45,7 @@ enum { FIELD_JSON_BYTES_MAX = 256 << 10 };
 status field_json(const char *name, ProtobufCBinaryData text, json_type type, json_t **out,
                   error *err);
 status field_model(const service *s, const char *name, ProtobufCBinaryData text, error *err);
-/* Sessions are not there yet: whoever asks for one is told. */
-status field_session(const char *name, ProtobufCBinaryData text, error *err);
+/* "" is none. */
+status field_session(const char *name, ProtobufCBinaryData text, engine_request *r, error *err);
 
 #endif

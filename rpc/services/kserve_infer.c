@@ -55,7 +55,9 @@ static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infe
                         const engine_request *fields, error *err)
 {
     uint32_t n = s->facts.n_prompts, made = 0;
-    generation_options o = {NULL, "kserve", call_wake, c};
+    char identity[SERVICE_IDENTITY_BYTES];
+    call_identity(c, identity);
+    generation_options o = {NULL, "kserve", call_wake, c, identity};
     engine_request *requests = calloc(n, sizeof *requests);
     status st =
         requests ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "request: out of memory");

@@ -201,8 +201,6 @@ static status read_parameter(const char *key, const Inference__InferParameter *p
     *out = NULL;
     /* Says how streams end; ours always tell. */
     if (strcmp(key, "triton_enable_empty_final_response") == 0) return STATUS_IS_OK;
-    if (strcmp(key, "session") == 0 && text)
-        return field_session("parameters: session", p->string_param, err);
     if (strcmp(key, "retention") == 0 && text)
         return field_json(retention, p->string_param, JSON_OBJECT, out, err);
     *out = value_of(p);
@@ -237,18 +235,13 @@ static status read_sampling(const Inference__ModelInferRequest *m, const kserve_
                             engine_request *r, error *err)
 {
     static const char name[] = "sampling_parameters";
-    static const char *const also[] = {"session", NULL};
     if (facts->place[KSERVE_SAMPLING_PARAMETERS] < 0) return STATUS_IS_OK;
     ProtobufCBinaryData text;
     json_t *fields = NULL;
     RETURN_IF_ERROR(read_bytes(m, facts, KSERVE_SAMPLING_PARAMETERS, 1, 0, &text, err));
     RETURN_IF_ERROR(field_json(name, text, JSON_OBJECT, &fields, err));
     if (!fields) return STATUS_IS_OK;
-    const json_t *session = json_object_get(fields, "session");
-    status st = json_string_length(session) || (session && !json_is_string(session))
-                    ? field_session("sampling_parameters: session", field_of("given"), err)
-                    : STATUS_IS_OK;
-    if (status_ok(st)) st = engine_request_parse(fields, name, also, r, err);
+    status st = engine_request_parse(fields, name, NULL, r, err);
     json_decref(fields);
     return st;
 }

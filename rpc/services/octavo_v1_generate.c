@@ -212,9 +212,10 @@ void octavo_v1_generate_writable(rpc_call *c)
 
 static status start(rpc_call *c, const Octavo__V1__GenerateRequest *m, generate *s, error *err)
 {
-    char id[SERVICE_ID_BYTES_MAX + 1];
+    char id[SERVICE_ID_BYTES_MAX + 1], identity[SERVICE_IDENTITY_BYTES];
     RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
-    generation_options o = {id, "octavo.v1", call_wake, c};
+    call_identity(c, identity);
+    generation_options o = {id, "octavo.v1", call_wake, c, identity};
     engine_request r;
     status st = octavo_v1_request_of(call_service(c), m, &r, err);
     s->logprobs = r.logprobs >= 0;

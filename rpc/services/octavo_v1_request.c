@@ -143,7 +143,7 @@ status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest 
 {
     engine_request_init(out, &s->o.model.defaults);
     RETURN_IF_ERROR(field_model(s, "model", m->model, err));
-    RETURN_IF_ERROR(field_session("session", m->session, err));
+    RETURN_IF_ERROR(field_session("session", m->session, out, err));
     RETURN_IF_ERROR(read_input(m, out, err));
     if (m->sampling) {
         RETURN_IF_ERROR(read_sampling(m->sampling, out, err));

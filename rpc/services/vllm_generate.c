@@ -194,15 +194,17 @@ static status make_choices(generate *s, uint32_t n, error *err)
 static status start(rpc_call *c, const Vllm__Grpc__Engine__GenerateRequest *m, generate *s,
                     error *err)
 {
-    char id[SERVICE_ID_BYTES_MAX + 1];
+    char id[SERVICE_ID_BYTES_MAX + 1], identity[SERVICE_IDENTITY_BYTES];
     size_t n_retention = 0, n_session = 0;
     const char *retention = call_metadata(c, "octavo-retention", &n_retention);
     const char *session = call_metadata(c, "octavo-session", &n_session);
-    RETURN_IF_ERROR(field_session("octavo-session", call_bytes(session, n_session), err));
     RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
-    generation_options o = {id, "vllm", call_wake, c};
+    call_identity(c, identity);
+    generation_options o = {id, "vllm", call_wake, c, identity};
     engine_request r;
     status st = vllm_request_of(call_service(c), m, retention, n_retention, &r, err);
+    if (status_ok(st))
+        st = field_session("octavo-session", call_bytes(session, n_session), &r, err);
     s->stream = m->stream;
     s->logprobs = r.logprobs >= 0;
     s->prompt_logprobs = r.prompt_logprobs >= 0;
