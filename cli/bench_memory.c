@@ -1,5 +1,5 @@
 /* Memory: what stays resident, and whether steady steps touch the heap. */
-#include "cli/bench_engine.h"
+#include "cli/bench_model.h"
 #include "cli/steps.h"
 
 #include <stdio.h>
@@ -69,7 +69,7 @@ status bench_memory(bench *b, uint64_t loaded, error *err)
     RETURN_IF_ERROR(steady_allocations(b, &steady, err));
     uint64_t rss = bench_resident_bytes();
     const backend_cpu_facts *f = &b->model.facts;
-    if (!b->flags->json) {
+    if (!b->as_json) {
         char now[32], then[32], weights[32], pool[32];
         format_bytes(now, sizeof now, rss);
         format_bytes(then, sizeof then, loaded);

@@ -21,12 +21,23 @@ static status run(bench_seqs *b, step_plan *plan, const step_result **out, error
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static status fill_source(bench_seqs *b, error *err)
+enum { SOURCE_TOKENS = 512 };
+
+/* The pages are used again later: what is written there then are keys and values too. */
+static status make_sources(bench_seqs *b, error *err)
 {
+    const pkv_geometry *g = &b->info->geometry;
+    uint32_t tokens = SOURCE_TOKENS < b->max_rows ? SOURCE_TOKENS : b->max_rows;
+    uint32_t pages = tokens / g->page_tokens, groups = pkv_groups(g);
+    if ((uint64_t)(pages + 1) * groups >= b->info->n_pages) pages = 1, tokens = g->page_tokens;
+    b->sources = calloc((size_t)pages * groups, sizeof *b->sources);
+    if (!b->sources) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     RETURN_IF_ERROR(bench_seqs_open(b, 1, 0, err));
-    RETURN_IF_ERROR(bench_seqs_step(b, b->info->geometry.page_tokens, false, NULL, NULL, err));
-    /* The page may be used again: what is written there later are keys and values too. */
-    b->source_page = pkv_seq_table(b->kv, 0, 0).pages[0];
+    RETURN_IF_ERROR(bench_seqs_step(b, tokens, false, NULL, NULL, err));
+    for (uint32_t i = 0; i < groups; i++) {
+        pkv_table_view table = pkv_seq_table(b->kv, 0, i);
+        for (uint32_t p = 0; p < pages; p++) b->sources[b->n_sources++] = table.pages[p];
+    }
     return bench_seqs_close(b, err);
 }
 
@@ -46,7 +57,7 @@ status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err)
     }
     rng r = rng_seed(1);
     for (uint32_t i = 0; i < info->max_rows; i++) out->tokens[i] = rng_below(&r, info->vocab_size);
-    s = fill_source(out, err);
+    s = make_sources(out, err);
     if (!status_ok(s)) bench_seqs_destroy(out);
     return s;
 }
@@ -54,6 +65,7 @@ status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err)
 void bench_seqs_destroy(bench_seqs *b)
 {
     pkv_destroy(b->kv);
+    free(b->sources);
     free(b->tokens);
     free(b->shares);
     free(b->opens);
@@ -76,16 +88,17 @@ static status add_move(bench_seqs *b, size_t *n, pkv_move move)
     return STATUS_IS_OK;
 }
 
-/* Copies the source page to every page of the open sequences. */
+/* Copies the sources in turn to every page of the open sequences. */
 static status list_moves(bench_seqs *b, size_t *n)
 {
     for (uint32_t s = 0; s < b->n_open; s++)
         for (uint32_t g = 0; g < pkv_groups(&b->info->geometry); g++) {
             pkv_table_view table = pkv_seq_table(b->kv, s, g);
             for (uint32_t i = 0; i < table.n_pages; i++) {
-                if (table.pages[i] == b->source_page) continue;
+                uint32_t source = b->sources[*n % b->n_sources];
+                if (table.pages[i] == source) continue;
                 pkv_move move = {.group = g,
-                                 .src_page = b->source_page,
+                                 .src_page = source,
                                  .dst_page = table.pages[i],
                                  .n_slots = b->info->geometry.page_tokens};
                 RETURN_IF_ERROR(add_move(b, n, move));
@@ -118,12 +131,25 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err)
     return run(b, &plan, NULL, err);
 }
 
+status bench_seqs_flush(bench_seqs *b, error *err)
+{
+    step_plan plan = {.deltas = pkv_take_deltas(b->kv)};
+    return run(b, &plan, NULL, err);
+}
+
 status bench_seqs_close(bench_seqs *b, error *err)
 {
     for (uint32_t s = 0; s < b->n_open; s++) pkv_seq_close(b->kv, s);
     b->n_open = 0;
-    step_plan plan = {.deltas = pkv_take_deltas(b->kv)};
-    return run(b, &plan, NULL, err);
+    return bench_seqs_flush(b, err);
+}
+
+status bench_seqs_fill_pool(bench_seqs *b, error *err)
+{
+    const pkv_geometry *g = &b->info->geometry;
+    uint64_t tokens = (uint64_t)(b->info->n_pages - 1) / pkv_groups(g) * g->page_tokens;
+    RETURN_IF_ERROR(bench_seqs_open(b, 1, (uint32_t)tokens, err));
+    return bench_seqs_close(b, err);
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* Sequences whose step plans the bench writes itself, so that a context of any length costs a copy
- * of pages instead of a prefill: their pages hold the keys and values of one real page, over and
- * over. */
+ * of pages instead of a prefill: their pages hold the keys and values of a prompt of seeded random
+ * tokens, over and over. */
 #ifndef CLI_BENCH_SEQS_H
 #define CLI_BENCH_SEQS_H
 
@@ -12,11 +12,12 @@ typedef struct bench_seqs {
     uint32_t max_rows; // tokens in one step
     pkv *kv;
     uint64_t step;
-    uint32_t n_open;      // sequences 0 .. n_open - 1
-    uint32_t source_page; // what contexts are copied from
-    uint32_t *tokens;     // [max_rows]
-    step_seq *shares;     // [max_seqs]
-    step_open *opens;     // [max_seqs]
+    uint32_t n_open;   // sequences 0 .. n_open - 1
+    uint32_t *sources; // [n_sources] pages that contexts are copied from
+    uint32_t n_sources;
+    uint32_t *tokens; // [max_rows]
+    step_seq *shares; // [max_seqs]
+    step_open *opens; // [max_seqs]
     pkv_move *moves;
     size_t moves_capacity;
 } bench_seqs;
@@ -31,5 +32,9 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err);
 status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
                        const step_result **out, error *err);
 status bench_seqs_close(bench_seqs *b, error *err);
+/* Gives the backend what has changed in the tables since the last step. */
+status bench_seqs_flush(bench_seqs *b, error *err);
+/* Every page of the pool gets keys and values. No sequence is open. */
+status bench_seqs_fill_pool(bench_seqs *b, error *err);
 
 #endif

@@ -1,6 +1,6 @@
-/* Prefill, decode and retention of `octavo bench engine`: rounds of steps, each followed by a
+/* Prefill and decode of whole models: rounds of steps, each followed by a
  * measurement of this machine's limits. */
-#include "cli/bench_engine.h"
+#include "cli/bench_model.h"
 #include "cli/bench_sched.h"
 
 #include <stdio.h>
@@ -52,9 +52,16 @@ static row medians(rounds *r)
                  bench_median(r->gflop_s, r->n),  bench_median(r->fma_share, r->n)};
 }
 
+void bench_print_head(const bench *b)
+{
+    if (!b->as_json)
+        printf("%-8s %5s %7s %9s %9s %7s %7s %8s %7s\n", "what", "batch", "tokens", "tokens/s",
+               "step ms", "GB/s", "of read", "GFLOP/s", "of FMA");
+}
+
 static void print_row(bench *b, const char *what, uint32_t batch, uint32_t tokens, const row *r)
 {
-    if (!b->flags->json) {
+    if (!b->as_json) {
         printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %5.0f %%\n", what, batch, tokens,
                r->tokens_s, r->ms, r->gb_s, 100 * r->read_share, r->gflop_s, 100 * r->fma_share);
         fflush(stdout);
@@ -104,6 +111,16 @@ static double kv_bytes(const bench *b, double context)
            context;
 }
 
+bench_work bench_decode_work(const bench *b, double batch, double context)
+{
+    return (bench_work){
+        .weight_bytes = weight_bytes(b),
+        .kv_bytes = batch * kv_bytes(b, context),
+        .weight_flops = batch * (layer_flops(b) + head_flops(b)),
+        .attention_flops = batch * attention_flops(b, context),
+    };
+}
+
 /* ---- decode ---------------------------------------------------------------------------------- */
 
 static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *r, error *err)
@@ -111,7 +128,7 @@ static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *
     uint32_t held = context;
     RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warm */
     held++;
-    while (r->n < b->flags->rounds) {
+    while (r->n < b->rounds) {
         work w = {0, 0};
         uint32_t n_steps = 0;
         int64_t start = clock_now_us(), now = start;
@@ -119,8 +136,9 @@ static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *
              n_steps++, now = clock_now_us()) {
             RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err));
             held++;
-            w.bytes += weight_bytes(b) + batch * kv_bytes(b, held);
-            w.flops += batch * (layer_flops(b) + head_flops(b) + attention_flops(b, held));
+            bench_work one = bench_decode_work(b, batch, held);
+            w.bytes += one.weight_bytes + one.kv_bytes;
+            w.flops += one.weight_flops + one.attention_flops;
         }
         RETURN_IF_ERROR(
             add_round(b, r, (double)(now - start) / 1e6, (double)batch * n_steps, n_steps, w, err));
@@ -178,80 +196,5 @@ status bench_prefill(bench *b, uint32_t tokens, uint32_t n_rounds, double *ms, e
     row result = medians(&r);
     *ms = result.ms;
     print_row(b, "prefill", 1, tokens, &result);
-    return STATUS_IS_OK;
-}
-
-/* ---- retention ------------------------------------------------------------------------------- */
-
-/* The last chunk of a prompt, whose pages before it are copies; with a policy it is measured and
- * selected. */
-static status last_chunk(bench *b, uint32_t tokens, const retention_policy *policy, double *ms,
-                         double *select_ms, error *err)
-{
-    uint32_t chunk = b->model.prefill_chunk < tokens ? b->model.prefill_chunk : tokens;
-    const pkv_geometry *g = &b->seqs.info->geometry;
-    RETURN_IF_ERROR(bench_seqs_open(&b->seqs, 1, tokens - chunk, err));
-    measure_spec spec = {0};
-    if (policy) spec = retention_measure(policy);
-    const step_result *result;
-    int64_t start = clock_now_us();
-    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, chunk, true, policy ? &spec : NULL, &result, err));
-    *ms = (double)(clock_now_us() - start) / 1e3;
-    if (policy) {
-        retention_selection sel = {.words = (tokens / g->page_tokens + 64) / 64};
-        sel.keep = calloc((size_t)pkv_groups(g) * sel.words, sizeof *sel.keep);
-        if (!sel.keep) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-        start = clock_now_ns();
-        status st =
-            retention_select(policy, b->seqs.kv, 0, tokens, &result->seqs[0].measure, &sel, err);
-        for (uint32_t i = 0; status_ok(st) && i < pkv_groups(g); i++)
-            pkv_seq_drop(b->seqs.kv, 0, i, sel.keep + (size_t)i * sel.words);
-        *select_ms = (double)(clock_now_ns() - start) / 1e6;
-        free(sel.keep);
-        RETURN_IF_ERROR(st);
-    }
-    return bench_seqs_close(&b->seqs, err);
-}
-
-static status parse_policy(const bench *b, retention_policy *out, error *err)
-{
-    json_t *json = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.25);
-    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
-    status st = retention_parse(json, &limits, out, err);
-    json_decref(json);
-    return st;
-}
-
-status bench_retention(bench *b, error *err)
-{
-    uint32_t tokens = b->flags->retention_tokens, n = b->flags->rounds;
-    if (tokens > b->model.max_model_len) {
-        fprintf(stderr, "%s: retention: left out: %u tokens are more than the model's %u\n",
-                bench_engine_name, tokens, b->model.max_model_len);
-        return STATUS_IS_OK;
-    }
-    retention_policy policy;
-    RETURN_IF_ERROR(parse_policy(b, &policy, err));
-    double whole_ms;
-    RETURN_IF_ERROR(bench_prefill(b, tokens, 0, &whole_ms, err));
-    double off[BENCH_ROUNDS_MAX], on[BENCH_ROUNDS_MAX], extra[BENCH_ROUNDS_MAX],
-        select[BENCH_ROUNDS_MAX], unused;
-    for (uint32_t i = 0; i < n; i++) {
-        RETURN_IF_ERROR(last_chunk(b, tokens, NULL, &off[i], &unused, err));
-        RETURN_IF_ERROR(last_chunk(b, tokens, &policy, &on[i], &select[i], err));
-        extra[i] = on[i] - off[i] + select[i];
-    }
-    double extra_ms = bench_median(extra, n), select_ms = bench_median(select, n);
-    double off_ms = bench_median(off, n), on_ms = bench_median(on, n);
-    if (!b->flags->json)
-        printf("retention: last chunk of %u tokens %.1f ms plain, %.1f ms measured; selection "
-               "%.3f ms; in all %.2f ms = %.2f %% of this prefill\n",
-               tokens, off_ms, on_ms, select_ms, extra_ms, 100 * extra_ms / whole_ms);
-    bench_start_row(b, "retention");
-    strbuf_printf(
-        &b->json,
-        ",\"tokens\":%u,\"prefill_ms\":%.6g,\"last_chunk_ms\":%.6g,\"measured_chunk_ms\":%.6g,"
-        "\"select_ms\":%.6g,\"share_of_prefill\":%.4g}",
-        tokens, whole_ms, off_ms, on_ms, select_ms, extra_ms / whole_ms);
     return STATUS_IS_OK;
 }

@@ -1,0 +1,76 @@
+/* What a request keeps: its own word, or the engine's default; and which methods it may name. */
+#include "engine/internal.h"
+
+#include <string.h>
+
+static status no_such_method(const char *name, error *err)
+{
+    return error_set(err, STATUS_INVALID, "'%.40s' is unknown (see octavo methods)", name);
+}
+
+static status read_allowed(const engine_options *o, uint64_t *out, error *err)
+{
+    size_t n;
+    const retention_preset *presets = retention_presets(&n);
+    *out = o->n_retention_allow ? 0 : UINT64_MAX;
+    for (uint32_t i = 0; i < o->n_retention_allow; i++) {
+        const retention_preset *p = retention_find(o->retention_allow[i]);
+        if (!p) return no_such_method(o->retention_allow[i], err);
+        *out |= UINT64_C(1) << (p - presets);
+    }
+    return STATUS_IS_OK;
+}
+
+/* A name that nobody knows is refused where its object is parsed. */
+static status check_name(uint64_t allowed, const char *field, const json_t *object, error *err)
+{
+    size_t n;
+    const retention_preset *presets = retention_presets(&n);
+    const char *name = json_string_value(json_object_get(object, "method"));
+    const retention_preset *p = name ? retention_find(name) : NULL;
+    if (!p || allowed >> (p - presets) & 1) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: '%s' is not allowed here (--retention-allow)", field,
+                     name);
+}
+
+static status check_names(uint64_t allowed, const json_t *retention, error *err)
+{
+    RETURN_IF_ERROR(check_name(allowed, "retention.method", retention, err));
+    return check_name(allowed, "retention.prefill.method", json_object_get(retention, "prefill"),
+                      err);
+}
+
+/* One of the engine's own policies. */
+static status read_policy(const char *flag, const json_t *json, const retention_limits *limits,
+                          retention_policy *out, error *err)
+{
+    status s = retention_parse(json, limits, out, err);
+    if (!status_ok(s)) error_prefix(err, "%s", flag);
+    return s;
+}
+
+status retention_rules_make(const engine_options *o, const backend_info *info, retention_rules *out,
+                            error *err)
+{
+    *out = (retention_rules){.limits = {info->geometry, o->prefill_chunk},
+                             .has_pressure = o->pressure_retention != NULL};
+    status s = read_allowed(o, &out->allowed, err);
+    if (!status_ok(s)) {
+        error_prefix(err, "--retention-allow");
+        return s;
+    }
+    RETURN_IF_ERROR(read_policy("--retention", o->retention, &out->limits, &out->standard, err));
+    out->reports_standard = out->standard.schedule != RETENTION_SCHEDULE_NEVER;
+    if (!out->has_pressure) return STATUS_IS_OK;
+    return read_policy("--pressure-retention", o->pressure_retention, &out->limits, &out->pressure,
+                       err);
+}
+
+status retention_rules_apply(const retention_rules *rules, const engine_request *r,
+                             retention_policy *out, error *err)
+{
+    *out = rules->standard;
+    if (!r->retention) return STATUS_IS_OK;
+    RETURN_IF_ERROR(check_names(rules->allowed, r->retention, err));
+    return retention_parse(r->retention, &rules->limits, out, err);
+}

@@ -1,0 +1,35 @@
+/* Whose session a request means. */
+#include "engine/internal.h"
+
+#include "base/sha256.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Each part with its length before it, so that no two triples give the same bytes; a part that is
+ * missing differs from an empty one. */
+static void add_part(sha256 *h, const char *text)
+{
+    uint64_t n = text ? strlen(text) + 1 : 0;
+    uint8_t length[8];
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)(n >> 8 * i);
+    sha256_add(h, length, sizeof length);
+    if (n) sha256_add(h, text, n);
+}
+
+void session_key(const engine_request *r, uint64_t out[2])
+{
+    out[0] = out[1] = 0;
+    if (!r->session) return;
+    char hex[SHA256_HEX_BYTES], half[17] = "";
+    sha256 h;
+    sha256_init(&h);
+    add_part(&h, r->identity);
+    add_part(&h, r->cache_salt);
+    add_part(&h, r->session);
+    sha256_finish(&h, hex);
+    for (int i = 0; i < 2; i++) {
+        memcpy(half, hex + 16 * i, 16);
+        out[i] = strtoull(half, NULL, 16);
+    }
+}
