@@ -2,6 +2,8 @@
 
 #include <time.h>
 
+enum { PATIENCE_MS = 180000 }; // before something that should happen counts as lost
+
 fixture *fixture_make(const char *const *keys, size_t n_keys)
 {
     fixture *f = calloc(1, sizeof *f);
@@ -11,8 +13,8 @@ fixture *fixture_make(const char *const *keys, size_t n_keys)
     o->grpc_address = "127.0.0.1:0";
     o->max_body_bytes = 1 << 20;
     o->max_streams = 2000;
-    o->stall_timeout_us = 30000000;
-    o->keepalive_timeout_us = 60000000;
+    o->stall_timeout_us = 180000000;
+    o->keepalive_timeout_us = 180000000;
     return f;
 }
 

@@ -33,6 +33,11 @@ class Load:
             thread.start()
         for _ in range(2 * n): # those that stream
             self.begun.get(timeout=PATIENCE)
+        eventually("all are accepted", lambda: self.n_accepted() + self.ended.qsize() >= 3 * n)
+
+    def n_accepted(self):
+        page = self.server.metrics()
+        return sum(self.server.metric(f"num_requests_{stem}", page) for stem in ("running", "waiting"))
 
     def body(self, i, **fields):
         return json.dumps({"prompt": tokens(20, i), "max_tokens": self.max_tokens, "ignore_eos": True, **fields})
@@ -120,7 +125,7 @@ class Drain(unittest.TestCase):
                 self.assertIn("StatusCode.UNAVAILABLE", result)
             else:
                 self.assertEqual(result[1:], ("abort", True))
-                self.assertTrue(0 < result[0] < 4000)
+                self.assertTrue(0 <= result[0] < 4000)
 
     def test_idle(self):
         for sign in (signal.SIGTERM, signal.SIGINT):
@@ -149,13 +154,11 @@ class Overload(ServeTest):
     def test_at_once(self):
         """The full queue says so; nobody waits for room."""
         load = Load(self.server, 1, 700)
-        eventually("all run", lambda: self.server.metric("num_requests_running")
-                   + self.server.metric("num_requests_waiting") == 3)
-        for _ in range(30):
+        for _ in range(10):
             error = self.server.refused("/v1/completions", {"prompt": "x", "max_tokens": 1}, 503)
             self.assertTrue(error["message"])
-        self.assertEqual(self.server.metric("num_requests_running") + self.server.metric("num_requests_waiting"), 3)
-        self.assertGreaterEqual(self.server.metric("admission_rejections_total"), 30)
+        self.assertEqual(load.n_accepted(), 3)
+        self.assertGreaterEqual(self.server.metric("admission_rejections_total"), 10)
         self.assertEqual(load.results(), [(700, "length", True)] * 3)
 
 
@@ -230,7 +233,7 @@ class Tls(unittest.TestCase):
             except ConnectionError:
                 pass
         with grpc.insecure_channel(server.target) as channel, self.assertRaises(grpc.RpcError):
-            rpc.InferenceStub(channel).ModelInfo(pb.ModelInfoRequest(), timeout=10)
+            rpc.InferenceStub(channel).ModelInfo(pb.ModelInfoRequest(), timeout=PATIENCE)
 
     def test_tls(self):
         with Server(*self.flags(), scheme="https", tls=tls_context(self.files["ca.pem"])) as server:
