@@ -1,23 +1,33 @@
-/* `octavo bench`: which of the three. */
+/* `octavo bench`: which of them. */
 #include "cli/bench_kernels.h"
 #include "cli/cli.h"
 
 #include <stdio.h>
 #include <string.h>
 
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *about;
+} benches[] = {
+    {"kernels", cli_bench_kernels, "each kernel alone, on cold operands"},
+    {"engine", cli_bench_engine, "prefill and decode of a whole model, scheduler, memory"},
+    {"serve", cli_bench_serve,
+     "load on a server: latencies, throughput, and whether all answers are whole"},
+};
+enum { N_BENCHES = sizeof benches / sizeof benches[0] };
+
 int cli_bench(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
-    if (strcmp(what, "kernels") == 0) return cli_bench_kernels(argc - 1, argv + 1);
-    if (strcmp(what, "engine") == 0) return cli_bench_engine(argc - 1, argv + 1);
-    if (strcmp(what, "serve") == 0) return cli_bench_serve(argc - 1, argv + 1);
+    for (size_t i = 0; i < N_BENCHES; i++)
+        if (strcmp(what, benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
     bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
-    fputs(
-        "usage: octavo bench kernels|engine|serve [flags]      octavo bench engine --help\n\n"
-        "  kernels  each kernel alone, on cold operands\n"
-        "  engine   prefill and decode of a whole model, scheduler, retention, memory\n"
-        "  serve    load on a server: latencies, throughput, and whether all answers are whole\n\n"
-        "The first two print the share of this machine's limits, measured in the same run.\n",
-        help ? stdout : stderr);
+    FILE *out = help ? stdout : stderr;
+    fputs("usage: octavo bench WHAT [flags]      octavo bench WHAT --help\n\n", out);
+    for (size_t i = 0; i < N_BENCHES; i++)
+        fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].about);
+    fputs("\nThe first two print the share of this machine's limits, measured in the same run.\n",
+          out);
     return help ? CLI_OK : CLI_USAGE;
 }
