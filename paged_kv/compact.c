@@ -12,9 +12,9 @@ static uint32_t run_length(const uint32_t *keep, uint32_t n_keep, uint32_t i, ui
     return n;
 }
 
-status pkv_seq_compact(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, uint32_t n_keep)
+status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, uint32_t n_keep,
+                    bool rotated)
 {
-    assert(id < p->max_seqs && p->seqs[id].open && group < p->groups);
     pkv_seq *s = &p->seqs[id];
     pkv_table *t = &s->tables[group];
     uint32_t size = p->geometry.page_tokens, n_fresh = pages_for(p, n_keep), n_old = t->n_pages;
@@ -38,7 +38,8 @@ status pkv_seq_compact(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep
                                .src_slot = keep[i] % size,
                                .dst_page = fresh[i / size],
                                .dst_slot = i % size,
-                               .n_slots = n});
+                               .n_slots = n,
+                               .rotate = rotated ? (int32_t)i - (int32_t)keep[i] : 0});
     }
     /* In place: keep ascends, so keep[i] >= i, and each position is read before its slot is
      * written. */
@@ -60,4 +61,10 @@ status pkv_seq_compact(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep
     s->dropped = true;
     p->pages_dropped += n_old - n_fresh;
     return STATUS_IS_OK;
+}
+
+status pkv_seq_compact(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, uint32_t n_keep)
+{
+    assert(id < p->max_seqs && p->seqs[id].open && group < p->groups);
+    return table_gather(p, id, group, keep, n_keep, false);
 }

@@ -10,14 +10,18 @@
  *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it
  *                                                takes
  *   REPLACE seq group page                       the last page of a table gives way to a fresh one
+ *   TRIM    seq group kept n (index page)[n]     the table's first `kept` tokens stay and its pages
+ *                                                from ceil(kept / P) on are given up; before that
+ *                                                the pages at n indices, ascending, gave way to
+ *                                                fresh ones
  *   DROP    seq group n keep[ceil(n / 32)]       of the table's n pages those with bit 0 are given
  *                                                up; bit i is bit i % 32 of word i / 32, bits from
  *                                                n on are 0
  *   COMPACT seq group kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh
  *                                                pages
  *   FORK    parent child capacity                child becomes a copy of parent
- *   RETURN  seq capacity, then for each group:   a sequence comes back from the host tier (it was
- *           kept pages[ceil(kept / P)]           closed when it went there)
+ *   RETURN  seq capacity, then for each group:   a sequence comes back from the host tier or was
+ *           kept pages[ceil(kept / P)]           parked (it was closed when it went)
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
  * grow to, so that later appends allocate nothing; it binds nobody.
@@ -36,6 +40,7 @@ typedef enum delta_op {
     DELTA_COMPACT,
     DELTA_FORK,
     DELTA_RETURN,
+    DELTA_TRIM,
 } delta_op;
 
 enum {
@@ -44,6 +49,7 @@ enum {
     DELTA_FORK_WORDS = 4,
     DELTA_OPEN_HEAD = 4, /* words before the list */
     DELTA_APPEND_HEAD = 4,
+    DELTA_TRIM_HEAD = 5,
     DELTA_DROP_HEAD = 4,
     DELTA_COMPACT_HEAD = 4,
     DELTA_RETURN_HEAD = 3,

@@ -15,9 +15,24 @@ typedef struct holder {
     uint32_t first; // position of its first token
 } holder;
 
-static const char *check_table(const pkv *p, uint32_t id, uint32_t group, holder *holders)
+/* Each slot has a position of its own. `seen` has a byte, 0, for each position; so it is left. */
+static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t group, uint8_t *seen)
 {
-    const pkv_seq *s = &p->seqs[id];
+    uint32_t kept = s->tables[group].kept;
+    for (uint32_t slot = 0; slot < kept; slot++) {
+        uint32_t position = table_position(p, s, group, slot);
+        REQUIRE(position < s->length, "a position is past its sequence's end");
+        REQUIRE(!seen[position]++, "two slots have one position");
+        REQUIRE(s->dropped || position == slot, "a whole sequence has a position out of place");
+        REQUIRE(!s->contiguous || slot == 0 || position > table_position(p, s, group, slot - 1),
+                "positions of a contiguous sequence do not ascend");
+    }
+    for (uint32_t slot = 0; slot < kept; slot++) seen[table_position(p, s, group, slot)] = 0;
+    return NULL;
+}
+
+static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, holder *holders)
+{
     const pkv_table *t = &s->tables[group];
     uint32_t size = p->geometry.page_tokens;
     REQUIRE(t->n_pages == pages_for(p, t->kept), "a table has pages that its tokens do not fill");
@@ -45,14 +60,32 @@ static const char *check_table(const pkv *p, uint32_t id, uint32_t group, holder
                 "a page that is being filled is shared unnoticed");
         now.refs = h->refs + 1;
         *h = now;
-        for (uint32_t slot = i * size; slot < i * size + now.fill; slot++) {
-            uint32_t position = table_position(p, s, group, slot);
-            REQUIRE(position < s->length, "a position is past its sequence's end");
-            REQUIRE(slot == 0 || position > table_position(p, s, group, slot - 1),
-                    "positions do not ascend");
-            REQUIRE(s->dropped || position == slot, "a whole sequence has a position out of place");
-        }
     }
+    return NULL;
+}
+
+/* A sequence on the pool's pages: one with a number, or a parked one. */
+static const char *check_seq(const pkv *p, const pkv_seq *s, holder *holders)
+{
+    uint32_t held = 0;
+    for (uint32_t g = 0; g < p->groups; g++) {
+        const char *wrong = check_table(p, s, g, holders);
+        if (wrong) return wrong;
+        held += s->tables[g].n_pages;
+        REQUIRE(!s->contiguous || s->tables[g].kept == s->tables[0].kept,
+                "tables of a contiguous sequence keep unequally many");
+    }
+    REQUIRE(held == s->held, "a sequence miscounts its pages");
+    REQUIRE(s->dropped || !s->contiguous, "a whole sequence is contiguous");
+    REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
+    uint8_t *seen = alloc_zeroed(NULL, (size_t)s->length + 1, sizeof *seen);
+    if (!seen) return "out of memory";
+    const char *wrong = NULL;
+    for (uint32_t g = 0; g < p->groups && !wrong; g++) wrong = check_positions(p, s, g, seen);
+    alloc_free(NULL, seen);
+    if (wrong || s->dropped || s->cursor == 0) return wrong;
+    REQUIRE(p->blocks[s->cursor].generation >= s->cursor_generation,
+            "a sequence published into the future");
     return NULL;
 }
 
@@ -63,14 +96,12 @@ static const char *check_seqs(const pkv *p, holder *holders)
     for (uint32_t id = 0; id < p->max_seqs; id++) {
         const pkv_seq *s = &p->seqs[id];
         if (!s->open) continue;
-        uint32_t held = 0;
+        const char *wrong = check_seq(p, s, holders);
+        if (wrong) return wrong;
         checksum += checksum_seq(id);
         reserve += log_reserve_of(p, s->row);
         for (uint32_t g = 0; g < p->groups; g++) {
-            const char *wrong = check_table(p, id, g, holders);
-            if (wrong) return wrong;
             const pkv_table *t = &s->tables[g];
-            held += t->n_pages;
             drops +=
                 t->drop_epoch == p->log.epoch ? 0 : DELTA_DROP_HEAD + delta_bit_words(t->n_pages);
             uint64_t key = checksum_key(id, g);
@@ -80,12 +111,11 @@ static const char *check_seqs(const pkv *p, holder *holders)
             }
         }
         drops += DELTA_CLOSE_WORDS;
-        REQUIRE(held == s->held, "a sequence miscounts its pages");
-        REQUIRE(s->published <= s->length / p->geometry.page_tokens,
-                "a sequence published too much");
-        if (s->dropped || s->cursor == 0) continue;
-        const pkv_block *b = &p->blocks[s->cursor];
-        REQUIRE(b->generation >= s->cursor_generation, "a sequence published into the future");
+    }
+    for (uint32_t i = 1; i <= p->n_swaps; i++) {
+        if (!p->swaps[i].seq.open || !p->swaps[i].parked) continue;
+        const char *wrong = check_seq(p, &p->swaps[i].seq, holders);
+        if (wrong) return wrong;
     }
     REQUIRE(checksum == p->checksum, "the checksum does not match the tables");
     REQUIRE(reserve == p->log.reserve, "the log's reserve does not match the tables");
@@ -141,6 +171,7 @@ static const char *check_host(const pkv *p, uint8_t *seen)
         if (!s->open) continue;
         uint32_t own = 0;
         n_open++;
+        if (p->swaps[i].parked) continue;
         for (uint32_t g = 0; g < p->groups; g++) {
             const pkv_table *t = &s->tables[g];
             REQUIRE(t->n_pages == pages_for(p, t->kept) && t->n_pages <= s->row &&
@@ -159,9 +190,9 @@ static const char *check_host(const pkv *p, uint8_t *seen)
     REQUIRE(held == host_used(p), "used host pages are not those of swapped sequences");
     for (uint32_t i = p->n_swaps > 0 ? p->swaps[0].next : 0; i != 0; i = p->swaps[i].next) {
         REQUIRE(i <= p->n_swaps && n_free++ < p->n_swaps && !p->swaps[i].seq.open,
-                "the list of free swaps is broken");
+                "the list of free records is broken");
     }
-    REQUIRE(n_free + n_open == p->n_swaps, "a swapped sequence is lost");
+    REQUIRE(n_free + n_open == p->n_swaps, "a record is lost");
     return NULL;
 }
 

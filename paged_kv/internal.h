@@ -4,7 +4,8 @@
  *            handed out)
  *   blocks   the prefix cache: a tree of blocks under block 0, and a hash table over it
  *   seqs     for each sequence one page list, one base list and one table record for each group
- *   swaps    likewise for each swapped sequence: its pages are those of the host tier
+ *   swaps    likewise for each sequence without a number: of a swapped one the pages are those of
+ *            the host tier, of a parked one they are the pool's
  *   log      words and moves since the last pkv_take_deltas
  */
 #ifndef PAGED_KV_INTERNAL_H
@@ -14,6 +15,8 @@
 #include "paged_kv/paged_kv.h"
 #include <assert.h>
 #include <string.h>
+
+enum { PAGE_TOKENS_MOST = 256 };
 
 typedef struct pkv_page {
     uint32_t refs;
@@ -35,7 +38,7 @@ typedef struct pkv_block {
 typedef struct pkv_table {
     uint32_t n_pages;
     uint32_t kept;       // tokens
-    uint32_t slot_pages; // the first pages, compacted ones: positions in `slots`, not in bases
+    uint32_t slot_pages; // the first pages: their slots' positions are in `slots`, not in bases
     uint32_t slots_cap;  // in slots
     uint32_t *slots;     // [slot_pages * page_tokens] logical index of each slot
     uint64_t drop_epoch; // log epoch whose words at drop_at describe this table's last drop
@@ -46,6 +49,7 @@ typedef struct pkv_seq {
     bool open;
     bool dropped;      // or compacted: publishes nothing more
     bool sealed;       // the cache was flushed since it was opened: publishes nothing more
+    bool contiguous;   // keys are rotated as if its slots were positions
     uint32_t length;   // logical
     uint32_t held;     // pages over all tables
     uint32_t row;      // capacity of each list
@@ -60,9 +64,10 @@ typedef struct pkv_seq {
     uint32_t cursor_generation;
 } pkv_seq;
 
-/* A swapped sequence. Its memory is kept for the next one. */
+/* A swapped or parked sequence. Its memory is kept for the next one. */
 typedef struct pkv_swap {
-    pkv_seq seq;   // open while in use
+    pkv_seq seq; // open while in use
+    bool parked;
     uint32_t next; // in the list of free ones
 } pkv_swap;
 
@@ -112,6 +117,8 @@ struct pkv {
     uint32_t n_swaps, cap_swaps;
     uint64_t pages_out, pages_in, pages_retaken;
     delta_log log;
+    void *scratch; // a keep's list of slots, or bits of pages
+    size_t scratch_bytes;
 
     uint64_t hit_tokens, queried_tokens, pages_dropped, slots_moved;
 };
@@ -140,6 +147,10 @@ static inline uint32_t *block_pages(const pkv *p, uint32_t b)
 static inline uint32_t *block_tokens(const pkv *p, uint32_t b)
 {
     return p->block_tokens + (size_t)b * p->geometry.page_tokens;
+}
+static inline bool is_common(const pkv *p, uint32_t page)
+{
+    return p->pages[page].refs > 1 || p->pages[page].block != 0;
 }
 static inline uint32_t host_used(const pkv *p) { return p->host_touched - p->n_host_free; }
 static inline bool keep_bit(const uint64_t *keep, uint32_t i) { return keep[i / 64] >> i % 64 & 1; }
@@ -190,6 +201,14 @@ status seq_reserve(pkv *p, pkv_seq *s, uint32_t row);
 uint32_t row_for(const pkv *p, uint32_t expect_tokens);
 /* The sequence counts in checksum and reserve from now on. */
 void seq_enter(pkv *p, pkv_seq *s, uint32_t seq);
+/* What a sequence is beside its tables and its number. */
+void seq_copy_state(pkv_seq *to, const pkv_seq *from);
+/* Makes the lists of a closed `to` long enough for what `from` holds, and for `row` pages. */
+status seq_reserve_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row);
+/* The number is free again; whose the pages are now is the caller's matter. */
+void seq_leave(pkv *p, uint32_t seq);
+/* Gives up every reference, tails first. */
+void seq_unref_pages(pkv *p, const pkv_seq *s);
 void seq_free_lists(pkv *p, pkv_seq *s);
 void table_clear(pkv_table *t);
 /* Adds a page at a table's end; the list has room. */
@@ -203,8 +222,18 @@ void table_set_kept(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
 /* The logical index of a slot. */
 uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t slot);
 
+/* ---- compact.c ---- */
+/* pkv_seq_compact; rotated keeps keys at the positions that are their slots. */
+status table_gather(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep,
+                    bool rotated);
+
 /* ---- swap.c ---- */
 status host_create(pkv *p);
 void host_destroy(pkv *p);
+uint32_t host_take(pkv *p);
+/* The number of a record that is free, 0 when memory is out. record_take makes it used. */
+uint32_t record_find(pkv *p);
+void record_take(pkv *p, uint32_t number, bool parked);
+void record_free(pkv *p, uint32_t number);
 
 #endif

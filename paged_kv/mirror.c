@@ -267,6 +267,36 @@ static status apply_replace(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
+static status apply_trim(pkv_mirror *m, reader *r)
+{
+    uint32_t f[4]; // seq, group, kept, n
+    if (!take(r, f, 4)) return corrupt("delta log: TRIM is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || f[1] >= m->groups) return corrupt("delta log: TRIM of no table");
+    mirror_table *t = &s->tables[f[1]];
+    if (f[2] > t->kept) return corrupt("delta log: TRIM keeps more than there is");
+    uint32_t left = pages_for(m, f[2]), n = f[3];
+    if (n > left) return corrupt("delta log: TRIM replaces more than it keeps");
+    if ((size_t)(r->end - r->next) < (size_t)2 * n) return corrupt("delta log: TRIM is cut off");
+    /* Checked while the old pages still hold their references: moves read them. */
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t index = r->next[2 * i];
+        if (index >= left || (i > 0 && index <= r->next[2 * i - 2]))
+            return corrupt("delta log: TRIM of pages out of order");
+        if (!is_fresh(m, r->next[2 * i + 1]))
+            return corrupt("delta log: TRIM by a page that is taken");
+    }
+    for (uint32_t i = 0; i < n; i++) clear_page(m, s, f[1], r->next[2 * i]);
+    for (uint32_t i = 0; i < n; i++, r->next += 2) {
+        if (!is_fresh(m, r->next[1])) return corrupt("delta log: TRIM by one page twice");
+        put_page(m, s, f[1], r->next[0], r->next[1]);
+    }
+    for (uint32_t i = left; i < t->n_pages; i++) clear_page(m, s, f[1], i);
+    t->n_pages = left;
+    set_kept(m, s, f[1], f[2]);
+    return STATUS_IS_OK;
+}
+
 static status apply_drop(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, group, n
@@ -282,9 +312,9 @@ static status apply_drop(pkv_mirror *m, reader *r)
     r->next += delta_bit_words(n);
     if (n % 32 != 0 && keep[n / 32] >> n % 32 != 0)
         return corrupt("delta log: DROP keeps too much");
-    if (t->kept % m->page_tokens != 0 && !(keep[(n - 1) / 32] >> (n - 1) % 32 & 1)) {
-        return corrupt("delta log: DROP of a page that is being filled");
-    }
+    /* A last page that is not full takes fewer tokens along. */
+    uint32_t unfilled = n * m->page_tokens - t->kept;
+    if (n == 0 || keep[(n - 1) / 32] >> (n - 1) % 32 & 1) unfilled = 0;
     uint32_t *pages = list_of(s, f[1]);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t page = pages[i];
@@ -292,7 +322,7 @@ static status apply_drop(pkv_mirror *m, reader *r)
         if (keep[i / 32] >> i % 32 & 1) put_page(m, s, f[1], left++, page);
     }
     t->n_pages = left;
-    set_kept(m, s, f[1], t->kept - (n - left) * m->page_tokens);
+    set_kept(m, s, f[1], t->kept + unfilled - (n - left) * m->page_tokens);
     return STATUS_IS_OK;
 }
 
@@ -386,6 +416,7 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
         case DELTA_CLOSE: RETURN_IF_ERROR(apply_close(m, &r)); break;
         case DELTA_APPEND: RETURN_IF_ERROR(apply_append(m, &r)); break;
         case DELTA_REPLACE: RETURN_IF_ERROR(apply_replace(m, &r)); break;
+        case DELTA_TRIM: RETURN_IF_ERROR(apply_trim(m, &r)); break;
         case DELTA_DROP: RETURN_IF_ERROR(apply_drop(m, &r)); break;
         case DELTA_COMPACT: RETURN_IF_ERROR(apply_compact(m, &r)); break;
         case DELTA_FORK: RETURN_IF_ERROR(apply_fork(m, &r)); break;

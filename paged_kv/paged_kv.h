@@ -127,8 +127,8 @@ uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);
  * nothing after the sequence's first drop or compaction, after a flush, or when the prefix cache is
  * off. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
-/* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. The last page, when
- * partial, must be kept. Copies nothing and cannot fail. */
+/* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing and
+ * cannot fail. */
 void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 /* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages. The slow path for
  * token-granular methods. All or nothing, as pkv_seq_append. */

@@ -6,7 +6,7 @@ enum { GROUPS_MAX = 1 << 20, LAYERS_MAX = 1 << 14, HEADS_MAX = 1 << 14 };
 
 status pkv_geometry_check(const pkv_geometry *g, error *err)
 {
-    if (g->page_tokens < 16 || g->page_tokens > 256 || g->page_tokens % 16 != 0) {
+    if (g->page_tokens < 16 || g->page_tokens > PAGE_TOKENS_MOST || g->page_tokens % 16 != 0) {
         return error_set(err, STATUS_INVALID,
                          "page_tokens is %u: must be a multiple of 16 from 16 to 256",
                          g->page_tokens);
@@ -84,6 +84,7 @@ void pkv_destroy(pkv *p)
     alloc_free(&p->alloc, p->pages);
     alloc_free(&p->alloc, p->log.words);
     alloc_free(&p->alloc, p->log.moves);
+    alloc_free(&p->alloc, p->scratch);
     allocator a = p->alloc;
     alloc_free(&a, p);
 }

@@ -17,19 +17,14 @@ void host_destroy(pkv *p)
     alloc_free(&p->alloc, p->host_free);
 }
 
-static uint32_t host_take(pkv *p)
+uint32_t host_take(pkv *p)
 {
     return p->n_host_free > 0 ? p->host_free[--p->n_host_free] : p->host_touched++;
 }
 
-static pkv_swap *swap_at(const pkv *p, uint32_t swap)
-{
-    assert(swap >= 1 && swap <= p->n_swaps && p->swaps[swap].seq.open);
-    return &p->swaps[swap];
-}
+/* ---- records of sequences without a number --------------------------------------------------- */
 
-/* A record that is free, 0 when memory is out. */
-static uint32_t free_record(pkv *p)
+uint32_t record_find(pkv *p)
 {
     if (p->n_swaps > 0 && p->swaps[0].next != 0) return p->swaps[0].next;
     if (p->n_swaps + 1 >= p->cap_swaps) {
@@ -44,32 +39,31 @@ static uint32_t free_record(pkv *p)
     return p->swaps[0].next = p->n_swaps;
 }
 
-/* What a sequence is beside its tables: the same here and there. */
-static void copy_state(pkv_seq *to, const pkv_seq *from)
+void record_take(pkv *p, uint32_t number, bool parked)
 {
-    to->dropped = from->dropped;
-    to->sealed = from->sealed;
-    to->length = from->length;
-    to->salt = from->salt;
-    to->published = from->published;
-    to->cursor = from->cursor;
-    to->cursor_generation = from->cursor_generation;
+    pkv_swap *r = &p->swaps[number];
+    p->swaps[0].next = r->next;
+    r->seq.open = true;
+    r->parked = parked;
+}
+
+void record_free(pkv *p, uint32_t number)
+{
+    pkv_swap *r = &p->swaps[number];
+    for (uint32_t g = 0; g < p->groups; g++) table_clear(&r->seq.tables[g]);
+    r->seq.open = false;
+    r->next = p->swaps[0].next;
+    p->swaps[0].next = number;
+}
+
+static const pkv_seq *swapped(const pkv *p, uint32_t swap)
+{
+    assert(swap >= 1 && swap <= p->n_swaps);
+    assert(p->swaps[swap].seq.open && !p->swaps[swap].parked);
+    return &p->swaps[swap].seq;
 }
 
 /* ---- out ------------------------------------------------------------------------------------- */
-
-/* Makes every table's lists of `to` as long as those of `from` are. */
-static status reserve_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row)
-{
-    for (uint32_t g = 0; g < p->groups; g++) {
-        if (from->tables[g].n_pages > row) row = from->tables[g].n_pages;
-    }
-    RETURN_IF_ERROR(seq_reserve(p, to, row));
-    for (uint32_t g = 0; g < p->groups; g++) {
-        RETURN_IF_ERROR(table_reserve_slots(p, &to->tables[g], from->tables[g].slot_pages));
-    }
-    return STATUS_IS_OK;
-}
 
 static void copy_out(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t group)
 {
@@ -96,16 +90,15 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
     if (s->held == 0 || s->held > p->n_host_pages - host_used(p)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
-    uint32_t number = free_record(p);
+    uint32_t number = record_find(p);
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
     pkv_seq *kept = &p->swaps[number].seq;
-    RETURN_IF_ERROR(reserve_like(p, kept, s, 1));
+    RETURN_IF_ERROR(seq_reserve_like(p, kept, s, 1));
     RETURN_IF_ERROR(log_room(p, 0, s->held, 0));
 
-    p->swaps[0].next = p->swaps[number].next;
-    kept->open = true;
+    record_take(p, number, false);
     kept->held = s->held;
-    copy_state(kept, s);
+    seq_copy_state(kept, s);
     for (uint32_t g = 0; g < p->groups; g++) copy_out(p, kept, s, g);
     p->pages_out += s->held;
     pkv_seq_close(p, id);
@@ -153,7 +146,7 @@ static uint32_t next_resident(const pkv *p, const pkv_seq *s, uint32_t group, re
 
 pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens)
 {
-    const pkv_seq *s = &swap_at(p, swap)->seq;
+    const pkv_seq *s = swapped(p, swap);
     pkv_swap_cost cost = {.held = s->held, .fresh = s->held};
     uint32_t n, last = resident_blocks(p, s, tokens, &n);
     for (uint32_t g = 0; last != 0 && g < p->groups; g++) {
@@ -208,17 +201,17 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
                    uint32_t expect_tokens)
 {
     assert(id < p->max_seqs && !p->seqs[id].open);
-    const pkv_seq *from = &swap_at(p, swap)->seq;
+    const pkv_seq *from = swapped(p, swap);
     pkv_seq *s = &p->seqs[id];
     pkv_swap_cost cost = pkv_swap_in_cost(p, swap, tokens);
     if ((uint64_t)cost.fresh + cost.cached_pages > pkv_available(p)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
-    RETURN_IF_ERROR(reserve_like(p, s, from, row_for(p, expect_tokens)));
+    RETURN_IF_ERROR(seq_reserve_like(p, s, from, row_for(p, expect_tokens)));
     RETURN_IF_ERROR(log_room(p, DELTA_RETURN_HEAD + p->groups + (size_t)from->held, cost.fresh,
                              log_reserve_of(p, s->row)));
     seq_enter(p, s, id);
-    copy_state(s, from);
+    seq_copy_state(s, from);
     s->forked = false;
     s->held = 0;
     uint32_t n, last = resident_blocks(p, from, tokens, &n);
@@ -236,19 +229,16 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
 
 void pkv_swap_discard(pkv *p, uint32_t swap)
 {
-    pkv_swap *r = swap_at(p, swap);
+    const pkv_seq *s = swapped(p, swap);
     for (uint32_t g = 0; g < p->groups; g++) {
-        for (uint32_t i = 0; i < r->seq.tables[g].n_pages; i++) {
-            p->host_free[p->n_host_free++] = seq_pages(&r->seq, g)[i];
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
+            p->host_free[p->n_host_free++] = seq_pages(s, g)[i];
         }
-        table_clear(&r->seq.tables[g]);
     }
-    r->seq.open = false;
-    r->next = p->swaps[0].next;
-    p->swaps[0].next = swap;
+    record_free(p, swap);
 }
 
-uint32_t pkv_swap_length(const pkv *p, uint32_t swap) { return swap_at(p, swap)->seq.length; }
+uint32_t pkv_swap_length(const pkv *p, uint32_t swap) { return swapped(p, swap)->length; }
 
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t id)
 {

@@ -51,6 +51,30 @@ status seq_reserve(pkv *p, pkv_seq *s, uint32_t row)
     return STATUS_IS_OK;
 }
 
+status seq_reserve_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row)
+{
+    for (uint32_t g = 0; g < p->groups; g++) {
+        if (from->tables[g].n_pages > row) row = from->tables[g].n_pages;
+    }
+    RETURN_IF_ERROR(seq_reserve(p, to, row));
+    for (uint32_t g = 0; g < p->groups; g++) {
+        RETURN_IF_ERROR(table_reserve_slots(p, &to->tables[g], from->tables[g].slot_pages));
+    }
+    return STATUS_IS_OK;
+}
+
+void seq_copy_state(pkv_seq *to, const pkv_seq *from)
+{
+    to->dropped = from->dropped;
+    to->sealed = from->sealed;
+    to->contiguous = from->contiguous;
+    to->length = from->length;
+    to->salt = from->salt;
+    to->published = from->published;
+    to->cursor = from->cursor;
+    to->cursor_generation = from->cursor_generation;
+}
+
 void seq_free_lists(pkv *p, pkv_seq *s)
 {
     for (uint32_t g = 0; s->tables && g < p->groups; g++) {
@@ -114,7 +138,7 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     RETURN_IF_ERROR(
         log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0, log_reserve_of(p, s->row)));
     seq_enter(p, s, id);
-    s->dropped = s->sealed = s->forked = false;
+    s->dropped = s->sealed = s->contiguous = s->forked = false;
     s->length = n_hit * size;
     s->held = n_hit * p->groups;
     s->salt = salt;
@@ -194,8 +218,9 @@ uint32_t pkv_append_cost(const pkv *p, uint32_t id, uint32_t n)
 
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages)
 {
-    uint32_t n = slot_pages * p->geometry.page_tokens;
+    uint32_t n = slot_pages * p->geometry.page_tokens, half_more = t->slots_cap + t->slots_cap / 2;
     if (n <= t->slots_cap) return STATUS_IS_OK;
+    if (n < half_more) n = half_more;
     uint32_t *slots = alloc_resize(&p->alloc, t->slots, n, sizeof *slots);
     if (!slots) return status_make(STATUS_NO_MEMORY, NULL);
     t->slots = slots;
@@ -300,7 +325,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
     uint32_t n_drop = 0, n = t->n_pages, size = p->geometry.page_tokens;
     for (uint32_t i = 0; i < n; i++) n_drop += !keep_bit(keep, i);
     if (n_drop == 0) return;
-    assert(t->kept % size == 0 || keep_bit(keep, n - 1));
+    uint32_t unfilled = keep_bit(keep, n - 1) ? 0 : table_room(p, t);
 
     log_drop(p, id, group, keep);
     uint64_t key = checksum_key(id, group);
@@ -319,7 +344,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
         left++;
     }
     t->n_pages = left;
-    table_set_kept(p, id, group, t->kept - n_drop * size);
+    table_set_kept(p, id, group, t->kept + unfilled - n_drop * size);
     s->held -= n_drop;
     s->dropped = true;
     p->pages_dropped += n_drop;
@@ -329,25 +354,12 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
 {
     pkv_seq *parent = seq_opened(p, parent_id), *child = seq_at(p, child_id);
     assert(!child->open);
-    uint32_t row = row_for(p, expect_tokens);
-    for (uint32_t g = 0; g < p->groups; g++) {
-        if (parent->tables[g].n_pages > row) row = parent->tables[g].n_pages;
-    }
-    RETURN_IF_ERROR(seq_reserve(p, child, row));
-    for (uint32_t g = 0; g < p->groups; g++) {
-        RETURN_IF_ERROR(table_reserve_slots(p, &child->tables[g], parent->tables[g].slot_pages));
-    }
+    RETURN_IF_ERROR(seq_reserve_like(p, child, parent, row_for(p, expect_tokens)));
     RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(p, child->row)));
     seq_enter(p, child, child_id);
-    child->dropped = parent->dropped;
-    child->sealed = parent->sealed;
+    seq_copy_state(child, parent);
     child->forked = parent->forked = true;
-    child->length = parent->length;
     child->held = 0;
-    child->salt = parent->salt;
-    child->published = parent->published;
-    child->cursor = parent->cursor;
-    child->cursor_generation = parent->cursor_generation;
     for (uint32_t g = 0; g < p->groups; g++) {
         pkv_table *from = &parent->tables[g], *to = &child->tables[g];
         from->drop_epoch = 0; /* the child was made from what that drop left */
@@ -367,26 +379,19 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
     return STATUS_IS_OK;
 }
 
-void pkv_seq_close(pkv *p, uint32_t id)
+void seq_leave(pkv *p, uint32_t id)
 {
-    pkv_seq *s = seq_opened(p, id);
-    uint32_t longest = 0;
+    pkv_seq *s = &p->seqs[id];
     p->checksum -= checksum_seq(id);
     for (uint32_t g = 0; g < p->groups; g++) {
-        const pkv_table *t = &s->tables[g];
+        pkv_table *t = &s->tables[g];
         uint64_t key = checksum_key(id, g);
         p->checksum -= checksum_kept(key, t->kept);
         for (uint32_t i = 0; i < t->n_pages; i++) {
             p->checksum -= checksum_page(key, i, seq_pages(s, g)[i]);
         }
-        if (t->n_pages > longest) longest = t->n_pages;
+        table_clear(t);
     }
-    for (uint32_t i = longest; i-- > 0;) {
-        for (uint32_t g = 0; g < p->groups; g++) {
-            if (i < s->tables[g].n_pages) pool_unref(p, seq_pages(s, g)[i]);
-        }
-    }
-    for (uint32_t g = 0; g < p->groups; g++) table_clear(&s->tables[g]);
     log_word(p, DELTA_CLOSE);
     log_word(p, id);
     p->log.reserve -= log_reserve_of(p, s->row);
@@ -394,10 +399,34 @@ void pkv_seq_close(pkv *p, uint32_t id)
     s->held = s->length = 0;
 }
 
+void seq_unref_pages(pkv *p, const pkv_seq *s)
+{
+    uint32_t longest = 0;
+    for (uint32_t g = 0; g < p->groups; g++) {
+        if (s->tables[g].n_pages > longest) longest = s->tables[g].n_pages;
+    }
+    for (uint32_t i = longest; i-- > 0;) {
+        for (uint32_t g = 0; g < p->groups; g++) {
+            if (i < s->tables[g].n_pages) pool_unref(p, seq_pages(s, g)[i]);
+        }
+    }
+}
+
+void pkv_seq_close(pkv *p, uint32_t id)
+{
+    seq_unref_pages(p, seq_opened(p, id));
+    seq_leave(p, id);
+}
+
 /* ---- read only ------------------------------------------------------------------------------- */
 
 bool pkv_seq_is_open(const pkv *p, uint32_t id) { return seq_at(p, id)->open; }
 uint32_t pkv_seq_length(const pkv *p, uint32_t id) { return seq_opened(p, id)->length; }
+uint32_t pkv_seq_next_position(const pkv *p, uint32_t id)
+{
+    const pkv_seq *s = seq_opened(p, id);
+    return s->contiguous ? s->tables[0].kept : s->length;
+}
 bool pkv_seq_has_dropped(const pkv *p, uint32_t id) { return seq_opened(p, id)->dropped; }
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t id) { return seq_opened(p, id)->held; }
 

@@ -527,7 +527,7 @@ static void mirror_refuses_lies(void **state)
         {{O, 0, 1, 1, 5, 6, D, 0, 0, 2, 1}, 11, false},             /* another length */
         {{O, 0, 1, 1, 5, 6, D, 0, 0, 1}, 10, false},                /* cut off */
         {{O, 0, 1, 1, 5, 6, D, 0, 0, 1, 2}, 11, false},             /* a bit too many */
-        {{O, 0, 0, 0, A, 0, 3, 2, 7, 8, D, 0, 0, 1, 0}, 15, false}, /* the page being filled */
+        {{O, 0, 0, 0, A, 0, 3, 2, 7, 8, D, 0, 0, 1, 0}, 15, true}, /* the page being filled */
         {{O, 0, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 12, false},         /* more than there is */
         {{O, 0, 1, 1, 5, 6, X, 0, 0, 3, 5}, 11, false},             /* into itself */
         {{O, 0, 2, 2, 1, 2, 3, 4, X, 0, 0, 20, 7, 7}, 14, false},   /* one page twice */

@@ -1,0 +1,121 @@
+/* Parked sequences: no number and no place in a backend's tables, but all their pages. */
+#include "paged_kv/internal.h"
+
+static pkv_seq *parked_at(const pkv *p, uint32_t parked)
+{
+    assert(parked >= 1 && parked <= p->n_swaps);
+    assert(p->swaps[parked].seq.open && p->swaps[parked].parked);
+    return &p->swaps[parked].seq;
+}
+
+static void copy_tables(const pkv *p, pkv_seq *to, const pkv_seq *from)
+{
+    for (uint32_t g = 0; g < p->groups; g++) {
+        const pkv_table *t = &from->tables[g];
+        size_t bytes = t->n_pages * sizeof(uint32_t);
+        memcpy(seq_pages(to, g), seq_pages(from, g), bytes);
+        memcpy(seq_bases(to, g), seq_bases(from, g), bytes);
+        to->tables[g].n_pages = t->n_pages;
+        to->tables[g].kept = t->kept;
+        table_copy_slots(p, &to->tables[g], t);
+    }
+}
+
+status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
+{
+    assert(id < p->max_seqs && p->seqs[id].open);
+    const pkv_seq *s = &p->seqs[id];
+    uint32_t number = record_find(p);
+    if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
+    pkv_seq *kept = &p->swaps[number].seq;
+    RETURN_IF_ERROR(seq_reserve_like(p, kept, s, 1));
+    record_take(p, number, true);
+    seq_copy_state(kept, s);
+    kept->forked = s->forked;
+    kept->held = s->held;
+    copy_tables(p, kept, s);
+    seq_leave(p, id); /* the references go along */
+    *parked = number;
+    return STATUS_IS_OK;
+}
+
+status pkv_unpark(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens)
+{
+    assert(id < p->max_seqs && !p->seqs[id].open);
+    const pkv_seq *from = parked_at(p, parked);
+    pkv_seq *s = &p->seqs[id];
+    RETURN_IF_ERROR(seq_reserve_like(p, s, from, row_for(p, expect_tokens)));
+    RETURN_IF_ERROR(log_room(p, DELTA_RETURN_HEAD + p->groups + (size_t)from->held, 0,
+                             log_reserve_of(p, s->row)));
+    seq_enter(p, s, id);
+    seq_copy_state(s, from);
+    s->forked = from->forked;
+    s->held = 0;
+    log_word(p, DELTA_RETURN);
+    log_word(p, id);
+    log_word(p, s->row);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        const pkv_table *t = &from->tables[g];
+        table_clear(&s->tables[g]);
+        log_word(p, t->kept);
+        for (uint32_t i = 0; i < t->n_pages; i++) {
+            uint32_t page = seq_pages(from, g)[i];
+            table_push(p, id, g, page, seq_bases(from, g)[i]);
+            log_word(p, page);
+        }
+        table_set_kept(p, id, g, t->kept);
+        table_copy_slots(p, &s->tables[g], t);
+    }
+    record_free(p, parked);
+    return STATUS_IS_OK;
+}
+
+void pkv_parked_discard(pkv *p, uint32_t parked)
+{
+    seq_unref_pages(p, parked_at(p, parked));
+    record_free(p, parked);
+}
+
+status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
+{
+    pkv_seq *s = parked_at(p, parked);
+    if (s->held == 0 || s->held > p->n_host_pages - host_used(p)) {
+        return status_make(STATUS_NO_PAGES, NULL);
+    }
+    RETURN_IF_ERROR(log_room(p, 0, s->held, 0));
+    /* No page is handed out before all are copied: giving them up first changes nothing. */
+    seq_unref_pages(p, s);
+    for (uint32_t g = 0; g < p->groups; g++) {
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
+            uint32_t *page = &seq_pages(s, g)[i], host = host_take(p);
+            log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
+                                   .group = g,
+                                   .src_page = *page,
+                                   .dst_page = host,
+                                   .n_slots = p->geometry.page_tokens});
+            *page = host;
+        }
+    }
+    p->pages_out += s->held;
+    p->swaps[parked].parked = false;
+    *swap = parked;
+    return STATUS_IS_OK;
+}
+
+uint32_t pkv_parked_length(const pkv *p, uint32_t parked) { return parked_at(p, parked)->length; }
+
+uint32_t pkv_parked_pages_held(const pkv *p, uint32_t parked) { return parked_at(p, parked)->held; }
+
+double pkv_parked_kept_tokens(const pkv *p, uint32_t parked)
+{
+    const pkv_seq *s = parked_at(p, parked);
+    const pkv_geometry *g = &p->geometry;
+    uint32_t head_groups = pkv_head_groups(g);
+    uint64_t sum = 0; /* of tokens x layers */
+    for (uint32_t i = 0; i < p->groups; i++) {
+        uint32_t layers = g->n_layers - i / head_groups * g->layers_per_group;
+        if (layers > g->layers_per_group) layers = g->layers_per_group;
+        sum += (uint64_t)s->tables[i].kept * layers;
+    }
+    return (double)sum / ((double)g->n_layers * head_groups);
+}
