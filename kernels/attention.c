@@ -2,6 +2,7 @@
  * and sums up the attention mass. Arithmetic on K and V is in ref/attention.c and
  * x86/attention_*.c. */
 #include "kernels/context.h"
+#include "kernels/strips.h"
 
 #include <assert.h>
 #include <math.h>
@@ -47,8 +48,6 @@ static uint32_t row_begin(const kern_attn_item *it, uint32_t i)
     return it->window > 0 && end > it->window ? end - it->window : 0;
 }
 
-static size_t blocks_of(uint32_t slots) { return ((size_t)slots + KERN_BLOCK - 1) / KERN_BLOCK; }
-
 /* ---- mass: kept for each row and strip, summed when the rows' normalisers are known ---------- */
 
 /* What one row leaves behind. */
@@ -60,7 +59,7 @@ typedef struct mass_view {
 
 static size_t mass_row_floats(const kern_attn_item *it)
 {
-    return blocks_of(row_end(it, it->n_rows - 1)) * (KERN_BLOCK_STRIPS + 1) + 2;
+    return kern_blocks_of(row_end(it, it->n_rows - 1)) * (KERN_BLOCK_STRIPS + 1) + 2;
 }
 
 static size_t mass_floats(const kern_attn_batch *b, const kern_attn_item *it)
@@ -74,7 +73,7 @@ static mass_view mass_of_row(const attn_job *job, size_t item, uint32_t head, ui
     const kern_attn_scratch *scratch = &job->kc->attention;
     const size_t *offsets = scratch->mass_offsets.data;
     size_t index = (size_t)head * it->mass_rows + mass_row;
-    size_t blocks = blocks_of(row_end(it, it->n_rows - 1));
+    size_t blocks = kern_blocks_of(row_end(it, it->n_rows - 1));
     float *base =
         (float *)scratch->mass.data + offsets[item - job->first_item] + index * mass_row_floats(it);
     return (mass_view){base, base + blocks * KERN_BLOCK_STRIPS,
@@ -85,7 +84,7 @@ static mass_view mass_of_row(const attn_job *job, size_t item, uint32_t head, ui
 static void add_row_mass(const kern_attn_item *it, uint32_t row, mass_view v, size_t page_strips,
                          float *mass)
 {
-    size_t from = row_begin(it, row) / KERN_BLOCK, to = blocks_of(row_end(it, row));
+    size_t from = row_begin(it, row) / KERN_BLOCK, to = kern_blocks_of(row_end(it, row));
     for (size_t b = from; b < to; b++) {
         float factor = v.last[1];
         if (v.maxima[b] != v.last[0]) factor *= exp2f(v.maxima[b] - v.last[0]);
@@ -181,7 +180,7 @@ static void finish_rows(const attn_job *job, const attn_unit *unit, size_t n, un
 {
     const kern_attn_batch *b = job->batch;
     const kern_attn_item *it = &b->items[unit->item];
-    size_t blocks = blocks_of(row_end(it, it->n_rows - 1));
+    size_t blocks = kern_blocks_of(row_end(it, it->n_rows - 1));
     for (size_t r = 0; r < n; r++) {
         float sum = 0.0f;
         for (size_t lane = 0; lane < KERN_STRIP; lane++) sum += u->rows[r].sum[lane];
@@ -203,16 +202,9 @@ static void finish_rows(const attn_job *job, const attn_unit *unit, size_t n, un
 static void find_strips(const kern_attn_batch *b, const kern_attn_item *it, size_t from, size_t to,
                         const uint8_t *k[KERN_BLOCK_STRIPS], const uint8_t *v[KERN_BLOCK_STRIPS])
 {
-    const kern_kv_shape *shape = &b->shape;
-    size_t bytes = dtype_bytes(shape->type);
-    for (size_t t = from; t < to; t++) {
-        size_t page = t * KERN_STRIP / shape->page_tokens;
-        size_t slot = t * KERN_STRIP % shape->page_tokens;
-        const uint8_t *tile = it->tiles + (size_t)it->pages[page] * b->page_stride;
-        k[t % KERN_BLOCK_STRIPS] = tile + slot * kern_pair(shape->type) * bytes;
-        v[t % KERN_BLOCK_STRIPS] =
-            tile + kern_kv_tile_bytes(shape) / 2 + slot * shape->head_dim * bytes;
-    }
+    for (size_t t = from; t < to; t++)
+        kern_strip_at(&b->shape, b->page_stride, it->pages, it->tiles, t, &k[t % KERN_BLOCK_STRIPS],
+                      &v[t % KERN_BLOCK_STRIPS]);
 }
 
 /* The unit's strips of a block: [*from, *to). */
@@ -303,18 +295,14 @@ static void run_unit(const attn_job *job, const attn_unit *unit, uint8_t *scratc
     const kern_attn_batch *b = job->batch;
     const kern_attn_item *it = &b->items[unit->item];
     size_t n = (size_t)unit->n_rows * b->q_heads, tile = job->kc->isa.attn_rows;
-    size_t mass_blocks = blocks_of(row_end(it, it->n_rows - 1));
+    size_t mass_blocks = kern_blocks_of(row_end(it, it->n_rows - 1));
     unit_state u = unit_state_at(scratch, n, b->shape.head_dim);
     start_rows(job, unit, n, &u);
 
-    size_t pair_rows = 2 / kern_pair(b->shape.type), bytes = dtype_bytes(b->shape.type);
-    size_t k_row = (size_t)b->shape.page_tokens * kern_pair(b->shape.type) * bytes;
-    size_t v_row = (size_t)b->shape.head_dim * kern_pair(b->shape.type) * bytes;
-    kern_attn_strips k = {.step = k_row * pair_rows, .half = k_row};
-    kern_attn_strips v = {.step = v_row * pair_rows, .half = v_row};
-
+    kern_attn_strips k = {0}, v = {0};
+    kern_strip_steps(&b->shape, &k, &v);
     uint32_t begin = u.begins[0], end = u.ends[n - 1];
-    size_t from, to, last = blocks_of(end);
+    size_t from, to, last = kern_blocks_of(end);
     block_range(begin / KERN_BLOCK, begin, end, &from, &to);
     find_strips(b, it, from, to, k.next, v.next);
     for (size_t t = 0; t < KERN_BLOCK_STRIPS; t++) { /* those not read may still be prefetched */
@@ -384,17 +372,6 @@ static size_t order_units(const attn_job *job, attn_unit *units)
     return work;
 }
 
-static bool reserve(kern_buffer *buffer, size_t bytes)
-{
-    if (bytes <= buffer->bytes) return true;
-    bytes += bytes / 2; /* a sequence that grows does not come back at each page */
-    void *data = alloc_pages(bytes);
-    if (!data) return false;
-    alloc_pages_free(buffer->data, buffer->bytes);
-    *buffer = (kern_buffer){data, bytes};
-    return true;
-}
-
 void kern_attn_scratch_free(kern_attn_scratch *s)
 {
     alloc_pages_free(s->units.data, s->units.bytes);
@@ -442,15 +419,15 @@ status kern_attention(kern_context *kc, const kern_attn_batch *batch)
     size_t rows = (size_t)unit_tokens(batch) * batch->q_heads;
     attn_job job = {.kc = kc, .batch = batch};
     job.thread_bytes = align64(unit_state_bytes(rows, batch->shape.head_dim));
-    if (!reserve(&scratch->rows, job.thread_bytes * kc->n_threads) ||
-        !reserve(&scratch->mass_offsets, batch->n_items * sizeof(size_t)))
+    if (!kern_reserve(&scratch->rows, job.thread_bytes * kc->n_threads) ||
+        !kern_reserve(&scratch->mass_offsets, batch->n_items * sizeof(size_t)))
         return no_memory;
 
     for (; job.first_item < batch->n_items; job.first_item += job.n_items) {
         size_t n_units;
         size_t floats = next_wave(&job, scratch->mass_offsets.data, &n_units);
-        if (!reserve(&scratch->mass, floats * sizeof(float)) ||
-            !reserve(&scratch->units, n_units * sizeof(attn_unit)))
+        if (!kern_reserve(&scratch->mass, floats * sizeof(float)) ||
+            !kern_reserve(&scratch->units, n_units * sizeof(attn_unit)))
             return no_memory;
         size_t work = order_units(&job, scratch->units.data);
         job.units = scratch->units.data;

@@ -95,12 +95,33 @@ status kern_create(const kern_options *options, kern_context **out, error *err)
     return STATUS_IS_OK;
 }
 
+bool kern_reserve(kern_buffer *buffer, size_t bytes)
+{
+    if (bytes <= buffer->bytes) return true;
+    bytes += bytes / 2; /* a sequence that grows does not come back at each page */
+    void *data = alloc_pages(bytes);
+    if (!data) return false;
+    alloc_pages_free(buffer->data, buffer->bytes);
+    *buffer = (kern_buffer){data, bytes};
+    return true;
+}
+
+void kern_buffer_free(kern_buffer *buffer)
+{
+    alloc_pages_free(buffer->data, buffer->bytes);
+    *buffer = (kern_buffer){0};
+}
+
 void kern_destroy(kern_context *kc)
 {
     if (!kc) return;
     for (unsigned t = 0; kc->threads && t < kc->n_threads; t++)
         alloc_pages_free(kc->threads[t].matmul, kern_matmul_scratch_bytes());
     kern_attn_scratch_free(&kc->attention);
+    kern_buffer_free(&kc->measure.threads);
+    kern_buffer_free(&kc->measure.units);
+    kern_buffer_free(&kc->measure.pieces);
+    kern_buffer_free(&kc->measure.rows);
     alloc_free(NULL, kc->threads);
     alloc_free(NULL, kc);
 }

@@ -15,12 +15,20 @@ typedef struct kern_buffer {
     size_t bytes;
 } kern_buffer;
 
+bool kern_reserve(kern_buffer *buffer, size_t bytes); /* false: no memory */
+void kern_buffer_free(kern_buffer *buffer);
+
 /* Attention's own (attention.c). */
 typedef struct kern_attn_scratch {
     kern_buffer units, mass_offsets, mass, rows;
 } kern_attn_scratch;
 
 void kern_attn_scratch_free(kern_attn_scratch *s);
+
+/* Of the measures (measure_*.c): a thread's state, and what is kept from one phase to the next. */
+typedef struct kern_measure_scratch {
+    kern_buffer threads, units, pieces, rows;
+} kern_measure_scratch;
 
 struct kern_context {
     thread_pool *pool;
@@ -29,6 +37,7 @@ struct kern_context {
     uint64_t matmul_calls; /* names the current product: what a thread packed for it stays valid */
     kern_thread *threads;  /* [n_threads] */
     kern_attn_scratch attention;
+    kern_measure_scratch measure;
 };
 
 /* Bytes of kern_matmul_scratch: matmul.c knows them. */

@@ -63,6 +63,9 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
  * k in ascending order in f32, whatever m is. */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);
+/* The same with columns [first, first + k) of W alone, both even: x [m, k]. */
+void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, size_t k,
+                         const float *x, size_t x_stride, size_t m, float *y, size_t y_stride);
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 

@@ -46,6 +46,7 @@ typedef struct product {
     size_t x_stride, m;
     float *y;
     size_t y_stride;
+    size_t first, k; /* columns [first, first + k) of w */
     uint64_t call;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* over n */
@@ -112,7 +113,7 @@ static void pack_block(const product *p, const item *it, size_t k0, size_t k1, f
 
 static const uint8_t *weights_at(const product *p, size_t panel, size_t k)
 {
-    return (const uint8_t *)p->w->data + panel * p->panel_bytes + k * p->column_bytes;
+    return (const uint8_t *)p->w->data + panel * p->panel_bytes + (p->first + k) * p->column_bytes;
 }
 
 /* Columns [k0, k0 + k), all tiles of the block. x is packed [tile][k][row of the tile]; the next
@@ -195,15 +196,15 @@ static item make_item(const product *p, size_t index)
     it.long_calls = it.panels / it.side;
     it.n_calls = it.panels - it.long_calls * (it.side - 1);
     it.direct = it.rows == tiles;
-    it.whole = it.rows * p->w->k <= X_FLOATS;
-    it.k_block = tiles == 1 && (it.direct || it.whole) ? p->w->k : K_BLOCK;
+    it.whole = it.rows * p->k <= X_FLOATS;
+    it.k_block = tiles == 1 && (it.direct || it.whole) ? p->k : K_BLOCK;
     return it;
 }
 
 static void run_item(const product *p, size_t index, struct kern_matmul_scratch *s)
 {
     item it = make_item(p, index);
-    size_t k_all = p->w->k;
+    size_t k_all = p->k;
     if (!it.direct && it.whole && (s->call != p->call || s->block != it.block))
         pack_block(p, &it, 0, k_all, s->x_packed);
     s->call = p->call;
@@ -235,18 +236,17 @@ static size_t block_rows(size_t k)
     return fit < BLOCK_ROWS_MIN ? ROW_BLOCK : min_size(fit, ROW_BLOCK);
 }
 
-void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
-                 size_t x_stride, size_t m, float *y, size_t y_stride)
+/* p says what is multiplied; how it is cut is found here. */
+static void run_product(kern_context *kc, product p)
 {
-    assert(x_stride >= w->k && y_stride >= w->n);
+    size_t m = p.m;
+    const kern_matrix *w = p.w;
     if (m == 0 || w->n == 0) return;
     const kern_isa *isa = &kc->isa;
-    product p = {.kc = kc, .w = w, .bias = bias, .x = x, .x_stride = x_stride, .m = m};
-    p.y = y;
-    p.y_stride = y_stride;
+    p.kc = kc;
     p.call = ++kc->matmul_calls;
     p.n_tiles = ceil_div(m, isa->tile_rows);
-    p.n_blocks = ceil_div(p.n_tiles, block_rows(w->k) / isa->tile_rows);
+    p.n_blocks = ceil_div(p.n_tiles, block_rows(p.k) / isa->tile_rows);
     p.n_panels = ceil_div(w->n, KERN_PANEL);
     p.panel_bytes = kern_matrix_bytes(w->type, KERN_PANEL, w->k);
     p.column_bytes = KERN_PANEL * dtype_bytes(w->type);
@@ -261,6 +261,35 @@ void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, cons
     p.n_groups = ceil_div(p.n_panels, p.group_panels);
 
     size_t n_items = p.n_blocks * p.n_groups;
-    bool serial = (double)m * (double)w->n * (double)w->k < SERIAL_WORK;
+    bool serial = (double)m * (double)w->n * (double)p.k < SERIAL_WORK;
     thread_pool_for(kc->pool, n_items, serial ? n_items : 1, run_items, &p);
+}
+
+void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
+                 size_t x_stride, size_t m, float *y, size_t y_stride)
+{
+    assert(x_stride >= w->k && y_stride >= w->n);
+    run_product(kc, (product){.w = w,
+                              .bias = bias,
+                              .x = x,
+                              .x_stride = x_stride,
+                              .m = m,
+                              .y = y,
+                              .y_stride = y_stride,
+                              .k = w->k});
+}
+
+void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, size_t k,
+                         const float *x, size_t x_stride, size_t m, float *y, size_t y_stride)
+{
+    assert(first + k <= w->k && first % 2 == 0 && k % 2 == 0);
+    assert(x_stride >= k && y_stride >= w->n);
+    run_product(kc, (product){.w = w,
+                              .x = x,
+                              .x_stride = x_stride,
+                              .m = m,
+                              .y = y,
+                              .y_stride = y_stride,
+                              .first = first,
+                              .k = k});
 }

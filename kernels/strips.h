@@ -1,0 +1,51 @@
+/* kernels, private: where the strips of a table lie (attention.h says what a strip is), and a block
+ * of K or V as f32 in the order of K. */
+#ifndef KERNELS_STRIPS_H
+#define KERNELS_STRIPS_H
+
+#include "kernels/kernels.h"
+
+#include "kernels/attention.h"
+
+static inline size_t kern_blocks_of(size_t slots) { return (slots + KERN_BLOCK - 1) / KERN_BLOCK; }
+
+/* Strip t of the table: its K and its V. */
+static inline void kern_strip_at(const kern_kv_shape *shape, size_t page_stride,
+                                 const uint32_t *pages, const uint8_t *tiles, size_t t,
+                                 const uint8_t **k, const uint8_t **v)
+{
+    size_t bytes = dtype_bytes(shape->type);
+    size_t page = t * KERN_STRIP / shape->page_tokens, slot = t * KERN_STRIP % shape->page_tokens;
+    const uint8_t *tile = tiles + (size_t)pages[page] * page_stride;
+    *k = tile + slot * kern_pair(shape->type) * bytes;
+    *v = tile + kern_kv_tile_bytes(shape) / 2 + slot * shape->head_dim * bytes;
+}
+
+/* Strips of K and of V, without their places. */
+static inline void kern_strip_steps(const kern_kv_shape *shape, kern_attn_strips *k,
+                                    kern_attn_strips *v)
+{
+    size_t pair = kern_pair(shape->type), bytes = dtype_bytes(shape->type), rows = 2 / pair;
+    k->half = (size_t)shape->page_tokens * pair * bytes;
+    k->step = k->half * rows;
+    v->half = (size_t)shape->head_dim * pair * bytes;
+    v->step = v->half * rows;
+}
+
+/* The strips of one block, those of a table of n_slots; the others point to the first, so that
+ * whatever is fetched ahead is the table's. */
+typedef struct kern_block {
+    kern_attn_strips k, v;
+    uint32_t n_slots, n_strips;
+} kern_block;
+
+kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const uint32_t *pages,
+                         const uint8_t *tiles, size_t block, size_t n_slots);
+
+/* out [4 strips][head_dim][16 slots] f32 = the block's K or V; only its n_strips strips. */
+void kern_block_keys(const kern_kv_shape *shape, const kern_block *b, float *out);
+void kern_block_values(const kern_kv_shape *shape, const kern_block *b, float *out);
+/* The same as K strips for attn_scores[DTYPE_F32]. */
+kern_attn_strips kern_block_strips(const float *block, uint32_t head_dim);
+
+#endif
