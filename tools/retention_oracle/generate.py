@@ -1,0 +1,109 @@
+"""One request step by step: prefill, the choices at its retention points, greedy decoding over what stayed.
+
+    python3 tools/retention_oracle/generate.py --model models/demo --prompts FILE.jsonl [--page-tokens 16]
+
+Lines: {"id", "prompt_token_ids", "retention", "max_tokens"}; for each one line with what every table keeps at the end,
+the tokens, and how near the choices were.
+"""
+import argparse
+import json
+import math
+
+import numpy as np
+
+import methods
+import presets
+from model import Llama, Rows
+
+TIE = 1e-5
+
+
+def ranges(positions):
+    out = []
+    for p in sorted(positions):
+        if out and out[-1][1] == p:
+            out[-1][1] = int(p) + 1
+        else:
+            out.append([int(p), int(p) + 1])
+    return out
+
+
+class Request:
+    def __init__(self, model, ids, retention, page=16, max_tokens=1):
+        self.model, self.ids, self.max_tokens = model, list(ids), max_tokens
+        self.p = presets.resolve(retention, len(ids), page, max_tokens)
+        self.tables, self.length, self.rows = model.new_sequence(), 0, None
+        self.margins = methods.Margins()
+        self.margins.tie = TIE
+        self.raised, self.logit_gap, self.out, self.most_decode_kept = False, math.inf, [], 0
+        self.watch = lambda: None
+
+    def feed(self, ids):
+        pos = self.length + np.arange(len(ids))
+        first = len(self.tables[0][0].pos) if self.p.contiguous else self.length
+        summing = self.p.score == "accumulated"
+        logits, rows = self.model.forward(np.array(ids), pos, first + np.arange(len(ids)), self.tables, summing)
+        self.length += len(ids)
+        if self.rows:
+            rows = [Rows(*(np.concatenate((getattr(a, n), getattr(b, n))) for n in ("pos", "raw", "q"))) for a, b in zip(self.rows, rows)]
+        self.rows = rows
+        return logits[-1]
+
+    def point(self):
+        p, later = self.p, self.length > self.p.prompt_tokens
+        if p.decode and later:
+            keep = methods.choose_scope(p, self.model, self.tables, self.rows, self.length, self.margins)
+        else:
+            keep, raised = methods.choose(p, self.model, self.tables, self.rows, self.length, later, self.margins)
+            self.raised |= raised
+        for layer, flags in zip(self.tables, keep):
+            for table, flag in zip(layer, flags):
+                if flag.all():
+                    continue
+                table.take(methods.close_up(flag, p.page, p.contiguous))
+                if p.contiguous:
+                    table.at = np.arange(len(table.pos))
+                    table.k = self.model.rotate(table.raw[:, None], table.at)[:, 0]
+        self.rows = None
+
+    def sample(self, logits):
+        best = np.sort(logits)[-2:]
+        self.logit_gap = min(self.logit_gap, best[1] - best[0])
+        self.out.append(int(logits.argmax()))
+
+    def run(self):
+        p = self.p
+        for end in presets.prompt_points(p):
+            logits = self.feed(self.ids[self.length:end])
+            if p.schedule != "never":
+                self.point()
+            self.rows = None
+        self.sample(logits)
+        while len(self.out) < self.max_tokens:
+            logits = self.feed(self.out[-1:])
+            if presets.is_decode_point(p, self.length - p.prompt_tokens):
+                self.point()
+            self.watch()
+            self.sample(logits)
+        return self
+
+    def kept(self):
+        """[layer][head] -> ranges."""
+        return [[ranges(t.pos) for t in layer] for layer in self.tables]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("--model", required=True)
+    ap.add_argument("--prompts", required=True)
+    ap.add_argument("--page-tokens", type=int, default=16)
+    a = ap.parse_args()
+    model = Llama(a.model)
+    for x in map(json.loads, open(a.prompts)):
+        r = Request(model, x["prompt_token_ids"], x["retention"], a.page_tokens, x.get("max_tokens", 1)).run()
+        print(json.dumps({"id": x["id"], "token_ids": r.out, "budget_raised": r.raised, "margin": r.margins.least,
+                          "logit_gap": r.logit_gap, "kept": r.kept()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

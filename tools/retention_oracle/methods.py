@@ -1,0 +1,205 @@
+"""One selection, docs/retention.md section 2 and 3: which slots of each table stay."""
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+
+from presets import layer_budgets, scope_allowance
+from scores import measure
+
+
+class Margins:
+    """How near the choices were: for each cut the least difference between a score kept and one dropped,
+    equal ones left out (order decides those), as a share of the cut."""
+
+    def __init__(self):
+        self.least = float("inf")
+        self.n_cuts = 0
+        self.soft = []
+
+    def cut(self, kept, dropped, kept_of, dropped_of, tie):
+        """Scores, and for each what it stands for."""
+        if not len(kept) or not len(dropped):
+            return
+        self.n_cuts += 1
+        low, high = kept.min(), dropped.max()
+        above, below = kept[kept > high], dropped[dropped < low]
+        gaps = [x for x in (above.min() - high if len(above) else None, low - below.max() if len(below) else None) if x is not None]
+        if not gaps:
+            return
+        scale = max(abs(low), abs(high), 1e-300)
+        self.least = min(self.least, min(gaps) / scale)
+        if min(gaps) < tie * scale:
+            near = [o for s, o in zip(kept, kept_of) if s - high < tie * scale] + [o for s, o in zip(dropped, dropped_of) if low - s < tie * scale]
+            self.soft.append(near)
+
+
+def ranked(score):
+    """Indices by score descending, then index; NaN last."""
+    return np.lexsort((np.arange(len(score)), np.where(np.isnan(score), np.inf, -score), np.isnan(score)))
+
+
+class Units:
+    """The units of one table (or of tables alike): ids of slots, protection, candidates."""
+
+    def __init__(self, p, pos, length):
+        self.n = len(pos)
+        self.size = {"token": 1, "chunk": p.chunk, "page": p.page}[p.unit]
+        self.of = np.arange(self.n) // self.size
+        sink, window = pos < p.sinks, pos >= length - p.window
+        self.stays = np.zeros(self.n, bool) if p.mean else sink | window
+        if p.unit == "page":
+            partial = self.n % p.page > 0
+            held = set(self.of[self.stays]) | ({self.of[-1]} if partial else set())
+            self.stays = np.isin(self.of, list(held))
+        self.candidate = ~self.stays
+        if p.unit == "chunk" and p.score == "window" and not p.mean:
+            self.candidate = ~sink | np.isin(self.of, self.of[window])
+        self.ids = np.unique(self.of[self.candidate])
+        # How many are protected, in what step 6 counts them by.
+        self.p = len(np.unique(self.of[self.stays])) if p.unit == "page" else int(self.stays.sum())
+        self.n_units = int(self.of[-1]) + 1
+
+    def scores(self, s, mean):
+        total = np.zeros(self.n_units)
+        np.add.at(total, self.of[self.candidate], s[self.candidate])
+        if mean:
+            total /= np.maximum(1, np.bincount(self.of[self.candidate], minlength=self.n_units))
+        return total[self.ids]
+
+    def keep(self, chosen):
+        return self.stays | (np.isin(self.of, list(chosen)) & self.candidate)
+
+    def room(self, p, budget):
+        """Units to choose beside the protected, and whether that raised the budget."""
+        if p.mean:
+            n = max(1, int(np.floor(self.n_units * p.share + 1e-6)))
+            return max(n, self.p + 1) - self.p if self.p else n, False
+        if p.unit == "chunk":
+            n = (budget - self.p) // p.chunk
+            return max(1, n), n < 1
+        if p.unit == "page":
+            budget //= p.page
+        return max(budget, self.p + 1) - self.p, budget < self.p + 1
+
+    def fits(self, p, budget):
+        return p.unit != "page" and not p.mean and self.n <= budget
+
+
+def choose_units(p, u, s, second, budget, margins):
+    room, raised = u.room(p, budget)
+    if u.fits(p, budget) or room >= len(u.ids):
+        return np.ones(u.n, bool), raised and not u.fits(p, budget)
+    score = u.scores(s, p.mean)
+    if second is None:
+        order = ranked(score)
+        note(margins, u, score, order[:room], order[room:])
+        return u.keep(u.ids[order[:room]]), raised
+    assert p.unit == "token"
+    first = min(room, max(0, budget // 2 - u.p))
+    order = ranked(score)
+    note(margins, u, score, order[:first], order[first:])
+    rest = np.sort(order[first:])
+    again = rest[ranked(second[u.ids][rest])]
+    note(margins, u, second[u.ids], again[:room - first], again[room - first:])
+    return u.keep(u.ids[np.concatenate((order[:first], again[:room - first]))]), raised
+
+
+def note(margins, u, score, kept, dropped):
+    margins.cut(score[kept], score[dropped], u.ids[kept], u.ids[dropped], margins.tie)
+
+
+def choose_adaptive(p, us, scores, budget, margins):
+    """The heads of a layer share what they may keep."""
+    n_heads = len(us)
+    if p.unit != "page" and sum(u.n for u in us) <= n_heads * budget:
+        return [np.ones(u.n, bool) for u in us], False
+    if p.unit == "chunk":
+        n = (n_heads * budget - sum(u.p for u in us)) // p.chunk
+        total, raised = max(1, n), n < 1
+        floors = [int(np.floor(p.floor * budget / p.chunk + 1e-6)) - u.p // p.chunk for u in us]
+    else:
+        b = budget // p.page if p.unit == "page" else budget
+        total, raised = sum(max(b, u.p + 1) - u.p for u in us), any(u.p + 1 > b for u in us)
+        floors = [int(np.floor(p.floor * b + 1e-6)) - u.p for u in us]
+    unit_scores = [u.scores(s.base, False) for u, s in zip(us, scores)]
+    chosen, rest = [], []
+    for h, (u, s, f) in enumerate(zip(us, unit_scores, floors)):
+        order, f = ranked(s), max(0, f)
+        note(margins, u, s, order[:f], order[f:])
+        chosen.append(list(u.ids[order[:f]]))
+        rest += [(s[i], h, u.ids[i]) for i in sorted(order[f:])]
+    room = max(0, total - sum(map(len, chosen)))
+    order = ranked(np.array([x[0] for x in rest]))
+    joint = np.array([x[0] for x in rest])
+    names = np.array([x[1] * 10**6 + x[2] for x in rest])
+    margins.cut(joint[order[:room]], joint[order[room:]], names[order[:room]], names[order[room:]], margins.tie)
+    for i in order[:room]:
+        chosen[rest[i][1]].append(rest[i][2])
+    return [u.keep(c) for u, c in zip(us, chosen)], raised
+
+
+def at_layer(p, layer, layers):
+    """The policy of one scope of layers: the hybrid allocator's two halves differ."""
+    if p.allocator != "hybrid":
+        return p
+    q = copy.copy(p)
+    lower = layer < -(-layers // 2)
+    q.unit, q.pool = ("chunk", None) if lower else ("token", p.pool)
+    return q
+
+
+def choose(p, model, tables, rows, length, later, margins):
+    """keep[layer][KV head]: a flag for each slot. And whether a budget was raised."""
+    score = p.later if later and p.later else p.score
+    keep, any_raised = [], False
+    budgets = layer_budgets(p, model.layers)
+    for layer in range(model.layers):
+        if layer % p.reuse_layers:
+            keep.append(keep[-1])
+            continue
+        q, budget = at_layer(p, layer, model.layers), budgets[layer // p.reuse_layers]
+        scores = measure(q, score, model, layer, tables[layer], rows[layer], length)
+        if q.scope == "layer":
+            scores = [SimpleNamespace(base=sum(s.base for s in scores), second=None if scores[0].second is None else sum(s.second for s in scores))]
+        us = [Units(q, t.pos, length) for t in tables[layer][:len(scores)]]
+        if q.allocator == "adaptive":
+            flags, raised = choose_adaptive(q, us, scores, budget, margins)
+        else:
+            both = [choose_units(q, u, s.base, s.second, budget, margins) for u, s in zip(us, scores)]
+            flags, raised = [b[0] for b in both], any(b[1] for b in both)
+        keep.append(flags * (len(tables[layer]) // len(flags)))
+        any_raised |= raised
+    return keep, any_raised
+
+
+def choose_scope(p, model, tables, rows, length, margins):
+    """SCOPE's decode policies: the prompt's slots are frozen."""
+    d, generated, keep = p.decode, length - p.prompt_tokens, []
+    allowed = scope_allowance(d, generated)
+    plain = SimpleNamespace(variant=None, mean=False, pool=None, window=0, rows=None)
+    for layer in range(model.layers):
+        flags = []
+        for table, s in zip(tables[layer], measure(plain, "last", model, layer, tables[layer], rows[layer], length)):
+            stays = (table.pos < p.prompt_tokens) | (table.pos >= length - d.beta2)
+            if (table.pos >= p.prompt_tokens).sum() > allowed:
+                others = np.flatnonzero(~stays)
+                order, n = others[ranked(s.base[others])], allowed - d.beta2
+                margins.cut(s.base[order[:n]], s.base[order[n:]], order[:n], order[n:], margins.tie)
+                stays[order[:n]] = True
+            else:
+                stays[:] = True
+            flags.append(stays)
+        keep.append(flags)
+    return keep
+
+
+def close_up(keep, page, contiguous):
+    """The kept slots in the order in which the table has them afterwards."""
+    kept, n = np.flatnonzero(keep), len(keep)
+    whole = all(keep[i:i + page].all() or not keep[i:i + page].any() for i in range(0, n, page))
+    if contiguous or whole or n - len(kept) > page:
+        return kept
+    order = np.arange(len(kept))
+    order[~keep[:len(kept)]] = kept[kept >= len(kept)]
+    return order

@@ -1,0 +1,117 @@
+"""The table of docs/retention.md section 6, and what a request makes of a row of it."""
+import math
+from types import SimpleNamespace
+
+
+def row(score, unit, scope, schedule="prompt", **more):
+    base = dict(allocator="uniform", sinks=0, window=0, half=False, pool=None, pool_upper=False, interval=1, reuse_layers=1, chunk=None,
+                variant=None, rows=None, slope=20, floor=0.0, contiguous=False, later=None, tokens=None, recurrent_chunk=None)
+    return base | dict(score=score, unit=unit, scope=scope, schedule=schedule) | more
+
+
+MAX7 = {"kind": "max", "kernel": 7}
+RECURRENT = dict(sinks=256, window=256, contiguous=True, tokens=32768, recurrent_chunk=32768)
+ADAPTIVE = dict(allocator="adaptive")
+PRESETS = {
+    "full": row("none", "page", "layer", "never"),
+    "truncate": row("recency", "token", "layer"),
+    "streaming": row("recency", "token", "layer", "decode", sinks=4),
+    "h2o": row("accumulated", "token", "head", "decode", window=None, half=True),
+    "tova": row("last", "token", "layer", "decode", window=1),
+    "snapkv": row("window", "token", "head", window=32, pool=MAX7),
+    "pyramidkv": row("window", "token", "head", window=32, pool=MAX7, allocator="pyramid"),
+    "pyramidinfer": row("accumulated", "token", "head", "decode", window=256, half=True, allocator="pyramid", slope=2, later="last"),
+    "adakv": row("window", "token", "head", window=32, pool=MAX7, floor=0.2, **ADAPTIVE),
+    "criticalkv": row("critical", "token", "head", window=32, pool=MAX7),
+    "chunkkv": row("window", "page", "layer", window=32, chunk=10),
+    "chunkkv-reuse": row("window", "page", "layer", window=32, chunk=10, reuse_layers=2),
+    "chunkkv-hybrid": row("window", "chunk", "layer", window=32, chunk=10, allocator="hybrid", pool=MAX7, pool_upper=True),
+    "andpro": row("projection", "chunk", "head", sinks=1, window=32, chunk=4, **ADAPTIVE),
+    "snapkv-decode": row("window", "token", "head", "decode", sinks=1, window=16, pool=MAX7, interval=16),
+    "andpro-decode": row("projection", "chunk", "head", "decode", sinks=1, window=16, chunk=4, interval=16, **ADAPTIVE),
+    "streaming-recurrent": row("recency", "token", "layer", "chunk", **RECURRENT),
+    "h2o-recurrent": row("window", "token", "layer", "chunk", rows=128, **RECURRENT),
+    "tova-recurrent": row("last", "token", "layer", "chunk", **RECURRENT),
+    "keydiff": row("keydiff", "token", "head"),
+    "knorm": row("knorm", "token", "head"),
+    "expected-attention": row("expected", "token", "head", sinks=4, rows=256),
+}
+SCOPE_KINDS = ("scope-slide", "scope-adaptive", "scope-discontinuous")
+
+
+def share_of(share, whole):
+    """floor(share * whole), a product within 1e-6 of a whole number being that number."""
+    return math.floor(share * whole + 1e-6)
+
+
+def resolve(retention, prompt_tokens, page, max_tokens=1):
+    r = {k: v for k, v in retention.items() if k not in ("report", "pressure")}
+    method = r.pop("method")
+    if method in SCOPE_KINDS:
+        p = resolve(r.get("prefill", {"method": "full"}), prompt_tokens, page)
+        d = {"beta1": 256, "beta2": 256, "horizon": max_tokens} | r.get("decode", {})
+        p.decode = SimpleNamespace(kind=method, **d)
+        p.schedule = "never" if p.method == "full" else "prompt"
+        return p
+    if r.get("tokens") is None and "ratio" in r:
+        r["tokens"], r["given_ratio"] = share_of(r["ratio"], prompt_tokens), True
+    p = SimpleNamespace(**(dict(given_ratio=False, decode=None) | PRESETS[method] | r))
+    p.method, p.prompt_tokens, p.page = method, prompt_tokens, page
+    p.budget = p.tokens
+    if p.half:
+        p.window = p.budget // 2 if p.window is None else min(p.window, p.budget // 2)
+    p.mean = p.variant == "mean"
+    if p.mean and not p.pool:
+        p.pool = {"kind": "avg", "kernel": 5}
+    if p.budget is not None:
+        p.share = p.ratio if p.given_ratio else p.budget / prompt_tokens
+    return p
+
+
+def rows_measured(p, score):
+    """How many of the last query rows a score reads; None = all."""
+    if score == "last":
+        return 1
+    return p.rows if p.rows is not None else p.window
+
+
+def prompt_points(p):
+    points = {p.prompt_tokens}
+    if p.schedule == "chunk":
+        points |= set(range(p.recurrent_chunk, p.prompt_tokens, p.recurrent_chunk))
+    return sorted(points)
+
+
+def is_decode_point(p, generated):
+    if p.decode:
+        d = p.decode
+        every = 1
+        if d.kind == "scope-discontinuous":
+            every = max(1, (d.horizon - d.beta2) // d.beta1)
+        return generated % every == 0
+    return p.schedule == "decode" and generated % p.interval == 0
+
+
+def scope_allowance(d, generated):
+    """What SCOPE lets a table keep of `generated` tokens."""
+    if d.kind == "scope-slide":
+        return d.beta1 + d.beta2
+    if d.horizon <= d.beta2:
+        return d.beta2
+    t = min(max(generated, d.beta2), d.horizon)
+    return d.beta2 + (t - d.beta2) * d.beta1 // (d.horizon - d.beta2)
+
+
+def layer_budgets(p, layers):
+    """The budget of each scope of layers."""
+    n = -(-layers // p.reuse_layers)
+    b, w, t = p.budget, p.window, p.prompt_tokens
+    if p.allocator != "pyramid" or t < 2 * (b - w) or n == 1 or b <= w:
+        return [b] * n
+    low = math.floor((b - w) / p.slope + 1e-9)
+    high = 2 * (b - w) - low
+    if high >= t - w:
+        high = t - w
+        low = 2 * (b - w) - high
+    step = (high - low) // (n - 1)
+    return [w + high - i * step for i in range(n)]

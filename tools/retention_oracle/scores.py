@@ -1,0 +1,128 @@
+"""The scores of docs/retention.md section 4, for each KV head of a layer: from the text, in float64."""
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+from model import attention
+from presets import rows_measured
+
+CODE_KERNEL = 7  # of AnDPro's variant "code"
+FUTURE = 512     # positions that `expected` looks ahead
+
+
+def pool(x, kind, kernel):
+    """Along the last axis; outside counts as nothing (max) or as 0 (avg, whose divisor is the kernel)."""
+    side = [(0, 0)] * (x.ndim - 1) + [(kernel // 2, kernel // 2)]
+    padded = np.pad(x, side, constant_values=-np.inf if kind == "max" else 0.0)
+    seen = np.lib.stride_tricks.sliding_window_view(padded, kernel, -1)
+    return seen.max(-1) if kind == "max" else seen.sum(-1) / kernel
+
+
+def masked_softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def projection(c):
+    a = attention(c.q, c.rows_pos, c.table)
+    v = c.table.v
+    if c.p.variant == "alg1":
+        past = ~c.in_window
+        x = np.einsum("rgd,nd->rgn", c.q, c.table.k[past]) / math.sqrt(c.q.shape[-1])
+        x = np.where((c.table.pos[past][None, :] <= c.rows_pos[:, None])[:, None], x, -np.inf)
+        a = np.zeros_like(a)
+        a[..., past] = masked_softmax(x)
+        y = a @ v
+    elif c.p.variant == "code":
+        a = pool(a, "max", CODE_KERNEL)
+        n, size = len(v), c.p.chunk
+        end = (n // size + (n % size > 0) - c.p.window // size) * size
+        y = a[..., size:end] @ v[size:end]
+    else:
+        y = a @ v
+    return (a * np.einsum("rgd,nd->rgn", y, v)).sum((0, 1))
+
+
+def expected(c):
+    d, table = c.q.shape[-1], c.table
+    late = c.rows_pos >= c.p.sinks
+    angle = (c.length + np.arange(FUTURE))[:, None] * c.freq
+    cos, sin = np.diag(np.cos(angle).mean(0)), np.diag(np.sin(angle).mean(0))
+    turn = np.block([[cos, -sin], [sin, cos]])
+    usable = table.pos >= c.p.sinks
+    k, out = table.k[usable], np.zeros(len(table.pos))
+    for g in range(c.q.shape[1]):
+        q = c.raw[late, g]
+        mean = q.mean(0)
+        cov = (q - mean).T @ (q - mean) / len(q)
+        mean, cov = turn @ mean, turn @ cov @ turn.T
+        x = (k @ mean + np.einsum("nd,de,ne->n", k, cov, k) / (2 * math.sqrt(d))) / math.sqrt(d)
+        out[usable] += masked_softmax(x)
+    return out / c.q.shape[1] * np.linalg.norm(table.v, axis=1)
+
+
+def window(c):
+    if c.p.variant == "raw":
+        return np.einsum("rgd,nd->n", c.q, c.table.k)
+    total = attention(c.q, c.rows_pos, c.table).sum((0, 1))
+    return total / (c.q.shape[0] * c.q.shape[1]) if c.p.mean else total
+
+
+def critical(c):
+    """The base alone; what multiplies it is value_weight."""
+    return attention(c.q, c.rows_pos, c.table).sum((0, 1)) / (c.q.shape[0] * c.q.shape[1])
+
+
+def value_weight(c):
+    norms = [np.abs(c.table.v @ w.T).sum(1) for w in c.output_columns]
+    return sum(norms) / len(norms)
+
+
+def keydiff(c):
+    unit = c.table.k / np.linalg.norm(c.table.k, axis=1, keepdims=True)
+    mean = unit.mean(0)
+    return -(unit @ mean) / np.linalg.norm(mean)
+
+
+SCORES = {
+    "window": window,
+    "last": window,
+    "accumulated": lambda c: c.table.sum,
+    "projection": projection,
+    "critical": critical,
+    "expected": expected,
+    "knorm": lambda c: -np.linalg.norm(c.table.k, axis=1),
+    "keydiff": keydiff,
+    "recency": lambda c: c.table.pos.astype(float),
+}
+
+
+def pooled(p, s, in_window):
+    if not p.pool:
+        return s
+    s = s.copy()
+    s[~in_window] = pool(s[~in_window], p.pool["kind"], p.pool["kernel"])
+    return s
+
+
+def measure(p, score, model, layer, tables, rows, length):
+    """For each KV head of a layer: scores of its slots after pooling, and for `critical` their weights."""
+    n_rows = rows_measured(p, score)
+    rows = rows if n_rows is None or score == "accumulated" else rows.last(n_rows)
+    out = []
+    for g, table in enumerate(tables):
+        mine = slice(g * model.group, (g + 1) * model.group)
+        in_window = table.pos >= length - p.window
+        c = SimpleNamespace(p=p, table=table, q=rows.q[:, mine], raw=rows.raw[:, mine], rows_pos=rows.pos, freq=model.freq, length=length,
+                            in_window=in_window,
+                            output_columns=[model.output_columns(layer, h) for h in range(mine.start, mine.stop)])
+        s = SimpleNamespace(base=pooled(p, SCORES[score](c), in_window), second=None, in_window=in_window)
+        if score == "critical":
+            s.second = (s.base + 1e-4) * value_weight(c)
+        out.append(s)
+    if p.mean:
+        top = max(s.base[~s.in_window].max() for s in out if not s.in_window.all()) + 1
+        for s in out:
+            s.base = np.where(s.in_window, top, s.base)
+    return out
