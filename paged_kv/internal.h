@@ -50,6 +50,7 @@ typedef struct pkv_seq {
     bool dropped;      // or compacted: publishes nothing more
     bool sealed;       // the cache was flushed since it was opened: publishes nothing more
     bool contiguous;   // keys are rotated as if its slots were positions
+    bool unshared;     // its pages are more than K and V: it takes no block back from the cache
     uint32_t length;   // logical
     uint32_t held;     // pages over all tables
     uint32_t row;      // capacity of each list

@@ -93,18 +93,21 @@ status pkv_seq_unshare(pkv *p, uint32_t id)
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++) n += is_common(p, seq_pages(s, g)[i]);
     }
     if (n > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
-    if (n == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(log_room(p, (size_t)p->groups * DELTA_TRIM_HEAD + (size_t)2 * n, n, 0));
     for (uint32_t g = 0; g < p->groups; g++) {
         pkv_table *t = &s->tables[g];
+        uint32_t i = 0;
+        while (i < t->n_pages && !is_common(p, seq_pages(s, g)[i])) i++;
+        if (i == t->n_pages) continue;
         size_t count_at = log_trim(p, id, g, t->kept), first_move = p->log.n_moves;
-        for (uint32_t i = 0; i < t->n_pages; i++) {
+        for (; i < t->n_pages; i++) {
             if (is_common(p, seq_pages(s, g)[i])) log_replaced(p, count_at, i);
         }
         unref_sources(p, first_move, replace_pages(p, id, g, count_at));
         t->drop_epoch = 0;
     }
     s->forked = false;
+    s->unshared = true;
     return STATUS_IS_OK;
 }
 

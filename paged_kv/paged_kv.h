@@ -143,11 +143,13 @@ status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *kee
  * With `contiguous` the slots are always gathered, and every key moved from slot a to slot b is
  * rotated by b - a positions: a table's RoPE positions are then its slot numbers. A sequence is
  * contiguous in all its choices or in none; its tables must then keep equally many.
- * All or nothing: STATUS_NO_PAGES changes nothing; it takes at most ceil(kept / page_tokens) fresh
- * pages before it gives any up. */
+ * K and V of all its tokens must have been computed in steps before. All or nothing:
+ * STATUS_NO_PAGES changes nothing; it takes at most ceil(kept / page_tokens) fresh pages before it
+ * gives any up. */
 status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep, bool contiguous);
 /* Every shared or hashed page is replaced by a copy of the sequence's own (running scores lie
- * beside K and V, and are nobody else's). All or nothing, as pkv_seq_append. */
+ * beside K and V, and are nobody else's), and pkv_swap_in takes none back in their place. Pages
+ * published or forked after that are shared again. All or nothing, as pkv_seq_append. */
 status pkv_seq_unshare(pkv *p, uint32_t seq);
 /* `child` (closed before) becomes a copy of `parent` that shares every page. */
 status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tokens);
@@ -178,7 +180,8 @@ uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t s
  */
 
 /* The sequence keeps its pages where they are but gives its number back: what an idle session is.
- * *parked is its number from now on, never 0. No page moves. STATUS_NO_MEMORY changes nothing. */
+ * *parked is its number from now on, never 0. No page moves. K and V of all its tokens must have
+ * been computed in steps before. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
 /* `seq` (closed before) becomes what was parked. All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);

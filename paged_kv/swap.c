@@ -114,7 +114,7 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
 static uint32_t resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *tokens, uint32_t *n)
 {
     *n = 0;
-    if (s->sealed) return 0;
+    if (s->sealed || s->unshared) return 0;
     return prefix_walk(p, tokens, s->published * p->geometry.page_tokens, s->salt, n);
 }
 

@@ -1,9 +1,8 @@
 /* paging: the plain model of paged_kv that paging_test.c holds it against.
  *
- * What     what every slot of every page holds, as a hash of all that K and V depend on; sequences
- *          and hashed blocks as simple lists.
- * Owner    a sim owns everything in it.
- * Threads  one.
+ * What     operations at random, and what every slot of every page holds, as a hash of all that K
+ * and V depend on; sequences and hashed blocks as simple lists. Owner    a sim owns everything in
+ * it. Threads  one.
  */
 #ifndef TESTS_SIM_PAGING_H
 #define TESTS_SIM_PAGING_H
@@ -24,6 +23,7 @@ enum {
     PAGE_TOKENS_MAX = 48,
     PAGES_OF_TABLE = LEN_MAX / 16 + 1,
     SWAPS = 5,
+    PARKS = 4,
     HOST_MAX = 120,
 };
 
@@ -41,6 +41,9 @@ void *heap_resize(void *ctx, void *ptr, size_t size);
 
 typedef struct model_seq {
     bool open, dropped;
+    bool repositions; // all its choices are contiguous ones
+    bool contiguous;  // and it has made one
+    bool unshared;
     bool sealed; // open when the cache was flushed
     bool compacted[GROUPS_MAX];
     uint32_t published;        // tokens, before any drop
@@ -63,6 +66,51 @@ typedef struct model_block {
     uint64_t context[PAGE_TOKENS_MAX];
 } model_block;
 
+/* What was done, so that no kind of operation is idle. */
+typedef enum done_kind {
+    DONE_OPEN,
+    DONE_APPEND,
+    DONE_PUBLISH,
+    DONE_DROP,
+    DONE_COMPACT,
+    DONE_KEEP_PAGES,
+    DONE_KEEP_FILLED,
+    DONE_KEEP_COPIED, // holes filled in copies of pages that others hold
+    DONE_KEEP_GATHERED,
+    DONE_KEEP_CONTIGUOUS,
+    DONE_UNSHARE,
+    DONE_FORK,
+    DONE_CLOSE,
+    DONE_FLUSH,
+    DONE_SWAP_OUT,
+    DONE_SWAP_IN,
+    DONE_DISCARD,
+    DONE_PARK,
+    DONE_UNPARK,
+    DONE_PARKED_OUT,
+    DONE_PARKED_DISCARD,
+    DONE_HIT,
+    DONE_REMOVED, // blocks
+    DONE_NO_PAGES,
+    DONE_NO_ROOM,
+    DONE_RETAKEN,
+    N_DONE,
+} done_kind;
+
+typedef struct model_parked {
+    uint32_t number; // 0 = none
+    uint32_t held;
+    uint32_t n_pages[GROUPS_MAX];
+    uint32_t pages[GROUPS_MAX][PAGES_OF_TABLE];
+    model_seq seq;
+} model_parked;
+
+/* A slot of a page: what its K and V are a function of, and by how many positions K is rotated. */
+typedef struct model_slot {
+    uint64_t value;
+    int64_t rotation;
+} model_slot;
+
 typedef struct sim {
     uint64_t seed;
     long op; // number of the operation, for messages
@@ -78,17 +126,18 @@ typedef struct sim {
         uint32_t held;
         model_seq seq;
     } swapped[SWAPS];
+    model_parked parked[PARKS];
     uint32_t n_host, host_used;
-    uint64_t host[HOST_MAX][PAGE_TOKENS_MAX];
+    model_slot host[HOST_MAX][PAGE_TOKENS_MAX];
     model_block blocks[PAGES_MAX];
     uint32_t current;    // sequence
     uint32_t batch;      // operations between two pkv_take_deltas, on average
     uint32_t publishing; // the sequence whose pkv_seq_publish runs
-    uint64_t memory[PAGES_MAX][PAGE_TOKENS_MAX];
+    model_slot memory[PAGES_MAX][PAGE_TOKENS_MAX];
     uint64_t taint;
     uint64_t slots_moved, pages_dropped;
-    long done[11]; // successes of each kind of operation, so that none is idle
-    long no_pages, no_memory, hits, reclaimed, no_room, retaken;
+    long done[N_DONE];
+    long no_memory;
 } sim;
 
 #define CHECK(s, condition)                                                                        \
@@ -122,7 +171,31 @@ void on_block(void *ctx, const pkv_block_event *event);
 uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
                    uint32_t *cached_pages);
 uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n);
+/* Tables that hold a page, those of parked sequences included. */
+uint32_t model_holders(const sim *s, uint32_t group, uint32_t page);
+/* Others hold the page, or it is a block's. */
+bool model_is_common(const sim *s, uint32_t group, uint32_t page);
 /* What it expects that swapping `held` pages of m in will take. */
 pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held);
+
+/* Whether an operation that may be refused was done: refused for want of pages exactly when these
+ * were short, and then nothing has changed. */
+bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
+
+/* ---- paging_keep.c: what is given up; each may do nothing ------------------------------------ */
+
+/* What comes after a drop depends on it. */
+void taint(sim *s, model_seq *m);
+void op_drop(sim *s, uint32_t id);
+void op_compact(sim *s, uint32_t id);
+void op_keep(sim *s, uint32_t id);
+void op_unshare(sim *s, uint32_t id);
+
+/* ---- paging_away.c: sequences that leave and come back --------------------------------------- */
+
+void op_swap(sim *s, uint32_t id);
+void op_park(sim *s, uint32_t id);
+/* Discards all that are away. */
+void away_end(sim *s);
 
 #endif

@@ -36,7 +36,7 @@ void on_block(void *ctx, const pkv_block_event *event)
             CHECK(s, !s->blocks[i].live || s->blocks[i].parent != gone->hash);
         }
         gone->live = false;
-        s->reclaimed++;
+        s->done[DONE_REMOVED]++;
         return;
     }
     const model_seq *q = &s->seqs[s->publishing];
@@ -54,6 +54,30 @@ void on_block(void *ctx, const pkv_block_event *event)
     for (uint32_t g = 0; g < s->groups; g++) {
         b->pages[g] = pkv_seq_table(s->kv, s->publishing, g).pages[b->index];
     }
+}
+
+uint32_t model_holders(const sim *s, uint32_t group, uint32_t page)
+{
+    uint32_t n = 0;
+    for (uint32_t q = 0; q < SEQS; q++) {
+        if (!s->seqs[q].open) continue;
+        pkv_table_view view = pkv_seq_table(s->kv, q, group);
+        for (uint32_t i = 0; i < view.n_pages; i++) n += view.pages[i] == page;
+    }
+    for (uint32_t k = 0; k < PARKS; k++) {
+        const model_parked *away = &s->parked[k];
+        if (away->number == 0) continue;
+        for (uint32_t i = 0; i < away->n_pages[group]; i++) n += away->pages[group][i] == page;
+    }
+    return n;
+}
+
+bool model_is_common(const sim *s, uint32_t group, uint32_t page)
+{
+    for (uint32_t i = 0; i < PAGES_MAX; i++) {
+        if (s->blocks[i].live && s->blocks[i].pages[group] == page) return true;
+    }
+    return model_holders(s, group, page) > 1;
 }
 
 uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
@@ -74,27 +98,10 @@ uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t
         if (!b) break;
         hit += s->page_tokens;
         for (uint32_t g = 0; g < s->groups; g++) {
-            bool held = false;
-            for (uint32_t q = 0; q < SEQS; q++) {
-                if (!s->seqs[q].open) continue;
-                pkv_table_view view = pkv_seq_table(s->kv, q, g);
-                for (uint32_t i = 0; i < view.n_pages; i++) held |= view.pages[i] == b->pages[g];
-            }
-            *cached_pages += !held;
+            *cached_pages += model_holders(s, g, b->pages[g]) == 0;
         }
     }
     return hit;
-}
-
-static uint32_t holders_of(const sim *s, uint32_t group, uint32_t page)
-{
-    uint32_t n = 0;
-    for (uint32_t q = 0; q < SEQS; q++) {
-        if (!s->seqs[q].open) continue;
-        pkv_table_view view = pkv_seq_table(s->kv, q, group);
-        for (uint32_t i = 0; i < view.n_pages; i++) n += view.pages[i] == page;
-    }
-    return n;
 }
 
 uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n)
@@ -105,7 +112,7 @@ uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n)
         cost += (kept + n + size - 1) / size - (kept + size - 1) / size;
         if (kept % size == 0) continue;
         pkv_table_view view = pkv_seq_table(s->kv, id, g);
-        cost += holders_of(s, g, view.pages[view.n_pages - 1]) > 1;
+        cost += model_holders(s, g, view.pages[view.n_pages - 1]) > 1;
     }
     return cost;
 }
@@ -114,7 +121,7 @@ uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n)
 pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held)
 {
     pkv_swap_cost cost = {.held = held, .fresh = held};
-    for (uint32_t i = 0; !m->sealed && i < PAGES_MAX; i++) {
+    for (uint32_t i = 0; !m->sealed && !m->unshared && i < PAGES_MAX; i++) {
         const model_block *b = &s->blocks[i];
         uint32_t first = b->index * s->page_tokens, last = first + s->page_tokens - 1;
         if (!b->live || last >= m->published || b->context[s->page_tokens - 1] != m->context[last])
@@ -124,7 +131,7 @@ pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held)
             for (uint32_t slot = 0; slot < m->n_kept[g] && !m->compacted[g]; slot++)
                 kept |= m->kept[g][slot] == first;
             cost.fresh -= kept;
-            cost.cached_pages += kept && holders_of(s, g, b->pages[g]) == 0;
+            cost.cached_pages += kept && model_holders(s, g, b->pages[g]) == 0;
         }
     }
     return cost;

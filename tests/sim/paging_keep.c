@@ -1,0 +1,211 @@
+/* The operations that give slots up, and what the model expects of them. */
+#include "tests/sim/paging.h"
+
+enum { KEEP_WORDS = LEN_MAX / 64 + 1 };
+
+void taint(sim *s, model_seq *m)
+{
+    m->dropped = true;
+    m->tail = hash_mix64(m->tail + ++s->taint);
+}
+
+static void drop_table(sim *s, uint32_t id, uint32_t g)
+{
+    model_seq *m = &s->seqs[id];
+    pkv_table_view view = pkv_seq_table(s->kv, id, g);
+    uint64_t keep[(PAGES_OF_TABLE + 63) / 64 + 1] = {0};
+    uint32_t left = 0, n_drop = 0, kept_pages = 1 + rng_below(&s->random, 8);
+    for (uint32_t i = 0; i < view.n_pages; i++) {
+        bool stays = rng_below(&s->random, 8) < kept_pages;
+        if (stays) keep[i / 64] |= UINT64_C(1) << i % 64;
+        n_drop += !stays;
+        for (uint32_t t = i * s->page_tokens; t < (i + 1) * s->page_tokens && t < m->n_kept[g];
+             t++) {
+            if (stays) m->kept[g][left++] = m->kept[g][t];
+        }
+    }
+    pkv_seq_drop(s->kv, id, g, keep);
+    m->n_kept[g] = left;
+    s->pages_dropped += n_drop;
+    if (n_drop > 0 && !m->dropped) taint(s, m);
+}
+
+void op_drop(sim *s, uint32_t id)
+{
+    model_seq *m = &s->seqs[id];
+    if (!m->open || m->repositions) return;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        if (rng_below(&s->random, 3) == 0) continue;
+        drop_table(s, id, g);
+        if (rng_below(&s->random, 4) == 0) drop_table(s, id, g);
+    }
+    if (m->dropped) taint(s, m);
+    s->done[DONE_DROP]++;
+}
+
+void op_compact(sim *s, uint32_t id)
+{
+    model_seq *m = &s->seqs[id];
+    if (!m->open || m->repositions) return;
+    uint32_t g = rng_below(&s->random, s->groups), keep[LEN_MAX], n = 0;
+    uint32_t share = rng_below(&s->random, 9);
+    for (uint32_t i = 0; i < m->n_kept[g]; i++) {
+        if (rng_below(&s->random, 8) < share) keep[n++] = i;
+    }
+    uint32_t fresh = (n + s->page_tokens - 1) / s->page_tokens;
+    uint32_t old = pkv_seq_table(s->kv, id, g).n_pages;
+    uint64_t before = pkv_checksum(s->kv);
+    bool enough = fresh <= pkv_available(s->kv);
+    if (!went(s, pkv_seq_compact(s->kv, id, g, keep, n), enough, before)) return;
+    for (uint32_t i = 0; i < n; i++) m->kept[g][i] = m->kept[g][keep[i]];
+    m->n_kept[g] = n;
+    m->compacted[g] = true;
+    s->pages_dropped += old - fresh;
+    taint(s, m);
+    s->done[DONE_COMPACT]++;
+}
+
+/* ---- pkv_seq_keep ---------------------------------------------------------------------------- */
+
+static bool bit(const uint64_t *keep, uint32_t i) { return keep[i / 64] >> i % 64 & 1; }
+static void clear(uint64_t *keep, uint32_t i) { keep[i / 64] &= ~(UINT64_C(1) << i % 64); }
+
+/* Some of n slots, in the ways that methods choose them. Bits from n on mean nothing. */
+static void choose(sim *s, uint32_t n, uint64_t *keep)
+{
+    uint32_t size = s->page_tokens, way = rng_below(&s->random, 7);
+    uint32_t some = 1 + rng_below(&s->random, size), share = rng_below(&s->random, 9);
+    for (uint32_t i = 0; i < KEEP_WORDS; i++) keep[i] = ~UINT64_C(0);
+    for (uint32_t i = n; i < KEEP_WORDS * 64; i++) {
+        if (rng_below(&s->random, 2)) clear(keep, i);
+    }
+    if (n == 0 || way == 0) return;
+    if (way < 3) { /* a few */
+        if (way == 1) some = 1 + some % 3;
+        while (some-- > 0) clear(keep, rng_below(&s->random, n));
+    } else if (way == 3) { /* some of the end */
+        for (uint32_t i = n - (some < n ? some : n); i < n; i++) clear(keep, i);
+    } else if (way == 4) { /* pages */
+        for (uint32_t i = 0; i < n; i += size) {
+            if (rng_below(&s->random, 8) < share) continue;
+            for (uint32_t k = i; k < i + size && k < n; k++) clear(keep, k);
+        }
+    } else {
+        for (uint32_t i = 0; i < n; i++) {
+            if (rng_below(&s->random, 8) >= share) clear(keep, i);
+        }
+    }
+}
+
+/* Exactly `left` of n slots. */
+static void choose_exactly(sim *s, uint32_t n, uint32_t left, uint64_t *keep)
+{
+    memset(keep, 0xff, KEEP_WORDS * sizeof *keep);
+    for (uint32_t i = 0, rest = n; i < n; i++, rest--) {
+        if (rng_below(&s->random, rest) < left) left--;
+        else clear(keep, i);
+    }
+}
+
+static bool is_whole_pages(const sim *s, uint32_t n, const uint64_t *keep)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (bit(keep, i) != bit(keep, i - i % s->page_tokens)) return false;
+    }
+    return true;
+}
+
+/* Fresh pages for filling holes: of the pages that are left, those that are written, or will be by
+ * the next token, and are not the sequence's alone. */
+static uint32_t fill_cost(const sim *s, uint32_t id, uint32_t g, const uint64_t *keep,
+                          uint32_t left)
+{
+    pkv_table_view view = pkv_seq_table(s->kv, id, g);
+    uint32_t cost = 0;
+    for (uint32_t i = 0; i * s->page_tokens < left; i++) {
+        uint32_t end = (i + 1) * s->page_tokens;
+        bool written = left < end;
+        for (uint32_t slot = end - s->page_tokens; slot < end && slot < left; slot++)
+            written |= !bit(keep, slot);
+        cost += written && model_is_common(s, g, view.pages[i]);
+    }
+    return cost;
+}
+
+static void keep_in_model(model_seq *m, uint32_t g, const uint64_t *keep, uint32_t left, bool fill)
+{
+    uint16_t *slots = m->kept[g];
+    uint32_t n = m->n_kept[g], to = 0;
+    for (uint32_t from = fill ? left : 0; from < n; from++) {
+        if (!bit(keep, from)) continue;
+        while (fill && bit(keep, to)) to++;
+        slots[to++] = slots[from];
+    }
+    m->n_kept[g] = left;
+}
+
+/* False when it was refused. */
+static bool keep_table(sim *s, uint32_t id, uint32_t g, const uint64_t *keep)
+{
+    model_seq *m = &s->seqs[id];
+    uint32_t n = m->n_kept[g], left = 0, size = s->page_tokens, cost = 0;
+    for (uint32_t i = 0; i < n; i++) left += bit(keep, i);
+    done_kind how = DONE_KEEP_GATHERED;
+    if (m->repositions) how = DONE_KEEP_CONTIGUOUS;
+    else if (is_whole_pages(s, n, keep)) how = DONE_KEEP_PAGES;
+    else if (n - left <= size) how = DONE_KEEP_FILLED;
+    if (how == DONE_KEEP_FILLED) cost = fill_cost(s, id, g, keep, left);
+    else if (how != DONE_KEEP_PAGES && left < n) cost = (left + size - 1) / size;
+    uint64_t before = pkv_checksum(s->kv);
+    bool enough = cost <= pkv_available(s->kv);
+    uint32_t old = pkv_seq_table(s->kv, id, g).n_pages;
+    if (!went(s, pkv_seq_keep(s->kv, id, g, keep, m->repositions), enough, before)) return false;
+    if (left == n) return true;
+    keep_in_model(m, g, keep, left, how == DONE_KEEP_FILLED);
+    m->compacted[g] |= how != DONE_KEEP_PAGES;
+    m->contiguous = m->repositions;
+    s->pages_dropped += old - (left + size - 1) / size;
+    s->done[how]++;
+    s->done[DONE_KEEP_COPIED] += how == DONE_KEEP_FILLED && cost > 0;
+    taint(s, m);
+    return true;
+}
+
+void op_keep(sim *s, uint32_t id)
+{
+    model_seq *m = &s->seqs[id];
+    if (!m->open || m->computed < m->length) return;
+    uint64_t keep[KEEP_WORDS];
+    uint32_t left = m->n_kept[0] > 0 ? 1 + rng_below(&s->random, m->n_kept[0]) : 0;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        if (m->repositions) choose_exactly(s, m->n_kept[g], left, keep);
+        else choose(s, m->n_kept[g], keep);
+        if (keep_table(s, id, g, keep) || !m->repositions) continue;
+        /* Its tables keep unequally many now: it cannot go on like that. */
+        if (g > 0) {
+            pkv_seq_close(s->kv, id);
+            m->open = false;
+        }
+        return;
+    }
+}
+
+void op_unshare(sim *s, uint32_t id)
+{
+    model_seq *m = &s->seqs[id];
+    if (!m->open) return;
+    uint32_t cost = 0;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        pkv_table_view view = pkv_seq_table(s->kv, id, g);
+        for (uint32_t i = 0; i < view.n_pages; i++) cost += model_is_common(s, g, view.pages[i]);
+    }
+    uint64_t before = pkv_checksum(s->kv);
+    bool enough = cost <= pkv_available(s->kv);
+    if (!went(s, pkv_seq_unshare(s->kv, id), enough, before)) return;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        pkv_table_view view = pkv_seq_table(s->kv, id, g);
+        for (uint32_t i = 0; i < view.n_pages; i++) CHECK(s, !model_is_common(s, g, view.pages[i]));
+    }
+    m->unshared = true;
+    s->done[DONE_UNSHARE] += cost > 0;
+}
