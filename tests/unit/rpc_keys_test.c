@@ -39,6 +39,29 @@ static void any_of_the_keys_opens(void **state)
     rpc_fixture_destroy(f);
 }
 
+/* Every spelling of a header stands for its key, and no key is in its own digest. */
+static void a_key_is_an_identity(void **state)
+{
+    (void)state;
+    const char *keys[] = {"first-key", "second"};
+    rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){.keys = keys, .n_keys = 2});
+    char a[SERVICE_IDENTITY_BYTES], b[SERVICE_IDENTITY_BYTES];
+    service_identity(&f->service, "Bearer first-key", a);
+    /* SHA-256 of "first-key". */
+    assert_string_equal(a, "9e24b55356ef2a121ab5fd1a3ee8a3c9191e837f3853e399a369e9044ff183f7");
+    service_identity(&f->service, "bearer   first-key", b);
+    assert_string_equal(a, b);
+    service_identity(&f->service, "Bearer second", b);
+    assert_string_not_equal(a, b);
+    service_identity(&f->service, NULL, b);
+    assert_string_equal(b, "");
+    rpc_fixture_destroy(f);
+    f = rpc_fixture_create(&(rpc_fixture_options){0});
+    service_identity(&f->service, "Bearer first-key", b);
+    assert_string_equal(b, "");
+    rpc_fixture_destroy(f);
+}
+
 static void without_keys_all_is_open(void **state)
 {
     (void)state;
@@ -69,6 +92,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_of_the_keys_opens),
+        cmocka_unit_test(a_key_is_an_identity),
         cmocka_unit_test(without_keys_all_is_open),
         cmocka_unit_test(some_texts_are_no_keys),
     };

@@ -147,10 +147,11 @@ static void test_fields(void **state)
     engine_request r;
     error err = {{0}};
     sample_init(&s);
-    add_sampling(&s, "{\"max_tokens\": 3, \"seed\": 5, \"stop\": [\"a\"], \"session\": \"\", "
+    add_sampling(&s, "{\"max_tokens\": 3, \"seed\": 5, \"stop\": [\"a\"], \"session\": \"s0\", "
                      "\"logit_bias\": {\"4\": 1}}");
     add_int(&s, "max_tokens", 9); // the parameter wins
     add_text(&s, "retention", "{\"method\": \"full\"}");
+    add_text(&s, "session", "s1");
     Inference__InferParameter *p = add_parameter(&s, "temperature");
     p->parameter_choice_case = INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_DOUBLE_PARAM;
     p->double_param = 0.5;
@@ -163,6 +164,7 @@ static void test_fields(void **state)
     assert_true(r.max_tokens == 9 && r.seed == 5 && r.n_stop == 1 && r.temperature == 0.5f);
     assert_true(r.n_bias == 1 && r.bias_ids[0] == 4);
     assert_non_null(r.retention);
+    assert_string_equal(r.session, "s1");
     engine_request_destroy(&r);
 }
 
@@ -252,14 +254,14 @@ SPOIL(bad_json, add_sampling(s, "{"))
 SPOIL(json_list, add_sampling(s, "[]"))
 SPOIL(unknown_field, add_sampling(s, "{\"beams\": 2}"))
 SPOIL(other_prompt, add_sampling(s, "{\"prompt\": \"x\"}"))
-SPOIL(json_session, add_sampling(s, "{\"session\": \"x\"}"))
+SPOIL(json_session, add_sampling(s, "{\"session\": 5}"))
 SPOIL(unknown_parameter, add_int(s, "timeout", 3))
 SPOIL(too_many_parameters, s->m.n_parameters = 65)
 SPOIL(parameter_twice, (add_int(s, "n", 1), add_int(s, "n", 2)))
 SPOIL(no_value, (void)add_parameter(s, "n"))
 SPOIL(wrong_value, add_text(s, "n", "2"))
 SPOIL(bad_key, add_int(s, "\xff", 3))
-SPOIL(session_parameter, add_text(s, "session", "x"))
+SPOIL(session_parameter, add_text(s, "session", ""))
 SPOIL(bad_retention, add_text(s, "retention", "x"))
 SPOIL(logprobs, add_int(s, "logprobs", 1))
 SPOIL(huge_unsigned, (add_int(s, "seed", 0),
@@ -295,14 +297,14 @@ static const struct {
     {json_list, STATUS_INVALID, "sampling_parameters: must be a JSON object"},
     {unknown_field, STATUS_INVALID, "sampling_parameters: unknown field 'beams'"},
     {other_prompt, STATUS_INVALID, "text_input: the prompt stands there only"},
-    {json_session, STATUS_UNSUPPORTED, "sampling_parameters: session: not supported yet"},
+    {json_session, STATUS_INVALID, "sampling_parameters: session: must be a string"},
     {unknown_parameter, STATUS_INVALID, "parameters: unknown field 'timeout'"},
     {too_many_parameters, STATUS_LIMIT, "parameters: more than 64"},
     {parameter_twice, STATUS_INVALID, "parameters: n: is given twice"},
     {no_value, STATUS_INVALID, "parameters: n: has no value that can be used"},
     {wrong_value, STATUS_INVALID, "parameters: n: must be an integer"},
     {bad_key, STATUS_INVALID, "parameters: a name is not UTF-8"},
-    {session_parameter, STATUS_UNSUPPORTED, "parameters: session: not supported yet"},
+    {session_parameter, STATUS_INVALID, "parameters: session: must have 1 to 256 bytes"},
     {bad_retention, STATUS_INVALID, "parameters: retention: line 1"},
     {logprobs, STATUS_UNSUPPORTED, "logprobs: no tensor of this service has them"},
     {huge_unsigned, STATUS_INVALID, "parameters: seed: has no value that can be used"},

@@ -203,7 +203,11 @@ static Octavo__V1__Chat bad_chat = OCTAVO__V1__CHAT__INIT;
 
 SPOIL(no_input, m->input_case = 0)
 SPOIL(wrong_model, m->model = text("other"))
-SPOIL(with_session, m->session = text("s1"))
+static char long_session[ENGINE_SESSION_BYTES_MAX + 1];
+SPOIL(session_long, (memset(long_session, 's', sizeof long_session),
+                     m->session = call_bytes(long_session, sizeof long_session)))
+SPOIL(session_nul, m->session = call_bytes("a\0b", 3))
+SPOIL(session_bytes, m->session = text("\xff"))
 SPOIL(not_utf8, m->prompt = text("\xff"))
 SPOIL(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
 SPOIL(retention_list, m->retention_json = text("[]"))
@@ -245,7 +249,9 @@ static const struct {
 } refusals[] = {
     {no_input, STATUS_INVALID, "input: one of prompt, token_ids and chat must be given"},
     {wrong_model, STATUS_NOT_FOUND, "model: 'other' is not served here"},
-    {with_session, STATUS_UNSUPPORTED, "session: not supported yet"},
+    {session_long, STATUS_INVALID, "session: is longer than 256 bytes"},
+    {session_nul, STATUS_INVALID, "session: must be UTF-8 without NUL"},
+    {session_bytes, STATUS_INVALID, "session: must be UTF-8 without NUL"},
     {not_utf8, STATUS_INVALID, "prompt: is not UTF-8"},
     {salt_nul, STATUS_INVALID, "cache_salt: holds a NUL byte"},
     {retention_list, STATUS_INVALID, "retention_json: must be a JSON object"},
