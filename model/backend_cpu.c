@@ -1,5 +1,6 @@
 /* The CPU backend: a step plan in, tokens and measures out (scheduler/backend.h). */
 #include "model/forward.h"
+#include "model/kv_moves.h"
 #include "model/sampler.h"
 
 #include <assert.h>
@@ -104,6 +105,12 @@ static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
             m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
             m->dst_slot > s->shape.page_tokens - m->n_slots)
             return status_make(STATUS_INVALID, "plan: a move outside the pool");
+        if (m->rotate != 0) {
+            if (llabs(m->rotate) >= b->info.max_positions)
+                return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
+            kv_move_rotated(s, b->kernels, &b->config.rope, m);
+            continue;
+        }
         uint8_t *dst = s->data + m->dst_page * s->page_bytes;
         const uint8_t *src = s->data + m->src_page * s->page_bytes;
         for (uint32_t t = 0; t < tiles; t++)
