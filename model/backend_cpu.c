@@ -1,6 +1,7 @@
 /* The CPU backend: a step plan in, tokens and measures out (scheduler/backend.h). */
 #include "model/forward.h"
 #include "model/kv_moves.h"
+#include "model/measures.h"
 #include "model/sampler.h"
 
 #include <assert.h>
@@ -62,8 +63,8 @@ static status check_plan(const backend_cpu *b, const step_plan *plan)
         if (s->n_samples > b->info.max_seqs - draws)
             return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
         draws += s->n_samples;
-        if (s->measure.kind != MEASURE_NONE && (s->measure.rows == 0 || s->measure.layer_step == 0))
-            return status_make(STATUS_INVALID, "plan: a measure of no rows or layers");
+        const char *wrong = measures_check(&s->measure);
+        if (wrong) return status_make(STATUS_INVALID, wrong);
         for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++)
             if (pkv_mirror_table(b->mirror, s->seq, g).kept_tokens < s->n_tokens)
                 return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
@@ -74,6 +75,11 @@ static status check_plan(const backend_cpu *b, const step_plan *plan)
         if (plan->tokens[i] >= b->config.vocab_size)
             return status_make(STATUS_INVALID, "plan: a token outside the vocabulary");
     return STATUS_IS_OK;
+}
+
+static size_t sums_bytes(const kv_store *s, uint32_t n_pages)
+{
+    return n_pages * s->page_sums * sizeof *s->sums;
 }
 
 /* ---- before compute: tables, moves, samplers ------------------------------------------------- */
@@ -88,6 +94,7 @@ static status copy_page(backend_cpu *b, const pkv_move *m)
         return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
     uint8_t *here = s->data + page * s->page_bytes, *there = b->host + host * s->page_bytes;
     memcpy(out ? there : here, out ? here : there, s->page_bytes);
+    kv_store_move_sums(s, m);
     return STATUS_IS_OK;
 }
 
@@ -109,6 +116,7 @@ static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
             if (llabs(m->rotate) >= b->info.max_positions)
                 return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
             kv_move_rotated(s, b->kernels, &b->config.rope, m);
+            kv_store_move_sums(s, m);
             continue;
         }
         uint8_t *dst = s->data + m->dst_page * s->page_bytes;
@@ -116,6 +124,7 @@ static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
         for (uint32_t t = 0; t < tiles; t++)
             kern_kv_move(&s->shape, dst + t * s->tile_bytes, m->dst_slot, src + t * s->tile_bytes,
                          m->src_slot, m->n_slots);
+        kv_store_move_sums(s, m);
     }
     return STATUS_IS_OK;
 }
@@ -143,17 +152,38 @@ static status grow(float **buffer, size_t *capacity, size_t n)
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
-static uint32_t longest_table(const backend_cpu *b, uint32_t seq)
+/* Slots or pages of a sequence's longest table. */
+static uint32_t longest_table(const backend_cpu *b, uint32_t seq, bool slots)
 {
     uint32_t longest = 0;
     for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++) {
-        uint32_t n = pkv_mirror_table(b->mirror, seq, g).n_pages;
+        pkv_table_view table = pkv_mirror_table(b->mirror, seq, g);
+        uint32_t n = slots ? table.kept_tokens : table.n_pages;
         if (n > longest) longest = n;
     }
     return longest;
 }
 
-/* Lays out this step's sequences and, for those that are measured, their masses. */
+/* One array of values. */
+static size_t measure_floats(const measure_result *m)
+{
+    return (size_t)m->n_layers * m->n_kv_heads * m->stride;
+}
+
+static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, measure_result *m)
+{
+    f->measure = s->measure;
+    if (f->measure.rows > s->n_tokens) f->measure.rows = s->n_tokens;
+    if (s->measure.sum != MEASURE_SUM_STEP) b->store.has_sums = true;
+    if (measures_arrays(&s->measure) == 0) return;
+    f->stride = longest_table(b, s->seq, s->measure.by_slot);
+    m->n_layers = (b->config.n_layers - 1) / f->measure.layer_step + 1;
+    m->n_kv_heads = b->store.n_heads;
+    m->stride = f->stride;
+    m->q_heads = b->config.n_heads / b->config.n_kv_heads;
+}
+
+/* Lays out this step's sequences and what is measured of them. */
 static status lay_out(backend_cpu *b, const step_plan *plan)
 {
     size_t floats = 0;
@@ -165,24 +195,18 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
                                    .position = s->position};
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;
-        forward_seq *f = &b->seqs[i];
-        f->mass_rows = s->measure.rows < s->n_tokens ? s->measure.rows : s->n_tokens;
-        f->layer_step = s->measure.layer_step;
-        f->stride = longest_table(b, s->seq);
-        measure_result *m = &b->seq_results[i].measure;
-        m->n_layers = (b->config.n_layers - 1) / f->layer_step + 1;
-        m->n_kv_heads = b->store.n_heads;
-        m->stride = f->stride;
-        floats += (size_t)m->n_layers * m->n_kv_heads * m->stride;
+        lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
+        floats += measures_arrays(&s->measure) * measure_floats(&b->seq_results[i].measure);
     }
     RETURN_IF_ERROR(grow(&b->measures, &b->measures_capacity, floats));
     float *at = b->measures;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         measure_result *m = &b->seq_results[i].measure;
-        if (b->seqs[i].mass_rows == 0) continue;
-        b->seqs[i].mass = at;
+        uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
+        if (arrays == 0) continue;
+        b->seqs[i].values = at;
         m->values = at;
-        at += (size_t)m->n_layers * m->n_kv_heads * m->stride;
+        at += arrays * measure_floats(m);
     }
     return STATUS_IS_OK;
 }
@@ -249,6 +273,7 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     if (plan->n_seqs == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(lay_out(b, plan));
     RETURN_IF_ERROR(forward_run(b->forward, plan->tokens, plan->n_tokens, b->seqs, plan->n_seqs));
+    b->result.measure_us = forward_measure_us(b->forward);
     return sample(b, plan);
 }
 
@@ -281,6 +306,8 @@ static void cpu_destroy(void *ctx)
     pkv_mirror_destroy(b->mirror);
     alloc_pages_free(b->store.data, b->store_bytes);
     alloc_pages_free(b->host, b->host_bytes);
+    alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.n_pages));
+    alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->info.n_host_pages));
     weights_destroy(&b->weights);
     kern_destroy(b->kernels);
     thread_pool_destroy(b->pool);
@@ -360,7 +387,8 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
     b->store.n_pages = (uint32_t)n;
     b->store_bytes = (size_t)n * b->store.page_bytes;
     b->store.data = alloc_pages(b->store_bytes);
-    if (!b->store.data)
+    b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.n_pages));
+    if (!b->store.data || !b->store.sums)
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %zu bytes",
                          b->store_bytes);
     return STATUS_IS_OK;
@@ -381,11 +409,12 @@ static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;
     b->host_bytes = (size_t)n * b->store.page_bytes;
+    b->info.n_host_pages = (uint32_t)n;
     b->host = alloc_pages(b->host_bytes);
-    if (!b->host)
+    b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->info.n_host_pages));
+    if (!b->host || !b->store.host_sums)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: cannot reserve %zu bytes",
                          b->host_bytes);
-    b->info.n_host_pages = (uint32_t)n;
     return STATUS_IS_OK;
 }
 

@@ -157,20 +157,28 @@ static status check_ranks(backend_ranks *all)
     return STATUS_IS_OK;
 }
 
-/* out [layers, all KV heads, stride] of one sequence. Where a KV head is copied to several ranks,
- * each has measured its own query heads: rank order is the order of the heads, and they are summed
- * in it. */
-static void join_measure(const backend_ranks *all, uint32_t seq, float *out)
+/* Kinds of a KV head alone are the same on every rank that holds a copy of it. */
+static bool sums_query_heads(measure_kind kind)
+{
+    return kind != MEASURE_VALUE_NORM && kind != MEASURE_KEY_NORM && kind != MEASURE_KEY_COSINE;
+}
+
+/* out [layers, all KV heads, stride]: array `array` of one sequence's measure. Where a KV head is
+ * copied to several ranks, each has measured its own query heads: rank order is the order of the
+ * heads, and they are summed in it. */
+static void join_array(const backend_ranks *all, uint32_t seq, uint32_t array, measure_kind kind,
+                       float *out)
 {
     const measure_result *m = &all->ranks[0].result->seqs[seq].measure;
     uint32_t heads = all->info.geometry.n_kv_heads;
     uint32_t copies = all->n_ranks * m->n_kv_heads / heads;
-    for (uint32_t layer = 0; layer < m->n_layers; layer++) {
+    uint32_t parts = sums_query_heads(kind) ? copies : 1;
+    for (uint32_t layer = array * m->n_layers; layer < (array + 1) * m->n_layers; layer++) {
         for (uint32_t head = 0; head < heads; head++, out += m->stride) {
             const rank *first = &all->ranks[head / m->n_kv_heads * copies];
             size_t at = ((size_t)layer * m->n_kv_heads + head % m->n_kv_heads) * m->stride;
             memcpy(out, first->result->seqs[seq].measure.values + at, m->stride * sizeof *out);
-            for (const rank *r = first + 1; r < first + copies; r++) {
+            for (const rank *r = first + 1; r < first + parts; r++) {
                 const float *values = r->result->seqs[seq].measure.values + at;
                 for (uint32_t i = 0; i < m->stride; i++) out[i] += values[i];
             }
@@ -178,6 +186,9 @@ static void join_measure(const backend_ranks *all, uint32_t seq, float *out)
     }
 }
 
+static uint32_t n_arrays(const measure_spec *spec) { return spec->second == MEASURE_NONE ? 1 : 2; }
+
+/* One array. */
 static size_t joined_floats(const backend_ranks *all, const measure_result *m)
 {
     return m->values ? (size_t)m->n_layers * all->info.geometry.n_kv_heads * m->stride : 0;
@@ -188,7 +199,8 @@ static status join_seqs(backend_ranks *all)
     const step_result *first = all->ranks[0].result;
     size_t floats = 0;
     for (uint32_t i = 0; i < first->n_seqs; i++)
-        floats += joined_floats(all, &first->seqs[i].measure);
+        floats +=
+            n_arrays(&all->plan->seqs[i].measure) * joined_floats(all, &first->seqs[i].measure);
     if (floats > all->measures_capacity) {
         float *grown = alloc_resize(NULL, all->measures, floats, sizeof *grown);
         if (!grown) return status_make(STATUS_NO_MEMORY, "measures of all ranks");
@@ -200,10 +212,13 @@ static status join_seqs(backend_ranks *all)
         step_seq_result *s = &all->seq_results[i];
         *s = first->seqs[i];
         if (!s->measure.values) continue;
-        join_measure(all, i, at);
-        s->measure.n_kv_heads = all->info.geometry.n_kv_heads;
+        const measure_spec *spec = &all->plan->seqs[i].measure;
         s->measure.values = at;
-        at += joined_floats(all, &s->measure);
+        for (uint32_t array = 0; array < n_arrays(spec); array++) {
+            join_array(all, i, array, array == 0 ? spec->kind : spec->second, at);
+            at += joined_floats(all, &s->measure);
+        }
+        s->measure.n_kv_heads = all->info.geometry.n_kv_heads;
     }
     return STATUS_IS_OK;
 }
@@ -220,8 +235,9 @@ static void join_results(backend_ranks *all)
     all->result.status = join_seqs(all);
     if (!status_ok(all->result.status)) all->result.n_seqs = 0;
     for (uint32_t i = 1; i < all->n_ranks; i++) {
-        int64_t us = all->ranks[i].result->compute_us;
-        if (us > all->result.compute_us) all->result.compute_us = us;
+        const step_result *r = all->ranks[i].result;
+        if (r->compute_us > all->result.compute_us) all->result.compute_us = r->compute_us;
+        if (r->measure_us > all->result.measure_us) all->result.measure_us = r->measure_us;
     }
 }
 

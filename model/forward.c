@@ -1,5 +1,6 @@
 #include "model/forward.h"
 
+#include "model/measures.h"
 #include "model/rope.h"
 
 #include <math.h>
@@ -31,6 +32,7 @@ struct forward {
     float *part, *gathered; /* NULL with one rank */
     float *inv_freq;        /* [head_dim / 2] */
     kern_attn_item *items;  /* [max_seqs, kv_heads] */
+    measures *measures;
     float *memory;
     size_t memory_bytes;
 };
@@ -76,13 +78,16 @@ status forward_create(const forward_options *options, forward **out)
         f->gathered = at + part;
     }
     rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
-    *out = f;
-    return STATUS_IS_OK;
+    status s = measures_create(&f->o, f->inv_freq, &f->measures);
+    if (status_ok(s)) *out = f;
+    else forward_destroy(f);
+    return s;
 }
 
 void forward_destroy(forward *f)
 {
     if (!f) return;
+    measures_destroy(f->measures);
     alloc_pages_free(f->memory, f->memory_bytes);
     free(f->items);
     free(f);
@@ -173,8 +178,9 @@ static void kv_write_range(void *ctx, size_t from, size_t to, unsigned thread)
 
 static float *mass_of(const forward_seq *s, uint32_t kv_heads, uint32_t layer, uint32_t head)
 {
-    if (s->mass_rows == 0 || layer % s->layer_step != 0) return NULL;
-    return s->mass + ((size_t)(layer / s->layer_step) * kv_heads + head) * s->stride;
+    const measure_spec *m = &s->measure;
+    if (m->kind != MEASURE_MASS || m->by_slot || layer % m->layer_step != 0) return NULL;
+    return s->values + ((size_t)(layer / m->layer_step) * kv_heads + head) * s->stride;
 }
 
 static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
@@ -198,7 +204,7 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
                 .q = f->wide + (size_t)seq->first_row * f->qkv_width + column,
                 .out = out + (size_t)seq->first_row * f->attn_width + column,
                 .mass = mass,
-                .mass_rows = mass ? seq->mass_rows : 0,
+                .mass_rows = mass ? seq->measure.rows : 0,
             };
         }
     }
@@ -227,10 +233,12 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     float *qkv = f->wide, *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
 
     kern_matmul(kc, &w->qkv, NULL, f->normed, hidden, n_rows, qkv, f->qkv_width);
+    measures_queries(f->measures, layer, seqs, n_seqs, qkv);
     kern_rope(kc, qkv, f->qkv_width, f->angles, n_rows, f->heads + f->kv_heads, head_dim);
     kv_write_job job = {f, seqs, n_seqs, layer};
     thread_pool_for(f->o.pool, n_rows, 16, kv_write_range, &job);
     RETURN_IF_ERROR(attend(f, layer, seqs, n_seqs, attn));
+    RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));
     kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
     return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
 }
@@ -264,6 +272,7 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     const layer_weights *layers = f->o.weights->layers;
     kern_context *kc = f->o.kernels;
 
+    RETURN_IF_ERROR(measures_start(f->measures, seqs, n_seqs));
     RETURN_IF_ERROR(embed(f, tokens, n_rows));
     fill_angles(f, seqs, n_seqs);
     kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
@@ -280,6 +289,8 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     }
     return STATUS_IS_OK;
 }
+
+int64_t forward_measure_us(const forward *f) { return measures_us(f->measures); }
 
 /* This rank's logits part [n, slice] become rows [n, vocab_size] of every rank's; the tail of a
  * vocabulary that the ranks do not divide is left out. */

@@ -9,17 +9,17 @@
 #include "comm/comm.h"
 #include "model/kv_store.h"
 #include "model/weights.h"
+#include "paged_kv/retention/retention.h"
 
 /* One sequence's rows. Its table in every group already has slots for them: the last n_rows. */
 typedef struct forward_seq {
     uint32_t seq; // in the mirror
     uint32_t first_row;
     uint32_t n_rows;
-    uint32_t position;   // RoPE position of the first row
-    uint32_t mass_rows;  // 0 = no measure
-    uint32_t layer_step; // measured layers: 0, layer_step, …
-    uint32_t stride;     // pages of its longest table
-    float *mass;         // [measured layers, kv heads of this rank, stride]
+    uint32_t position;    // RoPE position of the first row
+    measure_spec measure; // at most n_rows rows
+    uint32_t stride;      // pages or slots of its longest table
+    float *values;        // [kinds, measured layers, kv heads of this rank, stride], or NULL
 } forward_seq;
 
 typedef struct forward_options {
@@ -43,6 +43,8 @@ void forward_destroy(forward *f);
 /* Runs all layers over tokens [n_rows]. */
 status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
                    uint32_t n_seqs);
+/* Microseconds of the last run spent on measures; the mass of pages costs none. */
+int64_t forward_measure_us(const forward *f);
 /* logits [n, vocab_size] of chosen rows of the last run. n may exceed max_seqs. */
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
 

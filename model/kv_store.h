@@ -7,6 +7,8 @@
 #include "kernels/kernels.h"
 #include "paged_kv/paged_kv.h"
 
+#include <string.h>
+
 typedef struct kv_store {
     kern_kv_shape shape;
     pkv_geometry geometry;
@@ -17,6 +19,12 @@ typedef struct kv_store {
     size_t page_bytes;
     uint32_t n_pages; // page 0 included
     uint8_t *data;    // [n_pages, page_bytes]
+    /* Running sums of retention, one f32 for each slot of each tile, beside K and V: they go where
+     * their slots go. Address space only until a measure asks for them. */
+    size_t page_sums; // floats of a page
+    float *sums;      // [n_pages, page_sums]
+    float *host_sums; // of the host tier's pages
+    bool has_sums;    // somebody has asked: until then all are 0, and nothing needs to move
 } kv_store;
 
 static inline void kv_store_layout(kv_store *s, dtype type, const pkv_geometry *geometry,
@@ -29,14 +37,42 @@ static inline void kv_store_layout(kv_store *s, dtype type, const pkv_geometry *
     s->heads_in_page = n_heads < geometry->heads_per_group ? n_heads : geometry->heads_per_group;
     s->tile_bytes = kern_kv_tile_bytes(&s->shape);
     s->page_bytes = s->tile_bytes * geometry->layers_per_group * s->heads_in_page;
+    s->page_sums = (size_t)geometry->layers_per_group * s->heads_in_page * s->shape.page_tokens;
 }
 
-/* Where the tiles of (layer, rank-local head) lie in page 0; page p's is p * page_bytes further. */
+/* Which of a page's tiles belongs to (layer, rank-local head). */
+static inline size_t kv_store_tile(const kv_store *s, uint32_t layer, uint32_t head)
+{
+    return (size_t)(layer % s->geometry.layers_per_group) * s->heads_in_page +
+           head % s->heads_in_page;
+}
+
+/* Where those tiles lie in page 0; page p's is p * page_bytes further. */
 static inline uint8_t *kv_store_tiles(const kv_store *s, uint32_t layer, uint32_t head)
 {
-    size_t in_page =
-        (size_t)(layer % s->geometry.layers_per_group) * s->heads_in_page + head % s->heads_in_page;
-    return s->data + in_page * s->tile_bytes;
+    return s->data + kv_store_tile(s, layer, head) * s->tile_bytes;
+}
+
+/* Their running sums, [page_tokens] in page 0; page p's are p * page_sums further. */
+static inline float *kv_store_sums(const kv_store *s, uint32_t layer, uint32_t head)
+{
+    return s->sums + kv_store_tile(s, layer, head) * s->shape.page_tokens;
+}
+
+/* A move's running sums: whoever moves K and V calls it. Page numbers have been checked. */
+static inline void kv_store_move_sums(const kv_store *s, const pkv_move *m)
+{
+    if (!s->has_sums) return;
+    const float *src = m->kind == PKV_MOVE_IN ? s->host_sums : s->sums;
+    float *dst = m->kind == PKV_MOVE_OUT ? s->host_sums : s->sums;
+    src += m->src_page * s->page_sums;
+    dst += m->dst_page * s->page_sums;
+    if (m->kind != PKV_MOVE_SLOTS) {
+        memcpy(dst, src, s->page_sums * sizeof *dst);
+        return;
+    }
+    for (size_t tile = 0; tile < s->page_sums; tile += s->shape.page_tokens)
+        memmove(dst + tile + m->dst_slot, src + tile + m->src_slot, m->n_slots * sizeof *dst);
 }
 
 static inline uint32_t kv_store_group(const kv_store *s, uint32_t layer, uint32_t head)
