@@ -221,6 +221,8 @@ uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */
 /* Tokens from the first on whose pages are hashed and held by other sequences too: they will
  * probably stay resident when this one closes. */
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t seq);
+/* Pages of its tables that other tables hold too: what rewriting them all would take for good. */
+uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t seq);
 
 /* Proves free + used + cached == total, reference counts == references in tables, chains and
  * lists sound. Returns NULL, or what is wrong. For tests: slow. */

@@ -431,6 +431,17 @@ uint32_t pkv_seq_next_position(const pkv *p, uint32_t id)
 bool pkv_seq_has_dropped(const pkv *p, uint32_t id) { return seq_opened(p, id)->dropped; }
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t id) { return seq_opened(p, id)->held; }
 
+uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
+{
+    const pkv_seq *s = seq_opened(p, id);
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < p->groups; g++) {
+        const uint32_t *pages = seq_pages(s, g);
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) n += p->pages[pages[i]].refs > 1;
+    }
+    return n;
+}
+
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t group)
 {
     const pkv_seq *s = seq_opened(p, id);
