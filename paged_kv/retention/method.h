@@ -1,49 +1,150 @@
 /* The parts of a method as tables of functions. A new choice is one row here and in the enum of
- * retention.h; a new method is a row in presets.c and, when nothing measures what it needs, one
- * score function. */
+ * retention.h; a new method is a row in presets.c and, when nothing scores as it does, one score
+ * function. */
 #ifndef PAGED_KV_RETENTION_METHOD_H
 #define PAGED_KV_RETENTION_METHOD_H
 
 #include "paged_kv/retention/retention.h"
 
-/* Who shares one choice: a run of layers, scored at its lowest, and a run of KV heads. */
-typedef struct retention_group {
-    uint32_t layer_from, layer_to; // [from, to)
-    uint32_t head_from, head_to;
-    uint32_t measured_layer; // index of layer_from among the measured layers
-} retention_group;
+#define ONLY(choice) (UINT32_C(1) << (choice))
 
-/* Scores pages [first, first + n) of a scope's table; higher stays. A NaN comes last. */
-typedef void (*retention_score_fn)(const measure_result *m, const retention_group *scope,
-                                   uint32_t first, uint32_t n, float *scores);
+/* ---- scores and their variants --------------------------------------------------------------- */
+
+/* Query rows that a score is made of. */
+typedef enum retention_rows {
+    RETENTION_ROWS_NONE,
+    RETENTION_ROWS_LAST,
+    RETENTION_ROWS_POLICY, // `rows`, else `window`
+    RETENTION_ROWS_ALL,
+} retention_rows;
+
+/* What one KV head's score is computed from. */
+typedef struct score_input {
+    const float *first, *second; // [n] the score's measures; NULL without
+    const uint32_t *positions;   // [n] NULL: position = slot
+    uint32_t n;                  // slots, or pages where pages were measured
+    uint32_t rows, q_heads;      // that were summed
+} score_input;
+
+/* Fills scores[n]; higher stays. NaN comes last. */
+typedef void (*retention_score_fn)(const score_input *in, float *scores);
+
 typedef struct retention_score_row {
     retention_choice choice;
-    measure_kind measure;
-    retention_score_fn score; // NULL for `none`
+    measure_kind kind, second;
+    retention_rows rows;
+    retention_score_fn score;
+    retention_score_fn refine; // of what the first half of the budget left over; `first` is then
+                               // the pooled score. NULL for most
+    uint32_t units, allocators, schedules; // that it can be combined with: bits
+    bool page_mass;                        // comes out of the attention kernel, by page
 } retention_score_row;
 extern const retention_score_row retention_scores[];
 
-void retention_score_window(const measure_result *m, const retention_group *scope, uint32_t first,
-                            uint32_t n, float *scores);
-
-/* How many pages scope `index` of n_scopes may keep, when `kept_pages` is the mean. */
-typedef struct retention_allocator_row {
+typedef struct retention_variant_row {
     retention_choice choice;
-    uint32_t (*pages)(uint32_t kept_pages, uint32_t index, uint32_t n_scopes);
-} retention_allocator_row;
-extern const retention_allocator_row retention_allocators[];
+    retention_score of;       // the score it is a reading of
+    measure_kind kind;        // measured in place of the score's
+    retention_score_fn score; // in place of the score's
+    uint32_t units;           // that it can be combined with: bits
+    bool kvpress;             // nothing is protected, window slots get more than all others
+} retention_variant_row;
+extern const retention_variant_row retention_variants[];
 
-/* KV heads that share a choice. */
+void score_measured(const score_input *in, float *scores);
+void score_mean(const score_input *in, float *scores);
+void score_critical(const score_input *in, float *scores);
+void score_critical_refine(const score_input *in, float *scores);
+void score_expected(const score_input *in, float *scores);
+void score_negated(const score_input *in, float *scores);
+void score_recency(const score_input *in, float *scores);
+
+/* ---- scopes, schedules, growth, pools -------------------------------------------------------- */
+
 typedef struct retention_scope_row {
     retention_choice choice;
-    uint32_t (*heads)(const pkv_geometry *geometry);
+    uint32_t (*heads)(const pkv_geometry *geometry); // KV heads that share a choice
 } retention_scope_row;
 extern const retention_scope_row retention_scopes[];
 
 typedef struct retention_schedule_row {
     retention_choice choice;
-    uint32_t (*next_point)(uint32_t n_prompt, uint32_t from);
+    /* The first point > from of those where a table of more than `least` tokens may be too large.
+     */
+    uint32_t (*next_point)(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
+                           uint32_t from);
 } retention_schedule_row;
 extern const retention_schedule_row retention_schedules[];
+
+typedef struct retention_growth_row {
+    retention_choice choice;
+    /* Generated tokens that may stay when t have been computed. */
+    uint32_t (*allowance)(const retention_policy *policy, uint32_t t);
+    uint32_t (*every)(const retention_policy *policy); // generated tokens between choices
+} retention_growth_row;
+extern const retention_growth_row retention_growths[];
+
+typedef struct retention_pool_row {
+    retention_choice choice;
+    void (*pool)(const float *in, uint32_t n, uint32_t kernel, float *out); // NULL for none
+} retention_pool_row;
+extern const retention_pool_row retention_pools[];
+enum { RETENTION_POOLS = RETENTION_POOL_AVG + 1, RETENTION_KERNEL_MAX = 255 };
+
+void pool_max(const float *in, uint32_t n, uint32_t kernel, float *out);
+void pool_avg(const float *in, uint32_t n, uint32_t kernel, float *out);
+
+/* ---- one phase of a policy: the prompt's points, or those after it --------------------------- */
+
+typedef struct retention_phase {
+    const retention_score_row *score;
+    const retention_variant_row *variant;
+    measure_kind kind; // the first of the measures
+    retention_unit unit;
+    retention_scope scope;
+    bool growth; // generated tokens alone are chosen among
+} retention_phase;
+
+retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_prompt,
+                                   uint32_t point);
+/* Whether the rows at a point after the prompt are summed over shares. */
+bool retention_sums_at_decode(const retention_policy *policy);
+bool retention_by_slot(const retention_policy *policy, const retention_phase *phase);
+/* Query rows behind the measures of a choice at `point` when everything was computed in one go. */
+uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, uint32_t point);
+
+/* ---- budgets --------------------------------------------------------------------------------- */
+
+uint32_t retention_budget_tokens(const retention_policy *policy, uint32_t n_prompt); // B
+uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt);
+/* floor(x), where a product of two decimals within 1e-6 of a whole number is that number. */
+uint32_t retention_floor(double x);
+
+/* Chunks that variant `mean` keeps of a table of n slots. */
+uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t n);
+
+/* The budget of the scopes' tables by layer. */
+typedef struct retention_allocator_row {
+    retention_choice choice;
+    /* Of scope `index` of n_scopes runs of layers, in tokens. */
+    uint32_t (*tokens)(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
+                       uint32_t n_scopes);
+    uint32_t (*least)(const retention_policy *policy, uint32_t n_prompt); // of all scopes
+    bool joint; // the heads of a layer share their budgets
+} retention_allocator_row;
+extern const retention_allocator_row retention_allocators[];
+
+static inline uint32_t runs_of(uint32_t n, uint32_t length)
+{
+    return n / length + (n % length != 0);
+}
+static inline uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* Writes the request's field that a part has: an enum member of the policy. */
+void retention_part_set(retention_policy *policy, retention_part part, size_t index);
+uint32_t retention_part_get(const retention_policy *policy, retention_part part);
+/* SIZE_MAX when it has no such choice. */
+size_t retention_part_find(retention_part part, const char *name);
 
 #endif

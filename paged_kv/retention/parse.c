@@ -1,149 +1,8 @@
-/* The "retention" object of a request (reference/api.md). */
-#include "paged_kv/retention/method.h"
+/* The "retention" object of a request (reference/api.md): keys as rows. What a composition cannot
+ * be: check.c. */
+#include "paged_kv/retention/parse.h"
 #include <stdio.h>
 #include <string.h>
-
-static const char where[] = "retention";
-
-typedef status (*read_fn)(const json_t *json, const char *name, const retention_preset *preset,
-                          retention_policy *policy, error *err);
-
-static status read_ratio(const json_t *json, const char *name, const retention_preset *preset,
-                         retention_policy *policy, error *err)
-{
-    (void)preset;
-    double ratio;
-    RETURN_IF_ERROR(json_get_double(json, where, name, 0, 1, 0, &ratio, err));
-    if (ratio == 0)
-        return error_set(err, STATUS_INVALID, "retention.ratio is 0: must be in (0, 1]");
-    policy->ratio = ratio;
-    policy->tokens = 0;
-    return STATUS_IS_OK;
-}
-
-static status read_count(const json_t *json, const char *name, int64_t min, uint32_t *out,
-                         error *err)
-{
-    int64_t value;
-    RETURN_IF_ERROR(json_get_int(json, where, name, min, INT32_MAX, *out, &value, err));
-    *out = (uint32_t)value;
-    return STATUS_IS_OK;
-}
-
-static status read_tokens(const json_t *json, const char *name, const retention_preset *preset,
-                          retention_policy *policy, error *err)
-{
-    (void)preset;
-    policy->ratio = 0;
-    return read_count(json, name, 1, &policy->tokens, err);
-}
-
-static status read_sinks(const json_t *json, const char *name, const retention_preset *preset,
-                         retention_policy *policy, error *err)
-{
-    (void)preset;
-    return read_count(json, name, 0, &policy->sinks, err);
-}
-
-static status read_window(const json_t *json, const char *name, const retention_preset *preset,
-                          retention_policy *policy, error *err)
-{
-    (void)preset;
-    /* Its rows are what is measured. */
-    int64_t min = retention_scores[policy->score].measure != MEASURE_NONE;
-    return read_count(json, name, min, &policy->window, err);
-}
-
-static status read_reuse(const json_t *json, const char *name, const retention_preset *preset,
-                         retention_policy *policy, error *err)
-{
-    (void)preset;
-    return read_count(json, name, 1, &policy->reuse_layers, err);
-}
-
-/* The choices of a part that the preset has, as "page, chunk". */
-static void list_choices(const retention_preset *preset, retention_part part, char *out,
-                         size_t size)
-{
-    size_t used = 0;
-    out[0] = 0;
-    for (size_t i = 0; i < retention_part_size(part) && used < size; i++) {
-        if (!(preset->choices[part] >> i & 1)) continue;
-        int n = snprintf(out + used, size - used, "%s%s", used > 0 ? ", " : "",
-                         retention_part_choice(part, i).name);
-        used += (size_t)n;
-    }
-}
-
-static status read_part(const json_t *json, const char *name, const retention_preset *preset,
-                        retention_policy *policy, error *err)
-{
-    const char *value;
-    RETURN_IF_ERROR(json_get_string(json, where, name, &value, err));
-    retention_part part = 0;
-    while (strcmp(retention_part_name(part), name) != 0) part++;
-    for (size_t i = 0; i < retention_part_size(part); i++) {
-        if (!(preset->choices[part] >> i & 1)) continue;
-        if (strcmp(retention_part_choice(part, i).name, value) != 0) continue;
-        switch (part) {
-        case RETENTION_PART_SCORE: policy->score = (retention_score)i; break;
-        case RETENTION_PART_UNIT: policy->unit = (retention_unit)i; break;
-        case RETENTION_PART_SCOPE: policy->scope = (retention_scope)i; break;
-        case RETENTION_PART_ALLOCATOR: policy->allocator = (retention_allocator)i; break;
-        case RETENTION_PART_SCHEDULE: policy->schedule = (retention_schedule)i; break;
-        case RETENTION_PARTS: break;
-        }
-        return STATUS_IS_OK;
-    }
-    char have[128];
-    list_choices(preset, part, have, sizeof have);
-    return error_set(err, STATUS_INVALID,
-                     "retention.%s: '%.40s' is not available for method '%s' (have: %s)", name,
-                     value, preset->name, have);
-}
-
-static status read_report(const json_t *json, const char *name, const retention_preset *preset,
-                          retention_policy *policy, error *err)
-{
-    (void)preset;
-    const char *value;
-    RETURN_IF_ERROR(json_get_string(json, where, name, &value, err));
-    policy->report_positions = strcmp(value, "positions") == 0;
-    if (policy->report_positions || strcmp(value, "counts") == 0) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID,
-                     "retention.report: '%.40s' must be 'counts' or 'positions'", value);
-}
-
-/* Every key of reference/api.md. One whose field is 0 is known, but no method can use it yet. */
-enum { ALWAYS = UINT32_MAX };
-
-static const struct {
-    const char *name;
-    uint32_t field; // that a method must have
-    read_fn read;
-} keys[] = {
-    {"method", ALWAYS, NULL},
-    {"ratio", RETENTION_FIELD_BUDGET, read_ratio},
-    {"tokens", RETENTION_FIELD_BUDGET, read_tokens},
-    {"score", RETENTION_FIELD_PARTS, read_part},
-    {"variant", 0, NULL},
-    {"pool", 0, NULL},
-    {"unit", RETENTION_FIELD_PARTS, read_part},
-    {"chunk", 0, NULL},
-    {"scope", RETENTION_FIELD_PARTS, read_part},
-    {"reuse_layers", RETENTION_FIELD_REUSE_LAYERS, read_reuse},
-    {"allocator", RETENTION_FIELD_PARTS, read_part},
-    {"schedule", RETENTION_FIELD_PARTS, read_part},
-    {"interval", 0, NULL},
-    {"recurrent_chunk", 0, NULL},
-    {"sinks", RETENTION_FIELD_SINKS, read_sinks},
-    {"window", RETENTION_FIELD_WINDOW, read_window},
-    {"pressure", 0, NULL},
-    {"report", ALWAYS, read_report},
-    {"prefill", 0, NULL},
-    {"decode", 0, NULL},
-};
-enum { N_KEYS = sizeof keys / sizeof keys[0] };
 
 /* A null member is as good as none, as everywhere in JSON here. */
 static bool member(const json_t *json, const char *key)
@@ -152,107 +11,347 @@ static bool member(const json_t *json, const char *key)
     return value && !json_is_null(value);
 }
 
-static status refuse_method(const char *name, error *err)
+/* ---- readers --------------------------------------------------------------------------------- */
+
+static status read_ratio(const parsing *p, const char *name, retention_policy *policy, error *err)
 {
-    char have[256] = "";
+    double ratio;
+    RETURN_IF_ERROR(json_get_double(p->json, p->where, name, 0, 1, 0, &ratio, err));
+    if (ratio == 0)
+        return error_set(err, STATUS_INVALID, "%s.ratio is 0: must be in (0, 1]", p->where);
+    policy->ratio = ratio;
+    policy->tokens = 0;
+    return STATUS_IS_OK;
+}
+
+static status read_count(const parsing *p, const char *name, int64_t min, uint32_t *out, error *err)
+{
+    int64_t value;
+    RETURN_IF_ERROR(json_get_int(p->json, p->where, name, min, INT32_MAX, *out, &value, err));
+    *out = (uint32_t)value;
+    return STATUS_IS_OK;
+}
+
+static status read_tokens(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    policy->ratio = 0;
+    return read_count(p, name, 1, &policy->tokens, err);
+}
+
+/* A reader of a count that is at least `min`. */
+#define READ_COUNT(member_, min)                                                                   \
+    static status read_##member_(const parsing *p, const char *name, retention_policy *policy,     \
+                                 error *err)                                                       \
+    {                                                                                              \
+        return read_count(p, name, min, &policy->member_, err);                                    \
+    }
+READ_COUNT(sinks, 0)
+READ_COUNT(window, 0)
+READ_COUNT(reuse_layers, 1)
+READ_COUNT(chunk, 1)
+READ_COUNT(interval, 1)
+READ_COUNT(recurrent_chunk, 1)
+READ_COUNT(beta1, 1)
+READ_COUNT(beta2, 1)
+READ_COUNT(horizon, 1)
+
+static status read_part(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    const char *value;
+    RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
+    retention_part part = 0;
+    while (strcmp(retention_part_name(part), name) != 0) part++;
+    uint32_t available = p->preset->choices[part];
+    size_t i = retention_part_find(part, value);
+    if (i == SIZE_MAX || !(available >> i & 1))
+        return refuse_choice(p, part, value, available, err);
+    retention_part_set(policy, part, i);
+    /* Whoever asks for a score means all points. */
+    if (part == RETENTION_PART_SCORE) policy->decode_score = RETENTION_SCORE_NONE;
+    return STATUS_IS_OK;
+}
+
+static status read_pool(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    char where[64];
+    snprintf(where, sizeof where, "%s.%s", p->where, name);
+    const json_t *json = json_object_get(p->json, name);
+    const char *kind, *key;
+    json_t *value;
+    RETURN_IF_ERROR(json_get_string(json, where, "kind", &kind, err));
+    json_object_foreach((json_t *)json, key, value)
+    {
+        if (strcmp(key, "kind") != 0 && strcmp(key, "kernel") != 0)
+            return error_set(err, STATUS_INVALID, "%s.%.40s: unknown key", where, key);
+    }
+    if (!kind) return error_set(err, STATUS_INVALID, "%s.kind: must be given", where);
+    size_t i = 0;
+    while (i < RETENTION_POOLS && strcmp(retention_pools[i].choice.name, kind) != 0) i++;
+    if (i == RETENTION_POOLS) {
+        return error_set(err, STATUS_INVALID, "%s.kind: '%.40s' is unknown (have: none, max, avg)",
+                         where, kind);
+    }
+    policy->pool = (retention_pool)i;
+    int64_t kernel;
+    RETURN_IF_ERROR(
+        json_get_int(json, where, "kernel", 1, RETENTION_KERNEL_MAX, policy->kernel, &kernel, err));
+    if (kernel % 2 == 0) {
+        return error_set(err, STATUS_INVALID, "%s.kernel is %d: must be odd", where, (int)kernel);
+    }
+    policy->kernel = (uint32_t)kernel;
+    return STATUS_IS_OK;
+}
+
+static status read_report(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    const char *value;
+    RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
+    policy->report_positions = strcmp(value, "positions") == 0;
+    if (policy->report_positions || strcmp(value, "counts") == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s.report: '%.40s' must be 'counts' or 'positions'",
+                     p->where, value);
+}
+
+static status read_pressure(const parsing *p, const char *name, retention_policy *policy,
+                            error *err)
+{
+    return json_get_bool(p->json, p->where, name, false, &policy->pressure, err);
+}
+
+/* ---- SCOPE's second policy ------------------------------------------------------------------- */
+
+static status read_decode_scope(const parsing *p, const char *name, retention_policy *policy,
+                                error *err)
+{
+    const char *value;
+    RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
+    size_t i = retention_part_find(RETENTION_PART_SCOPE, value);
+    if (i == SIZE_MAX) return refuse_choice(p, RETENTION_PART_SCOPE, value, UINT32_MAX, err);
+    policy->decode_scope = (retention_scope)i;
+    return STATUS_IS_OK;
+}
+
+static status read_decode(const parsing *outer, const char *name, retention_policy *policy,
+                          error *err)
+{
+    static const struct {
+        const char *name;
+        status (*read)(const parsing *p, const char *name, retention_policy *policy, error *err);
+    } decode_keys[] = {
+        {"beta1", read_beta1},
+        {"beta2", read_beta2},
+        {"horizon", read_horizon},
+        {"scope", read_decode_scope},
+    };
+    enum { N = sizeof decode_keys / sizeof decode_keys[0] };
+    const parsing p = {.json = json_object_get(outer->json, name),
+                       .where = "retention.decode",
+                       .preset = outer->preset};
+    int64_t none;
+    RETURN_IF_ERROR(json_get_int(p.json, p.where, "", 0, 0, 0, &none, err)); /* an object? */
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)p.json, key, value)
+    {
+        size_t k = 0;
+        while (k < N && strcmp(decode_keys[k].name, key) != 0) k++;
+        if (k == N)
+            return error_set(err, STATUS_INVALID,
+                             "retention.decode.%.40s: unknown key (have: beta1, beta2, horizon, "
+                             "scope)",
+                             key);
+        if (!json_is_null(value)) RETURN_IF_ERROR(decode_keys[k].read(&p, key, policy, err));
+    }
+    return STATUS_IS_OK;
+}
+
+static status parse_prefill(const parsing *outer, const char *name, retention_policy *policy,
+                            error *err);
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static bool uses_chunk(const retention_policy *policy)
+{
+    return policy->unit == RETENTION_UNIT_CHUNK;
+}
+static bool uses_interval(const retention_policy *policy)
+{
+    return policy->schedule == RETENTION_SCHEDULE_DECODE;
+}
+static bool uses_recurrent(const retention_policy *policy)
+{
+    return policy->schedule == RETENTION_SCHEDULE_CHUNK;
+}
+static bool uses_pool(const retention_policy *policy)
+{
+    return policy->score != RETENTION_SCORE_RECENCY;
+}
+
+/* Every key of reference/api.md. */
+static const struct {
+    const char *name;
+    uint32_t field; // that a method must have; 0 = none
+    status (*read)(const parsing *p, const char *name, retention_policy *policy, error *err);
+    bool (*used)(const retention_policy *policy); // whether it says anything; NULL = yes
+    const char *only;                             // when it does
+    bool of_request;                              // and of no prefill
+} keys[] = {
+    {.name = "method"},
+    {.name = "ratio", .field = RETENTION_FIELD_BUDGET, .read = read_ratio},
+    {.name = "tokens", .field = RETENTION_FIELD_BUDGET, .read = read_tokens},
+    {.name = "score", .field = RETENTION_FIELD_PARTS, .read = read_part},
+    {.name = "variant", .field = RETENTION_FIELD_PARTS, .read = read_part},
+    {.name = "pool",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_pool,
+     .used = uses_pool,
+     .only = "a score other than 'recency'"},
+    {.name = "unit", .field = RETENTION_FIELD_PARTS, .read = read_part},
+    {.name = "chunk",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_chunk,
+     .used = uses_chunk,
+     .only = "unit 'chunk'"},
+    {.name = "scope", .field = RETENTION_FIELD_PARTS, .read = read_part},
+    {.name = "reuse_layers", .field = RETENTION_FIELD_PARTS, .read = read_reuse_layers},
+    {.name = "allocator", .field = RETENTION_FIELD_PARTS, .read = read_part},
+    {.name = "schedule", .field = RETENTION_FIELD_PARTS, .read = read_part},
+    {.name = "interval",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_interval,
+     .used = uses_interval,
+     .only = "schedule 'decode'"},
+    {.name = "recurrent_chunk",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_recurrent_chunk,
+     .used = uses_recurrent,
+     .only = "schedule 'chunk'"},
+    {.name = "sinks", .field = RETENTION_FIELD_PARTS, .read = read_sinks},
+    {.name = "window", .field = RETENTION_FIELD_PARTS, .read = read_window},
+    {.name = "pressure", .read = read_pressure, .of_request = true},
+    {.name = "report", .read = read_report, .of_request = true},
+    {.name = "prefill", .field = RETENTION_FIELD_PHASES, .read = parse_prefill, .of_request = true},
+    {.name = "decode", .field = RETENTION_FIELD_PHASES, .read = read_decode, .of_request = true},
+};
+enum { N_KEYS = sizeof keys / sizeof keys[0] };
+
+static status check_name(const parsing *p, const char *name, error *err)
+{
+    size_t k = 0;
+    while (k < N_KEYS && strcmp(keys[k].name, name) != 0) k++;
+    if (k == N_KEYS || (p->nested && keys[k].of_request))
+        return error_set(err, STATUS_INVALID, "%s.%.40s: unknown key", p->where, name);
+    if (keys[k].field == 0 || (p->preset->fields & keys[k].field)) return STATUS_IS_OK;
+    bool phases = p->preset->fields & RETENTION_FIELD_PHASES;
+    return error_set(err, STATUS_INVALID, "%s.%s is not available for method '%s'%s", p->where,
+                     name, p->preset->name,
+                     phases ? ": it goes into retention.prefill or retention.decode" : "");
+}
+
+static status refuse_method(const char *where, const char *name, error *err)
+{
+    char have[384] = "";
     size_t n, used = 0;
     const retention_preset *presets = retention_presets(&n);
     for (size_t i = 0; i < n && used < sizeof have; i++) {
         used += (size_t)snprintf(have + used, sizeof have - used, "%s%s", i > 0 ? ", " : "",
                                  presets[i].name);
     }
-    return error_set(err, STATUS_INVALID, "retention.method: '%.40s' is unknown (have: %s)", name,
+    return error_set(err, STATUS_INVALID, "%s.method: '%.40s' is unknown (have: %s)", where, name,
                      have);
 }
 
-static status check_names(const json_t *json, const retention_preset *preset, error *err)
+static status find_method(parsing *p, error *err)
 {
-    const char *name;
+    const char *name, *key;
     json_t *value;
-    json_object_foreach((json_t *)json, name, value)
-    {
-        size_t k = 0;
-        while (k < N_KEYS && strcmp(keys[k].name, name) != 0) k++;
-        if (k == N_KEYS)
-            return error_set(err, STATUS_INVALID, "retention.%.40s: unknown key", name);
-        if (keys[k].field != ALWAYS && !(preset->fields & keys[k].field)) {
-            return error_set(err, STATUS_INVALID, "retention.%s is not available for method '%s'",
-                             name, preset->name);
-        }
+    RETURN_IF_ERROR(json_get_string(p->json, p->where, "method", &name, err));
+    if (!name) return error_set(err, STATUS_INVALID, "%s.method: must be given", p->where);
+    p->preset = retention_find(name);
+    if (!p->preset) return refuse_method(p->where, name, err);
+    json_object_foreach((json_t *)p->json, key, value) RETURN_IF_ERROR(check_name(p, key, err));
+    if (member(p->json, "ratio") && member(p->json, "tokens")) {
+        return error_set(err, STATUS_INVALID,
+                         "%s.ratio and %s.tokens: only one of them can be "
+                         "given",
+                         p->where, p->where);
     }
     return STATUS_IS_OK;
 }
 
-static status check_geometry(const retention_policy *policy, const retention_limits *limits,
-                             error *err)
+/* What follows from a choice unless it was given. */
+static void infer(const parsing *p, retention_policy *policy)
 {
-    const pkv_geometry *g = &limits->geometry;
-    uint32_t reuse = policy->reuse_layers;
-    if (reuse > g->n_layers) {
-        return error_set(err, STATUS_INVALID,
-                         "retention.reuse_layers is %u: the model has %u layers", reuse,
-                         g->n_layers);
+    if (member(p->json, "variant") && policy->variant == RETENTION_VARIANT_MEAN &&
+        !member(p->json, "pool")) {
+        policy->pool = RETENTION_POOL_AVG;
+        policy->kernel = 5;
     }
-    if (reuse % g->layers_per_group != 0 && reuse != g->n_layers) {
-        return error_set(
-            err, STATUS_INVALID,
-            "retention.reuse_layers is %u: must be a multiple of the %u layers that share a page "
-            "table here (--kv-group-layers %u)",
-            reuse, g->layers_per_group, g->layers_per_group);
+}
+
+static status read_object(parsing *p, retention_policy *policy, error *err)
+{
+    RETURN_IF_ERROR(find_method(p, err));
+    *policy = p->preset->defaults;
+    policy->preset = p->preset;
+    for (size_t k = 0; k < N_KEYS; k++) {
+        if (!keys[k].read || !member(p->json, keys[k].name)) continue;
+        RETURN_IF_ERROR(keys[k].read(p, keys[k].name, policy, err));
     }
-    uint32_t heads = retention_scopes[policy->scope].heads(g);
-    if (heads % g->heads_per_group != 0) {
-        return error_set(err, STATUS_INVALID,
-                         "retention.scope '%s' does not fit %u KV heads in one page table "
-                         "(--kv-group-heads %u): ask for \"scope\":\"layer\"",
-                         retention_scopes[policy->scope].choice.name, g->heads_per_group,
-                         g->heads_per_group);
+    for (size_t k = 0; k < N_KEYS; k++) {
+        if (!keys[k].used || keys[k].used(policy) || !member(p->json, keys[k].name)) continue;
+        return error_set(err, STATUS_INVALID, "%s.%s: needs %s", p->where, keys[k].name,
+                         keys[k].only);
     }
+    infer(p, policy);
     return STATUS_IS_OK;
 }
 
-static status check_policy(const retention_policy *policy, const retention_limits *limits,
-                           error *err)
+/* Its own row's defaults and overrides become the prompt's part of SCOPE's policy. */
+static status parse_prefill(const parsing *outer, const char *name, retention_policy *policy,
+                            error *err)
 {
-    const retention_preset *preset = policy->preset;
-    if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
-    if (preset->needs_budget && policy->ratio == 0 && policy->tokens == 0) {
+    parsing p = {.json = json_object_get(outer->json, name),
+                 .where = "retention.prefill",
+                 .limits = outer->limits,
+                 .nested = true};
+    retention_policy prefill;
+    RETURN_IF_ERROR(read_object(&p, &prefill, err));
+    if (prefill.growth != RETENTION_GROWTH_JOINT || prefill.contiguous) {
         return error_set(err, STATUS_INVALID,
-                         "retention.ratio or retention.tokens: method '%s' needs one of them",
-                         preset->name);
+                         "retention.prefill.method: '%s' cannot be the prefill of '%s'",
+                         p.preset->name, outer->preset->name);
     }
-    if (policy->window > limits->max_window) {
-        return error_set(err, STATUS_INVALID,
-                         "retention.window is %u: more than the prefill chunk of %u tokens",
-                         policy->window, limits->max_window);
-    }
-    return check_geometry(policy, limits, err);
+    if (prefill.schedule == RETENTION_SCHEDULE_DECODE) prefill.schedule = RETENTION_SCHEDULE_PROMPT;
+    RETURN_IF_ERROR(check_composition(&p, &prefill, err));
+    prefill.preset = outer->preset;
+    prefill.growth = policy->growth;
+    prefill.decode_score = policy->decode_score;
+    prefill.decode_unit = policy->decode_unit;
+    prefill.decode_scope = policy->decode_scope;
+    prefill.beta1 = policy->beta1;
+    prefill.beta2 = policy->beta2;
+    prefill.horizon = policy->horizon;
+    prefill.pressure = policy->pressure;
+    prefill.report_positions = policy->report_positions;
+    *policy = prefill;
+    return STATUS_IS_OK;
 }
 
 status retention_parse(const json_t *json, const retention_limits *limits, retention_policy *out,
                        error *err)
 {
-    const retention_preset *preset = retention_find("full");
-    bool given = json && !json_is_null(json);
-    if (given) {
-        const char *name;
-        RETURN_IF_ERROR(json_get_string(json, where, "method", &name, err));
-        if (!name) return error_set(err, STATUS_INVALID, "retention.method: must be given");
-        preset = retention_find(name);
-        if (!preset) return refuse_method(name, err);
-        RETURN_IF_ERROR(check_names(json, preset, err));
-        if (member(json, "ratio") && member(json, "tokens")) {
-            return error_set(err, STATUS_INVALID,
-                             "retention.ratio and retention.tokens: only one of them can be given");
-        }
+    retention_policy policy;
+    parsing p = {.json = json, .where = "retention", .limits = limits};
+    if (json && !json_is_null(json)) {
+        RETURN_IF_ERROR(read_object(&p, &policy, err));
+        RETURN_IF_ERROR(check_composition(&p, &policy, err));
+        RETURN_IF_ERROR(check_growth(&p, &policy, err));
+    } else {
+        p.preset = retention_find("full");
+        policy = p.preset->defaults;
+        policy.preset = p.preset;
     }
-    retention_policy policy = preset->defaults;
-    policy.preset = preset;
-    for (size_t k = 0; given && k < N_KEYS; k++) {
-        if (!keys[k].read || !member(json, keys[k].name)) continue;
-        RETURN_IF_ERROR(keys[k].read(json, keys[k].name, preset, &policy, err));
-    }
-    RETURN_IF_ERROR(check_policy(&policy, limits, err));
     *out = policy;
     return STATUS_IS_OK;
 }

@@ -1,65 +1,180 @@
+/* The tables of parts: what there is to choose from, and what goes with what. */
 #include "paged_kv/retention/method.h"
+#include <string.h>
+
+enum {
+    PAGE = ONLY(RETENTION_UNIT_PAGE),
+    CHUNK = ONLY(RETENTION_UNIT_CHUNK),
+    TOKEN = ONLY(RETENTION_UNIT_TOKEN),
+    ANY_UNIT = PAGE | CHUNK | TOKEN,
+    UNIFORM = ONLY(RETENTION_ALLOCATOR_UNIFORM),
+    PYRAMID = ONLY(RETENTION_ALLOCATOR_PYRAMID),
+    ADAPTIVE = ONLY(RETENTION_ALLOCATOR_ADAPTIVE),
+    HYBRID = ONLY(RETENTION_ALLOCATOR_HYBRID),
+    AT_PROMPT = ONLY(RETENTION_SCHEDULE_PROMPT) | ONLY(RETENTION_SCHEDULE_CHUNK),
+    ANY_TIME = AT_PROMPT | ONLY(RETENTION_SCHEDULE_DECODE),
+};
 
 const retention_score_row retention_scores[] = {
-    [RETENTION_SCORE_NONE] = {{"none", "nothing is measured"}, MEASURE_NONE, NULL},
-    [RETENTION_SCORE_WINDOW] = {{"window", "attention mass under the last `window` query rows"},
-                                MEASURE_MASS,
-                                retention_score_window},
+    [RETENTION_SCORE_NONE] = {.choice = {"none", "nothing is measured"},
+                              .units = PAGE,
+                              .allocators = UNIFORM,
+                              .schedules = ONLY(RETENTION_SCHEDULE_NEVER)},
+    [RETENTION_SCORE_WINDOW] = {.choice = {"window",
+                                           "attention under the last `window` query rows"},
+                                .kind = MEASURE_MASS,
+                                .rows = RETENTION_ROWS_POLICY,
+                                .score = score_measured,
+                                .units = ANY_UNIT,
+                                .allocators = UNIFORM | PYRAMID | ADAPTIVE | HYBRID,
+                                .schedules = ANY_TIME,
+                                .page_mass = true},
+    [RETENTION_SCORE_LAST] = {.choice = {"last", "attention under the last query row alone"},
+                              .kind = MEASURE_MASS,
+                              .rows = RETENTION_ROWS_LAST,
+                              .score = score_measured,
+                              .units = ANY_UNIT,
+                              .allocators = UNIFORM | PYRAMID | ADAPTIVE,
+                              .schedules = ANY_TIME,
+                              .page_mass = true},
+    [RETENTION_SCORE_ACCUMULATED] = {.choice = {"accumulated",
+                                                "attention under all query rows since the "
+                                                "beginning; takes no prefix hit"},
+                                     .kind = MEASURE_MASS,
+                                     .rows = RETENTION_ROWS_ALL,
+                                     .score = score_measured,
+                                     .units = ANY_UNIT,
+                                     .allocators = UNIFORM | PYRAMID | ADAPTIVE,
+                                     .schedules = ANY_TIME},
+    [RETENTION_SCORE_PROJECTION] = {.choice = {"projection",
+                                               "projection of what a token adds on the "
+                                               "attention's output"},
+                                    .kind = MEASURE_PROJECTION,
+                                    .rows = RETENTION_ROWS_POLICY,
+                                    .score = score_measured,
+                                    .units = ANY_UNIT,
+                                    .allocators = UNIFORM | PYRAMID | ADAPTIVE,
+                                    .schedules = ANY_TIME},
+    [RETENTION_SCORE_CRITICAL] = {.choice = {"critical",
+                                             "half of the budget by attention, the rest by "
+                                             "attention times the projected value's norm"},
+                                  .kind = MEASURE_MASS,
+                                  .second = MEASURE_VALUE_WEIGHT,
+                                  .rows = RETENTION_ROWS_POLICY,
+                                  .score = score_critical,
+                                  .refine = score_critical_refine,
+                                  .units = TOKEN,
+                                  .allocators = UNIFORM | PYRAMID,
+                                  .schedules = AT_PROMPT},
+    [RETENTION_SCORE_EXPECTED] = {.choice = {"expected",
+                                             "attention that queries to come will pay, times the "
+                                             "value's norm"},
+                                  .kind = MEASURE_EXPECTED,
+                                  .second = MEASURE_VALUE_NORM,
+                                  .rows = RETENTION_ROWS_POLICY,
+                                  .score = score_expected,
+                                  .units = ANY_UNIT,
+                                  .allocators = UNIFORM | PYRAMID | ADAPTIVE,
+                                  .schedules = AT_PROMPT},
+    [RETENTION_SCORE_KNORM] = {.choice = {"knorm", "small keys stay"},
+                               .kind = MEASURE_KEY_NORM,
+                               .score = score_negated,
+                               .units = PAGE | TOKEN,
+                               .allocators = UNIFORM | PYRAMID | ADAPTIVE,
+                               .schedules = ANY_TIME},
+    [RETENTION_SCORE_KEYDIFF] = {.choice = {"keydiff", "keys unlike the mean key stay"},
+                                 .kind = MEASURE_KEY_COSINE,
+                                 .score = score_negated,
+                                 .units = PAGE | TOKEN,
+                                 .allocators = UNIFORM | PYRAMID | ADAPTIVE,
+                                 .schedules = ANY_TIME},
+    [RETENTION_SCORE_RECENCY] = {.choice = {"recency", "the latest tokens stay"},
+                                 .score = score_recency,
+                                 .units = PAGE | TOKEN,
+                                 .allocators = UNIFORM | PYRAMID,
+                                 .schedules = ANY_TIME},
+};
+
+const retention_variant_row retention_variants[] = {
+    [RETENTION_VARIANT_PLAIN] = {.choice = {"plain", "the score as it is"}, .units = ANY_UNIT},
+    [RETENTION_VARIANT_RAW] = {.choice = {"raw", "q . k without scale, mask and softmax (ChunkKV, "
+                                                 "Algorithm 1)"},
+                               .of = RETENTION_SCORE_WINDOW,
+                               .kind = MEASURE_RAW,
+                               .score = score_measured,
+                               .units = ANY_UNIT},
+    [RETENTION_VARIANT_MEAN] = {.choice = {"mean", "means over rows, heads and slots, a share of "
+                                                   "the chunks, as kvpress"},
+                                .of = RETENTION_SCORE_WINDOW,
+                                .kind = MEASURE_MASS,
+                                .score = score_mean,
+                                .units = CHUNK,
+                                .kvpress = true},
+    [RETENTION_VARIANT_ALG1] = {.choice = {"alg1", "softmax and output over the slots outside the "
+                                                   "window (AnDPro, Algorithm 1)"},
+                                .of = RETENTION_SCORE_PROJECTION,
+                                .kind = MEASURE_PROJECTION_OUTSIDE,
+                                .score = score_measured,
+                                .units = ANY_UNIT},
+    [RETENTION_VARIANT_CODE] = {.choice = {"code", "attention max-pooled first, the output of the "
+                                                   "evictable chunks alone (AnDPro's code)"},
+                                .of = RETENTION_SCORE_PROJECTION,
+                                .kind = MEASURE_PROJECTION_POOLED,
+                                .score = score_measured,
+                                .units = CHUNK},
 };
 
 static const retention_choice units[] = {
     [RETENTION_UNIT_PAGE] = {"page", "whole pages, freed without a copy"},
+    [RETENTION_UNIT_CHUNK] = {"chunk", "`chunk` tokens, gathered into fresh pages"},
+    [RETENTION_UNIT_TOKEN] = {"token", "single tokens, gathered into fresh pages"},
 };
 
 static uint32_t all_heads(const pkv_geometry *geometry) { return geometry->n_kv_heads; }
+static uint32_t one_head(const pkv_geometry *geometry)
+{
+    (void)geometry;
+    return 1;
+}
 
 const retention_scope_row retention_scopes[] = {
     [RETENTION_SCOPE_LAYER] = {{"layer", "all KV heads of a layer share one choice"}, all_heads},
+    [RETENTION_SCOPE_HEAD] = {{"head", "each KV head chooses alone (needs --kv-group-heads 1)"},
+                              one_head},
 };
 
-static uint32_t uniform_pages(uint32_t kept_pages, uint32_t index, uint32_t n_scopes)
-{
-    (void)index;
-    (void)n_scopes;
-    return kept_pages;
-}
-
-const retention_allocator_row retention_allocators[] = {
-    [RETENTION_ALLOCATOR_UNIFORM] = {{"uniform", "every scope keeps equally many"}, uniform_pages},
-};
-
-static uint32_t never(uint32_t n_prompt, uint32_t from)
-{
-    (void)n_prompt;
-    (void)from;
-    return UINT32_MAX;
-}
-
-static uint32_t prompt_end(uint32_t n_prompt, uint32_t from)
-{
-    return from < n_prompt ? n_prompt : UINT32_MAX;
-}
-
-const retention_schedule_row retention_schedules[] = {
-    [RETENTION_SCHEDULE_NEVER] = {{"never", "everything stays"}, never},
-    [RETENTION_SCHEDULE_PROMPT] = {{"prompt", "once, at the end of the prompt"}, prompt_end},
+const retention_pool_row retention_pools[] = {
+    [RETENTION_POOL_NONE] = {{"none", "scores as they are"}, NULL},
+    [RETENTION_POOL_MAX] = {{"max", "the largest of the neighbours"}, pool_max},
+    [RETENTION_POOL_AVG] = {{"avg", "the mean of the neighbours"}, pool_avg},
 };
 
 /* ---- the same rows by part, for parsing, help and docs --------------------------------------- */
 
 #define ROWS(table) table, sizeof(table) / sizeof((table)[0]), sizeof((table)[0])
+#define PART(name, table, member)                                                                  \
+    {                                                                                              \
+        name, ROWS(table), offsetof(retention_policy, member)                                      \
+    }
+#define PART_OF(name, table, rows, member)                                                         \
+    {                                                                                              \
+        name, table, rows, sizeof((table)[0]), offsetof(retention_policy, member)                  \
+    }
 
-/* Every row begins with its retention_choice. */
+/* Every row begins with its retention_choice; every member is an enum. */
 static const struct {
     const char *name;
     const void *rows;
-    size_t n_rows, row_bytes;
+    size_t n_rows, row_bytes, at;
 } parts[RETENTION_PARTS] = {
-    [RETENTION_PART_SCORE] = {"score", ROWS(retention_scores)},
-    [RETENTION_PART_UNIT] = {"unit", ROWS(units)},
-    [RETENTION_PART_SCOPE] = {"scope", ROWS(retention_scopes)},
-    [RETENTION_PART_ALLOCATOR] = {"allocator", ROWS(retention_allocators)},
-    [RETENTION_PART_SCHEDULE] = {"schedule", ROWS(retention_schedules)},
+    [RETENTION_PART_SCORE] = PART("score", retention_scores, score),
+    [RETENTION_PART_UNIT] = PART("unit", units, unit),
+    [RETENTION_PART_SCOPE] = PART("scope", retention_scopes, scope),
+    [RETENTION_PART_ALLOCATOR] =
+        PART_OF("allocator", retention_allocators, RETENTION_ALLOCATOR_HYBRID + 1, allocator),
+    [RETENTION_PART_SCHEDULE] =
+        PART_OF("schedule", retention_schedules, RETENTION_SCHEDULE_DECODE + 1, schedule),
+    [RETENTION_PART_VARIANT] = PART("variant", retention_variants, variant),
 };
 
 const char *retention_part_name(retention_part part) { return parts[part].name; }
@@ -69,4 +184,27 @@ retention_choice retention_part_choice(retention_part part, size_t index)
 {
     return *(const retention_choice *)((const char *)parts[part].rows +
                                        index * parts[part].row_bytes);
+}
+
+size_t retention_part_find(retention_part part, const char *name)
+{
+    for (size_t i = 0; i < parts[part].n_rows; i++) {
+        if (strcmp(retention_part_choice(part, i).name, name) == 0) return i;
+    }
+    return SIZE_MAX;
+}
+
+_Static_assert(sizeof(retention_score) == sizeof(uint32_t), "parts are enums of 32 bits");
+
+void retention_part_set(retention_policy *policy, retention_part part, size_t index)
+{
+    uint32_t value = (uint32_t)index;
+    memcpy((char *)policy + parts[part].at, &value, sizeof value);
+}
+
+uint32_t retention_part_get(const retention_policy *policy, retention_part part)
+{
+    uint32_t value;
+    memcpy(&value, (const char *)policy + parts[part].at, sizeof value);
+    return value;
 }

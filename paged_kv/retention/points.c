@@ -1,56 +1,262 @@
-/* When a policy selects, what it must know for that, and how much it may keep. */
+/* When a policy chooses, and what it must know for that. */
 #include "paged_kv/retention/method.h"
-#include <math.h>
+
+void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens)
+{
+    if (policy->horizon == 0) policy->horizon = max_new_tokens;
+}
+
+/* ---- schedules ------------------------------------------------------------------------------- */
+
+static uint32_t never(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
+                      uint32_t from)
+{
+    (void)policy;
+    (void)n_prompt;
+    (void)least;
+    (void)from;
+    return UINT32_MAX;
+}
+
+static uint32_t at_prompt(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
+                          uint32_t from)
+{
+    (void)policy;
+    return from < n_prompt && n_prompt > least ? n_prompt : UINT32_MAX;
+}
+
+/* The first from + i * step, i = 1, 2, …, that is more than `least`. */
+static uint32_t next_step(uint32_t from, uint32_t step, uint32_t least)
+{
+    uint64_t steps = least > from ? (least - from) / step + 1 : 1;
+    uint64_t point = from + steps * step;
+    return point < UINT32_MAX ? (uint32_t)point : UINT32_MAX;
+}
+
+static uint32_t at_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
+                          uint32_t from)
+{
+    uint32_t chunk = policy->recurrent_chunk;
+    uint32_t point = next_step(from - from % chunk, chunk, least);
+    return point < n_prompt ? point : at_prompt(policy, n_prompt, least, from);
+}
+
+static uint32_t at_decode(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
+                          uint32_t from)
+{
+    uint32_t point = at_prompt(policy, n_prompt, least, from), interval = policy->interval;
+    if (point != UINT32_MAX) return point;
+    uint32_t generated = from > n_prompt ? from - n_prompt : 0;
+    return next_step(n_prompt + generated - generated % interval, interval, least);
+}
+
+const retention_schedule_row retention_schedules[] = {
+    [RETENTION_SCHEDULE_NEVER] = {{"never", "everything stays"}, never},
+    [RETENTION_SCHEDULE_PROMPT] = {{"prompt", "once, at the end of the prompt"}, at_prompt},
+    [RETENTION_SCHEDULE_CHUNK] = {{"chunk", "at every `recurrent_chunk` tokens of the prompt, and "
+                                            "at its end"},
+                                  at_chunks},
+    [RETENTION_SCHEDULE_DECODE] = {{"decode", "at the end of the prompt, then every `interval` "
+                                              "generated tokens"},
+                                   at_decode},
+};
+
+/* ---- growth: SCOPE's allowances -------------------------------------------------------------- */
+
+static uint32_t slide(const retention_policy *policy, uint32_t t)
+{
+    (void)t;
+    return policy->beta1 + policy->beta2;
+}
+
+static uint32_t grows(const retention_policy *policy, uint32_t t)
+{
+    uint32_t from = policy->beta2, to = policy->horizon;
+    if (to <= from) return slide(policy, t);
+    uint64_t at = t < from ? from : smaller(t, to);
+    return from + (uint32_t)((at - from) * policy->beta1 / (to - from));
+}
+
+static uint32_t every_token(const retention_policy *policy)
+{
+    (void)policy;
+    return 1;
+}
+
+static uint32_t every_growth(const retention_policy *policy)
+{
+    if (policy->horizon <= policy->beta2) return 1;
+    return larger(1, (policy->horizon - policy->beta2) / policy->beta1);
+}
+
+const retention_growth_row retention_growths[] = {
+    [RETENTION_GROWTH_JOINT] = {{"joint", "prompt and answer share a budget"}, NULL, NULL},
+    [RETENTION_GROWTH_SLIDE] = {{"slide", "a fixed budget"}, slide, every_token},
+    [RETENTION_GROWTH_ADAPTIVE] = {{"adaptive", "a growing budget"}, grows, every_token},
+    [RETENTION_GROWTH_DISCONTINUOUS] = {{"discontinuous", "a growing budget, chosen for in bursts"},
+                                        grows,
+                                        every_growth},
+};
+
+/* Generated tokens given up by the k-th choice at the latest: never fewer for a later one, so that
+ * the choices are where it grows. */
+static uint64_t given_up(const retention_policy *policy, uint64_t k)
+{
+    const retention_growth_row *growth = &retention_growths[policy->growth];
+    uint32_t t = (uint32_t)(k * growth->every(policy)), allowance = growth->allowance(policy, t);
+    return t > allowance ? t - allowance : 0;
+}
+
+static uint32_t next_growth_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from)
+{
+    uint64_t every = retention_growths[policy->growth].every(policy);
+    uint64_t low = (from - n_prompt) / every, high = (UINT32_MAX - 1 - n_prompt) / every;
+    uint64_t now = given_up(policy, low);
+    if (low >= high || given_up(policy, high) <= now) return UINT32_MAX;
+    while (high - low > 1) { /* low: no choice after `from` yet */
+        uint64_t middle = low + (high - low) / 2;
+        if (given_up(policy, middle) > now) high = middle;
+        else low = middle;
+    }
+    return n_prompt + (uint32_t)(high * every);
+}
+
+/* ---- points ---------------------------------------------------------------------------------- */
+
+/* No table of that many tokens is over its budget. How many of them are in a last, partial page is
+ * not known here. */
+static uint32_t always_fits(const retention_policy *policy, uint32_t n_prompt)
+{
+    uint32_t least = retention_allocators[policy->allocator].least(policy, n_prompt);
+    if (policy->unit != RETENTION_UNIT_PAGE) return least;
+    enum { MOST_PAGE_TOKENS = 256 };
+    return least < MOST_PAGE_TOKENS ? 0 : least - (MOST_PAGE_TOKENS - 1);
+}
 
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from)
 {
-    return retention_schedules[policy->schedule].next_point(n_prompt, from);
-}
-
-measure_spec retention_measure(const retention_policy *policy)
-{
-    measure_kind kind = retention_scores[policy->score].measure;
-    if (kind == MEASURE_NONE) return (measure_spec){.kind = MEASURE_NONE};
-    return (measure_spec){.kind = kind, .rows = policy->window, .layer_step = policy->reuse_layers};
-}
-
-/* A ratio is a decimal that a user wrote: where its product with n differs from a whole number
- * by less than binary fractions can tell, that number is meant. */
-static uint32_t budget_tokens(const retention_policy *policy, uint32_t n_prompt)
-{
-    if (policy->tokens > 0) return policy->tokens;
-    double product = policy->ratio * n_prompt, whole = nearbyint(product);
-    return (uint32_t)(fabs(product - whole) < 1e-6 ? whole : floor(product));
-}
-
-static uint32_t pages_for(uint32_t tokens, uint32_t page_tokens)
-{
-    return tokens / page_tokens + (tokens % page_tokens != 0);
-}
-
-static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-status retention_budget_for(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
-                            retention_budget *out, error *err)
-{
-    uint32_t all = pages_for(n_prompt, page_tokens);
-    *out = (retention_budget){.pages = all, .protected_pages = all, .kept_pages = all};
-    if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
-
-    uint32_t sinks = smaller(pages_for(policy->sinks, page_tokens), all);
-    /* The pages that the window touches; without a window the last page, when partial. */
-    uint32_t last = all - (n_prompt - smaller(policy->window, n_prompt)) / page_tokens;
-    uint32_t budget = budget_tokens(policy, n_prompt) / page_tokens;
-    out->protected_pages = smaller(all - last, sinks) + last;
-    if (policy->tokens > 0 && budget < out->protected_pages) {
-        return error_set(
-            err, STATUS_INVALID,
-            "retention.tokens is %u: below the %u protected pages of %u tokens (sinks %u, "
-            "window %u, the last partial page)",
-            policy->tokens, out->protected_pages, page_tokens, policy->sinks, policy->window);
+    uint32_t point = UINT32_MAX;
+    if (policy->schedule != RETENTION_SCHEDULE_NEVER) {
+        point = retention_schedules[policy->schedule].next_point(
+            policy, n_prompt, always_fits(policy, n_prompt), from);
     }
-    uint32_t least = out->protected_pages + 1;
-    out->kept_pages = smaller(all, budget > least ? budget : least);
-    out->raised = budget < out->kept_pages;
-    return STATUS_IS_OK;
+    if (point != UINT32_MAX || policy->growth == RETENTION_GROWTH_JOINT) return point;
+    return next_growth_point(policy, n_prompt, larger(from, n_prompt));
+}
+
+/* ---- measures -------------------------------------------------------------------------------- */
+
+retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_prompt,
+                                   uint32_t point)
+{
+    bool decode = point > n_prompt, other = decode && policy->decode_score != RETENTION_SCORE_NONE;
+    bool growth = decode && policy->growth != RETENTION_GROWTH_JOINT;
+    retention_variant variant = other ? RETENTION_VARIANT_PLAIN : policy->variant;
+    retention_phase phase = {
+        .score = &retention_scores[other ? policy->decode_score : policy->score],
+        .variant = &retention_variants[variant],
+        .unit = growth ? policy->decode_unit : policy->unit,
+        .scope = growth ? policy->decode_scope : policy->scope,
+        .growth = growth,
+    };
+    phase.kind = phase.variant->kind != MEASURE_NONE ? phase.variant->kind : phase.score->kind;
+    return phase;
+}
+
+static uint32_t policy_rows(const retention_policy *policy, uint32_t n_prompt)
+{
+    return policy->rows > 0 ? policy->rows : retention_window_of(policy, n_prompt);
+}
+
+/* Rows that were there before the last choice are gone by. */
+static uint32_t rows_since_choice(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
+{
+    if (policy->schedule != RETENTION_SCHEDULE_CHUNK) return point;
+    uint32_t before = (point - 1) / policy->recurrent_chunk * policy->recurrent_chunk;
+    return before > always_fits(policy, n_prompt) ? point - before : point;
+}
+
+uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
+{
+    switch (retention_phase_at(policy, n_prompt, point).score->rows) {
+    case RETENTION_ROWS_NONE: return 0;
+    case RETENTION_ROWS_LAST: return 1;
+    case RETENTION_ROWS_ALL: return point;
+    case RETENTION_ROWS_POLICY: break;
+    }
+    uint32_t rows = policy_rows(policy, n_prompt);
+    return smaller(rows, point > n_prompt ? policy->interval
+                                          : rows_since_choice(policy, n_prompt, point));
+}
+
+bool retention_sums_at_decode(const retention_policy *policy)
+{
+    if (policy->schedule != RETENTION_SCHEDULE_DECODE || policy->interval == 1) return false;
+    if (policy->growth != RETENTION_GROWTH_JOINT) return false;
+    return retention_phase_at(policy, 0, 1).score->rows == RETENTION_ROWS_POLICY &&
+           (policy->rows > 0 ? policy->rows : policy->window) > 1;
+}
+
+bool retention_has_sums(const retention_policy *policy)
+{
+    return retention_scores[policy->score].rows == RETENTION_ROWS_ALL ||
+           retention_sums_at_decode(policy);
+}
+
+bool retention_by_slot(const retention_policy *policy, const retention_phase *phase)
+{
+    return !phase->score->page_mass || phase->kind != MEASURE_MASS ||
+           phase->unit != RETENTION_UNIT_PAGE || phase->growth ||
+           policy->pool != RETENTION_POOL_NONE;
+}
+
+/* Rows of a score that sums all, or the last of the interval, over the shares that hold them. */
+static measure_spec summed(measure_spec spec, uint32_t from, uint32_t to, uint32_t first,
+                           uint32_t point)
+{
+    if (to <= first) return (measure_spec){.kind = MEASURE_NONE};
+    bool starts = first > 0 && from <= first;
+    spec.rows = to - larger(from, first);
+    spec.sum = starts ? MEASURE_SUM_START : MEASURE_SUM_ADD;
+    spec.by_slot = true;
+    spec.silent = to != point;
+    return spec;
+}
+
+measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_prompt,
+                                    uint32_t from, uint32_t to)
+{
+    uint32_t point = retention_next_point(policy, n_prompt, from);
+    retention_phase phase = retention_phase_at(policy, n_prompt, to);
+    measure_spec spec = {
+        .kind = phase.kind,
+        .second = phase.score->second,
+        .rows = larger(1, retention_rows_at(policy, n_prompt, to)),
+        .layer_step = policy->reuse_layers,
+        .by_slot = retention_by_slot(policy, &phase),
+        .sum = MEASURE_SUM_STEP,
+        .sinks = policy->sinks,
+        .window = retention_window_of(policy, n_prompt),
+        .chunk = policy->chunk,
+    };
+    if (phase.score->rows == RETENTION_ROWS_ALL) return summed(spec, from, to, 0, point);
+    bool at_decode = to > n_prompt && retention_sums_at_decode(policy);
+    if (at_decode && spec.rows > 1 && point != UINT32_MAX)
+        return summed(spec, from, to, point - spec.rows, point);
+    return to == point ? spec : (measure_spec){.kind = MEASURE_NONE};
+}
+
+uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
+{
+    if (retention_phase_at(policy, n_prompt, point).score->rows != RETENTION_ROWS_POLICY) return 0;
+    return point > n_prompt ? 0 : retention_rows_at(policy, n_prompt, point);
+}
+
+uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt)
+{
+    if (retention_has_sums(policy)) return 0;
+    uint32_t point = retention_next_point(policy, n_prompt, 0);
+    if (point == UINT32_MAX) return UINT32_MAX;
+    uint32_t rows = larger(1, retention_rows_at(policy, n_prompt, point));
+    return point > rows ? point - rows : 0;
 }

@@ -1,38 +1,205 @@
-/* The methods. Meanings and defaults: reference/methods.md section 0. */
+/* The methods: one row each. Exact meanings: docs/retention.md. */
 #include "paged_kv/retention/method.h"
 #include <string.h>
 
-#define ONLY(choice) (UINT32_C(1) << (choice))
+#define FROM(first, last) ((ONLY((last) + 1) - 1) & ~(ONLY(first) - 1))
 
+/* What a method's row begins with: any composition that has a meaning may be asked for. */
+#define ANY_FIELD (RETENTION_FIELD_BUDGET | RETENTION_FIELD_PARTS)
+#define ANY_CHOICE                                                                                 \
+    {                                                                                              \
+        [RETENTION_PART_SCORE] = FROM(RETENTION_SCORE_WINDOW, RETENTION_SCORE_RECENCY),            \
+        [RETENTION_PART_UNIT] = FROM(RETENTION_UNIT_PAGE, RETENTION_UNIT_TOKEN),                   \
+        [RETENTION_PART_SCOPE] = FROM(RETENTION_SCOPE_LAYER, RETENTION_SCOPE_HEAD),                \
+        [RETENTION_PART_ALLOCATOR] =                                                               \
+            FROM(RETENTION_ALLOCATOR_UNIFORM, RETENTION_ALLOCATOR_HYBRID),                         \
+        [RETENTION_PART_SCHEDULE] = FROM(RETENTION_SCHEDULE_PROMPT, RETENTION_SCHEDULE_DECODE),    \
+        [RETENTION_PART_VARIANT] = FROM(RETENTION_VARIANT_PLAIN, RETENTION_VARIANT_CODE),          \
+    }
+/* Contiguous positions: every table keeps equally many, at each chunk of the prompt. */
+#define RECURRENT_CHOICE                                                                           \
+    {                                                                                              \
+        [RETENTION_PART_SCORE] = FROM(RETENTION_SCORE_WINDOW, RETENTION_SCORE_RECENCY),            \
+        [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_PAGE) | ONLY(RETENTION_UNIT_TOKEN),            \
+        [RETENTION_PART_SCOPE] = FROM(RETENTION_SCOPE_LAYER, RETENTION_SCOPE_HEAD),                \
+        [RETENTION_PART_ALLOCATOR] = ONLY(RETENTION_ALLOCATOR_UNIFORM),                            \
+        [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_CHUNK),                                \
+        [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
+    }
+/* Nothing is chosen by the row itself. */
+#define NO_CHOICE                                                                                  \
+    {                                                                                              \
+        [RETENTION_PART_SCORE] = ONLY(RETENTION_SCORE_NONE),                                       \
+        [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_PAGE),                                         \
+        [RETENTION_PART_SCOPE] = ONLY(RETENTION_SCOPE_LAYER),                                      \
+        [RETENTION_PART_ALLOCATOR] = ONLY(RETENTION_ALLOCATOR_UNIFORM),                            \
+        [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_NEVER),                                \
+        [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
+    }
+
+/* Defaults that only a request's overrides may bring into play. */
+#define COMMON                                                                                     \
+    .chunk = 10, .beta = 20, .floor = 0.2f, .kernel = 7, .interval = 16, .recurrent_chunk = 32768, \
+    .reuse_layers = 1
+#define POOLED            .pool = RETENTION_POOL_MAX
+#define BY_TOKEN          .unit = RETENTION_UNIT_TOKEN, .scope = RETENTION_SCOPE_LAYER
+#define BY_TOKEN_AND_HEAD .unit = RETENTION_UNIT_TOKEN, .scope = RETENTION_SCOPE_HEAD
+#define AT_PROMPT         .schedule = RETENTION_SCHEDULE_PROMPT
+#define AT_DECODE(n)      .schedule = RETENTION_SCHEDULE_DECODE, .interval = (n)
+#define RECURRENT                                                                                  \
+    .unit = RETENTION_UNIT_TOKEN, .schedule = RETENTION_SCHEDULE_CHUNK, .contiguous = true,        \
+    .tokens = 32768, .sinks = 256, .window = 256
+#define SCOPE_ROW                                                                                  \
+    .fields = RETENTION_FIELD_PHASES, .choices = NO_CHOICE,                                        \
+    .source = "SCOPE, ACL 2025, section 3 (a decode budget beside a frozen prompt)"
+#define SCOPE_DECODE                                                                               \
+    COMMON, .decode_score = RETENTION_SCORE_LAST, .decode_unit = RETENTION_UNIT_TOKEN,             \
+            .decode_scope = RETENTION_SCOPE_HEAD, .beta1 = 256, .beta2 = 256
+
+/* A row's own value follows the common one. */
+#pragma GCC diagnostic ignored "-Woverride-init"
+
+/* clang-format off */
 static const retention_preset presets[] = {
-    {
-        .name = "full",
-        .summary = "keeps everything",
-        .source = "the reference that methods are compared with",
-        .choices = {ONLY(RETENTION_SCORE_NONE), ONLY(RETENTION_UNIT_PAGE),
-                    ONLY(RETENTION_SCOPE_LAYER), ONLY(RETENTION_ALLOCATOR_UNIFORM),
-                    ONLY(RETENTION_SCHEDULE_NEVER)},
-        .defaults = {.score = RETENTION_SCORE_NONE,
-                     .schedule = RETENTION_SCHEDULE_NEVER,
-                     .reuse_layers = 1},
-    },
-    {
-        .name = "chunkkv",
-        .summary = "keeps the pages that the end of the prompt attends to most, one choice for "
-                   "`reuse_layers` layers",
-        .source = "ChunkKV, arXiv 2502.00299: Algorithms 2 and 3, with chunk = page",
-        .needs_budget = true,
-        .fields = RETENTION_FIELD_BUDGET | RETENTION_FIELD_REUSE_LAYERS | RETENTION_FIELD_SINKS |
-                  RETENTION_FIELD_WINDOW | RETENTION_FIELD_PARTS,
-        .choices = {ONLY(RETENTION_SCORE_WINDOW), ONLY(RETENTION_UNIT_PAGE),
-                    ONLY(RETENTION_SCOPE_LAYER), ONLY(RETENTION_ALLOCATOR_UNIFORM),
-                    ONLY(RETENTION_SCHEDULE_PROMPT)},
-        .defaults = {.score = RETENTION_SCORE_WINDOW,
-                     .schedule = RETENTION_SCHEDULE_PROMPT,
-                     .window = 32,
-                     .reuse_layers = 1},
-    },
+    {.name = "full",
+     .summary = "keeps everything",
+     .source = "the reference that methods are compared with",
+     .choices = NO_CHOICE,
+     .defaults = {COMMON}},
+    {.name = "truncate",
+     .summary = "keeps the last tokens",
+     .source = "a baseline of the papers",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_RECENCY, BY_TOKEN, AT_PROMPT}},
+    {.name = "streaming",
+     .summary = "keeps the first and the last tokens, while generating too",
+     .source = "StreamingLLM, arXiv 2309.17453, section 3.2; original positions",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_RECENCY, BY_TOKEN, AT_DECODE(1), .sinks = 4}},
+    {.name = "h2o",
+     .summary = "keeps the tokens that all queries attended to most, and as many of the latest",
+     .source = "H2O, arXiv 2306.14048, Algorithm 1",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_ACCUMULATED, BY_TOKEN_AND_HEAD, AT_DECODE(1),
+                  .window = INT32_MAX, .window_half = true}},
+    {.name = "tova",
+     .summary = "keeps the tokens that the latest query attends to most",
+     .source = "TOVA, arXiv 2401.06104, section 4",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_LAST, BY_TOKEN, AT_DECODE(1), .window = 1}},
+    {.name = "snapkv",
+     .summary = "keeps the tokens, and their neighbours, that the end of the prompt attends to most",
+     .source = "SnapKV, arXiv 2404.14469, section 4",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_PROMPT,
+                  .window = 32, POOLED}},
+    {.name = "pyramidkv",
+     .summary = "snapkv with more for lower layers and less for upper ones",
+     .source = "PyramidKV, arXiv 2406.02069, section 4, as its code computes the budgets",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_PROMPT,
+                  .window = 32, POOLED, .allocator = RETENTION_ALLOCATOR_PYRAMID}},
+    {.name = "pyramidinfer",
+     .summary = "attention of all queries with pyramid budgets; while generating, of the latest",
+     .source = "PyramidInfer, arXiv 2405.12532, as a baseline of SCOPE",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_ACCUMULATED, BY_TOKEN_AND_HEAD, AT_DECODE(1),
+                  .window = 256, .window_half = true, .allocator = RETENTION_ALLOCATOR_PYRAMID,
+                  .beta = 2, .decode_score = RETENTION_SCORE_LAST}},
+    {.name = "adakv",
+     .summary = "snapkv whose heads compete for a layer's budget",
+     .source = "Ada-KV, arXiv 2407.11550, Algorithm 1 with the safeguard of its ports",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_PROMPT,
+                  .window = 32, POOLED, .allocator = RETENTION_ALLOCATOR_ADAPTIVE}},
+    {.name = "criticalkv",
+     .summary = "half by attention, the rest by attention times the projected value's norm",
+     .source = "CriticalKV, arXiv 2502.03805, Algorithm 1",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_CRITICAL, BY_TOKEN_AND_HEAD, AT_PROMPT,
+                  .window = 32, POOLED}},
+    {.name = "chunkkv",
+     .summary = "keeps the pages that the end of the prompt attends to most",
+     .source = "ChunkKV, arXiv 2502.00299, Algorithm 3, with chunk = page",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, AT_PROMPT, .window = 32}},
+    {.name = "chunkkv-reuse",
+     .summary = "chunkkv, one choice for every two layers",
+     .source = "ChunkKV, arXiv 2502.00299, Algorithm 2, N = 2",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, AT_PROMPT, .window = 32,
+                  .reuse_layers = 2}},
+    {.name = "chunkkv-hybrid",
+     .summary = "chunks in the lower half of the layers, single tokens in the upper half",
+     .source = "ChunkKV, arXiv 2502.00299, Table 12",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, .unit = RETENTION_UNIT_CHUNK, AT_PROMPT,
+                  .window = 32, POOLED, .allocator = RETENTION_ALLOCATOR_HYBRID}},
+    {.name = "andpro",
+     .summary = "keeps the chunks that add most to the attention's output; heads compete",
+     .source = "AnDPro, NeurIPS 2025, section 3.4",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_PROJECTION, .unit = RETENTION_UNIT_CHUNK,
+                  .scope = RETENTION_SCOPE_HEAD, AT_PROMPT, .sinks = 1, .window = 32, .chunk = 4,
+                  .allocator = RETENTION_ALLOCATOR_ADAPTIVE, .floor = 0}},
+    {.name = "scope-slide",
+     .summary = "the prompt as `prefill` leaves it; a fixed budget for what is generated",
+     SCOPE_ROW,
+     .defaults = {SCOPE_DECODE, .growth = RETENTION_GROWTH_SLIDE}},
+    {.name = "scope-adaptive",
+     .summary = "the prompt as `prefill` leaves it; what is generated may take more and more",
+     SCOPE_ROW,
+     .defaults = {SCOPE_DECODE, .growth = RETENTION_GROWTH_ADAPTIVE}},
+    {.name = "scope-discontinuous",
+     .summary = "scope-adaptive that chooses only when its budget has grown",
+     SCOPE_ROW,
+     .defaults = {SCOPE_DECODE, .growth = RETENTION_GROWTH_DISCONTINUOUS}},
+    {.name = "snapkv-decode",
+     .summary = "snapkv again and again while generating, prompt and answer in one budget",
+     .source = "a baseline of AnDPro, NeurIPS 2025, Tables 12 and 13",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_DECODE(16),
+                  .sinks = 1, .window = 16, POOLED}},
+    {.name = "andpro-decode",
+     .summary = "andpro again and again while generating, prompt and answer in one budget",
+     .source = "AnDPro, NeurIPS 2025, Tables 12 and 13",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_PROJECTION, .unit = RETENTION_UNIT_CHUNK,
+                  .scope = RETENTION_SCOPE_HEAD, AT_DECODE(16), .sinks = 1, .window = 16,
+                  .chunk = 4, .allocator = RETENTION_ALLOCATOR_ADAPTIVE, .floor = 0}},
+    {.name = "streaming-recurrent",
+     .summary = "streaming at each chunk of a long prompt, positions closed up: constant memory",
+     .source = "StreamingLLM, arXiv 2309.17453, as a baseline of REFORM, arXiv 2506.01215",
+     .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_RECENCY, RECURRENT}},
+    {.name = "h2o-recurrent",
+     .summary = "attention of each chunk's last 128 queries, positions closed up: constant memory",
+     .source = "H2O, arXiv 2306.14048, as a baseline of REFORM, arXiv 2506.01215",
+     .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, RECURRENT, .rows = 128}},
+    {.name = "tova-recurrent",
+     .summary = "tova at each chunk of a long prompt, positions closed up: constant memory",
+     .source = "TOVA, arXiv 2401.06104, as a baseline of REFORM, arXiv 2506.01215",
+     .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_LAST, RECURRENT}},
+    {.name = "keydiff",
+     .summary = "keeps the keys least like the others; ignores the query",
+     .source = "KeyDiff, arXiv 2504.15364, section 3, as kvpress computes it",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_KEYDIFF, BY_TOKEN_AND_HEAD, AT_PROMPT}},
+    {.name = "knorm",
+     .summary = "keeps the smallest keys; ignores the query",
+     .source = "L2 norm, arXiv 2406.11430, section 3",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_KNORM, BY_TOKEN_AND_HEAD, AT_PROMPT}},
+    {.name = "expected-attention",
+     .summary = "keeps what queries to come are expected to attend to; ignores the question",
+     .source = "Expected Attention, arXiv 2510.00636, as kvpress computes it",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_EXPECTED, BY_TOKEN_AND_HEAD, AT_PROMPT,
+                  .sinks = 4, .rows = 256}},
 };
+/* clang-format on */
 
 const retention_preset *retention_presets(size_t *n)
 {

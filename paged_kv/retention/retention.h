@@ -16,8 +16,7 @@
 
 #include "paged_kv/paged_kv.h"
 
-/* ---- the parts a method is composed of (docs/retention.md says what each means) ---------------
- */
+/* ---- the parts a method is composed of (docs/retention.md says what each means) -------------- */
 
 typedef enum retention_score {
     RETENTION_SCORE_NONE,        // nothing to measure
@@ -84,6 +83,7 @@ typedef enum retention_part {
     RETENTION_PART_SCOPE,
     RETENTION_PART_ALLOCATOR,
     RETENTION_PART_SCHEDULE,
+    RETENTION_PART_VARIANT,
     RETENTION_PARTS,
 } retention_part;
 
@@ -96,14 +96,12 @@ const char *retention_part_name(retention_part part); // the request's field: "s
 size_t retention_part_size(retention_part part);
 retention_choice retention_part_choice(retention_part part, size_t index);
 
-/* Fields of a request that a method may be able to use beside `method` and `report`. A part's
- * field belongs to every method that selects anything. */
+/* Fields of a request that a method may be able to use beside `method`, `report` and `pressure`.
+ * Whether `chunk`, `interval` and the like say anything depends on the parts chosen. */
 typedef enum retention_field {
     RETENTION_FIELD_BUDGET = 1 << 0, // ratio or tokens
-    RETENTION_FIELD_REUSE_LAYERS = 1 << 1,
-    RETENTION_FIELD_SINKS = 1 << 2,
-    RETENTION_FIELD_WINDOW = 1 << 3,
-    RETENTION_FIELD_PARTS = 1 << 4, // score, unit, scope, allocator, schedule
+    RETENTION_FIELD_PARTS = 1 << 1,  // the parts, and what goes with them
+    RETENTION_FIELD_PHASES = 1 << 2, // prefill, decode
 } retention_field;
 
 /* A resolved request: the preset's row with the request's overrides. A plain value. */
@@ -127,13 +125,12 @@ typedef struct retention_policy {
     uint32_t tokens;          // budget, or 0 when `ratio` is given
     uint32_t sinks;           // first tokens protected
     uint32_t window;          // last tokens protected
-    bool window_half;         // but at most half of the budget
+    bool window_half;         // but at most half of the budget (INT32_MAX: just that half)
     uint32_t rows;            // query rows measured; 0 = as `window`
     uint32_t reuse_layers;    // followers take the choice of layer floor(l / N) * N
-    /* At decode points; the score, scope and unit differ from the prompt's for SCOPE and
-     * PyramidInfer. */
     retention_growth growth;
-    retention_score decode_score;
+    retention_score decode_score; // after the prompt's end; NONE = as for the prompt
+    /* Of the generated tokens, when growth is not joint. */
     retention_unit decode_unit;
     retention_scope decode_scope;
     uint32_t beta1, beta2, horizon; // growth other than joint; horizon 0 = max_tokens
@@ -166,8 +163,13 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
 
 /* ---- at work --------------------------------------------------------------------------------- */
 
+/* What a request's length decides: call it once for each request before anything below. A horizon
+ * that was not given is max_new_tokens. */
+void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens);
+
 /* The first logical length > from at which this policy selects, for a prompt of n_prompt tokens;
- * UINT32_MAX when there is none. */
+ * UINT32_MAX when there is none. A length at which no table can hold more than its budget is no
+ * such point. */
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
 
 /* What a selection at the end of a prompt keeps in each table, known before it is made: for

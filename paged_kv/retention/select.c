@@ -3,12 +3,62 @@
 #include <assert.h>
 #include <string.h>
 
+measure_spec retention_measure(const retention_policy *policy)
+{
+    if (policy->score != RETENTION_SCORE_WINDOW) return (measure_spec){.kind = MEASURE_NONE};
+    return (measure_spec){
+        .kind = MEASURE_MASS, .rows = policy->window, .layer_step = policy->reuse_layers};
+}
+
+static uint32_t pages_for(uint32_t tokens, uint32_t page_tokens)
+{
+    return tokens / page_tokens + (tokens % page_tokens != 0);
+}
+
+status retention_budget_for(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
+                            retention_budget *out, error *err)
+{
+    uint32_t all = pages_for(n_prompt, page_tokens);
+    *out = (retention_budget){.pages = all, .protected_pages = all, .kept_pages = all};
+    if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
+
+    uint32_t sinks = smaller(pages_for(policy->sinks, page_tokens), all);
+    /* The pages that the window touches; without a window the last page, when partial. */
+    uint32_t last = all - (n_prompt - smaller(policy->window, n_prompt)) / page_tokens;
+    uint32_t budget = retention_budget_tokens(policy, n_prompt) / page_tokens;
+    out->protected_pages = smaller(all - last, sinks) + last;
+    pkv_geometry g = {.page_tokens = page_tokens};
+    RETURN_IF_ERROR(retention_check_budget(policy, &g, n_prompt, err));
+    uint32_t least = out->protected_pages + 1;
+    out->kept_pages = smaller(all, budget > least ? budget : least);
+    out->raised = budget < out->kept_pages;
+    return STATUS_IS_OK;
+}
+
+/* Who shares one choice: a run of layers, scored at its lowest, and a run of KV heads. */
+typedef struct retention_group {
+    uint32_t layer_from, layer_to; // [from, to)
+    uint32_t head_from, head_to;
+    uint32_t measured_layer; // index of layer_from among the measured layers
+} retention_group;
+
+static void retention_score_window(const measure_result *m, const retention_group *scope,
+                                   uint32_t first, uint32_t n, float *scores)
+{
+    size_t layer_size = (size_t)m->n_kv_heads * m->stride;
+    const float *layer = m->values + scope->measured_layer * layer_size; // [n_kv_heads, stride]
+    for (uint32_t i = 0; i < n; i++)
+        scores[i] = layer[(size_t)scope->head_from * m->stride + first + i];
+    for (uint32_t h = scope->head_from + 1; h < scope->head_to; h++) {
+        for (uint32_t i = 0; i < n; i++) scores[i] += layer[(size_t)h * m->stride + first + i];
+    }
+}
+
 /* Scores are asked for in pieces that fit the stack, and asked for again in each pass: selecting
  * needs no memory. */
 enum { PIECE = 256 };
 
 typedef struct candidates {
-    retention_score_fn score;
     const measure_result *measures;
     const retention_group *scope;
     uint32_t first, end; // pages
@@ -29,7 +79,7 @@ static uint32_t keys_from(const candidates *c, uint32_t at, uint32_t keys[PIECE]
 {
     float scores[PIECE];
     uint32_t n = c->end - at < PIECE ? c->end - at : PIECE;
-    c->score(c->measures, c->scope, at, n, scores);
+    retention_score_window(c->measures, c->scope, at, n, scores);
     for (uint32_t i = 0; i < n; i++) keys[i] = key_of(scores[i]);
     return n;
 }
@@ -77,7 +127,6 @@ static void choose(const retention_policy *policy, const retention_budget *budge
     uint32_t sinks = policy->sinks / page_tokens + (policy->sinks % page_tokens != 0);
     if (sinks > budget->protected_pages) sinks = budget->protected_pages;
     candidates c = {
-        .score = retention_scores[policy->score].score,
         .measures = measures,
         .scope = scope,
         .first = sinks,
@@ -88,8 +137,6 @@ static void choose(const retention_policy *policy, const retention_budget *budge
     if (free_picks >= c.end - c.first) keep_range(keep, c.first, c.end);
     else if (free_picks > 0) keep_best(&c, free_picks, keep);
 }
-
-static uint32_t runs_of(uint32_t n, uint32_t length) { return n / length + (n % length != 0); }
 
 static status check(const retention_policy *policy, const pkv *kv, uint32_t seq,
                     const retention_budget *budget, const measure_result *m, error *err)
@@ -129,6 +176,10 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
     retention_budget budget;
     out->pages_dropped = 0;
     out->budget_raised = false;
+    if (policy->schedule != RETENTION_SCHEDULE_NEVER &&
+        (policy->score != RETENTION_SCORE_WINDOW || policy->unit != RETENTION_UNIT_PAGE ||
+         policy->pool != RETENTION_POOL_NONE || policy->scope != RETENTION_SCOPE_LAYER))
+        return error_set(err, STATUS_INTERNAL, "retention: not by the older way");
     RETURN_IF_ERROR(retention_budget_for(policy, g->page_tokens, n_prompt, &budget, err));
     RETURN_IF_ERROR(check(policy, kv, seq, &budget, measures, err));
     assert((uint64_t)out->words * 64 >= budget.pages);
@@ -144,8 +195,7 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
             .head_to = head + heads,
             .measured_layer = i / n_shares,
         };
-        uint32_t kept =
-            retention_allocators[policy->allocator].pages(budget.kept_pages, i, n_runs * n_shares);
+        uint32_t kept = budget.kept_pages;
         uint64_t *row = out->keep + (size_t)pkv_group_of(g, layer, head) * out->words;
         choose(policy, &budget, g->page_tokens, kept, measures, &scope, row);
         copy_choice(g, &scope, out);

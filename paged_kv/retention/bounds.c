@@ -1,0 +1,109 @@
+/* What a choice leaves at most, known before anything is measured: for admission. */
+#include "paged_kv/retention/method.h"
+#include <inttypes.h>
+
+/* Protected slots of a table, or pages that hold one, at most: the window ends anywhere in a page.
+ */
+static uint64_t protected_most(const retention_policy *policy, uint32_t page_tokens,
+                               uint32_t n_prompt, uint32_t len)
+{
+    if (retention_variants[policy->variant].kvpress) return 0;
+    uint64_t sinks = smaller(policy->sinks, len);
+    uint64_t window = smaller(retention_window_of(policy, n_prompt), len);
+    if (policy->unit != RETENTION_UNIT_PAGE) return sinks + window < len ? sinks + window : len;
+    uint64_t tail = window > 1 ? (window + page_tokens - 2) / page_tokens + 1 : 1;
+    return (sinks + page_tokens - 1) / page_tokens + tail;
+}
+
+static uint64_t least_of(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t most_of(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* Tokens that n tables with `budget` tokens between them hold together after the choice. */
+static uint64_t tokens_most(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
+                            uint32_t len, uint64_t budget, uint32_t n)
+{
+    uint64_t fixed = n * protected_most(policy, page_tokens, n_prompt, len), most = 0;
+    uint64_t c = policy->chunk;
+    switch (policy->unit) {
+    case RETENTION_UNIT_PAGE: most = most_of(budget / page_tokens, fixed + 1) * page_tokens; break;
+    case RETENTION_UNIT_CHUNK:
+        most = most_of(budget, fixed + c);
+        if (retention_variants[policy->variant].kvpress)
+            most = most_of(most, (uint64_t)n * retention_mean_chunks(policy, n_prompt, len) * c);
+        break;
+    case RETENTION_UNIT_TOKEN: most = most_of(budget, fixed + 1); break;
+    }
+    return least_of(most, (uint64_t)n * len);
+}
+
+static uint64_t pages_of(uint64_t tokens, uint32_t page_tokens)
+{
+    return (tokens + page_tokens - 1) / page_tokens;
+}
+
+/* Pages of n tables that hold `tokens` between them, `full` when in whole pages, and `grown` more
+ * each. */
+static uint64_t pages_most(uint64_t tokens, uint32_t n, uint32_t grown, bool full, uint32_t size,
+                           uint64_t longest)
+{
+    uint64_t pages =
+        n == 1 || full ? pages_of(tokens, size) : (tokens + (uint64_t)n * (size - 1)) / size;
+    if (grown > 0)
+        pages = n == 1 ? pages_of(tokens + grown, size) : pages + n * pages_of(grown, size);
+    return least_of(pages, n * pages_of(longest, size));
+}
+
+retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *g,
+                                   uint32_t n_prompt, uint32_t point)
+{
+    uint32_t step = policy->reuse_layers, n_scopes = runs_of(g->n_layers, step);
+    uint32_t size = g->page_tokens, head_groups = pkv_head_groups(g);
+    const retention_allocator_row *row = &retention_allocators[policy->allocator];
+    retention_phase phase = retention_phase_at(policy, n_prompt, point);
+    bool all = policy->schedule == RETENTION_SCHEDULE_NEVER;
+    uint32_t len = phase.growth ? n_prompt : point, grown = 0;
+    if (phase.growth) grown = retention_growths[policy->growth].allowance(policy, point - n_prompt);
+
+    uint32_t joint = row->joint && !all ? head_groups : 1;
+    retention_bound bound = {0};
+    for (uint32_t i = 0; i < n_scopes; i++) {
+        uint64_t budget = all ? 0 : row->tokens(policy, n_prompt, i, n_scopes);
+        uint64_t tokens =
+            all ? len : tokens_most(policy, size, n_prompt, len, joint * budget, joint);
+        uint64_t longest = least_of(least_of(tokens, len) + grown, point);
+        bool full = policy->unit == RETENTION_UNIT_PAGE && !all;
+        uint32_t layers = smaller(step, g->n_layers - i * step);
+        bound.pages += pages_most(tokens, joint, grown, full, size, longest) *
+                       (head_groups / joint) * runs_of(layers, g->layers_per_group);
+        bound.longest_pages = larger(bound.longest_pages, (uint32_t)pages_of(longest, size));
+    }
+    return bound;
+}
+
+status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,
+                              uint32_t n_prompt, error *err)
+{
+    if (policy->tokens == 0 || policy->schedule == RETENTION_SCHEDULE_NEVER ||
+        retention_variants[policy->variant].kvpress)
+        return STATUS_IS_OK;
+    uint32_t size = geometry->page_tokens, window = retention_window_of(policy, n_prompt);
+    uint32_t sinks = smaller(policy->sinks, n_prompt);
+    window = smaller(window, n_prompt);
+    if (policy->unit != RETENTION_UNIT_PAGE) {
+        uint64_t fixed = least_of((uint64_t)sinks + window, n_prompt);
+        if (policy->tokens >= fixed) return STATUS_IS_OK;
+        return error_set(err, STATUS_INVALID,
+                         "retention.tokens is %" PRIu32 ": below the %" PRIu64
+                         " protected tokens (sinks %" PRIu32 ", window %" PRIu32 ")",
+                         policy->tokens, fixed, policy->sinks, window);
+    }
+    uint32_t all = (uint32_t)pages_of(n_prompt, size);
+    uint32_t tail = all - (n_prompt - window) / size, head = (uint32_t)pages_of(sinks, size);
+    uint32_t fixed = smaller(all - tail, head) + tail;
+    if (policy->tokens / size >= fixed) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "retention.tokens is %" PRIu32 ": below the %" PRIu32 " protected pages of "
+                     "%" PRIu32 " tokens (sinks %" PRIu32 ", window %" PRIu32
+                     ", the last partial page)",
+                     policy->tokens, fixed, size, policy->sinks, window);
+}

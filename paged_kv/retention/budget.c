@@ -1,0 +1,100 @@
+/* How much a table may keep. */
+#include "paged_kv/retention/method.h"
+#include <math.h>
+
+/* A ratio is a decimal that a user wrote: where its product with n differs from a whole number
+ * by less than binary fractions can tell, that number is meant. */
+uint32_t retention_floor(double x)
+{
+    double whole = nearbyint(x);
+    return (uint32_t)(fabs(x - whole) < 1e-6 ? whole : floor(x));
+}
+
+uint32_t retention_budget_tokens(const retention_policy *policy, uint32_t n_prompt)
+{
+    return policy->tokens > 0 ? policy->tokens : retention_floor(policy->ratio * n_prompt);
+}
+
+uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt)
+{
+    uint32_t half = policy->window_half ? retention_budget_tokens(policy, n_prompt) / 2 : INT32_MAX;
+    return smaller(policy->window, half);
+}
+
+uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t n)
+{
+    uint32_t chunks = runs_of(n, policy->chunk);
+    double share = policy->tokens > 0 ? (double)policy->tokens / n_prompt : policy->ratio;
+    return share >= 1 ? chunks : larger(1, retention_floor(chunks * share));
+}
+
+static uint32_t uniform_tokens(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
+                               uint32_t n_scopes)
+{
+    (void)index;
+    (void)n_scopes;
+    return retention_budget_tokens(policy, n_prompt);
+}
+
+static uint32_t uniform_least(const retention_policy *policy, uint32_t n_prompt)
+{
+    return retention_budget_tokens(policy, n_prompt);
+}
+
+/* PyramidKV: tokens beside the window, of the lowest and the highest scope. False: uniform. */
+typedef struct slope {
+    int64_t window, max, min;
+} slope;
+
+static bool slope_of(const retention_policy *policy, uint32_t n_prompt, slope *out)
+{
+    int64_t w = retention_window_of(policy, n_prompt), t = n_prompt;
+    int64_t beside = (int64_t)retention_budget_tokens(policy, n_prompt) - w;
+    if (beside <= 0 || t < 2 * beside) return false;
+    int64_t min = (int64_t)floor((double)beside / (double)policy->beta), max = 2 * beside - min;
+    if (max >= t - w) {
+        max = t - w;
+        min = 2 * beside - max;
+    }
+    *out = (slope){.window = w, .max = max, .min = min};
+    return true;
+}
+
+static uint32_t pyramid_tokens(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
+                               uint32_t n_scopes)
+{
+    slope s;
+    if (n_scopes == 1 || !slope_of(policy, n_prompt, &s))
+        return retention_budget_tokens(policy, n_prompt);
+    int64_t steps = n_scopes - 1, fall = s.max - s.min;
+    int64_t step = fall >= 0 ? fall / steps : -((-fall + steps - 1) / steps);
+    return (uint32_t)(s.window + s.max - index * step);
+}
+
+static uint32_t pyramid_least(const retention_policy *policy, uint32_t n_prompt)
+{
+    slope s;
+    uint32_t budget = retention_budget_tokens(policy, n_prompt);
+    if (!slope_of(policy, n_prompt, &s)) return budget;
+    return smaller(budget, (uint32_t)(s.window + (s.max < s.min ? s.max : s.min)));
+}
+
+const retention_allocator_row retention_allocators[] = {
+    [RETENTION_ALLOCATOR_UNIFORM] = {{"uniform", "every table keeps equally many"},
+                                     uniform_tokens,
+                                     uniform_least,
+                                     false},
+    [RETENTION_ALLOCATOR_PYRAMID] = {{"pyramid", "more for lower layers, less for upper ones"},
+                                     pyramid_tokens,
+                                     pyramid_least,
+                                     false},
+    [RETENTION_ALLOCATOR_ADAPTIVE] = {{"adaptive", "the heads of a layer compete (scope head)"},
+                                      uniform_tokens,
+                                      uniform_least,
+                                      true},
+    [RETENTION_ALLOCATOR_HYBRID] = {{"hybrid", "chunks in the lower half of the layers, tokens in "
+                                               "the upper half"},
+                                    uniform_tokens,
+                                    uniform_least,
+                                    false},
+};

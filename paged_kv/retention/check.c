@@ -1,0 +1,160 @@
+/* What a composition of parts cannot be, and what a geometry cannot have. */
+#include "paged_kv/retention/parse.h"
+#include <stdio.h>
+
+/* The available choices of a part, as "page, chunk". */
+static void list_choices(retention_part part, uint32_t available, char *out, size_t size)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (size_t i = 0; i < retention_part_size(part) && used < size; i++) {
+        if (!(available >> i & 1)) continue;
+        int n = snprintf(out + used, size - used, "%s%s", used > 0 ? ", " : "",
+                         retention_part_choice(part, i).name);
+        used += (size_t)n;
+    }
+}
+
+status refuse_choice(const parsing *p, retention_part part, const char *value, uint32_t available,
+                     error *err)
+{
+    char have[128];
+    list_choices(part, available, have, sizeof have);
+    return error_set(err, STATUS_INVALID,
+                     "%s.%s: '%.40s' is not available for method '%s' (have: %s)", p->where,
+                     retention_part_name(part), value, p->preset->name, have);
+}
+
+/* One of the choices that go with another part's. */
+static status check_part(const parsing *p, const retention_policy *policy, retention_part part,
+                         uint32_t available, const char *with, const char *choice, error *err)
+{
+    uint32_t i = retention_part_get(policy, part);
+    if (available >> i & 1) return STATUS_IS_OK;
+    char have[128];
+    list_choices(part, available, have, sizeof have);
+    return error_set(err, STATUS_INVALID, "%s.%s: '%s' does not go with %s '%s' (have: %s)",
+                     p->where, retention_part_name(part), retention_part_choice(part, i).name, with,
+                     choice, have);
+}
+
+static status check_parts(const parsing *p, const retention_policy *policy, error *err)
+{
+    const retention_score_row *score = &retention_scores[policy->score];
+    const char *name = score->choice.name;
+    RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_UNIT, score->units, "score", name, err));
+    RETURN_IF_ERROR(
+        check_part(p, policy, RETENTION_PART_ALLOCATOR, score->allocators, "score", name, err));
+    RETURN_IF_ERROR(
+        check_part(p, policy, RETENTION_PART_SCHEDULE, score->schedules, "score", name, err));
+    if (policy->allocator == RETENTION_ALLOCATOR_HYBRID) {
+        RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_UNIT, ONLY(RETENTION_UNIT_CHUNK),
+                                   "allocator", "hybrid", err));
+    }
+    if (retention_allocators[policy->allocator].joint) {
+        RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_SCOPE, ONLY(RETENTION_SCOPE_HEAD),
+                                   "allocator", "adaptive", err));
+    }
+    if (policy->variant == RETENTION_VARIANT_PLAIN) return STATUS_IS_OK;
+    const retention_variant_row *variant = &retention_variants[policy->variant];
+    name = variant->choice.name;
+    RETURN_IF_ERROR(
+        check_part(p, policy, RETENTION_PART_SCORE, ONLY(variant->of), "variant", name, err));
+    RETURN_IF_ERROR(
+        check_part(p, policy, RETENTION_PART_UNIT, variant->units, "variant", name, err));
+    uint32_t once = ONLY(RETENTION_SCHEDULE_PROMPT), alone = ONLY(RETENTION_ALLOCATOR_UNIFORM);
+    if (variant->kvpress)
+        RETURN_IF_ERROR(
+            check_part(p, policy, RETENTION_PART_ALLOCATOR, alone, "variant", name, err));
+    return check_part(p, policy, RETENTION_PART_SCHEDULE, once, "variant", name, err);
+}
+
+static status check_rows(const parsing *p, const retention_policy *policy, error *err)
+{
+    if (retention_scores[policy->score].rows != RETENTION_ROWS_POLICY) return STATUS_IS_OK;
+    uint32_t rows = policy->rows > 0 ? policy->rows : policy->window;
+    const char *score = retention_scores[policy->score].choice.name;
+    if (rows == 0 || (policy->rows == 0 && rows == INT32_MAX)) {
+        return error_set(err, STATUS_INVALID,
+                         "%s.window is %s: score '%s' measures its rows, so it must be given",
+                         p->where, rows ? "half of the budget" : "0", score);
+    }
+    if (rows <= p->limits->max_window) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "%s.window is %u: more than the prefill chunk of %u tokens", p->where, rows,
+                     p->limits->max_window);
+}
+
+static status check_budget(const parsing *p, const retention_policy *policy, error *err)
+{
+    if (p->preset->needs_budget && policy->ratio == 0 && policy->tokens == 0) {
+        return error_set(err, STATUS_INVALID,
+                         "%s.ratio or %s.tokens: method '%s' needs one of them", p->where, p->where,
+                         p->preset->name);
+    }
+    if (policy->tokens == 0) return STATUS_IS_OK;
+    if (policy->unit == RETENTION_UNIT_CHUNK && policy->chunk > policy->tokens) {
+        return error_set(err, STATUS_INVALID, "%s.chunk is %u: more than the budget of %u tokens",
+                         p->where, policy->chunk, policy->tokens);
+    }
+    return STATUS_IS_OK;
+}
+
+/* Tables of one scope must be whole groups of KV heads. */
+static status check_heads(const char *where, retention_scope scope, const pkv_geometry *g,
+                          error *err)
+{
+    if (retention_scopes[scope].heads(g) % g->heads_per_group == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "%s.scope '%s' does not fit %u KV heads in one page table "
+                     "(--kv-group-heads %u): ask for \"scope\":\"layer\", or start with "
+                     "--kv-group-heads 1",
+                     where, retention_scopes[scope].choice.name, g->heads_per_group,
+                     g->heads_per_group);
+}
+
+static status check_geometry(const parsing *p, const retention_policy *policy, error *err)
+{
+    const pkv_geometry *g = &p->limits->geometry;
+    uint32_t reuse = policy->reuse_layers;
+    if (reuse > g->n_layers) {
+        return error_set(err, STATUS_INVALID, "%s.reuse_layers is %u: the model has %u layers",
+                         p->where, reuse, g->n_layers);
+    }
+    if (reuse % g->layers_per_group != 0 && reuse != g->n_layers) {
+        return error_set(
+            err, STATUS_INVALID,
+            "%s.reuse_layers is %u: must be a multiple of the %u layers that share a page "
+            "table here (--kv-group-layers %u)",
+            p->where, reuse, g->layers_per_group, g->layers_per_group);
+    }
+    return check_heads(p->where, policy->scope, g, err);
+}
+
+status check_composition(const parsing *p, const retention_policy *policy, error *err)
+{
+    if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
+    RETURN_IF_ERROR(check_parts(p, policy, err));
+    RETURN_IF_ERROR(check_budget(p, policy, err));
+    RETURN_IF_ERROR(check_rows(p, policy, err));
+    return check_geometry(p, policy, err);
+}
+
+status check_growth(const parsing *p, const retention_policy *policy, error *err)
+{
+    if (policy->growth == RETENTION_GROWTH_JOINT) return STATUS_IS_OK;
+    if (policy->horizon > 0 && policy->horizon <= policy->beta2) {
+        return error_set(err, STATUS_INVALID,
+                         "retention.decode.horizon is %u: must be above beta2, which is %u",
+                         policy->horizon, policy->beta2);
+    }
+    if (policy->schedule != RETENTION_SCHEDULE_NEVER && policy->scope == RETENTION_SCOPE_HEAD &&
+        policy->decode_scope == RETENTION_SCOPE_LAYER) {
+        return error_set(err, STATUS_INVALID,
+                         "retention.decode.scope: 'layer' cannot follow a prefill whose heads "
+                         "choose alone");
+    }
+    RETURN_IF_ERROR(
+        check_heads("retention.decode", policy->decode_scope, &p->limits->geometry, err));
+    return check_geometry(p, policy, err);
+}
