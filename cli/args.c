@@ -128,6 +128,10 @@ static json_t *make_member(const arg_flag *f, const char *text, json_t *so_far, 
         error_set(err, STATUS_INVALID, "--%s: must be a JSON object", f->name);
         return NULL;
     }
+    case ARG_JSON_TEXT:
+        tree = json_string(text);
+        if (!tree) error_set(err, STATUS_INVALID, "--%s: is not UTF-8", f->name);
+        return tree;
     case ARG_JSON_STRINGS:
         tree = so_far ? json_incref(so_far) : json_array();
         if (tree && json_array_append_new(tree, json_string(text)) == 0) return tree;
@@ -304,7 +308,7 @@ static arg_outcome parse_words(const arg_command *command, int argc, char **argv
             *operand = arg;
         }
     }
-    if (!command->operand || *operand) return ARG_OUTCOME_RUN;
+    if (!command->operand || command->operand_optional || *operand) return ARG_OUTCOME_RUN;
     error_set(err, STATUS_INVALID, "%s is missing", command->operand);
     return ARG_OUTCOME_WRONG;
 }

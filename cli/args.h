@@ -26,6 +26,7 @@ typedef enum arg_json {
     ARG_JSON_NUMBER,  // a number in [min, max]
     ARG_JSON_TRUE,    // a switch
     ARG_JSON_OBJECT,  // JSON text of an object
+    ARG_JSON_TEXT,    // a string
     ARG_JSON_STRINGS, // a list of strings: may be given again
 } arg_json;
 
@@ -67,7 +68,8 @@ typedef struct arg_command {
     const char *about; // paragraphs for --help
     const arg_group *groups;
     size_t n_groups;
-    const char *operand; // the name of the one operand that must be given, or NULL
+    const char *operand;   // the name of the one operand that must be given, or NULL
+    bool operand_optional; // … or may be
     /* Flags that are not given are looked for in the environment: with "OCTAVO_", --max-batch in
      * OCTAVO_MAX_BATCH. A switch takes 1 or 0 there, a list one value. NULL = they are not. */
     const char *environment;

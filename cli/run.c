@@ -56,10 +56,13 @@ static const arg_flag sampling_flags[] = {
           "the same of each token of the prompt (JSON lines only)"),
 };
 
-static const arg_flag retention_flags[] = {
+static const arg_flag keep_flags[] = {
     FIELD("retention", "JSON", "retention", ARG_JSON_OBJECT, 0, 0,
           "which KV pages stay, such as '{\"method\":\"chunkkv\",\"ratio\":0.25}'; see octavo "
           "methods"),
+    FIELD("session", "ID", "session", ARG_JSON_TEXT, 0, 0,
+          "go on from the pages that the last request of this session left, and leave one's own: "
+          "with --chat, no turn is computed anew"),
 };
 
 static const char about[] =
@@ -69,7 +72,10 @@ static const char about[] =
     "\"id\", and any\n"
     "field below by its OpenAI name (max_tokens, temperature, stop, retention, ...); flags are the "
     "defaults\n"
-    "of all lines. For each choice one JSON line goes to stdout when it ends:\n"
+    "of all lines; lines of one \"session\" are its turns, and wait for each other. For each "
+    "choice "
+    "one JSON\n"
+    "line goes to stdout when it ends:\n"
     "  {\"id\", \"index\", \"text\", \"token_ids\", \"logprobs\", \"prompt_logprobs\", "
     "\"finish_reason\", \"usage\",\n"
     "  \"retention\", \"timings\"}\n"
@@ -126,6 +132,7 @@ static int run_session_go(run_session *s, const model_flags *model)
      * it counts a request off just after its last output can be read. */
     s->max_requests = 2 * s->model.max_batch;
     engine_options o = model_engine_options(&s->model, s->max_requests + 8);
+    retention_flags_apply(&s->retention, &o);
     if (!status_ok(engine_create(&o, &s->engine, &err)))
         return cli_complain(run_name, CLI_FAILED, err.text);
     if (s->flags.prompts) return run_batch(s);
@@ -140,8 +147,8 @@ int cli_run(int argc, char **argv)
         {"What to run (one of --prompt, --chat, --prompts)", input_flags,
          sizeof input_flags / sizeof input_flags[0], &s.flags},
         {"Sampling", sampling_flags, sizeof sampling_flags / sizeof sampling_flags[0], &s.flags},
-        {"Retention", retention_flags, sizeof retention_flags / sizeof retention_flags[0],
-         &s.flags},
+        {"Retention", keep_flags, sizeof keep_flags / sizeof keep_flags[0], &s.flags},
+        retention_flags_group(&s.retention),
         model_flags_group(&model),
     };
     const arg_command command = {
@@ -155,7 +162,8 @@ int cli_run(int argc, char **argv)
     int result;
     if (cli_parse(&command, argc, argv, NULL, &result)) {
         if (!model.dir) result = cli_complain(run_name, CLI_USAGE, "--model is missing");
-        else if (!status_ok(check_flags(&s.flags, &err)))
+        else if (!status_ok(check_flags(&s.flags, &err)) ||
+                 !status_ok(retention_flags_read(&s.retention, &err)))
             result = cli_complain(run_name, CLI_USAGE, err.text);
         else result = run_session_go(&s, &model);
     }
@@ -163,6 +171,7 @@ int cli_run(int argc, char **argv)
     model_close(&s.model);
     waiter_destroy(s.waiter);
     json_decref(s.flags.fields);
+    retention_flags_destroy(&s.retention);
     model_flags_destroy(&model);
     return result;
 }

@@ -5,6 +5,7 @@
 
 #include "cli/cli.h"
 #include "cli/model_flags.h"
+#include "cli/retention_flags.h"
 #include "cli/run_output.h"
 #include "cli/waiter.h"
 
@@ -16,6 +17,7 @@ typedef struct run_flags {
 
 typedef struct run_session {
     run_flags flags;
+    retention_flags retention;
     loaded_model model;
     engine *engine;
     engine_defaults defaults;

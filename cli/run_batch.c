@@ -18,6 +18,7 @@ enum {
 typedef struct job {
     engine_stream *stream; // NULL = this place is free
     json_t *id;
+    json_t *session; // NULL = none
     uint64_t line;
     uint32_t n, n_ended;
     bool want_logprobs;
@@ -30,6 +31,7 @@ typedef struct batch {
     line_reader in;
     job *jobs; // [max_requests]
     uint32_t n_running;
+    json_t *held; // a line whose session another line still has: the input waits with it
     bool input_ended;
     bool output_failed;
     bool aborting;
@@ -118,40 +120,74 @@ static job *free_job(batch *b)
     return NULL;
 }
 
-static void start(batch *b, const char *text, size_t n)
+static json_t *session_of(const batch *b, const json_t *request)
 {
-    if (strspn(text, " \t") == n) return; /* a blank line is no request */
-    error err = {{0}};
-    json_t *request = NULL;
+    json_t *session = json_object_get(request, "session");
+    if (!session || json_is_null(session)) session = json_object_get(b->s->flags.fields, "session");
+    return session;
+}
+
+static bool has_turn(const batch *b, const json_t *session)
+{
+    bool busy = false;
+    for (uint32_t i = 0; session && i < b->s->max_requests && !busy; i++)
+        busy = b->jobs[i].session && json_equal(b->jobs[i].session, session);
+    return busy;
+}
+
+/* Takes over the line; st: whether it could be read. */
+static void start(batch *b, json_t *request, status st, error *err)
+{
     bool id_ok;
-    status st = json_read_text("not JSON", text, n, &request, &err);
     json_t *id = id_of(request, b->in.number, &id_ok);
     job *slot = free_job(b), j = {.id = id, .line = b->in.number};
     if (status_ok(st) && !id_ok)
-        st = error_set(&err, STATUS_INVALID, "request: id: must be a string or a number");
-    if (status_ok(st)) st = submit(b, &j, request, &err);
+        st = error_set(err, STATUS_INVALID, "request: id: must be a string or a number");
+    if (status_ok(st)) st = submit(b, &j, request, err);
     if (status_ok(st)) {
+        j.session = json_incref(session_of(b, request));
         *slot = j;
         b->n_running++;
     } else {
-        refuse(b, id, err.text);
+        refuse(b, id, err->text);
         json_decref(id);
     }
     json_decref(request);
 }
 
+/* Lines of one session are its turns: each waits for the one before it. */
+static void take_line(batch *b, const char *text, size_t n)
+{
+    if (strspn(text, " \t") == n) return; /* a blank line is no request */
+    error err = {{0}};
+    json_t *request = NULL;
+    status st = json_read_text("not JSON", text, n, &request, &err);
+    if (status_ok(st) && has_turn(b, session_of(b, request))) b->held = request;
+    else start(b, request, st, &err);
+}
+
+static bool take_held(batch *b)
+{
+    error err = {{0}};
+    json_t *request = b->held;
+    if (!request || b->aborting || has_turn(b, session_of(b, request))) return false;
+    b->held = NULL;
+    start(b, request, STATUS_IS_OK, &err);
+    return true;
+}
+
 /* Fills the engine. False when there is nothing to take just now. */
 static bool read_some(batch *b)
 {
-    bool read = false;
-    while (!b->input_ended && !b->aborting && b->n_running < b->s->max_requests) {
+    bool read = take_held(b);
+    while (!b->input_ended && !b->held && !b->aborting && b->n_running < b->s->max_requests) {
         char *text;
         size_t n;
         line_outcome got = lines_next(&b->in, false, &text, &n);
         if (got == LINE_LATER) break;
         read = true;
         if (got == LINE_READ) {
-            start(b, text, n);
+            take_line(b, text, n);
         } else if (got == LINE_TOO_LONG) {
             json_t *id = json_integer((json_int_t)b->in.number);
             refuse(b, id, "the line is longer than 16 MiB");
@@ -195,6 +231,7 @@ static void end_choice(batch *b, job *j, const engine_output *out)
     b->n_running--;
     engine_stream_release(j->stream);
     json_decref(j->id);
+    json_decref(j->session);
     free(j->choices);
     *j = (job){0};
 }
@@ -226,10 +263,10 @@ static void run_all(batch *b)
         for (uint32_t i = 0; i < b->s->max_requests; i++) busy |= read_job(b, &b->jobs[i]);
         if (fflush(stdout) != 0) b->output_failed = true;
         if (waiter_interrupted(b->s->waiter) || b->output_failed) give_up(b);
-        bool more = !b->input_ended && !b->aborting;
+        bool more = (!b->input_ended || b->held) && !b->aborting;
         if (!more && b->n_running == 0) return;
         tell_progress(b, false);
-        bool wants_input = more && b->n_running < b->s->max_requests;
+        bool wants_input = more && !b->held && b->n_running < b->s->max_requests;
         if (!busy) waiter_wait(b->s->waiter, wants_input ? b->in.fd : -1, WAIT_MS);
     }
 }
@@ -256,6 +293,7 @@ int run_batch(run_session *s)
                 (unsigned long long)b.n_done, (unsigned long long)b.n_given_up);
     lines_close(&b.in);
     strbuf_destroy(&b.line);
+    json_decref(b.held);
     free(b.jobs);
     bool written = cli_finish_output(run_name) && !b.output_failed;
     return interrupted ? CLI_INTERRUPTED : b.n_failed || !written ? CLI_FAILED : CLI_OK;

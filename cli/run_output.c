@@ -147,4 +147,5 @@ void run_report_text(strbuf *out, const retention_report *report)
         report->method, report->kept_tokens, report->logical_tokens, share,
         (unsigned long long)report->pages_dropped,
         report->budget_raised ? ", budget raised to what is protected" : "", report->scoring_ms);
+    if (*report->session) strbuf_printf(out, "; session %s", report->session);
 }

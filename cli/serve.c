@@ -22,6 +22,7 @@ enum { KEY_FILE_BYTES_MAX = 1 << 20, LOOK_MS = 1000, DRAIN_LOOK_MS = 20 };
 typedef struct serving {
     serve_flags flags;
     model_flags model_flags;
+    retention_flags retention;
     loaded_model model;
     char *folder_name;   // the default name
     char *key_file_text; // what `keys` of the file point into
@@ -158,6 +159,7 @@ static status start_engine(serving *s, error *err)
     status st = rpc_events_create(EVENT_TOKENS / page_tokens, page_tokens, &s->events);
     if (!status_ok(st)) return error_set(err, st.code, "out of memory");
     engine_options o = model_engine_options(&s->model, s->flags.max_requests);
+    retention_flags_apply(&s->retention, &o);
     o.on_block = rpc_events_on_block;
     o.on_block_ctx = s->events;
     o.step_timeout_us = step_timeout_us(s);
@@ -336,6 +338,8 @@ int cli_serve(int argc, char **argv)
     serving s = {0};
     const arg_group groups[] = {
         serve_flags_group(&s.flags),
+        retention_flags_server_group(&s.retention),
+        retention_flags_group(&s.retention),
         model_flags_group(&s.model_flags),
     };
     const arg_command command = {
@@ -350,12 +354,14 @@ int cli_serve(int argc, char **argv)
     int result;
     if (cli_parse(&command, argc, argv, NULL, &result)) {
         if (!s.model_flags.dir) result = cli_complain(serve_name, CLI_USAGE, "--model is missing");
-        else if (!status_ok(check_flags(&s.flags, &err)))
+        else if (!status_ok(check_flags(&s.flags, &err)) ||
+                 !status_ok(retention_flags_read(&s.retention, &err)))
             result = cli_complain(serve_name, CLI_USAGE, err.text);
         else result = go(&s);
     }
     close_all(&s);
     serve_flags_destroy(&s.flags);
+    retention_flags_destroy(&s.retention);
     model_flags_destroy(&s.model_flags);
     return result;
 }

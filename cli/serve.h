@@ -4,6 +4,7 @@
 
 #include "cli/args.h"
 #include "cli/model_flags.h"
+#include "cli/retention_flags.h"
 #include "rpc/rpc.h"
 
 enum { SERVE_STEP_TIMEOUT_AUTO = UINT32_MAX };

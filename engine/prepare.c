@@ -165,10 +165,8 @@ static void fill_sched_request(engine *e, engine_stream *s)
         .want_logits = r->prompt_logprobs >= 0,
         .prompt = s->tokens,
         .n_prompt = s->n_tokens,
-        .max_new_tokens = s->max_new_tokens,
         .n = r->n,
         .salt = r->cache_salt ? hash_bytes(r->cache_salt, strlen(r->cache_salt), 1) : 0,
-        .policy = s->policy,
         .params =
             {
                 .temperature = r->temperature,
@@ -191,13 +189,20 @@ static void fill_sched_request(engine *e, engine_stream *s)
     session_key(r, s->sched_request.session);
 }
 
+static void set_length(engine_stream *s, uint32_t max_new_tokens)
+{
+    s->sched_request.max_new_tokens = max_new_tokens;
+    s->sched_request.policy = s->policy;
+    retention_policy_resolve(&s->sched_request.policy, max_new_tokens);
+}
+
 /* max_tokens left open: as many as the context and the pool leave room for. */
 static uint32_t most_new_tokens(engine *e, engine_stream *s)
 {
     uint32_t lowest = 1, highest = e->o.max_model_len - s->n_tokens;
     while (lowest < highest) {
         uint32_t middle = lowest + (highest - lowest + 1) / 2;
-        s->sched_request.max_new_tokens = middle;
+        set_length(s, middle);
         if (status_ok(sched_check(e->sched, &s->sched_request, NULL))) lowest = middle;
         else highest = middle - 1;
     }
@@ -209,7 +214,7 @@ static status check_fit(engine *e, engine_stream *s, error *err)
 {
     pthread_rwlock_rdlock(&e->sched_lock);
     if (s->max_new_tokens == 0) s->max_new_tokens = most_new_tokens(e, s);
-    s->sched_request.max_new_tokens = s->max_new_tokens;
+    set_length(s, s->max_new_tokens);
     s->made_for = e->n_backends;
     status st = sched_check(e->sched, &s->sched_request, err);
     pthread_rwlock_unlock(&e->sched_lock);

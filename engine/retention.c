@@ -60,7 +60,7 @@ status retention_rules_make(const engine_options *o, const backend_info *info, r
         return s;
     }
     RETURN_IF_ERROR(read_policy("--retention", o->retention, &out->limits, &out->standard, err));
-    out->reports_standard = out->standard.schedule != RETENTION_SCHEDULE_NEVER;
+    out->reports_standard = out->standard.preset != retention_find("full");
     if (!out->has_pressure) return STATUS_IS_OK;
     return read_policy("--pressure-retention", o->pressure_retention, &out->limits, &out->pressure,
                        err);

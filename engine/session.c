@@ -14,7 +14,7 @@ static void add_part(sha256 *h, const char *text)
     uint8_t length[8];
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)(n >> 8 * i);
     sha256_add(h, length, sizeof length);
-    if (n) sha256_add(h, text, n);
+    if (n) sha256_add(h, text, n - 1);
 }
 
 void session_key(const engine_request *r, uint64_t out[2])

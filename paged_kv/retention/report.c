@@ -53,6 +53,10 @@ void retention_report_json(const retention_report *report, strbuf *out)
                   (unsigned long long)report->pages_dropped);
     strbuf_printf(out, ", \"budget_raised\": %s, \"scoring_ms\": %.3f",
                   report->budget_raised ? "true" : "false", report->scoring_ms);
+    if (report->session[0]) {
+        strbuf_puts(out, ", \"session\": ");
+        strbuf_json_string(out, report->session, strlen(report->session));
+    }
     if (report->kept_json) {
         strbuf_puts(out, ", \"kept\": ");
         strbuf_puts(out, report->kept_json);

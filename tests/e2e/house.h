@@ -1,4 +1,5 @@
-/* The demo model behind an engine, as the end-to-end tests open it. */
+/* A model behind an engine, as the end-to-end tests open it: the demo model, or one of the tiny
+ * ones, which borrow its tokenizer. */
 #ifndef TESTS_E2E_HOUSE_H
 #define TESTS_E2E_HOUSE_H
 
@@ -15,12 +16,15 @@
 
 typedef struct setting {
     const char *what; // for messages
+    const char *dir;  // NULL = the demo model; else one whose weights are kept as f32
     dtype kv_type;
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
     uint64_t kv_bytes, swap_bytes;
     bool prefix_cache;
     uint32_t n_ranks; // 0 = no group
+    uint32_t max_sessions;
+    int64_t session_ttl_us; // 0 = for ever
 } setting;
 
 typedef struct house {
@@ -38,15 +42,16 @@ static inline house open_house(const setting *s)
     error err = {{0}};
     model_config config;
     comm_options self = {.kind = "self", .size = 1};
+    const char *dir = s->dir ? s->dir : "models/demo";
     if (!status_ok(comm_create(&self, &h.group, &err)) ||
-        !status_ok(model_config_load("models/demo", NULL, 0, &config, &err)) ||
+        !status_ok(model_config_load(dir, NULL, 0, &config, &err)) ||
         !status_ok(tok_load("models/demo", &h.tokenizer, &err)))
         fail_msg("%s", err.text);
     backend_cpu_options bo = {
-        .dir = "models/demo",
+        .dir = dir,
         .config = &config,
         .kv_type = s->kv_type,
-        .weight_type = DTYPE_BF16,
+        .weight_type = s->dir ? DTYPE_F32 : DTYPE_BF16,
         .group = h.group,
         .geometry = {.page_tokens = s->page_tokens,
                      .layers_per_group = s->layers_per_group,
@@ -71,6 +76,8 @@ static inline house open_house(const setting *s)
         .prefix_cache = s->prefix_cache,
         .stop_ids = config.stop_ids,
         .n_stop_ids = config.n_stop_ids,
+        .max_sessions = s->max_sessions,
+        .session_ttl_us = s->session_ttl_us ? s->session_ttl_us : INT64_MAX / 2,
     };
     if (!status_ok(engine_create(&eo, &h.engine, &err))) fail_msg("%s", err.text);
     return h;

@@ -387,10 +387,17 @@ class Text(unittest.TestCase):
         self.assertIn("architecture: LlamaForCausalLM\n", out)
         table = octavo("methods")[0]
         rows = json.loads(octavo("methods", "--json")[0])
-        self.assertEqual([row["method"] for row in rows][:2], ["full", "chunkkv"])
+        names = [row["method"] for row in rows]
+        self.assertEqual(names[0], "full")
+        self.assertIn("chunkkv", names)
+        self.assertEqual(len(set(names)), len(names))
         for row in rows:
             self.assertIn(row["method"], table)
             self.assertIn(row["summary"], table)
+            one = octavo("methods", row["method"])[0]
+            self.assertTrue(one.startswith(f"{row['method']}: {row['summary']}\n{row['source']}\n"))
+            self.assertEqual(json.loads(octavo("methods", "--json", row["method"])[0]), [row])
+        self.assertIn("there is no method", octavo("methods", "nothing", code=2)[1])
 
 
 class Score(unittest.TestCase):

@@ -3,9 +3,13 @@
 #include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 
+/* Every answer is sevens. */
 static int setup(void **state)
 {
-    *state = fixture_create();
+    fixture *f = fixture_create();
+    f->model.script[0] = 7;
+    f->model.n_script = 1;
+    *state = f;
     return 0;
 }
 
@@ -187,7 +191,7 @@ static void bad_rules_make_no_engine(void **state)
         {{.retention = json_pack("{s:s}", "method", "nobody")}, "--retention: retention.method:"},
         {{.retention = json_pack("{s:s}", "method", "chunkkv")}, "--retention: retention.ratio"},
         {{.pressure_retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 2.0)},
-         "--pressure-retention: retention.ratio"},
+         "--pressure-retention: retention"},
         {{.retention_allow = unknown, .n_retention_allow = 2}, "--retention-allow: 'nobody'"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -214,8 +218,6 @@ static void with_sessions(fixture *f, uint32_t n, int64_t ttl_us)
 {
     f->options.max_sessions = n;
     f->options.session_ttl_us = ttl_us;
-    f->model.script[0] = 7;
-    f->model.n_script = 1;
     fixture_start(f);
 }
 

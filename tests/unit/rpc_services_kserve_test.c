@@ -31,9 +31,9 @@ typedef struct sample {
     ProtobufCBinaryData elements[3][2];
     protobuf_c_boolean stream[2];
     ProtobufCBinaryData raw[3];
-    parameter parameters[4];
-    parameter *parameter_list[4];
-    Inference__InferParameter values[4];
+    parameter parameters[5];
+    parameter *parameter_list[5];
+    Inference__InferParameter values[5];
     Inference__ModelInferRequest__InferRequestedOutputTensor output;
     Inference__ModelInferRequest__InferRequestedOutputTensor *output_list[1];
     Inference__ModelInferRequest__InferInputTensor__ParametersEntry input_parameter;
