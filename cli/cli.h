@@ -21,7 +21,9 @@ int cli_inspect(int argc, char **argv);
 int cli_methods(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_engine(int argc, char **argv);
+int cli_bench_retention(int argc, char **argv);
 int cli_bench_serve(int argc, char **argv);
+int cli_bench_quality(int argc, char **argv);
 
 /* Parses, and answers --help and errors. True: go on. False: return *exit_status. */
 bool cli_parse(const arg_command *command, int argc, char **argv, const char **operand,

@@ -20,9 +20,10 @@ ALLOWED = {
     "engine": (["scheduler", "paged_kv", "base"], ["model/tokenizer.h", "model/chat_template.h"]),
     "proto": (["base"], []),
     "rpc": (["engine", "proto", "base"], []),
-    "cli": (["rpc", "engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
+    "quality": (["engine", "base"], ["model/tokenizer.h"]),
+    "cli": (["quality", "rpc", "engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
     "bench": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
-    "tests": (["rpc", "proto", "engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base", "cli"], []),
+    "tests": (["rpc", "proto", "engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base", "cli", "quality"], []),
 }
 
 # What a module shows to others; every other header is private. base: all of them.
@@ -35,6 +36,7 @@ PUBLIC = {
     "engine": ["engine.h", "metrics.h"],
     "proto": ["proto.h"],
     "rpc": ["rpc.h"],
+    "quality": ["quality.h"],
     "cli": [],
 }
 

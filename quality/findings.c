@@ -1,0 +1,293 @@
+/* Jaccard of layers, recall of needles, agreement with the full cache. */
+#include "quality/findings.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAYERS_MAX = 4096, TABLES_MAX = 1 << 18 };
+
+/* ---- kept sets ------------------------------------------------------------------------------- */
+
+typedef struct kept_table {
+    uint32_t first_layer, last_layer, head;
+    uint64_t *bits; // of the prompt's tokens
+} kept_table;
+
+typedef struct kept_sets {
+    kept_table *tables;
+    size_t n;
+    uint32_t n_layers, words, n_prompt;
+    uint64_t *bits; // of all tables
+} kept_sets;
+
+static bool read_pair(const json_t *pair, uint32_t most, uint32_t *from, uint32_t *to)
+{
+    json_int_t a = json_integer_value(json_array_get(pair, 0));
+    json_int_t b = json_integer_value(json_array_get(pair, 1));
+    if (json_array_size(pair) != 2 || a < 0 || b < a || b > most) return false;
+    *from = (uint32_t)a;
+    *to = (uint32_t)b;
+    return true;
+}
+
+static bool read_table(const json_t *json, kept_sets *sets, kept_table *t)
+{
+    uint32_t last_head, from, to;
+    if (!read_pair(json_object_get(json, "layers"), LAYERS_MAX, &t->first_layer, &t->last_layer) ||
+        !read_pair(json_object_get(json, "heads"), UINT32_MAX >> 1, &t->head, &last_head))
+        return false;
+    if (t->last_layer >= sets->n_layers) sets->n_layers = t->last_layer + 1;
+    const json_t *ranges = json_object_get(json, "ranges");
+    size_t i;
+    json_t *range;
+    json_array_foreach(ranges, i, range)
+    {
+        if (!read_pair(range, UINT32_MAX >> 1, &from, &to)) return false;
+        for (uint32_t p = from; p < to && p < sets->n_prompt; p++)
+            t->bits[p / 64] |= UINT64_C(1) << p % 64;
+    }
+    return true;
+}
+
+static void sets_destroy(kept_sets *s)
+{
+    free(s->bits);
+    free(s->tables);
+}
+
+static status read_sets(const json_t *json, uint32_t n_prompt, kept_sets *out, error *err)
+{
+    size_t n = json_array_size(json);
+    *out = (kept_sets){.n = n, .n_prompt = n_prompt, .words = n_prompt / 64 + 1};
+    if (n == 0 || n > TABLES_MAX)
+        return error_set(err, STATUS_INTERNAL, "the report lists no kept tokens");
+    out->tables = calloc(n, sizeof *out->tables);
+    out->bits = calloc(n * out->words, sizeof *out->bits);
+    if (!out->tables || !out->bits) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        out->tables[i].bits = out->bits + i * out->words;
+        if (!read_table(json_array_get(json, i), out, &out->tables[i]))
+            return error_set(err, STATUS_INTERNAL, "the report's kept[%zu] cannot be read", i);
+    }
+    return STATUS_IS_OK;
+}
+
+static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
+{
+    uint64_t both = 0, either = 0;
+    for (uint32_t w = 0; w < words; w++) {
+        both += (uint64_t)__builtin_popcountll(a->bits[w] & b->bits[w]);
+        either += (uint64_t)__builtin_popcountll(a->bits[w] | b->bits[w]);
+    }
+    return either ? (double)both / (double)either : 1;
+}
+
+static bool covers(const kept_table *t, uint32_t layer)
+{
+    return t->first_layer <= layer && layer <= t->last_layer;
+}
+
+/* Tables of the same heads are compared, and the mean over them taken. */
+static void compare_layers(const kept_sets *s, findings *out)
+{
+    for (uint32_t a = 0; a < s->n_layers; a++)
+        for (uint32_t b = a; b < s->n_layers; b++) {
+            double sum = 0;
+            size_t n = 0;
+            for (size_t i = 0; i < s->n; i++)
+                for (size_t k = 0; covers(&s->tables[i], a) && k < s->n; k++) {
+                    if (!covers(&s->tables[k], b) || s->tables[k].head != s->tables[i].head)
+                        continue;
+                    sum += jaccard(&s->tables[i], &s->tables[k], s->words);
+                    n++;
+                }
+            float mean = n ? (float)(sum / (double)n) : NAN;
+            out->jaccard[a * s->n_layers + b] = out->jaccard[b * s->n_layers + a] = mean;
+        }
+}
+
+static void recall_needles(const kept_sets *s, const bool *needle, findings *out)
+{
+    uint32_t n_needle = 0;
+    for (uint32_t p = 0; needle && p < s->n_prompt; p++) n_needle += needle[p];
+    for (uint32_t layer = 0; layer < s->n_layers; layer++) {
+        double whole = 0, share = 0;
+        size_t n = 0;
+        for (size_t i = 0; n_needle && i < s->n; i++) {
+            if (!covers(&s->tables[i], layer)) continue;
+            uint32_t kept = 0;
+            for (uint32_t p = 0; p < s->n_prompt; p++)
+                kept += needle[p] && s->tables[i].bits[p / 64] >> p % 64 & 1;
+            whole += kept == n_needle;
+            share += (double)kept / n_needle;
+            n++;
+        }
+        out->needle_whole[layer] = n ? (float)(whole / (double)n) : NAN;
+        out->needle_share[layer] = n ? (float)(share / (double)n) : NAN;
+    }
+}
+
+static bool make_room(findings *m, uint32_t n_layers)
+{
+    m->n_layers = n_layers;
+    m->jaccard = calloc((size_t)n_layers * n_layers, sizeof *m->jaccard);
+    m->needle_whole = calloc(n_layers, sizeof *m->needle_whole);
+    m->needle_share = calloc(n_layers, sizeof *m->needle_share);
+    return m->jaccard && m->needle_whole && m->needle_share;
+}
+
+status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *needle, findings *out,
+                        error *err)
+{
+    json_t *json = NULL;
+    *out = (findings){0};
+    RETURN_IF_ERROR(json_read_text("report", kept_json, strlen(kept_json), &json, err));
+    kept_sets sets;
+    status st = read_sets(json, n_prompt, &sets, err);
+    if (status_ok(st) && !make_room(out, sets.n_layers))
+        st = error_set(err, STATUS_NO_MEMORY, "out of memory");
+    if (status_ok(st)) {
+        compare_layers(&sets, out);
+        recall_needles(&sets, needle, out);
+    }
+    sets_destroy(&sets);
+    json_decref(json);
+    if (!status_ok(st)) findings_destroy(out);
+    return st;
+}
+
+void findings_destroy(findings *m)
+{
+    free(m->jaccard);
+    free(m->needle_whole);
+    free(m->needle_share);
+    *m = (findings){0};
+}
+
+/* ---- agreement ------------------------------------------------------------------------------- */
+
+double findings_divergence(const step_sample *full, const step_sample *own)
+{
+    const double least = 1e-9;
+    double sum = 0, rest_full = 1, rest_own = 1;
+    for (uint32_t i = 0; i < full->n_top; i++)
+        for (uint32_t k = 0; k < own->n_top; k++) {
+            if (full->top_ids[i] != own->top_ids[k]) continue;
+            double p = exp((double)full->top_logprobs[i]), q = exp((double)own->top_logprobs[k]);
+            sum += p * ((double)full->top_logprobs[i] - (double)own->top_logprobs[k]);
+            rest_full -= p;
+            rest_own -= q;
+        }
+    if (rest_full < least) rest_full = least;
+    if (rest_own < least) rest_own = least;
+    sum += rest_full * log(rest_full / rest_own);
+    return sum > 0 ? sum : 0; /* below zero by rounding alone */
+}
+
+void findings_agree(const step_sample *full, size_t n_full, const step_sample *own, size_t n_own,
+                    findings *out)
+{
+    double sum = 0;
+    out->n_compared = out->n_agreed = 0;
+    for (size_t i = 0; i < n_full && i < n_own; i++) {
+        bool equal = full[i].token == own[i].token;
+        sum += findings_divergence(&full[i], &own[i]);
+        out->n_compared++;
+        out->n_agreed += equal;
+        if (!equal) break; /* from here on they continue different texts */
+    }
+    out->divergence = out->n_compared ? (float)(sum / out->n_compared) : NAN;
+}
+
+/* ---- needles in tokens ----------------------------------------------------------------------- */
+
+static void mark(const size_t *ends, uint32_t n_tokens, size_t from, size_t to, bool *needle)
+{
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        size_t start = i ? ends[i - 1] : 0;
+        if (start < to && ends[i] > from) needle[i] = true;
+    }
+}
+
+size_t findings_find_needles(const tokenizer *t, const uint32_t *tokens, uint32_t n_tokens,
+                             const char *const *texts, size_t n_texts, bool *needle)
+{
+    strbuf text = {0};
+    size_t found = 0, *ends = calloc(n_tokens, sizeof *ends);
+    for (uint32_t i = 0; ends && i < n_tokens; i++) {
+        const char *bytes;
+        size_t n;
+        if (status_ok(tok_token_bytes(t, tokens[i], &bytes, &n))) strbuf_append(&text, bytes, n);
+        ends[i] = text.size;
+    }
+    for (size_t k = 0; ends && text.data && k < n_texts; k++) {
+        size_t n = strlen(texts[k]);
+        const char *at = memmem(text.data, text.size, texts[k], n);
+        if (!at) continue;
+        found++;
+        size_t from = (size_t)(at - text.data);
+        mark(ends, n_tokens, from, from + n, needle);
+    }
+    free(ends);
+    strbuf_destroy(&text);
+    return found;
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+static void write_floats(strbuf *out, const char *name, const float *values, size_t n)
+{
+    strbuf_printf(out, "\"%s\":[", name);
+    for (size_t i = 0; i < n; i++) {
+        if (isnan(values[i])) strbuf_puts(out, i ? ",null" : "null");
+        else strbuf_printf(out, i ? ",%.4g" : "%.4g", (double)values[i]);
+    }
+    strbuf_putc(out, ']');
+}
+
+void findings_write(const findings *m, strbuf *out)
+{
+    strbuf_printf(out, "{\"layers\":%u,\"compared\":%u,\"agreed\":%u", m->n_layers, m->n_compared,
+                  m->n_agreed);
+    if (m->n_compared) strbuf_printf(out, ",\"divergence\":%.4g", (double)m->divergence);
+    if (m->n_layers) {
+        size_t n = m->n_layers;
+        strbuf_putc(out, ',');
+        write_floats(out, "jaccard", m->jaccard, n * n);
+        strbuf_putc(out, ',');
+        write_floats(out, "needle_whole", m->needle_whole, n);
+        strbuf_putc(out, ',');
+        write_floats(out, "needle_share", m->needle_share, n);
+    }
+    strbuf_putc(out, '}');
+}
+
+static void read_floats(const json_t *json, const char *name, float *out, size_t n)
+{
+    const json_t *list = json_object_get(json, name);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, i);
+        out[i] = json_is_number(v) ? (float)json_number_value(v) : NAN;
+    }
+}
+
+bool findings_read(const json_t *json, findings *out)
+{
+    *out = (findings){0};
+    json_int_t layers = json_integer_value(json_object_get(json, "layers"));
+    out->n_compared = (uint32_t)json_integer_value(json_object_get(json, "compared"));
+    out->n_agreed = (uint32_t)json_integer_value(json_object_get(json, "agreed"));
+    const json_t *divergence = json_object_get(json, "divergence");
+    out->divergence = json_is_number(divergence) ? (float)json_number_value(divergence) : NAN;
+    if (layers <= 0 || layers > LAYERS_MAX) return true;
+    if (!make_room(out, (uint32_t)layers)) {
+        findings_destroy(out);
+        return false;
+    }
+    size_t n = out->n_layers;
+    read_floats(json, "jaccard", out->jaccard, n * n);
+    read_floats(json, "needle_whole", out->needle_whole, n);
+    read_floats(json, "needle_share", out->needle_share, n);
+    return true;
+}

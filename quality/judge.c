@@ -1,0 +1,197 @@
+/* From a stream to a record. */
+#include "quality/campaign.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static status out_of_memory(error *err)
+{
+    return error_set(err, STATUS_NO_MEMORY, "out of memory");
+}
+
+/* What the engine will say of every prompt of this cell, as against trouble of its own. */
+static bool is_refusal(status_code code)
+{
+    return code == STATUS_INVALID || code == STATUS_UNSUPPORTED || code == STATUS_LIMIT ||
+           code == STATUS_NO_PAGES;
+}
+
+/* ---- while it grows -------------------------------------------------------------------------- */
+
+static bool wants_samples(const campaign *c, const job *j)
+{
+    return j->live->measured || (c->o->turns > 1 && j->arm == ARM_FIRST);
+}
+
+static void take(const campaign *c, job *j, const engine_output *out)
+{
+    strbuf_append(&j->text, out->text, out->text_bytes);
+    if (!out->has_token || !wants_samples(c, j)) return;
+    if (j->n_samples == j->capacity) {
+        size_t capacity = j->capacity ? 2 * j->capacity : 16;
+        step_sample *grown = realloc(j->samples, capacity * sizeof *grown);
+        if (!grown) {
+            j->failed = true;
+            return;
+        }
+        j->samples = grown;
+        j->capacity = capacity;
+    }
+    j->samples[j->n_samples++] = out->sample;
+}
+
+/* ---- measures -------------------------------------------------------------------------------- */
+
+static status measure(const campaign *c, const job *j, const engine_output *out, findings *m,
+                      error *err)
+{
+    const question *q = &j->live->doc->questions[j->question];
+    engine_prompt prompt = engine_stream_prompt(j->stream);
+    if (out->report && out->report->kept_json) {
+        bool *needle = calloc(prompt.n_tokens, sizeof *needle);
+        if (!needle) return out_of_memory(err);
+        size_t found = findings_find_needles(c->o->tokenizer, prompt.tokens, prompt.n_tokens,
+                                             q->needles.items, q->needles.n, needle);
+        status st = findings_of_kept(out->report->kept_json, prompt.n_tokens, found ? needle : NULL,
+                                     m, err);
+        free(needle);
+        RETURN_IF_ERROR(st);
+    }
+    const full_answer *full = j->live->full ? &j->live->full[j->question] : NULL;
+    if (full && full->n && j->column > 0 && j->arm == ARM_SINGLE)
+        findings_agree(full->samples, full->n, j->samples, j->n_samples, m);
+    return STATUS_IS_OK;
+}
+
+/* The full cache's answer is what the others are measured against. */
+static void hand_over(job *j)
+{
+    if (!j->live->full || j->column != 0 || j->arm != ARM_SINGLE) return;
+    full_answer *full = &j->live->full[j->question];
+    *full = (full_answer){j->samples, j->n_samples};
+    j->samples = NULL;
+    j->n_samples = j->capacity = 0;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static status score(const campaign *c, const job *j, record *r, error *err)
+{
+    const source *s = &c->sources.items[j->live->row];
+    const question *q = &j->live->doc->questions[j->question];
+    const char *answer = j->text.data ? j->text.data : "";
+    double value = scorer_score(s->scorer, answer, &q->references, &j->live->doc->classes);
+    if (value < 0) return out_of_memory(err);
+    r->score = (float)value;
+    for (size_t i = 0; s->scorer == SCORER_NUMBERED && i < q->references.n && i < 64; i++)
+        if (scorer_numbered(answer, i, q->references.items[i])) r->right |= UINT64_C(1) << i;
+    return STATUS_IS_OK;
+}
+
+static void count_kept(const job *j, const engine_output *out, record *r)
+{
+    uint32_t all = out->usage.prompt_tokens + out->usage.completion_tokens;
+    r->kept = r->logical = (float)all;
+    if (j->whole_prompt) {
+        r->logical = (float)(j->whole_prompt + out->usage.completion_tokens);
+    } else if (out->report && out->report->logical_tokens) {
+        r->kept = (float)out->report->kept_tokens;
+        r->logical = (float)out->report->logical_tokens;
+    }
+}
+
+static status add_second(job *j, record_arm arm, error *err)
+{
+    live *l = j->live;
+    if (l->n_second == l->second_capacity) {
+        size_t capacity = l->second_capacity ? 2 * l->second_capacity : 8;
+        second_turn *grown = realloc(l->second, capacity * sizeof *grown);
+        if (!grown) return out_of_memory(err);
+        l->second = grown;
+        l->second_capacity = capacity;
+    }
+    engine_prompt prompt = engine_stream_prompt(j->stream);
+    second_turn turn = {.question = j->pair, .column = j->column, .arm = arm};
+    turn.tokens = calloc(prompt.n_tokens + j->n_samples, sizeof *turn.tokens);
+    turn.answer = strndup(j->text.data ? j->text.data : "", j->text.size);
+    if (!turn.tokens || !turn.answer) {
+        free(turn.tokens);
+        free(turn.answer);
+        return out_of_memory(err);
+    }
+    memcpy(turn.tokens, prompt.tokens, prompt.n_tokens * sizeof *turn.tokens);
+    turn.n_tokens = prompt.n_tokens;
+    for (size_t i = 0; i < j->n_samples; i++) turn.tokens[turn.n_tokens++] = j->samples[i].token;
+    l->second[l->n_second++] = turn;
+    return STATUS_IS_OK;
+}
+
+/* Turn 2 goes on from the very tokens of turn 1, the one that stopped it left out: what stands
+ * between the turns brings it again. The arm of the full cache is `fresh` for the full cache. */
+static status go_on(job *j, const engine_output *out, error *err)
+{
+    if (j->arm != ARM_FIRST) return STATUS_IS_OK;
+    if (out->stop_token >= 0 && j->n_samples > 0 &&
+        j->samples[j->n_samples - 1].token == (uint32_t)out->stop_token)
+        j->n_samples--;
+    RETURN_IF_ERROR(add_second(j, ARM_SESSION, err));
+    RETURN_IF_ERROR(add_second(j, ARM_FRESH, err));
+    return j->column > 0 ? add_second(j, ARM_FULL, err) : STATUS_IS_OK;
+}
+
+static status make_record(campaign *c, job *j, const engine_output *out, error *err)
+{
+    const question *q = &j->live->doc->questions[j->question];
+    record r = {.row = j->live->row,
+                .column = j->column,
+                .arm = j->arm,
+                .document = j->live->number,
+                .question = j->pair,
+                .depth = q->depth};
+    if (j->failed || j->text.failed) return out_of_memory(err);
+    RETURN_IF_ERROR(score(c, j, &r, err));
+    count_kept(j, out, &r);
+    if (out->report) r.continued = strcmp(out->report->session, "continued") == 0;
+    if (j->live->measured) RETURN_IF_ERROR(measure(c, j, out, &r.findings, err));
+    status st = go_on(j, out, err);
+    hand_over(j);
+    if (status_ok(st) && !records_done(&c->records, &r))
+        return records_add(&c->records, &r, j->text.data ? j->text.data : "", err);
+    findings_destroy(&r.findings);
+    return st;
+}
+
+static status end(campaign *c, job *j, const engine_output *out, error *err)
+{
+    switch (out->finish) {
+    case ENGINE_FINISH_ABORT: return STATUS_IS_OK;
+    case ENGINE_FINISH_ERROR:
+        if (is_refusal(out->error_code)) {
+            c->n_refused++;
+            return records_refuse(&c->records, j->live->row, j->column, out->error_text, err);
+        }
+        return error_set(err, out->error_code, "%s", out->error_text);
+    default: return make_record(c, j, out, err);
+    }
+}
+
+status judge_read(campaign *c, job *j, bool *ended, bool *progressed, error *err)
+{
+    engine_output out;
+    while (!*ended && engine_stream_read(j->stream, &out)) {
+        *progressed = true;
+        take(c, j, &out);
+        if (out.finish == ENGINE_FINISH_NONE) continue;
+        *ended = true;
+        RETURN_IF_ERROR(end(c, j, &out, err));
+    }
+    return STATUS_IS_OK;
+}
+
+bool judge_refusal(campaign *c, const job *j, status st, const error *why, status *out, error *err)
+{
+    if (!is_refusal(st.code)) return false;
+    c->n_refused++;
+    *out = records_refuse(&c->records, j->live->row, j->column, why->text, err);
+    return true;
+}

@@ -1,0 +1,41 @@
+/* The results as a table, as JSON, and as drawings (private to quality/). */
+#ifndef QUALITY_REPORT_H
+#define QUALITY_REPORT_H
+
+#include "quality/cells.h"
+
+status report_table(const results *r, strbuf *out, error *err);
+/* settings: members of an object, without its braces. */
+status report_json(const results *r, const char *settings, strbuf *out, error *err);
+
+/* ---- what needs more than a mean ------------------------------------------------------------- */
+
+enum { DEPTH_BINS = 10 };
+
+/* Mean scores of a row by depth of the needle; n = 0 where there is none. */
+typedef struct depth_profile {
+    double mean[DEPTH_BINS];
+    size_t n[DEPTH_BINS], total;
+} depth_profile;
+
+depth_profile report_depth(const results *r, uint32_t row, uint32_t column, record_arm arm);
+
+/* Means of the measures of a task, over its lengths. */
+typedef struct measure_means {
+    size_t n;              // prompts with positions
+    uint32_t n_layers;     // 0 = none
+    double *jaccard;       // [n_layers, n_layers]
+    double neighbours;     // mean of the layers next to each other
+    double *whole, *share; // [n_layers] NaN without a needle
+    uint64_t compared, agreed;
+    double divergence;
+} measure_means;
+
+status report_measures(const results *r, uint32_t first_row, uint32_t column, measure_means *out,
+                       error *err);
+void measure_means_destroy(measure_means *m);
+
+/* plots.c: writes the drawings into the folder. */
+status plots_write(const results *r, const char *folder, error *err);
+
+#endif
