@@ -63,9 +63,12 @@ static status check_parts(const parsing *p, const retention_policy *policy, erro
     RETURN_IF_ERROR(
         check_part(p, policy, RETENTION_PART_UNIT, variant->units, "variant", name, err));
     uint32_t once = ONLY(RETENTION_SCHEDULE_PROMPT), alone = ONLY(RETENTION_ALLOCATOR_UNIFORM);
-    if (variant->kvpress)
+    if (variant->kvpress) {
         RETURN_IF_ERROR(
             check_part(p, policy, RETENTION_PART_ALLOCATOR, alone, "variant", name, err));
+        RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_SCOPE, ONLY(RETENTION_SCOPE_LAYER),
+                                   "variant", name, err));
+    }
     return check_part(p, policy, RETENTION_PART_SCHEDULE, once, "variant", name, err);
 }
 

@@ -184,9 +184,9 @@ uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, ui
     case RETENTION_ROWS_ALL: return point;
     case RETENTION_ROWS_POLICY: break;
     }
-    uint32_t rows = policy_rows(policy, n_prompt);
-    return smaller(rows, point > n_prompt ? policy->interval
-                                          : rows_since_choice(policy, n_prompt, point));
+    bool summed = point > n_prompt && policy->schedule == RETENTION_SCHEDULE_DECODE;
+    return smaller(policy_rows(policy, n_prompt),
+                   summed ? policy->interval : rows_since_choice(policy, n_prompt, point));
 }
 
 bool retention_sums_at_decode(const retention_policy *policy)

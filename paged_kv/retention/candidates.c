@@ -1,0 +1,218 @@
+/* One table: what is protected, and how good every other unit is. */
+#include "paged_kv/retention/choose.h"
+#include <string.h>
+
+static uint32_t position_of(const contest *t, uint32_t slot)
+{
+    return t->positions ? t->positions[slot] : slot;
+}
+
+static bool in_window(const chooser *c, uint32_t position) { return position >= c->window_from; }
+
+static bool is_protected(const chooser *c, uint32_t position)
+{
+    return c->protects && (position < c->sinks || in_window(c, position));
+}
+
+void keep_range(uint64_t *keep, uint32_t from, uint32_t to)
+{
+    while (from < to) {
+        uint32_t word = from / 64, end = smaller(to, (word + 1) * 64);
+        uint64_t bits = end - from == 64 ? UINT64_MAX : (UINT64_C(1) << (end - from)) - 1;
+        keep[word] |= bits << from % 64;
+        from = end;
+    }
+}
+
+static uint32_t unit_end(const contest *t, uint32_t unit)
+{
+    return smaller(t->n, (unit + 1) * t->size);
+}
+
+/* ---- protected slots ------------------------------------------------------------------------- */
+
+/* A page that holds a protected slot, or room for the next token. */
+static bool page_is_protected(const chooser *c, const contest *t, uint32_t page)
+{
+    uint32_t from = page * t->size, to = unit_end(t, page);
+    if (to - from < t->size) return true;
+    if (!t->positions) return c->protects && (from < c->sinks || to > c->window_from);
+    for (uint32_t i = from; i < to; i++) {
+        if (is_protected(c, t->positions[i])) return true;
+    }
+    return false;
+}
+
+void contest_open(const chooser *c, contest *t)
+{
+    t->n = pkv_seq_table(c->kv, c->seq, t->group).kept_tokens;
+    t->positions = t->n == c->len ? NULL : c->positions;
+    t->size = t->unit == RETENTION_UNIT_PAGE    ? c->geometry->page_tokens
+              : t->unit == RETENTION_UNIT_CHUNK ? c->policy->chunk
+                                                : 1;
+    t->n_units = runs_of(t->n, t->size);
+    t->keep = c->out->keep + (size_t)t->group * c->out->words;
+}
+
+static void protect_pages(const chooser *c, contest *t)
+{
+    for (uint32_t i = 0; i < t->n_units; i++) {
+        if (!page_is_protected(c, t, i)) continue;
+        keep_range(t->keep, i * t->size, unit_end(t, i));
+        t->fixed++;
+    }
+}
+
+static void protect_slots(const chooser *c, contest *t)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (!is_protected(c, position_of(t, i))) continue;
+        keep_range(t->keep, i, i + 1);
+        t->fixed++;
+    }
+}
+
+void contest_protect(chooser *c, contest *t)
+{
+    for (uint32_t i = 0; t->positions && i < t->n; i++)
+        c->positions[i] = pkv_seq_position(c->kv, c->seq, t->group, i);
+    t->fixed = 0;
+    if (t->unit == RETENTION_UNIT_PAGE) protect_pages(c, t);
+    else protect_slots(c, t);
+}
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+/* Smooths the scores of the slots outside the window, in slot order. */
+static void smooth(const chooser *c, const contest *t, float *scores)
+{
+    const retention_pool_row *pool = &retention_pools[t->pool];
+    if (!pool->pool) return;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (!in_window(c, position_of(t, i))) c->more[n++] = scores[i];
+    }
+    pool->pool(c->more, n, c->policy->kernel, c->pooled);
+    n = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (!in_window(c, position_of(t, i))) scores[i] = c->pooled[n++];
+    }
+}
+
+static const float *measured(const chooser *c, const contest *t, uint32_t kind, uint32_t head)
+{
+    const measure_result *m = c->measures;
+    if (!m || !m->values) return NULL;
+    return m->values +
+           ((kind * (size_t)m->n_layers + t->layer_index) * m->n_kv_heads + head) * m->stride;
+}
+
+/* Of one KV head, smoothed, in c->scores. */
+static void score_head(chooser *c, const contest *t, uint32_t head)
+{
+    const retention_phase *phase = &c->phase;
+    retention_score_fn score = phase->variant->score ? phase->variant->score : phase->score->score;
+    score_input in = {
+        .first = phase->kind != MEASURE_NONE ? measured(c, t, 0, head) : NULL,
+        .second = phase->score->second != MEASURE_NONE ? measured(c, t, 1, head) : NULL,
+        .positions = t->positions,
+        .n = c->by_slot ? t->n : t->n_units,
+        .rows = c->rows,
+        .q_heads = c->q_heads,
+    };
+    score(&in, c->scores);
+    smooth(c, t, c->scores);
+}
+
+/* kvpress's window slots are better than all others of the layer. */
+static float best_of_layer(chooser *c, const contest *t)
+{
+    float best = 0;
+    for (uint32_t h = 0; h < c->geometry->n_kv_heads; h++) {
+        score_head(c, t, h);
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (!in_window(c, position_of(t, i)) && c->scores[i] > best) best = c->scores[i];
+        }
+    }
+    return best;
+}
+
+static void add(float *sum, const float *scores, uint32_t n, bool first)
+{
+    if (first) memcpy(sum, scores, n * sizeof *sum);
+    else
+        for (uint32_t i = 0; i < n; i++) sum[i] += scores[i];
+}
+
+/* The scope's scores in c->sum, and what comes after the first half of the budget in
+ * c->second_sum. */
+static void score_scope(chooser *c, const contest *t)
+{
+    uint32_t n = c->by_slot ? t->n : t->n_units;
+    float best = c->phase.variant->kvpress ? best_of_layer(c, t) : 0;
+    for (uint32_t h = t->head_from; h < t->head_to; h++) {
+        score_head(c, t, h);
+        for (uint32_t i = 0; c->phase.variant->kvpress && i < t->n; i++) {
+            if (in_window(c, position_of(t, i))) c->scores[i] = best + 1;
+        }
+        add(c->sum, c->scores, n, h == t->head_from);
+        if (!c->phase.score->refine) continue;
+        score_input in = {.first = c->scores,
+                          .second = measured(c, t, 1, h),
+                          .n = n,
+                          .rows = c->rows,
+                          .q_heads = c->q_heads};
+        c->phase.score->refine(&in, c->more);
+        add(c->second_sum, c->more, n, h == t->head_from);
+    }
+}
+
+/* ---- units ----------------------------------------------------------------------------------- */
+
+/* Algorithm 3 of ChunkKV: chunks that hold window slots compete with all their slots. */
+static bool window_competes(const chooser *c, const contest *t)
+{
+    return t->unit == RETENTION_UNIT_CHUNK &&
+           c->phase.score == &retention_scores[RETENTION_SCORE_WINDOW];
+}
+
+static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, uint32_t to)
+{
+    bool window = window_competes(c, t);
+    uint32_t n = 0;
+    float sum = 0;
+    for (uint32_t i = from; i < to; i++) {
+        uint32_t position = position_of(t, i);
+        if (is_protected(c, position) && (position < c->sinks || !window)) continue;
+        sum = n++ > 0 ? sum + c->sum[i] : c->sum[i];
+    }
+    if (n == 0) return KEY_NONE;
+    return rank_key(c->phase.variant->kvpress ? sum / (float)n : sum);
+}
+
+void contest_score(chooser *c, contest *t)
+{
+    score_scope(c, t);
+    for (uint32_t u = 0; u < t->n_units; u++) {
+        uint32_t from = u * t->size;
+        bool fixed = t->unit == RETENTION_UNIT_PAGE && (t->keep[from / 64] >> from % 64 & 1);
+        if (fixed) t->keys[u] = KEY_NONE;
+        else if (!c->by_slot) t->keys[u] = rank_key(c->sum[u]);
+        else t->keys[u] = key_of_slots(c, t, from, unit_end(t, u));
+    }
+}
+
+void contest_refine(chooser *c, contest *t)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (t->keys[i] != KEY_NONE && t->keys[i] != KEY_CHOSEN)
+            t->keys[i] = rank_key(c->second_sum[i]);
+    }
+}
+
+void contest_close(contest *t)
+{
+    for (uint32_t u = 0; u < t->n_units; u++) {
+        if (t->keys[u] == KEY_CHOSEN) keep_range(t->keep, u * t->size, unit_end(t, u));
+    }
+}

@@ -1,0 +1,309 @@
+/* A choice at a retention point: scopes and their budgets. */
+#include "paged_kv/retention/choose.h"
+#include <string.h>
+
+enum { ARRAYS = 6 }; /* beside the keys */
+
+size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots)
+{
+    return ((size_t)ARRAYS + geometry->n_kv_heads) * max_slots;
+}
+
+/* In the units that budgets are counted in. */
+static uint64_t in_units(const contest *t, uint64_t tokens)
+{
+    return t->unit == RETENTION_UNIT_PAGE ? tokens / t->size : tokens;
+}
+static uint32_t held_units(const contest *t)
+{
+    return t->unit == RETENTION_UNIT_PAGE ? t->n_units : t->n;
+}
+
+/* ---- one scope, or the heads of a layer that compete ----------------------------------------- */
+
+/* How many units are chosen beside what is protected, when n tables with that budget together hold
+ * `held` of which `fixed` are protected. */
+static uint64_t picks(chooser *c, const contest *t, uint64_t budget, uint64_t held, uint64_t fixed)
+{
+    uint64_t want;
+    if (c->phase.variant->kvpress) {
+        return retention_mean_chunks(c->policy, c->n_prompt, t->n);
+    }
+    if (t->unit == RETENTION_UNIT_CHUNK) {
+        want = budget > fixed ? (budget - fixed) / t->size : 0;
+        c->out->budget_raised |= want == 0;
+        return want > 0 ? want : 1;
+    }
+    uint64_t least = fixed + !c->phase.growth;
+    c->out->budget_raised |= least > budget;
+    want = (budget > least ? budget : least) - fixed;
+    return want < held - fixed ? want : held - fixed;
+}
+
+/* CriticalKV's first stage, of so many picks. */
+static uint32_t first_stage(const contest *t, uint32_t want)
+{
+    uint32_t half = t->budget / 2;
+    return half > t->fixed ? smaller(want, half - t->fixed) : 0;
+}
+
+/* What adaptive leaves to each head for certain. */
+static uint32_t sure_of(const chooser *c, const contest *t)
+{
+    double floor = (double)c->policy->floor;
+    uint32_t sure = retention_floor(floor * t->budget), fixed = t->fixed;
+    if (t->unit == RETENTION_UNIT_PAGE) sure /= t->size;
+    if (t->unit == RETENTION_UNIT_CHUNK) {
+        sure = retention_floor(floor * t->budget / t->size);
+        fixed /= t->size;
+    }
+    return sure > fixed ? sure - fixed : 0;
+}
+
+static void choose_alone(chooser *c, contest *t)
+{
+    contest_protect(c, t);
+    uint32_t want = (uint32_t)picks(c, t, in_units(t, t->budget), held_units(t), t->fixed);
+    contest_score(c, t);
+    if (c->phase.score->refine) {
+        want -= rank_choose(t->keys, t->n_units, first_stage(t, want));
+        contest_refine(c, t);
+    }
+    rank_choose(t->keys, t->n_units, want);
+    contest_close(t);
+}
+
+/* The contest of one head of those that compete, whose keys come after those of the heads before
+ * it. */
+static contest head_contest(const chooser *c, const contest *first, uint32_t head, uint32_t *keys)
+{
+    contest t = *first;
+    t.head_from = head;
+    t.head_to = head + 1;
+    t.group = first->group + head;
+    t.keys = keys;
+    contest_open(c, &t);
+    return t;
+}
+
+/* Every head is sure of its own best; the rest go to the best of all heads. */
+static void choose_jointly(chooser *c, const contest *first)
+{
+    uint32_t n_heads = c->geometry->n_kv_heads, *keys = c->keys;
+    uint64_t budget = in_units(first, (uint64_t)n_heads * first->budget), held = 0, fixed = 0;
+    for (uint32_t h = 0; h < n_heads; h++) {
+        contest t = head_contest(c, first, h, NULL);
+        contest_protect(c, &t);
+        held += held_units(&t);
+        fixed += t.fixed;
+    }
+    uint64_t want = picks(c, first, budget, held, fixed);
+    for (uint32_t h = 0; h < n_heads; h++) {
+        contest t = head_contest(c, first, h, keys);
+        contest_protect(c, &t);
+        contest_score(c, &t);
+        uint64_t sure = sure_of(c, &t);
+        want -= rank_choose(keys, t.n_units, (uint32_t)(sure < want ? sure : want));
+        keys += t.n_units;
+    }
+    rank_choose(c->keys, (uint32_t)(keys - c->keys), (uint32_t)want);
+    keys = c->keys;
+    for (uint32_t h = 0; h < n_heads; h++) {
+        contest t = head_contest(c, first, h, keys);
+        contest_close(&t);
+        keys += t.n_units;
+    }
+}
+
+/* ---- whose tables follow --------------------------------------------------------------------- */
+
+static bool same_slots(const chooser *c, uint32_t group, uint32_t leader)
+{
+    uint32_t n = pkv_seq_table(c->kv, c->seq, leader).kept_tokens;
+    if (pkv_seq_table(c->kv, c->seq, group).kept_tokens != n) return false;
+    for (uint32_t i = 0; n != c->len && i < n; i++) {
+        if (pkv_seq_position(c->kv, c->seq, group, i) != pkv_seq_position(c->kv, c->seq, leader, i))
+            return false;
+    }
+    return true;
+}
+
+/* The choice made in the scope's first table goes to all of its tables. */
+static status follow(const chooser *c, uint32_t layer_from, uint32_t layer_to, uint32_t head_from,
+                     uint32_t head_to, error *err)
+{
+    const pkv_geometry *g = c->geometry;
+    uint32_t leader = pkv_group_of(g, layer_from, head_from);
+    size_t words = c->out->words;
+    for (uint32_t l = layer_from; l < layer_to; l += g->layers_per_group) {
+        for (uint32_t h = head_from; h < head_to; h += g->heads_per_group) {
+            uint32_t group = pkv_group_of(g, l, h);
+            if (group == leader) continue;
+            if (!same_slots(c, group, leader)) {
+                return error_set(err, STATUS_INVALID,
+                                 "retention.scope: tables that would share a choice hold "
+                                 "different tokens");
+            }
+            memcpy(c->out->keep + group * words, c->out->keep + leader * words,
+                   words * sizeof *c->out->keep);
+        }
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- all scopes ------------------------------------------------------------------------------ */
+
+static status check_measures(const chooser *c, uint32_t longest, uint32_t n_layers, error *err)
+{
+    const measure_result *m = c->measures;
+    if (c->phase.kind == MEASURE_NONE) return STATUS_IS_OK;
+    if (m && m->values && m->n_layers == n_layers && m->n_kv_heads == c->geometry->n_kv_heads &&
+        m->stride >= longest)
+        return STATUS_IS_OK;
+    return error_set(err, STATUS_INTERNAL, "retention: the measures do not fit the sequence");
+}
+
+/* Generated tokens have a budget beside the prompt's kept slots. */
+static void add_prompt_slots(const chooser *c, contest *t)
+{
+    t->budget = retention_growths[c->policy->growth].allowance(c->policy, c->len - c->n_prompt);
+    for (uint32_t i = 0; i < t->n; i++) {
+        uint32_t at = t->positions ? pkv_seq_position(c->kv, c->seq, t->group, i) : i;
+        t->budget += at < c->n_prompt;
+    }
+}
+
+static contest contest_of(const chooser *c, uint32_t index, uint32_t n_scopes, uint32_t head,
+                          uint32_t heads)
+{
+    const retention_policy *policy = c->policy;
+    uint32_t layer = index * policy->reuse_layers;
+    contest t = {
+        .layer_index = index,
+        .head_from = head,
+        .head_to = head + heads,
+        .group = pkv_group_of(c->geometry, layer, head),
+        .unit = c->phase.unit,
+        .pool = c->phase.growth ? RETENTION_POOL_NONE : policy->pool,
+        .keys = c->keys,
+    };
+    if (policy->allocator == RETENTION_ALLOCATOR_HYBRID && !c->phase.growth) {
+        bool lower = layer < runs_of(c->geometry->n_layers, 2);
+        t.unit = lower ? RETENTION_UNIT_CHUNK : RETENTION_UNIT_TOKEN;
+        if (lower) t.pool = RETENTION_POOL_NONE;
+    }
+    contest_open(c, &t);
+    if (c->phase.growth) add_prompt_slots(c, &t);
+    else
+        t.budget =
+            retention_allocators[policy->allocator].tokens(policy, c->n_prompt, index, n_scopes);
+    return t;
+}
+
+/* The scope of `t`, or the heads that compete, of which `t` is the first. */
+static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers, error *err)
+{
+    uint32_t heads = joint ? c->geometry->n_kv_heads : 1, longest = 0;
+    uint64_t held = 0;
+    for (uint32_t h = 0; h < heads; h++) {
+        contest head = joint ? head_contest(c, t, h, NULL) : *t;
+        held += held_units(&head);
+        longest = larger(longest, c->by_slot ? head.n : head.n_units);
+        keep_range(head.keep, 0, head.n);
+    }
+    if (held <= in_units(t, (uint64_t)heads * t->budget)) return STATUS_IS_OK;
+    RETURN_IF_ERROR(check_measures(c, longest, n_layers, err));
+    memset(t->keep, 0, heads * c->out->words * sizeof *t->keep);
+    if (joint) choose_jointly(c, t);
+    else choose_alone(c, t);
+    return STATUS_IS_OK;
+}
+
+static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *err)
+{
+    const pkv_geometry *g = c->geometry;
+    bool joint = retention_allocators[c->policy->allocator].joint && !c->phase.growth;
+    uint32_t sharing = retention_scopes[c->phase.scope].heads(g), n_heads = g->n_kv_heads;
+    uint32_t layer = index * c->policy->reuse_layers;
+    uint32_t layer_to = smaller(g->n_layers, layer + c->policy->reuse_layers);
+    for (uint32_t head = 0; head < n_heads; head += joint ? n_heads : sharing) {
+        contest t = contest_of(c, index, n_scopes, head, sharing);
+        RETURN_IF_ERROR(choose_scope(c, &t, joint, n_scopes, err));
+    }
+    for (uint32_t head = 0; head < n_heads; head += sharing)
+        RETURN_IF_ERROR(follow(c, layer, layer_to, head, head + sharing, err));
+    return STATUS_IS_OK;
+}
+
+/* Slots of the longest table; whether the caller's arrays have room for it. */
+static bool has_room(const pkv *kv, uint32_t seq, const retention_choice_out *out,
+                     uint32_t *longest)
+{
+    const pkv_geometry *g = pkv_get_geometry(kv);
+    *longest = 0;
+    for (uint32_t i = 0; i < pkv_groups(g); i++)
+        *longest = larger(*longest, pkv_seq_table(kv, seq, i).kept_tokens);
+    return (uint64_t)out->words * 64 >= *longest &&
+           out->n_scratch >= retention_scratch_floats(g, *longest);
+}
+
+static chooser chooser_of(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                          uint32_t n_prompt, const measure_result *measures,
+                          retention_choice_out *out, uint32_t longest)
+{
+    uint32_t len = pkv_seq_length(kv, seq);
+    float *at = out->scratch;
+    chooser c = {
+        .policy = policy,
+        .geometry = pkv_get_geometry(kv),
+        .kv = kv,
+        .seq = seq,
+        .n_prompt = n_prompt,
+        .len = len,
+        .phase = retention_phase_at(policy, n_prompt, len),
+        .measures = measures,
+        .rows = larger(1, retention_rows_at(policy, n_prompt, len)),
+        .q_heads = measures ? larger(1, measures->q_heads) : 1,
+        .scores = at,
+        .more = at + longest,
+        .pooled = at + 2 * (size_t)longest,
+        .sum = at + 3 * (size_t)longest,
+        .second_sum = at + 4 * (size_t)longest,
+        .positions = (uint32_t *)(at + 5 * (size_t)longest),
+        .keys = (uint32_t *)(at + ARRAYS * (size_t)longest),
+        .out = out,
+    };
+    uint32_t window = retention_window_of(policy, n_prompt);
+    if (c.phase.growth) window = smaller(policy->beta2, len - n_prompt);
+    c.sinks = c.phase.growth ? n_prompt : policy->sinks;
+    c.window_from = len - smaller(window, len);
+    c.protects = !c.phase.variant->kvpress;
+    c.by_slot = c.phase.kind == MEASURE_NONE || retention_by_slot(policy, &c.phase);
+    return c;
+}
+
+status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                        uint32_t n_prompt, const measure_result *measures,
+                        retention_choice_out *out, error *err)
+{
+    const pkv_geometry *g = pkv_get_geometry(kv);
+    uint32_t groups = pkv_groups(g), longest;
+    out->gives_up = out->budget_raised = false;
+    if (!has_room(kv, seq, out, &longest))
+        return error_set(err, STATUS_INTERNAL, "retention: no room for tables of %u slots",
+                         longest);
+    memset(out->keep, 0, (size_t)groups * out->words * sizeof *out->keep);
+    chooser c = chooser_of(policy, kv, seq, n_prompt, measures, out, longest);
+    bool chooses = c.phase.growth || policy->schedule != RETENTION_SCHEDULE_NEVER;
+    uint32_t n_scopes = runs_of(g->n_layers, policy->reuse_layers);
+    for (uint32_t i = 0; chooses && i < n_scopes; i++)
+        RETURN_IF_ERROR(choose_run(&c, i, n_scopes, err));
+    for (uint32_t i = 0; i < groups; i++) {
+        uint32_t n = pkv_seq_table(kv, seq, i).kept_tokens, kept = 0;
+        uint64_t *row = out->keep + (size_t)i * out->words;
+        if (!chooses) keep_range(row, 0, n);
+        for (uint32_t w = 0; w < out->words; w++) kept += (uint32_t)__builtin_popcountll(row[w]);
+        out->gives_up |= kept < n;
+    }
+    return STATUS_IS_OK;
+}
