@@ -23,6 +23,7 @@ typedef struct pass {
     uint32_t chunk;                                          /* rows of a step */
     unsigned n_threads, n_ranks;                             /* n_ranks 0 = no group */
     uint32_t mass_rows, layer_step;                          /* measured in the last step */
+    uint64_t swap_bytes;
 } pass;
 
 typedef struct pass_result {
@@ -51,6 +52,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
                      .heads_per_group =
                          p->heads_per_group ? p->heads_per_group : config->n_kv_heads},
         .kv_bytes = 32 << 20,
+        .swap_bytes = p->swap_bytes,
         .max_rows = p->chunk,
         .max_seqs = 2,
         .max_model_len = config->max_positions,
