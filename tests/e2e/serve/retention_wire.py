@@ -136,16 +136,6 @@ class Wire(ServeTest):
         for choice in r["choices"]:
             self.assertEqual(choice["retention"]["kept_tokens"], KEPT + 3)
 
-    def test_metadata_of_a_session(self):
-        """Sessions are honoured or refused by name, not ignored in silence."""
-        status, _, text = self.server.request("POST", "/v1/completions", json.dumps(
-            {"prompt": "O", "max_tokens": 1, "session": "s1"}))
-        if status == 200:
-            self.assertIn("session", json.loads(text)["choices"][0]["retention"])
-        else:
-            self.assertEqual(status, 400)
-            self.assertIn("session", text)
-
     def test_stream_is_whole(self):
         c = self.server.connect()
         c.request("POST", "/v1/completions", json.dumps({"prompt": tokens(N, 11), "max_tokens": 20, "ignore_eos": True,
