@@ -47,7 +47,7 @@ typedef struct model_seq {
     bool sealed; // open when the cache was flushed
     bool compacted[GROUPS_MAX];
     uint32_t published;        // tokens, before any drop
-    bool arriving;             // swapped in since the last batch: its pages await their copies
+    bool arriving;             // swapped in or unshared since the last batch: pages await copies
     uint32_t length, computed; // tokens; those from `computed` on wait for the next batch
     uint64_t salt;
     uint32_t document;

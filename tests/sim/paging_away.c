@@ -126,7 +126,7 @@ void op_park(sim *s, uint32_t id)
     model_parked *away = &s->parked[rng_below(&s->random, PARKS)];
     uint32_t kind = rng_below(&s->random, 12);
     if (kind < 5) park(s, id, away);
-    else if (kind < 9) unpark(s, id, away);
+    else if (kind < 8) unpark(s, id, away);
     else if (kind < 11) parked_out(s, away);
     else discard_parked(s, away);
     if (away->number == 0) return;

@@ -207,5 +207,6 @@ void op_unshare(sim *s, uint32_t id)
         for (uint32_t i = 0; i < view.n_pages; i++) CHECK(s, !model_is_common(s, g, view.pages[i]));
     }
     m->unshared = true;
+    m->arriving |= cost > 0;
     s->done[DONE_UNSHARE] += cost > 0;
 }

@@ -248,15 +248,15 @@ static void run_operation(sim *s)
     /* Often the sequence of the operation before: changes of one table meet in one batch. */
     if (rng_below(&s->random, 2)) s->current = rng_below(&s->random, SEQS);
     uint32_t id = s->current, kind = rng_below(&s->random, 100);
-    uint32_t away = kind < 92 ? rng_below(&s->random, 18) : 2;
+    uint32_t away = kind < 92 ? rng_below(&s->random, 12) : 2;
     if (away == 0) op_swap(s, id);
     else if (away == 1) op_park(s, id);
     else if (kind < 12) op_open(s, id);
     else if (kind < 50) op_append(s, id);
-    else if (kind < 66) op_publish(s, id);
-    else if (kind < 71) op_drop(s, id);
-    else if (kind < 75) op_compact(s, id);
-    else if (kind < 85) op_keep(s, id);
+    else if (kind < 65) op_publish(s, id);
+    else if (kind < 70) op_drop(s, id);
+    else if (kind < 74) op_compact(s, id);
+    else if (kind < 84) op_keep(s, id);
     else if (kind < 86) op_unshare(s, id);
     else if (kind < 89) op_fork(s, id);
     else if (kind < 97 && rng_below(&s->random, 40)) op_close(s, id);

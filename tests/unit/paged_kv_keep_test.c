@@ -166,7 +166,7 @@ static void many_slots_are_gathered(void **state)
     end(&f);
 }
 
-/* A drop, holes and a drop again in one step, then a fork: each in words of its own. */
+/* Drops, holes and copies in one step, then a fork: each in words of its own. */
 static void all_in_one_step(void **state)
 {
     (void)state;
@@ -181,6 +181,13 @@ static void all_in_one_step(void **state)
     keep(&f, 0, 0, all_but(0, 1));
     assert_int_equal(pkv_seq_table(f.kv, 0, 0).kept_tokens, 64);
     assert_int_equal(pkv_seq_table(f.kv, 1, 0).kept_tokens, 49);
+    take(&f);
+    check_tables(&f);
+    keep(&f, 1, 0, all_but(0, 16));
+    assert_int_equal(pkv_seq_pages_shared(f.kv, 1), 2);
+    assert_true(status_ok(pkv_seq_unshare(f.kv, 1)));
+    assert_int_equal(pkv_seq_pages_shared(f.kv, 1), 0);
+    keep(&f, 1, 0, all_but(0, 16));
     take(&f);
     check_tables(&f);
     grow(&f, 0, 1);
