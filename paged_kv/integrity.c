@@ -72,10 +72,9 @@ static const char *check_seq(const pkv *p, const pkv_seq *s, holder *holders)
         const char *wrong = check_table(p, s, g, holders);
         if (wrong) return wrong;
         held += s->tables[g].n_pages;
-        REQUIRE(!s->contiguous || s->tables[g].kept == s->tables[0].kept,
-                "tables of a contiguous sequence keep unequally many");
     }
     REQUIRE(held == s->held, "a sequence miscounts its pages");
+    REQUIRE(keeps_evenly(p, s), "tables of a contiguous sequence keep unequally many");
     REQUIRE(s->dropped || !s->contiguous, "a whole sequence is contiguous");
     REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
     uint8_t *seen = alloc_zeroed(NULL, (size_t)s->length + 1, sizeof *seen);

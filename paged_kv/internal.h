@@ -149,6 +149,15 @@ static inline uint32_t *block_tokens(const pkv *p, uint32_t b)
 {
     return p->block_tokens + (size_t)b * p->geometry.page_tokens;
 }
+/* A contiguous sequence has one next position, so its tables keep equally many. */
+static inline bool keeps_evenly(const pkv *p, const pkv_seq *s)
+{
+    bool even = true;
+    for (uint32_t g = 1; s->contiguous && g < p->groups; g++)
+        even &= s->tables[g].kept == s->tables[0].kept;
+    return even;
+}
+/* Whether somebody else reads the page. */
 static inline bool is_common(const pkv *p, uint32_t page)
 {
     return p->pages[page].refs > 1 || p->pages[page].block != 0;

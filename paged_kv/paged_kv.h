@@ -138,7 +138,8 @@ status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *kee
  * that a replay ends in the same order of slots):
  *   - whole pages only: dropped, no byte moves (pkv_seq_drop);
  *   - at most page_tokens slots: the table's last slots move into the holes, in ascending order of
- *     both; pages written that others hold or that are hashed are replaced by copies first;
+ *     both; pages that this writes, or the next token will, are replaced by copies first where
+ *     others hold them or they are hashed;
  *   - else the kept slots are gathered into fresh pages (pkv_seq_compact).
  * With `contiguous` the slots are always gathered, and every key moved from slot a to slot b is
  * rotated by b - a positions: a table's RoPE positions are then its slot numbers. A sequence is
@@ -173,11 +174,11 @@ typedef struct pkv_table_view {
 } pkv_table_view;
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t group);
-/* The logical index of the token in a slot (slot < kept_tokens). */
+/* The logical index of the token in a slot (slot < kept_tokens). They ascend with the slots until
+ * pkv_seq_keep fills holes. */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t slot);
 
-/* ---- parked: a sequence without a number ------------------------------------------------------
- */
+/* ---- parked: a sequence without a number ----------------------------------------------------- */
 
 /* The sequence keeps its pages where they are but gives its number back: what an idle session is.
  * *parked is its number from now on, never 0. No page moves. K and V of all its tokens must have

@@ -281,6 +281,7 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
 {
     pkv_seq *s = seq_opened(p, id);
     if (n == 0) return STATUS_IS_OK;
+    assert(keeps_evenly(p, s));
     assert(n <= UINT32_MAX - p->geometry.page_tokens - s->length);
     append_needs needs = needs_of(p, s, n);
     if (needs.fresh > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
