@@ -18,19 +18,6 @@ static const char *grouped(char out[27], uint64_t n)
     return out;
 }
 
-/* Pages at the worst moment of a life that has the pool for itself. At the prompt's end it is whole
- * in every group; then come the `kept` pages that stay, the full ones shared by all choices, and
- * for each choice a tail of its own: the last partial page and what is generated. (The last token's
- * K and V are never computed.) */
-static uint64_t peak_of(const sched *s, const sched_request *r, uint64_t kept)
-{
-    uint64_t groups = s->groups, prompt = pages_of(s, r->n_prompt), size = s->page_tokens;
-    uint64_t fill = r->n_prompt % size, tail = (fill + r->max_new_tokens - 1 + size - 1) / size;
-    uint64_t tails = r->max_new_tokens > 1 ? r->n * tail : tail;
-    uint64_t after = (kept - (fill > 0) + tails) * groups;
-    return after > prompt * groups ? after : prompt * groups;
-}
-
 status sched_check(const sched *s, const sched_request *r, error *err)
 {
     char a[27], b[27];
@@ -48,28 +35,24 @@ status sched_check(const sched *s, const sched_request *r, error *err)
         return error_set(err, STATUS_INVALID, "n: %" PRIu32 " is not in [1, %" PRIu32 "]", r->n,
                          s->options.max_seqs);
     }
-    measure_spec measure = retention_measure(&r->policy);
-    if (measure.kind != MEASURE_NONE && measure.rows > s->options.prefill_chunk) {
+    sched_turn turn = sched_turn_of(r);
+    uint32_t point = retention_next_point(&turn.policy, r->n_prompt, 0), together = 0;
+    if (point <= r->n_prompt) together = retention_rows_together(&turn.policy, r->n_prompt, point);
+    if (together > s->options.prefill_chunk) {
         return error_set(err, STATUS_INVALID,
                          "retention.window: %" PRIu32
                          " rows do not fit in a prefill chunk of %" PRIu32,
-                         measure.rows, s->options.prefill_chunk);
+                         together, s->options.prefill_chunk);
     }
     uint32_t rows = s->options.max_logit_rows;
-    if (r->want_logits && rows && measure.kind != MEASURE_NONE && measure.rows > rows) {
+    if (r->want_logits && rows && together > rows) {
         return error_set(err, STATUS_INVALID,
                          "prompt_logprobs: a step gives the logits of %" PRIu32
                          " rows, retention.window measures %" PRIu32 " at once",
-                         rows, measure.rows);
+                         rows, together);
     }
-    uint64_t kept = pages_of(s, r->n_prompt);
-    if (retention_next_point(&r->policy, r->n_prompt, 0) == r->n_prompt) {
-        retention_budget budget;
-        RETURN_IF_ERROR(
-            retention_budget_for(&r->policy, s->page_tokens, r->n_prompt, &budget, err));
-        kept = budget.kept_pages;
-    }
-    uint64_t peak = peak_of(s, r, kept);
+    RETURN_IF_ERROR(retention_check_budget(&turn.policy, &s->options.geometry, r->n_prompt, err));
+    uint64_t peak = sched_peak_alone(s, &turn, 1, r->max_new_tokens, r->n);
     if (peak >= s->options.n_pages) {
         return error_set(err, STATUS_LIMIT,
                          "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32
@@ -84,98 +67,95 @@ status sched_check(const sched *s, const sched_request *r, error *err)
 /* ---- what may start now ---------------------------------------------------------------------- */
 
 /* Most tokens of the sequence that may come from the prefix cache. One token is always computed,
- * for its logits; so are the rows that the first choice of retention measures, and all that depends
- * on a drop. */
+ * for its logits; so are the rows that a choice measures, and all that depends on one. */
 static uint32_t hit_cap(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
-    uint32_t cap = q->n_tokens - 1, d = 0;
-    while (d < q->n_drops && q->drops[d].pages_dropped == 0) d++;
-    uint32_t point = d < q->n_drops ? q->drops[d].length
-                                    : retention_next_point(&e->policy, e->n_prompt,
-                                                           d > 0 ? q->drops[d - 1].length : 0);
-    if (point != UINT32_MAX) {
-        uint32_t rows = e->measure.rows > 0 ? e->measure.rows : 1;
-        uint32_t before = point > rows ? point - rows : 0;
-        if (before < cap) cap = before;
+    uint32_t cap = e->has_sums ? 0 : q->n_tokens - 1;
+    for (uint32_t i = 0; i < e->n_turns; i++) {
+        uint32_t limit = retention_hit_limit(&e->turns[i].policy, e->turns[i].n_prompt);
+        if (limit < cap) cap = limit;
     }
+    if (q->n_presses > 0 && q->presses[0] - 1 < cap) cap = q->presses[0] - 1;
     if (e->want_logits && cap > e->logits_sent) cap = e->logits_sent;
     return cap;
 }
 
-/* The most pages a sequence holds until its tables reach `target` tokens, when they hold `held` now
- * at logical length `from` and its recorded drops from `next_drop` on are still ahead. */
-static uint64_t pages_until(const sched *s, const sched_seq *q, uint32_t next_drop, uint32_t from,
-                            uint64_t held, uint32_t target)
+/* What sequences are owed before anybody new starts: what they may yet take for good, and what one
+ * of their choices takes for a moment. */
+typedef struct pages_owed {
+    uint64_t lasting;
+    uint32_t passing;
+} pages_owed;
+
+static void owe(pages_owed *sum, uint64_t lasting, uint32_t passing)
 {
-    uint64_t most = held;
-    for (uint32_t d = next_drop; d < q->n_drops; d++) {
-        const drop_record *drop = &q->drops[d];
-        held += (uint64_t)s->groups * (pages_of(s, drop->length) - pages_of(s, from));
-        if (held > most) most = held;
-        held = drop->pages_kept;
-        from = drop->length;
-    }
-    held += (uint64_t)s->groups * (pages_of(s, target) - pages_of(s, from));
-    return held > most ? held : most;
+    sum->lasting += lasting;
+    if (sum->passing < passing) sum->passing = passing;
 }
 
-/* What a running sequence is owed before anybody new starts: the pages to compute all its known
- * tokens and to begin one block more, and one block for each choice still to be forked from it.
- * Without that margin whoever is admitted would be preempted by the next page that is needed. */
-static uint64_t pages_owed(const sched *s, const sched_seq *q)
+/* To a running sequence: the pages to compute all its known tokens and to begin one block more, and
+ * one block for each choice still to be forked from it. Without that margin whoever is admitted
+ * would be preempted by the next page that is needed. */
+static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
 {
     const sched_entry *e = q->entry;
-    uint32_t last = e->n_prompt + e->max_new_tokens - 1; /* rows it will ever compute */
+    uint32_t last = rows_of(e);
     uint32_t target = q->n_tokens + s->page_tokens < last ? q->n_tokens + s->page_tokens : last;
     uint64_t held = pkv_seq_pages_held(s->kv, q->slot);
-    uint64_t owed =
-        pages_until(s, q, q->next_drop, pkv_seq_length(s->kv, q->slot), held, target) - held;
+    uint32_t length = pkv_seq_length(s->kv, q->slot);
+    sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, length, held, target);
+    uint64_t owed = peak.most - held;
     if (seq_is_carrier(q)) owed += (uint64_t)s->groups * (e->live - 1);
-    return owed;
+    owe(sum, owed, peak.passing);
 }
 
-static uint32_t first_drop_after(const sched_seq *q, uint32_t length)
-{
-    uint32_t d = 0;
-    while (d < q->n_drops && q->drops[d].length <= length) d++;
-    return d;
-}
-
-/* What a waiting sequence starts with: a prefix hit, or what it left in the host tier. */
+/* What a waiting sequence starts with: a prefix hit, the session it goes on from, or what it left
+ * in the host tier. */
 typedef struct beginning {
-    uint32_t computed, next_drop;
+    uint32_t computed;
     uint32_t max_hit;
-    uint64_t held;  // pages of its tables
-    uint64_t taken; // of those that new work can have
+    uint64_t held;   // pages of its tables
+    uint64_t taken;  // of those that new work can have
+    uint64_t shared; // pages that others hold too
 } beginning;
 
 static beginning beginning_of(const sched *s, const sched_seq *q)
 {
     if (q->swap) {
         pkv_swap_cost cost = pkv_swap_in_cost(s->kv, q->swap, q->tokens);
+        uint64_t taken = (uint64_t)cost.fresh + cost.cached_pages;
         return (beginning){.computed = q->computed,
-                           .next_drop = q->next_drop,
                            .held = cost.held,
-                           .taken = (uint64_t)cost.fresh + cost.cached_pages};
+                           .taken = taken,
+                           .shared = cost.held - taken};
     }
+    if (q->parked)
+        return (beginning){.computed = q->computed,
+                           .held = pkv_parked_pages_held(s->kv, q->parked)};
     uint32_t cap = hit_cap(q);
     pkv_hit hit = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt);
+    uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
     return (beginning){.computed = hit.tokens,
-                       .next_drop = first_drop_after(q, hit.tokens),
                        .max_hit = cap,
-                       .held = (uint64_t)s->groups * (hit.tokens / s->page_tokens),
-                       .taken = hit.cached_pages};
+                       .held = held,
+                       .taken = hit.cached_pages,
+                       .shared = held - hit.cached_pages};
 }
 
 static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t slot)
 {
     const sched_entry *e = q->entry;
-    uint32_t expect = e->n_prompt + e->max_new_tokens, hit_tokens;
+    uint32_t expect = rows_of(e) + 1, hit_tokens;
     if (q->swap) {
         RETURN_IF_ERROR(pkv_swap_in(s->kv, q->swap, slot, q->tokens, expect));
         s->stats.swaps_in++;
         sched_left_tier(s, q);
+        return STATUS_IS_OK;
+    }
+    if (q->parked) {
+        RETURN_IF_ERROR(pkv_unpark(s->kv, q->parked, slot, expect));
+        q->parked = 0;
         return STATUS_IS_OK;
     }
     RETURN_IF_ERROR(pkv_seq_open(s->kv, slot, q->tokens, b->max_hit, e->salt, expect, &hit_tokens));
@@ -183,26 +163,40 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     return STATUS_IS_OK;
 }
 
+/* Whether it has its pages beside those owed; idle sessions are given up for it, when that is
+ * enough. A choice writes copies of pages that others hold. */
+static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
+{
+    const sched_entry *e = q->entry;
+    for (;;) {
+        *b = beginning_of(s, q);
+        sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, b->computed, b->held, q->n_tokens);
+        uint64_t need = peak.most - b->held + b->taken + owed->lasting;
+        need += peak.passing > owed->passing ? peak.passing : owed->passing;
+        if (peak.passing > 0) need += b->shared < peak.after ? b->shared : peak.after;
+        uint64_t available = pkv_available(s->kv);
+        if (need <= available) return true;
+        if (need > available + sched_sessions_pages(s, q)) return false;
+        if (!sched_sessions_give_way(s, q)) return false;
+    }
+}
+
 /* Starts the sequence when slots, pages beside those owed, and tokens suffice. */
-static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
+static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owed)
 {
     sched_entry *e = q->entry;
     uint32_t slots = seq_is_carrier(q) ? e->n : 1;
     if (s->n_free_slots < s->reserved_slots + slots) return false;
 
-    beginning b = beginning_of(s, q);
-    uint64_t need = pages_until(s, q, b.next_drop, b.computed, b.held, q->n_tokens) - b.held;
-    if (need + b.taken + owed > pkv_available(s->kv)) return false;
-
-    uint32_t computed = q->computed, next_drop = q->next_drop;
+    beginning b;
+    if (!has_pages(s, q, &b, owed)) return false;
+    uint32_t computed = q->computed;
     q->computed = b.computed;
-    q->next_drop = b.next_drop;
     uint32_t chunk = sched_seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1];
     status st = status_make(STATUS_NO_PAGES, NULL);
     if (chunk > 0) st = open_tables(s, q, &b, slot);
     if (!status_ok(st)) { /* no tokens left in this step, or no memory for its lists */
         q->computed = computed;
-        q->next_drop = next_drop;
         return false;
     }
     sched_list_remove(&s->waiting, q);
@@ -224,20 +218,23 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, uint64_t owed)
  * for nothing: they give way when their readers sleep, or when nobody else would make room. */
 void sched_admit(sched *s, uint32_t budget, int64_t now_us)
 {
-    uint64_t owed = 0;
+    pages_owed owed = {.lasting = s->lasting, .passing = s->passing};
     uint32_t n_active = 0, i = 0;
     for (uint32_t r = 0; s->waiting.n > 0 && r < s->running.n; r++) {
         if (sched_seq_is_idle(s->running.seqs[r])) continue;
-        owed += pages_owed(s, s->running.seqs[r]);
+        owe_running(s, s->running.seqs[r], &owed);
         n_active++;
     }
     while (i < s->waiting.n && budget > 0) {
         sched_seq *q = s->waiting.seqs[i];
         if (sched_seq_is_idle(q) || sched_seq_lacks_logits(s, q)) {
             i++;
-        } else if (start(s, q, budget, owed)) {
+        } else if (start(s, q, budget, &owed)) {
             budget -= q->planned;
-            owed += pages_owed(s, q);
+            uint64_t before = s->lasting;
+            sched_reserve(s, q);
+            owe(&owed, s->lasting - before, s->passing);
+            owe_running(s, q, &owed);
             n_active++;
         } else if (sched_preempt_idle(s, n_active == 0, now_us)) {
             i = 0; /* it waits in front of q or behind */

@@ -4,11 +4,30 @@
  */
 #include "scheduler/sched_internal.h"
 
-uint32_t sched_seq_next_point(const sched_seq *q, bool *recorded)
+/* The first length beyond `from` at which a choice was made because pages were short. */
+static uint32_t next_press(const sched_seq *q, uint32_t from)
 {
-    *recorded = q->next_drop < q->n_drops;
-    if (*recorded) return q->drops[q->next_drop].length;
-    return retention_next_point(&q->entry->policy, q->entry->n_prompt, q->computed);
+    uint32_t at = UINT32_MAX;
+    for (uint32_t i = q->n_presses; i-- > 0 && q->presses[i] > from;) at = q->presses[i];
+    return at;
+}
+
+sched_stop sched_next_stop(const sched_seq *q)
+{
+    uint32_t from = q->computed, press = next_press(q, from);
+    const sched_turn *turn = sched_turn_at(q->entry->turns, from);
+    sched_stop stop = {.at = retention_next_point(&turn->policy, turn->n_prompt, from),
+                       .kind = STOP_POINT,
+                       .turn = turn};
+    if (press < stop.at) {
+        stop.at = press;
+        stop.kind = STOP_PRESS;
+    }
+    if (turn->end < stop.at) {
+        stop.at = turn->end;
+        stop.kind = STOP_TURN;
+    }
+    return stop;
 }
 
 /* The next row's logits go to the caller: a prompt's, and not a replay's. */
@@ -32,18 +51,20 @@ void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
 {
     const sched_entry *e = q->entry;
-    bool recorded;
-    uint32_t from = q->computed, to = q->n_tokens, point = sched_seq_next_point(q, &recorded);
-    if (to > point) to = point;
+    sched_stop stop = sched_next_stop(q);
+    uint32_t from = q->computed, to = q->n_tokens;
+    if (to > stop.at) to = stop.at;
     /* A replay computes rows again whose logits the caller has: they end a chunk of their own. */
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
     uint32_t most = budget < s->options.prefill_chunk ? budget : s->options.prefill_chunk;
     if (wants_logits(q) && most > s->logit_rows) most = s->logit_rows;
     if (to - from <= most) return to - from;
     to = from + most;
-    if (recorded || point > q->n_tokens) return to - from;
+    if (stop.kind != STOP_POINT || stop.at > q->n_tokens) return to - from;
     /* The rows to be measured have to be in one step: the chunk before ends where they begin. */
-    uint32_t window = point > e->measure.rows ? point - e->measure.rows : 0;
+    const sched_turn *turn = stop.turn;
+    uint32_t rows = retention_rows_together(&turn->policy, turn->n_prompt, stop.at);
+    uint32_t window = stop.at > rows ? stop.at - rows : 0;
     if (to > window) to = window;
     return to > from ? to - from : 0;
 }
@@ -67,18 +88,74 @@ static uint32_t give_tokens(sched *s)
     return budget;
 }
 
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+/* What the choice after a share takes: copies of pages that others hold too, for good, and of one
+ * table at a time what its gathered slots fill. */
+typedef struct choice_pages {
+    uint64_t lasting;
+    uint32_t passing;
+} choice_pages;
+
+static choice_pages pages_to_choose(const sched *s, const sched_seq *q)
+{
+    sched_stop stop = sched_next_stop(q);
+    choice_pages pages = {0};
+    if (stop.at != q->computed + q->planned || stop.kind != STOP_POINT) return pages;
+    const sched_turn *turn = stop.turn;
+    if (sched_keeps_pages(&turn->policy)) return pages; /* so do choices under pressure */
+    retention_bound bound =
+        retention_bound_at(&turn->policy, &s->options.geometry, turn->n_prompt, stop.at);
+    pages.lasting = q->entry->has_sums ? 0 : pkv_seq_pages_shared(s->kv, q->slot);
+    if (pages.lasting > bound.pages) pages.lasting = bound.pages;
+    pages.passing = bound.longest_pages;
+    return pages;
+}
+
+static void reserve(sched *s, const choice_pages *pages)
+{
+    s->lasting += pages->lasting;
+    if (s->passing < pages->passing) s->passing = pages->passing;
+}
+
+void sched_reserve(sched *s, const sched_seq *q)
+{
+    choice_pages pages = pages_to_choose(s, q);
+    reserve(s, &pages);
+}
+
+/* The share's pages, and those of the choice after it, beside what was promised in this step. */
+static bool take(sched *s, sched_seq *q)
+{
+    choice_pages pages = pages_to_choose(s, q);
+    uint64_t need = pkv_append_cost(s->kv, q->slot, q->planned) + s->lasting + pages.lasting;
+    need += s->passing > pages.passing ? s->passing : pages.passing;
+    if (need > pkv_available(s->kv)) return false;
+    if (!status_ok(pkv_seq_append(s->kv, q->slot, q->planned))) return false;
+    reserve(s, &pages);
+    return true;
+}
+
+/* When pages are short: idle sessions go first. Then somebody who agreed to it gives up pages by a
+ * choice of retention; it needs this step to measure, and meanwhile whoever lacks pages stands
+ * still. Only then is a sequence preempted. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;
     while (i < s->running.n) {
         sched_seq *q = s->running.seqs[i];
-        if (q->planned == 0 || status_ok(pkv_seq_append(s->kv, q->slot, q->planned))) {
+        if (q->planned == 0 || take(s, q)) {
             i++;
+        } else if (sched_sessions_give_way(s, NULL)) {
             continue;
+        } else if (!q->pressed && (s->n_pressed > 0 || sched_press(s))) {
+            q->planned = 0;
+            i++;
+        } else {
+            uint32_t victim = sched_pick_victim(s);
+            sched_preempt(s, s->running.seqs[victim]);
+            if (victim < i) i--; /* an idle one of better rank: q has moved up */
         }
-        uint32_t victim = sched_pick_victim(s);
-        sched_preempt(s, s->running.seqs[victim]);
-        if (victim < i) i--; /* an idle one of better rank: q has moved up */
     }
 }
 
@@ -106,26 +183,34 @@ static uint32_t draws_of(const sched_seq *q)
     return n;
 }
 
+static measure_spec measure_of(const sched *s, const sched_seq *q, uint32_t to)
+{
+    sched_stop stop = sched_next_stop(q);
+    if (!q->pressed && !(stop.kind == STOP_PRESS && stop.at == to)) {
+        const sched_turn *turn = stop.turn;
+        return retention_measure_rows(&turn->policy, turn->n_prompt, q->computed, to);
+    }
+    measure_spec spec = retention_measure_rows(&s->pressure, to, to - 1, to);
+    if (spec.rows > 1) spec.rows = 1;
+    return spec;
+}
+
 static void add_share(sched *s, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
-    bool recorded;
-    uint32_t to = q->computed + q->planned, point = sched_seq_next_point(q, &recorded);
+    uint32_t to = q->computed + q->planned;
     step_seq share = {
         .seq = q->slot,
         .request = e->id,
         .choice = q->choice,
         .first_token = s->plan.n_tokens,
         .n_tokens = q->planned,
-        .position = q->computed,
+        .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
         .n_samples = to == q->n_tokens ? draws_of(q) : 0,
         .sample_index = q->n_tokens - e->n_prompt,
         .want_logits = wants_logits(q),
+        .measure = measure_of(s, q, to),
     };
-    if (to == point && !recorded && e->measure.kind != MEASURE_NONE) {
-        share.measure = e->measure;
-        if (share.measure.rows > q->planned) share.measure.rows = q->planned;
-    }
     memcpy(s->plan_tokens + s->plan.n_tokens, q->tokens + q->computed,
            q->planned * sizeof *q->tokens);
     s->planned[s->plan.n_seqs] = q;
@@ -136,11 +221,12 @@ static void add_share(sched *s, sched_seq *q, int64_t now_us)
 
 void sched_plan_step(sched *s, int64_t now_us)
 {
-    s->plan.n_seqs = s->plan.n_opens = s->plan.n_tokens = s->n_preempted = 0;
+    s->plan.n_seqs = s->plan.n_opens = s->plan.n_tokens = s->n_preempted = s->n_pressed = 0;
+    s->lasting = s->passing = 0;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     uint32_t budget = give_tokens(s);
     take_pages(s);
-    if (s->n_preempted == 0) sched_admit(s, budget, now_us);
+    if (s->n_preempted + s->n_pressed == 0) sched_admit(s, budget, now_us);
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         /* With its first rows and not before: should the step fail, it starts anew, open and all.

@@ -1,12 +1,14 @@
 /* Preemption: pages and slot are given up at once, the sequence goes back to its place in the
  * waiting list. Its pages are swapped to the host tier and copied back when its turn comes; or it
- * is computed again then, from its tokens and recorded drops. */
+ * is computed again then, from its tokens: choices of retention come out as they did. And what may
+ * come before it: compression. */
 #include "scheduler/sched_internal.h"
 
 static void wait_again(sched *s, sched_seq *q)
 {
     sched_seq_stop(s, q, SEQ_WAITING);
     q->planned = 0;
+    q->pressed = false;
     q->preemptions++;
     sched_list_insert(&s->waiting, q);
     s->n_preempted++;
@@ -16,7 +18,7 @@ static void wait_again(sched *s, sched_seq *q)
 void sched_replay(sched *s, sched_seq *q)
 {
     wait_again(s, q);
-    q->computed = q->next_drop = 0;
+    q->computed = 0;
 }
 
 /* What one that dropped nothing is judged by. A token is computed at the cost of copying the pages
@@ -34,12 +36,22 @@ static bool is_worth_swapping(const sched *s, const sched_seq *q)
                                       (uint64_t)pkv_seq_pages_held(s->kv, q->slot) * s->page_tokens;
 }
 
+/* Idle sessions leave the tier for it. */
+static status swap_out(sched *s, sched_seq *q)
+{
+    status st;
+    bool fits = pkv_seq_pages_held(s->kv, q->slot) <= s->options.n_host_pages;
+    do st = pkv_seq_swap_out(s->kv, q->slot, &q->swap);
+    while (st.code == STATUS_NO_PAGES && fits && sched_sessions_leave_tier(s));
+    return st;
+}
+
 void sched_preempt(sched *s, sched_seq *q)
 {
     assert(pkv_seq_length(s->kv, q->slot) == q->computed);
     double kept = retention_kept_tokens(s->kv, q->slot);
     bool swap = is_worth_swapping(s, q);
-    if (!swap || !status_ok(pkv_seq_swap_out(s->kv, q->slot, &q->swap))) {
+    if (!swap || !status_ok(swap_out(s, q))) {
         s->stats.swaps_refused += swap;
         sched_replay(s, q);
         return;
@@ -90,4 +102,51 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
         return true;
     }
     return false;
+}
+
+/* ---- compression before preemption ------------------------------------------------------------
+ */
+
+/* The tables that share one of its own choices, if it makes any, share those under pressure. */
+static bool tables_agree(const retention_policy *own, const retention_policy *pressure)
+{
+    bool joint = own->growth == RETENTION_GROWTH_JOINT;
+    if (own->schedule == RETENTION_SCHEDULE_NEVER && joint) return true;
+    return !own->contiguous && own->scope == pressure->scope &&
+           own->reuse_layers == pressure->reuse_layers &&
+           (joint || own->decode_scope == pressure->scope);
+}
+
+/* Its next row can be measured for such a choice: it decodes, its row has its page already or needs
+ * none, and no choice of its own needs the measures of that row. It has grown by a page of tokens
+ * since the last time, and would give something up. */
+static bool can_be_pressed(const sched *s, const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    const retention_policy *own = policy_of(e);
+    uint32_t length = q->n_tokens, last = q->n_presses > 0 ? q->presses[q->n_presses - 1] : 0;
+    if (!own->pressure || !tables_agree(own, &s->pressure) || q->pressed || q->planned != 1 ||
+        !e->born || length - q->computed != 1 || length - last < s->page_tokens ||
+        q->n_presses == e->max_presses)
+        return false;
+    if (pkv_seq_length(s->kv, q->slot) < length && pkv_append_cost(s->kv, q->slot, 1) > 0)
+        return false;
+    if (retention_measure_rows(own, e->n_prompt, length - 1, length).kind != MEASURE_NONE ||
+        sched_next_stop(q).at == length)
+        return false;
+    retention_bound bound = retention_bound_at(&s->pressure, &s->options.geometry, length, length);
+    return bound.pages < pkv_seq_pages_held(s->kv, q->slot);
+}
+
+bool sched_press(sched *s)
+{
+    sched_seq *longest = NULL;
+    for (uint32_t i = 0; s->pressure.preset && i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        if (can_be_pressed(s, q) && (!longest || q->n_tokens > longest->n_tokens)) longest = q;
+    }
+    if (!longest) return false;
+    longest->pressed = true;
+    s->n_pressed++;
+    return true;
 }

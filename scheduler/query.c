@@ -10,11 +10,12 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .output_tokens = line->n_tokens - e->n_prompt,
         .cached_tokens = e->cached_tokens,
         .preemptions = line->preemptions,
-        .report.method = e->policy.preset->name,
+        .report.method = policy_of(e)->preset->name,
         .report.logical_tokens = has_tables ? pkv_seq_length(s->kv, line->slot) : line->n_tokens,
-        .report.kept_tokens = has_tables   ? retention_kept_tokens(s->kv, line->slot)
-                              : line->swap ? line->swap_kept
-                                           : 0,
+        .report.kept_tokens = has_tables     ? retention_kept_tokens(s->kv, line->slot)
+                              : line->swap   ? line->swap_kept
+                              : line->parked ? pkv_parked_kept_tokens(s->kv, line->parked)
+                                             : 0,
         .report.pages_dropped = line->pages_dropped,
         .report.budget_raised = line->budget_raised,
         .report.scoring_ms = (double)line->scoring_us / 1e3,
@@ -22,11 +23,21 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .inherited_us = line == q ? q->inherited_us : line->scoring_us,
         .queued_us = e->first_planned_us < 0 ? -1 : e->first_planned_us - e->arrival_us,
     };
-    if (!has_tables || !e->policy.report_positions) return;
+    sched_describe_session(e, out);
+    if (!has_tables || !policy_of(e)->report_positions) return;
     strbuf json = {0};
     retention_kept_json(s->kv, line->slot, &json);
     if (json.failed) strbuf_destroy(&json);
     else out->report.kept_json = json.data;
+}
+
+void sched_describe_session(const sched_entry *e, sched_choice_info *out)
+{
+    char *text = out->report.session;
+    size_t n = e->said ? strlen(e->said) : 0;
+    assert(n < sizeof out->report.session);
+    if (n > 0) memcpy(text, e->said, n);
+    text[n] = '\0';
 }
 
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out)
@@ -44,6 +55,13 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     return out->report.kept_json ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 
+static void add_parked(const sched *s, uint32_t parked, sched_stats *stats)
+{
+    if (!parked) return;
+    stats->logical_tokens += pkv_parked_length(s->kv, parked);
+    stats->kept_tokens += pkv_parked_kept_tokens(s->kv, parked);
+}
+
 sched_stats sched_get_stats(const sched *s)
 {
     sched_stats stats = s->stats;
@@ -54,6 +72,12 @@ sched_stats sched_get_stats(const sched *s)
     for (uint32_t i = 0; i < s->running.n; i++) {
         stats.logical_tokens += pkv_seq_length(s->kv, s->running.seqs[i]->slot);
         stats.kept_tokens += retention_kept_tokens(s->kv, s->running.seqs[i]->slot);
+    }
+    for (uint32_t i = 0; i < s->waiting.n; i++) add_parked(s, s->waiting.seqs[i]->parked, &stats);
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        stats.sessions_idle += s->sessions[i]->parked != 0;
+        stats.sessions_swapped += s->sessions[i]->swap != 0;
+        add_parked(s, s->sessions[i]->parked, &stats);
     }
     stats.pages = pkv_count(s->kv);
     return stats;
@@ -73,27 +97,26 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
         return "a live request is lost";
     if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)
         return "a sequence has too many or too few tokens";
-    if (q->n_drops > e->max_drops || q->next_drop > q->n_drops) return "drop records out of range";
+    if (q->n_presses > e->max_presses) return "too many choices under pressure";
     if (q->planned > 0 && !s->in_flight) return "tokens are planned, but no step is in flight";
     if (!running) {
-        if (!q->swap && (q->computed != 0 || q->next_drop != 0))
+        if (!q->swap && !q->parked && q->computed != 0)
             return "a waiting sequence has computed tokens";
+        if (q->swap && q->parked) return "a sequence is parked and in the host tier";
+        if (q->parked && pkv_parked_length(s->kv, q->parked) != q->computed)
+            return "a parked sequence has another length than it computed";
         if (q->swap && pkv_swap_length(s->kv, q->swap) != q->computed)
             return "a swapped sequence has another length than it computed";
         return NULL;
     }
-    if (q->swap) return "a running sequence is in the host tier";
+    if (q->swap || q->parked) return "a running sequence is in the host tier or parked";
+    if (q->pressed && q->planned != 1) return "a sequence is pressed without a row";
     if (q->slot >= s->options.max_seqs || !pkv_seq_is_open(s->kv, q->slot))
         return "a running sequence has no tables";
     if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned)
         return "a sequence's tables have another length than it computed";
     if (q->computed + q->planned > q->n_tokens)
         return "a sequence computed tokens it does not know";
-    for (uint32_t d = 0; d < q->n_drops; d++) {
-        if (d < q->next_drop ? q->drops[d].length > q->computed
-                             : q->drops[d].length < q->computed + q->planned)
-            return "a recorded drop was passed or applied too early";
-    }
     return NULL;
 }
 
@@ -111,6 +134,9 @@ static const char *check_lists(const sched *s)
         swapped += s->waiting.seqs[i]->swap ? s->waiting.seqs[i]->computed : 0;
         if (i > 0 && sched_seq_compare(s->waiting.seqs[i - 1], s->waiting.seqs[i]) >= 0)
             return "waiting sequences are out of order";
+    }
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        if (s->sessions[i]->swap) swapped += s->sessions[i]->n_tokens;
     }
     if (!wrong && swapped != s->stats.swapped_tokens) wrong = "swapped tokens are miscounted";
     return wrong;
@@ -169,5 +195,6 @@ const char *sched_check_integrity(const sched *s)
     const char *wrong = check_lists(s);
     if (!wrong) wrong = check_slots(s);
     if (!wrong) wrong = check_requests(s);
+    if (!wrong) wrong = sched_sessions_check(s);
     return wrong ? wrong : pkv_check_integrity(s->kv);
 }

@@ -54,34 +54,54 @@ sched_entry *sched_entry_find(const sched *s, uint64_t id) { return s->map[map_s
 
 /* ---- memory: one block for each request ------------------------------------------------------ */
 
-/* What a request needs over its life, so that nothing is allocated after it was taken in. */
-typedef struct entry_size {
-    uint32_t max_drops;
-    size_t keep_words; // over all drops of one sequence
-    size_t bytes;
-} entry_size;
-
 static size_t padded(size_t n, size_t size) { return (n * size + 15) & ~(size_t)15; }
 
-static entry_size size_of(const sched *s, const sched_request *r)
+/* Choices under pressure come a page of tokens apart, and those of the session count. */
+static uint32_t presses_of(const sched *s, const sched_request *r, const sched_session *session)
 {
-    entry_size size = {0};
-    uint32_t rows =
-        r->n_prompt + r->max_new_tokens - 1; /* the last token's K and V are never computed */
-    uint32_t at = retention_next_point(&r->policy, r->n_prompt, 0);
-    while (at <= rows) {
-        size.max_drops++;
-        size.keep_words += (size_t)s->groups * (pages_of(s, at) / 64 + 1);
-        at = retention_next_point(&r->policy, r->n_prompt, at);
-    }
-    size_t n = r->n;
-    size.bytes =
-        padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
-        padded(n * size.max_drops, sizeof(drop_record)) +
-        padded(n * size.keep_words, sizeof(uint64_t)) + padded(n * (rows + 1), sizeof(uint32_t)) +
-        padded(r->params.n_stop_ids, sizeof(uint32_t)) +
-        padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
-    return size;
+    uint32_t known = session ? session->n_presses : 0;
+    if (!s->pressure.preset || !r->policy.pressure) return known;
+    return known + (r->n_prompt + r->max_new_tokens) / s->page_tokens + 1;
+}
+
+/* What a request needs over its life, so that nothing is allocated after it was taken in. */
+static size_t bytes_of(const sched_request *r, uint32_t n_turns, uint32_t max_presses)
+{
+    size_t n = r->n, tokens = (size_t)r->n_prompt + r->max_new_tokens;
+    return padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
+           padded(n_turns, sizeof(sched_turn)) + padded(n * max_presses, sizeof(uint32_t)) +
+           padded(n * tokens, sizeof(uint32_t)) + padded(r->params.n_stop_ids, sizeof(uint32_t)) +
+           padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
+}
+
+/* Grows without keeping what is there. */
+static bool scratch_grow(const sched *s, void **scratch, size_t *n, size_t need, size_t size)
+{
+    if (need <= *n) return true;
+    void *grown = alloc_resize(&s->alloc, NULL, need, size);
+    if (!grown) return false;
+    alloc_free(&s->alloc, *scratch);
+    *scratch = grown;
+    *n = need;
+    return true;
+}
+
+/* Room for the choices of a request. No table is ever longer than the pool. */
+static bool scratch_reserve(sched *s, const sched_request *r, const sched_turn *turn)
+{
+    uint32_t slots = r->n_prompt + r->max_new_tokens - 1;
+    bool chooses = retention_next_point(&turn->policy, r->n_prompt, 0) <= slots;
+    if (!chooses && !(s->pressure.preset && r->policy.pressure)) return true;
+    uint64_t most = (uint64_t)(s->options.n_pages - 1) * s->page_tokens;
+    if (slots > most) slots = (uint32_t)most;
+    void *keep = s->keep, *scratch = s->scratch;
+    bool ok =
+        scratch_grow(s, &keep, &s->n_keep, (size_t)s->groups * (slots / 64 + 1), sizeof *s->keep) &&
+        scratch_grow(s, &scratch, &s->n_scratch,
+                     retention_scratch_floats(&s->options.geometry, slots), sizeof *s->scratch);
+    s->keep = keep;
+    s->scratch = scratch;
+    return ok;
 }
 
 static void *carve(char **at, size_t n, size_t size)
@@ -98,27 +118,28 @@ static const void *carve_copy(char **at, const void *from, size_t n, size_t size
     return to;
 }
 
-static void carve_seqs(const sched *s, sched_entry *e, const entry_size *size, char **at)
+static void carve_seqs(sched_entry *e, char **at)
 {
     size_t n = e->n, n_tokens = (size_t)e->n_prompt + e->max_new_tokens;
-    drop_record *drops = carve(at, n * size->max_drops, sizeof *drops);
-    uint64_t *keep = carve(at, n * size->keep_words, sizeof *keep);
+    e->seqs = carve(at, n, sizeof *e->seqs);
+    uint32_t *presses = carve(at, n * e->max_presses, sizeof *presses);
     uint32_t *tokens = carve(at, n * n_tokens, sizeof *tokens);
     for (uint32_t i = 0; i < e->n; i++) {
         e->seqs[i] = (sched_seq){
             .entry = e,
             .choice = i,
             .tokens = tokens + i * n_tokens,
-            .drops = drops + (size_t)i * size->max_drops,
+            .presses = presses + (size_t)i * e->max_presses,
         };
-        uint32_t point = 0;
-        for (uint32_t d = 0; d < size->max_drops; d++) {
-            point = retention_next_point(&e->policy, e->n_prompt, point);
-            uint32_t words = pages_of(s, point) / 64 + 1;
-            e->seqs[i].drops[d] = (drop_record){.length = point, .words = words, .keep = keep};
-            keep += (size_t)s->groups * words;
-        }
     }
+}
+
+static void carve_params(sched_entry *e, char **at)
+{
+    sample_params *p = &e->params;
+    p->stop_ids = carve_copy(at, p->stop_ids, p->n_stop_ids, sizeof *p->stop_ids);
+    p->bias_ids = carve_copy(at, p->bias_ids, p->n_bias, sizeof *p->bias_ids);
+    p->bias = carve_copy(at, p->bias, p->n_bias, sizeof *p->bias);
 }
 
 static bool params_have_penalties(const sample_params *p)
@@ -139,6 +160,11 @@ static bool waiting_reserve(sched *s, uint64_t n)
     return true;
 }
 
+uint64_t sched_salt_of(const sched *s, const sched_request *r)
+{
+    return hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt;
+}
+
 sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us)
 {
     sched_entry *old = sched_entry_find(s, r->id);
@@ -146,8 +172,14 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     if (old) map_remove(s, old);
     if (s->n_live == s->options.max_requests || s->n_mapped > s->map_mask / 2) return NULL;
     if (!waiting_reserve(s, s->n_choices + r->n)) return NULL;
-    entry_size size = size_of(s, r);
-    char *at = alloc_zeroed(&s->alloc, 1, size.bytes);
+    sched_turn turn = sched_turn_of(r);
+    bool claims;
+    const char *said;
+    sched_session *session = sched_session_for(s, r, &claims, &said);
+    uint32_t n_turns = session ? session->n_turns + 1 : 1;
+    uint32_t max_presses = presses_of(s, r, session);
+    if (!scratch_reserve(s, r, &turn)) return NULL;
+    char *at = alloc_zeroed(&s->alloc, 1, bytes_of(r, n_turns, max_presses));
     if (!at) return NULL;
     sched_entry *e = carve(&at, 1, sizeof *e);
     *e = (sched_entry){
@@ -157,26 +189,33 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .serial = s->n_arrived++,
         .arrival_us = now_us,
         .first_planned_us = -1,
-        .salt = hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt,
+        .salt = sched_salt_of(s, r),
         .n_prompt = r->n_prompt,
         .max_new_tokens = r->max_new_tokens,
         .n = r->n,
-        .max_drops = size.max_drops,
+        .max_presses = max_presses,
         .live = r->n,
         .want_logits = r->want_logits,
         .has_penalties = params_have_penalties(&r->params),
         .params = r->params,
-        .policy = r->policy,
-        .measure = retention_measure(&r->policy),
+        .n_turns = n_turns,
+        .has_sums = retention_has_sums(&turn.policy),
+        .session = {r->session[0], r->session[1]},
+        .claims = claims,
+        .said = said,
     };
-    e->seqs = carve(&at, r->n, sizeof *e->seqs);
-    carve_seqs(s, e, &size, &at);
-    sample_params *p = &e->params;
-    p->stop_ids = carve_copy(&at, p->stop_ids, p->n_stop_ids, sizeof *p->stop_ids);
-    p->bias_ids = carve_copy(&at, p->bias_ids, p->n_bias, sizeof *p->bias_ids);
-    p->bias = carve_copy(&at, p->bias, p->n_bias, sizeof *p->bias);
+    e->turns = carve(&at, n_turns, sizeof *e->turns);
+    e->turns[n_turns - 1] = turn;
+    carve_seqs(e, &at);
+    carve_params(e, &at);
     memcpy(e->seqs[0].tokens, r->prompt, r->n_prompt * sizeof *r->prompt);
     e->seqs[0].n_tokens = r->n_prompt;
+    s->stats.sessions_ignored += said != NULL;
+    if (session) sched_session_take(s, session, e);
+    if (claims) {
+        e->next_claim = s->claims;
+        s->claims = e;
+    }
 
     s->map[map_slot(s, r->id)] = e;
     s->n_mapped++;
@@ -282,34 +321,55 @@ void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
 
 /* ---- END, PAUSE, RESUME ---------------------------------------------------------------------- */
 
-static void end_choice(sched *s, sched_seq *q)
+/* Pages of a waiting sequence, in the host tier or parked. */
+static void give_up_pages(sched *s, sched_seq *q)
+{
+    if (q->swap) {
+        pkv_swap_discard(s->kv, q->swap);
+        sched_left_tier(s, q);
+    }
+    if (q->parked) pkv_parked_discard(s->kv, q->parked);
+    q->parked = 0;
+}
+
+/* What it holds stays behind as a session: at once, or with the result of the step in flight. */
+static void leave_session(sched *s, sched_seq *q)
+{
+    sched_entry *e = q->entry;
+    if (!e->born || q->computed == 0) return;
+    if (q->state == SEQ_RUNNING) q->stores = true;
+    else if (!q->swap || !sched_session_store(s, q)) return;
+    if (!e->said) e->said = "stored";
+}
+
+static void end_choice(sched *s, sched_seq *q, bool finished)
 {
     if (q->ended) return;
     sched_entry *e = q->entry;
     sched_seq *holder = e->born ? q : e->seqs; /* of the list place and pages that q stands for */
     sched_describe_seq(s, q, &q->final);
+    if (finished && e->claims) leave_session(s, q);
+    sched_describe_session(e, &q->final);
     q->ended = true;
     e->live--;
     if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
-        if (holder->swap) {
-            pkv_swap_discard(s->kv, holder->swap);
-            sched_left_tier(s, holder);
-        }
+        give_up_pages(s, holder);
         sched_list_remove(&s->waiting, holder);
         holder->state = SEQ_GONE;
     }
     s->has_ended |= seq_is_over(holder) && holder->state == SEQ_RUNNING;
     if (e->live > 0) return;
+    if (!q->stores) sched_session_unclaim(s, e);
     s->n_live--;
     s->n_choices -= e->n;
     e->next_ended = s->ended;
     s->ended = e;
 }
 
-void sched_entry_end(sched *s, sched_entry *e, uint32_t choice)
+void sched_entry_end(sched *s, sched_entry *e, uint32_t choice, bool finished)
 {
     for (uint32_t i = 0; i < e->n; i++) {
-        if (choice == SCHED_ALL_CHOICES || choice == i) end_choice(s, &e->seqs[i]);
+        if (choice == SCHED_ALL_CHOICES || choice == i) end_choice(s, &e->seqs[i], finished);
     }
 }
 
@@ -323,10 +383,21 @@ void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now
     }
 }
 
+static void reap(sched *s, sched_seq *q)
+{
+    sched_entry *e = q->entry;
+    if (q->stores && !sched_session_store(s, q)) {
+        e->said = NULL;
+        sched_describe_session(e, &q->final);
+    }
+    if (e->claims) sched_session_unclaim(s, e);
+    sched_seq_stop(s, q, SEQ_GONE);
+}
+
 void sched_reap(sched *s)
 {
     for (uint32_t i = s->running.n; s->has_ended && i-- > 0;) {
-        if (seq_is_over(s->running.seqs[i])) sched_seq_stop(s, s->running.seqs[i], SEQ_GONE);
+        if (seq_is_over(s->running.seqs[i])) reap(s, s->running.seqs[i]);
     }
     s->has_ended = false;
 }

@@ -1,32 +1,55 @@
 /* What a step brought: tokens, and the choices of retention that its measures allow. */
 #include "scheduler/sched_internal.h"
 
-static void apply_drop(sched *s, sched_seq *q, const drop_record *drop)
+static uint32_t longest_table(const sched *s, const sched_seq *q)
 {
-    if (drop->pages_dropped == 0) return;
+    uint32_t longest = 0;
     for (uint32_t g = 0; g < s->groups; g++) {
-        pkv_seq_drop(s->kv, q->slot, g, drop->keep + (size_t)g * drop->words);
+        uint32_t n = pkv_seq_table(s->kv, q->slot, g).kept_tokens;
+        if (n > longest) longest = n;
     }
+    return longest;
 }
 
-/* Chooses what stays, and records it for replays. */
-static void choose_drop(sched *s, sched_seq *q, const measure_result *measures)
+/* Chooses what stays, and lets go of the rest. When it fails some tables may have changed, and the
+ * sequence has to be computed again; its pages were set aside, so that only memory can be short. */
+static status choose(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
+                     const measure_result *measures)
 {
-    const sched_entry *e = q->entry;
-    drop_record *drop = &q->drops[q->n_drops];
-    assert(q->n_drops < e->max_drops && drop->length == q->computed);
-    retention_selection choice = {.keep = drop->keep, .words = drop->words};
-    /* It fails on a budget that sched_check refuses, so not here; keeping everything is then right.
-     */
-    if (status_ok(
-            retention_select(&e->policy, s->kv, q->slot, e->n_prompt, measures, &choice, NULL))) {
-        drop->pages_dropped = choice.pages_dropped;
+    retention_choice_out out = {.keep = s->keep,
+                                .words = longest_table(s, q) / 64 + 1,
+                                .scratch = s->scratch,
+                                .n_scratch = s->n_scratch};
+    assert((size_t)out.words * s->groups <= s->n_keep);
+    /* It fails on a budget that sched_check refuses, so not here, and on a backend that measured
+     * something else: keeping everything is then right. */
+    if (!status_ok(retention_choose(policy, s->kv, q->slot, n_prompt, measures, &out, NULL)))
+        return STATUS_IS_OK;
+    uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
+    for (uint32_t g = 0; out.gives_up && g < s->groups; g++) {
+        const uint64_t *keep = s->keep + (size_t)g * out.words;
+        RETURN_IF_ERROR(pkv_seq_keep(s->kv, q->slot, g, keep, policy->contiguous));
     }
-    apply_drop(s, q, drop);
-    drop->pages_kept = pkv_seq_pages_held(s->kv, q->slot);
-    q->pages_dropped += drop->pages_dropped;
-    q->budget_raised |= choice.budget_raised;
-    q->next_drop = ++q->n_drops;
+    if (q->computed <= q->chosen) return STATUS_IS_OK; /* a replay: it is counted */
+    q->chosen = q->computed;
+    q->pages_dropped += held - pkv_seq_pages_held(s->kv, q->slot);
+    q->budget_raised |= out.budget_raised;
+    return STATUS_IS_OK;
+}
+
+/* The choice that the rows up to q->computed allow, if any. */
+static status choose_at(sched *s, sched_seq *q, const sched_stop *stop,
+                        const measure_result *measures)
+{
+    if (q->pressed) {
+        q->presses[q->n_presses++] = q->computed;
+        s->stats.pressure_drops++;
+    } else if (stop->at != q->computed || stop->kind == STOP_TURN) {
+        return STATUS_IS_OK;
+    }
+    if (q->pressed || stop->kind == STOP_PRESS)
+        return choose(s, q, &s->pressure, q->computed, measures);
+    return choose(s, q, &stop->turn->policy, stop->turn->n_prompt, measures);
 }
 
 static void add_token(sched_seq *q, uint32_t token)
@@ -36,42 +59,43 @@ static void add_token(sched_seq *q, uint32_t token)
 }
 
 /* `to` becomes what `from` is, but for its number and what was asked of it alone. */
-static void copy_line(const sched *s, sched_seq *to, const sched_seq *from)
+static void copy_line(sched_seq *to, const sched_seq *from)
 {
     memcpy(to->tokens, from->tokens, from->n_tokens * sizeof *to->tokens);
     to->n_tokens = from->n_tokens;
     to->computed = from->computed;
     to->furthest = from->furthest;
-    to->n_drops = from->n_drops;
-    to->next_drop = from->next_drop;
+    to->chosen = from->chosen;
     to->preemptions = from->preemptions;
     to->pages_dropped = from->pages_dropped;
     to->budget_raised = from->budget_raised;
     to->scoring_us = from->scoring_us;
-    for (uint32_t d = 0; d < from->n_drops; d++) {
-        uint64_t *keep = to->drops[d].keep;
-        to->drops[d] = from->drops[d];
-        to->drops[d].keep = keep;
-        memcpy(keep, from->drops[d].keep, (size_t)s->groups * from->drops[d].words * sizeof *keep);
-    }
 }
 
-static void fork_child(sched *s, const sched_seq *parent, sched_seq *child)
+/* A child with running sums needs pages of its own: its sums part from its parent's. */
+static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *child, uint32_t slot)
 {
-    const sched_entry *e = child->entry;
+    RETURN_IF_ERROR(pkv_seq_fork(s->kv, parent->slot, slot, rows_of(child->entry) + 1));
+    status st = child->entry->has_sums ? pkv_seq_unshare(s->kv, slot) : STATUS_IS_OK;
+    if (!status_ok(st)) pkv_seq_close(s->kv, slot);
+    return st;
+}
+
+static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool spoilt)
+{
     uint32_t slot = s->free_slots[s->n_free_slots - 1];
-    if (status_ok(pkv_seq_fork(s->kv, parent->slot, slot, e->n_prompt + e->max_new_tokens))) {
+    if (!spoilt && status_ok(fork_tables(s, parent, child, slot))) {
         sched_seq_start(s, child);
         return;
     }
-    child->computed = child->next_drop = 0; /* no memory for its lists: a replay will do */
+    child->computed = 0; /* no memory or no pages: a replay will do */
     child->state = SEQ_WAITING;
     sched_list_insert(&s->waiting, child);
 }
 
-/* The carrier's prompt is done and its drops are made: every choice goes on alone from its first
+/* The carrier's prompt is done and its choices are made: every choice goes on alone from its first
  * token. */
-static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
+static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples, bool spoilt)
 {
     sched_entry *e = carrier->entry;
     sched_seq *heir = NULL;
@@ -80,7 +104,7 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];
         if (q->ended) continue;
-        if (q != carrier) copy_line(s, q, carrier);
+        if (q != carrier) copy_line(q, carrier);
         if (!heir) heir = q;
     }
     if (heir !=
@@ -96,7 +120,7 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
         sched_seq *q = &e->seqs[i];
         if (q->ended) continue;
         if (q != heir) {
-            fork_child(s, heir, q);
+            fork_child(s, heir, q, spoilt);
             q->inherited_pages = heir->pages_dropped;
             q->inherited_us = heir->scoring_us;
         }
@@ -104,14 +128,16 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples)
         s->stats.generated_tokens++;
     }
     s->stats.prompt_tokens += e->n_prompt;
+    if (spoilt) sched_replay(s, heir);
 }
 
-static void take_share(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
-                       int64_t measure_us)
+/* Rows were computed, and a choice follows them; false when it failed. */
+static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
+                      int64_t measure_us)
 {
     sched_entry *e = q->entry;
+    sched_stop stop = sched_next_stop(q);
     uint32_t from = q->computed, to = from + q->planned;
-    bool first = seq_is_carrier(q);
     q->computed = to;
     q->planned = 0;
     if (from < q->furthest)
@@ -120,40 +146,66 @@ static void take_share(sched *s, sched_seq *q, const step_seq *share, const step
     if (share->want_logits) e->logits_sent = to < e->n_prompt ? to : e->n_prompt;
     if (share->measure.kind != MEASURE_NONE) q->scoring_us += measure_us;
 
-    /* Before the drop: these blocks were computed with everything kept. */
-    pkv_seq_publish(s->kv, q->slot, q->tokens, to);
-    if (q->next_drop < q->n_drops) {
-        const drop_record *drop = &q->drops[q->next_drop];
-        if (drop->length == to) {
-            apply_drop(s, q, drop);
-            q->next_drop++;
-        }
-    } else if (retention_next_point(&e->policy, e->n_prompt, from) == to) {
-        choose_drop(s, q, &result->measure);
+    /* Before the choice: these blocks were computed with everything kept. */
+    if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, to);
+    status st = choose_at(s, q, &stop, &result->measure);
+    q->pressed = false;
+    return status_ok(st);
+}
+
+static void take_samples(sched *s, sched_seq *q, const step_seq *share,
+                         const step_seq_result *result, bool spoilt)
+{
+    if (share->n_samples > 0) assert(result->n_samples == share->n_samples);
+    if (share->n_samples > 0 && seq_is_carrier(q)) {
+        give_birth(s, q, result->samples, spoilt);
+        return;
     }
-    if (share->n_samples == 0) return;
-    assert(result->n_samples == share->n_samples);
-    if (first) {
-        give_birth(s, q, result->samples);
-    } else {
+    if (share->n_samples > 0) {
         add_token(q, result->samples[0].token);
         s->stats.generated_tokens++;
     }
+    if (spoilt) sched_replay(s, q);
 }
 
-void sched_take_result(sched *s, const step_result *r)
+/* What one that ended leaves behind must be whole. */
+static void forget_session(sched_seq *q)
 {
-    assert(s->in_flight && r->step == s->plan.step);
-    s->in_flight = false;
+    q->stores = false;
+    q->entry->said = NULL;
+    sched_describe_session(q->entry, &q->final);
+}
+
+static int64_t measure_us_each(const sched *s, const step_result *r)
+{
     uint32_t n_measured = 0;
     for (uint32_t i = 0; i < s->plan.n_seqs; i++) {
         n_measured += s->plan_seqs[i].measure.kind != MEASURE_NONE;
     }
-    int64_t measure_us = n_measured > 0 ? r->measure_us / n_measured : 0;
+    return n_measured > 0 ? r->measure_us / n_measured : 0;
+}
+
+/* All choices first: forks may take the pages that were set aside for them. */
+void sched_take_result(sched *s, const step_result *r)
+{
+    assert(s->in_flight && r->step == s->plan.step);
+    s->in_flight = false;
+    int64_t measure_us = measure_us_each(s, r);
+    bool ok = status_ok(r->status);
     for (uint32_t i = 0; i < s->plan.n_seqs; i++) {
         sched_seq *q = s->planned[i];
-        if (seq_is_over(q)) continue;
-        if (status_ok(r->status)) take_share(s, q, &s->plan_seqs[i], &r->seqs[i], measure_us);
-        else sched_replay(s, q); /* what the step did is unknown: its rows are computed again */
+        s->spoilt[i] = false;
+        if (seq_is_over(q) && !q->stores) continue;
+        s->spoilt[i] = !ok || !take_rows(s, q, &s->plan_seqs[i], &r->seqs[i], measure_us);
+    }
+    for (uint32_t i = 0; i < s->plan.n_seqs; i++) {
+        sched_seq *q = s->planned[i];
+        if (seq_is_over(q)) {
+            if (s->spoilt[i]) forget_session(q);
+        } else if (ok) {
+            take_samples(s, q, &s->plan_seqs[i], &r->seqs[i], s->spoilt[i]);
+        } else {
+            sched_replay(s, q); /* what the step did is unknown: its rows are computed again */
+        }
     }
 }

@@ -21,14 +21,16 @@
 typedef struct sched_seq sched_seq;
 typedef struct sched_entry sched_entry;
 
-/* A choice of retention as it was made: a replay applies it again and measures nothing. */
-typedef struct drop_record {
-    uint32_t length;        // logical length at which it was made
-    uint32_t words;         // of each group's row of bits
-    uint32_t pages_dropped; // over all groups; 0 = everything stayed
-    uint32_t pages_kept;    // over all groups, after the drop
-    uint64_t *keep;         // [groups, words]
-} drop_record;
+/* Whose choices are made while a sequence grows to `end`. A request has one turn; one that went on
+ * from a session also has the turns before it, and a replay goes through them all: what is measured
+ * is a function of the tokens alone, so that every choice comes out as it did. */
+typedef struct sched_turn {
+    uint32_t n_prompt;
+    uint32_t end; // logical length at which the next turn began; UINT32_MAX of the last
+    retention_policy policy;
+} sched_turn;
+
+enum { SCHED_MAX_TURNS = 64 };
 
 typedef enum seq_state { SEQ_UNBORN, SEQ_WAITING, SEQ_RUNNING, SEQ_GONE } seq_state;
 
@@ -37,19 +39,22 @@ struct sched_seq {
     uint32_t choice;
     seq_state state;
     bool ended, paused;
-    int64_t paused_us;  // since when
-    bool needs_open;    // the backend has to be told how it samples
-    uint32_t slot;      // while running
-    uint32_t swap;      // while waiting: where its pages are in the host tier, 0 = nowhere
-    double swap_kept;   // tokens kept there
-    uint32_t planned;   // tokens in this step
-    uint32_t n_tokens;  // known: the prompt and what was sampled
-    uint32_t computed;  // of which have K and V
-    uint32_t furthest;  // most that were ever computed: below it is a replay
-    uint32_t *tokens;   // [entry->n_prompt + entry->max_new_tokens]
-    drop_record *drops; // [entry->max_drops]
-    uint32_t n_drops;
-    uint32_t next_drop; // first record that the tables have not seen since they were opened
+    int64_t paused_us; // since when
+    bool needs_open;   // the backend has to be told how it samples
+    bool stores;       // ended: what it holds becomes a session
+    bool pressed;      // a choice is made after this step, because pages are short
+    uint32_t slot;     // while running
+    uint32_t swap;     // while waiting: where its pages are in the host tier, 0 = nowhere
+    uint32_t parked;   // while waiting: the pages of the session it goes on from, 0 = none
+    double swap_kept;  // tokens kept in the tier
+    uint32_t planned;  // tokens in this step
+    uint32_t n_tokens; // known: the prompt and what was sampled
+    uint32_t computed; // of which have K and V
+    uint32_t furthest; // most that were ever computed: below it is a replay
+    uint32_t *tokens;  // [entry->n_prompt + entry->max_new_tokens]
+    uint32_t *presses; // [entry->max_presses] lengths of choices made because pages were short
+    uint32_t n_presses;
+    uint32_t chosen; // furthest length whose choice the report counts: below it is a replay
     uint32_t preemptions;
     uint64_t pages_dropped;
     bool budget_raised;
@@ -65,7 +70,7 @@ struct sched_entry {
     uint64_t arrival, serial;
     int64_t arrival_us, first_planned_us; // the latter -1 before
     uint64_t salt;
-    uint32_t n_prompt, max_new_tokens, n, max_drops;
+    uint32_t n_prompt, max_new_tokens, n, max_presses;
     uint32_t live; // choices that have not ended
     uint32_t held; // sequences that are running
     bool born;
@@ -73,11 +78,27 @@ struct sched_entry {
     uint32_t logits_sent;   // prompt rows
     uint32_t cached_tokens; // prefix hit of the first admission
     sample_params params;
-    retention_policy policy;
-    measure_spec measure;
-    sched_seq *seqs; // [n]
-    sched_entry *next_ended;
+    sched_turn *turns; // [n_turns], the last its own
+    uint32_t n_turns;
+    bool has_sums; // of its turns' policies
+    uint64_t session[2];
+    bool claims;      // the session: what it leaves is kept under it
+    const char *said; // of the session, in its report
+    sched_seq *seqs;  // [n]
+    sched_entry *next_ended, *next_claim;
 };
+
+/* An idle one: what a request left behind. One block of memory. */
+typedef struct sched_session {
+    uint64_t key[2];
+    uint64_t salt;
+    int64_t idle_us;       // since when
+    uint32_t parked, swap; // where its pages are: one of them is 0
+    double swap_kept;
+    sched_turn *turns;
+    uint32_t *presses, *tokens;
+    uint32_t n_turns, n_presses, n_tokens;
+} sched_session;
 
 typedef struct sched_list {
     sched_seq **seqs; // [capacity], best rank first
@@ -97,6 +118,11 @@ struct sched {
     uint64_t n_arrived;
     sched_entry *ended; // requests to forget at the next call
 
+    retention_policy pressure; // its preset is NULL when there is none
+    sched_session **sessions;  // [max_sessions], the longest idle first
+    uint32_t n_sessions;
+    sched_entry *claims; // live requests that claim one
+
     sched_list running, waiting;
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
@@ -105,12 +131,21 @@ struct sched {
 
     bool in_flight;
     step_plan plan, idle_plan;
+    int64_t now_us;
     uint32_t n_preempted;  // in this step
+    uint32_t n_pressed;    // in this step
+    uint64_t lasting;      // pages that this step's choices may take for good
+    uint32_t passing;      // and those that one of them may take for a moment
     uint32_t logit_rows;   // that this step may still ask for
     step_seq *plan_seqs;   // [max_seqs]
     sched_seq **planned;   // [max_seqs] whose share plan_seqs[i] is
     step_open *opens;      // [max_seqs]
     uint32_t *plan_tokens; // [prefill_chunk + max_seqs]
+    bool *spoilt;          // [max_seqs] the choice after plan_seqs[i] failed
+
+    uint64_t *keep; // what a choice is made in: sized as requests are taken in
+    float *scratch;
+    size_t n_keep, n_scratch;
 
     sched_stats stats; // its counters
 };
@@ -129,19 +164,29 @@ static inline bool seq_is_over(const sched_seq *q)
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
 /* It is not to be planned: its reader is slow, or it has all its tokens and awaits its END. */
 bool sched_seq_is_idle(const sched_seq *q);
+static inline const retention_policy *policy_of(const sched_entry *e)
+{
+    return &e->turns[e->n_turns - 1].policy;
+}
+static inline uint32_t rows_of(const sched_entry *e)
+{
+    return e->n_prompt + e->max_new_tokens - 1; // the last token's K and V are never computed
+}
 static inline uint32_t pages_of(const sched *s, uint32_t tokens)
 {
     return tokens / s->page_tokens + (tokens % s->page_tokens != 0);
 }
 
 /* ---- requests.c: memory of requests, lists, slots ---- */
-/* NULL when the queue is full or memory is out. */
+/* The caller's and the options' mixed. */
+uint64_t sched_salt_of(const sched *s, const sched_request *r);
+/* NULL when the queue is full or memory is out. Takes the session over that it goes on from. */
 sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us);
 void sched_entries_destroy(sched *s);
 sched_entry *sched_entry_find(const sched *s, uint64_t id);
 /* Forgets the requests that ended in an earlier call. */
 void sched_entries_forget(sched *s);
-void sched_entry_end(sched *s, sched_entry *e, uint32_t choice);
+void sched_entry_end(sched *s, sched_entry *e, uint32_t choice, bool finished);
 void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us);
 void sched_list_insert(sched_list *l, sched_seq *q);
 void sched_list_remove(sched_list *l, sched_seq *q);
@@ -156,16 +201,45 @@ void sched_reap(sched *s);
 /* Waiting sequences get slots, pages and the rest of the token budget, in order. */
 void sched_admit(sched *s, uint32_t budget, int64_t now_us);
 
+/* ---- pages.c ---- */
+/* What a sequence holds at most while it grows, whatever is measured. */
+typedef struct sched_peak {
+    uint64_t most;    // pages at any moment
+    uint64_t held;    // at the end
+    uint64_t after;   // what holds after the last choice on the way; 0 without one
+    uint32_t passing; // fresh pages that making a choice takes for a moment
+} sched_peak;
+
+/* From logical length `from`, where it holds `held` pages, to `to`. */
+sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,
+                         uint64_t held, uint32_t to);
+/* Pages at the worst moment of a request's life that has the pool for itself. */
+uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,
+                          uint32_t max_new_tokens, uint32_t n);
+/* A table's pages are those of consecutive tokens: choices drop whole pages. */
+bool sched_keeps_pages(const retention_policy *policy);
+const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length);
+/* As the request's own, with what only the request knows filled in. */
+sched_turn sched_turn_of(const sched_request *r);
+
 /* ---- plan.c ---- */
-/* The next logical length at which pages may be dropped, UINT32_MAX when none will; *recorded says
- * whether the choice there was made before. */
-uint32_t sched_seq_next_point(const sched_seq *q, bool *recorded);
+/* Where the sequence's next chunk has to end, and why. */
+typedef enum stop_kind { STOP_POINT, STOP_PRESS, STOP_TURN } stop_kind;
+typedef struct sched_stop {
+    uint32_t at; // UINT32_MAX when nothing is ahead
+    stop_kind kind;
+    const sched_turn *turn; // that the rows before it belong to
+} sched_stop;
+
+sched_stop sched_next_stop(const sched_seq *q);
 /* How many tokens the sequence computes in this step when `budget` are left; 0: it has to wait. */
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget);
 /* It wants logits, and the step has none left to give. */
 bool sched_seq_lacks_logits(const sched *s, const sched_seq *q);
 /* It will compute so many: the logits it wants of them are taken off the step's. */
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
+/* The share planned for it ends in a choice, perhaps: the pages that takes are set aside. */
+void sched_reserve(sched *s, const sched_seq *q);
 void sched_plan_step(sched *s, int64_t now_us);
 
 /* ---- preempt.c ---- */
@@ -181,11 +255,36 @@ uint32_t sched_pick_victim(const sched *s);
 /* Preempts the worst of those that are idle: of all, or of those whose reader sleeps; false when
  * there is none. */
 bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
+/* Pages are short: some sequence makes a choice after this step; false when none can. */
+bool sched_press(sched *s);
+
+/* ---- session.c ---- */
+/* The session that a request goes on from, or NULL; *said tells why not, where it should have been
+ * one; *claims: the request will leave what it holds under the key. */
+sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
+                                 const char **said);
+/* The request has what the session held; the session is no more. */
+void sched_session_take(sched *s, sched_session *session, sched_entry *e);
+void sched_session_unclaim(sched *s, sched_entry *e);
+/* What a sequence that ended holds, on the device or in the tier, becomes an idle session; false
+ * when it cannot. */
+bool sched_session_store(sched *s, sched_seq *q);
+/* Pages are short: the longest idle session goes to the host tier or is forgotten, then those that
+ * waiting requests (but for `but`) go on from; false when there is none on the device. */
+bool sched_sessions_give_way(sched *s, const sched_seq *but);
+/* Pages that sched_sessions_give_way could free at most. */
+uint64_t sched_sessions_pages(const sched *s, const sched_seq *but);
+/* Host pages are short: the longest idle one there is forgotten. */
+bool sched_sessions_leave_tier(sched *s);
+void sched_sessions_expire(sched *s);
+void sched_sessions_destroy(sched *s);
+const char *sched_sessions_check(const sched *s);
 
 /* ---- result.c ---- */
 void sched_take_result(sched *s, const step_result *r);
 
 /* ---- query.c ---- */
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out);
+void sched_describe_session(const sched_entry *e, sched_choice_info *out);
 
 #endif

@@ -13,6 +13,18 @@ static bool options_valid(const sched_options *o, error *err)
                   "at most 65,536 sequences, 16,777,216 requests and 2^31 - 1 tokens");
         return false;
     }
+    const retention_policy *p = o->pressure;
+    if (p && (!sched_keeps_pages(p) || retention_has_sums(p))) {
+        error_set(err, STATUS_INVALID,
+                  "pressure_retention: %s cannot be used: it has to drop whole pages by what one "
+                  "row attends to (chunkkv can)",
+                  p->preset->name);
+        return false;
+    }
+    if (o->max_sessions > 1u << 20) {
+        error_set(err, STATUS_LIMIT, "max_sessions: at most 1,048,576");
+        return false;
+    }
     return true;
 }
 
@@ -33,6 +45,8 @@ status sched_create(const sched_options *options, sched **out, error *err)
     sched *s = alloc_zeroed(a, 1, sizeof *s);
     if (!s) return error_set(err, STATUS_NO_MEMORY, "scheduler: out of memory");
     s->options = *options;
+    if (options->pressure) s->pressure = *options->pressure;
+    s->options.pressure = NULL;
     s->alloc = *a;
     s->groups = pkv_groups(&options->geometry);
     s->page_tokens = options->geometry.page_tokens;
@@ -46,6 +60,8 @@ status sched_create(const sched_options *options, sched **out, error *err)
     s->plan_seqs = alloc_zeroed(a, n, sizeof *s->plan_seqs);
     s->planned = alloc_zeroed(a, n, sizeof *s->planned);
     s->opens = alloc_zeroed(a, n, sizeof *s->opens);
+    s->spoilt = alloc_zeroed(a, n, sizeof *s->spoilt);
+    s->sessions = alloc_zeroed(a, (size_t)options->max_sessions + 1, sizeof *s->sessions);
     s->plan_tokens = alloc_zeroed(a, n + options->prefill_chunk, sizeof *s->plan_tokens);
     status st = pkv_create(&(pkv_options){.geometry = options->geometry,
                                           .n_pages = options->n_pages,
@@ -57,7 +73,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
                                           .on_block_ctx = options->on_block_ctx},
                            &s->kv);
     if (status_ok(st) && !(s->map && s->running.seqs && s->free_slots && s->plan_seqs &&
-                           s->planned && s->opens && s->plan_tokens)) {
+                           s->planned && s->spoilt && s->sessions && s->opens && s->plan_tokens)) {
         st = status_make(STATUS_NO_MEMORY, NULL);
     }
     if (!status_ok(st)) {
@@ -76,6 +92,7 @@ void sched_destroy(sched *s)
 {
     if (!s) return;
     sched_entries_destroy(s);
+    sched_sessions_destroy(s);
     pkv_destroy(s->kv);
     allocator a = s->alloc;
     alloc_free(&a, s->map);
@@ -84,6 +101,10 @@ void sched_destroy(sched *s)
     alloc_free(&a, s->free_slots);
     alloc_free(&a, s->plan_seqs);
     alloc_free(&a, s->planned);
+    alloc_free(&a, s->spoilt);
+    alloc_free(&a, s->sessions);
+    alloc_free(&a, s->keep);
+    alloc_free(&a, s->scratch);
     alloc_free(&a, s->opens);
     alloc_free(&a, s->plan_tokens);
     alloc_free(&a, s);
@@ -102,7 +123,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     case SCHED_RESULT: sched_take_result(s, event->result); return;
     case SCHED_END:
         e = sched_entry_find(s, event->request);
-        if (e) sched_entry_end(s, e, event->choice);
+        if (e) sched_entry_end(s, e, event->choice, event->finished);
         return;
     case SCHED_FLUSH: pkv_flush(s->kv); return;
     case SCHED_PAUSE:
@@ -115,10 +136,12 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
 
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
 {
+    s->now_us = now_us;
     sched_entries_forget(s);
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
     if (s->in_flight) return &s->idle_plan;
     sched_reap(s);
+    sched_sessions_expire(s);
     sched_plan_step(s, now_us);
     s->in_flight = !sched_plan_empty(&s->plan);
     return &s->plan;

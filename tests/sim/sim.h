@@ -1,25 +1,33 @@
 /* sim: a model made of hashes, the backend that runs it on real page tables, and the reference that
- * runs it one request at a time on plain arrays.
+ * runs it one request at a time, row by row.
  *
  * What     every (page, slot) of every group holds 64 bits that depend on the row's token and
- * position and on all that the row attends to there: each kept slot before it, in order. A wrong
- * page, drop, order, or replay therefore changes every token that comes after. Measures are
- * pseudo-random in the pages' contents and in those of the measured rows. Owner    a sim_backend
- * owns its mirror, its contents and its results. Threads  one. Units    as in scheduler/backend.h.
- * Logits rows have one column. Errors   what a plan got wrong is kept as text: sim_backend_wrong.
+ *          position and on all that the row attends to there: each kept slot before it, in order,
+ *          with its RoPE position. A wrong page, drop, order, rotation or replay therefore changes
+ *          every token that comes after. Measures are pseudo-random in the contents of slots and
+ *          rows; running sums lie beside the slots.
+ * Owner    a sim_backend owns its mirror, its contents and its results.
+ * Threads  one.
+ * Units    as in scheduler/backend.h. Logits rows have one column.
+ * Errors   what a plan got wrong is kept as text: sim_backend_wrong.
  */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
 
 #include "scheduler/scheduler.h"
 
-enum { SIM_VOCAB = 1000 };
+enum { SIM_VOCAB = 1000, SIM_GROUPS_MAX = 16, SIM_TURNS_MAX = 8, SIM_CHOICES_MAX = 4 };
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
 static inline uint64_t sim_embed(uint32_t token, uint32_t position)
 {
     return hash_mix64(((uint64_t)token << 32 | position) + 0x9e3779b97f4a7c15ull);
+}
+/* What attention sees of a slot. */
+static inline uint64_t sim_key(uint64_t content, uint32_t rope)
+{
+    return content + rope * 0xa0761d6478bd642full;
 }
 /* Order matters: of slots in a page, of pages in a table, of tokens in a history. */
 static inline uint64_t sim_fold(uint64_t fold, uint64_t next)
@@ -42,13 +50,25 @@ static inline uint32_t sim_token(uint64_t x, uint64_t history, uint64_t seed, ui
     uint64_t key = seed + ((uint64_t)choice << 32 | sample_index);
     return (uint32_t)(hash_mix64(x ^ hash_mix64(key) ^ history) % SIM_VOCAB);
 }
-/* Coarse, so that ties are common: they have to go to the earlier page. */
-static inline float sim_mass(uint64_t page, uint64_t rows, uint32_t layer, uint32_t head)
-{
-    uint64_t bits = hash_mix64(page ^ sim_fold(rows, (uint64_t)layer << 8 | head));
-    return (float)(bits >> 59) / 8.0f;
-}
 static inline bool sim_has_penalties(const sample_params *p) { return p->repetition_penalty != 1; }
+
+/* One group's table, slot by slot. */
+typedef struct sim_table {
+    const uint64_t *content; // [n]
+    float *sums;             // [n, layers and heads of the group]
+    uint32_t n;
+} sim_table;
+
+static inline uint32_t sim_sums_of(const pkv_geometry *g)
+{
+    return g->layers_per_group * g->heads_per_group;
+}
+/* Floats that a measure may take. */
+size_t sim_measure_floats(const pkv_geometry *g, uint32_t max_slots);
+/* Measures the last rows of a share of n_rows rows, which are the last slots of every table. NULL,
+ * or what is wrong with what was asked for. */
+const char *sim_measure(const pkv_geometry *g, const measure_spec *spec, uint32_t n_rows,
+                        const sim_table *tables, float *values, measure_result *out);
 
 /* ---- the backend ----------------------------------------------------------------------------- */
 
@@ -69,13 +89,31 @@ const char *sim_backend_wrong(const sim_backend *b);
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
+typedef struct sim_turn {
+    uint32_t n_prompt, end;
+    retention_policy policy;
+} sim_turn;
+
+/* A request, and what it cannot know of itself: the turns of the session it went on from, and where
+ * each choice was compressed because pages were short. */
+typedef struct sim_story {
+    const sched_request *request;
+    sim_turn turns[SIM_TURNS_MAX]; // resolved
+    uint32_t n_turns;
+    const retention_policy *pressure;
+    const uint32_t *presses[SIM_CHOICES_MAX];
+    uint32_t n_presses[SIM_CHOICES_MAX];
+} sim_story;
+
 typedef struct sim_answer {
-    uint32_t *tokens;       // [n, max_new_tokens]
-    float *logits;          // [n_prompt]
-    uint64_t pages_dropped; // of each choice
+    uint32_t *tokens;  // [n, max_new_tokens]
+    float *logits;     // [n_prompt]
+    uint64_t *dropped; // [n, n_prompt + max_new_tokens] pages, up to that logical length
+    uint64_t *kept;    // likewise a hash of what is kept, where positions are reported
 } sim_answer;
 
-sim_answer sim_reference(const pkv_geometry *geometry, const sched_request *r);
+sim_answer sim_reference(const pkv_geometry *geometry, const sim_story *story);
 void sim_answer_free(sim_answer *a);
+uint64_t sim_hash_text(const char *text);
 
 #endif

@@ -3,6 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct sim_cell {
+    uint64_t content;
+    uint32_t rope;
+} sim_cell;
+
 typedef struct sim_slot {
     bool known; // opened at least once
     uint32_t choice;
@@ -15,12 +20,16 @@ struct sim_backend {
     sim_options options;
     backend_info info;
     pkv_mirror *mirror;
-    uint32_t groups;
-    uint64_t *content; // [n_pages, page_tokens]
+    uint32_t groups, sums_of;
+    sim_cell *cells;   // [n_pages, page_tokens]
     uint64_t *fold;    // [n_pages, page_tokens] over the page's slots up to this one
-    uint64_t *host;    // [n_host_pages, page_tokens] contents
+    float *sums;       // [n_pages, page_tokens, sums_of]
+    sim_cell *host;    // [n_host_pages, page_tokens]
+    float *host_sums;  // likewise
     bool *host_filled; // [n_host_pages] copied to, and not yet copied back
-    sim_slot *slots;   // [max_seqs]
+    uint64_t *gather;  // [groups, slots of the longest table]
+    float *gather_sums;
+    sim_slot *slots; // [max_seqs]
     bool fail_next, in_flight;
     const char *wrong;
     step_result result;
@@ -28,7 +37,7 @@ struct sim_backend {
     step_sample *samples;  // [max_seqs]
     uint32_t n_samples;
     float *logits;   // [max_rows]
-    float *measures; // [max_seqs, n_layers, n_kv_heads, pages of the longest table]
+    float *measures; // [max_seqs, sim_measure_floats of the longest table]
     size_t n_measures;
 };
 
@@ -57,16 +66,22 @@ sim_backend *sim_backend_create(const sim_options *options)
     if (!status_ok(pkv_mirror_create(g, options->n_pages, options->max_seqs, NULL, &b->mirror)))
         abort();
     size_t n_slots = (size_t)options->n_pages * g->page_tokens;
-    size_t max_pages = options->max_model_len / g->page_tokens + 1;
-    b->content = need(n_slots, sizeof *b->content);
+    size_t n_host = (size_t)options->n_host_pages * g->page_tokens;
+    b->sums_of = sim_sums_of(g);
+    b->cells = need(n_slots, sizeof *b->cells);
     b->fold = need(n_slots, sizeof *b->fold);
-    b->host = need((size_t)options->n_host_pages * g->page_tokens + 1, sizeof *b->host);
+    b->sums = need(n_slots * b->sums_of, sizeof *b->sums);
+    b->host = need(n_host + 1, sizeof *b->host);
+    b->host_sums = need(n_host * b->sums_of + 1, sizeof *b->host_sums);
     b->host_filled = need((size_t)options->n_host_pages + 1, sizeof *b->host_filled);
+    b->gather = need((size_t)b->groups * options->max_model_len, sizeof *b->gather);
+    b->gather_sums =
+        need((size_t)b->groups * options->max_model_len * b->sums_of, sizeof *b->gather_sums);
     b->slots = need(options->max_seqs, sizeof *b->slots);
     b->seqs = need(options->max_seqs, sizeof *b->seqs);
     b->samples = need(options->max_seqs, sizeof *b->samples);
     b->logits = need(options->max_rows, sizeof *b->logits);
-    b->measures = need((size_t)options->max_seqs * g->n_layers * g->n_kv_heads * max_pages,
+    b->measures = need((size_t)options->max_seqs * sim_measure_floats(g, options->max_model_len),
                        sizeof *b->measures);
     return b;
 }
@@ -74,50 +89,66 @@ sim_backend *sim_backend_create(const sim_options *options)
 void sim_backend_fail_next(sim_backend *b) { b->fail_next = true; }
 const char *sim_backend_wrong(const sim_backend *b) { return b->wrong; }
 
-static void put(sim_backend *b, uint32_t page, uint32_t slot, uint64_t content)
+/* The folds of a page's slots from this one on. */
+static void refold(sim_backend *b, uint32_t page, uint32_t slot)
+{
+    uint32_t size = b->options.geometry.page_tokens;
+    for (size_t at = (size_t)page * size + slot; slot < size; slot++, at++) {
+        uint64_t key = sim_key(b->cells[at].content, b->cells[at].rope);
+        b->fold[at] = sim_fold(slot > 0 ? b->fold[at - 1] : 0, key);
+    }
+}
+
+static void put(sim_backend *b, uint32_t page, uint32_t slot, uint64_t content, uint32_t rope)
 {
     size_t at = (size_t)page * b->options.geometry.page_tokens + slot;
-    b->content[at] = content;
-    b->fold[at] = sim_fold(slot > 0 ? b->fold[at - 1] : 0, content);
+    b->cells[at] = (sim_cell){content, rope};
+    b->fold[at] = sim_fold(slot > 0 ? b->fold[at - 1] : 0, sim_key(content, rope));
 }
 
 /* A host page is read once after it was written: what it holds then is nobody's. */
 static void copy_page(sim_backend *b, const pkv_move *m)
 {
-    uint32_t size = b->options.geometry.page_tokens;
+    uint32_t size = b->options.geometry.page_tokens, sums = size * b->sums_of;
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
     if (page >= b->options.n_pages || host >= b->options.n_host_pages || m->n_slots != size) {
         b->wrong = "a copy leaves its tier";
         return;
     }
-    uint64_t *there = b->host + (size_t)host * size;
+    sim_cell *there = b->host + (size_t)host * size, *here = b->cells + (size_t)page * size;
+    float *sums_there = b->host_sums + (size_t)host * sums,
+          *sums_here = b->sums + (size_t)page * sums;
     if (!out && !b->host_filled[host]) b->wrong = "a host page comes back that nobody filled";
     b->host_filled[host] = out;
-    for (uint32_t k = 0; k < size; k++) {
-        if (out) there[k] = b->content[(size_t)page * size + k];
-        else put(b, page, k, there[k]);
-        if (!out) there[k] = 0xdeadbeef;
+    memcpy(out ? there : here, out ? here : there, size * sizeof *here);
+    memcpy(out ? sums_there : sums_here, out ? sums_here : sums_there, sums * sizeof *sums_here);
+    if (out) return;
+    refold(b, page, 0);
+    memset(there, 0xde, size * sizeof *there);
+    memset(sums_there, 0x7f, sums * sizeof *sums_there);
+}
+
+static void move_slots(sim_backend *b, const pkv_move *m)
+{
+    uint32_t size = b->options.geometry.page_tokens, per = b->sums_of;
+    if (m->src_slot + m->n_slots > size || m->dst_slot + m->n_slots > size) {
+        b->wrong = "a move leaves its page";
+        return;
     }
+    size_t src = (size_t)m->src_page * size + m->src_slot;
+    size_t dst = (size_t)m->dst_page * size + m->dst_slot;
+    memmove(b->cells + dst, b->cells + src, m->n_slots * sizeof *b->cells);
+    memmove(b->sums + dst * per, b->sums + src * per, (size_t)m->n_slots * per * sizeof *b->sums);
+    for (uint32_t k = 0; k < m->n_slots; k++) b->cells[dst + k].rope += (uint32_t)m->rotate;
+    refold(b, m->dst_page, m->dst_slot);
 }
 
 static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
 {
-    uint32_t size = b->options.geometry.page_tokens;
     for (size_t i = 0; i < n; i++) {
-        const pkv_move *m = &moves[i];
-        if (m->kind != PKV_MOVE_SLOTS) {
-            copy_page(b, m);
-            continue;
-        }
-        if (m->src_slot + m->n_slots > size || m->dst_slot + m->n_slots > size) {
-            b->wrong = "a move leaves its page";
-            return;
-        }
-        for (uint32_t k = 0; k < m->n_slots; k++) {
-            put(b, m->dst_page, m->dst_slot + k,
-                b->content[(size_t)m->src_page * size + m->src_slot + k]);
-        }
+        if (moves[i].kind == PKV_MOVE_SLOTS) move_slots(b, &moves[i]);
+        else copy_page(b, &moves[i]);
     }
 }
 
@@ -142,44 +173,43 @@ static uint64_t run_row(sim_backend *b, const step_seq *q, const pkv_table_view 
     for (uint32_t g = 0; g < b->groups; g++) {
         uint32_t slot = tables[g].kept_tokens - q->n_tokens + row;
         uint64_t content = sim_content(x, g, attended_of(b, &tables[g], slot));
-        put(b, tables[g].pages[slot / size], slot % size, content);
+        put(b, tables[g].pages[slot / size], slot % size, content, q->position + row);
         x = sim_next(x, content);
     }
     return x;
 }
 
-static void measure(sim_backend *b, const step_seq *q, const pkv_table_view *tables,
+/* Sums of the tables' slots to `there`, or back. */
+static void copy_sums(sim_backend *b, const pkv_table_view *t, float *there, bool back)
+{
+    uint32_t size = b->options.geometry.page_tokens, per = b->sums_of;
+    for (uint32_t s = 0; s < t->kept_tokens; s += size) {
+        uint32_t n = t->kept_tokens - s < size ? t->kept_tokens - s : size;
+        float *here = b->sums + (size_t)t->pages[s / size] * size * per,
+              *at = there + (size_t)s * per;
+        memcpy(back ? here : at, back ? at : here, (size_t)n * per * sizeof *here);
+    }
+}
+
+static void measure(sim_backend *b, const step_seq *q, const pkv_table_view *views,
                     measure_result *out)
 {
     const pkv_geometry *geo = &b->options.geometry;
-    uint32_t size = geo->page_tokens, step = q->measure.layer_step, stride = 0;
-    if (step == 0 || q->measure.rows == 0 || q->measure.rows > q->n_tokens) {
-        b->wrong = "a measure of rows that are not in the step";
-        return;
-    }
+    uint32_t size = geo->page_tokens, most = b->options.max_model_len;
+    sim_table tables[SIM_GROUPS_MAX];
     for (uint32_t g = 0; g < b->groups; g++) {
-        if (tables[g].n_pages > stride) stride = tables[g].n_pages;
+        uint64_t *content = b->gather + (size_t)g * most;
+        float *sums = b->gather_sums + (size_t)g * most * b->sums_of;
+        tables[g] = (sim_table){content, sums, views[g].kept_tokens};
+        for (uint32_t s = 0; s < tables[g].n; s++)
+            content[s] = b->cells[(size_t)views[g].pages[s / size] * size + s % size].content;
+        copy_sums(b, &views[g], sums, false);
     }
-    float *values = b->measures + b->n_measures;
-    *out = (measure_result){.values = values,
-                            .n_layers = (geo->n_layers + step - 1) / step,
-                            .n_kv_heads = geo->n_kv_heads,
-                            .stride = stride};
-    for (uint32_t l = 0; l < out->n_layers; l++) {
-        for (uint32_t h = 0; h < geo->n_kv_heads; h++, values += stride) {
-            const pkv_table_view *t = &tables[pkv_group_of(geo, l * step, h)];
-            uint64_t rows = 0;
-            for (uint32_t s = t->kept_tokens - q->measure.rows; s < t->kept_tokens; s++) {
-                rows = sim_fold(rows, b->content[(size_t)t->pages[s / size] * size + s % size]);
-            }
-            for (uint32_t i = 0; i < t->n_pages; i++) {
-                uint32_t fill = i + 1 < t->n_pages ? size : (t->kept_tokens - 1) % size + 1;
-                values[i] =
-                    sim_mass(b->fold[(size_t)t->pages[i] * size + fill - 1], rows, l * step, h);
-            }
-        }
-    }
-    b->n_measures += (size_t)out->n_layers * out->n_kv_heads * stride;
+    const char *wrong =
+        sim_measure(geo, &q->measure, q->n_tokens, tables, b->measures + b->n_measures, out);
+    if (wrong) b->wrong = wrong;
+    for (uint32_t g = 0; g < b->groups; g++) copy_sums(b, &views[g], tables[g].sums, true);
+    b->n_measures += sim_measure_floats(geo, most);
 }
 
 static void sample(sim_backend *b, const step_seq *q, uint64_t x, step_seq_result *out)
@@ -205,7 +235,7 @@ static void sample(sim_backend *b, const step_seq *q, uint64_t x, step_seq_resul
 
 static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, step_seq_result *out)
 {
-    pkv_table_view tables[64];
+    pkv_table_view tables[SIM_GROUPS_MAX];
     for (uint32_t g = 0; g < b->groups; g++) {
         tables[g] = pkv_mirror_table(b->mirror, q->seq, g);
         if (tables[g].kept_tokens < q->n_tokens || q->first_token + q->n_tokens > plan->n_tokens) {
@@ -232,7 +262,7 @@ static void write_garbage(sim_backend *b, const step_plan *plan)
         for (uint32_t g = 0; g < b->groups; g++) {
             pkv_table_view t = pkv_mirror_table(b->mirror, q->seq, g);
             for (uint32_t s = t.kept_tokens - q->n_tokens; s < t.kept_tokens; s++) {
-                put(b, t.pages[s / size], s % size, 0xdeadbeef);
+                put(b, t.pages[s / size], s % size, 0xdeadbeef, 77);
             }
         }
     }
@@ -295,9 +325,13 @@ static void sim_destroy(void *ctx)
     sim_backend *b = ctx;
     if (!b) return;
     pkv_mirror_destroy(b->mirror);
-    free(b->content);
+    free(b->cells);
     free(b->fold);
+    free(b->sums);
     free(b->host);
+    free(b->host_sums);
+    free(b->gather);
+    free(b->gather_sums);
     free(b->host_filled);
     free(b->slots);
     free(b->seqs);

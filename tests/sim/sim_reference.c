@@ -1,181 +1,286 @@
-/* One request at a time on plain arrays: no pages to share, no scheduler, nothing to replay. */
+/* One request at a time, row by row, in a pool of its own that is always large enough: nothing is
+ * shared, scheduled, moved or replayed. Contents are kept by logical index, so that no move of a
+ * slot can be wrong here; which slots stay and in which order, paged_kv and retention say. */
 #include "tests/sim/sim.h"
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* One group's cache: the folds of its full pages, and of the page being filled. */
+/* One group's cache. */
 typedef struct ref_table {
-    uint64_t *pages; // [max_pages]
-    uint32_t n_full, fill;
-    uint64_t full; // fold over the full pages
-    uint64_t last;
+    uint64_t *content; // [rows] by logical index
+    float *sums;       // [rows, sums_of]
+    uint64_t full;     // fold over the full pages
+    uint64_t last;     // over the page being filled
 } ref_table;
 
-typedef struct ref_state {
-    ref_table *tables; // [groups]
-    uint64_t *storage;
-    uint32_t groups, max_pages;
-} ref_state;
+typedef struct ref_line {
+    pkv *kv;
+    uint32_t seq;
+    const pkv_geometry *g;
+    uint32_t groups, rows, sums_of;
+    bool contiguous;
+    ref_table tables[SIM_GROUPS_MAX];
+    /* Room for a choice. */
+    uint64_t *keep, *slots;
+    float *scratch, *values, *slot_sums;
+    uint64_t dropped;
+} ref_line;
 
-static ref_state state_create(uint32_t groups, uint32_t max_pages)
+static void *need(size_t n, size_t size)
 {
-    ref_state s = {.groups = groups, .max_pages = max_pages};
-    s.tables = calloc(groups, sizeof *s.tables);
-    s.storage = calloc((size_t)groups * max_pages, sizeof *s.storage);
-    if (!s.tables || !s.storage) abort();
-    for (uint32_t g = 0; g < groups; g++) s.tables[g].pages = s.storage + (size_t)g * max_pages;
-    return s;
+    void *p = calloc(n + 1, size);
+    if (!p) abort();
+    return p;
 }
 
-static void state_copy(ref_state *to, const ref_state *from)
+static ref_line line_create(const pkv_geometry *g, uint32_t rows)
 {
-    for (uint32_t g = 0; g < from->groups; g++) {
-        uint64_t *pages = to->tables[g].pages;
-        memcpy(pages, from->tables[g].pages, from->tables[g].n_full * sizeof *pages);
-        to->tables[g] = from->tables[g];
-        to->tables[g].pages = pages;
+    ref_line l = {.g = g, .groups = pkv_groups(g), .rows = rows, .sums_of = sim_sums_of(g)};
+    pkv_options o = {
+        .geometry = *g, .n_pages = 1 + 6 * l.groups * (rows / g->page_tokens + 2), .max_seqs = 2};
+    if (!status_ok(pkv_create(&o, &l.kv))) abort();
+    for (uint32_t i = 0; i < l.groups; i++) {
+        l.tables[i].content = need(rows, sizeof *l.tables[i].content);
+        l.tables[i].sums = need((size_t)rows * l.sums_of, sizeof *l.tables[i].sums);
+    }
+    l.keep = need((size_t)l.groups * (rows / 64 + 1), sizeof *l.keep);
+    l.slots = need((size_t)l.groups * rows, sizeof *l.slots);
+    l.slot_sums = need((size_t)l.groups * rows * l.sums_of, sizeof *l.slot_sums);
+    l.scratch = need(retention_scratch_floats(g, rows), sizeof *l.scratch);
+    l.values = need(sim_measure_floats(g, rows), sizeof *l.values);
+    return l;
+}
+
+static void line_destroy(ref_line *l)
+{
+    pkv_destroy(l->kv);
+    for (uint32_t i = 0; i < l->groups; i++) {
+        free(l->tables[i].content);
+        free(l->tables[i].sums);
+    }
+    free(l->keep);
+    free(l->slots);
+    free(l->slot_sums);
+    free(l->scratch);
+    free(l->values);
+}
+
+/* The line as sequence 1 of the same pool. */
+static ref_line line_fork(const ref_line *from)
+{
+    ref_line l = *from;
+    l.seq = 1;
+    if (!status_ok(pkv_seq_fork(l.kv, from->seq, l.seq, l.rows))) abort();
+    for (uint32_t i = 0; i < l.groups; i++) {
+        size_t sums = (size_t)l.rows * l.sums_of;
+        l.tables[i].content = need(l.rows, sizeof *l.tables[i].content);
+        l.tables[i].sums = need(sums, sizeof *l.tables[i].sums);
+        memcpy(l.tables[i].content, from->tables[i].content, l.rows * sizeof(uint64_t));
+        memcpy(l.tables[i].sums, from->tables[i].sums, sums * sizeof(float));
+    }
+    return l;
+}
+
+static void line_close(ref_line *l)
+{
+    pkv_seq_close(l->kv, l->seq);
+    pkv_take_deltas(l->kv);
+    for (uint32_t i = 0; i < l->groups; i++) {
+        free(l->tables[i].content);
+        free(l->tables[i].sums);
     }
 }
 
-static void state_free(ref_state *s)
+static uint32_t rope_of(const ref_line *l, uint32_t slot, uint32_t logical)
 {
-    free(s->tables);
-    free(s->storage);
+    return l->contiguous ? slot : logical;
 }
 
-/* Runs one row; contents [groups] receives what it stored. Returns the row's state after all
- * groups. */
-static uint64_t run_row(ref_state *s, uint32_t page_tokens, uint32_t token, uint32_t position,
-                        uint64_t *contents)
+/* Runs one row; returns its state after all groups. */
+static uint64_t run_row(ref_line *l, uint32_t token)
 {
-    uint64_t x = sim_embed(token, position);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        ref_table *t = &s->tables[g];
-        uint64_t attended = t->fill > 0 ? sim_fold(t->full, t->last) : t->full;
-        uint64_t content = sim_content(x, g, attended);
-        if (contents) contents[g] = content;
-        t->last = sim_fold(t->fill > 0 ? t->last : 0, content);
-        if (++t->fill == page_tokens) {
-            t->pages[t->n_full++] = t->last;
-            t->full = sim_fold(t->full, t->last);
-            t->fill = 0;
-        }
+    uint32_t logical = pkv_seq_length(l->kv, l->seq), size = l->g->page_tokens;
+    uint32_t first = pkv_seq_table(l->kv, l->seq, 0).kept_tokens;
+    uint64_t x = sim_embed(token, rope_of(l, first, logical));
+    if (!status_ok(pkv_seq_append(l->kv, l->seq, 1))) abort();
+    pkv_take_deltas(l->kv);
+    for (uint32_t g = 0; g < l->groups; g++) {
+        ref_table *t = &l->tables[g];
+        uint32_t slot = pkv_seq_table(l->kv, l->seq, g).kept_tokens - 1, fill = slot % size;
+        uint64_t content = sim_content(x, g, fill > 0 ? sim_fold(t->full, t->last) : t->full);
+        t->content[logical] = content;
+        t->last = sim_fold(fill > 0 ? t->last : 0, sim_key(content, rope_of(l, slot, logical)));
+        if (fill + 1 == size) t->full = sim_fold(t->full, t->last);
         x = sim_next(x, content);
     }
     return x;
 }
 
-/* ---- chunkkv in the words of methods.md section 0 -------------------------------------------- */
-
-static float score_of(const ref_state *s, const pkv_geometry *g, const uint64_t *contents,
-                      uint32_t n_prompt, uint32_t rows, uint32_t layer, uint32_t page)
+static void refold(ref_line *l)
 {
-    float sum = 0;
-    for (uint32_t head = 0; head < g->n_kv_heads; head++) {
-        uint32_t group = pkv_group_of(g, layer, head);
-        const ref_table *t = &s->tables[group];
-        uint64_t seen = 0;
-        for (uint32_t i = n_prompt - rows; i < n_prompt; i++) {
-            seen = sim_fold(seen, contents[(size_t)i * s->groups + group]);
+    uint32_t size = l->g->page_tokens;
+    for (uint32_t g = 0; g < l->groups; g++) {
+        ref_table *t = &l->tables[g];
+        uint32_t n = pkv_seq_table(l->kv, l->seq, g).kept_tokens;
+        t->full = t->last = 0;
+        for (uint32_t s = 0; s < n; s++) {
+            uint32_t logical = pkv_seq_position(l->kv, l->seq, g, s);
+            uint64_t key = sim_key(t->content[logical], rope_of(l, s, logical));
+            t->last = sim_fold(s % size > 0 ? t->last : 0, key);
+            if (s % size + 1 == size) t->full = sim_fold(t->full, t->last);
         }
-        sum += sim_mass(page < t->n_full ? t->pages[page] : t->last, seen, layer, head);
     }
-    return sum;
 }
 
-static uint32_t drop_pages(ref_table *t, const bool *keep)
+/* Measures the last n_rows rows as one share. */
+static measure_result measure(ref_line *l, const measure_spec *spec, uint32_t n_rows)
 {
-    uint32_t left = 0, n = t->n_full;
-    t->full = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!keep[i]) continue;
-        t->pages[left] = t->pages[i];
-        t->full = sim_fold(t->full, t->pages[left]);
-        left++;
-    }
-    t->n_full = left;
-    return n - left;
-}
-
-static uint64_t retain(ref_state *s, const pkv_geometry *g, const retention_policy *policy,
-                       const uint64_t *contents, uint32_t n_prompt)
-{
-    uint32_t size = g->page_tokens, all = (n_prompt + size - 1) / size, protected = 0;
-    uint32_t window = policy->window < n_prompt ? policy->window : n_prompt;
-    /* A ratio in hundredths times a length is often whole, and rounded to just below. */
-    uint32_t budget =
-        policy->tokens ? policy->tokens : (uint32_t)floor(policy->ratio * n_prompt + 1e-6);
-    bool *keep = calloc(all, sizeof *keep), *forced = calloc(all, sizeof *forced);
-    float *scores = calloc(all, sizeof *scores);
-    if (!keep || !forced || !scores) abort();
-    for (uint32_t i = 0; i < all; i++) {
-        uint32_t from = i * size, to = from + size;
-        forced[i] = from < policy->sinks || to > n_prompt - window || to > n_prompt;
-        protected += forced[i];
-    }
-    uint32_t n_keep = budget / size > protected + 1 ? budget / size : protected + 1;
-    if (n_keep > all) n_keep = all;
-
-    uint64_t dropped = 0;
-    for (uint32_t first = 0; first < g->n_layers; first += policy->reuse_layers) {
-        memcpy(keep, forced, all * sizeof *keep);
-        for (uint32_t i = 0; i < all; i++) {
-            scores[i] = score_of(s, g, contents, n_prompt, window, first, i);
-        }
-        for (uint32_t k = protected; k < n_keep; k++) {
-            uint32_t best = all;
-            for (uint32_t i = 0; i < all; i++) {
-                if (!keep[i] && (best == all || scores[i] > scores[best])) best = i;
-            }
-            keep[best] = true;
-        }
-        uint32_t last = first + policy->reuse_layers;
-        if (last > g->n_layers) last = g->n_layers;
-        for (uint32_t layer = first; layer < last; layer += g->layers_per_group) {
-            for (uint32_t head = 0; head < g->n_kv_heads; head += g->heads_per_group) {
-                dropped += drop_pages(&s->tables[pkv_group_of(g, layer, head)], keep);
+    sim_table tables[SIM_GROUPS_MAX];
+    measure_result out = {0};
+    if (spec->kind == MEASURE_NONE) return out;
+    size_t per = l->sums_of, bytes = per * sizeof(float);
+    for (int back = 0; back < 2; back++) {
+        for (uint32_t g = 0; g < l->groups; g++) {
+            const ref_table *t = &l->tables[g];
+            uint64_t *content = l->slots + (size_t)g * l->rows;
+            float *sums = l->slot_sums + (size_t)g * l->rows * per;
+            uint32_t n = pkv_seq_table(l->kv, l->seq, g).kept_tokens;
+            tables[g] = (sim_table){content, sums, n};
+            for (uint32_t s = 0; s < n; s++) {
+                uint32_t logical = pkv_seq_position(l->kv, l->seq, g, s);
+                float *here = t->sums + logical * per, *there = sums + s * per;
+                content[s] = t->content[logical];
+                memcpy(back ? here : there, back ? there : here, bytes);
             }
         }
+        if (back == 0 && sim_measure(l->g, spec, n_rows, tables, l->values, &out)) abort();
     }
-    free(keep);
-    free(forced);
-    free(scores);
-    return dropped;
+    return out;
 }
 
-sim_answer sim_reference(const pkv_geometry *geometry, const sched_request *r)
+static void choose(ref_line *l, const retention_policy *policy, uint32_t n_prompt,
+                   const measure_result *measures, bool counts)
 {
-    uint32_t size = geometry->page_tokens, groups = pkv_groups(geometry);
-    uint32_t rows = r->n_prompt + r->max_new_tokens;
-    sim_answer a = {.tokens = calloc((size_t)r->n * r->max_new_tokens, sizeof *a.tokens),
-                    .logits = calloc(r->n_prompt, sizeof *a.logits)};
-    uint64_t *contents = calloc((size_t)r->n_prompt * groups, sizeof *contents);
-    if (!a.tokens || !a.logits || !contents) abort();
-    ref_state prompt = state_create(groups, rows / size + 1);
-    ref_state line = state_create(groups, rows / size + 1);
+    retention_choice_out out = {.keep = l->keep,
+                                .words = l->rows / 64 + 1,
+                                .scratch = l->scratch,
+                                .n_scratch = retention_scratch_floats(l->g, l->rows)};
+    error err = {""};
+    if (!status_ok(retention_choose(policy, l->kv, l->seq, n_prompt, measures, &out, &err))) {
+        fprintf(stderr, "sim: the reference cannot choose (%s, %u of %u tokens): %s\n",
+                policy->preset->name, pkv_seq_length(l->kv, l->seq), n_prompt, err.text);
+        abort();
+    }
+    if (!out.gives_up) return;
+    uint32_t held = pkv_seq_pages_held(l->kv, l->seq);
+    for (uint32_t g = 0; g < l->groups; g++) {
+        const uint64_t *keep = l->keep + (size_t)g * out.words;
+        if (!status_ok(pkv_seq_keep(l->kv, l->seq, g, keep, policy->contiguous))) abort();
+    }
+    if (counts) l->dropped += held - pkv_seq_pages_held(l->kv, l->seq);
+    pkv_take_deltas(l->kv);
+    refold(l);
+}
+
+/* What follows the rows [from, to) of a turn: measured as one share, and chosen at a point. */
+static void after_rows(ref_line *l, const sim_turn *turn, uint32_t from, uint32_t to, bool counts)
+{
+    measure_spec spec = retention_measure_rows(&turn->policy, turn->n_prompt, from, to);
+    measure_result measures = measure(l, &spec, to - from);
+    if (retention_next_point(&turn->policy, turn->n_prompt, from) == to)
+        choose(l, &turn->policy, turn->n_prompt, &measures, counts);
+}
+
+static void press(ref_line *l, const retention_policy *pressure, uint32_t length, bool counts)
+{
+    measure_spec spec = retention_measure_rows(pressure, length, length - 1, length);
+    if (spec.rows > 1) spec.rows = 1;
+    measure_result measures = measure(l, &spec, 1);
+    choose(l, pressure, length, &measures, counts);
+}
+
+uint64_t sim_hash_text(const char *text)
+{
+    uint64_t hash = 1;
+    for (; *text; text++) hash = sim_fold(hash, (uint8_t)*text);
+    return hash_mix64(hash);
+}
+
+static uint64_t kept_hash(const ref_line *l)
+{
+    strbuf json = {0};
+    retention_kept_json(l->kv, l->seq, &json);
+    uint64_t hash = sim_hash_text(json.data);
+    strbuf_destroy(&json);
+    return hash;
+}
+
+/* Where a line is in its story. */
+typedef struct ref_walk {
+    const sim_story *story;
+    uint32_t choice, turn, start; // start: of the share that is under way
+    uint32_t counted_from;        // length from which choices are the request's own
+    sim_answer *answer;
+} ref_walk;
+
+/* One row and what follows it; shares end at points, turns and presses. */
+static uint64_t step(ref_line *l, ref_walk *w, uint32_t token)
+{
+    const sim_story *story = w->story;
+    const sched_request *r = story->request;
+    uint64_t x = run_row(l, token);
+    uint32_t to = pkv_seq_length(l->kv, l->seq);
+    const sim_turn *turn = &story->turns[w->turn];
+    bool counts = to > w->counted_from, pressed = false;
+    for (uint32_t i = 0; i < story->n_presses[w->choice]; i++)
+        pressed |= story->presses[w->choice][i] == to;
+    uint32_t point = retention_next_point(&turn->policy, turn->n_prompt, w->start);
+    if (to == point || to == turn->end) after_rows(l, turn, w->start, to, counts);
+    if (pressed) press(l, story->pressure, to, counts);
+    if (to == turn->end) w->turn++;
+    if (to == point || to == turn->end || pressed) w->start = to;
+    size_t at = (size_t)w->choice * (r->n_prompt + r->max_new_tokens) + to;
+    w->answer->dropped[at] = l->dropped;
+    if (r->policy.report_positions && to >= r->n_prompt) w->answer->kept[at] = kept_hash(l);
+    return x;
+}
+
+sim_answer sim_reference(const pkv_geometry *geometry, const sim_story *story)
+{
+    const sched_request *r = story->request;
+    uint32_t rows = r->n_prompt + r->max_new_tokens, hit;
+    size_t n = r->n;
+    sim_answer a = {.tokens = need(n * r->max_new_tokens, sizeof *a.tokens),
+                    .logits = need(r->n_prompt, sizeof *a.logits),
+                    .dropped = need(n * rows, sizeof *a.dropped),
+                    .kept = need(n * rows, sizeof *a.kept)};
+    ref_line prompt = line_create(geometry, rows);
+    prompt.contiguous = r->policy.contiguous;
+    if (!status_ok(pkv_seq_open(prompt.kv, 0, r->prompt, 0, 0, rows, &hit))) abort();
+    ref_walk walk = {.story = story, .answer = &a};
+    if (story->n_turns > 1) walk.counted_from = story->turns[story->n_turns - 2].end;
     uint64_t x_prompt = 0, history = 0;
     for (uint32_t i = 0; i < r->n_prompt; i++) {
-        x_prompt = run_row(&prompt, size, r->prompt[i], i, contents + (size_t)i * groups);
+        x_prompt = step(&prompt, &walk, r->prompt[i]);
         a.logits[i] = sim_logit(x_prompt);
         if (sim_has_penalties(&r->params)) history = sim_fold(history, r->prompt[i]);
-    }
-    if (r->policy.schedule == RETENTION_SCHEDULE_PROMPT) {
-        a.pages_dropped = retain(&prompt, geometry, &r->policy, contents, r->n_prompt);
     }
     for (uint32_t c = 0; c < r->n; c++) {
         uint32_t *tokens = a.tokens + (size_t)c * r->max_new_tokens;
         uint64_t x = x_prompt, seen = history;
-        state_copy(&line, &prompt);
+        ref_line line = line_fork(&prompt);
+        ref_walk w = walk;
+        w.choice = c;
+        a.dropped[(size_t)c * rows + r->n_prompt] = a.dropped[r->n_prompt];
+        a.kept[(size_t)c * rows + r->n_prompt] = a.kept[r->n_prompt];
         for (uint32_t i = 0; i < r->max_new_tokens; i++) {
             tokens[i] = sim_token(x, seen, r->params.seed, c, i);
             if (sim_has_penalties(&r->params)) seen = sim_fold(seen, tokens[i]);
-            x = run_row(&line, size, tokens[i], r->n_prompt + i, NULL);
+            if (i + 1 < r->max_new_tokens) x = step(&line, &w, tokens[i]);
         }
+        line_close(&line);
     }
-    state_free(&prompt);
-    state_free(&line);
-    free(contents);
+    line_destroy(&prompt);
     return a;
 }
 
@@ -183,5 +288,7 @@ void sim_answer_free(sim_answer *a)
 {
     free(a->tokens);
     free(a->logits);
+    free(a->dropped);
+    free(a->kept);
     *a = (sim_answer){0};
 }

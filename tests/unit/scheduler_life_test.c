@@ -103,7 +103,7 @@ static void a_replay_repeats_its_drop(void **state)
     answer(f,
            status_make(STATUS_IO, NULL)); /* the step failed: it is as if it had been preempted */
     post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
-    assert_string_equal(step(f), "1@0+90"); /* nothing measured, nothing sampled */
+    assert_string_equal(step(f), "1@0+90m32"); /* measured and chosen again, nothing sampled */
     assert_int_equal(used_pages(f), 2 * 6);
     assert_string_equal(step(f), "1@90+4*");
     assert_int_equal(used_pages(f), 2 * 4);

@@ -87,7 +87,7 @@ static void a_full_tier_means_replay(void **state)
     assert_int_equal(host_used(f), 0);
     assert_int_equal(sched_get_stats(f->s).swaps_refused, 1);
     end(f, 2, 0);
-    assert_string_equal(step(f), "1@0+90");
+    assert_string_equal(step(f), "1@0+90m32");
     assert_string_equal(step(f), "1@90+3*");
     assert_int_equal(sched_get_stats(f->s).replayed_tokens, 90);
     finish(f);
@@ -172,7 +172,7 @@ static void a_failed_step_is_replayed(void **state)
     assert_string_equal(step(f), "1@90+1*");
     answer(f, status_make(STATUS_IO, NULL));
     post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
-    assert_string_equal(step(f), "1@0+90");
+    assert_string_equal(step(f), "1@0+90m32");
     assert_int_equal(sched_get_stats(f->s).swaps_out, 0);
     finish(f);
 }

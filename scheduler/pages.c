@@ -1,0 +1,146 @@
+/* How many pages a sequence takes at most, from what its policies promise (retention_bound_at): in
+ * closed form, since points may be as many as tokens. Between points tables grow with the sequence;
+ * what choices leave never shrinks from one to the next, so that the last one counts for all. */
+#include "scheduler/sched_internal.h"
+
+bool sched_keeps_pages(const retention_policy *p)
+{
+    return p->unit == RETENTION_UNIT_PAGE && !p->contiguous &&
+           p->allocator != RETENTION_ALLOCATOR_HYBRID &&
+           (p->growth == RETENTION_GROWTH_JOINT || p->decode_unit == RETENTION_UNIT_PAGE);
+}
+
+const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length)
+{
+    while (turns->end <= length) turns++;
+    return turns;
+}
+
+sched_turn sched_turn_of(const sched_request *r)
+{
+    sched_turn turn = {.n_prompt = r->n_prompt, .end = UINT32_MAX, .policy = r->policy};
+    retention_policy_resolve(&turn.policy, r->max_new_tokens);
+    return turn;
+}
+
+static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* The points in (from, to]: the first, the next but one from there, and the last. */
+typedef struct point_run {
+    uint32_t first, second, third, last;
+} point_run;
+
+static point_run points_in(const sched_turn *turn, uint32_t from, uint32_t to)
+{
+    const retention_policy *p = &turn->policy;
+    uint32_t n = turn->n_prompt;
+    point_run run = {.first = retention_next_point(p, n, from)};
+    run.last = run.second = run.third = run.first;
+    if (run.first > to) return run;
+    run.second = retention_next_point(p, n, run.first);
+    if (run.second > to) return run;
+    run.third = retention_next_point(p, n, run.second);
+    uint32_t gap = run.third > to ? to - run.second : run.third - run.second;
+    uint32_t near = retention_next_point(p, n, to > gap ? to - gap - 1 : 0);
+    run.last = near <= to ? larger(run.second, near) : run.second;
+    for (uint32_t at; (at = retention_next_point(p, n, run.last)) <= to;) run.last = at;
+    return run;
+}
+
+/* Pages that tables take to grow from `from` to `to`. Where slots were taken out, nobody knows how
+ * full their last pages are. */
+static uint64_t growth(const sched *s, bool aligned, uint32_t from, uint32_t to)
+{
+    return (uint64_t)s->groups *
+           (aligned ? pages_of(s, to) - pages_of(s, from) : pages_of(s, to - from));
+}
+
+/* Likewise after a choice on the way. Whoever comes back from the host tier in between starts with
+ * pages that are filled in part: hence one more. */
+static uint64_t growth_after(const sched *s, bool aligned, uint32_t from, uint32_t to)
+{
+    return growth(s, aligned, from, to) + (aligned || from == to ? 0 : s->groups);
+}
+
+static void raise(sched_peak *peak, uint64_t pages)
+{
+    if (peak->most < pages) peak->most = pages;
+}
+
+static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_growth, uint32_t to,
+                      const point_run *run, sched_peak *peak)
+{
+    const pkv_geometry *g = &s->options.geometry;
+    const retention_policy *p = &turn->policy;
+    bool whole = sched_keeps_pages(p);
+    peak->held += first_growth;
+    raise(peak, peak->held);
+    if (run->first > to) return;
+
+    retention_bound bound = retention_bound_at(p, g, turn->n_prompt, run->first);
+    uint32_t longest = bound.longest_pages, next = run->second < to ? run->second : to;
+    raise(peak, bound.pages + growth_after(s, whole, run->first, next));
+    if (run->last > run->first) {
+        bound = retention_bound_at(p, g, turn->n_prompt, run->last);
+        longest = larger(longest, bound.longest_pages);
+        uint32_t gap = (run->third < to ? run->third : to) - run->second;
+        raise(peak, bound.pages + (uint64_t)s->groups * (pages_of(s, gap) + !whole));
+    }
+    peak->held = bound.pages + growth_after(s, whole, run->last, to);
+    raise(peak, peak->held);
+    peak->after = bound.pages;
+    if (!whole) peak->passing = larger(peak->passing, longest);
+}
+
+sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,
+                         uint64_t held, uint32_t to)
+{
+    sched_peak peak = {.most = held, .held = held};
+    bool aligned = true;
+    uint32_t start = 0;
+    for (uint32_t i = 0; i < n_turns && start < to; start = turns[i++].end) {
+        const sched_turn *turn = &turns[i];
+        bool whole = sched_keeps_pages(&turn->policy);
+        if (turn->end > from) {
+            uint32_t end = turn->end < to ? turn->end : to, at = start > from ? start : from;
+            point_run run = points_in(turn, at, end);
+            uint32_t first = run.first < end ? run.first : end;
+            if (!whole && retention_next_point(&turn->policy, turn->n_prompt, start) <= at)
+                aligned = false;
+            uint64_t grown =
+                at > from ? growth_after(s, aligned, at, first) : growth(s, aligned, at, first);
+            walk_turn(s, turn, grown, end, &run, &peak);
+        }
+        if (!whole && retention_next_point(&turn->policy, turn->n_prompt, start) <= turn->end)
+            aligned = false;
+    }
+    return peak;
+}
+
+/* Without a point after the prompt's end the choices share the full pages of what is kept, and each
+ * has a tail of its own: the last partial page and what is generated. */
+static uint64_t with_tails(const sched *s, const sched_turn *turn, const sched_peak *prompt,
+                           uint32_t max_new_tokens, uint32_t n)
+{
+    bool aligned = prompt->after == 0 || sched_keeps_pages(&turn->policy);
+    uint64_t size = s->page_tokens, fill = aligned ? turn->n_prompt % size : 0;
+    uint64_t tail = (fill + max_new_tokens - 1 + size - 1) / size + !aligned;
+    uint64_t tails = max_new_tokens > 1 ? n * tail : tail;
+    return prompt->held + (tails - (fill > 0)) * s->groups;
+}
+
+uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,
+                          uint32_t max_new_tokens, uint32_t n)
+{
+    const sched_turn *turn = &turns[n_turns - 1];
+    uint32_t rows = turn->n_prompt + max_new_tokens - 1;
+    sched_peak prompt = sched_peak_of(s, turns, n_turns, 0, 0, turn->n_prompt);
+    sched_peak life = sched_peak_of(s, turns, n_turns, 0, 0, rows);
+    uint64_t after;
+    if (n == 1) after = life.most;
+    else if (retention_has_sums(&turn->policy) ||
+             retention_next_point(&turn->policy, turn->n_prompt, turn->n_prompt) <= rows)
+        after = n * life.most;
+    else after = with_tails(s, turn, &prompt, max_new_tokens, n);
+    return (after > prompt.most ? after : prompt.most) + life.passing;
+}

@@ -1,0 +1,286 @@
+/* Sessions: what a request leaves behind for the next turn of its conversation, and how that goes
+ * on from it.
+ *
+ *   idle     no request has it: its pages are parked, or in the host tier
+ *   claimed  a live request goes on from it, or will leave one under its key; its pages are the
+ *            request's own. Nobody else can have the key meanwhile
+ *
+ * A request keeps all turns of its session, so that a replay gets through them as the turns did.
+ */
+#include "scheduler/sched_internal.h"
+
+static bool same_key(const uint64_t a[2], const uint64_t b[2])
+{
+    return a[0] == b[0] && a[1] == b[1];
+}
+
+static sched_session *find(const sched *s, const uint64_t key[2])
+{
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        if (same_key(s->sessions[i]->key, key)) return s->sessions[i];
+    }
+    return NULL;
+}
+
+static bool is_claimed(const sched *s, const uint64_t key[2])
+{
+    for (const sched_entry *e = s->claims; e; e = e->next_claim) {
+        if (same_key(e->session, key)) return true;
+    }
+    return false;
+}
+
+/* ---- where a request begins ------------------------------------------------------------------ */
+
+/* Budgets may differ from turn to turn; what tables look like may not. */
+static bool same_composition(const retention_policy *a, const retention_policy *b)
+{
+    return a->preset == b->preset && a->score == b->score && a->variant == b->variant &&
+           a->unit == b->unit && a->chunk == b->chunk && a->scope == b->scope &&
+           a->allocator == b->allocator && a->schedule == b->schedule &&
+           a->contiguous == b->contiguous && a->reuse_layers == b->reuse_layers &&
+           a->growth == b->growth && a->decode_score == b->decode_score &&
+           a->decode_unit == b->decode_unit && a->decode_scope == b->decode_scope;
+}
+
+/* Sums over all rows that leave out those of the answer: what the next turn would add to is not
+ * there. */
+static bool sums_end(const retention_policy *p)
+{
+    measure_spec first = retention_measure_rows(p, 2, 0, 1);
+    measure_spec later = retention_measure_rows(p, 2, 2, 3);
+    return first.sum == MEASURE_SUM_ADD && later.sum != MEASURE_SUM_ADD;
+}
+
+/* Whether the request could be computed again from the session's first token on, turn by turn. */
+static bool fits(const sched *s, const sched_session *session, const sched_request *r)
+{
+    sched_turn turns[SCHED_MAX_TURNS + 1];
+    memcpy(turns, session->turns, session->n_turns * sizeof *turns);
+    turns[session->n_turns] = sched_turn_of(r);
+    return sched_peak_alone(s, turns, session->n_turns + 1, r->max_new_tokens, 1) <
+           s->options.n_pages;
+}
+
+static bool extends(const sched_session *session, const sched_request *r, uint64_t salt)
+{
+    return session->salt == salt && session->n_tokens < r->n_prompt &&
+           memcmp(session->tokens, r->prompt, session->n_tokens * sizeof *r->prompt) == 0;
+}
+
+static const char *why_not(const sched *s, const sched_session *session, const sched_request *r)
+{
+    const retention_policy *last = &session->turns[session->n_turns - 1].policy;
+    uint64_t salt = sched_salt_of(s, r);
+    if (!extends(session, r, salt)) return "ignored: the prompt does not extend the session";
+    if (!same_composition(last, &r->policy)) return "ignored: made with another retention";
+    if (sums_end(last)) return "ignored: the method measures from the first token on";
+    if (r->want_logits) return "ignored: logprobs of the whole prompt are asked for";
+    if (session->n_turns == SCHED_MAX_TURNS) return "ignored: the session has had 64 turns";
+    if (!fits(s, session, r)) return "ignored: the KV cache is too small for its turns";
+    return NULL;
+}
+
+sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
+                                 const char **said)
+{
+    *claims = false;
+    *said = NULL;
+    if (r->session[0] == 0 && r->session[1] == 0) return NULL;
+    sched_session *session = find(s, r->session);
+    if (s->options.max_sessions == 0) *said = "ignored: sessions are off";
+    else if (r->n > 1) *said = "ignored: n is above 1";
+    else if (is_claimed(s, r->session)) *said = "ignored: busy";
+    else if (session) *said = why_not(s, session, r);
+    *claims = !*said;
+    return *claims ? session : NULL;
+}
+
+/* ---- the list of idle ones ------------------------------------------------------------------- */
+
+static void unlist(sched *s, const sched_session *session)
+{
+    uint32_t i = 0;
+    while (s->sessions[i] != session) i++;
+    s->n_sessions--;
+    memmove(s->sessions + i, s->sessions + i + 1, (s->n_sessions - i) * sizeof *s->sessions);
+}
+
+static void drop(sched *s, sched_session *session)
+{
+    if (session->swap) {
+        pkv_swap_discard(s->kv, session->swap);
+        s->stats.swapped_tokens -= session->n_tokens;
+    }
+    if (session->parked) pkv_parked_discard(s->kv, session->parked);
+    unlist(s, session);
+    alloc_free(&s->alloc, session);
+    s->stats.sessions_expired++;
+}
+
+void sched_session_take(sched *s, sched_session *session, sched_entry *e)
+{
+    sched_seq *q = e->seqs;
+    memcpy(e->turns, session->turns, session->n_turns * sizeof *e->turns);
+    memcpy(q->presses, session->presses, session->n_presses * sizeof *q->presses);
+    q->n_presses = session->n_presses;
+    q->computed = q->chosen = session->n_tokens;
+    q->parked = session->parked;
+    q->swap = session->swap;
+    q->swap_kept = session->swap_kept;
+    e->said = "continued";
+    unlist(s, session);
+    alloc_free(&s->alloc, session);
+    s->stats.sessions_continued++;
+}
+
+void sched_session_unclaim(sched *s, sched_entry *e)
+{
+    if (!e->claims) return;
+    e->claims = false;
+    sched_entry **link = &s->claims;
+    while (*link != e) link = &(*link)->next_claim;
+    *link = e->next_claim;
+}
+
+/* ---- leaving one ----------------------------------------------------------------------------- */
+
+static sched_session *session_create(sched *s, const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    size_t turns = e->n_turns * sizeof(sched_turn);
+    size_t words = (size_t)q->n_presses + q->computed;
+    char *at = alloc_zeroed(&s->alloc, 1, sizeof(sched_session) + turns + words * sizeof(uint32_t));
+    if (!at) return NULL;
+    sched_session *session = (sched_session *)at;
+    *session = (sched_session){
+        .key = {e->session[0], e->session[1]},
+        .salt = e->salt,
+        .idle_us = s->now_us,
+        .turns = (sched_turn *)(session + 1),
+        .n_turns = e->n_turns,
+        .n_presses = q->n_presses,
+        .n_tokens = q->computed,
+    };
+    session->presses = (uint32_t *)(session->turns + e->n_turns);
+    session->tokens = session->presses + q->n_presses;
+    memcpy(session->turns, e->turns, turns);
+    session->turns[e->n_turns - 1].end = q->computed;
+    memcpy(session->presses, q->presses, q->n_presses * sizeof *q->presses);
+    memcpy(session->tokens, q->tokens, q->computed * sizeof *q->tokens);
+    return session;
+}
+
+bool sched_session_store(sched *s, sched_seq *q)
+{
+    sched_session *session = session_create(s, q);
+    if (!session) return false;
+    if (q->swap) {
+        session->swap = q->swap;
+        session->swap_kept = q->swap_kept;
+        q->swap = 0;
+    } else if (!status_ok(pkv_seq_park(s->kv, q->slot, &session->parked))) {
+        alloc_free(&s->alloc, session);
+        return false;
+    }
+    while (s->n_sessions >= s->options.max_sessions) drop(s, s->sessions[0]);
+    s->sessions[s->n_sessions++] = session;
+    s->stats.sessions_stored++;
+    return true;
+}
+
+/* ---- giving way ------------------------------------------------------------------------------ */
+
+void sched_sessions_expire(sched *s)
+{
+    while (s->n_sessions > 0 && s->now_us - s->sessions[0]->idle_us >= s->options.session_ttl_us)
+        drop(s, s->sessions[0]);
+}
+
+static sched_session *first_parked(const sched *s)
+{
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        if (s->sessions[i]->parked) return s->sessions[i];
+    }
+    return NULL;
+}
+
+bool sched_sessions_give_way(sched *s, const sched_seq *but)
+{
+    sched_session *session = first_parked(s);
+    if (session) {
+        session->swap_kept = pkv_parked_kept_tokens(s->kv, session->parked);
+        if (!status_ok(pkv_parked_swap_out(s->kv, session->parked, &session->swap))) {
+            drop(s, session);
+            return true;
+        }
+        session->parked = 0;
+        s->stats.swapped_tokens += session->n_tokens;
+        return true;
+    }
+    for (uint32_t i = s->waiting.n; i-- > 0;) {
+        sched_seq *q = s->waiting.seqs[i];
+        if (!q->parked || q == but) continue;
+        q->swap_kept = pkv_parked_kept_tokens(s->kv, q->parked);
+        if (status_ok(pkv_parked_swap_out(s->kv, q->parked, &q->swap))) {
+            s->stats.swapped_tokens += q->computed;
+        } else {
+            pkv_parked_discard(s->kv, q->parked);
+            q->computed = 0;
+        }
+        q->parked = 0;
+        return true;
+    }
+    return false;
+}
+
+uint64_t sched_sessions_pages(const sched *s, const sched_seq *but)
+{
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        if (s->sessions[i]->parked) pages += pkv_parked_pages_held(s->kv, s->sessions[i]->parked);
+    }
+    for (const sched_entry *e = s->claims; e; e = e->next_claim) {
+        const sched_seq *q = e->seqs;
+        if (q->parked && q != but) pages += pkv_parked_pages_held(s->kv, q->parked);
+    }
+    return pages;
+}
+
+bool sched_sessions_leave_tier(sched *s)
+{
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        if (!s->sessions[i]->swap) continue;
+        drop(s, s->sessions[i]);
+        return true;
+    }
+    return false;
+}
+
+void sched_sessions_destroy(sched *s)
+{
+    for (uint32_t i = 0; i < s->n_sessions; i++) alloc_free(&s->alloc, s->sessions[i]);
+    s->n_sessions = 0;
+}
+
+const char *sched_sessions_check(const sched *s)
+{
+    if (s->n_sessions > s->options.max_sessions) return "there are too many sessions";
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        const sched_session *session = s->sessions[i];
+        if (!session->parked == !session->swap) return "a session has no pages, or two places";
+        uint32_t length = session->parked ? pkv_parked_length(s->kv, session->parked)
+                                          : pkv_swap_length(s->kv, session->swap);
+        if (length != session->n_tokens) return "a session has another length than its pages";
+        if (find(s, session->key) != session) return "two sessions have one key";
+        if (is_claimed(s, session->key)) return "a session is idle and claimed";
+        if (i > 0 && session->idle_us < s->sessions[i - 1]->idle_us)
+            return "sessions are out of order";
+    }
+    for (const sched_entry *e = s->claims; e; e = e->next_claim) {
+        if (!e->claims || e->n != 1) return "a request claims a session that it cannot have";
+        if (e->live == 0 && !e->seqs[0].stores)
+            return "a session is claimed by a request that ended";
+    }
+    return NULL;
+}

@@ -1,0 +1,282 @@
+/* What the world asks for: prompts with shared beginnings, any method with any parts, and turns of
+ * conversations. */
+#include "tests/sim/sim_world.h"
+#include <math.h>
+
+uint32_t length(world *w, uint32_t median, uint32_t most)
+{
+    float x = (float)median * expf(0.8f * rng_normal(&w->random));
+    return x < 1 ? 1 : x > (float)most ? most : (uint32_t)x;
+}
+
+/* ---- policies -------------------------------------------------------------------------------- */
+
+static void put_part(world *w, strbuf *json, retention_part part)
+{
+    size_t i = rng_below(&w->random, (uint32_t)retention_part_size(part));
+    strbuf_printf(json, ", \"%s\": \"%s\"", retention_part_name(part),
+                  retention_part_choice(part, i).name);
+}
+
+static void put_budget(world *w, strbuf *json)
+{
+    if (chance(w, 1, 3)) strbuf_printf(json, ", \"tokens\": %u", between(w, 8, 200));
+    else strbuf_printf(json, ", \"ratio\": 0.%02u", between(w, 1, 99));
+}
+
+/* Windows and chunks of the defaults are longer than most prompts here. */
+static void put_lengths(world *w, strbuf *json, const retention_policy *defaults)
+{
+    const pkv_geometry *g = &w->options.geometry;
+    uint32_t chunk = w->options.prefill_chunk, most = chunk < 40 ? chunk : 40;
+    bool recurrent = defaults->schedule == RETENTION_SCHEDULE_CHUNK;
+    if (recurrent || defaults->window > chunk || chance(w, 2, 3))
+        strbuf_printf(json, ", \"window\": %u", between(w, chance(w, 1, 9) ? 0 : 1, most));
+    if (recurrent || chance(w, 1, 3)) strbuf_printf(json, ", \"sinks\": %u", between(w, 0, 20));
+    if (recurrent) strbuf_printf(json, ", \"recurrent_chunk\": %u", between(w, 12, 100));
+    if (defaults->schedule == RETENTION_SCHEDULE_DECODE && chance(w, 1, 3))
+        strbuf_printf(json, ", \"interval\": %u", between(w, 1, 20));
+    uint32_t per = g->layers_per_group, times = between(w, 1, chance(w, 1, 4) ? 3 : 1);
+    if (per * times > g->n_layers) times = 1;
+    if (per * times <= g->n_layers) strbuf_printf(json, ", \"reuse_layers\": %u", per * times);
+}
+
+static void put_method(world *w, strbuf *json, const retention_preset *preset)
+{
+    strbuf_printf(json, "\"method\": \"%s\"", preset->name);
+    if (!(preset->fields & RETENTION_FIELD_PARTS)) return;
+    put_budget(w, json);
+    put_lengths(w, json, &preset->defaults);
+    /* Choices for each head need tables for each. */
+    bool tables = w->options.geometry.heads_per_group == 1;
+    if (!tables && preset->defaults.allocator != RETENTION_ALLOCATOR_ADAPTIVE)
+        strbuf_puts(json, ", \"scope\": \"layer\"");
+    for (uint32_t p = 0; p < RETENTION_PARTS; p++) {
+        if (!tables && p == RETENTION_PART_SCOPE) continue;
+        if (chance(w, 1, 20)) put_part(w, json, (retention_part)p);
+    }
+}
+
+static const retention_preset *any_preset(world *w)
+{
+    size_t n;
+    const retention_preset *presets = retention_presets(&n);
+    return &presets[rng_below(&w->random, (uint32_t)n)];
+}
+
+static void put_policy(world *w, strbuf *json, const retention_preset *preset)
+{
+    strbuf_puts(json, "{");
+    put_method(w, json, preset);
+    if (preset->fields & RETENTION_FIELD_PHASES) {
+        const retention_preset *prefill = any_preset(w);
+        if (prefill->fields & RETENTION_FIELD_PARTS) {
+            strbuf_puts(json, ", \"prefill\": {");
+            put_method(w, json, prefill);
+            strbuf_puts(json, "}");
+        }
+        strbuf_printf(json, ", \"decode\": {\"beta1\": %u, \"beta2\": %u%s}", between(w, 1, 12),
+                      between(w, 1, 12),
+                      w->options.geometry.heads_per_group > 1 ? ", \"scope\": \"layer\"" : "");
+    }
+    if (chance(w, 1, 3)) strbuf_puts(json, ", \"report\": \"positions\"");
+    strbuf_puts(json, "}");
+}
+
+static bool parse_policy(world *w, const char *text, retention_policy *out)
+{
+    retention_limits limits = {w->options.geometry, w->options.prefill_chunk};
+    json_t *json = NULL;
+    if (text && !status_ok(json_read_text("sim", text, strlen(text), &json, NULL)))
+        FAIL(w, "not JSON: %s", text);
+    status st = retention_parse(json, &limits, out, NULL);
+    json_decref(json);
+    return status_ok(st);
+}
+
+static retention_policy random_policy(world *w)
+{
+    retention_policy policy;
+    bool done = false;
+    for (uint32_t i = 0; !done && i < 6 && chance(w, w->retain_percent, 100); i++) {
+        const retention_preset *preset = any_preset(w);
+        for (uint32_t j = 0; !done && j < 3; j++) {
+            strbuf json = {0};
+            put_policy(w, &json, preset);
+            done = parse_policy(w, json.data, &policy);
+            strbuf_destroy(&json);
+        }
+    }
+    if (!done && !parse_policy(w, NULL, &policy)) FAIL(w, "\"full\" is refused");
+    policy.pressure = chance(w, 1, 2);
+    return policy;
+}
+
+retention_policy random_pressure(world *w)
+{
+    char text[120];
+    retention_policy policy;
+    snprintf(text, sizeof text,
+             "{\"method\": \"chunkkv\", \"ratio\": 0.%u, \"window\": 8, \"reuse_layers\": %u}",
+             between(w, 2, 8), w->options.geometry.layers_per_group);
+    if (!parse_policy(w, text, &policy)) FAIL(w, "no pressure: %s", text);
+    return policy;
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+static uint32_t *new_tokens(world *w)
+{
+    uint32_t *tokens = calloc(w->options.max_model_len, sizeof *tokens);
+    if (!tokens) abort();
+    return tokens;
+}
+
+static void make_prompt(world *w, world_request *r, uint32_t id)
+{
+    uint32_t n = length(w, w->median_prompt, w->options.max_model_len - 1), shared = 0;
+    const uint32_t *from = NULL;
+    if (id > 0 && chance(w, 1, 4)) { /* an earlier prompt, or its beginning */
+        const world_request *other =
+            &w->requests[id - 1 - rng_below(&w->random, id < 20 ? id : 20)];
+        from = other->prompt;
+        shared = chance(w, 1, 2) ? other->request.n_prompt : between(w, 1, other->request.n_prompt);
+        if (chance(w, 1, 2)) n = shared;
+    } else if (chance(w, 1, 2)) {
+        from = w->prefixes[rng_below(&w->random, PREFIXES)];
+        shared = between(w, 1, n);
+    }
+    if (shared > n) shared = n;
+    r->prompt = new_tokens(w);
+    for (uint32_t i = 0; i < n; i++)
+        r->prompt[i] = i < shared ? from[i] : between(w, 0, SIM_VOCAB - 1);
+    r->request.n_prompt = n;
+}
+
+/* The next turn of a conversation that left something, mostly. */
+static void make_turn(world *w, world_request *r)
+{
+    r->book = between(w, 0, BOOKS - 1);
+    world_book *book = &w->books[r->book];
+    r->request.session[0] = r->book + 1;
+    r->request.session[1] = w->seed;
+    r->request.n = chance(w, 1, 12) && w->options.max_seqs > 1 ? 2 : 1;
+    if (book->n_turns == 0 || book->n_turns == SIM_TURNS_MAX - 1 || chance(w, 1, 8)) return;
+    uint32_t least = book->n_tokens + 1, most = w->options.max_model_len - 1;
+    if (least > most) return;
+    uint32_t n = least + length(w, 15, 100) - 1;
+    r->request.n_prompt = n < most ? n : most;
+    memcpy(r->prompt, book->tokens, book->n_tokens * sizeof *r->prompt);
+    for (uint32_t i = book->n_tokens; i < r->request.n_prompt; i++)
+        r->prompt[i] = between(w, 0, SIM_VOCAB - 1);
+    if (chance(w, 1, 8)) return;
+    bool pressure = r->request.policy.pressure;
+    r->request.policy = book->asked;
+    r->request.policy.pressure = pressure;
+    if (book->asked.ratio > 0) r->request.policy.ratio = (double)between(w, 1, 100) / 100;
+}
+
+void make_request(world *w, world_request *r, uint32_t id)
+{
+    make_prompt(w, r, id);
+    sched_request *q = &r->request;
+    uint32_t most = w->options.max_seqs;
+    q->id = id;
+    q->arrival = id + (chance(w, 1, 4) ? between(w, 0, 3) : 0); /* a little out of order */
+    q->priority = chance(w, 1, 3) ? (int32_t)between(w, 0, 4) - 2 : 0;
+    q->n = chance(w, 1, 4) ? between(w, 1, most < CHOICES_MAX ? most : CHOICES_MAX) : 1;
+    q->salt = chance(w, 1, 10);
+    q->params = (sample_params){.top_p = 1,
+                                .repetition_penalty = chance(w, 1, 4) ? 1.5f : 1,
+                                .seed = rng_u64(&w->random),
+                                .n_logprobs = -1};
+    q->policy = random_policy(w);
+    q->want_logits = chance(w, 1, 12);
+    r->book = BOOKS;
+    if (chance(w, w->session_percent, 100)) {
+        q->salt = 0;
+        make_turn(w, r);
+    }
+    q->prompt = r->prompt;
+    q->max_new_tokens = length(w, w->median_output, w->options.max_model_len - q->n_prompt);
+    r->live = q->n;
+    r->abort_at = chance(w, w->abort_percent, 100)
+                      ? w->turn + length(w, 10 + w->median_output, 1000)
+                      : INT64_MAX;
+    for (uint32_t c = 0; c < q->n; c++) {
+        r->choices[c].stop_at =
+            chance(w, 1, 3) ? between(w, 1, q->max_new_tokens) : q->max_new_tokens;
+    }
+}
+
+/* ---- what the world knows of it -------------------------------------------------------------- */
+
+static void tell(world *w, world_request *r)
+{
+    r->story.pressure = &w->pressure;
+    for (uint32_t c = 0; c < r->request.n; c++) {
+        r->story.presses[c] = r->choices[c].presses;
+        r->story.n_presses[c] = r->choices[c].n_presses;
+    }
+    sim_answer_free(&r->answer);
+    r->answer = sim_reference(&w->options.geometry, &r->story);
+}
+
+void make_answer(world *w, world_request *r, const char *said)
+{
+    sim_story *story = &r->story;
+    const world_book *book = r->book < BOOKS ? &w->books[r->book] : NULL;
+    story->request = &r->request;
+    if (strcmp(said, "continued") == 0) {
+        if (!book || book->n_turns == 0 || r->request.n > 1 || r->request.want_logits)
+            FAIL(w, "request %llu goes on from nothing", (unsigned long long)r->request.id);
+        memcpy(story->turns, book->turns, sizeof story->turns);
+        story->n_turns = book->n_turns;
+        for (uint32_t i = 0; i < book->n_presses; i++) {
+            if (!r->choices[0].presses) r->choices[0].presses = new_tokens(w);
+            r->choices[0].presses[i] = book->presses[i];
+        }
+        r->choices[0].n_presses = book->n_presses;
+    } else if (strncmp(said, "ignored: ", 9) != 0 && *said) {
+        FAIL(w, "request %llu: session \"%s\"", (unsigned long long)r->request.id, said);
+    }
+    sim_turn turn = {r->request.n_prompt, UINT32_MAX, r->request.policy};
+    retention_policy_resolve(&turn.policy, r->request.max_new_tokens);
+    story->turns[story->n_turns++] = turn;
+    tell(w, r);
+}
+
+void note_press(world *w, world_request *r, uint32_t choice, uint32_t at)
+{
+    world_choice *c = &r->choices[choice];
+    for (uint32_t i = 0; i < c->n_presses; i++) {
+        if (c->presses[i] == at) return; /* made again in a replay */
+    }
+    if (!c->presses) c->presses = new_tokens(w);
+    c->presses[c->n_presses++] = at;
+    w->t->presses++;
+    tell(w, r);
+}
+
+void note_session(world *w, const world_request *r, uint32_t n_tokens)
+{
+    world_book *book = &w->books[r->book];
+    book->n_turns = 0;
+    if (n_tokens == 0 || r->story.n_turns == 0) return;
+    if (!book->tokens) {
+        book->tokens = new_tokens(w);
+        book->presses = new_tokens(w);
+    }
+    memcpy(book->turns, r->story.turns, sizeof book->turns);
+    book->n_turns = r->story.n_turns;
+    book->turns[book->n_turns - 1].end = n_tokens;
+    book->asked = r->request.policy;
+    book->n_tokens = n_tokens;
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        uint32_t n = r->request.n_prompt;
+        book->tokens[i] = i < n ? r->prompt[i] : r->answer.tokens[i - n];
+    }
+    book->n_presses = r->choices[0].n_presses;
+    if (book->n_presses > 0)
+        memcpy(book->presses, r->choices[0].presses, book->n_presses * sizeof *book->presses);
+}
