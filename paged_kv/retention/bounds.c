@@ -7,7 +7,7 @@
 static uint64_t protected_most(const retention_policy *policy, uint32_t page_tokens,
                                uint32_t n_prompt, uint32_t len)
 {
-    if (retention_variants[policy->variant].kvpress) return 0;
+    if (retention_variants[policy->variant].kvpress) return policy->unit == RETENTION_UNIT_PAGE;
     uint64_t sinks = smaller(policy->sinks, len);
     uint64_t window = smaller(retention_window_of(policy, n_prompt), len);
     if (policy->unit != RETENTION_UNIT_PAGE) return sinks + window < len ? sinks + window : len;
@@ -18,20 +18,19 @@ static uint64_t protected_most(const retention_policy *policy, uint32_t page_tok
 static uint64_t least_of(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t most_of(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* Tokens that n tables with `budget` tokens between them hold together after the choice. */
+/* Tokens that n tables with a budget of so many each hold together after the choice. */
 static uint64_t tokens_most(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
-                            uint32_t len, uint64_t budget, uint32_t n)
+                            uint32_t len, uint32_t budget, uint32_t n)
 {
-    uint64_t fixed = n * protected_most(policy, page_tokens, n_prompt, len), most = 0;
-    uint64_t c = policy->chunk;
-    switch (policy->unit) {
-    case RETENTION_UNIT_PAGE: most = most_of(budget / page_tokens, fixed + 1) * page_tokens; break;
-    case RETENTION_UNIT_CHUNK:
-        most = most_of(budget, fixed + c);
-        if (retention_variants[policy->variant].kvpress)
-            most = most_of(most, (uint64_t)n * retention_mean_chunks(policy, n_prompt, len) * c);
-        break;
-    case RETENTION_UNIT_TOKEN: most = most_of(budget, fixed + 1); break;
+    bool page = policy->unit == RETENTION_UNIT_PAGE;
+    uint64_t size = page ? page_tokens : policy->unit == RETENTION_UNIT_CHUNK ? policy->chunk : 1;
+    uint64_t fixed = protected_most(policy, page_tokens, n_prompt, len), most;
+    if (policy->unit == RETENTION_UNIT_CHUNK)
+        most = most_of((uint64_t)n * budget, n * fixed + size);
+    else most = n * most_of(page ? budget - budget % size : budget, (fixed + 1) * size);
+    if (retention_variants[policy->variant].kvpress) {
+        uint32_t chunks = runs_of(len, (uint32_t)size);
+        most = most_of(most, n * size * retention_mean_chunks(policy, n_prompt, chunks));
     }
     return least_of(most, (uint64_t)n * len);
 }
@@ -67,9 +66,8 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
     uint32_t joint = row->joint && !all ? head_groups : 1;
     retention_bound bound = {0};
     for (uint32_t i = 0; i < n_scopes; i++) {
-        uint64_t budget = all ? 0 : row->tokens(policy, n_prompt, i, n_scopes);
-        uint64_t tokens =
-            all ? len : tokens_most(policy, size, n_prompt, len, joint * budget, joint);
+        uint32_t budget = all ? 0 : row->tokens(policy, n_prompt, i, n_scopes);
+        uint64_t tokens = all ? len : tokens_most(policy, size, n_prompt, len, budget, joint);
         uint64_t longest = least_of(least_of(tokens, len) + grown, point);
         bool full = policy->unit == RETENTION_UNIT_PAGE && !all;
         uint32_t layers = smaller(step, g->n_layers - i * step);

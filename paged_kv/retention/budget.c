@@ -21,9 +21,8 @@ uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt)
     return smaller(policy->window, half);
 }
 
-uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t n)
+uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t chunks)
 {
-    uint32_t chunks = runs_of(n, policy->chunk);
     double share = policy->tokens > 0 ? (double)policy->tokens / n_prompt : policy->ratio;
     return share >= 1 ? chunks : larger(1, retention_floor(chunks * share));
 }

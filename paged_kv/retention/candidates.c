@@ -169,21 +169,25 @@ static void score_scope(chooser *c, const contest *t)
 
 /* ---- units ----------------------------------------------------------------------------------- */
 
-/* Algorithm 3 of ChunkKV: chunks that hold window slots compete with all their slots. */
-static bool window_competes(const chooser *c, const contest *t)
+/* Algorithm 3 of ChunkKV: a chunk that holds window slots competes with all its slots. */
+static bool competes_whole(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
-    return t->unit == RETENTION_UNIT_CHUNK &&
-           c->phase.score == &retention_scores[RETENTION_SCORE_WINDOW];
+    if (t->unit != RETENTION_UNIT_CHUNK ||
+        c->phase.score != &retention_scores[RETENTION_SCORE_WINDOW])
+        return false;
+    for (uint32_t i = from; i < to; i++) {
+        if (in_window(c, position_of(t, i))) return true;
+    }
+    return false;
 }
 
 static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
-    bool window = window_competes(c, t);
+    bool whole = competes_whole(c, t, from, to);
     uint32_t n = 0;
     float sum = 0;
     for (uint32_t i = from; i < to; i++) {
-        uint32_t position = position_of(t, i);
-        if (is_protected(c, position) && (position < c->sinks || !window)) continue;
+        if (!whole && is_protected(c, position_of(t, i))) continue;
         sum = n++ > 0 ? sum + c->sum[i] : c->sum[i];
     }
     if (n == 0) return KEY_NONE;

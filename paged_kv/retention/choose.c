@@ -21,23 +21,25 @@ static uint32_t held_units(const contest *t)
 
 /* ---- one scope, or the heads of a layer that compete ----------------------------------------- */
 
-/* How many units are chosen beside what is protected, when n tables with that budget together hold
- * `held` of which `fixed` are protected. */
-static uint64_t picks(chooser *c, const contest *t, uint64_t budget, uint64_t held, uint64_t fixed)
+/* How many chunks are chosen beside what is protected. */
+static uint32_t chunk_picks(chooser *c, const contest *t, uint64_t budget, uint64_t fixed)
 {
-    uint64_t want;
+    uint64_t want = budget > fixed ? (budget - fixed) / t->size : 0;
+    c->out->budget_raised |= want == 0;
+    return want > 0 ? (uint32_t)want : 1;
+}
+
+/* How many units one table chooses beside what is protected. */
+static uint32_t picks(chooser *c, const contest *t)
+{
     if (c->phase.variant->kvpress) {
-        return retention_mean_chunks(c->policy, c->n_prompt, t->n);
+        uint32_t all = retention_mean_chunks(c->policy, c->n_prompt, t->n_units);
+        return all > t->fixed ? all - t->fixed : 1;
     }
-    if (t->unit == RETENTION_UNIT_CHUNK) {
-        want = budget > fixed ? (budget - fixed) / t->size : 0;
-        c->out->budget_raised |= want == 0;
-        return want > 0 ? want : 1;
-    }
-    uint64_t least = fixed + !c->phase.growth;
+    if (t->unit == RETENTION_UNIT_CHUNK) return chunk_picks(c, t, t->budget, t->fixed);
+    uint32_t budget = (uint32_t)in_units(t, t->budget), least = t->fixed + !c->phase.growth;
     c->out->budget_raised |= least > budget;
-    want = (budget > least ? budget : least) - fixed;
-    return want < held - fixed ? want : held - fixed;
+    return larger(budget, least) - t->fixed;
 }
 
 /* CriticalKV's first stage, of so many picks. */
@@ -50,20 +52,18 @@ static uint32_t first_stage(const contest *t, uint32_t want)
 /* What adaptive leaves to each head for certain. */
 static uint32_t sure_of(const chooser *c, const contest *t)
 {
-    double floor = (double)c->policy->floor;
-    uint32_t sure = retention_floor(floor * t->budget), fixed = t->fixed;
-    if (t->unit == RETENTION_UNIT_PAGE) sure /= t->size;
-    if (t->unit == RETENTION_UNIT_CHUNK) {
-        sure = retention_floor(floor * t->budget / t->size);
-        fixed /= t->size;
-    }
+    bool chunks = t->unit == RETENTION_UNIT_CHUNK;
+    double share = (double)c->policy->floor;
+    uint32_t sure = retention_floor(chunks ? share * t->budget / t->size
+                                           : share * (double)in_units(t, t->budget));
+    uint32_t fixed = chunks ? t->fixed / t->size : t->fixed;
     return sure > fixed ? sure - fixed : 0;
 }
 
 static void choose_alone(chooser *c, contest *t)
 {
     contest_protect(c, t);
-    uint32_t want = (uint32_t)picks(c, t, in_units(t, t->budget), held_units(t), t->fixed);
+    uint32_t want = picks(c, t);
     contest_score(c, t);
     if (c->phase.score->refine) {
         want -= rank_choose(t->keys, t->n_units, first_stage(t, want));
@@ -86,27 +86,33 @@ static contest head_contest(const chooser *c, const contest *first, uint32_t hea
     return t;
 }
 
-/* Every head is sure of its own best; the rest go to the best of all heads. */
-static void choose_jointly(chooser *c, const contest *first)
+/* What all heads choose together. */
+static uint32_t joint_picks(chooser *c, const contest *first)
 {
-    uint32_t n_heads = c->geometry->n_kv_heads, *keys = c->keys;
-    uint64_t budget = in_units(first, (uint64_t)n_heads * first->budget), held = 0, fixed = 0;
+    uint32_t n_heads = c->geometry->n_kv_heads, want = 0;
+    uint64_t fixed = 0;
     for (uint32_t h = 0; h < n_heads; h++) {
         contest t = head_contest(c, first, h, NULL);
         contest_protect(c, &t);
-        held += held_units(&t);
         fixed += t.fixed;
+        if (t.unit != RETENTION_UNIT_CHUNK) want += picks(c, &t);
     }
-    uint64_t want = picks(c, first, budget, held, fixed);
+    if (first->unit != RETENTION_UNIT_CHUNK) return want;
+    return chunk_picks(c, first, (uint64_t)n_heads * first->budget, fixed);
+}
+
+/* Every head is sure of its own best; the rest go to the best of all heads. */
+static void choose_jointly(chooser *c, const contest *first)
+{
+    uint32_t n_heads = c->geometry->n_kv_heads, *keys = c->keys, want = joint_picks(c, first);
     for (uint32_t h = 0; h < n_heads; h++) {
         contest t = head_contest(c, first, h, keys);
         contest_protect(c, &t);
         contest_score(c, &t);
-        uint64_t sure = sure_of(c, &t);
-        want -= rank_choose(keys, t.n_units, (uint32_t)(sure < want ? sure : want));
+        want -= rank_choose(keys, t.n_units, smaller(want, sure_of(c, &t)));
         keys += t.n_units;
     }
-    rank_choose(c->keys, (uint32_t)(keys - c->keys), (uint32_t)want);
+    rank_choose(c->keys, (uint32_t)(keys - c->keys), want);
     keys = c->keys;
     for (uint32_t h = 0; h < n_heads; h++) {
         contest t = head_contest(c, first, h, keys);
@@ -211,7 +217,7 @@ static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers
         longest = larger(longest, c->by_slot ? head.n : head.n_units);
         keep_range(head.keep, 0, head.n);
     }
-    if (held <= in_units(t, (uint64_t)heads * t->budget)) return STATUS_IS_OK;
+    if (held <= heads * in_units(t, t->budget)) return STATUS_IS_OK;
     RETURN_IF_ERROR(check_measures(c, longest, n_layers, err));
     memset(t->keep, 0, heads * c->out->words * sizeof *t->keep);
     if (joint) choose_jointly(c, t);

@@ -120,8 +120,8 @@ uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt);
 /* floor(x), where a product of two decimals within 1e-6 of a whole number is that number. */
 uint32_t retention_floor(double x);
 
-/* Chunks that variant `mean` keeps of a table of n slots. */
-uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t n);
+/* How many of so many chunks variant `mean` keeps. */
+uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t chunks);
 
 /* The budget of the scopes' tables by layer. */
 typedef struct retention_allocator_row {

@@ -352,6 +352,7 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
         policy = p.preset->defaults;
         policy.preset = p.preset;
     }
+    policy.page_tokens = limits->geometry.page_tokens;
     *out = policy;
     return STATUS_IS_OK;
 }

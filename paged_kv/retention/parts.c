@@ -108,7 +108,7 @@ const retention_variant_row retention_variants[] = {
                                 .of = RETENTION_SCORE_WINDOW,
                                 .kind = MEASURE_MASS,
                                 .score = score_mean,
-                                .units = CHUNK,
+                                .units = PAGE | CHUNK,
                                 .kvpress = true},
     [RETENTION_VARIANT_ALG1] = {.choice = {"alg1", "softmax and output over the slots outside the "
                                                    "window (AnDPro, Algorithm 1)"},

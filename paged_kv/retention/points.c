@@ -123,14 +123,14 @@ static uint32_t next_growth_point(const retention_policy *policy, uint32_t n_pro
 
 /* ---- points ---------------------------------------------------------------------------------- */
 
-/* No table of that many tokens is over its budget. How many of them are in a last, partial page is
- * not known here. */
+/* No table of that many tokens is over its budget. */
 static uint32_t always_fits(const retention_policy *policy, uint32_t n_prompt)
 {
+    enum { PAGE_TOKENS_MOST = 256 };
     uint32_t least = retention_allocators[policy->allocator].least(policy, n_prompt);
     if (policy->unit != RETENTION_UNIT_PAGE) return least;
-    enum { MOST_PAGE_TOKENS = 256 };
-    return least < MOST_PAGE_TOKENS ? 0 : least - (MOST_PAGE_TOKENS - 1);
+    if (policy->page_tokens > 0) return least - least % policy->page_tokens;
+    return least < PAGE_TOKENS_MOST ? 0 : least - (PAGE_TOKENS_MOST - 1);
 }
 
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from)
@@ -168,12 +168,11 @@ static uint32_t policy_rows(const retention_policy *policy, uint32_t n_prompt)
     return policy->rows > 0 ? policy->rows : retention_window_of(policy, n_prompt);
 }
 
-/* Rows that were there before the last choice are gone by. */
-static uint32_t rows_since_choice(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
+/* Rows before the last point are gone by. */
+static uint32_t rows_since_point(const retention_policy *policy, uint32_t point)
 {
-    if (policy->schedule != RETENTION_SCHEDULE_CHUNK) return point;
-    uint32_t before = (point - 1) / policy->recurrent_chunk * policy->recurrent_chunk;
-    return before > always_fits(policy, n_prompt) ? point - before : point;
+    return policy->schedule == RETENTION_SCHEDULE_CHUNK ? (point - 1) % policy->recurrent_chunk + 1
+                                                        : point;
 }
 
 uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
@@ -186,7 +185,7 @@ uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, ui
     }
     bool summed = point > n_prompt && policy->schedule == RETENTION_SCHEDULE_DECODE;
     return smaller(policy_rows(policy, n_prompt),
-                   summed ? policy->interval : rows_since_choice(policy, n_prompt, point));
+                   summed ? policy->interval : rows_since_point(policy, point));
 }
 
 bool retention_sums_at_decode(const retention_policy *policy)
@@ -205,7 +204,7 @@ bool retention_has_sums(const retention_policy *policy)
 
 bool retention_by_slot(const retention_policy *policy, const retention_phase *phase)
 {
-    return !phase->score->page_mass || phase->kind != MEASURE_MASS ||
+    return !phase->score->page_mass || phase->kind != MEASURE_MASS || phase->variant->kvpress ||
            phase->unit != RETENTION_UNIT_PAGE || phase->growth ||
            policy->pool != RETENTION_POOL_NONE;
 }

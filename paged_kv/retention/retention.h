@@ -136,6 +136,7 @@ typedef struct retention_policy {
     uint32_t beta1, beta2, horizon; // growth other than joint; horizon 0 = max_tokens
     bool pressure;                  // opts in to compress-before-preempt
     bool report_positions;
+    uint32_t page_tokens; // of the tables it is for; 0 = not known
 } retention_policy;
 
 typedef struct retention_preset {

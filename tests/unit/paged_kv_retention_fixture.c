@@ -218,8 +218,9 @@ static void unit_scores(const definition *d, one *t)
         for (uint32_t i = u * t->size; i < (u + 1) * t->size && i < t->n; i++) {
             bool open = !t->is_protected[i];
             page_protected |= t->unit == RETENTION_UNIT_PAGE && !open;
-            if (t->unit == RETENTION_UNIT_CHUNK && d->score == RETENTION_SCORE_WINDOW)
-                open |= t->position[i] >= d->sinks;
+            for (uint32_t j = u * t->size; j < (u + 1) * t->size && j < t->n; j++)
+                open |= t->unit == RETENTION_UNIT_CHUNK && d->score == RETENTION_SCORE_WINDOW &&
+                        in_window(d, t, j);
             if (!open) continue;
             t->score[u] = n == 0 ? sum[i] : t->score[u] + sum[i];
             t->second[u] = sum2[i];
@@ -283,7 +284,7 @@ static double units_of(const one *t, double tokens)
 /* Steps 5 to 7 for tables that share n times the budget. */
 static void compete(definition *d, one *tables, uint32_t n)
 {
-    double held = 0, fixed = 0, budget = units_of(tables, n * tables->budget), want;
+    double held = 0, fixed = 0, budget = n * units_of(tables, tables->budget), want = 0;
     for (uint32_t h = 0; h < n; h++) {
         held += tables[h].unit == RETENTION_UNIT_PAGE ? tables[h].n_units : tables[h].n;
         fixed += tables[h].fixed;
@@ -295,20 +296,20 @@ static void compete(definition *d, one *tables, uint32_t n)
     if (d->variant == RETENTION_VARIANT_MEAN) {
         double share =
             d->policy->tokens ? (double)d->policy->tokens / d->n_prompt : d->policy->ratio;
-        want = fmax(1, exact_floor(tables->n_units * share));
+        want = fmax(exact_floor(tables->n_units * share), fixed + 1) - fixed;
     } else if (tables->unit == RETENTION_UNIT_CHUNK) {
         want = floor((budget - fixed) / tables->size);
         d->fx->want_raised |= want < 1;
         want = fmax(1, want);
     } else {
-        double least = d->growth ? fixed : fixed + 1;
-        d->fx->want_raised |= least > budget;
-        want = fmin(held, fmax(budget, least)) - fixed;
+        for (uint32_t h = 0; h < n; h++) {
+            double least = tables[h].fixed + (d->growth ? 0 : 1);
+            d->fx->want_raised |= least > budget / n;
+            want += fmax(budget / n, least) - tables[h].fixed;
+        }
     }
     for (uint32_t h = 0; n > 1 && h < n; h++) {
-        double sure = exact_floor((double)d->policy->floor * tables[h].budget),
-               mine = tables[h].fixed;
-        if (tables->unit == RETENTION_UNIT_PAGE) sure = floor(sure / tables->size);
+        double sure = exact_floor((double)d->policy->floor * budget / n), mine = tables[h].fixed;
         if (tables->unit == RETENTION_UNIT_CHUNK) {
             sure = exact_floor((double)d->policy->floor * tables[h].budget / tables->size);
             mine = floor(mine / tables->size);
@@ -352,11 +353,8 @@ static definition define_phase(retention_fx *fx, const retention_policy *p, uint
     if (d.decode && p->schedule == RETENTION_SCHEDULE_DECODE && d.rows > p->interval)
         d.rows = p->interval;
     if (d.rows > d.len) d.rows = d.len;
-    uint32_t chunk = p->recurrent_chunk, before = (d.len - 1) / chunk * chunk;
-    bool page = p->unit == RETENTION_UNIT_PAGE;
-    if (p->schedule == RETENTION_SCHEDULE_CHUNK && before > 0 &&
-        before + (page ? 255 : 0) > budget_of(&d) && d.rows > d.len - before)
-        d.rows = d.len - before;
+    uint32_t before = (d.len - 1) / p->recurrent_chunk * p->recurrent_chunk;
+    if (p->schedule == RETENTION_SCHEDULE_CHUNK && d.rows > d.len - before) d.rows = d.len - before;
     return d;
 }
 
