@@ -123,6 +123,13 @@ static void pin_to(int core)
 
 void thread_set_name(const char *name) { pthread_setname_np(pthread_self(), name); }
 
+bool thread_set_patient(bool patient)
+{
+    static const struct sched_param none = {0};
+    int from = patient ? SCHED_OTHER : SCHED_BATCH, to = patient ? SCHED_BATCH : SCHED_OTHER;
+    return sched_getscheduler(0) == from && sched_setscheduler(0, to, &none) == 0;
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;

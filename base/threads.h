@@ -8,6 +8,7 @@
 #define BASE_THREADS_H
 
 #include "base/status.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,6 +31,10 @@ void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, vo
 
 /* Names the calling thread for `top -H` and the like: at most 15 bytes. */
 void thread_set_name(const char *name);
+/* The calling thread and those that it starts from now on: a patient one that wakes waits for its
+ * turn and interrupts nobody, which matters to loops that are as slow as their slowest thread. True
+ * when this was a change. */
+bool thread_set_patient(bool patient);
 
 /* Cores this process may run on (affinity and cgroup quota), at least 1. */
 unsigned cpu_count_allowed(void);

@@ -137,6 +137,7 @@ static int64_t tick(grpc_front *f, int64_t now)
 static void *run(void *arg)
 {
     grpc_front *f = arg;
+    thread_set_patient(true);
     int64_t next_us = clock_now_us() + TICK_US;
     bool is_closing = false;
     for (;;) {

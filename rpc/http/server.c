@@ -94,6 +94,7 @@ static status start_daemon(http_server *h, error *err)
     /* It closes what it is given, though not wherever it fails. */
     int fd = fcntl(h->listen_fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return error_set(err, STATUS_IO, "http: %s", strerror(errno));
+    bool changed = thread_set_patient(true); // its threads inherit it
     h->daemon = MHD_start_daemon(
         flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET, fd,
         MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit,
@@ -102,6 +103,7 @@ static status start_daemon(http_server *h, error *err)
         MHD_OPTION_UNESCAPE_CALLBACK, leave_escapes, NULL, MHD_OPTION_URI_LOG_CALLBACK,
         exchange_begin, h, MHD_OPTION_NOTIFY_COMPLETED, exchange_completed, h,
         MHD_OPTION_NOTIFY_CONNECTION, connection_changed, h, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+    if (changed) thread_set_patient(false);
     return h->daemon ? STATUS_IS_OK : error_set(err, STATUS_IO, "http: cannot start");
 }
 

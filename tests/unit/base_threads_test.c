@@ -118,6 +118,29 @@ static void test_edges(void **state)
                      STATUS_INVALID);
 }
 
+static void *policy_of_thread(void *arg)
+{
+    *(int *)arg = sched_getscheduler(0);
+    return NULL;
+}
+
+static void test_patience(void **state)
+{
+    (void)state;
+    if (sched_getscheduler(0) != SCHED_OTHER) skip(); /* somebody else decides */
+    int policy = -1;
+    pthread_t thread;
+    assert_false(thread_set_patient(false));
+    assert_true(thread_set_patient(true));
+    assert_int_equal(sched_getscheduler(0), SCHED_BATCH);
+    assert_false(thread_set_patient(true));
+    assert_int_equal(pthread_create(&thread, NULL, policy_of_thread, &policy), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(policy, SCHED_BATCH);
+    assert_true(thread_set_patient(false));
+    assert_int_equal(sched_getscheduler(0), SCHED_OTHER);
+}
+
 static void record_core(void *ctx, size_t from, size_t to, unsigned thread)
 {
     int *cores = ctx;
@@ -146,9 +169,8 @@ static void test_pinning(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_item_once),
-        cmocka_unit_test(test_loops_happen_in_order),
-        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_each_item_once), cmocka_unit_test(test_loops_happen_in_order),
+        cmocka_unit_test(test_edges),          cmocka_unit_test(test_patience),
         cmocka_unit_test(test_pinning),
     };
     return cmocka_run_group_tests_name("base_threads", tests, NULL, NULL);
