@@ -192,38 +192,45 @@ def overload_bench(octavo, args):
         result["engine_ms"] = engine * 1000 / max(result["completed"], 1)
         return result
 
-    def probe(streams):
-        return measured("--max-concurrency", streams, "--duration", probe_s, "--seed", streams)
+    def probe(streams, seed):
+        return measured("--max-concurrency", streams, "--duration", probe_s, "--seed", seed)
 
     with Server(octavo, "--kv-memory", "1G", "--max-batch", str(batch), "--max-requests", str(queue)) as server:
-        probes = [probe(batch), probe(queue)]
+        # Each load has prompts of its own: those of an earlier one would be in the prefix cache.
+        probes = [probe(batch, 1), probe(queue, 2)]
         capacity = max(steady(p, settle_s, probe_s) for p in probes)
-        flood = measured("--request-rate", f"{capacity * 10:.3f}", "--duration", seconds, "--seed", 5)
+        flood = measured("--request-rate", f"{capacity * 10:.3f}", "--duration", seconds, "--seed", 3)
         back = server.wait_pages_free(10)
-        probes.append(probe(batch))
+        probes += [probe(batch, 4), probe(queue, 5)]
     peaks = [steady(p, settle_s, probe_s) for p in probes]
+    # The better of the two loads; for each the mean of before and after, as machines drift.
+    peak = max(statistics.mean(peaks[i::2]) for i in (0, 1))
     # With a full queue a request takes as long as at the larger of these loads: twice that is too late.
     limit_ms = 2 * max(p["p99_e2el_ms"] for p in probes)
     good = steady(flood, settle_s, seconds, limit_ms)
     offered = flood["completed"] + flood["failed"]
     odd = flood["failed"] - flood["rejected"]
     unlike = sum(p["failed"] for p in probes)
-    out = {"peaks": peaks, "probes": [summary(p) for p in probes], "goodput_limit_ms": limit_ms,
+    engine = sum(flood["cpu_s_by_thread"].get(name, 0) for name in ENGINE_THREADS)
+    cores = [s / flood["duration"] for s in
+             (engine, sum(flood["cpu_s_by_thread"].values()) - engine, flood["client_cpu_s"])]
+    out = {"peaks": peaks, "peak": peak, "probes": [summary(p) for p in probes], "goodput_limit_ms": limit_ms,
            "flood": summary(flood), "goodput": good, "offered_per_s": offered / seconds,
            "cpu_s_by_thread": flood["cpu_s_by_thread"], "pages_back_s": back,
            "engine_ms_per_answer": {"probes": [p["engine_ms"] for p in probes], "flood": flood["engine_ms"]}}
     rows = [
-        ("capacity: closed loops, the last one afterwards", " / ".join(f"{p:.1f}" for p in peaks) + " requests/s",
-         "", None),
+        (f"closed loops of {batch}, of {queue}, both again afterwards",
+         " / ".join(f"{p:.1f}" for p in peaks) + " requests/s", "", None),
         ("offered", f"{offered / seconds:.0f} requests/s for {seconds} s", "10x", offered / seconds > 9 * capacity),
         ("turned away", f"{flood['rejected']} of {offered}; {odd} failed otherwise", "none otherwise", odd == 0),
         ("time to say so, p50 / p99", "{median_reject_ms:.2f} / {p99_reject_ms:.2f} ms".format(**flood),
          "p99 < 20 ms", flood["p99_reject_ms"] < 20 and flood["rejected"] > 0),
         (f"goodput (whole, within {limit_ms:.0f} ms)",
-         f"{good:.1f} requests/s, {good / max(peaks):.0%} of the peak", ">= 90 %", good >= 0.9 * max(peaks)),
+         f"{good:.1f} requests/s, {good / peak:.0%} of the peak", ">= 90 %", good >= 0.9 * peak),
         ("engine's CPU for an answer, before / then", f"{probes[0]['engine_ms']:.1f} / {flood['engine_ms']:.1f} ms",
          "", None),
         ("closed loops", f"{unlike} failed", "0", unlike == 0),
+        ("cores in the flood: engine, front ends, generator", " / ".join(f"{c:.2f}" for c in cores), "", None),
     ]
     return out, rows
 
@@ -248,26 +255,33 @@ def offline(octavo, flags, count, input_len, output_len, round_number):
     return tokens / float(told[-1])
 
 
+def online(octavo, flags, count, input_len, output_len, round_number):
+    """Output tokens/s of a server that is asked for as much at once."""
+    with Server(octavo, "--max-requests", str(2 * count), model=flags) as server:
+        result = load(octavo, server.url, "--input-len", input_len, "--output-len", output_len,
+                      "--num-prompts", count, "--seed", round_number)
+    if result["failed"]:
+        raise Failed(f"throughput: {result['ends']} {result['examples']}")
+    return result["output_throughput"]
+
+
 def throughput_bench(octavo, args):
+    """In pairs, one after the other and the other way round: a machine that gets slower is slower for both."""
     batch = 16
     count, input_len, output_len, rounds = (16, 16, 8, 1) if args.quick else (64, 32, 64, 3)
     flags = ["--model", serve_server.DEMO, *SHAPE_1_1B, "--max-batch", str(batch), "--kv-memory", "1G"]
-    served, alone = [], []
+    rates = {offline: [], online: []}
     for i in range(rounds):
-        alone.append(offline(octavo, flags, count, input_len, output_len, i))
-        with Server(octavo, "--max-requests", str(2 * count), model=flags) as server:
-            result = load(octavo, server.url, "--input-len", input_len, "--output-len", output_len,
-                          "--num-prompts", count, "--seed", i)
-        if result["failed"]:
-            raise Failed(f"throughput: {result['ends']} {result['examples']}")
-        served.append(result["output_throughput"])
-        print(f"  round {i + 1}: offline {alone[-1]:.2f}, served {served[-1]:.2f} tokens/s", flush=True)
-    ratio = statistics.median(served) / statistics.median(alone)
+        for measure in (offline, online)[::1 if i % 2 == 0 else -1]:
+            rates[measure].append(measure(octavo, flags, count, input_len, output_len, i))
+        print(f"  round {i + 1}: offline {rates[offline][-1]:.2f}, served {rates[online][-1]:.2f} tokens/s", flush=True)
+    ratio = statistics.median(served / alone for alone, served in zip(rates[offline], rates[online]))
     out = {"max_batch": batch, "requests": count, "input_len": input_len, "output_len": output_len,
-           "offline_tokens_s": alone, "served_tokens_s": served, "ratio_of_medians": ratio}
+           "offline_tokens_s": rates[offline], "served_tokens_s": rates[online], "median_of_ratios": ratio}
     rows = [
-        (f"offline engine, batch {batch}", f"{statistics.median(alone):.2f} output tokens/s", "", None),
-        ("server", f"{statistics.median(served):.2f} output tokens/s, {ratio:.1%}", ">= 95 %", ratio >= 0.95),
+        (f"offline engine, batch {batch}", f"{statistics.median(rates[offline]):.2f} output tokens/s", "", None),
+        ("server, median of the rounds' ratios", f"{statistics.median(rates[online]):.2f} output tokens/s, {ratio:.1%}",
+         ">= 95 %", ratio >= 0.95),
     ]
     return out, rows
 
