@@ -292,7 +292,6 @@ static status read_all(campaign *c, bool *progressed, error *err)
             l->n_running--;
             l->n_full_running -= j->column == 0;
             c->n_running--;
-            c->n_done++;
             job_clear(j);
         }
         RETURN_IF_ERROR(st);
@@ -354,7 +353,7 @@ static status loop(campaign *c, error *err)
         for (int i = 0; i < LIVE_MAX; i++) more |= c->lives[i].used;
         if (c->n_running == 0 && (c->stopping || (!more && !find_row(c)))) return STATUS_IS_OK;
         tell(c, false);
-        if (!progressed) c->o->hooks.wait(c->o->hooks.ctx, WAIT_MS);
+        if (!progressed && c->n_running > 0) c->o->hooks.wait(c->o->hooks.ctx, WAIT_MS);
     }
 }
 

@@ -153,6 +153,7 @@ static status make_record(campaign *c, job *j, const engine_output *out, error *
     count_kept(j, out, &r);
     if (out->report) r.continued = strcmp(out->report->session, "continued") == 0;
     if (j->live->measured) RETURN_IF_ERROR(measure(c, j, out, &r.findings, err));
+    c->n_done++;
     status st = go_on(j, out, err);
     hand_over(j);
     if (status_ok(st) && !records_done(&c->records, &r))

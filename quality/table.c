@@ -77,8 +77,10 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
 {
     const variant *v = &r->variants->items[column];
     record_arm arm = results_arm(r);
-    size_t n = results_rows(r, row, true, room);
-    row_set rows = {room, n};
+    row_set rows = {room, results_rows(r, row, true, room)};
+    const char *refused = NULL;
+    for (uint32_t i = row; i < end && !refused; i++)
+        refused = records_refused(r->records, i, column);
     cell all;
     RETURN_IF_ERROR(results_cell(r, rows, column, arm, &all, err));
     strbuf_puts(out, "| ");
@@ -92,9 +94,9 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
         if (one.refused) strbuf_puts(out, " refused |");
         else put_mean(out, &one.score);
     }
-    if (all.refused) {
+    if (refused) {
         strbuf_puts(out, " refused: ");
-        put_name(out, all.refused);
+        put_name(out, refused);
         strbuf_puts(out, " | | | |\n");
         return STATUS_IS_OK;
     }

@@ -17,6 +17,7 @@
 typedef struct setting {
     const char *what; // for messages
     const char *dir;  // NULL = the demo model; else one whose weights are kept as f32
+    bool own_words;   // dir has a tokenizer of its own
     dtype kv_type;
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
@@ -45,7 +46,7 @@ static inline house open_house(const setting *s)
     const char *dir = s->dir ? s->dir : "models/demo";
     if (!status_ok(comm_create(&self, &h.group, &err)) ||
         !status_ok(model_config_load(dir, NULL, 0, &config, &err)) ||
-        !status_ok(tok_load("models/demo", &h.tokenizer, &err)))
+        !status_ok(tok_load(s->own_words ? dir : "models/demo", &h.tokenizer, &err)))
         fail_msg("%s", err.text);
     backend_cpu_options bo = {
         .dir = dir,
