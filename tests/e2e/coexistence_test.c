@@ -4,7 +4,7 @@
  * are the same. Each pair of settings is met in some run. */
 #include "tests/e2e/house.h"
 
-enum { PROMPT = 150, OUTPUTS = 40, PLAIN = 4, BLOCK = 32768, MOST = 64, CHUNK = 256 };
+enum { PROMPT = 150, OUTPUTS = 80, PLAIN = 4, BLOCK = 32768, MOST = 64, CHUNK = 256 };
 
 typedef struct answer {
     uint32_t n;
@@ -82,7 +82,7 @@ static setting setting_of(const run *r)
         .heads_per_group = value(r, HEADS),
         .page_tokens = value(r, PAGE),
         .max_model_len = 512,
-        .kv_bytes = (roomy ? 2000 : 90) * (uint64_t)BLOCK,
+        .kv_bytes = (roomy ? 2000 : 40) * (uint64_t)BLOCK,
         .swap_bytes = value(r, POOL) == SWAPS ? 2000 * (uint64_t)BLOCK : 0,
         .prefix_cache = value(r, CACHE),
         .n_ranks = value(r, RANKS) > 1 ? value(r, RANKS) : 0,
@@ -198,7 +198,8 @@ static void answer_alone(const run *like, answers *out)
         out->method[i] = i < n_methods() ? retention_presets(&n)[i].name : "nothing";
         read_answer(submit(&h, retention, i), &out->of[i]);
         assert_int_equal(out->of[i].n, OUTPUTS);
-        if (retention && strcmp(out->method[i], "full") != 0 && out->of[i].kept_tokens > PROMPT)
+        double most = strcmp(out->method[i], "full") == 0 ? PROMPT + OUTPUTS : PROMPT + OUTPUTS / 4;
+        if (retention && out->of[i].kept_tokens > most)
             fail_msg("%s keeps %g tokens", out->method[i], out->of[i].kept_tokens);
     }
     assert_int_equal(engine_get_stats(h.engine).sched.preemptions, 0);
@@ -222,7 +223,7 @@ static void assert_same(const char *run_name, const char *method, const answer *
              got->kept_tokens, alone->kept_tokens);
 }
 
-static void answer_in_a_crowd(const run *r, const answers *alone)
+static sched_stats answer_in_a_crowd(const run *r, const answers *alone)
 {
     setting s = setting_of(r);
     house h = open_house(&s);
@@ -252,8 +253,8 @@ static void answer_in_a_crowd(const run *r, const answers *alone)
     print_message("%s: %llu preemptions, %llu swapped, %llu tokens computed again\n", name,
                   (unsigned long long)stats.preemptions, (unsigned long long)stats.swaps_out,
                   (unsigned long long)stats.replayed_tokens);
-    assert_true((stats.preemptions > 0) == (value(r, POOL) != ROOMY));
-    assert_true((stats.swaps_out > 0) == (value(r, POOL) == SWAPS));
+    if (value(r, POOL) == ROOMY) assert_int_equal(stats.preemptions, 0);
+    return stats;
 }
 
 static void all_methods_coexist(void **state)
@@ -262,15 +263,19 @@ static void all_methods_coexist(void **state)
     rng random = rng_seed(2026);
     pairs met = {0};
     static answers alone[2][2][2]; // by rank, heads, page
+    uint64_t swapped = 0, replayed = 0;
     uint32_t n_runs = 0;
     for (run r = draw(&random, &met); count_new(&met, &r) > 0; r = draw(&random, &met), n_runs++) {
         answers *a = &alone[r.level[RANKS]][r.level[HEADS]][r.level[PAGE]];
         if (a->n == 0) answer_alone(&r, a);
-        answer_in_a_crowd(&r, a);
+        sched_stats stats = answer_in_a_crowd(&r, a);
+        if (value(&r, POOL) == SWAPS) swapped += stats.swaps_in;
+        else replayed += stats.replayed_tokens;
         meet(&met, &r);
     }
-    print_message("%u runs\n", n_runs);
-    assert_true(n_runs >= 6);
+    print_message("%u runs, %llu sequences back from the host tier, %llu tokens computed again\n",
+                  n_runs, (unsigned long long)swapped, (unsigned long long)replayed);
+    assert_true(n_runs >= 6 && swapped > 0 && replayed > 0);
 }
 
 int main(void)

@@ -161,16 +161,17 @@ class Sessions(ServeTest):
 
     def test_sessions_are_ones_own(self):
         prompt = tokens(80, 9)
-        first, report = self.by_http(prompt, "mine", "alice")
-        self.assertEqual(report["session"], "stored")
-        turn = prompt + first + MORE
         for ask in (self.by_http, self.by_octavo, self.by_vllm):
-            _, report = ask(turn, "mine", "bob")
-            self.assertNotEqual(report["session"], "continued" if ask == self.by_http else "")
-        _, report = self.by_http(turn, "mine", "alice")
-        self.assertEqual(report["session"], "continued")
+            session = f"mine {ask.__name__}"
+            first, report = ask(prompt, session, "alice")
+            self.assertEqual(report["session"], "stored")
+            turn = prompt + first + MORE
+            _, report = ask(turn, session, "bob")
+            self.assertEqual(report["session"], "stored")
+            _, report = ask(turn, session, "alice")
+            self.assertEqual(report["session"], "continued")
         salted = {**GREEDY, "cache_salt": "pepper"}
-        _, report = self.by_http(turn + MORE, "mine", "alice", fields=salted)
+        _, report = self.by_http(turn + MORE, "mine by_http", "alice", fields=salted)
         self.assertEqual(report["session"], "stored")
 
     def test_nothing_of_it_is_logged(self):
