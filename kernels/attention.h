@@ -26,6 +26,7 @@ enum {
     /* Floats from row to row of q: a constant, so that addresses need no register for each row, and
      * no power of two, so that the rows of a tile do not meet in one set of the cache. */
     KERN_ATTN_Q_STRIDE = 272,
+    KERN_HEAD_DIM_MAX = 256,
 };
 
 /* K or V of one block: where each strip begins. In K a step leads to the next pair of dims, in V to

@@ -56,6 +56,8 @@ typedef struct kern_isa {
                                   const float *v);
     void (*kv_read[KERN_DTYPES])(const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
                                  float *v);
+    /* out [n] = n elements as f32; n is a multiple of 16. */
+    void (*widen[KERN_DTYPES])(const void *from, size_t n, float *out);
     unsigned attn_rows; /* rows of a tile, <= KERN_ATTN_ROWS */
     /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [n][KERN_ATTN_Q_STRIDE]. */
     void (*attn_scores[KERN_DTYPES])(const kern_attn_strips *k, uint32_t from, uint32_t to,

@@ -242,7 +242,7 @@ static void project(const rows_job *job, const kern_rows_item *it, rows_state *u
     for (size_t block = 0; block < u->blocks; block++) {
         kern_block at = kern_block_at(&b->shape, b->page_stride, it->table.pages, it->table.tiles,
                                       block, it->table.n_slots);
-        kern_block_values(&b->shape, &at, u->values);
+        kern_block_values(isa, &b->shape, &at, u->values);
         for (size_t r = 0; r < u->n; r += isa->attn_rows) {
             size_t n = min_size(u->n - r, isa->attn_rows);
             isa->attn_scores[DTYPE_F32](&strips, 0, at.n_strips, u->y + r * KERN_ATTN_Q_STRIDE,

@@ -23,12 +23,12 @@ typedef struct tables_job {
 } tables_job;
 
 /* A block's rows of one table as f32. Returns how many slots it has. */
-static uint32_t read_block(const kern_kv_shape *shape, size_t page_stride, const kern_table *table,
-                           size_t block, bool values, float *out)
+static uint32_t read_block(const kern_context *kc, const kern_kv_shape *shape, size_t page_stride,
+                           const kern_table *table, size_t block, bool values, float *out)
 {
     kern_block at =
         kern_block_at(shape, page_stride, table->pages, table->tiles, block, table->n_slots);
-    (values ? kern_block_values : kern_block_keys)(shape, &at, out);
+    (values ? kern_block_values : kern_block_keys)(&kc->isa, shape, &at, out);
     return at.n_slots;
 }
 
@@ -50,11 +50,21 @@ static void measure_norms(const tables_job *job, const kern_table_item *it, floa
 {
     bool values = it->kind == KERN_MEASURE_VALUE_NORM;
     for (size_t at = 0; at < it->table.n_slots; at += KERN_BLOCK) {
-        uint32_t n =
-            read_block(job->shape, job->page_stride, &it->table, at / KERN_BLOCK, values, scratch);
+        uint32_t n = read_block(job->kc, job->shape, job->page_stride, &it->table, at / KERN_BLOCK,
+                                values, scratch);
         block_dots(scratch, NULL, job->shape->head_dim, n, it->out + at);
         for (uint32_t j = 0; j < n; j++) it->out[at + j] = sqrtf(it->out[at + j]);
     }
+}
+
+/* sums [dim] += k / its norm, for n keys of a strip. */
+static void add_directions(const float *keys, const float *norms, size_t dim, uint32_t n,
+                           double *sums)
+{
+    double inverse[KERN_STRIP];
+    for (uint32_t i = 0; i < n; i++) inverse[i] = norms[i] == 0.0f ? 0.0 : 1.0 / (double)norms[i];
+    for (size_t d = 0; d < dim; d++)
+        for (uint32_t i = 0; i < n; i++) sums[d] += (double)keys[d * KERN_STRIP + i] * inverse[i];
 }
 
 /* A key of norm 0 has no direction: it adds nothing to the mean, and its cosine is 0. */
@@ -66,14 +76,11 @@ static void measure_cosines(const tables_job *job, const kern_table_item *it, fl
     memset(sums, 0, dim * sizeof *sums);
     measure_norms(job, it, scratch);
     for (size_t at = 0; at < n_slots; at += KERN_BLOCK) {
-        uint32_t n =
-            read_block(job->shape, job->page_stride, &it->table, at / KERN_BLOCK, false, scratch);
-        for (uint32_t j = 0; j < n; j++) {
-            const float *k = scratch + j / KERN_STRIP * dim * KERN_STRIP + j % KERN_STRIP;
-            if (it->out[at + j] == 0.0f) continue;
-            for (size_t d = 0; d < dim; d++)
-                sums[d] += (double)k[d * KERN_STRIP] / (double)it->out[at + j];
-        }
+        uint32_t n = read_block(job->kc, job->shape, job->page_stride, &it->table, at / KERN_BLOCK,
+                                false, scratch);
+        for (uint32_t j = 0; j < n; j += KERN_STRIP)
+            add_directions(scratch + j * dim, it->out + at + j, dim,
+                           (uint32_t)min_size(KERN_STRIP, n - j), sums);
     }
     double square = 0.0;
     for (size_t d = 0; d < dim; d++) square += sums[d] * sums[d];
@@ -81,8 +88,8 @@ static void measure_cosines(const tables_job *job, const kern_table_item *it, fl
         mean[d] = square > 0.0 ? (float)(sums[d] / sqrt(square)) : 0.0f;
     for (size_t at = 0; at < n_slots; at += KERN_BLOCK) {
         float dots[KERN_BLOCK];
-        uint32_t n =
-            read_block(job->shape, job->page_stride, &it->table, at / KERN_BLOCK, false, scratch);
+        uint32_t n = read_block(job->kc, job->shape, job->page_stride, &it->table, at / KERN_BLOCK,
+                                false, scratch);
         block_dots(scratch, mean, dim, n, dots);
         for (uint32_t j = 0; j < n; j++) {
             float norm = it->out[at + j];
@@ -235,8 +242,8 @@ static void run_expected(void *ctx, size_t from, size_t to, unsigned thread)
         for (uint32_t h = 0; h < b->q_heads && sinks < n_slots; h++) {
             fit_queries(job, it, h, &s);
             for (size_t at = 0; at < n_slots; at += KERN_BLOCK) {
-                uint32_t n = read_block(&b->shape, b->page_stride, &it->table, at / KERN_BLOCK,
-                                        false, s.keys);
+                uint32_t n = read_block(job->kc, &b->shape, b->page_stride, &it->table,
+                                        at / KERN_BLOCK, false, s.keys);
                 block_logits(job, &s, n, s.logits + at);
             }
             add_softmax(s.logits + sinks, n_slots - sinks, it->out + sinks);

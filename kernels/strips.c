@@ -1,5 +1,7 @@
 #include "kernels/strips.h"
 
+#include <string.h>
+
 kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const uint32_t *pages,
                          const uint8_t *tiles, size_t block, size_t n_slots)
 {
@@ -22,37 +24,60 @@ kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const u
     return b;
 }
 
-static float widen(dtype t, const uint16_t *h, size_t i)
+/* K of a pair of dims: 16 slots one after the other, each with its pair; f32: two rows of 16. */
+static void read_keys(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
+                      uint32_t strip, float *out)
 {
-    return t == DTYPE_BF16 ? bf16_to_f32(h[i]) : f16_to_f32(h[i]);
-}
-
-void kern_block_keys(const kern_kv_shape *shape, const kern_block *b, float *out)
-{
-    uint32_t dim = shape->head_dim;
-    for (uint32_t t = 0; t < b->n_strips; t++, out += (size_t)dim * KERN_STRIP)
-        for (uint32_t d = 0; d < dim; d++) {
-            const uint8_t *row = b->k.at[t] + d / 2 * b->k.step;
-            const float *floats = (const float *)(row + d % 2 * b->k.half);
-            const uint16_t *halves = (const uint16_t *)row + d % 2;
-            float *to = out + d * KERN_STRIP;
-            for (uint32_t i = 0; i < KERN_STRIP; i++)
-                to[i] = shape->type == DTYPE_F32 ? floats[i] : widen(shape->type, halves, 2 * i);
+    for (uint32_t d = 0; d < shape->head_dim; d += 2, out += 2 * KERN_STRIP) {
+        const uint8_t *row = b->k.at[strip] + d / 2 * b->k.step;
+        if (shape->type == DTYPE_F32) {
+            memcpy(out, row, KERN_STRIP * sizeof *out);
+            memcpy(out + KERN_STRIP, row + b->k.half, KERN_STRIP * sizeof *out);
+            continue;
         }
-}
-
-void kern_block_values(const kern_kv_shape *shape, const kern_block *b, float *out)
-{
-    uint32_t dim = shape->head_dim;
-    for (uint32_t t = 0; t < b->n_strips; t++, out += (size_t)dim * KERN_STRIP)
+        float pairs[2 * KERN_STRIP];
+        isa->widen[shape->type](row, 2 * KERN_STRIP, pairs);
         for (uint32_t i = 0; i < KERN_STRIP; i++) {
-            const uint8_t *row = b->v.at[t] + i / 2 * b->v.step;
-            const float *floats = (const float *)(row + i % 2 * b->v.half);
-            const uint16_t *halves = (const uint16_t *)row + i % 2;
-            for (uint32_t d = 0; d < dim; d++)
-                out[d * KERN_STRIP + i] =
-                    shape->type == DTYPE_F32 ? floats[d] : widen(shape->type, halves, 2 * d);
+            out[i] = pairs[2 * i];
+            out[KERN_STRIP + i] = pairs[2 * i + 1];
         }
+    }
+}
+
+/* V of a pair of slots: all dims one after the other, each with its pair; f32: two rows. */
+static void read_values(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
+                        uint32_t strip, float *out)
+{
+    float pairs[2 * KERN_HEAD_DIM_MAX];
+    uint32_t dim = shape->head_dim;
+    for (uint32_t i = 0; i < KERN_STRIP; i += 2) {
+        const uint8_t *row = b->v.at[strip] + i / 2 * b->v.step;
+        if (shape->type == DTYPE_F32) {
+            const float *first = (const float *)row, *second = (const float *)(row + b->v.half);
+            for (uint32_t d = 0; d < dim; d++) {
+                out[d * KERN_STRIP + i] = first[d];
+                out[d * KERN_STRIP + i + 1] = second[d];
+            }
+            continue;
+        }
+        isa->widen[shape->type](row, 2 * (size_t)dim, pairs);
+        for (uint32_t d = 0; d < dim; d++)
+            memcpy(out + d * KERN_STRIP + i, pairs + 2 * d, 2 * sizeof *out);
+    }
+}
+
+void kern_block_keys(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
+                     float *out)
+{
+    for (uint32_t t = 0; t < b->n_strips; t++)
+        read_keys(isa, shape, b, t, out + (size_t)t * shape->head_dim * KERN_STRIP);
+}
+
+void kern_block_values(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
+                       float *out)
+{
+    for (uint32_t t = 0; t < b->n_strips; t++)
+        read_values(isa, shape, b, t, out + (size_t)t * shape->head_dim * KERN_STRIP);
 }
 
 kern_attn_strips kern_block_strips(const float *block, uint32_t head_dim)

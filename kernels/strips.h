@@ -3,9 +3,7 @@
 #ifndef KERNELS_STRIPS_H
 #define KERNELS_STRIPS_H
 
-#include "kernels/kernels.h"
-
-#include "kernels/attention.h"
+#include "kernels/isa.h"
 
 static inline size_t kern_blocks_of(size_t slots) { return (slots + KERN_BLOCK - 1) / KERN_BLOCK; }
 
@@ -43,8 +41,10 @@ kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const u
                          const uint8_t *tiles, size_t block, size_t n_slots);
 
 /* out [4 strips][head_dim][16 slots] f32 = the block's K or V; only its n_strips strips. */
-void kern_block_keys(const kern_kv_shape *shape, const kern_block *b, float *out);
-void kern_block_values(const kern_kv_shape *shape, const kern_block *b, float *out);
+void kern_block_keys(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
+                     float *out);
+void kern_block_values(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
+                       float *out);
 /* The same as K strips for attn_scores[DTYPE_F32]. */
 kern_attn_strips kern_block_strips(const float *block, uint32_t head_dim);
 

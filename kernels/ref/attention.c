@@ -98,6 +98,11 @@ static void values(dtype t, const kern_attn_strips *v, uint32_t from, uint32_t t
         }
 }
 
+static void widen(dtype t, const void *from, size_t n, float *out)
+{
+    for (size_t i = 0; i < n; i++) out[i] = load(t, from, i);
+}
+
 #define FOR_TYPE(NAME, TYPE)                                                                       \
     static void kv_write_##NAME(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k, \
                                 const float *v)                                                    \
@@ -108,6 +113,10 @@ static void values(dtype t, const kern_attn_strips *v, uint32_t from, uint32_t t
                                float *v)                                                           \
     {                                                                                              \
         kv_read(TYPE, s, tile, slot, k, v);                                                        \
+    }                                                                                              \
+    static void widen_##NAME(const void *from, size_t n, float *out)                               \
+    {                                                                                              \
+        widen(TYPE, from, n, out);                                                                 \
     }                                                                                              \
     static void scores_##NAME(const kern_attn_strips *k, uint32_t from, uint32_t to,               \
                               const float *q, uint32_t n, uint32_t head_dim, float *s)             \
@@ -128,6 +137,7 @@ FOR_TYPE(f16, DTYPE_F16)
 #define FILL(NAME, TYPE)                                                                           \
     isa->kv_write[TYPE] = kv_write_##NAME;                                                         \
     isa->kv_read[TYPE] = kv_read_##NAME;                                                           \
+    isa->widen[TYPE] = widen_##NAME;                                                               \
     isa->attn_scores[TYPE] = scores_##NAME;                                                        \
     isa->attn_values[TYPE] = values_##NAME
 

@@ -271,6 +271,22 @@ INLINE void kv_write(dtype t, const kern_kv_shape *s, void *tile, uint32_t slot,
     }
 }
 
+static void widen_bf16(const void *from, size_t n, float *out)
+{
+    const uint16_t *halves = from;
+    for (size_t i = 0; i < n; i += 8) {
+        __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(halves + i)));
+        _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)));
+    }
+}
+
+static void widen_f16(const void *from, size_t n, float *out)
+{
+    const uint16_t *halves = from;
+    for (size_t i = 0; i < n; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + i))));
+}
+
 #define FOR_TYPE(NAME, TYPE)                                                                       \
     static void scores_##NAME(const kern_attn_strips *k, uint32_t from, uint32_t to,               \
                               const float *q, uint32_t n, uint32_t head_dim, float *s)             \
@@ -311,6 +327,8 @@ void kern_attention_fill_avx2(kern_isa *isa)
     FILL(f16, DTYPE_F16);
     isa->kv_write[DTYPE_BF16] = kv_write_bf16;
     isa->kv_write[DTYPE_F16] = kv_write_f16;
+    isa->widen[DTYPE_BF16] = widen_bf16;
+    isa->widen[DTYPE_F16] = widen_f16;
     isa->attn_rows = ROWS_MAX;
     isa->attn_softmax = softmax;
 }
