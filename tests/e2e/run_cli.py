@@ -298,6 +298,35 @@ class Conversation(unittest.TestCase):
         self.assertEqual(lines[1]["usage"]["prompt_tokens"], both["usage"]["prompt_tokens"])
         self.assertGreaterEqual(lines[1]["usage"]["prompt_tokens_details"]["cached_tokens"], PAGE)
 
+    def test_chat_in_a_session(self):
+        """Every turn goes on from the last, and answers as a chat without a session does."""
+        said = "Good morrow\nand what of Juliet\nfarewell\n"
+        lines, plain = ([json.loads(line) for line in
+                         octavo("run", *POOL, "--chat", "--json", "--max-tokens", "9", *flags, stdin=said)[0].splitlines()]
+                        for flags in (["--session", "s"], []))
+        self.assertEqual([line["retention"]["session"] for line in lines], ["stored", "continued", "continued"])
+        self.assertEqual([line["token_ids"] for line in lines], [line["token_ids"] for line in plain])
+        err = octavo("run", *POOL, "--chat", "--max-tokens", "9", "--session", "s", stdin=said)[1]
+        self.assertIn("; session continued", err)
+
+    def test_lines_of_one_session_are_its_turns(self):
+        """Each waits for the one before it; lines of others go on beside it."""
+        fields = {"max_tokens": 20, "ignore_eos": True, "retention": {"method": "chunkkv", "ratio": 0.5}}
+        prompt = tokens(64, 40)
+        first = run_one({"prompt_token_ids": prompt, **fields})["token_ids"]
+        turns = [{"id": f"a{i}", "session": "a", "prompt_token_ids": prompt + i * (first + tokens(5, 41)), **fields}
+                 for i in range(2)]
+        others = [{"id": f"b{i}", "prompt_token_ids": tokens(30, 50 + i), **fields} for i in range(4)]
+        lines = {line["id"]: line for line in run_lines([turns[0], *others[:2], turns[1], *others[2:]])}
+        self.assertEqual(len(lines), 6)
+        self.assertEqual([lines[f"a{i}"]["retention"]["session"] for i in range(2)], ["stored", "continued"])
+        self.assertEqual(lines["a0"]["token_ids"], first)
+        for i in range(4):
+            self.assertNotIn("session", lines[f"b{i}"]["retention"])
+        # The flag is every line's.
+        lines = run_lines([{k: v for k, v in turn.items() if k != "session"} for turn in turns], "--session", "x")
+        self.assertEqual([line["retention"]["session"] for line in lines], ["stored", "continued"])
+
     def test_one_shot(self):
         line = json.loads(octavo("run", *POOL, "--chat", "--system", "be brief", "--prompt", "hi", "--json",
                                  "--max-tokens", "4")[0])
@@ -507,7 +536,7 @@ class Ranks(unittest.TestCase):
 
     def test_bench(self):
         out = octavo("bench", "engine", *POOL, "--tp", "2", "--batch", "1", "--context", "64", "--prefill", "64",
-                     "--retention-tokens", "600", "--rounds", "1", "--json")[0]
+                     "--rounds", "1", "--json")[0]
         memory = json.loads(out)["rows"][-1]
         self.assertIn(memory["steady_heap_bytes"], (0, -1))
         self.assertEqual(memory["pool"], 64 << 20)
@@ -517,12 +546,12 @@ class Bench(unittest.TestCase):
     def test_engine(self):
         """Every part runs and reports; how fast is nobody's business here."""
         out = octavo("bench", "engine", *POOL, "--batch", "1,2", "--context", "64", "--prefill", "100",
-                     "--retention-tokens", "600", "--rounds", "1", "--json")[0]
+                     "--rounds", "1", "--json")[0]
         report = json.loads(out)
         rows = report["rows"]
         self.assertEqual([row["what"] for row in rows],
-                         ["prefill", "decode", "decode", "prefill", "retention", "scheduler", "memory"])
-        for row in rows[:4]:
+                         ["prefill", "decode", "decode", "scheduler", "memory"])
+        for row in rows[:3]:
             self.assertTrue(all(row[key] > 0 for key in
                                 ("tokens_s", "step_ms", "gb_s", "read_share", "gflop_s", "fma_share")), row)
         # Steady steps allocate nothing; -1 where nobody counts (sanitizers).
@@ -559,6 +588,11 @@ class Refusals(unittest.TestCase):
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","bananas":1}'], "bananas"],
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv"}'], "ratio", "tokens"],
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","ratio":0}'], "ratio"],
+            [[*run, "--prompt", "x", "--session", ""], "session: must have 1 to 256 bytes"],
+            [[*run, "--prompt", "x", "--session-ttl", "0"], "--session-ttl: '0'"],
+            [[*run, "--prompt", "x", "--pressure-retention", "chunkkv"], "--pressure-retention: ", "METHOD:RATIO"],
+            [[*run, "--prompt", "x", "--pressure-retention", "chunkkv:2"], "--pressure-retention: ", "METHOD:RATIO"],
+            [[*run, "--prompt", "x", "--pressure-retention", "[]"], "--pressure-retention: ", "METHOD:RATIO"],
             [["score", "--model", MODEL], "--tokens and --text"],
             [["score", "--model", MODEL, "--tokens", "x"], "--tokens and --logits"],
             [["tokenize"], "--model is missing"],
