@@ -34,8 +34,9 @@ static stat_mean plain_mean(const stat_value *values, size_t n)
 /* How many times the variance of the mean is that of independent prompts (linearised). */
 static double design_effect(const stat_value *values, const stat_mean *m)
 {
-    double independent = m->mean * (1 - m->mean) / (double)m->n, sum = 0;
-    if (m->n_clusters < 2 || independent <= 0) return 1;
+    if (m->n_clusters < 2) return 1;
+    double independent = m->mean * (1 - m->mean) / ((double)m->n - 1), sum = 0;
+    if (independent <= 0) return 1;
     for (size_t i = 0; i < m->n;) {
         double off = 0;
         size_t from = i;

@@ -274,7 +274,8 @@ static status parse_lines(char *text, size_t size, json_t ***out, size_t *n, err
         number++;
         if (line[strspn(line, " \t\r")]) {
             status st = json_read_text("not JSON", line, strlen(line), &lines[*n], err);
-            if (status_ok(st) && !json_is_object(lines[(*n)++]))
+            *n += status_ok(st);
+            if (status_ok(st) && !json_is_object(lines[*n - 1]))
                 st = error_set(err, STATUS_INVALID, "must be an object");
             if (!status_ok(st)) {
                 error_prefix(err, "line %zu", number);

@@ -1,0 +1,286 @@
+/* Methods times budgets, users' files, findings about kept sets, and drawings. */
+#include "quality/findings.h"
+#include "quality/methods.h"
+#include "quality/sources.h"
+#include "quality/svg.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ---- methods --------------------------------------------------------------------------------- */
+
+static void products(void **state)
+{
+    (void)state;
+    const char *methods[] = {"chunkkv", "full", "chunkkv={\"window\":16}",
+                             "own={\"method\":\"chunkkv\",\"tokens\":99}", "rag-bm25"};
+    variant_list v;
+    error err = {{0}};
+    if (!status_ok(variants_create(methods, 5, "0.05,512", &v, &err))) fail_msg("%s", err.text);
+    assert_int_equal(v.n, 1 + 2 + 2 + 1 + 2); /* full once */
+    assert_string_equal(v.items[0].method, "full");
+    assert_string_equal(v.items[0].budget, "-");
+    assert_float_equal(json_number_value(json_object_get(v.items[1].retention, "ratio")), 0.05, 0);
+    assert_int_equal(json_integer_value(json_object_get(v.items[2].retention, "tokens")), 512);
+    assert_int_equal(json_integer_value(json_object_get(v.items[3].retention, "window")), 16);
+    assert_float_equal(json_number_value(json_object_get(v.items[3].retention, "ratio")), 0.05, 0);
+    assert_int_equal(json_integer_value(json_object_get(v.items[5].retention, "tokens")), 99);
+    assert_string_equal(v.items[5].budget, "-");
+    assert_true(v.items[6].rag && !v.items[6].retention);
+    assert_int_equal(variant_budget(&v.items[6], 1000), 50);
+    assert_int_equal(variant_budget(&v.items[7], 1000), 512);
+    variants_destroy(&v);
+}
+
+/* Without a list: every preset there is. */
+static void all_presets(void **state)
+{
+    (void)state;
+    size_t n, with_budget = 0;
+    const retention_preset *presets = retention_presets(&n);
+    for (size_t i = 0; i < n; i++) with_budget += (presets[i].fields & RETENTION_FIELD_BUDGET) != 0;
+    variant_list v;
+    error err = {{0}};
+    assert_true(status_ok(variants_create(NULL, 0, "0.1,0.2,0.3", &v, &err)));
+    assert_int_equal(v.n, n + 2 * with_budget);
+    variants_destroy(&v);
+}
+
+static void bad_methods(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *method, *budgets, *says;
+    } bad[] = {
+        {"nonesuch", "0.1", "nonesuch"},  {"chunkkv={", "0.1", "--method"},
+        {"chunkkv=[1]", "0.1", "object"}, {"chunkkv", "1.5", "--budgets"},
+        {"chunkkv", "0", "--budgets"},    {"chunkkv", "0.1,,0.2", "--budgets"},
+        {"chunkkv", "x", "--budgets"},    {"x={\"method\":3}", "0.1", "unknown"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        variant_list v;
+        error err = {{0}};
+        status st = variants_create(&bad[i].method, 1, bad[i].budgets, &v, &err);
+        assert_false(status_ok(st));
+        if (!strstr(err.text, bad[i].says)) fail_msg("'%s' lacks '%s'", err.text, bad[i].says);
+    }
+}
+
+/* ---- users' files ---------------------------------------------------------------------------- */
+
+static char path[64];
+
+static const char *write_lines(const char *lines, const char *shape)
+{
+    static char spec[128];
+    snprintf(path, sizeof path, "/tmp/octavo-data-XXXXXX");
+    int fd = mkstemp(path);
+    FILE *f = fdopen(fd, "w");
+    fputs(lines, f);
+    fclose(f);
+    snprintf(spec, sizeof spec, "%s:%s", path, shape);
+    return spec;
+}
+
+static status load(const char *spec, source_list *out, error *err)
+{
+    quality_options o = {
+        .lengths = "1024", .max_tokens = 4096, .data = &spec, .n_data = 1, .samples = 10};
+    return sources_create(&o, out, err);
+}
+
+static void longbench_lines(void **state)
+{
+    (void)state;
+    source_list s;
+    error err = {{0}};
+    const char *spec =
+        write_lines("{\"context\":\"Some text.\",\"input\":\"Who?\",\"answers\":[\"Ann\",\"Bo\"],"
+                    "\"dataset\":\"hotpotqa\",\"all_classes\":null}\n\n"
+                    "{\"context\":\"T\",\"input\":\"Q\",\"answers\":[\"Big\"],\"dataset\":\"trec\","
+                    "\"all_classes\":[\"Big\",\"Small\"],\"template\":\"<{context}|{input}>\"}\n",
+                    "longbench");
+    if (!status_ok(load(spec, &s, &err))) fail_msg("%s", err.text);
+    unlink(path);
+    assert_int_equal(s.n, 2);
+    assert_string_equal(s.items[0].name, "hotpotqa");
+    assert_int_equal(s.items[0].scorer, SCORER_F1);
+    assert_int_equal(s.items[0].documents[0].questions[0].references.n, 2);
+    const document *d = &s.items[1].documents[0];
+    assert_int_equal(s.items[1].scorer, SCORER_FIRST_LINE_CLASS);
+    assert_int_equal(d->classes.n, 2);
+    assert_string_equal(d->text.data, "<T");
+    assert_string_equal(d->questions[0].text, "|Q>");
+    sources_destroy(&s);
+}
+
+static void gsm8k_lines(void **state)
+{
+    (void)state;
+    strbuf lines = {0};
+    for (int i = 0; i < 10; i++)
+        strbuf_printf(&lines, "{\"question\":\"q%d\",\"answer\":\"work %d\\n#### %d\"}\n", i, i, i);
+    source_list s;
+    error err = {{0}};
+    const char *spec = write_lines(lines.data, "gsm8k");
+    if (!status_ok(load(spec, &s, &err))) fail_msg("%s", err.text);
+    unlink(path);
+    strbuf_destroy(&lines);
+    const document *d = &s.items[0].documents[0];
+    assert_int_equal(d->n_questions, 2); /* the first eight are examples */
+    assert_string_equal(d->questions[1].references.items[0], "9");
+    assert_non_null(strstr(d->text.data, "Question: q7\nAnswer: work 7\nThe answer is 7."));
+    assert_null(strstr(d->text.data, "q8"));
+    sources_destroy(&s);
+}
+
+static void infinitebench_lines(void **state)
+{
+    (void)state;
+    source_list s;
+    error err = {{0}};
+    const char *spec =
+        write_lines("{\"dataset\":\"longbook_choice_eng\",\"context\":\"c\",\"input\":\"Which?\","
+                    "\"answer\":[\"the sea\"],\"options\":[\"the hill\",\"the sea\"]}\n",
+                    "infinitebench");
+    if (!status_ok(load(spec, &s, &err))) fail_msg("%s", err.text);
+    unlink(path);
+    const question *q = &s.items[0].documents[0].questions[0];
+    assert_int_equal(q->references.n, 2);
+    assert_string_equal(q->references.items[1], "B");
+    assert_non_null(strstr(q->text, "B. the sea\nAnswer:"));
+    sources_destroy(&s);
+}
+
+static void bad_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *lines, *shape, *says;
+    } bad[] = {
+        {"{\"dataset\":\"nonesuch\"}\n", "longbench", "nonesuch"},
+        {"{\"dataset\":\"qasper\"}\n", "longbench", "answers"},
+        {"[1]\n", "longbench", "object"},
+        {"{\n", "longbench", "line 1"},
+        {"{\"question\":\"q\",\"answer\":\"1\"}\n", "gsm8k", "fewer"},
+        {"{}\n", "nonesuch", "FILE:SHAPE"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        source_list s;
+        error err = {{0}};
+        status st = load(write_lines(bad[i].lines, bad[i].shape), &s, &err);
+        unlink(path);
+        assert_false(status_ok(st));
+        if (!strstr(err.text, bad[i].says)) fail_msg("'%s' lacks '%s'", err.text, bad[i].says);
+    }
+}
+
+/* ---- findings -------------------------------------------------------------------------------- */
+
+static void kept_sets(void **state)
+{
+    (void)state;
+    /* Two layers, two heads; head 0 agrees by half (8 of 24), head 1 wholly. */
+    static const char kept[] = "[{\"layers\":[0,0],\"heads\":[0,0],\"ranges\":[[0,16],[90,200]]},"
+                               "{\"layers\":[0,0],\"heads\":[1,1],\"ranges\":[[0,4],[10,12]]},"
+                               "{\"layers\":[1,1],\"heads\":[0,0],\"ranges\":[[8,24],[90,91]]},"
+                               "{\"layers\":[1,1],\"heads\":[1,1],\"ranges\":[[0,4],[10,12]]}]";
+    bool needle[90] = {false};
+    needle[2] = needle[3] = needle[10] = true;
+    findings f;
+    error err = {{0}};
+    /* 90 tokens of prompt: what was generated does not count. */
+    if (!status_ok(findings_of_kept(kept, 90, needle, &f, &err))) fail_msg("%s", err.text);
+    assert_int_equal(f.n_layers, 2);
+    assert_float_equal(f.jaccard[1], (8.0 / 24 + 1) / 2, 1e-6);
+    assert_float_equal(f.jaccard[2], f.jaccard[1], 0);
+    assert_float_equal(f.jaccard[0], 1, 0);
+    assert_float_equal(f.needle_whole[0], 1, 0); /* both heads */
+    assert_float_equal(f.needle_whole[1], 0.5, 0);
+    assert_float_equal(f.needle_share[1], (1.0 / 3 + 1) / 2, 1e-6);
+
+    /* As a line and back. */
+    strbuf line = {0};
+    json_t *json;
+    findings again;
+    f.n_compared = 3;
+    f.n_agreed = 2;
+    f.divergence = 0.25f;
+    findings_write(&f, &line);
+    assert_true(status_ok(json_read_text("line", line.data, line.size, &json, &err)));
+    assert_true(findings_read(json, &again));
+    assert_int_equal(again.n_layers, 2);
+    assert_float_equal(again.jaccard[1], f.jaccard[1], 1e-3);
+    assert_float_equal(again.needle_share[1], f.needle_share[1], 1e-3);
+    assert_int_equal(again.n_agreed, 2);
+    assert_float_equal(again.divergence, 0.25, 1e-6);
+    findings_destroy(&again);
+    findings_destroy(&f);
+    json_decref(json);
+    strbuf_destroy(&line);
+
+    assert_false(status_ok(findings_of_kept("[]", 90, NULL, &f, &err)));
+    assert_false(status_ok(findings_of_kept("[{\"layers\":[1,0]}]", 90, NULL, &f, &err)));
+}
+
+static step_sample sample(uint32_t token, float first, float second)
+{
+    return (step_sample){
+        .token = token, .n_top = 2, .top_ids = {7, 8}, .top_logprobs = {logf(first), logf(second)}};
+}
+
+static void agreement(void **state)
+{
+    (void)state;
+    step_sample full[] = {sample(7, 0.5f, 0.25f), sample(7, 0.5f, 0.25f), sample(7, 0.5f, 0.25f)};
+    step_sample own[] = {sample(7, 0.5f, 0.25f), sample(8, 0.25f, 0.5f), sample(7, 0.9f, 0.05f)};
+    findings f = {0};
+    findings_agree(full, 3, own, 3, &f);
+    /* What follows a token that differs is not compared. */
+    assert_int_equal(f.n_compared, 2);
+    assert_int_equal(f.n_agreed, 1);
+    double kl = 0.5 * log(2) + 0.25 * log(0.5);
+    assert_float_equal(f.divergence, kl / 2, 1e-6);
+    /* Tokens that only one of them names are lumped with the rest. */
+    own[0].top_ids[1] = 9;
+    assert_float_equal(findings_divergence(&full[0], &own[0]), 0, 1e-9);
+}
+
+/* ---- drawings -------------------------------------------------------------------------------- */
+
+static void drawings(void **state)
+{
+    (void)state;
+    strbuf out = {0};
+    char colour[8];
+    svg_begin(&out, 100, 50);
+    svg_text(&out, 1, 2, SVG_START, 10, 0, "#000000", "a<b & \"c\"\x01");
+    svg_end(&out);
+    assert_non_null(strstr(out.data, "a&lt;b &amp; \"c\"</text>"));
+    strbuf_destroy(&out);
+    svg_scale(0, colour);
+    assert_string_equal(colour, "#30123b");
+    svg_scale(2, colour);
+    assert_string_equal(colour, "#fde725");
+    svg_scale(NAN, colour);
+    assert_string_equal(colour, "#d9d9d9");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products),    cmocka_unit_test(all_presets),
+        cmocka_unit_test(bad_methods), cmocka_unit_test(longbench_lines),
+        cmocka_unit_test(gsm8k_lines), cmocka_unit_test(infinitebench_lines),
+        cmocka_unit_test(bad_lines),   cmocka_unit_test(kept_sets),
+        cmocka_unit_test(agreement),   cmocka_unit_test(drawings),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
