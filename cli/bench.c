@@ -12,6 +12,8 @@ static const struct {
 } benches[] = {
     {"kernels", cli_bench_kernels, "each kernel alone, on cold operands"},
     {"engine", cli_bench_engine, "prefill and decode of a whole model, scheduler, memory"},
+    {"retention", cli_bench_retention,
+     "what methods cost a prefill; concurrency and decoding at depth"},
     {"serve", cli_bench_serve,
      "load on a server: latencies, throughput, and whether all answers are whole"},
     {"quality", cli_bench_quality, "what retention costs in answers: tasks, methods, budgets"},
@@ -28,7 +30,7 @@ int cli_bench(int argc, char **argv)
     fputs("usage: octavo bench WHAT [flags]      octavo bench WHAT --help\n\n", out);
     for (size_t i = 0; i < N_BENCHES; i++)
         fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].about);
-    fputs("\nThe first two print the share of this machine's limits, measured in the same run.\n",
+    fputs("\nThe first three print the share of this machine's limits, measured in the same run.\n",
           out);
     return help ? CLI_OK : CLI_USAGE;
 }

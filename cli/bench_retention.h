@@ -1,0 +1,21 @@
+/* The parts of `octavo bench retention` (private to it). */
+#ifndef CLI_BENCH_RETENTION_H
+#define CLI_BENCH_RETENTION_H
+
+#include "cli/bench_model.h"
+
+/* A method as the command line names it: "chunkkv", or "chunkkv={\"reuse_layers\":2}". */
+typedef struct bench_method {
+    const char *text;
+    retention_policy policy;
+} bench_method;
+
+/* bench_retention_cost.c: what measuring, choosing and giving up add to a prefill of `tokens`, for
+ * each method. */
+status bench_cost(bench *b, uint32_t tokens, const bench_method *methods, size_t n, error *err);
+/* bench_depth.c: how many sequences of `context` tokens a pool of `n_full` whole ones holds under a
+ * method, and how fast all of them decode, beside what bytes and operations predict. */
+status bench_depth(bench *b, uint32_t context, uint32_t n_full, const bench_method *methods,
+                   size_t n, error *err);
+
+#endif

@@ -1,0 +1,219 @@
+/* Contexts far larger than the pool, and answers far longer than what is kept of them, on the demo
+ * model: scheduler and backend step by step, so that every step's pages can be looked at. */
+#include "model/model.h"
+#include "scheduler/scheduler.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { CHUNK = 512, PAGE = 16, LAYERS = 4 };
+
+/* One request alone on a pool of `pool_tokens`. */
+typedef struct lane {
+    comm *group;
+    backend backend;
+    const backend_info *info;
+    sched *sched;
+    const step_result *result;
+    uint32_t peak_used; // pages, over all steps
+    uint32_t furthest;  // RoPE position, over all steps
+    double most_kept;   // tokens after a step, over those that `watch` begins with
+    uint32_t drawn, n_steps;
+} lane;
+
+static lane open_lane(uint32_t pool_tokens, uint32_t max_model_len)
+{
+    lane l = {0};
+    error err = {{0}};
+    model_config config;
+    comm_options self = {.kind = "self", .size = 1};
+    if (!status_ok(comm_create(&self, &l.group, &err)) ||
+        !status_ok(model_config_load("models/demo", NULL, 0, &config, &err)))
+        fail_msg("%s", err.text);
+    config.max_positions = max_model_len;
+    size_t page_bytes = (size_t)2 * PAGE * config.n_kv_heads * config.head_dim * 2;
+    backend_cpu_options bo = {
+        .dir = "models/demo",
+        .config = &config,
+        .kv_type = DTYPE_BF16,
+        .weight_type = DTYPE_BF16,
+        .group = l.group,
+        .geometry = {.page_tokens = PAGE,
+                     .layers_per_group = 1,
+                     .heads_per_group = config.n_kv_heads},
+        .kv_bytes = (pool_tokens / PAGE * config.n_layers + 1) * page_bytes,
+        .max_rows = CHUNK + 1,
+        .max_seqs = 1,
+        .max_model_len = max_model_len,
+    };
+    if (!status_ok(backend_cpu_create(&bo, &l.backend, &err))) fail_msg("%s", err.text);
+    l.info = l.backend.ops->info(l.backend.ctx);
+    assert_int_equal(l.info->n_pages, pool_tokens / PAGE * LAYERS + 1);
+    sched_options so = {.geometry = l.info->geometry,
+                        .n_pages = l.info->n_pages,
+                        .max_seqs = 1,
+                        .prefill_chunk = CHUNK,
+                        .max_model_len = max_model_len,
+                        .max_requests = 1,
+                        .prefix_cache = true,
+                        .salt = l.info->identity};
+    if (!status_ok(sched_create(&so, &l.sched, &err))) fail_msg("%s", err.text);
+    return l;
+}
+
+static void close_lane(lane *l)
+{
+    sched_destroy(l->sched);
+    l->backend.ops->destroy(l->backend.ctx);
+    comm_destroy(l->group);
+}
+
+/* False when there is nothing left to do. */
+static bool step(lane *l, const sched_event *event, bool watch)
+{
+    sched_event events[2] = {{0}};
+    size_t n = 0;
+    if (l->result) events[n++] = (sched_event){.kind = SCHED_RESULT, .result = l->result};
+    if (event) events[n++] = *event;
+    const step_plan *plan = sched_step(l->sched, 0, events, n);
+    l->result = NULL;
+    const char *wrong = ++l->n_steps % 256 == 0 ? sched_check_integrity(l->sched) : NULL;
+    if (wrong) fail_msg("%s", wrong);
+    sched_stats stats = sched_get_stats(l->sched);
+    if (stats.pages.used > l->peak_used) l->peak_used = stats.pages.used;
+    if (watch && stats.kept_tokens > l->most_kept) l->most_kept = stats.kept_tokens;
+    if (sched_plan_empty(plan)) return false;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        uint32_t last = plan->seqs[i].position + plan->seqs[i].n_tokens - 1;
+        if (last > l->furthest) l->furthest = last;
+        l->drawn += plan->seqs[i].n_samples;
+    }
+    assert_true(status_ok(l->backend.ops->submit(l->backend.ctx, plan)));
+    assert_true(status_ok(l->backend.ops->collect(l->backend.ctx, &l->result)));
+    if (!status_ok(l->result->status)) fail_msg("%s", l->result->status.message);
+    return true;
+}
+
+static retention_policy policy_of(const lane *l, const char *text)
+{
+    retention_policy policy;
+    error err = {{0}};
+    json_t *json;
+    retention_limits limits = {l->info->geometry, CHUNK};
+    if (!status_ok(json_read_text("retention", text, strlen(text), &json, &err)) ||
+        !status_ok(retention_parse(json, &limits, &policy, &err)))
+        fail_msg("%s", err.text);
+    json_decref(json);
+    return policy;
+}
+
+/* Runs a request to its end. */
+static void run(lane *l, const char *retention, uint32_t n_prompt, uint32_t n_new)
+{
+    uint32_t *prompt = calloc(n_prompt, sizeof *prompt);
+    assert_non_null(prompt);
+    rng r = rng_seed(7);
+    for (uint32_t i = 0; i < n_prompt; i++) prompt[i] = rng_below(&r, 1000);
+    sched_request q = {.id = 1,
+                       .prompt = prompt,
+                       .n_prompt = n_prompt,
+                       .max_new_tokens = n_new,
+                       .n = 1,
+                       .params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1},
+                       .policy = policy_of(l, retention)};
+    error err = {{0}};
+    if (!status_ok(sched_check(l->sched, &q, &err))) fail_msg("%s", err.text);
+    sched_event add = {.kind = SCHED_ADD, .add = &q};
+    bool more = step(l, &add, false);
+    while (more && l->drawn < n_new) more = step(l, NULL, l->drawn > 1);
+    step(l, NULL, true);
+    assert_int_equal(l->drawn, n_new);
+    assert_int_equal(sched_get_stats(l->sched).preemptions, 0);
+    free(prompt);
+}
+
+/* ---- a prompt many times the pool ------------------------------------------------------------ */
+
+static void a_prompt_many_times_the_pool(void **state)
+{
+    (void)state;
+    bool soak = getenv("OCTAVO_SOAK") != NULL;
+    uint32_t tokens = soak ? 262144 : 16384, pool = soak ? 8192 : 1024, budget = pool / 4;
+    static const char *const methods[] = {"streaming-recurrent", "h2o-recurrent", "tova-recurrent"};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        char retention[256];
+        snprintf(retention, sizeof retention,
+                 "{\"method\": \"%s\", \"tokens\": %u, \"recurrent_chunk\": %u, \"sinks\": %u, "
+                 "\"window\": %u}",
+                 methods[i], budget, budget, budget / 8, budget / 8);
+        lane l = open_lane(pool, tokens + 64);
+        run(&l, retention, tokens, 8);
+        print_message("%s: %u tokens, at most %u of %u pages, positions up to %u\n", methods[i],
+                      tokens, l.peak_used, l.info->n_pages - 1, l.furthest);
+        assert_in_range(l.peak_used, budget / PAGE * LAYERS, l.info->n_pages - 1);
+        /* Positions were reassigned: the model never sees one beyond two budgets. */
+        assert_in_range(l.furthest, budget, 2 * budget + 8);
+        close_lane(&l);
+    }
+}
+
+static void a_prompt_that_keeps_all_does_not_fit(void **state)
+{
+    (void)state;
+    lane l = open_lane(1024, 16384 + 64);
+    static uint32_t prompt[16384];
+    sched_request q = {.id = 1,
+                       .prompt = prompt,
+                       .n_prompt = 16384,
+                       .max_new_tokens = 8,
+                       .n = 1,
+                       .policy = policy_of(&l, "{\"method\": \"full\"}")};
+    error err = {{0}};
+    assert_int_equal(sched_check(l.sched, &q, &err).code, STATUS_LIMIT);
+    close_lane(&l);
+}
+
+/* ---- an answer many times what is kept of it ------------------------------------------------- */
+
+static void an_answer_many_times_its_budget(void **state)
+{
+    (void)state;
+    enum { PROMPT = 203, BETA = 64 };
+    uint32_t n_new = getenv("OCTAVO_SOAK") ? 16384 : 1200;
+    static const struct {
+        const char *method;
+        bool every_token;
+    } methods[] = {{"scope-slide", true}, {"scope-adaptive", true}, {"scope-discontinuous", false}};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        char retention[256];
+        snprintf(retention, sizeof retention,
+                 "{\"method\": \"%s\", \"decode\": {\"beta1\": %d, \"beta2\": %d, \"scope\": "
+                 "\"layer\"}}",
+                 methods[i].method, BETA, BETA);
+        lane l = open_lane(1024, PROMPT + n_new);
+        run(&l, retention, PROMPT, n_new);
+        uint32_t interval = methods[i].every_token ? 1 : (n_new - BETA) / BETA;
+        uint32_t slack = interval > 2 * PAGE ? interval : 2 * PAGE;
+        print_message("%s: %u tokens, at most %.0f of them kept\n", methods[i].method, n_new,
+                      l.most_kept - PROMPT);
+        assert_true(l.most_kept <= PROMPT + 2 * BETA + slack);
+        assert_true(l.most_kept >= PROMPT + 2 * BETA - 1);
+        assert_int_equal(l.furthest, PROMPT + n_new - 2); /* RoPE positions go on */
+        close_lane(&l);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prompt_many_times_the_pool),
+        cmocka_unit_test(a_prompt_that_keeps_all_does_not_fit),
+        cmocka_unit_test(an_answer_many_times_its_budget),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
