@@ -1,6 +1,5 @@
 /* What a choice leaves at most, known before anything is measured: for admission. */
 #include "paged_kv/retention/method.h"
-#include <inttypes.h>
 
 /* Protected slots of a table, or pages that hold one, at most: the window ends anywhere in a page.
  */
@@ -78,30 +77,23 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
     return bound;
 }
 
+/* Slots were counted when the request was parsed; how many pages the window touches depends on
+ * where the prompt ends. */
 status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,
                               uint32_t n_prompt, error *err)
 {
     if (policy->tokens == 0 || policy->schedule == RETENTION_SCHEDULE_NEVER ||
-        retention_variants[policy->variant].kvpress)
+        policy->unit != RETENTION_UNIT_PAGE || retention_variants[policy->variant].kvpress)
         return STATUS_IS_OK;
-    uint32_t size = geometry->page_tokens, window = retention_window_of(policy, n_prompt);
+    uint32_t size = geometry->page_tokens, all = runs_of(n_prompt, size);
     uint32_t sinks = smaller(policy->sinks, n_prompt);
-    window = smaller(window, n_prompt);
-    if (policy->unit != RETENTION_UNIT_PAGE) {
-        uint64_t fixed = least_of((uint64_t)sinks + window, n_prompt);
-        if (policy->tokens >= fixed) return STATUS_IS_OK;
-        return error_set(err, STATUS_INVALID,
-                         "retention.tokens is %" PRIu32 ": below the %" PRIu64
-                         " protected tokens (sinks %" PRIu32 ", window %" PRIu32 ")",
-                         policy->tokens, fixed, policy->sinks, window);
-    }
-    uint32_t all = (uint32_t)pages_of(n_prompt, size);
-    uint32_t tail = all - (n_prompt - window) / size, head = (uint32_t)pages_of(sinks, size);
-    uint32_t fixed = smaller(all - tail, head) + tail;
+    uint32_t window = smaller(retention_window_of(policy, n_prompt), n_prompt);
+    uint32_t tail = all - (n_prompt - window) / size;
+    uint32_t fixed = smaller(all - tail, runs_of(sinks, size)) + tail;
     if (policy->tokens / size >= fixed) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
-                     "retention.tokens is %" PRIu32 ": below the %" PRIu32 " protected pages of "
-                     "%" PRIu32 " tokens (sinks %" PRIu32 ", window %" PRIu32
-                     ", the last partial page)",
-                     policy->tokens, fixed, size, policy->sinks, window);
+                     "retention.%stokens is %u: below the %u protected pages of %u tokens (sinks "
+                     "%u, window %u, the last partial page)",
+                     policy->growth == RETENTION_GROWTH_JOINT ? "" : "prefill.", policy->tokens,
+                     fixed, size, policy->sinks, window);
 }

@@ -1,5 +1,6 @@
 /* What a composition of parts cannot be, and what a geometry cannot have. */
 #include "paged_kv/retention/parse.h"
+#include <inttypes.h>
 #include <stdio.h>
 
 /* The available choices of a part, as "page, chunk". */
@@ -83,9 +84,29 @@ static status check_rows(const parsing *p, const retention_policy *policy, error
                          p->where, rows ? "half of the budget" : "0", score);
     }
     if (rows <= p->limits->max_window) return STATUS_IS_OK;
+    if (policy->rows > 0) {
+        return error_set(err, STATUS_INVALID,
+                         "%s.score '%s' measures %u rows: more than the prefill chunk of %u tokens",
+                         p->where, score, rows, p->limits->max_window);
+    }
     return error_set(err, STATUS_INVALID,
                      "%s.window is %u: more than the prefill chunk of %u tokens", p->where, rows,
                      p->limits->max_window);
+}
+
+/* What no prompt can make room for; retention_check_budget knows the prompt. */
+static status check_protected(const parsing *p, const retention_policy *policy, error *err)
+{
+    if (retention_variants[policy->variant].kvpress) return STATUS_IS_OK;
+    uint32_t size = p->limits->geometry.page_tokens, window = retention_window_of(policy, 0);
+    bool page = policy->unit == RETENTION_UNIT_PAGE;
+    uint64_t fixed = page ? (uint64_t)runs_of(policy->sinks, size) + runs_of(window, size)
+                          : (uint64_t)policy->sinks + window;
+    if ((page ? policy->tokens / size : policy->tokens) >= fixed) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "%s.tokens is %u: below the %" PRIu64 " protected %s (sinks %u, window %u)",
+                     p->where, policy->tokens, fixed, page ? "pages" : "tokens", policy->sinks,
+                     window);
 }
 
 static status check_budget(const parsing *p, const retention_policy *policy, error *err)
@@ -100,7 +121,7 @@ static status check_budget(const parsing *p, const retention_policy *policy, err
         return error_set(err, STATUS_INVALID, "%s.chunk is %u: more than the budget of %u tokens",
                          p->where, policy->chunk, policy->tokens);
     }
-    return STATUS_IS_OK;
+    return check_protected(p, policy, err);
 }
 
 /* Tables of one scope must be whole groups of KV heads. */

@@ -103,12 +103,11 @@ typedef struct retention_phase {
     retention_unit unit;
     retention_scope scope;
     bool growth; // generated tokens alone are chosen among
+    bool summed; // rows of several shares are added up in running sums
 } retention_phase;
 
 retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_prompt,
                                    uint32_t point);
-/* Whether the rows at a point after the prompt are summed over shares. */
-bool retention_sums_at_decode(const retention_policy *policy);
 bool retention_by_slot(const retention_policy *policy, const retention_phase *phase);
 /* Query rows behind the measures of a choice at `point` when everything was computed in one go. */
 uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, uint32_t point);

@@ -146,6 +146,11 @@ uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt,
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
+static uint32_t policy_rows(const retention_policy *policy, uint32_t n_prompt)
+{
+    return policy->rows > 0 ? policy->rows : retention_window_of(policy, n_prompt);
+}
+
 retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_prompt,
                                    uint32_t point)
 {
@@ -160,19 +165,19 @@ retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_pr
         .growth = growth,
     };
     phase.kind = phase.variant->kind != MEASURE_NONE ? phase.variant->kind : phase.score->kind;
+    phase.summed = decode && !growth && policy->schedule == RETENTION_SCHEDULE_DECODE &&
+                   phase.score->rows == RETENTION_ROWS_POLICY &&
+                   smaller(policy_rows(policy, n_prompt), policy->interval) > 1;
     return phase;
 }
 
-static uint32_t policy_rows(const retention_policy *policy, uint32_t n_prompt)
-{
-    return policy->rows > 0 ? policy->rows : retention_window_of(policy, n_prompt);
-}
-
 /* Rows before the last point are gone by. */
-static uint32_t rows_since_point(const retention_policy *policy, uint32_t point)
+static uint32_t rows_since_point(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
 {
-    return policy->schedule == RETENTION_SCHEDULE_CHUNK ? (point - 1) % policy->recurrent_chunk + 1
-                                                        : point;
+    if (policy->schedule == RETENTION_SCHEDULE_CHUNK)
+        return (point - 1) % policy->recurrent_chunk + 1;
+    bool decode = point > n_prompt && policy->schedule == RETENTION_SCHEDULE_DECODE;
+    return decode ? policy->interval : point;
 }
 
 uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
@@ -183,29 +188,20 @@ uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, ui
     case RETENTION_ROWS_ALL: return point;
     case RETENTION_ROWS_POLICY: break;
     }
-    bool summed = point > n_prompt && policy->schedule == RETENTION_SCHEDULE_DECODE;
-    return smaller(policy_rows(policy, n_prompt),
-                   summed ? policy->interval : rows_since_point(policy, point));
-}
-
-bool retention_sums_at_decode(const retention_policy *policy)
-{
-    if (policy->schedule != RETENTION_SCHEDULE_DECODE || policy->interval == 1) return false;
-    if (policy->growth != RETENTION_GROWTH_JOINT) return false;
-    return retention_phase_at(policy, 0, 1).score->rows == RETENTION_ROWS_POLICY &&
-           (policy->rows > 0 ? policy->rows : policy->window) > 1;
+    return smaller(policy_rows(policy, n_prompt), rows_since_point(policy, n_prompt, point));
 }
 
 bool retention_has_sums(const retention_policy *policy)
 {
-    return retention_scores[policy->score].rows == RETENTION_ROWS_ALL ||
-           retention_sums_at_decode(policy);
+    if (retention_scores[policy->score].rows == RETENTION_ROWS_ALL) return true;
+    const uint32_t any_prompt = INT32_MAX; /* a budget of a share is then at its largest */
+    return retention_phase_at(policy, any_prompt, any_prompt + 1).summed;
 }
 
 bool retention_by_slot(const retention_policy *policy, const retention_phase *phase)
 {
-    return !phase->score->page_mass || phase->kind != MEASURE_MASS || phase->variant->kvpress ||
-           phase->unit != RETENTION_UNIT_PAGE || phase->growth ||
+    return phase->summed || phase->growth || phase->unit != RETENTION_UNIT_PAGE ||
+           !phase->score->page_mass || phase->kind != MEASURE_MASS || phase->variant->kvpress ||
            policy->pool != RETENTION_POOL_NONE;
 }
 
@@ -239,8 +235,7 @@ measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_p
         .chunk = policy->chunk,
     };
     if (phase.score->rows == RETENTION_ROWS_ALL) return summed(spec, from, to, 0, point);
-    bool at_decode = to > n_prompt && retention_sums_at_decode(policy);
-    if (at_decode && spec.rows > 1 && point != UINT32_MAX)
+    if (phase.summed && point != UINT32_MAX)
         return summed(spec, from, to, point - spec.rows, point);
     return to == point ? spec : (measure_spec){.kind = MEASURE_NONE};
 }

@@ -1,5 +1,6 @@
 /* What a response says about its retention (reference/api.md). */
 #include "paged_kv/retention/retention.h"
+#include <stdlib.h>
 #include <string.h>
 
 double retention_kept_tokens(const pkv *kv, uint32_t seq)
@@ -16,13 +17,21 @@ double retention_kept_tokens(const pkv *kv, uint32_t seq)
     return (double)sum / ((double)g->n_layers * head_groups);
 }
 
-static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, strbuf *out)
+/* Slots may be in any order: the positions that a table holds are sorted as bits. */
+static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint64_t *bits, strbuf *out)
 {
-    uint32_t n = pkv_seq_table(kv, seq, group).kept_tokens;
-    for (uint32_t slot = 0; slot < n;) {
-        uint32_t from = pkv_seq_position(kv, seq, group, slot), to = from + 1;
-        while (++slot < n && pkv_seq_position(kv, seq, group, slot) == to) to++;
-        strbuf_printf(out, "[%u, %u]%s", from, to, slot < n ? ", " : "");
+    uint32_t len = pkv_seq_length(kv, seq), n = pkv_seq_table(kv, seq, group).kept_tokens;
+    memset(bits, 0, (len / 64 + 1) * sizeof *bits);
+    for (uint32_t slot = 0; slot < n; slot++) {
+        uint32_t at = pkv_seq_position(kv, seq, group, slot);
+        bits[at / 64] |= UINT64_C(1) << at % 64;
+    }
+    const char *comma = "";
+    for (uint32_t from = 0, to; from < len; from = to + 1) {
+        for (to = from; to < len && (bits[to / 64] >> to % 64 & 1); to++) continue;
+        if (to == from) continue;
+        strbuf_printf(out, "%s[%u, %u]", comma, from, to);
+        comma = ", ";
     }
 }
 
@@ -30,18 +39,21 @@ void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out)
 {
     const pkv_geometry *g = pkv_get_geometry(kv);
     uint32_t head_groups = pkv_head_groups(g), n = pkv_groups(g);
+    uint64_t *bits = malloc((pkv_seq_length(kv, seq) / 64 + 1) * sizeof *bits);
+    out->failed |= !bits;
     strbuf_putc(out, '[');
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; bits && i < n; i++) {
         uint32_t layer = i / head_groups * g->layers_per_group;
         uint32_t last = layer + g->layers_per_group - 1;
         uint32_t head = i % head_groups * g->heads_per_group;
         strbuf_printf(out, "%s{\"layers\": [%u, %u], \"heads\": [%u, %u], \"ranges\": [",
                       i > 0 ? ", " : "", layer, last < g->n_layers ? last : g->n_layers - 1, head,
                       head + g->heads_per_group - 1);
-        put_ranges(kv, seq, i, out);
+        put_ranges(kv, seq, i, bits, out);
         strbuf_puts(out, "]}");
     }
     strbuf_putc(out, ']');
+    free(bits);
 }
 
 void retention_report_json(const retention_report *report, strbuf *out)

@@ -1,15 +1,15 @@
-/* retention: which pages of a sequence stay.
+/* retention: which tokens of a sequence stay.
  *
  * What     the table of methods (presets), the request's JSON and its report (one parser, one
  *          writer), the retention points, the measures a method needs from a backend, and the
- *          selection itself: plain C, deterministic, the same for every device and rank. A method
- *          is a row of `retention_presets`.
- * Owner    a retention_policy is a plain value; selections go to caller-owned bitmaps.
+ *          choice itself: plain C, deterministic, the same for every device and rank. A method is
+ *          a row of `retention_presets`.
+ * Owner    a retention_policy is a plain value; choices go to caller-owned bitmaps.
  * Threads  pure functions.
  * Units    tokens and pages of one table; ratio = the share KEPT of the prompt's tokens.
  * Errors   a field the method cannot use, an unknown key, an impossible value: STATUS_INVALID with
  *          the field's name.
- * Source   reference/methods.md section 0 fixes every meaning; each row names its paper.
+ * Source   docs/retention.md fixes every meaning; each row names its paper.
  */
 #ifndef PAGED_KV_RETENTION_RETENTION_H
 #define PAGED_KV_RETENTION_RETENTION_H
@@ -173,21 +173,6 @@ void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens)
  * such point. */
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
 
-/* What a selection at the end of a prompt keeps in each table, known before it is made: for
- *      admission. */
-typedef struct retention_budget {
-    uint32_t pages;           // of the whole prompt
-    uint32_t protected_pages; // sinks, window, last partial page
-    uint32_t kept_pages;
-    bool raised; // the budget was below kept_pages
-} retention_budget;
-
-/* B = floor(ratio * n_prompt), a product within 1e-6 of a whole number being that number (0.29 *
- * 100 is 29); then as retention_selection says. STATUS_INVALID when an explicit `tokens` is
- * below the protected pages. */
-status retention_budget_for(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
-                            retention_budget *out, error *err);
-
 /* What a backend must measure at a retention point. A closed list (design.md section 5,
  *      Measures). */
 typedef enum measure_kind {
@@ -227,8 +212,6 @@ typedef struct measure_spec {
     uint32_t chunk;      // PROJECTION_POOLED
 } measure_spec;
 
-measure_spec retention_measure(const retention_policy *policy);
-
 /* What came back: f32 [1 or 2 kinds, n_layers measured, n_kv_heads, stride]; entries past a table's
  * slots or pages unused. */
 typedef struct measure_result {
@@ -252,7 +235,8 @@ uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt);
  */
 bool retention_has_sums(const retention_policy *policy);
 
-/* What holds after the choice at a point, whatever is measured: for admission. */
+/* What holds after the choice at a point, whatever is measured, for a sequence that only this
+ * policy has chosen for: for admission. */
 typedef struct retention_bound {
     uint64_t pages;         // over all tables, at most
     uint32_t longest_pages; // of one table, at most: fresh pages that making the choice may take
@@ -268,7 +252,8 @@ status retention_check_budget(const retention_policy *policy, const pkv_geometry
 /* A choice at a retention point, for every group of a sequence, whatever its tables hold by then.
  *   keep     [groups][words] bit i of a group's row = slot i of its table stays
  *   scratch  retention_scratch_floats
- * Allocates nothing. Followers' tables get their leader's row. */
+ * Allocates nothing. Followers' tables get their leader's row. Whether `len` is a point is not
+ * asked: a policy that chooses at all chooses now. */
 typedef struct retention_choice_out {
     uint64_t *keep; // caller-owned, zeroed by the callee
     uint32_t words; // >= ceil(slots of the longest table / 64)
@@ -279,29 +264,11 @@ typedef struct retention_choice_out {
 } retention_choice_out;
 
 size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots);
-/* STATUS_INTERNAL when the measures do not fit the sequence. */
+/* STATUS_INTERNAL when measures or arrays do not fit the sequence; STATUS_INVALID when tables that
+ * would share a choice hold different tokens, as another policy has left them. */
 status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t seq,
                         uint32_t n_prompt, const measure_result *measures,
                         retention_choice_out *out, error *err);
-
-/* One choice at a retention point, for every group of a sequence.
- *   keep   [groups][words]: bit i of a group's row = page i of its table stays
- * Budget: B = floor(ratio * n_prompt) or tokens; pages kept = min(all, max(floor(B / page_tokens),
- * protected + 1)); protected = sinks, window and last partial page; candidates by score
- * descending, then page index ascending; a scope's score is the f32 sum over its KV heads
- * ascending, at its lowest layer. */
-typedef struct retention_selection {
-    uint64_t *keep;         // caller-owned, groups * words zeroed words
-    uint32_t words;         // >= ceil(pages of the longest table / 64)
-    uint32_t pages_dropped; // over all groups
-    bool budget_raised;     // the budget was below protected + 1 pages
-} retention_selection;
-
-/* Allocates nothing. STATUS_INVALID when an explicit `tokens` is below the protected pages,
- * STATUS_INTERNAL when the measures do not fit the sequence. */
-status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
-                        uint32_t n_prompt, const measure_result *measures, retention_selection *out,
-                        error *err);
 
 /* ---- the report (reference/api.md) ----------------------------------------------------------- */
 

@@ -1,7 +1,8 @@
 /* Property: whatever the document, retention_parse takes it or refuses it with one line about
- * "retention". A policy that it takes has one budget or none, next points that ascend and end, a
- * selection that keeps exactly the pages that retention_budget_for promised, the protected ones
- * among them, equally in all tables that share a choice.
+ * "retention". A policy that it takes has one budget or none and points that ascend. Along them, on
+ * tables that earlier choices have left in any order: what a step measures makes sense; a choice is
+ * made, twice the same; it keeps what is protected, and as much as was promised at most; tables
+ * that share a choice hold the same; the report is JSON.
  *
  * Input: two bytes of prompt length, one that picks a geometry, one that seeds the measures;
  * then JSON. */
@@ -14,9 +15,11 @@ enum {
     LAYERS = 6,
     HEADS = 2,
     GROUPS_MAX = LAYERS * HEADS,
-    WORDS = 2,
     PROMPT_MAX = 1000,
-    STRIDE = 64
+    GENERATED = 40,
+    CHOICES_MAX = 12,
+    SLOTS = 1088,
+    WORDS = SLOTS / 64,
 };
 
 static const pkv_geometry geometries[] = {
@@ -35,88 +38,161 @@ static const pkv_geometry geometries[] = {
      .n_kv_heads = 2,
      .layers_per_group = 2,
      .heads_per_group = 2},
+    {.page_tokens = 16,
+     .n_layers = 3,
+     .n_kv_heads = 2,
+     .layers_per_group = 1,
+     .heads_per_group = 1},
 };
+enum { N_GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 
-static uint32_t count(const uint64_t *row)
-{
-    return (uint32_t)(__builtin_popcountll(row[0]) + __builtin_popcountll(row[1]));
-}
-
-static void check_selection(const retention_policy *policy, const pkv_geometry *g,
-                            uint32_t n_prompt, uint8_t seed)
-{
-    retention_budget budget;
-    error err;
-    if (!status_ok(retention_budget_for(policy, g->page_tokens, n_prompt, &budget, &err))) {
-        FUZZ_CHECK(policy->tokens > 0 && strncmp(err.text, "retention.tokens", 16) == 0);
-        return;
-    }
-    FUZZ_CHECK(budget.protected_pages <= budget.kept_pages && budget.kept_pages <= budget.pages);
-
-    pkv_options options = {.geometry = *g, .n_pages = GROUPS_MAX * STRIDE + 1, .max_seqs = 1};
+typedef struct life {
+    const retention_policy *policy;
+    pkv_geometry geometry;
     pkv *kv;
-    uint32_t hit, groups = pkv_groups(g);
-    FUZZ_CHECK(status_ok(pkv_create(&options, &kv)));
-    FUZZ_CHECK(status_ok(pkv_seq_open(kv, 0, NULL, 0, 0, n_prompt, &hit)));
-    FUZZ_CHECK(status_ok(pkv_seq_append(kv, 0, n_prompt)));
+    uint32_t n_prompt;
+    float values[2 * LAYERS * HEADS * SLOTS];
+    float scratch[(HEADS + 6) * SLOTS];
+    uint64_t keep[GROUPS_MAX * WORDS], again[GROUPS_MAX * WORDS];
+} life;
+
+static life l; /* a fuzz target runs one input at a time */
+
+static void measure(uint8_t seed)
+{
     static const float values[] = {
         0, 1, -1, 0.5f, 1, 2, -0.0f, __builtin_inff(), __builtin_nanf("")};
-    float measures[LAYERS * HEADS * STRIDE];
-    for (uint32_t i = 0; i < LAYERS * HEADS * STRIDE; i++) {
-        measures[i] = values[hash_mix64(seed * 7919u + i) % (seed % 9 + 1)];
-    }
-    measure_spec spec = retention_measure(policy);
-    measure_result result = {.values = measures, .n_kv_heads = HEADS, .stride = STRIDE};
-    if (spec.layer_step > 0)
-        result.n_layers = (g->n_layers + spec.layer_step - 1) / spec.layer_step;
+    for (uint32_t i = 0; i < sizeof l.values / sizeof l.values[0]; i++)
+        l.values[i] = values[hash_mix64(seed * 7919u + i) % (seed % 9 + 1u)];
+}
 
-    uint64_t keep[GROUPS_MAX * WORDS] = {0};
-    retention_selection choice = {.keep = keep, .words = WORDS};
-    FUZZ_CHECK(status_ok(retention_select(policy, kv, 0, n_prompt, &result, &choice, &err)));
-    FUZZ_CHECK(choice.pages_dropped == (budget.pages - budget.kept_pages) * groups);
-    FUZZ_CHECK(choice.budget_raised == budget.raised);
-    uint32_t window = policy->window < n_prompt ? policy->window : n_prompt;
-    for (uint32_t i = 0; i < groups; i++) {
-        const uint64_t *row = keep + i * WORDS;
-        FUZZ_CHECK(count(row) == budget.kept_pages);
-        for (uint32_t t = 0; t < n_prompt; t++) {
-            uint32_t page = t / g->page_tokens;
-            bool stays = row[page / 64] >> page % 64 & 1;
-            FUZZ_CHECK(stays || (t >= policy->sinks && t < n_prompt - window));
+static void check_spec(uint32_t from, uint32_t to, uint32_t point)
+{
+    measure_spec spec = retention_measure_rows(l.policy, l.n_prompt, from, to);
+    if (spec.kind == MEASURE_NONE) return;
+    FUZZ_CHECK(spec.kind < MEASURE_KINDS && spec.second < MEASURE_KINDS);
+    FUZZ_CHECK(spec.rows > 0 && spec.layer_step == l.policy->reuse_layers);
+    FUZZ_CHECK(spec.sum == MEASURE_SUM_STEP || retention_has_sums(l.policy));
+    FUZZ_CHECK(spec.silent == (to != point));
+    FUZZ_CHECK(spec.by_slot || (spec.kind == MEASURE_MASS && spec.sum == MEASURE_SUM_STEP));
+}
+
+/* Of what was there before the choice. */
+static void check_kept(uint32_t point)
+{
+    const retention_policy *p = l.policy;
+    bool growth = point > l.n_prompt && p->growth != RETENTION_GROWTH_JOINT;
+    bool mean = p->variant == RETENTION_VARIANT_MEAN && p->schedule != RETENTION_SCHEDULE_NEVER;
+    for (uint32_t g = 0; g < pkv_groups(&l.geometry); g++) {
+        uint32_t n = pkv_seq_table(l.kv, 0, g).kept_tokens;
+        for (uint32_t i = 0; i < WORDS * 64; i++) {
+            bool stays = l.keep[g * WORDS + i / 64] >> i % 64 & 1;
+            if (i >= n) FUZZ_CHECK(!stays);
+            if (i >= n || stays) continue;
+            uint32_t at = pkv_seq_position(l.kv, 0, g, i);
+            FUZZ_CHECK(growth ? at >= l.n_prompt : mean || at >= p->sinks);
+            if (growth) FUZZ_CHECK(point - at > p->beta2);
+            else if (!mean && !p->window_half) FUZZ_CHECK(point - at > p->window);
         }
-        uint32_t leader = i / pkv_head_groups(g) * g->layers_per_group / policy->reuse_layers *
-                          policy->reuse_layers / g->layers_per_group * pkv_head_groups(g);
-        FUZZ_CHECK(memcmp(row, keep + leader * WORDS, WORDS * sizeof *row) == 0);
-        pkv_seq_drop(kv, 0, i, row);
     }
-    FUZZ_CHECK(pkv_check_integrity(kv) == NULL);
+}
+
+static void choose(uint32_t point)
+{
+    error err;
+    const pkv_geometry *g = &l.geometry;
+    measure_result measures = {.values = l.values,
+                               .n_layers = (g->n_layers + l.policy->reuse_layers - 1) /
+                                           l.policy->reuse_layers,
+                               .n_kv_heads = HEADS,
+                               .stride = SLOTS,
+                               .q_heads = 4};
+    retention_choice_out out = {.keep = l.keep,
+                                .words = WORDS,
+                                .scratch = l.scratch,
+                                .n_scratch = sizeof l.scratch / sizeof l.scratch[0]};
+    FUZZ_CHECK(status_ok(retention_choose(l.policy, l.kv, 0, l.n_prompt, &measures, &out, &err)));
+    retention_choice_out again = out;
+    again.keep = l.again;
+    memset(l.scratch, 0xa5, sizeof l.scratch);
+    FUZZ_CHECK(status_ok(retention_choose(l.policy, l.kv, 0, l.n_prompt, &measures, &again, &err)));
+    FUZZ_CHECK(memcmp(l.keep, l.again, pkv_groups(g) * WORDS * sizeof *l.keep) == 0);
+    FUZZ_CHECK(out.gives_up == again.gives_up && out.budget_raised == again.budget_raised);
+    check_kept(point);
+    for (uint32_t i = 0; out.gives_up && i < pkv_groups(g); i++) {
+        FUZZ_CHECK(status_ok(pkv_seq_keep(l.kv, 0, i, l.keep + i * WORDS, l.policy->contiguous)));
+    }
+    FUZZ_CHECK(pkv_check_integrity(l.kv) == NULL);
+    retention_bound bound = retention_bound_at(l.policy, g, l.n_prompt, point);
+    FUZZ_CHECK(pkv_seq_pages_held(l.kv, 0) <= bound.pages);
+    for (uint32_t i = 0; i < pkv_groups(g); i++) {
+        uint32_t layer = i / pkv_head_groups(g) * g->layers_per_group;
+        uint32_t leader = layer / l.policy->reuse_layers * l.policy->reuse_layers;
+        uint32_t first = pkv_group_of(g, leader, i % pkv_head_groups(g) * g->heads_per_group);
+        pkv_table_view mine = pkv_seq_table(l.kv, 0, i), its = pkv_seq_table(l.kv, 0, first);
+        FUZZ_CHECK(mine.kept_tokens == its.kept_tokens && mine.n_pages <= bound.longest_pages);
+        for (uint32_t s = 0; s < mine.kept_tokens; s++)
+            FUZZ_CHECK(pkv_seq_position(l.kv, 0, i, s) == pkv_seq_position(l.kv, 0, first, s));
+    }
+}
+
+static void check_report(void)
+{
     strbuf json = {0};
-    retention_kept_json(kv, 0, &json);
+    error err;
+    retention_kept_json(l.kv, 0, &json);
     json_t *kept = NULL;
     FUZZ_CHECK(status_ok(json_read_text("kept", json.data, json.size, &kept, &err)));
-    FUZZ_CHECK(json_array_size(kept) == groups);
+    FUZZ_CHECK(json_array_size(kept) == pkv_groups(&l.geometry));
     json_decref(kept);
     strbuf_destroy(&json);
-    pkv_destroy(kv);
+}
+
+static void live(retention_policy *policy, const pkv_geometry *g, uint32_t n_prompt, uint8_t seed)
+{
+    error err;
+    if (!status_ok(retention_check_budget(policy, g, n_prompt, &err))) {
+        FUZZ_CHECK(policy->tokens > 0 && strncmp(err.text, "retention.", 10) == 0);
+        return;
+    }
+    retention_policy_resolve(policy, GENERATED);
+    FUZZ_CHECK(retention_scratch_floats(g, SLOTS) <= sizeof l.scratch / sizeof l.scratch[0]);
+    pkv_options options = {.geometry = *g, .n_pages = GROUPS_MAX * 140, .max_seqs = 1};
+    uint32_t hit, at = 0, from = 0;
+    l.policy = policy;
+    l.geometry = *g;
+    l.n_prompt = n_prompt;
+    FUZZ_CHECK(status_ok(pkv_create(&options, &l.kv)));
+    FUZZ_CHECK(status_ok(pkv_seq_open(l.kv, 0, NULL, 0, 0, n_prompt, &hit)));
+    measure(seed);
+    for (uint32_t i = 0; i < CHOICES_MAX; i++) {
+        uint32_t point = retention_next_point(policy, n_prompt, from);
+        FUZZ_CHECK(point > from);
+        if (point > n_prompt + GENERATED) break;
+        check_spec(point > n_prompt && from < n_prompt ? n_prompt : from, point, point);
+        if (point - from > 1) check_spec(from, point - 1, point);
+        FUZZ_CHECK(retention_rows_together(policy, n_prompt, point) <= point);
+        FUZZ_CHECK(status_ok(pkv_seq_append(l.kv, 0, point - at)));
+        choose(point);
+        from = at = point;
+    }
+    check_report();
+    pkv_destroy(l.kv);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 4) return 0;
     uint32_t n_prompt = (data[0] | (uint32_t)data[1] << 8) % PROMPT_MAX + 1;
-    retention_limits limits = {.geometry = geometries[data[2] % 3], .max_window = 512};
+    retention_limits limits = {.geometry = geometries[data[2] % N_GEOMETRIES], .max_window = 512};
     json_t *json;
     error err;
     if (!status_ok(json_read_text("doc", (const char *)data + 4, size - 4, &json, NULL))) return 0;
     retention_policy policy;
     if (status_ok(retention_parse(json, &limits, &policy, &err))) {
         FUZZ_CHECK(policy.preset && (policy.ratio == 0 || policy.tokens == 0));
-        FUZZ_CHECK(policy.ratio >= 0 && policy.ratio <= 1 && policy.window <= limits.max_window);
-        uint32_t point = 0, points = 0;
-        while ((point = retention_next_point(&policy, n_prompt, point)) != UINT32_MAX) {
-            FUZZ_CHECK(++points <= n_prompt && point <= n_prompt);
-        }
-        check_selection(&policy, &limits.geometry, n_prompt, data[3]);
+        FUZZ_CHECK(policy.ratio >= 0 && policy.ratio <= 1);
+        live(&policy, &limits.geometry, n_prompt, data[3]);
     } else {
         FUZZ_CHECK(strncmp(err.text, "retention", 9) == 0 && !strchr(err.text, '\n'));
     }

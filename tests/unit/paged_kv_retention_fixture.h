@@ -39,11 +39,20 @@ float *fx_value(retention_fx *fx, uint32_t kind, uint32_t measured_layer, uint32
                 uint32_t slot);
 /* retention_choose, which must succeed. */
 void fx_choose(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt);
-/* The same by the definition, in fx->want. */
+/* The same by the definition, in fx->want (define.c). */
 void fx_define(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt);
 bool fx_kept(const retention_fx *fx, uint32_t group, uint32_t slot);
 uint32_t fx_count(const retention_fx *fx, uint32_t group);
 /* Gives up what fx->keep says. */
 void fx_apply(retention_fx *fx, const retention_policy *policy);
+
+/* Any request that is not refused, of any preset, with any overrides. */
+typedef struct fx_drawn {
+    retention_policy policy;
+    pkv_geometry geometry;
+    char text[512];
+} fx_drawn;
+
+fx_drawn fx_draw(rng *r);
 
 #endif
