@@ -3,6 +3,7 @@
 so, whoever asks over whatever; nobody reaches another's. usage: sessions.py OCTAVO [unittest arguments]"""
 
 import json
+import threading
 
 from harness import PATIENCE, ServeTest, eventually, main, need, run_offline, stubs, tokens, trailers
 
@@ -256,6 +257,34 @@ class Rules(ServeTest):
                 prompt="x", retention_json='{"method":"chunkkv","ratio":0.5}')))
         self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
         self.assertIn("retention.method", caught.exception.details())
+
+
+class Pressure(ServeTest):
+    """A pool too small for all: who allows it gives up pages before anybody is preempted."""
+
+    MODEL = ["--model", "models/demo", "--kv-memory", "1500K", "--swap-memory", "0"]
+    FLAGS = ["--pressure-retention", "chunkkv:0.3"]
+
+    def test_only_those_who_allow_it(self):
+        def ask(i):
+            retention = {"method": "full", **({"pressure": True} if i % 2 else {})}
+            choices[i] = self.server.post("/v1/completions", {
+                "prompt": tokens(150, i), "max_tokens": 100, "ignore_eos": True, "return_token_ids": True,
+                "retention": retention})["choices"][0]
+
+        choices = {}
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        crowd = dict(choices)
+        self.assertGreater(sum(crowd[i]["retention"]["pages_dropped"] for i in range(1, 8, 2)), 0)
+        self.assertGreater(self.server.metric("pressure_drops_total"), 0)
+        for i in range(0, 8, 2):
+            self.assertEqual(crowd[i]["retention"]["pages_dropped"], 0)
+            ask(i) # alone
+            self.assertEqual(crowd[i]["token_ids"], choices[i]["token_ids"])
 
 
 if __name__ == "__main__":
