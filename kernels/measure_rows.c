@@ -18,7 +18,7 @@
 
 enum {
     UNIT_ROWS = 48,        /* as in attention.c */
-    UNIT_BYTES = 4 << 20,  /* of a unit's values, unless one row with its heads has more */
+    UNIT_BYTES = 2 << 20,  /* of a unit's values, unless one row with its heads has more */
     WAVE_BYTES = 32 << 20, /* of all units' sums over heads, unless one unit has more */
     PIECE_SLOTS = 1024,
     SERIAL_WORK = 64 << 10,

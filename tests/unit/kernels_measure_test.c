@@ -268,6 +268,13 @@ static void test_long_sums(void **state)
     run_sums(kc, &r, &s, KERN_MEASURE_MASS, SLOTS, whole);
     run_sums(kc, &r, &s, KERN_MEASURE_MASS, 257, cut);
     same_bits("long", kc, whole, cut, SLOTS);
+    layout l = make_layout(kc, &r, &s, SLOTS);
+    kern_rows_item it = rows_item(&s, &l, KERN_MEASURE_MASS, SLOTS, SLOTS);
+    it.out = cut; /* without sums of its own the result is added up where it is returned */
+    kern_rows_batch b = rows_batch(&s, &l, &it, 1);
+    run_rows(kc, &b);
+    same_bits("long, of one step", kc, whole, cut, SLOTS);
+    free_layout(&l);
     for (uint32_t j = 0; j < SLOTS; j++) total += whole[j];
     assert_true(fabs(total - SLOTS) < 1e-5 * SLOTS);
     free(whole);
