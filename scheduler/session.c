@@ -52,6 +52,13 @@ static bool sums_end(const retention_policy *p)
     return first.sum == MEASURE_SUM_ADD && later.sum != MEASURE_SUM_ADD;
 }
 
+/* Choices of the answer that left tables different which share one choice in a prompt. */
+static bool scopes_differ(const retention_policy *p)
+{
+    return p->growth != RETENTION_GROWTH_JOINT && p->schedule != RETENTION_SCHEDULE_NEVER &&
+           p->scope != p->decode_scope;
+}
+
 /* Whether the request could be computed again from the session's first token on, turn by turn. */
 static bool fits(const sched *s, const sched_session *session, const sched_request *r)
 {
@@ -75,6 +82,8 @@ static const char *why_not(const sched *s, const sched_session *session, const s
     if (!extends(session, r, salt)) return "ignored: the prompt does not extend the session";
     if (!same_composition(last, &r->policy)) return "ignored: made with another retention";
     if (sums_end(last)) return "ignored: the method measures from the first token on";
+    if (scopes_differ(last))
+        return "ignored: the answer was kept by another scope than prompts are";
     if (r->want_logits) return "ignored: logprobs of the whole prompt are asked for";
     if (session->n_turns == SCHED_MAX_TURNS) return "ignored: the session has had 64 turns";
     if (!fits(s, session, r)) return "ignored: the KV cache is too small for its turns";

@@ -79,7 +79,7 @@ static void put_policy(world *w, strbuf *json, const retention_preset *preset)
                       between(w, 1, 12),
                       w->options.geometry.heads_per_group > 1 ? ", \"scope\": \"layer\"" : "");
     }
-    if (chance(w, 1, 3)) strbuf_puts(json, ", \"report\": \"positions\"");
+    if (chance(w, 1, 2)) strbuf_puts(json, ", \"report\": \"positions\"");
     strbuf_puts(json, "}");
 }
 
@@ -108,7 +108,7 @@ static retention_policy random_policy(world *w)
         }
     }
     if (!done && !parse_policy(w, NULL, &policy)) FAIL(w, "\"full\" is refused");
-    policy.pressure = chance(w, 1, 2);
+    policy.pressure = chance(w, 3, 4);
     return policy;
 }
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PREFIXES = 4, EVENTS_MAX = 512, CHOICES_MAX = SIM_CHOICES_MAX, BOOKS = 5 };
+enum { PREFIXES = 4, EVENTS_MAX = 512, CHOICES_MAX = SIM_CHOICES_MAX, BOOKS = 12 };
 
 typedef struct world_choice {
     bool ended, done; // done: all tokens came, its END is on its way
