@@ -210,7 +210,8 @@ void engine_stream_release(engine_stream *s);
 
 /* ---- the cache, and numbers ------------------------------------------------------------------ */
 
-/* Forgets every cached block: what is submitted after this call hits nothing computed before it.
+/* Forgets every cached block: what is submitted after this call hits nothing computed before it
+ * (sessions, which are no cache, go on).
  * Unreferenced pages are free at once, referenced ones when their sequences end. */
 status engine_flush_cache(engine *e);
 

@@ -100,21 +100,29 @@ static void make_prompt(uint64_t seed, uint32_t *tokens)
 /* ---- turn 2 is the same sequence ------------------------------------------------------------- */
 
 typedef struct method {
-    const char *first, *second; // turn 2 has room for everything: it gives up nothing more
+    /* Turn 2 has room for everything: it gives up nothing more. */
+    const char *first, *second;
+    /* Or it chooses again at every token: turn 2 begins where one of the first request's choices
+     * was. */
+    bool decodes;
 } method;
 
 static const method methods[] = {
-    {NULL, NULL},
-    {"{\"method\":\"full\"}", "{\"method\":\"full\"}"},
+    {NULL, NULL, false},
+    {"{\"method\":\"full\"}", "{\"method\":\"full\"}", false},
     {"{\"method\":\"chunkkv\",\"ratio\":0.3,\"window\":16}",
-     "{\"method\":\"chunkkv\",\"ratio\":1,\"window\":16}"},
+     "{\"method\":\"chunkkv\",\"ratio\":1,\"window\":16}", false},
     {"{\"method\":\"chunkkv\",\"ratio\":0.3,\"window\":16,\"reuse_layers\":2}",
-     "{\"method\":\"chunkkv\",\"ratio\":1,\"window\":16,\"reuse_layers\":2}"},
+     "{\"method\":\"chunkkv\",\"ratio\":1,\"window\":16,\"reuse_layers\":2}", false},
     {"{\"method\":\"chunkkv\",\"ratio\":0.3,\"unit\":\"chunk\",\"chunk\":10}",
-     "{\"method\":\"chunkkv\",\"ratio\":1,\"unit\":\"chunk\",\"chunk\":10}"},
+     "{\"method\":\"chunkkv\",\"ratio\":1,\"unit\":\"chunk\",\"chunk\":10}", false},
     {"{\"method\":\"snapkv\",\"ratio\":0.3,\"scope\":\"layer\"}",
-     "{\"method\":\"snapkv\",\"ratio\":1,\"scope\":\"layer\"}"},
-    {"{\"method\":\"truncate\",\"tokens\":50}", "{\"method\":\"truncate\",\"tokens\":900}"},
+     "{\"method\":\"snapkv\",\"ratio\":1,\"scope\":\"layer\"}", false},
+    {"{\"method\":\"truncate\",\"tokens\":50}", "{\"method\":\"truncate\",\"tokens\":900}", false},
+    {"{\"method\":\"streaming\",\"tokens\":64}", "{\"method\":\"streaming\",\"tokens\":64}", true},
+    {"{\"method\":\"tova\",\"tokens\":64}", "{\"method\":\"tova\",\"tokens\":64}", true},
+    {"{\"method\":\"h2o\",\"tokens\":64,\"scope\":\"layer\"}",
+     "{\"method\":\"h2o\",\"tokens\":64,\"scope\":\"layer\"}", true},
 };
 enum { METHODS = sizeof methods / sizeof methods[0] };
 
@@ -154,6 +162,7 @@ static void a_turn_continues_the_sequence(void **state)
         house h = open_house(&usual);
         one_sequence_in_two(&h, &methods[i], 0, NULL);
         close_house(&h);
+        if (methods[i].decodes) continue;
         h = open_house(&usual);
         one_sequence_in_two(&h, &methods[i], 20, NULL);
         close_house(&h);
@@ -182,7 +191,7 @@ static void a_session_may_be_swapped_out(void **state)
     s.kv_bytes = 60 * (uint64_t)BLOCK; /* the crowd takes 58 of 59 */
     for (uint32_t i = 0; i < METHODS; i++) {
         house h = open_house(&s);
-        one_sequence_in_two(&h, &methods[i], 5, crowd_out);
+        one_sequence_in_two(&h, &methods[i], methods[i].decodes ? 0 : 5, crowd_out);
         close_house(&h);
     }
 }
