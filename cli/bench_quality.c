@@ -16,7 +16,7 @@ typedef struct quality_flags {
     const char *budgets, *tasks, *lengths, *haystack, *templates, *out;
     uint32_t samples, questions, measure, turns;
     uint64_t seed;
-    bool chat, resume;
+    bool chat, resume, report;
 } quality_flags;
 
 static const arg_flag what_flags[] = {
@@ -59,6 +59,8 @@ static const arg_flag how_flags[] = {
     ARG_ROW("resume", NULL, ARG_SWITCH, quality_flags, resume,
             "go on with the records in --out; methods, budgets, tasks, lengths and samples may be "
             "added"),
+    ARG_ROW("report", NULL, ARG_SWITCH, quality_flags, report,
+            "ask nothing: table, JSON and drawings of the records in --out"),
 };
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
@@ -101,11 +103,17 @@ static status run(bench_quality *b, const model_flags *m, const quality_flags *f
     model_tell(&b->model, m->dir);
     uint32_t in_flight = 2 * b->model.max_batch;
     RETURN_IF_ERROR(make_engine(b, f, in_flight, err));
+    const backend_info *info = b->model.backend.ops->info(b->model.backend.ctx);
+    char setup[128];
+    snprintf(setup, sizeof setup, "%s, %s KV, %u tokens a page, groups of %u layers x %u KV heads",
+             m->dtype, dtype_name(b->model.kv_type), info->geometry.page_tokens,
+             info->geometry.layers_per_group, info->geometry.heads_per_group);
     quality_options o = {
         .engine = b->engine,
         .tokenizer = b->model.tokenizer,
         .model = b->model.config.architecture,
-        .identity = b->model.backend.ops->info(b->model.backend.ctx)->identity,
+        .identity = info->identity,
+        .setup = setup,
         .max_tokens = b->model.max_model_len,
         .in_flight = in_flight,
         .sessions = f->turns > 1,
@@ -126,6 +134,7 @@ static status run(bench_quality *b, const model_flags *m, const quality_flags *f
         .templates = f->templates,
         .out = f->out,
         .resume = f->resume,
+        .report = f->report,
         .hooks = {waiter_notify, hook_wait, hook_stopped, hook_progress, b->waiter},
     };
     waiter_arm(b->waiter, true);

@@ -107,8 +107,11 @@ static status read_method(const char *text, method *out, error *err)
                          name ? name : text);
     json_t *place = budget_place(out->fields);
     budgeted |= has(place, "ratio") || has(place, "tokens");
-    out->takes_budget =
-        !budgeted && (rag || preset->fields & RETENTION_FIELD_BUDGET || place != out->fields);
+    /* With two policies it is the prompt's that may take one. */
+    const char *within = json_string_value(json_object_get(place, "method"));
+    const retention_preset *taker =
+        place == out->fields || !within ? preset : retention_find(within);
+    out->takes_budget = !budgeted && (rag || (taker && taker->fields & RETENTION_FIELD_BUDGET));
     return STATUS_IS_OK;
 }
 

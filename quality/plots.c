@@ -189,7 +189,8 @@ static status plot_method(const results *r, row_set rows, uint32_t first, size_t
     double y = PLOT_TOP + 14.0 * (double)number, x = PLOT_LEFT + PLOT_W + 20;
     svg_line(svg, x, y, x + 24, y, svg_colour(number), 2, svg_dash(number));
     char name[40];
-    snprintf(name, sizeof name, "%.38s", r->variants->items[first].method);
+    const char *method = r->variants->items[first].method;
+    snprintf(name, sizeof name, "%.28s%s", method, strlen(method) > 28 ? "..." : "");
     svg_text(svg, x + 30, y + 4, SVG_START, 11, 0, ink, name);
     return STATUS_IS_OK;
 }
@@ -208,7 +209,11 @@ static status plot_curves(const results *r, uint32_t row, uint32_t *room, const 
     svg_text(&svg, 8, 20, SVG_START, 14, 0, ink, title);
     plot_axes(&svg);
     size_t number = 0;
-    status st = STATUS_IS_OK;
+    cell full;
+    status st = results_cell(r, rows, 0, results_arm(r), &full, err);
+    if (status_ok(st) && full.score.n)
+        svg_line(&svg, PLOT_LEFT, plot_y(full.score.mean), PLOT_LEFT + PLOT_W,
+                 plot_y(full.score.mean), svg_colour(0), 1, "4 4");
     for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i = method_end(r, i))
         st = plot_method(r, rows, i, number++, &svg, err);
     svg_end(&svg);

@@ -17,6 +17,8 @@ static void put_settings(const quality_options *o, const source_list *sources, s
         text = hash_bytes(sources->text.lines[i], strlen(sources->text.lines[i]), text);
     strbuf_puts(out, "\"octavo_quality\":1,\"model\":");
     strbuf_json_string(out, o->model, strlen(o->model));
+    strbuf_puts(out, ",\"setup\":");
+    strbuf_json_string(out, o->setup, strlen(o->setup));
     strbuf_printf(out,
                   ",\"identity\":\"%016llx\",\"seed\":%llu,\"questions\":%u,\"turns\":%u,"
                   "\"chat\":%s,\"haystack\":\"%016llx\"",
@@ -58,11 +60,11 @@ static status run(campaign *c, strbuf *settings, strbuf *table, error *err)
     strbuf_printf(&header, "{%s}", settings->data ? settings->data : "");
     status st = settings->failed || header.failed
                     ? error_set(err, STATUS_NO_MEMORY, "out of memory")
-                    : records_open(o->out, o->resume, header.data, &c->sources, &c->variants,
-                                   &c->records, err);
+                    : records_open(o->out, o->resume || o->report, header.data, &c->sources,
+                                   &c->variants, &c->records, err);
     strbuf_destroy(&header);
     RETURN_IF_ERROR(st);
-    st = campaign_run(c, err);
+    if (!o->report) st = campaign_run(c, err);
     /* What was answered is reported, however the run ended. */
     error own = {{0}};
     status reported = report(c, settings->data, table, &own);

@@ -30,6 +30,7 @@ typedef struct quality_options {
     const tokenizer *tokenizer;
     const char *model;          // its name in the results
     uint64_t identity;          // of its weights: a run is resumed only with the same
+    const char *setup;          // and with the same types and geometry, said here
     uint32_t max_tokens;        // of prompt and answer: the model's, or less
     uint32_t in_flight;         // requests kept in the engine
     bool sessions;              // the engine keeps them
@@ -50,6 +51,7 @@ typedef struct quality_options {
     const char *templates; // JSON: dataset to prompt, with {context} and {input}; NULL = ours
     const char *out;       // the folder for results; made when missing
     bool resume;
+    bool report; // asks nothing: the results of what is there
     quality_hooks hooks;
 } quality_options;
 

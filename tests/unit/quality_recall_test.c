@@ -91,6 +91,7 @@ static quality_options options_for(house *h, sleeper *s)
         .engine = h->engine,
         .tokenizer = h->tokenizer,
         .model = "recall",
+        .setup = "f32",
         .max_tokens = 4096,
         .in_flight = 16,
         .sessions = true,
