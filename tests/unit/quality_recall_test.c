@@ -69,7 +69,7 @@ static void progress(void *ctx, const char *text)
 
 /* ---- a run ----------------------------------------------------------------------------------- */
 
-static char folder[] = "/tmp/octavo-recall-XXXXXX";
+static char folder[128];
 
 static void empty_folder(void)
 {
@@ -333,6 +333,7 @@ static int setup(void **state)
 {
     static house h;
     h = open_house(&recall);
+    snprintf(folder, sizeof folder, "%s/octavo-recall-XXXXXX", P_tmpdir);
     *state = &h;
     return mkdtemp(folder) ? 0 : -1;
 }

@@ -80,7 +80,7 @@ static char path[64];
 static const char *write_lines(const char *lines, const char *shape)
 {
     static char spec[128];
-    snprintf(path, sizeof path, "/tmp/octavo-data-XXXXXX");
+    snprintf(path, sizeof path, "%s/octavo-data-XXXXXX", P_tmpdir);
     int fd = mkstemp(path);
     FILE *f = fdopen(fd, "w");
     fputs(lines, f);

@@ -193,7 +193,8 @@ static void bm25(void **state)
 static int setup(void **state)
 {
     (void)state;
-    char path[] = "/tmp/octavo-haystack-XXXXXX";
+    char path[64];
+    snprintf(path, sizeof path, "%s/octavo-haystack-XXXXXX", P_tmpdir);
     int fd = mkstemp(path);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
     if (!f) return -1;
