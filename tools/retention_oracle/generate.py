@@ -15,8 +15,6 @@ import methods
 import presets
 from model import Llama, Rows
 
-TIE = 1e-5
-
 
 def ranges(positions):
     out = []
@@ -34,7 +32,6 @@ class Request:
         self.p = presets.resolve(retention, len(ids), page, max_tokens)
         self.tables, self.length, self.rows = model.new_sequence(), 0, None
         self.margins = methods.Margins()
-        self.margins.tie = TIE
         self.raised, self.logit_gap, self.out, self.most_decode_kept = False, math.inf, [], 0
         self.watch = lambda: None
 

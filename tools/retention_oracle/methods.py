@@ -8,30 +8,48 @@ from presets import layer_budgets, scope_allowance
 from scores import measure
 
 
+FAINT = 1e-30  # f32 has no digits for less: whether such a score is nothing is the kernel's affair
+
+
+class TooNear(Exception):
+    """A cut nearer than the caller bears."""
+
+
 class Margins:
-    """How near the choices were: for each cut the least difference between a score kept and one dropped,
-    equal ones left out (order decides those), as a share of the cut."""
+    """How near the choices were: for each cut the least difference between a score kept and one dropped, as a share of
+    the cut. Equal scores are no near ones where they are one number (max pooling): order decides. Tables whose cut
+    is between faint scores are `soft`: how many stay is certain, not which."""
 
     def __init__(self):
         self.least = float("inf")
         self.n_cuts = 0
-        self.soft = []
+        self.equal_is_one = self.slots_are_units = False
+        self.bears = 0.0
+        self.soft, self.where = set(), []
 
-    def cut(self, kept, dropped, kept_of, dropped_of, tie):
-        """Scores, and for each what it stands for."""
+    def cut(self, kept, dropped):
         if not len(kept) or not len(dropped):
             return
         self.n_cuts += 1
         low, high = kept.min(), dropped.max()
+        if max(abs(low), abs(high)) < FAINT:
+            self.soft |= set(self.where)
+            if not self.slots_are_units:
+                self.found(0.0)
+            return
+        if low == high and not self.equal_is_one:
+            self.found(0.0)
         above, below = kept[kept > high], dropped[dropped < low]
         gaps = [x for x in (above.min() - high if len(above) else None, low - below.max() if len(below) else None) if x is not None]
         if not gaps:
             return
         scale = max(abs(low), abs(high), 1e-300)
-        self.least = min(self.least, min(gaps) / scale)
-        if min(gaps) < tie * scale:
-            near = [o for s, o in zip(kept, kept_of) if s - high < tie * scale] + [o for s, o in zip(dropped, dropped_of) if low - s < tie * scale]
-            self.soft.append(near)
+        self.found(min(gaps) / scale)
+
+    def found(self, gap):
+        self.least = min(self.least, gap)
+        if gap < self.bears:
+            raise TooNear
 
 
 def ranked(score):
@@ -106,7 +124,7 @@ def choose_units(p, u, s, second, budget, margins):
 
 
 def note(margins, u, score, kept, dropped):
-    margins.cut(score[kept], score[dropped], u.ids[kept], u.ids[dropped], margins.tie)
+    margins.cut(score[kept], score[dropped])
 
 
 def choose_adaptive(p, us, scores, budget, margins):
@@ -132,8 +150,7 @@ def choose_adaptive(p, us, scores, budget, margins):
     room = max(0, total - sum(map(len, chosen)))
     order = ranked(np.array([x[0] for x in rest]))
     joint = np.array([x[0] for x in rest])
-    names = np.array([x[1] * 10**6 + x[2] for x in rest])
-    margins.cut(joint[order[:room]], joint[order[room:]], names[order[:room]], names[order[room:]], margins.tie)
+    margins.cut(joint[order[:room]], joint[order[room:]])
     for i in order[:room]:
         chosen[rest[i][1]].append(rest[i][2])
     return [u.keep(c) for u, c in zip(us, chosen)], raised
@@ -158,16 +175,24 @@ def choose(p, model, tables, rows, length, later, margins):
         if layer % p.reuse_layers:
             keep.append(keep[-1])
             continue
+        margins.equal_is_one = bool(p.pool) and p.pool["kind"] == "max"
+        margins.slots_are_units = p.unit == "token"
+        followers = range(layer, min(layer + p.reuse_layers, model.layers))
         q, budget = at_layer(p, layer, model.layers), budgets[layer // p.reuse_layers]
         scores = measure(q, score, model, layer, tables[layer], rows[layer], length)
         if q.scope == "layer":
             scores = [SimpleNamespace(base=sum(s.base for s in scores), second=None if scores[0].second is None else sum(s.second for s in scores))]
         us = [Units(q, t.pos, length) for t in tables[layer][:len(scores)]]
         if q.allocator == "adaptive":
+            margins.where = [(l, h) for l in followers for h in range(model.kv)]
             flags, raised = choose_adaptive(q, us, scores, budget, margins)
         else:
-            both = [choose_units(q, u, s.base, s.second, budget, margins) for u, s in zip(us, scores)]
-            flags, raised = [b[0] for b in both], any(b[1] for b in both)
+            flags, raised = [], False
+            for h, (u, s) in enumerate(zip(us, scores)):
+                margins.where = [(l, g) for l in followers for g in ([h] if q.scope == "head" else range(model.kv))]
+                flag, r = choose_units(q, u, s.base, s.second, budget, margins)
+                flags.append(flag)
+                raised |= r
         keep.append(flags * (len(tables[layer]) // len(flags)))
         any_raised |= raised
     return keep, any_raised
@@ -176,16 +201,17 @@ def choose(p, model, tables, rows, length, later, margins):
 def choose_scope(p, model, tables, rows, length, margins):
     """SCOPE's decode policies: the prompt's slots are frozen."""
     d, generated, keep = p.decode, length - p.prompt_tokens, []
-    allowed = scope_allowance(d, generated)
+    allowed, margins.equal_is_one, margins.slots_are_units = scope_allowance(d, generated), False, True
     plain = SimpleNamespace(variant=None, mean=False, pool=None, window=0, rows=None)
     for layer in range(model.layers):
         flags = []
-        for table, s in zip(tables[layer], measure(plain, "last", model, layer, tables[layer], rows[layer], length)):
+        for h, (table, s) in enumerate(zip(tables[layer], measure(plain, "last", model, layer, tables[layer], rows[layer], length))):
+            margins.where = [(layer, h)]
             stays = (table.pos < p.prompt_tokens) | (table.pos >= length - d.beta2)
             if (table.pos >= p.prompt_tokens).sum() > allowed:
                 others = np.flatnonzero(~stays)
                 order, n = others[ranked(s.base[others])], allowed - d.beta2
-                margins.cut(s.base[order[:n]], s.base[order[n:]], order[:n], order[n:], margins.tie)
+                margins.cut(s.base[order[:n]], s.base[order[n:]])
                 stays[order[:n]] = True
             else:
                 stays[:] = True

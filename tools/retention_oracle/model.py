@@ -74,12 +74,16 @@ class Rows:
         return Rows(self.pos[-n:], self.raw[-n:], self.q[-n:]) if n else Rows(self.pos[:0], self.raw[:0], self.q[:0])
 
 
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
 def attention(q, rows_pos, table):
     """Softmax attention of q [R, G, dim] to the slots of a table: [R, G, n]."""
     x = np.einsum("rgd,nd->rgn", q, table.k) / math.sqrt(q.shape[-1])
     x = np.where((table.pos[None, :] <= rows_pos[:, None])[:, None], x, -np.inf)
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
+    return softmax(x)
 
 
 class Llama:

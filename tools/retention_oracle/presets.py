@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 def row(score, unit, scope, schedule="prompt", **more):
     base = dict(allocator="uniform", sinks=0, window=0, half=False, pool=None, pool_upper=False, interval=1, reuse_layers=1, chunk=None,
-                variant=None, rows=None, slope=20, floor=0.0, contiguous=False, later=None, tokens=None, recurrent_chunk=None)
+                variant=None, rows=None, slope=20, floor=0.2, contiguous=False, later=None, tokens=None, recurrent_chunk=None)
     return base | dict(score=score, unit=unit, scope=scope, schedule=schedule) | more
 
 
@@ -21,14 +21,14 @@ PRESETS = {
     "snapkv": row("window", "token", "head", window=32, pool=MAX7),
     "pyramidkv": row("window", "token", "head", window=32, pool=MAX7, allocator="pyramid"),
     "pyramidinfer": row("accumulated", "token", "head", "decode", window=256, half=True, allocator="pyramid", slope=2, later="last"),
-    "adakv": row("window", "token", "head", window=32, pool=MAX7, floor=0.2, **ADAPTIVE),
+    "adakv": row("window", "token", "head", window=32, pool=MAX7, **ADAPTIVE),
     "criticalkv": row("critical", "token", "head", window=32, pool=MAX7),
     "chunkkv": row("window", "page", "layer", window=32, chunk=10),
     "chunkkv-reuse": row("window", "page", "layer", window=32, chunk=10, reuse_layers=2),
     "chunkkv-hybrid": row("window", "chunk", "layer", window=32, chunk=10, allocator="hybrid", pool=MAX7, pool_upper=True),
-    "andpro": row("projection", "chunk", "head", sinks=1, window=32, chunk=4, **ADAPTIVE),
+    "andpro": row("projection", "chunk", "head", sinks=1, window=32, chunk=4, floor=0.0, **ADAPTIVE),
     "snapkv-decode": row("window", "token", "head", "decode", sinks=1, window=16, pool=MAX7, interval=16),
-    "andpro-decode": row("projection", "chunk", "head", "decode", sinks=1, window=16, chunk=4, interval=16, **ADAPTIVE),
+    "andpro-decode": row("projection", "chunk", "head", "decode", sinks=1, window=16, chunk=4, interval=16, floor=0.0, **ADAPTIVE),
     "streaming-recurrent": row("recency", "token", "layer", "chunk", **RECURRENT),
     "h2o-recurrent": row("window", "token", "layer", "chunk", rows=128, **RECURRENT),
     "tova-recurrent": row("last", "token", "layer", "chunk", **RECURRENT),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from model import attention
+from model import attention, softmax
 from presets import rows_measured
 
 CODE_KERNEL = 7  # of AnDPro's variant "code"
@@ -19,11 +19,6 @@ def pool(x, kind, kernel):
     return seen.max(-1) if kind == "max" else seen.sum(-1) / kernel
 
 
-def masked_softmax(x):
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
-
-
 def projection(c):
     a = attention(c.q, c.rows_pos, c.table)
     v = c.table.v
@@ -32,7 +27,7 @@ def projection(c):
         x = np.einsum("rgd,nd->rgn", c.q, c.table.k[past]) / math.sqrt(c.q.shape[-1])
         x = np.where((c.table.pos[past][None, :] <= c.rows_pos[:, None])[:, None], x, -np.inf)
         a = np.zeros_like(a)
-        a[..., past] = masked_softmax(x)
+        a[..., past] = softmax(x)
         y = a @ v
     elif c.p.variant == "code":
         a = pool(a, "max", CODE_KERNEL)
@@ -58,7 +53,7 @@ def expected(c):
         cov = (q - mean).T @ (q - mean) / len(q)
         mean, cov = turn @ mean, turn @ cov @ turn.T
         x = (k @ mean + np.einsum("nd,de,ne->n", k, cov, k) / (2 * math.sqrt(d))) / math.sqrt(d)
-        out[usable] += masked_softmax(x)
+        out[usable] += softmax(x)
     return out / c.q.shape[1] * np.linalg.norm(table.v, axis=1)
 
 

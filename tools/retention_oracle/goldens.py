@@ -1,0 +1,188 @@
+"""Writes tests/golden/retention_methods.json: what every method keeps, by the oracle.
+
+    python3 tools/retention_oracle/goldens.py [--only WORD] [--out FILE]
+
+A case is run at another place of its prompt until no choice in it is nearer than MARGIN (as a share of the score at
+the cut) and no greedy token nearer than GAP, so that engines with other roundings must choose alike. "soft" names [layer, head] of tables of which only the size is certain: a trained model's sharp heads
+give most tokens less attention than f32 can tell from none.
+"""
+import argparse
+import json
+import pathlib
+import random
+
+from generate import Request
+from methods import TooNear
+from model import Llama
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MARGIN, GAP, PLACES = 5e-5, 5e-4, 24
+DEMO, GQA1, GQA8 = "models/demo", "tests/golden/models/gqa1_f32", "tests/golden/models/gqa8_bf16"
+GQA4 = "tests/golden/models/gqa4_tied_f32"
+ALL = {DEMO: 4, GQA1: 3, GQA4: 2, GQA8: 1}
+# Sharp heads of a trained model give many tokens exactly their one row of attention: ties that sums of rows cannot settle.
+TIED = {(DEMO, "h2o"), (DEMO, "pyramidinfer")}
+
+
+def case(name, retention, n, model=DEMO, tokens=8, heads=None, layers=1, page=16, prompt=None):
+    """heads: KV heads of a group (None = 1)."""
+    return dict(name=name, model=model, page_tokens=page, layers_per_group=layers, heads_per_group=heads or 1,
+                prompt=prompt or {DEMO: "niah", GQA1: "96", GQA4: "64", GQA8: "100"}[model], n=n, max_tokens=tokens, retention=retention)
+
+
+def m(method, **more):
+    return {"method": method, **more}
+
+
+def small(model):
+    """What presets with large constants need to do anything in a short context."""
+    t = lambda **d: d
+    scope = t(decode=t(beta1=7, beta2=6, horizon=40))
+    rec = t(tokens=80, recurrent_chunk=64, sinks=8, window=16)
+    return [
+        (m("full"), 8), (m("truncate", ratio=0.3), 8), (m("streaming", tokens=60), 20), (m("h2o", tokens=64), 20), (m("tova", tokens=50), 20),
+        (m("snapkv", ratio=0.4), 8), (m("pyramidkv", ratio=0.4), 8), (m("pyramidinfer", ratio=0.35, window=24), 14), (m("adakv", ratio=0.4), 8),
+        (m("criticalkv", ratio=0.5), 8), (m("chunkkv", ratio=0.5), 8), (m("chunkkv-reuse", ratio=0.4), 8), (m("chunkkv-hybrid", ratio=0.4), 8),
+        (m("andpro", ratio=0.4), 8), (m("scope-slide", **scope), 30), (m("scope-adaptive", **scope), 42),
+        (m("scope-discontinuous", prefill=m("snapkv", ratio=0.4, window=8), **scope), 42),
+        (m("snapkv-decode", tokens=64), 40), (m("andpro-decode", tokens=64), 40), (m("streaming-recurrent", **rec), 8),
+        (m("h2o-recurrent", rows=None, **rec), 8), (m("tova-recurrent", **rec), 8), (m("keydiff", ratio=0.4), 8), (m("knorm", ratio=0.4), 8),
+        (m("expected-attention", ratio=0.4), 8 if model != DEMO else 1),
+    ]
+
+
+def overrides():
+    pool = lambda kind, kernel: {"kind": kind, "kernel": kernel}
+    decode = {"beta1": 5, "beta2": 9, "horizon": 36}
+    rows = [
+        # units
+        (m("snapkv", unit="page", ratio=0.4), 211, {}), (m("snapkv", unit="chunk", chunk=5, tokens=77), 203, {}),
+        (m("chunkkv", unit="chunk", ratio=0.3), 397, {"heads": 4}), (m("chunkkv", unit="chunk", chunk=3, tokens=100, window=8), 305, {"heads": 4}),
+        (m("chunkkv", unit="token", ratio=0.3), 250, {"heads": 4}), (m("chunkkv", ratio=0.25), 901, {"heads": 2, "prompt": "kv"}),
+        (m("adakv", unit="page", ratio=0.4), 333, {}), (m("andpro", chunk=1, tokens=90), 180, {}), (m("andpro", unit="token", tokens=90), 190, {}),
+        (m("andpro", chunk=16, tokens=90), 257, {}), (m("andpro", unit="page", ratio=0.5), 257, {}),
+        (m("keydiff", unit="page", ratio=0.3), 420, {}), (m("streaming", unit="page", tokens=96), 150, {"heads": 4, "tokens": 40}),
+        (m("tova", unit="page", tokens=80), 150, {"heads": 4, "tokens": 40}), (m("h2o", unit="page", tokens=96), 170, {"tokens": 40}),
+        # scope and reuse
+        (m("snapkv", scope="layer", ratio=0.2), 433, {"heads": 4}), (m("h2o", scope="layer", tokens=70), 140, {"heads": 4, "tokens": 16}),
+        (m("tova", scope="head", tokens=60), 120, {"tokens": 16}), (m("chunkkv", scope="head", ratio=0.3), 300, {}),
+        (m("chunkkv", reuse_layers=2, ratio=0.3, unit="token"), 290, {"heads": 4, "layers": 2}),
+        (m("snapkv", reuse_layers=3, ratio=0.3), 222, {}), (m("adakv", reuse_layers=2, ratio=0.3), 230, {"layers": 2}),
+        (m("pyramidkv", reuse_layers=2, tokens=90), 260, {}), (m("expected-attention", scope="layer", ratio=0.25), 300, {"heads": 4}),
+        # pooling
+        (m("snapkv", pool=pool("avg", 5), ratio=0.3), 150, {"model": GQA4}), (m("chunkkv", pool=pool("max", 7), ratio=0.3), 411, {"heads": 4}),
+        (m("adakv", pool=pool("avg", 7), ratio=0.3), 199, {}), (m("criticalkv", pool=pool("avg", 5), tokens=70), 170, {"model": GQA4}),
+        # variants
+        (m("chunkkv", variant="raw", ratio=0.3), 350, {"heads": 4}), (m("chunkkv", variant="raw", unit="chunk", ratio=0.3), 351, {"heads": 4}),
+        (m("chunkkv", variant="mean", unit="chunk", ratio=0.3), 352, {"heads": 4}), (m("chunkkv", variant="mean", unit="chunk", chunk=20, window=64, tokens=100), 347, {"heads": 4}),
+        (m("andpro", variant="alg1", ratio=0.35), 213, {}), (m("andpro", variant="code", ratio=0.35), 214, {}),
+        # allocators
+        (m("snapkv", allocator="pyramid", tokens=60), 320, {}), (m("chunkkv", allocator="pyramid", tokens=128), 500, {"heads": 4}),
+        (m("h2o", allocator="pyramid", tokens=60), 180, {"tokens": 12, "model": GQA4}), (m("snapkv", allocator="adaptive", ratio=0.25), 240, {}),
+        (m("andpro", allocator="uniform", ratio=0.3), 190, {"model": GQA4}), (m("chunkkv", scope="head", allocator="adaptive", ratio=0.3), 400, {}),
+        (m("keydiff", allocator="adaptive", ratio=0.25), 190, {}), (m("chunkkv-hybrid", ratio=0.25, chunk=6), 420, {"heads": 4}),
+        # sinks, windows, raised budgets
+        (m("snapkv", sinks=4, window=16, ratio=0.25), 241, {}), (m("chunkkv", sinks=20, ratio=0.25), 431, {"heads": 4}),
+        (m("knorm", sinks=3, window=10, tokens=40), 150, {}), (m("chunkkv", ratio=0.01), 333, {"heads": 4}), (m("snapkv", ratio=0.02), 140, {}),
+        (m("andpro", ratio=0.05), 150, {}), (m("adakv", ratio=0.05), 150, {}), (m("snapkv", tokens=33), 100, {}), (m("snapkv", window=1, tokens=20), 90, {}),
+        (m("snapkv", tokens=400), 120, {}), (m("snapkv", ratio=1.0), 77, {}), (m("chunkkv", unit="chunk", ratio=1.0), 105, {"heads": 4}),
+        (m("expected-attention", sinks=0, tokens=60), 310, {"tokens": 1}),
+        # schedules
+        (m("streaming", tokens=70, interval=7), 100, {"heads": 4, "tokens": 30}), (m("h2o", tokens=50, interval=4), 90, {"tokens": 23, "model": GQA4}),
+        (m("snapkv-decode", tokens=60, interval=5), 110, {"tokens": 24}), (m("snapkv-decode", tokens=60, interval=24), 110, {"tokens": 60}),
+        (m("andpro-decode", tokens=70, chunk=1), 110, {"tokens": 40}), (m("snapkv", schedule="decode", interval=8, window=8, tokens=64), 100, {"tokens": 30}),
+        (m("pyramidinfer", tokens=90), 200, {"tokens": 12, "model": GQA4}), (m("tova", tokens=120), 100, {"heads": 4, "tokens": 40}),
+        # SCOPE
+        (m("scope-slide", prefill=m("chunkkv", ratio=0.5), decode=decode), 170, {"tokens": 30}),
+        (m("scope-slide", prefill=m("h2o", tokens=40), decode=decode), 110, {"tokens": 30, "model": GQA4}),
+        (m("scope-adaptive", prefill=m("pyramidkv", tokens=60, window=8), decode=decode), 140, {"tokens": 40}),
+        (m("scope-discontinuous", decode=decode), 60, {"tokens": 44}),
+        # recurrent
+        (m("streaming-recurrent", tokens=100, recurrent_chunk=100, sinks=16, window=32), 530, {"heads": 4}),
+        (m("tova-recurrent", tokens=100, recurrent_chunk=37, sinks=4, window=8), 301, {"heads": 4}),
+        (m("h2o-recurrent", tokens=150, recurrent_chunk=150, sinks=16, window=32), 640, {"heads": 4}),
+        # pages of 32
+        (m("chunkkv", ratio=0.3), 431, {"heads": 4, "page": 32}), (m("snapkv", ratio=0.3), 231, {"page": 32}),
+    ]
+    return [(r, n, kw) for r, n, kw in rows]
+
+
+def cases():
+    out = []
+    for model, kv in ALL.items():
+        for i, (r, tokens) in enumerate(small(model)):
+            r = {k: v for k, v in r.items() if v is not None}
+            if (model, r["method"]) in TIED:
+                continue
+            n = (150 if model == DEMO else 131) + 7 * (i % 5)
+            one = r["method"] in HEADWISE
+            once = "96 once" if model == GQA1 and r["method"] == "knorm" else None
+            out.append(case(f"{model.split('/')[-1]} {r['method']}", r, n if not once else 80, model, tokens, heads=1 if one else kv, prompt=once))
+    for i, (r, n, kw) in enumerate(overrides()):
+        out.append(case(f"{i} {r['method']}", r, n, **kw))
+    return out
+
+
+HEADWISE = {"h2o", "snapkv", "pyramidkv", "pyramidinfer", "adakv", "criticalkv", "andpro", "scope-slide", "scope-adaptive", "scope-discontinuous",
+            "snapkv-decode", "andpro-decode", "keydiff", "knorm", "expected-attention"}
+
+
+def prompts():
+    from tokenizers import Tokenizer
+    tok = Tokenizer.from_file(str(ROOT / DEMO / "tokenizer.json"))
+    text = {x["id"]: x["prompt"] for x in map(json.loads, open(ROOT / "tests/golden/needle_200.jsonl"))}
+    out = {}
+    for word in ("niah", "kv"):
+        out[word] = [t for i in range(8) for t in tok.encode(text.get(f"{word}-1024-{i:02d}", ""), add_special_tokens=False).ids][:1000]
+    for vocab in ("64", "96", "100"):
+        rng = random.Random(int(vocab))
+        out[vocab] = [rng.randrange(int(vocab)) for _ in range(200)]
+    out["96 once"] = random.Random(1).sample(range(96), 96)
+    return out
+
+
+def compact(kept):
+    """[layer][head] -> rows [first layer, last layer, first head, last head, [from, to, …]]."""
+    rows = [[i, i, 0, len(l) - 1, l[0]] for i, l in enumerate(kept)]
+    if any(h != l[0] for l in kept for h in l):
+        rows = [[i, i, j, j, h] for i, l in enumerate(kept) for j, h in enumerate(l)]
+    return [[*r[:4], [x for pair in r[4] for x in pair]] for r in rows]
+
+
+def settle(model, ids, c):
+    """The first place of the prompt where nothing is near."""
+    for at in range(0, min(5 * PLACES, len(ids) - c["n"] + 1), 5):
+        r = Request(model, ids[at:at + c["n"]], c["retention"], c["page_tokens"], c["max_tokens"])
+        r.margins.bears = MARGIN
+        try:
+            if r.run().logit_gap >= GAP:
+                return at, r
+        except TooNear:
+            pass
+    return None, r
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("--only", default="")
+    ap.add_argument("--out", default=str(ROOT / "tests/golden/retention_methods.json"))
+    a = ap.parse_args()
+    texts, models, done = prompts(), {name: Llama(ROOT / name) for name in ALL}, []
+    for c in cases():
+        if a.only not in c["name"] + " " + json.dumps(c["retention"]):
+            continue
+        at, r = settle(models[c["model"]], texts[c["prompt"]], c)
+        print(f"{c['name']} {json.dumps(c['retention'])}: from {at}, margin {r.margins.least:.1e}, gap {r.logit_gap:.1e}, {r.margins.n_cuts} cuts"
+              + (f" soft {len(r.margins.soft)}" if r.margins.soft else "") + ("  NEAR" if at is None else ""), flush=True)
+        if at is None:
+            continue
+
+        done.append(c | {"from": at, "budget_raised": bool(r.raised), "kept": compact(r.kept()), "soft": sorted(r.margins.soft), "token_ids": r.out})
+    done.sort(key=lambda c: (c["model"], c["page_tokens"], c["layers_per_group"], c["heads_per_group"]))
+    body = ",\n".join(json.dumps(c, separators=(",", ":")) for c in done)
+    head = json.dumps({"prompts": texts}, separators=(",", ":"))[:-1]
+    pathlib.Path(a.out).write_text(head + ',\n"cases":[\n' + body + "\n]}\n")
+
+
+if __name__ == "__main__":
+    main()
