@@ -117,8 +117,8 @@ typedef struct engine_request {
     /* Goes on from the pages that the last request of this session left, and leaves its own. NULL =
      * none. A session belongs to (identity, cache_salt, session): nobody reaches another's. */
     char *session;
-    char
-        *identity; // who asks, such as a digest of the API key; opaque; NULL = nobody in particular
+    /* Who asks, such as a digest of the API key; opaque; NULL = nobody in particular. */
+    char *identity;
 } engine_request;
 
 /* Defaults: the model's generation_config where it says something, else OpenAI's. */
