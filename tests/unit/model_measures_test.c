@@ -358,12 +358,11 @@ static void add_values(const driver *d, const measure_result *r, float *acc)
 
 /* Choices, copies on write and the host tier take the sums along with their slots: `d` keeps them,
  * `plain` measures the same rows one by one and the test adds them up. */
-static void sums_go_where_their_slots_go(void **state)
+static void follow_sums(const pass *p)
 {
-    (void)state;
     driver d, plain;
-    driver_open(&d, &demo);
-    driver_open(&plain, &demo);
+    driver_open(&d, p);
+    driver_open(&plain, p);
     size_t floats = (size_t)d.config.n_layers * d.config.n_kv_heads * TOKENS;
     float *acc = calloc(floats, sizeof *acc);
     measure_spec one = sum_of(MEASURE_MASS, MEASURE_SUM_STEP);
@@ -391,6 +390,15 @@ static void sums_go_where_their_slots_go(void **state)
     driver_close(&d);
     driver_close(&plain);
     free(acc);
+}
+
+static void sums_go_where_their_slots_go(void **state)
+{
+    (void)state;
+    pass p = demo; /* one tile in a page, then four */
+    follow_sums(&p);
+    p.layers_per_group = p.heads_per_group = 2;
+    follow_sums(&p);
 }
 
 /* START sets every slot's sum to 0, ADD only those of the share's own tokens, whoever had their
