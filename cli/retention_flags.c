@@ -13,8 +13,8 @@ static const arg_flag shared_flags[] = {
             .initial = "600"),
     ARG_ROW("pressure-retention", "METHOD:RATIO", ARG_TEXT, retention_flags, pressure,
             "when pages are short, requests with \"pressure\": true in their retention drop theirs "
-            "this way before anybody is preempted; a JSON object gives the method's parts "
-            "(default: off)"),
+            "this way before anybody is preempted: by whole pages, such as chunkkv:0.3; a JSON "
+            "object gives the method's parts (default: off)"),
 };
 
 static const arg_flag server_flags[] = {
