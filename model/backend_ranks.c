@@ -1,6 +1,7 @@
 /* A backend that is a group of ranks, each a backend on a thread of its own (model.h). */
 #include "model/model.h"
 
+#include "model/measures.h"
 #include "model/tensors.h"
 
 #include <assert.h>
@@ -186,8 +187,6 @@ static void join_array(const backend_ranks *all, uint32_t seq, uint32_t array, m
     }
 }
 
-static uint32_t n_arrays(const measure_spec *spec) { return spec->second == MEASURE_NONE ? 1 : 2; }
-
 /* One array. */
 static size_t joined_floats(const backend_ranks *all, const measure_result *m)
 {
@@ -199,8 +198,8 @@ static status join_seqs(backend_ranks *all)
     const step_result *first = all->ranks[0].result;
     size_t floats = 0;
     for (uint32_t i = 0; i < first->n_seqs; i++)
-        floats +=
-            n_arrays(&all->plan->seqs[i].measure) * joined_floats(all, &first->seqs[i].measure);
+        floats += measures_arrays(&all->plan->seqs[i].measure) *
+                  joined_floats(all, &first->seqs[i].measure);
     if (floats > all->measures_capacity) {
         float *grown = alloc_resize(NULL, all->measures, floats, sizeof *grown);
         if (!grown) return status_make(STATUS_NO_MEMORY, "measures of all ranks");
@@ -214,7 +213,7 @@ static status join_seqs(backend_ranks *all)
         if (!s->measure.values) continue;
         const measure_spec *spec = &all->plan->seqs[i].measure;
         s->measure.values = at;
-        for (uint32_t array = 0; array < n_arrays(spec); array++) {
+        for (uint32_t array = 0; array < measures_arrays(spec); array++) {
             join_array(all, i, array, array == 0 ? spec->kind : spec->second, at);
             at += joined_floats(all, &s->measure);
         }
