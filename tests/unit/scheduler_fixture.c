@@ -45,6 +45,7 @@ fixture *begin(sched_options options)
     f->heap.fail_at = -1;
     f->alloc = (allocator){heap_resize, &f->heap};
     options.alloc = &f->alloc;
+    f->geometry = options.geometry;
     error err;
     assert_true(status_ok(sched_create(&options, &f->s, &err)));
     return f;
@@ -88,6 +89,26 @@ sched_request retained(fixture *f, uint64_t id, uint32_t first, uint32_t n_promp
     return r;
 }
 
+sched_request with_policy(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt,
+                          uint32_t max_new, const char *text)
+{
+    sched_request r = request(f, id, first, n_prompt, max_new);
+    retention_limits limits = {f->geometry, 1000};
+    json_t *json;
+    error err;
+    if (!status_ok(json_read_text("policy", text, strlen(text), &json, &err)) ||
+        !status_ok(retention_parse(json, &limits, &r.policy, &err)))
+        fail_msg("%s", err.text);
+    json_decref(json);
+    return r;
+}
+
+sched_request of_session(sched_request r, uint64_t key)
+{
+    r.session[0] = key;
+    return r;
+}
+
 void post(fixture *f, sched_event event) { f->events[f->n_events++] = event; }
 
 void add(fixture *f, const sched_request *r)
@@ -102,23 +123,28 @@ void end(fixture *f, uint64_t id, uint32_t choice)
     post(f, (sched_event){.kind = SCHED_END, .request = id, .choice = choice});
 }
 
+void finish_choice(fixture *f, uint64_t id)
+{
+    post(f, (sched_event){.kind = SCHED_END, .request = id, .finished = true});
+}
+
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 void answer(fixture *f, status st)
 {
     uint32_t n_samples = 0;
-    for (uint32_t i = 0; i < 8 * FIXTURE_PAGES; i++) f->measures[i] = (float)(i % FIXTURE_PAGES);
+    for (uint32_t i = 0; i < 2 * FIXTURE_SLOTS; i++) f->measures[i] = (float)(i % FIXTURE_SLOTS);
     for (uint32_t i = 0; i < f->plan->n_seqs; i++) {
         const step_seq *q = &f->plan->seqs[i];
         f->seqs[i] =
             (step_seq_result){.samples = f->samples + n_samples, .n_samples = q->n_samples};
         for (uint32_t j = 0; j < q->n_samples; j++)
             f->samples[n_samples++].token = 500 + q->choice + j;
-        if (q->measure.kind != MEASURE_NONE)
+        if (q->measure.kind != MEASURE_NONE && !q->measure.silent)
             f->seqs[i].measure = (measure_result){.values = f->measures,
                                                   .n_layers = 2,
                                                   .n_kv_heads = 1,
-                                                  .stride = FIXTURE_PAGES,
+                                                  .stride = FIXTURE_SLOTS,
                                                   .q_heads = 1};
     }
     f->result = (step_result){.step = f->plan->step,

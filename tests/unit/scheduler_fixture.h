@@ -8,7 +8,7 @@
 
 #include "scheduler/scheduler.h"
 
-enum { FIXTURE_SEQS = 8, FIXTURE_PAGES = 64, FIXTURE_PROMPTS = 16 };
+enum { FIXTURE_SEQS = 8, FIXTURE_SLOTS = 2048, FIXTURE_PROMPTS = 16 };
 
 typedef struct test_heap {
     long blocks, calls;
@@ -21,6 +21,7 @@ typedef struct fixture {
     test_heap heap;
     allocator alloc;
     sched *s;
+    pkv_geometry geometry;
     int64_t now_us;
     sched_event events[16];
     size_t n_events;
@@ -28,9 +29,9 @@ typedef struct fixture {
     step_result result;
     step_seq_result seqs[FIXTURE_SEQS];
     step_sample samples[FIXTURE_SEQS];
-    float measures[8 * FIXTURE_PAGES];
+    float measures[2 * FIXTURE_SLOTS];
     char trace[512];
-    uint32_t prompts[FIXTURE_PROMPTS][1024];
+    uint32_t prompts[FIXTURE_PROMPTS][2048];
 } fixture;
 
 /* 4 sequences, chunks of 40, 2 groups, 100 blocks of 16. */
@@ -46,13 +47,21 @@ sched_request request(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt
 sched_request retained(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt, uint32_t max_new,
                        uint32_t window, uint32_t budget);
 
+/* With the policy that this JSON asks for. */
+sched_request with_policy(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt,
+                          uint32_t max_new, const char *json);
+/* Of session `key`. */
+sched_request of_session(sched_request r, uint64_t key);
+
 /* Events for the next step. */
 void post(fixture *f, sched_event event);
 void add(fixture *f, const sched_request *r);
 void end(fixture *f, uint64_t id, uint32_t choice);
+/* It came to its own end. */
+void finish_choice(fixture *f, uint64_t id);
 
-/* Makes the result of the step in flight: page i scores i, so that the last pages stay; samples are
- * 500 + choice. */
+/* Makes the result of the step in flight: page or slot i scores i, so that the last ones stay;
+ * samples are 500 + choice. */
 void answer(fixture *f, status st);
 /* Delivers the result of the step in flight with the posted events behind it, and plans. */
 const char *step(fixture *f);

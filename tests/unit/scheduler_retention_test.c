@@ -1,0 +1,324 @@
+/* Retention at every kind of point: measures, positions, pages set aside, pressure. Plans as
+ * traces. */
+#include "tests/unit/scheduler_fixture.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static sched_options pool_of(uint32_t blocks)
+{
+    sched_options o = small_options();
+    o.prefill_chunk = 100;
+    o.max_model_len = 20000;
+    o.n_pages = 1 + 2 * blocks;
+    o.prefix_cache = false;
+    return o;
+}
+
+/* ---- points ---------------------------------------------------------------------------------- */
+
+static void a_prompt_may_be_longer_than_the_pool(void **state)
+{
+    (void)state;
+    const char *policy = "{\"method\": \"streaming-recurrent\", \"tokens\": 64, \"sinks\": 4, "
+                         "\"window\": 10, \"recurrent_chunk\": 80}";
+    fixture *f = begin(pool_of(15));
+    sched_request a = with_policy(f, 1, 0, 2000, 20, policy), full = request(f, 2, 0, 2000, 20);
+    assert_int_equal(sched_check(f->s, &full, NULL).code, STATUS_LIMIT);
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+80");
+    /* Positions begin anew behind the 64 tokens that stay. */
+    assert_string_equal(step(f), "1@64+80");
+    uint32_t most = 0;
+    for (int i = 0; i < 23; i++) {
+        step(f);
+        if (used_pages(f) > most) most = used_pages(f);
+    }
+    assert_string_equal(f->trace, "1@64+80*");
+    assert_in_range(most, 1, 2 * 9 + 5);
+    assert_string_equal(step(f), "1@64+1*");
+    sched_choice_info info = describe(f, 1, 0);
+    assert_int_equal(info.report.logical_tokens, 2001);
+    assert_float_equal(info.report.kept_tokens, 65, 0);
+    finish(f);
+}
+
+static void an_answer_may_be_longer_than_the_pool(void **state)
+{
+    (void)state;
+    fixture *f = begin(pool_of(40));
+    const char *methods[] = {"scope-slide", "scope-adaptive", "scope-discontinuous"};
+    for (size_t i = 0; i < 3; i++) {
+        char policy[120];
+        snprintf(policy, sizeof policy,
+                 "{\"method\": \"%s\", \"decode\": {\"beta1\": 64, \"beta2\": 64}}", methods[i]);
+        sched_request a = with_policy(f, 1, 0, 50, 16000, policy);
+        error err = {""};
+        if (!status_ok(sched_check(f->s, &a, &err))) fail_msg("%s: %s", methods[i], err.text);
+    }
+    sched_request full = request(f, 1, 0, 50, 16000);
+    assert_int_equal(sched_check(f->s, &full, NULL).code, STATUS_LIMIT);
+    finish(f);
+}
+
+/* One token in, one out, in the evicted slot's place; no heap, however long it goes on. */
+static void every_token_may_be_a_point(void **state)
+{
+    (void)state;
+    const char *policies[] = {
+        "{\"method\": \"streaming\", \"tokens\": 40}",
+        "{\"method\": \"tova\", \"tokens\": 40}",
+        "{\"method\": \"h2o\", \"tokens\": 40}",
+        "{\"method\": \"scope-slide\", \"decode\": {\"beta1\": 8, \"beta2\": 8}}",
+        "{\"method\": \"snapkv-decode\", \"tokens\": 40}",
+    };
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        fixture *f = begin(pool_of(40));
+        sched_request a = with_policy(f, 1, 0, 60, 600, policies[i]);
+        add(f, &a);
+        for (int k = 0; k < 100; k++) step(f);
+        long calls = f->heap.calls;
+        uint32_t used = used_pages(f);
+        for (int k = 0; k < 400; k++) {
+            step(f);
+            assert_in_range(used_pages(f), used - 2 * 2, used + 2 * 2);
+        }
+        assert_int_equal(f->heap.calls, calls);
+        sched_choice_info info = describe(f, 1, 0);
+        assert_in_range((uint32_t)info.report.kept_tokens, 40, 60 + 16 + 1);
+        assert_int_equal(info.report.logical_tokens, 559);
+        finish(f);
+    }
+}
+
+static void measures_end_where_points_are(void **state)
+{
+    (void)state;
+    fixture *f = begin(pool_of(40));
+    sched_request a = with_policy(f, 1, 0, 60, 60,
+                                  "{\"method\": \"snapkv-decode\", \"tokens\": 40, \"window\": 3, "
+                                  "\"interval\": 8}");
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+60*m3");
+    for (int i = 0; i < 5; i++) assert_null(strchr(step(f), 'm'));
+    assert_string_equal(step(f), "1@65+1*m1");
+    assert_int_equal(f->plan->seqs[0].measure.sum, MEASURE_SUM_START);
+    assert_true(f->plan->seqs[0].measure.silent);
+    step(f);
+    assert_string_equal(step(f), "1@67+1*m1");
+    assert_int_equal(f->plan->seqs[0].measure.sum, MEASURE_SUM_ADD);
+    assert_false(f->plan->seqs[0].measure.silent);
+    assert_int_equal(describe(f, 1, 0).report.pages_dropped, 2);
+    step(f);
+    assert_float_equal(describe(f, 1, 0).report.kept_tokens, 41, 0);
+    finish(f);
+}
+
+/* ---- running sums ---------------------------------------------------------------------------- */
+
+static void sums_share_nothing(void **state)
+{
+    (void)state;
+    sched_options o = pool_of(60);
+    o.prefix_cache = true;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 64, 1),
+                  b = with_policy(f, 2, 0, 64, 10, "{\"method\": \"h2o\", \"tokens\": 50}");
+    add(f, &a);
+    step(f);
+    end(f, 1, 0);
+    step(f);
+    b.n = 3;
+    add(f, &b);
+    assert_string_equal(step(f), "2@0+64*3m64"); /* no hit */
+    assert_string_equal(step(f), "2@64+1*m1 2.1@64+1*m1 2.2@64+1*m1");
+    assert_int_equal(used_pages(f), 3 * 2 * 4); /* no page is shared */
+    end(f, 2, SCHED_ALL_CHOICES);
+    step(f);
+    step(f);
+    assert_int_equal(sched_get_stats(f->s).pages.cached, 2 * 4); /* those of 1 */
+    finish(f);
+}
+
+static void a_choice_without_pages_waits(void **state)
+{
+    (void)state;
+    fixture *f = begin(pool_of(20));
+    sched_request a = with_policy(f, 1, 0, 90, 10, "{\"method\": \"h2o\", \"tokens\": 80}"),
+                  b = request(f, 2, 500, 150, 10);
+    a.n = 2;
+    b.priority = -1;
+    add(f, &b);
+    assert_string_equal(step(f), "2@0+100");
+    add(f, &a);
+    step(f);
+    for (int i = 0; i < 40; i++) step(f);
+    assert_int_equal(describe(f, 1, 0).output_tokens, 10);
+    assert_int_equal(describe(f, 1, 1).output_tokens, 10);
+    finish(f);
+}
+
+/* ---- pages for choices ----------------------------------------------------------------------- */
+
+/* Gathering takes fresh pages before it gives any up: they are there when the choice is made. */
+static void pages_are_set_aside(void **state)
+{
+    (void)state;
+    for (uint32_t blocks = 7; blocks <= 12; blocks++) {
+        fixture *f = begin(pool_of(blocks));
+        sched_request a = with_policy(f, 1, 0, 90, 10,
+                                      "{\"method\": \"snapkv\", \"tokens\": 48, "
+                                      "\"window\": 8}"),
+                      b = request(f, 2, 500, 30, 40);
+        error err;
+        if (!status_ok(sched_check(f->s, &a, &err))) {
+            assert_int_equal(blocks, 7); /* 12 pages, and three for a moment */
+            finish(f);
+            continue;
+        }
+        b.priority = 1;
+        add(f, &b);
+        step(f);
+        add(f, &a);
+        for (int i = 0; i < 60; i++) step(f);
+        sched_choice_info info = describe(f, 1, 0);
+        assert_int_equal(info.output_tokens, 10);
+        assert_int_equal(info.preemptions, 0);
+        assert_int_equal(info.report.pages_dropped, 2 * 3);
+        finish(f);
+    }
+}
+
+/* Others hold the pages that a choice rewrites: it takes copies for good. */
+static void shared_pages_are_copied(void **state)
+{
+    (void)state;
+    sched_options o = pool_of(17);
+    o.prefix_cache = true;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 96, 60), b = with_policy(f, 2, 0, 110, 10,
+                                                                "{\"method\": \"snapkv\", "
+                                                                "\"tokens\": 80, \"window\": 8}");
+    add(f, &a);
+    step(f);
+    step(f);
+    add(f, &b);
+    for (int i = 0; i < 30; i++) step(f);
+    assert_int_equal(describe(f, 2, 0).output_tokens, 10);
+    assert_int_equal(describe(f, 2, 0).cached_tokens, 96);
+    assert_int_equal(describe(f, 1, 0).preemptions + describe(f, 2, 0).preemptions, 0);
+    finish(f);
+}
+
+/* ---- pressure -------------------------------------------------------------------------------- */
+
+static retention_policy half(void)
+{
+    retention_policy p = retention_find("chunkkv")->defaults;
+    p.preset = retention_find("chunkkv");
+    p.ratio = 0.5;
+    p.window = 8;
+    return p;
+}
+
+static void compressed_before_preempted(void **state)
+{
+    (void)state;
+    for (int willing = 0; willing < 2; willing++) {
+        retention_policy pressure = half();
+        sched_options o = pool_of(14);
+        o.pressure = &pressure;
+        fixture *f = begin(o);
+        sched_request a = request(f, 1, 0, 91, 60), b = request(f, 2, 500, 100, 60);
+        a.policy.pressure = willing;
+        b.priority = -1;
+        add(f, &a);
+        step(f);
+        step(f);
+        add(f, &b);
+        bool pressed = false;
+        for (int i = 0; i < 30; i++) {
+            step(f);
+            pressed |= strstr(f->trace, "m1") != NULL;
+        }
+        sched_stats stats = sched_get_stats(f->s);
+        assert_int_equal(stats.pressure_drops, willing);
+        assert_int_equal(pressed, willing);
+        assert_int_equal(stats.preemptions, !willing);
+        if (willing) assert_true(describe(f, 1, 0).report.pages_dropped > 4);
+        if (willing) assert_int_equal(describe(f, 2, 0).report.pages_dropped, 0);
+        finish(f);
+    }
+}
+
+/* The same choice at the same length. */
+static void pressure_is_replayed(void **state)
+{
+    (void)state;
+    retention_policy pressure = half();
+    sched_options o = pool_of(14);
+    o.pressure = &pressure;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 91, 60), b = request(f, 2, 500, 100, 60);
+    a.policy.pressure = true;
+    b.priority = -1;
+    add(f, &a);
+    step(f);
+    add(f, &b);
+    while (!strstr(step(f), "m1")) continue;
+    char press[40];
+    snprintf(press, sizeof press, "%s", strstr(f->trace, "1@"));
+    uint32_t length = (uint32_t)strtoul(press + 2, NULL, 10) + 1;
+    step(f);
+    end(f, 2, 0);
+    step(f);
+    uint64_t dropped = describe(f, 1, 0).report.pages_dropped;
+    answer(f, status_make(STATUS_IO, NULL));
+    post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
+    char expected[40];
+    snprintf(expected, sizeof expected, "1@100+%um1", length - 100);
+    assert_string_equal(step(f), "1@0+100");
+    assert_string_equal(step(f), expected);
+    step(f);
+    assert_int_equal(describe(f, 1, 0).report.pages_dropped, dropped);
+    assert_int_equal(sched_get_stats(f->s).pressure_drops, 1);
+    finish(f);
+}
+
+static void bad_pressure_is_refused(void **state)
+{
+    (void)state;
+    const char *methods[] = {"snapkv", "h2o", "streaming-recurrent"};
+    for (size_t i = 0; i < 3; i++) {
+        retention_policy p = retention_find(methods[i])->defaults;
+        p.preset = retention_find(methods[i]);
+        p.ratio = 0.5;
+        sched_options o = pool_of(14);
+        o.pressure = &p;
+        sched *s;
+        error err;
+        assert_int_equal(sched_create(&o, &s, &err).code, STATUS_INVALID);
+        assert_non_null(strstr(err.text, methods[i]));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prompt_may_be_longer_than_the_pool),
+        cmocka_unit_test(an_answer_may_be_longer_than_the_pool),
+        cmocka_unit_test(every_token_may_be_a_point),
+        cmocka_unit_test(measures_end_where_points_are),
+        cmocka_unit_test(sums_share_nothing),
+        cmocka_unit_test(a_choice_without_pages_waits),
+        cmocka_unit_test(pages_are_set_aside),
+        cmocka_unit_test(shared_pages_are_copied),
+        cmocka_unit_test(compressed_before_preempted),
+        cmocka_unit_test(pressure_is_replayed),
+        cmocka_unit_test(bad_pressure_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
