@@ -90,6 +90,29 @@ static void all_tasks_fit(void **state)
     }
 }
 
+/* Hidden lines stand where they are told to, the first and the last place too. */
+static void hidden_lines(void **state)
+{
+    (void)state;
+    document d;
+    rng r = rng_seed(2);
+    const hidden hide[] = {{"last", 3}, {"first", 0}, {"second", 1}, {"third", 1}};
+    document_init(&d);
+    haystack_write(&d, NULL, &r, 3, hide, 4);
+    strbuf wanted = {0};
+    strbuf_printf(&wanted, "first\n%s\nsecond\nthird\n%s\n%s\nlast\n", haystack_noise,
+                  haystack_noise, haystack_noise);
+    assert_string_equal(d.text.data, wanted.data);
+    strbuf_destroy(&wanted);
+    document_destroy(&d);
+
+    hidden slots[16];
+    haystack_slots(&r, 4, slots, 16, true);
+    for (int i = 0; i < 16; i++) assert_in_range(slots[i].slot, i ? slots[i - 1].slot : 0, 4);
+    assert_int_equal(slots[0].slot, 0);
+    assert_int_equal(slots[15].slot, 4);
+}
+
 static void numbered_questions(void **state)
 {
     (void)state;
@@ -216,9 +239,13 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_tasks_fit), cmocka_unit_test(numbered_questions),
-        cmocka_unit_test(common_words),  cmocka_unit_test(demo_wording),
-        cmocka_unit_test(unknown_name),  cmocka_unit_test(bm25),
+        cmocka_unit_test(all_tasks_fit),
+        cmocka_unit_test(hidden_lines),
+        cmocka_unit_test(numbered_questions),
+        cmocka_unit_test(common_words),
+        cmocka_unit_test(demo_wording),
+        cmocka_unit_test(unknown_name),
+        cmocka_unit_test(bm25),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
