@@ -54,7 +54,7 @@ static void scramble(retention_fx *fx, const retention_policy *p, bool decode, r
 static void choices_are_as_defined(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 3000; seed++) {
+    for (uint64_t seed = 1; seed <= 1200; seed++) {
         rng r = rng_seed(seed);
         fx_drawn d = fx_draw(&r);
         uint32_t n_prompt = 1 + rng_below(&r, 600),
@@ -77,10 +77,316 @@ static void choices_are_as_defined(void **state)
     }
 }
 
+/* ---- by hand --------------------------------------------------------------------------------- */
+
+static const pkv_geometry one_table = {16, 1, 1, 1, 1}, two_heads = {16, 1, 2, 1, 1};
+
+/* Measures of one KV head of the first measured layer, 0 beyond them. */
+static void put(retention_fx *fx, uint32_t kind, uint32_t head, uint32_t n, const float *values)
+{
+    fx->measures = (measure_result){.values = fx->values,
+                                    .n_layers = 1,
+                                    .n_kv_heads = fx->geometry.n_kv_heads,
+                                    .stride = FX_SLOTS,
+                                    .q_heads = 2};
+    memset(fx_value(fx, kind, 0, head, 0), 0, FX_SLOTS * sizeof *values);
+    memcpy(fx_value(fx, kind, 0, head, 0), values, n * sizeof *values);
+}
+
+#define PUT(fx, kind, head, ...)                                                                   \
+    put(fx, kind, head, sizeof((const float[]){__VA_ARGS__}) / sizeof(float),                      \
+        (const float[]){__VA_ARGS__})
+
+/* Exactly these positions stay in a table. */
+static void expect(const retention_fx *fx, uint32_t group, uint32_t n, const uint32_t *positions)
+{
+    for (uint32_t i = 0; i < pkv_seq_table(fx->kv, 0, group).kept_tokens; i++) {
+        uint32_t at = pkv_seq_position(fx->kv, 0, group, i);
+        bool want = false;
+        for (uint32_t k = 0; k < n; k++) want |= positions[k] == at;
+        if (fx_kept(fx, group, i) != want) fail_msg("group %u, position %u", group, at);
+    }
+}
+
+#define EXPECT(fx, group, ...)                                                                     \
+    expect(fx, group, sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t),                  \
+           (const uint32_t[]){__VA_ARGS__})
+
+static void ties_go_to_the_first_and_nan_comes_last(void **state)
+{
+    (void)state;
+    static const float scores[10] = {1, 3, 3, NAN, -0.0f, 3, 0.0f, -1, 99, 99};
+    /* 8 and 9 are the window; then 1, 2, 5, 0, 4 (-0 is 0), 6, 7, and NaN last. */
+    static const uint32_t order[10] = {8, 9, 1, 2, 5, 0, 4, 6, 7, 3};
+    retention_fx *tokens = fx_create(&one_table, 10), *pages = fx_create(&one_table, 160);
+    put(tokens, 0, 0, 10, scores);
+    put(pages, 0, 0, 10, scores);
+    for (uint32_t n = 3; n <= 10; n++) {
+        retention_policy p = fx_policy(tokens, "{\"method\":\"snapkv\",\"ratio\":1,\"window\":2,"
+                                               "\"pool\":{\"kind\":\"none\"}}");
+        p.ratio = n / 10.0;
+        fx_choose(tokens, &p, 10);
+        expect(tokens, 0, n, order);
+        p = fx_policy(pages, "{\"method\":\"chunkkv\",\"ratio\":1}");
+        p.ratio = n / 10.0;
+        fx_choose(pages, &p, 160);
+        for (uint32_t i = 0; i < 160; i++) {
+            bool want = false;
+            for (uint32_t k = 0; k < n; k++) want |= order[k] == i / 16;
+            assert_true(fx_kept(pages, 0, i) == want);
+        }
+    }
+    fx_destroy(tokens);
+    fx_destroy(pages);
+}
+
+static void heads_are_summed_in_ascending_order(void **state)
+{
+    (void)state;
+    static const pkv_geometry g = {16, 1, 3, 1, 3};
+    retention_fx *fx = fx_create(&g, 4);
+    retention_policy p = fx_policy(fx, "{\"method\":\"tova\",\"tokens\":2}");
+    PUT(fx, 0, 0, 1e8f, 0.25f);
+    PUT(fx, 0, 1, -1e8f, 0.25f);
+    PUT(fx, 0, 2, 1, 0.25f);
+    fx_choose(fx, &p, 4);
+    EXPECT(fx, 0, 0, 3); /* (1e8 - 1e8) + 1 beats 0.75; from the other end it would be 0 */
+    fx_destroy(fx);
+}
+
+static void pools_reach_neighbours_outside_the_window(void **state)
+{
+    (void)state;
+    retention_fx *fx = fx_create(&one_table, 12);
+    PUT(fx, 0, 0, 0, 0, 0, 5, 0, 0, 4, 0, 0, 0, 9, 9);
+    retention_policy p = fx_policy(fx, "{\"method\":\"snapkv\",\"tokens\":5,\"window\":2,"
+                                       "\"pool\":{\"kind\":\"max\",\"kernel\":3}}");
+    fx_choose(fx, &p, 12);
+    EXPECT(fx, 0, 2, 3, 4, 10, 11); /* the window's 9 would have come first by slot 9 */
+    /* Means of three: 5/3 thrice, then 4/3 thrice; outside counts as 0. */
+    p.pool = RETENTION_POOL_AVG;
+    p.tokens = 6;
+    PUT(fx, 0, 0, 4.5f, 0, 0, 5, 0, 0, 0, 0, 0, 0, 9, 9);
+    fx_choose(fx, &p, 12);
+    EXPECT(fx, 0, 0, 2, 3, 4, 10, 11);
+    fx_destroy(fx);
+}
+
+static void chunks_that_hold_window_slots_compete(void **state)
+{
+    (void)state;
+    retention_fx *fx = fx_create(&one_table, 18);
+    PUT(fx, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7);
+    /* k = floor((12 - 4) / 4) = 2 chunks: [12, 16) with 14, then [16, 18) with 14. */
+    retention_policy p = fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":12,\"window\":4,"
+                                       "\"unit\":\"chunk\",\"chunk\":4}");
+    fx_choose(fx, &p, 18);
+    EXPECT(fx, 0, 12, 13, 14, 15, 16, 17);
+    /* AnDPro's do not: the best is 4 … 8, then 0 … 4. */
+    p = fx_policy(fx, "{\"method\":\"andpro\",\"tokens\":12,\"window\":4,\"sinks\":0}");
+    fx_choose(fx, &p, 18);
+    EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
+    assert_false(fx->out.budget_raised);
+    p.tokens = 7; /* less than a chunk beside the window: one all the same */
+    fx_choose(fx, &p, 18);
+    EXPECT(fx, 0, 4, 5, 6, 7, 14, 15, 16, 17);
+    assert_true(fx->out.budget_raised);
+    fx_destroy(fx);
+}
+
+static void kvpress_means_and_shares(void **state)
+{
+    (void)state;
+    retention_fx *fx = fx_create(&one_table, 10);
+    PUT(fx, 0, 0, 8, 0, 0, 0, 3, 3, 3, 3, 0, 0);
+    /* Chunks of four: means 2, 3 and the window's 1 + the best. floor(3 * 0.7) = 2 stay. */
+    retention_policy p =
+        fx_policy(fx, "{\"method\":\"chunkkv\",\"ratio\":0.7,\"window\":2,\"unit\":\"chunk\","
+                      "\"chunk\":4,\"variant\":\"mean\",\"pool\":{\"kind\":\"none\"}}");
+    fx_choose(fx, &p, 10);
+    EXPECT(fx, 0, 4, 5, 6, 7, 8, 9);
+    p.ratio = 0.3; /* floor(0.9): one all the same, and the window is best */
+    fx_choose(fx, &p, 10);
+    EXPECT(fx, 0, 8, 9);
+    fx_destroy(fx);
+}
+
+static void heads_compete_for_a_layer(void **state)
+{
+    (void)state;
+    retention_fx *fx = fx_create(&two_heads, 12);
+    PUT(fx, 0, 0, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    PUT(fx, 0, 1, 0, 0, 0.5f, 0, 0.25f);
+    /* 2 * 5 tokens, one of each in the window: 8 to choose, and head 1 is sure of none beside it.
+     */
+    retention_policy p = fx_policy(fx, "{\"method\":\"adakv\",\"tokens\":5,\"window\":1,"
+                                       "\"pool\":{\"kind\":\"none\"}}");
+    fx_choose(fx, &p, 12);
+    EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 11);
+    EXPECT(fx, 1, 11);
+    p.floor = 0.6f; /* floor(0.6 * 5) - 1 = 2 of its own */
+    fx_choose(fx, &p, 12);
+    EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 11);
+    EXPECT(fx, 1, 2, 4, 11);
+    fx_destroy(fx);
+}
+
+static void the_second_half_is_weighed_by_values(void **state)
+{
+    (void)state;
+    retention_fx *fx = fx_create(&one_table, 10);
+    PUT(fx, 0, 0, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0);
+    PUT(fx, 1, 0, 1, 1, 1, 1, 9, 8e4f, 1, 1, 1, 1);
+    /* Six: one is the window, floor(6 / 2) - 1 = 2 by attention (0, 1); then (base + 1e-4) * weight
+     * puts slot 5 before slot 4, and 2 last. */
+    retention_policy p = fx_policy(fx, "{\"method\":\"criticalkv\",\"tokens\":6,\"window\":1,"
+                                       "\"pool\":{\"kind\":\"none\"}}");
+    fx_choose(fx, &p, 10);
+    EXPECT(fx, 0, 0, 1, 2, 4, 5, 9);
+    p.tokens = 4;
+    fx_choose(fx, &p, 10);
+    EXPECT(fx, 0, 0, 4, 5, 9);
+    fx_destroy(fx);
+}
+
+static void layers_have_budgets_of_their_own(void **state)
+{
+    (void)state;
+    static const pkv_geometry g = {16, 5, 1, 1, 1};
+    retention_fx *fx = fx_create(&g, 1000);
+    rng r = rng_seed(1);
+    /* 100 beside the window: 5 above, 195 below, steps of floor(190 / 4) = 47. */
+    retention_policy p = fx_policy(fx, "{\"method\":\"pyramidkv\",\"tokens\":132}");
+    fx_measure(fx, &p, &r, 0);
+    fx_choose(fx, &p, 1000);
+    static const uint32_t want[5] = {227, 180, 133, 86, 39};
+    for (uint32_t l = 0; l < 5; l++) assert_int_equal(fx_count(fx, l), want[l]);
+    /* Chunks in layers 0 … 2, tokens in 3 and 4. */
+    p = fx_policy(fx, "{\"method\":\"chunkkv-hybrid\",\"tokens\":136}");
+    fx_choose(fx, &p, 1000);
+    for (uint32_t l = 0; l < 5; l++) {
+        uint32_t runs = 0;
+        for (uint32_t i = 0; i < 968; i++) runs += fx_kept(fx, l, i) && i % 10 == 0;
+        uint32_t n = fx_count(fx, l);
+        if (l < 3 && (n > 132 || n < 132 - 9 || runs < 9)) fail_msg("layer %u: %u, %u", l, n, runs);
+        if (l >= 3) assert_int_equal(n, 136);
+    }
+    fx_destroy(fx);
+}
+
+static void a_frozen_prompt_stays(void **state)
+{
+    (void)state;
+    retention_fx *fx = fx_create(&one_table, 8);
+    retention_policy p =
+        fx_policy(fx, "{\"method\":\"scope-slide\",\"decode\":{\"beta1\":2,\"beta2\":3},"
+                      "\"prefill\":{\"method\":\"truncate\",\"tokens\":2}}");
+    fx_choose(fx, &p, 8);
+    EXPECT(fx, 0, 6, 7);
+    fx_apply(fx, &p);
+    assert_true(status_ok(pkv_seq_append(fx->kv, 0, 5)));
+    fx_choose(fx, &p, 8);
+    assert_false(fx->out.gives_up);
+    assert_true(status_ok(pkv_seq_append(fx->kv, 0, 1)));
+    PUT(fx, 0, 0, 0, 0, 1, 3, 2, 9, 9, 9); /* slots: 6 7 8 9 10 | 11 12 13 */
+    fx_choose(fx, &p, 8);
+    EXPECT(fx, 0, 6, 7, 9, 10, 11, 12, 13);
+    assert_false(fx->out.budget_raised);
+    fx_destroy(fx);
+}
+
+/* ---- what does not matter, and what is refused ----------------------------------------------- */
+
+static void page_numbers_do_not_matter(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 100; seed++) {
+        rng r = rng_seed(seed);
+        fx_drawn d = fx_draw(&r);
+        uint32_t n_prompt = 1 + rng_below(&r, 400);
+        retention_fx *a = fx_create(&d.geometry, n_prompt), *b = fx_create(&d.geometry, n_prompt);
+        /* The other's pages come from the free list in another order. */
+        pkv_seq_close(b->kv, 0);
+        uint32_t hit;
+        assert_true(status_ok(pkv_seq_open(b->kv, 0, NULL, 0, 0, n_prompt, &hit)));
+        assert_true(status_ok(pkv_seq_append(b->kv, 0, n_prompt)));
+        retention_policy_resolve(&d.policy, 10);
+        fx_measure(a, &d.policy, &r, 4);
+        memcpy(b->values, a->values, sizeof a->values);
+        b->measures = a->measures;
+        b->measures.values = b->values;
+        fx_choose(a, &d.policy, n_prompt);
+        fx_choose(b, &d.policy, n_prompt);
+        assert_memory_equal(a->keep, b->keep, sizeof a->keep);
+        fx_destroy(a);
+        fx_destroy(b);
+    }
+}
+
+static status choose_with(retention_fx *fx, const retention_policy *p, const measure_result *m,
+                          error *err)
+{
+    return retention_choose(p, fx->kv, 0, 640, m, &fx->out, err);
+}
+
+static void misfits_are_refused(void **state)
+{
+    (void)state;
+    static const pkv_geometry g = {16, 7, 2, 1, 1};
+    retention_fx *fx = fx_create(&g, 640);
+    rng r = rng_seed(1);
+    error err;
+    retention_policy p =
+        fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":320,\"reuse_layers\":2}");
+    fx_measure(fx, &p, &r, 0);
+    measure_result m = fx->measures;
+    assert_true(status_ok(choose_with(fx, &p, &m, &err)));
+    m.n_layers = 7; /* every second was due */
+    assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
+    m = fx->measures;
+    m.stride = 39; /* of 40 pages */
+    assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
+    m.stride = 40;
+    assert_true(status_ok(choose_with(fx, &p, &m, &err)));
+    p.unit = RETENTION_UNIT_TOKEN;
+    assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
+    assert_int_equal(choose_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
+    p.tokens = 640; /* where nothing goes, nothing need have been measured */
+    assert_true(status_ok(choose_with(fx, &p, NULL, &err)));
+    assert_false(fx->out.gives_up);
+    fx->out.words = 9;
+    assert_int_equal(choose_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
+    fx->out.words = FX_WORDS;
+    fx->out.n_scratch = retention_scratch_floats(&g, 640) - 1;
+    assert_int_equal(choose_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
+    fx->out.n_scratch++;
+    assert_true(status_ok(choose_with(fx, &p, NULL, &err)));
+    /* A head's table that another policy has thinned out. */
+    uint64_t keep[FX_WORDS];
+    memset(keep, 0xff, sizeof keep);
+    keep[3] = 1;
+    assert_true(status_ok(pkv_seq_keep(fx->kv, 0, 1, keep, false)));
+    p.tokens = 320;
+    assert_int_equal(choose_with(fx, &p, &fx->measures, &err).code, STATUS_INVALID);
+    assert_non_null(strstr(err.text, "retention.scope: tables that would share a choice"));
+    fx_destroy(fx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(choices_are_as_defined),
+        cmocka_unit_test(ties_go_to_the_first_and_nan_comes_last),
+        cmocka_unit_test(heads_are_summed_in_ascending_order),
+        cmocka_unit_test(pools_reach_neighbours_outside_the_window),
+        cmocka_unit_test(chunks_that_hold_window_slots_compete),
+        cmocka_unit_test(kvpress_means_and_shares),
+        cmocka_unit_test(heads_compete_for_a_layer),
+        cmocka_unit_test(the_second_half_is_weighed_by_values),
+        cmocka_unit_test(layers_have_budgets_of_their_own),
+        cmocka_unit_test(a_frozen_prompt_stays),
+        cmocka_unit_test(page_numbers_do_not_matter),
+        cmocka_unit_test(misfits_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
