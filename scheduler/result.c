@@ -28,7 +28,9 @@ static status choose(sched *s, sched_seq *q, const retention_policy *policy, uin
     uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
     for (uint32_t g = 0; out.gives_up && g < s->groups; g++) {
         const uint64_t *keep = s->keep + (size_t)g * out.words;
-        RETURN_IF_ERROR(pkv_seq_keep(s->kv, q->slot, g, keep, policy->contiguous));
+        status st = pkv_seq_keep(s->kv, q->slot, g, keep, policy->contiguous);
+        assert(st.code != STATUS_NO_PAGES);
+        RETURN_IF_ERROR(st);
     }
     if (q->computed <= q->chosen) return STATUS_IS_OK; /* a replay: it is counted */
     q->chosen = q->computed;

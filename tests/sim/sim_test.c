@@ -568,7 +568,7 @@ static bool tell(const tally *t, uint32_t n_requests)
     need(&ok, "pages copied back", t->pages_in, 3000);
     need(&ok, "pages still there", t->pages_retaken, 500);
     need(&ok, "sessions stored", t->stored, 500);
-    need(&ok, "sessions continued", t->continued, 300);
+    need(&ok, "sessions continued", t->continued, 150);
     need(&ok, "sessions ignored", t->ignored, 100);
     need(&ok, "sessions expired", t->expired, 100);
     need(&ok, "choices under pressure", t->presses, 50);

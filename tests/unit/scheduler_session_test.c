@@ -418,7 +418,9 @@ static void memory_may_be_short(void **state)
         long before = f->heap.calls;
         f->heap.fail_at = before + i;
         for (uint64_t id = 1; id <= 4; id++) {
-            sched_request a = of_session(next_turn(f, id, 0, 30, id, 20), id % 2);
+            sched_request a = request(f, id, 0, 30, 4);
+            if (id > 2) a = next_turn(f, id, 0, 30, 3, 20);
+            a = of_session(a, 1 + id % 2);
             sched_choice_info info;
             add(f, &a);
             for (int k = 0; k < 8; k++) step(f);
