@@ -20,9 +20,9 @@ status haystack_load(const char *path, haystack *out, error *err)
     *out = (haystack){0};
     size_t size, n = 1;
     RETURN_IF_ERROR(file_read(path, TEXT_BYTES_MAX, &out->text, &size, err));
-    if (memchr(out->text, 0, size)) {
+    if (memchr(out->text, 0, size) || !utf8_valid((const uint8_t *)out->text, size)) {
         haystack_destroy(out);
-        return error_set(err, STATUS_INVALID, "%s: is no text (it holds a zero byte)", path);
+        return error_set(err, STATUS_INVALID, "%s: is no text in UTF-8", path);
     }
     for (size_t i = 0; i < size; i++) n += out->text[i] == '\n';
     out->lines = calloc(n, sizeof *out->lines);
