@@ -52,10 +52,9 @@ static status make_document(campaign *c, live *l, error *err)
 }
 
 /* With two turns every question is followed by the next one of its document. */
-static uint32_t askable(const campaign *c, const source *s, const document *d)
+static uint32_t askable(const campaign *c, const document *d)
 {
-    if (c->o->turns > 1 && (!s->between || d->n_questions < 2)) return 0;
-    return (uint32_t)d->n_questions;
+    return c->o->turns > 1 && d->n_questions < 2 ? 0 : (uint32_t)d->n_questions;
 }
 
 static status refuse_row(campaign *c, const char *why, error *err)
@@ -82,22 +81,29 @@ static bool find_row(campaign *c)
     return false;
 }
 
+static status skip_row(campaign *c, const char *why, error *err)
+{
+    status st = refuse_row(c, why, err);
+    next_row(c);
+    return st;
+}
+
 enum { FRUITLESS_MAX = 64 }; // documents in turn that ask too little for two turns
 
+/* l stays unused when there is nothing to ask of the document. */
 static status open_document(campaign *c, live *l, error *err)
 {
-    const source *s = &c->sources.items[c->row];
+    static const char one_turn[] = "asks one question of a context: no second turn";
+    if (c->o->turns > 1 && !c->sources.items[c->row].between) return skip_row(c, one_turn, err);
     *l = (live){.row = c->row, .number = c->number, .serial = c->n_made++};
     error why = {{0}};
     status st = make_document(c, l, &why);
     if (!status_ok(st)) {
         live_destroy(l);
-        if (st.code != STATUS_LIMIT) return error_set(err, st.code, "%s", why.text);
-        st = refuse_row(c, why.text, err);
-        next_row(c);
-        return st;
+        return st.code == STATUS_LIMIT ? skip_row(c, why.text, err)
+                                       : error_set(err, st.code, "%s", why.text);
     }
-    uint32_t n = askable(c, s, l->doc), left = c->o->samples - c->n_asked_of_row;
+    uint32_t n = askable(c, l->doc), left = c->o->samples - c->n_asked_of_row;
     l->n_asked = n < left ? n : left;
     l->measured = c->number < c->o->measured;
     l->n_units = (uint64_t)l->n_asked * c->variants.n;
@@ -105,10 +111,8 @@ static status open_document(campaign *c, live *l, error *err)
     c->n_asked_of_row += l->n_asked;
     if (l->n_asked == 0) {
         live_destroy(l);
-        if (c->n_asked_of_row > 0 || c->number < FRUITLESS_MAX) return STATUS_IS_OK;
-        st = refuse_row(c, "asks one question of a context: no second turn", err);
-        next_row(c);
-        return st;
+        bool fruitless = c->n_asked_of_row == 0 && c->number == FRUITLESS_MAX;
+        return fruitless ? skip_row(c, one_turn, err) : STATUS_IS_OK;
     }
     if (l->measured) l->full = calloc(l->n_asked, sizeof *l->full);
     l->used = true;

@@ -80,6 +80,11 @@ status quality_run(const quality_options *o, strbuf *table, error *err)
         return error_set(err, STATUS_INVALID, "--turns: the engine keeps no sessions");
     RETURN_IF_ERROR(sources_create(o, &c.sources, err));
     status st = variants_create(o->methods, o->n_methods, o->budgets, &c.variants, err);
+    for (size_t i = 0; status_ok(st) && o->turns > 1 && i < c.variants.n; i++)
+        if (c.variants.items[i].rag)
+            st = error_set(err, STATUS_INVALID,
+                           "--turns: %s has no cache that a second turn could go on from",
+                           c.variants.items[i].method);
     if (status_ok(st)) st = run(&c, &settings, table, err);
     records_close(&c.records);
     variants_destroy(&c.variants);

@@ -39,7 +39,7 @@ static void put_head(const results *r, uint32_t row, uint32_t end, strbuf *out)
         if (m->n)
             strbuf_printf(out, " %.3f (%.3f to %.3f, %zu prompts of %zu contexts)%s%s", m->mean,
                           m->low, m->high, m->n, m->n_clusters,
-                          r->compared[i] ? "" : ": under 0.9, listed but not compared",
+                          r->compared[i] ? "" : ": too low, listed but not compared",
                           i + 1 < end ? ";" : "");
         else strbuf_printf(out, " no answers%s", i + 1 < end ? ";" : "");
     }
@@ -86,8 +86,14 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     strbuf_puts(out, "| ");
     put_name(out, v->method);
     strbuf_printf(out, " | %s |", v->budget);
-    if (isnan(all.kept)) strbuf_puts(out, " |");
-    else strbuf_printf(out, " %.3f |", all.kept);
+    cell kept = all; /* where nothing is compared, what is listed */
+    if (rows.n == 0) {
+        rows.n = results_rows(r, row, false, room);
+        RETURN_IF_ERROR(results_cell(r, rows, column, arm, &kept, err));
+        rows.n = 0;
+    }
+    if (isnan(kept.kept)) strbuf_puts(out, " |");
+    else strbuf_printf(out, " %.3f |", kept.kept);
     for (uint32_t i = row; i < end; i++) {
         cell one;
         RETURN_IF_ERROR(results_cell(r, (row_set){&i, 1}, column, arm, &one, err));

@@ -320,6 +320,11 @@ static void second_question(void **state)
     empty_folder();
     quality_options o = options_for(h, &s);
     o.turns = 2;
+    strbuf table = {0};
+    error err;
+    assert_int_equal(quality_run(&o, &table, &err).code, STATUS_INVALID); /* rag-bm25 */
+    strbuf_destroy(&table);
+    o.n_methods = 1;
     json_t *results = run(&o);
     const json_t *all = json_object_get(first_task(results), "all");
     assert_float_equal(mean_of(find_cell(all, "session", "full", "-")), 1, 0);
