@@ -104,7 +104,47 @@ def overrides():
         # pages of 32
         (m("chunkkv", ratio=0.3), 431, {"heads": 4, "page": 32}), (m("snapkv", ratio=0.3), 231, {"page": 32}),
     ]
-    return [(r, n, kw) for r, n, kw in rows]
+    return rows + mixtures()
+
+
+def mixtures():
+    """Parts that no preset puts together."""
+    four, pages = {"model": GQA4}, {"model": GQA4, "heads": 2}
+    decode = {"beta1": 4, "beta2": 5, "horizon": 30}
+    return [
+        # reuse with everything
+        (m("tova", reuse_layers=2, tokens=50), 90, {"model": GQA4, "heads": 2, "tokens": 20}), (m("h2o", reuse_layers=2, tokens=50), 90, {**four, "tokens": 20}),
+        (m("andpro", reuse_layers=2, ratio=0.3), 190, {"layers": 2}), (m("chunkkv-hybrid", reuse_layers=2, ratio=0.3), 260, {"heads": 4, "layers": 2}),
+        (m("pyramidkv", reuse_layers=3, ratio=0.3), 260, {}), (m("snapkv-decode", reuse_layers=3, tokens=60), 100, {**four, "tokens": 40}),
+        (m("scope-slide", prefill=m("snapkv", reuse_layers=2, ratio=0.4), decode=decode), 120, {**four, "tokens": 24}),
+        # schedules that the preset does not have
+        (m("snapkv", schedule="chunk", recurrent_chunk=64, tokens=80), 230, four), (m("chunkkv", schedule="chunk", recurrent_chunk=96, tokens=128), 420, {"heads": 4}),
+        (m("h2o", schedule="chunk", recurrent_chunk=50, tokens=70), 170, four), (m("chunkkv", schedule="decode", interval=16, tokens=96), 150, {"heads": 4, "tokens": 50}),
+        (m("chunkkv", unit="chunk", schedule="decode", interval=8, tokens=96), 150, {**pages, "tokens": 50}),
+        (m("keydiff", schedule="decode", interval=4, tokens=50), 100, {**four, "tokens": 20}), (m("knorm", schedule="decode", interval=8, tokens=45), 60, {"model": GQA1, "prompt": "96 once", "tokens": 12}),
+        (m("adakv", schedule="decode", interval=8, window=8, tokens=60), 100, {**four, "tokens": 36}),
+        (m("streaming", schedule="prompt", ratio=0.5), 100, {"heads": 4}),
+        (m("pyramidkv", schedule="decode", interval=8, window=8, tokens=60), 200, {**four, "tokens": 30}), (m("andpro", schedule="decode", interval=16, window=8, tokens=60), 90, {**four, "tokens": 40}),
+        # scores that the preset does not have
+        (m("snapkv", score="last", ratio=0.3), 150, four), (m("snapkv", score="accumulated", ratio=0.3), 150, four), (m("snapkv", score="projection", ratio=0.3), 151, four),
+        (m("snapkv", score="knorm", ratio=0.3), 90, {"model": GQA1, "prompt": "96 once"}), (m("snapkv", score="keydiff", ratio=0.3), 153, four), (m("tova", score="window", window=8, tokens=60), 120, {**pages, "tokens": 20}),
+        (m("chunkkv", score="accumulated", ratio=0.3), 230, pages), (m("chunkkv", score="projection", ratio=0.3), 232, pages), (m("chunkkv", score="last", ratio=0.3), 233, pages),
+        (m("chunkkv", score="projection", unit="chunk", ratio=0.3), 232, pages), (m("andpro", score="window", ratio=0.3), 200, four), (m("adakv", score="projection", ratio=0.3), 200, four),
+        (m("criticalkv", scope="layer", ratio=0.4), 203, pages), (m("chunkkv", score="critical", unit="token", ratio=0.4), 204, pages),
+        (m("keydiff", scope="layer", ratio=0.4), 190, pages), (m("andpro", scope="layer", allocator="uniform", ratio=0.3), 190, pages), (m("knorm", scope="layer", ratio=0.4), 60, {"model": GQA1, "prompt": "96 once", "heads": 3}),
+        # variants
+        (m("chunkkv", variant="raw", unit="token", ratio=0.3), 200, pages), (m("andpro", variant="alg1", unit="token", ratio=0.3), 201, four), (m("andpro", variant="code", chunk=8, ratio=0.4), 203, four),
+        (m("snapkv", variant="raw", ratio=0.3), 180, four),
+        # sizes
+        (m("adakv", unit="page", ratio=0.3), 240, {"model": GQA4}), (m("adakv", unit="chunk", chunk=3, ratio=0.3), 200, four), (m("andpro", unit="chunk", chunk=4, sinks=5, window=30, ratio=0.3), 207, four),
+        (m("pyramidkv", unit="page", tokens=64), 420, {}), (m("pyramidkv", unit="chunk", chunk=4, tokens=64), 200, four), (m("pyramidkv", ratio=0.8), 200, four), (m("pyramidkv", tokens=34), 150, four),
+        (m("snapkv", ratio=0.5), 20, four), (m("chunkkv", ratio=0.5), 33, pages), (m("chunkkv", ratio=0.5), 17, pages), (m("tova", ratio=0.5), 2, {**pages, "tokens": 12}), (m("streaming", ratio=0.9), 3, {**pages, "tokens": 12}),
+        (m("h2o", ratio=0.5), 1, {**four, "tokens": 12}), (m("truncate", tokens=1), 40, pages), (m("truncate", unit="page", tokens=64), 100, pages), (m("snapkv", pool={"kind": "max", "kernel": 1}, ratio=0.3), 150, four),
+        (m("snapkv", pool={"kind": "max", "kernel": 63}, ratio=0.3), 150, four), (m("chunkkv", unit="chunk", chunk=1, ratio=0.3), 151, pages), (m("chunkkv", unit="chunk", chunk=64, ratio=0.8), 231, pages),
+        # SCOPE over other prompts' choices
+        (m("scope-adaptive", prefill=m("andpro", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}), (m("scope-discontinuous", prefill=m("chunkkv-hybrid", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}),
+        (m("scope-slide", prefill=m("tova", tokens=60), decode=decode), 100, {**four, "tokens": 24}), (m("scope-adaptive", decode={"beta1": 3, "beta2": 2}), 50, {**four, "tokens": 30}),
+    ]
 
 
 def cases():
@@ -136,7 +176,7 @@ def prompts():
         out[word] = [t for i in range(8) for t in tok.encode(text.get(f"{word}-1024-{i:02d}", ""), add_special_tokens=False).ids][:1000]
     for vocab in ("64", "96", "100"):
         rng = random.Random(int(vocab))
-        out[vocab] = [rng.randrange(int(vocab)) for _ in range(200)]
+        out[vocab] = [rng.randrange(int(vocab)) for _ in range(250)]
     out["96 once"] = random.Random(1).sample(range(96), 96)
     return out
 

@@ -1,15 +1,19 @@
-"""The oracle against NVIDIA's kvpress (needs torch, transformers and kvpress): the same tokens kept?
+"""The oracle, and Octavo, against NVIDIA's kvpress (needs torch, transformers and kvpress): the same tokens kept?
 
-    python3 tools/retention_oracle/kvpress_check.py [--cases 6]
+    python3 tools/retention_oracle/kvpress_check.py [--cases 6] [--octavo build/octavo]
 
 Random Llama models in f32, 1 to 8 query heads a KV head, odd lengths. Each press is set as our method, by the overrides
 of a request; what differs all the same is asserted in the form in which it differs (docs/retention.md section 7).
-A choice nearer than 1e-5 of the score at the cut is not compared: f32 and f64 may differ there.
+A choice nearer than 1e-5 of the score at the cut is counted apart: f32 and f64 may differ there. With --octavo the same
+models and requests go through `octavo run` too, one layer and one KV head a group.
 """
 import argparse
 import importlib.metadata
+import json
 import pathlib
 import random
+import shutil
+import subprocess
 import tempfile
 
 import kvpress
@@ -24,6 +28,8 @@ from generate import Request
 from model import Llama
 
 SHAPES = [(3, 3), (4, 2), (8, 2), (8, 1), (6, 2), (2, 2)]  # query heads, KV heads
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VOCAB = 1024
 LONG = 1 << 20  # kvpress takes the queries of all rows
 RATIOS = (0.5, 0.25, 0.375, 0.625)
 
@@ -31,7 +37,7 @@ RATIOS = (0.5, 0.25, 0.375, 0.625)
 def make_model(folder, seed, heads, kv):
     torch.manual_seed(seed)
     config = LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=heads, num_key_value_heads=kv,
-                         head_dim=16, vocab_size=211, max_position_embeddings=2048, initializer_range=0.25, tie_word_embeddings=True)
+                         head_dim=16, vocab_size=VOCAB, max_position_embeddings=2048, initializer_range=0.25, tie_word_embeddings=True)
     config._attn_implementation = "sdpa"
     model = LlamaForCausalLM(config).float().eval()
     model.save_pretrained(folder)
@@ -93,6 +99,50 @@ def explained(name, w, got, want):
     return name == "pyramidkv" and len(want) <= w and len(got) == w + 1 and set(want) <= set(got)
 
 
+def through_octavo(octavo, folder, requests):
+    """[(ids, retention)] -> for each the kept positions [layer][head]."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "models/demo" / name, folder)
+    lines = [json.dumps({"id": str(i), "prompt_token_ids": ids, "max_tokens": 1, "retention": r | {"report": "positions"}})
+             for i, (ids, r) in enumerate(requests)]
+    done = subprocess.run([octavo, "run", "--model", folder, "--dtype", "f32", "--threads", "1", "--kv-memory", "64M", "--kv-group-heads", "1",
+                           "--prompts", "-"], input="\n".join(lines), text=True, capture_output=True)
+    out = {}
+    for x in map(json.loads, done.stdout.splitlines()):
+        assert "error" not in x, x
+        tables = {(t["layers"][0], t["heads"][0]): [p for a, b in t["ranges"] for p in range(a, b)] for t in x["retention"]["kept"]}
+        n_layers, n_heads = (1 + max(k[i] for k in tables) for i in (0, 1))
+        out[int(x["id"])] = [[tables[l, h] for h in range(n_heads)] for l in range(n_layers)]
+    assert len(out) == len(requests), done.stderr
+    return [out[i] for i in range(len(requests))]
+
+
+def ask_octavo(asked, name, n, ids, retention, want):
+    """Notes a request that a user can make whose kept sets must be kvpress's: (name, ids, retention, layers, kvpress's)."""
+    every = range(len(want))
+    if name == "pyramidkv":
+        for layer in every:
+            budget = len(want[layer][0])
+            if budget > retention["window"]:
+                r = {k: v for k, v in retention.items() if k != "ratio"} | {"method": "snapkv", "tokens": budget}
+                asked.append((name, ids, r, [layer], want))
+    elif name == "expected-attention":
+        if n <= 260:  # rows 256 beside 4 sinks are all rows
+            asked.append((name, ids, {k: v for k, v in retention.items() if k != "rows"}, every, want))
+    else:
+        asked.append((name, ids, retention, every, want))
+
+
+def check_octavo(octavo, folder, asked, tally):
+    for (name, ids, retention, layers, want), got in zip(asked, through_octavo(octavo, folder, [a[1:3] for a in asked])):
+        for layer in layers:
+            for head, (g, k) in enumerate(zip(got[layer], want[layer])):
+                tally[name]["octavo"] += 1
+                tally[name]["octavo_equal"] += g == k
+                if g != k:
+                    tally[name]["octavo_other"].append((len(ids), retention, layer, head, set(g) ^ set(k)))
+
+
 def rows(ratio, w, kernel, chunk):
     """name, our request, the press."""
     cut = 1 - ratio
@@ -116,6 +166,7 @@ def rows(ratio, w, kernel, chunk):
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--cases", type=int, default=4, help="prompts for each of the six shapes")
+    ap.add_argument("--octavo", help="the program, to be asked too")
     a = ap.parse_args()
     torch.set_num_threads(1)
     logging.disable_progress_bar()
@@ -123,15 +174,17 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for seed, (heads, kv) in enumerate(SHAPES):
             theirs, mine = make_model(pathlib.Path(folder) / str(seed), seed, heads, kv)
+            asked = []
             for i in range(a.cases):
                 n, ratio, w = rng.randrange(131, 420), RATIOS[i % len(RATIOS)], rng.choice((4, 8, 16))
-                ids = rng.sample(range(211), min(n, 211)) + [rng.randrange(211) for _ in range(max(0, n - 211))]
+                ids = rng.sample(range(VOCAB), n)  # each once: equal tokens have equal keys in the first layer
                 for name, retention, press in rows(ratio, w, rng.choice((3, 5, 7)), rng.choice((5, 10, 20))):
-                    t = tally.setdefault(name, dict(tables=0, equal=0, near=0, explained=0, other=[]))
+                    t = tally.setdefault(name, dict(tables=0, equal=0, near=0, explained=0, other=[], octavo=0, octavo_equal=0, octavo_other=[]))
                     want, budgets = Recorder(press, theirs).run(ids), None
                     if name == "pyramidkv":
                         budgets = [len(layer[0]) for layer in want]
                     got, margin = ours(mine, ids, retention, budgets)
+                    ask_octavo(asked, name, n, ids, retention, want)
                     if budgets:
                         check_pyramid(n, ratio, w, budgets)
                     for layer, (x, y) in enumerate(zip(got, want)):
@@ -145,13 +198,15 @@ def main():
                                 t["near"] += 1
                             else:
                                 t["other"].append((n, retention, margin, layer, head, set(g) ^ set(k)))
+            if a.octavo:
+                check_octavo(a.octavo, pathlib.Path(folder) / str(seed), asked, tally)
     names = ("kvpress", "torch", "transformers", "numpy")
     print(", ".join(f"{x} {importlib.metadata.version(x)}" for x in names))
-    print("| method | tables | equal | one more token beside the window | nearer than 1e-5 | other |\n| --- | --- | --- | --- | --- | --- |")
+    print("| method | tables | equal | one more token beside the window | nearer than 1e-5 | other | octavo: tables | equal |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, t in tally.items():
-        print(f"| {name} | {t['tables']} | {t['equal']} | {t['explained']} | {t['near']} | {len(t['other'])} |")
+        print(f"| {name} | {t['tables']} | {t['equal']} | {t['explained']} | {t['near']} | {len(t['other'])} | {t['octavo']} | {t['octavo_equal']} |")
     for name, t in tally.items():
-        for x in t["other"][:3]:
+        for x in t["other"][:3] + t["octavo_other"][:3]:
             print(name, *x)
     assert not any(t["other"] for t in tally.values())
 

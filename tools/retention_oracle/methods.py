@@ -205,8 +205,11 @@ def choose_scope(p, model, tables, rows, length, margins):
     plain = SimpleNamespace(variant=None, mean=False, pool=None, window=0, rows=None)
     for layer in range(model.layers):
         flags = []
+        if layer % p.reuse_layers:
+            keep.append(keep[-1])
+            continue
         for h, (table, s) in enumerate(zip(tables[layer], measure(plain, "last", model, layer, tables[layer], rows[layer], length))):
-            margins.where = [(layer, h)]
+            margins.where = [(l, h) for l in range(layer, min(layer + p.reuse_layers, model.layers))]
             stays = (table.pos < p.prompt_tokens) | (table.pos >= length - d.beta2)
             if (table.pos >= p.prompt_tokens).sum() > allowed:
                 others = np.flatnonzero(~stays)

@@ -13,6 +13,8 @@ FUTURE = 512     # positions that `expected` looks ahead
 
 def pool(x, kind, kernel):
     """Along the last axis; outside counts as nothing (max) or as 0 (avg, whose divisor is the kernel)."""
+    if not x.shape[-1]:
+        return x
     side = [(0, 0)] * (x.ndim - 1) + [(kernel // 2, kernel // 2)]
     padded = np.pad(x, side, constant_values=-np.inf if kind == "max" else 0.0)
     seen = np.lib.stride_tricks.sliding_window_view(padded, kernel, -1)
