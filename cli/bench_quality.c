@@ -88,7 +88,8 @@ static status make_engine(bench_quality *b, const quality_flags *f, uint32_t in_
 {
     engine_options o = model_engine_options(&b->model, in_flight + 8);
     if (f->turns > 1) {
-        o.max_sessions = in_flight + 8;
+        /* Those whose second turn is over stay until they are the oldest. */
+        o.max_sessions = 8 * in_flight;
         o.session_ttl_us = INT64_C(600) * 1000 * 1000;
     }
     return engine_create(&o, &b->engine, err);

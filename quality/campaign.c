@@ -262,24 +262,42 @@ static size_t by_age(campaign *c, live *out[LIVE_MAX])
     return n;
 }
 
-/* Starts what can be started: the first prompts of all documents in work, so that the methods of
- * the next need not wait for theirs; then all of the oldest one, and so on. */
+/* What is started in turn, over all documents in work, the oldest first. */
+typedef enum start_pass {
+    PASS_SECOND, // sessions are waiting
+    PASS_LEAD,   // so that the methods of the next document need not wait for its first prompt
+    PASS_UNITS,
+    PASSES,
+} start_pass;
+
+/* Until there is no slot (*full) or nothing to start. */
+static status start_live(campaign *c, live *l, start_pass pass, bool *full, error *err)
+{
+    bool any = pass != PASS_LEAD || l->lead == LEAD_TO_COME;
+    while (any) {
+        job *slot = free_job(c);
+        *full = !slot;
+        if (!slot) return STATUS_IS_OK;
+        bool later = false;
+        RETURN_IF_ERROR(pass == PASS_SECOND ? start_second(c, l, slot, &any, &later, err)
+                                            : start_unit(c, l, slot, &any, &later, err));
+        *full = later;
+        if (later) return STATUS_IS_OK;
+        any &= pass != PASS_LEAD;
+    }
+    return STATUS_IS_OK;
+}
+
 static status start_some(campaign *c, error *err)
 {
     live *order[LIVE_MAX];
     size_t n = c->stopping ? 0 : by_age(c, order);
-    for (size_t i = 0; i < 2 * n; i++) {
-        live *l = order[i % n];
-        bool any = i >= n || l->lead == LEAD_TO_COME, later = false;
-        while (any) {
-            job *slot = free_job(c);
-            if (!slot) return STATUS_IS_OK;
-            RETURN_IF_ERROR(start_second(c, l, slot, &any, &later, err));
-            if (!any) RETURN_IF_ERROR(start_unit(c, l, slot, &any, &later, err));
-            if (later) return STATUS_IS_OK;
-            any &= i >= n;
+    bool full = false;
+    for (start_pass pass = 0; pass < PASSES; pass++)
+        for (size_t i = 0; i < n; i++) {
+            RETURN_IF_ERROR(start_live(c, order[i], pass, &full, err));
+            if (full) return STATUS_IS_OK;
         }
-    }
     return STATUS_IS_OK;
 }
 

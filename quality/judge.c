@@ -134,9 +134,10 @@ static status go_on(job *j, const engine_output *out, error *err)
     if (out->stop_token >= 0 && j->n_samples > 0 &&
         j->samples[j->n_samples - 1].token == (uint32_t)out->stop_token)
         j->n_samples--;
-    RETURN_IF_ERROR(add_second(j, ARM_SESSION, err));
+    if (j->column > 0) RETURN_IF_ERROR(add_second(j, ARM_FULL, err));
     RETURN_IF_ERROR(add_second(j, ARM_FRESH, err));
-    return j->column > 0 ? add_second(j, ARM_FULL, err) : STATUS_IS_OK;
+    /* The last is started first: a session waits for its turn no longer than it must. */
+    return add_second(j, ARM_SESSION, err);
 }
 
 static status make_record(campaign *c, job *j, const engine_output *out, error *err)
@@ -151,13 +152,14 @@ static status make_record(campaign *c, job *j, const engine_output *out, error *
     if (j->failed || j->text.failed) return out_of_memory(err);
     RETURN_IF_ERROR(score(c, j, &r, err));
     count_kept(j, out, &r);
-    if (out->report) r.continued = strcmp(out->report->session, "continued") == 0;
+    const char *session = out->report ? out->report->session : "";
+    r.continued = strcmp(session, "continued") == 0;
     if (j->live->measured) RETURN_IF_ERROR(measure(c, j, out, &r.findings, err));
     c->n_done++;
     status st = go_on(j, out, err);
     hand_over(j);
     if (status_ok(st) && !records_done(&c->records, &r))
-        return records_add(&c->records, &r, j->text.data ? j->text.data : "", err);
+        return records_add(&c->records, &r, j->text.data ? j->text.data : "", session, err);
     findings_destroy(&r.findings);
     return st;
 }

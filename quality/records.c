@@ -109,7 +109,7 @@ static status put_line(record_store *s, error *err)
     return error_set(err, STATUS_IO, "%s: %s", s->path, strerror(errno));
 }
 
-status records_add(record_store *s, record *r, const char *answer, error *err)
+status records_add(record_store *s, record *r, const char *answer, const char *session, error *err)
 {
     put_key(s, r->row, r->column);
     strbuf_printf(&s->line,
@@ -118,8 +118,10 @@ status records_add(record_store *s, record *r, const char *answer, error *err)
                   r->document, r->question, arm_names[r->arm], (double)r->score, (double)r->kept,
                   (double)r->logical);
     if (r->depth >= 0) strbuf_printf(&s->line, ",\"depth\":%.4g", (double)r->depth);
-    if (r->arm == ARM_SESSION)
-        strbuf_printf(&s->line, ",\"continued\":%s", r->continued ? "true" : "false");
+    if (*session) {
+        strbuf_puts(&s->line, ",\"session\":");
+        strbuf_json_string(&s->line, session, strlen(session));
+    }
     if (r->right) strbuf_printf(&s->line, ",\"right\":\"%llx\"", (unsigned long long)r->right);
     if (r->findings.n_layers || r->findings.n_compared) {
         strbuf_puts(&s->line, ",\"measures\":");
@@ -193,7 +195,7 @@ static status read_line(record_store *s, const json_t *line, error *err)
     r.logical = number_of(line, "logical", 0);
     r.depth = number_of(line, "depth", -1);
     r.right = strtoull(text_of(line, "right"), NULL, 16);
-    r.continued = json_is_true(json_object_get(line, "continued"));
+    r.continued = strcmp(text_of(line, "session"), "continued") == 0;
     if (!findings_read(json_object_get(line, "measures"), &r.findings)) return out_of_memory(err);
     return keep(s, &r, err);
 }

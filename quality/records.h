@@ -56,8 +56,9 @@ void records_close(record_store *s);
 
 /* Whether the run before answered it. */
 bool records_done(const record_store *s, const record *key);
-/* Takes r with its measures. `answer` goes to the line alone. */
-status records_add(record_store *s, record *r, const char *answer, error *err);
+/* Takes r with its measures. The answer, and what the report said of the session, go to the line
+ * alone. */
+status records_add(record_store *s, record *r, const char *answer, const char *session, error *err);
 status records_refuse(record_store *s, uint32_t row, uint32_t column, const char *reason,
                       error *err);
 const char *records_refused(const record_store *s, uint32_t row, uint32_t column);
