@@ -30,7 +30,8 @@ typedef struct sched_options {
     uint64_t salt;                    // backend_info.identity
     uint32_t max_sessions;            // idle ones kept at once; 0 = sessions are ignored
     int64_t session_ttl_us;           // an idle one is forgotten after that
-    const retention_policy *pressure; // compress before preempt (copied); NULL = off
+    const retention_policy *pressure; // compress before preempt (copied): drops whole pages, has no
+                                      // running sums; NULL = off
     const allocator *alloc;
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
@@ -56,9 +57,9 @@ typedef struct sched_request {
     uint64_t session[2];
 } sched_request;
 
-/* Whether the request can ever run here: lengths, n, window, and its peak of pages in the whole
- * pool. Peak: the prompt whole (retention drops at its end), then what is kept plus what is
- * generated. */
+/* Whether the request can ever run here: lengths, n, window, budget, and its peak of pages in the
+ * whole pool. Peak: tables grow from one retention point to the next, where they shrink to what the
+ * policy promises to keep; a choice may take fresh pages before it gives any up. */
 status sched_check(const sched *s, const sched_request *r, error *err);
 
 /* ---- what happened --------------------------------------------------------------------------- */
