@@ -2,6 +2,7 @@
 #include "model/forward.h"
 #include "model/kv_moves.h"
 #include "model/measures.h"
+#include "model/novelty.h"
 #include "model/sampler.h"
 
 #include <assert.h>
@@ -44,6 +45,7 @@ typedef struct backend_cpu {
     size_t logits_capacity; /* floats */
     float *measures;
     size_t measures_capacity; /* floats */
+    novelty novelty;
 } backend_cpu;
 
 /* ---- a plan's truth -------------------------------------------------------------------------- */
@@ -63,6 +65,8 @@ static status check_plan(const backend_cpu *b, const step_plan *plan)
         if (s->n_samples > b->info.max_seqs - draws)
             return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
         draws += s->n_samples;
+        if (s->measure.novelty && s->next_token >= b->config.vocab_size)
+            return status_make(STATUS_INVALID, "plan: a next token outside the vocabulary");
         const char *wrong = measures_check(&s->measure);
         if (wrong) return status_make(STATUS_INVALID, wrong);
         for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++)
@@ -274,6 +278,8 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     RETURN_IF_ERROR(lay_out(b, plan));
     RETURN_IF_ERROR(forward_run(b->forward, plan->tokens, plan->n_tokens, b->seqs, plan->n_seqs));
     b->result.measure_us = forward_measure_us(b->forward);
+    RETURN_IF_ERROR(
+        novelty_run(&b->novelty, b->forward, b->config.vocab_size, plan, b->seq_results));
     return sample(b, plan);
 }
 
@@ -318,6 +324,7 @@ static void cpu_destroy(void *ctx)
     free(b->logit_rows);
     free(b->logits);
     free(b->measures);
+    novelty_free(&b->novelty);
     free(b);
 }
 

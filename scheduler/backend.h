@@ -64,6 +64,7 @@ typedef struct step_seq {
                            // end. Draw j uses choice + j.
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
+    uint32_t next_token;   // what comes after the last row, where measure.novelty asks for it
     measure_spec measure;
 } step_seq;
 
@@ -96,6 +97,7 @@ typedef struct step_seq_result {
     const step_sample *samples; // [n_samples]
     uint32_t n_samples;
     measure_result measure; // values NULL when not asked for
+    const float *novelty;   // [n_tokens] of the tokens after each row; NULL when not asked for
 } step_seq_result;
 
 typedef struct step_result {

@@ -209,6 +209,7 @@ static void add_share(sched *s, sched_seq *q, int64_t now_us)
         .n_samples = to == q->n_tokens ? draws_of(q) : 0,
         .sample_index = q->n_tokens - e->n_prompt,
         .want_logits = wants_logits(q),
+        .next_token = to < q->n_tokens ? q->tokens[to] : 0,
         .measure = measure_of(s, q, to),
     };
     memcpy(s->plan_tokens + s->plan.n_tokens, q->tokens + q->computed,

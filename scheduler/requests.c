@@ -68,9 +68,11 @@ static uint32_t presses_of(const sched *s, const sched_request *r, const sched_s
 static size_t bytes_of(const sched_request *r, uint32_t n_turns, uint32_t max_presses)
 {
     size_t n = r->n, tokens = (size_t)r->n_prompt + r->max_new_tokens;
+    size_t novelty = retention_wants_novelty(&r->policy) ? n * r->n_prompt : 0;
     return padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
            padded(n_turns, sizeof(sched_turn)) + padded(n * max_presses, sizeof(uint32_t)) +
-           padded(n * tokens, sizeof(uint32_t)) + padded(r->params.n_stop_ids, sizeof(uint32_t)) +
+           padded(n * tokens, sizeof(uint32_t)) + padded(novelty, sizeof(float)) +
+           padded(r->params.n_stop_ids, sizeof(uint32_t)) +
            padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
 }
 
@@ -124,11 +126,14 @@ static void carve_seqs(sched_entry *e, char **at)
     e->seqs = carve(at, n, sizeof *e->seqs);
     uint32_t *presses = carve(at, n * e->max_presses, sizeof *presses);
     uint32_t *tokens = carve(at, n * n_tokens, sizeof *tokens);
+    bool novel = retention_wants_novelty(&e->turns[e->n_turns - 1].policy);
+    float *novelty = carve(at, novel ? n * e->n_prompt : 0, sizeof *novelty);
     for (uint32_t i = 0; i < e->n; i++) {
         e->seqs[i] = (sched_seq){
             .entry = e,
             .choice = i,
             .tokens = tokens + i * n_tokens,
+            .novelty = novel ? novelty + (size_t)i * e->n_prompt : NULL,
             .presses = presses + (size_t)i * e->max_presses,
         };
     }

@@ -21,9 +21,11 @@ static status choose(sched *s, sched_seq *q, const retention_policy *policy, uin
                                 .scratch = s->scratch,
                                 .n_scratch = s->n_scratch};
     assert((size_t)out.words * s->groups <= s->n_keep);
+    measure_result given = *measures;
+    given.novelty = q->novelty;
     /* It fails on a budget that sched_check refuses, so not here, and on a backend that measured
      * something else: keeping everything is then right. */
-    if (!status_ok(retention_choose(policy, s->kv, q->slot, n_prompt, measures, &out, NULL)))
+    if (!status_ok(retention_choose(policy, s->kv, q->slot, n_prompt, &given, &out, NULL)))
         return STATUS_IS_OK;
     uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
     for (uint32_t g = 0; out.gives_up && g < s->groups; g++) {
@@ -133,6 +135,14 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples,
     if (spoilt) sched_replay(s, heir);
 }
 
+/* Nobody knows how unlikely the first token was: it counts as certain. */
+static void note_novelty(sched_seq *q, uint32_t from, uint32_t n_rows, const float *novelty)
+{
+    uint32_t n_prompt = q->entry->n_prompt;
+    for (uint32_t i = 0; i < n_rows && from + i + 1 < n_prompt; i++)
+        q->novelty[from + i + 1] = novelty[i];
+}
+
 /* Rows were computed, and a choice follows them; false when it failed. */
 static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
                       int64_t measure_us)
@@ -147,6 +157,8 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     if (to > q->furthest) q->furthest = to;
     if (share->want_logits) e->logits_sent = to < e->n_prompt ? to : e->n_prompt;
     if (share->measure.kind != MEASURE_NONE) q->scoring_us += measure_us;
+
+    if (share->measure.novelty) note_novelty(q, from, share->n_tokens, result->novelty);
 
     /* Before the choice: these blocks were computed with everything kept. */
     if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, to);

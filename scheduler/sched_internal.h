@@ -52,6 +52,7 @@ struct sched_seq {
     uint32_t computed; // of which have K and V
     uint32_t furthest; // most that were ever computed: below it is a replay
     uint32_t *tokens;  // [entry->n_prompt + entry->max_new_tokens]
+    float *novelty;    // [entry->n_prompt] of each token, NULL unless its policy asks for it
     uint32_t *presses; // [entry->max_presses] lengths of choices made because pages were short
     uint32_t n_presses;
     uint32_t chosen; // furthest length whose choice the report counts: below it is a replay

@@ -43,10 +43,11 @@ static bool same_composition(const retention_policy *a, const retention_policy *
            a->decode_unit == b->decode_unit && a->decode_scope == b->decode_scope;
 }
 
-/* Sums over all rows that leave out those of the answer: what the next turn would add to is not
- * there. */
-static bool sums_end(const retention_policy *p)
+/* What it knows of the prompt's rows it does not know of the answer's: what the next turn would add
+ * to is not there. */
+static bool measures_end(const retention_policy *p)
 {
+    if (retention_wants_novelty(p)) return true;
     measure_spec first = retention_measure_rows(p, 2, 0, 1);
     measure_spec later = retention_measure_rows(p, 2, 2, 3);
     return first.sum == MEASURE_SUM_ADD && later.sum != MEASURE_SUM_ADD;
@@ -81,7 +82,7 @@ static const char *why_not(const sched *s, const sched_session *session, const s
     uint64_t salt = sched_salt_of(s, r);
     if (!extends(session, r, salt)) return "ignored: the prompt does not extend the session";
     if (!same_composition(last, &r->policy)) return "ignored: made with another retention";
-    if (sums_end(last)) return "ignored: the method measures from the first token on";
+    if (measures_end(last)) return "ignored: the method measures from the first token on";
     if (scopes_differ(last))
         return "ignored: the answer was kept by another scope than prompts are";
     if (r->want_logits) return "ignored: logprobs of the whole prompt are asked for";

@@ -115,6 +115,7 @@ static void score_head(chooser *c, const contest *t, uint32_t head)
     score_input in = {
         .first = phase->kind != MEASURE_NONE ? measured(c, t, 0, head) : NULL,
         .second = phase->score->second != MEASURE_NONE ? measured(c, t, 1, head) : NULL,
+        .novelty = c->measures ? c->measures->novelty : NULL,
         .positions = t->positions,
         .n = c->by_slot ? t->n : t->n_units,
         .rows = c->rows,
@@ -157,8 +158,10 @@ static void score_scope(chooser *c, const contest *t)
         }
         add(c->sum, c->scores, n, h == t->head_from);
         if (!c->phase.score->refine) continue;
-        score_input in = {.first = c->scores,
-                          .second = measured(c, t, 1, h),
+        bool two = c->phase.score->second != MEASURE_NONE;
+        score_input in = {.first = measured(c, t, 0, h),
+                          .second = two ? measured(c, t, 1, h) : NULL,
+                          .pooled = c->scores,
                           .n = n,
                           .rows = c->rows,
                           .q_heads = c->q_heads};

@@ -163,7 +163,8 @@ static status check_measures(const chooser *c, uint32_t longest, uint32_t n_laye
 {
     const measure_result *m = c->measures;
     if (c->phase.kind == MEASURE_NONE) return STATUS_IS_OK;
-    if (m && m->values && m->n_layers == n_layers && m->n_kv_heads == c->geometry->n_kv_heads &&
+    bool novel = m && (m->novelty || !c->phase.score->novelty);
+    if (novel && m->values && m->n_layers == n_layers && m->n_kv_heads == c->geometry->n_kv_heads &&
         m->stride >= longest)
         return STATUS_IS_OK;
     return error_set(err, STATUS_INTERNAL, "retention: the measures do not fit the sequence");

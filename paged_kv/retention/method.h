@@ -21,6 +21,8 @@ typedef enum retention_rows {
 /* What one KV head's score is computed from. */
 typedef struct score_input {
     const float *first, *second; // [n] the score's measures; NULL without
+    const float *pooled;         // [n] what `score` gave, smoothed; for `refine` alone
+    const float *novelty;        // of the token at each position
     const uint32_t *positions;   // [n] NULL: position = slot
     uint32_t n;                  // slots, or pages where pages were measured
     uint32_t rows, q_heads;      // that were summed
@@ -34,10 +36,10 @@ typedef struct retention_score_row {
     measure_kind kind, second;
     retention_rows rows;
     retention_score_fn score;
-    retention_score_fn refine; // of what the first half of the budget left over; `first` is then
-                               // the pooled score. NULL for most
+    retention_score_fn refine; // of what the first half of the budget left over; NULL for most
     uint32_t units, allocators, schedules; // that it can be combined with: bits
     bool page_mass;                        // comes out of the attention kernel, by page
+    bool novelty;                          // of every prompt token
 } retention_score_row;
 extern const retention_score_row retention_scores[];
 
@@ -56,6 +58,7 @@ void score_mean(const score_input *in, float *scores);
 void score_critical(const score_input *in, float *scores);
 void score_critical_refine(const score_input *in, float *scores);
 void score_expected(const score_input *in, float *scores);
+void score_novelty(const score_input *in, float *scores);
 void score_negated(const score_input *in, float *scores);
 void score_recency(const score_input *in, float *scores);
 

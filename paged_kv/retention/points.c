@@ -198,6 +198,11 @@ bool retention_has_sums(const retention_policy *policy)
     return retention_phase_at(policy, any_prompt, any_prompt + 1).summed;
 }
 
+bool retention_wants_novelty(const retention_policy *policy)
+{
+    return retention_scores[policy->score].novelty;
+}
+
 bool retention_by_slot(const retention_policy *policy, const retention_phase *phase)
 {
     return phase->summed || phase->growth || phase->unit != RETENTION_UNIT_PAGE ||
@@ -237,7 +242,8 @@ measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_p
     if (phase.score->rows == RETENTION_ROWS_ALL) return summed(spec, from, to, 0, point);
     if (phase.summed && point != UINT32_MAX)
         return summed(spec, from, to, point - spec.rows, point);
-    return to == point ? spec : (measure_spec){.kind = MEASURE_NONE};
+    spec.novelty = retention_wants_novelty(policy) && from < n_prompt;
+    return to == point ? spec : (measure_spec){.kind = MEASURE_NONE, .novelty = spec.novelty};
 }
 
 uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
@@ -248,7 +254,7 @@ uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prom
 
 uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt)
 {
-    if (retention_has_sums(policy)) return 0;
+    if (retention_has_sums(policy) || retention_wants_novelty(policy)) return 0;
     uint32_t point = retention_next_point(policy, n_prompt, 0);
     if (point == UINT32_MAX) return UINT32_MAX;
     uint32_t rows = larger(1, retention_rows_at(policy, n_prompt, point));

@@ -28,6 +28,7 @@ typedef enum retention_score {
     RETENTION_SCORE_EXPECTED,    // attention that queries to come will pay
     RETENTION_SCORE_KNORM,
     RETENTION_SCORE_KEYDIFF,
+    RETENTION_SCORE_NOVELTY, // how unlikely the token was first, then mass
     RETENTION_SCORE_RECENCY,
 } retention_score;
 
@@ -207,9 +208,10 @@ typedef struct measure_spec {
     bool by_slot;        // a value for each slot; else for each page (MASS of one step only)
     measure_sum sum;     // MASS and PROJECTION by slot only, others are of the step
     bool silent;         // the sums are added to, and nothing is returned
-    uint32_t sinks;      // EXPECTED
-    uint32_t window;     // PROJECTION_OUTSIDE, PROJECTION_POOLED
-    uint32_t chunk;      // PROJECTION_POOLED
+    bool novelty;    // of each row: - log p of the token that comes after it, whatever `kind` is
+    uint32_t sinks;  // EXPECTED
+    uint32_t window; // PROJECTION_OUTSIDE, PROJECTION_POOLED
+    uint32_t chunk;  // PROJECTION_POOLED
 } measure_spec;
 
 /* What came back: f32 [1 or 2 kinds, n_layers measured, n_kv_heads, stride]; entries past a table's
@@ -220,6 +222,8 @@ typedef struct measure_result {
     uint32_t n_kv_heads;
     uint32_t stride;  // slots or pages of the longest table
     uint32_t q_heads; // query heads for each KV head
+    const float
+        *novelty; // [n_prompt] - log p of each prompt token, for score `novelty`: the scheduler's
 } measure_result;
 
 /* What the rows at logical indices [from, to) of a sequence must measure: `to` ends a planned
@@ -234,6 +238,8 @@ uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt);
 /* Its running sums make the sequence's pages nobody else's: it takes no hit and publishes nothing.
  */
 bool retention_has_sums(const retention_policy *policy);
+/* It asks how unlikely each prompt token was: takes no hit. */
+bool retention_wants_novelty(const retention_policy *policy);
 
 /* What holds after the choice at a point, whatever is measured, for a sequence that only this
  * policy has chosen for: for admission. */

@@ -7,6 +7,6 @@ void score_critical(const score_input *in, float *scores) { score_mean(in, score
 void score_critical_refine(const score_input *in, float *scores)
 {
     for (uint32_t i = 0; i < in->n; i++) {
-        scores[i] = (in->first[i] + 1e-4f) * (in->second[i] / (float)in->q_heads);
+        scores[i] = (in->pooled[i] + 1e-4f) * (in->second[i] / (float)in->q_heads);
     }
 }

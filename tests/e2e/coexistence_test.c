@@ -101,8 +101,9 @@ static json_t *retention_of(const retention_preset *p, uint32_t heads_per_group)
                          "method", "chunkkv", "ratio", 0.4, "decode", "scope",
                          apart ? "head" : "layer", "beta1", 8, "beta2", 6);
     if (d->contiguous)
-        return json_pack("{s:s, s:i, s:i, s:i, s:i}", "method", p->name, "tokens", 64, "sinks", 8,
-                         "window", 8, "recurrent_chunk", 64);
+        return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i}", "method", p->name, "scope",
+                         apart && d->scope == RETENTION_SCOPE_HEAD ? "head" : "layer", "tokens", 64,
+                         "sinks", 8, "window", 8, "recurrent_chunk", 64);
     json_t *r = json_pack("{s:s}", "method", p->name);
     if (p->needs_budget) json_object_set_new(r, "ratio", json_real(0.4));
     if (d->scope == RETENTION_SCOPE_LAYER || apart) return r;

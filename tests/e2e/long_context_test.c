@@ -144,11 +144,13 @@ static void a_prompt_many_times_the_pool(void **state)
     (void)state;
     bool soak = getenv("OCTAVO_SOAK") != NULL;
     uint32_t tokens = soak ? 262144 : 16384, pool = soak ? 8192 : 1024, budget = pool / 4;
-    static const char *const methods[] = {"streaming-recurrent", "h2o-recurrent", "tova-recurrent"};
+    static const char *const methods[] = {"streaming-recurrent", "h2o-recurrent", "tova-recurrent",
+                                          "infinipot"};
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         char retention[256];
         snprintf(retention, sizeof retention,
-                 "{\"method\": \"%s\", \"tokens\": %u, \"recurrent_chunk\": %u, \"sinks\": %u, "
+                 "{\"method\": \"%s\", \"scope\": \"layer\", \"tokens\": %u, \"recurrent_chunk\": "
+                 "%u, \"sinks\": %u, "
                  "\"window\": %u}",
                  methods[i], budget, budget, budget / 8, budget / 8);
         lane l = open_lane(pool, tokens + 64);

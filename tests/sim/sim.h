@@ -43,6 +43,11 @@ static inline uint64_t sim_next(uint64_t x, uint64_t content)
     return x * 0xd6e8feb86659fd93ull + content;
 }
 static inline float sim_unit(uint64_t bits) { return (float)(bits >> 40) * 0x1p-24f; }
+/* - log p of the token after a row. */
+static inline float sim_novelty(uint64_t x, uint32_t token)
+{
+    return (float)(hash_mix64(x ^ token) >> 60);
+}
 static inline float sim_logit(uint64_t x) { return sim_unit(hash_mix64(x)); }
 static inline uint32_t sim_token(uint64_t x, uint64_t history, uint64_t seed, uint32_t choice,
                                  uint32_t sample_index)

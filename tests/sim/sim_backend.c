@@ -37,6 +37,7 @@ struct sim_backend {
     step_sample *samples;  // [max_seqs]
     uint32_t n_samples;
     float *logits;   // [max_rows]
+    float *novelty;  // [max_rows]
     float *measures; // [max_seqs, sim_measure_floats of the longest table]
     size_t n_measures;
 };
@@ -81,6 +82,7 @@ sim_backend *sim_backend_create(const sim_options *options)
     b->seqs = need(options->max_seqs, sizeof *b->seqs);
     b->samples = need(options->max_seqs, sizeof *b->samples);
     b->logits = need(options->max_rows, sizeof *b->logits);
+    b->novelty = need(options->max_rows, sizeof *b->novelty);
     b->measures = need((size_t)options->max_seqs * sim_measure_floats(g, options->max_model_len),
                        sizeof *b->measures);
     return b;
@@ -248,7 +250,11 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
     for (uint32_t i = 0; i < q->n_tokens; i++) {
         x = run_row(b, q, tables, plan->tokens[q->first_token + i], i);
         if (q->want_logits) b->logits[b->result.n_logit_rows++] = sim_logit(x);
+        uint32_t next = q->next_token;
+        if (i + 1 < q->n_tokens) next = plan->tokens[q->first_token + i + 1];
+        b->novelty[q->first_token + i] = sim_novelty(x, next);
     }
+    if (q->measure.novelty) out->novelty = b->novelty + q->first_token;
     if (q->n_samples > 0) sample(b, q, x, out);
     if (q->measure.kind != MEASURE_NONE) measure(b, q, tables, &out->measure);
 }
@@ -336,6 +342,7 @@ static void sim_destroy(void *ctx)
     free(b->slots);
     free(b->seqs);
     free(b->samples);
+    free(b->novelty);
     free(b->logits);
     free(b->measures);
     free(b);

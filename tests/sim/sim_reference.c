@@ -23,6 +23,7 @@ typedef struct ref_line {
     /* Room for a choice. */
     uint64_t *keep, *slots;
     float *scratch, *values, *slot_sums;
+    float *novelty; // [rows] by logical index
     uint64_t dropped;
 } ref_line;
 
@@ -46,6 +47,7 @@ static ref_line line_create(const pkv_geometry *g, uint32_t rows)
     l.keep = need((size_t)l.groups * (rows / 64 + 1), sizeof *l.keep);
     l.slots = need((size_t)l.groups * rows, sizeof *l.slots);
     l.slot_sums = need((size_t)l.groups * rows * l.sums_of, sizeof *l.slot_sums);
+    l.novelty = need(rows, sizeof *l.novelty);
     l.scratch = need(retention_scratch_floats(g, rows), sizeof *l.scratch);
     l.values = need(sim_measure_floats(g, rows), sizeof *l.values);
     return l;
@@ -59,6 +61,7 @@ static void line_destroy(ref_line *l)
         free(l->tables[i].sums);
     }
     free(l->keep);
+    free(l->novelty);
     free(l->slots);
     free(l->slot_sums);
     free(l->scratch);
@@ -166,7 +169,9 @@ static void choose(ref_line *l, const retention_policy *policy, uint32_t n_promp
                                 .scratch = l->scratch,
                                 .n_scratch = retention_scratch_floats(l->g, l->rows)};
     error err = {""};
-    if (!status_ok(retention_choose(policy, l->kv, l->seq, n_prompt, measures, &out, &err))) {
+    measure_result given = *measures;
+    given.novelty = l->novelty;
+    if (!status_ok(retention_choose(policy, l->kv, l->seq, n_prompt, &given, &out, &err))) {
         fprintf(stderr, "sim: the reference cannot choose (%s, %u of %u tokens): %s\n",
                 policy->preset->name, pkv_seq_length(l->kv, l->seq), n_prompt, err.text);
         abort();
@@ -230,6 +235,7 @@ static uint64_t step(ref_line *l, ref_walk *w, uint32_t token)
     const sched_request *r = story->request;
     uint64_t x = run_row(l, token);
     uint32_t to = pkv_seq_length(l->kv, l->seq);
+    if (to < r->n_prompt) l->novelty[to] = sim_novelty(x, r->prompt[to]);
     const sim_turn *turn = &story->turns[w->turn];
     bool counts = to > w->counted_from, pressed = false;
     for (uint32_t i = 0; i < story->n_presses[w->choice]; i++)

@@ -50,7 +50,7 @@ static bool in_window(const definition *d, const one *t, uint32_t slot)
     return t->position[slot] + d->window >= d->len;
 }
 
-/* Section 2, steps 1 and 2, of one head; `second`: CriticalKV's other score. */
+/* Section 2, steps 1 and 2, of one head; `second`: what the rest of the budget goes by. */
 static void head_scores(const definition *d, const one *t, uint32_t head, float *out, float *second)
 {
     const retention_policy *p = d->policy;
@@ -63,6 +63,7 @@ static void head_scores(const definition *d, const one *t, uint32_t head, float 
         case RETENTION_SCORE_EXPECTED: raw[i] = a / q_heads * b; break;
         case RETENTION_SCORE_KNORM:
         case RETENTION_SCORE_KEYDIFF: raw[i] = -a; break;
+        case RETENTION_SCORE_NOVELTY: raw[i] = d->fx->novelty[t->position[i]]; break;
         case RETENTION_SCORE_RECENCY: raw[i] = (float)t->position[i]; break;
         default: raw[i] = a;
         }
@@ -84,8 +85,11 @@ static void head_scores(const definition *d, const one *t, uint32_t head, float 
             out[list[i]] = p->pool == RETENTION_POOL_MAX ? best : sum / (float)p->kernel;
         }
     }
-    for (uint32_t i = 0; second && i < t->n; i++)
+    for (uint32_t i = 0; second && i < t->n; i++) {
         second[i] = (out[i] + 1e-4f) * (*fx_value(d->fx, 1, d->layer_index, head, i) / q_heads);
+        if (d->score == RETENTION_SCORE_NOVELTY)
+            second[i] = *fx_value(d->fx, 0, d->layer_index, head, i);
+    }
 }
 
 static void mean_window(const definition *d, const one *t, float *scores)
@@ -221,7 +225,7 @@ static void compete(definition *d, one *tables, uint32_t n)
         for (; sure > mine && want > 0 && take_best(&tables[h], 1, false); sure--) want--;
     }
     double first = want;
-    if (d->score == RETENTION_SCORE_CRITICAL)
+    if (d->score == RETENTION_SCORE_CRITICAL || d->score == RETENTION_SCORE_NOVELTY)
         first = fmin(want, fmax(0, floor(tables->budget / 2) - fixed));
     for (; want > 0 && first > 0 && take_best(tables, n, false); first--) want--;
     for (; want > 0 && take_best(tables, n, true); want--) continue;

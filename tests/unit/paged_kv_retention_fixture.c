@@ -68,12 +68,14 @@ void fx_measure(retention_fx *fx, const retention_policy *policy, rng *r, uint32
                                     .n_layers = runs(fx->geometry.n_layers, policy->reuse_layers),
                                     .n_kv_heads = fx->geometry.n_kv_heads,
                                     .stride = FX_SLOTS,
-                                    .q_heads = 1 + rng_below(r, 8)};
+                                    .q_heads = 1 + rng_below(r, 8),
+                                    .novelty = fx->novelty};
     size_t n = sizeof fx->values / sizeof fx->values[0];
     for (size_t i = 0; i < n; i++) {
         fx->values[i] = levels > 0 ? (float)rng_below(r, levels) * 0.125f : rng_unit(r);
         if (rng_below(r, 200) == 0) fx->values[i] = NAN;
     }
+    for (size_t i = 0; i < FX_SLOTS; i++) fx->novelty[i] = (float)rng_below(r, 64) * 0.125f;
 }
 
 bool fx_kept(const retention_fx *fx, uint32_t group, uint32_t slot)

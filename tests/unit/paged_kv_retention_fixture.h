@@ -11,12 +11,14 @@ enum {
     FX_GROUPS = FX_LAYERS * FX_HEADS,
     FX_SLOTS = 1024,
     FX_WORDS = FX_SLOTS / 64,
+    FX_POSITIONS = 1 << 16,
 };
 
 typedef struct retention_fx {
     pkv_geometry geometry;
     pkv *kv; // sequence 0 is open
     float values[2 * FX_LAYERS * FX_HEADS * FX_SLOTS];
+    float novelty[FX_POSITIONS];
     measure_result measures;
     uint64_t keep[FX_GROUPS * FX_WORDS];
     uint64_t want[FX_GROUPS * FX_WORDS];

@@ -63,7 +63,7 @@ static void tables_are_sound(void **state)
     (void)state;
     size_t n;
     const retention_preset *presets = retention_presets(&n);
-    assert_int_equal(n, 25);
+    assert_int_equal(n, 26);
     assert_string_equal(presets[0].name, "full");
     for (size_t i = 0; i < n; i++) {
         const retention_preset *p = &presets[i];
