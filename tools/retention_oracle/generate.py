@@ -33,6 +33,7 @@ class Request:
         self.tables, self.length, self.rows = model.new_sequence(), 0, None
         self.margins = methods.Margins()
         self.raised, self.logit_gap, self.out, self.most_decode_kept = False, math.inf, [], 0
+        self.p.novelty, self.last_logits = np.empty(0), None
         self.watch = lambda: None
 
     def feed(self, ids):
@@ -41,10 +42,20 @@ class Request:
         summing = self.p.score == "accumulated"
         logits, rows = self.model.forward(np.array(ids), pos, first + np.arange(len(ids)), self.tables, summing)
         self.length += len(ids)
+        if self.p.score == "novelty":
+            self.read_novelty(ids, logits)
         if self.rows:
             rows = [Rows(*(np.concatenate((getattr(a, n), getattr(b, n))) for n in ("pos", "raw", "q"))) for a, b in zip(self.rows, rows)]
         self.rows = rows
         return logits[-1]
+
+    def read_novelty(self, ids, logits):
+        """- log p of each token under the logits of the row before it."""
+        before = np.vstack((self.last_logits, logits[:-1])) if self.last_logits is not None else logits[:-1]
+        x = before - before.max(1, keepdims=True)
+        nll = np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), ids[-len(x):] if len(x) else []]
+        self.p.novelty = np.concatenate((self.p.novelty, np.zeros(len(ids) - len(x)), nll))
+        self.last_logits = logits[-1:]
 
     def point(self):
         p, later = self.p, self.length > self.p.prompt_tokens

@@ -21,7 +21,7 @@ DEMO, GQA1, GQA8 = "models/demo", "tests/golden/models/gqa1_f32", "tests/golden/
 GQA4 = "tests/golden/models/gqa4_tied_f32"
 ALL = {DEMO: 4, GQA1: 3, GQA4: 2, GQA8: 1}
 # Sharp heads of a trained model give many tokens exactly their one row of attention: ties that sums of rows cannot settle.
-TIED = {(DEMO, "h2o"), (DEMO, "pyramidinfer")}
+TIED = {(DEMO, "h2o"), (DEMO, "pyramidinfer"), (DEMO, "infinipot")}
 
 
 def case(name, retention, n, model=DEMO, tokens=8, heads=None, layers=1, page=16, prompt=None):
@@ -46,7 +46,7 @@ def small(model):
         (m("andpro", ratio=0.4), 8), (m("scope-slide", **scope), 30), (m("scope-adaptive", **scope), 42),
         (m("scope-discontinuous", prefill=m("snapkv", ratio=0.4, window=8), **scope), 42),
         (m("snapkv-decode", tokens=64), 40), (m("andpro-decode", tokens=64), 40), (m("streaming-recurrent", **rec), 8),
-        (m("h2o-recurrent", rows=None, **rec), 8), (m("tova-recurrent", **rec), 8), (m("keydiff", ratio=0.4), 8), (m("knorm", ratio=0.4), 8),
+        (m("h2o-recurrent", rows=None, **rec), 8), (m("tova-recurrent", **rec), 8), (m("infinipot", **rec), 8), (m("keydiff", ratio=0.4), 8), (m("knorm", ratio=0.4), 8),
         (m("expected-attention", ratio=0.4), 8 if model != DEMO else 1),
     ]
 
@@ -101,6 +101,8 @@ def overrides():
         (m("streaming-recurrent", tokens=100, recurrent_chunk=100, sinks=16, window=32), 530, {"heads": 4}),
         (m("tova-recurrent", tokens=100, recurrent_chunk=37, sinks=4, window=8), 301, {"heads": 4}),
         (m("h2o-recurrent", tokens=150, recurrent_chunk=150, sinks=16, window=32), 640, {"heads": 4}),
+        (m("infinipot", tokens=110, recurrent_chunk=150, sinks=16, window=32), 230, {"model": GQA4}),
+        (m("infinipot", tokens=60, recurrent_chunk=40, sinks=4, window=8), 171, {}),
         # pages of 32
         (m("chunkkv", ratio=0.3), 431, {"heads": 4, "page": 32}), (m("snapkv", ratio=0.3), 231, {"page": 32}),
     ]
@@ -163,7 +165,7 @@ def cases():
     return out
 
 
-HEADWISE = {"h2o", "snapkv", "pyramidkv", "pyramidinfer", "adakv", "criticalkv", "andpro", "scope-slide", "scope-adaptive", "scope-discontinuous",
+HEADWISE = {"infinipot", "h2o", "snapkv", "pyramidkv", "pyramidinfer", "adakv", "criticalkv", "andpro", "scope-slide", "scope-adaptive", "scope-discontinuous",
             "snapkv-decode", "andpro-decode", "keydiff", "knorm", "expected-attention"}
 
 

@@ -32,6 +32,7 @@ PRESETS = {
     "streaming-recurrent": row("recency", "token", "layer", "chunk", **RECURRENT),
     "h2o-recurrent": row("window", "token", "layer", "chunk", rows=128, **RECURRENT),
     "tova-recurrent": row("last", "token", "layer", "chunk", **RECURRENT),
+    "infinipot": row("novelty", "token", "head", "chunk", rows=128, **RECURRENT),
     "keydiff": row("keydiff", "token", "head"),
     "knorm": row("knorm", "token", "head"),
     "expected-attention": row("expected", "token", "head", sinks=4, rows=256),

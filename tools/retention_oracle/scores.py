@@ -76,6 +76,11 @@ def value_weight(c):
     return sum(norms) / len(norms)
 
 
+def novelty(c):
+    """What the first half is chosen by; the others are by `window`."""
+    return c.p.novelty[c.table.pos]
+
+
 def keydiff(c):
     unit = c.table.k / np.linalg.norm(c.table.k, axis=1, keepdims=True)
     mean = unit.mean(0)
@@ -89,6 +94,7 @@ SCORES = {
     "projection": projection,
     "critical": critical,
     "expected": expected,
+    "novelty": novelty,
     "knorm": lambda c: -np.linalg.norm(c.table.k, axis=1),
     "keydiff": keydiff,
     "recency": lambda c: c.table.pos.astype(float),
@@ -104,7 +110,7 @@ def pooled(p, s, in_window):
 
 
 def measure(p, score, model, layer, tables, rows, length):
-    """For each KV head of a layer: scores of its slots after pooling, and for `critical` their weights."""
+    """For each KV head of a layer: scores of its slots after pooling, and for two-stage ones the second stage's."""
     n_rows = rows_measured(p, score)
     rows = rows if n_rows is None or score == "accumulated" else rows.last(n_rows)
     out = []
@@ -117,6 +123,8 @@ def measure(p, score, model, layer, tables, rows, length):
         s = SimpleNamespace(base=pooled(p, SCORES[score](c), in_window), second=None, in_window=in_window)
         if score == "critical":
             s.second = (s.base + 1e-4) * value_weight(c)
+        if score == "novelty":
+            s.second = window(c)
         out.append(s)
     if p.mean:
         top = max(s.base[~s.in_window].max() for s in out if not s.in_window.all()) + 1
