@@ -198,14 +198,15 @@ static void kvpress_means_and_shares(void **state)
 {
     (void)state;
     retention_fx *fx = fx_create(&one_table, 10);
-    PUT(fx, 0, 0, 8, 0, 0, 0, 3, 3, 3, 3, 0, 0);
-    /* Chunks of four: means 2, 3 and the window's 1 + the best. floor(3 * 0.7) = 2 stay. */
+    PUT(fx, 0, 0, 8, 0, 0, 0, 8, 8, 8, 8, 0, 0);
+    /* Over two rows and two query heads, chunks of four: means 0.5, 2, and 1 + the best slot's 2.
+     * floor(3 * 0.7) = 2 stay. */
     retention_policy p =
         fx_policy(fx, "{\"method\":\"chunkkv\",\"ratio\":0.7,\"window\":2,\"unit\":\"chunk\","
                       "\"chunk\":4,\"variant\":\"mean\",\"pool\":{\"kind\":\"none\"}}");
     fx_choose(fx, &p, 10);
     EXPECT(fx, 0, 4, 5, 6, 7, 8, 9);
-    p.ratio = 0.3; /* floor(0.9): one all the same, and the window is best */
+    p.ratio = 0.3; /* floor(0.9): one all the same, and the window's mean is best, not its sum */
     fx_choose(fx, &p, 10);
     EXPECT(fx, 0, 8, 9);
     fx_destroy(fx);
@@ -228,6 +229,17 @@ static void heads_compete_for_a_layer(void **state)
     fx_choose(fx, &p, 12);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 11);
     EXPECT(fx, 1, 2, 4, 11);
+    fx_destroy(fx);
+    /* Chunks of four: (2 * 16 - 2 * 4) / 4 = 6 of them; floor(0.6 * 16 / 4) - 1 is head 1's own. */
+    fx = fx_create(&two_heads, 40);
+    p = fx_policy(fx, "{\"method\":\"andpro\",\"tokens\":16,\"sinks\":0,\"window\":4}");
+    p.floor = 0.6f;
+    PUT(fx, 0, 0, 99, 98, 97, 96, 95, 94, 93, 92, 91, 90, 89, 88, 87, 86, 85, 84, 83, 82, 81, 80,
+        79, 78, 77, 76);
+    PUT(fx, 0, 1, 0, 0, 0, 0, 1);
+    fx_choose(fx, &p, 40);
+    assert_int_equal(fx_count(fx, 0), 5 * 4 + 4);
+    EXPECT(fx, 1, 4, 5, 6, 7, 36, 37, 38, 39);
     fx_destroy(fx);
 }
 
