@@ -32,7 +32,7 @@ class Request:
         self.p = presets.resolve(retention, len(ids), page, max_tokens)
         self.tables, self.length, self.rows = model.new_sequence(), 0, None
         self.margins = methods.Margins()
-        self.raised, self.logit_gap, self.out, self.most_decode_kept = False, math.inf, [], 0
+        self.raised, self.logit_gap, self.out = False, math.inf, []
         self.p.novelty, self.last_logits = np.empty(0), None
         self.watch = lambda: None
 
@@ -109,8 +109,8 @@ def main():
     model = Llama(a.model)
     for x in map(json.loads, open(a.prompts)):
         r = Request(model, x["prompt_token_ids"], x["retention"], a.page_tokens, x.get("max_tokens", 1)).run()
-        print(json.dumps({"id": x["id"], "token_ids": r.out, "budget_raised": r.raised, "margin": r.margins.least,
-                          "logit_gap": r.logit_gap, "kept": r.kept()}), flush=True)
+        print(json.dumps({"id": x["id"], "token_ids": r.out, "budget_raised": bool(r.raised), "margin": float(r.margins.least),
+                          "logit_gap": float(r.logit_gap), "kept": r.kept()}), flush=True)
 
 
 if __name__ == "__main__":

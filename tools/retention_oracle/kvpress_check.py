@@ -17,7 +17,6 @@ import subprocess
 import tempfile
 
 import kvpress
-import numpy as np
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging

@@ -91,8 +91,7 @@ class Units:
     def room(self, p, budget):
         """Units to choose beside the protected, and whether that raised the budget."""
         if p.mean:
-            n = max(1, int(np.floor(self.n_units * p.share + 1e-6)))
-            return max(n, self.p + 1) - self.p if self.p else n, False
+            return max(1, int(np.floor(self.n_units * p.share + 1e-6))), False
         if p.unit == "chunk":
             n = (budget - self.p) // p.chunk
             return max(1, n), n < 1

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 
 def row(score, unit, scope, schedule="prompt", **more):
-    base = dict(allocator="uniform", sinks=0, window=0, half=False, pool=None, pool_upper=False, interval=1, reuse_layers=1, chunk=None,
+    base = dict(allocator="uniform", sinks=0, window=0, half=False, pool=None, interval=1, reuse_layers=1, chunk=None,
                 variant=None, rows=None, slope=20, floor=0.2, contiguous=False, later=None, tokens=None, recurrent_chunk=None)
     return base | dict(score=score, unit=unit, scope=scope, schedule=schedule) | more
 
@@ -25,7 +25,7 @@ PRESETS = {
     "criticalkv": row("critical", "token", "head", window=32, pool=MAX7),
     "chunkkv": row("window", "page", "layer", window=32, chunk=10),
     "chunkkv-reuse": row("window", "page", "layer", window=32, chunk=10, reuse_layers=2),
-    "chunkkv-hybrid": row("window", "chunk", "layer", window=32, chunk=10, allocator="hybrid", pool=MAX7, pool_upper=True),
+    "chunkkv-hybrid": row("window", "chunk", "layer", window=32, chunk=10, allocator="hybrid", pool=MAX7),
     "andpro": row("projection", "chunk", "head", sinks=1, window=32, chunk=4, floor=0.0, **ADAPTIVE),
     "snapkv-decode": row("window", "token", "head", "decode", sinks=1, window=16, pool=MAX7, interval=16),
     "andpro-decode": row("projection", "chunk", "head", "decode", sinks=1, window=16, chunk=4, interval=16, floor=0.0, **ADAPTIVE),
