@@ -52,10 +52,19 @@ static status report(campaign *c, const char *settings, strbuf *table, error *er
     return st;
 }
 
+static status check_report(const quality_options *o, error *err)
+{
+    char path[1024];
+    RETURN_IF_ERROR(file_join(path, sizeof path, o->out, "records.jsonl", err));
+    if (!o->report || file_exists(path)) return STATUS_IS_OK;
+    return error_set(err, STATUS_NOT_FOUND, "--report: %s: is not there", path);
+}
+
 static status run(campaign *c, strbuf *settings, strbuf *table, error *err)
 {
     const quality_options *o = c->o;
     strbuf header = {0};
+    RETURN_IF_ERROR(check_report(o, err));
     put_settings(o, &c->sources, settings);
     strbuf_printf(&header, "{%s}", settings->data ? settings->data : "");
     status st = settings->failed || header.failed

@@ -85,6 +85,7 @@ def main():
         refused(octavo, "--lengths", *RECALL, "--tasks", "recall", "--lengths", "9999", *out)
         refused(octavo, "'nonesuch' is unknown", *RECALL, "--tasks", "recall", "--method", "nonesuch", *out)
         refused(octavo, "--budgets", *RECALL, "--tasks", "recall", "--budgets", "2.5", *out)
+        refused(octavo, "is not there", *RECALL, "--tasks", "recall", "--report", *out)
         refused(octavo, "--chat", *RECALL, "--tasks", "recall", "--chat", *out)
         assert not os.path.exists(out[1])
     print("bench quality: as documented")
