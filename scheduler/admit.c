@@ -114,6 +114,7 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
  * in the host tier. */
 typedef struct beginning {
     uint32_t computed;
+    uint32_t hit; // of computed: what the prefix cache has
     uint32_t max_hit;
     uint64_t held;   // pages of its tables
     uint64_t taken;  // of those that new work can have
@@ -137,6 +138,7 @@ static beginning beginning_of(const sched *s, const sched_seq *q)
     pkv_hit hit = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt);
     uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
     return (beginning){.computed = hit.tokens,
+                       .hit = hit.tokens,
                        .max_hit = cap,
                        .held = held,
                        .taken = hit.cached_pages,
@@ -208,7 +210,7 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owe
         return false;
     }
     sched_seq_plan(s, q, chunk);
-    if (e->first_planned_us < 0) e->cached_tokens = b.computed;
+    if (e->first_planned_us < 0) e->cached_tokens = b.hit;
     if (q->furthest < b.computed) q->furthest = b.computed;
     return true;
 }

@@ -17,7 +17,7 @@ static bool options_valid(const sched_options *o, error *err)
     if (p && (!sched_keeps_pages(p) || retention_has_sums(p) || retention_wants_novelty(p))) {
         error_set(err, STATUS_INVALID,
                   "pressure_retention: %s cannot be used: it has to drop whole pages by what one "
-                  "row attends to (chunkkv can)",
+                  "row attends to, as chunkkv does by default",
                   p->preset->name);
         return false;
     }
@@ -138,6 +138,8 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
 {
     s->now_us = now_us;
     sched_entries_forget(s);
+    /* None is gone on from after its time, however long nobody asked. */
+    if (!s->in_flight) sched_sessions_expire(s);
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
     if (s->in_flight) return &s->idle_plan;
     sched_reap(s);

@@ -62,7 +62,7 @@ static void the_next_turn_goes_on(void **state)
     assert_string_equal(step(f), "2@51+21*");
     sched_choice_info info = describe(f, 2, 0);
     assert_string_equal(info.report.session, "continued");
-    assert_int_equal(info.cached_tokens, 51);
+    assert_int_equal(info.cached_tokens, 0); /* that word is the prefix cache's */
     assert_int_equal(sched_get_stats(f->s).sessions_idle, 0);
     run_to_end(f, 2, 4);
     stats = sched_get_stats(f->s);
@@ -276,6 +276,24 @@ static void they_expire(void **state)
     finish(f);
 }
 
+/* Nobody asked the scheduler since the session's time was over: the next turn comes too late. */
+static void none_goes_on_after_its_time(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        fixture *f = begin(with_sessions(40, 2));
+        sched_request a = of_session(request(f, 1, 0, 50, 9), 7);
+        add(f, &a);
+        run_to_end(f, 1, 2);
+        f->now_us += 999999 + late;
+        sched_request b = of_session(next_turn(f, 2, 0, 50, 2, 20), 7);
+        add(f, &b);
+        assert_string_equal(step(f), late ? "2@0+72*" : "2@52+20*");
+        assert_int_equal(sched_get_stats(f->s).sessions_expired, late);
+        finish(f);
+    }
+}
+
 /* Two sessions of two blocks each in a pool of eight; then a request wants seven. */
 static void they_give_way(void **state)
 {
@@ -455,6 +473,7 @@ int main(void)
         cmocka_unit_test(only_what_finished_is_stored),
         cmocka_unit_test(an_end_in_flight_stores_whole_rows),
         cmocka_unit_test(they_expire),
+        cmocka_unit_test(none_goes_on_after_its_time),
         cmocka_unit_test(they_give_way),
         cmocka_unit_test(not_for_nothing),
         cmocka_unit_test(who_waits_gives_way),
