@@ -78,10 +78,11 @@ static status check_rows(const parsing *p, const retention_policy *policy, error
     if (retention_scores[policy->score].rows != RETENTION_ROWS_POLICY) return STATUS_IS_OK;
     uint32_t rows = policy->rows > 0 ? policy->rows : policy->window;
     const char *score = retention_scores[policy->score].choice.name;
-    if (rows == 0 || (policy->rows == 0 && rows == INT32_MAX)) {
+    bool half = policy->rows == 0 && policy->window_half && rows == INT32_MAX;
+    if (rows == 0 || half) {
         return error_set(err, STATUS_INVALID,
                          "%s.window is %s: score '%s' measures its rows, so it must be given",
-                         p->where, rows ? "half of the budget" : "0", score);
+                         p->where, half ? "half of the budget" : "0", score);
     }
     if (rows <= p->limits->max_window) return STATUS_IS_OK;
     if (policy->rows > 0) {

@@ -400,6 +400,8 @@ static void requests_are_refused_by_name(void **state)
          "retention.window is 0: score 'window' measures its rows"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":513}",
          "retention.window is 513: more than the prefill chunk of 512"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":2147483647}",
+         "retention.window is 2147483647: more than the prefill chunk of 512"},
         {&by_head, "{\"method\":\"h2o\",\"ratio\":0.5,\"score\":\"window\"}",
          "retention.window is half of the budget: score 'window' measures its rows"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"sinks\":-1}", "\"sinks\" is -1"},
