@@ -32,7 +32,8 @@ static bool is_claimed(const sched *s, const uint64_t key[2])
 
 /* ---- where a request begins ------------------------------------------------------------------ */
 
-/* Budgets may differ from turn to turn; what tables look like may not. */
+/* Budgets may differ from turn to turn; what tables look like may not, nor whether running sums lie
+ * beside them: pages of a turn without are shared, and two sequences would add to one sum. */
 static bool same_composition(const retention_policy *a, const retention_policy *b)
 {
     return a->preset == b->preset && a->score == b->score && a->variant == b->variant &&
@@ -40,7 +41,8 @@ static bool same_composition(const retention_policy *a, const retention_policy *
            a->allocator == b->allocator && a->schedule == b->schedule &&
            a->contiguous == b->contiguous && a->reuse_layers == b->reuse_layers &&
            a->growth == b->growth && a->decode_score == b->decode_score &&
-           a->decode_unit == b->decode_unit && a->decode_scope == b->decode_scope;
+           a->decode_unit == b->decode_unit && a->decode_scope == b->decode_scope &&
+           retention_has_sums(a) == retention_has_sums(b);
 }
 
 /* What it knows of the prompt's rows it does not know of the answer's: what the next turn would add

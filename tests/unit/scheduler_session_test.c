@@ -150,6 +150,32 @@ static void reasons_are_given(void **state)
     }
 }
 
+/* One row an interval is measured in its own step, more are summed beside the pages: such pages are
+ * shared with nobody, and others may be. */
+static void sums_begin_with_the_session(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {
+        "{\"method\": \"snapkv-decode\", \"tokens\": 200, \"interval\": 1}",
+        "{\"method\": \"snapkv-decode\", \"tokens\": 200, \"interval\": 16}",
+        "{\"method\": \"snapkv-decode\", \"tokens\": 200, \"interval\": 8}",
+    };
+    for (uint32_t i = 0; i < 9; i++) {
+        fixture *f = begin(with_sessions(40, 4));
+        sched_request a = of_session(with_policy(f, 1, 0, 90, 4, policies[i / 3]), 7);
+        add(f, &a);
+        run_to_end(f, 1, 4);
+        sched_request b = of_session(next_turn(f, 2, 0, 90, 3, 20), 7);
+        b.policy = with_policy(f, 3, 0, 9, 1, policies[i % 3]).policy;
+        add(f, &b);
+        step(f);
+        assert_string_equal(describe(f, 2, 0).report.session,
+                            (i / 3 == 0) == (i % 3 == 0) ? "continued"
+                                                         : "ignored: made with another retention");
+        finish(f);
+    }
+}
+
 /* All its tokens are in the session: nothing is left to compute. */
 static void one_token_must_be_new(void **state)
 {
@@ -467,6 +493,7 @@ int main(void)
         cmocka_unit_test(the_next_turn_goes_on),
         cmocka_unit_test(retention_goes_on),
         cmocka_unit_test(reasons_are_given),
+        cmocka_unit_test(sums_begin_with_the_session),
         cmocka_unit_test(one_token_must_be_new),
         cmocka_unit_test(one_request_at_a_time),
         cmocka_unit_test(off_means_off),
