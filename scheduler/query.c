@@ -5,13 +5,14 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
     const sched_entry *e = q->entry;
     const sched_seq *line = e->born ? q : e->seqs; /* the sequence that stands for the choice */
     bool has_tables = line->state == SEQ_RUNNING;
+    uint32_t rows = line->n_tokens > e->n_prompt ? line->n_tokens - 1 : e->n_prompt;
     *out = (sched_choice_info){
         .prompt_tokens = e->n_prompt,
         .output_tokens = line->n_tokens - e->n_prompt,
         .cached_tokens = e->cached_tokens,
         .preemptions = line->preemptions,
         .report.method = policy_of(e)->preset->name,
-        .report.logical_tokens = has_tables ? pkv_seq_length(s->kv, line->slot) : line->n_tokens,
+        .report.logical_tokens = has_tables ? pkv_seq_length(s->kv, line->slot) : rows,
         .report.kept_tokens = has_tables     ? retention_kept_tokens(s->kv, line->slot)
                               : line->swap   ? line->swap_kept
                               : line->parked ? pkv_parked_kept_tokens(s->kv, line->parked)

@@ -76,11 +76,13 @@ static void copy_line(sched_seq *to, const sched_seq *from)
     to->scoring_us = from->scoring_us;
 }
 
-/* A child with running sums needs pages of its own: its sums part from its parent's. */
+/* A child with running sums needs pages of its own: its sums part from its parent's, unless its
+ * first token is its last. */
 static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *child, uint32_t slot)
 {
     RETURN_IF_ERROR(pkv_seq_fork(s->kv, parent->slot, slot, rows_of(child->entry) + 1));
-    status st = child->entry->has_sums ? pkv_seq_unshare(s->kv, slot) : STATUS_IS_OK;
+    if (!child->entry->has_sums || child->entry->max_new_tokens == 1) return STATUS_IS_OK;
+    status st = pkv_seq_unshare(s->kv, slot);
     if (!status_ok(st)) pkv_seq_close(s->kv, slot);
     return st;
 }

@@ -143,6 +143,30 @@ static void sums_share_nothing(void **state)
     finish(f);
 }
 
+/* Nobody writes beside what they share. */
+static void choices_of_one_token_take_no_pages(void **state)
+{
+    (void)state;
+    fixture *f = begin(pool_of(60));
+    sched_request a = with_policy(f, 1, 0, 90, 1, "{\"method\": \"h2o\", \"tokens\": 95}"),
+                  b = request(f, 2, 500, 16 * 48, 2);
+    a.n = 3;
+    add(f, &b);
+    for (int i = 0; i < 8; i++) step(f);
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 2, .choice = 0});
+    add(f, &a); /* the pool has room for two of its prompt */
+    step(f);
+    step(f);
+    assert_int_equal(sched_get_stats(f->s).running, 4);
+    for (uint32_t i = 0; i < 3; i++) {
+        sched_choice_info info = describe(f, 1, i);
+        assert_int_equal(info.report.logical_tokens, 90);
+        assert_true(info.report.kept_tokens == 90);
+    }
+    end(f, 1, SCHED_ALL_CHOICES);
+    finish(f);
+}
+
 static void a_choice_without_pages_waits(void **state)
 {
     (void)state;
@@ -155,7 +179,15 @@ static void a_choice_without_pages_waits(void **state)
     assert_string_equal(step(f), "2@0+100");
     add(f, &a);
     step(f);
-    for (int i = 0; i < 40; i++) step(f);
+    int n_waits = 0;
+    for (int i = 0; i < 40; i++) {
+        step(f);
+        sched_choice_info info = describe(f, 1, 1);
+        bool waits = info.report.kept_tokens == 0 && info.output_tokens == 1;
+        if (waits) assert_int_equal(info.report.logical_tokens, 90); /* that token has no K and V */
+        n_waits += waits;
+    }
+    assert_true(n_waits > 0);
     assert_int_equal(describe(f, 1, 0).output_tokens, 10);
     assert_int_equal(describe(f, 1, 1).output_tokens, 10);
     finish(f);
@@ -313,6 +345,7 @@ int main(void)
         cmocka_unit_test(every_token_may_be_a_point),
         cmocka_unit_test(measures_end_where_points_are),
         cmocka_unit_test(sums_share_nothing),
+        cmocka_unit_test(choices_of_one_token_take_no_pages),
         cmocka_unit_test(a_choice_without_pages_waits),
         cmocka_unit_test(pages_are_set_aside),
         cmocka_unit_test(shared_pages_are_copied),
