@@ -94,7 +94,7 @@ static status bench_engine(const model_flags *model, const bench_flags *flags, c
     model_flags m = *model;
     for (size_t i = 0; i < l->batches.n; i++)
         if (l->batches.values[i] > m.max_batch) m.max_batch = l->batches.values[i];
-    bench b = {.command = name, .rounds = flags->rounds, .as_json = flags->json, .out = flags->out};
+    bench b = {.rounds = flags->rounds, .as_json = flags->json, .out = flags->out};
     RETURN_IF_ERROR(bench_open(&b, &m, flags->shape, err));
     status st = run_all(&b, l, err);
     if (status_ok(st)) st = bench_write(&b, err);
@@ -127,9 +127,9 @@ int cli_bench_engine(int argc, char **argv)
                  "measured right\n"
                  "after each round (read bandwidth; f32 FMA rate of this instruction set). Then "
                  "what scheduling\n"
-                 "costs, and memory. Contexts are filled "
-                 "with copies\n"
-                 "of one page, which costs no prefill and changes no time.",
+                 "costs, and memory. Contexts are copies of a prompt of random tokens, which costs "
+                 "no prefill\n"
+                 "and changes no time.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
     };

@@ -10,8 +10,7 @@
 enum { BENCH_ROUNDS_MAX = 64 };
 
 typedef struct bench {
-    const char *command; // for messages
-    const char *title;   // the model's folder or the shape's name
+    const char *title; // the model's folder or the shape's name
     uint32_t rounds;
     bool as_json;
     const char *out; // a file for the JSON, or NULL

@@ -94,7 +94,7 @@ static status bench_retention(const model_flags *model, const retention_flags *f
     model_flags m = *model;
     uint32_t most = f->full * SEQS_FOR_FULL; /* so that the pool is the limit, not the batch */
     if (most > m.max_batch) m.max_batch = most;
-    bench b = {.command = name, .rounds = f->rounds, .as_json = f->json, .out = f->out};
+    bench b = {.rounds = f->rounds, .as_json = f->json, .out = f->out};
     RETURN_IF_ERROR(bench_open(&b, &m, f->shape, err));
     status st = run_all(&b, f, l, err);
     bench_close(&b);
