@@ -24,15 +24,16 @@ typedef struct kernels_flags {
     const char *dtype, *isa;
 } kernels_flags;
 
-static const char *const dtypes[] = {"bf16", "f16", "f32", NULL};
+static const char *const dtypes[] = {"bf16", "f16", "f32", "int8", "int4", NULL};
 
 static const arg_flag flags_table[] = {
     ARG_ROW("threads", "N", ARG_COUNT, kernels_flags, threads,
             "threads (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows, "most rows of a matrix product", .min = 1,
             .max = 2048, .initial = "512"),
-    ARG_ROW("dtype", "TYPE", ARG_CHOICE, kernels_flags, dtype, "type of weights and KV pages",
-            .initial = "bf16", .choices = dtypes),
+    ARG_ROW("dtype", "TYPE", ARG_CHOICE, kernels_flags, dtype,
+            "type of weights and KV pages (of these, bf16 beside int8 and int4)", .initial = "bf16",
+            .choices = dtypes),
     ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
             "instruction set (default: the best this CPU has)"),
 };
@@ -40,7 +41,9 @@ static const arg_flag flags_table[] = {
 typedef struct bench {
     kern_context *kc;
     thread_pool *pool;
-    dtype type;
+    const char *type_name;
+    dtype type; /* of KV pages, and of weights unless quantised */
+    kern_quant quant;
     kern_limits limits; /* measured around the lines compared with it: the better of both */
 } bench;
 
@@ -82,6 +85,7 @@ static status measure_limits(bench *b, bool again)
     RETURN_IF_ERROR(kern_measure_limits(b->kc, &now));
     if (!again || now.read_gb_s > b->limits.read_gb_s) b->limits.read_gb_s = now.read_gb_s;
     if (!again || now.fma_gflop_s > b->limits.fma_gflop_s) b->limits.fma_gflop_s = now.fma_gflop_s;
+    if (!again || now.int_gop_s > b->limits.int_gop_s) b->limits.int_gop_s = now.int_gop_s;
     return STATUS_IS_OK;
 }
 
@@ -98,15 +102,31 @@ static void fill_weights(dtype type, void *data, size_t bytes)
     }
 }
 
+static kern_matrix matrix_of(const bench *b, const struct shape *s)
+{
+    return (kern_matrix){.type = b->type, .n = s->n, .k = s->k, .quant = b->quant};
+}
+
+static double weight_bytes(const bench *b, const struct shape *s)
+{
+    kern_matrix w = matrix_of(b, s);
+    return (double)kern_matrix_size(&w);
+}
+
+/* What the products are measured by: of this type, operations on registers alone. */
+static double rate_limit(const bench *b)
+{
+    return b->quant.bits ? b->limits.int_gop_s : b->limits.fma_gflop_s;
+}
+
 static void print_line(const bench *b, const struct shape *s, size_t m, timing t)
 {
-    double bytes = (double)kern_matrix_bytes(b->type, s->n, s->k) +
-                   (double)(m * (s->k + s->n)) * sizeof(float);
+    double bytes = weight_bytes(b, s) + (double)(m * (s->k + s->n)) * sizeof(float);
     double gflop_s = 2.0 * (double)m * (double)s->n * (double)s->k / t.best_us / 1e3;
     double gb_s = bytes / t.best_us / 1e3;
     printf("%-9s %5zu x %-5zu %-5s %5zu %10.1f %10.1f %9.1f %8.2f %7.1f%% %7.1f%%\n", s->name, s->n,
-           s->k, dtype_name(b->type), m, t.median_us, t.best_us, gflop_s, gb_s,
-           100 * gflop_s / b->limits.fma_gflop_s, 100 * gb_s / b->limits.read_gb_s);
+           s->k, b->type_name, m, t.median_us, t.best_us, gflop_s, gb_s,
+           100 * gflop_s / rate_limit(b), 100 * gb_s / b->limits.read_gb_s);
     fflush(stdout);
 }
 
@@ -128,17 +148,19 @@ static timing time_matmul(const bench *b, kern_matrix *copies, size_t n_copies, 
 /* Fills t [ROWS] for one shape. */
 static status bench_matmul(bench *b, const struct shape *s, size_t m_max, timing *t)
 {
-    size_t bytes = kern_matrix_bytes(b->type, s->n, s->k), n_copies = COLD_BYTES / bytes + 1;
+    kern_matrix shape = matrix_of(b, s);
+    size_t bytes = kern_matrix_size(&shape), n_copies = COLD_BYTES / bytes + 1;
     size_t x_bytes = m_max * s->k * sizeof(float), y_bytes = m_max * s->n * sizeof(float);
     kern_matrix *copies = alloc_zeroed(NULL, n_copies, sizeof *copies);
     uint8_t *data = alloc_pages(bytes * n_copies);
     float *x = alloc_pages(x_bytes), *y = alloc_pages(y_bytes);
     bool ok = copies && data && x && y;
     if (ok) {
-        fill_weights(b->type, data, bytes * n_copies);
-        for (size_t i = 0; i < n_copies; i++)
-            copies[i] =
-                (kern_matrix){.type = b->type, .n = s->n, .k = s->k, .data = data + i * bytes};
+        fill_weights(b->type, data, bytes * n_copies); /* integers may be anything */
+        for (size_t i = 0; i < n_copies; i++) {
+            copies[i] = shape;
+            copies[i].data = data + i * bytes;
+        }
         rng r = rng_seed(2);
         for (size_t i = 0; i < m_max * s->k; i++) x[i] = rng_unit(&r) - 0.5f;
         ok = status_ok(measure_limits(b, false));
@@ -161,20 +183,20 @@ static status bench_all_matmuls(bench *b, size_t m_max)
     for (size_t s = 0; s < SHAPES; s++) {
         timing t[ROWS] = {{0}};
         RETURN_IF_ERROR(bench_matmul(b, &shapes[s], m_max, t));
-        double bytes = (double)kern_matrix_bytes(b->type, shapes[s].n, shapes[s].k);
+        double bytes = weight_bytes(b, &shapes[s]);
         double flop = 2.0 * (double)shapes[s].n * (double)shapes[s].k;
         for (size_t i = 0; i < ROWS; i++) {
             total_us[i] += shapes[s].count * t[i].best_us;
             read_us[i] += shapes[s].count * bytes / 1e3 / b->limits.read_gb_s;
-            fma_us[i] +=
-                shapes[s].count * flop * (double)rows_list[i] / 1e3 / b->limits.fma_gflop_s;
+            fma_us[i] += shapes[s].count * flop * (double)rows_list[i] / 1e3 / rate_limit(b);
         }
     }
     printf("\nall products of a 1.1B Llama, beside the limits measured around each shape:\n");
     for (size_t i = 0; i < ROWS && rows_list[i] <= m_max; i++)
-        printf("%5zu rows: %9.1f ms, %8.1f rows/s, %5.1f%% of read, %5.1f%% of fma\n", rows_list[i],
+        printf("%5zu rows: %9.1f ms, %8.1f rows/s, %5.1f%% of read, %5.1f%% of %s\n", rows_list[i],
                total_us[i] / 1e3, 1e6 * (double)rows_list[i] / total_us[i],
-               100 * read_us[i] / total_us[i], 100 * fma_us[i] / total_us[i]);
+               100 * read_us[i] / total_us[i], 100 * fma_us[i] / total_us[i],
+               b->quant.bits ? "int" : "fma");
     return STATUS_IS_OK;
 }
 
@@ -183,15 +205,23 @@ static int run(bench *b, unsigned n_threads, size_t m_max)
     printf("isa %s, %u threads\n", kern_isa_name(b->kc), n_threads);
     if (!status_ok(measure_limits(b, false)))
         return cli_complain(name, CLI_FAILED, "out of memory");
-    printf("limits now: read %.2f GB/s, f32 FMA %.1f GFLOP/s; measured again around each shape\n\n",
-           b->limits.read_gb_s, b->limits.fma_gflop_s);
+    printf("limits now: read %.2f GB/s, f32 FMA %.1f GFLOP/s, 8-bit %.1f GOP/s; measured again "
+           "around each shape\n\n",
+           b->limits.read_gb_s, b->limits.fma_gflop_s, b->limits.int_gop_s);
     printf("%-9s %5s x %-5s %-5s %5s %10s %10s %9s %8s %8s %8s\n", "matmul", "n", "k", "type",
-           "rows", "median us", "best us", "GFLOP/s", "GB/s", "of fma", "of read");
+           "rows", "median us", "best us", "GFLOP/s", "GB/s", b->quant.bits ? "of int" : "of fma",
+           "of read");
     status st = bench_all_matmuls(b, m_max);
     if (status_ok(st)) st = bench_attention(b->kc, b->type);
     return status_ok(st)
                ? 0
                : cli_complain(name, CLI_FAILED, st.message ? st.message : status_text(st.code));
+}
+
+static kern_quant named_quant(const char *type)
+{
+    uint8_t bits = strcmp(type, "int8") == 0 ? 8 : strcmp(type, "int4") == 0 ? 4 : 0;
+    return (kern_quant){bits, KERN_GROUP_MIN};
 }
 
 static dtype named_type(const char *type)
@@ -201,7 +231,7 @@ static dtype named_type(const char *type)
 
 static int open_and_run(const kernels_flags *f)
 {
-    bench b = {.type = named_type(f->dtype)};
+    bench b = {.type_name = f->dtype, .type = named_type(f->dtype), .quant = named_quant(f->dtype)};
     unsigned n_threads = f->threads ? f->threads : cpu_count_allowed();
     error err = {{0}};
     thread_pool_options threads = {.n_threads = n_threads, .pin = true};

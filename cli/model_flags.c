@@ -9,6 +9,8 @@
 static const char *const load_formats[] = {"auto", "dummy", NULL};
 static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
 
+static const char *const quantizations[] = {"none", "int8", "int4", NULL};
+
 static const arg_flag flags_table[] = {
     ARG_ROW("model", "DIR", ARG_TEXT, model_flags, dir,
             "the Hugging Face folder: config.json, tokenizer.json, *.safetensors"),
@@ -23,6 +25,12 @@ static const arg_flag flags_table[] = {
         "dtype", "TYPE", ARG_CHOICE, model_flags, dtype,
         "type of weights and KV pages (f32 keeps stored weights exact, auto is the stored type)",
         .initial = "auto", .choices = dtypes),
+    ARG_ROW("quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
+            "make integers of the layers' weights (of 8 bits in the head) when they are loaded",
+            .initial = "none", .choices = quantizations),
+    ARG_ROW("quantize-group", "N", ARG_COUNT, model_flags, quantize_group,
+            "weights of a row that share a scale: 32, 64 or 128", .min = 32, .max = 128,
+            .initial = "32"),
     ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
             "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("tp", "N", ARG_COUNT, model_flags, tp,
@@ -99,9 +107,18 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
         return error_set(err, STATUS_INVALID,
                          "--kv-group-heads: %u does not divide the model's %u KV heads",
                          f->kv_group_heads, m->config.n_kv_heads);
+    if (f->quantize_group & (f->quantize_group - 1))
+        return error_set(err, STATUS_INVALID, "--quantize-group: %u is not 32, 64 or 128",
+                         f->quantize_group);
     status s = model_ranks_check(&m->config, f->tp, err);
     if (!status_ok(s)) error_prefix(err, "--tp");
     return s;
+}
+
+static uint8_t wanted_bits(const char *name)
+{
+    if (strcmp(name, "int8") == 0) return 8;
+    return strcmp(name, "int4") == 0 ? 4 : 0;
 }
 
 /* m->options and m->n_ranks say what. */
@@ -134,6 +151,8 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .dummy_seed = f->dummy_seed,
         .kv_type = m->kv_type,
         .weight_type = keep_f16 ? DTYPE_F16 : m->kv_type,
+        .quant_bits = wanted_bits(f->quantize),
+        .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,
         .isa = f->isa,
         .group = m->group,
@@ -202,7 +221,8 @@ void format_bytes(char *out, size_t size, uint64_t bytes)
 
 void model_tell(const loaded_model *m, const char *dir)
 {
-    char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "";
+    char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "";
+    if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
     if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
     format_bytes(weights, sizeof weights, m->facts.weight_bytes);
     format_bytes(pool, sizeof pool, m->facts.pool_bytes);
@@ -211,14 +231,15 @@ void model_tell(const loaded_model *m, const char *dir)
     const backend_info *info = m->backend.ops->info(m->backend.ctx);
     uint32_t pages = info->n_pages - 1;
     uint32_t blocks = pages / pkv_groups(&info->geometry);
-    fprintf(stderr,
-            "octavo: %s: %s, %s of weights; KV pool %s%s: %u %s pages, room for %llu tokens%s; %s, "
-            "%s%u thread%s; ready in %.2f s\n",
-            dir, m->config.architecture, weights, pool,
-            m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
-            dtype_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens, swap,
-            m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
-            (double)m->open_us / 1e6);
+    fprintf(
+        stderr,
+        "octavo: %s: %s, %s of %sweights; KV pool %s%s: %u %s pages, room for %llu tokens%s; %s, "
+        "%s%u thread%s; ready in %.2f s\n",
+        dir, m->config.architecture, weights, bits, pool,
+        m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
+        dtype_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens, swap,
+        m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+        (double)m->open_us / 1e6);
 }
 
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests)

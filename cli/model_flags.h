@@ -12,7 +12,9 @@ typedef struct model_flags {
     const char *load_format; // "auto", "dummy"
     uint64_t dummy_seed;
     arg_list overrides;
-    const char *dtype;  // "auto", "f32", "bf16"
+    const char *dtype;    // "auto", "f32", "bf16"
+    const char *quantize; // "none", "int8", "int4"
+    uint32_t quantize_group;
     uint32_t threads;   // 0 = all allowed cores
     uint32_t tp;        // tensor-parallel ranks
     const char *isa;    // NULL = best

@@ -21,6 +21,12 @@ static bool runs_avx512(void)
     return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+
+static bool runs_vnni(void)
+{
+    __builtin_cpu_init();
+    return runs_avx512() && __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 /* Slow to fast. A context of row i runs the fill functions of rows 0 to i. */
@@ -29,12 +35,17 @@ static const struct isa_row {
     bool (*runs)(void);
     fill_fn fill[4];
 } isa_rows[] = {
-    {"ref", runs_always, {kern_matmul_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref}},
+    {"ref",
+     runs_always,
+     {kern_matmul_fill_ref, kern_quant_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref}},
 #if defined(__x86_64__)
-    {"avx2", runs_avx2, {kern_matmul_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2}},
+    {"avx2",
+     runs_avx2,
+     {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2}},
     {"avx512",
      runs_avx512,
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
+    {"avx512vnni", runs_vnni, {kern_quant_fill_vnni}},
 #endif
 };
 

@@ -14,8 +14,11 @@
 
 enum {
     KERN_DTYPES = 3,
+    KERN_QUANTS = 2,     /* 8 bits, 4 bits: arrays of two are indexed by kern_quant_index */
     KERN_TILE_ROWS = 24, /* most rows that any ISA's matmul tile takes */
 };
+
+static inline unsigned kern_quant_index(kern_quant q) { return q.bits == 4; }
 
 /* What to fetch while a tile computes: in each round (64 bytes of every panel) the line at `at` and
  * those of the other panels `stride` bytes on; then `at` moves by `step`. */
@@ -28,6 +31,22 @@ typedef struct kern_ahead {
  * w_stride bytes: for each element one chain of fused multiply-adds over k ascending. */
 typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const float *x, float *acc,
                              const kern_ahead *ahead);
+
+/* ---- quantised: x of a tile stands group by group, each
+ *     q [rows][group] int8, scale [rows] f32, start [rows] int32
+ * where start is -offset times the sum of q: what a tile that reads weights as q + offset begins a
+ * group's sums with. */
+static inline size_t kern_quant_x_bytes(unsigned group) { return group + 8; }
+
+/* Of two groups of a panel with their scales. */
+static inline size_t kern_quant_bytes(kern_quant q)
+{
+    return 64 + (size_t)2 * q.group * KERN_PANEL * q.bits / 8;
+}
+
+/* As kern_tile_fn: k a multiple of two groups. */
+typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, unsigned group,
+                                   const void *x, float *acc, const kern_ahead *ahead);
 
 typedef struct kern_isa {
     const char *name;
@@ -43,6 +62,19 @@ typedef struct kern_isa {
     /* Runs `rounds` rounds of independent FMAs in registers; returns the floating-point operations
      * done. *sink keeps the compiler from dropping them. */
     double (*fma_burst)(size_t rounds, float *sink);
+
+    /* ---- matmul, quantised ---- */
+    unsigned quant_rows; /* as tile_rows, tile_panels */
+    uint8_t quant_panels[KERN_TILE_ROWS + 1];
+    kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
+    kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
+    int32_t quant_offset[KERN_QUANTS];
+    /* q [group] = x / *scale in [-127, 127]; *sum = that of q. */
+    void (*quant_x)(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum);
+    /* The same of weights: returns the scale, a bf16. */
+    uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, int8_t *q);
+    /* As fma_burst, of what a tile of 8-bit weights does for a product. */
+    double (*int_burst)(size_t rounds, float *sink);
 
     /* ---- rows: one row each; shapes as in kernels.h ---- */
     void (*rmsnorm)(const float *x, const float *weight, float eps, size_t d, float *out);
@@ -73,11 +105,14 @@ typedef struct kern_isa {
 
 /* One function for each operation and ISA; the list in context.c calls them slow to fast. */
 void kern_matmul_fill_ref(kern_isa *isa);
+void kern_quant_fill_ref(kern_isa *isa);
 void kern_rows_fill_ref(kern_isa *isa);
 void kern_attention_fill_ref(kern_isa *isa);
 #if defined(__x86_64__)
 void kern_matmul_fill_avx2(kern_isa *isa);
 void kern_matmul_fill_avx512(kern_isa *isa);
+void kern_quant_fill_avx2(kern_isa *isa);
+void kern_quant_fill_vnni(kern_isa *isa);
 void kern_rows_fill_avx2(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);

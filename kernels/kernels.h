@@ -40,19 +40,37 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
 /* ---- matrices -----------------------------------------------------------------------------------
  * A weight matrix W [n, k], packed once: panels of KERN_PANEL rows of W,
  *     data[n / 16][k / pair][16][pair]
- * n padded to 16 and k to pair with zeros. */
-enum { KERN_PANEL = 16 };
+ * n padded to 16 and k to pair with zeros.
+ *
+ * Quantised, a weight is an integer q times a bf16 scale for each row and each `group` columns.
+ * Two groups of a panel stand behind the line of their scales, in the order that integer dot
+ * products read: four columns of each row, the quad, side by side.
+ *     scales [2][16] bf16, then for each group:
+ *     8 bits    [group / 4][16][4]     q in [-127, 127]
+ *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]: low halves a quad, high halves the next
+ * k is padded with zeros to two groups. Zeroed memory is a matrix of zeros. */
+enum { KERN_PANEL = 16, KERN_GROUP_MIN = 32, KERN_GROUP_MAX = 128 };
+
+typedef struct kern_quant {
+    uint8_t bits;  /* 8, 4; 0 = not quantised */
+    uint8_t group; /* 32, 64 or 128 */
+} kern_quant;
 
 typedef struct kern_matrix {
-    dtype type;
+    dtype type; /* unless quantised */
     size_t n;   /* rows of W = outputs */
     size_t k;   /* columns of W = inputs */
-    void *data; /* kern_matrix_bytes, 64-byte aligned, owned by the caller */
+    void *data; /* kern_matrix_size, 64-byte aligned, owned by the caller */
+    kern_quant quant;
 } kern_matrix;
 
+/* Of a matrix that is not quantised. */
 size_t kern_matrix_bytes(dtype type, size_t n, size_t k);
+/* Of any, from all but its data. */
+size_t kern_matrix_size(const kern_matrix *w);
 /* Packs rows [row0, row0 + rows) of w from src [rows, w->k] of src_type, src_stride elements
- * between rows, src possibly unaligned. Converts when the types differ. Runs on the pool. Rows
+ * between rows, src possibly unaligned. Converts when the types differ, or quantises, a row's
+ * groups alone deciding their scales and so the same bits on every ISA. Runs on the pool. Rows
  * never packed must be zeroed by the caller. row0 may be any row. */
 void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows, const void *src,
                       dtype src_type, size_t src_stride);
@@ -60,7 +78,11 @@ void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows
 void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, float *out);
 
 /* y [m, n] = x [m, k] * W^T (+ bias [n] when not NULL). Strides in elements. Each y is summed over
- * k in ascending order in f32, whatever m is. */
+ * k in ascending order in f32, whatever m is.
+ *
+ * With a quantised W, x too becomes integers, with an f32 scale for each row and group: a group's
+ * sum is exact, and y one chain of fused multiply-adds over the groups, the same on every ISA:
+ *     y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);
 /* The same with columns [first, first + k) of W alone, both even: x [m, k]. */
@@ -153,6 +175,7 @@ status kern_attention(kern_context *kc, const kern_attn_batch *batch);
 typedef struct kern_limits {
     double read_gb_s;   /* all threads, interleaved streams, larger than the caches */
     double fma_gflop_s; /* f32 FMA from registers, all threads, with this context's ISA */
+    double int_gop_s;   /* the same of products of 8-bit integers, summed in 32 bits */
 } kern_limits;
 
 status kern_measure_limits(kern_context *kc, kern_limits *out);

@@ -15,6 +15,7 @@ enum {
 typedef struct measurement {
     const kern_context *kc;
     const uint64_t *slice;
+    double (*burst)(size_t rounds, float *sink);
     double *operations; /* [threads] */
     float *sinks;       /* [threads] */
 } measurement;
@@ -40,7 +41,7 @@ static void burst_share(void *ctx, size_t from, size_t to, unsigned thread)
     const measurement *m = ctx;
     (void)thread;
     for (size_t share = from; share < to; share++)
-        m->operations[share] = m->kc->isa.fma_burst(BURST_ROUNDS, &m->sinks[share]);
+        m->operations[share] = m->burst(BURST_ROUNDS, &m->sinks[share]);
 }
 
 static double best_read_gb_s(measurement *m, const uint64_t *data)
@@ -56,9 +57,11 @@ static double best_read_gb_s(measurement *m, const uint64_t *data)
     return best;
 }
 
-static double best_fma_gflop_s(measurement *m)
+/* Billions of operations a second. */
+static double best_burst(measurement *m, double (*burst)(size_t rounds, float *sink))
 {
     double best = 0;
+    m->burst = burst;
     for (int i = 0; i < REPEATS * READ_BYTES / SLICE_BYTES; i++) {
         int64_t start_ns = clock_now_ns();
         thread_pool_for(m->kc->pool, m->kc->n_threads, 1, burst_share, m);
@@ -81,7 +84,8 @@ status kern_measure_limits(kern_context *kc, kern_limits *out)
     if (ok) {
         memset(data, 1, READ_BYTES);
         out->read_gb_s = best_read_gb_s(&m, data);
-        out->fma_gflop_s = best_fma_gflop_s(&m);
+        out->fma_gflop_s = best_burst(&m, kc->isa.fma_burst);
+        out->int_gop_s = best_burst(&m, kc->isa.int_burst);
     }
     alloc_pages_free(data, READ_BYTES);
     alloc_free(NULL, m.operations);

@@ -7,7 +7,10 @@
  * complete, so the tile kernels see neither strides nor the edge of n. With one tile to compute,
  * weights stream through once, whole panels long, several panels side by side. With more, k is cut
  * into K_BLOCK columns: a panel's piece stays in L1 while all tiles of the row block go over it,
- * and the sums go on from scratch, so each element is still one chain over ascending k. */
+ * and the sums go on from scratch, so each element is still one chain over ascending k.
+ *
+ * Quantised weights are cut in the same way, in units of two groups of columns instead of one
+ * column. x is quantised where floats are packed: each thread does so for its own row blocks. */
 #include "kernels/context.h"
 
 #include <assert.h>
@@ -17,6 +20,7 @@ enum {
     ROW_BLOCK = 144,         /* x [144, 256] f32 is 144 KiB, the sums as much: both stay in L2 */
     BLOCK_ROWS_MIN = 32,     /* weights read once for 32 rows are far from the read bandwidth */
     K_BLOCK = 256,           /* a panel's piece is 8 KiB, an f32 one 16: half of the smallest L1 */
+    QUANT_K_BLOCK = 512,     /* 9 KiB of 8 bits */
     GROUP_PANELS = 16,       /* so that packing x again for each item costs 2 % at most */
     PREFETCH_BYTES = 2048,   /* how early a stream is fetched; within 5 % from 1 to 4 KiB */
     SERIAL_WORK = 1 << 17,   /* multiply-adds that are done before other threads have woken up */
@@ -24,6 +28,7 @@ enum {
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
     X_SPILL = KERN_PANEL, /* floats that pack_x may write beyond the end */
     X_FLOATS = SCRATCH_BYTES / 4 - ACC_FLOATS - X_SPILL - 16,
+    X_BYTES = X_FLOATS * 4,
 };
 
 /* x of a row block is packed whole, once for all items of a thread, when it fits (k <= 3,300 for
@@ -47,10 +52,18 @@ typedef struct product {
     float *y;
     size_t y_stride;
     size_t first, k; /* columns [first, first + k) of w */
+    /* Of those, x has some: [x_first, x_first + x_k), the rest of its units are zeros. */
+    size_t x_first, x_k;
     uint64_t call;
+    size_t tile_rows;
+    const uint8_t *tile_panels;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* over n */
-    size_t panel_bytes, column_bytes;        /* of a panel; of one of its columns */
+    size_t k_block;
+    size_t unit;         /* columns; k and first are multiples of it */
+    size_t panel_bytes;  /* of a panel */
+    size_t w_unit_bytes; /* of a unit of its columns */
+    size_t x_unit_bytes; /* of a unit of a packed row of x */
 } product;
 
 typedef struct item {
@@ -98,31 +111,67 @@ static float *tile_acc(const product *p, const item *it, const call *c, size_t t
     return c->acc + (before * c->side + i * tile_rows(p, tile)) * KERN_PANEL;
 }
 
+/* Of one row of x, packed. */
+static size_t x_bytes(const product *p, size_t k) { return k / p->unit * p->x_unit_bytes; }
+
+/* Columns [k, k + group) of w, of one row of x: row r of the tile's part at `out`. */
+static void quantise_group(const product *p, const float *x, size_t k, size_t r, size_t rows,
+                           uint8_t *out)
+{
+    unsigned group = p->w->quant.group;
+    float padded[KERN_GROUP_MAX] = {0}, scale;
+    size_t from = k > p->x_first ? k : p->x_first;
+    size_t to = min_size(k + group, p->x_first + p->x_k);
+    const float *at = padded;
+    if (from == k && to == k + group) at = x + (k - p->x_first);
+    else if (from < to) memcpy(padded + (from - k), x + (from - p->x_first), (to - from) * 4);
+    int32_t sum;
+    p->kc->isa.quant_x(at, group, (int8_t *)out + r * group, &scale, &sum);
+    sum *= -p->kc->isa.quant_offset[kern_quant_index(p->w->quant)];
+    memcpy(out + rows * group + r * 4, &scale, sizeof scale);
+    memcpy(out + rows * (group + 4) + r * 4, &sum, sizeof sum);
+}
+
+/* Columns [k0, k0 + k) of a tile's x, group by group. */
+static void quantise_tile(const product *p, size_t tile, size_t k0, size_t k, uint8_t *out)
+{
+    size_t rows = tile_rows(p, tile), group = p->w->quant.group;
+    for (size_t r = 0; r < rows; r++) {
+        const float *x = p->x + (tile_row(p, tile) + r) * p->x_stride;
+        uint8_t *to = out;
+        for (size_t at = 0; at < k; at += group, to += rows * kern_quant_x_bytes((unsigned)group))
+            quantise_group(p, x, p->first + k0 + at, r, rows, to);
+    }
+}
+
 /* Columns [k0, k1) of the block's x as [k block][tile][k of the block][row of the tile]. */
-static void pack_block(const product *p, const item *it, size_t k0, size_t k1, float *out)
+static void pack_block(const product *p, const item *it, size_t k0, size_t k1, uint8_t *out)
 {
     for (; k0 < k1; k0 += it->k_block) {
         size_t k = min_size(it->k_block, k1 - k0);
         for (size_t t = it->tile0; t < it->tile1; t++) {
             const float *x = p->x + tile_row(p, t) * p->x_stride + k0;
-            p->kc->isa.pack_x(x, p->x_stride, tile_rows(p, t), k, out);
-            out += tile_rows(p, t) * k;
+            if (p->w->quant.bits) quantise_tile(p, t, k0, k, out);
+            else p->kc->isa.pack_x(x, p->x_stride, tile_rows(p, t), k, (float *)(void *)out);
+            out += tile_rows(p, t) * x_bytes(p, k);
         }
     }
 }
 
 static const uint8_t *weights_at(const product *p, size_t panel, size_t k)
 {
-    return (const uint8_t *)p->w->data + panel * p->panel_bytes + (p->first + k) * p->column_bytes;
+    return (const uint8_t *)p->w->data + panel * p->panel_bytes +
+           (p->first + k) / p->unit * p->w_unit_bytes;
 }
 
 /* Columns [k0, k0 + k), all tiles of the block. x is packed [tile][k][row of the tile]; the next
  * call reads from `next` on. */
 static void run_call(const product *p, const item *it, const call *c, size_t k0, size_t k,
-                     const float *x, const uint8_t *next)
+                     const uint8_t *x, const uint8_t *next)
 {
     const kern_isa *isa = &p->kc->isa;
     dtype type = p->w->type;
+    unsigned quant = kern_quant_index(p->w->quant), group = p->w->quant.group;
     const uint8_t *w = weights_at(p, c->panel, k0);
     size_t w_stride = c->stride * p->panel_bytes, tiles = it->tile1 - it->tile0;
 
@@ -135,10 +184,19 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
     }
     for (size_t t = it->tile0; t < it->tile1; t++) {
         size_t row = tile_row(p, t), rows = tile_rows(p, t);
-        const float *x_tile = rows == 1 ? p->x + row * p->x_stride + k0 : x + (row - it->row0) * k;
-        kern_tile_fn tile = c->side == 1 ? isa->tile1[type][rows] : isa->tile[type][rows];
-        tile(w, w_stride, k, x_tile, tile_acc(p, it, c, t, 0), &ahead);
-        ahead.at += k * p->column_bytes / 64 * ahead.step;
+        const uint8_t *packed = x + (row - it->row0) * x_bytes(p, k);
+        float *acc = tile_acc(p, it, c, t, 0);
+        if (p->w->quant.bits) {
+            kern_quant_tile_fn tile =
+                c->side == 1 ? isa->quant_tile1[quant][rows] : isa->quant_tile[quant][rows];
+            tile(w, w_stride, k, group, packed, acc, &ahead);
+        } else {
+            const float *x_tile =
+                rows == 1 ? p->x + row * p->x_stride + k0 : (const float *)(const void *)packed;
+            kern_tile_fn tile = c->side == 1 ? isa->tile1[type][rows] : isa->tile[type][rows];
+            tile(w, w_stride, k, x_tile, acc, &ahead);
+        }
+        ahead.at += k / p->unit * p->w_unit_bytes / 64 * ahead.step;
     }
 }
 
@@ -182,7 +240,6 @@ static void store_sums(const product *p, const item *it, struct kern_matmul_scra
 
 static item make_item(const product *p, size_t index)
 {
-    const kern_isa *isa = &p->kc->isa;
     item it = {.block = index / p->n_groups};
     it.tile0 = p->n_tiles * it.block / p->n_blocks;
     it.tile1 = p->n_tiles * (it.block + 1) / p->n_blocks;
@@ -192,12 +249,12 @@ static item make_item(const product *p, size_t index)
     it.panels = min_size(p->group_panels, p->n_panels - it.panel0);
 
     size_t tiles = it.tile1 - it.tile0;
-    it.side = tiles == 1 ? isa->tile_panels[it.rows] : 1;
+    it.side = tiles == 1 ? p->tile_panels[it.rows] : 1;
     it.long_calls = it.panels / it.side;
     it.n_calls = it.panels - it.long_calls * (it.side - 1);
-    it.direct = it.rows == tiles;
-    it.whole = it.rows * p->k <= X_FLOATS;
-    it.k_block = tiles == 1 && (it.direct || it.whole) ? p->k : K_BLOCK;
+    it.direct = it.rows == tiles && !p->w->quant.bits;
+    it.whole = it.rows * x_bytes(p, p->k) <= X_BYTES;
+    it.k_block = tiles == 1 && (it.direct || it.whole) ? p->k : p->k_block;
     return it;
 }
 
@@ -205,15 +262,16 @@ static void run_item(const product *p, size_t index, struct kern_matmul_scratch 
 {
     item it = make_item(p, index);
     size_t k_all = p->k;
+    uint8_t *packed = (uint8_t *)s->x_packed;
     if (!it.direct && it.whole && (s->call != p->call || s->block != it.block))
-        pack_block(p, &it, 0, k_all, s->x_packed);
+        pack_block(p, &it, 0, k_all, packed);
     s->call = p->call;
     s->block = it.block;
     start_sums(p, &it, s);
     for (size_t k0 = 0; k0 < k_all; k0 += it.k_block) {
         size_t k = min_size(it.k_block, k_all - k0);
-        if (!it.direct && !it.whole) pack_block(p, &it, k0, k0 + k, s->x_packed);
-        const float *x = s->x_packed + (it.whole ? k0 * it.rows : 0);
+        if (!it.direct && !it.whole) pack_block(p, &it, k0, k0 + k, packed);
+        const uint8_t *x = packed + (it.whole ? x_bytes(p, k0) * it.rows : 0);
         for (size_t i = 0; i < it.n_calls; i++) {
             call c = get_call(&it, s, i), after = get_call(&it, s, (i + 1) % it.n_calls);
             size_t next_k = i + 1 < it.n_calls ? k0 : k0 + k;
@@ -230,10 +288,38 @@ static void run_items(void *ctx, size_t from, size_t to, unsigned thread)
 }
 
 /* Rows of a block: so few that their x fits whole, unless weights then pass for too few rows. */
-static size_t block_rows(size_t k)
+static size_t block_rows(const product *p)
 {
-    size_t fit = k > 0 ? X_FLOATS / k : ROW_BLOCK;
+    size_t fit = p->k > 0 ? X_BYTES / x_bytes(p, p->k) : ROW_BLOCK;
     return fit < BLOCK_ROWS_MIN ? ROW_BLOCK : min_size(fit, ROW_BLOCK);
+}
+
+/* Columns in units: where they lie in w, and what becomes of x. */
+static void set_units(const kern_isa *isa, product *p)
+{
+    const kern_matrix *w = p->w;
+    p->x_first = p->first;
+    p->x_k = p->k;
+    if (!w->quant.bits) {
+        p->unit = 1;
+        p->w_unit_bytes = KERN_PANEL * dtype_bytes(w->type);
+        p->x_unit_bytes = sizeof(float);
+        p->panel_bytes = kern_matrix_bytes(w->type, KERN_PANEL, w->k);
+        p->k_block = K_BLOCK;
+        p->tile_rows = isa->tile_rows;
+        p->tile_panels = isa->tile_panels;
+        return;
+    }
+    p->unit = (size_t)2 * w->quant.group;
+    p->w_unit_bytes = kern_quant_bytes(w->quant);
+    p->x_unit_bytes = 2 * kern_quant_x_bytes(w->quant.group);
+    p->panel_bytes = ceil_div(w->k, p->unit) * p->w_unit_bytes;
+    p->k_block = QUANT_K_BLOCK;
+    p->tile_rows = isa->quant_rows;
+    p->tile_panels = isa->quant_panels;
+    size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
+    p->first -= p->first % p->unit;
+    p->k = p->k > 0 ? end - p->first : 0;
 }
 
 /* p says what is multiplied; how it is cut is found here. */
@@ -245,16 +331,15 @@ static void run_product(kern_context *kc, product p)
     const kern_isa *isa = &kc->isa;
     p.kc = kc;
     p.call = ++kc->matmul_calls;
-    p.n_tiles = ceil_div(m, isa->tile_rows);
-    p.n_blocks = ceil_div(p.n_tiles, block_rows(p.k) / isa->tile_rows);
+    set_units(isa, &p);
+    p.n_tiles = ceil_div(m, p.tile_rows);
+    p.n_blocks = ceil_div(p.n_tiles, block_rows(&p) / p.tile_rows);
     p.n_panels = ceil_div(w->n, KERN_PANEL);
-    p.panel_bytes = kern_matrix_bytes(w->type, KERN_PANEL, w->k);
-    p.column_bytes = KERN_PANEL * dtype_bytes(w->type);
 
     /* Sixteen items for each thread keep the last one short beside the whole; fewer panels than a
      * tile takes side by side would waste its streams. */
     size_t groups = (size_t)16 * kc->n_threads / min_size(p.n_blocks, 16);
-    size_t side = isa->tile_panels[ceil_div(m, p.n_tiles)];
+    size_t side = p.tile_panels[ceil_div(m, p.n_tiles)];
     p.group_panels = p.n_panels / (groups > 0 ? groups : 1) / side * side;
     if (p.group_panels < side) p.group_panels = side;
     if (p.group_panels > GROUP_PANELS) p.group_panels = GROUP_PANELS;

@@ -12,7 +12,21 @@ size_t kern_matrix_bytes(dtype type, size_t n, size_t k)
     return panels * ((k + pair - 1) / pair) * pair * KERN_PANEL * dtype_bytes(type);
 }
 
+/* Pairs of groups of a row. */
+static size_t group_pairs(const kern_matrix *w)
+{
+    size_t columns = (size_t)2 * w->quant.group;
+    return (w->k + columns - 1) / columns;
+}
+
+size_t kern_matrix_size(const kern_matrix *w)
+{
+    if (!w->quant.bits) return kern_matrix_bytes(w->type, w->n, w->k);
+    return (w->n + KERN_PANEL - 1) / KERN_PANEL * group_pairs(w) * kern_quant_bytes(w->quant);
+}
+
 typedef struct pack_job {
+    const kern_isa *isa;
     const kern_matrix *w;
     size_t row0, rows;
     const uint8_t *src;
@@ -38,6 +52,14 @@ static void convert(dtype src_type, const uint8_t *src, dtype type, void *dst, s
 {
     if (src_type == type) {
         memcpy(dst, src, n * dtype_bytes(type));
+        return;
+    }
+    if (src_type == DTYPE_BF16 && type == DTYPE_F32) {
+        for (size_t i = 0; i < n; i++) {
+            uint16_t half;
+            memcpy(&half, src + 2 * i, sizeof half);
+            ((float *)dst)[i] = bf16_to_f32(half);
+        }
         return;
     }
     for (size_t i = 0; i < n; i++) {
@@ -82,12 +104,57 @@ static void pack_panel(const pack_job *j, size_t panel)
     }
 }
 
+/* Where a group of one row of a panel lies: q of its columns 0 to 3 (or of 0 to 3 and of 4 to 7, in
+ * halves), those that follow 64 bytes on. */
+static uint8_t *group_at(const kern_matrix *w, size_t row, size_t group, uint8_t **scale)
+{
+    size_t pair_bytes = kern_quant_bytes(w->quant), panel = row / KERN_PANEL;
+    uint8_t *pair = (uint8_t *)w->data + (panel * group_pairs(w) + group / 2) * pair_bytes;
+    *scale = pair + group % 2 * 32 + row % KERN_PANEL * 2;
+    return pair + 64 + group % 2 * ((pair_bytes - 64) / 2) + row % KERN_PANEL * 4;
+}
+
+/* One row of w. */
+static void quantise_row(const pack_job *j, size_t row)
+{
+    const kern_matrix *w = j->w;
+    const uint8_t *src = j->src + (row - j->row0) * j->src_stride * dtype_bytes(j->src_type);
+    size_t group = w->quant.group;
+    for (size_t k = 0; k < w->k; k += group) {
+        float x[KERN_GROUP_MAX];
+        int8_t q[KERN_GROUP_MAX];
+        size_t n = w->k - k < group ? w->k - k : group;
+        convert(j->src_type, src + k * dtype_bytes(j->src_type), DTYPE_F32, x, n);
+        memset(x + n, 0, (group - n) * sizeof *x);
+        uint16_t scale = j->isa->quant_w[kern_quant_index(w->quant)](x, (unsigned)group, q);
+        uint8_t *scale_at, *at = group_at(w, row, k / group, &scale_at);
+        memcpy(scale_at, &scale, sizeof scale);
+        if (w->quant.bits == 8) {
+            for (size_t i = 0; i < group; i += 4) memcpy(at + i * 16, q + i, 4);
+            continue;
+        }
+        for (size_t i = 0; i < group; i += 8)
+            for (size_t b = 0; b < 4; b++)
+                at[i * 8 + b] = (uint8_t)((q[i + b] + 8) | (q[i + 4 + b] + 8) << 4);
+    }
+}
+
+static void quantise_panel(const pack_job *j, size_t panel)
+{
+    size_t from = panel * KERN_PANEL, to = from + KERN_PANEL, end = j->row0 + j->rows;
+    if (from < j->row0) from = j->row0;
+    for (size_t row = from; row < to && row < end; row++) quantise_row(j, row);
+}
+
 static void pack_panels(void *ctx, size_t from, size_t to, unsigned thread)
 {
     (void)thread;
     const pack_job *j = ctx;
     size_t panel0 = j->row0 / KERN_PANEL;
-    for (size_t i = from; i < to; i++) pack_panel(j, panel0 + i);
+    for (size_t i = from; i < to; i++) {
+        if (j->w->quant.bits) quantise_panel(j, panel0 + i);
+        else pack_panel(j, panel0 + i);
+    }
 }
 
 void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows, const void *src,
@@ -95,7 +162,7 @@ void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows
 {
     assert(row0 + rows <= w->n && src_stride >= w->k);
     if (rows == 0 || w->k == 0) return;
-    pack_job j = {.w = w, .row0 = row0, .rows = rows};
+    pack_job j = {.isa = &kc->isa, .w = w, .row0 = row0, .rows = rows};
     j.src = src;
     j.src_type = src_type;
     j.src_stride = src_stride;
@@ -103,10 +170,33 @@ void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows
     thread_pool_for(kc->pool, panels, 1, pack_panels, &j);
 }
 
+static void quantised_row(const kern_matrix *w, size_t row, float *out)
+{
+    size_t group = w->quant.group;
+    for (size_t k = 0; k < w->k; k++) {
+        uint8_t *scale_at, *at = group_at(w, row, k / group, &scale_at);
+        size_t i = k % group;
+        uint16_t scale;
+        memcpy(&scale, scale_at, sizeof scale);
+        int q;
+        if (w->quant.bits == 8) {
+            q = (int8_t)at[i / 4 * 64 + i % 4];
+        } else {
+            int pair = at[i / 8 * 64 + i % 4];
+            q = (i / 4 % 2 ? pair >> 4 : pair & 15) - 8;
+        }
+        out[k] = (float)q * bf16_to_f32(scale);
+    }
+}
+
 void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, float *out)
 {
     (void)kc;
     assert(row < w->n);
+    if (w->quant.bits) {
+        quantised_row(w, row, out);
+        return;
+    }
     size_t pair = kern_pair(w->type), n_words = (w->k + pair - 1) / pair;
     const uint32_t *words =
         (const uint32_t *)w->data + row / KERN_PANEL * n_words * KERN_PANEL + row % KERN_PANEL;

@@ -82,6 +82,8 @@ typedef struct backend_cpu_options {
     uint64_t dummy_seed;
     dtype kv_type;         // element type of pages
     dtype weight_type;     // packed weights; 16-bit stored weights stay exact under DTYPE_F32
+    uint8_t quant_bits;    // 8, 4: weights as integers; 0 = of weight_type
+    uint8_t quant_group;   // 32, 64 or 128 columns that share a scale
     uint32_t n_threads;    // 0 = all allowed cores
     const char *isa;       // NULL = best
     comm *group;           // borrowed: this rank's place among those that share the model

@@ -55,6 +55,20 @@ static float **vector_of(model_weights *w, const tensor_part *p)
     }
 }
 
+/* How the matrix of a role is quantised. The head's few weights are a logit's last rounding: 4 bits
+ * there would cost more than they save. */
+static kern_quant quant_of(const weights_options *o, tensor_role role)
+{
+    if (role == TENSOR_EMBED || !o->quant.bits) return (kern_quant){0};
+    return (kern_quant){role == TENSOR_HEAD ? 8 : o->quant.bits, o->quant.group};
+}
+
+/* Whether a tied head is more than another name of the embeddings. */
+static bool head_is_copy(const weights_options *o)
+{
+    return o->config->tied_embeddings && o->quant.bits;
+}
+
 /* The type of a matrix with rows of type `so_far` when rows stored as `stored` join it. */
 static dtype joined_type(dtype wanted, bool is_first, dtype so_far, dtype stored)
 {
@@ -74,7 +88,11 @@ static void shape_matrices(loader *ld)
         m->type = joined_type(ld->o->type, m->n == 0, m->type, p->stored);
         m->n += p->n_rows;
         m->k = p->n_cols;
+        m->quant = quant_of(ld->o, p->role);
     }
+    if (!head_is_copy(ld->o)) return;
+    ld->w.head = ld->w.embed;
+    ld->w.head.quant = quant_of(ld->o, TENSOR_HEAD);
 }
 
 /* ---- the block ------------------------------------------------------------------------------- */
@@ -96,9 +114,10 @@ static size_t lay_out(loader *ld, uint8_t *block)
         kern_matrix *m = matrix_of(&ld->w, p);
         float **v = vector_of(&ld->w, p);
         if (v) *v = (float *)(void *)carve(block, &at, p->n_cols * sizeof(float));
-        else if (ld->first_rows[i] == 0)
-            m->data = carve(block, &at, kern_matrix_bytes(m->type, m->n, m->k));
+        else if (ld->first_rows[i] == 0) m->data = carve(block, &at, kern_matrix_size(m));
     }
+    kern_matrix *head = &ld->w.head;
+    if (head_is_copy(ld->o)) head->data = carve(block, &at, kern_matrix_size(head));
     if (block) {
         memcpy(layers, ld->w.layers, layer_bytes);
         free(ld->w.layers);
@@ -159,9 +178,17 @@ static size_t rows_of_chunk(size_t chunk, size_t row_bytes)
     return rows > 0 ? rows : 1;
 }
 
+/* Rows of a part to its matrix, and to the head when that has a copy of them. */
+static void pack_rows(loader *ld, const tensor_part *p, size_t row, size_t rows, const void *src)
+{
+    const weights_options *o = ld->o;
+    kern_matrix_pack(o->kernels, matrix_of(&ld->w, p), row, rows, src, p->stored, p->cols);
+    if (p->role == TENSOR_EMBED && head_is_copy(o))
+        kern_matrix_pack(o->kernels, &ld->w.head, row, rows, src, p->stored, p->cols);
+}
+
 static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, error *err)
 {
-    kern_matrix *m = matrix_of(&ld->w, p);
     size_t element = dtype_bytes(p->stored), row_bytes = p->cols * element;
     size_t step = rows_of_chunk(p->source ? MAPPED_CHUNK : GENERATED_CHUNK, row_bytes);
     dummy_tensor dummy;
@@ -182,13 +209,11 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         if (p->source) {
             const file_map *map = &ld->files.files[p->source->file].map;
             size_t from = p->source->begin + row * row_bytes;
-            kern_matrix_pack(ld->o->kernels, m, to, n, map->data + from + p->col * element,
-                             p->stored, p->cols);
+            pack_rows(ld, p, to, n, map->data + from + p->col * element);
             file_map_release(map, from, from + n * row_bytes);
         } else {
             dummy_tensor_rows(&dummy, row, n, ld->generated);
-            kern_matrix_pack(ld->o->kernels, m, to, n, ld->generated + p->col * element, p->stored,
-                             p->cols);
+            pack_rows(ld, p, to, n, ld->generated + p->col * element);
         }
     }
     return STATUS_IS_OK;
@@ -201,7 +226,7 @@ static uint64_t hash_number(uint64_t h, uint64_t v) { return hash_bytes(&v, size
 static uint64_t hash_real(uint64_t h, double v) { return hash_bytes(&v, sizeof v, h); }
 
 /* What changes K and V for equal tokens, tensors aside. */
-static uint64_t hash_config(const model_config *c, dtype type)
+static uint64_t hash_config(const model_config *c, dtype type, kern_quant quant)
 {
     const rope_config *r = &c->rope;
     uint64_t h = hash_bytes(c->architecture, strlen(c->architecture), 0);
@@ -213,6 +238,7 @@ static uint64_t hash_config(const model_config *c, dtype type)
                             r->high_freq_factor};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = hash_number(h, numbers[i]);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) h = hash_real(h, reals[i]);
+    if (quant.bits) h = hash_number(h, (uint64_t)quant.bits << 8 | quant.group);
     return h;
 }
 
@@ -238,11 +264,27 @@ static uint64_t hash_part(const loader *ld, const tensor_part *p, uint64_t h)
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
+/* A run of columns that cuts a group would have other weights than the whole. */
+static status check_groups(const loader *ld, error *err)
+{
+    for (size_t i = 0; i < ld->n_parts; i++) {
+        const tensor_part *p = &ld->parts[i];
+        kern_quant quant = quant_of(ld->o, p->role);
+        if (!p->is_vector && quant.bits && p->n_cols != p->cols && p->n_cols % quant.group)
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "tensor \"%s\": %zu columns for each of %d ranks cut its quantised "
+                             "groups of %u",
+                             p->name, p->n_cols, ld->o->size, quant.group);
+    }
+    return STATUS_IS_OK;
+}
+
 static status plan(loader *ld, error *err)
 {
     const model_config *c = ld->o->config;
     RETURN_IF_ERROR(tensor_slice_of(c, ld->o->rank, ld->o->size, &ld->w.slice, err));
     RETURN_IF_ERROR(tensors_list(c, &ld->w.slice, &ld->parts, &ld->n_parts, err));
+    RETURN_IF_ERROR(check_groups(ld, err));
     if (!ld->o->dummy) {
         RETURN_IF_ERROR(safetensors_open(ld->o->dir, &ld->files, err));
         RETURN_IF_ERROR(tensors_match(c, &ld->files, ld->parts, ld->n_parts, err));
@@ -257,14 +299,14 @@ static status plan(loader *ld, error *err)
 
 static status load(loader *ld, error *err)
 {
-    uint64_t h = hash_config(ld->o->config, ld->o->type);
+    uint64_t h = hash_config(ld->o->config, ld->o->type, ld->o->quant);
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         h = hash_part(ld, p, h);
         if (p->is_vector) load_vector(ld, p);
         else RETURN_IF_ERROR(load_matrix(ld, p, ld->first_rows[i], err));
     }
-    if (ld->o->config->tied_embeddings) ld->w.head = ld->w.embed;
+    if (ld->o->config->tied_embeddings && !head_is_copy(ld->o)) ld->w.head = ld->w.embed;
     ld->w.identity = h;
     return STATUS_IS_OK;
 }

@@ -9,6 +9,11 @@
  * past vocab_size are zeros. Gathered by rank, logits [0, vocab_size) are in place and the tail is
  * to be ignored.
  *
+ * Quantised, the layers' matrices are integers as `quant` says, and the head's of 8 bits;
+ * embeddings and norms stay as they are. A tied head is then a copy of its own. A row-parallel
+ * slice must begin and end with groups of columns: its weights are the bits that the whole would
+ * have.
+ *
  * Element types: 16-bit `type` rounds whatever is stored to it; DTYPE_F32 keeps a matrix as it is
  * stored (16-bit values are exact in f32 arithmetic), and makes f32 of one whose parts are stored
  * differently. */
@@ -29,7 +34,8 @@ typedef struct layer_weights {
 
 typedef struct model_weights {
     kern_matrix embed;     // [slice.n_tokens, hidden]: the rows of tokens from slice.first_token on
-    kern_matrix head;      // the same rows of the head; the same data as embed when tied
+    kern_matrix head;      // the same rows of the head; the same data as embed when tied,
+                           // unless quantised
     float *norm;           // [hidden]
     layer_weights *layers; // [n_layers]
     tensor_slice slice;    // what this rank holds; all of it with one rank
@@ -44,7 +50,8 @@ typedef struct weights_options {
     const model_config *config;
     bool dummy;
     uint64_t dummy_seed;
-    dtype type; // wanted; 16-bit stored weights stay as they are under DTYPE_F32 (exact)
+    dtype type;       // wanted; 16-bit stored weights stay as they are under DTYPE_F32 (exact)
+    kern_quant quant; // bits 0: matrices of type
     kern_context *kernels;
     int rank, size; // tensor-parallel slice
 } weights_options;

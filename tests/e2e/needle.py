@@ -20,14 +20,15 @@ def lines(path):
         return {d["id"]: d for d in map(json.loads, f)}
 
 
-def answers(octavo, prompts, retention):
+def answers(octavo, prompts, retention, quantize="none"):
     """Ids to output lines. Few at once, so that a small machine's memory is enough."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
         for p in prompts.values():
             f.write(json.dumps(dict(p, retention=retention) if retention else p) + "\n")
         f.flush()
         run = subprocess.run(
-            [octavo, "run", "--model", "models/demo", "--prompts", f.name, "--kv-memory", "512M", "--max-batch", "4"],
+            [octavo, "run", "--model", "models/demo", "--prompts", f.name, "--kv-memory", "512M", "--max-batch", "4",
+             "--quantize", quantize],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if run.returncode != 0:
         sys.exit(f"octavo run: exit {run.returncode}\n{run.stderr[-2000:]}")
@@ -52,6 +53,13 @@ def main():
         reports = [kept[i]["retention"] for i in prompts]
         share = sum(r["kept_tokens"] for r in reports) / sum(r["logical_tokens"] for r in reports)
         print(f"chunkkv {ratio}: {score(kept)} of {len(prompts)} right, {share:.3f} of the tokens kept")
+
+    for quantize in ("int8", "int4") if soak else ("int8",):
+        rounded = answers(octavo, prompts, None, quantize)
+        same = sum(rounded[i]["token_ids"] == full[i]["token_ids"] for i in prompts)
+        print(f"{quantize}: {score(rounded)} of {len(prompts)} right, {same} the same tokens")
+        if same < 0.8 * len(prompts):
+            sys.exit(f"{quantize}: only {same} of {len(prompts)} answers have the same tokens")
 
     wrong = [i for i in others if oracle[i]["gap"] > NEAR]
     if wrong:

@@ -11,6 +11,8 @@
 static const model_flags demo = {.dir = "models/demo",
                                  .load_format = "auto",
                                  .dtype = "auto",
+                                 .quantize = "none",
+                                 .quantize_group = 32,
                                  .threads = 2,
                                  .tp = 1,
                                  .page_tokens = 16,

@@ -397,7 +397,7 @@ static void value_weight(fixture *f, rng *r, dtype type, uint32_t dim, uint32_t 
                 want[j] += fabs(
                     dot(w + (size_t)o * columns + first + h * dim, s.v + (size_t)j * dim, dim));
     for (size_t k = 0; k < f->n_isas; k++) {
-        kern_matrix m = {type, hidden, columns, NULL};
+        kern_matrix m = {.type = type, .n = hidden, .k = columns};
         size_t bytes = (kern_matrix_bytes(type, hidden, columns) + 63) / 64 * 64;
         m.data = aligned_alloc(64, bytes);
         memset(m.data, 0, bytes);

@@ -18,6 +18,7 @@ typedef struct pass {
     const char *dir;
     const char *override; /* of config.json; the weights are then dummies */
     dtype kv_type;
+    uint8_t quant_bits, quant_group;
     const char *isa;
     uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
     uint32_t chunk;                                          /* rows of a step */
@@ -44,6 +45,8 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .dummy = p->override != NULL,
         .kv_type = p->kv_type,
         .weight_type = DTYPE_F32,
+        .quant_bits = p->quant_bits,
+        .quant_group = p->quant_group,
         .n_threads = p->n_threads,
         .isa = p->isa,
         .group = group,

@@ -157,6 +157,7 @@ typedef struct how {
     bool dummy;
     uint64_t seed;
     int rank, size; /* size 0 = 1 */
+    kern_quant quant;
 } how;
 
 static status load(fixture *x, how h, model_weights *w, error *err)
@@ -169,6 +170,7 @@ static status load(fixture *x, how h, model_weights *w, error *err)
         .dummy = h.dummy,
         .dummy_seed = h.seed,
         .type = h.type,
+        .quant = h.quant,
         .kernels = x->kernels,
         .rank = h.rank,
         .size = h.size ? h.size : 1,
@@ -525,6 +527,92 @@ static void dummy_slices_make_the_whole(void **state)
     weights_destroy(&w);
 }
 
+/* ---- quantised ------------------------------------------------------------------------------- */
+
+/* Columns from `first` on of the first rows of a are all of b. */
+static void check_columns(fixture *x, const kern_matrix *a, size_t first, const kern_matrix *b)
+{
+    float all[256], some[256];
+    assert_true(a->k <= 256 && first + b->k <= a->k);
+    assert_true(b->quant.bits == a->quant.bits && b->quant.group == a->quant.group);
+    for (size_t i = 0; i < b->n; i++) {
+        kern_matrix_row(x->kernels, a, i, all);
+        kern_matrix_row(x->kernels, b, i, some);
+        assert_memory_equal(all + first, some, b->k * sizeof *some);
+    }
+}
+
+static void quantised_slices_make_the_whole(void **state)
+{
+    fixture *x = *state;
+    how h = {.type = DTYPE_BF16, .dummy = true, .override = "intermediate_size=128"};
+    h.quant = (kern_quant){4, 32};
+    model_weights w = loaded(x, h);
+    assert_int_equal(w.embed.quant.bits, 0);
+    assert_int_equal(w.head.quant.bits, 8);
+    for (int size = 2; size <= 4; size *= 2)
+        for (int rank = 0; rank < size; rank++) {
+            h.rank = rank, h.size = size;
+            model_weights v = loaded(x, h);
+            assert_true(v.identity == w.identity);
+            for (uint32_t l = 0; l < LAYERS; l++) {
+                const layer_weights *whole = &w.layers[l], *part = &v.layers[l];
+                check_columns(x, &whole->o, (size_t)rank * part->o.k, &part->o);
+                check_columns(x, &whole->down, (size_t)rank * part->down.k, &part->down);
+                if (rank == 0) { /* its query heads come first */
+                    kern_matrix q = part->qkv;
+                    q.n = (size_t)HEADS / (size_t)size * HEAD_DIM;
+                    check_columns(x, &whole->qkv, 0, &q);
+                }
+            }
+            weights_destroy(&v);
+        }
+    h.rank = 0, h.size = 1;
+    h.quant.bits = 8;
+    model_weights v = loaded(x, h);
+    assert_true(v.identity != w.identity);
+    weights_destroy(&v);
+    weights_destroy(&w);
+}
+
+/* What is loaded by the best ISA is what the reference makes of it; a tied head is a copy. */
+static void quantised_as_by_the_reference(void **state)
+{
+    fixture *x = *state;
+    how h = {.type = DTYPE_BF16, .dummy = true, .override = "tie_word_embeddings=true"};
+    kern_context *best = x->kernels, *ref = NULL;
+    assert_true(status_ok(kern_create(&(kern_options){x->pool, "ref"}, &ref, NULL)));
+    for (uint8_t bits = 4; bits <= 8; bits += 4) {
+        h.quant = (kern_quant){bits, 64};
+        model_weights a = loaded(x, h);
+        x->kernels = ref;
+        model_weights b = loaded(x, h);
+        x->kernels = best;
+        assert_ptr_not_equal(a.head.data, a.embed.data);
+        const kern_matrix *as[] = {&a.head, &a.layers[1].qkv, &a.layers[1].down};
+        const kern_matrix *bs[] = {&b.head, &b.layers[1].qkv, &b.layers[1].down};
+        for (size_t i = 0; i < 3; i++)
+            assert_memory_equal(as[i]->data, bs[i]->data, kern_matrix_size(as[i]));
+        weights_destroy(&a);
+        weights_destroy(&b);
+    }
+    kern_destroy(ref);
+}
+
+static void ranks_that_cut_a_group_are_refused(void **state)
+{
+    fixture *x = *state;
+    how h = {.type = DTYPE_BF16, .dummy = true, .size = 2, .quant = {8, 32}};
+    model_weights w;
+    error err = {""};
+    assert_int_equal(load(x, h, &w, &err).code, STATUS_UNSUPPORTED); /* 36 columns by two */
+    assert_non_null(strstr(err.text, "down_proj"));
+    h.override = "intermediate_size=128";
+    h.quant.group = 128;
+    assert_int_equal(load(x, h, &w, &err).code, STATUS_UNSUPPORTED); /* 64 of o */
+    assert_non_null(strstr(err.text, "o_proj"));
+}
+
 /* The mean of a[i] * a[i + lag], in units of the variance. */
 static double correlation(const float *a, size_t n, size_t lag)
 {
@@ -578,6 +666,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(identity_follows_content, setup, teardown),
         cmocka_unit_test_setup_teardown(dummy_slices_make_the_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(dummy_values_are_spread, setup, teardown),
+        cmocka_unit_test_setup_teardown(quantised_slices_make_the_whole, setup, teardown),
+        cmocka_unit_test_setup_teardown(quantised_as_by_the_reference, setup, teardown),
+        cmocka_unit_test_setup_teardown(ranks_that_cut_a_group_are_refused, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,133 @@
+/* Quantised matrix product, AVX512-VNNI: a register holds a quad of all rows of a panel; weights
+ * are read as w + 128 or w + 8, x is the signed operand, broadcast from memory. */
+#include "kernels/isa.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { TILE_ROWS = 16 };
+
+INLINE __m512i quad_of(const uint8_t *x)
+{
+    int32_t quad;
+    memcpy(&quad, x, sizeof quad);
+    return _mm512_set1_epi32(quad);
+}
+
+/* acc [rows][16] += a group of a panel. */
+INLINE void add_group(const int bits, const int rows, const uint8_t *scales, const uint8_t *w,
+                      size_t group, const uint8_t *x, float *acc)
+{
+    __m512i sums[TILE_ROWS];
+    const float *x_scales = (const float *)(const void *)(x + (size_t)rows * group);
+    const int32_t *starts = (const int32_t *)(const void *)(x_scales + rows);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) sums[r] = _mm512_set1_epi32(starts[r]);
+    for (size_t at = 0; at < group; at += bits == 8 ? 4 : 8, w += 64) {
+        __m512i even = _mm512_load_si512(w), odd = even;
+        if (bits == 8) {
+            even = _mm512_xor_si512(even, _mm512_set1_epi8(-128));
+        } else {
+            const __m512i low = _mm512_set1_epi8(15);
+            odd = _mm512_and_si512(_mm512_srli_epi16(even, 4), low);
+            even = _mm512_and_si512(even, low);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            const uint8_t *quad = x + (size_t)r * group + at;
+            sums[r] = _mm512_dpbusd_epi32(sums[r], even, quad_of(quad));
+            if (bits == 4) sums[r] = _mm512_dpbusd_epi32(sums[r], odd, quad_of(quad + 4));
+        }
+    }
+    __m256i half = _mm256_load_si256((const __m256i *)(const void *)scales);
+    __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(x_scales[r]));
+        __m512 sum = _mm512_loadu_ps(acc + r * KERN_PANEL);
+        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r]), by, sum);
+        _mm512_storeu_ps(acc + r * KERN_PANEL, sum);
+    }
+}
+
+INLINE void tile(const int bits, const int rows, const int side, const uint8_t *w, size_t w_stride,
+                 size_t k, size_t group, const uint8_t *x, float *acc, const kern_ahead *ahead)
+{
+    const size_t group_bytes = group * KERN_PANEL * (size_t)bits / 8;
+    const size_t x_bytes = (size_t)rows * kern_quant_x_bytes((unsigned)group);
+    const size_t lines = 1 + 2 * group_bytes / 64;
+    const uint8_t *next = ahead->at;
+    for (size_t n = k / (2 * group); n > 0; n--) {
+        for (int i = 0; i < side; i++) {
+            const uint8_t *at = w + (size_t)i * w_stride, *line = next + (size_t)i * ahead->stride;
+            for (size_t l = 0; l < lines; l++)
+                _mm_prefetch((const char *)(line + l * ahead->step), _MM_HINT_T0);
+            for (size_t g = 0; g < 2; g++)
+                add_group(bits, rows, at + 32 * g, at + 64 + g * group_bytes, group,
+                          x + g * x_bytes, acc + i * rows * KERN_PANEL);
+        }
+        w += 64 + 2 * group_bytes;
+        x += 2 * x_bytes;
+        next += lines * ahead->step;
+    }
+}
+
+/* Rows of a tile, and the panels it takes at once: streams of weights. */
+// clang-format off
+#define FOR_TILES(X, bits)                                                                         \
+    X(bits, 1, 8)  X(bits, 2, 4)  X(bits, 3, 4)  X(bits, 4, 2)                                     \
+    X(bits, 5, 2)  X(bits, 6, 2)  X(bits, 7, 2)  X(bits, 8, 2)                                     \
+    X(bits, 9, 1)  X(bits, 10, 1) X(bits, 11, 1) X(bits, 12, 1)                                    \
+    X(bits, 13, 1) X(bits, 14, 1) X(bits, 15, 1) X(bits, 16, 1)
+// clang-format on
+
+#define TILE(bits, rows, side)                                                                     \
+    static void tile_##bits##_##rows##__vnni(const void *w, size_t w_stride, size_t k,             \
+                                             unsigned group, const void *x, float *acc,            \
+                                             const kern_ahead *ahead)                              \
+    {                                                                                              \
+        tile(bits, rows, side, w, w_stride, k, group, x, acc, ahead);                              \
+    }
+#define TILE1(bits, rows, side)                                                                    \
+    static void tile1_##bits##_##rows##__vnni(const void *w, size_t w_stride, size_t k,            \
+                                              unsigned group, const void *x, float *acc,           \
+                                              const kern_ahead *ahead)                             \
+    {                                                                                              \
+        tile(bits, rows, 1, w, w_stride, k, group, x, acc, ahead);                                 \
+    }
+
+FOR_TILES(TILE, 8)
+FOR_TILES(TILE1, 8)
+FOR_TILES(TILE, 4)
+FOR_TILES(TILE1, 4)
+
+static double int_burst__vnni(size_t rounds, float *sink)
+{
+    enum { CHAINS = 16 };
+    const __m512i w = _mm512_set1_epi8(125);
+    __m512i sums[CHAINS];
+    for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_set1_epi32(c);
+    for (size_t i = 0; i < rounds; i++) {
+        const __m512i x = _mm512_set1_epi32((int32_t)i);
+        for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_dpbusd_epi32(sums[c], w, x);
+    }
+    for (int c = 0; c < CHAINS; c++)
+        *sink += (float)_mm_cvtsi128_si32(_mm512_castsi512_si128(sums[c]));
+    return 2.0 * 64 * CHAINS * (double)rounds;
+}
+
+void kern_quant_fill_vnni(kern_isa *isa)
+{
+    isa->quant_rows = TILE_ROWS;
+#define SET_TILE(bits, rows, side)                                                                 \
+    isa->quant_panels[rows] = side;                                                                \
+    isa->quant_tile[bits == 4][rows] = tile_##bits##_##rows##__vnni;                               \
+    isa->quant_tile1[bits == 4][rows] = tile1_##bits##_##rows##__vnni;
+    FOR_TILES(SET_TILE, 8)
+    FOR_TILES(SET_TILE, 4)
+    isa->quant_offset[0] = 128;
+    isa->quant_offset[1] = 8;
+    isa->int_burst = int_burst__vnni;
+}
