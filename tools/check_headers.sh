@@ -13,7 +13,7 @@ while IFS= read -r header; do
     esac
     printf '#include "%s"\n#include "%s"\n' "$header" "$header" |
         "${CC:-cc}" -std=gnu17 -D_GNU_SOURCE -Wall -Wextra -Werror -Wstrict-prototypes \
-            -Wno-unused-function "${isa[@]}" -I. -I"$build/proto/generated" "${outside[@]}" \
+            -Wno-unused-function "${isa[@]}" -I. -I"$build/proto/generated" -I"$build/paged_kv/generated" "${outside[@]}" \
             -fsyntax-only -x c - || {
         echo "$header: does not compile alone"
         result=1

@@ -175,9 +175,7 @@ static void score_scope(chooser *c, const contest *t)
 /* Algorithm 3 of ChunkKV: a chunk that holds window slots competes with all its slots. */
 static bool competes_whole(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
-    if (t->unit != RETENTION_UNIT_CHUNK ||
-        c->phase.score != &retention_scores[RETENTION_SCORE_WINDOW])
-        return false;
+    if (t->unit != RETENTION_UNIT_CHUNK || !c->phase.score->whole_chunks) return false;
     for (uint32_t i = from; i < to; i++) {
         if (in_window(c, position_of(t, i))) return true;
     }

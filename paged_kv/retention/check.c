@@ -19,7 +19,7 @@ static void list_choices(retention_part part, uint32_t available, char *out, siz
 status refuse_choice(const parsing *p, retention_part part, const char *value, uint32_t available,
                      error *err)
 {
-    char have[128];
+    char have[256];
     list_choices(part, available, have, sizeof have);
     return error_set(err, STATUS_INVALID,
                      "%s.%s: '%.40s' is not available for method '%s' (have: %s)", p->where,
@@ -32,7 +32,7 @@ static status check_part(const parsing *p, const retention_policy *policy, reten
 {
     uint32_t i = retention_part_get(policy, part);
     if (available >> i & 1) return STATUS_IS_OK;
-    char have[128];
+    char have[256];
     list_choices(part, available, have, sizeof have);
     return error_set(err, STATUS_INVALID, "%s.%s: '%s' does not go with %s '%s' (have: %s)",
                      p->where, retention_part_name(part), retention_part_choice(part, i).name, with,
@@ -41,7 +41,7 @@ static status check_part(const parsing *p, const retention_policy *policy, reten
 
 static status check_parts(const parsing *p, const retention_policy *policy, error *err)
 {
-    const retention_score_row *score = &retention_scores[policy->score];
+    const retention_score_row *score = retention_scores[policy->score];
     const char *name = score->choice.name;
     RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_UNIT, score->units, "score", name, err));
     RETURN_IF_ERROR(
@@ -75,9 +75,9 @@ static status check_parts(const parsing *p, const retention_policy *policy, erro
 
 static status check_rows(const parsing *p, const retention_policy *policy, error *err)
 {
-    if (retention_scores[policy->score].rows != RETENTION_ROWS_POLICY) return STATUS_IS_OK;
+    if (retention_scores[policy->score]->rows != RETENTION_ROWS_POLICY) return STATUS_IS_OK;
     uint32_t rows = policy->rows > 0 ? policy->rows : policy->window;
-    const char *score = retention_scores[policy->score].choice.name;
+    const char *score = retention_scores[policy->score]->choice.name;
     bool half = policy->rows == 0 && policy->window_half && rows == INT32_MAX;
     if (rows == 0 || half) {
         return error_set(err, STATUS_INVALID,

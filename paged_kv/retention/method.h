@@ -1,12 +1,28 @@
-/* The parts of a method as tables of functions. A new choice is one row here and in the enum of
- * retention.h; a new method is a row in presets.c and, when nothing scores as it does, one score
- * function. */
+/* The parts of a method as tables of functions. A new method is a row in presets.c and, when
+ * nothing scores as it does, one file score_NAME.c that defines `score_NAME`: the build finds it,
+ * and calls it RETENTION_SCORE_NAME. A new choice of another part is a row here and in the enum of
+ * retention.h. */
 #ifndef PAGED_KV_RETENTION_METHOD_H
 #define PAGED_KV_RETENTION_METHOD_H
 
 #include "paged_kv/retention/retention.h"
+#include "paged_kv/retention/scores.gen.h" // RETENTION_SCORE_FILES, from the names of the files
 
 #define ONLY(choice) (UINT32_C(1) << (choice))
+
+/* Sets of choices. */
+enum {
+    PAGE = ONLY(RETENTION_UNIT_PAGE),
+    CHUNK = ONLY(RETENTION_UNIT_CHUNK),
+    TOKEN = ONLY(RETENTION_UNIT_TOKEN),
+    ANY_UNIT = PAGE | CHUNK | TOKEN,
+    UNIFORM = ONLY(RETENTION_ALLOCATOR_UNIFORM),
+    PYRAMID = ONLY(RETENTION_ALLOCATOR_PYRAMID),
+    ADAPTIVE = ONLY(RETENTION_ALLOCATOR_ADAPTIVE),
+    HYBRID = ONLY(RETENTION_ALLOCATOR_HYBRID),
+    IN_PROMPT = ONLY(RETENTION_SCHEDULE_PROMPT) | ONLY(RETENTION_SCHEDULE_CHUNK),
+    AT_ANY_TIME = IN_PROMPT | ONLY(RETENTION_SCHEDULE_DECODE),
+};
 
 /* ---- scores and their variants --------------------------------------------------------------- */
 
@@ -40,8 +56,21 @@ typedef struct retention_score_row {
     uint32_t units, allocators, schedules; // that it can be combined with: bits
     bool page_mass;                        // comes out of the attention kernel, by page
     bool novelty;                          // of every prompt token
+    bool whole_chunks; // a chunk that holds window slots competes all the same (ChunkKV)
 } retention_score_row;
-extern const retention_score_row retention_scores[];
+
+/* RETENTION_SCORE_WINDOW and so on. */
+enum {
+    RETENTION_SCORE_BEFORE_FILES = RETENTION_SCORE_NONE,
+#define ID_OF_FILE(ID, row) RETENTION_SCORE_##ID,
+    RETENTION_SCORE_FILES(ID_OF_FILE)
+#undef ID_OF_FILE
+        RETENTION_SCORES,
+};
+#define ROW_OF_FILE(ID, row) extern const retention_score_row row;
+RETENTION_SCORE_FILES(ROW_OF_FILE)
+#undef ROW_OF_FILE
+extern const retention_score_row *const retention_scores[RETENTION_SCORES];
 
 typedef struct retention_variant_row {
     retention_choice choice;
@@ -53,14 +82,10 @@ typedef struct retention_variant_row {
 } retention_variant_row;
 extern const retention_variant_row retention_variants[];
 
-void score_measured(const score_input *in, float *scores);
-void score_mean(const score_input *in, float *scores);
-void score_critical(const score_input *in, float *scores);
-void score_critical_refine(const score_input *in, float *scores);
-void score_expected(const score_input *in, float *scores);
-void score_novelty(const score_input *in, float *scores);
-void score_negated(const score_input *in, float *scores);
-void score_recency(const score_input *in, float *scores);
+/* For rows to share. */
+void score_measured(const score_input *in, float *scores); // the first measure
+void score_mean(const score_input *in, float *scores);     // over rows and query heads
+void score_negated(const score_input *in, float *scores);  // the smaller, the better
 
 /* ---- scopes, schedules, growth, pools -------------------------------------------------------- */
 

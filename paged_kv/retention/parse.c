@@ -184,7 +184,7 @@ static bool uses_recurrent(const retention_policy *policy)
 }
 static bool uses_pool(const retention_policy *policy)
 {
-    return policy->score != RETENTION_SCORE_RECENCY;
+    return retention_scores[policy->score]->kind != MEASURE_NONE;
 }
 
 /* Every key of reference/api.md. */
@@ -205,7 +205,7 @@ static const struct {
      .field = RETENTION_FIELD_PARTS,
      .read = read_pool,
      .used = uses_pool,
-     .only = "a score other than 'recency'"},
+     .only = "a score that is measured"},
     {.name = "unit", .field = RETENTION_FIELD_PARTS, .read = read_part},
     {.name = "chunk",
      .field = RETENTION_FIELD_PARTS,
@@ -250,7 +250,7 @@ static status check_name(const parsing *p, const char *name, error *err)
 
 static status refuse_method(const char *where, const char *name, error *err)
 {
-    char have[384] = "";
+    char have[448] = "";
     size_t n, used = 0;
     const retention_preset *presets = retention_presets(&n);
     for (size_t i = 0; i < n && used < sizeof have; i++) {

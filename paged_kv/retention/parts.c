@@ -2,109 +2,19 @@
 #include "paged_kv/retention/method.h"
 #include <string.h>
 
-enum {
-    PAGE = ONLY(RETENTION_UNIT_PAGE),
-    CHUNK = ONLY(RETENTION_UNIT_CHUNK),
-    TOKEN = ONLY(RETENTION_UNIT_TOKEN),
-    ANY_UNIT = PAGE | CHUNK | TOKEN,
-    UNIFORM = ONLY(RETENTION_ALLOCATOR_UNIFORM),
-    PYRAMID = ONLY(RETENTION_ALLOCATOR_PYRAMID),
-    ADAPTIVE = ONLY(RETENTION_ALLOCATOR_ADAPTIVE),
-    HYBRID = ONLY(RETENTION_ALLOCATOR_HYBRID),
-    AT_PROMPT = ONLY(RETENTION_SCHEDULE_PROMPT) | ONLY(RETENTION_SCHEDULE_CHUNK),
-    ANY_TIME = AT_PROMPT | ONLY(RETENTION_SCHEDULE_DECODE),
+static const retention_score_row score_none = {
+    .choice = {"none", "nothing is measured"},
+    .units = PAGE,
+    .allocators = UNIFORM,
+    .schedules = ONLY(RETENTION_SCHEDULE_NEVER),
 };
 
-const retention_score_row retention_scores[] = {
-    [RETENTION_SCORE_NONE] = {.choice = {"none", "nothing is measured"},
-                              .units = PAGE,
-                              .allocators = UNIFORM,
-                              .schedules = ONLY(RETENTION_SCHEDULE_NEVER)},
-    [RETENTION_SCORE_WINDOW] = {.choice = {"window",
-                                           "attention under the last `window` query rows"},
-                                .kind = MEASURE_MASS,
-                                .rows = RETENTION_ROWS_POLICY,
-                                .score = score_measured,
-                                .units = ANY_UNIT,
-                                .allocators = UNIFORM | PYRAMID | ADAPTIVE | HYBRID,
-                                .schedules = ANY_TIME,
-                                .page_mass = true},
-    [RETENTION_SCORE_LAST] = {.choice = {"last", "attention under the last query row alone"},
-                              .kind = MEASURE_MASS,
-                              .rows = RETENTION_ROWS_LAST,
-                              .score = score_measured,
-                              .units = ANY_UNIT,
-                              .allocators = UNIFORM | PYRAMID | ADAPTIVE,
-                              .schedules = ANY_TIME,
-                              .page_mass = true},
-    [RETENTION_SCORE_ACCUMULATED] = {.choice = {"accumulated",
-                                                "attention under all query rows since the "
-                                                "beginning; takes no prefix hit"},
-                                     .kind = MEASURE_MASS,
-                                     .rows = RETENTION_ROWS_ALL,
-                                     .score = score_measured,
-                                     .units = ANY_UNIT,
-                                     .allocators = UNIFORM | PYRAMID | ADAPTIVE,
-                                     .schedules = ANY_TIME},
-    [RETENTION_SCORE_PROJECTION] = {.choice = {"projection",
-                                               "projection of what a token adds on the "
-                                               "attention's output"},
-                                    .kind = MEASURE_PROJECTION,
-                                    .rows = RETENTION_ROWS_POLICY,
-                                    .score = score_measured,
-                                    .units = ANY_UNIT,
-                                    .allocators = UNIFORM | PYRAMID | ADAPTIVE,
-                                    .schedules = ANY_TIME},
-    [RETENTION_SCORE_CRITICAL] = {.choice = {"critical",
-                                             "half of the budget by attention, the rest by "
-                                             "attention times the projected value's norm"},
-                                  .kind = MEASURE_MASS,
-                                  .second = MEASURE_VALUE_WEIGHT,
-                                  .rows = RETENTION_ROWS_POLICY,
-                                  .score = score_critical,
-                                  .refine = score_critical_refine,
-                                  .units = TOKEN,
-                                  .allocators = UNIFORM | PYRAMID,
-                                  .schedules = AT_PROMPT},
-    [RETENTION_SCORE_EXPECTED] = {.choice = {"expected",
-                                             "attention that queries to come will pay, times the "
-                                             "value's norm"},
-                                  .kind = MEASURE_EXPECTED,
-                                  .second = MEASURE_VALUE_NORM,
-                                  .rows = RETENTION_ROWS_POLICY,
-                                  .score = score_expected,
-                                  .units = ANY_UNIT,
-                                  .allocators = UNIFORM | PYRAMID | ADAPTIVE,
-                                  .schedules = AT_PROMPT},
-    [RETENTION_SCORE_KNORM] = {.choice = {"knorm", "small keys stay"},
-                               .kind = MEASURE_KEY_NORM,
-                               .score = score_negated,
-                               .units = PAGE | TOKEN,
-                               .allocators = UNIFORM | PYRAMID | ADAPTIVE,
-                               .schedules = ANY_TIME},
-    [RETENTION_SCORE_KEYDIFF] = {.choice = {"keydiff", "keys unlike the mean key stay"},
-                                 .kind = MEASURE_KEY_COSINE,
-                                 .score = score_negated,
-                                 .units = PAGE | TOKEN,
-                                 .allocators = UNIFORM | PYRAMID | ADAPTIVE,
-                                 .schedules = ANY_TIME},
-    [RETENTION_SCORE_NOVELTY] = {.choice = {"novelty",
-                                            "half of the budget by how unlikely a token was, the "
-                                            "rest by attention; takes no prefix hit"},
-                                 .kind = MEASURE_MASS,
-                                 .rows = RETENTION_ROWS_POLICY,
-                                 .score = score_novelty,
-                                 .refine = score_measured,
-                                 .units = TOKEN,
-                                 .allocators = UNIFORM,
-                                 .schedules = AT_PROMPT,
-                                 .novelty = true},
-    [RETENTION_SCORE_RECENCY] = {.choice = {"recency", "the latest tokens stay"},
-                                 .score = score_recency,
-                                 .units = PAGE | TOKEN,
-                                 .allocators = UNIFORM | PYRAMID,
-                                 .schedules = ANY_TIME},
-};
+_Static_assert(RETENTION_SCORES <= 32, "a set of scores is 32 bits");
+
+#define ROW(ID, row) [RETENTION_SCORE_##ID] = &row,
+const retention_score_row *const retention_scores[RETENTION_SCORES] = {
+    [RETENTION_SCORE_NONE] = &score_none, RETENTION_SCORE_FILES(ROW)};
+#undef ROW
 
 const retention_variant_row retention_variants[] = {
     [RETENTION_VARIANT_PLAIN] = {.choice = {"plain", "the score as it is"}, .units = ANY_UNIT},
@@ -177,8 +87,10 @@ static const struct {
     const char *name;
     const void *rows;
     size_t n_rows, row_bytes, at;
+    bool by_pointer; // to the rows
 } parts[RETENTION_PARTS] = {
-    [RETENTION_PART_SCORE] = PART("score", retention_scores, score),
+    [RETENTION_PART_SCORE] = {"score", ROWS(retention_scores), offsetof(retention_policy, score),
+                              .by_pointer = true},
     [RETENTION_PART_UNIT] = PART("unit", units, unit),
     [RETENTION_PART_SCOPE] = PART("scope", retention_scopes, scope),
     [RETENTION_PART_ALLOCATOR] =
@@ -193,8 +105,9 @@ size_t retention_part_size(retention_part part) { return parts[part].n_rows; }
 
 retention_choice retention_part_choice(retention_part part, size_t index)
 {
-    return *(const retention_choice *)((const char *)parts[part].rows +
-                                       index * parts[part].row_bytes);
+    const void *row = (const char *)parts[part].rows + index * parts[part].row_bytes;
+    if (parts[part].by_pointer) row = *(const void *const *)row;
+    return *(const retention_choice *)row;
 }
 
 size_t retention_part_find(retention_part part, const char *name)

@@ -158,7 +158,7 @@ retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_pr
     bool growth = decode && policy->growth != RETENTION_GROWTH_JOINT;
     retention_variant variant = other ? RETENTION_VARIANT_PLAIN : policy->variant;
     retention_phase phase = {
-        .score = &retention_scores[other ? policy->decode_score : policy->score],
+        .score = retention_scores[other ? policy->decode_score : policy->score],
         .variant = &retention_variants[variant],
         .unit = growth ? policy->decode_unit : policy->unit,
         .scope = growth ? policy->decode_scope : policy->scope,
@@ -193,14 +193,14 @@ uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, ui
 
 bool retention_has_sums(const retention_policy *policy)
 {
-    if (retention_scores[policy->score].rows == RETENTION_ROWS_ALL) return true;
+    if (retention_scores[policy->score]->rows == RETENTION_ROWS_ALL) return true;
     const uint32_t any_prompt = INT32_MAX; /* a budget of a share is then at its largest */
     return retention_phase_at(policy, any_prompt, any_prompt + 1).summed;
 }
 
 bool retention_wants_novelty(const retention_policy *policy)
 {
-    return retention_scores[policy->score].novelty;
+    return retention_scores[policy->score]->novelty;
 }
 
 bool retention_by_slot(const retention_policy *policy, const retention_phase *phase)

@@ -5,10 +5,11 @@
 #define FROM(first, last) ((ONLY((last) + 1) - 1) & ~(ONLY(first) - 1))
 
 /* What a method's row begins with: any composition that has a meaning may be asked for. */
+#define ANY_SCORE FROM(RETENTION_SCORE_NONE + 1, RETENTION_SCORES - 1)
 #define ANY_FIELD (RETENTION_FIELD_BUDGET | RETENTION_FIELD_PARTS)
 #define ANY_CHOICE                                                                                 \
     {                                                                                              \
-        [RETENTION_PART_SCORE] = FROM(RETENTION_SCORE_WINDOW, RETENTION_SCORE_RECENCY),            \
+        [RETENTION_PART_SCORE] = ANY_SCORE,                                                        \
         [RETENTION_PART_UNIT] = FROM(RETENTION_UNIT_PAGE, RETENTION_UNIT_TOKEN),                   \
         [RETENTION_PART_SCOPE] = FROM(RETENTION_SCOPE_LAYER, RETENTION_SCOPE_HEAD),                \
         [RETENTION_PART_ALLOCATOR] =                                                               \
@@ -19,7 +20,7 @@
 /* Contiguous positions: every table keeps equally many, at each chunk of the prompt. */
 #define RECURRENT_CHOICE                                                                           \
     {                                                                                              \
-        [RETENTION_PART_SCORE] = FROM(RETENTION_SCORE_WINDOW, RETENTION_SCORE_RECENCY),            \
+        [RETENTION_PART_SCORE] = ANY_SCORE,                                                        \
         [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_PAGE) | ONLY(RETENTION_UNIT_TOKEN),            \
         [RETENTION_PART_SCOPE] = FROM(RETENTION_SCOPE_LAYER, RETENTION_SCOPE_HEAD),                \
         [RETENTION_PART_ALLOCATOR] = ONLY(RETENTION_ALLOCATOR_UNIFORM),                            \

@@ -18,19 +18,10 @@
 
 /* ---- the parts a method is composed of (docs/retention.md says what each means) -------------- */
 
-typedef enum retention_score {
-    RETENTION_SCORE_NONE,        // nothing to measure
-    RETENTION_SCORE_WINDOW,      // softmax mass under the last `rows` query rows
-    RETENTION_SCORE_LAST,        // under the last row
-    RETENTION_SCORE_ACCUMULATED, // under all rows so far
-    RETENTION_SCORE_PROJECTION,  // on the attention's output
-    RETENTION_SCORE_CRITICAL,    // mass first, then mass times the projected value's norm
-    RETENTION_SCORE_EXPECTED,    // attention that queries to come will pay
-    RETENTION_SCORE_KNORM,
-    RETENTION_SCORE_KEYDIFF,
-    RETENTION_SCORE_NOVELTY, // how unlikely the token was first, then mass
-    RETENTION_SCORE_RECENCY,
-} retention_score;
+/* Which of the scores: an index like those of the other parts, but the names are those of the files
+ * paged_kv/retention/score_*.c, and nobody outside needs to know one from another. */
+typedef uint32_t retention_score;
+enum { RETENTION_SCORE_NONE }; // nothing to measure
 
 typedef enum retention_unit {
     RETENTION_UNIT_PAGE,

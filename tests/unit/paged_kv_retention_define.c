@@ -1,4 +1,5 @@
 /* What docs/retention.md says a choice is, word for word and slowly. */
+#include "paged_kv/retention/method.h"
 #include "tests/unit/paged_kv_retention_fixture.h"
 #include <math.h>
 #include <setjmp.h>
@@ -50,6 +51,56 @@ static bool in_window(const definition *d, const one *t, uint32_t slot)
     return t->position[slot] + d->window >= d->len;
 }
 
+/* Section 4, of one slot. */
+typedef struct value {
+    float a, b, novelty, position; // first and second measure
+} value;
+
+static float mean_of(const definition *d, const value *v)
+{
+    return v->a / ((float)d->rows * (float)d->fx->measures.q_heads);
+}
+static float expected_of(const definition *d, const value *v)
+{
+    return v->a / (float)d->fx->measures.q_heads * v->b;
+}
+static float negated_of(const definition *d, const value *v)
+{
+    (void)d;
+    return -v->a;
+}
+static float novelty_of(const definition *d, const value *v)
+{
+    (void)d;
+    return v->novelty;
+}
+static float position_of(const definition *d, const value *v)
+{
+    (void)d;
+    return v->position;
+}
+
+static const struct {
+    retention_score score;
+    float (*of)(const definition *d, const value *v);
+} definitions[] = {
+    {RETENTION_SCORE_CRITICAL, mean_of},   {RETENTION_SCORE_EXPECTED, expected_of},
+    {RETENTION_SCORE_KNORM, negated_of},   {RETENTION_SCORE_KEYDIFF, negated_of},
+    {RETENTION_SCORE_NOVELTY, novelty_of}, {RETENTION_SCORE_RECENCY, position_of},
+};
+
+/* Others are what their own row says: what becomes of a score is looked at all the same. The
+ * kernels' sums are scores as they are. */
+static float score_of(const definition *d, const value *v)
+{
+    for (size_t i = 0; i < sizeof definitions / sizeof definitions[0]; i++)
+        if (definitions[i].score == d->score) return definitions[i].of(d, v);
+    const score_input in = {.first = &v->a, .second = &v->b, .n = 1, .rows = d->rows};
+    float score;
+    retention_scores[d->score]->score(&in, &score);
+    return score;
+}
+
 /* Section 2, steps 1 and 2, of one head; `second`: what the rest of the budget goes by. */
 static void head_scores(const definition *d, const one *t, uint32_t head, float *out, float *second)
 {
@@ -58,15 +109,8 @@ static void head_scores(const definition *d, const one *t, uint32_t head, float 
     for (uint32_t i = 0; i < t->n; i++) {
         float a = *fx_value(d->fx, 0, d->layer_index, head, i);
         float b = *fx_value(d->fx, 1, d->layer_index, head, i);
-        switch (d->score) {
-        case RETENTION_SCORE_CRITICAL: raw[i] = a / ((float)d->rows * q_heads); break;
-        case RETENTION_SCORE_EXPECTED: raw[i] = a / q_heads * b; break;
-        case RETENTION_SCORE_KNORM:
-        case RETENTION_SCORE_KEYDIFF: raw[i] = -a; break;
-        case RETENTION_SCORE_NOVELTY: raw[i] = d->fx->novelty[t->position[i]]; break;
-        case RETENTION_SCORE_RECENCY: raw[i] = (float)t->position[i]; break;
-        default: raw[i] = a;
-        }
+        uint32_t position = t->position[i];
+        raw[i] = score_of(d, &(value){a, b, d->fx->novelty[position], (float)position});
         if (d->variant == RETENTION_VARIANT_MEAN) raw[i] = a / ((float)d->rows * q_heads);
     }
     memcpy(out, raw, t->n * sizeof *out);

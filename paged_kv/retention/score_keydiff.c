@@ -1,0 +1,11 @@
+/* KeyDiff: the less a key points where all do, the better. */
+#include "paged_kv/retention/method.h"
+
+const retention_score_row score_keydiff = {
+    .choice = {"keydiff", "keys unlike the mean key stay"},
+    .kind = MEASURE_KEY_COSINE,
+    .score = score_negated,
+    .units = PAGE | TOKEN,
+    .allocators = UNIFORM | PYRAMID | ADAPTIVE,
+    .schedules = AT_ANY_TIME,
+};
