@@ -144,19 +144,6 @@ static status fill(depth *d, const bench_method *m, uint32_t most, uint32_t *n_a
     return st;
 }
 
-/* Seconds that a decode step of n sequences takes by bytes and operations: its products, then its
- * attention, each at the machine's measured limit. */
-static double predicted_s(const bench *b, double n, double kept, const kern_limits *limits)
-{
-    bench_work w = bench_decode_work(b, n, kept);
-    double read = limits->read_gb_s * 1e9, fma = limits->fma_gflop_s * 1e9;
-    double products =
-        w.weight_bytes / read > w.weight_flops / fma ? w.weight_bytes / read : w.weight_flops / fma;
-    double attention =
-        w.kv_bytes / read > w.attention_flops / fma ? w.kv_bytes / read : w.attention_flops / fma;
-    return products + attention;
-}
-
 typedef struct depth_row {
     uint32_t running;
     double kept, tokens_s, predicted_tokens_s;
@@ -178,7 +165,8 @@ static status time_decodes(depth *d, depth_row *row, error *err)
         kern_limits limits;
         status st = kern_measure_limits(d->b->kernels, &limits);
         if (!status_ok(st)) return error_set(err, st.code, "limits: %s", status_text(st.code));
-        predicted[r] = row->running / predicted_s(d->b, row->running, row->kept, &limits);
+        bench_work w = bench_decode_work(d->b, row->running, row->kept);
+        predicted[r] = row->running / bench_least_s(d->b, &w, &limits);
     }
     row->tokens_s = bench_median(tokens_s, d->b->rounds);
     row->predicted_tokens_s = bench_median(predicted, d->b->rounds);

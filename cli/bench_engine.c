@@ -125,8 +125,9 @@ int cli_bench_engine(int argc, char **argv)
                  "read and\n"
                  "floating-point operations per second, each beside the limit of this machine "
                  "measured right\n"
-                 "after each round (read bandwidth; f32 FMA rate of this instruction set). Then "
-                 "what scheduling\n"
+                 "after each round (read bandwidth; rate of f32 FMAs or of 8-bit integers in this "
+                 "instruction set),\n"
+                 "and beside what these limits allow (\"of limit\"). Then what scheduling "
                  "costs, and memory. Contexts are copies of a prompt of random tokens, which costs "
                  "no prefill\n"
                  "and changes no time.",

@@ -45,6 +45,9 @@ typedef struct bench_work {
 
 /* Of `batch` sequences that draw one token each over `context` slots. */
 bench_work bench_decode_work(const bench *b, double batch, double context);
+/* Seconds that it takes by bytes and operations: the products, then attention, each at the limit
+ * that binds it. */
+double bench_least_s(const bench *b, const bench_work *w, const kern_limits *limits);
 
 /* ---- bench_memory.c ---- */
 uint64_t bench_resident_bytes(void);

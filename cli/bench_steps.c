@@ -14,64 +14,121 @@ enum {
 
 /* ---- one measurement ------------------------------------------------------------------------- */
 
-/* What a round moved and computed, and the limits measured right after it. */
-typedef struct work {
-    double bytes, flops;
-} work;
+/* What is measured in each round, by its name in the JSON; a row tells the medians. */
+typedef enum field {
+    TOKENS_S,
+    STEP_MS,
+    GB_S,
+    GFLOP_S,
+    READ_LIMIT, /* the limits, right after the round */
+    FMA_LIMIT,
+    INT_LIMIT,
+    READ_SHARE,
+    FMA_SHARE,
+    INT_SHARE,
+    LIMIT_TOKENS_S, /* what they allow */
+    FIELDS,
+} field;
 
-typedef struct row {
-    double tokens_s, ms, gb_s, read_share, gflop_s, fma_share;
-} row;
+static const char *const field_names[FIELDS] = {
+    "tokens_s",          "step_ms",         "gb_s",       "gflop_s",   "read_limit_gb_s",
+    "fma_limit_gflop_s", "int_limit_gop_s", "read_share", "fma_share", "int_share",
+    "limit_tokens_s",
+};
 
 typedef struct rounds {
-    double tokens_s[BENCH_ROUNDS_MAX], ms[BENCH_ROUNDS_MAX], gb_s[BENCH_ROUNDS_MAX],
-        read_share[BENCH_ROUNDS_MAX], gflop_s[BENCH_ROUNDS_MAX], fma_share[BENCH_ROUNDS_MAX];
+    double values[FIELDS][BENCH_ROUNDS_MAX];
     size_t n;
 } rounds;
 
+typedef struct row {
+    double of[FIELDS];
+} row;
+
+/* Seconds at the limits, the larger of the two. */
+static double least_s(double bytes, double gb_s, double operations, double gop_s)
+{
+    double read = bytes / gb_s, compute = operations / gop_s;
+    return (read > compute ? read : compute) / 1e9;
+}
+
+/* Products of integers have a limit of their own; those of attention are f32. */
+static double product_gop_s(const bench *b, const kern_limits *limits)
+{
+    return b->model.options.quant_bits ? limits->int_gop_s : limits->fma_gflop_s;
+}
+
+double bench_least_s(const bench *b, const bench_work *w, const kern_limits *limits)
+{
+    return least_s(w->weight_bytes, limits->read_gb_s, w->weight_flops, product_gop_s(b, limits)) +
+           least_s(w->kv_bytes, limits->read_gb_s, w->attention_flops, limits->fma_gflop_s);
+}
+
+static void add_work(bench_work *sum, const bench_work *w)
+{
+    sum->weight_bytes += w->weight_bytes;
+    sum->kv_bytes += w->kv_bytes;
+    sum->weight_flops += w->weight_flops;
+    sum->attention_flops += w->attention_flops;
+}
+
+/* w: of all n_steps. */
 static status add_round(bench *b, rounds *r, double seconds, double tokens, uint32_t n_steps,
-                        work w, error *err)
+                        const bench_work *w, error *err)
 {
     kern_limits limits;
     status st = kern_measure_limits(b->kernels, &limits);
     if (!status_ok(st)) return error_set(err, st.code, "limits: %s", status_text(st.code));
-    size_t i = r->n++;
-    r->tokens_s[i] = tokens / seconds;
-    r->ms[i] = seconds * 1e3 / n_steps;
-    r->gb_s[i] = w.bytes / seconds / 1e9;
-    r->gflop_s[i] = w.flops / seconds / 1e9;
-    r->read_share[i] = r->gb_s[i] / limits.read_gb_s;
-    r->fma_share[i] = r->gflop_s[i] / limits.fma_gflop_s;
+    double gb_s = (w->weight_bytes + w->kv_bytes) / seconds / 1e9;
+    double gflop_s = (w->weight_flops + w->attention_flops) / seconds / 1e9;
+    const double now[FIELDS] = {
+        [TOKENS_S] = tokens / seconds,
+        [STEP_MS] = seconds * 1e3 / n_steps,
+        [GB_S] = gb_s,
+        [GFLOP_S] = gflop_s,
+        [READ_LIMIT] = limits.read_gb_s,
+        [FMA_LIMIT] = limits.fma_gflop_s,
+        [INT_LIMIT] = limits.int_gop_s,
+        [READ_SHARE] = gb_s / limits.read_gb_s,
+        [FMA_SHARE] = gflop_s / limits.fma_gflop_s,
+        [INT_SHARE] = gflop_s / limits.int_gop_s,
+        [LIMIT_TOKENS_S] = tokens / bench_least_s(b, w, &limits),
+    };
+    for (int i = 0; i < FIELDS; i++) r->values[i][r->n] = now[i];
+    r->n++;
     return STATUS_IS_OK;
 }
 
 static row medians(rounds *r)
 {
-    return (row){bench_median(r->tokens_s, r->n), bench_median(r->ms, r->n),
-                 bench_median(r->gb_s, r->n),     bench_median(r->read_share, r->n),
-                 bench_median(r->gflop_s, r->n),  bench_median(r->fma_share, r->n)};
+    row out;
+    for (int i = 0; i < FIELDS; i++) out.of[i] = bench_median(r->values[i], r->n);
+    return out;
 }
 
 void bench_print_head(const bench *b)
 {
     if (!b->as_json)
-        printf("%-8s %5s %7s %9s %9s %7s %7s %8s %7s\n", "what", "batch", "tokens", "tokens/s",
-               "step ms", "GB/s", "of read", "GFLOP/s", "of FMA");
+        printf("%-8s %5s %7s %9s %9s %7s %7s %8s %7s %8s\n", "what", "batch", "tokens", "tokens/s",
+               "step ms", "GB/s", "of read", b->model.options.quant_bits ? "GOP/s" : "GFLOP/s",
+               b->model.options.quant_bits ? "of int" : "of FMA", "of limit");
 }
 
 static void print_row(bench *b, const char *what, uint32_t batch, uint32_t tokens, const row *r)
 {
+    field rate_share = b->model.options.quant_bits ? INT_SHARE : FMA_SHARE;
     if (!b->as_json) {
-        printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %5.0f %%\n", what, batch, tokens,
-               r->tokens_s, r->ms, r->gb_s, 100 * r->read_share, r->gflop_s, 100 * r->fma_share);
+        printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %5.0f %% %6.0f %%\n", what, batch,
+               tokens, r->of[TOKENS_S], r->of[STEP_MS], r->of[GB_S], 100 * r->of[READ_SHARE],
+               r->of[GFLOP_S], 100 * r->of[rate_share],
+               100 * r->of[TOKENS_S] / r->of[LIMIT_TOKENS_S]);
         fflush(stdout);
     }
     bench_start_row(b, what);
-    strbuf_printf(&b->json,
-                  ",\"batch\":%u,\"tokens\":%u,\"tokens_s\":%.6g,\"step_ms\":%.6g,\"gb_s\":%.6g,"
-                  "\"read_share\":%.4g,\"gflop_s\":%.6g,\"fma_share\":%.4g}",
-                  batch, tokens, r->tokens_s, r->ms, r->gb_s, r->read_share, r->gflop_s,
-                  r->fma_share);
+    strbuf_printf(&b->json, ",\"batch\":%u,\"tokens\":%u", batch, tokens);
+    for (int i = 0; i < FIELDS; i++)
+        strbuf_printf(&b->json, ",\"%s\":%.6g", field_names[i], r->of[i]);
+    strbuf_putc(&b->json, '}');
 }
 
 /* ---- what a step moves and computes ---------------------------------------------------------- */
@@ -129,7 +186,7 @@ static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *
     RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warm */
     held++;
     while (r->n < b->rounds) {
-        work w = {0, 0};
+        bench_work w = {0};
         uint32_t n_steps = 0;
         int64_t start = clock_now_us(), now = start;
         for (; now - start < ROUND_US && n_steps < ROUND_STEPS_MAX;
@@ -137,11 +194,10 @@ static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *
             RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err));
             held++;
             bench_work one = bench_decode_work(b, batch, held);
-            w.bytes += one.weight_bytes + one.kv_bytes;
-            w.flops += one.weight_flops + one.attention_flops;
+            add_work(&w, &one);
         }
-        RETURN_IF_ERROR(
-            add_round(b, r, (double)(now - start) / 1e6, (double)batch * n_steps, n_steps, w, err));
+        RETURN_IF_ERROR(add_round(b, r, (double)(now - start) / 1e6, (double)batch * n_steps,
+                                  n_steps, &w, err));
     }
     return STATUS_IS_OK;
 }
@@ -154,7 +210,7 @@ status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s
     RETURN_IF_ERROR(bench_seqs_close(&b->seqs, status_ok(st) ? err : NULL));
     RETURN_IF_ERROR(st);
     row result = medians(&r);
-    *tokens_s = result.tokens_s;
+    *tokens_s = result.of[TOKENS_S];
     print_row(b, "decode", batch, context, &result);
     return STATUS_IS_OK;
 }
@@ -162,16 +218,20 @@ status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s
 /* ---- prefill --------------------------------------------------------------------------------- */
 
 /* One prompt in chunks; *w receives its work. */
-static status prefill_once(bench *b, uint32_t tokens, work *w, error *err)
+static status prefill_once(bench *b, uint32_t tokens, bench_work *w, error *err)
 {
     uint32_t chunk = b->model.prefill_chunk;
     for (uint32_t from = 0; from < tokens; from += chunk) {
         uint32_t n = tokens - from < chunk ? tokens - from : chunk;
         bool last = from + n == tokens;
         RETURN_IF_ERROR(bench_seqs_step(&b->seqs, n, last, NULL, NULL, err));
-        w->bytes += weight_bytes(b) + kv_bytes(b, from + n);
-        w->flops += n * (layer_flops(b) + attention_flops(b, from + (n + 1) / 2.0));
-        if (last) w->flops += head_flops(b);
+        bench_work one = {
+            .weight_bytes = weight_bytes(b),
+            .kv_bytes = kv_bytes(b, from + n),
+            .weight_flops = n * layer_flops(b) + (last ? head_flops(b) : 0),
+            .attention_flops = n * attention_flops(b, from + (n + 1) / 2.0),
+        };
+        add_work(w, &one);
     }
     return STATUS_IS_OK;
 }
@@ -181,7 +241,7 @@ status bench_prefill(bench *b, uint32_t tokens, uint32_t n_rounds, double *ms, e
     rounds r = {.n = 0};
     status st = bench_seqs_open(&b->seqs, 1, 0, err);
     for (uint32_t i = 0; status_ok(st) && i <= n_rounds; i++) {
-        work w = {0, 0};
+        bench_work w = {0};
         int64_t start = clock_now_us();
         st = prefill_once(b, tokens, &w, err);
         int64_t us = clock_now_us() - start;
@@ -189,12 +249,12 @@ status bench_prefill(bench *b, uint32_t tokens, uint32_t n_rounds, double *ms, e
         if (status_ok(st)) st = bench_seqs_open(&b->seqs, 1, 0, err);
         /* The first warms caches and pages, unless it is the only one. */
         if (status_ok(st) && (i || n_rounds == 0))
-            st = add_round(b, &r, (double)us / 1e6, tokens, 1, w, err);
+            st = add_round(b, &r, (double)us / 1e6, tokens, 1, &w, err);
     }
     RETURN_IF_ERROR(bench_seqs_close(&b->seqs, status_ok(st) ? err : NULL));
     RETURN_IF_ERROR(st);
     row result = medians(&r);
-    *ms = result.ms;
+    *ms = result.of[STEP_MS];
     print_row(b, "prefill", 1, tokens, &result);
     return STATUS_IS_OK;
 }

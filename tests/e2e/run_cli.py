@@ -553,7 +553,9 @@ class Bench(unittest.TestCase):
                          ["prefill", "decode", "decode", "scheduler", "memory"])
         for row in rows[:3]:
             self.assertTrue(all(row[key] > 0 for key in
-                                ("tokens_s", "step_ms", "gb_s", "read_share", "gflop_s", "fma_share")), row)
+                                ("tokens_s", "step_ms", "gb_s", "gflop_s", "read_limit_gb_s", "fma_limit_gflop_s",
+                                 "int_limit_gop_s", "read_share", "fma_share", "int_share", "limit_tokens_s")), row)
+            self.assertAlmostEqual(row["read_share"] * row["read_limit_gb_s"], row["gb_s"], delta=0.01 * row["gb_s"])
         # Steady steps allocate nothing; -1 where nobody counts (sanitizers).
         self.assertIn(rows[-1]["steady_heap_bytes"], (0, -1))
         self.assertEqual(rows[-1]["pool"], 64 << 20)
