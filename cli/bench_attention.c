@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     POOL_BYTES = 640 << 20, /* each call takes other pages, so that none is in a cache */
@@ -73,14 +74,20 @@ static void fill_pool(attention_bench *b)
     rng r = rng_seed(1);
     uint16_t *half = (uint16_t *)b->pool;
     float *full = (float *)b->pool;
-    size_t n = b->n_pages * b->page_bytes / dtype_bytes(b->shape.type);
+    size_t n = b->n_pages * b->page_bytes / (b->shape.format == KERN_KV_F32 ? 4 : 2);
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = i % 61 == 0 ? rng_u32(&r) : (uint32_t)i * 2654435761u;
-        if (b->shape.type == DTYPE_F32) full[i] = ((float)(bits >> 8) - 8388608.0f) * 1.5e-7f;
+        if (b->shape.format == KERN_KV_F32) full[i] = ((float)(bits >> 8) - 8388608.0f) * 1.5e-7f;
+        else if (b->shape.format == KERN_KV_INT8) half[i] = (uint16_t)(bits >> 8);
         else
             half[i] = (uint16_t)((bits >> 8 & 0x807fu) |
-                                 (b->shape.type == DTYPE_BF16 ? 0x3f00u : 0x3800u));
+                                 (b->shape.format == KERN_KV_BF16 ? 0x3f00u : 0x3800u));
     }
+    kern_kv_shape *s = &b->shape;
+    for (size_t tile = 0; s->format == KERN_KV_INT8 && tile < b->n_pages * b->page_bytes;
+         tile += kern_kv_tile_bytes(s))
+        for (size_t i = 0; i < 2 * kern_kv_scale_bytes(s); i += 2)
+            memcpy(b->pool + tile + kern_kv_scales_at(s) + i, &(uint16_t){0x3c00}, 2); /* 2^-7 */
     for (uint32_t i = 0; i < b->n_pages; i++) {
         uint32_t j = rng_below(&r, i + 1);
         b->pages[i] = b->pages[j];
@@ -147,10 +154,10 @@ static void print_line(const attention_bench *b, const struct line *l, timing t)
     double seen = rows * l->depth + rows * (rows + 1) / 2; /* (row, slot) pairs of a head */
     double flop = 4 * seen * dim * b->model->q_heads * l->batch;
     double bytes = 2 * ((double)l->depth + rows) * dim * b->model->kv_heads * l->batch *
-                   dtype_bytes(b->shape.type);
+                   (kern_kv_facts_of(b->shape.format).bits / 8);
     double gflop_s = flop / t.best_us / 1e3, gb_s = bytes / t.best_us / 1e3;
     printf("%-8s %-10s %-5s %5u %5u %6u %10.1f %10.1f %9.1f %8.2f %7.1f%% %7.1f%% %7.2f%%\n", l->op,
-           b->model->name, dtype_name(b->shape.type), l->batch, l->rows, l->depth, t.median_us,
+           b->model->name, kern_kv_name(b->shape.format), l->batch, l->rows, l->depth, t.median_us,
            t.best_us, gflop_s, gb_s, 100 * gflop_s / b->limits.fma_gflop_s,
            100 * gb_s / b->limits.read_gb_s, 100 * t.mass);
     fflush(stdout);
@@ -191,14 +198,14 @@ static bool bench_model(attention_bench *b)
     return ok;
 }
 
-status bench_attention(kern_context *kc, dtype type)
+status bench_attention(kern_context *kc, kern_kv_format format)
 {
     printf("\n%-8s %-10s %-5s %5s %5s %6s %10s %10s %9s %8s %8s %8s %8s\n", "attention",
            "heads/dim", "pages", "batch", "rows", "depth", "median us", "best us", "GFLOP/s",
            "GB/s", "of fma", "of read", "mass +");
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         attention_bench b = {
-            .kc = kc, .model = &models[i], .shape = {.type = type, .page_tokens = PAGE_TOKENS}};
+            .kc = kc, .model = &models[i], .shape = {.format = format, .page_tokens = PAGE_TOKENS}};
         if (!bench_model(&b)) return status_make(STATUS_NO_MEMORY, "memory for the pages");
     }
     return STATUS_IS_OK;

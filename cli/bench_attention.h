@@ -6,6 +6,6 @@
 
 /* Prints decode and prefill on cold pages of `type`, with bytes and operations beside the limits,
  * and the price of page mass. */
-status bench_attention(kern_context *kc, dtype type);
+status bench_attention(kern_context *kc, kern_kv_format format);
 
 #endif

@@ -21,19 +21,22 @@ static const char name[] = "octavo bench kernels";
 
 typedef struct kernels_flags {
     uint32_t threads, rows;
-    const char *dtype, *isa;
+    const char *dtype, *kv_dtype, *isa;
 } kernels_flags;
 
 static const char *const dtypes[] = {"bf16", "f16", "f32", "int8", "int4", NULL};
+static const char *const kv_dtypes[] = {"auto", "bf16", "f16", "f32", "int8", NULL};
 
 static const arg_flag flags_table[] = {
     ARG_ROW("threads", "N", ARG_COUNT, kernels_flags, threads,
             "threads (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows, "most rows of a matrix product", .min = 1,
             .max = 2048, .initial = "512"),
-    ARG_ROW("dtype", "TYPE", ARG_CHOICE, kernels_flags, dtype,
-            "type of weights and KV pages (of these, bf16 beside int8 and int4)", .initial = "bf16",
+    ARG_ROW("dtype", "TYPE", ARG_CHOICE, kernels_flags, dtype, "type of weights", .initial = "bf16",
             .choices = dtypes),
+    ARG_ROW("kv-dtype", "TYPE", ARG_CHOICE, kernels_flags, kv_dtype,
+            "type of KV pages (auto: that of the weights, bf16 beside int8 and int4)",
+            .initial = "auto", .choices = kv_dtypes),
     ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
             "instruction set (default: the best this CPU has)"),
 };
@@ -42,7 +45,8 @@ typedef struct bench {
     kern_context *kc;
     thread_pool *pool;
     const char *type_name;
-    dtype type; /* of KV pages, and of weights unless quantised */
+    dtype type; /* of weights unless quantised */
+    kern_kv_format kv_type;
     kern_quant quant;
     kern_limits limits; /* measured around the lines compared with it: the better of both */
 } bench;
@@ -212,7 +216,7 @@ static int run(bench *b, unsigned n_threads, size_t m_max)
            "rows", "median us", "best us", "GFLOP/s", "GB/s", b->quant.bits ? "of int" : "of fma",
            "of read");
     status st = bench_all_matmuls(b, m_max);
-    if (status_ok(st)) st = bench_attention(b->kc, b->type);
+    if (status_ok(st)) st = bench_attention(b->kc, b->kv_type);
     return status_ok(st)
                ? 0
                : cli_complain(name, CLI_FAILED, st.message ? st.message : status_text(st.code));
@@ -232,6 +236,8 @@ static dtype named_type(const char *type)
 static int open_and_run(const kernels_flags *f)
 {
     bench b = {.type_name = f->dtype, .type = named_type(f->dtype), .quant = named_quant(f->dtype)};
+    b.kv_type = kern_kv_named(f->kv_dtype);
+    if (b.kv_type == KERN_KV_FORMATS) b.kv_type = (kern_kv_format)b.type; /* auto */
     unsigned n_threads = f->threads ? f->threads : cpu_count_allowed();
     error err = {{0}};
     thread_pool_options threads = {.n_threads = n_threads, .pin = true};

@@ -137,7 +137,8 @@ static void print_row(bench *b, const char *what, uint32_t batch, uint32_t token
 static double weight_bytes(const bench *b)
 {
     const model_config *c = &b->model.config;
-    double embedding = (double)c->vocab_size * c->hidden * dtype_bytes(b->model.kv_type);
+    double embedding =
+        (double)c->vocab_size * c->hidden * dtype_bytes(b->model.options.weight_type);
     return (double)b->model.facts.weight_bytes - (c->tied_embeddings ? 0 : embedding);
 }
 
@@ -164,8 +165,9 @@ static double attention_flops(const bench *b, double context)
 static double kv_bytes(const bench *b, double context)
 {
     const model_config *c = &b->model.config;
-    return 2.0 * c->n_layers * c->n_kv_heads * c->head_dim * dtype_bytes(b->model.kv_type) *
-           context;
+    kern_kv_facts facts = kern_kv_facts_of(b->model.kv_type);
+    double slot = (double)c->head_dim * facts.bits / 8 + facts.scales;
+    return 2.0 * c->n_layers * c->n_kv_heads * slot * context;
 }
 
 bench_work bench_decode_work(const bench *b, double batch, double context)

@@ -9,6 +9,8 @@
 static const char *const load_formats[] = {"auto", "dummy", NULL};
 static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
 
+static const char *const kv_dtypes[] = {"auto", "f32", "bf16", "f16", "int8", NULL};
+
 static const char *const quantizations[] = {"none", "int8", "int4", NULL};
 
 static const arg_flag flags_table[] = {
@@ -25,6 +27,9 @@ static const arg_flag flags_table[] = {
         "dtype", "TYPE", ARG_CHOICE, model_flags, dtype,
         "type of weights and KV pages (f32 keeps stored weights exact, auto is the stored type)",
         .initial = "auto", .choices = dtypes),
+    ARG_ROW("kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
+            "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V)",
+            .initial = "auto", .choices = kv_dtypes),
     ARG_ROW("quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
             "make integers of the layers' weights (of 8 bits in the head) when they are loaded",
             .initial = "none", .choices = quantizations),
@@ -141,16 +146,18 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
     comm_options alone = {.kind = "self", .rank = 0, .size = 1};
     RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
-    m->kv_type = wanted_type(f->dtype, m->config.stored);
+    dtype type = wanted_type(f->dtype, m->config.stored);
+    m->kv_type = kern_kv_named(f->kv_dtype);
+    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto */
     /* f16 has three more bits than bf16: what is stored so stays so. */
-    bool keep_f16 = m->kv_type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
+    bool keep_f16 = type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
     m->options = (backend_cpu_options){
         .dir = f->dir,
         .config = &m->config,
         .dummy = strcmp(f->load_format, "dummy") == 0,
         .dummy_seed = f->dummy_seed,
         .kv_type = m->kv_type,
-        .weight_type = keep_f16 ? DTYPE_F16 : m->kv_type,
+        .weight_type = keep_f16 ? DTYPE_F16 : type,
         .quant_bits = wanted_bits(f->quantize),
         .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,
@@ -237,7 +244,7 @@ void model_tell(const loaded_model *m, const char *dir)
         "%s%u thread%s; ready in %.2f s\n",
         dir, m->config.architecture, weights, bits, pool,
         m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
-        dtype_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens, swap,
+        kern_kv_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens, swap,
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         (double)m->open_us / 1e6);
 }

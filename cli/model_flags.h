@@ -13,6 +13,7 @@ typedef struct model_flags {
     uint64_t dummy_seed;
     arg_list overrides;
     const char *dtype;    // "auto", "f32", "bf16"
+    const char *kv_dtype; // "auto": that of dtype
     const char *quantize; // "none", "int8", "int4"
     uint32_t quantize_group;
     uint32_t threads;   // 0 = all allowed cores
@@ -42,7 +43,7 @@ typedef struct loaded_model {
     tokenizer *tokenizer;    // NULL unless asked for
     chat_template *chat;     // NULL when the model has none
     strbuf bos, eos;         // texts for the template
-    dtype kv_type;
+    kern_kv_format kv_type;
     uint32_t max_model_len, max_batch, prefill_chunk;
     bool prefix_cache;
     bool default_pool; // nobody gave --kv-memory

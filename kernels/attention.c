@@ -220,7 +220,7 @@ static void block_range(size_t block, uint32_t begin, uint32_t end, size_t *from
 static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const kern_attn_strips *v,
                         const float *p, kern_attn_row *rows, uint32_t n, float *o)
 {
-    dtype type = b->shape.type;
+    kern_kv_format type = b->shape.format;
     uint32_t dim = b->shape.head_dim, from = 0, to = KERN_BLOCK;
     bool same = true;
     for (uint32_t r = 0; r < n; r++) {
@@ -280,9 +280,9 @@ static void tile_block(const attn_job *job, size_t block, const kern_attn_strips
         hi = max_u32(hi, end);
     }
     if (lo >= hi) return;
-    isa->attn_scores[b->shape.type](k, lo / KERN_STRIP, (hi + KERN_STRIP - 1) / KERN_STRIP,
-                                    u->q + first * KERN_ATTN_Q_STRIDE, (uint32_t)n,
-                                    b->shape.head_dim, u->s);
+    isa->attn_scores[b->shape.format](k, lo / KERN_STRIP, (hi + KERN_STRIP - 1) / KERN_STRIP,
+                                      u->q + first * KERN_ATTN_Q_STRIDE, (uint32_t)n,
+                                      b->shape.head_dim, u->s);
     isa->attn_softmax(rows, (uint32_t)n, u->s);
     for (size_t r = 0; r < n; r++)
         if (u->mass[first + r] && rows[r].lo < rows[r].hi)
@@ -313,6 +313,7 @@ static void run_unit(const attn_job *job, const attn_unit *unit, uint8_t *scratc
     for (size_t block = begin / KERN_BLOCK; block < last; block++) {
         memcpy(k.at, k.next, sizeof k.at);
         memcpy(v.at, v.next, sizeof v.at);
+        if (b->shape.format == KERN_KV_INT8) kern_strip_scales(&b->shape, &k, &v);
         block_range(block + 1, begin, end, &from, &to);
         find_strips(b, it, from, to, k.next, v.next);
         for (size_t r = 0; r < n; r += tile)

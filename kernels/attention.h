@@ -33,9 +33,10 @@ enum {
  * the next pair of slots. */
 typedef struct kern_attn_strips {
     const uint8_t *at[KERN_BLOCK_STRIPS];
-    const uint8_t *next[KERN_BLOCK_STRIPS]; /* the same of the next block, to prefetch */
-    size_t step;                            /* bytes from pair to pair */
-    size_t half;                            /* bytes inside a pair: f32 only */
+    const uint8_t *next[KERN_BLOCK_STRIPS];   /* the same of the next block, to prefetch */
+    size_t step;                              /* bytes from pair to pair */
+    size_t half;                              /* bytes inside a pair: f32 only */
+    const uint8_t *scales[KERN_BLOCK_STRIPS]; /* bf16 [16] of each strip's slots: int8 only */
 } kern_attn_strips;
 
 typedef struct kern_attn_row {

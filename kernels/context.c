@@ -33,7 +33,7 @@ static bool runs_vnni(void)
 static const struct isa_row {
     const char *name;
     bool (*runs)(void);
-    fill_fn fill[4];
+    fill_fn fill[5];
 } isa_rows[] = {
     {"ref",
      runs_always,
@@ -41,7 +41,8 @@ static const struct isa_row {
 #if defined(__x86_64__)
     {"avx2",
      runs_avx2,
-     {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2}},
+     {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2,
+      kern_kv_fill_avx2}},
     {"avx512",
      runs_avx512,
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},

@@ -5,7 +5,8 @@
  * slower operation, never a missing one, and a new ISA is one file for each operation and one row.
  *
  * Slots work on one piece and know nothing of threads: cutting, scratch and edges are op level
- * (matmul.c, rows.c, attention.c). Arrays of three are indexed by dtype. */
+ * (matmul.c, rows.c, attention.c). Arrays of KERN_DTYPES are indexed by dtype, those of
+ * KERN_KV_FORMATS by format. */
 #ifndef KERNELS_ISA_H
 #define KERNELS_ISA_H
 
@@ -84,23 +85,23 @@ typedef struct kern_isa {
     void (*rope)(float *x, const float *cos_sin, size_t n_heads, size_t head_dim);
 
     /* ---- KV pages and attention ---- */
-    void (*kv_write[KERN_DTYPES])(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
-                                  const float *v);
-    void (*kv_read[KERN_DTYPES])(const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
-                                 float *v);
-    /* out [n] = n elements as f32; n is a multiple of 16. */
-    void (*widen[KERN_DTYPES])(const void *from, size_t n, float *out);
+    void (*kv_write[KERN_KV_FORMATS])(const kern_kv_shape *s, void *tile, uint32_t slot,
+                                      const float *k, const float *v);
+    void (*kv_read[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
+                                     float *k, float *v);
+    /* out [n] = n elements as f32, int8 ones without their scale; n is a multiple of 16. */
+    void (*widen[KERN_KV_FORMATS])(const void *from, size_t n, float *out);
     unsigned attn_rows; /* rows of a tile, <= KERN_ATTN_ROWS */
     /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [n][KERN_ATTN_Q_STRIDE]. */
-    void (*attn_scores[KERN_DTYPES])(const kern_attn_strips *k, uint32_t from, uint32_t to,
-                                     const float *q, uint32_t n, uint32_t head_dim, float *s);
+    void (*attn_scores[KERN_KV_FORMATS])(const kern_attn_strips *k, uint32_t from, uint32_t to,
+                                         const float *q, uint32_t n, uint32_t head_dim, float *s);
     /* Online softmax: s [n][KERN_BLOCK] becomes p inside [lo, hi) of each row and its strips; sets
      * max, sum, fix and *mass. Rows that see nothing get fix = 1. */
     void (*attn_softmax)(kern_attn_row *rows, uint32_t n, float *s);
     /* o [n][head_dim] = o * fix + p . v over slots [from, to). */
-    void (*attn_values[KERN_DTYPES])(const kern_attn_strips *v, uint32_t from, uint32_t to,
-                                     const float *p, const kern_attn_row *rows, uint32_t n,
-                                     uint32_t head_dim, float *o);
+    void (*attn_values[KERN_KV_FORMATS])(const kern_attn_strips *v, uint32_t from, uint32_t to,
+                                         const float *p, const kern_attn_row *rows, uint32_t n,
+                                         uint32_t head_dim, float *o);
 } kern_isa;
 
 /* One function for each operation and ISA; the list in context.c calls them slow to fast. */
@@ -114,6 +115,7 @@ void kern_matmul_fill_avx512(kern_isa *isa);
 void kern_quant_fill_avx2(kern_isa *isa);
 void kern_quant_fill_vnni(kern_isa *isa);
 void kern_rows_fill_avx2(kern_isa *isa);
+void kern_kv_fill_avx2(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);
 void kern_attention_fill_avx512(kern_isa *isa);

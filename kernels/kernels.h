@@ -15,7 +15,7 @@
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
 
-#include "base/base.h"
+#include "kernels/kv_format.h"
 
 typedef struct kern_context kern_context;
 
@@ -109,18 +109,34 @@ void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_s
  * One tile is what a page holds of one layer and one KV head:
  *     K  [head_dim / pair][page_tokens][pair]      (summed over head_dim in q . k)
  *     V  [page_tokens / pair][head_dim][pair]      (summed over slots in p . v)
+ *     int8: then the scales of K [page_tokens] and those of V [page_tokens], bf16
  * A page is its group's tiles, layer by layer, head by head. page_tokens is a multiple of 16 up to
  * 256, head_dim a multiple of 16 up to 256. Slots never written may hold anything, NaN included:
- * they are never read into a result. */
+ * they are never read into a result.
+ *
+ * int8: an element is q in [-127, 127] times the scale of its slot, which is the largest |k| (or
+ * |v|) of the token / 127, rounded to bf16. So a slot's bytes are its token's alone, whatever
+ * stands beside it, and what is read and written again keeps them. A K or V that is not finite
+ * reads back as NaN, one below 2^-100 as zeros. */
 typedef struct kern_kv_shape {
-    dtype type;
+    kern_kv_format format;
     uint32_t page_tokens;
     uint32_t head_dim;
 } kern_kv_shape;
 
+/* Where V begins in a tile, where the scales of K, and how many bytes those of K or V take. */
+static inline size_t kern_kv_values_at(const kern_kv_shape *s)
+{
+    return (size_t)s->page_tokens * s->head_dim * kern_kv_facts_of(s->format).bits / 8;
+}
+static inline size_t kern_kv_scales_at(const kern_kv_shape *s) { return 2 * kern_kv_values_at(s); }
+static inline size_t kern_kv_scale_bytes(const kern_kv_shape *s)
+{
+    return (size_t)s->page_tokens * kern_kv_facts_of(s->format).scales;
+}
 static inline size_t kern_kv_tile_bytes(const kern_kv_shape *s)
 {
-    return (size_t)2 * s->page_tokens * s->head_dim * dtype_bytes(s->type);
+    return kern_kv_scales_at(s) + 2 * kern_kv_scale_bytes(s);
 }
 
 /* Writes K and V of one token and head, k [head_dim] and v [head_dim], at `slot` of a tile. Not

@@ -8,14 +8,14 @@ void kern_kv_write(const kern_context *kc, const kern_kv_shape *s, void *tile, u
                    const float *k, const float *v)
 {
     assert(slot < s->page_tokens);
-    kc->isa.kv_write[s->type](s, tile, slot, k, v);
+    kc->isa.kv_write[s->format](s, tile, slot, k, v);
 }
 
 void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *tile, uint32_t slot,
                   float *k, float *v)
 {
     assert(slot < s->page_tokens);
-    kc->isa.kv_read[s->type](s, tile, slot, k, v);
+    kc->isa.kv_read[s->format](s, tile, slot, k, v);
 }
 
 /* Copies stored bits, so any value survives. */
@@ -23,7 +23,8 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
                   uint32_t src_slot, uint32_t n)
 {
     assert(dst_slot + n <= s->page_tokens && src_slot + n <= s->page_tokens);
-    size_t bytes = dtype_bytes(s->type), pair = kern_pair(s->type);
+    kern_kv_facts facts = kern_kv_facts_of(s->format);
+    size_t pair = facts.pair, bytes = facts.bits / 8, scale = facts.scales;
     uint8_t *dst = dst_tile;
     const uint8_t *src = src_tile;
     /* K: a slot's pair of dims lies together, n slots in a row. */
@@ -32,8 +33,8 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
         memmove(dst + (at + dst_slot) * pair * bytes, src + (at + src_slot) * pair * bytes,
                 n * pair * bytes);
     }
-    dst += kern_kv_tile_bytes(s) / 2;
-    src += kern_kv_tile_bytes(s) / 2;
+    dst += kern_kv_values_at(s);
+    src += kern_kv_values_at(s);
     /* V: in ascending order, or descending when slots move up inside one tile. */
     bool up = dst_tile == src_tile && dst_slot > src_slot;
     for (uint32_t i = 0; i < n; i++) {
@@ -41,5 +42,12 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
         for (size_t d = 0; d < s->head_dim; d++)
             memcpy(dst + ((to / pair * s->head_dim + d) * pair + to % pair) * bytes,
                    src + ((from / pair * s->head_dim + d) * pair + from % pair) * bytes, bytes);
+    }
+    dst += kern_kv_values_at(s);
+    src += kern_kv_values_at(s);
+    for (int of_v = 0; scale && of_v < 2; of_v++) {
+        memmove(dst + dst_slot * scale, src + src_slot * scale, n * scale);
+        dst += kern_kv_scale_bytes(s);
+        src += kern_kv_scale_bytes(s);
     }
 }

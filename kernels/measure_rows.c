@@ -153,9 +153,9 @@ static void block_weights(const rows_job *job, const kern_rows_item *it, size_t 
                                   block, it->table.n_slots);
     for (size_t r = 0; r < u->n; r += isa->attn_rows) {
         size_t n = min_size(u->n - r, isa->attn_rows);
-        isa->attn_scores[b->shape.type](&at.k, 0, at.n_strips, u->q + r * KERN_ATTN_Q_STRIDE,
-                                        (uint32_t)n, b->shape.head_dim,
-                                        u->p + (block * u->n + r) * KERN_BLOCK);
+        isa->attn_scores[b->shape.format](&at.k, 0, at.n_strips, u->q + r * KERN_ATTN_Q_STRIDE,
+                                          (uint32_t)n, b->shape.head_dim,
+                                          u->p + (block * u->n + r) * KERN_BLOCK);
         if (it->kind != KERN_MEASURE_RAW) block_softmax(isa, block, r, n, u);
     }
 }
@@ -224,10 +224,10 @@ static void sum_outputs(const rows_job *job, const kern_rows_item *it, rows_stat
         size_t base = block * KERN_BLOCK, lo = max_size(from, base) - base;
         size_t hi = min_size(to, base + KERN_BLOCK) - base;
         for (size_t r = 0; r < u->n; r += isa->attn_rows)
-            isa->attn_values[b->shape.type](&at.v, (uint32_t)lo, (uint32_t)hi,
-                                            u->p + (block * u->n + r) * KERN_BLOCK, u->rows + r,
-                                            (uint32_t)min_size(u->n - r, isa->attn_rows),
-                                            (uint32_t)dim, u->o + r * dim);
+            isa->attn_values[b->shape.format](&at.v, (uint32_t)lo, (uint32_t)hi,
+                                              u->p + (block * u->n + r) * KERN_BLOCK, u->rows + r,
+                                              (uint32_t)min_size(u->n - r, isa->attn_rows),
+                                              (uint32_t)dim, u->o + r * dim);
     }
     for (size_t r = 0; r < u->n; r++)
         memcpy(u->y + r * KERN_ATTN_Q_STRIDE, u->o + r * dim, dim * sizeof *u->y);
@@ -245,8 +245,8 @@ static void project(const rows_job *job, const kern_rows_item *it, rows_state *u
         kern_block_values(isa, &b->shape, &at, u->values);
         for (size_t r = 0; r < u->n; r += isa->attn_rows) {
             size_t n = min_size(u->n - r, isa->attn_rows);
-            isa->attn_scores[DTYPE_F32](&strips, 0, at.n_strips, u->y + r * KERN_ATTN_Q_STRIDE,
-                                        (uint32_t)n, b->shape.head_dim, u->dots);
+            isa->attn_scores[KERN_KV_F32](&strips, 0, at.n_strips, u->y + r * KERN_ATTN_Q_STRIDE,
+                                          (uint32_t)n, b->shape.head_dim, u->dots);
             float *p = u->p + (block * u->n + r) * KERN_BLOCK;
             for (size_t i = 0; i < n * KERN_BLOCK; i++) p[i] *= u->dots[i];
         }

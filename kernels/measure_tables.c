@@ -204,8 +204,8 @@ static void block_logits(const expected_job *job, const expected_state *s, uint3
     float square[KERN_BLOCK] = {0}, root = sqrtf((float)dim);
     for (uint32_t d = 0; d < dim; d += isa->attn_rows) {
         uint32_t rows = (uint32_t)min_size(dim - d, isa->attn_rows);
-        isa->attn_scores[DTYPE_F32](&keys, 0, strips, s->cov + (size_t)d * KERN_ATTN_Q_STRIDE, rows,
-                                    dim, s->scores);
+        isa->attn_scores[KERN_KV_F32](&keys, 0, strips, s->cov + (size_t)d * KERN_ATTN_Q_STRIDE,
+                                      rows, dim, s->scores);
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t t = 0; t < strips; t++) {
                 const float *k = s->keys + ((size_t)t * dim + d + r) * KERN_STRIP;
@@ -214,7 +214,7 @@ static void block_logits(const expected_job *job, const expected_state *s, uint3
                     square[t * KERN_STRIP + i] += k[i] * ck[i];
             }
     }
-    isa->attn_scores[DTYPE_F32](&keys, 0, strips, s->mean, 1, dim, s->scores);
+    isa->attn_scores[KERN_KV_F32](&keys, 0, strips, s->mean, 1, dim, s->scores);
     for (uint32_t j = 0; j < n; j++) logits[j] = (s->scores[j] + square[j] / (2.0f * root)) / root;
 }
 

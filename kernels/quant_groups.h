@@ -80,6 +80,18 @@ QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
     return scale;
 }
 
+/* K or V of one token and head. To the nearest scale, the largest becomes 127 or -127 whichever way
+ * that went: what is read back and written again stays the same bits. */
+QUANT_INLINE uint16_t quant_kv_8(const float *x, unsigned head_dim, int8_t *q)
+{
+    uint16_t scale;
+    uint32_t largest = quant_largest_bits(x, head_dim);
+    if (quant_special(largest, head_dim, q, &scale)) return scale;
+    scale = bf16_from_f32(quant_float(largest) / 127.0f);
+    quant_write(x, head_dim, 1.0f / bf16_to_f32(scale), -127.0f, 127.0f, q);
+    return scale;
+}
+
 QUANT_INLINE float quant_sum_lanes(const float *v)
 {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));

@@ -21,6 +21,7 @@ kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const u
             b.v.next[t] = b.v.at[t];
         }
     }
+    if (shape->format == KERN_KV_INT8) kern_strip_scales(shape, &b.k, &b.v);
     return b;
 }
 
@@ -30,13 +31,13 @@ static void read_keys(const kern_isa *isa, const kern_kv_shape *shape, const ker
 {
     for (uint32_t d = 0; d < shape->head_dim; d += 2, out += 2 * KERN_STRIP) {
         const uint8_t *row = b->k.at[strip] + d / 2 * b->k.step;
-        if (shape->type == DTYPE_F32) {
+        if (shape->format == KERN_KV_F32) {
             memcpy(out, row, KERN_STRIP * sizeof *out);
             memcpy(out + KERN_STRIP, row + b->k.half, KERN_STRIP * sizeof *out);
             continue;
         }
         float pairs[2 * KERN_STRIP];
-        isa->widen[shape->type](row, 2 * KERN_STRIP, pairs);
+        isa->widen[shape->format](row, 2 * KERN_STRIP, pairs);
         for (uint32_t i = 0; i < KERN_STRIP; i++) {
             out[i] = pairs[2 * i];
             out[KERN_STRIP + i] = pairs[2 * i + 1];
@@ -52,7 +53,7 @@ static void read_values(const kern_isa *isa, const kern_kv_shape *shape, const k
     uint32_t dim = shape->head_dim;
     for (uint32_t i = 0; i < KERN_STRIP; i += 2) {
         const uint8_t *row = b->v.at[strip] + i / 2 * b->v.step;
-        if (shape->type == DTYPE_F32) {
+        if (shape->format == KERN_KV_F32) {
             const float *first = (const float *)row, *second = (const float *)(row + b->v.half);
             for (uint32_t d = 0; d < dim; d++) {
                 out[d * KERN_STRIP + i] = first[d];
@@ -60,24 +61,41 @@ static void read_values(const kern_isa *isa, const kern_kv_shape *shape, const k
             }
             continue;
         }
-        isa->widen[shape->type](row, 2 * (size_t)dim, pairs);
+        isa->widen[shape->format](row, 2 * (size_t)dim, pairs);
         for (uint32_t d = 0; d < dim; d++)
             memcpy(out + d * KERN_STRIP + i, pairs + 2 * d, 2 * sizeof *out);
     }
 }
 
+/* int8: the strip's slots times their scales. */
+static void scale_slots(const uint8_t *scales, uint32_t head_dim, float *strip)
+{
+    uint16_t bits[KERN_STRIP];
+    float scale[KERN_STRIP];
+    memcpy(bits, scales, sizeof bits);
+    for (uint32_t i = 0; i < KERN_STRIP; i++) scale[i] = bf16_to_f32(bits[i]);
+    for (uint32_t d = 0; d < head_dim; d++, strip += KERN_STRIP)
+        for (uint32_t i = 0; i < KERN_STRIP; i++) strip[i] *= scale[i];
+}
+
 void kern_block_keys(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
                      float *out)
 {
-    for (uint32_t t = 0; t < b->n_strips; t++)
-        read_keys(isa, shape, b, t, out + (size_t)t * shape->head_dim * KERN_STRIP);
+    size_t size = (size_t)shape->head_dim * KERN_STRIP;
+    for (uint32_t t = 0; t < b->n_strips; t++, out += size) {
+        read_keys(isa, shape, b, t, out);
+        if (shape->format == KERN_KV_INT8) scale_slots(b->k.scales[t], shape->head_dim, out);
+    }
 }
 
 void kern_block_values(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
                        float *out)
 {
-    for (uint32_t t = 0; t < b->n_strips; t++)
-        read_values(isa, shape, b, t, out + (size_t)t * shape->head_dim * KERN_STRIP);
+    size_t size = (size_t)shape->head_dim * KERN_STRIP;
+    for (uint32_t t = 0; t < b->n_strips; t++, out += size) {
+        read_values(isa, shape, b, t, out);
+        if (shape->format == KERN_KV_INT8) scale_slots(b->v.scales[t], shape->head_dim, out);
+    }
 }
 
 kern_attn_strips kern_block_strips(const float *block, uint32_t head_dim)

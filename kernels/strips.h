@@ -12,22 +12,34 @@ static inline void kern_strip_at(const kern_kv_shape *shape, size_t page_stride,
                                  const uint32_t *pages, const uint8_t *tiles, size_t t,
                                  const uint8_t **k, const uint8_t **v)
 {
-    size_t bytes = dtype_bytes(shape->type);
+    kern_kv_facts facts = kern_kv_facts_of(shape->format);
     size_t page = t * KERN_STRIP / shape->page_tokens, slot = t * KERN_STRIP % shape->page_tokens;
     const uint8_t *tile = tiles + (size_t)pages[page] * page_stride;
-    *k = tile + slot * kern_pair(shape->type) * bytes;
-    *v = tile + kern_kv_tile_bytes(shape) / 2 + slot * shape->head_dim * bytes;
+    *k = tile + slot * facts.pair * facts.bits / 8;
+    *v = tile + kern_kv_values_at(shape) + slot * shape->head_dim * facts.bits / 8;
 }
 
 /* Strips of K and of V, without their places. */
 static inline void kern_strip_steps(const kern_kv_shape *shape, kern_attn_strips *k,
                                     kern_attn_strips *v)
 {
-    size_t pair = kern_pair(shape->type), bytes = dtype_bytes(shape->type), rows = 2 / pair;
-    k->half = (size_t)shape->page_tokens * pair * bytes;
+    kern_kv_facts facts = kern_kv_facts_of(shape->format);
+    size_t rows = 2 / facts.pair, pair_bytes = (size_t)facts.pair * facts.bits / 8;
+    k->half = shape->page_tokens * pair_bytes;
     k->step = k->half * rows;
-    v->half = (size_t)shape->head_dim * pair * bytes;
+    v->half = shape->head_dim * pair_bytes;
     v->step = v->half * rows;
+}
+
+/* int8: the scales of strips whose places are known. A slot's pair of K has as many bytes as its
+ * scale. */
+static inline void kern_strip_scales(const kern_kv_shape *shape, kern_attn_strips *k,
+                                     kern_attn_strips *v)
+{
+    for (uint32_t t = 0; t < KERN_BLOCK_STRIPS; t++) {
+        k->scales[t] = k->at[t] + kern_kv_scales_at(shape);
+        v->scales[t] = k->scales[t] + kern_kv_scale_bytes(shape);
+    }
 }
 
 /* The strips of one block, those of a table of n_slots; the others point to the first, so that
@@ -45,7 +57,7 @@ void kern_block_keys(const kern_isa *isa, const kern_kv_shape *shape, const kern
                      float *out);
 void kern_block_values(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
                        float *out);
-/* The same as K strips for attn_scores[DTYPE_F32]. */
+/* The same as K strips for attn_scores[KERN_KV_F32]. */
 kern_attn_strips kern_block_strips(const float *block, uint32_t head_dim);
 
 #endif

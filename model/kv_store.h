@@ -27,10 +27,10 @@ typedef struct kv_store {
     bool has_sums;    // somebody has asked: until then all are 0, and nothing needs to move
 } kv_store;
 
-static inline void kv_store_layout(kv_store *s, dtype type, const pkv_geometry *geometry,
+static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv_geometry *geometry,
                                    uint32_t head_dim, uint32_t first_head, uint32_t n_heads)
 {
-    *s = (kv_store){.shape = {type, geometry->page_tokens, head_dim},
+    *s = (kv_store){.shape = {format, geometry->page_tokens, head_dim},
                     .geometry = *geometry,
                     .first_head = first_head,
                     .n_heads = n_heads};

@@ -1,19 +1,26 @@
 /* Attention's inner loops and KV access in plain C: slow, obvious, the yardstick of the others. */
 #include "kernels/isa.h"
+#include "kernels/quant_groups.h"
 
 #include <math.h>
 
-static float load(dtype t, const uint8_t *p, size_t index)
+static float load(kern_kv_format t, const uint8_t *p, size_t index)
 {
-    if (t == DTYPE_F32) return ((const float *)p)[index];
+    if (t == KERN_KV_F32) return ((const float *)p)[index];
+    if (t == KERN_KV_INT8) return ((const int8_t *)p)[index];
     uint16_t h = ((const uint16_t *)p)[index];
-    return t == DTYPE_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+    return t == KERN_KV_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
 }
 
-static void store(dtype t, uint8_t *p, size_t index, float value)
+static void store(kern_kv_format t, uint8_t *p, size_t index, float value)
 {
-    if (t == DTYPE_F32) ((float *)p)[index] = value;
-    else ((uint16_t *)p)[index] = t == DTYPE_BF16 ? bf16_from_f32(value) : f16_from_f32(value);
+    if (t == KERN_KV_F32) ((float *)p)[index] = value;
+    else ((uint16_t *)p)[index] = t == KERN_KV_BF16 ? bf16_from_f32(value) : f16_from_f32(value);
+}
+
+static float scale_at(const uint8_t *scales, size_t slot)
+{
+    return bf16_to_f32(((const uint16_t *)scales)[slot]);
 }
 
 /* Index of (d, slot) in K and of (slot, d) in V: pairs of the summed axis lie side by side. */
@@ -22,34 +29,64 @@ static size_t pair_index(size_t pair, size_t summed, size_t other, size_t other_
     return (summed / pair * other_size + other) * pair + summed % pair;
 }
 
-static void kv_write(dtype t, const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
-                     const float *v)
+static void kv_write(kern_kv_format t, const kern_kv_shape *s, void *tile, uint32_t slot,
+                     const float *k, const float *v)
 {
-    uint8_t *keys = tile, *values = keys + kern_kv_tile_bytes(s) / 2;
+    size_t pair = kern_kv_facts_of(t).pair;
+    uint8_t *keys = tile, *values = keys + kern_kv_values_at(s);
     for (size_t d = 0; d < s->head_dim; d++) {
-        store(t, keys, pair_index(kern_pair(t), d, slot, s->page_tokens), k[d]);
-        store(t, values, pair_index(kern_pair(t), slot, d, s->head_dim), v[d]);
+        store(t, keys, pair_index(pair, d, slot, s->page_tokens), k[d]);
+        store(t, values, pair_index(pair, slot, d, s->head_dim), v[d]);
     }
 }
 
-static void kv_read(dtype t, const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
-                    float *v)
+static void kv_read(kern_kv_format t, const kern_kv_shape *s, const void *tile, uint32_t slot,
+                    float *k, float *v)
 {
-    const uint8_t *keys = tile, *values = keys + kern_kv_tile_bytes(s) / 2;
+    size_t pair = kern_kv_facts_of(t).pair;
+    const uint8_t *keys = tile, *values = keys + kern_kv_values_at(s);
     for (size_t d = 0; d < s->head_dim; d++) {
-        k[d] = load(t, keys, pair_index(kern_pair(t), d, slot, s->page_tokens));
-        v[d] = load(t, values, pair_index(kern_pair(t), slot, d, s->head_dim));
+        k[d] = load(t, keys, pair_index(pair, d, slot, s->page_tokens));
+        v[d] = load(t, values, pair_index(pair, slot, d, s->head_dim));
+    }
+}
+
+/* ---- int8: integers times a scale for each slot's K and V ------------------------------------ */
+
+static void kv_write_int8(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k,
+                          const float *v)
+{
+    int8_t q[2][KERN_HEAD_DIM_MAX], *keys = tile, *values = keys + kern_kv_values_at(s);
+    uint8_t *scales = (uint8_t *)tile + kern_kv_scales_at(s);
+    ((uint16_t *)scales)[slot] = quant_kv_8(k, s->head_dim, q[0]);
+    ((uint16_t *)(scales + kern_kv_scale_bytes(s)))[slot] = quant_kv_8(v, s->head_dim, q[1]);
+    for (size_t d = 0; d < s->head_dim; d++) {
+        keys[pair_index(2, d, slot, s->page_tokens)] = q[0][d];
+        values[pair_index(2, slot, d, s->head_dim)] = q[1][d];
+    }
+}
+
+static void kv_read_int8(const kern_kv_shape *s, const void *tile, uint32_t slot, float *k,
+                         float *v)
+{
+    kv_read(KERN_KV_INT8, s, tile, slot, k, v);
+    const uint8_t *scales = (const uint8_t *)tile + kern_kv_scales_at(s);
+    float k_scale = scale_at(scales, slot);
+    float v_scale = scale_at(scales + kern_kv_scale_bytes(s), slot);
+    for (size_t d = 0; d < s->head_dim; d++) {
+        k[d] *= k_scale;
+        v[d] *= v_scale;
     }
 }
 
 /* Element `lane` of the first (which = 0) or second row of the pair that begins at p. */
-static float pair_load(dtype t, const uint8_t *p, size_t half, size_t lane, size_t which)
+static float pair_load(kern_kv_format t, const uint8_t *p, size_t half, size_t lane, size_t which)
 {
-    return t == DTYPE_F32 ? load(t, p + which * half, lane) : load(t, p, 2 * lane + which);
+    return t == KERN_KV_F32 ? load(t, p + which * half, lane) : load(t, p, 2 * lane + which);
 }
 
-static void scores(dtype t, const kern_attn_strips *k, uint32_t from, uint32_t to, const float *q,
-                   uint32_t n, uint32_t head_dim, float *s)
+static void scores(kern_kv_format t, const kern_attn_strips *k, uint32_t from, uint32_t to,
+                   const float *q, uint32_t n, uint32_t head_dim, float *s)
 {
     for (uint32_t strip = from; strip < to; strip++)
         for (uint32_t r = 0; r < n; r++)
@@ -58,6 +95,7 @@ static void scores(dtype t, const kern_attn_strips *k, uint32_t from, uint32_t t
                 for (uint32_t d = 0; d < head_dim; d++)
                     sum += q[r * KERN_ATTN_Q_STRIDE + d] *
                            pair_load(t, k->at[strip] + d / 2 * k->step, k->half, lane, d % 2);
+                if (t == KERN_KV_INT8) sum *= scale_at(k->scales[strip], lane);
                 s[r * KERN_BLOCK + strip * KERN_STRIP + lane] = sum;
             }
 }
@@ -83,27 +121,29 @@ static void softmax(kern_attn_row *rows, uint32_t n, float *s)
     }
 }
 
-static void values(dtype t, const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
-                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o)
+static void values(kern_kv_format t, const kern_attn_strips *v, uint32_t from, uint32_t to,
+                   const float *p, const kern_attn_row *rows, uint32_t n, uint32_t head_dim,
+                   float *o)
 {
     for (uint32_t r = 0; r < n; r++)
         for (uint32_t d = 0; d < head_dim; d++) {
             float sum = o[r * head_dim + d] * rows[r].fix;
             for (uint32_t j = from; j < to; j++) {
                 const uint8_t *strip = v->at[j / KERN_STRIP];
-                sum += p[r * KERN_BLOCK + j] *
-                       pair_load(t, strip + j % KERN_STRIP / 2 * v->step, v->half, d, j % 2);
+                float x = pair_load(t, strip + j % KERN_STRIP / 2 * v->step, v->half, d, j % 2);
+                if (t == KERN_KV_INT8) x *= scale_at(v->scales[j / KERN_STRIP], j % KERN_STRIP);
+                sum += p[r * KERN_BLOCK + j] * x;
             }
             o[r * head_dim + d] = sum;
         }
 }
 
-static void widen(dtype t, const void *from, size_t n, float *out)
+static void widen(kern_kv_format t, const void *from, size_t n, float *out)
 {
     for (size_t i = 0; i < n; i++) out[i] = load(t, from, i);
 }
 
-#define FOR_TYPE(NAME, TYPE)                                                                       \
+#define FOR_FLOATS(NAME, TYPE)                                                                     \
     static void kv_write_##NAME(const kern_kv_shape *s, void *tile, uint32_t slot, const float *k, \
                                 const float *v)                                                    \
     {                                                                                              \
@@ -113,7 +153,9 @@ static void widen(dtype t, const void *from, size_t n, float *out)
                                float *v)                                                           \
     {                                                                                              \
         kv_read(TYPE, s, tile, slot, k, v);                                                        \
-    }                                                                                              \
+    }
+
+#define FOR_FORMAT(NAME, TYPE)                                                                     \
     static void widen_##NAME(const void *from, size_t n, float *out)                               \
     {                                                                                              \
         widen(TYPE, from, n, out);                                                                 \
@@ -130,9 +172,13 @@ static void widen(dtype t, const void *from, size_t n, float *out)
         values(TYPE, v, from, to, p, rows, n, head_dim, o);                                        \
     }
 
-FOR_TYPE(f32, DTYPE_F32)
-FOR_TYPE(bf16, DTYPE_BF16)
-FOR_TYPE(f16, DTYPE_F16)
+FOR_FLOATS(f32, KERN_KV_F32)
+FOR_FLOATS(bf16, KERN_KV_BF16)
+FOR_FLOATS(f16, KERN_KV_F16)
+FOR_FORMAT(f32, KERN_KV_F32)
+FOR_FORMAT(bf16, KERN_KV_BF16)
+FOR_FORMAT(f16, KERN_KV_F16)
+FOR_FORMAT(int8, KERN_KV_INT8)
 
 #define FILL(NAME, TYPE)                                                                           \
     isa->kv_write[TYPE] = kv_write_##NAME;                                                         \
@@ -143,9 +189,10 @@ FOR_TYPE(f16, DTYPE_F16)
 
 void kern_attention_fill_ref(kern_isa *isa)
 {
-    FILL(f32, DTYPE_F32);
-    FILL(bf16, DTYPE_BF16);
-    FILL(f16, DTYPE_F16);
+    FILL(f32, KERN_KV_F32);
+    FILL(bf16, KERN_KV_BF16);
+    FILL(f16, KERN_KV_F16);
+    FILL(int8, KERN_KV_INT8);
     isa->attn_rows = KERN_ATTN_ROWS;
     isa->attn_softmax = softmax;
 }

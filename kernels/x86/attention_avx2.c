@@ -258,7 +258,7 @@ INLINE void kv_write(dtype t, const kern_kv_shape *s, void *tile, uint32_t slot,
 {
     /* Only this slot's bytes are stored: its neighbours may be written by other threads. */
     uint8_t *keys = (uint8_t *)tile + slot * 4;
-    uint8_t *values = (uint8_t *)tile + kern_kv_tile_bytes(s) / 2 +
+    uint8_t *values = (uint8_t *)tile + kern_kv_values_at(s) +
                       (size_t)(slot / 2) * s->head_dim * 4 + slot % 2 * 2;
     size_t step = (size_t)s->page_tokens * 4;
     for (size_t d = 0; d < s->head_dim; d += 8) {
@@ -322,13 +322,13 @@ static void kv_write_f16(const kern_kv_shape *s, void *tile, uint32_t slot, cons
 
 void kern_attention_fill_avx2(kern_isa *isa)
 {
-    FILL(f32, DTYPE_F32);
-    FILL(bf16, DTYPE_BF16);
-    FILL(f16, DTYPE_F16);
-    isa->kv_write[DTYPE_BF16] = kv_write_bf16;
-    isa->kv_write[DTYPE_F16] = kv_write_f16;
-    isa->widen[DTYPE_BF16] = widen_bf16;
-    isa->widen[DTYPE_F16] = widen_f16;
+    FILL(f32, KERN_KV_F32);
+    FILL(bf16, KERN_KV_BF16);
+    FILL(f16, KERN_KV_F16);
+    isa->kv_write[KERN_KV_BF16] = kv_write_bf16;
+    isa->kv_write[KERN_KV_F16] = kv_write_f16;
+    isa->widen[KERN_KV_BF16] = widen_bf16;
+    isa->widen[KERN_KV_F16] = widen_f16;
     isa->attn_rows = ROWS_MAX;
     isa->attn_softmax = softmax;
 }

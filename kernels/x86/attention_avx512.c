@@ -265,8 +265,7 @@ INLINE void kv_write(dtype t, const kern_kv_shape *s, void *tile, uint32_t slot,
 {
     /* Only this slot's bytes are stored: its neighbours may be written by other threads. */
     uint8_t *keys = (uint8_t *)tile + slot * 4;
-    uint8_t *values =
-        (uint8_t *)tile + kern_kv_tile_bytes(s) / 2 + (size_t)(slot / 2) * s->head_dim * 4;
+    uint8_t *values = (uint8_t *)tile + kern_kv_values_at(s) + (size_t)(slot / 2) * s->head_dim * 4;
     size_t step = (size_t)s->page_tokens * 4;
     for (size_t d = 0; d < s->head_dim; d += 16) {
         /* A 32-bit lane: dims 2i and 2i + 1. */
@@ -315,11 +314,11 @@ static void kv_write_f16(const kern_kv_shape *s, void *tile, uint32_t slot, cons
 
 void kern_attention_fill_avx512(kern_isa *isa)
 {
-    FILL(f32, DTYPE_F32);
-    FILL(bf16, DTYPE_BF16);
-    FILL(f16, DTYPE_F16);
-    isa->kv_write[DTYPE_BF16] = kv_write_bf16;
-    isa->kv_write[DTYPE_F16] = kv_write_f16;
+    FILL(f32, KERN_KV_F32);
+    FILL(bf16, KERN_KV_BF16);
+    FILL(f16, KERN_KV_F16);
+    isa->kv_write[KERN_KV_BF16] = kv_write_bf16;
+    isa->kv_write[KERN_KV_F16] = kv_write_f16;
     isa->attn_rows = 12;
     isa->attn_softmax = softmax;
 }

@@ -76,7 +76,7 @@ static setting setting_of(const run *r)
 {
     bool roomy = value(r, POOL) == ROOMY;
     return (setting){
-        .kv_type = DTYPE_BF16,
+        .kv_type = KERN_KV_BF16,
         .prefill_chunk = value(r, PREFILL),
         .layers_per_group = 1,
         .heads_per_group = value(r, HEADS),

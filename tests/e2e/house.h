@@ -18,7 +18,7 @@ typedef struct setting {
     const char *what; // for messages
     const char *dir;  // NULL = the demo model; else one whose weights are kept as f32
     bool own_words;   // dir has a tokenizer of its own
-    dtype kv_type;
+    kern_kv_format kv_type;
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
     uint64_t kv_bytes, swap_bytes;

@@ -124,7 +124,7 @@ static void expect_equal(const answer *want, const answer *got, uint32_t i, cons
 /* ---- engines --------------------------------------------------------------------------------- */
 
 static const setting usual = {.what = "alone",
-                              .kv_type = DTYPE_BF16,
+                              .kv_type = KERN_KV_BF16,
                               .prefill_chunk = 512,
                               .layers_per_group = 1,
                               .heads_per_group = 4,

@@ -40,7 +40,7 @@ static lane open_lane(uint32_t pool_tokens, uint32_t max_model_len)
     backend_cpu_options bo = {
         .dir = "models/demo",
         .config = &config,
-        .kv_type = DTYPE_BF16,
+        .kv_type = KERN_KV_BF16,
         .weight_type = DTYPE_BF16,
         .group = l.group,
         .geometry = {.page_tokens = PAGE,

@@ -56,7 +56,7 @@ static void read_answer(engine_stream *s, answer *a)
 
 static void answer_all(uint32_t n_ranks, uint32_t heads_per_group, answer *answers)
 {
-    setting s = {.kv_type = DTYPE_F32,
+    setting s = {.kv_type = KERN_KV_F32,
                  .prefill_chunk = 64,
                  .layers_per_group = 1,
                  .heads_per_group = heads_per_group,
@@ -112,7 +112,7 @@ static void ranks_answer_as_one_by_heads(void **state)
 static void ranks_stop_while_they_work(void **state)
 {
     (void)state;
-    setting s = {.kv_type = DTYPE_BF16,
+    setting s = {.kv_type = KERN_KV_BF16,
                  .prefill_chunk = 64,
                  .layers_per_group = 1,
                  .heads_per_group = 4,

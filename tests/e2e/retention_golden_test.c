@@ -120,7 +120,7 @@ static void check_all(uint32_t n_ranks)
         !status_ok(file_read("tests/golden/needle_200.jsonl", 16 << 20, &prompts, &bytes, &err)))
         fail_msg("%s", err.text);
     setting s = {.what = "f32",
-                 .kv_type = DTYPE_F32,
+                 .kv_type = KERN_KV_F32,
                  .prefill_chunk = 512,
                  .layers_per_group = 1,
                  .heads_per_group = 4,

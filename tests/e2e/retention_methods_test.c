@@ -174,7 +174,7 @@ static house open_for(const json_t *want)
     const char *dir = json_string_value(json_object_get(want, "model"));
     setting s = {.what = dir,
                  .dir = strcmp(dir, "models/demo") == 0 ? NULL : dir,
-                 .kv_type = DTYPE_F32,
+                 .kv_type = KERN_KV_F32,
                  .prefill_chunk = 512,
                  .layers_per_group = (uint32_t)whole(want, "layers_per_group"),
                  .heads_per_group = (uint32_t)whole(want, "heads_per_group"),

@@ -5,7 +5,7 @@
 
 enum { PROMPT = 200, FIRST = 24, SECOND = 24, BLOCK = 32768, MOST = 2048 };
 
-static const setting usual = {.kv_type = DTYPE_BF16,
+static const setting usual = {.kv_type = KERN_KV_BF16,
                               .prefill_chunk = 512,
                               .layers_per_group = 1,
                               .heads_per_group = 4,

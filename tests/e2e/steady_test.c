@@ -109,7 +109,7 @@ static void steady_decoding_allocates_nothing(void **state)
 {
     (void)state;
     static const setting s = {.what = "steady",
-                              .kv_type = DTYPE_BF16,
+                              .kv_type = KERN_KV_BF16,
                               .prefill_chunk = 512,
                               .layers_per_group = 1,
                               .heads_per_group = 4,

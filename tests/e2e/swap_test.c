@@ -12,7 +12,7 @@ typedef struct answer {
     uint64_t pages_dropped;
 } answer;
 
-static const setting usual = {.kv_type = DTYPE_BF16,
+static const setting usual = {.kv_type = KERN_KV_BF16,
                               .prefill_chunk = 128,
                               .layers_per_group = 1,
                               .heads_per_group = 4,

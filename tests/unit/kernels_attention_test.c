@@ -20,7 +20,7 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-static const dtype all_types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+static const kern_kv_format all_types[] = {KERN_KV_F32, KERN_KV_BF16, KERN_KV_F16, KERN_KV_INT8};
 
 static kern_attn_item item_of(const sequence *s, const layout *l, uint32_t first, uint32_t n_rows,
                               float *out)
@@ -96,7 +96,7 @@ static void compare_item(const char *isa, const sequence *s, const kern_attn_ite
                     fail_msg(
                         "%s %s seed %llu: head_dim %u page %u heads %u first %u row %u head %u dim "
                         "%u: %.9g, want %.9g",
-                        isa, dtype_name(s->shape.type), (unsigned long long)seed, dim,
+                        isa, kern_kv_name(s->shape.format), (unsigned long long)seed, dim,
                         s->shape.page_tokens, s->q_heads, it->first_slot, i, h, d, got[d], out[d]);
             for (uint32_t j = 0; i >= it->n_rows - it->mass_rows && j <= it->first_slot + i; j++)
                 mass[j / s->shape.page_tokens] += p[j];
@@ -104,7 +104,7 @@ static void compare_item(const char *isa, const sequence *s, const kern_attn_ite
     for (uint32_t page = 0; it->mass && page < n_pages; page++)
         if (!(fabs(it->mass[page] - mass[page]) <= mass_tolerance * s->q_heads * it->mass_rows))
             fail_msg("%s %s seed %llu: mass of page %u: %.9g, want %.9g", isa,
-                     dtype_name(s->shape.type), (unsigned long long)seed, page, it->mass[page],
+                     kern_kv_name(s->shape.format), (unsigned long long)seed, page, it->mass[page],
                      mass[page]);
     free(p);
     free(out);
@@ -112,7 +112,7 @@ static void compare_item(const char *isa, const sequence *s, const kern_attn_ite
 }
 
 /* Ragged batches of random shape: prefill chunks and decode rows, windows, mass. */
-static void random_batch(fixture *f, uint64_t seed, dtype type, uint32_t head_dim)
+static void random_batch(fixture *f, uint64_t seed, kern_kv_format type, uint32_t head_dim)
 {
     enum { ITEMS = 4 };
     rng r = rng_seed(seed);
@@ -169,14 +169,14 @@ static void random_batch(fixture *f, uint64_t seed, dtype type, uint32_t head_di
 static void test_against_naive(void **state)
 {
     for (uint32_t dim = 16; dim <= 256; dim += SLOW ? 80 : 16)
-        for (size_t t = 0; t < 3; t++) random_batch(*state, 1000 + dim * 3 + t, all_types[t], dim);
+        for (size_t t = 0; t < 4; t++) random_batch(*state, 1000 + dim * 3 + t, all_types[t], dim);
 }
 
 static void test_against_naive_more_shapes(void **state)
 {
     static const uint32_t dims[] = {64, 128, 80, 96};
     for (uint64_t seed = 1; seed <= (SLOW ? 6 : 24); seed++)
-        random_batch(*state, seed, all_types[seed % 3], dims[seed % 4]);
+        random_batch(*state, seed, all_types[seed % 4], dims[seed % 4]);
 }
 
 /* ---- bit equality ---- */
@@ -189,13 +189,13 @@ static void assert_same_bits(const void *a, const void *b, size_t n_floats, cons
     size_t i = 0;
     while (memcmp(&x[i], &y[i], sizeof *x) == 0) i++;
     fail_msg("%s: %s %s head_dim %u page %u heads %u row %u element %zu: %.9g and %.9g", what,
-             kern_isa_name(kc), dtype_name(s->shape.type), s->shape.head_dim, s->shape.page_tokens,
-             s->q_heads, row, i, x[i], y[i]);
+             kern_isa_name(kc), kern_kv_name(s->shape.format), s->shape.head_dim,
+             s->shape.page_tokens, s->q_heads, row, i, x[i], y[i]);
 }
 
 /* A causal prefill of all rows, against the same rows: one at a time as decode does, in chunks,
  * with other pages, strides and page sizes, in one thread. Slots behind the last row hold NaNs. */
-static void invariance(fixture *f, kern_context *kc, rng *r, dtype type, uint32_t head_dim,
+static void invariance(fixture *f, kern_context *kc, rng *r, kern_kv_format type, uint32_t head_dim,
                        uint32_t q_heads, uint32_t window)
 {
     static const uint32_t page_sizes[] = {16, 32, 64, 48, 256};
@@ -266,7 +266,7 @@ static void test_row_bits(void **state)
     static const uint32_t heads[] = {1, 4, 8, 3}, dims[] = {64, 16, 112, 128, 256};
     rng r = rng_seed(7);
     for (size_t k = 0; k < f->n_isas; k++)
-        for (size_t t = 0; t < 3; t++)
+        for (size_t t = 0; t < 4; t++)
             for (size_t d = 0; d < (SLOW ? 1 : 5); d++)
                 for (size_t h = 0; h < 4; h++) {
                     if (k == 0 && (d > 1 || h > 1)) continue; /* the reference is slow */
@@ -282,7 +282,7 @@ static void test_future_is_unseen(void **state)
     rng r = rng_seed(8);
     for (size_t k = 0; k < f->n_isas; k++)
         for (uint32_t bad = 1; bad < 70; bad += 5) {
-            sequence s = make_sequence(&r, DTYPE_F32, 16, 64, 3, 70);
+            sequence s = make_sequence(&r, KERN_KV_F32, 16, 64, 3, 70);
             float want[70 * 3 * 64], got[70 * 3 * 64];
             layout l = make_layout(f->isas[k], &r, &s, 70);
             kern_attn_item it = item_of(&s, &l, 0, 70, want);
@@ -315,7 +315,7 @@ static void test_mass_bits(void **state)
             uint32_t page = 16u << round % 3, heads = 1 + rng_below(&r, 8),
                      rows = 1 + rng_below(&r, 32);
             uint32_t n = 150 + rng_below(&r, 100), window = round % 4 == 3 ? 40 : 0;
-            sequence s = make_sequence(&r, all_types[round % 3], page, 64, heads, n);
+            sequence s = make_sequence(&r, all_types[round % 4], page, 64, heads, n);
             size_t row = (size_t)heads * 64, n_pages = (n - 1) / page + 1;
             layout l = make_layout(f->isas[k], &r, &s, n);
             float *plain = malloc(n * row * sizeof(float)), *out = malloc(n * row * sizeof(float));
@@ -373,7 +373,7 @@ static void test_mass_order(void **state)
     fixture *f = *state;
     rng r = rng_seed(13);
     for (size_t k = 0; k < f->n_isas; k++) {
-        sequence s = make_sequence(&r, DTYPE_BF16, 16, DIM, HEADS, SLOTS);
+        sequence s = make_sequence(&r, KERN_KV_BF16, 16, DIM, HEADS, SLOTS);
         layout l = make_layout(f->isas[k], &r, &s, SLOTS);
         float out[ROWS * HEADS * DIM], got[PAGES], want[PAGES] = {0}, one[PAGES];
         kern_attn_item it = item_of(&s, &l, SLOTS - ROWS, ROWS, out);
@@ -403,7 +403,7 @@ static void test_extreme_scores(void **state)
     fixture *f = *state;
     rng r = rng_seed(10);
     for (size_t k = 0; k < f->n_isas; k++) {
-        sequence s = make_sequence(&r, DTYPE_F32, 16, 32, 2, 200);
+        sequence s = make_sequence(&r, KERN_KV_F32, 16, 32, 2, 200);
         for (size_t i = 0; i < 200 * 2 * 32; i++) s.q[i] *= 1000.0f;
         float *out = malloc(200 * 2 * 32 * sizeof(float)), mass[13];
         layout l = make_layout(f->isas[k], &r, &s, 200);

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-static const dtype all_types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+static const kern_kv_format all_types[] = {KERN_KV_F32, KERN_KV_BF16, KERN_KV_F16, KERN_KV_INT8};
 
 static float rounded(dtype t, float x)
 {
@@ -44,7 +44,8 @@ static void test_kv_write(void **state)
                     assert_memory_equal(want, got, bytes);
                     kern_kv_read(f->isas[i], &shape, got, slot, k2, v2);
                     for (uint32_t d = 0; d < dim; d++) {
-                        float a = rounded(shape.type, k[d]), b = rounded(shape.type, v[d]);
+                        float a = rounded((dtype)shape.format, k[d]),
+                              b = rounded((dtype)shape.format, v[d]);
                         assert_memory_equal(&a, &k2[d], 4);
                         assert_memory_equal(&b, &v2[d], 4);
                     }
@@ -55,12 +56,97 @@ static void test_kv_write(void **state)
         }
 }
 
+/* Every ISA stores the same integers and scale, in this slot's bytes alone; what reads back is
+ * within half a step, the largest is exact to the scale's rounding; and written again it is the
+ * same bits. */
+static void check_int8(const fixture *f, uint32_t dim, uint32_t slot, const float *k,
+                       const float *v)
+{
+    kern_kv_shape shape = {KERN_KV_INT8, 32, dim};
+    size_t bytes = kern_kv_tile_bytes(&shape);
+    uint8_t *want = malloc(bytes), *got = malloc(bytes);
+    float back[2][256];
+    memset(want, 0xee, bytes);
+    kern_kv_write(f->isas[0], &shape, want, slot, k, v);
+    size_t changed = 0;
+    for (size_t i = 0; i < bytes; i++) changed += want[i] != 0xee;
+    assert_true(changed <= 2 * dim + 4);
+    for (size_t i = 0; i < f->n_isas; i++) {
+        memset(got, 0xee, bytes);
+        kern_kv_write(f->isas[i], &shape, got, slot, k, v);
+        assert_memory_equal(want, got, bytes);
+        kern_kv_read(f->isas[i], &shape, got, slot, back[0], back[1]);
+        for (int which = 0; which < 2; which++) {
+            const float *x = which ? v : k;
+            float largest = 0.0f;
+            for (uint32_t d = 0; d < dim; d++) largest = fmaxf(largest, fabsf(x[d]));
+            for (uint32_t d = 0; d < dim; d++)
+                if (!(fabsf(back[which][d] - x[d]) <= largest * (0.5f / 126.5f)))
+                    fail_msg("dim %u of %u: %g for %g, largest %g", d, dim, back[which][d], x[d],
+                             largest);
+        }
+        kern_kv_write(f->isas[i], &shape, got, slot, back[0], back[1]);
+        assert_memory_equal(want, got, bytes);
+    }
+    free(want);
+    free(got);
+}
+
+static void test_kv_int8(void **state)
+{
+    rng r = rng_seed(13);
+    float k[256], v[256];
+    for (uint32_t dim = 16; dim <= 256; dim += 48)
+        for (uint32_t slot = 0; slot < 32; slot++) {
+            float size = exp2f(rng_normal(&r) * 20.0f);
+            for (uint32_t d = 0; d < dim; d++) {
+                k[d] = rng_normal(&r) * size;
+                v[d] = rng_normal(&r) / size;
+            }
+            check_int8(*state, dim, slot, k, v);
+        }
+}
+
+/* What has no scale: zeros and what is as good as that; not finite. The other of K and V is not
+ * touched by it. */
+static void test_kv_int8_special(void **state)
+{
+    const fixture *f = *state;
+    kern_kv_shape shape = {KERN_KV_INT8, 16, 32};
+    static const float specials[] = {0.0f, -0.0f, 1e-38f, 1e-45f, INFINITY, -INFINITY, NAN};
+    uint8_t *want = calloc(1, kern_kv_tile_bytes(&shape)), *got = calloc(1, 1 << 12);
+    assert_true(kern_kv_tile_bytes(&shape) <= 1 << 12);
+    for (size_t i = 0; i < sizeof specials / sizeof specials[0]; i++) {
+        float x[32], plain[32], back[32], other[32];
+        for (int d = 0; d < 32; d++) {
+            x[d] = isfinite(specials[i]) ? specials[i] : (float)d;
+            plain[d] = (float)d;
+        }
+        x[7] = specials[i];
+        for (size_t isa = 0; isa < f->n_isas; isa++)
+            for (int which = 0; which < 2; which++) {
+                kern_kv_write(f->isas[0], &shape, want, 3, which ? plain : x, which ? x : plain);
+                kern_kv_write(f->isas[isa], &shape, got, 3, which ? plain : x, which ? x : plain);
+                assert_memory_equal(want, got, kern_kv_tile_bytes(&shape));
+                kern_kv_read(f->isas[isa], &shape, got, 3, which ? other : back,
+                             which ? back : other);
+                for (int d = 0; d < 32; d++) {
+                    assert_true(fabsf(other[d] - plain[d]) <= 31.0f * 0.5f / 126.5f);
+                    if (isfinite(specials[i])) assert_true(back[d] == 0.0f);
+                    else assert_true(isnan(back[d]));
+                }
+            }
+    }
+    free(want);
+    free(got);
+}
+
 static void test_kv_move(void **state)
 {
     fixture *f = *state;
     rng r = rng_seed(12);
     for (uint32_t round = 0; round < 60; round++) {
-        kern_kv_shape shape = {all_types[round % 3], 16 * (1 + rng_below(&r, 3)),
+        kern_kv_shape shape = {all_types[round % 4], 16 * (1 + rng_below(&r, 3)),
                                16 * (1 + rng_below(&r, 8))};
         size_t bytes = kern_kv_tile_bytes(&shape);
         uint8_t *src = malloc(bytes), *dst = malloc(bytes);
@@ -93,6 +179,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kv_write),
+        cmocka_unit_test(test_kv_int8),
+        cmocka_unit_test(test_kv_int8_special),
         cmocka_unit_test(test_kv_move),
     };
     return cmocka_run_group_tests_name("kernels_kv", tests, setup, teardown);

@@ -14,7 +14,7 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-static const dtype all_types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
+static const kern_kv_format all_types[] = {KERN_KV_F32, KERN_KV_BF16, KERN_KV_F16, KERN_KV_INT8};
 static const char *const row_names[KERN_ROW_MEASURES] = {"mass", "raw", "projection", "outside",
                                                          "pooled"};
 
@@ -25,7 +25,7 @@ static void compare(const char *what, const kern_context *kc, const sequence *s,
     for (size_t i = 0; i < n; i++)
         if (!(fabs(got[i] - want[i]) <= 1e-5 * (fabs(want[i]) + scale)))
             fail_msg("%s: %s %s head_dim %u page %u heads %u slots %u: slot %zu is %.9g, want %.9g",
-                     what, kern_isa_name(kc), dtype_name(s->shape.type), s->shape.head_dim,
+                     what, kern_isa_name(kc), kern_kv_name(s->shape.format), s->shape.head_dim,
                      s->shape.page_tokens, s->q_heads, s->n_slots, i, got[i], want[i]);
 }
 
@@ -94,7 +94,7 @@ static void random_rows(fixture *f, uint64_t seed)
     static const uint32_t pages[] = {16, 32, 48, 256}, dims[] = {64, 16, 112, 128, 256};
     rng r = rng_seed(seed);
     uint32_t dim = dims[seed % 5], q_heads = 1 + (uint32_t)(seed % 8);
-    sequence s = make_sequence(&r, all_types[seed % 3], pages[seed % 4], dim, q_heads,
+    sequence s = make_sequence(&r, all_types[seed % 4], pages[seed % 4], dim, q_heads,
                                1 + rng_below(&r, 400));
     uint32_t n = s.n_slots, n_rows = 1 + rng_below(&r, n < 40 ? n : 40);
     kern_rows_item items[KERN_ROW_MEASURES];
@@ -148,7 +148,7 @@ static void test_rows_order(void **state)
     for (size_t k = 0; k < f->n_isas; k++)
         for (uint32_t kind = 0; kind <= KERN_MEASURE_PROJECTION; kind++) {
             kern_context *single;
-            sequence s = make_sequence(&r, DTYPE_BF16, 16, DIM, HEADS, SLOTS);
+            sequence s = make_sequence(&r, KERN_KV_BF16, 16, DIM, HEADS, SLOTS);
             layout l = make_layout(f->isas[k], &r, &s, SLOTS);
             float *y = outputs_of(f->isas[k], &s, &l);
             float got[SLOTS], want[SLOTS] = {0}, one[SLOTS], row_sum[SLOTS];
@@ -233,7 +233,7 @@ static void test_running_sums(void **state)
     for (size_t k = 0; k < f->n_isas; k++)
         for (uint32_t round = 0; round < (SLOW ? 2 : 8); round++) {
             kern_row_measure kind = round % 2 ? KERN_MEASURE_PROJECTION : KERN_MEASURE_MASS;
-            sequence s = make_sequence(&r, all_types[round % 3], 16, 32, 1 + rng_below(&r, 8),
+            sequence s = make_sequence(&r, all_types[round % 4], 16, 32, 1 + rng_below(&r, 8),
                                        60 + rng_below(&r, 130));
             uint32_t n = s.n_slots;
             float *whole = malloc(n * sizeof *whole), *cut = malloc(n * sizeof *cut);
@@ -262,7 +262,7 @@ static void test_long_sums(void **state)
     fixture *f = *state;
     kern_context *kc = f->isas[f->n_isas - 1];
     rng r = rng_seed(22);
-    sequence s = make_sequence(&r, DTYPE_F16, 16, 16, 1, SLOTS);
+    sequence s = make_sequence(&r, KERN_KV_F16, 16, 16, 1, SLOTS);
     float *whole = malloc(SLOTS * sizeof *whole), *cut = malloc(SLOTS * sizeof *cut);
     double total = 0;
     run_sums(kc, &r, &s, KERN_MEASURE_MASS, SLOTS, whole);
@@ -291,7 +291,7 @@ static void test_tables_against_naive(void **state)
     fixture *f = *state;
     rng r = rng_seed(31);
     for (uint32_t round = 0; round < (SLOW ? 4 : 24); round++) {
-        sequence s = make_sequence(&r, all_types[round % 3], pages[round % 3], dims[round % 4], 1,
+        sequence s = make_sequence(&r, all_types[round % 4], pages[round % 3], dims[round % 4], 1,
                                    1 + rng_below(&r, 300));
         uint32_t n = s.n_slots, dim = s.shape.head_dim;
         double *want = doubles((size_t)3 * n);
@@ -325,7 +325,7 @@ static void test_cosine_of_nothing(void **state)
 {
     fixture *f = *state;
     rng r = rng_seed(32);
-    sequence s = make_sequence(&r, DTYPE_F32, 16, 16, 1, 20);
+    sequence s = make_sequence(&r, KERN_KV_F32, 16, 16, 1, 20);
     float got[20];
     for (uint32_t all = 0; all < 2; all++) {
         memset(s.k, 0, (all ? 20 : 3) * 16 * sizeof *s.k);
@@ -346,7 +346,7 @@ static void test_expected_against_naive(void **state)
     fixture *f = *state;
     rng r = rng_seed(41);
     for (uint32_t round = 0; round < (SLOW ? 3 : 16); round++) {
-        sequence s = make_sequence(&r, all_types[round % 3], pages[round % 3], dims[round % 4],
+        sequence s = make_sequence(&r, all_types[round % 4], pages[round % 3], dims[round % 4],
                                    1 + rng_below(&r, 5), 8 + rng_below(&r, 200));
         uint32_t n = s.n_slots, dim = s.shape.head_dim;
         float *turn = random_floats(&r, dim, 0.4f);
@@ -370,7 +370,7 @@ static void test_expected_against_naive(void **state)
         free_sequence(&s);
     }
     /* All slots are sinks: nothing is expected of any. */
-    sequence s = make_sequence(&r, DTYPE_F32, 16, 16, 2, 5);
+    sequence s = make_sequence(&r, KERN_KV_F32, 16, 16, 2, 5);
     layout l = make_layout(f->isas[0], &r, &s, 5);
     float got[5] = {1, 1, 1, 1, 1}, turn[16] = {0};
     kern_expected_item it = {{l.pages, l.tiles, 5}, 9, 5, s.q, turn, got};
@@ -383,10 +383,10 @@ static void test_expected_against_naive(void **state)
 
 /* ---- behind the output projection ------------------------------------------------------------ */
 
-static void value_weight(fixture *f, rng *r, dtype type, uint32_t dim, uint32_t q_heads,
-                         uint32_t hidden, uint32_t n)
+static void value_weight(fixture *f, rng *r, kern_kv_format kv, dtype type, uint32_t dim,
+                         uint32_t q_heads, uint32_t hidden, uint32_t n)
 {
-    sequence s = make_sequence(r, type, 32, dim, 1, n);
+    sequence s = make_sequence(r, kv, 32, dim, 1, n);
     uint32_t columns = 3 * q_heads * dim, first = q_heads * dim;
     float *w = random_floats(r, (size_t)hidden * columns, 0.1f), *got = malloc(n * sizeof *got);
     for (size_t i = 0; i < (size_t)hidden * columns; i++) w[i] = rounded(type, w[i]);
@@ -419,10 +419,11 @@ static void value_weight(fixture *f, rng *r, dtype type, uint32_t dim, uint32_t 
 static void test_value_weight_against_naive(void **state)
 {
     rng r = rng_seed(51);
-    for (size_t t = 0; t < 3; t++) {
-        value_weight(*state, &r, all_types[t], 16, 3, 50, 300);
-        value_weight(*state, &r, all_types[t], 64, 2, 130, 1);
-        if (!SLOW) value_weight(*state, &r, all_types[t], 256, 4, 144, 37);
+    for (size_t t = 0; t < 4; t++) {
+        dtype weights = t < 3 ? (dtype)all_types[t] : DTYPE_F32;
+        value_weight(*state, &r, all_types[t], weights, 16, 3, 50, 300);
+        value_weight(*state, &r, all_types[t], weights, 64, 2, 130, 1);
+        if (!SLOW) value_weight(*state, &r, all_types[t], weights, 256, 4, 144, 37);
     }
 }
 
@@ -461,7 +462,7 @@ static void test_attention_after_retention(void **state)
         for (uint64_t seed = 1; seed <= 12; seed++) {
             rng r = rng_seed(seed);
             uint32_t page = pages[seed % 2], dim = dims[seed % 3], heads = 1 + (uint32_t)(seed % 8);
-            sequence s = make_sequence(&r, DTYPE_F32, page, dim, heads,
+            sequence s = make_sequence(&r, KERN_KV_F32, page, dim, heads,
                                        page * (2 + rng_below(&r, 200 / page)));
             layout l = make_layout(f->isas[k], &r, &s, s.n_slots);
             kept t;

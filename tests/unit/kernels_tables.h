@@ -10,6 +10,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,17 +46,30 @@ static inline float rounded(dtype t, float x)
                              : f16_to_f32(f16_from_f32(x));
 }
 
-static inline sequence make_sequence(rng *r, dtype type, uint32_t page_tokens, uint32_t head_dim,
-                                     uint32_t q_heads, uint32_t n_slots)
+/* A row of K or V as pages hold it. */
+static inline void round_row(kern_kv_format format, size_t n, float *x)
+{
+    if (format != KERN_KV_INT8) {
+        for (size_t i = 0; i < n; i++) x[i] = rounded((dtype)format, x[i]);
+        return;
+    }
+    float largest = 0.0f;
+    for (size_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i]));
+    float scale = rounded(DTYPE_BF16, largest / 127.0f);
+    for (size_t i = 0; i < n; i++) x[i] = scale * rintf(x[i] * (1.0f / scale));
+}
+
+static inline sequence make_sequence(rng *r, kern_kv_format type, uint32_t page_tokens,
+                                     uint32_t head_dim, uint32_t q_heads, uint32_t n_slots)
 {
     sequence s = {{type, page_tokens, head_dim}, n_slots, q_heads, NULL, NULL, NULL};
     size_t n = (size_t)n_slots * head_dim;
     s.k = random_floats(r, n, 1.0f);
     s.v = random_floats(r, n, 1.0f);
     s.q = random_floats(r, n * q_heads, 1.5f);
-    for (size_t i = 0; i < n; i++) {
-        s.k[i] = rounded(type, s.k[i]);
-        s.v[i] = rounded(type, s.v[i]);
+    for (size_t i = 0; i < n; i += head_dim) {
+        round_row(type, head_dim, s.k + i);
+        round_row(type, head_dim, s.v + i);
     }
     return s;
 }

@@ -70,7 +70,7 @@ static inline void dense_keep(dense *m, uint32_t layer, const double *qkv)
     for (uint32_t h = 0; h < c->n_kv_heads; h++) {
         sequence *s = &m->heads[dense_index(m, layer, h)];
         size_t slots = (size_t)m->n * dim;
-        *s = (sequence){{DTYPE_F32, 16, dim}, m->n, group, NULL, NULL, NULL};
+        *s = (sequence){{KERN_KV_F32, 16, dim}, m->n, group, NULL, NULL, NULL};
         s->k = malloc(slots * sizeof(float));
         s->v = malloc(slots * sizeof(float));
         s->q = malloc(slots * group * sizeof(float));

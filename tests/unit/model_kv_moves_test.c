@@ -35,18 +35,18 @@ static void make_slot(kern_context *kc, const rope_config *rope, uint32_t tile, 
 static void check_slot(kern_context *kc, const kv_store *s, const uint8_t *tile, uint32_t slot,
                        const float *k, const float *v)
 {
-    float tolerance = s->shape.type == DTYPE_F32 ? 1e-4f : 5e-2f;
+    float tolerance = s->shape.format == KERN_KV_F32 ? 1e-4f : 5e-2f;
     float got_k[DIM], got_v[DIM];
     kern_kv_read(kc, &s->shape, tile, slot, got_k, got_v);
     for (uint32_t d = 0; d < DIM; d++) {
         if (fabsf(got_k[d] - k[d]) > tolerance) fail_msg("%g for %g", got_k[d], k[d]);
-        float stored = s->shape.type == DTYPE_F32 ? v[d] : bf16_to_f32(bf16_from_f32(v[d]));
+        float stored = s->shape.format == KERN_KV_F32 ? v[d] : bf16_to_f32(bf16_from_f32(v[d]));
         assert_true(got_v[d] == stored);
     }
 }
 
-static void check_move(kern_context *kc, dtype type, const rope_config *rope, const pkv_move *m,
-                       uint32_t position)
+static void check_move(kern_context *kc, kern_kv_format type, const rope_config *rope,
+                       const pkv_move *m, uint32_t position)
 {
     static const pkv_geometry geometry = {P, 3, 2, 3, 2};
     kv_store s;
@@ -91,8 +91,8 @@ static void a_slot_is_as_if_computed_there(void **state)
     assert_true(status_ok(kern_create(&(kern_options){pool, NULL}, &kc, NULL)));
     for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++) {
         for (size_t r = 0; r < 2; r++) {
-            check_move(kc, DTYPE_F32, &ropes[r], &moves[i], 120);
-            check_move(kc, DTYPE_BF16, &ropes[r], &moves[i], 120);
+            check_move(kc, KERN_KV_F32, &ropes[r], &moves[i], 120);
+            check_move(kc, KERN_KV_BF16, &ropes[r], &moves[i], 120);
         }
     }
     kern_destroy(kc);
@@ -137,7 +137,7 @@ static void step(driver *d, uint32_t id, uint32_t from, uint32_t n, float *logit
 
 /* Two sequences give up their beginning: one keeps the positions, the other moves all of them. What
  * attention sees are differences of positions, so both go on alike. */
-static void check_shift(const char *dir, dtype kv_type, uint32_t n_ranks, double bar)
+static void check_shift(const char *dir, kern_kv_format kv_type, uint32_t n_ranks, double bar)
 {
     pass p = {.dir = dir,
               .kv_type = kv_type,
@@ -184,18 +184,18 @@ static void check_shift(const char *dir, dtype kv_type, uint32_t n_ranks, double
 static void all_positions_may_shift(void **state)
 {
     (void)state;
-    check_shift("tests/golden/models/gqa1_f32", DTYPE_F32, 0, 1e-9);
-    check_shift("tests/golden/models/llama3_rope_f32", DTYPE_F32, 0, 1e-9);
-    check_shift("tests/golden/models/linear_rope_f16", DTYPE_F32, 0, 1e-9);
-    check_shift("tests/golden/models/llama3_rope_f32", DTYPE_F32, 2, 1e-9);
-    check_shift("tests/golden/models/llama3_rope_f32", DTYPE_BF16, 0, 1e-3);
+    check_shift("tests/golden/models/gqa1_f32", KERN_KV_F32, 0, 1e-9);
+    check_shift("tests/golden/models/llama3_rope_f32", KERN_KV_F32, 0, 1e-9);
+    check_shift("tests/golden/models/linear_rope_f16", KERN_KV_F32, 0, 1e-9);
+    check_shift("tests/golden/models/llama3_rope_f32", KERN_KV_F32, 2, 1e-9);
+    check_shift("tests/golden/models/llama3_rope_f32", KERN_KV_BF16, 0, 1e-3);
 }
 
 static void lies_are_refused(void **state)
 {
     (void)state;
     pass p = {.dir = "tests/golden/models/gqa1_f32",
-              .kv_type = DTYPE_F32,
+              .kv_type = KERN_KV_F32,
               .page_tokens = 16,
               .layers_per_group = 1,
               .chunk = 16,

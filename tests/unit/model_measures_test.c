@@ -5,7 +5,7 @@
 enum { TOKENS = 100, LAST = 37 }; /* LAST: tokens of the share that is measured */
 
 static const pass demo = {.dir = "models/demo",
-                          .kv_type = DTYPE_F32,
+                          .kv_type = KERN_KV_F32,
                           .page_tokens = 16,
                           .layers_per_group = 1,
                           .heads_per_group = 1,

@@ -31,7 +31,7 @@ static void check_golden(const char *dir, const char *isa, uint8_t bits, double 
     assert_true(status_ok(file_join(path, sizeof path, dir, "logits.f32", &err)));
     if (!status_ok(file_read(path, 64 << 20, &golden, &bytes, &err))) fail_msg("%s", err.text);
     pass p = {.dir = dir,
-              .kv_type = DTYPE_F32,
+              .kv_type = KERN_KV_F32,
               .quant_bits = bits,
               .quant_group = 32,
               .isa = isa,
@@ -91,7 +91,7 @@ static void quantised_logits_of_random_models(void **state)
 enum { DEMO_TOKENS = 700, DEMO_VOCAB = 1024 };
 
 static const pass demo = {.dir = "models/demo",
-                          .kv_type = DTYPE_BF16,
+                          .kv_type = KERN_KV_BF16,
                           .page_tokens = 16,
                           .layers_per_group = 1,
                           .chunk = 512,
@@ -104,7 +104,7 @@ static void bf16_pages_stay_near_f32(void **state)
     uint32_t tokens[DEMO_TOKENS];
     random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
     pass exact = demo, rounded = demo;
-    exact.kv_type = DTYPE_F32;
+    exact.kv_type = KERN_KV_F32;
     pass_result a = run(&exact, tokens, DEMO_TOKENS), b = run(&rounded, tokens, DEMO_TOKENS);
     double e = nmse(b.logits, a.logits, (size_t)DEMO_TOKENS * DEMO_VOCAB);
     double worst = 0; /* how much less likely our greedy token is than the oracle's, in nats */
@@ -135,7 +135,7 @@ static void quantised_weights_stay_near_f32(void **state)
     uint32_t tokens[DEMO_TOKENS];
     random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
     pass exact = demo;
-    exact.kv_type = DTYPE_F32;
+    exact.kv_type = KERN_KV_F32;
     pass_result a = run(&exact, tokens, DEMO_TOKENS);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         pass p = exact;

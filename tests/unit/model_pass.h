@@ -17,7 +17,7 @@
 typedef struct pass {
     const char *dir;
     const char *override; /* of config.json; the weights are then dummies */
-    dtype kv_type;
+    kern_kv_format kv_type;
     uint8_t quant_bits, quant_group;
     const char *isa;
     uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */

@@ -8,7 +8,7 @@
 enum { TOKENS = 170, VOCAB = 1024 };
 
 static const pass demo = {.dir = "models/demo",
-                          .kv_type = DTYPE_F32,
+                          .kv_type = KERN_KV_F32,
                           .page_tokens = 16,
                           .layers_per_group = 1,
                           .chunk = 64,
@@ -259,7 +259,7 @@ static status make_rank(void *ctx, comm *group, backend *out, error *err)
     }
     backend_cpu_options o = {.dir = demo.dir,
                              .config = &g->config,
-                             .kv_type = DTYPE_F32,
+                             .kv_type = KERN_KV_F32,
                              .weight_type = DTYPE_F32,
                              .n_threads = 1,
                              .group = group,

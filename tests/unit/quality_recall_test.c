@@ -16,7 +16,7 @@ enum { PROMPTS = 24, LENGTH = 1500 };
 static const setting recall = {.what = "recall",
                                .dir = "tests/golden/models/recall_f32",
                                .own_words = true,
-                               .kv_type = DTYPE_F32,
+                               .kv_type = KERN_KV_F32,
                                .prefill_chunk = 512,
                                .layers_per_group = 1,
                                .heads_per_group = 2,

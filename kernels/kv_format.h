@@ -1,0 +1,53 @@
+/* kernels: the formats that K and V are kept in.
+ *
+ * What     one row for each: --kv-dtype's names, bits, how elements lie.
+ * Owner    nobody: constants.
+ * Threads  any.
+ * Units    bits of an element, bytes.
+ * Errors   none.
+ */
+#ifndef KERNELS_KV_FORMAT_H
+#define KERNELS_KV_FORMAT_H
+
+#include "base/base.h"
+
+#include <string.h>
+
+/* The first three are dtypes. */
+typedef enum kern_kv_format {
+    KERN_KV_F32 = DTYPE_F32,
+    KERN_KV_BF16 = DTYPE_BF16,
+    KERN_KV_F16 = DTYPE_F16,
+    KERN_KV_INT8, /* with a scale for each slot's K and one for its V */
+    KERN_KV_FORMATS,
+} kern_kv_format;
+
+typedef struct kern_kv_facts {
+    const char *name;
+    uint8_t bits;   /* of an element */
+    uint8_t pair;   /* elements side by side along the summed axis */
+    uint8_t scales; /* bytes for each slot's K, and as many for its V */
+} kern_kv_facts;
+
+static inline kern_kv_facts kern_kv_facts_of(kern_kv_format f)
+{
+    static const kern_kv_facts rows[KERN_KV_FORMATS] = {
+        [KERN_KV_F32] = {"f32", 32, 1, 0},
+        [KERN_KV_BF16] = {"bf16", 16, 2, 0},
+        [KERN_KV_F16] = {"f16", 16, 2, 0},
+        [KERN_KV_INT8] = {"int8", 8, 2, 2},
+    };
+    return rows[f];
+}
+
+static inline const char *kern_kv_name(kern_kv_format f) { return kern_kv_facts_of(f).name; }
+
+/* The format of a name, or KERN_KV_FORMATS. */
+static inline kern_kv_format kern_kv_named(const char *name)
+{
+    kern_kv_format f = KERN_KV_F32;
+    while (f < KERN_KV_FORMATS && strcmp(name, kern_kv_name(f)) != 0) f++;
+    return f;
+}
+
+#endif
