@@ -17,8 +17,8 @@
 
 enum { ROWS_MAX = 512 };
 
-#if defined(__SANITIZE_THREAD__)
-enum { SLOW = 1 }; /* each load is a call */
+#if defined(__SANITIZE_THREAD__) || defined(OCTAVO_EMULATED)
+enum { SLOW = 1 }; /* each load is a call, or each instruction */
 #else
 enum { SLOW = 0 };
 #endif

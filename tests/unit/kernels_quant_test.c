@@ -15,8 +15,8 @@
 static const kern_quant quants[] = {{8, 32}, {4, 32}, {8, 64}, {4, 64}, {8, 128}, {4, 128}};
 enum { QUANTS = sizeof quants / sizeof *quants };
 
-#if defined(__SANITIZE_THREAD__)
-enum { SLOW = 1 }; /* each load is a call */
+#if defined(__SANITIZE_THREAD__) || defined(OCTAVO_EMULATED)
+enum { SLOW = 1 }; /* each load is a call, or each instruction */
 #else
 enum { SLOW = 0 };
 #endif
