@@ -1,17 +1,23 @@
-/* The last chunk of a prompt, plain and measured in turn; then the choice and what carrying it out
- * moves. */
+/* What retention alone does to a prompt: measuring, the choice, and carrying it out. */
 #include "cli/bench_retention.h"
 #include "cli/bench_sched.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* Of one chunk, in ms. */
-typedef struct chunk_times {
-    double chunk, choose, give_up;
+/* Of one prompt, in ms. */
+typedef struct cost {
+    double measure, choose, give_up;
+} cost;
+
+typedef struct method_cost {
+    cost rounds[BENCH_ROUNDS_MAX];
+    measure_result mass; // by page, of the last chunk, whose values are its own
+    float *values;
     uint64_t slots_moved, pages_dropped;
     double jaccard; // of what neighbouring layers keep, mean
-} chunk_times;
+} method_cost;
 
 static double elapsed_ms(int64_t start_ns) { return (double)(clock_now_ns() - start_ns) / 1e6; }
 
@@ -34,24 +40,30 @@ static double neighbours_jaccard(const pkv_geometry *g, const retention_choice_o
     return n > heads ? sum / (n - heads) : 1;
 }
 
+enum { CHOICES = 9 }; /* of a round: their median counts */
+
 /* Chooses, gives up, and has the backend make the moves. */
 static status choose(bench *b, uint32_t tokens, const retention_policy *policy,
-                     const measure_result *measures, retention_choice_out *c, chunk_times *out,
-                     error *err)
+                     const measure_result *measures, retention_choice_out *c, method_cost *out,
+                     cost *now, error *err)
 {
     const pkv_geometry *g = &b->seqs.info->geometry;
     pkv *kv = b->seqs.kv;
-    int64_t start = clock_now_ns();
-    RETURN_IF_ERROR(retention_choose(policy, kv, 0, tokens, measures, c, err));
-    out->choose = elapsed_ms(start);
+    double choices[CHOICES];
+    for (int i = 0; i < CHOICES; i++) {
+        int64_t start = clock_now_ns();
+        RETURN_IF_ERROR(retention_choose(policy, kv, 0, tokens, measures, c, err));
+        choices[i] = elapsed_ms(start);
+    }
+    now->choose = bench_median(choices, CHOICES);
     pkv_counts before = pkv_count(kv);
-    start = clock_now_ns();
+    int64_t start = clock_now_ns();
     for (uint32_t i = 0; i < pkv_groups(g); i++) {
         status st = pkv_seq_keep(kv, 0, i, c->keep + (size_t)i * c->words, policy->contiguous);
         if (!status_ok(st)) return error_set(err, st.code, "keep: %s", status_text(st.code));
     }
     RETURN_IF_ERROR(bench_seqs_flush(&b->seqs, err));
-    out->give_up = elapsed_ms(start);
+    now->give_up = elapsed_ms(start);
     pkv_counts after = pkv_count(kv);
     out->slots_moved = after.slots_moved - before.slots_moved;
     out->pages_dropped = after.pages_dropped - before.pages_dropped;
@@ -59,58 +71,102 @@ static status choose(bench *b, uint32_t tokens, const retention_policy *policy,
     return STATUS_IS_OK;
 }
 
-/* The pages before the chunk are copies. Without a policy nothing is measured or given up. */
-static status last_chunk(bench *b, uint32_t tokens, const retention_policy *policy,
-                         chunk_times *out, error *err)
+/* The last chunk of the prompt. The pages before it are copies. */
+static status run_chunk(bench *b, uint32_t tokens, uint32_t chunk, const measure_spec *spec,
+                        const step_result **out, error *err)
 {
-    uint32_t chunk = b->model.prefill_chunk < tokens ? b->model.prefill_chunk : tokens;
-    const pkv_geometry *g = &b->seqs.info->geometry;
-    *out = (chunk_times){0};
     RETURN_IF_ERROR(bench_seqs_open(&b->seqs, 1, tokens - chunk, err));
-    measure_spec spec = {0};
-    if (policy) spec = retention_measure_rows(policy, tokens, tokens - chunk, tokens);
+    return bench_seqs_step(&b->seqs, chunk, true, spec, out, err);
+}
+
+/* What pages are chosen by: measured once, for it costs a whole chunk. */
+static status keep_mass(bench *b, uint32_t tokens, uint32_t chunk, const measure_spec *spec,
+                        method_cost *out, error *err)
+{
+    if (out->values) return STATUS_IS_OK;
     const step_result *result;
-    int64_t start = clock_now_ns();
-    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, chunk, true, policy ? &spec : NULL, &result, err));
-    out->chunk = elapsed_ms(start);
-    if (policy) {
-        retention_choice_out c = {.words = tokens / 64 + 1,
-                                  .n_scratch = retention_scratch_floats(g, tokens)};
-        c.keep = calloc((size_t)pkv_groups(g) * c.words, sizeof *c.keep);
-        c.scratch = calloc(c.n_scratch, sizeof *c.scratch);
-        status st = c.keep && c.scratch
-                        ? choose(b, tokens, policy, &result->seqs[0].measure, &c, out, err)
-                        : error_set(err, STATUS_NO_MEMORY, "out of memory");
-        free(c.keep);
-        free(c.scratch);
-        RETURN_IF_ERROR(st);
-    }
+    RETURN_IF_ERROR(run_chunk(b, tokens, chunk, spec, &result, err));
+    out->mass = result->seqs[0].measure;
+    size_t n = (size_t)out->mass.n_layers * out->mass.n_kv_heads * out->mass.stride;
+    out->values = calloc(n, sizeof *out->values);
+    if (!out->values) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    memcpy(out->values, out->mass.values, n * sizeof *out->values);
+    out->mass.values = out->values;
     return bench_seqs_close(&b->seqs, err);
 }
 
-static status bench_method_cost(bench *b, uint32_t tokens, double prefill_ms, const bench_method *m,
-                                error *err)
+/* Page mass is part of attention, and timed there; other measures are a pass of their own, which
+ * the backend times in the last chunk of the prompt. Leaves the sequence open. */
+static status measure(bench *b, uint32_t tokens, const retention_policy *policy, bench_mass *mass,
+                      method_cost *out, measure_result *measures, cost *now, error *err)
 {
-    double measure[BENCH_ROUNDS_MAX], choose_ms[BENCH_ROUNDS_MAX], give_up[BENCH_ROUNDS_MAX],
+    uint32_t chunk = b->model.prefill_chunk < tokens ? b->model.prefill_chunk : tokens;
+    measure_spec spec = retention_measure_rows(policy, tokens, tokens - chunk, tokens);
+    *measures = (measure_result){0};
+    if (spec.kind == MEASURE_NONE) return bench_seqs_open(&b->seqs, 1, tokens, err);
+    if (!spec.by_slot) {
+        RETURN_IF_ERROR(keep_mass(b, tokens, chunk, &spec, out, err));
+        *measures = out->mass;
+        RETURN_IF_ERROR(bench_seqs_open(&b->seqs, 1, tokens, err));
+        return bench_mass_time(mass, &spec, &now->measure, err);
+    }
+    const step_result *result;
+    RETURN_IF_ERROR(run_chunk(b, tokens, chunk, &spec, &result, err));
+    now->measure = (double)result->measure_us / 1e3;
+    *measures = result->seqs[0].measure;
+    return STATUS_IS_OK;
+}
+
+static status one_round(bench *b, uint32_t tokens, const retention_policy *policy, bench_mass *mass,
+                        retention_choice_out *c, method_cost *out, cost *now, error *err)
+{
+    measure_result measures;
+    RETURN_IF_ERROR(measure(b, tokens, policy, mass, out, &measures, now, err));
+    RETURN_IF_ERROR(choose(b, tokens, policy, &measures, c, out, now, err));
+    return bench_seqs_close(&b->seqs, err);
+}
+
+/* All methods in turn, so that a slow moment is not one method's alone. */
+static status run_rounds(bench *b, uint32_t tokens, const bench_method *methods, size_t n,
+                         bench_mass *mass, method_cost *costs, error *err)
+{
+    const pkv_geometry *g = &b->seqs.info->geometry;
+    retention_choice_out c = {.words = tokens / 64 + 1,
+                              .n_scratch = retention_scratch_floats(g, tokens)};
+    c.keep = calloc((size_t)pkv_groups(g) * c.words, sizeof *c.keep);
+    c.scratch = calloc(c.n_scratch, sizeof *c.scratch);
+    status st =
+        c.keep && c.scratch ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "out of memory");
+    for (uint32_t i = 0; i < b->rounds; i++)
+        for (size_t m = 0; m < n && status_ok(st); m++)
+            st = one_round(b, tokens, &methods[m].policy, mass, &c, &costs[m], &costs[m].rounds[i],
+                           err);
+    free(c.keep);
+    free(c.scratch);
+    return st;
+}
+
+static void put_method(bench *b, uint32_t tokens, double prefill_ms, const bench_method *m,
+                       const method_cost *costs)
+{
+    double measure_ms[BENCH_ROUNDS_MAX], choose_ms[BENCH_ROUNDS_MAX], give_up[BENCH_ROUNDS_MAX],
         all[BENCH_ROUNDS_MAX];
-    chunk_times on = {0}, off;
     for (uint32_t i = 0; i < b->rounds; i++) {
-        RETURN_IF_ERROR(last_chunk(b, tokens, NULL, &off, err));
-        RETURN_IF_ERROR(last_chunk(b, tokens, &m->policy, &on, err));
-        measure[i] = on.chunk - off.chunk;
-        choose_ms[i] = on.choose;
-        give_up[i] = on.give_up;
-        all[i] = measure[i] + on.choose + on.give_up;
+        const cost *r = &costs->rounds[i];
+        measure_ms[i] = r->measure;
+        choose_ms[i] = r->choose;
+        give_up[i] = r->give_up;
+        all[i] = r->measure + r->choose + r->give_up;
     }
     size_t n = b->rounds;
     double extra = bench_median(all, n);
     double low = all[0], high = all[n - 1]; /* bench_median has sorted them */
-    double parts[] = {bench_median(measure, n), bench_median(choose_ms, n),
+    double parts[] = {bench_median(measure_ms, n), bench_median(choose_ms, n),
                       bench_median(give_up, n)};
     if (!b->as_json)
-        printf("%-28s %7u %9.2f %9.3f %9.3f %9.2f %9.2f %8.2f %8.3f %9llu %8.2f\n", m->text, tokens,
+        printf("%-28s %7u %9.3f %9.3f %9.3f %9.3f %9.3f %8.3f %8.4f %9llu %8.2f\n", m->text, tokens,
                parts[0], parts[1], parts[2], low, high, extra, 100 * extra / prefill_ms,
-               (unsigned long long)on.slots_moved, on.jaccard);
+               (unsigned long long)costs->slots_moved, costs->jaccard);
     bench_start_row(b, "cost");
     strbuf_puts(&b->json, ",\"method\":");
     strbuf_json_string(&b->json, m->text, strlen(m->text));
@@ -120,21 +176,53 @@ static status bench_method_cost(bench *b, uint32_t tokens, double prefill_ms, co
                   "\"extra_ms_high\":%.6g,\"share_of_prefill\":%.4g,"
                   "\"slots_moved\":%llu,\"pages_dropped\":%llu,\"jaccard\":%.4g}",
                   tokens, prefill_ms, parts[0], parts[1], parts[2], extra, low, high,
-                  extra / prefill_ms, (unsigned long long)on.slots_moved,
-                  (unsigned long long)on.pages_dropped, on.jaccard);
+                  extra / prefill_ms, (unsigned long long)costs->slots_moved,
+                  (unsigned long long)costs->pages_dropped, costs->jaccard);
+}
+
+static status time_chunk(bench *b, uint32_t from, uint32_t tokens, double *ms, error *err)
+{
+    RETURN_IF_ERROR(bench_seqs_open(&b->seqs, 1, from, err));
+    int64_t start = clock_now_ns();
+    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, tokens, false, NULL, NULL, err));
+    *ms = elapsed_ms(start);
+    return bench_seqs_close(&b->seqs, err);
+}
+
+/* Of chunks one differs from the next by what its rows attend to, which grows evenly: the first and
+ * the last tell the mean of all. */
+static status time_prefill(bench *b, uint32_t tokens, double *ms, error *err)
+{
+    uint32_t chunk = b->model.prefill_chunk < tokens ? b->model.prefill_chunk : tokens;
+    double first, last;
+    RETURN_IF_ERROR(time_chunk(b, 0, chunk, &first, err)); /* warms caches and pages */
+    RETURN_IF_ERROR(time_chunk(b, 0, chunk, &first, err));
+    RETURN_IF_ERROR(time_chunk(b, tokens - chunk, chunk, &last, err));
+    *ms = (first + last) / 2 * tokens / chunk;
+    if (!b->as_json)
+        printf("\nprefill of %u tokens: %.0f ms (%u tokens at its begin %.0f ms, at its end %.0f "
+               "ms)\n",
+               tokens, *ms, chunk, first, last);
     return STATUS_IS_OK;
 }
 
 status bench_cost(bench *b, uint32_t tokens, const bench_method *methods, size_t n, error *err)
 {
     double prefill_ms;
-    bench_print_head(b);
-    RETURN_IF_ERROR(bench_prefill(b, tokens, 0, &prefill_ms, err));
-    if (!b->as_json)
+    RETURN_IF_ERROR(time_prefill(b, tokens, &prefill_ms, err));
+    bench_mass *mass;
+    RETURN_IF_ERROR(bench_mass_create(b, tokens, &mass, err));
+    method_cost *costs = calloc(n, sizeof *costs);
+    status st = costs ? run_rounds(b, tokens, methods, n, mass, costs, err)
+                      : error_set(err, STATUS_NO_MEMORY, "out of memory");
+    if (status_ok(st) && !b->as_json)
         printf("\n%-28s %7s %9s %9s %9s %9s %9s %8s %8s %9s %8s\n", "method (ms of one prompt)",
                "tokens", "measure", "choose", "give up", "all: min", "max", "median", "% of all",
                "moved", "jaccard");
-    for (size_t i = 0; i < n; i++)
-        RETURN_IF_ERROR(bench_method_cost(b, tokens, prefill_ms, &methods[i], err));
-    return STATUS_IS_OK;
+    for (size_t i = 0; i < n && status_ok(st); i++)
+        put_method(b, tokens, prefill_ms, &methods[i], &costs[i]);
+    for (size_t i = 0; i < n && costs; i++) free(costs[i].values);
+    free(costs);
+    bench_mass_destroy(mass);
+    return st;
 }
