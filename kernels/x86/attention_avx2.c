@@ -7,24 +7,56 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K and V, a broadcast and a mask: 16 registers */
+enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K or V, a broadcast and a mask: 16 registers */
 
-/* 8 lanes of the first (which = 0) or the second row of the pair at p. */
-INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which)
+/* 8 lanes of the first (which = 0) or the second row of the pair at p, in lane_order. For n rows:
+ * with 6 there is no register for a mask. gcc would load once for both rows, into registers that it
+ * has not: so these are written out. */
+INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which, unsigned n)
 {
     if (t == DTYPE_F32) return _mm256_loadu_ps((const float *)(p + (which ? half : 0)));
-    __m256i w = _mm256_loadu_si256((const __m256i *)p);
-    if (t == DTYPE_BF16)
-        return _mm256_castsi256_ps(which ? _mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u))
-                                         : _mm256_slli_epi32(w, 16));
-    /* Its halves out of each 128-bit lane, then side by side. */
-    const __m256i first = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13, 0, 1,
-                                           4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
-    const __m256i second = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15,
-                                            2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15);
-    w = _mm256_shuffle_epi8(w, which ? second : first);
-    __m128i h = _mm_unpacklo_epi64(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
-    return _mm256_cvtph_ps(h);
+    __m256 a;
+    if (t == DTYPE_F16) {
+        if (n == ROWS_MAX) __asm__("" : "+r"(p));
+        __m256 left = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+        __m256 right = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1));
+        a = which ? _mm256_shuffle_ps(left, right, 0xdd) : _mm256_shuffle_ps(left, right, 0x88);
+    } else if (which == 0) {
+        __asm__("vmovdqu %[p], %[a]\n\tvpslld $16, %[a], %[a]"
+                : [a] "=x"(a)
+                : [p] "m"(*(const __m256i_u *)p));
+    } else if (n == ROWS_MAX) {
+        static const _Alignas(32)
+            uint32_t high[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+        __asm__("vmovdqa %[high], %[a]\n\tvpand %[p], %[a], %[a]"
+                : [a] "=x"(a)
+                : [p] "m"(*(const __m256i_u *)p), [high] "m"(*(const __m256i *)high));
+    } else {
+        __m256i w = _mm256_loadu_si256((const __m256i *)p);
+        a = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u)));
+    }
+    return a;
+}
+
+/* Between the order of memory and that of load_half's lanes, either way. */
+INLINE __m256 lane_order(dtype t, __m256 v)
+{
+    if (t != DTYPE_F16) return v;
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
+}
+
+/* sums [m] += a [m] * x, in place; m is even. Written out because gcc, short of registers with 12
+ * sums, computes into the register of x and spills sums in every round. */
+INLINE void add_product(unsigned m, __m256 *sums, const __m256 *a, const float *x)
+{
+    __m256 all;
+    __asm__("vbroadcastss %[x], %[all]\n\t"
+            "vfmadd231ps %[a0], %[all], %[s0]\n\t"
+            "vfmadd231ps %[a1], %[all], %[s1]"
+            : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [all] "=&x"(all)
+            : [a0] "x"(a[0]), [a1] "x"(a[1]), [x] "m"(*x));
+    for (unsigned i = 2; i < m; i++) sums[i] = _mm256_fmadd_ps(all, a[i], sums[i]);
 }
 
 INLINE void prefetch_pair(dtype t, const uint8_t *p, size_t half)
@@ -56,17 +88,15 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
         for (int which = 0; which < 2; which++) {
             __m256 a[8];
             for (unsigned i = 0; i < 2 * strips; i++)
-                a[i] = load_half(t, at[i / 2] + off + i % 2 * 32, half, which);
-            for (unsigned r = 0; r < n; r++) {
-                __m256 x = _mm256_set1_ps(q[r * KERN_ATTN_Q_STRIDE + (unsigned)which]);
-                for (unsigned i = 0; i < 2 * strips; i++)
-                    acc[r][i] = _mm256_fmadd_ps(x, a[i], acc[r][i]);
-            }
+                a[i] = load_half(t, at[i / 2] + off + i % 2 * 32, half, which, n);
+            for (unsigned r = 0; r < n; r++)
+                add_product(2 * strips, acc[r], a, q + r * KERN_ATTN_Q_STRIDE + which);
         }
     }
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < 2 * strips; i++)
-            _mm256_storeu_ps(s + r * KERN_BLOCK + first * KERN_STRIP + i * 8, acc[r][i]);
+            _mm256_storeu_ps(s + r * KERN_BLOCK + first * KERN_STRIP + i * 8,
+                             lane_order(t, acc[r][i]));
 }
 
 /* Few rows take more strips (of 16 slots or 16 dims) at once, to hide the latency of an FMA. */
@@ -82,13 +112,7 @@ INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t
 
 /* ---- p . v: n rows x `strips` of 16 dims ----------------------------------------------------- */
 
-/* What to fetch of the next block beside slots j and j + 1: its strips in turn. */
-INLINE const uint8_t *next_values(const kern_attn_strips *v, uint32_t j)
-{
-    return v->next[j / 2 % KERN_BLOCK_STRIPS] + j / (2 * KERN_BLOCK_STRIPS) * v->step;
-}
-
-/* Slots [from, to), both even. */
+/* Slots [from, to), both even. Fetches the next block as scores_tile does. */
 INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *v,
                         uint32_t from, uint32_t to, const float *p, const float *fix,
                         uint32_t head_dim, float *o, size_t dim)
@@ -96,31 +120,33 @@ INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
     __m256 acc[ROWS_MAX][8];
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < 2 * strips; i++)
-            acc[r][i] = _mm256_mul_ps(_mm256_loadu_ps(o + r * head_dim + dim + i * 8),
-                                      _mm256_set1_ps(fix[r]));
-    size_t step = v->step, half = v->half;
+            acc[r][i] = lane_order(t, _mm256_mul_ps(_mm256_loadu_ps(o + r * head_dim + dim + i * 8),
+                                                    _mm256_set1_ps(fix[r])));
+    const size_t step = v->step, half = v->half;
+    unsigned turn = from / 2 % KERN_BLOCK_STRIPS;
+    size_t ahead = from / (2 * KERN_BLOCK_STRIPS) * step + dim * 4;
+    const float *x = p + from;
     for (uint32_t j = from; j < to;) {
         uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
         if (stop > to) stop = to;
-        size_t off = j % KERN_STRIP / 2 * step + dim * 4;
-        for (; j < stop; j += 2, off += step) {
+        const uint8_t *row = v->at[strip] + j % KERN_STRIP / 2 * step + dim * 4;
+        for (; j < stop; j += 2, row += step, x += 2) {
             for (unsigned i = 0; i < strips; i++)
-                prefetch_pair(t, next_values(v, j) + dim * 4 + i * 64, half);
+                prefetch_pair(t, v->next[turn] + ahead + i * 64, half);
+            turn = (turn + 1) % KERN_BLOCK_STRIPS;
+            if (turn == 0) ahead += step;
             for (int which = 0; which < 2; which++) {
                 __m256 a[8];
                 for (unsigned i = 0; i < 2 * strips; i++)
-                    a[i] = load_half(t, v->at[strip] + off + i * 32, half, which);
-                for (unsigned r = 0; r < n; r++) {
-                    __m256 x = _mm256_set1_ps(p[r * KERN_BLOCK + j + (unsigned)which]);
-                    for (unsigned i = 0; i < 2 * strips; i++)
-                        acc[r][i] = _mm256_fmadd_ps(x, a[i], acc[r][i]);
-                }
+                    a[i] = load_half(t, row + i * 32, half, which, n);
+                for (unsigned r = 0; r < n; r++)
+                    add_product(2 * strips, acc[r], a, x + r * KERN_BLOCK + which);
             }
         }
     }
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < 2 * strips; i++)
-            _mm256_storeu_ps(o + r * head_dim + dim + i * 8, acc[r][i]);
+            _mm256_storeu_ps(o + r * head_dim + dim + i * 8, lane_order(t, acc[r][i]));
 }
 
 INLINE void values_rows(dtype t, unsigned n, const kern_attn_strips *v, uint32_t from, uint32_t to,
@@ -140,9 +166,9 @@ INLINE void values_slot(dtype t, unsigned n, const kern_attn_strips *v, uint32_t
     for (unsigned r = 0; r < n; r++, p += KERN_BLOCK, o += head_dim)
         for (size_t dim = 0; dim < head_dim; dim += 8) {
             __m256 acc = _mm256_mul_ps(_mm256_loadu_ps(o + dim), _mm256_set1_ps(fix[r]));
-            __m256 a =
-                j % 2 ? load_half(t, row + dim * 4, v->half, 1) : load_half(t, row + dim * 4, 0, 0);
-            _mm256_storeu_ps(o + dim, _mm256_fmadd_ps(_mm256_set1_ps(p[j]), a, acc));
+            __m256 a = j % 2 ? load_half(t, row + dim * 4, v->half, 1, 1)
+                             : load_half(t, row + dim * 4, 0, 0, 1);
+            _mm256_storeu_ps(o + dim, _mm256_fmadd_ps(_mm256_set1_ps(p[j]), lane_order(t, a), acc));
         }
 }
 
@@ -193,15 +219,33 @@ INLINE __m256 seen(uint32_t lo, uint32_t hi, int i)
     return _mm256_castsi256_ps(_mm256_andnot_si256(before, under));
 }
 
+/* 2^x for x <= 0, -inf included; NaN stays NaN, below 2^-126 it is 0. Relative error 5e-7, 2^0
+ * is 1.
+ */
+INLINE __m256 weight_of(__m256 x)
+{
+    const __m256 shift = _mm256_set1_ps(0x1.8p23f + 127.0f); /* leaves n + 127 in the low bits */
+    __m256 tiny = _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_LT_OQ);
+    __m256 n = _mm256_add_ps(x, shift), f = _mm256_sub_ps(x, _mm256_sub_ps(n, shift));
+    __m256 p = _mm256_set1_ps(0x1.23a608p-10f);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.3cbea8p-7f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.c74322p-5f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ebfa4ep-3f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.62e39ep-1f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    __m256 power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(n), 23));
+    return _mm256_andnot_ps(tiny, _mm256_mul_ps(p, power));
+}
+
 /* `all`: the row sees the whole block. Either way the same operations on the lanes that it sees. */
 INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
 {
     const __m256 none = _mm256_set1_ps(-INFINITY);
-    __m256 x[VECTORS], top = none;
+    __m256 top = none;
     for (int i = 0; i < VECTORS; i++) {
-        x[i] = _mm256_loadu_ps(s + 8 * i);
-        if (!all) x[i] = _mm256_blendv_ps(none, x[i], seen(row->lo, row->hi, i));
-        top = _mm256_max_ps(top, x[i]);
+        __m256 x = _mm256_loadu_ps(s + 8 * i);
+        if (!all) x = _mm256_blendv_ps(none, x, seen(row->lo, row->hi, i));
+        top = _mm256_max_ps(top, x);
     }
     __m256 sum[2] = {_mm256_load_ps(row->sum), _mm256_load_ps(row->sum + 8)};
     row->fix = 1.0f;
@@ -215,16 +259,17 @@ INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
     }
     __m256 max = _mm256_set1_ps(row->max);
     for (int i = 0; i < VECTORS; i++) {
-        x[i] = exp2_avx2(_mm256_sub_ps(x[i], max));
-        if (!all) x[i] = _mm256_and_ps(x[i], seen(row->lo, row->hi, i));
-        _mm256_storeu_ps(s + 8 * i, x[i]);
-        sum[i % 2] = _mm256_add_ps(sum[i % 2], x[i]);
+        __m256 x = weight_of(_mm256_sub_ps(_mm256_loadu_ps(s + 8 * i), max));
+        if (!all) x = _mm256_and_ps(x, seen(row->lo, row->hi, i));
+        _mm256_storeu_ps(s + 8 * i, x);
+        sum[i % 2] = _mm256_add_ps(sum[i % 2], x);
     }
     _mm256_store_ps(row->sum, sum[0]);
     _mm256_store_ps(row->sum + 8, sum[1]);
     if (!row->mass) return;
     __m256 h[KERN_BLOCK_STRIPS];
-    for (int i = 0; i < KERN_BLOCK_STRIPS; i++) h[i] = _mm256_add_ps(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < KERN_BLOCK_STRIPS; i++)
+        h[i] = _mm256_add_ps(_mm256_loadu_ps(s + 16 * i), _mm256_loadu_ps(s + 16 * i + 8));
     __m256 y = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
     _mm_storeu_ps(row->mass, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
