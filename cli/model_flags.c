@@ -11,7 +11,7 @@ static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
 
 static const char *const kv_dtypes[] = {"auto", "f32", "bf16", "f16", "int8", NULL};
 
-static const char *const quantizations[] = {"none", "int8", "int4", NULL};
+static const char *const quantizations[] = {"none", "int8", "mixed", "int4", NULL};
 
 static const arg_flag flags_table[] = {
     ARG_ROW("model", "DIR", ARG_TEXT, model_flags, dir,
@@ -30,9 +30,11 @@ static const arg_flag flags_table[] = {
     ARG_ROW("kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
             "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V)",
             .initial = "auto", .choices = kv_dtypes),
-    ARG_ROW("quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
-            "make integers of the layers' weights (of 8 bits in the head) when they are loaded",
-            .initial = "none", .choices = quantizations),
+    ARG_ROW(
+        "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
+        "make integers of the layers' weights (of 8 bits in the head) when they are loaded; mixed "
+        "is int4 with 8 bits for q, k, v and o",
+        .initial = "none", .choices = quantizations),
     ARG_ROW("quantize-group", "N", ARG_COUNT, model_flags, quantize_group,
             "weights of a row that share a scale: 32, 64 or 128", .min = 32, .max = 128,
             .initial = "32"),
@@ -123,7 +125,7 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
 static uint8_t wanted_bits(const char *name)
 {
     if (strcmp(name, "int8") == 0) return 8;
-    return strcmp(name, "int4") == 0 ? 4 : 0;
+    return strcmp(name, "none") == 0 ? 0 : 4;
 }
 
 /* m->options and m->n_ranks say what. */
@@ -159,6 +161,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .kv_type = m->kv_type,
         .weight_type = keep_f16 ? DTYPE_F16 : type,
         .quant_bits = wanted_bits(f->quantize),
+        .quant_attention = strcmp(f->quantize, "mixed") == 0 ? 8 : 0,
         .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,
         .isa = f->isa,
@@ -229,7 +232,8 @@ void format_bytes(char *out, size_t size, uint64_t bytes)
 void model_tell(const loaded_model *m, const char *dir)
 {
     char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "";
-    if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
+    if (m->options.quant_attention) snprintf(bits, sizeof bits, "mixed ");
+    else if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
     if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
     format_bytes(weights, sizeof weights, m->facts.weight_bytes);
     format_bytes(pool, sizeof pool, m->facts.pool_bytes);

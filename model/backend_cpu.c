@@ -354,6 +354,7 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
         .dummy_seed = o->dummy_seed,
         .type = o->weight_type,
         .quant = {o->quant_bits, o->quant_group},
+        .attention_bits = o->quant_attention,
         .kernels = b->kernels,
         .rank = comm_rank(o->group),
         .size = comm_size(o->group),

@@ -60,7 +60,11 @@ static float **vector_of(model_weights *w, const tensor_part *p)
 static kern_quant quant_of(const weights_options *o, tensor_role role)
 {
     if (role == TENSOR_EMBED || !o->quant.bits) return (kern_quant){0};
-    return (kern_quant){role == TENSOR_HEAD ? 8 : o->quant.bits, o->quant.group};
+    bool attention = role == TENSOR_Q || role == TENSOR_K || role == TENSOR_V || role == TENSOR_O;
+    uint8_t bits = o->quant.bits;
+    if (role == TENSOR_HEAD) bits = 8;
+    else if (attention && o->attention_bits) bits = o->attention_bits;
+    return (kern_quant){bits, o->quant.group};
 }
 
 /* Whether a tied head is more than another name of the embeddings. */
@@ -226,19 +230,23 @@ static uint64_t hash_number(uint64_t h, uint64_t v) { return hash_bytes(&v, size
 static uint64_t hash_real(uint64_t h, double v) { return hash_bytes(&v, sizeof v, h); }
 
 /* What changes K and V for equal tokens, tensors aside. */
-static uint64_t hash_config(const model_config *c, dtype type, kern_quant quant)
+static uint64_t hash_config(const weights_options *o)
 {
+    const model_config *c = o->config;
     const rope_config *r = &c->rope;
     uint64_t h = hash_bytes(c->architecture, strlen(c->architecture), 0);
-    const uint64_t numbers[] = {c->n_layers,   c->hidden,         c->n_heads,
-                                c->n_kv_heads, c->head_dim,       c->ffn,
-                                c->vocab_size, (uint64_t)r->kind, r->original_max_positions,
-                                (uint64_t)type};
+    const uint64_t numbers[] = {c->n_layers,      c->hidden,         c->n_heads,
+                                c->n_kv_heads,    c->head_dim,       c->ffn,
+                                c->vocab_size,    (uint64_t)r->kind, r->original_max_positions,
+                                (uint64_t)o->type};
     const double reals[] = {(double)c->rms_eps, r->theta, r->factor, r->low_freq_factor,
                             r->high_freq_factor};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = hash_number(h, numbers[i]);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) h = hash_real(h, reals[i]);
-    if (quant.bits) h = hash_number(h, (uint64_t)quant.bits << 8 | quant.group);
+    kern_quant quant = o->quant;
+    if (quant.bits)
+        h = hash_number(h, (uint64_t)o->attention_bits << 16 | (uint64_t)quant.bits << 8 |
+                               quant.group);
     return h;
 }
 
@@ -299,7 +307,7 @@ static status plan(loader *ld, error *err)
 
 static status load(loader *ld, error *err)
 {
-    uint64_t h = hash_config(ld->o->config, ld->o->type, ld->o->quant);
+    uint64_t h = hash_config(ld->o);
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         h = hash_part(ld, p, h);

@@ -9,10 +9,10 @@
  * past vocab_size are zeros. Gathered by rank, logits [0, vocab_size) are in place and the tail is
  * to be ignored.
  *
- * Quantised, the layers' matrices are integers as `quant` says, and the head's of 8 bits;
- * embeddings and norms stay as they are. A tied head is then a copy of its own. A row-parallel
- * slice must begin and end with groups of columns: its weights are the bits that the whole would
- * have.
+ * Quantised, the layers' matrices are integers as `quant` says (those of attention of bits of their
+ * own where asked for), and the head's of 8 bits; embeddings and norms stay as they are. A tied
+ * head is then a copy of its own. A row-parallel slice must begin and end with groups of columns:
+ * its weights are the bits that the whole would have.
  *
  * Element types: 16-bit `type` rounds whatever is stored to it; DTYPE_F32 keeps a matrix as it is
  * stored (16-bit values are exact in f32 arithmetic), and makes f32 of one whose parts are stored
@@ -52,6 +52,7 @@ typedef struct weights_options {
     uint64_t dummy_seed;
     dtype type;       // wanted; 16-bit stored weights stay as they are under DTYPE_F32 (exact)
     kern_quant quant; // bits 0: matrices of type
+    uint8_t attention_bits; // 8, 4: of q, k, v and o instead of quant.bits; 0 = quant.bits
     kern_context *kernels;
     int rank, size; // tensor-parallel slice
 } weights_options;

@@ -19,8 +19,8 @@ static uint32_t read_tokens(const char *dir, uint32_t *out, uint32_t capacity)
     return n;
 }
 
-/* bits: 0, or of quantised weights. */
-static void check_golden(const char *dir, const char *isa, uint8_t bits, double limit)
+/* `bits` of quantised weights, `attention` of q, k, v and o; 0 = as stored. */
+static double golden_nmse(const char *dir, const char *isa, uint8_t bits, uint8_t attention)
 {
     enum { MAX = 256 };
     uint32_t tokens[MAX];
@@ -33,6 +33,7 @@ static void check_golden(const char *dir, const char *isa, uint8_t bits, double 
     pass p = {.dir = dir,
               .kv_type = KERN_KV_F32,
               .quant_bits = bits,
+              .quant_attention = attention,
               .quant_group = 32,
               .isa = isa,
               .page_tokens = 16,
@@ -42,10 +43,9 @@ static void check_golden(const char *dir, const char *isa, uint8_t bits, double 
     size_t floats = (size_t)n * r.config.vocab_size;
     assert_int_equal(bytes, floats * sizeof(float));
     double e = nmse(r.logits, (const float *)golden, floats);
-    print_message("%s, %s, %u bits: NMSE %.2e\n", dir, isa ? isa : "best", bits, e);
-    if (!(e < limit)) fail_msg("%s, %u bits: NMSE %.3e", dir, bits, e);
     result_free(&r);
     free(golden);
+    return e;
 }
 
 static const char *const goldens[] = {"gqa1_f32",        "gqa4_tied_f32",   "gqa8_bf16",
@@ -53,13 +53,14 @@ static const char *const goldens[] = {"gqa1_f32",        "gqa4_tied_f32",   "gqa
                                       "sharded_f32"};
 enum { GOLDENS = sizeof goldens / sizeof goldens[0] };
 
-static void check_goldens(const char *isa, uint8_t bits, double limit)
+static void check_golden(size_t at, const char *isa, uint8_t bits, uint8_t attention, double limit)
 {
-    for (size_t d = 0; d < GOLDENS; d++) {
-        char dir[128];
-        snprintf(dir, sizeof dir, "tests/golden/models/%s", goldens[d]);
-        check_golden(dir, isa, bits, limit);
-    }
+    char dir[128];
+    snprintf(dir, sizeof dir, "tests/golden/models/%s", goldens[at]);
+    double e = golden_nmse(dir, isa, bits, attention);
+    print_message("%s, %s, %u bits, %u in attention: NMSE %.2e (< %.1e)\n", goldens[at],
+                  isa ? isa : "best", bits, attention, e, limit);
+    if (!(e < limit)) fail_msg("%s, %u bits: NMSE %.3e", goldens[at], bits, e);
 }
 
 static void logits_equal_hugging_face_in_f32(void **state)
@@ -72,18 +73,36 @@ static void logits_equal_hugging_face_in_f32(void **state)
             print_message("skipped: %s (this CPU lacks it)\n", isa);
             continue;
         }
-        check_goldens(isa, 0, 1e-9);
+        for (size_t d = 0; d < GOLDENS; d++) check_golden(d, isa, 0, 0, 1e-9);
     }
 }
 
-/* Products of quantised weights are the same bits on every ISA: the best one stands for all. The
- * random q and k of these models make attention so sharp that it magnifies what rounding does to
- * them: with q, k and v as stored the others leave 4e-4 and 4e-2. A trained model is below. */
+/* Products of quantised weights are the same bits on every ISA: the best one stands for all.
+ *
+ * The bars are 1e-3 for 8 bits and 3e-2 for 4. The q and k of these models are drawn so wide (0.3)
+ * that scores have a deviation of 5 and more: attention magnifies what rounding does to them, most
+ * where few weights make a head's score (v5: 64 columns, 32 a head). With them in 16 bits the
+ * largest error of 8 bits is 7.4e-4; with exact x and weights of 8 bits it is 1.1e-3, so half of
+ * what is left is the format's, of which others have as much. Models above the bar are named
+ * here with a limit of their own; 4 bits meet theirs with attention's matrices in 8 (mixed). A
+ * trained model meets all bars: below. */
+static const struct {
+    uint8_t bits, attention;
+    double limit[GOLDENS];
+} random_bars[] = {
+    /* gqa1, gqa4_tied, gqa8, llama3_rope, linear_rope, v5_config, sharded */
+    {8, 0, {1.2e-3, 1e-3, 1.6e-3, 1.4e-3, 1e-3, 2.6e-3, 1e-3}},
+    {4, 8, {3e-2, 3e-2, 3e-2, 3e-2, 3e-2, 3e-2, 3e-2}},
+    {4, 0, {8e-2, 8e-2, 1.4e-1, 9.5e-2, 5e-2, 2e-1, 5.5e-2}},
+};
+
 static void quantised_logits_of_random_models(void **state)
 {
     (void)state;
-    check_goldens(NULL, 8, 3e-3);
-    check_goldens(NULL, 4, 2.5e-1);
+    for (size_t i = 0; i < sizeof random_bars / sizeof random_bars[0]; i++)
+        for (size_t d = 0; d < GOLDENS; d++)
+            check_golden(d, NULL, random_bars[i].bits, random_bars[i].attention,
+                         random_bars[i].limit[d]);
 }
 
 /* ---- the demo model -------------------------------------------------------------------------- */
@@ -129,9 +148,9 @@ static void quantised_weights_stay_near_f32(void **state)
 {
     (void)state;
     static const struct {
-        uint8_t bits;
+        uint8_t bits, attention;
         double limit;
-    } cases[] = {{8, 1e-3}, {4, 3e-2}};
+    } cases[] = {{8, 0, 1e-3}, {4, 8, 1.5e-2}, {4, 0, 3e-2}};
     uint32_t tokens[DEMO_TOKENS];
     random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
     pass exact = demo;
@@ -140,10 +159,11 @@ static void quantised_weights_stay_near_f32(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         pass p = exact;
         p.quant_bits = cases[i].bits;
+        p.quant_attention = cases[i].attention;
         p.quant_group = 32;
         pass_result b = run(&p, tokens, DEMO_TOKENS);
         double e = nmse(b.logits, a.logits, (size_t)DEMO_TOKENS * DEMO_VOCAB);
-        print_message("%u bits: NMSE %.2e\n", p.quant_bits, e);
+        print_message("%u bits, %u in attention: NMSE %.2e\n", p.quant_bits, p.quant_attention, e);
         assert_true(e < cases[i].limit);
         result_free(&b);
     }

@@ -18,7 +18,7 @@ typedef struct pass {
     const char *dir;
     const char *override; /* of config.json; the weights are then dummies */
     kern_kv_format kv_type;
-    uint8_t quant_bits, quant_group;
+    uint8_t quant_bits, quant_attention, quant_group;
     const char *isa;
     uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
     uint32_t chunk;                                          /* rows of a step */
@@ -46,6 +46,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .kv_type = p->kv_type,
         .weight_type = DTYPE_F32,
         .quant_bits = p->quant_bits,
+        .quant_attention = p->quant_attention,
         .quant_group = p->quant_group,
         .n_threads = p->n_threads,
         .isa = p->isa,

@@ -158,6 +158,7 @@ typedef struct how {
     uint64_t seed;
     int rank, size; /* size 0 = 1 */
     kern_quant quant;
+    uint8_t attention_bits;
 } how;
 
 static status load(fixture *x, how h, model_weights *w, error *err)
@@ -171,6 +172,7 @@ static status load(fixture *x, how h, model_weights *w, error *err)
         .dummy_seed = h.seed,
         .type = h.type,
         .quant = h.quant,
+        .attention_bits = h.attention_bits,
         .kernels = x->kernels,
         .rank = h.rank,
         .size = h.size ? h.size : 1,
@@ -575,6 +577,32 @@ static void quantised_slices_make_the_whole(void **state)
     weights_destroy(&w);
 }
 
+/* Each matrix is what it is when all have its bits. */
+static void mixed_bits_are_of_attention(void **state)
+{
+    fixture *x = *state;
+    how h = {.type = DTYPE_BF16, .dummy = true, .quant = {4, 32}};
+    model_weights four = loaded(x, h);
+    h.attention_bits = 8;
+    model_weights mixed = loaded(x, h);
+    h = (how){.type = DTYPE_BF16, .dummy = true, .quant = {8, 32}};
+    model_weights eight = loaded(x, h);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        const layer_weights *m = &mixed.layers[l], *a = &eight.layers[l], *b = &four.layers[l];
+        const kern_matrix *is[] = {&m->qkv, &m->o, &m->gate_up, &m->down};
+        const kern_matrix *as[] = {&a->qkv, &a->o, &b->gate_up, &b->down};
+        for (size_t i = 0; i < 4; i++) {
+            assert_int_equal(is[i]->quant.bits, i < 2 ? 8 : 4);
+            assert_int_equal(kern_matrix_size(is[i]), kern_matrix_size(as[i]));
+            assert_memory_equal(is[i]->data, as[i]->data, kern_matrix_size(is[i]));
+        }
+    }
+    assert_true(mixed.identity != four.identity && mixed.identity != eight.identity);
+    weights_destroy(&four);
+    weights_destroy(&mixed);
+    weights_destroy(&eight);
+}
+
 /* What is loaded by the best ISA is what the reference makes of it; a tied head is a copy. */
 static void quantised_as_by_the_reference(void **state)
 {
@@ -667,6 +695,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(dummy_slices_make_the_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(dummy_values_are_spread, setup, teardown),
         cmocka_unit_test_setup_teardown(quantised_slices_make_the_whole, setup, teardown),
+        cmocka_unit_test_setup_teardown(mixed_bits_are_of_attention, setup, teardown),
         cmocka_unit_test_setup_teardown(quantised_as_by_the_reference, setup, teardown),
         cmocka_unit_test_setup_teardown(ranks_that_cut_a_group_are_refused, setup, teardown),
     };
