@@ -1,6 +1,6 @@
 /* Every retention method that a geometry allows, side by side with all others and with requests
  * that keep everything: alone or in the crowd, in a roomy pool or one that swaps or computes again,
- * with prefix hits or without, on one rank or two, a request's tokens, logprobs and what it keeps
+ * with prefix hits or without, on one rank or two, on 16-bit pages or 8-bit ones, a request's tokens, logprobs and what it keeps
  * are the same. Each pair of settings is met in some run. */
 #include "tests/e2e/house.h"
 
@@ -16,13 +16,14 @@ typedef struct answer {
 
 /* ---- settings, and runs that meet each pair of them ------------------------------------------ */
 
-enum { RANKS, HEADS, PAGE, PREFILL, CACHE, POOL, FACTORS, LEVELS_MAX = 3 };
+enum { RANKS, HEADS, PAGE, FORMAT, PREFILL, CACHE, POOL, FACTORS, LEVELS_MAX = 3 };
 enum { ROOMY, SWAPS, REPLAYS };
 
 static const uint32_t levels[FACTORS][LEVELS_MAX + 1] = {
     [RANKS] = {2, 1, 2}, // how many, and which
     [HEADS] = {2, 4, 1},
     [PAGE] = {2, 16, 32},
+    [FORMAT] = {2, KERN_KV_BF16, KERN_KV_INT8},
     [PREFILL] = {2, CHUNK, 301},
     [CACHE] = {2, 0, 1},
     [POOL] = {3, ROOMY, SWAPS, REPLAYS},
@@ -76,7 +77,7 @@ static setting setting_of(const run *r)
 {
     bool roomy = value(r, POOL) == ROOMY;
     return (setting){
-        .kv_type = KERN_KV_BF16,
+        .kv_type = (kern_kv_format)value(r, FORMAT),
         .prefill_chunk = value(r, PREFILL),
         .layers_per_group = 1,
         .heads_per_group = value(r, HEADS),
@@ -231,11 +232,13 @@ static sched_stats answer_in_a_crowd(const run *r, const answers *alone)
     engine_stream *streams[MOST] = {0};
     answer got;
     char name[128];
-    snprintf(name, sizeof name, "tp %u, %u heads, pages of %u, chunks of %u, cache %u, pool %u",
-             value(r, RANKS), s.heads_per_group, s.page_tokens, s.prefill_chunk, s.prefix_cache,
-             value(r, POOL));
+    snprintf(name, sizeof name, "tp %u, %u heads, %s pages of %u, chunks of %u, cache %u, pool %u",
+             value(r, RANKS), s.heads_per_group, kern_kv_name(s.kv_type), s.page_tokens,
+             s.prefill_chunk, s.prefix_cache, value(r, POOL));
+    shut_gate(&h);
     for (uint32_t i = 0; i < alone->n; i++)
         if (alone->method[i]) streams[i] = submit(&h, nth_retention(i, s.heads_per_group), i);
+    open_gate(&h);
     for (uint32_t i = 0; i < alone->n; i++) {
         if (!streams[i]) continue;
         read_answer(streams[i], &got);
@@ -263,11 +266,11 @@ static void all_methods_coexist(void **state)
     (void)state;
     rng random = rng_seed(2026);
     pairs met = {0};
-    static answers alone[2][2][2]; // by rank, heads, page
+    static answers alone[2][2][2][2]; // by rank, heads, page, format
     uint64_t swapped = 0, replayed = 0;
     uint32_t n_runs = 0;
     for (run r = draw(&random, &met); count_new(&met, &r) > 0; r = draw(&random, &met), n_runs++) {
-        answers *a = &alone[r.level[RANKS]][r.level[HEADS]][r.level[PAGE]];
+        answers *a = &alone[r.level[RANKS]][r.level[HEADS]][r.level[PAGE]][r.level[FORMAT]];
         if (a->n == 0) answer_alone(&r, a);
         sched_stats stats = answer_in_a_crowd(&r, a);
         if (value(&r, POOL) == SWAPS) swapped += stats.swaps_in;

@@ -6,11 +6,13 @@
 #include "engine/engine.h"
 #include "model/model.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -28,14 +30,89 @@ typedef struct setting {
     int64_t session_ttl_us; // 0 = for ever
 } setting;
 
+/* A backend whose steps wait while its gate is shut. */
+typedef struct gate {
+    backend inner;
+    pthread_mutex_t lock;
+    pthread_cond_t opened;
+    bool shut;
+} gate;
+
 typedef struct house {
     comm *group;
-    backend backend;
+    backend backend; // behind a gate
     tokenizer *tokenizer;
     engine *engine;
 } house;
 
 enum { HOUSE_SEQS = 32 };
+
+static inline const backend_info *gate_info(void *ctx)
+{
+    gate *g = ctx;
+    return g->inner.ops->info(g->inner.ctx);
+}
+
+static inline status gate_submit(void *ctx, const step_plan *plan)
+{
+    gate *g = ctx;
+    pthread_mutex_lock(&g->lock);
+    while (g->shut) pthread_cond_wait(&g->opened, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+    return g->inner.ops->submit(g->inner.ctx, plan);
+}
+
+static inline status gate_collect(void *ctx, const step_result **out)
+{
+    gate *g = ctx;
+    return g->inner.ops->collect(g->inner.ctx, out);
+}
+
+static inline void gate_interrupt(void *ctx)
+{
+    gate *g = ctx;
+    g->inner.ops->interrupt(g->inner.ctx);
+}
+
+static inline void gate_destroy(void *ctx)
+{
+    gate *g = ctx;
+    g->inner.ops->destroy(g->inner.ctx);
+    pthread_cond_destroy(&g->opened);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+static inline backend gate_create(backend inner)
+{
+    static const backend_ops ops = {gate_info, gate_submit, gate_collect, gate_interrupt,
+                                    gate_destroy};
+    gate *g = calloc(1, sizeof *g);
+    g->inner = inner;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->opened, NULL);
+    return (backend){&ops, g};
+}
+
+/* What is submitted between these two shares its steps, however slow the machine is: but for what
+ * the first one's first step does, nothing is computed until the last one is there. */
+static inline void shut_gate(house *h)
+{
+    gate *g = h->backend.ctx;
+    pthread_mutex_lock(&g->lock);
+    g->shut = true;
+    pthread_mutex_unlock(&g->lock);
+}
+
+static inline void open_gate(house *h)
+{
+    gate *g = h->backend.ctx;
+    nanosleep(&(struct timespec){0, 50000000}, NULL); /* for the threads that prepare requests */
+    pthread_mutex_lock(&g->lock);
+    g->shut = false;
+    pthread_cond_signal(&g->opened);
+    pthread_mutex_unlock(&g->lock);
+}
 
 static inline house open_house(const setting *s)
 {
@@ -66,6 +143,7 @@ static inline house open_house(const setting *s)
     status made = s->n_ranks ? backend_cpu_ranks_create(&bo, s->n_ranks, &h.backend, &err)
                              : backend_cpu_create(&bo, &h.backend, &err);
     if (!status_ok(made)) fail_msg("%s", err.text);
+    h.backend = gate_create(h.backend);
     engine_options eo = {
         .backend = &h.backend,
         .tokenizer = h.tokenizer,

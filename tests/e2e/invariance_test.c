@@ -148,7 +148,9 @@ static engine_stream *submit(house *h, prompt *p, uint32_t i)
 static void run_together(house *h, prompt *prompts, answer *answers)
 {
     engine_stream *streams[REQUESTS];
+    shut_gate(h);
     for (uint32_t i = 0; i < REQUESTS; i++) streams[i] = submit(h, &prompts[i], i);
+    open_gate(h);
     for (uint32_t i = 0; i < REQUESTS; i++) read_answer(streams[i], &answers[i]);
 }
 
@@ -302,12 +304,14 @@ static void retention_copies_nothing(void **state)
     close_house(&h);
 }
 
-/* All of that again where each step is done by tensor-parallel ranks, whose sums are their own. */
+/* All of that again where each step is done by tensor-parallel ranks, whose sums are their own, and
+ * on int8 pages. */
 static void ranks_do_not_matter_to_neighbours(void **state)
 {
     (void)state;
     setting s = usual;
     s.n_ranks = 2;
+    s.kv_type = KERN_KV_INT8;
     fixture *f = make_fixture(&s);
     s.what = "2 ranks, a batch of 32, chunks of 64";
     s.prefill_chunk = 64;
@@ -319,8 +323,9 @@ static void ranks_do_not_matter_to_neighbours(void **state)
     s = usual;
     s.what = "2 ranks, a small pool with a prefix cache";
     s.n_ranks = 2;
+    s.kv_type = KERN_KV_INT8;
     s.prefix_cache = true;
-    s.kv_bytes = 36 * 32768;
+    s.kv_bytes = 36 * 17408;
     assert_true(run_setting(f, &s).sched.preemptions > 0);
     free(f);
 }
