@@ -167,8 +167,12 @@ static void print_defaults(strbuf *out, const retention_policy *p)
 static void print_needs(strbuf *out, const retention_policy *p)
 {
     strbuf_puts(out, "\nNeeds\n");
-    put_line(out, "geometry",
+    put_line(out, "heads of a table",
              is_of_heads(p) ? "--kv-group-heads 1, or \"scope\": \"layer\"" : "any");
+    strbuf_printf(out,
+                  "  %-16s  --kv-group-layers that %u is a multiple of, or \"reuse_layers\": a "
+                  "multiple of it\n",
+                  "layers of a table", p->reuse_layers);
     put_line(out, "prefix hits",
              retention_has_sums(p) ? "takes none: every row of the prompt is measured"
                                    : "takes them, but for the rows that are measured");

@@ -426,6 +426,7 @@ class Text(unittest.TestCase):
             one = octavo("methods", row["method"])[0]
             self.assertTrue(one.startswith(f"{row['method']}: {row['summary']}\n{row['source']}\n"))
             self.assertEqual(json.loads(octavo("methods", "--json", row["method"])[0]), [row])
+        self.assertIn("--kv-group-layers that 2 is a multiple of", octavo("methods", "chunkkv-reuse")[0])
         self.assertIn("there is no method", octavo("methods", "nothing", code=2)[1])
 
 
