@@ -13,13 +13,14 @@ static const char ink[] = "#333333", faint[] = "#cccccc";
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* "niah-demo_niah-snapkv_scope_layer.svg": letters, digits and dots of the names stay. */
+/* "niah-demo_niah-snapkv_scope_layer.svg": letters, digits and dots of the names stay. NULL: of all
+ * methods. */
 static status write_file(const char *folder, const char *kind, const char *title_of,
-                         const char *method, const strbuf *svg, error *err)
+                         const variant *of, const strbuf *svg, error *err)
 {
     char name[256], path[1024];
-    int n =
-        snprintf(name, sizeof name - 5, "%s-%s%s%s", kind, title_of, *method ? "-" : "", method);
+    int n = snprintf(name, sizeof name - 5, "%s-%s%s%.*s", kind, title_of, of ? "-" : "",
+                     of ? (int)of->file_chars : 0, of ? of->method : "");
     if (n > (int)sizeof name - 6) n = (int)sizeof name - 6;
     for (int i = 0; i < n; i++)
         if (!isalnum((unsigned char)name[i]) && !strchr("-._", name[i])) name[i] = '_';
@@ -115,7 +116,7 @@ static status plot_needles(const results *r, uint32_t row, uint32_t first, const
     put_scale(&svg, LEFT + panels * panel - 8, TOP, DEPTH_BINS * CELL_H);
     svg_text(&svg, LEFT, height - 8, SVG_START, 11, 0, ink, "tokens of context");
     svg_end(&svg);
-    status st = write_file(folder, "niah", title_of, method, &svg, err);
+    status st = write_file(folder, "niah", title_of, &r->variants->items[first], &svg, err);
     strbuf_destroy(&svg);
     return st;
 }
@@ -217,7 +218,7 @@ static status plot_curves(const results *r, uint32_t row, uint32_t *room, const 
     for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i = method_end(r, i))
         st = plot_method(r, rows, i, number++, &svg, err);
     svg_end(&svg);
-    if (status_ok(st)) st = write_file(folder, "curves", title_of, "", &svg, err);
+    if (status_ok(st)) st = write_file(folder, "curves", title_of, NULL, &svg, err);
     strbuf_destroy(&svg);
     return st;
 }
@@ -263,7 +264,8 @@ static status plot_layers(const results *r, uint32_t row, uint32_t first, const 
     put_scale(&svg, LEFT + (double)(last - first) * (SIDE + GAP) - 8, TOP, SIDE);
     svg_text(&svg, LEFT, TOP + SIDE + 18, SVG_START, 11, 0, ink, "layers, from the first on");
     svg_end(&svg);
-    if (status_ok(st) && any) st = write_file(folder, "jaccard", title_of, method, &svg, err);
+    if (status_ok(st) && any)
+        st = write_file(folder, "jaccard", title_of, &r->variants->items[first], &svg, err);
     strbuf_destroy(&svg);
     return st;
 }

@@ -33,6 +33,9 @@ static void products(void **state)
     assert_float_equal(json_number_value(json_object_get(v.items[3].retention, "ratio")), 0.05, 0);
     assert_int_equal(json_integer_value(json_object_get(v.items[5].retention, "tokens")), 99);
     assert_string_equal(v.items[5].budget, "-");
+    assert_int_equal(v.items[1].file_chars, strlen("chunkkv"));
+    assert_int_equal(v.items[3].file_chars, strlen(methods[2])); /* tells it from the first */
+    assert_int_equal(v.items[5].file_chars, strlen("own"));
     assert_true(v.items[6].rag && !v.items[6].retention);
     assert_int_equal(variant_budget(&v.items[6], 1000), 50);
     assert_int_equal(variant_budget(&v.items[7], 1000), 512);
