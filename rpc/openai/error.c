@@ -41,6 +41,16 @@ static void set_param(openai_error *e, const char *name, size_t n)
     snprintf(e->param, sizeof e->param, "%.*s", (int)(n < sizeof e->param ? n : 0), name);
 }
 
+static const char letters[] = "abcdefghijklmnopqrstuvwxyz_0123456789.[]";
+
+/* 'field: "member" is …' is what JSON's readers say. */
+static void add_member(const char *text, openai_error *e)
+{
+    size_t n = strlen(e->param), chars = strspn(text, letters);
+    if (chars && begins_with(text + chars, "\" "))
+        snprintf(e->param + n, sizeof e->param - n, ".%.*s", (int)chars, text);
+}
+
 /* Texts are "field: what is wrong", "field.member is …" or "unknown field 'name'". */
 static void find_param(const char *text, openai_error *e)
 {
@@ -50,9 +60,10 @@ static void find_param(const char *text, openai_error *e)
         if (end) set_param(e, name, (size_t)(end - name));
         return;
     }
-    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyz_0123456789.[]");
+    size_t n = strspn(text, letters);
     bool path = memchr(text, '.', n) || memchr(text, '[', n);
     if (n && (text[n] == ':' || (path && text[n] == ' '))) set_param(e, text, n);
+    if (e->param[0] && begins_with(text + n, ": \"")) add_member(text + n + 3, e);
 }
 
 /* The prompt alone, or with what shall be generated, does not fit. (A parser's texts begin with
