@@ -205,6 +205,11 @@ static const retention_preset presets[] = {
      .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
      .defaults = {COMMON, .score = RETENTION_SCORE_EXPECTED, BY_TOKEN_AND_HEAD, AT_PROMPT,
                   .sinks = 4, .rows = 256}},
+    {.name = "paged-eviction",
+     .summary = "gives up the pages whose values are small beside their keys; ignores the query",
+     .source = "PagedEviction, arXiv 2509.04377",
+     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_VKNORM, AT_DECODE(16), .sinks = 1, .window = 1}},
 };
 /* clang-format on */
 
