@@ -47,7 +47,7 @@ def small(model):
         (m("scope-discontinuous", prefill=m("snapkv", ratio=0.4, window=8), **scope), 42),
         (m("snapkv-decode", tokens=64), 40), (m("andpro-decode", tokens=64), 40), (m("streaming-recurrent", **rec), 8),
         (m("h2o-recurrent", rows=None, **rec), 8), (m("tova-recurrent", **rec), 8), (m("infinipot", **rec), 8), (m("keydiff", ratio=0.4), 8), (m("knorm", ratio=0.4), 8),
-        (m("expected-attention", ratio=0.4), 8 if model != DEMO else 1),
+        (m("expected-attention", ratio=0.4), 8 if model != DEMO else 1), (m("paged-eviction", tokens=64), 40),
     ]
 
 
@@ -146,6 +146,9 @@ def mixtures():
         # SCOPE over other prompts' choices
         (m("scope-adaptive", prefill=m("andpro", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}), (m("scope-discontinuous", prefill=m("chunkkv-hybrid", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}),
         (m("scope-slide", prefill=m("tova", tokens=60), decode=decode), 100, {**four, "tokens": 24}), (m("scope-adaptive", decode={"beta1": 3, "beta2": 2}), 50, {**four, "tokens": 30}),
+        # paged-eviction by other units
+        (m("paged-eviction", unit="token", interval=4, ratio=0.4), 120, {**pages, "tokens": 20}), (m("paged-eviction", scope="head", schedule="prompt", ratio=0.4), 230, four),
+        (m("adakv", score="vknorm", ratio=0.3), 190, four), (m("chunkkv", score="vknorm", unit="chunk", ratio=0.3), 230, pages),
     ]
 
 

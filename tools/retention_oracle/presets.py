@@ -36,6 +36,7 @@ PRESETS = {
     "keydiff": row("keydiff", "token", "head"),
     "knorm": row("knorm", "token", "head"),
     "expected-attention": row("expected", "token", "head", sinks=4, rows=256),
+    "paged-eviction": row("vknorm", "page", "layer", "decode", sinks=1, window=1, interval=16),
 }
 SCOPE_KINDS = ("scope-slide", "scope-adaptive", "scope-discontinuous")
 

@@ -97,6 +97,7 @@ SCORES = {
     "novelty": novelty,
     "knorm": lambda c: -np.linalg.norm(c.table.k, axis=1),
     "keydiff": keydiff,
+    "vknorm": lambda c: np.linalg.norm(c.table.v, axis=1) / np.linalg.norm(c.table.k, axis=1),
     "recency": lambda c: c.table.pos.astype(float),
 }
 
