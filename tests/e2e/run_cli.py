@@ -502,6 +502,21 @@ class Score(unittest.TestCase):
                 break
         self.assertAlmostEqual(cut["nll_per_token"], expected / (len(ids) - 1), places=4)
 
+    def test_perplexity_of_fewer_bits(self):
+        """A text as the model was trained on. What 4 bits cost is told, and bounded as it was measured."""
+        with open("tests/golden/needle_200.jsonl", encoding="utf-8") as f:
+            prompts = [json.loads(next(f))["prompt"] for _ in range(2)]
+        with open(self.path("text"), "w", encoding="utf-8") as f:
+            f.write("".join(prompts))
+        score = ["score", *POOL, "--text", self.path("text"), "--window", "1024"]
+        exact = json.loads(octavo(*score)[0])["perplexity"]
+        self.assertLess(exact, 10)
+        for flags, limit in ((["--quantize", "int8"], 0.01),
+                             (["--quantize", "int4"], 0.06), (["--kv-dtype", "int8"], 0.01)):
+            change = json.loads(octavo(*score, *flags)[0])["perplexity"] / exact - 1
+            print(f"perplexity {exact:.4f}, {' '.join(flags)}: {change:+.2%}")
+            self.assertLess(abs(change), limit, flags)
+
 
 class Ranks(unittest.TestCase):
     """Tensor parallelism by threads: sums differ in their last bits, answers do not."""
