@@ -150,17 +150,6 @@ static uint32_t whole_at(const json_t *object, const char *key)
     return v < 0 || v > UINT32_MAX ? 0 : (uint32_t)v;
 }
 
-static void take_choice(conn *k, const json_t *choice)
-{
-    const char *text = json_string_value(json_object_get(choice, "text"));
-    if (!text) {
-        const json_t *delta = json_object_get(choice, "delta");
-        text = json_string_value(json_object_get(delta, "content"));
-    }
-    if (text) hash_text(k, text);
-    if (json_is_string(json_object_get(choice, "finish_reason"))) k->finished = true;
-}
-
 static void take_token(client *c, conn *k)
 {
     k->call.events++;
@@ -169,6 +158,21 @@ static void take_token(client *c, conn *k)
     else add_itl(c, &k->call, since);
     k->last_us = c->now_us;
     count_token(c);
+}
+
+/* Some servers end a stream with an event of its own: once all tokens are there it is none. */
+static void take_choice(client *c, conn *k, const json_t *choice)
+{
+    const char *text = json_string_value(json_object_get(choice, "text"));
+    if (!text) {
+        const json_t *delta = json_object_get(choice, "delta");
+        text = json_string_value(json_object_get(delta, "content"));
+    }
+    bool finished = json_is_string(json_object_get(choice, "finish_reason"));
+    bool empty = !text || !*text;
+    if (!(finished && empty && k->call.events == k->want)) take_token(c, k);
+    if (text) hash_text(k, text);
+    if (finished) k->finished = true;
 }
 
 static void take_usage(conn *k, const json_t *usage)
@@ -217,8 +221,7 @@ static void take_event(void *ctx, const char *data, size_t n)
     } else {
         const json_t *choices = json_object_get(tree, "choices");
         if (json_array_size(choices)) {
-            take_token(c, k);
-            take_choice(k, json_array_get(choices, 0));
+            take_choice(c, k, json_array_get(choices, 0));
         } else if (json_is_object(json_object_get(tree, "usage"))) {
             take_usage(k, json_object_get(tree, "usage"));
         }
