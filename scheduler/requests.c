@@ -181,8 +181,9 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     bool claims;
     const char *said;
     sched_session *session = sched_session_for(s, r, &claims, &said);
-    uint32_t n_turns = session ? session->n_turns + 1 : 1;
-    uint32_t max_presses = presses_of(s, r, session);
+    const sched_session *before = said ? NULL : session;
+    uint32_t n_turns = before ? before->n_turns + 1 : 1;
+    uint32_t max_presses = presses_of(s, r, before);
     if (!scratch_reserve(s, r, &turn)) return NULL;
     char *at = alloc_zeroed(&s->alloc, 1, bytes_of(r, n_turns, max_presses));
     if (!at) return NULL;
@@ -215,7 +216,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     carve_params(e, &at);
     memcpy(e->seqs[0].tokens, r->prompt, r->n_prompt * sizeof *r->prompt);
     e->seqs[0].n_tokens = r->n_prompt;
-    s->stats.sessions_ignored += said != NULL;
+    s->stats.sessions_ignored += said && !claims;
     if (session) sched_session_take(s, session, e);
     if (claims) {
         e->next_claim = s->claims;

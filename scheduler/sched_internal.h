@@ -261,10 +261,11 @@ bool sched_press(sched *s);
 
 /* ---- session.c ---- */
 /* The session that a request goes on from, or NULL; *said tells why not, where it should have been
- * one; *claims: the request will leave what it holds under the key. */
+ * one; *claims: the request will leave what it holds under the key. A session and *said: it can go
+ * no further, and the request begins another in its place. */
 sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
                                  const char **said);
-/* The request has what the session held; the session is no more. */
+/* The request has what the session held, unless it begins another; the session is no more. */
 void sched_session_take(sched *s, sched_session *session, sched_entry *e);
 void sched_session_unclaim(sched *s, sched_entry *e);
 /* What a sequence that ended holds, on the device or in the tier, becomes an idle session; false

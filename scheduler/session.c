@@ -88,7 +88,6 @@ static const char *why_not(const sched *s, const sched_session *session, const s
     if (scopes_differ(last))
         return "ignored: the answer was kept by another scope than prompts are";
     if (r->want_logits) return "ignored: logprobs of the whole prompt are asked for";
-    if (session->n_turns == SCHED_MAX_TURNS) return "ignored: the session has had 64 turns";
     if (!fits(s, session, r)) return "ignored: the KV cache is too small for its turns";
     return NULL;
 }
@@ -105,7 +104,9 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
     else if (is_claimed(s, r->session)) *said = "ignored: busy";
     else if (session) *said = why_not(s, session, r);
     *claims = !*said;
-    return *claims ? session : NULL;
+    if (!*claims || !session) return NULL;
+    if (session->n_turns == SCHED_MAX_TURNS) *said = "restarted: the session has had 64 turns";
+    return session;
 }
 
 /* ---- the list of idle ones ------------------------------------------------------------------- */
@@ -132,6 +133,10 @@ static void drop(sched *s, sched_session *session)
 
 void sched_session_take(sched *s, sched_session *session, sched_entry *e)
 {
+    if (e->said) { /* the request begins another */
+        drop(s, session);
+        return;
+    }
     sched_seq *q = e->seqs;
     memcpy(e->turns, session->turns, session->n_turns * sizeof *e->turns);
     memcpy(q->presses, session->presses, session->n_presses * sizeof *q->presses);

@@ -276,7 +276,7 @@ typedef struct retention_report {
     uint64_t pages_dropped;
     bool budget_raised;
     double scoring_ms; // measuring and selecting
-    char session[96];  // "continued", "stored", "ignored: <reason>"; "" = absent
+    char session[96];  // "continued", "stored", "restarted: …", "ignored: …"; "" = absent
     char *kept_json;   // the "kept" array when positions were asked for, else NULL (malloc'd)
 } retention_report;
 

@@ -441,12 +441,17 @@ static void turns_are_counted(void **state)
         sched_request a = of_session(request(f, i, 0, n, 2), 1);
         for (uint32_t k = 3; k < n; k++) ((uint32_t *)a.prompt)[k] = k % 5 == 3 ? 500 : k;
         add(f, &a);
+        step(f);
+        const char *said = i == 65 ? "restarted: the session has had 64 turns" : "continued";
+        assert_string_equal(describe(f, i, 0).report.session, i == 1 ? "" : said);
         run_to_end(f, i, 2);
         n += 5;
     }
     sched_stats stats = sched_get_stats(f->s);
-    assert_int_equal(stats.sessions_continued, 63);
-    assert_int_equal(stats.sessions_ignored, 2);
+    assert_int_equal(stats.sessions_continued, 64);
+    assert_int_equal(stats.sessions_ignored, 0);
+    assert_int_equal(stats.sessions_expired, 1);
+    assert_int_equal(stats.sessions_idle, 1);
     finish(f);
 }
 
