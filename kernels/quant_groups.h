@@ -7,6 +7,10 @@
 
 #include <string.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #define QUANT_INLINE static inline __attribute__((always_inline))
 
 enum {
@@ -99,6 +103,27 @@ QUANT_INLINE float quant_sum_lanes(const float *v)
 
 /* Integers q of v = w * inverse explain <v, q>^2 / <q, q> of v's square, at *fit times the scale
  * that inverse is of. */
+#if defined(__AVX2__)
+QUANT_INLINE float quant_try_4(const float *w, unsigned group, float inverse, float *fit)
+{
+    /* Compilers leave the lanes below apart: ten times as slow. */
+    const __m256 by = _mm256_set1_ps(inverse), magic = _mm256_set1_ps(0x1.8p23f);
+    const __m256 low = _mm256_set1_ps(-8.0f), high = _mm256_set1_ps(7.0f);
+    __m256 vq = _mm256_setzero_ps(), qq = vq;
+    for (unsigned i = 0; i < group; i += QUANT_LANES) {
+        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(w + i), by);
+        __m256 q = _mm256_min_ps(_mm256_max_ps(v, low), high);
+        q = _mm256_sub_ps(_mm256_add_ps(q, magic), magic);
+        vq = _mm256_add_ps(vq, _mm256_mul_ps(v, q));
+        qq = _mm256_add_ps(qq, _mm256_mul_ps(q, q));
+    }
+    float vqs[QUANT_LANES], qqs[QUANT_LANES];
+    _mm256_storeu_ps(vqs, vq);
+    _mm256_storeu_ps(qqs, qq);
+    *fit = quant_sum_lanes(vqs) / quant_sum_lanes(qqs);
+    return quant_sum_lanes(vqs) * *fit;
+}
+#else
 QUANT_INLINE float quant_try_4(const float *w, unsigned group, float inverse, float *fit)
 {
     float vq[QUANT_LANES] = {0}, qq[QUANT_LANES] = {0};
@@ -111,6 +136,7 @@ QUANT_INLINE float quant_try_4(const float *w, unsigned group, float inverse, fl
     *fit = quant_sum_lanes(vq) / quant_sum_lanes(qq);
     return quant_sum_lanes(vq) * *fit;
 }
+#endif
 
 /* The end of [-8, 7] that reaches further is the largest weight's: the scale may be negative. */
 QUANT_INLINE uint16_t quant_group_4(const float *w, unsigned group, int8_t *q)
