@@ -39,7 +39,7 @@ PAIRS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 PREFILL, CONTEXT, BATCHES, DEPTHS, CLIENTS = 512, 128, (1, 8, 16, 32), (4096, 16384), (8, 32)
 INPUT, OUTPUT = 256, 64
 PEER_STEPS, DEPTH_STEPS = 16, 16  # tokens that the peer decodes for one sample
-OUR_ROUNDS = 5                    # likewise ours: medians of so many rounds of at least 0.3 s
+OUR_ROUNDS = 3                    # likewise ours: medians of so many rounds of at least 0.3 s
 POOL = "1G"
 PATIENCE = 600
 

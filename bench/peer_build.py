@@ -102,7 +102,8 @@ class Peer:
 
     def describe(self):
         """Its name for the results."""
-        said = subprocess.run([self.tool("llama-server"), "--version"], capture_output=True, text=True, check=False)
+        said = subprocess.run([self.tool("llama-batched-bench"), "--version"], capture_output=True, text=True,
+                              check=False)
         build = re.search(r"version: *(.*)", said.stdout + said.stderr)
         return (f"llama.cpp of {PACKAGE} {VERSION}" + (f" ({build.group(1).strip()})" if build else "") +
                 f", {self.flags}")
