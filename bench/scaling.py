@@ -82,12 +82,16 @@ WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 380, 300, 52, 34, 14, 40
 COLOURS = ("#1b6ca8", "#2a9d5c", "#c98a10", "#c0392b", "#7d3c98", "#34495e", "#888888")
 
 
+def colours(contexts):
+    return [(context, COLOURS[i % len(COLOURS)]) for i, context in enumerate(contexts)]
+
+
 class Panel:
     """One format: tokens/s over the batch, both in powers; a line for each context, its limit dashed."""
 
-    def __init__(self, rows, left, top_rate):
-        self.rows, self.left, self.top_rate = rows, left, top_rate
-        self.batches, self.contexts = axes(rows)
+    def __init__(self, rows, left, top_rate, contexts):
+        self.rows, self.left, self.top_rate, self.contexts = rows, left, top_rate, contexts
+        self.batches = axes(rows)[0]
 
     def x(self, batch):
         span = math.log2(max(self.batches[-1], 2))
@@ -117,7 +121,7 @@ class Panel:
             out.append(f'<text x="{self.x(batch):.1f}" y="{bottom + 16}" text-anchor="middle">{batch}</text>')
         out.append(f'<text x="{(self.left + LEFT + right) / 2:.0f}" y="{bottom + 32}" text-anchor="middle">'
                    "sequences</text>")
-        for context, colour in zip(self.contexts, COLOURS):
+        for context, colour in colours(self.contexts):
             out.append(self.line(context, "limit_tokens_s", colour, 'stroke-width="1" stroke-dasharray="4 3"'))
             out.append(self.line(context, "tokens_s", colour, ""))
         return out
@@ -125,7 +129,7 @@ class Panel:
 
 def legend(contexts, at_y):
     out = []
-    for i, (context, colour) in enumerate(zip(contexts, COLOURS)):
+    for i, (context, colour) in enumerate(colours(contexts)):
         x = LEFT + 130 * i
         out.append(f'<line x1="{x}" y1="{at_y}" x2="{x + 22}" y2="{at_y}" stroke="{colour}" stroke-width="2"/>'
                    f'<text x="{x + 28}" y="{at_y + 4}">{context_name(context)} tokens held</text>')
@@ -140,7 +144,7 @@ def drawing(formats):
     width, height = max(WIDTH * len(formats), LEFT + 130 * len(contexts)), HEIGHT + 46
     body = []
     for i, (kind, rows) in enumerate(formats.items()):
-        body += Panel(rows, i * WIDTH, max(top_rate, 10)).draw(f"{kind} weights, 1.1B shape")
+        body += Panel(rows, i * WIDTH, max(top_rate, 10), contexts).draw(f"{kind} weights, 1.1B shape")
     body += legend(contexts, HEIGHT + 12)
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
             'font-family="sans-serif" font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n' +
