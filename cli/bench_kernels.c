@@ -89,6 +89,7 @@ static status measure_limits(bench *b, bool again)
     RETURN_IF_ERROR(kern_measure_limits(b->kc, &now));
     if (!again || now.read_gb_s > b->limits.read_gb_s) b->limits.read_gb_s = now.read_gb_s;
     if (!again || now.fma_gflop_s > b->limits.fma_gflop_s) b->limits.fma_gflop_s = now.fma_gflop_s;
+    if (!again || now.dot_gflop_s > b->limits.dot_gflop_s) b->limits.dot_gflop_s = now.dot_gflop_s;
     if (!again || now.int_gop_s > b->limits.int_gop_s) b->limits.int_gop_s = now.int_gop_s;
     return STATUS_IS_OK;
 }
@@ -120,7 +121,14 @@ static double weight_bytes(const bench *b, const struct shape *s)
 /* What the products are measured by: of this type, operations on registers alone. */
 static double rate_limit(const bench *b)
 {
-    return b->quant.bits ? b->limits.int_gop_s : b->limits.fma_gflop_s;
+    if (b->quant.bits) return b->limits.int_gop_s;
+    return b->type == DTYPE_BF16 ? b->limits.dot_gflop_s : b->limits.fma_gflop_s;
+}
+
+static const char *rate_name(const bench *b)
+{
+    if (b->quant.bits) return "int";
+    return b->type == DTYPE_BF16 ? "dot" : "fma";
 }
 
 static void print_line(const bench *b, const struct shape *s, size_t m, timing t)
@@ -199,8 +207,7 @@ static status bench_all_matmuls(bench *b, size_t m_max)
     for (size_t i = 0; i < ROWS && rows_list[i] <= m_max; i++)
         printf("%5zu rows: %9.1f ms, %8.1f rows/s, %5.1f%% of read, %5.1f%% of %s\n", rows_list[i],
                total_us[i] / 1e3, 1e6 * (double)rows_list[i] / total_us[i],
-               100 * read_us[i] / total_us[i], 100 * fma_us[i] / total_us[i],
-               b->quant.bits ? "int" : "fma");
+               100 * read_us[i] / total_us[i], 100 * fma_us[i] / total_us[i], rate_name(b));
     return STATUS_IS_OK;
 }
 
@@ -209,12 +216,11 @@ static int run(bench *b, unsigned n_threads, size_t m_max)
     printf("isa %s, %u threads\n", kern_isa_name(b->kc), n_threads);
     if (!status_ok(measure_limits(b, false)))
         return cli_complain(name, CLI_FAILED, "out of memory");
-    printf("limits now: read %.2f GB/s, f32 FMA %.1f GFLOP/s, 8-bit %.1f GOP/s; measured again "
-           "around each shape\n\n",
-           b->limits.read_gb_s, b->limits.fma_gflop_s, b->limits.int_gop_s);
-    printf("%-9s %5s x %-5s %-5s %5s %10s %10s %9s %8s %8s %8s\n", "matmul", "n", "k", "type",
-           "rows", "median us", "best us", "GFLOP/s", "GB/s", b->quant.bits ? "of int" : "of fma",
-           "of read");
+    printf("limits now: read %.2f GB/s, f32 FMA %.1f, bf16 dot %.1f GFLOP/s, 8-bit %.1f GOP/s; "
+           "measured again around each shape\n\n",
+           b->limits.read_gb_s, b->limits.fma_gflop_s, b->limits.dot_gflop_s, b->limits.int_gop_s);
+    printf("%-9s %5s x %-5s %-5s %5s %10s %10s %9s %8s %5s%s %8s\n", "matmul", "n", "k", "type",
+           "rows", "median us", "best us", "GFLOP/s", "GB/s", "of ", rate_name(b), "of read");
     status st = bench_all_matmuls(b, m_max);
     if (status_ok(st)) st = bench_attention(b->kc, b->kv_type);
     return status_ok(st)

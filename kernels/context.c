@@ -1,6 +1,11 @@
 #include "kernels/context.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 typedef void (*fill_fn)(kern_isa *isa);
 
@@ -27,6 +32,24 @@ static bool runs_vnni(void)
     __builtin_cpu_init();
     return runs_avx512() && __builtin_cpu_supports("avx512vnni");
 }
+
+static bool runs_bf16(void)
+{
+    __builtin_cpu_init();
+    return runs_vnni() && __builtin_cpu_supports("avx512bf16");
+}
+
+/* Tiles are 8 KiB more for each thread, which Linux saves for processes that have asked only: for
+ * all of their threads, those started already too. */
+static bool runs_amx(void)
+{
+    enum { LEAF = 7, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25 };
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM */
+    const unsigned all = AMX_BF16 | AMX_TILE | AMX_INT8;
+    unsigned a, b, c, d;
+    if (!runs_bf16() || !__get_cpuid_count(LEAF, 0, &a, &b, &c, &d)) return false;
+    return (d & all) == all && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
 #endif
 
 /* Slow to fast. A context of row i runs the fill functions of rows 0 to i. */
@@ -47,6 +70,8 @@ static const struct isa_row {
      runs_avx512,
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
     {"avx512vnni", runs_vnni, {kern_quant_fill_vnni}},
+    {"avx512bf16", runs_bf16, {kern_matmul_fill_bf16}},
+    {"amx", runs_amx, {kern_matmul_fill_amx, kern_quant_fill_amx}},
 #endif
 };
 

@@ -43,4 +43,18 @@ struct kern_context {
 /* Bytes of kern_matmul_scratch: matmul.c knows them. */
 size_t kern_matmul_scratch_bytes(void);
 
+/* y [m, n] = x [m, k] times columns [first, first + k) of w. */
+typedef struct kern_operands {
+    const kern_matrix *w;
+    size_t first, k;
+    const float *bias, *x;
+    size_t x_stride, m;
+    float *y;
+    size_t y_stride;
+} kern_operands;
+
+/* False, and nothing done, where the ISA has no blocks for this product (matmul_blocks.c). m and n
+ * are not 0. */
+bool kern_matmul_blocks(kern_context *kc, const kern_operands *o);
+
 #endif

@@ -49,6 +49,37 @@ static inline size_t kern_quant_bytes(kern_quant q)
 typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, unsigned group,
                                    const void *x, float *acc, const kern_ahead *ahead);
 
+/* ---- blocks: of ISAs whose instructions sum more than one product at a time. Rows of x stand in
+ * tiles of R rows: KERN_DOT_ROWS, the last ones zeros, or all where there are fewer. A tile of x
+ * goes by units of columns,
+ *     bf16         [k / 32][R][32]
+ *     quantised    by groups, as above but with R rows
+ * and one call multiplies some of them with a piece of some panels. */
+enum { KERN_DOT_ROWS = 16 };
+
+typedef struct kern_dot_block {
+    const uint8_t *w, *next; /* next: what the next call reads; its panels lie w_stride apart too */
+    size_t w_stride, panels;
+    size_t k; /* columns: any number of bf16, whole pairs of groups */
+    unsigned group;
+    const uint8_t *x;             /* tile t at x + t * x_stride bytes */
+    size_t x_stride, tiles, rows; /* rows: R */
+    float *acc;                   /* [panels][tiles][R][16] f32: what is added to */
+} kern_dot_block;
+
+typedef struct kern_dot_ops {
+    size_t min_rows; /* products of fewer rows go by tiles: only where the bits are the same */
+    bool short_tile; /* R may be less than KERN_DOT_ROWS */
+    size_t few_panels, panels; /* of a call: with one tile of rows, with more */
+    size_t few_k, k;           /* columns of a call likewise; 0 = all */
+    /* Row r of a tile: `units` units from x on. */
+    void (*pack)(const float *x, size_t units, unsigned group, size_t rows, size_t r, uint8_t *out);
+    /* This thread is about to run blocks, and has run them. May be NULL. */
+    void (*begin)(size_t rows, unsigned group);
+    void (*run)(const kern_dot_block *b);
+    void (*end)(void);
+} kern_dot_ops;
+
 typedef struct kern_isa {
     const char *name;
 
@@ -64,8 +95,13 @@ typedef struct kern_isa {
      * done. *sink keeps the compiler from dropping them. */
     double (*fma_burst)(size_t rounds, float *sink);
 
+    const kern_dot_ops *bf16_block; /* NULL: by tiles. x is rounded to bf16 */
+    /* As fma_burst, of what bf16_block does; NULL where that is fma_burst. */
+    double (*dot_burst)(size_t rounds, float *sink);
+
     /* ---- matmul, quantised ---- */
-    unsigned quant_rows; /* as tile_rows, tile_panels */
+    const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: by tiles */
+    unsigned quant_rows;                          /* as tile_rows, tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
@@ -114,6 +150,9 @@ void kern_matmul_fill_avx2(kern_isa *isa);
 void kern_matmul_fill_avx512(kern_isa *isa);
 void kern_quant_fill_avx2(kern_isa *isa);
 void kern_quant_fill_vnni(kern_isa *isa);
+void kern_matmul_fill_bf16(kern_isa *isa);
+void kern_matmul_fill_amx(kern_isa *isa);
+void kern_quant_fill_amx(kern_isa *isa);
 void kern_rows_fill_avx2(kern_isa *isa);
 void kern_kv_fill_avx2(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);

@@ -80,6 +80,10 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
 /* y [m, n] = x [m, k] * W^T (+ bias [n] when not NULL). Strides in elements. Each y is summed over
  * k in ascending order in f32, whatever m is.
  *
+ * bf16 weights, where the CPU has dot products of bf16: x is rounded to bf16 and the order is the
+ * instruction's. "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
+ * columns of each 32 from `first` on and adds both to y; denormals count as zeros.
+ *
  * With a quantised W, x too becomes integers, with an f32 scale for each row and group: a group's
  * sum is exact, and y one chain of fused multiply-adds over the groups, the same on every ISA:
  *     y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
@@ -191,6 +195,7 @@ status kern_attention(kern_context *kc, const kern_attn_batch *batch);
 typedef struct kern_limits {
     double read_gb_s;   /* all threads, interleaved streams, larger than the caches */
     double fma_gflop_s; /* f32 FMA from registers, all threads, with this context's ISA */
+    double dot_gflop_s; /* the same of what a product with bf16 weights is made of */
     double int_gop_s;   /* the same of products of 8-bit integers, summed in 32 bits */
 } kern_limits;
 

@@ -328,6 +328,16 @@ static void run_product(kern_context *kc, product p)
     size_t m = p.m;
     const kern_matrix *w = p.w;
     if (m == 0 || w->n == 0) return;
+    const kern_operands o = {.w = w,
+                             .first = p.first,
+                             .k = p.k,
+                             .bias = p.bias,
+                             .x = p.x,
+                             .x_stride = p.x_stride,
+                             .m = m,
+                             .y = p.y,
+                             .y_stride = p.y_stride};
+    if (kern_matmul_blocks(kc, &o)) return;
     const kern_isa *isa = &kc->isa;
     p.kc = kc;
     p.call = ++kc->matmul_calls;

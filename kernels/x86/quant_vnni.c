@@ -1,6 +1,7 @@
 /* Quantised matrix product, AVX512-VNNI: a register holds a quad of all rows of a panel; weights
  * are read as w + 128 or w + 8, x is the signed operand, broadcast from memory. */
 #include "kernels/isa.h"
+#include "kernels/x86/quant_avx512.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -103,6 +104,11 @@ FOR_TILES(TILE1, 8)
 FOR_TILES(TILE, 4)
 FOR_TILES(TILE1, 4)
 
+static void quant_x__vnni(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum)
+{
+    quant_x_avx512(x, group, q, scale, sum);
+}
+
 static double int_burst__vnni(size_t rounds, float *sink)
 {
     enum { CHAINS = 16 };
@@ -129,5 +135,6 @@ void kern_quant_fill_vnni(kern_isa *isa)
     FOR_TILES(SET_TILE, 4)
     isa->quant_offset[0] = 128;
     isa->quant_offset[1] = 8;
+    isa->quant_x = quant_x__vnni;
     isa->int_burst = int_burst__vnni;
 }

@@ -1,0 +1,210 @@
+/* Matrix product, AMX-BF16: a panel of weights is a tile of 16 pairs of columns by 16 rows of W, x
+ * a tile of up to 16 rows by 32 columns. A unit of 32 columns is summed apart and added to the
+ * sums, in the instruction's own order; so all products of a context go this way, those of one row
+ * too, which wait for memory anyway. */
+#include "kernels/x86/pack_bf16.h"
+#include "kernels/x86/tiles_amx.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    UNIT = 32,          /* columns */
+    W_UNIT = UNIT * 32, /* bytes of a unit of a panel */
+    FEW_PANELS = 4,     /* of one tile of rows: streams side by side */
+    PANELS = 2,         /* with two tiles of rows: 4 tiles of sums, 2 of x, 2 of weights */
+    LINES = W_UNIT / 64,
+    AHEAD_BYTES = 4096, /* how early one tile of rows fetches its own streams */
+};
+
+/* 0 to 3: sums; 4, 5: x; 6, 7: weights. */
+static void begin__amx(size_t rows, unsigned group)
+{
+    (void)group;
+    tiles_config c = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        c.row_bytes[t] = 64;
+        c.rows[t] = (uint8_t)(t < 6 ? rows : 16);
+    }
+    tiles_begin(&c);
+}
+
+static void end__amx(void) { tiles_end(); }
+
+INLINE void fetch(const uint8_t *at, size_t lines)
+{
+    for (size_t l = 0; l < lines; l++) _mm_prefetch((const char *)(at + l * 64), _MM_HINT_T0);
+}
+
+/* Tiles are named by constants: no loop can stand for these. */
+#define SUM_TILES(panels, rows2, op)                                                               \
+    op(0, 0, 0);                                                                                   \
+    if (panels > 1) op(1, 1, 0);                                                                   \
+    if (panels > 2) op(2, 2, 0);                                                                   \
+    if (panels > 3) op(3, 3, 0);                                                                   \
+    if (rows2) op(2, 0, 1);                                                                        \
+    if (rows2 && panels > 1) op(3, 1, 1);
+#define LOAD_SUMS(tile, panel, row)                                                                \
+    _tile_loadd(tile, acc + panel * acc_stride + (row)*KERN_DOT_ROWS * KERN_PANEL, 64)
+#define STORE_SUMS(tile, panel, row)                                                               \
+    _tile_stored(tile, acc + panel * acc_stride + (row)*KERN_DOT_ROWS * KERN_PANEL, 64)
+
+/* One tile of rows, up to four panels; weights of panel i at w + i * stride. */
+#define FEW_STEP(panels, w, stride)                                                                \
+    _tile_loadd(6, (w), 64);                                                                       \
+    _tile_dpbf16ps(0, 4, 6);                                                                       \
+    if (panels > 1) {                                                                              \
+        _tile_loadd(7, (w) + (stride), 64);                                                        \
+        _tile_dpbf16ps(1, 4, 7);                                                                   \
+    }                                                                                              \
+    if (panels > 2) {                                                                              \
+        _tile_loadd(6, (w) + 2 * (stride), 64);                                                    \
+        _tile_dpbf16ps(2, 4, 6);                                                                   \
+    }                                                                                              \
+    if (panels > 3) {                                                                              \
+        _tile_loadd(7, (w) + 3 * (stride), 64);                                                    \
+        _tile_dpbf16ps(3, 4, 7);                                                                   \
+    }
+
+/* Two tiles of rows, one or two panels. */
+#define PAIR_STEP(panels, w, stride)                                                               \
+    _tile_loadd(6, (w), 64);                                                                       \
+    _tile_dpbf16ps(0, 4, 6);                                                                       \
+    _tile_dpbf16ps(2, 5, 6);                                                                       \
+    if (panels > 1) {                                                                              \
+        _tile_loadd(7, (w) + (stride), 64);                                                        \
+        _tile_dpbf16ps(1, 4, 7);                                                                   \
+        _tile_dpbf16ps(3, 5, 7);                                                                   \
+    }
+
+/* The last columns, fewer than a unit, with zeros behind them. */
+INLINE void copy_rest(const int panels, const kern_dot_block *b, const uint8_t *w,
+                      uint8_t (*rest)[W_UNIT])
+{
+    size_t bytes = (b->k % UNIT + 1) / 2 * 64;
+    memset(rest, 0, (size_t)panels * W_UNIT);
+    for (int i = 0; i < panels; i++) memcpy(rest[i], w + (size_t)i * b->w_stride, bytes);
+    tiles_settle();
+}
+
+INLINE void few(const int panels, const kern_dot_block *b, size_t t)
+{
+    _Alignas(64) uint8_t rest[FEW_PANELS][W_UNIT];
+    const size_t acc_stride = b->tiles * b->rows * KERN_PANEL, stride = b->w_stride;
+    const size_t x_unit = b->rows * UNIT * 2;
+    float *acc = b->acc + t * b->rows * KERN_PANEL;
+    const uint8_t *w = b->w, *x = b->x + t * b->x_stride;
+    const uint8_t *next = b->tiles == 1 ? w + AHEAD_BYTES : b->next;
+    SUM_TILES(panels, false, LOAD_SUMS)
+    for (size_t n = b->k / UNIT; n > 0; n--) {
+        for (int i = 0; i < panels; i++) fetch(next + (size_t)i * stride, LINES);
+        _tile_loadd(4, x, 64);
+        FEW_STEP(panels, w, stride)
+        w += W_UNIT;
+        next += W_UNIT;
+        x += x_unit;
+    }
+    if (b->k % UNIT != 0) {
+        copy_rest(panels, b, w, rest);
+        _tile_loadd(4, x, 64);
+        FEW_STEP(panels, rest[0], (size_t)W_UNIT)
+    }
+    SUM_TILES(panels, false, STORE_SUMS)
+}
+
+/* Tiles of rows t and t + 1. Each pair of them fetches its share of what the next call reads. */
+INLINE void pair(const int panels, const kern_dot_block *b, size_t t)
+{
+    _Alignas(64) uint8_t rest[PANELS][W_UNIT];
+    const size_t acc_stride = b->tiles * b->rows * KERN_PANEL, stride = b->w_stride;
+    const size_t x_unit = b->rows * UNIT * 2, pairs = (b->tiles + 1) / 2;
+    const size_t lines = (LINES + pairs - 1) / pairs;
+    float *acc = b->acc + t * b->rows * KERN_PANEL;
+    const uint8_t *w = b->w, *x = b->x + t * b->x_stride, *x2 = x + b->x_stride;
+    const uint8_t *next = b->next + t / 2 * lines * 64;
+    SUM_TILES(panels, true, LOAD_SUMS)
+    for (size_t n = b->k / UNIT; n > 0; n--) {
+        for (int i = 0; i < panels; i++) fetch(next + (size_t)i * stride, lines);
+        _tile_loadd(4, x, 64);
+        _tile_loadd(5, x2, 64);
+        PAIR_STEP(panels, w, stride)
+        w += W_UNIT;
+        next += W_UNIT;
+        x += x_unit;
+        x2 += x_unit;
+    }
+    if (b->k % UNIT != 0) {
+        copy_rest(panels, b, w, rest);
+        _tile_loadd(4, x, 64);
+        _tile_loadd(5, x2, 64);
+        PAIR_STEP(panels, rest[0], (size_t)W_UNIT)
+    }
+    SUM_TILES(panels, true, STORE_SUMS)
+}
+
+static void run_few(const kern_dot_block *b, size_t t)
+{
+    switch (b->panels) {
+    case 1: few(1, b, t); break;
+    case 2: few(2, b, t); break;
+    case 3: few(3, b, t); break;
+    default: few(4, b, t);
+    }
+}
+
+static void run__amx(const kern_dot_block *b)
+{
+    size_t t = 0;
+    for (; t + 2 <= b->tiles; t += 2) {
+        if (b->panels == 1) pair(1, b, t);
+        else pair(2, b, t);
+    }
+    if (t < b->tiles) run_few(b, t);
+    tiles_settle();
+}
+
+static double dot_burst__amx(size_t rounds, float *sink)
+{
+    _Alignas(64) uint16_t ones[16][32];
+    _Alignas(64) float sums[16][16] = {{0}};
+    for (int i = 0; i < 512; i++) ones[i / 32][i % 32] = 0x3f80;
+    begin__amx(16, 0);
+    tiles_settle();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, ones, 64);
+    _tile_loadd(5, ones, 64);
+    _tile_loadd(6, ones, 64);
+    _tile_loadd(7, ones, 64);
+    for (size_t i = 0; i < rounds; i++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 64);
+    tiles_end();
+    *sink += sums[0][0];
+    return 4.0 * 2 * 16 * 16 * 32 * (double)rounds;
+}
+
+static const kern_dot_ops bf16_block__amx = {
+    .min_rows = 1,
+    .short_tile = true,
+    .few_panels = FEW_PANELS,
+    .panels = PANELS,
+    .k = 256, /* 16 KiB of weights and as much of a pair's x in L1 */
+    .pack = pack_bf16_row,
+    .begin = begin__amx,
+    .run = run__amx,
+    .end = end__amx,
+};
+
+void kern_matmul_fill_amx(kern_isa *isa)
+{
+    isa->bf16_block = &bf16_block__amx;
+    isa->dot_burst = dot_burst__amx;
+}

@@ -1,0 +1,216 @@
+/* Quantised matrix product, AMX-INT8: a group of a panel is a tile of its quads by 16 rows of W
+ * (two of them where it has 128 columns), x a tile of 16 rows. A group's sums go by memory to
+ * AVX-512, which scales and adds them up, while the tiles of the groups behind it are multiplied.
+ * Weights of 4 bits become bytes once for all rows of a block. The integers are those of every
+ * other ISA, so products of few rows stay with VNNI. */
+#include "kernels/x86/quant_avx512.h"
+#include "kernels/x86/tiles_amx.h"
+
+#include "kernels/isa.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    ROWS = KERN_DOT_ROWS,
+    MIN_ROWS = 9, /* VNNI takes one panel at a time from here on */
+    K_BLOCK = 512,
+    PIECE_BYTES = K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* as bytes, with scales */
+};
+
+/* What a pair of groups gives before it is scaled. */
+typedef struct pair_sums {
+    _Alignas(64) int32_t group[2][ROWS][KERN_PANEL];
+} pair_sums;
+
+/* 0, 1: sums; 2, 3: x; 4, 5: weights. */
+static void begin__amx(size_t rows, unsigned group)
+{
+    tiles_config c = {.palette = 1};
+    for (int t = 0; t < 6; t++) {
+        c.row_bytes[t] = (uint16_t)(t >= 2 && t < 4 && group < 64 ? group : 64);
+        c.rows[t] = (uint8_t)(t < 4 ? rows : group < 64 ? group / 4 : 16);
+    }
+    tiles_begin(&c);
+}
+
+static void end__amx(void) { tiles_end(); }
+
+/* Both groups of a unit: x [2][group of x as in isa.h], w [2][group / 4][16][4]. */
+INLINE void multiply(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
+{
+    const uint8_t *w2 = w + group * KERN_PANEL;
+    const uint8_t *x2 = x + ROWS * kern_quant_x_bytes(group);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(2, x, group);
+    _tile_loadd(4, w, 64);
+    _tile_dpbssd(0, 2, 4);
+    _tile_loadd(3, x2, group);
+    _tile_loadd(5, w2, 64);
+    _tile_dpbssd(1, 3, 5);
+    if (group == 128) {
+        _tile_loadd(2, x + 64, group);
+        _tile_loadd(4, w + 64 * KERN_PANEL, 64);
+        _tile_dpbssd(0, 2, 4);
+        _tile_loadd(3, x2 + 64, group);
+        _tile_loadd(5, w2 + 64 * KERN_PANEL, 64);
+        _tile_dpbssd(1, 3, 5);
+    }
+    _tile_stored(0, sums->group[0], 64);
+    _tile_stored(1, sums->group[1], 64);
+    tiles_settle();
+}
+
+/* acc [16] += the sums of a unit, scaled. */
+INLINE void add_scaled(const unsigned group, const uint8_t *w_scales, const uint8_t *x,
+                       const pair_sums *sums, __m512 *acc)
+{
+    for (size_t g = 0; g < 2; g++, x += ROWS * kern_quant_x_bytes(group)) {
+        const float *x_scales = (const float *)(const void *)(x + ROWS * group);
+        __m256i half = _mm256_load_si256((const __m256i *)(const void *)(w_scales + 32 * g));
+        __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(x_scales[r]));
+            __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums->group[g][r]));
+            acc[r] = _mm512_fmadd_ps(sum, by, acc[r]);
+        }
+    }
+}
+
+/* One tile of rows by a piece of a panel in bytes: units of 64 bytes of scales and two groups.
+ * `lines` of each unit are fetched from `next` on, which moves by `step`. */
+INLINE void tile(const unsigned group, const uint8_t *w, size_t k, const uint8_t *x, float *acc,
+                 const uint8_t *next, size_t lines, size_t step)
+{
+    const size_t unit = 64 + (size_t)2 * group * KERN_PANEL;
+    const size_t x_unit = 2 * ROWS * kern_quant_x_bytes(group);
+    pair_sums sums[2];
+    __m512 total[ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) total[r] = _mm512_loadu_ps(acc + r * KERN_PANEL);
+    const size_t units = k / (2 * group);
+    for (size_t u = 0; u < units; u++) {
+        for (size_t l = 0; l < lines; l++)
+            _mm_prefetch((const char *)(next + u * step + l * 64), _MM_HINT_T0);
+        multiply(group, w + u * unit + 64, x + u * x_unit, &sums[u % 2]);
+        if (u > 0)
+            add_scaled(group, w + (u - 1) * unit, x + (u - 1) * x_unit, &sums[(u - 1) % 2], total);
+    }
+    add_scaled(group, w + (units - 1) * unit, x + (units - 1) * x_unit, &sums[(units - 1) % 2],
+               total);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) _mm512_storeu_ps(acc + r * KERN_PANEL, total[r]);
+}
+
+/* A piece of 4 bits as one of 8. */
+static void to_bytes(const uint8_t *w, size_t k, size_t group, uint8_t *out)
+{
+    const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(8);
+    for (size_t u = k / (2 * group); u > 0; u--) {
+        _mm512_store_si512(out, _mm512_load_si512(w));
+        for (size_t at = 0; at < 2 * group; at += 8) {
+            w += 64;
+            out += 64;
+            __m512i both = _mm512_load_si512(w);
+            __m512i even = _mm512_and_si512(both, low);
+            __m512i odd = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+            _mm512_store_si512(out, _mm512_sub_epi8(even, offset));
+            out += 64;
+            _mm512_store_si512(out, _mm512_sub_epi8(odd, offset));
+        }
+        w += 64;
+        out += 64;
+    }
+}
+
+INLINE void run(const int bits, const unsigned group, const kern_dot_block *b)
+{
+    _Alignas(64) uint8_t bytes[PIECE_BYTES];
+    const size_t w_unit = 64 + (size_t)2 * group * KERN_PANEL * (size_t)bits / 8;
+    const size_t lines = (w_unit / 64 + b->tiles - 1) / b->tiles;
+    for (size_t i = 0; i < b->panels; i++) {
+        const uint8_t *w = b->w + i * b->w_stride, *next = b->next + i * b->w_stride;
+        if (bits == 4) {
+            to_bytes(w, b->k, group, bytes);
+            tiles_settle();
+            w = bytes;
+        }
+        float *acc = b->acc + i * b->tiles * ROWS * KERN_PANEL;
+        for (size_t t = 0; t < b->tiles; t++, acc += ROWS * KERN_PANEL)
+            tile(group, w, b->k, b->x + t * b->x_stride, acc, next + t * lines * 64, lines, w_unit);
+    }
+}
+
+#define RUN(bits)                                                                                  \
+    static void run_##bits##__amx(const kern_dot_block *b)                                         \
+    {                                                                                              \
+        if (b->group == 32) run(bits, 32, b);                                                      \
+        else if (b->group == 64) run(bits, 64, b);                                                 \
+        else run(bits, 128, b);                                                                    \
+    }
+RUN(8)
+RUN(4)
+
+static void pack__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
+                      uint8_t *out)
+{
+    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(group)) {
+        float *scales = (float *)(void *)(out + rows * group);
+        int32_t sum;
+        quant_x_avx512(x, group, (int8_t *)out + r * group, scales + r, &sum);
+    }
+}
+
+static double int_burst__amx(size_t rounds, float *sink)
+{
+    _Alignas(64) int8_t bytes[16][64];
+    _Alignas(64) int32_t sums[16][16] = {{0}};
+    memset(bytes, 3, sizeof bytes);
+    tiles_config c = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        c.row_bytes[t] = 64;
+        c.rows[t] = 16;
+    }
+    tiles_begin(&c);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, bytes, 64);
+    _tile_loadd(5, bytes, 64);
+    _tile_loadd(6, bytes, 64);
+    _tile_loadd(7, bytes, 64);
+    for (size_t i = 0; i < rounds; i++) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+    }
+    _tile_stored(0, sums, 64);
+    tiles_end();
+    *sink += (float)sums[0][0];
+    return 4.0 * 2 * 16 * 16 * 64 * (double)rounds;
+}
+
+#define OPS(bits)                                                                                  \
+    static const kern_dot_ops quant_block_##bits##__amx = {                                        \
+        .min_rows = MIN_ROWS,                                                                      \
+        .few_panels = 1,                                                                           \
+        .panels = 1,                                                                               \
+        .few_k = K_BLOCK,                                                                          \
+        .k = K_BLOCK,                                                                              \
+        .pack = pack__amx,                                                                         \
+        .begin = begin__amx,                                                                       \
+        .run = run_##bits##__amx,                                                                  \
+        .end = end__amx,                                                                           \
+    };
+OPS(8)
+OPS(4)
+
+void kern_quant_fill_amx(kern_isa *isa)
+{
+    isa->quant_block[0] = &quant_block_8__amx;
+    isa->quant_block[1] = &quant_block_4__amx;
+    isa->int_burst = int_burst__amx;
+}
