@@ -1,10 +1,10 @@
 /* Every retention method that a geometry allows, side by side with all others and with requests
  * that keep everything: alone or in the crowd, in a roomy pool or one that swaps or computes again,
- * with prefix hits or without, on one rank or two, on 16-bit pages or 8-bit ones, a request's tokens, logprobs and what it keeps
- * are the same. Each pair of settings is met in some run. */
+ * with prefix hits or without, on one rank or two, on 16-bit pages or 8-bit ones, a request's
+ * tokens, logprobs and what it keeps are the same. Each pair of settings is met in some run. */
 #include "tests/e2e/house.h"
 
-enum { PROMPT = 150, OUTPUTS = 80, PLAIN = 4, BLOCK = 32768, MOST = 64, CHUNK = 256 };
+enum { PROMPT = 150, OUTPUTS = 80, PLAIN = 4, MOST = 64, CHUNK = 256 };
 
 typedef struct answer {
     uint32_t n;
@@ -21,12 +21,8 @@ enum { ROOMY, SWAPS, REPLAYS };
 
 static const uint32_t levels[FACTORS][LEVELS_MAX + 1] = {
     [RANKS] = {2, 1, 2}, // how many, and which
-    [HEADS] = {2, 4, 1},
-    [PAGE] = {2, 16, 32},
-    [FORMAT] = {2, KERN_KV_BF16, KERN_KV_INT8},
-    [PREFILL] = {2, CHUNK, 301},
-    [CACHE] = {2, 0, 1},
-    [POOL] = {3, ROOMY, SWAPS, REPLAYS},
+    [HEADS] = {2, 4, 1},         [PAGE] = {2, 16, 32}, [FORMAT] = {2, KERN_KV_BF16, KERN_KV_INT8},
+    [PREFILL] = {2, CHUNK, 301}, [CACHE] = {2, 0, 1},  [POOL] = {3, ROOMY, SWAPS, REPLAYS},
 };
 
 typedef struct run {
@@ -76,15 +72,17 @@ static uint32_t value(const run *r, uint32_t factor)
 static setting setting_of(const run *r)
 {
     bool roomy = value(r, POOL) == ROOMY;
+    kern_kv_format format = (kern_kv_format)value(r, FORMAT);
+    uint64_t block = format == KERN_KV_INT8 ? 17408 : 32768; // 16 tokens of the demo model
     return (setting){
-        .kv_type = (kern_kv_format)value(r, FORMAT),
+        .kv_type = format,
         .prefill_chunk = value(r, PREFILL),
         .layers_per_group = 1,
         .heads_per_group = value(r, HEADS),
         .page_tokens = value(r, PAGE),
         .max_model_len = 512,
-        .kv_bytes = (roomy ? 2000 : 40) * (uint64_t)BLOCK,
-        .swap_bytes = value(r, POOL) == SWAPS ? 2000 * (uint64_t)BLOCK : 0,
+        .kv_bytes = (roomy ? 2000 : 40) * block,
+        .swap_bytes = value(r, POOL) == SWAPS ? 2000 * block : 0,
         .prefix_cache = value(r, CACHE),
         .n_ranks = value(r, RANKS) > 1 ? value(r, RANKS) : 0,
     };

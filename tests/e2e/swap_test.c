@@ -3,7 +3,7 @@
  * alone. */
 #include "tests/e2e/house.h"
 
-enum { REQUESTS = 8, PROMPT = 200, OUTPUTS = 100, CHOICES = 2, BLOCK = 32768 };
+enum { REQUESTS = 8, PROMPT = 200, OUTPUTS = 100, CHOICES = 2, BLOCK = 17408 };
 
 typedef struct answer {
     uint32_t n[CHOICES];

@@ -117,14 +117,12 @@ static const pass demo = {.dir = "models/demo",
                           .mass_rows = 32,
                           .layer_step = 1};
 
-static void bf16_pages_stay_near_f32(void **state)
+static void check_pages(const pass_result *exact, const uint32_t *tokens, kern_kv_format format,
+                        double limit)
 {
-    (void)state;
-    uint32_t tokens[DEMO_TOKENS];
-    random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
-    pass exact = demo, rounded = demo;
-    exact.kv_type = KERN_KV_F32;
-    pass_result a = run(&exact, tokens, DEMO_TOKENS), b = run(&rounded, tokens, DEMO_TOKENS);
+    pass rounded = demo;
+    rounded.kv_type = format;
+    pass_result a = *exact, b = run(&rounded, tokens, DEMO_TOKENS);
     double e = nmse(b.logits, a.logits, (size_t)DEMO_TOKENS * DEMO_VOCAB);
     double worst = 0; /* how much less likely our greedy token is than the oracle's, in nats */
     for (uint32_t t = 0; t < DEMO_TOKENS; t++) {
@@ -137,11 +135,24 @@ static void bf16_pages_stay_near_f32(void **state)
         }
         if (oracle[best] - oracle[mine] > worst) worst = oracle[best] - oracle[mine];
     }
-    print_message("bf16 pages: NMSE %.2e, greedy within %.4f nat\n", e, worst);
-    assert_true(e < 1e-4);
+    print_message("%s pages: NMSE %.2e, greedy within %.4f nat\n", kern_kv_name(format), e, worst);
+    assert_true(e < limit);
     assert_true(worst < 0.5);
-    result_free(&a);
     result_free(&b);
+}
+
+static void narrow_pages_stay_near_f32(void **state)
+{
+    (void)state;
+    uint32_t tokens[DEMO_TOKENS];
+    random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
+    pass exact = demo;
+    exact.kv_type = KERN_KV_F32;
+    pass_result a = run(&exact, tokens, DEMO_TOKENS);
+    check_pages(&a, tokens, KERN_KV_F16, 1e-5);
+    check_pages(&a, tokens, KERN_KV_BF16, 1e-4);
+    check_pages(&a, tokens, KERN_KV_INT8, 1e-3);
+    result_free(&a);
 }
 
 static void quantised_weights_stay_near_f32(void **state)
@@ -221,6 +232,7 @@ static void decode_equals_prefill(void **state)
     for (uint8_t bits = 0; bits <= 8; bits += 4) {
         pass p = demo;
         p.mass_rows = 1;
+        p.kv_type = bits ? KERN_KV_INT8 : KERN_KV_BF16;
         p.quant_bits = bits;
         p.quant_group = 32;
         pass_result prefill = run(&p, tokens, N);
@@ -303,7 +315,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_equal_hugging_face_in_f32),
         cmocka_unit_test(quantised_logits_of_random_models),
-        cmocka_unit_test(bf16_pages_stay_near_f32),
+        cmocka_unit_test(narrow_pages_stay_near_f32),
         cmocka_unit_test(quantised_weights_stay_near_f32),
         cmocka_unit_test(no_cut_of_the_work_changes_a_bit),
         cmocka_unit_test(decode_equals_prefill),
