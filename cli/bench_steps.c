@@ -147,7 +147,10 @@ static double layer_flops(const bench *b)
 {
     const model_config *c = &b->model.config;
     double attention = (double)c->hidden * c->head_dim * (2.0 * c->n_heads + 2.0 * c->n_kv_heads);
-    return 2.0 * c->n_layers * (attention + 3.0 * c->hidden * c->ffn);
+    double ffn = 0.0;
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        ffn += c->layers[l] & LAYER_SPARSE ? (double)c->experts_per_token * c->expert_ffn : c->ffn;
+    return 2.0 * (c->n_layers * attention + 3.0 * c->hidden * ffn);
 }
 
 static double head_flops(const bench *b)

@@ -106,10 +106,11 @@ static status open_text(const char *dir, loaded_model *m, error *err)
 static status check_shape(const model_flags *f, loaded_model *m, error *err)
 {
     m->max_model_len = f->max_model_len ? f->max_model_len : m->config.max_positions;
-    if (m->max_model_len > m->config.max_positions)
+    uint32_t most = model_max_length(&m->config);
+    if (m->max_model_len > most)
         return error_set(err, STATUS_INVALID,
                          "--max-model-len: %u is more than the model's %u positions",
-                         f->max_model_len, m->config.max_positions);
+                         f->max_model_len, most);
     if (f->kv_group_heads && m->config.n_kv_heads % f->kv_group_heads)
         return error_set(err, STATUS_INVALID,
                          "--kv-group-heads: %u does not divide the model's %u KV heads",

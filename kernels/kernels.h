@@ -98,6 +98,9 @@ void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, s
 /* out [m, d] = x / sqrt(mean(x^2) + eps) * weight [d]. out may be x. */
 void kern_rmsnorm(kern_context *kc, const float *x, const float *weight, float eps, size_t m,
                   size_t d, float *out);
+/* In place: the same of each of x [m, n_heads, head_dim], row_stride elements between rows. */
+void kern_rmsnorm_heads(kern_context *kc, float *x, size_t row_stride, const float *weight,
+                        float eps, size_t m, size_t n_heads, size_t head_dim);
 /* x [m, d] += delta [m, d], then out = rmsnorm(x). */
 void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const float *weight,
                       float eps, size_t m, size_t d, float *out);

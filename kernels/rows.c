@@ -47,6 +47,34 @@ void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const floa
     thread_pool_for(kc->pool, m, grain(d), norm_rows, &job);
 }
 
+typedef struct heads_job {
+    const kern_isa *isa;
+    float *x;
+    size_t row_stride;
+    const float *weight;
+    float eps;
+    size_t n_heads, head_dim;
+} heads_job;
+
+static void norm_heads(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const heads_job *j = ctx;
+    for (size_t i = from; i < to; i++)
+        for (size_t h = 0; h < j->n_heads; h++) {
+            float *x = j->x + i * j->row_stride + h * j->head_dim;
+            j->isa->rmsnorm(x, j->weight, j->eps, j->head_dim, x);
+        }
+}
+
+void kern_rmsnorm_heads(kern_context *kc, float *x, size_t row_stride, const float *weight,
+                        float eps, size_t m, size_t n_heads, size_t head_dim)
+{
+    assert(head_dim > 0);
+    heads_job job = {&kc->isa, x, row_stride, weight, eps, n_heads, head_dim};
+    thread_pool_for(kc->pool, m, grain(n_heads * head_dim), norm_heads, &job);
+}
+
 typedef struct swiglu_job {
     const kern_isa *isa;
     const float *gate_up;

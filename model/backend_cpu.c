@@ -460,7 +460,7 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
 {
     b->info.name = "cpu";
     b->info.vocab_size = b->config.vocab_size;
-    b->info.max_positions = b->config.max_positions;
+    b->info.max_positions = model_max_length(&b->config);
     b->info.max_rows = o->max_rows;
     b->info.max_seqs = o->max_seqs;
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
@@ -481,6 +481,7 @@ status backend_cpu_create(const backend_cpu_options *options, backend *out, erro
     backend_cpu *b = calloc(1, sizeof *b);
     if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
     b->config = *options->config;
+    if (options->max_model_len) b->config.rope.length = options->max_model_len;
     b->group = options->group;
     b->info.geometry = options->geometry;
     b->info.geometry.n_layers = b->config.n_layers;

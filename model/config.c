@@ -10,33 +10,43 @@
 
 /* Far above any model there is, and low enough that no product of two of them overflows. */
 enum {
-    LAYERS_MAX = 1024,
     HIDDEN_MAX = 1 << 20,
     HEADS_MAX = 4096,
-    HEAD_DIM_MAX = 256, /* kernels/kernels.h, kern_kv_shape */
     HEAD_DIM_STEP = 16,
     FFN_MAX = 1 << 22,
     VOCAB_MAX = 1 << 24,
-    POSITIONS_MAX = 1 << 24, /* beyond, an f32 no longer holds every position */
 };
 
 /* Keys that may be overridden even where config.json leaves them to their default. */
 static const char *const optional_keys[] = {
     "attention_bias",
+    "bias",
     "bos_token_id",
+    "decoder_sparse_step",
     "dtype",
     "eos_token_id",
     "head_dim",
     "hidden_act",
+    "layer_types",
+    "max_window_layers",
     "mlp_bias",
+    "mlp_only_layers",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "num_experts",
+    "num_experts_per_tok",
     "num_key_value_heads",
+    "num_local_experts",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
-    "torch_dtype",
-    "partial_rotary_factor",
+    "sliding_window",
     "tie_word_embeddings",
+    "torch_dtype",
+    "use_sliding_window",
 };
 
 status model_config_override(json_t *config, const char *assignment, error *err)
@@ -95,13 +105,14 @@ static status read_family(const json_t *json, const char *where, model_config *c
 
 static status read_shape(const json_t *json, const char *where, model_config *c, error *err)
 {
-    RETURN_IF_ERROR(need_u32(json, where, "num_hidden_layers", LAYERS_MAX, &c->n_layers, err));
+    RETURN_IF_ERROR(
+        need_u32(json, where, "num_hidden_layers", MODEL_LAYERS_MAX, &c->n_layers, err));
     RETURN_IF_ERROR(need_u32(json, where, "hidden_size", HIDDEN_MAX, &c->hidden, err));
     RETURN_IF_ERROR(need_u32(json, where, "num_attention_heads", HEADS_MAX, &c->n_heads, err));
     RETURN_IF_ERROR(need_u32(json, where, "intermediate_size", FFN_MAX, &c->ffn, err));
     RETURN_IF_ERROR(need_u32(json, where, "vocab_size", VOCAB_MAX, &c->vocab_size, err));
-    RETURN_IF_ERROR(
-        need_u32(json, where, "max_position_embeddings", POSITIONS_MAX, &c->max_positions, err));
+    RETURN_IF_ERROR(need_u32(json, where, "max_position_embeddings", MODEL_POSITIONS_MAX,
+                             &c->max_positions, err));
 
     int64_t kv_heads, head_dim;
     RETURN_IF_ERROR(
@@ -122,10 +133,10 @@ static status read_shape(const json_t *json, const char *where, model_config *c,
                              where, c->hidden, c->n_heads);
         head_dim = c->hidden / c->n_heads;
     }
-    if (head_dim % HEAD_DIM_STEP != 0 || head_dim > HEAD_DIM_MAX)
+    if (head_dim % HEAD_DIM_STEP != 0 || head_dim > MODEL_HEAD_DIM_MAX)
         return error_set(err, STATUS_UNSUPPORTED,
                          "%s: heads of %lld elements; the kernels take multiples of %d up to %d",
-                         where, (long long)head_dim, HEAD_DIM_STEP, HEAD_DIM_MAX);
+                         where, (long long)head_dim, HEAD_DIM_STEP, MODEL_HEAD_DIM_MAX);
     c->head_dim = (uint32_t)head_dim;
 
     double eps;
@@ -134,15 +145,65 @@ static status read_shape(const json_t *json, const char *where, model_config *c,
     return json_get_bool(json, where, "tie_word_embeddings", false, &c->tied_embeddings, err);
 }
 
+/* Multipliers and the like that some models have and this build does not: the value that changes
+ * nothing, NaN where only null does. */
+static const struct {
+    const char *key;
+    double neutral;
+} foreign_numbers[] = {
+    {"attention_multiplier", (double)NAN},
+    {"attn_logit_softcapping", (double)NAN},
+    {"clip_qkv", (double)NAN},
+    {"dim_model_base", (double)NAN},
+    {"embedding_multiplier", 1.0},
+    {"final_logit_softcapping", (double)NAN},
+    {"logit_scale", 1.0},
+    {"logits_scaling", 1.0},
+    {"n_routed_experts", (double)NAN},
+    {"partial_rotary_factor", 1.0},
+    {"query_pre_attn_scalar", (double)NAN},
+    {"residual_multiplier", 1.0},
+    {"rope_local_base_freq", (double)NAN},
+    {"scale_depth", (double)NAN},
+    {"scale_emb", 1.0},
+};
+
+static const char *const foreign_switches[] = {"parallel_residual",
+                                               "qk_layernorm",
+                                               "rope_interleaved",
+                                               "use_bidirectional_attention",
+                                               "use_parallel_residual",
+                                               "use_qk_norm",
+                                               NULL};
+
+static status refuse_foreign(const json_t *json, const char *where, error *err)
+{
+    for (size_t i = 0; i < sizeof foreign_numbers / sizeof *foreign_numbers; i++) {
+        const char *key = foreign_numbers[i].key;
+        const json_t *v = json_object_get(json, key);
+        if (!v || json_is_null(v) ||
+            (json_is_number(v) && json_number_value(v) == foreign_numbers[i].neutral))
+            continue;
+        if (json_is_number(v))
+            return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\": %g is not supported", where, key,
+                             json_number_value(v));
+        return error_set(err, STATUS_INVALID, "%s: \"%s\" must be a number", where, key);
+    }
+    return family_refuse_true(json, where, foreign_switches, err);
+}
+
 /* What this build has one way of doing; anything else is refused by name. */
 static status read_refusals(const json_t *json, const char *where, error *err)
 {
-    const char *act;
-    RETURN_IF_ERROR(json_get_string(json, where, "hidden_act", &act, err));
-    if (act && strcmp(act, "silu") != 0)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "%s: \"hidden_act\": \"%.64s\" is not supported, only \"silu\"", where,
-                         act);
+    static const char *const activations[] = {"hidden_act", "hidden_activation"};
+    for (size_t i = 0; i < sizeof activations / sizeof *activations; i++) {
+        const char *act;
+        RETURN_IF_ERROR(json_get_string(json, where, activations[i], &act, err));
+        if (act && strcmp(act, "silu") != 0)
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "%s: \"%s\": \"%.64s\" is not supported, only \"silu\"", where,
+                             activations[i], act);
+    }
     const json_t *quantization = json_object_get(json, "quantization_config");
     if (quantization && !json_is_null(quantization)) {
         const char *method = json_string_value(json_object_get(quantization, "quant_method"));
@@ -150,6 +211,58 @@ static status read_refusals(const json_t *json, const char *where, error *err)
                          "%s: \"quantization_config\": \"%.64s\" weights are not supported", where,
                          method ? method : "unknown");
     }
+    return refuse_foreign(json, where, err);
+}
+
+/* "layer_types", where it is there, says what the family has made of the layers. */
+static status check_layer_types(const json_t *json, const char *where, const model_config *c,
+                                error *err)
+{
+    const json_t *types = json_object_get(json, "layer_types");
+    if (!types || json_is_null(types)) return STATUS_IS_OK;
+    if (!json_is_array(types) || json_array_size(types) != c->n_layers)
+        return error_set(err, STATUS_INVALID, "%s: \"layer_types\" must be a list of %u names",
+                         where, c->n_layers);
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        const char *type = json_string_value(json_array_get(types, l));
+        if (!type)
+            return error_set(err, STATUS_INVALID, "%s: \"layer_types\" must be a list of %u names",
+                             where, c->n_layers);
+        bool window = strcmp(type, "sliding_attention") == 0;
+        if (!window && strcmp(type, "full_attention") != 0)
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "%s: \"layer_types\": \"%.64s\" is not supported", where, type);
+        if (window != ((c->layers[l] & LAYER_WINDOW) != 0))
+            return error_set(
+                err, STATUS_UNSUPPORTED,
+                "%s: \"layer_types\": layer %u is \"%s\", which the rest of it does not say", where,
+                l, type);
+    }
+    return STATUS_IS_OK;
+}
+
+static status read_particular(const json_t *json, const char *where, model_config *c, error *err)
+{
+    const model_family *f = c->family;
+    for (size_t i = 0; i < FAMILY_KEYS_MAX && f->needs[i]; i++)
+        if (!json_object_get(json, f->needs[i]))
+            return error_set(err, STATUS_INVALID, "%s: \"%s\" is missing", where, f->needs[i]);
+    if (f->read_config) RETURN_IF_ERROR(f->read_config(json, where, c, err));
+    RETURN_IF_ERROR(check_layer_types(json, where, c, err));
+    static const char *const counts[] = {"num_experts", "num_local_experts"};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const json_t *v = json_object_get(json, counts[i]);
+        if (c->n_experts == 0 && json_is_number(v) && json_number_value(v) > 0)
+            return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\": a %s has no experts", where,
+                             counts[i], c->architecture);
+    }
+    bool dense = false, window = false;
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        dense = dense || !(c->layers[l] & LAYER_SPARSE);
+        window = window || c->layers[l] & LAYER_WINDOW;
+    }
+    if (!dense) c->ffn = 0;
+    if (!window) c->window = 0;
     return STATUS_IS_OK;
 }
 
@@ -172,72 +285,6 @@ static status read_dtype(const json_t *json, const char *where, dtype *out, erro
     }
     return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\": \"%.64s\" is not supported", where, key,
                      name);
-}
-
-static status read_theta(const json_t *json, const json_t *rope, const char *where, double *out,
-                         error *err)
-{
-    double outer, inner;
-    RETURN_IF_ERROR(json_get_double(json, where, "rope_theta", 1.0, 1e15, 0.0, &outer, err));
-    RETURN_IF_ERROR(json_get_double(rope, where, "rope_theta", 1.0, 1e15, 0.0, &inner, err));
-    if (outer != 0.0 && inner != 0.0 && outer != inner)
-        return error_set(err, STATUS_INVALID,
-                         "%s: \"rope_theta\" is %g, and %g in \"rope_parameters\"", where, outer,
-                         inner);
-    *out = inner != 0.0 ? inner : outer != 0.0 ? outer : 10000.0;
-    return STATUS_IS_OK;
-}
-
-static status read_llama3(const json_t *rope, const char *where, rope_config *r, error *err)
-{
-    int64_t original;
-    RETURN_IF_ERROR(
-        json_get_double(rope, where, "low_freq_factor", 1e-3, 1e6, 0.0, &r->low_freq_factor, err));
-    RETURN_IF_ERROR(json_get_double(rope, where, "high_freq_factor", 1e-3, 1e6, 0.0,
-                                    &r->high_freq_factor, err));
-    RETURN_IF_ERROR(json_get_int(rope, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
-                                 0, &original, err));
-    r->original_max_positions = (uint32_t)original;
-    if (original == 0)
-        return error_set(err, STATUS_INVALID, "%s: \"original_max_position_embeddings\" is missing",
-                         where);
-    if (!(r->low_freq_factor > 0.0 && r->low_freq_factor < r->high_freq_factor))
-        return error_set(err, STATUS_INVALID,
-                         "%s: \"low_freq_factor\" and \"high_freq_factor\" must be there, the "
-                         "first below the second",
-                         where);
-    return STATUS_IS_OK;
-}
-
-/* transformers 5 writes rope_parameters, which holds theta too; 4 writes rope_scaling. */
-static status read_rope(const json_t *json, const char *where, rope_config *r, error *err)
-{
-    const char *key = "rope_parameters";
-    const json_t *rope = json_object_get(json, key);
-    if (!rope || json_is_null(rope)) rope = json_object_get(json, key = "rope_scaling");
-
-    char place[256];
-    snprintf(place, sizeof place, "%.220s: \"%s\"", where, key);
-    const char *type;
-    RETURN_IF_ERROR(json_get_string(rope, place, "rope_type", &type, err));
-    if (!type) RETURN_IF_ERROR(json_get_string(rope, place, "type", &type, err));
-    RETURN_IF_ERROR(read_theta(json, rope, where, &r->theta, err));
-    RETURN_IF_ERROR(json_get_double(rope, place, "factor", 1.0, 1e6, 0.0, &r->factor, err));
-
-    if (!type && r->factor != 0.0)
-        return error_set(err, STATUS_INVALID, "%s: \"rope_type\" is missing", place);
-    if (!type || strcmp(type, "default") == 0) {
-        r->kind = ROPE_DEFAULT;
-        r->factor = 1.0;
-        return STATUS_IS_OK;
-    }
-    if (strcmp(type, "linear") == 0) r->kind = ROPE_LINEAR;
-    else if (strcmp(type, "llama3") == 0) r->kind = ROPE_LLAMA3;
-    else
-        return error_set(err, STATUS_UNSUPPORTED, "%s: \"rope_type\": \"%.64s\" is not supported",
-                         place, type);
-    if (r->factor == 0.0) return error_set(err, STATUS_INVALID, "%s: \"factor\" is missing", place);
-    return r->kind == ROPE_LLAMA3 ? read_llama3(rope, place, r, err) : STATUS_IS_OK;
 }
 
 static status add_stop(const json_t *id, const char *where, model_config *c, error *err)
@@ -305,9 +352,9 @@ status model_config_read(const json_t *config, const char *where, const json_t *
     RETURN_IF_ERROR(read_family(config, where, &c, err));
     RETURN_IF_ERROR(read_refusals(config, where, err));
     RETURN_IF_ERROR(read_shape(config, where, &c, err));
-    RETURN_IF_ERROR(read_rope(config, where, &c.rope, err));
+    RETURN_IF_ERROR(model_config_read_rope(config, where, &c, err));
     RETURN_IF_ERROR(read_dtype(config, where, &c.stored, err));
-    if (c.family->read_config) RETURN_IF_ERROR(c.family->read_config(config, where, &c, err));
+    RETURN_IF_ERROR(read_particular(config, where, &c, err));
 
     RETURN_IF_ERROR(add_stops(config, where, &c, err));
     RETURN_IF_ERROR(add_stops(generation, generation_where, &c, err));

@@ -1,7 +1,15 @@
 /* The family table. A new family: one file in families/ that defines its row, one line here. */
 #include "model/family.h"
 
-#define FAMILIES(X) X(model_family_llama)
+#define FAMILIES(X)                                                                                \
+    X(model_family_llama)                                                                          \
+    X(model_family_mistral)                                                                        \
+    X(model_family_mixtral)                                                                        \
+    X(model_family_qwen2)                                                                          \
+    X(model_family_qwen3)                                                                          \
+    X(model_family_qwen3_moe)                                                                      \
+    X(model_family_internlm2)                                                                      \
+    X(model_family_phi3)
 
 #define DECLARE(row) extern const model_family row;
 FAMILIES(DECLARE)

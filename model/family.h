@@ -10,25 +10,82 @@ typedef enum tensor_role {
     TENSOR_EMBED,
     TENSOR_HEAD,
     TENSOR_NORM,
-    TENSOR_ATTN_NORM,
+    TENSOR_ATTN_NORM, /* from here on of a layer */
     TENSOR_Q,
     TENSOR_K,
     TENSOR_V,
+    TENSOR_Q_BIAS,
+    TENSOR_K_BIAS,
+    TENSOR_V_BIAS,
+    TENSOR_Q_NORM,
+    TENSOR_K_NORM,
     TENSOR_O,
     TENSOR_FFN_NORM,
     TENSOR_GATE,
     TENSOR_UP,
     TENSOR_DOWN,
+    TENSOR_ROUTER,
+    TENSOR_EXPERT_GATE, /* from here on of an expert */
+    TENSOR_EXPERT_UP,
+    TENSOR_EXPERT_DOWN,
     TENSOR_ROLES
 } tensor_role;
+
+/* How the rows of q, k and v lie in their tensors. */
+typedef enum qkv_layout {
+    QKV_SEPARATE,
+    QKV_STACKED, /* one tensor: all q, all k, all v */
+    QKV_GROUPED, /* one tensor: for each KV head its query heads, its k, its v */
+} qkv_layout;
+
+enum { FAMILY_KEYS_MAX = 4 };
 
 typedef struct model_family {
     const char *architecture; // config.json's architectures[0]
     /* Reads what is particular to the family out of config.json, after the common fields; NULL =
      * nothing. */
     status (*read_config)(const json_t *json, const char *where, model_config *c, error *err);
-    const char *names[TENSOR_ROLES]; // printf pattern; %u is the layer
+    /* Keys that config.json must have, because transformers' default is one model's number. */
+    const char *needs[FAMILY_KEYS_MAX];
+    double theta;                    // RoPE's when config.json has none; 0 = 10000
+    qkv_layout qkv;                  // names[Q], [K] and [V] are the same unless separate
+    bool gate_up_stacked;            // one tensor: gate rows, then up rows
+    const char *names[TENSOR_ROLES]; // printf pattern; the first %u is the layer, the next the
+                                     // expert
 } model_family;
+
+/* What families have in common with Llama: embeddings, norms and q, k, v, o of their own. */
+#define LLAMA_NAMES                                                                                \
+    [TENSOR_EMBED] = "model.embed_tokens.weight", [TENSOR_HEAD] = "lm_head.weight",                \
+    [TENSOR_NORM] = "model.norm.weight",                                                           \
+    [TENSOR_ATTN_NORM] = "model.layers.%u.input_layernorm.weight",                                 \
+    [TENSOR_FFN_NORM] = "model.layers.%u.post_attention_layernorm.weight",                         \
+    [TENSOR_O] = "model.layers.%u.self_attn.o_proj.weight"
+#define LLAMA_QKV_NAMES                                                                            \
+    [TENSOR_Q] = "model.layers.%u.self_attn.q_proj.weight",                                        \
+    [TENSOR_K] = "model.layers.%u.self_attn.k_proj.weight",                                        \
+    [TENSOR_V] = "model.layers.%u.self_attn.v_proj.weight"
+#define LLAMA_FFN_NAMES                                                                            \
+    [TENSOR_GATE] = "model.layers.%u.mlp.gate_proj.weight",                                        \
+    [TENSOR_UP] = "model.layers.%u.mlp.up_proj.weight",                                            \
+    [TENSOR_DOWN] = "model.layers.%u.mlp.down_proj.weight"
+
+/* ---- readers that families share (config_family.c) ------------------------------------------- */
+
+/* Refuses true for any of the keys, NULL at the end. */
+status family_refuse_true(const json_t *json, const char *where, const char *const *keys,
+                          error *err);
+/* "sliding_window", `fallback` when the key is not there and none when it is null: of all layers.
+ */
+status family_read_window(const json_t *json, const char *where, uint32_t fallback, model_config *c,
+                          error *err);
+/* The same as Qwen has it: only with "use_sliding_window", and where `by_layer` in the layers that
+ * "layer_types" or "max_window_layers" name. */
+status family_read_optional_window(const json_t *json, const char *where, bool by_layer,
+                                   model_config *c, error *err);
+/* Numbers of experts, under these keys. */
+status family_read_experts(const json_t *json, const char *where, const char *count_key,
+                           const char *ffn_key, model_config *c, error *err);
 
 extern const model_family *const model_families[];
 extern const size_t model_families_n;

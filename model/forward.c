@@ -1,5 +1,6 @@
 #include "model/forward.h"
 
+#include "model/experts.h"
 #include "model/measures.h"
 #include "model/rope.h"
 
@@ -19,20 +20,22 @@ enum { GATHER_ROWS = 32 };
  *   angles [max_rows, head_dim]    cosines and sines of each row's position
  *   wide   [max_rows, max(qkv + attn, 2 ffn)]
  *                                  either q, k, v and the attention's output, or gate and up
- *   act    [max_rows, ffn]         swiglu's output
+ *   act    [max_rows, ffn]         swiglu's output; ffn is the larger one of feed-forwards and
+ *                                  experts
  *
  * and, with more than one rank, GATHER_ROWS rows of this rank's logits and of everybody's.
  */
 struct forward {
     forward_options o;
     uint32_t heads, kv_heads; /* of this rank */
-    uint32_t ffn;             /* of this rank */
+    uint32_t ffn;             /* of this rank's dense layers */
     uint32_t qkv_width, attn_width;
     float *x, *normed, *delta, *angles, *wide, *act;
     float *part, *gathered; /* NULL with one rank */
     float *inv_freq;        /* [head_dim / 2] */
     kern_attn_item *items;  /* [max_seqs, kv_heads] */
     measures *measures;
+    experts *experts; /* NULL without sparse layers */
     float *memory;
     size_t memory_bytes;
 };
@@ -50,14 +53,15 @@ status forward_create(const forward_options *options, forward **out)
     f->attn_width = (uint32_t)first->o.k;
     f->heads = f->attn_width / c->head_dim;
     f->qkv_width = (uint32_t)first->qkv.n;
-    f->ffn = (uint32_t)first->down.k;
+    f->ffn = options->weights->slice.n_ffn;
 
     size_t rows = options->max_rows, hidden = c->hidden;
-    size_t wide = max_size((size_t)f->qkv_width + f->attn_width, (size_t)2 * f->ffn);
+    size_t ffn = max_size(f->ffn, options->weights->slice.n_expert_ffn);
+    size_t wide = max_size((size_t)f->qkv_width + f->attn_width, 2 * ffn);
     size_t ranks = (size_t)comm_size(options->group);
     size_t part = ranks > 1 ? GATHER_ROWS * options->weights->head.n : 0;
     size_t floats =
-        rows * (3 * hidden + c->head_dim + wide + f->ffn) + c->head_dim / 2 + part * (ranks + 1);
+        rows * (3 * hidden + c->head_dim + wide + ffn) + c->head_dim / 2 + part * (ranks + 1);
     f->memory_bytes = floats * sizeof(float);
     f->memory = alloc_pages(f->memory_bytes);
     f->items = calloc((size_t)options->max_seqs * f->kv_heads, sizeof *f->items);
@@ -72,13 +76,14 @@ status forward_create(const forward_options *options, forward **out)
     f->angles = at += rows * hidden;
     f->wide = at += rows * c->head_dim;
     f->act = at += rows * wide;
-    f->inv_freq = at += rows * f->ffn;
+    f->inv_freq = at += rows * ffn;
     if (part) {
         f->part = at += c->head_dim / 2;
         f->gathered = at + part;
     }
     rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
     status s = measures_create(&f->o, f->inv_freq, &f->measures);
+    if (status_ok(s) && c->n_experts) s = experts_create(&f->o, &f->experts);
     if (status_ok(s)) *out = f;
     else forward_destroy(f);
     return s;
@@ -88,6 +93,7 @@ void forward_destroy(forward *f)
 {
     if (!f) return;
     measures_destroy(f->measures);
+    experts_destroy(f->experts);
     alloc_pages_free(f->memory, f->memory_bytes);
     free(f->items);
     free(f);
@@ -127,8 +133,8 @@ static void fill_angles(forward *f, const forward_seq *seqs, uint32_t n_seqs)
     uint32_t head_dim = f->o.config->head_dim;
     for (uint32_t s = 0; s < n_seqs; s++)
         for (uint32_t i = 0; i < seqs[s].n_rows; i++)
-            rope_angles(f->inv_freq, head_dim, seqs[s].position + i,
-                        f->angles + (size_t)(seqs[s].first_row + i) * head_dim);
+            rope_scaled_angles(&f->o.config->rope, f->inv_freq, head_dim, seqs[s].position + i,
+                               f->angles + (size_t)(seqs[s].first_row + i) * head_dim);
 }
 
 /* ---- K and V to their pages ------------------------------------------------------------------ */
@@ -187,7 +193,9 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
                      float *out)
 {
     const kv_store *store = f->o.store;
+    const model_config *c = f->o.config;
     uint32_t head_dim = store->shape.head_dim, q_heads = f->heads / f->kv_heads;
+    uint32_t window = c->layers[layer] & LAYER_WINDOW ? c->window : 0;
     size_t n_items = 0;
     for (uint32_t s = 0; s < n_seqs; s++) {
         const forward_seq *seq = &seqs[s];
@@ -201,6 +209,7 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
                 .tiles = kv_store_tiles(store, layer, head),
                 .first_slot = table.kept_tokens - seq->n_rows,
                 .n_rows = seq->n_rows,
+                .window = window,
                 .q = f->wide + (size_t)seq->first_row * f->qkv_width + column,
                 .out = out + (size_t)seq->first_row * f->attn_width + column,
                 .mass = mass,
@@ -232,7 +241,12 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     size_t hidden = f->o.config->hidden, head_dim = f->o.config->head_dim;
     float *qkv = f->wide, *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
 
-    kern_matmul(kc, &w->qkv, NULL, f->normed, hidden, n_rows, qkv, f->qkv_width);
+    kern_matmul(kc, &w->qkv, w->qkv_bias, f->normed, hidden, n_rows, qkv, f->qkv_width);
+    if (w->q_norm) {
+        float eps = f->o.config->rms_eps, *k = qkv + f->attn_width;
+        kern_rmsnorm_heads(kc, qkv, f->qkv_width, w->q_norm, eps, n_rows, f->heads, head_dim);
+        kern_rmsnorm_heads(kc, k, f->qkv_width, w->k_norm, eps, n_rows, f->kv_heads, head_dim);
+    }
     measures_queries(f->measures, layer, seqs, n_seqs, qkv);
     kern_rope(kc, qkv, f->qkv_width, f->angles, n_rows, f->heads + f->kv_heads, head_dim);
     kv_write_job job = {f, seqs, n_seqs, layer};
@@ -251,6 +265,10 @@ static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
     size_t hidden = f->o.config->hidden;
     size_t gate_up_width = (size_t)2 * f->ffn;
 
+    if (w->experts) {
+        RETURN_IF_ERROR(experts_run(f->experts, w, f->normed, n_rows, f->wide, f->act, f->delta));
+        return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
+    }
     kern_matmul(kc, &w->gate_up, NULL, f->normed, hidden, n_rows, f->wide, gate_up_width);
     kern_swiglu(kc, f->wide, n_rows, f->ffn, f->act);
     kern_matmul(kc, &w->down, NULL, f->act, f->ffn, n_rows, f->delta, hidden);

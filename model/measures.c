@@ -206,7 +206,7 @@ static void mean_rotation(const measures *m, uint32_t len, float *turn)
     float angles[256]; /* the largest head_dim */
     double sums[256] = {0};
     for (uint32_t i = 0; i < FUTURE_POSITIONS; i++) {
-        rope_angles(m->inv_freq, head_dim, len + i, angles);
+        rope_scaled_angles(&m->o.config->rope, m->inv_freq, head_dim, len + i, angles);
         for (uint32_t d = 0; d < head_dim; d++) sums[d] += (double)angles[d];
     }
     for (uint32_t d = 0; d < head_dim; d++) turn[d] = (float)(sums[d] / FUTURE_POSITIONS);

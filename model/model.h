@@ -19,18 +19,43 @@
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
-typedef enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3 } rope_kind;
+typedef enum rope_kind {
+    ROPE_DEFAULT,
+    ROPE_LINEAR,
+    ROPE_DYNAMIC,
+    ROPE_LLAMA3,
+    ROPE_YARN,
+    ROPE_LONGROPE
+} rope_kind;
+
+enum {
+    MODEL_STOPS_MAX = 16,
+    MODEL_NAME_MAX = 64,
+    MODEL_LAYERS_MAX = 1024,
+    MODEL_HEAD_DIM_MAX = 256, /* kernels/kernels.h, kern_kv_shape */
+};
 
 typedef struct rope_config {
     rope_kind kind;
     double theta;
-    double factor;                   // linear, llama3
+    double factor;                   // all but default
     double low_freq_factor;          // llama3
     double high_freq_factor;         // llama3
-    uint32_t original_max_positions; // llama3
+    uint32_t original_max_positions; // llama3, yarn, longrope
+    double beta_fast, beta_slow;     // yarn
+    bool truncate;                   // yarn
+    double attention_factor;         // cosines and sines times this: yarn, longrope; else 1
+    /* dynamic, longrope: the longest sequence decides the frequencies, of short ones too, so that
+     * K of one prefix serves them all. Whoever makes a backend sets it from max_model_len. */
+    uint32_t max_positions, length;
+    float short_factor[MODEL_HEAD_DIM_MAX / 2], long_factor[MODEL_HEAD_DIM_MAX / 2]; // longrope
 } rope_config;
 
-enum { MODEL_STOPS_MAX = 16, MODEL_NAME_MAX = 64 };
+/* What a layer is beside the plain one. */
+enum {
+    LAYER_WINDOW = 1, /* a row sees the last `window` tokens */
+    LAYER_SPARSE = 2, /* experts instead of one feed-forward */
+};
 
 typedef struct model_config {
     const struct model_family *family; // the row of the family table
@@ -40,11 +65,18 @@ typedef struct model_config {
     uint32_t n_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
-    uint32_t ffn;
+    uint32_t ffn; // of dense layers; 0 = there are none
     uint32_t vocab_size;
     uint32_t max_positions;
     float rms_eps;
     bool tied_embeddings;
+    bool qkv_bias;
+    bool qk_norm;    // RMSNorm of each query and key head before its rotation
+    uint32_t window; // of layers with LAYER_WINDOW; 0 = there are none
+    /* Of layers with LAYER_SPARSE; n_experts 0 = there are none. */
+    uint32_t n_experts, experts_per_token, expert_ffn;
+    bool expert_norm;                 // the chosen experts' weights are divided by their sum
+    uint8_t layers[MODEL_LAYERS_MAX]; // LAYER_ flags
     rope_config rope;
     dtype stored;                       // config's torch_dtype or dtype: what --dtype auto means
     uint32_t stop_ids[MODEL_STOPS_MAX]; // the eos ids of both files
@@ -55,6 +87,10 @@ typedef struct model_config {
     int32_t top_k;
     bool do_sample;
 } model_config;
+
+/* The longest sequence that the model can be run with: max_positions, or further where its RoPE
+ * stretches (dynamic). */
+uint32_t model_max_length(const model_config *config);
 
 /* Reads dir/config.json (and generation_config.json when there). overrides: "key=value" with a JSON
  * value, replacing top-level keys of config.json before they are read. */

@@ -2,6 +2,20 @@
 
 #include <math.h>
 
+static float plain(double theta, uint32_t head_dim, uint32_t i)
+{
+    float exponent = (float)(2 * i) / (float)head_dim;
+    return (float)pow(theta, exponent);
+}
+
+/* Dynamic: beyond the model's positions theta grows with the longest sequence. */
+static double stretched_theta(const rope_config *r, uint32_t head_dim)
+{
+    if (r->kind != ROPE_DYNAMIC || r->length <= r->max_positions || head_dim <= 2) return r->theta;
+    double over = r->factor * r->length / r->max_positions - (r->factor - 1.0);
+    return r->theta * pow(over, head_dim / (head_dim - 2.0));
+}
+
 /* Llama 3.1: long wavelengths are slowed down by `factor`, short ones kept, those between blended.
  */
 static float llama3_scale(const rope_config *rope, float inv_freq)
@@ -16,15 +30,43 @@ static float llama3_scale(const rope_config *rope, float inv_freq)
     return (1.0f - smooth) * inv_freq / factor + smooth * inv_freq;
 }
 
+/* The pair of elements that turns so many times over the original context. */
+static double yarn_pair(const rope_config *r, uint32_t head_dim, double turns)
+{
+    return head_dim * log(r->original_max_positions / (turns * 2.0 * M_PI)) / (2.0 * log(r->theta));
+}
+
+/* YaRN: pairs that turn often keep their frequency, those that turn rarely are slowed down, with a
+ * ramp between. */
+static float yarn_scale(const rope_config *r, uint32_t head_dim, uint32_t i, float power)
+{
+    double low = yarn_pair(r, head_dim, r->beta_fast), high = yarn_pair(r, head_dim, r->beta_slow);
+    if (r->truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0.0);
+    high = fmin(high, head_dim - 1.0);
+    if (low == high) high += 0.001;
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    float kept = 1.0f - fminf(fmaxf(ramp, 0.0f), 1.0f);
+    return 1.0f / ((float)r->factor * power) * (1.0f - kept) + 1.0f / power * kept;
+}
+
 void rope_frequencies(const rope_config *rope, uint32_t head_dim, float *inv_freq)
 {
+    double theta = stretched_theta(rope, head_dim);
+    const float *factors =
+        rope->length > rope->original_max_positions ? rope->long_factor : rope->short_factor;
     for (uint32_t i = 0; i < head_dim / 2; i++) {
-        float exponent = (float)(2 * i) / (float)head_dim;
-        float f = 1.0f / (float)pow(rope->theta, exponent);
+        float power = plain(theta, head_dim, i), f = 1.0f / power;
         switch (rope->kind) {
-        case ROPE_DEFAULT: break;
+        case ROPE_DEFAULT:
+        case ROPE_DYNAMIC: break;
         case ROPE_LINEAR: f /= (float)rope->factor; break;
         case ROPE_LLAMA3: f = llama3_scale(rope, f); break;
+        case ROPE_YARN: f = yarn_scale(rope, head_dim, i, power); break;
+        case ROPE_LONGROPE: f = 1.0f / (factors[i] * power); break;
         }
         inv_freq[i] = f;
     }
@@ -37,4 +79,12 @@ void rope_angles(const float *inv_freq, uint32_t head_dim, uint32_t position, fl
         float angle = (float)position * inv_freq[i];
         sincosf(angle, &cos_sin[half + i], &cos_sin[i]);
     }
+}
+
+void rope_scaled_angles(const rope_config *rope, const float *inv_freq, uint32_t head_dim,
+                        uint32_t position, float *cos_sin)
+{
+    rope_angles(inv_freq, head_dim, position, cos_sin);
+    if (rope->attention_factor == 1.0) return;
+    for (uint32_t i = 0; i < head_dim; i++) cos_sin[i] *= (float)rope->attention_factor;
 }

@@ -23,6 +23,8 @@ status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *
     RETURN_IF_ERROR(
         cut("num_attention_heads", c->n_heads, rank, size, &s.first_head, &s.n_heads, err));
     RETURN_IF_ERROR(cut("intermediate_size", c->ffn, rank, size, &s.first_ffn, &s.n_ffn, err));
+    RETURN_IF_ERROR(cut("intermediate size of experts", c->expert_ffn, rank, size,
+                        &s.first_expert_ffn, &s.n_expert_ffn, err));
     if (ranks > c->n_kv_heads && ranks % c->n_kv_heads == 0) {
         s.first_kv_head = (uint32_t)rank / (ranks / c->n_kv_heads);
         s.n_kv_heads = 1;
@@ -57,59 +59,131 @@ static void take_cols(tensor_part *p, size_t rows, size_t cols, size_t col, size
     *p = (tensor_part){.rows = rows, .cols = cols, .n_rows = rows, .col = col, .n_cols = n};
 }
 
+static void take_vector(tensor_part *p, size_t whole, size_t first, size_t n)
+{
+    *p = (tensor_part){
+        .is_vector = true, .rows = 1, .cols = whole, .n_rows = 1, .col = first, .n_cols = n};
+}
+
+/* q, k or v, of its own tensor or of one that they share. */
+static void take_heads(const model_config *c, const tensor_slice *s, tensor_role role,
+                       tensor_part *p)
+{
+    size_t hd = c->head_dim, hidden = c->hidden, heads = c->n_heads, kv_heads = c->n_kv_heads;
+    bool is_q = role == TENSOR_Q;
+    size_t first = is_q ? s->first_head : s->first_kv_head, n = is_q ? s->n_heads : s->n_kv_heads;
+    size_t all = (heads + 2 * kv_heads) * hd;
+    if (c->family->qkv == QKV_SEPARATE) {
+        take_rows(p, (is_q ? heads : kv_heads) * hd, hidden, first * hd, n * hd);
+        return;
+    }
+    if (c->family->qkv == QKV_STACKED) {
+        size_t before = is_q ? 0 : role == TENSOR_K ? heads : heads + kv_heads;
+        take_rows(p, all, hidden, (before + first) * hd, n * hd);
+        return;
+    }
+    /* A KV head's rows are its g query heads, k and v. A rank has whole KV heads, or query heads of
+     * one. */
+    size_t g = heads / kv_heads, of_group = g + 2;
+    size_t before =
+        is_q ? first / g * of_group + first % g : first * of_group + g + (role == TENSOR_V ? 1 : 0);
+    take_rows(p, all, hidden, before * hd, n * hd);
+    p->run = (is_q ? (n < g ? n : g) : 1) * hd;
+    p->step = of_group * hd;
+}
+
 static void set_shape(const model_config *c, const tensor_slice *s, tensor_role role,
                       tensor_part *p)
 {
     size_t hd = c->head_dim, hidden = c->hidden;
+    bool stacked = c->family->gate_up_stacked;
     switch (role) {
     case TENSOR_EMBED:
     case TENSOR_HEAD: take_rows(p, c->vocab_size, hidden, s->first_token, s->n_tokens); break;
     case TENSOR_Q:
-        take_rows(p, c->n_heads * hd, hidden, s->first_head * hd, s->n_heads * hd);
-        break;
     case TENSOR_K:
-    case TENSOR_V:
-        take_rows(p, c->n_kv_heads * hd, hidden, s->first_kv_head * hd, s->n_kv_heads * hd);
+    case TENSOR_V: take_heads(c, s, role, p); break;
+    case TENSOR_Q_BIAS: take_vector(p, c->n_heads * hd, s->first_head * hd, s->n_heads * hd); break;
+    case TENSOR_K_BIAS:
+    case TENSOR_V_BIAS:
+        take_vector(p, c->n_kv_heads * hd, s->first_kv_head * hd, s->n_kv_heads * hd);
         break;
+    case TENSOR_Q_NORM:
+    case TENSOR_K_NORM: take_vector(p, hd, 0, hd); break;
     case TENSOR_O:
         take_cols(p, hidden, c->n_heads * hd, s->first_head * hd, s->n_heads * hd);
         break;
     case TENSOR_GATE:
-    case TENSOR_UP: take_rows(p, c->ffn, hidden, s->first_ffn, s->n_ffn); break;
+    case TENSOR_UP:
+        take_rows(p, stacked ? 2 * (size_t)c->ffn : c->ffn, hidden,
+                  s->first_ffn + (stacked && role == TENSOR_UP ? c->ffn : 0), s->n_ffn);
+        break;
     case TENSOR_DOWN: take_cols(p, hidden, c->ffn, s->first_ffn, s->n_ffn); break;
+    case TENSOR_ROUTER: take_rows(p, c->n_experts, hidden, 0, c->n_experts); break;
+    case TENSOR_EXPERT_GATE:
+    case TENSOR_EXPERT_UP:
+        take_rows(p, c->expert_ffn, hidden, s->first_expert_ffn, s->n_expert_ffn);
+        break;
+    case TENSOR_EXPERT_DOWN:
+        take_cols(p, hidden, c->expert_ffn, s->first_expert_ffn, s->n_expert_ffn);
+        break;
     case TENSOR_NORM:
     case TENSOR_ATTN_NORM:
-    case TENSOR_FFN_NORM:
-        take_rows(p, 1, hidden, 0, 1);
-        p->is_vector = true;
-        break;
+    case TENSOR_FFN_NORM: take_vector(p, hidden, 0, hidden); break;
     case TENSOR_ROLES: break;
     }
 }
 
+static bool layer_has(const model_config *c, uint32_t layer, int role)
+{
+    bool sparse = c->layers[layer] & LAYER_SPARSE;
+    switch (role) {
+    case TENSOR_Q_BIAS:
+    case TENSOR_K_BIAS:
+    case TENSOR_V_BIAS: return c->qkv_bias;
+    case TENSOR_Q_NORM:
+    case TENSOR_K_NORM: return c->qk_norm;
+    case TENSOR_GATE:
+    case TENSOR_UP:
+    case TENSOR_DOWN: return !sparse;
+    default: return role < TENSOR_ROUTER || sparse;
+    }
+}
+
 static void add_part(const model_config *c, const tensor_slice *s, tensor_role role, uint32_t layer,
-                     tensor_part *parts, size_t *n)
+                     uint32_t expert, tensor_part *parts, size_t *n)
 {
     tensor_part *p = &parts[(*n)++];
     set_shape(c, s, role, p);
     p->role = role;
     p->layer = layer;
+    p->expert = expert;
     p->stored = c->stored;
-    snprintf(p->name, sizeof p->name, c->family->names[role], layer);
+    snprintf(p->name, sizeof p->name, c->family->names[role], layer, expert);
+}
+
+static void add_layer(const model_config *c, const tensor_slice *s, uint32_t layer,
+                      tensor_part *parts, size_t *n)
+{
+    for (int role = TENSOR_ATTN_NORM; role < TENSOR_EXPERT_GATE; role++)
+        if (layer_has(c, layer, role)) add_part(c, s, (tensor_role)role, layer, 0, parts, n);
+    if (!layer_has(c, layer, TENSOR_EXPERT_GATE)) return;
+    for (uint32_t e = 0; e < c->n_experts; e++)
+        for (int role = TENSOR_EXPERT_GATE; role < TENSOR_ROLES; role++)
+            add_part(c, s, (tensor_role)role, layer, e, parts, n);
 }
 
 status tensors_list(const model_config *c, const tensor_slice *slice, tensor_part **out,
                     size_t *out_n, error *err)
 {
-    tensor_part *parts = alloc_zeroed(NULL, 3 + (size_t)c->n_layers * TENSOR_ROLES, sizeof *parts);
+    size_t of_layer = TENSOR_ROLES + (size_t)3 * c->n_experts;
+    tensor_part *parts = alloc_zeroed(NULL, 3 + c->n_layers * of_layer, sizeof *parts);
     if (!parts) return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
     size_t n = 0;
-    add_part(c, slice, TENSOR_EMBED, 0, parts, &n);
-    if (!c->tied_embeddings) add_part(c, slice, TENSOR_HEAD, 0, parts, &n);
-    add_part(c, slice, TENSOR_NORM, 0, parts, &n);
-    for (uint32_t l = 0; l < c->n_layers; l++)
-        for (int role = TENSOR_ATTN_NORM; role < TENSOR_ROLES; role++)
-            add_part(c, slice, (tensor_role)role, l, parts, &n);
+    add_part(c, slice, TENSOR_EMBED, 0, 0, parts, &n);
+    if (!c->tied_embeddings) add_part(c, slice, TENSOR_HEAD, 0, 0, parts, &n);
+    add_part(c, slice, TENSOR_NORM, 0, 0, parts, &n);
+    for (uint32_t l = 0; l < c->n_layers; l++) add_layer(c, slice, l, parts, &n);
     *out = parts;
     *out_n = n;
     return STATUS_IS_OK;

@@ -8,34 +8,49 @@
 
 enum { TENSOR_NAME_MAX = 96 };
 
-/* What one of `size` ranks holds. Heads, KV heads and ffn are cut into equal runs; a KV head is
- * copied to several ranks when there are fewer of them than ranks. The vocabulary is cut into equal
- * runs too, the last of which may reach beyond it. */
+/* What one of `size` ranks holds. Heads, KV heads, ffn and each expert's ffn are cut into equal
+ * runs; a KV head is copied to several ranks when there are fewer of them than ranks. The
+ * vocabulary is cut into equal runs too, the last of which may reach beyond it. */
 typedef struct tensor_slice {
     uint32_t first_head, n_heads;
     uint32_t first_kv_head, n_kv_heads;
     uint32_t first_ffn, n_ffn;
-    uint32_t first_token, n_tokens; /* first_token + n_tokens may exceed vocab_size */
+    uint32_t first_expert_ffn, n_expert_ffn; /* of every expert */
+    uint32_t first_token, n_tokens;          /* first_token + n_tokens may exceed vocab_size */
 } tensor_slice;
 
 /* The error names the field that the ranks do not divide. */
 status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *out, error *err);
 
-/* One tensor: its whole shape, and the part [rows, cols) of it that a rank takes. */
+/* One tensor, or what one role takes of a tensor that several share: its whole shape, and the part
+ * [rows, cols) of it that a rank takes. */
 typedef struct tensor_part {
     tensor_role role;
-    uint32_t layer;
+    uint32_t layer, expert;
     char name[TENSOR_NAME_MAX];
     bool is_vector;     /* [cols], rows is 1 */
     size_t rows, cols;  /* the whole */
     size_t row, n_rows; /* the slice; rows beyond the whole are zeros */
+    size_t run, step;   /* it comes in runs of so many rows, the first ones `step` apart; run 0: in
+                           one */
     size_t col, n_cols;
     const safetensors_tensor *source; /* NULL before tensors_match */
     dtype stored;
 } tensor_part;
 
+/* Row i of a slice, in the whole; *n = rows from there on that lie together. */
+static inline size_t tensor_part_row(const tensor_part *p, size_t i, size_t *n)
+{
+    if (p->run == 0) {
+        *n = p->n_rows - i;
+        return p->row + i;
+    }
+    *n = p->run - i % p->run;
+    return p->row + i / p->run * p->step + i % p->run;
+}
+
 /* All of a model's tensors, in the order embed, head (untied only), norm, then layer by layer in
- * the order of tensor_role. The list is the caller's: free. */
+ * the order of tensor_role, expert by expert. The list is the caller's: free. */
 status tensors_list(const model_config *c, const tensor_slice *slice, tensor_part **out,
                     size_t *out_n, error *err);
 

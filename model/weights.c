@@ -16,7 +16,7 @@ enum {
 
 typedef struct loader {
     const weights_options *o;
-    model_weights w; /* w.layers is the loader's own until the block is there */
+    model_weights w; /* w.layers and w.experts are the loader's own until the block is there */
     tensor_part *parts;
     size_t *first_rows; /* [n_parts]: where a part begins in its matrix */
     size_t n_parts;
@@ -40,6 +40,10 @@ static kern_matrix *matrix_of(model_weights *w, const tensor_part *p)
     case TENSOR_GATE:
     case TENSOR_UP: return &l->gate_up;
     case TENSOR_DOWN: return &l->down;
+    case TENSOR_ROUTER: return &l->router;
+    case TENSOR_EXPERT_GATE:
+    case TENSOR_EXPERT_UP: return &l->experts[p->expert].gate_up;
+    case TENSOR_EXPERT_DOWN: return &l->experts[p->expert].down;
     default: return NULL;
     }
 }
@@ -50,16 +54,21 @@ static float **vector_of(model_weights *w, const tensor_part *p)
     switch (p->role) {
     case TENSOR_NORM: return &w->norm;
     case TENSOR_ATTN_NORM: return &l->attn_norm;
+    case TENSOR_Q_BIAS:
+    case TENSOR_K_BIAS:
+    case TENSOR_V_BIAS: return &l->qkv_bias;
+    case TENSOR_Q_NORM: return &l->q_norm;
+    case TENSOR_K_NORM: return &l->k_norm;
     case TENSOR_FFN_NORM: return &l->ffn_norm;
     default: return NULL;
     }
 }
 
 /* How the matrix of a role is quantised. The head's few weights are a logit's last rounding: 4 bits
- * there would cost more than they save. */
+ * there would cost more than they save; a router's decide more than a number. */
 static kern_quant quant_of(const weights_options *o, tensor_role role)
 {
-    if (role == TENSOR_EMBED || !o->quant.bits) return (kern_quant){0};
+    if (role == TENSOR_EMBED || role == TENSOR_ROUTER || !o->quant.bits) return (kern_quant){0};
     bool attention = role == TENSOR_Q || role == TENSOR_K || role == TENSOR_V || role == TENSOR_O;
     uint8_t bits = o->quant.bits;
     if (role == TENSOR_HEAD) bits = 8;
@@ -81,12 +90,14 @@ static dtype joined_type(dtype wanted, bool is_first, dtype so_far, dtype stored
 }
 
 /* Shapes and types of all matrices: the parts of one stand below each other in the order of the
- * list. */
+ * list. Biases of q, k and v stand where their rows do. */
 static void shape_matrices(loader *ld)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         kern_matrix *m = matrix_of(&ld->w, p);
+        if (p->role == TENSOR_K_BIAS || p->role == TENSOR_V_BIAS)
+            ld->first_rows[i] = ld->first_rows[i - 1] + ld->parts[i - 1].n_cols;
         if (!m) continue;
         ld->first_rows[i] = m->n;
         m->type = joined_type(ld->o->type, m->n == 0, m->type, p->stored);
@@ -108,24 +119,42 @@ static uint8_t *carve(uint8_t *block, size_t *at, size_t bytes)
     return block ? block + here : NULL;
 }
 
+/* Every sparse layer's own. */
+static void find_experts(loader *ld)
+{
+    const model_config *c = ld->o->config;
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (c->layers[l] & LAYER_SPARSE)
+            ld->w.layers[l].experts = ld->w.experts + (size_t)l * c->n_experts;
+}
+
 /* Gives everything its place in block, and returns the bytes it takes; block NULL only counts. */
 static size_t lay_out(loader *ld, uint8_t *block)
 {
     size_t at = 0, layer_bytes = ld->o->config->n_layers * sizeof(layer_weights);
+    size_t experts_bytes =
+        (size_t)ld->o->config->n_layers * ld->o->config->n_experts * sizeof(ffn_weights);
     layer_weights *layers = (layer_weights *)(void *)carve(block, &at, layer_bytes);
+    ffn_weights *experts = (ffn_weights *)(void *)carve(block, &at, experts_bytes);
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         kern_matrix *m = matrix_of(&ld->w, p);
         float **v = vector_of(&ld->w, p);
-        if (v) *v = (float *)(void *)carve(block, &at, p->n_cols * sizeof(float));
-        else if (ld->first_rows[i] == 0) m->data = carve(block, &at, kern_matrix_size(m));
+        size_t floats = p->role == TENSOR_Q_BIAS ? ld->w.layers[p->layer].qkv.n : p->n_cols;
+        if (v && ld->first_rows[i] == 0)
+            *v = (float *)(void *)carve(block, &at, floats * sizeof(float));
+        else if (m && ld->first_rows[i] == 0) m->data = carve(block, &at, kern_matrix_size(m));
     }
     kern_matrix *head = &ld->w.head;
     if (head_is_copy(ld->o)) head->data = carve(block, &at, kern_matrix_size(head));
     if (block) {
         memcpy(layers, ld->w.layers, layer_bytes);
+        if (experts_bytes) memcpy(experts, ld->w.experts, experts_bytes);
         free(ld->w.layers);
+        free(ld->w.experts);
         ld->w.layers = layers;
+        ld->w.experts = experts;
+        find_experts(ld);
     }
     return at;
 }
@@ -162,15 +191,17 @@ static void convert_vector(const uint8_t *src, dtype type, size_t n, float *out)
     }
 }
 
-static void load_vector(loader *ld, const tensor_part *p)
+static void load_vector(loader *ld, const tensor_part *p, size_t first)
 {
-    float *out = *vector_of(&ld->w, p);
+    float *out = *vector_of(&ld->w, p) + first;
     if (!p->source) {
-        for (size_t i = 0; i < p->n_cols; i++) out[i] = 1.0f;
+        bool bias = p->role >= TENSOR_Q_BIAS && p->role <= TENSOR_V_BIAS;
+        for (size_t i = 0; i < p->n_cols; i++) out[i] = bias ? 0.0f : 1.0f;
         return;
     }
     const file_map *map = &ld->files.files[p->source->file].map;
-    convert_vector(map->data + p->source->begin, p->stored, p->n_cols, out);
+    size_t from = p->source->begin + p->col * dtype_bytes(p->stored);
+    convert_vector(map->data + from, p->stored, p->n_cols, out);
     file_map_release(map, p->source->begin, p->source->begin + p->source->bytes);
 }
 
@@ -206,18 +237,20 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         }
     }
     /* Rows past the whole, a padded vocabulary's, stay the zeros that the block came with. */
-    size_t end = p->row + p->n_rows < p->rows ? p->row + p->n_rows : p->rows;
-    for (size_t row = p->row; row < end; row += step) {
-        size_t n = end - row < step ? end - row : step;
-        size_t to = first_row + (row - p->row);
+    size_t there = p->row < p->rows ? p->rows - p->row : 0;
+    size_t count = p->run || p->n_rows < there ? p->n_rows : there;
+    for (size_t i = 0, n; i < count; i += n) {
+        size_t row = tensor_part_row(p, i, &n);
+        if (n > step) n = step;
+        if (n > count - i) n = count - i;
         if (p->source) {
             const file_map *map = &ld->files.files[p->source->file].map;
             size_t from = p->source->begin + row * row_bytes;
-            pack_rows(ld, p, to, n, map->data + from + p->col * element);
+            pack_rows(ld, p, first_row + i, n, map->data + from + p->col * element);
             file_map_release(map, from, from + n * row_bytes);
         } else {
             dummy_tensor_rows(&dummy, row, n, ld->generated);
-            pack_rows(ld, p, to, n, ld->generated + p->col * element);
+            pack_rows(ld, p, first_row + i, n, ld->generated + p->col * element);
         }
     }
     return STATUS_IS_OK;
@@ -235,12 +268,29 @@ static uint64_t hash_config(const weights_options *o)
     const model_config *c = o->config;
     const rope_config *r = &c->rope;
     uint64_t h = hash_bytes(c->architecture, strlen(c->architecture), 0);
-    const uint64_t numbers[] = {c->n_layers,      c->hidden,         c->n_heads,
-                                c->n_kv_heads,    c->head_dim,       c->ffn,
-                                c->vocab_size,    (uint64_t)r->kind, r->original_max_positions,
-                                (uint64_t)o->type};
-    const double reals[] = {(double)c->rms_eps, r->theta, r->factor, r->low_freq_factor,
-                            r->high_freq_factor};
+    const uint64_t numbers[] = {c->n_layers,
+                                c->hidden,
+                                c->n_heads,
+                                c->n_kv_heads,
+                                c->head_dim,
+                                c->ffn,
+                                c->vocab_size,
+                                (uint64_t)r->kind,
+                                r->original_max_positions,
+                                (uint64_t)o->type,
+                                c->window,
+                                c->n_experts,
+                                c->experts_per_token,
+                                c->expert_ffn,
+                                c->expert_norm,
+                                r->max_positions,
+                                r->kind == ROPE_DYNAMIC || r->kind == ROPE_LONGROPE ? r->length : 0,
+                                r->truncate};
+    const double reals[] = {(double)c->rms_eps,  r->theta,     r->factor,    r->low_freq_factor,
+                            r->high_freq_factor, r->beta_fast, r->beta_slow, r->attention_factor};
+    h = hash_bytes(c->layers, c->n_layers, h);
+    h = hash_bytes(r->short_factor, sizeof r->short_factor, h);
+    h = hash_bytes(r->long_factor, sizeof r->long_factor, h);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = hash_number(h, numbers[i]);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) h = hash_real(h, reals[i]);
     kern_quant quant = o->quant;
@@ -299,8 +349,11 @@ static status plan(loader *ld, error *err)
     }
     ld->first_rows = alloc_zeroed(NULL, ld->n_parts, sizeof *ld->first_rows);
     ld->w.layers = alloc_zeroed(NULL, c->n_layers, sizeof *ld->w.layers);
-    if (!ld->first_rows || !ld->w.layers)
+    ld->w.experts =
+        alloc_zeroed(NULL, (size_t)c->n_layers * c->n_experts + 1, sizeof *ld->w.experts);
+    if (!ld->first_rows || !ld->w.layers || !ld->w.experts)
         return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
+    find_experts(ld);
     shape_matrices(ld);
     return STATUS_IS_OK;
 }
@@ -311,7 +364,7 @@ static status load(loader *ld, error *err)
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         h = hash_part(ld, p, h);
-        if (p->is_vector) load_vector(ld, p);
+        if (p->is_vector) load_vector(ld, p, ld->first_rows[i]);
         else RETURN_IF_ERROR(load_matrix(ld, p, ld->first_rows[i], err));
     }
     if (ld->o->config->tied_embeddings && !head_is_copy(ld->o)) ld->w.head = ld->w.embed;
@@ -329,7 +382,10 @@ status weights_load(const weights_options *options, model_weights *out, error *e
     free(ld.parts);
     free(ld.first_rows);
     free(ld.generated);
-    if (!ld.w.memory) free(ld.w.layers);
+    if (!ld.w.memory) {
+        free(ld.w.layers);
+        free(ld.w.experts);
+    }
     if (status_ok(result)) *out = ld.w;
     else weights_destroy(&ld.w);
     return result;

@@ -10,9 +10,9 @@
  * to be ignored.
  *
  * Quantised, the layers' matrices are integers as `quant` says (those of attention of bits of their
- * own where asked for), and the head's of 8 bits; embeddings and norms stay as they are. A tied
- * head is then a copy of its own. A row-parallel slice must begin and end with groups of columns:
- * its weights are the bits that the whole would have.
+ * own where asked for), and the head's of 8 bits; embeddings, norms, biases and routers stay as
+ * they are. A tied head is then a copy of its own. A row-parallel slice must begin and end with
+ * groups of columns: its weights are the bits that the whole would have.
  *
  * Element types: 16-bit `type` rounds whatever is stored to it; DTYPE_F32 keeps a matrix as it is
  * stored (16-bit values are exact in f32 arithmetic), and makes f32 of one whose parts are stored
@@ -23,13 +23,22 @@
 #include "kernels/kernels.h"
 #include "model/tensors.h"
 
-typedef struct layer_weights {
-    float *attn_norm;    // [hidden]
-    kern_matrix qkv;     // [(heads + 2 * kv_heads) * head_dim, hidden]: this rank's q, k and v rows
-    kern_matrix o;       // [hidden, heads * head_dim of this rank]
-    float *ffn_norm;     // [hidden]
+typedef struct ffn_weights {
     kern_matrix gate_up; // [2 * ffn of this rank, hidden]: gate rows, then up rows
     kern_matrix down;    // [hidden, ffn of this rank]
+} ffn_weights;
+
+typedef struct layer_weights {
+    float *attn_norm;       // [hidden]
+    kern_matrix qkv;        // [(heads + 2 * kv_heads) * head_dim, hidden]: this rank's q, k and v
+    float *qkv_bias;        // [rows of qkv], or NULL
+    float *q_norm, *k_norm; // [head_dim], or NULL
+    kern_matrix o;          // [hidden, heads * head_dim of this rank]
+    float *ffn_norm;        // [hidden]
+    kern_matrix gate_up;    // those of a dense layer's ffn_weights
+    kern_matrix down;
+    kern_matrix router;   // [n_experts, hidden] of a sparse one, whole on every rank
+    ffn_weights *experts; // [n_experts], each a slice of its own ffn; NULL when dense
 } layer_weights;
 
 typedef struct model_weights {
@@ -38,6 +47,7 @@ typedef struct model_weights {
                            // unless quantised
     float *norm;           // [hidden]
     layer_weights *layers; // [n_layers]
+    ffn_weights *experts;  // [n_layers, n_experts]
     tensor_slice slice;    // what this rank holds; all of it with one rank
     void *memory;          // one block that all of the above point into
     size_t bytes;

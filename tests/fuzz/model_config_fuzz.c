@@ -4,6 +4,7 @@
  * Input: config.json, generation_config.json (may be empty: none) and an override, with NUL between
  * them. */
 #include "model/config.h"
+#include "model/rope.h"
 #include "model/tensors.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -13,9 +14,34 @@
 static void check_rope(const rope_config *r)
 {
     FUZZ_CHECK(r->theta >= 1.0 && isfinite(r->theta) && r->factor >= 1.0 && isfinite(r->factor));
-    if (r->kind != ROPE_LLAMA3) return;
+    FUZZ_CHECK(r->attention_factor > 0.0 && isfinite(r->attention_factor));
+    if (r->kind != ROPE_LLAMA3 && r->kind != ROPE_YARN && r->kind != ROPE_LONGROPE) return;
     FUZZ_CHECK(r->original_max_positions > 0);
+    if (r->kind != ROPE_LLAMA3) return;
     FUZZ_CHECK(r->low_freq_factor > 0.0 && r->low_freq_factor < r->high_freq_factor);
+}
+
+/* What a wrong field could make of them would be seen as a model that says nothing. */
+static void check_frequencies(const model_config *c)
+{
+    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
+    rope_frequencies(&c->rope, c->head_dim, inv_freq);
+    for (uint32_t i = 0; i < c->head_dim / 2; i++) FUZZ_CHECK(isfinite(inv_freq[i]));
+}
+
+static void check_layers(const model_config *c)
+{
+    bool dense = false;
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        bool sparse = c->layers[l] & LAYER_SPARSE;
+        dense = dense || !sparse;
+        FUZZ_CHECK(!(c->layers[l] & LAYER_WINDOW) || c->window > 0);
+        FUZZ_CHECK(!sparse || (c->n_experts > 0 && c->expert_ffn > 0));
+    }
+    FUZZ_CHECK(dense == (c->ffn > 0));
+    FUZZ_CHECK(c->n_experts == 0 ||
+               (c->experts_per_token >= 1 && c->experts_per_token <= c->n_experts));
+    FUZZ_CHECK(model_max_length(c) >= c->max_positions && model_max_length(c) <= 1u << 24);
 }
 
 static void check_sampling(const model_config *c)
@@ -35,12 +61,14 @@ static void check_config(const model_config *c)
     FUZZ_CHECK(c->hidden >= 1 && c->hidden <= 1u << 20);
     FUZZ_CHECK(c->n_kv_heads >= 1 && c->n_heads % c->n_kv_heads == 0 && c->n_heads <= 4096);
     FUZZ_CHECK(c->head_dim >= 16 && c->head_dim % 16 == 0 && c->head_dim <= 256);
-    FUZZ_CHECK(c->ffn >= 1 && c->vocab_size >= 1 && c->max_positions >= 1);
+    FUZZ_CHECK(c->vocab_size >= 1 && c->max_positions >= 1);
     FUZZ_CHECK(c->rms_eps >= 0.0f && c->rms_eps <= 1.0f);
     FUZZ_CHECK(c->n_stop_ids <= MODEL_STOPS_MAX);
     for (uint32_t i = 0; i < c->n_stop_ids; i++) FUZZ_CHECK(c->stop_ids[i] < c->vocab_size);
     FUZZ_CHECK(c->bos_id >= -1 && c->bos_id < c->vocab_size);
+    check_layers(c);
     check_rope(&c->rope);
+    check_frequencies(c);
     check_sampling(c);
 
     tensor_slice slice;
@@ -50,7 +78,9 @@ static void check_config(const model_config *c)
     FUZZ_CHECK(status_ok(tensors_list(c, &slice, &parts, &n, NULL)));
     for (size_t i = 0; i < n; i++) {
         const tensor_part *p = &parts[i];
-        FUZZ_CHECK(p->n_rows == p->rows && p->n_cols == p->cols && p->rows > 0 && p->cols > 0);
+        size_t run, last = tensor_part_row(p, p->n_rows - 1, &run);
+        FUZZ_CHECK(p->n_rows > 0 && p->n_rows <= p->rows && last < p->rows && run == 1);
+        FUZZ_CHECK(p->n_cols == p->cols && p->cols > 0);
         FUZZ_CHECK(strlen(p->name) < sizeof p->name - 1);
     }
     free(parts);

@@ -25,6 +25,7 @@ typedef struct pass {
     unsigned n_threads, n_ranks;                             /* n_ranks 0 = no group */
     uint32_t mass_rows, layer_step;                          /* measured in the last step */
     uint64_t swap_bytes;
+    uint32_t max_model_len; /* 0 = the model's */
 } pass;
 
 typedef struct pass_result {
@@ -59,7 +60,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .swap_bytes = p->swap_bytes,
         .max_rows = p->chunk,
         .max_seqs = 2,
-        .max_model_len = config->max_positions,
+        .max_model_len = p->max_model_len ? p->max_model_len : config->max_positions,
     };
     backend b;
     status s = p->n_ranks ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
