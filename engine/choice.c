@@ -7,6 +7,7 @@ void choice_init(choice_state *c, const tokenizer *t, bool skip_special)
 {
     *c = (choice_state){.stop_token = -1, .stop_string = -1};
     tok_stream_init(&c->detokeniser, t, skip_special);
+    tok_stream_resume(&c->detokeniser); /* it goes on where the prompt ends */
 }
 
 void choice_destroy(choice_state *c) { strbuf_destroy(&c->held); }

@@ -1,9 +1,9 @@
 /* tokenizer: text to token ids and back, from a Hugging Face tokenizer.json.
  *
- * What     byte-level BPE with its normalizer, pre-tokenizer, added tokens, post-processor and
- *          decoder; equal to the `tokenizers` library, id for id. Streaming detokenisation that
- *          never emits part of a character. Components it does not know are refused by name when
- *          the file is loaded.
+ * What     BPE over bytes (ByteLevel) or over characters (Metaspace, byte fallback) with its
+ *          normalizer, pre-tokenizer, added tokens, post-processor and decoder; equal to the
+ *          `tokenizers` library, id for id. Streaming detokenisation that never emits part of a
+ *          character. Components it does not know are refused by name when the file is loaded.
  * Owner    the tokenizer owns its tables; outputs go to caller-owned buffers.
  * Threads  a loaded tokenizer is immutable: any number of threads may encode and decode. A
  *          tok_stream belongs to one thread at a time.
@@ -53,15 +53,20 @@ status tok_token_bytes(const tokenizer *t, uint32_t id, const char **bytes, size
 
 /* Streaming: feed ids one by one; each call appends the bytes that are now certain (whole
  * characters only). The concatenation over a stream, with tok_stream_finish, equals tok_decode of
- * all its ids. */
+ * all its ids; but where ByteFallback meets a run of bytes that breaks off, the library takes all
+ * of the run for broken, and a stream has given out the characters before the break. */
 typedef struct tok_stream {
     const tokenizer *t;
     bool skip_special;
+    bool first;         /* no token yet */
+    unsigned strip;     /* spaces still to be dropped at the start */
     uint8_t pending[4]; /* the start of a character whose rest is still to come */
     uint8_t n_pending;
 } tok_stream;
 
 void tok_stream_init(tok_stream *s, const tokenizer *t, bool skip_special);
+/* Right after init: the ids go on where a text ended, so nothing is dropped at their start. */
+void tok_stream_resume(tok_stream *s);
 status tok_stream_push(tok_stream *s, uint32_t id, strbuf *out);
 /* What is pending can no longer be completed: U+FFFD for it. */
 void tok_stream_finish(tok_stream *s, strbuf *out);

@@ -13,7 +13,7 @@ import unicodedata2 as ud
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 assert ud.unidata_version == "16.0.0"
-LETTER, NUMBER, SPACE, WORD, NFC_ACTIVE, NFC_NEWER = 1, 2, 4, 8, 16, 32
+LETTER, NUMBER, SPACE, WORD, NFC_ACTIVE, NFC_NEWER, HEAD, TAIL = 1, 2, 4, 8, 16, 32, 64, 128
 BLOCK, CHUNK = 128, 32  # code points, blocks
 SCALARS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 WHITE_SPACE = set([*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029,
@@ -31,6 +31,10 @@ def class_bits(c):
         bits |= SPACE
     if category[0] in "LM" or category in ("Nd", "Nl", "Pc") or c in WORD_EXTRA:
         bits |= WORD
+    if category in ("Lu", "Lt", "Lm", "Lo") or category[0] == "M":
+        bits |= HEAD
+    if category in ("Ll", "Lm", "Lo") or category[0] == "M":
+        bits |= TAIL
     return bits
 
 
@@ -73,7 +77,8 @@ def check(table):
         return {ord(ch) for i in range(0, len(text), 4096)
                 for piece, _ in split.pre_tokenize_str(text[i:i + 4096]) for ch in piece}
 
-    for pattern, bit in ((r"\p{L}", LETTER), (r"\p{N}", NUMBER), (r"\s", SPACE)):
+    for pattern, bit in ((r"\p{L}", LETTER), (r"\p{N}", NUMBER), (r"\s", SPACE),
+                         (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", HEAD), (r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", TAIL)):
         assert members(pattern) == {c for c in SCALARS if table[c] & bit}, pattern
     single = Tokenizer(models.BPE({"\u0001": 0}, []))
     single.add_tokens([AddedToken("xyz", single_word=True)])
@@ -91,10 +96,6 @@ def main():
         table[c] |= bits
     check(table)
 
-    sets = sorted(set(table))
-    assert len(sets) <= 16
-    number = {bits: i for i, bits in enumerate(sets)}
-
     def share(values, size):
         """Cuts values into runs of `size`: the distinct runs, and which of them each run is."""
         seen, index = {}, []
@@ -105,8 +106,8 @@ def main():
     blocks, block_index = share(table, BLOCK)
     chunks, chunk_index = share(block_index, CHUNK)
     assert len(blocks) <= 256 and len(chunks) <= 256
-    words = [sum(number[bits] << (4 * k) for k, bits in enumerate(block[i:i + 16]))
-             for block in blocks for i in range(0, BLOCK, 16)]
+    words = [sum(bits << (8 * k) for k, bits in enumerate(block[i:i + 8]))
+             for block in blocks for i in range(0, BLOCK, 8)]
 
     def define(declaration, items):
         print(f"\nconst {declaration}[{len(items)}] = {{")
@@ -121,7 +122,6 @@ def main():
     print("/* Written by tools/gen_unicode.py from Unicode 16.0 (NFC: 9.0). Do not edit. */")
     print('#include "model/tokenizer/unicode.h"\n')
     print("// clang-format off")
-    define("uint8_t tok_unicode_sets", [str(v) for v in sets])
     define("uint8_t tok_unicode_chunk", [str(v) for v in chunk_index])
     define("uint8_t tok_unicode_block", [str(v) for chunk in chunks for v in chunk])
     define("uint64_t tok_unicode_words", [hex(v) for v in words])

@@ -1,19 +1,27 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tokenizers/: two small tokenizers trained with Hugging Face's library, and what
-that library makes of 10,000 lines with them and with the demo model's.
+"""Makes tests/golden/tokenizers/: small tokenizers trained with Hugging Face's library, and what that
+library makes of lines of text with them and with the demo model's.
 
     pip install tokenizers==0.23.3
     python tools/make_tokenizer_goldens.py
 
   gpt2.json      GPT-2's split with a space put in front, no normalizer, merges as pairs
   llama3.json    Llama 3's split, NFC, ignore_merges, a BOS template, merges as strings, odd added tokens
-  corpus.txt     a line each: the text, then for demo, gpt2, llama3 TAB n:ids:decoded, then TAB pieces
+  corpus.txt     10,000 lines: the text, then for demo, gpt2, llama3 TAB n:ids:decoded, then TAB pieces
+  llama2.json    a BPE of characters: Prepend and Replace, byte fallback, decoder with Fuse and Strip
+  mistral.json   Metaspace in front of the first text alone, not split; byte fallback; odd added tokens
+  gemma.json     Replace, a split on spaces merged with what is before them, byte fallback
+  meta.json      Metaspace always, split, and its decoder; NFC; digits by themselves; unk, some bytes only
+  tekken.json    tekken's split, ignore_merges
+  shapes.txt     800 lines: the text, then for llama2, mistral, gemma, meta, tekken TAB n:ids:decoded, TAB
+                 pieces
 
 The text is escaped: \\xHH for control characters, bytes that are not UTF-8, and the backslash. n is how
 many ids there are (with special tokens added), `ids` FNV-1a over them as 32-bit little-endian words,
 `decoded` FNV-1a over four texts, each with a byte 0xff behind it: the ids decoded, decoded without
 special tokens, and both again of the ids in reverse order, which breaks characters apart. `pieces` is
-FNV-1a over the byte lengths of the pieces that the splits of GPT-2, Llama 3 and Qwen cut the text into.
+FNV-1a over the byte lengths of the pieces that the splits of GPT-2, Llama 3 and Qwen cut the text into; in
+shapes.txt, tekken's.
 """
 import json
 import os
@@ -25,11 +33,14 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normaliz
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OUT = os.path.join(ROOT, "tests/golden/tokenizers")
-LINES = 10000
+LINES, SHAPE_LINES = 10000, 800
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN = LLAMA3.replace("{1,3}", "")
+HEAD, TAIL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?{HEAD}*{TAIL}+|[^\r\n\p{{L}}\p{{N}}]?{HEAD}+{TAIL}*"
+          r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 # The first article of the Universal Declaration of Human Rights, or its beginning.
 PROSE = """
@@ -89,6 +100,8 @@ COMBINING = ["e\u0301", "a\u0323\u0307", "a\u0307\u0323", "q\u0307\u0323", "\u11
 SPACES = [" ", "\t", "\n", "\r", "\r\n", "\u00a0", "\u2003", "\u3000", "\u0085", "\u2028", "\u180e", "\u200b", "\u001c", "\u000b"]
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|eot_id|>", "<mask>", "<mask>s", "<left>",
             "<right>", "[word]", "étoile", "e\u0301toile", "ÄÖ", "    ", "<|im_", "|>", "<|fim|>", "Ġodd"]
+SHAPE_SPECIALS = ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "<|end|>", "[L]", "word", "two words", "  ", "▁X", "▁",
+                  "▁▁", "<0x41>", "<0xE2>", "ABc", "\u01c5a", "\u02b0B", "//\n/", "a\u0301B"]
 
 
 def scalar(rng):
@@ -104,7 +117,7 @@ def prose(rng):
     return " ".join(words[start:start + rng.randrange(1, 12)])
 
 
-def line(rng):
+def line(rng, specials=SPECIALS):
     """One line of the corpus, as bytes."""
     kind = rng.randrange(12)
     if kind < 3:
@@ -120,7 +133,7 @@ def line(rng):
         return bytes(rng.randrange(256) if rng.random() < 0.3 else b
                      for b in (prose(rng).encode() if rng.random() < 0.5 else bytes(rng.randrange(1, 16))))
     elif kind == 7:
-        text = rng.choice(("", " ")).join(rng.choice((prose(rng)[:12], rng.choice(SPECIALS), rng.choice(SPECIALS)))
+        text = rng.choice(("", " ")).join(rng.choice((prose(rng)[:12], rng.choice(specials), rng.choice(specials)))
                                           for _ in range(rng.randrange(1, 6)))
     elif kind == 8:
         text = "".join(rng.choice((rng.choice(COMBINING), rng.choice(COMBINING), "a", " ", "z"))
@@ -164,9 +177,9 @@ def golden(tokenizer, data):
     return f"{len(ids)}:{fnv(struct.pack(f'<{len(ids)}I', *ids)):08x}:{fnv(decoded):08x}"
 
 
-def pieces(data):
+def pieces(data, patterns=(GPT2, LLAMA3, QWEN)):
     text = data.decode(errors="replace")
-    lengths = [len(piece.encode()) for pattern in (GPT2, LLAMA3, QWEN)
+    lengths = [len(piece.encode()) for pattern in patterns
                for piece, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
     return f"{fnv(struct.pack(f'<{len(lengths)}I', *lengths)):08x}"
 
@@ -213,20 +226,104 @@ def llama3(rng):
     return data
 
 
+def characters(rng, size):
+    """Vocabulary and merges of a BPE of characters that has a token for every byte."""
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=True)
+    special = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+    text = PROSE * 3 + CODE * 3 + [" ".join(rng.choice(WORDS) for _ in range(8)) for _ in range(40)]
+    t.train_from_iterator(text, trainers.BpeTrainer(vocab_size=size, special_tokens=special, limit_alphabet=220,
+                                                    show_progress=False))
+    model = json.loads(t.to_str())["model"]
+    return model["vocab"], [tuple(m) for m in model["merges"]]
+
+
+def shape(model, normalizer, pre_tokenizer, decoder, normalized=False):
+    t = Tokenizer(model)
+    if normalizer:
+        t.normalizer = normalizer
+    if pre_tokenizer:
+        t.pre_tokenizer = pre_tokenizer
+    t.decoder = decoder
+    t.add_special_tokens([AddedToken(s, normalized=normalized) for s in ("<unk>", "<s>", "</s>")])
+    t.add_special_tokens([AddedToken("[INST]", normalized=False), AddedToken("[/INST]", normalized=False),
+                          AddedToken("<|end|>", normalized=False, rstrip=True)])
+    t.add_tokens([AddedToken("[L]", normalized=False, lstrip=True), AddedToken("word", single_word=True),
+                  AddedToken("two words", normalized=True), AddedToken("▁X", normalized=True)])
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B",
+                                                     special_tokens=[("<s>", t.token_to_id("<s>"))])
+    return json.loads(t.to_str())
+
+
+FALLS_BACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def llama2(vocab, merges):
+    model = models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    data = shape(model, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None,
+                 decoders.Sequence(FALLS_BACK + [decoders.Strip(" ", 1, 0)]), normalized=True)
+    data["model"]["merges"] = [" ".join(m) for m in data["model"]["merges"]]
+    return data
+
+
+def mistral(vocab, merges):
+    model = models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    return shape(model, None, pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False),
+                 decoders.Sequence(FALLS_BACK + [decoders.Strip(" ", 1, 0)]))
+
+
+def gemma(vocab, merges):
+    # Two merges over a space in the middle of a word.
+    vocab = {**vocab, "e▁": len(vocab), "e▁t": len(vocab) + 1}
+    model = models.BPE(vocab, [("e", "▁")] + merges + [("e▁", "t")], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    return shape(model, normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"),
+                 decoders.Sequence(FALLS_BACK))
+
+
+def meta(vocab, merges):
+    vocab = {token: i for i, token in enumerate(t for t in vocab if t not in ("<0xE4>", "<0xC3>", "<0xF0>"))}
+    model = models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True)
+    pre = pre_tokenizers.Sequence([pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=True),
+                                   pre_tokenizers.Digits(individual_digits=True)])
+    return shape(model, normalizers.NFC(), pre, decoders.Metaspace("▁", prepend_scheme="always", split=True))
+
+
+def tekken(rng):
+    t = Tokenizer(models.BPE(ignore_merges=True))
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(TEKKEN), "isolated"),
+                                               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    t.decoder = decoders.ByteLevel()
+    train(t, 800, ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], rng)
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    return json.loads(t.to_str())
+
+
+def save(name, data):
+    path = os.path.join(OUT, name + ".json")
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(data, f, ensure_ascii=False, indent=0, separators=(",", ":"))
+        f.write("\n")
+    return path
+
+
+def write_lines(name, n, rng, paths, specials, patterns):
+    tokenizers = [Tokenizer.from_file(p) for p in paths]
+    with open(os.path.join(OUT, name), "w", encoding="utf-8") as f:
+        for _ in range(n):
+            data = line(rng, specials)
+            f.write("\t".join([escape(data)] + [golden(t, data) for t in tokenizers] + [pieces(data, patterns)]) + "\n")
+
+
 def main():
     os.makedirs(OUT, exist_ok=True)
     rng = random.Random(20250101)
     paths = [os.path.join(ROOT, "models/demo/tokenizer.json")]
-    for name, make in (("gpt2", gpt2), ("llama3", llama3)):
-        paths.append(os.path.join(OUT, name + ".json"))
-        with open(paths[-1], "w", encoding="utf-8") as f:
-            json.dump(make(rng), f, ensure_ascii=False, indent=0, separators=(",", ":"))
-            f.write("\n")
-    tokenizers = [Tokenizer.from_file(p) for p in paths]
-    with open(os.path.join(OUT, "corpus.txt"), "w", encoding="utf-8") as f:
-        for _ in range(LINES):
-            data = line(rng)
-            f.write("\t".join([escape(data)] + [golden(t, data) for t in tokenizers] + [pieces(data)]) + "\n")
+    paths += [save(name, make(rng)) for name, make in (("gpt2", gpt2), ("llama3", llama3))]
+    write_lines("corpus.txt", LINES, rng, paths, SPECIALS, (GPT2, LLAMA3, QWEN))
+    rng = random.Random(20250102)
+    trained = characters(rng, 900)
+    paths = [save(f.__name__, f(*trained)) for f in (llama2, mistral, gemma, meta)] + [save("tekken", tekken(rng))]
+    write_lines("shapes.txt", SHAPE_LINES, rng, paths, SHAPE_SPECIALS, (TEKKEN,))
 
 
 main()

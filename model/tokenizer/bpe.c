@@ -34,7 +34,7 @@ bool tok_bpe_create(tok_bpe_model *m, size_t n_max)
     if (!m->merges) return false;
     m->merge_mask = size - 1;
     for (size_t i = 0; i < size; i++) m->merges[i].left = TOK_NONE;
-    for (unsigned b = 0; b < 256; b++) m->byte_id[b] = TOK_NONE;
+    for (unsigned b = 0; b < 256; b++) m->byte_id[b] = m->fallback[b] = TOK_NONE;
     m->unk_id = TOK_NONE;
     return true;
 }
@@ -116,7 +116,7 @@ bool tok_ids_reserve(tok_ids *ids, size_t n)
 /* ---- merging ---- */
 
 /* Replaces every byte by its token; a byte that has none becomes unk, or nothing. At most n ids. */
-static size_t first_symbols(const tok_bpe_model *m, const uint8_t *word, size_t n, uint32_t *ids)
+static size_t first_bytes(const tok_bpe_model *m, const uint8_t *word, size_t n, uint32_t *ids)
 {
     size_t count = 0;
     bool after_unk = false;
@@ -130,6 +130,43 @@ static size_t first_symbols(const tok_bpe_model *m, const uint8_t *word, size_t 
         after_unk = unk;
         ids[count++] = id;
     }
+    return count;
+}
+
+/* The bytes of one character as tokens: all of them or none. */
+static size_t fall_back(const tok_bpe_model *m, const uint8_t *character, size_t n, uint32_t *ids)
+{
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = m->fallback[character[i]];
+        if (ids[i] == TOK_NONE) return 0;
+    }
+    return n;
+}
+
+/* Replaces every character by its token, or by those of its bytes, or by unk. The library holds an
+ * unk back until a character has a token again, so that bytes in between come before it. */
+static size_t first_characters(const tok_bpe_model *m, const uint8_t *word, size_t n, uint32_t *ids)
+{
+    size_t count = 0;
+    bool unk = false;
+    for (size_t i = 0, length; i < n; i += length) {
+        uint8_t lead = word[i];
+        length = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+        uint32_t id =
+            length == 1 ? m->byte_id[lead] : tok_map_find(m->characters, word + i, length);
+        if (id != TOK_NONE) {
+            if (unk) ids[count++] = m->unk_id;
+            unk = false;
+            ids[count++] = id;
+            continue;
+        }
+        size_t bytes = fall_back(m, word + i, length, ids + count);
+        count += bytes;
+        if (bytes > 0 || m->unk_id == TOK_NONE) continue;
+        if (unk && !m->fuse_unk) ids[count++] = m->unk_id;
+        unk = true;
+    }
+    if (unk) ids[count++] = m->unk_id;
     return count;
 }
 
@@ -258,7 +295,7 @@ bool tok_bpe_encode_word(const tok_bpe_model *m, tok_bpe_scratch *s, const uint8
             return true;
         }
     }
-    size_t count = first_symbols(m, word, n, ids);
+    size_t count = m->characters ? first_characters(m, word, n, ids) : first_bytes(m, word, n, ids);
     if (count <= SHORT_WORD) {
         count = merge_short(m, ids, count);
     } else if (!merge_long(m, s, ids, &count)) {

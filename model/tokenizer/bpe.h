@@ -1,4 +1,5 @@
-/* Byte-level BPE: the bytes of one pre-token to ids.
+/* BPE: one pre-token to ids. A model of bytes starts from the bytes of the word, a model of
+ * characters from its characters.
  *
  * The merge order is the library's: always the pair of lowest rank, the leftmost of equals
  * (Sennrich et al. 2016, algorithm 1, applied at inference). */
@@ -15,11 +16,16 @@ typedef struct tok_bpe_merge {
 } tok_bpe_merge;
 
 typedef struct tok_bpe_model {
-    uint32_t byte_id[256]; /* TOK_NONE: that byte has no token */
-    tok_bpe_merge *merges; // [merge_mask + 1] open addressing
+    /* The token of a byte; of a model of characters, the token of an ASCII character. TOK_NONE: it
+     * has none. */
+    uint32_t byte_id[256];
+    const tok_map
+        *characters;        /* the tokens of a model of characters as they are spelled; or NULL */
+    uint32_t fallback[256]; /* what stands for a byte of a character without a token */
+    tok_bpe_merge *merges;  // [merge_mask + 1] open addressing
     size_t merge_mask;
     const tok_map *words; /* whole pre-tokens by their bytes, when ignore_merges is set; or NULL */
-    uint32_t unk_id;      /* TOK_NONE: bytes without a token are dropped */
+    uint32_t unk_id;      /* TOK_NONE: what has no token is dropped */
     bool fuse_unk;
 } tok_bpe_model;
 

@@ -1,4 +1,4 @@
-/* Ids to text: the byte alphabet, whole and streamed. */
+/* Ids to text, whole and streamed. */
 #include "model/tokenizer/internal.h"
 
 #include <string.h>
@@ -67,6 +67,32 @@ static status finish(const strbuf *out)
     return out->failed ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
 }
 
+static void append_replacements(strbuf *out, size_t n)
+{
+    for (size_t i = 0; i < n; i++) strbuf_append(out, replacement, 3);
+}
+
+/* A run of byte tokens that is no UTF-8 as a whole: U+FFFD for every byte. */
+static void close_run(strbuf *out, size_t from)
+{
+    size_t n = out->size - from;
+    if (n == 0 || out->failed || utf8_valid((const uint8_t *)out->data + from, n)) return;
+    out->size = from;
+    append_replacements(out, n);
+}
+
+/* Drops the spaces at the start of what was appended, at most `most`. */
+static unsigned drop_spaces(strbuf *out, size_t from, unsigned most)
+{
+    unsigned n = 0;
+    while (n < most && from + n < out->size && out->data[from + n] == ' ') n++;
+    if (n == 0) return 0;
+    out->size -= n;
+    memmove(out->data + from, out->data + from + n, out->size - from);
+    out->data[out->size] = 0;
+    return n;
+}
+
 status tok_decode(const tokenizer *t, const uint32_t *ids, size_t n, bool skip_special, strbuf *out,
                   error *err)
 {
@@ -74,12 +100,19 @@ status tok_decode(const tokenizer *t, const uint32_t *ids, size_t n, bool skip_s
         if (ids[i] >= t->n_ids)
             return error_set(err, STATUS_INVALID, "token id %u is not in the vocabulary of %u",
                              ids[i], t->n_ids);
-    size_t from = out->size;
+    size_t from = out->size, run = out->size;
+    const tok_entry *entries = t->firsts ? t->firsts : t->entries;
     for (size_t i = 0; i < n; i++) {
-        const tok_entry *entry = &t->entries[ids[i]];
-        if (!(skip_special && entry->special)) strbuf_append(out, entry->bytes, entry->length);
+        const tok_entry *entry = &entries[ids[i]];
+        if (!entry->bytes || (skip_special && entry->special)) continue;
+        entries = t->entries;
+        if (!entry->byte && !t->byte_level) close_run(out, run);
+        strbuf_append(out, entry->bytes, entry->length);
+        if (!entry->byte) run = out->size;
     }
-    tok_repair(out, from);
+    if (t->byte_level) tok_repair(out, from);
+    else close_run(out, run);
+    if (!out->failed) drop_spaces(out, from, t->strip);
     return finish(out);
 }
 
@@ -93,29 +126,80 @@ status tok_token_bytes(const tokenizer *t, uint32_t id, const char **bytes, size
 
 void tok_stream_init(tok_stream *s, const tokenizer *t, bool skip_special)
 {
-    *s = (tok_stream){.t = t, .skip_special = skip_special};
+    *s = (tok_stream){.t = t, .skip_special = skip_special, .first = true, .strip = t->strip};
 }
 
-status tok_stream_push(tok_stream *s, uint32_t id, strbuf *out)
+void tok_stream_resume(tok_stream *s)
 {
-    if (id >= s->t->n_ids) return status_make(STATUS_INVALID, "token id is not in the vocabulary");
-    const tok_entry *entry = &s->t->entries[id];
-    if (entry->length == 0 || (s->skip_special && entry->special)) return STATUS_IS_OK;
+    s->first = false;
+    s->strip = 0;
+}
+
+/* One byte of a character that ByteFallback puts together. */
+static void push_byte(tok_stream *s, uint8_t byte, strbuf *out)
+{
+    s->pending[s->n_pending++] = byte;
+    if (utf8_valid(s->pending, s->n_pending)) {
+        strbuf_append(out, s->pending, s->n_pending);
+        s->n_pending = 0;
+    } else if (utf8_incomplete_tail(s->pending, s->n_pending) != s->n_pending) {
+        /* It ends what was pending, and may start a character itself. */
+        bool alone = s->n_pending == 1;
+        append_replacements(out, alone ? 1 : s->n_pending - 1u);
+        s->n_pending = 0;
+        if (!alone) push_byte(s, byte, out);
+    }
+}
+
+static void push_characters(tok_stream *s, const tok_entry *entry, strbuf *out)
+{
+    if (entry->byte) {
+        push_byte(s, (uint8_t)entry->bytes[0], out);
+        return;
+    }
+    append_replacements(out, s->n_pending);
+    s->n_pending = 0;
+    strbuf_append(out, entry->bytes, entry->length);
+}
+
+static void push_bytes(tok_stream *s, const tok_entry *entry, strbuf *out)
+{
     size_t from = out->size;
     strbuf_append(out, s->pending, s->n_pending);
     strbuf_append(out, entry->bytes, entry->length);
-    RETURN_IF_ERROR(finish(out));
+    if (out->failed || out->size == from) return;
     s->n_pending =
         (uint8_t)utf8_incomplete_tail((const uint8_t *)out->data + from, out->size - from);
     out->size -= s->n_pending;
     memcpy(s->pending, out->data + out->size, s->n_pending);
     out->data[out->size] = 0;
     tok_repair(out, from);
+}
+
+/* Ends the dropping of spaces with the first other character. */
+static void strip_start(tok_stream *s, strbuf *out, size_t from)
+{
+    if (s->strip == 0 || out->failed || out->size == from) return;
+    s->strip -= drop_spaces(out, from, s->strip);
+    if (out->size > from) s->strip = 0;
+}
+
+status tok_stream_push(tok_stream *s, uint32_t id, strbuf *out)
+{
+    const tokenizer *t = s->t;
+    if (id >= t->n_ids) return status_make(STATUS_INVALID, "token id is not in the vocabulary");
+    const tok_entry *entry = s->first && t->firsts ? &t->firsts[id] : &t->entries[id];
+    if (!entry->bytes || (s->skip_special && entry->special)) return STATUS_IS_OK;
+    s->first = false;
+    size_t from = out->size;
+    if (t->byte_level) push_bytes(s, entry, out);
+    else push_characters(s, entry, out);
+    strip_start(s, out, from);
     return finish(out);
 }
 
 void tok_stream_finish(tok_stream *s, strbuf *out)
 {
-    if (s->n_pending > 0) strbuf_append(out, replacement, 3);
+    if (s->n_pending > 0) append_replacements(out, s->t->byte_level ? 1 : s->n_pending);
     s->n_pending = 0;
 }

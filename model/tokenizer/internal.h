@@ -14,17 +14,24 @@
 
 /* What an id stands for. Ids that the file leaves out have length 0. */
 typedef struct tok_entry {
-    const char *bytes; /* as the ByteLevel decoder gives them */
+    const char *bytes; /* as the decoder gives them */
     uint16_t length;
     bool special; /* left out by skip_special */
+    bool byte;    /* a byte of a text that ByteFallback puts together */
 } tok_entry;
 
 struct tokenizer {
     arena strings;      /* every token's bytes and every pattern */
     tok_entry *entries; // [n_ids]
+    tok_entry *firsts;  // [n_ids] what a text's first token stands for, when that is different
     uint32_t n_ids;
-    /* The model's tokens: those spelled in the byte alphabet by the bytes they stand for, the
-     * others as they are spelled. */
+    unsigned strip;  /* how many spaces at the start of a text the decoder drops */
+    bool byte_level; /* words are spelled in the byte alphabet; else the model is one of characters
+                      */
+    bool cut_at_metaspace; /* no merge goes over the start of a run of U+2581 */
+    /* The model's tokens. Of a byte-level one, those spelled in the byte alphabet are words, by the
+     * bytes they stand for, the others as they are spelled. Of a model of characters all are words.
+     */
     tok_map words, others;
     tok_map added; /* added tokens by content */
     tok_bpe_model bpe;
@@ -55,7 +62,17 @@ status tok_load_normalizer(tokenizer *t, const char *where, const json_t *part, 
 status tok_load_added_tokens(tokenizer *t, const char *where, const json_t *list, error *err);
 status tok_load_pre_tokenizer(tokenizer *t, const char *where, const json_t *part, error *err);
 status tok_load_post_processor(tokenizer *t, const char *where, const json_t *part, error *err);
-status tok_load_decoder(const char *where, const json_t *part, error *err);
+status tok_load_decoder(tokenizer *t, const char *where, const json_t *part, error *err);
+
+/* Whether a pre-tokenizer has ByteLevel somewhere. */
+bool tok_has_byte_level(const json_t *part, unsigned depth);
+
+/* Members that two kinds of part have: "pattern" and "content" of a Replace, borrowed; those of a
+ * Metaspace. */
+status tok_read_replace(const json_t *part, const char *where, const char **pattern,
+                        size_t *n_pattern, const char **content, size_t *n_content, error *err);
+status tok_read_metaspace(const json_t *part, const char *where, uint8_t replacement[4],
+                          unsigned *n_replacement, tok_prepend *prepend, error *err);
 
 /* A place in the document, for messages: "file: model.vocab". */
 typedef struct tok_place {

@@ -57,6 +57,7 @@ static status load_parts(tokenizer *t, const char *where, const json_t *doc, err
         return error_set(err, STATUS_UNSUPPORTED, "%s: version \"%s\" is not supported", where,
                          tok_show(version, strlen(version)).text);
     const json_t *added = json_object_get(doc, "added_tokens");
+    t->byte_level = tok_has_byte_level(json_object_get(doc, "pre_tokenizer"), 0);
     RETURN_IF_ERROR(
         tok_load_model(t, where, json_object_get(doc, "model"), json_array_size(added), err));
     RETURN_IF_ERROR(tok_load_normalizer(t, where, json_object_get(doc, "normalizer"), err));
@@ -65,7 +66,7 @@ static status load_parts(tokenizer *t, const char *where, const json_t *doc, err
     RETURN_IF_ERROR(tok_load_post_processor(t, where, json_object_get(doc, "post_processor"), err));
     /* "truncation" and "padding" are about batches for training; like `transformers`, which sets
      * them anew for every call, we leave them alone. */
-    return tok_load_decoder(where, json_object_get(doc, "decoder"), err);
+    return tok_load_decoder(t, where, json_object_get(doc, "decoder"), err);
 }
 
 static status load_document(const char *where, json_t *doc, tokenizer **out, error *err)
@@ -119,6 +120,7 @@ void tok_destroy(tokenizer *t)
     tok_map_destroy(&t->others);
     tok_map_destroy(&t->added);
     alloc_free(NULL, t->entries);
+    alloc_free(NULL, t->firsts);
     arena_destroy(&t->strings);
     alloc_free(NULL, t);
 }

@@ -108,7 +108,7 @@ static status set_entry(adding *a, const record *r)
     if (n > UINT16_MAX) return status_make(STATUS_LIMIT, "an added token is too long");
     char *bytes = arena_alloc(&a->t->strings, n + 1);
     if (!bytes) return status_make(STATUS_NO_MEMORY, NULL);
-    if (!tok_alphabet_bytes(token, n, (uint8_t *)bytes, &n_bytes)) {
+    if (!a->t->byte_level || !tok_alphabet_bytes(token, n, (uint8_t *)bytes, &n_bytes)) {
         memcpy(bytes, token, n);
         n_bytes = n;
     }

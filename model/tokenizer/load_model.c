@@ -1,6 +1,7 @@
-/* "model" of tokenizer.json: vocabulary and merges of a byte-level BPE. */
+/* "model" of tokenizer.json: vocabulary and merges of a BPE. */
 #include "model/tokenizer/internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define MERGES_MAX (1u << 24)
@@ -23,8 +24,9 @@ static status load_token(tokenizer *t, const char *where, const char *token, siz
                          (int)value, tok_show(token, n).text);
     uint8_t bytes[TOK_TOKEN_BYTES_MAX];
     size_t n_bytes = n;
-    bool word = tok_alphabet_bytes(token, n, bytes, &n_bytes);
-    char *kept = arena_strndup(&t->strings, word ? (const char *)bytes : token, n_bytes);
+    bool spelled = t->byte_level && tok_alphabet_bytes(token, n, bytes, &n_bytes);
+    bool word = spelled || !t->byte_level;
+    char *kept = arena_strndup(&t->strings, spelled ? (const char *)bytes : token, n_bytes);
     if (!kept) return status_make(STATUS_NO_MEMORY, NULL);
     t->entries[value] = (tok_entry){.bytes = kept, .length = (uint16_t)n_bytes};
     if (value >= t->n_ids) t->n_ids = (uint32_t)value + 1;
@@ -47,8 +49,9 @@ static status load_vocab(tokenizer *t, const char *where, const json_t *vocab, s
         json_int_t id = json_integer_value(json_object_iter_value(it));
         if (id > id_max) id_max = id;
         size_t length = json_object_iter_key_len(it), n_bytes;
-        n_others += length > sizeof bytes ||
-                    !tok_alphabet_bytes(json_object_iter_key(it), length, bytes, &n_bytes);
+        n_others += t->byte_level &&
+                    (length > sizeof bytes ||
+                     !tok_alphabet_bytes(json_object_iter_key(it), length, bytes, &n_bytes));
     }
     if (id_max > TOK_ID_MAX || (size_t)id_max > n * 8 + HOLES_MAX)
         return error_set(err, STATUS_LIMIT, "%s: id %lld is too large for %zu tokens", where,
@@ -90,6 +93,14 @@ static bool merge_halves(const json_t *merge, const char *half[2], size_t length
     return true;
 }
 
+/* Whether there is a U+2581 behind something else. */
+static bool goes_over_metaspace(const char *token, size_t n)
+{
+    size_t at = 0;
+    while (n - at >= 3 && memcmp(token + at, TOK_METASPACE, 3) == 0) at += 3;
+    return memmem(token + at, n - at, TOK_METASPACE, 3) != NULL;
+}
+
 static status load_merge(tokenizer *t, const char *where, size_t index, uint32_t rank,
                          const json_t *merge, error *err)
 {
@@ -101,11 +112,13 @@ static status load_merge(tokenizer *t, const char *where, size_t index, uint32_t
     uint32_t id[3] = {tok_model_find(t, half[0], length[0]), tok_model_find(t, half[1], length[1]),
                       TOK_NONE};
     char both[2 * TOK_TOKEN_BYTES_MAX];
+    both[0] = 0;
     if (id[0] != TOK_NONE && id[1] != TOK_NONE) {
         memcpy(both, half[0], length[0]);
         memcpy(both + length[0], half[1], length[1]);
         id[2] = tok_model_find(t, both, length[0] + length[1]);
     }
+    if (goes_over_metaspace(both, length[0] + length[1])) t->cut_at_metaspace = false;
     for (unsigned i = 0; i < 3; i++) {
         if (id[i] != TOK_NONE) continue;
         tok_shown token =
@@ -149,21 +162,34 @@ static status refuse_flags(const char *where, const json_t *model, error *err)
     RETURN_IF_ERROR(json_get_double(model, where, "dropout", 0, 1, 0, &dropout, err));
     if (dropout != 0)
         return error_set(err, STATUS_UNSUPPORTED, "%s: dropout is not supported", where);
-    bool byte_fallback;
-    RETURN_IF_ERROR(json_get_bool(model, where, "byte_fallback", false, &byte_fallback, err));
-    if (byte_fallback)
-        return error_set(err, STATUS_UNSUPPORTED, "%s: byte_fallback is not supported", where);
     return STATUS_IS_OK;
 }
 
-static status load_bytes(tokenizer *t, const char *where, const json_t *model, error *err)
+/* The tokens that stand for bytes: "<0x00>" and on. */
+static void find_fallback(tokenizer *t)
 {
-    bool all = true;
     for (unsigned b = 0; b < 256; b++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", b);
+        t->bpe.fallback[b] = tok_model_find(t, name, 6);
+    }
+}
+
+/* What a word starts as: a token for each byte or character. */
+static status load_symbols(tokenizer *t, const char *where, const json_t *model, error *err)
+{
+    bool all = t->byte_level, byte_fallback;
+    for (unsigned b = 0; b < (t->byte_level ? 256 : 128); b++) {
         uint8_t byte = (uint8_t)b;
         t->bpe.byte_id[b] = tok_map_find(&t->words, &byte, 1);
         all = all && t->bpe.byte_id[b] != TOK_NONE;
     }
+    RETURN_IF_ERROR(json_get_bool(model, where, "byte_fallback", false, &byte_fallback, err));
+    if (byte_fallback && t->byte_level && !all)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: byte_fallback with ByteLevel is not supported", where);
+    if (byte_fallback && !t->byte_level) find_fallback(t);
+    if (!t->byte_level) t->bpe.characters = &t->words;
     const char *unk;
     RETURN_IF_ERROR(json_get_string(model, where, "unk_token", &unk, err));
     if (!unk || all) return STATUS_IS_OK;
@@ -180,11 +206,13 @@ static status load_bpe(tokenizer *t, const char *where, const json_t *model, siz
     RETURN_IF_ERROR(refuse_flags(where, model, err));
     tok_place vocab = tok_place_make(where, "vocab"), merges = tok_place_make(where, "merges");
     RETURN_IF_ERROR(load_vocab(t, vocab.text, json_object_get(model, "vocab"), n_added, err));
+    t->cut_at_metaspace = !t->byte_level && tok_model_find(t, TOK_METASPACE, 3) != TOK_NONE;
     RETURN_IF_ERROR(load_merges(t, merges.text, json_object_get(model, "merges"), err));
-    RETURN_IF_ERROR(load_bytes(t, where, model, err));
+    RETURN_IF_ERROR(load_symbols(t, where, model, err));
     bool ignore_merges;
     RETURN_IF_ERROR(json_get_bool(model, where, "ignore_merges", false, &ignore_merges, err));
     if (ignore_merges) t->bpe.words = &t->words;
+    t->cut_at_metaspace = t->cut_at_metaspace && !ignore_merges;
     return STATUS_IS_OK;
 }
 

@@ -15,8 +15,43 @@ status tok_normalizers_run(const tok_normalizers *list, const uint8_t **text, si
     for (unsigned i = 0; i < list->n_steps; i++) {
         strbuf *out = *text == (const uint8_t *)buffers[0].data ? &buffers[1] : &buffers[0];
         strbuf_clear(out);
-        RETURN_IF_ERROR(list->steps[i](text, n, out));
+        RETURN_IF_ERROR(list->steps[i].run(&list->steps[i], text, n, out));
     }
+    return STATUS_IS_OK;
+}
+
+static status take(const strbuf *out, const uint8_t **text, size_t *n)
+{
+    if (out->failed) return status_make(STATUS_NO_MEMORY, NULL);
+    *text = (const uint8_t *)out->data;
+    *n = out->size;
+    return STATUS_IS_OK;
+}
+
+status tok_normalize_prepend(const tok_normalizer *step, const uint8_t **text, size_t *n,
+                             strbuf *out)
+{
+    if (*n == 0 || step->n_content == 0) return STATUS_IS_OK;
+    strbuf_reserve(out, step->n_content + *n);
+    strbuf_append(out, step->content, step->n_content);
+    strbuf_append(out, *text, *n);
+    return take(out, text, n);
+}
+
+status tok_normalize_replace(const tok_normalizer *step, const uint8_t **text, size_t *n,
+                             strbuf *out)
+{
+    const uint8_t *from = *text, *end = *text + *n;
+    const uint8_t *found = memmem(from, *n, step->pattern, step->n_pattern);
+    if (!found) return STATUS_IS_OK;
+    for (; found; found = memmem(from, (size_t)(end - from), step->pattern, step->n_pattern)) {
+        strbuf_append(out, from, (size_t)(found - from));
+        strbuf_append(out, step->content, step->n_content);
+        from = found + step->n_pattern;
+    }
+    strbuf_append(out, from, (size_t)(end - from));
+    if (out->size > 0 || out->failed) return take(out, text, n);
+    *n = 0;
     return STATUS_IS_OK;
 }
 
@@ -97,8 +132,9 @@ static size_t find_active(const uint8_t *text, size_t n, size_t from)
     return from;
 }
 
-status tok_normalize_nfc(const uint8_t **text, size_t *n, strbuf *out)
+status tok_normalize_nfc(const tok_normalizer *step, const uint8_t **text, size_t *n, strbuf *out)
 {
+    (void)step;
     const uint8_t *s = *text;
     size_t active = find_active(s, *n, 0);
     if (active == *n) return STATUS_IS_OK;
@@ -125,8 +161,5 @@ status tok_normalize_nfc(const uint8_t **text, size_t *n, strbuf *out)
         active = find_active(s, *n, end);
     }
     strbuf_append(out, s + copied, *n - copied);
-    if (out->failed) return status_make(STATUS_NO_MEMORY, NULL);
-    *text = (const uint8_t *)out->data;
-    *n = out->size;
-    return STATUS_IS_OK;
+    return take(out, text, n);
 }

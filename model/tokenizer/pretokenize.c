@@ -1,4 +1,7 @@
 #include "model/tokenizer/pretokenize.h"
+#include "model/tokenizer/unicode.h"
+
+#include <string.h>
 
 /* What one match may cost, so that no pattern and text together run away: far above what a sane
  * pattern needs for a megabyte of one class. */
@@ -8,6 +11,7 @@
 typedef struct run {
     const tok_steps *list;
     tok_steps_scratch *scratch;
+    const uint8_t *start; /* of the text when nothing came before it; or NULL */
     tok_word_visit visit;
     void *ctx;
     error *err;
@@ -24,6 +28,59 @@ static status run_split(const run *r, unsigned step, const uint8_t *text, size_t
         at = end;
     }
     return STATUS_IS_OK;
+}
+
+/* ---- matches and gaps ---- */
+
+/* The word that may still grow, and what its last part was. */
+typedef struct growing {
+    const run *r;
+    unsigned step;
+    const uint8_t *text;
+    size_t start, end;
+    bool match;
+} growing;
+
+static status close_word(growing *g)
+{
+    size_t start = g->start;
+    g->start = g->end;
+    if (start == g->end) return STATUS_IS_OK;
+    return run_from(g->r, g->step + 1, g->text + start, g->end - start);
+}
+
+/* The next part of the text, which begins where the last one ended; a match may be empty. */
+static status add_part(growing *g, size_t end, bool match)
+{
+    const tok_step *s = &g->r->list->steps[g->step];
+    bool before = g->match, joins = false;
+    match = match != s->invert;
+    g->match = match;
+    switch (s->behavior) {
+    case TOK_MERGED_WITH_PREVIOUS: joins = match && !before; break;
+    case TOK_MERGED_WITH_NEXT: joins = !match && before; break;
+    case TOK_CONTIGUOUS: joins = match == before; break;
+    default: break;
+    }
+    if (!joins) RETURN_IF_ERROR(close_word(g));
+    g->end = end;
+    if (match && s->behavior == TOK_REMOVED) g->start = end;
+    return STATUS_IS_OK;
+}
+
+static status run_digits(const run *r, unsigned step, const uint8_t *text, size_t n)
+{
+    growing g = {.r = r, .step = step, .text = text};
+    for (size_t at = 0; at < n;) {
+        unsigned length;
+        size_t gap = at;
+        while (at < n &&
+               !(tok_unicode_class(tok_unicode_read(text + at, &length)) & UNICODE_NUMBER))
+            at += length;
+        if (at > gap) RETURN_IF_ERROR(add_part(&g, at, false));
+        if (at < n) RETURN_IF_ERROR(add_part(&g, at += length, true));
+    }
+    return close_word(&g);
 }
 
 static status prepare_match(const run *r, unsigned step)
@@ -43,12 +100,13 @@ static status prepare_match(const run *r, unsigned step)
  * and the search goes on one character further. */
 static status run_pattern(const run *r, unsigned step, const uint8_t *text, size_t n)
 {
-    const tok_step *s = &r->list->steps[step];
     RETURN_IF_ERROR(prepare_match(r, step));
     pcre2_match_data *match = r->scratch->match[step];
+    growing g = {.r = r, .step = step, .text = text};
     size_t from = 0, done = 0;
     while (from <= n) {
-        int rc = pcre2_match(s->code, text, n, from, PCRE2_NO_UTF_CHECK, match, r->scratch->limits);
+        int rc = pcre2_match(r->list->steps[step].code, text, n, from, PCRE2_NO_UTF_CHECK, match,
+                             r->scratch->limits);
         if (rc == PCRE2_ERROR_NOMATCH) break;
         if (rc < 0)
             return error_set(r->err, STATUS_LIMIT,
@@ -61,15 +119,15 @@ static status run_pattern(const run *r, unsigned step, const uint8_t *text, size
             while (from < n && (text[from] & 0xc0) == 0x80) from++;
             continue;
         }
-        if (start > done && s->keep_gaps)
-            RETURN_IF_ERROR(run_from(r, step + 1, text + done, start - done));
-        if (end > start && s->keep_matches)
-            RETURN_IF_ERROR(run_from(r, step + 1, text + start, end - start));
+        if (start > done) RETURN_IF_ERROR(add_part(&g, start, false));
+        RETURN_IF_ERROR(add_part(&g, end, true));
         from = done = end;
     }
-    if (done < n && s->keep_gaps) return run_from(r, step + 1, text + done, n - done);
-    return STATUS_IS_OK;
+    if (done < n) RETURN_IF_ERROR(add_part(&g, n, false));
+    return close_word(&g);
 }
+
+/* ---- what is put in front ---- */
 
 static status run_prefix_space(const run *r, unsigned step, const uint8_t *text, size_t n)
 {
@@ -82,20 +140,45 @@ static status run_prefix_space(const run *r, unsigned step, const uint8_t *text,
     return run_from(r, step + 1, (const uint8_t *)b->data, b->size);
 }
 
+static status run_metaspace(const run *r, unsigned step, const uint8_t *text, size_t n)
+{
+    const tok_step *s = &r->list->steps[step];
+    strbuf *b = &r->scratch->prefixed;
+    bool replaced = text[0] == ' ' ||
+                    (n >= s->n_replacement && memcmp(text, s->replacement, s->n_replacement) == 0);
+    bool prepend =
+        s->prepend == TOK_PREPEND_ALWAYS || (s->prepend == TOK_PREPEND_FIRST && text == r->start);
+    strbuf_clear(b);
+    if (prepend && !replaced) strbuf_append(b, s->replacement, s->n_replacement);
+    while (n > 0) {
+        const uint8_t *space = memchr(text, ' ', n);
+        size_t length = space ? (size_t)(space - text) : n;
+        strbuf_append(b, text, length);
+        if (space) strbuf_append(b, s->replacement, s->n_replacement);
+        length += space != NULL;
+        text += length;
+        n -= length;
+    }
+    if (b->failed) return status_make(STATUS_NO_MEMORY, NULL);
+    return run_from(r, step + 1, (const uint8_t *)b->data, b->size);
+}
+
 static status run_from(const run *r, unsigned step, const uint8_t *text, size_t n)
 {
     if (step == r->list->n_steps) return r->visit(r->ctx, text, n);
     switch (r->list->steps[step].kind) {
     case TOK_STEP_SPLIT: return run_split(r, step, text, n);
     case TOK_STEP_PATTERN: return run_pattern(r, step, text, n);
+    case TOK_STEP_DIGITS: return run_digits(r, step, text, n);
+    case TOK_STEP_METASPACE: return run_metaspace(r, step, text, n);
     default: return run_prefix_space(r, step, text, n);
     }
 }
 
 status tok_steps_run(const tok_steps *list, tok_steps_scratch *s, const uint8_t *text, size_t n,
-                     tok_word_visit visit, void *ctx, error *err)
+                     bool first, tok_word_visit visit, void *ctx, error *err)
 {
-    run r = {list, s, visit, ctx, err};
+    run r = {list, s, first ? text : NULL, visit, ctx, err};
     return run_from(&r, 0, text, n);
 }
 

@@ -128,8 +128,71 @@ static size_t split_llama3_1(const uint8_t *text, size_t n, size_t at)
     return split_llama3(text, n, at, 1);
 }
 
+/* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ at `at`: the end, or `at`. The first
+ * run is as long as it can be and leaves the second one character at least. */
+static size_t capitalised_end(const uint8_t *text, size_t n, size_t at)
+{
+    size_t end = at, given = at; /* behind the last character that the second run can have */
+    while (end < n) {
+        scalar s = scalar_at(text, n, end);
+        if (!(s.class & UNICODE_HEAD)) {
+            if (s.class & UNICODE_TAIL) return run_end(text, n, end, UNICODE_TAIL, false);
+            break;
+        }
+        end += s.length;
+        if (s.class & UNICODE_TAIL) given = end;
+    }
+    return given;
+}
+
+/* A word of tekken's, at most one character that is no letter, number or line's end in front of it:
+ * the end, or 0. Where no word ends in small letters there is one of capitals alone. */
+static size_t tekken_word(const uint8_t *text, size_t n, size_t at)
+{
+    scalar s = scalar_at(text, n, at);
+    bool prefix = !(s.class & (UNICODE_LETTER | UNICODE_NUMBER)) && s.cp != '\r' && s.cp != '\n';
+    size_t from[2] = {at + s.length, at};
+    for (unsigned i = !prefix; i < 2; i++) {
+        size_t end = capitalised_end(text, n, from[i]);
+        if (end > from[i]) return end;
+    }
+    for (unsigned i = !prefix; i < 2; i++) {
+        size_t end = run_end(text, n, from[i], UNICODE_HEAD, false);
+        if (end > from[i]) return end;
+    }
+    return 0;
+}
+
+static size_t split_tekken(const uint8_t *text, size_t n, size_t at)
+{
+    size_t end = tekken_word(text, n, at);
+    if (end > 0) return end;
+    scalar s = scalar_at(text, n, at);
+    if (s.class & UNICODE_NUMBER) return at + s.length;
+    size_t body = at + (s.cp == ' ');
+    end = run_end(text, n, body, UNICODE_LETTER | UNICODE_NUMBER | UNICODE_SPACE, true);
+    if (end > body) {
+        while (end < n && (text[end] == '\r' || text[end] == '\n' || text[end] == '/')) end++;
+        return end;
+    }
+    size_t newline;
+    end = space_end(text, n, at, &newline);
+    return newline > at ? newline : end;
+}
+
+size_t tok_split_metaspace(const uint8_t *text, size_t n, size_t at)
+{
+    size_t end = at;
+    while (n - end >= 3 && memcmp(text + end, TOK_METASPACE, 3) == 0) end += 3;
+    const uint8_t *next = memmem(text + end, n - end, TOK_METASPACE, 3);
+    return next ? (size_t)(next - text) : n;
+}
+
 #define LLAMA3_BEFORE "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 #define LLAMA3_AFTER  "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+#define TEKKEN_HEAD "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEKKEN_TAIL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 
 tok_split tok_split_find(const char *pattern, size_t n)
 {
@@ -141,6 +204,9 @@ tok_split tok_split_find(const char *pattern, size_t n)
          tok_split_gpt2},
         {LLAMA3_BEFORE "\\p{N}{1,3}" LLAMA3_AFTER, split_llama3_3},
         {LLAMA3_BEFORE "\\p{N}" LLAMA3_AFTER, split_llama3_1},
+        {"[^\\r\\n\\p{L}\\p{N}]?" TEKKEN_HEAD "*" TEKKEN_TAIL "+|[^\\r\\n\\p{L}\\p{N}]?" TEKKEN_HEAD
+         "+" TEKKEN_TAIL "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+         split_tekken},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strlen(rows[i].pattern) == n && memcmp(rows[i].pattern, pattern, n) == 0)

@@ -12,6 +12,7 @@ typedef struct encoder {
     tok_bpe_scratch bpe;
     tok_steps_scratch steps;
     strbuf normalized[2];
+    const uint8_t *start; /* of the text, then of its first part when that is normalised */
     tok_ids *out;
     error *err;
 } encoder;
@@ -40,20 +41,23 @@ static status visit_normalized(void *ctx, const uint8_t *text, size_t n, uint32_
 {
     encoder *e = ctx;
     if (id != TOK_NONE) return append_id(e, id);
-    return tok_steps_run(&e->t->steps, &e->steps, text, n, visit_word, e, e->err);
+    return tok_steps_run(&e->t->steps, &e->steps, text, n, text == e->start, visit_word, e, e->err);
 }
 
 static status visit_raw(void *ctx, const uint8_t *text, size_t n, uint32_t id)
 {
     encoder *e = ctx;
     if (id != TOK_NONE) return append_id(e, id);
+    bool first = text == e->start;
     RETURN_IF_ERROR(tok_normalizers_run(&e->t->normalizers, &text, &n, e->normalized));
+    e->start = first ? text : NULL;
     return tok_added_set_split(&e->t->normalized_pass, text, n, visit_normalized, e);
 }
 
 static status encode(encoder *e, const uint8_t *text, size_t n, bool add_special)
 {
     if (add_special) RETURN_IF_ERROR(append_ids(e, &e->t->prefix));
+    e->start = text;
     RETURN_IF_ERROR(tok_added_set_split(&e->t->raw_pass, text, n, visit_raw, e));
     return add_special ? append_ids(e, &e->t->suffix) : STATUS_IS_OK;
 }
@@ -99,6 +103,7 @@ uint32_t tok_model_find(const tokenizer *t, const char *token, size_t n)
 {
     uint8_t bytes[TOK_TOKEN_BYTES_MAX];
     size_t n_bytes;
+    if (!t->byte_level) return tok_map_find(&t->words, token, n);
     if (n > sizeof bytes) return TOK_NONE;
     if (tok_alphabet_bytes(token, n, bytes, &n_bytes))
         return tok_map_find(&t->words, bytes, n_bytes);

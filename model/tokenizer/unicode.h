@@ -14,11 +14,12 @@ enum {
     UNICODE_NFC_ACTIVE = 16,
     /* Younger than the library's NFC, which leaves it alone while a current one would not. */
     UNICODE_NFC_NEWER = 32,
+    UNICODE_HEAD = 64,  /* \p{Lu}, Lt, Lm, Lo, M: what a word of tekken's may begin with */
+    UNICODE_TAIL = 128, /* \p{Ll}, Lm, Lo, M: what it goes on with */
 };
 
-/* Three stages: cp >> 12 -> chunk of 32 blocks -> block of 128 code points -> a number of four bits
- * for each of them, which stands for a set of the bits above. */
-extern const uint8_t tok_unicode_sets[];
+/* Three stages: cp >> 12 -> chunk of 32 blocks -> block of 128 code points -> a byte of the bits
+ * above for each of them, eight to a word. */
 extern const uint8_t tok_unicode_chunk[];
 extern const uint8_t tok_unicode_block[];
 extern const uint64_t tok_unicode_words[];
@@ -27,8 +28,7 @@ extern const uint64_t tok_unicode_words[];
 static inline unsigned tok_unicode_class(uint32_t cp)
 {
     uint32_t block = tok_unicode_block[(uint32_t)tok_unicode_chunk[cp >> 12] << 5 | (cp >> 7 & 31)];
-    uint64_t word = tok_unicode_words[block << 3 | (cp >> 4 & 7)];
-    return tok_unicode_sets[word >> (cp & 15) * 4 & 15];
+    return (uint8_t)(tok_unicode_words[block << 4 | (cp >> 3 & 15)] >> (cp & 7) * 8);
 }
 
 /* The code point at s, which is valid UTF-8, and its length. */

@@ -268,6 +268,7 @@ static void begin_choice(openai_answer *a, choice *c, const generation *g,
     c->begun = true;
     c->prompt_tokens = p.n_tokens;
     tok_stream_init(&c->place, a->s->o.model.tokenizer, r->skip_special_tokens);
+    tok_stream_resume(&c->place);
     if (call->echo) {
         echo_text(a->s, r, &p, &c->text);
         c->characters = count_characters(c->text.data, c->text.size);

@@ -61,7 +61,7 @@ static void models(void **state)
         {WITH("{\"type\":\"Bad\\n\\u0007name\"}"), STATUS_UNSUPPORTED,
          "f.json: model: type \"Bad??name\" is not supported"},
         {BPE("\"byte_fallback\":true"), STATUS_UNSUPPORTED,
-         "f.json: model: byte_fallback is not supported"},
+         "f.json: model: byte_fallback with ByteLevel is not supported"},
         {BPE("\"byte_fallback\":1"), STATUS_CORRUPT,
          "f.json: model: \"byte_fallback\" must be a boolean, not a number"},
         {BPE("\"dropout\":0.1"), STATUS_UNSUPPORTED, "f.json: model: dropout is not supported"},
@@ -149,9 +149,13 @@ static void parts(void **state)
         {NORMALIZER("\"NFC\""), STATUS_CORRUPT,
          "f.json: normalizer: must be an object, not a string"},
         {PRE("null"), STATUS_UNSUPPORTED,
-         "f.json: pre_tokenizer: without ByteLevel is not supported"},
-        {PRE("{\"type\":\"Metaspace\"}"), STATUS_UNSUPPORTED,
-         "f.json: pre_tokenizer: type \"Metaspace\" is not supported"},
+         "f.json: decoder: \"ByteLevel\" without a pre_tokenizer ByteLevel is not supported"},
+        {PRE("{\"type\":\"Whitespace\"}"), STATUS_UNSUPPORTED,
+         "f.json: pre_tokenizer: type \"Whitespace\" is not supported"},
+        {PRE("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Metaspace\",\"replacement\":"
+             "\"_\"}," BYTES "]}"),
+         STATUS_UNSUPPORTED,
+         "f.json: pre_tokenizer: pretokenizers[0]: Metaspace with ByteLevel is not supported"},
         {PRE("{\"type\":\"Sequence\"}"), STATUS_CORRUPT,
          "f.json: pre_tokenizer: \"pretokenizers\" must be an array"},
         {PRE("{\"type\":\"Sequence\",\"pretokenizers\":[" BYTES ",{\"type\":\"Split\"}]}"),
@@ -159,8 +163,9 @@ static void parts(void **state)
          "f.json: pre_tokenizer: pretokenizers[1]: \"Split\" after ByteLevel is not supported"},
         {SPLIT("\"pattern\":{\"Regex\":\"a\"}"), STATUS_CORRUPT,
          "f.json: pre_tokenizer: pretokenizers[0]: no \"behavior\""},
-        {SPLIT("\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"MergedWithNext\""), STATUS_UNSUPPORTED,
-         "f.json: pre_tokenizer: pretokenizers[0]: behavior \"MergedWithNext\" is not supported"},
+        {SPLIT("\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"MergedWithNext\""), STATUS_OK, ""},
+        {SPLIT("\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Merged\""), STATUS_UNSUPPORTED,
+         "f.json: pre_tokenizer: pretokenizers[0]: behavior \"Merged\" is not supported"},
         {SPLIT("\"pattern\":\"a\",\"behavior\":\"Isolated\""), STATUS_CORRUPT,
          "f.json: pre_tokenizer: pretokenizers[0]: \"pattern\" must be {\"Regex\": text} or "
          "{\"String\": text}"},
@@ -171,7 +176,61 @@ static void parts(void **state)
         {"{\"model\":" MODEL ",\"pre_tokenizer\":" BYTES "}", STATUS_UNSUPPORTED,
          "f.json: decoder: none is not supported"},
         {"{\"model\":" MODEL ",\"pre_tokenizer\":" BYTES ",\"decoder\":{\"type\":\"Fuse\"}}",
-         STATUS_UNSUPPORTED, "f.json: decoder: type \"Fuse\" is not supported"},
+         STATUS_UNSUPPORTED, "f.json: decoder: \"Fuse\" with ByteLevel is not supported"},
+    };
+    check(rows, sizeof rows / sizeof *rows);
+}
+
+/* The parts of models of characters. */
+static void character_parts(void **state)
+{
+    (void)state;
+#define FUSE          "{\"type\":\"Fuse\"}"
+#define CHARS(parts)  "{\"model\":" MODEL "," parts "}"
+#define META(more)    CHARS("\"pre_tokenizer\":{\"type\":\"Metaspace\"," more "},\"decoder\":" FUSE)
+#define DECODERS(...) CHARS("\"decoder\":{\"type\":\"Sequence\",\"decoders\":[" __VA_ARGS__ "]}")
+#define NORMAL(part)  CHARS("\"normalizer\":" part ",\"decoder\":" FUSE)
+#define STRIP(more)   "{\"type\":\"Strip\"," more "}"
+#define SPACE_START   "\"content\":\" \",\"start\":1,\"stop\":0"
+    static const row rows[] = {
+        {CHARS("\"decoder\":" FUSE), STATUS_OK, ""},
+        {CHARS("\"decoder\":{\"type\":\"WordPiece\"}"), STATUS_UNSUPPORTED,
+         "f.json: decoder: type \"WordPiece\" is not supported"},
+        {META("\"replacement\":\"_\""), STATUS_OK, ""},
+        {META("\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"split\":false"), STATUS_OK, ""},
+        {META("\"split\":false"), STATUS_CORRUPT, "f.json: pre_tokenizer: no \"replacement\""},
+        {META("\"replacement\":\"__\""), STATUS_CORRUPT,
+         "f.json: pre_tokenizer: \"replacement\" must be one character"},
+        {META("\"replacement\":\"\""), STATUS_CORRUPT,
+         "f.json: pre_tokenizer: \"replacement\" must be one character"},
+        {META("\"replacement\":\"_\",\"prepend_scheme\":\"last\""), STATUS_UNSUPPORTED,
+         "f.json: pre_tokenizer: prepend_scheme \"last\" is not supported"},
+        {META("\"replacement\":\"_\",\"add_prefix_space\":false"), STATUS_UNSUPPORTED,
+         "f.json: pre_tokenizer: add_prefix_space false with prepend_scheme \"always\" is not "
+         "supported"},
+        {NORMAL("{\"type\":\"Prepend\",\"prepend\":\"_\"}"), STATUS_OK, ""},
+        {NORMAL("{\"type\":\"Prepend\"}"), STATUS_CORRUPT, "f.json: normalizer: no \"prepend\""},
+        {NORMAL("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"b\"}"),
+         STATUS_UNSUPPORTED, "f.json: normalizer: a Regex pattern is not supported"},
+        {NORMAL("{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"b\"}"),
+         STATUS_UNSUPPORTED, "f.json: normalizer: an empty pattern is not supported"},
+        {NORMAL("{\"type\":\"Replace\",\"pattern\":{},\"content\":\"b\"}"), STATUS_CORRUPT,
+         "f.json: normalizer: pattern: no \"String\""},
+        {DECODERS("{\"type\":\"ByteFallback\"}," FUSE "," STRIP(SPACE_START)), STATUS_OK, ""},
+        {DECODERS(FUSE ",{\"type\":\"ByteFallback\"}"), STATUS_UNSUPPORTED,
+         "f.json: decoder: decoders[1]: at this place is not supported"},
+        {DECODERS(STRIP(SPACE_START)), STATUS_UNSUPPORTED,
+         "f.json: decoder: decoders[0]: without Fuse before it is not supported"},
+        {DECODERS(FUSE "," STRIP("\"content\":\" \",\"start\":1,\"stop\":1")), STATUS_UNSUPPORTED,
+         "f.json: decoder: decoders[1]: anything but spaces at the start is not supported"},
+        {DECODERS(FUSE "," BYTES), STATUS_UNSUPPORTED,
+         "f.json: decoder: decoders[1]: \"ByteLevel\" without a pre_tokenizer ByteLevel is not "
+         "supported"},
+        {PRE("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"}," BYTES "]}"),
+         STATUS_OK, ""},
+        {"{\"model\":" MODEL ",\"pre_tokenizer\":" BYTES
+         ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":[]}}",
+         STATUS_UNSUPPORTED, "f.json: decoder: without ByteLevel is not supported"},
     };
     check(rows, sizeof rows / sizeof *rows);
 }
@@ -298,7 +357,7 @@ int main(void)
         cmocka_unit_test(added_tokens),     cmocka_unit_test(parts),
         cmocka_unit_test(templates),        cmocka_unit_test(patterns),
         cmocka_unit_test(every_truncation), cmocka_unit_test(missing_folder),
-        cmocka_unit_test(oversized_tokens),
+        cmocka_unit_test(oversized_tokens), cmocka_unit_test(character_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
