@@ -11,6 +11,7 @@
 static const model_flags demo = {.dir = "models/demo",
                                  .load_format = "auto",
                                  .dtype = "auto",
+                                 .kv_dtype = "auto",
                                  .quantize = "none",
                                  .quantize_group = 32,
                                  .threads = 2,
@@ -52,8 +53,39 @@ static void a_restart_makes_the_same_again(void **state)
     }
 }
 
+/* The pool counts the bytes that pages take: 16 tokens of 32 dims, K and V, of 4 heads. */
+static void pages_are_of_the_type_asked_for(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *dtype, *kv_dtype, *name;
+        uint64_t page_bytes;
+    } cases[] = {
+        {"auto", "auto", "bf16", 8192}, {"f32", "auto", "f32", 16384},
+        {"f32", "bf16", "bf16", 8192},  {"auto", "f16", "f16", 8192},
+        {"auto", "f32", "f32", 16384},  {"auto", "int8", "int8", 4352},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        model_flags f = demo;
+        loaded_model m;
+        error err = {{0}};
+        f.dtype = cases[i].dtype;
+        f.kv_dtype = cases[i].kv_dtype;
+        f.kv_memory = 4 << 20;
+        if (!status_ok(model_open(&f, false, &m, &err))) fail_msg("%s", err.text);
+        assert_string_equal(kern_kv_name(m.kv_type), cases[i].name);
+        assert_int_equal(m.facts.page_bytes, cases[i].page_bytes);
+        assert_int_equal(m.backend.ops->info(m.backend.ctx)->n_pages,
+                         (4 << 20) / cases[i].page_bytes);
+        model_close(&m);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_restart_makes_the_same_again)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_restart_makes_the_same_again),
+        cmocka_unit_test(pages_are_of_the_type_asked_for),
+    };
     return cmocka_run_group_tests_name("cli_model_flags", tests, NULL, NULL);
 }
