@@ -20,12 +20,46 @@ static void tell_problem(strbuf *out, status s, const error *err)
 
 static void tell_rope(const rope_config *r, strbuf *out)
 {
+    static const char *const names[] = {[ROPE_LINEAR] = "linear",
+                                        [ROPE_DYNAMIC] = "dynamic",
+                                        [ROPE_LLAMA3] = "llama3",
+                                        [ROPE_YARN] = "yarn",
+                                        [ROPE_LONGROPE] = "longrope"};
     strbuf_printf(out, "rope: theta %g", r->theta);
-    if (r->kind == ROPE_LINEAR) strbuf_printf(out, ", linear, factor %g", r->factor);
+    if (r->kind != ROPE_DEFAULT) strbuf_printf(out, ", %s, factor %g", names[r->kind], r->factor);
     if (r->kind == ROPE_LLAMA3)
-        strbuf_printf(out, ", llama3, factor %g, low %g, high %g, original context %u", r->factor,
-                      r->low_freq_factor, r->high_freq_factor, r->original_max_positions);
+        strbuf_printf(out, ", low %g, high %g, original context %u", r->low_freq_factor,
+                      r->high_freq_factor, r->original_max_positions);
+    if (r->kind == ROPE_YARN || r->kind == ROPE_LONGROPE)
+        strbuf_printf(out, ", original context %u, attention factor %g", r->original_max_positions,
+                      r->attention_factor);
     strbuf_putc(out, '\n');
+}
+
+/* Runs of layers that have the flag. */
+static void tell_layers(const model_config *c, uint8_t flag, strbuf *out)
+{
+    for (uint32_t l = 0, end; l < c->n_layers; l = end + 1) {
+        for (end = l; end < c->n_layers && c->layers[end] & flag;) end++;
+        if (end == l + 1) strbuf_printf(out, " %u", l);
+        else if (end > l) strbuf_printf(out, " %u-%u", l, end - 1);
+    }
+    strbuf_putc(out, '\n');
+}
+
+/* What a plain Llama has not. */
+static void tell_extras(const model_config *c, strbuf *out)
+{
+    if (c->qkv_bias) strbuf_puts(out, "biases: q, k, v\n");
+    if (c->qk_norm) strbuf_puts(out, "norms of heads: q, k\n");
+    if (c->window) {
+        strbuf_printf(out, "window: %u tokens, in layers", c->window);
+        tell_layers(c, LAYER_WINDOW, out);
+    }
+    if (c->n_experts == 0) return;
+    strbuf_printf(out, "experts: %u of ffn %u, %u for each token, in layers", c->n_experts,
+                  c->expert_ffn, c->experts_per_token);
+    tell_layers(c, LAYER_SPARSE, out);
 }
 
 static void tell_sampling(const model_config *c, strbuf *out)
@@ -54,6 +88,7 @@ static void tell_config(const model_config *c, strbuf *out)
                   c->n_kv_heads, c->head_dim);
     strbuf_printf(out, "tied embeddings: %s\n", c->tied_embeddings ? "yes" : "no");
     tell_rope(&c->rope, out);
+    tell_extras(c, out);
     strbuf_printf(out, "stored as: %s\n", dtype_name(c->stored));
     strbuf_printf(out, "kv bytes for each token: %zu in 16 bits\n",
                   (size_t)c->n_layers * c->n_kv_heads * c->head_dim * 2 * 2);

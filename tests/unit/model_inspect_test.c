@@ -44,6 +44,27 @@ static void good_folders(void **state)
     strbuf_destroy(&out);
 }
 
+static void what_families_add(void **state)
+{
+    (void)state;
+    strbuf out = {0};
+    const char *text = told("tests/golden/models/qwen3_moe_some_bf16", &out);
+    has_line(text, "norms of heads: q, k");
+    has_line(text, "experts: 9 of ffn 27, 4 for each token, in layers 1");
+    text = told("tests/golden/models/qwen2_window_bf16", &out);
+    has_line(text, "biases: q, k, v");
+    has_line(text, "window: 17 tokens, in layers 1-2");
+    has_line(text,
+             "rope: theta 1e+06, yarn, factor 4, original context 64, attention factor 1.13863");
+    text = told("tests/golden/models/qwen3_layers_bf16", &out);
+    has_line(text, "window: 5 tokens, in layers 0 2");
+    text = told("tests/golden/models/internlm2_long_bf16", &out);
+    has_line(text, "rope: theta 10000, dynamic, factor 2.5");
+    assert_null(strstr(text, "problem"));
+    assert_null(strstr(text, "unsupported"));
+    strbuf_destroy(&out);
+}
+
 static void unknown_things_are_named(void **state)
 {
     (void)state;
@@ -83,6 +104,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(good_folders),
+        cmocka_unit_test(what_families_add),
         cmocka_unit_test(unknown_things_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
