@@ -211,7 +211,7 @@ static void take_event(void *ctx, const char *data, size_t n)
         k->done = true;
         return;
     }
-    json_t *tree = json_loadb(data, n, 0, NULL);
+    json_t *tree = json_loadb(data, n, JSON_ALLOW_NUL, NULL); /* a token may be one */
     if (!json_is_object(tree)) {
         k->bad_json = true;
         note_example(c, SERVE_MALFORMED, "an event that is no JSON object");

@@ -14,14 +14,14 @@ OCTAVO = os.path.abspath(sys.argv[1])
 
 
 class OtherServer(http.server.BaseHTTPRequestHandler):
-    """Streams two tokens, then ends the stream in an event of its own, as llama.cpp's server does; `extra` is one
+    """Streams two tokens (one is NUL), then ends the stream in an event of its own, as llama.cpp's does; `extra` is one
     event too many."""
 
     extra = ""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        events = [{"choices": [{"text": text, "finish_reason": None}]} for text in (" a", " b", *self.extra)]
+        events = [{"choices": [{"text": text, "finish_reason": None}]} for text in (" a", "\0", *self.extra)]
         events.append({"choices": [{"text": "", "finish_reason": "length"}]})
         events.append({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}})
         body = "".join(f"data: {json.dumps(e)}\n\n" for e in events) + "data: [DONE]\n\n"
