@@ -104,6 +104,6 @@ class Peer:
         """Its name for the results."""
         said = subprocess.run([self.tool("llama-batched-bench"), "--version"], capture_output=True, text=True,
                               check=False)
-        build = re.search(r"version: *(.*)", said.stdout + said.stderr)
-        return (f"llama.cpp of {PACKAGE} {VERSION}" + (f" ({build.group(1).strip()})" if build else "") +
+        build = re.search(r"version: *(\S+)", said.stdout + said.stderr)
+        return (f"llama.cpp of {PACKAGE} {VERSION}" + (f" ({build.group(1)})" if build else "") +
                 f", {self.flags}")
