@@ -85,10 +85,23 @@ const char *kern_isa_at(size_t i, bool *available)
     return isa_rows[i].name;
 }
 
+/* Measured on Sapphire Rapids, vdpbf16ps does 64 GFLOP/s on a core where f32 FMA does 195: on Intel
+ * it is there for those who ask. */
+static bool is_slow(size_t row)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return strcmp(isa_rows[row].name, "avx512bf16") == 0 && !__builtin_cpu_is("amd");
+#else
+    (void)row;
+    return false;
+#endif
+}
+
 static status choose_isa(const char *name, size_t *out, error *err)
 {
     for (size_t i = ISA_ROWS; i-- > 0;) {
-        if (name && strcmp(name, isa_rows[i].name) != 0) continue;
+        if (name ? strcmp(name, isa_rows[i].name) != 0 : is_slow(i)) continue;
         if (isa_rows[i].runs()) {
             *out = i;
             return STATUS_IS_OK;

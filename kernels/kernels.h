@@ -21,7 +21,7 @@ typedef struct kern_context kern_context;
 
 typedef struct kern_options {
     thread_pool *pool; /* borrowed; must outlive the context */
-    const char *isa;   /* "ref", "avx2", "avx512", … or NULL for the best this CPU has */
+    const char *isa;   /* "ref", "avx2", "avx512", … or NULL for the fastest here */
 } kern_options;
 
 status kern_create(const kern_options *options, kern_context **out, error *err);
