@@ -52,10 +52,18 @@ static double least_s(double bytes, double gb_s, double operations, double gop_s
     return (read > compute ? read : compute) / 1e9;
 }
 
-/* Products of integers have a limit of their own; those of attention are f32. */
+/* Of products that are not of integers: those with bf16 weights may have instructions of their own.
+ */
+static double float_gflop_s(const bench *b, const kern_limits *limits)
+{
+    bool dots = b->model.options.weight_type == DTYPE_BF16;
+    return dots ? limits->dot_gflop_s : limits->fma_gflop_s;
+}
+
+/* Those of attention are f32. */
 static double product_gop_s(const bench *b, const kern_limits *limits)
 {
-    return b->model.options.quant_bits ? limits->int_gop_s : limits->fma_gflop_s;
+    return b->model.options.quant_bits ? limits->int_gop_s : float_gflop_s(b, limits);
 }
 
 double bench_least_s(const bench *b, const bench_work *w, const kern_limits *limits)
@@ -87,10 +95,10 @@ static status add_round(bench *b, rounds *r, double seconds, double tokens, uint
         [GB_S] = gb_s,
         [GFLOP_S] = gflop_s,
         [READ_LIMIT] = limits.read_gb_s,
-        [FMA_LIMIT] = limits.fma_gflop_s,
+        [FMA_LIMIT] = float_gflop_s(b, &limits),
         [INT_LIMIT] = limits.int_gop_s,
         [READ_SHARE] = gb_s / limits.read_gb_s,
-        [FMA_SHARE] = gflop_s / limits.fma_gflop_s,
+        [FMA_SHARE] = gflop_s / float_gflop_s(b, &limits),
         [INT_SHARE] = gflop_s / limits.int_gop_s,
         [LIMIT_TOKENS_S] = tokens / bench_least_s(b, w, &limits),
     };
