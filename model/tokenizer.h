@@ -18,7 +18,9 @@
 
 typedef struct tokenizer tokenizer;
 
-/* Loads dir/tokenizer.json. Its "truncation" and "padding" are ignored, as `transformers` does. */
+/* Loads dir/tokenizer.json, or, without one, dir/tokenizer.model (SentencePiece's BPE, with
+ * tokenizer_config.json beside it) as `transformers` converts it. Its "truncation" and "padding"
+ * are ignored, as `transformers` does. */
 status tok_load(const char *dir, tokenizer **out, error *err);
 /* The same from a document in memory; `where` names it in messages. */
 status tok_load_text(const char *where, const char *json, size_t n, tokenizer **out, error *err);

@@ -74,6 +74,15 @@ status tok_read_replace(const json_t *part, const char *where, const char **patt
 status tok_read_metaspace(const json_t *part, const char *where, uint8_t replacement[4],
                           unsigned *n_replacement, tok_prepend *prepend, error *err);
 
+/* SentencePiece's tokenizer.model as tokenizer.json. */
+typedef struct tok_spm_options {
+    bool legacy; /* as `transformers` calls it: a space in front of every text, not of the first */
+    const char *bos;     /* the token put in front of a text; or NULL */
+    const json_t *added; /* added_tokens_decoder of tokenizer_config.json, or NULL */
+} tok_spm_options;
+status tok_spm_convert(const char *where, const void *data, size_t n,
+                       const tok_spm_options *options, strbuf *out, error *err);
+
 /* A place in the document, for messages: "file: model.vocab". */
 typedef struct tok_place {
     char text[192];

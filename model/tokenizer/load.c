@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FILE_BYTES_MAX (512u << 20)
@@ -97,10 +98,47 @@ status tok_load_text(const char *where, const char *json, size_t n, tokenizer **
     return load_document(where, doc, out, err);
 }
 
+/* tokenizer.model, with what tokenizer_config.json says about it. */
+static status load_sentencepiece(const char *path, const json_t *config, tokenizer **out,
+                                 error *err)
+{
+    const json_t *bos = json_object_get(config, "bos_token");
+    if (json_is_object(bos)) bos = json_object_get(bos, "content");
+    bool add_bos;
+    tok_spm_options o = {.added = json_object_get(config, "added_tokens_decoder")};
+    RETURN_IF_ERROR(json_get_bool(config, "tokenizer_config.json", "legacy", true, &o.legacy, err));
+    RETURN_IF_ERROR(
+        json_get_bool(config, "tokenizer_config.json", "add_bos_token", true, &add_bos, err));
+    if (add_bos) o.bos = json_is_string(bos) ? json_string_value(bos) : "<s>";
+    char *data;
+    size_t n;
+    RETURN_IF_ERROR(file_read(path, FILE_BYTES_MAX, &data, &n, err));
+    strbuf json = {0};
+    status s = tok_spm_convert(path, data, n, &o, &json, err);
+    free(data);
+    if (status_ok(s)) s = tok_load_text(path, json.data, json.size, out, err);
+    strbuf_destroy(&json);
+    return s;
+}
+
+static status load_model_folder(const char *dir, const char *path, tokenizer **out, error *err)
+{
+    char config_path[4096];
+    json_t *config = NULL;
+    RETURN_IF_ERROR(file_join(config_path, sizeof config_path, dir, "tokenizer_config.json", err));
+    if (file_exists(config_path))
+        RETURN_IF_ERROR(json_read_file(config_path, FILE_BYTES_MAX, &config, err));
+    status s = load_sentencepiece(path, config, out, err);
+    json_decref(config);
+    return s;
+}
+
 status tok_load(const char *dir, tokenizer **out, error *err)
 {
-    char path[4096];
+    char path[4096], model[4096];
     RETURN_IF_ERROR(file_join(path, sizeof path, dir, "tokenizer.json", err));
+    RETURN_IF_ERROR(file_join(model, sizeof model, dir, "tokenizer.model", err));
+    if (!file_exists(path) && file_exists(model)) return load_model_folder(dir, model, out, err);
     json_t *doc;
     RETURN_IF_ERROR(json_read_file(path, FILE_BYTES_MAX, &doc, err));
     return load_document(path, doc, out, err);

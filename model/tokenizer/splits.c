@@ -83,6 +83,17 @@ size_t tok_split_gpt2(const uint8_t *text, size_t n, size_t at)
     return space_end(text, n, at, &newline);
 }
 
+/* The end of the numbers at `at`, of which there are `most` at most. */
+static size_t digits_end(const uint8_t *text, size_t n, size_t at, unsigned most)
+{
+    for (unsigned i = 0; i < most; i++) {
+        scalar digit = scalar_at(text, n, at);
+        if (!(digit.class & UNICODE_NUMBER)) break;
+        at += digit.length;
+    }
+    return at;
+}
+
 /* Llama 3 and Qwen differ in how many digits one piece may have. */
 static inline size_t split_llama3(const uint8_t *text, size_t n, size_t at, unsigned digits_max)
 {
@@ -92,15 +103,7 @@ static inline size_t split_llama3(const uint8_t *text, size_t n, size_t at, unsi
     }
     scalar s = scalar_at(text, n, at);
     if (s.class & UNICODE_LETTER) return run_end(text, n, at, UNICODE_LETTER, false);
-    if (s.class & UNICODE_NUMBER) {
-        size_t end = at + s.length;
-        for (unsigned i = 1; i < digits_max; i++) {
-            scalar digit = scalar_at(text, n, end);
-            if (!(digit.class & UNICODE_NUMBER)) break;
-            end += digit.length;
-        }
-        return end;
-    }
+    if (s.class & UNICODE_NUMBER) return digits_end(text, n, at, digits_max);
     if (s.cp != '\r' && s.cp != '\n') { /* [^\r\n\p{L}\p{N}]\p{L}+ */
         size_t letters = at + s.length;
         size_t end = run_end(text, n, letters, UNICODE_LETTER, false);
@@ -163,12 +166,16 @@ static size_t tekken_word(const uint8_t *text, size_t n, size_t at)
     return 0;
 }
 
-static size_t split_tekken(const uint8_t *text, size_t n, size_t at)
+/* o200k is tekken with contractions at the end of a word and three digits to a piece. */
+static inline size_t split_words(const uint8_t *text, size_t n, size_t at, bool o200k)
 {
-    size_t end = tekken_word(text, n, at);
-    if (end > 0) return end;
+    size_t end = tekken_word(text, n, at), more = 0;
+    if (end > 0) {
+        if (o200k && end < n && text[end] == '\'') more = contraction_end(text, n, end, true);
+        return more > 0 ? more : end;
+    }
     scalar s = scalar_at(text, n, at);
-    if (s.class & UNICODE_NUMBER) return at + s.length;
+    if (s.class & UNICODE_NUMBER) return digits_end(text, n, at, o200k ? 3 : 1);
     size_t body = at + (s.cp == ' ');
     end = run_end(text, n, body, UNICODE_LETTER | UNICODE_NUMBER | UNICODE_SPACE, true);
     if (end > body) {
@@ -178,6 +185,16 @@ static size_t split_tekken(const uint8_t *text, size_t n, size_t at)
     size_t newline;
     end = space_end(text, n, at, &newline);
     return newline > at ? newline : end;
+}
+
+static size_t split_tekken(const uint8_t *text, size_t n, size_t at)
+{
+    return split_words(text, n, at, false);
+}
+
+static size_t split_o200k(const uint8_t *text, size_t n, size_t at)
+{
+    return split_words(text, n, at, true);
 }
 
 size_t tok_split_metaspace(const uint8_t *text, size_t n, size_t at)
@@ -191,8 +208,11 @@ size_t tok_split_metaspace(const uint8_t *text, size_t n, size_t at)
 #define LLAMA3_BEFORE "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 #define LLAMA3_AFTER  "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-#define TEKKEN_HEAD "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define TEKKEN_TAIL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEKKEN_PREFIX "[^\\r\\n\\p{L}\\p{N}]?"
+#define CONTRACTION   "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define TEKKEN_AFTER  "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define TEKKEN_HEAD   "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEKKEN_TAIL   "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 
 tok_split tok_split_find(const char *pattern, size_t n)
 {
@@ -204,9 +224,12 @@ tok_split tok_split_find(const char *pattern, size_t n)
          tok_split_gpt2},
         {LLAMA3_BEFORE "\\p{N}{1,3}" LLAMA3_AFTER, split_llama3_3},
         {LLAMA3_BEFORE "\\p{N}" LLAMA3_AFTER, split_llama3_1},
-        {"[^\\r\\n\\p{L}\\p{N}]?" TEKKEN_HEAD "*" TEKKEN_TAIL "+|[^\\r\\n\\p{L}\\p{N}]?" TEKKEN_HEAD
-         "+" TEKKEN_TAIL "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        {TEKKEN_PREFIX TEKKEN_HEAD "*" TEKKEN_TAIL "+|" TEKKEN_PREFIX TEKKEN_HEAD "+" TEKKEN_TAIL
+                                   "*|\\p{N}" TEKKEN_AFTER,
          split_tekken},
+        {TEKKEN_PREFIX TEKKEN_HEAD "*" TEKKEN_TAIL "+" CONTRACTION "|" TEKKEN_PREFIX TEKKEN_HEAD
+                                   "+" TEKKEN_TAIL "*" CONTRACTION "|\\p{N}{1,3}" TEKKEN_AFTER,
+         split_o200k},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strlen(rows[i].pattern) == n && memcmp(rows[i].pattern, pattern, n) == 0)
