@@ -5,6 +5,7 @@
  * on page_tokens.
  *
  *     block   64 slots: one step of the online softmax
+ *     span    1024 slots: where it begins anew (attention_job.h)
  *     strip   16 slots of one page
  *     tile    at most attn_rows rows (a row is one query token and one query head)
  *
@@ -27,7 +28,14 @@ enum {
      * no power of two, so that the rows of a tile do not meet in one set of the cache. */
     KERN_ATTN_Q_STRIDE = 272,
     KERN_HEAD_DIM_MAX = 256,
+    KERN_ATTN_INT_STRIDE = 2 * KERN_ATTN_Q_STRIDE, /* the same of q as 16-bit integers */
 };
+
+/* int8 pages: q and p become integers up to this, row by row (p with its slots' scales of V, and
+ * block by block), unless all are below that, which gives zeros. 256 products of 16 and 8 bits stay
+ * under 2^31. */
+#define KERN_ATTN_INT_MAX      32767.0f
+#define KERN_ATTN_INT_SMALLEST 0x1p-100f
 
 /* K or V of one block: where each strip begins. In K a step leads to the next pair of dims, in V to
  * the next pair of slots. */
@@ -43,6 +51,7 @@ typedef struct kern_attn_row {
     _Alignas(64) float sum[KERN_STRIP]; /* of p by slot % 16, relative to max */
     float max;                          /* largest score so far */
     float fix;                          /* what the output so far is multiplied with */
+    float q_scale;                      /* what q is to be multiplied with, when integers */
     uint32_t lo, hi;                    /* slots of this block that the row sees; lo == hi: none */
     float *mass;                        /* [KERN_BLOCK_STRIPS] sums of p, or NULL */
 } kern_attn_row;

@@ -20,7 +20,7 @@ void kern_buffer_free(kern_buffer *buffer);
 
 /* Attention's own (attention.c). */
 typedef struct kern_attn_scratch {
-    kern_buffer units, mass_offsets, mass, rows;
+    kern_buffer units, mass_offsets, mass, rows, parts;
 } kern_attn_scratch;
 
 void kern_attn_scratch_free(kern_attn_scratch *s);

@@ -138,6 +138,13 @@ typedef struct kern_isa {
     void (*attn_values[KERN_KV_FORMATS])(const kern_attn_strips *v, uint32_t from, uint32_t to,
                                          const float *p, const kern_attn_row *rows, uint32_t n,
                                          uint32_t head_dim, float *o);
+    /* The same over int8 pages, with q [n][KERN_ATTN_INT_STRIDE] and p as 16-bit integers
+     * (attention.h); [from, to): what any of the rows sees. No rows: attention takes those above. */
+    unsigned attn_int_rows;
+    void (*attn_int_scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const int16_t *q,
+                            const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s);
+    void (*attn_int_values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
+                            const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
 } kern_isa;
 
 /* One function for each operation and ISA; the list in context.c calls them slow to fast. */
@@ -157,6 +164,7 @@ void kern_rows_fill_avx2(kern_isa *isa);
 void kern_kv_fill_avx2(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);
+void kern_attention_int8_fill_avx2(kern_isa *isa);
 void kern_attention_fill_avx512(kern_isa *isa);
 #endif
 

@@ -7,16 +7,22 @@
 
 static inline size_t kern_blocks_of(size_t slots) { return (slots + KERN_BLOCK - 1) / KERN_BLOCK; }
 
-/* Strip t of the table: its K and its V. */
+/* The strip that begins at `slot` of a page's tile: its K and its V. */
+static inline void kern_strip_in_page(const kern_kv_shape *shape, const uint8_t *tile, size_t slot,
+                                      const uint8_t **k, const uint8_t **v)
+{
+    kern_kv_facts facts = kern_kv_facts_of(shape->format);
+    *k = tile + slot * facts.pair * facts.bits / 8;
+    *v = tile + kern_kv_values_at(shape) + slot * shape->head_dim * facts.bits / 8;
+}
+
+/* Strip t of the table. */
 static inline void kern_strip_at(const kern_kv_shape *shape, size_t page_stride,
                                  const uint32_t *pages, const uint8_t *tiles, size_t t,
                                  const uint8_t **k, const uint8_t **v)
 {
-    kern_kv_facts facts = kern_kv_facts_of(shape->format);
     size_t page = t * KERN_STRIP / shape->page_tokens, slot = t * KERN_STRIP % shape->page_tokens;
-    const uint8_t *tile = tiles + (size_t)pages[page] * page_stride;
-    *k = tile + slot * facts.pair * facts.bits / 8;
-    *v = tile + kern_kv_values_at(shape) + slot * shape->head_dim * facts.bits / 8;
+    kern_strip_in_page(shape, tiles + (size_t)pages[page] * page_stride, slot, k, v);
 }
 
 /* Strips of K and of V, without their places. */

@@ -376,4 +376,5 @@ void kern_attention_fill_avx2(kern_isa *isa)
     isa->widen[KERN_KV_F16] = widen_f16;
     isa->attn_rows = ROWS_MAX;
     isa->attn_softmax = softmax;
+    kern_attention_int8_fill_avx2(isa);
 }

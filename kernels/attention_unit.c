@@ -1,0 +1,354 @@
+/* Paged attention, one unit: walks its pages block by block, and merges its spans. Arithmetic on K
+ * and V is in ref/attention.c and x86/attention_*.c. */
+#include "kernels/attention_job.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LOG2_E 1.44269504088896340736
+
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* A thread's scratch, drawn for n rows. */
+typedef struct unit_state {
+    const attn_job *job;
+    const kern_attn_item *it;
+    const attn_unit *unit;
+    size_t n;
+    kern_attn_row *rows; /* [n] of this span, as is o */
+    uint32_t *ends;      /* [n] slots [begins, ends) are seen */
+    uint32_t *begins;
+    float *q_scales;    /* [n] 1 unless q is in integers */
+    float **mass;       /* [n] where a row's sums begin, or NULL */
+    size_t mass_blocks; /* behind so many blocks of sums stand the maxima */
+    float *q;           /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
+    float *o;           /* [n][head_dim] */
+    float *s;           /* [KERN_ATTN_ROWS][KERN_BLOCK] */
+    float *so_far;      /* [n] attn_part_floats: the spans before */
+    float *parts;       /* [n] attn_part_floats: this span */
+} unit_state;
+
+static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+size_t attn_unit_bytes(size_t n, size_t head_dim)
+{
+    return align64(n * sizeof(kern_attn_row) + align64(3 * n * sizeof(uint32_t)) +
+                   align64(n * sizeof(float *)) +
+                   n * (KERN_ATTN_Q_STRIDE + head_dim + 2 * attn_part_floats(head_dim)) *
+                       sizeof(float) +
+                   KERN_ATTN_ROWS * KERN_BLOCK * sizeof(float));
+}
+
+static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint8_t *base)
+{
+    unit_state u = {.job = job, .unit = unit, .it = &job->batch->items[unit->item]};
+    size_t dim = job->batch->shape.head_dim;
+    u.n = (size_t)unit->n_rows * job->batch->q_heads;
+    u.rows = (kern_attn_row *)base;
+    u.ends = (uint32_t *)(u.rows + u.n);
+    u.begins = u.ends + u.n;
+    u.q_scales = (float *)(u.begins + u.n);
+    u.mass = (float **)((uint8_t *)u.ends + align64(3 * u.n * sizeof(uint32_t)));
+    u.q = (float *)((uint8_t *)u.mass + align64(u.n * sizeof(float *)));
+    u.so_far = u.q + u.n * KERN_ATTN_Q_STRIDE;
+    u.parts = u.so_far + u.n * attn_part_floats(dim);
+    u.o = u.parts + u.n * attn_part_floats(dim);
+    u.s = u.o + u.n * dim;
+    u.mass_blocks = kern_blocks_of(attn_row_end(u.it, u.it->n_rows - 1));
+    return u;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static void find_rows(unit_state *u)
+{
+    const kern_attn_batch *b = u->job->batch;
+    const kern_attn_item *it = u->it;
+    const uint32_t mass_from = it->mass ? it->n_rows - it->mass_rows : it->n_rows;
+    for (size_t r = 0; r < u->n; r++) {
+        uint32_t i = u->unit->row + (uint32_t)(r / b->q_heads), head = (uint32_t)(r % b->q_heads);
+        u->begins[r] = attn_row_begin(it, i);
+        u->ends[r] = attn_row_end(it, i);
+        u->mass[r] = i < mass_from
+                         ? NULL
+                         : attn_mass_of_row(u->job, u->unit->item, head, i - mass_from).sums;
+    }
+}
+
+static bool in_integers(const unit_state *u)
+{
+    return u->job->batch->shape.format == KERN_KV_INT8 && u->job->kc->isa.attn_int_rows > 0;
+}
+
+/* q [dim] to integers in its place, and their scale: a NaN where q is not finite. */
+static float quantize_query(float *q, size_t dim)
+{
+    int16_t ints[KERN_HEAD_DIM_MAX] = {0};
+    float max = 0.0f, sum = 0.0f;
+    for (size_t d = 0; d < dim; d++) {
+        max = fabsf(q[d]) > max ? fabsf(q[d]) : max;
+        sum += q[d];
+    }
+    float scale = max / KERN_ATTN_INT_MAX;
+    if (!isfinite(sum)) scale = NAN;
+    else if (max < KERN_ATTN_INT_SMALLEST) scale = 0.0f;
+    else
+        for (size_t d = 0; d < dim; d++) ints[d] = (int16_t)rintf(q[d] * (KERN_ATTN_INT_MAX / max));
+    memcpy(q, ints, dim * sizeof *ints);
+    return scale;
+}
+
+static void load_queries(unit_state *u)
+{
+    const kern_attn_batch *b = u->job->batch;
+    const float scale = (float)((double)b->scale * LOG2_E);
+    for (size_t r = 0; r < u->n; r++) {
+        const float *from = u->it->q + (u->unit->row + r / b->q_heads) * b->q_stride +
+                            r % b->q_heads * b->shape.head_dim;
+        float *q = u->q + r * KERN_ATTN_Q_STRIDE;
+        for (size_t d = 0; d < b->shape.head_dim; d++) q[d] = from[d] * scale;
+        u->q_scales[r] = in_integers(u) ? quantize_query(q, b->shape.head_dim) : 1.0f;
+    }
+}
+
+static void start_span(unit_state *u)
+{
+    memset(u->rows, 0, u->n * sizeof *u->rows);
+    memset(u->o, 0, u->n * u->job->batch->shape.head_dim * sizeof *u->o);
+    for (size_t r = 0; r < u->n; r++) {
+        u->rows[r].max = -INFINITY;
+        u->rows[r].q_scale = u->q_scales[r];
+    }
+}
+
+static void keep_span(const unit_state *u, float *parts)
+{
+    size_t dim = u->job->batch->shape.head_dim, part = attn_part_floats(dim);
+    for (size_t r = 0; r < u->n; r++, parts += part) {
+        memcpy(parts, u->rows[r].sum, KERN_STRIP * sizeof *parts);
+        parts[KERN_STRIP] = u->rows[r].max;
+        memcpy(parts + part - dim, u->o + r * dim, dim * sizeof *parts);
+    }
+}
+
+/* so_far += what a span left of a row. */
+static void merge_row(float *so_far, const float *sum, float max, const float *o, size_t dim)
+{
+    float top = max > so_far[KERN_STRIP] ? max : so_far[KERN_STRIP];
+    float before = exp2f(so_far[KERN_STRIP] - top), now = exp2f(max - top);
+    float *total = so_far + attn_part_floats(dim) - dim;
+    for (size_t i = 0; i < KERN_STRIP; i++) so_far[i] = so_far[i] * before + sum[i] * now;
+    for (size_t d = 0; d < dim; d++) total[d] = total[d] * before + o[d] * now;
+    so_far[KERN_STRIP] = top;
+}
+
+/* so_far, merged with `span` of each row that sees some of it; a row's first span is it. */
+static void merge_span(unit_state *u, uint32_t span, const float *parts)
+{
+    size_t dim = u->job->batch->shape.head_dim, part = attn_part_floats(dim);
+    for (size_t r = 0; r < u->n; r++) {
+        if (u->ends[r] <= span * KERN_SPAN || u->begins[r] >= (span + 1) * KERN_SPAN) continue;
+        const float *from = parts + r * part;
+        float *so_far = u->so_far + r * part;
+        if (u->begins[r] / KERN_SPAN == span) memcpy(so_far, from, part * sizeof *so_far);
+        else merge_row(so_far, from, from[KERN_STRIP], from + part - dim, dim);
+    }
+}
+
+static void finish_rows(unit_state *u)
+{
+    const kern_attn_batch *b = u->job->batch;
+    size_t dim = b->shape.head_dim, part = attn_part_floats(dim);
+    for (size_t r = 0; r < u->n; r++) {
+        const float *so_far = u->so_far + r * part, *o = so_far + part - dim;
+        float sum = 0.0f;
+        for (size_t lane = 0; lane < KERN_STRIP; lane++) sum += so_far[lane];
+        float inverse = 1.0f / sum;
+        float *out =
+            u->it->out + (u->unit->row + r / b->q_heads) * b->out_stride + r % b->q_heads * dim;
+        /* + 0: a sum that underflowed to -0 becomes 0, whatever slots stood beside it. */
+        for (size_t d = 0; d < dim; d++) out[d] = o[d] * inverse + 0.0f;
+        if (!u->mass[r]) continue;
+        float *last = u->mass[r] + u->mass_blocks * (KERN_BLOCK_STRIPS + 1);
+        last[0] = so_far[KERN_STRIP];
+        last[1] = inverse;
+    }
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* Finds strips one after the other. */
+typedef struct strip_cursor {
+    uint32_t strip, page, slot;
+} strip_cursor;
+
+/* Where the strips of `block` that the unit reads begin. Others are never looked up: their pages
+ * may have left the window; they are fetched as if they were the first that is read. */
+static void find_strips(const unit_state *u, size_t block, uint32_t begin, uint32_t end,
+                        strip_cursor *c, const uint8_t *k[KERN_BLOCK_STRIPS],
+                        const uint8_t *v[KERN_BLOCK_STRIPS])
+{
+    const kern_kv_shape *shape = &u->job->batch->shape;
+    size_t from = max_size(block * KERN_BLOCK_STRIPS, begin / KERN_STRIP);
+    size_t to =
+        min_size((block + 1) * KERN_BLOCK_STRIPS, ((size_t)end + KERN_STRIP - 1) / KERN_STRIP);
+    if (from >= to) return; /* behind the last block: it is fetched again */
+    if (c->strip != from)
+        *c = (strip_cursor){(uint32_t)from, (uint32_t)(from * KERN_STRIP / shape->page_tokens),
+                            (uint32_t)(from * KERN_STRIP % shape->page_tokens)};
+    for (size_t t = from; t < to; t++, c->strip++) {
+        kern_strip_in_page(shape, u->it->tiles + u->it->pages[c->page] * u->job->batch->page_stride,
+                           c->slot, &k[t % KERN_BLOCK_STRIPS], &v[t % KERN_BLOCK_STRIPS]);
+        c->slot += KERN_STRIP;
+        if (c->slot < shape->page_tokens) continue;
+        c->slot = 0;
+        c->page++;
+    }
+    for (size_t t = 0; t < KERN_BLOCK_STRIPS; t++) {
+        size_t strip = block * KERN_BLOCK_STRIPS + t;
+        if (strip >= from && strip < to) continue;
+        k[t] = k[from % KERN_BLOCK_STRIPS];
+        v[t] = v[from % KERN_BLOCK_STRIPS];
+    }
+}
+
+/* o = o * fix + p . v for a tile. Rows of a tile see almost the same slots: what all see is done at
+ * once, the rest of each row alone, in its order; a slot that a row does not see never touches it.
+ */
+static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const kern_attn_strips *v,
+                        const float *p, kern_attn_row *rows, uint32_t n, float *o)
+{
+    kern_kv_format type = b->shape.format;
+    uint32_t dim = b->shape.head_dim, from = 0, to = KERN_BLOCK;
+    bool same = true;
+    for (uint32_t r = 0; r < n; r++) {
+        from = rows[r].lo > from ? rows[r].lo : from;
+        to = rows[r].hi < to ? rows[r].hi : to;
+        same = same && rows[r].lo == rows[0].lo && rows[r].hi == rows[0].hi;
+    }
+    if (same) {
+        if (from < to) isa->attn_values[type](v, from, to, p, rows, n, dim, o);
+        return;
+    }
+    if (from >= to) from = to = KERN_BLOCK; /* nothing in common: all of it is head */
+    for (uint32_t r = 0; r < n; r++) {
+        uint32_t stop = rows[r].hi < from ? rows[r].hi : from;
+        if (rows[r].lo >= stop) continue;
+        isa->attn_values[type](v, rows[r].lo, stop, p + r * KERN_BLOCK, rows + r, 1, dim,
+                               o + r * dim);
+        rows[r].fix = 1.0f;
+    }
+    if (from == to) return;
+    isa->attn_values[type](v, from, to, p, rows, n, dim, o);
+    for (uint32_t r = 0; r < n; r++) {
+        rows[r].fix = 1.0f;
+        if (rows[r].hi > to)
+            isa->attn_values[type](v, to, rows[r].hi, p + r * KERN_BLOCK, rows + r, 1, dim,
+                                   o + r * dim);
+    }
+}
+
+/* What each row of a tile sees of a block; false: nothing. [*lo, *hi): what any of them sees. */
+static bool tile_range(unit_state *u, size_t block, size_t first, size_t n, uint32_t *lo,
+                       uint32_t *hi)
+{
+    kern_attn_row *rows = u->rows + first;
+    uint32_t base = (uint32_t)block * KERN_BLOCK;
+    bool all = u->begins[first + n - 1] <= base && u->ends[first] >= base + KERN_BLOCK;
+    *lo = all ? 0 : KERN_BLOCK;
+    *hi = all ? KERN_BLOCK : 0;
+    for (size_t r = 0; r < n; r++) {
+        rows[r].mass = u->mass[first + r] ? u->mass[first + r] + block * KERN_BLOCK_STRIPS : NULL;
+        uint32_t begin = 0, end = KERN_BLOCK;
+        if (!all) {
+            begin = max_u32(u->begins[first + r], base) - base;
+            end = max_u32(min_u32(u->ends[first + r], base + KERN_BLOCK), base) - base;
+        }
+        rows[r].lo = begin < end ? begin : 0;
+        rows[r].hi = begin < end ? end : 0;
+        if (begin >= end) continue;
+        *lo = min_u32(*lo, begin);
+        *hi = max_u32(*hi, end);
+    }
+    return *lo < *hi;
+}
+
+/* One block for the rows [first, first + n) of the unit. */
+static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
+                       const kern_attn_strips *v, size_t first, size_t n)
+{
+    const kern_isa *isa = &u->job->kc->isa;
+    const kern_attn_batch *b = u->job->batch;
+    kern_attn_row *rows = u->rows + first;
+    uint32_t lo, hi, dim = b->shape.head_dim;
+    if (!tile_range(u, block, first, n, &lo, &hi)) return;
+    uint32_t strip = lo / KERN_STRIP, end = (hi + KERN_STRIP - 1) / KERN_STRIP, m = (uint32_t)n;
+    const float *q = u->q + first * KERN_ATTN_Q_STRIDE;
+    const bool ints = in_integers(u);
+    if (ints) isa->attn_int_scores(k, strip, end, (const int16_t *)q, rows, m, dim, u->s);
+    else isa->attn_scores[b->shape.format](k, strip, end, q, m, dim, u->s);
+    isa->attn_softmax(rows, m, u->s);
+    for (size_t r = 0; r < n; r++)
+        if (u->mass[first + r] && rows[r].lo < rows[r].hi)
+            u->mass[first + r][u->mass_blocks * KERN_BLOCK_STRIPS + block] = rows[r].max;
+    float *o = u->o + first * dim;
+    if (ints) isa->attn_int_values(v, lo, hi, u->s, rows, m, dim, o);
+    else tile_values(isa, b, v, u->s, rows, m, o);
+}
+
+/* Blocks of one span, whatever lies of them in [begin, end). k->next and v->next are those of the
+ * first, then those of the block behind the last. */
+static void run_span(unit_state *u, uint32_t span, uint32_t begin, uint32_t end, strip_cursor *c,
+                     kern_attn_strips *k, kern_attn_strips *v)
+{
+    size_t first = max_size(begin, (size_t)span * KERN_SPAN) / KERN_BLOCK;
+    size_t last = kern_blocks_of(min_size(end, ((size_t)span + 1) * KERN_SPAN));
+    const kern_isa *isa = &u->job->kc->isa;
+    size_t most = in_integers(u) ? isa->attn_int_rows : isa->attn_rows;
+    size_t tiles = (u->n + most - 1) / most;
+    size_t step = (u->n + tiles - 1) / tiles; /* tiles of equal size: few rows are slow */
+    for (size_t block = first; block < last; block++) {
+        memcpy(k->at, k->next, sizeof k->at);
+        memcpy(v->at, v->next, sizeof v->at);
+        if (u->job->batch->shape.format == KERN_KV_INT8)
+            kern_strip_scales(&u->job->batch->shape, k, v);
+        find_strips(u, block + 1, begin, end, c, k->next, v->next);
+        for (size_t r = 0; r < u->n; r += step)
+            tile_block(u, block, k, v, r, min_size(u->n - r, step));
+    }
+}
+
+void attn_unit_run(const attn_job *job, const attn_unit *unit, uint8_t *scratch)
+{
+    unit_state u = unit_state_at(job, unit, scratch);
+    size_t part = u.n * attn_part_floats(job->batch->shape.head_dim);
+    find_rows(&u);
+    load_queries(&u);
+    uint32_t begin = max_u32(u.begins[0], unit->first_span * KERN_SPAN);
+    uint32_t end = (uint32_t)min_size(u.ends[u.n - 1], (size_t)unit->end_span * KERN_SPAN);
+    kern_attn_strips k = {0}, v = {0};
+    kern_strip_steps(&job->batch->shape, &k, &v);
+    strip_cursor c = {.strip = UINT32_MAX};
+    find_strips(&u, begin / KERN_BLOCK, begin, end, &c, k.next, v.next);
+    for (uint32_t span = unit->first_span; span < unit->end_span; span++) {
+        start_span(&u);
+        run_span(&u, span, begin, end, &c, &k, &v);
+        float *parts = unit->parts ? unit->parts + (span - unit->first_span) * part : u.parts;
+        keep_span(&u, parts);
+        if (!unit->parts) merge_span(&u, span, parts);
+    }
+    if (!unit->parts) finish_rows(&u);
+}
+
+void attn_unit_merge(const attn_job *job, const attn_unit *unit, uint8_t *scratch)
+{
+    unit_state u = unit_state_at(job, unit, scratch);
+    size_t part = u.n * attn_part_floats(job->batch->shape.head_dim);
+    find_rows(&u);
+    for (uint32_t span = unit->first_span; span < unit->end_span; span++)
+        merge_span(&u, span, unit->parts + (span - unit->first_span) * part);
+    finish_rows(&u);
+}

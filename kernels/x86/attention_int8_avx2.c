@@ -1,0 +1,177 @@
+/* Attention over int8 pages in 16-bit integers, for AVX2: K and V are widened as they are loaded,
+ * q and p come as integers too, and sums over a block are exact in 32 bits. */
+#include "kernels/isa.h"
+#include "kernels/x86/math_avx2.h"
+
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K or V, a pair and a product: 16 registers */
+
+/* 8 slots of K, or 8 dims of V, each with its pair. */
+INLINE __m256i load_pairs(const uint8_t *p)
+{
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* sums [2] += the pair at x times those of a [2]. */
+INLINE void add_pairs(__m256i *sums, const __m256i *a, const int16_t *x)
+{
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    __m256i all = _mm256_set1_epi32(pair);
+    for (int i = 0; i < 2; i++) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(all, a[i]));
+}
+
+/* 8 scales, bf16. */
+INLINE __m256 load_scales(const uint8_t *scales)
+{
+    __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)scales));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+}
+
+/* ---- q . k ----------------------------------------------------------------------------------- */
+
+INLINE void scores_tile(unsigned n, const kern_attn_strips *k, uint32_t strip, const int16_t *q,
+                        const kern_attn_row *rows, uint32_t head_dim, float *s)
+{
+    __m256i sums[ROWS_MAX][2];
+    for (unsigned r = 0; r < n; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+    const uint8_t *at = k->at[strip], *next = k->next[strip];
+    const size_t step = k->step;
+    for (uint32_t d = 0; d < head_dim; d += 2, q += 2, at += step, next += step) {
+        _mm_prefetch((const char *)next, _MM_HINT_T1);
+        const __m256i a[2] = {load_pairs(at), load_pairs(at + 16)};
+        for (unsigned r = 0; r < n; r++) add_pairs(sums[r], a, q + r * KERN_ATTN_INT_STRIDE);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        __m256 scale = load_scales(k->scales[strip] + 16 * i);
+        for (unsigned r = 0; r < n; r++)
+            _mm256_storeu_ps(s + r * KERN_BLOCK + strip * KERN_STRIP + i * 8,
+                             _mm256_mul_ps(_mm256_cvtepi32_ps(sums[r][i]),
+                                           _mm256_mul_ps(scale, _mm256_set1_ps(rows[r].q_scale))));
+    }
+}
+
+static void scores(const kern_attn_strips *k, uint32_t from, uint32_t to, const int16_t *q,
+                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s)
+{
+#define ROWS(N)                                                                                    \
+    case N:                                                                                        \
+        for (; from < to; from++) scores_tile(N, k, from, q, rows, head_dim, s);                   \
+        break;
+    switch (n) {
+        KERN_ATTN_EACH_6(ROWS)
+    }
+#undef ROWS
+}
+
+/* ---- p . v ----------------------------------------------------------------------------------- */
+
+/* What a block's p times its scales of V become: integers and what they are to be multiplied with.
+ * Of slots that the row does not see: 0, whatever stands there. */
+typedef struct weights {
+    _Alignas(32) int16_t q[ROWS_MAX][KERN_BLOCK];
+    float scale[ROWS_MAX];
+} weights;
+
+/* Ones in the lanes of vector i that lie in [lo, hi). */
+INLINE __m256 seen(uint32_t lo, uint32_t hi, int i)
+{
+    __m256i slot =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
+    __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), slot);
+    __m256i under = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)hi), slot);
+    return _mm256_castsi256_ps(_mm256_andnot_si256(before, under));
+}
+
+INLINE float max_bits(__m256i x)
+{
+    __m128i q = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0x4e));
+    q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(q));
+}
+
+/* scales [KERN_BLOCK] of V. The largest is found among bits: there a NaN is above all others. */
+INLINE void quantize_row(const kern_attn_row *row, const float *p, const float *scales, int16_t *q,
+                         float *scale)
+{
+    enum { VECTORS = KERN_BLOCK / 8 };
+    const bool all = row->lo == 0 && row->hi == KERN_BLOCK;
+    __m256 w[VECTORS];
+    __m256i top = _mm256_setzero_si256();
+    for (int i = 0; i < VECTORS; i++) {
+        w[i] = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * i), _mm256_loadu_ps(scales + 8 * i));
+        if (!all) w[i] = _mm256_and_ps(w[i], seen(row->lo, row->hi, i));
+        top = _mm256_max_epu32(top, _mm256_castps_si256(w[i]));
+    }
+    const float max = max_bits(top), limit = KERN_ATTN_INT_MAX;
+    const bool zeros = max < KERN_ATTN_INT_SMALLEST;
+    const __m256 inverse = _mm256_set1_ps(zeros ? 0.0f : limit / max);
+    *scale = zeros ? 0.0f : max / limit;
+    for (int i = 0; i < VECTORS; i += 2) {
+        __m256i pair = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(w[i], inverse)),
+                                          _mm256_cvtps_epi32(_mm256_mul_ps(w[i + 1], inverse)));
+        _mm256_store_si256((__m256i *)(q + 8 * i), _mm256_permute4x64_epi64(pair, 0xd8));
+    }
+}
+
+/* Slots [from, to), both even, of 16 dims. */
+INLINE void values_tile(unsigned n, const kern_attn_strips *v, uint32_t from, uint32_t to,
+                        const weights *w, const kern_attn_row *rows, uint32_t head_dim, float *o,
+                        size_t dim)
+{
+    __m256i sums[ROWS_MAX][2];
+    for (unsigned r = 0; r < n; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+    const size_t step = v->step;
+    for (uint32_t j = from; j < to;) {
+        uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
+        if (stop > to) stop = to;
+        size_t off = j % KERN_STRIP / 2 * step + dim * 2;
+        for (const int16_t *x = &w->q[0][j]; j < stop; j += 2, x += 2, off += step) {
+            _mm_prefetch((const char *)v->next[strip] + off, _MM_HINT_T1);
+            const uint8_t *at = v->at[strip] + off;
+            const __m256i a[2] = {load_pairs(at), load_pairs(at + 16)};
+            for (unsigned r = 0; r < n; r++) add_pairs(sums[r], a, x + r * KERN_BLOCK);
+        }
+    }
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2; i++) {
+            float *to_o = o + r * head_dim + dim + i * 8;
+            __m256 before = _mm256_mul_ps(_mm256_loadu_ps(to_o), _mm256_set1_ps(rows[r].fix));
+            _mm256_storeu_ps(to_o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][i]),
+                                                   _mm256_set1_ps(w->scale[r]), before));
+        }
+}
+
+static void values(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
+                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o)
+{
+    weights w;
+    float scales[KERN_BLOCK];
+    for (uint32_t i = 0; i < KERN_BLOCK; i += 8)
+        _mm256_storeu_ps(scales + i, load_scales(v->scales[i / KERN_STRIP] + i % KERN_STRIP * 2));
+    for (uint32_t r = 0; r < n; r++)
+        quantize_row(rows + r, p + r * KERN_BLOCK, scales, w.q[r], &w.scale[r]);
+    from &= ~1u;
+    to = (to + 1) & ~1u;
+#define ROWS(N)                                                                                    \
+    case N:                                                                                        \
+        for (size_t dim = 0; dim < head_dim; dim += 16)                                            \
+            values_tile(N, v, from, to, &w, rows, head_dim, o, dim);                               \
+        break;
+    switch (n) {
+        KERN_ATTN_EACH_6(ROWS)
+    }
+#undef ROWS
+}
+
+void kern_attention_int8_fill_avx2(kern_isa *isa)
+{
+    isa->attn_int_rows = ROWS_MAX;
+    isa->attn_int_scores = scores;
+    isa->attn_int_values = values;
+}
