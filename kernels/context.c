@@ -69,7 +69,7 @@ static const struct isa_row {
     {"avx512",
      runs_avx512,
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
-    {"avx512vnni", runs_vnni, {kern_quant_fill_vnni}},
+    {"avx512vnni", runs_vnni, {kern_quant_fill_vnni, kern_attention_fill_vnni}},
     {"avx512bf16", runs_bf16, {kern_matmul_fill_bf16}},
     {"amx", runs_amx, {kern_matmul_fill_amx, kern_quant_fill_amx}},
 #endif

@@ -165,6 +165,7 @@ void kern_kv_fill_avx2(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);
 void kern_attention_int8_fill_avx2(kern_isa *isa);
+void kern_attention_fill_vnni(kern_isa *isa);
 void kern_attention_fill_avx512(kern_isa *isa);
 #endif
 

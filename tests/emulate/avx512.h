@@ -316,6 +316,14 @@ EMULATED __m512i _mm512_cvtepi8_epi32(__m128i v)
     return x.si;
 }
 
+EMULATED __m512i _mm512_cvtepi8_epi16(__m256i v)
+{
+    emulated_512 x;
+    x.half[0] = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(v));
+    x.half[1] = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1));
+    return x.si;
+}
+
 EMULATED __m256i _mm512_cvtepi32_epi16(__m512i v)
 {
     emulated_512 x = {.si = v}, r;
@@ -371,6 +379,16 @@ EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i u, __m512i s)
     for (int i = 0; i < 16; i++) {
         int32_t dot = 0;
         for (int j = 4 * i; j < 4 * i + 4; j++) dot += a.u8[j] * b.i8[j];
+        x.i32[i] = (int32_t)((uint32_t)x.i32[i] + (uint32_t)dot);
+    }
+    return x.si;
+}
+
+EMULATED __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b)
+{
+    emulated_512 x = {.si = sum}, y = {.si = a}, z = {.si = b};
+    for (int i = 0; i < 16; i++) {
+        int32_t dot = y.i16[2 * i] * z.i16[2 * i] + y.i16[2 * i + 1] * z.i16[2 * i + 1];
         x.i32[i] = (int32_t)((uint32_t)x.i32[i] + (uint32_t)dot);
     }
     return x.si;

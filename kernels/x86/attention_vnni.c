@@ -1,0 +1,177 @@
+/* Attention over int8 pages in 16-bit integers, for AVX-512 with VNNI: as attention_int8_avx2.c,
+ * bit for bit, a strip a vector. */
+#include "kernels/isa.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { ROWS_MAX = 12 }; /* 12 rows x 2 vectors, 2 of K or V, a pair */
+
+/* 16 slots of K, or 16 dims of V, each with its pair. */
+INLINE __m512i load_pairs(const uint8_t *p)
+{
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+}
+
+INLINE __m512i broadcast_pair(const int16_t *x)
+{
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+
+/* 16 scales, bf16. */
+INLINE __m512 load_scales(const uint8_t *scales)
+{
+    __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)scales));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+}
+
+/* ---- q . k ----------------------------------------------------------------------------------- */
+
+INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, uint32_t strip,
+                        const int16_t *q, const kern_attn_row *rows, uint32_t head_dim, float *s)
+{
+    __m512i sums[ROWS_MAX][2];
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < strips; i++) sums[r][i] = _mm512_setzero_si512();
+    size_t off = 0;
+    for (uint32_t d = 0; d < head_dim; d += 2, q += 2, off += k->step) {
+        __m512i a[2];
+        for (unsigned i = 0; i < strips; i++) {
+            a[i] = load_pairs(k->at[strip + i] + off);
+            _mm_prefetch((const char *)k->next[strip + i] + off, _MM_HINT_T1);
+        }
+        for (unsigned r = 0; r < n; r++) {
+            __m512i x = broadcast_pair(q + r * KERN_ATTN_INT_STRIDE);
+            for (unsigned i = 0; i < strips; i++)
+                sums[r][i] = _mm512_dpwssd_epi32(sums[r][i], x, a[i]);
+        }
+    }
+    for (unsigned i = 0; i < strips; i++) {
+        __m512 scale = load_scales(k->scales[strip + i]);
+        for (unsigned r = 0; r < n; r++)
+            _mm512_storeu_ps(s + r * KERN_BLOCK + (strip + i) * KERN_STRIP,
+                             _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][i]),
+                                           _mm512_mul_ps(scale, _mm512_set1_ps(rows[r].q_scale))));
+    }
+}
+
+static void scores(const kern_attn_strips *k, uint32_t from, uint32_t to, const int16_t *q,
+                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s)
+{
+#define ROWS(N)                                                                                    \
+    case N:                                                                                        \
+        for (; from + 2 <= to; from += 2) scores_tile(N, 2, k, from, q, rows, head_dim, s);        \
+        if (from < to) scores_tile(N, 1, k, from, q, rows, head_dim, s);                           \
+        break;
+    switch (n) {
+        KERN_ATTN_EACH_12(ROWS)
+    }
+#undef ROWS
+}
+
+/* ---- p . v ----------------------------------------------------------------------------------- */
+
+typedef struct weights {
+    _Alignas(64) int16_t q[ROWS_MAX][KERN_BLOCK];
+    float scale[ROWS_MAX];
+} weights;
+
+/* The lanes of strip i that lie in [lo, hi). */
+INLINE __mmask16 seen(uint32_t lo, uint32_t hi, unsigned i)
+{
+    uint64_t bits = (hi < 64 ? (UINT64_C(1) << hi) - 1 : ~UINT64_C(0)) & (~UINT64_C(0) << lo);
+    return (__mmask16)(bits >> (i * KERN_STRIP));
+}
+
+/* The largest is found among bits: there a NaN is above all others. */
+INLINE void quantize_row(const kern_attn_row *row, const float *p, const __m512 *scales, int16_t *q,
+                         float *scale)
+{
+    __m512 w[KERN_BLOCK_STRIPS];
+    const __m512i low = _mm512_set1_epi32(0x7fffffff); /* all bits but the sign's */
+    __m512i top = _mm512_setzero_si512();
+    for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) {
+        __mmask16 mask = seen(row->lo, row->hi, i);
+        w[i] = _mm512_maskz_mov_ps(mask,
+                                   _mm512_mul_ps(_mm512_loadu_ps(p + i * KERN_STRIP), scales[i]));
+        __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(w[i]), low);
+        top = _mm512_max_epi32(top, magnitude);
+    }
+    int bits = _mm512_reduce_max_epi32(top);
+    float max;
+    memcpy(&max, &bits, sizeof max);
+    const bool zeros = max < KERN_ATTN_INT_SMALLEST;
+    const __m512 inverse = _mm512_set1_ps(zeros ? 0.0f : KERN_ATTN_INT_MAX / max);
+    *scale = zeros ? 0.0f : max / KERN_ATTN_INT_MAX;
+    for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) {
+        __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(w[i], inverse));
+        _mm256_storeu_si256((__m256i *)(q + i * KERN_STRIP), _mm512_cvtepi32_epi16(whole));
+    }
+}
+
+/* Slots [from, to), both even, of `vectors` times 16 dims. */
+INLINE void values_tile(unsigned n, unsigned vectors, const kern_attn_strips *v, uint32_t from,
+                        uint32_t to, const weights *w, const kern_attn_row *rows, uint32_t head_dim,
+                        float *o, size_t dim)
+{
+    __m512i sums[ROWS_MAX][2];
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < vectors; i++) sums[r][i] = _mm512_setzero_si512();
+    for (uint32_t j = from; j < to; j += 2) {
+        size_t off = j % KERN_STRIP / 2 * v->step + dim * 2;
+        __m512i a[2];
+        _mm_prefetch((const char *)v->next[j / KERN_STRIP] + off, _MM_HINT_T1);
+        for (unsigned i = 0; i < vectors; i++)
+            a[i] = load_pairs(v->at[j / KERN_STRIP] + off + i * 32);
+        for (unsigned r = 0; r < n; r++) {
+            __m512i x = broadcast_pair(&w->q[r][j]);
+            for (unsigned i = 0; i < vectors; i++)
+                sums[r][i] = _mm512_dpwssd_epi32(sums[r][i], x, a[i]);
+        }
+    }
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < vectors; i++) {
+            float *to_o = o + r * head_dim + dim + i * 16;
+            __m512 before = _mm512_mul_ps(_mm512_loadu_ps(to_o), _mm512_set1_ps(rows[r].fix));
+            _mm512_storeu_ps(to_o, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][i]),
+                                                   _mm512_set1_ps(w->scale[r]), before));
+        }
+}
+
+INLINE void values_rows(unsigned n, const kern_attn_strips *v, uint32_t from, uint32_t to,
+                        const weights *w, const kern_attn_row *rows, uint32_t head_dim, float *o)
+{
+    size_t dim = 0;
+    for (; dim + 32 <= head_dim; dim += 32)
+        values_tile(n, 2, v, from, to, w, rows, head_dim, o, dim);
+    if (dim < head_dim) values_tile(n, 1, v, from, to, w, rows, head_dim, o, dim);
+}
+
+static void values(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
+                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o)
+{
+    weights w;
+    __m512 scales[KERN_BLOCK_STRIPS];
+    for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) scales[i] = load_scales(v->scales[i]);
+    for (uint32_t r = 0; r < n; r++)
+        quantize_row(rows + r, p + r * KERN_BLOCK, scales, w.q[r], &w.scale[r]);
+    from &= ~1u;
+    to = (to + 1) & ~1u;
+#define ROWS(N)                                                                                    \
+    case N: values_rows(N, v, from, to, &w, rows, head_dim, o); break;
+    switch (n) {
+        KERN_ATTN_EACH_12(ROWS)
+    }
+#undef ROWS
+}
+
+void kern_attention_fill_vnni(kern_isa *isa)
+{
+    isa->attn_int_rows = ROWS_MAX;
+    isa->attn_int_scores = scores;
+    isa->attn_int_values = values;
+}
