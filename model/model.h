@@ -14,7 +14,7 @@
 
 #include "base/base.h"
 #include "comm/comm.h"
-#include "kernels/kv_format.h"
+#include "kernels/kernels.h"
 #include "scheduler/backend.h"
 
 /* ---- configuration --------------------------------------------------------------------------- */
