@@ -132,6 +132,9 @@ static bool loop_attr(render *r, const loop_state *l, text name, value *out)
 static bool own_attr(render *r, value obj, text name, value *out)
 {
     const builtin *method = tmpl_find_method(name, (value_kind)obj.kind);
+    if (method && obj.kind == V_STRING && obj.safe)
+        return render_fail(r, STATUS_UNSUPPORTED, "'%.*s' of safe text is not supported",
+                           (int)name.n, name.s);
     if (method) return callable_value(r, (callable){.builtin = method, .self = obj}, out);
     if (obj.kind == V_LOOP) return loop_attr(r, obj.loop, name, out);
     if (obj.kind == V_NAMESPACE) {
@@ -167,6 +170,7 @@ static bool own_item(render *r, value obj, value key, value *out)
         text t = text_of(obj);
         size_t at = text_offset(t, (size_t)i);
         *out = value_text((text){t.s + at, text_char_size(t, at)});
+        out->safe = obj.safe;
     } else {
         *out = obj.list->items[i];
     }
@@ -300,7 +304,11 @@ bool value_slice(render *r, value obj, value start, value stop, value step, valu
     }
     if (!value_length(r, obj, &n)) return false;
     if (!resolve_slice(r, start, stop, step, (int64_t)n, &s) || !render_step(r, s.n)) return false;
-    if (obj.kind == V_STRING) return slice_string(r, text_of(obj), &s, out);
+    if (obj.kind == V_STRING) {
+        if (!slice_string(r, text_of(obj), &s, out)) return false;
+        out->safe = obj.safe;
+        return true;
+    }
     if (obj.kind == V_RANGE) return slice_range(r, obj.range, &s, out);
     list *l = list_new(r, s.n);
     if (!l) return false;

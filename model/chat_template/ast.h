@@ -164,7 +164,6 @@ typedef struct parser {
     unsigned depth;
     unsigned loops;  /* for statements around this place, within this macro */
     unsigned uses;   /* USES_*: names seen since the innermost macro began */
-    unsigned n_safe; /* `safe` filters that are not the last of an output */
 } parser;
 
 status parse_template(parser *p, node **out);

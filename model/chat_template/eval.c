@@ -188,10 +188,18 @@ bool eval_call_block(render *r, scope *s, const node *call, value caller, value 
 
 static bool eval_filter(render *r, scope *s, const node *n, value *out)
 {
+    static const char *const plain[] = {"safe",  "string",  "tojson", "length",
+                                        "count", "default", "d"};
     value self;
     call_args args;
-    return eval_node(r, s, n->a, &self) && eval_arguments(r, s, n, &args) &&
-           tmpl_call_builtin(r, n->builtin, self, &args, out);
+    if (!eval_node(r, s, n->a, &self) || !eval_arguments(r, s, n, &args)) return false;
+    bool known = self.kind != V_STRING || !self.safe;
+    for (size_t i = 0; i < sizeof plain / sizeof *plain && !known; i++)
+        known = text_is(n->name, plain[i]);
+    if (!known)
+        return render_fail(r, STATUS_UNSUPPORTED, "filter '%.*s' of safe text is not supported",
+                           (int)n->name.n, n->name.s);
+    return tmpl_call_builtin(r, n->builtin, self, &args, out);
 }
 
 static bool eval_test(render *r, scope *s, const node *n, value *out)

@@ -13,6 +13,14 @@ FILTER(filter_string)
     return value_str(r, self, out);
 }
 
+FILTER(filter_safe)
+{
+    (void)args, (void)call;
+    if (!value_str(r, self, out)) return false;
+    out->safe = true;
+    return true;
+}
+
 FILTER(filter_trim)
 {
     (void)call;
@@ -323,6 +331,7 @@ FILTER(filter_tojson)
 
 const builtin tmpl_filters_text[] = {
     {"string", "", 0, filter_string, 0},
+    {"safe", "", 0, filter_safe, 0},
     {"trim", "chars", 0, filter_trim, 0},
     {"lower", "", 0, filter_lower, 0},
     {"upper", "", 0, filter_upper, 0},

@@ -152,14 +152,36 @@ static bool repeat_list(render *r, value v, int64_t times, value *out)
     return true;
 }
 
+static void add_escaped(builder *b, text t)
+{
+    for (size_t i = 0; i < t.n; i++) {
+        switch (t.s[i]) {
+        case '&': builder_add(b, TEXT("&amp;")); break;
+        case '<': builder_add(b, TEXT("&lt;")); break;
+        case '>': builder_add(b, TEXT("&gt;")); break;
+        case '\'': builder_add(b, TEXT("&#39;")); break;
+        case '"': builder_add(b, TEXT("&#34;")); break;
+        default: builder_add(b, (text){t.s + i, 1}); break;
+        }
+    }
+}
+
+/* What is safe stays so, and what is added to it is escaped: as markupsafe has it. */
+static bool concatenate_texts(render *r, value a, value b, value *out)
+{
+    builder made = builder_new(r);
+    if (b.safe && !a.safe) add_escaped(&made, text_of(a));
+    else builder_add(&made, text_of(a));
+    if (a.safe && !b.safe) add_escaped(&made, text_of(b));
+    else builder_add(&made, text_of(b));
+    if (!builder_finish(&made, out)) return false;
+    out->safe = a.safe || b.safe;
+    return true;
+}
+
 static bool concatenate(render *r, value a, value b, value *out)
 {
-    if (a.kind == V_STRING) {
-        builder made = builder_new(r);
-        builder_add(&made, text_of(a));
-        builder_add(&made, text_of(b));
-        return builder_finish(&made, out);
-    }
+    if (a.kind == V_STRING) return concatenate_texts(r, a, b, out);
     list *l = list_new(r, a.list->n + b.list->n);
     if (!l || !render_step(r, l->capacity)) return false;
     for (size_t i = 0; i < a.list->n; i++) l->items[l->n++] = a.list->items[i];
@@ -175,6 +197,8 @@ static bool is_repeatable(value v)
 
 bool value_binary(render *r, binary_op op, value a, value b, value *out)
 {
+    if (a.kind == V_STRING && a.safe && op != OP_ADD)
+        return render_fail(r, STATUS_UNSUPPORTED, "of safe text only '+' is supported");
     if (op == OP_MOD && a.kind == V_STRING) return value_percent_format(r, text_of(a), b, out);
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED)
         return value_fail_undefined(r, a.kind == V_UNDEFINED ? a : b);

@@ -364,7 +364,6 @@ static status parse_statement(parser *p, node **out)
                     name.n > 60 ? 60 : (int)name.n, name.s);
 }
 
-/* {{ a }}. A last `| safe` changes nothing where nothing is escaped; anywhere else it would. */
 static status parse_output(parser *p, node **out)
 {
     uint32_t line = p->cur.line;
@@ -372,7 +371,6 @@ static status parse_output(parser *p, node **out)
     *out = parse_node(p, NODE_OUTPUT, line);
     if (!*out) return parse_no_memory(p);
     RETURN_IF_ERROR(parse_tuple(p, true, NULL, false, &(*out)->a));
-    if ((*out)->a->kind == NODE_FILTER && text_is((*out)->a->name, "safe")) p->n_safe--;
     return p->cur.kind == TOKEN_VARIABLE_END ? parse_advance(p)
                                              : parse_unexpected(p, "the end of the expression");
 }
@@ -406,9 +404,6 @@ static status parse_body(parser *p, const char *const *ends, node_list *out)
             break;
         default: return parse_unexpected(p, "text or a tag");
         }
-        if (p->n_safe > 0)
-            return lex_fail(p->err, STATUS_UNSUPPORTED, n->line,
-                            "filter 'safe' is supported only at the end of an output");
         RETURN_IF_ERROR(node_list_add(p, out, n));
     }
 }

@@ -230,9 +230,7 @@ status parse_filters(parser *p, node *operand, bool inline_first, node **out)
         inline_first = false;
         RETURN_IF_ERROR(make(p, NODE_FILTER, p->cur.line, &f));
         RETURN_IF_ERROR(parse_dotted_name(p, &f->name));
-        bool safe = text_is(f->name, "safe");
-        p->n_safe += safe;
-        f->builtin = tmpl_find_filter(safe ? TEXT("string") : f->name);
+        f->builtin = tmpl_find_filter(f->name);
         if (!f->builtin)
             return lex_fail(p->err, STATUS_UNSUPPORTED, f->line, "unknown filter '%.*s'",
                             (int)f->name.n, f->name.s);

@@ -68,6 +68,7 @@ typedef struct callable callable;
 
 struct value {
     uint8_t kind;  /* value_kind */
+    bool safe;     /* V_STRING: `safe` made it, so that what is added to it is escaped */
     uint32_t size; /* V_STRING: bytes */
     union {
         bool b;

@@ -201,8 +201,12 @@ static void test_errors_name_the_line(void **state)
     expect_refused("\n\n{% block x %}", STATUS_UNSUPPORTED, "chat_template:3: unknown tag 'block'");
     expect_refused("\n{{ x.frobnicate(1) }}", STATUS_UNSUPPORTED,
                    "chat_template:2: unknown method 'frobnicate'");
-    expect_refused("{{ (x | safe) + 'y' }}", STATUS_UNSUPPORTED,
-                   "chat_template:1: filter 'safe' is supported only at the end of an output");
+    expect_refused("{{ ('y' | safe) | upper }}", STATUS_UNSUPPORTED,
+                   "chat_template:1: filter 'upper' of safe text is not supported");
+    expect_refused("{{ ('y' | safe) * 2 }}", STATUS_UNSUPPORTED,
+                   "chat_template:1: of safe text only '+' is supported");
+    expect_refused("{{ ('y' | safe).upper() }}", STATUS_UNSUPPORTED,
+                   "chat_template:1: 'upper' of safe text is not supported");
     expect_refused("{{ f(*a) }}", STATUS_UNSUPPORTED,
                    "chat_template:1: '*' in the arguments of a call is not supported");
     expect_refused("{% for x in [1] %}\n{{ x.y.z }}{% endfor %}", STATUS_INVALID,
@@ -284,12 +288,37 @@ static void test_load(void **state)
     folder_remove(&f);
 }
 
+/* As jinja2 has it: text added to safe text is escaped, and `~` knows nothing of that. */
+static void test_safe(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source, *due;
+    } rows[] = {
+        {"{{ ('<' | safe) + '<&\\'\"' }}", "<&lt;&amp;&#39;&#34;"},
+        {"{{ '<' + ('<' | safe) }}", "&lt;<"},
+        {"{{ '<' ~ ('<' | safe) ~ '<' }}", "<<<"},
+        {"{% set a = '<' | safe %}{{ a + ('>' | safe) + '>' }}", "<>&gt;"},
+        {"{{ ('ab' | safe)[1:] + '<' }}", "b&lt;"},
+        {"{{ ('a' | safe | string) + '<' }}", "a&lt;"},
+        {"{{ ('a' | safe | tojson) + '<' }}", "\"a\"<"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        strbuf out = {0};
+        error err = {""};
+        status s = render_text(rows[i].source, NULL, &out, &err);
+        if (!status_ok(s)) fail_msg("%s: %s", rows[i].source, err.text);
+        assert_string_equal(out.data, rows[i].due);
+        strbuf_destroy(&out);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_goldens),     cmocka_unit_test(test_limits),
         cmocka_unit_test(test_deep_source), cmocka_unit_test(test_errors_name_the_line),
-        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load),        cmocka_unit_test(test_safe),
     };
     if (argc == 1) return cmocka_run_group_tests(tests, NULL, NULL);
     tally t = {0};
