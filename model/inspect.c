@@ -158,14 +158,10 @@ static bool tell_tokenizer(const char *dir, strbuf *out)
     tokenizer *t;
     status loaded = tok_load(dir, &t, &err);
     if (status_ok(loaded)) {
-        strbuf_printf(out, "tokenizer: byte-level BPE, %u ids\n", tok_vocab_size(t));
+        strbuf_printf(out, "tokenizer: BPE, %u ids\n", tok_vocab_size(t));
         tok_destroy(t);
     } else if (loaded.code == STATUS_NOT_FOUND) {
-        char path[4096];
-        bool pieces = status_ok(file_join(path, sizeof path, dir, "tokenizer.model", NULL)) &&
-                      file_exists(path);
-        strbuf_puts(out, pieces ? "unsupported: tokenizer.model without tokenizer.json\n"
-                                : "tokenizer: none\n");
+        strbuf_puts(out, "tokenizer: none\n");
     } else {
         tell_problem(out, loaded, &err);
     }
