@@ -38,6 +38,9 @@ static const arg_flag flags_table[] = {
     ARG_ROW("quantize-group", "N", ARG_COUNT, model_flags, quantize_group,
             "weights of a row that share a scale: 32, 64 or 128", .min = 32, .max = 128,
             .initial = "32"),
+    ARG_ROW("weights-cache", "DIR", ARG_TEXT, model_flags, weights_cache,
+            "keep the weights that --quantize makes in this folder, and read them from there when "
+            "the model's files are the same"),
     ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
             "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("tp", "N", ARG_COUNT, model_flags, tp,
@@ -118,6 +121,11 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
     if (f->quantize_group & (f->quantize_group - 1))
         return error_set(err, STATUS_INVALID, "--quantize-group: %u is not 32, 64 or 128",
                          f->quantize_group);
+    if (f->weights_cache &&
+        (strcmp(f->quantize, "none") == 0 || strcmp(f->load_format, "dummy") == 0))
+        return error_set(err, STATUS_INVALID,
+                         "--weights-cache: it keeps quantised weights of files, so it goes with "
+                         "--quantize and not with --load-format dummy");
     status s = model_ranks_check(&m->config, f->tp, err);
     if (!status_ok(s)) error_prefix(err, "--tp");
     return s;
@@ -140,6 +148,12 @@ static status make_backend(loaded_model *m, error *err)
         m->facts = backend_cpu_describe(&m->backend);
     }
     return STATUS_IS_OK;
+}
+
+static void tell_of_cache(void *ctx, const char *line)
+{
+    (void)ctx;
+    fprintf(stderr, "octavo: weights-cache: %s\n", line);
 }
 
 static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
@@ -176,6 +190,8 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .max_rows = f->prefill_chunk + f->max_batch,
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
+        .cache_dir = f->weights_cache,
+        .tell = tell_of_cache,
     };
     return make_backend(m, err);
 }
@@ -246,11 +262,12 @@ void model_tell(const loaded_model *m, const char *dir)
     fprintf(
         stderr,
         "octavo: %s: %s, %s of %sweights; KV pool %s%s: %u %s pages, room for %llu tokens%s; %s, "
-        "%s%u thread%s; ready in %.2f s\n",
+        "%s%u thread%s; weights %s in %.2f s, ready in %.2f s\n",
         dir, m->config.architecture, weights, bits, pool,
         m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", pages,
         kern_kv_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens, swap,
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+        m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
 }
 

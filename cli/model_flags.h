@@ -16,6 +16,7 @@ typedef struct model_flags {
     const char *kv_dtype; // "auto": that of dtype
     const char *quantize; // "none", "int8", "int4"
     uint32_t quantize_group;
+    const char *weights_cache; // NULL, or a folder
     uint32_t threads;   // 0 = all allowed cores
     uint32_t tp;        // tensor-parallel ranks
     const char *isa;    // NULL = best

@@ -358,6 +358,10 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
         .kernels = b->kernels,
         .rank = comm_rank(o->group),
         .size = comm_size(o->group),
+        .cache_dir = o->cache_dir,
+        .pool = b->pool,
+        .tell = o->tell,
+        .tell_ctx = o->tell_ctx,
     };
     RETURN_IF_ERROR(weights_load(&wanted, &b->weights, err));
     b->facts.load_us = clock_now_us() - start;
@@ -471,6 +475,7 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
     b->facts.isa = kern_isa_name(b->kernels);
     b->facts.n_threads = thread_pool_size(b->pool);
     b->facts.weight_bytes = b->weights.bytes;
+    b->facts.from_cache = b->weights.from_cache;
     b->facts.page_bytes = b->store.page_bytes;
     b->facts.pool_bytes = b->store_bytes;
     b->facts.swap_bytes = b->host_bytes;

@@ -431,6 +431,7 @@ backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
         sum.pool_bytes += f.pool_bytes;
         sum.swap_bytes += f.swap_bytes;
         if (f.load_us > sum.load_us) sum.load_us = f.load_us;
+        if (!f.from_cache) sum.from_cache = false;
     }
     return sum;
 }

@@ -131,6 +131,10 @@ typedef struct backend_cpu_options {
     uint32_t max_rows;       // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
+    const char *cache_dir;  // NULL, or the folder that keeps packed weights; not with dummy
+    /* A line for the log about the cache, on the thread that makes a rank; NULL: nobody asks. */
+    void (*tell)(void *ctx, const char *line);
+    void *tell_ctx;
 } backend_cpu_options;
 
 status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err);
@@ -143,7 +147,8 @@ typedef struct backend_cpu_facts {
     uint64_t page_bytes;
     uint64_t pool_bytes;
     uint64_t swap_bytes; // of the host tier, committed as it fills
-    int64_t load_us;
+    int64_t load_us;     // reading and packing the weights
+    bool from_cache;     // they were read as they had been packed
 } backend_cpu_facts;
 
 backend_cpu_facts backend_cpu_describe(const backend *b);

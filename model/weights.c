@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include "model/dummy.h"
+#include "model/weights_cache.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ typedef struct loader {
     size_t *first_rows; /* [n_parts]: where a part begins in its matrix */
     size_t n_parts;
     safetensors files;  /* empty for dummy weights */
+    size_t data_begin;  /* of the block: where what is packed begins */
     uint8_t *generated; /* dummy weights: rows on their way into a matrix */
     size_t generated_bytes;
 } loader;
@@ -136,6 +138,7 @@ static size_t lay_out(loader *ld, uint8_t *block)
         (size_t)ld->o->config->n_layers * ld->o->config->n_experts * sizeof(ffn_weights);
     layer_weights *layers = (layer_weights *)(void *)carve(block, &at, layer_bytes);
     ffn_weights *experts = (ffn_weights *)(void *)carve(block, &at, experts_bytes);
+    ld->data_begin = at;
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         kern_matrix *m = matrix_of(&ld->w, p);
@@ -358,18 +361,108 @@ static status plan(loader *ld, error *err)
     return STATUS_IS_OK;
 }
 
+static uint64_t hash_parts(const loader *ld, uint64_t h)
+{
+    for (size_t i = 0; i < ld->n_parts; i++) h = hash_part(ld, &ld->parts[i], h);
+    return h;
+}
+
 static status load(loader *ld, error *err)
 {
-    uint64_t h = hash_config(ld->o);
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
-        h = hash_part(ld, p, h);
         if (p->is_vector) load_vector(ld, p, ld->first_rows[i]);
         else RETURN_IF_ERROR(load_matrix(ld, p, ld->first_rows[i], err));
     }
-    if (ld->o->config->tied_embeddings && !head_is_copy(ld->o)) ld->w.head = ld->w.embed;
-    ld->w.identity = h;
     return STATUS_IS_OK;
+}
+
+/* ---- from and to the cache ------------------------------------------------------------------- */
+
+static size_t place_of(const loader *ld, const void *data)
+{
+    return (size_t)((const uint8_t *)data - (const uint8_t *)ld->w.memory) - ld->data_begin;
+}
+
+static void list_matrix(const loader *ld, const char *name, const kern_matrix *m, strbuf *out)
+{
+    strbuf_printf(out, "%s %zu %zu [%zu,%zu] %s %u/%u\n", name, place_of(ld, m->data),
+                  kern_matrix_size(m), m->n, m->k, dtype_name(m->type), m->quant.bits,
+                  m->quant.group);
+}
+
+/* A line for each matrix and vector: its first tensor, place, bytes, shape and format. */
+static void list_places(loader *ld, strbuf *out)
+{
+    for (size_t i = 0; i < ld->n_parts; i++) {
+        const tensor_part *p = &ld->parts[i];
+        kern_matrix *m = matrix_of(&ld->w, p);
+        if (ld->first_rows[i] != 0) continue;
+        if (m) list_matrix(ld, p->name, m, out);
+        else
+            strbuf_printf(out, "%s %zu [%zu] f32\n", p->name, place_of(ld, *vector_of(&ld->w, p)),
+                          p->n_cols);
+    }
+    if (head_is_copy(ld->o)) list_matrix(ld, "head", &ld->w.head, out);
+}
+
+static void tell(const weights_options *o, const char *about, const char *what)
+{
+    char line[WEIGHTS_CACHE_PATH_MAX + 64];
+    snprintf(line, sizeof line, "%s: %s", about, what);
+    if (o->tell) o->tell(o->tell_ctx, line);
+}
+
+static uint64_t cache_key(const loader *ld, const char *kind)
+{
+    return weights_cache_key(&ld->files, hash_parts(ld, hash_bytes(kind, strlen(kind), 0)));
+}
+
+static void keep_in_cache(const loader *ld, const weights_image *image)
+{
+    error why;
+    char path[WEIGHTS_CACHE_PATH_MAX];
+    if (cache_key(ld, image->kind) != image->key)
+        tell(ld->o, ld->o->dir, "files changed while they were read: not kept");
+    else if (!status_ok(weights_cache_path(image, path, &why)) ||
+             !status_ok(weights_cache_write(image, &why)))
+        tell(ld->o, why.text, "not kept");
+    else tell(ld->o, path, "written");
+}
+
+/* Nothing that is wrong with the cache keeps the model from being loaded. */
+static status load_cached(loader *ld, error *err)
+{
+    const weights_options *o = ld->o;
+    char kind[64];
+    snprintf(kind, sizeof kind, "int%u.%u-g%u-%s-rank%dof%d", o->quant.bits,
+             o->attention_bits ? o->attention_bits : o->quant.bits, o->quant.group,
+             dtype_name(o->type), o->rank, o->size);
+    strbuf table = {0};
+    list_places(ld, &table);
+    if (table.failed) {
+        strbuf_destroy(&table);
+        return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
+    }
+    weights_image image = {.cache_dir = o->cache_dir,
+                           .model_dir = o->dir,
+                           .kind = kind,
+                           .key = cache_key(ld, kind),
+                           .table = table.data,
+                           .table_bytes = table.size,
+                           .data = (uint8_t *)ld->w.memory + ld->data_begin,
+                           .bytes = ld->w.bytes - ld->data_begin,
+                           .pool = o->pool};
+    error why;
+    status s = weights_cache_read(&image, &why);
+    ld->w.from_cache = status_ok(s);
+    if (!ld->w.from_cache) {
+        if (s.code != STATUS_NOT_FOUND) tell(o, why.text, "packed anew");
+        s = load(ld, err);
+        if (status_ok(s)) keep_in_cache(ld, &image);
+    }
+    strbuf_destroy(&table);
+    return s;
 }
 
 status weights_load(const weights_options *options, model_weights *out, error *err)
@@ -377,7 +470,11 @@ status weights_load(const weights_options *options, model_weights *out, error *e
     loader ld = {.o = options};
     status result = plan(&ld, err);
     if (status_ok(result)) result = take_memory(&ld, err);
-    if (status_ok(result)) result = load(&ld, err);
+    if (status_ok(result)) {
+        ld.w.identity = hash_parts(&ld, hash_config(options));
+        result = options->cache_dir ? load_cached(&ld, err) : load(&ld, err);
+        if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
+    }
     safetensors_close(&ld.files);
     free(ld.parts);
     free(ld.first_rows);

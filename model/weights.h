@@ -53,6 +53,7 @@ typedef struct model_weights {
     size_t bytes;
     uint64_t identity; // hash of config, names, shapes and samples of the data, the same on every
                        // rank: the prefix salt
+    bool from_cache;   // nothing was packed
 } model_weights;
 
 typedef struct weights_options {
@@ -64,7 +65,11 @@ typedef struct weights_options {
     kern_quant quant; // bits 0: matrices of type
     uint8_t attention_bits; // 8, 4: of q, k, v and o instead of quant.bits; 0 = quant.bits
     kern_context *kernels;
-    int rank, size; // tensor-parallel slice
+    int rank, size;        // tensor-parallel slice
+    const char *cache_dir; // NULL, or the folder that keeps what was packed; not of dummy weights
+    thread_pool *pool;     // reads and checks it
+    void (*tell)(void *ctx, const char *line); // what happened to the cache; NULL: nobody asks
+    void *tell_ctx;
 } weights_options;
 
 status weights_load(const weights_options *options, model_weights *out, error *err);

@@ -26,6 +26,7 @@ typedef struct pass {
     uint32_t mass_rows, layer_step;                          /* measured in the last step */
     uint64_t swap_bytes;
     uint32_t max_model_len; /* 0 = the model's */
+    const char *cache_dir;  /* of packed weights */
 } pass;
 
 typedef struct pass_result {
@@ -61,6 +62,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .max_rows = p->chunk,
         .max_seqs = 2,
         .max_model_len = p->max_model_len ? p->max_model_len : config->max_positions,
+        .cache_dir = p->cache_dir,
     };
     backend b;
     status s = p->n_ranks ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
