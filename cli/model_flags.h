@@ -17,10 +17,10 @@ typedef struct model_flags {
     const char *quantize; // "none", "int8", "int4"
     uint32_t quantize_group;
     const char *weights_cache; // NULL, or a folder
-    uint32_t threads;   // 0 = all allowed cores
-    uint32_t tp;        // tensor-parallel ranks
-    const char *isa;    // NULL = best
-    uint64_t kv_memory; // 0 = default share
+    uint32_t threads;          // 0 = all allowed cores
+    uint32_t tp;               // tensor-parallel ranks
+    const char *isa;           // NULL = best
+    uint64_t kv_memory;        // 0 = default share
     uint64_t swap_memory;
     uint32_t page_tokens;
     uint32_t kv_group_layers;

@@ -413,9 +413,16 @@ static void tell(const weights_options *o, const char *about, const char *what)
     if (o->tell) o->tell(o->tell_ctx, line);
 }
 
+/* Everything that decides packed bytes: kind, files, and which rows go where. */
 static uint64_t cache_key(const loader *ld, const char *kind)
 {
-    return weights_cache_key(&ld->files, hash_parts(ld, hash_bytes(kind, strlen(kind), 0)));
+    uint64_t h = hash_parts(ld, hash_bytes(kind, strlen(kind), 0));
+    for (size_t i = 0; i < ld->n_parts; i++) {
+        const tensor_part *p = &ld->parts[i];
+        const uint64_t cut[] = {p->role, p->row, p->n_rows, p->run, p->step, p->col, p->n_cols};
+        h = hash_bytes(cut, sizeof cut, h);
+    }
+    return weights_cache_key(&ld->files, h);
 }
 
 static void keep_in_cache(const loader *ld, const weights_image *image)
