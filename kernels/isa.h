@@ -139,7 +139,8 @@ typedef struct kern_isa {
                                          const float *p, const kern_attn_row *rows, uint32_t n,
                                          uint32_t head_dim, float *o);
     /* The same over int8 pages, with q [n][KERN_ATTN_INT_STRIDE] and p as 16-bit integers
-     * (attention.h); [from, to): what any of the rows sees. No rows: attention takes those above. */
+     * (attention.h); [from, to): what any of the rows sees. No rows: attention takes those above.
+     */
     unsigned attn_int_rows;
     void (*attn_int_scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const int16_t *q,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s);

@@ -9,6 +9,7 @@ while IFS= read -r header; do
     case $header in # the flags that CMake gives to the files of one ISA
     kernels/x86/*avx512*) isa=(-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq) ;;
     kernels/x86/*avx2*) isa=(-mavx2 -mfma -mf16c) ;;
+    tests/emulate/*) isa=(-mavx2 -mfma -mf16c -Wno-psabi -Itests/emulate) ;;
     *) isa=() ;;
     esac
     printf '#include "%s"\n#include "%s"\n' "$header" "$header" |

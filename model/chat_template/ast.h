@@ -162,8 +162,8 @@ typedef struct parser {
     arena *mem;
     error *err;
     unsigned depth;
-    unsigned loops;  /* for statements around this place, within this macro */
-    unsigned uses;   /* USES_*: names seen since the innermost macro began */
+    unsigned loops; /* for statements around this place, within this macro */
+    unsigned uses;  /* USES_*: names seen since the innermost macro began */
 } parser;
 
 status parse_template(parser *p, node **out);

@@ -5,6 +5,8 @@
 
 #include "tests/emulate/dot_bf16.h"
 
+#include <immintrin.h> // the stand-in
+
 typedef float __m512 __attribute__((vector_size(64), may_alias));
 typedef double __m512d __attribute__((vector_size(64), may_alias));
 typedef long long __m512i __attribute__((vector_size(64), may_alias));
