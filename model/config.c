@@ -3,6 +3,7 @@
 #include "model/config.h"
 
 #include "model/family.h"
+#include "model/gguf/gguf_model.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -367,23 +368,53 @@ status model_config_read(const json_t *config, const char *where, const json_t *
     return STATUS_IS_OK;
 }
 
+/* Overrides, then the reading; config is taken. */
+static status read_overridden(json_t *config, const char *where, const char *const *overrides,
+                              size_t n_overrides, const json_t *generation,
+                              const char *generation_where, model_config *out, error *err)
+{
+    status result = STATUS_IS_OK;
+    if (!json_is_object(config))
+        result = error_set(err, STATUS_INVALID, "%s: must be an object", where);
+    for (size_t i = 0; status_ok(result) && i < n_overrides; i++)
+        result = model_config_override(config, overrides[i], err);
+    if (status_ok(result))
+        result = model_config_read(config, where, generation, generation_where, out, err);
+    json_decref(config);
+    return result;
+}
+
+static status load_gguf(const char *path, const char *const *overrides, size_t n_overrides,
+                        model_config *out, error *err)
+{
+    gguf g;
+    json_t *config;
+    RETURN_IF_ERROR(gguf_open(path, &g, err));
+    status result = gguf_config(&g, &config, err);
+    if (status_ok(result)) {
+        result = read_overridden(config, path, overrides, n_overrides, NULL, path, out, err);
+        if (status_ok(result)) out->quant_bits = gguf_quant_bits(&g);
+    }
+    gguf_close(&g);
+    return result;
+}
+
 status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
                          model_config *out, error *err)
 {
+    if (gguf_is_path(dir)) return load_gguf(dir, overrides, n_overrides, out, err);
     char path[4096], generation_path[4096];
     RETURN_IF_ERROR(file_join(path, sizeof path, dir, "config.json", err));
     RETURN_IF_ERROR(
         file_join(generation_path, sizeof generation_path, dir, "generation_config.json", err));
     json_t *config = NULL, *generation = NULL;
-    status result = json_read_file(path, MODEL_JSON_BYTES_MAX, &config, err);
-    if (status_ok(result) && !json_is_object(config))
-        result = error_set(err, STATUS_INVALID, "%s: must be an object", path);
-    for (size_t i = 0; status_ok(result) && i < n_overrides; i++)
-        result = model_config_override(config, overrides[i], err);
-    if (status_ok(result) && file_exists(generation_path))
+    RETURN_IF_ERROR(json_read_file(path, MODEL_JSON_BYTES_MAX, &config, err));
+    status result = STATUS_IS_OK;
+    if (file_exists(generation_path))
         result = json_read_file(generation_path, MODEL_JSON_BYTES_MAX, &generation, err);
     if (status_ok(result))
-        result = model_config_read(config, path, generation, generation_path, out, err);
+        result = read_overridden(json_incref(config), path, overrides, n_overrides, generation,
+                                 generation_path, out, err);
     json_decref(config);
     json_decref(generation);
     return result;

@@ -2,6 +2,7 @@
 #include "model/chat_template.h"
 #include "model/config.h"
 #include "model/family.h"
+#include "model/gguf/gguf_model.h"
 #include "model/tensors.h"
 #include "model/tokenizer.h"
 
@@ -121,21 +122,63 @@ static void tell_tensors(const safetensors *st, strbuf *out)
                           (unsigned long long)count[t]);
 }
 
-static status match_tensors(const model_config *c, const safetensors *st, error *err)
+/* Tensors type by type: a name of `unsupported` is a type that this build cannot run. */
+static void tell_gguf_tensors(const gguf *g, strbuf *out)
+{
+    enum { TYPES_MAX = 64 }; /* ids of the format are below */
+    uint64_t bytes[TYPES_MAX] = {0}, count[TYPES_MAX] = {0}, parameters = 0;
+    for (size_t i = 0; i < g->n_tensors; i++) {
+        const gguf_tensor *t = &g->tensors[i];
+        parameters += t->bytes / t->type->bytes * t->type->elements;
+        bytes[t->type->id] += t->bytes;
+        count[t->type->id]++;
+    }
+    strbuf_printf(out, "parameters: %llu in %zu tensors\n", (unsigned long long)parameters,
+                  g->n_tensors);
+    for (uint32_t id = 0; id < TYPES_MAX; id++) {
+        if (count[id] == 0) continue;
+        const block_type *t = block_type_find(id);
+        strbuf_printf(out, "bytes of %s: %llu in %llu tensors\n", t->name,
+                      (unsigned long long)bytes[id], (unsigned long long)count[id]);
+        if (!t->decode) strbuf_printf(out, "unsupported: tensors of type %s\n", t->name);
+    }
+}
+
+/* st NULL: against g. */
+static status match_tensors(const model_config *c, const safetensors *st, const gguf *g, error *err)
 {
     tensor_slice whole;
     tensor_part *parts;
     size_t n;
     RETURN_IF_ERROR(tensor_slice_of(c, 0, 1, &whole, err));
     RETURN_IF_ERROR(tensors_list(c, &whole, &parts, &n, err));
-    status result = tensors_match(c, st, parts, n, err);
+    status result = st ? tensors_match(c, st, parts, n, err) : gguf_match(c, g, parts, n, err);
     free(parts);
     return result;
+}
+
+static bool tell_file(const char *path, const model_config *c, strbuf *out)
+{
+    error err = {""};
+    gguf g;
+    status opened = gguf_open(path, &g, &err);
+    if (!status_ok(opened)) {
+        tell_problem(out, opened, &err);
+        return false;
+    }
+    tell_gguf_tensors(&g, out);
+    uint8_t bits = gguf_quant_bits(&g);
+    if (bits) strbuf_printf(out, "quantize: auto is int%u\n", bits);
+    status matched = c ? match_tensors(c, NULL, &g, &err) : STATUS_IS_OK;
+    if (!status_ok(matched)) tell_problem(out, matched, &err);
+    gguf_close(&g);
+    return true;
 }
 
 /* c is NULL when config.json could not be read. */
 static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
 {
+    if (gguf_is_path(dir)) return tell_file(dir, c, out);
     error err = {""};
     safetensors st;
     status opened = safetensors_open(dir, &st, &err);
@@ -144,7 +187,7 @@ static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
         return false;
     }
     tell_tensors(&st, out);
-    status matched = c ? match_tensors(c, &st, &err) : STATUS_IS_OK;
+    status matched = c ? match_tensors(c, &st, NULL, &err) : STATUS_IS_OK;
     if (!status_ok(matched)) tell_problem(out, matched, &err);
     safetensors_close(&st);
     return true;
@@ -156,7 +199,7 @@ static bool tell_tokenizer(const char *dir, strbuf *out)
 {
     error err = {""};
     tokenizer *t;
-    status loaded = tok_load(dir, &t, &err);
+    status loaded = model_tokenizer_load(dir, &t, &err);
     if (status_ok(loaded)) {
         strbuf_printf(out, "tokenizer: BPE, %u ids\n", tok_vocab_size(t));
         tok_destroy(t);
@@ -173,7 +216,7 @@ static void tell_template(const char *dir, strbuf *out)
     error err = {""};
     strbuf bos = {0}, eos = {0};
     chat_template *t = NULL;
-    status loaded = tmpl_load(dir, &t, &bos, &eos, &err);
+    status loaded = model_template_load(dir, &t, &bos, &eos, &err);
     if (status_ok(loaded)) strbuf_printf(out, "chat template: %s\n", t ? "yes" : "none");
     else tell_problem(out, loaded, &err);
     tmpl_destroy(t);

@@ -79,6 +79,7 @@ typedef struct model_config {
     uint8_t layers[MODEL_LAYERS_MAX]; // LAYER_ flags
     rope_config rope;
     dtype stored;                       // config's torch_dtype or dtype: what --dtype auto means
+    uint8_t quant_bits;                 // 8, 4: integers keep the stored weights best; 0 = `stored`
     uint32_t stop_ids[MODEL_STOPS_MAX]; // the eos ids of both files
     uint32_t n_stop_ids;
     int64_t bos_id; // -1 = none
@@ -92,10 +93,19 @@ typedef struct model_config {
  * stretches (dynamic). */
 uint32_t model_max_length(const model_config *config);
 
-/* Reads dir/config.json (and generation_config.json when there). overrides: "key=value" with a JSON
+/* Everywhere `dir` is the folder of a model, or the path of a GGUF file (FILE.gguf).
+ *
+ * Reads dir/config.json (and generation_config.json when there), or a file's metadata. overrides: "key=value" with a JSON
  * value, replacing top-level keys of config.json before they are read. */
 status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
                          model_config *out, error *err);
+
+/* tok_load and tmpl_load of a folder, or of a file. */
+struct tokenizer;
+struct chat_template;
+status model_tokenizer_load(const char *dir, struct tokenizer **out, error *err);
+status model_template_load(const char *dir, struct chat_template **out, strbuf *bos, strbuf *eos,
+                           error *err);
 
 /* What a folder holds, one "key: value" a line, unsupported things named: `octavo inspect`. Appends
  * to out; fails only when there is nothing to tell. */

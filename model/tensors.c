@@ -226,7 +226,10 @@ static status match_part(const safetensors *st, tensor_part *p, error *err)
                          "%s: tensor \"%s\": dtype %s is not supported, only BF16, F16 and F32",
                          path, p->name, safetensors_type_name(t->type));
     }
-    p->source = t;
+    p->source = (tensor_source){.map = &st->files[t->file].map,
+                                .begin = t->begin,
+                                .bytes = t->bytes,
+                                .row_bytes = p->cols * dtype_bytes(p->stored)};
     return STATUS_IS_OK;
 }
 

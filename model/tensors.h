@@ -8,6 +8,19 @@
 
 enum { TENSOR_NAME_MAX = 96 };
 
+struct block_type;
+
+/* Where a tensor's bytes are, and how they become rows. */
+typedef struct tensor_source {
+    const file_map *map; /* NULL before tensors_match, and of dummy weights */
+    size_t begin, bytes; /* from the start of the file */
+    size_t row_bytes;
+    const struct block_type *blocks; /* a row is such blocks, which become f32; NULL = elements of
+                                        `stored` */
+    size_t rotary; /* rows of each head of so many lie in pairs: i, then i + rotary / 2; 0 = as in
+                      the model */
+} tensor_source;
+
 /* What one of `size` ranks holds. Heads, KV heads, ffn and each expert's ffn are cut into equal
  * runs; a KV head is copied to several ranks when there are fewer of them than ranks. The
  * vocabulary is cut into equal runs too, the last of which may reach beyond it. */
@@ -34,8 +47,8 @@ typedef struct tensor_part {
     size_t run, step;   /* it comes in runs of so many rows, the first ones `step` apart; run 0: in
                            one */
     size_t col, n_cols;
-    const safetensors_tensor *source; /* NULL before tensors_match */
-    dtype stored;
+    tensor_source source;
+    dtype stored; /* what a row is when it is read: f32 of blocks */
 } tensor_part;
 
 /* Row i of a slice, in the whole; *n = rows from there on that lie together. */
@@ -47,6 +60,14 @@ static inline size_t tensor_part_row(const tensor_part *p, size_t i, size_t *n)
     }
     *n = p->run - i % p->run;
     return p->row + i / p->run * p->step + i % p->run;
+}
+
+/* Row `row` of the whole, in the file. */
+static inline size_t tensor_source_row(const tensor_source *s, size_t row)
+{
+    if (s->rotary == 0) return row;
+    size_t at = row % s->rotary, half = s->rotary / 2;
+    return row - at + at % half * 2 + at / half;
 }
 
 /* All of a model's tensors, in the order embed, head (untied only), norm, then layer by layer in

@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include "model/dummy.h"
+#include "model/gguf/gguf_model.h"
 #include "model/weights_cache.h"
 
 #include <stdlib.h>
@@ -9,9 +10,8 @@
 enum {
     ALIGNMENT = 64,          /* kern_matrix.data */
     MAPPED_CHUNK = 16 << 20, /* bytes of a file in memory at a time */
-    GENERATED_CHUNK =
-        512 << 10, /* bytes of dummy weights at a time: half of a second-level cache */
-    SAMPLES = 16,  /* of a tensor, for the identity */
+    MADE_CHUNK = 512 << 10,  /* bytes of `made` rows at a time: half of a second-level cache */
+    SAMPLES = 16,            /* of a tensor, for the identity */
     SAMPLE_BYTES = 64,
 };
 
@@ -21,10 +21,11 @@ typedef struct loader {
     tensor_part *parts;
     size_t *first_rows; /* [n_parts]: where a part begins in its matrix */
     size_t n_parts;
-    safetensors files;  /* empty for dummy weights */
-    size_t data_begin;  /* of the block: where what is packed begins */
-    uint8_t *generated; /* dummy weights: rows on their way into a matrix */
-    size_t generated_bytes;
+    safetensors files; /* empty for dummy weights, */
+    gguf one_file;     /* and one of these two always */
+    size_t data_begin; /* of the block: where what is packed begins */
+    uint8_t *made;     /* rows on their way into a matrix: dummy weights, and those of blocks */
+    size_t made_bytes;
 } loader;
 
 /* ---- which matrix, which vector -------------------------------------------------------------- */
@@ -197,15 +198,15 @@ static void convert_vector(const uint8_t *src, dtype type, size_t n, float *out)
 static void load_vector(loader *ld, const tensor_part *p, size_t first)
 {
     float *out = *vector_of(&ld->w, p) + first;
-    if (!p->source) {
+    const tensor_source *s = &p->source;
+    if (!s->map) {
         bool bias = p->role >= TENSOR_Q_BIAS && p->role <= TENSOR_V_BIAS;
         for (size_t i = 0; i < p->n_cols; i++) out[i] = bias ? 0.0f : 1.0f;
         return;
     }
-    const file_map *map = &ld->files.files[p->source->file].map;
-    size_t from = p->source->begin + p->col * dtype_bytes(p->stored);
-    convert_vector(map->data + from, p->stored, p->n_cols, out);
-    file_map_release(map, p->source->begin, p->source->begin + p->source->bytes);
+    size_t from = s->begin + p->col * dtype_bytes(p->stored);
+    convert_vector(s->map->data + from, p->stored, p->n_cols, out);
+    file_map_release(s->map, s->begin, s->begin + s->bytes);
 }
 
 /* Rows at a time that are about chunk bytes, whole panels where possible. */
@@ -225,19 +226,48 @@ static void pack_rows(loader *ld, const tensor_part *p, size_t row, size_t rows,
         kern_matrix_pack(o->kernels, &ld->w.head, row, rows, src, p->stored, p->cols);
 }
 
+/* Rows [row, row + n) of a part whose file has them in blocks or in another order. */
+static void decode_rows(const tensor_part *p, size_t row, size_t n, uint8_t *out)
+{
+    const tensor_source *s = &p->source;
+    size_t out_bytes = p->cols * dtype_bytes(p->stored);
+    for (size_t i = 0; i < n; i++, out += out_bytes) {
+        const uint8_t *from =
+            s->map->data + s->begin + tensor_source_row(s, row + i) * s->row_bytes;
+        if (!s->blocks) {
+            memcpy(out, from, out_bytes);
+            continue;
+        }
+        float *to = (float *)(void *)out;
+        for (size_t k = 0; k < p->cols; k += s->blocks->elements, from += s->blocks->bytes)
+            s->blocks->decode(from, to + k);
+    }
+}
+
+/* Rows [row, row + n) of the whole: in the file where they lie as they are, else made. */
+static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tensor *dummy,
+                              size_t row, size_t n)
+{
+    const tensor_source *s = &p->source;
+    if (s->map && !s->blocks && !s->rotary) return s->map->data + s->begin + row * s->row_bytes;
+    if (s->map) decode_rows(p, row, n, ld->made);
+    else dummy_tensor_rows(dummy, row, n, ld->made);
+    return ld->made;
+}
+
 static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, error *err)
 {
+    const tensor_source *s = &p->source;
     size_t element = dtype_bytes(p->stored), row_bytes = p->cols * element;
-    size_t step = rows_of_chunk(p->source ? MAPPED_CHUNK : GENERATED_CHUNK, row_bytes);
+    bool made = !s->map || s->blocks || s->rotary;
+    size_t step = rows_of_chunk(made ? MADE_CHUNK : MAPPED_CHUNK, row_bytes);
     dummy_tensor dummy;
-    if (!p->source) {
-        dummy_tensor_init(&dummy, ld->o->dummy_seed, p->name, p->cols, p->stored);
-        if (step * row_bytes > ld->generated_bytes) {
-            uint8_t *grown = alloc_resize(NULL, ld->generated, step, row_bytes);
-            if (!grown) return error_set(err, STATUS_NO_MEMORY, "dummy weights: out of memory");
-            ld->generated = grown;
-            ld->generated_bytes = step * row_bytes;
-        }
+    if (!s->map) dummy_tensor_init(&dummy, ld->o->dummy_seed, p->name, p->cols, p->stored);
+    if (made && step * row_bytes > ld->made_bytes) {
+        uint8_t *grown = alloc_resize(NULL, ld->made, step, row_bytes);
+        if (!grown) return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", p->name);
+        ld->made = grown;
+        ld->made_bytes = step * row_bytes;
     }
     /* Rows past the whole, a padded vocabulary's, stay the zeros that the block came with. */
     size_t there = p->row < p->rows ? p->rows - p->row : 0;
@@ -246,15 +276,10 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         size_t row = tensor_part_row(p, i, &n);
         if (n > step) n = step;
         if (n > count - i) n = count - i;
-        if (p->source) {
-            const file_map *map = &ld->files.files[p->source->file].map;
-            size_t from = p->source->begin + row * row_bytes;
-            pack_rows(ld, p, first_row + i, n, map->data + from + p->col * element);
-            file_map_release(map, from, from + n * row_bytes);
-        } else {
-            dummy_tensor_rows(&dummy, row, n, ld->generated);
-            pack_rows(ld, p, first_row + i, n, ld->generated + p->col * element);
-        }
+        const uint8_t *rows = rows_of(ld, p, &dummy, row, n);
+        pack_rows(ld, p, first_row + i, n, rows + p->col * element);
+        size_t from = s->begin + row * s->row_bytes; /* of pairs about so */
+        if (s->map) file_map_release(s->map, from, from + n * s->row_bytes);
     }
     return STATUS_IS_OK;
 }
@@ -304,10 +329,10 @@ static uint64_t hash_config(const weights_options *o)
 }
 
 /* Windows spread evenly over the tensor: a fine-tune changes nearly every weight. */
-static uint64_t hash_samples(const loader *ld, const tensor_part *p, uint64_t h)
+static uint64_t hash_samples(const tensor_part *p, uint64_t h)
 {
-    const uint8_t *data = ld->files.files[p->source->file].map.data + p->source->begin;
-    size_t bytes = p->source->bytes;
+    const uint8_t *data = p->source.map->data + p->source.begin;
+    size_t bytes = p->source.bytes;
     if (bytes <= SAMPLES * SAMPLE_BYTES) return hash_bytes(data, bytes, h);
     for (size_t i = 0; i < SAMPLES; i++)
         h = hash_bytes(data + (bytes - SAMPLE_BYTES) / (SAMPLES - 1) * i, SAMPLE_BYTES, h);
@@ -320,7 +345,7 @@ static uint64_t hash_part(const loader *ld, const tensor_part *p, uint64_t h)
     h = hash_number(h, p->rows);
     h = hash_number(h, p->cols);
     h = hash_number(h, (uint64_t)p->stored);
-    return p->source ? hash_samples(ld, p, h) : hash_number(h, ld->o->dummy_seed);
+    return p->source.map ? hash_samples(p, h) : hash_number(h, ld->o->dummy_seed);
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -346,7 +371,10 @@ static status plan(loader *ld, error *err)
     RETURN_IF_ERROR(tensor_slice_of(c, ld->o->rank, ld->o->size, &ld->w.slice, err));
     RETURN_IF_ERROR(tensors_list(c, &ld->w.slice, &ld->parts, &ld->n_parts, err));
     RETURN_IF_ERROR(check_groups(ld, err));
-    if (!ld->o->dummy) {
+    if (!ld->o->dummy && gguf_is_path(ld->o->dir)) {
+        RETURN_IF_ERROR(gguf_open(ld->o->dir, &ld->one_file, err));
+        RETURN_IF_ERROR(gguf_match(c, &ld->one_file, ld->parts, ld->n_parts, err));
+    } else if (!ld->o->dummy) {
         RETURN_IF_ERROR(safetensors_open(ld->o->dir, &ld->files, err));
         RETURN_IF_ERROR(tensors_match(c, &ld->files, ld->parts, ld->n_parts, err));
     }
@@ -419,10 +447,15 @@ static uint64_t cache_key(const loader *ld, const char *kind)
     uint64_t h = hash_parts(ld, hash_bytes(kind, strlen(kind), 0));
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
-        const uint64_t cut[] = {p->role, p->row, p->n_rows, p->run, p->step, p->col, p->n_cols};
+        const uint64_t cut[] = {
+            p->role,   p->row,           p->n_rows,
+            p->run,    p->step,          p->col,
+            p->n_cols, p->source.rotary, p->source.blocks ? p->source.blocks->id : 0};
         h = hash_bytes(cut, sizeof cut, h);
     }
-    return weights_cache_key(&ld->files, h);
+    safetensors_file one = {.path = ld->one_file.path};
+    safetensors alone = {.files = &one, .n_files = 1};
+    return weights_cache_key(one.path ? &alone : &ld->files, h);
 }
 
 static void keep_in_cache(const loader *ld, const weights_image *image)
@@ -483,9 +516,10 @@ status weights_load(const weights_options *options, model_weights *out, error *e
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
     }
     safetensors_close(&ld.files);
+    gguf_close(&ld.one_file);
     free(ld.parts);
     free(ld.first_rows);
-    free(ld.generated);
+    free(ld.made);
     if (!ld.w.memory) {
         free(ld.w.layers);
         free(ld.w.experts);

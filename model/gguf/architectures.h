@@ -1,0 +1,16 @@
+/* The architectures of GGUF files that this build runs (private to model/gguf/). */
+#ifndef MODEL_GGUF_ARCHITECTURES_H
+#define MODEL_GGUF_ARCHITECTURES_H
+
+#include "model/gguf/gguf.h"
+
+typedef struct gguf_architecture {
+    const char *name;         /* "general.architecture" */
+    const char *transformers; /* the row of the family table */
+    bool rotary_pairs;        /* rows of q and k lie in pairs: i beside i + head_dim / 2 */
+} gguf_architecture;
+
+/* The error names one that is not supported. */
+status gguf_architecture_of(const gguf *g, const gguf_architecture **out, error *err);
+
+#endif

@@ -1,0 +1,22 @@
+/* The element types of GGUF tensors (private to model/): how many elements make a block, how many
+ * bytes it takes, and how it becomes f32. A type is a row. */
+#ifndef MODEL_GGUF_BLOCKS_H
+#define MODEL_GGUF_BLOCKS_H
+
+#include "base/base.h"
+
+enum { BLOCK_ELEMENTS_MAX = 256 };
+
+typedef struct block_type {
+    uint32_t id; /* of the file format */
+    const char *name;
+    uint32_t elements, bytes; /* of a block */
+    uint8_t bits;             /* of the integers that keep it best; 0 = they are no integers */
+    /* The bits of the `gguf` package's dequantize_blocks. NULL: not a type that this build runs. */
+    void (*decode)(const uint8_t *block, float *out);
+} block_type;
+
+/* NULL when the format has no such type. */
+const block_type *block_type_find(uint32_t id);
+
+#endif
