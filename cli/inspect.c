@@ -9,11 +9,11 @@ int cli_inspect(int argc, char **argv)
     const char *dir;
     const arg_command command = {
         .name = "octavo inspect",
-        .usage = "DIR",
-        .about =
-            "Tells what a Hugging Face model folder holds, one \"key: value\" a line, and names "
-            "whatever\nthis build cannot run.",
-        .operand = "DIR",
+        .usage = "PATH",
+        .about = "Tells what a Hugging Face model folder or a GGUF file holds, one \"key: value\" "
+                 "a line, "
+                 "and\nnames whatever this build cannot run.",
+        .operand = "PATH",
     };
     int result;
     if (!cli_parse(&command, argc, argv, &dir, &result)) return result;

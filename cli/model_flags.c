@@ -11,11 +11,11 @@ static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
 
 static const char *const kv_dtypes[] = {"auto", "f32", "bf16", "f16", "int8", NULL};
 
-static const char *const quantizations[] = {"none", "int8", "mixed", "int4", NULL};
+static const char *const quantizations[] = {"auto", "none", "int8", "mixed", "int4", NULL};
 
 static const arg_flag flags_table[] = {
-    ARG_ROW("model", "DIR", ARG_TEXT, model_flags, dir,
-            "the Hugging Face folder: config.json, tokenizer.json, *.safetensors"),
+    ARG_ROW("model", "PATH", ARG_TEXT, model_flags, dir,
+            "the Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a GGUF file"),
     ARG_ROW("load-format", "WHAT", ARG_CHOICE, model_flags, load_format,
             "dummy makes seeded random weights from config.json alone", .initial = "auto",
             .choices = load_formats),
@@ -33,8 +33,9 @@ static const arg_flag flags_table[] = {
     ARG_ROW(
         "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
         "make integers of the layers' weights (of 8 bits in the head) when they are loaded; mixed "
-        "is int4 with 8 bits for q, k, v and o",
-        .initial = "none", .choices = quantizations),
+        "is int4 with 8 bits for q, k, v and o; auto: int4 of a GGUF file of Q4_0, int8 of one of "
+        "other integers, unless --dtype is given; else none",
+        .initial = "auto", .choices = quantizations),
     ARG_ROW("quantize-group", "N", ARG_COUNT, model_flags, quantize_group,
             "weights of a row that share a scale: 32, 64 or 128", .min = 32, .max = 128,
             .initial = "32"),
@@ -97,11 +98,11 @@ static dtype wanted_type(const char *name, dtype stored)
 
 static status open_text(const char *dir, loaded_model *m, error *err)
 {
-    RETURN_IF_ERROR(tok_load(dir, &m->tokenizer, err));
+    RETURN_IF_ERROR(model_tokenizer_load(dir, &m->tokenizer, err));
     error why = {{0}};
     /* A template that cannot be used takes nothing from plain prompts: messages are refused later.
      */
-    if (!status_ok(tmpl_load(dir, &m->chat, &m->bos, &m->eos, &why)))
+    if (!status_ok(model_template_load(dir, &m->chat, &m->bos, &m->eos, &why)))
         fprintf(stderr, "octavo: %s: messages cannot be used with this model\n", why.text);
     return STATUS_IS_OK;
 }
@@ -131,10 +132,13 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
     return s;
 }
 
-static uint8_t wanted_bits(const char *name)
+/* auto is for who asks for no type: --dtype f32 or bf16 is an answer too. */
+static uint8_t wanted_bits(const model_flags *f, const model_config *config)
 {
-    if (strcmp(name, "int8") == 0) return 8;
-    return strcmp(name, "none") == 0 ? 0 : 4;
+    if (strcmp(f->quantize, "auto") == 0)
+        return strcmp(f->dtype, "auto") == 0 ? config->quant_bits : 0;
+    if (strcmp(f->quantize, "int8") == 0) return 8;
+    return strcmp(f->quantize, "none") == 0 ? 0 : 4;
 }
 
 /* m->options and m->n_ranks say what. */
@@ -175,7 +179,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .dummy_seed = f->dummy_seed,
         .kv_type = m->kv_type,
         .weight_type = keep_f16 ? DTYPE_F16 : type,
-        .quant_bits = wanted_bits(f->quantize),
+        .quant_bits = wanted_bits(f, &m->config),
         .quant_attention = strcmp(f->quantize, "mixed") == 0 ? 8 : 0,
         .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,

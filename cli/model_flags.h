@@ -8,13 +8,13 @@
 #include "model/model.h"
 
 typedef struct model_flags {
-    const char *dir;
+    const char *dir;         // or a GGUF file's path
     const char *load_format; // "auto", "dummy"
     uint64_t dummy_seed;
     arg_list overrides;
     const char *dtype;    // "auto", "f32", "bf16"
     const char *kv_dtype; // "auto": that of dtype
-    const char *quantize; // "none", "int8", "int4"
+    const char *quantize; // "auto", "none", "int8", "mixed", "int4"
     uint32_t quantize_group;
     const char *weights_cache; // NULL, or a folder
     uint32_t threads;          // 0 = all allowed cores

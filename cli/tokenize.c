@@ -1,6 +1,7 @@
 /* `octavo tokenize` and `octavo detokenize`: JSON lines through the tokenizer alone. */
 #include "cli/cli.h"
 #include "cli/lines.h"
+#include "model/model.h"
 #include "model/tokenizer.h"
 
 #include <errno.h>
@@ -128,7 +129,7 @@ static int run_tool(const arg_command *command, const text_flags *f, convert_lin
     if (!f->dir) return cli_complain(command->name, CLI_USAGE, "--model is missing");
     tokenizer *t;
     error err = {{0}};
-    if (!status_ok(tok_load(f->dir, &t, &err)))
+    if (!status_ok(model_tokenizer_load(f->dir, &t, &err)))
         return cli_complain(command->name, CLI_FAILED, err.text);
     result = convert_lines(command->name, t, f, how);
     tok_destroy(t);

@@ -614,7 +614,7 @@ class Refusals(unittest.TestCase):
             [["score", "--model", MODEL], "--tokens and --text"],
             [["score", "--model", MODEL, "--tokens", "x"], "--tokens and --logits"],
             [["tokenize"], "--model is missing"],
-            [["inspect"], "DIR is missing"],
+            [["inspect"], "PATH is missing"],
             [["methods", "--bananas"], "--bananas"],
             [["bench", "kernels", "--bananas"], "--bananas"],
             [["bench", "engine"], "--model and --shape"],
