@@ -75,11 +75,11 @@ const retention_pool_row retention_pools[] = {
 #define ROWS(table) table, sizeof(table) / sizeof((table)[0]), sizeof((table)[0])
 #define PART(name, table, member)                                                                  \
     {                                                                                              \
-        name, ROWS(table), offsetof(retention_policy, member)                                      \
+        name, ROWS(table), offsetof(retention_policy, member), false                               \
     }
 #define PART_OF(name, table, rows, member)                                                         \
     {                                                                                              \
-        name, table, rows, sizeof((table)[0]), offsetof(retention_policy, member)                  \
+        name, table, rows, sizeof((table)[0]), offsetof(retention_policy, member), false           \
     }
 
 /* Every row begins with its retention_choice; every member is an enum. */
@@ -90,7 +90,7 @@ static const struct {
     bool by_pointer; // to the rows
 } parts[RETENTION_PARTS] = {
     [RETENTION_PART_SCORE] = {"score", ROWS(retention_scores), offsetof(retention_policy, score),
-                              .by_pointer = true},
+                              true},
     [RETENTION_PART_UNIT] = PART("unit", units, unit),
     [RETENTION_PART_SCOPE] = PART("scope", retention_scopes, scope),
     [RETENTION_PART_ALLOCATOR] =
