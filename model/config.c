@@ -259,6 +259,7 @@ static status read_particular(const json_t *json, const char *where, model_confi
     }
     bool dense = false, window = false;
     for (uint32_t l = 0; l < c->n_layers; l++) {
+        if (!c->window) c->layers[l] &= (uint8_t)~LAYER_WINDOW;
         dense = dense || !(c->layers[l] & LAYER_SPARSE);
         window = window || c->layers[l] & LAYER_WINDOW;
     }

@@ -80,6 +80,10 @@ static void windows(void **state)
         {"Phi3", "", 0, 0},
         {"Qwen2", "\"sliding_window\": 100, \"max_window_layers\": 1", 0, 0},
         {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": null", 0, 0},
+        {"Qwen2",
+         "\"use_sliding_window\": true, \"sliding_window\": null, \"max_window_layers\": 0", 0, 0},
+        {"Qwen3", "\"use_sliding_window\": true, \"sliding_window\": 512, \"max_window_layers\": 1",
+         0, 0},
         {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100, \"max_window_layers\": 1",
          100, 14},
         {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100", 0, 0}, /* from 28 on */
