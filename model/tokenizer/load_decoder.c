@@ -5,6 +5,8 @@
 #include <string.h>
 
 #define SEQUENCE_DEPTH_MAX 4
+#define DECODERS_MAX       16
+#define DECODED_BYTES_MAX  (64u << 20) /* of all tokens that were written anew, by each decoder */
 
 /* Decoders must come in this order: first those of single tokens. */
 typedef enum decoder_stage { STAGE_TOKENS, STAGE_BYTES, STAGE_FUSED, STAGE_STRIPPED } decoder_stage;
@@ -12,8 +14,9 @@ typedef enum decoder_stage { STAGE_TOKENS, STAGE_BYTES, STAGE_FUSED, STAGE_STRIP
 typedef struct decoders {
     tokenizer *t;
     decoder_stage stage;
-    unsigned depth;
-    bool byte_level; /* seen */
+    unsigned depth, n; /* n: of decoders that are no sequences */
+    size_t bytes;      /* written for tokens anew */
+    bool byte_level;   /* seen */
 } decoders;
 
 static status load_decoder(decoders *d, const char *where, const json_t *part, error *err);
@@ -29,9 +32,10 @@ static status enter_stage(decoders *d, const char *where, decoder_stage stage, d
 }
 
 /* Writes what every token stands for anew, with `content` for each pattern. */
-static status replace(tokenizer *t, const char *where, tok_entry *entries,
+static status replace(decoders *d, const char *where, tok_entry *entries,
                       const tok_normalizer *step, error *err)
 {
+    tokenizer *t = d->t;
     strbuf out = {0};
     status s = STATUS_IS_OK;
     for (uint32_t id = 0; id < t->n_ids && status_ok(s); id++) {
@@ -45,6 +49,12 @@ static status replace(tokenizer *t, const char *where, tok_entry *entries,
         if (n > UINT16_MAX) {
             s = error_set(err, STATUS_LIMIT, "%s: makes a token of more than %d bytes", where,
                           UINT16_MAX);
+            break;
+        }
+        d->bytes += n;
+        if (d->bytes > DECODED_BYTES_MAX) {
+            s = error_set(err, STATUS_LIMIT, "%s: makes tokens of more than %u bytes together",
+                          where, DECODED_BYTES_MAX);
             break;
         }
         char *kept = arena_strndup(&t->strings, (const char *)text, n);
@@ -62,8 +72,8 @@ static status load_replace(decoders *d, const char *where, const json_t *part, e
     RETURN_IF_ERROR(enter_stage(d, where, STAGE_TOKENS, STAGE_TOKENS, err));
     RETURN_IF_ERROR(tok_read_replace(part, where, &step.pattern, &step.n_pattern, &step.content,
                                      &step.n_content, err));
-    if (d->t->firsts) RETURN_IF_ERROR(replace(d->t, where, d->t->firsts, &step, err));
-    return replace(d->t, where, d->t->entries, &step, err);
+    if (d->t->firsts) RETURN_IF_ERROR(replace(d, where, d->t->firsts, &step, err));
+    return replace(d, where, d->t->entries, &step, err);
 }
 
 static status load_metaspace(decoders *d, const char *where, const json_t *part, error *err)
@@ -81,11 +91,11 @@ static status load_metaspace(decoders *d, const char *where, const json_t *part,
         t->firsts = alloc_zeroed(NULL, t->n_ids, sizeof *t->firsts);
         if (t->n_ids > 0 && !t->firsts) return status_make(STATUS_NO_MEMORY, NULL);
         if (t->n_ids > 0) memcpy(t->firsts, t->entries, t->n_ids * sizeof *t->firsts);
-        RETURN_IF_ERROR(replace(t, where, t->firsts, &step, err));
+        RETURN_IF_ERROR(replace(d, where, t->firsts, &step, err));
     }
     step.content = " ";
     step.n_content = 1;
-    return replace(t, where, t->entries, &step, err);
+    return replace(d, where, t->entries, &step, err);
 }
 
 /* Two digits as Rust's from_str_radix reads them, which takes a plus sign too; or -1. */
@@ -191,6 +201,8 @@ static status load_decoder(decoders *d, const char *where, const json_t *part, e
     const char *type;
     RETURN_IF_ERROR(tok_part_type(part, where, &type, err));
     if (strcmp(type, "Sequence") == 0) return load_sequence(d, where, part, err);
+    if (d->n++ == DECODERS_MAX)
+        return error_set(err, STATUS_LIMIT, "%s: more than %d decoders", where, DECODERS_MAX);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (strcmp(type, rows[i].type) != 0) continue;
         if (rows[i].byte_level == d->t->byte_level && !d->byte_level)

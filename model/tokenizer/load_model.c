@@ -117,8 +117,8 @@ static status load_merge(tokenizer *t, const char *where, size_t index, uint32_t
         memcpy(both, half[0], length[0]);
         memcpy(both + length[0], half[1], length[1]);
         id[2] = tok_model_find(t, both, length[0] + length[1]);
+        if (goes_over_metaspace(both, length[0] + length[1])) t->cut_at_metaspace = false;
     }
-    if (goes_over_metaspace(both, length[0] + length[1])) t->cut_at_metaspace = false;
     for (unsigned i = 0; i < 3; i++) {
         if (id[i] != TOK_NONE) continue;
         tok_shown token =

@@ -45,6 +45,7 @@ status tok_normalize_replace(const tok_normalizer *step, const uint8_t **text, s
     const uint8_t *found = memmem(from, *n, step->pattern, step->n_pattern);
     if (!found) return STATUS_IS_OK;
     for (; found; found = memmem(from, (size_t)(end - from), step->pattern, step->n_pattern)) {
+        if (out->size > TOK_NORMALIZED_BYTES_MAX) return status_make(STATUS_LIMIT, NULL);
         strbuf_append(out, from, (size_t)(found - from));
         strbuf_append(out, step->content, step->n_content);
         from = found + step->n_pattern;

@@ -26,14 +26,16 @@ status tok_normalize_prepend(const tok_normalizer *step, const uint8_t **text, s
 status tok_normalize_replace(const tok_normalizer *step, const uint8_t **text, size_t *n,
                              strbuf *out);
 
-#define TOK_NORMALIZERS_MAX 8
+#define TOK_NORMALIZERS_MAX      8
+#define TOK_NORMALIZED_BYTES_MAX (1u << 30) /* about: positions in one word are 32 bits */
 
 typedef struct tok_normalizers {
     tok_normalizer steps[TOK_NORMALIZERS_MAX];
     unsigned n_steps;
 } tok_normalizers;
 
-/* Runs the steps over valid UTF-8; the result lies in the input or in one of the two buffers. */
+/* Runs the steps over valid UTF-8; the result lies in the input or in one of the two buffers.
+ * STATUS_LIMIT: they make it too long. */
 status tok_normalizers_run(const tok_normalizers *list, const uint8_t **text, size_t *n,
                            strbuf buffers[2]);
 

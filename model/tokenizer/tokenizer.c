@@ -49,7 +49,11 @@ static status visit_raw(void *ctx, const uint8_t *text, size_t n, uint32_t id)
     encoder *e = ctx;
     if (id != TOK_NONE) return append_id(e, id);
     bool first = text == e->start;
-    RETURN_IF_ERROR(tok_normalizers_run(&e->t->normalizers, &text, &n, e->normalized));
+    status s = tok_normalizers_run(&e->t->normalizers, &text, &n, e->normalized);
+    if (s.code == STATUS_LIMIT)
+        return error_set(e->err, s.code, "text is longer than %u bytes when it is normalized",
+                         TOK_NORMALIZED_BYTES_MAX);
+    RETURN_IF_ERROR(s);
     e->start = first ? text : NULL;
     return tok_added_set_split(&e->t->normalized_pass, text, n, visit_normalized, e);
 }

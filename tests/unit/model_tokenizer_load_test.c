@@ -350,6 +350,59 @@ static void oversized_tokens(void **state)
     strbuf_destroy(&json);
 }
 
+/* Merges whose halves are no tokens may be of any length. */
+static void oversized_merges(void **state)
+{
+    (void)state;
+    strbuf half = {0}, json = {0};
+    while (half.size < 1u << 20) strbuf_putc(&half, 'x');
+    strbuf_printf(&json,
+                  "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[[\"%s\",\"%s\"]]},"
+                  "\"decoder\":" FUSE "}",
+                  half.data, half.data);
+    expect(json.data, STATUS_CORRUPT,
+           "f.json: model: merges[0]: \"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...\" is not "
+           "in the "
+           "vocabulary");
+    strbuf_destroy(&half);
+    strbuf_destroy(&json);
+}
+
+/* `n_tokens` tokens of 1 000 x, and `n` decoders that make `content` of each x. */
+static void expect_decoders(unsigned n_tokens, unsigned n, const char *content, status_code code,
+                            const char *due)
+{
+    char xs[1001];
+    strbuf json = {0};
+    memset(xs, 'x', 1000);
+    xs[1000] = 0;
+    strbuf_puts(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{\"a\":0");
+    for (unsigned i = 1; i <= n_tokens; i++) strbuf_printf(&json, ",\"%s%u\":%u", xs, i, i);
+    strbuf_puts(&json, "}},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[");
+    for (unsigned i = 0; i < n; i++)
+        strbuf_printf(&json,
+                      "%s{\"type\":\"Replace\",\"pattern\":{\"String\":\"x\"},\"content\":\"%s\"}",
+                      i ? "," : "", content);
+    strbuf_puts(&json, "]}}");
+    expect(json.data, code, due);
+    strbuf_destroy(&json);
+}
+
+/* What decoders make of the vocabulary may be far more than the file. */
+static void growing_decoders(void **state)
+{
+    (void)state;
+    expect_decoders(1, 16, "x", STATUS_OK, "");
+    expect_decoders(1, 17, "x", STATUS_LIMIT,
+                    "f.json: decoder: decoders[16]: more than 16 decoders");
+    expect_decoders(1, 2, "xxxxxxxxx", STATUS_LIMIT,
+                    "f.json: decoder: decoders[1]: makes a token of more than 65535 bytes");
+    expect_decoders(1500, 1, "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy",
+                    STATUS_LIMIT,
+                    "f.json: decoder: decoders[0]: makes tokens of more than 67108864 bytes "
+                    "together");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -358,6 +411,7 @@ int main(void)
         cmocka_unit_test(templates),        cmocka_unit_test(patterns),
         cmocka_unit_test(every_truncation), cmocka_unit_test(missing_folder),
         cmocka_unit_test(oversized_tokens), cmocka_unit_test(character_parts),
+        cmocka_unit_test(oversized_merges), cmocka_unit_test(growing_decoders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
