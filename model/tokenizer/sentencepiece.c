@@ -7,7 +7,9 @@
 #include <string.h>
 
 #define PIECES_MAX (1u << 20)
-#define MERGES_MAX (1u << 24)
+#define MERGES_MAX (1u << 22)
+/* Of all merges together: a piece has at most as many as characters, and each spells all of it. */
+#define MERGES_BYTES_MAX (256u << 20)
 
 /* Kinds of pieces and of models, by SentencePiece's numbers. */
 enum { PIECE_UNKNOWN = 2, PIECE_CONTROL = 3, PIECE_USER_DEFINED = 4, MODEL_BPE = 2 };
@@ -22,7 +24,7 @@ typedef struct piece {
 
 typedef struct merge {
     uint32_t left, right;
-    uint32_t n_left; /* characters of the left half */
+    uint32_t n_left, n_right; /* characters of the halves */
     float score;
     uint32_t order; /* of ranks that are equal otherwise */
 } merge;
@@ -35,7 +37,7 @@ typedef struct sentencepiece {
     bool dummy_prefix, charsmap;
     tok_map ids;
     merge *merges;
-    size_t n_merges, merges_capacity;
+    size_t n_merges, merges_capacity, merges_bytes;
     error *err;
 } sentencepiece;
 
@@ -155,8 +157,8 @@ static status read_model(sentencepiece *s, const uint8_t *data, size_t n)
     if (!s->pieces) return status_make(STATUS_NO_MEMORY, NULL);
     while (m.p < m.end) {
         if (!read_field(&m, &f)) return broken(s);
-        message inner = {f.data, f.data + f.n};
         if (f.type != 2) continue;
+        message inner = {f.data, f.data + f.n};
         if (f.number == 1) RETURN_IF_ERROR(read_piece(s, inner));
         if (f.number == 2 || f.number == 3) RETURN_IF_ERROR(read_specification(s, f.number, inner));
     }
@@ -196,6 +198,11 @@ static status rename_pieces(sentencepiece *s, const json_t *added)
                 s->err, STATUS_CORRUPT,
                 "%s: added_tokens_decoder of tokenizer_config.json: \"%s\" is no token", s->where,
                 tok_show(key, strlen(key)).text);
+        if (json_string_length(content) > TOK_TOKEN_BYTES_MAX)
+            return error_set(s->err, STATUS_LIMIT,
+                             "%s: added_tokens_decoder of tokenizer_config.json: \"%s\" has more "
+                             "than %d bytes",
+                             s->where, tok_show(key, strlen(key)).text, TOK_TOKEN_BYTES_MAX);
         if ((uint32_t)id >= s->n_pieces) continue;
         s->pieces[id].text = json_string_value(content);
         s->pieces[id].length = (uint32_t)json_string_length(content);
@@ -206,10 +213,20 @@ static status rename_pieces(sentencepiece *s, const json_t *added)
 
 /* ---- merges ---- */
 
+static uint32_t count_characters(const piece *p)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->length; i++) n += (p->text[i] & 0xc0) != 0x80;
+    return n;
+}
+
 static status add_merges_of(sentencepiece *s, uint32_t id)
 {
     const piece *p = &s->pieces[id];
-    uint32_t characters = 0;
+    uint32_t characters = 0, all = count_characters(p);
+    s->merges_bytes += (size_t)all * p->length;
+    if (s->merges_bytes > MERGES_BYTES_MAX)
+        return error_set(s->err, STATUS_LIMIT, "%s: too many long pieces", s->where);
     for (uint32_t i = 1; i < p->length; i++) {
         if ((p->text[i] & 0xc0) == 0x80) continue;
         characters++;
@@ -226,29 +243,20 @@ static status add_merges_of(sentencepiece *s, uint32_t id)
             s->merges = grown;
             s->merges_capacity = capacity;
         }
-        s->merges[s->n_merges] = (merge){left, right, characters, p->score, (uint32_t)s->n_merges};
+        s->merges[s->n_merges] =
+            (merge){left, right, characters, all - characters, p->score, (uint32_t)s->n_merges};
         s->n_merges++;
     }
     return STATUS_IS_OK;
 }
 
-static uint32_t count_characters(const piece *p)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < p->length; i++) n += (p->text[i] & 0xc0) != 0x80;
-    return n;
-}
-
 /* The higher score first; of equals the longer left half, then the longer right one. */
-static int by_rank(const void *a, const void *b, void *ctx)
+static int by_rank(const void *a, const void *b)
 {
-    const sentencepiece *s = ctx;
     const merge *x = a, *y = b;
     if (x->score != y->score) return x->score > y->score ? -1 : 1;
     if (x->n_left != y->n_left) return x->n_left > y->n_left ? -1 : 1;
-    uint32_t nx = count_characters(&s->pieces[x->right]),
-             ny = count_characters(&s->pieces[y->right]);
-    if (nx != ny) return nx > ny ? -1 : 1;
+    if (x->n_right != y->n_right) return x->n_right > y->n_right ? -1 : 1;
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
@@ -262,7 +270,7 @@ static status find_merges(sentencepiece *s)
         tok_map_put(&s->ids, s->pieces[i].text, s->pieces[i].length, i);
     }
     for (uint32_t i = 0; i < s->n_pieces; i++) RETURN_IF_ERROR(add_merges_of(s, i));
-    if (s->n_merges > 0) qsort_r(s->merges, s->n_merges, sizeof *s->merges, by_rank, s);
+    if (s->n_merges > 0) qsort(s->merges, s->n_merges, sizeof *s->merges, by_rank);
     return STATUS_IS_OK;
 }
 
