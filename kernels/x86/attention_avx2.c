@@ -47,14 +47,15 @@ INLINE __m256 lane_order(dtype t, __m256 v)
 }
 
 /* sums [m] += a [m] * x, in place; m is even. Written out because gcc, short of registers with 12
- * sums, computes into the register of x and spills sums in every round. */
+ * sums, computes into the register of x and spills sums in every round. s0 is written before a1 is
+ * read: nothing may share its register, whatever values the two are known to have. */
 INLINE void add_product(unsigned m, __m256 *sums, const __m256 *a, const float *x)
 {
     __m256 all;
     __asm__("vbroadcastss %[x], %[all]\n\t"
             "vfmadd231ps %[a0], %[all], %[s0]\n\t"
             "vfmadd231ps %[a1], %[all], %[s1]"
-            : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [all] "=&x"(all)
+            : [s0] "+&x"(sums[0]), [s1] "+x"(sums[1]), [all] "=&x"(all)
             : [a0] "x"(a[0]), [a1] "x"(a[1]), [x] "m"(*x));
     for (unsigned i = 2; i < m; i++) sums[i] = _mm256_fmadd_ps(all, a[i], sums[i]);
 }
