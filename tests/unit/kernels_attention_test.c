@@ -79,7 +79,9 @@ static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t 
 /* Outputs are averages of values of size 1: an absolute tolerance, 40 f32 roundings of a score of
  * size 10. */
 static const double tolerance = 2e-5;
-/* With int8 pages q and p may be integers of 16 bits. */
+/* With int8 pages every ISA but the reference makes integers of q and of p times the scales of V.
+ * Of these, rounded to 1 / 32767 of the largest one of 64 slots, outputs err by up to 7e-5 (rms,
+ * where one slot has all the mass). The mass is summed before that. */
 static const double int8_tolerance = 2e-4;
 
 static void compare_item(const char *isa, const sequence *s, const kern_attn_item *it,
@@ -87,7 +89,8 @@ static void compare_item(const char *isa, const sequence *s, const kern_attn_ite
 {
     uint32_t dim = s->shape.head_dim,
              n_pages = (it->first_slot + it->n_rows - 1) / s->shape.page_tokens + 1;
-    const double most = s->shape.format == KERN_KV_INT8 ? int8_tolerance : tolerance;
+    const bool ints = s->shape.format == KERN_KV_INT8 && strcmp(isa, "ref") != 0;
+    const double most = ints ? int8_tolerance : tolerance;
     double *p = malloc(s->n_slots * sizeof *p), *out = malloc(dim * sizeof *out);
     double *mass = calloc(n_pages, sizeof *mass);
     for (uint32_t i = 0; i < it->n_rows; i++)
@@ -105,7 +108,7 @@ static void compare_item(const char *isa, const sequence *s, const kern_attn_ite
                 mass[j / s->shape.page_tokens] += p[j];
         }
     for (uint32_t page = 0; it->mass && page < n_pages; page++)
-        if (!(fabs(it->mass[page] - mass[page]) <= most * s->q_heads * it->mass_rows))
+        if (!(fabs(it->mass[page] - mass[page]) <= tolerance * s->q_heads * it->mass_rows))
             fail_msg("%s %s seed %llu: mass of page %u: %.9g, want %.9g", isa,
                      kern_kv_name(s->shape.format), (unsigned long long)seed, page, it->mass[page],
                      mass[page]);
