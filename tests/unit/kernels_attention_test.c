@@ -307,6 +307,32 @@ static void test_future_is_unseen(void **state)
         }
 }
 
+/* A query with a NaN or an infinity gives NaNs, over int8 pages too, and leaves other rows alone.
+ */
+static void test_query_is_not_finite(void **state)
+{
+    enum { SLOTS = 70, DIM = 32, BAD = 66 };
+    fixture *f = *state;
+    rng r = rng_seed(15);
+    for (size_t k = 0; k < f->n_isas; k++)
+        for (size_t t = 0; t < 8; t++) {
+            sequence s = make_sequence(&r, all_types[t % 4], 16, DIM, 1, SLOTS);
+            layout l = make_layout(f->isas[k], &r, &s, SLOTS);
+            float want[SLOTS * DIM], got[SLOTS * DIM];
+            kern_attn_item it = item_of(&s, &l, 0, SLOTS, want);
+            kern_attn_batch b = batch_of(&s, &l, &it, 1);
+            run(f->isas[k], &b);
+            s.q[BAD * DIM + 5] = t < 4 ? NAN : INFINITY;
+            it.out = got;
+            run(f->isas[k], &b);
+            for (size_t d = 0; d < DIM; d++) assert_true(isnan(got[BAD * DIM + d]));
+            memcpy(got + BAD * DIM, want + BAD * DIM, DIM * sizeof *got);
+            assert_same_bits(want, got, SLOTS * DIM, "query", f->isas[k], &s, 0);
+            free_layout(&l);
+            free_sequence(&s);
+        }
+}
+
 /* More slots than a span has: a row's spans may be shared by the threads (alone in its batch), or
  * not (beside others; in one thread), or be walked for many rows: the same bits, outputs and mass,
  * and near to float64. */
@@ -489,10 +515,15 @@ static void test_extreme_scores(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_naive), cmocka_unit_test(test_against_naive_more_shapes),
-        cmocka_unit_test(test_row_bits),      cmocka_unit_test(test_future_is_unseen),
-        cmocka_unit_test(test_spans),         cmocka_unit_test(test_mass_bits),
-        cmocka_unit_test(test_mass_order),    cmocka_unit_test(test_extreme_scores),
+        cmocka_unit_test(test_against_naive),
+        cmocka_unit_test(test_against_naive_more_shapes),
+        cmocka_unit_test(test_row_bits),
+        cmocka_unit_test(test_future_is_unseen),
+        cmocka_unit_test(test_query_is_not_finite),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_mass_bits),
+        cmocka_unit_test(test_mass_order),
+        cmocka_unit_test(test_extreme_scores),
     };
     return cmocka_run_group_tests_name("kernels_attention", tests, setup, teardown);
 }
