@@ -81,8 +81,8 @@ static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t 
 static const double tolerance = 2e-5;
 /* With int8 pages every ISA but the reference makes integers of q and of p times the scales of V.
  * Of these, rounded to 1 / 32767 of the largest one of 64 slots, outputs err by up to 7e-5 (rms,
- * where one slot has all the mass); of many thousand outputs the worst is three times that. The mass
- * is summed before. */
+ * where one slot has all the mass); of many thousand outputs the worst is three times that. The
+ * mass is summed before. */
 static const double int8_tolerance = 4e-4;
 
 static void compare_item(const char *isa, const sequence *s, const kern_attn_item *it,
