@@ -3,9 +3,10 @@
  * Sources: llama.cpp, convert_hf_to_gguf.py and llama-vocab.cpp ("pre" types and their patterns);
  * transformers, convert_slow_tokenizer.py (merges out of SentencePiece's scores). */
 #include "model/gguf/gguf_model.h"
-#include "model/gguf/spm.h"
 #include "model/model.h"
+#include "model/tokenizer/merges.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -237,6 +238,30 @@ static status write_byte_level(vocabulary *v, error *err)
 
 /* ---- "llama": characters, byte fallback, merges out of scores -------------------------------- */
 
+static status write_merges(vocabulary *v, const gguf_value *scores, error *err)
+{
+    const uint8_t *at = v->tokens->data;
+    tok_piece *pieces = alloc_zeroed(NULL, v->tokens->n, sizeof *pieces);
+    status s =
+        pieces ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "%s: out of memory", v->g->path);
+    for (uint64_t i = 0; i < v->tokens->n && status_ok(s); i++) {
+        size_t n;
+        const char *text = gguf_next_string(&at, &n);
+        float score = gguf_f32_at(scores, i);
+        int type = type_of(v, i);
+        if (n > UINT16_MAX || isnan(score))
+            s = error_set(err, STATUS_CORRUPT,
+                          "%s: token %llu: of more than %d bytes, or its score is no number",
+                          v->g->path, (unsigned long long)i, UINT16_MAX);
+        pieces[i] =
+            (tok_piece){text, (uint32_t)n, score, type == TOKEN_NORMAL || type == TOKEN_USER};
+    }
+    if (status_ok(s))
+        s = tok_merges_of_scores(v->g->path, pieces, (uint32_t)v->tokens->n, v->out, err);
+    alloc_free(NULL, pieces);
+    return s;
+}
+
 static status write_pieces(vocabulary *v, error *err)
 {
     const gguf_value *scores;
@@ -272,7 +297,7 @@ static status write_pieces(vocabulary *v, error *err)
     strbuf_putc(out, ',');
     write_vocab(v, true);
     strbuf_puts(out, ",\"merges\":[");
-    RETURN_IF_ERROR(gguf_spm_merges(v->g->path, v->tokens, scores, v->types, out, err));
+    RETURN_IF_ERROR(write_merges(v, scores, err));
     strbuf_puts(out, "]}}");
     return STATUS_IS_OK;
 }

@@ -2,14 +2,11 @@
  * models of Llama's kind: a BPE of characters with byte fallback whose merges follow from the
  * pieces' scores. The file is a protobuf message; only the fields named here are read. */
 #include "model/tokenizer/internal.h"
+#include "model/tokenizer/merges.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define PIECES_MAX (1u << 20)
-#define MERGES_MAX (1u << 22)
-/* Of all merges together: a piece has at most as many as characters, and each spells all of it. */
-#define MERGES_BYTES_MAX (256u << 20)
 
 /* Kinds of pieces and of models, by SentencePiece's numbers. */
 enum { PIECE_UNKNOWN = 2, PIECE_CONTROL = 3, PIECE_USER_DEFINED = 4, MODEL_BPE = 2 };
@@ -22,22 +19,13 @@ typedef struct piece {
     bool given; /* by tokenizer_config.json */
 } piece;
 
-typedef struct merge {
-    uint32_t left, right;
-    uint32_t n_left, n_right; /* characters of the halves */
-    float score;
-    uint32_t order; /* of ranks that are equal otherwise */
-} merge;
-
 typedef struct sentencepiece {
     const char *where;
     piece *pieces;
     uint32_t n_pieces;
     uint64_t model_type;
     bool dummy_prefix, charsmap;
-    tok_map ids;
-    merge *merges;
-    size_t n_merges, merges_capacity, merges_bytes;
+    strbuf merges; /* as they stand in the document */
     error *err;
 } sentencepiece;
 
@@ -213,65 +201,15 @@ static status rename_pieces(sentencepiece *s, const json_t *added)
 
 /* ---- merges ---- */
 
-static uint32_t count_characters(const piece *p)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < p->length; i++) n += (p->text[i] & 0xc0) != 0x80;
-    return n;
-}
-
-static status add_merges_of(sentencepiece *s, uint32_t id)
-{
-    const piece *p = &s->pieces[id];
-    uint32_t characters = 0, all = count_characters(p);
-    s->merges_bytes += (size_t)all * p->length;
-    if (s->merges_bytes > MERGES_BYTES_MAX)
-        return error_set(s->err, STATUS_LIMIT, "%s: too many long pieces", s->where);
-    for (uint32_t i = 1; i < p->length; i++) {
-        if ((p->text[i] & 0xc0) == 0x80) continue;
-        characters++;
-        uint32_t left = tok_map_find(&s->ids, p->text, i);
-        uint32_t right = tok_map_find(&s->ids, p->text + i, p->length - i);
-        if (left == TOK_NONE || right == TOK_NONE) continue;
-        if (s->n_merges == s->merges_capacity) {
-            size_t capacity = s->merges_capacity ? s->merges_capacity * 2 : 1024;
-            if (capacity > MERGES_MAX)
-                return error_set(s->err, STATUS_LIMIT, "%s: more than %u merges", s->where,
-                                 MERGES_MAX);
-            merge *grown = alloc_resize(NULL, s->merges, capacity, sizeof *grown);
-            if (!grown) return status_make(STATUS_NO_MEMORY, NULL);
-            s->merges = grown;
-            s->merges_capacity = capacity;
-        }
-        s->merges[s->n_merges] =
-            (merge){left, right, characters, all - characters, p->score, (uint32_t)s->n_merges};
-        s->n_merges++;
-    }
-    return STATUS_IS_OK;
-}
-
-/* The higher score first; of equals the longer left half, then the longer right one. */
-static int by_rank(const void *a, const void *b)
-{
-    const merge *x = a, *y = b;
-    if (x->score != y->score) return x->score > y->score ? -1 : 1;
-    if (x->n_left != y->n_left) return x->n_left > y->n_left ? -1 : 1;
-    if (x->n_right != y->n_right) return x->n_right > y->n_right ? -1 : 1;
-    return x->order < y->order ? -1 : x->order > y->order;
-}
-
 static status find_merges(sentencepiece *s)
 {
-    if (!tok_map_create(&s->ids, s->n_pieces)) return status_make(STATUS_NO_MEMORY, NULL);
-    for (uint32_t i = 0; i < s->n_pieces; i++) {
-        if (tok_map_find(&s->ids, s->pieces[i].text, s->pieces[i].length) != TOK_NONE)
-            return error_set(s->err, STATUS_CORRUPT, "%s: piece %u comes a second time", s->where,
-                             i);
-        tok_map_put(&s->ids, s->pieces[i].text, s->pieces[i].length, i);
-    }
-    for (uint32_t i = 0; i < s->n_pieces; i++) RETURN_IF_ERROR(add_merges_of(s, i));
-    if (s->n_merges > 0) qsort(s->merges, s->n_merges, sizeof *s->merges, by_rank);
-    return STATUS_IS_OK;
+    tok_piece *parts = alloc_zeroed(NULL, s->n_pieces, sizeof *parts);
+    if (!parts) return status_make(STATUS_NO_MEMORY, NULL);
+    for (uint32_t i = 0; i < s->n_pieces; i++)
+        parts[i] = (tok_piece){s->pieces[i].text, s->pieces[i].length, s->pieces[i].score, true};
+    status st = tok_merges_of_scores(s->where, parts, s->n_pieces, &s->merges, s->err);
+    alloc_free(NULL, parts);
+    return st;
 }
 
 /* ---- the document ---- */
@@ -285,14 +223,7 @@ static void write_vocabulary(const sentencepiece *s, strbuf *out)
         strbuf_printf(out, ":%u", i);
     }
     strbuf_puts(out, "},\"merges\":[");
-    for (size_t i = 0; i < s->n_merges; i++) {
-        const piece *left = &s->pieces[s->merges[i].left], *right = &s->pieces[s->merges[i].right];
-        strbuf_puts(out, i > 0 ? ",[" : "[");
-        strbuf_json_string(out, left->text, left->length);
-        strbuf_putc(out, ',');
-        strbuf_json_string(out, right->text, right->length);
-        strbuf_putc(out, ']');
-    }
+    if (s->merges.size > 0) strbuf_append(out, s->merges.data, s->merges.size);
     strbuf_putc(out, ']');
 }
 
@@ -332,6 +263,13 @@ static void write_added_tokens(const sentencepiece *s, const tok_spm_options *o,
     strbuf_puts(out, "],");
 }
 
+static uint32_t find_piece(const sentencepiece *s, const char *text, size_t n)
+{
+    for (uint32_t i = 0; i < s->n_pieces; i++)
+        if (s->pieces[i].length == n && memcmp(s->pieces[i].text, text, n) == 0) return i;
+    return TOK_NONE;
+}
+
 static void write_document(const sentencepiece *s, const tok_spm_options *o, strbuf *out)
 {
     strbuf_puts(out, "{\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true,");
@@ -361,7 +299,7 @@ static void write_document(const sentencepiece *s, const tok_spm_options *o, str
         "{\"String\":\"" TOK_METASPACE "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},"
         "{\"type\":\"Fuse\"}%s]}",
         s->dummy_prefix ? ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}" : "");
-    uint32_t bos = o->bos ? tok_map_find(&s->ids, o->bos, strlen(o->bos)) : TOK_NONE;
+    uint32_t bos = o->bos ? find_piece(s, o->bos, strlen(o->bos)) : TOK_NONE;
     if (bos != TOK_NONE)
         strbuf_printf(out,
                       ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
@@ -379,10 +317,9 @@ status tok_spm_convert(const char *where, const void *data, size_t n,
     if (status_ok(st)) st = rename_pieces(&s, options->added);
     if (status_ok(st)) st = find_merges(&s);
     if (status_ok(st)) write_document(&s, options, out);
-    if (status_ok(st) && out->failed) st = status_make(STATUS_NO_MEMORY, NULL);
+    if (status_ok(st) && (out->failed || s.merges.failed)) st = status_make(STATUS_NO_MEMORY, NULL);
     if (st.code == STATUS_NO_MEMORY) error_set(err, st.code, "%s: out of memory", where);
     alloc_free(NULL, s.pieces);
-    alloc_free(NULL, s.merges);
-    tok_map_destroy(&s.ids);
+    strbuf_destroy(&s.merges);
     return st;
 }

@@ -1,5 +1,6 @@
 /* tokenizer.model: what tok_spm_convert makes of it, and what it refuses in one line. */
 #include "model/tokenizer/internal.h"
+#include "model/tokenizer/merges.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -110,6 +111,25 @@ static void expect_ids(const tokenizer *t, const char *text, const char *due, co
     assert_string_equal(is.data, decoded);
     strbuf_destroy(&is);
     tok_ids_destroy(&ids);
+}
+
+/* Of equal scores the longer left half first, then the longer right one; then the pieces' order.
+ * Pieces that are no parts are neither made nor used. */
+static void merges_of_equal_scores(void **state)
+{
+    (void)state;
+    static const tok_piece pieces[] = {
+        {"a", 1, 0, true},   {"b", 1, 0, true},    {"c", 1, 0, true},
+        {"ba", 2, -1, true}, {"ab", 2, -1, true},  {"abc", 3, -1, true},
+        {"bc", 2, -1, true}, {"cab", 3, -2, true}, {"ca", 2, 5, false},
+    };
+    strbuf out = {0};
+    error err = {{0}};
+    assert_true(
+        status_ok(tok_merges_of_scores("f", pieces, sizeof pieces / sizeof *pieces, &out, &err)));
+    assert_string_equal(out.data, "[\"ab\",\"c\"],[\"a\",\"bc\"],[\"b\",\"a\"],"
+                                  "[\"a\",\"b\"],[\"b\",\"c\"],[\"c\",\"ab\"]");
+    strbuf_destroy(&out);
 }
 
 static void merges_follow_scores(void **state)
@@ -302,10 +322,11 @@ static void long_pieces(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(merges_follow_scores), cmocka_unit_test(config_renames_pieces),
-        cmocka_unit_test(every_truncation),     cmocka_unit_test(broken_messages),
-        cmocka_unit_test(broken_pieces),        cmocka_unit_test(other_kinds),
-        cmocka_unit_test(unknown_fields),       cmocka_unit_test(long_pieces),
+        cmocka_unit_test(merges_follow_scores),  cmocka_unit_test(merges_of_equal_scores),
+        cmocka_unit_test(config_renames_pieces), cmocka_unit_test(every_truncation),
+        cmocka_unit_test(broken_messages),       cmocka_unit_test(broken_pieces),
+        cmocka_unit_test(other_kinds),           cmocka_unit_test(unknown_fields),
+        cmocka_unit_test(long_pieces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
