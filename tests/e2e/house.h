@@ -3,7 +3,7 @@
 #ifndef TESTS_E2E_HOUSE_H
 #define TESTS_E2E_HOUSE_H
 
-#include "engine/engine.h"
+#include "engine/internal.h"
 #include "model/model.h"
 
 #include <pthread.h>
@@ -34,13 +34,14 @@ typedef struct setting {
 typedef struct gate {
     backend inner;
     pthread_mutex_t lock;
-    pthread_cond_t opened;
-    bool shut;
+    pthread_cond_t moved;
+    bool shut, held; // held: a step waits
 } gate;
 
 typedef struct house {
     comm *group;
     backend backend; // behind a gate
+    engine_stream *doorman;
     tokenizer *tokenizer;
     engine *engine;
 } house;
@@ -57,7 +58,10 @@ static inline status gate_submit(void *ctx, const step_plan *plan)
 {
     gate *g = ctx;
     pthread_mutex_lock(&g->lock);
-    while (g->shut) pthread_cond_wait(&g->opened, &g->lock);
+    g->held = g->shut;
+    pthread_cond_broadcast(&g->moved);
+    while (g->shut) pthread_cond_wait(&g->moved, &g->lock);
+    g->held = false;
     pthread_mutex_unlock(&g->lock);
     return g->inner.ops->submit(g->inner.ctx, plan);
 }
@@ -78,7 +82,7 @@ static inline void gate_destroy(void *ctx)
 {
     gate *g = ctx;
     g->inner.ops->destroy(g->inner.ctx);
-    pthread_cond_destroy(&g->opened);
+    pthread_cond_destroy(&g->moved);
     pthread_mutex_destroy(&g->lock);
     free(g);
 }
@@ -90,28 +94,55 @@ static inline backend gate_create(backend inner)
     gate *g = calloc(1, sizeof *g);
     g->inner = inner;
     pthread_mutex_init(&g->lock, NULL);
-    pthread_cond_init(&g->opened, NULL);
+    pthread_cond_init(&g->moved, NULL);
     return (backend){&ops, g};
 }
 
-/* What is submitted between these two shares its steps, however slow the machine is: but for what
- * the first one's first step does, nothing is computed until the last one is there. */
+/* What is submitted between these two is planned together, in its order, however slow the machine is:
+ * a request of one token, the doorman, is held in its only step until all the others are there. */
 static inline void shut_gate(house *h)
 {
     gate *g = h->backend.ctx;
+    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
+    uint32_t token = 1;
+    engine_request r;
+    error err = {{0}};
     pthread_mutex_lock(&g->lock);
     g->shut = true;
     pthread_mutex_unlock(&g->lock);
+    engine_request_init(&r, &defaults);
+    r.prompt_token_ids = &token;
+    r.n_prompt_token_ids = r.max_tokens = 1;
+    if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &h->doorman, &err)))
+        fail_msg("%s", err.text);
+    r.prompt_token_ids = NULL;
+    engine_request_destroy(&r);
+    pthread_mutex_lock(&g->lock);
+    while (!g->held) pthread_cond_wait(&g->moved, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static inline uint32_t count_arrived(engine *e)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&e->inbox.lock);
+    for (engine_stream *s = e->inbox.first; s; s = s->inbox_next) n++;
+    pthread_mutex_unlock(&e->inbox.lock);
+    return n;
 }
 
 static inline void open_gate(house *h)
 {
     gate *g = h->backend.ctx;
-    nanosleep(&(struct timespec){0, 50000000}, NULL); /* for the threads that prepare requests */
+    while (count_arrived(h->engine) + 1 < engine_get_stats(h->engine).n_live)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
     pthread_mutex_lock(&g->lock);
     g->shut = false;
-    pthread_cond_signal(&g->opened);
+    pthread_cond_broadcast(&g->moved);
     pthread_mutex_unlock(&g->lock);
+    engine_output out;
+    while (engine_stream_wait(h->doorman, &out)) {}
+    engine_stream_release(h->doorman);
 }
 
 static inline house open_house(const setting *s)

@@ -137,6 +137,26 @@ static void sums_are_those_of_the_chosen(void **state)
     }
 }
 
+/* A router that prefers nobody: the lowest numbers. */
+static void the_first_of_equals_are_chosen(void **state)
+{
+    fixture *x = *state;
+    kern_matrix router = x->layer.router, equal = router;
+    equal.data = alloc_pages(kern_matrix_size(&equal)); /* zeros */
+    assert_non_null(equal.data);
+    x->config.expert_norm = true;
+    x->layer.router = equal;
+    run_rows(x, 0, ROWS, x->out);
+    x->layer.router = router;
+    alloc_pages_free(equal.data, kern_matrix_size(&equal));
+    for (uint32_t row = 0; row < ROWS; row++) {
+        double due[HIDDEN] = {0};
+        for (int e = 0; e < OF_ROW; e++) add_expert(x, row, e, 1.0 / OF_ROW, due);
+        for (int i = 0; i < HIDDEN; i++)
+            assert_true(fabs(due[i] - (double)x->out[row * HIDDEN + i]) < 1e-3);
+    }
+}
+
 static void a_row_is_its_own_business(void **state)
 {
     fixture *x = *state;
@@ -192,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(sums_are_those_of_the_chosen, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_first_of_equals_are_chosen, setup, teardown),
         cmocka_unit_test_setup_teardown(a_row_is_its_own_business, setup, teardown),
         cmocka_unit_test_setup_teardown(idle_experts_are_not_read, setup, teardown),
         cmocka_unit_test_setup_teardown(no_number_chooses_somebody, setup, teardown),

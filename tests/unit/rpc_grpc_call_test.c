@@ -558,14 +558,16 @@ static void test_destroy_with_calls(void **state)
     k[N] = client_ask(&f->client, "/t.T/Stream", NULL, &many.base); // and one that never reads
     assert_true(reaches(&begun, N) && reaches(&n_sent, 1));
     grpc_front_destroy(f->front);
+    f->front = NULL;
     assert_int_equal(ended, N + 1);
     for (int i = 0; i < N; i++) {
         assert_int_equal(client_end(k[i]), GRPC_STATUS_UNAVAILABLE);
-        assert_string_equal(k[i]->text, "the server is stopping");
+        /* A reset of the connection may overtake it: then the client's library has its own words. */
+        if (!strstr(k[i]->text, "onnection reset"))
+            assert_string_equal(k[i]->text, "the server is stopping");
         client_destroy(k[i]);
     }
     client_destroy(k[N]);
-    f->front = NULL;
 }
 
 static void test_addresses(void **state)
