@@ -98,7 +98,7 @@ static inline backend gate_create(backend inner)
     return (backend){&ops, g};
 }
 
-/* What is submitted between these two is planned together, in its order, however slow the machine is:
+/* What is submitted between these two is planned together, in its order, however slow the machine:
  * a request of one token, the doorman, is held in its only step until all the others are there. */
 static inline void shut_gate(house *h)
 {
