@@ -17,10 +17,8 @@ and other formats and clients of the same commit with as many rounds.
 """
 
 import argparse
-import http.client
 import json
 import os
-import random
 import re
 import socket
 import statistics
@@ -170,14 +168,47 @@ def depth_section(s):
                 out.update(shares(f"decode 1 at {row['tokens']}", row, f))
         return out
 
-    with tempfile.TemporaryDirectory(prefix="slots-", dir=s.peer.work) as slots:
-        with PeerServer(s, "Q8_0", 1, max(DEPTHS) + 1024, "--slot-save-path", slots + os.sep) as server:
-            contexts = server.make_contexts(slots)
+    with PeerDepth(s, "Q8_0") as peer:
+        return interleave(s.rounds, [("octavo int8", lambda: ours("int8")), ("peer Q8_0", peer.decode)])
 
-            def theirs(_):
-                return {f"decode 1 at {depth}": server.decode_at(depth, contexts[depth]) for depth in DEPTHS}
 
-            return interleave(s.rounds, [("octavo int8", lambda: ours("int8")), ("peer Q8_0", lambda: theirs("Q8_0"))])
+class PeerDepth:
+    """The peer with contexts of all depths, each a prompt's cache over and over, as ours are."""
+
+    def __init__(self, s, kind):
+        self.folder = tempfile.TemporaryDirectory(prefix="contexts-", dir=s.peer.work)
+        self.process = subprocess.Popen(
+            [s.peer.tool("peer_depth"), s.weights(kind), str(s.threads), str(max(DEPTHS) + 1024)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ask("save", self._file("prompt"), PREFILL)
+        with open(self._file("prompt"), "rb") as f:
+            prompt = f.read()
+        for depth in DEPTHS:
+            with open(self._file(depth), "wb") as f:
+                f.write(peer_models.stretch_state(prompt, depth))
+
+    def _file(self, name):
+        return os.path.join(self.folder.name, str(name))
+
+    def _ask(self, *words):
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise Failed("peer_depth ended; see above")
+        return answer
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+        self.folder.cleanup()
+
+    def decode(self):
+        return {f"decode 1 at {depth}": float(self._ask("decode", self._file(depth), DEPTH_STEPS))
+                for depth in DEPTHS}
 
 
 # ---- servers --------------------------------------------------------------------------------------
@@ -230,42 +261,6 @@ class PeerServer:
             self.process.kill()
             self.process.wait()
         self.log.close()
-
-    def post(self, path, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        if answer.status != 200:
-            raise Failed(f"llama-server: {path}: {answer.status} {text[:300]!r}")
-        return json.loads(text)
-
-    def complete(self, tokens, n):
-        return self.post("/completion", {"prompt": tokens, "n_predict": n, "cache_prompt": True, "ignore_eos": True,
-                                         "temperature": 0, "id_slot": 0})
-
-    def make_contexts(self, folder):
-        """Saved contexts of all depths, each a prompt's cache over and over: {depth: its tokens}."""
-        rng = random.Random(1)
-        self.complete([rng.randrange(peer_models.FIRST_WORD, peer_models.VOCAB) for _ in range(512)], 1)
-        self.post("/slots/0?action=save", {"filename": "prompt"})
-        with open(os.path.join(folder, "prompt"), "rb") as f:
-            prompt = f.read()
-        contexts = {}
-        for depth in DEPTHS:
-            data, contexts[depth] = peer_models.stretch_state(prompt, depth)
-            with open(os.path.join(folder, f"at-{depth}"), "wb") as f:
-                f.write(data)
-        return contexts
-
-    def decode_at(self, depth, tokens):
-        """Tokens/s by the server's own clock."""
-        self.post("/slots/0?action=restore", {"filename": f"at-{depth}"})
-        timings = self.complete(tokens + [peer_models.FIRST_WORD], DEPTH_STEPS + 1)["timings"]
-        if timings["prompt_n"] > 16:
-            raise Failed(f"llama-server computed {timings['prompt_n']} tokens of a saved context")
-        return timings["predicted_per_second"]
 
 
 def our_server(s, ours, batch):

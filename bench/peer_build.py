@@ -86,19 +86,28 @@ class Peer:
     def make(self):
         stamp = os.path.join(self.build, "octavo-peer.json")
         wanted = {"version": VERSION, "flags": self.flags, "cpu": cpu_info("model name"), "options": list(OPTIONS)}
+        log = os.path.join(self.work, "build.log")
+        source = fetch(self.work, log)
         if os.path.exists(stamp):
             with open(stamp, encoding="utf-8") as f:
                 if json.load(f) == wanted:
+                    self._make_depth(source, log)
                     return
             shutil.rmtree(self.build)
-        log = os.path.join(self.work, "build.log")
-        source = fetch(self.work, log)
         print(f"peer: building llama.cpp with {self.flags} (minutes; {log})", flush=True)
         call(log, "cmake", "-S", source, "-B", self.build, "-G", "Ninja", *OPTIONS,
              f"-DCMAKE_C_FLAGS={self.flags}", f"-DCMAKE_CXX_FLAGS={self.flags}")
         call(log, "cmake", "--build", self.build, "--target", *TARGETS)
         with open(stamp, "w", encoding="utf-8") as f:
             json.dump(wanted, f)
+        self._make_depth(source, log)
+
+    def _make_depth(self, source, log):
+        """peer_depth.c, which is ours."""
+        libraries = os.path.join(self.build, "bin")
+        call(log, "cc", "-O2", os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_depth.c"),
+             f"-I{source}/include", f"-I{source}/ggml/include", f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lllama",
+             "-lggml", "-lggml-base", "-o", self.tool("peer_depth"))
 
     def describe(self):
         """Its name for the results."""

@@ -244,9 +244,9 @@ def folder(work):
 
 
 def stretch_state(data, length):
-    """A saved sequence of the peer with the keys and values of its tokens over and over, `length` of them, and
-    its tokens. Layout: magic, version, tokens; streams (1), cells, each (position, 1, sequence); V transposed
-    (no), layers; K of each layer: type, bytes of a row, rows; then V likewise."""
+    """A saved sequence of the peer with the keys and values of its tokens over and over, `length` of them. Layout:
+    magic, version, tokens; streams (1), cells, each (position, 1, sequence); V transposed (no), layers; K of each
+    layer: type, bytes of a row, rows; then V likewise."""
     magic, version, n = struct.unpack_from("<III", data, 0)
     at = 12 + 4 * n
     tokens = struct.unpack_from(f"<{n}i", data, 12)
@@ -267,4 +267,4 @@ def stretch_state(data, length):
         at += 12 + row * cells
     if at != len(data):
         raise ValueError("a saved context with more in it than is known")
-    return b"".join(out), many
+    return b"".join(out)

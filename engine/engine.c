@@ -208,6 +208,7 @@ engine_stats engine_get_stats(engine *e)
     pthread_mutex_unlock(&e->stats_lock);
     stats.state = (engine_state)atomic_load(&e->state);
     stats.n_live = atomic_load(&e->n_live);
+    stats.requests_prepared = atomic_load(&e->n_prepared);
     return stats;
 }
 

@@ -223,7 +223,8 @@ typedef enum engine_state {
 
 typedef struct engine_stats {
     engine_state state;
-    uint32_t n_live; // requests submitted and not ended, tokenizing ones too
+    uint32_t n_live;            // requests submitted and not ended, tokenizing ones too
+    uint64_t requests_prepared; // tokenized, and told to the engine thread
     sched_stats sched;
     uint64_t steps;
     int64_t compute_us, schedule_us; // summed over steps

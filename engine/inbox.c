@@ -16,6 +16,7 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
         in->last = s;
     }
     s->told |= what;
+    if (what == INBOX_ADD) atomic_fetch_add(&e->n_prepared, 1);
     pthread_cond_signal(&in->arrived);
     pthread_mutex_unlock(&in->lock);
 }

@@ -273,8 +273,9 @@ struct engine {
     prepare_queue prepare;
     step_watch watch;
 
-    _Atomic int state;       /* engine_state */
-    _Atomic uint32_t n_live; /* submitted, not ended */
+    _Atomic int state;           /* engine_state */
+    _Atomic uint32_t n_live;     /* submitted, not ended */
+    _Atomic uint64_t n_prepared; /* told to the engine thread; counted under the inbox's lock */
     _Atomic uint64_t next_seed;
     _Atomic uint64_t n_submitted;
 

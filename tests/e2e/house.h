@@ -3,7 +3,7 @@
 #ifndef TESTS_E2E_HOUSE_H
 #define TESTS_E2E_HOUSE_H
 
-#include "engine/internal.h"
+#include "engine/engine.h"
 #include "model/model.h"
 
 #include <pthread.h>
@@ -36,6 +36,7 @@ typedef struct gate {
     pthread_mutex_t lock;
     pthread_cond_t moved;
     bool shut, held; // held: a step waits
+    uint64_t before; // requests prepared before it was shut
 } gate;
 
 typedef struct house {
@@ -109,6 +110,7 @@ static inline void shut_gate(house *h)
     error err = {{0}};
     pthread_mutex_lock(&g->lock);
     g->shut = true;
+    g->before = engine_get_stats(h->engine).requests_prepared;
     pthread_mutex_unlock(&g->lock);
     engine_request_init(&r, &defaults);
     r.prompt_token_ids = &token;
@@ -122,19 +124,11 @@ static inline void shut_gate(house *h)
     pthread_mutex_unlock(&g->lock);
 }
 
-static inline uint32_t count_arrived(engine *e)
-{
-    uint32_t n = 0;
-    pthread_mutex_lock(&e->inbox.lock);
-    for (engine_stream *s = e->inbox.first; s; s = s->inbox_next) n++;
-    pthread_mutex_unlock(&e->inbox.lock);
-    return n;
-}
-
 static inline void open_gate(house *h)
 {
     gate *g = h->backend.ctx;
-    while (count_arrived(h->engine) + 1 < engine_get_stats(h->engine).n_live)
+    engine_stats stats;
+    while (stats = engine_get_stats(h->engine), stats.requests_prepared - g->before < stats.n_live)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     pthread_mutex_lock(&g->lock);
     g->shut = false;
