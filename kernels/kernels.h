@@ -106,6 +106,8 @@ void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const floa
                       float eps, size_t m, size_t d, float *out);
 /* out [m, d] = silu(gate) * up, where gate is gate_up[m, 0:d] and up is gate_up[m, d:2d]. */
 void kern_swiglu(kern_context *kc, const float *gate_up, size_t m, size_t d, float *out);
+/* The same with GELU by tanh for silu. gate_up is overwritten. */
+void kern_geglu(kern_context *kc, float *gate_up, size_t m, size_t d, float *out);
 /* In place on x [m, n_heads, head_dim] (row_stride elements between rows): half-split rotation, i
  * with i + head_dim / 2. cos_sin [m, head_dim]: head_dim / 2 cosines, then as many sines, for each
  * row. */

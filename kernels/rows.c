@@ -99,6 +99,38 @@ void kern_swiglu(kern_context *kc, const float *gate_up, size_t m, size_t d, flo
     thread_pool_for(kc->pool, m, grain(d), swiglu_rows, &job);
 }
 
+typedef struct geglu_job {
+    const kern_isa *isa;
+    float *gate_up;
+    size_t d;
+    float *out;
+} geglu_job;
+
+/* gelu(g) = g sigmoid(z) with z = g s, s = sqrt(8 / pi) (1 + 0.044715 g^2): the silu of z over s.
+ */
+static void geglu_rows(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const float slope = 1.5957691216057308f, cubic = 0.044715f;
+    const geglu_job *j = ctx;
+    for (size_t i = from; i < to; i++) {
+        float *gate = j->gate_up + i * 2 * j->d, *up = gate + j->d;
+        for (size_t k = 0; k < j->d; k++) {
+            float s = slope * (1.0f + cubic * gate[k] * gate[k]);
+            gate[k] *= s;
+            up[k] /= s;
+        }
+        j->isa->swiglu(gate, up, j->d, j->out + i * j->d);
+    }
+}
+
+void kern_geglu(kern_context *kc, float *gate_up, size_t m, size_t d, float *out)
+{
+    assert(d > 0);
+    geglu_job job = {&kc->isa, gate_up, d, out};
+    thread_pool_for(kc->pool, m, grain(d), geglu_rows, &job);
+}
+
 typedef struct rope_job {
     const kern_isa *isa;
     float *x;

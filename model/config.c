@@ -40,11 +40,16 @@ static const char *const optional_keys[] = {
     "num_local_experts",
     "original_max_position_embeddings",
     "partial_rotary_factor",
+    "qkv_bias",
+    "query_pre_attn_scalar",
     "rms_norm_eps",
+    "rope_local_base_freq",
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
+    "shared_expert_intermediate_size",
     "sliding_window",
+    "sliding_window_pattern",
     "tie_word_embeddings",
     "torch_dtype",
     "use_sliding_window",
@@ -143,7 +148,8 @@ static status read_shape(const json_t *json, const char *where, model_config *c,
     double eps;
     RETURN_IF_ERROR(json_get_double(json, where, "rms_norm_eps", 0.0, 1.0, 1e-6, &eps, err));
     c->rms_eps = (float)eps;
-    return json_get_bool(json, where, "tie_word_embeddings", false, &c->tied_embeddings, err);
+    return json_get_bool(json, where, "tie_word_embeddings", c->family->tied, &c->tied_embeddings,
+                         err);
 }
 
 /* Multipliers and the like that some models have and this build does not: the value that changes
@@ -177,12 +183,20 @@ static const char *const foreign_switches[] = {"parallel_residual",
                                                "use_qk_norm",
                                                NULL};
 
-static status refuse_foreign(const json_t *json, const char *where, error *err)
+static bool is_known(const model_family *f, const char *key)
+{
+    for (size_t i = 0; i < FAMILY_KEYS_MAX && f->knows[i]; i++)
+        if (strcmp(key, f->knows[i]) == 0) return true;
+    return false;
+}
+
+static status refuse_foreign(const json_t *json, const char *where, const model_family *f,
+                             error *err)
 {
     for (size_t i = 0; i < sizeof foreign_numbers / sizeof *foreign_numbers; i++) {
         const char *key = foreign_numbers[i].key;
         const json_t *v = json_object_get(json, key);
-        if (!v || json_is_null(v) ||
+        if (!v || json_is_null(v) || is_known(f, key) ||
             (json_is_number(v) && json_number_value(v) == foreign_numbers[i].neutral))
             continue;
         if (json_is_number(v))
@@ -194,16 +208,18 @@ static status refuse_foreign(const json_t *json, const char *where, error *err)
 }
 
 /* What this build has one way of doing; anything else is refused by name. */
-static status read_refusals(const json_t *json, const char *where, error *err)
+static status read_refusals(const json_t *json, const char *where, const model_family *f,
+                            error *err)
 {
+    const char *due = f->activation ? f->activation : "silu";
     static const char *const activations[] = {"hidden_act", "hidden_activation"};
     for (size_t i = 0; i < sizeof activations / sizeof *activations; i++) {
         const char *act;
         RETURN_IF_ERROR(json_get_string(json, where, activations[i], &act, err));
-        if (act && strcmp(act, "silu") != 0)
+        if (act && strcmp(act, due) != 0)
             return error_set(err, STATUS_UNSUPPORTED,
-                             "%s: \"%s\": \"%.64s\" is not supported, only \"silu\"", where,
-                             activations[i], act);
+                             "%s: \"%s\": \"%.64s\" is not supported, only \"%s\"", where,
+                             activations[i], act, due);
     }
     const json_t *quantization = json_object_get(json, "quantization_config");
     if (quantization && !json_is_null(quantization)) {
@@ -212,7 +228,7 @@ static status read_refusals(const json_t *json, const char *where, error *err)
                          "%s: \"quantization_config\": \"%.64s\" weights are not supported", where,
                          method ? method : "unknown");
     }
-    return refuse_foreign(json, where, err);
+    return refuse_foreign(json, where, f, err);
 }
 
 /* "layer_types", where it is there, says what the family has made of the layers. */
@@ -350,9 +366,9 @@ status model_config_read(const json_t *config, const char *where, const json_t *
     if (generation && !json_is_object(generation))
         return error_set(err, STATUS_INVALID, "%s: must be an object", generation_where);
 
-    model_config c = {0};
+    model_config c = {.query_factor = 1.0f};
     RETURN_IF_ERROR(read_family(config, where, &c, err));
-    RETURN_IF_ERROR(read_refusals(config, where, err));
+    RETURN_IF_ERROR(read_refusals(config, where, c.family, err));
     RETURN_IF_ERROR(read_shape(config, where, &c, err));
     RETURN_IF_ERROR(model_config_read_rope(config, where, &c, err));
     RETURN_IF_ERROR(read_dtype(config, where, &c.stored, err));

@@ -103,3 +103,9 @@ status family_read_experts(const json_t *json, const char *where, const char *co
                          where, count_key, c->n_experts, c->n_layers);
     return STATUS_IS_OK;
 }
+
+status family_read_shared_expert(const json_t *json, const char *where, const char *ffn_key,
+                                 model_config *c, error *err)
+{
+    return need(json, where, ffn_key, EXPERT_FFN_MAX, &c->shared_ffn, err);
+}

@@ -153,6 +153,8 @@ static const rope_row kinds[] = {
      read_yarn,
      {"beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"}},
     {"longrope", ROPE_LONGROPE, read_longrope, {"short_factor", "long_factor", "attention_factor"}},
+    /* as Phi-3 was first published */
+    {"su", ROPE_LONGROPE, read_longrope, {"short_factor", "long_factor", "attention_factor"}},
 };
 
 /* A key that a kind does not have might mean anything. */
@@ -195,28 +197,57 @@ static status find_kind(const rope_source *s, const rope_row **out, error *err)
     return STATUS_IS_OK;
 }
 
-status model_config_read_rope(const json_t *json, const char *where, model_config *c, error *err)
+static status read_one(const rope_source *s, double theta, const model_config *c, rope_config *r,
+                       error *err)
 {
-    rope_config *r = &c->rope;
-    const char *key = "rope_parameters";
-    const json_t *rope = json_object_get(json, key);
-    if (!rope || json_is_null(rope)) rope = json_object_get(json, key = "rope_scaling");
-    if (rope && !json_is_null(rope) && !json_is_object(rope))
-        return error_set(err, STATUS_INVALID, "%s: \"%s\" must be an object", where, key);
-
-    char place[256];
-    snprintf(place, sizeof place, "%.220s: \"%s\"", where, key);
-    rope_source s = {json, rope, where, place, c->head_dim};
     const rope_row *row;
     r->attention_factor = 1.0;
     r->max_positions = r->length = c->max_positions;
-    RETURN_IF_ERROR(find_kind(&s, &row, err));
-    RETURN_IF_ERROR(refuse_unknown(&s, row, err));
-    double theta = c->family->theta != 0.0 ? c->family->theta : 10000.0;
-    RETURN_IF_ERROR(read_theta(json, rope, where, theta, &r->theta, err));
-    RETURN_IF_ERROR(json_get_double(rope, place, "factor", 1.0, 1e6, 0.0, &r->factor, err));
+    RETURN_IF_ERROR(find_kind(s, &row, err));
+    RETURN_IF_ERROR(refuse_unknown(s, row, err));
+    RETURN_IF_ERROR(read_theta(s->config, s->rope, s->where, theta, &r->theta, err));
+    RETURN_IF_ERROR(json_get_double(s->rope, s->place, "factor", 1.0, 1e6, 0.0, &r->factor, err));
     r->kind = row->kind;
-    if (row->read) RETURN_IF_ERROR(row->read(&s, r, err));
+    if (row->read) RETURN_IF_ERROR(row->read(s, r, err));
     if (r->kind == ROPE_DEFAULT) r->factor = 1.0;
     return STATUS_IS_OK;
+}
+
+static status check_object(const json_t *rope, const char *where, const char *key, error *err)
+{
+    if (!rope || json_is_null(rope) || json_is_object(rope)) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: \"%s\" must be an object", where, key);
+}
+
+/* Layers with a window have theirs in "rope_parameters", beside that of the others; or only a
+ * theta, "rope_local_base_freq". */
+static status read_local(const rope_source *all, const json_t *rope, model_config *c, error *err)
+{
+    const char *old_key = "rope_local_base_freq";
+    rope_source s = {rope, rope, all->where, all->place, all->head_dim};
+    double theta;
+    RETURN_IF_ERROR(json_get_double(all->config, all->where, old_key, 1.0, 1e15,
+                                    c->family->local_theta, &theta, err));
+    return read_one(&s, theta, c, &c->local_rope, err);
+}
+
+status model_config_read_rope(const json_t *json, const char *where, model_config *c, error *err)
+{
+    const char *key = "rope_parameters", *full = "full_attention", *local = "sliding_attention";
+    const json_t *rope = json_object_get(json, key), *local_rope = NULL;
+    if (!rope || json_is_null(rope)) rope = json_object_get(json, key = "rope_scaling");
+    RETURN_IF_ERROR(check_object(rope, where, key, err));
+    if (c->family->local_theta != 0.0 &&
+        (json_object_get(rope, full) || json_object_get(rope, local))) {
+        local_rope = json_object_get(rope, local);
+        rope = json_object_get(rope, full);
+        RETURN_IF_ERROR(check_object(rope, where, full, err));
+        RETURN_IF_ERROR(check_object(local_rope, where, local, err));
+    }
+    char place[256];
+    snprintf(place, sizeof place, "%.220s: \"%s\"", where, key);
+    rope_source s = {json, rope, where, place, c->head_dim};
+    double theta = c->family->theta != 0.0 ? c->family->theta : 10000.0;
+    RETURN_IF_ERROR(read_one(&s, theta, c, &c->rope, err));
+    return c->family->local_theta != 0.0 ? read_local(&s, local_rope, c, err) : STATUS_IS_OK;
 }

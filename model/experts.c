@@ -19,6 +19,7 @@ struct experts {
     uint32_t *rows;     /* [max_rows * of_row] row of each entry */
     float *shares;      /* [max_rows * of_row] its weight */
     float *in, *part;   /* [max_rows, hidden] of one expert */
+    float *switches;    /* [max_rows] of the expert that every row has */
 };
 
 status experts_create(const forward_options *options, experts **out)
@@ -39,8 +40,9 @@ status experts_create(const forward_options *options, experts **out)
     e->shares = alloc_zeroed(NULL, entries, sizeof *e->shares);
     e->in = alloc_zeroed(NULL, rows, c->hidden * sizeof *e->in);
     e->part = alloc_zeroed(NULL, rows, c->hidden * sizeof *e->part);
+    e->switches = alloc_zeroed(NULL, rows, sizeof *e->switches);
     if (!e->logits || !e->chosen || !e->weights || !e->first || !e->rows || !e->shares || !e->in ||
-        !e->part) {
+        !e->part || !e->switches) {
         experts_destroy(e);
         return status_make(STATUS_NO_MEMORY, "experts");
     }
@@ -59,6 +61,7 @@ void experts_destroy(experts *e)
     free(e->shares);
     free(e->in);
     free(e->part);
+    free(e->switches);
     free(e);
 }
 
@@ -155,6 +158,38 @@ static void scatter_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
+/* ---- the expert that every row has ----------------------------------------------------------- */
+
+static void switch_range(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const expert_job *j = ctx;
+    size_t hidden = j->e->o.config->hidden;
+    for (size_t row = from; row < to; row++) {
+        float share = 1.0f / (1.0f + expf(-j->e->switches[row]));
+        float *out = j->out + row * hidden;
+        for (size_t d = 0; d < hidden; d++) out[d] *= share;
+    }
+}
+
+/* out = its share of each row; none: zeros. */
+static void run_shared(experts *e, const layer_weights *w, const float *x, uint32_t n_rows,
+                       float *wide, float *act, float *out)
+{
+    kern_context *kc = e->o.kernels;
+    size_t hidden = e->o.config->hidden, ffn = e->o.weights->slice.n_shared_ffn;
+    if (ffn == 0) {
+        memset(out, 0, n_rows * hidden * sizeof *out);
+        return;
+    }
+    expert_job job = {.e = e, .out = out};
+    kern_matmul(kc, &w->shared_switch, NULL, x, hidden, n_rows, e->switches, 1);
+    kern_matmul(kc, &w->gate_up, NULL, x, hidden, n_rows, wide, 2 * ffn);
+    kern_swiglu(kc, wide, n_rows, ffn, act);
+    kern_matmul(kc, &w->down, NULL, act, ffn, n_rows, out, hidden);
+    thread_pool_for(e->o.pool, n_rows, ROWS_AT_ONCE, switch_range, &job);
+}
+
 status experts_run(experts *e, const layer_weights *w, const float *x, uint32_t n_rows, float *wide,
                    float *act, float *out)
 {
@@ -163,7 +198,7 @@ status experts_run(experts *e, const layer_weights *w, const float *x, uint32_t 
     kern_matmul(kc, &w->router, NULL, x, hidden, n_rows, e->logits, e->n);
     thread_pool_for(e->o.pool, n_rows, ROWS_AT_ONCE, route_range, e);
     sort_entries(e, n_rows);
-    memset(out, 0, n_rows * hidden * sizeof *out);
+    run_shared(e, w, x, n_rows, wide, act, out);
     for (uint32_t i = 0; i < e->n; i++) {
         uint32_t n = e->first[i + 1] - e->first[i];
         const ffn_weights *f = &w->experts[i];

@@ -1,7 +1,9 @@
 /* A sparse layer's feed-forward (private to model/): a router chooses some of many experts for each
  * row. Each expert that somebody chose computes its rows as one product; the others are never read.
+ * Some models have one more, a share of which every row gets.
  *
- * A row's result is the weighted sum of its experts, ascending: it depends on the row alone. */
+ * A row's result is that share, then the weighted sum of its experts, ascending: it depends on the
+ * row alone. */
 #ifndef MODEL_EXPERTS_H
 #define MODEL_EXPERTS_H
 

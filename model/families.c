@@ -6,10 +6,12 @@
     X(model_family_mistral)                                                                        \
     X(model_family_mixtral)                                                                        \
     X(model_family_qwen2)                                                                          \
+    X(model_family_qwen2_moe)                                                                      \
     X(model_family_qwen3)                                                                          \
     X(model_family_qwen3_moe)                                                                      \
     X(model_family_internlm2)                                                                      \
-    X(model_family_phi3)
+    X(model_family_phi3)                                                                           \
+    X(model_family_gemma3)
 
 #define DECLARE(row) extern const model_family row;
 FAMILIES(DECLARE)

@@ -20,12 +20,18 @@ typedef enum tensor_role {
     TENSOR_Q_NORM,
     TENSOR_K_NORM,
     TENSOR_O,
+    TENSOR_ATTN_POST_NORM,
     TENSOR_FFN_NORM,
     TENSOR_GATE,
     TENSOR_UP,
     TENSOR_DOWN,
+    TENSOR_FFN_POST_NORM,
     TENSOR_ROUTER,
-    TENSOR_EXPERT_GATE, /* from here on of an expert */
+    TENSOR_SHARED_GATE, /* of the expert that every row has */
+    TENSOR_SHARED_UP,
+    TENSOR_SHARED_DOWN,
+    TENSOR_SHARED_SWITCH, /* how much of it: a row's logit */
+    TENSOR_EXPERT_GATE,   /* from here on of an expert */
     TENSOR_EXPERT_UP,
     TENSOR_EXPERT_DOWN,
     TENSOR_ROLES
@@ -47,7 +53,16 @@ typedef struct model_family {
     status (*read_config)(const json_t *json, const char *where, model_config *c, error *err);
     /* Keys that config.json must have, because transformers' default is one model's number. */
     const char *needs[FAMILY_KEYS_MAX];
+    /* Keys that its reader knows, and that are refused in other families. */
+    const char *knows[FAMILY_KEYS_MAX];
+    const char *activation;          // "hidden_act" must be it; NULL = "silu"
+    bool gelu;                       // the gate goes through GELU (by tanh), not SiLU
+    bool norms_from_one;             // norms are stored less 1
+    bool post_norms;                 // what attention and feed-forward give is normed, then added
+    bool scaled_embeddings;          // by the root of hidden
+    bool tied;                       // "tie_word_embeddings" when config.json has none
     double theta;                    // RoPE's when config.json has none; 0 = 10000
+    double local_theta;              // of layers with a window; 0 = they have no RoPE of their own
     qkv_layout qkv;                  // names[Q], [K] and [V] are the same unless separate
     bool gate_up_stacked;            // one tensor: gate rows, then up rows
     const char *names[TENSOR_ROLES]; // printf pattern; the first %u is the layer, the next the
@@ -65,6 +80,9 @@ typedef struct model_family {
     [TENSOR_Q] = "model.layers.%u.self_attn.q_proj.weight",                                        \
     [TENSOR_K] = "model.layers.%u.self_attn.k_proj.weight",                                        \
     [TENSOR_V] = "model.layers.%u.self_attn.v_proj.weight"
+#define HEAD_NORM_NAMES                                                                            \
+    [TENSOR_Q_NORM] = "model.layers.%u.self_attn.q_norm.weight",                                   \
+    [TENSOR_K_NORM] = "model.layers.%u.self_attn.k_norm.weight"
 #define LLAMA_FFN_NAMES                                                                            \
     [TENSOR_GATE] = "model.layers.%u.mlp.gate_proj.weight",                                        \
     [TENSOR_UP] = "model.layers.%u.mlp.up_proj.weight",                                            \
@@ -86,6 +104,9 @@ status family_read_optional_window(const json_t *json, const char *where, bool b
 /* Numbers of experts, under these keys. */
 status family_read_experts(const json_t *json, const char *where, const char *count_key,
                            const char *ffn_key, model_config *c, error *err);
+/* The width of the one that every row has. */
+status family_read_shared_expert(const json_t *json, const char *where, const char *ffn_key,
+                                 model_config *c, error *err);
 
 extern const model_family *const model_families[];
 extern const size_t model_families_n;

@@ -17,7 +17,8 @@ enum { GATHER_ROWS = 32 };
  *   x      [max_rows, hidden]      the residual stream
  *   normed [max_rows, hidden]      its norm: input of qkv and gate_up
  *   delta  [max_rows, hidden]      what o and down add to it
- *   angles [max_rows, head_dim]    cosines and sines of each row's position
+ *   angles [max_rows, head_dim]    cosines and sines of each row's position, and
+ *   local                          the same for layers with RoPE of their own, where there are some
  *   wide   [max_rows, max(qkv + attn, 2 ffn)]
  *                                  either q, k, v and the attention's output, or gate and up
  *   act    [max_rows, ffn]         swiglu's output; ffn is the larger one of feed-forwards and
@@ -30,10 +31,10 @@ struct forward {
     uint32_t heads, kv_heads; /* of this rank */
     uint32_t ffn;             /* of this rank's dense layers */
     uint32_t qkv_width, attn_width;
-    float *x, *normed, *delta, *angles, *wide, *act;
-    float *part, *gathered; /* NULL with one rank */
-    float *inv_freq;        /* [head_dim / 2] */
-    kern_attn_item *items;  /* [max_seqs, kv_heads] */
+    float *x, *normed, *delta, *angles, *local, *wide, *act; /* local NULL: none */
+    float *part, *gathered;                                  /* NULL with one rank */
+    float *inv_freq;       /* [head_dim / 2], and those of local */
+    kern_attn_item *items; /* [max_seqs, kv_heads] */
     measures *measures;
     experts *experts; /* NULL without sparse layers */
     float *memory;
@@ -56,12 +57,14 @@ status forward_create(const forward_options *options, forward **out)
     f->ffn = options->weights->slice.n_ffn;
 
     size_t rows = options->max_rows, hidden = c->hidden;
-    size_t ffn = max_size(f->ffn, options->weights->slice.n_expert_ffn);
+    const tensor_slice *slice = &options->weights->slice;
+    size_t ffn = max_size(max_size(f->ffn, slice->n_expert_ffn), slice->n_shared_ffn);
+    size_t ropes = c->family->local_theta != 0.0 ? 2 : 1;
     size_t wide = max_size((size_t)f->qkv_width + f->attn_width, 2 * ffn);
     size_t ranks = (size_t)comm_size(options->group);
     size_t part = ranks > 1 ? GATHER_ROWS * options->weights->head.n : 0;
-    size_t floats =
-        rows * (3 * hidden + c->head_dim + wide + ffn) + c->head_dim / 2 + part * (ranks + 1);
+    size_t floats = rows * (3 * hidden + ropes * c->head_dim + wide + ffn) +
+                    ropes * (c->head_dim / 2) + part * (ranks + 1);
     f->memory_bytes = floats * sizeof(float);
     f->memory = alloc_pages(f->memory_bytes);
     f->items = calloc((size_t)options->max_seqs * f->kv_heads, sizeof *f->items);
@@ -74,14 +77,16 @@ status forward_create(const forward_options *options, forward **out)
     f->normed = at += rows * hidden;
     f->delta = at += rows * hidden;
     f->angles = at += rows * hidden;
+    if (ropes > 1) f->local = at += rows * c->head_dim;
     f->wide = at += rows * c->head_dim;
     f->act = at += rows * wide;
     f->inv_freq = at += rows * ffn;
     if (part) {
-        f->part = at += c->head_dim / 2;
+        f->part = at += ropes * (c->head_dim / 2);
         f->gathered = at + part;
     }
     rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
+    if (f->local) rope_frequencies(&c->local_rope, c->head_dim, f->inv_freq + c->head_dim / 2);
     status s = measures_create(&f->o, f->inv_freq, &f->measures);
     if (status_ok(s) && c->n_experts) s = experts_create(&f->o, &f->experts);
     if (status_ok(s)) *out = f;
@@ -113,11 +118,13 @@ static void embed_range(void *ctx, size_t from, size_t to, unsigned thread)
     const forward *f = job->f;
     size_t hidden = f->o.config->hidden;
     const tensor_slice *slice = &f->o.weights->slice;
+    float scale = f->o.weights->embed_scale;
     for (size_t row = from; row < to; row++) {
         uint32_t token = job->tokens[row] - slice->first_token;
         float *x = f->x + row * hidden;
         if (token < slice->n_tokens) kern_matrix_row(f->o.kernels, &f->o.weights->embed, token, x);
         else memset(x, 0, hidden * sizeof *x); /* another rank's: the sum brings it */
+        for (size_t i = 0; scale != 1.0f && i < hidden; i++) x[i] *= scale;
     }
 }
 
@@ -130,11 +137,17 @@ static status embed(forward *f, const uint32_t *tokens, uint32_t n_rows)
 
 static void fill_angles(forward *f, const forward_seq *seqs, uint32_t n_seqs)
 {
-    uint32_t head_dim = f->o.config->head_dim;
+    const model_config *c = f->o.config;
+    uint32_t head_dim = c->head_dim;
     for (uint32_t s = 0; s < n_seqs; s++)
-        for (uint32_t i = 0; i < seqs[s].n_rows; i++)
-            rope_scaled_angles(&f->o.config->rope, f->inv_freq, head_dim, seqs[s].position + i,
-                               f->angles + (size_t)(seqs[s].first_row + i) * head_dim);
+        for (uint32_t i = 0; i < seqs[s].n_rows; i++) {
+            uint32_t position = seqs[s].position + i;
+            size_t at = (size_t)(seqs[s].first_row + i) * head_dim;
+            rope_scaled_angles(&c->rope, f->inv_freq, head_dim, position, f->angles + at);
+            if (f->local)
+                rope_scaled_angles(&c->local_rope, f->inv_freq + head_dim / 2, head_dim, position,
+                                   f->local + at);
+        }
 }
 
 /* ---- K and V to their pages ------------------------------------------------------------------ */
@@ -232,6 +245,16 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
+/* delta becomes the sum of all ranks', normed where the model does that. */
+static status sum_ranks(forward *f, const float *post_norm, uint32_t n_rows)
+{
+    const model_config *c = f->o.config;
+    RETURN_IF_ERROR(comm_all_reduce_sum(f->o.group, f->delta, (size_t)n_rows * c->hidden));
+    if (post_norm)
+        kern_rmsnorm(f->o.kernels, f->delta, post_norm, c->rms_eps, n_rows, c->hidden, f->delta);
+    return STATUS_IS_OK;
+}
+
 /* normed -> delta: the attention's contribution to the residual stream. */
 static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,
                               uint32_t n_seqs)
@@ -248,13 +271,14 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
         kern_rmsnorm_heads(kc, k, f->qkv_width, w->k_norm, eps, n_rows, f->kv_heads, head_dim);
     }
     measures_queries(f->measures, layer, seqs, n_seqs, qkv);
-    kern_rope(kc, qkv, f->qkv_width, f->angles, n_rows, f->heads + f->kv_heads, head_dim);
+    const float *angles = f->o.config->layers[layer] & LAYER_LOCAL ? f->local : f->angles;
+    kern_rope(kc, qkv, f->qkv_width, angles, n_rows, f->heads + f->kv_heads, head_dim);
     kv_write_job job = {f, seqs, n_seqs, layer};
     thread_pool_for(f->o.pool, n_rows, 16, kv_write_range, &job);
     RETURN_IF_ERROR(attend(f, layer, seqs, n_seqs, attn));
     RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));
     kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
-    return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
+    return sum_ranks(f, w->attn_post_norm, n_rows);
 }
 
 /* normed -> delta: the feed-forward's contribution. */
@@ -267,12 +291,13 @@ static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
 
     if (w->experts) {
         RETURN_IF_ERROR(experts_run(f->experts, w, f->normed, n_rows, f->wide, f->act, f->delta));
-        return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
+        return sum_ranks(f, w->ffn_post_norm, n_rows);
     }
     kern_matmul(kc, &w->gate_up, NULL, f->normed, hidden, n_rows, f->wide, gate_up_width);
-    kern_swiglu(kc, f->wide, n_rows, f->ffn, f->act);
+    if (f->o.config->family->gelu) kern_geglu(kc, f->wide, n_rows, f->ffn, f->act);
+    else kern_swiglu(kc, f->wide, n_rows, f->ffn, f->act);
     kern_matmul(kc, &w->down, NULL, f->act, f->ffn, n_rows, f->delta, hidden);
-    return comm_all_reduce_sum(f->o.group, f->delta, n_rows * hidden);
+    return sum_ranks(f, w->ffn_post_norm, n_rows);
 }
 
 /* Asked often enough that a pass which is to end does so within one block of one layer. */

@@ -55,6 +55,7 @@ typedef struct rope_config {
 enum {
     LAYER_WINDOW = 1, /* a row sees the last `window` tokens */
     LAYER_SPARSE = 2, /* experts instead of one feed-forward */
+    LAYER_LOCAL = 4,  /* rotates by local_rope; so may one whose window no sequence outgrows */
 };
 
 typedef struct model_config {
@@ -75,9 +76,12 @@ typedef struct model_config {
     uint32_t window; // of layers with LAYER_WINDOW; 0 = there are none
     /* Of layers with LAYER_SPARSE; n_experts 0 = there are none. */
     uint32_t n_experts, experts_per_token, expert_ffn;
+    uint32_t shared_ffn;              // of the expert that every row has; 0 = there is none
     bool expert_norm;                 // the chosen experts' weights are divided by their sum
     uint8_t layers[MODEL_LAYERS_MAX]; // LAYER_ flags
+    float query_factor; // scores are so many times q k / sqrt(head_dim); needs qk_norm
     rope_config rope;
+    rope_config local_rope;             // of layers with LAYER_LOCAL
     dtype stored;                       // config's torch_dtype or dtype: what --dtype auto means
     uint8_t quant_bits;                 // 8, 4: integers keep the stored weights best; 0 = `stored`
     uint32_t stop_ids[MODEL_STOPS_MAX]; // the eos ids of both files

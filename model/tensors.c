@@ -25,6 +25,8 @@ status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *
     RETURN_IF_ERROR(cut("intermediate_size", c->ffn, rank, size, &s.first_ffn, &s.n_ffn, err));
     RETURN_IF_ERROR(cut("intermediate size of experts", c->expert_ffn, rank, size,
                         &s.first_expert_ffn, &s.n_expert_ffn, err));
+    RETURN_IF_ERROR(cut("shared_expert_intermediate_size", c->shared_ffn, rank, size,
+                        &s.first_shared_ffn, &s.n_shared_ffn, err));
     if (ranks > c->n_kv_heads && ranks % c->n_kv_heads == 0) {
         s.first_kv_head = (uint32_t)rank / (ranks / c->n_kv_heads);
         s.n_kv_heads = 1;
@@ -61,8 +63,19 @@ static void take_cols(tensor_part *p, size_t rows, size_t cols, size_t col, size
 
 static void take_vector(tensor_part *p, size_t whole, size_t first, size_t n)
 {
-    *p = (tensor_part){
-        .is_vector = true, .rows = 1, .cols = whole, .n_rows = 1, .col = first, .n_cols = n};
+    *p = (tensor_part){.is_vector = true,
+                       .rows = 1,
+                       .cols = whole,
+                       .n_rows = 1,
+                       .col = first,
+                       .n_cols = n,
+                       .times = 1.0f};
+}
+
+static void take_norm(const model_config *c, size_t n, tensor_part *p)
+{
+    take_vector(p, n, 0, n);
+    p->plus = c->family->norms_from_one ? 1.0f : 0.0f;
 }
 
 /* q, k or v, of its own tensor or of one that they share. */
@@ -108,8 +121,11 @@ static void set_shape(const model_config *c, const tensor_slice *s, tensor_role 
     case TENSOR_V_BIAS:
         take_vector(p, c->n_kv_heads * hd, s->first_kv_head * hd, s->n_kv_heads * hd);
         break;
-    case TENSOR_Q_NORM:
-    case TENSOR_K_NORM: take_vector(p, hd, 0, hd); break;
+    case TENSOR_Q_NORM: /* what scores are multiplied with lies in the queries */
+        take_norm(c, hd, p);
+        p->times = c->query_factor;
+        break;
+    case TENSOR_K_NORM: take_norm(c, hd, p); break;
     case TENSOR_O:
         take_cols(p, hidden, c->n_heads * hd, s->first_head * hd, s->n_heads * hd);
         break;
@@ -127,9 +143,19 @@ static void set_shape(const model_config *c, const tensor_slice *s, tensor_role 
     case TENSOR_EXPERT_DOWN:
         take_cols(p, hidden, c->expert_ffn, s->first_expert_ffn, s->n_expert_ffn);
         break;
+    case TENSOR_SHARED_GATE:
+    case TENSOR_SHARED_UP:
+        take_rows(p, c->shared_ffn, hidden, s->first_shared_ffn, s->n_shared_ffn);
+        break;
+    case TENSOR_SHARED_DOWN:
+        take_cols(p, hidden, c->shared_ffn, s->first_shared_ffn, s->n_shared_ffn);
+        break;
+    case TENSOR_SHARED_SWITCH: take_rows(p, 1, hidden, 0, 1); break;
     case TENSOR_NORM:
     case TENSOR_ATTN_NORM:
-    case TENSOR_FFN_NORM: take_vector(p, hidden, 0, hidden); break;
+    case TENSOR_ATTN_POST_NORM:
+    case TENSOR_FFN_NORM:
+    case TENSOR_FFN_POST_NORM: take_norm(c, hidden, p); break;
     case TENSOR_ROLES: break;
     }
 }
@@ -146,6 +172,12 @@ static bool layer_has(const model_config *c, uint32_t layer, int role)
     case TENSOR_GATE:
     case TENSOR_UP:
     case TENSOR_DOWN: return !sparse;
+    case TENSOR_ATTN_POST_NORM:
+    case TENSOR_FFN_POST_NORM: return c->family->post_norms;
+    case TENSOR_SHARED_GATE:
+    case TENSOR_SHARED_UP:
+    case TENSOR_SHARED_DOWN:
+    case TENSOR_SHARED_SWITCH: return sparse && c->shared_ffn > 0;
     default: return role < TENSOR_ROUTER || sparse;
     }
 }

@@ -29,7 +29,8 @@ typedef struct tensor_slice {
     uint32_t first_kv_head, n_kv_heads;
     uint32_t first_ffn, n_ffn;
     uint32_t first_expert_ffn, n_expert_ffn; /* of every expert */
-    uint32_t first_token, n_tokens;          /* first_token + n_tokens may exceed vocab_size */
+    uint32_t first_shared_ffn, n_shared_ffn;
+    uint32_t first_token, n_tokens; /* first_token + n_tokens may exceed vocab_size */
 } tensor_slice;
 
 /* The error names the field that the ranks do not divide. */
@@ -42,6 +43,7 @@ typedef struct tensor_part {
     uint32_t layer, expert;
     char name[TENSOR_NAME_MAX];
     bool is_vector;     /* [cols], rows is 1 */
+    float plus, times;  /* a vector's elements are (stored + plus) * times */
     size_t rows, cols;  /* the whole */
     size_t row, n_rows; /* the slice; rows beyond the whole are zeros */
     size_t run, step;   /* it comes in runs of so many rows, the first ones `step` apart; run 0: in

@@ -4,6 +4,7 @@
 #include "model/gguf/gguf_model.h"
 #include "model/weights_cache.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,9 +42,13 @@ static kern_matrix *matrix_of(model_weights *w, const tensor_part *p)
     case TENSOR_V: return &l->qkv;
     case TENSOR_O: return &l->o;
     case TENSOR_GATE:
-    case TENSOR_UP: return &l->gate_up;
-    case TENSOR_DOWN: return &l->down;
+    case TENSOR_UP:
+    case TENSOR_SHARED_GATE:
+    case TENSOR_SHARED_UP: return &l->gate_up;
+    case TENSOR_DOWN:
+    case TENSOR_SHARED_DOWN: return &l->down;
     case TENSOR_ROUTER: return &l->router;
+    case TENSOR_SHARED_SWITCH: return &l->shared_switch;
     case TENSOR_EXPERT_GATE:
     case TENSOR_EXPERT_UP: return &l->experts[p->expert].gate_up;
     case TENSOR_EXPERT_DOWN: return &l->experts[p->expert].down;
@@ -62,7 +67,9 @@ static float **vector_of(model_weights *w, const tensor_part *p)
     case TENSOR_V_BIAS: return &l->qkv_bias;
     case TENSOR_Q_NORM: return &l->q_norm;
     case TENSOR_K_NORM: return &l->k_norm;
+    case TENSOR_ATTN_POST_NORM: return &l->attn_post_norm;
     case TENSOR_FFN_NORM: return &l->ffn_norm;
+    case TENSOR_FFN_POST_NORM: return &l->ffn_post_norm;
     default: return NULL;
     }
 }
@@ -71,7 +78,9 @@ static float **vector_of(model_weights *w, const tensor_part *p)
  * there would cost more than they save; a router's decide more than a number. */
 static kern_quant quant_of(const weights_options *o, tensor_role role)
 {
-    if (role == TENSOR_EMBED || role == TENSOR_ROUTER || !o->quant.bits) return (kern_quant){0};
+    if (role == TENSOR_EMBED || role == TENSOR_ROUTER || role == TENSOR_SHARED_SWITCH ||
+        !o->quant.bits)
+        return (kern_quant){0};
     bool attention = role == TENSOR_Q || role == TENSOR_K || role == TENSOR_V || role == TENSOR_O;
     uint8_t bits = o->quant.bits;
     if (role == TENSOR_HEAD) bits = 8;
@@ -206,6 +215,7 @@ static void load_vector(loader *ld, const tensor_part *p, size_t first)
     }
     size_t from = s->begin + p->col * dtype_bytes(p->stored);
     convert_vector(s->map->data + from, p->stored, p->n_cols, out);
+    for (size_t i = 0; i < p->n_cols; i++) out[i] = (out[i] + p->plus) * p->times;
     file_map_release(s->map, s->begin, s->begin + s->bytes);
 }
 
@@ -313,9 +323,20 @@ static uint64_t hash_config(const weights_options *o)
                                 c->expert_norm,
                                 r->max_positions,
                                 r->kind == ROPE_DYNAMIC || r->kind == ROPE_LONGROPE ? r->length : 0,
-                                r->truncate};
-    const double reals[] = {(double)c->rms_eps,  r->theta,     r->factor,    r->low_freq_factor,
-                            r->high_freq_factor, r->beta_fast, r->beta_slow, r->attention_factor};
+                                r->truncate,
+                                c->shared_ffn,
+                                (uint64_t)c->local_rope.kind};
+    const double reals[] = {(double)c->rms_eps,
+                            r->theta,
+                            r->factor,
+                            r->low_freq_factor,
+                            r->high_freq_factor,
+                            r->beta_fast,
+                            r->beta_slow,
+                            r->attention_factor,
+                            (double)c->query_factor,
+                            c->local_rope.theta,
+                            c->local_rope.factor};
     h = hash_bytes(c->layers, c->n_layers, h);
     h = hash_bytes(r->short_factor, sizeof r->short_factor, h);
     h = hash_bytes(r->long_factor, sizeof r->long_factor, h);
@@ -451,7 +472,7 @@ static uint64_t cache_key(const loader *ld, const char *kind)
             p->role,   p->row,           p->n_rows,
             p->run,    p->step,          p->col,
             p->n_cols, p->source.rotary, p->source.blocks ? p->source.blocks->id : 0};
-        h = hash_bytes(cut, sizeof cut, h);
+        h = hash_real(hash_bytes(cut, sizeof cut, h), (double)p->times);
     }
     safetensors_file one = {.path = ld->one_file.path};
     safetensors alone = {.files = &one, .n_files = 1};
@@ -505,6 +526,15 @@ static status load_cached(loader *ld, error *err)
     return s;
 }
 
+/* As transformers has it: of the type that the model computes in. */
+static float embed_scale(const weights_options *o)
+{
+    if (!o->config->family->scaled_embeddings) return 1.0f;
+    float root = sqrtf((float)o->config->hidden);
+    if (o->type == DTYPE_BF16) return bf16_to_f32(bf16_from_f32(root));
+    return o->type == DTYPE_F16 ? f16_to_f32(f16_from_f32(root)) : root;
+}
+
 status weights_load(const weights_options *options, model_weights *out, error *err)
 {
     loader ld = {.o = options};
@@ -514,6 +544,7 @@ status weights_load(const weights_options *options, model_weights *out, error *e
         ld.w.identity = hash_parts(&ld, hash_config(options));
         result = options->cache_dir ? load_cached(&ld, err) : load(&ld, err);
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
+        ld.w.embed_scale = embed_scale(options);
     }
     safetensors_close(&ld.files);
     gguf_close(&ld.one_file);

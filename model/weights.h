@@ -35,10 +35,12 @@ typedef struct layer_weights {
     float *q_norm, *k_norm; // [head_dim], or NULL
     kern_matrix o;          // [hidden, heads * head_dim of this rank]
     float *ffn_norm;        // [hidden]
-    kern_matrix gate_up;    // those of a dense layer's ffn_weights
+    float *attn_post_norm, *ffn_post_norm; // [hidden], or NULL
+    kern_matrix gate_up; // those of a dense layer's ffn_weights, or of the expert of every row
     kern_matrix down;
-    kern_matrix router;   // [n_experts, hidden] of a sparse one, whole on every rank
-    ffn_weights *experts; // [n_experts], each a slice of its own ffn; NULL when dense
+    kern_matrix router;        // [n_experts, hidden] of a sparse one, whole on every rank
+    kern_matrix shared_switch; // [1, hidden]: how much of the expert that every row has; or empty
+    ffn_weights *experts;      // [n_experts], each a slice of its own ffn; NULL when dense
 } layer_weights;
 
 typedef struct model_weights {
@@ -46,6 +48,7 @@ typedef struct model_weights {
     kern_matrix head;      // the same rows of the head; the same data as embed when tied,
                            // unless quantised
     float *norm;           // [hidden]
+    float embed_scale;     // embeddings are so many times their row
     layer_weights *layers; // [n_layers]
     ffn_weights *experts;  // [n_layers, n_experts]
     tensor_slice slice;    // what this rank holds; all of it with one rank

@@ -73,6 +73,32 @@ FAMILIES = {
                       {"head_dim": 32, "rope_parameters": {
                           "rope_type": "yarn", "rope_theta": 5e4, "factor": 3.0, "original_max_position_embeddings": 40,
                           "beta_fast": 8.0, "beta_slow": 0.5, "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.4}}),
+    "mistral_odd_bf16": ("MistralForCausalLM", "bfloat16", 40, 6, 2, 16, 43, 2, 61, False, {"sliding_window": 7, "head_dim": 16}),
+    "qwen3_yarn_bf16": ("Qwen3ForCausalLM", "bfloat16", 40, 6, 3, 16, 33, 2, 63, True,
+                        {"head_dim": 16, "attention_bias": False, "rope_theta": 1e6, "max_position_embeddings": 128,
+                         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
+    "mixtral_three_bf16": ("MixtralForCausalLM", "bfloat16", 32, 8, 2, 16, 19, 2, 63, False,
+                           {"head_dim": 16, "num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": None,
+                            "rope_theta": 1e6}),
+    "internlm2_equal_bf16": ("InternLM2ForCausalLM", "bfloat16", 48, 3, 3, 16, 37, 2, 63, False,
+                             {"bias": False, "head_dim": 16, "rope_scaling": None}),
+    "phi3_odd_bf16": ("Phi3ForCausalLM", "bfloat16", 48, 3, 1, 16, 35, 2, 63, False,
+                      {"sliding_window": 10, "original_max_position_embeddings": 256, "rope_scaling": None}),
+    "qwen2_moe_f32": ("Qwen2MoeForCausalLM", "float32", 32, 4, 2, 16, 40, 2, 64, False,
+                      {**EXPERTS, "moe_intermediate_size": 12, "num_experts_per_tok": 2, "norm_topk_prob": False,
+                       "shared_expert_intermediate_size": 28, "head_dim": 16}),
+    "qwen2_moe_some_bf16": ("Qwen2MoeForCausalLM", "bfloat16", 48, 6, 1, 16, 41, 4, 63, True,
+                            {**EXPERTS, "num_experts": 7, "moe_intermediate_size": 13, "num_experts_per_tok": 4,
+                             "shared_expert_intermediate_size": 27, "head_dim": 16, "decoder_sparse_step": 2,
+                             "mlp_only_layers": [1], "use_sliding_window": False, "qkv_bias": False}),
+    "gemma3_f32": ("Gemma3ForCausalLM", "float32", 32, 4, 2, 16, 36, 4, 64, True,
+                   {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 11, "sliding_window_pattern": 2,
+                    "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    "gemma3_layers_bf16": ("Gemma3ForCausalLM", "bfloat16", 48, 6, 1, 32, 45, 3, 63, False,
+                           {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 6,
+                            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
+                                                "sliding_attention": {"rope_type": "default", "rope_theta": 3e3}}}),
 }
 
 
@@ -118,12 +144,15 @@ def family_config(architecture, dtype, hidden, heads, kv, head_dim, ffn, layers,
     return {"architectures": [architecture], "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn,
             "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "hidden_act": "silu",
             "rms_norm_eps": 1e-05, "max_position_embeddings": 256, "tie_word_embeddings": tied, "bos_token_id": 1,
-            "eos_token_id": 2, "pad_token_id": 0, "torch_dtype": dtype, "model_type": MODEL_TYPES[architecture], **extra}
+            "eos_token_id": 2, "pad_token_id": 0, "torch_dtype": dtype, "model_type": MODEL_TYPES[architecture],
+            **({"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"} if "Gemma" in architecture else {}),
+            **extra}
 
 
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2",
                "Qwen3ForCausalLM": "qwen3", "MixtralForCausalLM": "mixtral", "Qwen3MoeForCausalLM": "qwen3_moe",
-               "InternLM2ForCausalLM": "internlm2", "Phi3ForCausalLM": "phi3"}
+               "InternLM2ForCausalLM": "internlm2", "Phi3ForCausalLM": "phi3", "Qwen2MoeForCausalLM": "qwen2_moe",
+               "Gemma3ForCausalLM": "gemma3_text"}
 
 
 def is_sparse(c, layer):
@@ -139,15 +168,17 @@ def family_tensors(g, c, head_dim, dtype):
 
     kind, hidden, ffn = c["model_type"], c["hidden_size"], c["intermediate_size"]
     heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
-    internlm = kind == "internlm2"
+    internlm, one = kind == "internlm2", 0.0 if kind == "gemma3_text" else 1.0  # Gemma's norms are stored less 1
     t = {("model.tok_embeddings.weight" if internlm else "model.embed_tokens.weight"): normal(c["vocab_size"], hidden, std=0.7),
-         "model.norm.weight": normal(hidden, mean=1.0)}
+         "model.norm.weight": normal(hidden, mean=one)}
     for i in range(c["num_hidden_layers"]):
         p = f"model.layers.{i}."
         attn = p + ("attention." if internlm else "self_attn.")
         norms = ("attention_norm", "ffn_norm") if internlm else ("input_layernorm", "post_attention_layernorm")
+        if kind == "gemma3_text":
+            norms += ("pre_feedforward_layernorm", "post_feedforward_layernorm")
         for name in norms:
-            t[f"{p}{name}.weight"] = normal(hidden, mean=1.0)
+            t[f"{p}{name}.weight"] = normal(hidden, mean=one)
         if internlm:
             t[attn + "wqkv.weight"] = normal((heads + 2 * kv) * head_dim, hidden, std=0.25)
         elif kind == "phi3":
@@ -155,11 +186,11 @@ def family_tensors(g, c, head_dim, dtype):
         else:
             for name, rows, std in (("q", heads, 0.3), ("k", kv, 0.3), ("v", kv, 0.12)):
                 t[f"{attn}{name}_proj.weight"] = normal(rows * head_dim, hidden, std=std)
-                if kind == "qwen2":
+                if kind == "qwen2" or kind == "qwen2_moe" and c.get("qkv_bias", True):
                     t[f"{attn}{name}_proj.bias"] = normal(rows * head_dim, std=0.5)
-        if kind in ("qwen3", "qwen3_moe"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
             for name in ("q_norm", "k_norm"):
-                t[f"{attn}{name}.weight"] = normal(head_dim, mean=1.3, std=0.3)
+                t[f"{attn}{name}.weight"] = normal(head_dim, mean=one + 0.3, std=0.3)
         t[attn + ("wo.weight" if internlm else "o_proj.weight")] = normal(hidden, heads * head_dim)
         if is_sparse(c, i):
             mixtral = kind == "mixtral"
@@ -170,6 +201,11 @@ def family_tensors(g, c, head_dim, dtype):
             for e in range(n):
                 for name, shape in zip(names.split(), ((width, hidden), (width, hidden), (hidden, width))):
                     t[f"{moe}experts.{e}.{name}.weight"] = normal(*shape)
+            shared = c.get("shared_expert_intermediate_size")
+            if shared:
+                t[moe + "shared_expert_gate.weight"] = normal(1, hidden, std=0.5)
+                for name, shape in zip(names.split(), ((shared, hidden), (shared, hidden), (hidden, shared))):
+                    t[f"{moe}shared_expert.{name}.weight"] = normal(*shape)
         elif kind == "phi3":
             t[p + "mlp.gate_up_proj.weight"] = normal(2 * ffn, hidden)
             t[p + "mlp.down_proj.weight"] = normal(hidden, ffn)
@@ -230,7 +266,7 @@ def write_family(name, seed, spec):
     for file in folder.iterdir():
         file.chmod(0o644)
     size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{name}: logits std {numpy.std(logits):.2f}, {size >> 10} KiB, cosines times {model.model.rotary_emb.attention_scaling:.4f}")
+    print(f"{name}: logits std {numpy.std(logits):.2f}, {size >> 10} KiB, cosines times {getattr(model.model.rotary_emb, 'attention_scaling', 1):.4f}")
 
 
 def save(folder, t, shards):

@@ -1,5 +1,6 @@
 /* Qwen2, 2.5 and R1-Distill-Qwen: Llama with biases of q, k and v (transformers, models/qwen2);
- * Qwen3: none, but norms of the heads (models/qwen3); Qwen3-MoE: and experts (models/qwen3_moe). */
+ * Qwen2-MoE: and experts, one of which every row has (models/qwen2_moe); Qwen3: no biases, but
+ * norms of the heads (models/qwen3); Qwen3-MoE: and experts (models/qwen3_moe). */
 #include "model/family.h"
 
 static status read_qwen2(const json_t *json, const char *where, model_config *c, error *err)
@@ -42,33 +43,65 @@ static status read_sparse_layers(const json_t *json, const char *where, model_co
     return STATUS_IS_OK;
 }
 
-static status read_qwen3_moe(const json_t *json, const char *where, model_config *c, error *err)
+static status read_experts(const json_t *json, const char *where, model_config *c, error *err)
 {
-    c->qk_norm = true;
-    RETURN_IF_ERROR(family_refuse_true(json, where, qwen3_biases, err));
-    RETURN_IF_ERROR(family_read_optional_window(json, where, false, c, err));
     RETURN_IF_ERROR(
         family_read_experts(json, where, "num_experts", "moe_intermediate_size", c, err));
     RETURN_IF_ERROR(json_get_bool(json, where, "norm_topk_prob", false, &c->expert_norm, err));
     return read_sparse_layers(json, where, c, err);
 }
 
-#define HEAD_NORM_NAMES                                                                            \
-    [TENSOR_Q_NORM] = "model.layers.%u.self_attn.q_norm.weight",                                   \
-    [TENSOR_K_NORM] = "model.layers.%u.self_attn.k_norm.weight"
+/* Which layers would have the window differs between versions of transformers: none of the
+ * published models has one. */
+static status read_qwen2_moe(const json_t *json, const char *where, model_config *c, error *err)
+{
+    static const char *const windows[] = {"use_sliding_window", NULL};
+    RETURN_IF_ERROR(family_refuse_true(json, where, windows, err));
+    RETURN_IF_ERROR(json_get_bool(json, where, "qkv_bias", true, &c->qkv_bias, err));
+    RETURN_IF_ERROR(read_experts(json, where, c, err));
+    return family_read_shared_expert(json, where, "shared_expert_intermediate_size", c, err);
+}
+
+static status read_qwen3_moe(const json_t *json, const char *where, model_config *c, error *err)
+{
+    c->qk_norm = true;
+    RETURN_IF_ERROR(family_refuse_true(json, where, qwen3_biases, err));
+    RETURN_IF_ERROR(family_read_optional_window(json, where, false, c, err));
+    return read_experts(json, where, c, err);
+}
+
+#define QKV_BIAS_NAMES                                                                             \
+    [TENSOR_Q_BIAS] = "model.layers.%u.self_attn.q_proj.bias",                                     \
+    [TENSOR_K_BIAS] = "model.layers.%u.self_attn.k_proj.bias",                                     \
+    [TENSOR_V_BIAS] = "model.layers.%u.self_attn.v_proj.bias"
+#define EXPERT_NAMES                                                                               \
+    [TENSOR_ROUTER] = "model.layers.%u.mlp.gate.weight",                                           \
+    [TENSOR_EXPERT_GATE] = "model.layers.%u.mlp.experts.%u.gate_proj.weight",                      \
+    [TENSOR_EXPERT_UP] = "model.layers.%u.mlp.experts.%u.up_proj.weight",                          \
+    [TENSOR_EXPERT_DOWN] = "model.layers.%u.mlp.experts.%u.down_proj.weight"
 
 const model_family model_family_qwen2 = {
     .architecture = "Qwen2ForCausalLM",
     .read_config = read_qwen2,
+    .needs = {"num_key_value_heads"},
+    .names = {LLAMA_NAMES, LLAMA_QKV_NAMES, LLAMA_FFN_NAMES, QKV_BIAS_NAMES},
+};
+
+const model_family model_family_qwen2_moe = {
+    .architecture = "Qwen2MoeForCausalLM",
+    .read_config = read_qwen2_moe,
     .needs = {"num_key_value_heads"},
     .names =
         {
             LLAMA_NAMES,
             LLAMA_QKV_NAMES,
             LLAMA_FFN_NAMES,
-            [TENSOR_Q_BIAS] = "model.layers.%u.self_attn.q_proj.bias",
-            [TENSOR_K_BIAS] = "model.layers.%u.self_attn.k_proj.bias",
-            [TENSOR_V_BIAS] = "model.layers.%u.self_attn.v_proj.bias",
+            QKV_BIAS_NAMES,
+            EXPERT_NAMES,
+            [TENSOR_SHARED_GATE] = "model.layers.%u.mlp.shared_expert.gate_proj.weight",
+            [TENSOR_SHARED_UP] = "model.layers.%u.mlp.shared_expert.up_proj.weight",
+            [TENSOR_SHARED_DOWN] = "model.layers.%u.mlp.shared_expert.down_proj.weight",
+            [TENSOR_SHARED_SWITCH] = "model.layers.%u.mlp.shared_expert_gate.weight",
         },
 };
 
@@ -83,15 +116,5 @@ const model_family model_family_qwen3_moe = {
     .architecture = "Qwen3MoeForCausalLM",
     .read_config = read_qwen3_moe,
     .needs = {"num_key_value_heads"},
-    .names =
-        {
-            LLAMA_NAMES,
-            LLAMA_QKV_NAMES,
-            LLAMA_FFN_NAMES,
-            HEAD_NORM_NAMES,
-            [TENSOR_ROUTER] = "model.layers.%u.mlp.gate.weight",
-            [TENSOR_EXPERT_GATE] = "model.layers.%u.mlp.experts.%u.gate_proj.weight",
-            [TENSOR_EXPERT_UP] = "model.layers.%u.mlp.experts.%u.up_proj.weight",
-            [TENSOR_EXPERT_DOWN] = "model.layers.%u.mlp.experts.%u.down_proj.weight",
-        },
+    .names = {LLAMA_NAMES, LLAMA_QKV_NAMES, LLAMA_FFN_NAMES, HEAD_NORM_NAMES, EXPERT_NAMES},
 };

@@ -125,6 +125,34 @@ static void sparse_layers(void **state)
     assert_int_equal(c.ffn, 96);
     assert_int_equal(layers_with(&c, LAYER_SPARSE), 2);
     assert_true(loaded("Qwen2", "").qkv_bias);
+
+    snprintf(more, sizeof more, "%s, \"shared_expert_intermediate_size\": 40", experts);
+    c = loaded("Qwen2Moe", more);
+    assert_true(c.shared_ffn == 40 && c.qkv_bias && !c.qk_norm && !c.expert_norm);
+    assert_int_equal(layers_with(&c, LAYER_SPARSE), 15);
+}
+
+/* Layers with a window have RoPE of their own, even where no sequence outgrows the window. */
+static void local_layers(void **state)
+{
+    (void)state;
+    model_config c = loaded("Gemma3", "\"sliding_window\": 100, \"sliding_window_pattern\": 3,"
+                                      " \"query_pre_attn_scalar\": 64");
+    assert_int_equal(layers_with(&c, LAYER_LOCAL), 11);
+    assert_int_equal(layers_with(&c, LAYER_WINDOW), 11);
+    assert_true(c.query_factor == 0.5f && c.tied_embeddings && c.qk_norm);
+    assert_true(c.rope.theta == 1e6 && c.local_rope.theta == 1e4);
+    c = loaded("Gemma3", "\"sliding_window\": 512, \"layer_types\": [\"full_attention\","
+                         " \"sliding_attention\", \"full_attention\", \"full_attention\"],"
+                         " \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\","
+                         " \"factor\": 4, \"rope_theta\": 3e5}, \"sliding_attention\":"
+                         " {\"rope_type\": \"default\", \"rope_theta\": 5e3}}");
+    assert_int_equal(layers_with(&c, LAYER_LOCAL), 2);
+    assert_int_equal(layers_with(&c, LAYER_WINDOW), 0);
+    assert_true(c.rope.kind == ROPE_LINEAR && c.rope.theta == 3e5);
+    assert_true(c.local_rope.kind == ROPE_DEFAULT && c.local_rope.theta == 5e3);
+    c = loaded("Gemma3", "\"rope_local_base_freq\": 2e4, \"tie_word_embeddings\": false");
+    assert_true(c.local_rope.theta == 2e4 && !c.tied_embeddings);
 }
 
 static void rope_kinds(void **state)
@@ -183,7 +211,14 @@ static void refusals(void **state)
         {"InternLM2", "\"bias\": true", STATUS_UNSUPPORTED, "\"bias\": true"},
         {"Phi3", "\"partial_rotary_factor\": 0.75", STATUS_UNSUPPORTED, "partial_rotary_factor"},
         {"Llama", "\"hidden_activation\": \"gelu_pytorch_tanh\"", STATUS_UNSUPPORTED, "gelu_py"},
-        {"Gemma3", "", STATUS_UNSUPPORTED, "\"Gemma3ForCausalLM\" is not supported"},
+        {"Gemma2", "", STATUS_UNSUPPORTED, "\"Gemma2ForCausalLM\" is not supported"},
+        {"Gemma3", "\"hidden_act\": \"silu\"", STATUS_UNSUPPORTED, "only \"gelu_pytorch_tanh\""},
+        {"Gemma3", "\"attn_logit_softcapping\": 50.0", STATUS_UNSUPPORTED, "attn_logit_softcapp"},
+        {"Gemma3", "\"final_logit_softcapping\": 30.0", STATUS_UNSUPPORTED, "final_logit_softc"},
+        {"Gemma3", "\"use_bidirectional_attention\": true", STATUS_UNSUPPORTED, "use_bidirect"},
+        {"Gemma3", "\"query_pre_attn_scalar\": 0", STATUS_INVALID, "query_pre_attn_scalar"},
+        {"Gemma3", "\"sliding_window_pattern\": 0", STATUS_INVALID, "sliding_window_pattern"},
+        {"Qwen2Moe", "\"use_sliding_window\": true", STATUS_UNSUPPORTED, "use_sliding_window"},
         /* layers */
         {"Llama", "\"layer_types\": [\"full_attention\"]", STATUS_INVALID, "a list of 4 names"},
         {"Qwen2",
@@ -210,7 +245,15 @@ static void refusals(void **state)
          "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 24,"
          " \"decoder_sparse_step\": 0",
          STATUS_INVALID, "decoder_sparse_step"},
+        {"Qwen2Moe",
+         "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 24",
+         STATUS_INVALID, "\"shared_expert_intermediate_size\" is missing"},
         /* RoPE */
+        {"Gemma3", "\"rope_local_base_freq\": \"low\"", STATUS_INVALID, "rope_local_base_freq"},
+        {"Gemma3", "\"rope_parameters\": {\"sliding_attention\": 1}", STATUS_INVALID,
+         "\"sliding_attention\" must be an object"},
+        {"Gemma3", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"odd\"}}",
+         STATUS_UNSUPPORTED, "\"odd\" is not supported"},
         {"Llama", YARN ", \"mrope_section\": [1, 2]}", STATUS_UNSUPPORTED,
          "\"mrope_section\" is not supported with \"rope_type\" \"yarn\""},
         {"Llama", YARN ", \"truncate\": 1}", STATUS_INVALID, "truncate"},
@@ -267,11 +310,9 @@ static void some_keys_must_be_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows),
-        cmocka_unit_test(sparse_layers),
-        cmocka_unit_test(rope_kinds),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(some_keys_must_be_there),
+        cmocka_unit_test(windows),      cmocka_unit_test(sparse_layers),
+        cmocka_unit_test(local_layers), cmocka_unit_test(rope_kinds),
+        cmocka_unit_test(refusals),     cmocka_unit_test(some_keys_must_be_there),
     };
     return cmocka_run_group_tests_name("model_config_families", tests, setup, teardown);
 }

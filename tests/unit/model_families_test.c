@@ -10,14 +10,30 @@ typedef struct golden {
 } golden;
 
 static const golden goldens[] = {
-    {"mistral_f32", 2},   {"mistral_window_f32", 0},
-    {"qwen2_f32", 1},     {"qwen2_window_bf16", 2},
-    {"qwen3_f32", 2},     {"qwen3_layers_bf16", 2},
-    {"mixtral_f32", 2},   {"mixtral_window_bf16", 0},
-    {"qwen3_moe_f32", 2}, {"qwen3_moe_some_bf16", 0},
-    {"internlm2_f32", 1}, {"internlm2_long_bf16", 2},
-    {"phi3_f32", 2},      {"phi3_long_bf16", 0},
+    {"mistral_f32", 2},
+    {"mistral_window_f32", 0},
+    {"qwen2_f32", 1},
+    {"qwen2_window_bf16", 2},
+    {"qwen3_f32", 2},
+    {"qwen3_layers_bf16", 2},
+    {"mixtral_f32", 2},
+    {"mixtral_window_bf16", 0},
+    {"qwen3_moe_f32", 2},
+    {"qwen3_moe_some_bf16", 0},
+    {"internlm2_f32", 1},
+    {"internlm2_long_bf16", 2},
+    {"phi3_f32", 2},
+    {"phi3_long_bf16", 0},
     {"yarn_rope_f32", 2},
+    {"mistral_odd_bf16", 0},
+    {"qwen3_yarn_bf16", 0},
+    {"mixtral_three_bf16", 0},
+    {"internlm2_equal_bf16", 0},
+    {"phi3_odd_bf16", 0},
+    {"qwen2_moe_f32", 2},
+    {"qwen2_moe_some_bf16", 0},
+    {"gemma3_f32", 2},
+    {"gemma3_layers_bf16", 0},
 };
 enum { GOLDENS = sizeof goldens / sizeof goldens[0] };
 
@@ -122,6 +138,35 @@ static void ranks_change_nothing(void **state)
     }
 }
 
+/* Weights and pages of bf16, as most are run, against f32 arithmetic on the same weights: logits
+ * near it, and the token that is likeliest here nearly so there. */
+static void bf16_stays_near_f32(void **state)
+{
+    (void)state;
+    size_t n_tested = 0;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        if (!strstr(goldens[i].name, "_bf16")) continue;
+        fixture x = open_golden(&goldens[i]);
+        pass p = usual(&x);
+        p.bf16 = true;
+        p.kv_type = KERN_KV_BF16;
+        pass_result r = run(&p, x.tokens, TOKENS);
+        double e = nmse(r.logits, x.logits, x.floats), worst = 0;
+        for (uint32_t t = 0; t < TOKENS; t++) {
+            const float *due = x.logits + (size_t)t * x.vocab;
+            uint32_t mine = most_likely(r.logits + (size_t)t * x.vocab, x.vocab);
+            double nats = (double)due[most_likely(due, x.vocab)] - (double)due[mine];
+            if (nats > worst) worst = nats;
+        }
+        print_message("%s: NMSE %.2e, greedy within %.4f nat\n", x.dir, e, worst);
+        if (!(e < 1e-4 && worst <= 0.5)) fail_msg("%s: NMSE %.3e, %.3f nat", x.dir, e, worst);
+        n_tested++;
+        result_free(&r);
+        free(x.logits);
+    }
+    assert_true(n_tested >= 12);
+}
+
 /* Whole, in chunks, and a token at a time as decoding has it: the same bits, quantised or not. */
 static void no_chunk_changes_a_bit(void **state)
 {
@@ -150,11 +195,10 @@ static void no_chunk_changes_a_bit(void **state)
 static void windows_are_shorter_than_the_prompts(void **state)
 {
     (void)state;
-    static const golden windowed[] = {{"mistral_window_f32", 0},
-                                      {"qwen2_window_bf16", 0},
-                                      {"qwen3_layers_bf16", 0},
-                                      {"mixtral_window_bf16", 0},
-                                      {"phi3_f32", 0}};
+    static const golden windowed[] = {
+        {"mistral_window_f32", 0},  {"qwen2_window_bf16", 0}, {"qwen3_layers_bf16", 0},
+        {"mixtral_window_bf16", 0}, {"phi3_f32", 0},          {"mistral_odd_bf16", 0},
+        {"phi3_odd_bf16", 0},       {"gemma3_f32", 0},        {"gemma3_layers_bf16", 0}};
     for (size_t i = 0; i < sizeof windowed / sizeof windowed[0]; i++) {
         fixture x = open_golden(&windowed[i]);
         model_config c;
@@ -169,6 +213,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_equal_hugging_face),
         cmocka_unit_test(ranks_change_nothing),
+        cmocka_unit_test(bf16_stays_near_f32),
         cmocka_unit_test(no_chunk_changes_a_bit),
         cmocka_unit_test(windows_are_shorter_than_the_prompts),
     };

@@ -18,6 +18,7 @@ typedef struct pass {
     const char *dir;
     const char *override; /* of config.json; the weights are then dummies */
     kern_kv_format kv_type;
+    bool bf16; /* weights of bf16, which were f32 or stay as stored otherwise */
     uint8_t quant_bits, quant_attention, quant_group;
     const char *isa;
     uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
@@ -46,7 +47,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .config = config,
         .dummy = p->override != NULL,
         .kv_type = p->kv_type,
-        .weight_type = DTYPE_F32,
+        .weight_type = p->bf16 ? DTYPE_BF16 : DTYPE_F32,
         .quant_bits = p->quant_bits,
         .quant_attention = p->quant_attention,
         .quant_group = p->quant_group,
