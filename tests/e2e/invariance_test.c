@@ -278,9 +278,8 @@ static void cached_prefixes_do_not_matter(void **state)
     assert_true(hits > REQUESTS);
     assert_true(hits_of_retained > 0);
     /* Everything is given back, in the step after the last end was read. */
-    for (int i = 0; i < 2000 && engine_get_stats(h.engine).sched.pages.used; i++)
+    while (engine_get_stats(h.engine).sched.pages.used)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
-    assert_int_equal(engine_get_stats(h.engine).sched.pages.used, 0);
     close_house(&h);
 }
 

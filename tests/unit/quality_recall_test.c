@@ -288,7 +288,7 @@ static void resumes(void **state)
     strbuf table = {0};
     empty_folder();
     quality_options o = options_for(h, &s);
-    s.turns_before_stop = 5;
+    s.turns_before_stop = 4; /* each answers 16 at most */
     status st = quality_run(&o, &table, &err);
     assert_int_equal(st.code, STATUS_ABORTED);
     size_t before = count_lines();

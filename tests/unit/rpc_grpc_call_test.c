@@ -562,8 +562,8 @@ static void test_destroy_with_calls(void **state)
     assert_int_equal(ended, N + 1);
     for (int i = 0; i < N; i++) {
         assert_int_equal(client_end(k[i]), GRPC_STATUS_UNAVAILABLE);
-        /* A reset of the connection may overtake it: the client's library then has own words. */
-        if (!strstr(k[i]->text, "onnection reset"))
+        /* The end of the connection may overtake it: the client's library then has own words. */
+        if (!strstr(k[i]->text, "msg:") && !strstr(k[i]->text, "losed"))
             assert_string_equal(k[i]->text, "the server is stopping");
         client_destroy(k[i]);
     }

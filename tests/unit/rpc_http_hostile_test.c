@@ -331,7 +331,7 @@ static int stream(fixture *f, const char *json)
 static void vanished_clients_are_noticed(void **state)
 {
     fixture *f = *state;
-    atomic_store(&f->model.nap_us, 1000);
+    atomic_store(&f->model.nap_us, 10000);
     /* While tokens flow. */
     int fd = stream(f, LONG);
     char byte;

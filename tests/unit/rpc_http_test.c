@@ -136,7 +136,7 @@ static void request_ids_are_echoed(void **state)
 {
     fixture *f = *state;
     int one = client_open(f), two = client_open(f);
-    atomic_store(&f->model.nap_us, 1000);
+    atomic_store(&f->model.nap_us, 10000);
     send_post(one, "/v1/completions", "X-Request-Id: abc-1\r\n", LONG);
     wait_in_flight(f, 1);
     /* The same id again, while the first runs: both are served. */
@@ -287,7 +287,7 @@ static void stopping_tells_clients(void **state)
 {
     fixture *f = *state;
     int stream = client_open(f), whole = client_open(f), idle = client_open(f);
-    atomic_store(&f->model.nap_us, 1000);
+    atomic_store(&f->model.nap_us, 10000);
     send_post(stream, "/v1/completions", "", LONG);
     send_post(whole, "/v1/completions", "",
               "{\"prompt\": \"x\", \"max_tokens\": 1900, \"ignore_eos\": true}");
