@@ -10,19 +10,57 @@
 
 enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K or V, a pair and a product: 16 registers */
 
-/* 8 slots of K, or 8 dims of V, each with its pair. */
-INLINE __m256i load_pairs(const uint8_t *p)
+/* sums [n][2] += the pairs at p (16 slots of K, or 16 dims of V) times the pairs at x, rows of x S
+ * bytes apart. Written out because gcc copies or spills the sums in every round. */
+#define ROW(R, S)                                                                                  \
+    "vpbroadcastd " #R "*" S "(%[x]), %[t]\n\t"                                                    \
+    "vpmaddwd %[a0], %[t], %[u]\n\t"                                                               \
+    "vpmaddwd %[a1], %[t], %[t]\n\t"                                                               \
+    "vpaddd %[u], %[s" #R "0], %[s" #R "0]\n\t"                                                    \
+    "vpaddd %[t], %[s" #R "1], %[s" #R "1]\n\t"
+#define ROWS_1(S) ROW(0, S)
+#define ROWS_2(S) ROWS_1(S) ROW(1, S)
+#define ROWS_3(S) ROWS_2(S) ROW(2, S)
+#define ROWS_4(S) ROWS_3(S) ROW(3, S)
+#define ROWS_5(S) ROWS_4(S) ROW(4, S)
+#define ROWS_6(S) ROWS_5(S) ROW(5, S)
+#define SUM(R)    [s##R##0] "+&x"(sums[2 * R]), [s##R##1] "+&x"(sums[2 * R + 1])
+#define SUMS_1    SUM(0)
+#define SUMS_2    SUMS_1, SUM(1)
+#define SUMS_3    SUMS_2, SUM(2)
+#define SUMS_4    SUMS_3, SUM(3)
+#define SUMS_5    SUMS_4, SUM(4)
+#define SUMS_6    SUMS_5, SUM(5)
+#define PRODUCTS(N, S)                                                                             \
+    __asm__ volatile("vpmovsxbw (%[p]), %[a0]\n\tvpmovsxbw 16(%[p]), %[a1]\n\t" ROWS_##N(S)        \
+                     : SUMS_##N, [a0] "=&x"(a0), [a1] "=&x"(a1), [t] "=&x"(t), [u] "=&x"(u)        \
+                     : [p] "r"(p), [x] "r"(x)                                                      \
+                     : "memory")
+#define Q_STRIDE "1088"
+#define P_STRIDE "128"
+_Static_assert(KERN_ATTN_INT_STRIDE * sizeof(int16_t) == 1088 &&
+                   KERN_BLOCK * sizeof(int16_t) == 128,
+               "Q_STRIDE, P_STRIDE");
+
+INLINE void add_pair(unsigned n, bool scores, __m256i *sums, const uint8_t *p, const int16_t *x)
 {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    __m256i a0, a1, t, u;
+#define CASE(N)                                                                                    \
+    if (n == N && scores) PRODUCTS(N, Q_STRIDE);                                                   \
+    else if (n == N) PRODUCTS(N, P_STRIDE);
+    KERN_ATTN_EACH_6(CASE)
+#undef CASE
 }
 
-/* sums [2] += the pair at x times those of a [2]. */
-INLINE void add_pairs(__m256i *sums, const __m256i *a, const int16_t *x)
+/* Four pairs, beside which the next block is fetched: a line of each of its strips, for memory
+ * answers four streams faster than one. */
+INLINE void add_pairs_4(unsigned n, bool scores, __m256i *sums, const uint8_t *p, size_t step,
+                        const int16_t *x, const uint8_t *const *next, size_t ahead)
 {
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    __m256i all = _mm256_set1_epi32(pair);
-    for (int i = 0; i < 2; i++) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(all, a[i]));
+    for (unsigned i = 0; i < 4; i++, p += step, x += 2) {
+        _mm_prefetch((const char *)next[i] + ahead, _MM_HINT_T1);
+        add_pair(n, scores, sums, p, x);
+    }
 }
 
 /* 8 scales, bf16. */
@@ -37,20 +75,19 @@ INLINE __m256 load_scales(const uint8_t *scales)
 INLINE void scores_tile(unsigned n, const kern_attn_strips *k, uint32_t strip, const int16_t *q,
                         const kern_attn_row *rows, uint32_t head_dim, float *s)
 {
-    __m256i sums[ROWS_MAX][2];
-    for (unsigned r = 0; r < n; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-    const uint8_t *at = k->at[strip], *next = k->next[strip];
+    __m256i sums[2 * ROWS_MAX];
+    for (unsigned i = 0; i < 2 * n; i++) sums[i] = _mm256_setzero_si256();
+    const uint8_t *const next[4] = {k->next[0], k->next[1], k->next[2], k->next[3]};
+    const uint8_t *p = k->at[strip];
     const size_t step = k->step;
-    for (uint32_t d = 0; d < head_dim; d += 2, q += 2, at += step, next += step) {
-        _mm_prefetch((const char *)next, _MM_HINT_T1);
-        const __m256i a[2] = {load_pairs(at), load_pairs(at + 16)};
-        for (unsigned r = 0; r < n; r++) add_pairs(sums[r], a, q + r * KERN_ATTN_INT_STRIDE);
-    }
+    size_t ahead = strip * (head_dim / 2 / KERN_BLOCK_STRIPS) * step;
+    for (const int16_t *end = q + head_dim; q < end; q += 8, p += 4 * step, ahead += step)
+        add_pairs_4(n, true, sums, p, step, q, next, ahead);
     for (unsigned i = 0; i < 2; i++) {
         __m256 scale = load_scales(k->scales[strip] + 16 * i);
         for (unsigned r = 0; r < n; r++)
             _mm256_storeu_ps(s + r * KERN_BLOCK + strip * KERN_STRIP + i * 8,
-                             _mm256_mul_ps(_mm256_cvtepi32_ps(sums[r][i]),
+                             _mm256_mul_ps(_mm256_cvtepi32_ps(sums[2 * r + i]),
                                            _mm256_mul_ps(scale, _mm256_set1_ps(rows[r].q_scale))));
     }
 }
@@ -124,25 +161,26 @@ INLINE void values_tile(unsigned n, const kern_attn_strips *v, uint32_t from, ui
                         const weights *w, const kern_attn_row *rows, uint32_t head_dim, float *o,
                         size_t dim)
 {
-    __m256i sums[ROWS_MAX][2];
-    for (unsigned r = 0; r < n; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+    __m256i sums[2 * ROWS_MAX];
+    for (unsigned i = 0; i < 2 * n; i++) sums[i] = _mm256_setzero_si256();
     const size_t step = v->step;
+    const uint8_t *const next[4] = {v->next[0] + dim * 2, v->next[1] + dim * 2,
+                                    v->next[2] + dim * 2, v->next[3] + dim * 2};
+    const int16_t *x = &w->q[0][from];
+    size_t ahead = from / 8 * step;
     for (uint32_t j = from; j < to;) {
         uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
         if (stop > to) stop = to;
-        size_t off = j % KERN_STRIP / 2 * step + dim * 2;
-        for (const int16_t *x = &w->q[0][j]; j < stop; j += 2, x += 2, off += step) {
-            _mm_prefetch((const char *)v->next[strip] + off, _MM_HINT_T1);
-            const uint8_t *at = v->at[strip] + off;
-            const __m256i a[2] = {load_pairs(at), load_pairs(at + 16)};
-            for (unsigned r = 0; r < n; r++) add_pairs(sums[r], a, x + r * KERN_BLOCK);
-        }
+        const uint8_t *p = v->at[strip] + j % KERN_STRIP / 2 * step + dim * 2;
+        for (; j + 8 <= stop; j += 8, x += 8, p += 4 * step, ahead += step)
+            add_pairs_4(n, false, sums, p, step, x, next, ahead);
+        for (; j < stop; j += 2, x += 2, p += step) add_pair(n, false, sums, p, x);
     }
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < 2; i++) {
             float *to_o = o + r * head_dim + dim + i * 8;
             __m256 before = _mm256_mul_ps(_mm256_loadu_ps(to_o), _mm256_set1_ps(rows[r].fix));
-            _mm256_storeu_ps(to_o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][i]),
+            _mm256_storeu_ps(to_o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[2 * r + i]),
                                                    _mm256_set1_ps(w->scale[r]), before));
         }
 }
