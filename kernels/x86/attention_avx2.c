@@ -9,15 +9,13 @@
 
 enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K or V, a broadcast and a mask: 16 registers */
 
-/* 8 lanes of the first (which = 0) or the second row of the pair at p, in lane_order. For n rows:
- * with 6 there is no register for a mask. gcc would load once for both rows, into registers that it
- * has not: so these are written out. */
-INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which, unsigned n)
+/* 8 lanes of the first (which = 0) or the second row of the pair at p, in lane_order. gcc would
+ * load once for both rows, into registers that it has not: so one load is written out. */
+INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which)
 {
     if (t == DTYPE_F32) return _mm256_loadu_ps((const float *)(p + (which ? half : 0)));
     __m256 a;
     if (t == DTYPE_F16) {
-        if (n == ROWS_MAX) __asm__("" : "+r"(p));
         __m256 left = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
         __m256 right = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1));
         a = which ? _mm256_shuffle_ps(left, right, 0xdd) : _mm256_shuffle_ps(left, right, 0x88);
@@ -25,13 +23,6 @@ INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which, unsig
         __asm__("vmovdqu %[p], %[a]\n\tvpslld $16, %[a], %[a]"
                 : [a] "=x"(a)
                 : [p] "m"(*(const __m256i_u *)p));
-    } else if (n == ROWS_MAX) {
-        static const _Alignas(32)
-            uint32_t high[8] = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
-                                0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-        __asm__("vmovdqa %[high], %[a]\n\tvpand %[p], %[a], %[a]"
-                : [a] "=x"(a)
-                : [p] "m"(*(const __m256i_u *)p), [high] "m"(*(const __m256i *)high));
     } else {
         __m256i w = _mm256_loadu_si256((const __m256i *)p);
         a = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000u)));
@@ -46,9 +37,9 @@ INLINE __m256 lane_order(dtype t, __m256 v)
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
 }
 
-/* sums [m] += a [m] * x, in place; m is even. Written out because gcc, short of registers with 12
- * sums, computes into the register of x and spills sums in every round. s0 is written before a1 is
- * read: nothing may share its register, whatever values the two are known to have. */
+/* sums [m] += a [m] * x, in place; m is even. Written out because gcc, short of registers, computes
+ * into the register of x and spills sums in every round. s0 is written before a1 is read: nothing
+ * may share its register, whatever values the two are known to have. */
 INLINE void add_product(unsigned m, __m256 *sums, const __m256 *a, const float *x)
 {
     __m256 all;
@@ -64,6 +55,81 @@ INLINE void prefetch_pair(dtype t, const uint8_t *p, size_t half)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T1);
     if (t == DTYPE_F32) _mm_prefetch((const char *)p + half, _MM_HINT_T1);
+}
+
+/* ---- 3 to 6 rows, two vectors ---------------------------------------------------------------- */
+
+/* sums [n][2] += the pair at p (16 lanes of two rows) times x [n][2], rows of x S bytes apart.
+ * Written out because gcc spills or copies some of the sums in every round. */
+
+#define ROW(R, S, O)                                                                               \
+    "vbroadcastss " #R "*" S "+" O "(%[x]), %[t]\n\t"                                              \
+    "vfmadd231ps %[a0], %[t], %[s" #R "0]\n\t"                                                     \
+    "vfmadd231ps %[a1], %[t], %[s" #R "1]\n\t"
+#define ROWS_3(S, O) ROW(0, S, O) ROW(1, S, O) ROW(2, S, O)
+#define ROWS_4(S, O) ROWS_3(S, O) ROW(3, S, O)
+#define ROWS_5(S, O) ROWS_4(S, O) ROW(4, S, O)
+#define ROWS_6(S, O) ROWS_5(S, O) ROW(5, S, O)
+#define SUM(R)       [s##R##0] "+&x"(sums[2 * R]), [s##R##1] "+&x"(sums[2 * R + 1])
+#define SUMS_3       SUM(0), SUM(1), SUM(2)
+#define SUMS_4       SUMS_3, SUM(3)
+#define SUMS_5       SUMS_4, SUM(4)
+#define SUMS_6       SUMS_5, SUM(5)
+
+#define EVEN_BF16                                                                                  \
+    "vmovdqu (%[p]), %[a0]\n\tvmovdqu 32(%[p]), %[a1]\n\t"                                         \
+    "vpslld $16, %[a0], %[a0]\n\tvpslld $16, %[a1], %[a1]\n\t"
+#define ODD_BF16                                                                                   \
+    "vmovdqa %[odd], %[a0]\n\tvpand 32(%[p]), %[a0], %[a1]\n\tvpand (%[p]), %[a0], %[a0]\n\t"
+#define EVEN_F32 "vmovups (%[p]), %[a0]\n\tvmovups 32(%[p]), %[a1]\n\t"
+#define ODD_F32  "vmovups (%[p], %[h]), %[a0]\n\tvmovups 32(%[p], %[h]), %[a1]\n\t"
+#define HALF_F16(I)                                                                                \
+    "vcvtph2ps (%[p]), %[a0]\n\tvcvtph2ps 16(%[p]), %[t]\n\t"                                      \
+    "vshufps $" I ", %[t], %[a0], %[a0]\n\t"                                                       \
+    "vcvtph2ps 32(%[p]), %[a1]\n\tvcvtph2ps 48(%[p]), %[t]\n\t"                                    \
+    "vshufps $" I ", %[t], %[a1], %[a1]\n\t"
+
+#define PRODUCTS(N, S, EVEN, ODD, MORE)                                                            \
+    __asm__ volatile(EVEN ROWS_##N(S, "0") ODD ROWS_##N(S, "4")                                    \
+                     : SUMS_##N, [a0] "=&x"(a0), [a1] "=&x"(a1), [t] "=&x"(all)                    \
+                     : [p] "r"(p), [x] "r"(x), MORE                                                \
+                     : "memory")
+#define EACH_TYPE(N, S)                                                                            \
+    if (t == DTYPE_F32) PRODUCTS(N, S, EVEN_F32, ODD_F32, [h] "r"(half));                          \
+    else if (t == DTYPE_F16) PRODUCTS(N, S, HALF_F16("0x88"), HALF_F16("0xdd"), "r"(half));        \
+    else PRODUCTS(N, S, EVEN_BF16, ODD_BF16, [odd] "m"(*(const __m256i *)odd_lanes))
+#define Q_STRIDE "1088"
+#define P_STRIDE "256"
+_Static_assert(KERN_ATTN_Q_STRIDE * sizeof(float) == 1088 && KERN_BLOCK * sizeof(float) == 256,
+               "Q_STRIDE, P_STRIDE");
+
+#define ODD 0xffff0000u
+static const _Alignas(32) uint32_t odd_lanes[8] = {ODD, ODD, ODD, ODD, ODD, ODD, ODD, ODD};
+
+INLINE void add_pair(dtype t, unsigned n, bool scores, __m256 *sums, const uint8_t *p, size_t half,
+                     const float *x)
+{
+    __m256 a0, a1, all;
+#define CASE(N)                                                                                    \
+    if (n == N && scores) {                                                                        \
+        EACH_TYPE(N, Q_STRIDE);                                                                    \
+    } else if (n == N) {                                                                           \
+        EACH_TYPE(N, P_STRIDE);                                                                    \
+    }
+    CASE(3) CASE(4) CASE(5) CASE(6)
+#undef CASE
+}
+
+/* Four pairs, beside which the next block is fetched: a line of each of its strips, for memory
+ * answers four streams faster than one. */
+INLINE void add_pairs_4(dtype t, unsigned n, bool scores, __m256 *sums, const uint8_t *p,
+                        size_t step, size_t half, const float *x, const uint8_t *const *next,
+                        size_t ahead)
+{
+    for (unsigned i = 0; i < 4; i++, p += step, x += 2) {
+        prefetch_pair(t, next[i] + ahead, half);
+        add_pair(t, n, scores, sums, p, half, x);
+    }
 }
 
 /* ---- q . k: n rows x `strips` strips --------------------------------------------------------- */
@@ -89,7 +155,7 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
         for (int which = 0; which < 2; which++) {
             __m256 a[8];
             for (unsigned i = 0; i < 2 * strips; i++)
-                a[i] = load_half(t, at[i / 2] + off + i % 2 * 32, half, which, n);
+                a[i] = load_half(t, at[i / 2] + off + i % 2 * 32, half, which);
             for (unsigned r = 0; r < n; r++)
                 add_product(2 * strips, acc[r], a, q + r * KERN_ATTN_Q_STRIDE + which);
         }
@@ -100,12 +166,35 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
                              lane_order(t, acc[r][i]));
 }
 
-/* Few rows take more strips (of 16 slots or 16 dims) at once, to hide the latency of an FMA. */
-INLINE unsigned width(unsigned n) { return n == 1 ? 4 : n == 2 ? 2 : 1; }
+/* 3 rows or more, one strip. */
+INLINE void scores_strip(dtype t, unsigned n, const kern_attn_strips *k, uint32_t strip,
+                         const float *q, uint32_t head_dim, float *s)
+{
+    __m256 sums[2 * ROWS_MAX];
+    for (unsigned i = 0; i < 2 * n; i++) sums[i] = _mm256_setzero_ps();
+    const uint8_t *const next[4] = {k->next[0], k->next[1], k->next[2], k->next[3]};
+    const uint8_t *p = k->at[strip];
+    const size_t step = k->step, half = k->half;
+    size_t ahead = strip * (head_dim / 2 / KERN_BLOCK_STRIPS) * step;
+    for (const float *end = q + head_dim; q < end; q += 8, p += 4 * step, ahead += step)
+        add_pairs_4(t, n, true, sums, p, step, half, q, next, ahead);
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2; i++)
+            _mm256_storeu_ps(s + r * KERN_BLOCK + strip * KERN_STRIP + i * 8,
+                             lane_order(t, sums[2 * r + i]));
+}
+
+/* One or two rows take more strips (of 16 slots or 16 dims) at once, to hide the latency of an FMA.
+ */
+INLINE unsigned width(unsigned n) { return n == 1 ? 4 : 2; }
 
 INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t from, uint32_t to,
                         const float *q, uint32_t head_dim, float *s)
 {
+    if (n > 2) {
+        for (; from < to; from++) scores_strip(t, n, k, from, q, head_dim, s);
+        return;
+    }
     for (; from + width(n) <= to; from += width(n))
         scores_tile(t, n, width(n), k, from, q, head_dim, s);
     for (; from < to; from++) scores_tile(t, n, 1, k, from, q, head_dim, s);
@@ -139,7 +228,7 @@ INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
             for (int which = 0; which < 2; which++) {
                 __m256 a[8];
                 for (unsigned i = 0; i < 2 * strips; i++)
-                    a[i] = load_half(t, row + i * 32, half, which, n);
+                    a[i] = load_half(t, row + i * 32, half, which);
                 for (unsigned r = 0; r < n; r++)
                     add_product(2 * strips, acc[r], a, x + r * KERN_BLOCK + which);
             }
@@ -150,10 +239,44 @@ INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
             _mm256_storeu_ps(o + r * head_dim + dim + i * 8, lane_order(t, acc[r][i]));
 }
 
+/* 3 rows or more, 16 dims. */
+INLINE void values_strips(dtype t, unsigned n, const kern_attn_strips *v, uint32_t from,
+                          uint32_t to, const float *p, const float *fix, uint32_t head_dim,
+                          float *o, size_t dim)
+{
+    __m256 sums[2 * ROWS_MAX];
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2; i++)
+            sums[2 * r + i] =
+                lane_order(t, _mm256_mul_ps(_mm256_loadu_ps(o + r * head_dim + dim + i * 8),
+                                            _mm256_set1_ps(fix[r])));
+    const size_t step = v->step, half = v->half;
+    const uint8_t *const next[4] = {v->next[0] + dim * 4, v->next[1] + dim * 4,
+                                    v->next[2] + dim * 4, v->next[3] + dim * 4};
+    const float *x = p + from;
+    size_t ahead = from / 8 * step;
+    for (uint32_t j = from; j < to;) {
+        uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
+        if (stop > to) stop = to;
+        const uint8_t *row = v->at[strip] + j % KERN_STRIP / 2 * step + dim * 4;
+        for (; j + 8 <= stop; j += 8, x += 8, row += 4 * step, ahead += step)
+            add_pairs_4(t, n, false, sums, row, step, half, x, next, ahead);
+        for (; j < stop; j += 2, x += 2, row += step) add_pair(t, n, false, sums, row, half, x);
+    }
+    for (unsigned r = 0; r < n; r++)
+        for (unsigned i = 0; i < 2; i++)
+            _mm256_storeu_ps(o + r * head_dim + dim + i * 8, lane_order(t, sums[2 * r + i]));
+}
+
 INLINE void values_rows(dtype t, unsigned n, const kern_attn_strips *v, uint32_t from, uint32_t to,
                         const float *p, const float *fix, uint32_t head_dim, float *o)
 {
     size_t dim = 0;
+    if (n > 2) {
+        for (; dim < head_dim; dim += 16)
+            values_strips(t, n, v, from, to, p, fix, head_dim, o, dim);
+        return;
+    }
     for (; dim + width(n) * 16 <= head_dim; dim += width(n) * 16)
         values_tile(t, n, width(n), v, from, to, p, fix, head_dim, o, dim);
     for (; dim < head_dim; dim += 16) values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
@@ -167,8 +290,8 @@ INLINE void values_slot(dtype t, unsigned n, const kern_attn_strips *v, uint32_t
     for (unsigned r = 0; r < n; r++, p += KERN_BLOCK, o += head_dim)
         for (size_t dim = 0; dim < head_dim; dim += 8) {
             __m256 acc = _mm256_mul_ps(_mm256_loadu_ps(o + dim), _mm256_set1_ps(fix[r]));
-            __m256 a = j % 2 ? load_half(t, row + dim * 4, v->half, 1, 1)
-                             : load_half(t, row + dim * 4, 0, 0, 1);
+            __m256 a =
+                j % 2 ? load_half(t, row + dim * 4, v->half, 1) : load_half(t, row + dim * 4, 0, 0);
             _mm256_storeu_ps(o + dim, _mm256_fmadd_ps(_mm256_set1_ps(p[j]), lane_order(t, a), acc));
         }
 }
