@@ -4,6 +4,7 @@
 
 #include "model/family.h"
 #include "model/gguf/gguf_model.h"
+#include "model/quantized/quantized.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -76,6 +77,11 @@ status model_config_override(json_t *config, const char *assignment, error *err)
     if (!status_ok(parsed)) {
         error_prefix(err, "override \"%s\": not a JSON value (a string needs quotes)", key);
         return parsed;
+    }
+    if (strcmp(key, "quantization_config") == 0 && !json_is_null(value)) {
+        json_decref(value);
+        return error_set(err, STATUS_INVALID,
+                         "override \"%s\": only null, for weights that are plain after all", key);
     }
     if (json_object_set_new(config, key, value) != 0)
         return error_set(err, STATUS_NO_MEMORY, "override \"%s\": out of memory", key);
@@ -221,13 +227,6 @@ static status read_refusals(const json_t *json, const char *where, const model_f
                              "%s: \"%s\": \"%.64s\" is not supported, only \"%s\"", where,
                              activations[i], act, due);
     }
-    const json_t *quantization = json_object_get(json, "quantization_config");
-    if (quantization && !json_is_null(quantization)) {
-        const char *method = json_string_value(json_object_get(quantization, "quant_method"));
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "%s: \"quantization_config\": \"%.64s\" weights are not supported", where,
-                         method ? method : "unknown");
-    }
     return refuse_foreign(json, where, f, err);
 }
 
@@ -281,6 +280,16 @@ static status read_particular(const json_t *json, const char *where, model_confi
     }
     if (!dense) c->ffn = 0;
     if (!window) c->window = 0;
+    return STATUS_IS_OK;
+}
+
+/* All of it is read, for what is wrong with it; whoever loads the weights reads it again. */
+static status read_quantization(const json_t *json, const char *where, model_config *c, error *err)
+{
+    quantized q;
+    RETURN_IF_ERROR(quantized_read(json, where, &q, err));
+    c->quantized = q.scheme;
+    quantized_close(&q);
     return STATUS_IS_OK;
 }
 
@@ -372,6 +381,7 @@ status model_config_read(const json_t *config, const char *where, const json_t *
     RETURN_IF_ERROR(read_shape(config, where, &c, err));
     RETURN_IF_ERROR(model_config_read_rope(config, where, &c, err));
     RETURN_IF_ERROR(read_dtype(config, where, &c.stored, err));
+    RETURN_IF_ERROR(read_quantization(config, where, &c, err));
     RETURN_IF_ERROR(read_particular(config, where, &c, err));
 
     RETURN_IF_ERROR(add_stops(config, where, &c, err));

@@ -3,6 +3,7 @@
 #include "model/config.h"
 #include "model/family.h"
 #include "model/gguf/gguf_model.h"
+#include "model/quantized/quantized.h"
 #include "model/tensors.h"
 #include "model/tokenizer.h"
 
@@ -145,14 +146,15 @@ static void tell_gguf_tensors(const gguf *g, strbuf *out)
 }
 
 /* st NULL: against g. */
-static status match_tensors(const model_config *c, const safetensors *st, const gguf *g, error *err)
+static status match_tensors(const model_config *c, const safetensors *st, quantized *q,
+                            const gguf *g, error *err)
 {
     tensor_slice whole;
     tensor_part *parts;
     size_t n;
     RETURN_IF_ERROR(tensor_slice_of(c, 0, 1, &whole, err));
     RETURN_IF_ERROR(tensors_list(c, &whole, &parts, &n, err));
-    status result = st ? tensors_match(c, st, parts, n, err) : gguf_match(c, g, parts, n, err);
+    status result = st ? tensors_match(c, st, q, parts, n, err) : gguf_match(c, g, parts, n, err);
     free(parts);
     return result;
 }
@@ -169,7 +171,7 @@ static bool tell_file(const char *path, const model_config *c, strbuf *out)
     tell_gguf_tensors(&g, out);
     uint8_t bits = gguf_quant_bits(&g);
     if (bits) strbuf_printf(out, "quantize: auto is int%u\n", bits);
-    status matched = c ? match_tensors(c, NULL, &g, &err) : STATUS_IS_OK;
+    status matched = c ? match_tensors(c, NULL, NULL, &g, &err) : STATUS_IS_OK;
     if (!status_ok(matched)) tell_problem(out, matched, &err);
     gguf_close(&g);
     return true;
@@ -187,8 +189,16 @@ static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
         return false;
     }
     tell_tensors(&st, out);
-    status matched = c ? match_tensors(c, &st, NULL, &err) : STATUS_IS_OK;
+    quantized q = {0};
+    status matched = c && c->quantized ? quantized_open(dir, &q, &err) : STATUS_IS_OK;
+    if (q.scheme) {
+        strbuf_puts(out, "quantization: ");
+        quantized_describe(&q, out);
+        strbuf_putc(out, '\n');
+    }
+    if (c && status_ok(matched)) matched = match_tensors(c, &st, q.scheme ? &q : NULL, NULL, &err);
     if (!status_ok(matched)) tell_problem(out, matched, &err);
+    quantized_close(&q);
     safetensors_close(&st);
     return true;
 }

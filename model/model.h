@@ -84,6 +84,8 @@ typedef struct model_config {
     rope_config local_rope;             // of layers with LAYER_LOCAL
     dtype stored;                       // config's torch_dtype or dtype: what --dtype auto means
     uint8_t quant_bits;                 // 8, 4: integers keep the stored weights best; 0 = `stored`
+    /* How config.json says that the files' weights are quantised; NULL: not. */
+    const struct quantized_scheme *quantized;
     uint32_t stop_ids[MODEL_STOPS_MAX]; // the eos ids of both files
     uint32_t n_stop_ids;
     int64_t bos_id; // -1 = none

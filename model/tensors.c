@@ -1,5 +1,7 @@
 #include "model/tensors.h"
 
+#include "model/quantized/quantized.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -233,7 +235,18 @@ static void print_shape(char *out, size_t size, const uint64_t *shape, uint32_t 
     if (at < size) snprintf(out + at, size - at, "]");
 }
 
-static status match_part(const safetensors *st, tensor_part *p, error *err)
+status tensors_check_shape(const safetensors *st, const safetensors_tensor *t, const uint64_t *due,
+                           uint32_t n_due, error *err)
+{
+    if (t->n_dims == n_due && memcmp(t->shape, due, n_due * sizeof *due) == 0) return STATUS_IS_OK;
+    char is[200], must[64];
+    print_shape(is, sizeof is, t->shape, t->n_dims);
+    print_shape(must, sizeof must, due, n_due);
+    return error_set(err, STATUS_CORRUPT, "%s: tensor \"%s\" is %s, config.json makes it %s",
+                     st->files[t->file].path, t->name, is, must);
+}
+
+static status match_part(const safetensors *st, tensor_part *p, bool *used, error *err)
 {
     const safetensors_tensor *t = safetensors_find(st, p->name);
     if (!t)
@@ -241,14 +254,8 @@ static status match_part(const safetensors *st, tensor_part *p, error *err)
                          st->n_files > 1 ? " and its siblings" : "", p->name);
     const char *path = st->files[t->file].path;
     uint64_t due[2] = {p->is_vector ? p->cols : p->rows, p->cols};
-    uint32_t n_due = p->is_vector ? 1 : 2;
-    if (t->n_dims != n_due || memcmp(t->shape, due, n_due * sizeof *due) != 0) {
-        char is[200], must[64];
-        print_shape(is, sizeof is, t->shape, t->n_dims);
-        print_shape(must, sizeof must, due, n_due);
-        return error_set(err, STATUS_CORRUPT, "%s: tensor \"%s\" is %s, config.json makes it %s",
-                         path, p->name, is, must);
-    }
+    RETURN_IF_ERROR(tensors_check_shape(st, t, due, p->is_vector ? 1 : 2, err));
+    used[t - st->tensors] = true;
     switch (t->type) {
     case SAFETENSORS_F32: p->stored = DTYPE_F32; break;
     case SAFETENSORS_BF16: p->stored = DTYPE_BF16; break;
@@ -280,34 +287,39 @@ static bool is_redundant(const model_config *c, const char *name)
            0; /* an untied one is a part, not left over */
 }
 
-static int by_text(const void *a, const void *b)
+/* A tensor that no part took would be lost in silence. */
+static status refuse_leftovers(const model_config *c, const safetensors *st, const bool *used,
+                               error *err)
 {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static status refuse_leftovers(const model_config *c, const safetensors *st,
-                               const tensor_part *parts, size_t n, error *err)
-{
-    const char **known = alloc_zeroed(NULL, n, sizeof *known);
-    if (!known) return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
-    for (size_t i = 0; i < n; i++) known[i] = parts[i].name;
-    qsort(known, n, sizeof *known, by_text);
-    status result = STATUS_IS_OK;
-    for (size_t i = 0; status_ok(result) && i < st->n_tensors; i++) {
+    for (size_t i = 0; i < st->n_tensors; i++) {
         const safetensors_tensor *t = &st->tensors[i];
-        if (bsearch(&t->name, known, n, sizeof *known, by_text) || is_redundant(c, t->name))
-            continue;
-        result = error_set(err, STATUS_UNSUPPORTED,
-                           "%s: tensor \"%.128s\" is not part of a %s of %u layers",
-                           st->files[t->file].path, t->name, c->architecture, c->n_layers);
+        if (used[i] || is_redundant(c, t->name)) continue;
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: tensor \"%.128s\" is not part of a %s of %u layers",
+                         st->files[t->file].path, t->name, c->architecture, c->n_layers);
     }
-    free(known);
-    return result;
+    return STATUS_IS_OK;
 }
 
-status tensors_match(const model_config *c, const safetensors *st, tensor_part *parts, size_t n,
-                     error *err)
+static status match_all(const safetensors *st, quantized *q, bool *used, tensor_part *parts,
+                        size_t n, error *err)
 {
-    for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(match_part(st, &parts[i], err));
-    return refuse_leftovers(c, st, parts, n, err);
+    if (q) RETURN_IF_ERROR(quantized_reserve(q, n, err));
+    for (size_t i = 0; i < n; i++) {
+        bool found = false;
+        if (q) RETURN_IF_ERROR(quantized_match(q, st, used, &parts[i], &found, err));
+        if (!found) RETURN_IF_ERROR(match_part(st, &parts[i], used, err));
+    }
+    return STATUS_IS_OK;
+}
+
+status tensors_match(const model_config *c, const safetensors *st, quantized *q, tensor_part *parts,
+                     size_t n, error *err)
+{
+    bool *used = alloc_zeroed(NULL, st->n_tensors + 1, sizeof *used);
+    if (!used) return error_set(err, STATUS_NO_MEMORY, "list of tensors: out of memory");
+    status result = match_all(st, q, used, parts, n, err);
+    if (status_ok(result)) result = refuse_leftovers(c, st, used, err);
+    free(used);
+    return result;
 }

@@ -9,6 +9,8 @@
 enum { TENSOR_NAME_MAX = 96 };
 
 struct block_type;
+struct quantized;
+struct quantized_weight;
 
 /* Where a tensor's bytes are, and how they become rows. */
 typedef struct tensor_source {
@@ -19,6 +21,8 @@ typedef struct tensor_source {
                                         `stored` */
     size_t rotary; /* rows of each head of so many lie in pairs: i, then i + rotary / 2; 0 = as in
                       the model */
+    const struct quantized_weight *quantized; /* rows are made of it, and bytes are its values; NULL
+                                                 = they are there */
 } tensor_source;
 
 /* What one of `size` ranks holds. Heads, KV heads, ffn and each expert's ffn are cut into equal
@@ -78,8 +82,13 @@ status tensors_list(const model_config *c, const tensor_slice *slice, tensor_par
                     size_t *out_n, error *err);
 
 /* Finds every part in the files: same shape, an element type that this build reads, and nothing
- * left over that the model would have to use. */
-status tensors_match(const model_config *c, const safetensors *st, tensor_part *parts, size_t n,
-                     error *err);
+ * left over that the model would have to use. q is the folder's "quantization_config", or NULL; it
+ * keeps what sources point to. */
+status tensors_match(const model_config *c, const safetensors *st, struct quantized *q,
+                     tensor_part *parts, size_t n, error *err);
+
+/* Whether a tensor has this shape: the error names it and both. */
+status tensors_check_shape(const safetensors *st, const safetensors_tensor *t, const uint64_t *due,
+                           uint32_t n_due, error *err);
 
 #endif

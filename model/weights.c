@@ -2,6 +2,7 @@
 
 #include "model/dummy.h"
 #include "model/gguf/gguf_model.h"
+#include "model/quantized/quantized.h"
 #include "model/weights_cache.h"
 
 #include <math.h>
@@ -22,10 +23,11 @@ typedef struct loader {
     tensor_part *parts;
     size_t *first_rows; /* [n_parts]: where a part begins in its matrix */
     size_t n_parts;
-    safetensors files; /* empty for dummy weights, */
-    gguf one_file;     /* and one of these two always */
-    size_t data_begin; /* of the block: where what is packed begins */
-    uint8_t *made;     /* rows on their way into a matrix: dummy weights, and those of blocks */
+    safetensors files;   /* empty for dummy weights, */
+    gguf one_file;       /* and one of these two always */
+    quantized quantized; /* of `files`; nothing when they are plain */
+    size_t data_begin;   /* of the block: where what is packed begins */
+    uint8_t *made;       /* rows on their way into a matrix: all that do not lie in a file so */
     size_t made_bytes;
 } loader;
 
@@ -236,10 +238,21 @@ static void pack_rows(loader *ld, const tensor_part *p, size_t row, size_t rows,
         kern_matrix_pack(o->kernels, &ld->w.head, row, rows, src, p->stored, p->cols);
 }
 
-/* Rows [row, row + n) of a part whose file has them in blocks or in another order. */
+/* Whether a file has the rows as they are. */
+static bool is_plain(const tensor_source *s)
+{
+    return s->map && !s->blocks && !s->rotary && !s->quantized;
+}
+
+/* Rows [row, row + n) of a part whose file has them otherwise: in blocks, in another order, of
+ * several tensors. */
 static void decode_rows(const tensor_part *p, size_t row, size_t n, uint8_t *out)
 {
     const tensor_source *s = &p->source;
+    if (s->quantized) {
+        quantized_rows(s->quantized, row, n, out);
+        return;
+    }
     size_t out_bytes = p->cols * dtype_bytes(p->stored);
     for (size_t i = 0; i < n; i++, out += out_bytes) {
         const uint8_t *from =
@@ -259,7 +272,7 @@ static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tens
                               size_t row, size_t n)
 {
     const tensor_source *s = &p->source;
-    if (s->map && !s->blocks && !s->rotary) return s->map->data + s->begin + row * s->row_bytes;
+    if (is_plain(s)) return s->map->data + s->begin + row * s->row_bytes;
     if (s->map) decode_rows(p, row, n, ld->made);
     else dummy_tensor_rows(dummy, row, n, ld->made);
     return ld->made;
@@ -269,7 +282,7 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
 {
     const tensor_source *s = &p->source;
     size_t element = dtype_bytes(p->stored), row_bytes = p->cols * element;
-    bool made = !s->map || s->blocks || s->rotary;
+    bool made = !is_plain(s);
     size_t step = rows_of_chunk(made ? MADE_CHUNK : MAPPED_CHUNK, row_bytes);
     dummy_tensor dummy;
     if (!s->map) dummy_tensor_init(&dummy, ld->o->dummy_seed, p->name, p->cols, p->stored);
@@ -291,6 +304,7 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         size_t from = s->begin + row * s->row_bytes; /* of pairs about so */
         if (s->map) file_map_release(s->map, from, from + n * s->row_bytes);
     }
+    if (s->quantized) file_map_release(s->map, s->begin, s->begin + s->bytes);
     return STATUS_IS_OK;
 }
 
@@ -350,10 +364,8 @@ static uint64_t hash_config(const weights_options *o)
 }
 
 /* Windows spread evenly over the tensor: a fine-tune changes nearly every weight. */
-static uint64_t hash_samples(const tensor_part *p, uint64_t h)
+static uint64_t hash_samples(const uint8_t *data, size_t bytes, uint64_t h)
 {
-    const uint8_t *data = p->source.map->data + p->source.begin;
-    size_t bytes = p->source.bytes;
     if (bytes <= SAMPLES * SAMPLE_BYTES) return hash_bytes(data, bytes, h);
     for (size_t i = 0; i < SAMPLES; i++)
         h = hash_bytes(data + (bytes - SAMPLE_BYTES) / (SAMPLES - 1) * i, SAMPLE_BYTES, h);
@@ -366,7 +378,12 @@ static uint64_t hash_part(const loader *ld, const tensor_part *p, uint64_t h)
     h = hash_number(h, p->rows);
     h = hash_number(h, p->cols);
     h = hash_number(h, (uint64_t)p->stored);
-    return p->source.map ? hash_samples(p, h) : hash_number(h, ld->o->dummy_seed);
+    const tensor_source *s = &p->source;
+    if (!s->map) return hash_number(h, ld->o->dummy_seed);
+    if (!s->quantized) return hash_samples(s->map->data + s->begin, s->bytes, h);
+    for (int i = 0; i < QUANTIZED_TENSORS; i++)
+        h = hash_samples(s->quantized->in[i].data, s->quantized->in[i].bytes, h);
+    return quantized_hash(s->quantized, h);
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -396,8 +413,12 @@ static status plan(loader *ld, error *err)
         RETURN_IF_ERROR(gguf_open(ld->o->dir, &ld->one_file, err));
         RETURN_IF_ERROR(gguf_match(c, &ld->one_file, ld->parts, ld->n_parts, err));
     } else if (!ld->o->dummy) {
+        quantized *q = c->quantized ? &ld->quantized : NULL;
         RETURN_IF_ERROR(safetensors_open(ld->o->dir, &ld->files, err));
-        RETURN_IF_ERROR(tensors_match(c, &ld->files, ld->parts, ld->n_parts, err));
+        if (q) RETURN_IF_ERROR(quantized_open(ld->o->dir, q, err));
+        if (q && q->scheme != c->quantized)
+            return error_set(err, STATUS_CORRUPT, "%s: config.json has changed", ld->o->dir);
+        RETURN_IF_ERROR(tensors_match(c, &ld->files, q, ld->parts, ld->n_parts, err));
     }
     ld->first_rows = alloc_zeroed(NULL, ld->n_parts, sizeof *ld->first_rows);
     ld->w.layers = alloc_zeroed(NULL, c->n_layers, sizeof *ld->w.layers);
@@ -546,6 +567,7 @@ status weights_load(const weights_options *options, model_weights *out, error *e
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
         ld.w.embed_scale = embed_scale(options);
     }
+    quantized_close(&ld.quantized);
     safetensors_close(&ld.files);
     gguf_close(&ld.one_file);
     free(ld.parts);

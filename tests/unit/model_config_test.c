@@ -253,7 +253,8 @@ static void broken_files(void **state)
     assert_non_null(strstr(err.text, "config.json"));
 }
 
-static void quantized_weights_are_refused(void **state)
+/* How is model/quantized's: model_quantized_test.c. */
+static void quantized_weights_are_known(void **state)
 {
     fixture *x = *state;
     model_config c;
@@ -262,9 +263,17 @@ static void quantized_weights_are_refused(void **state)
     snprintf(text, sizeof text, "{\"quantization_config\": {\"quant_method\": \"awq\"}, %s",
              base_config + 1);
     folder_puts(&x->f, "config.json", text);
-    assert_int_equal(load(x, NULL, &c, &err).code, STATUS_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "\"awq\""));
+    assert_true(status_ok(load(x, NULL, &c, &err)));
+    assert_non_null(c.quantized);
     assert_true(status_ok(load(x, "quantization_config=null", &c, &err)));
+    assert_null(c.quantized);
+    assert_int_equal(load(x, "quantization_config={}", &c, &err).code, STATUS_INVALID);
+    assert_non_null(strstr(err.text, "\"quantization_config\""));
+    snprintf(text, sizeof text, "{\"quantization_config\": {\"quant_method\": \"hqq\"}, %s",
+             base_config + 1);
+    folder_puts(&x->f, "config.json", text);
+    assert_int_equal(load(x, NULL, &c, &err).code, STATUS_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "\"hqq\" is not supported"));
 }
 
 static void theta_given_twice(void **state)
@@ -302,7 +311,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(generation_config_joins, setup, teardown),
         cmocka_unit_test_setup_teardown(refusals, setup, teardown),
         cmocka_unit_test_setup_teardown(broken_files, setup, teardown),
-        cmocka_unit_test_setup_teardown(quantized_weights_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(quantized_weights_are_known, setup, teardown),
         cmocka_unit_test_setup_teardown(theta_given_twice, setup, teardown),
         cmocka_unit_test(families_are_listed),
     };
