@@ -99,12 +99,16 @@ s.find('o'), s.find('o', 5), s.find('zz'), s.rfind('o'), s.find('o', 0, 3), uni.
 ', '.join(['a', 'b']), ''.join(words), '-'.join('abc'), ','.join(d), ','.join([])
 s.partition(' '), s.partition('x'), s.rpartition('o'), s.rpartition('x')
 'abc'.isalpha(), 'ab1'.isalnum(), '12'.isdigit(), ''.isdigit(), ' \\n'.isspace(), 'abc'.islower(), 'ABC'.isupper(), 'é1'.isalpha(), '１２'.isdigit(), 'aB'.islower(), 'a1'.islower(), '１'.isalnum()
+'<{}|{}>'.format(1, 'é'), '{0}{1}{0}'.format('x', 2.5), '{a} {b.name}'.format(a=none, b=people[0]), '{0[name]}: {0.tags[0]}'.format(people[0]), '{!r} {!s}'.format('q', 'q'), '{{}} }}{{ {}'.format(true), 'plain'.format(1), ''.format(), '{}{}'.format(xs, d.e), '{x[0]}{x[2]}'.format(x=xs), '{:}'.format(1), '{0.zz}|'.format(d)
 xs.index(2), xs.count(1), (1, 1).count(1), (3, 4).index(4), xs.copy(), d.copy().a
 d.get('c').get('x', {}).y, d.keys() | length, d.values() | list | length, e.get('x') is none, people[0].get('name').upper().lower()[0]
 """
 
 # Whole templates: {name: source}; rendered with VARS.
 STATEMENTS = {
+    "what is unknown where nothing goes": "{% if no %}{{ s | nope }}{% elif n is nope_test and no %}{% else %}a{% endif %}",
+    "what is unknown in an expression": "{{ (s | nope) if no else 'b' }}{{ 'c' if no and (s is nope) else 'd' }}{{ 'e' if yes or (s | nope) }}",
+    "a method that the sandbox hides": "{% if no %}{{ xs.append(1) }}{{ xs.pop(0) }}{{ d.update(e) }}{% endif %}{% for x in xs if no %}{{ xs.insert(0, x) }}{% endfor %}f",
     "if": "{% if n > 5 %}big{% elif n > 3 %}mid{% else %}small{% endif %}|{% if no %}x{% endif %}|{% if no %}a{% elif yes %}b{% endif %}|{% if no %}a{% elif no %}b{% elif no %}c{% else %}d{% endif %}|{% if not xs %}{% else %}ok{% endif %}",
     "if_nested": "{% if yes %}{% if no %}a{% else %}b{% if n %}c{% endif %}{% endif %}{% endif %}",
     "for": "{% for x in xs %}{{ x }},{% endfor %}|{% for x in none_list %}x{% else %}empty{% endfor %}|{% for c in uni %}{{ c }}.{% endfor %}|{% for k in d %}{{ k }} {% endfor %}|{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}|{% for i in range(3) %}{{ i }}{% endfor %}|{% for x in undef %}x{% else %}u{% endfor %}",
@@ -150,6 +154,8 @@ ERRORS = [
     "{{ n() }}", "{{ s.upper(1) }}", "{{ 'a'.split('') }}", "{{ s.index('zz') }}", "{{ ','.join(xs) }}", "{{ undef | tojson }}", "{{ [undef] | tojson }}", "{{ xs | sort(attribute='x') }}", "{{ mixed | sort }}", "{{ [[1]] | unique | list }}", "{{ {[]: 1} }}", "{{ range(1000000) | length }}",
     "{{ range(1, 2, 0) }}", "{{ d | items | length }}", "{{ xs | select('odd') | last }}", "{{ 5 | items | list }}", "{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}", "{% macro f(a) %}{% endmacro %}{{ f(b=1) }}", "{% macro f(a) %}{{ a.x }}{% endmacro %}{{ f() }}", "{{ '%d' % 'x' }}", "{{ '%s %s' % 1 }}", "{{ '%s' % (1, 2) }}", "{{ '%z' % 1 }}", "{{ '%' % 1 }}", "{{ '%(x)s' % d }}",
     "{{ xs | map('nope') | list }}", "{{ xs | select('nope') | list }}", "{{ s | round }}", "{{ s | abs }}", "{{ +s }}", "{{ -s }}", "{{ namespace(_x=1) }}", "{{ dict([1]) }}", "{{ xs | tojson(separators=1) }}", "{{ n | indent }}", "{{ undef | int }}", "{{ [1, 'a'] | max }}", "{{ d.x.y.z }}", "{{ (1 if no).x }}", "{{ none_list[0].x }}", "{{ (none_list | first).x }}",
+    "{{ '{}'.format() }}", "{{ '{1}'.format(1) }}", "{{ '{x}'.format(1) }}", "{{ '{'.format(1) }}", "{{ '}'.format(1) }}", "{{ '{}{0}'.format(1) }}", "{{ '{0}{}'.format(1) }}", "{{ '{0[}'.format(xs) }}", "{{ '{0.}'.format(xs) }}", "{{ '{0[0]x}'.format(xs) }}", "{{ '{!}'.format(1) }}", "{{ '{!rx}'.format(1) }}", "{{ '{99999999999}'.format(1) }}", "{{ '{x y'.format(1) }}",
+    "{{ xs.append(1) }}", "{{ xs.pop() }}", "{{ d.update(xs) }}", "{% if yes %}{{ xs.append(1) }}{% endif %}", "{% if yes %}{{ x | nope }}{% endif %}", "{% if yes %}{{ x is nope }}{% endif %}", "{{ (x | nope) if yes }}", "{% if no %}{% for x in xs %}{{ x | nope }}{% endfor %}{% endif %}", "{% if no %}{% set x %}{{ x | nope }}{% endset %}{% endif %}",
     # refused when compiled
     "{% foo %}", "{{ x | nope }}", "{{ x is nope }}", "{% if x %}", "{% endif %}", "{{ x", "{{ }}", "{% for x %}{% endfor %}", "{{ 'a }}", "{{ 1 + }}", "{# open", "{% raw %}x", "{{ (1 }}", "{{ 1) }}", "{% set 1 = 2 %}", "{% set true = 2 %}", "{{ a b }}", "{% if %}{% endif %}", "{% block x %}{% endblock %}{% foo %}", "{{ x[ }}", "{{ {1} }}", "{{ a.1b }}", "{{ a..b }}",
     "{% else %}", "{% for x in xs %}", "{% macro %}{% endmacro %}", "{% macro f(a=1, b) %}{% endmacro %}", "{% set x %}", "{% call x %}{% endcall %}", "{{ $ }}", "{{ a ? b }}", "{{ x is }}", "{{ x | }}", "{% if a = 1 %}{% endif %}", "{{ '\\x4' }}", "{% endfor %}", "{{ f(a=1, 2) }}", "{% break %}", "{{ n is odd is even }}",

@@ -80,6 +80,8 @@ static bool is_unsafe(value_kind kind, text name)
     return false;
 }
 
+bool value_hides(text name) { return is_unsafe(V_LIST, name) || is_unsafe(V_DICT, name); }
+
 static bool unsafe_undefined(render *r, value obj, text name, value *out)
 {
     value hint;

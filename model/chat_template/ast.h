@@ -164,6 +164,10 @@ typedef struct parser {
     unsigned depth;
     unsigned loops; /* for statements around this place, within this macro */
     unsigned uses;  /* USES_*: names seen since the innermost macro began */
+    /* Inside an `if`, statement or expression, what has no builtin fails when it is reached, as in
+     * Jinja; elsewhere the template is refused. The first of these, or NULL. */
+    bool conditional;
+    const node *unknown;
 } parser;
 
 status parse_template(parser *p, node **out);

@@ -186,6 +186,13 @@ bool eval_call_block(render *r, scope *s, const node *call, value caller, value 
     return eval_call(r, s, call, &caller, out);
 }
 
+static bool fail_unknown(render *r, const node *n)
+{
+    return render_fail(r, STATUS_UNSUPPORTED, "unknown %s '%.*s'",
+                       n->kind == NODE_FILTER ? "filter" : "test",
+                       n->name.n > 200 ? 200 : (int)n->name.n, n->name.s);
+}
+
 static bool eval_filter(render *r, scope *s, const node *n, value *out)
 {
     static const char *const plain[] = {"safe",  "string",  "tojson", "length",
@@ -193,6 +200,7 @@ static bool eval_filter(render *r, scope *s, const node *n, value *out)
     value self;
     call_args args;
     if (!eval_node(r, s, n->a, &self) || !eval_arguments(r, s, n, &args)) return false;
+    if (!n->builtin) return fail_unknown(r, n);
     bool known = self.kind != V_STRING || !self.safe;
     for (size_t i = 0; i < sizeof plain / sizeof *plain && !known; i++)
         known = text_is(n->name, plain[i]);
@@ -207,9 +215,9 @@ static bool eval_test(render *r, scope *s, const node *n, value *out)
     value self;
     call_args args;
     bool truth;
-    if (!eval_node(r, s, n->a, &self) || !eval_arguments(r, s, n, &args) ||
-        !tmpl_call_test(r, n->builtin, self, &args, &truth))
-        return false;
+    if (!eval_node(r, s, n->a, &self) || !eval_arguments(r, s, n, &args)) return false;
+    if (!n->builtin) return fail_unknown(r, n);
+    if (!tmpl_call_test(r, n->builtin, self, &args, &truth)) return false;
     *out = value_bool(truth);
     return true;
 }

@@ -334,6 +334,13 @@ static bool partition(render *r, value self, value separator, bool last, value *
     return render_step(r, t.n);
 }
 
+METHOD(str_format)
+{
+    (void)args;
+    if (self.safe) return render_fail(r, STATUS_UNSUPPORTED, "format() of what `safe` made");
+    return value_brace_format(r, text_of(self), call, out);
+}
+
 METHOD(str_partition)
 {
     (void)call;
@@ -516,6 +523,7 @@ const builtin tmpl_methods[] = {
     {"index", "sub start end", 1, str_index, STR},
     {"count", "sub", 1, str_count, STR},
     {"join", "iterable", 1, str_join, STR},
+    {"format", NULL, 0, str_format, STR},
     {"partition", "sep", 1, str_partition, STR},
     {"rpartition", "sep", 1, str_rpartition, STR},
     {"isalpha", "", 0, str_isalpha, STR},

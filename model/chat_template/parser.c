@@ -182,6 +182,7 @@ static status parse_if(parser *p, node *n)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     node *branch = n;
+    p->conditional = true;
     for (;;) {
         RETURN_IF_ERROR(parse_tuple(p, false, NULL, false, &branch->a));
         if (token_is_op(&p->cur, OP1(':'))) RETURN_IF_ERROR(parse_advance(p));
@@ -205,6 +206,7 @@ static status parse_for(parser *p, node *n)
     RETURN_IF_ERROR(parse_target(p, false, "in", &n->a));
     RETURN_IF_ERROR(expect_keyword(p, "in"));
     RETURN_IF_ERROR(parse_tuple(p, false, "recursive", false, &n->b));
+    p->conditional = false;
     if (token_is_name(&p->cur, "if")) {
         RETURN_IF_ERROR(parse_advance(p));
         RETURN_IF_ERROR(parse_expression(p, true, &n->c));
@@ -242,6 +244,7 @@ static status parse_set(parser *p, node *n)
         return parse_tuple(p, true, NULL, false, &n->b);
     }
     n->kind = NODE_SET_BLOCK;
+    p->conditional = false;
     RETURN_IF_ERROR(parse_captured(p, &n->b));
     RETURN_IF_ERROR(parse_filters(p, n->b, false, &n->b));
     return parse_block(p, "endset", &n->items);
@@ -249,6 +252,7 @@ static status parse_set(parser *p, node *n)
 
 static status parse_filter_block(parser *p, node *n)
 {
+    p->conditional = false;
     RETURN_IF_ERROR(parse_captured(p, &n->b));
     RETURN_IF_ERROR(parse_filters(p, n->b, true, &n->b));
     return parse_block(p, "endfilter", &n->items);
@@ -264,6 +268,7 @@ static status parse_with(parser *p, node *n)
         RETURN_IF_ERROR(parse_expression(p, true, &k.value));
         RETURN_IF_ERROR(keyword_list_add(p, &n->keywords, k));
     }
+    p->conditional = false;
     return parse_block(p, "endwith", &n->items);
 }
 
@@ -290,6 +295,7 @@ static status parse_function_body(parser *p, node *n, const char *end)
 {
     unsigned loops = p->loops, uses = p->uses;
     p->loops = p->uses = 0;
+    p->conditional = false;
     RETURN_IF_ERROR(parse_block(p, end, &n->items));
     n->uses = (uint8_t)p->uses;
     p->loops = loops;
@@ -299,6 +305,7 @@ static status parse_function_body(parser *p, node *n, const char *end)
 
 static status parse_macro(parser *p, node *n)
 {
+    p->conditional = false;
     RETURN_IF_ERROR(parse_expect_name(p, &n->name));
     RETURN_IF_ERROR(parse_parameters(p, n));
     return parse_function_body(p, n, "endmacro");
@@ -317,6 +324,7 @@ static status parse_call_block(parser *p, node *n)
 static status parse_generation(parser *p, node *n)
 {
     n->flag = true;
+    p->conditional = false;
     return parse_block(p, "endgeneration", &n->items);
 }
 
@@ -349,6 +357,7 @@ static status parse_statement(parser *p, node **out)
 {
     text name = p->cur.text;
     uint32_t line = p->cur.line;
+    bool conditional = p->conditional;
     if (p->cur.kind != TOKEN_NAME) return parse_unexpected(p, "a tag's name");
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
         if (!text_is(name, statements[i].name)) continue;
@@ -357,6 +366,7 @@ static status parse_statement(parser *p, node **out)
         RETURN_IF_ERROR(parse_enter(p));
         RETURN_IF_ERROR(parse_advance(p));
         RETURN_IF_ERROR(statements[i].parse(p, *out));
+        p->conditional = conditional;
         p->depth--;
         return expect_block_end(p);
     }
@@ -414,5 +424,10 @@ status parse_template(parser *p, node **out)
     RETURN_IF_ERROR(parse_advance(p));
     *out = parse_node(p, NODE_BODY, 1);
     if (!*out) return parse_no_memory(p);
-    return parse_body(p, NULL, &(*out)->items);
+    RETURN_IF_ERROR(parse_body(p, NULL, &(*out)->items));
+    const node *n = p->unknown;
+    if (!n) return STATUS_IS_OK;
+    const char *kind = n->kind == NODE_FILTER ? "filter" : n->kind == NODE_TEST ? "test" : "method";
+    return lex_fail(p->err, STATUS_UNSUPPORTED, n->line, "unknown %s '%.*s'", kind,
+                    n->name.n > 200 ? 200 : (int)n->name.n, n->name.s);
 }

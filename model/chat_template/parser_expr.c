@@ -184,13 +184,19 @@ static status parse_arguments(parser *p, node *call)
     return parse_advance(p);
 }
 
+/* A name that no builtin has. */
+static void note_unknown(parser *p, const node *n)
+{
+    if (!p->conditional && !p->unknown) p->unknown = n;
+}
+
 static status parse_call(parser *p, node *callee, node **out)
 {
     RETURN_IF_ERROR(make(p, NODE_CALL, p->cur.line, out));
     (*out)->a = callee;
-    if (callee->kind == NODE_ATTR && !tmpl_find_method(callee->name, V_MISSING))
-        return lex_fail(p->err, STATUS_UNSUPPORTED, callee->line, "unknown method '%.*s'",
-                        (int)callee->name.n, callee->name.s);
+    if (callee->kind == NODE_ATTR && !tmpl_find_method(callee->name, V_MISSING) &&
+        !value_hides(callee->name))
+        note_unknown(p, callee);
     return parse_arguments(p, *out);
 }
 
@@ -231,9 +237,7 @@ status parse_filters(parser *p, node *operand, bool inline_first, node **out)
         RETURN_IF_ERROR(make(p, NODE_FILTER, p->cur.line, &f));
         RETURN_IF_ERROR(parse_dotted_name(p, &f->name));
         f->builtin = tmpl_find_filter(f->name);
-        if (!f->builtin)
-            return lex_fail(p->err, STATUS_UNSUPPORTED, f->line, "unknown filter '%.*s'",
-                            (int)f->name.n, f->name.s);
+        if (!f->builtin) note_unknown(p, f);
         if (token_is_op(&p->cur, OP1('('))) RETURN_IF_ERROR(parse_arguments(p, f));
         f->a = *out;
         *out = f;
@@ -259,9 +263,7 @@ static status parse_test(parser *p, node *operand, node **out)
     RETURN_IF_ERROR(parse_dotted_name(p, &test->name));
     test->a = operand;
     test->builtin = tmpl_find_test(test->name);
-    if (!test->builtin)
-        return lex_fail(p->err, STATUS_UNSUPPORTED, test->line, "unknown test '%.*s'",
-                        (int)test->name.n, test->name.s);
+    if (!test->builtin) note_unknown(p, test);
     if (token_is_op(&p->cur, OP1('('))) {
         RETURN_IF_ERROR(parse_arguments(p, test));
     } else if (starts_test_argument(&p->cur)) {
@@ -439,6 +441,7 @@ static status parse_logical(parser *p, bool either, node **out)
 
 static status parse_condition(parser *p, node **out)
 {
+    const node *unknown = p->unknown;
     RETURN_IF_ERROR(parse_enter(p));
     RETURN_IF_ERROR(parse_logical(p, true, out));
     for (unsigned depth = 0; token_is_name(&p->cur, "if"); depth++) {
@@ -452,6 +455,7 @@ static status parse_condition(parser *p, node **out)
             RETURN_IF_ERROR(parse_advance(p));
             RETURN_IF_ERROR(parse_condition(p, &n->c));
         }
+        p->unknown = unknown; /* all of it is conditional */
         *out = n;
     }
     p->depth--;

@@ -111,6 +111,8 @@ bool arg_int(render *r, value v, int64_t *out);
 
 /* obj.name, obj[key] and obj[start:stop:step] with Jinja's rules. */
 bool value_get_attr(render *r, value obj, text name, value *out);
+/* Whether lists or mappings have a method of this name that Jinja's sandbox hides. */
+bool value_hides(text name);
 bool value_get_item(render *r, value obj, value key, value *out);
 bool value_slice(render *r, value obj, value start, value stop, value step, value *out);
 /* "a.b.0" as filters take it: each part by value_get_item. */
@@ -123,6 +125,8 @@ bool value_binary(render *r, binary_op op, value a, value b, value *out);
 bool value_negate(render *r, value v, value *out);
 /* Python's format % arguments. */
 bool value_percent_format(render *r, text format, value arguments, value *out);
+/* Python's format.format(arguments). */
+bool value_brace_format(render *r, text format, const call_args *call, value *out);
 
 /* ---- print.c: Python's str(), repr() and json.dumps() ---- */
 
