@@ -481,6 +481,16 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
     b->facts.swap_bytes = b->host_bytes;
 }
 
+_Static_assert(MODEL_LAYERS_MAX <= 64 * PKV_WINDOW_WORDS, "a bit for each layer");
+
+static void tell_windows(const model_config *c, pkv_geometry *g)
+{
+    g->window = c->window;
+    memset(g->window_layers, 0, sizeof g->window_layers);
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (c->layers[l] & LAYER_WINDOW) g->window_layers[l / 64] |= UINT64_C(1) << l % 64;
+}
+
 status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err)
 {
     backend_cpu *b = calloc(1, sizeof *b);
@@ -491,6 +501,7 @@ status backend_cpu_create(const backend_cpu_options *options, backend *out, erro
     b->info.geometry = options->geometry;
     b->info.geometry.n_layers = b->config.n_layers;
     b->info.geometry.n_kv_heads = b->config.n_kv_heads;
+    tell_windows(&b->config, &b->info.geometry);
     status s = pkv_geometry_check(&b->info.geometry, err);
     if (status_ok(s)) s = load(b, options, err);
     if (status_ok(s)) s = make_pool(b, options, err);

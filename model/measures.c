@@ -289,6 +289,15 @@ static status measure_head(measures *m, place *p, const float *qkv, const float 
     return second->measure(m, p, second->kind);
 }
 
+/* Layers with a sliding window are not chosen for: their values are zeros. */
+static void silence(const measures *m, uint32_t layer, const forward_seq *s)
+{
+    size_t layers = (m->o.config->n_layers - 1) / s->measure.layer_step + 1;
+    size_t n = (size_t)m->kv_heads * s->stride, at = layer / s->measure.layer_step * n;
+    for (uint32_t i = 0; s->values && i < measures_arrays(&s->measure); i++)
+        memset(s->values + i * layers * n + at, 0, n * sizeof *s->values);
+}
+
 static status run_items(measures *m)
 {
     const kv_store *store = m->o.store;
@@ -325,6 +334,10 @@ status measures_layer(measures *m, uint32_t layer, const forward_seq *seqs, uint
     m->n_rows = m->n_tables = m->n_expected = 0;
     for (uint32_t s = 0; s < n_seqs; s++) {
         if (!is_measured(&seqs[s]) || layer % seqs[s].measure.layer_step != 0) continue;
+        if (m->o.config->layers[layer] & LAYER_WINDOW) {
+            silence(m, layer, &seqs[s]);
+            continue;
+        }
         for (uint32_t head = 0; head < m->kv_heads; head++) {
             place p = {.seq = &seqs[s], .index = s, .layer = layer, .head = head};
             RETURN_IF_ERROR(measure_head(m, &p, qkv, attn));

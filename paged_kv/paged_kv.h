@@ -23,12 +23,18 @@
 
 /* ---- geometry: fixed when the engine starts -------------------------------------------------- */
 
+enum { PKV_WINDOW_WORDS = 16 }; // layers beyond have no window
+
 typedef struct pkv_geometry {
     uint32_t page_tokens; // multiple of 16, at most 256
     uint32_t n_layers;
     uint32_t n_kv_heads;       // of the whole model
     uint32_t layers_per_group; // the last group may be short
     uint32_t heads_per_group;  // divides n_kv_heads
+    /* Layers with a bit (bit i = layer i) read the last `window` positions alone; layers that share
+     * a table are alike. 0 = every layer reads all. */
+    uint32_t window;
+    uint64_t window_layers[PKV_WINDOW_WORDS];
 } pkv_geometry;
 
 static inline uint32_t pkv_layer_groups(const pkv_geometry *g)
@@ -46,6 +52,13 @@ static inline uint32_t pkv_groups(const pkv_geometry *g)
 static inline uint32_t pkv_group_of(const pkv_geometry *g, uint32_t layer, uint32_t kv_head)
 {
     return layer / g->layers_per_group * pkv_head_groups(g) + kv_head / g->heads_per_group;
+}
+
+/* How many of its last positions a layer reads; 0 = all. */
+static inline uint32_t pkv_window_of(const pkv_geometry *g, uint32_t layer)
+{
+    bool has = layer / 64 < PKV_WINDOW_WORDS && (g->window_layers[layer / 64] >> layer % 64 & 1);
+    return has ? g->window : 0;
 }
 
 status pkv_geometry_check(const pkv_geometry *g, error *err);

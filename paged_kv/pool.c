@@ -30,6 +30,14 @@ status pkv_geometry_check(const pkv_geometry *g, error *err)
     if ((uint64_t)pkv_layer_groups(g) * pkv_head_groups(g) > GROUPS_MAX) {
         return error_set(err, STATUS_LIMIT, "more than %d KV groups", GROUPS_MAX);
     }
+    for (uint32_t l = 1; l < g->n_layers; l++) {
+        if (l % g->layers_per_group == 0 || pkv_window_of(g, l) == pkv_window_of(g, l - 1))
+            continue;
+        return error_set(err, STATUS_INVALID,
+                         "layers_per_group is %u: of layers %u and %u, which would share a page "
+                         "table, one has a sliding window",
+                         g->layers_per_group, l - 1, l);
+    }
     return STATUS_IS_OK;
 }
 

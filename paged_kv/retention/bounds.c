@@ -51,6 +51,13 @@ static uint64_t pages_most(uint64_t tokens, uint32_t n, uint32_t grown, bool ful
     return least_of(pages, n * pages_of(longest, size));
 }
 
+/* Pages that the last `window` of n slots touch, wherever in a page they end. */
+static uint64_t window_pages(uint32_t window, uint32_t n, uint32_t page_tokens)
+{
+    uint64_t touched = ((uint64_t)window + page_tokens - 2) / page_tokens + 1;
+    return least_of(touched, pages_of(n, page_tokens));
+}
+
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *g,
                                    uint32_t n_prompt, uint32_t point)
 {
@@ -70,9 +77,15 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
         uint64_t longest = least_of(least_of(tokens, len) + grown, point);
         bool full = policy->unit == RETENTION_UNIT_PAGE && !all;
         uint32_t layers = smaller(step, g->n_layers - i * step);
-        bound.pages += pages_most(tokens, joint, grown, full, size, longest) *
-                       (head_groups / joint) * runs_of(layers, g->layers_per_group);
-        bound.longest_pages = larger(bound.longest_pages, (uint32_t)pages_of(longest, size));
+        uint32_t window = pkv_window_of(g, i * step);
+        uint64_t tables = pages_most(tokens, joint, grown, full, size, longest);
+        uint64_t longest_pages = pages_of(longest, size);
+        if (window > 0) {
+            longest_pages = window_pages(window, point, size);
+            tables = joint * longest_pages;
+        }
+        bound.pages += tables * (head_groups / joint) * runs_of(layers, g->layers_per_group);
+        bound.longest_pages = larger(bound.longest_pages, (uint32_t)longest_pages);
     }
     return bound;
 }

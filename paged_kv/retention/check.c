@@ -138,6 +138,27 @@ static status check_heads(const char *where, retention_scope scope, const pkv_ge
                      g->heads_per_group);
 }
 
+/* Layers with a sliding window keep what it holds, whatever the others choose. */
+static status check_windows(const parsing *p, const retention_policy *policy, const pkv_geometry *g,
+                            error *err)
+{
+    for (uint32_t l = 0; l < g->n_layers; l++) {
+        if (policy->contiguous && pkv_window_of(g, l)) {
+            return error_set(err, STATUS_INVALID,
+                             "%s.method '%s' gives kept tokens positions anew, which a model with "
+                             "sliding windows cannot have",
+                             p->where, p->preset->name);
+        }
+        if (l % policy->reuse_layers == 0 || pkv_window_of(g, l) == pkv_window_of(g, l - 1))
+            continue;
+        return error_set(err, STATUS_INVALID,
+                         "%s.reuse_layers is %u: of layers %u and %u one has a sliding window, "
+                         "and no choice to share",
+                         p->where, policy->reuse_layers, l - 1, l);
+    }
+    return STATUS_IS_OK;
+}
+
 static status check_geometry(const parsing *p, const retention_policy *policy, error *err)
 {
     const pkv_geometry *g = &p->limits->geometry;
@@ -153,6 +174,7 @@ static status check_geometry(const parsing *p, const retention_policy *policy, e
             "table here (--kv-group-layers %u)",
             p->where, reuse, g->layers_per_group, g->layers_per_group);
     }
+    RETURN_IF_ERROR(check_windows(p, policy, g, err));
     return check_heads(p->where, policy->scope, g, err);
 }
 

@@ -226,6 +226,20 @@ static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers
     return STATUS_IS_OK;
 }
 
+/* What no later row reads goes, in whole pages, so that what stays are the table's last positions.
+ */
+static void keep_windows(const chooser *c, uint32_t layer, uint32_t layer_to)
+{
+    const pkv_geometry *g = c->geometry;
+    uint32_t from = pkv_group_of(g, layer, 0);
+    uint32_t to = pkv_group_of(g, layer_to - 1, 0) + pkv_head_groups(g);
+    for (uint32_t group = from; group < to; group++) {
+        uint32_t n = pkv_seq_table(c->kv, c->seq, group).kept_tokens;
+        uint32_t first = n - smaller(n, pkv_window_of(g, layer));
+        keep_range(c->out->keep + (size_t)group * c->out->words, first - first % g->page_tokens, n);
+    }
+}
+
 static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *err)
 {
     const pkv_geometry *g = c->geometry;
@@ -233,6 +247,10 @@ static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *e
     uint32_t sharing = retention_scopes[c->phase.scope].heads(g), n_heads = g->n_kv_heads;
     uint32_t layer = index * c->policy->reuse_layers;
     uint32_t layer_to = smaller(g->n_layers, layer + c->policy->reuse_layers);
+    if (pkv_window_of(g, layer) > 0) {
+        keep_windows(c, layer, layer_to);
+        return STATUS_IS_OK;
+    }
     for (uint32_t head = 0; head < n_heads; head += joint ? n_heads : sharing) {
         contest t = contest_of(c, index, n_scopes, head, sharing);
         RETURN_IF_ERROR(choose_scope(c, &t, joint, n_scopes, err));

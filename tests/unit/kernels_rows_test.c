@@ -153,6 +153,44 @@ static void test_swiglu(void **state)
             }
 }
 
+static void geglu_case(kern_context *kc, rng *r, size_t m, size_t d, float scale)
+{
+    float *gate_up = random_floats(r, m * 2 * d, scale), *out = random_floats(r, m * d, 1.0f);
+    float *before = copy_floats(out, m * d), *given = copy_floats(gate_up, m * 2 * d);
+    float *last = copy_floats(gate_up + (m - 1) * 2 * d, 2 * d), *alone = random_floats(r, d, 1.0f);
+    kern_geglu(kc, gate_up, m, d, out);
+    for (size_t i = 0; i < m; i++)
+        for (size_t j = 0; j < d; j++) {
+            double g = given[i * 2 * d + j], u = given[i * 2 * d + d + j], got = out[i * d + j];
+            double t = tanh(sqrt(2 / M_PI) * (g + 0.044715 * g * g * g));
+            double want = 0.5 * g * (1 + t) * u; /* 1 + t has lost digits where t is near -1 */
+            if (!(fabs(got - want) <= 4 * tolerance * fabs(want) + 1e-14 * fabs(g * u) + 1e-34))
+                fail_msg("%s geglu: d %zu gate %.9g up %.9g: %.9g, want %.9g", kern_isa_name(kc), d,
+                         g, u, got, want);
+        }
+    assert_guard(out, before, m * d);
+    kern_geglu(kc, last, 1, d, alone);
+    assert_memory_equal(alone, out + (m - 1) * d, d * sizeof *out);
+    free(gate_up);
+    free(given);
+    free(out);
+    free(before);
+    free(last);
+    free(alone);
+}
+
+static void test_geglu(void **state)
+{
+    fixture *f = *state;
+    rng r = rng_seed(6);
+    for (size_t k = 0; k < f->n_isas; k++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (size_t c = 0; c < COUNTS; c++) {
+                geglu_case(f->isas[k], &r, row_counts[c], widths[w], 1.0f);
+                geglu_case(f->isas[k], &r, row_counts[c], widths[w], 4.0f);
+            }
+}
+
 /* Gates so large that e^-gate overflows or vanishes, and infinities. */
 static void test_swiglu_extremes(void **state)
 {
@@ -215,9 +253,8 @@ static void test_rope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_swiglu_extremes),
+        cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_geglu),   cmocka_unit_test(test_swiglu_extremes),
         cmocka_unit_test(test_rope),
     };
     return cmocka_run_group_tests_name("kernels_rows", tests, setup, teardown);

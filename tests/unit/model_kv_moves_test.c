@@ -51,7 +51,11 @@ static void check_slot(kern_context *kc, const kv_store *s, const uint8_t *tile,
 static void check_move(kern_context *kc, kern_kv_format type, const rope_config *rope,
                        const pkv_move *m, uint32_t position)
 {
-    static const pkv_geometry geometry = {P, 3, 2, 3, 2};
+    static const pkv_geometry geometry = {.page_tokens = P,
+                                          .n_layers = 3,
+                                          .n_kv_heads = 2,
+                                          .layers_per_group = 3,
+                                          .heads_per_group = 2};
     kv_store s;
     float k[DIM], v[DIM];
     kv_store_layout(&s, type, &geometry, DIM, 0, 2);

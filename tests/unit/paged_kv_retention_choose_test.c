@@ -42,10 +42,12 @@ static void scramble(retention_fx *fx, const retention_policy *p, bool decode, r
             uint64_t keep[FX_WORDS] = {0};
             rng mine = rng_seed(l / p->reuse_layers * 77 + (by_head ? h : 0) + share);
             uint32_t n = pkv_seq_table(fx->kv, 0, group).kept_tokens;
-            for (uint32_t i = 0; i < n; i++) {
-                if (rng_below(&mine, share + 1)) keep[i / 64] |= UINT64_C(1) << i % 64;
+            uint32_t window = pkv_window_of(g, l), dead = n > window ? (n - window) / 16 : 0;
+            uint32_t from = rng_below(&mine, dead + 1) * 16 / g->page_tokens * g->page_tokens;
+            for (uint32_t i = window ? from : 0; i < n; i++) {
+                if (window || rng_below(&mine, share + 1)) keep[i / 64] |= UINT64_C(1) << i % 64;
             }
-            if (n > 0) keep[0] |= 1;
+            if (n > 0 && !window) keep[0] |= 1;
             assert_true(status_ok(pkv_seq_keep(fx->kv, 0, group, keep, false)));
         }
     }
@@ -79,7 +81,16 @@ static void choices_are_as_defined(void **state)
 
 /* ---- by hand --------------------------------------------------------------------------------- */
 
-static const pkv_geometry one_table = {16, 1, 1, 1, 1}, two_heads = {16, 1, 2, 1, 1};
+static const pkv_geometry one_table = {.page_tokens = 16,
+                                       .n_layers = 1,
+                                       .n_kv_heads = 1,
+                                       .layers_per_group = 1,
+                                       .heads_per_group = 1},
+                          two_heads = {.page_tokens = 16,
+                                       .n_layers = 1,
+                                       .n_kv_heads = 2,
+                                       .layers_per_group = 1,
+                                       .heads_per_group = 1};
 
 /* Measures of one KV head of the first measured layer, 0 beyond them. */
 static void put(retention_fx *fx, uint32_t kind, uint32_t head, uint32_t n, const float *values)
@@ -143,7 +154,11 @@ static void ties_go_to_the_first_and_nan_comes_last(void **state)
 static void heads_are_summed_in_ascending_order(void **state)
 {
     (void)state;
-    static const pkv_geometry g = {16, 1, 3, 1, 3};
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 1,
+                                   .n_kv_heads = 3,
+                                   .layers_per_group = 1,
+                                   .heads_per_group = 3};
     retention_fx *fx = fx_create(&g, 4);
     retention_policy p = fx_policy(fx, "{\"method\":\"tova\",\"tokens\":2}");
     PUT(fx, 0, 0, 1e8f, 0.25f);
@@ -264,7 +279,11 @@ static void the_second_half_is_weighed_by_values(void **state)
 static void layers_have_budgets_of_their_own(void **state)
 {
     (void)state;
-    static const pkv_geometry g = {16, 5, 1, 1, 1};
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 5,
+                                   .n_kv_heads = 1,
+                                   .layers_per_group = 1,
+                                   .heads_per_group = 1};
     retention_fx *fx = fx_create(&g, 1000);
     rng r = rng_seed(1);
     /* 100 beside the window: 5 above, 195 below, steps of floor(190 / 4) = 47. */
@@ -344,7 +363,11 @@ static status choose_with(retention_fx *fx, const retention_policy *p, const mea
 static void misfits_are_refused(void **state)
 {
     (void)state;
-    static const pkv_geometry g = {16, 7, 2, 1, 1};
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 7,
+                                   .n_kv_heads = 2,
+                                   .layers_per_group = 1,
+                                   .heads_per_group = 1};
     retention_fx *fx = fx_create(&g, 640);
     rng r = rng_seed(1);
     error err;

@@ -362,10 +362,32 @@ static void define_run(definition *d, uint32_t layer)
     free(tables);
 }
 
+/* Pages that hold one of the last `window` positions. */
+static void define_windows(const definition *d, uint32_t layer)
+{
+    const retention_fx *fx = d->fx;
+    const pkv_geometry *g = &fx->geometry;
+    for (uint32_t l = layer; l < layer + d->policy->reuse_layers && l < g->n_layers; l++) {
+        for (uint32_t h = 0; h < g->n_kv_heads; h++) {
+            uint32_t group = pkv_group_of(g, l, h), size = g->page_tokens;
+            uint64_t *row = d->fx->want + group * FX_WORDS;
+            uint32_t n = pkv_seq_table(fx->kv, 0, group).kept_tokens;
+            for (uint32_t i = 0; i < n; i++) {
+                if (pkv_seq_position(fx->kv, 0, group, i) + g->window < d->len) continue;
+                for (uint32_t k = i / size * size; k < n && k < (i / size + 1) * size; k++)
+                    row[k / 64] |= UINT64_C(1) << k % 64;
+            }
+        }
+    }
+}
+
 void fx_define(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt)
 {
     definition d = define_phase(fx, policy, n_prompt);
     memset(fx->want, 0, sizeof fx->want);
     fx->want_raised = false;
-    for (uint32_t l = 0; l < fx->geometry.n_layers; l += policy->reuse_layers) define_run(&d, l);
+    for (uint32_t l = 0; l < fx->geometry.n_layers; l += policy->reuse_layers) {
+        if (pkv_window_of(&fx->geometry, l) > 0) define_windows(&d, l);
+        else define_run(&d, l);
+    }
 }

@@ -111,9 +111,53 @@ void fx_apply(retention_fx *fx, const retention_policy *policy)
  */
 
 static const pkv_geometry geometries[] = {
-    {16, 7, 3, 1, 3}, /* a table for each layer */
-    {16, 5, 4, 1, 1}, /* and for each head */
-    {32, 8, 4, 2, 2}, {16, 4, 2, 4, 1}, {16, 1, 1, 1, 1},
+    {.page_tokens = 16,
+     .n_layers = 7,
+     .n_kv_heads = 3,
+     .layers_per_group = 1,
+     .heads_per_group = 3}, /* a table for each layer */
+    {.page_tokens = 16,
+     .n_layers = 5,
+     .n_kv_heads = 4,
+     .layers_per_group = 1,
+     .heads_per_group = 1}, /* and for each head */
+    {.page_tokens = 32,
+     .n_layers = 8,
+     .n_kv_heads = 4,
+     .layers_per_group = 2,
+     .heads_per_group = 2},
+    {.page_tokens = 16,
+     .n_layers = 4,
+     .n_kv_heads = 2,
+     .layers_per_group = 4,
+     .heads_per_group = 1},
+    {.page_tokens = 16,
+     .n_layers = 1,
+     .n_kv_heads = 1,
+     .layers_per_group = 1,
+     .heads_per_group = 1},
+    /* some layers have a window, all have one */
+    {.page_tokens = 16,
+     .n_layers = 7,
+     .n_kv_heads = 3,
+     .layers_per_group = 1,
+     .heads_per_group = 3,
+     .window = 40,
+     .window_layers = {0x36}},
+    {.page_tokens = 32,
+     .n_layers = 8,
+     .n_kv_heads = 4,
+     .layers_per_group = 2,
+     .heads_per_group = 2,
+     .window = 100,
+     .window_layers = {0x0f}},
+    {.page_tokens = 16,
+     .n_layers = 3,
+     .n_kv_heads = 2,
+     .layers_per_group = 1,
+     .heads_per_group = 1,
+     .window = 1,
+     .window_layers = {0x7}},
 };
 enum { N_GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 

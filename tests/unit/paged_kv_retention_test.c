@@ -279,12 +279,27 @@ static void scope_has_two_policies(void **state)
 static void requests_are_refused_by_name(void **state)
 {
     (void)state;
-    static const pkv_geometry pairs = {16, 7, 4, 2, 2};
+    static const pkv_geometry pairs = {.page_tokens = 16,
+                                       .n_layers = 7,
+                                       .n_kv_heads = 4,
+                                       .layers_per_group = 2,
+                                       .heads_per_group = 2};
+    static const pkv_geometry windows = {.page_tokens = 16,
+                                         .n_layers = 4,
+                                         .n_kv_heads = 4,
+                                         .layers_per_group = 1,
+                                         .heads_per_group = 4,
+                                         .window = 40,
+                                         .window_layers = {0x3}};
     static const struct {
         const pkv_geometry *geometry;
         const char *text;
         const char *says;
     } cases[] = {
+        {&windows, "{\"method\":\"chunkkv\",\"ratio\":0.1,\"reuse_layers\":3}",
+         "retention.reuse_layers is 3: of layers 1 and 2 one has a sliding window"},
+        {&windows, "{\"method\":\"h2o-recurrent\"}",
+         "retention.method 'h2o-recurrent' gives kept tokens positions anew"},
         {&by_layer, "3", "retention: must be an object"},
         {&by_layer, "[]", "retention: must be an object"},
         {&by_layer, "{}", "retention.method: must be given"},
@@ -483,7 +498,11 @@ static void requests_are_refused_by_name(void **state)
 static void reports_say_what_stayed(void **state)
 {
     (void)state;
-    static const pkv_geometry g = {16, 3, 4, 2, 2};
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 3,
+                                   .n_kv_heads = 4,
+                                   .layers_per_group = 2,
+                                   .heads_per_group = 2};
     pkv *kv;
     uint32_t hit;
     pkv_options options = {.geometry = g, .n_pages = 64, .max_seqs = 1};
