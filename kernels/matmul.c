@@ -114,22 +114,27 @@ static float *tile_acc(const product *p, const item *it, const call *c, size_t t
 /* Of one row of x, packed. */
 static size_t x_bytes(const product *p, size_t k) { return k / p->unit * p->x_unit_bytes; }
 
-/* Columns [k, k + group) of w, of one row of x: row r of the tile's part at `out`. */
-static void quantise_group(const product *p, const float *x, size_t k, size_t r, size_t rows,
-                           uint8_t *out)
+/* A group of one row of x: row r of the tile's part at `out`. */
+static void put_group(const product *p, const float *x, size_t r, size_t rows, uint8_t *out)
 {
     unsigned group = p->w->quant.group;
-    float padded[KERN_GROUP_MAX] = {0}, scale;
-    size_t from = k > p->x_first ? k : p->x_first;
-    size_t to = min_size(k + group, p->x_first + p->x_k);
-    const float *at = padded;
-    if (from == k && to == k + group) at = x + (k - p->x_first);
-    else if (from < to) memcpy(padded + (from - k), x + (from - p->x_first), (to - from) * 4);
+    float scale;
     int32_t sum;
-    p->kc->isa.quant_x(at, group, (int8_t *)out + r * group, &scale, &sum);
+    p->kc->isa.quant_x(x, group, (int8_t *)out + r * group, &scale, &sum);
     sum *= -p->kc->isa.quant_offset[kern_quant_index(p->w->quant)];
     memcpy(out + rows * group + r * 4, &scale, sizeof scale);
     memcpy(out + rows * (group + 4) + r * 4, &sum, sizeof sum);
+}
+
+/* Columns [k, k + group) of w where x has not all of them: the others are zeros. */
+static void put_edge(const product *p, const float *x, size_t k, size_t r, size_t rows,
+                     uint8_t *out)
+{
+    float padded[KERN_GROUP_MAX] = {0};
+    size_t from = k > p->x_first ? k : p->x_first;
+    size_t to = min_size(k + p->w->quant.group, p->x_first + p->x_k);
+    if (from < to) memcpy(padded + (from - k), x + (from - p->x_first), (to - from) * 4);
+    put_group(p, padded, r, rows, out);
 }
 
 /* Columns [k0, k0 + k) of a tile's x, group by group. */
@@ -139,8 +144,12 @@ static void quantise_tile(const product *p, size_t tile, size_t k0, size_t k, ui
     for (size_t r = 0; r < rows; r++) {
         const float *x = p->x + (tile_row(p, tile) + r) * p->x_stride;
         uint8_t *to = out;
-        for (size_t at = 0; at < k; at += group, to += rows * kern_quant_x_bytes((unsigned)group))
-            quantise_group(p, x, p->first + k0 + at, r, rows, to);
+        for (size_t at = p->first + k0, end = at + k; at < end; at += group) {
+            if (at >= p->x_first && at + group <= p->x_first + p->x_k)
+                put_group(p, x + (at - p->x_first), r, rows, to);
+            else put_edge(p, x, at, r, rows, to);
+            to += rows * kern_quant_x_bytes((unsigned)group);
+        }
     }
 }
 

@@ -61,6 +61,23 @@ INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t grou
         sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], ones));
 }
 
+/* The same for one row, without a loop: decoding at batch 1 is bound by it where memory is fast. */
+INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x)
+{
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i pairs[2];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < RUN / 8; i++, w += 64, x += 8) {
+        __m256i both = _mm256_load_si256((const __m256i *)w);
+        __m256i even = _mm256_maddubs_epi16(_mm256_and_si256(both, low), quad_of(x));
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        odd = _mm256_maddubs_epi16(odd, quad_of(x + 4));
+        pairs[0] = i == 0 ? even : _mm256_add_epi16(pairs[0], even);
+        pairs[1] = i == 0 ? odd : _mm256_add_epi16(pairs[1], odd);
+    }
+    return _mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), _mm256_set1_epi16(1));
+}
+
 /* acc [rows][16] += a group of half a panel. scales points to its eight. */
 INLINE void add_group(const int bits, const int rows, const uint8_t *scales, const uint8_t *w,
                       size_t group, const uint8_t *x, float *acc)
@@ -74,6 +91,7 @@ INLINE void add_group(const int bits, const int rows, const uint8_t *scales, con
         sums[r] = bits == 8 ? _mm256_setzero_si256() : _mm256_set1_epi32(starts[r]);
     for (size_t at = 0; at < group; at += RUN) {
         if (bits == 8) run_8(rows, w + at * 16, q + at, group, sums);
+        else if (rows == 1) sums[0] = _mm256_add_epi32(sums[0], run_4_row(w + at * 8, q + at));
         else run_4(rows, w + at * 8, q + at, group, sums);
     }
     __m128i half = _mm_load_si128((const __m128i *)(const void *)scales);
@@ -121,14 +139,16 @@ INLINE void tile(const int bits, const int rows, const int side, const uint8_t *
                                              unsigned group, const void *x, float *acc,            \
                                              const kern_ahead *ahead)                              \
     {                                                                                              \
-        tile(bits, rows, side, w, w_stride, k, group, x, acc, ahead);                              \
+        if (group == RUN) tile(bits, rows, side, w, w_stride, k, RUN, x, acc, ahead);              \
+        else tile(bits, rows, side, w, w_stride, k, group, x, acc, ahead);                         \
     }
 #define TILE1(bits, rows, side)                                                                    \
     static void tile1_##bits##_##rows##__avx2(const void *w, size_t w_stride, size_t k,            \
                                               unsigned group, const void *x, float *acc,           \
                                               const kern_ahead *ahead)                             \
     {                                                                                              \
-        tile(bits, rows, 1, w, w_stride, k, group, x, acc, ahead);                                 \
+        if (group == RUN) tile(bits, rows, 1, w, w_stride, k, RUN, x, acc, ahead);                 \
+        else tile(bits, rows, 1, w, w_stride, k, group, x, acc, ahead);                            \
     }
 
 FOR_TILES(TILE, 8)
@@ -138,9 +158,30 @@ FOR_TILES(TILE1, 4)
 
 /* ---- to integers ----------------------------------------------------------------------------- */
 
-static void quant_x__avx2(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum)
+/* In all lanes. */
+INLINE __m256i max_lanes(__m256i v)
 {
-    const uint32_t largest = quant_largest_bits(x, group);
+    v = _mm256_max_epi32(v, _mm256_permute2x128_si256(v, v, 1));
+    v = _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0x4e));
+    return _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+}
+
+INLINE int32_t add_lanes(__m256i v)
+{
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+INLINE void to_integers(const float *x, const unsigned group, int8_t *q, float *scale, int32_t *sum)
+{
+    const __m256i size = _mm256_set1_epi32(0x7fffffff);
+    __m256i bits = _mm256_setzero_si256();
+    for (unsigned i = 0; i < group; i += 8) {
+        __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
+        bits = _mm256_max_epi32(bits, _mm256_and_si256(v, size));
+    }
+    const uint32_t largest = (uint32_t)_mm256_cvtsi256_si32(max_lanes(bits));
     const float max = quant_float(largest);
     const bool finite = largest < 0x7f800000u;
     *sum = 0;
@@ -163,9 +204,13 @@ static void quant_x__avx2(const float *x, unsigned group, int8_t *q, float *scal
         __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
         total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    int32_t lanes[8];
-    _mm256_storeu_si256((__m256i *)(void *)lanes, total);
-    for (int i = 0; i < 8; i++) *sum += lanes[i];
+    *sum = add_lanes(total);
+}
+
+static void quant_x__avx2(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum)
+{
+    if (group == RUN) to_integers(x, RUN, q, scale, sum);
+    else to_integers(x, group, q, scale, sum);
 }
 
 static uint16_t quant_w8__avx2(const float *w, unsigned group, int8_t *q)
