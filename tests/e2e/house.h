@@ -21,6 +21,7 @@ typedef struct setting {
     const char *dir;  // NULL = the demo model; else one whose weights are kept as f32
     bool own_words;   // dir has a tokenizer of its own
     kern_kv_format kv_type;
+    uint8_t quant_bits; // of weights, in groups of 32; 0 = not quantised
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
     uint64_t kv_bytes, swap_bytes;
@@ -155,6 +156,8 @@ static inline house open_house(const setting *s)
         .config = &config,
         .kv_type = s->kv_type,
         .weight_type = s->dir ? DTYPE_F32 : DTYPE_BF16,
+        .quant_bits = s->quant_bits,
+        .quant_group = 32,
         .group = h.group,
         .geometry = {.page_tokens = s->page_tokens,
                      .layers_per_group = s->layers_per_group,
