@@ -20,14 +20,14 @@ static void tell_problem(strbuf *out, status s, const error *err)
 
 /* ---- config.json ----------------------------------------------------------------------------- */
 
-static void tell_rope(const rope_config *r, strbuf *out)
+static void tell_rope(const char *key, const rope_config *r, strbuf *out)
 {
     static const char *const names[] = {[ROPE_LINEAR] = "linear",
                                         [ROPE_DYNAMIC] = "dynamic",
                                         [ROPE_LLAMA3] = "llama3",
                                         [ROPE_YARN] = "yarn",
                                         [ROPE_LONGROPE] = "longrope"};
-    strbuf_printf(out, "rope: theta %g", r->theta);
+    strbuf_printf(out, "%s: theta %g", key, r->theta);
     if (r->kind != ROPE_DEFAULT) strbuf_printf(out, ", %s, factor %g", names[r->kind], r->factor);
     if (r->kind == ROPE_LLAMA3)
         strbuf_printf(out, ", low %g, high %g, original context %u", r->low_freq_factor,
@@ -58,10 +58,14 @@ static void tell_extras(const model_config *c, strbuf *out)
         strbuf_printf(out, "window: %u tokens, in layers", c->window);
         tell_layers(c, LAYER_WINDOW, out);
     }
+    if (c->local_rope.theta != 0.0) {
+        tell_rope("rope of layers with a window", &c->local_rope, out);
+    }
     if (c->n_experts == 0) return;
     strbuf_printf(out, "experts: %u of ffn %u, %u for each token, in layers", c->n_experts,
                   c->expert_ffn, c->experts_per_token);
     tell_layers(c, LAYER_SPARSE, out);
+    if (c->shared_ffn) strbuf_printf(out, "expert of every token: ffn %u\n", c->shared_ffn);
 }
 
 static void tell_sampling(const model_config *c, strbuf *out)
@@ -89,7 +93,7 @@ static void tell_config(const model_config *c, strbuf *out)
     strbuf_printf(out, "heads: %u query, %u key/value, %u elements each\n", c->n_heads,
                   c->n_kv_heads, c->head_dim);
     strbuf_printf(out, "tied embeddings: %s\n", c->tied_embeddings ? "yes" : "no");
-    tell_rope(&c->rope, out);
+    tell_rope("rope", &c->rope, out);
     tell_extras(c, out);
     strbuf_printf(out, "stored as: %s\n", dtype_name(c->stored));
     strbuf_printf(out, "kv bytes for each token: %zu in 16 bits\n",

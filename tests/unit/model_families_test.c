@@ -119,9 +119,34 @@ static void logits_equal_hugging_face(void **state)
     }
 }
 
+/* Every architecture is there more than once, and so is every kind of RoPE. */
+static void every_family_has_goldens(void **state)
+{
+    (void)state;
+    static const char *const of_llama[] = {"llama3_rope_f32", "linear_rope_f16", "v5_config_bf16"};
+    enum { FAMILIES_MAX = 32, LLAMAS = sizeof of_llama / sizeof *of_llama };
+    uint32_t families[FAMILIES_MAX] = {0}, ropes[ROPE_LONGROPE + 1] = {0};
+    assert_in_range(model_family_count(), 1, FAMILIES_MAX);
+    for (size_t i = 0; i < GOLDENS + LLAMAS; i++) {
+        model_config c;
+        char dir[128];
+        snprintf(dir, sizeof dir, "tests/golden/models/%s",
+                 i < GOLDENS ? goldens[i].name : of_llama[i - GOLDENS]);
+        assert_true(status_ok(model_config_load(dir, NULL, 0, &c, NULL)));
+        ropes[c.rope.kind]++;
+        for (size_t f = 0; f < model_family_count(); f++)
+            families[f] += strcmp(c.architecture, model_family_architecture(f)) == 0;
+    }
+    for (size_t f = 0; f < model_family_count(); f++)
+        if (families[f] < 2) fail_msg("%s has %u", model_family_architecture(f), families[f]);
+    for (int k = ROPE_DEFAULT; k <= ROPE_LONGROPE; k++) assert_true(ropes[k] >= 2);
+}
+
 static void ranks_change_nothing(void **state)
 {
     (void)state;
+    size_t n_families = 0;
+    char cut[4096] = "";
     for (size_t i = 0; i < GOLDENS; i++) {
         fixture x = open_golden(&goldens[i]);
         pass p = usual(&x);
@@ -134,8 +159,13 @@ static void ranks_change_nothing(void **state)
             n_cuts++;
         }
         if (n_cuts != goldens[i].n_cuts) fail_msg("%s: %u cuts", x.dir, n_cuts);
+        if (n_cuts > 0 && !strstr(cut, config.architecture)) {
+            snprintf(cut + strlen(cut), sizeof cut - strlen(cut), " %s", config.architecture);
+            n_families++;
+        }
         free(x.logits);
     }
+    if (n_families != model_family_count()) fail_msg("cut were only%s", cut);
 }
 
 /* Weights and pages of bf16, as most are run, against f32 arithmetic on the same weights: logits
@@ -212,6 +242,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_equal_hugging_face),
+        cmocka_unit_test(every_family_has_goldens),
         cmocka_unit_test(ranks_change_nothing),
         cmocka_unit_test(bf16_stays_near_f32),
         cmocka_unit_test(no_chunk_changes_a_bit),

@@ -56,6 +56,13 @@ static void what_families_add(void **state)
     has_line(text, "window: 17 tokens, in layers 1-2");
     has_line(text,
              "rope: theta 1e+06, yarn, factor 4, original context 64, attention factor 1.13863");
+    text = told("tests/golden/models/qwen2_moe_f32", &out);
+    has_line(text, "experts: 6 of ffn 12, 2 for each token, in layers 0-1");
+    has_line(text, "expert of every token: ffn 28");
+    text = told("tests/golden/models/gemma3_f32", &out);
+    has_line(text, "rope: theta 1e+06, linear, factor 8");
+    has_line(text, "rope of layers with a window: theta 10000");
+    has_line(text, "window: 11 tokens, in layers 0 2");
     text = told("tests/golden/models/qwen3_layers_bf16", &out);
     has_line(text, "window: 5 tokens, in layers 0 2");
     text = told("tests/golden/models/internlm2_long_bf16", &out);
