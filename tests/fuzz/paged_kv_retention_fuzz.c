@@ -43,6 +43,13 @@ static const pkv_geometry geometries[] = {
      .n_kv_heads = 2,
      .layers_per_group = 1,
      .heads_per_group = 1},
+    {.page_tokens = 16,
+     .n_layers = 6,
+     .n_kv_heads = 2,
+     .layers_per_group = 1,
+     .heads_per_group = 2,
+     .window = 50,
+     .window_layers = {0x2d}},
 };
 enum { N_GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 
@@ -90,6 +97,12 @@ static void check_kept(uint32_t point)
             if (i >= n) FUZZ_CHECK(!stays);
             if (i >= n || stays) continue;
             uint32_t at = pkv_seq_position(l.kv, 0, g, i);
+            uint32_t layer = g / pkv_head_groups(&l.geometry) * l.geometry.layers_per_group;
+            uint32_t window = pkv_window_of(&l.geometry, layer);
+            if (window > 0) {
+                FUZZ_CHECK(point - at > window);
+                continue;
+            }
             FUZZ_CHECK(growth ? at >= l.n_prompt : mean || at >= p->sinks);
             if (growth) FUZZ_CHECK(point - at > p->beta2);
             else if (!mean && !p->window_half) FUZZ_CHECK(point - at > p->window);

@@ -14,11 +14,16 @@ enum { REQUESTS_PER_WORLD = 500 };
 
 static pkv_geometry random_geometry(world *w)
 {
-    static const pkv_geometry all[] = {
+    static const uint32_t all[][5] = {
         {16, 1, 1, 1, 1}, {16, 4, 2, 1, 2}, {16, 4, 2, 2, 2}, {16, 3, 2, 2, 1},
         {32, 4, 4, 1, 4}, {16, 2, 4, 1, 2}, {48, 5, 1, 2, 1}, {16, 6, 1, 3, 1},
     };
-    return all[rng_below(&w->random, sizeof all / sizeof *all)];
+    const uint32_t *one = all[rng_below(&w->random, sizeof all / sizeof *all)];
+    return (pkv_geometry){.page_tokens = one[0],
+                          .n_layers = one[1],
+                          .n_kv_heads = one[2],
+                          .layers_per_group = one[3],
+                          .heads_per_group = one[4]};
 }
 
 static void world_create(world *w, uint64_t seed, uint32_t n_requests, tally *t)

@@ -117,7 +117,11 @@ fixture *fixture_create(void)
                                    .max_seqs = MAX_SEQS,
                                    .n_pages = 1000,
                                    .max_in_flight = 1,
-                                   .geometry = {16, 2, 2, 1, 2}};
+                                   .geometry = {.page_tokens = 16,
+                                                .n_layers = 2,
+                                                .n_kv_heads = 2,
+                                                .layers_per_group = 1,
+                                                .heads_per_group = 2}};
     f->backend = (backend){&scripted_ops, &f->model};
     if (!status_ok(tok_load("models/demo", &f->tokenizer, &err))) fail_msg("%s", err.text);
     strbuf bos = {0}, eos = {0};

@@ -192,7 +192,13 @@ static void kept_tokens_are_weighted_by_layers(void **state)
 {
     (void)state;
     pkv *kv;
-    pkv_options options = {.geometry = {P, 5, 2, 3, 1}, .n_pages = 40, .max_seqs = 1};
+    pkv_options options = {.geometry = {.page_tokens = P,
+                                        .n_layers = 5,
+                                        .n_kv_heads = 2,
+                                        .layers_per_group = 3,
+                                        .heads_per_group = 1},
+                           .n_pages = 40,
+                           .max_seqs = 1};
     assert_true(status_ok(pkv_create(&options, &kv)));
     uint32_t hit, parked;
     assert_true(status_ok(pkv_seq_open(kv, 0, NULL, 0, 0, 32, &hit)));

@@ -36,7 +36,11 @@ static void begin(fixture *f, uint32_t n_pages, uint32_t n_host_pages)
     *f = (fixture){.fail_at = -1};
     f->alloc = (allocator){counting_resize, f};
     pkv_options options = {
-        .geometry = {P, 2, 1, 1, 1}, /* two groups */
+        .geometry = {.page_tokens = P,
+                     .n_layers = 2,
+                     .n_kv_heads = 1,
+                     .layers_per_group = 1,
+                     .heads_per_group = 1}, /* two groups */
         .n_pages = n_pages,
         .max_seqs = SEQS,
         .prefix_cache = true,

@@ -57,7 +57,11 @@ static void make_engine(rpc_fixture *f, uint32_t max_requests)
                              .max_seqs = RPC_FIXTURE_SEQS,
                              .n_pages = 1000,
                              .max_in_flight = 1,
-                             .geometry = {16, 2, 2, 1, 2}};
+                             .geometry = {.page_tokens = 16,
+                                          .n_layers = 2,
+                                          .n_kv_heads = 2,
+                                          .layers_per_group = 1,
+                                          .heads_per_group = 2}};
     f->backend = (backend){&script_ops, f};
     if (!status_ok(tok_load("models/demo", &f->tokenizer, &err))) fail_msg("%s", err.text);
     f->eos = (uint32_t)tok_find(f->tokenizer, "<|im_end|>", 10);

@@ -81,7 +81,11 @@ static void start_engine(fixture *f, uint32_t max_requests)
                                    .max_seqs = FIXTURE_SEQS,
                                    .n_pages = 4000,
                                    .max_in_flight = 1,
-                                   .geometry = {16, 2, 2, 1, 2}};
+                                   .geometry = {.page_tokens = 16,
+                                                .n_layers = 2,
+                                                .n_kv_heads = 2,
+                                                .layers_per_group = 1,
+                                                .heads_per_group = 2}};
     f->backend = (backend){&scripted_ops, &f->model};
     engine_options o = {.backend = &f->backend,
                         .tokenizer = f->tokenizer,

@@ -25,7 +25,11 @@ static inline const backend_info *idle_info(void *ctx)
                                       .max_seqs = 8,
                                       .n_pages = 1000,
                                       .max_in_flight = 1,
-                                      .geometry = {16, 2, 2, 1, 2}};
+                                      .geometry = {.page_tokens = 16,
+                                                   .n_layers = 2,
+                                                   .n_kv_heads = 2,
+                                                   .layers_per_group = 1,
+                                                   .heads_per_group = 2}};
     return &info;
 }
 
