@@ -1,5 +1,7 @@
 #include "base/utf8.h"
 
+#include <string.h>
+
 /* Length of the character that `lead` starts and the bounds of its second byte, which are what rule
  * out overlongs, surrogates and code points above U+10FFFF (RFC 3629 section 4). 0 = never a lead.
  */
@@ -77,6 +79,14 @@ unsigned utf8_encode(uint32_t cp, uint8_t out[4])
 bool utf8_valid(const uint8_t *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
+        uint64_t eight;
+        if (n - i >= sizeof eight) { /* ASCII, most often */
+            memcpy(&eight, s + i, sizeof eight);
+            if (!(eight & UINT64_C(0x8080808080808080))) {
+                i += sizeof eight;
+                continue;
+            }
+        }
         uint32_t cp;
         i += utf8_decode(s + i, n - i, &cp);
         if (cp == UINT32_MAX) return false;

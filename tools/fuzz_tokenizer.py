@@ -58,7 +58,10 @@ def build():
     subprocess.run(["cc", "-std=gnu17", "-O2", "-g", "-D_GNU_SOURCE", "-fPIC", "-shared", "-I", ROOT,
                     *sources, "-o", out, "-lpcre2-8", "-lutf8proc", "-ljansson", "-lm", "-lpthread"],
                    check=True)
-    lib = ctypes.CDLL(out)
+    return typed(ctypes.CDLL(out))
+
+
+def typed(lib):
     for name in ("tok_load_text", "tok_encode", "tok_decode", "tok_stream_push"):
         getattr(lib, name).restype = Status
     return lib
@@ -91,9 +94,14 @@ class Ours:
         self.text.size = 0
         return data
 
+    def array(self, ids):
+        return (ctypes.c_uint32 * len(ids))(*ids)
+
     def decode(self, ids, skip_special):
-        array = (ctypes.c_uint32 * len(ids))(*ids)
-        s = self.lib.tok_decode(self.handle, array, ctypes.c_size_t(len(ids)),
+        return self.decode_array(self.array(ids), skip_special)
+
+    def decode_array(self, array, skip_special):
+        s = self.lib.tok_decode(self.handle, array, ctypes.c_size_t(len(array)),
                                 ctypes.c_bool(skip_special), ctypes.byref(self.text), None)
         assert s.code == 0
         return self._taken()

@@ -16,14 +16,16 @@ typedef struct tok_bpe_merge {
 } tok_bpe_merge;
 
 typedef struct tok_bpe_model {
-    /* The token of a byte; of a model of characters, the token of an ASCII character. TOK_NONE: it
-     * has none. */
-    uint32_t byte_id[256];
-    const tok_map
-        *characters;        /* the tokens of a model of characters as they are spelled; or NULL */
+    uint32_t byte_id[256]; /* of a model of bytes their tokens; TOK_NONE: it has none */
+    /* Of a model of characters their tokens as they are spelled, and those of U+0000 to U+FFFF by
+     * number; else NULL. */
+    const tok_map *characters;
+    uint32_t *basic;        // [65536] owned
     uint32_t fallback[256]; /* what stands for a byte of a character without a token */
     tok_bpe_merge *merges;  // [merge_mask + 1] open addressing
     size_t merge_mask;
+    uint64_t *may_merge;  // [(may_mask + 1) / 64] a bit for each pair's hash: most pairs are none,
+    size_t may_mask;      // and this says so from memory that is near
     const tok_map *words; /* whole pre-tokens by their bytes, when ignore_merges is set; or NULL */
     uint32_t unk_id;      /* TOK_NONE: what has no token is dropped */
     bool fuse_unk;
@@ -32,6 +34,8 @@ typedef struct tok_bpe_model {
 /* Room for n_max merges; false when out of memory. */
 bool tok_bpe_create(tok_bpe_model *m, size_t n_max);
 void tok_bpe_destroy(tok_bpe_model *m);
+/* Makes it a model of characters; false when out of memory. The map is borrowed. */
+bool tok_bpe_set_characters(tok_bpe_model *m, const tok_map *characters);
 /* A pair given twice keeps its last rank. */
 void tok_bpe_add_merge(tok_bpe_model *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
 

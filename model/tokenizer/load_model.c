@@ -179,7 +179,7 @@ static void find_fallback(tokenizer *t)
 static status load_symbols(tokenizer *t, const char *where, const json_t *model, error *err)
 {
     bool all = t->byte_level, byte_fallback;
-    for (unsigned b = 0; b < (t->byte_level ? 256 : 128); b++) {
+    for (unsigned b = 0; t->byte_level && b < 256; b++) {
         uint8_t byte = (uint8_t)b;
         t->bpe.byte_id[b] = tok_map_find(&t->words, &byte, 1);
         all = all && t->bpe.byte_id[b] != TOK_NONE;
@@ -189,7 +189,8 @@ static status load_symbols(tokenizer *t, const char *where, const json_t *model,
         return error_set(err, STATUS_UNSUPPORTED,
                          "%s: byte_fallback with ByteLevel is not supported", where);
     if (byte_fallback && !t->byte_level) find_fallback(t);
-    if (!t->byte_level) t->bpe.characters = &t->words;
+    if (!t->byte_level && !tok_bpe_set_characters(&t->bpe, &t->words))
+        return status_make(STATUS_NO_MEMORY, NULL);
     const char *unk;
     RETURN_IF_ERROR(json_get_string(model, where, "unk_token", &unk, err));
     if (!unk || all) return STATUS_IS_OK;

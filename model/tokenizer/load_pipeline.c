@@ -110,6 +110,7 @@ status tok_load_normalizer(tokenizer *t, const char *where, const json_t *part, 
 
 typedef struct pre_tokenizers {
     tok_steps *list;
+    arena *strings;
     bool byte_level; /* the file has ByteLevel */
     bool spelled;    /* seen: the words are spelled in the byte alphabet from there on */
     bool metaspace;  /* seen */
@@ -127,6 +128,15 @@ static status add_step(pre_tokenizers *p, const char *where, tok_step step, erro
     }
     pcre2_code_free(step.code);
     return error_set(err, STATUS_LIMIT, "%s: more than %d steps", where, TOK_STEPS_MAX);
+}
+
+static status add_literal(pre_tokenizers *p, const char *where, tok_step step, const char *text,
+                          size_t n, error *err)
+{
+    step.kind = TOK_STEP_LITERAL;
+    step.literal = arena_strndup(p->strings, text, n);
+    step.n_literal = n;
+    return step.literal ? add_step(p, where, step, err) : status_make(STATUS_NO_MEMORY, NULL);
 }
 
 static status load_byte_level(pre_tokenizers *p, const char *where, const json_t *part, error *err)
@@ -177,11 +187,12 @@ static status load_split(pre_tokenizers *p, const char *where, const json_t *par
     size_t n = json_string_length(text);
     /* The matchers leave no gaps; they serve where each match is a word. */
     bool words = step.behavior == TOK_ISOLATED || (step.behavior == TOK_REMOVED && step.invert);
-    if (regex && words) step.split = tok_split_find(json_string_value(text), n);
+    if (n == 0)
+        return error_set(err, STATUS_UNSUPPORTED, "%s: an empty pattern is not supported", where);
+    if (!regex) return add_literal(p, where, step, json_string_value(text), n, err);
+    if (words) step.split = tok_split_find(json_string_value(text), n);
     if (step.split) step.kind = TOK_STEP_SPLIT;
-    else
-        RETURN_IF_ERROR(
-            tok_pattern_compile(where, json_string_value(text), n, !regex, &step.code, err));
+    else RETURN_IF_ERROR(tok_pattern_compile(where, json_string_value(text), n, &step.code, err));
     return add_step(p, where, step, err);
 }
 
@@ -206,10 +217,8 @@ static status load_metaspace(pre_tokenizers *p, const char *where, const json_t 
     p->metaspace = true;
     RETURN_IF_ERROR(add_step(p, where, step, err));
     if (!split) return STATUS_IS_OK;
-    tok_step cut = {.kind = TOK_STEP_PATTERN, .behavior = TOK_MERGED_WITH_NEXT};
-    RETURN_IF_ERROR(tok_pattern_compile(where, (const char *)step.replacement, step.n_replacement,
-                                        true, &cut.code, err));
-    return add_step(p, where, cut, err);
+    tok_step cut = {.behavior = TOK_MERGED_WITH_NEXT};
+    return add_literal(p, where, cut, (const char *)step.replacement, step.n_replacement, err);
 }
 
 status tok_read_metaspace(const json_t *part, const char *where, uint8_t replacement[4],
@@ -292,7 +301,7 @@ bool tok_has_byte_level(const json_t *part, unsigned depth)
 status tok_load_pre_tokenizer(tokenizer *t, const char *where, const json_t *part, error *err)
 {
     tok_place place = tok_place_make(where, "pre_tokenizer");
-    pre_tokenizers p = {.list = &t->steps, .byte_level = t->byte_level};
+    pre_tokenizers p = {.list = &t->steps, .strings = &t->strings, .byte_level = t->byte_level};
     if (!absent(part)) RETURN_IF_ERROR(load_pre_tokenizer(&p, place.text, part, err));
     /* Where no merge goes over the start of a run of U+2581, a text may be cut there: the ids are
      * the same, and words are short and come again. */

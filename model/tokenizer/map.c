@@ -17,21 +17,26 @@ void tok_map_destroy(tok_map *m)
     m->slots = NULL;
 }
 
-static tok_map_slot *slot_of(const tok_map *m, const void *key, size_t n)
+static tok_map_slot *slot_of(const tok_map *m, const void *key, size_t n, uint64_t hash)
 {
-    size_t i = hash_bytes(key, n, 0) & m->mask;
+    size_t i = hash & m->mask;
     while (m->slots[i].key && (m->slots[i].length != n || memcmp(m->slots[i].key, key, n) != 0))
         i = (i + 1) & m->mask;
     return &m->slots[i];
 }
 
+uint32_t tok_map_find_hashed(const tok_map *m, const void *key, size_t n, uint64_t hash)
+{
+    const tok_map_slot *slot = slot_of(m, key, n, hash);
+    return slot->key ? slot->value : TOK_NONE;
+}
+
 uint32_t tok_map_find(const tok_map *m, const void *key, size_t n)
 {
-    const tok_map_slot *slot = slot_of(m, key, n);
-    return slot->key ? slot->value : TOK_NONE;
+    return tok_map_find_hashed(m, key, n, tok_map_hash(key, n));
 }
 
 void tok_map_put(tok_map *m, const char *key, size_t n, uint32_t value)
 {
-    *slot_of(m, key, n) = (tok_map_slot){key, (uint32_t)n, value};
+    *slot_of(m, key, n, tok_map_hash(key, n)) = (tok_map_slot){key, (uint32_t)n, value};
 }

@@ -172,32 +172,30 @@ static status translate(translation *t)
     return t->out.failed ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
 }
 
-static status compile(const char *where, const char *pattern, size_t n, uint32_t options,
-                      pcre2_code **out, error *err)
+static status compile(const translation *t, pcre2_code **out)
 {
+    /* In Ruby's syntax ^ and $ are about lines, always. */
+    uint32_t options =
+        PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
     int code;
     PCRE2_SIZE offset;
-    *out = pcre2_compile((PCRE2_SPTR)pattern, n, options, &code, &offset, NULL);
+    const char *pattern = t->out.data ? t->out.data : "";
+    *out = pcre2_compile((PCRE2_SPTR)pattern, t->out.size, options, &code, &offset, NULL);
     if (*out) return STATUS_IS_OK;
     PCRE2_UCHAR message[128];
     pcre2_get_error_message(code, message, sizeof message);
-    return error_set(err, STATUS_CORRUPT, "%s: pattern: %s", where, (const char *)message);
+    return error_set(t->err, STATUS_CORRUPT, "%s: pattern: %s", t->where, (const char *)message);
 }
 
-status tok_pattern_compile(const char *where, const char *pattern, size_t n, bool literal,
-                           pcre2_code **out, error *err)
+status tok_pattern_compile(const char *where, const char *pattern, size_t n, pcre2_code **out,
+                           error *err)
 {
     if (n > PATTERN_BYTES_MAX)
         return error_set(err, STATUS_LIMIT, "%s: pattern of %zu bytes is longer than %u", where, n,
                          PATTERN_BYTES_MAX);
-    if (literal) return compile(where, pattern, n, PCRE2_UTF | PCRE2_LITERAL, out, err);
     translation t = {.where = where, .in = pattern, .n = n, .err = err};
     status s = translate(&t);
-    if (status_ok(s)) {
-        /* In Ruby's syntax ^ and $ are about lines, always. */
-        uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
-        s = compile(where, t.out.data ? t.out.data : "", t.out.size, options, out, err);
-    }
+    if (status_ok(s)) s = compile(&t, out);
     strbuf_destroy(&t.out);
     return s;
 }

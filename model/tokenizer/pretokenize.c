@@ -3,10 +3,12 @@
 
 #include <string.h>
 
-/* What one match may cost, so that no pattern and text together run away: far above what a sane
- * pattern needs for a megabyte of one class. */
-#define MATCH_STEPS_MAX 50000000u
-#define MATCH_HEAP_KIB  (64u << 10)
+/* What matching may cost, so that no pattern and text together run away: an item of the pattern
+ * that is tried is one, and so is a byte that is passed. A sane pattern needs some tens for a byte.
+ */
+#define WORK_MAX       (16u << 20)
+#define WORK_OF_BYTE   128
+#define MATCH_HEAP_KIB (64u << 10)
 
 typedef struct run {
     const tok_steps *list;
@@ -83,13 +85,40 @@ static status run_digits(const run *r, unsigned step, const uint8_t *text, size_
     return close_word(&g);
 }
 
+static status run_literal(const run *r, unsigned step, const uint8_t *text, size_t n)
+{
+    const tok_step *s = &r->list->steps[step];
+    growing g = {.r = r, .step = step, .text = text};
+    for (size_t at = 0; at < n;) {
+        const uint8_t *found = memmem(text + at, n - at, s->literal, s->n_literal);
+        size_t start = found ? (size_t)(found - text) : n;
+        if (start > at) RETURN_IF_ERROR(add_part(&g, start, false));
+        at = start;
+        if (found) RETURN_IF_ERROR(add_part(&g, at += s->n_literal, true));
+    }
+    return close_word(&g);
+}
+
+/* Called at every item of a pattern: the match fails for good when its work is used up. */
+static int pay(pcre2_callout_block *block, void *data)
+{
+    tok_steps_scratch *s = data;
+    size_t at = block->current_position;
+    uint64_t work = 1 + (at > s->work_at ? at - s->work_at : s->work_at - at);
+    s->work_at = at;
+    if (work > s->work_left) return PCRE2_ERROR_CALLOUT;
+    s->work_left -= work;
+    return 0;
+}
+
 static status prepare_match(const run *r, unsigned step)
 {
     tok_steps_scratch *s = r->scratch;
     if (!s->limits) {
         s->limits = pcre2_match_context_create(NULL);
         if (!s->limits) return status_make(STATUS_NO_MEMORY, NULL);
-        pcre2_set_match_limit(s->limits, MATCH_STEPS_MAX);
+        pcre2_set_callout(s->limits, pay, s);
+        pcre2_set_match_limit(s->limits, UINT32_MAX); /* work is what counts */
         pcre2_set_heap_limit(s->limits, MATCH_HEAP_KIB);
     }
     if (!s->match[step]) s->match[step] = pcre2_match_data_create(1, NULL);
@@ -105,6 +134,7 @@ static status run_pattern(const run *r, unsigned step, const uint8_t *text, size
     growing g = {.r = r, .step = step, .text = text};
     size_t from = 0, done = 0;
     while (from <= n) {
+        r->scratch->work_at = from;
         int rc = pcre2_match(r->list->steps[step].code, text, n, from, PCRE2_NO_UTF_CHECK, match,
                              r->scratch->limits);
         if (rc == PCRE2_ERROR_NOMATCH) break;
@@ -148,18 +178,22 @@ static status run_metaspace(const run *r, unsigned step, const uint8_t *text, si
                     (n >= s->n_replacement && memcmp(text, s->replacement, s->n_replacement) == 0);
     bool prepend =
         s->prepend == TOK_PREPEND_ALWAYS || (s->prepend == TOK_PREPEND_FIRST && text == r->start);
+    size_t spaces = prepend && !replaced;
+    for (size_t i = 0; i < n; i++) spaces += text[i] == ' ';
     strbuf_clear(b);
+    if (!strbuf_reserve(b, n + spaces * s->n_replacement))
+        return status_make(STATUS_NO_MEMORY, NULL);
     if (prepend && !replaced) strbuf_append(b, s->replacement, s->n_replacement);
-    while (n > 0) {
-        const uint8_t *space = memchr(text, ' ', n);
-        size_t length = space ? (size_t)(space - text) : n;
-        strbuf_append(b, text, length);
-        if (space) strbuf_append(b, s->replacement, s->n_replacement);
-        length += space != NULL;
-        text += length;
-        n -= length;
+    uint8_t *out = (uint8_t *)b->data + b->size;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] != ' ') {
+            *out++ = text[i];
+            continue;
+        }
+        memcpy(out, s->replacement, s->n_replacement);
+        out += s->n_replacement;
     }
-    if (b->failed) return status_make(STATUS_NO_MEMORY, NULL);
+    b->size = (size_t)(out - (uint8_t *)b->data);
     return run_from(r, step + 1, (const uint8_t *)b->data, b->size);
 }
 
@@ -169,6 +203,7 @@ static status run_from(const run *r, unsigned step, const uint8_t *text, size_t 
     switch (r->list->steps[step].kind) {
     case TOK_STEP_SPLIT: return run_split(r, step, text, n);
     case TOK_STEP_PATTERN: return run_pattern(r, step, text, n);
+    case TOK_STEP_LITERAL: return run_literal(r, step, text, n);
     case TOK_STEP_DIGITS: return run_digits(r, step, text, n);
     case TOK_STEP_METASPACE: return run_metaspace(r, step, text, n);
     default: return run_prefix_space(r, step, text, n);
@@ -186,6 +221,11 @@ void tok_steps_destroy(tok_steps *list)
 {
     for (unsigned i = 0; i < list->n_steps; i++) pcre2_code_free(list->steps[i].code);
     list->n_steps = 0;
+}
+
+tok_steps_scratch tok_steps_scratch_make(size_t text_bytes)
+{
+    return (tok_steps_scratch){.work_left = WORK_MAX + (uint64_t)text_bytes * WORK_OF_BYTE};
 }
 
 void tok_steps_scratch_destroy(tok_steps_scratch *s)

@@ -26,13 +26,15 @@ size_t tok_split_gpt2(const uint8_t *text, size_t n, size_t at);
 /* In front of every run of U+2581. */
 size_t tok_split_metaspace(const uint8_t *text, size_t n, size_t at);
 
-/* Compiles a pattern of Oniguruma's syntax, or a literal string, for PCRE2. */
-status tok_pattern_compile(const char *where, const char *pattern, size_t n, bool literal,
-                           pcre2_code **out, error *err);
+/* Compiles a pattern of Oniguruma's syntax for PCRE2, with a callout at every item, by which
+ * matching is paid for. */
+status tok_pattern_compile(const char *where, const char *pattern, size_t n, pcre2_code **out,
+                           error *err);
 
 typedef enum tok_step_kind {
     TOK_STEP_SPLIT,        /* by a matcher that covers every text */
     TOK_STEP_PATTERN,      /* by PCRE2; between matches there may be gaps */
+    TOK_STEP_LITERAL,      /* matches are one string */
     TOK_STEP_DIGITS,       /* numbers are the matches */
     TOK_STEP_PREFIX_SPACE, /* a space in front of what does not start with one */
     TOK_STEP_METASPACE     /* a character for every space, and one in front */
@@ -52,7 +54,9 @@ typedef enum tok_prepend { TOK_PREPEND_ALWAYS, TOK_PREPEND_FIRST, TOK_PREPEND_NE
 typedef struct tok_step {
     tok_step_kind kind;
     tok_split split;
-    pcre2_code *code; /* owned */
+    pcre2_code *code;    /* owned */
+    const char *literal; /* borrowed */
+    size_t n_literal;    /* > 0 */
     tok_behavior behavior;
     bool invert;            /* matches are gaps, and gaps matches */
     tok_prepend prepend;    /* of METASPACE */
@@ -75,9 +79,13 @@ typedef status (*tok_word_visit)(void *ctx, const uint8_t *word, size_t n);
 typedef struct tok_steps_scratch {
     pcre2_match_data *match[TOK_STEPS_MAX];
     pcre2_match_context *limits;
-    strbuf prefixed; /* there is one step at most that puts something in front */
+    strbuf prefixed;    /* there is one step at most that puts something in front */
+    uint64_t work_left; /* what all matching by PCRE2 may still cost */
+    size_t work_at;     /* where in the text it was last paid for */
 } tok_steps_scratch;
 
+/* For texts of text_bytes together. */
+tok_steps_scratch tok_steps_scratch_make(size_t text_bytes);
 void tok_steps_scratch_destroy(tok_steps_scratch *s);
 
 /* Calls visit for every word of the text, in order; text: valid UTF-8, n > 0. first: nothing came

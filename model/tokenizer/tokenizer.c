@@ -72,7 +72,7 @@ status tok_encode(const tokenizer *t, const char *text, size_t n, bool add_speci
     if (n > TEXT_BYTES_MAX)
         return error_set(err, STATUS_LIMIT, "text of %zu bytes is longer than %u", n,
                          TEXT_BYTES_MAX);
-    encoder e = {.t = t, .out = out, .err = err};
+    encoder e = {.t = t, .steps = tok_steps_scratch_make(n), .out = out, .err = err};
     strbuf repaired = {0};
     status s = status_make(STATUS_NO_MEMORY, NULL);
     size_t n_before = out->n;
