@@ -35,6 +35,7 @@ struct thread_pool {
     /* The loop. Atomic because a late worker may read them while the next loop is written. */
     _Alignas(CACHE_LINE) _Atomic uint32_t n_pieces;
     _Atomic size_t n, grain;
+    _Atomic uint32_t shares; /* pieces left / shares are taken at once, at least one; 0: one */
     _Atomic thread_fn fn;
     _Atomic(void *) ctx;
 
@@ -97,13 +98,15 @@ static void take_pieces(thread_pool *pool, unsigned thread)
         size_t grain = atomic_load_explicit(&pool->grain, memory_order_acquire);
         thread_fn fn = atomic_load_explicit(&pool->fn, memory_order_acquire);
         void *ctx = atomic_load_explicit(&pool->ctx, memory_order_acquire);
-        if (!atomic_compare_exchange_weak_explicit(&pool->tickets, &t, t - 1, memory_order_acq_rel,
-                                                   memory_order_acquire))
+        uint32_t shares = atomic_load_explicit(&pool->shares, memory_order_acquire);
+        uint32_t taken = shares > 0 && (uint32_t)t > shares ? (uint32_t)t / shares : 1;
+        if (!atomic_compare_exchange_weak_explicit(&pool->tickets, &t, t - taken,
+                                                   memory_order_acq_rel, memory_order_acquire))
             continue;
-        size_t from = (size_t)(pieces - (uint32_t)t) * grain;
-        fn(ctx, from, n - from < grain ? n : from + grain, thread);
+        size_t from = (size_t)(pieces - (uint32_t)t) * grain, items = taken * grain;
+        fn(ctx, from, n - from < items ? n : from + items, thread);
         n_pieces = pieces;
-        finished++;
+        finished += taken;
         t = atomic_load_explicit(&pool->tickets, memory_order_acquire);
     }
     /* Held back until now: one write for each thread. No new loop can have begun in between. */
@@ -230,7 +233,8 @@ static void wait_for_pieces(thread_pool *pool, uint32_t n_pieces)
     }
 }
 
-void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, void *ctx)
+static void run_loop(thread_pool *pool, size_t n, size_t grain, uint32_t shares, thread_fn fn,
+                     void *ctx)
 {
     if (n == 0) return;
     if (grain == 0) grain = 1;
@@ -245,6 +249,7 @@ void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, vo
     atomic_store_explicit(&pool->n_pieces, n_pieces, memory_order_release);
     atomic_store_explicit(&pool->n, n, memory_order_release);
     atomic_store_explicit(&pool->grain, grain, memory_order_release);
+    atomic_store_explicit(&pool->shares, shares, memory_order_release);
     atomic_store_explicit(&pool->fn, fn, memory_order_release);
     atomic_store_explicit(&pool->ctx, ctx, memory_order_release);
     uint64_t loop = ++pool->loop;
@@ -255,4 +260,15 @@ void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, vo
         futex_wake(&pool->round, n_pieces - 1 < INT_MAX ? n_pieces - 1 : INT_MAX);
     take_pieces(pool, 0);
     wait_for_pieces(pool, n_pieces);
+}
+
+void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, void *ctx)
+{
+    run_loop(pool, n, grain, 0, fn, ctx);
+}
+
+void thread_pool_for_runs(thread_pool *pool, size_t n, thread_fn fn, void *ctx)
+{
+    if (pool->n_threads == 1 && n > 0) fn(ctx, 0, n, 0);
+    else run_loop(pool, n, 1, 2 * pool->n_threads, fn, ctx);
 }

@@ -5,7 +5,8 @@
  *
  * A work item is one row block by one panel group. Its sums live in scratch until they are
  * complete, so the tile kernels see neither strides nor the edge of n. With one tile to compute,
- * weights stream through once, whole panels long, several panels side by side. With more, k is cut
+ * weights stream through once, several panels side by side, each stream a run of items long. With
+ * more, k is cut
  * into K_BLOCK columns: a panel's piece stays in L1 while all tiles of the row block go over it,
  * and the sums go on from scratch, so each element is still one chain over ascending k.
  *
@@ -59,6 +60,7 @@ typedef struct product {
     const uint8_t *tile_panels;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* over n */
+    size_t joined;                           /* items of a run that are done as one, at most */
     size_t k_block;
     size_t unit;         /* columns; k and first are multiples of it */
     size_t panel_bytes;  /* of a panel */
@@ -247,7 +249,8 @@ static void store_sums(const product *p, const item *it, struct kern_matmul_scra
         }
 }
 
-static item make_item(const product *p, size_t index)
+/* Items [index, index + count), of one row block, as one. */
+static item make_item(const product *p, size_t index, size_t count)
 {
     item it = {.block = index / p->n_groups};
     it.tile0 = p->n_tiles * it.block / p->n_blocks;
@@ -255,7 +258,7 @@ static item make_item(const product *p, size_t index)
     it.row0 = tile_row(p, it.tile0);
     it.rows = tile_row(p, it.tile1) - it.row0;
     it.panel0 = index % p->n_groups * p->group_panels;
-    it.panels = min_size(p->group_panels, p->n_panels - it.panel0);
+    it.panels = min_size(count * p->group_panels, p->n_panels - it.panel0);
 
     size_t tiles = it.tile1 - it.tile0;
     it.side = tiles == 1 ? p->tile_panels[it.rows] : 1;
@@ -267,9 +270,9 @@ static item make_item(const product *p, size_t index)
     return it;
 }
 
-static void run_item(const product *p, size_t index, struct kern_matmul_scratch *s)
+static void run_item(const product *p, size_t index, size_t count, struct kern_matmul_scratch *s)
 {
-    item it = make_item(p, index);
+    item it = make_item(p, index, count);
     size_t k_all = p->k;
     uint8_t *packed = (uint8_t *)s->x_packed;
     if (!it.direct && it.whole && (s->call != p->call || s->block != it.block))
@@ -293,7 +296,10 @@ static void run_item(const product *p, size_t index, struct kern_matmul_scratch 
 static void run_items(void *ctx, size_t from, size_t to, unsigned thread)
 {
     const product *p = ctx;
-    for (size_t i = from; i < to; i++) run_item(p, i, p->kc->threads[thread].matmul);
+    for (size_t i = from, n; i < to; i += n) {
+        n = min_size(p->joined, to - i);
+        run_item(p, i, n, p->kc->threads[thread].matmul);
+    }
 }
 
 /* Rows of a block: so few that their x fits whole, unless weights then pass for too few rows. */
@@ -331,6 +337,25 @@ static void set_units(const kern_isa *isa, product *p)
     p->k = p->k > 0 ? end - p->first : 0;
 }
 
+/* Fewer panels than a tile takes side by side would waste its streams. One tile: as few as that,
+ * for the pool joins them in runs, and the longer a stream the better. More: sixteen items for each
+ * thread keep the last one short beside the whole. */
+static void set_groups(product *p)
+{
+    size_t side = p->tile_panels[ceil_div(p->m, p->n_tiles)];
+    p->n_panels = ceil_div(p->w->n, KERN_PANEL);
+    p->group_panels = side;
+    p->joined = ACC_FLOATS / KERN_PANEL / p->m / side;
+    if (p->n_tiles > 1) {
+        size_t groups = (size_t)16 * p->kc->n_threads / min_size(p->n_blocks, 16);
+        size_t panels = p->n_panels / (groups > 0 ? groups : 1) / side * side;
+        if (panels > GROUP_PANELS) panels = GROUP_PANELS;
+        if (panels > side) p->group_panels = panels;
+        p->joined = 1;
+    }
+    p->n_groups = ceil_div(p->n_panels, p->group_panels);
+}
+
 /* p says what is multiplied; how it is cut is found here. */
 static void run_product(kern_context *kc, product p)
 {
@@ -353,20 +378,11 @@ static void run_product(kern_context *kc, product p)
     set_units(isa, &p);
     p.n_tiles = ceil_div(m, p.tile_rows);
     p.n_blocks = ceil_div(p.n_tiles, block_rows(&p) / p.tile_rows);
-    p.n_panels = ceil_div(w->n, KERN_PANEL);
-
-    /* Sixteen items for each thread keep the last one short beside the whole; fewer panels than a
-     * tile takes side by side would waste its streams. */
-    size_t groups = (size_t)16 * kc->n_threads / min_size(p.n_blocks, 16);
-    size_t side = p.tile_panels[ceil_div(m, p.n_tiles)];
-    p.group_panels = p.n_panels / (groups > 0 ? groups : 1) / side * side;
-    if (p.group_panels < side) p.group_panels = side;
-    if (p.group_panels > GROUP_PANELS) p.group_panels = GROUP_PANELS;
-    p.n_groups = ceil_div(p.n_panels, p.group_panels);
-
+    set_groups(&p);
     size_t n_items = p.n_blocks * p.n_groups;
     bool serial = (double)m * (double)w->n * (double)p.k < SERIAL_WORK;
-    thread_pool_for(kc->pool, n_items, serial ? n_items : 1, run_items, &p);
+    if (serial) run_items(&p, 0, n_items, 0);
+    else thread_pool_for_runs(kc->pool, n_items, run_items, &p);
 }
 
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,

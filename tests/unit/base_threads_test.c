@@ -47,7 +47,12 @@ static void run_loops(unsigned n_threads, bool pin, int rounds, uint64_t seed)
         loop l = {.seen = seen, .n = rng_below(&r, N_MAX), .grain = 1 + rng_below(&r, 200)};
         l.n_threads = n_threads;
         memset(seen, 0, N_MAX * sizeof *seen);
-        thread_pool_for(pool, l.n, l.grain, count_items, &l);
+        if (round % 3 == 0) { /* in runs of any length */
+            l.grain = l.n;
+            thread_pool_for_runs(pool, l.n, count_items, &l);
+        } else {
+            thread_pool_for(pool, l.n, l.grain, count_items, &l);
+        }
         uint32_t total = 0;
         for (unsigned t = 0; t < n_threads; t++) total += l.per_thread[t];
         if (l.wrong || total != l.n)
