@@ -81,9 +81,9 @@ typedef struct model_config {
     uint8_t layers[MODEL_LAYERS_MAX]; // LAYER_ flags
     float query_factor; // scores are so many times q k / sqrt(head_dim); needs qk_norm
     rope_config rope;
-    rope_config local_rope;             // of layers with LAYER_LOCAL
-    dtype stored;                       // config's torch_dtype or dtype: what --dtype auto means
-    uint8_t quant_bits;                 // 8, 4: integers keep the stored weights best; 0 = `stored`
+    rope_config local_rope; // of layers with LAYER_LOCAL
+    dtype stored;           // config's torch_dtype or dtype: what --dtype auto means
+    uint8_t quant_bits;     // 8, 4: integers keep the stored weights best; 0 = `stored`
     /* How config.json says that the files' weights are quantised; NULL: not. */
     const struct quantized_scheme *quantized;
     uint32_t stop_ids[MODEL_STOPS_MAX]; // the eos ids of both files
@@ -168,6 +168,27 @@ typedef struct backend_cpu_facts {
 } backend_cpu_facts;
 
 backend_cpu_facts backend_cpu_describe(const backend *b);
+
+/* ---- the CUDA backend ------------------------------------------------------------------------ */
+
+struct gpu_api;
+
+/* Opens the plugin, liboctavo_cuda.so beside the executable or where dlopen finds it, if a driver
+ * answers and shows a device; it stays open. The error says which of these is missing. */
+status backend_cuda_find(const struct gpu_api **out, error *err);
+
+typedef struct backend_cuda_options {
+    backend_cpu_options common; // kv_type, and n_ranks beyond one, are not looked at; threads pack
+                                // weights and draw tokens
+    const struct gpu_api *api;  // of backend_cuda_find, or a test's
+    uint32_t ordinal;           // which device
+    uint8_t kv;                 // gpu_kv_format of pages
+} backend_cuda_options;
+
+/* Refuses by name what has no kernels: experts, heads of other sizes than 32, 64 and 128, ranks. */
+status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err);
+/* isa is the device's name, valid until the backend is destroyed; pool_bytes are the device's. */
+backend_cpu_facts backend_cuda_describe(const backend *b);
 
 /* ---- tensor-parallel ranks ------------------------------------------------------------------- */
 

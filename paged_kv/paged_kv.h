@@ -283,6 +283,17 @@ void pkv_mirror_destroy(pkv_mirror *m);
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
 
+/* Which tables one operation of a delta log changes, for whoever keeps a copy of a mirror's. */
+enum { PKV_ALL_GROUPS = 0xffffffff };
+
+typedef struct pkv_touch {
+    uint32_t seq, group; // or PKV_ALL_GROUPS
+    bool appends;        // pages that were there before stay as they are
+} pkv_touch;
+
+/* Of the operation at words, which a mirror has applied; returns how many words it is. */
+size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_touch *out);
+
 /* Over all open tables: equal exactly when pool and mirror agree on every page and length. Kept
  * up to date as tables change, so that asking is free. */
 uint64_t pkv_checksum(const pkv *p);

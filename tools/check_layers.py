@@ -28,7 +28,7 @@ ALLOWED = {
 
 # What a module shows to others; every other header is private. base: all of them.
 PUBLIC = {
-    "kernels": ["kernels.h", "measure.h"],
+    "kernels": ["kernels.h", "measure.h", "cuda/cuda_kernels.h"],
     "comm": ["comm.h"],
     "paged_kv": ["paged_kv.h", "retention/retention.h"],
     "scheduler": ["scheduler.h", "backend.h"],
@@ -54,7 +54,7 @@ def sources(root):
         for folder, dirs, files in os.walk(os.path.join(root, top)):
             dirs.sort()
             for name in sorted(files):
-                if name.endswith((".c", ".h")):
+                if name.endswith((".c", ".h", ".cu", ".cuh", ".cc", ".inc")):
                     yield os.path.relpath(os.path.join(folder, name), root)
 
 

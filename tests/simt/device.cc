@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <vector>
 
 struct gpu {
     char why[256];
@@ -99,16 +100,19 @@ static float element(const void *x, gpu_type type, size_t at)
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type)
 {
-    for (size_t r = 0; r < m; r++)
-        for (size_t n = 0; n < w->n; n++) {
+    std::vector<float> xs(m * w->k), row(w->k);
+    for (size_t i = 0; i < m * w->k; i++) xs[i] = element(x, w->type, i);
+    for (size_t n = 0; n < w->n; n++) {
+        for (size_t k = 0; k < w->k; k++) row[k] = element(w->data, w->type, n * w->k + k);
+        for (size_t r = 0; r < m; r++) {
             float sum = 0.0f;
-            for (size_t k = 0; k < w->k; k++)
-                sum += element(x, w->type, r * w->k + k) * element(w->data, w->type, n * w->k + k);
+            for (size_t k = 0; k < w->k; k++) sum += xs[r * w->k + k] * row[k];
             size_t at = r * w->n + n;
             if (y_type == GPU_F32) ((float *)y)[at] = sum;
             else if (y_type == GPU_BF16) ((bf16 *)y)[at] = from_float<bf16>(sum);
             else ((f16 *)y)[at] = from_float<f16>(sum);
         }
+    }
     return check(g);
 }
 
