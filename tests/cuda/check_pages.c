@@ -252,7 +252,7 @@ static void write_both(check *c, world *w, const char *name)
     check_ok(c, c->api->wait(c->g));
     write_cpu(c, w, s->bias ? bias : NULL, s->norms ? norms : NULL,
               s->norms ? norms + s->dim : NULL, angles);
-    char text[96];
+    char text[160];
     snprintf(text, sizeof text, "k, v to pages, %s", name);
     compare_pages(c, w, text, s->format == GPU_KV_E4M3 ? 1e-6 : 1e-8);
     void *device[] = {d_rows, d_qkv, d_bias, d_norms, d_angles};
@@ -269,7 +269,7 @@ static void take_queries(check *c, world *w, const char *name)
     gpu_type type = gpu_query_type(w->s->format);
     check_fetch(c, raw, w->q, n * 2);
     check_widen(raw, n, type, got);
-    char text[96];
+    char text[160];
     snprintf(text, sizeof text, "queries, %s", name);
     check_row(c, text, w->cpu_q, got, n, type == GPU_BF16 ? 1e-5 : 1e-6);
     memcpy(w->cpu_q, got, n * 4);

