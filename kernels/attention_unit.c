@@ -29,6 +29,8 @@ typedef struct unit_state {
     float *s;           /* [KERN_ATTN_ROWS][KERN_BLOCK] */
     float *so_far;      /* [n] attn_part_floats: the spans before */
     float *parts;       /* [n] attn_part_floats: this span */
+    kern_pages pages;   /* formats with grids: ... */
+    uint8_t *wide;      /* ... a block of them as bf16 */
 } unit_state;
 
 static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -39,7 +41,8 @@ size_t attn_unit_bytes(size_t n, size_t head_dim)
                    align64(n * sizeof(float *)) +
                    n * (KERN_ATTN_Q_STRIDE + head_dim + 2 * attn_part_floats(head_dim)) *
                        sizeof(float) +
-                   KERN_ATTN_ROWS * KERN_BLOCK * sizeof(float));
+                   KERN_ATTN_ROWS * KERN_BLOCK * sizeof(float)) +
+           kern_wide_bytes(head_dim);
 }
 
 static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint8_t *base)
@@ -57,7 +60,15 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
     u.parts = u.so_far + u.n * attn_part_floats(dim);
     u.o = u.parts + u.n * attn_part_floats(dim);
     u.s = u.o + u.n * dim;
+    u.wide = (uint8_t *)(u.s + KERN_ATTN_ROWS * KERN_BLOCK);
     u.mass_blocks = kern_blocks_of(attn_row_end(u.it, u.it->n_rows - 1));
+    uint32_t page_tokens = job->batch->shape.page_tokens;
+    u.pages = (kern_pages){.pages = u.it->pages,
+                           .tiles = u.it->tiles,
+                           .page_stride = job->batch->page_stride,
+                           .filling = u.it->filling,
+                           .first_filling = u.it->first_slot / page_tokens,
+                           .own = (u.it->first_slot + unit->row) / page_tokens};
     return u;
 }
 
@@ -221,7 +232,7 @@ static void find_strips(const unit_state *u, size_t block, uint32_t begin, uint3
 static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const kern_attn_strips *v,
                         const float *p, kern_attn_row *rows, uint32_t n, float *o)
 {
-    kern_kv_format type = b->shape.format;
+    kern_kv_format type = kern_kv_wide(&b->shape).format;
     uint32_t dim = b->shape.head_dim, from = 0, to = KERN_BLOCK;
     bool same = true;
     for (uint32_t r = 0; r < n; r++) {
@@ -289,7 +300,7 @@ static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
     const float *q = u->q + first * KERN_ATTN_Q_STRIDE;
     const bool ints = in_integers(u);
     if (ints) isa->attn_int_scores(k, strip, end, (const int16_t *)q, rows, m, dim, u->s);
-    else isa->attn_scores[b->shape.format](k, strip, end, q, m, dim, u->s);
+    else isa->attn_scores[kern_kv_wide(&b->shape).format](k, strip, end, q, m, dim, u->s);
     isa->attn_softmax(rows, m, u->s);
     for (size_t r = 0; r < n; r++)
         if (u->mass[first + r] && rows[r].lo < rows[r].hi)
@@ -297,6 +308,24 @@ static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
     float *o = u->o + first * dim;
     if (ints) isa->attn_int_values(v, lo, hi, u->s, rows, m, dim, o);
     else tile_values(isa, b, v, u->s, rows, m, o);
+}
+
+/* The strips of `block`, which those before had found; and finds the next one's. */
+static void next_block(const unit_state *u, size_t block, uint32_t begin, uint32_t end,
+                       strip_cursor *c, kern_attn_strips *k, kern_attn_strips *v)
+{
+    const kern_kv_shape *shape = &u->job->batch->shape;
+    if (kern_kv_has_grids(shape->format)) {
+        size_t first = block * KERN_BLOCK_STRIPS,
+               strips = ((size_t)end + KERN_STRIP - 1) / KERN_STRIP;
+        kern_widen_strips(&u->job->kc->isa, shape, &u->pages, max_size(first, begin / KERN_STRIP),
+                          min_size(first + KERN_BLOCK_STRIPS, strips), u->wide, k, v);
+        return;
+    }
+    memcpy(k->at, k->next, sizeof k->at);
+    memcpy(v->at, v->next, sizeof v->at);
+    if (shape->format == KERN_KV_INT8) kern_strip_scales(shape, k, v);
+    find_strips(u, block + 1, begin, end, c, k->next, v->next);
 }
 
 /* Blocks of one span, whatever lies of them in [begin, end). k->next and v->next are those of the
@@ -311,11 +340,7 @@ static void run_span(unit_state *u, uint32_t span, uint32_t begin, uint32_t end,
     size_t tiles = (u->n + most - 1) / most;
     size_t step = (u->n + tiles - 1) / tiles; /* tiles of equal size: few rows are slow */
     for (size_t block = first; block < last; block++) {
-        memcpy(k->at, k->next, sizeof k->at);
-        memcpy(v->at, v->next, sizeof v->at);
-        if (u->job->batch->shape.format == KERN_KV_INT8)
-            kern_strip_scales(&u->job->batch->shape, k, v);
-        find_strips(u, block + 1, begin, end, c, k->next, v->next);
+        next_block(u, block, begin, end, c, k, v);
         for (size_t r = 0; r < u->n; r += step)
             tile_block(u, block, k, v, r, min_size(u->n - r, step));
     }
@@ -332,7 +357,8 @@ void attn_unit_run(const attn_job *job, const attn_unit *unit, uint8_t *scratch)
     kern_attn_strips k = {0}, v = {0};
     kern_strip_steps(&job->batch->shape, &k, &v);
     strip_cursor c = {.strip = UINT32_MAX};
-    find_strips(&u, begin / KERN_BLOCK, begin, end, &c, k.next, v.next);
+    if (!kern_kv_has_grids(job->batch->shape.format))
+        find_strips(&u, begin / KERN_BLOCK, begin, end, &c, k.next, v.next);
     for (uint32_t span = unit->first_span; span < unit->end_span; span++) {
         start_span(&u);
         run_span(&u, span, begin, end, &c, &k, &v);

@@ -56,16 +56,17 @@ static bool runs_amx(void)
 static const struct isa_row {
     const char *name;
     bool (*runs)(void);
-    fill_fn fill[5];
+    fill_fn fill[6];
 } isa_rows[] = {
     {"ref",
      runs_always,
-     {kern_matmul_fill_ref, kern_quant_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref}},
+     {kern_matmul_fill_ref, kern_quant_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref,
+      kern_kv_grids_fill_ref}},
 #if defined(__x86_64__)
     {"avx2",
      runs_avx2,
      {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2,
-      kern_kv_fill_avx2}},
+      kern_kv_fill_avx2, kern_kv_grids_fill_avx2}},
     {"avx512",
      runs_avx512,
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
