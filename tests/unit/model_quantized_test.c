@@ -372,6 +372,15 @@ static void wrong_files_are_refused_by_name(void **state)
                   "q_proj.weight\" is missing");
     expect_folder("ct_int4_group", data, "weight_shape", "weight_shapf", "is not part of");
     expect_folder("ct_fp8_tensor", data, "F8_E4M3", "F8_E5M2", "F8_E5M2 is not supported");
+    expect_folder("fp8_tensor", config, "\"activation_scheme\"",
+                  "\"weight_block_size\": [4, 64], \"activation_scheme\"", "is [], config.json");
+    expect_folder("ct_fp8_tensor", config, "\"strategy\": \"tensor\"", "\"strategy\": \"channel\"",
+                  "is [1], config.json");
+    expect_folder("fp8_tensor", config, "\"quant_method\": \"fp8\"",
+                  "\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": {"
+                  "\"targets\": [\"Linear\"], \"weights\": {\"type\": \"float\", "
+                  "\"strategy\": \"channel\"}}}",
+                  "is [], config.json");
     expect_folder("fp8_tensor", data, "input_scale", "outpu_scale", "is not part of");
     expect_folder("fp8_block", config, "\"fp8\"", "\"awq\"", "F8_E4M3 is not supported");
 }
