@@ -52,7 +52,7 @@ typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, uns
 /* ---- blocks: of ISAs whose instructions sum more than one product at a time. Rows of x stand in
  * tiles of R rows: KERN_DOT_ROWS, the last ones zeros, or all where there are fewer. A tile of x
  * goes by units of columns,
- *     bf16         [k / 32][R][32]
+ *     bf16         [k / 32][2][R][32]: x rounded, then what that left
  *     quantised    by groups, as above but with R rows
  * and one call multiplies some of them with a piece of some panels. */
 enum { KERN_DOT_ROWS = 16 };
@@ -95,7 +95,7 @@ typedef struct kern_isa {
      * done. *sink keeps the compiler from dropping them. */
     double (*fma_burst)(size_t rounds, float *sink);
 
-    const kern_dot_ops *bf16_block; /* NULL: by tiles. x is rounded to bf16 */
+    const kern_dot_ops *bf16_block; /* NULL: by tiles. x is the sum of two bf16 */
     /* As fma_burst, of what bf16_block does; NULL where that is fma_burst. */
     double (*dot_burst)(size_t rounds, float *sink);
 
