@@ -20,7 +20,7 @@ POOL = ["--model", MODEL, "--kv-memory", "64M"]
 VOCAB = 1024
 PAGE = 16
 LAYERS = 4
-TIMEOUT = 120
+TIMEOUT = 600 # seconds after which something hangs: sanitizers on a busy machine are slow
 
 RUN_KEYS = ["id", "index", "text", "token_ids", "finish_reason", "usage", "timings"]
 
