@@ -81,9 +81,9 @@ typedef struct model_config {
     uint8_t layers[MODEL_LAYERS_MAX]; // LAYER_ flags
     float query_factor; // scores are so many times q k / sqrt(head_dim); needs qk_norm
     rope_config rope;
-    rope_config local_rope;             // of layers with LAYER_LOCAL
-    dtype stored;                       // config's torch_dtype or dtype: what --dtype auto means
-    uint8_t quant_bits;                 // 8, 4: integers keep the stored weights best; 0 = `stored`
+    rope_config local_rope; // of layers with LAYER_LOCAL
+    dtype stored;           // config's torch_dtype or dtype: what --dtype auto means
+    uint8_t quant_bits;     // 8, 4: integers keep the stored weights best; 0 = `stored`
     /* How config.json says that the files' weights are quantised; NULL: not. */
     const struct quantized_scheme *quantized;
     uint32_t stop_ids[MODEL_STOPS_MAX]; // the eos ids of both files
