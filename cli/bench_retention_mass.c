@@ -61,6 +61,9 @@ static void fill(bench_mass *m, rng *r)
 status bench_mass_create(bench *b, uint32_t tokens, bench_mass **out, error *err)
 {
     const model_config *c = &b->model.config;
+    if (kern_kv_has_grids(b->model.kv_type))
+        return error_set(err, STATUS_INVALID, "--kv-dtype: %s has no such bench: its pages fill",
+                         kern_kv_name(b->model.kv_type));
     bench_mass *m = calloc(1, sizeof *m);
     if (!m) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     uint32_t page = b->seqs.info->geometry.page_tokens;

@@ -100,7 +100,8 @@ static status list_moves(bench_seqs *b, size_t *n)
                 pkv_move move = {.group = g,
                                  .src_page = source,
                                  .dst_page = table.pages[i],
-                                 .n_slots = b->info->geometry.page_tokens};
+                                 .n_slots = b->info->geometry.page_tokens,
+                                 .fresh = 1};
                 RETURN_IF_ERROR(add_move(b, n, move));
             }
         }

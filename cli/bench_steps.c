@@ -178,6 +178,7 @@ static double kv_bytes(const bench *b, double context)
     const model_config *c = &b->model.config;
     kern_kv_facts facts = kern_kv_facts_of(b->model.kv_type);
     double slot = (double)c->head_dim * facts.bits / 8 + facts.scales;
+    if (facts.group) slot += (double)c->head_dim * KERN_GRID_BYTES / facts.group;
     return 2.0 * c->n_layers * c->n_kv_heads * slot * context;
 }
 

@@ -11,7 +11,8 @@
 static const char *const load_formats[] = {"auto", "dummy", NULL};
 static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
 
-static const char *const kv_dtypes[] = {"auto", "f32", "bf16", "f16", "int8", "fp8", NULL};
+static const char *const kv_dtypes[] = {"auto", "f32",  "bf16", "f16", "int8",
+                                        "int4", "int2", "fp8",  NULL};
 
 static const char *const quantizations[] = {"auto", "none", "int8", "mixed", "int4", NULL};
 
@@ -29,11 +30,12 @@ static const arg_flag flags_table[] = {
         "dtype", "TYPE", ARG_CHOICE, model_flags, dtype,
         "type of weights and KV pages (f32 keeps stored weights exact, auto is the stored type)",
         .initial = "auto", .choices = dtypes),
-    ARG_ROW("kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
-            "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V, "
-            "and is "
-            "the CPU's alone; fp8 is e4m3 without a scale, and the GPU's alone)",
-            .initial = "auto", .choices = kv_dtypes),
+    ARG_ROW(
+        "kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
+        "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; "
+        "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a "
+        "GPU has bf16, f16, and fp8 (e4m3 without a scale), which is its alone)",
+        .initial = "auto", .choices = kv_dtypes),
     ARG_ROW(
         "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
         "make integers of the layers' weights (of 8 bits in the head) when they are loaded; mixed "
@@ -68,7 +70,8 @@ static const arg_flag flags_table[] = {
             "of what the KV pool leaves; 0 computes them again",
             .max = 0x1p62, .initial = "1G"),
     ARG_ROW("page-tokens", "N", ARG_COUNT, model_flags, page_tokens,
-            "tokens in a page, a multiple of 16", .min = 16, .max = 256, .initial = "16"),
+            "tokens in a page, a multiple of 16, of 32 with int4 and int2 (default: the smallest)",
+            .min = 16, .max = 256),
     ARG_ROW("kv-group-layers", "N", ARG_COUNT, model_flags, kv_group_layers,
             "layers that share one page table", .min = 1, .max = 65536, .initial = "1"),
     ARG_ROW("kv-group-heads", "N", ARG_COUNT, model_flags, kv_group_heads,
@@ -139,6 +142,13 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
     status s = model_ranks_check(&m->config, f->tp, err);
     if (!status_ok(s)) error_prefix(err, "--tp");
     return s;
+}
+
+static uint32_t wanted_page(const model_flags *f, kern_kv_format kv_type)
+{
+    uint32_t group = kern_kv_facts_of(kv_type).group;
+    if (f->page_tokens) return f->page_tokens;
+    return group ? group : 16;
 }
 
 /* auto is for who asks for no type: --dtype f32 or bf16 is an answer too. */
@@ -265,7 +275,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .n_threads = f->threads,
         .isa = f->isa,
         .group = m->group,
-        .geometry = {.page_tokens = f->page_tokens,
+        .geometry = {.page_tokens = wanted_page(f, m->kv_type),
                      .layers_per_group = f->kv_group_layers,
                      .heads_per_group =
                          f->kv_group_heads ? f->kv_group_heads : m->config.n_kv_heads},
@@ -333,12 +343,17 @@ void format_bytes(char *out, size_t size, uint64_t bytes)
 
 void model_tell(const loaded_model *m, const char *dir)
 {
-    char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "";
+    char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "",
+                                          filling[80] = "";
     if (m->options.quant_attention) snprintf(bits, sizeof bits, "mixed ");
     else if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
     if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
     format_bytes(weights, sizeof weights, m->facts.weight_bytes);
     format_bytes(pool, sizeof pool, m->facts.pool_bytes);
+    if (m->facts.filling_bytes) {
+        format_bytes(tier, sizeof tier, m->facts.filling_bytes);
+        snprintf(filling, sizeof filling, " and up to %s of bf16 for pages that fill", tier);
+    }
     format_bytes(tier, sizeof tier, m->facts.swap_bytes);
     if (m->facts.swap_bytes) snprintf(swap, sizeof swap, ", %s of host memory to swap", tier);
     const backend_info *info = m->backend.ops->info(m->backend.ctx);
@@ -346,13 +361,13 @@ void model_tell(const loaded_model *m, const char *dir)
     uint32_t blocks = pages / pkv_groups(&info->geometry);
     fprintf(
         stderr,
-        "octavo: %s: %s, %s of %sweights; KV pool %s%s: %u %s pages, room for %llu tokens%s; %s, "
+        "octavo: %s: %s, %s of %sweights; KV pool %s%s%s: %u %s pages, room for %llu tokens%s; %s, "
         "%s%u thread%s; weights %s in %.2f s, ready in %.2f s\n",
         dir, m->config.architecture, weights, bits, pool,
         !m->default_pool ? ""
         : m->gpu         ? " (85 % of what the GPU has left)"
                          : " (60 % of what the cgroup leaves after the weights)",
-        pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens, swap,
+        filling, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens, swap,
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);

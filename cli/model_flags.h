@@ -23,7 +23,7 @@ typedef struct model_flags {
     const char *isa;           // NULL = best
     uint64_t kv_memory;        // 0 = default share
     uint64_t swap_memory;
-    uint32_t page_tokens;
+    uint32_t page_tokens; // 0 = the fewest of its type of KV pages
     uint32_t kv_group_layers;
     uint32_t kv_group_heads; // 0 = all KV heads
     uint32_t max_batch;

@@ -155,7 +155,7 @@ static void on_trouble(void *log, const char *text) { rpc_log_note(log, "error",
 
 static status start_engine(serving *s, error *err)
 {
-    uint32_t page_tokens = s->model_flags.page_tokens;
+    uint32_t page_tokens = s->model.options.geometry.page_tokens;
     status st = rpc_events_create(EVENT_TOKENS / page_tokens, page_tokens, &s->events);
     if (!status_ok(st)) return error_set(err, st.code, "out of memory");
     engine_options o = model_engine_options(&s->model, s->flags.max_requests);
@@ -188,7 +188,7 @@ static rpc_model facts_of(const serving *s)
         .bos_id = m->config.bos_id,
         .vocab_size = m->config.vocab_size,
         .max_model_len = m->max_model_len,
-        .page_tokens = s->model_flags.page_tokens,
+        .page_tokens = m->options.geometry.page_tokens,
         .n_pages = m->backend.ops->info(m->backend.ctx)->n_pages - 1,
         .max_batch = m->max_batch,
         .max_requests = s->flags.max_requests,

@@ -91,8 +91,21 @@ static void sum_mass(void *ctx, size_t from, size_t to, unsigned thread)
 
 static uint32_t unit_tokens(const kern_attn_batch *b) { return max_u32(1, UNIT_ROWS / b->q_heads); }
 
+/* Slots that units are cut at multiples of, for none to have rows of two pages where they read
+ * their own otherwise: a divisor of the page. 0: units are counted from an item's first row. */
+static uint32_t unit_anchor(const kern_attn_batch *b)
+{
+    if (!kern_kv_has_grids(b->shape.format)) return 0;
+    uint32_t slots = KERN_STRIP;
+    while (slots > unit_tokens(b)) slots /= 2;
+    return slots;
+}
+
 static size_t unit_count(const kern_attn_batch *b, const kern_attn_item *it)
 {
+    uint32_t anchor = unit_anchor(b);
+    if (anchor)
+        return (attn_row_end(it, it->n_rows - 1) - 1) / anchor - it->first_slot / anchor + 1;
     return (it->n_rows + unit_tokens(b) - 1) / unit_tokens(b);
 }
 
@@ -109,7 +122,12 @@ static size_t unit_work(const kern_attn_batch *b, const attn_unit *unit)
 static attn_unit unit_at(const kern_attn_batch *b, size_t item, size_t index)
 {
     const kern_attn_item *it = &b->items[item];
-    uint32_t step = unit_tokens(b), row = (uint32_t)index * step;
+    uint32_t step = unit_tokens(b), row = (uint32_t)index * step, anchor = unit_anchor(b);
+    if (anchor) {
+        row = max_u32((it->first_slot / anchor + (uint32_t)index) * anchor, it->first_slot);
+        step = anchor - row % anchor;
+        row -= it->first_slot;
+    }
     attn_unit u = {.item = (uint32_t)item, .row = row, .n_rows = min_u32(step, it->n_rows - row)};
     u.first_span = attn_row_begin(it, row) / KERN_SPAN;
     u.end_span = (attn_row_end(it, row + u.n_rows - 1) - 1) / KERN_SPAN + 1;
@@ -249,6 +267,7 @@ static void check_batch(const kern_attn_batch *b)
     assert(b->q_heads > 0);
     for (size_t i = 0; i < b->n_items; i++) {
         assert(b->items[i].n_rows > 0);
+        assert(!kern_kv_has_grids(b->shape.format) || b->items[i].filling);
         assert(!b->items[i].mass || b->items[i].mass_rows > 0);
         assert(!b->items[i].mass || b->items[i].mass_rows <= b->items[i].n_rows);
     }

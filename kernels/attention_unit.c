@@ -22,6 +22,8 @@ typedef struct unit_state {
     uint32_t *ends;      /* [n] slots [begins, ends) are seen */
     uint32_t *begins;
     float *q_scales;    /* [n] 1 unless q is in integers */
+    bool whole;         /* each row's lo and hi say that it sees all of the block */
+    bool ints;          /* int8 pages, and q in integers */
     float **mass;       /* [n] where a row's sums begin, or NULL */
     size_t mass_blocks; /* behind so many blocks of sums stand the maxima */
     float *q;           /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
@@ -29,6 +31,8 @@ typedef struct unit_state {
     float *s;           /* [KERN_ATTN_ROWS][KERN_BLOCK] */
     float *so_far;      /* [n] attn_part_floats: the spans before */
     float *parts;       /* [n] attn_part_floats: this span */
+    kern_pages pages;   /* formats with grids: ... */
+    uint8_t *wide;      /* ... a block of them as bf16 */
 } unit_state;
 
 static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -39,7 +43,8 @@ size_t attn_unit_bytes(size_t n, size_t head_dim)
                    align64(n * sizeof(float *)) +
                    n * (KERN_ATTN_Q_STRIDE + head_dim + 2 * attn_part_floats(head_dim)) *
                        sizeof(float) +
-                   KERN_ATTN_ROWS * KERN_BLOCK * sizeof(float));
+                   KERN_ATTN_ROWS * KERN_BLOCK * sizeof(float)) +
+           kern_wide_bytes(head_dim);
 }
 
 static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint8_t *base)
@@ -47,6 +52,7 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
     unit_state u = {.job = job, .unit = unit, .it = &job->batch->items[unit->item]};
     size_t dim = job->batch->shape.head_dim;
     u.n = (size_t)unit->n_rows * job->batch->q_heads;
+    u.ints = job->batch->shape.format == KERN_KV_INT8 && job->kc->isa.attn_int_rows > 0;
     u.rows = (kern_attn_row *)base;
     u.ends = (uint32_t *)(u.rows + u.n);
     u.begins = u.ends + u.n;
@@ -57,7 +63,15 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
     u.parts = u.so_far + u.n * attn_part_floats(dim);
     u.o = u.parts + u.n * attn_part_floats(dim);
     u.s = u.o + u.n * dim;
+    u.wide = (uint8_t *)(u.s + KERN_ATTN_ROWS * KERN_BLOCK);
     u.mass_blocks = kern_blocks_of(attn_row_end(u.it, u.it->n_rows - 1));
+    uint32_t page_tokens = job->batch->shape.page_tokens;
+    u.pages = (kern_pages){.pages = u.it->pages,
+                           .tiles = u.it->tiles,
+                           .page_stride = job->batch->page_stride,
+                           .filling = u.it->filling,
+                           .first_filling = u.it->first_slot / page_tokens,
+                           .own = (u.it->first_slot + unit->row) / page_tokens};
     return u;
 }
 
@@ -76,11 +90,6 @@ static void find_rows(unit_state *u)
                          ? NULL
                          : attn_mass_of_row(u->job, u->unit->item, head, i - mass_from).sums;
     }
-}
-
-static bool in_integers(const unit_state *u)
-{
-    return u->job->batch->shape.format == KERN_KV_INT8 && u->job->kc->isa.attn_int_rows > 0;
 }
 
 /* q [dim] to integers in its place, and their scale: a NaN where q is not finite. */
@@ -110,12 +119,13 @@ static void load_queries(unit_state *u)
                             r % b->q_heads * b->shape.head_dim;
         float *q = u->q + r * KERN_ATTN_Q_STRIDE;
         for (size_t d = 0; d < b->shape.head_dim; d++) q[d] = from[d] * scale;
-        u->q_scales[r] = in_integers(u) ? quantize_query(q, b->shape.head_dim) : 1.0f;
+        u->q_scales[r] = u->ints ? quantize_query(q, b->shape.head_dim) : 1.0f;
     }
 }
 
 static void start_span(unit_state *u)
 {
+    u->whole = false;
     memset(u->rows, 0, u->n * sizeof *u->rows);
     memset(u->o, 0, u->n * u->job->batch->shape.head_dim * sizeof *u->o);
     for (size_t r = 0; r < u->n; r++) {
@@ -221,7 +231,7 @@ static void find_strips(const unit_state *u, size_t block, uint32_t begin, uint3
 static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const kern_attn_strips *v,
                         const float *p, kern_attn_row *rows, uint32_t n, float *o)
 {
-    kern_kv_format type = b->shape.format;
+    kern_kv_format type = kern_kv_wide(&b->shape).format;
     uint32_t dim = b->shape.head_dim, from = 0, to = KERN_BLOCK;
     bool same = true;
     for (uint32_t r = 0; r < n; r++) {
@@ -251,27 +261,32 @@ static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const ker
     }
 }
 
-/* What each row of a tile sees of a block; false: nothing. [*lo, *hi): what any of them sees. */
-static bool tile_range(unit_state *u, size_t block, size_t first, size_t n, uint32_t *lo,
-                       uint32_t *hi)
+/* What each row sees of a block. */
+static void see_block(unit_state *u, size_t block)
 {
-    kern_attn_row *rows = u->rows + first;
-    uint32_t base = (uint32_t)block * KERN_BLOCK;
-    bool all = u->begins[first + n - 1] <= base && u->ends[first] >= base + KERN_BLOCK;
-    *lo = all ? 0 : KERN_BLOCK;
-    *hi = all ? KERN_BLOCK : 0;
+    const uint32_t base = (uint32_t)block * KERN_BLOCK;
+    const bool whole = u->begins[u->n - 1] <= base && u->ends[0] >= base + KERN_BLOCK;
+    for (size_t r = 0; u->it->mass && r < u->n; r++)
+        u->rows[r].mass = u->mass[r] ? u->mass[r] + block * KERN_BLOCK_STRIPS : NULL;
+    if (whole && u->whole) return;
+    u->whole = whole;
+    for (size_t r = 0; r < u->n; r++) {
+        uint32_t begin = max_u32(u->begins[r], base) - base;
+        uint32_t end = max_u32(min_u32(u->ends[r], base + KERN_BLOCK), base) - base;
+        u->rows[r].lo = begin < end ? begin : 0;
+        u->rows[r].hi = begin < end ? end : 0;
+    }
+}
+
+/* [*lo, *hi): what any of n rows sees; false: nothing. */
+static bool tile_range(const kern_attn_row *rows, size_t n, uint32_t *lo, uint32_t *hi)
+{
+    *lo = KERN_BLOCK;
+    *hi = 0;
     for (size_t r = 0; r < n; r++) {
-        rows[r].mass = u->mass[first + r] ? u->mass[first + r] + block * KERN_BLOCK_STRIPS : NULL;
-        uint32_t begin = 0, end = KERN_BLOCK;
-        if (!all) {
-            begin = max_u32(u->begins[first + r], base) - base;
-            end = max_u32(min_u32(u->ends[first + r], base + KERN_BLOCK), base) - base;
-        }
-        rows[r].lo = begin < end ? begin : 0;
-        rows[r].hi = begin < end ? end : 0;
-        if (begin >= end) continue;
-        *lo = min_u32(*lo, begin);
-        *hi = max_u32(*hi, end);
+        if (rows[r].lo >= rows[r].hi) continue;
+        *lo = min_u32(*lo, rows[r].lo);
+        *hi = max_u32(*hi, rows[r].hi);
     }
     return *lo < *hi;
 }
@@ -282,42 +297,86 @@ static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
 {
     const kern_isa *isa = &u->job->kc->isa;
     const kern_attn_batch *b = u->job->batch;
+    const kern_kv_format type = kern_kv_wide(&b->shape).format;
     kern_attn_row *rows = u->rows + first;
-    uint32_t lo, hi, dim = b->shape.head_dim;
-    if (!tile_range(u, block, first, n, &lo, &hi)) return;
-    uint32_t strip = lo / KERN_STRIP, end = (hi + KERN_STRIP - 1) / KERN_STRIP, m = (uint32_t)n;
+    uint32_t lo = 0, hi = KERN_BLOCK, dim = b->shape.head_dim, m = (uint32_t)n;
+    if (!u->whole && !tile_range(rows, n, &lo, &hi)) return;
+    uint32_t strip = lo / KERN_STRIP, end = (hi + KERN_STRIP - 1) / KERN_STRIP;
     const float *q = u->q + first * KERN_ATTN_Q_STRIDE;
-    const bool ints = in_integers(u);
-    if (ints) isa->attn_int_scores(k, strip, end, (const int16_t *)q, rows, m, dim, u->s);
-    else isa->attn_scores[b->shape.format](k, strip, end, q, m, dim, u->s);
+    if (u->ints) isa->attn_int_scores(k, strip, end, (const int16_t *)q, rows, m, dim, u->s);
+    else isa->attn_scores[type](k, strip, end, q, m, dim, u->s);
     isa->attn_softmax(rows, m, u->s);
-    for (size_t r = 0; r < n; r++)
-        if (u->mass[first + r] && rows[r].lo < rows[r].hi)
+    for (size_t r = 0; u->it->mass && r < n; r++)
+        if (rows[r].mass && rows[r].lo < rows[r].hi)
             u->mass[first + r][u->mass_blocks * KERN_BLOCK_STRIPS + block] = rows[r].max;
     float *o = u->o + first * dim;
-    if (ints) isa->attn_int_values(v, lo, hi, u->s, rows, m, dim, o);
+    if (u->ints) isa->attn_int_values(v, lo, hi, u->s, rows, m, dim, o);
+    else if (u->whole) isa->attn_values[type](v, lo, hi, u->s, rows, m, dim, o);
     else tile_values(isa, b, v, u->s, rows, m, o);
 }
 
-/* Blocks of one span, whatever lies of them in [begin, end). k->next and v->next are those of the
- * first, then those of the block behind the last. */
-static void run_span(unit_state *u, uint32_t span, uint32_t begin, uint32_t end, strip_cursor *c,
-                     kern_attn_strips *k, kern_attn_strips *v)
+/* What a tile is to prefetch of the next block's strips: the first two tiles share them, for the
+ * CPU waits for a few lines at once only; the others fetch their own again, which are near. */
+static void share_next(kern_attn_strips *strips, const uint8_t *const *next, size_t tile,
+                       size_t n_tiles)
+{
+    for (size_t t = 0; t < KERN_BLOCK_STRIPS; t++) {
+        bool mine = n_tiles == 1 || t / (KERN_BLOCK_STRIPS / 2) == tile;
+        strips->next[t] = mine ? next[t] : strips->at[t];
+    }
+}
+
+/* Where the strips of a unit's blocks lie: of the current one and of the next. */
+typedef struct unit_strips {
+    strip_cursor cursor;
+    kern_attn_strips k, v;
+    const uint8_t *next_k[KERN_BLOCK_STRIPS], *next_v[KERN_BLOCK_STRIPS];
+} unit_strips;
+
+/* Makes the next block the current one, in a table of [begin, end). */
+static void next_strips(const unit_state *u, size_t block, uint32_t begin, uint32_t end,
+                        unit_strips *x)
+{
+    const kern_kv_shape *shape = &u->job->batch->shape;
+    if (kern_kv_has_grids(shape->format)) {
+        size_t first = block * KERN_BLOCK_STRIPS;
+        size_t strips = ((size_t)end + KERN_STRIP - 1) / KERN_STRIP;
+        kern_widen_strips(&u->job->kc->isa, shape, &u->pages, max_size(first, begin / KERN_STRIP),
+                          min_size(first + KERN_BLOCK_STRIPS, strips), u->wide, &x->k, &x->v);
+        memcpy(x->next_k, x->k.at, sizeof x->k.at);
+        memcpy(x->next_v, x->v.at, sizeof x->v.at);
+        return;
+    }
+    memcpy(x->k.at, x->next_k, sizeof x->k.at);
+    memcpy(x->v.at, x->next_v, sizeof x->v.at);
+    find_strips(u, block + 1, begin, end, &x->cursor, x->next_k, x->next_v);
+    if (shape->format != KERN_KV_INT8) return;
+    kern_strip_scales(shape, &x->k, &x->v);
+    for (size_t t = 0; t < KERN_BLOCK_STRIPS; t++) {
+        const uint8_t *scales = x->next_k[t] + kern_kv_scales_at(shape);
+        __builtin_prefetch(scales, 0, 2);
+        __builtin_prefetch(scales + kern_kv_scale_bytes(shape), 0, 2);
+    }
+}
+
+/* Blocks of one span, whatever lies of them in [begin, end). x->next_k and x->next_v are those of
+ * the first, then those of the block behind the last. */
+static void run_span(unit_state *u, uint32_t span, uint32_t begin, uint32_t end, unit_strips *x)
 {
     size_t first = max_size(begin, (size_t)span * KERN_SPAN) / KERN_BLOCK;
     size_t last = kern_blocks_of(min_size(end, ((size_t)span + 1) * KERN_SPAN));
     const kern_isa *isa = &u->job->kc->isa;
-    size_t most = in_integers(u) ? isa->attn_int_rows : isa->attn_rows;
+    size_t most = u->ints ? isa->attn_int_rows : isa->attn_rows;
     size_t tiles = (u->n + most - 1) / most;
     size_t step = (u->n + tiles - 1) / tiles; /* tiles of equal size: few rows are slow */
     for (size_t block = first; block < last; block++) {
-        memcpy(k->at, k->next, sizeof k->at);
-        memcpy(v->at, v->next, sizeof v->at);
-        if (u->job->batch->shape.format == KERN_KV_INT8)
-            kern_strip_scales(&u->job->batch->shape, k, v);
-        find_strips(u, block + 1, begin, end, c, k->next, v->next);
-        for (size_t r = 0; r < u->n; r += step)
-            tile_block(u, block, k, v, r, min_size(u->n - r, step));
+        next_strips(u, block, begin, end, x);
+        see_block(u, block);
+        for (size_t i = 0, r = 0; r < u->n; i++, r += step) {
+            share_next(&x->k, x->next_k, i, tiles);
+            share_next(&x->v, x->next_v, i, tiles);
+            tile_block(u, block, &x->k, &x->v, r, min_size(u->n - r, step));
+        }
     }
 }
 
@@ -329,13 +388,13 @@ void attn_unit_run(const attn_job *job, const attn_unit *unit, uint8_t *scratch)
     load_queries(&u);
     uint32_t begin = max_u32(u.begins[0], unit->first_span * KERN_SPAN);
     uint32_t end = (uint32_t)min_size(u.ends[u.n - 1], (size_t)unit->end_span * KERN_SPAN);
-    kern_attn_strips k = {0}, v = {0};
-    kern_strip_steps(&job->batch->shape, &k, &v);
-    strip_cursor c = {.strip = UINT32_MAX};
-    find_strips(&u, begin / KERN_BLOCK, begin, end, &c, k.next, v.next);
+    unit_strips x = {.cursor.strip = UINT32_MAX};
+    kern_strip_steps(&job->batch->shape, &x.k, &x.v);
+    if (!kern_kv_has_grids(job->batch->shape.format))
+        find_strips(&u, begin / KERN_BLOCK, begin, end, &x.cursor, x.next_k, x.next_v);
     for (uint32_t span = unit->first_span; span < unit->end_span; span++) {
         start_span(&u);
-        run_span(&u, span, begin, end, &c, &k, &v);
+        run_span(&u, span, begin, end, &x);
         float *parts = unit->parts ? unit->parts + (span - unit->first_span) * part : u.parts;
         keep_span(&u, parts);
         if (!unit->parts) merge_span(&u, span, parts);

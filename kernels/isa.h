@@ -52,7 +52,7 @@ typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, uns
 /* ---- blocks: of ISAs whose instructions sum more than one product at a time. Rows of x stand in
  * tiles of R rows: KERN_DOT_ROWS, the last ones zeros, or all where there are fewer. A tile of x
  * goes by units of columns,
- *     bf16         [k / 32][R][32]
+ *     bf16         [k / 32][2][R][32]: x rounded, then what that left
  *     quantised    by groups, as above but with R rows
  * and one call multiplies some of them with a piece of some panels. */
 enum { KERN_DOT_ROWS = 16 };
@@ -95,7 +95,7 @@ typedef struct kern_isa {
      * done. *sink keeps the compiler from dropping them. */
     double (*fma_burst)(size_t rounds, float *sink);
 
-    const kern_dot_ops *bf16_block; /* NULL: by tiles. x is rounded to bf16 */
+    const kern_dot_ops *bf16_block; /* NULL: by tiles. x is the sum of two bf16 */
     /* As fma_burst, of what bf16_block does; NULL where that is fma_burst. */
     double (*dot_burst)(size_t rounds, float *sink);
 
@@ -125,7 +125,14 @@ typedef struct kern_isa {
                                       const float *k, const float *v);
     void (*kv_read[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
                                      float *k, float *v);
-    /* out [n] = n elements as f32, int8 ones without their scale; n is a multiple of 16. */
+    /* Of formats with grids alone: kern_kv_pack; 16 slots of a tile from `slot` on as strips of
+     * bf16, k [head_dim / 2][16][2] and v [8][head_dim][2]. */
+    void (*kv_pack[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *wide, void *tile);
+    void (*kv_strip[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
+                                      uint8_t *k, uint8_t *v);
+    /* None of formats with grids from here on: their strips are read as bf16.
+     *
+     * out [n] = n elements as f32, int8 ones without their scale; n is a multiple of 16. */
     void (*widen[KERN_KV_FORMATS])(const void *from, size_t n, float *out);
     unsigned attn_rows; /* rows of a tile, <= KERN_ATTN_ROWS */
     /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [n][KERN_ATTN_Q_STRIDE]. */
@@ -153,6 +160,7 @@ void kern_matmul_fill_ref(kern_isa *isa);
 void kern_quant_fill_ref(kern_isa *isa);
 void kern_rows_fill_ref(kern_isa *isa);
 void kern_attention_fill_ref(kern_isa *isa);
+void kern_kv_grids_fill_ref(kern_isa *isa);
 #if defined(__x86_64__)
 void kern_matmul_fill_avx2(kern_isa *isa);
 void kern_matmul_fill_avx512(kern_isa *isa);
@@ -163,6 +171,7 @@ void kern_matmul_fill_amx(kern_isa *isa);
 void kern_quant_fill_amx(kern_isa *isa);
 void kern_rows_fill_avx2(kern_isa *isa);
 void kern_kv_fill_avx2(kern_isa *isa);
+void kern_kv_grids_fill_avx2(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);
 void kern_attention_int8_fill_avx2(kern_isa *isa);

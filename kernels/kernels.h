@@ -80,8 +80,9 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
 /* y [m, n] = x [m, k] * W^T (+ bias [n] when not NULL). Strides in elements. Each y is summed over
  * k in ascending order in f32, whatever m is.
  *
- * bf16 weights, where the CPU has dot products of bf16: x is rounded to bf16 and the order is the
- * instruction's. "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
+ * bf16 weights, where the CPU has dot products of bf16: x is the sum of two bf16, of it rounded and
+ * of what that left, and the order is the instruction's, first all of a step with the one, then all
+ * with the other. "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
  * columns of each 32 from `first` on and adds both to y; denormals count as zeros.
  *
  * With a quantised W, x too becomes integers, with an f32 scale for each row and group: a group's
@@ -119,6 +120,8 @@ void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_s
  *     K  [head_dim / pair][page_tokens][pair]      (summed over head_dim in q . k)
  *     V  [page_tokens / pair][head_dim][pair]      (summed over slots in p . v)
  *     int8: then the scales of K [page_tokens] and those of V [page_tokens], bf16
+ *     int4, int2: then the grids of K [page_tokens / 32][head_dim] and those of V
+ *     [page_tokens][head_dim / 32, rounded up], each a bf16 scale and a bf16 zero
  * A page is its group's tiles, layer by layer, head by head. page_tokens is a multiple of 16 up to
  * 256, head_dim a multiple of 16 up to 256. Slots never written may hold anything, NaN included:
  * they are never read into a result.
@@ -126,7 +129,14 @@ void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_s
  * int8: an element is q in [-127, 127] times the scale of its slot, which is the largest |k| (or
  * |v|) of the token / 127, rounded to bf16. So a slot's bytes are its token's alone, whatever
  * stands beside it, and what is read and written again keeps them. A K or V that is not finite
- * reads back as NaN, one below 2^-100 as zeros. */
+ * reads back as NaN, one below 2^-100 as zeros.
+ *
+ * int4, int2 (KIVI, arXiv 2402.02750): an element is q in [0, 15] or [0, 3] times the scale of its
+ * grid, plus its zero, rounded to bf16. K has a grid for each dim and 32 slots, V for each slot and
+ * 32 dims: the zero is the smallest of them, the scale a (2^bits - 1)th of what they span, rounded
+ * up. Low bits come first. page_tokens is a multiple of 32. Such a page is made of a whole tile of
+ * bf16 (kern_kv_pack): while it fills it is kept as that. Elements that are not finite make their
+ * grid's read back as NaN. */
 typedef struct kern_kv_shape {
     kern_kv_format format;
     uint32_t page_tokens;
@@ -143,19 +153,43 @@ static inline size_t kern_kv_scale_bytes(const kern_kv_shape *s)
 {
     return (size_t)s->page_tokens * kern_kv_facts_of(s->format).scales;
 }
+/* Those of K, then those of V begin where int8 has its scales. */
+enum { KERN_GRID_BYTES = 4 };
+static inline size_t kern_kv_key_grids(const kern_kv_shape *s)
+{
+    size_t group = kern_kv_facts_of(s->format).group;
+    return group ? s->page_tokens / group * s->head_dim : 0;
+}
+static inline size_t kern_kv_value_grids(const kern_kv_shape *s) /* of a slot */
+{
+    size_t group = kern_kv_facts_of(s->format).group;
+    return group ? (s->head_dim + group - 1) / group : 0;
+}
 static inline size_t kern_kv_tile_bytes(const kern_kv_shape *s)
 {
-    return kern_kv_scales_at(s) + 2 * kern_kv_scale_bytes(s);
+    size_t grids = kern_kv_key_grids(s) + s->page_tokens * kern_kv_value_grids(s);
+    return kern_kv_scales_at(s) + 2 * kern_kv_scale_bytes(s) + grids * KERN_GRID_BYTES;
+}
+/* What pages are read as: those with grids as bf16. */
+static inline kern_kv_shape kern_kv_wide(const kern_kv_shape *s)
+{
+    kern_kv_shape wide = *s;
+    if (kern_kv_has_grids(s->format)) wide.format = KERN_KV_BF16;
+    return wide;
 }
 
 /* Writes K and V of one token and head, k [head_dim] and v [head_dim], at `slot` of a tile. Not
- * threaded. */
+ * threaded. Formats with grids: in place of another token, in a tile that is whole. Where the key
+ * does not fit a dim's grid the grid is made anew of what its slots read as. */
 void kern_kv_write(const kern_context *kc, const kern_kv_shape *s, void *tile, uint32_t slot,
                    const float *k, const float *v);
 /* Reads them back as f32: the inverse, for oracles, swaps and re-rotation. Not threaded. */
 void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *tile, uint32_t slot,
                   float *k, float *v);
-/* Copies n slots of one tile to another. Not threaded. */
+/* Formats with grids: a whole tile from one of kern_kv_wide(s), and back. Not threaded. */
+void kern_kv_pack(const kern_context *kc, const kern_kv_shape *s, const void *wide, void *tile);
+void kern_kv_unpack(const kern_context *kc, const kern_kv_shape *s, const void *tile, void *wide);
+/* Copies n slots of one tile to another, not of formats with grids. Not threaded. */
 void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, const void *src_tile,
                   uint32_t src_slot, uint32_t n);
 
@@ -164,10 +198,15 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
  * written to their pages; row i sits at table slot first_slot + i and sees slots [0, first_slot +
  * i] (the last `window` of them when window > 0). The online softmax goes by 64 slots, anchored at
  * slot 0, whoever shares the batch and however long a page is: page_tokens changes no bit of an
- * output. */
+ * output.
+ *
+ * Formats with grids: a row reads its own page, which may still be filling, as the tile of bf16
+ * that it is made of, and those before it as they are stored. So does a row of a measure. */
 typedef struct kern_attn_item {
     const uint32_t *pages; // [ceil((first_slot + n_rows) / page_tokens)] page ids in table order
     const uint8_t *tiles;  // tile of page p at tiles + p * page_stride
+    // Formats with grids: tiles of kern_kv_wide of the pages from first_slot / page_tokens on.
+    const uint8_t *const *filling;
     uint32_t first_slot;
     uint32_t n_rows;
     uint32_t window; // 0 = all

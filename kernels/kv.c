@@ -18,11 +18,32 @@ void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *ti
     kc->isa.kv_read[s->format](s, tile, slot, k, v);
 }
 
+void kern_kv_pack(const kern_context *kc, const kern_kv_shape *s, const void *wide, void *tile)
+{
+    assert(kern_kv_has_grids(s->format));
+    kc->isa.kv_pack[s->format](s, wide, tile);
+}
+
+void kern_kv_unpack(const kern_context *kc, const kern_kv_shape *s, const void *tile, void *wide)
+{
+    uint8_t k[KERN_HEAD_DIM_MAX * KERN_STRIP * 2], v[sizeof k], *keys = wide;
+    size_t strip = KERN_STRIP * 2 * sizeof(uint16_t), row = s->page_tokens * 2 * sizeof(uint16_t);
+    size_t strip_bytes = s->head_dim / 2 * strip;
+    uint8_t *values = keys + s->head_dim / 2 * row;
+    for (uint32_t slot = 0; slot < s->page_tokens; slot += KERN_STRIP, values += strip_bytes) {
+        kc->isa.kv_strip[s->format](s, tile, slot, k, v);
+        for (size_t r = 0; r < s->head_dim / 2; r++)
+            memcpy(keys + r * row + slot * 2 * sizeof(uint16_t), k + r * strip, strip);
+        memcpy(values, v, strip_bytes);
+    }
+}
+
 /* Copies stored bits, so any value survives. */
 void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, const void *src_tile,
                   uint32_t src_slot, uint32_t n)
 {
     assert(dst_slot + n <= s->page_tokens && src_slot + n <= s->page_tokens);
+    assert(!kern_kv_has_grids(s->format));
     kern_kv_facts facts = kern_kv_facts_of(s->format);
     size_t pair = facts.pair, bytes = facts.bits / 8, scale = facts.scales;
     uint8_t *dst = dst_tile;

@@ -19,6 +19,8 @@ typedef enum kern_kv_format {
     KERN_KV_BF16 = DTYPE_BF16,
     KERN_KV_F16 = DTYPE_F16,
     KERN_KV_INT8, /* with a scale for each slot's K and one for its V */
+    KERN_KV_INT4, /* with grids (kernels.h): a page is quantised when it is full */
+    KERN_KV_INT2,
     KERN_KV_FORMATS,
 } kern_kv_format;
 
@@ -27,18 +29,20 @@ typedef struct kern_kv_facts {
     uint8_t bits;   /* of an element */
     uint8_t pair;   /* elements side by side along the summed axis */
     uint8_t scales; /* bytes for each slot's K, and as many for its V */
+    uint8_t group;  /* slots of K, dims of V that share a grid; 0: there are none */
 } kern_kv_facts;
 
 static inline kern_kv_facts kern_kv_facts_of(kern_kv_format f)
 {
     static const kern_kv_facts rows[KERN_KV_FORMATS] = {
-        [KERN_KV_F32] = {"f32", 32, 1, 0},
-        [KERN_KV_BF16] = {"bf16", 16, 2, 0},
-        [KERN_KV_F16] = {"f16", 16, 2, 0},
-        [KERN_KV_INT8] = {"int8", 8, 2, 2},
+        [KERN_KV_F32] = {"f32", 32, 1, 0, 0},   [KERN_KV_BF16] = {"bf16", 16, 2, 0, 0},
+        [KERN_KV_F16] = {"f16", 16, 2, 0, 0},   [KERN_KV_INT8] = {"int8", 8, 2, 2, 0},
+        [KERN_KV_INT4] = {"int4", 4, 2, 0, 32}, [KERN_KV_INT2] = {"int2", 2, 4, 0, 32},
     };
     return rows[f];
 }
+
+static inline bool kern_kv_has_grids(kern_kv_format f) { return kern_kv_facts_of(f).group != 0; }
 
 static inline const char *kern_kv_name(kern_kv_format f) { return kern_kv_facts_of(f).name; }
 

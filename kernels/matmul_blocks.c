@@ -221,7 +221,7 @@ static void set_units(job *j)
         return;
     }
     j->unit = BF16_UNIT;
-    j->x_unit_bytes = BF16_UNIT * 2;
+    j->x_unit_bytes = BF16_UNIT * 4;
     j->w_unit = 2;
     j->w_unit_bytes = (size_t)KERN_PANEL * 4;
     j->panel_bytes = kern_matrix_bytes(w->type, KERN_PANEL, w->k);

@@ -20,6 +20,10 @@ typedef struct kern_table {
     const uint32_t *pages; // [ceil(n_slots / page_tokens)]
     const uint8_t *tiles;
     uint32_t n_slots;
+    // Formats with grids: tiles of kern_kv_wide of the pages from first_filling on: at least of
+    // those that rows stand in, and of a last page that is not full.
+    const uint8_t *const *filling;
+    uint32_t first_filling;
 } kern_table;
 
 /* ---- under query rows -------------------------------------------------------------------------

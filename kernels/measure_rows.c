@@ -55,6 +55,8 @@ typedef struct rows_state {
     float *values;       /* a block of V as kern_block_values makes it */
     float *dots;         /* [KERN_ATTN_ROWS][KERN_BLOCK] */
     float *line;         /* [padded slots + POOL - 1] one row, for the pool */
+    uint8_t *wide;       /* formats with grids: a block as bf16 */
+    kern_pages pages;
     size_t n, blocks;
 } rows_state;
 
@@ -89,6 +91,7 @@ static size_t lay_state(uint8_t *base, size_t n, size_t blocks, size_t dim, rows
     u->values = take(base, &at, dim * KERN_BLOCK * f);
     u->dots = take(base, &at, KERN_ATTN_ROWS * KERN_BLOCK * f);
     u->line = take(base, &at, (blocks * KERN_BLOCK + POOL) * f);
+    u->wide = take(base, &at, kern_wide_bytes(dim));
     u->n = n;
     u->blocks = blocks;
     return at;
@@ -96,10 +99,16 @@ static size_t lay_state(uint8_t *base, size_t n, size_t blocks, size_t dim, rows
 
 /* ---- one unit: from queries to weights ------------------------------------------------------- */
 
-/* The slots that row i (of the item) sees. */
+/* Where row i (of the item) stands. */
+static uint32_t row_slot(const kern_rows_item *it, uint32_t i)
+{
+    return it->table.n_slots - it->n_rows + i;
+}
+
+/* The slots that row i sees. */
 static uint32_t row_end(const kern_rows_item *it, uint32_t i)
 {
-    uint32_t n = it->table.n_slots, end = n - it->n_rows + i + 1;
+    uint32_t n = it->table.n_slots, end = row_slot(it, i) + 1;
     if (it->kind == KERN_MEASURE_RAW) return n;
     if (it->kind == KERN_MEASURE_OUTSIDE) return min_u32(end, n > it->window ? n - it->window : 0);
     return end;
@@ -149,13 +158,12 @@ static void block_weights(const rows_job *job, const kern_rows_item *it, size_t 
 {
     const kern_isa *isa = &job->kc->isa;
     const kern_rows_batch *b = job->batch;
-    kern_block at = kern_block_at(&b->shape, b->page_stride, it->table.pages, it->table.tiles,
-                                  block, it->table.n_slots);
+    kern_block at = kern_block_of(isa, &b->shape, &u->pages, block, it->table.n_slots, u->wide);
     for (size_t r = 0; r < u->n; r += isa->attn_rows) {
         size_t n = min_size(u->n - r, isa->attn_rows);
-        isa->attn_scores[b->shape.format](&at.k, 0, at.n_strips, u->q + r * KERN_ATTN_Q_STRIDE,
-                                          (uint32_t)n, b->shape.head_dim,
-                                          u->p + (block * u->n + r) * KERN_BLOCK);
+        isa->attn_scores[kern_kv_wide(&b->shape).format](
+            &at.k, 0, at.n_strips, u->q + r * KERN_ATTN_Q_STRIDE, (uint32_t)n, b->shape.head_dim,
+            u->p + (block * u->n + r) * KERN_BLOCK);
         if (it->kind != KERN_MEASURE_RAW) block_softmax(isa, block, r, n, u);
     }
 }
@@ -214,20 +222,20 @@ static void sum_outputs(const rows_job *job, const kern_rows_item *it, rows_stat
 {
     const kern_isa *isa = &job->kc->isa;
     const kern_rows_batch *b = job->batch;
+    const kern_kv_shape wide = kern_kv_wide(&b->shape);
     size_t from, to, dim = b->shape.head_dim;
     output_range(it, &from, &to);
     memset(u->o, 0, u->n * dim * sizeof *u->o);
     for (size_t r = 0; r < u->n; r++) u->rows[r].fix = 1.0f;
     for (size_t block = from / KERN_BLOCK; block * KERN_BLOCK < to && from < to; block++) {
-        kern_block at = kern_block_at(&b->shape, b->page_stride, it->table.pages, it->table.tiles,
-                                      block, it->table.n_slots);
+        kern_block at = kern_block_of(isa, &b->shape, &u->pages, block, it->table.n_slots, u->wide);
         size_t base = block * KERN_BLOCK, lo = max_size(from, base) - base;
         size_t hi = min_size(to, base + KERN_BLOCK) - base;
         for (size_t r = 0; r < u->n; r += isa->attn_rows)
-            isa->attn_values[b->shape.format](&at.v, (uint32_t)lo, (uint32_t)hi,
-                                              u->p + (block * u->n + r) * KERN_BLOCK, u->rows + r,
-                                              (uint32_t)min_size(u->n - r, isa->attn_rows),
-                                              (uint32_t)dim, u->o + r * dim);
+            isa->attn_values[wide.format](&at.v, (uint32_t)lo, (uint32_t)hi,
+                                          u->p + (block * u->n + r) * KERN_BLOCK, u->rows + r,
+                                          (uint32_t)min_size(u->n - r, isa->attn_rows),
+                                          (uint32_t)dim, u->o + r * dim);
     }
     for (size_t r = 0; r < u->n; r++)
         memcpy(u->y + r * KERN_ATTN_Q_STRIDE, u->o + r * dim, dim * sizeof *u->y);
@@ -238,11 +246,11 @@ static void project(const rows_job *job, const kern_rows_item *it, rows_state *u
 {
     const kern_isa *isa = &job->kc->isa;
     const kern_rows_batch *b = job->batch;
+    const kern_kv_shape wide = kern_kv_wide(&b->shape);
     kern_attn_strips strips = kern_block_strips(u->values, b->shape.head_dim);
     for (size_t block = 0; block < u->blocks; block++) {
-        kern_block at = kern_block_at(&b->shape, b->page_stride, it->table.pages, it->table.tiles,
-                                      block, it->table.n_slots);
-        kern_block_values(isa, &b->shape, &at, u->values);
+        kern_block at = kern_block_of(isa, &b->shape, &u->pages, block, it->table.n_slots, u->wide);
+        kern_block_values(isa, &wide, &at, u->values);
         for (size_t r = 0; r < u->n; r += isa->attn_rows) {
             size_t n = min_size(u->n - r, isa->attn_rows);
             isa->attn_scores[KERN_KV_F32](&strips, 0, at.n_strips, u->y + r * KERN_ATTN_Q_STRIDE,
@@ -260,6 +268,9 @@ static void run_unit(const rows_job *job, const rows_unit *unit, uint8_t *scratc
     size_t heads = b->q_heads, width = padded(it);
     rows_state u;
     lay_state(scratch, unit->n_rows * heads, width / KERN_BLOCK, b->shape.head_dim, &u);
+    u.pages = (kern_pages){it->table.pages,         it->table.tiles,
+                           b->page_stride,          it->table.filling,
+                           it->table.first_filling, row_slot(it, unit->row) / b->shape.page_tokens};
     start_rows(b, unit, &u);
     for (size_t block = 0; block < u.blocks; block++) block_weights(job, it, block, &u);
     if (it->kind != KERN_MEASURE_RAW) normalise(&u);
@@ -345,6 +356,7 @@ static void check_batch(const kern_rows_batch *b)
         assert(it->n_rows > 0 && it->n_rows <= it->table.n_slots);
         assert(it->kind < KERN_ROW_MEASURES && (it->out || it->sums));
         assert(it->kind != KERN_MEASURE_POOLED || it->chunk > 0);
+        assert(!kern_kv_has_grids(b->shape.format) || it->table.filling);
     }
 }
 
@@ -357,6 +369,7 @@ typedef struct wave {
 static void next_wave(const kern_rows_batch *b, wave *w, rows_unit *units, rows_piece *pieces,
                       float *sums)
 {
+    uint32_t page = b->shape.page_tokens;
     w->n_units = w->n_pieces = w->floats = w->work = 0;
     for (; w->item < b->n_items; w->item++, w->row = 0) {
         const kern_rows_item *it = &b->items[w->item];
@@ -364,6 +377,8 @@ static void next_wave(const kern_rows_batch *b, wave *w, rows_unit *units, rows_
         uint32_t step = unit_tokens(b, it);
         for (uint32_t n; w->row < it->n_rows; w->row += n) {
             n = min_u32(step, it->n_rows - w->row);
+            if (kern_kv_has_grids(b->shape.format)) /* rows of a unit read one page as their own */
+                n = min_u32(n, page - row_slot(it, w->row) % page);
             if (w->n_units > 0 && (w->floats + n * width) * sizeof(float) > WAVE_BYTES) break;
             if (units) units[w->n_units] = (rows_unit){w->item, w->row, n, sums + w->floats};
             w->n_units++;

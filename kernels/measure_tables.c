@@ -22,15 +22,26 @@ typedef struct tables_job {
     size_t thread_bytes;
 } tables_job;
 
+/* Pages of a table that are full are read as they are stored. */
+static kern_pages pages_of(const kern_kv_shape *shape, size_t page_stride, const kern_table *table)
+{
+    return (kern_pages){table->pages,   table->tiles,         page_stride,
+                        table->filling, table->first_filling, table->n_slots / shape->page_tokens};
+}
+
 /* A block's rows of one table as f32. Returns how many slots it has. */
 static uint32_t read_block(const kern_context *kc, const kern_kv_shape *shape, size_t page_stride,
-                           const kern_table *table, size_t block, bool values, float *out)
+                           const kern_table *table, size_t block, bool values, void *wide,
+                           float *out)
 {
-    kern_block at =
-        kern_block_at(shape, page_stride, table->pages, table->tiles, block, table->n_slots);
-    (values ? kern_block_values : kern_block_keys)(&kc->isa, shape, &at, out);
+    const kern_kv_shape read_as = kern_kv_wide(shape);
+    kern_pages pages = pages_of(shape, page_stride, table);
+    kern_block at = kern_block_of(&kc->isa, shape, &pages, block, table->n_slots, wide);
+    (values ? kern_block_values : kern_block_keys)(&kc->isa, &read_as, &at, out);
     return at.n_slots;
 }
+
+static size_t wide_floats(size_t dim) { return kern_wide_bytes(dim) / sizeof(float); }
 
 /* out [n] = <x, y> of n slots x: one chain over head_dim for each. y NULL: x itself. */
 static void block_dots(const float *x, const float *y, size_t dim, uint32_t n, float *out)
@@ -49,10 +60,11 @@ static void block_dots(const float *x, const float *y, size_t dim, uint32_t n, f
 static void measure_norms(const tables_job *job, const kern_table_item *it, float *scratch)
 {
     bool values = it->kind == KERN_MEASURE_VALUE_NORM;
+    float *rows = scratch + wide_floats(job->shape->head_dim);
     for (size_t at = 0; at < it->table.n_slots; at += KERN_BLOCK) {
         uint32_t n = read_block(job->kc, job->shape, job->page_stride, &it->table, at / KERN_BLOCK,
-                                values, scratch);
-        block_dots(scratch, NULL, job->shape->head_dim, n, it->out + at);
+                                values, scratch, rows);
+        block_dots(rows, NULL, job->shape->head_dim, n, it->out + at);
         for (uint32_t j = 0; j < n; j++) it->out[at + j] = sqrtf(it->out[at + j]);
     }
 }
@@ -71,15 +83,16 @@ static void add_directions(const float *keys, const float *norms, size_t dim, ui
 static void measure_cosines(const tables_job *job, const kern_table_item *it, float *scratch)
 {
     size_t dim = job->shape->head_dim, n_slots = it->table.n_slots;
-    float *mean = scratch + dim * KERN_BLOCK; /* [dim] */
-    double *sums = (double *)(mean + dim);    /* [dim] */
+    float *keys = scratch + wide_floats(dim);
+    float *mean = keys + dim * KERN_BLOCK; /* [dim] */
+    double *sums = (double *)(mean + dim); /* [dim] */
     memset(sums, 0, dim * sizeof *sums);
     measure_norms(job, it, scratch);
     for (size_t at = 0; at < n_slots; at += KERN_BLOCK) {
         uint32_t n = read_block(job->kc, job->shape, job->page_stride, &it->table, at / KERN_BLOCK,
-                                false, scratch);
+                                false, scratch, keys);
         for (uint32_t j = 0; j < n; j += KERN_STRIP)
-            add_directions(scratch + j * dim, it->out + at + j, dim,
+            add_directions(keys + j * dim, it->out + at + j, dim,
                            (uint32_t)min_size(KERN_STRIP, n - j), sums);
     }
     double square = 0.0;
@@ -89,8 +102,8 @@ static void measure_cosines(const tables_job *job, const kern_table_item *it, fl
     for (size_t at = 0; at < n_slots; at += KERN_BLOCK) {
         float dots[KERN_BLOCK];
         uint32_t n = read_block(job->kc, job->shape, job->page_stride, &it->table, at / KERN_BLOCK,
-                                false, scratch);
-        block_dots(scratch, mean, dim, n, dots);
+                                false, scratch, keys);
+        block_dots(keys, mean, dim, n, dots);
         for (uint32_t j = 0; j < n; j++) {
             float norm = it->out[at + j];
             it->out[at + j] = norm == 0.0f ? 0.0f : dots[j] / norm;
@@ -118,7 +131,8 @@ status kern_measure_tables(kern_context *kc, const kern_kv_shape *shape, size_t 
                            const kern_table_item *items, size_t n_items)
 {
     tables_job job = {kc, shape, page_stride, items, 0};
-    job.thread_bytes = align64((size_t)shape->head_dim * (KERN_BLOCK + 3) * sizeof(float));
+    job.thread_bytes = align64(kern_wide_bytes(shape->head_dim) +
+                               (size_t)shape->head_dim * (KERN_BLOCK + 3) * sizeof(float));
     if (!kern_reserve(&kc->measure.threads, job.thread_bytes * kc->n_threads))
         return status_make(STATUS_NO_MEMORY, "scratch for measures");
     thread_pool_for(kc->pool, n_items, 1, run_tables, &job);
@@ -141,13 +155,14 @@ typedef struct expected_state {
     float *keys;   /* a block */
     float *scores; /* [KERN_ATTN_ROWS][KERN_BLOCK] */
     float *logits; /* [n_slots] */
+    float *wide;   /* formats with grids: a block as bf16 */
 } expected_state;
 
 static size_t state_floats(const kern_kv_shape *shape, size_t rows, size_t slots)
 {
     size_t dim = shape->head_dim;
     return rows * dim + (dim + 1) * KERN_ATTN_Q_STRIDE + dim * KERN_BLOCK +
-           KERN_ATTN_ROWS * KERN_BLOCK + slots + KERN_BLOCK;
+           KERN_ATTN_ROWS * KERN_BLOCK + wide_floats(dim) + slots + KERN_BLOCK;
 }
 
 static expected_state state_at(const kern_kv_shape *shape, size_t rows, float *base)
@@ -159,7 +174,8 @@ static expected_state state_at(const kern_kv_shape *shape, size_t rows, float *b
     s.cov = s.mean + KERN_ATTN_Q_STRIDE;
     s.keys = s.cov + dim * KERN_ATTN_Q_STRIDE;
     s.scores = s.keys + dim * KERN_BLOCK;
-    s.logits = s.scores + KERN_ATTN_ROWS * KERN_BLOCK;
+    s.wide = s.scores + KERN_ATTN_ROWS * KERN_BLOCK;
+    s.logits = s.wide + wide_floats(dim);
     return s;
 }
 
@@ -243,7 +259,7 @@ static void run_expected(void *ctx, size_t from, size_t to, unsigned thread)
             fit_queries(job, it, h, &s);
             for (size_t at = 0; at < n_slots; at += KERN_BLOCK) {
                 uint32_t n = read_block(job->kc, &b->shape, b->page_stride, &it->table,
-                                        at / KERN_BLOCK, false, s.keys);
+                                        at / KERN_BLOCK, false, s.wide, s.keys);
                 block_logits(job, &s, n, s.logits + at);
             }
             add_softmax(s.logits + sinks, n_slots - sinks, it->out + sinks);
@@ -298,6 +314,8 @@ status kern_measure_value_weight(kern_context *kc, const kern_kv_shape *shape, s
                                  const kern_table *table, const kern_matrix *o, size_t first_column,
                                  uint32_t q_heads, float *out)
 {
+    const kern_kv_shape wide = kern_kv_wide(shape);
+    const bool has_grids = kern_kv_has_grids(shape->format);
     size_t dim = shape->head_dim;
     assert(first_column + q_heads * dim <= o->k);
     if (!kern_reserve(&kc->measure.threads, (WEIGHT_SLOTS * (dim + o->n) + dim) * sizeof(float)))
@@ -307,7 +325,10 @@ status kern_measure_value_weight(kern_context *kc, const kern_kv_shape *shape, s
         size_t n = min_size(WEIGHT_SLOTS, table->n_slots - at);
         for (size_t j = 0; j < n; j++) {
             size_t page = (at + j) / shape->page_tokens;
-            kern_kv_read(kc, shape, table->tiles + (size_t)table->pages[page] * page_stride,
+            const uint8_t *tile = table->tiles + (size_t)table->pages[page] * page_stride;
+            bool filling = has_grids && page == table->n_slots / shape->page_tokens;
+            if (filling) tile = table->filling[page - table->first_filling];
+            kern_kv_read(kc, filling ? &wide : shape, tile,
                          (uint32_t)((at + j) % shape->page_tokens), k, v + j * dim);
         }
         for (uint32_t h = 0; h < q_heads; h++) {

@@ -5,6 +5,7 @@
 
 #include "base/base.h"
 
+#include <math.h>
 #include <string.h>
 
 #if defined(__AVX2__)
@@ -15,7 +16,8 @@
 
 enum {
     QUANT_LANES = 8,
-    QUANT_TRIES = 10, /* scales that 4 bits choose from */
+    QUANT_TRIES = 10,  /* scales that 4 bits choose from */
+    QUANT_TRIES_8 = 8, /* ... and 8 bits: more gain nothing that can be told from luck */
 };
 
 #define QUANT_FIRST_TRY 7.0f      /* the largest weight becomes so much, ... */
@@ -71,19 +73,6 @@ QUANT_INLINE void quant_write(const float *w, unsigned group, float inverse, flo
         q[i] = (int8_t)(int32_t)quant_round(quant_clamp(w[i] * inverse, low, high));
 }
 
-/* The scale is rounded up, so that the largest weight still fits. */
-QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
-{
-    uint16_t scale;
-    uint32_t largest = quant_largest_bits(w, group), bits;
-    if (quant_special(largest, group, q, &scale)) return scale;
-    float exact = quant_float(largest) / 127.0f;
-    memcpy(&bits, &exact, sizeof bits);
-    scale = (uint16_t)((bits + 0xffff) >> 16);
-    quant_write(w, group, 1.0f / bf16_to_f32(scale), -127.0f, 127.0f, q);
-    return scale;
-}
-
 /* K or V of one token and head. To the nearest scale, the largest becomes 127 or -127 whichever way
  * that went: what is read back and written again stays the same bits. */
 QUANT_INLINE uint16_t quant_kv_8(const float *x, unsigned head_dim, int8_t *q)
@@ -99,6 +88,63 @@ QUANT_INLINE uint16_t quant_kv_8(const float *x, unsigned head_dim, int8_t *q)
 QUANT_INLINE float quant_sum_lanes(const float *v)
 {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+#if defined(__AVX2__)
+/* The same sum in the same order. */
+QUANT_INLINE float quant_sum_vector(__m256 v)
+{
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+#endif
+
+/* Square error of v = w * inverse as integers, in units of that scale's square. */
+#if defined(__AVX2__)
+QUANT_INLINE float quant_try_8(const float *w, unsigned group, float inverse)
+{
+    const __m256 by = _mm256_set1_ps(inverse), magic = _mm256_set1_ps(0x1.8p23f);
+    __m256 square = _mm256_setzero_ps();
+    for (unsigned i = 0; i < group; i += QUANT_LANES) {
+        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(w + i), by);
+        __m256 e = _mm256_sub_ps(v, _mm256_sub_ps(_mm256_add_ps(v, magic), magic));
+        square = _mm256_add_ps(square, _mm256_mul_ps(e, e));
+    }
+    return quant_sum_vector(square);
+}
+#else
+QUANT_INLINE float quant_try_8(const float *w, unsigned group, float inverse)
+{
+    float lanes[QUANT_LANES] = {0};
+    for (unsigned i = 0; i < group; i += QUANT_LANES)
+        for (unsigned l = 0; l < QUANT_LANES; l++) {
+            float v = w[i + l] * inverse, e = v - quant_round(v);
+            lanes[l] += e * e;
+        }
+    return quant_sum_lanes(lanes);
+}
+#endif
+
+/* The smallest bf16 at which the largest weight still fits, or one of those that follow: which of
+ * them the weights happen to lie near the steps of. */
+QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
+{
+    uint16_t scale;
+    uint32_t largest = quant_largest_bits(w, group), bits;
+    if (quant_special(largest, group, q, &scale)) return scale;
+    float exact = quant_float(largest) / 127.0f, best = INFINITY;
+    memcpy(&bits, &exact, sizeof bits);
+    uint16_t first = (uint16_t)((bits + 0xffff) >> 16);
+    scale = first;
+    for (uint16_t i = 0; i < QUANT_TRIES_8; i++) {
+        float size = bf16_to_f32((uint16_t)(first + i));
+        float e = quant_try_8(w, group, 1.0f / size) * (size / exact) * (size / exact);
+        scale = e < best ? (uint16_t)(first + i) : scale;
+        best = e < best ? e : best;
+    }
+    quant_write(w, group, 1.0f / bf16_to_f32(scale), -127.0f, 127.0f, q);
+    return scale;
 }
 
 /* Integers q of v = w * inverse explain <v, q>^2 / <q, q> of v's square, at *fit times the scale
@@ -117,11 +163,9 @@ QUANT_INLINE float quant_try_4(const float *w, unsigned group, float inverse, fl
         vq = _mm256_add_ps(vq, _mm256_mul_ps(v, q));
         qq = _mm256_add_ps(qq, _mm256_mul_ps(q, q));
     }
-    float vqs[QUANT_LANES], qqs[QUANT_LANES];
-    _mm256_storeu_ps(vqs, vq);
-    _mm256_storeu_ps(qqs, qq);
-    *fit = quant_sum_lanes(vqs) / quant_sum_lanes(qqs);
-    return quant_sum_lanes(vqs) * *fit;
+    float explained = quant_sum_vector(vq);
+    *fit = explained / quant_sum_vector(qq);
+    return explained * *fit;
 }
 #else
 QUANT_INLINE float quant_try_4(const float *w, unsigned group, float inverse, float *fit)

@@ -2,6 +2,61 @@
 
 #include <string.h>
 
+/* A strip of a tile that is bf16 all through. */
+static void copy_strip(const kern_kv_shape *shape, const uint8_t *tile, size_t slot, uint8_t *k,
+                       uint8_t *v)
+{
+    const kern_kv_shape bf16 = kern_kv_wide(shape);
+    const size_t word = 2 * sizeof(uint16_t), strip = KERN_STRIP * word;
+    const uint8_t *keys, *values;
+    kern_strip_in_page(&bf16, tile, slot, &keys, &values);
+    for (size_t r = 0; r < shape->head_dim / 2; r++)
+        memcpy(k + r * strip, keys + r * shape->page_tokens * word, strip);
+    memcpy(v, values, KERN_STRIP / 2 * shape->head_dim * word);
+}
+
+void kern_widen_strips(const kern_isa *isa, const kern_kv_shape *shape, const kern_pages *pages,
+                       size_t from, size_t to, uint8_t *wide, kern_attn_strips *k,
+                       kern_attn_strips *v)
+{
+    const size_t word = 2 * sizeof(uint16_t);
+    const size_t bytes = kern_wide_bytes(shape->head_dim) / (2 * KERN_BLOCK_STRIPS);
+    k->step = KERN_STRIP * word;
+    v->step = shape->head_dim * word;
+    for (size_t t = 0; t < KERN_BLOCK_STRIPS; t++) {
+        size_t strip = from - from % KERN_BLOCK_STRIPS + t;
+        uint8_t *to_k = wide + t * bytes, *to_v = to_k + KERN_BLOCK_STRIPS * bytes;
+        if (strip < from || strip >= to) { /* never read; fetched as if it were the first */
+            to_k = wide + from % KERN_BLOCK_STRIPS * bytes;
+            to_v = to_k + KERN_BLOCK_STRIPS * bytes;
+        } else {
+            size_t page = strip * KERN_STRIP / shape->page_tokens;
+            size_t slot = strip * KERN_STRIP % shape->page_tokens;
+            if (page >= pages->own)
+                copy_strip(shape, pages->filling[page - pages->first_filling], slot, to_k, to_v);
+            else
+                isa->kv_strip[shape->format](
+                    shape, pages->tiles + (size_t)pages->pages[page] * pages->page_stride,
+                    (uint32_t)slot, to_k, to_v);
+        }
+        k->at[t] = k->next[t] = to_k;
+        v->at[t] = v->next[t] = to_v;
+    }
+}
+
+kern_block kern_block_of(const kern_isa *isa, const kern_kv_shape *shape, const kern_pages *pages,
+                         size_t block, size_t n_slots, uint8_t *wide)
+{
+    if (!kern_kv_has_grids(shape->format))
+        return kern_block_at(shape, pages->page_stride, pages->pages, pages->tiles, block, n_slots);
+    kern_block b = {0};
+    size_t left = n_slots - block * KERN_BLOCK, first = block * KERN_BLOCK_STRIPS;
+    b.n_slots = left < KERN_BLOCK ? (uint32_t)left : KERN_BLOCK;
+    b.n_strips = (b.n_slots + KERN_STRIP - 1) / KERN_STRIP;
+    kern_widen_strips(isa, shape, pages, first, first + b.n_strips, wide, &b.k, &b.v);
+    return b;
+}
+
 kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const uint32_t *pages,
                          const uint8_t *tiles, size_t block, size_t n_slots)
 {

@@ -48,6 +48,28 @@ static inline void kern_strip_scales(const kern_kv_shape *shape, kern_attn_strip
     }
 }
 
+/* ---- formats with grids: strips are made as they are read, bf16 in scratch ------------------ */
+
+typedef struct kern_pages {
+    const uint32_t *pages;
+    const uint8_t *tiles;
+    size_t page_stride;
+    const uint8_t *const *filling; /* bf16 tiles of the pages from first_filling on, of which ... */
+    size_t first_filling, own;     /* ... those from `own` on are read */
+} kern_pages;
+
+/* Of one block. */
+static inline size_t kern_wide_bytes(size_t head_dim)
+{
+    return 2 * KERN_BLOCK_STRIPS * head_dim * KERN_STRIP * sizeof(uint16_t);
+}
+
+/* Strips [from, to) of the table, all of one block, to `wide`; the block's others point to the
+ * first. */
+void kern_widen_strips(const kern_isa *isa, const kern_kv_shape *shape, const kern_pages *pages,
+                       size_t from, size_t to, uint8_t *wide, kern_attn_strips *k,
+                       kern_attn_strips *v);
+
 /* The strips of one block, those of a table of n_slots; the others point to the first, so that
  * whatever is fetched ahead is the table's. */
 typedef struct kern_block {
@@ -57,8 +79,12 @@ typedef struct kern_block {
 
 kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const uint32_t *pages,
                          const uint8_t *tiles, size_t block, size_t n_slots);
+/* The same of any format; what it is read as is kern_kv_wide(shape). wide [kern_wide_bytes]. */
+kern_block kern_block_of(const kern_isa *isa, const kern_kv_shape *shape, const kern_pages *pages,
+                         size_t block, size_t n_slots, uint8_t *wide);
 
-/* out [4 strips][head_dim][16 slots] f32 = the block's K or V; only its n_strips strips. */
+/* out [4 strips][head_dim][16 slots] f32 = the block's K or V; only its n_strips strips. shape is
+ * what it is read as. */
 void kern_block_keys(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
                      float *out);
 void kern_block_values(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,

@@ -1,5 +1,6 @@
 /* The CPU backend: a step plan in, tokens and measures out (scheduler/backend.h). */
 #include "model/forward.h"
+#include "model/kv_filling.h"
 #include "model/kv_moves.h"
 #include "model/measures.h"
 #include "model/novelty.h"
@@ -27,8 +28,7 @@ typedef struct backend_cpu {
     model_weights weights;
     kv_store store;
     size_t store_bytes;
-    uint8_t *host; /* [n_host_pages] of page_bytes: the tier of swapped sequences */
-    size_t host_bytes;
+    size_t host_bytes; /* of its tier of swapped sequences */
     pkv_mirror *mirror;
     forward *forward;
     sampler *sampler;
@@ -64,8 +64,9 @@ static status copy_page(backend_cpu *b, const pkv_move *m)
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
     if (page >= s->n_pages || host >= b->info.n_host_pages)
         return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
-    uint8_t *here = s->data + page * s->page_bytes, *there = b->host + host * s->page_bytes;
-    memcpy(out ? there : here, out ? here : there, s->page_bytes);
+    uint8_t *here = s->data + page * s->page_bytes, *there = s->host + host * s->page_bytes;
+    if (s->filling) RETURN_IF_ERROR(kv_filling_copy(s->filling, m));
+    else memcpy(out ? there : here, out ? here : there, s->page_bytes);
     kv_store_move_sums(s, m);
     return STATUS_IS_OK;
 }
@@ -84,9 +85,14 @@ static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
             m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
             m->dst_slot > s->shape.page_tokens - m->n_slots)
             return status_make(STATUS_INVALID, "plan: a move outside the pool");
+        if (llabs(m->rotate) >= b->info.max_positions)
+            return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
+        if (s->filling) {
+            RETURN_IF_ERROR(kv_filling_move(s->filling, &b->config.rope, m));
+            kv_store_move_sums(s, m);
+            continue;
+        }
         if (m->rotate != 0) {
-            if (llabs(m->rotate) >= b->info.max_positions)
-                return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
             kv_move_rotated(s, b->kernels, &b->config.rope, m);
             kv_store_move_sums(s, m);
             continue;
@@ -277,9 +283,10 @@ static void cpu_destroy(void *ctx)
     if (!b) return;
     sampler_destroy(b->sampler);
     forward_destroy(b->forward);
+    kv_filling_destroy(b->store.filling);
     pkv_mirror_destroy(b->mirror);
     alloc_pages_free(b->store.data, b->store_bytes);
-    alloc_pages_free(b->host, b->host_bytes);
+    alloc_pages_free(b->store.host, b->host_bytes);
     alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.n_pages));
     alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->info.n_host_pages));
     weights_destroy(&b->weights);
@@ -391,11 +398,27 @@ static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error
     if (n == 0) return STATUS_IS_OK;
     b->host_bytes = (size_t)n * b->store.page_bytes;
     b->info.n_host_pages = (uint32_t)n;
-    b->host = alloc_pages(b->host_bytes);
+    b->store.host = alloc_pages(b->host_bytes);
     b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->info.n_host_pages));
-    if (!b->host || !b->store.host_sums)
+    if (!b->store.host || !b->store.host_sums)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: cannot reserve %zu bytes",
                          b->host_bytes);
+    return STATUS_IS_OK;
+}
+
+static status make_filling(backend_cpu *b, const backend_cpu_options *o)
+{
+    kv_filling_options filling = {
+        .store = &b->store,
+        .mirror = b->mirror,
+        .kernels = b->kernels,
+        .pool = b->pool,
+        .n_host_pages = b->info.n_host_pages,
+        .max_rows = o->max_rows,
+        .max_seqs = o->max_seqs,
+    };
+    RETURN_IF_ERROR(kv_filling_create(&filling, &b->store.filling));
+    b->facts.filling_bytes = kv_filling_bytes(b->store.filling);
     return STATUS_IS_OK;
 }
 
@@ -403,6 +426,7 @@ static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
 {
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->store.n_pages, o->max_seqs, NULL, &b->mirror));
+    if (kern_kv_has_grids(o->kv_type)) RETURN_IF_ERROR(make_filling(b, o));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
     forward_options pass = {
         .config = &b->config,
@@ -449,6 +473,15 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
     b->facts.swap_bytes = b->host_bytes;
 }
 
+static status check_format(const backend_cpu *b, const backend_cpu_options *o, error *err)
+{
+    uint32_t group = kern_kv_facts_of(o->kv_type).group, page_tokens = b->info.geometry.page_tokens;
+    if (group == 0 || page_tokens % group == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "page-tokens: %u is not a multiple of %u, which pages of %s need", page_tokens,
+                     group, kern_kv_name(o->kv_type));
+}
+
 status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err)
 {
     backend_cpu *b = calloc(1, sizeof *b);
@@ -461,6 +494,7 @@ status backend_cpu_create(const backend_cpu_options *options, backend *out, erro
     b->info.geometry.n_kv_heads = b->config.n_kv_heads;
     plan_windows(&b->config, &b->info.geometry);
     status s = pkv_geometry_check(&b->info.geometry, err);
+    if (status_ok(s)) s = check_format(b, options, err);
     if (status_ok(s)) s = load(b, options, err);
     if (status_ok(s)) s = make_pool(b, options, err);
     if (status_ok(s)) s = make_host_tier(b, options, err);

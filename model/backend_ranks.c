@@ -429,6 +429,7 @@ backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
         sum.weight_bytes += f.weight_bytes;
         sum.page_bytes += f.page_bytes;
         sum.pool_bytes += f.pool_bytes;
+        sum.filling_bytes += f.filling_bytes;
         sum.swap_bytes += f.swap_bytes;
         if (f.load_us > sum.load_us) sum.load_us = f.load_us;
         if (!f.from_cache) sum.from_cache = false;

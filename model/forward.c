@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include "model/experts.h"
+#include "model/kv_filling.h"
 #include "model/measures.h"
 #include "model/rope.h"
 
@@ -159,22 +160,29 @@ typedef struct kv_write_job {
     uint32_t layer;
 } kv_write_job;
 
-/* Writes rows [from, to) of one sequence for one head. */
-static void write_head(const forward *f, const forward_seq *s, uint32_t layer, uint32_t head,
-                       uint32_t from, uint32_t to)
+/* Writes rows [from, to) of the job's sequence `index` for one head. */
+static void write_head(const kv_write_job *job, uint32_t index, uint32_t head, uint32_t from,
+                       uint32_t to)
 {
+    const forward *f = job->f;
+    const forward_seq *s = &job->seqs[index];
     const kv_store *store = f->o.store;
+    const kern_kv_shape shape = kern_kv_wide(&store->shape);
+    const uint8_t *const *filling =
+        store->filling ? kv_filling_tiles(store->filling, index, head) : NULL;
     uint32_t page_tokens = store->shape.page_tokens, head_dim = store->shape.head_dim;
     pkv_table_view table =
-        pkv_mirror_table(f->o.mirror, s->seq, kv_store_group(store, layer, head));
-    uint8_t *tiles = kv_store_tiles(store, layer, head);
+        pkv_mirror_table(f->o.mirror, s->seq, kv_store_group(store, job->layer, head));
+    uint8_t *tiles = kv_store_tiles(store, job->layer, head);
+    uint32_t first_slot = table.kept_tokens - s->n_rows;
     for (uint32_t i = from; i < to; i++) {
-        uint32_t slot = table.kept_tokens - s->n_rows + i;
-        uint8_t *tile = tiles + table.pages[slot / page_tokens] * store->page_bytes;
+        uint32_t slot = first_slot + i, page = slot / page_tokens;
+        uint8_t *tile = filling ? (uint8_t *)filling[page - first_slot / page_tokens]
+                                : tiles + table.pages[page] * store->page_bytes;
         const float *row = f->wide + (size_t)(s->first_row + i) * f->qkv_width;
         const float *k = row + (size_t)(f->heads + head) * head_dim;
         const float *v = k + (size_t)f->kv_heads * head_dim;
-        kern_kv_write(f->o.kernels, &store->shape, tile, slot % page_tokens, k, v);
+        kern_kv_write(f->o.kernels, &shape, tile, slot % page_tokens, k, v);
     }
 }
 
@@ -188,9 +196,19 @@ static void kv_write_range(void *ctx, size_t from, size_t to, unsigned thread)
         if (last <= from || first >= to) continue;
         uint32_t a = (uint32_t)(max_size(from, first) - first);
         uint32_t b = (uint32_t)((to < last ? to : last) - first);
-        for (uint32_t head = 0; head < job->f->kv_heads; head++)
-            write_head(job->f, seq, job->layer, head, a, b);
+        for (uint32_t head = 0; head < job->f->kv_heads; head++) write_head(job, s, head, a, b);
     }
+}
+
+static status write_rows(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,
+                         uint32_t n_seqs)
+{
+    kv_filling *filling = f->o.store->filling;
+    kv_write_job job = {f, seqs, n_seqs, layer};
+    if (filling) RETURN_IF_ERROR(kv_filling_begin(filling, layer, seqs, n_seqs));
+    thread_pool_for(f->o.pool, n_rows, 16, kv_write_range, &job);
+    if (filling) kv_filling_store(filling);
+    return STATUS_IS_OK;
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -220,6 +238,7 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
             f->items[n_items++] = (kern_attn_item){
                 .pages = table.pages,
                 .tiles = kv_store_tiles(store, layer, head),
+                .filling = store->filling ? kv_filling_tiles(store->filling, s, head) : NULL,
                 .first_slot = table.kept_tokens - seq->n_rows,
                 .n_rows = seq->n_rows,
                 .window = window,
@@ -273,10 +292,10 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     measures_queries(f->measures, layer, seqs, n_seqs, qkv);
     const float *angles = f->o.config->layers[layer] & LAYER_LOCAL ? f->local : f->angles;
     kern_rope(kc, qkv, f->qkv_width, angles, n_rows, f->heads + f->kv_heads, head_dim);
-    kv_write_job job = {f, seqs, n_seqs, layer};
-    thread_pool_for(f->o.pool, n_rows, 16, kv_write_range, &job);
+    RETURN_IF_ERROR(write_rows(f, layer, n_rows, seqs, n_seqs));
     RETURN_IF_ERROR(attend(f, layer, seqs, n_seqs, attn));
     RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));
+    if (f->o.store->filling) kv_filling_end(f->o.store->filling, layer);
     kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
     return sum_ranks(f, w->attn_post_norm, n_rows);
 }

@@ -17,8 +17,10 @@ typedef struct kv_store {
     uint32_t heads_in_page; // of this rank
     size_t tile_bytes;
     size_t page_bytes;
-    uint32_t n_pages; // page 0 included
-    uint8_t *data;    // [n_pages, page_bytes]
+    uint32_t n_pages;           // page 0 included
+    uint8_t *data;              // [n_pages, page_bytes]
+    uint8_t *host;              // [n_host_pages, page_bytes]: the tier of swapped sequences
+    struct kv_filling *filling; // formats with grids: pages that are not full (kv_filling.h)
     /* Running sums of retention, one f32 for each slot of each tile, beside K and V: they go where
      * their slots go. Address space only until a measure asks for them. */
     size_t page_sums; // floats of a page

@@ -1,5 +1,6 @@
 #include "model/measures.h"
 
+#include "model/kv_filling.h"
 #include "model/rope.h"
 
 #include <math.h>
@@ -267,8 +268,13 @@ static status measure_head(measures *m, place *p, const float *qkv, const float 
     const kv_store *store = m->o.store;
     pkv_table_view table =
         pkv_mirror_table(m->o.mirror, s->seq, kv_store_group(store, p->layer, p->head));
-    p->table =
-        (kern_table){table.pages, kv_store_tiles(store, p->layer, p->head), table.kept_tokens};
+    p->table = (kern_table){.pages = table.pages,
+                            .tiles = kv_store_tiles(store, p->layer, p->head),
+                            .n_slots = table.kept_tokens};
+    if (store->filling) {
+        p->table.filling = kv_filling_tiles(store->filling, p->index, p->head);
+        p->table.first_filling = (table.kept_tokens - s->n_rows) / store->shape.page_tokens;
+    }
     size_t row = s->first_row + s->n_rows - s->measure.rows;
     size_t column = (size_t)p->head * m->q_heads * store->shape.head_dim;
     p->q = qkv + row * m->qkv_width + column;

@@ -162,9 +162,10 @@ typedef struct backend_cpu_facts {
     uint64_t weight_bytes; // packed
     uint64_t page_bytes;
     uint64_t pool_bytes;
-    uint64_t swap_bytes; // of the host tier, committed as it fills
-    int64_t load_us;     // reading and packing the weights
-    bool from_cache;     // they were read as they had been packed
+    uint64_t filling_bytes; // most of pages that are not full, beside the pool: int4 and int2
+    uint64_t swap_bytes;    // of the host tier, committed as it fills
+    int64_t load_us;        // reading and packing the weights
+    bool from_cache;        // they were read as they had been packed
 } backend_cpu_facts;
 
 backend_cpu_facts backend_cpu_describe(const backend *b);

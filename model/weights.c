@@ -244,15 +244,24 @@ static bool is_plain(const tensor_source *s)
     return s->map && !s->blocks && !s->rotary && !s->quantized;
 }
 
-/* Rows [row, row + n) of a part whose file has them otherwise: in blocks, in another order, of
- * several tensors. */
+typedef struct unpack_job {
+    const quantized_weight *w;
+    size_t row;
+    uint8_t *out;
+} unpack_job;
+
+static void unpack_rows(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const unpack_job *j = ctx;
+    size_t row_bytes = j->w->cols * dtype_bytes(j->w->type);
+    quantized_rows(j->w, j->row + from, to - from, j->out + from * row_bytes);
+}
+
+/* Rows [row, row + n) of a part whose file has them in blocks or in another order. */
 static void decode_rows(const tensor_part *p, size_t row, size_t n, uint8_t *out)
 {
     const tensor_source *s = &p->source;
-    if (s->quantized) {
-        quantized_rows(s->quantized, row, n, out);
-        return;
-    }
     size_t out_bytes = p->cols * dtype_bytes(p->stored);
     for (size_t i = 0; i < n; i++, out += out_bytes) {
         const uint8_t *from =
@@ -273,7 +282,10 @@ static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tens
 {
     const tensor_source *s = &p->source;
     if (is_plain(s)) return s->map->data + s->begin + row * s->row_bytes;
-    if (s->map) decode_rows(p, row, n, ld->made);
+    unpack_job job = {s->quantized, row, ld->made};
+    if (s->quantized && ld->o->pool) thread_pool_for(ld->o->pool, n, 8, unpack_rows, &job);
+    else if (s->quantized) unpack_rows(&job, 0, n, 0);
+    else if (s->map) decode_rows(p, row, n, ld->made);
     else dummy_tensor_rows(dummy, row, n, ld->made);
     return ld->made;
 }

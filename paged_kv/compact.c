@@ -39,7 +39,8 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
                                .dst_page = fresh[i / size],
                                .dst_slot = i % size,
                                .n_slots = n,
-                               .rotate = rotated ? (int32_t)i - (int32_t)keep[i] : 0});
+                               .rotate = rotated ? (int32_t)i - (int32_t)keep[i] : 0,
+                               .fresh = 1});
     }
     /* In place: keep ascends, so keep[i] >= i, and each position is read before its slot is
      * written. */

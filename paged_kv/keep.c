@@ -74,7 +74,8 @@ static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t group, size_t count_
         log_move(p, (pkv_move){.group = group,
                                .src_page = old,
                                .dst_page = fresh,
-                               .n_slots = fill < size ? fill : size});
+                               .n_slots = fill < size ? fill : size,
+                               .fresh = 1});
     }
     return n;
 }

@@ -80,6 +80,11 @@ pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t grou
     };
 }
 
+bool pkv_mirror_holds(const pkv_mirror *m, uint32_t page)
+{
+    return page < m->touched && m->refs[page] > 0;
+}
+
 /* ---- helpers --------------------------------------------------------------------------------- */
 
 static uint32_t pages_for(const pkv_mirror *m, uint32_t tokens)

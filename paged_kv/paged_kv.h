@@ -261,6 +261,7 @@ typedef struct pkv_move {
     uint32_t dst_page, dst_slot;
     uint32_t n_slots;
     int32_t rotate; // PKV_MOVE_SLOTS: positions that the keys are turned by on their way
+    uint32_t fresh; // PKV_MOVE_SLOTS: 1: dst_page is filled anew, from slot 0 on, ascending; else 0
 } pkv_move;
 
 typedef struct pkv_deltas {
@@ -282,6 +283,8 @@ void pkv_mirror_destroy(pkv_mirror *m);
  * STATUS_NO_MEMORY, the mirror can only be destroyed. */
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
+/* Whether a table of an open sequence holds the page. */
+bool pkv_mirror_holds(const pkv_mirror *m, uint32_t page);
 
 /* Which tables one operation of a delta log changes, for whoever keeps a copy of a mirror's. */
 enum { PKV_ALL_GROUPS = 0xffffffff };

@@ -254,7 +254,8 @@ static void replace_last(pkv *p, uint32_t id, uint32_t group)
     log_move(p, (pkv_move){.group = group,
                            .src_page = old,
                            .dst_page = fresh,
-                           .n_slots = t->kept % p->geometry.page_tokens});
+                           .n_slots = t->kept % p->geometry.page_tokens,
+                           .fresh = 1});
 }
 
 /* Appends to one table whose last page may be written. Slots of a compacted last page are filled

@@ -7,6 +7,7 @@ read -ra outside < <(pkg-config --cflags grpc libprotobuf-c libmicrohttpd)
 result=0
 while IFS= read -r header; do
     case $header in # the flags that CMake gives to the files of one ISA
+    kernels/x86/*bf16*) isa=(-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16) ;;
     kernels/x86/*avx512*) isa=(-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq) ;;
     kernels/x86/*avx2*) isa=(-mavx2 -mfma -mf16c) ;;
     tests/emulate/*) isa=(-mavx2 -mfma -mf16c -Wno-psabi -Itests/emulate) ;;

@@ -118,6 +118,8 @@ class Conversations:
                              ("reasoning_effort", ["low", "high"]), ("add_vision_id", [True])):
             if self.maybe(0.12):
                 v[name] = r.choice(values)
+        if self.maybe(0.5):  # of templates that are older than `tools`
+            v.update(functions=json.dumps([self.tool()["function"]]), datetime="2024-07-26")
         return v
 
 

@@ -132,27 +132,47 @@ INLINE float max_bits(__m256i x)
     return _mm_cvtss_f32(_mm_castsi128_ps(q));
 }
 
-/* scales [KERN_BLOCK] of V. The largest is found among bits: there a NaN is above all others. */
-INLINE void quantize_row(const kern_attn_row *row, const float *p, const float *scales, int16_t *q,
-                         float *scale)
+enum { VECTORS = KERN_BLOCK / 8 };
+
+INLINE __m256 weight_at(const kern_attn_row *row, const float *p, const float *scales, int i,
+                        bool all)
 {
-    enum { VECTORS = KERN_BLOCK / 8 };
-    const bool all = row->lo == 0 && row->hi == KERN_BLOCK;
-    __m256 w[VECTORS];
-    __m256i top = _mm256_setzero_si256();
-    for (int i = 0; i < VECTORS; i++) {
-        w[i] = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * i), _mm256_loadu_ps(scales + 8 * i));
-        if (!all) w[i] = _mm256_and_ps(w[i], seen(row->lo, row->hi, i));
-        top = _mm256_max_epu32(top, _mm256_castps_si256(w[i]));
-    }
-    const float max = max_bits(top), limit = KERN_ATTN_INT_MAX;
+    __m256 w = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * i), _mm256_loadu_ps(scales + 8 * i));
+    return all ? w : _mm256_and_ps(w, seen(row->lo, row->hi, i));
+}
+
+/* The largest of a row, found among bits: there a NaN is above all others. */
+INLINE float largest(const kern_attn_row *row, const float *p, const float *scales, bool all)
+{
+    __m256i top[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for (int i = 0; i < VECTORS; i++)
+        top[i % 2] =
+            _mm256_max_epu32(top[i % 2], _mm256_castps_si256(weight_at(row, p, scales, i, all)));
+    return max_bits(_mm256_max_epu32(top[0], top[1]));
+}
+
+INLINE void round_row(const kern_attn_row *row, const float *p, const float *scales, float max,
+                      bool all, int16_t *q)
+{
     const bool zeros = max < KERN_ATTN_INT_SMALLEST;
-    const __m256 inverse = _mm256_set1_ps(zeros ? 0.0f : limit / max);
-    *scale = zeros ? 0.0f : max / limit;
+    const __m256 inverse = _mm256_set1_ps(zeros ? 0.0f : KERN_ATTN_INT_MAX / max);
     for (int i = 0; i < VECTORS; i += 2) {
-        __m256i pair = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(w[i], inverse)),
-                                          _mm256_cvtps_epi32(_mm256_mul_ps(w[i + 1], inverse)));
+        __m256 w[2] = {weight_at(row, p, scales, i, all), weight_at(row, p, scales, i + 1, all)};
+        __m256i pair = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(w[0], inverse)),
+                                          _mm256_cvtps_epi32(_mm256_mul_ps(w[1], inverse)));
         _mm256_store_si256((__m256i *)(q + 8 * i), _mm256_permute4x64_epi64(pair, 0xd8));
+    }
+}
+
+/* scales [KERN_BLOCK] of V. All rows' largest first: what is waited for overlaps. */
+INLINE void quantize_rows(const kern_attn_row *rows, const float *p, const float *scales,
+                          uint32_t n, bool all, weights *w)
+{
+    float max[ROWS_MAX];
+    for (uint32_t r = 0; r < n; r++) max[r] = largest(rows + r, p + r * KERN_BLOCK, scales, all);
+    for (uint32_t r = 0; r < n; r++) {
+        round_row(rows + r, p + r * KERN_BLOCK, scales, max[r], all, w->q[r]);
+        w->scale[r] = max[r] < KERN_ATTN_INT_SMALLEST ? 0.0f : max[r] / KERN_ATTN_INT_MAX;
     }
 }
 
@@ -192,8 +212,10 @@ static void values(const kern_attn_strips *v, uint32_t from, uint32_t to, const 
     float scales[KERN_BLOCK];
     for (uint32_t i = 0; i < KERN_BLOCK; i += 8)
         _mm256_storeu_ps(scales + i, load_scales(v->scales[i / KERN_STRIP] + i % KERN_STRIP * 2));
-    for (uint32_t r = 0; r < n; r++)
-        quantize_row(rows + r, p + r * KERN_BLOCK, scales, w.q[r], &w.scale[r]);
+    bool all = true;
+    for (uint32_t r = 0; r < n; r++) all = all && rows[r].lo == 0 && rows[r].hi == KERN_BLOCK;
+    if (all) quantize_rows(rows, p, scales, n, true, &w);
+    else quantize_rows(rows, p, scales, n, false, &w);
     from &= ~1u;
     to = (to + 1) & ~1u;
 #define ROWS(N)                                                                                    \

@@ -1,7 +1,8 @@
-/* Matrix product, AMX-BF16: a panel of weights is a tile of 16 pairs of columns by 16 rows of W, x
- * a tile of up to 16 rows by 32 columns. A unit of 32 columns is summed apart and added to the
- * sums, in the instruction's own order; so all products of a context go this way, those of one row
- * too, which wait for memory anyway. */
+/* Matrix product, AMX-BF16: a panel of weights is a tile of 16 pairs of columns by 16 rows of W,
+ * each part of x a tile of up to 16 rows by 32 columns. A unit of 32 columns is summed apart, first
+ * with the one part of x, then with the other, and added to the sums, in the instruction's own
+ * order; so all products of a context go this way, those of one row too, which wait for memory
+ * anyway. */
 #include "kernels/x86/pack_bf16.h"
 #include "kernels/x86/tiles_amx.h"
 
@@ -50,33 +51,43 @@ INLINE void fetch(const uint8_t *at, size_t lines)
 #define STORE_SUMS(tile, panel, row)                                                               \
     _tile_stored(tile, acc + panel * acc_stride + (row)*KERN_DOT_ROWS * KERN_PANEL, 64)
 
-/* One tile of rows, up to four panels; weights of panel i at w + i * stride. */
+/* One tile of rows, up to four panels; weights of panel i at w + i * stride. The parts of x at x
+ * and x2; the products of two panels stand between those of one sum. */
 #define FEW_STEP(panels, w, stride)                                                                \
+    _tile_loadd(4, x, 64);                                                                         \
+    _tile_loadd(5, x2, 64);                                                                        \
     _tile_loadd(6, (w), 64);                                                                       \
+    if (panels > 1) _tile_loadd(7, (w) + (stride), 64);                                            \
     _tile_dpbf16ps(0, 4, 6);                                                                       \
-    if (panels > 1) {                                                                              \
-        _tile_loadd(7, (w) + (stride), 64);                                                        \
-        _tile_dpbf16ps(1, 4, 7);                                                                   \
-    }                                                                                              \
-    if (panels > 2) {                                                                              \
-        _tile_loadd(6, (w) + 2 * (stride), 64);                                                    \
-        _tile_dpbf16ps(2, 4, 6);                                                                   \
-    }                                                                                              \
-    if (panels > 3) {                                                                              \
-        _tile_loadd(7, (w) + 3 * (stride), 64);                                                    \
-        _tile_dpbf16ps(3, 4, 7);                                                                   \
-    }
+    if (panels > 1) _tile_dpbf16ps(1, 4, 7);                                                       \
+    _tile_dpbf16ps(0, 5, 6);                                                                       \
+    if (panels > 1) _tile_dpbf16ps(1, 5, 7);                                                       \
+    if (panels > 2) _tile_loadd(6, (w) + 2 * (stride), 64);                                        \
+    if (panels > 3) _tile_loadd(7, (w) + 3 * (stride), 64);                                        \
+    if (panels > 2) _tile_dpbf16ps(2, 4, 6);                                                       \
+    if (panels > 3) _tile_dpbf16ps(3, 4, 7);                                                       \
+    if (panels > 2) _tile_dpbf16ps(2, 5, 6);                                                       \
+    if (panels > 3) _tile_dpbf16ps(3, 5, 7);
 
-/* Two tiles of rows, one or two panels. */
-#define PAIR_STEP(panels, w, stride)                                                               \
-    _tile_loadd(6, (w), 64);                                                                       \
+/* Two tiles of rows, of one part of x, one or two panels, which are loaded. */
+#define PAIR_PRODUCTS(panels)                                                                      \
     _tile_dpbf16ps(0, 4, 6);                                                                       \
     _tile_dpbf16ps(2, 5, 6);                                                                       \
     if (panels > 1) {                                                                              \
-        _tile_loadd(7, (w) + (stride), 64);                                                        \
         _tile_dpbf16ps(1, 4, 7);                                                                   \
         _tile_dpbf16ps(3, 5, 7);                                                                   \
     }
+
+/* Rows of the two tiles at x and x2, their other part `part` bytes on. */
+#define PAIR_STEP(panels, w, stride, part)                                                         \
+    _tile_loadd(4, x, 64);                                                                         \
+    _tile_loadd(5, x2, 64);                                                                        \
+    _tile_loadd(6, (w), 64);                                                                       \
+    if (panels > 1) _tile_loadd(7, (w) + (stride), 64);                                            \
+    PAIR_PRODUCTS(panels)                                                                          \
+    _tile_loadd(4, x + (part), 64);                                                                \
+    _tile_loadd(5, x2 + (part), 64);                                                               \
+    PAIR_PRODUCTS(panels)
 
 /* The last columns, fewer than a unit, with zeros behind them. */
 INLINE void copy_rest(const int panels, const kern_dot_block *b, const uint8_t *w,
@@ -92,22 +103,21 @@ INLINE void few(const int panels, const kern_dot_block *b, size_t t)
 {
     _Alignas(64) uint8_t rest[FEW_PANELS][W_UNIT];
     const size_t acc_stride = b->tiles * b->rows * KERN_PANEL, stride = b->w_stride;
-    const size_t x_unit = b->rows * UNIT * 2;
+    const size_t x_part = b->rows * UNIT * 2;
     float *acc = b->acc + t * b->rows * KERN_PANEL;
-    const uint8_t *w = b->w, *x = b->x + t * b->x_stride;
+    const uint8_t *w = b->w, *x = b->x + t * b->x_stride, *x2 = x + x_part;
     const uint8_t *next = b->tiles == 1 ? w + AHEAD_BYTES : b->next;
     SUM_TILES(panels, false, LOAD_SUMS)
     for (size_t n = b->k / UNIT; n > 0; n--) {
         for (int i = 0; i < panels; i++) fetch(next + (size_t)i * stride, LINES);
-        _tile_loadd(4, x, 64);
         FEW_STEP(panels, w, stride)
         w += W_UNIT;
         next += W_UNIT;
-        x += x_unit;
+        x += 2 * x_part;
+        x2 += 2 * x_part;
     }
     if (b->k % UNIT != 0) {
         copy_rest(panels, b, w, rest);
-        _tile_loadd(4, x, 64);
         FEW_STEP(panels, rest[0], (size_t)W_UNIT)
     }
     SUM_TILES(panels, false, STORE_SUMS)
@@ -118,7 +128,7 @@ INLINE void pair(const int panels, const kern_dot_block *b, size_t t)
 {
     _Alignas(64) uint8_t rest[PANELS][W_UNIT];
     const size_t acc_stride = b->tiles * b->rows * KERN_PANEL, stride = b->w_stride;
-    const size_t x_unit = b->rows * UNIT * 2, pairs = (b->tiles + 1) / 2;
+    const size_t x_part = b->rows * UNIT * 2, pairs = (b->tiles + 1) / 2;
     const size_t lines = (LINES + pairs - 1) / pairs;
     float *acc = b->acc + t * b->rows * KERN_PANEL;
     const uint8_t *w = b->w, *x = b->x + t * b->x_stride, *x2 = x + b->x_stride;
@@ -126,19 +136,15 @@ INLINE void pair(const int panels, const kern_dot_block *b, size_t t)
     SUM_TILES(panels, true, LOAD_SUMS)
     for (size_t n = b->k / UNIT; n > 0; n--) {
         for (int i = 0; i < panels; i++) fetch(next + (size_t)i * stride, lines);
-        _tile_loadd(4, x, 64);
-        _tile_loadd(5, x2, 64);
-        PAIR_STEP(panels, w, stride)
+        PAIR_STEP(panels, w, stride, x_part)
         w += W_UNIT;
         next += W_UNIT;
-        x += x_unit;
-        x2 += x_unit;
+        x += 2 * x_part;
+        x2 += 2 * x_part;
     }
     if (b->k % UNIT != 0) {
         copy_rest(panels, b, w, rest);
-        _tile_loadd(4, x, 64);
-        _tile_loadd(5, x2, 64);
-        PAIR_STEP(panels, rest[0], (size_t)W_UNIT)
+        PAIR_STEP(panels, rest[0], (size_t)W_UNIT, x_part)
     }
     SUM_TILES(panels, true, STORE_SUMS)
 }
@@ -188,7 +194,7 @@ static double dot_burst__amx(size_t rounds, float *sink)
     _tile_stored(0, sums, 64);
     tiles_end();
     *sink += sums[0][0];
-    return 4.0 * 2 * 16 * 16 * 32 * (double)rounds;
+    return 4.0 * 16 * 16 * 32 * (double)rounds; /* two of them for a product with x */
 }
 
 static const kern_dot_ops bf16_block__amx = {
@@ -196,7 +202,7 @@ static const kern_dot_ops bf16_block__amx = {
     .short_tile = true,
     .few_panels = FEW_PANELS,
     .panels = PANELS,
-    .k = 256, /* 16 KiB of weights and as much of a pair's x in L1 */
+    .k = 256, /* 16 KiB of weights stay in L1 beside 32 of a pair's x that pass */
     .pack = pack_bf16_row,
     .begin = begin__amx,
     .run = run__amx,

@@ -1,5 +1,6 @@
 /* Matrix product, AVX512-BF16: a register holds a pair of columns of all rows of a panel, pairs of
- * x are broadcast from memory. Each sum is one chain of vdpbf16ps over k ascending. */
+ * both parts of x are broadcast from memory. Each sum is one chain of vdpbf16ps over k ascending.
+ */
 #include "kernels/x86/pack_bf16.h"
 
 #include <immintrin.h>
@@ -29,9 +30,9 @@ INLINE void unit(const int rows, const int side, const uint8_t *w, size_t w_stri
 #pragma GCC unroll 8
         for (int i = 0; i < side; i++) {
             __m512bh v = (__m512bh)_mm512_load_si512(w + i * w_stride + p * 64);
-#pragma GCC unroll 16
-            for (int r = 0; r < rows; r++) {
-                __m512 *sum = &sums[i * rows + r];
+#pragma GCC unroll 32
+            for (int r = 0; r < 2 * rows; r++) {
+                __m512 *sum = &sums[i * rows + r % rows];
                 *sum = _mm512_dpbf16_ps(*sum, v, pair_of(x + r * UNIT * 2 + p * 4));
             }
         }
@@ -59,7 +60,7 @@ INLINE void tile(const int rows, const int side, const kern_dot_block *b, size_t
         unit(rows, side, w, b->w_stride, pairs, x, sums);
         w += UNIT / 2 * 64;
         next += UNIT / 2 * 64;
-        x += rows * UNIT * 2;
+        x += rows * UNIT * 4;
     }
 #pragma GCC unroll 16
     for (int s = 0; s < side * rows; s++)
@@ -112,7 +113,7 @@ static double dot_burst__bf16(size_t rounds, float *sink)
     for (size_t i = 0; i < rounds; i++)
         for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_dpbf16_ps(sums[c], ones, ones);
     for (int c = 0; c < CHAINS; c++) *sink += _mm512_cvtss_f32(sums[c]);
-    return 2.0 * 32 * CHAINS * (double)rounds;
+    return 32.0 * CHAINS * (double)rounds; /* two of them for a product with x */
 }
 
 static const kern_dot_ops bf16_block__bf16 = {

@@ -1,10 +1,24 @@
-/* kernels, private: x of a block rounded to bf16. Included by files with AVX512-BF16 only. */
+/* kernels, private: x of a block as the sum of two bf16, which has 16 of its 24 bits at least: one
+ * alone moves the logits of some models by more than their weights' rounding does. Included by
+ * files with AVX512-BF16 only. */
 #ifndef KERNELS_X86_PACK_BF16_H
 #define KERNELS_X86_PACK_BF16_H
 
 #include "kernels/isa.h"
 
 #include <immintrin.h>
+#include <math.h>
+
+/* x less its rounding, exactly; 0 where that is no number, so that infinities and NaNs of x stay.
+ */
+static inline __m512 rest_of(__m512 x, __m256i rounded)
+{
+    __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16);
+    __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(bits));
+    __mmask16 finite =
+        _mm512_cmp_ps_mask(_mm512_abs_ps(rest), _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
+    return _mm512_maskz_mov_ps(finite, rest);
+}
 
 /* kern_dot_ops.pack: units of 32 columns. */
 static void pack_bf16_row(const float *x, size_t units, unsigned group, size_t rows, size_t r,
@@ -12,9 +26,13 @@ static void pack_bf16_row(const float *x, size_t units, unsigned group, size_t r
 {
     (void)group;
     out += r * 64;
-    for (; units > 0; units--, x += 32, out += rows * 64) {
-        __m512bh pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
-        _mm512_store_si512(out, (__m512i)pairs);
+    for (; units > 0; units--, x += 32, out += 2 * rows * 64) {
+        __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+        __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        low = rest_of(low, _mm512_castsi512_si256(rounded));
+        high = rest_of(high, _mm512_extracti64x4_epi64(rounded, 1));
+        _mm512_store_si512(out, rounded);
+        _mm512_store_si512(out + rows * 64, (__m512i)_mm512_cvtne2ps_pbh(high, low));
     }
 }
 

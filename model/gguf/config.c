@@ -118,6 +118,64 @@ static status check_fields(builder *b, error *err)
     return STATUS_IS_OK;
 }
 
+/* Fields that other architectures, and older writers, have: the value that changes nothing, or the
+ * error names them. */
+static status check_neutral(builder *b, error *err)
+{
+    static const struct {
+        const char *field;
+        double neutral;
+    } reals[] = {
+        {"rope.scale_linear", 1.0},
+        {"rope.scaling.attn_factor", 1.0},
+        {"rope.scaling.alpha", 0.0},
+        {"rope.scaling.yarn_ext_factor", 1.0},
+        {"rope.scaling.yarn_log_multiplier", 0.0},
+        {"attention.scale", 0.0},
+        {"attention.output_scale", 1.0},
+        {"attention.value_scale", 1.0},
+        {"attention.clamp_kqv", 0.0},
+        {"attention.max_alibi_bias", 0.0},
+        {"attention.temperature_scale", 0.0},
+        {"attn_logit_softcapping", 0.0},
+        {"final_logit_softcapping", 0.0},
+        {"logit_scale", 1.0},
+        {"residual_scale", 1.0},
+        {"embedding_scale", 1.0},
+    };
+    static const struct {
+        const char *field;
+        bool neutral;
+    } switches[] = {{"attention.causal", true}, {"use_parallel_residual", false}};
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
+        double v = reals[i].neutral;
+        RETURN_IF_ERROR(gguf_get_double(b->g, key_of(b, reals[i].field), &v, err));
+        if (v != reals[i].neutral)
+            return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\": %g is not supported, only %g",
+                             b->g->path, b->key, v, reals[i].neutral);
+    }
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
+        bool v = switches[i].neutral;
+        RETURN_IF_ERROR(gguf_get_bool(b->g, key_of(b, switches[i].field), &v, err));
+        if (v != switches[i].neutral)
+            return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\": %s is not supported", b->g->path,
+                             b->key, v ? "true" : "false");
+    }
+    return STATUS_IS_OK;
+}
+
+/* One of several files has not all of the tensors: it is said before one of them is missed. */
+static status check_split(const gguf *g, error *err)
+{
+    uint64_t n = 1;
+    RETURN_IF_ERROR(gguf_get_u64(g, "split.count", UINT16_MAX, &n, err));
+    if (n > 1)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: \"split.count\": one of %llu files; only whole ones are supported",
+                         g->path, (unsigned long long)n);
+    return STATUS_IS_OK;
+}
+
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
 /* Factors that the frequencies are divided by: Llama 3.1's, written out. longrope takes such, the
@@ -151,6 +209,22 @@ static status read_rope_factors(builder *b, const gguf_tensor *t, error *err)
     return STATUS_IS_OK;
 }
 
+static status read_yarn(builder *b, json_t *rope, error *err)
+{
+    static const struct {
+        const char *field, *key;
+    } rows[] = {{"rope.scaling.yarn_beta_fast", "beta_fast"},
+                {"rope.scaling.yarn_beta_slow", "beta_slow"},
+                {"rope.scaling.yarn_attn_factor", "attention_factor"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        double v = 0.0;
+        RETURN_IF_ERROR(gguf_get_double(b->g, key_of(b, rows[i].field), &v, err));
+        if (gguf_find(b->g, b->key))
+            b->failed |= json_object_set_new(rope, rows[i].key, json_real(v)) != 0;
+    }
+    return STATUS_IS_OK;
+}
+
 static status read_scaling(builder *b, error *err)
 {
     const char *type = NULL;
@@ -179,7 +253,7 @@ static status read_scaling(builder *b, error *err)
         b->failed |= json_object_set_new(rope, "original_max_position_embeddings",
                                          json_integer((json_int_t)original)) != 0;
     set(b, "rope_scaling", rope);
-    return STATUS_IS_OK;
+    return yarn ? read_yarn(b, rope, err) : STATUS_IS_OK;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */
@@ -244,6 +318,7 @@ static status build(builder *b, error *err)
     set(b, "tie_word_embeddings", json_boolean(!gguf_find_tensor(b->g, "output.weight")));
     RETURN_IF_ERROR(read_numbers(b, err));
     RETURN_IF_ERROR(check_fields(b, err));
+    RETURN_IF_ERROR(check_neutral(b, err));
     RETURN_IF_ERROR(gguf_get_double(b->g, key_of(b, "rope.freq_base"), &theta, err));
     set(b, "rope_theta", json_real(theta));
     RETURN_IF_ERROR(read_scaling(b, err));
@@ -254,6 +329,7 @@ status gguf_config(const gguf *g, json_t **out, error *err)
 {
     builder b = {.g = g};
     RETURN_IF_ERROR(gguf_architecture_of(g, &b.arch, err));
+    RETURN_IF_ERROR(check_split(g, err));
     b.out = json_object();
     status result = build(&b, err);
     if (status_ok(result) && (b.failed || !b.out))

@@ -69,15 +69,30 @@ static status find_pre(const gguf *g, const pre_row **out, error *err)
 
 /* ---- vocabulary ------------------------------------------------------------------------------ */
 
+/* What becomes of an array's texts in memory is many times what they are in the file. */
+static status check_texts(const gguf *g, const gguf_value *array, error *err)
+{
+    enum { TEXTS_MAX = 1 << 22, BYTES_MAX = 128 << 20 };
+    const uint8_t *at = array->data;
+    size_t bytes = 0, n;
+    for (uint64_t i = 0; i < array->n && i <= TEXTS_MAX; i++) {
+        gguf_next_string(&at, &n);
+        bytes += n; /* of one file: no overflow */
+    }
+    if (array->n <= TEXTS_MAX && bytes <= BYTES_MAX) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT, "%s: \"%s\": more than %d texts or %d bytes", g->path,
+                     array->key, TEXTS_MAX, BYTES_MAX);
+}
+
 static status open_vocabulary(const gguf *g, strbuf *out, vocabulary *v, error *err)
 {
-    enum { TOKENS_MAX = 1 << 24 };
     *v = (vocabulary){.g = g, .out = out};
     RETURN_IF_ERROR(gguf_get_array(g, "tokenizer.ggml.tokens", GGUF_STRING, &v->tokens, err));
     RETURN_IF_ERROR(gguf_get_array(g, "tokenizer.ggml.token_type", GGUF_I32, &v->types, err));
-    if (!v->tokens || v->tokens->n == 0 || v->tokens->n > TOKENS_MAX)
+    if (!v->tokens || v->tokens->n == 0)
         return error_set(err, v->tokens ? STATUS_CORRUPT : STATUS_NOT_FOUND,
-                         "%s: \"tokenizer.ggml.tokens\" is missing, empty or too long", g->path);
+                         "%s: \"tokenizer.ggml.tokens\" is missing or empty", g->path);
+    RETURN_IF_ERROR(check_texts(g, v->tokens, err));
     if (v->types && v->types->n != v->tokens->n)
         return error_set(err, STATUS_CORRUPT,
                          "%s: \"tokenizer.ggml.token_type\" has %llu values, "
@@ -204,6 +219,7 @@ static status write_byte_level(vocabulary *v, error *err)
     if (!merges)
         return error_set(err, STATUS_CORRUPT, "%s: \"tokenizer.ggml.merges\" is missing",
                          v->g->path);
+    RETURN_IF_ERROR(check_texts(v->g, merges, err));
     strbuf *out = v->out;
     strbuf_printf(out, "\"normalizer\":%s,\n", pre->nfc ? "{\"type\":\"NFC\"}" : "null");
     strbuf_puts(out, "\"pre_tokenizer\":");

@@ -278,8 +278,10 @@ static status take_scales(const quantized_place *at, const quantized_group *g, q
     w->scale_step = 1;
     const uint64_t shape[] = {(at->rows + tall - 1) / tall, w->n_groups};
     const safetensors_tensor *t = quantized_find(at, "weight_scale");
-    bool flat = t && t->n_dims < 2 && (!g->group_rows || (tall == 1 && w->n_groups == 1));
-    return quantized_take_scales(at, "weight_scale", shape, flat ? t->n_dims : 2, w, err);
+    uint32_t n_dims = 2;
+    if (t && t->n_dims < 2 && !g->group_rows) n_dims = t->n_dims; /* [1], or no dimensions */
+    if (t && t->n_dims == 1 && tall == 1 && w->n_groups == 1) n_dims = 1;
+    return quantized_take_scales(at, "weight_scale", shape, n_dims, w, err);
 }
 
 static status take_packed(const quantized_place *at, const quantized_group *g, quantized_weight *w,

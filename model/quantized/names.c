@@ -6,10 +6,10 @@
 #include <pcre2.h>
 
 enum {
-    NAMES_MAX = 1 << 16,
-    PATTERNS_MAX = 256,
+    NAMES_MAX = 1 << 14,
+    PATTERNS_MAX = 64,
     PATTERN_BYTES_MAX = 1024,
-    PATTERN_STEPS_MAX = 20000, /* names are short: an honest pattern takes a few hundred */
+    PATTERN_STEPS_MAX = 10000, /* names are short: an honest pattern takes a few hundred */
 };
 
 struct quantized_name {

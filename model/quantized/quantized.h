@@ -34,7 +34,7 @@ typedef struct quantized_bytes {
 } quantized_bytes;
 
 /* Far above any model there is. */
-enum { QUANTIZED_GROUPS_MAX = 4096, QUANTIZED_WAYS_MAX = 64 };
+enum { QUANTIZED_GROUPS_MAX = 4096, QUANTIZED_WAYS_MAX = 16 };
 
 typedef struct quantized_weight {
     const file_map *map; /* of the values */

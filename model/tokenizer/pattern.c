@@ -181,7 +181,11 @@ static status compile(const translation *t, pcre2_code **out)
     PCRE2_SIZE offset;
     const char *pattern = t->out.data ? t->out.data : "";
     *out = pcre2_compile((PCRE2_SPTR)pattern, t->out.size, options, &code, &offset, NULL);
-    if (*out) return STATUS_IS_OK;
+    if (*out) {
+        /* Where no code may be made at run time the pattern is interpreted. */
+        (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
+        return STATUS_IS_OK;
+    }
     PCRE2_UCHAR message[128];
     pcre2_get_error_message(code, message, sizeof message);
     return error_set(t->err, STATUS_CORRUPT, "%s: pattern: %s", t->where, (const char *)message);

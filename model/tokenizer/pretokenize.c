@@ -125,6 +125,18 @@ static status prepare_match(const run *r, unsigned step)
     return s->match[step] ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 
+/* What the compiled pattern's small stack is not enough for is interpreted. */
+static int match_pattern(const run *r, unsigned step, const uint8_t *text, size_t n, size_t from)
+{
+    const pcre2_code *code = r->list->steps[step].code;
+    pcre2_match_data *match = r->scratch->match[step];
+    r->scratch->work_at = from;
+    int rc = pcre2_match(code, text, n, from, PCRE2_NO_UTF_CHECK, match, r->scratch->limits);
+    if (rc != PCRE2_ERROR_JIT_STACKLIMIT) return rc;
+    return pcre2_match(code, text, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match,
+                       r->scratch->limits);
+}
+
 /* Finds as the library's iterator does: an empty match right behind the last match does not count,
  * and the search goes on one character further. */
 static status run_pattern(const run *r, unsigned step, const uint8_t *text, size_t n)
@@ -134,9 +146,7 @@ static status run_pattern(const run *r, unsigned step, const uint8_t *text, size
     growing g = {.r = r, .step = step, .text = text};
     size_t from = 0, done = 0;
     while (from <= n) {
-        r->scratch->work_at = from;
-        int rc = pcre2_match(r->list->steps[step].code, text, n, from, PCRE2_NO_UTF_CHECK, match,
-                             r->scratch->limits);
+        int rc = match_pattern(r, step, text, n, from);
         if (rc == PCRE2_ERROR_NOMATCH) break;
         if (rc < 0)
             return error_set(r->err, STATUS_LIMIT,

@@ -1,6 +1,6 @@
 /* Every retention method that a geometry allows, side by side with all others and with requests
  * that keep everything: alone or in the crowd, in a roomy pool or one that swaps or computes again,
- * with prefix hits or without, on one rank or two, on 16-bit pages or 8-bit ones, a request's
+ * with prefix hits or without, on one rank or two, on pages of 16 bits, 8 or 4, a request's
  * tokens, logprobs and what it keeps are the same. Each pair of settings is met in some run. */
 #include "tests/e2e/house.h"
 
@@ -21,8 +21,12 @@ enum { ROOMY, SWAPS, REPLAYS };
 
 static const uint32_t levels[FACTORS][LEVELS_MAX + 1] = {
     [RANKS] = {2, 1, 2}, // how many, and which
-    [HEADS] = {2, 4, 1},         [PAGE] = {2, 16, 32}, [FORMAT] = {2, KERN_KV_BF16, KERN_KV_INT8},
-    [PREFILL] = {2, CHUNK, 301}, [CACHE] = {2, 0, 1},  [POOL] = {3, ROOMY, SWAPS, REPLAYS},
+    [HEADS] = {2, 4, 1},
+    [PAGE] = {2, 16, 32},
+    [FORMAT] = {3, KERN_KV_BF16, KERN_KV_INT8, KERN_KV_INT4}, // the last one's pages have 32
+    [PREFILL] = {2, CHUNK, 301},
+    [CACHE] = {2, 0, 1},
+    [POOL] = {3, ROOMY, SWAPS, REPLAYS},
 };
 
 typedef struct run {
@@ -73,13 +77,17 @@ static setting setting_of(const run *r)
 {
     bool roomy = value(r, POOL) == ROOMY;
     kern_kv_format format = (kern_kv_format)value(r, FORMAT);
-    uint64_t block = format == KERN_KV_INT8 ? 17408 : 32768; // 16 tokens of the demo model
+    const uint64_t blocks[] = {// 16 tokens of the demo model
+                               [KERN_KV_BF16] = 32768,
+                               [KERN_KV_INT8] = 17408,
+                               [KERN_KV_INT4] = 10240};
+    uint64_t block = blocks[format];
     return (setting){
         .kv_type = format,
         .prefill_chunk = value(r, PREFILL),
         .layers_per_group = 1,
         .heads_per_group = value(r, HEADS),
-        .page_tokens = value(r, PAGE),
+        .page_tokens = kern_kv_has_grids(format) ? 32 : value(r, PAGE),
         .max_model_len = 512,
         .kv_bytes = (roomy ? 2000 : 40) * block,
         .swap_bytes = value(r, POOL) == SWAPS ? 2000 * block : 0,
@@ -264,7 +272,7 @@ static void all_methods_coexist(void **state)
     (void)state;
     rng random = rng_seed(2026);
     pairs met = {0};
-    static answers alone[2][2][2][2]; // by rank, heads, page, format
+    static answers alone[2][2][2][3]; // by rank, heads, page, format
     uint64_t swapped = 0, replayed = 0;
     uint32_t n_runs = 0;
     for (run r = draw(&random, &met); count_new(&met, &r) > 0; r = draw(&random, &met), n_runs++) {

@@ -304,13 +304,15 @@ static void retention_copies_nothing(void **state)
 }
 
 /* All of that again where each step is done by tensor-parallel ranks, whose sums are their own, and
- * on int8 pages. */
+ * on int2 pages: each is quantised when it is full, wherever chunks end, and forks share what is
+ * not. */
 static void ranks_do_not_matter_to_neighbours(void **state)
 {
     (void)state;
     setting s = usual;
     s.n_ranks = 2;
-    s.kv_type = KERN_KV_INT8;
+    s.kv_type = KERN_KV_INT2;
+    s.page_tokens = 32;
     fixture *f = make_fixture(&s);
     s.what = "2 ranks, a batch of 32, chunks of 64";
     s.prefill_chunk = 64;
@@ -322,9 +324,11 @@ static void ranks_do_not_matter_to_neighbours(void **state)
     s = usual;
     s.what = "2 ranks, a small pool with a prefix cache";
     s.n_ranks = 2;
-    s.kv_type = KERN_KV_INT8;
+    s.kv_type = KERN_KV_INT2;
+    s.page_tokens = 32;
     s.prefix_cache = true;
-    s.kv_bytes = 36 * 17408;
+    s.kv_bytes = 20 * 12288; /* blocks of 32 tokens */
+    s.swap_bytes = 10 * 12288;
     assert_true(run_setting(f, &s).sched.preemptions > 0);
     free(f);
 }

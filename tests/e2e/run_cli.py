@@ -20,7 +20,7 @@ POOL = ["--model", MODEL, "--kv-memory", "64M"]
 VOCAB = 1024
 PAGE = 16
 LAYERS = 4
-TIMEOUT = 120
+TIMEOUT = 600 # seconds after which something hangs: sanitizers on a busy machine are slow
 
 RUN_KEYS = ["id", "index", "text", "token_ids", "finish_reason", "usage", "timings"]
 
@@ -637,6 +637,7 @@ class Refusals(unittest.TestCase):
         self.refuses([*run, MODEL, "--tp", "16"], 1, "--tp", "16 ranks", "8 query heads")
         self.refuses([*run, MODEL, "--tp", "2", "--isa", "banana"], 1, "banana")
         self.refuses([*run, MODEL, "--page-tokens", "17"], 1, "page_tokens")
+        self.refuses([*run, MODEL, "--kv-dtype", "int4", "--page-tokens", "48"], 1, "page-tokens: 48 is not a multiple of 32")
         self.refuses(["run", "--model", MODEL, "--prompts", "no/such/file"], 1, "no/such/file")
         self.refuses(["run", "--model", MODEL, "--prompts", "models"], 1, "models", "folder")
         self.assertIn("no/such/folder/config.json", octavo("inspect", "no/such/folder", code=1)[1])

@@ -201,6 +201,12 @@ EMULATED void _mm512_mask_storeu_epi16(void *to, __mmask32 mask, __m512i v)
 
 /* ---- lanes ----------------------------------------------------------------------------------- */
 
+EMULATED __m512 _mm512_abs_ps(__m512 v)
+{
+    for (int i = 0; i < 16; i++) v[i] = fabsf(v[i]);
+    return v;
+}
+
 EMULATED float _mm512_cvtss_f32(__m512 v) { return v[0]; }
 EMULATED __m256 _mm512_castps512_ps256(__m512 v) { return ((emulated_512){.ps = v}).half_ps[0]; }
 EMULATED __m256i _mm512_castsi512_si256(__m512i v) { return ((emulated_512){.si = v}).half[0]; }

@@ -19,11 +19,18 @@ static pkv_geometry random_geometry(world *w)
         {32, 4, 4, 1, 4}, {16, 2, 4, 1, 2}, {48, 5, 1, 2, 1}, {16, 6, 1, 3, 1},
     };
     const uint32_t *one = all[rng_below(&w->random, sizeof all / sizeof *all)];
-    return (pkv_geometry){.page_tokens = one[0],
-                          .n_layers = one[1],
-                          .n_kv_heads = one[2],
-                          .layers_per_group = one[3],
-                          .heads_per_group = one[4]};
+    pkv_geometry g = {.page_tokens = one[0],
+                      .n_layers = one[1],
+                      .n_kv_heads = one[2],
+                      .layers_per_group = one[3],
+                      .heads_per_group = one[4]};
+    rng windows = rng_seed(w->seed + 1000003); /* some worlds have them, in some layers */
+    if (rng_below(&windows, 4) > 0) return g;
+    g.window = 1 + rng_below(&windows, 150);
+    for (uint32_t l = 0; l < g.n_layers; l += g.layers_per_group)
+        if (rng_below(&windows, 2))
+            g.window_layers[0] |= ((UINT64_C(1) << g.layers_per_group) - 1) << l;
+    return g;
 }
 
 static void world_create(world *w, uint64_t seed, uint32_t n_requests, tally *t)

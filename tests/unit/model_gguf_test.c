@@ -224,6 +224,73 @@ static void unknown_models_are_refused_by_name(void **state)
     put_head(&m, 3, 0, 2), put_text_value(&m, "general.architecture", "llama");
     put_text_value(&m, "llama.block_count", "two");
     config_error(&m, "\"llama.block_count\" must be one whole number");
+    put_head(&m, 3, 0, 2), put_text_value(&m, "general.architecture", "llama");
+    put_u32_value(&m, "split.count", 3), config_error(&m, "\"split.count\": one of 3 files");
+}
+
+static void put_f32_value(maker *m, const char *key, float v)
+{
+    put_text(m, key);
+    put_u32(m, GGUF_F32);
+    put(m, &v, sizeof v);
+}
+
+/* Numbers of a small model, then what is asked about. */
+static void put_model(maker *m, uint64_t more)
+{
+    put_head(m, 3, 0, 7 + more);
+    put_text_value(m, "general.architecture", "llama");
+    static const char *const keys[] = {"llama.block_count", "llama.embedding_length",
+                                       "llama.feed_forward_length", "llama.attention.head_count",
+                                       "llama.context_length"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) put_u32_value(m, keys[i], 64);
+    put_f32_value(m, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+}
+
+/* What would change the model's values is not ignored because nobody reads it. */
+static void fields_that_mean_something_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const numbers[] = {"llama.rope.scale_linear",
+                                          "llama.rope.scaling.attn_factor",
+                                          "llama.rope.scaling.yarn_ext_factor",
+                                          "llama.attention.scale",
+                                          "llama.attention.clamp_kqv",
+                                          "llama.final_logit_softcapping",
+                                          "llama.residual_scale"};
+    maker m;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        put_model(&m, 1), put_f32_value(&m, numbers[i], 0.5f);
+        config_error(&m, numbers[i]);
+    }
+    put_model(&m, 1), put_u32_value(&m, "llama.expert_count", 8);
+    config_error(&m, "\"llama.expert_count\": 8 is not supported");
+    put_model(&m, 1), put_text(&m, "llama.attention.causal"), put_u32(&m, GGUF_BOOL);
+    put(&m, "", 1), config_error(&m, "\"llama.attention.causal\": false");
+    put_model(&m, 0), config_error(&m, "\"token_embd.weight\" is missing");
+}
+
+/* Texts of a file become many times as much in memory. */
+static void vocabularies_are_capped(void **state)
+{
+    (void)state;
+    enum { N = (1 << 22) + 1 };
+    maker m;
+    gguf g;
+    error err = {{0}};
+    strbuf json = {0};
+    put_head(&m, 3, 0, 2), put_text_value(&m, "tokenizer.ggml.model", "gpt2");
+    put_array(&m, "tokenizer.ggml.tokens", GGUF_STRING, N);
+    size_t from = m.file.size;
+    assert_true(strbuf_reserve(&m.file, (size_t)N * 8));
+    memset(m.file.data + from, 0, (size_t)N * 8);
+    m.file.size += (size_t)N * 8;
+    assert_true(status_ok(gguf_parse(&g, "file", (const uint8_t *)m.file.data, m.file.size, &err)));
+    assert_int_equal(gguf_tokenizer_json(&g, &json, &err).code, STATUS_LIMIT);
+    assert_non_null(strstr(err.text, "\"tokenizer.ggml.tokens\": more than"));
+    strbuf_destroy(&json);
+    gguf_close(&g);
+    strbuf_destroy(&m.file);
 }
 
 /* ---- tokenizers ------------------------------------------------------------------------------ */
@@ -333,6 +400,8 @@ int main(void)
         cmocka_unit_test(ranks_take_their_slices),
         cmocka_unit_test(wrong_files_are_refused_by_name),
         cmocka_unit_test(unknown_models_are_refused_by_name),
+        cmocka_unit_test(fields_that_mean_something_are_refused_by_name),
+        cmocka_unit_test(vocabularies_are_capped),
         cmocka_unit_test(sentencepiece_merges_by_score),
         cmocka_unit_test(templates_and_byte_level_tokens),
         cmocka_unit_test(inspection_tells_types),

@@ -87,10 +87,10 @@ static void a_slot_is_as_if_computed_there(void **state)
 {
     (void)state;
     static const pkv_move moves[] = {
-        {PKV_MOVE_SLOTS, 0, 1, 3, 2, 5, 1, -7},
-        {PKV_MOVE_SLOTS, 0, 2, 0, 1, 0, 32, -100},
-        {PKV_MOVE_SLOTS, 0, 1, 2, 2, 1, 29, 130},
-        {PKV_MOVE_SLOTS, 0, 1, 0, 1, 16, 16, 5}, /* inside a page */
+        {PKV_MOVE_SLOTS, 0, 1, 3, 2, 5, 1, -7, 0},
+        {PKV_MOVE_SLOTS, 0, 2, 0, 1, 0, 32, -100, 0},
+        {PKV_MOVE_SLOTS, 0, 1, 2, 2, 1, 29, 130, 0},
+        {PKV_MOVE_SLOTS, 0, 1, 0, 1, 16, 16, 5, 0}, /* inside a page */
     };
     thread_pool *pool;
     kern_context *kc;
@@ -220,16 +220,16 @@ static void lies_are_refused(void **state)
         pkv_move move;
         status_code code;
     } cases[] = {
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -255}, STATUS_OK},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -256}, STATUS_INVALID}, /* positions of the model */
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, 256}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, INT32_MIN}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, n_pages, 0, 2, 0, 16, 1}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, n_pages, 0, 16, 1}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 1, 2, 0, 16, 1}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 1, 16, 1}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, UINT32_MAX, 1}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, UINT32_MAX, 2, 0, 16, 1}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -255, 0}, STATUS_OK},
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -256, 0}, STATUS_INVALID}, /* positions of the model */
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, 256, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, INT32_MIN, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, n_pages, 0, 2, 0, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, 1, 0, n_pages, 0, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, 1, 1, 2, 0, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 1, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, UINT32_MAX, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, 0, 1, UINT32_MAX, 2, 0, 16, 1, 0}, STATUS_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         step_plan plan = {.step = i + 1, .deltas = {.moves = &cases[i].move, .n_moves = 1}};

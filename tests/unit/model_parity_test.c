@@ -81,17 +81,17 @@ static void logits_equal_hugging_face_in_f32(void **state)
  *
  * The bars are 1e-3 for 8 bits and 3e-2 for 4. The q and k of these models are drawn so wide (0.3)
  * that scores have a deviation of 5 and more: attention magnifies what rounding does to them, most
- * where few weights make a head's score (v5: 64 columns, 32 a head). With them in 16 bits the
- * largest error of 8 bits is 7.4e-4; with exact x and weights of 8 bits it is 1.1e-3, so half of
- * what is left is the format's, of which others have as much. Models above the bar are named
- * here with a limit of their own; 4 bits meet theirs with attention's matrices in 8 (mixed). A
- * trained model meets all bars: below. */
+ * where few weights make a head's score (v5: 64 columns, 32 a head). With exact x (12
+ * bits do as well) the largest error of 8 bits is 1.1e-3 and the next 6e-4: x of 8 bits is more
+ * than half of it. Of 4 bits the weights are nearly all, whatever x is, and q and k in 8 bits leave
+ * up to 5.6e-2. Models above the bar are named here with a limit of their own; 4 bits meet theirs
+ * with attention's matrices in 8 (mixed). A trained model meets all bars: below. */
 static const struct {
     uint8_t bits, attention;
     double limit[GOLDENS];
 } random_bars[] = {
     /* gqa1, gqa4_tied, gqa8, llama3_rope, linear_rope, v5_config, sharded */
-    {8, 0, {1.2e-3, 1e-3, 1.6e-3, 1.4e-3, 1e-3, 2.6e-3, 1e-3}},
+    {8, 0, {1e-3, 1e-3, 1.6e-3, 1.1e-3, 1e-3, 2.6e-3, 1e-3}},
     {4, 8, {3e-2, 3e-2, 3e-2, 3e-2, 3e-2, 3e-2, 3e-2}},
     {4, 0, {8e-2, 8e-2, 1.4e-1, 9.5e-2, 5e-2, 2e-1, 5.5e-2}},
 };
@@ -118,10 +118,11 @@ static const pass demo = {.dir = "models/demo",
                           .layer_step = 1};
 
 static void check_pages(const pass_result *exact, const uint32_t *tokens, kern_kv_format format,
-                        double limit)
+                        double limit, double nats)
 {
     pass rounded = demo;
     rounded.kv_type = format;
+    if (kern_kv_has_grids(format)) rounded.page_tokens = kern_kv_facts_of(format).group;
     pass_result a = *exact, b = run(&rounded, tokens, DEMO_TOKENS);
     double e = nmse(b.logits, a.logits, (size_t)DEMO_TOKENS * DEMO_VOCAB);
     double worst = 0; /* how much less likely our greedy token is than the oracle's, in nats */
@@ -137,7 +138,7 @@ static void check_pages(const pass_result *exact, const uint32_t *tokens, kern_k
     }
     print_message("%s pages: NMSE %.2e, greedy within %.4f nat\n", kern_kv_name(format), e, worst);
     assert_true(e < limit);
-    assert_true(worst < 0.5);
+    assert_true(worst < nats);
     result_free(&b);
 }
 
@@ -149,9 +150,11 @@ static void narrow_pages_stay_near_f32(void **state)
     pass exact = demo;
     exact.kv_type = KERN_KV_F32;
     pass_result a = run(&exact, tokens, DEMO_TOKENS);
-    check_pages(&a, tokens, KERN_KV_F16, 1e-5);
-    check_pages(&a, tokens, KERN_KV_BF16, 1e-4);
-    check_pages(&a, tokens, KERN_KV_INT8, 1e-3);
+    check_pages(&a, tokens, KERN_KV_F16, 1e-5, 0.5);
+    check_pages(&a, tokens, KERN_KV_BF16, 1e-4, 0.5);
+    check_pages(&a, tokens, KERN_KV_INT8, 1e-3, 0.5);
+    check_pages(&a, tokens, KERN_KV_INT4, 1e-2, 2.0);
+    check_pages(&a, tokens, KERN_KV_INT2, 2e-1, 12.0);
     result_free(&a);
 }
 

@@ -103,6 +103,41 @@ static void weights_are_bit_for_bit_the_libraries(void **state)
     }
 }
 
+static void unpack_column(const quantized_weight *w, size_t row, size_t col, size_t n, float *out)
+{
+    (void)w;
+    for (size_t i = 0; i < n; i++) out[i] = (float)(col + i + 1000 * row);
+}
+
+/* A row is made some columns at a time: groups and orders do not begin anew with them. */
+static void long_rows_keep_their_groups(void **state)
+{
+    (void)state;
+    enum { COLS = 700, GROUP = 90, GROUPS = 8 };
+    float scales[GROUPS], out[2 * COLS];
+    int32_t order[COLS];
+    for (int g = 0; g < GROUPS; g++) scales[g] = (float)(g + 1);
+    for (int i = 0; i < COLS; i++) order[i] = i * 5 % GROUPS;
+    quantized_weight w = {.rows = 2,
+                          .cols = COLS,
+                          .type = DTYPE_F32,
+                          .group_rows = 1,
+                          .group_cols = GROUP,
+                          .n_groups = GROUPS,
+                          .scale_step = 1,
+                          .unpack = unpack_column};
+    w.in[QUANTIZED_SCALES] = (quantized_bytes){(const uint8_t *)scales, sizeof scales};
+    for (int with_order = 0; with_order < 2; with_order++) {
+        if (with_order)
+            w.in[QUANTIZED_ORDER] = (quantized_bytes){(const uint8_t *)order, sizeof order};
+        quantized_rows(&w, 0, 2, (uint8_t *)out);
+        for (int i = 0; i < 2 * COLS; i++) {
+            int col = i % COLS, group = with_order ? order[col] : col / GROUP;
+            assert_true(out[i] == (float)(col + 1000 * (i / COLS)) * scales[group]);
+        }
+    }
+}
+
 /* ---- logits ---------------------------------------------------------------------------------- */
 
 static double golden_nmse(const char *name, uint8_t bits, unsigned n_ranks, const char *cache)
@@ -322,8 +357,8 @@ static void replaced(const char *text, size_t size, const char *from, const char
 
 /* A golden with one thing changed in its file (config.json, or model.safetensors, whose length must
  * stay). */
-static void expect_folder(const char *name, const char *file, const char *from, const char *to,
-                          const char *what)
+static void expect_changed(const char *name, const char *file, const char *const changes[4],
+                           const char *what)
 {
     static const char *const files[] = {"config.json", "model.safetensors"};
     folder f;
@@ -335,18 +370,42 @@ static void expect_folder(const char *name, const char *file, const char *from, 
         size_t n;
         snprintf(path, sizeof path, GOLDEN "%s/%s", name, files[i]);
         assert_true(status_ok(file_read(path, 1 << 20, &text, &n, &err)));
-        strbuf changed = {0};
-        if (strcmp(files[i], file) == 0) replaced(text, n, from, to, &changed);
-        else strbuf_append(&changed, text, n);
-        folder_write(&f, files[i], changed.data, changed.size);
-        strbuf_destroy(&changed);
+        for (int c = 0; c < 4 && changes[c] && strcmp(files[i], file) == 0; c += 2) {
+            strbuf changed = {0};
+            replaced(text, n, changes[c], changes[c + 1], &changed);
+            free(text);
+            text = changed.data;
+            n = changed.size;
+        }
+        folder_write(&f, files[i], text, n);
         free(text);
     }
     status s = match(f.dir, &m, &err);
-    if (status_ok(s) != (what == NULL)) fail_msg("%s, %s: %s", name, to, err.text);
+    if (status_ok(s) != (what == NULL)) fail_msg("%s, %s: %s", name, changes[1], err.text);
     if (what && !strstr(err.text, what)) fail_msg("\"%s\" is not in \"%s\"", what, err.text);
     matched_free(&m);
     folder_remove(&f);
+}
+
+static void expect_folder(const char *name, const char *file, const char *from, const char *to,
+                          const char *what)
+{
+    expect_changed(name, file, (const char *const[4]){from, to}, what);
+}
+
+/* A module's own name, then the first of the patterns that match it from its first character on,
+ * then what it is. */
+static void targets_have_an_order(void **state)
+{
+    (void)state;
+    static const char config[] = "config.json", fp8[] = "\"re:.*self_attn.*\"";
+    static const char linear[] = "\"Linear\"", later[] = "\"re:.*y.*\"", first[] = "\"re:.*.*\"";
+    static const char own[] = "\"model.layers.0.self_attn.q_proj\"";
+    expect_folder("ct_mixed", config, linear, later, NULL);
+    expect_folder("ct_mixed", config, linear, first, "q_proj.weight_scale\" is [64, 1]");
+    expect_changed("ct_mixed", config, (const char *const[4]){fp8, own, linear, later},
+                   "layers.0.self_attn.k_proj.weight_scale\" is [32, 1]");
+    expect_folder("ct_int4_group", config, "\"lm_head\"", "\"re:mlp.*\"", NULL);
 }
 
 static void wrong_files_are_refused_by_name(void **state)
@@ -372,6 +431,15 @@ static void wrong_files_are_refused_by_name(void **state)
                   "q_proj.weight\" is missing");
     expect_folder("ct_int4_group", data, "weight_shape", "weight_shapf", "is not part of");
     expect_folder("ct_fp8_tensor", data, "F8_E4M3", "F8_E5M2", "F8_E5M2 is not supported");
+    expect_folder("fp8_tensor", config, "\"activation_scheme\"",
+                  "\"weight_block_size\": [4, 64], \"activation_scheme\"", "is [], config.json");
+    expect_folder("ct_fp8_tensor", config, "\"strategy\": \"tensor\"", "\"strategy\": \"channel\"",
+                  "is [1], config.json");
+    expect_folder("fp8_tensor", config, "\"quant_method\": \"fp8\"",
+                  "\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": {"
+                  "\"targets\": [\"Linear\"], \"weights\": {\"type\": \"float\", "
+                  "\"strategy\": \"channel\"}}}",
+                  "is [], config.json");
     expect_folder("fp8_tensor", data, "input_scale", "outpu_scale", "is not part of");
     expect_folder("fp8_block", config, "\"fp8\"", "\"awq\"", "F8_E4M3 is not supported");
 }
@@ -442,11 +510,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_are_bit_for_bit_the_libraries),
+        cmocka_unit_test(long_rows_keep_their_groups),
         cmocka_unit_test(logits_equal_hugging_face_on_their_weights),
         cmocka_unit_test(ranks_change_nothing),
         cmocka_unit_test(integers_of_the_kernels_and_their_cache),
         cmocka_unit_test(unsupported_schemes_are_refused_by_name),
         cmocka_unit_test(unsupported_ways_of_compressed_tensors),
+        cmocka_unit_test(targets_have_an_order),
         cmocka_unit_test(wrong_files_are_refused_by_name),
         cmocka_unit_test(wrong_values_are_refused_by_name),
         cmocka_unit_test(inspection_tells_the_scheme),

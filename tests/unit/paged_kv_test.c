@@ -450,10 +450,10 @@ static void compaction_gathers_slots(void **state)
     pkv_table_view view = pkv_seq_table(f.kv, 0, 0);
     assert_int_equal(view.n_pages, 2);
     const pkv_move want[] = {
-        {PKV_MOVE_SLOTS, 0, old[0], 0, view.pages[0], 0, 2, 0},
-        {PKV_MOVE_SLOTS, 0, old[0], 14, view.pages[0], 2, 2, 0},
-        {PKV_MOVE_SLOTS, 0, old[1], 0, view.pages[0], 4, 12, 0},
-        {PKV_MOVE_SLOTS, 0, old[1], 12, view.pages[1], 0, 4, 0},
+        {PKV_MOVE_SLOTS, 0, old[0], 0, view.pages[0], 0, 2, 0, 1},
+        {PKV_MOVE_SLOTS, 0, old[0], 14, view.pages[0], 2, 2, 0, 1},
+        {PKV_MOVE_SLOTS, 0, old[1], 0, view.pages[0], 4, 12, 0, 1},
+        {PKV_MOVE_SLOTS, 0, old[1], 12, view.pages[1], 0, 4, 0, 1},
     };
     assert_int_equal(d.n_moves, 4);
     assert_memory_equal(d.moves, want, sizeof want);

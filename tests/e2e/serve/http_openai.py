@@ -328,7 +328,8 @@ class Async(OpenAITest):
             return "".join([c.choices[0].text async for c in stream])
 
         async def everything():
-            async with openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0) as client:
+            async with openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0,
+                                          timeout=PATIENCE) as client:
                 for ask in (whole, streamed):
                     texts = await asyncio.gather(*(ask(client, seed) for seed in expected))
                     self.assertEqual(dict(zip(expected, texts)), expected)

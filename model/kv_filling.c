@@ -1,0 +1,339 @@
+#include "model/kv_filling.h"
+
+#include "model/kv_moves.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+typedef struct filling_tile {
+    uint32_t id;   /* of the page, 0 = nobody's */
+    uint32_t fill; /* slots that were written */
+    uint64_t used; /* when it was looked for last */
+} filling_tile;
+
+/* A tile that became full, and where it goes. */
+typedef struct pack_job {
+    const uint8_t *wide;
+    uint8_t *tile;
+} pack_job;
+
+/* A page's number, or n_pages + that of a page of the host tier, is its id. Tiles are numbered from
+ * 1; each is a whole page of bf16. */
+struct kv_filling {
+    kv_filling_options o;
+    kern_kv_shape wide;
+    size_t tile_bytes, page_bytes; /* of bf16 */
+    uint32_t tiles_in_page;
+    uint32_t *tile_of; /* [ids] 0 = none: address space, where no page fills */
+    size_t tile_of_bytes;
+    filling_tile *tiles; /* [n_tiles + 1] */
+    uint32_t n_tiles;
+    uint32_t *free; /* [n_tiles] */
+    uint32_t n_free;
+    uint8_t *data; /* [n_tiles] */
+    uint64_t clock;
+
+    /* The layer at hand. */
+    const uint8_t **pointers; /* [max_pointers] */
+    uint32_t *first;          /* [max_seqs, heads] where a sequence's pointers for a head begin */
+    pack_job *jobs;           /* [max_pointers] */
+    uint32_t *full;           /* [max_pointers] ids */
+    size_t max_pointers, n_jobs, n_full;
+};
+
+/* ---- tiles of pages -------------------------------------------------------------------------- */
+
+static uint8_t *tile_data(const kv_filling *f, uint32_t tile)
+{
+    return f->data + (size_t)(tile - 1) * f->page_bytes;
+}
+
+static uint8_t *stored_page(const kv_filling *f, uint32_t id)
+{
+    const kv_store *s = f->o.store;
+    return id < s->n_pages ? s->data + id * s->page_bytes
+                           : s->host + (id - s->n_pages) * s->page_bytes;
+}
+
+static uint32_t host_id(const kv_filling *f, uint32_t host) { return f->o.store->n_pages + host; }
+
+/* NULL: the page is as it is stored. */
+static uint8_t *find(kv_filling *f, uint32_t id)
+{
+    uint32_t tile = f->tile_of[id];
+    if (tile == 0) return NULL;
+    f->tiles[tile].used = ++f->clock;
+    return tile_data(f, tile);
+}
+
+static void drop(kv_filling *f, uint32_t id)
+{
+    uint32_t tile = f->tile_of[id];
+    if (tile == 0) return;
+    f->tiles[tile].id = 0;
+    f->tile_of[id] = 0;
+    f->free[f->n_free++] = tile;
+}
+
+static void pack_page(kv_filling *f, uint32_t id, const uint8_t *wide)
+{
+    const kv_store *s = f->o.store;
+    for (uint32_t t = 0; t < f->tiles_in_page; t++)
+        kern_kv_pack(f->o.kernels, &s->shape, wide + t * f->tile_bytes,
+                     stored_page(f, id) + t * s->tile_bytes);
+}
+
+/* Slots that were never written become copies of the last one: they stretch no grid. */
+static void pad_page(kv_filling *f, uint8_t *wide, uint32_t fill)
+{
+    for (uint32_t t = 0; t < f->tiles_in_page; t++)
+        for (uint32_t slot = fill; slot < f->wide.page_tokens; slot++)
+            kern_kv_move(&f->wide, wide + t * f->tile_bytes, slot, wide + t * f->tile_bytes,
+                         fill - 1, 1);
+}
+
+/* The page that nobody has held for longest is stored as if it were full. */
+static bool settle_one(kv_filling *f)
+{
+    uint32_t oldest = 0;
+    for (uint32_t i = 1; i <= f->n_tiles; i++) {
+        const filling_tile *t = &f->tiles[i];
+        if (oldest && t->used >= f->tiles[oldest].used) continue;
+        if (t->id < f->o.store->n_pages && pkv_mirror_holds(f->o.mirror, t->id)) continue;
+        oldest = i;
+    }
+    if (oldest == 0) return false;
+    uint32_t id = f->tiles[oldest].id;
+    pad_page(f, tile_data(f, oldest), f->tiles[oldest].fill);
+    pack_page(f, id, tile_data(f, oldest));
+    drop(f, id);
+    return true;
+}
+
+static status take(kv_filling *f, uint32_t id, uint8_t **out)
+{
+    *out = find(f, id);
+    if (*out) return STATUS_IS_OK;
+    if (f->n_free == 0 && !settle_one(f))
+        return status_make(STATUS_INTERNAL, "more pages fill than can run");
+    uint32_t tile = f->free[--f->n_free];
+    f->tile_of[id] = tile;
+    f->tiles[tile] = (filling_tile){.id = id, .fill = 1};
+    *out = find(f, id);
+    return STATUS_IS_OK;
+}
+
+static void set_fill(kv_filling *f, uint32_t id, uint32_t fill)
+{
+    f->tiles[f->tile_of[id]].fill = fill;
+}
+
+/* The page's tiles; what it is stored as, when it has none. */
+static status reopen(kv_filling *f, uint32_t id, uint8_t **out)
+{
+    const kv_store *s = f->o.store;
+    bool had = f->tile_of[id] != 0;
+    RETURN_IF_ERROR(take(f, id, out));
+    for (uint32_t t = 0; !had && t < f->tiles_in_page; t++)
+        kern_kv_unpack(f->o.kernels, &s->shape, stored_page(f, id) + t * s->tile_bytes,
+                       *out + t * f->tile_bytes);
+    return STATUS_IS_OK;
+}
+
+/* ---- moves ----------------------------------------------------------------------------------- */
+
+/* This rank has heads of the group; pages of others are numbers here. */
+static bool is_ours(const kv_store *s, uint32_t group)
+{
+    uint32_t first = group % pkv_head_groups(&s->geometry) * s->geometry.heads_per_group;
+    return first < s->first_head + s->n_heads &&
+           s->first_head < first + s->geometry.heads_per_group;
+}
+
+status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m)
+{
+    const kv_store *s = f->o.store;
+    uint32_t end = m->dst_slot + m->n_slots, page_tokens = s->shape.page_tokens;
+    bool whole = m->n_slots == page_tokens && m->rotate == 0;
+    if (!is_ours(s, m->group)) return STATUS_IS_OK;
+    if (m->fresh && whole && !find(f, m->src_page)) {
+        drop(f, m->dst_page);
+        memcpy(stored_page(f, m->dst_page), stored_page(f, m->src_page), s->page_bytes);
+        return STATUS_IS_OK;
+    }
+    uint8_t *dst = find(f, m->dst_page);
+    if (m->fresh && m->dst_slot == 0) RETURN_IF_ERROR(take(f, m->dst_page, &dst));
+    const uint8_t *src = find(f, m->src_page);
+    kv_place from = src ? (kv_place){&f->wide, (uint8_t *)src, f->tile_bytes}
+                        : (kv_place){&s->shape, stored_page(f, m->src_page), s->tile_bytes};
+    kv_place to = dst ? (kv_place){&f->wide, dst, f->tile_bytes}
+                      : (kv_place){&s->shape, stored_page(f, m->dst_page), s->tile_bytes};
+    kv_move_slots(f->o.kernels, rope, m, f->tiles_in_page, to, from);
+    if (!dst) return STATUS_IS_OK;
+    if (end > f->tiles[f->tile_of[m->dst_page]].fill) set_fill(f, m->dst_page, end);
+    if (end < page_tokens) return STATUS_IS_OK;
+    pack_page(f, m->dst_page, dst);
+    drop(f, m->dst_page);
+    return STATUS_IS_OK;
+}
+
+status kv_filling_copy(kv_filling *f, const pkv_move *m)
+{
+    bool out = m->kind == PKV_MOVE_OUT;
+    uint32_t src = out ? m->src_page : host_id(f, m->src_page);
+    uint32_t dst = out ? host_id(f, m->dst_page) : m->dst_page;
+    if (!is_ours(f->o.store, m->group)) return STATUS_IS_OK;
+    if (f->tile_of[src]) {
+        uint8_t *to;
+        RETURN_IF_ERROR(take(f, dst, &to));
+    }
+    const uint8_t *wide = find(f, src); /* making room may have stored it */
+    if (wide) {
+        memcpy(find(f, dst), wide, f->page_bytes);
+        set_fill(f, dst, f->tiles[f->tile_of[src]].fill);
+    } else {
+        drop(f, dst);
+        memcpy(stored_page(f, dst), stored_page(f, src), f->o.store->page_bytes);
+    }
+    if (!out) drop(f, src); /* the host's page is free now */
+    return STATUS_IS_OK;
+}
+
+/* ---- a layer --------------------------------------------------------------------------------- */
+
+/* The pages of a table that its last n_rows slots lie in. */
+typedef struct page_range {
+    uint32_t first, end; /* pages */
+    uint32_t first_slot; /* of the first page: where rows begin */
+} page_range;
+
+static page_range written_pages(const kv_store *s, pkv_table_view table, uint32_t n_rows)
+{
+    uint32_t slot = table.kept_tokens - n_rows, page_tokens = s->shape.page_tokens;
+    return (page_range){slot / page_tokens, (table.kept_tokens - 1) / page_tokens + 1,
+                        slot % page_tokens};
+}
+
+/* Tiles for one table's pages; those that will be full are listed. */
+static status open_pages(kv_filling *f, pkv_table_view table, page_range range)
+{
+    uint32_t page_tokens = f->wide.page_tokens;
+    for (uint32_t i = range.first; i < range.end; i++) {
+        uint8_t *wide;
+        bool begun = i == range.first && range.first_slot > 0;
+        RETURN_IF_ERROR((begun ? reopen : take)(f, table.pages[i], &wide));
+        uint32_t fill = table.kept_tokens - i * page_tokens;
+        set_fill(f, table.pages[i], fill < page_tokens ? fill : page_tokens);
+        if (fill >= page_tokens) f->full[f->n_full++] = table.pages[i];
+    }
+    return STATUS_IS_OK;
+}
+
+status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs)
+{
+    const kv_store *s = f->o.store;
+    size_t n = 0;
+    f->n_jobs = f->n_full = 0;
+    for (uint32_t i = 0; i < n_seqs; i++)
+        for (uint32_t head = 0; head < s->n_heads; head++) {
+            pkv_table_view table =
+                pkv_mirror_table(f->o.mirror, seqs[i].seq, kv_store_group(s, layer, head));
+            page_range range = written_pages(s, table, seqs[i].n_rows);
+            if (head % s->heads_in_page == 0) RETURN_IF_ERROR(open_pages(f, table, range));
+            f->first[(size_t)i * s->n_heads + head] = (uint32_t)n;
+            size_t tile = kv_store_tile(s, layer, head);
+            for (uint32_t p = range.first; p < range.end; p++) {
+                const uint8_t *wide = find(f, table.pages[p]) + tile * f->tile_bytes;
+                assert(n < f->max_pointers);
+                f->pointers[n++] = wide;
+                if (table.kept_tokens / s->shape.page_tokens > p)
+                    f->jobs[f->n_jobs++] =
+                        (pack_job){wide, stored_page(f, table.pages[p]) + tile * s->tile_bytes};
+            }
+        }
+    return STATUS_IS_OK;
+}
+
+static void run_jobs(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const kv_filling *f = ctx;
+    for (size_t i = from; i < to; i++)
+        kern_kv_pack(f->o.kernels, &f->o.store->shape, f->jobs[i].wide, f->jobs[i].tile);
+}
+
+void kv_filling_store(kv_filling *f)
+{
+    if (f->n_jobs > 0) thread_pool_for(f->o.pool, f->n_jobs, 1, run_jobs, f);
+}
+
+void kv_filling_end(kv_filling *f, uint32_t layer)
+{
+    const pkv_geometry *g = &f->o.store->geometry;
+    bool last = (layer + 1) % g->layers_per_group == 0 || layer + 1 == g->n_layers;
+    for (size_t i = 0; last && i < f->n_full; i++) drop(f, f->full[i]);
+}
+
+const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint32_t head)
+{
+    return f->pointers + f->first[(size_t)index * f->o.store->n_heads + head];
+}
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+/* A last page of each table that runs, and of as many that wait; and what a layer's rows fill. */
+static uint32_t count_tiles(const kv_filling *f)
+{
+    const kv_store *s = f->o.store;
+    size_t filled = f->o.max_rows / s->shape.page_tokens + 2 * (size_t)f->o.max_seqs;
+    return (uint32_t)(2 * (size_t)f->o.max_seqs * pkv_groups(&s->geometry) +
+                      filled * (s->n_heads / s->heads_in_page));
+}
+
+size_t kv_filling_bytes(const kv_filling *f) { return f->n_tiles * f->page_bytes; }
+
+status kv_filling_create(const kv_filling_options *options, kv_filling **out)
+{
+    const kv_store *s = options->store;
+    kv_filling *f = calloc(1, sizeof *f);
+    if (!f) return status_make(STATUS_NO_MEMORY, "pages that fill");
+    f->o = *options;
+    f->wide = kern_kv_wide(&s->shape);
+    f->tile_bytes = kern_kv_tile_bytes(&f->wide);
+    f->tiles_in_page = s->geometry.layers_per_group * s->heads_in_page;
+    f->page_bytes = f->tile_bytes * f->tiles_in_page;
+    f->n_tiles = count_tiles(f);
+    f->max_pointers =
+        s->n_heads * (options->max_rows / s->shape.page_tokens + 2 * (size_t)options->max_seqs);
+    f->tile_of_bytes = ((size_t)s->n_pages + options->n_host_pages) * sizeof *f->tile_of;
+    f->tile_of = alloc_pages(f->tile_of_bytes);
+    f->data = alloc_pages(kv_filling_bytes(f));
+    f->tiles = calloc((size_t)f->n_tiles + 1, sizeof *f->tiles);
+    f->free = calloc(f->n_tiles, sizeof *f->free);
+    f->pointers = calloc(f->max_pointers, sizeof *f->pointers);
+    f->first = calloc((size_t)options->max_seqs * s->n_heads, sizeof *f->first);
+    f->jobs = calloc(f->max_pointers, sizeof *f->jobs);
+    f->full = calloc(f->max_pointers, sizeof *f->full);
+    if (!f->tile_of || !f->data || !f->tiles || !f->free || !f->pointers || !f->first || !f->jobs ||
+        !f->full) {
+        kv_filling_destroy(f);
+        return status_make(STATUS_NO_MEMORY, "pages that fill");
+    }
+    for (uint32_t i = 0; i < f->n_tiles; i++) f->free[f->n_free++] = f->n_tiles - i;
+    *out = f;
+    return STATUS_IS_OK;
+}
+
+void kv_filling_destroy(kv_filling *f)
+{
+    if (!f) return;
+    alloc_pages_free(f->tile_of, f->tile_of_bytes);
+    alloc_pages_free(f->data, kv_filling_bytes(f));
+    free(f->tiles);
+    free(f->free);
+    free(f->pointers);
+    free(f->first);
+    free(f->jobs);
+    free(f->full);
+    free(f);
+}

@@ -1,0 +1,246 @@
+/* Pages that fill: stored when they are full, taken along as they are until then. */
+#include "model/kv_filling.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+enum { P = 32, DIM = 16, PAGES = 24, HOST_PAGES = 20, SEQS = 2, ROWS = 64 };
+
+typedef struct fixture {
+    thread_pool *threads;
+    kern_context *kernels;
+    pkv *kv;
+    pkv_mirror *mirror;
+    kv_store store;
+    kern_kv_shape wide;
+    kv_filling *filling;
+} fixture;
+
+static int setup(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    *state = f;
+    pkv_geometry g = {.page_tokens = P,
+                      .n_layers = 1,
+                      .n_kv_heads = 1,
+                      .layers_per_group = 1,
+                      .heads_per_group = 1};
+    kv_store_layout(&f->store, KERN_KV_INT4, &g, DIM, 0, 1);
+    f->wide = kern_kv_wide(&f->store.shape);
+    f->store.n_pages = PAGES;
+    f->store.data = calloc(PAGES, f->store.page_bytes);
+    f->store.host = calloc(HOST_PAGES, f->store.page_bytes);
+    pkv_options kv = {
+        .geometry = g, .n_pages = PAGES, .max_seqs = SEQS, .n_host_pages = HOST_PAGES};
+    thread_pool_options one = {.n_threads = 1};
+    if (!status_ok(thread_pool_create(&one, &f->threads)) ||
+        !status_ok(kern_create(&(kern_options){.pool = f->threads}, &f->kernels, NULL)) ||
+        !status_ok(pkv_create(&kv, &f->kv)) ||
+        !status_ok(pkv_mirror_create(&g, PAGES, SEQS, NULL, &f->mirror)))
+        return -1;
+    kv_filling_options o = {.store = &f->store,
+                            .mirror = f->mirror,
+                            .kernels = f->kernels,
+                            .pool = f->threads,
+                            .n_host_pages = HOST_PAGES,
+                            .max_rows = ROWS,
+                            .max_seqs = SEQS};
+    return status_ok(kv_filling_create(&o, &f->filling)) ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    fixture *f = *state;
+    kv_filling_destroy(f->filling);
+    pkv_mirror_destroy(f->mirror);
+    pkv_destroy(f->kv);
+    kern_destroy(f->kernels);
+    thread_pool_destroy(f->threads);
+    free(f->store.data);
+    free(f->store.host);
+    free(f);
+    return 0;
+}
+
+/* ---- what a plan does ------------------------------------------------------------------------ */
+
+static void apply(fixture *f)
+{
+    pkv_deltas d = pkv_take_deltas(f->kv);
+    assert_true(status_ok(pkv_mirror_apply(f->mirror, d.words, d.n_words)));
+    for (size_t i = 0; i < d.n_moves; i++) {
+        const pkv_move *m = &d.moves[i];
+        assert_true(status_ok(m->kind == PKV_MOVE_SLOTS ? kv_filling_move(f->filling, NULL, m)
+                                                        : kv_filling_copy(f->filling, m)));
+    }
+}
+
+static float value_of(uint32_t token, uint32_t d) { return sinf((float)(token * DIM + d)); }
+
+/* Rows of tokens first .. first + n. */
+static void append(fixture *f, uint32_t seq, uint32_t first, uint32_t n)
+{
+    assert_true(status_ok(pkv_seq_append(f->kv, seq, n)));
+    apply(f);
+    pkv_table_view table = pkv_mirror_table(f->mirror, seq, 0);
+    forward_seq rows = {.seq = seq, .n_rows = n};
+    assert_true(status_ok(kv_filling_begin(f->filling, 0, &rows, 1)));
+    const uint8_t *const *tiles = kv_filling_tiles(f->filling, 0, 0);
+    uint32_t slot = table.kept_tokens - n, first_page = slot / P;
+    for (uint32_t i = 0; i < n; i++, slot++) {
+        float k[DIM], v[DIM];
+        for (uint32_t d = 0; d < DIM; d++) k[d] = v[d] = value_of(first + i, d);
+        kern_kv_write(f->kernels, &f->wide, (uint8_t *)tiles[slot / P - first_page], slot % P, k,
+                      v);
+    }
+    kv_filling_store(f->filling);
+    kv_filling_end(f->filling, 0);
+}
+
+/* The largest error of a table's token in `slot`, as its next row would read its own page, and as
+ * others are stored. */
+static float error_of(fixture *f, uint32_t seq, uint32_t slot, uint32_t token)
+{
+    pkv_table_view table = pkv_mirror_table(f->mirror, seq, 0);
+    const uint8_t *tile = f->store.data + table.pages[slot / P] * f->store.page_bytes;
+    const kern_kv_shape *shape = &f->store.shape;
+    float k[DIM], v[DIM], worst = 0.0f;
+    if (slot / P == table.kept_tokens / P) { /* its last page is not full */
+        forward_seq rows = {.seq = seq, .n_rows = 1};
+        assert_true(status_ok(kv_filling_begin(f->filling, 0, &rows, 1)));
+        tile = kv_filling_tiles(f->filling, 0, 0)[0];
+        shape = &f->wide;
+    }
+    kern_kv_read(f->kernels, shape, tile, slot % P, k, v);
+    for (uint32_t d = 0; d < DIM; d++) {
+        worst = fmaxf(worst, fabsf(k[d] - value_of(token, d)));
+        worst = fmaxf(worst, fabsf(v[d] - value_of(token, d)));
+    }
+    return worst;
+}
+
+enum { STORED = 0, FILLING = 1 };
+/* Half a step of 2 / 15, of all that were quantised three times; bf16, of what was stored before.
+ */
+static const float most[] = {0.21f, 0.005f};
+
+static void expect(fixture *f, uint32_t seq, uint32_t slot, uint32_t token, int how)
+{
+    float e = error_of(f, seq, slot, token);
+    if (e > most[how])
+        fail_msg("slot %u of sequence %u is %g from token %u", slot, seq, (double)e, token);
+}
+
+static void open_seq(fixture *f, uint32_t seq)
+{
+    uint32_t hit;
+    assert_true(status_ok(pkv_seq_open(f->kv, seq, NULL, 0, 0, 100, &hit)));
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void full_pages_are_stored(void **state)
+{
+    fixture *f = *state;
+    open_seq(f, 0);
+    append(f, 0, 0, 40);
+    append(f, 0, 40, 1);
+    for (uint32_t i = 0; i < 41; i++) expect(f, 0, i, i, i < P ? STORED : FILLING);
+    append(f, 0, 41, 23);
+    for (uint32_t i = 0; i < 64; i++) expect(f, 0, i, i, STORED);
+}
+
+static void forks_and_swaps_take_them_along(void **state)
+{
+    fixture *f = *state;
+    open_seq(f, 0);
+    append(f, 0, 0, 40);
+    assert_true(status_ok(pkv_seq_fork(f->kv, 0, 1, 100)));
+    append(f, 1, 1000, 2);
+    append(f, 0, 40, 2);
+    uint32_t swap, parked, tokens[42] = {0};
+    assert_true(status_ok(pkv_seq_swap_out(f->kv, 1, &swap)));
+    apply(f);
+    assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
+    apply(f);
+    open_seq(f, 0); /* others come and go */
+    append(f, 0, 500, 50);
+    pkv_seq_close(f->kv, 0);
+    assert_true(status_ok(pkv_swap_in(f->kv, swap, 1, tokens, 100)));
+    assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+    apply(f);
+    for (uint32_t i = P; i < 40; i++) expect(f, 0, i, i, FILLING), expect(f, 1, i, i, FILLING);
+    for (uint32_t i = 40; i < 42; i++) {
+        expect(f, 0, i, i, FILLING);
+        expect(f, 1, i, 960 + i, FILLING);
+    }
+}
+
+static void choices_move_slots(void **state)
+{
+    fixture *f = *state;
+    open_seq(f, 0);
+    append(f, 0, 0, 75);
+    uint64_t keep[2] = {~(UINT64_C(1) << 3), UINT64_MAX}; /* one hole: the last slot fills it */
+    assert_true(status_ok(pkv_seq_keep(f->kv, 0, 0, keep, false)));
+    apply(f);
+    expect(f, 0, 3, 74, STORED);
+    expect(f, 0, 4, 4, STORED);
+    expect(f, 0, 70, 70, FILLING);
+    uint32_t list[41], n = 0; /* gathered: 31 slots of the first pages and the 10 behind them */
+    keep[0] = 0xff00ff00ff00fe00;
+    for (uint32_t i = 0; i < 74; i++)
+        if (keep[i / 64] >> i % 64 & 1) list[n++] = i;
+    assert_int_equal(n, 41);
+    assert_true(status_ok(pkv_seq_keep(f->kv, 0, 0, keep, false)));
+    apply(f);
+    for (uint32_t i = 0; i < 41; i++) expect(f, 0, i, list[i], i < P ? STORED : FILLING);
+    /* Cut to a page that was full: it is written again. */
+    keep[0] = 0xfffff;
+    keep[0] |= UINT64_C(1) << 33;
+    assert_true(status_ok(pkv_seq_keep(f->kv, 0, 0, keep, false)));
+    apply(f);
+    append(f, 0, 200, 20);
+    for (uint32_t i = 0; i < 20; i++) expect(f, 0, i, list[i], STORED);
+    expect(f, 0, 20, list[33], STORED);
+    for (uint32_t i = 21; i < 41; i++) expect(f, 0, i, 179 + i, i < P ? STORED : FILLING);
+}
+
+/* More wait than there are tiles for: the first of them are stored as they are. */
+static void too_many_wait(void **state)
+{
+    fixture *f = *state;
+    enum { WAIT = 15 };
+    uint32_t swaps[WAIT], tokens[P] = {0};
+    for (uint32_t i = 0; i < WAIT; i++) {
+        open_seq(f, 0);
+        append(f, 0, 100 * i, 5);
+        assert_true(status_ok(pkv_seq_swap_out(f->kv, 0, &swaps[i])));
+        apply(f);
+    }
+    uint32_t exact = 0;
+    for (uint32_t i = 0; i < WAIT; i++) {
+        assert_true(status_ok(pkv_swap_in(f->kv, swaps[i], 1, tokens, 100)));
+        apply(f);
+        for (uint32_t slot = 0; slot < 5; slot++) expect(f, 1, slot, 100 * i + slot, STORED);
+        exact += error_of(f, 1, 2, 100 * i + 2) <= most[FILLING];
+        pkv_seq_close(f->kv, 1);
+        apply(f);
+    }
+    assert_true(exact >= SEQS && exact < WAIT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(full_pages_are_stored, setup, teardown),
+        cmocka_unit_test_setup_teardown(forks_and_swaps_take_them_along, setup, teardown),
+        cmocka_unit_test_setup_teardown(choices_move_slots, setup, teardown),
+        cmocka_unit_test_setup_teardown(too_many_wait, setup, teardown),
+    };
+    return cmocka_run_group_tests_name("model_kv_filling", tests, NULL, NULL);
+}
