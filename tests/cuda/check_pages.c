@@ -398,7 +398,8 @@ static void check_measure(check *c, world *w, uint32_t seq, gpu_measure_kind kin
     check_ok(c, c->api->measure(c->g, &m));
     check_fetch(c, got, slots, values * 4);
     for (uint32_t head = 0; head < s->kv_heads; head++) {
-        kern_table table = {table_of(w, seq, head), cpu_tiles(w, head), n};
+        kern_table table = {
+            .pages = table_of(w, seq, head), .tiles = cpu_tiles(w, head), .n_slots = n};
         size_t at = (w->seqs[seq].first_row + w->seqs[seq].n_rows - rows) * stride +
                     (size_t)head * s->q_heads * s->dim;
         if (kind >= GPU_MEASURE_VALUE_NORM) {
