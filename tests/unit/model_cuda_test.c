@@ -6,14 +6,14 @@
 #include "kernels/cuda/cuda_kernels.h"
 #include "tests/simt/device.h"
 
-enum { TOKENS = 90, VOCAB = 1024 };
+enum { TOKENS = 40, VOCAB = 1024 };
 
 static const pass demo = {.dir = "models/demo",
                           .kv_type = KERN_KV_BF16,
                           .bf16 = true,
                           .page_tokens = 16,
                           .layers_per_group = 1,
-                          .chunk = 48,
+                          .chunk = 24,
                           .mass_rows = 8,
                           .layer_step = 1,
                           .n_threads = 1,
@@ -71,7 +71,7 @@ static void other_geometries(void **state)
     p.heads_per_group = 2;
     p.layers_per_group = 2;
     p.page_tokens = 32;
-    p.chunk = 31;
+    p.chunk = 17;
     check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
 }
 
@@ -202,7 +202,7 @@ static void a_lost_device_ends_the_backend(void **state)
 {
     (void)state;
     uint32_t tokens[4] = {1, 2, 3, 4};
-    for (int after = 0; after < 40; after += 7) {
+    for (int after = 0; after < 40; after += 13) {
         pass p = on_gpu(demo, GPU_KV_BF16);
         lane l = open_lane(&p, true);
         simt_fail_after(after);
