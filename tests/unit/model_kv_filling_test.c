@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-enum { P = 32, DIM = 16, PAGES = 24, HOST_PAGES = 20, SEQS = 2, ROWS = 64 };
+enum { P = 32, DIM = 16, PAGES = 64, HOST_PAGES = 20, SEQS = 2, ROWS = 64 };
 
 typedef struct fixture {
     thread_pool *threads;
@@ -20,13 +20,14 @@ typedef struct fixture {
     kv_filling *filling;
 } fixture;
 
-static int setup(void **state)
+/* heads: of the model, the first of which are this rank's. */
+static int setup_heads(void **state, uint32_t heads)
 {
     fixture *f = calloc(1, sizeof *f);
     *state = f;
     pkv_geometry g = {.page_tokens = P,
                       .n_layers = 1,
-                      .n_kv_heads = 1,
+                      .n_kv_heads = heads,
                       .layers_per_group = 1,
                       .heads_per_group = 1};
     kv_store_layout(&f->store, KERN_KV_INT4, &g, DIM, 0, 1);
@@ -51,6 +52,9 @@ static int setup(void **state)
                             .max_seqs = SEQS};
     return status_ok(kv_filling_create(&o, &f->filling)) ? 0 : -1;
 }
+
+static int setup(void **state) { return setup_heads(state, 1); }
+static int setup_ranks(void **state) { return setup_heads(state, 2); }
 
 static int teardown(void **state)
 {
@@ -234,6 +238,41 @@ static void too_many_wait(void **state)
     assert_true(exact >= SEQS && exact < WAIT);
 }
 
+/* What requests leave behind when they end takes nothing from one that waits. */
+static void what_ended_gives_way(void **state)
+{
+    fixture *f = *state;
+    uint32_t parked;
+    open_seq(f, 0);
+    append(f, 0, 0, 5);
+    assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
+    apply(f);
+    for (uint32_t pages = 16; pages > 0; pages--) {
+        open_seq(f, 1);
+        for (uint32_t i = 1; i < pages; i++) append(f, 1, 500, P);
+        append(f, 1, 900, 5);
+        pkv_seq_close(f->kv, 1);
+        apply(f);
+    }
+    assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+    apply(f);
+    for (uint32_t i = 0; i < 5; i++) expect(f, 0, i, i, FILLING);
+}
+
+/* Another rank's table may take such a page, which nobody writes here. */
+static void others_take_no_tiles(void **state)
+{
+    fixture *f = *state;
+    open_seq(f, 0);
+    for (uint32_t i = 0; i < 25; i++) {
+        open_seq(f, 1);
+        append(f, 1, 900, 5);
+        pkv_seq_close(f->kv, 1);
+        append(f, 0, P * i, P);
+    }
+    for (uint32_t i = 0; i < 25 * P; i++) expect(f, 0, i, i, STORED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -241,6 +280,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(forks_and_swaps_take_them_along, setup, teardown),
         cmocka_unit_test_setup_teardown(choices_move_slots, setup, teardown),
         cmocka_unit_test_setup_teardown(too_many_wait, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_ended_gives_way, setup, teardown),
+        cmocka_unit_test_setup_teardown(others_take_no_tiles, setup_ranks, teardown),
     };
     return cmocka_run_group_tests_name("model_kv_filling", tests, NULL, NULL);
 }
