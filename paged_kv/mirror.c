@@ -245,8 +245,7 @@ static status apply_park(pkv_mirror *m, reader *r)
 {
     const mirror_seq *s = r->next < r->end ? open_seq(m, *r->next) : NULL;
     for (uint32_t g = 0; s && g < m->groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
-            m->pool[list_of(s, g)[i]].parked = true;
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) m->pool[list_of(s, g)[i]].parked = true;
     return apply_close(m, r);
 }
 
