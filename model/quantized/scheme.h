@@ -11,8 +11,9 @@ typedef struct quantized_place {
     const quantized *q;
     const safetensors *st;
     bool *used;
-    const char *module; /* the weight's name without ".weight" */
-    bool is_linear;     /* not the embeddings */
+    const char *module;  /* the weight's name without ".weight" */
+    bool is_linear;      /* not the embeddings */
+    uint64_t *work_left; /* of q */
     size_t rows, cols;
 } quantized_place;
 
@@ -48,9 +49,11 @@ status quantized_read_group_size(const json_t *json, const char *where, const ch
 typedef enum quantized_match_kind { NAME_NONE, NAME_PATTERN, NAME_EXACT } quantized_match_kind;
 
 /* How a list names a module, and by which of its texts (the first of several patterns in the
- * alphabet's order). STATUS_LIMIT: a pattern takes too long. */
-status quantized_names_find(const quantized_names *names, const char *module,
+ * alphabet's order). STATUS_LIMIT: a pattern takes too long, or all have. */
+status quantized_names_find(const quantized_place *at, const quantized_names *names,
                             quantized_match_kind *kind, const char **text, error *err);
+/* What all matching may cost for so many modules. */
+uint64_t quantized_names_work(size_t n_modules);
 bool quantized_names_has(const quantized_names *names, const char *text);
 void quantized_names_close(quantized_names *names);
 

@@ -339,6 +339,26 @@ static void unsupported_ways_of_compressed_tensors(void **state)
                   "class \"Embedding\"");
 }
 
+/* The field is told, however long the path before it is. */
+static void long_paths_leave_room_for_the_field(void **state)
+{
+    (void)state;
+    char where[220];
+    quantized q;
+    error err = {{0}};
+    memset(where, 'a', sizeof where - 1);
+    where[sizeof where - 1] = 0;
+    json_t *config = json_loads("{\"quantization_config\": {\"quant_method\": "
+                                "\"compressed-tensors\", \"config_groups\": {\"g\": {\"targets\":"
+                                " [\"Linear\"], \"weights\": {\"num_bits\": 3}}}}}",
+                                0, NULL);
+    assert_non_null(config);
+    assert_false(status_ok(quantized_read(config, where, &q, &err)));
+    assert_non_null(
+        strstr(err.text, "aa: \"quantization_config\": \"g\": \"weights\": \"num_bits\""));
+    json_decref(config);
+}
+
 /* ---- files that are refused ------------------------------------------------------------------ */
 
 /* text with `to` for every `from`. */
@@ -406,6 +426,23 @@ static void targets_have_an_order(void **state)
     expect_changed("ct_mixed", config, (const char *const[4]){fp8, own, linear, later},
                    "layers.0.self_attn.k_proj.weight_scale\" is [32, 1]");
     expect_folder("ct_int4_group", config, "\"lm_head\"", "\"re:mlp.*\"", NULL);
+}
+
+/* Each pattern may be hard on a name; all patterns together have a limit of their own. */
+static void patterns_share_what_they_may_cost(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 60; n += 59) {
+        strbuf list = {0};
+        strbuf_puts(&list, "\"lm_head\"");
+        for (int i = 0; i < n; i++) strbuf_printf(&list, ", \"re:.*.*.{0,31}[QZ](?#%d)\"", i);
+        assert_false(list.failed);
+        expect_folder("ct_mixed", "config.json", "\"lm_head\"", list.data,
+                      n == 1 ? NULL : ", as others did");
+        strbuf_destroy(&list);
+    }
+    expect_folder("ct_mixed", "config.json", "\"lm_head\"", "\"re:(.+)+(.+)+[A-Z]\"",
+                  "config.json: \"quantization_config\": the pattern \"re:(.+)+(.+)+[A-Z]\" takes");
 }
 
 static void wrong_files_are_refused_by_name(void **state)
@@ -516,7 +553,9 @@ int main(void)
         cmocka_unit_test(integers_of_the_kernels_and_their_cache),
         cmocka_unit_test(unsupported_schemes_are_refused_by_name),
         cmocka_unit_test(unsupported_ways_of_compressed_tensors),
+        cmocka_unit_test(long_paths_leave_room_for_the_field),
         cmocka_unit_test(targets_have_an_order),
+        cmocka_unit_test(patterns_share_what_they_may_cost),
         cmocka_unit_test(wrong_files_are_refused_by_name),
         cmocka_unit_test(wrong_values_are_refused_by_name),
         cmocka_unit_test(inspection_tells_the_scheme),
