@@ -351,7 +351,7 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
     static const char *const of_activations[] = {"input_scale", "input_zero_point"};
     for (size_t i = 0; i < sizeof of_activations / sizeof *of_activations; i++)
         quantized_skip(at, of_activations[i]);
-    return quantized_take_order(at, "weight_g_idx", w, err);
+    return quantized_take_order(at, "weight_g_idx", true, w, err);
 }
 
 const quantized_scheme quantized_compressed_tensors = {"compressed-tensors", read, match};

@@ -177,8 +177,8 @@ status quantized_take_scales(const quantized_place *at, const char *name, const 
     return STATUS_IS_OK;
 }
 
-status quantized_take_order(const quantized_place *at, const char *name, quantized_weight *w,
-                            error *err)
+status quantized_take_order(const quantized_place *at, const char *name, bool means_none,
+                            quantized_weight *w, error *err)
 {
     const uint64_t shape[] = {at->cols};
     const safetensors_tensor *t = quantized_find(at, name);
@@ -188,7 +188,7 @@ status quantized_take_order(const quantized_place *at, const char *name, quantiz
     bool zeros = true, plain = true, unset = false;
     for (size_t i = 0; i < at->cols; i++) {
         uint32_t g = quantized_word(w, QUANTIZED_ORDER, i);
-        unset = unset || g == UINT32_MAX;
+        unset = unset || (means_none && g == UINT32_MAX);
         zeros = zeros && g == 0;
         plain = plain && g == i / w->group_cols;
     }

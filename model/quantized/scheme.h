@@ -72,9 +72,9 @@ status quantized_take_scales(const quantized_place *at, const char *name, const 
 /* Marks one as used that changes nothing here; none is fine. */
 void quantized_skip(const quantized_place *at, const char *name);
 /* Checks i32 [cols] under this name against w's groups and makes it w's order. One that says
- * nothing (all zeros, or any -1) is left out. */
-status quantized_take_order(const quantized_place *at, const char *name, quantized_weight *w,
-                            error *err);
+ * nothing is left out: all zeros, or any -1 where that `means_none`. */
+status quantized_take_order(const quantized_place *at, const char *name, bool means_none,
+                            quantized_weight *w, error *err);
 /* A module that the configuration leaves alone must not be quantised: the error names it. */
 status quantized_refuse_ignored(const quantized_place *at, error *err);
 /* Sets group_cols and n_groups from a size, 0 = all; refuses one that does not divide the columns

@@ -485,9 +485,10 @@ static void wrong_files_are_refused_by_name(void **state)
 static void wrong_values_are_refused_by_name(void **state)
 {
     (void)state;
-    static const char *const names[] = {"g_idx", "bias"}, *const whats[] = {"is in group", "bias"};
-    static const char *const folders[] = {"gptq4_order", "gptq4_rows"};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const names[] = {"g_idx", "bias", "g_idx"};
+    static const char *const whats[] = {"is in group 3 of", "bias", "is in group -1 of"};
+    static const char *const folders[] = {"gptq4_order", "gptq4_rows", "gptq4_order"};
+    for (size_t i = 0; i < 3; i++) {
         char path[160], full[96], *text;
         folder f;
         matched m;
@@ -500,7 +501,8 @@ static void wrong_values_are_refused_by_name(void **state)
         assert_non_null(t);
         snprintf(path, sizeof path, GOLDEN "%s/model.safetensors", folders[i]);
         assert_true(status_ok(file_read(path, 1 << 20, &text, &n, &err)));
-        text[t->begin + 4] = 3;
+        if (i < 2) text[t->begin + 4] = 3;
+        else memset(text + t->begin + 4, 0xff, 4);
         matched_free(&m);
         folder_make(&f);
         folder_write(&f, "model.safetensors", text, n);
