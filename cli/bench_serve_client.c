@@ -219,12 +219,11 @@ static void take_event(void *ctx, const char *data, size_t n)
         k->stream_error = true;
         note_error(c, SERVE_STREAM_ERROR, k, data, n);
     } else {
+        /* Usage comes in an event without choices, or (llama-server) in that of the end. */
         const json_t *choices = json_object_get(tree, "choices");
-        if (json_array_size(choices)) {
-            take_choice(c, k, json_array_get(choices, 0));
-        } else if (json_is_object(json_object_get(tree, "usage"))) {
-            take_usage(k, json_object_get(tree, "usage"));
-        }
+        const json_t *usage = json_object_get(tree, "usage");
+        if (json_array_size(choices)) take_choice(c, k, json_array_get(choices, 0));
+        if (json_is_object(usage)) take_usage(k, usage);
     }
     json_decref(tree);
 }

@@ -92,6 +92,33 @@ static void pad_page(kv_filling *f, uint8_t *wide, uint32_t fill)
                          fill - 1, 1);
 }
 
+/* This rank has heads of the group; pages of others are numbers here. */
+static bool is_ours(const kv_store *s, uint32_t group)
+{
+    uint32_t first = group % pkv_head_groups(&s->geometry) * s->geometry.heads_per_group;
+    return first < s->first_head + s->n_heads &&
+           s->first_head < first + s->geometry.heads_per_group;
+}
+
+/* In a table that this rank writes. */
+static bool is_running(const kv_filling *f, uint32_t id)
+{
+    if (id >= f->o.store->n_pages) return false;
+    pkv_mirror_page page = pkv_mirror_page_at(f->o.mirror, id);
+    return page.held && is_ours(f->o.store, page.group);
+}
+
+/* Tiles of pages that have been given up, once the moves that might have read them are done. */
+static void sweep(kv_filling *f)
+{
+    if (f->n_free >= f->n_tiles / 2) return;
+    for (uint32_t i = 1; i <= f->n_tiles; i++) {
+        uint32_t id = f->tiles[i].id;
+        if (id == 0 || id >= f->o.store->n_pages || is_running(f, id)) continue;
+        if (!pkv_mirror_page_at(f->o.mirror, id).parked) drop(f, id);
+    }
+}
+
 /* The page that nobody has held for longest is stored as if it were full. */
 static bool settle_one(kv_filling *f)
 {
@@ -99,7 +126,7 @@ static bool settle_one(kv_filling *f)
     for (uint32_t i = 1; i <= f->n_tiles; i++) {
         const filling_tile *t = &f->tiles[i];
         if (oldest && t->used >= f->tiles[oldest].used) continue;
-        if (t->id < f->o.store->n_pages && pkv_mirror_holds(f->o.mirror, t->id)) continue;
+        if (is_running(f, t->id)) continue;
         oldest = i;
     }
     if (oldest == 0) return false;
@@ -142,14 +169,6 @@ static status reopen(kv_filling *f, uint32_t id, uint8_t **out)
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
-/* This rank has heads of the group; pages of others are numbers here. */
-static bool is_ours(const kv_store *s, uint32_t group)
-{
-    uint32_t first = group % pkv_head_groups(&s->geometry) * s->geometry.heads_per_group;
-    return first < s->first_head + s->n_heads &&
-           s->first_head < first + s->geometry.heads_per_group;
-}
-
 status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m)
 {
     const kv_store *s = f->o.store;
@@ -162,7 +181,10 @@ status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m
         return STATUS_IS_OK;
     }
     uint8_t *dst = find(f, m->dst_page);
-    if (m->fresh && m->dst_slot == 0) RETURN_IF_ERROR(take(f, m->dst_page, &dst));
+    if (m->fresh && m->dst_slot == 0) {
+        RETURN_IF_ERROR(take(f, m->dst_page, &dst));
+        set_fill(f, m->dst_page, end); /* those of another before are not */
+    }
     const uint8_t *src = find(f, m->src_page);
     kv_place from = src ? (kv_place){&f->wide, (uint8_t *)src, f->tile_bytes}
                         : (kv_place){&s->shape, stored_page(f, m->src_page), s->tile_bytes};
@@ -234,6 +256,7 @@ status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, 
     const kv_store *s = f->o.store;
     size_t n = 0;
     f->n_jobs = f->n_full = 0;
+    if (layer == 0) sweep(f);
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t head = 0; head < s->n_heads; head++) {
             pkv_table_view table =

@@ -6,7 +6,8 @@
  * table was cut short, so that it is the last one now), it becomes tiles of what it reads as.
  *
  * There are tiles for what can run at once, and as many for sequences that wait (swapped out, or
- * idle sessions). Of more than that those that have waited longest are quantised as if full. */
+ * idle sessions). Of more than that those that have waited longest are quantised as if full. What
+ * ended leaves its tiles before any of them. */
 #ifndef MODEL_KV_FILLING_H
 #define MODEL_KV_FILLING_H
 

@@ -55,7 +55,7 @@ typedef struct rope_config {
 enum {
     LAYER_WINDOW = 1, /* a row sees the last `window` tokens */
     LAYER_SPARSE = 2, /* experts instead of one feed-forward */
-    LAYER_LOCAL = 4,  /* rotates by local_rope; so may one whose window no sequence outgrows */
+    LAYER_LOCAL = 4,  /* rotates by local_rope; has a window, be it as long as any sequence */
 };
 
 typedef struct model_config {

@@ -7,6 +7,7 @@
  *   OPEN    seq capacity n pages[G * n]          a sequence whose tables hold n full pages each (a
  *                                                prefix hit)
  *   CLOSE   seq                                  all its references are given up
+ *   PARK    seq                                  it is closed, but its pages stay what they are
  *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it
  *                                                takes
  *   REPLACE seq group page                       the last page of a table gives way to a fresh one
@@ -41,10 +42,11 @@ typedef enum delta_op {
     DELTA_FORK,
     DELTA_RETURN,
     DELTA_TRIM,
+    DELTA_PARK,
 } delta_op;
 
 enum {
-    DELTA_CLOSE_WORDS = 2,
+    DELTA_CLOSE_WORDS = 2, /* and of PARK */
     DELTA_REPLACE_WORDS = 4,
     DELTA_FORK_WORDS = 4,
     DELTA_OPEN_HEAD = 4, /* words before the list */

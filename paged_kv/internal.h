@@ -216,7 +216,7 @@ void seq_copy_state(pkv_seq *to, const pkv_seq *from);
 /* Makes the lists of a closed `to` long enough for what `from` holds, and for `row` pages. */
 status seq_reserve_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row);
 /* The number is free again; whose the pages are now is the caller's matter. */
-void seq_leave(pkv *p, uint32_t seq);
+void seq_leave(pkv *p, uint32_t seq, uint32_t op);
 /* Gives up every reference, tails first. */
 void seq_unref_pages(pkv *p, const pkv_seq *s);
 void seq_free_lists(pkv *p, pkv_seq *s);

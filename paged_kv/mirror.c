@@ -15,12 +15,18 @@ typedef struct mirror_seq {
     uint64_t weight;      // of its tables' lengths in the checksum
 } mirror_seq;
 
+typedef struct page_state {
+    uint32_t refs; // in tables: what is fresh must have none
+    uint32_t group : 31;
+    uint32_t parked : 1; // since it was fresh
+} page_state;
+
 struct pkv_mirror {
     uint32_t groups, page_tokens, n_pages, max_seqs;
     allocator alloc;
     mirror_seq *seqs; // [max_seqs]
-    uint32_t *refs;   // [n_pages] in tables: what is fresh must have none
-    uint32_t touched; // refs from here on are unset and mean 0: an idle pool costs no memory
+    page_state *pool; // [n_pages]
+    uint32_t touched; // pages from here on are unset and mean 0: an idle pool costs no memory
     uint64_t checksum;
 };
 
@@ -45,8 +51,8 @@ status pkv_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_
     m->max_seqs = max_seqs;
     m->alloc = *a;
     m->seqs = alloc_zeroed(a, max_seqs, sizeof *m->seqs);
-    m->refs = alloc_resize(a, NULL, n_pages, sizeof *m->refs);
-    if (!m->seqs || !m->refs) {
+    m->pool = alloc_resize(a, NULL, n_pages, sizeof *m->pool);
+    if (!m->seqs || !m->pool) {
         pkv_mirror_destroy(m);
         return status_make(STATUS_NO_MEMORY, NULL);
     }
@@ -62,7 +68,7 @@ void pkv_mirror_destroy(pkv_mirror *m)
         alloc_free(&m->alloc, m->seqs[i].tables);
     }
     alloc_free(&m->alloc, m->seqs);
-    alloc_free(&m->alloc, m->refs);
+    alloc_free(&m->alloc, m->pool);
     allocator a = m->alloc;
     alloc_free(&a, m);
 }
@@ -80,9 +86,11 @@ pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t grou
     };
 }
 
-bool pkv_mirror_holds(const pkv_mirror *m, uint32_t page)
+pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t page)
 {
-    return page < m->touched && m->refs[page] > 0;
+    if (page >= m->touched) return (pkv_mirror_page){0};
+    const page_state *p = &m->pool[page];
+    return (pkv_mirror_page){p->refs > 0, p->parked, p->group};
 }
 
 /* ---- helpers --------------------------------------------------------------------------------- */
@@ -121,7 +129,7 @@ static bool is_page(const pkv_mirror *m, uint32_t page) { return page >= 1 && pa
 
 static bool is_fresh(const pkv_mirror *m, uint32_t page)
 {
-    return is_page(m, page) && (page >= m->touched || m->refs[page] == 0);
+    return is_page(m, page) && (page >= m->touched || m->pool[page].refs == 0);
 }
 
 /* Makes every list hold at least `row` pages. A list never needs more than the pool has. */
@@ -161,15 +169,23 @@ static void set_kept(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t kept
 static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
 {
     list_of(s, group)[index] = page;
-    while (m->touched <= page) m->refs[m->touched++] = 0;
-    m->refs[page]++;
+    while (m->touched <= page) m->pool[m->touched++] = (page_state){0};
+    m->pool[page].refs++;
+    m->pool[page].group = group & INT32_MAX;
     m->checksum += checksum_page(key_of(m, s, group), index, page);
+}
+
+/* The same of one that no table holds. */
+static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
+{
+    put_page(m, s, group, index, page);
+    m->pool[page].parked = false;
 }
 
 static void clear_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index)
 {
     uint32_t page = list_of(s, group)[index];
-    m->refs[page]--;
+    m->pool[page].refs--;
     m->checksum -= checksum_page(key_of(m, s, group), index, page);
 }
 
@@ -225,6 +241,14 @@ static status apply_close(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
+static status apply_park(pkv_mirror *m, reader *r)
+{
+    const mirror_seq *s = r->next < r->end ? open_seq(m, *r->next) : NULL;
+    for (uint32_t g = 0; s && g < m->groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) m->pool[list_of(s, g)[i]].parked = true;
+    return apply_close(m, r);
+}
+
 static status apply_append(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, n, n_fresh
@@ -251,7 +275,7 @@ static status apply_append(pkv_mirror *m, reader *r)
         for (uint32_t more = pages_needed(m, t, f[1]); more > 0; more--) {
             uint32_t page = *r->next++;
             if (!is_fresh(m, page)) return corrupt("delta log: APPEND of a page that is taken");
-            put_page(m, s, g, t->n_pages++, page);
+            put_fresh(m, s, g, t->n_pages++, page);
         }
         t->kept += f[1];
     }
@@ -268,7 +292,7 @@ static status apply_replace(pkv_mirror *m, reader *r)
     uint32_t n = s->tables[f[1]].n_pages;
     if (n == 0 || !is_fresh(m, f[2])) return corrupt("delta log: REPLACE by a page that is taken");
     clear_page(m, s, f[1], n - 1);
-    put_page(m, s, f[1], n - 1, f[2]);
+    put_fresh(m, s, f[1], n - 1, f[2]);
     return STATUS_IS_OK;
 }
 
@@ -293,7 +317,7 @@ static status apply_trim(pkv_mirror *m, reader *r)
     for (uint32_t i = 0; i < n; i++) clear_page(m, s, f[1], r->next[2 * i]);
     for (uint32_t i = 0; i < n; i++, r->next += 2) {
         if (!is_fresh(m, r->next[1])) return corrupt("delta log: TRIM by one page twice");
-        put_page(m, s, f[1], r->next[0], r->next[1]);
+        put_fresh(m, s, f[1], r->next[0], r->next[1]);
     }
     for (uint32_t i = left; i < t->n_pages; i++) clear_page(m, s, f[1], i);
     t->n_pages = left;
@@ -349,7 +373,7 @@ static status apply_compact(pkv_mirror *m, reader *r)
     t->n_pages = 0;
     for (; t->n_pages < n; t->n_pages++) {
         if (!is_fresh(m, *r->next)) return corrupt("delta log: COMPACT into one page twice");
-        put_page(m, s, f[1], t->n_pages, *r->next++);
+        put_fresh(m, s, f[1], t->n_pages, *r->next++);
     }
     set_kept(m, s, f[1], f[2]);
     return STATUS_IS_OK;
@@ -418,6 +442,7 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
         switch (*r.next++) {
         case DELTA_OPEN: RETURN_IF_ERROR(apply_open(m, &r)); break;
         case DELTA_CLOSE: RETURN_IF_ERROR(apply_close(m, &r)); break;
+        case DELTA_PARK: RETURN_IF_ERROR(apply_park(m, &r)); break;
         case DELTA_APPEND: RETURN_IF_ERROR(apply_append(m, &r)); break;
         case DELTA_REPLACE: RETURN_IF_ERROR(apply_replace(m, &r)); break;
         case DELTA_TRIM: RETURN_IF_ERROR(apply_trim(m, &r)); break;

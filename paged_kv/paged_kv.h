@@ -283,8 +283,15 @@ void pkv_mirror_destroy(pkv_mirror *m);
  * STATUS_NO_MEMORY, the mirror can only be destroyed. */
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
-/* Whether a table of an open sequence holds the page. */
-bool pkv_mirror_holds(const pkv_mirror *m, uint32_t page);
+/* Who may read a page again, as far as a mirror knows: a table of an open sequence, which is one of
+ * `group`, or a parked one, of which it never hears that it was given up. Neither: nobody, once the
+ * moves that came with the words are done. */
+typedef struct pkv_mirror_page {
+    bool held, parked;
+    uint32_t group; // when held
+} pkv_mirror_page;
+
+pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t page);
 
 /* Which tables one operation of a delta log changes, for whoever keeps a copy of a mirror's. */
 enum { PKV_ALL_GROUPS = 0xffffffff };

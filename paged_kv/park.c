@@ -34,7 +34,7 @@ status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
     kept->forked = s->forked;
     kept->held = s->held;
     copy_tables(p, kept, s);
-    seq_leave(p, id); /* the references go along */
+    seq_leave(p, id, DELTA_PARK); /* the references go along */
     *parked = number;
     return STATUS_IS_OK;
 }

@@ -382,7 +382,7 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
     return STATUS_IS_OK;
 }
 
-void seq_leave(pkv *p, uint32_t id)
+void seq_leave(pkv *p, uint32_t id, uint32_t op)
 {
     pkv_seq *s = &p->seqs[id];
     p->checksum -= checksum_seq(id);
@@ -395,7 +395,7 @@ void seq_leave(pkv *p, uint32_t id)
         }
         table_clear(t);
     }
-    log_word(p, DELTA_CLOSE);
+    log_word(p, op);
     log_word(p, id);
     p->log.reserve -= log_reserve_of(p, s->row);
     s->open = false;
@@ -418,7 +418,7 @@ void seq_unref_pages(pkv *p, const pkv_seq *s)
 void pkv_seq_close(pkv *p, uint32_t id)
 {
     seq_unref_pages(p, seq_opened(p, id));
-    seq_leave(p, id);
+    seq_leave(p, id, DELTA_CLOSE);
 }
 
 /* ---- read only ------------------------------------------------------------------------------- */

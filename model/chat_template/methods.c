@@ -337,7 +337,6 @@ static bool partition(render *r, value self, value separator, bool last, value *
 METHOD(str_format)
 {
     (void)args;
-    if (self.safe) return render_fail(r, STATUS_UNSUPPORTED, "format() of what `safe` made");
     return value_brace_format(r, text_of(self), call, out);
 }
 

@@ -113,14 +113,16 @@ static bool fill(filler *f, text inside)
     if (end < inside.n && inside.s[end] == '!') {
         char how = end + 1 < inside.n ? inside.s[end + 1] : 0;
         if (how != 's' && how != 'r')
-            return render_fail(f->r, STATUS_UNSUPPORTED, "format(): this conversion");
+            return render_fail(f->r, STATUS_UNSUPPORTED,
+                               "format(): this conversion is not supported");
         repr = how == 'r';
         end += 2;
         if (end < inside.n && inside.s[end] != ':')
             return fail(f, "expected ':' after conversion specifier");
     }
     if (end + 1 < inside.n)
-        return render_fail(f->r, STATUS_UNSUPPORTED, "format(): a format specification");
+        return render_fail(f->r, STATUS_UNSUPPORTED,
+                           "format(): a format specification is not supported");
     if (!look_up(f, field, &v)) return false;
     if (!(repr ? value_repr(f->r, v, &shown) : value_str(f->r, v, &shown))) return false;
     builder_add(&f->out, text_of(shown));
@@ -135,7 +137,8 @@ static bool take_field(filler *f, size_t *at)
     while (end < f->format.n && f->format.s[end] != '}' && f->format.s[end] != '{') end++;
     if (end == f->format.n) return fail(f, "expected '}' before end of string");
     if (f->format.s[end] == '{')
-        return render_fail(f->r, STATUS_UNSUPPORTED, "format(): a field within a field");
+        return render_fail(f->r, STATUS_UNSUPPORTED,
+                           "format(): a field within a field is not supported");
     text inside = {f->format.s + *at, end - *at};
     *at = end + 1;
     return render_step(f->r, inside.n) && fill(f, inside);

@@ -1,6 +1,7 @@
 /* Gemma 3, text: norms of heads and behind each block, GELU, a window in most layers, which have
  * RoPE of their own (transformers, models/gemma3). Gemma 2 is not here: its attention caps scores,
  * which the attention kernels do not. */
+#include "model/config.h"
 #include "model/family.h"
 
 #include <math.h>
@@ -16,6 +17,9 @@ static status read_windows(const json_t *json, const char *where, model_config *
     RETURN_IF_ERROR(json_get_int(json, where, "sliding_window_pattern", 1, MODEL_LAYERS_MAX,
                                  LAYERS_TO_A_FULL_ONE, &step, err));
     RETURN_IF_ERROR(family_read_window(json, where, WINDOW, c, err));
+    /* Retention turns and measures keys by `rope` alone, so these layers are told from the others
+     * even where no sequence outgrows their window. */
+    if (c->window == 0) c->window = model_max_length(c);
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, l));
         bool local = type ? strcmp(type, "sliding_attention") == 0 : (l + 1) % (uint32_t)step != 0;

@@ -165,7 +165,9 @@ static status read_groups(const json_t *json, const char *where, quantized *q, e
             if ((uint8_t)*c < 0x20 || *c == 0x7f)
                 return error_set(err, STATUS_INVALID,
                                  "%s: \"config_groups\": a name with control characters", where);
-        snprintf(place, sizeof place, "%.160s: \"%.64s\"", where, name);
+        /* Of a long path its end: what follows must have room. */
+        size_t n = strlen(where), cut = n > 160 ? n - 160 : 0;
+        snprintf(place, sizeof place, "%s: \"%.64s\"", where + cut, name);
         RETURN_IF_ERROR(read_group(group, name, place, stored, q, err));
     }
     return STATUS_IS_OK;
@@ -254,7 +256,7 @@ static status group_of(const quantized_place *at, const quantized_group **out, e
         const quantized_group *g = &at->q->groups[i];
         quantized_match_kind kind;
         const char *text;
-        RETURN_IF_ERROR(quantized_names_find(&g->targets, at->module, &kind, &text, err));
+        RETURN_IF_ERROR(quantized_names_find(at, &g->targets, &kind, &text, err));
         if (!linear && at->is_linear && quantized_names_has(&g->targets, "Linear")) linear = g;
         if (kind < best || kind == NAME_NONE) continue;
         if (kind == best && strcmp(text, best_text) >= 0) continue;
@@ -349,7 +351,7 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
     static const char *const of_activations[] = {"input_scale", "input_zero_point"};
     for (size_t i = 0; i < sizeof of_activations / sizeof *of_activations; i++)
         quantized_skip(at, of_activations[i]);
-    return quantized_take_order(at, "weight_g_idx", w, err);
+    return quantized_take_order(at, "weight_g_idx", true, w, err);
 }
 
 const quantized_scheme quantized_compressed_tensors = {"compressed-tensors", read, match};

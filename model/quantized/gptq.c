@@ -97,7 +97,7 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
     RETURN_IF_ERROR(quantized_take(at, "qzeros", words, zeros, 2, QUANTIZED_ZEROS, w, err));
     RETURN_IF_ERROR(quantized_take_scales(at, "scales", scales, 2, w, err));
     skip_empty_bias(at);
-    return quantized_take_order(at, "g_idx", w, err);
+    return quantized_take_order(at, "g_idx", false, w, err);
 }
 
 const quantized_scheme quantized_gptq = {"gptq", read, match};

@@ -4,6 +4,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <stdlib.h>
 
 enum {
     NAMES_MAX = 1 << 14,
@@ -11,6 +12,10 @@ enum {
     PATTERN_BYTES_MAX = 1024,
     PATTERN_STEPS_MAX = 10000, /* names are short: an honest pattern takes a few hundred */
 };
+
+/* What all matching may cost together: an item of a pattern that is tried is one. */
+#define WORK_MAX       (4u << 20)
+#define WORK_OF_MODULE 4096
 
 struct quantized_name {
     const char *text;
@@ -34,7 +39,8 @@ static status compile(const char *text, const char *where, const char *key, pcre
     int code;
     PCRE2_SIZE at;
     *out = pcre2_compile((PCRE2_SPTR)pattern, n,
-                         PCRE2_ANCHORED | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+                         PCRE2_ANCHORED | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT,
+                         &code, &at, NULL);
     if (*out) return STATUS_IS_OK;
     PCRE2_UCHAR why[128];
     pcre2_get_error_message(code, why, sizeof why);
@@ -66,12 +72,20 @@ static status add_name(quantized *q, const json_t *value, const char *where, con
     return compile(out->text, where, key, &out->code, err);
 }
 
+/* Patterns first, and both in the alphabet's order. */
+static int by_kind(const void *a, const void *b)
+{
+    const struct quantized_name *x = a, *y = b;
+    if (!x->code != !y->code) return x->code ? -1 : 1;
+    return strcmp(x->text, y->text);
+}
+
 status quantized_read_names(quantized *q, const json_t *of, const char *where, const char *key,
                             bool patterns, quantized_names *out, error *err)
 {
     const json_t *list = json_object_get(of, key);
     if (!list || json_is_null(list)) return STATUS_IS_OK;
-    size_t n = json_array_size(list), n_patterns = 0;
+    size_t n = json_array_size(list);
     if (!json_is_array(list))
         return error_set(err, STATUS_INVALID, "%s: \"%s\" must be a list of names", where, key);
     if (n > NAMES_MAX)
@@ -82,51 +96,67 @@ status quantized_read_names(quantized *q, const json_t *of, const char *where, c
     out->n = n;
     for (size_t i = 0; i < n; i++)
         RETURN_IF_ERROR(add_name(q, json_array_get(list, i), where, key, patterns, &out->items[i],
-                                 &n_patterns, err));
+                                 &out->n_patterns, err));
+    qsort(out->items, n, sizeof *out->items, by_kind);
     return STATUS_IS_OK;
 }
 
-static status pattern_matches(const struct quantized_name *name, const char *module,
-                              pcre2_match_data *data, pcre2_match_context *limits, bool *yes,
-                              error *err)
+uint64_t quantized_names_work(size_t n_modules)
 {
-    int rc = pcre2_match(name->code, (PCRE2_SPTR)module, strlen(module), 0, 0, data, limits);
-    *yes = rc >= 0;
-    if (rc >= 0 || rc == PCRE2_ERROR_NOMATCH) return STATUS_IS_OK;
-    return error_set(err, STATUS_LIMIT,
-                     "\"quantization_config\": the pattern \"%.128s\" takes too long on \"%s\"",
-                     name->text, module);
+    return WORK_MAX + (uint64_t)n_modules * WORK_OF_MODULE;
 }
 
-status quantized_names_find(const quantized_names *names, const char *module,
+static const struct quantized_name *find_exact(const quantized_names *names, const char *text)
+{
+    const struct quantized_name key = {.text = text};
+    size_t n = names->n - names->n_patterns;
+    return n ? bsearch(&key, names->items + names->n_patterns, n, sizeof key, by_kind) : NULL;
+}
+
+/* Called at every item of a pattern: the match fails for good when all work is used up. */
+static int pay(pcre2_callout_block *block, void *work_left)
+{
+    uint64_t *left = work_left;
+    (void)block;
+    if (*left == 0) return PCRE2_ERROR_CALLOUT;
+    --*left;
+    return 0;
+}
+
+static status find_pattern(const quantized_place *at, const quantized_names *names,
+                           pcre2_match_data *data, pcre2_match_context *limits, const char **text,
+                           error *err)
+{
+    pcre2_set_match_limit(limits, PATTERN_STEPS_MAX);
+    pcre2_set_depth_limit(limits, PATTERN_STEPS_MAX);
+    pcre2_set_callout(limits, pay, at->work_left);
+    for (size_t i = 0; i < names->n_patterns; i++) {
+        const struct quantized_name *name = &names->items[i];
+        int rc =
+            pcre2_match(name->code, (PCRE2_SPTR)at->module, strlen(at->module), 0, 0, data, limits);
+        if (rc == PCRE2_ERROR_NOMATCH) continue;
+        if (rc < 0)
+            return error_set(err, STATUS_LIMIT,
+                             "%s: the pattern \"%.128s\" takes too long on \"%s\"%s", at->q->where,
+                             name->text, at->module, *at->work_left ? "" : ", as others did");
+        *text = name->text;
+        return STATUS_IS_OK;
+    }
+    return STATUS_IS_OK;
+}
+
+status quantized_names_find(const quantized_place *at, const quantized_names *names,
                             quantized_match_kind *kind, const char **text, error *err)
 {
-    *kind = NAME_NONE;
-    *text = NULL;
-    pcre2_match_data *data = NULL;
-    pcre2_match_context *limits = NULL;
-    status s = STATUS_IS_OK;
-    for (size_t i = 0; status_ok(s) && i < names->n && *kind != NAME_EXACT; i++) {
-        const struct quantized_name *name = &names->items[i];
-        bool yes = false;
-        if (!name->code) {
-            if (strcmp(name->text, module) == 0) *kind = NAME_EXACT;
-            if (*kind == NAME_EXACT) *text = name->text;
-            continue;
-        }
-        if (!data) data = pcre2_match_data_create(1, NULL);
-        if (!limits) limits = pcre2_match_context_create(NULL);
-        if (!data || !limits) {
-            s = error_set(err, STATUS_NO_MEMORY, "\"quantization_config\": out of memory");
-            break;
-        }
-        pcre2_set_match_limit(limits, PATTERN_STEPS_MAX);
-        pcre2_set_depth_limit(limits, PATTERN_STEPS_MAX);
-        s = pattern_matches(name, module, data, limits, &yes, err);
-        if (!yes || (*text && strcmp(*text, name->text) <= 0)) continue;
-        *kind = NAME_PATTERN;
-        *text = name->text;
-    }
+    const struct quantized_name *exact = find_exact(names, at->module);
+    *kind = exact ? NAME_EXACT : NAME_NONE;
+    *text = exact ? exact->text : NULL;
+    if (exact || names->n_patterns == 0) return STATUS_IS_OK;
+    pcre2_match_data *data = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *limits = pcre2_match_context_create(NULL);
+    status s = data && limits ? find_pattern(at, names, data, limits, text, err)
+                              : error_set(err, STATUS_NO_MEMORY, "%s: out of memory", at->q->where);
+    if (*text) *kind = NAME_PATTERN;
     pcre2_match_data_free(data);
     pcre2_match_context_free(limits);
     return s;
@@ -134,9 +164,7 @@ status quantized_names_find(const quantized_names *names, const char *module,
 
 bool quantized_names_has(const quantized_names *names, const char *text)
 {
-    for (size_t i = 0; i < names->n; i++)
-        if (strcmp(names->items[i].text, text) == 0) return true;
-    return false;
+    return find_exact(names, text) != NULL;
 }
 
 void quantized_names_close(quantized_names *names)

@@ -177,8 +177,8 @@ status quantized_take_scales(const quantized_place *at, const char *name, const 
     return STATUS_IS_OK;
 }
 
-status quantized_take_order(const quantized_place *at, const char *name, quantized_weight *w,
-                            error *err)
+status quantized_take_order(const quantized_place *at, const char *name, bool means_none,
+                            quantized_weight *w, error *err)
 {
     const uint64_t shape[] = {at->cols};
     const safetensors_tensor *t = quantized_find(at, name);
@@ -188,7 +188,7 @@ status quantized_take_order(const quantized_place *at, const char *name, quantiz
     bool zeros = true, plain = true, unset = false;
     for (size_t i = 0; i < at->cols; i++) {
         uint32_t g = quantized_word(w, QUANTIZED_ORDER, i);
-        unset = unset || g == UINT32_MAX;
+        unset = unset || (means_none && g == UINT32_MAX);
         zeros = zeros && g == 0;
         plain = plain && g == i / w->group_cols;
     }
@@ -222,7 +222,7 @@ status quantized_refuse_ignored(const quantized_place *at, error *err)
 {
     quantized_match_kind kind;
     const char *text;
-    RETURN_IF_ERROR(quantized_names_find(&at->q->ignored, at->module, &kind, &text, err));
+    RETURN_IF_ERROR(quantized_names_find(at, &at->q->ignored, &kind, &text, err));
     if (kind == NAME_NONE) return STATUS_IS_OK;
     return error_set(err, STATUS_CORRUPT,
                      "%s: \"%s\" is quantised in the files, and \"%.128s\" is not to be",
@@ -235,6 +235,7 @@ status quantized_reserve(quantized *q, size_t n, error *err)
 {
     q->weights = arena_alloc_array(&q->memory, n, sizeof *q->weights);
     q->n_weights = 0;
+    q->work_left = quantized_names_work(n);
     if (!q->weights) return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", q->where);
     return STATUS_IS_OK;
 }
@@ -256,6 +257,7 @@ status quantized_match(quantized *q, const safetensors *st, bool *used, tensor_p
                           .used = used,
                           .module = module,
                           .is_linear = p->role != TENSOR_EMBED,
+                          .work_left = &q->work_left,
                           .rows = p->rows,
                           .cols = p->cols};
     quantized_weight *w = &q->weights[q->n_weights];

@@ -64,8 +64,8 @@ struct quantized_name;
 
 /* Names of modules: exact ones, and patterns ("re:...") from the name's first character on. */
 typedef struct quantized_names {
-    struct quantized_name *items;
-    size_t n;
+    struct quantized_name *items; /* patterns first */
+    size_t n, n_patterns;
 } quantized_names;
 
 /* One way in which some of the modules are quantised. */
@@ -88,6 +88,7 @@ typedef struct quantized {
     uint32_t zero_plus;        /* as of a weight */
     quantized_weight *weights; /* [n_weights]: those that were matched */
     size_t n_weights;
+    uint64_t work_left; /* what matching names may still cost */
     arena memory;
 } quantized;
 

@@ -11,8 +11,9 @@ typedef struct quantized_place {
     const quantized *q;
     const safetensors *st;
     bool *used;
-    const char *module; /* the weight's name without ".weight" */
-    bool is_linear;     /* not the embeddings */
+    const char *module;  /* the weight's name without ".weight" */
+    bool is_linear;      /* not the embeddings */
+    uint64_t *work_left; /* of q */
     size_t rows, cols;
 } quantized_place;
 
@@ -48,9 +49,11 @@ status quantized_read_group_size(const json_t *json, const char *where, const ch
 typedef enum quantized_match_kind { NAME_NONE, NAME_PATTERN, NAME_EXACT } quantized_match_kind;
 
 /* How a list names a module, and by which of its texts (the first of several patterns in the
- * alphabet's order). STATUS_LIMIT: a pattern takes too long. */
-status quantized_names_find(const quantized_names *names, const char *module,
+ * alphabet's order). STATUS_LIMIT: a pattern takes too long, or all have. */
+status quantized_names_find(const quantized_place *at, const quantized_names *names,
                             quantized_match_kind *kind, const char **text, error *err);
+/* What all matching may cost for so many modules. */
+uint64_t quantized_names_work(size_t n_modules);
 bool quantized_names_has(const quantized_names *names, const char *text);
 void quantized_names_close(quantized_names *names);
 
@@ -69,9 +72,9 @@ status quantized_take_scales(const quantized_place *at, const char *name, const 
 /* Marks one as used that changes nothing here; none is fine. */
 void quantized_skip(const quantized_place *at, const char *name);
 /* Checks i32 [cols] under this name against w's groups and makes it w's order. One that says
- * nothing (all zeros, or any -1) is left out. */
-status quantized_take_order(const quantized_place *at, const char *name, quantized_weight *w,
-                            error *err);
+ * nothing is left out: all zeros, or any -1 where that `means_none`. */
+status quantized_take_order(const quantized_place *at, const char *name, bool means_none,
+                            quantized_weight *w, error *err);
 /* A module that the configuration leaves alone must not be quantised: the error names it. */
 status quantized_refuse_ignored(const quantized_place *at, error *err);
 /* Sets group_cols and n_groups from a size, 0 = all; refuses one that does not divide the columns

@@ -15,15 +15,20 @@ OCTAVO = os.path.abspath(sys.argv[1])
 
 class OtherServer(http.server.BaseHTTPRequestHandler):
     """Streams two tokens (one is NUL), then ends the stream in an event of its own, as llama.cpp's does; `extra` is one
-    event too many."""
+    event too many. Usage comes in an event after that one, or with it."""
 
     extra = ""
+    with_end = False
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         events = [{"choices": [{"text": text, "finish_reason": None}]} for text in (" a", "\0", *self.extra)]
         events.append({"choices": [{"text": "", "finish_reason": "length"}]})
-        events.append({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2}})
+        usage = {"prompt_tokens": 4, "completion_tokens": 2}
+        if self.with_end:
+            events[-1]["usage"] = usage
+        else:
+            events.append({"choices": [], "usage": usage})
         body = "".join(f"data: {json.dumps(e)}\n\n" for e in events) + "data: [DONE]\n\n"
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -36,8 +41,8 @@ class OtherServer(http.server.BaseHTTPRequestHandler):
 
 
 class BenchServe(unittest.TestCase):
-    def load(self, extra=""):
-        handler = type("Handler", (OtherServer,), {"extra": extra})
+    def load(self, **how):
+        handler = type("Handler", (OtherServer,), how)
         with http.server.HTTPServer(("127.0.0.1", 0), handler) as server, tempfile.TemporaryDirectory() as folder:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             path = os.path.join(folder, "json")
@@ -49,9 +54,11 @@ class BenchServe(unittest.TestCase):
                 return json.load(f)
 
     def test_end_in_its_own_event(self):
-        result = self.load()
-        self.assertEqual((result["completed"], result["failed"]), (3, 0), result["ends"])
-        self.assertEqual(result["total_output_tokens"], 6)
+        for with_end in (False, True):
+            with self.subTest(with_end=with_end):
+                result = self.load(with_end=with_end)
+                self.assertEqual((result["completed"], result["failed"]), (3, 0), result["ends"])
+                self.assertEqual(result["total_output_tokens"], 6)
 
     def test_event_too_many(self):
         self.assertEqual(self.load(extra=[" c"])["failed"], 3)

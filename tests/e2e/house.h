@@ -125,12 +125,19 @@ static inline void shut_gate(house *h)
     pthread_mutex_unlock(&g->lock);
 }
 
-static inline void open_gate(house *h)
+/* With the gate shut: until the engine thread has been told of all that were submitted. */
+static inline void await_prepared(house *h)
 {
     gate *g = h->backend.ctx;
     engine_stats stats;
     while (stats = engine_get_stats(h->engine), stats.requests_prepared - g->before < stats.n_live)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
+static inline void open_gate(house *h)
+{
+    gate *g = h->backend.ctx;
+    await_prepared(h);
     pthread_mutex_lock(&g->lock);
     g->shut = false;
     pthread_cond_broadcast(&g->moved);

@@ -289,6 +289,7 @@ static void two_turns_at_once_are_one_too_many(void **state)
     turn t = {tokens, PROMPT, 200, .session = "s"};
     shut_gate(&h); /* neither may have ended when the other comes */
     engine_stream *running = submit(&h, &t);
+    await_prepared(&h); /* two tokenizer threads: the second one might overtake it */
     t.outputs = 8;
     engine_stream *late = submit(&h, &t);
     open_gate(&h);

@@ -47,6 +47,15 @@ static void test_utf8_invalid(void **state)
         assert_false(utf8_valid(s, n));
         assert_int_equal(utf8_incomplete_tail(s, n), 0);
     }
+    /* ASCII is passed by the eight: one wrong byte anywhere among it. */
+    uint8_t ascii[19];
+    memset(ascii, 'a', sizeof ascii);
+    for (size_t i = 0; i < sizeof ascii; i++) {
+        ascii[i] = 0xff;
+        assert_false(utf8_valid(ascii, sizeof ascii));
+        ascii[i] = 'a';
+    }
+    assert_true(utf8_valid(ascii, sizeof ascii));
     assert_true(utf8_valid((const uint8_t *)"", 0));
     assert_true(utf8_valid((const uint8_t *)"a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", 10));
     assert_int_equal(utf8_incomplete_tail((const uint8_t *)"ab\xf0\x9f", 4), 2);

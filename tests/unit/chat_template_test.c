@@ -207,6 +207,14 @@ static void test_errors_name_the_line(void **state)
                    "chat_template:1: of safe text only '+' is supported");
     expect_refused("{{ ('y' | safe).upper() }}", STATUS_UNSUPPORTED,
                    "chat_template:1: 'upper' of safe text is not supported");
+    expect_refused("{{ '{:>3}'.format(1) }}", STATUS_UNSUPPORTED,
+                   "chat_template:1: format(): a format specification is not supported");
+    expect_refused("{{ '{!a}'.format(1) }}", STATUS_UNSUPPORTED,
+                   "chat_template:1: format(): this conversion is not supported");
+    expect_refused("{{ '{:{}}'.format(1, 2) }}", STATUS_UNSUPPORTED,
+                   "chat_template:1: format(): a field within a field is not supported");
+    expect_refused("{{ ('{}' | safe).format(1) }}", STATUS_UNSUPPORTED,
+                   "chat_template:1: 'format' of safe text is not supported");
     expect_refused("{{ f(*a) }}", STATUS_UNSUPPORTED,
                    "chat_template:1: '*' in the arguments of a call is not supported");
     expect_refused("{% for x in [1] %}\n{{ x.y.z }}{% endfor %}", STATUS_INVALID,

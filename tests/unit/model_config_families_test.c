@@ -132,7 +132,8 @@ static void sparse_layers(void **state)
     assert_int_equal(layers_with(&c, LAYER_SPARSE), 15);
 }
 
-/* Layers with a window have RoPE of their own, even where no sequence outgrows the window. */
+/* Layers with RoPE of their own have a window, even where no sequence outgrows it: retention knows
+ * them by it. */
 static void local_layers(void **state)
 {
     (void)state;
@@ -148,11 +149,15 @@ static void local_layers(void **state)
                          " \"factor\": 4, \"rope_theta\": 3e5}, \"sliding_attention\":"
                          " {\"rope_type\": \"default\", \"rope_theta\": 5e3}}");
     assert_int_equal(layers_with(&c, LAYER_LOCAL), 2);
-    assert_int_equal(layers_with(&c, LAYER_WINDOW), 0);
+    assert_int_equal(layers_with(&c, LAYER_WINDOW), 2);
+    assert_int_equal(c.window, c.max_positions);
     assert_true(c.rope.kind == ROPE_LINEAR && c.rope.theta == 3e5);
     assert_true(c.local_rope.kind == ROPE_DEFAULT && c.local_rope.theta == 5e3);
     c = loaded("Gemma3", "\"rope_local_base_freq\": 2e4, \"tie_word_embeddings\": false");
     assert_true(c.local_rope.theta == 2e4 && !c.tied_embeddings);
+    c = loaded("Gemma3", "\"sliding_window\": null, \"sliding_window_pattern\": 2");
+    assert_int_equal(layers_with(&c, LAYER_WINDOW), layers_with(&c, LAYER_LOCAL));
+    assert_int_equal(c.window, c.max_positions);
 }
 
 static void rope_kinds(void **state)

@@ -38,20 +38,10 @@ static void blocks_are_bit_for_bit_the_packages(void **state)
 
 static double file_nmse(const char *name, uint8_t bits, unsigned n_ranks)
 {
-    char path[128], *golden;
-    uint32_t tokens[64], n = 0;
-    size_t bytes;
-    json_t *json;
-    error err = {{0}};
-    assert_true(status_ok(json_read_file(GOLDEN "tokens.jsonl", 1 << 16, &json, &err)));
-    const json_t *ids = json_object_get(json, "token_ids");
-    for (; n < json_array_size(ids); n++)
-        tokens[n] = (uint32_t)json_integer_value(json_array_get(ids, n));
-    json_decref(json);
-    snprintf(path, sizeof path, GOLDEN "%s.logits.f32", name);
-    assert_true(status_ok(file_read(path, 1 << 20, &golden, &bytes, &err)));
-    snprintf(path, sizeof path, GOLDEN "%s.gguf", name);
-    pass p = {.dir = path,
+    char file[128], logits[128];
+    snprintf(file, sizeof file, GOLDEN "%s.gguf", name);
+    snprintf(logits, sizeof logits, GOLDEN "%s.logits.f32", name);
+    pass p = {.dir = file,
               .kv_type = KERN_KV_F32,
               .quant_bits = bits,
               .quant_group = 32,
@@ -60,13 +50,7 @@ static double file_nmse(const char *name, uint8_t bits, unsigned n_ranks)
               .n_ranks = n_ranks,
               .n_threads = n_ranks,
               .chunk = 64};
-    pass_result r = run(&p, tokens, n);
-    size_t floats = (size_t)n * r.config.vocab_size;
-    assert_int_equal(bytes, floats * sizeof(float));
-    double e = nmse(r.logits, (const float *)(const void *)golden, floats);
-    result_free(&r);
-    free(golden);
-    return e;
+    return golden_nmse(&p, GOLDEN "tokens.jsonl", logits);
 }
 
 static void logits_equal_those_of_the_dequantised_models(void **state)

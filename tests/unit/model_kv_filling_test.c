@@ -8,7 +8,8 @@
 #include <cmocka.h>
 #include <math.h>
 
-enum { P = 32, DIM = 16, PAGES = 24, HOST_PAGES = 20, SEQS = 2, ROWS = 64 };
+enum { P = 32, DIM = 16, PAGES = 64, HOST_PAGES = 20, SEQS = 2, ROWS = 64 };
+enum { LOUD = 1 << 18 }; /* tokens from here on are a thousand times as large */
 
 typedef struct fixture {
     thread_pool *threads;
@@ -20,14 +21,15 @@ typedef struct fixture {
     kv_filling *filling;
 } fixture;
 
-static int setup(void **state)
+/* Layers share their pages; of the heads the first is this rank's. */
+static int setup_model(void **state, uint32_t layers, uint32_t heads)
 {
     fixture *f = calloc(1, sizeof *f);
     *state = f;
     pkv_geometry g = {.page_tokens = P,
-                      .n_layers = 1,
-                      .n_kv_heads = 1,
-                      .layers_per_group = 1,
+                      .n_layers = layers,
+                      .n_kv_heads = heads,
+                      .layers_per_group = layers,
                       .heads_per_group = 1};
     kv_store_layout(&f->store, KERN_KV_INT4, &g, DIM, 0, 1);
     f->wide = kern_kv_wide(&f->store.shape);
@@ -51,6 +53,10 @@ static int setup(void **state)
                             .max_seqs = SEQS};
     return status_ok(kv_filling_create(&o, &f->filling)) ? 0 : -1;
 }
+
+static int setup(void **state) { return setup_model(state, 1, 1); }
+static int setup_layers(void **state) { return setup_model(state, 2, 1); }
+static int setup_ranks(void **state) { return setup_model(state, 1, 2); }
 
 static int teardown(void **state)
 {
@@ -79,16 +85,16 @@ static void apply(fixture *f)
     }
 }
 
-static float value_of(uint32_t token, uint32_t d) { return sinf((float)(token * DIM + d)); }
-
-/* Rows of tokens first .. first + n. */
-static void append(fixture *f, uint32_t seq, uint32_t first, uint32_t n)
+static float value_of(uint32_t token, uint32_t d)
 {
-    assert_true(status_ok(pkv_seq_append(f->kv, seq, n)));
-    apply(f);
+    return sinf((float)(token * DIM + d)) * (token >= LOUD ? 1e3f : 1.0f);
+}
+
+static void write_layer(fixture *f, uint32_t layer, uint32_t seq, uint32_t first, uint32_t n)
+{
     pkv_table_view table = pkv_mirror_table(f->mirror, seq, 0);
     forward_seq rows = {.seq = seq, .n_rows = n};
-    assert_true(status_ok(kv_filling_begin(f->filling, 0, &rows, 1)));
+    assert_true(status_ok(kv_filling_begin(f->filling, layer, &rows, 1)));
     const uint8_t *const *tiles = kv_filling_tiles(f->filling, 0, 0);
     uint32_t slot = table.kept_tokens - n, first_page = slot / P;
     for (uint32_t i = 0; i < n; i++, slot++) {
@@ -98,20 +104,30 @@ static void append(fixture *f, uint32_t seq, uint32_t first, uint32_t n)
                       v);
     }
     kv_filling_store(f->filling);
-    kv_filling_end(f->filling, 0);
+    kv_filling_end(f->filling, layer);
+}
+
+/* Rows of tokens first .. first + n. */
+static void append(fixture *f, uint32_t seq, uint32_t first, uint32_t n)
+{
+    assert_true(status_ok(pkv_seq_append(f->kv, seq, n)));
+    apply(f);
+    for (uint32_t layer = 0; layer < f->store.geometry.n_layers; layer++)
+        write_layer(f, layer, seq, first, n);
 }
 
 /* The largest error of a table's token in `slot`, as its next row would read its own page, and as
  * others are stored. */
-static float error_of(fixture *f, uint32_t seq, uint32_t slot, uint32_t token)
+static float error_in(fixture *f, uint32_t layer, uint32_t seq, uint32_t slot, uint32_t token)
 {
     pkv_table_view table = pkv_mirror_table(f->mirror, seq, 0);
-    const uint8_t *tile = f->store.data + table.pages[slot / P] * f->store.page_bytes;
+    const uint8_t *tile =
+        f->store.data + table.pages[slot / P] * f->store.page_bytes + layer * f->store.tile_bytes;
     const kern_kv_shape *shape = &f->store.shape;
     float k[DIM], v[DIM], worst = 0.0f;
     if (slot / P == table.kept_tokens / P) { /* its last page is not full */
         forward_seq rows = {.seq = seq, .n_rows = 1};
-        assert_true(status_ok(kv_filling_begin(f->filling, 0, &rows, 1)));
+        assert_true(status_ok(kv_filling_begin(f->filling, layer, &rows, 1)));
         tile = kv_filling_tiles(f->filling, 0, 0)[0];
         shape = &f->wide;
     }
@@ -120,6 +136,14 @@ static float error_of(fixture *f, uint32_t seq, uint32_t slot, uint32_t token)
         worst = fmaxf(worst, fabsf(k[d] - value_of(token, d)));
         worst = fmaxf(worst, fabsf(v[d] - value_of(token, d)));
     }
+    return worst;
+}
+
+static float error_of(fixture *f, uint32_t seq, uint32_t slot, uint32_t token)
+{
+    float worst = 0.0f;
+    for (uint32_t layer = 0; layer < f->store.geometry.n_layers; layer++)
+        worst = fmaxf(worst, error_in(f, layer, seq, slot, token));
     return worst;
 }
 
@@ -216,6 +240,9 @@ static void too_many_wait(void **state)
     fixture *f = *state;
     enum { WAIT = 15 };
     uint32_t swaps[WAIT], tokens[P] = {0};
+    open_seq(f, 0);
+    append(f, 0, LOUD, P - 1); /* what lies behind their tokens is nothing to them */
+    pkv_seq_close(f->kv, 0);
     for (uint32_t i = 0; i < WAIT; i++) {
         open_seq(f, 0);
         append(f, 0, 100 * i, 5);
@@ -234,13 +261,74 @@ static void too_many_wait(void **state)
     assert_true(exact >= SEQS && exact < WAIT);
 }
 
+/* What requests leave behind when they end takes nothing from one that waits. */
+static void what_ended_gives_way(void **state)
+{
+    fixture *f = *state;
+    uint32_t parked;
+    open_seq(f, 0);
+    append(f, 0, 0, 5);
+    assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
+    apply(f);
+    for (uint32_t pages = 16; pages > 0; pages--) {
+        open_seq(f, 1);
+        for (uint32_t i = 1; i < pages; i++) append(f, 1, 500, P);
+        append(f, 1, 900, 5);
+        pkv_seq_close(f->kv, 1);
+        apply(f);
+    }
+    assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+    apply(f);
+    for (uint32_t i = 0; i < 5; i++) expect(f, 0, i, i, FILLING);
+}
+
+/* Another rank's table may take such a page, which nobody writes here. */
+static void others_take_no_tiles(void **state)
+{
+    fixture *f = *state;
+    open_seq(f, 0);
+    for (uint32_t i = 0; i < 25; i++) {
+        open_seq(f, 1);
+        append(f, 1, 900, 5);
+        pkv_seq_close(f->kv, 1);
+        append(f, 0, P * i, P);
+    }
+    for (uint32_t i = 0; i < 25 * P; i++) expect(f, 0, i, i, STORED);
+}
+
+/* A whole page is copied to where one was that was not full. */
+static void copies_are_all_that_is_left(void **state)
+{
+    fixture *f = *state;
+    uint32_t swap, tokens[P] = {0};
+    open_seq(f, 0);
+    append(f, 0, 500, 40);
+    pkv_seq_close(f->kv, 0);
+    open_seq(f, 1);
+    append(f, 1, 0, P);
+    assert_true(status_ok(pkv_seq_fork(f->kv, 1, 0, 100)));
+    assert_true(status_ok(pkv_seq_unshare(f->kv, 0)));
+    apply(f);
+    assert_true(status_ok(pkv_seq_swap_out(f->kv, 0, &swap)));
+    open_seq(f, 0);
+    append(f, 0, LOUD, P);
+    pkv_seq_close(f->kv, 0);
+    assert_true(status_ok(pkv_swap_in(f->kv, swap, 0, tokens, 100)));
+    apply(f);
+    for (uint32_t i = 0; i < P; i++) expect(f, 0, i, i, STORED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(full_pages_are_stored, setup, teardown),
+        cmocka_unit_test_setup_teardown(full_pages_are_stored, setup_layers, teardown),
+        cmocka_unit_test_setup_teardown(copies_are_all_that_is_left, setup, teardown),
         cmocka_unit_test_setup_teardown(forks_and_swaps_take_them_along, setup, teardown),
         cmocka_unit_test_setup_teardown(choices_move_slots, setup, teardown),
         cmocka_unit_test_setup_teardown(too_many_wait, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_ended_gives_way, setup, teardown),
+        cmocka_unit_test_setup_teardown(others_take_no_tiles, setup_ranks, teardown),
     };
     return cmocka_run_group_tests_name("model_kv_filling", tests, NULL, NULL);
 }

@@ -4,32 +4,12 @@
 
 /* ---- goldens --------------------------------------------------------------------------------- */
 
-static uint32_t read_tokens(const char *dir, uint32_t *out, uint32_t capacity)
-{
-    char path[256];
-    json_t *json;
-    error err = {{0}};
-    assert_true(status_ok(file_join(path, sizeof path, dir, "tokens.jsonl", &err)));
-    if (!status_ok(json_read_file(path, 1 << 20, &json, &err))) fail_msg("%s", err.text);
-    const json_t *ids = json_object_get(json, "token_ids");
-    uint32_t n = (uint32_t)json_array_size(ids);
-    assert_in_range(n, 1, capacity);
-    for (uint32_t i = 0; i < n; i++) out[i] = (uint32_t)json_integer_value(json_array_get(ids, i));
-    json_decref(json);
-    return n;
-}
-
 /* `bits` of quantised weights, `attention` of q, k, v and o; 0 = as stored. */
-static double golden_nmse(const char *dir, const char *isa, uint8_t bits, uint8_t attention)
+static double folder_nmse(const char *dir, const char *isa, uint8_t bits, uint8_t attention)
 {
-    enum { MAX = 256 };
-    uint32_t tokens[MAX];
-    uint32_t n = read_tokens(dir, tokens, MAX);
-    char path[256], *golden;
-    size_t bytes;
-    error err = {{0}};
-    assert_true(status_ok(file_join(path, sizeof path, dir, "logits.f32", &err)));
-    if (!status_ok(file_read(path, 64 << 20, &golden, &bytes, &err))) fail_msg("%s", err.text);
+    char tokens[160], logits[160];
+    snprintf(tokens, sizeof tokens, "%s/tokens.jsonl", dir);
+    snprintf(logits, sizeof logits, "%s/logits.f32", dir);
     pass p = {.dir = dir,
               .kv_type = KERN_KV_F32,
               .quant_bits = bits,
@@ -39,13 +19,7 @@ static double golden_nmse(const char *dir, const char *isa, uint8_t bits, uint8_
               .page_tokens = 16,
               .layers_per_group = 1,
               .chunk = 64};
-    pass_result r = run(&p, tokens, n);
-    size_t floats = (size_t)n * r.config.vocab_size;
-    assert_int_equal(bytes, floats * sizeof(float));
-    double e = nmse(r.logits, (const float *)golden, floats);
-    result_free(&r);
-    free(golden);
-    return e;
+    return golden_nmse(&p, tokens, logits);
 }
 
 static const char *const goldens[] = {"gqa1_f32",        "gqa4_tied_f32",   "gqa8_bf16",
@@ -57,7 +31,7 @@ static void check_golden(size_t at, const char *isa, uint8_t bits, uint8_t atten
 {
     char dir[128];
     snprintf(dir, sizeof dir, "tests/golden/models/%s", goldens[at]);
-    double e = golden_nmse(dir, isa, bits, attention);
+    double e = folder_nmse(dir, isa, bits, attention);
     print_message("%s, %s, %u bits, %u in attention: NMSE %.2e (< %.1e)\n", goldens[at],
                   isa ? isa : "best", bits, attention, e, limit);
     if (!(e < limit)) fail_msg("%s, %u bits: NMSE %.3e", goldens[at], bits, e);

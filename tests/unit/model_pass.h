@@ -149,6 +149,40 @@ static inline double nmse(const float *ours, const float *golden, size_t n)
     return error_sum / sum;
 }
 
+enum { GOLDEN_TOKENS_MAX = 256 };
+
+/* {"token_ids": [...]} of a file. Returns how many. */
+static inline uint32_t read_tokens(const char *path, uint32_t out[GOLDEN_TOKENS_MAX])
+{
+    json_t *json;
+    error err = {{0}};
+    if (!status_ok(json_read_file(path, 1 << 16, &json, &err))) fail_msg("%s", err.text);
+    const json_t *ids = json_object_get(json, "token_ids");
+    uint32_t n = (uint32_t)json_array_size(ids);
+    assert_in_range(n, 1, GOLDEN_TOKENS_MAX);
+    for (uint32_t i = 0; i < n; i++) out[i] = (uint32_t)json_integer_value(json_array_get(ids, i));
+    json_decref(json);
+    return n;
+}
+
+/* Of what the pass gives for these tokens against the logits of a file. */
+static inline double golden_nmse(const pass *p, const char *tokens_path, const char *logits_path)
+{
+    uint32_t tokens[GOLDEN_TOKENS_MAX], n = read_tokens(tokens_path, tokens);
+    char *golden;
+    size_t bytes;
+    error err = {{0}};
+    if (!status_ok(file_read(logits_path, 64 << 20, &golden, &bytes, &err)))
+        fail_msg("%s", err.text);
+    pass_result r = run(p, tokens, n);
+    size_t floats = (size_t)n * r.config.vocab_size;
+    assert_int_equal(bytes, floats * sizeof(float));
+    double e = nmse(r.logits, (const float *)(const void *)golden, floats);
+    result_free(&r);
+    free(golden);
+    return e;
+}
+
 /* Random ids, the same in every test: texture enough for attention to differ everywhere. */
 static inline void random_tokens(uint32_t *tokens, uint32_t n, uint32_t vocab)
 {

@@ -8,8 +8,6 @@
 
 #define GOLDEN "tests/golden/quantized/"
 
-enum { TOKENS = 24 };
-
 typedef struct golden {
     const char *name;
     unsigned n_cuts; /* of 2 and 4 ranks, how many the model can be cut for */
@@ -140,23 +138,12 @@ static void long_rows_keep_their_groups(void **state)
 
 /* ---- logits ---------------------------------------------------------------------------------- */
 
-static double golden_nmse(const char *name, uint8_t bits, unsigned n_ranks, const char *cache)
+static double folder_nmse(const char *name, uint8_t bits, unsigned n_ranks, const char *cache)
 {
-    char dir[128], path[160], *due;
-    uint32_t tokens[TOKENS];
-    size_t bytes;
-    json_t *json;
-    error err = {{0}};
+    char dir[128], tokens[160], logits[160];
     snprintf(dir, sizeof dir, GOLDEN "%s", name);
-    snprintf(path, sizeof path, "%s/tokens.jsonl", dir);
-    assert_true(status_ok(json_read_file(path, 1 << 16, &json, &err)));
-    const json_t *ids = json_object_get(json, "token_ids");
-    assert_int_equal(json_array_size(ids), TOKENS);
-    for (size_t t = 0; t < TOKENS; t++)
-        tokens[t] = (uint32_t)json_integer_value(json_array_get(ids, t));
-    json_decref(json);
-    snprintf(path, sizeof path, "%s/logits.f32", dir);
-    assert_true(status_ok(file_read(path, 1 << 20, &due, &bytes, &err)));
+    snprintf(tokens, sizeof tokens, "%s/tokens.jsonl", dir);
+    snprintf(logits, sizeof logits, "%s/logits.f32", dir);
     pass p = {.dir = dir,
               .kv_type = KERN_KV_F32,
               .quant_bits = bits,
@@ -165,22 +152,16 @@ static double golden_nmse(const char *name, uint8_t bits, unsigned n_ranks, cons
               .layers_per_group = 1,
               .n_ranks = n_ranks,
               .n_threads = n_ranks,
-              .chunk = TOKENS,
+              .chunk = 24,
               .cache_dir = cache};
-    pass_result r = run(&p, tokens, TOKENS);
-    size_t floats = (size_t)TOKENS * r.config.vocab_size;
-    assert_int_equal(bytes, floats * sizeof(float));
-    double e = nmse(r.logits, (const float *)(const void *)due, floats);
-    result_free(&r);
-    free(due);
-    return e;
+    return golden_nmse(&p, tokens, logits);
 }
 
 static void logits_equal_hugging_face_on_their_weights(void **state)
 {
     (void)state;
     for (size_t i = 0; i < GOLDENS; i++) {
-        double e = golden_nmse(goldens[i].name, 0, 0, NULL);
+        double e = folder_nmse(goldens[i].name, 0, 0, NULL);
         print_message("%s: NMSE %.2e\n", goldens[i].name, e);
         if (!(e < 1e-9)) fail_msg("%s: NMSE %.3e", goldens[i].name, e);
     }
@@ -198,7 +179,7 @@ static void ranks_change_nothing(void **state)
         assert_true(status_ok(model_config_load(dir, NULL, 0, &config, NULL)));
         for (unsigned ranks = 2; ranks <= 4; ranks += 2) {
             if (!status_ok(model_ranks_check(&config, ranks, NULL))) continue;
-            double e = golden_nmse(goldens[i].name, 0, ranks, NULL);
+            double e = folder_nmse(goldens[i].name, 0, ranks, NULL);
             if (!(e < 1e-9)) fail_msg("%s, %u ranks: NMSE %.3e", goldens[i].name, ranks, e);
             n_cuts++;
         }
@@ -214,7 +195,7 @@ static void integers_of_the_kernels_and_their_cache(void **state)
     folder f;
     folder_make(&f);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        double made = golden_nmse(names[i], 8, 0, f.dir), read = golden_nmse(names[i], 8, 0, f.dir);
+        double made = folder_nmse(names[i], 8, 0, f.dir), read = folder_nmse(names[i], 8, 0, f.dir);
         print_message("%s in 8 bits: NMSE %.2e\n", names[i], made);
         assert_true(made < 3e-3 && made == read);
     }
@@ -339,6 +320,26 @@ static void unsupported_ways_of_compressed_tensors(void **state)
                   "class \"Embedding\"");
 }
 
+/* The field is told, however long the path before it is. */
+static void long_paths_leave_room_for_the_field(void **state)
+{
+    (void)state;
+    char where[220];
+    quantized q;
+    error err = {{0}};
+    memset(where, 'a', sizeof where - 1);
+    where[sizeof where - 1] = 0;
+    json_t *config = json_loads("{\"quantization_config\": {\"quant_method\": "
+                                "\"compressed-tensors\", \"config_groups\": {\"g\": {\"targets\":"
+                                " [\"Linear\"], \"weights\": {\"num_bits\": 3}}}}}",
+                                0, NULL);
+    assert_non_null(config);
+    assert_false(status_ok(quantized_read(config, where, &q, &err)));
+    assert_non_null(
+        strstr(err.text, "aa: \"quantization_config\": \"g\": \"weights\": \"num_bits\""));
+    json_decref(config);
+}
+
 /* ---- files that are refused ------------------------------------------------------------------ */
 
 /* text with `to` for every `from`. */
@@ -408,6 +409,23 @@ static void targets_have_an_order(void **state)
     expect_folder("ct_int4_group", config, "\"lm_head\"", "\"re:mlp.*\"", NULL);
 }
 
+/* Each pattern may be hard on a name; all patterns together have a limit of their own. */
+static void patterns_share_what_they_may_cost(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 60; n += 59) {
+        strbuf list = {0};
+        strbuf_puts(&list, "\"lm_head\"");
+        for (int i = 0; i < n; i++) strbuf_printf(&list, ", \"re:.*.*.{0,31}[QZ](?#%d)\"", i);
+        assert_false(list.failed);
+        expect_folder("ct_mixed", "config.json", "\"lm_head\"", list.data,
+                      n == 1 ? NULL : ", as others did");
+        strbuf_destroy(&list);
+    }
+    expect_folder("ct_mixed", "config.json", "\"lm_head\"", "\"re:(.+)+(.+)+[A-Z]\"",
+                  "config.json: \"quantization_config\": the pattern \"re:(.+)+(.+)+[A-Z]\" takes");
+}
+
 static void wrong_files_are_refused_by_name(void **state)
 {
     (void)state;
@@ -448,9 +466,10 @@ static void wrong_files_are_refused_by_name(void **state)
 static void wrong_values_are_refused_by_name(void **state)
 {
     (void)state;
-    static const char *const names[] = {"g_idx", "bias"}, *const whats[] = {"is in group", "bias"};
-    static const char *const folders[] = {"gptq4_order", "gptq4_rows"};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const names[] = {"g_idx", "bias", "g_idx"};
+    static const char *const whats[] = {"is in group 3 of", "bias", "is in group -1 of"};
+    static const char *const folders[] = {"gptq4_order", "gptq4_rows", "gptq4_order"};
+    for (size_t i = 0; i < 3; i++) {
         char path[160], full[96], *text;
         folder f;
         matched m;
@@ -463,7 +482,8 @@ static void wrong_values_are_refused_by_name(void **state)
         assert_non_null(t);
         snprintf(path, sizeof path, GOLDEN "%s/model.safetensors", folders[i]);
         assert_true(status_ok(file_read(path, 1 << 20, &text, &n, &err)));
-        text[t->begin + 4] = 3;
+        if (i < 2) text[t->begin + 4] = 3;
+        else memset(text + t->begin + 4, 0xff, 4);
         matched_free(&m);
         folder_make(&f);
         folder_write(&f, "model.safetensors", text, n);
@@ -516,7 +536,9 @@ int main(void)
         cmocka_unit_test(integers_of_the_kernels_and_their_cache),
         cmocka_unit_test(unsupported_schemes_are_refused_by_name),
         cmocka_unit_test(unsupported_ways_of_compressed_tensors),
+        cmocka_unit_test(long_paths_leave_room_for_the_field),
         cmocka_unit_test(targets_have_an_order),
+        cmocka_unit_test(patterns_share_what_they_may_cost),
         cmocka_unit_test(wrong_files_are_refused_by_name),
         cmocka_unit_test(wrong_values_are_refused_by_name),
         cmocka_unit_test(inspection_tells_the_scheme),

@@ -40,7 +40,8 @@ static void mirror_refuses_lies(void **state)
         D = DELTA_DROP,
         X = DELTA_COMPACT,
         F = DELTA_FORK,
-        T = DELTA_TRIM
+        T = DELTA_TRIM,
+        K = DELTA_PARK
     };
     static const struct {
         uint32_t words[24];
@@ -65,6 +66,9 @@ static void mirror_refuses_lies(void **state)
         {{O, 0, 1, 0x80000000u, 1, 2}, 6, false}, /* more than the pool */
         {{C, 0}, 2, false},                       /* closed */
         {{C, 0xffffffffu}, 2, false},
+        {{O, 0, 1, 1, 5, 6, K, 0, O, 0, 1, 1, 5, 7}, 14, true},
+        {{K, 0}, 2, false}, /* closed */
+        {{O, 0, 1, 1, 5, 6, K}, 7, false},
         {{A, 0, 1, 2, 7, 8}, 6, false},                 /* closed */
         {{O, 0, 0, 0, A, 0, 0, 0}, 8, false},           /* nothing */
         {{O, 0, 0, 0, A, 0, 3, 1, 7}, 9, false},        /* too few pages */
@@ -119,6 +123,36 @@ static void mirror_refuses_lies(void **state)
     }
 }
 
+static void expect_page(const pkv_mirror *m, uint32_t page, bool held, bool parked, uint32_t group)
+{
+    pkv_mirror_page p = pkv_mirror_page_at(m, page);
+    assert_int_equal(p.held, held);
+    assert_int_equal(p.parked, parked);
+    if (held) assert_int_equal(p.group, group);
+}
+
+/* Parked pages are somebody's until they are fresh again, shared ones too. */
+static void mirror_knows_who_holds_a_page(void **state)
+{
+    (void)state;
+    static const uint32_t open[] = {DELTA_OPEN,   0, 1, 1, 5, 6, DELTA_FORK, 0, 1, 0,
+                                    DELTA_APPEND, 1, 3, 2, 7, 8};
+    static const uint32_t leave[] = {DELTA_PARK, 0, DELTA_CLOSE, 1};
+    static const uint32_t again[] = {DELTA_OPEN, 2, 1, 0, DELTA_APPEND, 2, 1, 2, 6, 8};
+    pkv_mirror *m;
+    assert_true(status_ok(pkv_mirror_create(&two_groups, 20, 4, NULL, &m)));
+    assert_true(status_ok(pkv_mirror_apply(m, open, sizeof open / sizeof *open)));
+    for (uint32_t page = 5; page <= 8; page++) expect_page(m, page, true, false, (page - 1) % 2);
+    assert_true(status_ok(pkv_mirror_apply(m, leave, sizeof leave / sizeof *leave)));
+    for (uint32_t page = 5; page <= 8; page++) expect_page(m, page, false, page <= 6, 0);
+    assert_true(status_ok(pkv_mirror_apply(m, again, sizeof again / sizeof *again)));
+    expect_page(m, 5, false, true, 0);
+    expect_page(m, 6, true, false, 0);
+    expect_page(m, 8, true, false, 1);
+    expect_page(m, 19, false, false, 0);
+    pkv_mirror_destroy(m);
+}
+
 static void mirror_survives_failing_allocations(void **state)
 {
     (void)state;
@@ -170,6 +204,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mirror_refuses_lies),
+        cmocka_unit_test(mirror_knows_who_holds_a_page),
         cmocka_unit_test(mirror_survives_failing_allocations),
         cmocka_unit_test(checksums_tell_tables_apart),
     };
