@@ -6,18 +6,21 @@
 #include "kernels/cuda/cuda_kernels.h"
 #include "tests/simt/device.h"
 
-enum { TOKENS = 40, VOCAB = 1024 };
+enum { TOKENS = 40, VOCAB_MOST = 64 };
 
-static const pass demo = {.dir = "models/demo",
-                          .kv_type = KERN_KV_BF16,
-                          .bf16 = true,
-                          .page_tokens = 16,
-                          .layers_per_group = 1,
-                          .chunk = 24,
-                          .mass_rows = 8,
-                          .layer_step = 1,
-                          .n_threads = 1,
-                          .max_model_len = 256};
+#define GOLDEN "tests/golden/models/"
+
+/* Two layers, four heads on two, each with a norm. */
+static const pass small = {.dir = GOLDEN "qwen3_f32",
+                           .kv_type = KERN_KV_BF16,
+                           .bf16 = true,
+                           .page_tokens = 16,
+                           .layers_per_group = 1,
+                           .chunk = 24,
+                           .mass_rows = 8,
+                           .layer_step = 1,
+                           .n_threads = 1,
+                           .max_model_len = 128};
 
 static pass on_gpu(pass p, gpu_kv_format kv)
 {
@@ -26,13 +29,24 @@ static pass on_gpu(pass p, gpu_kv_format kv)
     return p;
 }
 
+static uint32_t vocab_of(const pass *p)
+{
+    error err;
+    model_config config;
+    assert_true(
+        status_ok(model_config_load(p->dir, &p->override, p->override != NULL, &config, &err)));
+    assert_in_range(config.vocab_size, 1, VOCAB_MOST);
+    return config.vocab_size;
+}
+
 /* How often the likeliest token is the same; those within `tie` of each other count as such. */
-static uint32_t equal_choices(const pass_result *a, const pass_result *b, uint32_t n, float tie)
+static uint32_t equal_choices(const pass_result *a, const pass_result *b, uint32_t n,
+                              uint32_t vocab, float tie)
 {
     uint32_t equal = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const float *x = a->logits + (size_t)i * VOCAB, *y = b->logits + (size_t)i * VOCAB;
-        uint32_t first = logits_argmax(x, VOCAB), second = logits_argmax(y, VOCAB);
+        const float *x = a->logits + (size_t)i * vocab, *y = b->logits + (size_t)i * vocab;
+        uint32_t first = logits_argmax(x, vocab), second = logits_argmax(y, vocab);
         equal += first == second || x[first] - x[second] < tie;
     }
     return equal;
@@ -40,35 +54,57 @@ static uint32_t equal_choices(const pass_result *a, const pass_result *b, uint32
 
 static void check_pass(pass p, gpu_kv_format kv, double limit, float tie)
 {
-    uint32_t tokens[TOKENS];
-    random_tokens(tokens, TOKENS, VOCAB);
+    uint32_t tokens[TOKENS], vocab = vocab_of(&p);
+    random_tokens(tokens, TOKENS, vocab);
     pass_result cpu = run(&p, tokens, TOKENS);
     p = on_gpu(p, kv);
     pass_result ours = run(&p, tokens, TOKENS);
-    double e = nmse(ours.logits, cpu.logits, (size_t)TOKENS * VOCAB);
-    print_message("logits NMSE %.2e (< %.0e)\n", e, limit);
-    assert_true(e < limit);
-    assert_int_equal(equal_choices(&cpu, &ours, TOKENS, tie), TOKENS);
+    double e = nmse(ours.logits, cpu.logits, (size_t)TOKENS * vocab);
     assert_int_equal(cpu.mass_floats, ours.mass_floats);
-    e = nmse(ours.mass, cpu.mass, cpu.mass_floats);
-    print_message("mass NMSE %.2e\n", e);
-    assert_true(e < limit);
+    double of_mass = nmse(ours.mass, cpu.mass, cpu.mass_floats);
+    print_message("%s%s%s: NMSE of logits %.1e, of masses %.1e (< %.0e)\n", p.dir,
+                  p.override ? ", " : "", p.override ? p.override : "", e, of_mass, limit);
+    assert_true(e < limit && of_mass < limit);
+    assert_int_equal(equal_choices(&cpu, &ours, TOKENS, vocab, tie), TOKENS);
     result_free(&cpu);
     result_free(&ours);
     assert_int_equal(simt_allocations(), 0);
 }
 
+/* Biases, norms of heads and behind blocks, windows, RoPE of some layers' own, GELU, tied heads. */
 static void the_same_as_the_cpu(void **state)
 {
     (void)state;
-    check_pass(demo, GPU_KV_BF16, 1e-3, 0.3f);
+    static const struct {
+        const char *dir, *override;
+    } models[] = {
+        {GOLDEN "qwen3_f32", NULL},
+        {GOLDEN "gemma3_layers_bf16", NULL},
+        {GOLDEN "internlm2_long_bf16", NULL},
+        {GOLDEN "qwen2_window_bf16", "head_dim=32"},
+        {GOLDEN "mistral_window_f32", "head_dim=128"},
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        pass p = small;
+        p.dir = models[i].dir;
+        p.override = models[i].override;
+        check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
+    }
+}
+
+static void weights_of_32_bits(void **state)
+{
+    (void)state;
+    pass p = small;
+    p.bf16 = false;
+    check_pass(p, GPU_KV_BF16, 1e-4, 0.1f);
 }
 
 static void other_geometries(void **state)
 {
     (void)state;
-    pass p = demo;
-    p.heads_per_group = 2;
+    pass p = small;
+    p.heads_per_group = 1;
     p.layers_per_group = 2;
     p.page_tokens = 32;
     p.chunk = 17;
@@ -79,7 +115,7 @@ static void other_geometries(void **state)
 static void few_rows(void **state)
 {
     (void)state;
-    pass p = demo;
+    pass p = small;
     p.chunk = 3;
     p.mass_rows = 2;
     check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
@@ -88,13 +124,14 @@ static void few_rows(void **state)
 static void pages_of_8_bits(void **state)
 {
     (void)state;
-    check_pass(demo, GPU_KV_E4M3, 5e-2, 2.0f);
+    check_pass(small, GPU_KV_E4M3, 5e-2, 2.0f);
 }
 
 static void weights_of_8_and_4_bits(void **state)
 {
     (void)state;
-    pass p = demo;
+    pass p = small;
+    p.dir = GOLDEN "internlm2_long_bf16";
     p.quant_bits = 8;
     p.quant_group = 32;
     p.chunk = 30;
@@ -178,10 +215,10 @@ static void draws(void **state)
                            .n_logprobs = 3};
     const sample_params *all[] = {&greedy, &drawn};
     uint32_t prompt[20];
-    random_tokens(prompt, 20, VOCAB);
+    random_tokens(prompt, 20, vocab_of(&small));
     for (size_t i = 0; i < 2; i++) {
-        pass device = on_gpu(demo, GPU_KV_BF16);
-        lane a = open_lane(&demo, true), b = open_lane(&device, true);
+        pass device = on_gpu(small, GPU_KV_BF16);
+        lane a = open_lane(&small, true), b = open_lane(&device, true);
         uint32_t token = 0;
         for (uint32_t t = 0; t < 6; t++) {
             const uint32_t *next = t ? &token : prompt;
@@ -202,8 +239,8 @@ static void a_lost_device_ends_the_backend(void **state)
 {
     (void)state;
     uint32_t tokens[4] = {1, 2, 3, 4};
-    for (int after = 0; after < 40; after += 13) {
-        pass p = on_gpu(demo, GPU_KV_BF16);
+    for (int after = 0; after < 30; after += 9) {
+        pass p = on_gpu(small, GPU_KV_BF16);
         lane l = open_lane(&p, true);
         simt_fail_after(after);
         const step_result *r = take_step(&l, tokens, 4, 0, &greedy, (measure_spec){0});
@@ -228,7 +265,7 @@ static void measures_without_kernels(void **state)
         {.kind = MEASURE_EXPECTED, .rows = 2, .layer_step = 1, .by_slot = true},
         {.kind = MEASURE_VALUE_WEIGHT, .layer_step = 1, .by_slot = true},
     };
-    pass p = on_gpu(demo, GPU_KV_BF16);
+    pass p = on_gpu(small, GPU_KV_BF16);
     lane l = open_lane(&p, true);
     for (uint32_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         const step_result *r = take_step(&l, tokens, 4, i * 4, &greedy, specs[i]);
@@ -245,7 +282,9 @@ static void models_without_kernels(void **state)
     (void)state;
     static const struct {
         const char *override, *word;
-    } cases[] = {{"head_dim=48", "heads of 48 dims"}};
+    } cases[] = {
+        {"head_dim=48", "heads of 48 dims"},
+    };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         error err;
         backend b;
@@ -274,6 +313,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_as_the_cpu),
+        cmocka_unit_test(weights_of_32_bits),
         cmocka_unit_test(other_geometries),
         cmocka_unit_test(few_rows),
         cmocka_unit_test(pages_of_8_bits),
