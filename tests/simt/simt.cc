@@ -21,7 +21,14 @@ struct barrier {
 
 simt_place simt_now;
 
-static std::vector<fiber> fibers;
+struct fiber_list : std::vector<fiber> {
+    ~fiber_list()
+    {
+        for (fiber &f : *this) free(f.stack);
+    }
+};
+
+static fiber_list fibers;
 static fiber *running;
 static void *scheduler_sp;
 static barrier of_block, of_warp[THREADS_MOST / WARP];
