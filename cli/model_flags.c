@@ -170,13 +170,21 @@ static void tell_of_cache(void *ctx, const char *line)
     fprintf(stderr, "octavo: weights-cache: %s\n", line);
 }
 
-static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+static loaded_model unopened(const model_flags *flags)
+{
+    return (loaded_model){
+        .n_ranks = flags->tp,
+        .max_batch = flags->max_batch,
+        .prefill_chunk = flags->prefill_chunk,
+        .prefix_cache = !flags->no_prefix_cache,
+        .default_pool = flags->kv_memory == 0,
+    };
+}
+
+static status read_options(const model_flags *f, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
     RETURN_IF_ERROR(check_shape(f, m, err));
-    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
-    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
-    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
     dtype type = wanted_type(f->dtype, m->config.stored);
     m->kv_type = kern_kv_named(f->kv_dtype);
     if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto */
@@ -194,7 +202,6 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,
         .isa = f->isa,
-        .group = m->group,
         .geometry = {.page_tokens = wanted_page(f, m->kv_type),
                      .layers_per_group = f->kv_group_layers,
                      .heads_per_group =
@@ -207,6 +214,22 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .cache_dir = f->weights_cache,
         .tell = tell_of_cache,
     };
+    return STATUS_IS_OK;
+}
+
+status model_describe(const model_flags *flags, loaded_model *out, error *err)
+{
+    *out = unopened(flags);
+    return read_options(flags, out, err);
+}
+
+static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(read_options(f, m, err));
+    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
+    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
+    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
+    m->options.group = m->group;
     return make_backend(m, err);
 }
 
@@ -225,13 +248,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
 {
     if (!flags->dir) return error_set(err, STATUS_INVALID, "--model is missing");
     int64_t start = clock_now_us();
-    *out = (loaded_model){
-        .n_ranks = flags->tp,
-        .max_batch = flags->max_batch,
-        .prefill_chunk = flags->prefill_chunk,
-        .prefix_cache = !flags->no_prefix_cache,
-        .default_pool = flags->kv_memory == 0,
-    };
+    *out = unopened(flags);
     status s = open_parts(flags, with_text, out, err);
     if (!status_ok(s)) model_close(out);
     out->open_us = clock_now_us() - start;

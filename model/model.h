@@ -101,8 +101,9 @@ uint32_t model_max_length(const model_config *config);
 
 /* Everywhere `dir` is the folder of a model, or the path of a GGUF file (FILE.gguf).
  *
- * Reads dir/config.json (and generation_config.json when there), or a file's metadata. overrides:
- * "key=value" with a JSON value, replacing top-level keys of config.json before they are read. */
+ * Reads dir/config.json (and generation_config.json when there), or a file's metadata; here `dir`
+ * may also be the path of a config.json alone (FILE.json). overrides: "key=value" with a JSON
+ * value, replacing top-level keys of config.json before they are read. */
 status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
                          model_config *out, error *err);
 
