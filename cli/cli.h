@@ -19,6 +19,7 @@ int cli_tokenize(int argc, char **argv);
 int cli_detokenize(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
 int cli_methods(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_engine(int argc, char **argv);
 int cli_bench_retention(int argc, char **argv);

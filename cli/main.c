@@ -18,6 +18,7 @@ static const struct {
     {"tokenize", cli_tokenize, "JSON strings in, token ids out, one a line"},
     {"detokenize", cli_detokenize, "token ids in, JSON strings out, one a line"},
     {"inspect", cli_inspect, "what a model folder holds, and whether it can be run"},
+    {"plan", cli_plan, "what a model would take, and how many sequences would fit"},
     {"methods", cli_methods, "the retention methods: which pages of the KV cache stay"},
     {"bench", cli_bench, "kernels or the whole engine, beside the limits of this machine"},
 };

@@ -189,7 +189,6 @@ static status choose_device(const model_flags *f, loaded_model *m, error *err)
 {
     bool asked = names_cuda(f->device, &m->gpu_ordinal), is_auto = strcmp(f->device, "auto") == 0;
     bool fp8 = strcmp(f->kv_dtype, "fp8") == 0, has_format = gpu_format(f, m->kv_type, &m->gpu_kv);
-    m->kv_name = fp8 ? "fp8" : kern_kv_name(m->kv_type);
     if (!asked && !is_auto && strcmp(f->device, "cpu") != 0)
         return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
                          f->device);
@@ -250,16 +249,25 @@ static void tell_of_cache(void *ctx, const char *line)
     fprintf(stderr, "octavo: weights-cache: %s\n", line);
 }
 
-static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+static loaded_model unopened(const model_flags *flags)
+{
+    return (loaded_model){
+        .n_ranks = flags->tp,
+        .max_batch = flags->max_batch,
+        .prefill_chunk = flags->prefill_chunk,
+        .prefix_cache = !flags->no_prefix_cache,
+        .default_pool = flags->kv_memory == 0,
+    };
+}
+
+static status read_options(const model_flags *f, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
     RETURN_IF_ERROR(check_shape(f, m, err));
-    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
-    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
-    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
     dtype type = wanted_type(f->dtype, m->config.stored);
     m->kv_type = kern_kv_named(f->kv_dtype);
-    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto */
+    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto, fp8 */
+    m->kv_name = strcmp(f->kv_dtype, "fp8") == 0 ? "fp8" : kern_kv_name(m->kv_type);
     /* f16 has three more bits than bf16: what is stored so stays so. */
     bool keep_f16 = type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
     m->options = (backend_cpu_options){
@@ -274,7 +282,6 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,
         .isa = f->isa,
-        .group = m->group,
         .geometry = {.page_tokens = wanted_page(f, m->kv_type),
                      .layers_per_group = f->kv_group_layers,
                      .heads_per_group =
@@ -287,6 +294,24 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .cache_dir = f->weights_cache,
         .tell = tell_of_cache,
     };
+    return STATUS_IS_OK;
+}
+
+status model_describe(const model_flags *flags, loaded_model *out, error *err)
+{
+    *out = unopened(flags);
+    if (strcmp(flags->kv_dtype, "fp8") == 0)
+        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+    return read_options(flags, out, err);
+}
+
+static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(read_options(f, m, err));
+    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
+    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
+    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
+    m->options.group = m->group;
     RETURN_IF_ERROR(choose_device(f, m, err));
     return make_first(f, m, err);
 }
@@ -306,13 +331,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
 {
     if (!flags->dir) return error_set(err, STATUS_INVALID, "--model is missing");
     int64_t start = clock_now_us();
-    *out = (loaded_model){
-        .n_ranks = flags->tp,
-        .max_batch = flags->max_batch,
-        .prefill_chunk = flags->prefill_chunk,
-        .prefix_cache = !flags->no_prefix_cache,
-        .default_pool = flags->kv_memory == 0,
-    };
+    *out = unopened(flags);
     status s = open_parts(flags, with_text, out, err);
     if (!status_ok(s)) model_close(out);
     out->open_us = clock_now_us() - start;

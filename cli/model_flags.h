@@ -60,6 +60,8 @@ typedef struct loaded_model {
 /* Opens everything, the tokenizer and template only when with_text is set. On failure nothing is
  * left open. *out must not move while it is open. */
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
+/* config and options alone, as model_open would fill them: nothing is opened. */
+status model_describe(const model_flags *flags, loaded_model *out, error *err);
 void model_close(loaded_model *m);
 /* An engine_options.restart; ctx is the loaded_model: the backend is destroyed, and another made
  * with as many pages. */

@@ -101,8 +101,9 @@ uint32_t model_max_length(const model_config *config);
 
 /* Everywhere `dir` is the folder of a model, or the path of a GGUF file (FILE.gguf).
  *
- * Reads dir/config.json (and generation_config.json when there), or a file's metadata. overrides:
- * "key=value" with a JSON value, replacing top-level keys of config.json before they are read. */
+ * Reads dir/config.json (and generation_config.json when there), or a file's metadata; here `dir`
+ * may also be the path of a config.json alone (FILE.json). overrides: "key=value" with a JSON
+ * value, replacing top-level keys of config.json before they are read. */
 status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
                          model_config *out, error *err);
 
@@ -169,6 +170,29 @@ typedef struct backend_cpu_facts {
 } backend_cpu_facts;
 
 backend_cpu_facts backend_cpu_describe(const backend *b);
+
+/* What the pool takes of the memory that the weights leave, where nobody says kv_bytes: others live
+ * on the machine too. */
+#define MODEL_POOL_SHARE 0.6
+
+/* What backends of these options would be, on n_ranks that share `memory` bytes: the files' headers
+ * are read, or with `dummy` the configuration alone, and nothing is made. By the same arithmetic as
+ * when they are made. group, isa and threads are not looked at. */
+typedef struct backend_cpu_measures {
+    pkv_geometry geometry;
+    uint64_t parameters; // of the whole model
+    /* Of one rank: all have equal slices. */
+    uint64_t weight_bytes;  // packed
+    uint64_t page_bytes;    // its slice of a page
+    uint64_t sums_of_page;  // beside it, once a method with running sums is asked for
+    uint64_t filling_bytes; // as in backend_cpu_facts
+    bool fits;              // the weights of all ranks
+    uint32_t n_pages;       // page 0 included; 0: the pool would not hold one block
+    uint32_t n_host_pages;
+} backend_cpu_measures;
+
+status backend_cpu_measure(const backend_cpu_options *options, uint32_t n_ranks, uint64_t memory,
+                           double pool_share, backend_cpu_measures *out, error *err);
 
 /* ---- the CUDA backend ------------------------------------------------------------------------ */
 

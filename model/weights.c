@@ -568,6 +568,34 @@ static float embed_scale(const weights_options *o)
     return o->type == DTYPE_F16 ? f16_to_f32(f16_from_f32(root)) : root;
 }
 
+static void release(loader *ld)
+{
+    quantized_close(&ld->quantized);
+    safetensors_close(&ld->files);
+    gguf_close(&ld->one_file);
+    free(ld->parts);
+    free(ld->first_rows);
+    free(ld->made);
+    if (ld->w.memory) return;
+    free(ld->w.layers);
+    free(ld->w.experts);
+}
+
+status weights_measure(const weights_options *options, weights_measures *out, error *err)
+{
+    loader ld = {.o = options};
+    *out = (weights_measures){0};
+    status result = plan(&ld, err);
+    if (status_ok(result)) {
+        out->bytes = lay_out(&ld, NULL);
+        for (size_t i = 0; i < ld.n_parts; i++)
+            out->elements += (uint64_t)ld.parts[i].n_rows * ld.parts[i].n_cols;
+        out->slice = ld.w.slice;
+    }
+    release(&ld);
+    return result;
+}
+
 status weights_load(const weights_options *options, model_weights *out, error *err)
 {
     loader ld = {.o = options};
@@ -579,16 +607,7 @@ status weights_load(const weights_options *options, model_weights *out, error *e
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
         ld.w.embed_scale = embed_scale(options);
     }
-    quantized_close(&ld.quantized);
-    safetensors_close(&ld.files);
-    gguf_close(&ld.one_file);
-    free(ld.parts);
-    free(ld.first_rows);
-    free(ld.made);
-    if (!ld.w.memory) {
-        free(ld.w.layers);
-        free(ld.w.experts);
-    }
+    release(&ld);
     if (status_ok(result)) *out = ld.w;
     else weights_destroy(&ld.w);
     return result;

@@ -76,6 +76,16 @@ typedef struct weights_options {
 } weights_options;
 
 status weights_load(const weights_options *options, model_weights *out, error *err);
+
+/* What weights_load would take, of the files' headers alone (of config alone when dummy): kernels,
+ * pool, cache and tell are not looked at. */
+typedef struct weights_measures {
+    uint64_t bytes;    // of model_weights
+    uint64_t elements; // of all tensors, as far as this rank holds them
+    tensor_slice slice;
+} weights_measures;
+
+status weights_measure(const weights_options *options, weights_measures *out, error *err);
 void weights_destroy(model_weights *w);
 
 #endif

@@ -62,6 +62,16 @@ typedef struct sched_request {
  * policy promises to keep; a choice may take fresh pages before it gives any up. */
 status sched_check(const sched *s, const sched_request *r, error *err);
 
+/* Pages of all tables that a request alone takes, as sched_check counts them. */
+typedef struct sched_need {
+    uint64_t peak; // most at any moment: what the pool must hold for it to run at all
+    uint64_t kept; // after its prompt's choice
+    uint64_t most; // from then on
+} sched_need;
+
+sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *policy,
+                         uint32_t n_prompt, uint32_t max_new_tokens);
+
 /* ---- what happened --------------------------------------------------------------------------- */
 
 enum { SCHED_ALL_CHOICES = UINT32_MAX };

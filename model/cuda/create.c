@@ -1,6 +1,6 @@
 /* Making a CUDA backend: device, weights, buffers, pages, in this order; and what it refuses. */
 #include "model/cuda/backend.h"
-#include "model/plan.h"
+#include "model/sizes.h"
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -125,17 +125,10 @@ static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *er
 {
     uint64_t bytes = o->kv_bytes, free_bytes = b->device.facts.free_bytes;
     free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
-    if (bytes == 0) bytes = (uint64_t)((double)free_bytes * DEFAULT_POOL_SHARE);
-    uint64_t n = bytes / b->pages.page_bytes;
-    if (n > INT32_MAX) n = INT32_MAX;
-    if (n < (uint64_t)pkv_groups(&b->info.geometry) + 1)
-        return error_set(err, STATUS_INVALID,
-                         "kv-memory: %llu bytes hold %llu pages of %zu bytes; one block needs %u "
-                         "and one is spare",
-                         (unsigned long long)bytes, (unsigned long long)n, b->pages.page_bytes,
-                         pkv_groups(&b->info.geometry));
-    b->info.n_pages = (uint32_t)n;
-    b->pool_bytes = n * b->pages.page_bytes;
+    if (bytes == 0) bytes = sizes_default_pool(free_bytes, DEFAULT_POOL_SHARE);
+    RETURN_IF_ERROR(
+        sizes_pool_pages(&b->info.geometry, bytes, b->pages.page_bytes, &b->info.n_pages, err));
+    b->pool_bytes = (uint64_t)b->info.n_pages * b->pages.page_bytes;
     if (!status_ok(cuda_alloc(&b->device, b->pool_bytes, &b->pages.data)))
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %llu bytes: %s",
                          (unsigned long long)b->pool_bytes, b->device.api->why(b->device.g));
@@ -144,15 +137,14 @@ static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *er
 
 static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
-    uint64_t most = memory_available_bytes() / 2;
-    uint64_t n = (o->swap_bytes < most ? o->swap_bytes : most) / b->pages.page_bytes;
-    if (n > INT32_MAX) n = INT32_MAX;
-    if (n < pkv_groups(&b->info.geometry)) return STATUS_IS_OK;
+    uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, memory_available_bytes(), 0,
+                                  b->pages.page_bytes);
+    if (n == 0) return STATUS_IS_OK;
     void *host;
-    if (b->device.api->alloc_host(b->device.g, n * b->pages.page_bytes, &host) != GPU_OK)
+    if (b->device.api->alloc_host(b->device.g, (size_t)n * b->pages.page_bytes, &host) != GPU_OK)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: %s", b->device.api->why(b->device.g));
     b->host = host;
-    b->info.n_host_pages = (uint32_t)n;
+    b->info.n_host_pages = n;
     return STATUS_IS_OK;
 }
 
@@ -181,17 +173,13 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.max_in_flight = 1;
-    b->info.geometry = o->geometry;
-    b->info.geometry.n_layers = b->config.n_layers;
-    b->info.geometry.n_kv_heads = b->config.n_kv_heads;
-    plan_windows(&b->config, &b->info.geometry);
 }
 
 static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
 {
     const backend_cpu_options *o = &options->common;
     fill_info(b, o);
-    RETURN_IF_ERROR(pkv_geometry_check(&b->info.geometry, err));
+    RETURN_IF_ERROR(sizes_geometry(o, &b->info.geometry, err));
     RETURN_IF_ERROR(open_device(b, options, err));
     lay_out_pages(b, options);
     RETURN_IF_ERROR(load(b, o, err));
