@@ -154,6 +154,9 @@ static uint8_t wanted_bits(const model_flags *f, const model_config *config)
 /* m->options and m->n_ranks say what. */
 static status make_backend(loaded_model *m, error *err)
 {
+    if (m->workers)
+        return workers_make_backend(m->workers, &m->options, m->overrides.items, m->overrides.n,
+                                    &m->backend, &m->facts, err);
     if (m->n_ranks > 1) {
         RETURN_IF_ERROR(backend_cpu_ranks_create(&m->options, m->n_ranks, &m->backend, err));
         m->facts = backend_cpu_ranks_describe(&m->backend);
@@ -178,6 +181,7 @@ static loaded_model unopened(const model_flags *flags)
         .prefill_chunk = flags->prefill_chunk,
         .prefix_cache = !flags->no_prefix_cache,
         .default_pool = flags->kv_memory == 0,
+        .overrides = flags->overrides,
     };
 }
 
@@ -230,6 +234,8 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     comm_options alone = {.kind = "self", .rank = 0, .size = 1};
     RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
     m->options.group = m->group;
+    RETURN_IF_ERROR(workers_create(&f->workers, &m->n_ranks, &m->workers, err));
+    RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
     return make_backend(m, err);
 }
 
@@ -258,6 +264,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
 void model_close(loaded_model *m)
 {
     if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
+    workers_destroy(m->workers);
     comm_destroy(m->group);
     tmpl_destroy(m->chat);
     tok_destroy(m->tokenizer);
@@ -305,6 +312,7 @@ void model_tell(const loaded_model *m, const char *dir)
         swap, m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
+    if (m->workers) workers_tell(m->workers);
 }
 
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests)
