@@ -196,7 +196,10 @@ static status choose_device(const model_flags *f, loaded_model *m, error *err)
         return error_set(err, STATUS_UNSUPPORTED,
                          "--kv-dtype: %s pages are not built for --device cuda: bf16, f16 or fp8",
                          m->kv_name);
-    if (asked || (is_auto && has_format && f->tp == 1)) {
+    if (asked && m->workers)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--device: ranks in other processes on GPUs are not built yet");
+    if (asked || (is_auto && has_format && m->n_ranks == 1 && !m->workers)) {
         status s = backend_cuda_find(&m->gpu, err);
         if (!status_ok(s) && asked) error_prefix(err, "--device");
         if (!status_ok(s) && asked) return s;
@@ -221,6 +224,9 @@ static status make_cuda(loaded_model *m, error *err)
 /* m->gpu, m->options and m->n_ranks say what. */
 static status make_backend(loaded_model *m, error *err)
 {
+    if (m->workers)
+        return workers_make_backend(m->workers, &m->options, m->overrides.items, m->overrides.n,
+                                    &m->backend, &m->facts, err);
     if (m->gpu) return make_cuda(m, err);
     if (m->n_ranks > 1) {
         RETURN_IF_ERROR(backend_cpu_ranks_create(&m->options, m->n_ranks, &m->backend, err));
@@ -257,6 +263,7 @@ static loaded_model unopened(const model_flags *flags)
         .prefill_chunk = flags->prefill_chunk,
         .prefix_cache = !flags->no_prefix_cache,
         .default_pool = flags->kv_memory == 0,
+        .overrides = flags->overrides,
     };
 }
 
@@ -312,6 +319,8 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     comm_options alone = {.kind = "self", .rank = 0, .size = 1};
     RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
     m->options.group = m->group;
+    RETURN_IF_ERROR(workers_create(&f->workers, &m->n_ranks, &m->workers, err));
+    RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
     RETURN_IF_ERROR(choose_device(f, m, err));
     return make_first(f, m, err);
 }
@@ -341,6 +350,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
 void model_close(loaded_model *m)
 {
     if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
+    workers_destroy(m->workers);
     comm_destroy(m->group);
     tmpl_destroy(m->chat);
     tok_destroy(m->tokenizer);
@@ -390,6 +400,7 @@ void model_tell(const loaded_model *m, const char *dir)
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
+    if (m->workers) workers_tell(m->workers);
 }
 
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests)

@@ -341,6 +341,7 @@ int cli_serve(int argc, char **argv)
         retention_flags_server_group(&s.retention),
         retention_flags_group(&s.retention),
         model_flags_group(&s.model_flags),
+        workers_flags_group(&s.model_flags.workers),
     };
     const arg_command command = {
         .name = serve_name,

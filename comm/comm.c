@@ -8,6 +8,7 @@
 const comm_kind *const comm_kinds[] = {
     &comm_kind_self,
     &comm_kind_threads,
+    &comm_kind_ucx,
 };
 const size_t comm_kinds_n = sizeof comm_kinds / sizeof *comm_kinds;
 

@@ -331,6 +331,7 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
         .kernels = b->kernels,
         .rank = comm_rank(o->group),
         .size = comm_size(o->group),
+        .ranks_here = o->ranks_here,
         .cache_dir = o->cache_dir,
         .pool = b->pool,
         .tell = o->tell,
@@ -341,13 +342,25 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
     return STATUS_IS_OK;
 }
 
+static uint64_t ranks_here(const backend_cpu_options *o)
+{
+    return o->ranks_here ? o->ranks_here : (uint64_t)comm_size(o->group);
+}
+
+/* What some ranks have, for as many others; not a byte is lost where they are the same. */
+static uint64_t for_ranks(uint64_t bytes, uint64_t some, uint64_t others)
+{
+    return some == others ? bytes : bytes / some * others;
+}
+
 /* The default share of memory, once every rank has its weights; all ranks get the same number. */
-static status default_pool_bytes(comm *group, uint64_t *bytes)
+static status default_pool_bytes(const backend_cpu_options *o, uint64_t *bytes)
 {
     float nothing = 0.0f;
-    RETURN_IF_ERROR(comm_all_reduce_sum(group, &nothing, 1));
-    *bytes = sizes_default_pool(memory_available_bytes(), MODEL_POOL_SHARE);
-    return comm_broadcast(group, bytes, sizeof *bytes, 0);
+    RETURN_IF_ERROR(comm_all_reduce_sum(o->group, &nothing, 1));
+    *bytes = for_ranks(sizes_default_pool(memory_available_bytes(), MODEL_POOL_SHARE),
+                       ranks_here(o), (uint64_t)comm_size(o->group));
+    return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
 }
 
 static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err)
@@ -357,7 +370,7 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
 
     uint64_t bytes = o->kv_bytes;
     if (bytes == 0) {
-        status s = default_pool_bytes(o->group, &bytes);
+        status s = default_pool_bytes(o, &bytes);
         if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
     }
     /* Every rank has a slice of every page. */
@@ -377,9 +390,10 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
  * pages as rank 0 finds room for. */
 static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error *err)
 {
-    uint64_t ranks = (uint64_t)comm_size(o->group);
-    uint64_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, memory_available_bytes(),
-                                  b->store_bytes * ranks, b->store.page_bytes * ranks);
+    uint64_t ranks = ranks_here(o), all = (uint64_t)comm_size(o->group);
+    uint64_t n = sizes_host_pages(&b->info.geometry, for_ranks(o->swap_bytes, all, ranks),
+                                  memory_available_bytes(), b->store_bytes * ranks,
+                                  b->store.page_bytes * ranks);
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;

@@ -142,8 +142,10 @@ typedef struct backend_cpu_options {
     uint32_t n_threads;      // 0 = all allowed cores
     const char *isa;         // NULL = best
     comm *group;             // borrowed: this rank's place among those that share the model
+    uint32_t ranks_here;     // of them share this machine's memory; 0 = all
     pkv_geometry geometry;   // n_layers and n_kv_heads are taken from config
     uint64_t kv_bytes;       // of all ranks; 0 = 60 % of what the cgroup leaves after the weights
+                             // on each of their machines, were they like rank 0's
     uint64_t swap_bytes;     // most of the host tier, of all ranks; 0 = none
     uint32_t max_rows;       // tokens in one plan
     uint32_t max_seqs;
@@ -193,6 +195,11 @@ typedef struct backend_cpu_measures {
 
 status backend_cpu_measure(const backend_cpu_options *options, uint32_t n_ranks, uint64_t memory,
                            double pool_share, backend_cpu_measures *out, error *err);
+
+/* What ranks in other processes compare before anything is loaded: of the configuration; and of the
+ * weights' names, shapes and types, from the headers of dir's files (0 with `dummy`). */
+status model_fingerprints(const backend_cpu_options *options, uint64_t *config, uint64_t *weights,
+                          error *err);
 
 /* ---- the CUDA backend ------------------------------------------------------------------------ */
 

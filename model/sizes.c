@@ -78,3 +78,15 @@ status backend_cpu_measure(const backend_cpu_options *o, uint32_t n_ranks, uint6
     *out = m;
     return STATUS_IS_OK;
 }
+
+status model_fingerprints(const backend_cpu_options *o, uint64_t *config, uint64_t *weights,
+                          error *err)
+{
+    weights_measures whole;
+    *config = weights_config_hash(o->config);
+    *weights = 0;
+    if (o->dummy) return STATUS_IS_OK;
+    RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
+    *weights = whole.shapes ? whole.shapes : 1;
+    return STATUS_IS_OK;
+}
