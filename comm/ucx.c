@@ -150,10 +150,12 @@ static status open_peers(ucx *u, const comm_address *all, uint64_t *group, error
         n_here += host == u->host;
         *group = hash_bytes(all[r].bytes, all[r].n, *group);
     }
-    for (int r = 0; r < u->size; r++)
-        if (r != u->rank) RETURN_IF_ERROR(open_peer(u, r, workers[r], err));
     u->crowded = n_here > cpu_count_allowed();
-    return STATUS_IS_OK;
+    status result = STATUS_IS_OK;
+    for (int r = 0; status_ok(result) && r < u->size; r++)
+        if (r != u->rank) result = open_peer(u, r, workers[r], err);
+    if (!status_ok(result)) ucx_fail(u, "this rank has not met the others");
+    return result;
 }
 
 /* After the second greeting everybody has heard that everybody had heard: UCX has agreed with all
@@ -163,12 +165,8 @@ static status ucx_connect(void *state, const comm_address *all, int64_t timeout_
     ucx *u = state;
     int64_t deadline_us = clock_now_us() + timeout_us;
     uint64_t group = 0;
-    status result = open_peers(u, all, &group, err);
-    if (!status_ok(result)) {
-        ucx_fail(u, "this rank has not met the others");
-        return result;
-    }
-    result = greet(u, group, deadline_us);
+    RETURN_IF_ERROR(open_peers(u, all, &group, err));
+    status result = greet(u, group, deadline_us);
     if (status_ok(result)) result = greet(u, group, deadline_us);
     u->connected = status_ok(result);
     if (u->connected) return result;

@@ -66,19 +66,14 @@ status ucx_address_frame(ucx *u, error *err)
                              : STATUS_IS_OK;
 }
 
-static status check_origin(const ucx *u, int rank, const header *h, error *err)
+static status check_version(const ucx *u, int rank, const header *h, error *err)
 {
     uint32_t ours[3];
     library_version(u, ours);
-    if (memcmp(h->ucx, ours, sizeof ours) != 0)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "comm: rank %d has UCX %u.%u.%u, rank %d has %u.%u.%u", rank, h->ucx[0],
-                         h->ucx[1], h->ucx[2], u->rank, ours[0], ours[1], ours[2]);
-    if (h->rank != (uint32_t)rank || h->size != (uint32_t)u->size)
-        return error_set(err, STATUS_INVALID,
-                         "comm: the address for rank %d of %d is that of rank %u of %u", rank,
-                         u->size, h->rank, h->size);
-    return STATUS_IS_OK;
+    if (memcmp(h->ucx, ours, sizeof ours) == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "comm: rank %d has UCX %u.%u.%u, rank %d has %u.%u.%u", rank, h->ucx[0],
+                     h->ucx[1], h->ucx[2], u->rank, ours[0], ours[1], ours[2]);
 }
 
 status ucx_address_open(const ucx *u, int rank, comm_address framed, const void **worker,
@@ -90,9 +85,14 @@ status ucx_address_open(const ucx *u, int rank, comm_address framed, const void 
                          rank);
     memcpy(&h, framed.bytes, sizeof h);
     *worker = (const char *)framed.bytes + sizeof h;
+    *host = h.host;
+    RETURN_IF_ERROR(check_version(u, rank, &h, err));
     if (h.bytes > WORKER_BYTES_MAX || h.bytes != framed.n - sizeof h ||
         h.checksum != checksum(&h, *worker))
         return error_set(err, STATUS_CORRUPT, "comm: the address of rank %d is damaged", rank);
-    *host = h.host;
-    return check_origin(u, rank, &h, err);
+    if (h.rank != (uint32_t)rank || h.size != (uint32_t)u->size)
+        return error_set(err, STATUS_INVALID,
+                         "comm: the address for rank %d of %d is that of rank %u of %u", rank,
+                         u->size, h.rank, h.size);
+    return STATUS_IS_OK;
 }
