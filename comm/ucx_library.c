@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* As it is loaded UCX would overwrite the code of libc's mmap, munmap and madvise, under the feet
  * of threads that run there; take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP, so that a crash
@@ -19,8 +20,9 @@ __attribute__((constructor)) static void set_environment(void)
 
 static status find(void *library, const char *name, void *out, error *err)
 {
-    *(void **)out = dlsym(library, name);
-    if (*(void **)out) return STATUS_IS_OK;
+    void *found = dlsym(library, name);
+    memcpy(out, &found, sizeof found);
+    if (found) return STATUS_IS_OK;
     return error_set(err, STATUS_UNSUPPORTED, "comm: UCX here has no %s", name);
 }
 
