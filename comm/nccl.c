@@ -62,13 +62,6 @@ static const struct {
 #undef FUNCTION
 };
 
-/* Where it is, in the order of a look: as the loader searches, then as CUDA's packages put it. */
-static const char *const files[] = {
-    "libnccl.so.2",
-    "/usr/local/cuda/lib64/libnccl.so.2",
-    "/usr/local/cuda/lib/libnccl.so.2",
-};
-
 typedef struct nccl {
     nccl_library lib;
     address_origin origin;
@@ -83,21 +76,13 @@ typedef struct nccl {
 /* ---- the library ----------------------------------------------------------------------------- */
 
 /* It stays open: NCCL has threads of its own. */
-static void *open_library(const char *file, error *err)
-{
-    const int how = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
-    void *library = file ? dlopen(file, how) : NULL;
-    for (size_t i = 0; !file && !library && i < sizeof files / sizeof *files; i++)
-        library = dlopen(files[i], how);
-    const char *why = library ? NULL : dlerror();
-    if (why) error_set(err, STATUS_UNSUPPORTED, "comm: no NCCL here: %s", why);
-    return library;
-}
-
 static status load(nccl *c, const char *file, error *err)
 {
-    void *library = open_library(file, err);
-    if (!library) return status_make(STATUS_UNSUPPORTED, NULL);
+    void *library = dlopen(file ? file : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!library) {
+        const char *why = dlerror();
+        return error_set(err, STATUS_UNSUPPORTED, "comm: no NCCL here: %s", why ? why : "");
+    }
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         void *found = dlsym(library, functions[i].name);
         if (!found)
