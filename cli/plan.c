@@ -300,6 +300,7 @@ int cli_plan(int argc, char **argv)
     const arg_group groups[] = {
         {"Plan", flags_table, sizeof flags_table / sizeof flags_table[0], &p.flags},
         model_flags_group(&p.model_flags),
+        workers_flags_group(&p.model_flags.workers),
     };
     const arg_command command = {
         .name = plan_name,

@@ -9,6 +9,7 @@ const comm_kind *const comm_kinds[] = {
     &comm_kind_self,
     &comm_kind_threads,
     &comm_kind_ucx,
+    &comm_kind_nccl,
 };
 const size_t comm_kinds_n = sizeof comm_kinds / sizeof *comm_kinds;
 

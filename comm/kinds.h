@@ -30,5 +30,6 @@ extern const size_t comm_kinds_n;
 extern const comm_kind comm_kind_self;
 extern const comm_kind comm_kind_threads;
 extern const comm_kind comm_kind_ucx;
+extern const comm_kind comm_kind_nccl;
 
 #endif

@@ -64,6 +64,20 @@ static status open_worker(ucx *u, error *err)
     return s == UCS_OK ? STATUS_IS_OK : ucs_error_set(u, "cannot wait by a descriptor", s, err);
 }
 
+static status frame_address(ucx *u, error *err)
+{
+    unsigned major, minor, release;
+    u->lib.ucp_get_version(&major, &minor, &release);
+    u->origin = (address_origin){"ucx", {major, minor, release}, u->rank, u->size};
+    ucp_address_t *worker = NULL;
+    size_t bytes = 0;
+    ucs_status_t s = u->lib.ucp_worker_get_address(u->worker, &worker, &bytes);
+    if (s != UCS_OK) return ucs_error_set(u, "has no address", s, err);
+    status result = address_write(&u->address, &u->origin, worker, bytes, err);
+    u->lib.ucp_worker_release_address(u->worker, worker);
+    return result;
+}
+
 static status open_all(ucx *u, error *err)
 {
     RETURN_IF_ERROR(ucx_library_open(&u->lib, err));
@@ -73,7 +87,7 @@ static status open_all(ucx *u, error *err)
     if (!u->scratch) return error_set(err, STATUS_NO_MEMORY, "comm: out of memory");
     RETURN_IF_ERROR(open_context(u, err));
     RETURN_IF_ERROR(open_worker(u, err));
-    return ucx_address_frame(u, err);
+    return frame_address(u, err);
 }
 
 /* Destroying a worker drops its peers without a word to them, and what was under way with it. */
@@ -142,18 +156,20 @@ static status greet(ucx *u, uint64_t call, int64_t deadline_us)
 
 static status open_peers(ucx *u, const comm_address *all, uint64_t *group, error *err)
 {
-    const void *workers[UCX_RANKS_MAX];
+    comm_address workers[UCX_RANKS_MAX];
     unsigned n_here = 0;
     for (int r = 0; r < u->size; r++) {
         uint64_t host = 0;
-        RETURN_IF_ERROR(ucx_address_open(u, r, all[r], &workers[r], &host, err));
-        n_here += host == u->host;
+        RETURN_IF_ERROR(address_read(&u->origin, r, all[r], &workers[r], &host, err));
+        n_here += host == address_host();
         *group = hash_bytes(all[r].bytes, all[r].n, *group);
     }
-    for (int r = 0; r < u->size; r++)
-        if (r != u->rank) RETURN_IF_ERROR(open_peer(u, r, workers[r], err));
     u->crowded = n_here > cpu_count_allowed();
-    return STATUS_IS_OK;
+    status result = STATUS_IS_OK;
+    for (int r = 0; status_ok(result) && r < u->size; r++)
+        if (r != u->rank) result = open_peer(u, r, workers[r].bytes, err);
+    if (!status_ok(result)) ucx_fail(u, "this rank has not met the others");
+    return result;
 }
 
 /* After the second greeting everybody has heard that everybody had heard: UCX has agreed with all
@@ -163,12 +179,8 @@ static status ucx_connect(void *state, const comm_address *all, int64_t timeout_
     ucx *u = state;
     int64_t deadline_us = clock_now_us() + timeout_us;
     uint64_t group = 0;
-    status result = open_peers(u, all, &group, err);
-    if (!status_ok(result)) {
-        ucx_fail(u, "this rank has not met the others");
-        return result;
-    }
-    result = greet(u, group, deadline_us);
+    RETURN_IF_ERROR(open_peers(u, all, &group, err));
+    status result = greet(u, group, deadline_us);
     if (status_ok(result)) result = greet(u, group, deadline_us);
     u->connected = status_ok(result);
     if (u->connected) return result;

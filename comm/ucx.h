@@ -2,6 +2,7 @@
 #ifndef COMM_UCX_H
 #define COMM_UCX_H
 
+#include "comm/address.h"
 #include "comm/kinds.h"
 #include "comm/ucx_library.h"
 
@@ -26,12 +27,12 @@ struct ucx {
     ucx_library lib;
     int rank;
     int size;
+    address_origin origin;
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_ep_h peers[UCX_RANKS_MAX]; /* [size], but for this rank; worker's */
     strbuf address;                /* framed, as the others get it */
-    uint64_t host;                 /* ranks of one host share its cores */
-    bool crowded;                  /* its ranks are more than its cores */
+    bool crowded;                  /* the ranks of this host are more than its cores */
     bool connected;
     int event_fd;                   /* the worker's: readable when there may be progress */
     int abort_fd;                   /* an eventfd, written once */
@@ -59,12 +60,5 @@ void ucx_receive(ucx *u, int peer, void *data, size_t bytes);
 /* Waits until all has come and gone, or the group ended: nobody touches the buffers any more. A
  * round that is not over at deadline_us (of clock_now_us) ends the group. */
 status ucx_end(ucx *u, int64_t deadline_us);
-
-/* ---- addresses (ucx_address.c) --------------------------------------------------------------- */
-
-status ucx_address_frame(ucx *u, error *err);
-/* The worker's address in a frame that comes from a wire; *host likewise. UCX trusts its bytes. */
-status ucx_address_open(const ucx *u, int rank, comm_address framed, const void **worker,
-                        uint64_t *host, error *err);
 
 #endif

@@ -1,35 +1,35 @@
-/* Opens UCX without letting it into what belongs to the process: signals and stdout. */
+/* Opens UCX without letting it into what belongs to the process. */
 #include "comm/ucx_library.h"
 
 #include <dlfcn.h>
-#include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { SIGNALS_MAX = 32 };
-
-/* UCX handles SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP from the moment it is loaded: a crash
- * would end in its report in place of ours, or of a core file. All is put back as it was. */
-static void *open_quietly(const char *file)
+/* As it is loaded UCX would overwrite the code of libc's mmap, munmap and madvise, under the feet
+ * of threads that run there; take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP, so that a crash
+ * ends in its report in place of a core file; and log to stdout, which is for answers. Only the
+ * environment keeps it from that, and only before there are threads is that anybody's to write.
+ * What the operator has set stays. */
+__attribute__((constructor)) static void set_environment(void)
 {
-    struct sigaction before[SIGNALS_MAX];
-    bool known[SIGNALS_MAX] = {false};
-    for (int s = 1; s < SIGNALS_MAX; s++) known[s] = sigaction(s, NULL, &before[s]) == 0;
-    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    for (int s = 1; s < SIGNALS_MAX; s++)
-        if (known[s] && s != SIGKILL && s != SIGSTOP) sigaction(s, &before[s], NULL);
-    return library;
+    setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);
+    setenv("UCX_HANDLE_ERRORS", "none", 0);
+    setenv("UCX_DEBUG_SIGNO", "0", 0);
+    setenv("UCX_LOG_LEVEL", "fatal", 0);
 }
 
 static status find(void *library, const char *name, void *out, error *err)
 {
-    *(void **)out = dlsym(library, name);
-    if (*(void **)out) return STATUS_IS_OK;
+    void *found = dlsym(library, name);
+    memcpy(out, &found, sizeof found);
+    if (found) return STATUS_IS_OK;
     return error_set(err, STATUS_UNSUPPORTED, "comm: UCX here has no %s", name);
 }
 
 status ucx_library_open(ucx_library *out, error *err)
 {
-    void *ucp = open_quietly("libucp.so.0"), *ucs = ucp ? open_quietly("libucs.so.0") : NULL;
+    const int how = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
+    void *ucp = dlopen("libucp.so.0", how), *ucs = ucp ? dlopen("libucs.so.0", how) : NULL;
     if (!ucs) {
         const char *why = dlerror();
         return error_set(err, STATUS_UNSUPPORTED, "comm: no UCX here: %s", why ? why : "");
@@ -40,7 +40,5 @@ status ucx_library_open(ucx_library *out, error *err)
     UCS_FUNCTIONS(FIND_UCS)
 #undef FIND_UCP
 #undef FIND_UCS
-    /* Its log goes to stdout, which is for answers, and says nothing that a status does not. */
-    if (!getenv("UCX_LOG_LEVEL")) out->ucs_global_opts_set_value("LOG_LEVEL", "fatal");
     return STATUS_IS_OK;
 }

@@ -1,14 +1,11 @@
-/* The functions of UCX that "ucx" uses, from libraries that are opened at need (private to comm/).
- *
- * Linked, they would make UCX's constructors part of every start of the executable: they install
- * handlers for SIGSEGV and others, and log to stdout. */
+/* The functions of UCX that "ucx" uses, from libraries that are opened at need (private to comm/):
+ * the executable starts without them, and without what they do to a process as they start. */
 #ifndef COMM_UCX_LIBRARY_H
 #define COMM_UCX_LIBRARY_H
 
 #include "base/base.h"
 
 #include <ucp/api/ucp.h>
-#include <ucs/config/global_opts.h>
 
 #define UCP_FUNCTIONS(X)                                                                           \
     X(ucp_cleanup)                                                                                 \
@@ -31,9 +28,7 @@
     X(ucp_worker_progress)                                                                         \
     X(ucp_worker_release_address)
 
-#define UCS_FUNCTIONS(X)                                                                           \
-    X(ucs_global_opts_set_value)                                                                   \
-    X(ucs_status_string)
+#define UCS_FUNCTIONS(X) X(ucs_status_string)
 
 typedef struct ucx_library {
 #define UCX_MEMBER(name) __typeof__(name) *name;

@@ -232,3 +232,11 @@ status engine_flush_cache(engine *e)
     pthread_mutex_unlock(&e->inbox.lock);
     return STATUS_IS_OK;
 }
+
+void engine_backend_lost(engine *e)
+{
+    pthread_mutex_lock(&e->inbox.lock);
+    e->inbox.lost = true;
+    pthread_cond_signal(&e->inbox.arrived);
+    pthread_mutex_unlock(&e->inbox.lock);
+}

@@ -234,6 +234,11 @@ backend_cpu_facts backend_cuda_describe(const backend *b);
  * its step fails or is interrupted, the group of comms is aborted, so that nobody waits for it. */
 typedef struct backend_ranks_options {
     uint32_t n_ranks;
+    /* The ranks compute elsewhere: submit only sends, collect only waits, and a rank that fails
+     * ends the wait for the others. Each is made on a thread, all at once; then the caller's drives
+     * them. A rank's messages name it; one that is lost is STATUS_UNAVAILABLE, and so is then the
+     * step. */
+    bool driven;
     status (*make)(void *ctx, comm *group, backend *out, error *err);
     void *ctx; // outlives the call only
 } backend_ranks_options;

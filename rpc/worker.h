@@ -6,7 +6,7 @@
  * Owner    options are copied, what they point to is borrowed until the thing is destroyed, unless
  *          said otherwise. A group outlives the backends made by it.
  * Threads  a server has three (the completion queue, the one that makes steps, one that watches for
- *          heartbeats), a group one for heartbeats while it has a backend. Backends of a group:
+ *          heartbeats), a group one for heartbeats. Backends of a group:
  *          made on any threads at once, then driven and destroyed by one (backend_ranks_options
  *          .driven); interrupt: any.
  * Units    microseconds, bytes.
@@ -24,7 +24,7 @@
 enum {
     WORKER_PROTOCOL = 1, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
-    WORKER_ADDRESS_BYTES_MAX = 64 << 10, // what one rank's comm tells the others
+    WORKER_ADDRESS_BYTES_MAX = 64 << 10, // comm_own_address
 };
 
 /* PEM files: all three, or none (plain text). Each side shows `cert`, and takes a peer whose own
@@ -67,11 +67,7 @@ typedef struct worker_facts {
     bool from_cache;
 } worker_facts;
 
-/* What one rank's comm tells the others. */
-typedef struct worker_address {
-    const void *bytes;
-    size_t n;
-} worker_address;
+typedef comm_address worker_address;
 
 /* ---- a worker -------------------------------------------------------------------------------- */
 

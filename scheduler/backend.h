@@ -9,7 +9,7 @@
  *          between.
  * Units    microseconds; tokens; rows (one query token each).
  * Errors   a plan the backend cannot run is an error of that step: result.status; the backend
- *          lives on unless it says STATUS_INTERNAL.
+ *          lives on unless it says STATUS_INTERNAL, or STATUS_UNAVAILABLE: a rank of it is lost.
  */
 #ifndef SCHEDULER_BACKEND_H
 #define SCHEDULER_BACKEND_H

@@ -23,6 +23,8 @@ typedef Octavo__Worker__V1__StepResult result_message;
 static const size_t plan_bytes_max = (size_t)64 << 20;
 static const size_t result_bytes_max = (size_t)1 << 30;
 
+enum { MEMORY_BLOCK = 4096 }; // of arenas that hold messages
+
 /* ---- columns --------------------------------------------------------------------------------- */
 
 typedef enum column_type { COLUMN_U32, COLUMN_BOOL, COLUMN_ZIGZAG } column_type;

@@ -76,7 +76,7 @@ static status begin_session(worker_server *s, const configure_message *m, error 
 {
     arena memory;
     worker_config config;
-    arena_init(&memory, 0, 0);
+    arena_init(&memory, MEMORY_BLOCK, 0);
     status st = config_unpack(m, s->o.version, &memory, &config, err);
     if (status_ok(st) && m->session == 0)
         st = error_set(err, STATUS_INVALID, "session: it must not be 0");
@@ -178,7 +178,7 @@ static void loaded(rpc_call *c)
     worker_server *s = server_of(c);
     load_message reply;
     arena memory;
-    arena_init(&memory, 0, 0);
+    arena_init(&memory, MEMORY_BLOCK, 0);
     pthread_mutex_lock(&s->lock);
     if (answer_begins(s, c)) {
         if (status_ok(load_pack(&s->facts.info, &s->facts.facts, &memory, &reply)))
@@ -229,7 +229,7 @@ static void send_result(worker_server *s, rpc_call *c)
 {
     result_message m;
     arena memory;
-    arena_init(&memory, 0, 0);
+    arena_init(&memory, MEMORY_BLOCK, 0);
     bool with_logits = s->config.rank == 0;
     status st = result_pack(&s->plan, s->result, &s->facts.info, with_logits, &memory, &m);
     if (status_ok(st) && protobuf_c_message_get_packed_size(&m.base) > result_bytes_max)
@@ -248,8 +248,8 @@ static void stepped(rpc_call *c)
     pthread_mutex_lock(&s->lock);
     if (s->asker == c) {
         if (answer_begins(s, c)) send_result(s, c);
-    } else if (s->stream == c && s->state == WORKER_ENDING) {
-        refuse(c, STATUS_UNAVAILABLE, s->why.text);
+    } else if (s->stream != c || s->state == WORKER_ENDING) {
+        refuse(c, STATUS_UNAVAILABLE, s->why.text); // the session that it belonged to is over
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -23,6 +23,8 @@ void server_end_session(worker_server *s, const char *why)
     snprintf(s->why.text, sizeof s->why.text, "%s", why);
     if (s->host_used) s->o.host.abort(s->o.host.ctx);
     if (s->backend.ops) s->backend.ops->interrupt(s->backend.ctx);
+    if (!s->running) s->job = JOB_NONE;
+    if (s->asker && !s->running) call_wake(s->asker);
     if (s->stream) call_wake(s->stream); // to tell it
     pthread_cond_signal(&s->work);
     char line[sizeof s->why.text + 64];
@@ -33,7 +35,7 @@ void server_end_session(worker_server *s, const char *why)
 static void free_plan(worker_server *s)
 {
     arena_destroy(&s->plan_memory);
-    arena_init(&s->plan_memory, 0, 0);
+    arena_init(&s->plan_memory, MEMORY_BLOCK, 0);
 }
 
 /* With the lock held, which it lets go of meanwhile. Nobody else touches an ending session's
@@ -51,8 +53,8 @@ static void reset_session(worker_server *s)
     pthread_mutex_lock(&s->lock);
     free_plan(s);
     arena_destroy(&s->memory);
-    arena_init(&s->memory, 0, 0);
-    s->job = JOB_NONE;
+    arena_init(&s->memory, MEMORY_BLOCK, 0);
+    s->stream = NULL;
     s->session = 0;
     s->state = WORKER_IDLE;
     for (size_t i = 0; i < WAITERS_MAX; i++)
@@ -125,11 +127,12 @@ static void run_job(worker_server *s)
 {
     error why = {{0}};
     worker_job job = s->job;
-    s->host_used = true;
+    s->host_used = s->running = true;
     pthread_mutex_unlock(&s->lock);
     status st = jobs[job](s, &why);
     pthread_mutex_lock(&s->lock);
     s->job = JOB_NONE;
+    s->running = false;
     if (s->state != WORKER_ENDING) {
         s->status = st;
         if (status_ok(st)) s->state = reached[job];

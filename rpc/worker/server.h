@@ -49,6 +49,7 @@ struct worker_server {
     int64_t last_beat_us;
     bool host_used;   // configure has been called since the last reset
     worker_job job;   // awaits the step thread or runs; NONE = its answer is in `status`
+    bool running;     // it runs
     rpc_call *asker;  // waits for the job's answer; NULL = nobody (any more)
     rpc_call *stream; // the session's Step
     status status;    // of the last job
