@@ -20,6 +20,13 @@
 extern "C" {
 #endif
 
+/* What kernels call too. */
+#ifdef __CUDACC__
+#define GPU_INLINE inline __host__ __device__
+#else
+#define GPU_INLINE inline
+#endif
+
 /* Rises with anything below: a plugin of another version is refused. */
 enum { GPU_API_VERSION = 1 };
 
@@ -41,15 +48,75 @@ typedef struct gpu_facts {
 /* ---- weights ----------------------------------------------------------------------------------
  */
 
-/* W [n, k], row by row. bits 0: elements of `type`. Quantised: `scales` are bf16 [n, k / group]
- * (the last group may be short), and `data` int8 [n, k], or [n, k / 2] bytes of two columns each,
- * the even one's q + 8 in the low half. */
+/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers, and bf16 `scales` for each
+ * row and group of columns, in tiles (quant.cuh); gpu_matrix_bytes and gpu_scale_bytes say how many
+ * bytes either has. */
 typedef struct gpu_matrix {
     void *data, *scales;
     size_t n, k;
-    gpu_type type; /* quantised: of the operands that products are made with */
-    uint8_t bits, group;
+    gpu_type type;       /* quantised: of the operands that products are made with */
+    uint8_t bits, group; /* 8 or 4, and 32, 64 or 128 */
 } gpu_matrix;
+
+static GPU_INLINE size_t gpu_tile_columns(uint8_t bits) { return bits == 4 ? 64 : 32; }
+/* Of a row, those that pad its last tile included. */
+static GPU_INLINE size_t gpu_groups(const gpu_matrix *w)
+{
+    size_t columns = gpu_tile_columns(w->bits);
+    return ((w->k + columns - 1) / columns * columns + w->group - 1) / w->group;
+}
+static GPU_INLINE size_t gpu_matrix_bytes(const gpu_matrix *w)
+{
+    if (w->bits == 0) return w->n * w->k * (w->type == GPU_F32 ? 4 : 2);
+    size_t columns = gpu_tile_columns(w->bits), tiles = (w->k + columns - 1) / columns;
+    return (w->n + 15) / 16 * tiles * 512;
+}
+static GPU_INLINE size_t gpu_scale_bytes(const gpu_matrix *w)
+{
+    return w->bits ? (w->n + 15) / 16 * 16 * gpu_groups(w) * 2 : 0;
+}
+
+static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 2; }
+
+/* ---- experts ----------------------------------------------------------------------------------
+ */
+
+enum { GPU_EXPERTS_MOST = 512 };
+
+/* Some entries (a row and one of its experts), sorted by expert. */
+typedef struct gpu_expert_tile {
+    uint32_t expert, first, n; /* n 0: none */
+} gpu_expert_tile;
+
+/* A sparse layer's feed-forward: softmax over the router's logits, the of_row largest (the lowest
+ * of equals), SwiGLU in each of those experts, and their sum by weight, ascending. An expert's
+ * matrices stand gpu_matrix_bytes behind those of the one before. */
+typedef struct gpu_experts {
+    const float *logits; /* [n_rows, n_experts] */
+    uint32_t n_rows, n_experts, of_row;
+    bool norm;                /* the weights of a row are made to add up to 1 */
+    gpu_matrix gate_up, down; /* of the first expert */
+    const void *x;            /* [n_rows, hidden] operands of gate_up */
+    const float *switches;    /* [n_rows] or NULL. out has been made by the expert of all rows: it
+                                 counts by their sigmoids. NULL: out is written over. */
+    float *out;               /* [n_rows, hidden] */
+    /* Scratch of entries = n_rows * of_row: */
+    void *picked;     /* [entries, hidden] operands */
+    void *wide, *act; /* [entries, 2 ffn] and [entries, ffn] operands */
+    float *part;      /* [entries, hidden] */
+    uint32_t *words;  /* gpu_expert_words */
+    void *scratch;    /* as a product's, of the larger */
+} gpu_experts;
+
+/* The most tiles of so many rows. */
+static inline size_t gpu_expert_tiles(size_t n_rows, size_t of_row, size_t n_experts)
+{
+    return n_experts + n_rows * of_row / 8 + 1;
+}
+static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_experts)
+{
+    return 3 * gpu_expert_tiles(n_rows, of_row, n_experts) + 5 * n_rows * of_row + n_experts + 1;
+}
 
 /* ---- KV pages ----------------------------------------------------------------------------------
  * A tile is what a page holds of one layer and one KV head: K [page_tokens, head_dim], then V
@@ -121,7 +188,7 @@ static inline size_t gpu_partial_floats(size_t n_decode, size_t kv_heads, size_t
 {
     return n_decode * kv_heads * GPU_DECODE_ROWS * (head_dim + 2);
 }
-static inline size_t gpu_kv_bytes(gpu_kv_format f) { return f == GPU_KV_E4M3 ? 1 : 2; }
+static GPU_INLINE size_t gpu_kv_bytes(gpu_kv_format f) { return f == GPU_KV_E4M3 ? 1 : 2; }
 /* Head sizes that attention is compiled for. */
 static inline bool gpu_has_head_dim(uint32_t d) { return d == 32 || d == 64 || d == 128; }
 
@@ -213,7 +280,8 @@ typedef struct gpu_api {
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
     gpu_status (*wait)(gpu *g);
 
-    /* packed: kernels.h's panels of a matrix of w's shape, type and bits, on the device. */
+    /* packed: kernels.h's panels of a matrix of w's shape, type and bits, on the device. w's memory
+     * is zeros. */
     gpu_status (*unpack)(gpu *g, const void *packed, const gpu_matrix *w);
     /* y [m, n] of y_type = x [m, k] * W^T; x of w->type, y and x without gaps. Few rows go one way,
      * many another: a row's value may differ by rounding. scratch: gpu_product_scratch. */
@@ -238,6 +306,8 @@ typedef struct gpu_api {
     /* out [m]: the index of the largest of x [m, n], the lowest of equals. */
     gpu_status (*argmax)(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
 
+    /* Waits for the device where rows are many. */
+    gpu_status (*experts)(gpu *g, const gpu_experts *e);
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
     gpu_status (*attention)(gpu *g, const gpu_attention *a);
     gpu_status (*measure)(gpu *g, const gpu_measure *m);
