@@ -34,7 +34,13 @@ typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu
 
 typedef enum gpu_type { GPU_F32, GPU_BF16, GPU_F16, GPU_TYPES } gpu_type;
 
-typedef enum gpu_kv_format { GPU_KV_BF16, GPU_KV_F16, GPU_KV_E4M3, GPU_KV_FORMATS } gpu_kv_format;
+typedef enum gpu_kv_format {
+    GPU_KV_BF16,
+    GPU_KV_F16,
+    GPU_KV_E4M3,
+    GPU_KV_INT8,
+    GPU_KV_FORMATS,
+} gpu_kv_format;
 
 typedef struct gpu gpu;
 
@@ -120,7 +126,8 @@ static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_exp
 
 /* ---- KV pages ----------------------------------------------------------------------------------
  * A tile is what a page holds of one layer and one KV head: K [page_tokens, head_dim], then V
- * likewise, row by row. fp8 e4m3 is stored as it is, saturated at 448. */
+ * likewise, row by row. fp8 e4m3 is stored as it is, saturated at 448; int8 as kernels.h says, the
+ * bf16 scales of K [page_tokens] and of V behind both. page_tokens is a multiple of 16. */
 typedef struct gpu_pages {
     uint8_t *data;
     size_t page_bytes, tile_bytes;
@@ -188,9 +195,20 @@ static inline size_t gpu_partial_floats(size_t n_decode, size_t kv_heads, size_t
 {
     return n_decode * kv_heads * GPU_DECODE_ROWS * (head_dim + 2);
 }
-static GPU_INLINE size_t gpu_kv_bytes(gpu_kv_format f) { return f == GPU_KV_E4M3 ? 1 : 2; }
+static GPU_INLINE size_t gpu_kv_bytes(gpu_kv_format f)
+{
+    return f == GPU_KV_BF16 || f == GPU_KV_F16 ? 2 : 1;
+}
+static inline size_t gpu_tile_bytes(gpu_kv_format f, uint32_t page_tokens, uint32_t head_dim)
+{
+    size_t scales = f == GPU_KV_INT8 ? 2 * sizeof(uint16_t) : 0;
+    return page_tokens * (2 * head_dim * gpu_kv_bytes(f) + scales);
+}
 /* Head sizes that attention is compiled for. */
-static inline bool gpu_has_head_dim(uint32_t d) { return d == 32 || d == 64 || d == 128; }
+static inline bool gpu_has_head_dim(uint32_t d)
+{
+    return d == 32 || d == 64 || d == 96 || d == 128 || d == 256;
+}
 
 /* ---- from qkv to queries and pages --------------------------------------------------------------
  */
@@ -254,6 +272,11 @@ typedef struct gpu_move {
     uint32_t turn; /* 0, or 1 + which row of `turns` its keys are turned by */
 } gpu_move;
 
+/* Moves [first, first + n) go one after the other; chains go at the same time. */
+typedef struct gpu_chain {
+    uint32_t first, n;
+} gpu_chain;
+
 /* Page numbers written into the tables: `n` of them, from values[first] on, to pages[at]. */
 typedef struct gpu_patch {
     uint64_t at;
@@ -311,9 +334,9 @@ typedef struct gpu_api {
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
     gpu_status (*attention)(gpu *g, const gpu_attention *a);
     gpu_status (*measure)(gpu *g, const gpu_measure *m);
-    /* moves is the host's; turns [n, head_dim], cosines and sines, the device's. */
-    gpu_status (*move)(gpu *g, const gpu_pages *pages, const gpu_move *moves, uint32_t n,
-                       const float *turns);
+    /* turns [n, head_dim]: cosines and sines. */
+    gpu_status (*move)(gpu *g, const gpu_pages *pages, const gpu_move *moves,
+                       const gpu_chain *chains, uint32_t n_chains, const float *turns);
     gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                         const uint32_t *values);
 } gpu_api;

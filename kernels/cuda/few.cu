@@ -40,28 +40,6 @@ template <class T> struct plain_tile {
     }
 };
 
-/* Two bytes of `word` as a pair of T: u = q + 128 is set into the mantissa of a power of two. */
-static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, f16)
-{
-    return subtract2(pick_bytes(u, 0x64646464u, pair ? 0x4342 : 0x4140), 0x64806480u, f16());
-}
-static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, bf16)
-{
-    const float zero = 8388608.0f + 128.0f;
-    float a = float_of_bits(pick_bytes(u, 0x4b000000u, pair ? 0x7652 : 0x7650)) - zero;
-    float b = float_of_bits(pick_bytes(u, 0x4b000000u, pair ? 0x7653 : 0x7651)) - zero;
-    return pack2(a, b, bf16());
-}
-/* The same of four bits, u = q + 8. */
-static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, f16)
-{
-    return subtract2((word >> 4 * pair & 0x000f000fu) | 0x64006400u, 0x64086408u, f16());
-}
-static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, bf16)
-{
-    return subtract2((word >> 4 * pair & 0x000f000fu) | 0x43004300u, 0x43084308u, bf16());
-}
-
 template <class T, int BITS> struct quant_tile {
     typedef T type;
     enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1 };

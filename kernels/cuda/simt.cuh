@@ -17,6 +17,9 @@ struct f16 {
 struct e4m3 {
     uint8_t bits;
 };
+struct i8 {
+    int8_t q; /* times the scale of its slot */
+};
 struct alignas(16) vec16 {
     uint32_t w[4];
 };
@@ -44,6 +47,7 @@ DEVICE f16 widen(e4m3 x)
     return f16{__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)x.bits, __NV_E4M3).x};
 }
 DEVICE float to_float(e4m3 x) { return to_float(widen(x)); }
+DEVICE float to_float(i8 x) { return (float)x.q; }
 template <class T> DEVICE T from_float(float x);
 template <> DEVICE float from_float<float>(float x) { return x; }
 template <> DEVICE bf16 from_float<bf16>(float x)
@@ -203,6 +207,11 @@ uint32_t gpu_sms(const gpu *g);
 /* Copies to the host and waits. */
 gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes);
 
+gpu_status gpu_attend_bf16(gpu *g, const gpu_attention *a);
+gpu_status gpu_attend_f16(gpu *g, const gpu_attention *a);
+gpu_status gpu_attend_e4m3(gpu *g, const gpu_attention *a);
+gpu_status gpu_attend_int8(gpu *g, const gpu_attention *a);
+
 /* few.cu: products that read W once. Of an expert's entries: x_rows NULL, or entry i is row
  * x_rows[i] of x. */
 struct gpu_experts_list {
@@ -236,8 +245,8 @@ gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out)
 gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
 /* heads.cu */
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);
-gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, uint32_t n,
-                     const float *turns);
+gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,
+                     uint32_t n_chains, const float *turns);
 gpu_status gpu_patches(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                        const uint32_t *values);
 /* attention.cu, measure.cu */
@@ -261,6 +270,7 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
     switch (format) {                                                                              \
     case GPU_KV_BF16: WHAT(bf16); break;                                                           \
     case GPU_KV_F16: WHAT(f16); break;                                                             \
+    case GPU_KV_INT8: WHAT(i8); break;                                                             \
     default: WHAT(e4m3); break;                                                                    \
     }
 

@@ -103,8 +103,7 @@ static status load_matrix(loader *l, const kern_matrix *m, gpu_matrix *out)
                         .group = m->quant.group};
     if (out->bits && out->type == GPU_F32) out->type = GPU_BF16;
     RETURN_IF_ERROR(take_block(l, gpu_matrix_bytes(out), &out->data));
-    if (out->bits)
-        RETURN_IF_ERROR(take_block(l, gpu_scale_bytes(out), &out->scales));
+    if (out->bits) RETURN_IF_ERROR(take_block(l, gpu_scale_bytes(out), &out->scales));
     gpu *g = l->d->g;
     RETURN_IF_GPU_ERROR(l->d->api->copy_in(g, l->packed, m->data, kern_matrix_size(m)));
     RETURN_IF_GPU_ERROR(l->d->api->unpack(g, l->packed, out));

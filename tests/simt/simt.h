@@ -86,6 +86,7 @@ inline float to_float(e4m3 x)
     float v = (x.bits & 127) == 127 ? NAN : e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
     return x.bits >> 7 ? -v : v;
 }
+inline float to_float(i8 x) { return (float)x.q; }
 
 template <class T> T from_float(float x);
 template <> inline float from_float<float>(float x) { return x; }
