@@ -235,7 +235,7 @@ static void cuda_destroy(void *ctx)
     free(b->samples);
     free(b->draws);
     free(b->logit_rows);
-    free(b->moves);
+    cuda_moves_destroy(&b->moves);
     free(b);
 }
 

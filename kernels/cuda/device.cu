@@ -20,6 +20,7 @@ typedef struct choice {
 } choice;
 
 struct gpu {
+    uint32_t n_sms;
     cudaStream_t stream;
     cublasLtHandle_t library;
     void *workspace;
@@ -28,6 +29,7 @@ struct gpu {
 };
 
 cudaStream_t gpu_stream(const gpu *g) { return g->stream; }
+uint32_t gpu_sms(const gpu *g) { return g->n_sms; }
 
 static gpu_status fail(gpu *g, const char *what, cudaError_t e)
 {
@@ -82,7 +84,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     }
     *facts = gpu_facts();
     snprintf(facts->name, sizeof facts->name, "%.127s", p.name);
-    facts->n_sms = (uint32_t)p.multiProcessorCount;
+    facts->n_sms = g->n_sms = (uint32_t)p.multiProcessorCount;
     facts->compute = (uint32_t)(p.major * 10 + p.minor);
     facts->bytes = bytes;
     facts->free_bytes = free_bytes;
@@ -150,6 +152,12 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
 }
 
 static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }
+
+gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
+{
+    gpu_status s = gpu_copy_out(g, host, device, bytes);
+    return s == GPU_OK ? gpu_wait(g) : s;
+}
 
 /* ---- products by the library --------------------------------------------------------------------
  */

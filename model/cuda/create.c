@@ -91,7 +91,7 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
 static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
 {
     const pkv_geometry *g = &b->info.geometry;
-    size_t tile = 2 * (size_t)g->page_tokens * b->config.head_dim * gpu_kv_bytes(o->kv);
+    size_t tile = gpu_tile_bytes(o->kv, g->page_tokens, b->config.head_dim);
     b->pages = (gpu_pages){.tile_bytes = tile,
                            .page_bytes = tile * g->layers_per_group * g->heads_per_group,
                            .page_tokens = g->page_tokens,
