@@ -52,7 +52,9 @@ typedef struct backend_cuda {
 /* ---- step.c -----------------------------------------------------------------------------------
  */
 
-/* STATUS_UNSUPPORTED names the measure that has no kernel. */
+/* What has no kernel, for backend_info: such requests are refused before they run. */
+uint32_t cuda_lacks(void);
+/* STATUS_UNSUPPORTED names the measure that has none: a plan may come from anywhere. */
 status cuda_refuse_measure(const measure_spec *s);
 /* seq_results are cleared, and their measures have their place: measures.size bytes. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan);

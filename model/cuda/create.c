@@ -173,6 +173,7 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.max_in_flight = 1;
+    b->info.lacks = cuda_lacks();
 }
 
 static status make(backend_cuda *b, const backend_cuda_options *options, error *err)

@@ -28,6 +28,15 @@ static bool find_kind(measure_kind kind, gpu_measure_kind *out)
     return false;
 }
 
+uint32_t cuda_lacks(void)
+{
+    uint32_t bits = MEASURES_SUMS | MEASURES_NOVELTY;
+    gpu_measure_kind found;
+    for (measure_kind k = MEASURE_NONE + 1; k < MEASURE_KINDS; k++)
+        if (!find_kind(k, &found)) bits |= UINT32_C(1) << k;
+    return bits;
+}
+
 status cuda_refuse_measure(const measure_spec *s)
 {
     gpu_measure_kind kind;

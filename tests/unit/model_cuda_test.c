@@ -274,6 +274,9 @@ static void measures_without_kernels(void **state)
     }
     const step_result *r = take_step(&l, tokens, 4, 16, &greedy, (measure_spec){0});
     assert_true(status_ok(r->status));
+    uint32_t lacks = l.backend.ops->info(l.backend.ctx)->lacks;
+    assert_true(lacks & MEASURES_SUMS && lacks & MEASURES_NOVELTY);
+    assert_true(lacks >> MEASURE_EXPECTED & 1 && !(lacks >> MEASURE_MASS & 1));
     close_lane(&l);
 }
 
