@@ -1,6 +1,8 @@
 /* From flags to an opened model. */
 #include "cli/model_flags.h"
 
+#include "kernels/cuda/cuda_kernels.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +11,8 @@
 static const char *const load_formats[] = {"auto", "dummy", NULL};
 static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
 
-static const char *const kv_dtypes[] = {"auto", "f32", "bf16", "f16", "int8", "int4", "int2", NULL};
+static const char *const kv_dtypes[] = {"auto", "f32",  "bf16", "f16", "int8",
+                                        "int4", "int2", "fp8",  NULL};
 
 static const char *const quantizations[] = {"auto", "none", "int8", "mixed", "int4", NULL};
 
@@ -30,7 +33,8 @@ static const arg_flag flags_table[] = {
     ARG_ROW(
         "kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
         "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; "
-        "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16)",
+        "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a "
+        "GPU has bf16, f16, and fp8 (e4m3 without a scale), which is its alone)",
         .initial = "auto", .choices = kv_dtypes),
     ARG_ROW(
         "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
@@ -44,6 +48,11 @@ static const arg_flag flags_table[] = {
     ARG_ROW("weights-cache", "DIR", ARG_TEXT, model_flags, weights_cache,
             "keep the weights that --quantize makes in this folder, and read them from there when "
             "the model's files are the same"),
+    ARG_ROW(
+        "device", "WHAT", ARG_TEXT, model_flags, device,
+        "cpu, cuda or cuda:N (the GPU with that number); auto is cuda where a driver shows a GPU "
+        "that can run the model, else cpu",
+        .initial = "auto"),
     ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
             "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("tp", "N", ARG_COUNT, model_flags, tp,
@@ -151,12 +160,74 @@ static uint8_t wanted_bits(const model_flags *f, const model_config *config)
     return strcmp(f->quantize, "none") == 0 ? 0 : 4;
 }
 
-/* m->options and m->n_ranks say what. */
+/* ---- which device ---------------------------------------------------------------------------- */
+
+/* "cuda" and "cuda:N". */
+static bool names_cuda(const char *device, uint32_t *ordinal)
+{
+    *ordinal = 0;
+    if (strcmp(device, "cuda") == 0) return true;
+    if (strncmp(device, "cuda:", 5) != 0 || device[5] < '0' || device[5] > '9') return false;
+    char *end;
+    unsigned long n = strtoul(device + 5, &end, 10);
+    *ordinal = (uint32_t)n;
+    return *end == '\0' && n < 1024;
+}
+
+/* The GPU's format of what --kv-dtype and --dtype came to; false: it has none. */
+static bool gpu_format(const model_flags *f, kern_kv_format format, uint8_t *out)
+{
+    if (strcmp(f->kv_dtype, "fp8") == 0) *out = GPU_KV_E4M3;
+    else if (format == KERN_KV_BF16) *out = GPU_KV_BF16;
+    else if (format == KERN_KV_F16) *out = GPU_KV_F16;
+    else return false;
+    return true;
+}
+
+/* m->gpu says which; NULL is the CPU. */
+static status choose_device(const model_flags *f, loaded_model *m, error *err)
+{
+    bool asked = names_cuda(f->device, &m->gpu_ordinal), is_auto = strcmp(f->device, "auto") == 0;
+    bool fp8 = strcmp(f->kv_dtype, "fp8") == 0, has_format = gpu_format(f, m->kv_type, &m->gpu_kv);
+    if (!asked && !is_auto && strcmp(f->device, "cpu") != 0)
+        return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
+                         f->device);
+    if (asked && !has_format)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--kv-dtype: %s pages are not built for --device cuda: bf16, f16 or fp8",
+                         m->kv_name);
+    if (asked && m->workers)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--device: ranks in other processes on GPUs are not built yet");
+    if (asked || (is_auto && has_format && m->n_ranks == 1 && !m->workers)) {
+        status s = backend_cuda_find(&m->gpu, err);
+        if (!status_ok(s) && asked) error_prefix(err, "--device");
+        if (!status_ok(s) && asked) return s;
+    }
+    if (fp8 && !m->gpu)
+        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+    return STATUS_IS_OK;
+}
+
+static status make_cuda(loaded_model *m, error *err)
+{
+    backend_cuda_options o = {
+        .common = m->options, .api = m->gpu, .ordinal = m->gpu_ordinal, .kv = m->gpu_kv};
+    if (m->n_ranks > 1)
+        return error_set(err, STATUS_UNSUPPORTED, "--tp: %u ranks on GPUs are not built yet",
+                         m->n_ranks);
+    RETURN_IF_ERROR(backend_cuda_create(&o, &m->backend, err));
+    m->facts = backend_cuda_describe(&m->backend);
+    return STATUS_IS_OK;
+}
+
+/* m->gpu, m->options and m->n_ranks say what. */
 static status make_backend(loaded_model *m, error *err)
 {
     if (m->workers)
         return workers_make_backend(m->workers, &m->options, m->overrides.items, m->overrides.n,
                                     &m->backend, &m->facts, err);
+    if (m->gpu) return make_cuda(m, err);
     if (m->n_ranks > 1) {
         RETURN_IF_ERROR(backend_cpu_ranks_create(&m->options, m->n_ranks, &m->backend, err));
         m->facts = backend_cpu_ranks_describe(&m->backend);
@@ -165,6 +236,17 @@ static status make_backend(loaded_model *m, error *err)
         m->facts = backend_cpu_describe(&m->backend);
     }
     return STATUS_IS_OK;
+}
+
+/* With auto, a model that the GPU's kernels do not know runs on the CPU, which is said. */
+static status make_first(const model_flags *f, loaded_model *m, error *err)
+{
+    status s = make_backend(m, err);
+    if (s.code != STATUS_UNSUPPORTED || !m->gpu || strcmp(f->device, "auto") != 0) return s;
+    if (m->gpu_kv == GPU_KV_E4M3) return s; /* the CPU has no such pages */
+    fprintf(stderr, "octavo: %s: on the CPU instead\n", err->text);
+    m->gpu = NULL;
+    return make_backend(m, err);
 }
 
 static void tell_of_cache(void *ctx, const char *line)
@@ -191,7 +273,8 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
     RETURN_IF_ERROR(check_shape(f, m, err));
     dtype type = wanted_type(f->dtype, m->config.stored);
     m->kv_type = kern_kv_named(f->kv_dtype);
-    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto */
+    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto, fp8 */
+    m->kv_name = strcmp(f->kv_dtype, "fp8") == 0 ? "fp8" : kern_kv_name(m->kv_type);
     /* f16 has three more bits than bf16: what is stored so stays so. */
     bool keep_f16 = type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
     m->options = (backend_cpu_options){
@@ -224,6 +307,8 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
 status model_describe(const model_flags *flags, loaded_model *out, error *err)
 {
     *out = unopened(flags);
+    if (strcmp(flags->kv_dtype, "fp8") == 0)
+        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
     return read_options(flags, out, err);
 }
 
@@ -236,7 +321,8 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     m->options.group = m->group;
     RETURN_IF_ERROR(workers_create(&f->workers, &m->n_ranks, &m->workers, err));
     RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
-    return make_backend(m, err);
+    RETURN_IF_ERROR(choose_device(f, m, err));
+    return make_first(f, m, err);
 }
 
 status model_restart(void *ctx, backend *out, error *err)
@@ -307,9 +393,11 @@ void model_tell(const loaded_model *m, const char *dir)
         "octavo: %s: %s, %s of %sweights; KV pool %s%s%s: %u %s pages, room for %llu tokens%s; %s, "
         "%s%u thread%s; weights %s in %.2f s, ready in %.2f s\n",
         dir, m->config.architecture, weights, bits, pool,
-        m->default_pool ? " (60 % of what the cgroup leaves after the weights)" : "", filling,
-        pages, kern_kv_name(m->kv_type), (unsigned long long)blocks * info->geometry.page_tokens,
-        swap, m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+        !m->default_pool ? ""
+        : m->gpu         ? " (85 % of what the GPU has left)"
+                         : " (60 % of what the cgroup leaves after the weights)",
+        filling, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens, swap,
+        m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
     if (m->workers) workers_tell(m->workers);

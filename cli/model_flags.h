@@ -18,6 +18,7 @@ typedef struct model_flags {
     const char *quantize; // "auto", "none", "int8", "mixed", "int4"
     uint32_t quantize_group;
     const char *weights_cache; // NULL, or a folder
+    const char *device;        // "auto", "cpu", "cuda", "cuda:N"
     uint32_t threads;          // 0 = all allowed cores
     uint32_t tp;               // tensor-parallel ranks
     const char *isa;           // NULL = best
@@ -44,7 +45,7 @@ typedef struct loaded_model {
     workers *workers;   // NULL: ranks are threads
     arg_list overrides; // borrowed from the flags
     backend backend;
-    backend_cpu_facts facts; // of all ranks
+    backend_cpu_facts facts; // of all ranks, or of the GPU
     tokenizer *tokenizer;    // NULL unless asked for
     chat_template *chat;     // NULL when the model has none
     strbuf bos, eos;         // texts for the template
@@ -54,6 +55,10 @@ typedef struct loaded_model {
     bool default_pool; // nobody gave --kv-memory
     int64_t open_us;
     backend_cpu_options options; // what the backend was made with
+    const struct gpu_api *gpu;   // NULL: the CPU
+    uint32_t gpu_ordinal;
+    uint8_t gpu_kv;      // gpu_kv_format
+    const char *kv_name; // of pages
 } loaded_model;
 
 /* Opens everything, the tokenizer and template only when with_text is set. On failure nothing is

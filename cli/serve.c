@@ -193,7 +193,7 @@ static rpc_model facts_of(const serving *s)
         .max_batch = m->max_batch,
         .max_requests = s->flags.max_requests,
         .weight_dtype = dtype_name(m->options.weight_type),
-        .kv_dtype = kern_kv_name(m->kv_type),
+        .kv_dtype = m->kv_name,
         .isa = m->facts.isa,
     };
 }

@@ -4,6 +4,7 @@
 #include "model/kv_moves.h"
 #include "model/measures.h"
 #include "model/novelty.h"
+#include "model/plan.h"
 #include "model/sampler.h"
 #include "model/sizes.h"
 
@@ -45,39 +46,6 @@ typedef struct backend_cpu {
     size_t measures_capacity; /* floats */
     novelty novelty;
 } backend_cpu;
-
-/* ---- a plan's truth -------------------------------------------------------------------------- */
-
-/* Plans may come from another process: what would index out of bounds is refused here. */
-static status check_plan(const backend_cpu *b, const step_plan *plan)
-{
-    if (plan->n_seqs > b->info.max_seqs || plan->n_tokens > b->info.max_rows)
-        return status_make(STATUS_LIMIT, "plan: more sequences or tokens than the backend takes");
-    uint32_t next = 0, draws = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *s = &plan->seqs[i];
-        if (s->seq >= b->info.max_seqs || s->n_tokens == 0 || s->first_token != next ||
-            s->n_tokens > plan->n_tokens - next)
-            return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
-        next += s->n_tokens;
-        if (s->n_samples > b->info.max_seqs - draws)
-            return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
-        draws += s->n_samples;
-        if (s->measure.novelty && s->next_token >= b->config.vocab_size)
-            return status_make(STATUS_INVALID, "plan: a next token outside the vocabulary");
-        const char *wrong = measures_check(&s->measure);
-        if (wrong) return status_make(STATUS_INVALID, wrong);
-        for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++)
-            if (pkv_mirror_table(b->mirror, s->seq, g).kept_tokens < s->n_tokens)
-                return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
-    }
-    if (next != plan->n_tokens)
-        return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
-    for (uint32_t i = 0; i < plan->n_tokens; i++)
-        if (plan->tokens[i] >= b->config.vocab_size)
-            return status_make(STATUS_INVALID, "plan: a token outside the vocabulary");
-    return STATUS_IS_OK;
-}
 
 static size_t sums_bytes(const kv_store *s, uint32_t n_pages)
 {
@@ -145,7 +113,7 @@ static status prepare(backend_cpu *b, const step_plan *plan)
     RETURN_IF_ERROR(apply_moves(b, plan->deltas.moves, plan->deltas.n_moves));
     for (uint32_t i = 0; i < plan->n_opens; i++)
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
-    return check_plan(b, plan);
+    return plan_check(&b->info, b->mirror, plan);
 }
 
 static status grow(float **buffer, size_t *capacity, size_t n)

@@ -201,6 +201,27 @@ status backend_cpu_measure(const backend_cpu_options *options, uint32_t n_ranks,
 status model_fingerprints(const backend_cpu_options *options, uint64_t *config, uint64_t *weights,
                           error *err);
 
+/* ---- the CUDA backend ------------------------------------------------------------------------ */
+
+struct gpu_api;
+
+/* Opens the plugin, liboctavo_cuda.so beside the executable or where dlopen finds it, if a driver
+ * answers and shows a device; it stays open. The error says which of these is missing. */
+status backend_cuda_find(const struct gpu_api **out, error *err);
+
+typedef struct backend_cuda_options {
+    backend_cpu_options common; // kv_type, and n_ranks beyond one, are not looked at; threads pack
+                                // weights and draw tokens
+    const struct gpu_api *api;  // of backend_cuda_find, or a test's
+    uint32_t ordinal;           // which device
+    uint8_t kv;                 // gpu_kv_format of pages
+} backend_cuda_options;
+
+/* Refuses by name what has no kernels: experts, heads of other sizes than 32, 64 and 128, ranks. */
+status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err);
+/* isa is the device's name, valid until the backend is destroyed; pool_bytes are the device's. */
+backend_cpu_facts backend_cuda_describe(const backend *b);
+
 /* ---- tensor-parallel ranks ------------------------------------------------------------------- */
 
 /* A backend that is a group of ranks in threads of this process. Each rank is a backend of its own,

@@ -84,3 +84,35 @@ pkv_deltas pkv_take_deltas(pkv *p)
     log->epoch++;
     return deltas;
 }
+
+/* ---- readers that are no mirror -------------------------------------------------------------- */
+
+static size_t pages_of(const pkv_geometry *g, uint32_t kept)
+{
+    return ((size_t)kept + g->page_tokens - 1) / g->page_tokens;
+}
+
+size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_touch *out)
+{
+    uint32_t groups = pkv_groups(geometry);
+    *out = (pkv_touch){words[1], PKV_ALL_GROUPS, false};
+    switch (words[0]) {
+    case DELTA_OPEN: return DELTA_OPEN_HEAD + (size_t)groups * words[3];
+    case DELTA_CLOSE:
+    case DELTA_PARK: return DELTA_CLOSE_WORDS;
+    case DELTA_APPEND: out->appends = true; return DELTA_APPEND_HEAD + (size_t)words[3];
+    case DELTA_FORK: out->seq = words[2]; return DELTA_FORK_WORDS;
+    case DELTA_RETURN: break;
+    default: out->group = words[2];
+    }
+    switch (words[0]) {
+    case DELTA_REPLACE: return DELTA_REPLACE_WORDS;
+    case DELTA_TRIM: return DELTA_TRIM_HEAD + 2 * (size_t)words[4];
+    case DELTA_DROP: return DELTA_DROP_HEAD + (size_t)delta_bit_words(words[3]);
+    case DELTA_COMPACT: return DELTA_COMPACT_HEAD + pages_of(geometry, words[3]);
+    default: break; /* RETURN: each group has its length */
+    }
+    size_t n = DELTA_RETURN_HEAD;
+    for (uint32_t g = 0; g < groups; g++) n += 1 + pages_of(geometry, words[n]);
+    return n;
+}

@@ -293,6 +293,17 @@ typedef struct pkv_mirror_page {
 
 pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t page);
 
+/* Which tables one operation of a delta log changes, for whoever keeps a copy of a mirror's. */
+enum { PKV_ALL_GROUPS = 0xffffffff };
+
+typedef struct pkv_touch {
+    uint32_t seq, group; // or PKV_ALL_GROUPS
+    bool appends;        // pages that were there before stay as they are
+} pkv_touch;
+
+/* Of the operation at words, which a mirror has applied; returns how many words it is. */
+size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_touch *out);
+
 /* Over all open tables: equal exactly when pool and mirror agree on every page and length. Kept
  * up to date as tables change, so that asking is free. */
 uint64_t pkv_checksum(const pkv *p);

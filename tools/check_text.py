@@ -31,7 +31,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.$})/~-])/(?:work|home|root|tmp|usr/local)/")
 # Comments, strings and character constants, so that prose about a call is no call.
 NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
-C_FILES = (".c", ".h")
+C_FILES = (".c", ".h", ".cu", ".cuh", ".cc")
 TEXT_FILES = C_FILES + (".py", ".sh", ".md", ".txt", ".cmake", ".yml", ".inc")
 TEXT_NAMES = ("dev", "run", "CMakePresets.json", ".clang-format")
 
@@ -75,7 +75,7 @@ def main():
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
             text = f.read()
         check(path, text, problems)
-        if path.endswith(".c"):
+        if path.endswith((".c", ".cu", ".cc")):
             c_files.append(path)
         if os.path.basename(path) in ("CMakeLists.txt", "peer_build.py"):  # what is built, and by whom
             built += text

@@ -13,6 +13,7 @@
 static const model_flags usual = {.load_format = "auto",
                                   .dtype = "auto",
                                   .kv_dtype = "auto",
+                                  .device = "cpu",
                                   .quantize = "none",
                                   .quantize_group = 32,
                                   .threads = 2,

@@ -26,8 +26,10 @@ typedef struct pass {
     unsigned n_threads, n_ranks;                             /* n_ranks 0 = no group */
     uint32_t mass_rows, layer_step;                          /* measured in the last step */
     uint64_t swap_bytes;
-    uint32_t max_model_len; /* 0 = the model's */
-    const char *cache_dir;  /* of packed weights */
+    uint32_t max_model_len;    /* 0 = the model's */
+    const char *cache_dir;     /* of packed weights */
+    const struct gpu_api *gpu; /* NULL = the CPU */
+    uint8_t gpu_kv;            /* gpu_kv_format of its pages */
 } pass;
 
 typedef struct pass_result {
@@ -66,8 +68,10 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .cache_dir = p->cache_dir,
     };
     backend b;
-    status s = p->n_ranks ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
-                          : backend_cpu_create(&o, &b, &err);
+    backend_cuda_options cuda = {.common = o, .api = p->gpu, .kv = p->gpu_kv};
+    status s = p->gpu       ? backend_cuda_create(&cuda, &b, &err)
+               : p->n_ranks ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
+                            : backend_cpu_create(&o, &b, &err);
     if (!status_ok(s)) fail_msg("%s: %s", p->dir, err.text);
     return b;
 }

@@ -1,0 +1,265 @@
+/* cuda_kernels: the arithmetic of a forward pass on one NVIDIA GPU.
+ *
+ * What     the table of functions that liboctavo_cuda.so gives to model/backend_cuda.c: memory,
+ *          copies, and one function for each family of kernels. Plain C, no CUDA header.
+ * Owner    memory is the caller's, freed before the gpu; a gpu owns its stream and scratch.
+ * Threads  one thread for each gpu. Everything goes to one stream, in order; only `wait`, and
+ * `open` and `close`, wait for it. Units    bytes; elements for strides. Pointers are the device's
+ * unless said otherwise. Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can
+ * only be closed, and a process whose device is lost may have to end. Arguments are the caller's
+ * duty.
+ */
+#ifndef KERNELS_CUDA_CUDA_KERNELS_H
+#define KERNELS_CUDA_CUDA_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rises with anything below: a plugin of another version is refused. */
+enum { GPU_API_VERSION = 1 };
+
+typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
+
+typedef enum gpu_type { GPU_F32, GPU_BF16, GPU_F16, GPU_TYPES } gpu_type;
+
+typedef enum gpu_kv_format { GPU_KV_BF16, GPU_KV_F16, GPU_KV_E4M3, GPU_KV_FORMATS } gpu_kv_format;
+
+typedef struct gpu gpu;
+
+typedef struct gpu_facts {
+    char name[128];
+    uint32_t n_sms;
+    uint32_t compute; /* 90 = 9.0 */
+    uint64_t bytes, free_bytes;
+} gpu_facts;
+
+/* ---- weights ----------------------------------------------------------------------------------
+ */
+
+/* W [n, k], row by row. bits 0: elements of `type`. Quantised: `scales` are bf16 [n, k / group]
+ * (the last group may be short), and `data` int8 [n, k], or [n, k / 2] bytes of two columns each,
+ * the even one's q + 8 in the low half. */
+typedef struct gpu_matrix {
+    void *data, *scales;
+    size_t n, k;
+    gpu_type type; /* quantised: of the operands that products are made with */
+    uint8_t bits, group;
+} gpu_matrix;
+
+/* ---- KV pages ----------------------------------------------------------------------------------
+ * A tile is what a page holds of one layer and one KV head: K [page_tokens, head_dim], then V
+ * likewise, row by row. fp8 e4m3 is stored as it is, saturated at 448. */
+typedef struct gpu_pages {
+    uint8_t *data;
+    size_t page_bytes, tile_bytes;
+    uint32_t page_tokens, head_dim, n_tiles; /* of a page */
+    gpu_kv_format format;
+} gpu_pages;
+
+/* Where a layer finds its tables: that of (sequence number, group) has its page numbers at
+ * pages + (number * groups + group) * row. */
+typedef struct gpu_tables {
+    uint32_t *pages;
+    uint32_t groups, row;
+} gpu_tables;
+
+/* Of KV head h of one layer: group first_group + h / heads_per_group, tile first_tile + h %
+ * heads_per_group. */
+typedef struct gpu_layer {
+    uint32_t first_group, first_tile, heads_per_group, window; /* 0: sees all */
+} gpu_layer;
+
+/* A sequence's share of a step; kept tokens of group g are lengths[g]. */
+typedef struct gpu_seq {
+    uint32_t number, first_row, n_rows, lengths; /* index of its first in the array of lengths */
+} gpu_seq;
+
+/* ---- attention --------------------------------------------------------------------------------
+ * Query rows of a KV head are packed: row r is query head r % q_heads of new token r / q_heads. */
+typedef struct gpu_tile {
+    uint32_t seq;   /* in the array of gpu_seq */
+    uint32_t first; /* decode: first slot of a part; prefill: first packed row */
+    uint32_t parts; /* decode: all parts of the sequence, which lie together from `part` on */
+    uint32_t part;
+} gpu_tile;
+
+enum {
+    GPU_DECODE_ROWS = 16,  /* packed rows that go to the decode kernel */
+    GPU_PREFILL_ROWS = 64, /* packed rows of a prefill tile */
+    GPU_KV_STEP = 64,      /* slots that are read at a time; parts are a multiple */
+};
+
+typedef struct gpu_attention {
+    gpu_pages pages;
+    gpu_tables tables;
+    gpu_layer layer;
+    const gpu_seq *seqs;
+    const uint32_t *lengths;
+    const gpu_tile *decode, *prefill;
+    uint32_t n_decode, n_prefill;
+    uint32_t part_slots; /* of a decode tile */
+    uint32_t kv_heads, q_heads;
+    float scale;
+    const void *q; /* [rows, kv_heads * q_heads, head_dim], gpu_query_type */
+    void *out;     /* the same shape */
+    gpu_type out_type;
+    float *lse;     /* [rows, kv_heads * q_heads]: log2 of a row's sum of exponentials, or NULL */
+    float *partial; /* scratch of gpu_partial_floats(n_decode, kv_heads, head_dim) */
+} gpu_attention;
+
+/* What queries are made into: the type that K and V are multiplied in. */
+static inline gpu_type gpu_query_type(gpu_kv_format f)
+{
+    return f == GPU_KV_BF16 ? GPU_BF16 : GPU_F16;
+}
+static inline size_t gpu_partial_floats(size_t n_decode, size_t kv_heads, size_t head_dim)
+{
+    return n_decode * kv_heads * GPU_DECODE_ROWS * (head_dim + 2);
+}
+static inline size_t gpu_kv_bytes(gpu_kv_format f) { return f == GPU_KV_E4M3 ? 1 : 2; }
+/* Head sizes that attention is compiled for. */
+static inline bool gpu_has_head_dim(uint32_t d) { return d == 32 || d == 64 || d == 128; }
+
+/* ---- from qkv to queries and pages --------------------------------------------------------------
+ */
+
+/* Of each row of qkv: bias added, heads normed, turned; q to `q`, k and v to their pages. */
+typedef struct gpu_heads {
+    gpu_pages pages;
+    gpu_tables tables;
+    gpu_layer layer;
+    const gpu_seq *seqs;
+    const uint32_t *lengths;
+    const uint32_t *row_seqs; /* [n_rows] which sequence */
+    uint32_t n_rows, kv_heads, q_heads;
+    const float *qkv;                    /* [n_rows, (q_heads + 2) * kv_heads, head_dim] */
+    const float *bias, *q_norm, *k_norm; /* each may be NULL */
+    float eps;
+    const float *angles; /* [n_rows, head_dim]: cosines, then sines */
+    void *q;
+} gpu_heads;
+
+/* ---- measures ---------------------------------------------------------------------------------
+ */
+
+typedef enum gpu_measure_kind {
+    GPU_MEASURE_MASS,
+    GPU_MEASURE_RAW,
+    GPU_MEASURE_PROJECTION,
+    GPU_MEASURE_VALUE_NORM,
+    GPU_MEASURE_KEY_NORM,
+    GPU_MEASURE_KINDS,
+} gpu_measure_kind;
+
+/* One sequence in one layer: a value for each slot (or page) of each KV head, as
+ * kernels/measure.h says. The last `rows` rows of the share are the query rows. */
+typedef struct gpu_measure {
+    gpu_pages pages;
+    gpu_tables tables;
+    gpu_layer layer;
+    gpu_seq seq; /* the host's copy */
+    const uint32_t *lengths;
+    uint32_t longest; /* slots of its longest table */
+    uint32_t rows, kv_heads, q_heads;
+    gpu_measure_kind kind;
+    float scale;
+    const void *q; /* as in gpu_attention; MASS and PROJECTION want its lse too */
+    const float *lse;
+    const void *y; /* attention's output */
+    gpu_type y_type;
+    float *slots; /* [kv_heads, stride of slots]: the result by slot, or scratch */
+    uint32_t slot_stride;
+    float *by_page; /* [kv_heads, page_stride], or NULL: by slot */
+    uint32_t page_stride;
+} gpu_measure;
+
+/* ---- moves ------------------------------------------------------------------------------------
+ */
+
+/* Slots of every tile of a page to another, in the order of the array. */
+typedef struct gpu_move {
+    uint32_t src_page, dst_page, src_slot, dst_slot, n_slots;
+    uint32_t turn; /* 0, or 1 + which row of `turns` its keys are turned by */
+} gpu_move;
+
+/* Page numbers written into the tables: `n` of them, from values[first] on, to pages[at]. */
+typedef struct gpu_patch {
+    uint64_t at;
+    uint32_t first, n;
+} gpu_patch;
+
+/* ---- the table --------------------------------------------------------------------------------
+ */
+
+typedef struct gpu_api {
+    uint32_t version;
+
+    /* ordinal counts the devices that CUDA shows. why [n] receives the reason of a failure. */
+    gpu_status (*open)(uint32_t ordinal, gpu **out, gpu_facts *facts, char *why, size_t n);
+    void (*close)(gpu *g);
+    const char *(*why)(const gpu *g); /* of the last failure */
+
+    gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeros */
+    void (*release)(gpu *g, void *device);
+    gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned */
+    void (*release_host)(gpu *g, void *host);
+    /* Host memory should be pinned; it must stay as it is until the next wait. */
+    gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
+    gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
+    gpu_status (*wait)(gpu *g);
+
+    /* packed: kernels.h's panels of a matrix of w's shape, type and bits, on the device. */
+    gpu_status (*unpack)(gpu *g, const void *packed, const gpu_matrix *w);
+    /* y [m, n] of y_type = x [m, k] * W^T; x of w->type, y and x without gaps. Few rows go one way,
+     * many another: a row's value may differ by rounding. scratch: gpu_product_scratch. */
+    gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                          gpu_type y_type, void *scratch);
+
+    /* x [n, k] f32 = rows of w times scale. */
+    gpu_status (*embed)(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
+                        float *x);
+    /* angles [n, head_dim] of positions [n] * inv_freq [head_dim / 2], times factor. */
+    gpu_status (*angles)(gpu *g, const float *inv_freq, const uint32_t *positions, size_t n,
+                         uint32_t head_dim, float factor, float *angles);
+    /* x [m, d] += delta (unless NULL); out = rmsnorm(x). out may be x where the type is f32. */
+    gpu_status (*norm)(gpu *g, float *x, const float *delta, const float *weight, float eps,
+                       size_t m, size_t d, void *out, gpu_type type);
+    /* out [m, d] = silu (or gelu by tanh) of gate_up [m, 0:d], times gate_up [m, d:2d]. */
+    gpu_status (*gate)(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, void *out,
+                       gpu_type type);
+    /* out [n] = rows [n] of x, each `bytes` (a multiple of 4). */
+    gpu_status (*gather)(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
+                         void *out);
+    /* out [m]: the index of the largest of x [m, n], the lowest of equals. */
+    gpu_status (*argmax)(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
+
+    gpu_status (*heads)(gpu *g, const gpu_heads *h);
+    gpu_status (*attention)(gpu *g, const gpu_attention *a);
+    gpu_status (*measure)(gpu *g, const gpu_measure *m);
+    /* moves is the host's; turns [n, head_dim], cosines and sines, the device's. */
+    gpu_status (*move)(gpu *g, const gpu_pages *pages, const gpu_move *moves, uint32_t n,
+                       const float *turns);
+    gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
+                        const uint32_t *values);
+} gpu_api;
+
+/* Bytes that a product with w needs as scratch: a whole matrix of operands where it is quantised.
+ */
+static inline size_t gpu_product_scratch(const gpu_matrix *w)
+{
+    return w->bits ? w->n * w->k * 2 : 0;
+}
+
+/* The plugin's only symbol: NULL where the versions differ. */
+typedef const gpu_api *gpu_api_fn(uint32_t version);
+#define GPU_API_SYMBOL "octavo_cuda_api"
+
+#ifdef __cplusplus
+}
+#endif
+#endif

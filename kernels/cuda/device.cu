@@ -1,0 +1,249 @@
+/* A GPU: memory, copies, the stream, the library's products, and the plugin's table. */
+#include "kernels/cuda/simt.cuh"
+
+#include <cublasLt.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    WORKSPACE_BYTES = 32 << 20,
+    CHOICES = 512, /* of the library's algorithms that are remembered, by shape */
+};
+
+/* What the library does for one shape. m is part of it: the best algorithm depends on it. */
+typedef struct choice {
+    size_t n, k, m;
+    gpu_type type, y_type;
+    bool known;
+    cublasLtMatmulAlgo_t algo;
+} choice;
+
+struct gpu {
+    cudaStream_t stream;
+    cublasLtHandle_t library;
+    void *workspace;
+    char why[256];
+    choice choices[CHOICES];
+};
+
+cudaStream_t gpu_stream(const gpu *g) { return g->stream; }
+
+static gpu_status fail(gpu *g, const char *what, cudaError_t e)
+{
+    if (e == cudaSuccess) return GPU_OK;
+    snprintf(g->why, sizeof g->why, "%s: %s (%s)", what, cudaGetErrorString(e),
+             cudaGetErrorName(e));
+    (void)cudaGetLastError(); /* of memory it is forgotten; others come again */
+    return e == cudaErrorMemoryAllocation ? GPU_NO_MEMORY : GPU_LOST;
+}
+
+gpu_status gpu_launched(gpu *g, const char *what) { return fail(g, what, cudaPeekAtLastError()); }
+
+void gpu_allow_shared(const void *kernel, size_t bytes)
+{
+    if (bytes <= 48 * 1024) return;
+    /* A failure shows at the launch. */
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+/* ---- open and close -----------------------------------------------------------------------------
+ */
+
+static void gpu_close(gpu *g)
+{
+    if (!g) return;
+    if (g->library) cublasLtDestroy(g->library);
+    if (g->workspace) cudaFree(g->workspace);
+    if (g->stream) cudaStreamDestroy(g->stream);
+    free(g);
+}
+
+static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
+{
+    cudaDeviceProp p;
+    size_t free_bytes, bytes;
+    gpu_status s = fail(g, "cudaSetDevice", cudaSetDevice((int)ordinal));
+    if (s == GPU_OK)
+        s = fail(g, "cudaGetDeviceProperties", cudaGetDeviceProperties(&p, (int)ordinal));
+    if (s == GPU_OK && p.major < 8) {
+        snprintf(g->why, sizeof g->why, "%.64s has compute capability %d.%d: 8.0 is needed", p.name,
+                 p.major, p.minor);
+        return GPU_UNSUPPORTED;
+    }
+    if (s == GPU_OK)
+        s = fail(g, "stream", cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
+    if (s == GPU_OK) s = fail(g, "workspace", cudaMalloc(&g->workspace, WORKSPACE_BYTES));
+    if (s == GPU_OK) s = fail(g, "cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &bytes));
+    if (s != GPU_OK) return s;
+    if (cublasLtCreate(&g->library) != CUBLAS_STATUS_SUCCESS) {
+        snprintf(g->why, sizeof g->why, "cublasLtCreate failed");
+        return GPU_UNSUPPORTED;
+    }
+    *facts = gpu_facts();
+    snprintf(facts->name, sizeof facts->name, "%.127s", p.name);
+    facts->n_sms = (uint32_t)p.multiProcessorCount;
+    facts->compute = (uint32_t)(p.major * 10 + p.minor);
+    facts->bytes = bytes;
+    facts->free_bytes = free_bytes;
+    return GPU_OK;
+}
+
+static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *why, size_t n)
+{
+    gpu *g = (gpu *)calloc(1, sizeof *g);
+    if (!g) {
+        snprintf(why, n, "out of memory");
+        return GPU_NO_MEMORY;
+    }
+    gpu_status s = set_up(g, ordinal, facts);
+    if (s == GPU_OK) {
+        *out = g;
+        return s;
+    }
+    snprintf(why, n, "%s", g->why);
+    gpu_close(g);
+    return s;
+}
+
+static const char *gpu_why(const gpu *g) { return g->why; }
+
+/* ---- memory -------------------------------------------------------------------------------------
+ */
+
+static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
+{
+    gpu_status s = fail(g, "cudaMalloc", cudaMalloc(out, bytes ? bytes : 1));
+    if (s == GPU_OK) s = fail(g, "cudaMemset", cudaMemsetAsync(*out, 0, bytes, g->stream));
+    return s;
+}
+
+static void gpu_release(gpu *g, void *device)
+{
+    (void)g;
+    cudaFree(device);
+}
+
+static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
+{
+    return fail(g, "cudaHostAlloc", cudaHostAlloc(out, bytes ? bytes : 1, cudaHostAllocDefault));
+}
+
+static void gpu_release_host(gpu *g, void *host)
+{
+    (void)g;
+    cudaFreeHost(host);
+}
+
+static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
+{
+    if (bytes == 0) return GPU_OK;
+    return fail(g, "copy to the device",
+                cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, g->stream));
+}
+
+static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
+{
+    if (bytes == 0) return GPU_OK;
+    return fail(g, "copy to the host",
+                cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->stream));
+}
+
+static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }
+
+/* ---- products by the library --------------------------------------------------------------------
+ */
+
+static cudaDataType_t data_type(gpu_type t)
+{
+    return t == GPU_BF16 ? CUDA_R_16BF : t == GPU_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+typedef struct shapes {
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t w, x, y;
+} shapes;
+
+static void forget_shapes(shapes *s)
+{
+    if (s->product) cublasLtMatmulDescDestroy(s->product);
+    if (s->w) cublasLtMatrixLayoutDestroy(s->w);
+    if (s->x) cublasLtMatrixLayoutDestroy(s->x);
+    if (s->y) cublasLtMatrixLayoutDestroy(s->y);
+}
+
+/* The library's matrices are by columns: y^T [n, m] = (W^T)^T [n, k] x^T [k, m]. */
+static cublasStatus_t make_shapes(const choice *c, shapes *s)
+{
+    cublasOperation_t turned = CUBLAS_OP_T;
+    cudaDataType_t type = data_type(c->type);
+    cublasStatus_t e = cublasLtMatmulDescCreate(&s->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulDescSetAttribute(s->product, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
+                                           sizeof turned);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatrixLayoutCreate(&s->w, type, c->k, c->n, (int64_t)c->k);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatrixLayoutCreate(&s->x, type, c->k, c->m, (int64_t)c->k);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatrixLayoutCreate(&s->y, data_type(c->y_type), c->n, c->m, (int64_t)c->n);
+    return e;
+}
+
+static cublasStatus_t choose(gpu *g, choice *c, const shapes *s)
+{
+    cublasLtMatmulPreference_t wish = NULL;
+    cublasLtMatmulHeuristicResult_t best;
+    size_t workspace = WORKSPACE_BYTES;
+    int found = 0;
+    cublasStatus_t e = cublasLtMatmulPreferenceCreate(&wish);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                 &workspace, sizeof workspace);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulAlgoGetHeuristic(g->library, s->product, s->w, s->x, s->y, s->y, wish, 1,
+                                           &best, &found);
+    if (wish) cublasLtMatmulPreferenceDestroy(wish);
+    if (e != CUBLAS_STATUS_SUCCESS) return e;
+    if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+    c->algo = best.algo;
+    c->known = true;
+    return e;
+}
+
+static choice *choice_of(gpu *g, const choice *c)
+{
+    size_t hash = c->n * 31 + c->k * 17 + c->m * 0x9e3779b1u + (size_t)c->y_type;
+    choice *at = &g->choices[(hash ^ hash >> 15) % CHOICES];
+    if (at->known && at->n == c->n && at->k == c->k && at->m == c->m && at->type == c->type &&
+        at->y_type == c->y_type)
+        return at;
+    *at = *c;
+    return at;
+}
+
+gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                               gpu_type y_type)
+{
+    choice wanted = choice();
+    wanted.n = w->n;
+    wanted.k = w->k;
+    wanted.m = m;
+    wanted.type = w->type;
+    wanted.y_type = y_type;
+    choice *c = choice_of(g, &wanted);
+    shapes s = {NULL, NULL, NULL, NULL};
+    const float one = 1.0f, zero = 0.0f;
+    cublasStatus_t e = make_shapes(c, &s);
+    if (e == CUBLAS_STATUS_SUCCESS && !c->known) e = choose(g, c, &s);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmul(g->library, s.product, &one, w->data, s.w, x, s.x, &zero, y, s.y, y, s.y,
+                           &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);
+    forget_shapes(&s);
+    if (e == CUBLAS_STATUS_SUCCESS) return gpu_launched(g, "product");
+    snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt says %d", m, w->k,
+             w->n, w->k, (int)e);
+    return e == CUBLAS_STATUS_NOT_SUPPORTED ? GPU_UNSUPPORTED : GPU_LOST;
+}
+
+#include "kernels/cuda/table.inc"

@@ -1,0 +1,33 @@
+/* kernels/cuda, private: from a sequence, a layer and a KV head to bytes. */
+#ifndef KERNELS_CUDA_PAGES_CUH
+#define KERNELS_CUDA_PAGES_CUH
+
+#include "kernels/cuda/simt.cuh"
+
+/* One sequence's table of one layer and KV head, and the tile in page 0. */
+struct table_view {
+    const uint32_t *pages;
+    uint8_t *tiles;
+    uint32_t length; /* kept tokens */
+};
+
+static DEVICE table_view view_table(const gpu_pages &p, const gpu_tables &t, const gpu_layer &l,
+                                    const gpu_seq &s, const uint32_t *lengths, uint32_t head)
+{
+    uint32_t group = l.first_group + head / l.heads_per_group;
+    table_view v;
+    v.pages = t.pages + ((size_t)s.number * t.groups + group) * t.row;
+    v.tiles = p.data + (l.first_tile + head % l.heads_per_group) * p.tile_bytes;
+    v.length = lengths[s.lengths + group];
+    return v;
+}
+
+/* K of a slot; its V is values_at bytes further. */
+static DEVICE uint8_t *key_at(const gpu_pages &p, const table_view &v, uint32_t slot,
+                              size_t row_bytes)
+{
+    return v.tiles + v.pages[slot / p.page_tokens] * p.page_bytes +
+           slot % p.page_tokens * row_bytes;
+}
+
+#endif

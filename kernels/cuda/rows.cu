@@ -1,0 +1,166 @@
+/* Row by row: embeddings, norms, gates, angles; the largest logit. */
+#include "kernels/cuda/simt.cuh"
+
+enum { ROW_THREADS = 256 };
+
+static DEVICE float weight_at(const gpu_matrix &w, size_t row, size_t column)
+{
+    size_t at = row * w.k + column;
+    switch (w.type) {
+    case GPU_BF16: return to_float(((const bf16 *)w.data)[at]);
+    case GPU_F16: return to_float(((const f16 *)w.data)[at]);
+    default: return ((const float *)w.data)[at];
+    }
+}
+
+static __global__ void embed_kernel(gpu_matrix w, const uint32_t *tokens, float scale, float *x)
+{
+    size_t token = tokens[blockIdx.x];
+    for (size_t i = threadIdx.x; i < w.k; i += blockDim.x)
+        x[blockIdx.x * w.k + i] = weight_at(w, token, i) * scale;
+}
+
+/* Accurate sines: an angle may be as large as the context. */
+static __global__ void angles_kernel(const float *inv_freq, const uint32_t *positions, size_t n,
+                                     uint32_t half, float factor, float *angles)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n * half) return;
+    size_t row = i / half, pair = i % half;
+    float sine, cosine;
+    sincosf((float)positions[row] * inv_freq[pair], &sine, &cosine);
+    angles[row * 2 * half + pair] = cosine * factor;
+    angles[row * 2 * half + half + pair] = sine * factor;
+}
+
+template <class T>
+static __global__ void norm_kernel(float *x, const float *delta, const float *weight, float eps,
+                                   size_t d, T *out)
+{
+    size_t at = blockIdx.x * d;
+    float sum = 0.0f;
+    for (size_t i = threadIdx.x; i < d; i += blockDim.x) {
+        float v = x[at + i];
+        if (delta) x[at + i] = v += delta[at + i];
+        sum += v * v;
+    }
+    float scale = 1.0f / sqrtf(block_sum(sum) / (float)d + eps);
+    /* Each thread reads what it wrote. */
+    for (size_t i = threadIdx.x; i < d; i += blockDim.x)
+        out[at + i] = from_float<T>(x[at + i] * scale * weight[i]);
+}
+
+static DEVICE float activate(float x, bool gelu)
+{
+    if (!gelu) return x / (1.0f + expf(-x));
+    const float root = 0.7978845608028654f; /* sqrt(2 / pi) */
+    return 0.5f * x * (1.0f + tanhf(root * (x + 0.044715f * x * x * x)));
+}
+
+template <class T>
+static __global__ void gate_kernel(const T *gate_up, size_t n, size_t d, bool gelu, T *out)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const T *row = gate_up + i / d * 2 * d;
+    out[i] = from_float<T>(activate(to_float(row[i % d]), gelu) * to_float(row[d + i % d]));
+}
+
+static __global__ void gather_kernel(const uint32_t *x, const uint32_t *rows, size_t words,
+                                     uint32_t *out)
+{
+    const uint32_t *from = x + rows[blockIdx.x] * words;
+    for (size_t i = threadIdx.x; i < words; i += blockDim.x) out[blockIdx.x * words + i] = from[i];
+}
+
+/* What is no number is never the largest; a row of nothing else gives 0. */
+static DEVICE void keep_larger(float *value, uint32_t *index, float v, uint32_t i)
+{
+    if (v > *value || (v == *value && i < *index)) {
+        *value = v;
+        *index = i;
+    }
+}
+
+static __global__ void argmax_kernel(const float *x, size_t n, uint32_t *out)
+{
+    __shared__ float values[WARP];
+    __shared__ uint32_t indices[WARP];
+    const float *row = x + blockIdx.x * n;
+    float value = -INFINITY;
+    uint32_t index = 0xffffffffu;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x)
+        keep_larger(&value, &index, row[i], (uint32_t)i);
+    unsigned lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    for (int mask = WARP / 2; mask > 0; mask /= 2) {
+        float v = shuffle_xor(value, mask);
+        uint32_t i = shuffle_xor(index, mask);
+        keep_larger(&value, &index, v, i);
+    }
+    if (lane == 0) {
+        values[threadIdx.x / WARP] = value;
+        indices[threadIdx.x / WARP] = index;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (unsigned w = 1; w < warps; w++) keep_larger(&value, &index, values[w], indices[w]);
+    out[blockIdx.x] = index == 0xffffffffu ? 0 : index;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------
+ */
+
+static unsigned blocks_of(size_t n) { return (unsigned)((n + ROW_THREADS - 1) / ROW_THREADS); }
+
+gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
+                     float *x)
+{
+    if (n) LAUNCH(embed_kernel, (unsigned)n, ROW_THREADS, 0, g, *w, tokens, scale, x);
+    return gpu_launched(g, "embed");
+}
+
+gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, size_t n,
+                      uint32_t head_dim, float factor, float *angles)
+{
+    uint32_t half = head_dim / 2;
+    if (n)
+        LAUNCH(angles_kernel, blocks_of(n * half), ROW_THREADS, 0, g, inv_freq, positions, n, half,
+               factor, angles);
+    return gpu_launched(g, "angles");
+}
+
+gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,
+                    size_t d, void *out, gpu_type type)
+{
+#define NORM(T)                                                                                    \
+    LAUNCH(norm_kernel<T>, (unsigned)m, ROW_THREADS, 0, g, x, delta, weight, eps, d, (T *)out)
+    if (m) FOR_TYPE(type, NORM)
+#undef NORM
+    return gpu_launched(g, "norm");
+}
+
+gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, void *out,
+                    gpu_type type)
+{
+#define GATE(T)                                                                                    \
+    LAUNCH(gate_kernel<T>, blocks_of(m *d), ROW_THREADS, 0, g, (const T *)gate_up, m *d, d, gelu,  \
+           (T *)out)
+    if (m) FOR_TYPE(type, GATE)
+#undef GATE
+    return gpu_launched(g, "gate");
+}
+
+gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
+                      void *out)
+{
+    if (n)
+        LAUNCH(gather_kernel, (unsigned)n, ROW_THREADS, 0, g, (const uint32_t *)x, rows, bytes / 4,
+               (uint32_t *)out);
+    return gpu_launched(g, "gather");
+}
+
+gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out)
+{
+    if (m) LAUNCH(argmax_kernel, (unsigned)m, 1024, 0, g, x, n, out);
+    return gpu_launched(g, "argmax");
+}

@@ -1,0 +1,211 @@
+/* kernels/cuda, private: what kernels are written with. nvcc makes the GPU's instructions of it;
+ * with OCTAVO_SIMT a C++ compiler makes the same kernels run on the CPU (tests/simt/simt.h), which
+ * is how they are tested where there is no GPU. Everything that is not C++ is named here. */
+#ifndef KERNELS_CUDA_SIMT_CUH
+#define KERNELS_CUDA_SIMT_CUH
+
+#include "kernels/cuda/cuda_kernels.h"
+
+#include <math.h>
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+struct e4m3 {
+    uint8_t bits;
+};
+struct alignas(16) vec16 {
+    uint32_t w[4];
+};
+
+enum { WARP = 32 };
+
+#ifdef OCTAVO_SIMT
+#include "tests/simt/simt.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#define DEVICE               __device__ __forceinline__
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
+    (kernel)<<<(grid), (block), (shared), gpu_stream(g)>>>(__VA_ARGS__)
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+DEVICE float to_float(f16 x) { return __half2float(__ushort_as_half(x.bits)); }
+DEVICE f16 widen(e4m3 x)
+{
+    return f16{__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)x.bits, __NV_E4M3).x};
+}
+DEVICE float to_float(e4m3 x) { return to_float(widen(x)); }
+template <class T> DEVICE T from_float(float x);
+template <> DEVICE float from_float<float>(float x) { return x; }
+template <> DEVICE bf16 from_float<bf16>(float x)
+{
+    return bf16{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+}
+template <> DEVICE f16 from_float<f16>(float x)
+{
+    return f16{__half_as_ushort(__float2half_rn(x))};
+}
+template <> DEVICE e4m3 from_float<e4m3>(float x)
+{
+    return e4m3{(uint8_t)__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
+}
+
+/* Two values as the halves of a register, the first one low. */
+DEVICE uint32_t pack2(float a, float b, bf16)
+{
+    return (uint32_t)from_float<bf16>(a).bits | (uint32_t)from_float<bf16>(b).bits << 16;
+}
+DEVICE uint32_t pack2(float a, float b, f16)
+{
+    return (uint32_t)from_float<f16>(a).bits | (uint32_t)from_float<f16>(b).bits << 16;
+}
+
+template <class T> DEVICE T shuffle_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+
+/* 16 bytes to shared memory, or zeros where there is nothing. */
+DEVICE void copy_async(void *shared, const void *global, bool there)
+{
+    unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(bytes)
+                 : "memory");
+}
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* All but the last `left` groups have arrived (this thread's). */
+template <int left> DEVICE void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
+
+DEVICE void load_matrices(uint32_t r[4], const void *row)
+{
+    unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+DEVICE void load_matrices_turned(uint32_t r[4], const void *row)
+{
+    unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* d [16, 8] += a [16, 16] * b [16, 8]. */
+DEVICE void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, bf16)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, f16)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
+/* ---- reductions -------------------------------------------------------------------------------
+ */
+
+DEVICE float warp_sum(float v)
+{
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+    return v;
+}
+
+/* Of a block of at most 1024 threads, a multiple of WARP; every thread gets it. */
+DEVICE float block_sum(float v)
+{
+    __shared__ float of_warp[WARP];
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    v = warp_sum(v);
+    __syncthreads(); /* of_warp may still be read from the call before */
+    if (lane == 0) of_warp[threadIdx.x / WARP] = v;
+    __syncthreads();
+    return warp_sum(lane < warps ? of_warp[lane] : 0.0f);
+}
+
+/* ---- between kernels and the host ---------------------------------------------------------------
+ */
+
+/* The state behind a gpu (device.cu; tests/simt/device.cc). */
+#ifndef OCTAVO_SIMT
+cudaStream_t gpu_stream(const gpu *g);
+#endif
+/* What the launches since the last call came to. */
+gpu_status gpu_launched(gpu *g, const char *what);
+/* y = x * W^T by the library: w's data are operands of w->type. */
+gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                               gpu_type y_type);
+/* A kernel may have so much dynamic shared memory. */
+void gpu_allow_shared(const void *kernel, size_t bytes);
+
+/* The functions of the table, by file. */
+extern "C" {
+/* rows.cu */
+gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
+                     float *x);
+gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, size_t n,
+                      uint32_t head_dim, float factor, float *angles);
+gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,
+                    size_t d, void *out, gpu_type type);
+gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, void *out,
+                    gpu_type type);
+gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
+                      void *out);
+gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
+/* heads.cu */
+gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);
+gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, uint32_t n,
+                     const float *turns);
+gpu_status gpu_patches(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
+                       const uint32_t *values);
+/* attention.cu, measure.cu */
+gpu_status gpu_attend(gpu *g, const gpu_attention *a);
+gpu_status gpu_measures(gpu *g, const gpu_measure *m);
+/* products.cu */
+gpu_status gpu_unpack(gpu *g, const void *packed, const gpu_matrix *w);
+gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                       gpu_type y_type, void *scratch);
+}
+
+/* Calls WHAT(type) with the element type's name. */
+#define FOR_TYPE(type, WHAT)                                                                       \
+    switch (type) {                                                                                \
+    case GPU_BF16: WHAT(bf16); break;                                                              \
+    case GPU_F16: WHAT(f16); break;                                                                \
+    default: WHAT(float); break;                                                                   \
+    }
+
+#define FOR_KV(format, WHAT)                                                                       \
+    switch (format) {                                                                              \
+    case GPU_KV_BF16: WHAT(bf16); break;                                                           \
+    case GPU_KV_F16: WHAT(f16); break;                                                             \
+    default: WHAT(e4m3); break;                                                                    \
+    }
+
+/* Queries' type of a format of KV. */
+template <class KV> struct query_of {
+    typedef f16 type;
+};
+template <> struct query_of<bf16> {
+    typedef bf16 type;
+};
+
+#endif

@@ -1,0 +1,219 @@
+/* Making a CUDA backend: device, weights, buffers, pages, in this order; and what it refuses. */
+#include "model/cuda/backend.h"
+#include "model/sizes.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* Of the device's memory that weights and step buffers leave. */
+#define DEFAULT_POOL_SHARE 0.85
+
+/* What the logits of a step's prompt rows may take: as on the CPU. */
+enum { LOGITS_BYTES = 64 << 20 };
+
+/* ---- creation -----------------------------------------------------------------------------------
+ */
+
+/* What this backend does not do, by name, before anything is read. */
+static status backend_cuda_check(const backend_cuda_options *options, error *err)
+{
+    const backend_cpu_options *o = &options->common;
+    const model_config *c = o->config;
+    if (comm_size(o->group) > 1)
+        return error_set(err, STATUS_UNSUPPORTED, "--tp: %d ranks on GPUs are not built yet",
+                         comm_size(o->group));
+    if (c->n_experts)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "device cuda: %s has experts, for which there are no kernels yet",
+                         c->architecture);
+    if (!gpu_has_head_dim(c->head_dim))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "device cuda: heads of %u dims; attention is built for 32, 64 and 128",
+                         c->head_dim);
+    if (c->n_heads / c->n_kv_heads > GPU_DECODE_ROWS)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "device cuda: %u query heads for a KV head; attention takes %d",
+                         c->n_heads / c->n_kv_heads, GPU_DECODE_ROWS);
+    return STATUS_IS_OK;
+}
+
+static status open_device(backend_cuda *b, const backend_cuda_options *o, error *err)
+{
+    char why[256] = "";
+    b->device.api = o->api;
+    gpu_status s = o->api->open(o->ordinal, &b->device.g, &b->device.facts, why, sizeof why);
+    if (s == GPU_OK) return STATUS_IS_OK;
+    return error_set(err, s == GPU_NO_MEMORY ? STATUS_NO_MEMORY : STATUS_UNAVAILABLE,
+                     "--device cuda:%u: %s", o->ordinal, why);
+}
+
+/* The CPU packs what it reads, as for itself; the device puts it in its own order. */
+static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
+{
+    int64_t start = clock_now_us();
+    thread_pool_options threads = {.n_threads = o->n_threads, .pin = true};
+    status s = thread_pool_create(&threads, &b->pool);
+    if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
+    kern_context *kernels;
+    kern_options kopts = {.pool = b->pool, .isa = o->isa};
+    RETURN_IF_ERROR(kern_create(&kopts, &kernels, err));
+    weights_options wanted = {
+        .dir = o->dir,
+        .config = &b->config,
+        .dummy = o->dummy,
+        .dummy_seed = o->dummy_seed,
+        .type = o->weight_type,
+        .quant = {o->quant_bits, o->quant_group},
+        .attention_bits = o->quant_attention,
+        .kernels = kernels,
+        .rank = 0,
+        .size = 1,
+        .cache_dir = o->cache_dir,
+        .pool = b->pool,
+        .tell = o->tell,
+        .tell_ctx = o->tell_ctx,
+    };
+    model_weights weights;
+    s = weights_load(&wanted, &weights, err);
+    if (status_ok(s)) {
+        s = cuda_weights_load(&b->device, &weights, &b->config, &b->weights, err);
+        b->info.identity = weights.identity;
+        b->facts.from_cache = weights.from_cache;
+        weights_destroy(&weights);
+    }
+    kern_destroy(kernels);
+    b->weight_bytes = b->device.allocated;
+    b->facts.load_us = clock_now_us() - start;
+    return s;
+}
+
+static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
+{
+    const pkv_geometry *g = &b->info.geometry;
+    size_t tile = 2 * (size_t)g->page_tokens * b->config.head_dim * gpu_kv_bytes(o->kv);
+    b->pages = (gpu_pages){.tile_bytes = tile,
+                           .page_bytes = tile * g->layers_per_group * g->heads_per_group,
+                           .page_tokens = g->page_tokens,
+                           .head_dim = b->config.head_dim,
+                           .n_tiles = g->layers_per_group * g->heads_per_group,
+                           .format = o->kv};
+}
+
+static status make_forward(backend_cuda *b, const backend_cpu_options *o, error *err)
+{
+    cuda_forward_options pass = {.device = &b->device,
+                                 .config = &b->config,
+                                 .weights = &b->weights,
+                                 .pages = &b->pages,
+                                 .geometry = b->info.geometry,
+                                 .max_rows = o->max_rows,
+                                 .max_seqs = o->max_seqs};
+    uint32_t page_tokens = b->pages.page_tokens;
+    uint32_t row = (b->info.max_positions + page_tokens - 1) / page_tokens + 1;
+    status s = cuda_forward_create(&pass, &b->forward);
+    if (status_ok(s))
+        s = cuda_tables_create(&b->device, &b->info.geometry, o->max_seqs, row, &b->tables);
+    if (status_ok(s)) return s;
+    return error_set(err, s.code, "device cuda: %u rows, %u sequences and %u positions: %s",
+                     o->max_rows, o->max_seqs, b->info.max_positions,
+                     s.message ? s.message : status_text(s.code));
+}
+
+/* After everything else on the device. */
+static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *err)
+{
+    uint64_t bytes = o->kv_bytes, free_bytes = b->device.facts.free_bytes;
+    free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
+    if (bytes == 0) bytes = sizes_default_pool(free_bytes, DEFAULT_POOL_SHARE);
+    RETURN_IF_ERROR(
+        sizes_pool_pages(&b->info.geometry, bytes, b->pages.page_bytes, &b->info.n_pages, err));
+    b->pool_bytes = (uint64_t)b->info.n_pages * b->pages.page_bytes;
+    if (!status_ok(cuda_alloc(&b->device, b->pool_bytes, &b->pages.data)))
+        return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %llu bytes: %s",
+                         (unsigned long long)b->pool_bytes, b->device.api->why(b->device.g));
+    return STATUS_IS_OK;
+}
+
+static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, error *err)
+{
+    uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, memory_available_bytes(), 0,
+                                  b->pages.page_bytes);
+    if (n == 0) return STATUS_IS_OK;
+    void *host;
+    if (b->device.api->alloc_host(b->device.g, (size_t)n * b->pages.page_bytes, &host) != GPU_OK)
+        return error_set(err, STATUS_NO_MEMORY, "swap-memory: %s", b->device.api->why(b->device.g));
+    b->host = host;
+    b->info.n_host_pages = n;
+    return STATUS_IS_OK;
+}
+
+static status make_step_buffers(backend_cuda *b, const backend_cpu_options *o)
+{
+    RETURN_IF_ERROR(
+        pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
+    RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
+    b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
+    b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
+    b->samples = calloc(o->max_seqs, sizeof *b->samples);
+    b->draws = calloc(o->max_seqs, sizeof *b->draws);
+    b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
+    bool ok = b->is_greedy && b->seq_results && b->seqs && b->samples && b->draws && b->logit_rows;
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
+}
+
+static void fill_info(backend_cuda *b, const backend_cpu_options *o)
+{
+    b->info.name = "cuda";
+    b->info.vocab_size = b->config.vocab_size;
+    b->info.max_positions = model_max_length(&b->config);
+    b->info.max_rows = o->max_rows;
+    b->info.max_seqs = o->max_seqs;
+    size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
+    b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
+    b->info.max_in_flight = 1;
+}
+
+static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
+{
+    const backend_cpu_options *o = &options->common;
+    fill_info(b, o);
+    RETURN_IF_ERROR(sizes_geometry(o, &b->info.geometry, err));
+    RETURN_IF_ERROR(open_device(b, options, err));
+    lay_out_pages(b, options);
+    RETURN_IF_ERROR(load(b, o, err));
+    RETURN_IF_ERROR(make_forward(b, o, err));
+    RETURN_IF_ERROR(make_pool(b, o, err));
+    RETURN_IF_ERROR(make_host_tier(b, o, err));
+    status s = make_step_buffers(b, o);
+    return status_ok(s) ? s : error_set(err, s.code, "backend: %s", status_text(s.code));
+}
+
+status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err)
+{
+    RETURN_IF_ERROR(backend_cuda_check(options, err));
+    backend_cuda *b = calloc(1, sizeof *b);
+    if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    b->config = *options->common.config;
+    if (options->common.max_model_len) b->config.rope.length = options->common.max_model_len;
+    status s = make(b, options, err);
+    if (!status_ok(s)) {
+        cuda_ops.destroy(b);
+        return s;
+    }
+    b->facts.isa = b->device.facts.name;
+    b->facts.n_threads = thread_pool_size(b->pool);
+    b->facts.weight_bytes = b->weight_bytes;
+    b->facts.page_bytes = b->pages.page_bytes;
+    b->facts.pool_bytes = b->pool_bytes;
+    b->facts.swap_bytes = b->info.n_host_pages * b->pages.page_bytes;
+    *out = (backend){&cuda_ops, b};
+    return STATUS_IS_OK;
+}
+
+backend_cpu_facts backend_cuda_describe(const backend *b)
+{
+    assert(b->ops == &cuda_ops);
+    return ((const backend_cuda *)b->ctx)->facts;
+}

@@ -1,0 +1,65 @@
+/* The way to the plugin: a driver first, for opening the plugin costs a second and 150 MB. */
+#include "kernels/cuda/cuda_kernels.h"
+#include "model/model.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PLUGIN "liboctavo_cuda.so"
+
+/* Of the driver's API: both return 0 when all is well. */
+typedef int driver_init_fn(unsigned flags);
+typedef int driver_count_fn(int *count);
+
+static void *symbol(void *library, const char *name)
+{
+    return library ? dlsym(library, name) : NULL;
+}
+
+static status find_driver(error *err)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!driver)
+        return error_set(err, STATUS_UNAVAILABLE, "no CUDA driver on this machine (%s)", dlerror());
+    driver_init_fn *init;
+    driver_count_fn *count;
+    void *symbols[] = {symbol(driver, "cuInit"), symbol(driver, "cuDeviceGetCount")};
+    memcpy(&init, &symbols[0], sizeof init);
+    memcpy(&count, &symbols[1], sizeof count);
+    int n = 0, code = init && count ? init(0) : -1;
+    if (code == 0) code = count(&n);
+    if (code != 0)
+        return error_set(err, STATUS_UNAVAILABLE, "the CUDA driver does not start (error %d)",
+                         code);
+    if (n == 0) return error_set(err, STATUS_UNAVAILABLE, "the CUDA driver shows no device");
+    return STATUS_IS_OK;
+}
+
+/* Beside the executable, where the build puts it; else as the loader searches. */
+static void *open_plugin(void)
+{
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof PLUGIN);
+    if (n > 0) {
+        path[n] = '\0';
+        char *slash = strrchr(path, '/');
+        memcpy(slash ? slash + 1 : path, PLUGIN, sizeof PLUGIN);
+        if (access(path, F_OK) == 0) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return dlopen(PLUGIN, RTLD_NOW | RTLD_LOCAL);
+}
+
+status backend_cuda_find(const gpu_api **out, error *err)
+{
+    RETURN_IF_ERROR(find_driver(err));
+    void *plugin = open_plugin();
+    if (!plugin) return error_set(err, STATUS_UNAVAILABLE, PLUGIN ": %s", dlerror());
+    gpu_api_fn *entry;
+    void *found = symbol(plugin, GPU_API_SYMBOL);
+    memcpy(&entry, &found, sizeof entry);
+    *out = entry ? entry(GPU_API_VERSION) : NULL;
+    if (*out) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNAVAILABLE, PLUGIN " is of another version");
+}

@@ -1,0 +1,302 @@
+/* The forward pass on a GPU: forward.c's order of things, kernel by kernel, on one stream. */
+#include "model/cuda/cuda.h"
+
+#include "model/rope.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum {
+    BLOCKS_OF_SM = 6,     /* of decode attention that should be under way */
+    PART_SLOTS_MIN = 256, /* a shorter part is mostly overhead */
+};
+
+/* On the device; element types as the next product wants them, wide enough for f32. */
+struct cuda_forward {
+    cuda_forward_options o;
+    uint32_t heads, qkv_width, attn_width, ffn;
+    float *x, *delta, *qkv, *angles, *local, *lse, *logits, *partial;
+    float *inv_freq, *local_inv_freq; /* local NULL: none */
+    void *normed, *q, *attn, *wide, *act, *picked, *scratch;
+    uint32_t max_tiles;
+};
+
+/* Every buffer, for creation and destruction. */
+typedef struct buffer {
+    void *at; /* of the pointer */
+    size_t bytes;
+} buffer;
+
+enum { BUFFERS = 17 };
+
+static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
+{
+    const model_config *c = f->o.config;
+    size_t rows = f->o.max_rows, f32 = sizeof(float), hidden = c->hidden, dim = c->head_dim;
+    bool local = c->family->local_theta != 0.0;
+    size_t partial = gpu_partial_floats(f->max_tiles, c->n_kv_heads, dim);
+    const buffer all[] = {
+        {&f->x, rows * hidden * f32},
+        {&f->delta, rows * hidden * f32},
+        {&f->normed, rows * hidden * f32},
+        {&f->qkv, rows * f->qkv_width * f32},
+        {&f->q, rows * f->attn_width * 2},
+        {&f->attn, rows * f->attn_width * f32},
+        {&f->wide, rows * 2 * f->ffn * f32},
+        {&f->act, rows * f->ffn * f32},
+        {&f->angles, rows * dim * f32},
+        {&f->local, local ? rows * dim * f32 : 0},
+        {&f->inv_freq, dim / 2 * f32},
+        {&f->local_inv_freq, local ? dim / 2 * f32 : 0},
+        {&f->lse, rows * f->heads * f32},
+        {&f->partial, partial * f32},
+        {&f->logits, (size_t)CUDA_LOGIT_ROWS * c->vocab_size * f32},
+        {&f->picked, (size_t)CUDA_LOGIT_ROWS * hidden * f32},
+        {&f->scratch, f->o.weights->scratch},
+    };
+    _Static_assert(sizeof all / sizeof *all == BUFFERS, "a row for each");
+    for (size_t i = 0; i < BUFFERS; i++) out[i] = all[i];
+    return BUFFERS;
+}
+
+static status send_frequencies(cuda_forward *f, const rope_config *rope, float *device)
+{
+    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
+    cuda_device *d = f->o.device;
+    rope_frequencies(rope, f->o.config->head_dim, inv_freq);
+    RETURN_IF_GPU_ERROR(
+        d->api->copy_in(d->g, device, inv_freq, f->o.config->head_dim / 2 * sizeof *inv_freq));
+    return cuda_status(d->api->wait(d->g));
+}
+
+static status make_buffers(cuda_forward *f)
+{
+    buffer list[BUFFERS];
+    size_t n = list_buffers(f, list);
+    for (size_t i = 0; i < n; i++)
+        if (list[i].bytes) RETURN_IF_ERROR(cuda_alloc(f->o.device, list[i].bytes, list[i].at));
+    RETURN_IF_ERROR(send_frequencies(f, &f->o.config->rope, f->inv_freq));
+    if (!f->local) return STATUS_IS_OK;
+    return send_frequencies(f, &f->o.config->local_rope, f->local_inv_freq);
+}
+
+status cuda_forward_create(const cuda_forward_options *options, cuda_forward **out)
+{
+    const model_config *c = options->config;
+    cuda_forward *f = calloc(1, sizeof *f);
+    if (!f) return status_make(STATUS_NO_MEMORY, "forward pass");
+    f->o = *options;
+    f->heads = c->n_heads;
+    f->attn_width = c->n_heads * c->head_dim;
+    f->qkv_width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+    f->ffn = c->ffn;
+    f->max_tiles =
+        options->max_seqs + BLOCKS_OF_SM * options->device->facts.n_sms / c->n_kv_heads + 1;
+    status s = make_buffers(f);
+    if (status_ok(s)) *out = f;
+    else cuda_forward_destroy(f);
+    return s;
+}
+
+void cuda_forward_destroy(cuda_forward *f)
+{
+    if (!f) return;
+    buffer list[BUFFERS];
+    size_t n = list_buffers(f, list);
+    for (size_t i = 0; i < n; i++) {
+        void *device = *(void **)list[i].at;
+        if (device) f->o.device->api->release(f->o.device->g, device);
+    }
+    free(f);
+}
+
+/* ---- decode tiles -------------------------------------------------------------------------------
+ */
+
+uint32_t cuda_forward_tiles(const cuda_forward *f) { return f->max_tiles; }
+
+/* As many parts as keep every multiprocessor busy, and no more than there is room for. */
+uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest)
+{
+    uint64_t blocks = (uint64_t)BLOCKS_OF_SM * f->o.device->facts.n_sms / f->o.config->n_kv_heads;
+    uint64_t part = blocks ? (slots + blocks - 1) / blocks : longest;
+    if (part < PART_SLOTS_MIN) part = PART_SLOTS_MIN;
+    if (part > longest) part = longest ? longest : 1;
+    return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
+}
+
+/* ---- layers -------------------------------------------------------------------------------------
+ */
+
+static gpu_layer place_of(const cuda_forward *f, uint32_t layer)
+{
+    const pkv_geometry *g = &f->o.geometry;
+    const model_config *c = f->o.config;
+    return (gpu_layer){
+        .first_group = layer / g->layers_per_group * pkv_head_groups(g),
+        .first_tile = layer % g->layers_per_group * g->heads_per_group,
+        .heads_per_group = g->heads_per_group,
+        .window = c->layers[layer] & LAYER_WINDOW ? c->window : 0,
+    };
+}
+
+static gpu_heads heads_of(const cuda_forward *f, const cuda_batch *b, uint32_t layer)
+{
+    const model_config *c = f->o.config;
+    const cuda_layer *w = &f->o.weights->layers[layer];
+    return (gpu_heads){
+        .pages = *f->o.pages,
+        .tables = b->tables,
+        .layer = place_of(f, layer),
+        .seqs = b->seqs,
+        .lengths = b->lengths,
+        .row_seqs = b->row_seqs,
+        .n_rows = b->n_rows,
+        .kv_heads = c->n_kv_heads,
+        .q_heads = c->n_heads / c->n_kv_heads,
+        .qkv = f->qkv,
+        .bias = w->qkv_bias,
+        .q_norm = w->q_norm,
+        .k_norm = w->k_norm,
+        .eps = c->rms_eps,
+        .angles = c->layers[layer] & LAYER_LOCAL ? f->local : f->angles,
+        .q = f->q,
+    };
+}
+
+static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b, uint32_t layer)
+{
+    const model_config *c = f->o.config;
+    return (gpu_attention){
+        .pages = *f->o.pages,
+        .tables = b->tables,
+        .layer = place_of(f, layer),
+        .seqs = b->seqs,
+        .lengths = b->lengths,
+        .decode = b->decode,
+        .prefill = b->prefill,
+        .n_decode = b->n_decode,
+        .n_prefill = b->n_prefill,
+        .part_slots = b->part_slots,
+        .kv_heads = c->n_kv_heads,
+        .q_heads = c->n_heads / c->n_kv_heads,
+        .scale = 1.0f / sqrtf((float)c->head_dim),
+        .q = f->q,
+        .out = f->attn,
+        .out_type = f->o.weights->layers[layer].o.type,
+        .lse = b->wants_lse ? f->lse : NULL,
+        .partial = f->partial,
+    };
+}
+
+/* What is the same for every measure of the layer; the backend fills in the rest. */
+static status measure(const cuda_batch *b, const gpu_attention *a, uint32_t layer)
+{
+    if (!b->measure) return STATUS_IS_OK;
+    gpu_measure m = {.pages = a->pages,
+                     .tables = a->tables,
+                     .layer = a->layer,
+                     .lengths = a->lengths,
+                     .kv_heads = a->kv_heads,
+                     .q_heads = a->q_heads,
+                     .scale = a->scale,
+                     .q = a->q,
+                     .lse = a->lse,
+                     .y = a->out,
+                     .y_type = a->out_type};
+    return b->measure(b->ctx, layer, &m);
+}
+
+static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
+{
+    const gpu_api *api = f->o.device->api;
+    gpu *g = f->o.device->g;
+    const cuda_layer *w = &f->o.weights->layers[layer];
+    const model_config *c = f->o.config;
+    gpu_heads heads = heads_of(f, b, layer);
+    gpu_attention attention = attention_of(f, b, layer);
+    RETURN_IF_GPU_ERROR(
+        api->product(g, &w->qkv, f->normed, b->n_rows, f->qkv, GPU_F32, f->scratch));
+    RETURN_IF_GPU_ERROR(api->heads(g, &heads));
+    RETURN_IF_GPU_ERROR(api->attention(g, &attention));
+    RETURN_IF_ERROR(measure(b, &attention, layer));
+    RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
+    if (!w->attn_post_norm) return STATUS_IS_OK;
+    return cuda_status(api->norm(g, f->delta, NULL, w->attn_post_norm, c->rms_eps, b->n_rows,
+                                 c->hidden, f->delta, GPU_F32));
+}
+
+static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
+{
+    const gpu_api *api = f->o.device->api;
+    gpu *g = f->o.device->g;
+    const cuda_layer *w = &f->o.weights->layers[layer];
+    const model_config *c = f->o.config;
+    /* gate_up may give f32 or its own type alone. */
+    gpu_type type = w->down.type == w->gate_up.type ? w->down.type : GPU_F32;
+    if (type != w->down.type)
+        return status_make(STATUS_UNSUPPORTED, "cuda: gate_up and down of different types");
+    RETURN_IF_GPU_ERROR(
+        api->product(g, &w->gate_up, f->normed, b->n_rows, f->wide, type, f->scratch));
+    RETURN_IF_GPU_ERROR(api->gate(g, f->wide, b->n_rows, f->ffn, c->family->gelu, f->act, type));
+    RETURN_IF_GPU_ERROR(
+        api->product(g, &w->down, f->act, b->n_rows, f->delta, GPU_F32, f->scratch));
+    if (!w->ffn_post_norm) return STATUS_IS_OK;
+    return cuda_status(api->norm(g, f->delta, NULL, w->ffn_post_norm, c->rms_eps, b->n_rows,
+                                 c->hidden, f->delta, GPU_F32));
+}
+
+/* x += delta (unless NULL); its norm becomes operands of `next`. */
+static status norm_for(cuda_forward *f, const cuda_batch *b, const float *delta,
+                       const float *weight, const gpu_matrix *next)
+{
+    const model_config *c = f->o.config;
+    return cuda_status(f->o.device->api->norm(f->o.device->g, f->x, delta, weight, c->rms_eps,
+                                              b->n_rows, c->hidden, f->normed, next->type));
+}
+
+static status start(cuda_forward *f, const cuda_batch *b)
+{
+    const gpu_api *api = f->o.device->api;
+    gpu *g = f->o.device->g;
+    const model_config *c = f->o.config;
+    const cuda_weights *w = f->o.weights;
+    RETURN_IF_GPU_ERROR(api->embed(g, &w->embed, b->tokens, b->n_rows, w->embed_scale, f->x));
+    RETURN_IF_GPU_ERROR(api->angles(g, f->inv_freq, b->positions, b->n_rows, c->head_dim,
+                                    (float)c->rope.attention_factor, f->angles));
+    if (f->local)
+        RETURN_IF_GPU_ERROR(api->angles(g, f->local_inv_freq, b->positions, b->n_rows, c->head_dim,
+                                        (float)c->local_rope.attention_factor, f->local));
+    return norm_for(f, b, NULL, w->layers[0].attn_norm, &w->layers[0].qkv);
+}
+
+status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted)
+{
+    const cuda_weights *w = f->o.weights;
+    uint32_t n = f->o.config->n_layers;
+    RETURN_IF_ERROR(start(f, b));
+    for (uint32_t l = 0; l < n; l++) {
+        bool last = l + 1 == n;
+        if (atomic_load_explicit(interrupted, memory_order_relaxed))
+            return status_make(STATUS_INTERNAL, "interrupted");
+        RETURN_IF_ERROR(attention_block(f, b, l));
+        RETURN_IF_ERROR(norm_for(f, b, f->delta, w->layers[l].ffn_norm, &w->layers[l].gate_up));
+        RETURN_IF_ERROR(ffn_block(f, b, l));
+        RETURN_IF_ERROR(norm_for(f, b, f->delta, last ? w->norm : w->layers[l + 1].attn_norm,
+                                 last ? &w->head : &w->layers[l + 1].qkv));
+    }
+    return STATUS_IS_OK;
+}
+
+status cuda_forward_logits(cuda_forward *f, const uint32_t *rows, uint32_t n, float **logits)
+{
+    const gpu_api *api = f->o.device->api;
+    gpu *g = f->o.device->g;
+    const gpu_matrix *head = &f->o.weights->head;
+    size_t element = head->type == GPU_F32 ? 4 : 2;
+    RETURN_IF_GPU_ERROR(
+        api->gather(g, f->normed, rows, n, f->o.config->hidden * element, f->picked));
+    *logits = f->logits;
+    return cuda_status(api->product(g, head, f->picked, n, f->logits, GPU_F32, f->scratch));
+}

@@ -1,0 +1,303 @@
+/* What a step reads on the device and leaves there: rows, tiles of attention, moves, measures. */
+#include "model/cuda/backend.h"
+#include "model/measures.h"
+#include "model/rope.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- measures -----------------------------------------------------------------------------------
+ */
+
+/* Those with kernels. */
+static bool find_kind(measure_kind kind, gpu_measure_kind *out)
+{
+    static const struct {
+        measure_kind kind;
+        gpu_measure_kind gpu;
+    } rows[] = {{MEASURE_MASS, GPU_MEASURE_MASS},
+                {MEASURE_RAW, GPU_MEASURE_RAW},
+                {MEASURE_PROJECTION, GPU_MEASURE_PROJECTION},
+                {MEASURE_VALUE_NORM, GPU_MEASURE_VALUE_NORM},
+                {MEASURE_KEY_NORM, GPU_MEASURE_KEY_NORM}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].kind == kind) {
+            *out = rows[i].gpu;
+            return true;
+        }
+    return false;
+}
+
+status cuda_refuse_measure(const measure_spec *s)
+{
+    gpu_measure_kind kind;
+    if (s->novelty) return status_make(STATUS_UNSUPPORTED, "cuda: novelty is not measured");
+    if (s->kind == MEASURE_NONE) return STATUS_IS_OK;
+    if (s->sum != MEASURE_SUM_STEP)
+        return status_make(STATUS_UNSUPPORTED, "cuda: running sums of attention are not kept");
+    if (!find_kind(s->kind, &kind) || (s->second != MEASURE_NONE && !find_kind(s->second, &kind)))
+        return status_make(STATUS_UNSUPPORTED, "cuda: a measure without a kernel");
+    return STATUS_IS_OK;
+}
+
+static uint32_t longest_table(const backend_cuda *b, uint32_t seq, bool slots)
+{
+    uint32_t longest = 0;
+    for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++) {
+        pkv_table_view table = pkv_mirror_table(b->mirror, seq, g);
+        uint32_t n = slots ? table.kept_tokens : table.n_pages;
+        if (n > longest) longest = n;
+    }
+    return longest;
+}
+
+static size_t measure_floats(const measure_result *m)
+{
+    return (size_t)m->n_layers * m->n_kv_heads * m->stride;
+}
+
+/* Where results will be, zeros on the host: layers that measure nothing write nothing. */
+status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
+{
+    size_t floats = 0, slots = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        measure_result *m = &b->seq_results[i].measure;
+        b->seq_results[i] = (step_seq_result){0};
+        if (s->measure.kind == MEASURE_NONE) continue;
+        m->n_layers = (b->config.n_layers - 1) / s->measure.layer_step + 1;
+        m->n_kv_heads = b->config.n_kv_heads;
+        m->stride = longest_table(b, s->seq, s->measure.by_slot);
+        m->q_heads = b->config.n_heads / b->config.n_kv_heads;
+        floats += measures_arrays(&s->measure) * measure_floats(m);
+        size_t longest = longest_table(b, s->seq, true);
+        if (longest > slots) slots = longest;
+    }
+    if (floats == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->measures, floats * sizeof(float)));
+    RETURN_IF_ERROR(
+        cuda_pack_begin(&b->device, &b->slots, slots * b->config.n_kv_heads * sizeof(float)));
+    memset(b->measures.host, 0, floats * sizeof(float));
+    b->measures.size = floats * sizeof(float);
+    const float *at = (const float *)(const void *)b->measures.host;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
+        if (arrays == 0) continue;
+        b->seq_results[i].measure.values = at;
+        at += arrays * measure_floats(&b->seq_results[i].measure);
+    }
+    return STATUS_IS_OK;
+}
+
+/* One array of one sequence in one layer: measured, and on its way to the host. */
+static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size_t first,
+                          gpu_measure *m)
+{
+    const measure_spec *spec = &b->plan->seqs[seq].measure;
+    const measure_result *r = &b->seq_results[seq].measure;
+    size_t at = (size_t)(r->values - (const float *)(const void *)b->measures.host) + first;
+    float *device = (float *)(void *)b->measures.device + at;
+    (void)find_kind(kind, &m->kind);
+    m->slots = spec->by_slot ? device : (float *)(void *)b->slots.device;
+    m->slot_stride = spec->by_slot ? r->stride : m->longest;
+    m->by_page = spec->by_slot ? NULL : device;
+    m->page_stride = r->stride;
+    RETURN_IF_GPU_ERROR(b->device.api->measure(b->device.g, m));
+    return cuda_status(b->device.api->copy_out(b->device.g, b->measures.host + at * sizeof(float),
+                                               device,
+                                               (size_t)r->n_kv_heads * r->stride * sizeof(float)));
+}
+
+status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
+{
+    backend_cuda *b = ctx;
+    for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
+        const step_seq *s = &b->plan->seqs[i];
+        const measure_result *r = &b->seq_results[i].measure;
+        if (!r->values || layer % s->measure.layer_step != 0) continue;
+        /* Layers with a window are not chosen for: their values stay zeros. */
+        if (s->measure.by_slot && m->layer.window) continue;
+        m->seq = b->seqs[i];
+        m->rows = s->measure.rows < s->n_tokens ? s->measure.rows : s->n_tokens;
+        m->longest = longest_table(b, s->seq, true);
+        size_t first = (size_t)layer / s->measure.layer_step * r->n_kv_heads * r->stride;
+        RETURN_IF_ERROR(measure_one(b, i, s->measure.kind, first, m));
+        if (s->measure.second != MEASURE_NONE)
+            RETURN_IF_ERROR(measure_one(b, i, s->measure.second, first + measure_floats(r), m));
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- moves --------------------------------------------------------------------------------------
+ */
+
+/* A whole page leaves for the host tier, or comes back. */
+static status copy_page(backend_cuda *b, const pkv_move *m)
+{
+    bool out = m->kind == PKV_MOVE_OUT;
+    uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
+    if (page >= b->info.n_pages || host >= b->info.n_host_pages)
+        return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
+    uint8_t *here = b->pages.data + page * b->pages.page_bytes;
+    uint8_t *there = b->host + host * b->pages.page_bytes;
+    const gpu_api *api = b->device.api;
+    return cuda_status(out ? api->copy_out(b->device.g, there, here, b->pages.page_bytes)
+                           : api->copy_in(b->device.g, here, there, b->pages.page_bytes));
+}
+
+static status check_move(const backend_cuda *b, const pkv_move *m)
+{
+    uint32_t slots = b->pages.page_tokens;
+    if (m->src_page >= b->info.n_pages || m->dst_page >= b->info.n_pages || m->n_slots > slots ||
+        m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
+        return status_make(STATUS_INVALID, "plan: a move outside the pool");
+    if (llabs(m->rotate) >= b->info.max_positions)
+        return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
+    return STATUS_IS_OK;
+}
+
+/* Cosines and sines of a turn by so many positions, backwards when negative. */
+static void make_turn(const backend_cuda *b, int32_t by, float *cos_sin)
+{
+    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
+    uint32_t dim = b->config.head_dim;
+    rope_frequencies(&b->config.rope, dim, inv_freq);
+    rope_angles(inv_freq, dim, by < 0 ? 0u - (uint32_t)by : (uint32_t)by, cos_sin);
+    for (uint32_t i = dim / 2; by < 0 && i < dim; i++) cos_sin[i] = -cos_sin[i];
+}
+
+static uint32_t count_turns(const pkv_deltas *d)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < d->n_moves; i++) n += d->moves[i].rotate != 0;
+    return n;
+}
+
+/* In their order; runs of moves between slots go together. turns are the device's. */
+static status apply_moves(backend_cuda *b, const pkv_deltas *d, const float *turns)
+{
+    uint32_t n = 0, n_turns = 0;
+    if (d->n_moves > b->moves_capacity) {
+        gpu_move *grown = alloc_resize(NULL, b->moves, d->n_moves, sizeof *grown);
+        if (!grown) return status_make(STATUS_NO_MEMORY, "step buffers");
+        b->moves = grown;
+        b->moves_capacity = d->n_moves;
+    }
+    for (size_t i = 0; i <= d->n_moves; i++) {
+        const pkv_move *m = i < d->n_moves ? &d->moves[i] : NULL;
+        if (m && m->kind == PKV_MOVE_SLOTS) {
+            RETURN_IF_ERROR(check_move(b, m));
+            b->moves[n++] = (gpu_move){m->src_page, m->dst_page, m->src_slot,
+                                       m->dst_slot, m->n_slots,  m->rotate ? ++n_turns : 0};
+            continue;
+        }
+        RETURN_IF_GPU_ERROR(b->device.api->move(b->device.g, &b->pages, b->moves, n, turns));
+        n = 0;
+        if (m) RETURN_IF_ERROR(copy_page(b, m));
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- a step's arrays ----------------------------------------------------------------------------
+ */
+
+/* Upper bounds, each array's alignment included. */
+static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, uint32_t n_turns)
+{
+    size_t rows = plan->n_tokens, seqs = plan->n_seqs, groups = b->tables.device.groups;
+    size_t q_heads = b->config.n_heads / b->config.n_kv_heads;
+    size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
+    return 3 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
+           (seqs * groups + rows + seqs) * sizeof(uint32_t) +
+           (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) +
+           b->tables.n_patches * sizeof(gpu_patch) + b->tables.n_values * sizeof(uint32_t) +
+           (size_t)n_turns * b->config.head_dim * sizeof(float) + 16 * 64;
+}
+
+static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
+{
+    size_t n = plan->n_tokens, groups = b->tables.device.groups;
+    uint32_t *tokens = cuda_pack_take(&b->step, n * sizeof *tokens, &batch->tokens);
+    uint32_t *positions = cuda_pack_take(&b->step, n * sizeof *positions, &batch->positions);
+    uint32_t *row_seqs = cuda_pack_take(&b->step, n * sizeof *row_seqs, &batch->row_seqs);
+    gpu_seq *seqs = cuda_pack_take(&b->step, plan->n_seqs * sizeof *seqs, &batch->seqs);
+    uint32_t *lengths =
+        cuda_pack_take(&b->step, plan->n_seqs * groups * sizeof *lengths, &batch->lengths);
+    if (n) memcpy(tokens, plan->tokens, n * sizeof *tokens);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        seqs[i] = b->seqs[i] =
+            (gpu_seq){s->seq, s->first_token, s->n_tokens, (uint32_t)(i * groups)};
+        for (uint32_t g = 0; g < groups; g++)
+            lengths[i * groups + g] = pkv_mirror_table(b->mirror, s->seq, g).kept_tokens;
+        for (uint32_t j = 0; j < s->n_tokens; j++) {
+            positions[s->first_token + j] = s->position + j;
+            row_seqs[s->first_token + j] = i;
+        }
+    }
+}
+
+static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
+{
+    uint32_t q_heads = b->config.n_heads / b->config.n_kv_heads, longest = 0, n_prefill = 0;
+    uint64_t slots = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        uint32_t n = longest_table(b, plan->seqs[i].seq, true);
+        uint32_t packed = plan->seqs[i].n_tokens * q_heads;
+        if (packed > GPU_DECODE_ROWS) {
+            n_prefill += (packed + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
+            continue;
+        }
+        slots += n;
+        if (n > longest) longest = n;
+    }
+    uint32_t part = batch->part_slots = cuda_forward_part(b->forward, slots, longest);
+    uint32_t most = cuda_forward_tiles(b->forward);
+    gpu_tile *decode = cuda_pack_take(&b->step, most * sizeof *decode, &batch->decode);
+    gpu_tile *prefill = cuda_pack_take(&b->step, n_prefill * sizeof *prefill, &batch->prefill);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        uint32_t packed = plan->seqs[i].n_tokens * q_heads;
+        uint32_t parts = (longest_table(b, plan->seqs[i].seq, true) + part - 1) / part;
+        uint32_t first = batch->n_decode;
+        for (uint32_t r = 0; packed > GPU_DECODE_ROWS && r < packed; r += GPU_PREFILL_ROWS)
+            prefill[batch->n_prefill++] = (gpu_tile){.seq = i, .first = r};
+        for (uint32_t p = 0; packed <= GPU_DECODE_ROWS && p < parts; p++)
+            decode[batch->n_decode++] = (gpu_tile){i, p * part, parts, first};
+    }
+    assert(batch->n_decode <= most);
+}
+
+/* Everything that this step reads goes in one copy; then tables and pages are brought up to date.
+ */
+status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch)
+{
+    cuda_device *d = &b->device;
+    step_plan nothing = {0};
+    uint32_t n_turns = count_turns(&plan->deltas);
+    const step_plan *rows = computes ? plan : &nothing;
+    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, n_turns)));
+    *batch = (cuda_batch){.n_rows = rows->n_tokens, .tables = b->tables.device};
+    pack_rows(b, rows, batch);
+    pack_tiles(b, rows, batch);
+    const gpu_patch *d_patches;
+    const uint32_t *d_values;
+    const float *d_turns;
+    size_t n = b->tables.n_patches, n_values = b->tables.n_values;
+    gpu_patch *patches = cuda_pack_take(&b->step, n * sizeof *patches, &d_patches);
+    uint32_t *values = cuda_pack_take(&b->step, n_values * sizeof *values, &d_values);
+    float *turns = cuda_pack_take(&b->step, n_turns * b->config.head_dim * sizeof *turns, &d_turns);
+    if (n) {
+        memcpy(patches, b->tables.patches, n * sizeof *patches);
+        memcpy(values, b->tables.values, n_values * sizeof *values);
+    }
+    for (size_t i = 0; i < plan->deltas.n_moves; i++)
+        if (plan->deltas.moves[i].rotate) {
+            make_turn(b, plan->deltas.moves[i].rotate, turns);
+            turns += b->config.head_dim;
+        }
+    RETURN_IF_ERROR(cuda_pack_send(d, &b->step));
+    RETURN_IF_GPU_ERROR(
+        d->api->patch(d->g, b->tables.device.pages, d_patches, (uint32_t)n, d_values));
+    return apply_moves(b, &plan->deltas, d_turns);
+}

@@ -1,0 +1,88 @@
+/* Page tables on the device: what a step's delta words change there, as patches. */
+#include "model/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, uint32_t max_seqs,
+                          uint32_t row, cuda_tables *out)
+{
+    uint32_t groups = pkv_groups(geometry);
+    *out =
+        (cuda_tables){.device = {NULL, groups, row}, .geometry = *geometry, .max_seqs = max_seqs};
+    out->sent = calloc((size_t)max_seqs * groups, sizeof *out->sent);
+    out->touched = calloc(max_seqs, 1);
+    if (!out->sent || !out->touched) return status_make(STATUS_NO_MEMORY, "page tables");
+    return cuda_alloc(d, (size_t)max_seqs * groups * row * sizeof(uint32_t), &out->device.pages);
+}
+
+void cuda_tables_destroy(cuda_device *d, cuda_tables *t)
+{
+    if (t->device.pages) d->api->release(d->g, t->device.pages);
+    free(t->sent);
+    free(t->touched);
+    free(t->patches);
+    free(t->values);
+    *t = (cuda_tables){0};
+}
+
+/* Pages of a table may be others now. */
+static void forget(cuda_tables *t, uint32_t seq, uint32_t group)
+{
+    uint32_t *sent = t->sent + (size_t)seq * t->device.groups;
+    for (uint32_t g = 0; g < t->device.groups; g++)
+        if (group == PKV_ALL_GROUPS || group == g) sent[g] = 0;
+}
+
+/* ---- patches ------------------------------------------------------------------------------------
+ */
+
+static bool grow(void **array, size_t *capacity, size_t need, size_t size)
+{
+    if (need <= *capacity) return true;
+    void *grown = alloc_resize(NULL, *array, need + need / 2, size);
+    if (!grown) return false;
+    *array = grown;
+    *capacity = need + need / 2;
+    return true;
+}
+
+static status patch_table(cuda_tables *t, const pkv_mirror *mirror, uint32_t seq, uint32_t group)
+{
+    size_t table = (size_t)seq * t->device.groups + group;
+    pkv_table_view view = pkv_mirror_table(mirror, seq, group);
+    uint32_t first = t->sent[table];
+    if (view.n_pages <= first) return STATUS_IS_OK;
+    if (view.n_pages > t->device.row)
+        return status_make(STATUS_LIMIT, "plan: a table longer than --max-model-len");
+    uint32_t n = view.n_pages - first;
+    void *patches = t->patches, *values = t->values;
+    bool ok = grow(&patches, &t->patches_capacity, t->n_patches + 1, sizeof *t->patches) &&
+              grow(&values, &t->values_capacity, t->n_values + n, sizeof *t->values);
+    t->patches = patches;
+    t->values = values;
+    if (!ok) return status_make(STATUS_NO_MEMORY, "page tables");
+    t->patches[t->n_patches++] =
+        (gpu_patch){table * t->device.row + first, (uint32_t)t->n_values, n};
+    memcpy(t->values + t->n_values, view.pages + first, n * sizeof *t->values);
+    t->n_values += n;
+    t->sent[table] = view.n_pages;
+    return STATUS_IS_OK;
+}
+
+status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32_t *words,
+                          size_t n_words)
+{
+    t->n_patches = t->n_values = 0;
+    memset(t->touched, 0, t->max_seqs);
+    for (size_t i = 0; i < n_words;) {
+        pkv_touch touch;
+        i += pkv_delta_touch(&t->geometry, words + i, &touch);
+        t->touched[touch.seq] = 1;
+        if (!touch.appends) forget(t, touch.seq, touch.group);
+    }
+    for (uint32_t seq = 0; seq < t->max_seqs; seq++)
+        for (uint32_t g = 0; t->touched[seq] && g < t->device.groups; g++)
+            RETURN_IF_ERROR(patch_table(t, mirror, seq, g));
+    return STATUS_IS_OK;
+}

@@ -1,0 +1,186 @@
+/* Weights on the device, and the small things that every part of the backend needs. */
+#include "model/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+status cuda_status(gpu_status s)
+{
+    switch (s) {
+    case GPU_OK: return STATUS_IS_OK;
+    case GPU_NO_MEMORY: return status_make(STATUS_NO_MEMORY, "cuda: out of device memory");
+    case GPU_UNSUPPORTED: return status_make(STATUS_UNSUPPORTED, "cuda: no kernel for this shape");
+    default: return status_make(STATUS_INTERNAL, "cuda: the device failed");
+    }
+}
+
+status cuda_alloc(cuda_device *d, size_t bytes, void *out)
+{
+    void *device;
+    RETURN_IF_GPU_ERROR(d->api->alloc(d->g, bytes, &device));
+    memcpy(out, &device, sizeof device);
+    d->allocated += bytes;
+    return STATUS_IS_OK;
+}
+
+/* ---- packs --------------------------------------------------------------------------------------
+ */
+
+enum { PACK_ALIGNMENT = 64 };
+
+status cuda_pack_begin(cuda_device *d, cuda_pack *p, size_t bytes)
+{
+    p->size = 0;
+    if (bytes <= p->capacity) return STATUS_IS_OK;
+    cuda_pack_destroy(d, p);
+    void *host;
+    bytes += bytes / 2;
+    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &host));
+    p->host = host;
+    RETURN_IF_ERROR(cuda_alloc(d, bytes, &p->device));
+    p->capacity = bytes;
+    return STATUS_IS_OK;
+}
+
+void *cuda_pack_take(cuda_pack *p, size_t bytes, void *device)
+{
+    void *host = p->host + p->size, *there = p->device + p->size;
+    memcpy(device, &there, sizeof there);
+    p->size += (bytes + PACK_ALIGNMENT - 1) / PACK_ALIGNMENT * PACK_ALIGNMENT;
+    return host;
+}
+
+status cuda_pack_send(cuda_device *d, cuda_pack *p)
+{
+    return cuda_status(d->api->copy_in(d->g, p->device, p->host, p->size));
+}
+
+void cuda_pack_destroy(cuda_device *d, cuda_pack *p)
+{
+    if (p->device) {
+        d->api->release(d->g, p->device);
+        d->allocated -= p->capacity;
+    }
+    if (p->host) d->api->release_host(d->g, p->host);
+    *p = (cuda_pack){0};
+}
+
+/* ---- weights ------------------------------------------------------------------------------------
+ */
+
+/* Matrices and vectors of a layer, the norms before and after. */
+enum { BLOCKS_OF_LAYER = 4 * 2 + 7, OTHER_BLOCKS = 5 };
+
+typedef struct loader {
+    cuda_device *d;
+    cuda_weights *w;
+    void *packed; /* on the device: the largest matrix as the CPU packs it */
+} loader;
+
+static status take_block(loader *l, size_t bytes, void *out)
+{
+    RETURN_IF_ERROR(cuda_alloc(l->d, bytes, out));
+    memcpy(&l->w->blocks[l->w->n_blocks++], out, sizeof(void *));
+    return STATUS_IS_OK;
+}
+
+static status load_vector(loader *l, const float *x, size_t n, float **out)
+{
+    *out = NULL;
+    if (!x) return STATUS_IS_OK;
+    RETURN_IF_ERROR(take_block(l, n * sizeof *x, out));
+    return cuda_status(l->d->api->copy_in(l->d->g, *out, x, n * sizeof *x));
+}
+
+static status load_matrix(loader *l, const kern_matrix *m, gpu_matrix *out)
+{
+    static const gpu_type types[] = {
+        [DTYPE_F32] = GPU_F32, [DTYPE_BF16] = GPU_BF16, [DTYPE_F16] = GPU_F16};
+    *out = (gpu_matrix){.n = m->n,
+                        .k = m->k,
+                        .type = types[m->type],
+                        .bits = m->quant.bits,
+                        .group = m->quant.group};
+    size_t bits = m->quant.bits ? m->quant.bits : 8 * dtype_bytes(m->type);
+    if (out->bits && out->type == GPU_F32) out->type = GPU_BF16;
+    RETURN_IF_ERROR(take_block(l, m->n * m->k * bits / 8, &out->data));
+    if (out->bits)
+        RETURN_IF_ERROR(
+            take_block(l, m->n * ((m->k + out->group - 1) / out->group) * 2, &out->scales));
+    gpu *g = l->d->g;
+    RETURN_IF_GPU_ERROR(l->d->api->copy_in(g, l->packed, m->data, kern_matrix_size(m)));
+    RETURN_IF_GPU_ERROR(l->d->api->unpack(g, l->packed, out));
+    size_t scratch = gpu_product_scratch(out);
+    if (scratch > l->w->scratch) l->w->scratch = scratch;
+    return STATUS_IS_OK;
+}
+
+static status load_layer(loader *l, const layer_weights *w, const model_config *c, cuda_layer *out)
+{
+    size_t hidden = c->hidden, dim = c->head_dim;
+    RETURN_IF_ERROR(load_vector(l, w->attn_norm, hidden, &out->attn_norm));
+    RETURN_IF_ERROR(load_vector(l, w->qkv_bias, w->qkv.n, &out->qkv_bias));
+    RETURN_IF_ERROR(load_vector(l, w->q_norm, dim, &out->q_norm));
+    RETURN_IF_ERROR(load_vector(l, w->k_norm, dim, &out->k_norm));
+    RETURN_IF_ERROR(load_vector(l, w->ffn_norm, hidden, &out->ffn_norm));
+    RETURN_IF_ERROR(load_vector(l, w->attn_post_norm, hidden, &out->attn_post_norm));
+    RETURN_IF_ERROR(load_vector(l, w->ffn_post_norm, hidden, &out->ffn_post_norm));
+    RETURN_IF_ERROR(load_matrix(l, &w->qkv, &out->qkv));
+    RETURN_IF_ERROR(load_matrix(l, &w->o, &out->o));
+    RETURN_IF_ERROR(load_matrix(l, &w->gate_up, &out->gate_up));
+    return load_matrix(l, &w->down, &out->down);
+}
+
+static size_t largest_matrix(const model_weights *w, uint32_t n_layers)
+{
+    size_t most = kern_matrix_size(&w->embed);
+    if (kern_matrix_size(&w->head) > most) most = kern_matrix_size(&w->head);
+    for (uint32_t i = 0; i < n_layers; i++) {
+        const layer_weights *l = &w->layers[i];
+        const kern_matrix *all[] = {&l->qkv, &l->o, &l->gate_up, &l->down};
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++)
+            if (kern_matrix_size(all[j]) > most) most = kern_matrix_size(all[j]);
+    }
+    return most;
+}
+
+static status load_all(loader *l, const model_weights *w, const model_config *c)
+{
+    cuda_weights *out = l->w;
+    RETURN_IF_ERROR(load_matrix(l, &w->embed, &out->embed));
+    if (w->head.data == w->embed.data) out->head = out->embed;
+    else RETURN_IF_ERROR(load_matrix(l, &w->head, &out->head));
+    RETURN_IF_ERROR(load_vector(l, w->norm, c->hidden, &out->norm));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        RETURN_IF_ERROR(load_layer(l, &w->layers[i], c, &out->layers[i]));
+    return cuda_status(l->d->api->wait(l->d->g));
+}
+
+status cuda_weights_load(cuda_device *d, const model_weights *w, const model_config *c,
+                         cuda_weights *out, error *err)
+{
+    loader l = {.d = d, .w = out};
+    *out = (cuda_weights){.embed_scale = w->embed_scale, .n_layers = c->n_layers};
+    out->layers = calloc(c->n_layers, sizeof *out->layers);
+    out->blocks = calloc((size_t)c->n_layers * BLOCKS_OF_LAYER + OTHER_BLOCKS, sizeof *out->blocks);
+    size_t packed = largest_matrix(w, c->n_layers);
+    status s = out->layers && out->blocks ? cuda_alloc(d, packed, &l.packed)
+                                          : status_make(STATUS_NO_MEMORY, "list of weights");
+    if (status_ok(s)) s = load_all(&l, w, c);
+    if (l.packed) {
+        d->api->release(d->g, l.packed);
+        d->allocated -= packed;
+    }
+    if (status_ok(s)) return s;
+    error_set(err, s.code, "weights: %s", s.message ? s.message : status_text(s.code));
+    cuda_weights_destroy(d, out);
+    return s;
+}
+
+void cuda_weights_destroy(cuda_device *d, cuda_weights *w)
+{
+    for (size_t i = 0; i < w->n_blocks; i++) d->api->release(d->g, w->blocks[i]);
+    free(w->blocks);
+    free(w->layers);
+    *w = (cuda_weights){0};
+}

@@ -1,0 +1,33 @@
+#include "model/plan.h"
+
+#include "model/measures.h"
+
+status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan)
+{
+    if (plan->n_seqs > info->max_seqs || plan->n_tokens > info->max_rows)
+        return status_make(STATUS_LIMIT, "plan: more sequences or tokens than the backend takes");
+    uint32_t next = 0, draws = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (s->seq >= info->max_seqs || s->n_tokens == 0 || s->first_token != next ||
+            s->n_tokens > plan->n_tokens - next)
+            return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
+        next += s->n_tokens;
+        if (s->n_samples > info->max_seqs - draws)
+            return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
+        draws += s->n_samples;
+        if (s->measure.novelty && s->next_token >= info->vocab_size)
+            return status_make(STATUS_INVALID, "plan: a next token outside the vocabulary");
+        const char *wrong = measures_check(&s->measure);
+        if (wrong) return status_make(STATUS_INVALID, wrong);
+        for (uint32_t g = 0; g < pkv_groups(&info->geometry); g++)
+            if (pkv_mirror_table(mirror, s->seq, g).kept_tokens < s->n_tokens)
+                return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
+    }
+    if (next != plan->n_tokens)
+        return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
+    for (uint32_t i = 0; i < plan->n_tokens; i++)
+        if (plan->tokens[i] >= info->vocab_size)
+            return status_make(STATUS_INVALID, "plan: a token outside the vocabulary");
+    return STATUS_IS_OK;
+}

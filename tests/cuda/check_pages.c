@@ -1,0 +1,541 @@
+/* K and V to pages, attention, measures and moves, over tables of shuffled pages. */
+#include "tests/cuda/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SEQS_MOST = 8 };
+
+typedef struct shape {
+    gpu_kv_format format;
+    uint32_t dim, kv_heads, q_heads, page_tokens, window;
+    uint32_t n_seqs, lengths[SEQS_MOST], rows[SEQS_MOST]; /* the last rows attend */
+    bool norms, bias;
+} shape;
+
+/* One layer of two, its KV heads in two groups where they can be. On the CPU pages are f32 and hold
+ * what the GPU's format rounds to. */
+typedef struct world {
+    const shape *s;
+    uint32_t total, pages_of_seq, n_pages, groups, heads, width;
+    float *qkv;       /* [total, width] */
+    uint32_t *tables; /* [seqs, groups, pages_of_seq] */
+    gpu_seq seqs[SEQS_MOST];
+    uint32_t lengths[2 * 2 * SEQS_MOST];
+    gpu_pages pages;
+    gpu_tables gpu_tables;
+    gpu_layer layer;
+    void *d_seqs, *d_lengths, *q, *out, *lse;
+    kern_kv_shape cpu;
+    size_t cpu_page; /* bytes */
+    uint8_t *cpu_pages;
+    float *cpu_q;
+} world;
+
+static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3"};
+
+static float rounded(gpu_kv_format f, float x)
+{
+    if (f == GPU_KV_E4M3) return check_e4m3(x);
+    return f == GPU_KV_BF16 ? bf16_to_f32(bf16_from_f32(x)) : f16_to_f32(f16_from_f32(x));
+}
+
+static uint32_t group_of(const world *w, uint32_t head)
+{
+    return w->layer.first_group + head / w->layer.heads_per_group;
+}
+
+static const uint32_t *table_of(const world *w, uint32_t seq, uint32_t head)
+{
+    return w->tables +
+           ((size_t)w->seqs[seq].number * w->groups + group_of(w, head)) * w->pages_of_seq;
+}
+
+static uint8_t *cpu_tiles(const world *w, uint32_t head)
+{
+    size_t tile = w->layer.first_tile + head % w->layer.heads_per_group;
+    return w->cpu_pages + tile * kern_kv_tile_bytes(&w->cpu);
+}
+
+static void shuffle(check *c, uint32_t *x, uint32_t n)
+{
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t j = rng_u32(&c->random) % i, t = x[i - 1];
+        x[i - 1] = x[j];
+        x[j] = t;
+    }
+}
+
+static void lay_out(check *c, const shape *s, world *w)
+{
+    *w = (world){.s = s, .heads = s->kv_heads * s->q_heads};
+    w->width = (w->heads + 2 * s->kv_heads) * s->dim;
+    uint32_t head_groups = s->kv_heads % 2 == 0 ? 2 : 1, longest = 0;
+    w->groups = 2 * head_groups; /* one layer each */
+    w->layer = (gpu_layer){.first_group = head_groups,
+                           .first_tile = 0,
+                           .heads_per_group = s->kv_heads / head_groups,
+                           .window = s->window};
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        w->seqs[i] = (gpu_seq){.number = s->n_seqs - 1 - i,
+                               .first_row = w->total,
+                               .n_rows = s->lengths[i],
+                               .lengths = i * w->groups};
+        for (uint32_t g = 0; g < w->groups; g++) w->lengths[i * w->groups + g] = s->lengths[i];
+        w->total += s->lengths[i];
+        if (s->lengths[i] > longest) longest = s->lengths[i];
+    }
+    w->pages_of_seq = (longest + s->page_tokens - 1) / s->page_tokens + 1;
+    uint32_t n = s->n_seqs * w->groups * w->pages_of_seq;
+    w->n_pages = n + 1;
+    w->tables = check_memory(n, 4);
+    for (uint32_t i = 0; i < n; i++) w->tables[i] = i + 1;
+    shuffle(c, w->tables, n);
+}
+
+static void make_pages(check *c, world *w)
+{
+    const shape *s = w->s;
+    size_t tile = 2 * (size_t)s->page_tokens * s->dim * gpu_kv_bytes(s->format);
+    w->pages = (gpu_pages){.page_bytes = tile * w->layer.heads_per_group,
+                           .tile_bytes = tile,
+                           .page_tokens = s->page_tokens,
+                           .head_dim = s->dim,
+                           .n_tiles = w->layer.heads_per_group,
+                           .format = s->format};
+    size_t bytes = w->n_pages * w->pages.page_bytes;
+    uint8_t *junk = check_memory(bytes, 1); /* NaNs: what was never written */
+    memset(junk, 0xff, bytes);
+    w->pages.data = check_device(c, junk, bytes);
+    free(junk);
+    w->cpu = (kern_kv_shape){KERN_KV_F32, s->page_tokens, s->dim};
+    w->cpu_page = kern_kv_tile_bytes(&w->cpu) * w->layer.heads_per_group;
+    w->cpu_pages = check_memory(w->n_pages, w->cpu_page);
+
+    /* The tables by patches: the second half of each first. */
+    uint32_t rows = s->n_seqs * w->groups, half = w->pages_of_seq / 2;
+    gpu_patch *patches = check_memory(2 * rows, sizeof *patches);
+    for (uint32_t i = 0; i < rows; i++) {
+        size_t at = (size_t)i * w->pages_of_seq;
+        patches[2 * i] = (gpu_patch){at + half, (uint32_t)at + half, w->pages_of_seq - half};
+        patches[2 * i + 1] = (gpu_patch){at, (uint32_t)at, half};
+    }
+    size_t table_bytes = (size_t)rows * w->pages_of_seq * 4;
+    w->gpu_tables = (gpu_tables){check_device(c, NULL, table_bytes), w->groups, w->pages_of_seq};
+    void *d_patches = check_device(c, patches, 2 * rows * sizeof *patches);
+    void *d_values = check_device(c, w->tables, table_bytes);
+    check_ok(c, c->api->patch(c->g, w->gpu_tables.pages, d_patches, 2 * rows, d_values));
+    check_ok(c, c->api->wait(c->g));
+    c->api->release(c->g, d_patches);
+    c->api->release(c->g, d_values);
+    free(patches);
+}
+
+/* ---- K, V and queries
+ * ---------------------------------------------------------------------------- */
+
+/* The CPU's side: bias, norms, rotation; K and V rounded into pages, q into cpu_q. */
+static void write_cpu(check *c, world *w, const float *bias, const float *q_norm,
+                      const float *k_norm, const float *angles)
+{
+    const shape *s = w->s;
+    float *x = check_memory((size_t)w->total * w->width, 4);
+    memcpy(x, w->qkv, (size_t)w->total * w->width * 4);
+    for (uint32_t r = 0; bias && r < w->total; r++)
+        for (uint32_t i = 0; i < w->width; i++) x[(size_t)r * w->width + i] += bias[i];
+    float *k = x + w->heads * s->dim;
+    if (q_norm) {
+        kern_rmsnorm_heads(c->ref, x, w->width, q_norm, 1e-6f, w->total, w->heads, s->dim);
+        kern_rmsnorm_heads(c->ref, k, w->width, k_norm, 1e-6f, w->total, s->kv_heads, s->dim);
+    }
+    kern_rope(c->ref, x, w->width, angles, w->total, w->heads + s->kv_heads, s->dim);
+    w->cpu_q = check_memory((size_t)w->total * w->heads * s->dim, 4);
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        for (uint32_t slot = 0; slot < s->lengths[i]; slot++) {
+            size_t row = w->seqs[i].first_row + slot;
+            float *at = x + row * w->width;
+            memcpy(w->cpu_q + row * w->heads * s->dim, at, (size_t)w->heads * s->dim * 4);
+            for (uint32_t j = w->heads * s->dim; j < w->width; j++)
+                at[j] = rounded(s->format, at[j]);
+            for (uint32_t head = 0; head < s->kv_heads; head++) {
+                uint32_t page = table_of(w, i, head)[slot / s->page_tokens];
+                const float *key = at + (w->heads + head) * s->dim;
+                kern_kv_write(c->ref, &w->cpu, cpu_tiles(w, head) + page * w->cpu_page,
+                              slot % s->page_tokens, key, key + s->kv_heads * s->dim);
+            }
+        }
+    free(x);
+}
+
+/* Both sides' K and V of every slot must be near: rounding may fall to another side. */
+static void compare_pages(check *c, world *w, const char *name, double limit)
+{
+    const shape *s = w->s;
+    size_t dim = s->dim, n = 0, bytes = w->n_pages * w->pages.page_bytes;
+    uint8_t *raw = check_memory(bytes, 1);
+    float *due = check_memory((size_t)w->total * s->kv_heads * 2 * dim, 4);
+    float *got = check_memory((size_t)w->total * s->kv_heads * 2 * dim, 4);
+    check_fetch(c, raw, w->pages.data, bytes);
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        for (uint32_t slot = 0; slot < s->lengths[i]; slot++)
+            for (uint32_t head = 0; head < s->kv_heads; head++, n += 2 * dim) {
+                uint32_t page = table_of(w, i, head)[slot / s->page_tokens],
+                         in = slot % s->page_tokens;
+                kern_kv_read(c->ref, &w->cpu, cpu_tiles(w, head) + page * w->cpu_page, in, due + n,
+                             due + n + dim);
+                const uint8_t *tile = raw + page * w->pages.page_bytes +
+                                      head % w->layer.heads_per_group * w->pages.tile_bytes;
+                for (uint32_t v = 0; v < 2; v++)
+                    for (size_t d = 0; d < dim; d++) {
+                        size_t at = ((size_t)v * s->page_tokens + in) * dim + d;
+                        float *x = got + n + v * dim + d;
+                        if (s->format == GPU_KV_E4M3) {
+                            int e = tile[at] >> 3 & 15, m = tile[at] & 7;
+                            *x = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+                            if (tile[at] >> 7) *x = -*x;
+                        } else check_widen(tile + 2 * at, 1, gpu_query_type(s->format), x);
+                    }
+            }
+    check_row(c, name, due, got, n, limit);
+    free(raw), free(due), free(got);
+}
+
+static void write_both(check *c, world *w, const char *name)
+{
+    const shape *s = w->s;
+    size_t rows = w->total;
+    float *bias = check_memory(w->width, 4), *norms = check_memory(2 * s->dim, 4);
+    float *angles = check_memory(rows * s->dim, 4);
+    uint32_t *row_seqs = check_memory(rows, 4);
+    w->qkv = check_memory(rows * w->width, 4);
+    check_fill(c, w->qkv, rows * w->width);
+    check_fill(c, bias, w->width);
+    check_fill(c, norms, 2 * s->dim);
+    for (uint32_t i = 0, r = 0; i < s->n_seqs; i++)
+        for (uint32_t slot = 0; slot < s->lengths[i]; slot++, r++) {
+            row_seqs[r] = i;
+            for (uint32_t d = 0; d < s->dim / 2; d++) {
+                double a = slot * pow(10000.0, -2.0 * d / s->dim);
+                angles[(size_t)r * s->dim + d] = (float)cos(a);
+                angles[(size_t)r * s->dim + s->dim / 2 + d] = (float)sin(a);
+            }
+        }
+    w->d_seqs = check_device(c, w->seqs, sizeof w->seqs);
+    w->d_lengths = check_device(c, w->lengths, sizeof w->lengths);
+    w->q = check_device(c, NULL, rows * w->heads * s->dim * 2);
+    w->out = check_device(c, NULL, rows * w->heads * s->dim * 4);
+    w->lse = check_device(c, NULL, rows * w->heads * 4);
+    void *d_rows = check_device(c, row_seqs, rows * 4);
+    float *d_qkv = check_device(c, w->qkv, rows * w->width * 4);
+    float *d_bias = check_device(c, bias, w->width * 4);
+    float *d_norms = check_device(c, norms, 2 * s->dim * 4);
+    float *d_angles = check_device(c, angles, rows * s->dim * 4);
+    gpu_heads h = {w->pages,
+                   w->gpu_tables,
+                   w->layer,
+                   w->d_seqs,
+                   w->d_lengths,
+                   d_rows,
+                   w->total,
+                   s->kv_heads,
+                   s->q_heads,
+                   d_qkv,
+                   s->bias ? d_bias : NULL,
+                   s->norms ? d_norms : NULL,
+                   s->norms ? d_norms + s->dim : NULL,
+                   1e-6f,
+                   d_angles,
+                   w->q};
+    check_ok(c, c->api->heads(c->g, &h));
+    check_ok(c, c->api->wait(c->g));
+    write_cpu(c, w, s->bias ? bias : NULL, s->norms ? norms : NULL,
+              s->norms ? norms + s->dim : NULL, angles);
+    char text[160];
+    snprintf(text, sizeof text, "k, v to pages, %s", name);
+    compare_pages(c, w, text, s->format == GPU_KV_E4M3 ? 1e-6 : 1e-8);
+    void *device[] = {d_rows, d_qkv, d_bias, d_norms, d_angles};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
+    free(bias), free(norms), free(angles), free(row_seqs);
+}
+
+/* Attention reads the queries that the GPU rounded. */
+static void take_queries(check *c, world *w, const char *name)
+{
+    size_t n = (size_t)w->total * w->heads * w->s->dim;
+    void *raw = check_memory(n, 2);
+    float *got = check_memory(n, 4);
+    gpu_type type = gpu_query_type(w->s->format);
+    check_fetch(c, raw, w->q, n * 2);
+    check_widen(raw, n, type, got);
+    char text[160];
+    snprintf(text, sizeof text, "queries, %s", name);
+    check_row(c, text, w->cpu_q, got, n, type == GPU_BF16 ? 1e-5 : 1e-6);
+    memcpy(w->cpu_q, got, n * 4);
+    free(raw), free(got);
+}
+
+/* ---- attention
+ * ----------------------------------------------------------------------------------- */
+
+/* Tiles as model/backend_cuda.c makes them. */
+static void make_tiles(const world *w, uint32_t part_slots, gpu_tile *decode, uint32_t *n_decode,
+                       gpu_tile *prefill, uint32_t *n_prefill)
+{
+    const shape *s = w->s;
+    *n_decode = *n_prefill = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        uint32_t packed = s->rows[i] * s->q_heads, first = *n_decode;
+        uint32_t parts = (s->lengths[i] + part_slots - 1) / part_slots;
+        if (packed <= GPU_DECODE_ROWS)
+            for (uint32_t p = 0; p < parts; p++)
+                decode[(*n_decode)++] = (gpu_tile){i, p * part_slots, parts, first};
+        else
+            for (uint32_t r = 0; r < packed; r += GPU_PREFILL_ROWS)
+                prefill[(*n_prefill)++] = (gpu_tile){.seq = i, .first = r};
+    }
+}
+
+static void attend_gpu(check *c, world *w, uint32_t part_slots)
+{
+    const shape *s = w->s;
+    uint32_t most = w->total * s->q_heads / 16 + 64, n_decode, n_prefill;
+    gpu_tile *decode = check_memory(most, sizeof *decode),
+             *prefill = check_memory(most, sizeof *prefill);
+    make_tiles(w, part_slots, decode, &n_decode, prefill, &n_prefill);
+    for (uint32_t i = 0; i < s->n_seqs; i++) { /* the last rows alone */
+        w->seqs[i].first_row += s->lengths[i] - s->rows[i];
+        w->seqs[i].n_rows = s->rows[i];
+    }
+    void *d_seqs = check_device(c, w->seqs, sizeof w->seqs);
+    void *d_decode = check_device(c, decode, most * sizeof *decode);
+    void *d_prefill = check_device(c, prefill, most * sizeof *prefill);
+    void *partial = check_device(c, NULL, gpu_partial_floats(n_decode, s->kv_heads, s->dim) * 4);
+    gpu_attention a = {.pages = w->pages,
+                       .tables = w->gpu_tables,
+                       .layer = w->layer,
+                       .seqs = d_seqs,
+                       .lengths = w->d_lengths,
+                       .decode = d_decode,
+                       .prefill = d_prefill,
+                       .n_decode = n_decode,
+                       .n_prefill = n_prefill,
+                       .part_slots = part_slots,
+                       .kv_heads = s->kv_heads,
+                       .q_heads = s->q_heads,
+                       .scale = 1.0f / sqrtf((float)s->dim),
+                       .q = w->q,
+                       .out = w->out,
+                       .out_type = GPU_F32,
+                       .lse = w->lse,
+                       .partial = partial};
+    check_ok(c, c->api->attention(c->g, &a));
+    check_ok(c, c->api->wait(c->g));
+    void *device[] = {d_seqs, d_decode, d_prefill, partial};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
+    free(decode), free(prefill);
+}
+
+static void check_attention(check *c, world *w, const char *name, uint32_t part_slots)
+{
+    const shape *s = w->s;
+    size_t stride = (size_t)w->heads * s->dim, n = w->total * stride;
+    float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    attend_gpu(c, w, part_slots);
+    check_fetch(c, got, w->out, n * 4);
+    kern_attn_item *items = check_memory((size_t)s->n_seqs * s->kv_heads, sizeof *items);
+    size_t n_items = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        for (uint32_t head = 0; head < s->kv_heads; head++) {
+            size_t at = w->seqs[i].first_row * stride + (size_t)head * s->q_heads * s->dim;
+            items[n_items++] = (kern_attn_item){.pages = table_of(w, i, head),
+                                                .tiles = cpu_tiles(w, head),
+                                                .first_slot = s->lengths[i] - s->rows[i],
+                                                .n_rows = s->rows[i],
+                                                .window = s->window,
+                                                .q = w->cpu_q + at,
+                                                .out = due + at};
+        }
+    kern_attn_batch batch = {w->cpu, w->cpu_page, s->q_heads, 1.0f / sqrtf((float)s->dim),
+                             stride, stride,      items,      n_items};
+    if (!status_ok(kern_attention(c->ref, &batch))) abort();
+    check_row(c, name, due, got, n, gpu_query_type(s->format) == GPU_BF16 ? 3e-5 : 1e-6);
+    free(due), free(got), free(items);
+}
+
+/* ---- measures
+ * ------------------------------------------------------------------------------------ */
+
+static void check_measure(check *c, world *w, uint32_t seq, gpu_measure_kind kind)
+{
+    static const char *const names[] = {"mass", "raw", "projection", "value norm", "key norm"};
+    static const kern_row_measure row_kinds[] = {KERN_MEASURE_MASS, KERN_MEASURE_RAW,
+                                                 KERN_MEASURE_PROJECTION};
+    const shape *s = w->s;
+    uint32_t n = s->lengths[seq], rows = s->rows[seq] < 20 ? s->rows[seq] : 20;
+    size_t values = (size_t)s->kv_heads * n, stride = (size_t)w->heads * s->dim;
+    float *due = check_memory(values, 4), *got = check_memory(values, 4);
+    float *y = check_memory(w->total * stride, 4), *slots = check_device(c, NULL, values * 4);
+    check_fetch(c, y, w->out, w->total * stride * 4);
+    gpu_measure m = {.pages = w->pages,
+                     .tables = w->gpu_tables,
+                     .layer = w->layer,
+                     .seq = w->seqs[seq],
+                     .lengths = w->d_lengths,
+                     .longest = n,
+                     .rows = rows,
+                     .kv_heads = s->kv_heads,
+                     .q_heads = s->q_heads,
+                     .kind = kind,
+                     .scale = 1.0f / sqrtf((float)s->dim),
+                     .q = w->q,
+                     .lse = w->lse,
+                     .y = w->out,
+                     .y_type = GPU_F32,
+                     .slots = slots,
+                     .slot_stride = n};
+    check_ok(c, c->api->measure(c->g, &m));
+    check_fetch(c, got, slots, values * 4);
+    for (uint32_t head = 0; head < s->kv_heads; head++) {
+        kern_table table = {
+            .pages = table_of(w, seq, head), .tiles = cpu_tiles(w, head), .n_slots = n};
+        size_t at = (w->seqs[seq].first_row + w->seqs[seq].n_rows - rows) * stride +
+                    (size_t)head * s->q_heads * s->dim;
+        if (kind >= GPU_MEASURE_VALUE_NORM) {
+            kern_table_item item = {table,
+                                    kind == GPU_MEASURE_KEY_NORM ? KERN_MEASURE_KEY_NORM
+                                                                 : KERN_MEASURE_VALUE_NORM,
+                                    due + (size_t)head * n};
+            if (!status_ok(kern_measure_tables(c->ref, &w->cpu, w->cpu_page, &item, 1))) abort();
+            continue;
+        }
+        kern_rows_item item = {.table = table,
+                               .kind = row_kinds[kind],
+                               .n_rows = rows,
+                               .q = w->cpu_q + at,
+                               .y = y + at,
+                               .out = due + (size_t)head * n};
+        kern_rows_batch batch = {.shape = w->cpu,
+                                 .page_stride = w->cpu_page,
+                                 .q_heads = s->q_heads,
+                                 .scale = m.scale,
+                                 .q_stride = stride,
+                                 .y_stride = stride,
+                                 .items = &item,
+                                 .n_items = 1};
+        if (!status_ok(kern_measure_rows(c->ref, &batch))) abort();
+    }
+    char name[96];
+    snprintf(name, sizeof name, "%s by slot, %s", names[kind], format_names[s->format]);
+    /* Scores are sums of exact products here, and of tensor cores' in the lse. */
+    check_row(c, name, due, got, values, 1e-6);
+    if (kind == GPU_MEASURE_MASS) {
+        uint32_t pages = (n + s->page_tokens - 1) / s->page_tokens;
+        m.by_page = check_device(c, NULL, (size_t)s->kv_heads * pages * 4);
+        m.page_stride = pages;
+        check_ok(c, c->api->measure(c->g, &m));
+        check_fetch(c, got, m.by_page, (size_t)s->kv_heads * pages * 4);
+        float *sums = check_memory((size_t)s->kv_heads * pages, 4);
+        for (size_t i = 0; i < values; i++) sums[i / n * pages + i % n / s->page_tokens] += due[i];
+        check_row(c, "  by page", sums, got, (size_t)s->kv_heads * pages, 1e-6);
+        c->api->release(c->g, m.by_page);
+        free(sums);
+    }
+    c->api->release(c->g, slots);
+    free(due), free(got), free(y);
+}
+
+/* ---- moves
+ * --------------------------------------------------------------------------------------- */
+
+/* Within a page, both ways and overlapping, to another page, and turned. */
+static void check_moves(check *c, world *w)
+{
+    const shape *s = w->s;
+    const uint32_t *t = table_of(w, 0, 0);
+    uint32_t n = s->page_tokens - 3;
+    gpu_move moves[] = {{t[0], t[0], 3, 0, n, 0},
+                        {t[0], t[0], 0, 2, n - 1, 0},
+                        {t[0], t[1], 1, 0, 5, 0},
+                        {t[1], t[0], 2, 4, 3, 1}};
+    float turn[256];
+    for (uint32_t d = 0; d < s->dim / 2; d++) {
+        turn[d] = cosf(0.3f * (float)d);
+        turn[s->dim / 2 + d] = sinf(0.3f * (float)d);
+    }
+    float *d_turn = check_device(c, turn, s->dim * 4);
+    check_ok(c, c->api->move(c->g, &w->pages, moves, 4, d_turn));
+    check_ok(c, c->api->wait(c->g));
+    size_t tile = kern_kv_tile_bytes(&w->cpu);
+    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
+        for (uint32_t k = 0; k < w->layer.heads_per_group; k++) {
+            const gpu_move *m = &moves[i];
+            uint8_t *src = w->cpu_pages + m->src_page * w->cpu_page + k * tile;
+            uint8_t *dst = w->cpu_pages + m->dst_page * w->cpu_page + k * tile;
+            if (!m->turn) {
+                kern_kv_move(&w->cpu, dst, m->dst_slot, src, m->src_slot, m->n_slots);
+                continue;
+            }
+            for (uint32_t j = 0; j < m->n_slots; j++) {
+                float key[256], value[256];
+                kern_kv_read(c->ref, &w->cpu, src, m->src_slot + j, key, value);
+                kern_rope(c->ref, key, s->dim, turn, 1, 1, s->dim);
+                for (uint32_t d = 0; d < s->dim; d++) key[d] = rounded(s->format, key[d]);
+                kern_kv_write(c->ref, &w->cpu, dst, m->dst_slot + j, key, value);
+            }
+        }
+    compare_pages(c, w, "moves", s->format == GPU_KV_E4M3 ? 1e-6 : 1e-8);
+    c->api->release(c->g, d_turn);
+}
+
+static void check_shape(check *c, const shape *s, uint32_t part_slots)
+{
+    world w;
+    char name[96];
+    lay_out(c, s, &w);
+    make_pages(c, &w);
+    snprintf(name, sizeof name, "%s, %u dims, %u x %u heads, %u-token pages%s",
+             format_names[s->format], s->dim, s->kv_heads, s->q_heads, s->page_tokens,
+             s->window ? ", window" : "");
+    write_both(c, &w, name);
+    take_queries(c, &w, name);
+    check_attention(c, &w, name, part_slots);
+    for (gpu_measure_kind k = GPU_MEASURE_MASS; !s->window && k < GPU_MEASURE_KINDS; k++)
+        for (uint32_t i = 0; i < s->n_seqs; i += 2) check_measure(c, &w, i, k);
+    check_moves(c, &w);
+    void *device[] = {w.pages.data, w.gpu_tables.pages, w.d_seqs, w.d_lengths, w.q, w.out, w.lse};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
+    free(w.tables), free(w.qkv), free(w.cpu_pages), free(w.cpu_q);
+}
+
+void check_pages(check *c)
+{
+    static const shape small[] = {
+        {GPU_KV_BF16, 32, 4, 2, 16, 0, 4, {70, 33, 150, 64}, {1, 33, 2, 64}, false, true},
+        {GPU_KV_F16, 64, 2, 4, 32, 0, 3, {129, 65, 40}, {1, 20, 40}, true, false},
+        {GPU_KV_E4M3, 32, 3, 1, 48, 0, 2, {100, 97}, {1, 50}, false, false},
+        {GPU_KV_BF16, 128, 1, 8, 16, 0, 2, {130, 70}, {2, 9}, false, false},
+        {GPU_KV_BF16, 64, 2, 2, 16, 40, 3, {200, 130, 64}, {1, 70, 64}, false, false},
+        {GPU_KV_E4M3, 128, 2, 4, 16, 0, 2, {96, 66}, {3, 5}, true, true},
+    };
+    static const shape large[] = {
+        {GPU_KV_BF16,
+         128,
+         8,
+         4,
+         16,
+         0,
+         4,
+         {4096, 1000, 2049, 700},
+         {1, 1000, 2, 333},
+         false,
+         false},
+        {GPU_KV_F16, 128, 8, 4, 64, 0, 3, {5000, 800, 65}, {1, 100, 65}, true, true},
+        {GPU_KV_E4M3, 128, 8, 8, 16, 0, 3, {3000, 513, 200}, {1, 513, 2}, false, false},
+        {GPU_KV_BF16, 64, 4, 7, 256, 500, 3, {3000, 1500, 129}, {1, 900, 128}, false, true},
+    };
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) check_shape(c, &small[i], 64);
+    for (size_t i = 0; !c->small && i < sizeof large / sizeof *large; i++)
+        check_shape(c, &large[i], 512);
+}

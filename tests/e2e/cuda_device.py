@@ -1,0 +1,94 @@
+"""--device as a user meets it: without a driver, and with kernels that run on the CPU (tests/simt).
+
+cuda_device.py --compare OCTAVO: on a machine with a GPU, greedy answers on it against the CPU's."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TIE = 0.05  # nats between tokens that rounding may swap
+SMALL = ["--kv-memory", "16M", "--swap-memory", "0"]  # an emulated GPU's memory is zeroed byte by byte
+PROMPTS = ["The quick brown fox", "Once upon a time there was a", "1 2 3 4 5"]
+
+
+def run(*flags, driver, env=None):
+    environment = dict(os.environ, **(env or {}))
+    environment.pop("LD_LIBRARY_PATH", None)
+    if driver:
+        environment["LD_LIBRARY_PATH"] = home
+    command = [here, "run", "--model", "models/demo", "--max-tokens", "4", "--temperature", "0", *SMALL, *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def refused(result, *words):
+    assert result.returncode != 0, result.stdout
+    for word in words:
+        assert word in result.stderr, f"no '{word}' in: {result.stderr}"
+
+
+def prompt(text):
+    return ("--prompt", text)
+
+
+def answers(program, device, driver, n_tokens):
+    """Tokens of each prompt, and the likeliest at each place."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
+        for text in PROMPTS:
+            f.write(json.dumps({"prompt": text, "max_tokens": n_tokens, "temperature": 0, "logprobs": 5}) + "\n")
+        f.flush()
+        environment = dict(os.environ)
+        if driver:
+            environment["LD_LIBRARY_PATH"] = home
+        command = [program, "run", "--model", "models/demo", "--device", device, "--prompts", f.name, *SMALL]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        print(result.stderr.splitlines()[0])
+        return {a["id"]: a for a in map(json.loads, result.stdout.splitlines())}
+
+
+def compare(program, driver, n_tokens):
+    """The same tokens, or a first difference that is a tie."""
+    cpu, gpu = (answers(program, device, driver, n_tokens) for device in ("cpu", "cuda"))
+    assert len(cpu) == len(gpu) == len(PROMPTS)
+    for key, a in cpu.items():
+        b = gpu[key]
+        for i, (x, y) in enumerate(zip(a["token_ids"], b["token_ids"])):
+            if x == y:
+                continue
+            here_a, here_b = a["logprobs"]["content"][i], b["logprobs"]["content"][i]
+            others = {t["token"]: t["logprob"] for t in here_a["top_logprobs"]}
+            gap = here_a["logprob"] - others.get(here_b["token"], -1e9)
+            print(f"prompt {key}, token {i}: {here_a['token']!r} and {here_b['token']!r} are {gap:.4f} apart")
+            assert gap < TIE, "more than a tie"
+            break
+
+
+def main():
+    shutil.copy2(octavo, here)
+    # A machine may have a real driver: what follows is of one that has none.
+    probe = run("--device", "cuda", *prompt(PROMPTS[0]), driver=False)
+    if "driver" in probe.stderr:
+        refused(probe, "--device", "no CUDA driver")
+        same = run("--device", "auto", *prompt(PROMPTS[0]), driver=False)
+        assert same.returncode == 0, same.stderr
+    refused(run("--device", "gpu", *prompt("x"), driver=False), "--device", "cuda:N")
+    refused(run("--device", "cuda", *prompt("x"), driver=True, env={"OCTAVO_TEST_DEVICES": "0"}), "shows no device")
+    refused(run("--device", "cuda", *prompt("x"), driver=True, env={"OCTAVO_TEST_DRIVER_FAILS": "1"}), "does not start")
+    refused(run("--device", "cuda:3", *prompt("x"), driver=True), "cuda:3", "ordinal")
+    refused(run("--device", "cuda", "--kv-dtype", "int8", *prompt("x"), driver=True), "--kv-dtype", "int8")
+    refused(run("--device", "cpu", "--kv-dtype", "fp8", *prompt("x"), driver=True), "--kv-dtype", "fp8")
+    refused(run("--device", "cuda", "--tp", "2", "--workers", "threads", *prompt("x"), driver=True), "--tp")
+
+    compare(here, True, 6)
+    print("ok")
+
+
+if sys.argv[1] == "--compare":
+    compare(sys.argv[2], False, 24)
+else:
+    octavo, home = sys.argv[1], sys.argv[2]
+    here = os.path.join(home, "octavo")
+    main()

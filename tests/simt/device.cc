@@ -1,0 +1,119 @@
+/* The first half of the table on the CPU: memory is the host's, copies happen at once, the
+ * library's product is three loops. */
+#include "tests/simt/device.h"
+#include "kernels/cuda/simt.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+struct gpu {
+    char why[256];
+    bool lost;
+};
+
+static int left_to_fail = -1; /* launches until the device is lost; -1: never */
+static uint64_t n_allocations;
+
+void simt_fail_after(int launches) { left_to_fail = launches; }
+uint64_t simt_allocations(void) { return n_allocations; }
+
+static gpu_status check(gpu *g)
+{
+    if (left_to_fail == 0) g->lost = true;
+    if (left_to_fail >= 0) left_to_fail--;
+    if (!g->lost) return GPU_OK;
+    snprintf(g->why, sizeof g->why, "the device is lost, as the test wants it");
+    return GPU_LOST;
+}
+
+gpu_status gpu_launched(gpu *g, const char *what)
+{
+    (void)what;
+    return check(g);
+}
+
+void gpu_allow_shared(const void *kernel, size_t bytes)
+{
+    (void)kernel;
+    assert(bytes <= 227 * 1024);
+}
+
+static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *why, size_t n)
+{
+    if (ordinal > 0) {
+        snprintf(why, n, "invalid device ordinal");
+        return GPU_UNSUPPORTED;
+    }
+    *out = (gpu *)calloc(1, sizeof **out);
+    *facts = gpu_facts();
+    snprintf(facts->name, sizeof facts->name, "simt");
+    facts->n_sms = 2;
+    facts->compute = 80;
+    facts->bytes = facts->free_bytes = (uint64_t)1 << 30;
+    return *out ? GPU_OK : GPU_NO_MEMORY;
+}
+
+static void gpu_close(gpu *g) { free(g); }
+static const char *gpu_why(const gpu *g) { return g->why; }
+
+static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
+{
+    (void)g;
+    size_t rounded = (bytes + 255) / 256 * 256;
+    *out = aligned_alloc(256, rounded ? rounded : 256);
+    if (!*out) return GPU_NO_MEMORY;
+    memset(*out, 0, rounded);
+    n_allocations++;
+    return GPU_OK;
+}
+static void gpu_release(gpu *g, void *device)
+{
+    (void)g;
+    if (device) n_allocations--;
+    free(device);
+}
+static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
+{
+    return gpu_alloc(g, bytes, out);
+}
+static void gpu_release_host(gpu *g, void *host) { gpu_release(g, host); }
+
+static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
+{
+    if (bytes) memcpy(device, host, bytes);
+    return check(g);
+}
+static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
+{
+    if (bytes) memcpy(host, device, bytes);
+    return check(g);
+}
+static gpu_status gpu_wait(gpu *g) { return check(g); }
+
+static float element(const void *x, gpu_type type, size_t at)
+{
+    if (type == GPU_F32) return ((const float *)x)[at];
+    return type == GPU_BF16 ? to_float(((const bf16 *)x)[at]) : to_float(((const f16 *)x)[at]);
+}
+
+gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                               gpu_type y_type)
+{
+    std::vector<float> xs(m * w->k), row(w->k);
+    for (size_t i = 0; i < m * w->k; i++) xs[i] = element(x, w->type, i);
+    for (size_t n = 0; n < w->n; n++) {
+        for (size_t k = 0; k < w->k; k++) row[k] = element(w->data, w->type, n * w->k + k);
+        for (size_t r = 0; r < m; r++) {
+            float sum = 0.0f;
+            for (size_t k = 0; k < w->k; k++) sum += xs[r * w->k + k] * row[k];
+            size_t at = r * w->n + n;
+            if (y_type == GPU_F32) ((float *)y)[at] = sum;
+            else if (y_type == GPU_BF16) ((bf16 *)y)[at] = from_float<bf16>(sum);
+            else ((f16 *)y)[at] = from_float<f16>(sum);
+        }
+    }
+    return check(g);
+}
+
+#include "kernels/cuda/table.inc"

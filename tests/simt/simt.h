@@ -1,0 +1,190 @@
+/* simt: CUDA kernels as plain C++ on the CPU. Every thread of a block is a fiber; where one waits
+ * for others (__syncthreads, a shuffle, a matrix instruction) the next one runs. Blocks go one
+ * after the other, so what blocks do to each other is not seen, nor are races within one: the tools
+ * of a machine with a GPU look for those. What it does see: wrong indices (under ASan too), wrong
+ * layouts of fragments, wrong arithmetic, barriers that not all threads reach. */
+#ifndef TESTS_SIMT_SIMT_H
+#define TESTS_SIMT_SIMT_H
+
+#include <assert.h>
+#include <functional>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+
+/* The fiber that runs now. */
+struct simt_place {
+    dim3 grid, block, block_at, thread_at;
+};
+extern simt_place simt_now;
+
+void simt_run(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
+unsigned char *simt_shared(void);
+void simt_sync_block(void);
+/* Every lane of the warp gives `bytes` (at most 64) and reads any other's: lane i's lie at
+ * 64 * i. They stay until the warp's next exchange. */
+const unsigned char *simt_exchange(const void *mine, size_t bytes);
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(n)
+#define DEVICE               inline
+#define blockIdx             simt_now.block_at
+#define threadIdx            simt_now.thread_at
+#define blockDim             simt_now.block
+#define __syncthreads()      simt_sync_block()
+#define DYNAMIC_SHARED(name) unsigned char *name = simt_shared()
+#define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
+    simt_run(grid, block, shared, [=]() { (kernel)(__VA_ARGS__); })
+
+/* ---- numbers ----------------------------------------------------------------------------------
+ */
+
+inline float simt_float(uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+inline uint32_t simt_bits(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+/* To the nearest, ties to even, with `mantissa` bits and exponents from `low` on (subnormals
+ * below): what all short formats here do. */
+inline float simt_round(float x, int mantissa, int low)
+{
+    if (x == 0.0f || !(fabsf(x) < INFINITY)) return x;
+    int e;
+    (void)frexpf(x, &e);
+    e -= 1;
+    if (e < low) e = low;
+    return ldexpf(rintf(ldexpf(x, mantissa - e)), e - mantissa);
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) { return simt_float((uint32_t)x.bits << 16); }
+inline float to_float(f16 x)
+{
+    int e = x.bits >> 10 & 31, m = x.bits & 1023;
+    float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
+    return x.bits >> 15 ? -v : v;
+}
+inline float to_float(e4m3 x)
+{
+    int e = x.bits >> 3 & 15, m = x.bits & 7;
+    float v = (x.bits & 127) == 127 ? NAN : e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
+    return x.bits >> 7 ? -v : v;
+}
+
+template <class T> T from_float(float x);
+template <> inline float from_float<float>(float x) { return x; }
+template <> inline bf16 from_float<bf16>(float x)
+{
+    uint32_t b = simt_bits(x);
+    if (x != x) return bf16{0x7fff};
+    return bf16{(uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16)};
+}
+template <> inline f16 from_float<f16>(float x)
+{
+    uint16_t sign = (uint16_t)(simt_bits(x) >> 16 & 0x8000);
+    float v = fabsf(simt_round(x, 10, -14));
+    if (x != x) return f16{0x7fff};
+    if (v >= 65536.0f) return f16{(uint16_t)(sign | 0x7c00)};
+    if (v < 0x1p-14f) return f16{(uint16_t)(sign | (uint16_t)(v * 0x1p24f))};
+    uint32_t b = simt_bits(v);
+    return f16{(uint16_t)(sign | ((b >> 23) - 112) << 10 | (b >> 13 & 1023))};
+}
+template <> inline e4m3 from_float<e4m3>(float x)
+{
+    uint8_t sign = (uint8_t)(simt_bits(x) >> 24 & 0x80);
+    float v = fabsf(simt_round(x, 3, -6));
+    if (x != x) return e4m3{0x7f};
+    if (v > 448.0f) v = 448.0f;
+    if (v < 0x1p-6f) return e4m3{(uint8_t)(sign | (uint8_t)(v * 0x1p9f))};
+    uint32_t b = simt_bits(v);
+    return e4m3{(uint8_t)(sign | ((b >> 23) - 120) << 3 | (b >> 20 & 7))};
+}
+inline f16 widen(e4m3 x) { return from_float<f16>(to_float(x)); }
+template <class T> inline uint32_t pack2(float a, float b, T)
+{
+    return (uint32_t)from_float<T>(a).bits | (uint32_t)from_float<T>(b).bits << 16;
+}
+
+/* ---- of a warp --------------------------------------------------------------------------------
+ */
+
+template <class T> inline T shuffle_xor(T v, int mask)
+{
+    const unsigned char *all = simt_exchange(&v, sizeof v);
+    T out;
+    memcpy(&out, all + 64 * ((threadIdx.x ^ (unsigned)mask) % WARP), sizeof out);
+    return out;
+}
+
+/* Copies arrive at once. */
+inline void copy_async(void *shared, const void *global, bool there)
+{
+    assert((uintptr_t)shared % 16 == 0 && (uintptr_t)global % 16 == 0);
+    if (there) memcpy(shared, global, 16);
+    else memset(shared, 0, 16);
+}
+inline void copy_commit() {}
+template <int left> inline void copy_wait() {}
+
+/* Register i of a lane is of the matrix whose 8 rows lanes 8 i .. 8 i + 7 point to. */
+inline const uint16_t *simt_row(const unsigned char *all, int matrix, int row)
+{
+    const uint16_t *p;
+    memcpy(&p, all + 64 * (8 * matrix + row), sizeof p);
+    assert((uintptr_t)p % 16 == 0);
+    return p;
+}
+inline void load_matrices(uint32_t r[4], const void *row)
+{
+    const unsigned char *all = simt_exchange(&row, sizeof row);
+    int lane = (int)(threadIdx.x % WARP);
+    for (int i = 0; i < 4; i++) memcpy(&r[i], simt_row(all, i, lane / 4) + lane % 4 * 2, 4);
+}
+inline void load_matrices_turned(uint32_t r[4], const void *row)
+{
+    const unsigned char *all = simt_exchange(&row, sizeof row);
+    int lane = (int)(threadIdx.x % WARP);
+    for (int i = 0; i < 4; i++)
+        r[i] = (uint32_t)simt_row(all, i, lane % 4 * 2)[lane / 4] |
+               (uint32_t)simt_row(all, i, lane % 4 * 2 + 1)[lane / 4] << 16;
+}
+
+/* PTX, "Matrix Fragments for mma.m16n8k16": A's registers are its quarters (rows 0-7 and 8-15 of
+ * columns 0-7, then those of columns 8-15), B's its upper and lower half. */
+template <class T>
+inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, T)
+{
+    uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const unsigned char *all = simt_exchange(mine, sizeof mine);
+    int lane = (int)(threadIdx.x % WARP);
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        float sum = 0.0f;
+        for (int k = 0; k < 16; k++) {
+            T x, y;
+            int of_a = row % 8 * 4 + k % 8 / 2, of_b = column * 4 + k % 8 / 2;
+            memcpy(&x, all + 64 * of_a + (row / 8 + k / 8 * 2) * 4 + k % 2 * 2, 2);
+            memcpy(&y, all + 64 * of_b + (4 + k / 8) * 4 + k % 2 * 2, 2);
+            sum += to_float(x) * to_float(y);
+        }
+        d[i] += sum;
+    }
+}
+
+#endif

@@ -1,0 +1,327 @@
+/* The CUDA backend over its own kernels, which run on the CPU here (tests/simt): the same logits,
+ * masses and tokens as the CPU backend's, whatever the geometry, the chunks and the moves; what it
+ * refuses; a device that is lost. */
+#include "tests/unit/model_pass.h"
+
+#include "kernels/cuda/cuda_kernels.h"
+#include "tests/simt/device.h"
+
+enum { TOKENS = 40, VOCAB_MOST = 64 };
+
+#define GOLDEN "tests/golden/models/"
+
+/* Two layers, four heads on two, each with a norm. */
+static const pass small = {.dir = GOLDEN "qwen3_f32",
+                           .kv_type = KERN_KV_BF16,
+                           .bf16 = true,
+                           .page_tokens = 16,
+                           .layers_per_group = 1,
+                           .chunk = 24,
+                           .mass_rows = 8,
+                           .layer_step = 1,
+                           .n_threads = 1,
+                           .max_model_len = 128};
+
+static pass on_gpu(pass p, gpu_kv_format kv)
+{
+    p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    p.gpu_kv = (uint8_t)kv;
+    return p;
+}
+
+static uint32_t vocab_of(const pass *p)
+{
+    error err;
+    model_config config;
+    assert_true(
+        status_ok(model_config_load(p->dir, &p->override, p->override != NULL, &config, &err)));
+    assert_in_range(config.vocab_size, 1, VOCAB_MOST);
+    return config.vocab_size;
+}
+
+/* How often the likeliest token is the same; those within `tie` of each other count as such. */
+static uint32_t equal_choices(const pass_result *a, const pass_result *b, uint32_t n,
+                              uint32_t vocab, float tie)
+{
+    uint32_t equal = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const float *x = a->logits + (size_t)i * vocab, *y = b->logits + (size_t)i * vocab;
+        uint32_t first = logits_argmax(x, vocab), second = logits_argmax(y, vocab);
+        equal += first == second || x[first] - x[second] < tie;
+    }
+    return equal;
+}
+
+static void check_pass(pass p, gpu_kv_format kv, double limit, float tie)
+{
+    uint32_t tokens[TOKENS], vocab = vocab_of(&p);
+    random_tokens(tokens, TOKENS, vocab);
+    pass_result cpu = run(&p, tokens, TOKENS);
+    p = on_gpu(p, kv);
+    pass_result ours = run(&p, tokens, TOKENS);
+    double e = nmse(ours.logits, cpu.logits, (size_t)TOKENS * vocab);
+    assert_int_equal(cpu.mass_floats, ours.mass_floats);
+    double of_mass = nmse(ours.mass, cpu.mass, cpu.mass_floats);
+    print_message("%s%s%s: NMSE of logits %.1e, of masses %.1e (< %.0e)\n", p.dir,
+                  p.override ? ", " : "", p.override ? p.override : "", e, of_mass, limit);
+    assert_true(e < limit && of_mass < limit);
+    assert_int_equal(equal_choices(&cpu, &ours, TOKENS, vocab, tie), TOKENS);
+    result_free(&cpu);
+    result_free(&ours);
+    assert_int_equal(simt_allocations(), 0);
+}
+
+/* Biases, norms of heads and behind blocks, windows, RoPE of some layers' own, GELU, tied heads. */
+static void the_same_as_the_cpu(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *dir, *override;
+    } models[] = {
+        {GOLDEN "qwen3_f32", NULL},
+        {GOLDEN "gemma3_layers_bf16", NULL},
+        {GOLDEN "internlm2_long_bf16", NULL},
+        {GOLDEN "qwen2_window_bf16", "head_dim=32"},
+        {GOLDEN "mistral_window_f32", "head_dim=128"},
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        pass p = small;
+        p.dir = models[i].dir;
+        p.override = models[i].override;
+        check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
+    }
+}
+
+static void weights_of_32_bits(void **state)
+{
+    (void)state;
+    pass p = small;
+    p.bf16 = false;
+    check_pass(p, GPU_KV_BF16, 1e-4, 0.1f);
+}
+
+static void other_geometries(void **state)
+{
+    (void)state;
+    pass p = small;
+    p.heads_per_group = 1;
+    p.layers_per_group = 2;
+    p.page_tokens = 32;
+    p.chunk = 17;
+    check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
+}
+
+/* A row or three at a time: decode attention, products of few rows. */
+static void few_rows(void **state)
+{
+    (void)state;
+    pass p = small;
+    p.chunk = 3;
+    p.mass_rows = 2;
+    check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
+}
+
+static void pages_of_8_bits(void **state)
+{
+    (void)state;
+    check_pass(small, GPU_KV_E4M3, 5e-2, 2.0f);
+}
+
+static void weights_of_8_and_4_bits(void **state)
+{
+    (void)state;
+    pass p = small;
+    p.dir = GOLDEN "internlm2_long_bf16";
+    p.quant_bits = 8;
+    p.quant_group = 32;
+    p.chunk = 30;
+    check_pass(p, GPU_KV_BF16, 3e-3, 2.0f);
+    p.quant_bits = 4;
+    p.quant_attention = 8;
+    p.chunk = 7;
+    check_pass(p, GPU_KV_BF16, 3e-3, 2.0f);
+}
+
+/* ---- step by step -----------------------------------------------------------------------------
+ */
+
+typedef struct lane {
+    comm *group;
+    backend backend;
+    pkv *kv;
+    model_config config;
+    uint32_t step;
+} lane;
+
+static lane open_lane(const pass *p, bool opens)
+{
+    lane l = {0};
+    uint32_t hit;
+    comm_options self = {.kind = "self", .size = 1};
+    assert_true(status_ok(comm_create(&self, &l.group, NULL)));
+    l.backend = open_backend(p, l.group, &l.config);
+    const backend_info *info = l.backend.ops->info(l.backend.ctx);
+    pkv_options po = {.geometry = info->geometry,
+                      .n_pages = info->n_pages,
+                      .max_seqs = 2,
+                      .n_host_pages = info->n_host_pages};
+    assert_true(status_ok(pkv_create(&po, &l.kv)));
+    if (opens) assert_true(status_ok(pkv_seq_open(l.kv, 1, NULL, 0, 0, 64, &hit)));
+    return l;
+}
+
+static void close_lane(lane *l)
+{
+    pkv_destroy(l->kv);
+    l->backend.ops->destroy(l->backend.ctx);
+    comm_destroy(l->group);
+    assert_int_equal(simt_allocations(), 0);
+}
+
+/* n tokens more of sequence 1; one draw. */
+static const step_result *take_step(lane *l, const uint32_t *tokens, uint32_t n, uint32_t position,
+                                    const sample_params *params, measure_spec measure)
+{
+    assert_true(status_ok(pkv_seq_append(l->kv, 1, n)));
+    step_seq seq = {
+        .seq = 1, .n_tokens = n, .position = position, .n_samples = 1, .measure = measure};
+    step_open open = {.seq = 1, .params = params};
+    step_plan plan = {.step = ++l->step,
+                      .deltas = pkv_take_deltas(l->kv),
+                      .opens = &open,
+                      .n_opens = l->step == 1,
+                      .seqs = &seq,
+                      .n_seqs = 1,
+                      .tokens = tokens,
+                      .n_tokens = n,
+                      .checksum = pkv_checksum(l->kv)};
+    const step_result *r;
+    assert_true(status_ok(l->backend.ops->submit(l->backend.ctx, &plan)));
+    (void)l->backend.ops->collect(l->backend.ctx, &r);
+    return r;
+}
+
+static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+
+/* The device's largest logit, and the CPU's sampler with all its options. */
+static void draws(void **state)
+{
+    (void)state;
+    sample_params drawn = {.temperature = 0.8f,
+                           .top_p = 0.9f,
+                           .top_k = 40,
+                           .repetition_penalty = 1.2f,
+                           .seed = 7,
+                           .n_logprobs = 3};
+    const sample_params *all[] = {&greedy, &drawn};
+    uint32_t prompt[20];
+    random_tokens(prompt, 20, vocab_of(&small));
+    for (size_t i = 0; i < 2; i++) {
+        pass device = on_gpu(small, GPU_KV_BF16);
+        lane a = open_lane(&small, true), b = open_lane(&device, true);
+        uint32_t token = 0;
+        for (uint32_t t = 0; t < 6; t++) {
+            const uint32_t *next = t ? &token : prompt;
+            uint32_t n = t ? 1 : 20, position = t ? 19 + t : 0;
+            const step_result *x = take_step(&a, next, n, position, all[i], (measure_spec){0});
+            const step_result *y = take_step(&b, next, n, position, all[i], (measure_spec){0});
+            assert_true(status_ok(x->status) && status_ok(y->status));
+            assert_int_equal(x->seqs[0].samples[0].token, y->seqs[0].samples[0].token);
+            assert_int_equal(x->seqs[0].samples[0].n_top, y->seqs[0].samples[0].n_top);
+            token = x->seqs[0].samples[0].token;
+        }
+        close_lane(&b);
+        close_lane(&a);
+    }
+}
+
+static void a_lost_device_ends_the_backend(void **state)
+{
+    (void)state;
+    uint32_t tokens[4] = {1, 2, 3, 4};
+    for (int after = 0; after < 30; after += 9) {
+        pass p = on_gpu(small, GPU_KV_BF16);
+        lane l = open_lane(&p, true);
+        simt_fail_after(after);
+        const step_result *r = take_step(&l, tokens, 4, 0, &greedy, (measure_spec){0});
+        simt_fail_after(-1);
+        assert_int_equal(r->status.code, STATUS_INTERNAL);
+        close_lane(&l);
+    }
+}
+
+/* Refused by name, and the backend lives on. */
+static void measures_without_kernels(void **state)
+{
+    (void)state;
+    uint32_t tokens[4] = {1, 2, 3, 4};
+    const measure_spec specs[] = {
+        {.novelty = true},
+        {.kind = MEASURE_MASS,
+         .rows = 2,
+         .layer_step = 1,
+         .by_slot = true,
+         .sum = MEASURE_SUM_START},
+        {.kind = MEASURE_EXPECTED, .rows = 2, .layer_step = 1, .by_slot = true},
+        {.kind = MEASURE_VALUE_WEIGHT, .layer_step = 1, .by_slot = true},
+    };
+    pass p = on_gpu(small, GPU_KV_BF16);
+    lane l = open_lane(&p, true);
+    for (uint32_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        const step_result *r = take_step(&l, tokens, 4, i * 4, &greedy, specs[i]);
+        assert_int_equal(r->status.code, STATUS_UNSUPPORTED);
+        assert_non_null(strstr(r->status.message, "cuda: "));
+    }
+    const step_result *r = take_step(&l, tokens, 4, 16, &greedy, (measure_spec){0});
+    assert_true(status_ok(r->status));
+    close_lane(&l);
+}
+
+static void models_without_kernels(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *override, *word;
+    } cases[] = {
+        {"head_dim=48", "heads of 48 dims"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        error err;
+        backend b;
+        comm *group;
+        model_config config;
+        comm_options self = {.kind = "self", .size = 1};
+        assert_true(status_ok(comm_create(&self, &group, NULL)));
+        assert_true(
+            status_ok(model_config_load("models/demo", &cases[i].override, 1, &config, &err)));
+        backend_cuda_options o = {.common = {.dir = "models/demo",
+                                             .config = &config,
+                                             .dummy = true,
+                                             .group = group,
+                                             .geometry = {.page_tokens = 16,
+                                                          .layers_per_group = 1,
+                                                          .heads_per_group = config.n_kv_heads}},
+                                  .api = octavo_cuda_api(GPU_API_VERSION)};
+        assert_int_equal(backend_cuda_create(&o, &b, &err).code, STATUS_UNSUPPORTED);
+        assert_non_null(strstr(err.text, cases[i].word));
+        comm_destroy(group);
+    }
+    assert_null(octavo_cuda_api(GPU_API_VERSION + 1));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_as_the_cpu),
+        cmocka_unit_test(weights_of_32_bits),
+        cmocka_unit_test(other_geometries),
+        cmocka_unit_test(few_rows),
+        cmocka_unit_test(pages_of_8_bits),
+        cmocka_unit_test(weights_of_8_and_4_bits),
+        cmocka_unit_test(draws),
+        cmocka_unit_test(a_lost_device_ends_the_backend),
+        cmocka_unit_test(measures_without_kernels),
+        cmocka_unit_test(models_without_kernels),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
