@@ -532,8 +532,8 @@ class Refusals(unittest.TestCase):
         """An executable that says another version of itself."""
         with open(OCTAVO, "rb") as f:
             data = f.read()
-        version = re.search(r"VERSION (\d+\.\d+\.\d+)", open(os.path.join(ROOT, "CMakeLists.txt"), encoding="utf-8").read())
-        old = version.group(1).encode()
+        with open(os.path.join(ROOT, "CMakeLists.txt"), encoding="utf-8") as f:
+            old = re.search(r"VERSION (\d+\.\d+\.\d+)", f.read()).group(1).encode()
         new = old[:-1] + (b"8" if old.endswith(b"9") else b"9")
         with tempfile.TemporaryDirectory() as folder:
             other = os.path.join(folder, "octavo")
