@@ -12,6 +12,7 @@ static const struct {
 } commands[] = {
 #ifdef OCTAVO_RPC
     {"serve", cli_serve, "a model behind OpenAI-compatible HTTP and gRPC"},
+    {"worker", cli_worker, "a rank of a model, for one of the others with --workers"},
 #endif
     {"run", cli_run, "answer a prompt, hold a chat, or run a file of prompts as one batch"},
     {"score", cli_score, "logits of token sequences, or the perplexity of a text"},

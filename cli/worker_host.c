@@ -83,7 +83,6 @@ static void take_options(rank_host *h, const worker_config *c)
 static status check_model(const rank_host *h, const worker_config *c, error *err)
 {
     uint64_t config, weights;
-    RETURN_IF_ERROR(model_ranks_check(&h->config, c->size, err));
     RETURN_IF_ERROR(model_fingerprints(&h->options, &config, &weights, err));
     if (config != c->config_fingerprint)
         return error_set(err, STATUS_INVALID,
@@ -93,7 +92,7 @@ static status check_model(const rank_host *h, const worker_config *c, error *err
                          "model: names, shapes or types of the weights in %s are not the "
                          "coordinator's",
                          h->dir);
-    return STATUS_IS_OK;
+    return model_ranks_check(&h->config, c->size, err);
 }
 
 static status configure(void *ctx, const worker_config *c, worker_address *out, error *err)

@@ -46,7 +46,7 @@ static int spawn(workers_local *l, uint32_t n, int in, int out)
 {
     char count[16];
     snprintf(count, sizeof count, "%u", n);
-    char *argv[] = {"octavo", "worker", "--local", l->folder, "--count", count, NULL};
+    const char *const argv[] = {"octavo", "worker", "--local", l->folder, "--count", count, NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t how;
     sigset_t none, usual;
@@ -67,7 +67,7 @@ static int spawn(workers_local *l, uint32_t n, int in, int out)
     posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
     pid_t pid = 0;
-    int wrong = posix_spawn(&pid, "/proc/self/exe", &files, &how, argv, environ);
+    int wrong = posix_spawn(&pid, "/proc/self/exe", &files, &how, (char *const *)argv, environ);
     if (wrong == 0) l->supervisor = pid;
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&how);
