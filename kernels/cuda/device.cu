@@ -153,6 +153,15 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
 
 static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }
 
+static gpu_status gpu_poll(gpu *g, bool *idle)
+{
+    cudaError_t e = cudaStreamQuery(g->stream);
+    *idle = e == cudaSuccess;
+    return e == cudaErrorNotReady ? GPU_OK : fail(g, "wait", e);
+}
+
+static void *gpu_stream_of(gpu *g) { return g->stream; }
+
 gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
 {
     gpu_status s = gpu_copy_out(g, host, device, bytes);

@@ -5,6 +5,7 @@
 
 #include "model/cuda/cuda.h"
 #include "model/sampler.h"
+#include "model/tensors.h"
 
 /* Of a step's moves. */
 typedef struct cuda_moves {
@@ -20,6 +21,8 @@ typedef struct cuda_moves {
 
 typedef struct backend_cuda {
     model_config config;
+    model_config local; /* heads and ffn are this rank's */
+    tensor_slice slice;
     backend_info info;
     backend_cpu_facts facts;
     cuda_device device;
