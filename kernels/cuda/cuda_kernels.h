@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with anything below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 1 };
+enum { GPU_API_VERSION = 2 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -186,6 +186,24 @@ typedef struct gpu_attention {
     float *partial; /* scratch of gpu_partial_floats(n_decode, kv_heads, head_dim) */
 } gpu_attention;
 
+/* How long a decode tile's part is where tables hold so many slots in all: parts enough to keep
+ * every multiprocessor busy, of one length, and not so short that merging them is what costs. */
+enum { GPU_PART_MIN = 256, GPU_BLOCKS_OF_SM = 16 };
+static inline uint32_t gpu_part_slots(uint64_t slots, uint32_t longest, uint32_t kv_heads,
+                                      uint32_t n_sms)
+{
+    uint64_t part = slots * kv_heads / ((uint64_t)GPU_BLOCKS_OF_SM * n_sms) + 1;
+    if (part < GPU_PART_MIN) part = GPU_PART_MIN;
+    uint64_t parts = (longest + part - 1) / part;
+    if (parts > 0) part = (longest + parts - 1) / parts;
+    return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
+}
+/* The most decode tiles that come of it. */
+static inline uint32_t gpu_most_tiles(uint32_t max_seqs, uint32_t kv_heads, uint32_t n_sms)
+{
+    return max_seqs + 2 * GPU_BLOCKS_OF_SM * n_sms / kv_heads + 2;
+}
+
 /* What queries are made into: the type that K and V are multiplied in. */
 static inline gpu_type gpu_query_type(gpu_kv_format f)
 {
@@ -294,6 +312,10 @@ typedef struct gpu_api {
     void (*close)(gpu *g);
     const char *(*why)(const gpu *g); /* of the last failure */
 
+    /* On: a row's product never depends on how many rows there are. It costs speed for few. Rows of
+     * attention do not where all are prefill tiles. */
+    void (*set_invariant)(gpu *g, bool on);
+
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeros */
     void (*release)(gpu *g, void *device);
     gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned */
@@ -304,6 +326,10 @@ typedef struct gpu_api {
     gpu_status (*wait)(gpu *g);
     gpu_status (*poll)(gpu *g, bool *idle); /* whether wait would return at once */
     void *(*stream)(gpu *g);                /* the CUDA stream */
+    gpu_status (*copy)(gpu *g, void *to, const void *from, size_t bytes); /* on the device */
+    /* Microseconds of the device since the last mark; waits. */
+    gpu_status (*mark)(gpu *g);
+    gpu_status (*elapsed)(gpu *g, double *us);
 
     /* packed: kernels.h's panels of a matrix of w's shape, type and bits, on the device. w's memory
      * is zeros. */

@@ -268,8 +268,8 @@ gpu_status gpu_run_experts(gpu *g, const gpu_experts *e)
     if (e->n_experts > GPU_EXPERTS_MOST || e->gate_up.type != e->down.type) return GPU_UNSUPPORTED;
     uint32_t tile_rows = entries <= 4 * e->n_experts ? 8 : FEW_OF_EXPERT;
     uint32_t n_tiles = (entries < e->n_experts ? entries : e->n_experts) + entries / tile_rows;
-    bool few = entries <= FEW_OF_EXPERT * e->n_experts && gpu_takes_few(&e->gate_up) &&
-               gpu_takes_few(&e->down);
+    bool few = (entries <= FEW_OF_EXPERT * e->n_experts || gpu_is_invariant(g)) &&
+               gpu_takes_few(&e->gate_up) && gpu_takes_few(&e->down);
     cuts c = cut(e);
     LAUNCH(route_kernel, (e->n_rows + ROUTE_THREADS / WARP - 1) / (ROUTE_THREADS / WARP),
            ROUTE_THREADS, 0, g, *e, c.chosen, c.weights);

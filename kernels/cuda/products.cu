@@ -170,9 +170,10 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
                        gpu_type y_type, void *scratch)
 {
     if (m == 0) return GPU_OK;
-    if (w->bits && gpu_takes_few(w) && m <= FEW_ROWS_QUANT)
+    bool invariant = gpu_is_invariant(g);
+    if (w->bits && gpu_takes_few(w) && m <= FEW_ROWS_QUANT && !invariant)
         return gpu_few_product(g, w, x, m, y, y_type);
-    if (!w->bits && gpu_takes_few(w) && m <= ONE_ROWS)
+    if (!w->bits && gpu_takes_few(w) && m <= ONE_ROWS && !invariant)
         return w->type == GPU_BF16 ? run_one<bf16>(g, w, x, m, y, y_type)
                                    : run_one<f16>(g, w, x, m, y, y_type);
     if (w->bits == 0) return gpu_library_product(g, w, x, m, y, y_type);

@@ -204,6 +204,7 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
 /* A kernel may have so much dynamic shared memory. */
 void gpu_allow_shared(const void *kernel, size_t bytes);
 uint32_t gpu_sms(const gpu *g);
+bool gpu_is_invariant(const gpu *g);
 /* Copies to the host and waits. */
 gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes);
 
@@ -211,6 +212,9 @@ gpu_status gpu_attend_bf16(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_f16(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_e4m3(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_int8(gpu *g, const gpu_attention *a);
+
+/* mass.cu: MASS and RAW by slot. */
+gpu_status gpu_mass(gpu *g, const gpu_measure *m);
 
 /* few.cu: products that read W once. Of an expert's entries: x_rows NULL, or entry i is row
  * x_rows[i] of x. */

@@ -7,11 +7,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum {
-    BLOCKS_OF_SM = 6,     /* of decode attention that should be under way */
-    PART_SLOTS_MIN = 256, /* a shorter part is mostly overhead */
-};
-
 /* On the device; element types as the next product wants them, wide enough for f32. */
 struct cuda_forward {
     cuda_forward_options o;
@@ -91,8 +86,7 @@ status cuda_forward_create(const cuda_forward_options *options, cuda_forward **o
     f->attn_width = c->n_heads * c->head_dim;
     f->qkv_width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
     f->ffn = c->ffn;
-    f->max_tiles =
-        options->max_seqs + BLOCKS_OF_SM * options->device->facts.n_sms / c->n_kv_heads + 1;
+    f->max_tiles = gpu_most_tiles(options->max_seqs, c->n_kv_heads, options->device->facts.n_sms);
     status s = make_buffers(f);
     if (status_ok(s)) *out = f;
     else cuda_forward_destroy(f);
@@ -116,14 +110,9 @@ void cuda_forward_destroy(cuda_forward *f)
 
 uint32_t cuda_forward_tiles(const cuda_forward *f) { return f->max_tiles; }
 
-/* As many parts as keep every multiprocessor busy, and no more than there is room for. */
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest)
 {
-    uint64_t blocks = (uint64_t)BLOCKS_OF_SM * f->o.device->facts.n_sms / f->o.config->n_kv_heads;
-    uint64_t part = blocks ? (slots + blocks - 1) / blocks : longest;
-    if (part < PART_SLOTS_MIN) part = PART_SLOTS_MIN;
-    if (part > longest) part = longest ? longest : 1;
-    return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
+    return gpu_part_slots(slots, longest, f->o.config->n_kv_heads, f->o.device->facts.n_sms);
 }
 
 /* ---- layers -------------------------------------------------------------------------------------
