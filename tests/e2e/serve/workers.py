@@ -161,9 +161,21 @@ def children_of(pid):
 
 
 def ranks_of(server):
-    """Process ids of local workers, in rank order: those without children of their own, by when they began."""
-    found = [pid for pid in children_of(server.process.pid) if exists(pid) and not children_of(pid)]
-    return sorted(found)
+    """Process ids of local workers, in rank order: who listens at which of their sockets."""
+    with open("/proc/net/unix", encoding="utf-8") as f:
+        lines = [line.split() for line in f]
+    listeners = {int(line[6]): line[7] for line in lines[1:] if len(line) == 8 and int(line[3], 16) & 0x10000}
+    found = {}
+    for pid in children_of(server.process.pid):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                inode = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+            except FileNotFoundError:
+                continue
+            path = inode and re.search(r"/octavo-\w+/(\d+)$", listeners.get(int(inode.group(1)), ""))
+            if path:
+                found[int(path.group(1))] = pid
+    return [found[i] for i in range(RANKS)]
 
 
 def exists(pid):
