@@ -44,8 +44,8 @@ def clean_env(extra=None):
 class Worker:
     """octavo worker at a port that it keeps when it is started again."""
 
-    def __init__(self, *flags, binary=OCTAVO):
-        self.flags, self.binary, self.port, self.lines = flags, binary, 0, []
+    def __init__(self, *flags, binary=OCTAVO, port=0):
+        self.flags, self.binary, self.port, self.lines = flags, binary, port, []
         self.start()
 
     def start(self):
@@ -485,8 +485,8 @@ class Faults(unittest.TestCase):
 
 class Refusals(unittest.TestCase):
     def refused(self, code, *flags, says=(), model=POOL):
-        p = subprocess.run([OCTAVO, "run", *model, "--prompt", "x", "--max-tokens", "1", *flags], capture_output=True,
-                           text=True, timeout=PATIENCE, cwd=ROOT, env=clean_env())
+        p = subprocess.run([OCTAVO, "run", *model, "--prompt", "x", "--max-tokens", "1", "--workers-wait", "0", *flags],
+                           capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=clean_env())
         self.assertEqual(p.returncode, code, p.stderr)
         last = p.stderr.splitlines()[-1]
         for word in says:
@@ -511,6 +511,20 @@ class Refusals(unittest.TestCase):
         with socket.create_server(("127.0.0.1", 0)) as s:
             port = s.getsockname()[1]
         self.refused(1, "--workers", f"127.0.0.1:{port}", says=["rank 0", f"127.0.0.1:{port}"])
+
+    def test_waits_for_them(self):
+        """The coordinator may be first."""
+        with socket.create_server(("127.0.0.1", 0)) as s:
+            port = s.getsockname()[1]
+        p = subprocess.Popen([OCTAVO, "run", *POOL, "--prompt", "x", "--max-tokens", "1", "--workers",
+                              f"127.0.0.1:{port}", "--workers-wait", "600"], stderr=subprocess.PIPE,
+                             stdout=subprocess.DEVNULL, cwd=ROOT, env=clean_env())
+        line = p.stderr.readline().decode()
+        self.assertIn("waiting for workers: rank 0", line)
+        w = Worker(port=port)
+        _, rest = p.communicate(timeout=PATIENCE)
+        self.assertEqual(p.returncode, 0, line + rest.decode())
+        w.stop()
 
     def test_address_taken(self):
         w = Worker()
