@@ -8,6 +8,7 @@ import queue
 import random
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -557,6 +558,15 @@ class Refusals(unittest.TestCase):
             with open(path, "w", encoding="utf-8") as f:
                 json.dump({**config, "rope_theta": 12345.0}, f)
             self.with_workers([Worker(), Worker("--model", folder)], 1, says=["rank 1", "model", folder])
+        with tempfile.TemporaryDirectory() as folder: # the same shapes, other numbers
+            shutil.copytree(os.path.join(ROOT, "models/demo"), folder, dirs_exist_ok=True)
+            with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
+                header = 8 + int.from_bytes(f.read(8), "little")
+                f.seek(header)
+                data = f.read()
+                f.seek(header)
+                f.write(data[::-1])
+            self.with_workers([Worker(), Worker("--model", folder)], 1, says=["rank 1", "weights"])
         self.with_workers([Worker(), Worker("--model", "/nowhere")], 1, says=["rank 1", "model", "/nowhere"])
         self.with_workers([Worker(), Worker("--model", "tests/golden/models/gqa1_f32")], 1, says=["rank 1", "model"])
 
