@@ -23,6 +23,7 @@ int cli_methods(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_comm(int argc, char **argv);
+int cli_bench_workers(int argc, char **argv); // where RPC is built in
 int cli_bench_engine(int argc, char **argv);
 int cli_bench_retention(int argc, char **argv);
 int cli_bench_serve(int argc, char **argv);

@@ -103,6 +103,22 @@ static status read_lengths(planning *p, error *err)
                      q->output, q->context);
 }
 
+/* --device of serve says it too. */
+static status read_device(planning *p, error *err)
+{
+    plan_question *q = &p->question;
+    q->gpu = p->flags.gpu || strncmp(p->model_flags.device, "cuda", 4) == 0;
+    q->fp8 = strcmp(p->model_flags.kv_dtype, "fp8") == 0;
+    bool of_gpu = q->fp8 || p->model.kv_type == KERN_KV_BF16 || p->model.kv_type == KERN_KV_F16;
+    if (q->gpu && !of_gpu)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--kv-dtype: %s pages are not built for GPUs: bf16, f16 or fp8",
+                         p->model.kv_name);
+    if (q->fp8 && !q->gpu)
+        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+    return STATUS_IS_OK;
+}
+
 /* Weights that lie beside config.json say how they are stored. */
 static status find_weights(planning *p, error *err)
 {
@@ -128,7 +144,7 @@ static status work_out(planning *p, error *err)
     if (f->max_batch < q->sequences) f->max_batch = q->sequences;
     RETURN_IF_ERROR(model_describe(f, &p->model, err));
     q->model = &p->model;
-    q->gpu = p->flags.gpu;
+    RETURN_IF_ERROR(read_device(p, err));
     RETURN_IF_ERROR(read_lengths(p, err));
     RETURN_IF_ERROR(find_weights(p, err));
     RETURN_IF_ERROR(plan_measure(q, &p->full, err));
@@ -172,15 +188,15 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         "ranks", ranks, "memory", "devices", (int)q->n_devices, "device_bytes",
         (json_int_t)q->memory, "weights", "type", weights_type(&p->model.options), "bytes",
         (json_int_t)m->weight_bytes * ranks, "rank_bytes", (json_int_t)m->weight_bytes);
-    json_t *kv = json_pack(
-        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
-        kern_kv_name(p->model.kv_type), "page_tokens", (int)m->geometry.page_tokens, "groups",
-        (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
-        "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages, "tokens",
-        (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks, "filling_bytes",
-        (json_int_t)m->filling_bytes * ranks, "host_pages", (json_int_t)m->n_host_pages,
-        "swap_bytes", (json_int_t)m->n_host_pages * page, "sums_bytes",
-        (json_int_t)m->n_pages * (json_int_t)m->sums_of_page * ranks);
+    json_t *kv =
+        json_pack("{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
+                  p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
+                  (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
+                  "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages,
+                  "tokens", (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks,
+                  "filling_bytes", (json_int_t)m->filling_bytes * ranks, "host_pages",
+                  (json_int_t)m->n_host_pages, "swap_bytes", (json_int_t)m->n_host_pages * page,
+                  "sums_bytes", (json_int_t)m->n_pages * (json_int_t)m->sums_of_page * ranks);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);
@@ -229,7 +245,7 @@ static void print_memory(const planning *p)
            p->model_flags.kv_memory ? ""
            : q->gpu                 ? " (85 % of what the weights leave)"
                                     : " (60 % of what the weights leave)",
-           plan_number(a->pages, pages), kern_kv_name(p->model.kv_type), m->geometry.page_tokens,
+           plan_number(a->pages, pages), p->model.kv_name, m->geometry.page_tokens,
            plan_number(a->tokens, tokens));
     if (m->filling_bytes) {
         format_bytes(one, sizeof one, m->filling_bytes);

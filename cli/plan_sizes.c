@@ -5,6 +5,22 @@
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
 
+/* The CPU has no fp8 pages, so that its arithmetic has none: a pool of them holds as many pages as
+ * one of twice the bytes in 16 bits. */
+static status measure(const plan_question *q, double share, backend_cpu_measures *out, error *err)
+{
+    const loaded_model *m = q->model;
+    backend_cpu_options o = m->options;
+    uint64_t all = q->memory * q->n_devices;
+    RETURN_IF_ERROR(backend_cpu_measure(&o, m->n_ranks, all, share, out, err));
+    if (!q->fp8) return STATUS_IS_OK;
+    uint64_t weights = out->weight_bytes * m->n_ranks, left = all > weights ? all - weights : 0;
+    o.kv_bytes = 2 * (o.kv_bytes ? o.kv_bytes : (uint64_t)((double)left * share));
+    RETURN_IF_ERROR(backend_cpu_measure(&o, m->n_ranks, all, share, out, err));
+    out->page_bytes /= 2;
+    return STATUS_IS_OK;
+}
+
 status plan_measure(const plan_question *q, plan_answer *out, error *err)
 {
     const loaded_model *m = q->model;
@@ -12,8 +28,7 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err)
     uint32_t ranks = m->n_ranks;
     double share = q->gpu ? PLAN_GPU_POOL_SHARE : MODEL_POOL_SHARE;
     *out = (plan_answer){.rank_memory = q->memory * q->n_devices / ranks};
-    RETURN_IF_ERROR(
-        backend_cpu_measure(&m->options, ranks, q->memory * q->n_devices, share, is, err));
+    RETURN_IF_ERROR(measure(q, share, is, err));
     /* Swapped sequences lie in the host's memory, which nobody told us. */
     if (q->gpu) {
         uint64_t n = m->options.swap_bytes / (is->page_bytes * ranks);

@@ -14,6 +14,7 @@ typedef struct plan_question {
     uint32_t n_devices;        // 1, on which all ranks are, or one for each rank
     uint64_t memory;           // of a device
     bool gpu;
+    bool fp8;           // pages of 8 bits without scales: half of what 16 bits take
     uint32_t context;   // tokens of a sequence, prompt and output
     uint32_t output;    // of them
     uint32_t sequences; // at once

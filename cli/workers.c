@@ -6,10 +6,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Within one try to make the ranks. */
+enum { PATIENCE_S = 5, AGAIN_MS = 500 };
 
 struct workers {
     uint32_t n;
     bool is_local;
+    uint32_t wait_s; /* until they are first made; then whoever makes them again tries on */
     workers_local local;
     char *text;             /* what addresses point into */
     const char **addresses; /* [n] */
@@ -96,7 +101,10 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
     RETURN_IF_ERROR(check_tls(f, by_address, err));
     if (by_address) RETURN_IF_ERROR(take_addresses(w, f, n_ranks, err));
     else RETURN_IF_ERROR(take_local(w, *n_ranks, err));
+    w->wait_s = by_address ? f->wait_s : PATIENCE_S;
+    int64_t patience_s = w->wait_s < PATIENCE_S ? w->wait_s : PATIENCE_S;
     worker_group_options o = {
+        .patience_us = patience_s * 1000000 + 1, /* 0 would be the usual */
         .addresses = w->addresses,
         .n = w->n,
         .tls = {f->cert, f->key, f->ca},
@@ -200,13 +208,29 @@ static backend_cpu_facts sum_facts(workers *w)
     return sum;
 }
 
+/* Tells why it waits, when that changes. */
+static status make_ranks(const workers *w, backend *out, error *err)
+{
+    backend_ranks_options all = {
+        .n_ranks = w->n, .make = worker_proxy_make, .ctx = w->group, .driven = true};
+    int64_t until = clock_now_us() + (int64_t)w->wait_s * 1000000;
+    char told[sizeof err->text] = "";
+    for (;;) {
+        status s = backend_ranks_create(&all, out, err);
+        if (s.code != STATUS_UNAVAILABLE || clock_now_us() >= until) return s;
+        if (strcmp(told, err->text) != 0)
+            fprintf(stderr, "octavo: waiting for workers: %s\n", err->text);
+        snprintf(told, sizeof told, "%s", err->text);
+        usleep(AGAIN_MS * 1000);
+    }
+}
+
 status workers_make_backend(workers *w, const backend_cpu_options *o, const char *const *overrides,
                             size_t n_overrides, backend *out, backend_cpu_facts *facts, error *err)
 {
     RETURN_IF_ERROR(set_config(w, o, overrides, n_overrides, err));
-    backend_ranks_options all = {
-        .n_ranks = w->n, .make = worker_proxy_make, .ctx = w->group, .driven = true};
-    RETURN_IF_ERROR(backend_ranks_create(&all, out, err));
+    RETURN_IF_ERROR(make_ranks(w, out, err));
+    w->wait_s = 0;
     *facts = sum_facts(w);
     return STATUS_IS_OK;
 }

@@ -9,6 +9,7 @@
 typedef struct workers_flags {
     const char *where;           // NULL = "threads"; "auto", "threads", "local", or addresses
     const char *cert, *key, *ca; // PEM files
+    uint32_t wait_s;             // for workers by address, when it starts
 } workers_flags;
 
 arg_group workers_flags_group(workers_flags *target);

@@ -34,7 +34,9 @@ static status make_folder(workers_local *l, error *err)
         return error_set(err, STATUS_LIMIT, "--workers local: TMPDIR is too long for sockets");
     }
     if (mkdtemp(l->folder)) return STATUS_IS_OK;
-    error_set(err, STATUS_IO, "--workers local: %s: %s", l->folder, strerror(errno));
+    error_set(err, STATUS_IO,
+              "--workers local: %s: %s (TMPDIR names another place; --workers threads needs none)",
+              l->folder, strerror(errno));
     l->folder[0] = '\0';
     return status_make(STATUS_IO, NULL);
 }

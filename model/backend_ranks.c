@@ -421,9 +421,12 @@ static status compare_infos(backend_ranks *all, error *err)
         const backend *b = &all->ranks[i].backend;
         const backend_info *info = b->ops->info(b->ctx);
         if (i == 0) all->info = *info;
+        if (info->identity != all->info.identity)
+            return error_set(err, STATUS_INVALID, "rank %u: its weights are not those of rank 0",
+                             i);
         if (info->n_pages != all->info.n_pages || info->n_host_pages != all->info.n_host_pages ||
-            info->identity != all->info.identity || info->max_rows != all->info.max_rows ||
-            info->max_seqs != all->info.max_seqs || info->vocab_size != all->info.vocab_size ||
+            info->max_rows != all->info.max_rows || info->max_seqs != all->info.max_seqs ||
+            info->vocab_size != all->info.vocab_size ||
             info->max_positions != all->info.max_positions ||
             info->max_logit_rows != all->info.max_logit_rows ||
             memcmp(&info->geometry, &all->info.geometry, sizeof info->geometry) != 0)

@@ -117,7 +117,11 @@ typedef struct worker_group_options {
     worker_tls tls;
     const char *version;
     const worker_config *config; // rank and size are filled in; read whenever a rank is made
-    int64_t silence_us;  // a worker without an answer to a heartbeat for so long is lost; 0 = 1.5 s
+    int64_t silence_us; // a worker without an answer to a heartbeat for so long is lost; 0 = 1.5 s
+    /* A rank was lost, step or not (engine_backend_lost). From the thread of heartbeats; NULL =
+     * nobody. */
+    void (*lost)(void *ctx);
+    void *lost_ctx;
     int64_t patience_us; // how long a worker that is not free (yet) is asked again; 0 = 5 s
 } worker_group_options;
 

@@ -87,6 +87,20 @@ static bool wait_a_little(worker_group *g)
     return go_on;
 }
 
+/* gRPC does not say that a connection broke because of certificates: a server that is not content
+ * with one just closes. */
+static void explain(const worker_link *l, error *err)
+{
+    static const char *const others[] = {"refused", "No such file", "no answer", "not known"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strstr(err->text, others[i])) return;
+    size_t n = strlen(err->text);
+    snprintf(err->text + n, sizeof err->text - n, "%s",
+             l->group->o.tls.cert
+                 ? " (it speaks plain text, or a certificate was not signed by the other side's CA)"
+                 : " (it may want a certificate)");
+}
+
 /* Whether it is there at all is known soon, whatever Configure may take. */
 static status greet(worker_link *l, error *err)
 {
@@ -96,9 +110,10 @@ static status greet(worker_link *l, error *err)
                   .answer = &octavo__worker__v1__health_reply__descriptor,
                   .timeout_us = group_silence_us(l->group)};
     answer a;
-    RETURN_IF_ERROR(link_ask(l, &q, &a, err));
-    arena_destroy(&a.memory);
-    return STATUS_IS_OK;
+    status s = link_ask(l, &q, &a, err);
+    if (status_ok(s)) arena_destroy(&a.memory);
+    else if (s.code == STATUS_UNAVAILABLE) explain(l, err);
+    return s;
 }
 
 static status put_address(worker_link *l, const answer *a, error *err)

@@ -20,7 +20,9 @@ static void lose(worker_link *l, const char *why)
         if (l->asking) grpc_call_cancel(l->asking, NULL);
     }
     pthread_mutex_unlock(&g->lock);
-    if (mine) group_fail(g, l->rank);
+    if (!mine) return;
+    if (g->o.lost) g->o.lost(g->o.lost_ctx);
+    group_fail(g, l->rank);
 }
 
 /* ---- a beat ---------------------------------------------------------------------------------- */

@@ -109,6 +109,8 @@ class Refusals(unittest.TestCase):
         self.assertIn("--retention", self.refused(2, *demo, "--retention", "chunkkv"))
         self.assertIn("banana", self.refused(2, *demo, "--retention", "banana:0.5"))
         self.assertIn("--tp", self.refused(1, *demo, "--tp", "3"))
+        self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "fp8"))
+        self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "int8", "--gpu"))
         self.assertIn("nowhere", self.refused(1, "--model", "nowhere", "--memory", "1G"))
 
     def test_what_does_not_fit_is_status_1(self):

@@ -80,6 +80,30 @@ static void published_sizes(void **state)
     }
 }
 
+/* A pool of fp8 pages holds twice as many as one of 16 bits, to a page. */
+static void fp8_pages_are_half(void **state)
+{
+    (void)state;
+    static const uint64_t pools[] = {0, 100 * GIB};
+    for (size_t i = 0; i < 2; i++) {
+        model_flags f = usual;
+        loaded_model m;
+        f.dir = models[1].path;
+        f.tp = 8;
+        f.kv_memory = pools[i];
+        describe(&f, &m);
+        m.options.dummy = true;
+        plan_question q = {.model = &m, .n_devices = 8, .memory = 80 * GIB, .gpu = true};
+        plan_answer wide = answer_of(&q);
+        q.fp8 = true;
+        plan_answer half = answer_of(&q);
+        assert_true(half.token_bytes * 2 == wide.token_bytes);
+        assert_true(half.measures.n_pages / 2 == wide.measures.n_pages);
+        assert_true(half.rank_pool - wide.rank_pool <= half.measures.page_bytes);
+        model_close(&m);
+    }
+}
+
 /* KV heads are copied where ranks are more than they are: 8 heads on 16 ranks are 16. */
 static void copied_heads_count(void **state)
 {
@@ -316,13 +340,10 @@ static void numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_sizes),
-        cmocka_unit_test(copied_heads_count),
-        cmocka_unit_test(plans_come_true),
-        cmocka_unit_test(shares_of_memory),
-        cmocka_unit_test(sequences_that_fit),
-        cmocka_unit_test(verdicts),
-        cmocka_unit_test(numbers),
+        cmocka_unit_test(fp8_pages_are_half), cmocka_unit_test(published_sizes),
+        cmocka_unit_test(copied_heads_count), cmocka_unit_test(plans_come_true),
+        cmocka_unit_test(shares_of_memory),   cmocka_unit_test(sequences_that_fit),
+        cmocka_unit_test(verdicts),           cmocka_unit_test(numbers),
     };
     return cmocka_run_group_tests_name("cli_plan", tests, NULL, NULL);
 }

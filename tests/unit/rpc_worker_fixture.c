@@ -59,6 +59,7 @@ static status host_configure(void *ctx, const worker_config *c, worker_address *
 {
     site_rank *r = ctx;
     site *s = r->site;
+    atomic_fetch_add(&r->sessions, 1);
     if (c->config_fingerprint != SITE_FINGERPRINT)
         return error_set(err, STATUS_INVALID, "model: %s has another fingerprint here", c->model);
     if (c->rank != r->index || c->size != s->n || strcmp(c->kv_type, "f32") != 0)
@@ -73,7 +74,6 @@ static status host_configure(void *ctx, const worker_config *c, worker_address *
     s->n_comms += status_ok(st);
     r->comm = made;
     pthread_mutex_unlock(&s->lock);
-    atomic_fetch_add(&r->sessions, 1);
     *out = (worker_address){"here", 4};
     return st;
 }
@@ -214,8 +214,7 @@ void site_start_worker(site *s, uint32_t rank, const char *address)
     };
     if (!status_ok(worker_server_create(&o, &r->server, &err))) fail_msg("%s", err.text);
     if (strncmp(address, "unix:", 5) == 0) snprintf(r->address, sizeof r->address, "%s", address);
-    else
-        snprintf(r->address, sizeof r->address, "127.0.0.1:%u", worker_server_port(r->server));
+    else snprintf(r->address, sizeof r->address, "127.0.0.1:%u", worker_server_port(r->server));
     s->addresses[rank] = r->address;
 }
 

@@ -1,5 +1,5 @@
-/* Workers in this process, whose ranks are CPU backends of the demo model, and a coordinator's group
- * of them. */
+/* Workers in this process, whose ranks are CPU backends of the demo model, and a coordinator's
+ * group of them. */
 #ifndef TESTS_UNIT_RPC_WORKER_FIXTURE_H
 #define TESTS_UNIT_RPC_WORKER_FIXTURE_H
 
@@ -32,10 +32,10 @@ typedef struct site_rank {
     backend inner;
     backend_info info;
     _Atomic uint32_t sessions, resets;
-    _Atomic bool hold;       // the next step waits until it is interrupted
-    _Atomic bool holding;    // it does
+    _Atomic bool hold;    // the next step waits until it is interrupted
+    _Atomic bool holding; // it does
     _Atomic bool interrupted;
-    _Atomic bool fails;      // the next step does
+    _Atomic bool fails; // the next step does
     step_result failure;
     pthread_mutex_t lock;
     char told[4096]; // the server's lines
@@ -45,7 +45,7 @@ typedef struct site {
     uint32_t n;
     model_config model;
     worker_config config;
-    worker_tls tls;          // of the workers
+    worker_tls tls; // of the workers
     int64_t worker_silence_us, silence_us, patience_us;
     site_rank ranks[SITE_RANKS];
     const char *addresses[SITE_RANKS];
