@@ -44,11 +44,7 @@ static status make_sources(bench_seqs *b, error *err)
 status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err)
 {
     const backend_info *info = m->backend.ops->info(m->backend.ctx);
-    /* A backend's steps go up, whoever plans them. */
-    *out = (bench_seqs){.backend = &m->backend,
-                        .info = info,
-                        .max_rows = info->max_rows,
-                        .step = (uint64_t)clock_now_us()};
+    *out = (bench_seqs){.backend = &m->backend, .info = info, .max_rows = info->max_rows};
     pkv_options o = {
         .geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = info->max_seqs};
     status s = pkv_create(&o, &out->kv);
