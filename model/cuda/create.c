@@ -23,18 +23,14 @@ static status backend_cuda_check(const backend_cuda_options *options, error *err
     if (comm_size(o->group) > 1)
         return error_set(err, STATUS_UNSUPPORTED, "--tp: %d ranks on GPUs are not built yet",
                          comm_size(o->group));
-    if (c->n_experts)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "device cuda: %s has experts, for which there are no kernels yet",
-                         c->architecture);
+    if (c->n_experts > GPU_EXPERTS_MOST)
+        return error_set(err, STATUS_UNSUPPORTED, "device cuda: %u experts; routing takes %d",
+                         c->n_experts, GPU_EXPERTS_MOST);
     if (!gpu_has_head_dim(c->head_dim))
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "device cuda: heads of %u dims; attention is built for 32, 64 and 128",
-                         c->head_dim);
-    if (c->n_heads / c->n_kv_heads > GPU_DECODE_ROWS)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "device cuda: %u query heads for a KV head; attention takes %d",
-                         c->n_heads / c->n_kv_heads, GPU_DECODE_ROWS);
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "device cuda: heads of %u dims; attention is built for 32, 64, 96, 128 and 256",
+            c->head_dim);
     return STATUS_IS_OK;
 }
 
