@@ -300,6 +300,19 @@ static choice *choice_of(gpu *g, const choice *c)
     return at;
 }
 
+static cublasStatus_t run_choice(gpu *g, const choice *c, const gpu_matrix *w, const void *x,
+                                 size_t m, void *y)
+{
+    shapes s = {NULL, NULL, NULL, NULL};
+    const float one = 1.0f, zero = 0.0f;
+    cublasStatus_t e = make_shapes(c, m, &s);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmul(g->library, s.product, &one, w->data, s.w, x, s.x, &zero, y, s.y, y, s.y,
+                           &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);
+    forget_shapes(&s);
+    return e;
+}
+
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type)
 {
@@ -311,14 +324,14 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     wanted.y_type = y_type;
     wanted.alignment = alignment_of(w->data, x, y);
     choice *c = choice_of(g, &wanted);
-    shapes s = {NULL, NULL, NULL, NULL};
-    const float one = 1.0f, zero = 0.0f;
-    cublasStatus_t e = make_shapes(c, m, &s);
-    if (e == CUBLAS_STATUS_SUCCESS && !c->known) e = choose(g, c);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmul(g->library, s.product, &one, w->data, s.w, x, s.x, &zero, y, s.y, y, s.y,
-                           &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);
-    forget_shapes(&s);
+    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
+    if (!c->known) e = choose(g, c);
+    if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, c, w, x, m, y);
+    if (e != CUBLAS_STATUS_SUCCESS && wanted.m != m) { /* what is for more rows may not be for m */
+        wanted.m = m;
+        e = choose(g, &wanted);
+        if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, &wanted, w, x, m, y);
+    }
     if (e == CUBLAS_STATUS_SUCCESS) return gpu_launched(g, "product");
     snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt says %d", m, w->k,
              w->n, w->k, (int)e);
