@@ -14,6 +14,10 @@ static const struct {
     {"engine", cli_bench_engine, "prefill and decode of a whole model, scheduler, memory"},
     {"retention", cli_bench_retention,
      "what methods cost a prefill; concurrency and decoding at depth"},
+    {"comm", cli_bench_comm, "sums over ranks, as processes and as threads"},
+#ifdef OCTAVO_RPC
+    {"workers", cli_bench_workers, "ranks in other processes beside ranks in threads"},
+#endif
     {"serve", cli_bench_serve,
      "load on a server: latencies, throughput, and whether all answers are whole"},
     {"quality", cli_bench_quality, "what retention costs in answers: tasks, methods, budgets"},

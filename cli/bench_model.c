@@ -64,9 +64,9 @@ status bench_write(bench *b, error *err)
     strbuf all = {0};
     strbuf_puts(&all, "{\"model\":");
     strbuf_json_string(&all, b->title, strlen(b->title));
-    strbuf_printf(
-        &all, ",\"isa\":\"%s\",\"threads\":%u,\"kv_type\":\"%s\",\"rounds\":%u,\"rows\":[\n ",
-        b->model.facts.isa, b->model.facts.n_threads, kern_kv_name(b->model.kv_type), b->rounds);
+    strbuf_printf(&all,
+                  ",\"isa\":\"%s\",\"threads\":%u,\"kv_type\":\"%s\",\"rounds\":%u,\"rows\":[\n ",
+                  b->model.facts.isa, b->model.facts.n_threads, b->model.kv_name, b->rounds);
     strbuf_append(&all, b->json.data, b->json.size);
     strbuf_puts(&all, "]}\n");
     status st = all.failed ? error_set(err, STATUS_NO_MEMORY, "out of memory") : STATUS_IS_OK;

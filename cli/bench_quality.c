@@ -107,7 +107,7 @@ static status run(bench_quality *b, const model_flags *m, const quality_flags *f
     const backend_info *info = b->model.backend.ops->info(b->model.backend.ctx);
     char setup[128];
     snprintf(setup, sizeof setup, "%s, %s KV, %u tokens a page, groups of %u layers x %u KV heads",
-             m->dtype, kern_kv_name(b->model.kv_type), info->geometry.page_tokens,
+             m->dtype, b->model.kv_name, info->geometry.page_tokens,
              info->geometry.layers_per_group, info->geometry.heads_per_group);
     quality_options o = {
         .engine = b->engine,

@@ -13,13 +13,17 @@ enum {
 };
 
 int cli_serve(int argc, char **argv); // only when the servers are built
+int cli_worker(int argc, char **argv); // likewise
 int cli_run(int argc, char **argv);
 int cli_score(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_detokenize(int argc, char **argv);
 int cli_inspect(int argc, char **argv);
 int cli_methods(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+int cli_bench_comm(int argc, char **argv);
+int cli_bench_workers(int argc, char **argv); // where RPC is built in
 int cli_bench_engine(int argc, char **argv);
 int cli_bench_retention(int argc, char **argv);
 int cli_bench_serve(int argc, char **argv);

@@ -12,12 +12,14 @@ static const struct {
 } commands[] = {
 #ifdef OCTAVO_RPC
     {"serve", cli_serve, "a model behind OpenAI-compatible HTTP and gRPC"},
+    {"worker", cli_worker, "a rank of a model, for one of the others with --workers"},
 #endif
     {"run", cli_run, "answer a prompt, hold a chat, or run a file of prompts as one batch"},
     {"score", cli_score, "logits of token sequences, or the perplexity of a text"},
     {"tokenize", cli_tokenize, "JSON strings in, token ids out, one a line"},
     {"detokenize", cli_detokenize, "token ids in, JSON strings out, one a line"},
     {"inspect", cli_inspect, "what a model folder holds, and whether it can be run"},
+    {"plan", cli_plan, "what a model would take, and how many sequences would fit"},
     {"methods", cli_methods, "the retention methods: which pages of the KV cache stay"},
     {"bench", cli_bench, "kernels or the whole engine, beside the limits of this machine"},
 };

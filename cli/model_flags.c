@@ -189,7 +189,6 @@ static status choose_device(const model_flags *f, loaded_model *m, error *err)
 {
     bool asked = names_cuda(f->device, &m->gpu_ordinal), is_auto = strcmp(f->device, "auto") == 0;
     bool fp8 = strcmp(f->kv_dtype, "fp8") == 0, has_format = gpu_format(f, m->kv_type, &m->gpu_kv);
-    m->kv_name = fp8 ? "fp8" : kern_kv_name(m->kv_type);
     if (!asked && !is_auto && strcmp(f->device, "cpu") != 0)
         return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
                          f->device);
@@ -197,7 +196,10 @@ static status choose_device(const model_flags *f, loaded_model *m, error *err)
         return error_set(err, STATUS_UNSUPPORTED,
                          "--kv-dtype: %s pages are not built for --device cuda: bf16, f16 or fp8",
                          m->kv_name);
-    if (asked || (is_auto && has_format && f->tp == 1)) {
+    if (asked && m->workers)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--device: ranks in other processes on GPUs are not built yet");
+    if (asked || (is_auto && has_format && m->n_ranks == 1 && !m->workers)) {
         status s = backend_cuda_find(&m->gpu, err);
         if (!status_ok(s) && asked) error_prefix(err, "--device");
         if (!status_ok(s) && asked) return s;
@@ -211,9 +213,11 @@ static status make_cuda(loaded_model *m, error *err)
 {
     backend_cuda_options o = {
         .common = m->options, .api = m->gpu, .ordinal = m->gpu_ordinal, .kv = m->gpu_kv};
-    if (m->n_ranks > 1)
-        return error_set(err, STATUS_UNSUPPORTED, "--tp: %u ranks on GPUs are not built yet",
-                         m->n_ranks);
+    if (m->n_ranks > 1) {
+        RETURN_IF_ERROR(backend_cuda_ranks_create(&o, m->n_ranks, &m->backend, err));
+        m->facts = backend_cuda_ranks_describe(&m->backend);
+        return STATUS_IS_OK;
+    }
     RETURN_IF_ERROR(backend_cuda_create(&o, &m->backend, err));
     m->facts = backend_cuda_describe(&m->backend);
     return STATUS_IS_OK;
@@ -222,6 +226,9 @@ static status make_cuda(loaded_model *m, error *err)
 /* m->gpu, m->options and m->n_ranks say what. */
 static status make_backend(loaded_model *m, error *err)
 {
+    if (m->workers)
+        return workers_make_backend(m->workers, &m->options, m->overrides.items, m->overrides.n,
+                                    &m->backend, &m->facts, err);
     if (m->gpu) return make_cuda(m, err);
     if (m->n_ranks > 1) {
         RETURN_IF_ERROR(backend_cpu_ranks_create(&m->options, m->n_ranks, &m->backend, err));
@@ -250,16 +257,26 @@ static void tell_of_cache(void *ctx, const char *line)
     fprintf(stderr, "octavo: weights-cache: %s\n", line);
 }
 
-static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+static loaded_model unopened(const model_flags *flags)
+{
+    return (loaded_model){
+        .n_ranks = flags->tp,
+        .max_batch = flags->max_batch,
+        .prefill_chunk = flags->prefill_chunk,
+        .prefix_cache = !flags->no_prefix_cache,
+        .default_pool = flags->kv_memory == 0,
+        .overrides = flags->overrides,
+    };
+}
+
+static status read_options(const model_flags *f, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
     RETURN_IF_ERROR(check_shape(f, m, err));
-    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
-    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
-    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
     dtype type = wanted_type(f->dtype, m->config.stored);
     m->kv_type = kern_kv_named(f->kv_dtype);
-    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto */
+    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto, fp8 */
+    m->kv_name = strcmp(f->kv_dtype, "fp8") == 0 ? "fp8" : kern_kv_name(m->kv_type);
     /* f16 has three more bits than bf16: what is stored so stays so. */
     bool keep_f16 = type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
     m->options = (backend_cpu_options){
@@ -274,7 +291,6 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,
         .isa = f->isa,
-        .group = m->group,
         .geometry = {.page_tokens = wanted_page(f, m->kv_type),
                      .layers_per_group = f->kv_group_layers,
                      .heads_per_group =
@@ -287,6 +303,26 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
         .cache_dir = f->weights_cache,
         .tell = tell_of_cache,
     };
+    return STATUS_IS_OK;
+}
+
+status model_describe(const model_flags *flags, loaded_model *out, error *err)
+{
+    *out = unopened(flags);
+    if (strcmp(flags->kv_dtype, "fp8") == 0)
+        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+    return read_options(flags, out, err);
+}
+
+static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(read_options(f, m, err));
+    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
+    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
+    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
+    m->options.group = m->group;
+    RETURN_IF_ERROR(workers_create(&f->workers, &m->n_ranks, &m->workers, err));
+    RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
     RETURN_IF_ERROR(choose_device(f, m, err));
     return make_first(f, m, err);
 }
@@ -306,13 +342,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
 {
     if (!flags->dir) return error_set(err, STATUS_INVALID, "--model is missing");
     int64_t start = clock_now_us();
-    *out = (loaded_model){
-        .n_ranks = flags->tp,
-        .max_batch = flags->max_batch,
-        .prefill_chunk = flags->prefill_chunk,
-        .prefix_cache = !flags->no_prefix_cache,
-        .default_pool = flags->kv_memory == 0,
-    };
+    *out = unopened(flags);
     status s = open_parts(flags, with_text, out, err);
     if (!status_ok(s)) model_close(out);
     out->open_us = clock_now_us() - start;
@@ -322,6 +352,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
 void model_close(loaded_model *m)
 {
     if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
+    workers_destroy(m->workers);
     comm_destroy(m->group);
     tmpl_destroy(m->chat);
     tok_destroy(m->tokenizer);
@@ -371,6 +402,7 @@ void model_tell(const loaded_model *m, const char *dir)
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
+    if (m->workers) workers_tell(m->workers);
 }
 
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests)

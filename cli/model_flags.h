@@ -4,6 +4,7 @@
 #define CLI_MODEL_FLAGS_H
 
 #include "cli/args.h"
+#include "cli/workers.h"
 #include "engine/engine.h"
 #include "model/model.h"
 
@@ -30,6 +31,7 @@ typedef struct model_flags {
     uint32_t prefill_chunk;
     uint32_t max_model_len; // 0 = the model's
     bool no_prefix_cache;
+    workers_flags workers; // a group of its own, beside these
 } model_flags;
 
 /* The table of these flags, for arg_command. */
@@ -40,6 +42,8 @@ typedef struct loaded_model {
     model_config config;
     comm *group; // the group of one
     uint32_t n_ranks;
+    workers *workers;   // NULL: ranks are threads
+    arg_list overrides; // borrowed from the flags
     backend backend;
     backend_cpu_facts facts; // of all ranks, or of the GPU
     tokenizer *tokenizer;    // NULL unless asked for
@@ -60,6 +64,8 @@ typedef struct loaded_model {
 /* Opens everything, the tokenizer and template only when with_text is set. On failure nothing is
  * left open. *out must not move while it is open. */
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
+/* config and options alone, as model_open would fill them: nothing is opened. */
+status model_describe(const model_flags *flags, loaded_model *out, error *err);
 void model_close(loaded_model *m);
 /* An engine_options.restart; ctx is the loaded_model: the backend is destroyed, and another made
  * with as many pages. */

@@ -87,13 +87,16 @@ static status read_names(const char *flag, retention_flags *f, error *err)
     return error_set(err, STATUS_INVALID, "%s: names no method", flag);
 }
 
+status retention_flag_read(const char *flag, const char *text, json_t **out, error *err)
+{
+    return *text == '{' ? read_object(flag, text, out, err) : read_short(flag, text, out, err);
+}
+
 status retention_flags_read(retention_flags *f, error *err)
 {
-    static const char pressure[] = "--pressure-retention";
-    if (f->pressure && *f->pressure == '{')
-        RETURN_IF_ERROR(read_object(pressure, f->pressure, &f->pressure_json, err));
-    else if (f->pressure)
-        RETURN_IF_ERROR(read_short(pressure, f->pressure, &f->pressure_json, err));
+    if (f->pressure)
+        RETURN_IF_ERROR(
+            retention_flag_read("--pressure-retention", f->pressure, &f->pressure_json, err));
     if (f->standard)
         RETURN_IF_ERROR(read_object("--retention", f->standard, &f->standard_json, err));
     return f->allow ? read_names("--retention-allow", f, err) : STATUS_IS_OK;

@@ -23,6 +23,8 @@ arg_group retention_flags_group(retention_flags *target);
 arg_group retention_flags_server_group(retention_flags *target);
 void retention_flags_destroy(retention_flags *f);
 
+/* METHOD:RATIO, or a JSON object; *out is the caller's. The error names the flag. */
+status retention_flag_read(const char *flag, const char *text, json_t **out, error *err);
 /* Errors name the flag. What a method is and takes, is the engine's to check. */
 status retention_flags_read(retention_flags *f, error *err);
 /* Sets the engine's options; they borrow from *f. */

@@ -150,6 +150,7 @@ int cli_run(int argc, char **argv)
         {"Retention", keep_flags, sizeof keep_flags / sizeof keep_flags[0], &s.flags},
         retention_flags_group(&s.retention),
         model_flags_group(&model),
+        workers_flags_group(&model.workers),
     };
     const arg_command command = {
         .name = run_name,

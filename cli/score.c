@@ -289,6 +289,7 @@ int cli_score(int argc, char **argv)
     const arg_group groups[] = {
         {"What to score", flags_table, sizeof flags_table / sizeof flags_table[0], &f},
         model_flags_group(&model),
+        workers_flags_group(&model.workers),
     };
     const arg_command command = {
         .name = name,

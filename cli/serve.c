@@ -193,7 +193,7 @@ static rpc_model facts_of(const serving *s)
         .max_batch = m->max_batch,
         .max_requests = s->flags.max_requests,
         .weight_dtype = dtype_name(m->options.weight_type),
-        .kv_dtype = kern_kv_name(m->kv_type),
+        .kv_dtype = m->kv_name,
         .isa = m->facts.isa,
     };
 }
@@ -341,6 +341,7 @@ int cli_serve(int argc, char **argv)
         retention_flags_server_group(&s.retention),
         retention_flags_group(&s.retention),
         model_flags_group(&s.model_flags),
+        workers_flags_group(&s.model_flags.workers),
     };
     const arg_command command = {
         .name = serve_name,

@@ -8,6 +8,8 @@
 const comm_kind *const comm_kinds[] = {
     &comm_kind_self,
     &comm_kind_threads,
+    &comm_kind_ucx,
+    &comm_kind_nccl,
 };
 const size_t comm_kinds_n = sizeof comm_kinds / sizeof *comm_kinds;
 
@@ -107,6 +109,19 @@ void comm_destroy(comm *c)
 
 int comm_rank(const comm *c) { return c->rank; }
 int comm_size(const comm *c) { return c->size; }
+bool comm_on_device(const comm *c) { return c->kind->on_device; }
+
+comm_address comm_own_address(const comm *c)
+{
+    return c->kind->address ? c->kind->address(c->state) : (comm_address){NULL, 0};
+}
+
+status comm_connect(comm *c, const comm_address *all, int64_t timeout_us, error *err)
+{
+    return c->kind->connect ? c->kind->connect(c->state, all, timeout_us, err) : STATUS_IS_OK;
+}
+
+/* ---- collectives ----------------------------------------------------------------------------- */
 
 status comm_all_reduce_sum(comm *c, float *data, size_t n)
 {
@@ -123,6 +138,8 @@ status comm_broadcast(comm *c, void *data, size_t bytes, int root)
     if (root < 0 || root >= c->size) return status_make(STATUS_INVALID, "no such root rank");
     return c->kind->broadcast(c->state, data, bytes, root);
 }
+
+status comm_check(comm *c) { return c->kind->check ? c->kind->check(c->state) : STATUS_IS_OK; }
 
 void comm_abort(comm *c)
 {

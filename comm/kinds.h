@@ -13,11 +13,15 @@ typedef struct comm_kind {
      * to set up. */
     status (*open)(const comm_options *options, void *group, void **state, error *err);
     void (*close)(void *state);
+    comm_address (*address)(const void *state); /* NULL: ranks meet in a group */
+    status (*connect)(void *state, const comm_address *all, int64_t timeout_us, error *err);
     status (*all_reduce_sum)(void *state, float *data, size_t n);
     status (*all_gather)(void *state, const float *in, size_t n, float *out);
     status (*broadcast)(void *state, void *data, size_t bytes, int root);
-    void (*abort)(void *state); /* NULL: nobody ever waits */
-    int size_max;               /* ranks that a group of this kind may have */
+    status (*check)(void *state); /* NULL: always well */
+    void (*abort)(void *state);   /* NULL: nobody ever waits */
+    int size_max;                 /* ranks that a group of this kind may have */
+    bool on_device;
 } comm_kind;
 
 extern const comm_kind *const comm_kinds[];
@@ -25,5 +29,7 @@ extern const size_t comm_kinds_n;
 
 extern const comm_kind comm_kind_self;
 extern const comm_kind comm_kind_threads;
+extern const comm_kind comm_kind_ucx;
+extern const comm_kind comm_kind_nccl;
 
 #endif

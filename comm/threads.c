@@ -97,6 +97,15 @@ static void threads_abort(void *state)
     end_group(((seat *)state)->m, "the group of ranks was aborted");
 }
 
+static status threads_check(void *state)
+{
+    meeting *m = ((seat *)state)->m;
+    pthread_mutex_lock(&m->lock);
+    status result = m->ended_by ? status_make(STATUS_IO, m->ended_by) : STATUS_IS_OK;
+    pthread_mutex_unlock(&m->lock);
+    return result;
+}
+
 static void threads_close(void *state)
 {
     seat *s = state;
@@ -207,6 +216,7 @@ const comm_kind comm_kind_threads = {
     .all_reduce_sum = threads_all_reduce_sum,
     .all_gather = threads_all_gather,
     .broadcast = threads_broadcast,
+    .check = threads_check,
     .abort = threads_abort,
     .size_max = RANKS_MAX,
 };

@@ -58,7 +58,8 @@ typedef struct engine_options {
      * the backend is asked to give up (backend_ops.interrupt) and then made anew. 0 = none. */
     int64_t step_timeout_us;
     /* Destroys the failed backend, whose every call has returned, and makes another like it. Engine
-     * thread. NULL = a failed backend stays failed. */
+     * thread. NULL = a failed backend stays failed. STATUS_UNAVAILABLE: what it needs (a worker) is
+     * not there yet; it is asked again until it is, or the engine is destroyed. */
     status (*restart)(void *ctx, backend *out, error *err);
     void *restart_ctx;
     /* One line about trouble with the backend, for a log; from any of the engine's threads. */
@@ -214,6 +215,9 @@ void engine_stream_release(engine_stream *s);
  * (sessions, which are no cache, go on).
  * Unreferenced pages are free at once, referenced ones when their sequences end. */
 status engine_flush_cache(engine *e);
+/* The backend can make no step any more, as somebody beside it has noticed: it is made anew now,
+ * not when the next request finds out. Any thread. */
+void engine_backend_lost(engine *e);
 
 typedef enum engine_state {
     ENGINE_WORKING,

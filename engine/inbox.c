@@ -21,7 +21,7 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
     pthread_mutex_unlock(&in->lock);
 }
 
-static bool is_empty(const inbox *in) { return !in->first && !in->flush && !in->stop; }
+static bool is_empty(const inbox *in) { return !in->first && !in->flush && !in->lost && !in->stop; }
 
 /* With the lock held. */
 static void await_news(inbox *in, int64_t wait_us)
@@ -38,14 +38,15 @@ inbox_batch inbox_drain(engine *e, int64_t wait_us)
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
     if (wait_us != 0) await_news(in, wait_us);
-    inbox_batch batch = {.first = in->first, .flush = in->flush, .stop = in->stop};
+    inbox_batch batch = {
+        .first = in->first, .flush = in->flush, .lost = in->lost, .stop = in->stop};
     for (engine_stream *s = in->first; s; s = s->inbox_next) {
         s->taken = s->told;
         s->told = 0;
         s->taken_next = s->inbox_next;
     }
     in->first = in->last = NULL;
-    in->flush = false;
+    in->flush = in->lost = false;
     pthread_mutex_unlock(&in->lock);
     return batch;
 }

@@ -205,6 +205,7 @@ typedef struct inbox {
     pthread_cond_t arrived;
     engine_stream *first, *last;
     bool flush; /* the prefix cache: before all that is added now */
+    bool lost;  /* the backend */
     bool stop;
 } inbox;
 
@@ -214,7 +215,7 @@ void inbox_put(engine *e, unsigned what, engine_stream *s);
 /* What inbox_drain took out. */
 typedef struct inbox_batch {
     engine_stream *first; /* linked by taken_next, a reference each */
-    bool flush, stop;
+    bool flush, lost, stop;
 } inbox_batch;
 
 /* Takes everything. While there is nothing it waits for so long; for ever when that is < 0. */
@@ -258,6 +259,7 @@ typedef struct step_watch {
 
 enum { RESTARTS_MAX = 3 }; /* within RESTARTS_WITHIN_US; one more and the backend is given up */
 #define RESTARTS_WITHIN_US INT64_C(60000000)
+enum { RESTART_PAUSE_US = 100000 }; /* between tries of one that is not possible yet */
 
 struct engine {
     engine_options o;
@@ -325,8 +327,9 @@ void *prepare_loop(void *e);
 
 /* Fails every stream that the scheduler knows, and forgets it. */
 void loop_fail_all(engine *e, status_code code, const char *text);
-/* Fails what is in the inbox of a broken engine. */
-void loop_turn_away(engine *e);
+/* Fails what is in the inbox of an engine without a backend; while there is nothing it waits for so
+ * long. */
+void loop_turn_away(engine *e, int64_t wait_us);
 /* Copies the numbers to where others see them. */
 void loop_publish(engine *e);
 
@@ -337,5 +340,7 @@ void watch_stop(engine *e);
 /* Runs the plan. NULL when the step is for nobody: it was stuck, or the backend has failed; then
  * its requests have been failed, the plan's scheduler is gone, and the backend is new or broken. */
 const step_result *watch_run(engine *e, const step_plan *plan);
+/* The backend was lost while it had nothing to do. */
+void watch_lost(engine *e);
 
 #endif

@@ -186,8 +186,11 @@ static void admit(engine *e, engine_stream *s)
         turn_away(e, s, STATUS_ABORTED, "the engine stops");
         return;
     }
-    if (atomic_load(&e->state) == ENGINE_BROKEN) {
-        turn_away(e, s, STATUS_UNAVAILABLE, "the backend has failed");
+    engine_state state = (engine_state)atomic_load(&e->state);
+    if (state != ENGINE_WORKING) {
+        turn_away(e, s, STATUS_UNAVAILABLE,
+                  state == ENGINE_BROKEN ? "the backend has failed"
+                                         : "the backend is being restarted");
         return;
     }
     /* The backend it was made for may have had more pages. */
@@ -227,9 +230,9 @@ static void take_inbox(engine *e, const inbox_batch *batch)
     }
 }
 
-void loop_turn_away(engine *e)
+void loop_turn_away(engine *e, int64_t wait_us)
 {
-    inbox_batch batch = inbox_drain(e, 0);
+    inbox_batch batch = inbox_drain(e, wait_us);
     take_inbox(e, &batch);
     e->n_events = 0; /* a flush: the next scheduler has nothing cached */
 }
@@ -396,6 +399,7 @@ static bool turn(engine *e, const inbox_batch *batch, const step_plan **plan,
     charge_selection(e, schedule_us);
     take_ended(e);
     if (!sched_plan_empty(*plan)) *result = watch_run(e, *plan);
+    else if (batch->lost) watch_lost(e);
     return *result != NULL;
 }
 

@@ -45,7 +45,7 @@ static void give_up_backend(engine *e)
 {
     if (atomic_exchange(&e->state, ENGINE_BROKEN) != ENGINE_BROKEN)
         tell_trouble(e, "the stuck step does not end: nobody waits for the backend any more");
-    loop_turn_away(e);
+    loop_turn_away(e, 0);
 }
 
 static void *watchdog(void *arg)
@@ -111,6 +111,14 @@ static bool restarted_too_often(engine *e)
     return false;
 }
 
+/* Of the backend before, whoever noticed. */
+static void forget_loss(engine *e)
+{
+    pthread_mutex_lock(&e->inbox.lock);
+    e->inbox.lost = false;
+    pthread_mutex_unlock(&e->inbox.lock);
+}
+
 static bool is_stopping(engine *e)
 {
     pthread_mutex_lock(&e->inbox.lock);
@@ -119,15 +127,34 @@ static bool is_stopping(engine *e)
     return stop;
 }
 
-static status make_backend(engine *e, error *err)
+/* As long as what it needs is not there. Whoever comes meanwhile is turned away. */
+static status restart_when_possible(engine *e, backend *fresh, error *err)
 {
-    if (is_stopping(e)) return error_set(err, STATUS_ABORTED, "the engine stops");
+    char told[sizeof err->text] = "";
+    for (;;) {
+        if (is_stopping(e)) return error_set(err, STATUS_ABORTED, "the engine stops");
+        status st = e->o.restart(e->o.restart_ctx, fresh, err);
+        if (st.code != STATUS_UNAVAILABLE) return st;
+        if (strcmp(told, err->text) != 0) {
+            char text[sizeof err->text + 64];
+            snprintf(told, sizeof told, "%s", err->text);
+            snprintf(text, sizeof text, "the backend cannot be made yet: %s", told);
+            tell_trouble(e, text);
+        }
+        loop_turn_away(e, RESTART_PAUSE_US);
+    }
+}
+
+/* was_lost: it was another's doing that it failed, and says nothing about the next one. */
+static status make_backend(engine *e, bool was_lost, error *err)
+{
     if (!e->o.restart) return error_set(err, STATUS_UNAVAILABLE, "nobody makes another");
-    if (restarted_too_often(e))
+    if (!was_lost && restarted_too_often(e))
         return error_set(err, STATUS_UNAVAILABLE, "%d restarts within a minute were not enough",
                          RESTARTS_MAX);
     backend fresh = {0};
-    RETURN_IF_ERROR(e->o.restart(e->o.restart_ctx, &fresh, err));
+    RETURN_IF_ERROR(restart_when_possible(e, &fresh, err));
+    forget_loss(e);
     const backend_info *info = fresh.ops->info(fresh.ctx);
     if (!is_alike(&e->info, info))
         return error_set(err, STATUS_INTERNAL, "the new one is not like the old one");
@@ -162,10 +189,10 @@ static void keep_sums(sched_stats *sums, const sched_stats *last)
     sums->pages.pages_retaken += last->pages.pages_retaken;
 }
 
-static status make_anew(engine *e, error *err)
+static status make_anew(engine *e, bool was_lost, error *err)
 {
     sched *fresh = NULL;
-    RETURN_IF_ERROR(make_backend(e, err));
+    RETURN_IF_ERROR(make_backend(e, was_lost, err));
     RETURN_IF_ERROR(engine_make_scheduler(e, &fresh, err));
     sched_stats last = sched_get_stats(e->sched);
     keep_sums(&e->sums, &last);
@@ -181,20 +208,20 @@ static status make_anew(engine *e, error *err)
     return STATUS_IS_OK;
 }
 
-/* After a step that failed as a whole; its requests are told unless the watchdog has. */
-static void recover(engine *e, const step_plan *plan, status st, bool abandoned)
+static void fail_requests(engine *e, const char *text)
+{
+    lose_backend(e);
+    tell_trouble(e, text);
+    loop_fail_all(e, STATUS_UNAVAILABLE, text);
+}
+
+/* The requests have been told. */
+static void recover(engine *e, bool was_lost)
 {
     error err = {{0}};
     char text[sizeof err.text + 64];
-    if (!abandoned) {
-        lose_backend(e);
-        snprintf(text, sizeof text, "step %llu failed: %s", (unsigned long long)plan->step,
-                 st.message ? st.message : status_text(st.code));
-        tell_trouble(e, text);
-        loop_fail_all(e, STATUS_UNAVAILABLE, text);
-    }
     int64_t start = clock_now_us();
-    if (status_ok(make_anew(e, &err))) {
+    if (status_ok(make_anew(e, was_lost, &err))) {
         snprintf(text, sizeof text, "the backend was made anew in %lld ms",
                  (long long)((clock_now_us() - start) / 1000));
         atomic_store(&e->state, ENGINE_WORKING);
@@ -206,7 +233,28 @@ static void recover(engine *e, const step_plan *plan, status st, bool abandoned)
     loop_publish(e);
 }
 
+void watch_lost(engine *e)
+{
+    fail_requests(e, "the backend was lost");
+    recover(e, true);
+}
+
 /* ---- a step ---------------------------------------------------------------------------------- */
+
+/* As a whole. */
+static void fail_step(engine *e, const step_plan *plan, status st)
+{
+    char text[640];
+    snprintf(text, sizeof text, "step %llu failed: %s", (unsigned long long)plan->step,
+             st.message ? st.message : status_text(st.code));
+    fail_requests(e, text);
+}
+
+/* It is not the request's fault, and the backend makes no other step. */
+static bool ends_backend(status s)
+{
+    return s.code == STATUS_INTERNAL || s.code == STATUS_UNAVAILABLE;
+}
 
 static void begin(engine *e, const step_plan *plan)
 {
@@ -237,10 +285,11 @@ const step_result *watch_run(engine *e, const step_plan *plan)
     status st = e->backend.ops->submit(e->backend.ctx, plan);
     if (status_ok(st)) st = e->backend.ops->collect(e->backend.ctx, &result);
     bool abandoned = end(e);
-    if (status_ok(st) && result->status.code == STATUS_INTERNAL) st = result->status;
+    if (status_ok(st) && ends_backend(result->status)) st = result->status;
     if (status_ok(st) && status_ok(result->status) && result->checksum != plan->checksum)
         st = status_make(STATUS_INTERNAL, "the backend's page tables differ from the scheduler's");
     if (status_ok(st) && !abandoned) return result;
-    recover(e, plan, st, abandoned);
+    if (!abandoned) fail_step(e, plan, st);
+    recover(e, !abandoned && st.code == STATUS_UNAVAILABLE);
     return NULL;
 }

@@ -34,10 +34,15 @@ typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const flo
                              const kern_ahead *ahead);
 
 /* ---- quantised: x of a tile stands group by group, each
- *     q [rows][group] int8, scale [rows] f32, start [rows] int32
- * where start is -offset times the sum of q: what a tile that reads weights as q + offset begins a
- * group's sums with. */
-static inline size_t kern_quant_x_bytes(unsigned group) { return group + 8; }
+ *     8 bits    q [rows][group] int16, scale [rows] f32
+ *     4 bits    q [rows][group] int8, scale [rows] f32, start [rows] int32
+ * Those of 16 bits have columns 0, 2, 1, 3 of each quad: a vector of quads of weights gives its
+ * even and its odd bytes. start is -offset times the sum of q: what a tile that reads weights as q
+ * + offset begins a group's sums with. */
+static inline size_t kern_quant_x_bytes(kern_quant q)
+{
+    return q.bits == 8 ? (size_t)2 * q.group + 4 : (size_t)q.group + 8;
+}
 
 /* Of two groups of a panel with their scales. */
 static inline size_t kern_quant_bytes(kern_quant q)
@@ -105,12 +110,15 @@ typedef struct kern_isa {
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
-    int32_t quant_offset[KERN_QUANTS];
-    /* q [group] = x / *scale in [-127, 127]; *sum = that of q. */
-    void (*quant_x)(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum);
-    /* The same of weights: returns the scale, a bf16. */
+    int32_t quant_offset; /* of 4 bits */
+    /* A group of x for weights of 8 bits: q [group] = x / *scale in [-32767, 32767], in the order
+     * above. */
+    void (*quant_x16)(const float *x, unsigned group, int16_t *q, float *scale);
+    /* For weights of 4 bits: q [group] = x / *scale in [-127, 127]; *sum = that of q. */
+    void (*quant_x8)(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum);
+    /* A group of weights: returns the scale, a bf16. */
     uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, int8_t *q);
-    /* As fma_burst, of what a tile of 8-bit weights does for a product. */
+    /* As fma_burst, of what a tile of 8-bit weights, with x of 16, does for a product. */
     double (*int_burst)(size_t rounds, float *sink);
 
     /* ---- rows: one row each; shapes as in kernels.h ---- */

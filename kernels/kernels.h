@@ -42,12 +42,14 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
  *     data[n / 16][k / pair][16][pair]
  * n padded to 16 and k to pair with zeros.
  *
- * Quantised, a weight is an integer q times a bf16 scale for each row and each `group` columns.
+ * Quantised, a weight is an integer q times a 16-bit scale for each row and each `group` columns.
  * Two groups of a panel stand behind the line of their scales, in the order that integer dot
  * products read: four columns of each row, the quad, side by side.
- *     scales [2][16] bf16, then for each group:
+ *     scales [2][16], then for each group:
  *     8 bits    [group / 4][16][4]     q in [-127, 127]
  *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]: low halves a quad, high halves the next
+ * The scale of 4 bits is a bf16; that of 8, which is never negative, has the sign's bit as one more
+ * of its fraction: bits 30 to 15 of an f32.
  * k is padded with zeros to two groups. Zeroed memory is a matrix of zeros. */
 enum { KERN_PANEL = 16, KERN_GROUP_MIN = 32, KERN_GROUP_MAX = 128 };
 
@@ -85,9 +87,10 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
  * with the other. "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
  * columns of each 32 from `first` on and adds both to y; denormals count as zeros.
  *
- * With a quantised W, x too becomes integers, with an f32 scale for each row and group: a group's
- * sum is exact, and y one chain of fused multiply-adds over the groups, the same on every ISA:
- *     y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
+ * With a quantised W, x too becomes integers, with an f32 scale for each row and group: of 16 bits
+ * for weights of 8, of 8 bits for weights of 4. A group's sum is exact (below 2^30), and y one
+ * chain of fused multiply-adds over the groups, the same on every ISA: y = fma((float)sum(q_w *
+ * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);
 /* The same with columns [first, first + k) of W alone, both even: x [m, k]. */

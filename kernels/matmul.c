@@ -119,11 +119,17 @@ static size_t x_bytes(const product *p, size_t k) { return k / p->unit * p->x_un
 /* A group of one row of x: row r of the tile's part at `out`. */
 static void put_group(const product *p, const float *x, size_t r, size_t rows, uint8_t *out)
 {
+    const kern_isa *isa = &p->kc->isa;
     unsigned group = p->w->quant.group;
     float scale;
     int32_t sum;
-    p->kc->isa.quant_x(x, group, (int8_t *)out + r * group, &scale, &sum);
-    sum *= -p->kc->isa.quant_offset[kern_quant_index(p->w->quant)];
+    if (p->w->quant.bits == 8) {
+        isa->quant_x16(x, group, (int16_t *)(void *)out + r * group, &scale);
+        memcpy(out + rows * group * 2 + r * 4, &scale, sizeof scale);
+        return;
+    }
+    isa->quant_x8(x, group, (int8_t *)out + r * group, &scale, &sum);
+    sum *= -isa->quant_offset;
     memcpy(out + rows * group + r * 4, &scale, sizeof scale);
     memcpy(out + rows * (group + 4) + r * 4, &sum, sizeof sum);
 }
@@ -150,7 +156,7 @@ static void quantise_tile(const product *p, size_t tile, size_t k0, size_t k, ui
             if (at >= p->x_first && at + group <= p->x_first + p->x_k)
                 put_group(p, x + (at - p->x_first), r, rows, to);
             else put_edge(p, x, at, r, rows, to);
-            to += rows * kern_quant_x_bytes((unsigned)group);
+            to += rows * kern_quant_x_bytes(p->w->quant);
         }
     }
 }
@@ -327,7 +333,7 @@ static void set_units(const kern_isa *isa, product *p)
     }
     p->unit = (size_t)2 * w->quant.group;
     p->w_unit_bytes = kern_quant_bytes(w->quant);
-    p->x_unit_bytes = 2 * kern_quant_x_bytes(w->quant.group);
+    p->x_unit_bytes = 2 * kern_quant_x_bytes(w->quant);
     p->panel_bytes = ceil_div(w->k, p->unit) * p->w_unit_bytes;
     p->k_block = QUANT_K_BLOCK;
     p->tile_rows = isa->quant_rows;

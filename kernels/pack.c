@@ -1,5 +1,6 @@
 /* Weight matrices in panels: packing and reading back. */
 #include "kernels/context.h"
+#include "kernels/quant_groups.h"
 
 #include <assert.h>
 #include <string.h>
@@ -185,7 +186,7 @@ static void quantised_row(const kern_matrix *w, size_t row, float *out)
             int pair = at[i / 8 * 64 + i % 4];
             q = (i / 4 % 2 ? pair >> 4 : pair & 15) - 8;
         }
-        out[k] = (float)q * bf16_to_f32(scale);
+        out[k] = (float)q * quant_scale(w->quant.bits, scale);
     }
 }
 

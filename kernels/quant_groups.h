@@ -16,8 +16,9 @@
 
 enum {
     QUANT_LANES = 8,
-    QUANT_TRIES = 10,  /* scales that 4 bits choose from */
-    QUANT_TRIES_8 = 8, /* ... and 8 bits: more gain nothing that can be told from luck */
+    QUANT_GROUP_MAX = 128,
+    QUANT_TRIES = 10,   /* scales that 4 bits choose from */
+    QUANT_TRIES_8 = 16, /* ... and 8 bits: more gain nothing that can be told from luck */
 };
 
 #define QUANT_FIRST_TRY 7.0f      /* the largest weight becomes so much, ... */
@@ -62,8 +63,25 @@ QUANT_INLINE bool quant_special(uint32_t largest, unsigned group, int8_t *q, uin
     bool finite = largest < 0x7f800000u;
     if (finite && quant_float(largest) >= QUANT_SMALLEST) return false;
     memset(q, 0, group);
-    *scale = finite ? 0 : 0x7fc0; /* NaN */
+    *scale = finite ? 0 : 0xffff; /* NaN, with a sign and without */
     return true;
+}
+
+/* The scale of a group of x whose largest becomes `most`, and the inverse of it: 0 for what has
+ * none, a group of zeros or one that is not finite. */
+QUANT_INLINE float quant_scale_of(uint32_t largest, float most, float *scale)
+{
+    float max = quant_float(largest);
+    bool finite = largest < 0x7f800000u, some = finite && max >= QUANT_SMALLEST;
+    *scale = some ? max / most : finite ? 0.0f : NAN;
+    return some ? most / max : 0.0f;
+}
+
+/* The scale of weights as it is kept: of 4 bits a bf16, of 8, which is never negative, an f32
+ * without its sign and its last 15 bits. */
+QUANT_INLINE float quant_scale(unsigned bits, uint16_t scale)
+{
+    return quant_float((uint32_t)scale << (bits == 8 ? 15 : 16));
 }
 
 QUANT_INLINE void quant_write(const float *w, unsigned group, float inverse, float low, float high,
@@ -100,52 +118,97 @@ QUANT_INLINE float quant_sum_vector(__m256 v)
 }
 #endif
 
-/* Square error of v = w * inverse as integers, in units of that scale's square. */
+/* ---- 8 bits ---------------------------------------------------------------------------------- */
+
+/* Square errors of u / 256 * inverses[i] / 32768 as integers, in units of 1 / 65536. What becomes
+ * of u is rounded to 16 bits first: exact sums, which no order changes. */
 #if defined(__AVX2__)
-QUANT_INLINE float quant_try_8(const float *w, unsigned group, float inverse)
+QUANT_INLINE void quant_try_8(const int16_t *u, unsigned group, const int16_t *inverses, int32_t *e)
 {
-    const __m256 by = _mm256_set1_ps(inverse), magic = _mm256_set1_ps(0x1.8p23f);
-    __m256 square = _mm256_setzero_ps();
-    for (unsigned i = 0; i < group; i += QUANT_LANES) {
-        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(w + i), by);
-        __m256 e = _mm256_sub_ps(v, _mm256_sub_ps(_mm256_add_ps(v, magic), magic));
-        square = _mm256_add_ps(square, _mm256_mul_ps(e, e));
+    __m256i sums[8];
+#pragma GCC unroll 8
+    for (int t = 0; t < 8; t++) {
+        const __m256i by = _mm256_set1_epi16(inverses[t]);
+        sums[t] = _mm256_setzero_si256();
+        for (unsigned i = 0; i < group; i += 16) {
+            __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(u + i));
+            v = _mm256_slli_epi16(_mm256_mulhrs_epi16(v, by), 8);
+            v = _mm256_srai_epi16(v, 8);
+            sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(v, v));
+        }
     }
-    return quant_sum_vector(square);
+    __m256i a = _mm256_hadd_epi32(sums[0], sums[1]), b = _mm256_hadd_epi32(sums[2], sums[3]);
+    __m256i c = _mm256_hadd_epi32(sums[4], sums[5]), d = _mm256_hadd_epi32(sums[6], sums[7]);
+    a = _mm256_hadd_epi32(a, b);
+    c = _mm256_hadd_epi32(c, d);
+    b = _mm256_permute2x128_si256(a, c, 0x20);
+    d = _mm256_permute2x128_si256(a, c, 0x31);
+    _mm256_storeu_si256((__m256i *)(void *)e, _mm256_add_epi32(b, d));
 }
 #else
-QUANT_INLINE float quant_try_8(const float *w, unsigned group, float inverse)
+QUANT_INLINE void quant_try_8(const int16_t *u, unsigned group, const int16_t *inverses, int32_t *e)
 {
-    float lanes[QUANT_LANES] = {0};
-    for (unsigned i = 0; i < group; i += QUANT_LANES)
-        for (unsigned l = 0; l < QUANT_LANES; l++) {
-            float v = w[i + l] * inverse, e = v - quant_round(v);
-            lanes[l] += e * e;
+    for (int t = 0; t < 8; t++) {
+        e[t] = 0;
+        for (unsigned i = 0; i < group; i++) {
+            int v = (u[i] * inverses[t] + (1 << 14)) >> 15;
+            e[t] += (int8_t)v * (int8_t)v;
         }
-    return quant_sum_lanes(lanes);
+    }
 }
 #endif
 
-/* The smallest bf16 at which the largest weight still fits, or one of those that follow: which of
+/* w * by, to the nearest. */
+#if defined(__AVX2__)
+QUANT_INLINE void quant_to_16(const float *w, unsigned group, float by, int16_t *q)
+{
+    for (unsigned i = 0; i < group; i += 16) {
+        __m256 a = _mm256_mul_ps(_mm256_loadu_ps(w + i), _mm256_set1_ps(by));
+        __m256 b = _mm256_mul_ps(_mm256_loadu_ps(w + i + 8), _mm256_set1_ps(by));
+        __m256i v = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+        v = _mm256_permute4x64_epi64(v, 0xd8);
+        _mm256_storeu_si256((__m256i *)(void *)(q + i), v);
+    }
+}
+#else
+QUANT_INLINE void quant_to_16(const float *w, unsigned group, float by, int16_t *q)
+{
+    for (unsigned i = 0; i < group; i++) q[i] = (int16_t)(int32_t)quant_round(w[i] * by);
+}
+#endif
+
+/* The smallest scale at which the largest weight still fits, or one of those that follow: which of
  * them the weights happen to lie near the steps of. */
 QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
 {
     uint16_t scale;
+    int16_t u[QUANT_GROUP_MAX], inverses[QUANT_TRIES_8];
+    int32_t errors[QUANT_TRIES_8];
+    float shares[QUANT_TRIES_8], best = INFINITY;
     uint32_t largest = quant_largest_bits(w, group), bits;
     if (quant_special(largest, group, q, &scale)) return scale;
-    float exact = quant_float(largest) / 127.0f, best = INFINITY;
+    float max = quant_float(largest), exact = max / 127.0f;
     memcpy(&bits, &exact, sizeof bits);
-    uint16_t first = (uint16_t)((bits + 0xffff) >> 16);
-    scale = first;
-    for (uint16_t i = 0; i < QUANT_TRIES_8; i++) {
-        float size = bf16_to_f32((uint16_t)(first + i));
-        float e = quant_try_8(w, group, 1.0f / size) * (size / exact) * (size / exact);
-        scale = e < best ? (uint16_t)(first + i) : scale;
+    uint32_t first = (bits + 0x7fff) >> 15;
+    for (uint32_t t = 0; t < QUANT_TRIES_8; t++) {
+        shares[t] = exact / quant_float((first + t) << 15);
+        float inverse = quant_round(shares[t] * 32768.0f);
+        inverses[t] = (int16_t)(inverse < 32767.0f ? inverse : 32767.0f);
+    }
+    quant_to_16(w, group, 127.0f * 256.0f / max, u);
+    for (int t = 0; t < QUANT_TRIES_8; t += 8) quant_try_8(u, group, inverses + t, errors + t);
+    uint32_t chosen = 0;
+    for (uint32_t t = 0; t < QUANT_TRIES_8; t++) {
+        float e = (float)errors[t] / (shares[t] * shares[t]);
+        chosen = e < best ? t : chosen;
         best = e < best ? e : best;
     }
-    quant_write(w, group, 1.0f / bf16_to_f32(scale), -127.0f, 127.0f, q);
-    return scale;
+    quant_to_16(w, group, 1.0f / quant_float((first + chosen) << 15), u);
+    for (unsigned i = 0; i < group; i++) q[i] = (int8_t)u[i];
+    return (uint16_t)(first + chosen);
 }
+
+/* ---- 4 bits ---------------------------------------------------------------------------------- */
 
 /* Integers q of v = w * inverse explain <v, q>^2 / <q, q> of v's square, at *fit times the scale
  * that inverse is of. */

@@ -6,14 +6,12 @@
 #include "model/novelty.h"
 #include "model/plan.h"
 #include "model/sampler.h"
+#include "model/sizes.h"
 
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Memory left to everybody else when the pool takes its default share. */
-#define DEFAULT_POOL_SHARE 0.6
 
 /* What the logits of a step's prompt rows may take: 128 rows of a vocabulary of 128K. */
 enum { LOGITS_BYTES = 64 << 20 };
@@ -333,6 +331,7 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
         .kernels = b->kernels,
         .rank = comm_rank(o->group),
         .size = comm_size(o->group),
+        .ranks_here = o->ranks_here,
         .cache_dir = o->cache_dir,
         .pool = b->pool,
         .tell = o->tell,
@@ -343,13 +342,25 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
     return STATUS_IS_OK;
 }
 
+static uint64_t ranks_here(const backend_cpu_options *o)
+{
+    return o->ranks_here ? o->ranks_here : (uint64_t)comm_size(o->group);
+}
+
+/* What some ranks have, for as many others; not a byte is lost where they are the same. */
+static uint64_t for_ranks(uint64_t bytes, uint64_t some, uint64_t others)
+{
+    return some == others ? bytes : bytes / some * others;
+}
+
 /* The default share of memory, once every rank has its weights; all ranks get the same number. */
-static status default_pool_bytes(comm *group, uint64_t *bytes)
+static status default_pool_bytes(const backend_cpu_options *o, uint64_t *bytes)
 {
     float nothing = 0.0f;
-    RETURN_IF_ERROR(comm_all_reduce_sum(group, &nothing, 1));
-    *bytes = (uint64_t)((double)memory_available_bytes() * DEFAULT_POOL_SHARE);
-    return comm_broadcast(group, bytes, sizeof *bytes, 0);
+    RETURN_IF_ERROR(comm_all_reduce_sum(o->group, &nothing, 1));
+    *bytes = for_ranks(sizes_default_pool(memory_available_bytes(), MODEL_POOL_SHARE),
+                       ranks_here(o), (uint64_t)comm_size(o->group));
+    return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
 }
 
 static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err)
@@ -359,21 +370,13 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
 
     uint64_t bytes = o->kv_bytes;
     if (bytes == 0) {
-        status s = default_pool_bytes(o->group, &bytes);
+        status s = default_pool_bytes(o, &bytes);
         if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
     }
     /* Every rank has a slice of every page. */
     size_t page_bytes = b->store.page_bytes * (size_t)comm_size(o->group);
-    uint64_t n = bytes / page_bytes;
-    if (n > INT32_MAX) n = INT32_MAX;
-    if (n < (uint64_t)pkv_groups(&b->info.geometry) + 1)
-        return error_set(err, STATUS_INVALID,
-                         "kv-memory: %llu bytes hold %llu pages of %zu bytes; one block needs %u "
-                         "and one is spare",
-                         (unsigned long long)bytes, (unsigned long long)n, page_bytes,
-                         pkv_groups(&b->info.geometry));
-    b->store.n_pages = (uint32_t)n;
-    b->store_bytes = (size_t)n * b->store.page_bytes;
+    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->store.n_pages, err));
+    b->store_bytes = (size_t)b->store.n_pages * b->store.page_bytes;
     b->store.data = alloc_pages(b->store_bytes);
     b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.n_pages));
     if (!b->store.data || !b->store.sums)
@@ -387,12 +390,10 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
  * pages as rank 0 finds room for. */
 static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error *err)
 {
-    uint64_t ranks = (uint64_t)comm_size(o->group), bytes = o->swap_bytes;
-    uint64_t left = memory_available_bytes(), pool = b->store_bytes * ranks;
-    uint64_t most = left > pool ? (left - pool) / 2 : 0;
-    uint64_t n = (bytes < most ? bytes : most) / (b->store.page_bytes * ranks);
-    if (n > INT32_MAX) n = INT32_MAX;
-    if (n < pkv_groups(&b->info.geometry)) n = 0;
+    uint64_t ranks = ranks_here(o), all = (uint64_t)comm_size(o->group);
+    uint64_t n = sizes_host_pages(&b->info.geometry, for_ranks(o->swap_bytes, all, ranks),
+                                  memory_available_bytes(), b->store_bytes * ranks,
+                                  b->store.page_bytes * ranks);
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;
@@ -473,13 +474,33 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
     b->facts.swap_bytes = b->host_bytes;
 }
 
-static status check_format(const backend_cpu *b, const backend_cpu_options *o, error *err)
+_Static_assert(MODEL_LAYERS_MAX <= 64 * PKV_WINDOW_WORDS, "a bit for each layer");
+
+static void tell_windows(const model_config *c, pkv_geometry *g)
 {
-    uint32_t group = kern_kv_facts_of(o->kv_type).group, page_tokens = b->info.geometry.page_tokens;
+    g->window = c->window;
+    memset(g->window_layers, 0, sizeof g->window_layers);
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (c->layers[l] & LAYER_WINDOW) g->window_layers[l / 64] |= UINT64_C(1) << l % 64;
+}
+
+static status check_format(const backend_cpu_options *o, error *err)
+{
+    uint32_t group = kern_kv_facts_of(o->kv_type).group, page_tokens = o->geometry.page_tokens;
     if (group == 0 || page_tokens % group == 0) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
                      "page-tokens: %u is not a multiple of %u, which pages of %s need", page_tokens,
                      group, kern_kv_name(o->kv_type));
+}
+
+status sizes_geometry(const backend_cpu_options *o, pkv_geometry *out, error *err)
+{
+    *out = o->geometry;
+    out->n_layers = o->config->n_layers;
+    out->n_kv_heads = o->config->n_kv_heads;
+    tell_windows(o->config, out);
+    RETURN_IF_ERROR(pkv_geometry_check(out, err));
+    return check_format(o, err);
 }
 
 status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err)
@@ -489,12 +510,7 @@ status backend_cpu_create(const backend_cpu_options *options, backend *out, erro
     b->config = *options->config;
     if (options->max_model_len) b->config.rope.length = options->max_model_len;
     b->group = options->group;
-    b->info.geometry = options->geometry;
-    b->info.geometry.n_layers = b->config.n_layers;
-    b->info.geometry.n_kv_heads = b->config.n_kv_heads;
-    plan_windows(&b->config, &b->info.geometry);
-    status s = pkv_geometry_check(&b->info.geometry, err);
-    if (status_ok(s)) s = check_format(b, options, err);
+    status s = sizes_geometry(options, &b->info.geometry, err);
     if (status_ok(s)) s = load(b, options, err);
     if (status_ok(s)) s = make_pool(b, options, err);
     if (status_ok(s)) s = make_host_tier(b, options, err);

@@ -1,4 +1,5 @@
-/* A backend that is a group of ranks, each a backend on a thread of its own (model.h). */
+/* A backend that is a group of ranks, each a backend: on a thread of its own, or driven by the
+ * caller where others compute (model.h). */
 #include "model/model.h"
 
 #include "model/measures.h"
@@ -28,6 +29,7 @@ typedef struct backend_ranks {
     comm_group *group;
     rank *ranks; /* [n_ranks] */
     uint32_t n_ranks;
+    bool driven;
     uint32_t n_started; /* threads */
     _Atomic bool interrupted;
 
@@ -36,7 +38,6 @@ typedef struct backend_ranks {
     uint64_t n_orders; /* steps submitted */
     uint32_t n_busy;   /* ranks that have not done the last order; making is the first one */
     bool stop;
-    rank *failed; /* the first that could not be made */
 
     const step_plan *plan; /* submitted, not yet collected */
     step_result result;
@@ -50,13 +51,9 @@ typedef struct backend_ranks {
 
 static void make_rank(rank *r)
 {
-    backend_ranks *all = r->all;
-    r->status = all->options->make(all->options->ctx, r->comm, &r->backend, &r->why);
-    if (status_ok(r->status)) return;
-    pthread_mutex_lock(&all->lock);
-    if (!all->failed) all->failed = r;
-    pthread_mutex_unlock(&all->lock);
-    comm_abort(r->comm);
+    const backend_ranks_options *o = r->all->options;
+    r->status = o->make(o->ctx, r->comm, &r->backend, &r->why);
+    if (!status_ok(r->status)) comm_abort(r->comm);
 }
 
 static void run_step(rank *r)
@@ -85,17 +82,24 @@ static bool await_order(backend_ranks *all, uint64_t n_done)
     return go_on;
 }
 
+static void destroy_rank(rank *r)
+{
+    if (r->backend.ops) r->backend.ops->destroy(r->backend.ctx);
+    r->backend = (backend){0};
+}
+
 static void *rank_main(void *arg)
 {
     rank *r = arg;
     thread_set_name("oct-rank");
     make_rank(r);
+    bool stays = !r->all->driven;
     tell_done(r->all);
-    for (uint64_t n = 0; await_order(r->all, n); n++) {
+    for (uint64_t n = 0; stays && await_order(r->all, n); n++) {
         run_step(r);
         tell_done(r->all);
     }
-    if (r->backend.ops) r->backend.ops->destroy(r->backend.ctx);
+    if (stays) destroy_rank(r);
     return NULL;
 }
 
@@ -106,6 +110,32 @@ static void await_ranks(backend_ranks *all)
     pthread_mutex_unlock(&all->lock);
 }
 
+/* ---- ranks driven by the caller -------------------------------------------------------------- */
+
+/* To all of them, then from all of them: none waits for another in either. */
+static void submit_to_all(backend_ranks *all)
+{
+    bool ok = true;
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        rank *r = &all->ranks[i];
+        r->result = NULL;
+        r->status = r->backend.ops->submit(r->backend.ctx, all->plan);
+        ok &= status_ok(r->status);
+    }
+    for (uint32_t i = 0; !ok && i < all->n_ranks; i++)
+        all->ranks[i].backend.ops->interrupt(all->ranks[i].backend.ctx);
+}
+
+static void collect_from_all(backend_ranks *all)
+{
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        rank *r = &all->ranks[i];
+        if (!status_ok(r->status)) continue;
+        r->status = r->backend.ops->collect(r->backend.ctx, &r->result);
+        if (status_ok(r->status)) r->status = r->result->status;
+    }
+}
+
 /* ---- one result of many ---------------------------------------------------------------------- */
 
 static status trouble(backend_ranks *all, const rank *r, const char *what)
@@ -114,16 +144,45 @@ static status trouble(backend_ranks *all, const rank *r, const char *what)
     return status_make(STATUS_INTERNAL, all->trouble);
 }
 
-/* A rank that failed; one that only lost its peers (STATUS_IO) when there is no other. */
+/* How much a rank's failure says: that it is lost, that something went wrong, that it only lost its
+ * peers. */
+static int weight_of(status s)
+{
+    if (status_ok(s)) return 0;
+    if (s.code == STATUS_IO) return 1;
+    return s.code == STATUS_UNAVAILABLE ? 3 : 2;
+}
+
+/* The rank to be blamed, or NULL. */
 static const rank *failed_rank(const backend_ranks *all)
 {
-    const rank *failed = NULL;
-    for (uint32_t i = all->n_ranks; i-- > 0;) {
-        const rank *r = &all->ranks[i];
-        if (status_ok(r->status)) continue;
-        if (!failed || r->status.code != STATUS_IO || failed->status.code == STATUS_IO) failed = r;
+    const rank *failed = &all->ranks[0];
+    for (uint32_t i = 1; i < all->n_ranks; i++)
+        if (weight_of(all->ranks[i].status) > weight_of(failed->status)) failed = &all->ranks[i];
+    return status_ok(failed->status) ? NULL : failed;
+}
+
+/* Others than threads name themselves, and may be lost: the whole group is then to be made again.
+ */
+static status failure_of(backend_ranks *all, const rank *r)
+{
+    const char *text = r->status.message ? r->status.message : status_text(r->status.code);
+    if (!all->driven) return trouble(all, r, text);
+    snprintf(all->trouble, sizeof all->trouble, "%s", text);
+    bool lost = r->status.code == STATUS_UNAVAILABLE;
+    return status_make(lost ? STATUS_UNAVAILABLE : STATUS_INTERNAL, all->trouble);
+}
+
+/* Values of a measure lie alike on all ranks, so that they can be joined. */
+static bool same_measures(const step_result *a, const step_result *b)
+{
+    for (uint32_t i = 0; i < a->n_seqs; i++) {
+        const measure_result *x = &a->seqs[i].measure, *y = &b->seqs[i].measure;
+        if (!x->values != !y->values || x->n_layers != y->n_layers ||
+            x->n_kv_heads != y->n_kv_heads || x->stride != y->stride)
+            return false;
     }
-    return failed;
+    return true;
 }
 
 static bool same_samples(const step_result *a, const step_result *b)
@@ -144,16 +203,15 @@ static bool same_samples(const step_result *a, const step_result *b)
 static status check_ranks(backend_ranks *all)
 {
     const rank *failed = failed_rank(all);
-    if (failed)
-        return trouble(all, failed,
-                       failed->status.message ? failed->status.message
-                                              : status_text(failed->status.code));
+    if (failed) return failure_of(all, failed);
     for (uint32_t i = 0; i < all->n_ranks; i++) {
         const rank *r = &all->ranks[i];
         if (r->result->checksum != all->plan->checksum)
             return trouble(all, r, "page tables differ from the coordinator's");
         if (!same_samples(all->ranks[0].result, r->result))
             return trouble(all, r, "samples differ from rank 0's");
+        if (!same_measures(all->ranks[0].result, r->result))
+            return trouble(all, r, "measures have another shape than rank 0's");
     }
     return STATUS_IS_OK;
 }
@@ -249,6 +307,10 @@ static status ranks_submit(void *ctx, const step_plan *plan)
     backend_ranks *all = ctx;
     assert(!all->plan && "one step in flight");
     all->plan = plan;
+    if (all->driven) {
+        submit_to_all(all);
+        return STATUS_IS_OK;
+    }
     pthread_mutex_lock(&all->lock);
     all->n_busy = all->n_ranks;
     all->n_orders++;
@@ -261,7 +323,8 @@ static status ranks_collect(void *ctx, const step_result **out)
 {
     backend_ranks *all = ctx;
     assert(all->plan);
-    await_ranks(all);
+    if (all->driven) collect_from_all(all);
+    else await_ranks(all);
     join_results(all);
     all->plan = NULL;
     *out = &all->result;
@@ -293,7 +356,10 @@ static void ranks_destroy(void *ctx)
     backend_ranks *all = ctx;
     if (!all) return;
     stop_ranks(all);
-    for (uint32_t i = 0; all->ranks && i < all->n_ranks; i++) comm_destroy(all->ranks[i].comm);
+    for (uint32_t i = 0; all->ranks && i < all->n_ranks; i++) {
+        destroy_rank(&all->ranks[i]); // threads have destroyed theirs
+        comm_destroy(all->ranks[i].comm);
+    }
     comm_group_destroy(all->group);
     pthread_cond_destroy(&all->done);
     pthread_cond_destroy(&all->ordered);
@@ -355,9 +421,14 @@ static status compare_infos(backend_ranks *all, error *err)
         const backend *b = &all->ranks[i].backend;
         const backend_info *info = b->ops->info(b->ctx);
         if (i == 0) all->info = *info;
+        if (info->identity != all->info.identity)
+            return error_set(err, STATUS_INVALID, "rank %u: its weights are not those of rank 0",
+                             i);
         if (info->n_pages != all->info.n_pages || info->n_host_pages != all->info.n_host_pages ||
-            info->identity != all->info.identity || info->max_rows != all->info.max_rows ||
-            info->max_seqs != all->info.max_seqs ||
+            info->max_rows != all->info.max_rows || info->max_seqs != all->info.max_seqs ||
+            info->vocab_size != all->info.vocab_size ||
+            info->max_positions != all->info.max_positions ||
+            info->max_logit_rows != all->info.max_logit_rows ||
             memcmp(&info->geometry, &all->info.geometry, sizeof info->geometry) != 0)
             return error_set(err, STATUS_INTERNAL, "rank %u: is not like rank 0", i);
     }
@@ -370,9 +441,10 @@ static status make_ranks(backend_ranks *all, error *err)
     RETURN_IF_ERROR(join_group(all, err));
     RETURN_IF_ERROR(start_ranks(all, err));
     await_ranks(all);
-    if (all->failed) {
-        if (err) *err = all->failed->why;
-        return all->failed->status;
+    const rank *failed = failed_rank(all);
+    if (failed) {
+        if (err) *err = failed->why;
+        return failed->status;
     }
     RETURN_IF_ERROR(compare_infos(all, err));
     all->seq_results = calloc(all->info.max_seqs, sizeof *all->seq_results);
@@ -389,6 +461,7 @@ status backend_ranks_create(const backend_ranks_options *options, backend *out, 
     pthread_cond_init(&all->done, NULL);
     all->options = options;
     all->n_ranks = options->n_ranks;
+    all->driven = options->driven;
     all->ranks = calloc(all->n_ranks, sizeof *all->ranks);
     status s = all->ranks ? make_ranks(all, err)
                           : error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
@@ -418,13 +491,13 @@ status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_r
     return backend_ranks_create(&all, out, err);
 }
 
-backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
+static backend_cpu_facts sum_facts(const backend *b, backend_cpu_facts (*of)(const backend *b))
 {
     assert(b->ops == &ranks_ops);
     const backend_ranks *all = b->ctx;
-    backend_cpu_facts sum = backend_cpu_describe(&all->ranks[0].backend);
+    backend_cpu_facts sum = of(&all->ranks[0].backend);
     for (uint32_t i = 1; i < all->n_ranks; i++) {
-        backend_cpu_facts f = backend_cpu_describe(&all->ranks[i].backend);
+        backend_cpu_facts f = of(&all->ranks[i].backend);
         sum.n_threads += f.n_threads;
         sum.weight_bytes += f.weight_bytes;
         sum.page_bytes += f.page_bytes;
@@ -435,4 +508,34 @@ backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
         if (!f.from_cache) sum.from_cache = false;
     }
     return sum;
+}
+
+backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
+{
+    return sum_facts(b, backend_cpu_describe);
+}
+
+/* ---- CUDA backends --------------------------------------------------------------------------- */
+
+static status make_cuda(void *ctx, comm *group, backend *out, error *err)
+{
+    backend_cuda_options o = *(const backend_cuda_options *)ctx;
+    o.common.group = group;
+    return backend_cuda_create(&o, out, err);
+}
+
+status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n_ranks,
+                                 backend *out, error *err)
+{
+    RETURN_IF_ERROR(model_ranks_check(options->common.config, n_ranks, err));
+    backend_cuda_options o = *options;
+    uint32_t threads = o.common.n_threads ? o.common.n_threads : cpu_count_allowed();
+    o.common.n_threads = threads > n_ranks ? threads / n_ranks : 1;
+    backend_ranks_options all = {.n_ranks = n_ranks, .make = make_cuda, .ctx = &o};
+    return backend_ranks_create(&all, out, err);
+}
+
+backend_cpu_facts backend_cuda_ranks_describe(const backend *b)
+{
+    return sum_facts(b, backend_cuda_describe);
 }

@@ -426,10 +426,25 @@ static status load_gguf(const char *path, const char *const *overrides, size_t n
     return result;
 }
 
+static bool is_config_file(const char *path)
+{
+    size_t n = strlen(path);
+    return n > 5 && strcmp(path + n - 5, ".json") == 0;
+}
+
+static status load_config_file(const char *path, const char *const *overrides, size_t n_overrides,
+                               model_config *out, error *err)
+{
+    json_t *config;
+    RETURN_IF_ERROR(json_read_file(path, MODEL_JSON_BYTES_MAX, &config, err));
+    return read_overridden(config, path, overrides, n_overrides, NULL, path, out, err);
+}
+
 status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
                          model_config *out, error *err)
 {
     if (gguf_is_path(dir)) return load_gguf(dir, overrides, n_overrides, out, err);
+    if (is_config_file(dir)) return load_config_file(dir, overrides, n_overrides, out, err);
     char path[4096], generation_path[4096];
     RETURN_IF_ERROR(file_join(path, sizeof path, dir, "config.json", err));
     RETURN_IF_ERROR(

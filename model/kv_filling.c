@@ -305,12 +305,18 @@ const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint
 /* ---- creation -------------------------------------------------------------------------------- */
 
 /* A last page of each table that runs, and of as many that wait; and what a layer's rows fill. */
-static uint32_t count_tiles(const kv_filling *f)
+static uint32_t count_tiles(const kv_store *s, uint32_t max_rows, uint32_t max_seqs)
 {
-    const kv_store *s = f->o.store;
-    size_t filled = f->o.max_rows / s->shape.page_tokens + 2 * (size_t)f->o.max_seqs;
-    return (uint32_t)(2 * (size_t)f->o.max_seqs * pkv_groups(&s->geometry) +
+    size_t filled = max_rows / s->shape.page_tokens + 2 * (size_t)max_seqs;
+    return (uint32_t)(2 * (size_t)max_seqs * pkv_groups(&s->geometry) +
                       filled * (s->n_heads / s->heads_in_page));
+}
+
+size_t kv_filling_size(const kv_store *s, uint32_t max_rows, uint32_t max_seqs)
+{
+    kern_kv_shape wide = kern_kv_wide(&s->shape);
+    size_t page = kern_kv_tile_bytes(&wide) * s->geometry.layers_per_group * s->heads_in_page;
+    return count_tiles(s, max_rows, max_seqs) * page;
 }
 
 size_t kv_filling_bytes(const kv_filling *f) { return f->n_tiles * f->page_bytes; }
@@ -325,7 +331,7 @@ status kv_filling_create(const kv_filling_options *options, kv_filling **out)
     f->tile_bytes = kern_kv_tile_bytes(&f->wide);
     f->tiles_in_page = s->geometry.layers_per_group * s->heads_in_page;
     f->page_bytes = f->tile_bytes * f->tiles_in_page;
-    f->n_tiles = count_tiles(f);
+    f->n_tiles = count_tiles(s, options->max_rows, options->max_seqs);
     f->max_pointers =
         s->n_heads * (options->max_rows / s->shape.page_tokens + 2 * (size_t)options->max_seqs);
     f->tile_of_bytes = ((size_t)s->n_pages + options->n_host_pages) * sizeof *f->tile_of;

@@ -28,6 +28,8 @@ typedef struct kv_filling_options {
 status kv_filling_create(const kv_filling_options *options, kv_filling **out);
 void kv_filling_destroy(kv_filling *f);
 size_t kv_filling_bytes(const kv_filling *f); /* committed as tiles are used */
+/* The same of a store that has its layout, before there is one. */
+size_t kv_filling_size(const kv_store *store, uint32_t max_rows, uint32_t max_seqs);
 
 /* Moves of K and V between pages, and to and from the host tier; page numbers have been checked.
  * Not threaded. */

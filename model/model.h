@@ -101,8 +101,9 @@ uint32_t model_max_length(const model_config *config);
 
 /* Everywhere `dir` is the folder of a model, or the path of a GGUF file (FILE.gguf).
  *
- * Reads dir/config.json (and generation_config.json when there), or a file's metadata. overrides:
- * "key=value" with a JSON value, replacing top-level keys of config.json before they are read. */
+ * Reads dir/config.json (and generation_config.json when there), or a file's metadata; here `dir`
+ * may also be the path of a config.json alone (FILE.json). overrides: "key=value" with a JSON
+ * value, replacing top-level keys of config.json before they are read. */
 status model_config_load(const char *dir, const char *const *overrides, size_t n_overrides,
                          model_config *out, error *err);
 
@@ -141,8 +142,10 @@ typedef struct backend_cpu_options {
     uint32_t n_threads;      // 0 = all allowed cores
     const char *isa;         // NULL = best
     comm *group;             // borrowed: this rank's place among those that share the model
+    uint32_t ranks_here;     // of them share this machine's memory; 0 = all
     pkv_geometry geometry;   // n_layers and n_kv_heads are taken from config
     uint64_t kv_bytes;       // of all ranks; 0 = 60 % of what the cgroup leaves after the weights
+                             // on each of their machines, were they like rank 0's
     uint64_t swap_bytes;     // most of the host tier, of all ranks; 0 = none
     uint32_t max_rows;       // tokens in one plan
     uint32_t max_seqs;
@@ -170,6 +173,34 @@ typedef struct backend_cpu_facts {
 
 backend_cpu_facts backend_cpu_describe(const backend *b);
 
+/* What the pool takes of the memory that the weights leave, where nobody says kv_bytes: others live
+ * on the machine too. */
+#define MODEL_POOL_SHARE 0.6
+
+/* What backends of these options would be, on n_ranks that share `memory` bytes: the files' headers
+ * are read, or with `dummy` the configuration alone, and nothing is made. By the same arithmetic as
+ * when they are made. group, isa and threads are not looked at. */
+typedef struct backend_cpu_measures {
+    pkv_geometry geometry;
+    uint64_t parameters; // of the whole model
+    /* Of one rank: all have equal slices. */
+    uint64_t weight_bytes;  // packed
+    uint64_t page_bytes;    // its slice of a page
+    uint64_t sums_of_page;  // beside it, once a method with running sums is asked for
+    uint64_t filling_bytes; // as in backend_cpu_facts
+    bool fits;              // the weights of all ranks
+    uint32_t n_pages;       // page 0 included; 0: the pool would not hold one block
+    uint32_t n_host_pages;
+} backend_cpu_measures;
+
+status backend_cpu_measure(const backend_cpu_options *options, uint32_t n_ranks, uint64_t memory,
+                           double pool_share, backend_cpu_measures *out, error *err);
+
+/* What ranks in other processes compare before anything is loaded: of the configuration; and of the
+ * weights' names, shapes and types, from the headers of dir's files (0 with `dummy`). */
+status model_fingerprints(const backend_cpu_options *options, uint64_t *config, uint64_t *weights,
+                          error *err);
+
 /* ---- the CUDA backend ------------------------------------------------------------------------ */
 
 struct gpu_api;
@@ -179,14 +210,13 @@ struct gpu_api;
 status backend_cuda_find(const struct gpu_api **out, error *err);
 
 typedef struct backend_cuda_options {
-    backend_cpu_options common; // kv_type, and n_ranks beyond one, are not looked at; threads pack
-                                // weights and draw tokens
+    backend_cpu_options common; // kv_type is not looked at; threads pack weights and draw tokens
     const struct gpu_api *api;  // of backend_cuda_find, or a test's
     uint32_t ordinal;           // which device
     uint8_t kv;                 // gpu_kv_format of pages
 } backend_cuda_options;
 
-/* Refuses by name what has no kernels: experts, heads of other sizes than 32, 64 and 128, ranks. */
+/* Refuses by name what has no kernels. */
 status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err);
 /* isa is the device's name, valid until the backend is destroyed; pool_bytes are the device's. */
 backend_cpu_facts backend_cuda_describe(const backend *b);
@@ -203,6 +233,11 @@ backend_cpu_facts backend_cuda_describe(const backend *b);
  * its step fails or is interrupted, the group of comms is aborted, so that nobody waits for it. */
 typedef struct backend_ranks_options {
     uint32_t n_ranks;
+    /* The ranks compute elsewhere: submit only sends, collect only waits, and a rank that fails
+     * ends the wait for the others. Each is made on a thread, all at once; then the caller's drives
+     * them. A rank's messages name it; one that is lost is STATUS_UNAVAILABLE, and so is then the
+     * step. */
+    bool driven;
     status (*make)(void *ctx, comm *group, backend *out, error *err);
     void *ctx; // outlives the call only
 } backend_ranks_options;
@@ -215,5 +250,10 @@ status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_r
                                 error *err);
 /* Sums over the ranks. */
 backend_cpu_facts backend_cpu_ranks_describe(const backend *b);
+
+/* The same over one GPU, which all of them share. */
+status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n_ranks,
+                                 backend *out, error *err);
+backend_cpu_facts backend_cuda_ranks_describe(const backend *b);
 
 #endif

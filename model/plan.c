@@ -2,8 +2,6 @@
 
 #include "model/measures.h"
 
-#include <string.h>
-
 status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan)
 {
     if (plan->n_seqs > info->max_seqs || plan->n_tokens > info->max_rows)
@@ -32,14 +30,4 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
         if (plan->tokens[i] >= info->vocab_size)
             return status_make(STATUS_INVALID, "plan: a token outside the vocabulary");
     return STATUS_IS_OK;
-}
-
-_Static_assert(MODEL_LAYERS_MAX <= 64 * PKV_WINDOW_WORDS, "a bit for each layer");
-
-void plan_windows(const model_config *c, pkv_geometry *g)
-{
-    g->window = c->window;
-    memset(g->window_layers, 0, sizeof g->window_layers);
-    for (uint32_t l = 0; l < c->n_layers; l++)
-        if (c->layers[l] & LAYER_WINDOW) g->window_layers[l / 64] |= UINT64_C(1) << l % 64;
 }

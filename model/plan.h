@@ -8,7 +8,4 @@
 /* Once the mirror has the plan's deltas. info as the backend gives it. */
 status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan);
 
-/* Which layers read the last positions alone, for a backend's geometry. */
-void plan_windows(const model_config *c, pkv_geometry *g);
-
 #endif

@@ -177,8 +177,8 @@ static size_t lay_out(loader *ld, uint8_t *block)
 static status take_memory(loader *ld, error *err)
 {
     size_t bytes = lay_out(ld, NULL), left = memory_available_bytes();
-    /* Ranks are threads of one machine, and take their equal slices at the same time. */
-    size_t of_all = bytes * (size_t)ld->o->size;
+    /* The ranks of a machine take their equal slices at the same time. */
+    size_t of_all = bytes * (ld->o->ranks_here ? ld->o->ranks_here : (size_t)ld->o->size);
     if (of_all > left)
         return error_set(err, STATUS_NO_MEMORY, "%s: weights of %zu MiB, and %zu MiB are free",
                          ld->o->dir, of_all >> 20, left >> 20);
@@ -568,6 +568,44 @@ static float embed_scale(const weights_options *o)
     return o->type == DTYPE_F16 ? f16_to_f32(f16_from_f32(root)) : root;
 }
 
+uint64_t weights_config_hash(const model_config *config)
+{
+    return hash_config(&(weights_options){.config = config});
+}
+
+static void release(loader *ld)
+{
+    quantized_close(&ld->quantized);
+    safetensors_close(&ld->files);
+    gguf_close(&ld->one_file);
+    free(ld->parts);
+    free(ld->first_rows);
+    free(ld->made);
+    if (ld->w.memory) return;
+    free(ld->w.layers);
+    free(ld->w.experts);
+}
+
+status weights_measure(const weights_options *options, weights_measures *out, error *err)
+{
+    loader ld = {.o = options};
+    *out = (weights_measures){0};
+    status result = plan(&ld, err);
+    if (status_ok(result)) {
+        out->bytes = lay_out(&ld, NULL);
+        for (size_t i = 0; i < ld.n_parts; i++) {
+            const tensor_part *p = &ld.parts[i];
+            const uint64_t shape[] = {p->rows, p->cols, (uint64_t)p->stored};
+            out->elements += (uint64_t)p->n_rows * p->n_cols;
+            out->shapes = hash_bytes(p->name, strlen(p->name), out->shapes);
+            out->shapes = hash_bytes(shape, sizeof shape, out->shapes);
+        }
+        out->slice = ld.w.slice;
+    }
+    release(&ld);
+    return result;
+}
+
 status weights_load(const weights_options *options, model_weights *out, error *err)
 {
     loader ld = {.o = options};
@@ -579,16 +617,7 @@ status weights_load(const weights_options *options, model_weights *out, error *e
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
         ld.w.embed_scale = embed_scale(options);
     }
-    quantized_close(&ld.quantized);
-    safetensors_close(&ld.files);
-    gguf_close(&ld.one_file);
-    free(ld.parts);
-    free(ld.first_rows);
-    free(ld.made);
-    if (!ld.w.memory) {
-        free(ld.w.layers);
-        free(ld.w.experts);
-    }
+    release(&ld);
     if (status_ok(result)) *out = ld.w;
     else weights_destroy(&ld.w);
     return result;

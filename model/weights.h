@@ -69,6 +69,7 @@ typedef struct weights_options {
     uint8_t attention_bits; // 8, 4: of q, k, v and o instead of quant.bits; 0 = quant.bits
     kern_context *kernels;
     int rank, size;        // tensor-parallel slice
+    uint32_t ranks_here;   // of them share this machine's memory; 0 = all
     const char *cache_dir; // NULL, or the folder that keeps what was packed; not of dummy weights
     thread_pool *pool;     // reads and checks it
     void (*tell)(void *ctx, const char *line); // what happened to the cache; NULL: nobody asks
@@ -76,6 +77,19 @@ typedef struct weights_options {
 } weights_options;
 
 status weights_load(const weights_options *options, model_weights *out, error *err);
+
+/* What weights_load would take, of the files' headers alone (of config alone when dummy): kernels,
+ * pool, cache and tell are not looked at. */
+typedef struct weights_measures {
+    uint64_t bytes;    // of model_weights
+    uint64_t elements; // of all tensors, as far as this rank holds them
+    uint64_t shapes;   // hash of their names, shapes and types
+    tensor_slice slice;
+} weights_measures;
+
+status weights_measure(const weights_options *options, weights_measures *out, error *err);
+/* Of what the model is, tensors aside: what changes K and V for equal tokens. */
+uint64_t weights_config_hash(const model_config *config);
 void weights_destroy(model_weights *w);
 
 #endif

@@ -18,6 +18,7 @@
 #include "proto/reflection_v1alpha.pb-c.h"
 #include "proto/smg_common.pb-c.h"
 #include "proto/vllm_engine.pb-c.h"
+#include "proto/worker.pb-c.h"
 
 /* A serialised google.protobuf.FileDescriptorSet. */
 extern const unsigned char octavo_descriptors[], octavo_descriptors_end[];

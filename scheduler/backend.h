@@ -9,7 +9,7 @@
  *          between.
  * Units    microseconds; tokens; rows (one query token each).
  * Errors   a plan the backend cannot run is an error of that step: result.status; the backend
- *          lives on unless it says STATUS_INTERNAL.
+ *          lives on unless it says STATUS_INTERNAL, or STATUS_UNAVAILABLE: a rank of it is lost.
  */
 #ifndef SCHEDULER_BACKEND_H
 #define SCHEDULER_BACKEND_H
@@ -119,6 +119,7 @@ typedef struct backend_info {
     uint32_t max_rows;      // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_logit_rows; // rows of want_logits in one plan (each is vocab_size floats); 0 = all
+    uint32_t lacks;          // bits of retention_measures that it cannot do
     uint32_t n_pages;
     uint32_t n_host_pages; // of the host tier, as large as the pool's; 0 = it has none
     uint32_t max_in_flight;

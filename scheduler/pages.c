@@ -144,3 +144,19 @@ uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_tu
     else after = with_tails(s, turn, &prompt, max_new_tokens, n);
     return (after > prompt.most ? after : prompt.most) + life.passing;
 }
+
+sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *policy,
+                         uint32_t n_prompt, uint32_t max_new_tokens)
+{
+    const sched s = {.options = {.geometry = *geometry},
+                     .groups = pkv_groups(geometry),
+                     .page_tokens = geometry->page_tokens};
+    sched_turn turn = {.n_prompt = n_prompt, .end = UINT32_MAX, .policy = *policy};
+    retention_policy_resolve(&turn.policy, max_new_tokens);
+    uint32_t rows = n_prompt + max_new_tokens - 1;
+    sched_peak prompt = sched_peak_of(&s, &turn, 1, 0, 0, n_prompt);
+    sched_peak rest = sched_peak_of(&s, &turn, 1, n_prompt, prompt.held, rows);
+    return (sched_need){.peak = sched_peak_alone(&s, &turn, 1, max_new_tokens, 1),
+                        .kept = prompt.held,
+                        .most = rest.most + rest.passing};
+}

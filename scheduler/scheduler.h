@@ -26,6 +26,7 @@ typedef struct sched_options {
     uint32_t max_model_len;  // prompt + output
     uint32_t max_requests;   // waiting and running: the queue's limit
     uint32_t max_logit_rows; // rows that want logits in one step (backend_info); 0 = no limit
+    uint32_t lacks;          // what the backend cannot measure (backend_info)
     bool prefix_cache;
     uint64_t salt;                    // backend_info.identity
     uint32_t max_sessions;            // idle ones kept at once; 0 = sessions are ignored
@@ -61,6 +62,16 @@ typedef struct sched_request {
  * whole pool. Peak: tables grow from one retention point to the next, where they shrink to what the
  * policy promises to keep; a choice may take fresh pages before it gives any up. */
 status sched_check(const sched *s, const sched_request *r, error *err);
+
+/* Pages of all tables that a request alone takes, as sched_check counts them. */
+typedef struct sched_need {
+    uint64_t peak; // most at any moment: what the pool must hold for it to run at all
+    uint64_t kept; // after its prompt's choice
+    uint64_t most; // from then on
+} sched_need;
+
+sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *policy,
+                         uint32_t n_prompt, uint32_t max_new_tokens);
 
 /* ---- what happened --------------------------------------------------------------------------- */
 

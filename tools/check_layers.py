@@ -20,7 +20,7 @@ ALLOWED = {
     "model": (["kernels", "paged_kv", "comm", "base"], ["scheduler/backend.h"]),
     "engine": (["scheduler", "paged_kv", "base"], ["model/tokenizer.h", "model/chat_template.h"]),
     "proto": (["base"], []),
-    "rpc": (["engine", "proto", "base"], []),
+    "rpc": (["engine", "proto", "base"], ["scheduler/backend.h", "comm/comm.h"]),
     "quality": (["engine", "base"], ["model/tokenizer.h"]),
     "cli": (["quality", "rpc", "engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
     "bench": (["engine", "model", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
@@ -36,7 +36,7 @@ PUBLIC = {
     "model": ["model.h", "tokenizer.h", "chat_template.h"],
     "engine": ["engine.h", "metrics.h"],
     "proto": ["proto.h"],
-    "rpc": ["rpc.h"],
+    "rpc": ["rpc.h", "worker.h"],
     "quality": ["quality.h"],
     "cli": [],
 }

@@ -368,6 +368,8 @@ typedef struct gpu_api {
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
     gpu_status (*wait)(gpu *g);
+    gpu_status (*poll)(gpu *g, bool *idle); /* whether wait would return at once */
+    void *(*stream)(gpu *g);                /* the CUDA stream */
     gpu_status (*copy)(gpu *g, void *to, const void *from, size_t bytes); /* on the device */
     /* Microseconds of the device since the last mark; waits. */
     gpu_status (*mark)(gpu *g);
@@ -381,7 +383,7 @@ typedef struct gpu_api {
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
 
-    /* x [n, k] f32 = rows of w times scale. */
+    /* x [n, k] f32 = rows of w times scale; zeros for tokens from w->n on. */
     gpu_status (*embed)(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
                         float *x);
     /* angles [n, head_dim] of positions [n] * inv_freq [head_dim / 2], times factor. */

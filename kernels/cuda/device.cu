@@ -166,6 +166,16 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
 
 static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }
 
+static gpu_status gpu_poll(gpu *g, bool *idle)
+{
+    cudaError_t e = cudaStreamQuery(g->stream);
+    *idle = e == cudaSuccess;
+    if (e == cudaErrorNotReady) (void)cudaGetLastError(); /* which keeps it, though it is none */
+    return e == cudaErrorNotReady ? GPU_OK : fail(g, "wait", e);
+}
+
+static void *gpu_stream_of(gpu *g) { return g->stream; }
+
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;

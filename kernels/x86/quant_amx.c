@@ -1,8 +1,9 @@
 /* Quantised matrix product, AMX-INT8: a group of a panel is a tile of its quads by 16 rows of W
- * (two of them where it has 128 columns), x a tile of 16 rows. A group's sums go by memory to
- * AVX-512, which scales and adds them up, while the tiles of the groups behind it are multiplied.
- * Weights of 4 bits become bytes once for all rows of a block. The integers are those of every
- * other ISA, so products of few rows stay with VNNI. */
+ * (two of them where it has 128 columns), x a tile of 16 rows. x of 16 bits is two tiles, its high
+ * bytes and its low ones, with sums of their own. A group's sums go by memory to AVX-512, which
+ * scales and adds them up, while the tiles of the groups behind it are multiplied. Weights of 4
+ * bits become bytes once for all rows of a block. The integers are those of every other ISA, so
+ * products of few rows stay with VNNI. */
 #include "kernels/x86/quant_avx512.h"
 #include "kernels/x86/tiles_amx.h"
 
@@ -17,29 +18,34 @@ enum {
     PIECE_BYTES = K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* as bytes, with scales */
 };
 
-/* What a pair of groups gives before it is scaled. */
+/* What a pair of groups gives before it is scaled; low: of the low bytes of x. */
 typedef struct pair_sums {
-    _Alignas(64) int32_t group[2][ROWS][KERN_PANEL];
+    _Alignas(64) int32_t group[2][ROWS][KERN_PANEL], low[2][ROWS][KERN_PANEL];
 } pair_sums;
 
-/* 0, 1: sums; 2, 3: x; 4, 5: weights. */
+/* 0, 1: sums; 2, 3: x; 4, 5: weights; 6, 7: sums of low bytes. */
 static void begin__amx(size_t rows, unsigned group)
 {
     tiles_config c = {.palette = 1};
-    for (int t = 0; t < 6; t++) {
+    for (int t = 0; t < 8; t++) {
         c.row_bytes[t] = (uint16_t)(t >= 2 && t < 4 && group < 64 ? group : 64);
-        c.rows[t] = (uint8_t)(t < 4 ? rows : group < 64 ? group / 4 : 16);
+        c.rows[t] = (uint8_t)(t < 4 || t >= 6 ? rows : group < 64 ? group / 4 : 16);
     }
     tiles_begin(&c);
 }
 
 static void end__amx(void) { tiles_end(); }
 
+INLINE size_t x_group_bytes(const int bits, const unsigned group)
+{
+    return ROWS * kern_quant_x_bytes((kern_quant){(uint8_t)bits, (uint8_t)group});
+}
+
 /* Both groups of a unit: x [2][group of x as in isa.h], w [2][group / 4][16][4]. */
-INLINE void multiply(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
+INLINE void multiply_4(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
 {
     const uint8_t *w2 = w + group * KERN_PANEL;
-    const uint8_t *x2 = x + ROWS * kern_quant_x_bytes(group);
+    const uint8_t *x2 = x + x_group_bytes(4, group);
     _tile_zero(0);
     _tile_zero(1);
     _tile_loadd(2, x, group);
@@ -61,30 +67,81 @@ INLINE void multiply(const unsigned group, const uint8_t *w, const uint8_t *x, p
     tiles_settle();
 }
 
-/* acc [16] += the sums of a unit, scaled. */
-INLINE void add_scaled(const unsigned group, const uint8_t *w_scales, const uint8_t *x,
-                       const pair_sums *sums, __m512 *acc)
+/* The same with x [2][high and low bytes as pack_8__amx has them]. */
+INLINE void multiply_8(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
 {
-    for (size_t g = 0; g < 2; g++, x += ROWS * kern_quant_x_bytes(group)) {
-        const float *x_scales = (const float *)(const void *)(x + ROWS * group);
+    const uint8_t *w2 = w + group * KERN_PANEL;
+    const uint8_t *low = x + ROWS * group;
+    const uint8_t *x2 = x + x_group_bytes(8, group), *low2 = low + x_group_bytes(8, group);
+    _tile_zero(0);
+    _tile_zero(6);
+    _tile_loadd(4, w, 64);
+    _tile_loadd(2, x, group);
+    _tile_dpbssd(0, 2, 4);
+    _tile_loadd(3, low, group);
+    _tile_dpbusd(6, 3, 4);
+    _tile_zero(1);
+    _tile_zero(7);
+    _tile_loadd(5, w2, 64);
+    _tile_loadd(2, x2, group);
+    _tile_dpbssd(1, 2, 5);
+    _tile_loadd(3, low2, group);
+    _tile_dpbusd(7, 3, 5);
+    if (group == 128) {
+        _tile_loadd(4, w + 64 * KERN_PANEL, 64);
+        _tile_loadd(2, x + 64, group);
+        _tile_dpbssd(0, 2, 4);
+        _tile_loadd(3, low + 64, group);
+        _tile_dpbusd(6, 3, 4);
+        _tile_loadd(5, w2 + 64 * KERN_PANEL, 64);
+        _tile_loadd(2, x2 + 64, group);
+        _tile_dpbssd(1, 2, 5);
+        _tile_loadd(3, low2 + 64, group);
+        _tile_dpbusd(7, 3, 5);
+    }
+    _tile_stored(0, sums->group[0], 64);
+    _tile_stored(6, sums->low[0], 64);
+    _tile_stored(1, sums->group[1], 64);
+    _tile_stored(7, sums->low[1], 64);
+    tiles_settle();
+}
+
+INLINE void multiply(const int bits, const unsigned group, const uint8_t *w, const uint8_t *x,
+                     pair_sums *sums)
+{
+    if (bits == 8) multiply_8(group, w, x, sums);
+    else multiply_4(group, w, x, sums);
+}
+
+/* acc [16] += the sums of a unit, scaled. */
+INLINE void add_scaled(const int bits, const unsigned group, const uint8_t *w_scales,
+                       const uint8_t *x, const pair_sums *sums, __m512 *acc)
+{
+    for (size_t g = 0; g < 2; g++, x += x_group_bytes(bits, group)) {
+        const size_t q_bytes = (size_t)ROWS * group * (bits == 8 ? 2 : 1);
+        const float *x_scales = (const float *)(const void *)(x + q_bytes);
         __m256i half = _mm256_load_si256((const __m256i *)(const void *)(w_scales + 32 * g));
-        __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+        __m512 scale = _mm512_castsi512_ps(
+            _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), bits == 8 ? 15 : 16));
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
             __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(x_scales[r]));
-            __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums->group[g][r]));
-            acc[r] = _mm512_fmadd_ps(sum, by, acc[r]);
+            __m512i sum = _mm512_load_si512(sums->group[g][r]);
+            if (bits == 8)
+                sum =
+                    _mm512_add_epi32(_mm512_slli_epi32(sum, 8), _mm512_load_si512(sums->low[g][r]));
+            acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), by, acc[r]);
         }
     }
 }
 
 /* One tile of rows by a piece of a panel in bytes: units of 64 bytes of scales and two groups.
  * `lines` of each unit are fetched from `next` on, which moves by `step`. */
-INLINE void tile(const unsigned group, const uint8_t *w, size_t k, const uint8_t *x, float *acc,
-                 const uint8_t *next, size_t lines, size_t step)
+INLINE void tile(const int bits, const unsigned group, const uint8_t *w, size_t k, const uint8_t *x,
+                 float *acc, const uint8_t *next, size_t lines, size_t step)
 {
     const size_t unit = 64 + (size_t)2 * group * KERN_PANEL;
-    const size_t x_unit = 2 * ROWS * kern_quant_x_bytes(group);
+    const size_t x_unit = 2 * x_group_bytes(bits, group);
     pair_sums sums[2];
     __m512 total[ROWS];
 #pragma GCC unroll 16
@@ -93,12 +150,13 @@ INLINE void tile(const unsigned group, const uint8_t *w, size_t k, const uint8_t
     for (size_t u = 0; u < units; u++) {
         for (size_t l = 0; l < lines; l++)
             _mm_prefetch((const char *)(next + u * step + l * 64), _MM_HINT_T0);
-        multiply(group, w + u * unit + 64, x + u * x_unit, &sums[u % 2]);
+        multiply(bits, group, w + u * unit + 64, x + u * x_unit, &sums[u % 2]);
         if (u > 0)
-            add_scaled(group, w + (u - 1) * unit, x + (u - 1) * x_unit, &sums[(u - 1) % 2], total);
+            add_scaled(bits, group, w + (u - 1) * unit, x + (u - 1) * x_unit, &sums[(u - 1) % 2],
+                       total);
     }
-    add_scaled(group, w + (units - 1) * unit, x + (units - 1) * x_unit, &sums[(units - 1) % 2],
-               total);
+    add_scaled(bits, group, w + (units - 1) * unit, x + (units - 1) * x_unit,
+               &sums[(units - 1) % 2], total);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) _mm512_storeu_ps(acc + r * KERN_PANEL, total[r]);
 }
@@ -138,7 +196,8 @@ INLINE void run(const int bits, const unsigned group, const kern_dot_block *b)
         }
         float *acc = b->acc + i * b->tiles * ROWS * KERN_PANEL;
         for (size_t t = 0; t < b->tiles; t++, acc += ROWS * KERN_PANEL)
-            tile(group, w, b->k, b->x + t * b->x_stride, acc, next + t * lines * 64, lines, w_unit);
+            tile(bits, group, w, b->k, b->x + t * b->x_stride, acc, next + t * lines * 64, lines,
+                 w_unit);
     }
 }
 
@@ -152,13 +211,38 @@ INLINE void run(const int bits, const unsigned group, const kern_dot_block *b)
 RUN(8)
 RUN(4)
 
-static void pack__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
-                      uint8_t *out)
+static void pack_4__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
+                        uint8_t *out)
 {
-    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(group)) {
+    const kern_quant quant = {4, (uint8_t)group};
+    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(quant)) {
         float *scales = (float *)(void *)(out + rows * group);
         int32_t sum;
-        quant_x_avx512(x, group, (int8_t *)out + r * group, scales + r, &sum);
+        quant_x8_avx512(x, group, (int8_t *)out + r * group, scales + r, &sum);
+    }
+}
+
+/* high [rows][group] int8, low [rows][group] uint8, scale [rows]. */
+static void pack_8__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
+                        uint8_t *out)
+{
+    const kern_quant quant = {8, (uint8_t)group};
+    const __m512i byte = _mm512_set1_epi32(255);
+    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(quant)) {
+        uint8_t *high = out + r * group, *low = high + rows * group;
+        float *scales = (float *)(void *)(out + 2 * rows * group);
+        const float inverse = quant_scale_of(quant_largest_avx512(x, group), 32767.0f, scales + r);
+        if (inverse == 0.0f) {
+            memset(high, 0, group);
+            memset(low, 0, group);
+            continue;
+        }
+        for (unsigned i = 0; i < group; i += 16) {
+            __m512i v = quant_integers_avx512(x + i, inverse);
+            __m512i top = _mm512_srai_epi32(v, 8), rest = _mm512_and_si512(v, byte);
+            _mm_storeu_si128((__m128i *)(void *)(high + i), _mm512_cvtepi32_epi8(top));
+            _mm_storeu_si128((__m128i *)(void *)(low + i), _mm512_cvtepi32_epi8(rest));
+        }
     }
 }
 
@@ -183,14 +267,14 @@ static double int_burst__amx(size_t rounds, float *sink)
     _tile_loadd(7, bytes, 64);
     for (size_t i = 0; i < rounds; i++) {
         _tile_dpbssd(0, 4, 6);
-        _tile_dpbssd(1, 4, 7);
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
+        _tile_dpbusd(1, 5, 6);
+        _tile_dpbssd(2, 4, 7);
+        _tile_dpbusd(3, 5, 7);
     }
     _tile_stored(0, sums, 64);
     tiles_end();
     *sink += (float)sums[0][0];
-    return 4.0 * 2 * 16 * 16 * 64 * (double)rounds;
+    return 2.0 * 2 * 16 * 16 * 64 * (double)rounds; /* high and low bytes are one product */
 }
 
 #define OPS(bits)                                                                                  \
@@ -200,7 +284,7 @@ static double int_burst__amx(size_t rounds, float *sink)
         .panels = 1,                                                                               \
         .few_k = K_BLOCK,                                                                          \
         .k = K_BLOCK,                                                                              \
-        .pack = pack__amx,                                                                         \
+        .pack = pack_##bits##__amx,                                                                \
         .begin = begin__amx,                                                                       \
         .run = run_##bits##__amx,                                                                  \
         .end = end__amx,                                                                           \

@@ -1,5 +1,6 @@
-/* Quantised matrix product, AVX2: maddubs of |w| and x with w's sign (8 bits), or of w + 8 and x,
- * whose products are so small that a run of columns is summed in 16 bits (4 bits). */
+/* Quantised matrix product, AVX2. 8 bits: the even and the odd bytes of w as 16 bits, and madd with
+ * those of x. 4 bits: maddubs of w + 8 and x, whose products are so small that a run of columns is
+ * summed in 16 bits. */
 #include "kernels/isa.h"
 #include "kernels/quant_groups.h"
 
@@ -20,20 +21,72 @@ INLINE __m256i quad_of(const int8_t *x)
     return _mm256_set1_epi32(quad);
 }
 
-/* sums [rows] += a run of a half panel times x [rows][group]. */
-INLINE void run_8(const int rows, const uint8_t *w, const int8_t *x, size_t group, __m256i *sums)
+INLINE __m256i pair_of(const int16_t *x)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return _mm256_set1_epi32(pair);
+}
+
+/* Compilers would add products first, and run out of registers. */
+#define KEEP(v) __asm__("" : "+x"(v))
+
+/* sums [rows][2] += a group of a panel times x [rows][group]. */
+INLINE void run_8(const int rows, const uint8_t *w, const int16_t *x, size_t group, __m256i *sums)
+{
+#pragma GCC unroll 4
+    for (size_t i = 0; i < group; i += 4, w += 64, x += 4) {
 #pragma GCC unroll 2
-    for (size_t i = 0; i < RUN / 4; i++) {
-        __m256i v = _mm256_load_si256((const __m256i *)(w + i * 64)), size = _mm256_abs_epi8(v);
+        for (size_t odd = 0; odd < 2; odd++) {
+            __m256i v[2];
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                v[h] = _mm256_load_si256((const __m256i *)(w + 32 * h));
+                v[h] = _mm256_srai_epi16(odd ? v[h] : _mm256_slli_epi16(v[h], 8), 8);
+            }
 #pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            __m256i signed_x = _mm256_sign_epi8(quad_of(x + (size_t)r * group + 4 * i), v);
-            __m256i pairs = _mm256_maddubs_epi16(size, signed_x);
-            sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, ones));
+            for (int r = 0; r < rows; r++) {
+                __m256i pair = pair_of(x + (size_t)r * group + 2 * odd);
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++) {
+                    __m256i product = _mm256_madd_epi16(v[h], pair);
+                    sums[2 * r + h] = _mm256_add_epi32(sums[2 * r + h], product);
+                    KEEP(sums[2 * r + h]);
+                }
+            }
         }
     }
+}
+
+INLINE __m256 scales_of(const int bits, const uint8_t *scales)
+{
+    __m128i half = _mm_load_si128((const __m128i *)(const void *)scales);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), bits == 8 ? 15 : 16));
+}
+
+/* acc [8] += sums, scaled. */
+INLINE void add_scaled(__m256i sums, __m256 w_scales, float x_scale, float *acc)
+{
+    __m256 by = _mm256_mul_ps(w_scales, _mm256_set1_ps(x_scale));
+    _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), by, _mm256_loadu_ps(acc)));
+}
+
+/* acc [rows][16] += a group of a panel. */
+INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w, size_t group,
+                        const uint8_t *x, float *acc)
+{
+    __m256i sums[2 * TILE_ROWS];
+    const int16_t *q = (const int16_t *)(const void *)x;
+    const float *x_scales = (const float *)(const void *)(q + (size_t)rows * group);
+#pragma GCC unroll 12
+    for (int i = 0; i < 2 * rows; i++) sums[i] = _mm256_setzero_si256();
+    run_8(rows, w, q, group, sums);
+    const __m256 w_scales[] = {scales_of(8, scales), scales_of(8, scales + 16)};
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++)
+            add_scaled(sums[2 * r + h], w_scales[h], x_scales[r], acc + r * KERN_PANEL + 8 * h);
 }
 
 INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t group, __m256i *sums)
@@ -79,37 +132,41 @@ INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x)
 }
 
 /* acc [rows][16] += a group of half a panel. scales points to its eight. */
-INLINE void add_group(const int bits, const int rows, const uint8_t *scales, const uint8_t *w,
-                      size_t group, const uint8_t *x, float *acc)
+INLINE void add_group_4(const int rows, const uint8_t *scales, const uint8_t *w, size_t group,
+                        const uint8_t *x, float *acc)
 {
     __m256i sums[TILE_ROWS];
     const int8_t *q = (const int8_t *)x;
     const float *x_scales = (const float *)(const void *)(x + (size_t)rows * group);
     const int32_t *starts = (const int32_t *)(const void *)(x_scales + rows);
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-        sums[r] = bits == 8 ? _mm256_setzero_si256() : _mm256_set1_epi32(starts[r]);
+    for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(starts[r]);
     for (size_t at = 0; at < group; at += RUN) {
-        if (bits == 8) run_8(rows, w + at * 16, q + at, group, sums);
-        else if (rows == 1) sums[0] = _mm256_add_epi32(sums[0], run_4_row(w + at * 8, q + at));
+        if (rows == 1) sums[0] = _mm256_add_epi32(sums[0], run_4_row(w + at * 8, q + at));
         else run_4(rows, w + at * 8, q + at, group, sums);
     }
-    __m128i half = _mm_load_si128((const __m128i *)(const void *)scales);
-    __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    __m256 scale = scales_of(4, scales);
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(x_scales[r]));
-        __m256 sum = _mm256_loadu_ps(acc + r * KERN_PANEL);
-        sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), by, sum);
-        _mm256_storeu_ps(acc + r * KERN_PANEL, sum);
+    for (int r = 0; r < rows; r++) add_scaled(sums[r], scale, x_scales[r], acc + r * KERN_PANEL);
+}
+
+INLINE void add_group(const int bits, const int rows, const uint8_t *scales, const uint8_t *w,
+                      size_t group, const uint8_t *x, float *acc)
+{
+    if (bits == 8) {
+        add_group_8(rows, scales, w, group, x, acc);
+        return;
     }
+    for (size_t h = 0; h < 2; h++)
+        add_group_4(rows, scales + 16 * h, w + 32 * h, group, x, acc + 8 * h);
 }
 
 INLINE void tile(const int bits, const int rows, const int side, const uint8_t *w, size_t w_stride,
                  size_t k, size_t group, const uint8_t *x, float *acc, const kern_ahead *ahead)
 {
     const size_t group_bytes = group * KERN_PANEL * (size_t)bits / 8;
-    const size_t x_bytes = (size_t)rows * kern_quant_x_bytes((unsigned)group);
+    const kern_quant quant = {(uint8_t)bits, (uint8_t)group};
+    const size_t x_bytes = (size_t)rows * kern_quant_x_bytes(quant);
     const size_t lines = 1 + 2 * group_bytes / 64;
     const uint8_t *next = ahead->at;
     for (size_t n = k / (2 * group); n > 0; n--) {
@@ -118,9 +175,8 @@ INLINE void tile(const int bits, const int rows, const int side, const uint8_t *
             for (size_t l = 0; l < lines; l++)
                 _mm_prefetch((const char *)(line + l * ahead->step), _MM_HINT_T0);
             for (size_t g = 0; g < 2; g++)
-                for (size_t h = 0; h < 2; h++)
-                    add_group(bits, rows, at + 32 * g + 16 * h, at + 64 + g * group_bytes + 32 * h,
-                              group, x + g * x_bytes, acc + (i * rows * 2 + (int)h) * 8);
+                add_group(bits, rows, at + 32 * g, at + 64 + g * group_bytes, group,
+                          x + g * x_bytes, acc + i * rows * KERN_PANEL);
         }
         w += 64 + 2 * group_bytes;
         x += 2 * x_bytes;
@@ -173,7 +229,8 @@ INLINE int32_t add_lanes(__m256i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
-INLINE void to_integers(const float *x, const unsigned group, int8_t *q, float *scale, int32_t *sum)
+/* The bits of the largest |x|. */
+INLINE uint32_t largest_of(const float *x, const unsigned group)
 {
     const __m256i size = _mm256_set1_epi32(0x7fffffff);
     __m256i bits = _mm256_setzero_si256();
@@ -181,23 +238,44 @@ INLINE void to_integers(const float *x, const unsigned group, int8_t *q, float *
         __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
         bits = _mm256_max_epi32(bits, _mm256_and_si256(v, size));
     }
-    const uint32_t largest = (uint32_t)_mm256_cvtsi256_si32(max_lanes(bits));
-    const float max = quant_float(largest);
-    const bool finite = largest < 0x7f800000u;
+    return (uint32_t)_mm256_cvtsi256_si32(max_lanes(bits));
+}
+
+INLINE __m256i to_integers(const float *x, __m256 inverse)
+{
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
+}
+
+INLINE void to_16(const float *x, const unsigned group, int16_t *q, float *scale)
+{
+    const float inverse = quant_scale_of(largest_of(x, group), 32767.0f, scale);
+    if (inverse == 0.0f) {
+        memset(q, 0, group * sizeof *q);
+        return;
+    }
+    const __m256 by = _mm256_set1_ps(inverse);
+    for (unsigned i = 0; i < group; i += 16) {
+        __m256i v = _mm256_packs_epi32(to_integers(x + i, by), to_integers(x + i + 8, by));
+        v = _mm256_permute4x64_epi64(v, 0xd8);
+        v = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8);
+        _mm256_storeu_si256((__m256i *)(void *)(q + i), v);
+    }
+}
+
+INLINE void to_8(const float *x, const unsigned group, int8_t *q, float *scale, int32_t *sum)
+{
+    const float inverse = quant_scale_of(largest_of(x, group), 127.0f, scale);
     *sum = 0;
-    *scale = finite ? 0.0f : NAN;
-    if (!finite || max < QUANT_SMALLEST) {
+    if (inverse == 0.0f) {
         memset(q, 0, group);
         return;
     }
-    *scale = max / 127.0f;
-    const __m256 inverse = _mm256_set1_ps(127.0f / max);
+    const __m256 by = _mm256_set1_ps(inverse);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i total = _mm256_setzero_si256();
     for (unsigned at = 0; at < group; at += RUN) {
         __m256i v[4];
-        for (unsigned i = 0; i < 4; i++)
-            v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + at + 8 * i), inverse));
+        for (unsigned i = 0; i < 4; i++) v[i] = to_integers(x + at + 8 * i, by);
         __m256i left = _mm256_packs_epi32(v[0], v[1]), right = _mm256_packs_epi32(v[2], v[3]);
         __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(left, right), order);
         _mm256_storeu_si256((__m256i *)(void *)(q + at), bytes);
@@ -207,10 +285,16 @@ INLINE void to_integers(const float *x, const unsigned group, int8_t *q, float *
     *sum = add_lanes(total);
 }
 
-static void quant_x__avx2(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum)
+static void quant_x16__avx2(const float *x, unsigned group, int16_t *q, float *scale)
 {
-    if (group == RUN) to_integers(x, RUN, q, scale, sum);
-    else to_integers(x, group, q, scale, sum);
+    if (group == RUN) to_16(x, RUN, q, scale);
+    else to_16(x, group, q, scale);
+}
+
+static void quant_x8__avx2(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum)
+{
+    if (group == RUN) to_8(x, RUN, q, scale, sum);
+    else to_8(x, group, q, scale, sum);
 }
 
 static uint16_t quant_w8__avx2(const float *w, unsigned group, int8_t *q)
@@ -225,18 +309,22 @@ static uint16_t quant_w4__avx2(const float *w, unsigned group, int8_t *q)
 
 static double int_burst__avx2(size_t rounds, float *sink)
 {
-    enum { CHAINS = 6 };
-    const __m256i ones = _mm256_set1_epi16(1), w = _mm256_set1_epi8(-3), size = _mm256_abs_epi8(w);
-    __m256i sums[CHAINS];
+    enum { CHAINS = 12 };
+    const __m256i w = _mm256_set1_epi16(-3);
+    __m256i x = _mm256_set1_epi32((int32_t)rounds), sums[CHAINS];
+#pragma GCC unroll 12
     for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_set1_epi32(c);
-    for (size_t i = 0; i < rounds; i++)
+    for (size_t i = 0; i < rounds; i++) {
+#pragma GCC unroll 12
         for (int c = 0; c < CHAINS; c++) {
-            __m256i x = _mm256_sign_epi8(_mm256_set1_epi32((int32_t)i + c), w);
-            sums[c] =
-                _mm256_add_epi32(sums[c], _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), ones));
+            KEEP(x); /* or they would multiply once */
+            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(w, x));
+            KEEP(sums[c]);
         }
+    }
+#pragma GCC unroll 12
     for (int c = 0; c < CHAINS; c++) *sink += (float)_mm256_extract_epi32(sums[c], 0);
-    return 2.0 * 32 * CHAINS * (double)rounds;
+    return 2.0 * 16 * CHAINS * (double)rounds;
 }
 
 void kern_quant_fill_avx2(kern_isa *isa)
@@ -248,9 +336,9 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_tile1[bits == 4][rows] = tile1_##bits##_##rows##__avx2;
     FOR_TILES(SET_TILE, 8)
     FOR_TILES(SET_TILE, 4)
-    isa->quant_offset[0] = 0;
-    isa->quant_offset[1] = 8;
-    isa->quant_x = quant_x__avx2;
+    isa->quant_offset = 8;
+    isa->quant_x16 = quant_x16__avx2;
+    isa->quant_x8 = quant_x8__avx2;
     isa->quant_w[0] = quant_w8__avx2;
     isa->quant_w[1] = quant_w4__avx2;
     isa->int_burst = int_burst__avx2;

@@ -5,6 +5,7 @@
 
 #include "model/cuda/cuda.h"
 #include "model/sampler.h"
+#include "model/tensors.h"
 
 /* Of a step's moves. */
 typedef struct cuda_moves {
@@ -20,6 +21,8 @@ typedef struct cuda_moves {
 
 typedef struct backend_cuda {
     model_config config;
+    model_config local; /* heads and ffn are this rank's */
+    tensor_slice slice;
     backend_info info;
     backend_cpu_facts facts;
     cuda_device device;
@@ -52,7 +55,9 @@ typedef struct backend_cuda {
 /* ---- step.c -----------------------------------------------------------------------------------
  */
 
-/* STATUS_UNSUPPORTED names the measure that has no kernel. */
+/* What has no kernel, for backend_info: such requests are refused before they run. */
+uint32_t cuda_lacks(void);
+/* STATUS_UNSUPPORTED names the measure that has none: a plan may come from anywhere. */
 status cuda_refuse_measure(const measure_spec *s);
 /* seq_results are cleared, and their measures have their place: measures.size bytes. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan);

@@ -1,6 +1,6 @@
 /* Making a CUDA backend: device, weights, buffers, pages, in this order; and what it refuses. */
 #include "model/cuda/backend.h"
-#include "model/plan.h"
+#include "model/sizes.h"
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -20,9 +20,6 @@ static status backend_cuda_check(const backend_cuda_options *options, error *err
 {
     const backend_cpu_options *o = &options->common;
     const model_config *c = o->config;
-    if (comm_size(o->group) > 1)
-        return error_set(err, STATUS_UNSUPPORTED, "--tp: %d ranks on GPUs are not built yet",
-                         comm_size(o->group));
     if (c->n_experts > GPU_EXPERTS_MOST)
         return error_set(err, STATUS_UNSUPPORTED, "device cuda: %u experts; routing takes %d",
                          c->n_experts, GPU_EXPERTS_MOST);
@@ -48,7 +45,7 @@ static status open_device(backend_cuda *b, const backend_cuda_options *o, error 
 static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     int64_t start = clock_now_us();
-    thread_pool_options threads = {.n_threads = o->n_threads, .pin = true};
+    thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
     status s = thread_pool_create(&threads, &b->pool);
     if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
     kern_context *kernels;
@@ -63,8 +60,8 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
         .quant = {o->quant_bits, o->quant_group},
         .attention_bits = o->quant_attention,
         .kernels = kernels,
-        .rank = 0,
-        .size = 1,
+        .rank = comm_rank(o->group),
+        .size = comm_size(o->group),
         .cache_dir = o->cache_dir,
         .pool = b->pool,
         .tell = o->tell,
@@ -73,7 +70,7 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
     model_weights weights;
     s = weights_load(&wanted, &weights, err);
     if (status_ok(s)) {
-        s = cuda_weights_load(&b->device, &weights, &b->config, &b->weights, err);
+        s = cuda_weights_load(&b->device, &weights, &b->local, &b->weights, err);
         b->info.identity = weights.identity;
         b->facts.from_cache = weights.from_cache;
         weights_destroy(&weights);
@@ -87,22 +84,25 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
 static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
 {
     const pkv_geometry *g = &b->info.geometry;
+    uint32_t n_heads = b->slice.n_kv_heads;
+    uint32_t heads = n_heads < g->heads_per_group ? n_heads : g->heads_per_group;
     size_t tile = gpu_tile_bytes(o->kv, g->page_tokens, b->config.head_dim);
     b->pages = (gpu_pages){.tile_bytes = tile,
-                           .page_bytes = tile * g->layers_per_group * g->heads_per_group,
+                           .page_bytes = tile * g->layers_per_group * heads,
                            .page_tokens = g->page_tokens,
                            .head_dim = b->config.head_dim,
-                           .n_tiles = g->layers_per_group * g->heads_per_group,
+                           .n_tiles = g->layers_per_group * heads,
                            .format = o->kv};
 }
 
 static status make_forward(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     cuda_forward_options pass = {.device = &b->device,
-                                 .config = &b->config,
+                                 .config = &b->local,
                                  .weights = &b->weights,
                                  .pages = &b->pages,
                                  .geometry = b->info.geometry,
+                                 .first_kv_head = b->slice.first_kv_head,
                                  .max_rows = o->max_rows,
                                  .max_seqs = o->max_seqs};
     uint32_t page_tokens = b->pages.page_tokens;
@@ -116,22 +116,26 @@ static status make_forward(backend_cuda *b, const backend_cpu_options *o, error 
                      s.message ? s.message : status_text(s.code));
 }
 
-/* After everything else on the device. */
+/* After everything else on the device. Ranks by threads may share one: each takes its part. */
+static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_options *o)
+{
+    uint64_t free_bytes = b->device.facts.free_bytes, ranks = (uint64_t)comm_size(o->group);
+    uint64_t share = comm_on_device(o->group) ? 1 : ranks;
+    free_bytes /= share;
+    free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
+    return sizes_default_pool(free_bytes, DEFAULT_POOL_SHARE) * ranks;
+}
+
+/* Page numbers mean the same on every rank: the tightest one decides. */
 static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
-    uint64_t bytes = o->kv_bytes, free_bytes = b->device.facts.free_bytes;
-    free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
-    if (bytes == 0) bytes = (uint64_t)((double)free_bytes * DEFAULT_POOL_SHARE);
-    uint64_t n = bytes / b->pages.page_bytes;
-    if (n > INT32_MAX) n = INT32_MAX;
-    if (n < (uint64_t)pkv_groups(&b->info.geometry) + 1)
-        return error_set(err, STATUS_INVALID,
-                         "kv-memory: %llu bytes hold %llu pages of %zu bytes; one block needs %u "
-                         "and one is spare",
-                         (unsigned long long)bytes, (unsigned long long)n, b->pages.page_bytes,
-                         pkv_groups(&b->info.geometry));
-    b->info.n_pages = (uint32_t)n;
-    b->pool_bytes = n * b->pages.page_bytes;
+    uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_pool_bytes(b, o);
+    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes,
+                                     b->pages.page_bytes * (uint64_t)comm_size(o->group),
+                                     &b->info.n_pages, err));
+    status s = cuda_smallest(&b->device, &b->info.n_pages);
+    if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", status_text(s.code));
+    b->pool_bytes = (uint64_t)b->info.n_pages * b->pages.page_bytes;
     if (!status_ok(cuda_alloc(&b->device, b->pool_bytes, &b->pages.data)))
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %llu bytes: %s",
                          (unsigned long long)b->pool_bytes, b->device.api->why(b->device.g));
@@ -140,15 +144,17 @@ static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *er
 
 static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
-    uint64_t most = memory_available_bytes() / 2;
-    uint64_t n = (o->swap_bytes < most ? o->swap_bytes : most) / b->pages.page_bytes;
-    if (n > INT32_MAX) n = INT32_MAX;
-    if (n < pkv_groups(&b->info.geometry)) return STATUS_IS_OK;
+    uint64_t ranks = (uint64_t)comm_size(o->group);
+    uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, memory_available_bytes(), 0,
+                                  b->pages.page_bytes * ranks);
+    status s = cuda_smallest(&b->device, &n);
+    if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", status_text(s.code));
+    if (n == 0) return STATUS_IS_OK;
     void *host;
-    if (b->device.api->alloc_host(b->device.g, n * b->pages.page_bytes, &host) != GPU_OK)
+    if (b->device.api->alloc_host(b->device.g, (size_t)n * b->pages.page_bytes, &host) != GPU_OK)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: %s", b->device.api->why(b->device.g));
     b->host = host;
-    b->info.n_host_pages = (uint32_t)n;
+    b->info.n_host_pages = n;
     return STATUS_IS_OK;
 }
 
@@ -177,18 +183,22 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.max_in_flight = 1;
-    b->info.geometry = o->geometry;
-    b->info.geometry.n_layers = b->config.n_layers;
-    b->info.geometry.n_kv_heads = b->config.n_kv_heads;
-    plan_windows(&b->config, &b->info.geometry);
+    b->info.lacks = cuda_lacks();
 }
 
 static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
 {
     const backend_cpu_options *o = &options->common;
     fill_info(b, o);
-    RETURN_IF_ERROR(pkv_geometry_check(&b->info.geometry, err));
+    RETURN_IF_ERROR(sizes_geometry(o, &b->info.geometry, err));
+    RETURN_IF_ERROR(
+        tensor_slice_of(&b->config, comm_rank(o->group), comm_size(o->group), &b->slice, err));
+    b->local = b->config;
+    b->local.n_heads = b->slice.n_heads;
+    b->local.n_kv_heads = b->slice.n_kv_heads;
+    b->local.ffn = b->slice.n_ffn;
     RETURN_IF_ERROR(open_device(b, options, err));
+    b->device.group = o->group;
     lay_out_pages(b, options);
     RETURN_IF_ERROR(load(b, o, err));
     RETURN_IF_ERROR(make_forward(b, o, err));

@@ -47,7 +47,7 @@ static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
         {&f->local_inv_freq, local ? dim / 2 * f32 : 0},
         {&f->lse, rows * f->heads * f32},
         {&f->partial, partial * f32},
-        {&f->logits, (size_t)CUDA_LOGIT_ROWS * c->vocab_size * f32},
+        {&f->logits, (size_t)CUDA_LOGIT_ROWS * f->o.weights->head.n * f32},
         {&f->picked, (size_t)CUDA_LOGIT_ROWS * hidden * f32},
         {&f->scratch, f->o.weights->scratch},
     };
@@ -129,10 +129,11 @@ static gpu_layer place_of(const cuda_forward *f, uint32_t layer)
 {
     const pkv_geometry *g = &f->o.geometry;
     const model_config *c = f->o.config;
+    uint32_t heads = c->n_kv_heads < g->heads_per_group ? c->n_kv_heads : g->heads_per_group;
     return (gpu_layer){
-        .first_group = layer / g->layers_per_group * pkv_head_groups(g),
-        .first_tile = layer % g->layers_per_group * g->heads_per_group,
-        .heads_per_group = g->heads_per_group,
+        .first_group = pkv_group_of(g, layer, f->o.first_kv_head),
+        .first_tile = layer % g->layers_per_group * heads,
+        .heads_per_group = heads, /* of this rank */
         .window = c->layers[layer] & LAYER_WINDOW ? c->window : 0,
     };
 }
@@ -218,40 +219,49 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
     RETURN_IF_GPU_ERROR(api->attention(g, &attention));
     RETURN_IF_ERROR(measure(b, &attention, layer));
     RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
+    RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->attn_post_norm) return STATUS_IS_OK;
     return cuda_status(api->norm(g, f->delta, NULL, w->attn_post_norm, c->rms_eps, b->n_rows,
                                  c->hidden, f->delta, GPU_F32));
 }
 
-static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
+static status run_experts(cuda_forward *f, const cuda_batch *b, const cuda_layer *w)
+{
+    cuda_expert_rows rows = {.n = b->n_rows,
+                             .x = f->x,
+                             .normed = f->normed,
+                             .type = w->experts_up.type,
+                             .wide = f->wide,
+                             .act = f->act,
+                             .scratch = f->scratch,
+                             .out = f->delta};
+    return cuda_experts_run(f->experts, w, &rows);
+}
+
+static status run_dense(cuda_forward *f, const cuda_batch *b, const cuda_layer *w)
 {
     const gpu_api *api = f->o.device->api;
     gpu *g = f->o.device->g;
-    const cuda_layer *w = &f->o.weights->layers[layer];
-    const model_config *c = f->o.config;
-    if (w->experts_up.data) {
-        cuda_expert_rows rows = {.n = b->n_rows,
-                                 .x = f->x,
-                                 .normed = f->normed,
-                                 .type = w->experts_up.type,
-                                 .wide = f->wide,
-                                 .act = f->act,
-                                 .scratch = f->scratch,
-                                 .out = f->delta};
-        return cuda_experts_run(f->experts, w, &rows);
-    }
     /* gate_up may give f32 or its own type alone. */
     gpu_type type = w->down.type == w->gate_up.type ? w->down.type : GPU_F32;
     if (type != w->down.type)
         return status_make(STATUS_UNSUPPORTED, "cuda: gate_up and down of different types");
     RETURN_IF_GPU_ERROR(
         api->product(g, &w->gate_up, f->normed, b->n_rows, f->wide, type, f->scratch));
-    RETURN_IF_GPU_ERROR(api->gate(g, f->wide, b->n_rows, w->down.k, c->family->gelu, f->act, type));
     RETURN_IF_GPU_ERROR(
-        api->product(g, &w->down, f->act, b->n_rows, f->delta, GPU_F32, f->scratch));
+        api->gate(g, f->wide, b->n_rows, w->down.k, f->o.config->family->gelu, f->act, type));
+    return cuda_status(api->product(g, &w->down, f->act, b->n_rows, f->delta, GPU_F32, f->scratch));
+}
+
+static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
+{
+    const cuda_layer *w = &f->o.weights->layers[layer];
+    const model_config *c = f->o.config;
+    RETURN_IF_ERROR(w->experts_up.data ? run_experts(f, b, w) : run_dense(f, b, w));
+    RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->ffn_post_norm) return STATUS_IS_OK;
-    return cuda_status(api->norm(g, f->delta, NULL, w->ffn_post_norm, c->rms_eps, b->n_rows,
-                                 c->hidden, f->delta, GPU_F32));
+    return cuda_status(f->o.device->api->norm(f->o.device->g, f->delta, NULL, w->ffn_post_norm,
+                                              c->rms_eps, b->n_rows, c->hidden, f->delta, GPU_F32));
 }
 
 /* x += delta (unless NULL); its norm becomes operands of `next`. */
@@ -270,6 +280,7 @@ static status start(cuda_forward *f, const cuda_batch *b)
     const model_config *c = f->o.config;
     const cuda_weights *w = f->o.weights;
     RETURN_IF_GPU_ERROR(api->embed(g, &w->embed, b->tokens, b->n_rows, w->embed_scale, f->x));
+    RETURN_IF_ERROR(cuda_sum(f->o.device, f->x, (size_t)b->n_rows * c->hidden));
     RETURN_IF_GPU_ERROR(api->angles(g, f->inv_freq, b->positions, b->n_rows, c->head_dim,
                                     (float)c->rope.attention_factor, f->angles));
     if (f->local)

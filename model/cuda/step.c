@@ -28,6 +28,15 @@ static bool find_kind(measure_kind kind, gpu_measure_kind *out)
     return false;
 }
 
+uint32_t cuda_lacks(void)
+{
+    uint32_t bits = MEASURES_SUMS | MEASURES_NOVELTY;
+    gpu_measure_kind found;
+    for (measure_kind k = MEASURE_NONE + 1; k < MEASURE_KINDS; k++)
+        if (!find_kind(k, &found)) bits |= UINT32_C(1) << k;
+    return bits;
+}
+
 status cuda_refuse_measure(const measure_spec *s)
 {
     gpu_measure_kind kind;
@@ -66,7 +75,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;
         m->n_layers = (b->config.n_layers - 1) / s->measure.layer_step + 1;
-        m->n_kv_heads = b->config.n_kv_heads;
+        m->n_kv_heads = b->local.n_kv_heads;
         m->stride = longest_table(b, s->seq, s->measure.by_slot);
         m->q_heads = b->config.n_heads / b->config.n_kv_heads;
         floats += measures_arrays(&s->measure) * measure_floats(m);
@@ -76,7 +85,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
     if (floats == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->measures, floats * sizeof(float)));
     RETURN_IF_ERROR(
-        cuda_pack_begin(&b->device, &b->slots, slots * b->config.n_kv_heads * sizeof(float)));
+        cuda_pack_begin(&b->device, &b->slots, slots * b->local.n_kv_heads * sizeof(float)));
     memset(b->measures.host, 0, floats * sizeof(float));
     b->measures.size = floats * sizeof(float);
     const float *at = (const float *)(const void *)b->measures.host;
@@ -135,7 +144,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
 static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const pkv_deltas *deltas)
 {
     size_t rows = plan->n_tokens, seqs = plan->n_seqs, groups = b->tables.device.groups;
-    size_t q_heads = b->config.n_heads / b->config.n_kv_heads;
+    size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
     return 3 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
@@ -153,7 +162,11 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
     gpu_seq *seqs = cuda_pack_take(&b->step, plan->n_seqs * sizeof *seqs, &batch->seqs);
     uint32_t *lengths =
         cuda_pack_take(&b->step, plan->n_seqs * groups * sizeof *lengths, &batch->lengths);
-    if (n) memcpy(tokens, plan->tokens, n * sizeof *tokens);
+    /* Rows of this rank's part of the vocabulary; the others are no rows. */
+    for (size_t i = 0; i < n; i++) {
+        tokens[i] = plan->tokens[i] - b->slice.first_token;
+        if (tokens[i] >= b->slice.n_tokens) tokens[i] = UINT32_MAX;
+    }
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         seqs[i] = b->seqs[i] =
@@ -169,7 +182,7 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 
 static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
-    uint32_t q_heads = b->config.n_heads / b->config.n_kv_heads, longest = 0, n_prefill = 0;
+    uint32_t q_heads = b->local.n_heads / b->local.n_kv_heads, longest = 0, n_prefill = 0;
     uint64_t slots = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t n = longest_table(b, plan->seqs[i].seq, true);

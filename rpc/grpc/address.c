@@ -6,12 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 typedef struct host_port {
     char host[ADDRESS_BYTES_MAX];
     char port[8];
 } host_port;
+
+static bool is_unix(const char *text) { return strncmp(text, "unix:", 5) == 0; }
 
 /* "host:port" or "[host]:port", port 0 to 65535. */
 static bool split(const char *text, host_port *out)
@@ -47,6 +50,12 @@ status address_resolve(const char *text, char out[ADDRESS_BYTES_MAX], error *err
     host_port hp;
     struct addrinfo *found;
     char host[ADDRESS_BYTES_MAX - 16];
+    if (is_unix(text)) {
+        if (strlen(text) >= sizeof((struct sockaddr_un *)0)->sun_path)
+            return error_set(err, STATUS_INVALID, "grpc: '%.100s…' is too long a path", text);
+        snprintf(out, ADDRESS_BYTES_MAX, "%s", text);
+        return STATUS_IS_OK;
+    }
     if (!split(text, &hp))
         return error_set(err, STATUS_INVALID, "grpc: '%.100s' is not HOST:PORT", text);
     int rc = look_up(&hp, 0, &found);
@@ -64,6 +73,7 @@ const char *address_problem(const char *numeric)
 {
     host_port hp;
     struct addrinfo *found;
+    if (is_unix(numeric)) return NULL;
     if (!split(numeric, &hp) || look_up(&hp, AI_NUMERICHOST, &found) != 0) return "no address";
     int on = 1, problem = 0;
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -93,7 +93,9 @@ static void enter(rpc_call *c, const uint8_t *bytes, size_t n)
     status s = message_unpack(c->method->input, bytes, n, c->front->unpack_limit, &a, &m, &err);
     if (status_ok(s)) {
         c->entered = true;
+        c->delivered = &a;
         c->method->message(c, m);
+        c->delivered = NULL;
     } else {
         call_finish(c,
                     s.code == STATUS_LIMIT ? GRPC_STATUS_RESOURCE_EXHAUSTED
@@ -102,6 +104,13 @@ static void enter(rpc_call *c, const uint8_t *bytes, size_t n)
     }
     arena_destroy(&a);
     if (!c->method->client_streams) forget_metadata(c);
+}
+
+arena call_keep_message(rpc_call *c)
+{
+    arena kept = *c->delivered;
+    arena_init(c->delivered, kept.block_bytes, kept.limit_bytes);
+    return kept;
 }
 
 static void deliver(rpc_call *c, grpc_byte_buffer *buffer)
@@ -297,13 +306,14 @@ static const char *authorization_of(const rpc_call *c, char text[AUTHORIZATION_B
 static bool has_key(const rpc_call *c)
 {
     char text[AUTHORIZATION_BYTES];
-    return service_key_ok(c->front->service, authorization_of(c, text));
+    const service *s = c->front->o.service;
+    return !s || service_key_ok(s, authorization_of(c, text));
 }
 
 void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES])
 {
     char text[AUTHORIZATION_BYTES];
-    service_identity(c->front->service, authorization_of(c, text), out);
+    service_identity(c->front->o.service, authorization_of(c, text), out);
 }
 
 /* Refuses the call, or waits for its first message. */
@@ -359,7 +369,7 @@ void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details
 
 void call_check_stall(rpc_call *c, int64_t now_us)
 {
-    const rpc_options *o = &c->front->service->o;
+    const grpc_front_options *o = &c->front->o;
     if (c->over) return;
     if (c->sending) {
         if (o->stall_timeout_us > 0 && now_us - c->since_us > o->stall_timeout_us)
@@ -373,7 +383,8 @@ void call_check_stall(rpc_call *c, int64_t now_us)
 
 /* ---- what methods ask ------------------------------------------------------------------------ */
 
-service *call_service(const rpc_call *c) { return c->front->service; }
+service *call_service(const rpc_call *c) { return c->front->o.service; }
+void *call_context(const rpc_call *c) { return c->front->o.ctx; }
 grpc_front *call_front(const rpc_call *c) { return c->front; }
 void call_set_state(rpc_call *c, void *state) { c->state = state; }
 void *call_state(const rpc_call *c) { return c->state; }

@@ -10,8 +10,7 @@
 
 static const size_t pem_bytes_max = (size_t)1 << 20;
 
-/* The file as text, or NULL in *out for no path. */
-static status read_pem(const char *field, const char *path, char **out, error *err)
+status pem_read(const char *field, const char *path, char **out, error *err)
 {
     size_t n;
     *out = NULL;
@@ -26,15 +25,15 @@ static status read_pem(const char *field, const char *path, char **out, error *e
     return s;
 }
 
-status credentials_create(const rpc_options *o, grpc_server_credentials **out, error *err)
+status credentials_create(const grpc_front_options *o, grpc_server_credentials **out, error *err)
 {
     char *cert = NULL, *key = NULL, *ca = NULL;
     *out = NULL;
     if (!o->tls_cert != !o->tls_key || (o->tls_client_ca && !o->tls_cert))
         return error_set(err, STATUS_INVALID, "tls: a certificate and its key are needed");
-    status s = read_pem("tls-cert", o->tls_cert, &cert, err);
-    if (status_ok(s)) s = read_pem("tls-key", o->tls_key, &key, err);
-    if (status_ok(s)) s = read_pem("tls-client-ca", o->tls_client_ca, &ca, err);
+    status s = pem_read("tls-cert", o->tls_cert, &cert, err);
+    if (status_ok(s)) s = pem_read("tls-key", o->tls_key, &key, err);
+    if (status_ok(s)) s = pem_read("tls-client-ca", o->tls_client_ca, &ca, err);
     if (status_ok(s)) {
         grpc_ssl_pem_key_cert_pair pair = {.private_key = key, .cert_chain = cert};
         *out = cert ? grpc_ssl_server_credentials_create_ex(

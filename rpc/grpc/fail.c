@@ -86,7 +86,8 @@ void call_fail(rpc_call *c, status s, const error *err)
                        : s.message         ? s.message
                                            : status_text(s.code);
     grpc_status_code code = call_code_of(s.code);
-    if ((size_t)s.code < sizeof codes / sizeof *codes && codes[s.code].is_passing)
+    if (call_service(c) && (size_t)s.code < sizeof codes / sizeof *codes &&
+        codes[s.code].is_passing)
         add_retry(c, code, text);
     call_finish(c, code, text);
 }

@@ -39,7 +39,8 @@ typedef struct rpc_method {
 
 /* ---- what a method can do -------------------------------------------------------------------- */
 
-service *call_service(const rpc_call *c);
+service *call_service(const rpc_call *c); // NULL where the front has none
+void *call_context(const rpc_call *c);    // grpc_front_options.ctx
 grpc_front *call_front(const rpc_call *c);
 void call_set_state(rpc_call *c, void *state);
 void *call_state(const rpc_call *c);
@@ -59,6 +60,8 @@ void call_accept(rpc_call *c);
 bool call_send(rpc_call *c, const ProtobufCMessage *m);
 /* client_streams: ready for the next message, or to hear of the end. (The first comes unasked.) */
 void call_receive(rpc_call *c);
+/* Inside `message`: the message, and all that lies in its arena, is the method's from now on. */
+arena call_keep_message(rpc_call *c);
 /* Trailing metadata; copied. Keys that end in "-bin" take any bytes. */
 void call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n);
 /* Ends the call after what has been sent. Once. */
@@ -88,8 +91,23 @@ typedef struct rpc_service {
     size_t n_methods;
 } rpc_service;
 
-/* Listens on s->o.grpc_address with these services, and with health and reflection. The array is
- * borrowed. */
+typedef struct grpc_front_options {
+    service *service; // NULL = none: no keys, healthy as long as it listens
+    void *ctx;
+    const char *address;            // "host:port", "unix:/path"
+    const char *tls_cert, *tls_key; // PEM files; NULL = plain text
+    const char *tls_client_ca;
+    size_t max_message_bytes;
+    uint32_t max_streams;
+    int64_t stall_timeout_us;     // a client that has not read for so long is given up; 0 = never
+    int64_t keepalive_timeout_us; // so long is waited for a call's first message; 0 = for ever
+} grpc_front_options;
+
+/* Listens with these services, and with health and reflection. The array is borrowed, and so is
+ * what the options point to. */
+status grpc_front_create_for(const grpc_front_options *o, const rpc_service *const *services,
+                             size_t n_services, grpc_front **out, error *err);
+/* By s->o, on s->o.grpc_address. */
 status grpc_front_create(service *s, const rpc_service *const *services, size_t n_services,
                          grpc_front **out, error *err);
 uint16_t grpc_front_port(const grpc_front *f);
@@ -97,5 +115,18 @@ uint16_t grpc_front_port(const grpc_front *f);
 void grpc_front_drain(grpc_front *f);
 void grpc_front_destroy(grpc_front *f);
 const rpc_service *const *grpc_front_services(const grpc_front *f, size_t *n);
+
+/* ---- for clients of our own ------------------------------------------------------------------ */
+
+/* Unpacks into *a (initialised here with a limit; destroy it whatever comes back). STATUS_INVALID:
+ * not such a message. STATUS_LIMIT: it takes more than `limit` bytes. */
+status message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                      size_t limit, arena *a, const ProtobufCMessage **out, error *err);
+/* A PEM file as text that the caller frees; NULL in *out for no path. The error begins with
+ * `field`. */
+status pem_read(const char *field, const char *path, char **out, error *err);
+/* gRPC writes to stderr in a form of its own, also about what is answered to clients anyway: no
+ * more, unless GRPC_VERBOSITY is set. */
+void grpc_keep_quiet(void);
 
 #endif

@@ -27,7 +27,8 @@ static bool is_known(const rpc_call *c, ProtobufCBinaryData name)
 
 static serving_status status_now(const rpc_call *c)
 {
-    bool serving = service_is_serving(call_service(c)) && !front_is_draining(call_front(c));
+    service *s = call_service(c);
+    bool serving = (!s || service_is_serving(s)) && !front_is_draining(call_front(c));
     return serving ? SERVING : NOT_SERVING;
 }
 
@@ -73,7 +74,7 @@ static void watch_begin(rpc_call *c, const ProtobufCMessage *m)
     w->is_known = is_known(c, ((const health_request *)m)->service);
     w->changes = (listener){.notify = call_wake, .ctx = c};
     call_set_state(c, w);
-    listeners_add(&call_service(c)->state_listeners, &w->changes);
+    if (call_service(c)) listeners_add(&call_service(c)->state_listeners, &w->changes);
     watch_tell(c);
 }
 
@@ -81,7 +82,7 @@ static void watch_end(rpc_call *c)
 {
     watch *w = call_state(c);
     if (!w) return;
-    listeners_remove(&call_service(c)->state_listeners, &w->changes);
+    if (call_service(c)) listeners_remove(&call_service(c)->state_listeners, &w->changes);
     free(w);
 }
 

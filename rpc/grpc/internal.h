@@ -18,7 +18,7 @@ typedef struct queue_op {
 /* ---- the front ------------------------------------------------------------------------------- */
 
 struct grpc_front {
-    service *service;
+    grpc_front_options o;
     const rpc_service **services; // those given, then health and reflection
     size_t n_services;
     const rpc_method **methods; // of all of them, by path
@@ -75,6 +75,7 @@ struct rpc_call {
     int64_t since_us; // when the send in flight, or the wait for the first message, began
     queue_op closed, received, sent, finished, awake;
     grpc_byte_buffer *incoming, *outgoing;
+    arena *delivered; // of the message that the method has just been given
 
     grpc_status_code code;
     grpc_slice details;
@@ -91,13 +92,6 @@ void call_check_stall(rpc_call *c, int64_t now_us);
 /* Text for a status: at most DETAILS_BYTES_MAX bytes, valid UTF-8. Returns how many. */
 size_t details_text(const char *text, char out[DETAILS_BYTES_MAX]);
 
-/* ---- unpacking ------------------------------------------------------------------------------- */
-
-/* Unpacks into *a (initialised here with a limit; destroy it whatever comes back). STATUS_INVALID:
- * not such a message. STATUS_LIMIT: it takes more than `limit` bytes. */
-status message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
-                      size_t limit, arena *a, const ProtobufCMessage **out, error *err);
-
 /* ---- health and reflection ------------------------------------------------------------------- */
 
 extern const rpc_service health_service;
@@ -108,7 +102,7 @@ extern const rpc_service reflection_service, reflection_v1alpha_service;
 enum { ADDRESS_BYTES_MAX = 128 };
 
 /* "host:port" as the first numeric address that it stands for: gRPC would listen on all of them,
- * and call it a success when one works. */
+ * and call it a success when one works. "unix:/path" as it is. */
 status address_resolve(const char *text, char out[ADDRESS_BYTES_MAX], error *err);
 /* Why nobody can listen on a numeric address, or NULL when one can: gRPC does not say. */
 const char *address_problem(const char *numeric);
@@ -116,6 +110,6 @@ const char *address_problem(const char *numeric);
 /* ---- credentials ----------------------------------------------------------------------------- */
 
 /* NULL files = plain text. */
-status credentials_create(const rpc_options *o, grpc_server_credentials **out, error *err);
+status credentials_create(const grpc_front_options *o, grpc_server_credentials **out, error *err);
 
 #endif

@@ -75,7 +75,8 @@ static status make_tables(grpc_front *f, const rpc_service *const *services, siz
 
 bool front_is_draining(const grpc_front *f)
 {
-    return atomic_load(&f->draining) || atomic_load(&f->service->draining);
+    const service *s = f->o.service;
+    return atomic_load(&f->draining) || (s && atomic_load(&s->draining));
 }
 
 static void ask_for_call(grpc_front *f)
@@ -137,7 +138,7 @@ static int64_t tick(grpc_front *f, int64_t now)
 static void *run(void *arg)
 {
     grpc_front *f = arg;
-    thread_set_patient(true);
+    if (f->o.service) thread_set_patient(true); // the engine's threads come first
     int64_t next_us = clock_now_us() + TICK_US;
     bool is_closing = false;
     for (;;) {
@@ -158,17 +159,15 @@ static void *run(void *arg)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static void keep_quiet(gpr_log_func_args *args)
+static void write_asserts(gpr_log_func_args *args)
 {
     if (strstr(args->message, "assertion failed")) fprintf(stderr, "grpc: %s\n", args->message);
 }
 
-/* gRPC writes to stderr in a form of its own, also about what is answered to clients anyway.
- * Whoever wants to read it sets GRPC_VERBOSITY. */
-static void quieten(void)
+void grpc_keep_quiet(void)
 {
 #ifdef GPR_ERROR // newer gRPC logs by other means
-    if (!getenv("GRPC_VERBOSITY")) gpr_set_log_function(keep_quiet);
+    if (!getenv("GRPC_VERBOSITY")) gpr_set_log_function(write_asserts);
 #endif
 }
 
@@ -180,10 +179,10 @@ static grpc_arg int_arg(const char *key, size_t value)
 
 static void make_server(grpc_front *f)
 {
-    const rpc_options *o = &f->service->o;
+    const grpc_front_options *o = &f->o;
     grpc_arg args[] = {
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
-        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, o->max_body_bytes),
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, o->max_message_bytes),
         int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, o->max_streams),
         int_arg(GRPC_ARG_MAX_METADATA_SIZE, METADATA_BYTES_MAX),
         int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
@@ -203,10 +202,10 @@ static void make_server(grpc_front *f)
 
 static status listen_on(grpc_front *f, error *err)
 {
-    const rpc_options *o = &f->service->o;
+    const grpc_front_options *o = &f->o;
     char address[ADDRESS_BYTES_MAX];
     grpc_server_credentials *credentials;
-    RETURN_IF_ERROR(address_resolve(o->grpc_address, address, err));
+    RETURN_IF_ERROR(address_resolve(o->address, address, err));
     RETURN_IF_ERROR(credentials_create(o, &credentials, err));
     int port = grpc_server_add_http2_port(f->server, address, credentials);
     grpc_server_credentials_release(credentials);
@@ -220,19 +219,19 @@ static status listen_on(grpc_front *f, error *err)
     return error_set(err, STATUS_IO, "grpc: %s: %s", address, problem);
 }
 
-status grpc_front_create(service *s, const rpc_service *const *services, size_t n_services,
-                         grpc_front **out, error *err)
+status grpc_front_create_for(const grpc_front_options *o, const rpc_service *const *services,
+                             size_t n_services, grpc_front **out, error *err)
 {
     *out = NULL;
     grpc_front *f = calloc(1, sizeof *f);
     if (!f) return error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
-    f->service = s;
+    f->o = *o;
     f->arrival = (queue_op){on_arrival, f};
     f->shutdown = (queue_op){on_shutdown, f};
     size_t most = (SIZE_MAX - UNPACK_EXTRA) / UNPACK_FACTOR;
     f->unpack_limit =
-        UNPACK_FACTOR * (s->o.max_body_bytes < most ? s->o.max_body_bytes : most) + UNPACK_EXTRA;
-    quieten();
+        UNPACK_FACTOR * (o->max_message_bytes < most ? o->max_message_bytes : most) + UNPACK_EXTRA;
+    grpc_keep_quiet();
     grpc_init();
     status st = make_tables(f, services, n_services);
     if (!status_ok(st)) error_set(err, st.code, "grpc: %s", st.message);
@@ -252,10 +251,27 @@ status grpc_front_create(service *s, const rpc_service *const *services, size_t 
     return st;
 }
 
+status grpc_front_create(service *s, const rpc_service *const *services, size_t n_services,
+                         grpc_front **out, error *err)
+{
+    grpc_front_options o = {
+        .service = s,
+        .address = s->o.grpc_address,
+        .tls_cert = s->o.tls_cert,
+        .tls_key = s->o.tls_key,
+        .tls_client_ca = s->o.tls_client_ca,
+        .max_message_bytes = s->o.max_body_bytes,
+        .max_streams = s->o.max_streams,
+        .stall_timeout_us = s->o.stall_timeout_us,
+        .keepalive_timeout_us = s->o.keepalive_timeout_us,
+    };
+    return grpc_front_create_for(&o, services, n_services, out, err);
+}
+
 void grpc_front_drain(grpc_front *f)
 {
     atomic_store(&f->draining, true);
-    listeners_tell(&f->service->state_listeners);
+    if (f->o.service) listeners_tell(&f->o.service->state_listeners);
 }
 
 void grpc_front_destroy(grpc_front *f)

@@ -1,5 +1,6 @@
-/* AMX tiles, one thread's, with the meaning of Intel's manual (volume 2, TDPBF16PS, TDPBSSD and
- * chapter 3 of volume 1): shapes come from the configuration, whatever faults there ends the test.
+/* AMX tiles, one thread's, with the meaning of Intel's manual (volume 2, TDPBF16PS, TDPBSSD,
+ * TDPBUSD and chapter 3 of volume 1): shapes come from the configuration, whatever faults there
+ * ends the test.
  */
 #ifndef TESTS_EMULATE_AMX_H
 #define TESTS_EMULATE_AMX_H
@@ -106,7 +107,7 @@ EMULATED void _tile_dpbf16ps(int c, int a, int b)
         }
 }
 
-EMULATED void _tile_dpbssd(int c, int a, int b)
+EMULATED void emulated_dot_bytes(int c, int a, int b, bool is_signed)
 {
     emulated_tiles *t = &emulated_amx;
     emulated_check_dot(c, a, b);
@@ -114,11 +115,17 @@ EMULATED void _tile_dpbssd(int c, int a, int b)
         for (int n = 0; n < t->config.colsb[c] / 4; n++) {
             int32_t sum;
             memcpy(&sum, t->data[c][m] + 4 * n, 4);
-            for (int k = 0; k < t->config.colsb[a]; k++)
-                sum += (int8_t)t->data[a][m][k] * (int8_t)t->data[b][k / 4][4 * n + k % 4];
+            for (int k = 0; k < t->config.colsb[a]; k++) {
+                uint8_t x = t->data[a][m][k];
+                sum += (is_signed ? (int8_t)x : x) * (int8_t)t->data[b][k / 4][4 * n + k % 4];
+            }
             memcpy(t->data[c][m] + 4 * n, &sum, 4);
         }
 }
+
+EMULATED void _tile_dpbssd(int c, int a, int b) { emulated_dot_bytes(c, a, b, true); }
+
+EMULATED void _tile_dpbusd(int c, int a, int b) { emulated_dot_bytes(c, a, b, false); }
 
 #undef EMULATED
 

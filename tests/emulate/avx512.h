@@ -105,6 +105,7 @@ SHIFT(srli_epi32)
 SHIFT(srai_epi32)
 SHIFT(slli_epi16)
 SHIFT(srli_epi16)
+SHIFT(srai_epi16)
 CAST(castsi512_ps, __m512, __m512i)
 CAST(castps_si512, __m512i, __m512)
 CAST(castps_pd, __m512d, __m512)
@@ -337,6 +338,13 @@ EMULATED __m256i _mm512_cvtepi32_epi16(__m512i v)
     emulated_512 x = {.si = v}, r;
     for (int i = 0; i < 16; i++) r.i16[i] = (int16_t)x.i32[i];
     return r.half[0];
+}
+
+EMULATED __m128i _mm512_cvtepi32_epi8(__m512i v)
+{
+    emulated_512 x = {.si = v}, r;
+    for (int i = 0; i < 16; i++) r.i8[i] = (int8_t)x.i32[i];
+    return _mm256_castsi256_si128(r.half[0]);
 }
 
 /* Saturates. */

@@ -111,6 +111,11 @@ typedef struct model_slot {
     int64_t rotation;
 } model_slot;
 
+/* A table as somebody keeps it who does not understand the words, as on a GPU. */
+typedef struct model_copy {
+    uint32_t sent, pages[PAGES_OF_TABLE];
+} model_copy;
+
 typedef struct sim {
     uint64_t seed;
     long op; // number of the operation, for messages
@@ -127,6 +132,7 @@ typedef struct sim {
         model_seq seq;
     } swapped[SWAPS];
     model_parked parked[PARKS];
+    model_copy copies[SEQS][GROUPS_MAX];
     uint32_t n_host, host_used;
     model_slot host[HOST_MAX][PAGE_TOKENS_MAX];
     model_block blocks[PAGES_MAX];

@@ -56,6 +56,8 @@ static void check_tables(sim *s)
             CHECK(s, view.kept_tokens == m->n_kept[g]);
             CHECK(s, far.kept_tokens == view.kept_tokens && far.n_pages == view.n_pages);
             CHECK(s, memcmp(far.pages, view.pages, view.n_pages * sizeof *view.pages) == 0);
+            CHECK(s, memcmp(s->copies[q][g].pages, view.pages, view.n_pages * sizeof *view.pages) ==
+                         0);
             for (uint32_t slot = 0; slot < view.kept_tokens; slot++) {
                 uint32_t position = m->kept[g][slot];
                 CHECK(s, pkv_seq_position(s->kv, q, g, slot) == position);
@@ -134,11 +136,34 @@ static void move(sim *s, const pkv_move *m)
     if (!out) memset(there, 0xdd, s->page_tokens * sizeof *there); /* nobody's any more */
 }
 
+/* Copies of tables are brought up to date where pkv_delta_touch says so, and nowhere else. */
+static void patch_copies(sim *s, const pkv_deltas *d)
+{
+    bool touched[SEQS] = {false};
+    size_t at = 0;
+    while (at < d->n_words) {
+        pkv_touch touch;
+        at += pkv_delta_touch(&s->geometry, d->words + at, &touch);
+        CHECK(s, touch.seq < SEQS && (touch.group < s->groups || touch.group == PKV_ALL_GROUPS));
+        touched[touch.seq] = true;
+        for (uint32_t g = 0; g < s->groups && !touch.appends; g++)
+            if (touch.group == g || touch.group == PKV_ALL_GROUPS) s->copies[touch.seq][g].sent = 0;
+    }
+    CHECK(s, at == d->n_words);
+    for (uint32_t q = 0; q < SEQS; q++)
+        for (uint32_t g = 0; g < s->groups && touched[q]; g++) {
+            model_copy *c = &s->copies[q][g];
+            pkv_table_view view = pkv_mirror_table(s->mirror, q, g);
+            for (; c->sent < view.n_pages; c->sent++) c->pages[c->sent] = view.pages[c->sent];
+        }
+}
+
 /* One step of a backend: deltas, moves, compute. */
 static void take(sim *s)
 {
     pkv_deltas d = pkv_take_deltas(s->kv);
     CHECK(s, status_ok(pkv_mirror_apply(s->mirror, d.words, d.n_words)));
+    patch_copies(s, &d);
     for (size_t i = 0; i < d.n_moves; i++) move(s, &d.moves[i]);
     CHECK(s, pkv_count(s->kv).slots_moved == s->slots_moved);
     compute(s);

@@ -94,6 +94,12 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
     return check(g);
 }
 static gpu_status gpu_wait(gpu *g) { return check(g); }
+static gpu_status gpu_poll(gpu *g, bool *idle)
+{
+    *idle = true;
+    return check(g);
+}
+static void *gpu_stream_of(gpu *g) { return g; }
 
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {

@@ -55,17 +55,18 @@ static void logits_equal_hugging_face_in_f32(void **state)
  *
  * The bars are 1e-3 for 8 bits and 3e-2 for 4. The q and k of these models are drawn so wide (0.3)
  * that scores have a deviation of 5 and more: attention magnifies what rounding does to them, most
- * where few weights make a head's score (v5: 64 columns, 32 a head). With exact x (12
- * bits do as well) the largest error of 8 bits is 1.1e-3 and the next 6e-4: x of 8 bits is more
- * than half of it. Of 4 bits the weights are nearly all, whatever x is, and q and k in 8 bits leave
- * up to 5.6e-2. Models above the bar are named here with a limit of their own; 4 bits meet theirs
- * with attention's matrices in 8 (mixed). A trained model meets all bars: below. */
+ * where few weights make a head's score (v5: 64 columns, 32 a head). Weights of 8 bits take x of
+ * 16: with 8 the largest error was 2.3e-3. Of 4 bits the weights are nearly all, whatever x is. No
+ * code of 4.5 bits a weight reaches 3e-2 on all of them: with weights as far off as the theory of
+ * rate and distortion allows for normal ones, gqa8 has 4.0e-2 and v5 6.5e-2; llama.cpp's Q4_0 has
+ * 4.6e-2 to 1.9e-1. So 4 bits have limits of their own here, and meet the bar with attention's
+ * matrices in 8 (mixed). A trained model meets all bars: below. */
 static const struct {
     uint8_t bits, attention;
     double limit[GOLDENS];
 } random_bars[] = {
     /* gqa1, gqa4_tied, gqa8, llama3_rope, linear_rope, v5_config, sharded */
-    {8, 0, {1e-3, 1e-3, 1.6e-3, 1.1e-3, 1e-3, 2.6e-3, 1e-3}},
+    {8, 0, {1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3}},
     {4, 8, {3e-2, 3e-2, 3e-2, 3e-2, 3e-2, 3e-2, 3e-2}},
     {4, 0, {8e-2, 8e-2, 1.4e-1, 9.5e-2, 5e-2, 2e-1, 5.5e-2}},
 };
@@ -138,7 +139,7 @@ static void quantised_weights_stay_near_f32(void **state)
     static const struct {
         uint8_t bits, attention;
         double limit;
-    } cases[] = {{8, 0, 1e-3}, {4, 8, 1.5e-2}, {4, 0, 3e-2}};
+    } cases[] = {{8, 0, 2e-4}, {4, 8, 1.5e-2}, {4, 0, 3e-2}};
     uint32_t tokens[DEMO_TOKENS];
     random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
     pass exact = demo;

@@ -1,0 +1,336 @@
+/* `octavo plan`: what a model would take, and how many sequences it would hold, before it is there.
+ */
+#include "cli/cli.h"
+#include "cli/plan_sizes.h"
+#include "cli/retention_flags.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEVICES_MAX = 1024, OUTPUT_TOKENS = 512 };
+
+typedef struct plan_flags {
+    const char *memory;
+    bool gpu;
+    uint32_t context, output, sequences;
+    const char *retention;
+    bool json;
+} plan_flags;
+
+typedef struct planning {
+    plan_flags flags;
+    model_flags model_flags;
+    loaded_model model;
+    plan_question question;
+    json_t *retention;
+    plan_answer full, kept; // the latter when there is a policy
+} planning;
+
+static const char plan_name[] = "octavo plan";
+
+static const char about[] =
+    "Tells what a model would take and how many sequences would fit, from its folder or from its\n"
+    "config.json alone; nothing is loaded. Takes the model flags of serve, so that a command line\n"
+    "can be tried, and works out the same sizes as it would. Weights that are not there are taken\n"
+    "to be stored in config.json's type.\n"
+    "\n"
+    "Exit status: 0 when what was asked for fits, else 1.\n"
+    "\n"
+    "  octavo plan --model Llama-3-70B/config.json --gpu --memory 8x80G --context 8192\n"
+    "\n"
+    "A GPU's pool is 85 % of what the weights leave, a machine's 60 %, unless --kv-memory says\n"
+    "otherwise. What is left is for step buffers, drivers and everybody else.";
+
+static const arg_flag flags_table[] = {
+    ARG_ROW("memory", "[N x]BYTES", ARG_TEXT, plan_flags, memory,
+            "memory of the machine, such as 64G; or 8x80G: a rank on each of 8 such devices "
+            "(default: what this machine has free)"),
+    ARG_ROW("gpu", NULL, ARG_SWITCH, plan_flags, gpu, "the memory is a GPU's"),
+    ARG_ROW("context", "N", ARG_COUNT, plan_flags, context,
+            "tokens of a sequence, prompt and output (default: --max-model-len)", .min = 2,
+            .max = 0x1p31 - 1),
+    ARG_ROW("output", "N", ARG_COUNT, plan_flags, output,
+            "of them are output (default: 512, at most half)", .min = 1, .max = 0x1p31 - 2),
+    ARG_ROW("concurrency", "N", ARG_COUNT, plan_flags, sequences,
+            "sequences that are to run at once (default: --max-batch)", .min = 1, .max = 4096),
+    ARG_ROW("retention", "METHOD:RATIO", ARG_TEXT, plan_flags, retention,
+            "what sequences keep, such as chunkkv:0.25; a JSON object gives the method's parts"),
+    ARG_ROW("json", NULL, ARG_SWITCH, plan_flags, json, "print one JSON object"),
+};
+
+/* ---- the question ---------------------------------------------------------------------------- */
+
+/* "80G", "8x80G", "8 x 80G". */
+static status read_memory(planning *p, error *err)
+{
+    const char *text = p->flags.memory;
+    plan_question *q = &p->question;
+    q->n_devices = 1;
+    if (!text) {
+        q->memory = memory_available_bytes();
+        return STATUS_IS_OK;
+    }
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+    end += strspn(end, " ");
+    bool counted = *text >= '0' && *text <= '9' && *end == 'x';
+    if (counted) text = end + 1 + strspn(end + 1, " ");
+    if ((counted && (n < 1 || n > DEVICES_MAX)) || !args_read_bytes(text, &q->memory) ||
+        q->memory == 0 || q->memory > UINT64_C(1) << 50)
+        return error_set(err, STATUS_INVALID, "--memory: '%.64s' is no size such as 64G or 8x80G",
+                         p->flags.memory);
+    if (counted) q->n_devices = (uint32_t)n;
+    if (p->model_flags.tp == 1) p->model_flags.tp = q->n_devices;
+    if (q->n_devices == 1 || q->n_devices == p->model_flags.tp) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "--memory: %u devices for --tp %u", q->n_devices,
+                     p->model_flags.tp);
+}
+
+static status read_lengths(planning *p, error *err)
+{
+    const plan_flags *f = &p->flags;
+    plan_question *q = &p->question;
+    uint32_t longest = p->model.max_model_len;
+    q->context = f->context ? f->context : longest;
+    if (q->context > longest)
+        return error_set(err, STATUS_INVALID, "--context: %u is more than the model's %u positions",
+                         q->context, longest);
+    uint32_t usual = OUTPUT_TOKENS < q->context / 2 ? OUTPUT_TOKENS : q->context / 2;
+    q->output = f->output ? f->output : usual;
+    if (q->output < q->context && q->context > 1) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "--output: %u of %u tokens leave none for the prompt",
+                     q->output, q->context);
+}
+
+/* --device of serve says it too. */
+static status read_device(planning *p, error *err)
+{
+    plan_question *q = &p->question;
+    q->gpu = p->flags.gpu || strncmp(p->model_flags.device, "cuda", 4) == 0;
+    q->fp8 = strcmp(p->model_flags.kv_dtype, "fp8") == 0;
+    bool of_gpu = q->fp8 || p->model.kv_type == KERN_KV_BF16 || p->model.kv_type == KERN_KV_F16;
+    if (q->gpu && !of_gpu)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--kv-dtype: %s pages are not built for GPUs: bf16, f16 or fp8",
+                         p->model.kv_name);
+    if (q->fp8 && !q->gpu)
+        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+    return STATUS_IS_OK;
+}
+
+/* Weights that lie beside config.json say how they are stored. */
+static status find_weights(planning *p, error *err)
+{
+    static const char *const files[] = {"model.safetensors", "model.safetensors.index.json"};
+    const char *dir = p->model_flags.dir;
+    size_t n = strlen(dir);
+    if (n > 5 && strcmp(dir + n - 5, ".gguf") == 0) return STATUS_IS_OK;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[4096];
+        RETURN_IF_ERROR(file_join(path, sizeof path, dir, files[i], err));
+        if (file_exists(path)) return STATUS_IS_OK;
+    }
+    p->model.options.dummy = true;
+    return STATUS_IS_OK;
+}
+
+static status work_out(planning *p, error *err)
+{
+    plan_question *q = &p->question;
+    model_flags *f = &p->model_flags;
+    RETURN_IF_ERROR(read_memory(p, err));
+    q->sequences = p->flags.sequences ? p->flags.sequences : f->max_batch;
+    if (f->max_batch < q->sequences) f->max_batch = q->sequences;
+    RETURN_IF_ERROR(model_describe(f, &p->model, err));
+    q->model = &p->model;
+    RETURN_IF_ERROR(read_device(p, err));
+    RETURN_IF_ERROR(read_lengths(p, err));
+    RETURN_IF_ERROR(find_weights(p, err));
+    RETURN_IF_ERROR(plan_measure(q, &p->full, err));
+
+    retention_limits limits = {p->full.measures.geometry, f->prefill_chunk};
+    retention_policy policy;
+    RETURN_IF_ERROR(retention_parse(NULL, &limits, &policy, err));
+    RETURN_IF_ERROR(plan_fill(q, &policy, &p->full, err));
+    if (!p->flags.retention) return STATUS_IS_OK;
+    RETURN_IF_ERROR(retention_flag_read("--retention", p->flags.retention, &p->retention, err));
+    RETURN_IF_ERROR(retention_parse(p->retention, &limits, &policy, err));
+    p->kept = p->full;
+    return plan_fill(q, &policy, &p->kept, err);
+}
+
+/* ---- the answer ------------------------------------------------------------------------------ */
+
+static const char *weights_type(const backend_cpu_options *o)
+{
+    if (o->quant_attention) return "mixed";
+    if (o->quant_bits) return o->quant_bits == 8 ? "int8" : "int4";
+    return dtype_name(o->weight_type);
+}
+
+static json_t *room_json(const plan_room *r)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "peak_pages", (json_int_t)r->need.peak,
+                     "kept_pages", (json_int_t)r->need.kept, "most_pages", (json_int_t)r->need.most,
+                     "fit", (json_int_t)r->fit, "fit_in_prefill", (json_int_t)r->in_prefill);
+}
+
+static json_t *answer_json(const planning *p, bool fits, const char *verdict)
+{
+    const plan_question *q = &p->question;
+    const plan_answer *a = &p->full;
+    const backend_cpu_measures *m = &a->measures;
+    json_int_t ranks = p->model.n_ranks, page = (json_int_t)m->page_bytes * ranks;
+    json_t *all = json_pack(
+        "{s:s, s:s, s:I, s:I, s:{s:i, s:I}, s:{s:s, s:I, s:I}}", "model", p->model_flags.dir,
+        "architecture", p->model.config.architecture, "parameters", (json_int_t)m->parameters,
+        "ranks", ranks, "memory", "devices", (int)q->n_devices, "device_bytes",
+        (json_int_t)q->memory, "weights", "type", weights_type(&p->model.options), "bytes",
+        (json_int_t)m->weight_bytes * ranks, "rank_bytes", (json_int_t)m->weight_bytes);
+    json_t *kv =
+        json_pack("{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
+                  p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
+                  (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
+                  "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages,
+                  "tokens", (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks,
+                  "filling_bytes", (json_int_t)m->filling_bytes * ranks, "host_pages",
+                  (json_int_t)m->n_host_pages, "swap_bytes", (json_int_t)m->n_host_pages * page,
+                  "sums_bytes", (json_int_t)m->n_pages * (json_int_t)m->sums_of_page * ranks);
+    json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
+                              (int)q->output, "concurrency", (int)q->sequences);
+    json_object_set_new(all, "kv", kv);
+    json_object_set_new(all, "rank_left_bytes", json_integer((json_int_t)a->rank_left));
+    json_object_set_new(all, "asked", asked);
+    json_object_set_new(all, "full", room_json(&a->room));
+    if (p->retention) {
+        json_object_set_new(all, "retained", room_json(&p->kept.room));
+        json_object_set(all, "retention", p->retention);
+    }
+    json_object_set_new(all, "fits", json_boolean(fits));
+    json_object_set_new(all, "verdict", json_string(verdict));
+    return all;
+}
+
+static bool print_json(const planning *p, bool fits, const char *verdict)
+{
+    json_t *all = answer_json(p, fits, verdict);
+    char *text = all ? json_dumps(all, JSON_INDENT(2)) : NULL;
+    if (text) puts(text);
+    free(text);
+    json_decref(all);
+    return text != NULL;
+}
+
+static void print_memory(const planning *p)
+{
+    const plan_question *q = &p->question;
+    const plan_answer *a = &p->full;
+    const backend_cpu_measures *m = &a->measures;
+    uint32_t ranks = p->model.n_ranks;
+    char one[32], all[32], pages[32], tokens[32];
+    const char *each = ranks > 1 ? " a rank" : "";
+
+    format_bytes(one, sizeof one, q->memory);
+    if (q->n_devices > 1) printf("memory     %u x %s\n", q->n_devices, one);
+    else printf("memory     %s%s\n", one, p->flags.memory ? "" : " free here");
+    format_bytes(one, sizeof one, m->weight_bytes);
+    format_bytes(all, sizeof all, m->weight_bytes * ranks);
+    printf("weights    %s of %s", all, weights_type(&p->model.options));
+    if (ranks > 1) printf(": %s on each of %u ranks", one, ranks);
+    putchar('\n');
+    if (!m->fits) return;
+    format_bytes(one, sizeof one, a->rank_pool);
+    printf("KV pool    %s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
+           p->model_flags.kv_memory ? ""
+           : q->gpu                 ? " (85 % of what the weights leave)"
+                                    : " (60 % of what the weights leave)",
+           plan_number(a->pages, pages), p->model.kv_name, m->geometry.page_tokens,
+           plan_number(a->tokens, tokens));
+    if (m->filling_bytes) {
+        format_bytes(one, sizeof one, m->filling_bytes);
+        printf("           and up to %s%s of bf16 for pages that fill\n", one, each);
+    }
+    format_bytes(one, sizeof one, m->n_host_pages * m->page_bytes * ranks);
+    if (m->n_host_pages) printf("           and %s of host memory to swap\n", one);
+    format_bytes(one, sizeof one, a->rank_left);
+    printf("left       %s%s for step buffers and everybody else\n", one, each);
+}
+
+static void print_room(const char *name, const plan_room *r, bool same)
+{
+    char peak[32], most[32], fit[32], worst[32];
+    plan_number(r->need.peak, peak);
+    plan_number(r->need.most, most);
+    plan_number(r->fit, fit);
+    plan_number(r->in_prefill, worst);
+    if (same) printf("%-10s %s pages a sequence: %s fit\n", name, most, fit);
+    else
+        printf("%-10s %s pages a sequence, %s at its prompt's end: %s fit with one in its prompt, "
+               "%s were all at its end\n",
+               name, most, peak, fit, worst);
+}
+
+static void print_text(const planning *p, const char *verdict)
+{
+    const plan_question *q = &p->question;
+    const model_config *c = &p->model.config;
+    const backend_cpu_measures *m = &p->full.measures;
+    char number[32];
+    printf("model      %s, %s parameters, %u layers, %u KV heads of %u\n", c->architecture,
+           plan_number(m->parameters, number), c->n_layers, c->n_kv_heads, c->head_dim);
+    printf("KV         %s bytes a token", plan_number((uint64_t)p->full.token_bytes, number));
+    if (p->model.n_ranks > 1)
+        printf(", %s on a rank",
+               plan_number((uint64_t)(p->full.token_bytes / p->model.n_ranks), number));
+    printf("; %u tables a sequence\n", pkv_groups(&m->geometry));
+    print_memory(p);
+    if (m->fits) {
+        printf("asked for  %u sequences of %s tokens", q->sequences,
+               plan_number(q->context, number));
+        printf(", %s of them output\n", plan_number(q->output, number));
+        print_room("full", &p->full.room, true);
+        if (p->retention) print_room("retained", &p->kept.room, false);
+    }
+    printf("verdict    %s\n", verdict);
+}
+
+static int answer(planning *p)
+{
+    error err = {{0}};
+    char verdict[256];
+    status s = work_out(p, &err);
+    if (!status_ok(s))
+        return cli_complain(plan_name, s.code == STATUS_INVALID ? CLI_USAGE : CLI_FAILED, err.text);
+    bool fits =
+        plan_verdict(&p->question, p->retention ? &p->kept : &p->full, verdict, sizeof verdict);
+    if (!p->flags.json) print_text(p, verdict);
+    else if (!print_json(p, fits, verdict))
+        return cli_complain(plan_name, CLI_FAILED, "out of memory, or a path that is not UTF-8");
+    return cli_finish_output(plan_name) && fits ? CLI_OK : CLI_FAILED;
+}
+
+int cli_plan(int argc, char **argv)
+{
+    planning p = {0};
+    const arg_group groups[] = {
+        {"Plan", flags_table, sizeof flags_table / sizeof flags_table[0], &p.flags},
+        model_flags_group(&p.model_flags),
+        workers_flags_group(&p.model_flags.workers),
+    };
+    const arg_command command = {
+        .name = plan_name,
+        .usage = "--model PATH --memory [N x]BYTES [flags]",
+        .about = about,
+        .groups = groups,
+        .n_groups = sizeof groups / sizeof groups[0],
+    };
+    int result;
+    if (cli_parse(&command, argc, argv, NULL, &result)) {
+        if (p.model_flags.dir) result = answer(&p);
+        else result = cli_complain(plan_name, CLI_USAGE, "--model is missing");
+    }
+    json_decref(p.retention);
+    model_flags_destroy(&p.model_flags);
+    return result;
+}

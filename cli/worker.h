@@ -1,0 +1,38 @@
+/* The parts of `octavo worker` (private to cli/). */
+#ifndef CLI_WORKER_H
+#define CLI_WORKER_H
+
+#include "cli/cli.h"
+#include "rpc/worker.h"
+
+typedef struct worker_flags {
+    const char *listen;
+    const char *model; // NULL: as the coordinator calls it
+    uint32_t count, threads;
+    const char *tls_cert, *tls_key, *tls_client_ca;
+    const char *local; // of a coordinator on this machine: the folder of its sockets
+} worker_flags;
+
+/* ---- worker_host.c: who makes a rank --------------------------------------------------------- */
+
+typedef struct rank_host rank_host;
+
+/* flags are borrowed. */
+status rank_host_create(const worker_flags *flags, rank_host **out);
+void rank_host_destroy(rank_host *h);
+/* The callbacks. */
+worker_host rank_host_callbacks(rank_host *h);
+
+/* ---- worker_count.c: several of them --------------------------------------------------------- */
+
+/* Runs `run` in flags->count processes of its own, and again in place of one that was killed, until
+ * SIGTERM or SIGINT, or with flags->local until stdin closes. In them `lifeline` is a descriptor
+ * that closes when they are to end; the result is what their process is to end with. */
+int workers_supervise(const worker_flags *flags,
+                      int (*run)(const worker_flags *flags, uint32_t index, int lifeline));
+
+/* Where number `index` listens: at the next ports, or under the next names. */
+status worker_address_of(const worker_flags *flags, uint32_t index, char *out, size_t size,
+                         error *err);
+
+#endif

@@ -1,0 +1,226 @@
+/* A supervisor: one thread, that starts workers as processes and starts anew what was killed. It
+ * forks before anything of gRPC is up, here and in them. */
+#include "cli/worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    STOP_MS = 5 * 1000, /* then they are killed */
+    LOOK_MS = 20,
+    SOON_MS = 1000, /* one that lived shorter is started again after as long */
+};
+
+typedef struct child {
+    pid_t pid;          /* 0 = not there */
+    int lifeline;       /* it ends when this is closed; -1 */
+    int64_t started_us; /* when it was, or is to be */
+} child;
+
+typedef struct supervisor {
+    const worker_flags *flags;
+    child *children; /* [flags->count] */
+    int signals;     /* a signalfd */
+    int result;      /* of the process, once it is to end */
+    bool ends;
+} supervisor;
+
+/* ---- addresses ------------------------------------------------------------------------------- */
+
+status worker_address_of(const worker_flags *f, uint32_t index, char *out, size_t size, error *err)
+{
+    int n;
+    if (f->local) {
+        n = snprintf(out, size, "unix:%s/%u", f->local, index);
+    } else if (f->count == 1) {
+        n = snprintf(out, size, "%s", f->listen);
+    } else if (strncmp(f->listen, "unix:", 5) == 0) {
+        n = snprintf(out, size, "%s.%u", f->listen, index);
+    } else {
+        const char *colon = strrchr(f->listen, ':');
+        char *end = NULL;
+        unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
+        if (!colon || *end || port == 0 || port + f->count > 65536)
+            return error_set(err, STATUS_INVALID,
+                             "--listen: with --count, '%.64s' must name a port with %u free ones "
+                             "from there on",
+                             f->listen, f->count);
+        n = snprintf(out, size, "%.*s:%lu", (int)(colon - f->listen), f->listen, port + index);
+    }
+    if (n >= 0 && (size_t)n < size) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT, "--listen: is too long");
+}
+
+/* ---- children -------------------------------------------------------------------------------- */
+
+/* In the child: nothing is left of the supervisor, and no signal that is meant for all of us. */
+static bool become_worker(const supervisor *s, pid_t parent)
+{
+    sigset_t none;
+    close(s->signals);
+    for (uint32_t i = 0; i < s->flags->count; i++)
+        if (s->children[i].lifeline >= 0) close(s->children[i].lifeline);
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return getppid() == parent;
+}
+
+/* True in the child, where *lifeline is its own. */
+static bool start(supervisor *s, uint32_t index, int *lifeline)
+{
+    child *c = &s->children[index];
+    int ends[2];
+    c->started_us = clock_now_us();
+    if (pipe2(ends, O_CLOEXEC) != 0) return false; /* it is tried again */
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) {
+        close(ends[1]);
+        *lifeline = ends[0];
+        if (!become_worker(s, parent)) _exit(CLI_FAILED);
+        return true;
+    }
+    close(ends[0]);
+    if (pid < 0) {
+        close(ends[1]);
+        return false;
+    }
+    c->pid = pid;
+    c->lifeline = ends[1];
+    return false;
+}
+
+/* One that ends by itself has said why: it could not listen. Any other is started again. */
+static void reap(supervisor *s)
+{
+    int how;
+    for (pid_t pid; (pid = waitpid(-1, &how, WNOHANG)) > 0;)
+        for (uint32_t i = 0; i < s->flags->count; i++) {
+            child *c = &s->children[i];
+            if (c->pid != pid) continue;
+            close(c->lifeline);
+            int64_t now = clock_now_us(), lived = now - c->started_us;
+            bool soon = lived < (int64_t)SOON_MS * 1000;
+            *c = (child){.lifeline = -1, .started_us = soon ? now + (int64_t)SOON_MS * 1000 : now};
+            if (WIFEXITED(how) && !s->ends) {
+                s->ends = true;
+                s->result = WEXITSTATUS(how);
+            } else if (!s->ends) {
+                fprintf(stderr, "octavo worker: number %u ended by signal %d: started again\n", i,
+                        WTERMSIG(how));
+            }
+        }
+}
+
+static uint32_t n_alive(const supervisor *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->flags->count; i++) n += s->children[i].pid > 0;
+    return n;
+}
+
+static void stop_all(supervisor *s)
+{
+    for (uint32_t i = 0; i < s->flags->count; i++) {
+        child *c = &s->children[i];
+        if (c->lifeline >= 0) close(c->lifeline);
+        c->lifeline = -1;
+    }
+    for (int waited = 0; n_alive(s) > 0; waited += LOOK_MS) {
+        if (waited >= STOP_MS)
+            for (uint32_t i = 0; i < s->flags->count; i++)
+                if (s->children[i].pid > 0) kill(s->children[i].pid, SIGKILL);
+        poll(NULL, 0, LOOK_MS);
+        reap(s);
+    }
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+static void look(supervisor *s, int timeout_ms)
+{
+    struct signalfd_siginfo said;
+    struct pollfd polled[2] = {{.fd = s->signals, .events = POLLIN},
+                               {.fd = s->flags->local ? STDIN_FILENO : -1, .events = POLLIN}};
+    poll(polled, 2, timeout_ms);
+    while (read(s->signals, &said, sizeof said) == (ssize_t)sizeof said)
+        if (said.ssi_signo != SIGCHLD && !s->flags->local) s->ends = true;
+    if (polled[1].revents) s->ends = true; /* nobody writes there: it was closed */
+    reap(s);
+}
+
+/* How long until some child is due; the child in which it returns has its lifeline. */
+static bool start_due(supervisor *s, int *timeout_ms, uint32_t *index, int *lifeline)
+{
+    *timeout_ms = -1;
+    for (uint32_t i = 0; i < s->flags->count; i++) {
+        child *c = &s->children[i];
+        if (c->pid > 0) continue;
+        int64_t wait_us = c->started_us - clock_now_us();
+        if (wait_us <= 0) {
+            *index = i;
+            if (start(s, i, lifeline)) return true;
+            if (c->pid > 0) continue;
+            wait_us = (int64_t)SOON_MS * 1000;
+            c->started_us = clock_now_us() + wait_us;
+        }
+        int ms = (int)(wait_us / 1000) + 1;
+        if (*timeout_ms < 0 || ms < *timeout_ms) *timeout_ms = ms;
+    }
+    return false;
+}
+
+static int open_signals(void)
+{
+    sigset_t watched;
+    sigemptyset(&watched);
+    sigaddset(&watched, SIGCHLD);
+    sigaddset(&watched, SIGTERM);
+    sigaddset(&watched, SIGINT);
+    sigprocmask(SIG_BLOCK, &watched, NULL);
+    return signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC);
+}
+
+static void remove_sockets(const worker_flags *f)
+{
+    char address[256];
+    for (uint32_t i = 0; i < f->count; i++)
+        if (status_ok(worker_address_of(f, i, address, sizeof address, NULL)))
+            unlink(address + strlen("unix:"));
+    rmdir(f->local);
+}
+
+int workers_supervise(const worker_flags *flags,
+                      int (*run)(const worker_flags *flags, uint32_t index, int lifeline))
+{
+    supervisor s = {.flags = flags, .signals = open_signals(), .result = CLI_OK};
+    s.children = calloc(flags->count, sizeof *s.children);
+    if (!s.children || s.signals < 0)
+        return cli_complain("octavo worker", CLI_FAILED, "cannot watch for signals");
+    for (uint32_t i = 0; i < flags->count; i++) s.children[i].lifeline = -1;
+    int timeout_ms, lifeline;
+    uint32_t index;
+    while (!s.ends) {
+        if (start_due(&s, &timeout_ms, &index, &lifeline)) {
+            free(s.children);
+            return run(flags, index, lifeline);
+        }
+        look(&s, timeout_ms);
+    }
+    stop_all(&s);
+    if (flags->local) remove_sockets(flags);
+    close(s.signals);
+    free(s.children);
+    return s.result;
+}

@@ -1,0 +1,248 @@
+/* A rank of a worker: what the coordinator asks for becomes a CPU backend with a comm of its own.
+ */
+#include "cli/worker.h"
+#include "model/model.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+
+/* Until all ranks have met. */
+enum { CONNECT_US = 20 * 1000 * 1000 };
+
+struct rank_host {
+    const worker_flags *flags;
+    pthread_mutex_t lock; /* of group and aborted */
+    comm *group;
+    bool aborted;
+    model_config config;
+    backend_cpu_options options;
+    char *dir, *isa, *cache_dir;
+};
+
+/* ---- configure ------------------------------------------------------------------------------- */
+
+static dtype dtype_named(const char *name)
+{
+    dtype t = DTYPE_F32;
+    while (t < DTYPE_F16 && strcmp(dtype_name(t), name) != 0) t++;
+    return t;
+}
+
+static status check_names(const worker_config *c, error *err)
+{
+    if (strcmp(c->device, "cpu") != 0)
+        return error_set(err, STATUS_UNSUPPORTED, "device: this worker has no \"%.32s\", only cpu",
+                         c->device);
+    if (kern_kv_named(c->kv_type) == KERN_KV_FORMATS)
+        return error_set(err, STATUS_UNSUPPORTED, "kv_type: \"%.32s\" is not known", c->kv_type);
+    if (strcmp(dtype_name(dtype_named(c->weight_type)), c->weight_type) != 0)
+        return error_set(err, STATUS_UNSUPPORTED, "weight_type: \"%.32s\" is not known",
+                         c->weight_type);
+    return STATUS_IS_OK;
+}
+
+static char *copy_or_null(const char *text) { return *text ? strdup(text) : NULL; }
+
+static status take_texts(rank_host *h, const worker_config *c, error *err)
+{
+    h->dir = strdup(h->flags->model ? h->flags->model : c->model);
+    h->isa = copy_or_null(c->isa);
+    h->cache_dir = copy_or_null(c->cache_dir);
+    if (h->dir && !h->isa == !*c->isa && !h->cache_dir == !*c->cache_dir) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "out of memory");
+}
+
+static void take_options(rank_host *h, const worker_config *c)
+{
+    h->options = (backend_cpu_options){
+        .dir = h->dir,
+        .config = &h->config,
+        .dummy = c->dummy,
+        .dummy_seed = c->dummy_seed,
+        .kv_type = kern_kv_named(c->kv_type),
+        .weight_type = dtype_named(c->weight_type),
+        .quant_bits = (uint8_t)c->quant_bits,
+        .quant_attention = (uint8_t)c->quant_attention,
+        .quant_group = (uint8_t)c->quant_group,
+        .n_threads = h->flags->threads ? h->flags->threads : c->n_threads,
+        .isa = h->isa,
+        .geometry = c->geometry,
+        .kv_bytes = c->kv_bytes,
+        .swap_bytes = c->swap_bytes,
+        .max_rows = c->max_rows,
+        .max_seqs = c->max_seqs,
+        .max_model_len = c->max_model_len,
+        .cache_dir = h->cache_dir,
+    };
+}
+
+/* The same model, as far as can be told without reading it. */
+static status check_model(const rank_host *h, const worker_config *c, error *err)
+{
+    uint64_t config, weights;
+    RETURN_IF_ERROR(model_fingerprints(&h->options, &config, &weights, err));
+    if (config != c->config_fingerprint)
+        return error_set(err, STATUS_INVALID,
+                         "model: the configuration in %s is not the coordinator's", h->dir);
+    if (weights != c->weights_fingerprint)
+        return error_set(err, STATUS_INVALID,
+                         "model: names, shapes or types of the weights in %s are not the "
+                         "coordinator's",
+                         h->dir);
+    return model_ranks_check(&h->config, c->size, err);
+}
+
+static status configure(void *ctx, const worker_config *c, worker_address *out, error *err)
+{
+    rank_host *h = ctx;
+    comm *group = NULL;
+    RETURN_IF_ERROR(check_names(c, err));
+    RETURN_IF_ERROR(take_texts(h, c, err));
+    status s = model_config_load(h->dir, c->overrides, c->n_overrides, &h->config, err);
+    if (!status_ok(s)) {
+        error_prefix(err, "model");
+        return s;
+    }
+    take_options(h, c);
+    RETURN_IF_ERROR(check_model(h, c, err));
+    comm_options o = {.kind = c->comm, .rank = (int)c->rank, .size = (int)c->size};
+    RETURN_IF_ERROR(comm_create(&o, &group, err));
+    pthread_mutex_lock(&h->lock);
+    h->group = h->options.group = group;
+    if (h->aborted) comm_abort(group);
+    pthread_mutex_unlock(&h->lock);
+    comm_address address = comm_own_address(group);
+    *out = (worker_address){address.bytes, address.n};
+    return STATUS_IS_OK;
+}
+
+/* ---- join, load ------------------------------------------------------------------------------ */
+
+static status join(void *ctx, const worker_address *all, uint32_t n, error *err)
+{
+    rank_host *h = ctx;
+    if (n != (uint32_t)comm_size(h->group))
+        return error_set(err, STATUS_INVALID, "addresses: %u for %d ranks", n, comm_size(h->group));
+    comm_address *addresses = calloc(n, sizeof *addresses);
+    if (!addresses) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    for (uint32_t i = 0; i < n; i++) addresses[i] = (comm_address){all[i].bytes, all[i].n};
+    status s = comm_connect(h->group, addresses, CONNECT_US, err);
+    free(addresses);
+    return s;
+}
+
+/* What stands for this machine: a boot of a kernel, and the name that a container has of its own.
+ */
+static uint64_t machine_id(void)
+{
+    struct utsname name;
+    char *boot = NULL;
+    size_t n = 0;
+    uint64_t h = 0;
+    if (status_ok(file_read("/proc/sys/kernel/random/boot_id", 256, &boot, &n, NULL)))
+        h = hash_bytes(boot, n, h);
+    free(boot);
+    return uname(&name) == 0 ? hash_bytes(name.nodename, strlen(name.nodename), h) : h;
+}
+
+/* Ranks with the same machine share its memory. In floats that are whole numbers: what a comm
+ * carries. */
+static status count_ranks_here(rank_host *h)
+{
+    enum { PARTS = 3, PART_BITS = 21 };
+    float own[PARTS], *all;
+    int size = comm_size(h->group);
+    uint64_t id = machine_id();
+    for (int i = 0; i < PARTS; i++)
+        own[i] = (float)(id >> (i * PART_BITS) & ((1u << PART_BITS) - 1));
+    all = calloc((size_t)size * PARTS, sizeof *all);
+    if (!all) return status_make(STATUS_NO_MEMORY, NULL);
+    status s = comm_all_gather(h->group, own, PARTS, all);
+    h->options.ranks_here = 0;
+    for (int i = 0; status_ok(s) && i < size; i++)
+        h->options.ranks_here += memcmp(all + i * PARTS, own, sizeof own) == 0;
+    free(all);
+    return s;
+}
+
+static status load(void *ctx, backend *out, worker_facts *facts, error *err)
+{
+    rank_host *h = ctx;
+    status s = count_ranks_here(h);
+    if (!status_ok(s)) return error_set(err, s.code, "the other ranks: %s", status_text(s.code));
+    RETURN_IF_ERROR(backend_cpu_create(&h->options, out, err));
+    backend_cpu_facts f = backend_cpu_describe(out);
+    *facts = (worker_facts){
+        .n_threads = f.n_threads,
+        .weight_bytes = f.weight_bytes,
+        .page_bytes = f.page_bytes,
+        .pool_bytes = f.pool_bytes,
+        .filling_bytes = f.filling_bytes,
+        .swap_bytes = f.swap_bytes,
+        .load_us = f.load_us,
+        .from_cache = f.from_cache,
+    };
+    snprintf(facts->device, sizeof facts->device, "%s", f.isa);
+    return STATUS_IS_OK;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static void abort_session(void *ctx)
+{
+    rank_host *h = ctx;
+    pthread_mutex_lock(&h->lock);
+    h->aborted = true;
+    if (h->group) comm_abort(h->group);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void reset(void *ctx)
+{
+    rank_host *h = ctx;
+    pthread_mutex_lock(&h->lock);
+    comm *group = h->group;
+    h->group = NULL;
+    h->aborted = false;
+    pthread_mutex_unlock(&h->lock);
+    comm_destroy(group);
+    free(h->dir);
+    free(h->isa);
+    free(h->cache_dir);
+    h->dir = h->isa = h->cache_dir = NULL;
+    h->options = (backend_cpu_options){0};
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+status rank_host_create(const worker_flags *flags, rank_host **out)
+{
+    rank_host *h = calloc(1, sizeof *h);
+    if (!h) return status_make(STATUS_NO_MEMORY, NULL);
+    h->flags = flags;
+    pthread_mutex_init(&h->lock, NULL);
+    *out = h;
+    return STATUS_IS_OK;
+}
+
+void rank_host_destroy(rank_host *h)
+{
+    if (!h) return;
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+}
+
+worker_host rank_host_callbacks(rank_host *h)
+{
+    return (worker_host){
+        .ctx = h,
+        .configure = configure,
+        .join = join,
+        .load = load,
+        .abort = abort_session,
+        .reset = reset,
+    };
+}

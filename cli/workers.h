@@ -1,0 +1,48 @@
+/* Tensor-parallel ranks in other processes (private to cli/): the flags beside --tp, workers of
+ * this machine, and the backend over all of them. */
+#ifndef CLI_WORKERS_H
+#define CLI_WORKERS_H
+
+#include "cli/args.h"
+#include "model/model.h"
+
+typedef struct workers_flags {
+    const char *where;           // NULL = "threads"; "auto", "threads", "local", or addresses
+    const char *cert, *key, *ca; // PEM files
+    uint32_t wait_s;             // for workers by address, when it starts
+} workers_flags;
+
+arg_group workers_flags_group(workers_flags *target);
+
+typedef struct workers workers;
+
+/* *out is NULL where the ranks are to be threads of this process. Local workers are started, and
+ * listen; nobody is connected to yet. *n_ranks is --tp; when it is 1, several addresses raise it.
+ */
+status workers_create(const workers_flags *flags, uint32_t *n_ranks, workers **out, error *err);
+/* After its backend. Local workers end. */
+void workers_destroy(workers *w);
+/* The backend of options (group is not looked at) with its ranks there; again after it was
+ * destroyed. overrides as of model_config_load. */
+status workers_make_backend(workers *w, const backend_cpu_options *options,
+                            const char *const *overrides, size_t n_overrides, backend *out,
+                            backend_cpu_facts *facts, error *err);
+/* A line on stderr for each rank: where and on what it runs. */
+void workers_tell(const workers *w);
+
+/* ---- workers of this machine (workers_local.c) ----------------------------------------------- */
+
+typedef struct workers_local {
+    long supervisor; // process id; 0 = none
+    int lifeline;    // they end when this is closed
+    char folder[64]; // of their sockets
+} workers_local;
+
+enum { WORKER_ADDRESS_MAX = 128 };
+
+/* n of them, from this very executable: all listen when it returns. */
+status workers_local_start(workers_local *l, uint32_t n, error *err);
+void workers_local_stop(workers_local *l);
+void workers_local_address(const workers_local *l, uint32_t i, char out[WORKER_ADDRESS_MAX]);
+
+#endif

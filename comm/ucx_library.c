@@ -1,0 +1,44 @@
+/* Opens UCX without letting it into what belongs to the process. */
+#include "comm/ucx_library.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* As it is loaded UCX would overwrite the code of libc's mmap, munmap and madvise, under the feet
+ * of threads that run there; take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP, so that a crash
+ * ends in its report in place of a core file; and log to stdout, which is for answers. Only the
+ * environment keeps it from that, and only before there are threads is that anybody's to write.
+ * What the operator has set stays. */
+__attribute__((constructor)) static void set_environment(void)
+{
+    setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);
+    setenv("UCX_HANDLE_ERRORS", "none", 0);
+    setenv("UCX_DEBUG_SIGNO", "0", 0);
+    setenv("UCX_LOG_LEVEL", "fatal", 0);
+}
+
+static status find(void *library, const char *name, void *out, error *err)
+{
+    void *found = dlsym(library, name);
+    memcpy(out, &found, sizeof found);
+    if (found) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED, "comm: UCX here has no %s", name);
+}
+
+status ucx_library_open(ucx_library *out, error *err)
+{
+    const int how = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
+    void *ucp = dlopen("libucp.so.0", how), *ucs = ucp ? dlopen("libucs.so.0", how) : NULL;
+    if (!ucs) {
+        const char *why = dlerror();
+        return error_set(err, STATUS_UNSUPPORTED, "comm: no UCX here: %s", why ? why : "");
+    }
+#define FIND_UCP(name) RETURN_IF_ERROR(find(ucp, #name, &out->name, err));
+#define FIND_UCS(name) RETURN_IF_ERROR(find(ucs, #name, &out->name, err));
+    UCP_FUNCTIONS(FIND_UCP)
+    UCS_FUNCTIONS(FIND_UCS)
+#undef FIND_UCP
+#undef FIND_UCS
+    return STATUS_IS_OK;
+}

@@ -1,0 +1,195 @@
+/* Rounds of messages over UCX, and the waiting for them.
+ *
+ * All messages are eager (ucx.c sees to it): what a rank sends is copied on its way, and what it
+ * receives is written by its own calls of ucp_worker_progress. So once a rank has stopped calling
+ * that, for good, nobody touches its buffers, whatever became of the others; nothing has to be
+ * agreed on with a peer that may be dead or stopped. */
+#include "comm/ucx.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <string.h>
+
+enum {
+    SPINS = 4000,         /* turns of a wait where every rank has a core: about 0.2 ms */
+    SPINS_CROWDED = 50,   /* where it has none: somebody else has work to do on this one */
+    YIELDS = 8,           /* then, before it sleeps */
+    CALL_BITS = 24,       /* of a call's digest in a tag */
+    SLEEP_MS = 20,        /* at most: progress that has no event */
+    SLEEP_SENDING_MS = 1, /* likewise, where room in a peer's queue is waited for: it has none */
+};
+
+/* Round, digest of the call, sender. The digest is not matched but compared. */
+static const uint64_t tag_matched = ~((((uint64_t)1 << CALL_BITS) - 1) << 8);
+
+static uint64_t tag_of(const ucx *u, int sender)
+{
+    return (uint64_t)u->round << 32 | (uint64_t)u->call << 8 | (uint64_t)sender;
+}
+
+void ucx_fail(ucx *u, const char *why)
+{
+    const char *well = NULL;
+    atomic_compare_exchange_strong(&u->ended_by, &well, why);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void sent(ucx *u, ucs_status_t result)
+{
+    if (result != UCS_OK) ucx_fail(u, "a message to another rank failed");
+}
+
+static void received(const ucx_message *m, ucs_status_t result, const ucp_tag_recv_info_t *info)
+{
+    ucx *u = m->owner;
+    if (result != UCS_OK && result != UCS_ERR_MESSAGE_TRUNCATED)
+        ucx_fail(u, "a message from another rank failed");
+    else if (result != UCS_OK || !info || info->sender_tag != m->tag || info->length != m->bytes)
+        ucx_fail(u, "the ranks make different calls");
+}
+
+static void on_sent(void *request, ucs_status_t result, void *user_data)
+{
+    (void)request;
+    ucx_message *m = user_data;
+    m->is_open = false;
+    m->owner->n_open--;
+    sent(m->owner, result);
+}
+
+static void on_received(void *request, ucs_status_t result, const ucp_tag_recv_info_t *info,
+                        void *user_data)
+{
+    (void)request;
+    ucx_message *m = user_data;
+    m->is_open = false;
+    m->owner->n_open--;
+    received(m, result, info);
+}
+
+static ucx_message *open_message(ucx *u, int peer)
+{
+    ucx_message *m = &u->messages[u->n_messages++];
+    *m = (ucx_message){.owner = u, .peer = peer, .is_open = true};
+    u->n_open++;
+    return m;
+}
+
+/* What the call that started it has returned: a request, whose callback tells the rest or has told
+ * it, or a status. */
+static void keep_request(ucx_message *m, ucs_status_ptr_t result)
+{
+    if (UCS_PTR_IS_PTR(result)) m->request = result;
+    else if (m->is_receive) on_received(NULL, UCS_PTR_STATUS(result), NULL, m);
+    else on_sent(NULL, UCS_PTR_STATUS(result), m);
+}
+
+void ucx_begin(ucx *u, uint64_t call)
+{
+    u->round++;
+    u->call = (uint32_t)(hash_mix64(call) >> (64 - CALL_BITS));
+    u->n_messages = 0;
+}
+
+static ucp_request_param_t request_of(ucx_message *m)
+{
+    return (ucp_request_param_t){
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = on_sent,
+        .user_data = m,
+    };
+}
+
+void ucx_send(ucx *u, int peer, const void *data, size_t bytes)
+{
+    if (atomic_load(&u->ended_by)) return;
+    ucx_message *m = open_message(u, peer);
+    ucp_request_param_t param = request_of(m);
+    uint64_t tag = tag_of(u, u->rank);
+    keep_request(m, u->lib.ucp_tag_send_nbx(u->peers[peer], data, bytes, tag, &param));
+}
+
+void ucx_receive(ucx *u, int peer, void *data, size_t bytes)
+{
+    if (atomic_load(&u->ended_by)) return;
+    ucx_message *m = open_message(u, peer);
+    m->is_receive = true;
+    m->tag = tag_of(u, peer);
+    m->bytes = bytes;
+    ucp_request_param_t param = request_of(m);
+    param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL; /* without it there may be no info */
+    param.cb.recv = on_received;
+    keep_request(m, u->lib.ucp_tag_recv_nbx(u->worker, data, bytes, m->tag, tag_matched, &param));
+}
+
+/* What is sent must not wait for this rank's next call: the others may need it to end theirs. */
+static void flush(ucx *u)
+{
+    ucx_message *m = open_message(u, u->rank);
+    ucp_request_param_t param = request_of(m);
+    keep_request(m, u->lib.ucp_worker_flush_nbx(u->worker, &param));
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static bool is_sending(const ucx *u)
+{
+    for (int i = 0; i < u->n_messages; i++)
+        if (u->messages[i].is_open && !u->messages[i].is_receive) return true;
+    return false;
+}
+
+static void sleep_for_event(ucx *u)
+{
+    if (u->lib.ucp_worker_arm(u->worker) != UCS_OK) return; /* something came meanwhile */
+    struct pollfd fds[] = {{.fd = u->event_fd, .events = POLLIN},
+                           {.fd = u->abort_fd, .events = POLLIN}};
+    poll(fds, 2, is_sending(u) ? SLEEP_SENDING_MS : SLEEP_MS);
+}
+
+/* No message of this rank is progressed again. Receives are taken back; what was to be sent stays
+ * with the worker until it is destroyed. */
+static void abandon(ucx *u)
+{
+    u->missing = -1;
+    for (int i = u->n_messages; i-- > 0;) {
+        const ucx_message *m = &u->messages[i];
+        if (!m->is_open || !m->is_receive) continue;
+        u->missing = m->peer;
+        u->lib.ucp_request_cancel(u->worker, m->request);
+    }
+}
+
+/* Of one that is still open nobody hears again. */
+static void release_requests(ucx *u)
+{
+    for (int i = 0; i < u->n_messages; i++)
+        if (u->messages[i].request) u->lib.ucp_request_free(u->messages[i].request);
+    u->n_messages = 0;
+}
+
+static void wait_open(ucx *u, int64_t deadline_us)
+{
+    unsigned spins = u->crowded ? SPINS_CROWDED : SPINS;
+    for (unsigned idle = 0; u->n_open > 0 && !atomic_load(&u->ended_by);) {
+        if (u->lib.ucp_worker_progress(u->worker)) {
+            idle = 0;
+        } else if (++idle > spins + YIELDS) {
+            if (clock_now_us() >= deadline_us) ucx_fail(u, "the other ranks are not there in time");
+            else sleep_for_event(u);
+        } else if (idle > spins) {
+            sched_yield();
+        }
+    }
+}
+
+status ucx_end(ucx *u, int64_t deadline_us)
+{
+    if (!atomic_load(&u->ended_by)) flush(u);
+    wait_open(u, deadline_us);
+    const char *ended_by = atomic_load(&u->ended_by);
+    if (ended_by) abandon(u);
+    release_requests(u);
+    return ended_by ? status_make(STATUS_IO, ended_by) : STATUS_IS_OK;
+}

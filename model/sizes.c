@@ -1,0 +1,92 @@
+#include "model/sizes.h"
+
+#include "model/kv_filling.h"
+#include "model/weights.h"
+
+/* ---- what a backend does --------------------------------------------------------------------- */
+
+static uint32_t whole_pages(uint64_t bytes, uint64_t page_bytes)
+{
+    uint64_t n = bytes / page_bytes;
+    return n > INT32_MAX ? INT32_MAX : (uint32_t)n;
+}
+
+status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
+                        error *err)
+{
+    *n = whole_pages(bytes, page_bytes);
+    if (*n > pkv_groups(g)) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "kv-memory: %llu bytes hold %u pages of %llu bytes; one block needs %u and "
+                     "one is spare",
+                     (unsigned long long)bytes, *n, (unsigned long long)page_bytes, pkv_groups(g));
+}
+
+uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, uint64_t pool_bytes,
+                          uint64_t page_bytes)
+{
+    uint64_t most = left > pool_bytes ? (left - pool_bytes) / 2 : 0;
+    uint32_t n = whole_pages(bytes < most ? bytes : most, page_bytes);
+    return n < pkv_groups(g) ? 0 : n;
+}
+
+/* ---- what it would do ------------------------------------------------------------------------ */
+
+static status measure_weights(const backend_cpu_options *o, int rank, int size,
+                              weights_measures *out, error *err)
+{
+    weights_options wanted = {
+        .dir = o->dir,
+        .config = o->config,
+        .dummy = o->dummy,
+        .type = o->weight_type,
+        .quant = {o->quant_bits, o->quant_group},
+        .attention_bits = o->quant_attention,
+        .rank = rank,
+        .size = size,
+    };
+    return weights_measure(&wanted, out, err);
+}
+
+status backend_cpu_measure(const backend_cpu_options *o, uint32_t n_ranks, uint64_t memory,
+                           double share, backend_cpu_measures *out, error *err)
+{
+    backend_cpu_measures m = {0};
+    weights_measures slice, whole;
+    RETURN_IF_ERROR(model_ranks_check(o->config, n_ranks, err));
+    RETURN_IF_ERROR(sizes_geometry(o, &m.geometry, err));
+    RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
+    RETURN_IF_ERROR(measure_weights(o, 0, (int)n_ranks, &slice, err));
+    m.parameters = whole.elements;
+    m.weight_bytes = slice.bytes; /* slices are equal */
+    m.fits = slice.bytes * n_ranks <= memory;
+
+    kv_store store;
+    kv_store_layout(&store, o->kv_type, &m.geometry, o->config->head_dim, slice.slice.first_kv_head,
+                    slice.slice.n_kv_heads);
+    uint64_t left = m.fits ? memory - slice.bytes * n_ranks : 0;
+    uint64_t page_bytes = (uint64_t)store.page_bytes * n_ranks;
+    uint64_t pool = o->kv_bytes ? o->kv_bytes : sizes_default_pool(left, share);
+    m.page_bytes = store.page_bytes;
+    m.sums_of_page = store.page_sums * sizeof *store.sums;
+    if (kern_kv_has_grids(o->kv_type))
+        m.filling_bytes = kv_filling_size(&store, o->max_rows, o->max_seqs);
+    if (m.fits && !status_ok(sizes_pool_pages(&m.geometry, pool, page_bytes, &m.n_pages, NULL)))
+        m.n_pages = 0;
+    m.n_host_pages = sizes_host_pages(&m.geometry, o->swap_bytes, left,
+                                      (uint64_t)m.n_pages * page_bytes, page_bytes);
+    *out = m;
+    return STATUS_IS_OK;
+}
+
+status model_fingerprints(const backend_cpu_options *o, uint64_t *config, uint64_t *weights,
+                          error *err)
+{
+    weights_measures whole;
+    *config = weights_config_hash(o->config);
+    *weights = 0;
+    if (o->dummy) return STATUS_IS_OK;
+    RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
+    *weights = whole.shapes ? whole.shapes : 1;
+    return STATUS_IS_OK;
+}

@@ -1,0 +1,129 @@
+/* Plans, results and configurations as messages, and back (private to rpc/worker).
+ *
+ * Packing trusts what it is given; unpacking trusts nothing: sizes, ranges and sums are checked,
+ * and the error names the field. What is checked against pages and tables is left to the backend,
+ * which has them. */
+#ifndef RPC_WORKER_CODEC_H
+#define RPC_WORKER_CODEC_H
+
+#include "proto/proto.h"
+#include "rpc/worker.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "floats travel as they lie in memory");
+
+typedef Octavo__Worker__V1__Geometry geometry_message;
+typedef Octavo__Worker__V1__ConfigureRequest configure_message;
+typedef Octavo__Worker__V1__JoinRequest join_message;
+typedef Octavo__Worker__V1__LoadReply load_message;
+typedef Octavo__Worker__V1__Open open_message;
+typedef Octavo__Worker__V1__StepPlan plan_message;
+typedef Octavo__Worker__V1__StepResult result_message;
+
+/* What one message may have; both far beyond what a real step needs. */
+static const size_t plan_bytes_max = (size_t)64 << 20;
+static const size_t result_bytes_max = (size_t)1 << 30;
+
+enum { MEMORY_BLOCK = 4096 }; // of arenas that hold messages
+
+/* ---- columns --------------------------------------------------------------------------------- */
+
+typedef enum column_type { COLUMN_U32, COLUMN_BOOL, COLUMN_ZIGZAG } column_type;
+
+/* One field of many structs, as a packed list of a message. */
+typedef struct column {
+    const char *name;
+    column_type type;
+    size_t at;            // in the struct
+    size_t n, values;     // in the message: the list's count and pointer
+    uint32_t usual;       // a list that has nothing else is left out
+    uint32_t most;        // that the field can be
+    bool is_always_there; // it says how many structs there are
+} column;
+
+typedef struct column_table {
+    const column *columns;
+    size_t n;
+    size_t struct_bytes;
+} column_table;
+
+extern const column_table plan_seq_columns;  // step_seq in plan_message
+extern const column_table plan_move_columns; // pkv_move in plan_message
+
+/* The message's lists lie in `a`. STATUS_NO_MEMORY. */
+status columns_pack(const column_table *t, const void *structs, size_t n, void *message, arena *a);
+/* structs [n] are zeroed before. STATUS_INVALID: a list of another length, or a value too large. */
+status columns_unpack(const column_table *t, const void *message, void *structs, size_t n,
+                      error *err);
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+/* The message points into `a` and into the plan. */
+status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message *out);
+/* The plan lies in `a` and in the message. info: of the backend that is to make it. */
+status plan_unpack(const plan_message *m, const backend_info *info, arena *a, step_plan *out,
+                   error *err);
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+/* Of a step that failed the message has nothing but the reason. `a` has floats that lay apart. */
+status result_pack(const step_plan *plan, const step_result *result, const backend_info *info,
+                   bool with_logits, arena *a, result_message *out);
+
+/* Whose result it is. */
+typedef struct result_source {
+    const step_plan *plan;
+    const backend_info *info; // of the rank
+    uint32_t rank, size;
+} result_source;
+
+enum { RESULT_TEXT_BYTES = 256 };
+
+/* What a message says: values lie in the message, structs in `a`. */
+typedef struct result_store {
+    step_result result; // its status.message is `text`
+    char text[RESULT_TEXT_BYTES];
+} result_store;
+
+status result_unpack(const result_message *m, const result_source *source, arena *a,
+                     result_store *out, error *err);
+
+/* ---- what ranks are made of ------------------------------------------------------------------ */
+
+/* The message points into `a` and into the config. */
+status config_pack(const worker_config *config, uint64_t session, const char *version, arena *a,
+                   configure_message *out);
+/* STATUS_UNSUPPORTED: another version. The config lies in `a`. */
+status config_unpack(const configure_message *m, const char *version, arena *a, worker_config *out,
+                     error *err);
+status join_unpack(const join_message *m, uint32_t size, arena *a, worker_address **out,
+                   error *err);
+
+enum { BACKEND_NAME_BYTES = 64 };
+
+/* What a rank says of itself when it has been loaded. */
+typedef struct rank_facts {
+    backend_info info; // its name is `name`
+    char name[BACKEND_NAME_BYTES];
+    worker_facts facts;
+} rank_facts;
+
+status load_pack(const backend_info *info, const worker_facts *facts, arena *a, load_message *out);
+/* config: what was asked for. */
+status load_unpack(const load_message *m, const worker_config *config, rank_facts *out, error *err);
+
+/* Text of a peer into out, cut to its size, without what would end or break a line. */
+void text_copy(const void *bytes, size_t n, char *out, size_t size);
+
+/* The KV heads of one rank. */
+static inline uint32_t rank_kv_heads(const pkv_geometry *g, uint32_t size)
+{
+    return g->n_kv_heads > size ? g->n_kv_heads / size : 1;
+}
+
+/* Arrays of values that come back of a measure. */
+static inline uint32_t measured_arrays(const measure_spec *s)
+{
+    return s->kind == MEASURE_NONE || s->silent ? 0 : s->second == MEASURE_NONE ? 1 : 2;
+}
+
+#endif

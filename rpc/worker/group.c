@@ -1,0 +1,340 @@
+/* The ranks of a coordinator: how they are made, and how they fail together. */
+#include "rpc/worker/group.h"
+
+#include <grpc/support/time.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum {
+    SILENCE_US = 1500000,
+    PATIENCE_US = 5000000,
+    RETRY_US = 50000,
+    /* Of what reads headers and files; the heartbeat notices who is gone meanwhile. */
+    CONFIGURE_US = 60000000,
+    JOIN_US = 60000000,
+};
+#define LOAD_US INT64_C(14400000000) /* 4 hours: the weights of the largest from a slow store */
+
+int64_t group_silence_us(const worker_group *g)
+{
+    return g->o.silence_us ? g->o.silence_us : SILENCE_US;
+}
+
+void link_prefix(const worker_link *l, error *err)
+{
+    error_prefix(err, "rank %u (%s)", l->rank, l->address);
+}
+
+void group_fail(worker_group *g, uint32_t rank)
+{
+    pthread_mutex_lock(&g->lock);
+    if (!g->failed) {
+        g->failed = true;
+        g->failed_rank = rank;
+        for (uint32_t i = 0; i < g->o.n; i++) {
+            worker_link *l = &g->links[i];
+            if (l->asking) grpc_call_cancel(l->asking, NULL);
+            if (l->stream.call) grpc_call_cancel(l->stream.call, NULL);
+        }
+        pthread_cond_broadcast(&g->changed);
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- a session, step by step ----------------------------------------------------------------- */
+
+/* With the lock held. Of the last session nothing is left: its backends have been destroyed. */
+static void begin_session(worker_group *g)
+{
+    do {
+        if (getrandom(&g->session, sizeof g->session, 0) != sizeof g->session)
+            g->session = hash_mix64((uint64_t)clock_now_ns() ^ (uintptr_t)g);
+    } while (g->session == 0);
+    g->failed = false;
+    g->n_addresses = 0;
+    g->packed_left = 0;
+    g->grace_until_us = 0;
+    for (uint32_t i = 0; i < g->o.n; i++) {
+        free((void *)(uintptr_t)g->addresses[i].bytes);
+        g->addresses[i] = (comm_address){0};
+    }
+}
+
+static void arrive(worker_link *l)
+{
+    worker_group *g = l->group;
+    pthread_mutex_lock(&g->lock);
+    if (g->n_arrived == 0) begin_session(g);
+    g->n_arrived = (g->n_arrived + 1) % g->o.n;
+    l->lost = l->interrupted = false;
+    l->config = *g->o.config;
+    l->config.rank = l->rank;
+    l->config.size = g->o.n;
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* False when the session has failed meanwhile. */
+static bool wait_a_little(worker_group *g)
+{
+    int64_t us = clock_now_us() + RETRY_US;
+    struct timespec until = {us / 1000000, us % 1000000 * 1000};
+    pthread_mutex_lock(&g->lock);
+    while (!g->failed && clock_now_us() < us) pthread_cond_timedwait(&g->changed, &g->lock, &until);
+    bool go_on = !g->failed;
+    pthread_mutex_unlock(&g->lock);
+    return go_on;
+}
+
+/* gRPC does not say that a connection broke because of certificates: a server that is not content
+ * with one just closes. */
+static void explain(const worker_link *l, error *err)
+{
+    static const char *const others[] = {"refused", "No such file", "no answer", "not known"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strstr(err->text, others[i])) return;
+    size_t n = strlen(err->text);
+    snprintf(err->text + n, sizeof err->text - n, "%s",
+             l->group->o.tls.cert
+                 ? " (it speaks plain text, or a certificate was not signed by the other side's CA)"
+                 : " (it may want a certificate)");
+}
+
+/* Whether it is there at all is known soon, whatever Configure may take. */
+static status greet(worker_link *l, error *err)
+{
+    Octavo__Worker__V1__HealthRequest request = OCTAVO__WORKER__V1__HEALTH_REQUEST__INIT;
+    question q = {.path = "/octavo.worker.v1.Worker/Health",
+                  .message = &request.base,
+                  .answer = &octavo__worker__v1__health_reply__descriptor,
+                  .timeout_us = group_silence_us(l->group)};
+    answer a;
+    status s = link_ask(l, &q, &a, err);
+    if (status_ok(s)) arena_destroy(&a.memory);
+    else if (s.code == STATUS_UNAVAILABLE) explain(l, err);
+    return s;
+}
+
+static status put_address(worker_link *l, const answer *a, error *err)
+{
+    const Octavo__Worker__V1__ConfigureReply *reply = (const void *)a->message;
+    worker_group *g = l->group;
+    size_t n = reply->address.len;
+    char version[64];
+    text_copy(reply->version.data, reply->version.len, version, sizeof version);
+    if (reply->protocol != WORKER_PROTOCOL || strcmp(version, g->o.version) != 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "version: the worker is octavo %s with protocol %u, this is octavo %s "
+                         "with protocol %d",
+                         version, reply->protocol, g->o.version, WORKER_PROTOCOL);
+    if (n > WORKER_ADDRESS_BYTES_MAX)
+        return error_set(err, STATUS_INVALID, "address: %zu bytes", n);
+    void *copy = malloc(n + 1);
+    if (!copy) return error_set(err, STATUS_NO_MEMORY, "address: out of memory");
+    if (n) memcpy(copy, reply->address.data, n);
+    pthread_mutex_lock(&g->lock);
+    g->addresses[l->rank] = (comm_address){copy, n};
+    g->n_addresses++;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    return STATUS_IS_OK;
+}
+
+/* Again and again while the worker is another coordinator's, or still frees what the last one had.
+ */
+static status ask_until_free(worker_link *l, const question *q, answer *a, error *err)
+{
+    worker_group *g = l->group;
+    int64_t until = clock_now_us() + (g->o.patience_us ? g->o.patience_us : PATIENCE_US);
+    for (;;) {
+        status s = link_ask(l, q, a, err);
+        if (s.code != STATUS_QUEUE_FULL) return s;
+        if (clock_now_us() >= until || !wait_a_little(g))
+            return status_make(STATUS_UNAVAILABLE, s.message);
+    }
+}
+
+static status configure(worker_link *l, error *err)
+{
+    configure_message m;
+    arena memory;
+    answer a;
+    arena_init(&memory, MEMORY_BLOCK, 0);
+    status s = config_pack(&l->config, l->group->session, l->group->o.version, &memory, &m);
+    if (!status_ok(s)) error_set(err, s.code, "Configure: out of memory");
+    question q = {.path = "/octavo.worker.v1.Worker/Configure",
+                  .message = &m.base,
+                  .answer = &octavo__worker__v1__configure_reply__descriptor,
+                  .timeout_us = CONFIGURE_US};
+    if (status_ok(s)) s = ask_until_free(l, &q, &a, err);
+    arena_destroy(&memory);
+    RETURN_IF_ERROR(s);
+    l->has_session = true;
+    heart_listen(l);
+    s = put_address(l, &a, err);
+    arena_destroy(&a.memory);
+    return s;
+}
+
+static status await_addresses(worker_group *g, error *err)
+{
+    pthread_mutex_lock(&g->lock);
+    while (g->n_addresses < g->o.n && !g->failed) pthread_cond_wait(&g->changed, &g->lock);
+    bool failed = g->failed;
+    pthread_mutex_unlock(&g->lock);
+    if (!failed) return STATUS_IS_OK;
+    return error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank);
+}
+
+static status join(worker_link *l, error *err)
+{
+    worker_group *g = l->group;
+    RETURN_IF_ERROR(await_addresses(g, err));
+    join_message m = OCTAVO__WORKER__V1__JOIN_REQUEST__INIT;
+    ProtobufCBinaryData *all = calloc(g->o.n, sizeof *all);
+    if (!all) return error_set(err, STATUS_NO_MEMORY, "Join: out of memory");
+    for (uint32_t i = 0; i < g->o.n; i++)
+        all[i] = call_bytes(g->addresses[i].bytes, g->addresses[i].n);
+    m.session = g->session;
+    m.addresses = all;
+    m.n_addresses = g->o.n;
+    question q = {.path = "/octavo.worker.v1.Worker/Join",
+                  .message = &m.base,
+                  .answer = &octavo__worker__v1__join_reply__descriptor,
+                  .timeout_us = JOIN_US};
+    answer a;
+    status s = link_ask(l, &q, &a, err);
+    if (status_ok(s)) arena_destroy(&a.memory);
+    free(all);
+    return s;
+}
+
+static status load(worker_link *l, error *err)
+{
+    Octavo__Worker__V1__LoadRequest request = OCTAVO__WORKER__V1__LOAD_REQUEST__INIT;
+    request.session = l->group->session;
+    question q = {.path = "/octavo.worker.v1.Worker/Load",
+                  .message = &request.base,
+                  .answer = &octavo__worker__v1__load_reply__descriptor,
+                  .timeout_us = LOAD_US};
+    answer a;
+    RETURN_IF_ERROR(link_ask(l, &q, &a, err));
+    status s = load_unpack((const load_message *)a.message, &l->config, &l->facts, err);
+    if (!status_ok(s)) error_prefix(err, "Load");
+    arena_destroy(&a.memory);
+    return s;
+}
+
+/* ---- making a rank --------------------------------------------------------------------------- */
+
+static status make(worker_link *l, error *err)
+{
+    RETURN_IF_ERROR(link_connect(l, err));
+    RETURN_IF_ERROR(greet(l, err));
+    RETURN_IF_ERROR(configure(l, err));
+    RETURN_IF_ERROR(join(l, err));
+    RETURN_IF_ERROR(load(l, err));
+    return stream_open(l, err);
+}
+
+/* A rank that only lost its peers: the one that did wrong, or is silent, is given the time to be
+ * known as the cause. */
+static void await_culprit(worker_group *g)
+{
+    int64_t us = clock_now_us() + group_silence_us(g);
+    struct timespec until = {us / 1000000, us % 1000000 * 1000};
+    pthread_mutex_lock(&g->lock);
+    while (!g->failed && clock_now_us() < us) pthread_cond_timedwait(&g->changed, &g->lock, &until);
+    pthread_mutex_unlock(&g->lock);
+}
+
+status worker_proxy_make(void *ctx, comm *rank, backend *out, error *err)
+{
+    worker_group *g = ctx;
+    error why = {{0}};
+    if (comm_size(rank) != (int)g->o.n)
+        return error_set(err, STATUS_INVALID, "workers: %u for %d ranks", g->o.n, comm_size(rank));
+    worker_link *l = &g->links[comm_rank(rank)];
+    arrive(l);
+    status s = make(l, &why);
+    if (status_ok(s)) {
+        *out = (backend){&proxy_ops, l};
+        return s;
+    }
+    if (s.code == STATUS_IO) await_culprit(g);
+    group_fail(g, l->rank);
+    link_prefix(l, &why);
+    if (err) *err = why;
+    link_end_session(l);
+    return s;
+}
+
+/* ---- a group's life -------------------------------------------------------------------------- */
+
+static void init_locks(worker_group *g)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+status worker_group_create(const worker_group_options *o, worker_group **out, error *err)
+{
+    if (o->n == 0 || o->n > WORKER_RANKS_MAX)
+        return error_set(err, STATUS_INVALID, "workers: %u is not 1 to %d", o->n, WORKER_RANKS_MAX);
+    worker_group *g = calloc(1, sizeof *g);
+    if (!g) return error_set(err, STATUS_NO_MEMORY, "workers: out of memory");
+    g->o = *o;
+    init_locks(g);
+    grpc_keep_quiet();
+    grpc_init();
+    g->packed = grpc_empty_slice();
+    g->steps = grpc_completion_queue_create_for_next(NULL);
+    g->beats = grpc_completion_queue_create_for_next(NULL);
+    g->links = calloc(o->n, sizeof *g->links);
+    g->addresses = calloc(o->n, sizeof *g->addresses);
+    status s = g->links && g->addresses
+                   ? STATUS_IS_OK
+                   : error_set(err, STATUS_NO_MEMORY, "workers: out of memory");
+    for (uint32_t i = 0; status_ok(s) && i < o->n; i++)
+        g->links[i] = (worker_link){.group = g, .rank = i, .address = o->addresses[i]};
+    if (status_ok(s)) s = heart_start(g, err);
+    if (status_ok(s)) *out = g;
+    else worker_group_destroy(g);
+    return s;
+}
+
+static void destroy_queue(grpc_completion_queue *q)
+{
+    grpc_completion_queue_shutdown(q);
+    while (grpc_completion_queue_next(q, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type !=
+           GRPC_QUEUE_SHUTDOWN)
+        continue;
+    grpc_completion_queue_destroy(q);
+}
+
+void worker_group_destroy(worker_group *g)
+{
+    if (!g) return;
+    heart_stop(g);
+    destroy_queue(g->steps);
+    destroy_queue(g->beats);
+    grpc_slice_unref(g->packed);
+    grpc_shutdown();
+    for (uint32_t i = 0; g->addresses && i < g->o.n; i++)
+        free((void *)(uintptr_t)g->addresses[i].bytes);
+    free(g->addresses);
+    free(g->links);
+    pthread_cond_destroy(&g->changed);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+const worker_facts *worker_group_facts(const worker_group *g, uint32_t rank)
+{
+    return &g->links[rank].facts.facts;
+}

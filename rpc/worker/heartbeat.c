@@ -1,0 +1,218 @@
+/* Health of all ranks, four times a second each. A rank whose last answer is too old, or that says
+ * that it is no longer ours, is lost: everything that waits for the session ends. */
+#include "rpc/worker/group.h"
+
+#include <grpc/support/time.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { PERIOD_US = 250000, UNPACK_LIMIT = 1 << 16 };
+
+static void lose(worker_link *l, const char *why)
+{
+    worker_group *g = l->group;
+    pthread_mutex_lock(&g->lock);
+    bool mine = l->beating;
+    if (mine) {
+        l->beating = false;
+        l->lost = true;
+        snprintf(l->reason, sizeof l->reason, "%s", why);
+        if (l->asking) grpc_call_cancel(l->asking, NULL);
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (!mine) return;
+    if (g->o.lost) g->o.lost(g->o.lost_ctx);
+    group_fail(g, l->rank);
+}
+
+/* ---- a beat ---------------------------------------------------------------------------------- */
+
+/* With the lock held: others may cancel it from now on. */
+static void begin_beat(worker_link *l, int64_t now)
+{
+    heartbeat *b = &l->beat;
+    worker_group *g = l->group;
+    grpc_slice path = grpc_slice_from_static_string("/octavo.worker.v1.Worker/Health");
+    b->due_us = now + PERIOD_US;
+    b->call = grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->beats, path,
+                                       NULL, time_at(l->last_beat_us + group_silence_us(g)), NULL);
+    l->beat_flies = true;
+}
+
+static void send_beat(worker_link *l)
+{
+    heartbeat *b = &l->beat;
+    Octavo__Worker__V1__HealthRequest request = OCTAVO__WORKER__V1__HEALTH_REQUEST__INIT;
+    grpc_op ops[6];
+    request.session = l->group->session;
+    b->outgoing = bytes_of_message(&request.base);
+    b->incoming = NULL;
+    b->details = grpc_empty_slice();
+    grpc_metadata_array_init(&b->initial);
+    grpc_metadata_array_init(&b->trailing);
+    memset(ops, 0, sizeof ops);
+    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[1].op = GRPC_OP_SEND_MESSAGE;
+    ops[1].data.send_message.send_message = b->outgoing;
+    ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    ops[3].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[3].data.recv_initial_metadata.recv_initial_metadata = &b->initial;
+    ops[4].op = GRPC_OP_RECV_MESSAGE;
+    ops[4].data.recv_message.recv_message = &b->incoming;
+    ops[5].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    ops[5].data.recv_status_on_client.trailing_metadata = &b->trailing;
+    ops[5].data.recv_status_on_client.status = &b->code;
+    ops[5].data.recv_status_on_client.status_details = &b->details;
+    (void)grpc_call_start_batch(b->call, ops, 6, l, NULL); // it fails by misuse only
+}
+
+static bool is_ours(worker_link *l)
+{
+    grpc_slice bytes;
+    const ProtobufCMessage *m;
+    arena memory;
+    error err;
+    if (!l->beat.incoming || !bytes_read(l->beat.incoming, &bytes)) return false;
+    status s =
+        message_unpack(&octavo__worker__v1__health_reply__descriptor, GRPC_SLICE_START_PTR(bytes),
+                       GRPC_SLICE_LENGTH(bytes), UNPACK_LIMIT, &memory, &m, &err);
+    bool ours =
+        status_ok(s) && ((const Octavo__Worker__V1__HealthReply *)m)->session == l->group->session;
+    arena_destroy(&memory);
+    grpc_slice_unref(bytes);
+    return ours;
+}
+
+static void judge_beat(worker_link *l)
+{
+    heartbeat *b = &l->beat;
+    char why[sizeof l->reason];
+    if (b->code == GRPC_STATUS_OK && is_ours(l)) {
+        pthread_mutex_lock(&l->group->lock);
+        l->last_beat_us = clock_now_us();
+        pthread_mutex_unlock(&l->group->lock);
+        return;
+    }
+    if (b->code == GRPC_STATUS_OK)
+        snprintf(why, sizeof why, "the worker has ended the session, or was started again");
+    else if (b->code == GRPC_STATUS_DEADLINE_EXCEEDED)
+        snprintf(why, sizeof why, "no heartbeat for %.1f s",
+                 (double)group_silence_us(l->group) / 1e6);
+    else text_of_status(b->details, why, sizeof why);
+    lose(l, why);
+}
+
+static void end_beat(worker_link *l)
+{
+    heartbeat *b = &l->beat;
+    worker_group *g = l->group;
+    judge_beat(l);
+    grpc_byte_buffer_destroy(b->outgoing);
+    if (b->incoming) grpc_byte_buffer_destroy(b->incoming);
+    grpc_metadata_array_destroy(&b->initial);
+    grpc_metadata_array_destroy(&b->trailing);
+    grpc_slice_unref(b->details);
+    pthread_mutex_lock(&g->lock);
+    grpc_call_unref(b->call);
+    b->call = NULL;
+    l->beat_flies = false;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Begins what is due. Returns when the next one is, and whether answers are awaited. */
+static int64_t beat_all(worker_group *g, bool *flies)
+{
+    int64_t next = INT64_MAX, now = clock_now_us();
+    *flies = false;
+    for (uint32_t i = 0; i < g->o.n; i++) {
+        worker_link *l = &g->links[i];
+        pthread_mutex_lock(&g->lock);
+        bool begins = l->beating && !l->beat_flies && now >= l->beat.due_us;
+        if (begins) begin_beat(l, now);
+        if (l->beating && !l->beat_flies && l->beat.due_us < next) next = l->beat.due_us;
+        *flies |= l->beat_flies;
+        pthread_mutex_unlock(&g->lock);
+        if (begins) send_beat(l);
+    }
+    return next;
+}
+
+static void sleep_until(worker_group *g, int64_t us)
+{
+    struct timespec until = {us / 1000000, us % 1000000 * 1000};
+    pthread_mutex_lock(&g->lock);
+    bool any = false;
+    for (uint32_t i = 0; i < g->o.n; i++) any |= g->links[i].beating;
+    if (!g->stop && !any) pthread_cond_wait(&g->changed, &g->lock);
+    else if (!g->stop) pthread_cond_timedwait(&g->changed, &g->lock, &until);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static bool is_stopping(worker_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    bool stop = g->stop;
+    pthread_mutex_unlock(&g->lock);
+    return stop;
+}
+
+/* The queue is asked only while an answer is awaited: in gRPC a thread that waits at one queue does
+ * the reading for others. */
+static void *heart_main(void *arg)
+{
+    worker_group *g = arg;
+    thread_set_name("oct-heart");
+    while (!is_stopping(g)) {
+        bool flies;
+        int64_t now = clock_now_us(), next = beat_all(g, &flies);
+        if (next > now + PERIOD_US) next = now + PERIOD_US;
+        if (!flies) {
+            sleep_until(g, next);
+            continue;
+        }
+        grpc_event event = grpc_completion_queue_next(g->beats, time_at(next), NULL);
+        if (event.type == GRPC_OP_COMPLETE) end_beat(event.tag);
+    }
+    return NULL;
+}
+
+status heart_start(worker_group *g, error *err)
+{
+    g->has_heart = pthread_create(&g->heart, NULL, heart_main, g) == 0;
+    return g->has_heart ? STATUS_IS_OK
+                        : error_set(err, STATUS_NO_MEMORY, "workers: cannot start a thread");
+}
+
+void heart_stop(worker_group *g)
+{
+    if (!g->has_heart) return;
+    pthread_mutex_lock(&g->lock);
+    g->stop = true;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    pthread_join(g->heart, NULL);
+}
+
+void heart_listen(worker_link *l)
+{
+    worker_group *g = l->group;
+    pthread_mutex_lock(&g->lock);
+    l->last_beat_us = clock_now_us();
+    l->beat.due_us = 0;
+    l->beating = true;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+void heart_leave(worker_link *l)
+{
+    worker_group *g = l->group;
+    pthread_mutex_lock(&g->lock);
+    l->beating = false;
+    if (l->beat_flies) grpc_call_cancel(l->beat.call, NULL);
+    while (l->beat_flies) pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}

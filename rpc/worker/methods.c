@@ -1,0 +1,385 @@
+/* What a coordinator may ask of a worker, and when (server.h). On the queue's thread. */
+#include "rpc/worker/server.h"
+
+#include "rpc/worker/codes.h"
+#include <stdio.h>
+#include <string.h>
+
+typedef Octavo__Worker__V1__LoadRequest load_request;
+typedef Octavo__Worker__V1__HealthRequest health_request;
+typedef Octavo__Worker__V1__ShutdownRequest shutdown_request;
+
+static const char *const states[] = {
+    [WORKER_IDLE] = "idle",     [WORKER_CONFIGURED] = "configured", [WORKER_JOINED] = "joined",
+    [WORKER_LOADED] = "loaded", [WORKER_ENDING] = "ending",
+};
+
+static worker_server *server_of(const rpc_call *c) { return call_context(c); }
+
+static void refuse(rpc_call *c, status_code code, const char *text)
+{
+    call_finish(c, code_to_wire(code), text);
+}
+
+/* ---- asking in turn -------------------------------------------------------------------------- */
+
+/* The session is this coordinator's, and is where it must be for what is asked. */
+static status check_turn(const worker_server *s, uint64_t session, worker_state want,
+                         const char *what, error *err)
+{
+    if (s->session == 0 || session != s->session)
+        return error_set(err, STATUS_INVALID, "session: %s",
+                         s->session ? "this worker serves another coordinator"
+                                    : "there is none, Configure comes first");
+    if (s->state == WORKER_ENDING) return error_set(err, STATUS_UNAVAILABLE, "%s", s->why.text);
+    if (s->job != JOB_NONE || s->asker)
+        return error_set(err, STATUS_INVALID, "%s: the last one has not been answered", what);
+    if (s->state != want)
+        return error_set(err, STATUS_INVALID, "%s: the worker is %s, not %s", what,
+                         states[s->state], states[want]);
+    return STATUS_IS_OK;
+}
+
+/* With the lock held: the answer of a job has been sent, or is for nobody. */
+static void forget_asker(worker_server *s)
+{
+    s->asker = NULL;
+    pthread_cond_signal(&s->work);
+}
+
+/* Ends of the calls that have a job. A coordinator that does not wait for the answer is gone. */
+static void asked_ended(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    pthread_mutex_lock(&s->lock);
+    if (s->asker == c) {
+        forget_asker(s);
+        server_end_session(s, "the coordinator went away");
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* With the lock held. The answer is ready for this call; when the session is over that is it. */
+static bool answer_begins(worker_server *s, rpc_call *c)
+{
+    if (s->asker != c || s->job != JOB_NONE) return false;
+    forget_asker(s);
+    if (s->state != WORKER_ENDING) return true;
+    refuse(c, status_ok(s->status) ? STATUS_UNAVAILABLE : s->status.code, s->why.text);
+    return false;
+}
+
+/* ---- Configure ------------------------------------------------------------------------------- */
+
+/* With the lock held. */
+static status begin_session(worker_server *s, const configure_message *m, error *err)
+{
+    arena memory;
+    worker_config config;
+    arena_init(&memory, MEMORY_BLOCK, 0);
+    status st = config_unpack(m, s->o.version, &memory, &config, err);
+    if (status_ok(st) && m->session == 0)
+        st = error_set(err, STATUS_INVALID, "session: it must not be 0");
+    if (status_ok(st) && (s->state != WORKER_IDLE || s->stop))
+        st = error_set(err, STATUS_QUEUE_FULL, "%s",
+                       s->state == WORKER_ENDING ? "this worker's last session is ending"
+                                                 : "this worker serves another coordinator");
+    if (!status_ok(st)) {
+        arena_destroy(&memory);
+        return st;
+    }
+    s->memory = memory;
+    s->config = config;
+    s->session = m->session;
+    s->state = WORKER_CONFIGURED;
+    s->last_beat_us = clock_now_us();
+    s->last_step = 0;
+    s->status = STATUS_IS_OK;
+    pthread_cond_signal(&s->watch);
+    return STATUS_IS_OK;
+}
+
+static void configure(rpc_call *c, const ProtobufCMessage *m)
+{
+    worker_server *s = server_of(c);
+    error err = {{0}};
+    pthread_mutex_lock(&s->lock);
+    status st = begin_session(s, (const configure_message *)m, &err);
+    if (status_ok(st)) server_start_job(s, JOB_CONFIGURE, c);
+    else refuse(c, st.code, err.text);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void configured(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    Octavo__Worker__V1__ConfigureReply reply = OCTAVO__WORKER__V1__CONFIGURE_REPLY__INIT;
+    pthread_mutex_lock(&s->lock);
+    if (answer_begins(s, c)) {
+        reply.protocol = WORKER_PROTOCOL;
+        reply.version = call_bytes(s->o.version, strlen(s->o.version));
+        reply.address = call_bytes(s->address.bytes, s->address.n);
+        call_reply(c, &reply.base);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- Join ------------------------------------------------------------------------------------ */
+
+/* With the lock held. The addresses are the session's from now on. */
+static status take_addresses(worker_server *s, rpc_call *c, const join_message *m, error *err)
+{
+    RETURN_IF_ERROR(check_turn(s, m->session, WORKER_CONFIGURED, "Join", err));
+    worker_address *all;
+    RETURN_IF_ERROR(join_unpack(m, s->config.size, &s->memory, &all, err));
+    for (uint32_t i = 0; i < s->config.size; i++) {
+        all[i].bytes = arena_strndup(&s->memory, all[i].n ? all[i].bytes : "", all[i].n);
+        if (!all[i].bytes) return error_set(err, STATUS_NO_MEMORY, "addresses: out of memory");
+    }
+    s->addresses = all;
+    server_start_job(s, JOB_JOIN, c);
+    return STATUS_IS_OK;
+}
+
+static void join(rpc_call *c, const ProtobufCMessage *m)
+{
+    worker_server *s = server_of(c);
+    error err = {{0}};
+    pthread_mutex_lock(&s->lock);
+    status st = take_addresses(s, c, (const join_message *)m, &err);
+    if (!status_ok(st)) refuse(c, st.code, err.text);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void joined(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    Octavo__Worker__V1__JoinReply reply = OCTAVO__WORKER__V1__JOIN_REPLY__INIT;
+    pthread_mutex_lock(&s->lock);
+    if (answer_begins(s, c)) call_reply(c, &reply.base);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- Load ------------------------------------------------------------------------------------ */
+
+static void load(rpc_call *c, const ProtobufCMessage *m)
+{
+    worker_server *s = server_of(c);
+    error err = {{0}};
+    pthread_mutex_lock(&s->lock);
+    status st = check_turn(s, ((const load_request *)m)->session, WORKER_JOINED, "Load", &err);
+    if (status_ok(st)) server_start_job(s, JOB_LOAD, c);
+    else refuse(c, st.code, err.text);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void loaded(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    load_message reply;
+    arena memory;
+    arena_init(&memory, MEMORY_BLOCK, 0);
+    pthread_mutex_lock(&s->lock);
+    if (answer_begins(s, c)) {
+        if (status_ok(load_pack(&s->facts.info, &s->facts.facts, &memory, &reply)))
+            call_reply(c, &reply.base);
+        else refuse(c, STATUS_NO_MEMORY, "Load: out of memory");
+    }
+    pthread_mutex_unlock(&s->lock);
+    arena_destroy(&memory);
+}
+
+/* ---- Step ------------------------------------------------------------------------------------ */
+
+/* With the lock held. */
+static status take_plan(worker_server *s, rpc_call *c, const plan_message *m, error *err)
+{
+    RETURN_IF_ERROR(check_turn(s, m->session, WORKER_LOADED, "Step", err));
+    if (s->stream && s->stream != c)
+        return error_set(err, STATUS_INVALID, "Step: the session has a stream");
+    if (m->step <= s->last_step)
+        return error_set(err, STATUS_INVALID, "step: %llu after %llu", (unsigned long long)m->step,
+                         (unsigned long long)s->last_step);
+    arena_destroy(&s->plan_memory);
+    s->plan_memory = call_keep_message(c);
+    status st = plan_unpack(m, &s->facts.info, &s->plan_memory, &s->plan, err);
+    if (!status_ok(st)) {
+        error_prefix(err, "plan");
+        return st;
+    }
+    s->stream = c;
+    s->last_step = m->step;
+    server_start_job(s, JOB_STEP, c);
+    return STATUS_IS_OK;
+}
+
+static void step(rpc_call *c, const ProtobufCMessage *m)
+{
+    worker_server *s = server_of(c);
+    error err = {{0}};
+    pthread_mutex_lock(&s->lock);
+    status st = take_plan(s, c, (const plan_message *)m, &err);
+    if (status_ok(st)) call_receive(c);
+    else refuse(c, st.code, err.text);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* With the lock held. What is too large for a message is the step's failure. */
+static void send_result(worker_server *s, rpc_call *c)
+{
+    result_message m;
+    arena memory;
+    arena_init(&memory, MEMORY_BLOCK, 0);
+    bool with_logits = s->config.rank == 0;
+    status st = result_pack(&s->plan, s->result, &s->facts.info, with_logits, &memory, &m);
+    if (status_ok(st) && protobuf_c_message_get_packed_size(&m.base) > result_bytes_max)
+        st = status_make(STATUS_LIMIT, "the result is too large for a message");
+    if (!status_ok(st)) {
+        step_result failed = {.step = s->plan.step, .status = st};
+        (void)result_pack(&s->plan, &failed, &s->facts.info, false, &memory, &m);
+    }
+    call_send(c, &m.base);
+    arena_destroy(&memory);
+}
+
+static void stepped(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    pthread_mutex_lock(&s->lock);
+    if (s->asker == c) {
+        if (answer_begins(s, c)) send_result(s, c);
+    } else if (s->stream != c || s->state == WORKER_ENDING) {
+        refuse(c, STATUS_UNAVAILABLE, s->why.text); // the session that it belonged to is over
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void step_half_closed(rpc_call *c) { call_finish(c, GRPC_STATUS_OK, ""); }
+
+static void step_ended(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    pthread_mutex_lock(&s->lock);
+    if (s->stream == c) {
+        s->stream = NULL;
+        server_end_session(s, "the coordinator's stream ended");
+    }
+    if (s->asker == c) forget_asker(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- Health, Shutdown ------------------------------------------------------------------------ */
+
+static void health(rpc_call *c, const ProtobufCMessage *m)
+{
+    worker_server *s = server_of(c);
+    Octavo__Worker__V1__HealthReply reply = OCTAVO__WORKER__V1__HEALTH_REPLY__INIT;
+    pthread_mutex_lock(&s->lock);
+    uint64_t session = ((const health_request *)m)->session;
+    if (session && session == s->session) s->last_beat_us = clock_now_us();
+    reply.state = call_bytes(states[s->state], strlen(states[s->state]));
+    reply.session = s->session;
+    pthread_mutex_unlock(&s->lock);
+    call_reply(c, &reply.base);
+}
+
+static void reply_shutdown(rpc_call *c)
+{
+    Octavo__Worker__V1__ShutdownReply reply = OCTAVO__WORKER__V1__SHUTDOWN_REPLY__INIT;
+    call_reply(c, &reply.base);
+}
+
+/* With the lock held. */
+static status await_end(worker_server *s, rpc_call *c, uint64_t session, error *err)
+{
+    for (size_t i = 0; i < WAITERS_MAX; i++) {
+        if (s->waiters[i].call) continue;
+        s->waiters[i] = (shutdown_waiter){c, session};
+        server_end_session(s, "the coordinator says so");
+        return STATUS_IS_OK;
+    }
+    return error_set(err, STATUS_LIMIT, "Shutdown: %d wait already", WAITERS_MAX);
+}
+
+static void shut_down(rpc_call *c, const ProtobufCMessage *m)
+{
+    worker_server *s = server_of(c);
+    error err = {{0}};
+    uint64_t session = ((const shutdown_request *)m)->session;
+    pthread_mutex_lock(&s->lock);
+    status st = STATUS_IS_OK;
+    if (s->session == 0) reply_shutdown(c);
+    else if (session != s->session)
+        st = error_set(&err, STATUS_INVALID, "session: this worker serves another coordinator");
+    else st = await_end(s, c, session, &err);
+    if (!status_ok(st)) refuse(c, st.code, err.text);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static shutdown_waiter *waiter_of(worker_server *s, const rpc_call *c)
+{
+    for (size_t i = 0; i < WAITERS_MAX; i++)
+        if (s->waiters[i].call == c) return &s->waiters[i];
+    return NULL;
+}
+
+static void shut(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    pthread_mutex_lock(&s->lock);
+    shutdown_waiter *w = waiter_of(s, c);
+    if (w && w->session != s->session) {
+        w->call = NULL;
+        reply_shutdown(c);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void shut_ended(rpc_call *c)
+{
+    worker_server *s = server_of(c);
+    pthread_mutex_lock(&s->lock);
+    shutdown_waiter *w = waiter_of(s, c);
+    if (w) w->call = NULL;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+#define PATH(name) "/octavo.worker.v1.Worker/" name
+
+static const rpc_method methods[] = {
+    {.path = PATH("Configure"),
+     .input = &octavo__worker__v1__configure_request__descriptor,
+     .message = configure,
+     .writable = configured,
+     .ended = asked_ended},
+    {.path = PATH("Join"),
+     .input = &octavo__worker__v1__join_request__descriptor,
+     .message = join,
+     .writable = joined,
+     .ended = asked_ended},
+    {.path = PATH("Load"),
+     .input = &octavo__worker__v1__load_request__descriptor,
+     .message = load,
+     .writable = loaded,
+     .ended = asked_ended},
+    {.path = PATH("Step"),
+     .input = &octavo__worker__v1__step_plan__descriptor,
+     .client_streams = true,
+     .message = step,
+     .half_closed = step_half_closed,
+     .writable = stepped,
+     .ended = step_ended},
+    {.path = PATH("Health"),
+     .input = &octavo__worker__v1__health_request__descriptor,
+     .message = health},
+    {.path = PATH("Shutdown"),
+     .input = &octavo__worker__v1__shutdown_request__descriptor,
+     .message = shut_down,
+     .writable = shut,
+     .ended = shut_ended},
+};
+
+const rpc_service worker_service = {"octavo.worker.v1.Worker", methods,
+                                    sizeof methods / sizeof *methods};

@@ -1,0 +1,61 @@
+#include "rpc/worker/codec.h"
+
+/* protobuf-c packs what it does not change. */
+static void *borrow(const void *p) { return (void *)(uintptr_t)p; }
+
+static void pack_open(const step_open *from, open_message *to)
+{
+    const sample_params *p = from->params;
+    *to = (open_message)OCTAVO__WORKER__V1__OPEN__INIT;
+    to->seq = from->seq;
+    to->choice = from->choice;
+    to->temperature = p->temperature;
+    to->top_p = p->top_p;
+    to->min_p = p->min_p;
+    to->top_k = p->top_k;
+    to->presence_penalty = p->presence_penalty;
+    to->frequency_penalty = p->frequency_penalty;
+    to->repetition_penalty = p->repetition_penalty;
+    to->seed = p->seed;
+    to->n_logprobs = p->n_logprobs;
+    to->min_tokens = p->min_tokens;
+    to->stop_ids = borrow(p->stop_ids);
+    to->n_stop_ids = p->n_stop_ids;
+    to->bias_ids = borrow(p->bias_ids);
+    to->n_bias_ids = p->n_bias;
+    to->bias = (ProtobufCBinaryData){p->n_bias * sizeof *p->bias, borrow(p->bias)};
+    to->history = borrow(from->history);
+    to->n_history = from->n_history;
+    to->n_prompt = from->n_prompt;
+    to->n_most = from->n_most;
+}
+
+static status pack_opens(const step_plan *plan, arena *a, plan_message *out)
+{
+    open_message *opens = arena_alloc_array(a, plan->n_opens, sizeof *opens);
+    open_message **list = arena_alloc_array(a, plan->n_opens, sizeof *list);
+    if (!opens || !list) return status_make(STATUS_NO_MEMORY, "a message's opens");
+    for (uint32_t i = 0; i < plan->n_opens; i++) {
+        pack_open(&plan->opens[i], &opens[i]);
+        list[i] = &opens[i];
+    }
+    out->opens = list;
+    out->n_opens = plan->n_opens;
+    return STATUS_IS_OK;
+}
+
+status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message *out)
+{
+    *out = (plan_message)OCTAVO__WORKER__V1__STEP_PLAN__INIT;
+    out->session = session;
+    out->step = plan->step;
+    out->checksum = plan->checksum;
+    out->words = borrow(plan->deltas.words);
+    out->n_words = plan->deltas.n_words;
+    out->tokens = borrow(plan->tokens);
+    out->n_tokens = plan->n_tokens;
+    RETURN_IF_ERROR(pack_opens(plan, a, out));
+    RETURN_IF_ERROR(
+        columns_pack(&plan_move_columns, plan->deltas.moves, plan->deltas.n_moves, out, a));
+    return columns_pack(&plan_seq_columns, plan->seqs, plan->n_seqs, out, a);
+}

@@ -1,0 +1,193 @@
+#include "rpc/worker/codec.h"
+
+static status out_of_memory(error *err)
+{
+    return error_set(err, STATUS_NO_MEMORY, "plan: it takes too much memory");
+}
+
+/* ---- opens ----------------------------------------------------------------------------------- */
+
+static status check_open(const open_message *m, const backend_info *info, error *err)
+{
+    if (m->seq >= info->max_seqs)
+        return error_set(err, STATUS_INVALID, "opens.seq: %u, there are %u", m->seq,
+                         info->max_seqs);
+    if (m->n_logprobs < -1 || m->n_logprobs > SAMPLE_LOGPROBS_MAX)
+        return error_set(err, STATUS_INVALID, "opens.n_logprobs: %d is not -1 to %d", m->n_logprobs,
+                         SAMPLE_LOGPROBS_MAX);
+    if (m->bias.len != m->n_bias_ids * sizeof(float))
+        return error_set(err, STATUS_INVALID, "opens.bias: %zu bytes for %zu ids", m->bias.len,
+                         m->n_bias_ids);
+    if (m->n_stop_ids > UINT32_MAX || m->n_bias_ids > UINT32_MAX)
+        return error_set(err, STATUS_LIMIT, "opens: too many ids");
+    if (m->n_history > info->max_positions)
+        return error_set(err, STATUS_INVALID, "opens.history: %zu tokens, the model takes %u",
+                         m->n_history, info->max_positions);
+    for (size_t i = 0; i < m->n_history; i++)
+        if (m->history[i] >= info->vocab_size)
+            return error_set(err, STATUS_INVALID, "opens.history: %u is not in the vocabulary",
+                             m->history[i]);
+    return STATUS_IS_OK;
+}
+
+/* Lists go on lying in the message. */
+static void unpack_open(const open_message *m, step_open *open, sample_params *p)
+{
+    *p = (sample_params){
+        .temperature = m->temperature,
+        .top_p = m->top_p,
+        .min_p = m->min_p,
+        .top_k = m->top_k,
+        .presence_penalty = m->presence_penalty,
+        .frequency_penalty = m->frequency_penalty,
+        .repetition_penalty = m->repetition_penalty,
+        .seed = m->seed,
+        .n_logprobs = m->n_logprobs,
+        .min_tokens = m->min_tokens,
+        .stop_ids = m->stop_ids,
+        .n_stop_ids = (uint32_t)m->n_stop_ids,
+        .bias_ids = m->bias_ids,
+        .bias = (const float *)(const void *)m->bias.data,
+        .n_bias = (uint32_t)m->n_bias_ids,
+    };
+    *open = (step_open){
+        .seq = m->seq,
+        .choice = m->choice,
+        .params = p,
+        .history = m->history,
+        .n_history = (uint32_t)m->n_history,
+        .n_prompt = m->n_prompt,
+        .n_most = m->n_most,
+    };
+}
+
+static status unpack_opens(const plan_message *m, const backend_info *info, arena *a,
+                           step_plan *out, error *err)
+{
+    if (m->n_opens > info->max_seqs)
+        return error_set(err, STATUS_INVALID, "opens: %zu, there are %u sequences", m->n_opens,
+                         info->max_seqs);
+    step_open *opens = arena_alloc_array(a, m->n_opens, sizeof *opens);
+    sample_params *params = arena_alloc_array(a, m->n_opens, sizeof *params);
+    if (!opens || !params) return out_of_memory(err);
+    for (size_t i = 0; i < m->n_opens; i++) {
+        RETURN_IF_ERROR(check_open(m->opens[i], info, err));
+        unpack_open(m->opens[i], &opens[i], &params[i]);
+    }
+    out->opens = opens;
+    out->n_opens = (uint32_t)m->n_opens;
+    return STATUS_IS_OK;
+}
+
+/* ---- moves ----------------------------------------------------------------------------------- */
+
+static status check_move(const pkv_move *m, const backend_info *info, error *err)
+{
+    uint32_t slots = info->geometry.page_tokens;
+    uint32_t sources = m->kind == PKV_MOVE_IN ? info->n_host_pages : info->n_pages;
+    uint32_t targets = m->kind == PKV_MOVE_OUT ? info->n_host_pages : info->n_pages;
+    if (m->src_page >= sources)
+        return error_set(err, STATUS_INVALID, "move_src_page: %u, there are %u", m->src_page,
+                         sources);
+    if (m->dst_page >= targets)
+        return error_set(err, STATUS_INVALID, "move_dst_page: %u, there are %u", m->dst_page,
+                         targets);
+    if (m->n_slots > slots || m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
+        return error_set(err, STATUS_INVALID, "move_n_slots: %u from %u to %u, a page has %u",
+                         m->n_slots, m->src_slot, m->dst_slot, slots);
+    if (m->group >= pkv_groups(&info->geometry))
+        return error_set(err, STATUS_INVALID, "move_group: %u, there are %u", m->group,
+                         pkv_groups(&info->geometry));
+    return STATUS_IS_OK;
+}
+
+static status unpack_moves(const plan_message *m, const backend_info *info, arena *a,
+                           step_plan *out, error *err)
+{
+    size_t n = m->n_move_kind;
+    pkv_move *moves = arena_alloc_array(a, n, sizeof *moves);
+    if (!moves) return out_of_memory(err);
+    RETURN_IF_ERROR(columns_unpack(&plan_move_columns, m, moves, n, err));
+    for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(check_move(&moves[i], info, err));
+    out->deltas.moves = moves;
+    out->deltas.n_moves = n;
+    return STATUS_IS_OK;
+}
+
+/* ---- sequences ------------------------------------------------------------------------------- */
+
+static status check_seq(const step_seq *s, const backend_info *info, error *err)
+{
+    if (s->seq >= info->max_seqs)
+        return error_set(err, STATUS_INVALID, "seq: %u, there are %u", s->seq, info->max_seqs);
+    if (s->position > info->max_positions || s->n_tokens > info->max_positions - s->position)
+        return error_set(err, STATUS_INVALID, "position: %u and %u tokens, the model takes %u",
+                         s->position, s->n_tokens, info->max_positions);
+    if (s->measure.novelty && s->next_token >= info->vocab_size)
+        return error_set(err, STATUS_INVALID, "next_token: %u is not in the vocabulary",
+                         s->next_token);
+    return STATUS_IS_OK;
+}
+
+/* Shares tile the tokens, and no more is asked for than one step can give. */
+static status check_seqs(step_seq *seqs, size_t n, size_t n_tokens, const backend_info *info,
+                         error *err)
+{
+    uint32_t next = 0, draws = 0, logit_rows = 0;
+    for (size_t i = 0; i < n; i++) {
+        step_seq *s = &seqs[i];
+        if (s->n_tokens == 0 || s->n_tokens > n_tokens - next)
+            return error_set(err, STATUS_INVALID, "rows: they do not add up to %zu tokens",
+                             n_tokens);
+        s->first_token = next;
+        next += s->n_tokens;
+        if (s->n_samples > info->max_seqs - draws)
+            return error_set(err, STATUS_INVALID, "samples: more than %u draws", info->max_seqs);
+        draws += s->n_samples;
+        if (s->want_logits) logit_rows += s->n_tokens;
+        RETURN_IF_ERROR(check_seq(s, info, err));
+    }
+    if (next != n_tokens)
+        return error_set(err, STATUS_INVALID, "rows: %u, there are %zu tokens", next, n_tokens);
+    if (info->max_logit_rows && logit_rows > info->max_logit_rows)
+        return error_set(err, STATUS_INVALID, "want_logits: %u rows, at most %u", logit_rows,
+                         info->max_logit_rows);
+    return STATUS_IS_OK;
+}
+
+static status unpack_seqs(const plan_message *m, const backend_info *info, arena *a, step_plan *out,
+                          error *err)
+{
+    size_t n = m->n_seq;
+    if (n > info->max_seqs)
+        return error_set(err, STATUS_INVALID, "seq: %zu sequences, at most %u", n, info->max_seqs);
+    if (m->n_tokens > info->max_rows)
+        return error_set(err, STATUS_INVALID, "tokens: %zu, at most %u", m->n_tokens,
+                         info->max_rows);
+    for (size_t i = 0; i < m->n_tokens; i++)
+        if (m->tokens[i] >= info->vocab_size)
+            return error_set(err, STATUS_INVALID, "tokens: %u is not in the vocabulary",
+                             m->tokens[i]);
+    step_seq *seqs = arena_alloc_array(a, n, sizeof *seqs);
+    if (!seqs) return out_of_memory(err);
+    RETURN_IF_ERROR(columns_unpack(&plan_seq_columns, m, seqs, n, err));
+    RETURN_IF_ERROR(check_seqs(seqs, n, m->n_tokens, info, err));
+    out->seqs = seqs;
+    out->n_seqs = (uint32_t)n;
+    out->tokens = m->tokens;
+    out->n_tokens = (uint32_t)m->n_tokens;
+    return STATUS_IS_OK;
+}
+
+status plan_unpack(const plan_message *m, const backend_info *info, arena *a, step_plan *out,
+                   error *err)
+{
+    *out = (step_plan){
+        .step = m->step,
+        .deltas = {.words = m->words, .n_words = m->n_words},
+        .checksum = m->checksum,
+    };
+    RETURN_IF_ERROR(unpack_opens(m, info, a, out, err));
+    RETURN_IF_ERROR(unpack_moves(m, info, a, out, err));
+    return unpack_seqs(m, info, a, out, err);
+}

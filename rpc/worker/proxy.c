@@ -1,0 +1,330 @@
+/* A rank's backend at a worker: plans out, results in. One thread drives the streams of all ranks
+ * by one queue; others only cancel. */
+#include "rpc/worker/group.h"
+
+#include "rpc/worker/codes.h"
+#include <grpc/support/time.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    UNPACK_FACTOR = 2,
+    UNPACK_EXTRA = 1 << 20,
+    SHUTDOWN_US = 5000000,
+    GRACE_EXTRA_US = 500000, // beyond a lost rank's silence
+};
+
+/* ---- the queue ------------------------------------------------------------------------------- */
+
+/* False when nothing happened until then. */
+static bool drive_once(worker_group *g, gpr_timespec until)
+{
+    grpc_event event = grpc_completion_queue_next(g->steps, until, NULL);
+    if (event.type != GRPC_OP_COMPLETE) return false;
+    stream_op *op = event.tag;
+    op->link->stream.n_ops--;
+    op->done(op->link, event.success);
+    return true;
+}
+
+static void drive(worker_group *g)
+{
+    gpr_timespec until =
+        g->grace_until_us ? time_at(g->grace_until_us) : gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    if (drive_once(g, until) || !g->grace_until_us) return;
+    g->grace_until_us = 0;
+    group_fail(g, g->o.n); // nobody was lost, and not all heard of the trouble
+}
+
+static bool start(worker_link *l, const grpc_op *ops, size_t n, stream_op *tag)
+{
+    stream *s = &l->stream;
+    if (grpc_call_start_batch(s->call, ops, n, tag, NULL) == GRPC_CALL_OK) {
+        s->n_ops++;
+        return true;
+    }
+    grpc_call_cancel(s->call, NULL);
+    return false;
+}
+
+/* ---- what happens ---------------------------------------------------------------------------- */
+
+static void on_begun(worker_link *l, bool ok)
+{
+    (void)l;
+    (void)ok;
+}
+
+static void on_sent(worker_link *l, bool ok)
+{
+    (void)ok; // why not: `over` says
+    l->stream.sending = false;
+    grpc_byte_buffer_destroy(l->stream.outgoing);
+    l->stream.outgoing = NULL;
+}
+
+static void on_over(worker_link *l, bool ok)
+{
+    (void)ok;
+    l->stream.ended = true;
+    group_fail(l->group, l->rank);
+}
+
+/* A step that failed by its peers alone may be the first news of a rank that is lost: who it is is
+ * known when its heartbeat is missed. */
+static void on_failed_step(worker_link *l)
+{
+    worker_group *g = l->group;
+    if (l->stream.store.result.status.code != STATUS_IO) group_fail(g, l->rank);
+    else if (!g->grace_until_us)
+        g->grace_until_us = clock_now_us() + group_silence_us(g) + GRACE_EXTRA_US;
+}
+
+static status say(worker_link *l, status_code code, const char *text)
+{
+    error err;
+    error_set(&err, code, "%s", text);
+    link_prefix(l, &err);
+    snprintf(l->stream.trouble, sizeof l->stream.trouble, "%s", err.text);
+    return status_make(code, l->stream.trouble);
+}
+
+static status read_result(worker_link *l, grpc_slice bytes, error *err)
+{
+    stream *s = &l->stream;
+    const ProtobufCMessage *m;
+    size_t n = GRPC_SLICE_LENGTH(bytes);
+    error why;
+    arena_destroy(&s->message);
+    status st =
+        message_unpack(&octavo__worker__v1__step_result__descriptor, GRPC_SLICE_START_PTR(bytes), n,
+                       UNPACK_FACTOR * n + UNPACK_EXTRA, &s->message, &m, &why);
+    if (!status_ok(st)) return error_set(err, STATUS_INTERNAL, "result: not a valid message");
+    result_source source = {s->plan, &l->facts.info, l->rank, l->group->o.n};
+    s->message.limit_bytes = 0;
+    st = result_unpack((const result_message *)m, &source, &s->message, &s->store, err);
+    if (!status_ok(st)) error_prefix(err, "result");
+    return st;
+}
+
+static void on_received(worker_link *l, bool ok)
+{
+    stream *s = &l->stream;
+    grpc_byte_buffer *buffer = s->incoming;
+    grpc_slice bytes;
+    error err = {{0}};
+    s->incoming = NULL;
+    if (!ok || !buffer) return; // the end comes
+    status st = STATUS_IS_OK;
+    if (bytes_read(buffer, &bytes)) {
+        st = read_result(l, bytes, &err);
+        grpc_slice_unref(bytes);
+    } else {
+        st = error_set(&err, STATUS_INTERNAL, "result: compressed");
+    }
+    grpc_byte_buffer_destroy(buffer);
+    s->answered = true;
+    s->status = status_ok(st) ? st : say(l, STATUS_INTERNAL, err.text);
+    if (!status_ok(s->status)) {
+        group_fail(l->group, l->rank);
+        return;
+    }
+    step_result *r = &s->store.result;
+    if (status_ok(r->status)) return;
+    r->status = say(l, r->status.code, s->store.text);
+    on_failed_step(l);
+}
+
+/* ---- a stream's life ------------------------------------------------------------------------- */
+
+status stream_open(worker_link *l, error *err)
+{
+    worker_group *g = l->group;
+    stream *s = &l->stream;
+    grpc_op ops[2];
+    *s = (stream){.begun = {on_begun, l},
+                  .sent = {on_sent, l},
+                  .received = {on_received, l},
+                  .over = {on_over, l},
+                  .details = grpc_empty_slice()};
+    grpc_metadata_array_init(&s->initial);
+    grpc_metadata_array_init(&s->trailing);
+    arena_init(&s->message, MEMORY_BLOCK, 0);
+    grpc_slice path = grpc_slice_from_static_string("/octavo.worker.v1.Worker/Step");
+    grpc_call *call =
+        grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->steps, path, NULL,
+                                 gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    pthread_mutex_lock(&g->lock);
+    s->call = call;
+    bool failed = g->failed;
+    pthread_mutex_unlock(&g->lock);
+    memset(ops, 0, sizeof ops);
+    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[1].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[1].data.recv_initial_metadata.recv_initial_metadata = &s->initial;
+    bool ok = start(l, ops, 2, &s->begun);
+    memset(ops, 0, sizeof ops);
+    ops[0].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    ops[0].data.recv_status_on_client.trailing_metadata = &s->trailing;
+    ops[0].data.recv_status_on_client.status = &s->code;
+    ops[0].data.recv_status_on_client.status_details = &s->details;
+    if (ok) ok = start(l, ops, 1, &s->over);
+    if (ok && !failed) return STATUS_IS_OK;
+    stream_close(l);
+    return failed ? error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank)
+                  : error_set(err, STATUS_INTERNAL, "Step: refused by gRPC");
+}
+
+void stream_close(worker_link *l)
+{
+    worker_group *g = l->group;
+    stream *s = &l->stream;
+    if (!s->call) return;
+    grpc_call_cancel(s->call, NULL);
+    while (s->n_ops > 0) drive_once(g, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+    pthread_mutex_lock(&g->lock);
+    grpc_call_unref(s->call);
+    s->call = NULL;
+    pthread_mutex_unlock(&g->lock);
+    grpc_metadata_array_destroy(&s->initial);
+    grpc_metadata_array_destroy(&s->trailing);
+    grpc_slice_unref(s->details);
+    if (s->outgoing) grpc_byte_buffer_destroy(s->outgoing);
+    if (s->incoming) grpc_byte_buffer_destroy(s->incoming);
+    arena_destroy(&s->message);
+}
+
+void link_end_session(worker_link *l)
+{
+    stream_close(l);
+    pthread_mutex_lock(&l->group->lock);
+    bool ask = l->has_session && !l->lost;
+    uint64_t session = l->group->session;
+    pthread_mutex_unlock(&l->group->lock);
+    if (ask) {
+        Octavo__Worker__V1__ShutdownRequest request = OCTAVO__WORKER__V1__SHUTDOWN_REQUEST__INIT;
+        request.session = session;
+        question q = {.path = "/octavo.worker.v1.Worker/Shutdown",
+                      .message = &request.base,
+                      .answer = &octavo__worker__v1__shutdown_reply__descriptor,
+                      .timeout_us = SHUTDOWN_US,
+                      .is_last = true};
+        answer a;
+        if (status_ok(link_ask(l, &q, &a, NULL))) arena_destroy(&a.memory);
+    }
+    l->has_session = false;
+    heart_leave(l);
+    link_disconnect(l);
+}
+
+/* ---- the interface --------------------------------------------------------------------------- */
+
+static const backend_info *proxy_info(void *ctx) { return &((worker_link *)ctx)->facts.info; }
+
+/* Why there will be no result. */
+static status judge_end(worker_link *l)
+{
+    worker_group *g = l->group;
+    stream *s = &l->stream;
+    char text[384];
+    pthread_mutex_lock(&g->lock);
+    bool lost = l->lost, interrupted = l->interrupted, failed = g->failed;
+    uint32_t failed_rank = g->failed_rank;
+    snprintf(text, sizeof text, "%s", l->reason);
+    pthread_mutex_unlock(&g->lock);
+    if (lost) return say(l, STATUS_UNAVAILABLE, text);
+    if (interrupted) return say(l, STATUS_INTERNAL, "interrupted");
+    if (failed && failed_rank != l->rank) return say(l, STATUS_IO, "its peers failed");
+    if (!s->ended) return say(l, STATUS_UNAVAILABLE, "the connection is gone");
+    text_of_status(s->details, text, sizeof text);
+    return say(l, s->code == GRPC_STATUS_OK ? STATUS_UNAVAILABLE : code_from_wire(s->code), text);
+}
+
+/* The same bytes go to all ranks. */
+static status pack_once(worker_group *g, const step_plan *plan)
+{
+    if (g->packed_left > 0 && g->packed_step == plan->step) return STATUS_IS_OK;
+    plan_message m;
+    arena memory;
+    arena_init(&memory, MEMORY_BLOCK, 0);
+    status st = plan_pack(plan, g->session, &memory, &m);
+    size_t n = status_ok(st) ? protobuf_c_message_get_packed_size(&m.base) : 0;
+    if (n > plan_bytes_max) st = status_make(STATUS_LIMIT, "the plan is too large for a message");
+    if (status_ok(st)) {
+        grpc_slice_unref(g->packed);
+        g->packed = grpc_slice_malloc(n);
+        protobuf_c_message_pack(&m.base, GRPC_SLICE_START_PTR(g->packed));
+        g->packed_step = plan->step;
+        g->packed_left = g->o.n;
+    }
+    arena_destroy(&memory);
+    return st;
+}
+
+static bool is_over(worker_link *l)
+{
+    worker_group *g = l->group;
+    while (drive_once(g, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
+        continue; // what has happened meanwhile
+    pthread_mutex_lock(&g->lock);
+    bool over = l->stream.ended || g->failed || l->interrupted;
+    pthread_mutex_unlock(&g->lock);
+    return over;
+}
+
+static status proxy_submit(void *ctx, const step_plan *plan)
+{
+    worker_link *l = ctx;
+    worker_group *g = l->group;
+    stream *s = &l->stream;
+    if (is_over(l)) return judge_end(l);
+    RETURN_IF_ERROR(pack_once(g, plan));
+    while (s->sending && !s->ended) drive(g);
+    if (s->ended) return judge_end(l);
+    s->plan = plan;
+    s->answered = false;
+    s->status = STATUS_IS_OK;
+    s->outgoing = grpc_raw_byte_buffer_create(&g->packed, 1);
+    g->packed_left--;
+    grpc_op op;
+    memset(&op, 0, sizeof op);
+    op.op = GRPC_OP_RECV_MESSAGE;
+    op.data.recv_message.recv_message = &s->incoming;
+    bool ok = start(l, &op, 1, &s->received);
+    memset(&op, 0, sizeof op);
+    op.op = GRPC_OP_SEND_MESSAGE;
+    op.data.send_message.send_message = s->outgoing;
+    s->sending = ok && start(l, &op, 1, &s->sent);
+    return s->sending ? STATUS_IS_OK : judge_end(l);
+}
+
+static status proxy_collect(void *ctx, const step_result **out)
+{
+    worker_link *l = ctx;
+    stream *s = &l->stream;
+    while (!s->answered && !s->ended) drive(l->group);
+    if (!s->answered) return judge_end(l);
+    RETURN_IF_ERROR(s->status);
+    *out = &s->store.result;
+    return STATUS_IS_OK;
+}
+
+static void proxy_interrupt(void *ctx)
+{
+    worker_link *l = ctx;
+    worker_group *g = l->group;
+    pthread_mutex_lock(&g->lock);
+    l->interrupted = true;
+    if (l->stream.call) grpc_call_cancel(l->stream.call, NULL);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void proxy_destroy(void *ctx) { link_end_session(ctx); }
+
+const backend_ops proxy_ops = {
+    .info = proxy_info,
+    .submit = proxy_submit,
+    .collect = proxy_collect,
+    .interrupt = proxy_interrupt,
+    .destroy = proxy_destroy,
+};

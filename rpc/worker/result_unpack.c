@@ -1,0 +1,213 @@
+#include "rpc/worker/codec.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { Q_HEADS_MAX = 4096 };
+static const uint64_t times_max = (uint64_t)1 << 50; // 35 years
+
+static const float *floats_of(const ProtobufCBinaryData *b)
+{
+    return (const float *)(const void *)b->data;
+}
+
+static status check_count(const char *name, size_t have, size_t want, bool optional, error *err)
+{
+    if (have == want || (optional && have == 0)) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: %zu values, there should be %zu", name, have, want);
+}
+
+static status check_bytes(const char *name, const ProtobufCBinaryData *b, uint64_t floats,
+                          error *err)
+{
+    if (b->len % sizeof(float) == 0 && b->len / sizeof(float) == floats) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: %zu bytes, there should be %llu floats", name,
+                     b->len, (unsigned long long)floats);
+}
+
+static status check_below(const char *name, uint32_t value, uint32_t limit, error *err)
+{
+    if (value < limit) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: %u, there are %u", name, value, limit);
+}
+
+/* ---- draws ----------------------------------------------------------------------------------- */
+
+static status check_draws(const result_message *m, size_t n, uint32_t vocab, error *err)
+{
+    size_t n_top = 0;
+    RETURN_IF_ERROR(check_count("sample_token", m->n_sample_token, n, false, err));
+    RETURN_IF_ERROR(check_count("sample_rank", m->n_sample_rank, n, true, err));
+    RETURN_IF_ERROR(check_count("sample_n_top", m->n_sample_n_top, n, true, err));
+    RETURN_IF_ERROR(
+        check_bytes("sample_logprob", &m->sample_logprob, m->sample_logprob.len ? n : 0, err));
+    for (size_t i = 0; i < n; i++)
+        RETURN_IF_ERROR(check_below("sample_token", m->sample_token[i], vocab, err));
+    for (size_t i = 0; i < m->n_sample_rank; i++)
+        if (m->sample_rank[i] > vocab)
+            return error_set(err, STATUS_INVALID, "sample_rank: %u of %u", m->sample_rank[i],
+                             vocab);
+    for (size_t i = 0; i < m->n_sample_n_top; i++) {
+        RETURN_IF_ERROR(
+            check_below("sample_n_top", m->sample_n_top[i], SAMPLE_LOGPROBS_MAX + 1, err));
+        n_top += m->sample_n_top[i];
+    }
+    RETURN_IF_ERROR(check_count("top_id", m->n_top_id, n_top, false, err));
+    for (size_t i = 0; i < n_top; i++)
+        RETURN_IF_ERROR(check_below("top_id", m->top_id[i], vocab, err));
+    return check_bytes("top_logprob", &m->top_logprob, n_top, err);
+}
+
+static void read_draws(const result_message *m, size_t n, step_sample *samples)
+{
+    size_t top = 0;
+    for (size_t i = 0; i < n; i++) {
+        step_sample *s = &samples[i];
+        s->token = m->sample_token[i];
+        s->logprob = m->sample_logprob.len ? floats_of(&m->sample_logprob)[i] : NAN;
+        s->rank = m->n_sample_rank ? m->sample_rank[i] : 0;
+        s->n_top = m->n_sample_n_top ? m->sample_n_top[i] : 0;
+        if (s->n_top == 0) continue;
+        memcpy(s->top_ids, m->top_id + top, s->n_top * sizeof *s->top_ids);
+        memcpy(s->top_logprobs, floats_of(&m->top_logprob) + top, s->n_top * sizeof(float));
+        top += s->n_top;
+    }
+}
+
+static status unpack_draws(const result_message *m, const result_source *source, arena *a,
+                           step_seq_result *seqs, error *err)
+{
+    const step_plan *plan = source->plan;
+    size_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) n += plan->seqs[i].n_samples;
+    RETURN_IF_ERROR(check_draws(m, n, source->info->vocab_size, err));
+    step_sample *samples = arena_alloc_array(a, n, sizeof *samples);
+    if (!samples) return error_set(err, STATUS_NO_MEMORY, "result: out of memory");
+    read_draws(m, n, samples);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        seqs[i].n_samples = plan->seqs[i].n_samples;
+        if (seqs[i].n_samples) seqs[i].samples = samples;
+        samples += seqs[i].n_samples;
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- measures -------------------------------------------------------------------------------- */
+
+static status read_shape(const result_message *m, size_t k, const result_source *source,
+                         const measure_spec *spec, measure_result *out, error *err)
+{
+    const pkv_geometry *g = &source->info->geometry;
+    uint64_t most = source->info->n_pages;
+    if (spec->by_slot) most *= g->page_tokens;
+    if (m->measure_stride[k] == 0 || m->measure_stride[k] > most)
+        return error_set(err, STATUS_INVALID, "measure_stride: %u is not 1 to %llu",
+                         m->measure_stride[k], (unsigned long long)most);
+    if (m->measure_q_heads[k] == 0 || m->measure_q_heads[k] > Q_HEADS_MAX)
+        return error_set(err, STATUS_INVALID, "measure_q_heads: %u is not 1 to %d",
+                         m->measure_q_heads[k], Q_HEADS_MAX);
+    out->n_layers = (g->n_layers - 1) / (spec->layer_step ? spec->layer_step : 1) + 1;
+    out->n_kv_heads = rank_kv_heads(g, source->size);
+    out->stride = m->measure_stride[k];
+    out->q_heads = m->measure_q_heads[k];
+    return STATUS_IS_OK;
+}
+
+static status unpack_measures(const result_message *m, const result_source *source,
+                              step_seq_result *seqs, error *err)
+{
+    const step_plan *plan = source->plan;
+    size_t n = 0, k = 0;
+    uint64_t at = 0, most = m->measures.len / sizeof(float);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) n += measured_arrays(&plan->seqs[i].measure) > 0;
+    RETURN_IF_ERROR(check_count("measure_stride", m->n_measure_stride, n, false, err));
+    RETURN_IF_ERROR(check_count("measure_q_heads", m->n_measure_q_heads, n, false, err));
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const measure_spec *spec = &plan->seqs[i].measure;
+        measure_result *r = &seqs[i].measure;
+        if (measured_arrays(spec) == 0) continue;
+        RETURN_IF_ERROR(read_shape(m, k++, source, spec, r, err));
+        /* Layers times heads fit 32 bits (load_unpack), so this fits 64. */
+        uint64_t rows = (uint64_t)measured_arrays(spec) * r->n_layers * r->n_kv_heads;
+        if (r->stride > (most - at) / rows)
+            return error_set(err, STATUS_INVALID, "measures: %zu bytes are too few",
+                             m->measures.len);
+        r->values = floats_of(&m->measures) + at;
+        at += rows * r->stride;
+    }
+    return check_bytes("measures", &m->measures, at, err);
+}
+
+static status unpack_novelty(const result_message *m, const step_plan *plan, step_seq_result *seqs,
+                             error *err)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        if (plan->seqs[i].measure.novelty) n += plan->seqs[i].n_tokens;
+    RETURN_IF_ERROR(check_bytes("novelty", &m->novelty, n, err));
+    n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        if (!plan->seqs[i].measure.novelty) continue;
+        seqs[i].novelty = floats_of(&m->novelty) + n;
+        n += plan->seqs[i].n_tokens;
+    }
+    return STATUS_IS_OK;
+}
+
+static status unpack_logits(const result_message *m, const result_source *source, step_result *out,
+                            error *err)
+{
+    uint64_t rows = 0;
+    for (uint32_t i = 0; source->rank == 0 && i < source->plan->n_seqs; i++)
+        if (source->plan->seqs[i].want_logits) rows += source->plan->seqs[i].n_tokens;
+    RETURN_IF_ERROR(check_bytes("logits", &m->logits, rows * source->info->vocab_size, err));
+    out->n_logit_rows = (uint32_t)rows;
+    out->logits = rows ? floats_of(&m->logits) : NULL;
+    return STATUS_IS_OK;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+void text_copy(const void *bytes, size_t n, char *out, size_t size)
+{
+    const uint8_t *from = bytes;
+    if (n >= size) n = size - 1;
+    for (size_t i = 0; i < n; i++) out[i] = from[i] < 0x20 || from[i] == 0x7f ? '?' : (char)from[i];
+    out[n] = '\0';
+}
+
+static status unpack_seqs(const result_message *m, const result_source *source, arena *a,
+                          step_result *out, error *err)
+{
+    uint32_t n = source->plan->n_seqs;
+    step_seq_result *seqs = arena_alloc_array(a, n, sizeof *seqs);
+    if (!seqs) return error_set(err, STATUS_NO_MEMORY, "result: out of memory");
+    RETURN_IF_ERROR(unpack_draws(m, source, a, seqs, err));
+    RETURN_IF_ERROR(unpack_measures(m, source, seqs, err));
+    RETURN_IF_ERROR(unpack_novelty(m, source->plan, seqs, err));
+    RETURN_IF_ERROR(unpack_logits(m, source, out, err));
+    out->seqs = seqs;
+    out->n_seqs = n;
+    return STATUS_IS_OK;
+}
+
+status result_unpack(const result_message *m, const result_source *source, arena *a,
+                     result_store *out, error *err)
+{
+    step_result *r = &out->result;
+    if (m->step != source->plan->step)
+        return error_set(err, STATUS_INVALID, "step: %llu, the plan was %llu",
+                         (unsigned long long)m->step, (unsigned long long)source->plan->step);
+    if (m->status > STATUS_INTERNAL)
+        return error_set(err, STATUS_INVALID, "status: there is no %u", m->status);
+    if (m->compute_us > times_max || m->measure_us > times_max)
+        return error_set(err, STATUS_INVALID, "compute_us, measure_us: nobody waited so long");
+    *r = (step_result){.step = m->step,
+                       .checksum = m->checksum,
+                       .compute_us = (int64_t)m->compute_us,
+                       .measure_us = (int64_t)m->measure_us};
+    if (m->status == STATUS_OK) return unpack_seqs(m, source, a, r, err);
+    text_copy(m->error.data, m->error.len, out->text, sizeof out->text);
+    r->status = status_make((status_code)m->status, out->text);
+    return STATUS_IS_OK;
+}

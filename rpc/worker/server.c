@@ -1,0 +1,277 @@
+/* A worker's life: its threads, its sessions, its jobs (server.h). */
+#include "rpc/worker/server.h"
+
+#include "rpc/worker/codes.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STREAMS_MAX = 64, FIRST_MESSAGE_US = 10000000, SILENCE_US = 3000000 };
+
+static void tell(const worker_server *s, const char *line)
+{
+    if (s->o.tell) s->o.tell(s->o.tell_ctx, line);
+}
+
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+void server_end_session(worker_server *s, const char *why)
+{
+    if (s->state == WORKER_IDLE || s->state == WORKER_ENDING) return;
+    s->state = WORKER_ENDING;
+    snprintf(s->why.text, sizeof s->why.text, "%s", why);
+    if (s->host_used) s->o.host.abort(s->o.host.ctx);
+    if (s->backend.ops) s->backend.ops->interrupt(s->backend.ctx);
+    if (!s->running) s->job = JOB_NONE;
+    if (s->asker && !s->running) call_wake(s->asker);
+    if (s->stream) call_wake(s->stream); // to tell it
+    pthread_cond_signal(&s->work);
+    char line[sizeof s->why.text + 64];
+    snprintf(line, sizeof line, "the session of rank %u ends: %s", s->config.rank, s->why.text);
+    tell(s, line);
+}
+
+static void free_plan(worker_server *s)
+{
+    arena_destroy(&s->plan_memory);
+    arena_init(&s->plan_memory, MEMORY_BLOCK, 0);
+}
+
+/* With the lock held, which it lets go of meanwhile. Nobody else touches an ending session's
+ * things.
+ */
+static void reset_session(worker_server *s)
+{
+    backend b = s->backend;
+    bool used = s->host_used;
+    s->backend = (backend){0};
+    s->host_used = false;
+    pthread_mutex_unlock(&s->lock);
+    if (b.ops) b.ops->destroy(b.ctx);
+    if (used) s->o.host.reset(s->o.host.ctx);
+    pthread_mutex_lock(&s->lock);
+    free_plan(s);
+    arena_destroy(&s->memory);
+    arena_init(&s->memory, MEMORY_BLOCK, 0);
+    s->stream = NULL;
+    s->session = 0;
+    s->state = WORKER_IDLE;
+    for (size_t i = 0; i < WAITERS_MAX; i++)
+        if (s->waiters[i].call) call_wake(s->waiters[i].call);
+    tell(s, "idle");
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------ */
+
+void server_start_job(worker_server *s, worker_job job, rpc_call *asker)
+{
+    s->job = job;
+    s->asker = asker;
+    pthread_cond_signal(&s->work);
+}
+
+static status run_configure(worker_server *s, error *err)
+{
+    const worker_host *h = &s->o.host;
+    RETURN_IF_ERROR(h->configure(h->ctx, &s->config, &s->address, err));
+    if (s->address.n <= WORKER_ADDRESS_BYTES_MAX) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT, "address: %zu bytes", s->address.n);
+}
+
+static status run_join(worker_server *s, error *err)
+{
+    return s->o.host.join(s->o.host.ctx, s->addresses, s->config.size, err);
+}
+
+/* An end of the session interrupts the backend from the moment that it is in its place. */
+static status run_load(worker_server *s, error *err)
+{
+    backend made = {0};
+    RETURN_IF_ERROR(s->o.host.load(s->o.host.ctx, &made, &s->facts.facts, err));
+    pthread_mutex_lock(&s->lock);
+    s->backend = made;
+    s->facts.info = *made.ops->info(made.ctx);
+    pthread_mutex_unlock(&s->lock);
+    return STATUS_IS_OK;
+}
+
+/* The step's own failure is the result's; what is returned ends the session. */
+static status run_step(worker_server *s, error *err)
+{
+    backend *b = &s->backend;
+    status st = b->ops->submit(b->ctx, &s->plan);
+    if (status_ok(st)) st = b->ops->collect(b->ctx, &s->result);
+    if (!status_ok(st))
+        error_set(err, st.code, "%s", st.message ? st.message : status_text(st.code));
+    return st;
+}
+
+static status (*const jobs[])(worker_server *, error *) = {
+    [JOB_CONFIGURE] = run_configure,
+    [JOB_JOIN] = run_join,
+    [JOB_LOAD] = run_load,
+    [JOB_STEP] = run_step,
+};
+
+/* What the session is after a job that went well. */
+static const worker_state reached[] = {
+    [JOB_CONFIGURE] = WORKER_CONFIGURED,
+    [JOB_JOIN] = WORKER_JOINED,
+    [JOB_LOAD] = WORKER_LOADED,
+    [JOB_STEP] = WORKER_LOADED,
+};
+
+/* With the lock held, which it lets go of meanwhile. */
+static void run_job(worker_server *s)
+{
+    error why = {{0}};
+    worker_job job = s->job;
+    s->host_used = s->running = true;
+    pthread_mutex_unlock(&s->lock);
+    status st = jobs[job](s, &why);
+    pthread_mutex_lock(&s->lock);
+    s->job = JOB_NONE;
+    s->running = false;
+    if (s->state != WORKER_ENDING) {
+        s->status = st;
+        if (status_ok(st)) s->state = reached[job];
+        else server_end_session(s, why.text[0] ? why.text : status_text(st.code));
+    }
+    if (s->asker) call_wake(s->asker);
+}
+
+static void *step_main(void *arg)
+{
+    worker_server *s = arg;
+    thread_set_name("oct-worker");
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        if (s->state == WORKER_ENDING && !s->asker) reset_session(s);
+        else if (s->job != JOB_NONE && s->state != WORKER_ENDING) run_job(s);
+        else if (s->stop && s->state == WORKER_IDLE) break;
+        else pthread_cond_wait(&s->work, &s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* ---- the watcher ----------------------------------------------------------------------------- */
+
+static int64_t silence_us(const worker_server *s)
+{
+    return s->o.silence_us ? s->o.silence_us : SILENCE_US;
+}
+
+static void *watch_main(void *arg)
+{
+    worker_server *s = arg;
+    thread_set_name("oct-watch");
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop) {
+        if (s->state == WORKER_IDLE || s->state == WORKER_ENDING) {
+            pthread_cond_wait(&s->watch, &s->lock);
+            continue;
+        }
+        int64_t due = s->last_beat_us + silence_us(s);
+        if (clock_now_us() >= due) {
+            char why[64];
+            snprintf(why, sizeof why, "no heartbeat for %.1f s", (double)silence_us(s) / 1e6);
+            server_end_session(s, why);
+            continue;
+        }
+        struct timespec until = {due / 1000000, due % 1000000 * 1000};
+        pthread_cond_timedwait(&s->watch, &s->lock, &until);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void init_locks(worker_server *s)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->work, NULL);
+    pthread_cond_init(&s->watch, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static status check_tls(const worker_tls *t, error *err)
+{
+    if (!t->cert == !t->key && !t->cert == !t->ca) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "tls: a certificate, its key and a CA are needed");
+}
+
+static status listen_on(worker_server *s, error *err)
+{
+    static const rpc_service *const services[] = {&worker_service};
+    const worker_server_options *o = &s->o;
+    RETURN_IF_ERROR(check_tls(&o->tls, err));
+    grpc_front_options front = {
+        .ctx = s,
+        .address = o->address,
+        .tls_cert = o->tls.cert,
+        .tls_key = o->tls.key,
+        .tls_client_ca = o->tls.ca,
+        .max_message_bytes = plan_bytes_max,
+        .max_streams = STREAMS_MAX,
+        .keepalive_timeout_us = FIRST_MESSAGE_US,
+    };
+    return grpc_front_create_for(&front, services, 1, &s->front, err);
+}
+
+/* Signals are the main thread's business. */
+static status start_threads(worker_server *s, error *err)
+{
+    sigset_t every, old;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &old);
+    s->has_steps = pthread_create(&s->steps, NULL, step_main, s) == 0;
+    s->has_watcher = pthread_create(&s->watcher, NULL, watch_main, s) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return s->has_steps && s->has_watcher
+               ? STATUS_IS_OK
+               : error_set(err, STATUS_NO_MEMORY, "worker: cannot start a thread");
+}
+
+status worker_server_create(const worker_server_options *options, worker_server **out, error *err)
+{
+    worker_server *s = calloc(1, sizeof *s);
+    if (!s) return error_set(err, STATUS_NO_MEMORY, "worker: out of memory");
+    s->o = *options;
+    init_locks(s);
+    status st = start_threads(s, err);
+    if (status_ok(st)) st = listen_on(s, err);
+    if (status_ok(st)) *out = s;
+    else worker_server_destroy(s);
+    return st;
+}
+
+uint16_t worker_server_port(const worker_server *s) { return grpc_front_port(s->front); }
+
+void worker_server_destroy(worker_server *s)
+{
+    if (!s) return;
+    pthread_mutex_lock(&s->lock);
+    server_end_session(s, "the worker stops");
+    pthread_mutex_unlock(&s->lock);
+    grpc_front_destroy(s->front); // after it nobody asks, and nobody awaits an answer
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->work);
+    pthread_cond_signal(&s->watch);
+    server_end_session(s, "the worker stops");
+    pthread_mutex_unlock(&s->lock);
+    if (s->has_steps) pthread_join(s->steps, NULL);
+    if (s->has_watcher) pthread_join(s->watcher, NULL);
+    arena_destroy(&s->memory);
+    arena_destroy(&s->plan_memory);
+    pthread_cond_destroy(&s->watch);
+    pthread_cond_destroy(&s->work);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}

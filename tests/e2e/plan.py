@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""octavo plan as a user meets it: what docs/cluster.md shows is what it prints, its figures are those of a
+server that is started, and what it refuses. usage: plan.py OCTAVO [--write]   (from the source root;
+--write puts the output into docs/cluster.md)"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+
+OCTAVO = os.path.abspath(sys.argv[1])
+DOC = "docs/cluster.md"
+BLOCK = re.compile(r"```console\n\$ octavo (plan [^\n]*)\n(.*?)```", re.S)
+TIMEOUT = 600
+
+
+def octavo(*args):
+    p = subprocess.run([OCTAVO, *args], capture_output=True, timeout=TIMEOUT, text=True)
+    return p.returncode, p.stdout, p.stderr
+
+
+def planned(*args):
+    code, out, err = octavo("plan", *args, "--json")
+    if not out:
+        raise AssertionError(err)
+    return code, json.loads(out)
+
+
+def shown(command):
+    return octavo(*shlex.split(command))[1]
+
+
+class Doc(unittest.TestCase):
+    def test_shows_what_is_printed(self):
+        with open(DOC, encoding="utf-8") as f:
+            blocks = BLOCK.findall(f.read())
+        self.assertGreaterEqual(len(blocks), 4)
+        for command, output in blocks:
+            self.assertEqual(output, shown(command), command)
+
+
+class Figures(unittest.TestCase):
+    def compare(self, *flags):
+        with tempfile.TemporaryFile("w+") as log:
+            server = subprocess.Popen(
+                [OCTAVO, "serve", "--model", "models/demo", "--http", "127.0.0.1:0", "--grpc", "none", *flags],
+                stderr=log)
+            try:
+                text = self.text_of(server, log)
+                port = re.search(r"HTTP at http://127\.0\.0\.1:(\d+)", text).group(1)
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT) as r:
+                    metrics = r.read().decode()
+            finally:
+                server.send_signal(signal.SIGTERM)
+                self.assertEqual(server.wait(TIMEOUT), 0)
+        _, plan = planned("--model", "models/demo", "--memory", "8G", *flags)
+        said = re.search(r"KV pool [^:]*: (\d+) (\w+) pages, room for (\d+) tokens", text)
+        self.assertEqual(plan["kv"]["pages"], int(said.group(1)))
+        self.assertEqual(plan["kv"]["type"], said.group(2))
+        self.assertEqual(plan["kv"]["tokens"], int(said.group(3)))
+        info = re.search(r"octavo:cache_config_info\{(.*?)\}", metrics).group(1)
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', info))
+        self.assertEqual(str(plan["kv"]["pages"]), labels["num_pages"])
+        self.assertEqual(str(plan["kv"]["page_tokens"]), labels["block_size"])
+
+    def text_of(self, server, log):
+        while server.poll() is None:
+            log.seek(0)
+            text = log.read()
+            if "HTTP at" in text:
+                return text
+            try:
+                server.wait(0.05)
+            except subprocess.TimeoutExpired:
+                pass
+        self.fail("the server did not start")
+
+    def test_are_those_of_a_server(self):
+        if "serve" not in octavo("--help")[1].split():
+            self.skipTest("built without servers")
+        self.compare("--kv-memory", "8M", "--swap-memory", "1M")
+        self.compare("--kv-memory", "8M", "--kv-dtype", "int4", "--tp", "2", "--quantize", "int8",
+                     "--workers", "threads")
+
+
+class Refusals(unittest.TestCase):
+    def refused(self, code, *args):
+        got, out, err = octavo("plan", *args)
+        self.assertEqual(got, code, err)
+        self.assertEqual(out, "")
+        self.assertEqual(len(err.splitlines()), 1, err)
+        return err
+
+    def test_name_the_flag(self):
+        demo = ["--model", "models/demo", "--memory", "1G"]
+        self.assertIn("--model is missing", self.refused(2, "--memory", "1G"))
+        for memory in ("8xx80G", "0x80G", "8x", "x80G", "-1G", "0", "80Q"):
+            self.assertIn("--memory", self.refused(2, "--model", "models/demo", f"--memory={memory}"))
+        self.assertIn("8 devices for --tp 4", self.refused(2, *demo[:2], "--memory", "8x1G", "--tp", "4"))
+        self.assertIn("--context", self.refused(2, *demo, "--context", "5000"))
+        self.assertIn("--output", self.refused(2, *demo, "--context", "100", "--output", "100"))
+        self.assertIn("--retention", self.refused(2, *demo, "--retention", "chunkkv"))
+        self.assertIn("banana", self.refused(2, *demo, "--retention", "banana:0.5"))
+        self.assertIn("--tp", self.refused(1, *demo, "--tp", "3"))
+        self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "fp8"))
+        self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "int8", "--gpu"))
+        self.assertIn("nowhere", self.refused(1, "--model", "nowhere", "--memory", "1G"))
+
+    def test_what_does_not_fit_is_status_1(self):
+        code, plan = planned("--model", "models/demo", "--memory", "4M")
+        self.assertEqual((code, plan["fits"]), (1, False))
+        self.assertIn("does not fit", plan["verdict"])
+
+
+class ConfigAlone(unittest.TestCase):
+    def test_is_enough(self):
+        _, whole = planned("--model", "models/demo", "--memory", "1G")
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy("models/demo/config.json", folder)
+            for path in (folder, f"{folder}/config.json"):
+                _, alone = planned("--model", path, "--memory", "1G")
+                for key in ("parameters", "weights", "kv", "full", "verdict"):
+                    self.assertEqual(alone[key], whole[key])
+
+
+def write():
+    with open(DOC, encoding="utf-8") as f:
+        text = f.read()
+    text = re.sub(r"```console\n\$ octavo (plan [^\n]*)\n(.*?)```",
+                  lambda m: f"```console\n$ octavo {m[1]}\n{shown(m[1])}```", text, flags=re.S)
+    with open(DOC, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["--write"]:
+        write()
+    else:
+        unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

@@ -1,0 +1,618 @@
+#!/usr/bin/env python3
+"""Ranks in other processes: the same tokens, every way to lose one, and what the command line refuses.
+usage: workers.py OCTAVO [--rounds N] [unittest arguments]   (N rounds of faults: 5, in a soak 50)"""
+
+import json
+import os
+import queue
+import random
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+from harness import (LIGHT, OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, certificates, eventually, main, need, run_offline,
+                     stubs, tokens)
+
+grpc = need("grpc")
+pb, rpc = stubs("octavo")
+
+ROUNDS = 50 if "OCTAVO_SOAK" in os.environ else 5
+if "--rounds" in sys.argv: # after need, which may start Python again
+    at = sys.argv.index("--rounds")
+    ROUNDS = int(sys.argv[at + 1])
+    del sys.argv[at:at + 2]
+
+# What the figures are held against is in the README; a busy machine under a sanitizer gets this long.
+CAP = 120
+RANKS = 2
+
+
+def clean_env(extra=None):
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_")}, **(extra or {})}
+
+
+# ---- workers, and the network before them ----------------------------------------------------------
+
+
+class Worker:
+    """octavo worker at a port that it keeps when it is started again."""
+
+    def __init__(self, *flags, binary=OCTAVO, port=0):
+        self.flags, self.binary, self.port, self.lines = flags, binary, port, []
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [self.binary, "worker", "--listen", f"127.0.0.1:{self.port}", *self.flags],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=clean_env())
+        line = self.process.stdout.readline().decode()
+        found = re.match(r"listening at 127\.0\.0\.1:(\d+)\n", line)
+        if not found:
+            raise AssertionError(f"octavo worker: {line!r} {self.process.stderr.read().decode()}")
+        self.port = int(found.group(1))
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process):
+        for line in process.stderr:
+            self.lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+        process.stderr.close()
+        process.stdout.close()
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def stop(self):
+        """By SIGTERM: status 0, which under ASan includes that nothing leaked."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE)
+        if code != 0:
+            raise AssertionError(f"octavo worker: exit {code}\n" + "\n".join(self.lines)[-10000:])
+
+
+class Network:
+    """A port in front of another. While it is cut no byte passes, and nobody is told: as when a cable is pulled,
+    what was sent arrives when it is whole again."""
+
+    def __init__(self, port):
+        self.to = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.wake_r, self.wake_w = os.pipe()
+        self.is_cut = self.ends = False
+        self.pairs = {}
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def cut(self, is_cut):
+        self.is_cut = is_cut
+        os.write(self.wake_w, b"x")
+
+    def close(self):
+        self.ends = True
+        os.write(self.wake_w, b"x")
+        self.thread.join(PATIENCE)
+        for s in [self.listener, *self.pairs]:
+            s.close()
+        os.close(self.wake_r)
+        os.close(self.wake_w)
+
+    def _accept(self):
+        client, _ = self.listener.accept()
+        try:
+            server = socket.create_connection(("127.0.0.1", self.to), timeout=PATIENCE)
+        except OSError:
+            client.close()
+            return
+        for s in (client, server):
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.pairs[client], self.pairs[server] = server, client
+
+    def _drop(self, s):
+        other = self.pairs.pop(s)
+        self.pairs.pop(other, None)
+        s.close()
+        other.close()
+
+    def _run(self):
+        while not self.ends:
+            watched = [self.wake_r] if self.is_cut else [self.wake_r, self.listener, *self.pairs]
+            for s in select.select(watched, [], [])[0]:
+                if s == self.wake_r:
+                    os.read(self.wake_r, 64)
+                elif s is self.listener:
+                    self._accept()
+                elif s in self.pairs:
+                    try:
+                        data = s.recv(65536)
+                        self.pairs[s].sendall(data) if data else self._drop(s)
+                    except OSError:
+                        if s in self.pairs:
+                            self._drop(s)
+
+
+def children_of(pid):
+    """Process ids of all that a process has started, and they."""
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as f:
+                for child in map(int, f.read().split()):
+                    found += [child, *children_of(child)]
+        except FileNotFoundError:
+            pass
+    return found
+
+
+def ranks_of(server):
+    """Process ids of local workers, in rank order: who listens at which of their sockets."""
+    with open("/proc/net/unix", encoding="utf-8") as f:
+        lines = [line.split() for line in f]
+    listeners = {int(line[6]): line[7] for line in lines[1:] if len(line) == 8 and int(line[3], 16) & 0x10000}
+    found = {}
+    for pid in children_of(server.process.pid):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                inode = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+            except FileNotFoundError:
+                continue
+            path = inode and re.search(r"/octavo-\w+/(\d+)$", listeners.get(int(inode.group(1)), ""))
+            if path:
+                found[int(path.group(1))] = pid
+    return [found[i] for i in range(RANKS)]
+
+
+def exists(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def n_files(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def n_threads(pid):
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+# ---- requests --------------------------------------------------------------------------------------
+
+
+def body(i, n, **fields):
+    return {"prompt": tokens(30, i), "max_tokens": n, "ignore_eos": True, "temperature": 0, **fields}
+
+
+class Asked:
+    """Streams over both protocols and whole answers, in threads, and how each of them ended."""
+
+    def __init__(self, server, n, max_tokens):
+        self.server, self.max_tokens = server, max_tokens
+        self.begun, self.ended = queue.Queue(), queue.Queue()
+        self.channel = grpc.insecure_channel(server.target)
+        ways = [self.http, self.octavo, self.whole]
+        self.n = n * len(ways)
+        for i in range(n):
+            for way in ways:
+                threading.Thread(target=self.run, args=(way, i), daemon=True).start()
+        for _ in range(2 * n): # those that stream
+            self.begun.get(timeout=PATIENCE)
+
+    def run(self, way, i):
+        try:
+            self.ended.put(way(i))
+        except Exception as e: # pylint: disable=broad-except
+            self.ended.put(("broken", repr(e)))
+
+    def http(self, i):
+        c = self.server.connect()
+        c.request("POST", "/v1/completions", json.dumps(body(i, self.max_tokens, stream=True)))
+        r = c.getresponse()
+        try:
+            first = r.readline()
+            self.begun.put(i)
+            text = (first + r.read()).decode()
+        finally:
+            c.close()
+        failed = re.search(r'"error": ?\{.*', text)
+        if failed:
+            return "failed", failed.group(0)
+        return ("done", text) if text.endswith("data: [DONE]\n\n") else ("broken", text[-300:])
+
+    def whole(self, i):
+        status, _, text = self.server.request("POST", "/v1/completions", body(i, self.max_tokens))
+        return {200: "done", 503: "failed"}.get(status, "broken"), text
+
+    def octavo(self, i):
+        call = rpc.InferenceStub(self.channel).Generate(pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=tokens(30, i)),
+            sampling=pb.SamplingParams(max_tokens=self.max_tokens, ignore_eos=True, temperature=0)))
+        try:
+            next(call)
+            self.begun.put(i)
+            for _ in call:
+                pass
+        except grpc.RpcError as e:
+            self.begun.put(i)
+            return "failed" if e.code() == grpc.StatusCode.UNAVAILABLE else "broken", f"{e.code()}: {e.details()}"
+        return "done", ""
+
+    def results(self):
+        got = [self.ended.get(timeout=PATIENCE) for _ in range(self.n)]
+        self.channel.close()
+        return got
+
+
+def answer_of(server, i=7, n=8):
+    """The tokens of a greedy answer, or None while there is no backend."""
+    status, _, text = server.request("POST", "/v1/completions", body(i, n, return_token_ids=True, logprobs=1))
+    if status == 503:
+        return None
+    if status != 200:
+        raise AssertionError(text)
+    choice = json.loads(text)["choices"][0]
+    return choice["text"], choice["logprobs"]["token_logprobs"]
+
+
+# ---- the same answers ------------------------------------------------------------------------------
+
+
+class Same(unittest.TestCase):
+    REQUESTS = [{"id": str(i), "prompt_token_ids": tokens(20 + 30 * i, i), "max_tokens": 12, "ignore_eos": True,
+                 "logprobs": 2, **({"retention": {"method": "chunkkv", "tokens": 64}} if i > 2 else {})}
+                for i in range(6)]
+
+    def lines(self, *flags):
+        found = run_offline(self.REQUESTS, "--dtype", "f32", "--tp", str(RANKS), "--threads", "2", *flags)
+        return {key: (line["token_ids"], line["logprobs"], line.get("retention", {}).get("kept_tokens"))
+                for key, line in found.items()}
+
+    def test_threads_local_and_addresses(self):
+        threads = self.lines("--workers", "threads")
+        self.assertEqual(len(threads), len(self.REQUESTS))
+        self.assertEqual(self.lines("--workers", "local"), threads)
+        workers = [Worker() for _ in range(RANKS)]
+        try:
+            addresses = ",".join(w.address for w in workers)
+            for _ in range(2): # the same workers, one coordinator after the other
+                self.assertEqual(self.lines("--workers", addresses), threads)
+        finally:
+            for w in workers:
+                w.stop()
+
+    def test_count(self):
+        """Several of one command, at one name and the next ones."""
+        with tempfile.TemporaryDirectory() as folder:
+            p = subprocess.Popen([OCTAVO, "worker", "--listen", f"unix:{folder}/w", "--count", str(RANKS)],
+                                 stdout=subprocess.PIPE, cwd=ROOT, env=clean_env())
+            lines = sorted(p.stdout.readline().decode() for _ in range(RANKS))
+            self.assertEqual(lines, [f"listening at unix:{folder}/w.{i}\n" for i in range(RANKS)])
+            addresses = ",".join(f"unix:{folder}/w.{i}" for i in range(RANKS))
+            self.assertEqual(self.lines("--workers", addresses), self.lines("--workers", "threads"))
+            p.send_signal(signal.SIGTERM)
+            self.assertEqual(p.wait(PATIENCE), 0)
+            p.stdout.close()
+
+
+# ---- life and death of local workers ---------------------------------------------------------------
+
+
+class Local(unittest.TestCase):
+    FLAGS = ["--tp", str(RANKS), "--workers", "local"]
+
+    def test_comes_and_goes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(*self.FLAGS, env={"TMPDIR": folder})
+            with server:
+                for i in range(RANKS):
+                    self.assertRegex(server.log(), rf"octavo: rank {i} at unix:{folder}/octavo-\w+/{i}: \w+, ")
+                pids = children_of(server.process.pid)
+                self.assertEqual(len(pids), RANKS + 1)
+                self.assertIsNotNone(answer_of(server))
+                self.assertTrue(os.listdir(folder))
+            for pid in pids:
+                self.assertFalse(exists(pid))
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_sigterm_to_everybody(self):
+        """As a service manager does it: what runs ends well all the same."""
+        for _ in range(3): # a machine may be so busy that a rank is missed
+            server = Server(*self.FLAGS, "--drain-timeout", "600", model=SLOW)
+            asked = Asked(server, 1, 60)
+            for pid in [*children_of(server.process.pid), server.process.pid]:
+                os.kill(pid, signal.SIGTERM)
+            ends = asked.results()
+            self.assertEqual(server.wait(), 0)
+            if not any("no heartbeat" in text for _, text in ends):
+                break
+        self.assertEqual([way for way, _ in ends], ["done"] * asked.n, ends)
+
+    def test_killed_coordinator_leaves_nobody(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for stopped in (False, True):
+                server = Server(*self.FLAGS, env={"TMPDIR": folder})
+                pids = children_of(server.process.pid)
+                if stopped: # a worker that cannot even look
+                    os.kill(ranks_of(server)[0], signal.SIGSTOP)
+                server.process.kill()
+                server.wait()
+                for pid in pids:
+                    eventually("the worker is gone", lambda pid=pid: not exists(pid))
+                eventually("its folder is gone", lambda: not os.listdir(folder))
+
+
+# ---- faults ----------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """A server over two ranks, and how to hurt one of them."""
+
+    def __init__(self, kind):
+        self.kind, self.workers, self.networks = kind, [], []
+        if kind == "local":
+            flags = ["--workers", "local"]
+        else:
+            self.workers = [Worker("--threads", "1") for _ in range(RANKS)]
+            self.networks = [Network(w.port) for w in self.workers]
+            flags = ["--workers", ",".join(n.address for n in self.networks)]
+        self.server = Server("--tp", str(RANKS), *flags, model=SLOW)
+
+    def pid(self, rank):
+        return ranks_of(self.server)[rank] if self.kind == "local" else self.workers[rank].process.pid
+
+    def hurt(self, fault, rank):
+        """Returns what makes it well."""
+        if fault == "cut":
+            self.networks[rank].cut(True)
+            return lambda: self.networks[rank].cut(False)
+        pid = self.pid(rank)
+        if fault == "stop":
+            os.kill(pid, signal.SIGSTOP)
+            return lambda: os.kill(pid, signal.SIGCONT)
+        if self.kind == "local":
+            os.kill(pid, signal.SIGKILL) # the supervisor starts another
+            return lambda: None
+        self.workers[rank].kill()
+        return self.workers[rank].start
+
+    def files(self):
+        """Descriptors and threads of all that lives on: a worker that is killed is another one then."""
+        pid = self.server.process.pid
+        return n_files(pid), n_threads(pid), len(children_of(pid))
+
+    def stop(self):
+        self.server.stop()
+        for n in self.networks:
+            n.close()
+        for w in self.workers:
+            w.stop()
+
+
+class Faults(unittest.TestCase):
+    FAULTS = {"local": ["kill", "stop"], "addresses": ["kill", "stop", "cut"]}
+
+    def one_round(self, cluster, r, expected, figures):
+        server = cluster.server
+        fault, rank = r.choice(self.FAULTS[cluster.kind]), r.randrange(RANKS)
+        asked = Asked(server, 2, 3000)
+        time.sleep(r.random() * 0.5)
+        begin = time.monotonic()
+        heal = cluster.hurt(fault, rank)
+        ends = asked.results()
+        lost_s = time.monotonic() - begin
+        what = f"{cluster.kind} {fault} rank {rank}"
+        for way, text in ends:
+            self.assertEqual(way, "failed", f"{what}: {way} {text[-500:]}")
+            self.assertRegex(text, r"rank \d+ \(", what)
+        # On a busy machine another rank may be the first that is missed.
+        named = any(f"rank {rank} (" in text for _, text in ends)
+        if fault != "kill" or cluster.kind != "local":
+            self.assertIsNone(answer_of(server), what) # at once: nobody waits for what is not there
+            time.sleep(r.random() * 2)
+        begin = time.monotonic()
+        heal()
+        found = eventually(f"{what}: serving again", lambda: answer_of(server), CAP)
+        figures.append((what + ("" if named else " (another was named)"), lost_s, time.monotonic() - begin))
+        self.assertEqual(found, expected, what)
+
+    def rounds(self, kind, n):
+        seed = int(os.environ.get("OCTAVO_SEED", "1"))
+        r, figures = random.Random(seed * 1000 + len(kind)), []
+        cluster = Cluster(kind)
+        try:
+            expected = answer_of(cluster.server)
+            self.one_round(cluster, r, expected, figures) # what is made once is made
+            cluster.server.idle()
+            before = cluster.files()
+            for _ in range(n - 1):
+                self.one_round(cluster, r, expected, figures)
+            cluster.server.idle()
+            eventually(f"as many as before: {before}, now {cluster.files()}", lambda: self.few(cluster, before))
+        except BaseException:
+            print(cluster.server.log()[-6000:], file=sys.stderr)
+            cluster.server.process.kill()
+            raise
+        finally:
+            for what, lost_s, back_s in figures:
+                print(f"  {what}: requests failed after {lost_s:.2f} s, served again {back_s:.2f} s after it was well",
+                      file=sys.stderr)
+        cluster.stop()
+
+    def few(self, cluster, before):
+        return all(now <= then for now, then in zip(cluster.files(), before))
+
+    def test_local(self):
+        self.rounds("local", (ROUNDS + 1) // 2)
+
+    def test_addresses(self):
+        self.rounds("addresses", ROUNDS - (ROUNDS + 1) // 2 + 1)
+
+    def test_coordinator_lost(self):
+        """Workers are free for the next one."""
+        workers = [Worker() for _ in range(RANKS)]
+        flags = ["--tp", str(RANKS), "--workers", ",".join(w.address for w in workers)]
+        server = Server(*flags, model=SLOW)
+        asked = Asked(server, 1, 3000)
+        server.process.kill()
+        server.wait()
+        asked.results()
+        with Server(*flags) as server:
+            self.assertIsNotNone(answer_of(server))
+            # And a second one is turned away by name, while the first goes on.
+            p = subprocess.run([OCTAVO, "run", *POOL, *flags, "--prompt", "x"], capture_output=True, text=True,
+                               timeout=PATIENCE, cwd=ROOT)
+            self.assertEqual(p.returncode, 1)
+            self.assertIn("another coordinator", p.stderr)
+            self.assertIsNotNone(answer_of(server))
+        for w in workers:
+            w.stop()
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+
+
+class Refusals(unittest.TestCase):
+    def refused(self, code, *flags, says=(), model=POOL):
+        p = subprocess.run([OCTAVO, "run", *model, "--prompt", "x", "--max-tokens", "1", "--workers-wait", "0", *flags],
+                           capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=clean_env())
+        self.assertEqual(p.returncode, code, p.stderr)
+        last = p.stderr.splitlines()[-1]
+        for word in says:
+            self.assertIn(word, last)
+        return last
+
+    def test_flags(self):
+        here = ["--workers", "127.0.0.1:1,127.0.0.1:2"]
+        self.refused(1, *here, "--tp", "4", says=["--workers", "2 addresses for --tp 4"])
+        self.refused(1, "--workers", "banana", "--tp", "2", says=["--workers", "banana"])
+        self.refused(1, "--workers", "127.0.0.1:1,127.0.0.1:1", says=["--workers", "twice"])
+        self.refused(1, *here, "--workers-cert", "x", says=["--workers-ca", "together"])
+        self.refused(1, "--workers", "local", "--tp", "2", "--workers-cert", "x", "--workers-key", "x",
+                     "--workers-ca", "x", says=["--workers-cert"])
+        for flags, word in ([], "--listen"), (["--listen", "127.0.0.1:0", "--count", "2"], "--listen"), \
+                (["--listen", "127.0.0.1:0", "--tls-cert", "x"], "--tls-client-ca"):
+            p = subprocess.run([OCTAVO, "worker", *flags], capture_output=True, text=True, timeout=PATIENCE)
+            self.assertEqual(p.returncode, 2, p.stderr)
+            self.assertIn(word, p.stderr)
+
+    def test_nobody_there(self):
+        with socket.create_server(("127.0.0.1", 0)) as s:
+            port = s.getsockname()[1]
+        self.refused(1, "--workers", f"127.0.0.1:{port}", says=["rank 0", f"127.0.0.1:{port}"])
+
+    def test_waits_for_them(self):
+        """The coordinator may be first."""
+        with socket.create_server(("127.0.0.1", 0)) as s:
+            port = s.getsockname()[1]
+        p = subprocess.Popen([OCTAVO, "run", *POOL, "--prompt", "x", "--max-tokens", "1", "--workers",
+                              f"127.0.0.1:{port}", "--workers-wait", "600"], stderr=subprocess.PIPE,
+                             stdout=subprocess.DEVNULL, cwd=ROOT, env=clean_env())
+        line = p.stderr.readline().decode()
+        self.assertIn("waiting for workers: rank 0", line)
+        w = Worker(port=port)
+        _, rest = p.communicate(timeout=PATIENCE)
+        self.assertEqual(p.returncode, 0, line + rest.decode())
+        w.stop()
+
+    def test_address_taken(self):
+        w = Worker()
+        p = subprocess.run([OCTAVO, "worker", "--listen", w.address], capture_output=True, text=True, timeout=PATIENCE)
+        self.assertEqual(p.returncode, 1)
+        self.assertIn(w.address, p.stderr)
+        w.stop()
+
+    def with_workers(self, workers, code, *flags, says):
+        try:
+            return self.refused(code, "--workers", ",".join(w.address for w in workers), *flags, says=says)
+        finally:
+            for w in workers:
+                w.stop()
+
+    def test_another_model(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in os.listdir(os.path.join(ROOT, "models/demo")):
+                os.symlink(os.path.join(ROOT, "models/demo", name), os.path.join(folder, name))
+            path = os.path.join(folder, "config.json")
+            with open(path, encoding="utf-8") as f:
+                config = json.load(f)
+            os.remove(path)
+            with open(path, "w", encoding="utf-8") as f:
+                json.dump({**config, "rope_theta": 12345.0}, f)
+            self.with_workers([Worker(), Worker("--model", folder)], 1, says=["rank 1", "model", folder])
+        with tempfile.TemporaryDirectory() as folder: # the same shapes, other numbers
+            shutil.copytree(os.path.join(ROOT, "models/demo"), folder, dirs_exist_ok=True)
+            with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
+                header = 8 + int.from_bytes(f.read(8), "little")
+                f.seek(header)
+                data = f.read()
+                f.seek(header)
+                f.write(data[::-1])
+            self.with_workers([Worker(), Worker("--model", folder)], 1, says=["rank 1", "weights"])
+        self.with_workers([Worker(), Worker("--model", "/nowhere")], 1, says=["rank 1", "model", "/nowhere"])
+        self.with_workers([Worker(), Worker("--model", "tests/golden/models/gqa1_f32")], 1, says=["rank 1", "model"])
+
+    def test_another_version(self):
+        """An executable that says another version of itself."""
+        with open(OCTAVO, "rb") as f:
+            data = f.read()
+        with open(os.path.join(ROOT, "CMakeLists.txt"), encoding="utf-8") as f:
+            old = re.search(r"VERSION (\d+\.\d+\.\d+)", f.read()).group(1).encode()
+        new = old[:-1] + (b"8" if old.endswith(b"9") else b"9")
+        with tempfile.TemporaryDirectory() as folder:
+            other = os.path.join(folder, "octavo")
+            with open(other, "wb") as f:
+                f.write(data.replace(old + b"\0", new + b"\0"))
+            os.chmod(other, 0o755)
+            self.with_workers([Worker(), Worker(binary=other)], 1, says=["rank 1", old.decode(), new.decode()])
+
+    def test_too_many_ranks(self):
+        workers = [Worker() for _ in range(3)]
+        self.with_workers(workers, 1, says=["3 ranks"])
+
+    def test_certificates(self):
+        with tempfile.TemporaryDirectory() as folder:
+            if not certificates(folder):
+                self.skipTest("no openssl")
+            def path(name):
+                return os.path.join(folder, name)
+            tls = ["--tls-cert", path("server.pem"), "--tls-key", path("server.key"), "--tls-client-ca", path("ca.pem")]
+            ours = ["--workers-cert", path("client.pem"), "--workers-key", path("client.key"), "--workers-ca",
+                    path("ca.pem")]
+            workers = [Worker(*tls) for _ in range(RANKS)]
+            addresses = ["--workers", ",".join(w.address for w in workers)]
+            try:
+                p = subprocess.run([OCTAVO, "run", *POOL, *addresses, *ours, "--prompt", "x", "--max-tokens", "2"],
+                                   capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=clean_env())
+                self.assertEqual(p.returncode, 0, p.stderr)
+                self.refused(1, *addresses, says=["rank ", workers[0].address.split(":")[0]]) # plain text
+                os.makedirs(path("others"))
+                certificates(path("others")) # of a CA that nobody knows
+                strangers = [f.replace(folder, path("others")) for f in ours]
+                self.refused(1, *addresses, *strangers, says=["rank "])
+                self.refused(1, *addresses, *ours[:-1], path("nowhere"), says=["nowhere"])
+            finally:
+                for w in workers:
+                    w.stop()
+
+
+if __name__ == "__main__":
+    main()

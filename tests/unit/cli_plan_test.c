@@ -1,0 +1,349 @@
+/* What octavo plan says: of published models, and of models that are then opened. */
+#include "cli/plan_sizes.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define GIB (UINT64_C(1) << 30)
+
+static const model_flags usual = {.load_format = "auto",
+                                  .dtype = "auto",
+                                  .kv_dtype = "auto",
+                                  .device = "cpu",
+                                  .quantize = "none",
+                                  .quantize_group = 32,
+                                  .threads = 2,
+                                  .tp = 1,
+                                  .kv_group_layers = 1,
+                                  .max_batch = 4,
+                                  .prefill_chunk = 64};
+
+static void describe(const model_flags *f, loaded_model *m)
+{
+    error err = {{0}};
+    if (!status_ok(model_describe(f, m, &err))) fail_msg("%s", err.text);
+}
+
+static plan_answer answer_of(const plan_question *q)
+{
+    plan_answer a;
+    error err = {{0}};
+    if (!status_ok(plan_measure(q, &a, &err))) fail_msg("%s", err.text);
+    return a;
+}
+
+/* ---- published models ------------------------------------------------------------------------ */
+
+typedef struct published {
+    const char *path;
+    uint64_t parameters, token_bytes; /* of bf16 */
+} published;
+
+/* Meta's model cards; their 16-bit files hold twice as many bytes as parameters. */
+static const published models[] = {
+    {"tests/data/plan/llama-3-8b.json", 8030261248, 131072},
+    {"tests/data/plan/llama-3-70b.json", 70553706496, 327680},
+};
+
+static void published_sizes(void **state)
+{
+    (void)state;
+    static const uint32_t ranks[] = {1, 2, 4, 8};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        for (size_t r = 0; r < 4; r++) {
+            model_flags f = usual;
+            loaded_model m;
+            f.dir = models[i].path;
+            f.tp = ranks[r];
+            describe(&f, &m);
+            m.options.dummy = true; /* the files are not here */
+            plan_question q = {.model = &m, .n_devices = f.tp, .memory = 200 * GIB, .gpu = true};
+            plan_answer a = answer_of(&q);
+            assert_true(a.measures.parameters == models[i].parameters);
+            assert_true(a.token_bytes == (double)models[i].token_bytes);
+            assert_true(a.measures.page_bytes * f.tp * m.config.n_layers ==
+                        16 * models[i].token_bytes);
+            /* Packed: norms of every rank are f32, and a panel of rows may not be full. */
+            uint64_t stored = 2 * models[i].parameters, all = a.measures.weight_bytes * f.tp;
+            assert_true(all > stored && all < stored + stored / 500);
+            /* The pool is its share, less than a page short of it. */
+            double left = (double)(200 * GIB - a.measures.weight_bytes);
+            double pool = (double)a.rank_pool, share = left * PLAN_GPU_POOL_SHARE;
+            assert_true(pool <= share && pool > share - (double)a.measures.page_bytes);
+            assert_true(a.rank_left == 200 * GIB - a.measures.weight_bytes - a.rank_pool);
+            model_close(&m);
+        }
+    }
+}
+
+/* A pool of fp8 pages holds twice as many as one of 16 bits, to a page. */
+static void fp8_pages_are_half(void **state)
+{
+    (void)state;
+    static const uint64_t pools[] = {0, 100 * GIB};
+    for (size_t i = 0; i < 2; i++) {
+        model_flags f = usual;
+        loaded_model m;
+        f.dir = models[1].path;
+        f.tp = 8;
+        f.kv_memory = pools[i];
+        describe(&f, &m);
+        m.options.dummy = true;
+        plan_question q = {.model = &m, .n_devices = 8, .memory = 80 * GIB, .gpu = true};
+        plan_answer wide = answer_of(&q);
+        q.fp8 = true;
+        plan_answer half = answer_of(&q);
+        assert_true(half.token_bytes * 2 == wide.token_bytes);
+        assert_true(half.measures.n_pages / 2 == wide.measures.n_pages);
+        assert_true(half.rank_pool - wide.rank_pool <= half.measures.page_bytes);
+        model_close(&m);
+    }
+}
+
+/* KV heads are copied where ranks are more than they are: 8 heads on 16 ranks are 16. */
+static void copied_heads_count(void **state)
+{
+    (void)state;
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = models[1].path;
+    f.tp = 16;
+    describe(&f, &m);
+    m.options.dummy = true;
+    plan_question q = {.model = &m, .n_devices = 16, .memory = 80 * GIB};
+    assert_true(answer_of(&q).token_bytes == 2.0 * (double)models[1].token_bytes);
+    model_close(&m);
+}
+
+/* ---- models that are opened ------------------------------------------------------------------ */
+
+static void compare(const model_flags *f, const char *what)
+{
+    loaded_model planned, opened;
+    error err = {{0}};
+    describe(f, &planned);
+    plan_question q = {.model = &planned, .n_devices = 1, .memory = GIB};
+    plan_answer a = answer_of(&q);
+    if (!status_ok(model_open(f, false, &opened, &err))) fail_msg("%s: %s", what, err.text);
+    const backend_info *info = opened.backend.ops->info(opened.backend.ctx);
+    const backend_cpu_measures *m = &a.measures;
+    const struct {
+        const char *name;
+        uint64_t planned, opened;
+    } facts[] = {
+        {"weights", m->weight_bytes * f->tp, opened.facts.weight_bytes},
+        {"page", m->page_bytes * f->tp, opened.facts.page_bytes},
+        {"pool", a.rank_pool * f->tp, opened.facts.pool_bytes},
+        {"filling", m->filling_bytes * f->tp, opened.facts.filling_bytes},
+        {"swap", m->n_host_pages * m->page_bytes * f->tp, opened.facts.swap_bytes},
+        {"pages", a.pages, info->n_pages - 1},
+        {"host pages", m->n_host_pages, info->n_host_pages},
+        {"tables", pkv_groups(&m->geometry), pkv_groups(&info->geometry)},
+    };
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
+        if (facts[i].planned != facts[i].opened)
+            fail_msg("%s: %s: planned %llu, is %llu", what, facts[i].name,
+                     (unsigned long long)facts[i].planned, (unsigned long long)facts[i].opened);
+    assert_memory_equal(&m->geometry, &info->geometry, sizeof info->geometry);
+    model_close(&opened);
+    model_close(&planned);
+}
+
+static void plans_come_true(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {"models/demo", "tests/golden/models/gemma3_f32",
+                                       "tests/golden/models/qwen2_moe_f32"};
+    static const char *const weights[] = {"none", "int8", "int4"};
+    static const char *const pages[] = {"bf16", "int8", "int4"};
+    uint32_t compared = 0;
+    for (int d = 0; d < 3; d++)
+        for (int w = 0; w < 3; w++)
+            for (int k = 0; k < 3; k++)
+                for (uint32_t tp = 1; tp <= 2; tp++) {
+                    char what[160];
+                    model_flags f = usual;
+                    f.dir = dirs[d];
+                    f.dtype = d > 0 ? "f32" : "auto"; /* tiny models keep what is stored */
+                    f.quantize = weights[w];
+                    f.kv_dtype = pages[k];
+                    f.tp = tp;
+                    f.kv_memory = (4 << 20) + 12345;
+                    f.swap_memory = (1 << 20) + 777;
+                    snprintf(what, sizeof what, "%s, %s, %s, tp %u", dirs[d], weights[w], pages[k],
+                             tp);
+                    if (d > 0 && tp == 2 && w > 0) continue; /* ranks would cut their groups */
+                    compare(&f, what);
+                    compared++;
+                }
+    assert_int_equal(compared, 3 * 3 * 3 * 2 - 2 * 2 * 3);
+}
+
+/* Without --kv-memory and with little memory: the share, and half of the rest to swap. */
+static void shares_of_memory(void **state)
+{
+    (void)state;
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = "models/demo";
+    f.swap_memory = GIB;
+    describe(&f, &m);
+    plan_question q = {.model = &m, .n_devices = 1, .memory = 64 << 20};
+    plan_answer a = answer_of(&q);
+    uint64_t left = (64 << 20) - a.measures.weight_bytes, page = a.measures.page_bytes;
+    assert_true(a.rank_pool == (uint64_t)((double)left * 0.6) / page * page);
+    assert_true(a.measures.n_host_pages == (left - a.rank_pool) / 2 / page);
+    q.memory = a.measures.weight_bytes - 1;
+    a = answer_of(&q);
+    assert_false(a.measures.fits);
+    assert_int_equal(a.pages, 0);
+    assert_true(a.short_of > 0);
+    model_close(&m);
+}
+
+/* ---- sequences ------------------------------------------------------------------------------- */
+
+static plan_room room_of(const plan_question *q, plan_answer *a, const char *retention)
+{
+    retention_limits limits = {a->measures.geometry, q->model->prefill_chunk};
+    retention_policy policy;
+    error err = {{0}};
+    json_t *json = retention ? json_loads(retention, 0, NULL) : NULL;
+    status s = retention_parse(json, &limits, &policy, &err);
+    if (status_ok(s)) s = plan_fill(q, &policy, a, &err);
+    if (!status_ok(s)) fail_msg("%s", err.text);
+    json_decref(json);
+    return a->room;
+}
+
+/* What one sequence is said to take at its peak is exactly what the scheduler lets run. */
+static void check_admission(const plan_answer *a, const plan_question *q, const char *retention)
+{
+    for (uint32_t spare = 0; spare < 2; spare++) {
+        sched_options o = {.geometry = a->measures.geometry,
+                           .n_pages = (uint32_t)a->room.need.peak + spare,
+                           .max_seqs = 4,
+                           .prefill_chunk = 64,
+                           .max_model_len = 4096,
+                           .max_requests = 4};
+        sched *s;
+        error err = {{0}};
+        static uint32_t prompt[4096];
+        sched_request r = {.id = 1,
+                           .prompt = prompt,
+                           .n_prompt = q->context - q->output,
+                           .max_new_tokens = q->output,
+                           .n = 1};
+        retention_limits limits = {o.geometry, 64};
+        json_t *json = retention ? json_loads(retention, 0, NULL) : NULL;
+        assert_true(status_ok(retention_parse(json, &limits, &r.policy, &err)));
+        if (!status_ok(sched_create(&o, &s, &err))) fail_msg("%s", err.text);
+        status st = sched_check(s, &r, &err);
+        if (status_ok(st) != (spare == 1))
+            fail_msg("%s, %u spare: %s", retention ? retention : "full", spare, err.text);
+        sched_destroy(s);
+        json_decref(json);
+    }
+}
+
+static void sequences_that_fit(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {
+        NULL,
+        "{\"method\": \"chunkkv\", \"ratio\": 0.25}",
+        "{\"method\": \"snapkv\", \"ratio\": 0.25, \"scope\": \"layer\"}",
+        "{\"method\": \"h2o\", \"ratio\": 0.25, \"scope\": \"layer\"}",
+        "{\"method\": \"streaming\", \"tokens\": 200}",
+        "{\"method\": \"streaming-recurrent\", \"tokens\": 512}",
+        "{\"method\": \"scope-slide\", \"prefill\": {\"method\": \"chunkkv\", \"tokens\": 256},"
+        " \"decode\": {\"scope\": \"layer\", \"beta1\": 64, \"beta2\": 16}}",
+    };
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = "models/demo";
+    f.kv_memory = 64 << 20; /* 8,191 pages: 2,047 of 4 tables */
+    describe(&f, &m);
+    plan_question q = {.model = &m, .n_devices = 1, .memory = GIB, .context = 2048, .output = 128};
+    plan_answer a = answer_of(&q);
+    plan_room full = room_of(&q, &a, NULL);
+    assert_int_equal(full.need.peak, 128 * 4);
+    assert_int_equal(full.need.kept, 120 * 4);
+    assert_int_equal(full.fit, 8191 / 512);
+    assert_int_equal(full.in_prefill, 8191 / 512);
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        plan_room room = room_of(&q, &a, policies[i]);
+        assert_true(room.need.kept <= room.need.most);
+        assert_true(room.fit >= room.in_prefill && room.fit >= full.fit);
+        if (i > 0) assert_true(room.need.most < full.need.most);
+        check_admission(&a, &q, policies[i]);
+    }
+    /* A quarter of 120 pages, and 8 for the output. */
+    plan_room chunks = room_of(&q, &a, policies[1]);
+    assert_int_equal(chunks.need.kept, 30 * 4);
+    assert_int_equal(chunks.need.most, 38 * 4);
+    assert_int_equal(chunks.need.peak, 120 * 4);
+    assert_int_equal(chunks.fit, (8191 - 480) / 152 + 1);
+    model_close(&m);
+}
+
+static void verdicts(void **state)
+{
+    (void)state;
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = "models/demo";
+    describe(&f, &m);
+    static const struct {
+        uint64_t memory, kv_bytes;
+        uint32_t sequences;
+        const char *says;
+    } cases[] = {
+        {4 << 20, 0, 1, "does not fit: the weights take 6.1 MiB, of 4.0 MiB"},
+        {6500000, 0, 1, "does not fit: the weights leave no room for a page of each table"},
+        {16 << 20, 12 << 20, 1, "does not fit: weights and KV pool are 2.1 MiB too much"},
+        {16 << 20, 4 << 20, 1, "does not fit: a sequence of 2,048 tokens takes 512 pages, of 511"},
+        {32 << 20, 9 << 20, 3, "2 of 3 sequences of 2,048 tokens fit at once, the others wait"},
+        {32 << 20, 9 << 20, 2, "fits: 2 sequences of 2,048 tokens at once"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char said[256];
+        m.options.kv_bytes = cases[i].kv_bytes;
+        plan_question q = {.model = &m,
+                           .n_devices = 1,
+                           .memory = cases[i].memory,
+                           .context = 2048,
+                           .output = 128,
+                           .sequences = cases[i].sequences};
+        plan_answer a = answer_of(&q);
+        room_of(&q, &a, NULL);
+        assert_int_equal(plan_verdict(&q, &a, said, sizeof said), i == 5);
+        assert_string_equal(said, cases[i].says);
+    }
+    model_close(&m);
+}
+
+static void numbers(void **state)
+{
+    (void)state;
+    char out[32];
+    assert_string_equal(plan_number(0, out), "0");
+    assert_string_equal(plan_number(999, out), "999");
+    assert_string_equal(plan_number(1000, out), "1,000");
+    assert_string_equal(plan_number(UINT64_MAX, out), "18,446,744,073,709,551,615");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fp8_pages_are_half), cmocka_unit_test(published_sizes),
+        cmocka_unit_test(copied_heads_count), cmocka_unit_test(plans_come_true),
+        cmocka_unit_test(shares_of_memory),   cmocka_unit_test(sequences_that_fit),
+        cmocka_unit_test(verdicts),           cmocka_unit_test(numbers),
+    };
+    return cmocka_run_group_tests_name("cli_plan", tests, NULL, NULL);
+}

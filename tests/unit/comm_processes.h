@@ -1,0 +1,158 @@
+/* Ranks as processes of one host: forked before anything of UCX runs, as no process may fork after.
+ * What a rank finds wrong is counted; the parent alone asserts. */
+#ifndef TESTS_COMM_PROCESSES_H
+#define TESTS_COMM_PROCESSES_H
+
+#include "comm/comm.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum {
+    PROCESSES_MAX = 8,
+    ADDRESS_MAX = 1 << 14,
+    PATIENCE_S = 100, /* a process that needs longer is stuck, and ends by SIGALRM */
+};
+
+typedef struct processes processes;
+
+/* What a test does in each rank. */
+typedef void (*process_body)(processes *all, comm *c, int rank);
+
+struct processes { /* shared by all of them */
+    int size;
+    process_body body;
+    void *ctx; /* the body's */
+    pid_t pids[PROCESSES_MAX];
+    _Atomic int n_wrong;
+    _Atomic int n_addresses; /* told in all meetings so far */
+    int out;                 /* what becomes of stdout: nothing may be written there */
+    _Atomic bool lost;       /* a rank is: the others are to abort */
+    struct {
+        size_t n;
+        char bytes[ADDRESS_MAX];
+    } addresses[PROCESSES_MAX];
+};
+
+#define CHECK(all, what) process_check(all, what, #what, __LINE__)
+
+static inline void process_check(processes *all, bool ok, const char *what, int line)
+{
+    if (ok) return;
+    if (all->n_wrong++ < 10) fprintf(stderr, "line %d: %s\n", line, what);
+}
+
+static inline void short_sleep(void) { nanosleep(&(struct timespec){0, 300000}, NULL); }
+
+/* Memory that the parent and all ranks see. */
+static inline void *shared_memory(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(p != MAP_FAILED);
+    return p;
+}
+
+/* The nth meeting of these processes, from 1. */
+static inline bool process_meet(processes *all, comm *c, int rank, int nth)
+{
+    comm_address own = comm_own_address(c), others[PROCESSES_MAX];
+    if (own.n > ADDRESS_MAX) own.n = 0; /* refused by all */
+    if (own.n > 0) memcpy(all->addresses[rank].bytes, own.bytes, own.n);
+    all->addresses[rank].n = own.n;
+    all->n_addresses++;
+    while (all->n_addresses < nth * all->size) short_sleep();
+    for (int r = 0; r < all->size; r++)
+        others[r] = (comm_address){all->addresses[r].bytes, all->addresses[r].n};
+    error err = {""};
+    bool met = status_ok(comm_connect(c, others, (int64_t)PATIENCE_S * 1000000, &err));
+    process_check(all, met, err.text, __LINE__);
+    return met;
+}
+
+typedef struct process_watcher {
+    processes *all;
+    comm *comm;
+    _Atomic bool stop;
+} process_watcher;
+
+/* What a heartbeat does elsewhere. */
+static inline void *process_watch(void *arg)
+{
+    process_watcher *w = arg;
+    while (!w->stop && !w->all->lost) short_sleep();
+    if (w->all->lost) comm_abort(w->comm);
+    return NULL;
+}
+
+static inline void process_main(processes *all, int rank)
+{
+    alarm(PATIENCE_S);
+    dup2(all->out, STDOUT_FILENO);
+    error err = {""};
+    comm_options o = {.kind = "ucx", .rank = rank, .size = all->size};
+    process_watcher w = {.all = all};
+    pthread_t thread;
+    bool made = status_ok(comm_create(&o, &w.comm, &err));
+    process_check(all, made, err.text, __LINE__);
+    if (!made) exit(1);
+    pthread_create(&thread, NULL, process_watch, &w);
+    if (process_meet(all, w.comm, rank, 1)) all->body(all, w.comm, rank);
+    w.stop = true;
+    pthread_join(thread, NULL);
+    comm_destroy(w.comm);
+    exit(0); /* where ASan looks for leaks */
+}
+
+/* A rank that was killed or stopped is lost; another end but success is wrong. A stopped one goes
+ * on when the others have ended. */
+static inline void processes_wait(processes *all)
+{
+    pid_t stopped = 0;
+    for (int n_ended = 0; n_ended < all->size;) {
+        if (stopped && n_ended == all->size - 1) kill(stopped, SIGCONT);
+        int state = 0;
+        pid_t pid = waitpid(-1, &state, WUNTRACED);
+        assert_true(pid > 0);
+        bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
+        if (WIFSTOPPED(state)) stopped = pid;
+        else n_ended++;
+        if (WIFSTOPPED(state) || killed) all->lost = true;
+        else all->n_wrong += !WIFEXITED(state) || WEXITSTATUS(state) != 0;
+    }
+}
+
+static inline void processes_run(int size, process_body body, void *ctx)
+{
+    processes *all = shared_memory(sizeof *all);
+    all->size = size;
+    all->body = body;
+    all->ctx = ctx;
+    all->out = memfd_create("stdout", MFD_CLOEXEC);
+    fflush(NULL);
+    for (int r = 0; r < size; r++) {
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0) process_main(all, r);
+        all->pids[r] = pid;
+    }
+    processes_wait(all);
+    process_check(all, lseek(all->out, 0, SEEK_END) == 0, "UCX writes to stdout", __LINE__);
+    int n_wrong = all->n_wrong;
+    close(all->out);
+    munmap(all, sizeof *all);
+    if (n_wrong) fail_msg("%d checks failed in a group of %d processes", n_wrong, size);
+}
+
+#endif

@@ -1,0 +1,356 @@
+#include "tests/unit/rpc_worker_fixture.h"
+
+#include <time.h>
+#include <unistd.h>
+
+enum { PROMPT = 40, STEPS = 6, PATIENCE = 60000 };
+
+void site_nap(void) { nanosleep(&(struct timespec){0, 1000000}, NULL); }
+
+/* ---- a rank's backend ------------------------------------------------------------------------ */
+
+static const backend_info *rank_info(void *ctx)
+{
+    site_rank *r = ctx;
+    return r->inner.ops->info(r->inner.ctx);
+}
+
+static status rank_submit(void *ctx, const step_plan *plan)
+{
+    site_rank *r = ctx;
+    r->failure = (step_result){.step = plan->step};
+    return r->inner.ops->submit(r->inner.ctx, plan);
+}
+
+static status rank_collect(void *ctx, const step_result **out)
+{
+    site_rank *r = ctx;
+    if (atomic_exchange(&r->fails, false)) {
+        r->failure.status = status_make(STATUS_NO_MEMORY, "a full house");
+        *out = &r->failure;
+        return STATUS_IS_OK;
+    }
+    if (atomic_exchange(&r->hold, false)) {
+        atomic_store(&r->holding, true);
+        while (!atomic_load(&r->interrupted)) site_nap();
+    }
+    return r->inner.ops->collect(r->inner.ctx, out);
+}
+
+static void rank_interrupt(void *ctx)
+{
+    site_rank *r = ctx;
+    r->inner.ops->interrupt(r->inner.ctx);
+    atomic_store(&r->interrupted, true);
+}
+
+static void rank_destroy(void *ctx)
+{
+    site_rank *r = ctx;
+    r->inner.ops->destroy(r->inner.ctx);
+}
+
+static const backend_ops rank_ops = {rank_info, rank_submit, rank_collect, rank_interrupt,
+                                     rank_destroy};
+
+/* ---- a worker's host ------------------------------------------------------------------------- */
+
+static status host_configure(void *ctx, const worker_config *c, worker_address *out, error *err)
+{
+    site_rank *r = ctx;
+    site *s = r->site;
+    atomic_fetch_add(&r->sessions, 1);
+    if (c->config_fingerprint != SITE_FINGERPRINT)
+        return error_set(err, STATUS_INVALID, "model: %s has another fingerprint here", c->model);
+    if (c->rank != r->index || c->size != s->n || strcmp(c->kv_type, "f32") != 0)
+        return error_set(err, STATUS_INVALID, "config: rank %u of %u", c->rank, c->size);
+    status st = STATUS_IS_OK;
+    pthread_mutex_lock(&s->lock);
+    if (!s->comms) st = comm_group_create("threads", (int)c->size, &s->comms, err);
+    comm_options o = {
+        .kind = "threads", .rank = (int)c->rank, .size = (int)c->size, .group = s->comms};
+    comm *made = NULL;
+    if (status_ok(st)) st = comm_create(&o, &made, err);
+    s->n_comms += status_ok(st);
+    r->comm = made;
+    pthread_mutex_unlock(&s->lock);
+    *out = (worker_address){"here", 4};
+    return st;
+}
+
+static status host_join(void *ctx, const worker_address *all, uint32_t n, error *err)
+{
+    (void)ctx;
+    for (uint32_t i = 0; i < n; i++)
+        if (all[i].n != 4 || memcmp(all[i].bytes, "here", 4) != 0)
+            return error_set(err, STATUS_IO, "rank %u: no such address", i);
+    return STATUS_IS_OK;
+}
+
+static backend_cpu_options cpu_options(const site *s)
+{
+    const worker_config *c = &s->config;
+    return (backend_cpu_options){
+        .dir = c->model,
+        .config = &s->model,
+        .kv_type = KERN_KV_F32,
+        .weight_type = DTYPE_F32,
+        .n_threads = 1,
+        .geometry = c->geometry,
+        .kv_bytes = c->kv_bytes,
+        .max_rows = c->max_rows,
+        .max_seqs = c->max_seqs,
+        .max_model_len = c->max_model_len,
+    };
+}
+
+static status host_load(void *ctx, backend *out, worker_facts *facts, error *err)
+{
+    site_rank *r = ctx;
+    backend_cpu_options o = cpu_options(r->site);
+    o.group = r->comm;
+    o.kv_bytes = r->site->config.kv_bytes;
+    RETURN_IF_ERROR(backend_cpu_create(&o, &r->inner, err));
+    backend_cpu_facts f = backend_cpu_describe(&r->inner);
+    *facts = (worker_facts){.n_threads = f.n_threads, .pool_bytes = f.pool_bytes};
+    snprintf(facts->device, sizeof facts->device, "cpu, %s", f.isa);
+    atomic_store(&r->interrupted, false);
+    *out = (backend){&rank_ops, r};
+    return STATUS_IS_OK;
+}
+
+static void host_abort(void *ctx)
+{
+    site_rank *r = ctx;
+    pthread_mutex_lock(&r->site->lock);
+    if (r->comm) comm_abort(r->comm);
+    pthread_mutex_unlock(&r->site->lock);
+}
+
+static void host_reset(void *ctx)
+{
+    site_rank *r = ctx;
+    site *s = r->site;
+    pthread_mutex_lock(&s->lock);
+    if (r->comm) {
+        comm_destroy(r->comm);
+        r->comm = NULL;
+        if (--s->n_comms == 0) {
+            comm_group_destroy(s->comms);
+            s->comms = NULL;
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    atomic_fetch_add(&r->resets, 1);
+}
+
+static void tell(void *ctx, const char *line)
+{
+    site_rank *r = ctx;
+    pthread_mutex_lock(&r->lock);
+    size_t n = strlen(r->told);
+    snprintf(r->told + n, sizeof r->told - n, "%s\n", line);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void site_await(site_rank *r, const char *line)
+{
+    for (int i = 0; i < PATIENCE; i++) {
+        pthread_mutex_lock(&r->lock);
+        bool said = strstr(r->told, line);
+        pthread_mutex_unlock(&r->lock);
+        if (said) return;
+        site_nap();
+    }
+    fail_msg("\"%s\" does not say '%s'", r->told, line);
+}
+
+/* ---- a site ---------------------------------------------------------------------------------- */
+
+site *site_create(uint32_t n)
+{
+    site *s = calloc(1, sizeof *s);
+    s->n = n;
+    pthread_mutex_init(&s->lock, NULL);
+    assert_true(status_ok(model_config_load("models/demo", NULL, 0, &s->model, NULL)));
+    s->worker_silence_us = s->silence_us = SITE_LONG;
+    s->config = (worker_config){
+        .model = "models/demo",
+        .config_fingerprint = SITE_FINGERPRINT,
+        .comm = "threads",
+        .device = "cpu",
+        .kv_type = "f32",
+        .weight_type = "f32",
+        .isa = "",
+        .cache_dir = "",
+        .geometry = {.page_tokens = 16,
+                     .layers_per_group = 1,
+                     .heads_per_group = s->model.n_kv_heads},
+        .kv_bytes = 8 << 20,
+        .max_rows = 64,
+        .max_seqs = 4,
+        .max_model_len = 256,
+    };
+    for (uint32_t i = 0; i < n; i++) {
+        s->ranks[i].site = s;
+        s->ranks[i].index = i;
+        pthread_mutex_init(&s->ranks[i].lock, NULL);
+    }
+    return s;
+}
+
+void site_start_worker(site *s, uint32_t rank, const char *address)
+{
+    site_rank *r = &s->ranks[rank];
+    error err = {{0}};
+    worker_server_options o = {
+        .address = address,
+        .tls = s->tls,
+        .version = SITE_VERSION,
+        .host = {r, host_configure, host_join, host_load, host_abort, host_reset},
+        .silence_us = s->worker_silence_us,
+        .tell = tell,
+        .tell_ctx = r,
+    };
+    if (!status_ok(worker_server_create(&o, &r->server, &err))) fail_msg("%s", err.text);
+    if (strncmp(address, "unix:", 5) == 0) snprintf(r->address, sizeof r->address, "%s", address);
+    else snprintf(r->address, sizeof r->address, "127.0.0.1:%u", worker_server_port(r->server));
+    s->addresses[rank] = r->address;
+}
+
+void site_start(site *s, bool on_unix)
+{
+    error err = {{0}};
+    for (uint32_t i = 0; i < s->n; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "unix:octavo-test-%d-%u.sock", (int)getpid(), i);
+        if (!s->ranks[i].server) site_start_worker(s, i, on_unix ? path : "127.0.0.1:0");
+    }
+    worker_group_options *o = &s->options;
+    o->addresses = s->addresses;
+    o->n = s->n;
+    if (!o->version) o->version = SITE_VERSION;
+    o->config = &s->config;
+    o->silence_us = s->silence_us;
+    o->patience_us = s->patience_us;
+    if (!status_ok(worker_group_create(o, &s->group, &err))) fail_msg("%s", err.text);
+}
+
+status site_make(site *s, backend *out, error *err)
+{
+    backend_ranks_options o = {
+        .n_ranks = s->n, .driven = true, .make = worker_proxy_make, .ctx = s->group};
+    return backend_ranks_create(&o, out, err);
+}
+
+backend site_make_sure(site *s)
+{
+    backend b;
+    error err = {{0}};
+    if (!status_ok(site_make(s, &b, &err))) fail_msg("%s", err.text);
+    return b;
+}
+
+void site_destroy(site *s)
+{
+    worker_group_destroy(s->group);
+    for (uint32_t i = 0; i < s->n; i++) {
+        site_rank *r = &s->ranks[i];
+        worker_server_destroy(r->server);
+        if (strncmp(r->address, "unix:", 5) == 0) unlink(r->address + 5);
+        assert_int_equal(atomic_load(&r->sessions), atomic_load(&r->resets));
+        pthread_mutex_destroy(&r->lock);
+    }
+    assert_null(s->comms);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+backend site_local(site *s)
+{
+    backend b;
+    error err = {{0}};
+    backend_cpu_options o = cpu_options(s);
+    o.n_threads = s->n;
+    if (!status_ok(backend_cpu_ranks_create(&o, s->n, &b, &err))) fail_msg("%s", err.text);
+    return b;
+}
+
+/* ---- a pass ---------------------------------------------------------------------------------- */
+
+void pass_begin(site_pass *p, const backend *b)
+{
+    const backend_info *info = b->ops->info(b->ctx);
+    pkv_options o = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = 4};
+    uint32_t hit;
+    rng r = rng_seed(5);
+    *p = (site_pass){.params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = 3, .seed = 9}};
+    assert_true(status_ok(pkv_create(&o, &p->kv)));
+    assert_true(status_ok(pkv_seq_open(p->kv, 2, p->tokens, 0, 0, 100, &hit)));
+    for (uint32_t i = 0; i < PROMPT; i++) p->tokens[i] = rng_below(&r, info->vocab_size);
+    p->open = (step_open){.seq = 2, .params = &p->params};
+}
+
+const step_plan *pass_plan(site_pass *p)
+{
+    uint32_t n = p->step == 0 ? PROMPT : 1;
+    assert_true(status_ok(pkv_seq_append(p->kv, 2, n)));
+    p->seq = (step_seq){.seq = 2,
+                        .n_tokens = n,
+                        .position = p->length,
+                        .n_samples = 1,
+                        .sample_index = p->step,
+                        .want_logits = true,
+                        .measure = {.kind = MEASURE_MASS, .rows = 2, .layer_step = 1}};
+    if (p->step % 2 == 1) {
+        p->seq.measure.by_slot = true;
+        p->seq.measure.second = MEASURE_VALUE_NORM;
+    }
+    if (p->step > 0) p->tokens[0] = p->token;
+    p->length += n;
+    p->plan = (step_plan){.step = ++p->step,
+                          .deltas = pkv_take_deltas(p->kv),
+                          .opens = &p->open,
+                          .n_opens = p->step == 1,
+                          .seqs = &p->seq,
+                          .n_seqs = 1,
+                          .tokens = p->tokens,
+                          .n_tokens = n,
+                          .checksum = pkv_checksum(p->kv)};
+    return &p->plan;
+}
+
+void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
+{
+    if (!status_ok(r->status)) fail_msg("step %u: %s", p->step, r->status.message);
+    const step_seq_result *s = &r->seqs[0];
+    const measure_result *m = &s->measure;
+    assert_int_equal(s->n_samples, 1);
+    assert_int_equal(r->n_logit_rows, p->plan.n_tokens);
+    size_t floats = (size_t)m->n_layers * m->n_kv_heads * m->stride;
+    if (p->seq.measure.second) floats *= 2;
+    p->token = s->samples[0].token;
+    strbuf_append(out, &p->token, sizeof p->token);
+    strbuf_append(out, &s->samples[0].logprob, sizeof(float));
+    strbuf_append(out, s->samples[0].top_ids, 3 * sizeof(uint32_t));
+    strbuf_append(out, s->samples[0].top_logprobs, 3 * sizeof(float));
+    strbuf_append(out, r->logits, (size_t)r->n_logit_rows * vocab * sizeof(float));
+    strbuf_append(out, m->values, floats * sizeof(float));
+}
+
+void pass_end(site_pass *p) { pkv_destroy(p->kv); }
+
+void pass_run(const backend *b, strbuf *out)
+{
+    site_pass p;
+    pass_begin(&p, b);
+    for (int i = 0; i < STEPS; i++) {
+        const step_result *r = NULL;
+        const step_plan *plan = pass_plan(&p);
+        assert_true(status_ok(b->ops->submit(b->ctx, plan)));
+        status st = b->ops->collect(b->ctx, &r);
+        if (!status_ok(st)) fail_msg("step %d: %s", i, st.message);
+        pass_take(&p, r, b->ops->info(b->ctx)->vocab_size, out);
+    }
+    pass_end(&p);
+}

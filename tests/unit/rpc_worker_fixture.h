@@ -1,0 +1,94 @@
+/* Workers in this process, whose ranks are CPU backends of the demo model, and a coordinator's
+ * group of them. */
+#ifndef TESTS_UNIT_RPC_WORKER_FIXTURE_H
+#define TESTS_UNIT_RPC_WORKER_FIXTURE_H
+
+#include "model/model.h"
+#include "rpc/worker.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SITE_RANKS = 2, SITE_FINGERPRINT = 4711 };
+#define SITE_VERSION "0.0.1-test"
+#define SITE_LONG    INT64_C(300000000) /* microseconds: no machine is so slow */
+
+struct site;
+
+/* A worker, and its rank between the server and its CPU backend. */
+typedef struct site_rank {
+    struct site *site;
+    uint32_t index;
+    worker_server *server;
+    char address[128];
+    comm *comm;
+    backend inner;
+    backend_info info;
+    _Atomic uint32_t sessions, resets;
+    _Atomic bool hold;    // the next step waits until it is interrupted
+    _Atomic bool holding; // it does
+    _Atomic bool interrupted;
+    _Atomic bool fails; // the next step does
+    step_result failure;
+    pthread_mutex_t lock;
+    char told[4096]; // the server's lines
+} site_rank;
+
+typedef struct site {
+    uint32_t n;
+    model_config model;
+    worker_config config;
+    worker_tls tls; // of the workers
+    int64_t worker_silence_us, silence_us, patience_us;
+    site_rank ranks[SITE_RANKS];
+    const char *addresses[SITE_RANKS];
+    worker_group_options options; // of the group
+    worker_group *group;
+    pthread_mutex_t lock;
+    comm_group *comms; // of this session's ranks
+    uint32_t n_comms;
+} site;
+
+/* Options may be changed before site_start. */
+site *site_create(uint32_t n);
+/* Starts the workers that have none, on `unix` sockets or any free port, and makes the group. */
+void site_start(site *s, bool on_unix);
+void site_start_worker(site *s, uint32_t rank, const char *address);
+status site_make(site *s, backend *out, error *err);
+/* As site_make; fails the test when it does. */
+backend site_make_sure(site *s);
+void site_destroy(site *s);
+/* The same ranks as threads. */
+backend site_local(site *s);
+/* Until a worker has said so. */
+void site_await(site_rank *r, const char *line);
+void site_nap(void);
+
+/* A few steps, prompt and decode, and all that they gave as bytes: tokens, logprobs, logits,
+ * measures. */
+typedef struct site_pass {
+    pkv *kv;
+    uint32_t step, length, token;
+    step_seq seq;
+    uint32_t tokens[64];
+    sample_params params;
+    step_open open;
+    step_plan plan;
+} site_pass;
+
+void pass_begin(site_pass *p, const backend *b);
+/* The next step's plan. */
+const step_plan *pass_plan(site_pass *p);
+void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out);
+void pass_end(site_pass *p);
+/* All of it. Fails the test when a step does. */
+void pass_run(const backend *b, strbuf *out);
+
+#endif
