@@ -163,6 +163,9 @@ static status make_step_buffers(backend_cuda *b, const backend_cpu_options *o)
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    RETURN_IF_ERROR(cuda_alloc(&b->device,
+                               (size_t)CUDA_LOGIT_ROWS * b->config.vocab_size * sizeof(float),
+                               &b->draw_scratch));
     b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
     b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
