@@ -117,7 +117,6 @@ int cli_bench_engine(int argc, char **argv)
     const arg_group groups[] = {
         {"What to measure", flags_table, sizeof flags_table / sizeof flags_table[0], &flags},
         model_flags_group(&model),
-        workers_flags_group(&model.workers),
     };
     const arg_command command = {
         .name = name,

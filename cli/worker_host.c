@@ -55,6 +55,15 @@ static status take_texts(rank_host *h, const worker_config *c, error *err)
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
+/* Several of one command share its cores. */
+static uint32_t threads_of(const worker_flags *f, const worker_config *c)
+{
+    if (f->threads) return f->threads;
+    if (c->n_threads || f->count == 1) return c->n_threads;
+    uint32_t all = cpu_count_allowed();
+    return all > f->count ? all / f->count : 1;
+}
+
 static void take_options(rank_host *h, const worker_config *c)
 {
     h->options = (backend_cpu_options){
@@ -67,7 +76,7 @@ static void take_options(rank_host *h, const worker_config *c)
         .quant_bits = (uint8_t)c->quant_bits,
         .quant_attention = (uint8_t)c->quant_attention,
         .quant_group = (uint8_t)c->quant_group,
-        .n_threads = h->flags->threads ? h->flags->threads : c->n_threads,
+        .n_threads = threads_of(h->flags, c),
         .isa = h->isa,
         .geometry = c->geometry,
         .kv_bytes = c->kv_bytes,

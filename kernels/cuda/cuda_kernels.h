@@ -54,9 +54,9 @@ typedef struct gpu_facts {
 /* ---- weights ----------------------------------------------------------------------------------
  */
 
-/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers, and bf16 `scales` for each
- * row and group of columns, in tiles (quant.cuh); gpu_matrix_bytes and gpu_scale_bytes say how many
- * bytes either has. */
+/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers, and 16-bit `scales` for
+ * each row and group of columns, in tiles (quant.cuh); gpu_matrix_bytes and gpu_scale_bytes say how
+ * many bytes either has. */
 typedef struct gpu_matrix {
     void *data, *scales;
     size_t n, k;

@@ -16,7 +16,7 @@ enum {
 
 template <class T> struct plain_tile {
     typedef T type;
-    enum { COLUMNS = 32, SCALED = 0 };
+    enum { COLUMNS = 32, SCALED = 0, SCALE_AT = 0 };
     vec16 rows[2];
     uint32_t scales[1];
     DEVICE void load(const gpu_matrix &w, const uint32_t *, size_t panel, size_t tile)
@@ -42,7 +42,7 @@ template <class T> struct plain_tile {
 
 template <class T, int BITS> struct quant_tile {
     typedef T type;
-    enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1 };
+    enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1, SCALE_AT = BITS == 4 ? 16 : 15 };
     vec16 v;
     uint32_t scales[COLUMNS / 32];
     DEVICE void load(const gpu_matrix &w, const uint32_t *of_panel, size_t panel, size_t tile)
@@ -118,8 +118,8 @@ static DEVICE void add_tile(const few_job &job, const few_rows &rows, const C w[
                 for (int n = 0; n < N; n++)
                     multiply(part[n], a, x[n].w[2 * j], x[n].w[2 * j + 1], T());
             }
-            float low = float_of_bits(w[r].scales[s] << 16);
-            float high = float_of_bits(w[r].scales[s] & 0xffff0000u);
+            float low = float_of_bits((w[r].scales[s] & 0xffffu) << C::SCALE_AT);
+            float high = float_of_bits((w[r].scales[s] >> 16) << C::SCALE_AT);
 #pragma unroll
             for (int n = 0; n < N; n++)
                 for (int i = 0; i < 4; i++)

@@ -6,7 +6,8 @@
  *     8 bits   tiles of 32 columns: row g's bytes, row g + 8's
  *     4 bits   tiles of 64: 4 bytes of row g, 4 of row g + 8, then those of the other 32 columns;
  *              of eight columns, column e's q + 8 is in bits 4 (e / 2) + 16 (e % 2)
- *     scales   [panel of 16 rows][group][g][row g, row g + 8] bf16
+ *     scales   [panel of 16 rows][group][g][row g, row g + 8], of 4 bits bf16; of 8, which are
+ * never negative, bits 30 to 15 of an f32
  *
  * Columns that pad the last tile are whatever they are; x is zeros there. */
 #ifndef KERNELS_CUDA_QUANT_CUH
@@ -39,7 +40,8 @@ static DEVICE size_t scale_index(const gpu_matrix &w, size_t row, size_t column)
 
 static DEVICE float scale_at(const gpu_matrix &w, size_t row, size_t column)
 {
-    return to_float(((const bf16 *)w.scales)[scale_index(w, row, column)]);
+    uint32_t scale = ((const uint16_t *)w.scales)[scale_index(w, row, column)];
+    return float_of_bits(scale << (w.bits == 8 ? 15 : 16));
 }
 
 /* Two bytes of `word` as a pair of T: u = q + 128 is set into the mantissa of a power of two. */

@@ -255,6 +255,14 @@ INLINE void values_strips(dtype t, unsigned n, const kern_attn_strips *v, uint32
                                     v->next[2] + dim * 4, v->next[3] + dim * 4};
     const float *x = p + from;
     size_t ahead = from / 8 * step;
+    if (to - from == KERN_BLOCK) { /* nearly all blocks: without the branches of what lies below */
+        for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++, x += KERN_STRIP, ahead += 2 * step) {
+            const uint8_t *row = v->at[i] + dim * 4;
+            add_pairs_4(t, n, false, sums, row, step, half, x, next, ahead);
+            add_pairs_4(t, n, false, sums, row + 4 * step, step, half, x + 8, next, ahead + step);
+        }
+        from = to;
+    }
     for (uint32_t j = from; j < to;) {
         uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
         if (stop > to) stop = to;

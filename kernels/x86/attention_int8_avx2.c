@@ -188,6 +188,14 @@ INLINE void values_tile(unsigned n, const kern_attn_strips *v, uint32_t from, ui
                                     v->next[2] + dim * 2, v->next[3] + dim * 2};
     const int16_t *x = &w->q[0][from];
     size_t ahead = from / 8 * step;
+    if (to - from == KERN_BLOCK) { /* nearly all blocks: without the branches of what lies below */
+        for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++, x += KERN_STRIP, ahead += 2 * step) {
+            const uint8_t *p = v->at[i] + dim * 2;
+            add_pairs_4(n, false, sums, p, step, x, next, ahead);
+            add_pairs_4(n, false, sums, p + 4 * step, step, x + 8, next, ahead + step);
+        }
+        from = to;
+    }
     for (uint32_t j = from; j < to;) {
         uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
         if (stop > to) stop = to;

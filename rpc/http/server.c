@@ -9,7 +9,7 @@
 
 enum {
     SURPLUS_CONNECTIONS = 64,  // beyond max_connections, answered by 503; more are closed
-    END_PATIENCE_US = 1000000, // for what was aborted to tell its client
+    END_PATIENCE_US = 5000000, // for what was aborted to tell its client, on a busy machine too
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */

@@ -39,7 +39,10 @@ static void read_row(check *c, const weights *w, size_t n, float *row)
         memcpy(&scale, line + (i / 32 % 2 * 16 + lane) * 2, 2);
         int v = bits == 8 ? (int8_t)q[in / 4 * 64 + lane * 4 + in % 4]
                           : (q[in / 8 * 64 + lane * 4 + in % 4] >> in / 4 % 2 * 4 & 15) - 8;
-        row[i] = (float)v * bf16_to_f32(scale);
+        uint32_t word = (uint32_t)scale << (bits == 8 ? 15 : 16);
+        float times;
+        memcpy(&times, &word, sizeof times);
+        row[i] = (float)v * times;
     }
 }
 

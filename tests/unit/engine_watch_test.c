@@ -19,6 +19,7 @@ static const char usual[] =
 typedef struct watched {
     fixture f; /* the first member: the fixture's teardown takes it */
     _Atomic uint32_t restarts, cleared, stored;
+    _Atomic uint32_t absent; /* so many restarts lack a worker */
     status_code restart_status;
     uint32_t restart_pages, restart_vocab;
     pthread_mutex_t lock;
@@ -29,6 +30,10 @@ static status restart(void *ctx, backend *out, error *err)
 {
     watched *w = ctx;
     atomic_fetch_add(&w->restarts, 1);
+    if (atomic_load(&w->absent) > 0) {
+        atomic_fetch_sub(&w->absent, 1);
+        return error_set(err, STATUS_UNAVAILABLE, "rank 1: nobody there");
+    }
     if (w->restart_status != STATUS_OK)
         return error_set(err, w->restart_status, "no weights any more");
     if (w->restart_pages) w->f.model.info.n_pages = w->restart_pages;
@@ -360,6 +365,47 @@ static void another_model_is_no_replacement(void **state)
     break_by(state, "not like the old one");
 }
 
+/* A rank of another process: it is nobody's fault here, however often it happens. */
+static void a_lost_backend_is_waited_for(void **state)
+{
+    watched *w = start(state, 0);
+    fixture *f = &w->f;
+    f->model.failure = status_make(STATUS_UNAVAILABLE, "rank 1: no heartbeat");
+    for (uint32_t i = 1; i <= RESTARTS_MAX + 2; i++) {
+        atomic_store(&w->absent, i == 1 ? 2 : 0);
+        atomic_store(&f->model.fail_at, one_of_the_next(f));
+        reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+        expect_lost(&r, "rank 1: no heartbeat");
+        atomic_store(&f->model.fail_at, 0);
+        wait_for(w, ENGINE_WORKING);
+        expect_answer(w);
+        assert_int_equal(atomic_load(&w->restarts), i + 2);
+    }
+    expect_trouble(w, "cannot be made yet: rank 1: nobody there");
+}
+
+static void a_loss_is_noticed_while_nothing_runs(void **state)
+{
+    watched *w = start(state, 0);
+    expect_answer(w);
+    engine_backend_lost(w->f.engine);
+    while (atomic_load(&w->restarts) == 0) nap();
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+    assert_int_equal(atomic_load(&w->restarts), 1);
+    expect_trouble(w, "the backend was lost");
+}
+
+static void an_engine_may_end_while_its_backend_is_waited_for(void **state)
+{
+    watched *w = start(state, 0);
+    atomic_store(&w->absent, UINT32_MAX);
+    engine_backend_lost(w->f.engine);
+    while (atomic_load(&w->restarts) < 2) nap();
+    assert_int_equal(engine_get_stats(w->f.engine).state, ENGINE_RESTARTING);
+    assert_int_equal(expect_refused(&w->f, "{\"prompt\": \"a\"}", "restarted"), STATUS_UNAVAILABLE);
+}
+
 /* ---- flushes --------------------------------------------------------------------------------- */
 
 static uint32_t cached(watched *w)
@@ -487,6 +533,9 @@ int main(void)
         CASE(a_backend_that_always_fails_is_given_up),
         CASE(a_restart_may_fail),
         CASE(another_model_is_no_replacement),
+        CASE(a_lost_backend_is_waited_for),
+        CASE(a_loss_is_noticed_while_nothing_runs),
+        CASE(an_engine_may_end_while_its_backend_is_waited_for),
         CASE(a_flush_forgets_what_was_computed),
         CASE(a_flush_leaves_who_runs_alone),
         CASE(a_new_backend_has_an_empty_cache),

@@ -458,7 +458,8 @@ class Faults(unittest.TestCase):
         cluster.stop()
 
     def few(self, cluster, before):
-        return all(now <= then for now, then in zip(cluster.files(), before))
+        """gRPC's own connections and threads come and go: what grows with the rounds does not fit in here."""
+        return all(now <= then + slack for now, then, slack in zip(cluster.files(), before, (6, 6, 0)))
 
     def test_local(self):
         self.rounds("local", (ROUNDS + 1) // 2)

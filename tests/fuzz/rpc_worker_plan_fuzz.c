@@ -1,0 +1,83 @@
+/* Property: whatever a coordinator sends as a plan, a worker takes it whole, every value in its
+ * range, or refuses it with a word; what it takes comes out the same when it travels again. */
+#include "rpc/grpc/grpc.h"
+#include "rpc/worker/codec.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <string.h>
+
+enum { LIMIT = 1 << 22 };
+
+static const backend_info info = {
+    .vocab_size = 1000,
+    .max_positions = 512,
+    .max_rows = 64,
+    .max_seqs = 8,
+    .n_pages = 50,
+    .n_host_pages = 20,
+    .geometry = {.page_tokens = 16,
+                 .n_layers = 6,
+                 .n_kv_heads = 4,
+                 .layers_per_group = 2,
+                 .heads_per_group = 4},
+};
+
+static status read_plan(const uint8_t *bytes, size_t n, arena *a, step_plan *out)
+{
+    const ProtobufCMessage *m;
+    error err = {{0}};
+    status s =
+        message_unpack(&octavo__worker__v1__step_plan__descriptor, bytes, n, LIMIT, a, &m, &err);
+    if (status_ok(s)) s = plan_unpack((const plan_message *)m, &info, a, out, &err);
+    FUZZ_CHECK(status_ok(s) || err.text[0]);
+    return s;
+}
+
+static void check_ranges(const step_plan *p)
+{
+    uint32_t rows = 0, draws = 0;
+    for (uint32_t i = 0; i < p->n_seqs; i++) {
+        const step_seq *s = &p->seqs[i];
+        FUZZ_CHECK(s->seq < info.max_seqs && s->first_token == rows && s->n_tokens > 0);
+        FUZZ_CHECK((uint64_t)s->position + s->n_tokens <= info.max_positions);
+        FUZZ_CHECK(s->measure.kind < MEASURE_KINDS && s->measure.sum <= MEASURE_SUM_ADD);
+        rows += s->n_tokens;
+        draws += s->n_samples;
+    }
+    FUZZ_CHECK(rows == p->n_tokens && rows <= info.max_rows && draws <= info.max_seqs);
+    for (uint32_t i = 0; i < rows; i++) FUZZ_CHECK(p->tokens[i] < info.vocab_size);
+    for (uint32_t i = 0; i < p->n_opens; i++) {
+        const step_open *o = &p->opens[i];
+        FUZZ_CHECK(o->seq < info.max_seqs && o->params->n_logprobs <= SAMPLE_LOGPROBS_MAX);
+        for (uint32_t k = 0; k < o->n_history; k++) FUZZ_CHECK(o->history[k] < info.vocab_size);
+    }
+    for (size_t i = 0; i < p->deltas.n_moves; i++) {
+        const pkv_move *m = &p->deltas.moves[i];
+        FUZZ_CHECK(m->kind <= PKV_MOVE_IN && m->src_page < info.n_pages);
+        FUZZ_CHECK(m->src_slot + m->n_slots <= 16 && m->dst_slot + m->n_slots <= 16);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    arena first, packing, second;
+    step_plan plan, again;
+    plan_message m;
+    if (status_ok(read_plan(data, size, &first, &plan))) {
+        check_ranges(&plan);
+        arena_init(&packing, 4096, 0);
+        FUZZ_CHECK(status_ok(plan_pack(&plan, 1, &packing, &m)));
+        size_t n = protobuf_c_message_get_packed_size(&m.base);
+        uint8_t *bytes = malloc(n + 1);
+        FUZZ_CHECK(bytes && protobuf_c_message_pack(&m.base, bytes) == n);
+        FUZZ_CHECK(status_ok(read_plan(bytes, n, &second, &again)));
+        FUZZ_CHECK(again.n_seqs == plan.n_seqs && again.n_tokens == plan.n_tokens);
+        for (uint32_t i = 0; i < plan.n_seqs; i++)
+            FUZZ_CHECK(memcmp(&again.seqs[i], &plan.seqs[i], sizeof *plan.seqs) == 0);
+        free(bytes);
+        arena_destroy(&packing);
+        arena_destroy(&second);
+    }
+    arena_destroy(&first);
+    return 0;
+}

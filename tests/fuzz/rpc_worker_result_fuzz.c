@@ -1,0 +1,106 @@
+/* Property: whatever a worker sends as the result of a plan, or as facts about its rank, the
+ * coordinator takes what follows from the plan, all of it readable, or refuses it with a word. */
+#include "rpc/grpc/grpc.h"
+#include "rpc/worker/codec.h"
+#include "tests/fuzz/fuzz.h"
+
+enum { LIMIT = 1 << 22, LAYERS = 6, VOCAB = 64, SEQS = 3 };
+
+static const backend_info info = {
+    .vocab_size = VOCAB,
+    .max_positions = 512,
+    .max_rows = 64,
+    .max_seqs = 8,
+    .n_pages = 50,
+    .geometry = {.page_tokens = 16,
+                 .n_layers = LAYERS,
+                 .n_kv_heads = 4,
+                 .layers_per_group = 2,
+                 .heads_per_group = 4},
+};
+
+/* A step that asks for everything. */
+static const step_seq seqs[SEQS] = {
+    {.seq = 0, .n_tokens = 1, .n_samples = 1, .want_logits = true},
+    {.seq = 1,
+     .first_token = 1,
+     .n_tokens = 2,
+     .n_samples = 2,
+     .measure = {.kind = MEASURE_MASS, .layer_step = 2, .novelty = true}},
+    {.seq = 2,
+     .first_token = 3,
+     .n_tokens = 1,
+     .measure =
+         {.kind = MEASURE_MASS, .second = MEASURE_KEY_NORM, .by_slot = true, .layer_step = 1}},
+};
+static const step_plan plan = {.step = 1, .seqs = seqs, .n_seqs = SEQS, .n_tokens = 4};
+
+/* Every float is read: what lies outside its message is found. */
+static void read_floats(const float *values, size_t n)
+{
+    volatile float sum = 0;
+    for (size_t i = 0; i < n; i++) sum += values[i];
+}
+
+static void check_result(const step_result *r)
+{
+    if (!status_ok(r->status)) {
+        FUZZ_CHECK(r->status.message && r->n_seqs == 0);
+        return;
+    }
+    FUZZ_CHECK(r->n_seqs == SEQS);
+    read_floats(r->logits, (size_t)r->n_logit_rows * VOCAB);
+    for (uint32_t i = 0; i < SEQS; i++) {
+        const step_seq_result *s = &r->seqs[i];
+        const measure_result *m = &s->measure;
+        FUZZ_CHECK(s->n_samples == seqs[i].n_samples);
+        for (uint32_t k = 0; k < s->n_samples; k++) {
+            FUZZ_CHECK(s->samples[k].token < VOCAB);
+            FUZZ_CHECK(s->samples[k].n_top <= SAMPLE_LOGPROBS_MAX);
+        }
+        FUZZ_CHECK(!m->values == (measured_arrays(&seqs[i].measure) == 0));
+        size_t floats = (size_t)m->n_layers * m->n_kv_heads * m->stride;
+        if (m->values) read_floats(m->values, floats * measured_arrays(&seqs[i].measure));
+        if (seqs[i].measure.novelty) read_floats(s->novelty, seqs[i].n_tokens);
+    }
+}
+
+static void fuzz_result(const uint8_t *data, size_t size, uint32_t rank)
+{
+    arena a;
+    const ProtobufCMessage *m;
+    result_store out;
+    error err = {{0}};
+    status s = message_unpack(&octavo__worker__v1__step_result__descriptor, data, size, LIMIT, &a,
+                              &m, &err);
+    result_source source = {&plan, &info, rank, 2};
+    if (status_ok(s)) s = result_unpack((const result_message *)m, &source, &a, &out, &err);
+    FUZZ_CHECK(status_ok(s) || err.text[0]);
+    if (status_ok(s)) check_result(&out.result);
+    arena_destroy(&a);
+}
+
+static void fuzz_facts(const uint8_t *data, size_t size)
+{
+    arena a;
+    const ProtobufCMessage *m;
+    rank_facts out;
+    error err = {{0}};
+    worker_config config = {
+        .size = 2, .max_rows = 64, .max_seqs = 8, .geometry = {.page_tokens = 16}};
+    status s = message_unpack(&octavo__worker__v1__load_reply__descriptor, data, size, LIMIT, &a,
+                              &m, &err);
+    if (status_ok(s)) s = load_unpack((const load_message *)m, &config, &out, &err);
+    FUZZ_CHECK(status_ok(s) || err.text[0]);
+    if (status_ok(s)) FUZZ_CHECK(rank_kv_heads(&out.info.geometry, 2) > 0);
+    arena_destroy(&a);
+}
+
+/* The first byte chooses. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < 1) return 0;
+    if (data[0] % 3 == 2) fuzz_facts(data + 1, size - 1);
+    else fuzz_result(data + 1, size - 1, data[0] % 3);
+    return 0;
+}

@@ -1,0 +1,383 @@
+/* Plans, results and configurations of a peer that is not to be trusted: what is wrong is named. */
+#include "rpc/grpc/grpc.h"
+#include "rpc/worker/codec.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SEQS = 16, ROWS = 64, VOCAB = 1000, LAYERS = 6, KV_HEADS = 4, PAGES = 50 };
+
+static const backend_info info = {
+    .name = "test",
+    .vocab_size = VOCAB,
+    .max_positions = 512,
+    .max_rows = ROWS,
+    .max_seqs = SEQS,
+    .max_logit_rows = 0,
+    .n_pages = PAGES,
+    .n_host_pages = 20,
+    .max_in_flight = 1,
+    .geometry = {.page_tokens = 16,
+                 .n_layers = LAYERS,
+                 .n_kv_heads = KV_HEADS,
+                 .layers_per_group = 2,
+                 .heads_per_group = KV_HEADS},
+    .identity = 77,
+};
+
+/* ---- over the wire and back ------------------------------------------------------------------ */
+
+static const ProtobufCMessage *travel(const ProtobufCMessage *m, arena *a)
+{
+    size_t n = protobuf_c_message_get_packed_size(m);
+    uint8_t *bytes = malloc(n + 1);
+    const ProtobufCMessage *out;
+    error err;
+    protobuf_c_message_pack(m, bytes);
+    if (!status_ok(message_unpack(m->descriptor, bytes, n, 64 << 20, a, &out, &err)))
+        fail_msg("%s", err.text);
+    free(bytes);
+    return out;
+}
+
+/* ---- what is wrong is named ------------------------------------------------------------------ */
+
+/* A plan of two sequences, one of three tokens, an open and a move. */
+typedef struct sound_plan {
+    uint32_t seq[2], rows[2], samples[2], position[2], tokens[4], zeros[4], ones[2];
+    uint32_t history[2], bias_ids[1];
+    float bias[1];
+    uint32_t move[1];
+    open_message open, *opens[1];
+    plan_message m;
+} sound_plan;
+
+static void make_sound(sound_plan *p)
+{
+    *p = (sound_plan){.seq = {3, 5}, .rows = {3, 1}, .samples = {0, 1}, .tokens = {1, 2, 3, 4}};
+    p->ones[0] = p->ones[1] = 1;
+    p->open = (open_message)OCTAVO__WORKER__V1__OPEN__INIT;
+    p->open.history = p->history;
+    p->open.n_history = 2;
+    p->open.bias_ids = p->bias_ids;
+    p->open.n_bias_ids = 1;
+    p->open.bias = (ProtobufCBinaryData){sizeof p->bias, (uint8_t *)p->bias};
+    p->opens[0] = &p->open;
+    p->m = (plan_message)OCTAVO__WORKER__V1__STEP_PLAN__INIT;
+    p->m.opens = p->opens;
+    p->m.n_opens = 1;
+    p->m.tokens = p->tokens;
+    p->m.n_tokens = 4;
+    p->m.seq = p->seq;
+    p->m.rows = p->rows;
+    p->m.samples = p->samples;
+    p->m.position = p->position;
+    p->m.n_seq = p->m.n_rows = p->m.n_samples = p->m.n_position = 2;
+    p->m.move_kind = p->move;
+    p->m.n_move_kind = 1;
+}
+
+/* Whether the plan is taken; else its error is in err. */
+static bool is_taken(const sound_plan *p, error *err)
+{
+    arena a;
+    step_plan out;
+    arena_init(&a, 4096, 0);
+    bool ok = status_ok(plan_unpack(&p->m, &info, &a, &out, err));
+    arena_destroy(&a);
+    return ok;
+}
+
+#define WRONG_PLAN(change, word)                                                                   \
+    do {                                                                                           \
+        sound_plan p;                                                                              \
+        error err = {{0}};                                                                         \
+        make_sound(&p);                                                                            \
+        change;                                                                                    \
+        if (is_taken(&p, &err)) fail_msg("%s: taken", #change);                                    \
+        if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #change, err.text);                    \
+    } while (0)
+
+static void wrong_plans_are_refused_by_field(void **state)
+{
+    (void)state;
+    sound_plan sound;
+    error none = {{0}};
+    make_sound(&sound);
+    if (!is_taken(&sound, &none)) fail_msg("%s", none.text);
+    WRONG_PLAN(p.seq[1] = SEQS, "seq: 16");
+    WRONG_PLAN(p.m.n_rows = 1, "rows: 1 values");
+    WRONG_PLAN(p.rows[0] = 4, "rows: ");
+    WRONG_PLAN(p.rows[0] = 2, "rows: ");
+    WRONG_PLAN(p.rows[0] = 0, "rows: ");
+    WRONG_PLAN(p.rows[0] = UINT32_MAX, "rows: ");
+    WRONG_PLAN(p.samples[0] = SEQS, "samples: ");
+    WRONG_PLAN(p.samples[0] = UINT32_MAX, "samples: ");
+    WRONG_PLAN(p.position[0] = 510, "position: 510");
+    WRONG_PLAN(p.position[1] = UINT32_MAX, "position: ");
+    WRONG_PLAN(p.tokens[2] = VOCAB, "tokens: 1000");
+    WRONG_PLAN(p.m.n_tokens = ROWS + 1, "tokens: 65");
+    WRONG_PLAN(p.m.n_seq = SEQS + 1, "seq: 17 sequences");
+    WRONG_PLAN((p.zeros[0] = 2, p.m.want_logits = p.zeros, p.m.n_want_logits = 2),
+               "want_logits: 2");
+    WRONG_PLAN((p.zeros[0] = VOCAB, p.m.next_token = p.zeros, p.m.n_next_token = 2,
+                p.m.measure_novelty = p.ones, p.m.n_measure_novelty = 2),
+               "next_token: 1000");
+    WRONG_PLAN((p.zeros[0] = MEASURE_KINDS, p.m.measure_kind = p.zeros, p.m.n_measure_kind = 2),
+               "measure_kind: ");
+    WRONG_PLAN((p.zeros[0] = 3, p.m.measure_sum = p.zeros, p.m.n_measure_sum = 2), "measure_sum: ");
+    WRONG_PLAN(p.move[0] = 3, "move_kind: 3");
+    WRONG_PLAN((p.zeros[0] = PAGES, p.m.move_src_page = p.zeros, p.m.n_move_src_page = 1),
+               "move_src_page: 50");
+    WRONG_PLAN((p.move[0] = PKV_MOVE_OUT, p.zeros[0] = 20, p.m.move_dst_page = p.zeros,
+                p.m.n_move_dst_page = 1),
+               "move_dst_page: 20");
+    WRONG_PLAN((p.zeros[0] = 17, p.m.move_n_slots = p.zeros, p.m.n_move_n_slots = 1),
+               "move_n_slots: 17");
+    WRONG_PLAN((p.zeros[0] = 3, p.m.move_group = p.zeros, p.m.n_move_group = 1), "move_group: 3");
+    WRONG_PLAN((p.m.n_move_fresh = 2, p.m.move_fresh = p.zeros), "move_fresh: 2 values");
+    WRONG_PLAN(p.open.seq = SEQS, "opens.seq: 16");
+    WRONG_PLAN(p.open.n_logprobs = 21, "opens.n_logprobs: 21");
+    WRONG_PLAN(p.open.n_logprobs = -2, "opens.n_logprobs: -2");
+    WRONG_PLAN(p.open.bias.len = 3, "opens.bias: 3 bytes");
+    WRONG_PLAN(p.history[1] = VOCAB, "opens.history: 1000");
+    WRONG_PLAN(p.open.n_history = 513, "opens.history: 513 tokens");
+    WRONG_PLAN(p.m.n_opens = SEQS + 1, "opens: 17");
+}
+
+/* A result of a plan with one draw, one measure, one row of logits and its novelty. */
+typedef struct sound_result {
+    step_seq seq;
+    step_plan plan;
+    uint32_t token, rank, n_top, top_id, stride, q_heads;
+    float floats[LAYERS * 2 * 4 + VOCAB];
+    uint32_t rank_index;
+    result_message m;
+} sound_result;
+
+static ProtobufCBinaryData some_floats(sound_result *s, size_t n)
+{
+    return (ProtobufCBinaryData){n * sizeof(float), (uint8_t *)s->floats};
+}
+
+static void make_sound_result(sound_result *s)
+{
+    memset(s, 0, sizeof *s);
+    s->seq = (step_seq){.n_tokens = 1,
+                        .n_samples = 1,
+                        .want_logits = true,
+                        .measure = {.kind = MEASURE_MASS, .layer_step = 1, .novelty = true}};
+    s->plan = (step_plan){.step = 4, .seqs = &s->seq, .n_seqs = 1, .n_tokens = 1};
+    s->rank = s->n_top = s->q_heads = 1;
+    s->stride = 4;
+    s->m = (result_message)OCTAVO__WORKER__V1__STEP_RESULT__INIT;
+    result_message *m = &s->m;
+    m->step = 4;
+    m->sample_token = &s->token;
+    m->sample_rank = &s->rank;
+    m->sample_n_top = &s->n_top;
+    m->top_id = &s->top_id;
+    m->measure_stride = &s->stride;
+    m->measure_q_heads = &s->q_heads;
+    m->n_sample_token = m->n_sample_rank = m->n_sample_n_top = m->n_top_id = 1;
+    m->n_measure_stride = m->n_measure_q_heads = 1;
+    m->sample_logprob = m->top_logprob = m->novelty = some_floats(s, 1);
+    m->measures = some_floats(s, LAYERS * 2 * 4);
+    m->logits = some_floats(s, VOCAB);
+}
+
+static bool result_is_taken(const sound_result *s, error *err)
+{
+    arena a;
+    result_store out;
+    result_source source = {&s->plan, &info, s->rank_index, 2};
+    arena_init(&a, 4096, 0);
+    bool ok = status_ok(result_unpack(&s->m, &source, &a, &out, err));
+    arena_destroy(&a);
+    return ok;
+}
+
+#define WRONG_RESULT(change, word)                                                                 \
+    do {                                                                                           \
+        sound_result s;                                                                            \
+        error err = {{0}};                                                                         \
+        make_sound_result(&s);                                                                     \
+        change;                                                                                    \
+        if (result_is_taken(&s, &err)) fail_msg("%s: taken", #change);                             \
+        if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #change, err.text);                    \
+    } while (0)
+
+static void wrong_results_are_refused_by_field(void **state)
+{
+    (void)state;
+    sound_result sound;
+    error none = {{0}};
+    make_sound_result(&sound);
+    if (!result_is_taken(&sound, &none)) fail_msg("%s", none.text);
+    WRONG_RESULT(s.m.step = 5, "step: 5");
+    WRONG_RESULT(s.m.status = STATUS_INTERNAL + 1, "status: ");
+    WRONG_RESULT(s.m.compute_us = UINT64_MAX, "compute_us");
+    WRONG_RESULT(s.m.n_sample_token = 0, "sample_token: 0 values");
+    WRONG_RESULT(s.m.n_sample_rank = 2, "sample_rank: 2 values");
+    WRONG_RESULT(s.token = VOCAB, "sample_token: 1000");
+    WRONG_RESULT(s.rank = VOCAB + 1, "sample_rank: 1001");
+    WRONG_RESULT(s.n_top = SAMPLE_LOGPROBS_MAX + 1, "sample_n_top: 21");
+    WRONG_RESULT(s.n_top = 2, "top_id: 1 values");
+    WRONG_RESULT(s.top_id = VOCAB, "top_id: 1000");
+    WRONG_RESULT(s.m.top_logprob.len = 3, "top_logprob: 3 bytes");
+    WRONG_RESULT(s.m.sample_logprob.len = 8, "sample_logprob: 8 bytes");
+    WRONG_RESULT(s.m.n_measure_stride = 0, "measure_stride: 0 values");
+    WRONG_RESULT(s.stride = 5, "measures: ");
+    WRONG_RESULT(s.stride = 3, "measures: ");
+    WRONG_RESULT(s.stride = 0, "measure_stride: 0");
+    WRONG_RESULT(s.stride = PAGES + 1, "measure_stride: 51");
+    WRONG_RESULT(s.stride = UINT32_MAX, "measure_stride: ");
+    WRONG_RESULT(s.q_heads = 0, "measure_q_heads: 0");
+    WRONG_RESULT(s.m.novelty.len = 0, "novelty: 0 bytes");
+    WRONG_RESULT(s.m.logits.len = 4, "logits: 4 bytes");
+    WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends them */
+}
+
+/* ---- what ranks are made of ------------------------------------------------------------------ */
+
+static worker_config a_config(void)
+{
+    static const char *const overrides[] = {"a=1", "b=\"x\""};
+    return (worker_config){
+        .rank = 1,
+        .size = 2,
+        .model = "models/demo",
+        .overrides = overrides,
+        .n_overrides = 2,
+        .config_fingerprint = UINT64_MAX,
+        .weights_fingerprint = 12,
+        .dummy = true,
+        .dummy_seed = 4,
+        .comm = "ucx",
+        .device = "cpu",
+        .device_index = 3,
+        .kv_type = "bf16",
+        .weight_type = "f32",
+        .quant_bits = 8,
+        .quant_attention = 4,
+        .quant_group = 64,
+        .n_threads = 2,
+        .isa = "",
+        .geometry = info.geometry,
+        .kv_bytes = UINT64_MAX - 1,
+        .swap_bytes = 9,
+        .max_rows = ROWS,
+        .max_seqs = SEQS,
+        .max_model_len = 256,
+        .cache_dir = "",
+    };
+}
+
+static status send_config(configure_message *m, const char *version, arena *a, worker_config *out,
+                          error *err)
+{
+    return config_unpack((const configure_message *)travel(&m->base, a), version, a, out, err);
+}
+
+static void configs_come_out_as_they_went_in(void **state)
+{
+    (void)state;
+    arena packing, a;
+    configure_message m;
+    worker_config from = a_config(), to;
+    error err = {{0}};
+    arena_init(&packing, 4096, 0);
+    assert_true(status_ok(config_pack(&from, 5, "1.2.3", &packing, &m)));
+    if (!status_ok(send_config(&m, "1.2.3", &a, &to, &err))) fail_msg("%s", err.text);
+    assert_string_equal(from.model, to.model);
+    assert_string_equal(from.comm, to.comm);
+    assert_string_equal(from.device, to.device);
+    assert_string_equal(from.kv_type, to.kv_type);
+    assert_string_equal(from.weight_type, to.weight_type);
+    assert_string_equal(from.isa, to.isa);
+    assert_string_equal(from.cache_dir, to.cache_dir);
+    assert_string_equal(from.overrides[1], to.overrides[1]);
+    from.model = to.model, from.comm = to.comm, from.device = to.device, from.isa = to.isa;
+    from.kv_type = to.kv_type, from.weight_type = to.weight_type, from.cache_dir = to.cache_dir;
+    from.overrides = to.overrides;
+    assert_memory_equal(&from, &to, sizeof from);
+    arena_destroy(&a);
+
+    static const struct {
+        uint32_t protocol, rank, size, max_seqs;
+        const char *version, *word;
+    } wrong[] = {
+        {WORKER_PROTOCOL + 1, 0, 1, 1, "1.2.3",
+         "protocol: the coordinator (octavo 1.2.3) speaks 2"},
+        {WORKER_PROTOCOL, 0, 1, 1, "1.2.4",
+         "version: the coordinator is octavo 1.2.4, this worker"},
+        {WORKER_PROTOCOL, 2, 2, 1, "1.2.3", "rank: 2 of 2"},
+        {WORKER_PROTOCOL, 0, 0, 1, "1.2.3", "size: 0"},
+        {WORKER_PROTOCOL, 0, 5000, 1, "1.2.3", "size: 5000"},
+        {WORKER_PROTOCOL, 0, 1, 0, "1.2.3", "max_seqs: 0"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        m.protocol = wrong[i].protocol;
+        m.rank = wrong[i].rank;
+        m.size = wrong[i].size;
+        m.max_seqs = wrong[i].max_seqs;
+        m.version = call_bytes(wrong[i].version, strlen(wrong[i].version));
+        assert_false(status_ok(send_config(&m, "1.2.3", &a, &to, &err)));
+        if (!strstr(err.text, wrong[i].word)) fail_msg("\"%s\"", err.text);
+        arena_destroy(&a);
+    }
+    arena_destroy(&packing);
+}
+
+static void what_a_rank_says_is_checked(void **state)
+{
+    (void)state;
+    arena a;
+    load_message m;
+    rank_facts out;
+    error err = {{0}};
+    worker_config config = a_config();
+    worker_facts facts = {.device = "cpu, avx2", .n_threads = 2, .pool_bytes = 1 << 20};
+    arena_init(&a, 4096, 0);
+    assert_true(status_ok(load_pack(&info, &facts, &a, &m)));
+    if (!status_ok(load_unpack(&m, &config, &out, &err))) fail_msg("%s", err.text);
+    assert_string_equal(out.info.name, "test");
+    assert_string_equal(out.facts.device, "cpu, avx2");
+    assert_memory_equal(&out.info.geometry, &info.geometry, sizeof info.geometry);
+    assert_true(out.info.identity == 77 && out.info.n_pages == PAGES);
+
+#define WRONG_RANK(field, value, word)                                                             \
+    do {                                                                                           \
+        load_message wrong = m;                                                                    \
+        geometry_message geometry = *m.geometry;                                                   \
+        wrong.geometry = &geometry;                                                                \
+        wrong.field = value;                                                                       \
+        assert_false(status_ok(load_unpack(&wrong, &config, &out, &err)));                         \
+        if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #field, err.text);                     \
+    } while (0)
+    WRONG_RANK(vocab_size, 0, "vocab_size: 0");
+    WRONG_RANK(max_rows, 65, "max_rows: 65");
+    WRONG_RANK(max_seqs, 15, "max_seqs: 15");
+    WRONG_RANK(n_pages, 1, "n_pages: 1");
+    WRONG_RANK(geometry, NULL, "geometry: it is missing");
+    WRONG_RANK(geometry->n_layers, 0, "geometry.n_layers: 0");
+    WRONG_RANK(geometry->n_kv_heads, 3, "geometry");
+    WRONG_RANK(geometry->page_tokens, 32, "geometry.page_tokens: 32");
+    WRONG_RANK(geometry->n_window_layers, 17, "geometry.window_layers: 17");
+    arena_destroy(&a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_plans_are_refused_by_field),
+        cmocka_unit_test(wrong_results_are_refused_by_field),
+        cmocka_unit_test(configs_come_out_as_they_went_in),
+        cmocka_unit_test(what_a_rank_says_is_checked),
+    };
+    return cmocka_run_group_tests_name("rpc_worker_checks", tests, NULL, NULL);
+}
