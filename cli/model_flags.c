@@ -213,9 +213,11 @@ static status make_cuda(loaded_model *m, error *err)
 {
     backend_cuda_options o = {
         .common = m->options, .api = m->gpu, .ordinal = m->gpu_ordinal, .kv = m->gpu_kv};
-    if (m->n_ranks > 1)
-        return error_set(err, STATUS_UNSUPPORTED, "--tp: %u ranks on GPUs are not built yet",
-                         m->n_ranks);
+    if (m->n_ranks > 1) {
+        RETURN_IF_ERROR(backend_cuda_ranks_create(&o, m->n_ranks, &m->backend, err));
+        m->facts = backend_cuda_ranks_describe(&m->backend);
+        return STATUS_IS_OK;
+    }
     RETURN_IF_ERROR(backend_cuda_create(&o, &m->backend, err));
     m->facts = backend_cuda_describe(&m->backend);
     return STATUS_IS_OK;

@@ -16,6 +16,7 @@ status steps_create(loaded_model *m, uint32_t max_model_len, bool prefix_cache, 
         .max_model_len = max_model_len,
         .max_requests = EVENTS_MAX - 1,
         .max_logit_rows = info->max_logit_rows,
+        .lacks = info->lacks,
         .prefix_cache = prefix_cache,
         .salt = info->identity,
     };

@@ -35,6 +35,22 @@ static uint32_t list_logit_rows(backend_cuda *b, const step_plan *plan, uint32_t
     return n;
 }
 
+/* Rows of logits from what each rank has of them; a vocabulary that the ranks do not divide leaves
+ * a tail, which is no logits. */
+static status join_logits(backend_cuda *b, const float *part, uint32_t n, float *out)
+{
+    size_t slice = b->weights.head.n, vocab = b->config.vocab_size;
+    const float *all;
+    RETURN_IF_ERROR(cuda_gather(&b->device, part, n * slice, &all));
+    for (uint32_t i = 0; i < n; i++)
+        for (size_t at = 0; at < vocab; at += slice) {
+            size_t some = vocab - at < slice ? vocab - at : slice;
+            const float *from = all + (at / slice * n + i) * slice;
+            memcpy(out + i * vocab + at, from, some * sizeof *out);
+        }
+    return STATUS_IS_OK;
+}
+
 /* Logits of n rows to the host, or only the largest of each. */
 static status fetch_logits(backend_cuda *b, uint32_t n, bool largest)
 {
@@ -54,11 +70,15 @@ static status fetch_logits(backend_cuda *b, uint32_t n, bool largest)
         float *logits;
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, rows + done, some, &logits));
+        if (comm_size(d->group) > 1) {
+            RETURN_IF_ERROR(join_logits(b, logits, some, (float *)(void *)(out + done * row)));
+            continue;
+        }
         if (largest) RETURN_IF_GPU_ERROR(d->api->argmax(d->g, logits, some, vocab, tokens));
         RETURN_IF_GPU_ERROR(d->api->copy_out(
             d->g, out + done * row, largest ? (void *)tokens : (void *)logits, some * row));
     }
-    return cuda_status(d->api->wait(d->g));
+    return cuda_wait(d);
 }
 
 static bool all_greedy(const backend_cuda *b, const step_plan *plan)
@@ -107,8 +127,8 @@ static void draw_tokens(backend_cuda *b, const step_plan *plan, const float *row
 static status sample(backend_cuda *b, const step_plan *plan)
 {
     uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
-    bool largest = n_asked == 0 && all_greedy(b, plan);
-    if (n == 0) return cuda_status(b->device.api->wait(b->device.g));
+    bool largest = n_asked == 0 && comm_size(b->device.group) == 1 && all_greedy(b, plan);
+    if (n == 0) return cuda_wait(&b->device);
     RETURN_IF_ERROR(fetch_logits(b, n, largest));
     const void *fetched = b->logits.host + b->logits.size;
     if (largest) {
@@ -166,7 +186,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
         b->is_greedy[plan->opens[i].seq] = is_plain_greedy(plan->opens[i].params);
     }
     if (!computes) {
-        RETURN_IF_GPU_ERROR(b->device.api->wait(b->device.g));
+        RETURN_IF_ERROR(cuda_wait(&b->device));
         return checked;
     }
     b->measures.size = 0;
@@ -184,6 +204,8 @@ static status run_step(backend_cuda *b, const step_plan *plan)
 static void tell_failure(backend_cuda *b)
 {
     const gpu_api *api = b->device.api;
+    bool ends = b->result.status.code == STATUS_INTERNAL || b->result.status.code == STATUS_IO;
+    if (ends && comm_on_device(b->device.group)) comm_abort(b->device.group); /* or wait for ever */
     (void)api->wait(b->device.g);
     if (b->result.status.code == STATUS_INTERNAL && *api->why(b->device.g))
         fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
@@ -224,6 +246,7 @@ static void cuda_destroy(void *ctx)
         cuda_pack_destroy(d, &b->measures);
         cuda_pack_destroy(d, &b->slots);
         cuda_pack_destroy(d, &b->logits);
+        cuda_pack_destroy(d, &d->stage);
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->host) d->api->release_host(d->g, b->host);
         d->api->close(d->g);
@@ -235,7 +258,7 @@ static void cuda_destroy(void *ctx)
     free(b->samples);
     free(b->draws);
     free(b->logit_rows);
-    free(b->moves);
+    cuda_moves_destroy(&b->moves);
     free(b);
 }
 

@@ -491,13 +491,13 @@ status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_r
     return backend_ranks_create(&all, out, err);
 }
 
-backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
+static backend_cpu_facts sum_facts(const backend *b, backend_cpu_facts (*of)(const backend *b))
 {
     assert(b->ops == &ranks_ops);
     const backend_ranks *all = b->ctx;
-    backend_cpu_facts sum = backend_cpu_describe(&all->ranks[0].backend);
+    backend_cpu_facts sum = of(&all->ranks[0].backend);
     for (uint32_t i = 1; i < all->n_ranks; i++) {
-        backend_cpu_facts f = backend_cpu_describe(&all->ranks[i].backend);
+        backend_cpu_facts f = of(&all->ranks[i].backend);
         sum.n_threads += f.n_threads;
         sum.weight_bytes += f.weight_bytes;
         sum.page_bytes += f.page_bytes;
@@ -508,4 +508,34 @@ backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
         if (!f.from_cache) sum.from_cache = false;
     }
     return sum;
+}
+
+backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
+{
+    return sum_facts(b, backend_cpu_describe);
+}
+
+/* ---- CUDA backends --------------------------------------------------------------------------- */
+
+static status make_cuda(void *ctx, comm *group, backend *out, error *err)
+{
+    backend_cuda_options o = *(const backend_cuda_options *)ctx;
+    o.common.group = group;
+    return backend_cuda_create(&o, out, err);
+}
+
+status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n_ranks,
+                                 backend *out, error *err)
+{
+    RETURN_IF_ERROR(model_ranks_check(options->common.config, n_ranks, err));
+    backend_cuda_options o = *options;
+    uint32_t threads = o.common.n_threads ? o.common.n_threads : cpu_count_allowed();
+    o.common.n_threads = threads > n_ranks ? threads / n_ranks : 1;
+    backend_ranks_options all = {.n_ranks = n_ranks, .make = make_cuda, .ctx = &o};
+    return backend_ranks_create(&all, out, err);
+}
+
+backend_cpu_facts backend_cuda_ranks_describe(const backend *b)
+{
+    return sum_facts(b, backend_cuda_describe);
 }

@@ -210,14 +210,13 @@ struct gpu_api;
 status backend_cuda_find(const struct gpu_api **out, error *err);
 
 typedef struct backend_cuda_options {
-    backend_cpu_options common; // kv_type, and n_ranks beyond one, are not looked at; threads pack
-                                // weights and draw tokens
+    backend_cpu_options common; // kv_type is not looked at; threads pack weights and draw tokens
     const struct gpu_api *api;  // of backend_cuda_find, or a test's
     uint32_t ordinal;           // which device
     uint8_t kv;                 // gpu_kv_format of pages
 } backend_cuda_options;
 
-/* Refuses by name what has no kernels: experts, heads of other sizes than 32, 64 and 128, ranks. */
+/* Refuses by name what has no kernels. */
 status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err);
 /* isa is the device's name, valid until the backend is destroyed; pool_bytes are the device's. */
 backend_cpu_facts backend_cuda_describe(const backend *b);
@@ -251,5 +250,10 @@ status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_r
                                 error *err);
 /* Sums over the ranks. */
 backend_cpu_facts backend_cpu_ranks_describe(const backend *b);
+
+/* The same over one GPU, which all of them share. */
+status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n_ranks,
+                                 backend *out, error *err);
+backend_cpu_facts backend_cuda_ranks_describe(const backend *b);
 
 #endif

@@ -51,6 +51,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          " rows, retention.window measures %" PRIu32 " at once",
                          rows, together);
     }
+    uint32_t lacking = retention_measures(&turn.policy, r->n_prompt) & s->options.lacks;
+    if (lacking) {
+        return error_set(
+            err, STATUS_INVALID, "retention.method: %s needs %s, which this device cannot measure",
+            turn.policy.preset ? turn.policy.preset->name : "it", retention_measure_name(lacking));
+    }
     RETURN_IF_ERROR(retention_check_budget(&turn.policy, &s->options.geometry, r->n_prompt, err));
     uint64_t peak = sched_peak_alone(s, &turn, 1, r->max_new_tokens, r->n);
     if (peak >= s->options.n_pages) {

@@ -119,6 +119,7 @@ typedef struct backend_info {
     uint32_t max_rows;      // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_logit_rows; // rows of want_logits in one plan (each is vocab_size floats); 0 = all
+    uint32_t lacks;          // bits of retention_measures that it cannot do
     uint32_t n_pages;
     uint32_t n_host_pages; // of the host tier, as large as the pool's; 0 = it has none
     uint32_t max_in_flight;

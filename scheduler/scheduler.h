@@ -26,6 +26,7 @@ typedef struct sched_options {
     uint32_t max_model_len;  // prompt + output
     uint32_t max_requests;   // waiting and running: the queue's limit
     uint32_t max_logit_rows; // rows that want logits in one step (backend_info); 0 = no limit
+    uint32_t lacks;          // what the backend cannot measure (backend_info)
     bool prefix_cache;
     uint64_t salt;                    // backend_info.identity
     uint32_t max_sessions;            // idle ones kept at once; 0 = sessions are ignored

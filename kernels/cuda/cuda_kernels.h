@@ -20,14 +20,27 @@
 extern "C" {
 #endif
 
+/* What kernels call too. */
+#ifdef __CUDACC__
+#define GPU_INLINE inline __host__ __device__
+#else
+#define GPU_INLINE inline
+#endif
+
 /* Rises with anything below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 1 };
+enum { GPU_API_VERSION = 2 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
 typedef enum gpu_type { GPU_F32, GPU_BF16, GPU_F16, GPU_TYPES } gpu_type;
 
-typedef enum gpu_kv_format { GPU_KV_BF16, GPU_KV_F16, GPU_KV_E4M3, GPU_KV_FORMATS } gpu_kv_format;
+typedef enum gpu_kv_format {
+    GPU_KV_BF16,
+    GPU_KV_F16,
+    GPU_KV_E4M3,
+    GPU_KV_INT8,
+    GPU_KV_FORMATS,
+} gpu_kv_format;
 
 typedef struct gpu gpu;
 
@@ -41,19 +54,80 @@ typedef struct gpu_facts {
 /* ---- weights ----------------------------------------------------------------------------------
  */
 
-/* W [n, k], row by row. bits 0: elements of `type`. Quantised: `scales` are bf16 [n, k / group]
- * (the last group may be short), and `data` int8 [n, k], or [n, k / 2] bytes of two columns each,
- * the even one's q + 8 in the low half. */
+/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers, and 16-bit `scales` for
+ * each row and group of columns, in tiles (quant.cuh); gpu_matrix_bytes and gpu_scale_bytes say how
+ * many bytes either has. */
 typedef struct gpu_matrix {
     void *data, *scales;
     size_t n, k;
-    gpu_type type; /* quantised: of the operands that products are made with */
-    uint8_t bits, group;
+    gpu_type type;       /* quantised: of the operands that products are made with */
+    uint8_t bits, group; /* 8 or 4, and 32, 64 or 128 */
 } gpu_matrix;
+
+static GPU_INLINE size_t gpu_tile_columns(uint8_t bits) { return bits == 4 ? 64 : 32; }
+/* Of a row, those that pad its last tile included. */
+static GPU_INLINE size_t gpu_groups(const gpu_matrix *w)
+{
+    size_t columns = gpu_tile_columns(w->bits);
+    return ((w->k + columns - 1) / columns * columns + w->group - 1) / w->group;
+}
+static GPU_INLINE size_t gpu_matrix_bytes(const gpu_matrix *w)
+{
+    if (w->bits == 0) return w->n * w->k * (w->type == GPU_F32 ? 4 : 2);
+    size_t columns = gpu_tile_columns(w->bits), tiles = (w->k + columns - 1) / columns;
+    return (w->n + 15) / 16 * tiles * 512;
+}
+static GPU_INLINE size_t gpu_scale_bytes(const gpu_matrix *w)
+{
+    return w->bits ? (w->n + 15) / 16 * 16 * gpu_groups(w) * 2 : 0;
+}
+
+static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 2; }
+
+/* ---- experts ----------------------------------------------------------------------------------
+ */
+
+enum { GPU_EXPERTS_MOST = 512 };
+
+/* Some entries (a row and one of its experts), sorted by expert. */
+typedef struct gpu_expert_tile {
+    uint32_t expert, first, n; /* n 0: none */
+} gpu_expert_tile;
+
+/* A sparse layer's feed-forward: softmax over the router's logits, the of_row largest (the lowest
+ * of equals), SwiGLU in each of those experts, and their sum by weight, ascending. An expert's
+ * matrices stand gpu_matrix_bytes behind those of the one before. */
+typedef struct gpu_experts {
+    const float *logits; /* [n_rows, n_experts] */
+    uint32_t n_rows, n_experts, of_row;
+    bool norm;                /* the weights of a row are made to add up to 1 */
+    gpu_matrix gate_up, down; /* of the first expert */
+    const void *x;            /* [n_rows, hidden] operands of gate_up */
+    const float *switches;    /* [n_rows] or NULL. out has been made by the expert of all rows: it
+                                 counts by their sigmoids. NULL: out is written over. */
+    float *out;               /* [n_rows, hidden] */
+    /* Scratch of entries = n_rows * of_row: */
+    void *picked;     /* [entries, hidden] operands */
+    void *wide, *act; /* [entries, 2 ffn] and [entries, ffn] operands */
+    float *part;      /* [entries, hidden] */
+    uint32_t *words;  /* gpu_expert_words */
+    void *scratch;    /* as a product's, of the larger */
+} gpu_experts;
+
+/* The most tiles of so many rows. */
+static inline size_t gpu_expert_tiles(size_t n_rows, size_t of_row, size_t n_experts)
+{
+    return n_experts + n_rows * of_row / 8 + 1;
+}
+static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_experts)
+{
+    return 3 * gpu_expert_tiles(n_rows, of_row, n_experts) + 5 * n_rows * of_row + n_experts + 1;
+}
 
 /* ---- KV pages ----------------------------------------------------------------------------------
  * A tile is what a page holds of one layer and one KV head: K [page_tokens, head_dim], then V
- * likewise, row by row. fp8 e4m3 is stored as it is, saturated at 448. */
+ * likewise, row by row. fp8 e4m3 is stored as it is, saturated at 448; int8 as kernels.h says, the
+ * bf16 scales of K [page_tokens] and of V behind both. page_tokens is a multiple of 16. */
 typedef struct gpu_pages {
     uint8_t *data;
     size_t page_bytes, tile_bytes;
@@ -112,6 +186,24 @@ typedef struct gpu_attention {
     float *partial; /* scratch of gpu_partial_floats(n_decode, kv_heads, head_dim) */
 } gpu_attention;
 
+/* How long a decode tile's part is where tables hold so many slots in all: parts enough to keep
+ * every multiprocessor busy, of one length, and not so short that merging them is what costs. */
+enum { GPU_PART_MIN = 256, GPU_BLOCKS_OF_SM = 16 };
+static inline uint32_t gpu_part_slots(uint64_t slots, uint32_t longest, uint32_t kv_heads,
+                                      uint32_t n_sms)
+{
+    uint64_t part = slots * kv_heads / ((uint64_t)GPU_BLOCKS_OF_SM * n_sms) + 1;
+    if (part < GPU_PART_MIN) part = GPU_PART_MIN;
+    uint64_t parts = (longest + part - 1) / part;
+    if (parts > 0) part = (longest + parts - 1) / parts;
+    return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
+}
+/* The most decode tiles that come of it. */
+static inline uint32_t gpu_most_tiles(uint32_t max_seqs, uint32_t kv_heads, uint32_t n_sms)
+{
+    return max_seqs + 2 * GPU_BLOCKS_OF_SM * n_sms / kv_heads + 2;
+}
+
 /* What queries are made into: the type that K and V are multiplied in. */
 static inline gpu_type gpu_query_type(gpu_kv_format f)
 {
@@ -121,9 +213,20 @@ static inline size_t gpu_partial_floats(size_t n_decode, size_t kv_heads, size_t
 {
     return n_decode * kv_heads * GPU_DECODE_ROWS * (head_dim + 2);
 }
-static inline size_t gpu_kv_bytes(gpu_kv_format f) { return f == GPU_KV_E4M3 ? 1 : 2; }
+static GPU_INLINE size_t gpu_kv_bytes(gpu_kv_format f)
+{
+    return f == GPU_KV_BF16 || f == GPU_KV_F16 ? 2 : 1;
+}
+static inline size_t gpu_tile_bytes(gpu_kv_format f, uint32_t page_tokens, uint32_t head_dim)
+{
+    size_t scales = f == GPU_KV_INT8 ? 2 * sizeof(uint16_t) : 0;
+    return page_tokens * (2 * head_dim * gpu_kv_bytes(f) + scales);
+}
 /* Head sizes that attention is compiled for. */
-static inline bool gpu_has_head_dim(uint32_t d) { return d == 32 || d == 64 || d == 128; }
+static inline bool gpu_has_head_dim(uint32_t d)
+{
+    return d == 32 || d == 64 || d == 96 || d == 128 || d == 256;
+}
 
 /* ---- from qkv to queries and pages --------------------------------------------------------------
  */
@@ -187,6 +290,11 @@ typedef struct gpu_move {
     uint32_t turn; /* 0, or 1 + which row of `turns` its keys are turned by */
 } gpu_move;
 
+/* Moves [first, first + n) go one after the other; chains go at the same time. */
+typedef struct gpu_chain {
+    uint32_t first, n;
+} gpu_chain;
+
 /* Page numbers written into the tables: `n` of them, from values[first] on, to pages[at]. */
 typedef struct gpu_patch {
     uint64_t at;
@@ -204,6 +312,10 @@ typedef struct gpu_api {
     void (*close)(gpu *g);
     const char *(*why)(const gpu *g); /* of the last failure */
 
+    /* On: a row's product never depends on how many rows there are. It costs speed for few. Rows of
+     * attention do not where all are prefill tiles. */
+    void (*set_invariant)(gpu *g, bool on);
+
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeros */
     void (*release)(gpu *g, void *device);
     gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned */
@@ -212,15 +324,22 @@ typedef struct gpu_api {
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
     gpu_status (*wait)(gpu *g);
+    gpu_status (*poll)(gpu *g, bool *idle); /* whether wait would return at once */
+    void *(*stream)(gpu *g);                /* the CUDA stream */
+    gpu_status (*copy)(gpu *g, void *to, const void *from, size_t bytes); /* on the device */
+    /* Microseconds of the device since the last mark; waits. */
+    gpu_status (*mark)(gpu *g);
+    gpu_status (*elapsed)(gpu *g, double *us);
 
-    /* packed: kernels.h's panels of a matrix of w's shape, type and bits, on the device. */
+    /* packed: kernels.h's panels of a matrix of w's shape, type and bits, on the device. w's memory
+     * is zeros. */
     gpu_status (*unpack)(gpu *g, const void *packed, const gpu_matrix *w);
     /* y [m, n] of y_type = x [m, k] * W^T; x of w->type, y and x without gaps. Few rows go one way,
      * many another: a row's value may differ by rounding. scratch: gpu_product_scratch. */
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
 
-    /* x [n, k] f32 = rows of w times scale. */
+    /* x [n, k] f32 = rows of w times scale; zeros for tokens from w->n on. */
     gpu_status (*embed)(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
                         float *x);
     /* angles [n, head_dim] of positions [n] * inv_freq [head_dim / 2], times factor. */
@@ -238,12 +357,14 @@ typedef struct gpu_api {
     /* out [m]: the index of the largest of x [m, n], the lowest of equals. */
     gpu_status (*argmax)(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
 
+    /* Waits for the device where rows are many. */
+    gpu_status (*experts)(gpu *g, const gpu_experts *e);
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
     gpu_status (*attention)(gpu *g, const gpu_attention *a);
     gpu_status (*measure)(gpu *g, const gpu_measure *m);
-    /* moves is the host's; turns [n, head_dim], cosines and sines, the device's. */
-    gpu_status (*move)(gpu *g, const gpu_pages *pages, const gpu_move *moves, uint32_t n,
-                       const float *turns);
+    /* turns [n, head_dim]: cosines and sines. */
+    gpu_status (*move)(gpu *g, const gpu_pages *pages, const gpu_move *moves,
+                       const gpu_chain *chains, uint32_t n_chains, const float *turns);
     gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                         const uint32_t *values);
 } gpu_api;

@@ -11,7 +11,8 @@ enum {
     CHOICES = 512, /* of the library's algorithms that are remembered, by shape */
 };
 
-/* What the library does for one shape. m is part of it: the best algorithm depends on it. */
+/* What the library does for one shape. m is part of it, for the best algorithm depends on it, but
+ * rounded: asking takes long, and steps have all numbers of rows. */
 typedef struct choice {
     size_t n, k, m;
     gpu_type type, y_type;
@@ -20,14 +21,18 @@ typedef struct choice {
 } choice;
 
 struct gpu {
+    uint32_t n_sms;
     cudaStream_t stream;
     cublasLtHandle_t library;
     void *workspace;
+    cudaEvent_t events[2]; /* gpu_mark's and gpu_elapsed's */
+    bool invariant;
     char why[256];
     choice choices[CHOICES];
 };
 
 cudaStream_t gpu_stream(const gpu *g) { return g->stream; }
+uint32_t gpu_sms(const gpu *g) { return g->n_sms; }
 
 static gpu_status fail(gpu *g, const char *what, cudaError_t e)
 {
@@ -55,6 +60,8 @@ static void gpu_close(gpu *g)
     if (!g) return;
     if (g->library) cublasLtDestroy(g->library);
     if (g->workspace) cudaFree(g->workspace);
+    for (int i = 0; i < 2; i++)
+        if (g->events[i]) cudaEventDestroy(g->events[i]);
     if (g->stream) cudaStreamDestroy(g->stream);
     free(g);
 }
@@ -82,7 +89,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     }
     *facts = gpu_facts();
     snprintf(facts->name, sizeof facts->name, "%.127s", p.name);
-    facts->n_sms = (uint32_t)p.multiProcessorCount;
+    facts->n_sms = g->n_sms = (uint32_t)p.multiProcessorCount;
     facts->compute = (uint32_t)(p.major * 10 + p.minor);
     facts->bytes = bytes;
     facts->free_bytes = free_bytes;
@@ -107,6 +114,13 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
 }
 
 static const char *gpu_why(const gpu *g) { return g->why; }
+
+static void gpu_set_invariant(gpu *g, bool on)
+{
+    g->invariant = on;
+    for (int i = 0; i < CHOICES; i++) g->choices[i].known = false;
+}
+bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 
 /* ---- memory -------------------------------------------------------------------------------------
  */
@@ -151,12 +165,65 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
 
 static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }
 
+static gpu_status gpu_poll(gpu *g, bool *idle)
+{
+    cudaError_t e = cudaStreamQuery(g->stream);
+    *idle = e == cudaSuccess;
+    if (e == cudaErrorNotReady) (void)cudaGetLastError(); /* which keeps it, though it is none */
+    return e == cudaErrorNotReady ? GPU_OK : fail(g, "wait", e);
+}
+
+static void *gpu_stream_of(gpu *g) { return g->stream; }
+
+static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
+{
+    if (bytes == 0) return GPU_OK;
+    return fail(g, "copy on the device",
+                cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream));
+}
+
+static gpu_status gpu_mark(gpu *g)
+{
+    gpu_status s = GPU_OK;
+    for (int i = 0; s == GPU_OK && i < 2; i++)
+        if (!g->events[i]) s = fail(g, "event", cudaEventCreate(&g->events[i]));
+    return s == GPU_OK ? fail(g, "mark", cudaEventRecord(g->events[0], g->stream)) : s;
+}
+
+static gpu_status gpu_elapsed(gpu *g, double *us)
+{
+    float ms = 0.0f;
+    gpu_status s = fail(g, "mark", cudaEventRecord(g->events[1], g->stream));
+    if (s == GPU_OK) s = fail(g, "mark", cudaEventSynchronize(g->events[1]));
+    if (s == GPU_OK) s = fail(g, "mark", cudaEventElapsedTime(&ms, g->events[0], g->events[1]));
+    *us = (double)ms * 1000.0;
+    return s;
+}
+
+gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
+{
+    gpu_status s = gpu_copy_out(g, host, device, bytes);
+    return s == GPU_OK ? gpu_wait(g) : s;
+}
+
 /* ---- products by the library --------------------------------------------------------------------
  */
 
 static cudaDataType_t data_type(gpu_type t)
 {
     return t == GPU_BF16 ? CUDA_R_16BF : t == GPU_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* Where a row's value must not depend on how many there are, all are computed as so many are. */
+enum { INVARIANT_ROWS = 128 };
+
+/* Up to 64 rows as they are, then the next of eight steps to twice as many. */
+static size_t rounded_rows(const gpu *g, size_t m)
+{
+    size_t step = 8;
+    if (g->invariant) return INVARIANT_ROWS;
+    while (step * 16 <= m) step *= 2;
+    return m <= 64 ? m : (m + step - 1) / step * step;
 }
 
 typedef struct shapes {
@@ -173,7 +240,7 @@ static void forget_shapes(shapes *s)
 }
 
 /* The library's matrices are by columns: y^T [n, m] = (W^T)^T [n, k] x^T [k, m]. */
-static cublasStatus_t make_shapes(const choice *c, shapes *s)
+static cublasStatus_t make_shapes(const choice *c, size_t m, shapes *s)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
     cudaDataType_t type = data_type(c->type);
@@ -184,26 +251,34 @@ static cublasStatus_t make_shapes(const choice *c, shapes *s)
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatrixLayoutCreate(&s->w, type, c->k, c->n, (int64_t)c->k);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutCreate(&s->x, type, c->k, c->m, (int64_t)c->k);
+        e = cublasLtMatrixLayoutCreate(&s->x, type, c->k, m, (int64_t)c->k);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutCreate(&s->y, data_type(c->y_type), c->n, c->m, (int64_t)c->n);
+        e = cublasLtMatrixLayoutCreate(&s->y, data_type(c->y_type), c->n, m, (int64_t)c->n);
     return e;
 }
 
-static cublasStatus_t choose(gpu *g, choice *c, const shapes *s)
+/* Asked once for a shape: of c->m rows. */
+static cublasStatus_t choose(gpu *g, choice *c)
 {
+    shapes s = {NULL, NULL, NULL, NULL};
     cublasLtMatmulPreference_t wish = NULL;
     cublasLtMatmulHeuristicResult_t best;
     size_t workspace = WORKSPACE_BYTES;
     int found = 0;
-    cublasStatus_t e = cublasLtMatmulPreferenceCreate(&wish);
+    uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
+    cublasStatus_t e = make_shapes(c, c->m, &s);
+    if (e == CUBLAS_STATUS_SUCCESS) e = cublasLtMatmulPreferenceCreate(&wish);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                  &workspace, sizeof workspace);
+    if (e == CUBLAS_STATUS_SUCCESS && g->invariant)
+        e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                 &no_split, sizeof no_split);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(g->library, s->product, s->w, s->x, s->y, s->y, wish, 1,
+        e = cublasLtMatmulAlgoGetHeuristic(g->library, s.product, s.w, s.x, s.y, s.y, wish, 1,
                                            &best, &found);
     if (wish) cublasLtMatmulPreferenceDestroy(wish);
+    forget_shapes(&s);
     if (e != CUBLAS_STATUS_SUCCESS) return e;
     if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     c->algo = best.algo;
@@ -228,14 +303,14 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     choice wanted = choice();
     wanted.n = w->n;
     wanted.k = w->k;
-    wanted.m = m;
+    wanted.m = rounded_rows(g, m);
     wanted.type = w->type;
     wanted.y_type = y_type;
     choice *c = choice_of(g, &wanted);
     shapes s = {NULL, NULL, NULL, NULL};
     const float one = 1.0f, zero = 0.0f;
-    cublasStatus_t e = make_shapes(c, &s);
-    if (e == CUBLAS_STATUS_SUCCESS && !c->known) e = choose(g, c, &s);
+    cublasStatus_t e = make_shapes(c, m, &s);
+    if (e == CUBLAS_STATUS_SUCCESS && !c->known) e = choose(g, c);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmul(g->library, s.product, &one, w->data, s.w, x, s.x, &zero, y, s.y, y, s.y,
                            &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);

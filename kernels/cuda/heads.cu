@@ -2,9 +2,12 @@
  * what happens to pages outside a forward pass: moves of slots, patches of tables. */
 #include "kernels/cuda/pages.cuh"
 
+#include <type_traits>
+
 enum {
     HEAD_THREADS = 128,
-    PAIRS = 4, /* of a lane: head_dim <= 256 */
+    PAIRS = 4,         /* of a lane: head_dim <= 256 */
+    GRID_MOST = 65535, /* blocks along y */
 };
 
 /* Both halves of each of a lane's pairs: element i and i + half, i = lane, lane + WARP, ... */
@@ -60,6 +63,45 @@ static DEVICE void store_head(const head_pairs &v, T *out, uint32_t half, unsign
     }
 }
 
+/* A head's K or V in its slot; int8 as kernels.h and quant_kv_8 say, to the bit. */
+template <class KV>
+static DEVICE void store_slot(const head_pairs &v, const gpu_pages &p, uint8_t *tile, uint32_t slot,
+                              uint32_t part, unsigned lane)
+{
+    KV *row = (KV *)tile + ((size_t)part * p.page_tokens + slot) * p.head_dim;
+    store_head(v, row, p.head_dim / 2, lane);
+}
+template <>
+DEVICE void store_slot<i8>(const head_pairs &v, const gpu_pages &p, uint8_t *tile, uint32_t slot,
+                           uint32_t part, unsigned lane)
+{
+    uint32_t half = p.head_dim / 2, largest = 0; /* bits: those of NaN are above all others */
+    for (int j = 0; j < PAIRS; j++) {
+        uint32_t a = bits_of_float(v.a[j]) & 0x7fffffff, b = bits_of_float(v.b[j]) & 0x7fffffff;
+        if (a > largest) largest = a;
+        if (b > largest) largest = b;
+    }
+    for (int mask = WARP / 2; mask > 0; mask /= 2) {
+        uint32_t other = shuffle_xor(largest, mask);
+        if (other > largest) largest = other;
+    }
+    bool finite = largest < 0x7f800000u, zeros = float_of_bits(largest) < 0x1p-100f;
+    bf16 scale = from_float<bf16>(float_of_bits(largest) / 127.0f);
+    if (!finite) scale.bits = 0x7fc0;
+    else if (zeros) scale.bits = 0;
+    float inverse = finite && !zeros ? 1.0f / to_float(scale) : 0.0f;
+    int8_t *row = (int8_t *)tile + ((size_t)part * p.page_tokens + slot) * p.head_dim;
+    for (int j = 0; j < PAIRS; j++) {
+        uint32_t i = lane + j * WARP;
+        if (i >= half) continue;
+        float a = fminf(fmaxf(v.a[j] * inverse, -127.0f), 127.0f);
+        float b = fminf(fmaxf(v.b[j] * inverse, -127.0f), 127.0f);
+        row[i] = finite ? (int8_t)rintf(a) : 0;
+        row[half + i] = finite ? (int8_t)rintf(b) : 0;
+    }
+    if (lane == 0) scales_at(p, tile)[part * p.page_tokens + slot] = scale.bits;
+}
+
 /* A block takes a row, a warp its heads in turn: q heads, k heads, v heads. */
 template <class KV> static __global__ void heads_kernel(gpu_heads h)
 {
@@ -83,42 +125,60 @@ template <class KV> static __global__ void heads_kernel(gpu_heads h)
         uint32_t kv_head = (head - n_q) % h.kv_heads;
         table_view t = view_table(h.pages, h.tables, h.layer, seq, h.lengths, kv_head);
         uint32_t slot = t.length - seq.n_rows + (row - seq.first_row);
-        KV *at = (KV *)key_at(h.pages, t, slot, dim * sizeof(KV));
-        if (!is_k) at += (size_t)h.pages.page_tokens * dim;
-        store_head(v, at, half, lane);
+        uint8_t *tile = t.tiles + t.pages[slot / h.pages.page_tokens] * h.pages.page_bytes;
+        store_slot<KV>(v, h.pages, tile, slot % h.pages.page_tokens, !is_k, lane);
     }
 }
 
 /* ---- moves ------------------------------------------------------------------------------------
  */
 
-/* A warp takes a slot's K, then its V; the rows of one round are read before any is written, and
- * rounds go away from what they write: src and dst may be one page. */
-template <class KV> static __global__ void move_kernel(gpu_pages p, gpu_move m, const float *turns)
+/* What a slot has of K or V. */
+template <class KV>
+static DEVICE head_pairs load_slot(const gpu_pages &p, uint8_t *tile, uint32_t slot, uint32_t part,
+                                   unsigned lane)
+{
+    uint32_t half = p.head_dim / 2, at = part * p.page_tokens + slot;
+    const KV *row = (const KV *)tile + (size_t)at * p.head_dim;
+    float scale = 1.0f;
+    if (std::is_same<KV, i8>::value) scale = to_float(bf16{scales_at(p, tile)[at]});
+    head_pairs v;
+    for (int j = 0; j < PAIRS; j++) {
+        uint32_t d = lane + j * WARP;
+        v.a[j] = d < half ? to_float(row[d]) * scale : 0.0f;
+        v.b[j] = d < half ? to_float(row[half + d]) * scale : 0.0f;
+    }
+    return v;
+}
+
+/* A block takes a tile of every move of a chain, in their order: a page may be written by one and
+ * read by the next. Of a move, a warp takes a slot's K, then its V; the rows of one round are read
+ * before any is written, and rounds go away from what they write: src and dst may be one page. int8
+ * that is read and written again keeps its bits. */
+template <class KV>
+static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu_chain *chains,
+                                   const float *turns)
 {
     uint32_t half = p.head_dim / 2, warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP;
-    const float *turn = m.turn ? turns + (size_t)(m.turn - 1) * p.head_dim : NULL;
     size_t tile = blockIdx.x * p.tile_bytes;
-    const KV *src = (const KV *)(p.data + m.src_page * p.page_bytes + tile);
-    KV *dst = (KV *)(p.data + m.dst_page * p.page_bytes + tile);
-    for (uint32_t from = 0; from < m.n_slots; from += warps) {
-        uint32_t i = from + warp;
-        bool in = i < m.n_slots;
-        if (m.dst_slot > m.src_slot) i = m.n_slots - 1 - i;
-        for (uint32_t part = 0; part < 2; part++) {
-            uint32_t first = part * p.page_tokens;
-            const KV *x = src + (size_t)(first + m.src_slot + i) * p.head_dim;
-            head_pairs v;
-            for (int j = 0; j < PAIRS; j++) {
-                uint32_t d = lane + j * WARP;
-                bool there = in && d < half;
-                v.a[j] = there ? to_float(x[d]) : 0.0f;
-                v.b[j] = there ? to_float(x[half + d]) : 0.0f;
-            }
-            if (turn && part == 0) turn_head(&v, turn, half, lane);
+    const gpu_chain chain = chains[blockIdx.y];
+    for (uint32_t n = 0; n < chain.n; n++) {
+        const gpu_move m = moves[chain.first + n];
+        const float *turn = m.turn ? turns + (size_t)(m.turn - 1) * p.head_dim : NULL;
+        uint8_t *src = p.data + m.src_page * p.page_bytes + tile;
+        uint8_t *dst = p.data + m.dst_page * p.page_bytes + tile;
+        for (uint32_t from = 0; from < m.n_slots; from += warps) {
+            uint32_t i = from + warp;
+            bool in = i < m.n_slots;
+            if (m.dst_slot > m.src_slot) i = m.n_slots - 1 - i;
+            if (!in) i = 0;
+            head_pairs k = load_slot<KV>(p, src, m.src_slot + i, 0, lane);
+            head_pairs v = load_slot<KV>(p, src, m.src_slot + i, 1, lane);
+            if (turn) turn_head(&k, turn, half, lane);
             __syncthreads();
-            if (in) store_head(v, dst + (size_t)(first + m.dst_slot + i) * p.head_dim, half, lane);
+            if (in) store_slot<KV>(k, p, dst, m.dst_slot + i, 0, lane);
+            if (in) store_slot<KV>(v, p, dst, m.dst_slot + i, 1, lane);
             __syncthreads();
         }
     }
@@ -145,13 +205,14 @@ gpu_status gpu_write_heads(gpu *g, const gpu_heads *h)
     return gpu_launched(g, "heads");
 }
 
-/* One launch for each: a page may be written by one move and read by the next. */
-gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, uint32_t n,
-                     const float *turns)
+gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,
+                     uint32_t n_chains, const float *turns)
 {
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t first = 0; first < n_chains; first += GRID_MOST) {
+        uint32_t n = n_chains - first < GRID_MOST ? n_chains - first : (uint32_t)GRID_MOST;
 #define MOVE(KV)                                                                                   \
-    LAUNCH(move_kernel<KV>, pages->n_tiles, HEAD_THREADS, 0, g, *pages, moves[i], turns)
+    LAUNCH(move_kernel<KV>, dim3(pages->n_tiles, n), HEAD_THREADS, 0, g, *pages, moves,            \
+           chains + first, turns)
         FOR_KV(pages->format, MOVE)
 #undef MOVE
     }

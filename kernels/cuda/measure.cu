@@ -1,5 +1,5 @@
-/* What retention chooses by, slot by slot: kernels/measure.h says what each kind is. A thread takes
- * a slot, so that its sum over query heads, then rows, has one order. */
+/* What retention chooses by, slot by slot: kernels/measure.h says what each kind is. Those that are
+ * of scores alone are mass.cu's. */
 #include "kernels/cuda/pages.cuh"
 
 enum { SLOT_THREADS = 128 };
@@ -20,24 +20,22 @@ template <class KV> static DEVICE float norm_of(const KV *x, uint32_t dim)
     return sqrtf(sum);
 }
 
-/* What a query row gives to a slot. q and y [dim] are shared, k and v the slot's. */
+/* What a query row's projection gives to a slot. q and y [dim] are shared, k and v the slot's. */
 template <class KV, int D>
 static DEVICE float of_row(const gpu_measure &m, const float *q, const float *y, const float k[D],
-                           const KV *v, float lse)
+                           const KV *v, float v_scale, float lse)
 {
     float dot = 0.0f;
 #pragma unroll
     for (int d = 0; d < D; d++) dot += q[d] * k[d];
-    if (m.kind == GPU_MEASURE_RAW) return dot;
     float p = exp2f(dot * m.scale * 1.4426950408889634f - lse);
-    if (m.kind == GPU_MEASURE_MASS) return p;
     float along = 0.0f;
     for (int d = 0; d < D; d++) along += y[d] * to_float(v[d]);
-    return p * along;
+    return p * along * v_scale;
 }
 
 template <class KV, int D>
-static __global__ void __launch_bounds__(SLOT_THREADS) slots_kernel(gpu_measure m)
+static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_measure m)
 {
     typedef typename query_of<KV>::type Q;
     __shared__ float q[D], y[D];
@@ -46,26 +44,26 @@ static __global__ void __launch_bounds__(SLOT_THREADS) slots_kernel(gpu_measure 
     bool in = slot < t.length;
     const KV *key = (const KV *)key_at(m.pages, t, in ? slot : 0, D * sizeof(KV));
     const KV *value = key + (size_t)m.pages.page_tokens * D;
+    float k_scale = kv_scale<KV>(m.pages, t, in ? slot : 0, 0);
+    float v_scale = kv_scale<KV>(m.pages, t, in ? slot : 0, 1);
     float k[D], sum = 0.0f;
 #pragma unroll
-    for (int d = 0; d < D; d++) k[d] = in ? to_float(key[d]) : 0.0f;
+    for (int d = 0; d < D; d++) k[d] = in ? to_float(key[d]) * k_scale : 0.0f;
     uint32_t heads = m.kv_heads * m.q_heads;
     for (uint32_t i = 0; i < m.rows; i++) {
         uint32_t last = t.length - m.rows + i; /* the slot that the row sits at */
         size_t row =
             (size_t)(m.seq.first_row + m.seq.n_rows - m.rows + i) * heads + head * m.q_heads;
-        bool seen = in && (m.kind == GPU_MEASURE_RAW ||
-                           (slot <= last && (m.layer.window == 0 || slot + m.layer.window > last)));
+        bool seen = in && slot <= last && (m.layer.window == 0 || slot + m.layer.window > last);
         float of_heads = 0.0f; /* heads first, then rows */
         for (uint32_t h = 0; h < m.q_heads; h++) {
             __syncthreads();
             for (uint32_t d = threadIdx.x; d < D; d += SLOT_THREADS) {
                 q[d] = to_float(((const Q *)m.q)[(row + h) * D + d]);
-                y[d] = m.y ? load_typed(m.y, m.y_type, (row + h) * D + d) : 0.0f;
+                y[d] = load_typed(m.y, m.y_type, (row + h) * D + d);
             }
             __syncthreads();
-            float lse = m.lse ? m.lse[row + h] : 0.0f;
-            if (seen) of_heads += of_row<KV, D>(m, q, y, k, value, lse);
+            if (seen) of_heads += of_row<KV, D>(m, q, y, k, value, v_scale, m.lse[row + h]);
         }
         sum += of_heads;
     }
@@ -79,8 +77,10 @@ template <class KV> static __global__ void norms_kernel(gpu_measure m)
     if (slot >= t.length) return;
     uint32_t dim = m.pages.head_dim;
     const KV *x = (const KV *)key_at(m.pages, t, slot, dim * sizeof(KV));
-    if (m.kind == GPU_MEASURE_VALUE_NORM) x += (size_t)m.pages.page_tokens * dim;
-    m.slots[(size_t)head * m.slot_stride + slot] = norm_of(x, dim);
+    bool values = m.kind == GPU_MEASURE_VALUE_NORM;
+    if (values) x += (size_t)m.pages.page_tokens * dim;
+    m.slots[(size_t)head * m.slot_stride + slot] =
+        norm_of(x, dim) * kv_scale<KV>(m.pages, t, slot, values);
 }
 
 static __global__ void by_page_kernel(gpu_measure m)
@@ -107,12 +107,16 @@ template <class KV> static gpu_status run(gpu *g, const gpu_measure *m)
         LAUNCH(norms_kernel<KV>, grid, SLOT_THREADS, 0, g, *m);
         return gpu_launched(g, "norms");
     }
-    auto kernel = m->pages.head_dim == 32   ? slots_kernel<KV, 32>
-                  : m->pages.head_dim == 64 ? slots_kernel<KV, 64>
-                                            : slots_kernel<KV, 128>;
-    if (!gpu_has_head_dim(m->pages.head_dim)) return GPU_UNSUPPORTED;
-    LAUNCH(kernel, grid, SLOT_THREADS, 0, g, *m);
-    return gpu_launched(g, "measures by slot");
+    if (m->kind != GPU_MEASURE_PROJECTION) return gpu_mass(g, m);
+    switch (m->pages.head_dim) {
+    case 32: LAUNCH((projection_kernel<KV, 32>), grid, SLOT_THREADS, 0, g, *m); break;
+    case 64: LAUNCH((projection_kernel<KV, 64>), grid, SLOT_THREADS, 0, g, *m); break;
+    case 96: LAUNCH((projection_kernel<KV, 96>), grid, SLOT_THREADS, 0, g, *m); break;
+    case 128: LAUNCH((projection_kernel<KV, 128>), grid, SLOT_THREADS, 0, g, *m); break;
+    case 256: LAUNCH((projection_kernel<KV, 256>), grid, SLOT_THREADS, 0, g, *m); break;
+    default: return GPU_UNSUPPORTED;
+    }
+    return gpu_launched(g, "projection by slot");
 }
 
 gpu_status gpu_measures(gpu *g, const gpu_measure *m)

@@ -30,4 +30,24 @@ static DEVICE uint8_t *key_at(const gpu_pages &p, const table_view &v, uint32_t 
            slot % p.page_tokens * row_bytes;
 }
 
+/* Where the scales of int8 are in a tile, those of K and, page_tokens further, of V. */
+static DEVICE uint16_t *scales_at(const gpu_pages &p, uint8_t *tile)
+{
+    return (uint16_t *)(tile + 2 * (size_t)p.page_tokens * p.head_dim);
+}
+
+/* What a slot's elements of K (part 0) or V are to be multiplied with. */
+template <class KV>
+static DEVICE float kv_scale(const gpu_pages &, const table_view &, uint32_t, uint32_t)
+{
+    return 1.0f;
+}
+template <>
+DEVICE float kv_scale<i8>(const gpu_pages &p, const table_view &v, uint32_t slot, uint32_t part)
+{
+    uint8_t *tile = v.tiles + v.pages[slot / p.page_tokens] * p.page_bytes;
+    bf16 scale = {scales_at(p, tile)[part * p.page_tokens + slot % p.page_tokens]};
+    return to_float(scale);
+}
+
 #endif

@@ -1,30 +1,15 @@
 /* Products with weights: what is read for a few rows is W, so it is read as it lies, integers
  * included; for many rows the library multiplies, and integers become operands first. */
-#include "kernels/cuda/simt.cuh"
+#include "kernels/cuda/quant.cuh"
 
 enum {
-    FEW_ROWS = 4,       /* of operands as they are: beyond, the library is as fast */
-    FEW_ROWS_QUANT = 8, /* of integers */
+    ONE_ROWS = 2,         /* of operands as they are: beyond, the library is as fast */
+    FEW_ROWS_QUANT = 128, /* of integers: beyond, making operands of them costs less than passes */
     FEW_THREADS = 128,
+    LOADS = 4,
     CONVERT_THREADS = 256,
     PANEL = 16, /* kernels.h */
 };
-
-/* ---- elements -----------------------------------------------------------------------------------
- */
-
-static DEVICE int quant_at(const gpu_matrix &w, size_t row, size_t column)
-{
-    if (w.bits == 8) return ((const int8_t *)w.data)[row * w.k + column];
-    int pair = ((const uint8_t *)w.data)[(row * w.k + column) / 2];
-    return (column % 2 ? pair >> 4 : pair & 15) - 8;
-}
-
-static DEVICE float scale_at(const gpu_matrix &w, size_t row, size_t column)
-{
-    size_t groups = (w.k + w.group - 1) / w.group;
-    return to_float(((const bf16 *)w.scales)[row * groups + column / w.group]);
-}
 
 /* ---- from the CPU's panels ----------------------------------------------------------------------
  */
@@ -60,133 +45,105 @@ static DEVICE int packed_quant(const gpu_matrix &w, const uint8_t *packed, size_
     return i / 4 % 2 ? pair >> 4 : pair & 15;
 }
 
-/* A thread makes two columns. */
+/* A thread makes eight columns of a row. */
 static __global__ void unpack_quant_kernel(const uint8_t *packed, gpu_matrix w)
 {
-    size_t i = 2 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= w.n * w.k) return;
-    size_t row = i / w.k, column = i % w.k;
-    int a = packed_quant(w, packed, row, column), b = packed_quant(w, packed, row, column + 1);
-    if (w.bits == 8) {
-        ((int8_t *)w.data)[i] = (int8_t)a;
-        ((int8_t *)w.data)[i + 1] = (int8_t)b;
-    } else {
-        ((uint8_t *)w.data)[i / 2] = (uint8_t)(a | b << 4);
+    size_t eights = (w.k + 7) / 8, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= w.n * eights) return;
+    size_t row = i / eights, first = i % eights * 8;
+    uint32_t words[2] = {0, 0}; /* columns that pad stay 0 */
+    for (uint32_t e = 0; e < 8 && first + e < w.k; e++) {
+        uint32_t q = (uint32_t)packed_quant(w, packed, row, first + e);
+        if (w.bits == 8) words[e / 4] |= (q & 255) << e % 4 * 8;
+        else words[0] |= q << (4 * (e / 2) + 16 * (e % 2));
     }
-    if (column % w.group != 0) return;
-    size_t groups = (w.k + w.group - 1) / w.group;
-    const uint16_t *scales = (const uint16_t *)line_at(w, packed, row, column);
-    ((uint16_t *)w.scales)[row * groups + column / w.group] =
-        scales[column / w.group % 2 * PANEL + row % PANEL];
+    uint32_t *out = (uint32_t *)((uint8_t *)w.data + quant_bytes_at(w, row, first));
+    out[0] = words[0];
+    if (w.bits == 8) out[1] = words[1];
+    if (first % w.group != 0) return;
+    const uint16_t *scales = (const uint16_t *)line_at(w, packed, row, first);
+    ((uint16_t *)w.scales)[scale_index(w, row, first)] =
+        scales[first / w.group % 2 * PANEL + row % PANEL];
 }
 
+/* A thread makes eight columns. */
 template <class T> static __global__ void dequant_kernel(gpu_matrix w, T *out)
 {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= w.n * w.k) return;
-    size_t row = i / w.k, column = i % w.k;
-    out[i] = from_float<T>((float)quant_at(w, row, column) * scale_at(w, row, column));
+    size_t eights = (w.k + 7) / 8, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= w.n * eights) return;
+    size_t row = i / eights, first = i % eights * 8;
+    float scale = scale_at(w, row, first);
+    if (w.k % 8 == 0) {
+        vec16 v;
+        for (int e = 0; e < 4; e++)
+            v.w[e] = pack2((float)quant_at(w, row, first + 2 * e) * scale,
+                           (float)quant_at(w, row, first + 2 * e + 1) * scale, T());
+        *(vec16 *)(out + row * w.k + first) = v;
+        return;
+    }
+    for (size_t c = first; c < w.k && c < first + 8; c++)
+        out[row * w.k + c] = from_float<T>((float)quant_at(w, row, c) * scale);
 }
 
 /* ---- few rows -----------------------------------------------------------------------------------
  */
 
-/* Columns of a row that stand in 16 bytes of W, as floats before their scale. */
-template <class T> struct plain_chunk {
-    enum { COLUMNS = 8 };
-    static DEVICE float at(const vec16 &v, int i)
-    {
-        uint32_t word = v.w[i / 2];
-        T x;
-        x.bits = (uint16_t)(i % 2 ? word >> 16 : word);
-        return to_float(x);
-    }
-    static DEVICE float scale(const gpu_matrix &, size_t, size_t) { return 1.0f; }
-};
+template <class T> static DEVICE float value_of(const vec16 &v, int i)
+{
+    T x;
+    x.bits = (uint16_t)(v.w[i / 2] >> i % 2 * 16);
+    return to_float(x);
+}
 
-struct int8_chunk {
-    enum { COLUMNS = 16 };
-    static DEVICE float at(const vec16 &v, int i)
-    {
-        return (float)(int8_t)(v.w[i / 4] >> i % 4 * 8);
-    }
-    static DEVICE float scale(const gpu_matrix &w, size_t row, size_t column)
-    {
-        return scale_at(w, row, column);
-    }
-};
-
-struct int4_chunk {
-    enum { COLUMNS = 32 };
-    static DEVICE float at(const vec16 &v, int i)
-    {
-        return (float)((int)(v.w[i / 8] >> i % 8 * 4 & 15) - 8);
-    }
-    static DEVICE float scale(const gpu_matrix &w, size_t row, size_t column)
-    {
-        return scale_at(w, row, column);
-    }
-};
-
-/* A warp makes one output of each of M rows (those of m and beyond are its last again). */
-template <class C, class T, int M>
+/* A warp makes one output of each of M rows. */
+template <class T, int M>
 static __global__ void __launch_bounds__(FEW_THREADS)
-    few_kernel(gpu_matrix w, const T *x, uint32_t m, void *y, bool y_f32)
+    one_kernel(gpu_matrix w, const T *x, void *y, bool y_f32)
 {
     size_t row = (size_t)blockIdx.x * (FEW_THREADS / WARP) + threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP;
     if (row >= w.n) return; /* a whole warp */
-    const vec16 *data = (const vec16 *)w.data + row * (w.k / C::COLUMNS);
+    const vec16 *data = (const vec16 *)((const T *)w.data + row * w.k);
     float sums[M];
 #pragma unroll
     for (int r = 0; r < M; r++) sums[r] = 0.0f;
-#pragma unroll 2
-    for (size_t chunk = lane; chunk < w.k / C::COLUMNS; chunk += WARP) {
-        vec16 v = data[chunk];
-        float scale = C::scale(w, row, chunk * C::COLUMNS), part[M];
+    uint32_t chunks = (uint32_t)(w.k / 8);
+    for (uint32_t first = lane; first < chunks; first += LOADS * WARP) {
+        vec16 v[LOADS]; /* all on their way before the first is needed */
 #pragma unroll
-        for (int r = 0; r < M; r++) part[r] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < C::COLUMNS; i += 8) {
-#pragma unroll
-            for (int r = 0; r < M; r++) {
-                size_t at = (r < (int)m ? r : m - 1) * w.k + chunk * C::COLUMNS + i;
-                vec16 xs = *(const vec16 *)(x + at);
-#pragma unroll
-                for (int j = 0; j < 8; j++) part[r] += C::at(v, i + j) * plain_chunk<T>::at(xs, j);
-            }
+        for (int l = 0; l < LOADS; l++) {
+            uint32_t chunk = first + l * WARP;
+            v[l] = chunk < chunks ? load_once(data + chunk) : vec16{{0, 0, 0, 0}};
         }
 #pragma unroll
-        for (int r = 0; r < M; r++) sums[r] += part[r] * scale;
+        for (int l = 0; l < LOADS; l++) {
+            uint32_t chunk = first + l * WARP;
+            if (chunk >= chunks) break;
+#pragma unroll
+            for (int r = 0; r < M; r++) {
+                vec16 xs = *(const vec16 *)(x + r * w.k + chunk * 8);
+#pragma unroll
+                for (int j = 0; j < 8; j++) sums[r] += value_of<T>(v[l], j) * value_of<T>(xs, j);
+            }
+        }
     }
 #pragma unroll
     for (int r = 0; r < M; r++) {
         float sum = warp_sum(sums[r]);
-        if (lane != 0 || r >= (int)m) continue;
+        if (lane != 0) continue;
         if (y_f32) ((float *)y)[r * w.n + row] = sum;
         else ((T *)y)[r * w.n + row] = from_float<T>(sum);
     }
 }
 
-template <class C, class T>
-static gpu_status run_few(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+template <class T>
+static gpu_status run_one(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type)
 {
     unsigned blocks = (unsigned)((w->n + FEW_THREADS / WARP - 1) / (FEW_THREADS / WARP));
-    auto kernel = m == 1 ? few_kernel<C, T, 1> : m <= 4 ? few_kernel<C, T, 4> : few_kernel<C, T, 8>;
-    LAUNCH(kernel, blocks, FEW_THREADS, 0, g, *w, (const T *)x, (uint32_t)m, y, y_type == GPU_F32);
-    return gpu_launched(g, "product of few rows");
-}
-
-template <class T>
-static gpu_status run_few_of(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
-                             gpu_type y_type)
-{
-    switch (w->bits) {
-    case 8: return run_few<int8_chunk, T>(g, w, x, m, y, y_type);
-    case 4: return run_few<int4_chunk, T>(g, w, x, m, y, y_type);
-    default: return run_few<plain_chunk<T>, T>(g, w, x, m, y, y_type);
-    }
+    auto kernel = m == 1 ? one_kernel<T, 1> : one_kernel<T, 2>;
+    LAUNCH(kernel, blocks, FEW_THREADS, 0, g, *w, (const T *)x, y, y_type == GPU_F32);
+    return gpu_launched(g, "product of one row");
 }
 
 /* ---- launches -----------------------------------------------------------------------------------
@@ -201,7 +158,7 @@ gpu_status gpu_unpack(gpu *g, const void *packed, const gpu_matrix *w)
 {
     size_t n = w->n * w->k;
     if (w->bits)
-        LAUNCH(unpack_quant_kernel, blocks_of((n + 1) / 2), CONVERT_THREADS, 0, g,
+        LAUNCH(unpack_quant_kernel, blocks_of(w->n * ((w->k + 7) / 8)), CONVERT_THREADS, 0, g,
                (const uint8_t *)packed, *w);
     else
         LAUNCH(unpack_kernel, blocks_of(n), CONVERT_THREADS, 0, g, (const uint8_t *)packed, w->n,
@@ -209,25 +166,21 @@ gpu_status gpu_unpack(gpu *g, const void *packed, const gpu_matrix *w)
     return gpu_launched(g, "unpack");
 }
 
-static bool goes_few(const gpu_matrix *w, size_t m)
-{
-    size_t columns = w->bits == 4 ? 32 : w->bits == 8 ? 16 : 8;
-    return w->type != GPU_F32 && w->k % columns == 0 &&
-           m <= (size_t)(w->bits ? FEW_ROWS_QUANT : FEW_ROWS);
-}
-
 gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                        gpu_type y_type, void *scratch)
 {
     if (m == 0) return GPU_OK;
-    if (goes_few(w, m))
-        return w->type == GPU_BF16 ? run_few_of<bf16>(g, w, x, m, y, y_type)
-                                   : run_few_of<f16>(g, w, x, m, y, y_type);
+    bool invariant = gpu_is_invariant(g);
+    if (w->bits && gpu_takes_few(w) && m <= FEW_ROWS_QUANT && !invariant)
+        return gpu_few_product(g, w, x, m, y, y_type);
+    if (!w->bits && gpu_takes_few(w) && m <= ONE_ROWS && !invariant)
+        return w->type == GPU_BF16 ? run_one<bf16>(g, w, x, m, y, y_type)
+                                   : run_one<f16>(g, w, x, m, y, y_type);
     if (w->bits == 0) return gpu_library_product(g, w, x, m, y, y_type);
-    size_t n = w->n * w->k;
+    unsigned blocks = blocks_of(w->n * ((w->k + 7) / 8));
     if (w->type == GPU_BF16)
-        LAUNCH(dequant_kernel<bf16>, blocks_of(n), CONVERT_THREADS, 0, g, *w, (bf16 *)scratch);
-    else LAUNCH(dequant_kernel<f16>, blocks_of(n), CONVERT_THREADS, 0, g, *w, (f16 *)scratch);
+        LAUNCH(dequant_kernel<bf16>, blocks, CONVERT_THREADS, 0, g, *w, (bf16 *)scratch);
+    else LAUNCH(dequant_kernel<f16>, blocks, CONVERT_THREADS, 0, g, *w, (f16 *)scratch);
     gpu_status s = gpu_launched(g, "operands of integers");
     gpu_matrix whole = *w;
     whole.data = scratch;

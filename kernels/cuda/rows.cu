@@ -17,7 +17,7 @@ static __global__ void embed_kernel(gpu_matrix w, const uint32_t *tokens, float 
 {
     size_t token = tokens[blockIdx.x];
     for (size_t i = threadIdx.x; i < w.k; i += blockDim.x)
-        x[blockIdx.x * w.k + i] = weight_at(w, token, i) * scale;
+        x[blockIdx.x * w.k + i] = token < w.n ? weight_at(w, token, i) * scale : 0.0f;
 }
 
 /* Accurate sines: an angle may be as large as the context. */

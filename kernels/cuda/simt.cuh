@@ -17,6 +17,9 @@ struct f16 {
 struct e4m3 {
     uint8_t bits;
 };
+struct i8 {
+    int8_t q; /* times the scale of its slot */
+};
 struct alignas(16) vec16 {
     uint32_t w[4];
 };
@@ -44,6 +47,7 @@ DEVICE f16 widen(e4m3 x)
     return f16{__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)x.bits, __NV_E4M3).x};
 }
 DEVICE float to_float(e4m3 x) { return to_float(widen(x)); }
+DEVICE float to_float(i8 x) { return (float)x.q; }
 template <class T> DEVICE T from_float(float x);
 template <> DEVICE float from_float<float>(float x) { return x; }
 template <> DEVICE bf16 from_float<bf16>(float x)
@@ -69,14 +73,58 @@ DEVICE uint32_t pack2(float a, float b, f16)
     return (uint32_t)from_float<f16>(a).bits | (uint32_t)from_float<f16>(b).bits << 16;
 }
 
+DEVICE uint32_t warp_ballot(bool b) { return __ballot_sync(~0u, b); }
+DEVICE uint32_t count_bits(uint32_t x) { return (uint32_t)__popc(x); }
 template <class T> DEVICE T shuffle_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+
+/* The halves of a minus those of b. */
+DEVICE uint32_t subtract2(uint32_t a, uint32_t b, f16)
+{
+    __half2 d = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint32_t *)&d;
+}
+DEVICE uint32_t subtract2(uint32_t a, uint32_t b, bf16)
+{
+    __nv_bfloat162 d = __hsub2(*(const __nv_bfloat162 *)&a, *(const __nv_bfloat162 *)&b);
+    return *(const uint32_t *)&d;
+}
+/* Byte i of the result is byte (selector >> 4 i & 7) of a (0 to 3) and b (4 to 7). */
+DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
+{
+    return __byte_perm(a, b, selector);
+}
+DEVICE float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
+DEVICE uint32_t bits_of_float(float x) { return __float_as_uint(x); }
+/* Two e4m3 of the low half of `pair` as f16. */
+DEVICE uint32_t widen2(uint32_t pair, e4m3)
+{
+    __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)pair, __NV_E4M3);
+    return (uint32_t)h.x | (uint32_t)h.y << 16;
+}
+/* 2^x of the hardware: 2 ulp, denormals are 0. */
+DEVICE float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* What is read once: not for the first cache. */
+DEVICE vec16 load_once(const vec16 *p)
+{
+    vec16 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+        : "l"(p));
+    return v;
+}
 
 /* 16 bytes to shared memory, or zeros where there is nothing. */
 DEVICE void copy_async(void *shared, const void *global, bool there)
 {
     unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(bytes)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(global),
+                 "r"(bytes)
                  : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -155,6 +203,33 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
                                gpu_type y_type);
 /* A kernel may have so much dynamic shared memory. */
 void gpu_allow_shared(const void *kernel, size_t bytes);
+uint32_t gpu_sms(const gpu *g);
+bool gpu_is_invariant(const gpu *g);
+/* Copies to the host and waits. */
+gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes);
+
+gpu_status gpu_attend_bf16(gpu *g, const gpu_attention *a);
+gpu_status gpu_attend_f16(gpu *g, const gpu_attention *a);
+gpu_status gpu_attend_e4m3(gpu *g, const gpu_attention *a);
+gpu_status gpu_attend_int8(gpu *g, const gpu_attention *a);
+
+/* mass.cu: MASS and RAW by slot. */
+gpu_status gpu_mass(gpu *g, const gpu_measure *m);
+
+/* few.cu: products that read W once. Of an expert's entries: x_rows NULL, or entry i is row
+ * x_rows[i] of x. */
+struct gpu_experts_list {
+    const gpu_expert_tile *tiles;
+    const uint32_t *rows;
+};
+static inline bool gpu_takes_few(const gpu_matrix *w)
+{
+    return w->type != GPU_F32 && w->k % 8 == 0;
+}
+gpu_status gpu_few_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                           gpu_type y_type);
+gpu_status gpu_few_experts(gpu *g, const gpu_matrix *w, const void *x, const gpu_experts_list *list,
+                           uint32_t n_tiles, uint32_t tile_rows, void *y, gpu_type y_type);
 
 /* The functions of the table, by file. */
 extern "C" {
@@ -170,10 +245,12 @@ gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, 
 gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
                       void *out);
 gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
+/* experts.cu */
+gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
 /* heads.cu */
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);
-gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, uint32_t n,
-                     const float *turns);
+gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,
+                     uint32_t n_chains, const float *turns);
 gpu_status gpu_patches(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                        const uint32_t *values);
 /* attention.cu, measure.cu */
@@ -197,6 +274,7 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
     switch (format) {                                                                              \
     case GPU_KV_BF16: WHAT(bf16); break;                                                           \
     case GPU_KV_F16: WHAT(f16); break;                                                             \
+    case GPU_KV_INT8: WHAT(i8); break;                                                             \
     default: WHAT(e4m3); break;                                                                    \
     }
 

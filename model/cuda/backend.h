@@ -5,9 +5,24 @@
 
 #include "model/cuda/cuda.h"
 #include "model/sampler.h"
+#include "model/tensors.h"
+
+/* Of a step's moves. */
+typedef struct cuda_moves {
+    uint32_t *last;      /* [n_pages] 1 + the last move of the run that touches it */
+    gpu_move *run;       /* [capacity] between two copies of pages */
+    uint32_t *root, *at; /* [capacity] of the run's: the first of a chain, and which chain */
+    uint32_t *chains;    /* [capacity + 1] of each run, how many */
+    size_t capacity;
+    const gpu_move *d_moves; /* on the device */
+    const gpu_chain *d_chains;
+    const float *d_turns;
+} cuda_moves;
 
 typedef struct backend_cuda {
     model_config config;
+    model_config local; /* heads and ffn are this rank's */
+    tensor_slice slice;
     backend_info info;
     backend_cpu_facts facts;
     cuda_device device;
@@ -30,8 +45,7 @@ typedef struct backend_cuda {
     step_sample *samples;         /* [max_seqs] */
     sampler_draw *draws;          /* [max_seqs] */
     uint32_t *logit_rows;         /* [max_rows + max_seqs] */
-    gpu_move *moves;
-    size_t moves_capacity;
+    cuda_moves moves;
     cuda_pack step;     /* what goes in */
     cuda_pack measures; /* what comes back; the device's half is written by kernels */
     cuda_pack slots;    /* scratch of measures by page */
@@ -41,7 +55,9 @@ typedef struct backend_cuda {
 /* ---- step.c -----------------------------------------------------------------------------------
  */
 
-/* STATUS_UNSUPPORTED names the measure that has no kernel. */
+/* What has no kernel, for backend_info: such requests are refused before they run. */
+uint32_t cuda_lacks(void);
+/* STATUS_UNSUPPORTED names the measure that has none: a plan may come from anywhere. */
 status cuda_refuse_measure(const measure_spec *s);
 /* seq_results are cleared, and their measures have their place: measures.size bytes. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan);
@@ -50,6 +66,15 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
 /* Everything that the step reads goes in one copy; tables and pages are brought up to date. Rows
  * only if it `computes`. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);
+
+/* ---- moves.c ----------------------------------------------------------------------------------
+ */
+
+size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d); /* in the step's pack */
+status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d);
+/* In their order, after the pack was sent. */
+status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d);
+void cuda_moves_destroy(cuda_moves *m);
 
 /* ---- backend_cuda.c ---------------------------------------------------------------------------
  */

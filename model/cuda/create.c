@@ -20,9 +20,6 @@ static status backend_cuda_check(const backend_cuda_options *options, error *err
 {
     const backend_cpu_options *o = &options->common;
     const model_config *c = o->config;
-    if (comm_size(o->group) > 1)
-        return error_set(err, STATUS_UNSUPPORTED, "--tp: %d ranks on GPUs are not built yet",
-                         comm_size(o->group));
     if (c->n_experts)
         return error_set(err, STATUS_UNSUPPORTED,
                          "device cuda: %s has experts, for which there are no kernels yet",
@@ -52,7 +49,7 @@ static status open_device(backend_cuda *b, const backend_cuda_options *o, error 
 static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     int64_t start = clock_now_us();
-    thread_pool_options threads = {.n_threads = o->n_threads, .pin = true};
+    thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
     status s = thread_pool_create(&threads, &b->pool);
     if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
     kern_context *kernels;
@@ -67,8 +64,8 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
         .quant = {o->quant_bits, o->quant_group},
         .attention_bits = o->quant_attention,
         .kernels = kernels,
-        .rank = 0,
-        .size = 1,
+        .rank = comm_rank(o->group),
+        .size = comm_size(o->group),
         .cache_dir = o->cache_dir,
         .pool = b->pool,
         .tell = o->tell,
@@ -77,7 +74,7 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
     model_weights weights;
     s = weights_load(&wanted, &weights, err);
     if (status_ok(s)) {
-        s = cuda_weights_load(&b->device, &weights, &b->config, &b->weights, err);
+        s = cuda_weights_load(&b->device, &weights, &b->local, &b->weights, err);
         b->info.identity = weights.identity;
         b->facts.from_cache = weights.from_cache;
         weights_destroy(&weights);
@@ -91,22 +88,25 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
 static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
 {
     const pkv_geometry *g = &b->info.geometry;
-    size_t tile = 2 * (size_t)g->page_tokens * b->config.head_dim * gpu_kv_bytes(o->kv);
+    uint32_t n_heads = b->slice.n_kv_heads;
+    uint32_t heads = n_heads < g->heads_per_group ? n_heads : g->heads_per_group;
+    size_t tile = gpu_tile_bytes(o->kv, g->page_tokens, b->config.head_dim);
     b->pages = (gpu_pages){.tile_bytes = tile,
-                           .page_bytes = tile * g->layers_per_group * g->heads_per_group,
+                           .page_bytes = tile * g->layers_per_group * heads,
                            .page_tokens = g->page_tokens,
                            .head_dim = b->config.head_dim,
-                           .n_tiles = g->layers_per_group * g->heads_per_group,
+                           .n_tiles = g->layers_per_group * heads,
                            .format = o->kv};
 }
 
 static status make_forward(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     cuda_forward_options pass = {.device = &b->device,
-                                 .config = &b->config,
+                                 .config = &b->local,
                                  .weights = &b->weights,
                                  .pages = &b->pages,
                                  .geometry = b->info.geometry,
+                                 .first_kv_head = b->slice.first_kv_head,
                                  .max_rows = o->max_rows,
                                  .max_seqs = o->max_seqs};
     uint32_t page_tokens = b->pages.page_tokens;
@@ -120,14 +120,25 @@ static status make_forward(backend_cuda *b, const backend_cpu_options *o, error 
                      s.message ? s.message : status_text(s.code));
 }
 
-/* After everything else on the device. */
+/* After everything else on the device. Ranks by threads may share one: each takes its part. */
+static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_options *o)
+{
+    uint64_t free_bytes = b->device.facts.free_bytes, ranks = (uint64_t)comm_size(o->group);
+    uint64_t share = comm_on_device(o->group) ? 1 : ranks;
+    free_bytes /= share;
+    free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
+    return sizes_default_pool(free_bytes, DEFAULT_POOL_SHARE) * ranks;
+}
+
+/* Page numbers mean the same on every rank: the tightest one decides. */
 static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
-    uint64_t bytes = o->kv_bytes, free_bytes = b->device.facts.free_bytes;
-    free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
-    if (bytes == 0) bytes = sizes_default_pool(free_bytes, DEFAULT_POOL_SHARE);
-    RETURN_IF_ERROR(
-        sizes_pool_pages(&b->info.geometry, bytes, b->pages.page_bytes, &b->info.n_pages, err));
+    uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_pool_bytes(b, o);
+    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes,
+                                     b->pages.page_bytes * (uint64_t)comm_size(o->group),
+                                     &b->info.n_pages, err));
+    status s = cuda_smallest(&b->device, &b->info.n_pages);
+    if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", status_text(s.code));
     b->pool_bytes = (uint64_t)b->info.n_pages * b->pages.page_bytes;
     if (!status_ok(cuda_alloc(&b->device, b->pool_bytes, &b->pages.data)))
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %llu bytes: %s",
@@ -137,8 +148,11 @@ static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *er
 
 static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
+    uint64_t ranks = (uint64_t)comm_size(o->group);
     uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, memory_available_bytes(), 0,
-                                  b->pages.page_bytes);
+                                  b->pages.page_bytes * ranks);
+    status s = cuda_smallest(&b->device, &n);
+    if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", status_text(s.code));
     if (n == 0) return STATUS_IS_OK;
     void *host;
     if (b->device.api->alloc_host(b->device.g, (size_t)n * b->pages.page_bytes, &host) != GPU_OK)
@@ -173,6 +187,7 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.max_in_flight = 1;
+    b->info.lacks = cuda_lacks();
 }
 
 static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
@@ -180,7 +195,14 @@ static status make(backend_cuda *b, const backend_cuda_options *options, error *
     const backend_cpu_options *o = &options->common;
     fill_info(b, o);
     RETURN_IF_ERROR(sizes_geometry(o, &b->info.geometry, err));
+    RETURN_IF_ERROR(
+        tensor_slice_of(&b->config, comm_rank(o->group), comm_size(o->group), &b->slice, err));
+    b->local = b->config;
+    b->local.n_heads = b->slice.n_heads;
+    b->local.n_kv_heads = b->slice.n_kv_heads;
+    b->local.ffn = b->slice.n_ffn;
     RETURN_IF_ERROR(open_device(b, options, err));
+    b->device.group = o->group;
     lay_out_pages(b, options);
     RETURN_IF_ERROR(load(b, o, err));
     RETURN_IF_ERROR(make_forward(b, o, err));

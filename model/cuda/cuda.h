@@ -12,11 +12,19 @@
 #include "model/weights.h"
 #include "paged_kv/paged_kv.h"
 
+/* Bytes that go to the device in one copy: laid out in pinned memory, at the same places there. */
+typedef struct cuda_pack {
+    uint8_t *host, *device;
+    size_t size, capacity;
+} cuda_pack;
+
 typedef struct cuda_device {
     const gpu_api *api;
     gpu *g;
     gpu_facts facts;
     uint64_t allocated; /* bytes on the device */
+    comm *group;        /* borrowed; NULL as long as there is nobody to meet */
+    cuda_pack stage;    /* of what ranks exchange */
 } cuda_device;
 
 status cuda_status(gpu_status s);
@@ -27,6 +35,18 @@ status cuda_status(gpu_status s);
     } while (0)
 
 status cuda_alloc(cuda_device *d, size_t bytes, void *out); /* out: any pointer's address */
+
+/* ---- ranks.c ----------------------------------------------------------------------------------
+ */
+
+/* For the stream, and that the group is well. */
+status cuda_wait(cuda_device *d);
+/* x [n] on the device becomes the sum over all ranks. */
+status cuda_sum(cuda_device *d, float *x, size_t n);
+/* *all [ranks, n], on the host until the next of these calls. Waits. */
+status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all);
+/* The smallest of all ranks' numbers. Waits. */
+status cuda_smallest(cuda_device *d, uint32_t *n);
 
 /* ---- weights ----------------------------------------------------------------------------------
  */
@@ -54,12 +74,6 @@ void cuda_weights_destroy(cuda_device *d, cuda_weights *w);
 
 /* ---- a step's arrays --------------------------------------------------------------------------
  */
-
-/* Bytes that go to the device in one copy: laid out in pinned memory, at the same places there. */
-typedef struct cuda_pack {
-    uint8_t *host, *device;
-    size_t size, capacity;
-} cuda_pack;
 
 /* Room for so many bytes, nothing in it. */
 status cuda_pack_begin(cuda_device *d, cuda_pack *p, size_t bytes);
@@ -95,10 +109,11 @@ status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32
 
 typedef struct cuda_forward_options {
     cuda_device *device;
-    const model_config *config;
+    const model_config *config; /* heads and ffn are this rank's */
     const cuda_weights *weights;
     const gpu_pages *pages; /* borrowed: may get their place later */
     pkv_geometry geometry;
+    uint32_t first_kv_head; /* of the model's: config has this rank's heads */
     uint32_t max_rows, max_seqs;
 } cuda_forward_options;
 
@@ -123,7 +138,7 @@ void cuda_forward_destroy(cuda_forward *f);
 uint32_t cuda_forward_tiles(const cuda_forward *f);
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest);
 status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted);
-/* logits [n, vocab] of rows [n] of the last run, on the device; n <= CUDA_LOGIT_ROWS. */
+/* logits [n, rows of the head] of rows [n] of the last run, on the device; n <= CUDA_LOGIT_ROWS. */
 enum { CUDA_LOGIT_ROWS = 64 };
 status cuda_forward_logits(cuda_forward *f, const uint32_t *rows, uint32_t n, float **logits);
 

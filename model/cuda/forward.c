@@ -7,11 +7,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum {
-    BLOCKS_OF_SM = 6,     /* of decode attention that should be under way */
-    PART_SLOTS_MIN = 256, /* a shorter part is mostly overhead */
-};
-
 /* On the device; element types as the next product wants them, wide enough for f32. */
 struct cuda_forward {
     cuda_forward_options o;
@@ -51,7 +46,7 @@ static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
         {&f->local_inv_freq, local ? dim / 2 * f32 : 0},
         {&f->lse, rows * f->heads * f32},
         {&f->partial, partial * f32},
-        {&f->logits, (size_t)CUDA_LOGIT_ROWS * c->vocab_size * f32},
+        {&f->logits, (size_t)CUDA_LOGIT_ROWS * f->o.weights->head.n * f32},
         {&f->picked, (size_t)CUDA_LOGIT_ROWS * hidden * f32},
         {&f->scratch, f->o.weights->scratch},
     };
@@ -91,8 +86,7 @@ status cuda_forward_create(const cuda_forward_options *options, cuda_forward **o
     f->attn_width = c->n_heads * c->head_dim;
     f->qkv_width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
     f->ffn = c->ffn;
-    f->max_tiles =
-        options->max_seqs + BLOCKS_OF_SM * options->device->facts.n_sms / c->n_kv_heads + 1;
+    f->max_tiles = gpu_most_tiles(options->max_seqs, c->n_kv_heads, options->device->facts.n_sms);
     status s = make_buffers(f);
     if (status_ok(s)) *out = f;
     else cuda_forward_destroy(f);
@@ -116,14 +110,9 @@ void cuda_forward_destroy(cuda_forward *f)
 
 uint32_t cuda_forward_tiles(const cuda_forward *f) { return f->max_tiles; }
 
-/* As many parts as keep every multiprocessor busy, and no more than there is room for. */
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest)
 {
-    uint64_t blocks = (uint64_t)BLOCKS_OF_SM * f->o.device->facts.n_sms / f->o.config->n_kv_heads;
-    uint64_t part = blocks ? (slots + blocks - 1) / blocks : longest;
-    if (part < PART_SLOTS_MIN) part = PART_SLOTS_MIN;
-    if (part > longest) part = longest ? longest : 1;
-    return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
+    return gpu_part_slots(slots, longest, f->o.config->n_kv_heads, f->o.device->facts.n_sms);
 }
 
 /* ---- layers -------------------------------------------------------------------------------------
@@ -133,10 +122,11 @@ static gpu_layer place_of(const cuda_forward *f, uint32_t layer)
 {
     const pkv_geometry *g = &f->o.geometry;
     const model_config *c = f->o.config;
+    uint32_t heads = c->n_kv_heads < g->heads_per_group ? c->n_kv_heads : g->heads_per_group;
     return (gpu_layer){
-        .first_group = layer / g->layers_per_group * pkv_head_groups(g),
-        .first_tile = layer % g->layers_per_group * g->heads_per_group,
-        .heads_per_group = g->heads_per_group,
+        .first_group = pkv_group_of(g, layer, f->o.first_kv_head),
+        .first_tile = layer % g->layers_per_group * heads,
+        .heads_per_group = heads, /* of this rank */
         .window = c->layers[layer] & LAYER_WINDOW ? c->window : 0,
     };
 }
@@ -222,6 +212,7 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
     RETURN_IF_GPU_ERROR(api->attention(g, &attention));
     RETURN_IF_ERROR(measure(b, &attention, layer));
     RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
+    RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->attn_post_norm) return STATUS_IS_OK;
     return cuda_status(api->norm(g, f->delta, NULL, w->attn_post_norm, c->rms_eps, b->n_rows,
                                  c->hidden, f->delta, GPU_F32));
@@ -242,6 +233,7 @@ static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
     RETURN_IF_GPU_ERROR(api->gate(g, f->wide, b->n_rows, f->ffn, c->family->gelu, f->act, type));
     RETURN_IF_GPU_ERROR(
         api->product(g, &w->down, f->act, b->n_rows, f->delta, GPU_F32, f->scratch));
+    RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->ffn_post_norm) return STATUS_IS_OK;
     return cuda_status(api->norm(g, f->delta, NULL, w->ffn_post_norm, c->rms_eps, b->n_rows,
                                  c->hidden, f->delta, GPU_F32));
@@ -263,6 +255,7 @@ static status start(cuda_forward *f, const cuda_batch *b)
     const model_config *c = f->o.config;
     const cuda_weights *w = f->o.weights;
     RETURN_IF_GPU_ERROR(api->embed(g, &w->embed, b->tokens, b->n_rows, w->embed_scale, f->x));
+    RETURN_IF_ERROR(cuda_sum(f->o.device, f->x, (size_t)b->n_rows * c->hidden));
     RETURN_IF_GPU_ERROR(api->angles(g, f->inv_freq, b->positions, b->n_rows, c->head_dim,
                                     (float)c->rope.attention_factor, f->angles));
     if (f->local)

@@ -1,7 +1,6 @@
-/* What a step reads on the device and leaves there: rows, tiles of attention, moves, measures. */
+/* What a step reads on the device and leaves there: rows, tiles of attention, measures. */
 #include "model/cuda/backend.h"
 #include "model/measures.h"
-#include "model/rope.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -27,6 +26,15 @@ static bool find_kind(measure_kind kind, gpu_measure_kind *out)
             return true;
         }
     return false;
+}
+
+uint32_t cuda_lacks(void)
+{
+    uint32_t bits = MEASURES_SUMS | MEASURES_NOVELTY;
+    gpu_measure_kind found;
+    for (measure_kind k = MEASURE_NONE + 1; k < MEASURE_KINDS; k++)
+        if (!find_kind(k, &found)) bits |= UINT32_C(1) << k;
+    return bits;
 }
 
 status cuda_refuse_measure(const measure_spec *s)
@@ -67,7 +75,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;
         m->n_layers = (b->config.n_layers - 1) / s->measure.layer_step + 1;
-        m->n_kv_heads = b->config.n_kv_heads;
+        m->n_kv_heads = b->local.n_kv_heads;
         m->stride = longest_table(b, s->seq, s->measure.by_slot);
         m->q_heads = b->config.n_heads / b->config.n_kv_heads;
         floats += measures_arrays(&s->measure) * measure_floats(m);
@@ -77,7 +85,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
     if (floats == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->measures, floats * sizeof(float)));
     RETURN_IF_ERROR(
-        cuda_pack_begin(&b->device, &b->slots, slots * b->config.n_kv_heads * sizeof(float)));
+        cuda_pack_begin(&b->device, &b->slots, slots * b->local.n_kv_heads * sizeof(float)));
     memset(b->measures.host, 0, floats * sizeof(float));
     b->measures.size = floats * sizeof(float);
     const float *at = (const float *)(const void *)b->measures.host;
@@ -129,90 +137,20 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
     return STATUS_IS_OK;
 }
 
-/* ---- moves --------------------------------------------------------------------------------------
- */
-
-/* A whole page leaves for the host tier, or comes back. */
-static status copy_page(backend_cuda *b, const pkv_move *m)
-{
-    bool out = m->kind == PKV_MOVE_OUT;
-    uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
-    if (page >= b->info.n_pages || host >= b->info.n_host_pages)
-        return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
-    uint8_t *here = b->pages.data + page * b->pages.page_bytes;
-    uint8_t *there = b->host + host * b->pages.page_bytes;
-    const gpu_api *api = b->device.api;
-    return cuda_status(out ? api->copy_out(b->device.g, there, here, b->pages.page_bytes)
-                           : api->copy_in(b->device.g, here, there, b->pages.page_bytes));
-}
-
-static status check_move(const backend_cuda *b, const pkv_move *m)
-{
-    uint32_t slots = b->pages.page_tokens;
-    if (m->src_page >= b->info.n_pages || m->dst_page >= b->info.n_pages || m->n_slots > slots ||
-        m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
-        return status_make(STATUS_INVALID, "plan: a move outside the pool");
-    if (llabs(m->rotate) >= b->info.max_positions)
-        return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
-    return STATUS_IS_OK;
-}
-
-/* Cosines and sines of a turn by so many positions, backwards when negative. */
-static void make_turn(const backend_cuda *b, int32_t by, float *cos_sin)
-{
-    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
-    uint32_t dim = b->config.head_dim;
-    rope_frequencies(&b->config.rope, dim, inv_freq);
-    rope_angles(inv_freq, dim, by < 0 ? 0u - (uint32_t)by : (uint32_t)by, cos_sin);
-    for (uint32_t i = dim / 2; by < 0 && i < dim; i++) cos_sin[i] = -cos_sin[i];
-}
-
-static uint32_t count_turns(const pkv_deltas *d)
-{
-    uint32_t n = 0;
-    for (size_t i = 0; i < d->n_moves; i++) n += d->moves[i].rotate != 0;
-    return n;
-}
-
-/* In their order; runs of moves between slots go together. turns are the device's. */
-static status apply_moves(backend_cuda *b, const pkv_deltas *d, const float *turns)
-{
-    uint32_t n = 0, n_turns = 0;
-    if (d->n_moves > b->moves_capacity) {
-        gpu_move *grown = alloc_resize(NULL, b->moves, d->n_moves, sizeof *grown);
-        if (!grown) return status_make(STATUS_NO_MEMORY, "step buffers");
-        b->moves = grown;
-        b->moves_capacity = d->n_moves;
-    }
-    for (size_t i = 0; i <= d->n_moves; i++) {
-        const pkv_move *m = i < d->n_moves ? &d->moves[i] : NULL;
-        if (m && m->kind == PKV_MOVE_SLOTS) {
-            RETURN_IF_ERROR(check_move(b, m));
-            b->moves[n++] = (gpu_move){m->src_page, m->dst_page, m->src_slot,
-                                       m->dst_slot, m->n_slots,  m->rotate ? ++n_turns : 0};
-            continue;
-        }
-        RETURN_IF_GPU_ERROR(b->device.api->move(b->device.g, &b->pages, b->moves, n, turns));
-        n = 0;
-        if (m) RETURN_IF_ERROR(copy_page(b, m));
-    }
-    return STATUS_IS_OK;
-}
-
 /* ---- a step's arrays ----------------------------------------------------------------------------
  */
 
 /* Upper bounds, each array's alignment included. */
-static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, uint32_t n_turns)
+static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const pkv_deltas *deltas)
 {
     size_t rows = plan->n_tokens, seqs = plan->n_seqs, groups = b->tables.device.groups;
-    size_t q_heads = b->config.n_heads / b->config.n_kv_heads;
+    size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
     return 3 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) +
            b->tables.n_patches * sizeof(gpu_patch) + b->tables.n_values * sizeof(uint32_t) +
-           (size_t)n_turns * b->config.head_dim * sizeof(float) + 16 * 64;
+           cuda_moves_bytes(b, deltas) + 16 * 64;
 }
 
 static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
@@ -224,7 +162,11 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
     gpu_seq *seqs = cuda_pack_take(&b->step, plan->n_seqs * sizeof *seqs, &batch->seqs);
     uint32_t *lengths =
         cuda_pack_take(&b->step, plan->n_seqs * groups * sizeof *lengths, &batch->lengths);
-    if (n) memcpy(tokens, plan->tokens, n * sizeof *tokens);
+    /* Rows of this rank's part of the vocabulary; the others are no rows. */
+    for (size_t i = 0; i < n; i++) {
+        tokens[i] = plan->tokens[i] - b->slice.first_token;
+        if (tokens[i] >= b->slice.n_tokens) tokens[i] = UINT32_MAX;
+    }
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         seqs[i] = b->seqs[i] =
@@ -240,7 +182,7 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 
 static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
-    uint32_t q_heads = b->config.n_heads / b->config.n_kv_heads, longest = 0, n_prefill = 0;
+    uint32_t q_heads = b->local.n_heads / b->local.n_kv_heads, longest = 0, n_prefill = 0;
     uint64_t slots = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t n = longest_table(b, plan->seqs[i].seq, true);
@@ -274,30 +216,24 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
 {
     cuda_device *d = &b->device;
     step_plan nothing = {0};
-    uint32_t n_turns = count_turns(&plan->deltas);
     const step_plan *rows = computes ? plan : &nothing;
-    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, n_turns)));
+    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, &plan->deltas)));
     *batch = (cuda_batch){.n_rows = rows->n_tokens, .tables = b->tables.device};
     pack_rows(b, rows, batch);
     pack_tiles(b, rows, batch);
     const gpu_patch *d_patches;
     const uint32_t *d_values;
-    const float *d_turns;
     size_t n = b->tables.n_patches, n_values = b->tables.n_values;
     gpu_patch *patches = cuda_pack_take(&b->step, n * sizeof *patches, &d_patches);
     uint32_t *values = cuda_pack_take(&b->step, n_values * sizeof *values, &d_values);
-    float *turns = cuda_pack_take(&b->step, n_turns * b->config.head_dim * sizeof *turns, &d_turns);
     if (n) {
         memcpy(patches, b->tables.patches, n * sizeof *patches);
         memcpy(values, b->tables.values, n_values * sizeof *values);
     }
-    for (size_t i = 0; i < plan->deltas.n_moves; i++)
-        if (plan->deltas.moves[i].rotate) {
-            make_turn(b, plan->deltas.moves[i].rotate, turns);
-            turns += b->config.head_dim;
-        }
+    status moves = cuda_moves_pack(b, &plan->deltas);
     RETURN_IF_ERROR(cuda_pack_send(d, &b->step));
     RETURN_IF_GPU_ERROR(
         d->api->patch(d->g, b->tables.device.pages, d_patches, (uint32_t)n, d_values));
-    return apply_moves(b, &plan->deltas, d_turns);
+    RETURN_IF_ERROR(moves);
+    return cuda_moves_apply(b, &plan->deltas);
 }

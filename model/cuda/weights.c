@@ -101,12 +101,9 @@ static status load_matrix(loader *l, const kern_matrix *m, gpu_matrix *out)
                         .type = types[m->type],
                         .bits = m->quant.bits,
                         .group = m->quant.group};
-    size_t bits = m->quant.bits ? m->quant.bits : 8 * dtype_bytes(m->type);
     if (out->bits && out->type == GPU_F32) out->type = GPU_BF16;
-    RETURN_IF_ERROR(take_block(l, m->n * m->k * bits / 8, &out->data));
-    if (out->bits)
-        RETURN_IF_ERROR(
-            take_block(l, m->n * ((m->k + out->group - 1) / out->group) * 2, &out->scales));
+    RETURN_IF_ERROR(take_block(l, gpu_matrix_bytes(out), &out->data));
+    if (out->bits) RETURN_IF_ERROR(take_block(l, gpu_scale_bytes(out), &out->scales));
     gpu *g = l->d->g;
     RETURN_IF_GPU_ERROR(l->d->api->copy_in(g, l->packed, m->data, kern_matrix_size(m)));
     RETURN_IF_GPU_ERROR(l->d->api->unpack(g, l->packed, out));

@@ -246,6 +246,53 @@ measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_p
     return to == point ? spec : (measure_spec){.kind = MEASURE_NONE, .novelty = spec.novelty};
 }
 
+static uint32_t measure_bits(measure_spec spec)
+{
+    if (spec.kind == MEASURE_NONE) return 0;
+    uint32_t second = spec.second == MEASURE_NONE ? 0 : UINT32_C(1) << spec.second;
+    return UINT32_C(1) << spec.kind | second | (spec.sum == MEASURE_SUM_STEP ? 0 : MEASURES_SUMS);
+}
+
+uint32_t retention_measures(const retention_policy *policy, uint32_t n_prompt)
+{
+    uint32_t bits = retention_wants_novelty(policy) ? MEASURES_NOVELTY : 0;
+    /* The first choice of the prompt, and of the answer: those that follow measure the same. */
+    uint32_t points[] = {retention_next_point(policy, n_prompt, 0),
+                         retention_next_point(policy, n_prompt, n_prompt)};
+    for (int i = 0; i < 2; i++)
+        if (points[i] != UINT32_MAX)
+            bits |=
+                measure_bits(retention_measure_rows(policy, n_prompt, points[i] - 1, points[i]));
+    /* Rows are summed from the first one on, whether a choice comes or not. */
+    if (retention_has_sums(policy))
+        bits |= measure_bits(retention_measure_rows(policy, n_prompt, n_prompt - 1, n_prompt));
+    return bits;
+}
+
+const char *retention_measure_name(uint32_t bits)
+{
+    static const struct {
+        uint32_t bit;
+        const char *name;
+    } rows[] = {
+        {1 << MEASURE_MASS, "attention mass"},
+        {1 << MEASURE_RAW, "raw scores"},
+        {1 << MEASURE_PROJECTION, "projections on the output"},
+        {1 << MEASURE_PROJECTION_OUTSIDE, "projections outside the window"},
+        {1 << MEASURE_PROJECTION_POOLED, "projections of pooled attention"},
+        {1 << MEASURE_EXPECTED, "expected attention"},
+        {1 << MEASURE_VALUE_WEIGHT, "norms of weighted values"},
+        {1 << MEASURE_VALUE_NORM, "norms of values"},
+        {1 << MEASURE_KEY_NORM, "norms of keys"},
+        {1 << MEASURE_KEY_COSINE, "directions of keys"},
+        {MEASURES_NOVELTY, "novelty"},
+        {MEASURES_SUMS, "running sums"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (bits & rows[i].bit) return rows[i].name;
+    return "nothing";
+}
+
 uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
 {
     if (retention_phase_at(policy, n_prompt, point).score->rows != RETENTION_ROWS_POLICY) return 0;

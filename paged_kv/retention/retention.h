@@ -221,6 +221,11 @@ typedef struct measure_result {
  * chunk, which never crosses a retention point. kind is NONE when nothing. */
 measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_prompt,
                                     uint32_t from, uint32_t to);
+/* All that a sequence's choices may ask of a backend: 1 << kind for each, and these. */
+enum { MEASURES_SUMS = 1 << 30, MEASURES_NOVELTY = 1 << 29 };
+uint32_t retention_measures(const retention_policy *policy, uint32_t n_prompt);
+/* The lowest bit's, in words: "attention mass", "running sums". */
+const char *retention_measure_name(uint32_t bits);
 /* How many rows before `point` have to be in one step with it (0: any chunks will do). */
 uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prompt, uint32_t point);
 /* Most tokens of a sequence that may come from the prefix cache: what is measured has to be

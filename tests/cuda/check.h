@@ -12,6 +12,7 @@ typedef struct check {
     gpu *g;
     kern_context *ref;
     rng random;
+    uint32_t n_sms;
     bool small; /* shapes for slow tools: compute-sanitizer, a GPU that is a CPU */
     unsigned n, n_failed;
 } check;
@@ -35,5 +36,6 @@ void check_row(check *c, const char *name, const float *due, const float *got, s
 void check_rows(check *c);
 void check_products(check *c);
 void check_pages(check *c);
+void check_speed(check *c); /* passes no judgement */
 
 #endif

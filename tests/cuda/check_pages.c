@@ -34,10 +34,12 @@ typedef struct world {
     float *cpu_q;
 } world;
 
-static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3"};
+static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3", "int8"};
 
+/* int8 is a row's affair: the CPU's own pages do it. */
 static float rounded(gpu_kv_format f, float x)
 {
+    if (f == GPU_KV_INT8) return x;
     if (f == GPU_KV_E4M3) return check_e4m3(x);
     return f == GPU_KV_BF16 ? bf16_to_f32(bf16_from_f32(x)) : f16_to_f32(f16_from_f32(x));
 }
@@ -98,7 +100,7 @@ static void lay_out(check *c, const shape *s, world *w)
 static void make_pages(check *c, world *w)
 {
     const shape *s = w->s;
-    size_t tile = 2 * (size_t)s->page_tokens * s->dim * gpu_kv_bytes(s->format);
+    size_t tile = gpu_tile_bytes(s->format, s->page_tokens, s->dim);
     w->pages = (gpu_pages){.page_bytes = tile * w->layer.heads_per_group,
                            .tile_bytes = tile,
                            .page_tokens = s->page_tokens,
@@ -110,7 +112,8 @@ static void make_pages(check *c, world *w)
     memset(junk, 0xff, bytes);
     w->pages.data = check_device(c, junk, bytes);
     free(junk);
-    w->cpu = (kern_kv_shape){KERN_KV_F32, s->page_tokens, s->dim};
+    w->cpu = (kern_kv_shape){s->format == GPU_KV_INT8 ? KERN_KV_INT8 : KERN_KV_F32, s->page_tokens,
+                             s->dim};
     w->cpu_page = kern_kv_tile_bytes(&w->cpu) * w->layer.heads_per_group;
     w->cpu_pages = check_memory(w->n_pages, w->cpu_page);
 
@@ -191,7 +194,12 @@ static void compare_pages(check *c, world *w, const char *name, double limit)
                     for (size_t d = 0; d < dim; d++) {
                         size_t at = ((size_t)v * s->page_tokens + in) * dim + d;
                         float *x = got + n + v * dim + d;
-                        if (s->format == GPU_KV_E4M3) {
+                        if (s->format == GPU_KV_INT8) {
+                            const uint16_t *scales =
+                                (const void *)(tile + 2 * s->page_tokens * dim);
+                            *x = (float)(int8_t)tile[at] *
+                                 bf16_to_f32(scales[v * s->page_tokens + in]);
+                        } else if (s->format == GPU_KV_E4M3) {
                             int e = tile[at] >> 3 & 15, m = tile[at] & 7;
                             *x = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
                             if (tile[at] >> 7) *x = -*x;
@@ -254,7 +262,7 @@ static void write_both(check *c, world *w, const char *name)
               s->norms ? norms + s->dim : NULL, angles);
     char text[160];
     snprintf(text, sizeof text, "k, v to pages, %s", name);
-    compare_pages(c, w, text, s->format == GPU_KV_E4M3 ? 1e-6 : 1e-8);
+    compare_pages(c, w, text, gpu_kv_bytes(s->format) == 1 ? 1e-6 : 1e-8);
     void *device[] = {d_rows, d_qkv, d_bias, d_norms, d_angles};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
     free(bias), free(norms), free(angles), free(row_seqs);
@@ -464,8 +472,11 @@ static void check_moves(check *c, world *w)
         turn[d] = cosf(0.3f * (float)d);
         turn[s->dim / 2 + d] = sinf(0.3f * (float)d);
     }
+    gpu_chain chain = {0, 4};
     float *d_turn = check_device(c, turn, s->dim * 4);
-    check_ok(c, c->api->move(c->g, &w->pages, moves, 4, d_turn));
+    void *d_moves = check_device(c, moves, sizeof moves);
+    void *d_chain = check_device(c, &chain, sizeof chain);
+    check_ok(c, c->api->move(c->g, &w->pages, d_moves, d_chain, 1, d_turn));
     check_ok(c, c->api->wait(c->g));
     size_t tile = kern_kv_tile_bytes(&w->cpu);
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
@@ -485,8 +496,10 @@ static void check_moves(check *c, world *w)
                 kern_kv_write(c->ref, &w->cpu, dst, m->dst_slot + j, key, value);
             }
         }
-    compare_pages(c, w, "moves", s->format == GPU_KV_E4M3 ? 1e-6 : 1e-8);
+    compare_pages(c, w, "moves", gpu_kv_bytes(s->format) == 1 ? 1e-6 : 1e-8);
     c->api->release(c->g, d_turn);
+    c->api->release(c->g, d_moves);
+    c->api->release(c->g, d_chain);
 }
 
 static void check_shape(check *c, const shape *s, uint32_t part_slots)
@@ -518,6 +531,12 @@ void check_pages(check *c)
         {GPU_KV_BF16, 128, 1, 8, 16, 0, 2, {130, 70}, {2, 9}, false, false},
         {GPU_KV_BF16, 64, 2, 2, 16, 40, 3, {200, 130, 64}, {1, 70, 64}, false, false},
         {GPU_KV_E4M3, 128, 2, 4, 16, 0, 2, {96, 66}, {3, 5}, true, true},
+        {GPU_KV_INT8, 64, 2, 4, 32, 0, 3, {129, 65, 40}, {1, 20, 40}, true, false},
+        {GPU_KV_INT8, 128, 1, 2, 16, 50, 2, {130, 70}, {2, 40}, false, true},
+        {GPU_KV_BF16, 96, 2, 2, 48, 0, 2, {100, 60}, {1, 40}, false, false},
+        {GPU_KV_BF16, 256, 1, 4, 16, 0, 2, {100, 90}, {2, 30}, true, false},
+        {GPU_KV_INT8, 256, 1, 1, 32, 0, 2, {70, 80}, {2, 30}, false, false},
+        {GPU_KV_F16, 32, 1, 24, 16, 0, 2, {70, 40}, {1, 9}, false, false},
     };
     static const shape large[] = {
         {GPU_KV_BF16,

@@ -1,6 +1,6 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
- * [--small]. A row for each, PASS or FAIL; the exit status is 0 when all pass. Built with
- * OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/). */
+ * [--small]. --bench: their speeds instead. A row for each, PASS or FAIL; the exit status is 0 when
+ * all pass. Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/). */
 #include "tests/cuda/check.h"
 
 #include <dlfcn.h>
@@ -106,7 +106,7 @@ static const gpu_api *find_api(int argc, char **argv)
     (void)argv;
     return octavo_cuda_api(GPU_API_VERSION);
 #else
-    if (argc < 2) give_up("usage", "kernels_cuda_check liboctavo_cuda.so [--small]");
+    if (argc < 2) give_up("usage", "kernels_cuda_check liboctavo_cuda.so [--small] [--bench]");
     void *plugin = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (!plugin) give_up("plugin", dlerror());
     gpu_api_fn *entry;
@@ -117,10 +117,22 @@ static const gpu_api *find_api(int argc, char **argv)
 #endif
 }
 
+static void run_checks(check *c)
+{
+    check_rows(c);
+    check_products(c);
+    check_pages(c);
+    printf("%s: %u of %u pass\n", c->n_failed ? "FAIL" : "PASS", c->n - c->n_failed, c->n);
+}
+
 int main(int argc, char **argv)
 {
     check c = {.api = find_api(argc, argv)};
-    for (int i = 1; i < argc; i++) c.small |= strcmp(argv[i], "--small") == 0;
+    bool speed = false;
+    for (int i = 1; i < argc; i++) {
+        c.small |= strcmp(argv[i], "--small") == 0;
+        speed |= strcmp(argv[i], "--bench") == 0;
+    }
     gpu_facts facts;
     char why[256];
     error err;
@@ -131,12 +143,11 @@ int main(int argc, char **argv)
     kern_options options = {.pool = pool, .isa = "ref"};
     if (!status_ok(kern_create(&options, &c.ref, &err))) give_up("reference", err.text);
     c.random = rng_seed(1);
-    printf("%s, %u multiprocessors, compute %u; mean squared difference to the CPU's reference\n",
-           facts.name, facts.n_sms, facts.compute);
-    check_rows(&c);
-    check_products(&c);
-    check_pages(&c);
-    printf("%s: %u of %u pass\n", c.n_failed ? "FAIL" : "PASS", c.n - c.n_failed, c.n);
+    c.n_sms = facts.n_sms;
+    printf("%s, %u multiprocessors, compute %u%s\n", facts.name, facts.n_sms, facts.compute,
+           speed ? "" : "; mean squared difference to the CPU's reference");
+    if (speed) check_speed(&c);
+    else run_checks(&c);
     kern_destroy(c.ref);
     thread_pool_destroy(pool);
     c.api->close(c.g);

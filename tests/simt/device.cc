@@ -5,11 +5,13 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <vector>
 
 struct gpu {
     char why[256];
-    bool lost;
+    bool lost, invariant;
+    timespec marked;
 };
 
 static int left_to_fail = -1; /* launches until the device is lost; -1: never */
@@ -56,6 +58,8 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
 
 static void gpu_close(gpu *g) { free(g); }
 static const char *gpu_why(const gpu *g) { return g->why; }
+static void gpu_set_invariant(gpu *g, bool on) { g->invariant = on; }
+bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
@@ -90,6 +94,41 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
     return check(g);
 }
 static gpu_status gpu_wait(gpu *g) { return check(g); }
+static gpu_status gpu_poll(gpu *g, bool *idle)
+{
+    *idle = true;
+    return check(g);
+}
+static void *gpu_stream_of(gpu *g) { return g; }
+
+static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
+{
+    if (bytes) memcpy(to, from, bytes);
+    return check(g);
+}
+static gpu_status gpu_mark(gpu *g)
+{
+    timespec_get(&g->marked, TIME_UTC);
+    return check(g);
+}
+static gpu_status gpu_elapsed(gpu *g, double *us)
+{
+    timespec now;
+    timespec_get(&now, TIME_UTC);
+    *us = (double)(now.tv_sec - g->marked.tv_sec) * 1e6 +
+          (double)(now.tv_nsec - g->marked.tv_nsec) * 1e-3;
+    return check(g);
+}
+
+uint32_t gpu_sms(const gpu *g)
+{
+    (void)g;
+    return 2;
+}
+gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
+{
+    return gpu_copy_out(g, host, device, bytes);
+}
 
 static float element(const void *x, gpu_type type, size_t at)
 {

@@ -1,6 +1,7 @@
 /* Fibers that are the threads of a block (simt.h). */
 #include "kernels/cuda/simt.cuh"
 
+#include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <vector>
@@ -126,6 +127,8 @@ static void run_block(unsigned n)
 
 void simt_run(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body)
 {
+    static std::mutex one; /* ranks are threads, and this is all static */
+    std::lock_guard<std::mutex> held(one);
     assert(block.x % WARP == 0 && block.x <= THREADS_MOST && block.y == 1 && block.z == 1);
     assert(shared <= SHARED_BYTES);
     for (size_t i = fibers.size(); i < block.x; i++) {

@@ -42,7 +42,7 @@ const unsigned char *simt_exchange(const void *mine, size_t bytes);
 #define __syncthreads()      simt_sync_block()
 #define DYNAMIC_SHARED(name) unsigned char *name = simt_shared()
 #define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
-    simt_run(grid, block, shared, [=]() { (kernel)(__VA_ARGS__); })
+    ((void)(g), simt_run(grid, block, shared, [=]() { (kernel)(__VA_ARGS__); }))
 
 /* ---- numbers ----------------------------------------------------------------------------------
  */
@@ -86,6 +86,7 @@ inline float to_float(e4m3 x)
     float v = (x.bits & 127) == 127 ? NAN : e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
     return x.bits >> 7 ? -v : v;
 }
+inline float to_float(i8 x) { return (float)x.q; }
 
 template <class T> T from_float(float x);
 template <> inline float from_float<float>(float x) { return x; }
@@ -130,6 +131,55 @@ template <class T> inline T shuffle_xor(T v, int mask)
     T out;
     memcpy(&out, all + 64 * ((threadIdx.x ^ (unsigned)mask) % WARP), sizeof out);
     return out;
+}
+
+template <class T> inline uint32_t subtract2(uint32_t a, uint32_t b, T)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 2; i++) {
+        T x, y;
+        x.bits = (uint16_t)(a >> 16 * i);
+        y.bits = (uint16_t)(b >> 16 * i);
+        out |= (uint32_t)from_float<T>(to_float(x) - to_float(y)).bits << 16 * i;
+    }
+    return out;
+}
+inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
+{
+    uint64_t both = (uint64_t)b << 32 | a;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++)
+        out |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return out;
+}
+inline float float_of_bits(uint32_t bits) { return simt_float(bits); }
+inline uint32_t bits_of_float(float x) { return simt_bits(x); }
+inline uint32_t widen2(uint32_t pair, e4m3)
+{
+    e4m3 low = {(uint8_t)pair}, high = {(uint8_t)(pair >> 8)};
+    return (uint32_t)widen(low).bits | (uint32_t)widen(high).bits << 16;
+}
+inline float exp2_fast(float x) { return exp2f(x); }
+inline vec16 load_once(const vec16 *p)
+{
+    assert((uintptr_t)p % 16 == 0);
+    return *p;
+}
+
+inline uint32_t warp_ballot(bool b)
+{
+    const unsigned char *all = simt_exchange(&b, sizeof b);
+    uint32_t out = 0;
+    for (int i = 0; i < WARP; i++) out |= (uint32_t)(all[64 * i] != 0) << i;
+    return out;
+}
+inline uint32_t count_bits(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
+/* One thread runs at a time. */
+template <class T> inline T atomicAdd(T *at, T v)
+{
+    T old = *at;
+    *at = old + v;
+    return old;
 }
 
 /* Copies arrive at once. */

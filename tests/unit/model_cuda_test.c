@@ -142,6 +142,30 @@ static void weights_of_8_and_4_bits(void **state)
     check_pass(p, GPU_KV_BF16, 3e-3, 2.0f);
 }
 
+/* Two ranks that add up by threads: KV heads cut, then copied; groups of one head and of all; a
+ * vocabulary that two do not divide. */
+static void ranks(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *dir, *override;
+        uint32_t heads_per_group;
+    } cases[] = {
+        {GOLDEN "qwen3_f32", NULL, 0},
+        {GOLDEN "qwen3_f32", NULL, 1},
+        {GOLDEN "qwen2_window_bf16", "head_dim=32", 2},
+        {GOLDEN "internlm2_long_bf16", "vocab_size=63", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pass p = small;
+        p.dir = cases[i].dir;
+        p.override = cases[i].override;
+        p.heads_per_group = cases[i].heads_per_group;
+        p.n_ranks = 2;
+        check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
+    }
+}
+
 /* ---- step by step -----------------------------------------------------------------------------
  */
 
@@ -274,6 +298,9 @@ static void measures_without_kernels(void **state)
     }
     const step_result *r = take_step(&l, tokens, 4, 16, &greedy, (measure_spec){0});
     assert_true(status_ok(r->status));
+    uint32_t lacks = l.backend.ops->info(l.backend.ctx)->lacks;
+    assert_true(lacks & MEASURES_SUMS && lacks & MEASURES_NOVELTY);
+    assert_true(lacks >> MEASURE_EXPECTED & 1 && !(lacks >> MEASURE_MASS & 1));
     close_lane(&l);
 }
 
@@ -318,6 +345,7 @@ int main(void)
         cmocka_unit_test(few_rows),
         cmocka_unit_test(pages_of_8_bits),
         cmocka_unit_test(weights_of_8_and_4_bits),
+        cmocka_unit_test(ranks),
         cmocka_unit_test(draws),
         cmocka_unit_test(a_lost_device_ends_the_backend),
         cmocka_unit_test(measures_without_kernels),

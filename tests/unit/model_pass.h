@@ -69,9 +69,10 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
     };
     backend b;
     backend_cuda_options cuda = {.common = o, .api = p->gpu, .kv = p->gpu_kv};
-    status s = p->gpu       ? backend_cuda_create(&cuda, &b, &err)
-               : p->n_ranks ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
-                            : backend_cpu_create(&o, &b, &err);
+    status s = p->gpu && p->n_ranks ? backend_cuda_ranks_create(&cuda, p->n_ranks, &b, &err)
+               : p->gpu             ? backend_cuda_create(&cuda, &b, &err)
+               : p->n_ranks         ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
+                                    : backend_cpu_create(&o, &b, &err);
     if (!status_ok(s)) fail_msg("%s: %s", p->dir, err.text);
     return b;
 }

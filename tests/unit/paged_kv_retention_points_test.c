@@ -231,6 +231,55 @@ static void measures_are_asked_for_where_they_count(void **state)
     }
 }
 
+static uint32_t bits_of(measure_spec m)
+{
+    uint32_t bits = m.novelty ? MEASURES_NOVELTY : 0;
+    if (m.kind == MEASURE_NONE) return bits;
+    if (m.sum != MEASURE_SUM_STEP) bits |= MEASURES_SUMS;
+    if (m.second != MEASURE_NONE) bits |= UINT32_C(1) << m.second;
+    return bits | UINT32_C(1) << m.kind;
+}
+
+/* Of every preset: what the rows of a life ask for, in chunks of any size, is what was told before
+ * it began. */
+static void all_measures_are_known_before(void **state)
+{
+    (void)state;
+    size_t n;
+    const retention_preset *presets = retention_presets(&n);
+    rng random = rng_seed(3);
+    uint32_t seen = 0;
+    for (size_t i = 0; i < n; i++)
+        for (int round = 0; round < 8; round++) {
+            char text[128];
+            snprintf(text, sizeof text, "{\"method\":\"%s\"%s}", presets[i].name,
+                     presets[i].needs_budget ? ",\"tokens\":150" : "");
+            retention_policy policy;
+            error err;
+            if (!fx_try_policy(&by_head, text, &policy, &err)) fail_msg("%s: %s", text, err.text);
+            retention_policy_resolve(&policy, 200);
+            uint32_t n_prompt = 100 + rng_below(&random, 400), all = 0;
+            uint32_t later = retention_next_point(&policy, n_prompt, n_prompt);
+            uint32_t end = later < n_prompt + 5000 ? later + 20 : n_prompt + 20;
+            for (uint32_t from = 0; from < end;) {
+                uint32_t to = from < n_prompt ? from + 1 + rng_below(&random, 64) : from + 1;
+                if (from < n_prompt && to > n_prompt) to = n_prompt;
+                uint32_t point = retention_next_point(&policy, n_prompt, from);
+                if (to > point) to = point;
+                all |= bits_of(retention_measure_rows(&policy, n_prompt, from, to));
+                from = to;
+            }
+            if (retention_measures(&policy, n_prompt) != all)
+                fail_msg("%s, prompt of %u: %x told, %x asked for", text, n_prompt,
+                         retention_measures(&policy, n_prompt), all);
+            seen |= all;
+        }
+    for (uint32_t bit = 0; bit < 32; bit++)
+        if (seen >> bit & 1)
+            assert_string_not_equal(retention_measure_name(UINT32_C(1) << bit), "nothing");
+    assert_true(seen & MEASURES_SUMS && seen & MEASURES_NOVELTY);
+}
+
 static void rows_that_are_measured_are_computed_together(void **state)
 {
     (void)state;
@@ -382,6 +431,7 @@ int main(void)
         cmocka_unit_test(a_horizon_is_the_request_s_length),
         cmocka_unit_test(growth_points_are_those_of_a_simulation),
         cmocka_unit_test(measures_are_asked_for_where_they_count),
+        cmocka_unit_test(all_measures_are_known_before),
         cmocka_unit_test(rows_that_are_measured_are_computed_together),
         cmocka_unit_test(bounds_hold_at_every_point_of_a_life),
         cmocka_unit_test(pages_are_promised_exactly),

@@ -210,6 +210,22 @@ static void logits_are_rationed(void **state)
     finish(f);
 }
 
+static void what_a_device_cannot_measure_is_refused(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.lacks = MEASURES_SUMS;
+    fixture *f = begin(o);
+    error err;
+    sched_request a = with_policy(f, 1, 0, 60, 5, "{\"method\":\"h2o\",\"tokens\":40}");
+    assert_int_equal(sched_check(f->s, &a, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "retention.method: h2o needs running sums, which this device "
+                                  "cannot measure");
+    sched_request b = with_policy(f, 2, 0, 60, 5, "{\"method\":\"tova\",\"tokens\":40}");
+    assert_true(status_ok(sched_check(f->s, &b, &err)));
+    finish(f);
+}
+
 /* Tokenizing may be done in another order than requests came. */
 static void arrival_decides_among_equals(void **state)
 {
@@ -240,6 +256,7 @@ int main(void)
         cmocka_unit_test(hits_are_capped),
         cmocka_unit_test(what_follows_a_drop_is_not_shared),
         cmocka_unit_test(logits_are_rationed),
+        cmocka_unit_test(what_a_device_cannot_measure_is_refused),
         cmocka_unit_test(arrival_decides_among_equals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

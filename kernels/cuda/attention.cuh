@@ -1,0 +1,542 @@
+/* kernels/cuda, private: paged attention with tensor cores: a tile of query rows against steps of
+ * slots, online softmax in base 2.
+ *
+ * Prefill: four warps hold 16 packed rows each and read every slot. Decode: one tile of 16 packed
+ * rows (all query heads of a KV head), a step's slots cut over the four warps; a long table is cut
+ * into parts, whose results a second kernel merges. */
+#ifndef KERNELS_CUDA_ATTENTION_CUH
+#define KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels/cuda/pages.cuh"
+#include "kernels/cuda/quant.cuh"
+
+#include <type_traits>
+
+enum {
+    WARPS = 4,
+    THREADS = WARPS * WARP,
+    PAD = 8,    /* elements: rows of shared memory begin in different banks */
+    STRIP = 16, /* slots, always of one page */
+};
+
+#define LOG2E 1.4426950408889634f
+
+/* What of shared memory lies where. Bytes of K and V arrive as they are and are widened into the
+ * first K and V. */
+template <class KV, int D, bool DECODE> struct layout {
+    static constexpr int ROW = D + PAD;
+    static constexpr int STEP = D > 128 && !DECODE ? 32 : 64; /* slots that are read at a time */
+    static constexpr int STRIPS = STEP / STRIP;
+    static constexpr int Q_ROWS = DECODE ? GPU_DECODE_ROWS : GPU_PREFILL_ROWS;
+    static constexpr bool NARROW = sizeof(KV) == 1, SCALED = std::is_same<KV, i8>::value;
+    static constexpr int STAGES = NARROW ? 1 : 2;
+    static constexpr size_t Q_BYTES = (size_t)Q_ROWS * ROW * 2;
+    static constexpr size_t K_BYTES = (size_t)STEP * ROW * 2;
+    static constexpr size_t RAW_BYTES = NARROW ? (size_t)STEP * D : 0; /* of K or V of a stage */
+    static constexpr size_t SCALE_BYTES = SCALED ? 2 * STEP * 2 : 0;   /* of both */
+    static constexpr size_t V_AT = NARROW ? RAW_BYTES : K_BYTES;       /* in a stage */
+    static constexpr size_t STAGE_BYTES = 2 * V_AT + SCALE_BYTES;
+    static constexpr size_t ROW_BYTES = NARROW ? D : ROW * 2; /* of a stage */
+    static constexpr size_t BYTES = Q_BYTES + 2 * STAGE_BYTES + (NARROW ? 2 * K_BYTES : 0);
+    /* The warps' results of a decode tile, in the place of K and V. */
+    static_assert((size_t)WARPS * GPU_DECODE_ROWS * (D + 2) * 4 <= BYTES - Q_BYTES || !DECODE,
+                  "room to merge");
+    static_assert(BYTES <= 163 * 1024, "what sm_80 has for a block");
+};
+
+struct row_state {
+    float max[2], sum[2]; /* of rows g and g + 8 of a warp's 16 */
+};
+
+/* ---- into shared memory -------------------------------------------------------------------------
+ */
+
+template <class Q, int D>
+static DEVICE void load_queries(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
+                                uint32_t first, uint32_t rows, Q *out)
+{
+    const uint32_t chunks = D / 8; /* of 16 bytes */
+    uint32_t n_heads = a.kv_heads * a.q_heads;
+    for (uint32_t i = threadIdx.x; i < rows * chunks; i += THREADS) {
+        uint32_t r = i / chunks, chunk = i % chunks, packed = first + r;
+        vec16 v = {{0, 0, 0, 0}};
+        if (packed < seq.n_rows * a.q_heads) {
+            size_t row = seq.first_row + packed / a.q_heads;
+            size_t from = (row * n_heads + head * a.q_heads + packed % a.q_heads) * D;
+            v = *(const vec16 *)((const Q *)a.q + from + chunk * 8);
+        }
+        *(vec16 *)(out + r * (D + PAD) + chunk * 8) = v;
+    }
+}
+
+/* Where a strip's first K is, and its scales. */
+struct strip {
+    const uint8_t *keys, *scales;
+};
+
+static DEVICE uint32_t page_of(const gpu_attention &a, const table_view &t, uint32_t slot,
+                               uint32_t end)
+{
+    return slot < end ? t.pages[slot / a.pages.page_tokens] : 0;
+}
+
+template <class KV>
+static DEVICE strip strip_at(const gpu_attention &a, const table_view &t, uint32_t slot,
+                             uint32_t page)
+{
+    uint8_t *tile = t.tiles + page * a.pages.page_bytes;
+    uint32_t in = slot % a.pages.page_tokens;
+    return strip{tile + in * a.pages.head_dim * sizeof(KV),
+                 (const uint8_t *)(scales_at(a.pages, tile) + in)};
+}
+
+/* Slots [from, from + STEP) of K and V begin to arrive; those from `end` on are zeros. */
+template <class KV, int D, bool DECODE>
+static DEVICE void fetch(const gpu_attention &a, const strip *strips, uint32_t from, uint32_t end,
+                         unsigned char *stage)
+{
+    typedef layout<KV, D, DECODE> L;
+    const uint32_t row_bytes = D * sizeof(KV), chunks = row_bytes / 16;
+    size_t values_at = (size_t)a.pages.page_tokens * row_bytes;
+    for (uint32_t i = threadIdx.x; i < L::STEP * chunks; i += THREADS) {
+        uint32_t slot = i / chunks, chunk = i % chunks;
+        bool there = from + slot < end;
+        const uint8_t *src = strips[slot / STRIP].keys + slot % STRIP * row_bytes + chunk * 16;
+        if (!there) src = a.pages.data;
+        unsigned char *to = stage + slot * L::ROW_BYTES + chunk * 16;
+        copy_async(to, src, there);
+        copy_async(to + L::V_AT, there ? src + values_at : src, there);
+    }
+    if (!L::SCALED || threadIdx.x >= L::STRIPS * 4) return;
+    uint32_t n = threadIdx.x / 4, part = threadIdx.x % 4 / 2, half = threadIdx.x % 2;
+    bool there = from + n * STRIP < end;
+    const uint8_t *src = strips[n].scales + part * a.pages.page_tokens * 2 + half * 16;
+    copy_async(stage + 2 * L::V_AT + (part * L::STEP + n * STRIP) * 2 + half * 16,
+               there ? src : a.pages.data, there);
+}
+
+static DEVICE uint32_t widen_pair(uint32_t word, int pair, e4m3)
+{
+    return widen2(word >> 16 * pair & 0xffff, e4m3());
+}
+static DEVICE uint32_t widen_pair(uint32_t word, int pair, i8)
+{
+    return pair_of_bytes(word ^ 0x80808080u, pair, f16());
+}
+
+template <class KV, int D, int STEP>
+static DEVICE void widen_step(const unsigned char *raw, unsigned char *out)
+{
+    for (uint32_t i = threadIdx.x; i < STEP * D / 16; i += THREADS) {
+        uint32_t slot = i / (D / 16), chunk = i % (D / 16);
+        vec16 from = *(const vec16 *)(raw + slot * D + chunk * 16), to[2];
+#pragma unroll
+        for (int w = 0; w < 4; w++)
+#pragma unroll
+            for (int pair = 0; pair < 2; pair++)
+                to[w / 2].w[w % 2 * 2 + pair] = widen_pair(from.w[w], pair, KV());
+        vec16 *at = (vec16 *)(out + (slot * (D + PAD) + chunk * 16) * 2);
+        at[0] = to[0];
+        at[1] = to[1];
+    }
+}
+
+/* ---- one step -----------------------------------------------------------------------------------
+ */
+
+/* A warp's 16 query rows: in registers, or where they do not fit read from shared memory. */
+template <int D> struct query_rows {
+    static constexpr bool HELD = D <= 128;
+    uint32_t held[HELD ? D / 16 : 1][4];
+    const void *at; /* this lane's */
+    template <class Q> DEVICE void load(const Q *rows)
+    {
+        unsigned lane = threadIdx.x % WARP;
+        at = rows + lane % 16 * (D + PAD) + lane / 16 * 8;
+#pragma unroll
+        for (int d = 0; HELD && d < D / 16; d++)
+            load_matrices(held[HELD ? d : 0], (const Q *)at + d * 16);
+    }
+};
+
+/* scores [2 tiles of 8 slots for each 16] of a warp's 16 rows with TOKENS slots from k on. */
+template <class Q, int D, int TOKENS>
+static DEVICE void score(const query_rows<D> &q, const Q *k, float s[TOKENS / 8][4])
+{
+    unsigned lane = threadIdx.x % WARP;
+    const Q *mine = k + (lane / 16 * 8 + lane % 8) * (D + PAD) + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int n = 0; n < TOKENS / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+#pragma unroll
+    for (int d = 0; d < D / 16; d++) {
+        uint32_t a[4];
+        if (!q.HELD) load_matrices(a, (const Q *)q.at + d * 16);
+        const uint32_t *rows = q.HELD ? q.held[q.HELD ? d : 0] : a;
+#pragma unroll
+        for (int n = 0; n < TOKENS / 16; n++) {
+            uint32_t b[4];
+            load_matrices(b, mine + n * 16 * (D + PAD) + d * 16);
+            multiply(s[2 * n], rows, b[0], b[1], Q());
+            multiply(s[2 * n + 1], rows, b[2], b[3], Q());
+        }
+    }
+}
+
+/* scores, or weights, times the scales of their slots. What a slot that is not seen has as scale
+ * may be anything. */
+template <int TOKENS, bool WEIGHTS>
+static DEVICE void rescale(float s[TOKENS / 8][4], const unsigned char *scales)
+{
+    const uint32_t *mine = (const uint32_t *)scales + threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < TOKENS / 8; n++) {
+        uint32_t two = mine[n * 4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float by = float_of_bits(i % 2 ? two & 0xffff0000u : two << 16);
+            s[n][i] = !WEIGHTS || s[n][i] > 0.0f ? s[n][i] * by : 0.0f;
+        }
+    }
+}
+
+/* Scores become weights; what stands in o and sum shrinks where a row's maximum grew. Row i sees
+ * slots [low[i], high[i]). */
+template <int D, int TOKENS>
+static DEVICE void soften(float s[TOKENS / 8][4], uint32_t slot, const uint32_t low[2],
+                          const uint32_t high[2], float scale, row_state *state, float o[D / 8][4])
+{
+    uint32_t end = slot + TOKENS, first = slot + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (end > high[i] || slot < low[i]) {
+#pragma unroll
+            for (int n = 0; n < TOKENS / 8; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    uint32_t at = first + n * 8 + j;
+                    if (at < low[i] || at >= high[i]) s[n][2 * i + j] = -INFINITY;
+                }
+        }
+        float max = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < TOKENS / 8; n++) max = fmaxf(max, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
+        max = fmaxf(max, shuffle_xor(max, 1));
+        max = fmaxf(max, shuffle_xor(max, 2));
+        max = fmaxf(state->max[i], max * scale);
+        float anchor = max == -INFINITY ? 0.0f : max; /* nothing seen yet: weights are 0 */
+        float fix = exp2_fast(state->max[i] - anchor), sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < TOKENS / 8; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                sum += s[n][2 * i + j] = exp2_fast(fmaf(s[n][2 * i + j], scale, -anchor));
+        state->max[i] = max;
+        state->sum[i] = state->sum[i] * fix + sum;
+#pragma unroll
+        for (int d = 0; d < D / 8; d++) {
+            o[d][2 * i] *= fix;
+            o[d][2 * i + 1] *= fix;
+        }
+    }
+}
+
+/* o += weights * V of TOKENS slots from v on. */
+template <class Q, int D, int TOKENS>
+static DEVICE void weigh(const float s[TOKENS / 8][4], const Q *v, float o[D / 8][4])
+{
+    unsigned lane = threadIdx.x % WARP;
+    const Q *mine = v + lane % 16 * (D + PAD) + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < TOKENS / 16; n++) {
+        const float *low = s[2 * n], *high = s[2 * n + 1];
+        uint32_t p[4] = {pack2(low[0], low[1], Q()), pack2(low[2], low[3], Q()),
+                         pack2(high[0], high[1], Q()), pack2(high[2], high[3], Q())};
+#pragma unroll
+        for (int d = 0; d < D / 16; d++) {
+            uint32_t b[4];
+            load_matrices_turned(b, mine + n * 16 * (D + PAD) + d * 16);
+            multiply(o[2 * d], p, b[0], b[1], Q());
+            multiply(o[2 * d + 1], p, b[2], b[3], Q());
+        }
+    }
+}
+
+/* ---- results ------------------------------------------------------------------------------------
+ */
+
+static DEVICE void put(void *out, gpu_type type, size_t at, float x)
+{
+    switch (type) {
+    case GPU_BF16: ((bf16 *)out)[at] = from_float<bf16>(x); break;
+    case GPU_F16: ((f16 *)out)[at] = from_float<f16>(x); break;
+    default: ((float *)out)[at] = x; break;
+    }
+}
+
+/* Two at an even place. */
+static DEVICE void put2(void *out, gpu_type type, size_t at, float x, float y)
+{
+    switch (type) {
+    case GPU_BF16: ((uint32_t *)out)[at / 2] = pack2(x, y, bf16()); break;
+    case GPU_F16: ((uint32_t *)out)[at / 2] = pack2(x, y, f16()); break;
+    default:
+        ((float *)out)[at] = x;
+        ((float *)out)[at + 1] = y;
+        break;
+    }
+}
+
+/* Index of (packed row, head) in [rows, heads]. */
+static DEVICE size_t row_at(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
+                            uint32_t packed)
+{
+    size_t row = seq.first_row + packed / a.q_heads;
+    return row * a.kv_heads * a.q_heads + head * a.q_heads + packed % a.q_heads;
+}
+
+template <int D>
+static DEVICE void finish_prefill(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
+                                  uint32_t packed, const row_state &state, const float o[D / 8][4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++, packed += 8) {
+        if (packed >= seq.n_rows * a.q_heads) continue;
+        size_t row = row_at(a, seq, head, packed);
+        float inverse = state.sum[i] > 0.0f ? 1.0f / state.sum[i] : 0.0f;
+        if (a.lse && threadIdx.x % 4 == 0) a.lse[row] = state.max[i] + log2f(state.sum[i]);
+        size_t at = row * D + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int d = 0; d < D / 8; d++)
+            put2(a.out, a.out_type, at + d * 8, o[d][2 * i] * inverse, o[d][2 * i + 1] * inverse);
+    }
+}
+
+/* A part: for each packed row D sums of weighted values, then its maximum and its sum. */
+template <int D> static DEVICE size_t part_at(const gpu_attention &a, size_t part, uint32_t head)
+{
+    return (part * a.kv_heads + head) * GPU_DECODE_ROWS * (D + 2);
+}
+
+/* The weights by which results with these maxima count: 0 of one that saw nothing. */
+static DEVICE float share_of(float max, float most)
+{
+    return max == -INFINITY ? 0.0f : exp2_fast(max - most);
+}
+
+/* The warps' results become one: that of a part, or of the rows where there is no other part. */
+template <int D>
+static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, const gpu_tile &tile,
+                                 uint32_t head, uint32_t part, const row_state &state,
+                                 const float o[D / 8][4], float *shared)
+{
+    const uint32_t row_floats = D + 2, of_warp = GPU_DECODE_ROWS * row_floats;
+    unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    __syncthreads(); /* all have read K and V */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float *row = shared + (warp * GPU_DECODE_ROWS + lane / 4 + i * 8) * row_floats;
+#pragma unroll
+        for (int d = 0; d < D / 8; d++) {
+            row[d * 8 + lane % 4 * 2] = o[d][2 * i];
+            row[d * 8 + lane % 4 * 2 + 1] = o[d][2 * i + 1];
+        }
+        if (lane % 4 == 0) {
+            row[D] = state.max[i];
+            row[D + 1] = state.sum[i];
+        }
+    }
+    __syncthreads();
+    float *out = a.partial + part_at<D>(a, part, head);
+    for (uint32_t i = threadIdx.x; i < seq.n_rows * a.q_heads * D; i += THREADS) {
+        uint32_t packed = i / D, d = i % D;
+        const float *row = shared + packed * row_floats;
+        float most = -INFINITY, value = 0.0f, sum = 0.0f;
+        for (uint32_t w = 0; w < WARPS; w++) most = fmaxf(most, row[w * of_warp + D]);
+        for (uint32_t w = 0; w < WARPS; w++) {
+            float share = share_of(row[w * of_warp + D], most);
+            value += row[w * of_warp + d] * share;
+            sum += row[w * of_warp + D + 1] * share;
+        }
+        if (tile.parts == 1) {
+            size_t at = row_at(a, seq, head, packed);
+            put(a.out, a.out_type, at * D + d, sum > 0.0f ? value / sum : 0.0f);
+            if (a.lse && d == 0) a.lse[at] = most + log2f(sum);
+            continue;
+        }
+        out[packed * row_floats + d] = value;
+        if (d == 0) {
+            out[packed * row_floats + D] = most;
+            out[packed * row_floats + D + 1] = sum;
+        }
+    }
+}
+
+/* ---- the kernels --------------------------------------------------------------------------------
+ */
+
+/* The slots that a tile reads: [begin, end), begin a multiple of STEP. */
+struct tile_range {
+    uint32_t begin, end, first_slot, first_row;
+};
+
+template <class L, bool DECODE>
+static DEVICE tile_range range_of(const gpu_attention &a, const gpu_seq &seq, const gpu_tile &tile,
+                                  uint32_t length)
+{
+    tile_range r = {0, 0, length - seq.n_rows, DECODE ? 0 : tile.first};
+    uint32_t packed = seq.n_rows * a.q_heads;
+    uint32_t last_row = r.first_row + L::Q_ROWS < packed ? r.first_row + L::Q_ROWS : packed;
+    r.end = r.first_slot + (last_row - 1) / a.q_heads + 1;
+    uint32_t oldest = r.first_slot + r.first_row / a.q_heads + 1;
+    if (a.layer.window && oldest > a.layer.window) r.begin = oldest - a.layer.window;
+    if (DECODE) {
+        uint32_t to = tile.first + a.part_slots;
+        if (r.begin < tile.first) r.begin = tile.first;
+        if (r.end > to) r.end = to;
+    }
+    r.begin = r.begin / L::STEP * L::STEP;
+    return r;
+}
+
+template <class KV, int D, bool DECODE>
+static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention a)
+{
+    typedef typename query_of<KV>::type Q;
+    typedef layout<KV, D, DECODE> L;
+    constexpr int STEP = L::STEP, TOKENS = DECODE ? STEP / WARPS : STEP; /* of a warp in a step */
+    DYNAMIC_SHARED(shared);
+    __shared__ strip strips[2][L::STRIPS];
+    Q *queries = (Q *)shared;
+    unsigned char *stages = shared + L::Q_BYTES, *wide = stages + 2 * L::STAGE_BYTES;
+
+    /* Later tiles of a sequence see more: they go first. */
+    const gpu_tile tile = DECODE ? a.decode[blockIdx.x] : a.prefill[a.n_prefill - 1 - blockIdx.x];
+    const gpu_seq seq = a.seqs[tile.seq];
+    uint32_t head = blockIdx.y, thread = threadIdx.x;
+    unsigned lane = thread % WARP, warp = thread / WARP;
+    const table_view t = view_table(a.pages, a.tables, a.layer, seq, a.lengths, head);
+    const tile_range r = range_of<L, DECODE>(a, seq, tile, t.length);
+
+    load_queries<Q, D>(a, seq, head, r.first_row, L::Q_ROWS, queries);
+    if (thread < 2 * L::STRIPS) {
+        uint32_t slot = r.begin + thread * STRIP;
+        strips[thread / L::STRIPS][thread % L::STRIPS] =
+            strip_at<KV>(a, t, slot, page_of(a, t, slot, r.end));
+    }
+    __syncthreads();
+    uint32_t my_row = DECODE ? 0 : warp * 16, low[2], high[2];
+    query_rows<D> q;
+    q.load(queries + my_row * L::ROW);
+    for (int i = 0; i < 2; i++) {
+        uint32_t row = (r.first_row + my_row + lane / 4 + i * 8) / a.q_heads;
+        high[i] = row < seq.n_rows ? r.first_slot + row + 1 : 0;
+        low[i] = a.layer.window && high[i] > a.layer.window ? high[i] - a.layer.window : 0;
+        if (high[i] > r.end) high[i] = r.end;
+        if (DECODE && low[i] < tile.first) low[i] = tile.first;
+    }
+    row_state state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+    float o[D / 8][4];
+#pragma unroll
+    for (int d = 0; d < D / 8; d++) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
+
+    if (r.begin < r.end) fetch<KV, D, DECODE>(a, strips[0], r.begin, r.end, stages);
+    copy_commit();
+    uint32_t stage = 0, mine = DECODE ? warp * TOKENS : 0;
+    for (uint32_t slot = r.begin; slot < r.end; slot += STEP, stage ^= 1) {
+        unsigned char *here = stages + stage * L::STAGE_BYTES;
+        if (slot + STEP < r.end)
+            fetch<KV, D, DECODE>(a, strips[stage ^ 1], slot + STEP, r.end,
+                                 stages + (stage ^ 1) * L::STAGE_BYTES);
+        copy_commit();
+        /* Pages of the step after: on their way while this one is computed. */
+        uint32_t later = slot + 2 * STEP + thread * STRIP;
+        uint32_t page = thread < L::STRIPS ? page_of(a, t, later, r.end) : 0;
+        copy_wait<1>();
+        __syncthreads();
+        const unsigned char *k = here, *v = here + L::V_AT, *scales = here + 2 * L::V_AT + mine * 2;
+        if constexpr (L::NARROW) {
+            widen_step<KV, D, STEP>(k, wide);
+            widen_step<KV, D, STEP>(v, wide + L::K_BYTES);
+            k = wide;
+            v = wide + L::K_BYTES;
+            __syncthreads();
+        }
+        float s[TOKENS / 8][4];
+        score<Q, D, TOKENS>(q, (const Q *)k + mine * L::ROW, s);
+        if (L::SCALED) rescale<TOKENS, false>(s, scales);
+        soften<D, TOKENS>(s, slot + mine, low, high, a.scale * LOG2E, &state, o);
+        if (L::SCALED) rescale<TOKENS, true>(s, scales + STEP * 2);
+        weigh<Q, D, TOKENS>(s, (const Q *)v + mine * L::ROW, o);
+        if (thread < L::STRIPS) strips[stage][thread] = strip_at<KV>(a, t, later, page);
+        __syncthreads(); /* before the stage is filled again */
+    }
+    copy_wait<0>();
+    for (int i = 0; i < 2; i++) {
+        state.sum[i] += shuffle_xor(state.sum[i], 1);
+        state.sum[i] += shuffle_xor(state.sum[i], 2);
+    }
+    if (DECODE) finish_decode<D>(a, seq, tile, head, blockIdx.x, state, o, (float *)stages);
+    else finish_prefill<D>(a, seq, head, r.first_row + my_row + lane / 4, state, o);
+}
+
+/* A block merges the parts of one sequence and KV head: that of the tile which is its first. */
+template <int D> static __global__ void merge_kernel(gpu_attention a)
+{
+    const uint32_t row_floats = D + 2, of_part = a.kv_heads * GPU_DECODE_ROWS * row_floats;
+    const gpu_tile tile = a.decode[blockIdx.x];
+    if (tile.part != blockIdx.x || tile.parts == 1) return;
+    const gpu_seq seq = a.seqs[tile.seq];
+    uint32_t head = blockIdx.y;
+    const float *parts = a.partial + part_at<D>(a, tile.part, head);
+    for (uint32_t i = threadIdx.x; i < seq.n_rows * a.q_heads * D; i += blockDim.x) {
+        uint32_t packed = i / D, d = i % D;
+        const float *row = parts + packed * row_floats;
+        float most = -INFINITY, sum = 0.0f, value = 0.0f;
+        for (uint32_t p = 0; p < tile.parts; p++) most = fmaxf(most, row[p * of_part + D]);
+        for (uint32_t p = 0; p < tile.parts; p++) {
+            float share = share_of(row[p * of_part + D], most);
+            value += row[p * of_part + d] * share;
+            sum += row[p * of_part + D + 1] * share;
+        }
+        size_t at = row_at(a, seq, head, packed);
+        put(a.out, a.out_type, at * D + d, sum > 0.0f ? value / sum : 0.0f);
+        if (a.lse && d == 0) a.lse[at] = most + log2f(sum);
+    }
+}
+
+/* ---- launches -----------------------------------------------------------------------------------
+ */
+
+template <class KV, int D, bool DECODE>
+static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)
+{
+    auto kernel = attention_kernel<KV, D, DECODE>;
+    const size_t bytes = layout<KV, D, DECODE>::BYTES;
+    if (n == 0) return GPU_OK;
+    gpu_allow_shared((const void *)kernel, bytes);
+    LAUNCH(kernel, dim3(n, a->kv_heads), THREADS, bytes, g, *a);
+    return gpu_launched(g, DECODE ? "decode attention" : "prefill attention");
+}
+
+template <class KV, int D> static gpu_status run_all(gpu *g, const gpu_attention *a)
+{
+    gpu_status s = run<KV, D, false>(g, a, a->n_prefill);
+    if (s == GPU_OK) s = run<KV, D, true>(g, a, a->n_decode);
+    if (s != GPU_OK || a->n_decode == 0) return s;
+    LAUNCH(merge_kernel<D>, dim3(a->n_decode, a->kv_heads), THREADS, 0, g, *a);
+    return gpu_launched(g, "merge of attention");
+}
+
+template <class KV> static gpu_status attend(gpu *g, const gpu_attention *a)
+{
+    switch (a->pages.head_dim) {
+    case 32: return run_all<KV, 32>(g, a);
+    case 64: return run_all<KV, 64>(g, a);
+    case 96: return run_all<KV, 96>(g, a);
+    case 128: return run_all<KV, 128>(g, a);
+    case 256: return run_all<KV, 256>(g, a);
+    default: return GPU_UNSUPPORTED;
+    }
+}
+
+#endif

@@ -1,0 +1,285 @@
+/* A sparse layer: which experts a row goes to, its rows sorted by them, their products, and the sum
+ * that comes back. Few rows of an expert are products of few rows, whatever expert has how many; of
+ * many the host learns how many there are, and the library multiplies expert by expert. */
+#include "kernels/cuda/simt.cuh"
+
+enum {
+    ROUTE_THREADS = 128,
+    SORT_THREADS = 256,
+    LANE_EXPERTS = GPU_EXPERTS_MOST / WARP,
+    FEW_OF_EXPERT = 32, /* rows on average, beyond which the library is worth the wait */
+};
+
+/* ---- routing ------------------------------------------------------------------------------------
+ */
+
+/* A lane's experts are j * WARP + lane. What was chosen has key -2, what is no number -1. */
+struct lane_experts {
+    float p[LANE_EXPERTS], key[LANE_EXPERTS];
+};
+
+static DEVICE void probabilities(const float *logits, uint32_t n, lane_experts *v)
+{
+    unsigned lane = threadIdx.x % WARP;
+    float max = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; j++) {
+        uint32_t i = j * WARP + lane;
+        v->p[j] = i < n ? logits[i] : -INFINITY;
+        max = fmaxf(max, v->p[j]);
+    }
+    for (int mask = WARP / 2; mask > 0; mask /= 2) max = fmaxf(max, shuffle_xor(max, mask));
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; j++) {
+        uint32_t i = j * WARP + lane;
+        if (i < n) sum += v->p[j] = expf(v->p[j] - max);
+    }
+    sum = warp_sum(sum);
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; j++) {
+        uint32_t i = j * WARP + lane;
+        v->p[j] /= sum;
+        v->key[j] = i >= n ? -3.0f : v->p[j] >= 0.0f ? v->p[j] : -1.0f;
+    }
+}
+
+/* The largest key of the warp becomes -2, the lowest index of equals. */
+static DEVICE void choose_one(lane_experts *v)
+{
+    unsigned lane = threadIdx.x % WARP;
+    float best = -4.0f;
+    uint32_t at = 0;
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; j++)
+        if (v->key[j] > best) {
+            best = v->key[j];
+            at = j * WARP + lane;
+        }
+    for (int mask = WARP / 2; mask > 0; mask /= 2) {
+        float other = shuffle_xor(best, mask);
+        uint32_t other_at = shuffle_xor(at, mask);
+        if (other > best || (other == best && other_at < at)) {
+            best = other;
+            at = other_at;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; j++)
+        if (at == j * WARP + lane) v->key[j] = -2.0f;
+}
+
+/* A warp routes a row: its experts ascending, and their weights. */
+static __global__ void route_kernel(gpu_experts e, uint32_t *chosen, float *weights)
+{
+    uint32_t row = blockIdx.x * (ROUTE_THREADS / WARP) + threadIdx.x / WARP;
+    unsigned lane = threadIdx.x % WARP;
+    if (row >= e.n_rows) return; /* a whole warp */
+    lane_experts v;
+    probabilities(e.logits + (size_t)row * e.n_experts, e.n_experts, &v);
+    for (uint32_t k = 0; k < e.of_row; k++) choose_one(&v);
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; j++)
+        if (v.key[j] == -2.0f) sum += v.p[j];
+    sum = e.norm ? warp_sum(sum) : 1.0f;
+    uint32_t before = 0;
+#pragma unroll
+    for (int j = 0; j < LANE_EXPERTS; j++) {
+        uint32_t taken = warp_ballot(v.key[j] == -2.0f);
+        if (v.key[j] == -2.0f) {
+            size_t at = (size_t)row * e.of_row + before + count_bits(taken & ((1u << lane) - 1));
+            chosen[at] = j * WARP + lane;
+            weights[at] = v.p[j] / sum;
+        }
+        before += count_bits(taken);
+    }
+}
+
+/* ---- by experts ---------------------------------------------------------------------------------
+ */
+
+/* What is sorted: entry i is of row i / of_row. */
+struct sorting {
+    const uint32_t *chosen;
+    const float *weights;
+    uint32_t entries, of_row, n_experts, tile_rows, n_tiles;
+    uint32_t *first, *rows, *places;
+    float *shares;
+    gpu_expert_tile *tiles;
+};
+
+static DEVICE uint32_t warp_sum_u32(uint32_t v)
+{
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+    return v;
+}
+
+/* Entries and tiles of the experts before `expert`, and their tiles: by every warp alike. */
+static DEVICE void count_before(const uint32_t *counts, uint32_t expert, uint32_t tile_rows,
+                                uint32_t *entries, uint32_t *tiles)
+{
+    uint32_t n = 0, t = 0;
+    for (uint32_t i = threadIdx.x % WARP; i < expert; i += WARP) {
+        n += counts[i];
+        t += (counts[i] + tile_rows - 1) / tile_rows;
+    }
+    *entries = warp_sum_u32(n);
+    *tiles = warp_sum_u32(t);
+}
+
+/* A block takes an expert: it counts all, and places its own entries in their order. */
+static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(sorting s)
+{
+    __shared__ uint32_t counts[GPU_EXPERTS_MOST], of_warp[SORT_THREADS / WARP];
+    uint32_t expert = blockIdx.x, at, tiles;
+    unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    for (uint32_t i = threadIdx.x; i < GPU_EXPERTS_MOST; i += SORT_THREADS) counts[i] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < s.entries; i += SORT_THREADS)
+        atomicAdd(&counts[s.chosen[i]], 1u);
+    __syncthreads();
+    count_before(counts, expert, s.tile_rows, &at, &tiles);
+    uint32_t mine = counts[expert], n = (mine + s.tile_rows - 1) / s.tile_rows;
+    bool last = expert + 1 == s.n_experts;
+    if (threadIdx.x == 0) {
+        s.first[expert] = at;
+        if (last) s.first[s.n_experts] = s.entries;
+    }
+    for (uint32_t i = threadIdx.x; i < n; i += SORT_THREADS) {
+        uint32_t left = mine - i * s.tile_rows;
+        s.tiles[tiles + i] = {expert, at + i * s.tile_rows,
+                              left < s.tile_rows ? left : s.tile_rows};
+    }
+    for (uint32_t i = tiles + n + threadIdx.x; last && i < s.n_tiles; i += SORT_THREADS)
+        s.tiles[i] = {0, 0, 0};
+    for (uint32_t from = 0; from < s.entries; from += SORT_THREADS) {
+        uint32_t i = from + threadIdx.x;
+        bool is_mine = i < s.entries && s.chosen[i] == expert;
+        uint32_t those = warp_ballot(is_mine), before = at;
+        __syncthreads(); /* of_warp may still be read */
+        if (lane == 0) of_warp[warp] = count_bits(those);
+        __syncthreads();
+        for (unsigned w = 0; w < SORT_THREADS / WARP; w++) {
+            if (w < warp) before += of_warp[w];
+            at += of_warp[w];
+        }
+        if (!is_mine) continue;
+        before += count_bits(those & ((1u << lane) - 1));
+        s.rows[before] = i / s.of_row;
+        s.shares[before] = s.weights[i];
+        s.places[i] = before;
+    }
+}
+
+/* out of a row: what it has (nothing, or its share of the expert of all), then its experts' parts,
+ * ascending. */
+static __global__ void combine_kernel(gpu_experts e, size_t hidden, const uint32_t *places,
+                                      const float *shares)
+{
+    size_t row = blockIdx.x;
+    float share = 0.0f;
+    if (e.switches) share = 1.0f / (1.0f + expf(-e.switches[row]));
+    for (size_t d = threadIdx.x; d < hidden; d += blockDim.x) {
+        float sum = e.switches ? e.out[row * hidden + d] * share : 0.0f;
+        for (uint32_t k = 0; k < e.of_row; k++) {
+            uint32_t at = places[row * e.of_row + k];
+            sum += shares[at] * e.part[at * hidden + d];
+        }
+        e.out[row * hidden + d] = sum;
+    }
+}
+
+/* ---- launches -----------------------------------------------------------------------------------
+ */
+
+/* scratch, cut up. */
+struct cuts {
+    uint32_t *chosen, *first, *rows, *places;
+    float *weights, *shares;
+    gpu_expert_tile *tiles;
+};
+
+static cuts cut(const gpu_experts *e)
+{
+    size_t entries = (size_t)e->n_rows * e->of_row;
+    cuts c;
+    c.tiles = (gpu_expert_tile *)e->words;
+    c.chosen = (uint32_t *)(c.tiles + gpu_expert_tiles(e->n_rows, e->of_row, e->n_experts));
+    c.rows = c.chosen + entries;
+    c.places = c.rows + entries;
+    c.weights = (float *)(c.places + entries);
+    c.shares = c.weights + entries;
+    c.first = (uint32_t *)(c.shares + entries);
+    return c;
+}
+
+static gpu_matrix matrix_of(const gpu_matrix *first, uint32_t expert)
+{
+    gpu_matrix w = *first;
+    w.data = (uint8_t *)w.data + expert * gpu_matrix_bytes(first);
+    if (w.bits) w.scales = (uint8_t *)w.scales + expert * gpu_scale_bytes(first);
+    return w;
+}
+
+/* y [entries, n] of y_type = each entry's row of x by its expert's W. */
+static gpu_status one_by_one(gpu *g, const gpu_experts *e, const uint32_t *first,
+                             const gpu_matrix *w, const void *x, void *y, gpu_type y_type)
+{
+    gpu_status s = GPU_OK;
+    for (uint32_t i = 0; s == GPU_OK && i < e->n_experts; i++) {
+        gpu_matrix one = matrix_of(w, i);
+        const uint8_t *from = (const uint8_t *)x + first[i] * w->k * gpu_type_bytes(w->type);
+        uint8_t *to = (uint8_t *)y + first[i] * w->n * gpu_type_bytes(y_type);
+        s = gpu_product(g, &one, from, first[i + 1] - first[i], to, y_type, e->scratch);
+    }
+    return s;
+}
+
+static gpu_status run_many(gpu *g, const gpu_experts *e, const cuts *c, uint32_t entries)
+{
+    uint32_t first[GPU_EXPERTS_MOST + 1];
+    gpu_type type = e->gate_up.type;
+    gpu_status s =
+        gpu_gather(g, e->x, c->rows, entries, e->gate_up.k * gpu_type_bytes(type), e->picked);
+    if (s == GPU_OK) s = gpu_read(g, first, c->first, (e->n_experts + 1) * sizeof *first);
+    if (s == GPU_OK) s = one_by_one(g, e, first, &e->gate_up, e->picked, e->wide, type);
+    if (s == GPU_OK) s = gpu_gate(g, e->wide, entries, e->down.k, false, e->act, type);
+    if (s == GPU_OK) s = one_by_one(g, e, first, &e->down, e->act, e->part, GPU_F32);
+    return s;
+}
+
+static gpu_status run_few(gpu *g, const gpu_experts *e, const cuts *c, uint32_t entries,
+                          uint32_t n_tiles, uint32_t tile_rows)
+{
+    gpu_type type = e->gate_up.type;
+    gpu_experts_list list = {c->tiles, c->rows};
+    gpu_status s = gpu_few_experts(g, &e->gate_up, e->x, &list, n_tiles, tile_rows, e->wide, type);
+    if (s == GPU_OK) s = gpu_gate(g, e->wide, entries, e->down.k, false, e->act, type);
+    list.rows = NULL;
+    if (s == GPU_OK)
+        s = gpu_few_experts(g, &e->down, e->act, &list, n_tiles, tile_rows, e->part, GPU_F32);
+    return s;
+}
+
+gpu_status gpu_run_experts(gpu *g, const gpu_experts *e)
+{
+    uint32_t entries = e->n_rows * e->of_row;
+    if (entries == 0) return GPU_OK;
+    if (e->n_experts > GPU_EXPERTS_MOST || e->gate_up.type != e->down.type) return GPU_UNSUPPORTED;
+    uint32_t tile_rows = entries <= 4 * e->n_experts ? 8 : FEW_OF_EXPERT;
+    uint32_t n_tiles = (entries < e->n_experts ? entries : e->n_experts) + entries / tile_rows;
+    bool few = (entries <= FEW_OF_EXPERT * e->n_experts || gpu_is_invariant(g)) &&
+               gpu_takes_few(&e->gate_up) && gpu_takes_few(&e->down);
+    cuts c = cut(e);
+    LAUNCH(route_kernel, (e->n_rows + ROUTE_THREADS / WARP - 1) / (ROUTE_THREADS / WARP),
+           ROUTE_THREADS, 0, g, *e, c.chosen, c.weights);
+    sorting s = {c.chosen, c.weights, entries, e->of_row, e->n_experts, tile_rows,
+                 n_tiles,  c.first,   c.rows,  c.places,  c.shares,     c.tiles};
+    LAUNCH(sort_kernel, e->n_experts, SORT_THREADS, 0, g, s);
+    gpu_status status = gpu_launched(g, "routing");
+    if (status != GPU_OK) return status;
+    status = few ? run_few(g, e, &c, entries, n_tiles, tile_rows) : run_many(g, e, &c, entries);
+    if (status != GPU_OK) return status;
+    LAUNCH(combine_kernel, e->n_rows, SORT_THREADS, 0, g, *e, e->down.n, c.places, c.shares);
+    return gpu_launched(g, "sum of experts");
+}

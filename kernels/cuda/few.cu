@@ -1,0 +1,263 @@
+/* Products of few rows: what they cost is reading W, so it is read once, as it lies. A block makes
+ * some rows of W: its warps share out the columns, tensor cores multiply 16 rows of W by 8 rows of
+ * x at a time, and the warps' sums are added in their order. Rows of x may be those of experts. */
+#include "kernels/cuda/quant.cuh"
+
+enum {
+    FEW_WARPS = 8,
+    FEW_BLOCK = FEW_WARPS * WARP,
+    AHEAD = 4,    /* tiles of W that are on their way */
+    ROWS_OF_8 = 4 /* a block takes at most so many times 8 rows of x */
+};
+
+/* ---- a tile of W --------------------------------------------------------------------------------
+ * What a lane has of 16 rows and COLUMNS columns, and the fragments of A that it becomes: those of
+ * columns 16 j of the s-th 32. */
+
+template <class T> struct plain_tile {
+    typedef T type;
+    enum { COLUMNS = 32, SCALED = 0, SCALE_AT = 0 };
+    vec16 rows[2];
+    uint32_t scales[1];
+    DEVICE void load(const gpu_matrix &w, const uint32_t *, size_t panel, size_t tile)
+    {
+        unsigned lane = threadIdx.x % WARP;
+        size_t column = tile * COLUMNS + lane % 4 * 8;
+        for (int i = 0; i < 2; i++) {
+            size_t row = panel * 16 + lane / 4 + i * 8;
+            if (row >= w.n) row = w.n - 1;
+            if (column < w.k)
+                rows[i] = load_once((const vec16 *)((const T *)w.data + row * w.k + column));
+            else rows[i] = vec16{{0, 0, 0, 0}};
+        }
+    }
+    DEVICE void fragment(int, int j, uint32_t a[4]) const
+    {
+        a[0] = rows[0].w[2 * j];
+        a[1] = rows[1].w[2 * j];
+        a[2] = rows[0].w[2 * j + 1];
+        a[3] = rows[1].w[2 * j + 1];
+    }
+};
+
+template <class T, int BITS> struct quant_tile {
+    typedef T type;
+    enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1, SCALE_AT = BITS == 4 ? 16 : 15 };
+    vec16 v;
+    uint32_t scales[COLUMNS / 32];
+    DEVICE void load(const gpu_matrix &w, const uint32_t *of_panel, size_t panel, size_t tile)
+    {
+        unsigned lane = threadIdx.x % WARP;
+        size_t tiles = (w.k + COLUMNS - 1) / COLUMNS;
+        v = load_once((const vec16 *)w.data + (panel * tiles + tile) * WARP + lane);
+        for (int s = 0; s < COLUMNS / 32; s++)
+            scales[s] = of_panel[(tile * COLUMNS + s * 32) / w.group * 8 + lane / 4];
+    }
+    DEVICE void fragment(int s, int j, uint32_t a[4]) const
+    {
+        for (int row = 0; row < 2; row++)
+            for (int b = 0; b < 2; b++) {
+                if (BITS == 4) a[row + 2 * b] = pair_of_halves(v.w[2 * s + row], 2 * j + b, T());
+                else a[row + 2 * b] = pair_of_bytes(v.w[2 * row + j] ^ 0x80808080u, b, T());
+            }
+    }
+};
+
+/* ---- a block ------------------------------------------------------------------------------------
+ */
+
+struct few_job {
+    gpu_matrix w; /* of experts: the first one's */
+    const void *x;
+    void *y;
+    uint32_t m;
+    bool y_f32;
+    gpu_experts_list experts; /* tiles NULL: none */
+};
+
+/* The rows of x and y that a block has: entry r of x is row x_rows[first + r], or first + r. */
+struct few_rows {
+    const uint32_t *x_rows;
+    uint32_t first, n;
+};
+
+/* x [8 rows][the tile's 32 columns of a lane]: zeros beyond the rows and columns. */
+template <class T>
+static DEVICE vec16 load_x(const few_job &job, const few_rows &rows, uint32_t r, size_t column)
+{
+    if (r >= rows.n || column >= job.w.k) return vec16{{0, 0, 0, 0}};
+    size_t row = rows.x_rows ? rows.x_rows[rows.first + r] : rows.first + r;
+    return *(const vec16 *)((const T *)job.x + row * job.w.k + column);
+}
+
+/* sums [R panels][N times 8 rows of x] += a tile of each panel. */
+template <class C, int R, int N>
+static DEVICE void add_tile(const few_job &job, const few_rows &rows, const C w[R], size_t tile,
+                            float sums[R][N][4])
+{
+    typedef typename C::type T;
+    unsigned lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int s = 0; s < C::COLUMNS / 32; s++) {
+        vec16 x[N];
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            x[n] =
+                load_x<T>(job, rows, n * 8 + lane / 4, tile * C::COLUMNS + s * 32 + lane % 4 * 8);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            float part[N][4];
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                for (int i = 0; i < 4; i++) part[n][i] = C::SCALED ? 0.0f : sums[r][n][i];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                uint32_t a[4];
+                w[r].fragment(s, j, a);
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    multiply(part[n], a, x[n].w[2 * j], x[n].w[2 * j + 1], T());
+            }
+            float low = float_of_bits((w[r].scales[s] & 0xffffu) << C::SCALE_AT);
+            float high = float_of_bits((w[r].scales[s] >> 16) << C::SCALE_AT);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                for (int i = 0; i < 4; i++)
+                    sums[r][n][i] =
+                        C::SCALED ? sums[r][n][i] + part[n][i] * (i < 2 ? low : high) : part[n][i];
+        }
+    }
+}
+
+/* The warps' sums [16 R rows of W][8 N rows of x] are added, and leave. */
+template <class T, int R, int N>
+static DEVICE void finish(const few_job &job, const few_rows &rows, size_t panel,
+                          const float sums[R][N][4], float *shared)
+{
+    unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int OUT = R * 16, ALL = OUT * N * 8;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < 4; i++) {
+                int of_w = r * 16 + lane / 4 + i / 2 * 8, of_x = n * 8 + lane % 4 * 2 + i % 2;
+                shared[warp * ALL + of_x * OUT + of_w] = sums[r][n][i];
+            }
+    __syncthreads();
+    for (int i = threadIdx.x; i < ALL; i += FEW_BLOCK) {
+        size_t row = panel * 16 + i % OUT, r = i / OUT;
+        if (row >= job.w.n || r >= rows.n) continue;
+        float sum = 0.0f;
+        for (int k = 0; k < FEW_WARPS; k++) sum += shared[k * ALL + i];
+        size_t at = (rows.first + r) * job.w.n + row;
+        if (job.y_f32) ((float *)job.y)[at] = sum;
+        else ((T *)job.y)[at] = from_float<T>(sum);
+    }
+}
+
+template <class C, int R, int N>
+static __global__ void __launch_bounds__(FEW_BLOCK) few_kernel(few_job job)
+{
+    __shared__ float shared[FEW_WARPS * R * 16 * N * 8];
+    few_rows rows = {job.experts.rows, blockIdx.y * N * 8, job.m};
+    if (job.experts.tiles) {
+        gpu_expert_tile tile = job.experts.tiles[blockIdx.y];
+        if (tile.n == 0) return; /* the whole block */
+        rows.first = tile.first;
+        rows.n = tile.n;
+        job.w.data = (uint8_t *)job.w.data + tile.expert * gpu_matrix_bytes(&job.w);
+        job.w.scales = (uint8_t *)job.w.scales + tile.expert * gpu_scale_bytes(&job.w);
+    } else {
+        rows.n = job.m - rows.first < N * 8 ? job.m - rows.first : N * 8;
+    }
+    size_t panel = (size_t)blockIdx.x * R, panels = (job.w.n + 15) / 16;
+    size_t tiles = (job.w.k + C::COLUMNS - 1) / C::COLUMNS;
+    size_t mine[R];
+    const uint32_t *scales[R];
+    for (int r = 0; r < R; r++) {
+        mine[r] = panel + r < panels ? panel + r : panels - 1;
+        scales[r] =
+            C::SCALED ? (const uint32_t *)job.w.scales + mine[r] * gpu_groups(&job.w) * 8 : NULL;
+    }
+    float sums[R][N][4];
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < 4; i++) sums[r][n][i] = 0.0f;
+    C ring[AHEAD][R];
+    size_t first = threadIdx.x / WARP;
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            if (first + a * FEW_WARPS < tiles)
+                ring[a][r].load(job.w, scales[r], mine[r], first + a * FEW_WARPS);
+    for (size_t tile = first; tile < tiles; tile += AHEAD * FEW_WARPS) {
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            size_t now = tile + a * FEW_WARPS, next = now + AHEAD * FEW_WARPS;
+            if (now >= tiles) break; /* the whole warp */
+            add_tile<C, R, N>(job, rows, ring[a], now, sums);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                if (next < tiles) ring[a][r].load(job.w, scales[r], mine[r], next);
+        }
+    }
+    finish<typename C::type, R, N>(job, rows, panel, sums, shared);
+}
+
+/* ---- launches -----------------------------------------------------------------------------------
+ */
+
+template <class C, int R>
+static void launch(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
+{
+    size_t panels = (job.w.n + 15) / 16;
+    auto kernel = rows <= 8    ? few_kernel<C, R, 1>
+                  : rows <= 16 ? few_kernel<C, R, 2>
+                               : few_kernel<C, R, ROWS_OF_8>;
+    uint32_t of_block = rows <= 8 ? 8 : rows <= 16 ? 16 : ROWS_OF_8 * 8;
+    uint32_t y = job.experts.tiles ? n_tiles : (job.m + of_block - 1) / of_block;
+    LAUNCH(kernel, dim3((unsigned)((panels + R - 1) / R), y), FEW_BLOCK, 0, g, job);
+}
+
+/* Two panels a block share what they read of x, where there are blocks enough all the same. */
+template <class C>
+static gpu_status run(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
+{
+    size_t blocks = (job.w.n + 31) / 32 * (n_tiles ? n_tiles : 1);
+    if (blocks >= 2 * gpu_sms(g)) launch<C, 2>(g, job, rows, n_tiles);
+    else launch<C, 1>(g, job, rows, n_tiles);
+    return gpu_launched(g, "product of few rows");
+}
+
+template <class T>
+static gpu_status run_type(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
+{
+    switch (job.w.bits) {
+    case 8: return run<quant_tile<T, 8>>(g, job, rows, n_tiles);
+    case 4: return run<quant_tile<T, 4>>(g, job, rows, n_tiles);
+    default: return run<plain_tile<T>>(g, job, rows, n_tiles);
+    }
+}
+
+static gpu_status run_job(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
+{
+    if (job.w.type == GPU_BF16) return run_type<bf16>(g, job, rows, n_tiles);
+    return run_type<f16>(g, job, rows, n_tiles);
+}
+
+gpu_status gpu_few_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                           gpu_type y_type)
+{
+    few_job job = {*w, x, y, (uint32_t)m, y_type == GPU_F32, {NULL, NULL}};
+    return run_job(g, job, (uint32_t)m, 0);
+}
+
+gpu_status gpu_few_experts(gpu *g, const gpu_matrix *w, const void *x, const gpu_experts_list *list,
+                           uint32_t n_tiles, uint32_t tile_rows, void *y, gpu_type y_type)
+{
+    few_job job = {*w, x, y, 0, y_type == GPU_F32, *list};
+    return run_job(g, job, tile_rows, n_tiles);
+}

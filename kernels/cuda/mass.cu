@@ -1,0 +1,142 @@
+/* Scores of query rows by slot, summed over the rows, by tensor cores: a block takes 64 slots of a
+ * KV head, whose keys stay in registers, and goes over the packed rows, 16 at a time. */
+#include "kernels/cuda/attention.cuh"
+
+enum { SLOTS = 64, TILE_ROWS = 16 };
+
+/* K of SLOTS slots, widened; zeros beyond the table. */
+template <class KV, class Q, int D>
+static DEVICE void load_keys(const gpu_measure &m, const table_view &t, uint32_t first, Q *out)
+{
+    const uint32_t row_bytes = D * sizeof(KV), chunks = row_bytes / 16;
+    for (uint32_t i = threadIdx.x; i < SLOTS * chunks; i += THREADS) {
+        uint32_t slot = i / chunks, chunk = i % chunks;
+        vec16 v = {{0, 0, 0, 0}};
+        if (first + slot < t.length)
+            v = load_once(
+                (const vec16 *)(key_at(m.pages, t, first + slot, row_bytes) + chunk * 16));
+        vec16 *to = (vec16 *)(out + slot * (D + PAD) + chunk * (16 / sizeof(KV)));
+        if constexpr (sizeof(KV) == 1) {
+            vec16 wide[2];
+            for (int w = 0; w < 8; w++) wide[w / 4].w[w % 4] = widen_pair(v.w[w / 2], w % 2, KV());
+            to[0] = wide[0];
+            to[1] = wide[1];
+        } else to[0] = v;
+    }
+}
+
+/* 16 packed rows of queries from `first` on; zeros beyond n. */
+template <class Q, int D>
+static DEVICE void load_rows(const gpu_measure &m, uint32_t head, uint32_t first, uint32_t n,
+                             Q *out)
+{
+    const uint32_t chunks = D / 8;
+    size_t row0 = m.seq.first_row + m.seq.n_rows - m.rows, heads = m.kv_heads * m.q_heads;
+    for (uint32_t i = threadIdx.x; i < TILE_ROWS * chunks; i += THREADS) {
+        uint32_t packed = first + i / chunks, chunk = i % chunks;
+        vec16 v = {{0, 0, 0, 0}};
+        size_t row = (row0 + packed / m.q_heads) * heads + head * m.q_heads + packed % m.q_heads;
+        if (packed < n) v = *(const vec16 *)((const Q *)m.q + row * D + chunk * 8);
+        *(vec16 *)(out + i / chunks * (D + PAD) + chunk * 8) = v;
+    }
+}
+
+/* What a lane adds to its four slots (two of each eight) for rows g and g + 8 of a tile. */
+template <class KV>
+static DEVICE void add_scores(const gpu_measure &m, uint32_t head, uint32_t length, uint32_t first,
+                              uint32_t n, uint32_t slot, const float scales[2][2],
+                              const float s[2][4], float sums[2][2])
+{
+    unsigned lane = threadIdx.x % WARP;
+    for (int i = 0; i < 2; i++) {
+        uint32_t packed = first + lane / 4 + i * 8;
+        if (packed >= n) continue;
+        size_t row = m.seq.first_row + m.seq.n_rows - m.rows + packed / m.q_heads;
+        uint32_t last = length - m.rows + packed / m.q_heads; /* the slot that the row sits at */
+        float lse = 0.0f;
+        if (m.kind == GPU_MEASURE_MASS)
+            lse = m.lse[row * m.kv_heads * m.q_heads + head * m.q_heads + packed % m.q_heads];
+        for (int k = 0; k < 2; k++)
+            for (int j = 0; j < 2; j++) {
+                uint32_t at = slot + k * 8 + lane % 4 * 2 + j;
+                float score = s[k][2 * i + j] * scales[k][j];
+                bool seen = at <= last && (m.layer.window == 0 || at + m.layer.window > last);
+                if (m.kind == GPU_MEASURE_RAW) sums[k][j] += score;
+                else if (seen) sums[k][j] += exp2_fast(fmaf(score, m.scale * LOG2E, -lse));
+            }
+    }
+}
+
+template <class KV, int D>
+static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
+{
+    typedef typename query_of<KV>::type Q;
+    DYNAMIC_SHARED(shared);
+    Q *keys = (Q *)shared, *rows = keys + SLOTS * (D + PAD);
+    uint32_t head = blockIdx.y, first = blockIdx.x * SLOTS, n = m.rows * m.q_heads;
+    unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    if (first >= t.length) return; /* the whole block */
+    load_keys<KV, Q, D>(m, t, first, keys);
+    __syncthreads();
+    uint32_t k[D / 16][4], slot = first + warp * 16;
+    const Q *mine = keys + (warp * 16 + lane / 16 * 8 + lane % 8) * (D + PAD) + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int d = 0; d < D / 16; d++) load_matrices(k[d], mine + d * 16);
+    float sums[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}}, scales[2][2];
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) {
+            uint32_t at = slot + i * 8 + lane % 4 * 2 + j;
+            scales[i][j] = at < t.length ? kv_scale<KV>(m.pages, t, at, 0) : 1.0f;
+        }
+    for (uint32_t r = 0; r < n; r += TILE_ROWS) {
+        __syncthreads(); /* the tile before has been read */
+        load_rows<Q, D>(m, head, r, n, rows);
+        __syncthreads();
+        float s[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+        const Q *tile = rows + lane % 16 * (D + PAD) + lane / 16 * 8;
+#pragma unroll
+        for (int d = 0; d < D / 16; d++) {
+            uint32_t a[4];
+            load_matrices(a, tile + d * 16);
+            multiply(s[0], a, k[d][0], k[d][1], Q());
+            multiply(s[1], a, k[d][2], k[d][3], Q());
+        }
+        add_scores<KV>(m, head, t.length, r, n, slot, scales, s, sums);
+    }
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) {
+            for (int mask = 4; mask < WARP; mask *= 2) sums[i][j] += shuffle_xor(sums[i][j], mask);
+            uint32_t at = slot + i * 8 + lane % 4 * 2 + j;
+            if (lane < 4 && at < t.length) m.slots[(size_t)head * m.slot_stride + at] = sums[i][j];
+        }
+}
+
+template <class KV, int D> static gpu_status run_mass(gpu *g, const gpu_measure *m)
+{
+    const size_t bytes = (size_t)(SLOTS + TILE_ROWS) * (D + PAD) * 2;
+    auto kernel = mass_kernel<KV, D>;
+    LAUNCH(kernel, dim3((m->longest + SLOTS - 1) / SLOTS, m->kv_heads), THREADS, bytes, g, *m);
+    return gpu_launched(g, "mass by slot");
+}
+
+template <class KV> static gpu_status run_dim(gpu *g, const gpu_measure *m)
+{
+    switch (m->pages.head_dim) {
+    case 32: return run_mass<KV, 32>(g, m);
+    case 64: return run_mass<KV, 64>(g, m);
+    case 96: return run_mass<KV, 96>(g, m);
+    case 128: return run_mass<KV, 128>(g, m);
+    case 256: return run_mass<KV, 256>(g, m);
+    default: return GPU_UNSUPPORTED;
+    }
+}
+
+gpu_status gpu_mass(gpu *g, const gpu_measure *m)
+{
+    gpu_status s = GPU_OK;
+#define RUN(KV) s = run_dim<KV>(g, m)
+    FOR_KV(m->pages.format, RUN)
+#undef RUN
+    return s;
+}

@@ -1,0 +1,71 @@
+/* What ranks do together: sums and gathers of what lies on the device, by a comm that reads it
+ * there (NCCL) or through pinned memory (every other kind). With one rank nothing is done. */
+#include "model/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { POLL_US = 20 };
+
+static bool is_alone(const cuda_device *d) { return !d->group || comm_size(d->group) == 1; }
+
+status cuda_wait(cuda_device *d)
+{
+    if (is_alone(d) || !comm_on_device(d->group)) return cuda_status(d->api->wait(d->g));
+    for (;;) {
+        bool idle;
+        RETURN_IF_GPU_ERROR(d->api->poll(d->g, &idle));
+        if (idle) return STATUS_IS_OK;
+        RETURN_IF_ERROR(comm_check(d->group));
+        usleep(POLL_US);
+    }
+}
+
+status cuda_sum(cuda_device *d, float *x, size_t n)
+{
+    if (is_alone(d)) return STATUS_IS_OK;
+    if (comm_on_device(d->group)) return comm_all_reduce_sum(d->group, x, n);
+    RETURN_IF_ERROR(cuda_pack_begin(d, &d->stage, n * sizeof *x));
+    float *host = (float *)(void *)d->stage.host;
+    RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, host, x, n * sizeof *x));
+    RETURN_IF_GPU_ERROR(d->api->wait(d->g));
+    RETURN_IF_ERROR(comm_all_reduce_sum(d->group, host, n));
+    return cuda_status(d->api->copy_in(d->g, x, host, n * sizeof *x));
+}
+
+status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all)
+{
+    size_t bytes = n * sizeof *x, ranks = (size_t)comm_size(d->group);
+    RETURN_IF_ERROR(cuda_pack_begin(d, &d->stage, ranks * bytes));
+    float *host = (float *)(void *)d->stage.host, *device = (float *)(void *)d->stage.device;
+    *all = host;
+    if (comm_on_device(d->group)) {
+        RETURN_IF_ERROR(comm_all_gather(d->group, x, n, device));
+        RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, host, device, ranks * bytes));
+        return cuda_wait(d);
+    }
+    float *own = host + (size_t)comm_rank(d->group) * n;
+    RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, own, x, bytes));
+    RETURN_IF_GPU_ERROR(d->api->wait(d->g));
+    return comm_all_gather(d->group, own, n, host);
+}
+
+/* A comm carries floats: whole numbers of 16 bits are exact in them. */
+status cuda_smallest(cuda_device *d, uint32_t *n)
+{
+    if (is_alone(d)) return STATUS_IS_OK;
+    const float own[2] = {(float)(*n >> 16), (float)(*n & 0xffff)};
+    const float *all;
+    float *x;
+    RETURN_IF_ERROR(cuda_alloc(d, sizeof own, &x));
+    status s = cuda_status(d->api->copy_in(d->g, x, own, sizeof own));
+    if (status_ok(s)) s = cuda_gather(d, x, 2, &all);
+    for (int i = 0; status_ok(s) && i < comm_size(d->group); i++) {
+        uint32_t other = (uint32_t)all[2 * i] << 16 | (uint32_t)all[2 * i + 1];
+        if (other < *n) *n = other;
+    }
+    d->api->release(d->g, x);
+    d->allocated -= sizeof own;
+    return s;
+}
