@@ -16,7 +16,15 @@
 
 static const char name[] = "octavo bench workers";
 
-enum { RANKS = 2, SEQS = 64, WARM = 50, CONTEXT = 64, VOCAB = 32000, STEPS_MAX = 100000 };
+enum {
+    ADDRESS_BYTES = 96,
+    RANKS = 2,
+    SEQS = 64,
+    WARM = 50,
+    CONTEXT = 64,
+    VOCAB = 32000,
+    STEPS_MAX = 100000
+};
 
 typedef struct workers_bench {
     model_flags model;
@@ -144,8 +152,8 @@ static void run_worker(const char *address, int told)
 }
 
 typedef struct null_workers {
-    char folder[32];
-    char addresses[RANKS][64];
+    char folder[64];
+    char addresses[RANKS][ADDRESS_BYTES];
     pid_t pids[RANKS];
     uint32_t n;
 } null_workers;
@@ -164,14 +172,17 @@ static void stop_workers(null_workers *w)
 static status start_workers(null_workers *w, error *err)
 {
     int told[2];
-    char letter, folder[sizeof w->folder] = "/tmp/octavo-bench-XXXXXX";
-    if (!mkdtemp(folder) || pipe(told) != 0)
+    char letter;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(w->folder, sizeof w->folder, "%s/octavo-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    if (!mkdtemp(w->folder) || pipe(told) != 0)
         return error_set(err, STATUS_IO, "workers: no folder for their sockets");
-    memcpy(w->folder, folder, sizeof folder);
     for (; w->n < RANKS; w->n++) {
-        snprintf(w->addresses[w->n], sizeof w->addresses[0], "unix:%s/%u", folder, w->n);
+        char address[ADDRESS_BYTES];
+        snprintf(address, sizeof address, "unix:%s/%u", w->folder, w->n);
+        memcpy(w->addresses[w->n], address, sizeof address);
         w->pids[w->n] = fork();
-        if (w->pids[w->n] == 0) run_worker(w->addresses[w->n], told[1]);
+        if (w->pids[w->n] == 0) run_worker(address, told[1]);
     }
     close(told[1]);
     uint32_t n = 0;

@@ -151,6 +151,8 @@ static int64_t step_timeout_us(const serving *s)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
+static void on_loss(void *ctx) { engine_backend_lost(ctx); }
+
 static void on_trouble(void *log, const char *text) { rpc_log_note(log, "error", "backend", text); }
 
 static status start_engine(serving *s, error *err)
@@ -167,7 +169,9 @@ static status start_engine(serving *s, error *err)
     o.restart_ctx = &s->model;
     o.on_trouble = on_trouble;
     o.on_trouble_ctx = s->log;
-    return engine_create(&o, &s->engine, err);
+    RETURN_IF_ERROR(engine_create(&o, &s->engine, err));
+    if (s->model.workers) workers_on_loss(s->model.workers, on_loss, s->engine);
+    return STATUS_IS_OK;
 }
 
 static rpc_model facts_of(const serving *s)
@@ -323,6 +327,7 @@ static int go(serving *s)
 static void close_all(serving *s)
 {
     rpc_server_destroy(s->server);
+    if (s->model.workers) workers_on_loss(s->model.workers, NULL, NULL);
     engine_destroy(s->engine);
     rpc_events_destroy(s->events);
     model_close(&s->model);

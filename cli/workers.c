@@ -235,6 +235,11 @@ status workers_make_backend(workers *w, const backend_cpu_options *o, const char
     return STATUS_IS_OK;
 }
 
+void workers_on_loss(workers *w, void (*lost)(void *ctx), void *ctx)
+{
+    worker_group_on_loss(w->group, lost, ctx);
+}
+
 void workers_tell(const workers *w)
 {
     for (uint32_t i = 0; i < w->n; i++) {

@@ -27,6 +27,8 @@ void workers_destroy(workers *w);
 status workers_make_backend(workers *w, const backend_cpu_options *options,
                             const char *const *overrides, size_t n_overrides, backend *out,
                             backend_cpu_facts *facts, error *err);
+/* Who hears of ranks that are lost (worker_group_on_loss); NULL = nobody any more. */
+void workers_on_loss(workers *w, void (*lost)(void *ctx), void *ctx);
 /* A line on stderr for each rank: where and on what it runs. */
 void workers_tell(const workers *w);
 

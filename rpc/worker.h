@@ -117,11 +117,7 @@ typedef struct worker_group_options {
     worker_tls tls;
     const char *version;
     const worker_config *config; // rank and size are filled in; read whenever a rank is made
-    int64_t silence_us; // a worker without an answer to a heartbeat for so long is lost; 0 = 1.5 s
-    /* A rank was lost, step or not (engine_backend_lost). From the thread of heartbeats; NULL =
-     * nobody. */
-    void (*lost)(void *ctx);
-    void *lost_ctx;
+    int64_t silence_us;  // a worker without an answer to a heartbeat for so long is lost; 0 = 1.5 s
     int64_t patience_us; // how long a worker that is not free (yet) is asked again; 0 = 5 s
 } worker_group_options;
 
@@ -131,6 +127,10 @@ typedef struct worker_group worker_group;
 status worker_group_create(const worker_group_options *options, worker_group **out, error *err);
 /* After its backends. */
 void worker_group_destroy(worker_group *g);
+/* Tells of ranks that are lost, whether a step runs or not, on the thread of heartbeats: `lost`
+ * must not block or call the group. NULL = nobody; what was told before is not called any more when
+ * this returns. */
+void worker_group_on_loss(worker_group *g, void (*lost)(void *ctx), void *ctx);
 /* A backend_ranks_options.make; ctx is the group, and only the rank is asked of `rank`. To be
  * called for all ranks at once, each on a thread of its own: they wait for each other. When one
  * fails, all do. */

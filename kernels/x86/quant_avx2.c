@@ -31,11 +31,14 @@ INLINE __m256i pair_of(const int16_t *x)
 /* Compilers would add products first, and run out of registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
-/* sums [rows][2] += a group of a panel times x [rows][group]. */
-INLINE void run_8(const int rows, const uint8_t *w, const int16_t *x, size_t group, __m256i *sums)
+/* sums [rows][2] += a group of a panel times x [rows][group]. With each line of w one is fetched
+ * from `line` on: seventeen at once would wait for each other. */
+INLINE void run_8(const int rows, const uint8_t *w, const int16_t *x, size_t group, __m256i *sums,
+                  const uint8_t *line, size_t step)
 {
 #pragma GCC unroll 4
-    for (size_t i = 0; i < group; i += 4, w += 64, x += 4) {
+    for (size_t i = 0; i < group; i += 4, w += 64, x += 4, line += step) {
+        _mm_prefetch((const char *)line, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (size_t odd = 0; odd < 2; odd++) {
             __m256i v[2];
@@ -71,16 +74,16 @@ INLINE void add_scaled(__m256i sums, __m256 w_scales, float x_scale, float *acc)
     _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), by, _mm256_loadu_ps(acc)));
 }
 
-/* acc [rows][16] += a group of a panel. */
+/* acc [rows][16] += a group of a panel. line, step: as in run_8. */
 INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w, size_t group,
-                        const uint8_t *x, float *acc)
+                        const uint8_t *x, float *acc, const uint8_t *line, size_t step)
 {
     __m256i sums[2 * TILE_ROWS];
     const int16_t *q = (const int16_t *)(const void *)x;
     const float *x_scales = (const float *)(const void *)(q + (size_t)rows * group);
 #pragma GCC unroll 12
     for (int i = 0; i < 2 * rows; i++) sums[i] = _mm256_setzero_si256();
-    run_8(rows, w, q, group, sums);
+    run_8(rows, w, q, group, sums, line, step);
     const __m256 w_scales[] = {scales_of(8, scales), scales_of(8, scales + 16)};
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -151,10 +154,10 @@ INLINE void add_group_4(const int rows, const uint8_t *scales, const uint8_t *w,
 }
 
 INLINE void add_group(const int bits, const int rows, const uint8_t *scales, const uint8_t *w,
-                      size_t group, const uint8_t *x, float *acc)
+                      size_t group, const uint8_t *x, float *acc, const uint8_t *line, size_t step)
 {
     if (bits == 8) {
-        add_group_8(rows, scales, w, group, x, acc);
+        add_group_8(rows, scales, w, group, x, acc, line, step);
         return;
     }
     for (size_t h = 0; h < 2; h++)
@@ -172,11 +175,13 @@ INLINE void tile(const int bits, const int rows, const int side, const uint8_t *
     for (size_t n = k / (2 * group); n > 0; n--) {
         for (int i = 0; i < side; i++) {
             const uint8_t *at = w + (size_t)i * w_stride, *line = next + (size_t)i * ahead->stride;
-            for (size_t l = 0; l < lines; l++)
+            /* Those of 8 bits come with the lines that are read: but for the scales'. */
+            for (size_t l = 0; l < (bits == 8 ? 1 : lines); l++)
                 _mm_prefetch((const char *)(line + l * ahead->step), _MM_HINT_T0);
             for (size_t g = 0; g < 2; g++)
                 add_group(bits, rows, at + 32 * g, at + 64 + g * group_bytes, group,
-                          x + g * x_bytes, acc + i * rows * KERN_PANEL);
+                          x + g * x_bytes, acc + i * rows * KERN_PANEL,
+                          line + (1 + g * group / 4) * ahead->step, ahead->step);
         }
         w += 64 + 2 * group_bytes;
         x += 2 * x_bytes;

@@ -334,6 +334,14 @@ void worker_group_destroy(worker_group *g)
     free(g);
 }
 
+void worker_group_on_loss(worker_group *g, void (*lost)(void *ctx), void *ctx)
+{
+    pthread_mutex_lock(&g->lock);
+    g->on_loss = lost;
+    g->on_loss_ctx = ctx;
+    pthread_mutex_unlock(&g->lock);
+}
+
 const worker_facts *worker_group_facts(const worker_group *g, uint32_t rank)
 {
     return &g->links[rank].facts.facts;

@@ -92,6 +92,8 @@ struct worker_group {
     pthread_mutex_t lock; // of all that follows
     pthread_cond_t changed;
     bool stop;
+    void (*on_loss)(void *ctx);
+    void *on_loss_ctx;
     uint64_t session;
     uint32_t n_arrived; // ranks that are being made; n = 0: the next one begins a session
     bool failed;        // the session cannot go on: nobody is waited for

@@ -18,11 +18,10 @@ static void lose(worker_link *l, const char *why)
         l->lost = true;
         snprintf(l->reason, sizeof l->reason, "%s", why);
         if (l->asking) grpc_call_cancel(l->asking, NULL);
+        if (g->on_loss) g->on_loss(g->on_loss_ctx);
     }
     pthread_mutex_unlock(&g->lock);
-    if (!mine) return;
-    if (g->o.lost) g->o.lost(g->o.lost_ctx);
-    group_fail(g, l->rank);
+    if (mine) group_fail(g, l->rank);
 }
 
 /* ---- a beat ---------------------------------------------------------------------------------- */
@@ -33,9 +32,12 @@ static void begin_beat(worker_link *l, int64_t now)
     heartbeat *b = &l->beat;
     worker_group *g = l->group;
     grpc_slice path = grpc_slice_from_static_string("/octavo.worker.v1.Worker/Health");
+    /* Where this thread was kept waiting, it is not the worker that was silent. */
+    int64_t silence = group_silence_us(g), until = l->last_beat_us + silence;
+    if (until < now + silence / 2) until = now + silence / 2;
     b->due_us = now + PERIOD_US;
     b->call = grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->beats, path,
-                                       NULL, time_at(l->last_beat_us + group_silence_us(g)), NULL);
+                                       NULL, time_at(until), NULL);
     l->beat_flies = true;
 }
 

@@ -232,14 +232,13 @@ static void both_sides_notice_a_cut_network(void **state)
     _Atomic int losses = 0;
     char text[512], address[64], due[160];
     s->silence_us = s->worker_silence_us = 1000000;
-    s->options.lost = count_loss;
-    s->options.lost_ctx = (void *)&losses;
     site_start_worker(s, 0, "127.0.0.1:0");
     site_start_worker(s, 1, "127.0.0.1:0");
     relay_start(&net, worker_server_port(s->ranks[1].server));
     snprintf(address, sizeof address, "127.0.0.1:%u", net.port);
     s->addresses[1] = address;
     site_start(s, false);
+    worker_group_on_loss(s->group, count_loss, (void *)&losses);
     begin_held(&r, s);
     atomic_store(&net.cut, true);
     assert_int_equal(end_held(&r, NULL, text).code, STATUS_UNAVAILABLE);
