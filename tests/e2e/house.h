@@ -27,6 +27,8 @@ typedef struct setting {
     uint64_t kv_bytes, swap_bytes;
     bool prefix_cache;
     uint32_t n_ranks; // 0 = no group
+    /* The backend of n_ranks; NULL = ranks are threads. */
+    status (*make_ranks)(const backend_cpu_options *o, uint32_t n_ranks, backend *out, error *err);
     uint32_t max_sessions;
     int64_t session_ttl_us; // 0 = for ever
 } setting;
@@ -175,8 +177,9 @@ static inline house open_house(const setting *s)
         .max_seqs = HOUSE_SEQS,
         .max_model_len = s->max_model_len,
     };
-    status made = s->n_ranks ? backend_cpu_ranks_create(&bo, s->n_ranks, &h.backend, &err)
-                             : backend_cpu_create(&bo, &h.backend, &err);
+    status made = s->make_ranks ? s->make_ranks(&bo, s->n_ranks, &h.backend, &err)
+                  : s->n_ranks  ? backend_cpu_ranks_create(&bo, s->n_ranks, &h.backend, &err)
+                                : backend_cpu_create(&bo, &h.backend, &err);
     if (!status_ok(made)) fail_msg("%s", err.text);
     h.backend = gate_create(h.backend);
     engine_options eo = {
