@@ -9,7 +9,8 @@ static status open_limits(bench *b, error *err)
     thread_pool_options threads = {.n_threads = b->model.facts.n_threads, .pin = true};
     status st = thread_pool_create(&threads, &b->pool);
     if (!status_ok(st)) return error_set(err, st.code, "threads: %s", status_text(st.code));
-    kern_options o = {.pool = b->pool, .isa = b->model.facts.isa};
+    /* Limits are the CPU's, of a GPU's run too: tools/gpu_table.py knows the GPU's. */
+    kern_options o = {.pool = b->pool, .isa = b->model.gpu ? NULL : b->model.facts.isa};
     return kern_create(&o, &b->kernels, err);
 }
 

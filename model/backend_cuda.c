@@ -102,9 +102,9 @@ static void take_tokens(backend_cuda *b, const step_plan *plan, const uint32_t *
     }
 }
 
-/* Draws are the CPU's: the same bits for the same logits, with every option, and the history of
- * penalties in one place. It costs the copy of a row of logits for each sequence. */
-static void draw_tokens(backend_cuda *b, const step_plan *plan, const float *row)
+/* b->draws of a step, from rows of logits on the host, or (NULL) on the device. Returns how many.
+ */
+static uint32_t list_draws(backend_cuda *b, const step_plan *plan, const float *row)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
@@ -119,9 +119,9 @@ static void draw_tokens(backend_cuda *b, const step_plan *plan, const float *row
                                          .own = j == 0,
                                          .logits = row,
                                          .out = &b->samples[n]};
-        row += b->config.vocab_size;
+        if (row) row += b->config.vocab_size;
     }
-    sampler_run(b->sampler, b->draws, n);
+    return n;
 }
 
 static status sample(backend_cuda *b, const step_plan *plan)
@@ -129,6 +129,8 @@ static status sample(backend_cuda *b, const step_plan *plan)
     uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
     bool largest = n_asked == 0 && comm_size(b->device.group) == 1 && all_greedy(b, plan);
     if (n == 0) return cuda_wait(&b->device);
+    if (n_asked == 0 && comm_size(b->device.group) == 1 && !largest)
+        return cuda_draw(b, n, list_draws(b, plan, NULL));
     RETURN_IF_ERROR(fetch_logits(b, n, largest));
     const void *fetched = b->logits.host + b->logits.size;
     if (largest) {
@@ -137,7 +139,8 @@ static status sample(backend_cuda *b, const step_plan *plan)
     }
     b->result.logits = fetched;
     b->result.n_logit_rows = n_asked;
-    draw_tokens(b, plan, b->result.logits + (size_t)n_asked * b->config.vocab_size);
+    const float *rows = b->result.logits + (size_t)n_asked * b->config.vocab_size;
+    sampler_run(b->sampler, b->draws, list_draws(b, plan, rows));
     return STATUS_IS_OK;
 }
 
@@ -248,6 +251,7 @@ static void cuda_destroy(void *ctx)
         cuda_pack_destroy(d, &b->logits);
         cuda_pack_destroy(d, &d->stage);
         if (b->pages.data) d->api->release(d->g, b->pages.data);
+        if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
         if (b->host) d->api->release_host(d->g, b->host);
         d->api->close(d->g);
     }

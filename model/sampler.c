@@ -349,6 +349,34 @@ void sampler_run(sampler *s, const sampler_draw *draws, size_t n)
 {
     sampler_job job = {s, draws};
     thread_pool_for(s->pool, n, 1, run_range, &job);
+    sampler_told(s, draws, n);
+}
+
+/* ---- for who makes the draws elsewhere -------------------------------------------------------
+ */
+
+const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, uint64_t *key,
+                                      sampler_edit *edits, sampler_edits *n)
+{
+    const sampler_seq *q = &s->seqs[d->seq];
+    const sample_params *p = &q->params;
+    *key = draw_key(p->seed, d->choice);
+    *n = (sampler_edits){.n_banned = d->sample_index < p->min_tokens ? p->n_stop_ids : 0,
+                         .n_biased = p->n_bias,
+                         .n_seen = q->counting ? q->counts.n : 0};
+    if (!edits) return p;
+    for (uint32_t i = 0; i < n->n_banned; i++) *edits++ = (sampler_edit){.token = p->stop_ids[i]};
+    for (uint32_t i = 0; i < n->n_biased; i++)
+        *edits++ = (sampler_edit){.token = p->bias_ids[i], .bias = p->bias[i]};
+    for (uint32_t i = 0; n->n_seen && i < q->counts.capacity; i++) {
+        const token_count *c = &q->counts.slots[i];
+        if (c->key) *edits++ = (sampler_edit){.token = c->key - 1, .outputs = c->outputs};
+    }
+    return p;
+}
+
+void sampler_told(sampler *s, const sampler_draw *draws, size_t n)
+{
     for (size_t i = 0; i < n; i++) {
         sampler_seq *q = &s->seqs[draws[i].seq];
         if (draws[i].own && q->counting) counts_add(&q->counts, draws[i].out->token, true);

@@ -30,4 +30,24 @@ typedef struct sampler_draw {
 /* All draws of a step, over the pool. */
 void sampler_run(sampler *s, const sampler_draw *draws, size_t n);
 
+/* ---- for who makes the draws elsewhere ---- */
+
+/* One logit that a draw changes before temperature. */
+typedef struct sampler_edit {
+    uint32_t token;
+    uint32_t outputs; // of one seen: times sampled
+    float bias;
+} sampler_edit;
+
+/* First the banned ones, which are -inf, then those with a bias, then those with penalties. */
+typedef struct sampler_edits {
+    uint32_t n_banned, n_biased, n_seen;
+} sampler_edits;
+
+/* The draw's parameters, its random key, its edits (NULL: only how many). */
+const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, uint64_t *key,
+                                      sampler_edit *edits, sampler_edits *n);
+/* What was drawn joins the histories. */
+void sampler_told(sampler *s, const sampler_draw *draws, size_t n);
+
 #endif

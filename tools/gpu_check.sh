@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # The GPU path on a machine that has one: builds, checks every kernel against the CPU's reference,
-# looks for bad accesses and races, runs the demo model, prints a table. Each stage says PASS or FAIL and
-# the next one runs. Needs CUDA 13 with nvcc, CMake, ninja, gcc and g++; where jansson, pcre2,
-# utf8proc, jemalloc, cmocka or pkg-config are missing, build/deps from tools/make_gpu_deps.sh.
+# looks for bad accesses and races, runs the demo model, ranks and NCCL, then measures, and prints a
+# table last. Each stage says PASS or FAIL and the next one runs; without a GPU it ends after the build.
+# Needs CUDA 13 with nvcc, CMake, ninja, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc,
+# cmocka or pkg-config are missing, build/deps from tools/make_gpu_deps.sh.
+# usage: tools/gpu_check.sh [BUILD_FOLDER]     ARCH=80 for an A100 (90), OUT=folder of the logs
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -25,19 +27,41 @@ stage() { # NAME SECONDS COMMAND...
     shift 2
     echo "== $name"
     timeout "$limit" "$@" >"$out/$name.log" 2>&1 || verdict="FAIL ($?)"
+    grep -q '^SKIPPED' "$out/$name.log" && verdict=SKIPPED
     tail -n 5 "$out/$name.log"
     table+=("$(printf '%-22s %-12s %4d s' "$name" "$verdict" $((SECONDS - from)))")
+    [[ $verdict != FAIL* ]]
 }
 
-stage configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOCTAVO_RPC=OFF \
-    -DOCTAVO_CUDA=ON "-DOCTAVO_CUDA_ARCHITECTURES=90"
-stage build 240 cmake --build "$build" --target octavo octavo_cuda kernels_cuda_check
-stage kernels 120 "$build/tests/kernels_cuda_check" "$build/liboctavo_cuda.so"
-for tool in memcheck racecheck initcheck synccheck; do
-    stage "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        "$build/tests/kernels_cuda_check" "$build/liboctavo_cuda.so" --small
-done
-stage demo 60 python3 tests/e2e/cuda_device.py --compare "$build/octavo"
+finish() {
+    printf '%s\n' "" "${table[@]}" | tee "$out/table.txt"
+    python3 tools/gpu_table.py "$out" | tee -a "$out/table.txt"
+    ! grep -q FAIL "$out/table.txt"
+    exit
+}
 
-printf '%s\n' "" "${table[@]}" | tee "$out/table.txt"
-! grep -q FAIL "$out/table.txt"
+# What a shape of public models needs of a folder: its config.json; weights are made up.
+mkdir -p "$out/llama-3-8b"
+cp tests/data/plan/llama-3-8b.json "$out/llama-3-8b/config.json"
+
+octavo=$build/octavo plugin=$build/liboctavo_cuda.so check=$build/tests/kernels_cuda_check
+eight=(--model "$out/llama-3-8b" --load-format dummy --device cuda --prefill-chunk 2048)
+
+stage configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOCTAVO_RPC=OFF \
+    -DOCTAVO_CUDA=ON "-DOCTAVO_CUDA_ARCHITECTURES=${ARCH:-90}" || finish
+stage build 240 cmake --build "$build" --target octavo octavo_cuda kernels_cuda_check || finish
+stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || finish
+
+stage kernels 60 "$check" "$plugin"
+for tool in memcheck racecheck initcheck synccheck; do
+    stage "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$check" "$plugin" --small
+done
+stage demo 60 python3 tests/e2e/cuda_device.py --compare "$octavo"
+stage tp2_threads 60 python3 tests/e2e/cuda_device.py --compare "$octavo" --tp 2 --workers threads
+stage bench_kernels 60 "$check" "$plugin" --bench
+stage bench_engine 120 "$octavo" bench engine "${eight[@]}" --batch 1,32 --context 1024 --prefill 2048 \
+    --rounds 3 --json --out "$out/engine.json"
+stage bench_retention 90 "$octavo" bench retention "${eight[@]}" --tokens 2048 --context 0 --rounds 3 \
+    --json --out "$out/retention.json"
+stage bench_torch 60 python3 tools/gpu_torch.py
+finish

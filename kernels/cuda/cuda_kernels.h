@@ -281,6 +281,50 @@ typedef struct gpu_measure {
     uint32_t page_stride;
 } gpu_measure;
 
+/* ---- draws ------------------------------------------------------------------------------------
+ * model/sampler.h says what a draw is; equal logits give equal tokens. */
+
+enum { GPU_LOGPROBS_MAX = 20, GPU_NO_TOKEN = 0xffffffff };
+
+/* One logit of a draw. Banned ones are -inf; then biases are added; then those seen are penalised.
+ */
+typedef struct gpu_edit {
+    uint32_t token;
+    uint32_t outputs; /* seen: how often it was sampled */
+    float bias;
+} gpu_edit;
+
+typedef struct gpu_draw {
+    uint64_t key;
+    uint32_t row, sample_index;
+    uint32_t first_edit, n_banned, n_biased, n_seen;
+    uint32_t given; /* nothing is drawn: this token; else GPU_NO_TOKEN */
+    uint32_t top_k; /* 0: all */
+    float temperature, top_p;
+    float log_min_p; /* -inf: off */
+    float presence, frequency, repetition;
+    int32_t n_logprobs; /* -1: none */
+    uint32_t reserved;
+} gpu_draw;
+
+/* As scheduler/backend.h's step_sample. */
+typedef struct gpu_drawn {
+    uint32_t token;
+    float logprob;
+    uint32_t rank, n_top;
+    uint32_t top_ids[GPU_LOGPROBS_MAX];
+    float top_logprobs[GPU_LOGPROBS_MAX];
+} gpu_drawn;
+
+typedef struct gpu_sampling {
+    const float *logits; /* [rows, n_vocab] */
+    uint32_t n_vocab, n;
+    const gpu_draw *draws; /* [n] */
+    const gpu_edit *edits;
+    float *scratch; /* [n, n_vocab] */
+    gpu_drawn *out; /* [n] */
+} gpu_sampling;
+
 /* ---- moves ------------------------------------------------------------------------------------
  */
 
@@ -359,6 +403,7 @@ typedef struct gpu_api {
 
     /* Waits for the device where rows are many. */
     gpu_status (*experts)(gpu *g, const gpu_experts *e);
+    gpu_status (*sample)(gpu *g, const gpu_sampling *s);
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
     gpu_status (*attention)(gpu *g, const gpu_attention *a);
     gpu_status (*measure)(gpu *g, const gpu_measure *m);

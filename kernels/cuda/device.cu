@@ -16,6 +16,7 @@ enum {
 typedef struct choice {
     size_t n, k, m;
     gpu_type type, y_type;
+    uint32_t alignment; /* of all three, in bytes: rows of experts begin anywhere */
     bool known;
     cublasLtMatmulAlgo_t algo;
 } choice;
@@ -271,6 +272,12 @@ static cublasStatus_t choose(gpu *g, choice *c)
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                  &workspace, sizeof workspace);
+    const cublasLtMatmulPreferenceAttributes_t aligned[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4 && e == CUBLAS_STATUS_SUCCESS; i++)
+        e = cublasLtMatmulPreferenceSetAttribute(wish, aligned[i], &c->alignment,
+                                                 sizeof c->alignment);
     if (e == CUBLAS_STATUS_SUCCESS && g->invariant)
         e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                  &no_split, sizeof no_split);
@@ -286,15 +293,34 @@ static cublasStatus_t choose(gpu *g, choice *c)
     return e;
 }
 
+static uint32_t alignment_of(const void *w, const void *x, const void *y)
+{
+    uintptr_t all = (uintptr_t)w | (uintptr_t)x | (uintptr_t)y | 256;
+    return (uint32_t)(all & ~(all - 1));
+}
+
 static choice *choice_of(gpu *g, const choice *c)
 {
-    size_t hash = c->n * 31 + c->k * 17 + c->m * 0x9e3779b1u + (size_t)c->y_type;
+    size_t hash = c->n * 31 + c->k * 17 + c->m * 0x9e3779b1u + (size_t)c->y_type + c->alignment;
     choice *at = &g->choices[(hash ^ hash >> 15) % CHOICES];
     if (at->known && at->n == c->n && at->k == c->k && at->m == c->m && at->type == c->type &&
-        at->y_type == c->y_type)
+        at->y_type == c->y_type && at->alignment == c->alignment)
         return at;
     *at = *c;
     return at;
+}
+
+static cublasStatus_t run_choice(gpu *g, const choice *c, const gpu_matrix *w, const void *x,
+                                 size_t m, void *y)
+{
+    shapes s = {NULL, NULL, NULL, NULL};
+    const float one = 1.0f, zero = 0.0f;
+    cublasStatus_t e = make_shapes(c, m, &s);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmul(g->library, s.product, &one, w->data, s.w, x, s.x, &zero, y, s.y, y, s.y,
+                           &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);
+    forget_shapes(&s);
+    return e;
 }
 
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
@@ -306,15 +332,16 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     wanted.m = rounded_rows(g, m);
     wanted.type = w->type;
     wanted.y_type = y_type;
+    wanted.alignment = alignment_of(w->data, x, y);
     choice *c = choice_of(g, &wanted);
-    shapes s = {NULL, NULL, NULL, NULL};
-    const float one = 1.0f, zero = 0.0f;
-    cublasStatus_t e = make_shapes(c, m, &s);
-    if (e == CUBLAS_STATUS_SUCCESS && !c->known) e = choose(g, c);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmul(g->library, s.product, &one, w->data, s.w, x, s.x, &zero, y, s.y, y, s.y,
-                           &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);
-    forget_shapes(&s);
+    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
+    if (!c->known) e = choose(g, c);
+    if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, c, w, x, m, y);
+    if (e != CUBLAS_STATUS_SUCCESS && wanted.m != m) { /* what is for more rows may not be for m */
+        wanted.m = m;
+        e = choose(g, &wanted);
+        if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, &wanted, w, x, m, y);
+    }
     if (e == CUBLAS_STATUS_SUCCESS) return gpu_launched(g, "product");
     snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt says %d", m, w->k,
              w->n, w->k, (int)e);

@@ -93,6 +93,8 @@ DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
 {
     return __byte_perm(a, b, selector);
 }
+/* Never part of a fused multiply-add. */
+DEVICE float product_rounded(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t bits_of_float(float x) { return __float_as_uint(x); }
 /* Two e4m3 of the low half of `pair` as f16. */
@@ -247,6 +249,8 @@ gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, siz
 gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
 /* experts.cu */
 gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
+/* sample.cu */
+gpu_status gpu_sample(gpu *g, const gpu_sampling *s);
 /* heads.cu */
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);
 gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,

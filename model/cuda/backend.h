@@ -46,10 +46,11 @@ typedef struct backend_cuda {
     sampler_draw *draws;          /* [max_seqs] */
     uint32_t *logit_rows;         /* [max_rows + max_seqs] */
     cuda_moves moves;
-    cuda_pack step;     /* what goes in */
-    cuda_pack measures; /* what comes back; the device's half is written by kernels */
-    cuda_pack slots;    /* scratch of measures by page */
-    cuda_pack logits;   /* rows, tokens: the host's half alone is read */
+    cuda_pack step;      /* what goes in */
+    cuda_pack measures;  /* what comes back; the device's half is written by kernels */
+    cuda_pack slots;     /* scratch of measures by page */
+    float *draw_scratch; /* [CUDA_LOGIT_ROWS, vocab] on the device */
+    cuda_pack logits;    /* rows, tokens: the host's half alone is read */
 } backend_cuda;
 
 /* ---- step.c -----------------------------------------------------------------------------------
@@ -66,6 +67,13 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
 /* Everything that the step reads goes in one copy; tables and pages are brought up to date. Rows
  * only if it `computes`. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);
+
+/* ---- draws.c ----------------------------------------------------------------------------------
+ */
+
+/* The draws that b->draws lists, from the rows of logits that b->logit_rows [n_rows] lists: each
+ * row has those of one sequence, in the order of both. */
+status cuda_draw(backend_cuda *b, uint32_t n_rows, uint32_t n_draws);
 
 /* ---- moves.c ----------------------------------------------------------------------------------
  */

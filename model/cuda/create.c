@@ -20,18 +20,14 @@ static status backend_cuda_check(const backend_cuda_options *options, error *err
 {
     const backend_cpu_options *o = &options->common;
     const model_config *c = o->config;
-    if (c->n_experts)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "device cuda: %s has experts, for which there are no kernels yet",
-                         c->architecture);
+    if (c->n_experts > GPU_EXPERTS_MOST)
+        return error_set(err, STATUS_UNSUPPORTED, "device cuda: %u experts; routing takes %d",
+                         c->n_experts, GPU_EXPERTS_MOST);
     if (!gpu_has_head_dim(c->head_dim))
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "device cuda: heads of %u dims; attention is built for 32, 64 and 128",
-                         c->head_dim);
-    if (c->n_heads / c->n_kv_heads > GPU_DECODE_ROWS)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "device cuda: %u query heads for a KV head; attention takes %d",
-                         c->n_heads / c->n_kv_heads, GPU_DECODE_ROWS);
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "device cuda: heads of %u dims; attention is built for 32, 64, 96, 128 and 256",
+            c->head_dim);
     return STATUS_IS_OK;
 }
 
@@ -167,6 +163,9 @@ static status make_step_buffers(backend_cuda *b, const backend_cpu_options *o)
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    RETURN_IF_ERROR(cuda_alloc(&b->device,
+                               (size_t)CUDA_LOGIT_ROWS * b->config.vocab_size * sizeof(float),
+                               &b->draw_scratch));
     b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
     b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);

@@ -54,6 +54,9 @@ status cuda_smallest(cuda_device *d, uint32_t *n);
 typedef struct cuda_layer {
     float *attn_norm, *qkv_bias, *q_norm, *k_norm, *ffn_norm, *attn_post_norm, *ffn_post_norm;
     gpu_matrix qkv, o, gate_up, down;
+    /* Of a sparse layer, whose gate_up and down are those of the expert of all rows, if any. */
+    gpu_matrix router, shared_switch;
+    gpu_matrix experts_up, experts_down; /* the first expert's; the others follow */
 } cuda_layer;
 
 typedef struct cuda_weights {

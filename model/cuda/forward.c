@@ -1,5 +1,5 @@
 /* The forward pass on a GPU: forward.c's order of things, kernel by kernel, on one stream. */
-#include "model/cuda/cuda.h"
+#include "model/cuda/experts.h"
 
 #include "model/rope.h"
 
@@ -15,6 +15,7 @@ struct cuda_forward {
     float *inv_freq, *local_inv_freq; /* local NULL: none */
     void *normed, *q, *attn, *wide, *act, *picked, *scratch;
     uint32_t max_tiles;
+    cuda_experts *experts; /* NULL: there are none */
 };
 
 /* Every buffer, for creation and destruction. */
@@ -85,9 +86,14 @@ status cuda_forward_create(const cuda_forward_options *options, cuda_forward **o
     f->heads = c->n_heads;
     f->attn_width = c->n_heads * c->head_dim;
     f->qkv_width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
-    f->ffn = c->ffn;
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (options->weights->layers[l].down.k > f->ffn)
+            f->ffn = (uint32_t)options->weights->layers[l].down.k;
     f->max_tiles = gpu_most_tiles(options->max_seqs, c->n_kv_heads, options->device->facts.n_sms);
     status s = make_buffers(f);
+    if (status_ok(s))
+        s = cuda_experts_create(options->device, c, options->weights, options->max_rows,
+                                &f->experts);
     if (status_ok(s)) *out = f;
     else cuda_forward_destroy(f);
     return s;
@@ -96,6 +102,7 @@ status cuda_forward_create(const cuda_forward_options *options, cuda_forward **o
 void cuda_forward_destroy(cuda_forward *f)
 {
     if (!f) return;
+    cuda_experts_destroy(f->experts);
     buffer list[BUFFERS];
     size_t n = list_buffers(f, list);
     for (size_t i = 0; i < n; i++) {
@@ -218,25 +225,43 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
                                  c->hidden, f->delta, GPU_F32));
 }
 
-static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
+static status run_experts(cuda_forward *f, const cuda_batch *b, const cuda_layer *w)
+{
+    cuda_expert_rows rows = {.n = b->n_rows,
+                             .x = f->x,
+                             .normed = f->normed,
+                             .type = w->experts_up.type,
+                             .wide = f->wide,
+                             .act = f->act,
+                             .scratch = f->scratch,
+                             .out = f->delta};
+    return cuda_experts_run(f->experts, w, &rows);
+}
+
+static status run_dense(cuda_forward *f, const cuda_batch *b, const cuda_layer *w)
 {
     const gpu_api *api = f->o.device->api;
     gpu *g = f->o.device->g;
-    const cuda_layer *w = &f->o.weights->layers[layer];
-    const model_config *c = f->o.config;
     /* gate_up may give f32 or its own type alone. */
     gpu_type type = w->down.type == w->gate_up.type ? w->down.type : GPU_F32;
     if (type != w->down.type)
         return status_make(STATUS_UNSUPPORTED, "cuda: gate_up and down of different types");
     RETURN_IF_GPU_ERROR(
         api->product(g, &w->gate_up, f->normed, b->n_rows, f->wide, type, f->scratch));
-    RETURN_IF_GPU_ERROR(api->gate(g, f->wide, b->n_rows, f->ffn, c->family->gelu, f->act, type));
     RETURN_IF_GPU_ERROR(
-        api->product(g, &w->down, f->act, b->n_rows, f->delta, GPU_F32, f->scratch));
+        api->gate(g, f->wide, b->n_rows, w->down.k, f->o.config->family->gelu, f->act, type));
+    return cuda_status(api->product(g, &w->down, f->act, b->n_rows, f->delta, GPU_F32, f->scratch));
+}
+
+static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
+{
+    const cuda_layer *w = &f->o.weights->layers[layer];
+    const model_config *c = f->o.config;
+    RETURN_IF_ERROR(w->experts_up.data ? run_experts(f, b, w) : run_dense(f, b, w));
     RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->ffn_post_norm) return STATUS_IS_OK;
-    return cuda_status(api->norm(g, f->delta, NULL, w->ffn_post_norm, c->rms_eps, b->n_rows,
-                                 c->hidden, f->delta, GPU_F32));
+    return cuda_status(f->o.device->api->norm(f->o.device->g, f->delta, NULL, w->ffn_post_norm,
+                                              c->rms_eps, b->n_rows, c->hidden, f->delta, GPU_F32));
 }
 
 /* x += delta (unless NULL); its norm becomes operands of `next`. */
@@ -264,6 +289,11 @@ static status start(cuda_forward *f, const cuda_batch *b)
     return norm_for(f, b, NULL, w->layers[0].attn_norm, &w->layers[0].qkv);
 }
 
+static const gpu_matrix *ffn_input(const cuda_layer *w)
+{
+    return w->experts_up.data ? &w->experts_up : &w->gate_up;
+}
+
 status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted)
 {
     const cuda_weights *w = f->o.weights;
@@ -274,7 +304,7 @@ status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool
         if (atomic_load_explicit(interrupted, memory_order_relaxed))
             return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(attention_block(f, b, l));
-        RETURN_IF_ERROR(norm_for(f, b, f->delta, w->layers[l].ffn_norm, &w->layers[l].gate_up));
+        RETURN_IF_ERROR(norm_for(f, b, f->delta, w->layers[l].ffn_norm, ffn_input(&w->layers[l])));
         RETURN_IF_ERROR(ffn_block(f, b, l));
         RETURN_IF_ERROR(norm_for(f, b, f->delta, last ? w->norm : w->layers[l + 1].attn_norm,
                                  last ? &w->head : &w->layers[l + 1].qkv));

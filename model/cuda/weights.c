@@ -69,7 +69,7 @@ void cuda_pack_destroy(cuda_device *d, cuda_pack *p)
  */
 
 /* Matrices and vectors of a layer, the norms before and after. */
-enum { BLOCKS_OF_LAYER = 4 * 2 + 7, OTHER_BLOCKS = 5 };
+enum { BLOCKS_OF_LAYER = 8 * 2 + 7, OTHER_BLOCKS = 5 };
 
 typedef struct loader {
     cuda_device *d;
@@ -92,7 +92,8 @@ static status load_vector(loader *l, const float *x, size_t n, float **out)
     return cuda_status(l->d->api->copy_in(l->d->g, *out, x, n * sizeof *x));
 }
 
-static status load_matrix(loader *l, const kern_matrix *m, gpu_matrix *out)
+/* `copies` matrices of m's shape follow each other. */
+static status take_matrix(loader *l, const kern_matrix *m, size_t copies, gpu_matrix *out)
 {
     static const gpu_type types[] = {
         [DTYPE_F32] = GPU_F32, [DTYPE_BF16] = GPU_BF16, [DTYPE_F16] = GPU_F16};
@@ -102,13 +103,43 @@ static status load_matrix(loader *l, const kern_matrix *m, gpu_matrix *out)
                         .bits = m->quant.bits,
                         .group = m->quant.group};
     if (out->bits && out->type == GPU_F32) out->type = GPU_BF16;
-    RETURN_IF_ERROR(take_block(l, gpu_matrix_bytes(out), &out->data));
-    if (out->bits) RETURN_IF_ERROR(take_block(l, gpu_scale_bytes(out), &out->scales));
-    gpu *g = l->d->g;
-    RETURN_IF_GPU_ERROR(l->d->api->copy_in(g, l->packed, m->data, kern_matrix_size(m)));
-    RETURN_IF_GPU_ERROR(l->d->api->unpack(g, l->packed, out));
+    RETURN_IF_ERROR(take_block(l, copies * gpu_matrix_bytes(out), &out->data));
+    if (out->bits) RETURN_IF_ERROR(take_block(l, copies * gpu_scale_bytes(out), &out->scales));
     size_t scratch = gpu_product_scratch(out);
     if (scratch > l->w->scratch) l->w->scratch = scratch;
+    return STATUS_IS_OK;
+}
+
+static status send_matrix(loader *l, const kern_matrix *m, const gpu_matrix *out)
+{
+    gpu *g = l->d->g;
+    RETURN_IF_GPU_ERROR(l->d->api->copy_in(g, l->packed, m->data, kern_matrix_size(m)));
+    return cuda_status(l->d->api->unpack(g, l->packed, out));
+}
+
+static status load_matrix(loader *l, const kern_matrix *m, gpu_matrix *out)
+{
+    *out = (gpu_matrix){0};
+    if (m->n == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(take_matrix(l, m, 1, out));
+    return send_matrix(l, m, out);
+}
+
+static status load_experts(loader *l, const layer_weights *w, uint32_t n, cuda_layer *out)
+{
+    RETURN_IF_ERROR(load_matrix(l, &w->router, &out->router));
+    RETURN_IF_ERROR(load_matrix(l, &w->shared_switch, &out->shared_switch));
+    RETURN_IF_ERROR(take_matrix(l, &w->experts[0].gate_up, n, &out->experts_up));
+    RETURN_IF_ERROR(take_matrix(l, &w->experts[0].down, n, &out->experts_down));
+    gpu_matrix up = out->experts_up, down = out->experts_down;
+    for (uint32_t i = 0; i < n; i++) {
+        RETURN_IF_ERROR(send_matrix(l, &w->experts[i].gate_up, &up));
+        RETURN_IF_ERROR(send_matrix(l, &w->experts[i].down, &down));
+        up.data = (uint8_t *)up.data + gpu_matrix_bytes(&up);
+        down.data = (uint8_t *)down.data + gpu_matrix_bytes(&down);
+        if (up.bits) up.scales = (uint8_t *)up.scales + gpu_scale_bytes(&up);
+        if (down.bits) down.scales = (uint8_t *)down.scales + gpu_scale_bytes(&down);
+    }
     return STATUS_IS_OK;
 }
 
@@ -125,18 +156,25 @@ static status load_layer(loader *l, const layer_weights *w, const model_config *
     RETURN_IF_ERROR(load_matrix(l, &w->qkv, &out->qkv));
     RETURN_IF_ERROR(load_matrix(l, &w->o, &out->o));
     RETURN_IF_ERROR(load_matrix(l, &w->gate_up, &out->gate_up));
-    return load_matrix(l, &w->down, &out->down);
+    RETURN_IF_ERROR(load_matrix(l, &w->down, &out->down));
+    return w->experts ? load_experts(l, w, c->n_experts, out) : STATUS_IS_OK;
 }
 
-static size_t largest_matrix(const model_weights *w, uint32_t n_layers)
+static size_t larger(size_t most, const kern_matrix *m)
 {
-    size_t most = kern_matrix_size(&w->embed);
-    if (kern_matrix_size(&w->head) > most) most = kern_matrix_size(&w->head);
-    for (uint32_t i = 0; i < n_layers; i++) {
+    size_t bytes = m->n ? kern_matrix_size(m) : 0;
+    return bytes > most ? bytes : most;
+}
+
+static size_t largest_matrix(const model_weights *w, const model_config *c)
+{
+    size_t most = larger(kern_matrix_size(&w->embed), &w->head);
+    for (uint32_t i = 0; i < c->n_layers; i++) {
         const layer_weights *l = &w->layers[i];
-        const kern_matrix *all[] = {&l->qkv, &l->o, &l->gate_up, &l->down};
-        for (size_t j = 0; j < sizeof all / sizeof *all; j++)
-            if (kern_matrix_size(all[j]) > most) most = kern_matrix_size(all[j]);
+        const kern_matrix *all[] = {&l->qkv,  &l->o,      &l->gate_up,
+                                    &l->down, &l->router, &l->shared_switch};
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++) most = larger(most, all[j]);
+        if (l->experts) most = larger(larger(most, &l->experts[0].gate_up), &l->experts[0].down);
     }
     return most;
 }
@@ -160,7 +198,7 @@ status cuda_weights_load(cuda_device *d, const model_weights *w, const model_con
     *out = (cuda_weights){.embed_scale = w->embed_scale, .n_layers = c->n_layers};
     out->layers = calloc(c->n_layers, sizeof *out->layers);
     out->blocks = calloc((size_t)c->n_layers * BLOCKS_OF_LAYER + OTHER_BLOCKS, sizeof *out->blocks);
-    size_t packed = largest_matrix(w, c->n_layers);
+    size_t packed = largest_matrix(w, c);
     status s = out->layers && out->blocks ? cuda_alloc(d, packed, &l.packed)
                                           : status_make(STATUS_NO_MEMORY, "list of weights");
     if (status_ok(s)) s = load_all(&l, w, c);

@@ -36,6 +36,7 @@ void check_row(check *c, const char *name, const float *due, const float *got, s
 void check_rows(check *c);
 void check_products(check *c);
 void check_pages(check *c);
+void check_sample(check *c, thread_pool *pool);
 void check_speed(check *c); /* passes no judgement */
 
 #endif

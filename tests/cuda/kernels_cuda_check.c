@@ -117,11 +117,12 @@ static const gpu_api *find_api(int argc, char **argv)
 #endif
 }
 
-static void run_checks(check *c)
+static void run_checks(check *c, thread_pool *pool)
 {
     check_rows(c);
     check_products(c);
     check_pages(c);
+    check_sample(c, pool);
     printf("%s: %u of %u pass\n", c->n_failed ? "FAIL" : "PASS", c->n - c->n_failed, c->n);
 }
 
@@ -147,7 +148,7 @@ int main(int argc, char **argv)
     printf("%s, %u multiprocessors, compute %u%s\n", facts.name, facts.n_sms, facts.compute,
            speed ? "" : "; mean squared difference to the CPU's reference");
     if (speed) check_speed(&c);
-    else run_checks(&c);
+    else run_checks(&c, pool);
     kern_destroy(c.ref);
     thread_pool_destroy(pool);
     c.api->close(c.g);

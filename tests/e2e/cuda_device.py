@@ -1,6 +1,6 @@
 """--device as a user meets it: without a driver, and with kernels that run on the CPU (tests/simt).
 
-cuda_device.py --compare OCTAVO: on a machine with a GPU, greedy answers on it against the CPU's."""
+cuda_device.py --compare OCTAVO [FLAGS]: on a machine with a GPU, greedy answers on it against the CPU's."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def prompt(text):
     return ("--prompt", text)
 
 
-def answers(program, device, driver, n_tokens):
+def answers(program, device, driver, n_tokens, flags):
     """Tokens of each prompt, and the likeliest at each place."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
         for text in PROMPTS:
@@ -42,16 +42,17 @@ def answers(program, device, driver, n_tokens):
         environment = dict(os.environ)
         if driver:
             environment["LD_LIBRARY_PATH"] = home
-        command = [program, "run", "--model", "models/demo", "--device", device, "--prompts", f.name, *SMALL]
+        command = [program, "run", "--model", "models/demo", "--device", device, "--prompts", f.name, *SMALL, *flags]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr
         print(result.stderr.splitlines()[0])
         return {a["id"]: a for a in map(json.loads, result.stdout.splitlines())}
 
 
-def compare(program, driver, n_tokens):
+def compare(program, driver, n_tokens, flags=()):
     """The same tokens, or a first difference that is a tie."""
-    cpu, gpu = (answers(program, device, driver, n_tokens) for device in ("cpu", "cuda"))
+    cpu = answers(program, "cpu", driver, n_tokens, ())
+    gpu = answers(program, "cuda", driver, n_tokens, flags)
     assert len(cpu) == len(gpu) == len(PROMPTS)
     for key, a in cpu.items():
         b = gpu[key]
@@ -88,7 +89,7 @@ def main():
 
 
 if sys.argv[1] == "--compare":
-    compare(sys.argv[2], False, 24)
+    compare(sys.argv[2], False, 24, sys.argv[3:])
 else:
     octavo, home = sys.argv[1], sys.argv[2]
     here = os.path.join(home, "octavo")

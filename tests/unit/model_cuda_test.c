@@ -92,6 +92,22 @@ static void the_same_as_the_cpu(void **state)
     }
 }
 
+/* Of 16 bits, a row may go to another expert where two are nearly as likely. */
+static void experts(void **state)
+{
+    (void)state;
+    static const char *const models[] = {GOLDEN "mixtral_f32", GOLDEN "qwen2_moe_f32",
+                                         GOLDEN "qwen3_moe_f32", GOLDEN "mixtral_three_bf16"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        pass p = small;
+        p.dir = models[i];
+        p.override = "head_dim=32";
+        check_pass(p, GPU_KV_BF16, 3e-2, 1.0f);
+        p.bf16 = false;
+        if (i < 3) check_pass(p, GPU_KV_BF16, 1e-4, 0.1f);
+    }
+}
+
 static void weights_of_32_bits(void **state)
 {
     (void)state;
@@ -340,6 +356,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_as_the_cpu),
+        cmocka_unit_test(experts),
         cmocka_unit_test(weights_of_32_bits),
         cmocka_unit_test(other_geometries),
         cmocka_unit_test(few_rows),

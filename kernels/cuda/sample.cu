@@ -1,0 +1,345 @@
+/* Draws: a block makes one. What the CPU sorts is found here by the digits of its key, three passes
+ * over the row: where so many, or so much mass, is above. Masses are integers, so that no order of
+ * adding them matters. */
+#include "kernels/cuda/simt.cuh"
+
+enum { DRAW_THREADS = 1024, BINS = 2048 };
+
+#define GREEDY_BELOW 1e-5f
+
+typedef unsigned long long u64;
+
+/* ---- over a block -------------------------------------------------------------------------------
+ */
+
+template <class T> static DEVICE T block_total(T v)
+{
+    __shared__ T of_warp[WARP];
+    unsigned lane = threadIdx.x % WARP;
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+    __syncthreads(); /* of_warp may still be read from the call before */
+    if (lane == 0) of_warp[threadIdx.x / WARP] = v;
+    __syncthreads();
+    v = of_warp[lane]; /* as many warps as lanes */
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+    return v;
+}
+
+struct best {
+    float value;
+    uint32_t id;
+};
+
+/* Equal ones: the lowest id. What is no number never wins. */
+static DEVICE best better(best a, float value, uint32_t id)
+{
+    bool wins = value > a.value || (value == a.value && id < a.id);
+    return wins ? best{value, id} : a;
+}
+
+static DEVICE best block_best(best b)
+{
+    __shared__ best of_warp[WARP];
+    unsigned lane = threadIdx.x % WARP;
+    for (int round = 0; round < 2; round++) {
+        for (int mask = WARP / 2; mask > 0; mask /= 2) {
+            float value = shuffle_xor(b.value, mask);
+            uint32_t id = shuffle_xor(b.id, mask);
+            b = better(b, value, id);
+        }
+        if (round == 1) break;
+        __syncthreads();
+        if (lane == 0) of_warp[threadIdx.x / WARP] = b;
+        __syncthreads();
+        b = of_warp[lane];
+    }
+    return b;
+}
+
+static const uint32_t NOBODY = 0xffffffffu;
+
+/* The largest of x [n]; that follow `after` in the order of value, then id, where there is one. */
+static DEVICE best row_best(const float *x, uint32_t n, const best *after)
+{
+    best b = {-INFINITY, NOBODY};
+    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS)
+        if (!after || x[i] < after->value || (x[i] == after->value && i > after->id))
+            b = better(b, x[i], i);
+    return block_best(b);
+}
+
+/* ---- by digits ----------------------------------------------------------------------------------
+ */
+
+/* Larger floats have larger keys; both zeros have one. */
+static DEVICE uint32_t key_of(float x)
+{
+    uint32_t bits = bits_of_float(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+struct crossing {
+    uint32_t key;
+    u64 before; /* of all larger keys */
+};
+
+/* Shared by a block. */
+struct digits {
+    u64 bins[BINS], of_64[BINS / 64];
+    crossing found;
+};
+
+/* In bins from the last to the first: where the sum reaches `target`. By thread 0. */
+static DEVICE uint32_t find_bin(const u64 *bins, const u64 *of_64, u64 target, u64 *before)
+{
+    uint32_t group = 0, bin = BINS - 1;
+    while (group + 1 < BINS / 64 && *before + of_64[group] < target) *before += of_64[group++];
+    bin -= group * 64;
+    for (uint32_t i = 0; i < 63 && *before + bins[bin] < target; i++) *before += bins[bin--];
+    return bin;
+}
+
+/* The smallest key that still counts when those that have `target` or more above them do not.
+ * at(i, &key, &weight): false, where i is no candidate. All weights together reach the target. */
+template <class AT> static DEVICE crossing find_crossing(digits &all, uint32_t n, u64 target, AT at)
+{
+    const int shifts[] = {21, 10, 0};
+    crossing c = {0, 0};
+    for (int digit = 0; digit < 3; digit++) {
+        int shift = shifts[digit], above = digit ? shifts[digit - 1] : 32;
+        uint32_t width = above - shift, mask = (1u << width) - 1;
+        for (uint32_t i = threadIdx.x; i < BINS; i += DRAW_THREADS) all.bins[i] = 0;
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) {
+            uint32_t key;
+            u64 weight;
+            if (!at(i, &key, &weight)) continue;
+            if (digit && key >> above != c.key >> above) continue;
+            atomicAdd(&all.bins[key >> shift & mask], weight);
+        }
+        __syncthreads();
+        if (threadIdx.x < BINS / 64) {
+            u64 sum = 0;
+            for (uint32_t i = 0; i < 64; i++) /* from bank to bank */
+                sum += all.bins[BINS - 1 - threadIdx.x * 64 - (i + threadIdx.x) % 64];
+            all.of_64[threadIdx.x] = sum;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            all.found = c;
+            all.found.key |= find_bin(all.bins, all.of_64, target, &all.found.before) << shift;
+        }
+        __syncthreads();
+        c = all.found;
+    }
+    return c;
+}
+
+/* ---- one draw -----------------------------------------------------------------------------------
+ */
+
+static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
+{
+    const gpu_edit *banned = s.edits + d.first_edit, *biased = banned + d.n_banned;
+    const gpu_edit *seen = biased + d.n_biased;
+    const float *row = s.logits + (size_t)d.row * s.n_vocab;
+    for (uint32_t i = threadIdx.x; i < s.n_vocab; i += DRAW_THREADS) x[i] = row[i];
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < d.n_banned; i += DRAW_THREADS)
+        if (banned[i].token < s.n_vocab) x[banned[i].token] = -INFINITY;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < d.n_biased; i += DRAW_THREADS)
+        if (biased[i].token < s.n_vocab) atomicAdd(&x[biased[i].token], biased[i].bias);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < d.n_seen; i += DRAW_THREADS) {
+        float v = x[seen[i].token];
+        v = v > 0.0f ? v / d.repetition : product_rounded(v, d.repetition);
+        v -= product_rounded(d.frequency, (float)seen[i].outputs);
+        x[seen[i].token] = seen[i].outputs ? v - d.presence : v;
+    }
+    __syncthreads();
+}
+
+/* Which tokens may be drawn: those from `floor` on whose key is above `key`, or it and the id not
+ * above `id`. */
+struct kept {
+    float floor;
+    uint32_t key, id;
+};
+
+static DEVICE bool is_kept(const kept &k, float x, uint32_t id)
+{
+    if (!(x >= k.floor && x > -INFINITY)) return false;
+    uint32_t key = key_of(x);
+    return key > k.key || (key == k.key && id <= k.id);
+}
+
+/* Weight of x in 2^-40 of the likeliest's. */
+static DEVICE u64 mass_of(float x, float max) { return (u64)((double)expf(x - max) * 0x1p40); }
+
+static DEVICE uint32_t count_kept(const float *x, uint32_t n, const kept &k)
+{
+    uint32_t count = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) count += is_kept(k, x[i], i);
+    return block_total(count);
+}
+
+static DEVICE void keep_top_p(digits &all, const float *x, uint32_t n, float max, float top_p,
+                              kept *k)
+{
+    const kept before = *k;
+    u64 total = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS)
+        if (is_kept(before, x[i], i)) total += mass_of(x[i], max);
+    total = block_total(total);
+    u64 target = (u64)ceil((double)top_p * (double)total);
+    if (target == 0) target = 1; /* one at least */
+    if (target > total) return;
+    crossing c = find_crossing(all, n, target, [=](uint32_t i, uint32_t *key, u64 *weight) {
+        *key = key_of(x[i]);
+        *weight = mass_of(x[i], max);
+        return is_kept(before, x[i], i);
+    });
+    k->key = c.key;
+    /* Of those that are equal, as many of the lowest ids as it takes. */
+    uint32_t equal = 0;
+    u64 mass = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS)
+        if (is_kept(before, x[i], i) && key_of(x[i]) == c.key) {
+            equal++;
+            mass += mass_of(x[i], max);
+        }
+    equal = block_total(equal);
+    mass = block_total(mass);
+    if (mass == 0 || equal < 2) return;
+    u64 each = mass / equal, need = (target - c.before + each - 1) / each;
+    if (need >= equal) return;
+    crossing last = find_crossing(all, n, need, [=](uint32_t i, uint32_t *key, u64 *weight) {
+        *key = ~i;
+        *weight = 1;
+        return is_kept(before, x[i], i) && key_of(x[i]) == c.key;
+    });
+    k->id = ~last.key;
+}
+
+struct noise {
+    uint32_t v[4];
+};
+
+static DEVICE noise philox(u64 key, u64 low, u64 high)
+{
+    uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high;
+    uint32_t c3 = (uint32_t)(high >> 32), k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        u64 p0 = (u64)0xd2511f53u * c0, p1 = (u64)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    return noise{{c0, c1, c2, c3}};
+}
+
+/* A thread takes four ids of one block of noise. No noise is above 16.7: what cannot win any more
+ * needs none. */
+static DEVICE uint32_t draw_token(const float *x, uint32_t n, const gpu_draw &d, const kept &k)
+{
+    best b = {-INFINITY, NOBODY};
+    for (uint32_t i = threadIdx.x * 4; i < n; i += DRAW_THREADS * 4) {
+        noise r = {{0, 0, 0, 0}};
+        bool made = false;
+        for (uint32_t j = 0; j < 4 && i + j < n; j++) {
+            float v = x[i + j];
+            if (!is_kept(k, v, i + j) || v + 17.0f < b.value) continue;
+            if (!made) r = philox(d.key, d.sample_index, i / 4);
+            made = true;
+            /* 23 bits and a half: exact in f32, never 0 and never 1 */
+            float u = ((float)(r.v[j] >> 9) + 0.5f) * 0x1p-23f;
+            b = better(b, v - logf(-logf(u)), i + j);
+        }
+    }
+    return block_best(b).id;
+}
+
+static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &d, float *x)
+{
+    uint32_t n = s.n_vocab;
+    edit(s, d, x);
+    if (d.temperature >= GREEDY_BELOW) {
+        for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) x[i] /= d.temperature;
+        __syncthreads();
+    }
+    best top = row_best(x, n, NULL);
+    uint32_t greedy = top.id == NOBODY ? 0 : top.id;
+    if (d.temperature < GREEDY_BELOW) return greedy;
+    kept k = {top.value + d.log_min_p, 0, NOBODY};
+    uint32_t left = count_kept(x, n, k);
+    if (left == 0) return greedy; /* every logit -inf or NaN: still a token */
+    if (d.top_k > 0 && d.top_k < left) {
+        const kept before = k;
+        k.key = find_crossing(all, n, d.top_k, [=](uint32_t i, uint32_t *key, u64 *weight) {
+                    *key = key_of(x[i]);
+                    *weight = 1;
+                    return is_kept(before, x[i], i);
+                }).key;
+    }
+    if (d.top_p < 1.0f && left > 1) keep_top_p(all, x, n, top.value, d.top_p, &k);
+    uint32_t token = draw_token(x, n, d, k);
+    return token == NOBODY ? greedy : token;
+}
+
+/* Of the raw logits. */
+static DEVICE void score(const float *x, uint32_t n, uint32_t token, uint32_t n_top, gpu_drawn *out)
+{
+    best top = row_best(x, n, NULL);
+    double sum = 0.0;
+    uint32_t greater = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) {
+        sum += (double)expf(x[i] - top.value);
+        greater += x[i] > x[token];
+    }
+    double lse = (double)top.value + log(block_total(sum));
+    greater = block_total(greater);
+    if (threadIdx.x == 0) {
+        out->logprob = (float)((double)x[token] - lse);
+        out->rank = greater + 1;
+    }
+    if (n_top > GPU_LOGPROBS_MAX) n_top = GPU_LOGPROBS_MAX;
+    uint32_t have = 0;
+    for (; have < n_top; have++) {
+        if (have > 0) {
+            best after = top;
+            top = row_best(x, n, &after);
+        }
+        if (top.id == NOBODY) break;
+        if (threadIdx.x == 0) {
+            out->top_ids[have] = top.id;
+            out->top_logprobs[have] = (float)((double)top.value - lse);
+        }
+    }
+    if (threadIdx.x == 0) out->n_top = have;
+}
+
+static __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(gpu_sampling s)
+{
+    __shared__ digits all;
+    const gpu_draw d = s.draws[blockIdx.x];
+    gpu_drawn *out = s.out + blockIdx.x;
+    uint32_t token = d.given;
+    if (token == GPU_NO_TOKEN) token = draw(all, s, d, s.scratch + (size_t)blockIdx.x * s.n_vocab);
+    if (threadIdx.x == 0) {
+        out->token = token;
+        out->logprob = NAN;
+        out->rank = out->n_top = 0;
+    }
+    if (d.n_logprobs < 0) return; /* the whole block */
+    score(s.logits + (size_t)d.row * s.n_vocab, s.n_vocab, token, (uint32_t)d.n_logprobs, out);
+}
+
+gpu_status gpu_sample(gpu *g, const gpu_sampling *s)
+{
+    if (s->n) LAUNCH(draw_kernel, s->n, DRAW_THREADS, 0, g, *s);
+    return gpu_launched(g, "draws");
+}

@@ -1,0 +1,117 @@
+/* Draws on the device. Parameters and histories are the sampler's, and travel with each draw. */
+#include "model/cuda/backend.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+_Static_assert(sizeof(gpu_drawn) == sizeof(step_sample), "one layout");
+_Static_assert(sizeof(gpu_edit) == sizeof(sampler_edit), "one layout");
+
+/* What goes in and comes back. */
+typedef struct draw_arrays {
+    uint32_t *rows;
+    gpu_draw *draws;
+    gpu_edit *edits;
+    const uint32_t *d_rows;
+    const gpu_draw *d_draws;
+    const gpu_edit *d_edits;
+    uint8_t *out; /* on the device, and on the host: behind what goes in */
+    const uint8_t *host;
+} draw_arrays;
+
+static uint32_t count_edits(const backend_cuda *b, uint32_t n_draws)
+{
+    uint64_t key;
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < n_draws; i++) {
+        sampler_edits n;
+        (void)sampler_describe(b->sampler, &b->draws[i], &key, NULL, &n);
+        total += n.n_banned + n.n_biased + n.n_seen;
+    }
+    return total;
+}
+
+static gpu_draw describe(const backend_cuda *b, const sampler_draw *d, uint32_t row,
+                         gpu_edit *edits, uint32_t *n_edits)
+{
+    gpu_draw out = {.row = row, .sample_index = d->sample_index, .given = GPU_NO_TOKEN};
+    sampler_edits n;
+    sampler_edit *at = (sampler_edit *)(void *)(edits + *n_edits);
+    const sample_params *p = sampler_describe(b->sampler, d, &out.key, at, &n);
+    out.first_edit = *n_edits;
+    out.n_banned = n.n_banned;
+    out.n_biased = n.n_biased;
+    out.n_seen = n.n_seen;
+    out.top_k = p->top_k;
+    out.temperature = p->temperature;
+    out.top_p = p->top_p;
+    out.log_min_p = p->min_p > 0 ? logf(p->min_p) : -INFINITY;
+    out.presence = p->presence_penalty;
+    out.frequency = p->frequency_penalty;
+    out.repetition = p->repetition_penalty;
+    out.n_logprobs = p->n_logprobs;
+    *n_edits += n.n_banned + n.n_biased + n.n_seen;
+    return out;
+}
+
+static status pack_draws(backend_cuda *b, uint32_t n_rows, uint32_t n_draws, draw_arrays *a)
+{
+    uint32_t n_edits = count_edits(b, n_draws);
+    size_t bytes = n_rows * sizeof *a->rows + n_edits * sizeof *a->edits +
+                   n_draws * (sizeof *a->draws + sizeof(gpu_drawn)) + 4 * 64;
+    RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->logits, bytes));
+    a->rows = cuda_pack_take(&b->logits, n_rows * sizeof *a->rows, &a->d_rows);
+    a->draws = cuda_pack_take(&b->logits, n_draws * sizeof *a->draws, &a->d_draws);
+    a->edits = cuda_pack_take(&b->logits, n_edits * sizeof *a->edits, &a->d_edits);
+    memcpy(a->rows, b->logit_rows, n_rows * sizeof *a->rows);
+    n_edits = 0;
+    for (uint32_t i = 0, row = 0; i < n_draws; i++) {
+        row += i > 0 && b->draws[i].own; /* the first draw of each row is its sequence's own */
+        a->draws[i] = describe(b, &b->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
+    }
+    RETURN_IF_ERROR(cuda_pack_send(&b->device, &b->logits));
+    a->out = b->logits.device + b->logits.size;
+    a->host = b->logits.host + b->logits.size;
+    return STATUS_IS_OK;
+}
+
+/* Draws [first, first + n) from the logits that are there, as many at a time as there is room. */
+static status draw_some(backend_cuda *b, const draw_arrays *a, const float *logits, uint32_t first,
+                        uint32_t n)
+{
+    for (uint32_t done = 0; done < n; done += CUDA_LOGIT_ROWS) {
+        gpu_sampling job = {.logits = logits,
+                            .n_vocab = b->config.vocab_size,
+                            .n = n - done < CUDA_LOGIT_ROWS ? n - done : CUDA_LOGIT_ROWS,
+                            .draws = a->d_draws + first + done,
+                            .edits = a->d_edits,
+                            .scratch = b->draw_scratch,
+                            .out = (gpu_drawn *)(void *)a->out + first + done};
+        RETURN_IF_GPU_ERROR(b->device.api->sample(b->device.g, &job));
+    }
+    return STATUS_IS_OK;
+}
+
+status cuda_draw(backend_cuda *b, uint32_t n_rows, uint32_t n_draws)
+{
+    draw_arrays a;
+    RETURN_IF_ERROR(pack_draws(b, n_rows, n_draws, &a));
+    for (uint32_t row = 0, first = 0; row < n_rows; row += CUDA_LOGIT_ROWS) {
+        uint32_t some = n_rows - row < CUDA_LOGIT_ROWS ? n_rows - row : CUDA_LOGIT_ROWS;
+        uint32_t end = first, seen = 0;
+        while (end < n_draws && (seen += b->draws[end].own) <= some) end++;
+        float *logits;
+        if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
+        RETURN_IF_ERROR(cuda_forward_logits(b->forward, a.d_rows + row, some, &logits));
+        RETURN_IF_ERROR(draw_some(b, &a, logits, first, end - first));
+        first = end;
+    }
+    RETURN_IF_GPU_ERROR(b->device.api->copy_out(b->device.g, (void *)(uintptr_t)a.host, a.out,
+                                                n_draws * sizeof(gpu_drawn)));
+    RETURN_IF_ERROR(cuda_wait(&b->device));
+    for (uint32_t i = 0; i < n_draws; i++)
+        memcpy(b->draws[i].out, a.host + i * sizeof(gpu_drawn), sizeof(gpu_drawn));
+    sampler_told(b->sampler, b->draws, n_draws);
+    return STATUS_IS_OK;
+}

@@ -1,0 +1,173 @@
+/* Draws against the CPU's sampler: the same tokens, ranks and likeliest, whatever is asked. */
+#include "tests/cuda/check.h"
+
+#include "base/hash.h"
+#include "model/sampler.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HISTORY = 24, BANNED = 2, BIASED = 3 };
+
+typedef struct asked {
+    const char *name;
+    sample_params params;
+    bool ties; /* among the logits */
+} asked;
+
+/* What the CPU's sampler is told once, the kernel is told each time. */
+static void make_edits(const sample_params *p, uint32_t sample_index, const uint32_t *history,
+                       uint32_t n_prompt, gpu_edit *edits, gpu_draw *d)
+{
+    uint32_t n = 0;
+    d->n_banned = sample_index < p->min_tokens ? p->n_stop_ids : 0;
+    for (uint32_t i = 0; i < d->n_banned; i++) edits[n++].token = p->stop_ids[i];
+    d->n_biased = p->n_bias;
+    for (uint32_t i = 0; i < p->n_bias; i++) edits[n++] = (gpu_edit){p->bias_ids[i], 0, p->bias[i]};
+    if (p->presence_penalty == 0 && p->frequency_penalty == 0 && p->repetition_penalty == 1)
+        return;
+    uint32_t first = n;
+    for (uint32_t i = 0; i < HISTORY; i++) {
+        uint32_t at = first;
+        while (at < n && edits[at].token != history[i]) at++;
+        if (at == n) edits[n++] = (gpu_edit){history[i], 0, 0.0f};
+        edits[at].outputs += i >= n_prompt;
+    }
+    d->n_seen = n - first;
+}
+
+static void check_drawn(check *c, const char *name, const step_sample *due, const gpu_drawn *got,
+                        uint32_t n)
+{
+    float *x = check_memory((size_t)n * 64, 4), *y = check_memory((size_t)n * 64, 4);
+    for (uint32_t i = 0; i < n; i++) {
+        float *a = x + (size_t)i * 64, *b = y + (size_t)i * 64;
+        a[0] = (float)due[i].token, b[0] = (float)got[i].token;
+        a[1] = (float)due[i].rank, b[1] = (float)got[i].rank;
+        a[2] = (float)due[i].n_top, b[2] = (float)got[i].n_top;
+        for (uint32_t t = 0; t < due[i].n_top && t < got[i].n_top; t++)
+            a[3 + t] = (float)due[i].top_ids[t], b[3 + t] = (float)got[i].top_ids[t];
+    }
+    char text[96];
+    snprintf(text, sizeof text, "%u draws: tokens, ranks, %s", n, name);
+    check_row(c, text, x, y, (size_t)n * 64, 0.0);
+    if (due[0].n_top == 0) {
+        free(x), free(y);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] = due[i].logprob, y[i] = got[i].logprob;
+        memcpy(x + n + (size_t)i * 20, due[i].top_logprobs, due[i].n_top * 4);
+        memcpy(y + n + (size_t)i * 20, got[i].top_logprobs, due[i].n_top * 4);
+        for (uint32_t t = due[i].n_top; t < 20; t++) x[n + i * 20 + t] = y[n + i * 20 + t] = 0.0f;
+    }
+    check_row(c, "  logprobs", x, y, (size_t)n * 21, 1e-12);
+    free(x), free(y);
+}
+
+static void check_asked(check *c, thread_pool *pool, const asked *a, uint32_t vocab, uint32_t n)
+{
+    static const uint32_t stops[BANNED] = {3, 9}, biased[BIASED] = {5, 17, 3};
+    static const float bias[BIASED] = {4.0f, -2.0f, 1.0f};
+    sample_params p = a->params;
+    uint32_t history[HISTORY];
+    for (int i = 0; i < HISTORY; i++) history[i] = rng_u32(&c->random) % 20;
+    p.stop_ids = stops, p.bias_ids = biased, p.bias = bias;
+    float *logits = check_memory((size_t)n * vocab, 4);
+    check_fill(c, logits, (size_t)n * vocab);
+    for (size_t i = 0; i < (size_t)n * vocab; i++)
+        logits[i] = a->ties ? rintf(2.0f * logits[i]) : 3.0f * logits[i];
+    logits[1] = -INFINITY;
+    if (p.n_logprobs < 0) logits[2] = NAN;
+    sampler *s;
+    step_open open = {.params = &p,
+                      .history = history,
+                      .n_history = HISTORY,
+                      .n_prompt = HISTORY / 2,
+                      .n_most = HISTORY + n};
+    if (!status_ok(sampler_create(1, vocab, pool, &s)) || !status_ok(sampler_open(s, &open)))
+        abort();
+    sampler_draw *draws = check_memory(n, sizeof *draws);
+    step_sample *due = check_memory(n, sizeof *due);
+    gpu_draw *mine = check_memory(n, sizeof *mine);
+    gpu_drawn *got = check_memory(n, sizeof *got);
+    gpu_edit edits[HISTORY + BANNED + BIASED] = {{0}};
+    for (uint32_t i = 0; i < n; i++) {
+        draws[i] = (sampler_draw){
+            .choice = i, .sample_index = 4, .logits = logits + (size_t)i * vocab, .out = &due[i]};
+        mine[i] = (gpu_draw){
+            .key = hash_mix64(p.seed + 0x9e3779b97f4a7c15ull * ((uint64_t)i + 1)),
+            .row = i,
+            .sample_index = 4,
+            .given = GPU_NO_TOKEN,
+            .top_k = p.top_k,
+            .temperature = p.temperature,
+            .top_p = p.top_p,
+            .log_min_p = p.min_p > 0 ? logf(p.min_p) : -INFINITY,
+            .presence = p.presence_penalty,
+            .frequency = p.frequency_penalty,
+            .repetition = p.repetition_penalty,
+            .n_logprobs = p.n_logprobs,
+        };
+        memset(edits, 0, sizeof edits);
+        make_edits(&p, 4, history, HISTORY / 2, edits, &mine[i]);
+    }
+    sampler_run(s, draws, n);
+    gpu_sampling job = {.logits = check_device(c, logits, (size_t)n * vocab * 4),
+                        .n_vocab = vocab,
+                        .n = n,
+                        .draws = check_device(c, mine, n * sizeof *mine),
+                        .edits = check_device(c, edits, sizeof edits),
+                        .scratch = check_device(c, NULL, (size_t)n * vocab * 4),
+                        .out = check_device(c, NULL, n * sizeof *got)};
+    check_ok(c, c->api->sample(c->g, &job));
+    check_fetch(c, got, job.out, n * sizeof *got);
+    check_drawn(c, a->name, due, got, n);
+    const void *device[] = {job.logits, job.draws, job.edits, job.scratch, job.out};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
+        c->api->release(c->g, (void *)(uintptr_t)device[i]);
+    sampler_destroy(s);
+    free(logits), free(draws), free(due), free(mine), free(got);
+}
+
+void check_sample(check *c, thread_pool *pool)
+{
+#define PLAIN                                                                                      \
+    .temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1, .seed = 7
+    static const asked all[] = {
+        {"as they are", {PLAIN}, false},
+        {"greedy, logprobs", {.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = 5}, true},
+        {"top k", {PLAIN, .top_k = 12}, false},
+        {"top k of ties", {PLAIN, .top_k = 12}, true},
+        {"top p",
+         {.temperature = 0.7f, .top_p = 0.8f, .repetition_penalty = 1.0f, .n_logprobs = 20},
+         false},
+        {"top p of ties",
+         {.temperature = 1.5f, .top_p = 0.6f, .repetition_penalty = 1.0f, .n_logprobs = 0},
+         true},
+        {"min p, top k, top p",
+         {.temperature = 1.3f,
+          .top_p = 0.9f,
+          .min_p = 0.02f,
+          .top_k = 30,
+          .repetition_penalty = 1.0f,
+          .n_logprobs = -1},
+         false},
+        {"penalties, biases, stops banned",
+         {.temperature = 0.9f,
+          .top_p = 0.95f,
+          .presence_penalty = 0.5f,
+          .frequency_penalty = 0.3f,
+          .repetition_penalty = 1.2f,
+          .n_logprobs = 2,
+          .min_tokens = 9,
+          .n_stop_ids = BANNED,
+          .n_bias = BIASED},
+         false},
+    };
+#undef PLAIN
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        check_asked(c, pool, &all[i], c->small ? 331 : 128256, c->small ? 6 : 64);
+}
