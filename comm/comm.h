@@ -60,7 +60,8 @@ typedef struct comm_address {
 comm_address comm_own_address(const comm *c);
 /* Waits until all ranks have met: once, by each of them, before the first collective. all [size],
  * in rank order, is needed in this call only. Nothing to do for ranks of one process. The error
- * names the rank whose address is refused, or that did not answer in time (STATUS_UNAVAILABLE). */
+ * names the rank whose address is refused, or that did not answer in time (STATUS_UNAVAILABLE;
+ * "nccl" cannot tell which). */
 status comm_connect(comm *c, const comm_address *all, int64_t timeout_us, error *err);
 
 /* ---- collectives ----------------------------------------------------------------------------- */
