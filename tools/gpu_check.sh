@@ -37,7 +37,9 @@ for tool in memcheck racecheck initcheck synccheck; do
     stage "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 \
         "$build/tests/kernels_cuda_check" "$build/liboctavo_cuda.so" --small
 done
+stage speeds 120 "$build/tests/kernels_cuda_check" "$build/liboctavo_cuda.so" --bench
 stage demo 60 python3 tests/e2e/cuda_device.py --compare "$build/octavo"
 
+cat "$out/speeds.log"
 printf '%s\n' "" "${table[@]}" | tee "$out/table.txt"
 ! grep -q FAIL "$out/table.txt"
