@@ -73,7 +73,7 @@ def exists(root, header):
 
 def mirrored(path, module):
     """A unit test or fuzz target named after a module may look inside that module; tests/simt is the
-    GPU's other half, and tests/cuda holds its draws against the sampler's."""
+    GPU's other half, and tests/cuda draws beside the CPU's sampler."""
     folder, name = os.path.split(path)
     if (folder, module) in (("tests/simt", "kernels"), ("tests/cuda", "model")):
         return True
