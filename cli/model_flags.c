@@ -180,6 +180,7 @@ static bool gpu_format(const model_flags *f, kern_kv_format format, uint8_t *out
     if (strcmp(f->kv_dtype, "fp8") == 0) *out = GPU_KV_E4M3;
     else if (format == KERN_KV_BF16) *out = GPU_KV_BF16;
     else if (format == KERN_KV_F16) *out = GPU_KV_F16;
+    else if (format == KERN_KV_INT8) *out = GPU_KV_INT8;
     else return false;
     return true;
 }
@@ -193,9 +194,10 @@ static status choose_device(const model_flags *f, loaded_model *m, error *err)
         return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
                          f->device);
     if (asked && !has_format)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "--kv-dtype: %s pages are not built for --device cuda: bf16, f16 or fp8",
-                         m->kv_name);
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "--kv-dtype: %s pages are not built for --device cuda: bf16, f16, int8 or fp8",
+            m->kv_name);
     if (asked && m->workers)
         return error_set(err, STATUS_UNSUPPORTED,
                          "--device: ranks in other processes on GPUs are not built yet");

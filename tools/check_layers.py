@@ -73,9 +73,9 @@ def exists(root, header):
 
 def mirrored(path, module):
     """A unit test or fuzz target named after a module may look inside that module; tests/simt is the
-    GPU's other half."""
+    GPU's other half, and tests/cuda draws beside the CPU's sampler."""
     folder, name = os.path.split(path)
-    if folder == "tests/simt" and module == "kernels":
+    if (folder, module) in (("tests/simt", "kernels"), ("tests/cuda", "model")):
         return True
     return folder in ("tests/unit", "tests/fuzz") and name.startswith(module + "_")
 

@@ -34,6 +34,7 @@ stage() { # NAME SECONDS COMMAND...
 }
 
 finish() {
+    [[ -f $out/bench_kernels.log ]] && cat "$out/bench_kernels.log"
     printf '%s\n' "" "${table[@]}" | tee "$out/table.txt"
     python3 tools/gpu_table.py "$out" | tee -a "$out/table.txt"
     ! grep -q FAIL "$out/table.txt"

@@ -42,7 +42,7 @@ def main():
             if r["what"] == "cost":
                 print(f"{r['method']:<34} {100 * r['share_of_prefill']:22.2f} % of the prefill (bar 1)")
     except (OSError, AttributeError, ValueError, KeyError) as e:
-        print(f"\nno speeds: {type(e).__name__}: {e}")
+        print(f"no speeds: {e}")
 
 
 main()

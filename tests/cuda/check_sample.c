@@ -26,8 +26,7 @@ static void make_edits(const sample_params *p, uint32_t sample_index, const uint
     for (uint32_t i = 0; i < d->n_banned; i++) edits[n++].token = p->stop_ids[i];
     d->n_biased = p->n_bias;
     for (uint32_t i = 0; i < p->n_bias; i++) edits[n++] = (gpu_edit){p->bias_ids[i], 0, p->bias[i]};
-    if (p->presence_penalty == 0 && p->frequency_penalty == 0 && p->repetition_penalty == 1)
-        return;
+    if (p->presence_penalty == 0 && p->frequency_penalty == 0 && p->repetition_penalty == 1) return;
     uint32_t first = n;
     for (uint32_t i = 0; i < HISTORY; i++) {
         uint32_t at = first;

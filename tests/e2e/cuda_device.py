@@ -79,7 +79,7 @@ def main():
     refused(run("--device", "cuda", *prompt("x"), driver=True, env={"OCTAVO_TEST_DEVICES": "0"}), "shows no device")
     refused(run("--device", "cuda", *prompt("x"), driver=True, env={"OCTAVO_TEST_DRIVER_FAILS": "1"}), "does not start")
     refused(run("--device", "cuda:3", *prompt("x"), driver=True), "cuda:3", "ordinal")
-    refused(run("--device", "cuda", "--kv-dtype", "int8", *prompt("x"), driver=True), "--kv-dtype", "int8")
+    refused(run("--device", "cuda", "--kv-dtype", "int4", *prompt("x"), driver=True), "--kv-dtype", "int4")
     refused(run("--device", "cpu", "--kv-dtype", "fp8", *prompt("x"), driver=True), "--kv-dtype", "fp8")
     two = run("--device", "cuda", "--tp", "2", "--workers", "threads", *prompt(PROMPTS[1]), driver=True)
     assert two.returncode == 0 and "2 ranks" in two.stderr, two.stderr

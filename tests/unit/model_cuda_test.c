@@ -141,6 +141,9 @@ static void pages_of_8_bits(void **state)
 {
     (void)state;
     check_pass(small, GPU_KV_E4M3, 5e-2, 2.0f);
+    pass p = small;
+    p.kv_type = KERN_KV_INT8;
+    check_pass(p, GPU_KV_INT8, 2e-3, 0.5f);
 }
 
 static void weights_of_8_and_4_bits(void **state)
