@@ -12,7 +12,7 @@ enum {
     CLI_INTERRUPTED = 130,
 };
 
-int cli_serve(int argc, char **argv); // only when the servers are built
+int cli_serve(int argc, char **argv);  // only when the servers are built
 int cli_worker(int argc, char **argv); // likewise
 int cli_run(int argc, char **argv);
 int cli_score(int argc, char **argv);

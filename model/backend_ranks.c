@@ -19,6 +19,7 @@ typedef struct rank {
     comm *comm;
     backend backend; /* ops NULL until it is made */
     status status;   /* of making it, then of the last step */
+    uint32_t failed; /* the how manieth failure of the group that was */
     error why;       /* it could not be made */
     const step_result *result;
 } rank;
@@ -32,6 +33,7 @@ typedef struct backend_ranks {
     bool driven;
     uint32_t n_started; /* threads */
     _Atomic bool interrupted;
+    _Atomic uint32_t n_failures;
 
     pthread_mutex_t lock;
     pthread_cond_t ordered, done;
@@ -49,10 +51,17 @@ typedef struct backend_ranks {
 
 /* ---- a rank's thread ------------------------------------------------------------------------- */
 
+/* Others fail because of it: their numbers are higher. */
+static void count_failure(rank *r)
+{
+    if (!status_ok(r->status)) r->failed = atomic_fetch_add(&r->all->n_failures, 1);
+}
+
 static void make_rank(rank *r)
 {
     const backend_ranks_options *o = r->all->options;
     r->status = o->make(o->ctx, r->comm, &r->backend, &r->why);
+    count_failure(r);
     if (!status_ok(r->status)) comm_abort(r->comm);
 }
 
@@ -63,6 +72,7 @@ static void run_step(rank *r)
     r->status = b->ops->submit(b->ctx, r->all->plan);
     if (status_ok(r->status)) r->status = b->ops->collect(b->ctx, &r->result);
     if (status_ok(r->status)) r->status = r->result->status;
+    count_failure(r);
     if (!status_ok(r->status)) comm_abort(r->comm); /* the others may be waiting for this rank */
 }
 
@@ -153,12 +163,15 @@ static int weight_of(status s)
     return s.code == STATUS_UNAVAILABLE ? 3 : 2;
 }
 
-/* The rank to be blamed, or NULL. */
+/* The rank to be blamed, or NULL. Of equals the first that failed. */
 static const rank *failed_rank(const backend_ranks *all)
 {
     const rank *failed = &all->ranks[0];
-    for (uint32_t i = 1; i < all->n_ranks; i++)
-        if (weight_of(all->ranks[i].status) > weight_of(failed->status)) failed = &all->ranks[i];
+    for (uint32_t i = 1; i < all->n_ranks; i++) {
+        const rank *r = &all->ranks[i];
+        int more = weight_of(r->status) - weight_of(failed->status);
+        if (more > 0 || (more == 0 && r->failed < failed->failed)) failed = r;
+    }
     return status_ok(failed->status) ? NULL : failed;
 }
 
