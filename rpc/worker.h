@@ -131,9 +131,9 @@ void worker_group_destroy(worker_group *g);
  * must not block or call the group. NULL = nobody; what was told before is not called any more when
  * this returns. */
 void worker_group_on_loss(worker_group *g, void (*lost)(void *ctx), void *ctx);
-/* A backend_ranks_options.make; ctx is the group, and only the rank is asked of `rank`. To be
- * called for all ranks at once, each on a thread of its own: they wait for each other. When one
- * fails, all do. */
+/* A backend_ranks_options.make; ctx is the group, and of `rank` only the rank is asked, and whether
+ * it was aborted. To be called for all ranks at once, each on a thread of its own: they wait for
+ * each other. When one fails, all do. */
 status worker_proxy_make(void *group, comm *rank, backend *out, error *err);
 /* Of a rank that has been made; valid until it is made again. */
 const worker_facts *worker_group_facts(const worker_group *g, uint32_t rank);

@@ -101,9 +101,24 @@ status link_connect(worker_link *l, error *err)
     return STATUS_IS_OK;
 }
 
+/* gRPC before 1.52 keeps a connection for ever whose channel went while it was made (its #32071).
+ * An attempt ends by itself when the worker has been silent for too long (link_connect). */
+static void await_attempt(worker_link *l)
+{
+    gpr_timespec until = time_at(clock_now_us() + group_silence_us(l->group));
+    grpc_connectivity_state connecting = GRPC_CHANNEL_CONNECTING;
+    while (grpc_channel_check_connectivity_state(l->channel, 0) == connecting) {
+        grpc_channel_watch_connectivity_state(l->channel, connecting, until, l->answers, l);
+        grpc_event event =
+            grpc_completion_queue_pluck(l->answers, l, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        if (!event.success) return;
+    }
+}
+
 void link_disconnect(worker_link *l)
 {
     if (!l->channel) return;
+    await_attempt(l);
     grpc_channel_destroy(l->channel);
     grpc_completion_queue_shutdown(l->answers);
     while (grpc_completion_queue_pluck(l->answers, NULL, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL)

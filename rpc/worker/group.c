@@ -68,7 +68,7 @@ static void arrive(worker_link *l)
     pthread_mutex_lock(&g->lock);
     if (g->n_arrived == 0) begin_session(g);
     g->n_arrived = (g->n_arrived + 1) % g->o.n;
-    l->lost = l->interrupted = false;
+    l->lost = l->interrupted = l->configured = false;
     l->config = *g->o.config;
     l->config.rank = l->rank;
     l->config.size = g->o.n;
@@ -155,6 +155,15 @@ static status ask_until_free(worker_link *l, const question *q, answer *a, error
     }
 }
 
+static void set_configured(worker_link *l)
+{
+    pthread_mutex_lock(&l->group->lock);
+    l->configured = true;
+    pthread_mutex_unlock(&l->group->lock);
+}
+
+/* Heartbeats begin before it: a worker that falls silent meanwhile is noticed, and one that reads
+ * for long knows that it is waited for. */
 static status configure(worker_link *l, error *err)
 {
     configure_message m;
@@ -167,30 +176,40 @@ static status configure(worker_link *l, error *err)
                   .message = &m.base,
                   .answer = &octavo__worker__v1__configure_reply__descriptor,
                   .timeout_us = CONFIGURE_US};
-    if (status_ok(s)) s = ask_until_free(l, &q, &a, err);
+    if (status_ok(s)) {
+        l->has_session = true;
+        heart_listen(l);
+        s = ask_until_free(l, &q, &a, err);
+    }
     arena_destroy(&memory);
     RETURN_IF_ERROR(s);
-    l->has_session = true;
-    heart_listen(l);
+    set_configured(l);
     s = put_address(l, &a, err);
     arena_destroy(&a.memory);
     return s;
 }
 
-static status await_addresses(worker_group *g, error *err)
+/* Another rank may not even come to be made. */
+static status await_addresses(worker_group *g, comm *ranks, error *err)
 {
     pthread_mutex_lock(&g->lock);
-    while (g->n_addresses < g->o.n && !g->failed) pthread_cond_wait(&g->changed, &g->lock);
-    bool failed = g->failed;
+    while (g->n_addresses < g->o.n && !g->failed) {
+        int64_t us = clock_now_us() + RETRY_US;
+        struct timespec until = {us / 1000000, us % 1000000 * 1000};
+        pthread_cond_timedwait(&g->changed, &g->lock, &until);
+        if (!status_ok(comm_check(ranks))) break;
+    }
+    bool complete = g->n_addresses == g->o.n, failed = g->failed;
     pthread_mutex_unlock(&g->lock);
-    if (!failed) return STATUS_IS_OK;
-    return error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank);
+    if (failed)
+        return error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank);
+    return complete ? STATUS_IS_OK : error_set(err, STATUS_IO, "given up: a rank is not there");
 }
 
-static status join(worker_link *l, error *err)
+static status join(worker_link *l, comm *ranks, error *err)
 {
     worker_group *g = l->group;
-    RETURN_IF_ERROR(await_addresses(g, err));
+    RETURN_IF_ERROR(await_addresses(g, ranks, err));
     join_message m = OCTAVO__WORKER__V1__JOIN_REQUEST__INIT;
     ProtobufCBinaryData *all = calloc(g->o.n, sizeof *all);
     if (!all) return error_set(err, STATUS_NO_MEMORY, "Join: out of memory");
@@ -228,12 +247,12 @@ static status load(worker_link *l, error *err)
 
 /* ---- making a rank --------------------------------------------------------------------------- */
 
-static status make(worker_link *l, error *err)
+static status make(worker_link *l, comm *ranks, error *err)
 {
     RETURN_IF_ERROR(link_connect(l, err));
     RETURN_IF_ERROR(greet(l, err));
     RETURN_IF_ERROR(configure(l, err));
-    RETURN_IF_ERROR(join(l, err));
+    RETURN_IF_ERROR(join(l, ranks, err));
     RETURN_IF_ERROR(load(l, err));
     return stream_open(l, err);
 }
@@ -257,7 +276,7 @@ status worker_proxy_make(void *ctx, comm *rank, backend *out, error *err)
         return error_set(err, STATUS_INVALID, "workers: %u for %d ranks", g->o.n, comm_size(rank));
     worker_link *l = &g->links[comm_rank(rank)];
     arrive(l);
-    status s = make(l, &why);
+    status s = make(l, rank, &why);
     if (status_ok(s)) {
         *out = (backend){&proxy_ops, l};
         return s;

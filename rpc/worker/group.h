@@ -44,8 +44,9 @@ typedef struct stream {
 
 /* The Health call of a rank: the heartbeats' thread's. */
 typedef struct heartbeat {
-    grpc_call *call; // NULL = none in flight
-    int64_t due_us;  // when the next one begins
+    grpc_call *call;   // NULL = none in flight
+    int64_t due_us;    // when the next one begins
+    bool must_be_ours; // the worker had the session when it began
     grpc_metadata_array initial, trailing;
     grpc_byte_buffer *outgoing, *incoming;
     grpc_status_code code;
@@ -58,7 +59,7 @@ struct worker_link {
     const char *address;
     grpc_channel *channel;
     grpc_completion_queue *answers; // of `asking`
-    bool has_session;               // the worker has been configured
+    bool has_session;               // Configure was asked: the worker may have the session
     worker_config config;
     rank_facts facts;
     stream stream;
@@ -66,6 +67,7 @@ struct worker_link {
 
     /* Under the group's lock. */
     grpc_call *asking; // a call of the thread that makes the rank
+    bool configured;   // the worker has said so: it has the session
     bool beating;      // its heart is listened to
     bool beat_flies;   // beat.call is in flight
     int64_t last_beat_us;

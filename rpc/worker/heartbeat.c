@@ -36,6 +36,7 @@ static void begin_beat(worker_link *l, int64_t now)
     int64_t silence = group_silence_us(g), until = l->last_beat_us + silence;
     if (until < now + silence / 2) until = now + silence / 2;
     b->due_us = now + PERIOD_US;
+    b->must_be_ours = l->configured;
     b->call = grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->beats, path,
                                        NULL, time_at(until), NULL);
     l->beat_flies = true;
@@ -89,7 +90,7 @@ static void judge_beat(worker_link *l)
 {
     heartbeat *b = &l->beat;
     char why[sizeof l->reason];
-    if (b->code == GRPC_STATUS_OK && is_ours(l)) {
+    if (b->code == GRPC_STATUS_OK && (!b->must_be_ours || is_ours(l))) {
         pthread_mutex_lock(&l->group->lock);
         l->last_beat_us = clock_now_us();
         pthread_mutex_unlock(&l->group->lock);

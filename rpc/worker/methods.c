@@ -276,9 +276,10 @@ static void health(rpc_call *c, const ProtobufCMessage *m)
     Octavo__Worker__V1__HealthReply reply = OCTAVO__WORKER__V1__HEALTH_REPLY__INIT;
     pthread_mutex_lock(&s->lock);
     uint64_t session = ((const health_request *)m)->session;
-    if (session && session == s->session) s->last_beat_us = clock_now_us();
+    bool ours = session && session == s->session; // others need not know which one there is
+    if (ours) s->last_beat_us = clock_now_us();
     reply.state = call_bytes(states[s->state], strlen(states[s->state]));
-    reply.session = s->session;
+    reply.session = ours ? session : 0;
     pthread_mutex_unlock(&s->lock);
     call_reply(c, &reply.base);
 }

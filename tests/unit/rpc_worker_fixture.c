@@ -7,6 +7,12 @@ enum { PROMPT = 40, STEPS = 6, PATIENCE = 60000 };
 
 void site_nap(void) { nanosleep(&(struct timespec){0, 1000000}, NULL); }
 
+static void hold(site_rank *r)
+{
+    atomic_store(&r->holding, true);
+    while (!atomic_load(&r->interrupted)) site_nap();
+}
+
 /* ---- a rank's backend ------------------------------------------------------------------------ */
 
 static const backend_info *rank_info(void *ctx)
@@ -30,10 +36,7 @@ static status rank_collect(void *ctx, const step_result **out)
         *out = &r->failure;
         return STATUS_IS_OK;
     }
-    if (atomic_exchange(&r->hold, false)) {
-        atomic_store(&r->holding, true);
-        while (!atomic_load(&r->interrupted)) site_nap();
-    }
+    if (atomic_exchange(&r->hold, false)) hold(r);
     return r->inner.ops->collect(r->inner.ctx, out);
 }
 
@@ -60,6 +63,7 @@ static status host_configure(void *ctx, const worker_config *c, worker_address *
     site_rank *r = ctx;
     site *s = r->site;
     atomic_fetch_add(&r->sessions, 1);
+    if (atomic_exchange(&r->hold_configure, false)) hold(r);
     if (c->config_fingerprint != SITE_FINGERPRINT)
         return error_set(err, STATUS_INVALID, "model: %s has another fingerprint here", c->model);
     if (c->rank != r->index || c->size != s->n || strcmp(c->kv_type, "f32") != 0)
@@ -125,6 +129,7 @@ static void host_abort(void *ctx)
     pthread_mutex_lock(&r->site->lock);
     if (r->comm) comm_abort(r->comm);
     pthread_mutex_unlock(&r->site->lock);
+    atomic_store(&r->interrupted, true);
 }
 
 static void host_reset(void *ctx)

@@ -32,8 +32,9 @@ typedef struct site_rank {
     backend inner;
     backend_info info;
     _Atomic uint32_t sessions, resets;
-    _Atomic bool hold;    // the next step waits until it is interrupted
-    _Atomic bool holding; // it does
+    _Atomic bool hold_configure; // the next one waits until the session is aborted
+    _Atomic bool hold;           // the next step waits until it is interrupted
+    _Atomic bool holding;        // it does
     _Atomic bool interrupted;
     _Atomic bool fails; // the next step does
     step_result failure;

@@ -3,6 +3,7 @@
 #include "tests/unit/rpc_worker_fixture.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -149,6 +150,50 @@ static void a_rank_that_fails_frees_the_others(void **state)
     expect_same_bits(s);
 }
 
+/* ---- tries ----------------------------------------------------------------------------------- */
+
+static size_t n_files(void)
+{
+    size_t n = 0;
+    DIR *all = opendir("/proc/self/fd");
+    assert_non_null(all);
+    while (readdir(all)) n++;
+    closedir(all);
+    return n;
+}
+
+/* The other rank is there, and is given up again and again: while its connection is made, too. */
+static void tries_leave_no_connections(void **state)
+{
+    enum { TRIES = 60, NAPS = 20000 };
+    site *s = site_of(state, 2);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof at;
+    int nobody = socket(AF_INET, SOCK_STREAM, 0); // has a port, and does not listen
+    char address[64];
+    size_t before = 0;
+    assert_return_code(bind(nobody, (struct sockaddr *)&at, sizeof at), 0);
+    assert_return_code(getsockname(nobody, (struct sockaddr *)&at, &n), 0);
+    snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(at.sin_port));
+    site_start_worker(s, 0, "127.0.0.1:0");
+    site_start_worker(s, 1, "127.0.0.1:0");
+    s->addresses[1] = address;
+    site_start(s, false);
+    for (int i = 0; i < TRIES; i++) {
+        backend b;
+        error err = {{0}};
+        assert_int_equal(site_make(s, &b, &err).code, STATUS_UNAVAILABLE);
+        expect_says(err.text, "rank 1 (");
+        if (i == 0) before = n_files();
+    }
+    /* Both ends of a connection are in this process, and go a little later. */
+    for (int i = 0; n_files() > before + 4; i++) {
+        if (i == NAPS) fail_msg("%zu files, there were %zu", n_files(), before);
+        site_nap();
+    }
+    close(nobody);
+}
+
 /* ---- a cut network --------------------------------------------------------------------------- */
 
 /* Between a coordinator and a worker; once it is cut nothing passes, and nobody is told. */
@@ -224,20 +269,27 @@ static void relay_stop(relay *r)
 
 static void count_loss(void *n) { atomic_fetch_add((_Atomic int *)n, 1); }
 
-static void both_sides_notice_a_cut_network(void **state)
+/* A site whose rank 1 is behind a relay, in a world of short silences. */
+static site *site_behind(relay *net, char address[64], void **state)
 {
     site *s = site_of(state, 2);
+    s->silence_us = s->worker_silence_us = 1000000;
+    site_start_worker(s, 0, "127.0.0.1:0");
+    site_start_worker(s, 1, "127.0.0.1:0");
+    relay_start(net, worker_server_port(s->ranks[1].server));
+    snprintf(address, 64, "127.0.0.1:%u", net->port);
+    s->addresses[1] = address;
+    site_start(s, false);
+    return s;
+}
+
+static void both_sides_notice_a_cut_network(void **state)
+{
     relay net;
     running r;
     _Atomic int losses = 0;
     char text[512], address[64], due[160];
-    s->silence_us = s->worker_silence_us = 1000000;
-    site_start_worker(s, 0, "127.0.0.1:0");
-    site_start_worker(s, 1, "127.0.0.1:0");
-    relay_start(&net, worker_server_port(s->ranks[1].server));
-    snprintf(address, sizeof address, "127.0.0.1:%u", net.port);
-    s->addresses[1] = address;
-    site_start(s, false);
+    site *s = site_behind(&net, address, state);
     worker_group_on_loss(s->group, count_loss, (void *)&losses);
     begin_held(&r, s);
     atomic_store(&net.cut, true);
@@ -254,6 +306,42 @@ static void both_sides_notice_a_cut_network(void **state)
     relay_stop(&net);
 }
 
+typedef struct making {
+    site *site;
+    status status;
+    error why;
+} making;
+
+static void *make_ranks(void *arg)
+{
+    making *m = arg;
+    backend b;
+    m->status = site_make(m->site, &b, &m->why);
+    return NULL;
+}
+
+static void a_worker_that_falls_silent_in_configure_is_noticed(void **state)
+{
+    relay net;
+    char address[64];
+    pthread_t thread;
+    site *s = site_behind(&net, address, state);
+    making m = {.site = s};
+    atomic_store(&s->ranks[1].hold_configure, true);
+    assert_int_equal(pthread_create(&thread, NULL, make_ranks, &m), 0);
+    while (!atomic_load(&s->ranks[1].holding)) site_nap();
+    atomic_store(&net.cut, true);
+    pthread_join(thread, NULL);
+    assert_int_equal(m.status.code, STATUS_UNAVAILABLE);
+    expect_says(m.why.text, "no heartbeat for 1.0 s");
+    site_await(&s->ranks[1], "idle");
+    atomic_store(&net.cut, false);
+    expect_same_bits(s);
+    worker_group_destroy(s->group);
+    s->group = NULL;
+    relay_stop(&net);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -262,7 +350,9 @@ int main(void)
         cmocka_unit_test_teardown(a_lost_worker_is_named_and_its_group_made_again, teardown),
         cmocka_unit_test_teardown(an_interrupt_ends_a_stuck_step, teardown),
         cmocka_unit_test_teardown(a_rank_that_fails_frees_the_others, teardown),
+        cmocka_unit_test_teardown(tries_leave_no_connections, teardown),
         cmocka_unit_test_teardown(both_sides_notice_a_cut_network, teardown),
+        cmocka_unit_test_teardown(a_worker_that_falls_silent_in_configure_is_noticed, teardown),
     };
     return cmocka_run_group_tests_name("rpc_worker", tests, NULL, NULL);
 }
