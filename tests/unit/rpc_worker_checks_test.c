@@ -283,6 +283,29 @@ static status send_config(configure_message *m, const char *version, arena *a, w
     return config_unpack((const configure_message *)travel(&m->base, a), version, a, out, err);
 }
 
+/* Field by field: what lies between them is nobody's. */
+static void assert_same_numbers(const worker_config *a, const worker_config *b)
+{
+    assert_int_equal(a->rank, b->rank);
+    assert_int_equal(a->size, b->size);
+    assert_int_equal(a->n_overrides, b->n_overrides);
+    assert_int_equal(a->config_fingerprint, b->config_fingerprint);
+    assert_int_equal(a->weights_fingerprint, b->weights_fingerprint);
+    assert_int_equal(a->dummy, b->dummy);
+    assert_int_equal(a->dummy_seed, b->dummy_seed);
+    assert_int_equal(a->device_index, b->device_index);
+    assert_int_equal(a->quant_bits, b->quant_bits);
+    assert_int_equal(a->quant_attention, b->quant_attention);
+    assert_int_equal(a->quant_group, b->quant_group);
+    assert_int_equal(a->n_threads, b->n_threads);
+    assert_memory_equal(&a->geometry, &b->geometry, sizeof a->geometry);
+    assert_int_equal(a->kv_bytes, b->kv_bytes);
+    assert_int_equal(a->swap_bytes, b->swap_bytes);
+    assert_int_equal(a->max_rows, b->max_rows);
+    assert_int_equal(a->max_seqs, b->max_seqs);
+    assert_int_equal(a->max_model_len, b->max_model_len);
+}
+
 static void configs_come_out_as_they_went_in(void **state)
 {
     (void)state;
@@ -301,10 +324,7 @@ static void configs_come_out_as_they_went_in(void **state)
     assert_string_equal(from.isa, to.isa);
     assert_string_equal(from.cache_dir, to.cache_dir);
     assert_string_equal(from.overrides[1], to.overrides[1]);
-    from.model = to.model, from.comm = to.comm, from.device = to.device, from.isa = to.isa;
-    from.kv_type = to.kv_type, from.weight_type = to.weight_type, from.cache_dir = to.cache_dir;
-    from.overrides = to.overrides;
-    assert_memory_equal(&from, &to, sizeof from);
+    assert_same_numbers(&from, &to);
     arena_destroy(&a);
 
     static const struct {
