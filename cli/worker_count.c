@@ -204,6 +204,8 @@ static void remove_sockets(const worker_flags *f)
 int workers_supervise(const worker_flags *flags,
                       int (*run)(const worker_flags *flags, uint32_t index, int lifeline))
 {
+    /* Of a machine's own ranks nobody else is to hear; UCX would listen at all its addresses. */
+    if (flags->local) setenv("UCX_NET_DEVICES", "lo", 0);
     supervisor s = {.flags = flags, .signals = open_signals(), .result = CLI_OK};
     s.children = calloc(flags->count, sizeof *s.children);
     if (!s.children || s.signals < 0)

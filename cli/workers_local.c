@@ -43,6 +43,18 @@ static status make_folder(workers_local *l, error *err)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
+/* Without what is meant for workers that others start; NULL: out of memory. */
+static char **own_environment(void)
+{
+    static const char theirs[] = "OCTAVO_WORKER_";
+    size_t n = 0, kept = 0;
+    while (environ[n]) n++;
+    char **own = calloc(n + 1, sizeof *own);
+    for (size_t i = 0; own && i < n; i++)
+        if (strncmp(environ[i], theirs, strlen(theirs)) != 0) own[kept++] = environ[i];
+    return own;
+}
+
 /* Of a process group of its own: Ctrl-C is ours alone, and they go on until we have drained. */
 static int spawn(workers_local *l, uint32_t n, int in, int out)
 {
@@ -69,8 +81,12 @@ static int spawn(workers_local *l, uint32_t n, int in, int out)
     posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
     pid_t pid = 0;
-    int wrong = posix_spawn(&pid, "/proc/self/exe", &files, &how, (char *const *)argv, environ);
+    char **environment = own_environment();
+    int wrong = ENOMEM;
+    if (environment)
+        wrong = posix_spawn(&pid, "/proc/self/exe", &files, &how, (char *const *)argv, environment);
     if (wrong == 0) l->supervisor = pid;
+    free(environment);
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&how);
     return wrong;

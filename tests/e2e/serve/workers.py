@@ -183,6 +183,22 @@ def ranks_of(server):
     return [found[i] for i in range(RANKS)]
 
 
+def listens_at(pid):
+    """The IPv4 addresses, as the kernel writes them, at which a process waits for anybody."""
+    with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
+        lines = [line.split() for line in f][1:]
+    listeners = {line[9]: line[1].split(":")[0] for line in lines if line[3] == "0A"}
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            inode = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+        if inode and inode.group(1) in listeners:
+            found.add(listeners[inode.group(1)])
+    return found
+
+
 def exists(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as f:
@@ -330,12 +346,15 @@ class Local(unittest.TestCase):
         """A service manager's SIGTERM goes to everybody: what runs ends well all the same, and nothing is left."""
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(3): # a machine may be so busy that a rank is missed
-                server = Server(*self.FLAGS, "--drain-timeout", "600", model=LONG_MODEL, env={"TMPDIR": folder})
+                server = Server(*self.FLAGS, "--drain-timeout", "600", model=LONG_MODEL,
+                                env={"TMPDIR": folder, "OCTAVO_WORKER_LISTEN": "for those that others start"})
                 for i in range(RANKS):
                     self.assertRegex(server.log(), rf"octavo: rank {i} at unix:{folder}/octavo-\w+/{i}: \w+, ")
                 self.assertTrue(os.listdir(folder))
                 pids = children_of(server.process.pid)
                 self.assertEqual(len(pids), RANKS + 1)
+                for pid in pids: # nobody else is to hear them
+                    self.assertLessEqual(listens_at(pid), {"0100007F"})
                 asked = Asked(server, 1, 100)
                 for pid in [*pids, server.process.pid]:
                     os.kill(pid, signal.SIGTERM)
@@ -427,6 +446,7 @@ class Faults(unittest.TestCase):
         named = any(f"rank {rank} (" in text for _, text in ends)
         if fault != "kill" or cluster.kind != "local":
             self.assertIsNone(answer_of(server), what) # at once: nobody waits for what is not there
+            self.assertRegex(server.get("/health")[2], r'"restarting","reason":".*rank \d+ \(', what)
             time.sleep(r.random() * (2 if SOAK else 0.3)) # some place of some try to make it anew
         begin = time.monotonic()
         heal()
