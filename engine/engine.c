@@ -1,6 +1,7 @@
 /* Creation, submission and numbers. */
 #include "engine/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -211,6 +212,14 @@ engine_stats engine_get_stats(engine *e)
     stats.n_live = atomic_load(&e->n_live);
     stats.requests_prepared = atomic_load(&e->n_prepared);
     return stats;
+}
+
+void engine_get_trouble(engine *e, char *out, size_t size)
+{
+    bool works = atomic_load(&e->state) == ENGINE_WORKING;
+    pthread_mutex_lock(&e->stats_lock);
+    snprintf(out, size, "%s", works ? "" : e->trouble);
+    pthread_mutex_unlock(&e->stats_lock);
 }
 
 void engine_get_metrics(engine *e, engine_metrics *out)

@@ -225,6 +225,8 @@ typedef enum engine_state {
     ENGINE_BROKEN,     // it could not be made anew, or its stuck step does not even end
 } engine_state;
 
+enum { ENGINE_TROUBLE_BYTES = 640 }; // of engine_get_trouble's text, no more
+
 typedef struct engine_stats {
     engine_state state;
     uint32_t n_live;            // requests submitted and not ended, tokenizing ones too
@@ -236,6 +238,8 @@ typedef struct engine_stats {
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);
+/* Why it is not ENGINE_WORKING, as on_trouble was told last: what it waits for. "" while it is. */
+void engine_get_trouble(engine *e, char *out, size_t size);
 /* A copy of the counters and histograms (metrics.h). */
 void engine_get_metrics(engine *e, engine_metrics *out);
 

@@ -313,6 +313,7 @@ struct engine {
     engine_stats stats;     /* as the engine thread published them, but what ends is counted here */
     engine_metrics metrics; /* likewise */
     uint64_t choices_finished[ENGINE_FINISHES];
+    char trouble[ENGINE_TROUBLE_BYTES]; /* "" = none since the backend was made */
 };
 
 /* A request has ended so: others may come. Any thread. */

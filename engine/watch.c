@@ -10,8 +10,16 @@
 #include <stdio.h>
 #include <string.h>
 
+static void keep_trouble(engine *e, const char *text)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    snprintf(e->trouble, sizeof e->trouble, "%s", text);
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
 static void tell_trouble(engine *e, const char *text)
 {
+    keep_trouble(e, text);
     if (e->o.on_trouble) e->o.on_trouble(e->o.on_trouble_ctx, text);
 }
 
@@ -221,15 +229,14 @@ static void recover(engine *e, bool was_lost)
     error err = {{0}};
     char text[sizeof err.text + 64];
     int64_t start = clock_now_us();
-    if (status_ok(make_anew(e, was_lost, &err))) {
+    bool fine = status_ok(make_anew(e, was_lost, &err));
+    if (fine)
         snprintf(text, sizeof text, "the backend was made anew in %lld ms",
                  (long long)((clock_now_us() - start) / 1000));
-        atomic_store(&e->state, ENGINE_WORKING);
-    } else {
-        snprintf(text, sizeof text, "the backend has failed for good: %s", err.text);
-        atomic_store(&e->state, ENGINE_BROKEN);
-    }
+    else snprintf(text, sizeof text, "the backend has failed for good: %s", err.text);
+    atomic_store(&e->state, fine ? ENGINE_WORKING : ENGINE_BROKEN);
     tell_trouble(e, text);
+    if (fine) keep_trouble(e, "");
     loop_publish(e);
 }
 

@@ -1,6 +1,8 @@
 /* The table of routes, and the handlers. */
 #include "rpc/http/http.h"
 
+#include <string.h>
+
 static const char JSON[] = "application/json";
 
 /* ---- generation ------------------------------------------------------------------------------ */
@@ -72,11 +74,19 @@ static void version(http_exchange *x)
     reply(x, true, &body, NULL);
 }
 
-/* 200 while it takes new requests. A process that answers is alive, whatever it says. */
+/* 200 while it takes new requests, else why not. A process that answers is alive, whatever it says.
+ */
 static void health(http_exchange *x)
 {
     strbuf body = {0};
-    strbuf_printf(&body, "{\"status\":\"%s\"}", service_state(x->service));
+    char trouble[ENGINE_TROUBLE_BYTES];
+    engine_get_trouble(x->service->o.engine, trouble, sizeof trouble);
+    strbuf_printf(&body, "{\"status\":\"%s\"", service_state(x->service));
+    if (*trouble) {
+        strbuf_puts(&body, ",\"reason\":");
+        strbuf_json_string(&body, trouble, strlen(trouble));
+    }
+    strbuf_putc(&body, '}');
     http_reply(x, service_is_serving(x->service) ? 200 : 503, JSON, &body);
     strbuf_destroy(&body);
 }

@@ -135,6 +135,14 @@ static void wait_for(watched *w, engine_state state)
     while (engine_get_stats(w->f.engine).state != state) nap();
 }
 
+/* What whoever asks is told about an engine that does not work. */
+static void expect_reason(watched *w, const char *word)
+{
+    char text[ENGINE_TROUBLE_BYTES];
+    engine_get_trouble(w->f.engine, text, sizeof text);
+    if (*word ? !strstr(text, word) : *text) fail_msg("\"%s\", not %s", text, word);
+}
+
 static void expect_lost(const reading *r, const char *word)
 {
     assert_int_equal(r->finish, ENGINE_FINISH_ERROR);
@@ -380,6 +388,7 @@ static void a_lost_backend_is_waited_for(void **state)
         wait_for(w, ENGINE_WORKING);
         expect_answer(w);
         assert_int_equal(atomic_load(&w->restarts), i + 2);
+        expect_reason(w, "");
     }
     expect_trouble(w, "cannot be made yet: rank 1: nobody there");
 }
@@ -403,6 +412,7 @@ static void an_engine_may_end_while_its_backend_is_waited_for(void **state)
     engine_backend_lost(w->f.engine);
     while (atomic_load(&w->restarts) < 2) nap();
     assert_int_equal(engine_get_stats(w->f.engine).state, ENGINE_RESTARTING);
+    expect_reason(w, "cannot be made yet: rank 1: nobody there");
     assert_int_equal(expect_refused(&w->f, "{\"prompt\": \"a\"}", "restarted"), STATUS_UNAVAILABLE);
 }
 
