@@ -174,39 +174,49 @@ static bool names_cuda(const char *device, uint32_t *ordinal)
     return *end == '\0' && n < 1024;
 }
 
-/* The GPU's format of what --kv-dtype and --dtype came to; false: it has none. */
-static bool gpu_format(const model_flags *f, kern_kv_format format, uint8_t *out)
+bool gpu_kv_named(const char *name, uint8_t *out)
 {
-    if (strcmp(f->kv_dtype, "fp8") == 0) *out = GPU_KV_E4M3;
-    else if (format == KERN_KV_BF16) *out = GPU_KV_BF16;
-    else if (format == KERN_KV_F16) *out = GPU_KV_F16;
-    else if (format == KERN_KV_INT8) *out = GPU_KV_INT8;
-    else return false;
-    return true;
+    static const struct {
+        const char *name;
+        gpu_kv_format format;
+    } rows[] = {
+        {"bf16", GPU_KV_BF16}, {"f16", GPU_KV_F16}, {"int8", GPU_KV_INT8}, {"fp8", GPU_KV_E4M3}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (strcmp(rows[i].name, name) != 0) continue;
+        *out = (uint8_t)rows[i].format;
+        return true;
+    }
+    return false;
 }
 
-/* m->gpu says which; NULL is the CPU. */
-static status choose_device(const model_flags *f, loaded_model *m, error *err)
+/* What --device says, as far as that is known before anything is opened. */
+static status read_device(const model_flags *f, loaded_model *m, error *err)
 {
-    bool asked = names_cuda(f->device, &m->gpu_ordinal), is_auto = strcmp(f->device, "auto") == 0;
-    bool fp8 = strcmp(f->kv_dtype, "fp8") == 0, has_format = gpu_format(f, m->kv_type, &m->gpu_kv);
-    if (!asked && !is_auto && strcmp(f->device, "cpu") != 0)
+    bool is_auto = strcmp(f->device, "auto") == 0;
+    m->on_gpu = names_cuda(f->device, &m->gpu_ordinal);
+    m->gpu_has_kv = gpu_kv_named(m->kv_name, &m->gpu_kv);
+    if (!m->on_gpu && !is_auto && strcmp(f->device, "cpu") != 0)
         return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
                          f->device);
-    if (asked && !has_format)
+    if (m->on_gpu && !m->gpu_has_kv)
         return error_set(
             err, STATUS_UNSUPPORTED,
             "--kv-dtype: %s pages are not built for --device cuda: bf16, f16, int8 or fp8",
             m->kv_name);
-    if (asked && m->workers)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "--device: ranks in other processes on GPUs are not built yet");
-    if (asked || (is_auto && has_format && m->n_ranks == 1 && !m->workers)) {
+    return STATUS_IS_OK;
+}
+
+/* m->gpu says which one of this process; NULL: it computes on the CPU, or its workers do. */
+static status find_device(const model_flags *f, loaded_model *m, error *err)
+{
+    bool asked = m->on_gpu, is_auto = strcmp(f->device, "auto") == 0;
+    if (!m->workers && (asked || (is_auto && m->gpu_has_kv && m->n_ranks == 1))) {
         status s = backend_cuda_find(&m->gpu, err);
         if (!status_ok(s) && asked) error_prefix(err, "--device");
         if (!status_ok(s) && asked) return s;
+        m->on_gpu = m->gpu != NULL;
     }
-    if (fp8 && !m->gpu)
+    if (strcmp(m->kv_name, "fp8") == 0 && !m->on_gpu)
         return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
     return STATUS_IS_OK;
 }
@@ -250,6 +260,7 @@ static status make_first(const model_flags *f, loaded_model *m, error *err)
     if (m->gpu_kv == GPU_KV_E4M3) return s; /* the CPU has no such pages */
     fprintf(stderr, "octavo: %s: on the CPU instead\n", err->text);
     m->gpu = NULL;
+    m->on_gpu = false;
     return make_backend(m, err);
 }
 
@@ -323,9 +334,11 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     comm_options alone = {.kind = "self", .rank = 0, .size = 1};
     RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
     m->options.group = m->group;
-    RETURN_IF_ERROR(workers_create(&f->workers, &m->n_ranks, &m->workers, err));
+    RETURN_IF_ERROR(read_device(f, m, err));
+    const workers_device device = {m->on_gpu ? "cuda" : "cpu", m->gpu_ordinal, m->kv_name};
+    RETURN_IF_ERROR(workers_create(&f->workers, &device, &m->n_ranks, &m->workers, err));
     RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
-    RETURN_IF_ERROR(choose_device(f, m, err));
+    RETURN_IF_ERROR(find_device(f, m, err));
     return make_first(f, m, err);
 }
 
@@ -398,7 +411,7 @@ void model_tell(const loaded_model *m, const char *dir)
         "%s%u thread%s; weights %s in %.2f s, ready in %.2f s\n",
         dir, m->config.architecture, weights, bits, pool,
         !m->default_pool ? ""
-        : m->gpu         ? " (85 % of what the GPU has left)"
+        : m->on_gpu      ? " (85 % of what the GPU has left)"
                          : " (60 % of what the cgroup leaves after the weights)",
         filling, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens, swap,
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",

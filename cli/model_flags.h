@@ -55,7 +55,9 @@ typedef struct loaded_model {
     bool default_pool; // nobody gave --kv-memory
     int64_t open_us;
     backend_cpu_options options; // what the backend was made with
-    const struct gpu_api *gpu;   // NULL: the CPU
+    const struct gpu_api *gpu;   // NULL: the CPU, or other processes
+    bool on_gpu;                 // here or there
+    bool gpu_has_kv;
     uint32_t gpu_ordinal;
     uint8_t gpu_kv;      // gpu_kv_format
     const char *kv_name; // of pages
@@ -76,6 +78,8 @@ void model_tell(const loaded_model *m, const char *dir);
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests);
 /* What a request samples with when it says nothing: generation_config.json's word, else greedy. */
 engine_defaults model_defaults(const loaded_model *m);
+/* The GPU's format (gpu_kv_format) of pages with this name; false: it has none. */
+bool gpu_kv_named(const char *name, uint8_t *out);
 /* "512 MiB" of a number of bytes. */
 void format_bytes(char *out, size_t size, uint64_t bytes);
 

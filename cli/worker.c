@@ -34,6 +34,10 @@ static const arg_flag flags_table[] = {
             "so many of them, each a process of its own, at this port and the next ones; one that "
             "is killed is started again",
             .min = 1, .max = 64, .initial = "1"),
+    ARG_ROW("device", "N", ARG_COUNT, worker_flags, device,
+            "which GPU, where the coordinator asks for one, of the first worker; each next one "
+            "takes the next (default: the coordinator's --device cuda:N, else 0)",
+            .max = 1023),
     ARG_ROW("threads", "N", ARG_COUNT, worker_flags, threads,
             "threads of each (default: the coordinator's --threads, else all allowed cores)",
             .min = 1, .max = 1024),
@@ -108,7 +112,7 @@ static int run_one(const worker_flags *f, uint32_t index, int lifeline)
     rank_host *host = NULL;
     worker_server *server = NULL;
     waiter *w = NULL;
-    status s = rank_host_create(f, &host);
+    status s = rank_host_create(f, index, &host);
     if (status_ok(s) && lifeline < 0) s = waiter_create(&w, &err);
     if (status_ok(s)) s = serve_ranks(f, index, host, &server, &err);
     if (status_ok(s)) {
@@ -126,7 +130,7 @@ static int run_one(const worker_flags *f, uint32_t index, int lifeline)
 
 int cli_worker(int argc, char **argv)
 {
-    worker_flags f = {0};
+    worker_flags f = {.device = WORKER_ANY_DEVICE};
     const arg_group groups[] = {
         {"Worker", flags_table, sizeof flags_table / sizeof flags_table[0], &f},
     };

@@ -9,16 +9,19 @@ typedef struct worker_flags {
     const char *listen;
     const char *model; // NULL: as the coordinator calls it
     uint32_t count, threads;
+    uint32_t device; // GPU of the first of them
     const char *tls_cert, *tls_key, *tls_client_ca;
     const char *local; // of a coordinator on this machine: the folder of its sockets
 } worker_flags;
+
+enum { WORKER_ANY_DEVICE = UINT32_MAX /* the coordinator says */ };
 
 /* ---- worker_host.c: who makes a rank --------------------------------------------------------- */
 
 typedef struct rank_host rank_host;
 
-/* flags are borrowed. */
-status rank_host_create(const worker_flags *flags, rank_host **out);
+/* flags are borrowed; index: which of their workers this is. */
+status rank_host_create(const worker_flags *flags, uint32_t index, rank_host **out);
 void rank_host_destroy(rank_host *h);
 /* The callbacks. */
 worker_host rank_host_callbacks(rank_host *h);

@@ -1,6 +1,8 @@
-/* A rank of a worker: what the coordinator asks for becomes a CPU backend with a comm of its own.
- */
+/* A rank of a worker: what the coordinator asks for becomes a backend with a comm of its own, on
+ * this machine's cores or on one of its GPUs. */
+#include "cli/model_flags.h"
 #include "cli/worker.h"
+#include "kernels/cuda/cuda_kernels.h"
 #include "model/model.h"
 
 #include <pthread.h>
@@ -14,12 +16,17 @@ enum { CONNECT_US = 20 * 1000 * 1000 };
 
 struct rank_host {
     const worker_flags *flags;
+    uint32_t index;
     pthread_mutex_t lock; /* of group and aborted */
     comm *group;
     bool aborted;
     model_config config;
     backend_cpu_options options;
     char *dir, *isa, *cache_dir;
+    const gpu_api *api; /* NULL: the CPU */
+    gpu *gpu;
+    gpu_facts gpu_facts;
+    uint8_t gpu_kv;
 };
 
 /* ---- configure ------------------------------------------------------------------------------- */
@@ -33,15 +40,38 @@ static dtype dtype_named(const char *name)
 
 static status check_names(const worker_config *c, error *err)
 {
-    if (strcmp(c->device, "cpu") != 0)
-        return error_set(err, STATUS_UNSUPPORTED, "device: this worker has no \"%.32s\", only cpu",
-                         c->device);
-    if (kern_kv_named(c->kv_type) == KERN_KV_FORMATS)
-        return error_set(err, STATUS_UNSUPPORTED, "kv_type: \"%.32s\" is not known", c->kv_type);
+    uint8_t gpu_kv;
+    bool cuda = strcmp(c->device, "cuda") == 0;
+    if (!cuda && strcmp(c->device, "cpu") != 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "device: this worker has no \"%.32s\", only cpu and cuda", c->device);
+    if (!cuda && strcmp(c->comm, "nccl") == 0)
+        return error_set(err, STATUS_UNSUPPORTED, "comm: \"nccl\" goes with device cuda");
+    if (cuda ? !gpu_kv_named(c->kv_type, &gpu_kv) : kern_kv_named(c->kv_type) == KERN_KV_FORMATS)
+        return error_set(err, STATUS_UNSUPPORTED, "kv_type: \"%.32s\" is not known on %s",
+                         c->kv_type, c->device);
     if (strcmp(dtype_name(dtype_named(c->weight_type)), c->weight_type) != 0)
         return error_set(err, STATUS_UNSUPPORTED, "weight_type: \"%.32s\" is not known",
                          c->weight_type);
     return STATUS_IS_OK;
+}
+
+/* Before the comm, which puts its work on the GPU's stream. */
+static status open_gpu(rank_host *h, const worker_config *c, error *err)
+{
+    char why[256] = "";
+    const worker_flags *f = h->flags;
+    uint32_t device = (f->device == WORKER_ANY_DEVICE ? c->device_index : f->device) + h->index;
+    if (strcmp(c->device, "cuda") != 0) return STATUS_IS_OK;
+    status s = backend_cuda_find(&h->api, err);
+    if (!status_ok(s)) {
+        error_prefix(err, "device");
+        return status_make(STATUS_UNSUPPORTED, NULL); /* it will not come by waiting */
+    }
+    (void)gpu_kv_named(c->kv_type, &h->gpu_kv);
+    gpu_status opened = h->api->open(device, &h->gpu, &h->gpu_facts, why, sizeof why);
+    if (opened == GPU_OK) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED, "device: cuda:%u: %s", device, why);
 }
 
 static char *copy_or_null(const char *text) { return *text ? strdup(text) : NULL; }
@@ -66,12 +96,13 @@ static uint32_t threads_of(const worker_flags *f, const worker_config *c)
 
 static void take_options(rank_host *h, const worker_config *c)
 {
+    kern_kv_format kv = kern_kv_named(c->kv_type);
     h->options = (backend_cpu_options){
         .dir = h->dir,
         .config = &h->config,
         .dummy = c->dummy,
         .dummy_seed = c->dummy_seed,
-        .kv_type = kern_kv_named(c->kv_type),
+        .kv_type = kv == KERN_KV_FORMATS ? KERN_KV_BF16 : kv, /* fp8: the GPU's alone */
         .weight_type = dtype_named(c->weight_type),
         .quant_bits = (uint8_t)c->quant_bits,
         .quant_attention = (uint8_t)c->quant_attention,
@@ -117,7 +148,11 @@ static status configure(void *ctx, const worker_config *c, worker_address *out, 
     }
     take_options(h, c);
     RETURN_IF_ERROR(check_model(h, c, err));
-    comm_options o = {.kind = c->comm, .rank = (int)c->rank, .size = (int)c->size};
+    RETURN_IF_ERROR(open_gpu(h, c, err));
+    comm_options o = {.kind = c->comm,
+                      .rank = (int)c->rank,
+                      .size = (int)c->size,
+                      .stream = h->gpu ? h->api->stream(h->gpu) : NULL};
     RETURN_IF_ERROR(comm_create(&o, &group, err));
     pthread_mutex_lock(&h->lock);
     h->group = h->options.group = group;
@@ -177,13 +212,32 @@ static status count_ranks_here(rank_host *h)
     return s;
 }
 
-static status load(void *ctx, backend *out, worker_facts *facts, error *err)
+static status make_cpu(rank_host *h, backend *out, backend_cpu_facts *facts, error *err)
 {
-    rank_host *h = ctx;
     status s = count_ranks_here(h);
     if (!status_ok(s)) return error_set(err, s.code, "the other ranks: %s", status_text(s.code));
     RETURN_IF_ERROR(backend_cpu_create(&h->options, out, err));
-    backend_cpu_facts f = backend_cpu_describe(out);
+    *facts = backend_cpu_describe(out);
+    return STATUS_IS_OK;
+}
+
+static status make_cuda(rank_host *h, backend *out, backend_cpu_facts *facts, error *err)
+{
+    backend_cuda_options o = {.common = h->options,
+                              .api = h->api,
+                              .kv = h->gpu_kv,
+                              .gpu = h->gpu,
+                              .gpu_facts = &h->gpu_facts};
+    RETURN_IF_ERROR(backend_cuda_create(&o, out, err));
+    *facts = backend_cuda_describe(out);
+    return STATUS_IS_OK;
+}
+
+static status load(void *ctx, backend *out, worker_facts *facts, error *err)
+{
+    rank_host *h = ctx;
+    backend_cpu_facts f;
+    RETURN_IF_ERROR(h->gpu ? make_cuda(h, out, &f, err) : make_cpu(h, out, &f, err));
     *facts = (worker_facts){
         .n_threads = f.n_threads,
         .weight_bytes = f.weight_bytes,
@@ -218,6 +272,9 @@ static void reset(void *ctx)
     h->aborted = false;
     pthread_mutex_unlock(&h->lock);
     comm_destroy(group);
+    if (h->gpu) h->api->close(h->gpu);
+    h->api = NULL;
+    h->gpu = NULL;
     free(h->dir);
     free(h->isa);
     free(h->cache_dir);
@@ -227,11 +284,12 @@ static void reset(void *ctx)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-status rank_host_create(const worker_flags *flags, rank_host **out)
+status rank_host_create(const worker_flags *flags, uint32_t index, rank_host **out)
 {
     rank_host *h = calloc(1, sizeof *h);
     if (!h) return status_make(STATUS_NO_MEMORY, NULL);
     h->flags = flags;
+    h->index = index;
     pthread_mutex_init(&h->lock, NULL);
     *out = h;
     return STATUS_IS_OK;

@@ -14,6 +14,7 @@ enum { PATIENCE_S = 5, AGAIN_MS = 500 };
 struct workers {
     uint32_t n;
     bool is_local;
+    workers_device device;
     uint32_t wait_s; /* until they are first made; then whoever makes them again tries on */
     workers_local local;
     char *text;             /* what addresses point into */
@@ -85,10 +86,16 @@ static status check_tls(const workers_flags *f, bool by_address, error *err)
                      "--workers-cert, --workers-key and --workers-ca go together");
 }
 
-/* Whether processes can add up here: the libraries are opened at need. */
-static bool has_comm(void)
+/* By which ranks add up. */
+static const char *comm_of(const workers_device *d)
 {
-    comm_options o = {.kind = "ucx", .rank = 0, .size = 2};
+    return strcmp(d->name, "cuda") == 0 ? "nccl" : "ucx";
+}
+
+/* Whether processes can add up here: the libraries are opened at need. */
+static bool has_comm(const workers_device *d)
+{
+    comm_options o = {.kind = comm_of(d), .rank = 1, .size = 2};
     comm *c = NULL;
     bool has = status_ok(comm_create(&o, &c, NULL));
     comm_destroy(c);
@@ -114,16 +121,19 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
     return worker_group_create(&o, &w->group, err);
 }
 
-status workers_create(const workers_flags *f, uint32_t *n_ranks, workers **out, error *err)
+status workers_create(const workers_flags *f, const workers_device *device, uint32_t *n_ranks,
+                      workers **out, error *err)
 {
     *out = NULL;
     const char *where = f->where ? f->where : "threads";
     bool local = strcmp(where, "local") == 0, is_auto = strcmp(where, "auto") == 0;
-    bool threads = strcmp(where, "threads") == 0 || (is_auto && (*n_ranks == 1 || !has_comm()));
+    bool threads =
+        strcmp(where, "threads") == 0 || (is_auto && (*n_ranks == 1 || !has_comm(device)));
     bool by_address = !threads && !local && !is_auto;
     if (threads) return check_tls(f, false, err);
     workers *w = calloc(1, sizeof *w);
     if (!w) return out_of_memory(err);
+    w->device = *device;
     status s = create(w, f, by_address, n_ranks, err);
     if (status_ok(s)) *out = w;
     else workers_destroy(w);
@@ -169,9 +179,10 @@ static status set_config(workers *w, const backend_cpu_options *o, const char *c
         .n_overrides = n_overrides,
         .dummy = o->dummy,
         .dummy_seed = o->dummy_seed,
-        .comm = w->n > 1 ? "ucx" : "self",
-        .device = "cpu",
-        .kv_type = kern_kv_name(o->kv_type),
+        .comm = w->n > 1 ? comm_of(&w->device) : "self",
+        .device = w->device.name,
+        .device_index = w->device.index,
+        .kv_type = w->device.kv_type,
         .weight_type = dtype_name(o->weight_type),
         .quant_bits = o->quant_bits,
         .quant_attention = o->quant_attention,

@@ -12,14 +12,22 @@ typedef struct workers_flags {
     uint32_t wait_s;             // for workers by address, when it starts
 } workers_flags;
 
+/* What ranks compute on, and their pages there. */
+typedef struct workers_device {
+    const char *name; // "cpu", "cuda"
+    uint32_t index;   // of a worker that has no --device; local ones take this one and the next
+    const char *kv_type;
+} workers_device;
+
 arg_group workers_flags_group(workers_flags *target);
 
 typedef struct workers workers;
 
 /* *out is NULL where the ranks are to be threads of this process. Local workers are started, and
  * listen; nobody is connected to yet. *n_ranks is --tp; when it is 1, several addresses raise it.
- */
-status workers_create(const workers_flags *flags, uint32_t *n_ranks, workers **out, error *err);
+ * device: what they will be made on. */
+status workers_create(const workers_flags *flags, const workers_device *device, uint32_t *n_ranks,
+                      workers **out, error *err);
 /* After its backend. Local workers end. */
 void workers_destroy(workers *w);
 /* The backend of options (group is not looked at) with its ranks there; again after it was

@@ -3,9 +3,10 @@
 
 #include <string.h>
 
-status workers_create(const workers_flags *flags, uint32_t *n_ranks, workers **out, error *err)
+status workers_create(const workers_flags *flags, const workers_device *device, uint32_t *n_ranks,
+                      workers **out, error *err)
 {
-    (void)n_ranks;
+    (void)n_ranks, (void)device;
     *out = NULL;
     const char *where = flags->where;
     if (!where || strcmp(where, "threads") == 0 || strcmp(where, "auto") == 0) return STATUS_IS_OK;

@@ -253,7 +253,7 @@ static void cuda_destroy(void *ctx)
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
         if (b->host) d->api->release_host(d->g, b->host);
-        d->api->close(d->g);
+        if (!d->borrowed) d->api->close(d->g);
     }
     thread_pool_destroy(b->pool);
     free(b->is_greedy);

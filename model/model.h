@@ -204,6 +204,8 @@ status model_fingerprints(const backend_cpu_options *options, uint64_t *config, 
 /* ---- the CUDA backend ------------------------------------------------------------------------ */
 
 struct gpu_api;
+struct gpu;
+struct gpu_facts;
 
 /* Opens the plugin, liboctavo_cuda.so beside the executable or where dlopen finds it, if a driver
  * answers and shows a device; it stays open. The error says which of these is missing. */
@@ -214,6 +216,10 @@ typedef struct backend_cuda_options {
     const struct gpu_api *api;  // of backend_cuda_find, or a test's
     uint32_t ordinal;           // which device
     uint8_t kv;                 // gpu_kv_format of pages
+    /* NULL; or the device, which a comm needs before (comm_options.stream): opened by api on the
+     * thread of the backend, and closed after both. */
+    struct gpu *gpu;
+    const struct gpu_facts *gpu_facts; // of gpu, for this call
 } backend_cuda_options;
 
 /* Refuses by name what has no kernels. */

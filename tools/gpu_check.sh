@@ -50,7 +50,8 @@ eight=(--model "$out/llama-3-8b" --load-format dummy --device cuda --prefill-chu
 
 stage configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOCTAVO_RPC=OFF \
     -DOCTAVO_CUDA=ON "-DOCTAVO_CUDA_ARCHITECTURES=${ARCH:-90}" || finish
-stage build 240 cmake --build "$build" --target octavo octavo_cuda kernels_cuda_check || finish
+stage build 240 cmake --build "$build" --target octavo octavo_cuda kernels_cuda_check \
+    cuda_nccl_check || finish
 stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || finish
 
 stage kernels 60 "$check" "$plugin"
@@ -59,6 +60,7 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 stage demo 60 python3 tests/e2e/cuda_device.py --compare "$octavo"
 stage tp2_threads 60 python3 tests/e2e/cuda_device.py --compare "$octavo" --tp 2 --workers threads
+stage nccl_one_rank 60 "$build/tests/cuda_nccl_check" "$plugin"
 stage bench_kernels 60 "$check" "$plugin" --bench
 stage bench_engine 120 "$octavo" bench engine "${eight[@]}" --batch 1,32 --context 1024 --prefill 2048 \
     --rounds 3 --json --out "$out/engine.json"

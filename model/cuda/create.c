@@ -35,6 +35,12 @@ static status open_device(backend_cuda *b, const backend_cuda_options *o, error 
 {
     char why[256] = "";
     b->device.api = o->api;
+    if (o->gpu) {
+        b->device.g = o->gpu;
+        b->device.facts = *o->gpu_facts;
+        b->device.borrowed = true;
+        return STATUS_IS_OK;
+    }
     gpu_status s = o->api->open(o->ordinal, &b->device.g, &b->device.facts, why, sizeof why);
     if (s == GPU_OK) return STATUS_IS_OK;
     return error_set(err, s == GPU_NO_MEMORY ? STATUS_NO_MEMORY : STATUS_UNAVAILABLE,

@@ -21,6 +21,7 @@ typedef struct cuda_pack {
 typedef struct cuda_device {
     const gpu_api *api;
     gpu *g;
+    bool borrowed; /* g is closed by somebody else */
     gpu_facts facts;
     uint64_t allocated; /* bytes on the device */
     comm *group;        /* borrowed; NULL as long as there is nobody to meet */

@@ -29,6 +29,25 @@ def refused(result, *words):
         assert word in result.stderr, f"no '{word}' in: {result.stderr}"
 
 
+def with_worker(*flags, words=None):
+    """One rank in a process of its own, on an emulated GPU of its own; words: what it is refused with."""
+    environment = dict(os.environ, LD_LIBRARY_PATH=home)
+    worker = subprocess.Popen([here, "worker", "--listen", "127.0.0.1:0", *flags], env=environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        address = worker.stdout.readline().removeprefix("listening at ").strip()
+        got = run("--device", "cuda", "--workers", address, *prompt(PROMPTS[0]), driver=False)
+        if words:
+            refused(got, *words)
+            return
+        alone = run("--device", "cuda", *prompt(PROMPTS[0]), driver=True)
+        assert got.returncode == 0 and "rank 0 at" in got.stderr and "simt" in got.stderr, got.stderr
+        assert got.stdout == alone.stdout and got.stdout, (got.stdout, alone.stdout)
+    finally:
+        worker.terminate()
+        assert worker.wait(60) == 0
+
+
 def prompt(text):
     return ("--prompt", text)
 
@@ -83,6 +102,11 @@ def main():
     refused(run("--device", "cpu", "--kv-dtype", "fp8", *prompt("x"), driver=True), "--kv-dtype", "fp8")
     two = run("--device", "cuda", "--tp", "2", "--workers", "threads", *prompt(PROMPTS[1]), driver=True)
     assert two.returncode == 0 and "2 ranks" in two.stderr, two.stderr
+
+    if "worker" in subprocess.run([here, "--help"], capture_output=True, text=True, timeout=60).stdout:
+        with_worker()
+        with_worker("--device", "3", words=["rank 0", "cuda:3", "ordinal"])
+        refused(run("--device", "cuda", "--tp", "2", "--workers", "local", *prompt("x"), driver=True), "rank ")
 
     compare(here, True, 6)
     print("ok")

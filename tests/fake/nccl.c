@@ -112,6 +112,8 @@ int ncclCommGetAsyncError(void *handle, int *state)
     pthread_mutex_lock(&lock);
     bool settling = m->n_settling > 0;
     if (settling) m->n_settling--;
+    if (behaviour == FAKE_SYNCHRONOUS && m->stream)
+        settling = m->stream->n_done < m->stream->n_enqueued;
     if (m->g->n_joined < m->g->size || behaviour == FAKE_NEVER_MEETS || settling)
         *state = IN_PROGRESS;
     else *state = behaviour == FAKE_FAILS && m->stream ? REMOTE_ERROR : SUCCESS;
@@ -149,8 +151,8 @@ static void copy(void *out, const void *in, size_t bytes)
 static void reduce(const call *calls, int size)
 {
     for (size_t i = 0; i < calls[0].n; i++) {
-        float sum = 0;
-        for (int r = 0; r < size; r++) sum += ((const float *)calls[r].in)[i];
+        float sum = ((const float *)calls[0].in)[i];
+        for (int r = 1; r < size; r++) sum += ((const float *)calls[r].in)[i];
         for (int r = 0; r < size; r++) ((float *)calls[r].out)[i] = sum;
     }
 }
@@ -181,7 +183,9 @@ static int enqueue(communicator *m, call c)
         m->n_settling = SETTLING;
         m->g->calls[m->rank] = c;
         c.stream->n_enqueued++;
-        if (++m->g->n_called == m->g->size && behaviour == FAKE_WELL) do_calls(m->g);
+        if (++m->g->n_called == m->g->size &&
+            (behaviour == FAKE_WELL || behaviour == FAKE_SYNCHRONOUS))
+            do_calls(m->g);
     }
     pthread_mutex_unlock(&lock);
     return result;

@@ -2,6 +2,7 @@
  * library's product is three loops. */
 #include "tests/simt/device.h"
 #include "kernels/cuda/simt.cuh"
+#include "tests/fake/nccl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 #include <vector>
 
 struct gpu {
+    fake_stream stream; /* what it gives out as its stream: that of the library that is no NCCL */
     char why[256];
     bool lost, invariant;
     timespec marked;
@@ -43,7 +45,8 @@ void gpu_allow_shared(const void *kernel, size_t bytes)
 
 static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *why, size_t n)
 {
-    if (ordinal > 0) {
+    const char *devices = getenv("OCTAVO_TEST_DEVICES");
+    if (ordinal >= (devices ? (uint32_t)(devices[0] - '0') : 1)) {
         snprintf(why, n, "invalid device ordinal");
         return GPU_UNSUPPORTED;
     }
@@ -96,10 +99,10 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
 static gpu_status gpu_wait(gpu *g) { return check(g); }
 static gpu_status gpu_poll(gpu *g, bool *idle)
 {
-    *idle = true;
+    *idle = g->stream.n_done >= g->stream.n_enqueued;
     return check(g);
 }
-static void *gpu_stream_of(gpu *g) { return g; }
+static void *gpu_stream_of(gpu *g) { return &g->stream; }
 
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {

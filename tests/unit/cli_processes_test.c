@@ -159,8 +159,10 @@ static status make_processes(const backend_cpu_options *o, uint32_t n_ranks, bac
                              error *err)
 {
     static const workers_flags local = {.where = "local"};
+    const workers_device cpu = {"cpu", 0, kern_kv_name(o->kv_type)};
     backend_cpu_facts facts;
-    if (!groups[n_ranks]) RETURN_IF_ERROR(workers_create(&local, &n_ranks, &groups[n_ranks], err));
+    if (!groups[n_ranks])
+        RETURN_IF_ERROR(workers_create(&local, &cpu, &n_ranks, &groups[n_ranks], err));
     return workers_make_backend(groups[n_ranks], o, NULL, 0, out, &facts, err);
 }
 

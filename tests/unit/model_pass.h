@@ -30,6 +30,8 @@ typedef struct pass {
     const char *cache_dir;     /* of packed weights */
     const struct gpu_api *gpu; /* NULL = the CPU */
     uint8_t gpu_kv;            /* gpu_kv_format of its pages */
+    /* In place of backend_cuda_ranks_create; NULL: that one. */
+    status (*make_ranks)(const backend_cuda_options *o, uint32_t n, backend *out, error *err);
 } pass;
 
 typedef struct pass_result {
@@ -69,10 +71,11 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
     };
     backend b;
     backend_cuda_options cuda = {.common = o, .api = p->gpu, .kv = p->gpu_kv};
-    status s = p->gpu && p->n_ranks ? backend_cuda_ranks_create(&cuda, p->n_ranks, &b, &err)
-               : p->gpu             ? backend_cuda_create(&cuda, &b, &err)
-               : p->n_ranks         ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
-                                    : backend_cpu_create(&o, &b, &err);
+    status s = p->make_ranks          ? p->make_ranks(&cuda, p->n_ranks, &b, &err)
+               : p->gpu && p->n_ranks ? backend_cuda_ranks_create(&cuda, p->n_ranks, &b, &err)
+               : p->gpu               ? backend_cuda_create(&cuda, &b, &err)
+               : p->n_ranks           ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
+                                      : backend_cpu_create(&o, &b, &err);
     if (!status_ok(s)) fail_msg("%s: %s", p->dir, err.text);
     return b;
 }
