@@ -1,5 +1,7 @@
 #include "rpc/worker/codec.h"
 
+#include <string.h>
+
 static status out_of_memory(error *err)
 {
     return error_set(err, STATUS_NO_MEMORY, "plan: it takes too much memory");
@@ -155,6 +157,21 @@ static status check_seqs(step_seq *seqs, size_t n, size_t n_tokens, const backen
     return STATUS_IS_OK;
 }
 
+/* Its share of a step is one: threads would meet at what a sequence has drawn. */
+static status check_once(const step_seq *seqs, size_t n, const backend_info *info, arena *a,
+                         error *err)
+{
+    bool *seen = arena_alloc_array(a, info->max_seqs, sizeof *seen);
+    if (!seen) return out_of_memory(err);
+    memset(seen, 0, info->max_seqs * sizeof *seen);
+    for (size_t i = 0; i < n; i++) {
+        if (seen[seqs[i].seq])
+            return error_set(err, STATUS_INVALID, "seq: %u is there twice", seqs[i].seq);
+        seen[seqs[i].seq] = true;
+    }
+    return STATUS_IS_OK;
+}
+
 static status unpack_seqs(const plan_message *m, const backend_info *info, arena *a, step_plan *out,
                           error *err)
 {
@@ -172,6 +189,7 @@ static status unpack_seqs(const plan_message *m, const backend_info *info, arena
     if (!seqs) return out_of_memory(err);
     RETURN_IF_ERROR(columns_unpack(&plan_seq_columns, m, seqs, n, err));
     RETURN_IF_ERROR(check_seqs(seqs, n, m->n_tokens, info, err));
+    RETURN_IF_ERROR(check_once(seqs, n, info, a, err));
     out->seqs = seqs;
     out->n_seqs = (uint32_t)n;
     out->tokens = m->tokens;

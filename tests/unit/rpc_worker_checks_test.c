@@ -110,6 +110,7 @@ static void wrong_plans_are_refused_by_field(void **state)
     make_sound(&sound);
     if (!is_taken(&sound, &none)) fail_msg("%s", none.text);
     WRONG_PLAN(p.seq[1] = SEQS, "seq: 16");
+    WRONG_PLAN(p.seq[1] = p.seq[0], "seq: 3 is there twice");
     WRONG_PLAN(p.m.n_rows = 1, "rows: 1 values");
     WRONG_PLAN(p.rows[0] = 4, "rows: ");
     WRONG_PLAN(p.rows[0] = 2, "rows: ");

@@ -142,7 +142,7 @@ static void make_plan(rng *r, random_plan *p, bool decode)
     plan->tokens = p->tokens;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         step_seq *s = &p->seqs[i];
-        *s = (step_seq){.seq = rng_below(r, SEQS), .first_token = plan->n_tokens, .n_tokens = 1};
+        *s = (step_seq){.seq = SEQS - 1 - i, .first_token = plan->n_tokens, .n_tokens = 1};
         s->position = rng_below(r, 400);
         s->n_samples = 1;
         if (!decode) {
