@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with anything below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 2 };
+enum { GPU_API_VERSION = 3 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -133,6 +133,9 @@ typedef struct gpu_pages {
     size_t page_bytes, tile_bytes;
     uint32_t page_tokens, head_dim, n_tiles; /* of a page */
     gpu_kv_format format;
+    /* Running sums of retention, which go where their slots go: [page, tile, page_tokens], or NULL
+     * where nobody keeps any. */
+    float *sums;
 } gpu_pages;
 
 /* Where a layer finds its tables: that of (sequence number, group) has its page numbers at
@@ -251,13 +254,28 @@ typedef struct gpu_heads {
  */
 
 typedef enum gpu_measure_kind {
+    /* Of query rows. */
     GPU_MEASURE_MASS,
     GPU_MEASURE_RAW,
     GPU_MEASURE_PROJECTION,
+    GPU_MEASURE_OUTSIDE,
+    GPU_MEASURE_POOLED,
+    GPU_MEASURE_EXPECTED,
+    /* Of a table alone. */
+    GPU_MEASURE_VALUE_WEIGHT,
     GPU_MEASURE_VALUE_NORM,
     GPU_MEASURE_KEY_NORM,
+    GPU_MEASURE_KEY_COSINE,
     GPU_MEASURE_KINDS,
 } gpu_measure_kind;
+
+/* Running sums: what is measured is added to them, and they are the result. How rows are cut into
+ * calls changes them by rounding. */
+typedef enum gpu_sum {
+    GPU_SUM_NONE,
+    GPU_SUM_START, /* all are 0 before */
+    GPU_SUM_ADD,   /* those of the share's slots are */
+} gpu_sum;
 
 /* One sequence in one layer: a value for each slot (or page) of each KV head, as
  * kernels/measure.h says. The last `rows` rows of the share are the query rows. */
@@ -270,16 +288,51 @@ typedef struct gpu_measure {
     uint32_t longest; /* slots of its longest table */
     uint32_t rows, kv_heads, q_heads;
     gpu_measure_kind kind;
+    gpu_sum sum; /* MASS and PROJECTION by slot */
     float scale;
     const void *q; /* as in gpu_attention; MASS and PROJECTION want its lse too */
     const float *lse;
-    const void *y; /* attention's output */
+    const void *y; /* attention's output: PROJECTION */
     gpu_type y_type;
-    float *slots; /* [kv_heads, stride of slots]: the result by slot, or scratch */
+    uint32_t window;          /* OUTSIDE, POOLED */
+    uint32_t chunk;           /* POOLED */
+    uint32_t sinks;           /* EXPECTED, and what follows */
+    const float *qkv;         /* as in gpu_heads, and so are these: */
+    const float *bias, *norm; /* of queries */
+    float eps;
+    const float *turn; /* [head_dim]: means of the cosines, then of the sines */
+    gpu_matrix o;      /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */
+    float *slots;      /* [kv_heads, stride of slots]: the result by slot, or scratch */
     uint32_t slot_stride;
     float *by_page; /* [kv_heads, page_stride], or NULL: by slot */
     uint32_t page_stride;
+    void *scratch; /* of gpu_measure_scratch bytes */
 } gpu_measure;
+
+/* Query rows of OUTSIDE and POOLED that are measured at a time: their attention is scratch. */
+enum { GPU_WEIGHT_BYTES = 64 << 20, GPU_OUTPUT_SLOTS = 512 };
+static inline uint32_t gpu_measure_wave(const gpu_measure *m)
+{
+    uint64_t row = (uint64_t)m->kv_heads * m->q_heads * m->longest * 4;
+    uint64_t rows = row ? GPU_WEIGHT_BYTES / row : 1;
+    return rows < 1 ? 1 : rows < m->rows ? (uint32_t)rows : m->rows;
+}
+static inline size_t gpu_measure_scratch(const gpu_measure *m)
+{
+    size_t heads = (size_t)m->kv_heads * m->q_heads, dim = m->pages.head_dim;
+    size_t rows = heads * gpu_measure_wave(m), slots = m->longest;
+    switch (m->kind) {
+    case GPU_MEASURE_OUTSIDE:
+    case GPU_MEASURE_POOLED: /* weights, outputs, and outputs of parts of the slots */
+        return 4 * rows * (slots + dim + (slots / GPU_OUTPUT_SLOTS + 1) * dim);
+    case GPU_MEASURE_EXPECTED: /* queries, their mean twice, covariance, logits, softmax */
+        return 4 * heads * (m->rows * dim + 2 * dim + dim * dim + slots + 2);
+    case GPU_MEASURE_VALUE_WEIGHT: return m->o.n * m->o.k * 2; /* of another type */
+    case GPU_MEASURE_KEY_COSINE: /* directions of each 128 slots, and the mean */
+        return 4 * m->kv_heads * dim * (slots / 128 + 2);
+    default: return 0;
+    }
+}
 
 /* ---- draws ------------------------------------------------------------------------------------
  * model/sampler.h says what a draw is; equal logits give equal tokens. */

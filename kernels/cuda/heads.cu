@@ -152,9 +152,9 @@ static DEVICE head_pairs load_slot(const gpu_pages &p, uint8_t *tile, uint32_t s
 }
 
 /* A block takes a tile of every move of a chain, in their order: a page may be written by one and
- * read by the next. Of a move, a warp takes a slot's K, then its V; the rows of one round are read
- * before any is written, and rounds go away from what they write: src and dst may be one page. int8
- * that is read and written again keeps its bits. */
+ * read by the next. Of a move, a warp takes a slot's K, V and running sum; the rows of one round
+ * are read before any is written, and rounds go away from what they write: src and dst may be one
+ * page. int8 that is read and written again keeps its bits. */
 template <class KV>
 static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu_chain *chains,
                                    const float *turns)
@@ -168,6 +168,8 @@ static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu
         const float *turn = m.turn ? turns + (size_t)(m.turn - 1) * p.head_dim : NULL;
         uint8_t *src = p.data + m.src_page * p.page_bytes + tile;
         uint8_t *dst = p.data + m.dst_page * p.page_bytes + tile;
+        const float *src_sums = p.sums + sums_at(p, m.src_page, blockIdx.x);
+        float *dst_sums = p.sums + sums_at(p, m.dst_page, blockIdx.x);
         for (uint32_t from = 0; from < m.n_slots; from += warps) {
             uint32_t i = from + warp;
             bool in = i < m.n_slots;
@@ -175,8 +177,10 @@ static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu
             if (!in) i = 0;
             head_pairs k = load_slot<KV>(p, src, m.src_slot + i, 0, lane);
             head_pairs v = load_slot<KV>(p, src, m.src_slot + i, 1, lane);
+            float sum = p.sums ? src_sums[m.src_slot + i] : 0.0f;
             if (turn) turn_head(&k, turn, half, lane);
             __syncthreads();
+            if (in && p.sums && lane == 0) dst_sums[m.dst_slot + i] = sum;
             if (in) store_slot<KV>(k, p, dst, m.dst_slot + i, 0, lane);
             if (in) store_slot<KV>(v, p, dst, m.dst_slot + i, 1, lane);
             __syncthreads();

@@ -1,20 +1,23 @@
 /* Scores of query rows by slot, summed over the rows, by tensor cores: a block takes 64 slots of a
- * KV head, whose keys stay in registers, and goes over the packed rows, 16 at a time. */
+ * KV head, whose keys stay in registers, and goes over the packed rows, 16 at a time. VALUE_WEIGHT
+ * is the same: values are its keys, and the rows of the output projection its queries. */
 #include "kernels/cuda/attention.cuh"
 
 enum { SLOTS = 64, TILE_ROWS = 16 };
 
-/* K of SLOTS slots, widened; zeros beyond the table. */
+/* K (part 0) or V of SLOTS slots, widened; zeros beyond the table. */
 template <class KV, class Q, int D>
-static DEVICE void load_keys(const gpu_measure &m, const table_view &t, uint32_t first, Q *out)
+static DEVICE void load_keys(const gpu_measure &m, const table_view &t, uint32_t first,
+                             uint32_t part, Q *out)
 {
     const uint32_t row_bytes = D * sizeof(KV), chunks = row_bytes / 16;
+    size_t behind = (size_t)part * m.pages.page_tokens * row_bytes;
     for (uint32_t i = threadIdx.x; i < SLOTS * chunks; i += THREADS) {
         uint32_t slot = i / chunks, chunk = i % chunks;
         vec16 v = {{0, 0, 0, 0}};
         if (first + slot < t.length)
             v = load_once(
-                (const vec16 *)(key_at(m.pages, t, first + slot, row_bytes) + chunk * 16));
+                (const vec16 *)(key_at(m.pages, t, first + slot, row_bytes) + behind + chunk * 16));
         vec16 *to = (vec16 *)(out + slot * (D + PAD) + chunk * (16 / sizeof(KV)));
         if constexpr (sizeof(KV) == 1) {
             vec16 wide[2];
@@ -62,6 +65,7 @@ static DEVICE void add_scores(const gpu_measure &m, uint32_t head, uint32_t leng
                 float score = s[k][2 * i + j] * scales[k][j];
                 bool seen = at <= last && (m.layer.window == 0 || at + m.layer.window > last);
                 if (m.kind == GPU_MEASURE_RAW) sums[k][j] += score;
+                else if (m.kind == GPU_MEASURE_VALUE_WEIGHT) sums[k][j] += fabsf(score);
                 else if (seen) sums[k][j] += exp2_fast(fmaf(score, m.scale * LOG2E, -lse));
             }
     }
@@ -74,10 +78,11 @@ static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
     DYNAMIC_SHARED(shared);
     Q *keys = (Q *)shared, *rows = keys + SLOTS * (D + PAD);
     uint32_t head = blockIdx.y, first = blockIdx.x * SLOTS, n = m.rows * m.q_heads;
+    uint32_t part = m.kind == GPU_MEASURE_VALUE_WEIGHT;
     unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
     if (first >= t.length) return; /* the whole block */
-    load_keys<KV, Q, D>(m, t, first, keys);
+    load_keys<KV, Q, D>(m, t, first, part, keys);
     __syncthreads();
     uint32_t k[D / 16][4], slot = first + warp * 16;
     const Q *mine = keys + (warp * 16 + lane / 16 * 8 + lane % 8) * (D + PAD) + lane / 8 % 2 * 8;
@@ -87,7 +92,7 @@ static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2; j++) {
             uint32_t at = slot + i * 8 + lane % 4 * 2 + j;
-            scales[i][j] = at < t.length ? kv_scale<KV>(m.pages, t, at, 0) : 1.0f;
+            scales[i][j] = at < t.length ? kv_scale<KV>(m.pages, t, at, part) : 1.0f;
         }
     for (uint32_t r = 0; r < n; r += TILE_ROWS) {
         __syncthreads(); /* the tile before has been read */
@@ -122,20 +127,24 @@ template <class KV, int D> static gpu_status run_mass(gpu *g, const gpu_measure 
 
 template <class KV> static gpu_status run_dim(gpu *g, const gpu_measure *m)
 {
-    switch (m->pages.head_dim) {
-    case 32: return run_mass<KV, 32>(g, m);
-    case 64: return run_mass<KV, 64>(g, m);
-    case 96: return run_mass<KV, 96>(g, m);
-    case 128: return run_mass<KV, 128>(g, m);
-    case 256: return run_mass<KV, 256>(g, m);
-    default: return GPU_UNSUPPORTED;
-    }
+    gpu_status s = GPU_UNSUPPORTED;
+#define DIM(D) s = run_mass<KV, D>(g, m)
+    FOR_DIM(m->pages.head_dim, DIM)
+#undef DIM
+    return s;
 }
 
 gpu_status gpu_mass(gpu *g, const gpu_measure *m)
 {
     gpu_status s = GPU_OK;
-#define RUN(KV) s = run_dim<KV>(g, m)
+    gpu_measure job = *m;
+    if (m->kind == GPU_MEASURE_VALUE_WEIGHT) {
+        s = gpu_operands(g, &m->o, gpu_query_type(m->pages.format), m->scratch, &job.q);
+        job.rows = job.seq.n_rows = (uint32_t)m->o.n;
+        job.seq.first_row = 0;
+    }
+    if (s != GPU_OK) return s;
+#define RUN(KV) s = run_dim<KV>(g, &job)
     FOR_KV(m->pages.format, RUN)
 #undef RUN
     return s;

@@ -1,8 +1,13 @@
-/* What retention chooses by, slot by slot: kernels/measure.h says what each kind is. Those that are
- * of scores alone are mass.cu's. */
+/* What retention chooses by, slot by slot: kernels/measure.h says what each kind is. Projections,
+ * norms and directions, and running sums; other kinds are mass.cu's, outside.cu's, expected.cu's.
+ */
 #include "kernels/cuda/pages.cuh"
 
-enum { SLOT_THREADS = 128 };
+enum {
+    SLOT_THREADS = 128,
+    LANE_DIMS = 8,     /* of a lane: head_dim <= 256 */
+    GROUP_SLOTS = 128, /* whose directions are added up first (gpu_measure_scratch) */
+};
 
 static DEVICE float load_typed(const void *x, gpu_type type, size_t at)
 {
@@ -11,13 +16,6 @@ static DEVICE float load_typed(const void *x, gpu_type type, size_t at)
     case GPU_F16: return to_float(((const f16 *)x)[at]);
     default: return ((const float *)x)[at];
     }
-}
-
-template <class KV> static DEVICE float norm_of(const KV *x, uint32_t dim)
-{
-    float sum = 0.0f;
-    for (uint32_t d = 0; d < dim; d++) sum += to_float(x[d]) * to_float(x[d]);
-    return sqrtf(sum);
 }
 
 /* What a query row's projection gives to a slot. q and y [dim] are shared, k and v the slot's. */
@@ -70,17 +68,128 @@ static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_mea
     if (in) m.slots[(size_t)head * m.slot_stride + slot] = sum;
 }
 
+/* ---- of a table alone ---------------------------------------------------------------------------
+ * A block takes 128 slots, a warp 32 of them, one after the other: its lanes have elements lane,
+ * lane + 32, ... of a row. */
+
+struct lane_row {
+    float v[LANE_DIMS];
+};
+
+template <class KV>
+static DEVICE lane_row load_row(const gpu_measure &m, const table_view &t, uint32_t slot,
+                                uint32_t part)
+{
+    uint32_t dim = m.pages.head_dim;
+    const KV *x = (const KV *)key_at(m.pages, t, slot, dim * sizeof(KV));
+    x += (size_t)part * m.pages.page_tokens * dim;
+    float scale = kv_scale<KV>(m.pages, t, slot, part);
+    lane_row r;
+    for (int j = 0; j < LANE_DIMS; j++) {
+        uint32_t d = threadIdx.x % WARP + j * WARP;
+        r.v[j] = d < dim ? to_float(x[d]) * scale : 0.0f;
+    }
+    return r;
+}
+
+static DEVICE float dot_rows(const lane_row &a, const lane_row &b)
+{
+    float sum = 0.0f;
+    for (int j = 0; j < LANE_DIMS; j++) sum += a.v[j] * b.v[j];
+    return warp_sum(sum);
+}
+
 template <class KV> static __global__ void norms_kernel(gpu_measure m)
+{
+    uint32_t head = blockIdx.y, lane = threadIdx.x % WARP;
+    uint32_t first = blockIdx.x * GROUP_SLOTS + threadIdx.x / WARP * WARP;
+    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    float mine = 0.0f;
+    for (uint32_t i = 0; i < WARP && first + i < t.length; i++) { /* the same for a whole warp */
+        lane_row x = load_row<KV>(m, t, first + i, m.kind == GPU_MEASURE_VALUE_NORM);
+        float square = dot_rows(x, x);
+        if (lane == i) mine = sqrtf(square);
+    }
+    if (first + lane < t.length) m.slots[(size_t)head * m.slot_stride + first + lane] = mine;
+}
+
+/* Norms to m.slots; the directions of 128 keys, added up, to parts [blocks along x, kv_heads, dim].
+ */
+template <class KV>
+static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_measure m, float *parts)
+{
+    enum { WARPS = GROUP_SLOTS / WARP };
+    __shared__ float of_warp[WARPS][LANE_DIMS * WARP];
+    uint32_t head = blockIdx.y, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    uint32_t first = blockIdx.x * GROUP_SLOTS + warp * WARP, dim = m.pages.head_dim;
+    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    lane_row sum = {{0}};
+    float mine = 0.0f;
+    for (uint32_t i = 0; i < WARP && first + i < t.length; i++) {
+        lane_row k = load_row<KV>(m, t, first + i, 0);
+        float norm = sqrtf(dot_rows(k, k));
+        if (lane == i) mine = norm;
+        float inverse = norm == 0.0f ? 0.0f : 1.0f / norm; /* no direction */
+        for (int j = 0; j < LANE_DIMS; j++) sum.v[j] += k.v[j] * inverse;
+    }
+    if (first + lane < t.length) m.slots[(size_t)head * m.slot_stride + first + lane] = mine;
+    for (int j = 0; j < LANE_DIMS; j++) of_warp[warp][lane + j * WARP] = sum.v[j];
+    __syncthreads();
+    float *out = parts + ((size_t)blockIdx.x * m.kv_heads + head) * dim;
+    for (uint32_t d = threadIdx.x; d < dim; d += GROUP_SLOTS) {
+        float all = 0.0f;
+        for (int w = 0; w < WARPS; w++) all += of_warp[w][d];
+        out[d] = all;
+    }
+}
+
+/* mean [kv_heads, dim]: the sum of n parts, of length 1. A block takes a head, a thread a column.
+ */
+static __global__ void direction_kernel(const float *parts, uint32_t n, uint32_t kv_heads,
+                                        uint32_t dim, float *mean)
+{
+    uint32_t head = blockIdx.x, d = threadIdx.x;
+    double sum = 0.0;
+    for (uint32_t i = 0; i < n && d < dim; i++)
+        sum += (double)parts[((size_t)i * kv_heads + head) * dim + d];
+    float square = block_sum((float)(sum * sum));
+    if (d < dim) mean[head * dim + d] = square > 0.0f ? (float)sum / sqrtf(square) : 0.0f;
+}
+
+/* m.slots has the norms. */
+template <class KV> static __global__ void cosines_kernel(gpu_measure m, const float *mean)
+{
+    uint32_t head = blockIdx.y, lane = threadIdx.x % WARP, dim = m.pages.head_dim;
+    uint32_t first = blockIdx.x * GROUP_SLOTS + threadIdx.x / WARP * WARP;
+    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    lane_row direction;
+    for (uint32_t j = 0; j < LANE_DIMS; j++)
+        direction.v[j] = lane + j * WARP < dim ? mean[head * dim + lane + j * WARP] : 0.0f;
+    float mine = 0.0f;
+    for (uint32_t i = 0; i < WARP && first + i < t.length; i++) {
+        float dot = dot_rows(load_row<KV>(m, t, first + i, 0), direction);
+        if (lane == i) mine = dot;
+    }
+    if (first + lane >= t.length) return;
+    float *out = m.slots + (size_t)head * m.slot_stride + first + lane;
+    *out = *out == 0.0f ? 0.0f : mine / *out;
+}
+
+/* ---- of all kinds ------------------------------------------------------------------------------
+ */
+
+/* The running sums, and m.slots with them. */
+static __global__ void add_sums_kernel(gpu_measure m)
 {
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
     table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
     if (slot >= t.length) return;
-    uint32_t dim = m.pages.head_dim;
-    const KV *x = (const KV *)key_at(m.pages, t, slot, dim * sizeof(KV));
-    bool values = m.kind == GPU_MEASURE_VALUE_NORM;
-    if (values) x += (size_t)m.pages.page_tokens * dim;
-    m.slots[(size_t)head * m.slot_stride + slot] =
-        norm_of(x, dim) * kv_scale<KV>(m.pages, t, slot, values);
+    uint32_t tile = m.layer.first_tile + head % m.layer.heads_per_group;
+    float *sum = m.pages.sums + sums_at(m.pages, t.pages[slot / m.pages.page_tokens], tile) +
+                 slot % m.pages.page_tokens;
+    float *out = m.slots + (size_t)head * m.slot_stride + slot;
+    bool old = m.sum == GPU_SUM_ADD && slot + m.seq.n_rows < t.length;
+    *sum = *out += old ? *sum : 0.0f;
 }
 
 static __global__ void by_page_kernel(gpu_measure m)
@@ -100,23 +209,41 @@ static __global__ void by_page_kernel(gpu_measure m)
 
 static unsigned blocks_of(size_t n) { return (unsigned)((n + SLOT_THREADS - 1) / SLOT_THREADS); }
 
+template <class KV> static gpu_status run_cosines(gpu *g, const gpu_measure *m, dim3 grid)
+{
+    uint32_t dim = m->pages.head_dim;
+    float *mean = (float *)m->scratch, *parts = mean + (size_t)m->kv_heads * dim;
+    LAUNCH(directions_kernel<KV>, grid, GROUP_SLOTS, 0, g, *m, parts);
+    LAUNCH(direction_kernel, m->kv_heads, (dim + WARP - 1) / WARP * WARP, 0, g, parts, grid.x,
+           m->kv_heads, dim, mean);
+    LAUNCH(cosines_kernel<KV>, grid, GROUP_SLOTS, 0, g, *m, mean);
+    return gpu_launched(g, "directions");
+}
+
+template <class KV> static gpu_status run_projection(gpu *g, const gpu_measure *m, dim3 grid)
+{
+    if (!gpu_has_head_dim(m->pages.head_dim)) return GPU_UNSUPPORTED;
+#define DIM(D) LAUNCH((projection_kernel<KV, D>), grid, SLOT_THREADS, 0, g, *m)
+    FOR_DIM(m->pages.head_dim, DIM)
+#undef DIM
+    return gpu_launched(g, "projection by slot");
+}
+
 template <class KV> static gpu_status run(gpu *g, const gpu_measure *m)
 {
     dim3 grid(blocks_of(m->longest), m->kv_heads);
-    if (m->kind == GPU_MEASURE_VALUE_NORM || m->kind == GPU_MEASURE_KEY_NORM) {
-        LAUNCH(norms_kernel<KV>, grid, SLOT_THREADS, 0, g, *m);
+    switch (m->kind) {
+    case GPU_MEASURE_PROJECTION: return run_projection<KV>(g, m, grid);
+    case GPU_MEASURE_OUTSIDE:
+    case GPU_MEASURE_POOLED: return gpu_outside(g, m);
+    case GPU_MEASURE_EXPECTED: return gpu_expected(g, m);
+    case GPU_MEASURE_KEY_COSINE: return run_cosines<KV>(g, m, grid);
+    case GPU_MEASURE_VALUE_NORM:
+    case GPU_MEASURE_KEY_NORM:
+        LAUNCH(norms_kernel<KV>, grid, GROUP_SLOTS, 0, g, *m);
         return gpu_launched(g, "norms");
+    default: return gpu_mass(g, m);
     }
-    if (m->kind != GPU_MEASURE_PROJECTION) return gpu_mass(g, m);
-    switch (m->pages.head_dim) {
-    case 32: LAUNCH((projection_kernel<KV, 32>), grid, SLOT_THREADS, 0, g, *m); break;
-    case 64: LAUNCH((projection_kernel<KV, 64>), grid, SLOT_THREADS, 0, g, *m); break;
-    case 96: LAUNCH((projection_kernel<KV, 96>), grid, SLOT_THREADS, 0, g, *m); break;
-    case 128: LAUNCH((projection_kernel<KV, 128>), grid, SLOT_THREADS, 0, g, *m); break;
-    case 256: LAUNCH((projection_kernel<KV, 256>), grid, SLOT_THREADS, 0, g, *m); break;
-    default: return GPU_UNSUPPORTED;
-    }
-    return gpu_launched(g, "projection by slot");
 }
 
 gpu_status gpu_measures(gpu *g, const gpu_measure *m)
@@ -126,6 +253,10 @@ gpu_status gpu_measures(gpu *g, const gpu_measure *m)
 #define RUN(KV) s = run<KV>(g, m)
     FOR_KV(m->pages.format, RUN)
 #undef RUN
+    if (s == GPU_OK && m->sum != GPU_SUM_NONE) {
+        LAUNCH(add_sums_kernel, dim3(blocks_of(m->longest), m->kv_heads), SLOT_THREADS, 0, g, *m);
+        s = gpu_launched(g, "running sums");
+    }
     if (s != GPU_OK || !m->by_page) return s;
     uint32_t pages = (m->longest + m->pages.page_tokens - 1) / m->pages.page_tokens;
     LAUNCH(by_page_kernel, dim3(blocks_of(pages), m->kv_heads), SLOT_THREADS, 0, g, *m);

@@ -30,6 +30,12 @@ static DEVICE uint8_t *key_at(const gpu_pages &p, const table_view &v, uint32_t 
            slot % p.page_tokens * row_bytes;
 }
 
+/* Where a tile's running sums are in gpu_pages.sums. */
+static DEVICE size_t sums_at(const gpu_pages &p, uint32_t page, uint32_t tile)
+{
+    return ((size_t)page * p.n_tiles + tile) * p.page_tokens;
+}
+
 /* Where the scales of int8 are in a tile, those of K and, page_tokens further, of V. */
 static DEVICE uint16_t *scales_at(const gpu_pages &p, uint8_t *tile)
 {
@@ -49,5 +55,16 @@ DEVICE float kv_scale<i8>(const gpu_pages &p, const table_view &v, uint32_t slot
     bf16 scale = {scales_at(p, tile)[part * p.page_tokens + slot % p.page_tokens]};
     return to_float(scale);
 }
+
+/* Calls WHAT(dims) with the size of heads, where kernels are compiled for it. */
+#define FOR_DIM(head_dim, WHAT)                                                                    \
+    switch (head_dim) {                                                                            \
+    case 32: WHAT(32); break;                                                                      \
+    case 64: WHAT(64); break;                                                                      \
+    case 96: WHAT(96); break;                                                                      \
+    case 128: WHAT(128); break;                                                                    \
+    case 256: WHAT(256); break;                                                                    \
+    default: break;                                                                                \
+    }
 
 #endif

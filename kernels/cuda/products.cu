@@ -85,6 +85,17 @@ template <class T> static __global__ void dequant_kernel(gpu_matrix w, T *out)
         out[row * w.k + c] = from_float<T>((float)quant_at(w, row, c) * scale);
 }
 
+/* A thread makes eight elements of another type. */
+template <class T, class U> static __global__ void convert_kernel(const T *x, size_t eights, U *out)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= eights) return;
+    vec16 v;
+    for (int e = 0; e < 4; e++)
+        v.w[e] = pack2(to_float(x[i * 8 + 2 * e]), to_float(x[i * 8 + 2 * e + 1]), U());
+    *(vec16 *)(out + i * 8) = v;
+}
+
 /* ---- few rows -----------------------------------------------------------------------------------
  */
 
@@ -166,6 +177,36 @@ gpu_status gpu_unpack(gpu *g, const void *packed, const gpu_matrix *w)
     return gpu_launched(g, "unpack");
 }
 
+template <class T> static gpu_status dequant(gpu *g, const gpu_matrix *w, T *out)
+{
+    unsigned blocks = blocks_of(w->n * ((w->k + 7) / 8));
+    LAUNCH(dequant_kernel<T>, blocks, CONVERT_THREADS, 0, g, *w, out);
+    return gpu_launched(g, "operands of integers");
+}
+
+template <class U> static gpu_status operands(gpu *g, const gpu_matrix *w, U *out)
+{
+    size_t eights = w->n * w->k / 8;
+    if (w->bits) return dequant(g, w, out);
+#define CONVERT(T)                                                                                 \
+    LAUNCH((convert_kernel<T, U>), blocks_of(eights), CONVERT_THREADS, 0, g, (const T *)w->data,   \
+           eights, out)
+    FOR_TYPE(w->type, CONVERT)
+#undef CONVERT
+    return gpu_launched(g, "operands of another type");
+}
+
+gpu_status gpu_operands(gpu *g, const gpu_matrix *w, gpu_type type, void *scratch, const void **out)
+{
+    *out = scratch;
+    if (w->bits == 0 && w->type == type) {
+        *out = w->data;
+        return GPU_OK;
+    }
+    if (w->k % 8 != 0) return GPU_UNSUPPORTED;
+    return type == GPU_BF16 ? operands(g, w, (bf16 *)scratch) : operands(g, w, (f16 *)scratch);
+}
+
 gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                        gpu_type y_type, void *scratch)
 {
@@ -177,11 +218,8 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
         return w->type == GPU_BF16 ? run_one<bf16>(g, w, x, m, y, y_type)
                                    : run_one<f16>(g, w, x, m, y, y_type);
     if (w->bits == 0) return gpu_library_product(g, w, x, m, y, y_type);
-    unsigned blocks = blocks_of(w->n * ((w->k + 7) / 8));
-    if (w->type == GPU_BF16)
-        LAUNCH(dequant_kernel<bf16>, blocks, CONVERT_THREADS, 0, g, *w, (bf16 *)scratch);
-    else LAUNCH(dequant_kernel<f16>, blocks, CONVERT_THREADS, 0, g, *w, (f16 *)scratch);
-    gpu_status s = gpu_launched(g, "operands of integers");
+    gpu_status s =
+        w->type == GPU_BF16 ? dequant(g, w, (bf16 *)scratch) : dequant(g, w, (f16 *)scratch);
     gpu_matrix whole = *w;
     whole.data = scratch;
     whole.bits = 0;

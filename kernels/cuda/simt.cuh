@@ -215,8 +215,15 @@ gpu_status gpu_attend_f16(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_e4m3(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_int8(gpu *g, const gpu_attention *a);
 
-/* mass.cu: MASS and RAW by slot. */
+/* mass.cu: MASS, RAW and VALUE_WEIGHT by slot. */
 gpu_status gpu_mass(gpu *g, const gpu_measure *m);
+/* outside.cu: OUTSIDE and POOLED. */
+gpu_status gpu_outside(gpu *g, const gpu_measure *m);
+/* expected.cu: EXPECTED. */
+gpu_status gpu_expected(gpu *g, const gpu_measure *m);
+/* products.cu: *out is w as rows of `type`, of 16 bits: w's own data, or in `scratch`. */
+gpu_status gpu_operands(gpu *g, const gpu_matrix *w, gpu_type type, void *scratch,
+                        const void **out);
 
 /* few.cu: products that read W once. Of an expert's entries: x_rows NULL, or entry i is row
  * x_rows[i] of x. */

@@ -33,6 +33,18 @@ float check_e4m3(float x); /* rounded to it */
 void check_row(check *c, const char *name, const float *due, const float *got, size_t n,
                double limit);
 
+/* W on the device, and what it stands for. */
+typedef struct weights {
+    kern_matrix cpu;
+    gpu_matrix gpu;
+    float *values; /* [n, k] */
+} weights;
+
+/* Into memory on the device, or with `at` NULL into its own. */
+weights check_weights(check *c, size_t n, size_t k, dtype type, unsigned bits,
+                      const gpu_matrix *at);
+void check_forget_weights(check *c, weights *w, bool device);
+
 void check_rows(check *c);
 void check_products(check *c);
 void check_pages(check *c);

@@ -1,38 +1,10 @@
 /* K and V to pages, attention, measures and moves, over tables of shuffled pages. */
-#include "tests/cuda/check.h"
+#include "tests/cuda/world.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { SEQS_MOST = 8 };
-
-typedef struct shape {
-    gpu_kv_format format;
-    uint32_t dim, kv_heads, q_heads, page_tokens, window;
-    uint32_t n_seqs, lengths[SEQS_MOST], rows[SEQS_MOST]; /* the last rows attend */
-    bool norms, bias;
-} shape;
-
-/* One layer of two, its KV heads in two groups where they can be. On the CPU pages are f32 and hold
- * what the GPU's format rounds to. */
-typedef struct world {
-    const shape *s;
-    uint32_t total, pages_of_seq, n_pages, groups, heads, width;
-    float *qkv;       /* [total, width] */
-    uint32_t *tables; /* [seqs, groups, pages_of_seq] */
-    gpu_seq seqs[SEQS_MOST];
-    uint32_t lengths[2 * 2 * SEQS_MOST];
-    gpu_pages pages;
-    gpu_tables gpu_tables;
-    gpu_layer layer;
-    void *d_seqs, *d_lengths, *q, *out, *lse;
-    kern_kv_shape cpu;
-    size_t cpu_page; /* bytes */
-    uint8_t *cpu_pages;
-    float *cpu_q;
-} world;
 
 static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3", "int8"};
 
@@ -42,23 +14,6 @@ static float rounded(gpu_kv_format f, float x)
     if (f == GPU_KV_INT8) return x;
     if (f == GPU_KV_E4M3) return check_e4m3(x);
     return f == GPU_KV_BF16 ? bf16_to_f32(bf16_from_f32(x)) : f16_to_f32(f16_from_f32(x));
-}
-
-static uint32_t group_of(const world *w, uint32_t head)
-{
-    return w->layer.first_group + head / w->layer.heads_per_group;
-}
-
-static const uint32_t *table_of(const world *w, uint32_t seq, uint32_t head)
-{
-    return w->tables +
-           ((size_t)w->seqs[seq].number * w->groups + group_of(w, head)) * w->pages_of_seq;
-}
-
-static uint8_t *cpu_tiles(const world *w, uint32_t head)
-{
-    size_t tile = w->layer.first_tile + head % w->layer.heads_per_group;
-    return w->cpu_pages + tile * kern_kv_tile_bytes(&w->cpu);
 }
 
 static void shuffle(check *c, uint32_t *x, uint32_t n)
@@ -153,6 +108,10 @@ static void write_cpu(check *c, world *w, const float *bias, const float *q_norm
         kern_rmsnorm_heads(c->ref, x, w->width, q_norm, 1e-6f, w->total, w->heads, s->dim);
         kern_rmsnorm_heads(c->ref, k, w->width, k_norm, 1e-6f, w->total, s->kv_heads, s->dim);
     }
+    size_t heads = (size_t)w->heads * s->dim;
+    w->unrotated = check_memory(w->total * heads, 4);
+    for (uint32_t r = 0; r < w->total; r++)
+        memcpy(w->unrotated + r * heads, x + (size_t)r * w->width, heads * 4);
     kern_rope(c->ref, x, w->width, angles, w->total, w->heads + s->kv_heads, s->dim);
     w->cpu_q = check_memory((size_t)w->total * w->heads * s->dim, 4);
     for (uint32_t i = 0; i < s->n_seqs; i++)
@@ -263,7 +222,8 @@ static void write_both(check *c, world *w, const char *name)
     char text[160];
     snprintf(text, sizeof text, "k, v to pages, %s", name);
     compare_pages(c, w, text, gpu_kv_bytes(s->format) == 1 ? 1e-6 : 1e-8);
-    void *device[] = {d_rows, d_qkv, d_bias, d_norms, d_angles};
+    w->gpu_qkv = d_qkv, w->gpu_bias = d_bias, w->gpu_norms = d_norms;
+    void *device[] = {d_rows, d_angles};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
     free(bias), free(norms), free(angles), free(row_seqs);
 }
@@ -372,88 +332,6 @@ static void check_attention(check *c, world *w, const char *name, uint32_t part_
     free(due), free(got), free(items);
 }
 
-/* ---- measures
- * ------------------------------------------------------------------------------------ */
-
-static void check_measure(check *c, world *w, uint32_t seq, gpu_measure_kind kind)
-{
-    static const char *const names[] = {"mass", "raw", "projection", "value norm", "key norm"};
-    static const kern_row_measure row_kinds[] = {KERN_MEASURE_MASS, KERN_MEASURE_RAW,
-                                                 KERN_MEASURE_PROJECTION};
-    const shape *s = w->s;
-    uint32_t n = s->lengths[seq], rows = s->rows[seq] < 20 ? s->rows[seq] : 20;
-    size_t values = (size_t)s->kv_heads * n, stride = (size_t)w->heads * s->dim;
-    float *due = check_memory(values, 4), *got = check_memory(values, 4);
-    float *y = check_memory(w->total * stride, 4), *slots = check_device(c, NULL, values * 4);
-    check_fetch(c, y, w->out, w->total * stride * 4);
-    gpu_measure m = {.pages = w->pages,
-                     .tables = w->gpu_tables,
-                     .layer = w->layer,
-                     .seq = w->seqs[seq],
-                     .lengths = w->d_lengths,
-                     .longest = n,
-                     .rows = rows,
-                     .kv_heads = s->kv_heads,
-                     .q_heads = s->q_heads,
-                     .kind = kind,
-                     .scale = 1.0f / sqrtf((float)s->dim),
-                     .q = w->q,
-                     .lse = w->lse,
-                     .y = w->out,
-                     .y_type = GPU_F32,
-                     .slots = slots,
-                     .slot_stride = n};
-    check_ok(c, c->api->measure(c->g, &m));
-    check_fetch(c, got, slots, values * 4);
-    for (uint32_t head = 0; head < s->kv_heads; head++) {
-        kern_table table = {
-            .pages = table_of(w, seq, head), .tiles = cpu_tiles(w, head), .n_slots = n};
-        size_t at = (w->seqs[seq].first_row + w->seqs[seq].n_rows - rows) * stride +
-                    (size_t)head * s->q_heads * s->dim;
-        if (kind >= GPU_MEASURE_VALUE_NORM) {
-            kern_table_item item = {table,
-                                    kind == GPU_MEASURE_KEY_NORM ? KERN_MEASURE_KEY_NORM
-                                                                 : KERN_MEASURE_VALUE_NORM,
-                                    due + (size_t)head * n};
-            if (!status_ok(kern_measure_tables(c->ref, &w->cpu, w->cpu_page, &item, 1))) abort();
-            continue;
-        }
-        kern_rows_item item = {.table = table,
-                               .kind = row_kinds[kind],
-                               .n_rows = rows,
-                               .q = w->cpu_q + at,
-                               .y = y + at,
-                               .out = due + (size_t)head * n};
-        kern_rows_batch batch = {.shape = w->cpu,
-                                 .page_stride = w->cpu_page,
-                                 .q_heads = s->q_heads,
-                                 .scale = m.scale,
-                                 .q_stride = stride,
-                                 .y_stride = stride,
-                                 .items = &item,
-                                 .n_items = 1};
-        if (!status_ok(kern_measure_rows(c->ref, &batch))) abort();
-    }
-    char name[96];
-    snprintf(name, sizeof name, "%s by slot, %s", names[kind], format_names[s->format]);
-    /* Scores are sums of exact products here, and of tensor cores' in the lse. */
-    check_row(c, name, due, got, values, 1e-6);
-    if (kind == GPU_MEASURE_MASS) {
-        uint32_t pages = (n + s->page_tokens - 1) / s->page_tokens;
-        m.by_page = check_device(c, NULL, (size_t)s->kv_heads * pages * 4);
-        m.page_stride = pages;
-        check_ok(c, c->api->measure(c->g, &m));
-        check_fetch(c, got, m.by_page, (size_t)s->kv_heads * pages * 4);
-        float *sums = check_memory((size_t)s->kv_heads * pages, 4);
-        for (size_t i = 0; i < values; i++) sums[i / n * pages + i % n / s->page_tokens] += due[i];
-        check_row(c, "  by page", sums, got, (size_t)s->kv_heads * pages, 1e-6);
-        c->api->release(c->g, m.by_page);
-        free(sums);
-    }
-    c->api->release(c->g, slots);
-    free(due), free(got), free(y);
-}
-
 /* ---- moves
  * --------------------------------------------------------------------------------------- */
 
@@ -463,6 +341,10 @@ static void check_moves(check *c, world *w)
     const shape *s = w->s;
     const uint32_t *t = table_of(w, 0, 0);
     uint32_t n = s->page_tokens - 3;
+    size_t n_sums = (size_t)w->n_pages * w->pages.n_tiles * s->page_tokens;
+    float *sums = check_memory(n_sums, 4), *moved = check_memory(n_sums, 4);
+    check_fill(c, sums, n_sums);
+    w->pages.sums = check_device(c, sums, n_sums * 4);
     gpu_move moves[] = {{t[0], t[0], 3, 0, n, 0},
                         {t[0], t[0], 0, 2, n - 1, 0},
                         {t[0], t[1], 1, 0, 5, 0},
@@ -482,6 +364,9 @@ static void check_moves(check *c, world *w)
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
         for (uint32_t k = 0; k < w->layer.heads_per_group; k++) {
             const gpu_move *m = &moves[i];
+            float *of_src = sums + (m->src_page * w->pages.n_tiles + k) * s->page_tokens;
+            float *of_dst = sums + (m->dst_page * w->pages.n_tiles + k) * s->page_tokens;
+            memmove(of_dst + m->dst_slot, of_src + m->src_slot, m->n_slots * sizeof *sums);
             uint8_t *src = w->cpu_pages + m->src_page * w->cpu_page + k * tile;
             uint8_t *dst = w->cpu_pages + m->dst_page * w->cpu_page + k * tile;
             if (!m->turn) {
@@ -496,6 +381,10 @@ static void check_moves(check *c, world *w)
                 kern_kv_write(c->ref, &w->cpu, dst, m->dst_slot + j, key, value);
             }
         }
+    check_fetch(c, moved, w->pages.sums, n_sums * 4);
+    check_row(c, "moves of running sums", sums, moved, n_sums, 0.0);
+    c->api->release(c->g, w->pages.sums);
+    free(sums), free(moved);
     compare_pages(c, w, "moves", gpu_kv_bytes(s->format) == 1 ? 1e-6 : 1e-8);
     c->api->release(c->g, d_turn);
     c->api->release(c->g, d_moves);
@@ -514,12 +403,12 @@ static void check_shape(check *c, const shape *s, uint32_t part_slots)
     write_both(c, &w, name);
     take_queries(c, &w, name);
     check_attention(c, &w, name, part_slots);
-    for (gpu_measure_kind k = GPU_MEASURE_MASS; !s->window && k < GPU_MEASURE_KINDS; k++)
-        for (uint32_t i = 0; i < s->n_seqs; i += 2) check_measure(c, &w, i, k);
+    for (uint32_t i = 0; !s->window && i < s->n_seqs; i += 2) check_measures(c, &w, i);
     check_moves(c, &w);
-    void *device[] = {w.pages.data, w.gpu_tables.pages, w.d_seqs, w.d_lengths, w.q, w.out, w.lse};
+    void *device[] = {w.pages.data, w.gpu_tables.pages, w.d_seqs,   w.d_lengths, w.q, w.out,
+                      w.lse,        w.gpu_qkv,          w.gpu_bias, w.gpu_norms};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
-    free(w.tables), free(w.qkv), free(w.cpu_pages), free(w.cpu_q);
+    free(w.tables), free(w.qkv), free(w.cpu_pages), free(w.cpu_q), free(w.unrotated);
 }
 
 void check_pages(check *c)

@@ -9,13 +9,6 @@
 static const char *const type_names[GPU_TYPES] = {"f32", "bf16", "f16"};
 static const double limits[GPU_TYPES] = {1e-11, 1e-5, 1e-6};
 
-/* W on the device, and what it stands for. */
-typedef struct weights {
-    kern_matrix cpu;
-    gpu_matrix gpu;
-    float *values; /* [n, k] */
-} weights;
-
 static gpu_type type_of(dtype t)
 {
     return t == DTYPE_BF16 ? GPU_BF16 : t == DTYPE_F16 ? GPU_F16 : GPU_F32;
@@ -46,9 +39,7 @@ static void read_row(check *c, const weights *w, size_t n, float *row)
     }
 }
 
-/* Into memory on the device, or with `at` NULL into its own. */
-static weights make_weights(check *c, size_t n, size_t k, dtype type, unsigned bits,
-                            const gpu_matrix *at)
+weights check_weights(check *c, size_t n, size_t k, dtype type, unsigned bits, const gpu_matrix *at)
 {
     weights w = {.cpu = {.type = type, .n = n, .k = k, .quant = {(uint8_t)bits, bits ? 32 : 0}}};
     w.values = check_memory(n * k, 4);
@@ -72,7 +63,7 @@ static weights make_weights(check *c, size_t n, size_t k, dtype type, unsigned b
     return w;
 }
 
-static void forget_weights(check *c, weights *w, bool device)
+void check_forget_weights(check *c, weights *w, bool device)
 {
     alloc_pages_free(w->cpu.data, kern_matrix_size(&w->cpu));
     free(w->values);
@@ -231,8 +222,8 @@ static void check_experts(check *c, const sparse *s)
             *downs = check_memory(s->n_experts, sizeof *downs);
     for (size_t i = 0; i < s->n_experts; i++) {
         gpu_matrix one = nth(&up, i), other = nth(&down, i);
-        ups[i] = make_weights(c, up.n, up.k, s->type, s->bits, &one);
-        downs[i] = make_weights(c, down.n, down.k, s->type, s->bits, &other);
+        ups[i] = check_weights(c, up.n, up.k, s->type, s->bits, &one);
+        downs[i] = check_weights(c, down.n, down.k, s->type, s->bits, &other);
     }
     float *logits = check_memory(s->rows * s->n_experts, 4), *x = check_memory(n, 4);
     float *due = check_memory(n, 4), *got = check_memory(n, 4),
@@ -295,8 +286,8 @@ static void check_experts(check *c, const sparse *s)
                       e.scratch};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
     for (size_t i = 0; i < s->n_experts; i++) {
-        forget_weights(c, &ups[i], false);
-        forget_weights(c, &downs[i], false);
+        check_forget_weights(c, &ups[i], false);
+        check_forget_weights(c, &downs[i], false);
     }
     free(ups), free(downs), free(logits), free(x), free(due), free(got), free(switches), free(raw);
 }
@@ -311,13 +302,13 @@ void check_products(check *c)
     static const size_t rows[] = {1, 2, 7, 15, 33, 130};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         size_t n = c->small ? 37 : 1000, k = c->small ? 160 : 2080; /* neither whole panels */
-        weights w = make_weights(c, n, k, kinds[i].type, kinds[i].bits, NULL);
+        weights w = check_weights(c, n, k, kinds[i].type, kinds[i].bits, NULL);
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
             check_product(c, &w, rows[r], GPU_F32);
             if (w.gpu.type != GPU_F32) check_product(c, &w, rows[r], w.gpu.type);
         }
         if (!kinds[i].bits) check_embed(c, &w);
-        forget_weights(c, &w, true);
+        check_forget_weights(c, &w, true);
     }
     static const sparse layers[] = {
         {5, 64, 48, 8, 2, DTYPE_BF16, 0, true, true},

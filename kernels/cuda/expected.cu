@@ -1,0 +1,241 @@
+/* The attention that queries to come will pay: the share's queries before rotation have a mean and
+ * a covariance, turned by what positions to come turn by on average (kernels/measure.h). */
+#include "kernels/cuda/pages.cuh"
+
+enum {
+    QUERY_THREADS = 128,
+    LANE_DIMS = 8, /* of a lane: head_dim <= 256 */
+    MEAN_THREADS = 256,
+    TILE = 32, /* of the covariance, and rows that it reads at a time */
+    TILE_THREADS = 256,
+    SLOT_THREADS = 128,
+    C_ROWS = 16, /* of the covariance that are shared at a time */
+    SOFTMAX_THREADS = 512,
+};
+
+/* Of all query heads; scratch. */
+struct fit {
+    float *queries; /* [heads, rows, dim] unrotated; then turned, without their mean */
+    float *mean;    /* [heads, dim] */
+    float *turned;  /* [heads, dim] */
+    float *cov;     /* [heads, dim, dim] */
+    float *logits;  /* [heads, longest] */
+    float *softmax; /* [heads, 2]: the largest logit, 1 / the sum */
+};
+
+/* ---- queries ------------------------------------------------------------------------------------
+ */
+
+/* A block takes a row, a warp its query heads in turn. */
+static __global__ void queries_kernel(gpu_measure m, fit f)
+{
+    uint32_t dim = m.pages.head_dim, heads = m.kv_heads * m.q_heads, row = blockIdx.x;
+    uint32_t lane = threadIdx.x % WARP;
+    size_t from = m.seq.first_row + m.seq.n_rows - m.rows + row;
+    const float *x = m.qkv + from * (heads + 2 * m.kv_heads) * dim;
+    for (uint32_t head = threadIdx.x / WARP; head < heads; head += QUERY_THREADS / WARP) {
+        float v[LANE_DIMS], square = 0.0f, scale = 1.0f;
+        for (uint32_t j = 0; j < LANE_DIMS; j++) {
+            uint32_t d = lane + j * WARP, at = head * dim + d;
+            v[j] = d < dim ? x[at] + (m.bias ? m.bias[at] : 0.0f) : 0.0f;
+            square += v[j] * v[j];
+        }
+        if (m.norm) scale = 1.0f / sqrtf(warp_sum(square) / (float)dim + m.eps);
+        float *out = f.queries + ((size_t)head * m.rows + row) * dim;
+        for (uint32_t j = 0; j < LANE_DIMS; j++) {
+            uint32_t d = lane + j * WARP;
+            if (d < dim) out[d] = m.norm ? v[j] * scale * m.norm[d] : v[j];
+        }
+    }
+}
+
+/* A block takes a head; its threads are groups of dim, which take rows in turn. */
+static __global__ void __launch_bounds__(MEAN_THREADS) mean_kernel(gpu_measure m, fit f)
+{
+    __shared__ float sums[MEAN_THREADS];
+    uint32_t dim = m.pages.head_dim, head = blockIdx.x, groups = MEAN_THREADS / dim;
+    uint32_t group = threadIdx.x / dim, d = threadIdx.x % dim;
+    const float *x = f.queries + (size_t)head * m.rows * dim;
+    float sum = 0.0f;
+    for (uint32_t i = group; i < m.rows && group < groups; i += groups)
+        sum += x[(size_t)i * dim + d];
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x >= dim) return;
+    for (uint32_t i = 1; i < groups; i++) sum += sums[i * dim + d];
+    f.mean[head * dim + d] = m.rows ? sum / (float)m.rows : 0.0f;
+}
+
+/* A block takes a row, and the last one the means; a warp its heads in turn. */
+static __global__ void turn_kernel(gpu_measure m, fit f)
+{
+    uint32_t dim = m.pages.head_dim, half = dim / 2, heads = m.kv_heads * m.q_heads;
+    uint32_t lane = threadIdx.x % WARP, row = blockIdx.x;
+    for (uint32_t head = threadIdx.x / WARP; head < heads; head += QUERY_THREADS / WARP) {
+        const float *mean = f.mean + head * dim;
+        float *x = f.queries + ((size_t)head * m.rows + row) * dim;
+        float *out = row < m.rows ? x : f.turned + head * dim;
+        for (uint32_t i = lane; i < half; i += WARP) {
+            float a = row < m.rows ? x[i] - mean[i] : mean[i];
+            float b = row < m.rows ? x[half + i] - mean[half + i] : mean[half + i];
+            out[i] = a * m.turn[i] - b * m.turn[half + i];
+            out[half + i] = b * m.turn[i] + a * m.turn[half + i];
+        }
+    }
+}
+
+/* A block makes 32 by 32 elements of a head's covariance, a thread four of one column. */
+static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_measure m, fit f)
+{
+    enum { OF_THREAD = TILE * TILE / TILE_THREADS };
+    __shared__ float a[TILE][TILE], b[TILE][TILE];
+    uint32_t dim = m.pages.head_dim, head = blockIdx.z;
+    uint32_t column = threadIdx.x % TILE, first = threadIdx.x / TILE;
+    const float *x = f.queries + (size_t)head * m.rows * dim;
+    float sums[OF_THREAD] = {0.0f};
+    for (uint32_t row = 0; row < m.rows; row += TILE) {
+        __syncthreads(); /* a and b have been read */
+        for (uint32_t r = first; r < TILE; r += TILE_THREADS / TILE) {
+            const float *at = x + (size_t)(row + r) * dim + column;
+            a[r][column] = row + r < m.rows ? at[blockIdx.x * TILE] : 0.0f;
+            b[r][column] = row + r < m.rows ? at[blockIdx.y * TILE] : 0.0f;
+        }
+        __syncthreads();
+        for (int r = 0; r < TILE; r++)
+#pragma unroll
+            for (int i = 0; i < OF_THREAD; i++)
+                sums[i] += a[r][first + i * (TILE_THREADS / TILE)] * b[r][column];
+    }
+    float *out = f.cov + (size_t)head * dim * dim + blockIdx.y * TILE + column;
+    for (int i = 0; i < OF_THREAD; i++) {
+        uint32_t at = blockIdx.x * TILE + first + i * (TILE_THREADS / TILE);
+        out[(size_t)at * dim] = m.rows ? sums[i] / (float)m.rows : 0.0f;
+    }
+}
+
+/* ---- slots --------------------------------------------------------------------------------------
+ */
+
+/* Four elements of a key from `at` on. */
+template <class KV> static DEVICE void load_four(const KV *at, float scale, float out[4])
+{
+    for (int i = 0; i < 4; i++) out[i] = to_float(at[i]) * scale;
+}
+
+/* A thread has a slot's key and goes over the rows of C, four at a time. */
+template <class KV, int D>
+static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure m, fit f)
+{
+    __shared__ float c[C_ROWS][D], mean[D];
+    uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
+    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head / m.q_heads);
+    if (blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
+    uint32_t at = slot < t.length ? slot : 0;
+    const KV *key = (const KV *)key_at(m.pages, t, at, D * sizeof(KV));
+    float scale = kv_scale<KV>(m.pages, t, at, 0), k[D];
+#pragma unroll
+    for (int d = 0; d < D; d += 4) load_four(key + d, scale, k + d);
+    for (uint32_t d = threadIdx.x; d < D; d += SLOT_THREADS) mean[d] = f.turned[head * D + d];
+    float square = 0.0f, along = 0.0f;
+    for (uint32_t first = 0; first < D; first += C_ROWS) {
+        __syncthreads(); /* c has been read */
+        for (uint32_t i = threadIdx.x; i < C_ROWS * D; i += SLOT_THREADS)
+            c[i / D][i % D] = f.cov[((size_t)head * D + first) * D + i];
+        __syncthreads();
+#pragma unroll 1
+        for (uint32_t r = 0; r < C_ROWS; r += 4) {
+            float mine[4], dots[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            load_four(key + first + r, scale, mine);
+#pragma unroll
+            for (int d = 0; d < D; d++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) dots[i] += c[r + i][d] * k[d];
+            for (int i = 0; i < 4; i++) square += mine[i] * dots[i];
+        }
+    }
+#pragma unroll
+    for (int d = 0; d < D; d++) along += mean[d] * k[d];
+    float root = sqrtf((float)D);
+    if (slot < t.length)
+        f.logits[(size_t)head * m.longest + slot] = (along + square / (2.0f * root)) / root;
+}
+
+static DEVICE float block_max(float v)
+{
+    __shared__ float of_warp[WARP];
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
+    if (lane == 0) of_warp[threadIdx.x / WARP] = v;
+    __syncthreads();
+    v = lane < warps ? of_warp[lane] : -INFINITY;
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
+    return v;
+}
+
+/* A block takes a head. */
+static __global__ void softmax_kernel(gpu_measure m, fit f)
+{
+    uint32_t head = blockIdx.x;
+    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head / m.q_heads);
+    const float *x = f.logits + (size_t)head * m.longest;
+    float max = -INFINITY, sum = 0.0f;
+    for (uint32_t j = m.sinks + threadIdx.x; j < t.length; j += SOFTMAX_THREADS)
+        max = fmaxf(max, x[j]);
+    max = block_max(max);
+    for (uint32_t j = m.sinks + threadIdx.x; j < t.length; j += SOFTMAX_THREADS)
+        sum += expf(x[j] - max);
+    sum = block_sum(sum);
+    if (threadIdx.x != 0) return;
+    f.softmax[head * 2] = max;
+    f.softmax[head * 2 + 1] = 1.0f / sum;
+}
+
+static __global__ void add_heads_kernel(gpu_measure m, fit f)
+{
+    uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
+    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    if (slot >= t.length) return;
+    float sum = 0.0f;
+    for (uint32_t h = head * m.q_heads; slot >= m.sinks && h < (head + 1) * m.q_heads; h++)
+        sum +=
+            expf(f.logits[(size_t)h * m.longest + slot] - f.softmax[h * 2]) * f.softmax[h * 2 + 1];
+    m.slots[(size_t)head * m.slot_stride + slot] = sum;
+}
+
+/* ---- launches -----------------------------------------------------------------------------------
+ */
+
+template <class KV> static gpu_status run_logits(gpu *g, const gpu_measure *m, const fit *f)
+{
+    if (!gpu_has_head_dim(m->pages.head_dim)) return GPU_UNSUPPORTED;
+    dim3 grid((m->longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads * m->q_heads);
+#define DIM(D) LAUNCH((logits_kernel<KV, D>), grid, SLOT_THREADS, 0, g, *m, *f)
+    FOR_DIM(m->pages.head_dim, DIM)
+#undef DIM
+    return gpu_launched(g, "expected logits");
+}
+
+gpu_status gpu_expected(gpu *g, const gpu_measure *m)
+{
+    uint32_t dim = m->pages.head_dim, heads = m->kv_heads * m->q_heads, tiles = dim / TILE;
+    fit f;
+    f.queries = (float *)m->scratch;
+    f.mean = f.queries + (size_t)heads * m->rows * dim;
+    f.turned = f.mean + (size_t)heads * dim;
+    f.cov = f.turned + (size_t)heads * dim;
+    f.logits = f.cov + (size_t)heads * dim * dim;
+    f.softmax = f.logits + (size_t)heads * m->longest;
+    if (m->rows) LAUNCH(queries_kernel, m->rows, QUERY_THREADS, 0, g, *m, f);
+    LAUNCH(mean_kernel, heads, MEAN_THREADS, 0, g, *m, f);
+    LAUNCH(turn_kernel, m->rows + 1, QUERY_THREADS, 0, g, *m, f);
+    LAUNCH(covariance_kernel, dim3(tiles, tiles, heads), TILE_THREADS, 0, g, *m, f);
+    gpu_status s = gpu_launched(g, "expected queries");
+#define RUN(KV) s = run_logits<KV>(g, m, &f)
+    if (s == GPU_OK) FOR_KV(m->pages.format, RUN)
+#undef RUN
+    if (s != GPU_OK) return s;
+    LAUNCH(softmax_kernel, heads, SOFTMAX_THREADS, 0, g, *m, f);
+    LAUNCH(add_heads_kernel, dim3((m->longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads),
+           SLOT_THREADS, 0, g, *m, f);
+    return gpu_launched(g, "expected attention");
+}

@@ -1,0 +1,254 @@
+/* What retention chooses by, against the CPU's reference. */
+#include "tests/cuda/world.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HIDDEN = 72, ROWS_MOST = 20 };
+
+/* What is measured, on the CPU. */
+typedef struct inputs {
+    const world *w;
+    uint32_t seq;
+    float *y, *turn;
+    kern_matrix o;
+} inputs;
+
+typedef struct kind_row {
+    const char *name;
+    void (*due)(check *c, const inputs *in, const gpu_measure *m, uint32_t head, int kind,
+                float *out);
+    int kind; /* of the reference */
+    double limit;
+} kind_row;
+
+static kern_table table_on_cpu(const world *w, uint32_t head, uint32_t seq)
+{
+    return (kern_table){.pages = table_of(w, seq, head),
+                        .tiles = cpu_tiles(w, head),
+                        .n_slots = w->s->lengths[seq]};
+}
+
+/* Where the first measured row's queries of a KV head are. */
+static size_t first_query(const world *w, const gpu_measure *m, uint32_t head, uint32_t seq)
+{
+    const shape *s = w->s;
+    return ((size_t)(w->seqs[seq].first_row + w->seqs[seq].n_rows - m->rows) * w->heads +
+            head * s->q_heads) *
+           s->dim;
+}
+
+static void due_rows(check *c, const inputs *in, const gpu_measure *m, uint32_t head, int kind,
+                     float *out)
+{
+    const world *w = in->w;
+    uint32_t seq = in->seq;
+    const shape *s = w->s;
+    size_t at = first_query(w, m, head, seq), stride = (size_t)w->heads * s->dim;
+    kern_rows_item item = {.table = table_on_cpu(w, head, seq),
+                           .kind = (kern_row_measure)kind,
+                           .n_rows = m->rows,
+                           .window = m->window,
+                           .chunk = m->chunk,
+                           .q = w->cpu_q + at,
+                           .y = in->y + at,
+                           .out = out};
+    kern_rows_batch batch = {.shape = w->cpu,
+                             .page_stride = w->cpu_page,
+                             .q_heads = s->q_heads,
+                             .scale = m->scale,
+                             .q_stride = stride,
+                             .y_stride = stride,
+                             .items = &item,
+                             .n_items = 1};
+    if (!status_ok(kern_measure_rows(c->ref, &batch))) abort();
+}
+
+static void due_table(check *c, const inputs *in, const gpu_measure *m, uint32_t head, int kind,
+                      float *out)
+{
+    const world *w = in->w;
+    uint32_t seq = in->seq;
+    (void)m;
+    kern_table_item item = {table_on_cpu(w, head, seq), (kern_table_measure)kind, out};
+    if (!status_ok(kern_measure_tables(c->ref, &w->cpu, w->cpu_page, &item, 1))) abort();
+}
+
+static void due_expected(check *c, const inputs *in, const gpu_measure *m, uint32_t head, int kind,
+                         float *out)
+{
+    const world *w = in->w;
+    uint32_t seq = in->seq;
+    (void)kind;
+    kern_expected_item item = {.table = table_on_cpu(w, head, seq),
+                               .sinks = m->sinks,
+                               .n_rows = m->rows,
+                               .q = w->unrotated + first_query(w, m, head, seq),
+                               .turn = in->turn,
+                               .out = out};
+    kern_expected_batch batch = {.shape = w->cpu,
+                                 .page_stride = w->cpu_page,
+                                 .q_heads = w->s->q_heads,
+                                 .q_stride = (size_t)w->heads * w->s->dim,
+                                 .items = &item,
+                                 .n_items = 1};
+    if (!status_ok(kern_measure_expected(c->ref, &batch))) abort();
+}
+
+static void due_weight(check *c, const inputs *in, const gpu_measure *m, uint32_t head, int kind,
+                       float *out)
+{
+    const world *w = in->w;
+    uint32_t seq = in->seq;
+    (void)m, (void)kind;
+    kern_table table = table_on_cpu(w, head, seq);
+    if (!status_ok(kern_measure_value_weight(c->ref, &w->cpu, w->cpu_page, &table, &in->o,
+                                             (size_t)head * w->s->q_heads * w->s->dim,
+                                             w->s->q_heads, out)))
+        abort();
+}
+
+/* Scores are sums of exact products here, and of tensor cores' in the lse; weights of another type
+ * than queries are rounded. */
+static const kind_row kinds[GPU_MEASURE_KINDS] = {
+    [GPU_MEASURE_MASS] = {"mass", due_rows, KERN_MEASURE_MASS, 1e-6},
+    [GPU_MEASURE_RAW] = {"raw", due_rows, KERN_MEASURE_RAW, 1e-6},
+    [GPU_MEASURE_PROJECTION] = {"projection", due_rows, KERN_MEASURE_PROJECTION, 1e-6},
+    [GPU_MEASURE_OUTSIDE] = {"outside", due_rows, KERN_MEASURE_OUTSIDE, 1e-6},
+    [GPU_MEASURE_POOLED] = {"pooled", due_rows, KERN_MEASURE_POOLED, 1e-6},
+    [GPU_MEASURE_EXPECTED] = {"expected", due_expected, 0, 1e-6},
+    [GPU_MEASURE_VALUE_WEIGHT] = {"value weight", due_weight, 0, 1e-5},
+    [GPU_MEASURE_VALUE_NORM] = {"value norm", due_table, KERN_MEASURE_VALUE_NORM, 1e-6},
+    [GPU_MEASURE_KEY_NORM] = {"key norm", due_table, KERN_MEASURE_KEY_NORM, 1e-6},
+    [GPU_MEASURE_KEY_COSINE] = {"key cosine", due_table, KERN_MEASURE_KEY_COSINE, 1e-6},
+};
+
+static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3", "int8"};
+
+/* m->slots, or m->by_page, to the host. */
+static void measure(check *c, gpu_measure *m, size_t n, float *got)
+{
+    m->scratch = check_device(c, NULL, gpu_measure_scratch(m));
+    check_ok(c, c->api->measure(c->g, m));
+    check_fetch(c, got, m->by_page ? m->by_page : m->slots, n * 4);
+    c->api->release(c->g, m->scratch);
+}
+
+static void check_by_page(check *c, const world *w, gpu_measure *m, const float *by_slot)
+{
+    uint32_t tokens = w->s->page_tokens, n = m->longest, pages = (n + tokens - 1) / tokens;
+    size_t all = (size_t)w->s->kv_heads * pages;
+    float *sums = check_memory(all, 4), *got = check_memory(all, 4);
+    m->by_page = check_device(c, NULL, all * 4);
+    m->page_stride = pages;
+    measure(c, m, all, got);
+    for (size_t i = 0; i < (size_t)w->s->kv_heads * n; i++)
+        sums[i / n * pages + i % n / tokens] += by_slot[i];
+    check_row(c, "  by page", sums, got, all, 1e-6);
+    c->api->release(c->g, m->by_page);
+    m->by_page = NULL;
+    free(sums), free(got);
+}
+
+/* What was in the sums goes; what is measured again is added, but for the share's slots. */
+static void check_sums(check *c, const world *w, gpu_measure *m, const float *by_slot)
+{
+    size_t n = (size_t)w->s->kv_heads * m->longest;
+    size_t n_sums = (size_t)w->n_pages * w->pages.n_tiles * w->s->page_tokens;
+    float *due = check_memory(n, 4), *got = check_memory(n, 4), *junk = check_memory(n_sums, 4);
+    check_fill(c, junk, n_sums);
+    m->pages.sums = check_device(c, junk, n_sums * 4);
+    m->sum = GPU_SUM_START;
+    measure(c, m, n, got);
+    check_row(c, "  running sums, from 0", by_slot, got, n, 1e-6);
+    m->sum = GPU_SUM_ADD;
+    measure(c, m, n, got);
+    for (size_t i = 0; i < n; i++) {
+        bool is_new = i % m->longest + m->seq.n_rows >= m->longest;
+        due[i] = is_new ? by_slot[i] : 2.0f * by_slot[i];
+    }
+    check_row(c, "  running sums, added to", due, got, n, 1e-6);
+    c->api->release(c->g, m->pages.sums);
+    m->pages.sums = NULL;
+    m->sum = GPU_SUM_NONE;
+    free(due), free(got), free(junk);
+}
+
+static void check_kind(check *c, const inputs *in, gpu_measure m)
+{
+    const world *w = in->w;
+    const kind_row *kind = &kinds[m.kind];
+    size_t n = (size_t)w->s->kv_heads * m.longest;
+    float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    char name[96];
+    m.slots = check_device(c, NULL, n * 4);
+    measure(c, &m, n, got);
+    for (uint32_t head = 0; head < w->s->kv_heads; head++)
+        kind->due(c, in, &m, head, kind->kind, due + (size_t)head * m.longest);
+    snprintf(name, sizeof name, "%s by slot, %s", kind->name, format_names[w->s->format]);
+    check_row(c, name, due, got, n, kind->limit);
+    if (m.kind == GPU_MEASURE_MASS) check_by_page(c, w, &m, due);
+    if (m.kind == GPU_MEASURE_MASS || m.kind == GPU_MEASURE_PROJECTION) check_sums(c, w, &m, due);
+    c->api->release(c->g, m.slots);
+    free(due), free(got);
+}
+
+/* What the weights stand for, for the reference: its own would make integers of values. */
+static kern_matrix plain_matrix(check *c, const weights *o)
+{
+    kern_matrix m = {.type = DTYPE_F32, .n = o->cpu.n, .k = o->cpu.k};
+    m.data = alloc_pages(kern_matrix_size(&m));
+    kern_matrix_pack(c->ref, &m, 0, m.n, o->values, DTYPE_F32, m.k);
+    return m;
+}
+
+void check_measures(check *c, world *w, uint32_t seq)
+{
+    static const struct {
+        dtype type;
+        unsigned bits;
+    } types[] = {{DTYPE_BF16, 0}, {DTYPE_F16, 0}, {DTYPE_BF16, 4}, {DTYPE_F32, 0}};
+    const shape *s = w->s;
+    uint32_t n = s->lengths[seq], of = rng_u32(&c->random) % 4;
+    size_t rows = (size_t)w->total * w->heads * s->dim;
+    weights o =
+        check_weights(c, HIDDEN, (size_t)w->heads * s->dim, types[of].type, types[of].bits, NULL);
+    float turn[256];
+    for (uint32_t d = 0; d < s->dim; d++) turn[d] = cosf(0.7f * (float)d);
+    inputs in = {w, seq, check_memory(rows, 4), turn, plain_matrix(c, &o)};
+    check_fetch(c, in.y, w->out, rows * 4);
+    gpu_measure m = {.pages = w->pages,
+                     .tables = w->gpu_tables,
+                     .layer = w->layer,
+                     .seq = w->seqs[seq],
+                     .lengths = w->d_lengths,
+                     .longest = n,
+                     .rows = s->rows[seq] < ROWS_MOST ? s->rows[seq] : ROWS_MOST,
+                     .kv_heads = s->kv_heads,
+                     .q_heads = s->q_heads,
+                     .scale = 1.0f / sqrtf((float)s->dim),
+                     .q = w->q,
+                     .lse = w->lse,
+                     .y = w->out,
+                     .y_type = GPU_F32,
+                     .window = 11,
+                     .chunk = 6,
+                     .sinks = 3,
+                     .qkv = w->gpu_qkv,
+                     .bias = s->bias ? w->gpu_bias : NULL,
+                     .norm = s->norms ? w->gpu_norms : NULL,
+                     .eps = 1e-6f,
+                     .turn = check_device(c, turn, s->dim * 4),
+                     .o = o.gpu,
+                     .slot_stride = n};
+    for (m.kind = GPU_MEASURE_MASS; m.kind < GPU_MEASURE_KINDS; m.kind++) check_kind(c, &in, m);
+    m.kind = GPU_MEASURE_EXPECTED; /* of no queries */
+    m.rows = 0;
+    check_kind(c, &in, m);
+    c->api->release(c->g, (void *)(uintptr_t)m.turn);
+    alloc_pages_free((void *)(uintptr_t)in.o.data, kern_matrix_size(&in.o));
+    check_forget_weights(c, &o, true);
+    free(in.y);
+}

@@ -1,0 +1,58 @@
+/* Sequences of one layer, on the GPU and on the CPU: what check_pages.c makes and check_measures.c
+ * measures. */
+#ifndef TESTS_CUDA_WORLD_H
+#define TESTS_CUDA_WORLD_H
+
+#include "tests/cuda/check.h"
+
+enum { SEQS_MOST = 8 };
+
+typedef struct shape {
+    gpu_kv_format format;
+    uint32_t dim, kv_heads, q_heads, page_tokens, window;
+    uint32_t n_seqs, lengths[SEQS_MOST], rows[SEQS_MOST]; /* the last rows attend */
+    bool norms, bias;
+} shape;
+
+/* One layer of two, its KV heads in two groups where they can be. On the CPU pages are f32 and hold
+ * what the GPU's format rounds to. */
+typedef struct world {
+    const shape *s;
+    uint32_t total, pages_of_seq, n_pages, groups, heads, width;
+    float *qkv;       /* [total, width] */
+    uint32_t *tables; /* [seqs, groups, pages_of_seq] */
+    gpu_seq seqs[SEQS_MOST];
+    uint32_t lengths[2 * 2 * SEQS_MOST];
+    gpu_pages pages;
+    gpu_tables gpu_tables;
+    gpu_layer layer;
+    void *d_seqs, *d_lengths, *q, *out, *lse;
+    kern_kv_shape cpu;
+    size_t cpu_page; /* bytes */
+    uint8_t *cpu_pages;
+    float *cpu_q;
+    float *unrotated; /* [total, heads, dim] queries with bias and norm */
+    float *gpu_qkv, *gpu_bias, *gpu_norms;
+} world;
+
+static inline uint32_t group_of(const world *w, uint32_t head)
+{
+    return w->layer.first_group + head / w->layer.heads_per_group;
+}
+
+static inline const uint32_t *table_of(const world *w, uint32_t seq, uint32_t head)
+{
+    return w->tables +
+           ((size_t)w->seqs[seq].number * w->groups + group_of(w, head)) * w->pages_of_seq;
+}
+
+static inline uint8_t *cpu_tiles(const world *w, uint32_t head)
+{
+    size_t tile = w->layer.first_tile + head % w->layer.heads_per_group;
+    return w->cpu_pages + tile * kern_kv_tile_bytes(&w->cpu);
+}
+
+/* Every kind, of one sequence's last rows; then running sums, which stay with the pages. */
+void check_measures(check *c, world *w, uint32_t seq);
+
+#endif
