@@ -1,6 +1,5 @@
-/* The CUDA backend: a step plan in, tokens and measures out (scheduler/backend.h). What a plan may
- * ask and this backend does not do yet is refused by name: cuda_refuse_measure, and cuda/create.c.
- */
+/* The CUDA backend: a step plan in, tokens and measures out (scheduler/backend.h). What models have
+ * that this backend does not do is refused by name, in cuda/create.c. */
 #include "model/cuda/backend.h"
 #include "model/plan.h"
 
@@ -35,9 +34,7 @@ static uint32_t list_logit_rows(backend_cuda *b, const step_plan *plan, uint32_t
     return n;
 }
 
-/* Rows of logits from what each rank has of them; a vocabulary that the ranks do not divide leaves
- * a tail, which is no logits. */
-static status join_logits(backend_cuda *b, const float *part, uint32_t n, float *out)
+status cuda_join_logits(backend_cuda *b, const float *part, uint32_t n, float *out)
 {
     size_t slice = b->weights.head.n, vocab = b->config.vocab_size;
     const float *all;
@@ -71,7 +68,7 @@ static status fetch_logits(backend_cuda *b, uint32_t n, bool largest)
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, rows + done, some, &logits));
         if (comm_size(d->group) > 1) {
-            RETURN_IF_ERROR(join_logits(b, logits, some, (float *)(void *)(out + done * row)));
+            RETURN_IF_ERROR(cuda_join_logits(b, logits, some, (float *)(void *)(out + done * row)));
             continue;
         }
         if (largest) RETURN_IF_GPU_ERROR(d->api->argmax(d->g, logits, some, vocab, tokens));
@@ -147,14 +144,6 @@ static status sample(backend_cuda *b, const step_plan *plan)
 /* ---- the interface ----------------------------------------------------------------------------
  */
 
-static status check(const backend_cuda *b, const step_plan *plan)
-{
-    RETURN_IF_ERROR(plan_check(&b->info, b->mirror, plan));
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        RETURN_IF_ERROR(cuda_refuse_measure(&plan->seqs[i].measure));
-    return STATUS_IS_OK;
-}
-
 static const backend_info *cuda_info(void *ctx) { return &((backend_cuda *)ctx)->info; }
 
 static status cuda_submit(void *ctx, const step_plan *plan)
@@ -181,7 +170,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
     RETURN_IF_ERROR(
         fatal(cuda_tables_update(&b->tables, b->mirror, plan->deltas.words, plan->deltas.n_words)));
     /* A plan that is refused makes its moves all the same: its pages are counted on. */
-    status checked = check(b, plan);
+    status checked = plan_check(&b->info, b->mirror, plan);
     bool computes = status_ok(checked) && plan->n_seqs > 0;
     RETURN_IF_ERROR(fatal(cuda_send(b, plan, computes, &batch)));
     for (uint32_t i = 0; i < plan->n_opens; i++) {
@@ -192,14 +181,14 @@ static status run_step(backend_cuda *b, const step_plan *plan)
         RETURN_IF_ERROR(cuda_wait(&b->device));
         return checked;
     }
-    b->measures.size = 0;
     RETURN_IF_ERROR(cuda_lay_out_measures(b, plan));
-    if (b->measures.size) {
+    if (b->is_measuring) {
         batch.wants_lse = true;
         batch.measure = cuda_measure_layer;
         batch.ctx = b;
     }
     RETURN_IF_ERROR(cuda_forward_run(b->forward, &batch, &b->interrupted));
+    RETURN_IF_ERROR(cuda_novelty(b, plan));
     return sample(b, plan);
 }
 
@@ -247,12 +236,13 @@ static void cuda_destroy(void *ctx)
         cuda_weights_destroy(d, &b->weights);
         cuda_pack_destroy(d, &b->step);
         cuda_pack_destroy(d, &b->measures);
-        cuda_pack_destroy(d, &b->slots);
         cuda_pack_destroy(d, &b->logits);
         cuda_pack_destroy(d, &d->stage);
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
         if (b->host) d->api->release_host(d->g, b->host);
+        if (b->scratch) d->api->release(d->g, b->scratch);
+        cuda_sums_destroy(b);
         if (!d->borrowed) d->api->close(d->g);
     }
     thread_pool_destroy(b->pool);
@@ -262,6 +252,7 @@ static void cuda_destroy(void *ctx)
     free(b->samples);
     free(b->draws);
     free(b->logit_rows);
+    free(b->novelty);
     cuda_moves_destroy(&b->moves);
     free(b);
 }

@@ -68,13 +68,17 @@ static status add_table(measures *m, const place *p, int kind)
     return STATUS_IS_OK;
 }
 
-/* Rows of the share, from its first one, whose queries stand for those to come. */
+uint32_t measures_first_expected(const measure_spec *spec, uint32_t n_rows, uint32_t position)
+{
+    uint32_t from = n_rows - spec->rows;
+    uint32_t sinks = spec->sinks > position ? spec->sinks - position : 0;
+    if (from < sinks) from = sinks;
+    return from < n_rows ? from : n_rows;
+}
+
 static uint32_t first_expected(const forward_seq *s)
 {
-    uint32_t from = s->n_rows - s->measure.rows;
-    uint32_t sinks = s->measure.sinks > s->position ? s->measure.sinks - s->position : 0;
-    if (from < sinks) from = sinks;
-    return from < s->n_rows ? from : s->n_rows;
+    return measures_first_expected(&s->measure, s->n_rows, s->position);
 }
 
 static status add_expected(measures *m, const place *p, int kind)
@@ -200,14 +204,13 @@ static bool is_measured(const forward_seq *s)
     return s->measure.kind != MEASURE_NONE && s->measure.by_slot;
 }
 
-/* turn [head_dim] = the means of the cosines and of the sines of the positions to come. */
-static void mean_rotation(const measures *m, uint32_t len, float *turn)
+void measures_turn(const rope_config *rope, const float *inv_freq, uint32_t head_dim, uint32_t len,
+                   float *turn)
 {
-    uint32_t head_dim = m->o.store->shape.head_dim;
     float angles[256]; /* the largest head_dim */
     double sums[256] = {0};
     for (uint32_t i = 0; i < FUTURE_POSITIONS; i++) {
-        rope_scaled_angles(&m->o.config->rope, m->inv_freq, head_dim, len + i, angles);
+        rope_scaled_angles(rope, inv_freq, head_dim, len + i, angles);
         for (uint32_t d = 0; d < head_dim; d++) sums[d] += (double)angles[d];
     }
     for (uint32_t d = 0; d < head_dim; d++) turn[d] = (float)(sums[d] / FUTURE_POSITIONS);
@@ -225,8 +228,9 @@ status measures_start(measures *m, const forward_seq *seqs, uint32_t n_seqs)
         if (seqs[s].measure.kind != MEASURE_EXPECTED) continue;
         m->first_query[s] = rows;
         rows += seqs[s].n_rows - first_expected(&seqs[s]);
-        mean_rotation(m, seqs[s].position + seqs[s].n_rows,
-                      m->turns + (size_t)s * m->o.store->shape.head_dim);
+        uint32_t head_dim = m->o.store->shape.head_dim;
+        measures_turn(&m->o.config->rope, m->inv_freq, head_dim, seqs[s].position + seqs[s].n_rows,
+                      m->turns + (size_t)s * head_dim);
     }
     if (rows > m->queries_capacity) {
         float *grown = alloc_resize(NULL, m->queries, rows, m->attn_width * sizeof *grown);

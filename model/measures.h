@@ -24,6 +24,14 @@ status measures_layer(measures *m, uint32_t layer, const forward_seq *seqs, uint
 /* Spent since measures_start. */
 int64_t measures_us(const measures *m);
 
+/* turn [head_dim] = the means of the cosines and of the sines of the positions to come after a
+ * sequence of so many. */
+void measures_turn(const rope_config *rope, const float *inv_freq, uint32_t head_dim, uint32_t len,
+                   float *turn);
+/* Rows of a share of n_rows at `position`, from its first one, whose queries stand for those to
+ * come; spec->rows <= n_rows. */
+uint32_t measures_first_expected(const measure_spec *spec, uint32_t n_rows, uint32_t position);
+
 /* What of a spec cannot be measured: NULL, or what is wrong with it. */
 const char *measures_check(const measure_spec *spec);
 /* 0, 1 or 2 arrays of values come back. */

@@ -46,9 +46,16 @@ typedef struct backend_cuda {
     sampler_draw *draws;          /* [max_seqs] */
     uint32_t *logit_rows;         /* [max_rows + max_seqs] */
     cuda_moves moves;
-    cuda_pack step;      /* what goes in */
-    cuda_pack measures;  /* what comes back; the device's half is written by kernels */
-    cuda_pack slots;     /* scratch of measures by page */
+    cuda_pack step;     /* what goes in */
+    cuda_pack measures; /* what comes back; the device's half is written by kernels */
+    bool is_measuring;  /* this step */
+    uint8_t *scratch;   /* of measures */
+    size_t scratch_bytes;
+    const float *turns; /* on the device: [head_dim] of each of the step's EXPECTED, in order */
+    bool has_sums;      /* somebody has asked for running sums: until then all are 0 */
+    float *host_sums;   /* of the host tier's pages, pinned */
+    float *novelty;     /* of the last step that measured it */
+    size_t novelty_capacity;
     float *draw_scratch; /* [CUDA_LOGIT_ROWS, vocab] on the device */
     cuda_pack logits;    /* rows, tokens: the host's half alone is read */
 } backend_cuda;
@@ -56,17 +63,28 @@ typedef struct backend_cuda {
 /* ---- step.c -----------------------------------------------------------------------------------
  */
 
-/* What has no kernel, for backend_info: such requests are refused before they run. */
-uint32_t cuda_lacks(void);
-/* STATUS_UNSUPPORTED names the measure that has none: a plan may come from anywhere. */
-status cuda_refuse_measure(const measure_spec *s);
-/* seq_results are cleared, and their measures have their place: measures.size bytes. */
+/* seq_results are cleared, and their measures have their place; is_measuring is set. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan);
 /* cuda_batch.measure; ctx is the backend, whose plan and seqs are the step's. */
 status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
 /* Everything that the step reads goes in one copy; tables and pages are brought up to date. Rows
  * only if it `computes`. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);
+
+/* ---- sums.c -----------------------------------------------------------------------------------
+ */
+
+/* Room for running sums beside the pool and the host tier, which are there. */
+status cuda_sums_create(backend_cuda *b);
+void cuda_sums_destroy(backend_cuda *b);
+/* A copy of a page takes them along. */
+status cuda_sums_copy(backend_cuda *b, const pkv_move *m);
+
+/* ---- novelty.c --------------------------------------------------------------------------------
+ */
+
+/* Sets the results' novelty; valid until the next step. After the forward pass. */
+status cuda_novelty(backend_cuda *b, const step_plan *plan);
 
 /* ---- draws.c ----------------------------------------------------------------------------------
  */
@@ -86,6 +104,10 @@ void cuda_moves_destroy(cuda_moves *m);
 
 /* ---- backend_cuda.c ---------------------------------------------------------------------------
  */
+
+/* Rows of logits from what each rank has of them; a vocabulary that the ranks do not divide leaves
+ * a tail, which is no logits. */
+status cuda_join_logits(backend_cuda *b, const float *part, uint32_t n, float *out);
 
 extern const backend_ops cuda_ops;
 

@@ -192,7 +192,6 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.max_in_flight = 1;
-    b->info.lacks = cuda_lacks();
 }
 
 static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
@@ -213,6 +212,9 @@ static status make(backend_cuda *b, const backend_cuda_options *options, error *
     RETURN_IF_ERROR(make_forward(b, o, err));
     RETURN_IF_ERROR(make_pool(b, o, err));
     RETURN_IF_ERROR(make_host_tier(b, o, err));
+    if (!status_ok(cuda_sums_create(b)))
+        return error_set(err, STATUS_NO_MEMORY, "kv-memory: no room for running sums: %s",
+                         b->device.api->why(b->device.g));
     status s = make_step_buffers(b, o);
     return status_ok(s) ? s : error_set(err, s.code, "backend: %s", status_text(s.code));
 }

@@ -188,8 +188,10 @@ static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b, ui
 }
 
 /* What is the same for every measure of the layer; the backend fills in the rest. */
-static status measure(const cuda_batch *b, const gpu_attention *a, uint32_t layer)
+static status measure(const cuda_forward *f, const cuda_batch *b, const gpu_attention *a,
+                      uint32_t layer)
 {
+    const cuda_layer *w = &f->o.weights->layers[layer];
     if (!b->measure) return STATUS_IS_OK;
     gpu_measure m = {.pages = a->pages,
                      .tables = a->tables,
@@ -201,7 +203,12 @@ static status measure(const cuda_batch *b, const gpu_attention *a, uint32_t laye
                      .q = a->q,
                      .lse = a->lse,
                      .y = a->out,
-                     .y_type = a->out_type};
+                     .y_type = a->out_type,
+                     .qkv = f->qkv,
+                     .bias = w->qkv_bias,
+                     .norm = w->q_norm,
+                     .eps = f->o.config->rms_eps,
+                     .o = w->o};
     return b->measure(b->ctx, layer, &m);
 }
 
@@ -217,7 +224,7 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
         api->product(g, &w->qkv, f->normed, b->n_rows, f->qkv, GPU_F32, f->scratch));
     RETURN_IF_GPU_ERROR(api->heads(g, &heads));
     RETURN_IF_GPU_ERROR(api->attention(g, &attention));
-    RETURN_IF_ERROR(measure(b, &attention, layer));
+    RETURN_IF_ERROR(measure(f, b, &attention, layer));
     RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
     RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->attn_post_norm) return STATUS_IS_OK;

@@ -20,8 +20,9 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
     uint8_t *here = b->pages.data + page * b->pages.page_bytes;
     uint8_t *there = b->host + host * b->pages.page_bytes;
     const gpu_api *api = b->device.api;
-    return cuda_status(out ? api->copy_out(b->device.g, there, here, b->pages.page_bytes)
-                           : api->copy_in(b->device.g, here, there, b->pages.page_bytes));
+    RETURN_IF_GPU_ERROR(out ? api->copy_out(b->device.g, there, here, b->pages.page_bytes)
+                            : api->copy_in(b->device.g, here, there, b->pages.page_bytes));
+    return cuda_sums_copy(b, m);
 }
 
 static status check_move(const backend_cuda *b, const pkv_move *m)

@@ -1,6 +1,7 @@
 /* What a step reads on the device and leaves there: rows, tiles of attention, measures. */
 #include "model/cuda/backend.h"
 #include "model/measures.h"
+#include "model/rope.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -9,45 +10,24 @@
 /* ---- measures -----------------------------------------------------------------------------------
  */
 
-/* Those with kernels. */
-static bool find_kind(measure_kind kind, gpu_measure_kind *out)
-{
-    static const struct {
-        measure_kind kind;
-        gpu_measure_kind gpu;
-    } rows[] = {{MEASURE_MASS, GPU_MEASURE_MASS},
-                {MEASURE_RAW, GPU_MEASURE_RAW},
-                {MEASURE_PROJECTION, GPU_MEASURE_PROJECTION},
-                {MEASURE_VALUE_NORM, GPU_MEASURE_VALUE_NORM},
-                {MEASURE_KEY_NORM, GPU_MEASURE_KEY_NORM}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].kind == kind) {
-            *out = rows[i].gpu;
-            return true;
-        }
-    return false;
-}
+static const gpu_measure_kind kinds[MEASURE_KINDS] = {
+    [MEASURE_MASS] = GPU_MEASURE_MASS,
+    [MEASURE_RAW] = GPU_MEASURE_RAW,
+    [MEASURE_PROJECTION] = GPU_MEASURE_PROJECTION,
+    [MEASURE_PROJECTION_OUTSIDE] = GPU_MEASURE_OUTSIDE,
+    [MEASURE_PROJECTION_POOLED] = GPU_MEASURE_POOLED,
+    [MEASURE_EXPECTED] = GPU_MEASURE_EXPECTED,
+    [MEASURE_VALUE_WEIGHT] = GPU_MEASURE_VALUE_WEIGHT,
+    [MEASURE_VALUE_NORM] = GPU_MEASURE_VALUE_NORM,
+    [MEASURE_KEY_NORM] = GPU_MEASURE_KEY_NORM,
+    [MEASURE_KEY_COSINE] = GPU_MEASURE_KEY_COSINE,
+};
 
-uint32_t cuda_lacks(void)
-{
-    uint32_t bits = MEASURES_SUMS | MEASURES_NOVELTY;
-    gpu_measure_kind found;
-    for (measure_kind k = MEASURE_NONE + 1; k < MEASURE_KINDS; k++)
-        if (!find_kind(k, &found)) bits |= UINT32_C(1) << k;
-    return bits;
-}
-
-status cuda_refuse_measure(const measure_spec *s)
-{
-    gpu_measure_kind kind;
-    if (s->novelty) return status_make(STATUS_UNSUPPORTED, "cuda: novelty is not measured");
-    if (s->kind == MEASURE_NONE) return STATUS_IS_OK;
-    if (s->sum != MEASURE_SUM_STEP)
-        return status_make(STATUS_UNSUPPORTED, "cuda: running sums of attention are not kept");
-    if (!find_kind(s->kind, &kind) || (s->second != MEASURE_NONE && !find_kind(s->second, &kind)))
-        return status_make(STATUS_UNSUPPORTED, "cuda: a measure without a kernel");
-    return STATUS_IS_OK;
-}
+static const gpu_sum sums[] = {
+    [MEASURE_SUM_STEP] = GPU_SUM_NONE,
+    [MEASURE_SUM_START] = GPU_SUM_START,
+    [MEASURE_SUM_ADD] = GPU_SUM_ADD,
+};
 
 static uint32_t longest_table(const backend_cuda *b, uint32_t seq, bool slots)
 {
@@ -68,26 +48,25 @@ static size_t measure_floats(const measure_result *m)
 /* Where results will be, zeros on the host: layers that measure nothing write nothing. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
 {
-    size_t floats = 0, slots = 0;
+    size_t floats = 0;
+    b->is_measuring = false;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         measure_result *m = &b->seq_results[i].measure;
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;
+        b->is_measuring = true;
+        if (s->measure.sum != MEASURE_SUM_STEP) b->has_sums = true;
+        if (measures_arrays(&s->measure) == 0) continue;
         m->n_layers = (b->config.n_layers - 1) / s->measure.layer_step + 1;
         m->n_kv_heads = b->local.n_kv_heads;
         m->stride = longest_table(b, s->seq, s->measure.by_slot);
         m->q_heads = b->config.n_heads / b->config.n_kv_heads;
         floats += measures_arrays(&s->measure) * measure_floats(m);
-        size_t longest = longest_table(b, s->seq, true);
-        if (longest > slots) slots = longest;
     }
     if (floats == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->measures, floats * sizeof(float)));
-    RETURN_IF_ERROR(
-        cuda_pack_begin(&b->device, &b->slots, slots * b->local.n_kv_heads * sizeof(float)));
     memset(b->measures.host, 0, floats * sizeof(float));
-    b->measures.size = floats * sizeof(float);
     const float *at = (const float *)(const void *)b->measures.host;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
@@ -98,17 +77,43 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* One array of one sequence in one layer: measured, and on its way to the host. */
+/* Grows; what reads the old one is waited for. */
+static status reserve_scratch(backend_cuda *b, size_t bytes)
+{
+    cuda_device *d = &b->device;
+    if (bytes <= b->scratch_bytes) return STATUS_IS_OK;
+    RETURN_IF_GPU_ERROR(d->api->wait(d->g));
+    if (b->scratch) d->api->release(d->g, b->scratch);
+    b->scratch = NULL;
+    b->scratch_bytes = 0;
+    void *scratch;
+    RETURN_IF_GPU_ERROR(d->api->alloc(d->g, bytes, &scratch));
+    b->scratch = scratch;
+    b->scratch_bytes = bytes;
+    return STATUS_IS_OK;
+}
+
+/* One array of one sequence in one layer: measured, and on its way to the host. Of silent sums and
+ * of pages, what is measured by slot is scratch, before the kernel's own. */
 static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size_t first,
                           gpu_measure *m)
 {
     const measure_spec *spec = &b->plan->seqs[seq].measure;
     const measure_result *r = &b->seq_results[seq].measure;
+    m->kind = kinds[kind];
+    size_t slots = ((size_t)m->kv_heads * m->longest * sizeof(float) + 255) / 256 * 256;
+    RETURN_IF_ERROR(reserve_scratch(b, slots + gpu_measure_scratch(m)));
+    m->slots = (float *)(void *)b->scratch;
+    m->slot_stride = m->longest;
+    m->by_page = NULL;
+    m->scratch = b->scratch + slots;
+    if (!r->values) return cuda_status(b->device.api->measure(b->device.g, m));
     size_t at = (size_t)(r->values - (const float *)(const void *)b->measures.host) + first;
     float *device = (float *)(void *)b->measures.device + at;
-    (void)find_kind(kind, &m->kind);
-    m->slots = spec->by_slot ? device : (float *)(void *)b->slots.device;
-    m->slot_stride = spec->by_slot ? r->stride : m->longest;
+    if (spec->by_slot) {
+        m->slots = device;
+        m->slot_stride = r->stride;
+    }
     m->by_page = spec->by_slot ? NULL : device;
     m->page_stride = r->stride;
     RETURN_IF_GPU_ERROR(b->device.api->measure(b->device.g, m));
@@ -120,25 +125,60 @@ static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size
 status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
 {
     backend_cuda *b = ctx;
+    const float *turn = b->turns;
     for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
         const step_seq *s = &b->plan->seqs[i];
+        const measure_spec *spec = &s->measure;
         const measure_result *r = &b->seq_results[i].measure;
-        if (!r->values || layer % s->measure.layer_step != 0) continue;
+        if (spec->kind == MEASURE_NONE) continue;
+        m->turn = turn;
+        if (spec->kind == MEASURE_EXPECTED) turn += b->config.head_dim;
         /* Layers with a window are not chosen for: their values stay zeros. */
-        if (s->measure.by_slot && m->layer.window) continue;
+        if (layer % spec->layer_step != 0 || (spec->by_slot && m->layer.window)) continue;
         m->seq = b->seqs[i];
-        m->rows = s->measure.rows < s->n_tokens ? s->measure.rows : s->n_tokens;
+        m->rows = spec->rows < s->n_tokens ? spec->rows : s->n_tokens;
+        if (spec->kind == MEASURE_EXPECTED)
+            m->rows = s->n_tokens - measures_first_expected(spec, s->n_tokens, s->position);
         m->longest = longest_table(b, s->seq, true);
-        size_t first = (size_t)layer / s->measure.layer_step * r->n_kv_heads * r->stride;
-        RETURN_IF_ERROR(measure_one(b, i, s->measure.kind, first, m));
-        if (s->measure.second != MEASURE_NONE)
-            RETURN_IF_ERROR(measure_one(b, i, s->measure.second, first + measure_floats(r), m));
+        m->window = spec->window;
+        m->chunk = spec->chunk;
+        m->sinks = spec->sinks;
+        m->sum = sums[spec->sum];
+        size_t first = (size_t)layer / spec->layer_step * r->n_kv_heads * r->stride;
+        RETURN_IF_ERROR(measure_one(b, i, spec->kind, first, m));
+        m->sum = GPU_SUM_NONE;
+        if (spec->second != MEASURE_NONE && r->values)
+            RETURN_IF_ERROR(measure_one(b, i, spec->second, first + measure_floats(r), m));
     }
     return STATUS_IS_OK;
 }
 
 /* ---- a step's arrays ----------------------------------------------------------------------------
  */
+
+static size_t count_turns(const step_plan *plan)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) n += plan->seqs[i].measure.kind == MEASURE_EXPECTED;
+    return n;
+}
+
+/* How much positions to come turn by on average, of each sequence that expects queries. */
+static void pack_turns(backend_cuda *b, const step_plan *plan)
+{
+    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
+    uint32_t dim = b->config.head_dim;
+    size_t n = count_turns(plan);
+    float *turns = cuda_pack_take(&b->step, n * dim * sizeof *turns, &b->turns);
+    if (n == 0) return;
+    rope_frequencies(&b->config.rope, dim, inv_freq);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (s->measure.kind != MEASURE_EXPECTED) continue;
+        measures_turn(&b->config.rope, inv_freq, dim, s->position + s->n_tokens, turns);
+        turns += dim;
+    }
+}
 
 /* Upper bounds, each array's alignment included. */
 static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const pkv_deltas *deltas)
@@ -147,6 +187,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const pkv
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
     return 3 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
+           count_turns(plan) * b->config.head_dim * sizeof(float) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) +
            b->tables.n_patches * sizeof(gpu_patch) + b->tables.n_values * sizeof(uint32_t) +
@@ -221,6 +262,7 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     *batch = (cuda_batch){.n_rows = rows->n_tokens, .tables = b->tables.device};
     pack_rows(b, rows, batch);
     pack_tiles(b, rows, batch);
+    pack_turns(b, rows);
     const gpu_patch *d_patches;
     const uint32_t *d_values;
     size_t n = b->tables.n_patches, n_values = b->tables.n_values;

@@ -4,6 +4,7 @@
 #include "tests/unit/model_pass.h"
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "paged_kv/retention/retention.h"
 #include "tests/simt/device.h"
 
 enum { TOKENS = 40, VOCAB_MOST = 64 };
@@ -293,34 +294,250 @@ static void a_lost_device_ends_the_backend(void **state)
     }
 }
 
-/* Refused by name, and the backend lives on. */
-static void measures_without_kernels(void **state)
+/* ---- measures ---------------------------------------------------------------------------------
+ */
+
+/* The same steps on both, with each its own tables. */
+typedef struct two_lanes {
+    lane cpu, gpu;
+    uint32_t tokens[2 * TOKENS], done;
+} two_lanes;
+
+static void open_two(two_lanes *t, const pass *p, gpu_kv_format kv)
+{
+    pass device = on_gpu(*p, kv);
+    *t = (two_lanes){.cpu = open_lane(p, true), .gpu = open_lane(&device, true)};
+    random_tokens(t->tokens, 2 * TOKENS, vocab_of(p));
+}
+
+static void close_two(two_lanes *t)
+{
+    close_lane(&t->gpu);
+    close_lane(&t->cpu);
+}
+
+static const pkv_geometry *geometry_of(const lane *l)
+{
+    return &l->backend.ops->info(l->backend.ctx)->geometry;
+}
+
+typedef struct two_results {
+    const step_seq_result *cpu, *gpu;
+} two_results;
+
+static two_results step_two(two_lanes *t, uint32_t n, uint32_t position, measure_spec spec)
+{
+    lane *lanes[] = {&t->cpu, &t->gpu};
+    const step_seq_result *out[2];
+    for (int i = 0; i < 2; i++) {
+        const step_result *r = take_step(lanes[i], t->tokens + t->done, n, position, &greedy, spec);
+        if (!status_ok(r->status)) fail_msg("%s", r->status.message);
+        out[i] = &r->seqs[0];
+    }
+    t->done += n;
+    return (two_results){out[0], out[1]};
+}
+
+static void check_values(const char *name, const two_results *r, uint32_t arrays, double limit)
+{
+    const measure_result *x = &r->cpu->measure, *y = &r->gpu->measure;
+    size_t n = (size_t)x->n_layers * x->n_kv_heads * x->stride * arrays;
+    assert_int_equal(x->stride, y->stride);
+    double e = nmse(y->values, x->values, n);
+    print_message("%s: NMSE %.1e\n", name, e);
+    assert_true(e < limit);
+}
+
+/* Every kind, and two kinds at once; sums over three steps, of which the first two are silent, and
+ * which start within the second. */
+static void every_measure(void **state)
 {
     (void)state;
-    uint32_t tokens[4] = {1, 2, 3, 4};
-    const measure_spec specs[] = {
-        {.novelty = true},
-        {.kind = MEASURE_MASS,
-         .rows = 2,
-         .layer_step = 1,
-         .by_slot = true,
-         .sum = MEASURE_SUM_START},
-        {.kind = MEASURE_EXPECTED, .rows = 2, .layer_step = 1, .by_slot = true},
-        {.kind = MEASURE_VALUE_WEIGHT, .layer_step = 1, .by_slot = true},
+    static const struct {
+        const char *name;
+        measure_spec spec;
+    } cases[] = {
+        {"mass", {.kind = MEASURE_MASS, .second = MEASURE_VALUE_NORM}},
+        {"raw", {.kind = MEASURE_RAW, .second = MEASURE_KEY_NORM}},
+        {"projection", {.kind = MEASURE_PROJECTION, .second = MEASURE_KEY_COSINE}},
+        {"outside", {.kind = MEASURE_PROJECTION_OUTSIDE, .window = 9}},
+        {"pooled", {.kind = MEASURE_PROJECTION_POOLED, .window = 9, .chunk = 4}},
+        {"expected", {.kind = MEASURE_EXPECTED, .sinks = 4, .second = MEASURE_VALUE_NORM}},
+        {"mass, value weight", {.kind = MEASURE_MASS, .second = MEASURE_VALUE_WEIGHT}},
     };
-    pass p = on_gpu(small, GPU_KV_BF16);
-    lane l = open_lane(&p, true);
-    for (uint32_t i = 0; i < sizeof specs / sizeof *specs; i++) {
-        const step_result *r = take_step(&l, tokens, 4, i * 4, &greedy, specs[i]);
-        assert_int_equal(r->status.code, STATUS_UNSUPPORTED);
-        assert_non_null(strstr(r->status.message, "cuda: "));
+    static const gpu_kv_format formats[] = {GPU_KV_BF16, GPU_KV_INT8};
+    for (size_t f = 0; f < 2; f++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            pass p = small;
+            p.bf16 = f == 1;
+            if (f == 1) p.kv_type = KERN_KV_INT8;
+            two_lanes t;
+            open_two(&t, &p, formats[f]);
+            measure_spec spec = cases[i].spec;
+            spec.rows = 7, spec.layer_step = 1, spec.by_slot = true;
+            (void)step_two(&t, 20, 0, (measure_spec){0});
+            two_results r = step_two(&t, 13, 20, spec);
+            check_values(cases[i].name, &r, spec.second ? 2 : 1, 3e-3);
+            close_two(&t);
+        }
+}
+
+static void running_sums(void **state)
+{
+    (void)state;
+    static const measure_kind kinds[] = {MEASURE_MASS, MEASURE_PROJECTION};
+    for (size_t i = 0; i < 2; i++) {
+        pass p = small;
+        p.bf16 = false;
+        p.heads_per_group = 1;
+        p.swap_bytes = 1 << 20;
+        two_lanes t;
+        open_two(&t, &p, GPU_KV_BF16);
+        measure_spec spec = {
+            .kind = kinds[i], .layer_step = 1, .by_slot = true, .silent = true, .rows = 5};
+        spec.sum = MEASURE_SUM_START;
+        (void)step_two(&t, 20, 0, spec);
+        spec.sum = MEASURE_SUM_ADD;
+        spec.rows = 11;
+        (void)step_two(&t, 11, 20, spec);
+        /* Slots go, others take their places; then all go to the host and come back, and the
+         * last page is shared and copied. */
+        const uint64_t keep[1] = {0x6fe3ff5f};
+        lane *lanes[] = {&t.cpu, &t.gpu};
+        for (int l = 0; l < 2; l++) {
+            for (uint32_t g = 0; g < pkv_groups(geometry_of(lanes[l])); g++)
+                assert_true(status_ok(pkv_seq_keep(lanes[l]->kv, 1, g, keep, false)));
+        }
+        spec.rows = 1;
+        (void)step_two(&t, 1, 31, spec);
+        for (int l = 0; l < 2; l++) {
+            uint32_t swap;
+            assert_true(status_ok(pkv_seq_swap_out(lanes[l]->kv, 1, &swap)));
+            assert_true(status_ok(pkv_swap_in(lanes[l]->kv, swap, 1, t.tokens, TOKENS)));
+            assert_true(status_ok(pkv_seq_fork(lanes[l]->kv, 1, 0, TOKENS)));
+        }
+        spec.silent = false;
+        two_results r = step_two(&t, 1, 32, spec);
+        check_values("running sums", &r, 1, 1e-4);
+        close_two(&t);
     }
-    const step_result *r = take_step(&l, tokens, 4, 16, &greedy, (measure_spec){0});
-    assert_true(status_ok(r->status));
-    uint32_t lacks = l.backend.ops->info(l.backend.ctx)->lacks;
-    assert_true(lacks & MEASURES_SUMS && lacks & MEASURES_NOVELTY);
-    assert_true(lacks >> MEASURE_EXPECTED & 1 && !(lacks >> MEASURE_MASS & 1));
-    close_lane(&l);
+}
+
+static void novelty(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 0; ranks < 3; ranks += 2) {
+        pass p = small;
+        p.bf16 = false;
+        pass device = on_gpu(p, GPU_KV_BF16);
+        device.n_ranks = ranks;
+        lane a = open_lane(&p, true), b = open_lane(&device, true);
+        uint32_t tokens[TOKENS];
+        random_tokens(tokens, TOKENS, vocab_of(&p));
+        measure_spec spec = {.novelty = true};
+        const step_result *x = take_step(&a, tokens, 24, 0, &greedy, spec);
+        const step_result *y = take_step(&b, tokens, 24, 0, &greedy, spec);
+        assert_true(status_ok(x->status) && status_ok(y->status));
+        double e = nmse(y->seqs[0].novelty, x->seqs[0].novelty, 24);
+        print_message("novelty, %u ranks: NMSE %.1e\n", ranks, e);
+        assert_true(e < 1e-5);
+        close_lane(&b);
+        close_lane(&a);
+    }
+}
+
+/* ---- presets ----------------------------------------------------------------------------------
+ */
+
+enum { PROMPT = 70, ANSWER = 3, KEEP_WORDS = 4, ROWS_MOST = 256 };
+
+static uint32_t choose(const lane *l, const retention_policy *policy, const measure_result *m,
+                       uint64_t *keep)
+{
+    uint32_t groups = pkv_groups(geometry_of(l));
+    size_t floats = retention_scratch_floats(geometry_of(l), PROMPT + ANSWER);
+    float *scratch = calloc(floats, sizeof *scratch);
+    retention_choice_out out = {
+        .keep = keep, .words = KEEP_WORDS, .scratch = scratch, .n_scratch = floats};
+    error err = {{0}};
+    if (!status_ok(retention_choose(policy, l->kv, 1, PROMPT, m, &out, &err)))
+        fail_msg("%s", err.text);
+    free(scratch);
+    return groups;
+}
+
+/* Both choose, from what they measured; then both keep what the CPU has chosen. */
+static void choose_on_both(const char *name, two_lanes *t, const retention_policy *policy,
+                           const two_results *r, const float *const novel[2])
+{
+    uint64_t keep[2][64 * KEEP_WORDS];
+    lane *lanes[] = {&t->cpu, &t->gpu};
+    const step_seq_result *results[] = {r->cpu, r->gpu};
+    uint32_t groups = 0;
+    for (int i = 0; i < 2; i++) {
+        measure_result m = results[i]->measure;
+        m.novelty = novel[i];
+        groups = choose(lanes[i], policy, &m, keep[i]);
+    }
+    uint32_t differ = 0; /* two that are as good as equal may change places */
+    for (uint32_t w = 0; w < groups * KEEP_WORDS; w++)
+        differ += (uint32_t)__builtin_popcountll(keep[0][w] ^ keep[1][w]);
+    if (differ > 0) print_message("%s: a tie in %u slots\n", name, differ);
+    assert_in_range(differ, 0, 2);
+    for (int i = 0; i < 2; i++)
+        for (uint32_t g = 0; g < groups; g++)
+            assert_true(status_ok(
+                pkv_seq_keep(lanes[i]->kv, 1, g, keep[0] + g * KEEP_WORDS, policy->contiguous)));
+}
+
+static void run_preset(const retention_preset *preset)
+{
+    pass p = small;
+    p.bf16 = false;
+    p.heads_per_group = 1;
+    p.chunk = ROWS_MOST;
+    two_lanes t;
+    open_two(&t, &p, GPU_KV_BF16);
+    retention_limits limits = {*geometry_of(&t.cpu), ROWS_MOST};
+    retention_policy policy;
+    error err = {{0}};
+    json_t *json = json_object();
+    json_object_set_new(json, "method", json_string(preset->name));
+    if (preset->needs_budget) json_object_set_new(json, "ratio", json_real(0.6));
+    if (!status_ok(retention_parse(json, &limits, &policy, &err))) fail_msg("%s", err.text);
+    json_decref(json);
+    retention_policy_resolve(&policy, ANSWER);
+    float novel[2][PROMPT];
+    uint32_t n_choices = 0;
+    while (t.done < PROMPT + ANSWER) {
+        uint32_t from = t.done, point = retention_next_point(&policy, PROMPT, from);
+        uint32_t to = from < PROMPT ? PROMPT : from + 1;
+        if (point < to) to = point;
+        if (retention_has_sums(&policy) && from < 40 && to > 40) to = 40;
+        measure_spec spec = retention_measure_rows(&policy, PROMPT, from, to);
+        uint32_t position = policy.contiguous ? pkv_seq_table(t.cpu.kv, 1, 0).kept_tokens : from;
+        two_results r = step_two(&t, to - from, position, spec);
+        for (uint32_t i = from; spec.novelty && i < to && i + 1 < PROMPT; i++) {
+            novel[0][i + 1] = r.cpu->novelty[i - from];
+            novel[1][i + 1] = r.gpu->novelty[i - from];
+        }
+        novel[0][0] = novel[1][0] = 0.0f;
+        const float *given[] = {retention_wants_novelty(&policy) ? novel[0] : NULL,
+                                retention_wants_novelty(&policy) ? novel[1] : NULL};
+        if (to != point) continue;
+        choose_on_both(preset->name, &t, &policy, &r, given);
+        n_choices++;
+    }
+    print_message("%s: %u choices\n", preset->name, n_choices);
+    close_two(&t);
+}
+
+static void presets_choose_as_on_the_cpu(void **state)
+{
+    (void)state;
+    size_t n;
+    const retention_preset *presets = retention_presets(&n);
+    for (size_t i = 0; i < n; i++) run_preset(&presets[i]);
 }
 
 static void models_without_kernels(void **state)
@@ -368,7 +585,10 @@ int main(void)
         cmocka_unit_test(ranks),
         cmocka_unit_test(draws),
         cmocka_unit_test(a_lost_device_ends_the_backend),
-        cmocka_unit_test(measures_without_kernels),
+        cmocka_unit_test(every_measure),
+        cmocka_unit_test(running_sums),
+        cmocka_unit_test(novelty),
+        cmocka_unit_test(presets_choose_as_on_the_cpu),
         cmocka_unit_test(models_without_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

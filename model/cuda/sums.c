@@ -1,0 +1,39 @@
+/* Running sums of retention: one f32 for each slot of each tile, beside K and V. Moves of slots
+ * take them along on the device (gpu_pages.sums); copies of pages do it here. */
+#include "model/cuda/backend.h"
+
+static size_t page_sums(const backend_cuda *b)
+{
+    return (size_t)b->pages.n_tiles * b->pages.page_tokens;
+}
+
+status cuda_sums_create(backend_cuda *b)
+{
+    cuda_device *d = &b->device;
+    size_t bytes = page_sums(b) * sizeof(float);
+    void *host;
+    RETURN_IF_ERROR(cuda_alloc(d, b->info.n_pages * bytes, &b->pages.sums));
+    if (b->info.n_host_pages == 0) return STATUS_IS_OK;
+    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->info.n_host_pages * bytes, &host));
+    b->host_sums = host;
+    return STATUS_IS_OK;
+}
+
+void cuda_sums_destroy(backend_cuda *b)
+{
+    cuda_device *d = &b->device;
+    if (b->pages.sums) d->api->release(d->g, b->pages.sums);
+    if (b->host_sums) d->api->release_host(d->g, b->host_sums);
+}
+
+status cuda_sums_copy(backend_cuda *b, const pkv_move *m)
+{
+    const cuda_device *d = &b->device;
+    bool out = m->kind == PKV_MOVE_OUT;
+    size_t n = page_sums(b);
+    if (!b->has_sums) return STATUS_IS_OK;
+    float *here = b->pages.sums + (out ? m->src_page : m->dst_page) * n;
+    float *there = b->host_sums + (out ? m->dst_page : m->src_page) * n;
+    return cuda_status(out ? d->api->copy_out(d->g, there, here, n * sizeof *here)
+                           : d->api->copy_in(d->g, here, there, n * sizeof *here));
+}
