@@ -38,8 +38,7 @@ static const step_plan plan = {.step = 1, .seqs = seqs, .n_seqs = SEQS, .n_token
 /* Every float is read: what lies outside its message is found. */
 static void read_floats(const float *values, size_t n)
 {
-    volatile float sum = 0;
-    for (size_t i = 0; i < n; i++) sum += values[i];
+    for (size_t i = 0; i < n; i++) (void)*(const volatile float *)&values[i];
 }
 
 static void check_result(const step_result *r)
