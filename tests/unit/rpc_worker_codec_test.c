@@ -1,50 +1,10 @@
 /* Plans and results on their way: what is packed comes out the same, and a running sequence takes
  * few bytes. */
-#include "rpc/grpc/grpc.h"
-#include "rpc/worker/codec.h"
+#include "tests/unit/rpc_worker_wire.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
-enum { ROUNDS = 300, SEQS = 16, ROWS = 64, VOCAB = 1000, LAYERS = 6, KV_HEADS = 4, PAGES = 50 };
-
-static const backend_info info = {
-    .name = "test",
-    .vocab_size = VOCAB,
-    .max_positions = 512,
-    .max_rows = ROWS,
-    .max_seqs = SEQS,
-    .max_logit_rows = 0,
-    .n_pages = PAGES,
-    .n_host_pages = 20,
-    .max_in_flight = 1,
-    .geometry = {.page_tokens = 16,
-                 .n_layers = LAYERS,
-                 .n_kv_heads = KV_HEADS,
-                 .layers_per_group = 2,
-                 .heads_per_group = KV_HEADS},
-    .identity = 77,
-};
-
-/* ---- over the wire and back ------------------------------------------------------------------ */
-
-static const ProtobufCMessage *travel(const ProtobufCMessage *m, arena *a)
-{
-    size_t n = protobuf_c_message_get_packed_size(m);
-    uint8_t *bytes = malloc(n + 1);
-    const ProtobufCMessage *out;
-    error err;
-    protobuf_c_message_pack(m, bytes);
-    if (!status_ok(message_unpack(m->descriptor, bytes, n, 64 << 20, a, &out, &err)))
-        fail_msg("%s", err.text);
-    free(bytes);
-    return out;
-}
+enum { ROUNDS = 300 };
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
