@@ -128,31 +128,13 @@ static status grow(float **buffer, size_t *capacity, size_t n)
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
-/* Slots or pages of a sequence's longest table. */
-static uint32_t longest_table(const backend_cpu *b, uint32_t seq, bool slots)
-{
-    uint32_t longest = 0;
-    for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++) {
-        pkv_table_view table = pkv_mirror_table(b->mirror, seq, g);
-        uint32_t n = slots ? table.kept_tokens : table.n_pages;
-        if (n > longest) longest = n;
-    }
-    return longest;
-}
-
-/* One array of values. */
-static size_t measure_floats(const measure_result *m)
-{
-    return (size_t)m->n_layers * m->n_kv_heads * m->stride;
-}
-
 static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, measure_result *m)
 {
     f->measure = s->measure;
     if (f->measure.rows > s->n_tokens) f->measure.rows = s->n_tokens;
     if (s->measure.sum != MEASURE_SUM_STEP) b->store.has_sums = true;
     if (measures_arrays(&s->measure) == 0) return;
-    f->stride = longest_table(b, s->seq, s->measure.by_slot);
+    f->stride = plan_longest_table(&b->info, b->mirror, s->seq, s->measure.by_slot);
     m->n_layers = (b->config.n_layers - 1) / f->measure.layer_step + 1;
     m->n_kv_heads = b->store.n_heads;
     m->stride = f->stride;
@@ -172,7 +154,7 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;
         lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
-        floats += measures_arrays(&s->measure) * measure_floats(&b->seq_results[i].measure);
+        floats += measures_arrays(&s->measure) * plan_measure_floats(&b->seq_results[i].measure);
     }
     RETURN_IF_ERROR(grow(&b->measures, &b->measures_capacity, floats));
     float *at = b->measures;
@@ -182,7 +164,7 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         if (arrays == 0) continue;
         b->seqs[i].values = at;
         m->values = at;
-        at += arrays * measure_floats(m);
+        at += arrays * plan_measure_floats(m);
     }
     return STATUS_IS_OK;
 }

@@ -31,3 +31,20 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
             return status_make(STATUS_INVALID, "plan: a token outside the vocabulary");
     return STATUS_IS_OK;
 }
+
+uint32_t plan_longest_table(const backend_info *info, const pkv_mirror *mirror, uint32_t seq,
+                            bool slots)
+{
+    uint32_t longest = 0;
+    for (uint32_t g = 0; g < pkv_groups(&info->geometry); g++) {
+        pkv_table_view table = pkv_mirror_table(mirror, seq, g);
+        uint32_t n = slots ? table.kept_tokens : table.n_pages;
+        if (n > longest) longest = n;
+    }
+    return longest;
+}
+
+size_t plan_measure_floats(const measure_result *m)
+{
+    return (size_t)m->n_layers * m->n_kv_heads * m->stride;
+}

@@ -160,18 +160,6 @@ static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure
         f.logits[(size_t)head * m.longest + slot] = (along + square / (2.0f * root)) / root;
 }
 
-static DEVICE float block_max(float v)
-{
-    __shared__ float of_warp[WARP];
-    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
-    if (lane == 0) of_warp[threadIdx.x / WARP] = v;
-    __syncthreads();
-    v = lane < warps ? of_warp[lane] : -INFINITY;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
-    return v;
-}
-
 /* A block takes a head. */
 static __global__ void softmax_kernel(gpu_measure m, fit f)
 {

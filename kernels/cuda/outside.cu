@@ -108,18 +108,6 @@ static __global__ void __launch_bounds__(SLOT_THREADS) scores_kernel(gpu_measure
     }
 }
 
-static DEVICE float block_max(float v)
-{
-    __shared__ float of_warp[WARP];
-    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
-    if (lane == 0) of_warp[threadIdx.x / WARP] = v;
-    __syncthreads();
-    v = lane < warps ? of_warp[lane] : -INFINITY;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
-    return v;
-}
-
 /* A block takes a row: its scores become weights, 0 where it sees nothing. */
 static __global__ void softmax_kernel(gpu_measure m, wave w)
 {

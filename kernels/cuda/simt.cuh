@@ -191,6 +191,20 @@ DEVICE float block_sum(float v)
     return warp_sum(lane < warps ? of_warp[lane] : 0.0f);
 }
 
+/* Likewise. */
+DEVICE float block_max(float v)
+{
+    __shared__ float of_warp[WARP];
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
+    __syncthreads();
+    if (lane == 0) of_warp[threadIdx.x / WARP] = v;
+    __syncthreads();
+    v = lane < warps ? of_warp[lane] : -INFINITY;
+    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
+    return v;
+}
+
 /* ---- between kernels and the host ---------------------------------------------------------------
  */
 

@@ -1,6 +1,7 @@
 /* What a step reads on the device and leaves there: rows, tiles of attention, measures. */
 #include "model/cuda/backend.h"
 #include "model/measures.h"
+#include "model/plan.h"
 #include "model/rope.h"
 
 #include <assert.h>
@@ -29,22 +30,6 @@ static const gpu_sum sums[] = {
     [MEASURE_SUM_ADD] = GPU_SUM_ADD,
 };
 
-static uint32_t longest_table(const backend_cuda *b, uint32_t seq, bool slots)
-{
-    uint32_t longest = 0;
-    for (uint32_t g = 0; g < pkv_groups(&b->info.geometry); g++) {
-        pkv_table_view table = pkv_mirror_table(b->mirror, seq, g);
-        uint32_t n = slots ? table.kept_tokens : table.n_pages;
-        if (n > longest) longest = n;
-    }
-    return longest;
-}
-
-static size_t measure_floats(const measure_result *m)
-{
-    return (size_t)m->n_layers * m->n_kv_heads * m->stride;
-}
-
 /* Where results will be, zeros on the host: layers that measure nothing write nothing. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
 {
@@ -60,9 +45,9 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         if (measures_arrays(&s->measure) == 0) continue;
         m->n_layers = (b->config.n_layers - 1) / s->measure.layer_step + 1;
         m->n_kv_heads = b->local.n_kv_heads;
-        m->stride = longest_table(b, s->seq, s->measure.by_slot);
+        m->stride = plan_longest_table(&b->info, b->mirror, s->seq, s->measure.by_slot);
         m->q_heads = b->config.n_heads / b->config.n_kv_heads;
-        floats += measures_arrays(&s->measure) * measure_floats(m);
+        floats += measures_arrays(&s->measure) * plan_measure_floats(m);
     }
     if (floats == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->measures, floats * sizeof(float)));
@@ -72,7 +57,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
         if (arrays == 0) continue;
         b->seq_results[i].measure.values = at;
-        at += arrays * measure_floats(&b->seq_results[i].measure);
+        at += arrays * plan_measure_floats(&b->seq_results[i].measure);
     }
     return STATUS_IS_OK;
 }
@@ -139,7 +124,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
         m->rows = spec->rows < s->n_tokens ? spec->rows : s->n_tokens;
         if (spec->kind == MEASURE_EXPECTED)
             m->rows = s->n_tokens - measures_first_expected(spec, s->n_tokens, s->position);
-        m->longest = longest_table(b, s->seq, true);
+        m->longest = plan_longest_table(&b->info, b->mirror, s->seq, true);
         m->window = spec->window;
         m->chunk = spec->chunk;
         m->sinks = spec->sinks;
@@ -148,7 +133,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
         RETURN_IF_ERROR(measure_one(b, i, spec->kind, first, m));
         m->sum = GPU_SUM_NONE;
         if (spec->second != MEASURE_NONE && r->values)
-            RETURN_IF_ERROR(measure_one(b, i, spec->second, first + measure_floats(r), m));
+            RETURN_IF_ERROR(measure_one(b, i, spec->second, first + plan_measure_floats(r), m));
     }
     return STATUS_IS_OK;
 }
@@ -226,7 +211,7 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
     uint32_t q_heads = b->local.n_heads / b->local.n_kv_heads, longest = 0, n_prefill = 0;
     uint64_t slots = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        uint32_t n = longest_table(b, plan->seqs[i].seq, true);
+        uint32_t n = plan_longest_table(&b->info, b->mirror, plan->seqs[i].seq, true);
         uint32_t packed = plan->seqs[i].n_tokens * q_heads;
         if (packed > GPU_DECODE_ROWS) {
             n_prefill += (packed + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
@@ -241,7 +226,8 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
     gpu_tile *prefill = cuda_pack_take(&b->step, n_prefill * sizeof *prefill, &batch->prefill);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t packed = plan->seqs[i].n_tokens * q_heads;
-        uint32_t parts = (longest_table(b, plan->seqs[i].seq, true) + part - 1) / part;
+        uint32_t parts =
+            (plan_longest_table(&b->info, b->mirror, plan->seqs[i].seq, true) + part - 1) / part;
         uint32_t first = batch->n_decode;
         for (uint32_t r = 0; packed > GPU_DECODE_ROWS && r < packed; r += GPU_PREFILL_ROWS)
             prefill[batch->n_prefill++] = (gpu_tile){.seq = i, .first = r};

@@ -130,16 +130,8 @@ void link_disconnect(worker_link *l)
 
 /* ---- a call ---------------------------------------------------------------------------------- */
 
-typedef struct exchange {
-    grpc_call *call;
-    grpc_metadata_array initial, trailing;
-    grpc_byte_buffer *outgoing, *incoming;
-    grpc_status_code code;
-    grpc_slice details;
-} exchange;
-
 /* False: the session has failed meanwhile. */
-static bool enter(worker_link *l, exchange *x, const question *q)
+static bool enter(worker_link *l, unary_call *x, const question *q)
 {
     worker_group *g = l->group;
     grpc_slice path = grpc_slice_from_static_string(q->path);
@@ -155,27 +147,24 @@ static bool enter(worker_link *l, exchange *x, const question *q)
     return ok;
 }
 
-static void leave(worker_link *l, exchange *x)
+static void leave(worker_link *l, unary_call *x)
 {
     pthread_mutex_lock(&l->group->lock);
     l->asking = NULL;
     pthread_mutex_unlock(&l->group->lock);
     grpc_call_unref(x->call);
-    grpc_metadata_array_destroy(&x->initial);
-    grpc_metadata_array_destroy(&x->trailing);
-    grpc_byte_buffer_destroy(x->outgoing);
-    if (x->incoming) grpc_byte_buffer_destroy(x->incoming);
-    grpc_slice_unref(x->details);
+    unary_end(x);
 }
 
-static void run_call(worker_link *l, exchange *x, const question *q)
+bool unary_begin(unary_call *x, const ProtobufCMessage *m, void *tag)
 {
     grpc_op ops[6];
     memset(ops, 0, sizeof ops);
     grpc_metadata_array_init(&x->initial);
     grpc_metadata_array_init(&x->trailing);
     x->details = grpc_empty_slice();
-    x->outgoing = bytes_of_message(q->message);
+    x->outgoing = bytes_of_message(m);
+    x->incoming = NULL;
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
     ops[1].op = GRPC_OP_SEND_MESSAGE;
     ops[1].data.send_message.send_message = x->outgoing;
@@ -188,14 +177,26 @@ static void run_call(worker_link *l, exchange *x, const question *q)
     ops[5].data.recv_status_on_client.trailing_metadata = &x->trailing;
     ops[5].data.recv_status_on_client.status = &x->code;
     ops[5].data.recv_status_on_client.status_details = &x->details;
-    if (grpc_call_start_batch(x->call, ops, 6, x, NULL) != GRPC_CALL_OK) {
-        x->code = GRPC_STATUS_INTERNAL;
-        return;
-    }
-    grpc_completion_queue_pluck(l->answers, x, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    return grpc_call_start_batch(x->call, ops, 6, tag, NULL) == GRPC_CALL_OK;
 }
 
-static status read_answer(exchange *x, const question *q, answer *out, error *err)
+void unary_end(unary_call *x)
+{
+    grpc_metadata_array_destroy(&x->initial);
+    grpc_metadata_array_destroy(&x->trailing);
+    grpc_byte_buffer_destroy(x->outgoing);
+    if (x->incoming) grpc_byte_buffer_destroy(x->incoming);
+    grpc_slice_unref(x->details);
+}
+
+static void run_call(worker_link *l, unary_call *x, const question *q)
+{
+    if (unary_begin(x, q->message, x))
+        grpc_completion_queue_pluck(l->answers, x, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    else x->code = GRPC_STATUS_INTERNAL;
+}
+
+static status read_answer(unary_call *x, const question *q, answer *out, error *err)
 {
     grpc_slice bytes;
     if (!x->incoming || !bytes_read(x->incoming, &bytes))
@@ -216,7 +217,7 @@ static status read_answer(exchange *x, const question *q, answer *out, error *er
 }
 
 /* Why a call failed, which the peer or gRPC may have said, or we have. */
-static status judge(worker_link *l, const exchange *x, const question *q, error *err)
+static status judge(worker_link *l, const unary_call *x, const question *q, error *err)
 {
     worker_group *g = l->group;
     char text[384];
@@ -237,7 +238,7 @@ static status judge(worker_link *l, const exchange *x, const question *q, error 
 
 status link_ask(worker_link *l, const question *q, answer *out, error *err)
 {
-    exchange x = {0};
+    unary_call x = {0};
     if (!enter(l, &x, q))
         return error_set(err, STATUS_IO, "given up, because rank %u failed", l->group->failed_rank);
     run_call(l, &x, q);

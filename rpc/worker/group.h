@@ -2,9 +2,9 @@
  * other.
  *
  *   threads that make ranks   group.c      ask.c: a call, an answer, one after the other
- *   the engine's thread       proxy.c      plans and results; one queue for the streams of all
- * ranks, so that the failure of one ends the wait for another the heartbeats' thread    heartbeat.c
- * Health at all ranks, by a queue of its own
+ *   the engine's thread       proxy.c      plans and results; one queue for all ranks' streams:
+ *                                          the failure of one ends the wait for another
+ *   the heartbeats' thread    heartbeat.c  Health at all ranks, by a queue of its own
  */
 #ifndef RPC_WORKER_GROUP_H
 #define RPC_WORKER_GROUP_H
@@ -42,15 +42,26 @@ typedef struct stream {
     char trouble[512];
 } stream;
 
-/* The Health call of a rank: the heartbeats' thread's. */
-typedef struct heartbeat {
-    grpc_call *call;   // NULL = none in flight
-    int64_t due_us;    // when the next one begins
-    bool must_be_ours; // the worker had the session when it began
+/* A call of one message and one answer. */
+typedef struct unary_call {
+    grpc_call *call;
     grpc_metadata_array initial, trailing;
     grpc_byte_buffer *outgoing, *incoming;
     grpc_status_code code;
     grpc_slice details;
+} unary_call;
+
+/* Sends m on x->call; `tag` comes out of the call's queue when all of it is over. False: gRPC takes
+ * none of it. Either way it is to be ended. */
+bool unary_begin(unary_call *x, const ProtobufCMessage *m, void *tag);
+/* Frees all but the call. */
+void unary_end(unary_call *x);
+
+/* The Health call of a rank: the heartbeats' thread's. */
+typedef struct heartbeat {
+    unary_call call;   // its call NULL = none in flight
+    int64_t due_us;    // when the next one begins
+    bool must_be_ours; // the worker had the session when it began
 } heartbeat;
 
 struct worker_link {

@@ -37,36 +37,16 @@ static void begin_beat(worker_link *l, int64_t now)
     if (until < now + silence / 2) until = now + silence / 2;
     b->due_us = now + PERIOD_US;
     b->must_be_ours = l->configured;
-    b->call = grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->beats, path,
-                                       NULL, time_at(until), NULL);
+    b->call.call = grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->beats,
+                                            path, NULL, time_at(until), NULL);
     l->beat_flies = true;
 }
 
 static void send_beat(worker_link *l)
 {
-    heartbeat *b = &l->beat;
     Octavo__Worker__V1__HealthRequest request = OCTAVO__WORKER__V1__HEALTH_REQUEST__INIT;
-    grpc_op ops[6];
     request.session = l->group->session;
-    b->outgoing = bytes_of_message(&request.base);
-    b->incoming = NULL;
-    b->details = grpc_empty_slice();
-    grpc_metadata_array_init(&b->initial);
-    grpc_metadata_array_init(&b->trailing);
-    memset(ops, 0, sizeof ops);
-    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
-    ops[1].op = GRPC_OP_SEND_MESSAGE;
-    ops[1].data.send_message.send_message = b->outgoing;
-    ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
-    ops[3].op = GRPC_OP_RECV_INITIAL_METADATA;
-    ops[3].data.recv_initial_metadata.recv_initial_metadata = &b->initial;
-    ops[4].op = GRPC_OP_RECV_MESSAGE;
-    ops[4].data.recv_message.recv_message = &b->incoming;
-    ops[5].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
-    ops[5].data.recv_status_on_client.trailing_metadata = &b->trailing;
-    ops[5].data.recv_status_on_client.status = &b->code;
-    ops[5].data.recv_status_on_client.status_details = &b->details;
-    (void)grpc_call_start_batch(b->call, ops, 6, l, NULL); // it fails by misuse only
+    (void)unary_begin(&l->beat.call, &request.base, l); // it fails by misuse only
 }
 
 static bool is_ours(worker_link *l)
@@ -75,7 +55,7 @@ static bool is_ours(worker_link *l)
     const ProtobufCMessage *m;
     arena memory;
     error err;
-    if (!l->beat.incoming || !bytes_read(l->beat.incoming, &bytes)) return false;
+    if (!l->beat.call.incoming || !bytes_read(l->beat.call.incoming, &bytes)) return false;
     status s =
         message_unpack(&octavo__worker__v1__health_reply__descriptor, GRPC_SLICE_START_PTR(bytes),
                        GRPC_SLICE_LENGTH(bytes), UNPACK_LIMIT, &memory, &m, &err);
@@ -90,18 +70,18 @@ static void judge_beat(worker_link *l)
 {
     heartbeat *b = &l->beat;
     char why[sizeof l->reason];
-    if (b->code == GRPC_STATUS_OK && (!b->must_be_ours || is_ours(l))) {
+    if (b->call.code == GRPC_STATUS_OK && (!b->must_be_ours || is_ours(l))) {
         pthread_mutex_lock(&l->group->lock);
         l->last_beat_us = clock_now_us();
         pthread_mutex_unlock(&l->group->lock);
         return;
     }
-    if (b->code == GRPC_STATUS_OK)
+    if (b->call.code == GRPC_STATUS_OK)
         snprintf(why, sizeof why, "the worker has ended the session, or was started again");
-    else if (b->code == GRPC_STATUS_DEADLINE_EXCEEDED)
+    else if (b->call.code == GRPC_STATUS_DEADLINE_EXCEEDED)
         snprintf(why, sizeof why, "no heartbeat for %.1f s",
                  (double)group_silence_us(l->group) / 1e6);
-    else text_of_status(b->details, why, sizeof why);
+    else text_of_status(b->call.details, why, sizeof why);
     lose(l, why);
 }
 
@@ -110,14 +90,10 @@ static void end_beat(worker_link *l)
     heartbeat *b = &l->beat;
     worker_group *g = l->group;
     judge_beat(l);
-    grpc_byte_buffer_destroy(b->outgoing);
-    if (b->incoming) grpc_byte_buffer_destroy(b->incoming);
-    grpc_metadata_array_destroy(&b->initial);
-    grpc_metadata_array_destroy(&b->trailing);
-    grpc_slice_unref(b->details);
+    unary_end(&b->call);
     pthread_mutex_lock(&g->lock);
-    grpc_call_unref(b->call);
-    b->call = NULL;
+    grpc_call_unref(b->call.call);
+    b->call.call = NULL;
     l->beat_flies = false;
     pthread_cond_broadcast(&g->changed);
     pthread_mutex_unlock(&g->lock);
@@ -215,7 +191,7 @@ void heart_leave(worker_link *l)
     worker_group *g = l->group;
     pthread_mutex_lock(&g->lock);
     l->beating = false;
-    if (l->beat_flies) grpc_call_cancel(l->beat.call, NULL);
+    if (l->beat_flies) grpc_call_cancel(l->beat.call.call, NULL);
     while (l->beat_flies) pthread_cond_wait(&g->changed, &g->lock);
     pthread_mutex_unlock(&g->lock);
 }
