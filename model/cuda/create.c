@@ -72,6 +72,7 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
         .pool = b->pool,
         .tell = o->tell,
         .tell_ctx = o->tell_ctx,
+        .given_up = o->given_up,
     };
     model_weights weights;
     s = weights_load(&wanted, &weights, err);
