@@ -1,6 +1,7 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
  * [--small]. --bench: their speeds instead. A row for each, PASS or FAIL; the exit status is 0 when
- * all pass. Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/). */
+ * all pass. Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and OCTAVO_SOAK
+ * undoes --small. */
 #include "tests/cuda/check.h"
 
 #include <dlfcn.h>
@@ -134,6 +135,9 @@ int main(int argc, char **argv)
         c.small |= strcmp(argv[i], "--small") == 0;
         speed |= strcmp(argv[i], "--bench") == 0;
     }
+#if defined(OCTAVO_SIMT) && !defined(OCTAVO_SIMT_STRICT)
+    if (getenv("OCTAVO_SOAK")) c.small = false;
+#endif
     gpu_facts facts;
     char why[256];
     error err;
