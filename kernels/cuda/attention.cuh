@@ -57,21 +57,19 @@ struct row_state {
 /* ---- into shared memory -------------------------------------------------------------------------
  */
 
+/* They begin to arrive; rows that are none are zeros. */
 template <class Q, int D>
-static DEVICE void load_queries(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
-                                uint32_t first, uint32_t rows, Q *out)
+static DEVICE void fetch_queries(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
+                                 uint32_t first, uint32_t rows, Q *out)
 {
     const uint32_t chunks = D / 8; /* of 16 bytes */
     uint32_t n_heads = a.kv_heads * a.q_heads;
     for (uint32_t i = threadIdx.x; i < rows * chunks; i += THREADS) {
         uint32_t r = i / chunks, chunk = i % chunks, packed = first + r;
-        vec16 v = {{0, 0, 0, 0}};
-        if (packed < seq.n_rows * a.q_heads) {
-            size_t row = seq.first_row + packed / a.q_heads;
-            size_t from = (row * n_heads + head * a.q_heads + packed % a.q_heads) * D;
-            v = *(const vec16 *)((const Q *)a.q + from + chunk * 8);
-        }
-        *(vec16 *)(out + r * (D + PAD) + chunk * 8) = v;
+        bool there = packed < seq.n_rows * a.q_heads;
+        size_t row = seq.first_row + packed / a.q_heads;
+        size_t from = (row * n_heads + head * a.q_heads + packed % a.q_heads) * D + chunk * 8;
+        copy_async(out + r * (D + PAD) + chunk * 8, (const Q *)a.q + (there ? from : 0), there);
     }
 }
 
@@ -97,13 +95,20 @@ static DEVICE void fetch(const gpu_attention &a, const strip *strips, uint32_t f
                          unsigned char *stage)
 {
     typedef layout<KV, D, DECODE> L;
-    const uint32_t row_bytes = D * sizeof(KV), chunks = row_bytes / 16;
+    constexpr uint32_t row_bytes = D * sizeof(KV), chunks = row_bytes / 16;
+    constexpr uint32_t of_strip = STRIP * chunks; /* copies */
     size_t values_at = (size_t)a.pages.page_tokens * row_bytes;
-    for (uint32_t i = threadIdx.x; i < L::STEP * chunks; i += THREADS) {
-        uint32_t slot = i / chunks, chunk = i % chunks;
+    const uint8_t *keys[L::STRIPS]; /* read once: copies might be to where they are */
+#pragma unroll
+    for (int s = 0; s < L::STRIPS; s++) keys[s] = strips[s].keys;
+#pragma unroll
+    for (uint32_t j = 0; j < (L::STEP * chunks + THREADS - 1) / THREADS; j++) {
+        uint32_t i = j * THREADS + threadIdx.x, slot = i / chunks, chunk = i % chunks;
+        if (L::STEP * chunks % THREADS != 0 && i >= L::STEP * chunks) break;
         bool there = from + slot < end;
-        const uint8_t *src = strips[slot / STRIP].keys + slot % STRIP * row_bytes + chunk * 16;
-        if (!there) src = a.pages.data;
+        const uint8_t *src =
+            of_strip % THREADS == 0 ? keys[j * THREADS / of_strip] : strips[slot / STRIP].keys;
+        src = there ? src + slot % STRIP * row_bytes + chunk * 16 : a.pages.data;
         unsigned char *to = stage + slot * L::ROW_BYTES + chunk * 16;
         copy_async(to, src, there);
         copy_async(to + L::V_AT, there ? src + values_at : src, there);
@@ -418,12 +423,17 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     const table_view t = view_table(a.pages, a.tables, a.layer, seq, a.lengths, head);
     const tile_range r = range_of<L, DECODE>(a, seq, tile, t.length);
 
-    load_queries<Q, D>(a, seq, head, r.first_row, L::Q_ROWS, queries);
+    fetch_queries<Q, D>(a, seq, head, r.first_row, L::Q_ROWS, queries);
+    copy_commit();
     if (thread < 2 * L::STRIPS) {
         uint32_t slot = r.begin + thread * STRIP;
         strips[thread / L::STRIPS][thread % L::STRIPS] =
             strip_at<KV>(a, t, slot, page_of(a, t, slot, r.end));
     }
+    __syncthreads();
+    if (r.begin < r.end) fetch<KV, D, DECODE>(a, strips[0], r.begin, r.end, stages);
+    copy_commit();
+    copy_wait<1>(); /* for queries */
     __syncthreads();
     uint32_t my_row = DECODE ? 0 : warp * 16, low[2], high[2];
     query_rows<D> q;
@@ -440,8 +450,6 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
 #pragma unroll
     for (int d = 0; d < D / 8; d++) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.0f;
 
-    if (r.begin < r.end) fetch<KV, D, DECODE>(a, strips[0], r.begin, r.end, stages);
-    copy_commit();
     uint32_t stage = 0, mine = DECODE ? warp * TOKENS : 0;
     for (uint32_t slot = r.begin; slot < r.end; slot += STEP, stage ^= 1) {
         unsigned char *here = stages + stage * L::STAGE_BYTES;
@@ -480,7 +488,29 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     else finish_prefill<D>(a, seq, head, r.first_row + my_row + lane / 4, state, o);
 }
 
-enum { MERGE_THREADS = 256, MERGE_SHARES = 1024 };
+constexpr uint32_t MERGE_THREADS = 256, MERGE_SHARES = 1024;
+
+/* The sum of every GROUPS-th part, from `group` on: eight loads at a time. */
+template <uint32_t GROUPS>
+static DEVICE float weigh_parts(const float *at, size_t of_part, const float *shares,
+                                uint32_t group, uint32_t n)
+{
+    float sum = 0.0f;
+    for (uint32_t first = group; first < n; first += 8 * GROUPS) {
+        float v[8];
+#pragma unroll
+        for (uint32_t j = 0; j < 8; j++) {
+            uint32_t p = first + j * GROUPS;
+            v[j] = p < n ? at[p * of_part] : 0.0f;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 8; j++) {
+            uint32_t p = first + j * GROUPS;
+            sum += v[j] * (p < n ? shares[p] : 0.0f);
+        }
+    }
+    return sum;
+}
 
 /* Parts of a packed row become its output. The blocks of a sequence's tiles share out its rows: the
  * n-th takes row n and those as many further as there are tiles. Threads are groups of D, which
@@ -493,6 +523,8 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attenti
     const size_t row_floats = D + 2, of_part = a.kv_heads * GPU_DECODE_ROWS * row_floats;
     const gpu_tile tile = a.decode[blockIdx.x];
     if (tile.parts == 1) return;
+    /* Tiles that pad a step say that they are of two parts from the first tile on, and are not. */
+    if (blockIdx.x - tile.part >= tile.parts || a.decode[tile.part].parts != tile.parts) return;
     const gpu_seq seq = a.seqs[tile.seq];
     uint32_t head = blockIdx.y, group = threadIdx.x / D, d = threadIdx.x % D;
     const float *parts = a.partial + part_at<D>(a, tile.part, head);
@@ -502,18 +534,19 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attenti
         float most = -INFINITY, sum = 0.0f, value = 0.0f;
         for (uint32_t p = threadIdx.x; p < tile.parts; p += MERGE_THREADS)
             most = fmaxf(most, row[p * of_part + D]);
-        most = block_max(most); /* and all have read what the row before left in shared memory */
-        for (uint32_t p = threadIdx.x; p < tile.parts; p += MERGE_THREADS) {
-            float share = share_of(row[p * of_part + D], most);
-            if (p < MERGE_SHARES) shares[p] = share;
-            sum += row[p * of_part + D + 1] * share;
+        most = block_max(most);
+        for (uint32_t first = 0; first < tile.parts; first += MERGE_SHARES) {
+            uint32_t n = tile.parts - first < MERGE_SHARES ? tile.parts - first : MERGE_SHARES;
+            const float *some = row + first * of_part;
+            __syncthreads(); /* shares have been read */
+            for (uint32_t p = threadIdx.x; p < n; p += MERGE_THREADS) {
+                shares[p] = share_of(some[p * of_part + D], most);
+                sum += some[p * of_part + D + 1] * shares[p];
+            }
+            __syncthreads();
+            if (group < GROUPS) value += weigh_parts<GROUPS>(some + d, of_part, shares, group, n);
         }
-        sum = block_sum(sum); /* all shares are there */
-#pragma unroll 8
-        for (uint32_t p = group; group < GROUPS && p < tile.parts; p += GROUPS) {
-            float share = p < MERGE_SHARES ? shares[p] : share_of(row[p * of_part + D], most);
-            value += row[p * of_part + d] * share;
-        }
+        sum = block_sum(sum);
         values[threadIdx.x] = value;
         __syncthreads();
         if (group != 0) continue;

@@ -17,19 +17,31 @@ enum {
 template <class T> struct plain_tile {
     typedef T type;
     enum { COLUMNS = 32, SCALED = 0, SCALE_AT = 0 };
+    /* Where a lane's parts of a panel begin. */
+    struct place {
+        const T *rows[2];
+        uint32_t columns; /* from them on */
+    };
     vec16 rows[2];
     uint32_t scales[1];
-    DEVICE void load(const gpu_matrix &w, const uint32_t *, size_t panel, size_t tile)
+    static DEVICE place find(const gpu_matrix &w, size_t panel)
     {
         unsigned lane = threadIdx.x % WARP;
-        size_t column = tile * COLUMNS + lane % 4 * 8;
+        place at = {{NULL, NULL}, (uint32_t)w.k - lane % 4 * 8};
         for (int i = 0; i < 2; i++) {
             size_t row = panel * 16 + lane / 4 + i * 8;
             if (row >= w.n) row = w.n - 1;
-            if (column < w.k)
-                rows[i] = load_once((const vec16 *)((const T *)w.data + row * w.k + column));
-            else rows[i] = vec16{{0, 0, 0, 0}};
+            at.rows[i] = (const T *)w.data + row * w.k + lane % 4 * 8;
         }
+        if (lane % 4 * 8 >= w.k) at.columns = 0;
+        return at;
+    }
+    DEVICE void load(const place &at, uint32_t tile)
+    {
+        uint32_t column = tile * COLUMNS;
+        for (int i = 0; i < 2; i++)
+            rows[i] = column < at.columns ? load_once((const vec16 *)(at.rows[i] + column))
+                                          : vec16{{0, 0, 0, 0}};
     }
     DEVICE void fragment(int, int j, uint32_t a[4]) const
     {
@@ -43,15 +55,28 @@ template <class T> struct plain_tile {
 template <class T, int BITS> struct quant_tile {
     typedef T type;
     enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1, SCALE_AT = BITS == 4 ? 16 : 15 };
+    struct place {
+        const vec16 *tiles;
+        const uint32_t *scales; /* of the panel's groups */
+        uint32_t group;         /* how often a group is twice 16 columns: a shift */
+    };
     vec16 v;
     uint32_t scales[COLUMNS / 32];
-    DEVICE void load(const gpu_matrix &w, const uint32_t *of_panel, size_t panel, size_t tile)
+    static DEVICE place find(const gpu_matrix &w, size_t panel)
     {
         unsigned lane = threadIdx.x % WARP;
         size_t tiles = (w.k + COLUMNS - 1) / COLUMNS;
-        v = load_once((const vec16 *)w.data + (panel * tiles + tile) * WARP + lane);
+        return place{(const vec16 *)w.data + panel * tiles * WARP + lane,
+                     (const uint32_t *)w.scales + panel * gpu_groups(&w) * 8 + lane / 4,
+                     w.group == 32   ? 0u
+                     : w.group == 64 ? 1u
+                                     : 2u};
+    }
+    DEVICE void load(const place &at, uint32_t tile)
+    {
+        v = load_once(at.tiles + (size_t)tile * WARP);
         for (int s = 0; s < COLUMNS / 32; s++)
-            scales[s] = of_panel[(tile * COLUMNS + s * 32) / w.group * 8 + lane / 4];
+            scales[s] = at.scales[((tile * (COLUMNS / 32) + s) >> at.group) * 8];
     }
     DEVICE void fragment(int s, int j, uint32_t a[4]) const
     {
@@ -81,29 +106,39 @@ struct few_rows {
     uint32_t first, n;
 };
 
-/* x [8 rows][the tile's 32 columns of a lane]: zeros beyond the rows and columns. */
-template <class T>
-static DEVICE vec16 load_x(const few_job &job, const few_rows &rows, uint32_t r, size_t column)
-{
-    if (r >= rows.n || column >= job.w.k) return vec16{{0, 0, 0, 0}};
-    size_t row = rows.x_rows ? rows.x_rows[rows.first + r] : rows.first + r;
-    return *(const vec16 *)((const T *)job.x + row * job.w.k + column);
-}
+/* Where a lane's rows of x begin, one of each eight: NULL beyond them. */
+template <class T, int N> struct x_place {
+    const T *rows[N];
+    uint32_t columns;
+    DEVICE x_place(const few_job &job, const few_rows &of)
+    {
+        unsigned lane = threadIdx.x % WARP;
+        for (uint32_t n = 0; n < N; n++) {
+            uint32_t r = n * 8 + lane / 4;
+            size_t row = of.first + r;
+            if (r < of.n && of.x_rows) row = of.x_rows[row];
+            rows[n] = r < of.n ? (const T *)job.x + row * job.w.k + lane % 4 * 8 : NULL;
+        }
+        columns = job.w.k > lane % 4 * 8 ? (uint32_t)job.w.k - lane % 4 * 8 : 0;
+    }
+    DEVICE vec16 load(int n, uint32_t column) const
+    {
+        bool in = rows[n] && column < columns;
+        return in ? *(const vec16 *)(rows[n] + column) : vec16{{0, 0, 0, 0}};
+    }
+};
 
 /* sums [R panels][N times 8 rows of x] += a tile of each panel. */
 template <class C, int R, int N>
-static DEVICE void add_tile(const few_job &job, const few_rows &rows, const C w[R], size_t tile,
+static DEVICE void add_tile(const x_place<typename C::type, N> &x_at, const C w[R], uint32_t tile,
                             float sums[R][N][4])
 {
     typedef typename C::type T;
-    unsigned lane = threadIdx.x % WARP;
 #pragma unroll
     for (int s = 0; s < C::COLUMNS / 32; s++) {
         vec16 x[N];
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            x[n] =
-                load_x<T>(job, rows, n * 8 + lane / 4, tile * C::COLUMNS + s * 32 + lane % 4 * 8);
+        for (int n = 0; n < N; n++) x[n] = x_at.load(n, tile * C::COLUMNS + s * 32);
 #pragma unroll
         for (int r = 0; r < R; r++) {
             float part[N][4];
@@ -172,36 +207,32 @@ static __global__ void __launch_bounds__(FEW_BLOCK) few_kernel(few_job job)
         rows.n = job.m - rows.first < N * 8 ? job.m - rows.first : N * 8;
     }
     size_t panel = (size_t)blockIdx.x * R, panels = (job.w.n + 15) / 16;
-    size_t tiles = (job.w.k + C::COLUMNS - 1) / C::COLUMNS;
-    size_t mine[R];
-    const uint32_t *scales[R];
-    for (int r = 0; r < R; r++) {
-        mine[r] = panel + r < panels ? panel + r : panels - 1;
-        scales[r] =
-            C::SCALED ? (const uint32_t *)job.w.scales + mine[r] * gpu_groups(&job.w) * 8 : NULL;
-    }
+    uint32_t tiles = (uint32_t)((job.w.k + C::COLUMNS - 1) / C::COLUMNS);
+    typename C::place mine[R];
+    for (int r = 0; r < R; r++)
+        mine[r] = C::find(job.w, panel + r < panels ? panel + r : panels - 1);
     float sums[R][N][4];
 #pragma unroll
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++)
             for (int i = 0; i < 4; i++) sums[r][n][i] = 0.0f;
     C ring[AHEAD][R];
-    size_t first = threadIdx.x / WARP;
+    uint32_t first = threadIdx.x / WARP;
 #pragma unroll
     for (int a = 0; a < AHEAD; a++)
 #pragma unroll
         for (int r = 0; r < R; r++)
-            if (first + a * FEW_WARPS < tiles)
-                ring[a][r].load(job.w, scales[r], mine[r], first + a * FEW_WARPS);
-    for (size_t tile = first; tile < tiles; tile += AHEAD * FEW_WARPS) {
+            if (first + a * FEW_WARPS < tiles) ring[a][r].load(mine[r], first + a * FEW_WARPS);
+    const x_place<typename C::type, N> x(job, rows);
+    for (uint32_t tile = first; tile < tiles; tile += AHEAD * FEW_WARPS) {
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
-            size_t now = tile + a * FEW_WARPS, next = now + AHEAD * FEW_WARPS;
+            uint32_t now = tile + a * FEW_WARPS, next = now + AHEAD * FEW_WARPS;
             if (now >= tiles) break; /* the whole warp */
-            add_tile<C, R, N>(job, rows, ring[a], now, sums);
+            add_tile<C, R, N>(x, ring[a], now, sums);
 #pragma unroll
             for (int r = 0; r < R; r++)
-                if (next < tiles) ring[a][r].load(job.w, scales[r], mine[r], next);
+                if (next < tiles) ring[a][r].load(mine[r], next);
         }
     }
     finish<typename C::type, R, N>(job, rows, panel, sums, shared);

@@ -3,11 +3,8 @@
 #include "kernels/cuda/quant.cuh"
 
 enum {
-    ONE_ROWS = 2,         /* of operands as they are: each warp has its own row of W */
-    FEW_ROWS = 8,         /* likewise; beyond, x is read about as much as W, and the library does */
+    FEW_ROWS = 8,         /* of operands as they are: beyond, x is read about as often as W */
     FEW_ROWS_QUANT = 128, /* of integers: beyond, making operands of them costs less than passes */
-    FEW_THREADS = 128,
-    LOADS = 4,
     CONVERT_THREADS = 256,
     PANEL = 16, /* kernels.h */
 };
@@ -97,67 +94,6 @@ template <class T, class U> static __global__ void convert_kernel(const T *x, si
     *(vec16 *)(out + i * 8) = v;
 }
 
-/* ---- few rows -----------------------------------------------------------------------------------
- */
-
-template <class T> static DEVICE float value_of(const vec16 &v, int i)
-{
-    T x;
-    x.bits = (uint16_t)(v.w[i / 2] >> i % 2 * 16);
-    return to_float(x);
-}
-
-/* A warp makes one output of each of M rows. */
-template <class T, int M>
-static __global__ void __launch_bounds__(FEW_THREADS)
-    one_kernel(gpu_matrix w, const T *x, void *y, bool y_f32)
-{
-    size_t row = (size_t)blockIdx.x * (FEW_THREADS / WARP) + threadIdx.x / WARP;
-    unsigned lane = threadIdx.x % WARP;
-    if (row >= w.n) return; /* a whole warp */
-    const vec16 *data = (const vec16 *)((const T *)w.data + row * w.k);
-    float sums[M];
-#pragma unroll
-    for (int r = 0; r < M; r++) sums[r] = 0.0f;
-    uint32_t chunks = (uint32_t)(w.k / 8);
-    for (uint32_t first = lane; first < chunks; first += LOADS * WARP) {
-        vec16 v[LOADS]; /* all on their way before the first is needed */
-#pragma unroll
-        for (int l = 0; l < LOADS; l++) {
-            uint32_t chunk = first + l * WARP;
-            v[l] = chunk < chunks ? load_once(data + chunk) : vec16{{0, 0, 0, 0}};
-        }
-#pragma unroll
-        for (int l = 0; l < LOADS; l++) {
-            uint32_t chunk = first + l * WARP;
-            if (chunk >= chunks) break;
-#pragma unroll
-            for (int r = 0; r < M; r++) {
-                vec16 xs = *(const vec16 *)(x + r * w.k + chunk * 8);
-#pragma unroll
-                for (int j = 0; j < 8; j++) sums[r] += value_of<T>(v[l], j) * value_of<T>(xs, j);
-            }
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < M; r++) {
-        float sum = warp_sum(sums[r]);
-        if (lane != 0) continue;
-        if (y_f32) ((float *)y)[r * w.n + row] = sum;
-        else ((T *)y)[r * w.n + row] = from_float<T>(sum);
-    }
-}
-
-template <class T>
-static gpu_status run_one(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
-                          gpu_type y_type)
-{
-    unsigned blocks = (unsigned)((w->n + FEW_THREADS / WARP - 1) / (FEW_THREADS / WARP));
-    auto kernel = m == 1 ? one_kernel<T, 1> : one_kernel<T, 2>;
-    LAUNCH(kernel, blocks, FEW_THREADS, 0, g, *w, (const T *)x, y, y_type == GPU_F32);
-    return gpu_launched(g, "product of one row");
-}
-
 /* ---- launches -----------------------------------------------------------------------------------
  */
 
@@ -213,13 +149,8 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
 {
     if (m == 0) return GPU_OK;
     bool invariant = gpu_is_invariant(g);
-    if (w->bits && gpu_takes_few(w) && m <= FEW_ROWS_QUANT && !invariant)
-        return gpu_few_product(g, w, x, m, y, y_type);
-    if (!w->bits && gpu_takes_few(w) && m <= ONE_ROWS && !invariant)
-        return w->type == GPU_BF16 ? run_one<bf16>(g, w, x, m, y, y_type)
-                                   : run_one<f16>(g, w, x, m, y, y_type);
-    if (!w->bits && gpu_takes_few(w) && m <= FEW_ROWS && !invariant)
-        return gpu_few_product(g, w, x, m, y, y_type);
+    size_t few = w->bits ? FEW_ROWS_QUANT : FEW_ROWS;
+    if (gpu_takes_few(w) && m <= few && !invariant) return gpu_few_product(g, w, x, m, y, y_type);
     if (w->bits == 0) return gpu_library_product(g, w, x, m, y, y_type);
     gpu_status s =
         w->type == GPU_BF16 ? dequant(g, w, (bf16 *)scratch) : dequant(g, w, (f16 *)scratch);

@@ -24,23 +24,15 @@ template <class T> static DEVICE void store_four(T *out, const float v[4])
     *(four_short *)out = four_short{{pack2(v[0], v[1], T()), pack2(v[2], v[3], T())}};
 }
 
-static DEVICE float weight_at(const gpu_matrix &w, size_t row, size_t column)
-{
-    size_t at = row * w.k + column;
-    switch (w.type) {
-    case GPU_BF16: return to_float(((const bf16 *)w.data)[at]);
-    case GPU_F16: return to_float(((const f16 *)w.data)[at]);
-    default: return ((const float *)w.data)[at];
-    }
-}
-
-static __global__ void embed_kernel(gpu_matrix w, const uint32_t *tokens, float scale,
-                                    float *__restrict__ x)
+template <class T>
+static __global__ void embed_kernel(gpu_matrix w, const uint32_t *tokens, float scale, float *x)
 {
     size_t token = tokens[blockIdx.x];
-#pragma unroll 8
-    for (size_t i = threadIdx.x; i < w.k; i += blockDim.x)
-        x[blockIdx.x * w.k + i] = token < w.n ? weight_at(w, token, i) * scale : 0.0f;
+    bool is = token < w.n;
+    const T *row = (const T *)w.data + (is ? token : 0) * w.k;
+    float *out = x + blockIdx.x * w.k;
+    for_each(row, (uint32_t)w.k,
+             [=](T v, uint32_t i) { out[i] = is ? to_float(v) * scale : 0.0f; });
 }
 
 /* Accurate sines: an angle may be as large as the context. */
@@ -153,11 +145,11 @@ static __global__ void any_gate_kernel(const T *gate_up, size_t n, size_t d, boo
 }
 
 static __global__ void gather_kernel(const uint32_t *x, const uint32_t *rows, size_t words,
-                                     uint32_t *__restrict__ out)
+                                     uint32_t *out)
 {
-    const uint32_t *from = x + rows[blockIdx.x] * words;
-#pragma unroll 8
-    for (size_t i = threadIdx.x; i < words; i += blockDim.x) out[blockIdx.x * words + i] = from[i];
+    uint32_t *to = out + blockIdx.x * words;
+    for_each(x + rows[blockIdx.x] * words, (uint32_t)words,
+             [=](uint32_t v, uint32_t i) { to[i] = v; });
 }
 
 /* What is no number is never the largest; a row of nothing else gives 0. */
@@ -177,9 +169,7 @@ static __global__ void __launch_bounds__(ARGMAX_THREADS)
     const float *row = x + blockIdx.x * n;
     float value = -INFINITY;
     uint32_t index = 0xffffffffu;
-#pragma unroll 8
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x)
-        keep_larger(&value, &index, row[i], (uint32_t)i);
+    for_each(row, (uint32_t)n, [&](float v, uint32_t i) { keep_larger(&value, &index, v, i); });
     unsigned lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     for (int mask = WARP / 2; mask > 0; mask /= 2) {
         float v = shuffle_xor(value, mask);
@@ -204,7 +194,9 @@ static unsigned blocks_of(size_t n) { return (unsigned)((n + ROW_THREADS - 1) / 
 gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
                      float *x)
 {
-    if (n) LAUNCH(embed_kernel, (unsigned)n, ROW_THREADS, 0, g, *w, tokens, scale, x);
+#define EMBED(T) LAUNCH(embed_kernel<T>, (unsigned)n, ROW_THREADS, 0, g, *w, tokens, scale, x)
+    if (n) FOR_TYPE(w->type, EMBED)
+#undef EMBED
     return gpu_launched(g, "embed");
 }
 

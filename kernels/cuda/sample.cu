@@ -62,9 +62,9 @@ static const uint32_t NOBODY = 0xffffffffu;
 static DEVICE best row_best(const float *x, uint32_t n, const best *after)
 {
     best b = {-INFINITY, NOBODY};
-    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS)
-        if (!after || x[i] < after->value || (x[i] == after->value && i > after->id))
-            b = better(b, x[i], i);
+    for_each(x, n, [&](float v, uint32_t i) {
+        if (!after || v < after->value || (v == after->value && i > after->id)) b = better(b, v, i);
+    });
     return block_best(b);
 }
 
@@ -83,51 +83,71 @@ struct crossing {
     u64 before; /* of all larger keys */
 };
 
-/* Shared by a block. */
+/* Shared by a block. Bins are halves: shared memory adds 32 bits by itself, and 64 by a loop of
+ * compare and swap, in which threads of one bin wait for each other. */
 struct digits {
-    u64 bins[BINS], of_64[BINS / 64];
+    uint32_t low[BINS], high[BINS];
+    u64 of_64[BINS / 64];
     crossing found;
 };
 
+static DEVICE u64 bin_of(const digits &all, uint32_t bin)
+{
+    return (u64)all.high[bin] << 32 | all.low[bin];
+}
+
+/* Whoever makes the lower half run over carries. */
+static DEVICE void add_to_bin(digits &all, uint32_t bin, u64 weight)
+{
+    uint32_t low = (uint32_t)weight, high = (uint32_t)(weight >> 32);
+    uint32_t before = atomicAdd(&all.low[bin], low);
+    high += before + low < before;
+    if (high) atomicAdd(&all.high[bin], high);
+}
+
 /* In bins from the last to the first: where the sum reaches `target`. By thread 0. */
-static DEVICE uint32_t find_bin(const u64 *bins, const u64 *of_64, u64 target, u64 *before)
+static DEVICE uint32_t find_bin(const digits &all, u64 target, u64 *before)
 {
     uint32_t group = 0, bin = BINS - 1;
-    while (group + 1 < BINS / 64 && *before + of_64[group] < target) *before += of_64[group++];
+    while (group + 1 < BINS / 64 && *before + all.of_64[group] < target)
+        *before += all.of_64[group++];
     bin -= group * 64;
-    for (uint32_t i = 0; i < 63 && *before + bins[bin] < target; i++) *before += bins[bin--];
+    for (uint32_t i = 0; i < 63 && *before + bin_of(all, bin) < target; i++)
+        *before += bin_of(all, bin--);
     return bin;
 }
 
 /* The smallest key that still counts when those that have `target` or more above them do not.
- * at(i, &key, &weight): false, where i is no candidate. All weights together reach the target. */
-template <class AT> static DEVICE crossing find_crossing(digits &all, uint32_t n, u64 target, AT at)
+ * at(x[i], i, &key, &weight): false, where i is no candidate. All weights together reach the
+ * target. */
+template <class AT>
+static DEVICE crossing find_crossing(digits &all, const float *x, uint32_t n, u64 target, AT at)
 {
     const int shifts[] = {21, 10, 0};
     crossing c = {0, 0};
     for (int digit = 0; digit < 3; digit++) {
         int shift = shifts[digit], above = digit ? shifts[digit - 1] : 32;
         uint32_t width = above - shift, mask = (1u << width) - 1;
-        for (uint32_t i = threadIdx.x; i < BINS; i += DRAW_THREADS) all.bins[i] = 0;
+        for (uint32_t i = threadIdx.x; i < BINS; i += DRAW_THREADS) all.low[i] = all.high[i] = 0;
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) {
+        for_each(x, n, [&](float v, uint32_t i) {
             uint32_t key;
             u64 weight;
-            if (!at(i, &key, &weight)) continue;
-            if (digit && key >> above != c.key >> above) continue;
-            atomicAdd(&all.bins[key >> shift & mask], weight);
-        }
+            if (!at(v, i, &key, &weight)) return;
+            if (digit && key >> above != c.key >> above) return;
+            add_to_bin(all, key >> shift & mask, weight);
+        });
         __syncthreads();
         if (threadIdx.x < BINS / 64) {
             u64 sum = 0;
             for (uint32_t i = 0; i < 64; i++) /* from bank to bank */
-                sum += all.bins[BINS - 1 - threadIdx.x * 64 - (i + threadIdx.x) % 64];
+                sum += bin_of(all, BINS - 1 - threadIdx.x * 64 - (i + threadIdx.x) % 64);
             all.of_64[threadIdx.x] = sum;
         }
         __syncthreads();
         if (threadIdx.x == 0) {
             all.found = c;
-            all.found.key |= find_bin(all.bins, all.of_64, target, &all.found.before) << shift;
+            all.found.key |= find_bin(all, target, &all.found.before) << shift;
         }
         __syncthreads();
         c = all.found;
@@ -143,7 +163,7 @@ static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
     const gpu_edit *banned = s.edits + d.first_edit, *biased = banned + d.n_banned;
     const gpu_edit *seen = biased + d.n_biased;
     const float *row = s.logits + (size_t)d.row * s.n_vocab;
-    for (uint32_t i = threadIdx.x; i < s.n_vocab; i += DRAW_THREADS) x[i] = row[i];
+    for_each(row, s.n_vocab, [=](float v, uint32_t i) { x[i] = v; });
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < d.n_banned; i += DRAW_THREADS)
         if (banned[i].token < s.n_vocab) x[banned[i].token] = -INFINITY;
@@ -183,7 +203,7 @@ static DEVICE u64 mass_of(float x, float max) { return (u64)((double)expf(x - ma
 static DEVICE uint32_t count_kept(const float *x, uint32_t n, const kept &k)
 {
     uint32_t count = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) count += is_kept(k, x[i], i);
+    for_each(x, n, [&](float v, uint32_t i) { count += is_kept(k, v, i); });
     return block_total(count);
 }
 
@@ -192,36 +212,39 @@ static DEVICE void keep_top_p(digits &all, const float *x, uint32_t n, float max
 {
     const kept before = *k;
     u64 total = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS)
-        if (is_kept(before, x[i], i)) total += mass_of(x[i], max);
+    for_each(x, n, [&](float v, uint32_t i) {
+        if (is_kept(before, v, i)) total += mass_of(v, max);
+    });
     total = block_total(total);
     u64 target = (u64)ceil((double)top_p * (double)total);
     if (target == 0) target = 1; /* one at least */
     if (target > total) return;
-    crossing c = find_crossing(all, n, target, [=](uint32_t i, uint32_t *key, u64 *weight) {
-        *key = key_of(x[i]);
-        *weight = mass_of(x[i], max);
-        return is_kept(before, x[i], i);
-    });
+    crossing c =
+        find_crossing(all, x, n, target, [=](float v, uint32_t i, uint32_t *key, u64 *weight) {
+            *key = key_of(v);
+            *weight = mass_of(v, max);
+            return is_kept(before, v, i);
+        });
     k->key = c.key;
     /* Of those that are equal, as many of the lowest ids as it takes. */
     uint32_t equal = 0;
     u64 mass = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS)
-        if (is_kept(before, x[i], i) && key_of(x[i]) == c.key) {
-            equal++;
-            mass += mass_of(x[i], max);
-        }
+    for_each(x, n, [&](float v, uint32_t i) {
+        if (!is_kept(before, v, i) || key_of(v) != c.key) return;
+        equal++;
+        mass += mass_of(v, max);
+    });
     equal = block_total(equal);
     mass = block_total(mass);
     if (mass == 0 || equal < 2) return;
     u64 each = mass / equal, need = (target - c.before + each - 1) / each;
     if (need >= equal) return;
-    crossing last = find_crossing(all, n, need, [=](uint32_t i, uint32_t *key, u64 *weight) {
-        *key = ~i;
-        *weight = 1;
-        return is_kept(before, x[i], i) && key_of(x[i]) == c.key;
-    });
+    crossing last =
+        find_crossing(all, x, n, need, [=](float v, uint32_t i, uint32_t *key, u64 *weight) {
+            *key = ~i;
+            *weight = 1;
+            return is_kept(before, v, i) && key_of(v) == c.key;
+        });
     k->id = ~last.key;
 }
 
@@ -271,7 +294,7 @@ static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &
     uint32_t n = s.n_vocab;
     edit(s, d, x);
     if (d.temperature >= GREEDY_BELOW) {
-        for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) x[i] /= d.temperature;
+        for_each(x, n, [=](float v, uint32_t i) { x[i] = v / d.temperature; });
         __syncthreads();
     }
     best top = row_best(x, n, NULL);
@@ -282,11 +305,12 @@ static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &
     if (left == 0) return greedy; /* every logit -inf or NaN: still a token */
     if (d.top_k > 0 && d.top_k < left) {
         const kept before = k;
-        k.key = find_crossing(all, n, d.top_k, [=](uint32_t i, uint32_t *key, u64 *weight) {
-                    *key = key_of(x[i]);
-                    *weight = 1;
-                    return is_kept(before, x[i], i);
-                }).key;
+        auto each = [=](float v, uint32_t i, uint32_t *key, u64 *weight) {
+            *key = key_of(v);
+            *weight = 1;
+            return is_kept(before, v, i);
+        };
+        k.key = find_crossing(all, x, n, d.top_k, each).key;
     }
     if (d.top_p < 1.0f && left > 1) keep_top_p(all, x, n, top.value, d.top_p, &k);
     uint32_t token = draw_token(x, n, d, k);
@@ -299,14 +323,15 @@ static DEVICE void score(const float *x, uint32_t n, uint32_t token, uint32_t n_
     best top = row_best(x, n, NULL);
     double sum = 0.0;
     uint32_t greater = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += DRAW_THREADS) {
-        sum += (double)expf(x[i] - top.value);
-        greater += x[i] > x[token];
-    }
+    float own = x[token];
+    for_each(x, n, [&](float v, uint32_t) {
+        sum += (double)expf(v - top.value);
+        greater += v > own;
+    });
     double lse = (double)top.value + log(block_total(sum));
     greater = block_total(greater);
     if (threadIdx.x == 0) {
-        out->logprob = (float)((double)x[token] - lse);
+        out->logprob = (float)((double)own - lse);
         out->rank = greater + 1;
     }
     if (n_top > GPU_LOGPROBS_MAX) n_top = GPU_LOGPROBS_MAX;

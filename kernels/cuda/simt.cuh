@@ -205,6 +205,26 @@ static DEVICE float block_max(float v)
     return v;
 }
 
+/* f(x[i], i) for a thread's i below n: every blockDim.x-th. Eight loads are on their way before the
+ * first is looked at, where a loop with a branch in it would wait for each. f may write to x[i]. */
+template <class T, class F> static DEVICE void for_each(const T *x, uint32_t n, F f)
+{
+    enum { AT_ONCE = 8 };
+    for (uint32_t first = threadIdx.x; first < n; first += AT_ONCE * blockDim.x) {
+        T v[AT_ONCE];
+#pragma unroll
+        for (uint32_t j = 0; j < AT_ONCE; j++) {
+            uint32_t i = first + j * blockDim.x;
+            v[j] = i < n ? x[i] : T();
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < AT_ONCE; j++) {
+            uint32_t i = first + j * blockDim.x;
+            if (i < n) f(v[j], i);
+        }
+    }
+}
+
 /* ---- between kernels and the host ---------------------------------------------------------------
  */
 
