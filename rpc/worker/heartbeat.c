@@ -106,6 +106,15 @@ static void take_answer(worker_link *l, const beat_answer *a)
     if (cut) lose(l, why, true);
 }
 
+/* The session has ended by our doing, at all workers: none of them is lost for it. */
+static bool has_failed(worker_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    bool failed = g->failed;
+    pthread_mutex_unlock(&g->lock);
+    return failed;
+}
+
 static void judge_beat(worker_link *l)
 {
     heartbeat *b = &l->beat;
@@ -116,6 +125,7 @@ static void judge_beat(worker_link *l)
         take_answer(l, &a);
         return;
     }
+    if (b->call.code == GRPC_STATUS_OK && has_failed(l->group)) return;
     if (b->call.code == GRPC_STATUS_OK)
         snprintf(why, sizeof why, "the worker has ended the session, or was started again");
     else if (b->call.code == GRPC_STATUS_DEADLINE_EXCEEDED)
