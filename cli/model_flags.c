@@ -162,8 +162,7 @@ static uint8_t wanted_bits(const model_flags *f, const model_config *config)
 
 /* ---- which device ---------------------------------------------------------------------------- */
 
-/* "cuda" and "cuda:N". */
-static bool names_cuda(const char *device, uint32_t *ordinal)
+bool device_is_cuda(const char *device, uint32_t *ordinal)
 {
     *ordinal = 0;
     if (strcmp(device, "cuda") == 0) return true;
@@ -193,7 +192,7 @@ bool gpu_kv_named(const char *name, uint8_t *out)
 static status read_device(const model_flags *f, loaded_model *m, error *err)
 {
     bool is_auto = strcmp(f->device, "auto") == 0;
-    m->on_gpu = names_cuda(f->device, &m->gpu_ordinal);
+    m->on_gpu = device_is_cuda(f->device, &m->gpu_ordinal);
     m->gpu_has_kv = gpu_kv_named(m->kv_name, &m->gpu_kv);
     if (!m->on_gpu && !is_auto && strcmp(f->device, "cpu") != 0)
         return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
@@ -206,6 +205,12 @@ static status read_device(const model_flags *f, loaded_model *m, error *err)
     return STATUS_IS_OK;
 }
 
+static status check_fp8(const loaded_model *m, error *err)
+{
+    if (strcmp(m->kv_name, "fp8") != 0 || m->on_gpu) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+}
+
 /* m->gpu says which one of this process; NULL: it computes on the CPU, or its workers do. */
 static status find_device(const model_flags *f, loaded_model *m, error *err)
 {
@@ -216,9 +221,7 @@ static status find_device(const model_flags *f, loaded_model *m, error *err)
         if (!status_ok(s) && asked) return s;
         m->on_gpu = m->gpu != NULL;
     }
-    if (strcmp(m->kv_name, "fp8") == 0 && !m->on_gpu)
-        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
-    return STATUS_IS_OK;
+    return check_fp8(m, err);
 }
 
 static status make_cuda(loaded_model *m, error *err)
@@ -322,9 +325,9 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
 status model_describe(const model_flags *flags, loaded_model *out, error *err)
 {
     *out = unopened(flags);
-    if (strcmp(flags->kv_dtype, "fp8") == 0)
-        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
-    return read_options(flags, out, err);
+    RETURN_IF_ERROR(read_options(flags, out, err));
+    RETURN_IF_ERROR(read_device(flags, out, err));
+    return check_fp8(out, err);
 }
 
 static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
