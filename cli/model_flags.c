@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda_kernels.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -318,6 +319,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .max_model_len = m->max_model_len,
         .cache_dir = f->weights_cache,
         .tell = tell_of_cache,
+        .given_up = &m->given_up,
     };
     return STATUS_IS_OK;
 }
@@ -354,6 +356,12 @@ status model_restart(void *ctx, backend *out, error *err)
     RETURN_IF_ERROR(make_backend(m, err));
     *out = m->backend;
     return STATUS_IS_OK;
+}
+
+void model_give_up(loaded_model *m)
+{
+    atomic_store(&m->given_up, true);
+    if (m->workers) workers_give_up(m->workers);
 }
 
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err)

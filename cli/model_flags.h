@@ -55,8 +55,9 @@ typedef struct loaded_model {
     bool default_pool; // nobody gave --kv-memory
     int64_t open_us;
     backend_cpu_options options; // what the backend was made with
-    const struct gpu_api *gpu;   // NULL: the CPU, or other processes
-    bool on_gpu;                 // here or there
+    _Atomic bool given_up;
+    const struct gpu_api *gpu; // NULL: the CPU, or other processes
+    bool on_gpu;               // here or there
     bool gpu_has_kv;
     uint32_t gpu_ordinal;
     uint8_t gpu_kv;      // gpu_kv_format
@@ -72,6 +73,8 @@ void model_close(loaded_model *m);
 /* An engine_options.restart; ctx is the loaded_model: the backend is destroyed, and another made
  * with as many pages. */
 status model_restart(void *m, backend *out, error *err);
+/* What model_restart does, and would do from now on, fails soon. Any thread. */
+void model_give_up(loaded_model *m);
 /* One line on stderr: what was loaded, on what it runs, and how much KV it may hold. */
 void model_tell(const loaded_model *m, const char *dir);
 /* Options of an engine over this model. */

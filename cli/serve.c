@@ -151,7 +151,13 @@ static int64_t step_timeout_us(const serving *s)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-static void on_loss(void *ctx) { engine_backend_lost(ctx); }
+static void on_loss(void *ctx, const char *why) { engine_backend_lost(ctx, why); }
+
+static void count_workers(void *ctx, rpc_workers *out)
+{
+    workers_counts c = workers_count(ctx);
+    *out = (rpc_workers){c.n, c.up, c.lost};
+}
 
 static void on_trouble(void *log, const char *text) { rpc_log_note(log, "error", "backend", text); }
 
@@ -224,6 +230,10 @@ static status start_server(serving *s, error *err)
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
         .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,
     };
+    if (s->model.workers) {
+        o.workers = count_workers;
+        o.workers_ctx = s->model.workers;
+    }
     return rpc_server_create(&o, &s->server, err);
 }
 
@@ -328,6 +338,7 @@ static void close_all(serving *s)
 {
     rpc_server_destroy(s->server);
     if (s->model.workers) workers_on_loss(s->model.workers, NULL, NULL);
+    model_give_up(&s->model);
     engine_destroy(s->engine);
     rpc_events_destroy(s->events);
     model_close(&s->model);

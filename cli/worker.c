@@ -32,7 +32,7 @@ static const arg_flag flags_table[] = {
             "where this machine has the model (default: the path that the coordinator was given)"),
     ARG_ROW("count", "N", ARG_COUNT, worker_flags, count,
             "so many of them, each a process of its own, at this port and the next ones; one that "
-            "is killed is started again",
+            "ends is started again",
             .min = 1, .max = 64, .initial = "1"),
     ARG_ROW("device", "N", ARG_COUNT, worker_flags, device,
             "which GPU, where the coordinator asks for one, of the first worker; each next one "
@@ -117,6 +117,7 @@ static int run_one(const worker_flags *f, uint32_t index, int lifeline)
     if (status_ok(s)) s = serve_ranks(f, index, host, &server, &err);
     if (status_ok(s)) {
         if (w) waiter_arm(w, true);
+        else worker_say_listening(lifeline);
         await_end(w, lifeline);
     } else {
         cli_complain(worker_name, CLI_FAILED, *err.text ? err.text : status_text(s.code));

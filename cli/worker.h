@@ -28,11 +28,15 @@ worker_host rank_host_callbacks(rank_host *h);
 
 /* ---- worker_count.c: several of them --------------------------------------------------------- */
 
-/* Runs `run` in flags->count processes of its own, and again in place of one that was killed, until
- * SIGTERM or SIGINT, or with flags->local until stdin closes. In them `lifeline` is a descriptor
- * that closes when they are to end; the result is what their process is to end with. */
+/* Runs `run` in flags->count processes of its own, and again in place of one that has ended, until
+ * SIGTERM or SIGINT, or with flags->local until stdin closes; one that ends by itself before it has
+ * said that it listens ends all of them. In them `lifeline` is a descriptor that closes when they
+ * are to end; the result is what their process is to end with. */
 int workers_supervise(const worker_flags *flags,
                       int (*run)(const worker_flags *flags, uint32_t index, int lifeline));
+
+/* In one of them. */
+void worker_say_listening(int lifeline);
 
 /* Where number `index` listens: at the next ports, or under the next names. */
 status worker_address_of(const worker_flags *flags, uint32_t index, char *out, size_t size,

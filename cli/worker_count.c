@@ -1,4 +1,4 @@
-/* A supervisor: one thread, that starts workers as processes and starts anew what was killed. It
+/* A supervisor: one thread, that starts workers as processes and starts anew what has ended. It
  * forks before anything of gRPC is up, here and in them. */
 #include "cli/worker.h"
 
@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,7 +23,8 @@ enum {
 
 typedef struct child {
     pid_t pid;          /* 0 = not there */
-    int lifeline;       /* it ends when this is closed; -1 */
+    int lifeline;       /* it ends when this is closed, and says here that it listens; -1 */
+    bool has_listened;  /* or one before it */
     int64_t started_us; /* when it was, or is to be */
 } child;
 
@@ -83,7 +85,8 @@ static bool start(supervisor *s, uint32_t index, int *lifeline)
     child *c = &s->children[index];
     int ends[2];
     c->started_us = clock_now_us();
-    if (pipe2(ends, O_CLOEXEC) != 0) return false; /* it is tried again */
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+        return false; /* it is tried again */
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
         close(ends[1]);
@@ -101,7 +104,25 @@ static bool start(supervisor *s, uint32_t index, int *lifeline)
     return false;
 }
 
-/* One that ends by itself has said why: it could not listen. Any other is started again. */
+void worker_say_listening(int lifeline)
+{
+    ssize_t sent = send(lifeline, "", 1, MSG_NOSIGNAL);
+    (void)sent; /* the supervisor has gone: so do we */
+}
+
+static void forget_child(child *c)
+{
+    char byte;
+    bool listened = c->has_listened || recv(c->lifeline, &byte, 1, MSG_DONTWAIT) == 1;
+    int64_t now = clock_now_us(), soon = (int64_t)SOON_MS * 1000;
+    if (c->lifeline >= 0) close(c->lifeline);
+    *c = (child){.lifeline = -1,
+                 .has_listened = listened,
+                 .started_us = now - c->started_us < soon ? now + soon : now};
+}
+
+/* One that ends by itself and never listened has said why: the others are of no use without it. Any
+ * other is started again. */
 static void reap(supervisor *s)
 {
     int how;
@@ -109,17 +130,16 @@ static void reap(supervisor *s)
         for (uint32_t i = 0; i < s->flags->count; i++) {
             child *c = &s->children[i];
             if (c->pid != pid) continue;
-            close(c->lifeline);
-            int64_t now = clock_now_us(), lived = now - c->started_us;
-            bool soon = lived < (int64_t)SOON_MS * 1000;
-            *c = (child){.lifeline = -1, .started_us = soon ? now + (int64_t)SOON_MS * 1000 : now};
-            if (WIFEXITED(how) && !s->ends) {
+            forget_child(c);
+            if (s->ends) continue;
+            if (WIFEXITED(how) && !c->has_listened) {
                 s->ends = true;
                 s->result = WEXITSTATUS(how);
-            } else if (!s->ends) {
-                fprintf(stderr, "octavo worker: number %u ended by signal %d: started again\n", i,
-                        WTERMSIG(how));
+                continue;
             }
+            fprintf(stderr, "octavo worker: number %u ended %s %d: started again\n", i,
+                    WIFEXITED(how) ? "with status" : "by signal",
+                    WIFEXITED(how) ? WEXITSTATUS(how) : WTERMSIG(how));
         }
 }
 

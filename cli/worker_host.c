@@ -6,6 +6,7 @@
 #include "model/model.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +18,9 @@ enum { CONNECT_US = 20 * 1000 * 1000 };
 struct rank_host {
     const worker_flags *flags;
     uint32_t index;
-    pthread_mutex_t lock; /* of group and aborted */
+    pthread_mutex_t lock; /* of group */
     comm *group;
-    bool aborted;
+    _Atomic bool aborted; /* written under the lock */
     model_config config;
     backend_cpu_options options;
     char *dir, *isa, *cache_dir;
@@ -116,6 +117,7 @@ static void take_options(rank_host *h, const worker_config *c)
         .max_seqs = c->max_seqs,
         .max_model_len = c->max_model_len,
         .cache_dir = h->cache_dir,
+        .given_up = &h->aborted,
     };
 }
 
@@ -156,7 +158,7 @@ static status configure(void *ctx, const worker_config *c, worker_address *out, 
     RETURN_IF_ERROR(comm_create(&o, &group, err));
     pthread_mutex_lock(&h->lock);
     h->group = h->options.group = group;
-    if (h->aborted) comm_abort(group);
+    if (atomic_load(&h->aborted)) comm_abort(group);
     pthread_mutex_unlock(&h->lock);
     comm_address address = comm_own_address(group);
     *out = (worker_address){address.bytes, address.n};
@@ -258,9 +260,18 @@ static void abort_session(void *ctx)
 {
     rank_host *h = ctx;
     pthread_mutex_lock(&h->lock);
-    h->aborted = true;
+    atomic_store(&h->aborted, true);
     if (h->group) comm_abort(h->group);
     pthread_mutex_unlock(&h->lock);
+}
+
+static bool waits(void *ctx, comm_wait *out)
+{
+    rank_host *h = ctx;
+    pthread_mutex_lock(&h->lock);
+    bool can = h->group && comm_waits(h->group, out);
+    pthread_mutex_unlock(&h->lock);
+    return can;
 }
 
 static void reset(void *ctx)
@@ -269,7 +280,7 @@ static void reset(void *ctx)
     pthread_mutex_lock(&h->lock);
     comm *group = h->group;
     h->group = NULL;
-    h->aborted = false;
+    atomic_store(&h->aborted, false);
     pthread_mutex_unlock(&h->lock);
     comm_destroy(group);
     if (h->gpu) h->api->close(h->gpu);
@@ -311,5 +322,6 @@ worker_host rank_host_callbacks(rank_host *h)
         .load = load,
         .abort = abort_session,
         .reset = reset,
+        .waits = waits,
     };
 }

@@ -3,13 +3,14 @@
 
 #include "rpc/worker.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* Within one try to make the ranks. */
-enum { PATIENCE_S = 5, AGAIN_MS = 500 };
+/* Within one try to make the ranks; between tries. */
+enum { PATIENCE_S = 5, AGAIN_MS = 500, LOOK_MS = 20 };
 
 struct workers {
     uint32_t n;
@@ -23,6 +24,8 @@ struct workers {
     char model[4096];
     char isa[128]; /* of the first rank, when it was first made */
     worker_group *group;
+    bool was_made;
+    _Atomic bool given_up;
 };
 
 /* ---- who ------------------------------------------------------------------------------------- */
@@ -61,18 +64,36 @@ static status take_addresses(workers *w, const workers_flags *f, uint32_t *n_ran
     return error_set(err, STATUS_INVALID, "--workers: %u addresses for --tp %u", w->n, *n_ranks);
 }
 
+/* The group reads them whenever it makes a rank. */
+static void put_local_addresses(workers *w)
+{
+    for (uint32_t i = 0; i < w->n; i++) {
+        char *address = w->text + (size_t)i * WORKER_ADDRESS_MAX;
+        workers_local_address(&w->local, i, address);
+        w->addresses[i] = address;
+    }
+}
+
 static status take_local(workers *w, uint32_t n, error *err)
 {
     w->is_local = true;
+    w->n = n;
     w->text = calloc(n, WORKER_ADDRESS_MAX);
     w->addresses = calloc(n, sizeof *w->addresses);
     if (!w->text || !w->addresses) return out_of_memory(err);
-    RETURN_IF_ERROR(workers_local_start(&w->local, n, err));
-    for (; w->n < n; w->n++) {
-        char *address = w->text + (size_t)w->n * WORKER_ADDRESS_MAX;
-        workers_local_address(&w->local, w->n, address);
-        w->addresses[w->n] = address;
-    }
+    RETURN_IF_ERROR(workers_local_start(&w->local, n, &w->given_up, err));
+    put_local_addresses(w);
+    return STATUS_IS_OK;
+}
+
+/* The supervisor starts workers again; who starts it again are we. */
+static status mind_local(workers *w, error *err)
+{
+    if (!w->is_local || workers_local_minded(&w->local)) return STATUS_IS_OK;
+    fprintf(stderr, "octavo: whoever minds the local workers has ended: started again\n");
+    workers_local_stop(&w->local);
+    RETURN_IF_ERROR(workers_local_start(&w->local, w->n, &w->given_up, err));
+    put_local_addresses(w);
     return STATUS_IS_OK;
 }
 
@@ -121,14 +142,29 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
     return worker_group_create(&o, &w->group, err);
 }
 
+/* Local ranks take a GPU each. */
+static bool has_devices(const workers_device *d, uint32_t n_ranks)
+{
+    if (strcmp(d->name, "cuda") != 0) return true;
+    uint32_t n = backend_cuda_devices(), left = n > d->index ? n - d->index : 0;
+    if (n == 0 || left >= n_ranks) return true; /* none: whoever opens it says so */
+    fprintf(stderr, "octavo: --tp %u has %u GPU%s from cuda:%u on: all ranks are threads on it\n",
+            n_ranks, left, left == 1 ? "" : "s", d->index);
+    return false;
+}
+
+static bool can_be_local(const workers_device *d, uint32_t n_ranks)
+{
+    return n_ranks > 1 && has_devices(d, n_ranks) && has_comm(d);
+}
+
 status workers_create(const workers_flags *f, const workers_device *device, uint32_t *n_ranks,
                       workers **out, error *err)
 {
     *out = NULL;
     const char *where = f->where ? f->where : "threads";
     bool local = strcmp(where, "local") == 0, is_auto = strcmp(where, "auto") == 0;
-    bool threads =
-        strcmp(where, "threads") == 0 || (is_auto && (*n_ranks == 1 || !has_comm(device)));
+    bool threads = strcmp(where, "threads") == 0 || (is_auto && !can_be_local(device, *n_ranks));
     bool by_address = !threads && !local && !is_auto;
     if (threads) return check_tls(f, false, err);
     workers *w = calloc(1, sizeof *w);
@@ -236,19 +272,47 @@ static status make_ranks(const workers *w, backend *out, error *err)
     }
 }
 
+/* A group that has worked waits for what its workers refuse, too: one may have come back with
+ * another model, another coordinator, or too little memory, and whoever sees that mends it there.
+ */
+static status judge_again(workers *w, status s, error *err)
+{
+    if (status_ok(s) || !w->was_made) return s;
+    if (s.code != STATUS_UNAVAILABLE) /* it costs a worker more than to be away */
+        for (int ms = 0; ms < AGAIN_MS && !atomic_load(&w->given_up); ms += LOOK_MS)
+            usleep(LOOK_MS * 1000);
+    if (atomic_load(&w->given_up)) return error_set(err, STATUS_ABORTED, "given up");
+    return status_make(STATUS_UNAVAILABLE, NULL);
+}
+
 status workers_make_backend(workers *w, const backend_cpu_options *o, const char *const *overrides,
                             size_t n_overrides, backend *out, backend_cpu_facts *facts, error *err)
 {
     RETURN_IF_ERROR(set_config(w, o, overrides, n_overrides, err));
-    RETURN_IF_ERROR(make_ranks(w, out, err));
+    status s = mind_local(w, err);
+    if (status_ok(s)) s = make_ranks(w, out, err);
+    RETURN_IF_ERROR(judge_again(w, s, err));
     w->wait_s = 0;
+    w->was_made = true;
     *facts = sum_facts(w);
     return STATUS_IS_OK;
 }
 
-void workers_on_loss(workers *w, void (*lost)(void *ctx), void *ctx)
+void workers_on_loss(workers *w, void (*lost)(void *ctx, const char *why), void *ctx)
 {
     worker_group_on_loss(w->group, lost, ctx);
+}
+
+void workers_give_up(workers *w)
+{
+    atomic_store(&w->given_up, true);
+    worker_group_give_up(w->group);
+}
+
+workers_counts workers_count(workers *w)
+{
+    worker_counts c = worker_group_counts(w->group);
+    return (workers_counts){c.n, c.up, c.lost};
 }
 
 void workers_tell(const workers *w)

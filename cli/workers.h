@@ -31,12 +31,22 @@ status workers_create(const workers_flags *flags, const workers_device *device, 
 /* After its backend. Local workers end. */
 void workers_destroy(workers *w);
 /* The backend of options (group is not looked at) with its ranks there; again after it was
- * destroyed. overrides as of model_config_load. */
+ * destroyed. overrides as of model_config_load. Once it was made STATUS_UNAVAILABLE is whatever may
+ * be mended where the workers are, refusals among it: it may be tried again at once. */
 status workers_make_backend(workers *w, const backend_cpu_options *options,
                             const char *const *overrides, size_t n_overrides, backend *out,
                             backend_cpu_facts *facts, error *err);
 /* Who hears of ranks that are lost (worker_group_on_loss); NULL = nobody any more. */
-void workers_on_loss(workers *w, void (*lost)(void *ctx), void *ctx);
+void workers_on_loss(workers *w, void (*lost)(void *ctx, const char *why), void *ctx);
+/* A backend that is being made, and any from now on, fails soon. Any thread. */
+void workers_give_up(workers *w);
+typedef struct workers_counts {
+    uint32_t n, up; // worker_counts
+    uint64_t lost;
+} workers_counts;
+
+/* Any thread. */
+workers_counts workers_count(workers *w);
 /* A line on stderr for each rank: where and on what it runs. */
 void workers_tell(const workers *w);
 
@@ -45,13 +55,16 @@ void workers_tell(const workers *w);
 typedef struct workers_local {
     long supervisor; // process id; 0 = none
     int lifeline;    // they end when this is closed
+    uint32_t n;
     char folder[64]; // of their sockets
 } workers_local;
 
 enum { WORKER_ADDRESS_MAX = 128 };
 
-/* n of them, from this very executable: all listen when it returns. */
-status workers_local_start(workers_local *l, uint32_t n, error *err);
+/* n of them, from this very executable: all listen when it returns. given_up: it ends soon. */
+status workers_local_start(workers_local *l, uint32_t n, const _Atomic bool *given_up, error *err);
+/* Whether somebody minds them. */
+bool workers_local_minded(workers_local *l);
 void workers_local_stop(workers_local *l);
 void workers_local_address(const workers_local *l, uint32_t i, char out[WORKER_ADDRESS_MAX]);
 

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ enum {
     START_MS = 120 * 1000, /* sanitizers on a busy machine are slow */
     STOP_MS = 10 * 1000,
     STOP_LOOK_MS = 5,
+    START_LOOK_MS = 100,
 };
 
 extern char **environ;
@@ -93,18 +95,18 @@ static int spawn(workers_local *l, uint32_t n, int in, int out)
 }
 
 /* A line for each that listens. */
-static status await_lines(int fd, uint32_t n, error *err)
+static status await_lines(int fd, uint32_t n, const _Atomic bool *given_up, error *err)
 {
     int64_t until = clock_now_us() + (int64_t)START_MS * 1000;
     for (uint32_t lines = 0; lines < n;) {
         char text[512];
         struct pollfd polled = {.fd = fd, .events = POLLIN};
-        int64_t left_ms = (until - clock_now_us()) / 1000;
-        if (left_ms <= 0)
+        if (atomic_load(given_up)) return error_set(err, STATUS_ABORTED, "given up");
+        if (clock_now_us() >= until)
             return error_set(err, STATUS_UNAVAILABLE,
                              "--workers local: %u of %u workers listen after %d s", lines, n,
                              START_MS / 1000);
-        if (poll(&polled, 1, (int)left_ms) <= 0) continue;
+        if (poll(&polled, 1, START_LOOK_MS) <= 0) continue;
         ssize_t got = read(fd, text, sizeof text);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0)
@@ -114,10 +116,10 @@ static status await_lines(int fd, uint32_t n, error *err)
     return STATUS_IS_OK;
 }
 
-status workers_local_start(workers_local *l, uint32_t n, error *err)
+status workers_local_start(workers_local *l, uint32_t n, const _Atomic bool *given_up, error *err)
 {
     int lifeline[2], said[2];
-    *l = (workers_local){.lifeline = -1};
+    *l = (workers_local){.lifeline = -1, .n = n};
     RETURN_IF_ERROR(make_folder(l, err));
     if (pipe2(lifeline, O_CLOEXEC) != 0)
         return error_set(err, STATUS_IO, "--workers local: %s", strerror(errno));
@@ -130,9 +132,15 @@ status workers_local_start(workers_local *l, uint32_t n, error *err)
     close(lifeline[0]);
     close(said[1]);
     status s = wrong ? error_set(err, STATUS_IO, "--workers local: %s", strerror(wrong))
-                     : await_lines(said[0], n, err);
+                     : await_lines(said[0], n, given_up, err);
     close(said[0]);
     return s;
+}
+
+bool workers_local_minded(workers_local *l)
+{
+    if (l->supervisor > 0 && waitpid((pid_t)l->supervisor, NULL, WNOHANG) != 0) l->supervisor = 0;
+    return l->supervisor > 0;
 }
 
 /* ---- stopping -------------------------------------------------------------------------------- */
@@ -149,6 +157,11 @@ void workers_local_stop(workers_local *l)
         }
         usleep(STOP_LOOK_MS * 1000);
     }
-    if (l->folder[0]) rmdir(l->folder); /* the supervisor has, if there was one */
+    char address[WORKER_ADDRESS_MAX];
+    for (uint32_t i = 0; l->folder[0] && i < l->n; i++) { /* the supervisor has, if it could */
+        workers_local_address(l, i, address);
+        unlink(address + strlen("unix:"));
+    }
+    if (l->folder[0]) rmdir(l->folder);
     *l = (workers_local){.lifeline = -1};
 }

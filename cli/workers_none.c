@@ -24,4 +24,6 @@ status workers_make_backend(workers *w, const backend_cpu_options *options,
     return error_set(err, STATUS_UNSUPPORTED, "--workers: built without gRPC");
 }
 
+void workers_give_up(workers *w) { (void)w; }
+
 void workers_tell(const workers *w) { (void)w; }

@@ -141,6 +141,12 @@ status comm_broadcast(comm *c, void *data, size_t bytes, int root)
 
 status comm_check(comm *c) { return c->kind->check ? c->kind->check(c->state) : STATUS_IS_OK; }
 
+bool comm_waits(const comm *c, comm_wait *out)
+{
+    if (c->kind->waits) c->kind->waits(c->state, out);
+    return c->kind->waits != NULL;
+}
+
 void comm_abort(comm *c)
 {
     if (c->kind->abort) c->kind->abort(c->state);

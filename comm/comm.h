@@ -80,6 +80,19 @@ bool comm_on_device(const comm *c);
 /* Whether the group is well, as far as this rank knows. */
 status comm_check(comm *c);
 
+/* Where a rank is, for those who know how the others are and look for two that cannot reach each
+ * other. Ranks exchange messages in rounds, the same ones on all of them. */
+typedef struct comm_wait {
+    uint32_t round;  /* begun so far */
+    bool inside;     /* the last one is not over here */
+    int peer;        /* inside: a rank whose message has not come; -1: none */
+    int64_t idle_us; /* inside: for so long has it looked, and nothing came or went. Time in which
+                      * it did not get to look does not count. */
+} comm_wait;
+
+/* Any thread. False: this kind cannot tell. */
+bool comm_waits(const comm *c, comm_wait *out);
+
 /* Ends the group: what this rank waits for now and calls later is STATUS_IO, at once, whatever
  * state the others are in. Ranks that met in a comm_group all end, and a call in which all of them
  * have arrived still ends well; ranks of other processes must be told by other means. */

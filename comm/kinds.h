@@ -18,9 +18,10 @@ typedef struct comm_kind {
     status (*all_reduce_sum)(void *state, float *data, size_t n);
     status (*all_gather)(void *state, const float *in, size_t n, float *out);
     status (*broadcast)(void *state, void *data, size_t bytes, int root);
-    status (*check)(void *state); /* NULL: always well */
-    void (*abort)(void *state);   /* NULL: nobody ever waits */
-    int size_max;                 /* ranks that a group of this kind may have */
+    status (*check)(void *state);                     /* NULL: always well */
+    void (*waits)(const void *state, comm_wait *out); /* NULL: cannot tell */
+    void (*abort)(void *state);                       /* NULL: nobody ever waits */
+    int size_max;                                     /* ranks that a group of this kind may have */
     bool on_device;
 } comm_kind;
 

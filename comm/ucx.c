@@ -332,6 +332,7 @@ const comm_kind comm_kind_ucx = {
     .all_gather = ucx_all_gather,
     .broadcast = ucx_broadcast,
     .check = ucx_check,
+    .waits = ucx_waits,
     .abort = ucx_abort,
     .size_max = UCX_RANKS_MAX,
 };

@@ -37,6 +37,7 @@ struct ucx {
     int event_fd;                   /* the worker's: readable when there may be progress */
     int abort_fd;                   /* an eventfd, written once */
     _Atomic(const char *) ended_by; /* why the group is unusable; NULL while it is not */
+    _Atomic uint64_t where;         /* a comm_wait, for other threads (ucx_round.c) */
 
     uint32_t round; /* as many as the other ranks have begun */
     uint32_t call;  /* digest of what this rank calls */
@@ -60,5 +61,7 @@ void ucx_receive(ucx *u, int peer, void *data, size_t bytes);
 /* Waits until all has come and gone, or the group ended: nobody touches the buffers any more. A
  * round that is not over at deadline_us (of clock_now_us) ends the group. */
 status ucx_end(ucx *u, int64_t deadline_us);
+/* Any thread. */
+void ucx_waits(const void *state, comm_wait *out);
 
 #endif

@@ -33,6 +33,41 @@ void ucx_fail(ucx *u, const char *why)
     atomic_compare_exchange_strong(&u->ended_by, &well, why);
 }
 
+/* ---- where this rank is, in one word --------------------------------------------------------- */
+
+enum { IDLE_BITS = 24, PEER_BITS = 7, INSIDE_BIT = IDLE_BITS + PEER_BITS };
+static const uint64_t idle_most = ((uint64_t)1 << IDLE_BITS) - 1; /* milliseconds: hours */
+_Static_assert(UCX_RANKS_MAX < 1 << PEER_BITS, "a peer, or none");
+
+/* The first of which a message is still to come. */
+static int awaited_peer(const ucx *u)
+{
+    for (int i = 0; i < u->n_messages; i++)
+        if (u->messages[i].is_open && u->messages[i].is_receive) return u->messages[i].peer;
+    return -1;
+}
+
+static void say_where(ucx *u, bool inside, int64_t idle_us)
+{
+    uint64_t ms = ((uint64_t)idle_us + 999) / 1000, peer = 0; /* one look is more than none */
+    if (idle_us > 0) peer = (uint64_t)(awaited_peer(u) + 1);
+    if (ms > idle_most) ms = idle_most;
+    uint64_t where =
+        (uint64_t)u->round << 32 | (uint64_t)inside << INSIDE_BIT | peer << IDLE_BITS | ms;
+    atomic_store_explicit(&u->where, where, memory_order_release);
+}
+
+void ucx_waits(const void *state, comm_wait *out)
+{
+    uint64_t where = atomic_load_explicit(&((const ucx *)state)->where, memory_order_acquire);
+    *out = (comm_wait){
+        .round = (uint32_t)(where >> 32),
+        .inside = where >> INSIDE_BIT & 1,
+        .peer = (int)(where >> IDLE_BITS & ((1u << PEER_BITS) - 1)) - 1,
+        .idle_us = (int64_t)(where & idle_most) * 1000,
+    };
+}
+
 /* ---- messages -------------------------------------------------------------------------------- */
 
 static void sent(ucx *u, ucs_status_t result)
@@ -90,6 +125,7 @@ void ucx_begin(ucx *u, uint64_t call)
     u->round++;
     u->call = (uint32_t)(hash_mix64(call) >> (64 - CALL_BITS));
     u->n_messages = 0;
+    say_where(u, true, 0);
 }
 
 static ucp_request_param_t request_of(ucx_message *m)
@@ -140,12 +176,20 @@ static bool is_sending(const ucx *u)
     return false;
 }
 
-static void sleep_for_event(ucx *u)
+/* Returns for how long it has looked: not longer than it meant to, however late it woke. UCX is
+ * busy when something came meanwhile, which is seen at once, and while it connects, when no event
+ * comes. */
+static int64_t sleep_for_event(ucx *u, unsigned *n_busy)
 {
-    if (u->lib.ucp_worker_arm(u->worker) != UCS_OK) return; /* something came meanwhile */
-    struct pollfd fds[] = {{.fd = u->event_fd, .events = POLLIN},
-                           {.fd = u->abort_fd, .events = POLLIN}};
-    poll(fds, 2, is_sending(u) ? SLEEP_SENDING_MS : SLEEP_MS);
+    bool is_busy = u->lib.ucp_worker_arm(u->worker) != UCS_OK;
+    if (is_busy && (*n_busy)++ == 0) return 0;
+    struct pollfd fds[] = {{.fd = u->abort_fd, .events = POLLIN},
+                           {.fd = u->event_fd, .events = POLLIN}};
+    int most_ms = is_busy || is_sending(u) ? SLEEP_SENDING_MS : SLEEP_MS;
+    int64_t begin = clock_now_us();
+    poll(fds, is_busy ? 1 : 2, most_ms);
+    int64_t slept = clock_now_us() - begin, most = (int64_t)most_ms * 1000;
+    return slept < most ? slept : most;
 }
 
 /* No message of this rank is progressed again. Receives are taken back; what was to be sent stays
@@ -171,13 +215,19 @@ static void release_requests(ucx *u)
 
 static void wait_open(ucx *u, int64_t deadline_us)
 {
-    unsigned spins = u->crowded ? SPINS_CROWDED : SPINS;
+    unsigned spins = u->crowded ? SPINS_CROWDED : SPINS, n_busy = 0;
+    int64_t idle_us = 0;
     for (unsigned idle = 0; u->n_open > 0 && !atomic_load(&u->ended_by);) {
         if (u->lib.ucp_worker_progress(u->worker)) {
-            idle = 0;
+            if (idle_us > 0) say_where(u, true, 0);
+            idle_us = 0;
+            idle = n_busy = 0;
         } else if (++idle > spins + YIELDS) {
             if (clock_now_us() >= deadline_us) ucx_fail(u, "the other ranks are not there in time");
-            else sleep_for_event(u);
+            else {
+                idle_us += sleep_for_event(u, &n_busy);
+                say_where(u, true, idle_us);
+            }
         } else if (idle > spins) {
             sched_yield();
         }
@@ -191,5 +241,6 @@ status ucx_end(ucx *u, int64_t deadline_us)
     const char *ended_by = atomic_load(&u->ended_by);
     if (ended_by) abandon(u);
     release_requests(u);
+    say_where(u, false, 0);
     return ended_by ? status_make(STATUS_IO, ended_by) : STATUS_IS_OK;
 }

@@ -144,12 +144,15 @@ void engine_destroy(engine *e)
 
 /* ---- submission ------------------------------------------------------------------------------ */
 
-static status check_state(engine *e, error *err)
+status engine_check_state(engine *e, error *err)
 {
+    char why[ENGINE_TROUBLE_BYTES];
     switch ((engine_state)atomic_load(&e->state)) {
     case ENGINE_WORKING: break;
     case ENGINE_RESTARTING:
-        return error_set(err, STATUS_UNAVAILABLE, "the backend is being restarted");
+        engine_get_trouble(e, why, sizeof why);
+        return error_set(err, STATUS_UNAVAILABLE, "the backend is being restarted%s%s",
+                         *why ? ": " : "", why);
     case ENGINE_BROKEN: return error_set(err, STATUS_UNAVAILABLE, "the backend has failed");
     }
     return STATUS_IS_OK;
@@ -161,7 +164,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
     retention_policy policy;
     RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
     RETURN_IF_ERROR(retention_rules_apply(&e->retention, r, &policy, err));
-    RETURN_IF_ERROR(check_state(e, err));
+    RETURN_IF_ERROR(engine_check_state(e, err));
     /* Counting first keeps every later queue within max_requests. */
     if (atomic_fetch_add(&e->n_live, 1) >= e->o.max_requests) {
         atomic_fetch_sub(&e->n_live, 1);
@@ -243,10 +246,12 @@ status engine_flush_cache(engine *e)
     return STATUS_IS_OK;
 }
 
-void engine_backend_lost(engine *e)
+void engine_backend_lost(engine *e, const char *why)
 {
-    pthread_mutex_lock(&e->inbox.lock);
-    e->inbox.lost = true;
-    pthread_cond_signal(&e->inbox.arrived);
-    pthread_mutex_unlock(&e->inbox.lock);
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    in->lost = true;
+    snprintf(in->lost_why, sizeof in->lost_why, "%s", why);
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
 }

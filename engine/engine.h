@@ -216,8 +216,9 @@ void engine_stream_release(engine_stream *s);
  * Unreferenced pages are free at once, referenced ones when their sequences end. */
 status engine_flush_cache(engine *e);
 /* The backend can make no step any more, as somebody beside it has noticed: it is made anew now,
- * not when the next request finds out. Any thread. */
-void engine_backend_lost(engine *e);
+ * not when the next request finds out. Of the backend that restart made last: what is told before
+ * restart is called is of the one before. Any thread. */
+void engine_backend_lost(engine *e, const char *why);
 
 typedef enum engine_state {
     ENGINE_WORKING,

@@ -207,6 +207,7 @@ typedef struct inbox {
     bool flush; /* the prefix cache: before all that is added now */
     bool lost;  /* the backend */
     bool stop;
+    char lost_why[512];
 } inbox;
 
 /* Tells the engine thread one of INBOX_*. */
@@ -320,6 +321,8 @@ struct engine {
 void engine_count_out(engine *e, engine_finish how);
 /* One choice has. Any thread. */
 void engine_count_choice(engine *e, engine_finish how);
+/* What whoever comes now is told, when the engine does not work: which part is missing, and why. */
+status engine_check_state(engine *e, error *err);
 status engine_make_scheduler(engine *e, sched **out, error *err);
 void *engine_loop(void *e);
 void *prepare_loop(void *e);

@@ -186,11 +186,9 @@ static void admit(engine *e, engine_stream *s)
         turn_away(e, s, STATUS_ABORTED, "the engine stops");
         return;
     }
-    engine_state state = (engine_state)atomic_load(&e->state);
-    if (state != ENGINE_WORKING) {
-        turn_away(e, s, STATUS_UNAVAILABLE,
-                  state == ENGINE_BROKEN ? "the backend has failed"
-                                         : "the backend is being restarted");
+    status works = engine_check_state(e, &err);
+    if (!status_ok(works)) {
+        turn_away(e, s, works.code, err.text);
         return;
     }
     /* The backend it was made for may have had more pages. */

@@ -38,10 +38,10 @@ static void abandon_step(engine *e, int64_t now_us)
     char text[160];
     w->abandoned = true;
     w->abandoned_us = now_us;
-    lose_backend(e);
     snprintf(text, sizeof text, "step %llu was stuck: %u sequences, %lld ms so far",
              (unsigned long long)w->step, w->n_seqs, (long long)((now_us - w->started_us) / 1000));
     tell_trouble(e, text);
+    lose_backend(e);
     loop_fail_all(e, STATUS_UNAVAILABLE, text);
     if (e->backend.ops->interrupt) e->backend.ops->interrupt(e->backend.ctx);
 }
@@ -105,7 +105,8 @@ void watch_stop(engine *e)
 static bool is_alike(const backend_info *a, const backend_info *b)
 {
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
-           a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->identity == b->identity &&
+           a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
+           a->identity == b->identity &&
            memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
 }
 
@@ -119,7 +120,7 @@ static bool restarted_too_often(engine *e)
     return false;
 }
 
-/* Of the backend before, whoever noticed. */
+/* Of the backend before, whoever noticed: what is told from now on is of the next one. */
 static void forget_loss(engine *e)
 {
     pthread_mutex_lock(&e->inbox.lock);
@@ -135,19 +136,27 @@ static bool is_stopping(engine *e)
     return stop;
 }
 
+/* Whoever asks is told `why`, without what the log has around it. */
+static void tell_delay(engine *e, const char *why)
+{
+    char text[ENGINE_TROUBLE_BYTES];
+    snprintf(text, sizeof text, "the backend cannot be made yet: %s", why);
+    tell_trouble(e, text);
+    keep_trouble(e, why);
+}
+
 /* As long as what it needs is not there. Whoever comes meanwhile is turned away. */
 static status restart_when_possible(engine *e, backend *fresh, error *err)
 {
     char told[sizeof err->text] = "";
     for (;;) {
         if (is_stopping(e)) return error_set(err, STATUS_ABORTED, "the engine stops");
+        forget_loss(e);
         status st = e->o.restart(e->o.restart_ctx, fresh, err);
         if (st.code != STATUS_UNAVAILABLE) return st;
         if (strcmp(told, err->text) != 0) {
-            char text[sizeof err->text + 64];
             snprintf(told, sizeof told, "%s", err->text);
-            snprintf(text, sizeof text, "the backend cannot be made yet: %s", told);
-            tell_trouble(e, text);
+            tell_delay(e, told);
         }
         loop_turn_away(e, RESTART_PAUSE_US);
     }
@@ -162,7 +171,6 @@ static status make_backend(engine *e, bool was_lost, error *err)
                          RESTARTS_MAX);
     backend fresh = {0};
     RETURN_IF_ERROR(restart_when_possible(e, &fresh, err));
-    forget_loss(e);
     const backend_info *info = fresh.ops->info(fresh.ctx);
     if (!is_alike(&e->info, info))
         return error_set(err, STATUS_INTERNAL, "the new one is not like the old one");
@@ -216,10 +224,11 @@ static status make_anew(engine *e, bool was_lost, error *err)
     return STATUS_IS_OK;
 }
 
+/* Who sees that it does not work can ask why. */
 static void fail_requests(engine *e, const char *text)
 {
-    lose_backend(e);
     tell_trouble(e, text);
+    lose_backend(e);
     loop_fail_all(e, STATUS_UNAVAILABLE, text);
 }
 
@@ -242,7 +251,11 @@ static void recover(engine *e, bool was_lost)
 
 void watch_lost(engine *e)
 {
-    fail_requests(e, "the backend was lost");
+    char text[ENGINE_TROUBLE_BYTES];
+    pthread_mutex_lock(&e->inbox.lock);
+    snprintf(text, sizeof text, "the backend was lost: %s", e->inbox.lost_why);
+    pthread_mutex_unlock(&e->inbox.lock);
+    fail_requests(e, text);
     recover(e, true);
 }
 

@@ -318,6 +318,7 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
         .pool = b->pool,
         .tell = o->tell,
         .tell_ctx = o->tell_ctx,
+        .given_up = o->given_up,
     };
     RETURN_IF_ERROR(weights_load(&wanted, &b->weights, err));
     b->facts.load_us = clock_now_us() - start;

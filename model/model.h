@@ -154,6 +154,9 @@ typedef struct backend_cpu_options {
     /* A line for the log about the cache, on the thread that makes a rank; NULL: nobody asks. */
     void (*tell)(void *ctx, const char *line);
     void *tell_ctx;
+    /* Set by another thread: weights are read and packed no further (STATUS_ABORTED). NULL: never.
+     */
+    const _Atomic bool *given_up;
 } backend_cpu_options;
 
 status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err);
@@ -211,6 +214,8 @@ struct gpu_facts;
 /* Opens the plugin, liboctavo_cuda.so beside the executable or where dlopen finds it, if a driver
  * answers and shows a device; it stays open. The error says which of these is missing. */
 status backend_cuda_find(const struct gpu_api **out, error *err);
+/* How many devices a driver shows; 0 where none answers. */
+uint32_t backend_cuda_devices(void);
 
 typedef struct backend_cuda_options {
     backend_cpu_options common; // kv_type is not looked at; threads pack weights and draw tokens

@@ -6,6 +6,7 @@
 #include "model/weights_cache.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -290,6 +291,11 @@ static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tens
     return ld->made;
 }
 
+static bool is_given_up(const loader *ld)
+{
+    return ld->o->given_up && atomic_load(ld->o->given_up);
+}
+
 static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, error *err)
 {
     const tensor_source *s = &p->source;
@@ -309,6 +315,7 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
     size_t count = p->run || p->n_rows < there ? p->n_rows : there;
     for (size_t i = 0, n; i < count; i += n) {
         size_t row = tensor_part_row(p, i, &n);
+        if (is_given_up(ld)) return error_set(err, STATUS_ABORTED, "%s: given up", p->name);
         if (n > step) n = step;
         if (n > count - i) n = count - i;
         const uint8_t *rows = rows_of(ld, p, &dummy, row, n);
@@ -546,11 +553,14 @@ static status load_cached(loader *ld, error *err)
                            .table_bytes = table.size,
                            .data = (uint8_t *)ld->w.memory + ld->data_begin,
                            .bytes = ld->w.bytes - ld->data_begin,
-                           .pool = o->pool};
+                           .pool = o->pool,
+                           .given_up = o->given_up};
     error why;
     status s = weights_cache_read(&image, &why);
     ld->w.from_cache = status_ok(s);
-    if (!ld->w.from_cache) {
+    if (is_given_up(ld)) {
+        s = error_set(err, STATUS_ABORTED, "%s: given up", o->dir);
+    } else if (!ld->w.from_cache) {
         if (s.code != STATUS_NOT_FOUND) tell(o, why.text, "packed anew");
         s = load(ld, err);
         if (status_ok(s)) keep_in_cache(ld, &image);

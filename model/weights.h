@@ -74,6 +74,7 @@ typedef struct weights_options {
     thread_pool *pool;     // reads and checks it
     void (*tell)(void *ctx, const char *line); // what happened to the cache; NULL: nobody asks
     void *tell_ctx;
+    const _Atomic bool *given_up; // by another thread; NULL: never
 } weights_options;
 
 status weights_load(const weights_options *options, model_weights *out, error *err);

@@ -144,7 +144,8 @@ static void read_pieces(void *ctx, size_t from, size_t to, unsigned thread)
         size_t n = piece_bytes(p->w, i), at = i * PIECE_BYTES;
         uint64_t due, is = 0;
         memcpy(&due, p->hashes + i * sizeof due, sizeof due);
-        bool there = read_at(p->fd, p->w->data + at, n, data_begin(p->w) + at);
+        bool given_up = p->w->given_up && atomic_load(p->w->given_up);
+        bool there = !given_up && read_at(p->fd, p->w->data + at, n, data_begin(p->w) + at);
         if (there) is = hash_bytes(p->w->data + at, n, i);
         if (!there || is != due) atomic_fetch_add(&p->n_bad, 1);
     }

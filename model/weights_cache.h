@@ -28,6 +28,7 @@ typedef struct weights_image {
     uint8_t *data;
     size_t bytes;
     thread_pool *pool;
+    const _Atomic bool *given_up; /* nothing more is read; NULL: never */
 } weights_image;
 
 /* A key: names, sizes and times of the files, on top of seed. */

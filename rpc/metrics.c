@@ -165,6 +165,21 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
     put_rows(p, "counter", rows, sizeof rows / sizeof rows[0]);
 }
 
+/* Zeros where no rank is in another process. */
+static void put_workers(page *p, service *s)
+{
+    rpc_workers w = {0};
+    if (s->o.workers) s->o.workers(s->o.workers_ctx, &w);
+    const metric gauges[] = {
+        {"workers", "Ranks that are computed by workers.", w.n},
+        {"workers_up", "Of them, those that answered when they were asked last.", w.up},
+    };
+    const metric lost = {"workers_lost_total", "Workers lost: dead, silent or cut off.",
+                         (double)w.lost};
+    put_rows(p, "gauge", gauges, sizeof gauges / sizeof gauges[0]);
+    put_rows(p, "counter", &lost, 1);
+}
+
 static void put_sessions(page *p, const sched_stats *st)
 {
     labelled sessions = {"sessions",
@@ -285,6 +300,7 @@ void metrics_text(service *s, strbuf *out)
     put_gauges(&p, s, &stats);
     put_counters(&p, &stats, &metrics);
     put_by_label(&p, s, &stats, &metrics);
+    put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);
     for (int i = 0; i < ENGINE_HISTOGRAMS; i++) {

@@ -62,6 +62,12 @@ typedef struct rpc_model {
     const char *weight_dtype, *kv_dtype, *isa;
 } rpc_model;
 
+/* Ranks in other processes. */
+typedef struct rpc_workers {
+    uint32_t n, up;
+    uint64_t lost; // so far
+} rpc_workers;
+
 typedef struct rpc_options {
     engine *engine;
     rpc_model model;
@@ -79,6 +85,8 @@ typedef struct rpc_options {
     uint32_t max_streams;         // gRPC, for each connection
     int64_t stall_timeout_us;     // a stream that its client has not read for so long is aborted
     int64_t keepalive_timeout_us; // idle HTTP connections, and headers or bodies that trickle in
+    void (*workers)(void *ctx, rpc_workers *out); // any thread; NULL: there are none
+    void *workers_ctx;
 } rpc_options;
 
 typedef struct rpc_server rpc_server;

@@ -22,7 +22,7 @@
 #include "scheduler/backend.h"
 
 enum {
-    WORKER_PROTOCOL = 1, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 2, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10, // comm_own_address
 };
@@ -88,6 +88,9 @@ typedef struct worker_host {
     void (*abort)(void *ctx);
     /* Frees what configure, join and load have made. */
     void (*reset)(void *ctx);
+    /* Whether it can tell where this rank is among the others (comm_waits). When: as abort. May be
+     * NULL. */
+    bool (*waits)(void *ctx, comm_wait *out);
 } worker_host;
 
 typedef struct worker_server_options {
@@ -127,10 +130,21 @@ typedef struct worker_group worker_group;
 status worker_group_create(const worker_group_options *options, worker_group **out, error *err);
 /* After its backends. */
 void worker_group_destroy(worker_group *g);
-/* Tells of ranks that are lost, whether a step runs or not, on the thread of heartbeats: `lost`
- * must not block or call the group. NULL = nobody; what was told before is not called any more when
- * this returns. */
-void worker_group_on_loss(worker_group *g, void (*lost)(void *ctx), void *ctx);
+/* Tells of the first rank that is lost after all have been made, whether a step runs or not, on the
+ * thread of heartbeats: `lost` must not block or call the group. NULL = nobody; what was told
+ * before is not called any more when this returns. */
+void worker_group_on_loss(worker_group *g, void (*lost)(void *ctx, const char *why), void *ctx);
+/* Ranks that are being made, and all that are to be from now on, fail soon. Those that have been
+ * made go on. Any thread. */
+void worker_group_give_up(worker_group *g);
+
+typedef struct worker_counts {
+    uint32_t n, up; // up: answered when they were asked last
+    uint64_t lost;  // so far: ranks that a session ended for
+} worker_counts;
+
+/* Any thread. */
+worker_counts worker_group_counts(worker_group *g);
 /* A backend_ranks_options.make; ctx is the group, and of `rank` only the rank is asked, and whether
  * it was aborted. To be called for all ranks at once, each on a thread of its own: they wait for
  * each other. When one fails, all do. */

@@ -479,25 +479,44 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     else finish_prefill<D>(a, seq, head, r.first_row + my_row + lane / 4, state, o);
 }
 
-/* A block merges the parts of one sequence and KV head: that of the tile which is its first. */
-template <int D> static __global__ void merge_kernel(gpu_attention a)
+enum { MERGE_THREADS = 256, MERGE_SHARES = 1024 };
+
+/* Parts of a packed row become its output. The blocks of a sequence's tiles share out its rows: the
+ * n-th takes row n and those as many further as there are tiles. Threads are groups of D, which
+ * share out the parts, so that long tables are no long chains of loads. */
+template <int D>
+static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attention a)
 {
-    const uint32_t row_floats = D + 2, of_part = a.kv_heads * GPU_DECODE_ROWS * row_floats;
+    constexpr uint32_t GROUPS = MERGE_THREADS / D;
+    __shared__ float shares[MERGE_SHARES], values[MERGE_THREADS];
+    const size_t row_floats = D + 2, of_part = a.kv_heads * GPU_DECODE_ROWS * row_floats;
     const gpu_tile tile = a.decode[blockIdx.x];
-    if (tile.part != blockIdx.x || tile.parts == 1) return;
+    if (tile.parts == 1) return;
     const gpu_seq seq = a.seqs[tile.seq];
-    uint32_t head = blockIdx.y;
+    uint32_t head = blockIdx.y, group = threadIdx.x / D, d = threadIdx.x % D;
     const float *parts = a.partial + part_at<D>(a, tile.part, head);
-    for (uint32_t i = threadIdx.x; i < seq.n_rows * a.q_heads * D; i += blockDim.x) {
-        uint32_t packed = i / D, d = i % D;
+    for (uint32_t packed = blockIdx.x - tile.part; packed < seq.n_rows * a.q_heads;
+         packed += tile.parts) {
         const float *row = parts + packed * row_floats;
         float most = -INFINITY, sum = 0.0f, value = 0.0f;
-        for (uint32_t p = 0; p < tile.parts; p++) most = fmaxf(most, row[p * of_part + D]);
-        for (uint32_t p = 0; p < tile.parts; p++) {
+        for (uint32_t p = threadIdx.x; p < tile.parts; p += MERGE_THREADS)
+            most = fmaxf(most, row[p * of_part + D]);
+        most = block_max(most); /* and all have read what the row before left in shared memory */
+        for (uint32_t p = threadIdx.x; p < tile.parts; p += MERGE_THREADS) {
             float share = share_of(row[p * of_part + D], most);
-            value += row[p * of_part + d] * share;
+            if (p < MERGE_SHARES) shares[p] = share;
             sum += row[p * of_part + D + 1] * share;
         }
+        sum = block_sum(sum); /* all shares are there */
+#pragma unroll 8
+        for (uint32_t p = group; group < GROUPS && p < tile.parts; p += GROUPS) {
+            float share = p < MERGE_SHARES ? shares[p] : share_of(row[p * of_part + D], most);
+            value += row[p * of_part + d] * share;
+        }
+        values[threadIdx.x] = value;
+        __syncthreads();
+        if (group != 0) continue;
+        for (uint32_t i = 1; i < GROUPS; i++) value += values[i * D + d];
         size_t at = row_at(a, seq, head, packed);
         put(a.out, a.out_type, at * D + d, sum > 0.0f ? value / sum : 0.0f);
         if (a.lse && d == 0) a.lse[at] = most + log2f(sum);
@@ -513,7 +532,7 @@ static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)
     auto kernel = attention_kernel<KV, D, DECODE>;
     const size_t bytes = layout<KV, D, DECODE>::BYTES;
     if (n == 0) return GPU_OK;
-    gpu_allow_shared((const void *)kernel, bytes);
+    gpu_allow_shared(g, (const void *)kernel, bytes);
     LAUNCH(kernel, dim3(n, a->kv_heads), THREADS, bytes, g, *a);
     return gpu_launched(g, DECODE ? "decode attention" : "prefill attention");
 }
@@ -523,7 +542,7 @@ template <class KV, int D> static gpu_status run_all(gpu *g, const gpu_attention
     gpu_status s = run<KV, D, false>(g, a, a->n_prefill);
     if (s == GPU_OK) s = run<KV, D, true>(g, a, a->n_decode);
     if (s != GPU_OK || a->n_decode == 0) return s;
-    LAUNCH(merge_kernel<D>, dim3(a->n_decode, a->kv_heads), THREADS, 0, g, *a);
+    LAUNCH(merge_kernel<D>, dim3(a->n_decode, a->kv_heads), MERGE_THREADS, 0, g, *a);
     return gpu_launched(g, "merge of attention");
 }
 

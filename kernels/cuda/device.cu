@@ -22,6 +22,7 @@ typedef struct choice {
 } choice;
 
 struct gpu {
+    int ordinal;
     uint32_t n_sms;
     cudaStream_t stream;
     cublasLtHandle_t library;
@@ -32,7 +33,20 @@ struct gpu {
     choice choices[CHOICES];
 };
 
-cudaStream_t gpu_stream(const gpu *g) { return g->stream; }
+/* Which device is current is a thread's affair, and the one that opened the gpu need not be the one
+ * that uses it: launches, memory and events go to the current one. */
+static void enter(const gpu *g)
+{
+    int current;
+    if (cudaGetDevice(&current) == cudaSuccess && current == g->ordinal) return;
+    (void)cudaSetDevice(g->ordinal); /* a failure shows at what comes next */
+}
+
+cudaStream_t gpu_stream(const gpu *g)
+{
+    enter(g);
+    return g->stream;
+}
 uint32_t gpu_sms(const gpu *g) { return g->n_sms; }
 
 static gpu_status fail(gpu *g, const char *what, cudaError_t e)
@@ -46,9 +60,10 @@ static gpu_status fail(gpu *g, const char *what, cudaError_t e)
 
 gpu_status gpu_launched(gpu *g, const char *what) { return fail(g, what, cudaPeekAtLastError()); }
 
-void gpu_allow_shared(const void *kernel, size_t bytes)
+void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
 {
     if (bytes <= 48 * 1024) return;
+    enter(g); /* it holds for one device */
     /* A failure shows at the launch. */
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 }
@@ -59,6 +74,7 @@ void gpu_allow_shared(const void *kernel, size_t bytes)
 static void gpu_close(gpu *g)
 {
     if (!g) return;
+    enter(g);
     if (g->library) cublasLtDestroy(g->library);
     if (g->workspace) cudaFree(g->workspace);
     for (int i = 0; i < 2; i++)
@@ -71,6 +87,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
 {
     cudaDeviceProp p;
     size_t free_bytes, bytes;
+    g->ordinal = (int)ordinal;
     gpu_status s = fail(g, "cudaSetDevice", cudaSetDevice((int)ordinal));
     if (s == GPU_OK)
         s = fail(g, "cudaGetDeviceProperties", cudaGetDeviceProperties(&p, (int)ordinal));
@@ -128,6 +145,7 @@ bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
+    enter(g);
     gpu_status s = fail(g, "cudaMalloc", cudaMalloc(out, bytes ? bytes : 1));
     if (s == GPU_OK) s = fail(g, "cudaMemset", cudaMemsetAsync(*out, 0, bytes, g->stream));
     return s;
@@ -135,12 +153,13 @@ static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 
 static void gpu_release(gpu *g, void *device)
 {
-    (void)g;
+    enter(g);
     cudaFree(device);
 }
 
 static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
 {
+    enter(g);
     return fail(g, "cudaHostAlloc", cudaHostAlloc(out, bytes ? bytes : 1, cudaHostAllocDefault));
 }
 
@@ -186,6 +205,7 @@ static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 static gpu_status gpu_mark(gpu *g)
 {
     gpu_status s = GPU_OK;
+    enter(g);
     for (int i = 0; s == GPU_OK && i < 2; i++)
         if (!g->events[i]) s = fail(g, "event", cudaEventCreate(&g->events[i]));
     return s == GPU_OK ? fail(g, "mark", cudaEventRecord(g->events[0], g->stream)) : s;
@@ -194,6 +214,7 @@ static gpu_status gpu_mark(gpu *g)
 static gpu_status gpu_elapsed(gpu *g, double *us)
 {
     float ms = 0.0f;
+    enter(g);
     gpu_status s = fail(g, "mark", cudaEventRecord(g->events[1], g->stream));
     if (s == GPU_OK) s = fail(g, "mark", cudaEventSynchronize(g->events[1]));
     if (s == GPU_OK) s = fail(g, "mark", cudaEventElapsedTime(&ms, g->events[0], g->events[1]));
@@ -333,6 +354,7 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     wanted.type = w->type;
     wanted.y_type = y_type;
     wanted.alignment = alignment_of(w->data, x, y);
+    enter(g);
     choice *c = choice_of(g, &wanted);
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     if (!c->known) e = choose(g, c);

@@ -8,6 +8,7 @@ enum {
     HEAD_THREADS = 128,
     PAIRS = 4,         /* of a lane: head_dim <= 256 */
     GRID_MOST = 65535, /* blocks along y */
+    HEAD_WAVES = 8,    /* blocks of a multiprocessor: with fewer rows a row is several blocks' */
 };
 
 /* Both halves of each of a lane's pairs: element i and i + half, i = lane, lane + WARP, ... */
@@ -102,7 +103,8 @@ DEVICE void store_slot<i8>(const head_pairs &v, const gpu_pages &p, uint8_t *til
     if (lane == 0) scales_at(p, tile)[part * p.page_tokens + slot] = scale.bits;
 }
 
-/* A block takes a row, a warp its heads in turn: q heads, k heads, v heads. */
+/* Blocks along y share out a row's heads, a warp takes its own in turn: q heads, k heads, v heads.
+ */
 template <class KV> static __global__ void heads_kernel(gpu_heads h)
 {
     typedef typename query_of<KV>::type Q;
@@ -111,7 +113,9 @@ template <class KV> static __global__ void heads_kernel(gpu_heads h)
     uint32_t n_q = h.q_heads * h.kv_heads, n = n_q + 2 * h.kv_heads;
     const gpu_seq &seq = h.seqs[h.row_seqs[row]];
     const float *angles = h.angles + (size_t)row * dim;
-    for (uint32_t head = threadIdx.x / WARP; head < n; head += blockDim.x / WARP) {
+    uint32_t warps = blockDim.x / WARP;
+    for (uint32_t head = blockIdx.y * warps + threadIdx.x / WARP; head < n;
+         head += gridDim.y * warps) {
         const float *bias = h.bias ? h.bias + head * dim : NULL;
         head_pairs v = load_head(h.qkv + ((size_t)row * n + head) * dim, bias, half, lane);
         bool is_q = head < n_q, is_k = !is_q && head < n_q + h.kv_heads;
@@ -203,7 +207,11 @@ static __global__ void patch_kernel(uint32_t *pages, const gpu_patch *patches,
 
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h)
 {
-#define HEADS(KV) LAUNCH(heads_kernel<KV>, h->n_rows, HEAD_THREADS, 0, g, *h)
+    uint32_t warps = HEAD_THREADS / WARP, heads = (h->q_heads + 2) * h->kv_heads;
+    uint32_t wanted = HEAD_WAVES * gpu_sms(g) / (h->n_rows ? h->n_rows : 1);
+    uint32_t parts = (heads + warps - 1) / warps;
+    if (parts > wanted) parts = wanted ? wanted : 1;
+#define HEADS(KV) LAUNCH(heads_kernel<KV>, dim3(h->n_rows, parts), HEAD_THREADS, 0, g, *h)
     if (h->n_rows) FOR_KV(h->pages.format, HEADS)
 #undef HEADS
     return gpu_launched(g, "heads");

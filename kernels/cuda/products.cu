@@ -3,7 +3,8 @@
 #include "kernels/cuda/quant.cuh"
 
 enum {
-    ONE_ROWS = 2,         /* of operands as they are: beyond, the library is as fast */
+    ONE_ROWS = 2,         /* of operands as they are: each warp has its own row of W */
+    FEW_ROWS = 8,         /* likewise; beyond, x is read about as much as W, and the library does */
     FEW_ROWS_QUANT = 128, /* of integers: beyond, making operands of them costs less than passes */
     FEW_THREADS = 128,
     LOADS = 4,
@@ -217,6 +218,8 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
     if (!w->bits && gpu_takes_few(w) && m <= ONE_ROWS && !invariant)
         return w->type == GPU_BF16 ? run_one<bf16>(g, w, x, m, y, y_type)
                                    : run_one<f16>(g, w, x, m, y, y_type);
+    if (!w->bits && gpu_takes_few(w) && m <= FEW_ROWS && !invariant)
+        return gpu_few_product(g, w, x, m, y, y_type);
     if (w->bits == 0) return gpu_library_product(g, w, x, m, y, y_type);
     gpu_status s =
         w->type == GPU_BF16 ? dequant(g, w, (bf16 *)scratch) : dequant(g, w, (f16 *)scratch);

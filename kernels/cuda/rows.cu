@@ -1,7 +1,28 @@
 /* Row by row: embeddings, norms, gates, angles; the largest logit. */
 #include "kernels/cuda/simt.cuh"
 
-enum { ROW_THREADS = 256 };
+enum {
+    ROW_THREADS = 256,
+    ROW_HELD = 4, /* times four elements of a row that a thread of a norm holds */
+    NORM_THREADS_MOST = 1024,
+    ARGMAX_THREADS = 1024,
+};
+
+struct alignas(16) four {
+    float v[4];
+};
+struct alignas(8) four_short {
+    uint32_t w[2];
+};
+
+static DEVICE void store_four(float *out, const float v[4])
+{
+    *(four *)out = four{{v[0], v[1], v[2], v[3]}};
+}
+template <class T> static DEVICE void store_four(T *out, const float v[4])
+{
+    *(four_short *)out = four_short{{pack2(v[0], v[1], T()), pack2(v[2], v[3], T())}};
+}
 
 static DEVICE float weight_at(const gpu_matrix &w, size_t row, size_t column)
 {
@@ -13,9 +34,11 @@ static DEVICE float weight_at(const gpu_matrix &w, size_t row, size_t column)
     }
 }
 
-static __global__ void embed_kernel(gpu_matrix w, const uint32_t *tokens, float scale, float *x)
+static __global__ void embed_kernel(gpu_matrix w, const uint32_t *tokens, float scale,
+                                    float *__restrict__ x)
 {
     size_t token = tokens[blockIdx.x];
+#pragma unroll 8
     for (size_t i = threadIdx.x; i < w.k; i += blockDim.x)
         x[blockIdx.x * w.k + i] = token < w.n ? weight_at(w, token, i) * scale : 0.0f;
 }
@@ -33,9 +56,51 @@ static __global__ void angles_kernel(const float *inv_freq, const uint32_t *posi
     angles[row * 2 * half + half + pair] = sine * factor;
 }
 
+/* A row in registers: all loads are on their way at once, for with few rows their latency is what
+ * a norm costs. d is a multiple of 4, and of a block at most 4 * ROW_HELD a thread. */
 template <class T>
-static __global__ void norm_kernel(float *x, const float *delta, const float *weight, float eps,
-                                   size_t d, T *out)
+static __global__ void __launch_bounds__(NORM_THREADS_MOST)
+    norm_kernel(float *x, const float *delta, const float *weight, float eps, size_t d, T *out)
+{
+    float *row = x + blockIdx.x * d;
+    float v[ROW_HELD][4], w[ROW_HELD][4], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROW_HELD; i++) {
+        size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
+        four own = at < d ? *(const four *)(row + at) : four{{0.0f, 0.0f, 0.0f, 0.0f}};
+        four by = at < d ? *(const four *)(weight + at) : own;
+        for (int j = 0; j < 4; j++) v[i][j] = own.v[j], w[i][j] = by.v[j];
+    }
+    if (delta) {
+#pragma unroll
+        for (int i = 0; i < ROW_HELD; i++) {
+            size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
+            four more = at < d ? *(const four *)(delta + blockIdx.x * d + at)
+                               : four{{0.0f, 0.0f, 0.0f, 0.0f}};
+            for (int j = 0; j < 4; j++) v[i][j] += more.v[j];
+        }
+#pragma unroll
+        for (int i = 0; i < ROW_HELD; i++) {
+            size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
+            if (at < d) store_four(row + at, v[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROW_HELD; i++)
+        for (int j = 0; j < 4; j++) sum += v[i][j] * v[i][j];
+    float scale = 1.0f / sqrtf(block_sum(sum) / (float)d + eps);
+#pragma unroll
+    for (int i = 0; i < ROW_HELD; i++) {
+        size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
+        for (int j = 0; j < 4; j++) v[i][j] = v[i][j] * scale * w[i][j];
+        if (at < d) store_four(out + blockIdx.x * d + at, v[i]);
+    }
+}
+
+/* Of any d. */
+template <class T>
+static __global__ void any_norm_kernel(float *x, const float *delta, const float *weight, float eps,
+                                       size_t d, T *out)
 {
     size_t at = blockIdx.x * d;
     float sum = 0.0f;
@@ -57,8 +122,29 @@ static DEVICE float activate(float x, bool gelu)
     return 0.5f * x * (1.0f + tanhf(root * (x + 0.044715f * x * x * x)));
 }
 
+/* A thread makes 16 bytes of a row: d is a multiple of as many elements. */
 template <class T>
 static __global__ void gate_kernel(const T *gate_up, size_t n, size_t d, bool gelu, T *out)
+{
+    enum { SOME = 16 / sizeof(T) };
+    union chunk {
+        vec16 all;
+        T x[SOME];
+    };
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, of_row = d / SOME;
+    if (i >= n / SOME) return;
+    const T *from = gate_up + i / of_row * 2 * d + i % of_row * SOME;
+    chunk gate, up, y;
+    gate.all = *(const vec16 *)from;
+    up.all = *(const vec16 *)(from + d);
+#pragma unroll
+    for (int e = 0; e < SOME; e++)
+        y.x[e] = from_float<T>(activate(to_float(gate.x[e]), gelu) * to_float(up.x[e]));
+    *(vec16 *)(out + i * SOME) = y.all;
+}
+
+template <class T>
+static __global__ void any_gate_kernel(const T *gate_up, size_t n, size_t d, bool gelu, T *out)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -67,9 +153,10 @@ static __global__ void gate_kernel(const T *gate_up, size_t n, size_t d, bool ge
 }
 
 static __global__ void gather_kernel(const uint32_t *x, const uint32_t *rows, size_t words,
-                                     uint32_t *out)
+                                     uint32_t *__restrict__ out)
 {
     const uint32_t *from = x + rows[blockIdx.x] * words;
+#pragma unroll 8
     for (size_t i = threadIdx.x; i < words; i += blockDim.x) out[blockIdx.x * words + i] = from[i];
 }
 
@@ -82,13 +169,15 @@ static DEVICE void keep_larger(float *value, uint32_t *index, float v, uint32_t 
     }
 }
 
-static __global__ void argmax_kernel(const float *x, size_t n, uint32_t *out)
+static __global__ void __launch_bounds__(ARGMAX_THREADS)
+    argmax_kernel(const float *x, size_t n, uint32_t *out)
 {
     __shared__ float values[WARP];
     __shared__ uint32_t indices[WARP];
     const float *row = x + blockIdx.x * n;
     float value = -INFINITY;
     uint32_t index = 0xffffffffu;
+#pragma unroll 8
     for (size_t i = threadIdx.x; i < n; i += blockDim.x)
         keep_larger(&value, &index, row[i], (uint32_t)i);
     unsigned lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
@@ -132,10 +221,18 @@ gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, 
 gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,
                     size_t d, void *out, gpu_type type)
 {
-#define NORM(T)                                                                                    \
-    LAUNCH(norm_kernel<T>, (unsigned)m, ROW_THREADS, 0, g, x, delta, weight, eps, d, (T *)out)
-    if (m) FOR_TYPE(type, NORM)
-#undef NORM
+    /* Of d alone: what a row comes to must not depend on how many there are. */
+    unsigned threads = ROW_THREADS;
+    while (threads < NORM_THREADS_MOST && d > (size_t)threads * 4 * ROW_HELD) threads *= 2;
+    bool held = d % 4 == 0 && d <= (size_t)threads * 4 * ROW_HELD;
+#define HELD(T)                                                                                    \
+    LAUNCH(norm_kernel<T>, (unsigned)m, threads, 0, g, x, delta, weight, eps, d, (T *)out)
+#define ANY(T)                                                                                     \
+    LAUNCH(any_norm_kernel<T>, (unsigned)m, ROW_THREADS, 0, g, x, delta, weight, eps, d, (T *)out)
+    if (m && held) FOR_TYPE(type, HELD)
+    if (m && !held) FOR_TYPE(type, ANY)
+#undef ANY
+#undef HELD
     return gpu_launched(g, "norm");
 }
 
@@ -143,9 +240,14 @@ gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, 
                     gpu_type type)
 {
 #define GATE(T)                                                                                    \
-    LAUNCH(gate_kernel<T>, blocks_of(m *d), ROW_THREADS, 0, g, (const T *)gate_up, m *d, d, gelu,  \
-           (T *)out)
-    if (m) FOR_TYPE(type, GATE)
+    LAUNCH(gate_kernel<T>, blocks_of(m *d * sizeof(T) / 16), ROW_THREADS, 0, g,                    \
+           (const T *)gate_up, m *d, d, gelu, (T *)out)
+#define ANY(T)                                                                                     \
+    LAUNCH(any_gate_kernel<T>, blocks_of(m *d), ROW_THREADS, 0, g, (const T *)gate_up, m *d, d,    \
+           gelu, (T *)out)
+    if (m && d % 8 == 0) FOR_TYPE(type, GATE)
+    if (m && d % 8 != 0) FOR_TYPE(type, ANY)
+#undef ANY
 #undef GATE
     return gpu_launched(g, "gate");
 }
@@ -161,6 +263,6 @@ gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, siz
 
 gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out)
 {
-    if (m) LAUNCH(argmax_kernel, (unsigned)m, 1024, 0, g, x, n, out);
+    if (m) LAUNCH(argmax_kernel, (unsigned)m, ARGMAX_THREADS, 0, g, x, n, out);
     return gpu_launched(g, "argmax");
 }

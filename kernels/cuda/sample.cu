@@ -148,8 +148,11 @@ static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
     for (uint32_t i = threadIdx.x; i < d.n_banned; i += DRAW_THREADS)
         if (banned[i].token < s.n_vocab) x[banned[i].token] = -INFINITY;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < d.n_biased; i += DRAW_THREADS)
-        if (biased[i].token < s.n_vocab) atomicAdd(&x[biased[i].token], biased[i].bias);
+    /* A token's thread adds all that it has, in their order: sums must not depend on chance. */
+    for (uint32_t i = 0; i < d.n_biased; i++) {
+        uint32_t token = biased[i].token;
+        if (token % DRAW_THREADS == threadIdx.x && token < s.n_vocab) x[token] += biased[i].bias;
+    }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < d.n_seen; i += DRAW_THREADS) {
         float v = x[seen[i].token];

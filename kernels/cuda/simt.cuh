@@ -180,7 +180,7 @@ DEVICE float warp_sum(float v)
 }
 
 /* Of a block of at most 1024 threads, a multiple of WARP; every thread gets it. */
-DEVICE float block_sum(float v)
+static DEVICE float block_sum(float v)
 {
     __shared__ float of_warp[WARP];
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
@@ -192,7 +192,7 @@ DEVICE float block_sum(float v)
 }
 
 /* Likewise. */
-DEVICE float block_max(float v)
+static DEVICE float block_max(float v)
 {
     __shared__ float of_warp[WARP];
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
@@ -218,7 +218,7 @@ gpu_status gpu_launched(gpu *g, const char *what);
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type);
 /* A kernel may have so much dynamic shared memory. */
-void gpu_allow_shared(const void *kernel, size_t bytes);
+void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
 uint32_t gpu_sms(const gpu *g);
 bool gpu_is_invariant(const gpu *g);
 /* Copies to the host and waits. */

@@ -65,6 +65,7 @@ weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_opt
         .pool = b->pool,
         .tell = o->tell,
         .tell_ctx = o->tell_ctx,
+        .given_up = o->given_up,
     };
 }
 

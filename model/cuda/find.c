@@ -18,7 +18,7 @@ static void *symbol(void *library, const char *name)
     return library ? dlsym(library, name) : NULL;
 }
 
-static status find_driver(error *err)
+static status find_driver(int *n, error *err)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!driver)
@@ -28,12 +28,13 @@ static status find_driver(error *err)
     void *symbols[] = {symbol(driver, "cuInit"), symbol(driver, "cuDeviceGetCount")};
     memcpy(&init, &symbols[0], sizeof init);
     memcpy(&count, &symbols[1], sizeof count);
-    int n = 0, code = init && count ? init(0) : -1;
-    if (code == 0) code = count(&n);
+    int code = init && count ? init(0) : -1;
+    *n = 0;
+    if (code == 0) code = count(n);
     if (code != 0)
         return error_set(err, STATUS_UNAVAILABLE, "the CUDA driver does not start (error %d)",
                          code);
-    if (n == 0) return error_set(err, STATUS_UNAVAILABLE, "the CUDA driver shows no device");
+    if (*n <= 0) return error_set(err, STATUS_UNAVAILABLE, "the CUDA driver shows no device");
     return STATUS_IS_OK;
 }
 
@@ -51,9 +52,16 @@ static void *open_plugin(void)
     return dlopen(PLUGIN, RTLD_NOW | RTLD_LOCAL);
 }
 
+uint32_t backend_cuda_devices(void)
+{
+    int n;
+    return status_ok(find_driver(&n, NULL)) ? (uint32_t)n : 0;
+}
+
 status backend_cuda_find(const gpu_api **out, error *err)
 {
-    RETURN_IF_ERROR(find_driver(err));
+    int n;
+    RETURN_IF_ERROR(find_driver(&n, err));
     void *plugin = open_plugin();
     if (!plugin) return error_set(err, STATUS_UNAVAILABLE, PLUGIN ": %s", dlerror());
     gpu_api_fn *entry;

@@ -228,8 +228,7 @@ static status judge(worker_link *l, const unary_call *x, const question *q, erro
     if (lost) error_set(err, STATUS_UNAVAILABLE, "%s", l->reason);
     pthread_mutex_unlock(&g->lock);
     if (lost) return status_make(STATUS_UNAVAILABLE, NULL);
-    if (gave_up && x->code == GRPC_STATUS_CANCELLED)
-        return error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank);
+    if (gave_up && x->code == GRPC_STATUS_CANCELLED) return group_failure(g, err);
     if (x->code == GRPC_STATUS_DEADLINE_EXCEEDED)
         return error_set(err, STATUS_UNAVAILABLE, "no answer to %s within %.1f s",
                          strrchr(q->path, '/') + 1, (double)q->timeout_us / 1e6);
@@ -239,8 +238,7 @@ static status judge(worker_link *l, const unary_call *x, const question *q, erro
 status link_ask(worker_link *l, const question *q, answer *out, error *err)
 {
     unary_call x = {0};
-    if (!enter(l, &x, q))
-        return error_set(err, STATUS_IO, "given up, because rank %u failed", l->group->failed_rank);
+    if (!enter(l, &x, q)) return group_failure(l->group, err);
     run_call(l, &x, q);
     status s = x.code == GRPC_STATUS_OK ? read_answer(&x, q, out, err) : judge(l, &x, q, err);
     leave(l, &x);

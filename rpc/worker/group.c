@@ -27,6 +27,19 @@ void link_prefix(const worker_link *l, error *err)
     error_prefix(err, "rank %u (%s)", l->rank, l->address);
 }
 
+status group_failure(const worker_group *g, error *err)
+{
+    if (g->failed_rank == g->o.n) return error_set(err, STATUS_IO, "given up");
+    return error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank);
+}
+
+void link_count_loss(worker_link *l)
+{
+    l->up = false;
+    if (!l->counted) l->group->n_lost++;
+    l->counted = true;
+}
+
 void group_fail(worker_group *g, uint32_t rank)
 {
     pthread_mutex_lock(&g->lock);
@@ -52,7 +65,9 @@ static void begin_session(worker_group *g)
         if (getrandom(&g->session, sizeof g->session, 0) != sizeof g->session)
             g->session = hash_mix64((uint64_t)clock_now_ns() ^ (uintptr_t)g);
     } while (g->session == 0);
-    g->failed = false;
+    g->failed = g->given_up;
+    g->failed_rank = g->o.n;
+    g->n_made = 0;
     g->n_addresses = 0;
     g->packed_left = 0;
     g->grace_until_us = 0;
@@ -68,7 +83,7 @@ static void arrive(worker_link *l)
     pthread_mutex_lock(&g->lock);
     if (g->n_arrived == 0) begin_session(g);
     g->n_arrived = (g->n_arrived + 1) % g->o.n;
-    l->lost = l->interrupted = l->configured = false;
+    l->lost = l->in_reach = l->counted = l->interrupted = l->configured = false;
     l->config = *g->o.config;
     l->config.rank = l->rank;
     l->config.size = g->o.n;
@@ -113,6 +128,9 @@ static status greet(worker_link *l, error *err)
     status s = link_ask(l, &q, &a, err);
     if (status_ok(s)) arena_destroy(&a.memory);
     else if (s.code == STATUS_UNAVAILABLE) explain(l, err);
+    pthread_mutex_lock(&l->group->lock);
+    if (s.code != STATUS_IO) l->up = status_ok(s); // else it was not waited for
+    pthread_mutex_unlock(&l->group->lock);
     return s;
 }
 
@@ -201,8 +219,7 @@ static status await_addresses(worker_group *g, comm *ranks, error *err)
     }
     bool complete = g->n_addresses == g->o.n, failed = g->failed;
     pthread_mutex_unlock(&g->lock);
-    if (failed)
-        return error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank);
+    if (failed) return group_failure(g, err);
     return complete ? STATUS_IS_OK : error_set(err, STATUS_IO, "given up: a rank is not there");
 }
 
@@ -279,6 +296,9 @@ status worker_proxy_make(void *ctx, comm *rank, backend *out, error *err)
     status s = make(l, rank, &why);
     if (status_ok(s)) {
         *out = (backend){&proxy_ops, l};
+        pthread_mutex_lock(&g->lock);
+        g->n_made++;
+        pthread_mutex_unlock(&g->lock);
         return s;
     }
     if (s.code == STATUS_IO) await_culprit(g);
@@ -353,7 +373,25 @@ void worker_group_destroy(worker_group *g)
     free(g);
 }
 
-void worker_group_on_loss(worker_group *g, void (*lost)(void *ctx), void *ctx)
+void worker_group_give_up(worker_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    g->given_up = true;
+    bool making = g->n_made < g->o.n;
+    pthread_mutex_unlock(&g->lock);
+    if (making) group_fail(g, g->o.n);
+}
+
+worker_counts worker_group_counts(worker_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    worker_counts c = {.n = g->o.n, .lost = g->n_lost};
+    for (uint32_t i = 0; i < g->o.n; i++) c.up += g->links[i].up;
+    pthread_mutex_unlock(&g->lock);
+    return c;
+}
+
+void worker_group_on_loss(worker_group *g, void (*lost)(void *ctx, const char *why), void *ctx)
 {
     pthread_mutex_lock(&g->lock);
     g->on_loss = lost;

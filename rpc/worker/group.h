@@ -57,9 +57,21 @@ bool unary_begin(unary_call *x, const ProtobufCMessage *m, void *tag);
 /* Frees all but the call. */
 void unary_end(unary_call *x);
 
+/* What a rank has said of itself among the others (peers.c). */
+typedef struct peer_view {
+    bool says;             // it can tell
+    comm_wait wait;        // the last it said,
+    int64_t said_us;       // and when
+    uint32_t sent_round;   // the last whose messages it has sent,
+    int64_t sent_since_us; // which was first said then
+    bool suspects;         // it waits for a message that wait.peer has sent: since that was known
+    comm_wait since;       // it has said this first
+} peer_view;
+
 /* The Health call of a rank: the heartbeats' thread's. */
 typedef struct heartbeat {
     unary_call call;   // its call NULL = none in flight
+    int64_t begun_us;  // when it did
     int64_t due_us;    // when the next one begins
     bool must_be_ours; // the worker had the session when it began
 } heartbeat;
@@ -83,7 +95,11 @@ struct worker_link {
     bool beat_flies;   // beat.call is in flight
     int64_t last_beat_us;
     bool lost;
+    bool in_reach; // lost to its peers alone: it can be told
+    bool counted;  // among the lost of this session
     bool interrupted;
+    bool up; // it answered when it was asked last
+    peer_view view;
     char reason[256]; // why it was lost
 };
 
@@ -104,11 +120,13 @@ struct worker_group {
 
     pthread_mutex_t lock; // of all that follows
     pthread_cond_t changed;
-    bool stop;
-    void (*on_loss)(void *ctx);
+    bool stop, given_up;
+    void (*on_loss)(void *ctx, const char *why);
     void *on_loss_ctx;
+    uint64_t n_lost;
     uint64_t session;
     uint32_t n_arrived; // ranks that are being made; n = 0: the next one begins a session
+    uint32_t n_made;    // of them
     bool failed;        // the session cannot go on: nobody is waited for
     uint32_t failed_rank;
     comm_address *addresses; // [o.n] of this session's comms
@@ -120,8 +138,12 @@ struct worker_group {
 int64_t group_silence_us(const worker_group *g);
 /* The session cannot go on: ends all waits. Any thread. */
 void group_fail(worker_group *g, uint32_t rank);
+/* STATUS_IO: what is said where another rank has failed. */
+status group_failure(const worker_group *g, error *err);
 /* "rank 1 (10.0.0.2:7000): " before a text. */
 void link_prefix(const worker_link *l, error *err);
+/* With the group's lock held: the session ends for this rank. */
+void link_count_loss(worker_link *l);
 
 /* ---- ask.c: calls that are waited for -------------------------------------------------------- */
 
@@ -159,6 +181,12 @@ status heart_start(worker_group *g, error *err);
 void heart_stop(worker_group *g);
 void heart_listen(worker_link *l); // from now on its silence is noticed
 void heart_leave(worker_link *l);  // nothing of it is in flight any more when this returns
+
+/* ---- peers.c: ranks that reach us and not each other ----------------------------------------- */
+
+/* With the group's lock held. Takes what a rank has said of itself to its last beat (NULL:
+ * nothing). True: it is cut off from a peer, for why. */
+bool peer_is_cut_off(worker_link *l, const comm_wait *said, char *why, size_t size);
 
 /* ---- proxy.c --------------------------------------------------------------------------------- */
 

@@ -8,7 +8,19 @@
 
 enum { PERIOD_US = 250000, UNPACK_LIMIT = 1 << 16 };
 
-static void lose(worker_link *l, const char *why)
+/* With the lock held. Whoever makes the ranks, or has a step that failed, knows already. */
+static void tell_loss(worker_link *l)
+{
+    worker_group *g = l->group;
+    error err;
+    if (!g->on_loss || g->n_made < g->o.n || g->failed) return;
+    error_set(&err, STATUS_UNAVAILABLE, "%s", l->reason);
+    link_prefix(l, &err);
+    g->on_loss(g->on_loss_ctx, err.text);
+}
+
+/* in_reach: it can be told that the session is over. */
+static void lose(worker_link *l, const char *why, bool in_reach)
 {
     worker_group *g = l->group;
     pthread_mutex_lock(&g->lock);
@@ -16,9 +28,11 @@ static void lose(worker_link *l, const char *why)
     if (mine) {
         l->beating = false;
         l->lost = true;
+        l->in_reach = in_reach;
         snprintf(l->reason, sizeof l->reason, "%s", why);
+        link_count_loss(l);
         if (l->asking) grpc_call_cancel(l->asking, NULL);
-        if (g->on_loss) g->on_loss(g->on_loss_ctx);
+        tell_loss(l);
     }
     pthread_mutex_unlock(&g->lock);
     if (mine) group_fail(g, l->rank);
@@ -35,6 +49,7 @@ static void begin_beat(worker_link *l, int64_t now)
     /* Where this thread was kept waiting, it is not the worker that was silent. */
     int64_t silence = group_silence_us(g), until = l->last_beat_us + silence;
     if (until < now + silence / 2) until = now + silence / 2;
+    b->begun_us = now;
     b->due_us = now + PERIOD_US;
     b->must_be_ours = l->configured;
     b->call.call = grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->beats,
@@ -49,31 +64,56 @@ static void send_beat(worker_link *l)
     (void)unary_begin(&l->beat.call, &request.base, l); // it fails by misuse only
 }
 
-static bool is_ours(worker_link *l)
+/* What an answer says. */
+typedef struct beat_answer {
+    bool ours, waits;
+    comm_wait wait;
+} beat_answer;
+
+static beat_answer read_answer(worker_link *l)
 {
+    beat_answer a = {0};
     grpc_slice bytes;
     const ProtobufCMessage *m;
     arena memory;
     error err;
-    if (!l->beat.call.incoming || !bytes_read(l->beat.call.incoming, &bytes)) return false;
+    if (!l->beat.call.incoming || !bytes_read(l->beat.call.incoming, &bytes)) return a;
     status s =
         message_unpack(&octavo__worker__v1__health_reply__descriptor, GRPC_SLICE_START_PTR(bytes),
                        GRPC_SLICE_LENGTH(bytes), UNPACK_LIMIT, &memory, &m, &err);
-    bool ours =
-        status_ok(s) && ((const Octavo__Worker__V1__HealthReply *)m)->session == l->group->session;
+    if (status_ok(s)) {
+        const Octavo__Worker__V1__HealthReply *reply = (const void *)m;
+        const Octavo__Worker__V1__Wait *w = reply->wait;
+        a.ours = reply->session == l->group->session;
+        a.waits = a.ours && w && w->peer <= l->group->o.n;
+        if (a.waits)
+            a.wait = (comm_wait){w->round, w->inside, (int)w->peer - 1,
+                                 (int64_t)(w->idle_us & INT64_MAX)};
+    }
     arena_destroy(&memory);
     grpc_slice_unref(bytes);
-    return ours;
+    return a;
+}
+
+static void take_answer(worker_link *l, const beat_answer *a)
+{
+    char why[sizeof l->reason];
+    pthread_mutex_lock(&l->group->lock);
+    l->last_beat_us = clock_now_us();
+    l->up = true;
+    bool cut = peer_is_cut_off(l, a->waits ? &a->wait : NULL, why, sizeof why);
+    pthread_mutex_unlock(&l->group->lock);
+    if (cut) lose(l, why, true);
 }
 
 static void judge_beat(worker_link *l)
 {
     heartbeat *b = &l->beat;
     char why[sizeof l->reason];
-    if (b->call.code == GRPC_STATUS_OK && (!b->must_be_ours || is_ours(l))) {
-        pthread_mutex_lock(&l->group->lock);
-        l->last_beat_us = clock_now_us();
-        pthread_mutex_unlock(&l->group->lock);
+    beat_answer a = {0};
+    if (b->call.code == GRPC_STATUS_OK) a = read_answer(l);
+    if (b->call.code == GRPC_STATUS_OK && (!b->must_be_ours || a.ours)) {
+        take_answer(l, &a);
         return;
     }
     if (b->call.code == GRPC_STATUS_OK)
@@ -82,7 +122,7 @@ static void judge_beat(worker_link *l)
         snprintf(why, sizeof why, "no heartbeat for %.1f s",
                  (double)group_silence_us(l->group) / 1e6);
     else text_of_status(b->call.details, why, sizeof why);
-    lose(l, why);
+    lose(l, why, false);
 }
 
 static void end_beat(worker_link *l)
@@ -181,6 +221,7 @@ void heart_listen(worker_link *l)
     pthread_mutex_lock(&g->lock);
     l->last_beat_us = clock_now_us();
     l->beat.due_us = 0;
+    l->view = (peer_view){0};
     l->beating = true;
     pthread_cond_broadcast(&g->changed);
     pthread_mutex_unlock(&g->lock);

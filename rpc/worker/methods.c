@@ -277,7 +277,16 @@ static void health(rpc_call *c, const ProtobufCMessage *m)
     pthread_mutex_lock(&s->lock);
     uint64_t session = ((const health_request *)m)->session;
     bool ours = session && session == s->session; // others need not know which one there is
+    comm_wait where;
+    Octavo__Worker__V1__Wait wait = OCTAVO__WORKER__V1__WAIT__INIT;
     if (ours) s->last_beat_us = clock_now_us();
+    if (ours && s->host_used && s->o.host.waits && s->o.host.waits(s->o.host.ctx, &where)) {
+        wait.round = where.round;
+        wait.inside = where.inside;
+        wait.peer = (uint32_t)(where.peer + 1);
+        wait.idle_us = (uint64_t)where.idle_us;
+        reply.wait = &wait;
+    }
     reply.state = call_bytes(states[s->state], strlen(states[s->state]));
     reply.session = ours ? session : 0;
     pthread_mutex_unlock(&s->lock);

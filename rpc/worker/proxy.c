@@ -171,7 +171,7 @@ status stream_open(worker_link *l, error *err)
     if (ok) ok = start(l, ops, 1, &s->over);
     if (ok && !failed) return STATUS_IS_OK;
     stream_close(l);
-    return failed ? error_set(err, STATUS_IO, "given up, because rank %u failed", g->failed_rank)
+    return failed ? group_failure(g, err)
                   : error_set(err, STATUS_INTERNAL, "Step: refused by gRPC");
 }
 
@@ -198,7 +198,7 @@ void link_end_session(worker_link *l)
 {
     stream_close(l);
     pthread_mutex_lock(&l->group->lock);
-    bool ask = l->has_session && !l->lost;
+    bool ask = l->has_session && (!l->lost || l->in_reach);
     uint64_t session = l->group->session;
     pthread_mutex_unlock(&l->group->lock);
     if (ask) {
@@ -235,9 +235,16 @@ static status judge_end(worker_link *l)
     if (lost) return say(l, STATUS_UNAVAILABLE, text);
     if (interrupted) return say(l, STATUS_INTERNAL, "interrupted");
     if (failed && failed_rank != l->rank) return say(l, STATUS_IO, "its peers failed");
-    if (!s->ended) return say(l, STATUS_UNAVAILABLE, "the connection is gone");
-    text_of_status(s->details, text, sizeof text);
-    return say(l, s->code == GRPC_STATUS_OK ? STATUS_UNAVAILABLE : code_from_wire(s->code), text);
+    status_code code = STATUS_UNAVAILABLE;
+    snprintf(text, sizeof text, "the connection is gone");
+    if (s->ended) text_of_status(s->details, text, sizeof text);
+    if (s->ended && s->code != GRPC_STATUS_OK) code = code_from_wire(s->code);
+    if (code == STATUS_UNAVAILABLE) {
+        pthread_mutex_lock(&g->lock);
+        link_count_loss(l);
+        pthread_mutex_unlock(&g->lock);
+    }
+    return say(l, code, text);
 }
 
 /* The same bytes go to all ranks. */

@@ -110,6 +110,38 @@ static void check_product(check *c, weights *w, size_t m, gpu_type y_type)
     free(x), free(due), free(got), free(raw);
 }
 
+/* On request a row comes to the same bits whatever number of rows there are. */
+static void check_invariant(check *c, const weights *w)
+{
+    static const size_t rows[] = {1, 2, 5, 8, 33, 64};
+    enum { MOST = 130 };
+    size_t n = w->cpu.n, k = w->cpu.k;
+    float *x = check_memory(MOST * k, 4), *due = check_memory(MOST * n, 4),
+          *got = check_memory(MOST * n, 4);
+    void *raw = check_memory(MOST * k, 4);
+    check_fill(c, x, MOST * k);
+    check_narrow(x, MOST * k, w->gpu.type, raw);
+    void *dx = check_device(c, raw, MOST * k * gpu_type_bytes(w->gpu.type));
+    void *dy = check_device(c, NULL, MOST * n * 4);
+    void *scratch = check_device(c, NULL, gpu_product_scratch(&w->gpu));
+    c->api->set_invariant(c->g, true);
+    check_ok(c, c->api->product(c->g, &w->gpu, dx, MOST, dy, GPU_F32, scratch));
+    check_fetch(c, due, dy, MOST * n * 4);
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        char name[96];
+        check_ok(c, c->api->product(c->g, &w->gpu, dx, rows[r], dy, GPU_F32, scratch));
+        check_fetch(c, got, dy, rows[r] * n * 4);
+        snprintf(name, sizeof name, "invariant product %zu rows, %s%s", rows[r],
+                 type_names[w->gpu.type], w->gpu.bits ? " of integers" : "");
+        check_row(c, name, due, got, rows[r] * n, 0.0);
+    }
+    c->api->set_invariant(c->g, false);
+    c->api->release(c->g, dx);
+    c->api->release(c->g, dy);
+    c->api->release(c->g, scratch);
+    free(x), free(due), free(got), free(raw);
+}
+
 static void check_embed(check *c, weights *w)
 {
     enum { N = 5 };
@@ -307,6 +339,7 @@ void check_products(check *c)
             check_product(c, &w, rows[r], GPU_F32);
             if (w.gpu.type != GPU_F32) check_product(c, &w, rows[r], w.gpu.type);
         }
+        check_invariant(c, &w);
         if (!kinds[i].bits) check_embed(c, &w);
         check_forget_weights(c, &w, true);
     }

@@ -118,6 +118,9 @@ void check_rows(check *c)
         check_norm(c, rows, c->small ? 520 : 4096, t, true);
         check_gate(c, rows, c->small ? 176 : 14336, t, false);
         check_gate(c, rows, 176, t, true);
+        check_norm(c, rows, 5124, t, true); /* more than one size of block */
+        check_norm(c, rows, 35, t, true);   /* no vectors */
+        check_gate(c, rows, 35, t, false);
     }
     check_angles(c, c->small ? 9 : 1000, 64);
     check_argmax(c, 8, c->small ? 1100 : 128256);

@@ -145,6 +145,13 @@ def main():
     two = run("--device", "cuda", "--tp", "2", "--workers", "threads", *prompt(PROMPTS[1]), driver=True)
     assert two.returncode == 0 and "2 ranks" in two.stderr, two.stderr
 
+    text = "--tp 2 has 1 GPU from cuda:0 on: all ranks are threads on it"
+    if "--workers" in subprocess.run([here, "serve", "--help"], capture_output=True, text=True, timeout=60).stdout:
+        one = run("--device", "cuda", "--tp", "2", *prompt(PROMPTS[1]), driver=True)
+        assert one.returncode == 0 and text in one.stderr and one.stdout == two.stdout, one.stderr
+        both = run("--device", "cuda", "--tp", "2", *prompt(PROMPTS[1]), driver=True, env={"OCTAVO_TEST_DEVICES": "2"})
+        assert text not in both.stderr, both.stderr
+
     if "worker" in subprocess.run([here, "--help"], capture_output=True, text=True, timeout=60).stdout:
         with_worker()
         with_worker("--device", "3", words=["rank 0", "cuda:3", "ordinal"])

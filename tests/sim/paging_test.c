@@ -7,8 +7,8 @@
  * contents of every hashed page. After each batch of deltas: every slot of every table, and the
  * mirror's tables and checksum.
  *
- *   paging_test [seed]      one seed, verbosely; OCTAVO_SOAK=1 makes it 10^6 operations over 20
- *   seeds */
+ *   paging_test [seed]      one seed; OCTAVO_SOAK=SEED makes it 10^6 operations over 20 seeds from
+ *                           that one on */
 #include "tests/sim/paging.h"
 #include <stdio.h>
 
@@ -409,12 +409,13 @@ static void run_seed(uint64_t seed, long n_operations, long counts[N_DONE])
 static void random_operations(void **state)
 {
     const uint64_t *only = *state;
-    bool soak = getenv("OCTAVO_SOAK") != NULL;
+    const char *soak = getenv("OCTAVO_SOAK");
+    uint64_t first = only ? *only : soak ? strtoull(soak, NULL, 10) : 1;
     int n_seeds = only ? 1 : soak ? 20 : 5;
     long counts[N_DONE] = {0};
-    for (int i = 0; i < n_seeds; i++) {
-        run_seed(only ? *only : (uint64_t)i + 1, only || soak ? 50000 : 20000, counts);
-    }
+    printf("  %d seeds from %llu on\n", n_seeds, (unsigned long long)first);
+    for (int i = 0; i < n_seeds; i++)
+        run_seed(first + (uint64_t)i, only || soak ? 50000 : 20000, counts);
     for (int i = 0; i < N_DONE; i++) {
         printf("  %s %ld\n", done_names[i], counts[i]);
         assert_true(only || counts[i] > 100);

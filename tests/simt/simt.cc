@@ -1,19 +1,37 @@
 /* Fibers that are the threads of a block (simt.h). */
-#include "kernels/cuda/simt.cuh"
+#include "tests/simt/strict.h"
 
+#include <map>
 #include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <vector>
 
-enum { STACK_BYTES = 128 << 10, SHARED_BYTES = 232448, THREADS_MOST = 1024, LANE_BYTES = 64 };
+enum {
+    STACK_BYTES = 128 << 10,
+    SHARED_BYTES = 232448,     /* what sm_90 has for a block */
+    SHARED_UNASKED = 48 << 10, /* without gpu_allow_shared */
+    THREADS_MOST = 1024,
+    GRID_MOST = 65535, /* along y and z */
+    LANE_BYTES = 64,
+};
+
+/* 16 bytes on their way. */
+struct copying {
+    void *to;
+    const void *from;
+    bool there;
+    unsigned group;
+};
 
 struct fiber {
     void *sp; /* while it does not run */
     unsigned char *stack;
     bool done;
-    unsigned waits_for; /* generation of the barrier it stands at */
     bool at_block, at_warp;
+    int line; /* of the barrier or exchange that it has come to */
+    unsigned n_groups;
+    std::vector<copying> copies;
 };
 
 struct barrier {
@@ -21,6 +39,7 @@ struct barrier {
 };
 
 simt_place simt_now;
+simt_view simt_seen;
 
 struct fiber_list : std::vector<fiber> {
     ~fiber_list()
@@ -35,10 +54,20 @@ static void *scheduler_sp;
 static barrier of_block, of_warp[THREADS_MOST / WARP];
 static unsigned char lanes[2][THREADS_MOST * LANE_BYTES]; /* by the parity of the exchange */
 static unsigned turn_of[THREADS_MOST];
+static uint32_t phase;
 alignas(128) static unsigned char shared_memory[SHARED_BYTES];
+static std::map<const void *, size_t> allowed_shared;
+static std::mutex one; /* ranks are threads, and this is all static */
 static const std::function<void()> *current;
 
 unsigned char *simt_shared(void) { return shared_memory; }
+
+static void refuse(const char *why)
+{
+    const simt_job *job = simt_seen.job;
+    fprintf(stderr, "simt: %s: %s\n", job ? job->name : "host", why);
+    abort();
+}
 
 /* Saves what a function call must keep and changes stacks. */
 extern "C" void simt_switch(void **from, void *to);
@@ -67,33 +96,99 @@ static void prepare(fiber *f)
     for (int i = 0; i < 6; i++) *--top = NULL;
     f->sp = top;
     f->done = f->at_block = f->at_warp = false;
+    f->n_groups = 0;
+    f->copies.clear();
 }
 
-static void wait_at(barrier *b, unsigned of, bool *flag)
+/* ---- barriers and exchanges ---------------------------------------------------------------------
+ */
+
+/* Returns true to the one that comes last. */
+static bool arrive(barrier *b, unsigned of)
 {
-    unsigned generation = b->generation;
+    if (++b->arrived < of) return false;
+    b->arrived = 0;
+    b->generation++;
+    return true;
+}
+
+static void wait_at(const barrier *b, unsigned generation, bool *flag)
+{
     *flag = true;
-    if (++b->arrived == of) {
-        b->arrived = 0;
-        b->generation++;
-    }
     while (b->generation == generation) yield();
     *flag = false;
 }
 
 static unsigned thread_number(void) { return simt_now.thread_at.x; }
 
-void simt_sync_block(void) { wait_at(&of_block, simt_now.block.x, &running->at_block); }
-
-const unsigned char *simt_exchange(const void *mine, size_t bytes)
+/* All of these threads have come to the line where the last one is. */
+static void check_lines(unsigned first, unsigned n, int line)
 {
-    unsigned me = thread_number(), warp = me / WARP;
+    for (unsigned i = first; i < first + n; i++)
+        if (fibers[i].line != line) {
+            fprintf(stderr, "simt: lines %d and %d, threads %u and %u\n", line, fibers[i].line,
+                    thread_number(), i);
+            refuse("threads meet that stand at different places");
+        }
+}
+
+void simt_sync_block(int line)
+{
+    unsigned generation = of_block.generation;
+    running->line = line;
+    if (arrive(&of_block, simt_now.block.x)) {
+        check_lines(0, simt_now.block.x, line);
+        simt_seen.now = ++phase;
+    }
+    wait_at(&of_block, generation, &running->at_block);
+}
+
+const unsigned char *simt_exchange(const void *mine, size_t bytes, int line)
+{
+    unsigned me = thread_number(), warp = me / WARP, generation = of_warp[warp].generation;
     unsigned char *all = lanes[turn_of[me]++ % 2];
     assert(bytes <= LANE_BYTES);
     memcpy(all + (size_t)me * LANE_BYTES, mine, bytes);
-    wait_at(&of_warp[warp], WARP, &running->at_warp);
+    running->line = -line;
+    if (arrive(&of_warp[warp], WARP)) check_lines(warp * WARP, WARP, -line);
+    wait_at(&of_warp[warp], generation, &running->at_warp);
     return all + (size_t)warp * WARP * LANE_BYTES;
 }
+
+/* ---- asynchronous copies ------------------------------------------------------------------------
+ */
+
+void simt_copy_async(void *shared, const void *global, bool there)
+{
+    if ((uintptr_t)shared % 16 != 0 || (uintptr_t)global % 16 != 0)
+        refuse("a copy of 16 bytes that is not aligned");
+    if ((uintptr_t)shared - (uintptr_t)shared_memory >= SHARED_BYTES)
+        refuse("a copy to elsewhere than shared memory");
+    simt_touch(shared, 16, SIMT_COPY);
+    memset(shared, 0xff, 16);
+    running->copies.push_back(copying{shared, global, there, running->n_groups});
+}
+
+void simt_copy_commit(void) { running->n_groups++; }
+
+void simt_copy_wait(unsigned left)
+{
+    size_t kept = 0;
+    for (const copying &c : running->copies) {
+        if (c.group + left >= running->n_groups) {
+            running->copies[kept++] = c;
+            continue;
+        }
+        if (c.there) simt_touch(c.from, 16, SIMT_READ);
+        simt_touch(c.to, 16, SIMT_ARRIVE);
+        if (c.there) memcpy(c.to, c.from, 16);
+        else memset(c.to, 0, 16);
+    }
+    running->copies.resize(kept);
+}
+
+/* ---- blocks -------------------------------------------------------------------------------------
+ */
 
 /* Runs the fibers in turn until all are done. A round in which nobody gets further is a barrier
  * that somebody never reached. */
@@ -110,6 +205,7 @@ static void run_block(unsigned n)
             fiber *f = &fibers[i];
             if (f->done) continue;
             running = f;
+            simt_seen.stack = f->stack;
             simt_now.thread_at = dim3(i, 0, 0);
             simt_switch(&scheduler_sp, f->sp);
             left += !f->done;
@@ -119,33 +215,73 @@ static void run_block(unsigned n)
         for (unsigned w = 0; w < n / WARP; w++) arrived += of_warp[w].arrived;
         stuck = left > 0 && waiting == left && arrived == left ? stuck + 1 : 0;
         if (stuck > 2) {
-            fprintf(stderr, "simt: %u of %u threads wait at a barrier for the rest\n", left, n);
-            abort();
+            fprintf(stderr, "simt: %u of %u threads\n", left, n);
+            refuse("threads wait at a barrier for the rest");
         }
     }
 }
 
-void simt_run(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body)
+void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
 {
-    static std::mutex one; /* ranks are threads, and this is all static */
+    (void)g;
     std::lock_guard<std::mutex> held(one);
-    assert(block.x % WARP == 0 && block.x <= THREADS_MOST && block.y == 1 && block.z == 1);
-    assert(shared <= SHARED_BYTES);
-    for (size_t i = fibers.size(); i < block.x; i++) {
+    if (bytes > SHARED_BYTES) refuse("more shared memory than a block can have");
+    size_t &allowed = allowed_shared[kernel];
+    if (allowed < bytes) allowed = bytes;
+}
+
+/* What a device would not launch. */
+static void check_job(const simt_job &job)
+{
+    const dim3 &b = job.block, &g = job.grid;
+    if (b.x == 0 || b.x % WARP != 0 || b.x > THREADS_MOST || b.y != 1 || b.z != 1)
+        refuse("a block of no whole warps, or of too many");
+    if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > INT32_MAX || g.y > GRID_MOST || g.z > GRID_MOST)
+        refuse("a grid without blocks, or with too many");
+    auto allowed = allowed_shared.find(job.kernel);
+    if (job.shared > SHARED_UNASKED &&
+        (allowed == allowed_shared.end() || allowed->second < job.shared))
+        refuse("more shared memory than was asked for");
+    if (job.args_bytes > 4096) refuse("more than 4 KiB of arguments");
+}
+
+void simt_run(const simt_job &job, const std::function<void()> &body)
+{
+    std::lock_guard<std::mutex> held(one);
+    simt_seen.job = &job;
+    check_job(job);
+    for (size_t i = fibers.size(); i < job.block.x; i++) {
         fiber f = fiber();
         f.stack = (unsigned char *)aligned_alloc(64, STACK_BYTES);
         if (!f.stack) abort();
         fibers.push_back(f);
     }
-    current = &body;
-    simt_now.grid = grid;
-    simt_now.block = block;
-    for (unsigned z = 0; z < grid.z; z++)
-        for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
+    current = simt_seen.body = &body;
+    simt_now.grid = job.grid;
+    simt_now.block = job.block;
+    simt_seen.stack_bytes = STACK_BYTES;
+    simt_seen.launch = phase + 1;
+    for (unsigned z = 0; z < job.grid.z; z++)
+        for (unsigned y = 0; y < job.grid.y; y++)
+            for (unsigned x = 0; x < job.grid.x; x++) {
                 /* What a block leaves behind is not the next one's. */
-                memset(shared_memory, 0xff, shared);
+                memset(shared_memory, 0xff, job.shared);
                 simt_now.block_at = dim3(x, y, z);
-                run_block(block.x);
+                simt_seen.block = simt_seen.now = ++phase;
+                run_block(job.block.x);
             }
+    running = NULL;
+    simt_seen.job = NULL;
 }
+
+#ifndef OCTAVO_SIMT_STRICT
+void *simt_alloc(size_t bytes)
+{
+    size_t rounded = (bytes + 255) / 256 * 256;
+    void *p = aligned_alloc(256, rounded ? rounded : 256);
+    if (p) memset(p, 0, rounded);
+    return p;
+}
+
+void simt_free(void *p) { free(p); }
+#endif

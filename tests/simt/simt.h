@@ -1,8 +1,9 @@
 /* simt: CUDA kernels as plain C++ on the CPU. Every thread of a block is a fiber; where one waits
- * for others (__syncthreads, a shuffle, a matrix instruction) the next one runs. Blocks go one
- * after the other, so what blocks do to each other is not seen, nor are races within one: the tools
- * of a machine with a GPU look for those. What it does see: wrong indices (under ASan too), wrong
- * layouts of fragments, wrong arithmetic, barriers that not all threads reach. */
+ * for others (__syncthreads, a shuffle, a matrix instruction) the next one runs, and blocks go one
+ * after the other. What it sees: wrong layouts of fragments, wrong arithmetic, barriers and
+ * exchanges that not all threads reach or reach at different places, asynchronous copies that
+ * nobody waited for, launches that a device refuses. With OCTAVO_SIMT_STRICT (strict.h) it also
+ * judges every access: races within a block and between blocks, bounds, alignment. */
 #ifndef TESTS_SIMT_SIMT_H
 #define TESTS_SIMT_SIMT_H
 
@@ -24,12 +25,54 @@ struct simt_place {
 };
 extern simt_place simt_now;
 
-void simt_run(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
+/* A launch. What its arguments are copied from is the only memory of the host that it reads. */
+struct simt_job {
+    const char *name;
+    const void *kernel;
+    dim3 grid, block;
+    size_t shared;
+    const void *args;
+    size_t args_bytes;
+};
+
+void simt_run(const simt_job &job, const std::function<void()> &body);
 unsigned char *simt_shared(void);
-void simt_sync_block(void);
+void simt_sync_block(int line);
 /* Every lane of the warp gives `bytes` (at most 64) and reads any other's: lane i's lie at
- * 64 * i. They stay until the warp's next exchange. */
-const unsigned char *simt_exchange(const void *mine, size_t bytes);
+ * 64 * i. They stay until the warp's next exchange. All lanes must be at the same line. */
+const unsigned char *simt_exchange(const void *mine, size_t bytes, int line);
+/* cp.async: what arrives is there when its group is waited for, and not before. */
+void simt_copy_async(void *shared, const void *global, bool there);
+void simt_copy_commit(void);
+void simt_copy_wait(unsigned left);
+
+enum simt_access {
+    SIMT_READ,
+    SIMT_WRITE,
+    SIMT_ATOMIC,    /* reads and writes */
+    SIMT_READ_ONLY, /* by the path of what no kernel writes meanwhile */
+    SIMT_COPY,      /* an asynchronous copy begins to write */
+    SIMT_ARRIVE,    /* and has written */
+};
+
+#ifdef OCTAVO_SIMT_STRICT
+/* What is not a plain access of the compiler's: those it tells by itself. */
+void simt_touch(const void *p, size_t n, simt_access how);
+#define SIMT_RAW __attribute__((no_sanitize_thread))
+#else
+inline void simt_touch(const void *, size_t, simt_access) {}
+#define SIMT_RAW
+#endif
+
+template <class K, class... A>
+inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t shared, K kernel,
+                        A... args)
+{
+    (void)g;
+    auto work = [=]() { kernel(args...); };
+    simt_job job = {name, (const void *)kernel, grid, block, shared, &work, sizeof work};
+    simt_run(job, std::ref(work));
+}
 
 #define __global__
 #define __device__
@@ -39,10 +82,11 @@ const unsigned char *simt_exchange(const void *mine, size_t bytes);
 #define blockIdx             simt_now.block_at
 #define threadIdx            simt_now.thread_at
 #define blockDim             simt_now.block
-#define __syncthreads()      simt_sync_block()
+#define gridDim              simt_now.grid
+#define __syncthreads()      simt_sync_block(__LINE__)
 #define DYNAMIC_SHARED(name) unsigned char *name = simt_shared()
 #define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
-    ((void)(g), simt_run(grid, block, shared, [=]() { (kernel)(__VA_ARGS__); }))
+    simt_launch(#kernel, g, grid, block, shared, kernel, __VA_ARGS__)
 
 /* ---- numbers ----------------------------------------------------------------------------------
  */
@@ -125,9 +169,9 @@ template <class T> inline uint32_t pack2(float a, float b, T)
 /* ---- of a warp --------------------------------------------------------------------------------
  */
 
-template <class T> inline T shuffle_xor(T v, int mask)
+template <class T> SIMT_RAW inline T shuffle_xor(T v, int mask, int line = __builtin_LINE())
 {
-    const unsigned char *all = simt_exchange(&v, sizeof v);
+    const unsigned char *all = simt_exchange(&v, sizeof v, line);
     T out;
     memcpy(&out, all + 64 * ((threadIdx.x ^ (unsigned)mask) % WARP), sizeof out);
     return out;
@@ -161,68 +205,77 @@ inline uint32_t widen2(uint32_t pair, e4m3)
     return (uint32_t)widen(low).bits | (uint32_t)widen(high).bits << 16;
 }
 inline float exp2_fast(float x) { return exp2f(x); }
-inline vec16 load_once(const vec16 *p)
+SIMT_RAW inline vec16 load_once(const vec16 *p)
 {
     assert((uintptr_t)p % 16 == 0);
+    simt_touch(p, sizeof *p, SIMT_READ_ONLY);
     return *p;
 }
 
-inline uint32_t warp_ballot(bool b)
+SIMT_RAW inline uint32_t warp_ballot(bool b, int line = __builtin_LINE())
 {
-    const unsigned char *all = simt_exchange(&b, sizeof b);
+    const unsigned char *all = simt_exchange(&b, sizeof b, line);
     uint32_t out = 0;
     for (int i = 0; i < WARP; i++) out |= (uint32_t)(all[64 * i] != 0) << i;
     return out;
 }
 inline uint32_t count_bits(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
 /* One thread runs at a time. */
-template <class T> inline T atomicAdd(T *at, T v)
+template <class T> SIMT_RAW inline T atomicAdd(T *at, T v)
 {
+    simt_touch(at, sizeof *at, SIMT_ATOMIC);
     T old = *at;
     *at = old + v;
     return old;
 }
 
-/* Copies arrive at once. */
 inline void copy_async(void *shared, const void *global, bool there)
 {
-    assert((uintptr_t)shared % 16 == 0 && (uintptr_t)global % 16 == 0);
-    if (there) memcpy(shared, global, 16);
-    else memset(shared, 0, 16);
+    simt_copy_async(shared, global, there);
 }
-inline void copy_commit() {}
-template <int left> inline void copy_wait() {}
+inline void copy_commit() { simt_copy_commit(); }
+template <int left> inline void copy_wait() { simt_copy_wait(left); }
 
 /* Register i of a lane is of the matrix whose 8 rows lanes 8 i .. 8 i + 7 point to. */
-inline const uint16_t *simt_row(const unsigned char *all, int matrix, int row)
+SIMT_RAW inline const uint16_t *simt_row(const unsigned char *all, int matrix, int row)
 {
     const uint16_t *p;
     memcpy(&p, all + 64 * (8 * matrix + row), sizeof p);
     assert((uintptr_t)p % 16 == 0);
     return p;
 }
-inline void load_matrices(uint32_t r[4], const void *row)
+SIMT_RAW inline void load_matrices(uint32_t r[4], const void *row, int line = __builtin_LINE())
 {
-    const unsigned char *all = simt_exchange(&row, sizeof row);
+    const unsigned char *all = simt_exchange(&row, sizeof row, line);
     int lane = (int)(threadIdx.x % WARP);
-    for (int i = 0; i < 4; i++) memcpy(&r[i], simt_row(all, i, lane / 4) + lane % 4 * 2, 4);
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *at = simt_row(all, i, lane / 4) + lane % 4 * 2;
+        simt_touch(at, 4, SIMT_READ);
+        memcpy(&r[i], at, 4);
+    }
 }
-inline void load_matrices_turned(uint32_t r[4], const void *row)
+SIMT_RAW inline void load_matrices_turned(uint32_t r[4], const void *row,
+                                          int line = __builtin_LINE())
 {
-    const unsigned char *all = simt_exchange(&row, sizeof row);
+    const unsigned char *all = simt_exchange(&row, sizeof row, line);
     int lane = (int)(threadIdx.x % WARP);
-    for (int i = 0; i < 4; i++)
-        r[i] = (uint32_t)simt_row(all, i, lane % 4 * 2)[lane / 4] |
-               (uint32_t)simt_row(all, i, lane % 4 * 2 + 1)[lane / 4] << 16;
+    for (int i = 0; i < 4; i++) {
+        const uint16_t *low = simt_row(all, i, lane % 4 * 2) + lane / 4;
+        const uint16_t *high = simt_row(all, i, lane % 4 * 2 + 1) + lane / 4;
+        simt_touch(low, 2, SIMT_READ);
+        simt_touch(high, 2, SIMT_READ);
+        r[i] = (uint32_t)*low | (uint32_t)*high << 16;
+    }
 }
 
 /* PTX, "Matrix Fragments for mma.m16n8k16": A's registers are its quarters (rows 0-7 and 8-15 of
  * columns 0-7, then those of columns 8-15), B's its upper and lower half. */
 template <class T>
-inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, T)
+SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, T,
+                              int line = __builtin_LINE())
 {
     uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const unsigned char *all = simt_exchange(mine, sizeof mine);
+    const unsigned char *all = simt_exchange(mine, sizeof mine, line);
     int lane = (int)(threadIdx.x % WARP);
     for (int i = 0; i < 4; i++) {
         int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;

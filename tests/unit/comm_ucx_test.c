@@ -216,6 +216,63 @@ static void a_stopped_rank_ends_the_group(void **state)
     unsetenv("UCX_TLS");
 }
 
+/* ---- who waits for whom ---------------------------------------------------------------------- */
+
+enum { WAITED_US = 50000 };
+
+typedef struct waiting { /* shared */
+    _Atomic bool seen;
+    comm_wait rank0;
+} waiting;
+
+typedef struct onlooker {
+    comm *comm;
+    waiting *w;
+} onlooker;
+
+static void *look_on(void *arg)
+{
+    onlooker *o = arg;
+    comm_wait w = {0};
+    while (!w.inside || w.peer != 1 || w.idle_us < WAITED_US) {
+        short_sleep();
+        if (!comm_waits(o->comm, &w)) return NULL;
+    }
+    o->w->rank0 = w;
+    o->w->seen = true;
+    return NULL;
+}
+
+/* Rank 1 comes when somebody has seen that rank 0 waits for it. */
+static void waiting_body(processes *all, comm *c, int rank)
+{
+    waiting *m = all->ctx;
+    onlooker o = {c, m};
+    comm_wait w;
+    pthread_t thread;
+    float x = 1;
+    if (rank == 0) pthread_create(&thread, NULL, look_on, &o);
+    while (rank == 1 && !m->seen) short_sleep();
+    CHECK(all, comm_waits(c, &w) && !w.inside && w.peer == -1);
+    CHECK(all, rank == 0 || w.round + 1 == m->rank0.round);
+    CHECK(all, status_ok(comm_all_reduce_sum(c, &x, 1)) && x == 2);
+    CHECK(all, comm_waits(c, &w) && !w.inside && w.round == m->rank0.round && w.idle_us == 0);
+    if (rank == 0) pthread_join(thread, NULL);
+}
+
+static void a_rank_says_whom_it_waits_for(void **state)
+{
+    (void)state;
+    waiting *m = shared_memory(sizeof *m);
+    processes_run(2, waiting_body, m);
+    munmap(m, sizeof *m);
+    comm *alone;
+    comm_wait w;
+    assert_true(status_ok(comm_create(&(comm_options){.kind = "self", .size = 1}, &alone, NULL)));
+    assert_false(comm_waits(alone, &w));
+    comm_destroy(alone);
+}
+
 /* ---- aborts at any moment -------------------------------------------------------------------- */
 
 enum { GROUPS = 8 };
@@ -437,6 +494,7 @@ int main(void)
         cmocka_unit_test(tcp_has_the_same_bits),
         cmocka_unit_test(a_killed_rank_ends_the_group),
         cmocka_unit_test(a_stopped_rank_ends_the_group),
+        cmocka_unit_test(a_rank_says_whom_it_waits_for),
         cmocka_unit_test(an_abort_may_come_at_any_moment),
         cmocka_unit_test(hostile_addresses_are_refused_by_name),
         cmocka_unit_test(an_absent_rank_is_named),

@@ -20,6 +20,7 @@ typedef struct watched {
     fixture f; /* the first member: the fixture's teardown takes it */
     _Atomic uint32_t restarts, cleared, stored;
     _Atomic uint32_t absent; /* so many restarts lack a worker */
+    _Atomic bool lose_next;  /* what the next restart makes is lost at once */
     status_code restart_status;
     uint32_t restart_pages, restart_vocab;
     pthread_mutex_t lock;
@@ -36,6 +37,7 @@ static status restart(void *ctx, backend *out, error *err)
     }
     if (w->restart_status != STATUS_OK)
         return error_set(err, w->restart_status, "no weights any more");
+    if (atomic_exchange(&w->lose_next, false)) engine_backend_lost(w->f.engine, "rank 0: gone");
     if (w->restart_pages) w->f.model.info.n_pages = w->restart_pages;
     if (w->restart_vocab) w->f.model.info.vocab_size = w->restart_vocab;
     *out = w->f.backend;
@@ -110,8 +112,8 @@ static const char *ids(uint32_t n, int max_tokens)
     return json;
 }
 
-/* The step that is with the backend, or the next one, has been there for AGES. */
-static void expire(watched *w)
+/* Returns with the lock of a step that is with the backend. */
+static step_watch *lock_step(watched *w)
 {
     step_watch *s = &w->f.engine->watch;
     pthread_mutex_lock(&s->lock);
@@ -120,6 +122,13 @@ static void expire(watched *w)
         nap();
         pthread_mutex_lock(&s->lock);
     }
+    return s;
+}
+
+/* The step that is with the backend, or the next one, has been there for AGES. */
+static void expire(watched *w)
+{
+    step_watch *s = lock_step(w);
     if (s->abandoned) s->abandoned_us -= AGES;
     else s->started_us -= AGES;
     pthread_cond_signal(&s->changed);
@@ -397,23 +406,59 @@ static void a_loss_is_noticed_while_nothing_runs(void **state)
 {
     watched *w = start(state, 0);
     expect_answer(w);
-    engine_backend_lost(w->f.engine);
+    engine_backend_lost(w->f.engine, "rank 1: no heartbeat");
     while (atomic_load(&w->restarts) == 0) nap();
     wait_for(w, ENGINE_WORKING);
     expect_answer(w);
     assert_int_equal(atomic_load(&w->restarts), 1);
-    expect_trouble(w, "the backend was lost");
+    expect_trouble(w, "the backend was lost: rank 1: no heartbeat");
+}
+
+/* What is told while the next one is made is of the next one. */
+static void a_loss_of_the_next_one_is_not_forgotten(void **state)
+{
+    watched *w = start(state, 0);
+    expect_answer(w);
+    atomic_store(&w->lose_next, true);
+    engine_backend_lost(w->f.engine, "rank 1: no heartbeat");
+    while (atomic_load(&w->restarts) < 2) nap();
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+    assert_int_equal(atomic_load(&w->restarts), 2);
+    expect_trouble(w, "the backend was lost: rank 0: gone");
+}
+
+/* Its last step fails, and somebody beside it tells the same: it is made anew once. */
+static void a_loss_that_is_told_twice_is_one(void **state)
+{
+    watched *w = start(state, 0);
+    fixture *f = &w->f;
+    expect_answer(w);
+    f->model.failure = status_make(STATUS_UNAVAILABLE, "rank 1: no heartbeat");
+    atomic_store(&f->model.hold, true);
+    atomic_store(&f->model.fail_at, atomic_load(&f->model.steps) + 1);
+    engine_stream *s = submit(f, "{\"prompt\": \"a\"}");
+    pthread_mutex_unlock(&lock_step(w)->lock);
+    engine_backend_lost(f->engine, "rank 1: no heartbeat");
+    atomic_store(&f->model.hold, false);
+    read_all(s);
+    while (atomic_load(&w->restarts) == 0) nap();
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+    assert_int_equal(atomic_load(&w->restarts), 1);
 }
 
 static void an_engine_may_end_while_its_backend_is_waited_for(void **state)
 {
     watched *w = start(state, 0);
     atomic_store(&w->absent, UINT32_MAX);
-    engine_backend_lost(w->f.engine);
+    engine_backend_lost(w->f.engine, "rank 1: no heartbeat");
     while (atomic_load(&w->restarts) < 2) nap();
     assert_int_equal(engine_get_stats(w->f.engine).state, ENGINE_RESTARTING);
-    expect_reason(w, "cannot be made yet: rank 1: nobody there");
-    assert_int_equal(expect_refused(&w->f, "{\"prompt\": \"a\"}", "restarted"), STATUS_UNAVAILABLE);
+    expect_reason(w, "rank 1: nobody there");
+    assert_int_equal(expect_refused(&w->f, "{\"prompt\": \"a\"}",
+                                    "the backend is being restarted: rank 1: nobody there"),
+                     STATUS_UNAVAILABLE);
 }
 
 /* ---- flushes --------------------------------------------------------------------------------- */
@@ -545,6 +590,8 @@ int main(void)
         CASE(another_model_is_no_replacement),
         CASE(a_lost_backend_is_waited_for),
         CASE(a_loss_is_noticed_while_nothing_runs),
+        CASE(a_loss_of_the_next_one_is_not_forgotten),
+        CASE(a_loss_that_is_told_twice_is_one),
         CASE(an_engine_may_end_while_its_backend_is_waited_for),
         CASE(a_flush_forgets_what_was_computed),
         CASE(a_flush_leaves_who_runs_alone),

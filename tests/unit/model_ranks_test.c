@@ -155,6 +155,7 @@ typedef enum fault {
 /* A rank between the group and its CPU backend. */
 typedef struct shim {
     backend inner;
+    backend_info info;
     fault fault;
     bool faulty_now; /* the next step */
     step_plan plan;
@@ -167,11 +168,7 @@ typedef struct shim {
     bool interrupted;
 } shim;
 
-static const backend_info *shim_info(void *ctx)
-{
-    shim *s = ctx;
-    return s->inner.ops->info(s->inner.ctx);
-}
+static const backend_info *shim_info(void *ctx) { return &((shim *)ctx)->info; }
 
 /* The drop is the first operation: its code, sequence, group, pages, then a bit for each page. */
 static void drop_another_page(shim *s)
@@ -244,7 +241,7 @@ enum { FAULTY_RANK = 2, RANKS = 4 };
 typedef struct group_spec {
     model_config config;
     fault fault;
-    bool cannot_be_made;
+    bool cannot_be_made, lacks_a_measure;
     uint64_t kv_bytes;
     shim *faulty; /* out */
 } group_spec;
@@ -274,6 +271,8 @@ static status make_rank(void *ctx, comm *group, backend *out, error *err)
     RETURN_IF_ERROR(backend_cpu_create(&o, &inner, err));
     shim *s = calloc(1, sizeof *s);
     *s = (shim){.inner = inner, .fault = faulty ? g->fault : NO_FAULT};
+    s->info = *inner.ops->info(inner.ctx);
+    if (faulty && g->lacks_a_measure) s->info.lacks = 1;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->released, NULL);
     if (faulty) g->faulty = s;
@@ -388,9 +387,41 @@ static void a_rank_that_cannot_be_made_is_told(void **state)
     g.cannot_be_made = false;
     if (!status_ok(make_group(&g, &b, &err))) fail_msg("%s", err.text);
     b.ops->destroy(b.ctx);
+    g.lacks_a_measure = true; /* which the scheduler would ask of all */
+    assert_int_equal(make_group(&g, &b, &err).code, STATUS_INTERNAL);
+    assert_string_equal(err.text, "rank 2: is not like rank 0");
+    g.lacks_a_measure = false;
     g.kv_bytes = 4096;
     assert_int_equal(make_group(&g, &b, &err).code, STATUS_INVALID);
     assert_non_null(strstr(err.text, "kv-memory: 4096 bytes hold"));
+}
+
+/* Whoever reads for minutes ends soon. */
+static void a_load_is_given_up(void **state)
+{
+    (void)state;
+    const _Atomic bool given_up = true;
+    comm *alone;
+    model_config c;
+    assert_true(status_ok(model_config_load(demo.dir, NULL, 0, &c, NULL)));
+    assert_true(status_ok(comm_create(&(comm_options){.kind = "self", .size = 1}, &alone, NULL)));
+    backend b = {0};
+    error err = {{0}};
+    backend_cpu_options o = {
+        .dir = demo.dir,
+        .config = &c,
+        .kv_type = KERN_KV_F32,
+        .weight_type = DTYPE_F32,
+        .n_threads = 1,
+        .group = alone,
+        .geometry = {.page_tokens = 16, .layers_per_group = 1, .heads_per_group = c.n_kv_heads},
+        .kv_bytes = 4 << 20,
+        .max_rows = 64,
+        .max_seqs = 2,
+        .given_up = &given_up};
+    assert_int_equal(backend_cpu_create(&o, &b, &err).code, STATUS_ABORTED);
+    assert_non_null(strstr(err.text, "given up"));
+    comm_destroy(alone);
 }
 
 static void impossible_groups_are_refused_by_name(void **state)
@@ -431,6 +462,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_differs_is_named),
         cmocka_unit_test(an_interrupt_frees_ranks_that_wait),
         cmocka_unit_test(a_rank_that_cannot_be_made_is_told),
+        cmocka_unit_test(a_load_is_given_up),
         cmocka_unit_test(impossible_groups_are_refused_by_name),
     };
     return cmocka_run_group_tests_name("model_ranks", tests, NULL, NULL);

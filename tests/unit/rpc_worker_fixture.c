@@ -149,6 +149,18 @@ static void host_reset(void *ctx)
     atomic_fetch_add(&r->resets, 1);
 }
 
+static bool host_waits(void *ctx, comm_wait *out)
+{
+    site_rank *r = ctx;
+    pthread_mutex_lock(&r->lock);
+    bool waits = r->waits;
+    r->wait.idle_us += r->longer_us;
+    *out = r->wait;
+    pthread_mutex_unlock(&r->lock);
+    atomic_fetch_add(&r->n_asked, 1);
+    return waits;
+}
+
 static void tell(void *ctx, const char *line)
 {
     site_rank *r = ctx;
@@ -212,7 +224,7 @@ void site_start_worker(site *s, uint32_t rank, const char *address)
         .address = address,
         .tls = s->tls,
         .version = SITE_VERSION,
-        .host = {r, host_configure, host_join, host_load, host_abort, host_reset},
+        .host = {r, host_configure, host_join, host_load, host_abort, host_reset, host_waits},
         .silence_us = s->worker_silence_us,
         .tell = tell,
         .tell_ctx = r,

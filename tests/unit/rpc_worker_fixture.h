@@ -38,8 +38,12 @@ typedef struct site_rank {
     _Atomic bool interrupted;
     _Atomic bool fails; // the next step does
     step_result failure;
+    _Atomic uint32_t n_asked; // how it waits
     pthread_mutex_t lock;
-    char told[4096]; // the server's lines
+    bool waits;        // it can tell how,
+    comm_wait wait;    // so,
+    int64_t longer_us; // and whenever it is asked, so much longer
+    char told[4096];   // the server's lines
 } site_rank;
 
 typedef struct site {

@@ -269,7 +269,11 @@ static void relay_stop(relay *r)
         if (r->ends[i] >= 0) close(r->ends[i]);
 }
 
-static void count_loss(void *n) { atomic_fetch_add((_Atomic int *)n, 1); }
+static void count_loss(void *n, const char *why)
+{
+    expect_says(why, "rank 1 (");
+    atomic_fetch_add((_Atomic int *)n, 1);
+}
 
 /* A site whose rank 1 is behind a relay, in a world of short silences. */
 static site *site_behind(relay *net, char address[64], void **state)

@@ -314,7 +314,7 @@ def trailers(call):
 NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"] # RSA's takes seconds
 
 
-def certificates(folder):
+def certificates(folder, names=("IP:127.0.0.1", "DNS:localhost")):
     """A CA, a server's and a client's certificate, by the openssl tool: paths by name; None without it."""
     def openssl(*args):
         subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=folder)
@@ -329,7 +329,7 @@ def certificates(folder):
         openssl("req", *NEW_KEY, "-subj", f"/CN={who}", "-keyout", f"{who}.key",
                 "-out", f"{who}.csr")
         with open(os.path.join(folder, f"{who}.ext"), "w", encoding="utf-8") as f:
-            f.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+            f.write(f"subjectAltName={','.join(names)}\n")
         openssl("x509", "-req", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
                 "-days", "2", "-out", f"{who}.pem", "-extfile", f"{who}.ext")
     return {name: os.path.join(folder, name) for name in

@@ -9,10 +9,11 @@ from harness import ServeTest, main, need, tokens
 parser = need("prometheus_client.parser")
 
 GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
-          "cache_config_info", "logical_tokens", "kept_tokens", "kv_pages_used", "kv_pages_cached", "sessions"]
+          "cache_config_info", "logical_tokens", "kept_tokens", "kv_pages_used", "kv_pages_cached", "sessions", "workers",
+          "workers_up"]
 COUNTERS = ["prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens",
             "request_success", "admission_rejections", "pages_dropped", "retention_seconds", "sessions_stored",
-            "sessions_continued", "sessions_ignored", "sessions_expired", "pressure_drops"]
+            "sessions_continued", "sessions_ignored", "sessions_expired", "pressure_drops", "workers_lost"]
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
               "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
               "request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens",

@@ -49,16 +49,18 @@ def clean_env(extra=None):
 class Worker:
     """octavo worker at a port that it keeps when it is started again."""
 
-    def __init__(self, *flags, binary=OCTAVO, port=0):
+    def __init__(self, *flags, binary=OCTAVO, port=0, host="127.0.0.1", within=(), env=None):
         self.flags, self.binary, self.port, self.lines = flags, binary, port, []
+        self.host, self.within, self.env = host, within, env
         self.start()
 
     def start(self):
         self.process = subprocess.Popen(
-            [self.binary, "worker", "--listen", f"127.0.0.1:{self.port}", *self.flags],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=clean_env())
+            [*self.within, self.binary, "worker", "--listen", self.address, *self.flags],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+            env=clean_env(self.env))
         line = self.process.stdout.readline().decode()
-        found = re.match(r"listening at 127\.0\.0\.1:(\d+)\n", line)
+        found = re.match(rf"listening at {re.escape(self.host)}:(\d+)\n", line)
         if not found:
             raise AssertionError(f"octavo worker: {line!r} {self.process.stderr.read().decode()}")
         self.port = int(found.group(1))
@@ -72,7 +74,7 @@ class Worker:
 
     @property
     def address(self):
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def kill(self):
         self.process.kill()
@@ -380,6 +382,22 @@ class Local(unittest.TestCase):
                 eventually("its folder is gone", lambda: not os.listdir(folder))
 
 
+    def test_supervisor_lost(self):
+        """Whoever minds the local workers takes them along, and is started again."""
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(*self.FLAGS, env={"TMPDIR": folder})
+            expected = answer_of(server)
+            pids = children_of(server.process.pid)
+            os.kill(pids[0], signal.SIGKILL)
+            for pid in pids:
+                eventually("the worker is gone", lambda pid=pid: not exists(pid))
+            self.assertEqual(eventually("serving again", lambda: answer_of(server)), expected)
+            self.assertEqual(len(children_of(server.process.pid)), RANKS + 1)
+            self.assertEqual(len(os.listdir(folder)), 1)
+            server.stop()
+            self.assertEqual(os.listdir(folder), [])
+
+
 # ---- faults ----------------------------------------------------------------------------------------
 
 
@@ -488,6 +506,30 @@ class Faults(unittest.TestCase):
 
     def test_addresses(self):
         self.rounds("addresses", ROUNDS - ROUNDS * 2 // 5)
+
+    def test_another_came_back(self):
+        """What a worker refuses is waited for, and whoever asks is told what it is."""
+        workers = [Worker() for _ in range(RANKS)]
+        with Server("--tp", str(RANKS), "--workers", ",".join(w.address for w in workers)) as server:
+            expected = answer_of(server)
+            self.assertEqual([server.metric(name) for name in ("workers", "workers_up", "workers_lost_total")],
+                             [RANKS, RANKS, 0])
+            workers[1].kill()
+            workers[1].flags = ("--model", "tests/golden/models/gqa1_f32")
+            workers[1].start()
+            due = rf"rank 1 \({re.escape(workers[1].address)}\): model: .*gqa1_f32"
+            eventually("it is refused", lambda: re.search(f'"restarting","reason":"{due}', server.get("/health")[2]))
+            status, _, text = server.request("POST", "/v1/completions", body(7, 8))
+            self.assertEqual(status, 503)
+            self.assertRegex(text, f"the backend is being restarted: {due}")
+            workers[1].stop()
+            workers[1].flags = ()
+            workers[1].start()
+            self.assertEqual(eventually("serving again", lambda: answer_of(server)), expected)
+            self.assertEqual([server.metric(name) for name in ("workers", "workers_up")], [RANKS, RANKS])
+            self.assertGreaterEqual(server.metric("workers_lost_total"), 1)
+        for w in workers:
+            w.stop()
 
     def test_coordinator_lost(self):
         """Workers are free for the next one."""

@@ -1,0 +1,74 @@
+/* Ranks that reach the coordinator and not each other: their network is cut.
+ *
+ * A rank that waits is no sign of it: another may take its time. But where one waits for a message
+ * of a round that the other, by its own word, is done with, the message is on its way, which takes
+ * no second on a network that works. So from the moment that this is known the rank is given a
+ * while, of its own time: in which it looks, and nothing at all comes. */
+#include "rpc/worker/group.h"
+
+#include <stdio.h>
+
+/* Of the silence after which a rank is lost: some of it passes before it is known who waits. */
+static int64_t patience_us(const worker_group *g) { return group_silence_us(g) * 2 / 3; }
+
+/* Rounds are counted round and round. */
+static bool is_as_far(uint32_t round, uint32_t as) { return (int32_t)(round - as) >= 0; }
+
+/* Of the round that it is inside it has sent all it can once it only looks. */
+static uint32_t sent_round(const comm_wait *w)
+{
+    return w->inside && w->idle_us == 0 ? w->round - 1 : w->round;
+}
+
+static void take(peer_view *v, const comm_wait *said)
+{
+    int64_t now = clock_now_us();
+    uint32_t sent = sent_round(said);
+    if (!v->says || v->sent_round != sent) v->sent_since_us = now;
+    v->says = true;
+    v->sent_round = sent;
+    v->wait = *said;
+    v->said_us = now;
+}
+
+/* The peer has sent what this rank waits for, since before it was asked; and it is not silent. */
+static bool is_sent(const worker_link *l, const comm_wait *w)
+{
+    const worker_group *g = l->group;
+    if (!w->inside || w->peer < 0 || (uint32_t)w->peer == l->rank) return false;
+    const peer_view *v = &g->links[w->peer].view;
+    return v->says && is_as_far(v->sent_round, w->round) && v->sent_since_us <= l->beat.begun_us &&
+           clock_now_us() - v->said_us < group_silence_us(g) / 2;
+}
+
+static bool is_same_wait(const comm_wait *a, const comm_wait *b)
+{
+    return a->round == b->round && a->peer == b->peer && a->idle_us >= b->idle_us;
+}
+
+bool peer_is_cut_off(worker_link *l, const comm_wait *said, char *why, size_t size)
+{
+    worker_group *g = l->group;
+    peer_view *v = &l->view;
+    if (!said) {
+        *v = (peer_view){0};
+        return false;
+    }
+    take(v, said);
+    if (!is_sent(l, said)) {
+        v->suspects = false;
+        return false;
+    }
+    if (!v->suspects || !is_same_wait(said, &v->since)) {
+        v->suspects = true;
+        v->since = *said;
+    }
+    int64_t waited_us = said->idle_us - v->since.idle_us;
+    if (waited_us < patience_us(g)) return false;
+    const worker_link *peer = &g->links[said->peer];
+    snprintf(why, size,
+             "nothing from rank %u (%s) for %.1f s, though it has sent: the network between the "
+             "two is cut",
+             peer->rank, peer->address, (double)waited_us / 1e6);
+    return true;
+}

@@ -1,0 +1,229 @@
+/* Every access of a kernel, judged (strict.h). */
+#include "tests/simt/strict.h"
+
+#include <map>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+static const size_t ARENA = (size_t)8 << 30, ALIGNMENT = 256;
+enum { DYNAMIC_BYTES = 232448 };
+
+/* Of a byte: who wrote it last and who has read it since, by phases (simt_view). */
+struct cell {
+    uint32_t written, read;
+    uint16_t writer, reader;
+    uint8_t atomic;       /* it was written by one */
+    uint8_t pending;      /* a copy writes it that nobody has waited for */
+    uint8_t other_blocks; /* read by more than one block of the launch */
+};
+
+enum { MANY = 0xffff };
+
+static unsigned char *arena;
+static uint8_t *valid; /* [ARENA / 8] a bit for each byte that is allocated */
+static cell *cells;    /* [ARENA] */
+static size_t arena_used;
+static std::map<uintptr_t, size_t> blocks;
+static cell *of_static, *of_dynamic; /* [bytes of .bss], [DYNAMIC_BYTES] */
+
+extern unsigned char __executable_start[], __bss_start[], _end[];
+
+/* ---- memory -------------------------------------------------------------------------------------
+ */
+
+static void *reserve(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) {
+        printf("SKIPPED: no room for the addresses of strict checks\n");
+        exit(0);
+    }
+    return p;
+}
+
+static void mark(size_t at, size_t n, bool is)
+{
+    for (size_t i = at; i < at + n; i++)
+        valid[i / 8] = (uint8_t)(is ? valid[i / 8] | 1u << i % 8 : valid[i / 8] & ~(1u << i % 8));
+}
+
+/* Whole pages of it. */
+static void give_back(void *p, size_t bytes)
+{
+    uintptr_t from = ((uintptr_t)p + 4095) / 4096 * 4096, to = ((uintptr_t)p + bytes) / 4096 * 4096;
+    if (to > from) madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
+/* Never the same addresses twice: what is used after its release shows. */
+void *simt_alloc(size_t bytes)
+{
+    if (!arena) {
+        arena = (unsigned char *)reserve(ARENA);
+        valid = (uint8_t *)reserve(ARENA / 8);
+        cells = (cell *)reserve(ARENA * sizeof *cells);
+        of_static = (cell *)reserve((size_t)(_end - __bss_start) * sizeof *of_static);
+        of_dynamic = (cell *)reserve(DYNAMIC_BYTES * sizeof *of_dynamic);
+    }
+    size_t at = arena_used, whole = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
+    if (whole > ARENA - at) return NULL;
+    arena_used += whole;
+    mark(at, bytes, true);
+    blocks[(uintptr_t)arena + at] = bytes;
+    return arena + at;
+}
+
+void simt_free(void *p)
+{
+    auto found = blocks.find((uintptr_t)p);
+    if (!p) return;
+    if (found == blocks.end()) abort();
+    size_t at = (size_t)((unsigned char *)p - arena), bytes = found->second;
+    mark(at, bytes, false);
+    give_back(p, bytes);
+    give_back(cells + at, bytes * sizeof *cells);
+    blocks.erase(found);
+}
+
+/* ---- judging ------------------------------------------------------------------------------------
+ */
+
+static void refuse(const char *why, const void *p, size_t n, unsigned other)
+{
+    const dim3 &b = simt_now.block_at;
+    fprintf(stderr, "simt: %s: %s: %zu bytes at %p, thread %u", simt_seen.job->name, why, n, p,
+            simt_now.thread_at.x);
+    if (other != MANY) fprintf(stderr, " and thread %u", other);
+    fprintf(stderr, ", block (%u, %u, %u); code at +%zx\n", b.x, b.y, b.z,
+            (size_t)((unsigned char *)__builtin_return_address(0) - __executable_start));
+    abort();
+}
+
+/* Where the access conflicts with one that no barrier orders before it. */
+static void judge(cell *c, size_t n, simt_access how, const void *p)
+{
+    const uint16_t me = (uint16_t)simt_now.thread_at.x;
+    const simt_view &at = simt_seen;
+    const bool writes = how != SIMT_READ && how != SIMT_READ_ONLY;
+    for (size_t i = 0; i < n; i++, c++) {
+        if (c->written >= at.launch) {
+            bool both_atomic = c->atomic && how == SIMT_ATOMIC;
+            if (how == SIMT_READ_ONLY) refuse("read-only path to what is written", p, n, c->writer);
+            if (c->written < at.block && !both_atomic) refuse("race with a block", p, n, MANY);
+            if (c->written == at.now && c->writer != me && !both_atomic)
+                refuse("race with a write", p, n, c->writer);
+        }
+        bool was_read = c->read >= at.launch;
+        if (writes && was_read) {
+            if (c->other_blocks || c->read < at.block) refuse("race with a block", p, n, MANY);
+            if (c->read == at.now && c->reader != me) refuse("race with a read", p, n, c->reader);
+        }
+        if (writes) {
+            c->written = at.now;
+            c->writer = me;
+            c->atomic = how == SIMT_ATOMIC;
+            c->pending = how == SIMT_COPY;
+            continue;
+        }
+        c->other_blocks = was_read && (c->other_blocks || c->read < at.block);
+        c->reader = was_read && c->read == at.now && c->reader != me ? (uint16_t)MANY : me;
+        c->read = at.now;
+    }
+}
+
+static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
+{
+    bool reads = how == SIMT_READ || how == SIMT_READ_ONLY || how == SIMT_ATOMIC;
+    for (size_t i = 0; i < n; i++) {
+        bool written = c[i].written >= simt_seen.block;
+        if (reads && !written) refuse("shared memory nobody wrote", p, n, MANY);
+        if (written && c[i].pending && how != SIMT_ARRIVE)
+            refuse("a copy is under way there", p, n, c[i].writer);
+        if (!written && c[i].read < simt_seen.block) c[i] = cell(); /* another block has its own */
+    }
+    judge(c, n, how, p);
+}
+
+static bool is_in(const void *p, size_t n, const void *from, size_t bytes)
+{
+    uintptr_t at = (uintptr_t)p - (uintptr_t)from;
+    return at < bytes && n <= bytes - at;
+}
+
+static bool is_valid(size_t at, size_t n)
+{
+    for (size_t i = at; i < at + n; i++)
+        if (!(valid[i / 8] >> i % 8 & 1)) return false;
+    return true;
+}
+
+void simt_touch(const void *p, size_t n, simt_access how)
+{
+    if (!simt_seen.job || n == 0) return;
+    if (is_in(p, n, simt_seen.stack, simt_seen.stack_bytes)) return;
+    if (arena && is_in(p, 1, arena, ARENA)) {
+        size_t at = (size_t)((const unsigned char *)p - arena);
+        if (!is_valid(at, n)) refuse("outside of what is allocated", p, n, MANY);
+        judge(cells + at, n, how, p);
+        return;
+    }
+    const unsigned char *dynamic = simt_shared();
+    if (is_in(p, 1, dynamic, DYNAMIC_BYTES)) {
+        if (!is_in(p, n, dynamic, simt_seen.job->shared))
+            refuse("outside of shared memory", p, n, MANY);
+        judge_shared(of_dynamic + ((const unsigned char *)p - dynamic), n, how, p);
+        return;
+    }
+    bool reads = how == SIMT_READ || how == SIMT_READ_ONLY;
+    if (reads && is_in(p, n, &simt_now, sizeof simt_now)) return; /* threadIdx and the like */
+    /* Kernels have no other variables than shared ones. */
+    if (is_in(p, n, __bss_start, (size_t)(_end - __bss_start))) {
+        judge_shared(of_static + ((const unsigned char *)p - __bss_start), n, how, p);
+        return;
+    }
+    if (reads && is_in(p, n, simt_seen.job->args, simt_seen.job->args_bytes)) return;
+    if (reads && is_in(p, n, simt_seen.body, sizeof *simt_seen.body)) return;
+    if (reads && is_in(p, n, __executable_start, (size_t)(_end - __executable_start))) return;
+    refuse("memory of the host", p, n, MANY);
+}
+
+/* ---- what the compiler calls --------------------------------------------------------------------
+ */
+
+extern "C" {
+void __tsan_init(void);
+void __tsan_func_entry(void *);
+void __tsan_func_exit(void);
+void __tsan_vptr_update(void **, void *);
+void __tsan_vptr_read(void **);
+void __tsan_read_range(void *, size_t);
+void __tsan_write_range(void *, size_t);
+
+void __tsan_init(void) {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit(void) {}
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_vptr_read(void **) {}
+void __tsan_read_range(void *p, size_t n) { simt_touch(p, n, SIMT_READ); }
+void __tsan_write_range(void *p, size_t n) { simt_touch(p, n, SIMT_WRITE); }
+
+#define HOOKS(n)                                                                                   \
+    void __tsan_read##n(void *);                                                                   \
+    void __tsan_write##n(void *);                                                                  \
+    void __tsan_unaligned_read##n(void *);                                                         \
+    void __tsan_unaligned_write##n(void *);                                                        \
+    void __tsan_volatile_read##n(void *);                                                          \
+    void __tsan_volatile_write##n(void *);                                                         \
+    void __tsan_read##n(void *p) { simt_touch(p, n, SIMT_READ); }                                  \
+    void __tsan_write##n(void *p) { simt_touch(p, n, SIMT_WRITE); }                                \
+    void __tsan_unaligned_read##n(void *p) { simt_touch(p, n, SIMT_READ); }                        \
+    void __tsan_unaligned_write##n(void *p) { simt_touch(p, n, SIMT_WRITE); }                      \
+    void __tsan_volatile_read##n(void *p) { simt_touch(p, n, SIMT_READ); }                         \
+    void __tsan_volatile_write##n(void *p) { simt_touch(p, n, SIMT_WRITE); }
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+}

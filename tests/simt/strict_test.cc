@@ -1,0 +1,203 @@
+/* What the emulator must find: kernels with one defect each, and what it says of them. A kernel
+ * without any ends well. */
+#include "tests/simt/device.h"
+#include "tests/simt/strict.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { THREADS = 64, FLOATS = 6 * THREADS + 1 };
+
+static unsigned self(void) { return threadIdx.x; }
+
+static __global__ void right(float *x)
+{
+    __shared__ float some[THREADS];
+    DYNAMIC_SHARED(more);
+    copy_async(more + self() * 16, x + self() * 4, true);
+    copy_commit();
+    some[self()] = x[self() * 4 + 1];
+    copy_wait<0>();
+    __syncthreads();
+    const float *next = (const float *)(more + (self() + 1) % THREADS * 16);
+    float sum = warp_sum(some[THREADS - 1 - self()] + next[0]);
+    __syncthreads();
+    some[(self() + 1) % THREADS] = sum;
+    x[(4 + blockIdx.x) * THREADS + self()] = sum;
+    atomicAdd((unsigned *)x + FLOATS - 1, 1u);
+}
+
+static __global__ void no_barrier(float *x)
+{
+    __shared__ float some[THREADS];
+    some[self()] = x[self()];
+    x[self()] = some[self() ^ 1];
+}
+static __global__ void no_barrier_before_writing(float *x)
+{
+    __shared__ float some[THREADS];
+    some[self()] = x[self()];
+    __syncthreads();
+    float next = some[self() ^ 1];
+    some[self()] = next;
+    x[self()] = next;
+}
+/* An exchange orders nothing in memory. */
+static __global__ void exchange_for_barrier(float *x)
+{
+    __shared__ float some[THREADS];
+    some[self()] = shuffle_xor(x[self()], 1);
+    x[self()] = warp_sum(1.0f) + some[self() ^ 1];
+}
+static __global__ void no_wait(float *x)
+{
+    DYNAMIC_SHARED(to);
+    copy_async(to + self() * 16, x + self() * 4, true);
+    copy_commit();
+    __syncthreads();
+    x[self()] = ((const float *)to)[(self() ^ 1) * 4];
+}
+/* Another thread's copies are not waited for. */
+static __global__ void no_barrier_after_wait(float *x)
+{
+    DYNAMIC_SHARED(to);
+    copy_async(to + self() * 16, x + self() * 4, true);
+    copy_commit();
+    copy_wait<0>();
+    x[self()] = ((const float *)to)[(self() ^ 1) * 4];
+}
+static __global__ void wait_for_too_few(float *x)
+{
+    DYNAMIC_SHARED(to);
+    float *mine = (float *)(to + self() * 16);
+    copy_async(mine, x + self() * 4, true);
+    copy_commit();
+    copy_wait<1>();
+    x[self() * 4] = mine[0];
+}
+static __global__ void unwritten(float *x)
+{
+    __shared__ float some[THREADS];
+    if (self() != 5) some[self()] = 1.0f;
+    __syncthreads();
+    x[self()] = some[self()];
+}
+static __global__ void two_blocks(float *x) { x[self()] = (float)blockIdx.x; }
+static __global__ void beyond(float *x) { x[self() + FLOATS - THREADS + 1] = 0.0f; }
+static __global__ void beyond_shared(float *x)
+{
+    DYNAMIC_SHARED(to);
+    ((float *)to)[self() + THREADS * 4 - 1] = x[self()];
+}
+static __global__ void of_the_host(float *x) { x[self()] = 1.0f; }
+static __global__ void not_aligned(const float *x) { (void)load_once((const vec16 *)(x + self())); }
+static __global__ void no_aligned_vector(float *x)
+{
+    *(vec16 *)(x + 1 + self() * 4) = vec16{{0, 0, 0, 0}};
+}
+static __global__ void read_only_path(float *x)
+{
+    x[self()] = 1.0f;
+    (void)load_once((const vec16 *)(x + (self() & ~3u)));
+}
+static __global__ void half_a_warp(float *x)
+{
+    if (self() % 2) x[self()] = warp_sum(1.0f);
+    else x[self()] = shuffle_xor(1.0f, 1);
+}
+static __global__ void two_barriers(float *x)
+{
+    if (self() % 2) __syncthreads();
+    else __syncthreads();
+    x[self()] = 1.0f;
+}
+static __global__ void never_there(float *x)
+{
+    if (self() % 2) __syncthreads();
+    x[self()] = 1.0f;
+}
+
+typedef struct planted {
+    const char *name;
+    void (*kernel)(float *);
+    const char *says;
+    unsigned blocks, n_shared;
+    bool host;
+} planted;
+
+static void read_unaligned(float *x) { not_aligned(x); }
+
+static const planted all[] = {
+    {"nothing", right, NULL, 2, THREADS * 16, false},
+    {"no barrier", no_barrier, "nobody wrote", 1, 0, false},
+    {"write after read", no_barrier_before_writing, "race with", 1, 0, false},
+    {"exchange for a barrier", exchange_for_barrier, "race with a write", 1, 0, false},
+    {"no wait", no_wait, "a copy is under way", 1, THREADS * 16, false},
+    {"no barrier after the wait", no_barrier_after_wait, "nobody wrote", 1, THREADS * 16, false},
+    {"waits for too few groups", wait_for_too_few, "a copy is under way", 1, THREADS * 16, false},
+    {"shared memory nobody wrote", unwritten, "shared memory nobody wrote", 1, 0, false},
+    {"two blocks", two_blocks, "race with a block", 2, 0, false},
+    {"out of bounds", beyond, "outside of what is allocated", 1, 0, false},
+    {"out of shared memory", beyond_shared, "outside of shared memory", 1, THREADS * 16, false},
+    {"a host's pointer", of_the_host, "memory of the host", 1, 0, true},
+    {"16 bytes not aligned", read_unaligned, "Assertion", 1, 0, false},
+    {"a vector not aligned", no_aligned_vector, "misaligned", 1, 0, false},
+    {"read-only path", read_only_path, "read-only path", 1, 0, false},
+    {"an exchange of half a warp", half_a_warp, "different places", 1, 0, false},
+    {"two barriers", two_barriers, "different places", 1, 0, false},
+    {"a barrier not reached", never_there, "wait at a barrier", 1, 0, false},
+    {"shared memory not asked for", right, "than was asked for", 1, 50 << 10, false},
+    {"no blocks", right, "a grid without blocks", 0, 0, false},
+};
+
+static void run(const planted *p)
+{
+    const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
+    gpu *g;
+    gpu_facts facts;
+    char why[64];
+    void *x;
+    if (api->open(0, &g, &facts, why, sizeof why) != GPU_OK) exit(1);
+    if (api->alloc(g, FLOATS * sizeof(float), &x) != GPU_OK) exit(1);
+    void *host = p->host ? calloc(THREADS, sizeof(float)) : NULL;
+    LAUNCH(p->kernel, p->blocks, THREADS, p->n_shared, g, (float *)(host ? host : x));
+    free(host);
+    api->release(g, x);
+    api->close(g);
+}
+
+/* In a process of its own, whose words are read. */
+static bool is_found(const planted *p)
+{
+    int ends[2];
+    char said[2048];
+    size_t n = 0;
+    if (pipe(ends) != 0) return false;
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        close(ends[0]);
+        run(p);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t some; (some = read(ends[0], said + n, sizeof said - 1 - n)) > 0;)
+        n += (size_t)some;
+    said[n] = '\0';
+    close(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    bool found = p->says ? !well && strstr(said, p->says) : well;
+    printf("%s  %-32s %s\n", found ? "PASS" : "FAIL", p->name, found ? "" : said);
+    return found;
+}
+
+int main(void)
+{
+    unsigned n_failed = 0;
+    for (const planted &p : all) n_failed += !is_found(&p);
+    return n_failed != 0;
+}
