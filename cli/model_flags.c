@@ -35,7 +35,7 @@ static const arg_flag flags_table[] = {
         "kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
         "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; "
         "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a "
-        "GPU has bf16, f16, and fp8 (e4m3 without a scale), which is its alone)",
+        "GPU has bf16, f16, int8, and fp8 (e4m3 without a scale), which is its alone)",
         .initial = "auto", .choices = kv_dtypes),
     ARG_ROW(
         "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,

@@ -156,16 +156,16 @@ generator=(-G Ninja)
 command -v ninja >/dev/null || generator=(-G "Unix Makefiles")
 stage configure 40 cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOCTAVO_RPC=OFF \
     -DOCTAVO_CUDA=ON -DOCTAVO_WERROR=OFF "-DOCTAVO_CUDA_ARCHITECTURES=${ARCH:-90}" || finish
-stage build 180 cmake --build "$build" -j "$(nproc)" --target octavo octavo_cuda kernels_cuda_check \
+stage build 150 cmake --build "$build" -j "$(nproc)" --target octavo octavo_cuda kernels_cuda_check \
     cuda_nccl_check || finish
 stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader ||
     finish
 
 # A lost device ends a process: each group has its own.
-for group in rows products pages sample; do start "kernels_$group" 60 "$check" "$plugin" "$group"; done
+for group in rows products pages sample; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
 settle
-stage bench_kernels 60 "$octavo" bench kernels --device cuda
-stage bench_engine 120 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"
+stage bench_kernels 40 "$octavo" bench kernels --device cuda
+stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"
 
 for tool in memcheck racecheck initcheck synccheck; do
     if command -v compute-sanitizer >/dev/null; then

@@ -4,6 +4,7 @@
 #include "tests/fake/nccl.h"
 #include "tests/simt/strict.h"
 
+#include <atomic>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -17,7 +18,7 @@ struct gpu {
 };
 
 static int left_to_fail = -1; /* launches until the device is lost; -1: never */
-static uint64_t n_allocations;
+static std::atomic<uint64_t> n_allocations; /* ranks are threads */
 
 void simt_fail_after(int launches) { left_to_fail = launches; }
 uint64_t simt_allocations(void) { return n_allocations; }
