@@ -133,6 +133,7 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
     int64_t patience_s = w->wait_s < PATIENCE_S ? w->wait_s : PATIENCE_S;
     worker_group_options o = {
         .patience_us = patience_s * 1000000 + 1, /* 0 would be the usual */
+        .silence_us = f->silence_us,
         .addresses = w->addresses,
         .n = w->n,
         .tls = {f->cert, f->key, f->ca},

@@ -10,6 +10,7 @@ typedef struct workers_flags {
     const char *where;           // NULL = "threads"; "auto", "threads", "local", or addresses
     const char *cert, *key, *ca; // PEM files
     uint32_t wait_s;             // for workers by address, when it starts
+    int64_t silence_us;          // of a rank, after which it is lost; no flag; 0 = the usual
 } workers_flags;
 
 /* What ranks compute on, and their pages there. */

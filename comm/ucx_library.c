@@ -7,15 +7,17 @@
 
 /* As it is loaded UCX would overwrite the code of libc's mmap, munmap and madvise, under the feet
  * of threads that run there; take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP, so that a crash
- * ends in its report in place of a core file; and log to stdout, which is for answers. Only the
- * environment keeps it from that, and only before there are threads is that anybody's to write.
- * What the operator has set stays. */
+ * ends in its report in place of a core file; and log to stdout, which is for answers. Later it
+ * would wait for a TCP connection in connect(), which only the kernel ends, after minutes. The
+ * environment alone keeps it from all that, and only before there are threads is that anybody's to
+ * write. What the operator has set stays. */
 __attribute__((constructor)) static void set_environment(void)
 {
     setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);
     setenv("UCX_HANDLE_ERRORS", "none", 0);
     setenv("UCX_DEBUG_SIGNO", "0", 0);
     setenv("UCX_LOG_LEVEL", "fatal", 0);
+    setenv("UCX_TCP_CONN_NB", "y", 0);
 }
 
 static status find(void *library, const char *name, void *out, error *err)
