@@ -140,9 +140,12 @@ mkdir -p "$build/llama-3-8b" "$build/wide"
 cp tests/data/plan/llama-3-8b.json "$build/llama-3-8b/config.json"
 # Two of its layers with the demo's words, so that the CPU can answer too.
 cp models/demo/tokenizer*.json models/demo/generation_config.json "$build/wide"
-sed -e 's/\("num_hidden_layers": \).*/\12,/' -e 's/\("vocab_size": \).*/\11024/' \
-    -e 's/\("bos_token_id": \).*/\11021,/' -e 's/\("eos_token_id": \).*/\11023,/' \
-    tests/data/plan/llama-3-8b.json >"$build/wide/config.json"
+python3 -c 'import json, sys
+with open(sys.argv[1], encoding="utf-8") as f:
+    config = json.load(f)
+config.update(num_hidden_layers=2, vocab_size=1024, bos_token_id=1021, eos_token_id=1023)
+with open(sys.argv[2], "w", encoding="utf-8") as f:
+    json.dump(config, f)' tests/data/plan/llama-3-8b.json "$build/wide/config.json"
 
 octavo=$build/octavo plugin=$build/liboctavo_cuda.so check=$build/tests/kernels_cuda_check
 compare=(python3 tests/e2e/cuda_device.py --compare "$octavo")

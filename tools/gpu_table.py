@@ -40,7 +40,7 @@ def bar(what, share, at_least=None, at_most=None, note=""):
         print(f"{what:<46} {'':>9}  {limit:<8} not measured")
         return
     met = share >= at_least if at_least else share <= at_most
-    print(f"{what:<46} {100 * share:7.1f} %  {limit:<8} {'met' if met else 'missed'}{note}")
+    print(f"{what:<46} {100 * share:7.2f} %  {limit:<8} {'met' if met else 'missed'}{note}")
 
 
 def kernels():

@@ -149,6 +149,7 @@ int main(int argc, char **argv)
     gpu_facts facts;
     char why[256];
     error err;
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* whoever is ended late has told what came before */
     if (c.api->open(0, &c.g, &facts, why, sizeof why) != GPU_OK) give_up("device 0", why);
     thread_pool_options threads = {.n_threads = cpu_count_allowed()};
     if (!status_ok(thread_pool_create(&threads, &c.pool))) give_up("threads", "none");
