@@ -250,7 +250,7 @@ static void bench_crowd(bench_gpu *b, crowd c, gpu_kv_format format)
     char name[96];
     bool decode = c.rows == 1;
     if (b->divide > 1) {
-        c.n = c.n > 2 ? 2 : c.n;
+        c.n = 1;
         c.slots /= b->divide;
         c.rows = decode ? 1 : c.slots;
     }

@@ -110,7 +110,7 @@ def benches():
     """Shapes are a 64th where a device has few multiprocessors."""
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "int8", "--kv-dtype", "fp8", "--rows",
                                "8").stdout
-    for word in ("limits: copy", "decode attention 2 x 64, fp8", "mass by page", "by 8 rows, int8", "largest of"):
+    for word in ("limits: copy", "decode attention 1 x 64, fp8", "mass by page", "by 8 rows, int8", "largest of"):
         assert word in lines, f"no '{word}' in: {lines}"
     model = ["--model", "models/demo", "--device", "cuda", "--max-batch", "2", "--prefill-chunk", "16", "--rounds", "1",
              "--json", *SMALL]
