@@ -35,7 +35,7 @@ struct thread_pool {
     /* The loop. Atomic because a late worker may read them while the next loop is written. */
     _Alignas(CACHE_LINE) _Atomic uint32_t n_pieces;
     _Atomic size_t n, grain;
-    _Atomic uint32_t shares; /* pieces left / shares are taken at once, at least one; 0: one */
+    _Atomic uint32_t shares; /* two for each thread: pieces are taken in runs; 0: one by one */
     _Atomic thread_fn fn;
     _Atomic(void *) ctx;
 
@@ -86,6 +86,17 @@ static bool spin_while(_Atomic uint32_t *word, uint32_t seen, int64_t spin_ns)
     }
 }
 
+/* How many of the `left` pieces of a loop are taken at once. Of loops in runs, three quarters in
+ * one long run for each thread, for each run starts slowly; then the thread's half share of what is
+ * left, so that all end together. */
+static uint32_t run_length(uint32_t left, uint32_t pieces, uint32_t shares)
+{
+    if (shares == 0) return 1;
+    uint32_t threads = shares / 2, first = pieces / 4 * 3 / threads;
+    if (left > pieces - first * threads) return first;
+    return left > shares ? left / shares : 1;
+}
+
 /* Takes pieces until none is left. */
 static void take_pieces(thread_pool *pool, unsigned thread)
 {
@@ -99,7 +110,7 @@ static void take_pieces(thread_pool *pool, unsigned thread)
         thread_fn fn = atomic_load_explicit(&pool->fn, memory_order_acquire);
         void *ctx = atomic_load_explicit(&pool->ctx, memory_order_acquire);
         uint32_t shares = atomic_load_explicit(&pool->shares, memory_order_acquire);
-        uint32_t taken = shares > 0 && (uint32_t)t > shares ? (uint32_t)t / shares : 1;
+        uint32_t taken = run_length((uint32_t)t, pieces, shares);
         if (!atomic_compare_exchange_weak_explicit(&pool->tickets, &t, t - taken,
                                                    memory_order_acq_rel, memory_order_acquire))
             continue;

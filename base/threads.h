@@ -28,8 +28,8 @@ void thread_pool_destroy(thread_pool *pool);
 unsigned thread_pool_size(const thread_pool *pool);
 /* Calls fn over [0, n) in pieces of at most `grain` items; returns when all are done. */
 void thread_pool_for(thread_pool *pool, size_t n, size_t grain, thread_fn fn, void *ctx);
-/* The same in runs that grow shorter: a thread takes half of its share of what is left. For items
- * that gain from neighbours. */
+/* The same in runs, first a long one for each thread, then some that grow shorter: a thread takes
+ * half of its share of what is left. For items that gain from neighbours. */
 void thread_pool_for_runs(thread_pool *pool, size_t n, thread_fn fn, void *ctx);
 
 /* Names the calling thread for `top -H` and the like: at most 15 bytes. */

@@ -54,6 +54,10 @@ static const arg_flag flags_table[] = {
         "cpu, cuda or cuda:N (the GPU with that number); auto is cuda where a driver shows a GPU "
         "that can run the model, else cpu",
         .initial = "auto"),
+    ARG_ROW("batch-invariant", NULL, ARG_SWITCH, model_flags, batch_invariant,
+            "on a GPU too a sequence gets the same bits whatever is computed beside it; decoding "
+            "is slower then: a table is read by one block, quantised weights are unpacked in every "
+            "step"),
     ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
             "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("tp", "N", ARG_COUNT, model_flags, tp,
@@ -222,13 +226,21 @@ static status find_device(const model_flags *f, loaded_model *m, error *err)
         if (!status_ok(s) && asked) return s;
         m->on_gpu = m->gpu != NULL;
     }
+    if (m->workers && asked && m->batch_invariant)
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "--batch-invariant: ranks in other processes on GPUs add up by NCCL, whose "
+            "order depends on how many rows there are");
     return check_fp8(m, err);
 }
 
 static status make_cuda(loaded_model *m, error *err)
 {
-    backend_cuda_options o = {
-        .common = m->options, .api = m->gpu, .ordinal = m->gpu_ordinal, .kv = m->gpu_kv};
+    backend_cuda_options o = {.common = m->options,
+                              .api = m->gpu,
+                              .ordinal = m->gpu_ordinal,
+                              .kv = m->gpu_kv,
+                              .batch_invariant = m->batch_invariant};
     if (m->n_ranks > 1) {
         RETURN_IF_ERROR(backend_cuda_ranks_create(&o, m->n_ranks, &m->backend, err));
         m->facts = backend_cuda_ranks_describe(&m->backend);
@@ -281,6 +293,7 @@ static loaded_model unopened(const model_flags *flags)
         .max_batch = flags->max_batch,
         .prefill_chunk = flags->prefill_chunk,
         .prefix_cache = !flags->no_prefix_cache,
+        .batch_invariant = flags->batch_invariant,
         .default_pool = flags->kv_memory == 0,
         .overrides = flags->overrides,
     };

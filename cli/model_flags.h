@@ -19,6 +19,7 @@ typedef struct model_flags {
     uint32_t quantize_group;
     const char *weights_cache; // NULL, or a folder
     const char *device;        // "auto", "cpu", "cuda", "cuda:N"
+    bool batch_invariant;      // of a GPU: a CPU always is
     uint32_t threads;          // 0 = all allowed cores
     uint32_t tp;               // tensor-parallel ranks
     const char *isa;           // NULL = best
@@ -59,6 +60,7 @@ typedef struct loaded_model {
     const struct gpu_api *gpu; // NULL: the CPU, or other processes
     bool on_gpu;               // here or there
     bool gpu_has_kv;
+    bool batch_invariant;
     uint32_t gpu_ordinal;
     uint8_t gpu_kv;      // gpu_kv_format
     const char *kv_name; // of pages

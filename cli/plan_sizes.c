@@ -22,7 +22,8 @@ static status measure(const plan_question *q, backend_cpu_measures *out, error *
     if (!m->on_gpu)
         return backend_cpu_measure(&m->options, m->n_ranks, q->memory * q->n_devices,
                                    MODEL_POOL_SHARE, out, err);
-    gpu_facts facts = {.n_sms = PLAN_GPU_SMS, .free_bytes = memory};
+    gpu_facts facts = {
+        .n_sms = PLAN_GPU_SMS, .shared_bytes = PLAN_GPU_SHARED_BYTES, .free_bytes = memory};
     backend_cuda_options o = {.common = m->options, .kv = m->gpu_kv, .gpu_facts = &facts};
     return backend_cuda_measure(&o, m->n_ranks, out, err);
 }

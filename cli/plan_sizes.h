@@ -8,9 +8,9 @@
 
 /* What is taken for granted of a GPU that is not there: what the driver, the library and NCCL take
  * of its memory before anything of ours (a server is told how much is free), and an H100's
- * multiprocessors, by which a buffer is sized. */
+ * multiprocessors, by which a buffer is sized, and shared memory. */
 #define PLAN_GPU_DRIVER_BYTES (UINT64_C(640) << 20)
-enum { PLAN_GPU_SMS = 132 };
+enum { PLAN_GPU_SMS = 132, PLAN_GPU_SHARED_BYTES = 227 << 10 };
 
 typedef struct plan_question {
     const loaded_model *model; // described, not opened: config, options and ranks

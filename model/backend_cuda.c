@@ -187,7 +187,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
         batch.measure = cuda_measure_layer;
         batch.ctx = b;
     }
-    RETURN_IF_ERROR(cuda_forward_run(b->forward, &batch, &b->interrupted));
+    RETURN_IF_ERROR(cuda_graphs_run(b->graphs, b->forward, &batch, &b->interrupted));
     RETURN_IF_ERROR(cuda_novelty(b, plan));
     return sample(b, plan);
 }
@@ -196,10 +196,12 @@ static status run_step(backend_cuda *b, const step_plan *plan)
 static void tell_failure(backend_cuda *b)
 {
     const gpu_api *api = b->device.api;
-    bool ends = b->result.status.code == STATUS_INTERNAL || b->result.status.code == STATUS_IO;
-    if (ends && comm_on_device(b->device.group)) comm_abort(b->device.group); /* or wait for ever */
+    status_code code = b->result.status.code;
+    bool of_plan = code == STATUS_INVALID || code == STATUS_LIMIT; /* every rank says so */
+    if (!of_plan && comm_on_device(b->device.group)) comm_abort(b->device.group); /* or they wait */
     (void)api->wait(b->device.g);
-    if (b->result.status.code == STATUS_INTERNAL && *api->why(b->device.g))
+    const char *what = b->result.status.message; /* a capture may have failed long ago */
+    if (code == STATUS_INTERNAL && what && strncmp(what, "cuda:", 5) == 0)
         fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
 }
 
@@ -231,6 +233,7 @@ static void cuda_destroy(void *ctx)
     pkv_mirror_destroy(b->mirror);
     if (d->g) {
         (void)d->api->wait(d->g);
+        cuda_graphs_destroy(b->graphs);
         cuda_forward_destroy(b->forward);
         cuda_tables_destroy(d, &b->tables);
         cuda_weights_destroy(d, &b->weights);

@@ -222,8 +222,9 @@ typedef struct backend_cuda_options {
     const struct gpu_api *api;  // of backend_cuda_find, or a test's
     uint32_t ordinal;           // which device
     uint8_t kv;                 // gpu_kv_format of pages
-    /* NULL; or the device, which a comm needs before (comm_options.stream): opened by api on the
-     * thread of the backend, and closed after both. */
+    bool batch_invariant;       // a sequence gets the same bits whatever is computed beside it
+    /* NULL; or the device, which a comm needs before (comm_options.stream): opened by api, and
+     * closed after both. */
     struct gpu *gpu;
     const struct gpu_facts *gpu_facts; // of gpu, for this call
 } backend_cuda_options;

@@ -21,6 +21,11 @@ enum {
 
 #define LOG2E 1.4426950408889634f
 
+/* Where a strip's first K is, and its scales. */
+struct strip {
+    const uint8_t *keys, *scales;
+};
+
 /* What of shared memory lies where. Bytes of K and V arrive as they are and are widened into the
  * first K and V. */
 template <class KV, int D, bool DECODE> struct layout {
@@ -41,7 +46,8 @@ template <class KV, int D, bool DECODE> struct layout {
     /* The warps' results of a decode tile, in the place of K and V. */
     static_assert((size_t)WARPS * GPU_DECODE_ROWS * (D + 2) * 4 <= BYTES - Q_BYTES || !DECODE,
                   "room to merge");
-    static_assert(BYTES <= 163 * 1024, "what sm_80 has for a block");
+    static_assert(BYTES + 2 * STRIPS * sizeof(strip) <= GPU_ATTENTION_SHARED(D), "as is asked for");
+    static_assert(GPU_ATTENTION_SHARED(D) <= 163 * 1024, "what sm_80 has for a block");
 };
 
 struct row_state {
@@ -68,11 +74,6 @@ static DEVICE void load_queries(const gpu_attention &a, const gpu_seq &seq, uint
         *(vec16 *)(out + r * (D + PAD) + chunk * 8) = v;
     }
 }
-
-/* Where a strip's first K is, and its scales. */
-struct strip {
-    const uint8_t *keys, *scales;
-};
 
 static DEVICE uint32_t page_of(const gpu_attention &a, const table_view &t, uint32_t slot,
                                uint32_t end)

@@ -2,12 +2,13 @@
  *
  * What     the table of functions that liboctavo_cuda.so gives to model/backend_cuda.c: memory,
  *          copies, and one function for each family of kernels. Plain C, no CUDA header.
- * Owner    memory is the caller's, freed before the gpu; a gpu owns its stream and scratch.
- * Threads  one thread for each gpu. Everything goes to one stream, in order; only `wait`, and
- * `open` and `close`, wait for it. Units    bytes; elements for strides. Pointers are the device's
- * unless said otherwise. Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can
- * only be closed, and a process whose device is lost may have to end. Arguments are the caller's
- * duty.
+ * Owner    memory and graphs are the caller's, freed before the gpu; a gpu owns its stream and
+ *          scratch.
+ * Threads  one at a time for each gpu, any. Everything goes to one stream, in order; only `wait`,
+ *          and `open` and `close`, wait for it.
+ * Units    bytes; elements for strides. Pointers are the device's unless said otherwise.
+ * Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can only be closed, and a
+ *          process whose device is lost may have to end. Arguments are the caller's duty.
  */
 #ifndef KERNELS_CUDA_CUDA_KERNELS_H
 #define KERNELS_CUDA_CUDA_KERNELS_H
@@ -28,7 +29,7 @@ extern "C" {
 #endif
 
 /* Rises with anything below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 3 };
+enum { GPU_API_VERSION = 4 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -43,12 +44,14 @@ typedef enum gpu_kv_format {
 } gpu_kv_format;
 
 typedef struct gpu gpu;
+typedef struct gpu_graph gpu_graph; /* launches and copies that were captured */
 
 typedef struct gpu_facts {
     char name[128];
     uint32_t n_sms;
     uint32_t compute; /* 90 = 9.0 */
     uint64_t bytes, free_bytes;
+    size_t shared_bytes; /* that a block may have: 99 KB where compute is 86, 89 or 120 */
 } gpu_facts;
 
 /* ---- weights ----------------------------------------------------------------------------------
@@ -225,6 +228,8 @@ static inline size_t gpu_tile_bytes(gpu_kv_format f, uint32_t page_tokens, uint3
     size_t scales = f == GPU_KV_INT8 ? 2 * sizeof(uint16_t) : 0;
     return page_tokens * (2 * head_dim * gpu_kv_bytes(f) + scales);
 }
+/* Shared memory that a block of attention has at most; attention.cuh proves it. */
+#define GPU_ATTENTION_SHARED(head_dim) ((size_t)((head_dim) > 128 ? 144 : 96) << 10)
 /* Head sizes that attention is compiled for. */
 static inline bool gpu_has_head_dim(uint32_t d)
 {
@@ -415,7 +420,7 @@ typedef struct gpu_api {
 
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeros */
     void (*release)(gpu *g, void *device);
-    gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned */
+    gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned; no zeros */
     void (*release_host)(gpu *g, void *host);
     /* Host memory should be pinned; it must stay as it is until the next wait. */
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
@@ -465,6 +470,15 @@ typedef struct gpu_api {
                        const gpu_chain *chains, uint32_t n_chains, const float *turns);
     gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                         const uint32_t *values);
+
+    /* From capture to captured launches and copies are not done but noted, with their arguments:
+     * replay does them all, as often as it is called, with what their pointers point to by then.
+     * What waits or allocates ends a capture badly; so may a launch that has never been made
+     * before. After a failure (GPU_UNSUPPORTED) nothing is noted, and the gpu is as it was. */
+    gpu_status (*capture)(gpu *g);
+    gpu_status (*captured)(gpu *g, gpu_graph **out);
+    gpu_status (*replay)(gpu *g, gpu_graph *graph);
+    void (*forget)(gpu_graph *graph); /* nothing of it may be under way */
 } gpu_api;
 
 /* Bytes that a product with w needs as scratch: a whole matrix of operands where it is quantised.

@@ -111,6 +111,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     facts->compute = (uint32_t)(p.major * 10 + p.minor);
     facts->bytes = bytes;
     facts->free_bytes = free_bytes;
+    facts->shared_bytes = p.sharedMemPerBlockOptin;
     return GPU_OK;
 }
 
@@ -222,6 +223,50 @@ static gpu_status gpu_elapsed(gpu *g, double *us)
     return s;
 }
 
+/* ---- graphs -------------------------------------------------------------------------------------
+ */
+
+struct gpu_graph {
+    cudaGraphExec_t exec;
+};
+
+static gpu_status gpu_capture(gpu *g)
+{
+    enter(g);
+    return fail(g, "capture", cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal));
+}
+
+static void gpu_forget(gpu_graph *graph)
+{
+    if (!graph) return;
+    if (graph->exec) cudaGraphExecDestroy(graph->exec);
+    free(graph);
+}
+
+static gpu_status gpu_captured(gpu *g, gpu_graph **out)
+{
+    cudaGraph_t graph = NULL;
+    gpu_graph *made = (gpu_graph *)calloc(1, sizeof *made);
+    cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
+    if (e == cudaSuccess && !made) e = cudaErrorMemoryAllocation;
+    if (e == cudaSuccess) e = cudaGraphInstantiate(&made->exec, graph, 0);
+    if (e == cudaSuccess)
+        e = cudaGraphUpload(made->exec, g->stream); /* memory for it is short here */
+    if (graph) cudaGraphDestroy(graph);
+    *out = made;
+    if (e == cudaSuccess) return GPU_OK;
+    (void)fail(g, "capture", e);
+    gpu_forget(made);
+    *out = NULL;
+    return GPU_UNSUPPORTED;
+}
+
+static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
+{
+    enter(g);
+    return fail(g, "graph", cudaGraphLaunch(graph->exec, g->stream));
+}
+
 gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
 {
     gpu_status s = gpu_copy_out(g, host, device, bytes);
@@ -314,9 +359,10 @@ static cublasStatus_t choose(gpu *g, choice *c)
     return e;
 }
 
-static uint32_t alignment_of(const void *w, const void *x, const void *y)
+/* Where it must not matter which rows an expert has, what all rows have counts. */
+static uint32_t alignment_of(const gpu *g, const void *w, const void *x, const void *y)
 {
-    uintptr_t all = (uintptr_t)w | (uintptr_t)x | (uintptr_t)y | 256;
+    uintptr_t all = (uintptr_t)w | (uintptr_t)x | (uintptr_t)y | (g->invariant ? 16 : 256);
     return (uint32_t)(all & ~(all - 1));
 }
 
@@ -353,13 +399,14 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     wanted.m = rounded_rows(g, m);
     wanted.type = w->type;
     wanted.y_type = y_type;
-    wanted.alignment = alignment_of(w->data, x, y);
+    wanted.alignment = alignment_of(g, w->data, x, y);
     enter(g);
     choice *c = choice_of(g, &wanted);
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     if (!c->known) e = choose(g, c);
     if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, c, w, x, m, y);
-    if (e != CUBLAS_STATUS_SUCCESS && wanted.m != m) { /* what is for more rows may not be for m */
+    /* What is for more rows may not be for m. */
+    if (e != CUBLAS_STATUS_SUCCESS && wanted.m != m && !g->invariant) {
         wanted.m = m;
         e = choose(g, &wanted);
         if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, &wanted, w, x, m, y);

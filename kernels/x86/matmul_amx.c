@@ -94,6 +94,7 @@ INLINE void copy_rest(const int panels, const kern_dot_block *b, const uint8_t *
                       uint8_t (*rest)[W_UNIT])
 {
     size_t bytes = (b->k % UNIT + 1) / 2 * 64;
+    tiles_settle();
     memset(rest, 0, (size_t)panels * W_UNIT);
     for (int i = 0; i < panels; i++) memcpy(rest[i], w + (size_t)i * b->w_stride, bytes);
     tiles_settle();

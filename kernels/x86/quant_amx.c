@@ -109,6 +109,7 @@ INLINE void multiply_8(const unsigned group, const uint8_t *w, const uint8_t *x,
 INLINE void multiply(const int bits, const unsigned group, const uint8_t *w, const uint8_t *x,
                      pair_sums *sums)
 {
+    tiles_settle(); /* what *sums had before has been read */
     if (bits == 8) multiply_8(group, w, x, sums);
     else multiply_4(group, w, x, sums);
 }

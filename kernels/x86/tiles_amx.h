@@ -1,5 +1,6 @@
 /* kernels, private: what files with AMX tiles share. The compiler's intrinsics do not all say that
- * they read memory: between plain stores and tiles that load them stands tiles_settle. */
+ * they read memory, or write it: between plain stores and tiles that load them stands tiles_settle,
+ * and so it does between plain loads or stores and tiles that use the same memory again. */
 #ifndef KERNELS_X86_TILES_AMX_H
 #define KERNELS_X86_TILES_AMX_H
 

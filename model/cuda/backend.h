@@ -19,6 +19,8 @@ typedef struct cuda_moves {
     const float *d_turns;
 } cuda_moves;
 
+typedef struct cuda_graphs cuda_graphs;
+
 typedef struct backend_cuda {
     model_config config;
     model_config local; /* heads and ffn are this rank's */
@@ -26,6 +28,7 @@ typedef struct backend_cuda {
     backend_info info;
     backend_cpu_facts facts;
     cuda_device device;
+    bool invariant; /* a sequence is computed the same way in every batch */
     thread_pool *pool;
     cuda_weights weights;
     gpu_pages pages;
@@ -34,6 +37,7 @@ typedef struct backend_cuda {
     pkv_mirror *mirror;
     cuda_tables tables;
     cuda_forward *forward;
+    cuda_graphs *graphs;
     sampler *sampler;
     bool *is_greedy; /* [max_seqs]: the largest logit is all that it wants */
 
@@ -102,6 +106,18 @@ status cuda_sums_copy(backend_cuda *b, const pkv_move *m);
 
 /* Sets the results' novelty; valid until the next step. After the forward pass. */
 status cuda_novelty(backend_cuda *b, const step_plan *plan);
+
+/* ---- graphs.c ---------------------------------------------------------------------------------
+ */
+
+status cuda_graphs_create(cuda_device *d, cuda_graphs **out);
+void cuda_graphs_destroy(cuda_graphs *all);
+/* n or somewhat more, of few numbers: between powers of two there are so many, or twice that. */
+enum { CUDA_SHAPE_STEPS = 4 };
+uint32_t cuda_graphs_round(uint32_t n, uint32_t steps);
+/* cuda_forward_run, by a graph where the batch repeats and its shape has been seen. */
+status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batch,
+                       const _Atomic bool *interrupted);
 
 /* ---- draws.c ----------------------------------------------------------------------------------
  */

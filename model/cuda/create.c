@@ -26,6 +26,17 @@ static status check_kernels(const model_config *c, error *err)
     return STATUS_IS_OK;
 }
 
+/* Once the device is known. */
+static status check_device(const backend_cuda *b, error *err)
+{
+    size_t wanted = GPU_ATTENTION_SHARED(b->config.head_dim), has = b->device.facts.shared_bytes;
+    if (wanted <= has) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "device cuda: attention with heads of %u dims needs %zu KB of shared memory a "
+                     "block; %s has %zu",
+                     b->config.head_dim, wanted >> 10, b->device.facts.name, has >> 10);
+}
+
 static status open_device(backend_cuda *b, const backend_cuda_options *o, error *err)
 {
     char why[256] = "";
@@ -111,10 +122,11 @@ static status make_forward(backend_cuda *b, const backend_cpu_options *o, error 
                                  .geometry = b->info.geometry,
                                  .first_kv_head = b->slice.first_kv_head,
                                  .max_rows = o->max_rows,
-                                 .max_seqs = o->max_seqs};
+                                 .max_seqs = cuda_graphs_round(o->max_seqs, CUDA_SHAPE_STEPS)};
     uint32_t page_tokens = b->pages.page_tokens;
     uint32_t row = (b->info.max_positions + page_tokens - 1) / page_tokens + 1;
     status s = cuda_forward_create(&pass, &b->forward);
+    if (status_ok(s)) s = cuda_graphs_create(&b->device, &b->graphs);
     if (status_ok(s))
         s = cuda_alloc(&b->device, (size_t)CUDA_LOGIT_ROWS * b->config.vocab_size * sizeof(float),
                        &b->draw_scratch);
@@ -212,6 +224,9 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     b->local.n_kv_heads = b->slice.n_kv_heads;
     b->local.ffn = b->slice.n_ffn;
     RETURN_IF_ERROR(open_device(b, options, err));
+    RETURN_IF_ERROR(check_device(b, err));
+    b->invariant = options->batch_invariant;
+    b->device.api->set_invariant(b->device.g, b->invariant);
     lay_out_pages(b, options);
     int64_t start = clock_now_us();
     RETURN_IF_ERROR(load(b, o, err));

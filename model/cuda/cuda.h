@@ -93,9 +93,9 @@ void cuda_pack_destroy(cuda_device *d, cuda_pack *p);
 typedef struct cuda_tables {
     gpu_tables device;
     pkv_geometry geometry;
-    uint32_t max_seqs;
-    uint32_t *sent;   /* [max_seqs, groups] */
-    uint8_t *touched; /* [max_seqs] by this step's words */
+    uint32_t max_seqs; /* behind them is a table of page 0, which nobody has: of rows that pad */
+    uint32_t *sent;    /* [max_seqs, groups] */
+    uint8_t *touched;  /* [max_seqs] by this step's words */
     gpu_patch *patches;
     uint32_t *values;
     size_t n_patches, n_values, patches_capacity, values_capacity;
@@ -123,11 +123,12 @@ typedef struct cuda_forward_options {
 
 /* One step's rows, its arrays on the device. */
 typedef struct cuda_batch {
-    uint32_t n_rows, n_decode, n_prefill, part_slots;
+    uint32_t n_rows, n_seqs, n_decode, n_prefill, part_slots; /* those that pad included */
     const uint32_t *tokens, *positions, *row_seqs, *lengths;
     const gpu_seq *seqs;
     const gpu_tile *decode, *prefill;
     gpu_tables tables;
+    bool repeats;   /* rows and tiles are those of many steps: cuda_graphs_run */
     bool wants_lse; /* something is measured */
     /* Called after a layer's attention, where something is measured. */
     status (*measure)(void *ctx, uint32_t layer, gpu_measure *m);

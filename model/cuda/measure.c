@@ -43,6 +43,14 @@ static gpu_status nothing_to_wait_for(gpu *g)
     return GPU_OK;
 }
 
+static void nothing_to_forget(gpu_graph *graph) { (void)graph; }
+
+static void nothing_to_set(gpu *g, bool on)
+{
+    (void)g;
+    (void)on;
+}
+
 static const char *no_failure(const gpu *g)
 {
     (void)g;
@@ -52,6 +60,7 @@ static const char *no_failure(const gpu *g)
 static const gpu_api counting = {
     .version = GPU_API_VERSION,
     .why = no_failure,
+    .set_invariant = nothing_to_set,
     .alloc = no_memory_needed,
     .release = nothing_to_release,
     .alloc_host = no_memory_needed,
@@ -59,6 +68,7 @@ static const gpu_api counting = {
     .copy_in = nothing_to_copy,
     .wait = nothing_to_wait_for,
     .unpack = nothing_to_unpack,
+    .forget = nothing_to_forget,
 };
 
 /* ---- measuring --------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ status cuda_wait(cuda_device *d)
     for (;;) {
         bool idle;
         RETURN_IF_GPU_ERROR(d->api->poll(d->g, &idle));
+        RETURN_IF_ERROR(comm_check(d->group)); /* a group that was aborted leaves the stream idle */
         if (idle) return STATUS_IS_OK;
-        RETURN_IF_ERROR(comm_check(d->group));
         usleep(POLL_US);
     }
 }

@@ -67,7 +67,7 @@ static status reserve_scratch(backend_cuda *b, size_t bytes)
 {
     cuda_device *d = &b->device;
     if (bytes <= b->scratch_bytes) return STATUS_IS_OK;
-    RETURN_IF_GPU_ERROR(d->api->wait(d->g));
+    RETURN_IF_ERROR(cuda_wait(d));
     if (b->scratch) d->api->release(d->g, b->scratch);
     b->scratch = NULL;
     b->scratch_bytes = 0;
@@ -165,10 +165,34 @@ static void pack_turns(backend_cuda *b, const step_plan *plan)
     }
 }
 
-/* Upper bounds, each array's alignment included. */
-static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const pkv_deltas *deltas)
+/* Of steps that only decode rows are padded, and attention's tiles: so that many steps are of one
+ * shape. Ranks that add up do so between launches, and a step that measures launches what others do
+ * not: theirs are not captured. Moves, patches and logits lie before and behind what is. */
+static bool repeats(const backend_cuda *b, const step_plan *plan)
 {
-    size_t rows = plan->n_tokens, seqs = plan->n_seqs, groups = b->tables.device.groups;
+    bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
+    for (uint32_t i = 0; one && i < plan->n_seqs; i++)
+        one = plan->seqs[i].n_tokens == 1 && plan->seqs[i].measure.kind == MEASURE_NONE;
+    return one;
+}
+
+static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
+{
+    cuda_batch batch = {.n_rows = plan->n_tokens,
+                        .n_seqs = plan->n_seqs,
+                        .tables = b->tables.device,
+                        .repeats = repeats(b, plan)};
+    if (!batch.repeats) return batch;
+    uint32_t n = cuda_graphs_round(plan->n_seqs, CUDA_SHAPE_STEPS);
+    batch.n_rows = batch.n_seqs = n < b->info.max_rows ? n : b->info.max_rows;
+    return batch;
+}
+
+/* Upper bounds, each array's alignment included. */
+static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch,
+                         const pkv_deltas *deltas)
+{
+    size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.device.groups;
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
     return 3 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
@@ -179,62 +203,133 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const pkv
            cuda_moves_bytes(b, deltas) + 16 * 64;
 }
 
+/* Where a step's rows are, to be filled. */
+typedef struct row_arrays {
+    uint32_t *tokens, *positions, *row_seqs, *lengths;
+    gpu_seq *seqs;
+} row_arrays;
+
+static row_arrays take_rows(backend_cuda *b, cuda_batch *batch)
+{
+    size_t n = batch->n_rows, lengths = (size_t)batch->n_seqs * b->tables.device.groups;
+    row_arrays a;
+    a.tokens = cuda_pack_take(&b->step, n * sizeof *a.tokens, &batch->tokens);
+    a.positions = cuda_pack_take(&b->step, n * sizeof *a.positions, &batch->positions);
+    a.row_seqs = cuda_pack_take(&b->step, n * sizeof *a.row_seqs, &batch->row_seqs);
+    a.seqs = cuda_pack_take(&b->step, batch->n_seqs * sizeof *a.seqs, &batch->seqs);
+    a.lengths = cuda_pack_take(&b->step, lengths * sizeof *a.lengths, &batch->lengths);
+    return a;
+}
+
+/* From `first` on: a row of zeros that is a sequence of one token, in the page that nobody has. */
+static void pad_rows(const backend_cuda *b, uint32_t first, const cuda_batch *batch, row_arrays *a)
+{
+    uint32_t groups = b->tables.device.groups;
+    for (uint32_t i = first; i < batch->n_seqs; i++) {
+        a->tokens[i] = UINT32_MAX;
+        a->positions[i] = 0;
+        a->row_seqs[i] = i;
+        a->seqs[i] = (gpu_seq){b->tables.max_seqs, i, 1, i * groups};
+        for (uint32_t g = 0; g < groups; g++) a->lengths[i * groups + g] = 1;
+    }
+}
+
 static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
-    size_t n = plan->n_tokens, groups = b->tables.device.groups;
-    uint32_t *tokens = cuda_pack_take(&b->step, n * sizeof *tokens, &batch->tokens);
-    uint32_t *positions = cuda_pack_take(&b->step, n * sizeof *positions, &batch->positions);
-    uint32_t *row_seqs = cuda_pack_take(&b->step, n * sizeof *row_seqs, &batch->row_seqs);
-    gpu_seq *seqs = cuda_pack_take(&b->step, plan->n_seqs * sizeof *seqs, &batch->seqs);
-    uint32_t *lengths =
-        cuda_pack_take(&b->step, plan->n_seqs * groups * sizeof *lengths, &batch->lengths);
+    size_t groups = b->tables.device.groups;
+    row_arrays a = take_rows(b, batch);
     /* Rows of this rank's part of the vocabulary; the others are no rows. */
-    for (size_t i = 0; i < n; i++) {
-        tokens[i] = plan->tokens[i] - b->slice.first_token;
-        if (tokens[i] >= b->slice.n_tokens) tokens[i] = UINT32_MAX;
+    for (size_t i = 0; i < plan->n_tokens; i++) {
+        a.tokens[i] = plan->tokens[i] - b->slice.first_token;
+        if (a.tokens[i] >= b->slice.n_tokens) a.tokens[i] = UINT32_MAX;
     }
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
-        seqs[i] = b->seqs[i] =
+        a.seqs[i] = b->seqs[i] =
             (gpu_seq){s->seq, s->first_token, s->n_tokens, (uint32_t)(i * groups)};
         for (uint32_t g = 0; g < groups; g++)
-            lengths[i * groups + g] = pkv_mirror_table(b->mirror, s->seq, g).kept_tokens;
+            a.lengths[i * groups + g] = pkv_mirror_table(b->mirror, s->seq, g).kept_tokens;
         for (uint32_t j = 0; j < s->n_tokens; j++) {
-            positions[s->first_token + j] = s->position + j;
-            row_seqs[s->first_token + j] = i;
+            a.positions[s->first_token + j] = s->position + j;
+            a.row_seqs[s->first_token + j] = i;
         }
     }
+    pad_rows(b, plan->n_seqs, batch, &a);
+}
+
+/* ---- attention's tiles --------------------------------------------------------------------------
+ */
+
+/* How a step's attention is cut. */
+typedef struct tiling {
+    uint32_t q_heads, part, n_prefill, longest;
+    bool decodes; /* shares that are small enough go by parts of their tables */
+} tiling;
+
+static bool goes_by_parts(const tiling *t, uint32_t n_tokens)
+{
+    return t->decodes && n_tokens * t->q_heads <= GPU_DECODE_ROWS;
+}
+
+static uint32_t prefill_tiles(const tiling *t, uint32_t n_tokens)
+{
+    if (goes_by_parts(t, n_tokens)) return 0;
+    return (n_tokens * t->q_heads + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
+}
+
+static uint32_t slots_of(const backend_cuda *b, const step_seq *s)
+{
+    return plan_longest_table(&b->info, b->mirror, s->seq, true);
+}
+
+static tiling plan_tiles(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
+{
+    tiling t = {.q_heads = b->local.n_heads / b->local.n_kv_heads, .decodes = !b->invariant};
+    uint64_t slots = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        t.n_prefill += prefill_tiles(&t, plan->seqs[i].n_tokens);
+        if (!goes_by_parts(&t, plan->seqs[i].n_tokens)) continue;
+        uint32_t n = slots_of(b, &plan->seqs[i]);
+        slots += n;
+        if (n > t.longest) t.longest = n;
+    }
+    t.n_prefill += (batch->n_seqs - plan->n_seqs) * prefill_tiles(&t, 1);
+    t.part = cuda_forward_part(b->forward, slots, t.longest);
+    if (!batch->repeats) return t;
+    if (t.part < GPU_PART_MIN) t.part = GPU_PART_MIN;
+    t.part = cuda_graphs_round(t.part / GPU_KV_STEP, CUDA_SHAPE_STEPS) * GPU_KV_STEP;
+    return t;
+}
+
+static void add_tiles(const tiling *t, uint32_t seq, uint32_t n_tokens, uint32_t length,
+                      gpu_tile *decode, gpu_tile *prefill, cuda_batch *batch)
+{
+    uint32_t parts = (length + t->part - 1) / t->part, first = batch->n_decode;
+    bool by_parts = goes_by_parts(t, n_tokens);
+    for (uint32_t p = 0; by_parts && p < parts; p++)
+        decode[batch->n_decode++] = (gpu_tile){seq, p * t->part, parts, first};
+    for (uint32_t r = 0; !by_parts && r < n_tokens * t->q_heads; r += GPU_PREFILL_ROWS)
+        prefill[batch->n_prefill++] = (gpu_tile){.seq = seq, .first = r};
 }
 
 static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
-    uint32_t q_heads = b->local.n_heads / b->local.n_kv_heads, longest = 0, n_prefill = 0;
-    uint64_t slots = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        uint32_t n = plan_longest_table(&b->info, b->mirror, plan->seqs[i].seq, true);
-        uint32_t packed = plan->seqs[i].n_tokens * q_heads;
-        if (packed > GPU_DECODE_ROWS) {
-            n_prefill += (packed + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
-            continue;
-        }
-        slots += n;
-        if (n > longest) longest = n;
-    }
-    uint32_t part = batch->part_slots = cuda_forward_part(b->forward, slots, longest);
+    tiling t = plan_tiles(b, plan, batch);
     uint32_t most = cuda_forward_tiles(b->forward);
+    batch->part_slots = t.part;
     gpu_tile *decode = cuda_pack_take(&b->step, most * sizeof *decode, &batch->decode);
-    gpu_tile *prefill = cuda_pack_take(&b->step, n_prefill * sizeof *prefill, &batch->prefill);
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        uint32_t packed = plan->seqs[i].n_tokens * q_heads;
-        uint32_t parts =
-            (plan_longest_table(&b->info, b->mirror, plan->seqs[i].seq, true) + part - 1) / part;
-        uint32_t first = batch->n_decode;
-        for (uint32_t r = 0; packed > GPU_DECODE_ROWS && r < packed; r += GPU_PREFILL_ROWS)
-            prefill[batch->n_prefill++] = (gpu_tile){.seq = i, .first = r};
-        for (uint32_t p = 0; packed <= GPU_DECODE_ROWS && p < parts; p++)
-            decode[batch->n_decode++] = (gpu_tile){i, p * part, parts, first};
-    }
-    assert(batch->n_decode <= most);
+    gpu_tile *prefill = cuda_pack_take(&b->step, t.n_prefill * sizeof *prefill, &batch->prefill);
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        add_tiles(&t, i, plan->seqs[i].n_tokens, slots_of(b, &plan->seqs[i]), decode, prefill,
+                  batch);
+    for (uint32_t i = plan->n_seqs; i < batch->n_seqs; i++)
+        add_tiles(&t, i, 1, 1, decode, prefill, batch);
+    /* Tiles behind every table: they see nothing, and no sequence counts them as its own. */
+    uint32_t n = batch->repeats ? cuda_graphs_round(batch->n_decode, CUDA_SHAPE_STEPS) : 0;
+    uint32_t beyond = (t.longest / GPU_KV_STEP + 1) * GPU_KV_STEP;
+    while (batch->n_decode < n && batch->n_decode < most)
+        decode[batch->n_decode++] = (gpu_tile){.seq = 0, .first = beyond, .parts = 2, .part = 0};
+    assert(batch->n_decode <= most && batch->n_prefill == t.n_prefill);
 }
 
 /* Everything that this step reads goes in one copy; then tables and pages are brought up to date.
@@ -244,8 +339,8 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     cuda_device *d = &b->device;
     step_plan nothing = {0};
     const step_plan *rows = computes ? plan : &nothing;
-    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, &plan->deltas)));
-    *batch = (cuda_batch){.n_rows = rows->n_tokens, .tables = b->tables.device};
+    *batch = shape_of(b, rows);
+    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, batch, &plan->deltas)));
     pack_rows(b, rows, batch);
     pack_tiles(b, rows, batch);
     pack_turns(b, rows);

@@ -2,6 +2,8 @@
  * take them along on the device (gpu_pages.sums); copies of pages do it here. */
 #include "model/cuda/backend.h"
 
+#include <string.h>
+
 static size_t page_sums(const backend_cuda *b)
 {
     return (size_t)b->pages.n_tiles * b->pages.page_tokens;
@@ -18,6 +20,7 @@ status cuda_sums_create(backend_cuda *b)
     if (b->info.n_host_pages == 0) return STATUS_IS_OK;
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->info.n_host_pages * bytes, &host));
     b->host_sums = host;
+    memset(host, 0, b->info.n_host_pages * bytes); /* pages that left before anybody had sums */
     return STATUS_IS_OK;
 }
 

@@ -13,7 +13,8 @@ status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, uint32_t
     out->sent = calloc((size_t)max_seqs * groups, sizeof *out->sent);
     out->touched = calloc(max_seqs, 1);
     if (!out->sent || !out->touched) return status_make(STATUS_NO_MEMORY, "page tables");
-    return cuda_alloc(d, (size_t)max_seqs * groups * row * sizeof(uint32_t), &out->device.pages);
+    return cuda_alloc(d, ((size_t)max_seqs + 1) * groups * row * sizeof(uint32_t),
+                      &out->device.pages);
 }
 
 void cuda_tables_destroy(cuda_device *d, cuda_tables *t)

@@ -32,6 +32,7 @@ status cuda_pack_begin(cuda_device *d, cuda_pack *p, size_t bytes)
 {
     p->size = 0;
     if (bytes <= p->capacity) return STATUS_IS_OK;
+    if (p->capacity) RETURN_IF_ERROR(cuda_wait(d)); /* copies may be on their way from it */
     cuda_pack_destroy(d, p);
     void *host;
     bytes += bytes / 2;

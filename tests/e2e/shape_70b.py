@@ -15,7 +15,7 @@ import threading
 import time
 
 LAYERS, RANKS = 2, 8
-NEEDS = 14 << 30  # bytes; what it was seen to take is printed
+NEEDS = 9 << 30  # bytes: 7.4 GiB were taken
 TIMEOUT = 3600
 VOCAB = 128256
 PROMPT, OUTPUTS, SCORED = 96, 8, 16
@@ -23,8 +23,8 @@ NMSE, NATS = 1e-9, 1e-4
 
 # With AVX2 bf16 weights meet activations of f32, as on one rank.
 FLAGS = ["--load-format", "dummy", "--override", f"num_hidden_layers={LAYERS}", "--kv-dtype", "f32", "--isa", "avx2",
-         "--kv-memory", "64M", "--swap-memory", "0", "--max-batch", "4", "--max-model-len", "256",
-         "--prefill-chunk", "128"]
+         "--kv-memory", "64M", "--kv-group-heads", "1", "--swap-memory", "0", "--max-batch", "4",
+         "--max-model-len", "256", "--prefill-chunk", "128"]
 ALONE, TOGETHER = ["--tp", "1"], ["--tp", str(RANKS), "--workers", "local"]
 RETENTIONS = [None, {"method": "chunkkv", "ratio": 0.5, "window": 16, "report": "positions"},
               {"method": "h2o", "ratio": 0.5, "report": "positions"}]
@@ -74,7 +74,7 @@ def octavo(*args):
         process.kill()
         memory.over.set()
     if process.returncode != 0:
-        sys.exit(f"octavo {' '.join(args)}: exit {process.returncode}\n{err}")
+        sys.exit(f"octavo {' '.join(args)}: exit {process.returncode}\n{err}{out[-2000:]}")
     print(f"octavo {args[0]} --tp {args[args.index('--tp') + 1]}: {time.monotonic() - began:.0f} s, "
           f"{memory.most / (1 << 30):.1f} GiB", flush=True)
     return out

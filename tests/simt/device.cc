@@ -1,5 +1,5 @@
-/* The first half of the table on the CPU: memory is the host's, copies happen at once, the
- * library's product is three loops. */
+/* The first half of the table on the CPU: memory is the host's, work is done at once, or
+ * when somebody waits; the library's product is three loops. */
 #include "tests/simt/device.h"
 #include "tests/fake/nccl.h"
 #include "tests/simt/strict.h"
@@ -15,12 +15,26 @@ struct gpu {
     char why[256];
     bool lost, invariant;
     timespec marked;
+    std::vector<std::function<void()>> queue; /* not done yet */
+    gpu_graph *capture;                       /* what is being noted */
+    bool broken;                              /* it was */
+};
+
+struct gpu_graph {
+    std::vector<std::function<void()>> work;
 };
 
 static int left_to_fail = -1; /* launches until the device is lost; -1: never */
 static std::atomic<uint64_t> n_allocations; /* ranks are threads */
+static uint64_t n_replays;
+static int refuse_captures, is_late;
+static size_t shared_bytes = 163 << 10;
 
 void simt_fail_after(int launches) { left_to_fail = launches; }
+void simt_refuse_captures(int refuse) { refuse_captures = refuse; }
+void simt_have_shared(size_t bytes) { shared_bytes = bytes; }
+void simt_be_late(int late) { is_late = late; }
+uint64_t simt_replays(void) { return n_replays; }
 uint64_t simt_allocations(void) { return n_allocations; }
 
 static gpu_status check(gpu *g)
@@ -38,6 +52,28 @@ gpu_status gpu_launched(gpu *g, const char *what)
     return check(g);
 }
 
+void simt_submit(gpu *g, const std::function<void()> &work)
+{
+    if (g->capture) g->capture->work.push_back(work);
+    else if (is_late) g->queue.push_back(work);
+    else work();
+}
+
+static void catch_up(gpu *g)
+{
+    for (const std::function<void()> &work : g->queue) work();
+    g->queue.clear();
+}
+
+/* Of what no graph can have in it. */
+static gpu_status check_alone(gpu *g)
+{
+    g->broken |= g->capture != NULL;
+    if (g->capture) return GPU_LOST;
+    catch_up(g);
+    return check(g);
+}
+
 static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *why, size_t n)
 {
     const char *devices = getenv("OCTAVO_TEST_DEVICES");
@@ -45,23 +81,24 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
         snprintf(why, n, "invalid device ordinal");
         return GPU_UNSUPPORTED;
     }
-    *out = (gpu *)calloc(1, sizeof **out);
+    *out = new gpu();
     *facts = gpu_facts();
     snprintf(facts->name, sizeof facts->name, "simt");
     facts->n_sms = 2;
     facts->compute = 80;
+    facts->shared_bytes = shared_bytes;
     facts->bytes = facts->free_bytes = (uint64_t)1 << 30;
-    return *out ? GPU_OK : GPU_NO_MEMORY;
+    return GPU_OK;
 }
 
-static void gpu_close(gpu *g) { free(g); }
+static void gpu_close(gpu *g) { delete g; }
 static const char *gpu_why(const gpu *g) { return g->why; }
 static void gpu_set_invariant(gpu *g, bool on) { g->invariant = on; }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
-    (void)g;
+    if (g->capture) return check_alone(g);
     *out = simt_alloc(bytes);
     if (!*out) return GPU_NO_MEMORY;
     n_allocations++;
@@ -69,39 +106,41 @@ static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 }
 static void gpu_release(gpu *g, void *device)
 {
-    (void)g;
+    catch_up(g);
     if (device) n_allocations--;
     simt_free(device);
 }
 /* No kernel's to read, though it could: it is far away. */
 static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
 {
-    (void)g;
-    *out = calloc(1, bytes ? bytes : 1);
+    if (g->capture) return check_alone(g);
+    *out = malloc(bytes ? bytes : 1);
     if (!*out) return GPU_NO_MEMORY;
+    memset(*out, 0xff, bytes); /* no zeros are promised */
     n_allocations++;
     return GPU_OK;
 }
 static void gpu_release_host(gpu *g, void *host)
 {
-    (void)g;
+    catch_up(g);
     if (host) n_allocations--;
     free(host);
 }
 
 static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
 {
-    if (bytes) memcpy(device, host, bytes);
+    if (bytes) simt_submit(g, [=]() { memcpy(device, host, bytes); });
     return check(g);
 }
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
-    if (bytes) memcpy(host, device, bytes);
+    if (bytes) simt_submit(g, [=]() { memcpy(host, device, bytes); });
     return check(g);
 }
-static gpu_status gpu_wait(gpu *g) { return check(g); }
+static gpu_status gpu_wait(gpu *g) { return check_alone(g); }
 static gpu_status gpu_poll(gpu *g, bool *idle)
 {
+    catch_up(g);
     *idle = g->stream.n_done >= g->stream.n_enqueued;
     return check(g);
 }
@@ -109,7 +148,7 @@ static void *gpu_stream_of(gpu *g) { return &g->stream; }
 
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
-    if (bytes) memcpy(to, from, bytes);
+    if (bytes) simt_submit(g, [=]() { memcpy(to, from, bytes); });
     return check(g);
 }
 static gpu_status gpu_mark(gpu *g)
@@ -120,6 +159,7 @@ static gpu_status gpu_mark(gpu *g)
 static gpu_status gpu_elapsed(gpu *g, double *us)
 {
     timespec now;
+    catch_up(g);
     timespec_get(&now, TIME_UTC);
     *us = (double)(now.tv_sec - g->marked.tv_sec) * 1e6 +
           (double)(now.tv_nsec - g->marked.tv_nsec) * 1e-3;
@@ -133,7 +173,40 @@ uint32_t gpu_sms(const gpu *g)
 }
 gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
 {
-    return gpu_copy_out(g, host, device, bytes);
+    gpu_status s = gpu_copy_out(g, host, device, bytes);
+    return s == GPU_OK ? gpu_wait(g) : s;
+}
+
+/* ---- graphs -----------------------------------------------------------------------------------
+ */
+
+static gpu_status gpu_capture(gpu *g)
+{
+    snprintf(g->why, sizeof g->why, "no captures, as the test wants it");
+    if (refuse_captures) return GPU_UNSUPPORTED;
+    g->capture = new gpu_graph();
+    g->broken = false;
+    return GPU_OK;
+}
+
+static void gpu_forget(gpu_graph *graph) { delete graph; }
+
+static gpu_status gpu_captured(gpu *g, gpu_graph **out)
+{
+    *out = g->capture;
+    g->capture = NULL;
+    if (!g->broken) return GPU_OK;
+    gpu_forget(*out);
+    *out = NULL;
+    snprintf(g->why, sizeof g->why, "the device was waited for in a capture");
+    return GPU_UNSUPPORTED;
+}
+
+static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
+{
+    for (const std::function<void()> &work : graph->work) simt_submit(g, work);
+    n_replays++;
+    return check(g);
 }
 
 static float element(const void *x, gpu_type type, size_t at)
@@ -142,8 +215,7 @@ static float element(const void *x, gpu_type type, size_t at)
     return type == GPU_BF16 ? to_float(((const bf16 *)x)[at]) : to_float(((const f16 *)x)[at]);
 }
 
-gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
-                               gpu_type y_type)
+static void multiply(const gpu_matrix *w, const void *x, size_t m, void *y, gpu_type y_type)
 {
     std::vector<float> xs(m * w->k), row(w->k);
     for (size_t i = 0; i < m * w->k; i++) xs[i] = element(x, w->type, i);
@@ -158,6 +230,13 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
             else ((f16 *)y)[at] = from_float<f16>(sum);
         }
     }
+}
+
+gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                               gpu_type y_type)
+{
+    gpu_matrix own = *w;
+    simt_submit(g, [=]() { multiply(&own, x, m, y, y_type); });
     return check(g);
 }
 

@@ -36,6 +36,8 @@ struct simt_job {
 };
 
 void simt_run(const simt_job &job, const std::function<void()> &body);
+/* At once, or late (device.h); between capture and captured it is noted. */
+void simt_submit(gpu *g, const std::function<void()> &work);
 unsigned char *simt_shared(void);
 void simt_sync_block(int line);
 /* Every lane of the warp gives `bytes` (at most 64) and reads any other's: lane i's lie at
@@ -64,14 +66,16 @@ inline void simt_touch(const void *, size_t, simt_access) {}
 #define SIMT_RAW
 #endif
 
+/* What the arguments are at the launch counts, however late it runs. */
 template <class K, class... A>
 inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t shared, K kernel,
                         A... args)
 {
-    (void)g;
     auto work = [=]() { kernel(args...); };
-    simt_job job = {name, (const void *)kernel, grid, block, shared, &work, sizeof work};
-    simt_run(job, std::ref(work));
+    simt_submit(g, [=]() {
+        simt_job job = {name, (const void *)kernel, grid, block, shared, &work, sizeof work};
+        simt_run(job, std::ref(work));
+    });
 }
 
 #define __global__

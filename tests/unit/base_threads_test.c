@@ -80,6 +80,39 @@ static void test_each_item_once(void **state)
     run_loops(16, false, 500, 5); /* more than cores on most machines: sleeps, never spins */
 }
 
+static void record_run(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    uint32_t *lengths = ctx; /* [n], by where a run begins */
+    lengths[from] = (uint32_t)(to - from);
+}
+
+/* How runs are cut depends on the loop alone, whoever takes them: a long one for each thread, then
+ * ever shorter ones down to single items. */
+static void test_lengths_of_runs(void **state)
+{
+    (void)state;
+    enum { N_MAX = 700 };
+    static uint32_t lengths[N_MAX];
+    for (unsigned threads = 2; threads <= 5; threads++) {
+        thread_pool *pool = NULL;
+        thread_pool_options options = {.n_threads = threads};
+        assert_int_equal(thread_pool_create(&options, &pool).code, STATUS_OK);
+        for (size_t n = 1; n <= N_MAX; n += 1 + n / 7) {
+            thread_pool_for_runs(pool, n, record_run, lengths);
+            size_t first = n / 4 * 3 / threads, at = 0, before = n;
+            for (unsigned t = 0; t < threads && first > 0; t++, at += first)
+                assert_int_equal(lengths[at], first);
+            for (; at < n; at += before) {
+                assert_in_range(lengths[at], 1, before < n - at ? before : n - at);
+                before = lengths[at];
+            }
+            assert_int_equal(before, 1);
+        }
+        thread_pool_destroy(pool);
+    }
+}
+
 /* Results of one loop are read by other threads in the next. */
 static void add_one_shifted(void *ctx, size_t from, size_t to, unsigned thread)
 {
@@ -176,7 +209,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_item_once), cmocka_unit_test(test_loops_happen_in_order),
         cmocka_unit_test(test_edges),          cmocka_unit_test(test_patience),
-        cmocka_unit_test(test_pinning),
+        cmocka_unit_test(test_pinning),        cmocka_unit_test(test_lengths_of_runs),
     };
     return cmocka_run_group_tests_name("base_threads", tests, NULL, NULL);
 }

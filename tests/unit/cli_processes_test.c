@@ -2,7 +2,7 @@
  * rows of logits, log-probabilities, tokens, and what is kept; and against ranks in threads, to the
  * bit. With OCTAVO_SOAK every model and preset at 2 ranks, each with cached prefixes, swaps and
  * replays, and at all other numbers of ranks that the model can be cut for; else a few of these
- * rows. */
+ * rows. cli_processes_test MODEL: all rows of one. */
 #include "tests/e2e/house.h"
 
 #include "cli/cli.h"
@@ -534,18 +534,24 @@ static void every_family_is_there(void)
 
 static void processes_answer_as_one(void **state)
 {
-    (void)state;
+    const char *only = *state;
     double dropped[PRESETS_MAX] = {0};
     size_t n_presets;
     const retention_preset *presets = retention_presets(&n_presets);
     assert_true(n_presets + 1 <= ROWS * REQUESTS && n_presets < PRESETS_MAX);
     every_family_is_there();
-    if (!getenv("OCTAVO_SOAK")) {
+    if (!only && !getenv("OCTAVO_SOAK")) {
         a_few_rows();
         return;
     }
-    for (uint32_t m = 0; m < MODELS; m++) check_model(models[m], m, dropped);
-    for (size_t i = 0; i < n_presets; i++)
+    uint32_t n_checked = 0;
+    for (uint32_t m = 0; m < MODELS; m++) {
+        if (only && strcmp(models[m], only) != 0) continue;
+        check_model(models[m], m, dropped);
+        n_checked++;
+    }
+    assert_true(n_checked > 0);
+    for (size_t i = 0; i < n_presets && !only; i++)
         if (!(dropped[i] > 0) && strcmp(presets[i].name, "full") != 0)
             fail_msg("%s never dropped anything", presets[i].name);
 }
@@ -568,6 +574,7 @@ int main(int argc, char **argv)
         return 77;
     }
     comm_destroy(c);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(processes_answer_as_one)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(processes_answer_as_one, argc > 1 ? argv[1] : NULL)};
     return cmocka_run_group_tests_name("processes", tests, NULL, stop_workers);
 }

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #define GOLDEN "tests/golden/models/"
-enum { N_SMS = 2 }; /* of the emulator */
+enum { N_SMS = 2, SHARED_BYTES = 163 << 10 }; /* of the emulator */
 
 typedef struct made {
     backend backend;
@@ -84,7 +84,7 @@ static void check_case(const sizes_case *k)
     snprintf(what, sizeof what, "%s, int%u, %s, %u ranks", k->dir, k->bits, formats[k->kv],
              k->ranks);
     if (!status_ok(model_config_load(k->dir, NULL, 0, &config, &err))) fail_msg("%s", err.text);
-    gpu_facts facts = {.n_sms = N_SMS, .free_bytes = k->free_bytes};
+    gpu_facts facts = {.n_sms = N_SMS, .shared_bytes = SHARED_BYTES, .free_bytes = k->free_bytes};
     backend_cuda_options o = {.common = {.dir = k->dir,
                                          .config = &config,
                                          .weight_type = k->type,
@@ -140,7 +140,7 @@ static void what_is_not(void **state)
     error err;
     model_config config;
     assert_true(status_ok(model_config_load("models/demo", NULL, 0, &config, &err)));
-    gpu_facts facts = {.n_sms = N_SMS, .free_bytes = 1 << 20};
+    gpu_facts facts = {.n_sms = N_SMS, .shared_bytes = SHARED_BYTES, .free_bytes = 1 << 20};
     backend_cuda_options o = {.common = {.dir = "models/demo",
                                          .config = &config,
                                          .weight_type = DTYPE_BF16,

@@ -571,8 +571,10 @@ static void models_without_kernels(void **state)
     (void)state;
     static const struct {
         const char *override, *word;
+        size_t shared; /* that a block may have */
     } cases[] = {
-        {"head_dim=48", "heads of 48 dims"},
+        {"head_dim=48", "heads of 48 dims", 163 << 10},
+        {"head_dim=256", "144 KB of shared memory a block; simt has 99", 99 << 10},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         error err;
@@ -591,8 +593,10 @@ static void models_without_kernels(void **state)
                                                           .layers_per_group = 1,
                                                           .heads_per_group = config.n_kv_heads}},
                                   .api = octavo_cuda_api(GPU_API_VERSION)};
+        simt_have_shared(cases[i].shared);
         assert_int_equal(backend_cuda_create(&o, &b, &err).code, STATUS_UNSUPPORTED);
         assert_non_null(strstr(err.text, cases[i].word));
+        simt_have_shared(163 << 10);
         comm_destroy(group);
     }
     assert_null(octavo_cuda_api(GPU_API_VERSION + 1));
@@ -617,5 +621,6 @@ int main(void)
         cmocka_unit_test(presets_choose_as_on_the_cpu),
         cmocka_unit_test(models_without_kernels),
     };
+    simt_be_late(1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

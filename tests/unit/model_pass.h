@@ -27,6 +27,8 @@ typedef struct pass {
     uint32_t mass_rows, layer_step;                          /* measured in the last step */
     uint64_t swap_bytes;
     uint32_t max_model_len;    /* 0 = the model's */
+    uint32_t max_seqs;         /* 0 = 2 */
+    bool batch_invariant;      /* of a GPU */
     const char *cache_dir;     /* of packed weights */
     const struct gpu_api *gpu; /* NULL = the CPU */
     uint8_t gpu_kv;            /* gpu_kv_format of its pages */
@@ -65,12 +67,13 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .kv_bytes = 32 << 20,
         .swap_bytes = p->swap_bytes,
         .max_rows = p->chunk,
-        .max_seqs = 2,
+        .max_seqs = p->max_seqs ? p->max_seqs : 2,
         .max_model_len = p->max_model_len ? p->max_model_len : config->max_positions,
         .cache_dir = p->cache_dir,
     };
     backend b;
-    backend_cuda_options cuda = {.common = o, .api = p->gpu, .kv = p->gpu_kv};
+    backend_cuda_options cuda = {
+        .common = o, .api = p->gpu, .kv = p->gpu_kv, .batch_invariant = p->batch_invariant};
     status s = p->make_ranks          ? p->make_ranks(&cuda, p->n_ranks, &b, &err)
                : p->gpu && p->n_ranks ? backend_cuda_ranks_create(&cuda, p->n_ranks, &b, &err)
                : p->gpu               ? backend_cuda_create(&cuda, &b, &err)

@@ -1,0 +1,112 @@
+/* Steps that only decode, as CUDA graphs: what a forward pass launches is captured once for a shape
+ * of step, and replayed afterwards. Only the contents of the step's arrays differ then, and those
+ * are copied to the same places before. */
+#include "model/cuda/backend.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { GRAPHS = 64 };
+
+typedef struct entry {
+    cuda_batch shape;
+    gpu_graph *graph; /* NULL: seen, not captured */
+    bool refused;     /* a capture has failed: its launches go one by one */
+    uint64_t used;    /* when; 0: free */
+} entry;
+
+struct cuda_graphs {
+    cuda_device *device;
+    entry entries[GRAPHS];
+    uint64_t now;
+    bool told; /* that a capture has failed */
+};
+
+status cuda_graphs_create(cuda_device *d, cuda_graphs **out)
+{
+    cuda_graphs *all = calloc(1, sizeof *all);
+    if (!all) return status_make(STATUS_NO_MEMORY, "graphs");
+    all->device = d;
+    *out = all;
+    return STATUS_IS_OK;
+}
+
+void cuda_graphs_destroy(cuda_graphs *all)
+{
+    for (int i = 0; all && i < GRAPHS; i++) all->device->api->forget(all->entries[i].graph);
+    free(all);
+}
+
+/* ---- shapes -------------------------------------------------------------------------------------
+ */
+
+uint32_t cuda_graphs_round(uint32_t n, uint32_t steps)
+{
+    uint32_t step = 1;
+    while (step * steps * 2 < n) step *= 2;
+    return (n + step - 1) / step * step;
+}
+
+/* All that a launch takes from a batch. What else it takes is the backend's, and stays. */
+static bool same_shape(const cuda_batch *a, const cuda_batch *b)
+{
+    return a->n_rows == b->n_rows && a->n_decode == b->n_decode && a->n_prefill == b->n_prefill &&
+           a->part_slots == b->part_slots && a->tokens == b->tokens &&
+           a->positions == b->positions && a->row_seqs == b->row_seqs && a->lengths == b->lengths &&
+           a->seqs == b->seqs && a->decode == b->decode && a->prefill == b->prefill;
+}
+
+/* That of the shape, or the one that was not used for longest, made free: of so many none that is
+ * still under way. */
+static entry *find(cuda_graphs *all, const cuda_batch *batch)
+{
+    entry *oldest = &all->entries[0];
+    for (int i = 0; i < GRAPHS; i++) {
+        entry *e = &all->entries[i];
+        if (e->used && same_shape(&e->shape, batch)) return e;
+        if (e->used < oldest->used) oldest = e;
+    }
+    all->device->api->forget(oldest->graph);
+    *oldest = (entry){.shape = *batch};
+    return oldest;
+}
+
+/* ---- a step -------------------------------------------------------------------------------------
+ */
+
+/* What fails here works launch by launch, or says there what is wrong. */
+static void capture(cuda_graphs *all, cuda_forward *f, entry *e, const _Atomic bool *interrupted)
+{
+    cuda_device *d = all->device;
+    gpu_status s = d->api->capture(d->g);
+    if (s == GPU_OK) {
+        status noted = cuda_forward_run(f, &e->shape, interrupted);
+        s = d->api->captured(d->g, &e->graph);
+        if (s == GPU_OK && !status_ok(noted)) {
+            d->api->forget(e->graph);
+            e->graph = NULL;
+        }
+    }
+    if (e->graph || atomic_load(interrupted)) return;
+    e->refused = true;
+    if (!all->told)
+        fprintf(stderr, "octavo: cuda: some decode steps go without a graph: %s\n",
+                d->api->why(d->g));
+    all->told = true;
+}
+
+status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batch,
+                       const _Atomic bool *interrupted)
+{
+    if (!batch->repeats) return cuda_forward_run(f, batch, interrupted);
+    assert(!batch->measure && !batch->wants_lse);
+    entry *e = find(all, batch);
+    bool seen = e->used > 0; /* first launches load kernels and choose algorithms */
+    e->used = ++all->now;
+    if (seen && !e->graph && !e->refused) capture(all, f, e, interrupted);
+    if (!e->graph) return cuda_forward_run(f, batch, interrupted);
+    if (atomic_load(interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
+    return cuda_status(all->device->api->replay(all->device->g, e->graph));
+}

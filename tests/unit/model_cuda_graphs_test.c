@@ -1,0 +1,281 @@
+/* Decode by graphs over emulated GPUs: what is replayed gives the bits of the same launches one by
+ * one, while sequences come and go, tables grow, shrink and are measured, and pages change hands.
+ * --batch-invariant: a sequence's bits are the same alone and among others. Launches and copies are
+ * late: they are done when somebody waits, as on a GPU that is slow. */
+#include "tests/unit/model_pass.h"
+
+#include "kernels/cuda/cuda_kernels.h"
+#include "tests/simt/device.h"
+
+enum {
+    SEQS = 11, /* more than eight are padded */
+    STEPS = 10,
+    VOCAB = 64,
+    PROMPT = 260, /* the longest: more slots than a part of attention has */
+    ROWS = PROMPT + SEQS,
+    MASS = 64, /* floats */
+};
+
+#define GOLDEN "tests/golden/models/"
+
+static const pass wide = {.dir = GOLDEN "qwen3_f32",
+                          .override = "num_hidden_layers=1",
+                          .kv_type = KERN_KV_BF16,
+                          .bf16 = true,
+                          .page_tokens = 16,
+                          .layers_per_group = 1,
+                          .chunk = ROWS,
+                          .n_threads = 1,
+                          .max_seqs = SEQS,
+                          .max_model_len = 400,
+                          .gpu_kv = GPU_KV_BF16};
+
+static pass on_gpu(const pass *p)
+{
+    pass out = *p;
+    out.gpu = octavo_cuda_api(GPU_API_VERSION);
+    return out;
+}
+
+/* What a sequence does: it joins in a step, with its prompt, and leaves before another. */
+typedef struct life {
+    uint32_t joins, leaves, prompt;
+} life;
+
+/* Several cross into new pages, and get those of others. */
+static const life lives[SEQS] = {{0, STEPS, 15}, {0, 6, 13},    {2, STEPS, PROMPT}, {4, 8, 20},
+                                 {7, STEPS, 2},  {0, STEPS, 1}, {0, STEPS, 2},      {0, STEPS, 1},
+                                 {0, STEPS, 3},  {0, STEPS, 1}, {0, STEPS, 2}};
+/* Sequence 0 is measured, and loses tokens, in steps that otherwise only decode. */
+enum { MEASURED = 1, THINNED = 6 };
+
+typedef struct house {
+    comm *group;
+    backend backend;
+    uint32_t prompt_most;
+    model_config config;
+    pkv *kv;
+    uint32_t step, length[SEQS];
+} house;
+
+/* All logits of all decode steps, sequence by sequence, and what was measured. */
+typedef struct account {
+    float logits[SEQS][STEPS][VOCAB];
+    float mass[MASS];
+} account;
+
+static house open_house(const pass *p)
+{
+    house h = {.prompt_most = p->max_model_len - 2 * STEPS};
+    comm_options self = {.kind = "self", .size = 1};
+    assert_true(status_ok(comm_create(&self, &h.group, NULL)));
+    h.backend = open_backend(p, h.group, &h.config);
+    assert_int_equal(h.config.vocab_size, VOCAB);
+    const backend_info *info = h.backend.ops->info(h.backend.ctx);
+    pkv_options po = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = SEQS};
+    assert_true(status_ok(pkv_create(&po, &h.kv)));
+    return h;
+}
+
+static void close_house(house *h)
+{
+    pkv_destroy(h->kv);
+    h->backend.ops->destroy(h->backend.ctx);
+    comm_destroy(h->group);
+    assert_int_equal(simt_allocations(), 0);
+}
+
+/* The same in every run, whatever else is in the batch. */
+static uint32_t token_of(uint32_t seq, uint32_t position)
+{
+    return (seq * 31 + position * position * 7 + position) % VOCAB;
+}
+
+/* n[seq] more tokens of every sequence, 0 of some; logits of those that decode. */
+static const step_result *take_step(house *h, const uint32_t n[SEQS], bool measures)
+{
+    static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    uint32_t tokens[ROWS], n_tokens = 0, n_seqs = 0, n_opens = 0;
+    step_seq seqs[SEQS];
+    step_open opens[SEQS];
+    for (uint32_t s = 0; s < SEQS; s++) {
+        if (n[s] == 0) continue;
+        if (h->length[s] == 0) opens[n_opens++] = (step_open){.seq = s, .params = &greedy};
+        seqs[n_seqs] = (step_seq){.seq = s,
+                                  .first_token = n_tokens,
+                                  .n_tokens = n[s],
+                                  .position = h->length[s],
+                                  .want_logits = h->length[s] > 0};
+        if (s == 0 && measures)
+            seqs[n_seqs].measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+        n_seqs++;
+        for (uint32_t i = 0; i < n[s]; i++) tokens[n_tokens++] = token_of(s, h->length[s]++);
+        assert_true(status_ok(pkv_seq_append(h->kv, s, n[s])));
+    }
+    step_plan plan = {.step = ++h->step,
+                      .deltas = pkv_take_deltas(h->kv),
+                      .opens = opens,
+                      .n_opens = n_opens,
+                      .seqs = seqs,
+                      .n_seqs = n_seqs,
+                      .tokens = tokens,
+                      .n_tokens = n_tokens,
+                      .checksum = pkv_checksum(h->kv)};
+    const step_result *r;
+    assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, &plan)));
+    (void)h->backend.ops->collect(h->backend.ctx, &r);
+    return r;
+}
+
+/* Every third token goes: others move into their slots. */
+static void thin_out(house *h, uint32_t seq)
+{
+    uint64_t keep[ROWS / 64 + 1];
+    const pkv_geometry *geometry = &h->backend.ops->info(h->backend.ctx)->geometry;
+    for (uint32_t g = 0; g < pkv_groups(geometry); g++) {
+        memset(keep, 0, sizeof keep);
+        for (uint32_t i = 0; i < pkv_seq_table(h->kv, seq, g).kept_tokens; i++)
+            if (i % 3 != 1) keep[i / 64] |= (uint64_t)1 << i % 64;
+        assert_true(status_ok(pkv_seq_keep(h->kv, seq, g, keep, false)));
+    }
+}
+
+/* What step t asks of every sequence of `which`. Returns of how many. */
+static uint32_t begin_step(house *h, uint32_t t, uint32_t which, uint32_t n[SEQS])
+{
+    uint32_t n_live = 0, hit;
+    for (uint32_t s = 0; s < SEQS; s++) {
+        n[s] = 0;
+        if (!(which >> s & 1)) continue;
+        if (lives[s].leaves == t) pkv_seq_close(h->kv, s);
+        if (t < lives[s].joins || t >= lives[s].leaves) continue;
+        n[s] = 1;
+        if (t == lives[s].joins)
+            n[s] = lives[s].prompt < h->prompt_most ? lives[s].prompt : h->prompt_most;
+        if (t == lives[s].joins)
+            assert_true(status_ok(pkv_seq_open(h->kv, s, NULL, 0, 0, 64, &hit)));
+        n_live++;
+    }
+    if (t == THINNED && n[0]) thin_out(h, 0);
+    return n_live;
+}
+
+static account *live(const pass *p, uint32_t which)
+{
+    house h = open_house(p);
+    account *all = calloc(1, sizeof *all);
+    for (uint32_t t = 0; t < STEPS; t++) {
+        uint32_t n[SEQS];
+        if (begin_step(&h, t, which, n) == 0) continue;
+        const step_result *r = take_step(&h, n, t == MEASURED);
+        if (!status_ok(r->status)) fail_msg("step %u: %s", h.step, r->status.message);
+        const float *row = r->logits;
+        for (uint32_t s = 0; s < SEQS; s++) {
+            if (n[s] == 0 || lives[s].joins == t) continue;
+            memcpy(all->logits[s][t], row, sizeof all->logits[s][t]);
+            row += VOCAB;
+        }
+        const measure_result *m = &r->seqs[0].measure;
+        if (t != MEASURED || !n[0]) continue;
+        size_t floats = (size_t)m->n_layers * m->n_kv_heads * m->stride;
+        assert_in_range(floats, 1, MASS);
+        memcpy(all->mass, m->values, floats * sizeof(float));
+    }
+    close_house(&h);
+    return all;
+}
+
+/* ---- tests --------------------------------------------------------------------------------------
+ */
+
+static void check_replays(const pass *model, uint32_t which, uint64_t least, uint64_t most)
+{
+    pass p = on_gpu(model);
+    simt_refuse_captures(1);
+    uint64_t before = simt_replays();
+    account *plain = live(&p, which);
+    assert_int_equal(simt_replays(), before);
+    simt_refuse_captures(0);
+    account *graphs = live(&p, which);
+    print_message("%s: %d of %d steps replayed\n", p.dir, (int)(simt_replays() - before), STEPS);
+    assert_in_range(simt_replays() - before, least, most);
+    assert_memory_equal(plain, graphs, sizeof *plain);
+    free(plain);
+    free(graphs);
+}
+
+static void replays_are_the_launches(void **state)
+{
+    (void)state;
+    check_replays(&wide, ~0u, 4, STEPS);
+}
+
+static void replays_of_experts(void **state)
+{
+    (void)state;
+    pass p = wide;
+    p.dir = GOLDEN "mixtral_f32";
+    p.override = "head_dim=32";
+    p.max_model_len = 48;
+    check_replays(&p, ~0u, 4, STEPS);
+}
+
+/* Experts of f32 wait in the middle of a layer for how many rows there are: no graph has that. */
+static void what_waits_is_not_captured(void **state)
+{
+    (void)state;
+    pass p = wide;
+    p.dir = GOLDEN "mixtral_f32";
+    p.override = "head_dim=32";
+    p.max_model_len = 48;
+    p.bf16 = false;
+    check_replays(&p, 3, 0, 0);
+}
+
+static void alone_as_among_others(void **state)
+{
+    (void)state;
+    pass p = on_gpu(&wide);
+    p.batch_invariant = true;
+    uint64_t before = simt_replays();
+    account *all = live(&p, 1 << 0 | 1 << 2 | 1 << 3 | 1 << 5);
+    assert_in_range(simt_replays() - before, 2, STEPS);
+    for (uint32_t s = 0; s < 3; s += 2) {
+        account *alone = live(&p, 1u << s);
+        assert_memory_equal(alone->logits[s], all->logits[s], sizeof all->logits[s]);
+        if (s == 0) assert_memory_equal(alone->mass, all->mass, sizeof all->mass);
+        free(alone);
+    }
+    free(all);
+}
+
+/* In the step that captures, and in those that replay. */
+static void a_lost_device_ends_the_backend(void **state)
+{
+    (void)state;
+    pass p = on_gpu(&wide);
+    for (uint32_t step = 2; step < 4; step++)
+        for (int after = 0; after < 8; after += 4) {
+            uint32_t n[SEQS];
+            house h = open_house(&p);
+            for (uint32_t t = 0; t <= step; t++) {
+                begin_step(&h, t, 1, n);
+                simt_fail_after(t == step ? after : -1);
+                status_code code = take_step(&h, n, false)->status.code;
+                assert_int_equal(code, t == step ? STATUS_INTERNAL : STATUS_OK);
+            }
+            simt_fail_after(-1);
+            close_house(&h);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(replays_are_the_launches),       cmocka_unit_test(replays_of_experts),
+        cmocka_unit_test(what_waits_is_not_captured),     cmocka_unit_test(alone_as_among_others),
+        cmocka_unit_test(a_lost_device_ends_the_backend),
+    };
+    simt_be_late(1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
