@@ -17,9 +17,10 @@
 #include <cmocka.h>
 
 typedef struct setting {
-    const char *what; // for messages
-    const char *dir;  // NULL = the demo model; else one whose weights are kept as f32
-    bool own_words;   // dir has a tokenizer of its own
+    const char *what;     // for messages
+    const char *dir;      // NULL = the demo model; else one whose weights are kept as f32
+    const char *override; // of its config.json; NULL = none
+    bool own_words;       // dir has a tokenizer of its own
     kern_kv_format kv_type;
     uint8_t quant_bits; // of weights, in groups of 32; 0 = not quantised
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
@@ -157,7 +158,7 @@ static inline house open_house(const setting *s)
     comm_options self = {.kind = "self", .size = 1};
     const char *dir = s->dir ? s->dir : "models/demo";
     if (!status_ok(comm_create(&self, &h.group, &err)) ||
-        !status_ok(model_config_load(dir, NULL, 0, &config, &err)) ||
+        !status_ok(model_config_load(dir, &s->override, s->override != NULL, &config, &err)) ||
         !status_ok(tok_load(s->own_words ? dir : "models/demo", &h.tokenizer, &err)))
         fail_msg("%s", err.text);
     backend_cpu_options bo = {

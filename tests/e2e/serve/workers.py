@@ -487,6 +487,8 @@ class Faults(unittest.TestCase):
                 self.one_round(cluster, fault, r, expected, figures)
             cluster.server.idle()
             eventually(f"as many as before: {before}, now {cluster.files()}", lambda: self.few(cluster, before))
+            print(f"  {kind}: descriptors, threads, children {before}, after {n - 1} rounds {cluster.files()}",
+                  file=sys.stderr)
         except BaseException:
             print(cluster.server.log()[-6000:], file=sys.stderr)
             cluster.server.process.kill()
