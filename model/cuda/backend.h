@@ -72,9 +72,8 @@ typedef struct backend_cuda {
 typedef status cuda_load(backend_cuda *b, const backend_cpu_options *o, error *err);
 status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,
                        error *err);
-/* Pages, of which the host may have some too, in host_left bytes of memory. */
-status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, uint64_t host_left,
-                       error *err);
+/* Pages, of which the host may have some too. */
+status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, error *err);
 /* Of running sums, beside a page. */
 size_t cuda_sums_of_page(const backend_cuda *b);
 weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_options *o);

@@ -164,11 +164,10 @@ static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *er
     return STATUS_IS_OK;
 }
 
-static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, uint64_t host_left,
-                             error *err)
+static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     uint64_t ranks = (uint64_t)comm_size(o->group);
-    uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, host_left, 0,
+    uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, memory_available_bytes(), 0,
                                   b->pages.page_bytes * ranks);
     status s = cuda_smallest(&b->device, &n);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", status_text(s.code));
@@ -235,11 +234,10 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     return make_forward(b, o, err);
 }
 
-status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, uint64_t host_left,
-                       error *err)
+status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     RETURN_IF_ERROR(make_pool(b, o, err));
-    RETURN_IF_ERROR(make_host_tier(b, o, host_left, err));
+    RETURN_IF_ERROR(make_host_tier(b, o, err));
     if (status_ok(cuda_sums_create(b))) return STATUS_IS_OK;
     return error_set(err, STATUS_NO_MEMORY, "kv-memory: no room for running sums: %s",
                      b->device.api->why(b->device.g));
@@ -250,7 +248,7 @@ static status make(backend_cuda *b, const backend_cuda_options *options, error *
     const backend_cpu_options *o = &options->common;
     b->device.group = o->group;
     RETURN_IF_ERROR(cuda_make_parts(b, options, load_weights, err));
-    RETURN_IF_ERROR(cuda_make_pages(b, o, memory_available_bytes(), err));
+    RETURN_IF_ERROR(cuda_make_pages(b, o, err));
     status s = make_step_buffers(b, o);
     return status_ok(s) ? s : error_set(err, s.code, "backend: %s", status_text(s.code));
 }

@@ -1,6 +1,7 @@
 /* What a CUDA backend would take: made by create.c on a device that has no memory, where everything
  * goes well. */
 #include "model/cuda/backend.h"
+#include "model/sizes.h"
 
 #include <stdlib.h>
 
@@ -63,8 +64,6 @@ static const gpu_api counting = {
     .set_invariant = nothing_to_set,
     .alloc = no_memory_needed,
     .release = nothing_to_release,
-    .alloc_host = no_memory_needed,
-    .release_host = nothing_to_release,
     .copy_in = nothing_to_copy,
     .wait = nothing_to_wait_for,
     .unpack = nothing_to_unpack,
@@ -104,11 +103,10 @@ static status measure(backend_cuda *b, const backend_cuda_options *o, uint32_t n
     out->page_bytes = b->pages.page_bytes;
     out->sums_of_page = cuda_sums_of_page(b);
     out->fits = out->weight_bytes * n_ranks <= memory;
-    status s = cuda_make_pages(b, &o->common, UINT64_MAX, &why);
+    status s = cuda_make_pages(b, &o->common, &why);
     if (s.code == STATUS_INVALID) return STATUS_IS_OK; /* no room for a page of each table */
     if (!status_ok(s)) return error_set(err, s.code, "%s", why.text);
     out->n_pages = b->info.n_pages;
-    out->n_host_pages = b->info.n_host_pages;
     return STATUS_IS_OK;
 }
 
@@ -141,6 +139,7 @@ status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_rank
     o.api = &counting;
     o.gpu = (gpu *)(void *)&nowhere;
     o.gpu_facts = &facts;
+    o.common.swap_bytes = 0; /* the host's memory is written to, so it is not made */
     *out = (backend_cpu_measures){0};
     RETURN_IF_ERROR(model_ranks_check(options->common.config, n_ranks, err));
     RETURN_IF_ERROR(count_parameters(&o.common, &out->parameters, err));
@@ -149,6 +148,9 @@ status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_rank
                  : error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
     o.common.group = rank;
     if (status_ok(s)) s = measure(b, &o, n_ranks, out, err);
+    if (status_ok(s) && out->n_pages)
+        out->n_host_pages = sizes_host_pages(&out->geometry, options->common.swap_bytes, UINT64_MAX,
+                                             0, out->page_bytes * n_ranks);
     if (b) cuda_ops.destroy(b);
     if (rank) comm_destroy(rank);
     comm_group_destroy(group);
