@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Within one try to make the ranks; between tries. */
-enum { PATIENCE_S = 5, AGAIN_MS = 500, LOOK_MS = 20 };
+/* Within one try to make the ranks; between tries, and after one that was refused. */
+enum { PATIENCE_S = 5, AGAIN_MS = 500, REFUSED_MS = 2000, LOOK_MS = 20 };
 
 struct workers {
     uint32_t n;
@@ -280,7 +280,7 @@ static status judge_again(workers *w, status s, error *err)
 {
     if (status_ok(s) || !w->was_made) return s;
     if (s.code != STATUS_UNAVAILABLE) /* it costs a worker more than to be away */
-        for (int ms = 0; ms < AGAIN_MS && !atomic_load(&w->given_up); ms += LOOK_MS)
+        for (int ms = 0; ms < REFUSED_MS && !atomic_load(&w->given_up); ms += LOOK_MS)
             usleep(LOOK_MS * 1000);
     if (atomic_load(&w->given_up)) return error_set(err, STATUS_ABORTED, "given up");
     return status_make(STATUS_UNAVAILABLE, NULL);

@@ -11,7 +11,7 @@ enum {
     SEQS = 11, /* more than eight are padded */
     STEPS = 10,
     VOCAB = 64,
-    PROMPT = 260, /* the longest: more slots than a part of attention has */
+    PROMPT = 254, /* the longest: soon more slots than a part of attention has */
     ROWS = PROMPT + SEQS,
     MASS = 64, /* floats */
 };
@@ -43,9 +43,12 @@ typedef struct life {
 } life;
 
 /* Several cross into new pages, and get those of others. */
-static const life lives[SEQS] = {{0, STEPS, 15}, {0, 6, 13},    {2, STEPS, PROMPT}, {4, 8, 20},
-                                 {7, STEPS, 2},  {0, STEPS, 1}, {0, STEPS, 2},      {0, STEPS, 1},
+static const life lives[SEQS] = {{0, STEPS, 15}, {0, 6, 13},    {2, 8, PROMPT}, {4, STEPS, 20},
+                                 {7, STEPS, 2},  {0, STEPS, 1}, {7, STEPS, 2},  {0, STEPS, 1},
                                  {0, STEPS, 3},  {0, STEPS, 1}, {0, STEPS, 2}};
+/* Of these, three rows come to three tiles, then to four, as four rows do when the longest is gone.
+ */
+enum { SOME = 1 << 0 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 6 };
 /* Sequence 0 is measured, and loses tokens, in steps that otherwise only decode. */
 enum { MEASURED = 1, THINNED = 6 };
 
@@ -207,7 +210,8 @@ static void check_replays(const pass *model, uint32_t which, uint64_t least, uin
 static void replays_are_the_launches(void **state)
 {
     (void)state;
-    check_replays(&wide, ~0u, 4, STEPS);
+    check_replays(&wide, SOME, 3, STEPS);
+    check_replays(&wide, ~0u & ~(1u << 2), 1, STEPS);
 }
 
 static void replays_of_experts(void **state)
@@ -217,7 +221,7 @@ static void replays_of_experts(void **state)
     p.dir = GOLDEN "mixtral_f32";
     p.override = "head_dim=32";
     p.max_model_len = 48;
-    check_replays(&p, ~0u, 4, STEPS);
+    check_replays(&p, SOME, 2, STEPS);
 }
 
 /* Experts of f32 wait in the middle of a layer for how many rows there are: no graph has that. */
@@ -238,8 +242,8 @@ static void alone_as_among_others(void **state)
     pass p = on_gpu(&wide);
     p.batch_invariant = true;
     uint64_t before = simt_replays();
-    account *all = live(&p, 1 << 0 | 1 << 2 | 1 << 3 | 1 << 5);
-    assert_in_range(simt_replays() - before, 2, STEPS);
+    account *all = live(&p, ~0u); /* rows that pad among them */
+    assert_in_range(simt_replays() - before, 1, STEPS);
     for (uint32_t s = 0; s < 3; s += 2) {
         account *alone = live(&p, 1u << s);
         assert_memory_equal(alone->logits[s], all->logits[s], sizeof all->logits[s]);
