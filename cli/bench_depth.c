@@ -163,8 +163,7 @@ static status time_decodes(depth *d, depth_row *row, error *err)
         for (int i = 0; i < ROUND_STEPS; i++) RETURN_IF_ERROR(step(d, NULL, err));
         tokens_s[r] = (double)d->decoded / ((double)(clock_now_ns() - start) / 1e9);
         kern_limits limits;
-        status st = kern_measure_limits(d->b->kernels, &limits);
-        if (!status_ok(st)) return error_set(err, st.code, "limits: %s", status_text(st.code));
+        RETURN_IF_ERROR(bench_limits(d->b, &limits, err));
         bench_work w = bench_decode_work(d->b, row->running, row->kept);
         predicted[r] = row->running / bench_least_s(d->b, &w, &limits);
     }

@@ -12,7 +12,7 @@ static const char name[] = "octavo bench engine";
 enum { SCHED_RUNNING = 256 };
 
 typedef struct bench_flags {
-    const char *shape, *batch, *context, *prefill, *out;
+    const char *shape, *batch, *context, *prefill, *prompts, *out;
     uint32_t rounds;
     bool json;
 } bench_flags;
@@ -25,6 +25,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("context", "LIST", ARG_TEXT, bench_flags, context, "tokens each of them holds",
             .initial = "128,1024"),
     ARG_ROW("prefill", "LIST", ARG_TEXT, bench_flags, prefill, "prompt lengths", .initial = "512"),
+    ARG_ROW("prompts", "LIST", ARG_TEXT, bench_flags, prompts,
+            "prompts that are computed together, as many of their tokens in a step as "
+            "--prefill-chunk and --max-batch are together",
+            .initial = "1"),
     ARG_ROW("rounds", "N", ARG_COUNT, bench_flags, rounds, "repetitions; medians are printed",
             .min = 1, .max = BENCH_ROUNDS_MAX, .initial = "5"),
     ARG_ROW("json", NULL, ARG_SWITCH, bench_flags, json, "print JSON instead of the table"),
@@ -32,7 +36,7 @@ static const arg_flag flags_table[] = {
 };
 
 typedef struct lists {
-    bench_list batches, contexts, prefills;
+    bench_list batches, contexts, prefills, prompts;
 } lists;
 
 /* ---- scheduler ------------------------------------------------------------------------------- */
@@ -82,7 +86,9 @@ static status run_all(bench *b, const lists *l, error *err)
     bench_print_head(b);
     double unused;
     for (size_t i = 0; i < l->prefills.n; i++)
-        RETURN_IF_ERROR(bench_prefill(b, l->prefills.values[i], b->rounds, &unused, err));
+        for (size_t n = 0; n < l->prompts.n; n++)
+            RETURN_IF_ERROR(bench_prefill(b, l->prompts.values[n], l->prefills.values[i], b->rounds,
+                                          &unused, err));
     RETURN_IF_ERROR(decode_all(b, &l->batches, &l->contexts, err));
     RETURN_IF_ERROR(bench_scheduler(b, err));
     return bench_memory(b, loaded, err);
@@ -94,6 +100,8 @@ static status bench_engine(const model_flags *model, const bench_flags *flags, c
     model_flags m = *model;
     for (size_t i = 0; i < l->batches.n; i++)
         if (l->batches.values[i] > m.max_batch) m.max_batch = l->batches.values[i];
+    for (size_t i = 0; i < l->prompts.n; i++)
+        if (l->prompts.values[i] > m.max_batch) m.max_batch = l->prompts.values[i];
     bench b = {.rounds = flags->rounds, .as_json = flags->json, .out = flags->out};
     RETURN_IF_ERROR(bench_open(&b, &m, flags->shape, err));
     status st = run_all(&b, l, err);
@@ -106,6 +114,7 @@ static status read_lists(const bench_flags *f, lists *out, error *err)
 {
     RETURN_IF_ERROR(bench_list_read("batch", f->batch, &out->batches, err));
     RETURN_IF_ERROR(bench_list_read("context", f->context, &out->contexts, err));
+    RETURN_IF_ERROR(bench_list_read("prompts", f->prompts, &out->prompts, err));
     return bench_list_read("prefill", f->prefill, &out->prefills, err);
 }
 
@@ -126,8 +135,9 @@ int cli_bench_engine(int argc, char **argv)
                  "floating-point operations per second, each beside the limit of this machine "
                  "measured right\n"
                  "after each round (read bandwidth; rate of f32 FMAs or of 8-bit integers in this "
-                 "instruction set),\n"
-                 "and beside what these limits allow (\"of limit\"). Then what scheduling "
+                 "instruction set;\n"
+                 "a GPU's bandwidth of copies and rate of a large product), and beside what these "
+                 "limits allow (\"of limit\"). Then what scheduling "
                  "costs, and memory. Contexts are copies of a prompt of random tokens, which costs "
                  "no prefill\n"
                  "and changes no time.",

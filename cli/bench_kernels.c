@@ -2,9 +2,9 @@
  * machine measured in the same minute. Bytes moved and operations are counted beside each call. */
 #include "cli/bench_kernels.h"
 #include "cli/bench_attention.h"
+#include "cli/bench_gpu.h"
 #include "cli/cli.h"
-
-#include "kernels/kernels.h"
+#include "cli/model_flags.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,28 +15,35 @@ enum {
     RUNS_MIN = 5,
     RUNS_MAX = 101,
     RUNS_US = 400 * 1000, /* at most about this long for each line once RUNS_MIN are done */
+    ROWS_USUAL = 512,     /* unless asked for more */
+    ROWS_MOST = 2048,
+    ROWS_OF_GPU = 16384,
 };
 
 static const char name[] = "octavo bench kernels";
 
 typedef struct kernels_flags {
     uint32_t threads, rows;
-    const char *dtype, *kv_dtype, *isa;
+    const char *dtype, *kv_dtype, *isa, *device;
 } kernels_flags;
 
 static const char *const dtypes[] = {"bf16", "f16", "f32", "int8", "int4", NULL};
-static const char *const kv_dtypes[] = {"auto", "bf16", "f16", "f32", "int8", NULL};
+static const char *const kv_dtypes[] = {"auto", "bf16", "f16", "f32", "int8", "fp8", NULL};
 
 static const arg_flag flags_table[] = {
+    ARG_ROW("device", "WHAT", ARG_TEXT, kernels_flags, device,
+            "cpu, cuda or cuda:N (the GPU with that number)", .initial = "cpu"),
     ARG_ROW("threads", "N", ARG_COUNT, kernels_flags, threads,
             "threads (default: all allowed cores)", .min = 1, .max = 1024),
-    ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows, "most rows of a matrix product", .min = 1,
-            .max = 2048, .initial = "512"),
+    ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows,
+            "most rows of a matrix product (default: 512; a GPU's 16384)", .min = 1, .max = 16384),
     ARG_ROW("dtype", "TYPE", ARG_CHOICE, kernels_flags, dtype, "type of weights", .initial = "bf16",
             .choices = dtypes),
-    ARG_ROW("kv-dtype", "TYPE", ARG_CHOICE, kernels_flags, kv_dtype,
-            "type of KV pages (auto: that of the weights, bf16 beside int8 and int4)",
-            .initial = "auto", .choices = kv_dtypes),
+    ARG_ROW(
+        "kv-dtype", "TYPE", ARG_CHOICE, kernels_flags, kv_dtype,
+        "type of KV pages (auto: that of the weights, bf16 beside int8 and int4; fp8 is a GPU's "
+        "alone)",
+        .initial = "auto", .choices = kv_dtypes),
     ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
             "instruction set (default: the best this CPU has)"),
 };
@@ -239,11 +246,13 @@ static dtype named_type(const char *type)
     return strcmp(type, "f32") == 0 ? DTYPE_F32 : strcmp(type, "f16") == 0 ? DTYPE_F16 : DTYPE_BF16;
 }
 
-static int open_and_run(const kernels_flags *f)
+static int run_on_cpu(const kernels_flags *f)
 {
     bench b = {.type_name = f->dtype, .type = named_type(f->dtype), .quant = named_quant(f->dtype)};
     b.kv_type = kern_kv_named(f->kv_dtype);
     if (b.kv_type == KERN_KV_FORMATS) b.kv_type = (kern_kv_format)b.type; /* auto */
+    if (strcmp(f->kv_dtype, "fp8") == 0)
+        return cli_complain(name, CLI_FAILED, "--kv-dtype: fp8 pages are the GPU's alone");
     unsigned n_threads = f->threads ? f->threads : cpu_count_allowed();
     error err = {{0}};
     thread_pool_options threads = {.n_threads = n_threads, .pin = true};
@@ -251,11 +260,57 @@ static int open_and_run(const kernels_flags *f)
     if (!status_ok(st)) return cli_complain(name, CLI_FAILED, status_text(st.code));
     kern_options options = {.pool = b.pool, .isa = f->isa};
     st = kern_create(&options, &b.kc, &err);
+    uint32_t rows = f->rows == 0 ? ROWS_USUAL : f->rows < ROWS_MOST ? f->rows : ROWS_MOST;
     int result =
-        status_ok(st) ? run(&b, n_threads, f->rows) : cli_complain(name, CLI_FAILED, err.text);
+        status_ok(st) ? run(&b, n_threads, rows) : cli_complain(name, CLI_FAILED, err.text);
     kern_destroy(b.kc);
     thread_pool_destroy(b.pool);
     return result;
+}
+
+/* ---- a GPU ----------------------------------------------------------------------------------- */
+
+static status read_gpu_types(const kernels_flags *f, bench_gpu_kernels_options *out, error *err)
+{
+    static const gpu_type types[] = {
+        [DTYPE_F32] = GPU_F32, [DTYPE_BF16] = GPU_BF16, [DTYPE_F16] = GPU_F16};
+    dtype type = named_type(f->dtype);
+    const char *pages = strcmp(f->kv_dtype, "auto") != 0 ? f->kv_dtype
+                        : type == DTYPE_F16              ? "f16"
+                                                         : "bf16";
+    uint8_t kv;
+    if (!gpu_kv_named(pages, &kv))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--kv-dtype: %s pages are not built for --device cuda: bf16, f16, int8 or "
+                         "fp8",
+                         pages);
+    *out = (bench_gpu_kernels_options){.type = types[type],
+                                       .bits = named_quant(f->dtype).bits,
+                                       .kv = (gpu_kv_format)kv,
+                                       .most_rows = f->rows ? f->rows : ROWS_OF_GPU};
+    return STATUS_IS_OK;
+}
+
+static int run_on_gpu(const kernels_flags *f, uint32_t ordinal)
+{
+    const gpu_api *api;
+    bench_gpu b = {0};
+    bench_gpu_kernels_options o;
+    error err = {{0}};
+    status st = read_gpu_types(f, &o, &err);
+    if (status_ok(st)) st = backend_cuda_find(&api, &err);
+    if (status_ok(st)) st = bench_gpu_open(api, ordinal, &b, &err);
+    if (status_ok(st)) st = bench_gpu_kernels(&b, &o, &err);
+    bench_gpu_close(&b);
+    return status_ok(st) ? CLI_OK : cli_complain(name, CLI_FAILED, err.text);
+}
+
+static int run_on(const kernels_flags *f)
+{
+    uint32_t ordinal;
+    if (device_is_cuda(f->device, &ordinal)) return run_on_gpu(f, ordinal);
+    if (strcmp(f->device, "cpu") == 0) return run_on_cpu(f);
+    return cli_complain(name, CLI_USAGE, "--device: it is none of cpu, cuda and cuda:N");
 }
 
 int cli_bench_kernels(int argc, char **argv)
@@ -265,14 +320,14 @@ int cli_bench_kernels(int argc, char **argv)
     const arg_command command = {
         .name = name,
         .usage = "[flags]",
-        .about = "Each kernel alone on cold operands of a 1.1B Llama: time, GB/s, GFLOP/s and the "
-                 "share\n"
-                 "of this machine's limits, measured in the same run.",
+        .about = "Each kernel alone on cold operands of a 1.1B Llama, of an 8B one on a GPU: time, "
+                 "GB/s,\n"
+                 "GFLOP/s and the share of this machine's limits, measured in the same run.",
         .groups = &group,
         .n_groups = 1,
     };
     int result;
     if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
-    result = open_and_run(&f);
+    result = run_on(&f);
     return cli_finish_output(name) ? result : CLI_FAILED;
 }

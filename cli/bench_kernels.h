@@ -1,5 +1,5 @@
-/* `octavo bench kernels [--threads N] [--rows N] [--dtype T] [--isa NAME]`. argv[0] is ignored;
- * returns the exit status. */
+/* `octavo bench kernels [--device cuda] [--rows N] [--dtype T] …`. argv[0] is ignored; returns the
+ * exit status. */
 #ifndef CLI_BENCH_KERNELS_H
 #define CLI_BENCH_KERNELS_H
 

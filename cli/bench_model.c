@@ -6,12 +6,26 @@
 
 static status open_limits(bench *b, error *err)
 {
+    if (b->model.gpu) return bench_gpu_open(b->model.gpu, b->model.gpu_ordinal, &b->gpu, err);
     thread_pool_options threads = {.n_threads = b->model.facts.n_threads, .pin = true};
     status st = thread_pool_create(&threads, &b->pool);
     if (!status_ok(st)) return error_set(err, st.code, "threads: %s", status_text(st.code));
-    /* Limits are the CPU's, of a GPU's run too: tools/gpu_table.py knows the GPU's. */
-    kern_options o = {.pool = b->pool, .isa = b->model.gpu ? NULL : b->model.facts.isa};
+    kern_options o = {.pool = b->pool, .isa = b->model.facts.isa};
     return kern_create(&o, &b->kernels, err);
+}
+
+status bench_limits(bench *b, kern_limits *out, error *err)
+{
+    static const gpu_type types[] = {
+        [DTYPE_F32] = GPU_F32, [DTYPE_BF16] = GPU_BF16, [DTYPE_F16] = GPU_F16};
+    if (!b->model.gpu) {
+        status st = kern_measure_limits(b->kernels, out);
+        return status_ok(st) ? st : error_set(err, st.code, "limits: %s", status_text(st.code));
+    }
+    RETURN_IF_ERROR(bench_gpu_limits(&b->gpu, types[b->model.options.weight_type], err));
+    double gflop_s = b->gpu.product_tflop_s * 1e3;
+    *out = (kern_limits){b->gpu.copy_gb_s, gflop_s, gflop_s, gflop_s};
+    return STATUS_IS_OK;
 }
 
 static status open_dir(bench *b, const model_flags *flags, error *err)
@@ -43,6 +57,7 @@ void bench_close(bench *b)
     bench_seqs_destroy(&b->seqs);
     kern_destroy(b->kernels);
     thread_pool_destroy(b->pool);
+    bench_gpu_close(&b->gpu);
     model_close(&b->model);
     strbuf_destroy(&b->json);
 }

@@ -3,6 +3,7 @@
 #ifndef CLI_BENCH_MODEL_H
 #define CLI_BENCH_MODEL_H
 
+#include "cli/bench_gpu.h"
 #include "cli/bench_seqs.h"
 #include "cli/bench_shape.h"
 #include "kernels/kernels.h"
@@ -17,7 +18,8 @@ typedef struct bench {
     loaded_model model;
     bench_seqs seqs;
     thread_pool *pool;
-    kern_context *kernels; // for the limits alone
+    kern_context *kernels; // for the limits alone; NULL with a GPU,
+    bench_gpu gpu;         // which has its own
     strbuf json;           // rows
     size_t n_rows;
 } bench;
@@ -28,14 +30,17 @@ status bench_open(bench *b, const model_flags *flags, const char *shape, error *
 void bench_close(bench *b);
 /* The rows to stdout when asked for, and to the file. */
 status bench_write(bench *b, error *err);
+/* What this machine can do now; a GPU reads what it copies, and has one rate for all products. */
+status bench_limits(bench *b, kern_limits *out, error *err);
 /* Begins a row of the JSON: {"what": "decode" */
 void bench_start_row(bench *b, const char *what);
 
 /* ---- bench_steps.c: rounds of steps, each beside the limits measured right after it ---- */
 void bench_print_head(const bench *b);
 status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s, error *err);
-/* n_rounds 0: once, without a warm-up. */
-status bench_prefill(bench *b, uint32_t tokens, uint32_t n_rounds, double *ms, error *err);
+/* n prompts of so many tokens together. n_rounds 0: once, without a warm-up. */
+status bench_prefill(bench *b, uint32_t n, uint32_t tokens, uint32_t n_rounds, double *ms,
+                     error *err);
 
 /* What a step moves and computes. */
 typedef struct bench_work {

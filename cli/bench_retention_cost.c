@@ -79,6 +79,29 @@ static status run_chunk(bench *b, uint32_t tokens, uint32_t chunk, const measure
     return bench_seqs_step(&b->seqs, chunk, true, spec, out, err);
 }
 
+enum { PAIRS = 5 }; /* of a round: the median of their differences counts */
+
+/* On a GPU measures go between a step's kernels: what they add to the last chunk is told by steps
+ * without and with them, in turn. */
+static status measure_on_gpu(bench *b, uint32_t tokens, uint32_t chunk, const measure_spec *spec,
+                             double *ms, error *err)
+{
+    double extra[PAIRS];
+    for (int i = 0; i < PAIRS; i++) {
+        double of[2];
+        for (int with = 0; with < 2; with++) {
+            RETURN_IF_ERROR(bench_seqs_open(&b->seqs, 1, tokens - chunk, err));
+            int64_t start = clock_now_ns();
+            RETURN_IF_ERROR(bench_seqs_step(&b->seqs, chunk, true, with ? spec : NULL, NULL, err));
+            of[with] = elapsed_ms(start);
+            RETURN_IF_ERROR(bench_seqs_close(&b->seqs, err));
+        }
+        extra[i] = of[1] - of[0];
+    }
+    *ms = bench_median(extra, PAIRS);
+    return STATUS_IS_OK;
+}
+
 /* What pages are chosen by: measured once, for it costs a whole chunk. */
 static status keep_mass(bench *b, uint32_t tokens, uint32_t chunk, const measure_spec *spec,
                         method_cost *out, error *err)
@@ -95,8 +118,8 @@ static status keep_mass(bench *b, uint32_t tokens, uint32_t chunk, const measure
     return bench_seqs_close(&b->seqs, err);
 }
 
-/* Page mass is part of attention, and timed there; other measures are a pass of their own, which
- * the backend times in the last chunk of the prompt. Leaves the sequence open. */
+/* On a CPU page mass is part of attention, and timed there; other measures are a pass of their own,
+ * which the backend times in the last chunk of the prompt. Leaves the sequence open. */
 static status measure(bench *b, uint32_t tokens, const retention_policy *policy, bench_mass *mass,
                       method_cost *out, measure_result *measures, cost *now, error *err)
 {
@@ -104,15 +127,16 @@ static status measure(bench *b, uint32_t tokens, const retention_policy *policy,
     measure_spec spec = retention_measure_rows(policy, tokens, tokens - chunk, tokens);
     *measures = (measure_result){0};
     if (spec.kind == MEASURE_NONE) return bench_seqs_open(&b->seqs, 1, tokens, err);
+    if (b->model.gpu) RETURN_IF_ERROR(measure_on_gpu(b, tokens, chunk, &spec, &now->measure, err));
     if (!spec.by_slot) {
         RETURN_IF_ERROR(keep_mass(b, tokens, chunk, &spec, out, err));
         *measures = out->mass;
         RETURN_IF_ERROR(bench_seqs_open(&b->seqs, 1, tokens, err));
-        return bench_mass_time(mass, &spec, &now->measure, err);
+        return mass ? bench_mass_time(mass, &spec, &now->measure, err) : STATUS_IS_OK;
     }
     const step_result *result;
     RETURN_IF_ERROR(run_chunk(b, tokens, chunk, &spec, &result, err));
-    now->measure = (double)result->measure_us / 1e3;
+    if (!b->model.gpu) now->measure = (double)result->measure_us / 1e3;
     *measures = result->seqs[0].measure;
     return STATUS_IS_OK;
 }
@@ -210,8 +234,8 @@ status bench_cost(bench *b, uint32_t tokens, const bench_method *methods, size_t
 {
     double prefill_ms;
     RETURN_IF_ERROR(time_prefill(b, tokens, &prefill_ms, err));
-    bench_mass *mass;
-    RETURN_IF_ERROR(bench_mass_create(b, tokens, &mass, err));
+    bench_mass *mass = NULL;
+    if (!b->model.gpu) RETURN_IF_ERROR(bench_mass_create(b, tokens, &mass, err));
     method_cost *costs = calloc(n, sizeof *costs);
     status st = costs ? run_rounds(b, tokens, methods, n, mass, costs, err)
                       : error_set(err, STATUS_NO_MEMORY, "out of memory");

@@ -85,8 +85,7 @@ static status add_round(bench *b, rounds *r, double seconds, double tokens, uint
                         const bench_work *w, error *err)
 {
     kern_limits limits;
-    status st = kern_measure_limits(b->kernels, &limits);
-    if (!status_ok(st)) return error_set(err, st.code, "limits: %s", status_text(st.code));
+    RETURN_IF_ERROR(bench_limits(b, &limits, err));
     double gb_s = (w->weight_bytes + w->kv_bytes) / seconds / 1e9;
     double gflop_s = (w->weight_flops + w->attention_flops) / seconds / 1e9;
     const double now[FIELDS] = {
@@ -176,6 +175,11 @@ static double attention_flops(const bench *b, double context)
 static double kv_bytes(const bench *b, double context)
 {
     const model_config *c = &b->model.config;
+    if (b->model.gpu) {
+        uint32_t page = b->seqs.info->geometry.page_tokens;
+        size_t tile = gpu_tile_bytes((gpu_kv_format)b->model.gpu_kv, page, c->head_dim);
+        return (double)tile / page * c->n_layers * c->n_kv_heads * context;
+    }
     kern_kv_facts facts = kern_kv_facts_of(b->model.kv_type);
     double slot = (double)c->head_dim * facts.bits / 8 + facts.scales;
     if (facts.group) slot += (double)c->head_dim * KERN_GRID_BYTES / facts.group;
@@ -231,44 +235,46 @@ status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s
 
 /* ---- prefill --------------------------------------------------------------------------------- */
 
-/* One prompt in chunks; *w receives its work. */
-static status prefill_once(bench *b, uint32_t tokens, bench_work *w, error *err)
+/* n prompts in chunks; *w receives their work. */
+static status prefill_once(bench *b, uint32_t n, uint32_t tokens, bench_work *w, error *err)
 {
-    uint32_t chunk = b->model.prefill_chunk;
+    uint32_t chunk = b->seqs.max_rows / n;
+    if (chunk > b->model.prefill_chunk) chunk = b->model.prefill_chunk;
     for (uint32_t from = 0; from < tokens; from += chunk) {
-        uint32_t n = tokens - from < chunk ? tokens - from : chunk;
-        bool last = from + n == tokens;
-        RETURN_IF_ERROR(bench_seqs_step(&b->seqs, n, last, NULL, NULL, err));
+        uint32_t some = tokens - from < chunk ? tokens - from : chunk;
+        bool last = from + some == tokens;
+        RETURN_IF_ERROR(bench_seqs_step(&b->seqs, some, last, NULL, NULL, err));
         bench_work one = {
             .weight_bytes = weight_bytes(b),
-            .kv_bytes = kv_bytes(b, from + n),
-            .weight_flops = n * layer_flops(b) + (last ? head_flops(b) : 0),
-            .attention_flops = n * attention_flops(b, from + (n + 1) / 2.0),
+            .kv_bytes = n * kv_bytes(b, from + some),
+            .weight_flops = (double)n * (some * layer_flops(b) + (last ? head_flops(b) : 0)),
+            .attention_flops = (double)n * some * attention_flops(b, from + (some + 1) / 2.0),
         };
         add_work(w, &one);
     }
     return STATUS_IS_OK;
 }
 
-status bench_prefill(bench *b, uint32_t tokens, uint32_t n_rounds, double *ms, error *err)
+status bench_prefill(bench *b, uint32_t n, uint32_t tokens, uint32_t n_rounds, double *ms,
+                     error *err)
 {
     rounds r = {.n = 0};
-    status st = bench_seqs_open(&b->seqs, 1, 0, err);
+    status st = bench_seqs_open(&b->seqs, n, 0, err);
     for (uint32_t i = 0; status_ok(st) && i <= n_rounds; i++) {
         bench_work w = {0};
         int64_t start = clock_now_us();
-        st = prefill_once(b, tokens, &w, err);
+        st = prefill_once(b, n, tokens, &w, err);
         int64_t us = clock_now_us() - start;
         if (status_ok(st)) st = bench_seqs_close(&b->seqs, err);
-        if (status_ok(st)) st = bench_seqs_open(&b->seqs, 1, 0, err);
+        if (status_ok(st)) st = bench_seqs_open(&b->seqs, n, 0, err);
         /* The first warms caches and pages, unless it is the only one. */
         if (status_ok(st) && (i || n_rounds == 0))
-            st = add_round(b, &r, (double)us / 1e6, tokens, 1, &w, err);
+            st = add_round(b, &r, (double)us / 1e6, (double)n * tokens, 1, &w, err);
     }
     RETURN_IF_ERROR(bench_seqs_close(&b->seqs, status_ok(st) ? err : NULL));
     RETURN_IF_ERROR(st);
     row result = medians(&r);
     *ms = result.of[STEP_MS];
-    print_row(b, "prefill", 1, tokens, &result);
+    print_row(b, "prefill", n, tokens, &result);
     return STATUS_IS_OK;
 }

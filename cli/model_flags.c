@@ -35,7 +35,7 @@ static const arg_flag flags_table[] = {
         "kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
         "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; "
         "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a "
-        "GPU has bf16, f16, and fp8 (e4m3 without a scale), which is its alone)",
+        "GPU has bf16, f16, int8, and fp8 (e4m3 without a scale), which is its alone)",
         .initial = "auto", .choices = kv_dtypes),
     ARG_ROW(
         "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
@@ -167,8 +167,7 @@ static uint8_t wanted_bits(const model_flags *f, const model_config *config)
 
 /* ---- which device ---------------------------------------------------------------------------- */
 
-/* "cuda" and "cuda:N". */
-static bool names_cuda(const char *device, uint32_t *ordinal)
+bool device_is_cuda(const char *device, uint32_t *ordinal)
 {
     *ordinal = 0;
     if (strcmp(device, "cuda") == 0) return true;
@@ -198,7 +197,7 @@ bool gpu_kv_named(const char *name, uint8_t *out)
 static status read_device(const model_flags *f, loaded_model *m, error *err)
 {
     bool is_auto = strcmp(f->device, "auto") == 0;
-    m->on_gpu = names_cuda(f->device, &m->gpu_ordinal);
+    m->on_gpu = device_is_cuda(f->device, &m->gpu_ordinal);
     m->gpu_has_kv = gpu_kv_named(m->kv_name, &m->gpu_kv);
     if (!m->on_gpu && !is_auto && strcmp(f->device, "cpu") != 0)
         return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
@@ -209,6 +208,12 @@ static status read_device(const model_flags *f, loaded_model *m, error *err)
             "--kv-dtype: %s pages are not built for --device cuda: bf16, f16, int8 or fp8",
             m->kv_name);
     return STATUS_IS_OK;
+}
+
+static status check_fp8(const loaded_model *m, error *err)
+{
+    if (strcmp(m->kv_name, "fp8") != 0 || m->on_gpu) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
 }
 
 /* m->gpu says which one of this process; NULL: it computes on the CPU, or its workers do. */
@@ -226,9 +231,7 @@ static status find_device(const model_flags *f, loaded_model *m, error *err)
             err, STATUS_UNSUPPORTED,
             "--batch-invariant: ranks in other processes on GPUs add up by NCCL, whose "
             "order depends on how many rows there are");
-    if (strcmp(m->kv_name, "fp8") == 0 && !m->on_gpu)
-        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
-    return STATUS_IS_OK;
+    return check_fp8(m, err);
 }
 
 static status make_cuda(loaded_model *m, error *err)
@@ -337,9 +340,9 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
 status model_describe(const model_flags *flags, loaded_model *out, error *err)
 {
     *out = unopened(flags);
-    if (strcmp(flags->kv_dtype, "fp8") == 0)
-        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
-    return read_options(flags, out, err);
+    RETURN_IF_ERROR(read_options(flags, out, err));
+    RETURN_IF_ERROR(read_device(flags, out, err));
+    return check_fp8(out, err);
 }
 
 static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)

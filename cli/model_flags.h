@@ -83,6 +83,8 @@ void model_tell(const loaded_model *m, const char *dir);
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests);
 /* What a request samples with when it says nothing: generation_config.json's word, else greedy. */
 engine_defaults model_defaults(const loaded_model *m);
+/* "cuda" and "cuda:N". */
+bool device_is_cuda(const char *device, uint32_t *ordinal);
 /* The GPU's format (gpu_kv_format) of pages with this name; false: it has none. */
 bool gpu_kv_named(const char *name, uint8_t *out);
 /* "512 MiB" of a number of bytes. */

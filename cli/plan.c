@@ -39,8 +39,11 @@ static const char about[] =
     "\n"
     "  octavo plan --model Llama-3-70B/config.json --gpu --memory 8x80G --context 8192\n"
     "\n"
-    "A GPU's pool is 85 % of what the weights leave, a machine's 60 %, unless --kv-memory says\n"
-    "otherwise. What is left is for step buffers, drivers and everybody else.";
+    "A GPU's pool is 85 % of what driver, weights and step buffers leave, a machine's 60 % of "
+    "what\n"
+    "the weights leave, unless --kv-memory says otherwise. What is left is for everybody else: on "
+    "a\n"
+    "GPU arrays that grow with steps and what retention measures with, on a machine step buffers.";
 
 static const arg_flag flags_table[] = {
     ARG_ROW("memory", "[N x]BYTES", ARG_TEXT, plan_flags, memory,
@@ -103,22 +106,6 @@ static status read_lengths(planning *p, error *err)
                      q->output, q->context);
 }
 
-/* --device of serve says it too. */
-static status read_device(planning *p, error *err)
-{
-    plan_question *q = &p->question;
-    q->gpu = p->flags.gpu || strncmp(p->model_flags.device, "cuda", 4) == 0;
-    q->fp8 = strcmp(p->model_flags.kv_dtype, "fp8") == 0;
-    bool of_gpu = q->fp8 || p->model.kv_type == KERN_KV_BF16 || p->model.kv_type == KERN_KV_F16;
-    if (q->gpu && !of_gpu)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "--kv-dtype: %s pages are not built for GPUs: bf16, f16 or fp8",
-                         p->model.kv_name);
-    if (q->fp8 && !q->gpu)
-        return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
-    return STATUS_IS_OK;
-}
-
 /* Weights that lie beside config.json say how they are stored. */
 static status find_weights(planning *p, error *err)
 {
@@ -142,9 +129,9 @@ static status work_out(planning *p, error *err)
     RETURN_IF_ERROR(read_memory(p, err));
     q->sequences = p->flags.sequences ? p->flags.sequences : f->max_batch;
     if (f->max_batch < q->sequences) f->max_batch = q->sequences;
+    if (p->flags.gpu && strncmp(f->device, "cuda", 4) != 0) f->device = "cuda";
     RETURN_IF_ERROR(model_describe(f, &p->model, err));
     q->model = &p->model;
-    RETURN_IF_ERROR(read_device(p, err));
     RETURN_IF_ERROR(read_lengths(p, err));
     RETURN_IF_ERROR(find_weights(p, err));
     RETURN_IF_ERROR(plan_measure(q, &p->full, err));
@@ -200,6 +187,7 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);
+    json_object_set_new(all, "rank_step_bytes", json_integer((json_int_t)m->step_bytes));
     json_object_set_new(all, "rank_left_bytes", json_integer((json_int_t)a->rank_left));
     json_object_set_new(all, "asked", asked);
     json_object_set_new(all, "full", room_json(&a->room));
@@ -222,6 +210,21 @@ static bool print_json(const planning *p, bool fits, const char *verdict)
     return text != NULL;
 }
 
+static void print_left(const planning *p, const char *each)
+{
+    const plan_answer *a = &p->full;
+    char left[32], steps[32], sums[32];
+    format_bytes(left, sizeof left, a->rank_left);
+    if (!p->model.on_gpu) {
+        printf("left       %s%s for step buffers and everybody else\n", left, each);
+        return;
+    }
+    format_bytes(steps, sizeof steps, a->measures.step_bytes);
+    format_bytes(sums, sizeof sums, a->rank_sums);
+    printf("beside it  %s%s of step buffers, %s of running sums\n", steps, each, sums);
+    printf("left       %s%s for arrays that grow with steps, and everybody else\n", left, each);
+}
+
 static void print_memory(const planning *p)
 {
     const plan_question *q = &p->question;
@@ -232,8 +235,11 @@ static void print_memory(const planning *p)
     const char *each = ranks > 1 ? " a rank" : "";
 
     format_bytes(one, sizeof one, q->memory);
-    if (q->n_devices > 1) printf("memory     %u x %s\n", q->n_devices, one);
-    else printf("memory     %s%s\n", one, p->flags.memory ? "" : " free here");
+    if (q->n_devices > 1) printf("memory     %u x %s", q->n_devices, one);
+    else printf("memory     %s%s", one, p->flags.memory ? "" : " free here");
+    format_bytes(one, sizeof one, PLAN_GPU_DRIVER_BYTES);
+    if (p->model.on_gpu) printf(", of which the driver is taken to need %s", one);
+    putchar('\n');
     format_bytes(one, sizeof one, m->weight_bytes);
     format_bytes(all, sizeof all, m->weight_bytes * ranks);
     printf("weights    %s of %s", all, weights_type(&p->model.options));
@@ -243,7 +249,7 @@ static void print_memory(const planning *p)
     format_bytes(one, sizeof one, a->rank_pool);
     printf("KV pool    %s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
            p->model_flags.kv_memory ? ""
-           : q->gpu                 ? " (85 % of what the weights leave)"
+           : p->model.on_gpu        ? " (85 % of what weights and step buffers leave)"
                                     : " (60 % of what the weights leave)",
            plan_number(a->pages, pages), p->model.kv_name, m->geometry.page_tokens,
            plan_number(a->tokens, tokens));
@@ -253,8 +259,7 @@ static void print_memory(const planning *p)
     }
     format_bytes(one, sizeof one, m->n_host_pages * m->page_bytes * ranks);
     if (m->n_host_pages) printf("           and %s of host memory to swap\n", one);
-    format_bytes(one, sizeof one, a->rank_left);
-    printf("left       %s%s for step buffers and everybody else\n", one, each);
+    print_left(p, each);
 }
 
 static void print_room(const char *name, const plan_room *r, bool same)

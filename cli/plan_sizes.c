@@ -1,46 +1,48 @@
 #include "cli/plan_sizes.h"
 
+#include "kernels/cuda/cuda_kernels.h"
+
 #include <stdio.h>
 #include <string.h>
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
 
-/* The CPU has no fp8 pages, so that its arithmetic has none: a pool of them holds as many pages as
- * one of twice the bytes in 16 bits. */
-static status measure(const plan_question *q, double share, backend_cpu_measures *out, error *err)
+/* Of what a rank can have. */
+static uint64_t rank_memory(const plan_question *q)
+{
+    uint64_t driver = q->model->on_gpu ? PLAN_GPU_DRIVER_BYTES : 0;
+    uint64_t device = q->memory > driver ? q->memory - driver : 0;
+    return device * q->n_devices / q->model->n_ranks;
+}
+
+static status measure(const plan_question *q, backend_cpu_measures *out, error *err)
 {
     const loaded_model *m = q->model;
-    backend_cpu_options o = m->options;
-    uint64_t all = q->memory * q->n_devices;
-    RETURN_IF_ERROR(backend_cpu_measure(&o, m->n_ranks, all, share, out, err));
-    if (!q->fp8) return STATUS_IS_OK;
-    uint64_t weights = out->weight_bytes * m->n_ranks, left = all > weights ? all - weights : 0;
-    o.kv_bytes = 2 * (o.kv_bytes ? o.kv_bytes : (uint64_t)((double)left * share));
-    RETURN_IF_ERROR(backend_cpu_measure(&o, m->n_ranks, all, share, out, err));
-    out->page_bytes /= 2;
-    return STATUS_IS_OK;
+    uint64_t memory = rank_memory(q);
+    if (!m->on_gpu)
+        return backend_cpu_measure(&m->options, m->n_ranks, q->memory * q->n_devices,
+                                   MODEL_POOL_SHARE, out, err);
+    gpu_facts facts = {
+        .n_sms = PLAN_GPU_SMS, .shared_bytes = PLAN_GPU_SHARED_BYTES, .free_bytes = memory};
+    backend_cuda_options o = {.common = m->options, .kv = m->gpu_kv, .gpu_facts = &facts};
+    return backend_cuda_measure(&o, m->n_ranks, out, err);
 }
 
 status plan_measure(const plan_question *q, plan_answer *out, error *err)
 {
     const loaded_model *m = q->model;
     backend_cpu_measures *is = &out->measures;
-    uint32_t ranks = m->n_ranks;
-    double share = q->gpu ? PLAN_GPU_POOL_SHARE : MODEL_POOL_SHARE;
-    *out = (plan_answer){.rank_memory = q->memory * q->n_devices / ranks};
-    RETURN_IF_ERROR(measure(q, share, is, err));
-    /* Swapped sequences lie in the host's memory, which nobody told us. */
-    if (q->gpu) {
-        uint64_t n = m->options.swap_bytes / (is->page_bytes * ranks);
-        is->n_host_pages = n > INT32_MAX ? INT32_MAX : (uint32_t)n;
-    }
+    *out = (plan_answer){.rank_memory = rank_memory(q)};
+    RETURN_IF_ERROR(measure(q, is, err));
     const pkv_geometry *g = &is->geometry;
     uint32_t groups = pkv_groups(g);
     out->rank_pool = is->n_pages * is->page_bytes;
-    uint64_t takes = is->weight_bytes + out->rank_pool + is->filling_bytes;
+    if (m->on_gpu) out->rank_sums = is->n_pages * is->sums_of_page;
+    uint64_t takes =
+        is->weight_bytes + is->step_bytes + out->rank_pool + out->rank_sums + is->filling_bytes;
     if (takes <= out->rank_memory) out->rank_left = out->rank_memory - takes;
     else out->short_of = takes - out->rank_memory;
-    out->token_bytes = (double)is->page_bytes * ranks * groups / g->page_tokens;
+    out->token_bytes = (double)is->page_bytes * m->n_ranks * groups / g->page_tokens;
     out->pages = is->n_pages ? is->n_pages - 1 : 0;
     out->tokens = out->pages / groups * g->page_tokens;
     return STATUS_IS_OK;

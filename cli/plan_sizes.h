@@ -6,18 +6,19 @@
 #include "cli/model_flags.h"
 #include "scheduler/scheduler.h"
 
-/* Of what weights and step buffers leave on a GPU: nobody else lives there. */
-#define PLAN_GPU_POOL_SHARE 0.85
+/* What is taken for granted of a GPU that is not there: what the driver, the library and NCCL take
+ * of its memory before anything of ours (a server is told how much is free), and an H100's
+ * multiprocessors, by which a buffer is sized, and shared memory. */
+#define PLAN_GPU_DRIVER_BYTES (UINT64_C(640) << 20)
+enum { PLAN_GPU_SMS = 132, PLAN_GPU_SHARED_BYTES = 227 << 10 };
 
 typedef struct plan_question {
     const loaded_model *model; // described, not opened: config, options and ranks
     uint32_t n_devices;        // 1, on which all ranks are, or one for each rank
-    uint64_t memory;           // of a device
-    bool gpu;
-    bool fp8;           // pages of 8 bits without scales: half of what 16 bits take
-    uint32_t context;   // tokens of a sequence, prompt and output
-    uint32_t output;    // of them
-    uint32_t sequences; // at once
+    uint64_t memory;           // of a device, all of it
+    uint32_t context;          // tokens of a sequence, prompt and output
+    uint32_t output;           // of them
+    uint32_t sequences;        // at once
 } plan_question;
 
 /* How many sequences the pool holds under one policy. */
@@ -29,11 +30,13 @@ typedef struct plan_room {
 
 typedef struct plan_answer {
     backend_cpu_measures measures;
-    uint64_t rank_memory, rank_pool, rank_left; // left for step buffers and everybody else
-    uint64_t short_of;                          // bytes that a rank lacks; 0 = it has enough
-    double token_bytes;                         // of K and V, on all ranks
-    uint64_t pages;                             // that sequences can have
-    uint64_t tokens;                            // they have room for
+    uint64_t rank_memory;          // of a GPU: what the driver leaves
+    uint64_t rank_pool, rank_sums; // beside a GPU's pages
+    uint64_t rank_left;            // for everybody else
+    uint64_t short_of;             // bytes that a rank lacks; 0 = it has enough
+    double token_bytes;            // of K and V, on all ranks
+    uint64_t pages;                // that sequences can have
+    uint64_t tokens;               // they have room for
     plan_room room;
 } plan_answer;
 

@@ -191,6 +191,7 @@ typedef struct backend_cpu_measures {
     uint64_t page_bytes;    // its slice of a page
     uint64_t sums_of_page;  // beside it, once a method with running sums is asked for
     uint64_t filling_bytes; // as in backend_cpu_facts
+    uint64_t step_bytes;    // of a GPU: buffers of the longest step
     bool fits;              // the weights of all ranks
     uint32_t n_pages;       // page 0 included; 0: the pool would not hold one block
     uint32_t n_host_pages;
@@ -227,6 +228,17 @@ typedef struct backend_cuda_options {
     struct gpu *gpu;
     const struct gpu_facts *gpu_facts; // of gpu, for this call
 } backend_cuda_options;
+
+/* What the pool takes of a GPU's memory that weights and step buffers leave, where nobody says
+ * kv_bytes: nobody else lives there, but arrays that grow with steps, and graphs. */
+#define MODEL_GPU_POOL_SHARE 0.85
+
+/* What backend_cuda_create, or n_ranks of them, would make: by its own code, on a device that only
+ * counts, of gpu_facts->n_sms multiprocessors. api, ordinal and gpu are not looked at. Each rank
+ * has gpu_facts->free_bytes: its GPU's, or its part of one that ranks share. The host has memory
+ * enough to swap to. sums_of_page lie beside every page, whether or not anybody asks for sums. */
+status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_ranks,
+                            backend_cpu_measures *out, error *err);
 
 /* Refuses by name what has no kernels. */
 status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err);

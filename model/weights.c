@@ -616,6 +616,32 @@ status weights_measure(const weights_options *options, weights_measures *out, er
     return result;
 }
 
+/* Every matrix and vector is where its description is: nowhere, but not NULL. */
+static void point_nowhere(loader *ld)
+{
+    for (size_t i = 0; i < ld->n_parts; i++) {
+        kern_matrix *m = matrix_of(&ld->w, &ld->parts[i]);
+        float **v = vector_of(&ld->w, &ld->parts[i]);
+        if (m) m->data = m;
+        if (v) *v = (float *)(void *)v;
+    }
+    if (head_is_copy(ld->o)) ld->w.head.data = &ld->w.head;
+    else if (ld->o->config->tied_embeddings) ld->w.head = ld->w.embed;
+}
+
+status weights_shapes(const weights_options *options,
+                      status (*use)(void *ctx, const model_weights *shapes), void *ctx, error *err)
+{
+    loader ld = {.o = options};
+    status result = plan(&ld, err);
+    if (status_ok(result)) {
+        point_nowhere(&ld);
+        result = use(ctx, &ld.w);
+    }
+    release(&ld);
+    return result;
+}
+
 status weights_load(const weights_options *options, model_weights *out, error *err)
 {
     loader ld = {.o = options};

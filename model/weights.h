@@ -89,6 +89,10 @@ typedef struct weights_measures {
 } weights_measures;
 
 status weights_measure(const weights_options *options, weights_measures *out, error *err);
+/* `use` sees what weights_load would give, of the same headers, and its error is passed on: shapes
+ * and types, and pointers that are NULL where nothing is. What they point to is not to be read. */
+status weights_shapes(const weights_options *options,
+                      status (*use)(void *ctx, const model_weights *shapes), void *ctx, error *err);
 /* Of what the model is, tensors aside: what changes K and V for equal tokens. */
 uint64_t weights_config_hash(const model_config *config);
 void weights_destroy(model_weights *w);

@@ -1,70 +1,192 @@
 #!/usr/bin/env bash
 # The GPU path on a machine that has one: builds, checks every kernel against the CPU's reference,
-# looks for bad accesses and races, runs the demo model, ranks and NCCL, then measures, and prints a
-# table last. Each stage says PASS or FAIL and the next one runs; without a GPU it ends after the build.
-# Needs CUDA 13 with nvcc, CMake, ninja, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc,
-# cmocka or pkg-config are missing, build/deps from tools/make_gpu_deps.sh.
-# usage: tools/gpu_check.sh [BUILD_FOLDER]     ARCH=80 for an A100 (90), OUT=folder of the logs
+# measures, looks for bad accesses and races, runs models, ranks and NCCL, and puts PyTorch beside it,
+# in under 8 minutes; a table with the bars comes last. Stages go in the order of what they tell. Each
+# has a limit and says PASS, FAIL or SKIPPED (with a reason), and the next one runs whatever it said;
+# without a GPU it ends after the build. The table is written anew after every stage, so that a run
+# that is cut short leaves what it knew.
+# Needs CUDA 13 with nvcc, CMake, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc, cmocka
+# or pkg-config are missing, build/deps from tools/make_gpu_deps.sh. PyTorch, transformers, NCCL and
+# compute-sanitizer are taken where they are.
+# usage: tools/gpu_check.sh [BUILD_FOLDER]     OUT: folder of table.txt, logs.txt and *.json;
+#        ARCH: 80 for an A100 (90); GPU_CHECK_SECONDS: all stages together (470)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 build=${1:-build/gpu}
 out=${OUT:-$build/report}
+logs=$build/logs
 deps=$PWD/build/deps
-mkdir -p "$build" "$out"
-table=()
+budget=${GPU_CHECK_SECONDS:-470}
+names=()
+mkdir -p "$build" "$out" "$logs"
+rm -f "$logs"/*
 
+# ---- where things are ------------------------------------------------------------------------------
+
+cuda=${CUDA_HOME:-/usr/local}
+[[ -d $cuda/cuda ]] && cuda=$cuda/cuda
+for dir in "$cuda/bin" "$cuda/compute-sanitizer"; do
+    [[ -d $dir ]] && PATH=$PATH:$dir
+done
 if [[ -d $deps ]]; then
     libs=$deps/usr/lib/x86_64-linux-gnu
-    export PATH=$PATH:$deps/usr/bin
-    export LD_LIBRARY_PATH=$libs:${LD_LIBRARY_PATH:-} LIBRARY_PATH=$libs:${LIBRARY_PATH:-}
+    PATH=$PATH:$deps/usr/bin
+    export LD_LIBRARY_PATH=$libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LIBRARY_PATH=$libs${LIBRARY_PATH:+:$LIBRARY_PATH}
     export PKG_CONFIG_PATH=$libs/pkgconfig PKG_CONFIG_SYSROOT_DIR=$deps
     command -v pkg-config >/dev/null || { ln -sf pkgconf "$deps/usr/bin/pkg-config"; hash -r; }
 fi
+export PATH PYTHONUNBUFFERED=1
 
-stage() { # NAME SECONDS COMMAND...
-    local name=$1 limit=$2 from=$SECONDS verdict=PASS
-    shift 2
-    echo "== $name"
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1 || verdict="FAIL ($?)"
-    grep -q '^SKIPPED' "$out/$name.log" && verdict=SKIPPED
-    tail -n 5 "$out/$name.log"
-    table+=("$(printf '%-22s %-12s %4d s' "$name" "$verdict" $((SECONDS - from)))")
-    [[ $verdict != FAIL* ]]
+# A file of NVIDIA's Python packages, which PyTorch brings along.
+wheel_file() { # PATTERN
+    python3 -c 'import glob, importlib.util, sys
+spec = importlib.util.find_spec("nvidia")
+for base in spec.submodule_search_locations if spec else []:
+    for path in sorted(glob.glob(f"{base}/**/{sys.argv[1]}", recursive=True))[:1]:
+        print(path)' "$1" 2>/dev/null | head -n 1
+}
+
+# cublasLt where the toolkit has none: there it has no name that a linker looks for.
+toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /none/bin/nvcc)")")")
+if [[ ! -e $toolkit/include/cublasLt.h ]]; then
+    header=$(wheel_file cublasLt.h) library=$(wheel_file 'libcublasLt.so.*')
+    if [[ -n $header && -n $library ]]; then
+        mkdir -p "$build/cublas"
+        ln -sf "$library" "$build/cublas/libcublasLt.so"
+        CPATH=$(dirname "$header")${CPATH:+:$CPATH}
+        LIBRARY_PATH=$(realpath "$build")/cublas${LIBRARY_PATH:+:$LIBRARY_PATH}
+        LD_LIBRARY_PATH=$(dirname "$library")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+        export CPATH LIBRARY_PATH LD_LIBRARY_PATH
+    fi
+fi
+nccl=$(wheel_file libnccl.so.2)
+
+# ---- stages ----------------------------------------------------------------------------------------
+
+verdict() { # NAME
+    local code seconds
+    if [[ ! -f $logs/$1.end ]]; then
+        echo "cut short"
+        return
+    fi
+    read -r code seconds <"$logs/$1.end"
+    case $code in
+    0) if grep -q '^SKIPPED' "$logs/$1.log"; then code=SKIPPED; else code=PASS; fi ;;
+    124 | 137) code="FAIL (time)" ;;
+    *) if grep -q 'Device not supported' "$logs/$1.log"; then code="SKIPPED (device)"; else code="FAIL ($code)"; fi ;;
+    esac
+    printf '%-18s %4d s' "$code" "$seconds"
+}
+
+# Both files of $out anew.
+report() {
+    local name
+    for name in "${names[@]}"; do
+        printf '%-18s %s\n' "$name" "$(verdict "$name")"
+    done >"$logs/stages"
+    { cat "$logs/stages"; python3 tools/gpu_table.py "$logs"; } >"$out/table.new" 2>&1
+    mv "$out/table.new" "$out/table.txt"
+    for name in "${names[@]}"; do
+        printf '==== %s\n' "$name"
+        tail -c 400000 "$logs/$name.log"
+    done >"$out/logs.txt"
+    cp "$logs"/*.json "$out" 2>/dev/null
 }
 
 finish() {
-    [[ -f $out/bench_kernels.log ]] && cat "$out/bench_kernels.log"
-    printf '%s\n' "" "${table[@]}" | tee "$out/table.txt"
-    python3 tools/gpu_table.py "$out" | tee -a "$out/table.txt"
-    ! grep -q FAIL "$out/table.txt"
+    report
+    echo
+    cat "$out/table.txt"
+    echo "$SECONDS s in all"
+    ! grep -qE 'FAIL|cut short| missed' "$out/table.txt"
     exit
 }
+trap 'kill $(jobs -p) 2>/dev/null; finish' TERM INT
 
-# What a shape of public models needs of a folder: its config.json; weights are made up.
-mkdir -p "$out/llama-3-8b"
-cp tests/data/plan/llama-3-8b.json "$out/llama-3-8b/config.json"
+# In the background, no longer than SECONDS, nor than all stages may take together.
+start() { # NAME SECONDS COMMAND...
+    local name=$1 limit=$2 left=$((budget - SECONDS))
+    shift 2
+    names+=("$name")
+    if ((left < 5)); then
+        echo "SKIPPED: no time left" >"$logs/$name.log"
+        echo "0 0" >"$logs/$name.end"
+        return
+    fi
+    (
+        from=$SECONDS
+        timeout -k 5 $((limit < left ? limit : left)) "$@" >"$logs/$name.log" 2>&1
+        echo "$? $((SECONDS - from))" >"$logs/$name.end"
+    ) &
+}
+
+# Waits for all that was started; true when the last one passed.
+settle() {
+    local last=${names[-1]}
+    wait
+    report
+    printf '== %-18s %s\n' "$last" "$(verdict "$last")"
+    tail -n 5 "$logs/$last.log"
+    [[ $(verdict "$last") == PASS* ]]
+}
+
+stage() { start "$@" && settle; }
+
+# ---- models: what a shape needs of a folder is its config.json; weights are made up ----------------
+
+mkdir -p "$build/llama-3-8b" "$build/wide"
+cp tests/data/plan/llama-3-8b.json "$build/llama-3-8b/config.json"
+# Two of its layers with the demo's words, so that the CPU can answer too.
+cp models/demo/tokenizer*.json models/demo/generation_config.json "$build/wide"
+python3 -c 'import json, sys
+with open(sys.argv[1], encoding="utf-8") as f:
+    config = json.load(f)
+config.update(num_hidden_layers=2, vocab_size=1024, bos_token_id=1021, eos_token_id=1023)
+with open(sys.argv[2], "w", encoding="utf-8") as f:
+    json.dump(config, f)' tests/data/plan/llama-3-8b.json "$build/wide/config.json"
 
 octavo=$build/octavo plugin=$build/liboctavo_cuda.so check=$build/tests/kernels_cuda_check
-eight=(--model "$out/llama-3-8b" --load-format dummy --device cuda --prefill-chunk 2048)
+compare=(python3 tests/e2e/cuda_device.py --compare "$octavo")
+eight=(--model "$build/llama-3-8b" --load-format dummy --device cuda --kv-memory 24G --swap-memory 0)
+speeds=("${eight[@]}" --prefill-chunk 16384 --prefill 2048 --prompts "8,1" --batch "1,32" --context 1024
+    --rounds 5)
 
-stage configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DOCTAVO_RPC=OFF \
-    -DOCTAVO_CUDA=ON "-DOCTAVO_CUDA_ARCHITECTURES=${ARCH:-90}" || finish
-stage build 240 cmake --build "$build" --target octavo octavo_cuda kernels_cuda_check \
+# ---- the run ---------------------------------------------------------------------------------------
+
+generator=(-G Ninja)
+command -v ninja >/dev/null || generator=(-G "Unix Makefiles")
+stage configure 40 cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOCTAVO_RPC=OFF \
+    -DOCTAVO_CUDA=ON -DOCTAVO_WERROR=OFF "-DOCTAVO_CUDA_ARCHITECTURES=${ARCH:-90}" || finish
+stage build 150 cmake --build "$build" -j "$(nproc)" --target octavo octavo_cuda kernels_cuda_check \
     cuda_nccl_check || finish
-stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || finish
+stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader ||
+    finish
 
-stage kernels 60 "$check" "$plugin"
+# A lost device ends a process: each group has its own.
+for group in rows products pages sample; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
+settle
+stage bench_kernels 40 "$octavo" bench kernels --device cuda
+stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"
+
 for tool in memcheck racecheck initcheck synccheck; do
-    stage "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$check" "$plugin" --small
+    if command -v compute-sanitizer >/dev/null; then
+        start "$tool" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 "$check" "$plugin" --small
+    else
+        start "$tool" 5 echo "SKIPPED: no compute-sanitizer"
+    fi
 done
-stage demo 60 python3 tests/e2e/cuda_device.py --compare "$octavo"
-stage tp2_threads 60 python3 tests/e2e/cuda_device.py --compare "$octavo" --tp 2 --workers threads
-stage nccl_one_rank 60 "$build/tests/cuda_nccl_check" "$plugin"
-stage bench_kernels 60 "$check" "$plugin" --bench
-stage bench_engine 120 "$octavo" bench engine "${eight[@]}" --batch 1,32 --context 1024 --prefill 2048 \
-    --rounds 3 --json --out "$out/engine.json"
-stage bench_retention 90 "$octavo" bench retention "${eight[@]}" --tokens 2048 --context 0 --rounds 3 \
-    --json --out "$out/retention.json"
-stage bench_torch 60 python3 tools/gpu_torch.py
+start nccl_one_rank 60 "$build/tests/cuda_nccl_check" "$plugin" ${nccl:+"$nccl"}
+start tp2_threads 75 "${compare[@]}" --tp 2 --workers threads
+start wide 75 "${compare[@]}" --model "$build/wide" --load-format dummy
+start demo 75 "${compare[@]}"
+settle
+
+stage bench_retention 90 "$octavo" bench retention "${eight[@]}" --prefill-chunk 2048 --tokens 2048 \
+    --context 0 --rounds 3 --out "$logs/retention.json"
+stage peer 150 python3 tools/gpu_peer.py "$logs/peer.json" "$octavo" bench engine "${speeds[@]}" \
+    --out "$logs/engine_again.json"
+stage bench_int8 40 "$octavo" bench kernels --device cuda --dtype int8 --kv-dtype int8
+stage bench_int4_fp8 40 "$octavo" bench kernels --device cuda --dtype int4 --kv-dtype fp8
 finish

@@ -1,48 +1,113 @@
 #!/usr/bin/env python3
-"""Shares of what the device can do, out of tools/gpu_check.sh's logs. usage: gpu_table.py FOLDER"""
+"""The bars and what stands beside them, out of tools/gpu_check.sh's logs. usage: gpu_table.py FOLDER"""
 
+import glob
 import json
 import os
 import re
 import sys
 
-
-def limits(folder):
-    """The device's copy bandwidth in GB/s and rate of large products in TFLOP/s, measured just before."""
-    with open(os.path.join(folder, "bench_kernels.log"), encoding="utf-8") as f:
-        text = f.read()
-    copy = re.search(r"^copy on the device .*?([\d.]+) GB/s", text, re.M)
-    product = re.search(r"^a large product.*?([\d.]+) TFLOP/s", text, re.M)
-    return float(copy.group(1)), float(product.group(1))
+folder = sys.argv[1]
+CROWDS = ("64 x 4096", "8 x 32768")
 
 
-def rows(folder, name):
-    with open(os.path.join(folder, name), encoding="utf-8") as f:
-        return json.load(f)["rows"]
-
-
-def engine_lines(folder, copy, product):
-    for r in rows(folder, "engine.json"):
-        if r["what"] == "decode":
-            share = r["gb_s"] / copy
-            yield f"8B decode, batch {r['batch']} at {r['tokens']}", f"{r['tokens_s']:.0f} tokens/s", share, 0.80
-        elif r["what"] == "prefill":
-            share = r["gflop_s"] / 1000 / product
-            yield f"8B prefill of {r['tokens']}", f"{r['tokens_s']:.0f} tokens/s", share, 0.60
-
-
-def main():
-    folder = sys.argv[1]
+def text(name):
     try:
-        copy, product = limits(folder)
-        print(f"\ncopy {copy:.0f} GB/s, product {product:.0f} TFLOP/s")
-        for name, rate, share, bar in engine_lines(folder, copy, product):
-            print(f"{name:<34} {rate:>16} {100 * share:6.1f} % of the limit (bar {100 * bar:.0f})")
-        for r in rows(folder, "retention.json"):
-            if r["what"] == "cost":
-                print(f"{r['method']:<34} {100 * r['share_of_prefill']:22.2f} % of the prefill (bar 1)")
-    except (OSError, AttributeError, ValueError, KeyError) as e:
-        print(f"no speeds: {e}")
+        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as f:
+            return f.read()
+    except OSError:
+        return ""
 
 
-main()
+def rows(name, **wanted):
+    """Of a bench's JSON, those with these values."""
+    try:
+        found = json.loads(text(name))["rows"]
+    except (ValueError, KeyError):
+        return []
+    return [r for r in found if all(r.get(k) == v for k, v in wanted.items())]
+
+
+def kernel_line(name, log="bench_kernels.log"):
+    """(us, share of the copy bandwidth) of a line of `octavo bench kernels`."""
+    m = re.search(rf"^{re.escape(name)} +([\d.]+) us +[\d.]+ GB/s +([\d.]+) %", text(log), re.M)
+    return (float(m[1]), float(m[2]) / 100) if m else None
+
+
+def bar(what, share, at_least=None, at_most=None, note=""):
+    limit = f">= {100 * at_least:.0f} %" if at_least else f"<= {100 * at_most:.0f} %"
+    if share is None:
+        print(f"{what:<46} {'':>9}  {limit:<8} not measured")
+        return
+    met = share >= at_least if at_least else share <= at_most
+    print(f"{what:<46} {100 * share:7.2f} %  {limit:<8} {'met' if met else 'missed'}{note}")
+
+
+def kernels():
+    ends = [re.findall(r"^(?:PASS|FAIL): (\d+) of (\d+) pass$", text(os.path.basename(p)), re.M)
+            for p in sorted(glob.glob(os.path.join(folder, "kernels_*.log")))]
+    if not ends:
+        print(f"{'every kernel agrees with the reference':<46} {'':>9}  {'all':<8} not measured")
+        return
+    passed, total = (sum(int(e[0][i]) for e in ends if e) for i in range(2))
+    whole = all(ends) and passed == total
+    print(f"{'every kernel agrees with the reference':<46} {passed:>4}/{total:<4}  {'all':<8} "
+          f"{'met' if whole else 'missed'}{'' if all(ends) else ' (a group ended early)'}")
+    for path in sorted(glob.glob(os.path.join(folder, "kernels_*.log"))):
+        for line in re.findall(r"^FAIL  .*$", text(os.path.basename(path)), re.M)[:5]:
+            print(f"    {line}")
+
+
+def engine_share(key, name="engine.json", **wanted):
+    found = rows(name, **wanted)
+    return found[0][key] if found else None
+
+
+def bars():
+    limits = re.search(r"^limits: .*$", text("bench_kernels.log"), re.M)
+    print(f"\n{limits[0] if limits else 'limits: not measured'}\n")
+    kernels()
+    for crowd in CROWDS:
+        found = kernel_line(f"decode attention {crowd}, bf16")
+        bar(f"decode attention {crowd}, of copies", found and found[1], at_least=0.85)
+    for batch in (1, 32):
+        bar(f"8B decode, batch {batch}, of the bandwidth",
+            engine_share("read_share", what="decode", batch=batch), at_least=0.80)
+    bar("8B prefill of 8 x 2048, of the product rate",
+        engine_share("fma_share", what="prefill", batch=8), at_least=0.60)
+    for r in rows("retention.json", what="cost"):
+        spread = f" ({100 * r['extra_ms_low'] / r['prefill_ms']:.2f} to " \
+                 f"{100 * r['extra_ms_high'] / r['prefill_ms']:.2f})"
+        bar(f"{r['method']}, of a prefill", r["share_of_prefill"], at_most=0.01, note=spread)
+    if not rows("retention.json", what="cost"):
+        bar("chunkkv, of a prefill", None, at_most=0.01)
+
+
+def of_peers(what):
+    """name: figures of the rounds."""
+    try:
+        peers = json.loads(text("peer.json"))
+    except ValueError:
+        return {}
+    return {p["name"]: p["rounds"] for p in peers if p["what"] == what}
+
+
+def side_by_side():
+    print(f"\n{'side by side':<34} octavo; others (rounds in turn)")
+    for crowd in CROWDS:
+        ours = kernel_line(f"decode attention {crowd}, bf16")
+        others = [f"{n} {r[0]:.1f} us" for n, r in of_peers(f"attention {crowd}").items()]
+        print(f"{'decode attention ' + crowd:<34} {f'{ours[0]:.1f} us' if ours else '-'}; "
+              f"{', '.join(others) or '-'}")
+    for what, batch, name in (("decode", 1, "8B decode, batch 1 at 1024"), ("decode", 32, "8B decode, batch 32 at 1024"),
+                              ("prefill", 8, "8B prefill of 8 x 2048"), ("prefill", 1, "8B prefill of 1 x 2048")):
+        ours = [engine_share("tokens_s", f, what=what, batch=batch) for f in ("engine.json", "engine_again.json")]
+        others = [f"{n} {' '.join(f'{v:.0f}' for v in r)}" for n, r in of_peers(f"{what} {batch}").items()]
+        print(f"{name + ', tokens/s':<34} {' '.join(f'{v:.0f}' for v in ours if v) or '-'}; {', '.join(others) or '-'}")
+    for log in ("bench_int8.log", "bench_int4_fp8.log"):
+        for line in re.findall(r"^decode attention (?:64|8) x.*$|^  the products of.* (?:1|32) rows.*$", text(log), re.M):
+            print(f"{log[6:-4]}: {line.strip()}")
+
+
+bars()
+side_by_side()

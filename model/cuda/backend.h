@@ -64,6 +64,22 @@ typedef struct backend_cuda {
     cuda_pack logits;    /* rows, tokens: the host's half alone is read */
 } backend_cuda;
 
+/* ---- create.c ---------------------------------------------------------------------------------
+ */
+
+/* The parts of a backend on its device, in this order. options.common.group says which rank of how
+ * many; b->device.group is who is asked, or NULL. */
+typedef status cuda_load(backend_cuda *b, const backend_cpu_options *o, error *err);
+status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,
+                       error *err);
+/* Pages, of which the host may have some too. */
+status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, error *err);
+/* Of running sums, beside a page. */
+size_t cuda_sums_of_page(const backend_cuda *b);
+weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_options *o);
+/* The weights as they are in the host's memory, or their shapes alone. */
+status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
+
 /* ---- step.c -----------------------------------------------------------------------------------
  */
 

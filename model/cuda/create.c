@@ -6,9 +6,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* Of the device's memory that weights and step buffers leave. */
-#define DEFAULT_POOL_SHARE 0.85
-
 /* What the logits of a step's prompt rows may take: as on the CPU. */
 enum { LOGITS_BYTES = 64 << 20 };
 
@@ -16,10 +13,8 @@ enum { LOGITS_BYTES = 64 << 20 };
  */
 
 /* What this backend does not do, by name, before anything is read. */
-static status backend_cuda_check(const backend_cuda_options *options, error *err)
+static status check_kernels(const model_config *c, error *err)
 {
-    const backend_cpu_options *o = &options->common;
-    const model_config *c = o->config;
     if (c->n_experts > GPU_EXPERTS_MOST)
         return error_set(err, STATUS_UNSUPPORTED, "device cuda: %u experts; routing takes %d",
                          c->n_experts, GPU_EXPERTS_MOST);
@@ -58,17 +53,16 @@ static status open_device(backend_cuda *b, const backend_cuda_options *o, error 
                      "--device cuda:%u: %s", o->ordinal, why);
 }
 
-/* The CPU packs what it reads, as for itself; the device puts it in its own order. */
-static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
+status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err)
 {
-    int64_t start = clock_now_us();
-    thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
-    status s = thread_pool_create(&threads, &b->pool);
-    if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
-    kern_context *kernels;
-    kern_options kopts = {.pool = b->pool, .isa = o->isa};
-    RETURN_IF_ERROR(kern_create(&kopts, &kernels, err));
-    weights_options wanted = {
+    b->info.identity = w->identity;
+    b->facts.from_cache = w->from_cache;
+    return cuda_weights_load(&b->device, w, &b->local, &b->weights, err);
+}
+
+weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_options *o)
+{
+    return (weights_options){
         .dir = o->dir,
         .config = &b->config,
         .dummy = o->dummy,
@@ -76,7 +70,6 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
         .type = o->weight_type,
         .quant = {o->quant_bits, o->quant_group},
         .attention_bits = o->quant_attention,
-        .kernels = kernels,
         .rank = comm_rank(o->group),
         .size = comm_size(o->group),
         .cache_dir = o->cache_dir,
@@ -85,17 +78,24 @@ static status load(backend_cuda *b, const backend_cpu_options *o, error *err)
         .tell_ctx = o->tell_ctx,
         .given_up = o->given_up,
     };
+}
+
+/* The CPU packs what it reads, as for itself; the device puts it in its own order. */
+static status load_weights(backend_cuda *b, const backend_cpu_options *o, error *err)
+{
+    thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
+    status s = thread_pool_create(&threads, &b->pool);
+    if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
+    weights_options wanted = cuda_wanted_weights(b, o);
+    kern_options kernels = {.pool = b->pool, .isa = o->isa};
     model_weights weights;
+    RETURN_IF_ERROR(kern_create(&kernels, &wanted.kernels, err));
     s = weights_load(&wanted, &weights, err);
     if (status_ok(s)) {
-        s = cuda_weights_load(&b->device, &weights, &b->local, &b->weights, err);
-        b->info.identity = weights.identity;
-        b->facts.from_cache = weights.from_cache;
+        s = cuda_send_weights(b, &weights, err);
         weights_destroy(&weights);
     }
-    kern_destroy(kernels);
-    b->weight_bytes = b->device.allocated;
-    b->facts.load_us = clock_now_us() - start;
+    kern_destroy(wanted.kernels);
     return s;
 }
 
@@ -128,6 +128,9 @@ static status make_forward(backend_cuda *b, const backend_cpu_options *o, error 
     status s = cuda_forward_create(&pass, &b->forward);
     if (status_ok(s)) s = cuda_graphs_create(&b->device, &b->graphs);
     if (status_ok(s))
+        s = cuda_alloc(&b->device, (size_t)CUDA_LOGIT_ROWS * b->config.vocab_size * sizeof(float),
+                       &b->draw_scratch);
+    if (status_ok(s))
         s = cuda_tables_create(&b->device, &b->info.geometry, o->max_seqs, row, &b->tables);
     if (status_ok(s)) return s;
     return error_set(err, s.code, "device cuda: %u rows, %u sequences and %u positions: %s",
@@ -142,7 +145,7 @@ static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_opti
     uint64_t share = comm_on_device(o->group) ? 1 : ranks;
     free_bytes /= share;
     free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
-    return sizes_default_pool(free_bytes, DEFAULT_POOL_SHARE) * ranks;
+    return sizes_default_pool(free_bytes, MODEL_GPU_POOL_SHARE) * ranks;
 }
 
 /* Page numbers mean the same on every rank: the tightest one decides. */
@@ -182,9 +185,6 @@ static status make_step_buffers(backend_cuda *b, const backend_cpu_options *o)
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
-    RETURN_IF_ERROR(cuda_alloc(&b->device,
-                               (size_t)CUDA_LOGIT_ROWS * b->config.vocab_size * sizeof(float),
-                               &b->draw_scratch));
     b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
     b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
@@ -207,10 +207,14 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
     b->info.max_in_flight = 1;
 }
 
-static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
+status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,
+                       error *err)
 {
     const backend_cpu_options *o = &options->common;
+    b->config = *o->config;
+    if (o->max_model_len) b->config.rope.length = o->max_model_len;
     fill_info(b, o);
+    RETURN_IF_ERROR(check_kernels(&b->config, err));
     RETURN_IF_ERROR(sizes_geometry(o, &b->info.geometry, err));
     RETURN_IF_ERROR(
         tensor_slice_of(&b->config, comm_rank(o->group), comm_size(o->group), &b->slice, err));
@@ -220,28 +224,39 @@ static status make(backend_cuda *b, const backend_cuda_options *options, error *
     b->local.ffn = b->slice.n_ffn;
     RETURN_IF_ERROR(open_device(b, options, err));
     RETURN_IF_ERROR(check_device(b, err));
-    b->device.group = o->group;
     b->invariant = options->batch_invariant;
     b->device.api->set_invariant(b->device.g, b->invariant);
     lay_out_pages(b, options);
+    int64_t start = clock_now_us();
     RETURN_IF_ERROR(load(b, o, err));
-    RETURN_IF_ERROR(make_forward(b, o, err));
+    b->facts.load_us = clock_now_us() - start;
+    b->weight_bytes = b->device.allocated;
+    return make_forward(b, o, err);
+}
+
+status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, error *err)
+{
     RETURN_IF_ERROR(make_pool(b, o, err));
     RETURN_IF_ERROR(make_host_tier(b, o, err));
-    if (!status_ok(cuda_sums_create(b)))
-        return error_set(err, STATUS_NO_MEMORY, "kv-memory: no room for running sums: %s",
-                         b->device.api->why(b->device.g));
+    if (status_ok(cuda_sums_create(b))) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "kv-memory: no room for running sums: %s",
+                     b->device.api->why(b->device.g));
+}
+
+static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
+{
+    const backend_cpu_options *o = &options->common;
+    b->device.group = o->group;
+    RETURN_IF_ERROR(cuda_make_parts(b, options, load_weights, err));
+    RETURN_IF_ERROR(cuda_make_pages(b, o, err));
     status s = make_step_buffers(b, o);
     return status_ok(s) ? s : error_set(err, s.code, "backend: %s", status_text(s.code));
 }
 
 status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err)
 {
-    RETURN_IF_ERROR(backend_cuda_check(options, err));
     backend_cuda *b = calloc(1, sizeof *b);
     if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
-    b->config = *options->common.config;
-    if (options->common.max_model_len) b->config.rope.length = options->common.max_model_len;
     status s = make(b, options, err);
     if (!status_ok(s)) {
         cuda_ops.destroy(b);

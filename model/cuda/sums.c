@@ -9,10 +9,12 @@ static size_t page_sums(const backend_cuda *b)
     return (size_t)b->pages.n_tiles * b->pages.page_tokens;
 }
 
+size_t cuda_sums_of_page(const backend_cuda *b) { return page_sums(b) * sizeof(float); }
+
 status cuda_sums_create(backend_cuda *b)
 {
     cuda_device *d = &b->device;
-    size_t bytes = page_sums(b) * sizeof(float);
+    size_t bytes = cuda_sums_of_page(b);
     void *host;
     RETURN_IF_ERROR(cuda_alloc(d, b->info.n_pages * bytes, &b->pages.sums));
     if (b->info.n_host_pages == 0) return STATUS_IS_OK;

@@ -11,6 +11,7 @@ typedef struct check {
     const gpu_api *api;
     gpu *g;
     kern_context *ref;
+    thread_pool *pool;
     rng random;
     uint32_t n_sms;
     bool small; /* shapes for slow tools: compute-sanitizer, a GPU that is a CPU */
@@ -48,7 +49,6 @@ void check_forget_weights(check *c, weights *w, bool device);
 void check_rows(check *c);
 void check_products(check *c);
 void check_pages(check *c);
-void check_sample(check *c, thread_pool *pool);
-void check_speed(check *c); /* passes no judgement */
+void check_sample(check *c);
 
 #endif

@@ -66,7 +66,7 @@ static void check_drawn(check *c, const char *name, const step_sample *due, cons
     free(x), free(y);
 }
 
-static void check_asked(check *c, thread_pool *pool, const asked *a, uint32_t vocab, uint32_t n)
+static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
 {
     static const uint32_t stops[BANNED] = {3, 9}, biased[BIASED] = {5, 17, 3};
     static const float bias[BIASED] = {4.0f, -2.0f, 1.0f};
@@ -86,7 +86,7 @@ static void check_asked(check *c, thread_pool *pool, const asked *a, uint32_t vo
                       .n_history = HISTORY,
                       .n_prompt = HISTORY / 2,
                       .n_most = HISTORY + n};
-    if (!status_ok(sampler_create(1, vocab, pool, &s)) || !status_ok(sampler_open(s, &open)))
+    if (!status_ok(sampler_create(1, vocab, c->pool, &s)) || !status_ok(sampler_open(s, &open)))
         abort();
     sampler_draw *draws = check_memory(n, sizeof *draws);
     step_sample *due = check_memory(n, sizeof *due);
@@ -131,7 +131,7 @@ static void check_asked(check *c, thread_pool *pool, const asked *a, uint32_t vo
     free(logits), free(draws), free(due), free(mine), free(got);
 }
 
-void check_sample(check *c, thread_pool *pool)
+void check_sample(check *c)
 {
 #define PLAIN                                                                                      \
     .temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1, .seed = 7
@@ -168,5 +168,5 @@ void check_sample(check *c, thread_pool *pool)
     };
 #undef PLAIN
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        check_asked(c, pool, &all[i], c->small ? 331 : 128256, c->small ? 6 : 64);
+        check_asked(c, &all[i], c->small ? 331 : 128256, c->small ? 6 : 64);
 }

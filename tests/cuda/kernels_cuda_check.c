@@ -1,7 +1,9 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
- * [--small]. --bench: their speeds instead. A row for each, PASS or FAIL; the exit status is 0 when
- * all pass. Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and OCTAVO_SOAK
- * undoes --small. */
+ * [--small] [rows|products|pages|sample]. A row for each, PASS or FAIL; the exit status is 0 when
+ * all pass. A lost device ends the process, so that a group alone tells more. Built with
+ * OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small unless
+ * OCTAVO_SOAK is set.
+ */
 #include "tests/cuda/check.h"
 
 #include <dlfcn.h>
@@ -100,15 +102,19 @@ void check_row(check *c, const char *name, const float *due, const float *got, s
     printf("%s  %-52s %10.2e  <= %.0e\n", pass ? "PASS" : "FAIL", name, nmse, limit);
 }
 
-static const gpu_api *find_api(int argc, char **argv)
+/* Takes its own arguments away. */
+static const gpu_api *find_api(int *argc, char ***argv)
 {
 #ifdef OCTAVO_SIMT
-    (void)argc;
-    (void)argv;
+    (*argv)++;
+    (*argc)--;
     return octavo_cuda_api(GPU_API_VERSION);
 #else
-    if (argc < 2) give_up("usage", "kernels_cuda_check liboctavo_cuda.so [--small] [--bench]");
-    void *plugin = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    if (*argc < 2) give_up("usage", "kernels_cuda_check liboctavo_cuda.so [--small] [GROUP]");
+    char *plugin_path = (*argv)[1];
+    *argv += 2;
+    *argc -= 2;
+    void *plugin = dlopen(plugin_path, RTLD_NOW | RTLD_LOCAL);
     if (!plugin) give_up("plugin", dlerror());
     gpu_api_fn *entry;
     *(void **)&entry = dlsym(plugin, GPU_API_SYMBOL);
@@ -118,22 +124,24 @@ static const gpu_api *find_api(int argc, char **argv)
 #endif
 }
 
-static void run_checks(check *c, thread_pool *pool)
-{
-    check_rows(c);
-    check_products(c);
-    check_pages(c);
-    check_sample(c, pool);
-    printf("%s: %u of %u pass\n", c->n_failed ? "FAIL" : "PASS", c->n - c->n_failed, c->n);
-}
+static const struct {
+    const char *name;
+    void (*check)(check *c);
+} groups[] = {
+    {"rows", check_rows},
+    {"products", check_products},
+    {"pages", check_pages},
+    {"sample", check_sample},
+};
+enum { GROUPS = sizeof groups / sizeof groups[0] };
 
 int main(int argc, char **argv)
 {
-    check c = {.api = find_api(argc, argv)};
-    bool speed = false;
-    for (int i = 1; i < argc; i++) {
-        c.small |= strcmp(argv[i], "--small") == 0;
-        speed |= strcmp(argv[i], "--bench") == 0;
+    check c = {.api = find_api(&argc, &argv)};
+    const char *only = NULL;
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--small") == 0) c.small = true;
+        else only = argv[i];
     }
 #if defined(OCTAVO_SIMT) && !defined(OCTAVO_SIMT_STRICT)
     if (getenv("OCTAVO_SOAK")) c.small = false;
@@ -141,20 +149,21 @@ int main(int argc, char **argv)
     gpu_facts facts;
     char why[256];
     error err;
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* whoever is ended late has told what came before */
     if (c.api->open(0, &c.g, &facts, why, sizeof why) != GPU_OK) give_up("device 0", why);
-    thread_pool *pool;
-    thread_pool_options threads = {.n_threads = 1};
-    if (!status_ok(thread_pool_create(&threads, &pool))) give_up("threads", "none");
-    kern_options options = {.pool = pool, .isa = "ref"};
+    thread_pool_options threads = {.n_threads = cpu_count_allowed()};
+    if (!status_ok(thread_pool_create(&threads, &c.pool))) give_up("threads", "none");
+    kern_options options = {.pool = c.pool, .isa = "ref"};
     if (!status_ok(kern_create(&options, &c.ref, &err))) give_up("reference", err.text);
     c.random = rng_seed(1);
     c.n_sms = facts.n_sms;
-    printf("%s, %u multiprocessors, compute %u%s\n", facts.name, facts.n_sms, facts.compute,
-           speed ? "" : "; mean squared difference to the CPU's reference");
-    if (speed) check_speed(&c);
-    else run_checks(&c, pool);
+    printf("%s, %u multiprocessors, compute %u; mean squared difference to the CPU's reference\n",
+           facts.name, facts.n_sms, facts.compute);
+    for (int i = 0; i < GROUPS; i++)
+        if (!only || strcmp(only, groups[i].name) == 0) groups[i].check(&c);
+    printf("%s: %u of %u pass\n", c.n_failed ? "FAIL" : "PASS", c.n - c.n_failed, c.n);
     kern_destroy(c.ref);
-    thread_pool_destroy(pool);
+    thread_pool_destroy(c.pool);
     c.api->close(c.g);
-    return c.n_failed != 0;
+    return c.n_failed != 0 || c.n == 0;
 }

@@ -1,6 +1,7 @@
 """--device as a user meets it: without a driver, and with kernels that run on the CPU (tests/simt).
 
-cuda_device.py --compare OCTAVO [FLAGS]: on a machine with a GPU, greedy answers on it against the CPU's."""
+cuda_device.py --compare OCTAVO [FLAGS]: on a machine with a GPU, greedy answers on it against the CPU's, of the demo
+model unless FLAGS name another."""
 
 import json
 import os
@@ -61,7 +62,8 @@ def answers(program, device, driver, n_tokens, flags):
         environment = dict(os.environ)
         if driver:
             environment["LD_LIBRARY_PATH"] = home
-        command = [program, "run", "--model", "models/demo", "--device", device, "--prompts", f.name, *SMALL, *flags]
+        model = [] if "--model" in flags else ["--model", "models/demo"]
+        command = [program, "run", *model, "--device", device, "--prompts", f.name, *SMALL, *flags]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr
         print(result.stderr.splitlines()[0])
@@ -70,7 +72,7 @@ def answers(program, device, driver, n_tokens, flags):
 
 def compare(program, driver, n_tokens, flags=()):
     """The same tokens, or a first difference that is a tie."""
-    cpu = answers(program, "cpu", driver, n_tokens, ())
+    cpu = answers(program, "cpu", driver, n_tokens, flags)
     gpu = answers(program, "cuda", driver, n_tokens, flags)
     assert len(cpu) == len(gpu) == len(PROMPTS)
     for key, a in cpu.items():
@@ -84,6 +86,41 @@ def compare(program, driver, n_tokens, flags=()):
             print(f"prompt {key}, token {i}: {here_a['token']!r} and {here_b['token']!r} are {gap:.4f} apart")
             assert gap < TIE, "more than a tie"
             break
+
+
+def octavo_with_device(*args):
+    result = subprocess.run([here, *args], env=dict(os.environ, LD_LIBRARY_PATH=home), capture_output=True, text=True,
+                            timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def plans():
+    """octavo plan's figures are those of the backend that is then made."""
+    for flags in (["--kv-dtype", "int8"], ["--kv-dtype", "fp8", "--tp", "2", "--workers", "threads"]):
+        flags = ["--model", "models/demo", "--kv-memory", "5M", "--swap-memory", "1M", "--device", "cuda", *flags]
+        small = ["--memory", "8G", "--context", "64", "--concurrency", "1", "--json"]
+        plan = json.loads(octavo_with_device("plan", *small, *flags).stdout)
+        told = octavo_with_device("run", "--max-tokens", "1", *prompt("x"), *flags).stderr
+        words = f'{plan["kv"]["pages"]} {plan["kv"]["type"]} pages, room for {plan["kv"]["tokens"]} tokens'
+        assert words in told, (words, told)
+
+
+def benches():
+    """Shapes are a 64th where a device has few multiprocessors."""
+    lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "int8", "--kv-dtype", "fp8", "--rows",
+                               "8").stdout
+    for word in ("limits: copy", "decode attention 1 x 64, fp8", "mass by page", "by 8 rows, int8", "largest of"):
+        assert word in lines, f"no '{word}' in: {lines}"
+    model = ["--model", "models/demo", "--device", "cuda", "--max-batch", "2", "--prefill-chunk", "16", "--rounds", "1",
+             "--json", *SMALL]
+    rows = json.loads(octavo_with_device("bench", "engine", *model, "--batch", "2", "--context", "16", "--prefill", "32",
+                                         "--prompts", "2,1").stdout)["rows"]
+    prefills = [(r["batch"], r["tokens"]) for r in rows if r["what"] == "prefill"]
+    assert prefills == [(2, 32), (1, 32)], rows
+    rows = json.loads(octavo_with_device("bench", "retention", *model, "--tokens", "48", "--context", "0", "--full", "1",
+                                         "--method", 'chunkkv={"window":8,"ratio":0.3}').stdout)["rows"]
+    assert rows[0]["what"] == "cost" and rows[0]["pages_dropped"] > 0, rows
 
 
 def main():
@@ -100,6 +137,11 @@ def main():
     refused(run("--device", "cuda:3", *prompt("x"), driver=True), "cuda:3", "ordinal")
     refused(run("--device", "cuda", "--kv-dtype", "int4", *prompt("x"), driver=True), "--kv-dtype", "int4")
     refused(run("--device", "cpu", "--kv-dtype", "fp8", *prompt("x"), driver=True), "--kv-dtype", "fp8")
+    kernels = [here, "bench", "kernels", "--device"]
+    for flags, word in ((["gpu"], "--device"), (["cuda:7"], "ordinal"), (["cuda", "--kv-dtype", "f32"], "--kv-dtype"),
+                        (["cpu", "--kv-dtype", "fp8"], "--kv-dtype")):
+        refused(subprocess.run([*kernels, *flags], env=dict(os.environ, LD_LIBRARY_PATH=home), capture_output=True,
+                               text=True, timeout=300), word)
     two = run("--device", "cuda", "--tp", "2", "--workers", "threads", *prompt(PROMPTS[1]), driver=True)
     assert two.returncode == 0 and "2 ranks" in two.stderr, two.stderr
 
@@ -116,6 +158,8 @@ def main():
         refused(run("--device", "cuda", "--tp", "2", "--workers", "local", *prompt("x"), driver=True), "rank ")
 
     compare(here, True, 6)
+    plans()
+    benches()
     print("ok")
 
 

@@ -110,13 +110,31 @@ class Refusals(unittest.TestCase):
         self.assertIn("banana", self.refused(2, *demo, "--retention", "banana:0.5"))
         self.assertIn("--tp", self.refused(1, *demo, "--tp", "3"))
         self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "fp8"))
-        self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "int8", "--gpu"))
+        self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "int4", "--gpu"))
+        self.assertIn("--kv-dtype", self.refused(1, *demo, "--kv-dtype", "int2", "--device", "cuda"))
+        self.assertIn("--device", self.refused(2, *demo, "--device", "gpu"))
         self.assertIn("nowhere", self.refused(1, "--model", "nowhere", "--memory", "1G"))
 
     def test_what_does_not_fit_is_status_1(self):
         code, plan = planned("--model", "models/demo", "--memory", "4M")
         self.assertEqual((code, plan["fits"]), (1, False))
         self.assertIn("does not fit", plan["verdict"])
+
+
+class Gpu(unittest.TestCase):
+    def test_has_pages_of_its_own(self):
+        demo = ["--model", "models/demo", "--memory", "2G"]
+        _, wide = planned(*demo, "--gpu")
+        for name, part in (("fp8", 64), ("int8", 68)):  # bytes of a head's K and V, of 128
+            _, plan = planned(*demo, "--gpu", "--kv-dtype", name)
+            self.assertEqual(plan["kv"]["type"], name)
+            self.assertEqual(plan["kv"]["token_bytes"] * 128, wide["kv"]["token_bytes"] * part)
+        self.assertEqual(wide, planned(*demo, "--device", "cuda:2")[1])
+        self.assertGreater(wide["rank_step_bytes"], 0)
+        self.assertGreater(wide["kv"]["sums_bytes"], 0)
+        taken = wide["weights"]["rank_bytes"] + wide["rank_step_bytes"] + wide["kv"]["pool_bytes"] + \
+            wide["kv"]["sums_bytes"] + wide["rank_left_bytes"]
+        self.assertEqual(taken, (2 << 30) - (640 << 20))
 
 
 class ConfigAlone(unittest.TestCase):

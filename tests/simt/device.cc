@@ -4,6 +4,7 @@
 #include "tests/fake/nccl.h"
 #include "tests/simt/strict.h"
 
+#include <atomic>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -24,7 +25,8 @@ struct gpu_graph {
 };
 
 static int left_to_fail = -1; /* launches until the device is lost; -1: never */
-static uint64_t n_allocations, n_replays;
+static std::atomic<uint64_t> n_allocations; /* ranks are threads */
+static uint64_t n_replays;
 static int refuse_captures, is_late;
 static size_t shared_bytes = 163 << 10;
 

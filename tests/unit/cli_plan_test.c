@@ -59,49 +59,73 @@ static void published_sizes(void **state)
             loaded_model m;
             f.dir = models[i].path;
             f.tp = ranks[r];
+            f.device = "cuda";
             describe(&f, &m);
             m.options.dummy = true; /* the files are not here */
-            plan_question q = {.model = &m, .n_devices = f.tp, .memory = 200 * GIB, .gpu = true};
+            plan_question q = {.model = &m, .n_devices = f.tp, .memory = 200 * GIB};
             plan_answer a = answer_of(&q);
             assert_true(a.measures.parameters == models[i].parameters);
             assert_true(a.token_bytes == (double)models[i].token_bytes);
             assert_true(a.measures.page_bytes * f.tp * m.config.n_layers ==
                         16 * models[i].token_bytes);
-            /* Packed: norms of every rank are f32, and a panel of rows may not be full. */
+            /* Norms of every rank are f32. */
             uint64_t stored = 2 * models[i].parameters, all = a.measures.weight_bytes * f.tp;
-            assert_true(all > stored && all < stored + stored / 500);
-            /* The pool is its share, less than a page short of it. */
-            double left = (double)(200 * GIB - a.measures.weight_bytes);
-            double pool = (double)a.rank_pool, share = left * PLAN_GPU_POOL_SHARE;
+            assert_true(all > stored && all < stored + stored / 2000);
+            /* The pool is its share, less than a page short of it; sums are a value for 256. */
+            uint64_t taken = a.measures.weight_bytes + a.measures.step_bytes;
+            uint64_t memory = 200 * GIB - PLAN_GPU_DRIVER_BYTES;
+            assert_true(a.measures.step_bytes > 1 << 20 && a.measures.step_bytes < GIB);
+            double pool = (double)a.rank_pool;
+            double share = (double)(memory - taken) * MODEL_GPU_POOL_SHARE;
             assert_true(pool <= share && pool > share - (double)a.measures.page_bytes);
-            assert_true(a.rank_left == 200 * GIB - a.measures.weight_bytes - a.rank_pool);
+            assert_true(a.rank_memory == memory && a.rank_sums * 128 == a.rank_pool);
+            assert_true(a.rank_left == memory - taken - a.rank_pool - a.rank_sums);
             model_close(&m);
         }
     }
 }
 
-/* A pool of fp8 pages holds twice as many as one of 16 bits, to a page. */
-static void fp8_pages_are_half(void **state)
+static plan_answer answer_of_gpu(const char *kv_dtype, uint64_t pool)
+{
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = models[1].path;
+    f.tp = 8;
+    f.kv_memory = pool;
+    f.kv_dtype = kv_dtype;
+    f.device = "cuda:1";
+    describe(&f, &m);
+    m.options.dummy = true;
+    plan_question q = {.model = &m, .n_devices = 8, .memory = 80 * GIB};
+    plan_answer a = answer_of(&q);
+    model_close(&m);
+    return a;
+}
+
+/* A pool of fp8 pages holds twice as many as one of 16 bits, to a page; those of int8 have two
+ * scales of 16 bits for each token and head. */
+static void pages_of_8_bits(void **state)
 {
     (void)state;
     static const uint64_t pools[] = {0, 100 * GIB};
     for (size_t i = 0; i < 2; i++) {
-        model_flags f = usual;
-        loaded_model m;
-        f.dir = models[1].path;
-        f.tp = 8;
-        f.kv_memory = pools[i];
-        describe(&f, &m);
-        m.options.dummy = true;
-        plan_question q = {.model = &m, .n_devices = 8, .memory = 80 * GIB, .gpu = true};
-        plan_answer wide = answer_of(&q);
-        q.fp8 = true;
-        plan_answer half = answer_of(&q);
+        plan_answer wide = answer_of_gpu("auto", pools[i]), half = answer_of_gpu("fp8", pools[i]);
         assert_true(half.token_bytes * 2 == wide.token_bytes);
         assert_true(half.measures.n_pages / 2 == wide.measures.n_pages);
         assert_true(half.rank_pool - wide.rank_pool <= half.measures.page_bytes);
-        model_close(&m);
+        plan_answer scaled = answer_of_gpu("int8", pools[i]);
+        assert_true(scaled.token_bytes == half.token_bytes * (256 + 4) / 256);
     }
+    model_flags f = usual;
+    loaded_model m;
+    error err;
+    f.dir = models[1].path;
+    f.device = "cuda";
+    f.kv_dtype = "f32";
+    assert_int_equal(model_describe(&f, &m, &err).code, STATUS_UNSUPPORTED);
+    f.device = "cpu";
+    f.kv_dtype = "fp8";
+    assert_int_equal(model_describe(&f, &m, &err).code, STATUS_UNSUPPORTED);
 }
 
 /* KV heads are copied where ranks are more than they are: 8 heads on 16 ranks are 16. */
@@ -340,7 +364,7 @@ static void numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp8_pages_are_half), cmocka_unit_test(published_sizes),
+        cmocka_unit_test(pages_of_8_bits),    cmocka_unit_test(published_sizes),
         cmocka_unit_test(copied_heads_count), cmocka_unit_test(plans_come_true),
         cmocka_unit_test(shares_of_memory),   cmocka_unit_test(sequences_that_fit),
         cmocka_unit_test(verdicts),           cmocka_unit_test(numbers),

@@ -1,0 +1,158 @@
+/* What a CUDA backend would take: made by create.c on a device that has no memory, where everything
+ * goes well. */
+#include "model/cuda/backend.h"
+#include "model/sizes.h"
+
+#include <stdlib.h>
+
+/* ---- a device that only counts ----------------------------------------------------------------
+ * cuda_alloc does that; here every block is at one address, which nobody reads. */
+
+static gpu_status no_memory_needed(gpu *g, size_t bytes, void **out)
+{
+    (void)bytes;
+    *out = g;
+    return GPU_OK;
+}
+
+static void nothing_to_release(gpu *g, void *block)
+{
+    (void)g;
+    (void)block;
+}
+
+static gpu_status nothing_to_copy(gpu *g, void *to, const void *from, size_t bytes)
+{
+    (void)g;
+    (void)to;
+    (void)from;
+    (void)bytes;
+    return GPU_OK;
+}
+
+static gpu_status nothing_to_unpack(gpu *g, const void *packed, const gpu_matrix *w)
+{
+    (void)g;
+    (void)packed;
+    (void)w;
+    return GPU_OK;
+}
+
+static gpu_status nothing_to_wait_for(gpu *g)
+{
+    (void)g;
+    return GPU_OK;
+}
+
+static void nothing_to_forget(gpu_graph *graph) { (void)graph; }
+
+static void nothing_to_set(gpu *g, bool on)
+{
+    (void)g;
+    (void)on;
+}
+
+static const char *no_failure(const gpu *g)
+{
+    (void)g;
+    return "";
+}
+
+static const gpu_api counting = {
+    .version = GPU_API_VERSION,
+    .why = no_failure,
+    .set_invariant = nothing_to_set,
+    .alloc = no_memory_needed,
+    .release = nothing_to_release,
+    .copy_in = nothing_to_copy,
+    .wait = nothing_to_wait_for,
+    .unpack = nothing_to_unpack,
+    .forget = nothing_to_forget,
+};
+
+/* ---- measuring --------------------------------------------------------------------------------
+ */
+
+typedef struct measuring {
+    backend_cuda *b;
+    error *err;
+} measuring;
+
+static status send_shapes(void *ctx, const model_weights *shapes)
+{
+    const measuring *m = ctx;
+    return cuda_send_weights(m->b, shapes, m->err);
+}
+
+static status load_shapes(backend_cuda *b, const backend_cpu_options *o, error *err)
+{
+    weights_options wanted = cuda_wanted_weights(b, o);
+    measuring m = {b, err};
+    return weights_shapes(&wanted, send_shapes, &m, err);
+}
+
+static status measure(backend_cuda *b, const backend_cuda_options *o, uint32_t n_ranks,
+                      backend_cpu_measures *out, error *err)
+{
+    uint64_t memory = o->gpu_facts->free_bytes;
+    error why = {{0}};
+    RETURN_IF_ERROR(cuda_make_parts(b, o, load_shapes, err));
+    out->geometry = b->info.geometry;
+    out->weight_bytes = b->weight_bytes;
+    out->step_bytes = b->device.allocated - b->weight_bytes;
+    out->page_bytes = b->pages.page_bytes;
+    out->sums_of_page = cuda_sums_of_page(b);
+    out->fits = out->weight_bytes * n_ranks <= memory;
+    status s = cuda_make_pages(b, &o->common, &why);
+    if (s.code == STATUS_INVALID) return STATUS_IS_OK; /* no room for a page of each table */
+    if (!status_ok(s)) return error_set(err, s.code, "%s", why.text);
+    out->n_pages = b->info.n_pages;
+    return STATUS_IS_OK;
+}
+
+static status count_parameters(const backend_cpu_options *o, uint64_t *out, error *err)
+{
+    weights_options whole = {.dir = o->dir, .config = o->config, .dummy = o->dummy, .size = 1};
+    weights_measures all;
+    RETURN_IF_ERROR(weights_measure(&whole, &all, err));
+    *out = all.elements;
+    return STATUS_IS_OK;
+}
+
+/* Rank 0 of so many, who meets nobody. */
+static status join(uint32_t n_ranks, comm_group **group, comm **out, error *err)
+{
+    RETURN_IF_ERROR(comm_group_create("threads", (int)n_ranks, group, err));
+    comm_options o = {.kind = "threads", .size = (int)n_ranks, .group = *group};
+    return comm_create(&o, out, err);
+}
+
+status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_ranks,
+                            backend_cpu_measures *out, error *err)
+{
+    char nowhere;
+    comm_group *group = NULL;
+    comm *rank = NULL;
+    backend_cuda_options o = *options;
+    gpu_facts facts = *options->gpu_facts;
+    facts.free_bytes *= n_ranks; /* of which it takes its part: this device is everybody's */
+    o.api = &counting;
+    o.gpu = (gpu *)(void *)&nowhere;
+    o.gpu_facts = &facts;
+    o.common.swap_bytes = 0; /* the host's memory is written to, so it is not made */
+    *out = (backend_cpu_measures){0};
+    RETURN_IF_ERROR(model_ranks_check(options->common.config, n_ranks, err));
+    RETURN_IF_ERROR(count_parameters(&o.common, &out->parameters, err));
+    backend_cuda *b = calloc(1, sizeof *b);
+    status s = b ? join(n_ranks, &group, &rank, err)
+                 : error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    o.common.group = rank;
+    if (status_ok(s)) s = measure(b, &o, n_ranks, out, err);
+    if (status_ok(s) && out->n_pages)
+        out->n_host_pages = sizes_host_pages(&out->geometry, options->common.swap_bytes, UINT64_MAX,
+                                             0, out->page_bytes * n_ranks);
+    if (b) cuda_ops.destroy(b);
+    if (rank) comm_destroy(rank);
+    comm_group_destroy(group);
+    return s;
+}
