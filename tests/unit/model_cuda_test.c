@@ -516,14 +516,12 @@ static json_t *method_of(const retention_preset *preset)
     return json;
 }
 
-static void run_preset(const retention_preset *preset)
+static void run_preset(const retention_preset *preset, pass p, gpu_kv_format kv)
 {
-    pass p = small;
     p.bf16 = false;
-    p.heads_per_group = 1;
     p.chunk = ROWS_MOST;
     two_lanes t;
-    open_two(&t, &p, GPU_KV_BF16);
+    open_two(&t, &p, kv);
     retention_limits limits = {*geometry_of(&t.cpu), ROWS_MOST};
     retention_policy policy;
     error err = {{0}};
@@ -558,12 +556,33 @@ static void run_preset(const retention_preset *preset)
     close_two(&t);
 }
 
+/* The first of these, all with OCTAVO_SOAK. */
 static void presets_choose_as_on_the_cpu(void **state)
 {
     (void)state;
-    size_t n;
+    static const struct {
+        const char *dir;
+        uint32_t page_tokens;
+        kern_kv_format kv;
+        gpu_kv_format gpu_kv;
+    } cases[] = {
+        {GOLDEN "qwen3_f32", 16, KERN_KV_BF16, GPU_KV_BF16},
+        {GOLDEN "qwen3_f32", 16, KERN_KV_INT8, GPU_KV_INT8},
+        {GOLDEN "internlm2_long_bf16", 32, KERN_KV_BF16, GPU_KV_BF16},
+        {GOLDEN "llama3_rope_f32", 16, KERN_KV_BF16, GPU_KV_BF16},
+        {GOLDEN "mistral_f32", 16, KERN_KV_BF16, GPU_KV_BF16},
+    };
+    size_t n, n_cases = getenv("OCTAVO_SOAK") ? sizeof cases / sizeof *cases : 1;
     const retention_preset *presets = retention_presets(&n);
-    for (size_t i = 0; i < n; i++) run_preset(&presets[i]);
+    for (size_t c = 0; c < n_cases; c++) {
+        pass p = small;
+        p.dir = cases[c].dir;
+        p.heads_per_group = 1;
+        p.page_tokens = cases[c].page_tokens;
+        p.kv_type = cases[c].kv;
+        if (n_cases > 1) print_message("%s, %s pages\n", p.dir, kern_kv_name(p.kv_type));
+        for (size_t i = 0; i < n; i++) run_preset(&presets[i], p, cases[c].gpu_kv);
+    }
 }
 
 static void models_without_kernels(void **state)
