@@ -148,7 +148,7 @@ static bool has_devices(const workers_device *d, uint32_t n_ranks)
 {
     if (strcmp(d->name, "cuda") != 0) return true;
     uint32_t n = backend_cuda_devices(), left = n > d->index ? n - d->index : 0;
-    if (n == 0 || left >= n_ranks) return true; /* none: whoever opens it says so */
+    if (n == 0 || left >= n_ranks) return n > 0; /* none: whoever opens one here says why */
     fprintf(stderr, "octavo: --tp %u has %u GPU%s from cuda:%u on: all ranks are threads on it\n",
             n_ranks, left, left == 1 ? "" : "s", d->index);
     return false;
