@@ -34,6 +34,7 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .max_requests = e->o.max_requests,
         .max_logit_rows = e->info.max_logit_rows,
         .lacks = e->info.lacks,
+        .max_in_flight = engine_in_flight(e),
         .prefix_cache = e->o.prefix_cache,
         .salt = e->info.identity,
         .max_sessions = e->o.max_sessions,

@@ -9,9 +9,9 @@
  * retention.c says what a request keeps: its own word or the engine's default; session.c whose
  * pages it goes on from.
  *
- * Who owns a stream that the scheduler knows: the engine thread, but for the time that a step is
- * with the backend. Then whoever holds watch.lock does: the watchdog to fail it, or the engine
- * thread as it takes the step back (watch.c).
+ * Who owns a stream that the scheduler knows: the engine thread, but for the time that it is with
+ * the backend. Then whoever holds watch.lock does: the watchdog to fail it, or the engine thread as
+ * it comes back (watch.c).
  */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
@@ -245,13 +245,13 @@ typedef struct ending_choice {
     choice_end end;
 } ending_choice;
 
-/* The step that the backend has, and the thread that minds it. */
+/* The step that the engine thread is with the backend for, and the thread that minds it. */
 typedef struct step_watch {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
     bool thread_started, stop;
-    int64_t started_us; /* 0 = the backend has none */
+    int64_t started_us; /* 0 = it is not there */
     uint64_t step;
     uint32_t n_seqs;
     bool abandoned; /* its requests have been failed: its result is for nobody */
@@ -301,7 +301,11 @@ struct engine {
     engine_stream *
         *measured; /* [max_seqs]: streams whose measures the next sched_step selects by */
     uint32_t n_measured;
-    int64_t now_us; /* when the last result came */
+    const step_plan *in_flight[2]; /* the oldest first */
+    uint32_t n_in_flight;
+    const step_plan *collected; /* whose result came last */
+    int64_t now_us;             /* when that was */
+    bool lost; /* the backend, somebody says: it matters when nothing is in flight */
     engine_metrics counting;
     uint64_t steps;
     int64_t compute_us, schedule_us;
@@ -317,6 +321,11 @@ struct engine {
     char trouble[ENGINE_TROUBLE_BYTES]; /* "" = none since the backend was made */
 };
 
+/* Steps that the backend takes before the first is collected. */
+static inline uint32_t engine_in_flight(const engine *e)
+{
+    return e->info.max_in_flight < 2 ? 1 : 2;
+}
 /* A request has ended so: others may come. Any thread. */
 void engine_count_out(engine *e, engine_finish how);
 /* One choice has. Any thread. */
@@ -341,9 +350,13 @@ void loop_publish(engine *e);
 
 status watch_start(engine *e);
 void watch_stop(engine *e);
-/* Runs the plan. NULL when the step is for nobody: it was stuck, or the backend has failed; then
- * its requests have been failed, the plan's scheduler is gone, and the backend is new or broken. */
+/* Gives the backend the plan, unless it is empty, and takes the result of the oldest step in flight
+ * (e->collected). NULL when the next step may be planned before that; or when the step is for
+ * nobody: it was stuck, or the backend has failed; then all requests have been failed, nothing is
+ * in flight, the plan's scheduler is gone, and the backend is new or broken. */
 const step_result *watch_run(engine *e, const step_plan *plan);
+/* Waits for what is in flight, and takes nothing of it. */
+void watch_drain(engine *e);
 /* The backend was lost while it had nothing to do. */
 void watch_lost(engine *e);
 

@@ -40,6 +40,7 @@ static bool is_known(const engine *e, const engine_stream *s)
 static sched_stats with_sums(sched_stats now, const sched_stats *sums)
 {
     now.steps += sums->steps;
+    now.steps_ahead += sums->steps_ahead;
     now.preemptions += sums->preemptions;
     now.prompt_tokens += sums->prompt_tokens;
     now.generated_tokens += sums->generated_tokens;
@@ -237,12 +238,13 @@ void loop_turn_away(engine *e, int64_t wait_us)
 
 /* ---- tokens go out --------------------------------------------------------------------------- */
 
-/* Too little room for another step of every choice: the sequence waits for its reader. */
+/* Too little room for another step of every choice, beside those that may be planned already: the
+ * sequence waits for its reader. */
 static void pause_if_full(engine *e, engine_stream *s)
 {
     if (s->paused) return;
     pthread_mutex_lock(&s->lock);
-    bool full = s->limit - s->count < 2 * s->n_alive;
+    bool full = s->limit - s->count < (1 + engine_in_flight(e)) * s->n_alive;
     if (full) s->resume_wanted = true;
     pthread_mutex_unlock(&s->lock);
     if (!full) return;
@@ -379,26 +381,26 @@ static void take_added(engine *e)
 
 /* One turn: what happened goes to the scheduler, its plan to the backend. False when there is
  * nothing to run. */
-static bool turn(engine *e, const inbox_batch *batch, const step_plan **plan,
-                 const step_result **result)
+static bool turn(engine *e, const inbox_batch *batch, const step_result **result)
 {
-    if (*result) take_result(e, *plan, *result);
+    if (*result) take_result(e, e->collected, *result);
     take_inbox(e, batch);
+    e->lost |= batch->lost;
     *result = NULL;
     if (atomic_load(&e->state) == ENGINE_BROKEN) {
         e->n_events = 0;
         return false;
     }
     int64_t start = clock_now_us();
-    *plan = sched_step(e->sched, start, e->events, e->n_events);
+    const step_plan *plan = sched_step(e->sched, start, e->events, e->n_events);
     int64_t schedule_us = clock_now_us() - start;
     e->schedule_us += schedule_us;
     take_added(e);
     charge_selection(e, schedule_us);
     take_ended(e);
-    if (!sched_plan_empty(*plan)) *result = watch_run(e, *plan);
-    else if (batch->lost) watch_lost(e);
-    return *result != NULL;
+    if (!sched_plan_empty(plan) || e->n_in_flight > 0) *result = watch_run(e, plan);
+    else if (e->lost) watch_lost(e);
+    return *result || e->n_in_flight > 0;
 }
 
 /* An idle session ends by the clock, which the scheduler sees only when it is asked. */
@@ -414,7 +416,6 @@ void *engine_loop(void *arg)
 {
     engine *e = arg;
     thread_set_name("oct-engine");
-    const step_plan *plan = NULL;
     const step_result *result = NULL;
     bool busy = false;
     for (;;) {
@@ -425,8 +426,9 @@ void *engine_loop(void *arg)
             take_inbox(e, &batch);
             break;
         }
-        busy = turn(e, &batch, &plan, &result);
+        busy = turn(e, &batch, &result);
     }
+    watch_drain(e);
     loop_fail_all(e, STATUS_ABORTED, "the engine stops");
     return NULL;
 }

@@ -1,9 +1,10 @@
 /* The backend under watch: steps that are stuck or fail as a whole, and what comes after them.
  *
- * A step begins and ends under watch.lock. In between the engine thread touches neither streams nor
- * scheduler, so the watchdog, while it holds the lock, may fail the streams as if it were the
- * engine thread, and may interrupt a backend that cannot go away meanwhile. It marks the step
- * abandoned; the engine thread sees that when the backend returns, and takes nothing from it.
+ * The engine thread goes to the backend, and comes back, under watch.lock. In between it touches
+ * neither streams nor scheduler, so the watchdog, while it holds the lock, may fail the streams as
+ * if it were the engine thread, and may interrupt a backend that cannot go away meanwhile. It marks
+ * the step abandoned; the engine thread sees that when the backend returns, and takes nothing from
+ * it, nor from the step that may be in flight behind it.
  */
 #include "engine/internal.h"
 
@@ -106,7 +107,7 @@ static bool is_alike(const backend_info *a, const backend_info *b)
 {
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
-           a->identity == b->identity &&
+           a->max_in_flight == b->max_in_flight && a->identity == b->identity &&
            memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
 }
 
@@ -184,6 +185,7 @@ static status make_backend(engine *e, bool was_lost, error *err)
 static void keep_sums(sched_stats *sums, const sched_stats *last)
 {
     sums->steps += last->steps;
+    sums->steps_ahead += last->steps_ahead;
     sums->preemptions += last->preemptions;
     sums->prompt_tokens += last->prompt_tokens;
     sums->generated_tokens += last->generated_tokens;
@@ -238,6 +240,7 @@ static void recover(engine *e, bool was_lost)
     error err = {{0}};
     char text[sizeof err.text + 64];
     int64_t start = clock_now_us();
+    e->lost = false;
     bool fine = status_ok(make_anew(e, was_lost, &err));
     if (fine)
         snprintf(text, sizeof text, "the backend was made anew in %lld ms",
@@ -276,13 +279,15 @@ static bool ends_backend(status s)
     return s.code == STATUS_INTERNAL || s.code == STATUS_UNAVAILABLE;
 }
 
-static void begin(engine *e, const step_plan *plan)
+/* With the oldest step in flight. It is as old as this wait for it: how long it has run beside the
+ * engine thread is not known to be the backend's doing. */
+static void begin(engine *e)
 {
     step_watch *w = &e->watch;
     pthread_mutex_lock(&w->lock);
     w->started_us = clock_now_us();
-    w->step = plan->step;
-    w->n_seqs = plan->n_seqs;
+    w->step = e->in_flight[0]->step;
+    w->n_seqs = e->in_flight[0]->n_seqs;
     w->abandoned = false;
     pthread_mutex_unlock(&w->lock);
 }
@@ -298,18 +303,49 @@ static bool end(engine *e)
     return abandoned;
 }
 
+/* Gives the backend what is new, and collects the oldest step unless one more may be planned while
+ * that runs. */
+static status visit_backend(engine *e, const step_plan *plan, const step_result **result)
+{
+    const backend *b = &e->backend;
+    bool is_new = !sched_plan_empty(plan);
+    if (is_new) RETURN_IF_ERROR(b->ops->submit(b->ctx, plan));
+    if (is_new && e->n_in_flight < engine_in_flight(e)) return STATUS_IS_OK;
+    return b->ops->collect(b->ctx, result);
+}
+
+static status check_result(const step_plan *plan, const step_result *result)
+{
+    if (ends_backend(result->status)) return result->status;
+    if (status_ok(result->status) && result->checksum != plan->checksum)
+        return status_make(STATUS_INTERNAL,
+                           "the backend's page tables differ from the scheduler's");
+    return STATUS_IS_OK;
+}
+
 const step_result *watch_run(engine *e, const step_plan *plan)
 {
     const step_result *result = NULL;
-    begin(e, plan);
-    status st = e->backend.ops->submit(e->backend.ctx, plan);
-    if (status_ok(st)) st = e->backend.ops->collect(e->backend.ctx, &result);
+    if (!sched_plan_empty(plan)) e->in_flight[e->n_in_flight++] = plan;
+    const step_plan *oldest = e->in_flight[0];
+    begin(e);
+    status st = visit_backend(e, plan, &result);
     bool abandoned = end(e);
-    if (status_ok(st) && ends_backend(result->status)) st = result->status;
-    if (status_ok(st) && status_ok(result->status) && result->checksum != plan->checksum)
-        st = status_make(STATUS_INTERNAL, "the backend's page tables differ from the scheduler's");
-    if (status_ok(st) && !abandoned) return result;
-    if (!abandoned) fail_step(e, plan, st);
+    if (status_ok(st) && result) st = check_result(oldest, result);
+    if (status_ok(st) && !abandoned) {
+        if (!result) return NULL;
+        e->collected = oldest;
+        e->in_flight[0] = e->in_flight[--e->n_in_flight];
+        return result;
+    }
+    e->n_in_flight = 0;
+    if (!abandoned) fail_step(e, oldest, st);
     recover(e, !abandoned && st.code == STATUS_UNAVAILABLE);
     return NULL;
+}
+
+void watch_drain(engine *e)
+{
+    static const step_plan nothing;
+    while (e->n_in_flight > 0) watch_run(e, &nothing);
 }

@@ -304,6 +304,43 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     return STATUS_IS_OK;
 }
 
+/* Pages behind the first that so many tokens take are given up. */
+static void cut_table(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
+{
+    pkv_seq *s = &p->seqs[id];
+    pkv_table *t = &s->tables[group];
+    uint32_t left = pages_for(p, kept);
+    uint64_t key = checksum_key(id, group);
+    log_word(p, DELTA_TRIM);
+    log_word(p, id);
+    log_word(p, group);
+    log_word(p, kept);
+    log_word(p, 0);
+    s->held -= t->n_pages - left;
+    while (t->n_pages > left) {
+        uint32_t page = seq_pages(s, group)[--t->n_pages];
+        p->checksum -= checksum_page(key, t->n_pages, page);
+        pool_unref(p, page);
+    }
+    if (t->slot_pages > left) t->slot_pages = left;
+    t->drop_epoch = 0;
+    table_set_kept(p, id, group, kept);
+}
+
+status pkv_seq_cut(pkv *p, uint32_t id, uint32_t n)
+{
+    pkv_seq *s = seq_opened(p, id);
+    if (n == 0) return STATUS_IS_OK;
+    assert(n <= s->length && s->length - n >= s->published * p->geometry.page_tokens);
+    RETURN_IF_ERROR(log_room(p, (size_t)p->groups * DELTA_TRIM_HEAD, 0, 0));
+    for (uint32_t g = 0; g < p->groups; g++) {
+        assert(n <= s->tables[g].kept);
+        cut_table(p, id, g, s->tables[g].kept - n);
+    }
+    s->length -= n;
+    return STATUS_IS_OK;
+}
+
 /* ---- drop, fork, close ----------------------------------------------------------------------- */
 
 /* Moves the positions of the kept compacted pages together; returns how many those are. */

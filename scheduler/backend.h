@@ -3,10 +3,14 @@
  *
  * What     a step plan goes in, a step result comes out. Both are plain data, the same in process
  *          and on a wire. A backend returns tokens and measures, never decisions about pages.
- * Owner    plans belong to the scheduler and stay valid until the result was collected; results
- *          belong to the backend and stay valid until the next submit.
- * Threads  one thread calls submit and collect, in turn; at most backend_info.max_in_flight steps
- *          between.
+ * Owner    plans belong to the scheduler and stay valid until the result was collected; where
+ *          max_in_flight is 2 deltas only until submit returns, for the next plan is made then.
+ *          Results belong to the backend and stay valid until the next submit, whatever else is in
+ *          flight.
+ * Threads  one thread calls submit and collect; at most backend_info.max_in_flight steps between.
+ * Order    steps are done one after the other, as submitted, and collected so. A second one is
+ *          submitted only ahead of the first one's tokens (step_seq.token_from): it has no opens,
+ *          each of its shares is one row and one draw, and so is each share of the first.
  * Units    microseconds; tokens; rows (one query token each).
  * Errors   a plan the backend cannot run is an error of that step: result.status; the backend
  *          lives on unless it says STATUS_INTERNAL, or STATUS_UNAVAILABLE: a rank of it is lost.
@@ -65,6 +69,10 @@ typedef struct step_seq {
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
     uint32_t next_token;   // what comes after the last row, where measure.novelty asks for it
+    /* 0: tokens[] has its tokens. Else the step before is in flight, and 1 + the index of the share
+     * there whose draw is this share's only token; that of tokens[] is 0. Where the step before
+     * failed nobody looks at what comes of this one. */
+    uint32_t token_from;
     measure_spec measure;
 } step_seq;
 
@@ -121,8 +129,8 @@ typedef struct backend_info {
     uint32_t max_logit_rows; // rows of want_logits in one plan (each is vocab_size floats); 0 = all
     uint32_t lacks;          // bits of retention_measures that it cannot do
     uint32_t n_pages;
-    uint32_t n_host_pages; // of the host tier, as large as the pool's; 0 = it has none
-    uint32_t max_in_flight;
+    uint32_t n_host_pages;  // of the host tier, as large as the pool's; 0 = it has none
+    uint32_t max_in_flight; // 1, or 2: the next step is given while one runs
     pkv_geometry geometry;
     uint64_t identity; // of the weights and RoPE base: part of the prefix salt
 } backend_info;
@@ -132,9 +140,10 @@ typedef struct backend_ops {
     status (*submit)(void *ctx, const step_plan *plan);
     /* Waits for the oldest step in flight. */
     status (*collect)(void *ctx, const step_result **out);
-    /* Asks the step in flight to give up soon; collect then returns STATUS_INTERNAL, and the
+    /* Asks the steps in flight to give up soon; collect then returns STATUS_INTERNAL, and the
      * backend can only be destroyed. Any thread. */
     void (*interrupt)(void *ctx);
+    /* Steps may still be in flight where one failed for good. */
     void (*destroy)(void *ctx);
 } backend_ops;
 

@@ -159,11 +159,11 @@ static void take_pages(sched *s)
     }
 }
 
-static void add_open(sched *s, sched_seq *q)
+static void add_open(sched_work *w, sched_seq *q)
 {
     const sched_entry *e = q->entry;
     q->needs_open = false;
-    s->opens[s->plan.n_opens++] = (step_open){
+    w->opens[w->plan.n_opens++] = (step_open){
         .seq = q->slot,
         .choice = q->choice,
         .params = &e->params,
@@ -195,52 +195,72 @@ static measure_spec measure_of(const sched *s, const sched_seq *q, uint32_t to)
     return spec;
 }
 
-static void add_share(sched *s, sched_seq *q, int64_t now_us)
+void sched_add_share(sched_work *w, sched_seq *q, step_seq share)
+{
+    share.first_token = w->plan.n_tokens;
+    q->share = w->plan.n_seqs++;
+    w->planned[q->share] = q;
+    w->seqs[q->share] = share;
+    w->plan.n_tokens += share.n_tokens;
+    q->listed++;
+    q->entry->listed++;
+}
+
+static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
     uint32_t to = q->computed + q->planned;
-    step_seq share = {
-        .seq = q->slot,
-        .request = e->id,
-        .choice = q->choice,
-        .first_token = s->plan.n_tokens,
-        .n_tokens = q->planned,
-        .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
-        .n_samples = to == q->n_tokens ? draws_of(q) : 0,
-        .sample_index = q->n_tokens - e->n_prompt,
-        .want_logits = wants_logits(q),
-        .next_token = to < q->n_tokens ? q->tokens[to] : 0,
-        .measure = measure_of(s, q, to),
-    };
-    memcpy(s->plan_tokens + s->plan.n_tokens, q->tokens + q->computed,
-           q->planned * sizeof *q->tokens);
-    s->planned[s->plan.n_seqs] = q;
-    s->plan_seqs[s->plan.n_seqs++] = share;
-    s->plan.n_tokens += q->planned;
+    memcpy(w->tokens + w->plan.n_tokens, q->tokens + q->computed, q->planned * sizeof *q->tokens);
+    sched_add_share(w, q,
+                    (step_seq){
+                        .seq = q->slot,
+                        .request = e->id,
+                        .choice = q->choice,
+                        .n_tokens = q->planned,
+                        .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
+                        .n_samples = to == q->n_tokens ? draws_of(q) : 0,
+                        .sample_index = q->n_tokens - e->n_prompt,
+                        .want_logits = wants_logits(q),
+                        .next_token = to < q->n_tokens ? q->tokens[to] : 0,
+                        .measure = measure_of(s, q, to),
+                    });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }
 
 void sched_plan_step(sched *s, int64_t now_us)
 {
-    s->plan.n_seqs = s->plan.n_opens = s->plan.n_tokens = s->n_preempted = s->n_pressed = 0;
+    sched_work *w = next_work(s);
+    w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_pressed = 0;
+    w->ahead = s->settled = false;
     s->lasting = s->passing = 0;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     uint32_t budget = give_tokens(s);
     take_pages(s);
-    if (s->n_preempted + s->n_pressed == 0) sched_admit(s, budget, now_us);
+    if (s->n_preempted + s->n_pressed == 0) {
+        sched_admit(s, budget, now_us);
+        s->settled = true;
+    }
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         /* With its first rows and not before: should the step fail, it starts anew, open and all.
          */
-        if (q->needs_open && q->planned > 0) add_open(s, q);
-        if (q->planned == 1) add_share(s, q, now_us);
+        if (q->needs_open && q->planned > 0) add_open(w, q);
+        if (q->planned == 1) add_share(s, w, q, now_us);
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
-        if (s->running.seqs[i]->planned > 1) add_share(s, s->running.seqs[i], now_us);
+        if (s->running.seqs[i]->planned > 1) add_share(s, w, s->running.seqs[i], now_us);
     }
-    s->plan.deltas = pkv_take_deltas(s->kv);
-    s->plan.checksum = pkv_checksum(s->kv);
-    if (sched_plan_empty(&s->plan)) return;
-    s->plan.step++;
+}
+
+const step_plan *sched_close_plan(sched *s)
+{
+    sched_work *w = next_work(s);
+    w->plan.deltas = pkv_take_deltas(s->kv);
+    w->plan.checksum = pkv_checksum(s->kv);
+    if (sched_plan_empty(&w->plan)) return &w->plan;
+    w->plan.step = ++s->last_step;
+    s->n_in_flight++;
     s->stats.steps++;
+    s->stats.steps_ahead += w->ahead;
+    return &w->plan;
 }

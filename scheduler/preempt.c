@@ -7,9 +7,10 @@
 static void wait_again(sched *s, sched_seq *q)
 {
     sched_seq_stop(s, q, SEQ_WAITING);
-    q->planned = 0;
+    q->planned = q->ahead = 0;
     q->pressed = false;
     q->preemptions++;
+    s->settled = false;
     sched_list_insert(&s->waiting, q);
     s->n_preempted++;
     s->stats.preemptions++;

@@ -99,7 +99,10 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
     if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)
         return "a sequence has too many or too few tokens";
     if (q->n_presses > e->max_presses) return "too many choices under pressure";
-    if (q->planned > 0 && !s->in_flight) return "tokens are planned, but no step is in flight";
+    if (q->planned > 0 && s->n_in_flight == 0)
+        return "tokens are planned, but no step is in flight";
+    if (q->ahead > 0 && (s->n_in_flight < 2 || q->ahead > q->planned || q->planned > 1))
+        return "a token is planned ahead of none";
     if (!running) {
         if (!q->swap && !q->parked && q->computed != 0)
             return "a waiting sequence has computed tokens";
@@ -114,7 +117,7 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
     if (q->pressed && q->planned != 1) return "a sequence is pressed without a row";
     if (q->slot >= s->options.max_seqs || !pkv_seq_is_open(s->kv, q->slot))
         return "a running sequence has no tables";
-    if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned)
+    if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned + q->ahead)
         return "a sequence's tables have another length than it computed";
     if (q->computed + q->planned > q->n_tokens)
         return "a sequence computed tokens it does not know";
@@ -165,30 +168,32 @@ static const char *check_slots(const sched *s)
 
 static const char *check_requests(const sched *s)
 {
-    uint32_t n_live = 0, n_mapped = 0, listed = 0;
+    uint32_t n_live = 0, n_mapped = 0, n_waiting = 0;
     uint64_t n_choices = 0;
     for (uint32_t i = 0; i <= s->map_mask; i++) {
         const sched_entry *e = s->map[i];
         if (!e) continue;
         n_mapped++;
         if (sched_entry_find(s, e->id) != e) return "a request cannot be found by its id";
-        uint32_t live = 0, held = 0;
+        uint32_t live = 0, held = 0, listed = 0;
         for (uint32_t j = 0; j < e->n; j++) {
             live += !e->seqs[j].ended;
             held += e->seqs[j].state == SEQ_RUNNING;
-            listed += e->seqs[j].state == SEQ_WAITING;
+            n_waiting += e->seqs[j].state == SEQ_WAITING;
+            listed += e->seqs[j].listed;
             bool expected = e->born ? !e->seqs[j].ended : j == 0 && e->live > 0;
             if (expected && e->seqs[j].state != SEQ_RUNNING && e->seqs[j].state != SEQ_WAITING)
                 return "a live choice is in no list";
         }
-        if (live != e->live || held != e->held) return "a request miscounts its choices";
+        if (live != e->live || held != e->held || listed != e->listed)
+            return "a request miscounts its choices";
         if (live == 0) continue;
         n_live++;
         n_choices += e->n;
     }
     if (n_mapped != s->n_mapped || n_live != s->n_live || n_choices != s->n_choices)
         return "requests are miscounted";
-    return listed == s->waiting.n ? NULL : "the waiting list is miscounted";
+    return n_waiting == s->waiting.n ? NULL : "the waiting list is miscounted";
 }
 
 const char *sched_check_integrity(const sched *s)

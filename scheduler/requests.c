@@ -242,7 +242,7 @@ void sched_entries_forget(sched *s)
     while (*link) {
         sched_entry *e = *link;
         map_remove(s, e);
-        if (e->held > 0) { /* still in the step in flight */
+        if (e->held > 0 || e->listed > 0) { /* still in a step in flight */
             link = &e->next_ended;
             continue;
         }
@@ -353,8 +353,9 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     if (q->ended) return;
     sched_entry *e = q->entry;
     sched_seq *holder = e->born ? q : e->seqs; /* of the list place and pages that q stands for */
+    bool whole = sched_forget_ahead(s, q);
     sched_describe_seq(s, q, &q->final);
-    if (finished && e->claims) leave_session(s, q);
+    if (finished && e->claims && whole) leave_session(s, q);
     sched_describe_session(e, &q->final);
     q->ended = true;
     e->live--;
@@ -402,8 +403,12 @@ static void reap(sched *s, sched_seq *q)
 
 void sched_reap(sched *s)
 {
+    bool left = false;
     for (uint32_t i = s->running.n; s->has_ended && i-- > 0;) {
-        if (seq_is_over(s->running.seqs[i])) reap(s, s->running.seqs[i]);
+        sched_seq *q = s->running.seqs[i];
+        if (!seq_is_over(q)) continue;
+        if (q->listed > 0) left = true;
+        else reap(s, q);
     }
-    s->has_ended = false;
+    s->has_ended = left;
 }

@@ -153,7 +153,8 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     sched_stop stop = sched_next_stop(q);
     uint32_t from = q->computed, to = from + q->planned;
     q->computed = to;
-    q->planned = 0;
+    q->planned = q->ahead;
+    q->ahead = 0;
     if (from < q->furthest)
         s->stats.replayed_tokens += (to < q->furthest ? to : q->furthest) - from;
     if (to > q->furthest) q->furthest = to;
@@ -192,34 +193,50 @@ static void forget_session(sched_seq *q)
     sched_describe_session(q->entry, &q->final);
 }
 
-static int64_t measure_us_each(const sched *s, const step_result *r)
+static int64_t measure_us_each(const step_plan *plan, const step_result *r)
 {
     uint32_t n_measured = 0;
-    for (uint32_t i = 0; i < s->plan.n_seqs; i++) {
-        n_measured += s->plan_seqs[i].measure.kind != MEASURE_NONE;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        n_measured += plan->seqs[i].measure.kind != MEASURE_NONE;
     }
     return n_measured > 0 ? r->measure_us / n_measured : 0;
+}
+
+/* No longer in flight. */
+static const sched_work *take_work(sched *s)
+{
+    const sched_work *w = oldest_work(s);
+    s->n_in_flight--;
+    s->first = (s->first + 1) % s->depth;
+    for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
+        w->planned[i]->listed--;
+        w->planned[i]->entry->listed--;
+    }
+    return w;
 }
 
 /* All choices first: forks may take the pages that were set aside for them. */
 void sched_take_result(sched *s, const step_result *r)
 {
-    assert(s->in_flight && r->step == s->plan.step);
-    s->in_flight = false;
-    int64_t measure_us = measure_us_each(s, r);
+    assert(s->n_in_flight > 0 && r->step == oldest_work(s)->plan.step);
+    const sched_work *w = take_work(s);
+    int64_t measure_us = measure_us_each(&w->plan, r);
     bool ok = status_ok(r->status);
-    for (uint32_t i = 0; i < s->plan.n_seqs; i++) {
-        sched_seq *q = s->planned[i];
-        s->spoilt[i] = false;
-        if (seq_is_over(q) && !q->stores) continue;
-        s->spoilt[i] = !ok || !take_rows(s, q, &s->plan_seqs[i], &r->seqs[i], measure_us);
+    for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
+        sched_seq *q = w->planned[i];
+        s->fates[i] = ROWS_IGNORED;
+        if (q->planned == 0 || (seq_is_over(q) && !q->stores)) continue;
+        bool fine = ok && take_rows(s, q, &w->seqs[i], &r->seqs[i], measure_us);
+        s->fates[i] = fine ? ROWS_COUNT : ROWS_SPOILT;
     }
-    for (uint32_t i = 0; i < s->plan.n_seqs; i++) {
-        sched_seq *q = s->planned[i];
+    for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
+        sched_seq *q = w->planned[i];
+        bool spoilt = s->fates[i] == ROWS_SPOILT;
+        if (s->fates[i] == ROWS_IGNORED) continue;
         if (seq_is_over(q)) {
-            if (s->spoilt[i]) forget_session(q);
+            if (spoilt) forget_session(q);
         } else if (ok) {
-            take_samples(s, q, &s->plan_seqs[i], &r->seqs[i], s->spoilt[i]);
+            take_samples(s, q, &w->seqs[i], &r->seqs[i], spoilt);
         } else {
             sched_replay(s, q); /* what the step did is unknown: its rows are computed again */
         }

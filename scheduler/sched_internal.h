@@ -6,9 +6,9 @@
  * from it ("born") running   sequences with a slot (a sequence number of the tables), best rank
  * first waiting   sequences without one, best rank first
  *
- * Rank: (priority, arrival, order of being added, choice). Pages are touched only between steps:
- * what ends while a step is in flight is marked and given up when its result is in, since the
- * plan's deltas belong to the backend till then.
+ * Rank: (priority, arrival, order of being added, choice). What ends while a step is in flight that
+ * has rows of it is marked, and given up when the result is in. With one step in flight at most
+ * pages are touched only between steps, since the plan's deltas belong to the backend till then.
  */
 #ifndef SCHEDULER_SCHED_INTERNAL_H
 #define SCHEDULER_SCHED_INTERNAL_H
@@ -47,7 +47,10 @@ struct sched_seq {
     uint32_t swap;     // while waiting: where its pages are in the host tier, 0 = nowhere
     uint32_t parked;   // while waiting: the pages of the session it goes on from, 0 = none
     double swap_kept;  // tokens kept in the tier
-    uint32_t planned;  // tokens in this step
+    uint32_t planned;  // tokens in this step: in the oldest in flight, when there are two
+    uint32_t ahead;    // in the step planned ahead of that one's result
+    uint32_t listed;   // steps in flight that have a share of it, though its rows may not count
+    uint32_t share;    // which one, in the last of them
     uint32_t n_tokens; // known: the prompt and what was sampled
     uint32_t computed; // of which have K and V
     uint32_t furthest; // most that were ever computed: below it is a replay
@@ -72,8 +75,9 @@ struct sched_entry {
     int64_t arrival_us, first_planned_us; // the latter -1 before
     uint64_t salt;
     uint32_t n_prompt, max_new_tokens, n, max_presses;
-    uint32_t live; // choices that have not ended
-    uint32_t held; // sequences that are running
+    uint32_t live;   // choices that have not ended
+    uint32_t held;   // sequences that are running
+    uint32_t listed; // sum over its sequences
     bool born;
     bool want_logits, has_penalties;
     uint32_t logits_sent;   // prompt rows
@@ -100,6 +104,22 @@ typedef struct sched_session {
     uint32_t *presses, *tokens;
     uint32_t n_turns, n_presses, n_tokens;
 } sched_session;
+
+/* A step: its plan, and whose shares it has. */
+typedef struct sched_work {
+    step_plan plan;
+    step_seq *seqs;      // [max_seqs]
+    sched_seq **planned; // [max_seqs] whose share seqs[i] is
+    step_open *opens;    // [max_seqs]
+    uint32_t *tokens;    // [prefill_chunk + max_seqs]
+    bool ahead;          // planned before the step before it had brought its tokens
+} sched_work;
+
+enum { SCHED_MOST_IN_FLIGHT = 2 };
+
+/* What came of a share's rows: nobody asks for them any more; they are what the table says; or the
+ * choice after them failed, or the step did. */
+typedef enum row_fate { ROWS_IGNORED, ROWS_COUNT, ROWS_SPOILT } row_fate;
 
 typedef struct sched_list {
     sched_seq **seqs; // [capacity], best rank first
@@ -130,19 +150,18 @@ struct sched {
     uint32_t reserved_slots; // for the children of running carriers
     bool has_ended;          // some running sequence is to be given up
 
-    bool in_flight;
-    step_plan plan, idle_plan;
+    sched_work works[SCHED_MOST_IN_FLIGHT]; // [depth]
+    uint32_t depth, first, n_in_flight;     // works[first] is the oldest in flight, or the next
+    uint64_t last_step;                     // planned
+    bool settled; // nothing has happened that could let a waiting one start since it could not
+    step_plan idle_plan;
     int64_t now_us;
-    uint32_t n_preempted;  // in this step
-    uint32_t n_pressed;    // in this step
-    uint64_t lasting;      // pages that this step's choices may take for good
-    uint32_t passing;      // and those that one of them may take for a moment
-    uint32_t logit_rows;   // that this step may still ask for
-    step_seq *plan_seqs;   // [max_seqs]
-    sched_seq **planned;   // [max_seqs] whose share plan_seqs[i] is
-    step_open *opens;      // [max_seqs]
-    uint32_t *plan_tokens; // [prefill_chunk + max_seqs]
-    bool *spoilt;          // [max_seqs] the choice after plan_seqs[i] failed
+    uint32_t n_preempted; // in this step
+    uint32_t n_pressed;   // in this step
+    uint64_t lasting;     // pages that this step's choices may take for good
+    uint32_t passing;     // and those that one of them may take for a moment
+    uint32_t logit_rows;  // that this step may still ask for
+    row_fate *fates;      // [max_seqs] of the shares of the step whose result is taken
 
     uint64_t *keep; // what a choice is made in: sized as requests are taken in
     float *scratch;
@@ -163,6 +182,12 @@ static inline bool seq_is_over(const sched_seq *q)
 }
 /* -1, 0, 1 as a ranks before, equal to, behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
+static inline sched_work *oldest_work(sched *s) { return &s->works[s->first]; }
+/* Behind those in flight. */
+static inline sched_work *next_work(sched *s)
+{
+    return &s->works[(s->first + s->n_in_flight) % s->depth];
+}
 /* It is not to be planned: its reader is slow, or it has all its tokens and awaits its END. */
 bool sched_seq_is_idle(const sched_seq *q);
 static inline const retention_policy *policy_of(const sched_entry *e)
@@ -195,7 +220,7 @@ void sched_list_remove(sched_list *l, sched_seq *q);
 void sched_seq_start(sched *s, sched_seq *q);
 /* Closes its tables, unless they were swapped out, and takes its slot back. */
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
-/* Gives up what ended; not while a step is in flight. */
+/* Gives up what ended and is in no step in flight. */
 void sched_reap(sched *s);
 
 /* ---- admit.c ---- */
@@ -241,7 +266,18 @@ bool sched_seq_lacks_logits(const sched *s, const sched_seq *q);
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
 /* The share planned for it ends in a choice, perhaps: the pages that takes are set aside. */
 void sched_reserve(sched *s, const sched_seq *q);
+/* Into the next work, which has no shares yet. */
 void sched_plan_step(sched *s, int64_t now_us);
+/* The share goes behind the work's others; its first_token is set. */
+void sched_add_share(sched_work *w, sched_seq *q, step_seq share);
+/* The next work has all its shares: it gets the deltas, and is in flight unless it is empty. */
+const step_plan *sched_close_plan(sched *s);
+
+/* ---- ahead.c: the next step, planned while one is in flight ---- */
+/* Into the next work; false where the tokens of the step in flight have to be awaited. */
+bool sched_plan_ahead(sched *s);
+/* One that ended: rows planned ahead are taken back out of its tables. False when memory is out. */
+bool sched_forget_ahead(sched *s, sched_seq *q);
 
 /* ---- preempt.c ---- */
 /* Gives up slot and pages; the sequence waits in its old place. In this step it got no tokens and

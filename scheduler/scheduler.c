@@ -28,6 +28,25 @@ static bool options_valid(const sched_options *o, error *err)
     return true;
 }
 
+static bool work_create(const sched *s, sched_work *w)
+{
+    const sched_options *o = &s->options;
+    w->seqs = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->seqs);
+    w->planned = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->planned);
+    w->opens = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->opens);
+    w->tokens = alloc_zeroed(&s->alloc, (size_t)o->max_seqs + o->prefill_chunk, sizeof *w->tokens);
+    w->plan = (step_plan){.seqs = w->seqs, .opens = w->opens, .tokens = w->tokens};
+    return w->seqs && w->planned && w->opens && w->tokens;
+}
+
+static void work_destroy(const allocator *a, sched_work *w)
+{
+    alloc_free(a, w->seqs);
+    alloc_free(a, w->planned);
+    alloc_free(a, w->opens);
+    alloc_free(a, w->tokens);
+}
+
 static uint32_t map_size(const sched_options *o)
 {
     /* Live requests, and those that ended in the last call. At most half full. */
@@ -52,17 +71,16 @@ status sched_create(const sched_options *options, sched **out, error *err)
     s->page_tokens = options->geometry.page_tokens;
     s->map_mask = map_size(options) - 1;
     s->n_free_slots = s->running.capacity = options->max_seqs;
+    s->depth = options->max_in_flight < 2 ? 1 : SCHED_MOST_IN_FLIGHT;
 
     size_t n = options->max_seqs;
     s->map = alloc_zeroed(a, (size_t)s->map_mask + 1, sizeof *s->map);
     s->running.seqs = alloc_zeroed(a, n, sizeof *s->running.seqs);
     s->free_slots = alloc_zeroed(a, n, sizeof *s->free_slots);
-    s->plan_seqs = alloc_zeroed(a, n, sizeof *s->plan_seqs);
-    s->planned = alloc_zeroed(a, n, sizeof *s->planned);
-    s->opens = alloc_zeroed(a, n, sizeof *s->opens);
-    s->spoilt = alloc_zeroed(a, n, sizeof *s->spoilt);
+    s->fates = alloc_zeroed(a, n, sizeof *s->fates);
     s->sessions = alloc_zeroed(a, (size_t)options->max_sessions + 1, sizeof *s->sessions);
-    s->plan_tokens = alloc_zeroed(a, n + options->prefill_chunk, sizeof *s->plan_tokens);
+    bool has_works = true;
+    for (uint32_t i = 0; i < s->depth; i++) has_works &= work_create(s, &s->works[i]);
     status st = pkv_create(&(pkv_options){.geometry = options->geometry,
                                           .n_pages = options->n_pages,
                                           .n_host_pages = options->n_host_pages,
@@ -72,8 +90,8 @@ status sched_create(const sched_options *options, sched **out, error *err)
                                           .on_block = options->on_block,
                                           .on_block_ctx = options->on_block_ctx},
                            &s->kv);
-    if (status_ok(st) && !(s->map && s->running.seqs && s->free_slots && s->plan_seqs &&
-                           s->planned && s->spoilt && s->sessions && s->opens && s->plan_tokens)) {
+    if (status_ok(st) &&
+        !(s->map && s->running.seqs && s->free_slots && s->fates && s->sessions && has_works)) {
         st = status_make(STATUS_NO_MEMORY, NULL);
     }
     if (!status_ok(st)) {
@@ -81,9 +99,6 @@ status sched_create(const sched_options *options, sched **out, error *err)
         return error_set(err, st.code, "scheduler: %s", status_text(st.code));
     }
     for (uint32_t i = 0; i < options->max_seqs; i++) s->free_slots[i] = options->max_seqs - 1 - i;
-    s->plan.seqs = s->plan_seqs;
-    s->plan.opens = s->opens;
-    s->plan.tokens = s->plan_tokens;
     *out = s;
     return STATUS_IS_OK;
 }
@@ -99,20 +114,18 @@ void sched_destroy(sched *s)
     alloc_free(&a, s->running.seqs);
     alloc_free(&a, s->waiting.seqs);
     alloc_free(&a, s->free_slots);
-    alloc_free(&a, s->plan_seqs);
-    alloc_free(&a, s->planned);
-    alloc_free(&a, s->spoilt);
+    alloc_free(&a, s->fates);
     alloc_free(&a, s->sessions);
     alloc_free(&a, s->keep);
     alloc_free(&a, s->scratch);
-    alloc_free(&a, s->opens);
-    alloc_free(&a, s->plan_tokens);
+    for (uint32_t i = 0; i < s->depth; i++) work_destroy(&a, &s->works[i]);
     alloc_free(&a, s);
 }
 
 static void take_event(sched *s, const sched_event *event, int64_t now_us)
 {
     sched_entry *e;
+    s->settled &= event->kind == SCHED_RESULT;
     switch (event->kind) {
     case SCHED_ADD:
         e = sched_entry_create(s, event->add, now_us);
@@ -136,15 +149,17 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
 
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
 {
+    /* Who has more than one step in flight is done with a plan's deltas when it takes the next. */
+    bool may_touch = s->n_in_flight == 0 || s->depth > 1;
     s->now_us = now_us;
     sched_entries_forget(s);
     /* None is gone on from after its time, however long nobody asked. */
-    if (!s->in_flight) sched_sessions_expire(s);
+    if (may_touch) sched_sessions_expire(s);
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
-    if (s->in_flight) return &s->idle_plan;
+    if (s->n_in_flight == s->depth) return &s->idle_plan;
     sched_reap(s);
     sched_sessions_expire(s);
-    sched_plan_step(s, now_us);
-    s->in_flight = !sched_plan_empty(&s->plan);
-    return &s->plan;
+    if (s->n_in_flight == 0) sched_plan_step(s, now_us);
+    else if (!sched_plan_ahead(s)) return &s->idle_plan; /* deltas go with the next one */
+    return sched_close_plan(s);
 }

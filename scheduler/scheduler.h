@@ -27,6 +27,7 @@ typedef struct sched_options {
     uint32_t max_requests;   // waiting and running: the queue's limit
     uint32_t max_logit_rows; // rows that want logits in one step (backend_info); 0 = no limit
     uint32_t lacks;          // what the backend cannot measure (backend_info)
+    uint32_t max_in_flight;  // backend_info; 0 is 1. More than 2 is 2
     bool prefix_cache;
     uint64_t salt;                    // backend_info.identity
     uint32_t max_sessions;            // idle ones kept at once; 0 = sessions are ignored
@@ -82,9 +83,10 @@ typedef struct sched_event {
         SCHED_ADD, // a request that passed sched_check; STATUS_QUEUE_FULL is the engine's to
                    // prevent. One that could not be taken in (queue full, memory out) is unknown to
                    // sched_describe after
-        SCHED_RESULT, // the result of the last plan
+        SCHED_RESULT, // of the oldest plan in flight
         SCHED_END,    // a choice is finished or aborted, at any moment: its pages are given up, at
-                      // once or with the RESULT of the step in flight. Unknown ids are ignored
+                      // once or with the RESULT of the last step in flight that has rows of it.
+                      // Unknown ids are ignored
         SCHED_PAUSE,  // its reader is slow: keep it, but do not plan it
         SCHED_RESUME,
         SCHED_FLUSH, // forget every cached block (pkv_flush), at any moment
@@ -97,8 +99,9 @@ typedef struct sched_event {
 } sched_event;
 
 /* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan
- * is empty. A plan without sequences and deltas (sched_plan_empty) means: nothing to do until the
- * next event. */
+ * is empty, or, with max_in_flight 2 and one in flight, the step after it, where that can be told
+ * without its tokens (ahead.c). A plan without sequences and deltas (sched_plan_empty) means:
+ * nothing to do until the next event. */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events);
 static inline bool sched_plan_empty(const step_plan *p)
 {
@@ -108,7 +111,8 @@ static inline bool sched_plan_empty(const step_plan *p)
 /* ---- what can be asked ----------------------------------------------------------------------- */
 
 /* A choice that is alive, or as it ended in the last sched_step call: for its report. (While a step
- * is in flight its tables already count that step's tokens.) */
+ * is in flight its tables already count that step's tokens; those of one that ended, none that
+ * were planned ahead.) */
 typedef struct sched_choice_info {
     uint32_t prompt_tokens;
     uint32_t output_tokens;
@@ -128,6 +132,7 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
 typedef struct sched_stats {
     uint32_t running, waiting; // choices, requests
     uint64_t steps, preemptions;
+    uint64_t steps_ahead; // of the steps: planned while the one before was in flight
     uint64_t prompt_tokens, generated_tokens;
     uint64_t replayed_tokens;  // computed again after preemptions
     uint64_t swaps_out;        // of the preemptions

@@ -57,7 +57,8 @@ status columns_unpack(const column_table *t, const void *message, void *structs,
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-/* The message points into `a` and into the plan. */
+/* The message points into `a` and into the plan. STATUS_UNSUPPORTED: a plan ahead of its tokens,
+ * which no worker is given: ranks take one step at a time, and messages have no token_from. */
 status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message *out);
 /* The plan lies in `a` and in the message. info: of the backend that is to make it. */
 status plan_unpack(const plan_message *m, const backend_info *info, arena *a, step_plan *out,

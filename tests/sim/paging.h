@@ -70,6 +70,7 @@ typedef struct model_block {
 typedef enum done_kind {
     DONE_OPEN,
     DONE_APPEND,
+    DONE_CUT,
     DONE_PUBLISH,
     DONE_DROP,
     DONE_COMPACT,

@@ -225,6 +225,22 @@ static void op_append(sim *s, uint32_t id)
     s->done[DONE_APPEND]++;
 }
 
+/* Appends, and takes it back: nothing has changed, but for copies of pages that others hold. */
+static void op_cut(sim *s, uint32_t id)
+{
+    model_seq *m = &s->seqs[id], before = *m;
+    op_append(s, id);
+    uint32_t n = m->length - before.length;
+    if (!m->open || n == 0) return;
+    if (rng_below(&s->random, 2)) take(s);
+    uint64_t checksum = pkv_checksum(s->kv);
+    if (!went(s, pkv_seq_cut(s->kv, id, n), true, checksum)) return;
+    before.computed = m->computed < before.length ? m->computed : before.length;
+    before.arriving = m->arriving;
+    *m = before;
+    s->done[DONE_CUT]++;
+}
+
 static void op_publish(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id];
@@ -277,7 +293,8 @@ static void run_operation(sim *s)
     if (away == 0) op_swap(s, id);
     else if (away == 1) op_park(s, id);
     else if (kind < 12) op_open(s, id);
-    else if (kind < 50) op_append(s, id);
+    else if (kind < 46) op_append(s, id);
+    else if (kind < 50) op_cut(s, id);
     else if (kind < 65) op_publish(s, id);
     else if (kind < 70) op_drop(s, id);
     else if (kind < 74) op_compact(s, id);

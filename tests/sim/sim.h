@@ -80,6 +80,7 @@ const char *sim_measure(const pkv_geometry *g, const measure_spec *spec, uint32_
 typedef struct sim_options {
     pkv_geometry geometry;
     uint32_t n_pages, n_host_pages, max_seqs, max_rows, max_model_len;
+    uint32_t max_in_flight; // 1 or 2
 } sim_options;
 
 typedef struct sim_backend sim_backend;

@@ -16,6 +16,22 @@ typedef struct sim_slot {
     uint64_t history; // fold of what penalties count
 } sim_slot;
 
+/* A step: its plan until it has been run, then its result. */
+typedef struct sim_step {
+    const step_plan *plan;
+    bool has_run, fails;
+    step_result result;
+    step_seq_result *seqs; // [max_seqs]
+    step_sample *samples;  // [max_seqs]
+    uint32_t n_samples;
+    float *logits;   // [max_rows]
+    float *novelty;  // [max_rows]
+    float *measures; // [max_seqs, sim_measure_floats of the longest table]
+    size_t n_measures;
+} sim_step;
+
+enum { SIM_STEPS = 2 };
+
 struct sim_backend {
     sim_options options;
     backend_info info;
@@ -30,16 +46,11 @@ struct sim_backend {
     uint64_t *gather;  // [groups, slots of the longest table]
     float *gather_sums;
     sim_slot *slots; // [max_seqs]
-    bool fail_next, in_flight;
+    bool fail_next;
+    uint64_t delays; // bits decide which steps run when they are asked for, and not before
     const char *wrong;
-    step_result result;
-    step_seq_result *seqs; // [max_seqs]
-    step_sample *samples;  // [max_seqs]
-    uint32_t n_samples;
-    float *logits;   // [max_rows]
-    float *novelty;  // [max_rows]
-    float *measures; // [max_seqs, sim_measure_floats of the longest table]
-    size_t n_measures;
+    sim_step steps[SIM_STEPS], *step; // step: the one that runs
+    uint32_t first, n_in_flight;
 };
 
 static void *need(size_t n, size_t size)
@@ -62,7 +73,7 @@ sim_backend *sim_backend_create(const sim_options *options)
                              .max_seqs = options->max_seqs,
                              .n_pages = options->n_pages,
                              .n_host_pages = options->n_host_pages,
-                             .max_in_flight = 1,
+                             .max_in_flight = options->max_in_flight,
                              .geometry = *g};
     if (!status_ok(pkv_mirror_create(g, options->n_pages, options->max_seqs, NULL, &b->mirror)))
         abort();
@@ -79,12 +90,15 @@ sim_backend *sim_backend_create(const sim_options *options)
     b->gather_sums =
         need((size_t)b->groups * options->max_model_len * b->sums_of, sizeof *b->gather_sums);
     b->slots = need(options->max_seqs, sizeof *b->slots);
-    b->seqs = need(options->max_seqs, sizeof *b->seqs);
-    b->samples = need(options->max_seqs, sizeof *b->samples);
-    b->logits = need(options->max_rows, sizeof *b->logits);
-    b->novelty = need(options->max_rows, sizeof *b->novelty);
-    b->measures = need((size_t)options->max_seqs * sim_measure_floats(g, options->max_model_len),
-                       sizeof *b->measures);
+    size_t measures = (size_t)options->max_seqs * sim_measure_floats(g, options->max_model_len);
+    for (uint32_t i = 0; i < options->max_in_flight; i++) {
+        sim_step *step = &b->steps[i];
+        step->seqs = need(options->max_seqs, sizeof *step->seqs);
+        step->samples = need(options->max_seqs, sizeof *step->samples);
+        step->logits = need(options->max_rows, sizeof *step->logits);
+        step->novelty = need(options->max_rows, sizeof *step->novelty);
+        step->measures = need(measures, sizeof *step->measures);
+    }
     return b;
 }
 
@@ -207,11 +221,11 @@ static void measure(sim_backend *b, const step_seq *q, const pkv_table_view *vie
             content[s] = b->cells[(size_t)views[g].pages[s / size] * size + s % size].content;
         copy_sums(b, &views[g], sums, false);
     }
-    const char *wrong =
-        sim_measure(geo, &q->measure, q->n_tokens, tables, b->measures + b->n_measures, out);
+    const char *wrong = sim_measure(geo, &q->measure, q->n_tokens, tables,
+                                    b->step->measures + b->step->n_measures, out);
     if (wrong) b->wrong = wrong;
     for (uint32_t g = 0; g < b->groups; g++) copy_sums(b, &views[g], tables[g].sums, true);
-    b->n_measures += sim_measure_floats(geo, most);
+    b->step->n_measures += sim_measure_floats(geo, most);
 }
 
 static void sample(sim_backend *b, const step_seq *q, uint64_t x, step_seq_result *out)
@@ -221,22 +235,40 @@ static void sample(sim_backend *b, const step_seq *q, uint64_t x, step_seq_resul
         b->wrong = "a sequence samples that was not opened for this choice";
         return;
     }
-    if (b->n_samples + q->n_samples > b->options.max_seqs) {
+    sim_step *step = b->step;
+    if (step->n_samples + q->n_samples > b->options.max_seqs) {
         b->wrong = "more draws than sequences";
         return;
     }
-    out->samples = b->samples + b->n_samples;
+    out->samples = step->samples + step->n_samples;
     out->n_samples = q->n_samples;
     uint64_t history = slot->history;
     for (uint32_t j = 0; j < q->n_samples; j++) {
         uint32_t token = sim_token(x, history, slot->seed, q->choice + j, q->sample_index);
-        b->samples[b->n_samples++] = (step_sample){.token = token, .rank = 1};
+        step->samples[step->n_samples++] = (step_sample){.token = token, .rank = 1};
         if (j == 0 && slot->has_penalties) slot->history = sim_fold(history, token);
     }
 }
 
+/* The token of a share's row: of the plan, or drawn by the step before, which has run. */
+static uint32_t token_of(sim_backend *b, const step_plan *plan, const step_seq *q, uint32_t row)
+{
+    uint32_t token = plan->tokens[q->first_token + row];
+    if (!q->token_from) return token;
+    const sim_step *before = &b->steps[b->step == b->steps ? b->options.max_in_flight - 1 : 0];
+    const step_seq_result *from = &before->seqs[q->token_from - 1];
+    if (!status_ok(before->result.status)) return token; /* nobody asks for what comes of it */
+    if (before->result.step + 1 != plan->step || q->token_from > before->result.n_seqs ||
+        from->n_samples != 1 || token != 0) {
+        b->wrong = "a token is taken from no draw";
+        return token;
+    }
+    return from->samples[0].token;
+}
+
 static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, step_seq_result *out)
 {
+    sim_step *step = b->step;
     pkv_table_view tables[SIM_GROUPS_MAX];
     for (uint32_t g = 0; g < b->groups; g++) {
         tables[g] = pkv_mirror_table(b->mirror, q->seq, g);
@@ -248,13 +280,13 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
     *out = (step_seq_result){0};
     uint64_t x = 0;
     for (uint32_t i = 0; i < q->n_tokens; i++) {
-        x = run_row(b, q, tables, plan->tokens[q->first_token + i], i);
-        if (q->want_logits) b->logits[b->result.n_logit_rows++] = sim_logit(x);
+        x = run_row(b, q, tables, token_of(b, plan, q, i), i);
+        if (q->want_logits) step->logits[step->result.n_logit_rows++] = sim_logit(x);
         uint32_t next = q->next_token;
         if (i + 1 < q->n_tokens) next = plan->tokens[q->first_token + i + 1];
-        b->novelty[q->first_token + i] = sim_novelty(x, next);
+        step->novelty[q->first_token + i] = sim_novelty(x, next);
     }
-    if (q->measure.novelty) out->novelty = b->novelty + q->first_token;
+    if (q->measure.novelty) out->novelty = step->novelty + q->first_token;
     if (q->n_samples > 0) sample(b, q, x, out);
     if (q->measure.kind != MEASURE_NONE) measure(b, q, tables, &out->measure);
 }
@@ -276,26 +308,44 @@ static void write_garbage(sim_backend *b, const step_plan *plan)
 
 static const backend_info *sim_info(void *ctx) { return &((sim_backend *)ctx)->info; }
 
-static status sim_submit(void *ctx, const step_plan *plan)
+/* Rows and draws of the oldest step that has not run. */
+static void run_next(sim_backend *b)
 {
-    sim_backend *b = ctx;
-    b->result = (step_result){.step = plan->step, .seqs = b->seqs, .logits = b->logits};
-    b->n_samples = 0;
-    b->n_measures = 0;
-    if (b->in_flight) b->wrong = "two steps in flight";
-    if (plan->n_tokens > b->options.max_rows || plan->n_seqs > b->options.max_seqs) {
-        b->wrong = "a plan has more rows or sequences than agreed";
-        return status_make(STATUS_INVALID, b->wrong);
+    uint32_t i = 0;
+    while (i < b->n_in_flight && b->steps[(b->first + i) % b->options.max_in_flight].has_run) i++;
+    if (i == b->n_in_flight) return;
+    sim_step *step = b->step = &b->steps[(b->first + i) % b->options.max_in_flight];
+    const step_plan *plan = step->plan;
+    step->has_run = true;
+    if (step->fails) {
+        step->result.status = status_make(STATUS_IO, "made to fail");
+        write_garbage(b, plan);
+        return;
     }
-    b->in_flight = true;
-    if (!status_ok(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words))) {
-        b->wrong = "the mirror refused the deltas";
-        return status_make(STATUS_CORRUPT, b->wrong);
+    step->result.n_seqs = plan->n_seqs;
+    for (uint32_t q = 0; q < plan->n_seqs && !b->wrong; q++)
+        run_seq(b, plan, &plan->seqs[q], &step->seqs[q]);
+}
+
+/* The plan behind the one in flight is what backend.h says. */
+static void check_ahead(sim_backend *b, const step_plan *plan)
+{
+    const step_plan *before = b->steps[b->first].plan;
+    bool fine = plan->n_opens == 0 && plan->n_seqs > 0 && before->step + 1 == plan->step;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *q = &plan->seqs[i];
+        uint32_t from = q->token_from - 1;
+        fine &= q->n_tokens == 1 && q->n_samples == 1 && from < before->n_seqs &&
+                q->measure.kind == MEASURE_NONE && before->seqs[from].seq == q->seq &&
+                before->seqs[from].request == q->request && before->seqs[from].n_samples == 1;
     }
-    do_moves(b, plan->deltas.moves, plan->deltas.n_moves);
-    b->result.checksum = pkv_mirror_checksum(b->mirror);
-    if (b->result.checksum != plan->checksum)
-        b->wrong = "the mirror's checksum differs from the plan's";
+    for (uint32_t i = 0; i < before->n_seqs; i++)
+        fine &= before->seqs[i].n_tokens == 1 && before->seqs[i].n_samples == 1;
+    if (!fine) b->wrong = "a plan is not what may be behind one in flight";
+}
+
+static void open_slots(sim_backend *b, const step_plan *plan)
+{
     for (uint32_t i = 0; i < plan->n_opens; i++) {
         const step_open *o = &plan->opens[i];
         sim_slot *slot = &b->slots[o->seq];
@@ -306,23 +356,54 @@ static status sim_submit(void *ctx, const step_plan *plan)
         for (uint32_t k = 0; k < o->n_history; k++)
             slot->history = sim_fold(slot->history, o->history[k]);
     }
-    if (b->fail_next) {
-        b->fail_next = false;
-        b->result.status = status_make(STATUS_IO, "made to fail");
-        write_garbage(b, plan);
-        return STATUS_IS_OK;
+}
+
+static status sim_submit(void *ctx, const step_plan *plan)
+{
+    sim_backend *b = ctx;
+    if (b->n_in_flight == b->options.max_in_flight) b->wrong = "too many steps in flight";
+    if (plan->n_tokens > b->options.max_rows || plan->n_seqs > b->options.max_seqs) {
+        b->wrong = "a plan has more rows or sequences than agreed";
+        return status_make(STATUS_INVALID, b->wrong);
     }
-    b->result.n_seqs = plan->n_seqs;
-    for (uint32_t i = 0; i < plan->n_seqs && !b->wrong; i++)
-        run_seq(b, plan, &plan->seqs[i], &b->seqs[i]);
+    if (b->n_in_flight > 0) {
+        check_ahead(b, plan);
+        run_next(b); /* tables are about to change */
+    }
+    uint32_t at = (b->first + b->n_in_flight++) % b->options.max_in_flight;
+    sim_step *step = &b->steps[at];
+    step->plan = plan;
+    step->has_run = false;
+    step->fails = b->fail_next;
+    b->fail_next = false;
+    step->result = (step_result){.step = plan->step, .seqs = step->seqs, .logits = step->logits};
+    step->n_samples = 0;
+    step->n_measures = 0;
+    /* Whoever still reads the result before last sees it. */
+    memset(step->samples, 0xee, b->options.max_seqs * sizeof *step->samples);
+    if (!status_ok(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words))) {
+        b->wrong = "the mirror refused the deltas";
+        return status_make(STATUS_CORRUPT, b->wrong);
+    }
+    do_moves(b, plan->deltas.moves, plan->deltas.n_moves);
+    step->result.checksum = pkv_mirror_checksum(b->mirror);
+    if (step->result.checksum != plan->checksum)
+        b->wrong = "the mirror's checksum differs from the plan's";
+    open_slots(b, plan);
+    b->delays = hash_mix64(b->delays + plan->step);
+    if (b->delays & 1) run_next(b);
     return STATUS_IS_OK;
 }
 
 static status sim_collect(void *ctx, const step_result **out)
 {
     sim_backend *b = ctx;
-    b->in_flight = false;
-    *out = &b->result;
+    sim_step *step = &b->steps[b->first];
+    if (b->n_in_flight == 0) b->wrong = "nothing is in flight";
+    if (!step->has_run) run_next(b);
+    b->n_in_flight--;
+    b->first = (b->first + 1) % b->options.max_in_flight;
+    *out = &step->result;
     return STATUS_IS_OK;
 }
 
@@ -340,11 +421,13 @@ static void sim_destroy(void *ctx)
     free(b->gather_sums);
     free(b->host_filled);
     free(b->slots);
-    free(b->seqs);
-    free(b->samples);
-    free(b->novelty);
-    free(b->logits);
-    free(b->measures);
+    for (uint32_t i = 0; i < b->options.max_in_flight; i++) {
+        free(b->steps[i].seqs);
+        free(b->steps[i].samples);
+        free(b->steps[i].novelty);
+        free(b->steps[i].logits);
+        free(b->steps[i].measures);
+    }
     free(b);
 }
 

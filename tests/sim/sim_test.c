@@ -4,8 +4,9 @@
  * turns, and compression under pressure, over geometries, page sizes and prefill chunks. Every
  * token, and what is kept, is compared with the one-at-a-time reference's.
  *
- *   sim_test [seed]      one world, verbosely; OCTAVO_SOAK=SEED makes it 10^5 requests instead of
- *                        10^4, in worlds from that seed on
+ *   sim_test [seed]      one world, verbosely, with one step in flight and with two;
+ *                        OCTAVO_SOAK=SEED makes it 10^5 requests with each instead of 10^4, in
+ *                        worlds from that seed on
  */
 #include "tests/sim/sim_world.h"
 
@@ -34,7 +35,7 @@ static pkv_geometry random_geometry(world *w)
     return g;
 }
 
-static void world_create(world *w, uint64_t seed, uint32_t n_requests, tally *t)
+static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_requests, tally *t)
 {
     *w = (world){.seed = seed, .random = rng_seed(seed), .n_requests = n_requests, .t = t};
     sched_options *o = &w->options;
@@ -46,6 +47,7 @@ static void world_create(world *w, uint64_t seed, uint32_t n_requests, tally *t)
     o->prefix_cache = !chance(w, 1, 8);
     o->max_logit_rows = chance(w, 1, 2) ? 0 : between(w, 1, chance(w, 1, 2) ? 3 : 64);
     o->salt = 7;
+    o->max_in_flight = depth;
     w->median_prompt = between(w, 20, 120);
     w->median_output = between(w, 2, 30);
     /* From a pool that holds hardly one of the longest to one that holds them all. */
@@ -79,7 +81,8 @@ static void world_create(world *w, uint64_t seed, uint32_t n_requests, tally *t)
                                                .n_host_pages = o->n_host_pages,
                                                .max_seqs = o->max_seqs,
                                                .max_rows = o->prefill_chunk + o->max_seqs,
-                                               .max_model_len = o->max_model_len});
+                                               .max_model_len = o->max_model_len,
+                                               .max_in_flight = depth});
     w->b = sim_backend_as_backend(w->sim);
     w->requests = calloc(n_requests, sizeof *w->requests);
     for (uint32_t p = 0; p < PREFIXES; p++) {
@@ -142,11 +145,30 @@ static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
     return false;
 }
 
+static bool is_ahead(const step_plan *plan) { return plan->n_seqs > 0 && plan->seqs[0].token_from; }
+
+/* How many draws are on their way to it. */
+static uint32_t draws_in_flight(const world *w, const world_request *r, uint32_t c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->n_plans; i++)
+        for (uint32_t j = 0; j < w->plans[i]->n_seqs; j++) {
+            const step_seq *q = &w->plans[i]->seqs[j];
+            n += q->request == r->request.id && q->choice <= c && c < q->choice + q->n_samples;
+        }
+    return n;
+}
+
+/* Rows that were planned ahead are nobody's from now on. */
 static void end_choice(world *w, world_request *r, uint32_t c)
 {
     world_choice *q = &r->choices[c];
     q->ended = true;
-    q->in_flight = w->plan && in_plan(w->plan, r, c);
+    for (uint32_t i = 0; i < w->n_plans; i++) {
+        bool has_rows = in_plan(w->plans[i], r, c), ahead = is_ahead(w->plans[i]);
+        q->in_flight |= has_rows && !ahead;
+        w->t->wasted += has_rows && ahead;
+    }
     w->n_live -= --r->live == 0;
     add_event(w, (sched_event){.kind = SCHED_END,
                                .request = r->request.id,
@@ -261,15 +283,33 @@ static void find_press(world *w, world_request *r, const step_seq *share)
         note_press(w, r, share->choice, to);
 }
 
+static const step_result *collect(world *w)
+{
+    const step_result *result = NULL;
+    if (!status_ok(w->b.ops->collect(w->b.ctx, &result)) || sim_backend_wrong(w->sim))
+        FAIL(w, "%s", sim_backend_wrong(w->sim));
+    w->t->failed_ahead += !status_ok(result->status) && w->n_plans > 1;
+    return result;
+}
+
 /* The END of what a token finished goes into the same call as the RESULT, as the engine does it. */
 static void deliver(world *w)
 {
-    const step_result *result = w->result;
+    const step_result *result = collect(w);
+    const step_plan *plan = w->plans[0];
     const float *logits = result->logits;
     add_event(w, (sched_event){.kind = SCHED_RESULT, .result = result});
-    for (uint32_t i = 0; status_ok(result->status) && i < w->plan->n_seqs; i++) {
-        const step_seq *share = &w->plan->seqs[i];
+    w->plans[0] = w->plans[--w->n_plans];
+    bool ok = status_ok(result->status) && !w->lost;
+    w->lost = !status_ok(result->status) && w->n_plans > 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *share = &plan->seqs[i];
         world_request *r = &w->requests[share->request];
+        if (!ok) { /* it is computed again when its turn comes */
+            for (uint32_t j = 0; j < share->n_samples; j++)
+                r->choices[share->choice + j].due = false;
+            continue;
+        }
         find_press(w, r, share);
         if (share->want_logits) {
             if (r->live > 0) take_logits(w, r, share, logits);
@@ -283,7 +323,6 @@ static void deliver(world *w)
             r->born = true;
         }
     }
-    w->plan = NULL;
 }
 
 /* ---- what every step has to satisfy ---------------------------------------------------------- */
@@ -351,6 +390,8 @@ static void check_progress(world *w, const step_plan *plan)
         for (uint32_t c = 0; r->live > 0 && c < r->request.n; c++) {
             world_choice *q = &r->choices[c];
             if (q->ended || q->paused || q->n_tokens == r->request.max_new_tokens) continue;
+            /* Its last token is being drawn. */
+            if (q->n_tokens + draws_in_flight(w, r, c) == r->request.max_new_tokens) continue;
             could_run = true;
             bool due = q->due;
             q->due = false;
@@ -470,7 +511,7 @@ static void turn(world *w)
     w->n_events = 0;
     /* Events may come before and after the result, and while the step is still in flight. */
     if (chance(w, 1, 2)) make_events(w);
-    bool result_first = w->plan && !chance(w, 1, 6);
+    bool result_first = w->n_plans > 0 && !chance(w, 1, 6);
     if (result_first) deliver(w);
     if (chance(w, 1, 2)) make_events(w);
     if (chance(w, w->flush_permille, 1000)) add_event(w, (sched_event){.kind = SCHED_FLUSH});
@@ -485,13 +526,13 @@ static void turn(world *w)
         const char *wrong = sched_check_integrity(w->s);
         if (wrong) FAIL(w, "%s", wrong);
     }
-    if (w->plan) { /* still in flight */
-        if (!sched_plan_empty(plan)) FAIL(w, "a plan while a step is in flight");
-        return;
-    }
+    if (w->n_plans > 0 && sched_plan_empty(plan)) return; /* its result is awaited */
+    if (w->n_plans == w->options.max_in_flight) FAIL(w, "a plan while steps are in flight");
     check_progress(w, plan);
     check_order(w, plan);
     if (sched_plan_empty(plan)) return;
+    if (is_ahead(plan) != (w->n_plans > 0)) FAIL(w, "a plan ahead of nothing");
+    w->t->ahead += is_ahead(plan);
     check_plan(w, plan);
     if (chance(w, w->fail_permille, 1000)) {
         sim_backend_fail_next(w->sim);
@@ -499,8 +540,7 @@ static void turn(world *w)
     }
     if (!status_ok(w->b.ops->submit(w->b.ctx, plan)) || sim_backend_wrong(w->sim))
         FAIL(w, "%s", sim_backend_wrong(w->sim));
-    w->b.ops->collect(w->b.ctx, &w->result);
-    w->plan = plan;
+    w->plans[w->n_plans++] = plan;
 }
 
 static void count(tally *t, const sched_stats *stats)
@@ -516,20 +556,22 @@ static void count(tally *t, const sched_stats *stats)
     t->expired += stats->sessions_expired;
 }
 
-static void run_world(uint64_t seed, uint32_t n_requests, bool verbose, tally *t)
+static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool verbose, tally *t)
 {
     world *w = calloc(1, sizeof *w);
     if (!w) abort();
-    world_create(w, seed, n_requests, t);
+    world_create(w, seed, depth, n_requests, t);
     int64_t most = 4000 + 2000 * (int64_t)n_requests;
-    while (w->n_arrived < w->n_requests || w->n_live > 0 || w->plan) {
+    while (w->n_arrived < w->n_requests || w->n_live > 0 || w->n_plans > 0) {
         if (w->turn > most)
             FAIL(w, "does not come to an end: %u of %u live", w->n_live, w->n_arrived);
         turn(w);
     }
     w->n_arrived = w->n_requests;
     w->now_us += w->options.session_ttl_us;
-    for (int i = 0; i < 2; i++) turn(w);
+    int64_t last = w->turn;
+    do turn(w);
+    while (w->n_plans > 0 || w->turn < last + 2);
     sched_stats stats = sched_get_stats(w->s);
     const char *wrong = sched_check_integrity(w->s);
     if (wrong) FAIL(w, "%s", wrong);
@@ -538,18 +580,19 @@ static void run_world(uint64_t seed, uint32_t n_requests, bool verbose, tally *t
     if (stats.pages.used != 0 || stats.running != 0 || stats.waiting != 0)
         FAIL(w, "%u pages are still used when all is over", stats.pages.used);
     if (verbose) {
-        printf("seed %llu: %u requests (%u refused, %llu retained, %llu aborted), %llu steps, %llu "
-               "tokens, "
+        printf("seed %llu: %u requests (%u refused, %llu retained, %llu aborted), %llu steps (%llu "
+               "ahead), %llu tokens, "
                "%llu preemptions, %llu swapped and %llu back, %llu replayed, %llu failed steps, "
                "hits %llu of %llu, %llu pages "
                "dropped, "
                "passed over at most %llu times, %u pages of %u groups, chunk %u, %u seqs\n",
                (unsigned long long)seed, n_requests, w->n_refused,
                (unsigned long long)w->n_retained, (unsigned long long)w->n_aborted,
-               (unsigned long long)stats.steps, (unsigned long long)w->tokens,
-               (unsigned long long)stats.preemptions, (unsigned long long)stats.swaps_out,
-               (unsigned long long)stats.swaps_in, (unsigned long long)stats.replayed_tokens,
-               (unsigned long long)w->fails, (unsigned long long)stats.pages.hit_tokens,
+               (unsigned long long)stats.steps, (unsigned long long)stats.steps_ahead,
+               (unsigned long long)w->tokens, (unsigned long long)stats.preemptions,
+               (unsigned long long)stats.swaps_out, (unsigned long long)stats.swaps_in,
+               (unsigned long long)stats.replayed_tokens, (unsigned long long)w->fails,
+               (unsigned long long)stats.pages.hit_tokens,
                (unsigned long long)stats.pages.queried_tokens,
                (unsigned long long)stats.pages.pages_dropped,
                (unsigned long long)w->max_passed_over, w->options.n_pages,
@@ -586,6 +629,9 @@ static bool tell(const tally *t, uint32_t n_requests)
     need(&ok, "sessions expired", t->expired, 100);
     need(&ok, "choices under pressure", t->presses, 50);
     need(&ok, "kept sets compared", t->kept_compared, 200);
+    need(&ok, "steps planned ahead", t->ahead, 15000);
+    need(&ok, "rows planned ahead in vain", t->wasted, 300);
+    need(&ok, "failures of steps with one behind", t->failed_ahead, 40);
     for (size_t i = 0; i < n; i++) need(&ok, presets[i].name, t->by_preset[i], 50);
     return ok;
 }
@@ -595,8 +641,10 @@ int main(int argc, char **argv)
     tally t = {0};
     if (argc > 1) {
         uint64_t seed = strtoull(argv[1], NULL, 10);
-        run_world(seed, argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : REQUESTS_PER_WORLD, true,
-                  &t);
+        for (uint32_t depth = 1; depth <= 2; depth++)
+            run_world(seed, depth,
+                      argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : REQUESTS_PER_WORLD, true,
+                      &t);
         return 0;
     }
     const char *soak = getenv("OCTAVO_SOAK");
@@ -604,8 +652,10 @@ int main(int argc, char **argv)
     uint64_t seed = soak ? strtoull(soak, NULL, 10) : 1;
     printf("worlds from seed %llu on\n", (unsigned long long)seed);
     /* Small worlds are checked whole after every step. */
-    for (int i = 0; i < 20; i++, seed++, done += 25) run_world(seed, 25, false, &t);
+    for (int i = 0; i < 20; i++, seed++, done += 25)
+        for (uint32_t depth = 1; depth <= 2; depth++) run_world(seed, depth, 25, false, &t);
     for (; done < total; seed++, done += REQUESTS_PER_WORLD)
-        run_world(seed, REQUESTS_PER_WORLD, false, &t);
+        for (uint32_t depth = 1; depth <= 2; depth++)
+            run_world(seed, depth, REQUESTS_PER_WORLD, false, &t);
     return tell(&t, done) ? 0 : 1;
 }

@@ -16,7 +16,7 @@ enum { PREFIXES = 4, EVENTS_MAX = 512, CHOICES_MAX = SIM_CHOICES_MAX, BOOKS = 12
 
 typedef struct world_choice {
     bool ended, done; // done: all tokens came, its END is on its way
-    bool in_flight;   // its END came while its rows were with the backend
+    bool in_flight;   // its END came while rows that count were with the backend
     bool paused;
     bool due; // its last token came with the last result: it is running, and one token goes on
     uint32_t n_tokens;    // received
@@ -59,6 +59,7 @@ typedef struct tally {
     uint64_t pages_in, pages_retaken;
     uint64_t stored, continued, ignored, expired, sessions_swapped;
     uint64_t presses, kept_compared;
+    uint64_t ahead, wasted, failed_ahead; // steps planned ahead, rows in vain, failures behind them
     uint64_t by_preset[64];
 } tally;
 
@@ -81,8 +82,9 @@ typedef struct world {
     sched *s;
     backend b;
     sim_backend *sim;
-    const step_plan *plan; // in flight, or NULL
-    const step_result *result;
+    const step_plan *plans[2]; // in flight, the oldest first
+    uint32_t n_plans;
+    bool lost; // the step before the oldest one failed: nothing counts that was planned ahead of it
     sched_event events[EVENTS_MAX];
     uint32_t n_events;
     int64_t turn, now_us;

@@ -9,7 +9,10 @@ static const backend_info *scripted_info(void *ctx) { return &((scripted *)ctx)-
 
 static status scripted_submit(void *ctx, const step_plan *plan)
 {
-    ((scripted *)ctx)->plan = plan;
+    scripted *b = ctx;
+    assert_in_range(b->n_plans, 0, b->info.max_in_flight - 1);
+    b->plans[b->n_plans++] = plan;
+    if (b->n_plans > b->most_plans) b->most_plans = b->n_plans;
     return STATUS_IS_OK;
 }
 
@@ -52,6 +55,9 @@ static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, u
 static status scripted_collect(void *ctx, const step_result **out)
 {
     scripted *b = ctx;
+    b->plan = b->plans[0];
+    b->plans[0] = b->plans[--b->n_plans];
+    atomic_store(&b->collecting, true);
     bool hangs = b->plan->n_seqs > 0 && atomic_exchange(&b->hang, false);
     uint32_t before = atomic_load(&b->interrupts);
     atomic_store(&b->hanging, hangs);
@@ -59,6 +65,7 @@ static status scripted_collect(void *ctx, const step_result **out)
     if (atomic_load(&b->hold_at) == atomic_load(&b->steps) + 1) atomic_store(&b->hold, true);
     while (atomic_load(&b->hold)) nap();
     atomic_store(&b->hanging, false);
+    atomic_store(&b->collecting, false);
     uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0;
     b->result = (step_result){.step = b->plan->step,
                               .seqs = b->seqs,
@@ -105,6 +112,8 @@ static void *fixture_resize(void *ctx, void *ptr, size_t size)
     return atomic_load(&f->no_memory) ? NULL : realloc(ptr, size);
 }
 
+uint32_t fixture_in_flight = 1;
+
 fixture *fixture_create(void)
 {
     fixture *f = calloc(1, sizeof *f);
@@ -116,7 +125,7 @@ fixture *fixture_create(void)
                                    .max_rows = MAX_ROWS,
                                    .max_seqs = MAX_SEQS,
                                    .n_pages = 1000,
-                                   .max_in_flight = 1,
+                                   .max_in_flight = fixture_in_flight,
                                    .geometry = {.page_tokens = 16,
                                                 .n_layers = 2,
                                                 .n_kv_heads = 2,

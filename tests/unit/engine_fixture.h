@@ -29,8 +29,11 @@ typedef struct scripted {
     _Atomic bool hang;    /* the next step of a sequence waits until it is interrupted, then while
                              `hold` */
     _Atomic bool hanging; /* it does */
+    _Atomic bool collecting; /* a step is waited for */
     _Atomic uint32_t interrupts;
-    const step_plan *plan;
+    const step_plan *plans[2]; /* in flight, the oldest first */
+    uint32_t n_plans, most_plans;
+    const step_plan *plan; /* that is collected */
     step_result result;
     step_seq_result seqs[MAX_SEQS];
     step_sample samples[MAX_SEQS];
@@ -53,6 +56,8 @@ typedef struct fixture {
     uint32_t eos;
 } fixture;
 
+/* How many steps the next fixture's backend takes at once: 1 at first. */
+extern uint32_t fixture_in_flight;
 /* A fixture whose engine has not been made; start makes it by f->options. */
 fixture *fixture_create(void);
 void fixture_start(fixture *f);

@@ -365,5 +365,7 @@ int main(void)
         CASE(without_room_there_are_none),
         CASE(an_aborted_turn_leaves_nothing),
     };
-    return cmocka_run_group_tests_name("engine and sessions", tests, NULL, NULL);
+    int failures = cmocka_run_group_tests_name("engine and sessions", tests, NULL, NULL);
+    fixture_in_flight = 2;
+    return failures + cmocka_run_group_tests_name("with two steps in flight", tests, NULL, NULL);
 }

@@ -394,5 +394,7 @@ int main(void)
         CASE(other_page_tables_break_the_backend),
         CASE(threads_share_the_engine),
     };
-    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+    int failures = cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+    fixture_in_flight = 2;
+    return failures + cmocka_run_group_tests_name("with two steps in flight", tests, NULL, NULL);
 }

@@ -175,6 +175,22 @@ static void plans_come_out_as_they_went_in(void **state)
     free(p);
 }
 
+/* Messages do not have what it would take its tokens from. */
+static void a_plan_ahead_of_its_tokens_stays_here(void **state)
+{
+    (void)state;
+    step_seq seqs[2] = {{.n_tokens = 1}, {.seq = 1, .n_tokens = 1, .token_from = 1}};
+    uint32_t tokens[2] = {0};
+    step_plan plan = {.seqs = seqs, .n_seqs = 2, .tokens = tokens, .n_tokens = 2};
+    arena a;
+    plan_message m;
+    arena_init(&a, 4096, 0);
+    assert_int_equal(plan_pack(&plan, 9, &a, &m).code, STATUS_UNSUPPORTED);
+    seqs[1].token_from = 0;
+    assert_true(status_ok(plan_pack(&plan, 9, &a, &m)));
+    arena_destroy(&a);
+}
+
 /* ---- results --------------------------------------------------------------------------------- */
 
 typedef struct random_result {
@@ -404,6 +420,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plans_come_out_as_they_went_in),
+        cmocka_unit_test(a_plan_ahead_of_its_tokens_stays_here),
         cmocka_unit_test(results_come_out_as_they_went_in),
         cmocka_unit_test(a_failed_step_says_why),
         cmocka_unit_test(a_running_sequence_takes_few_bytes),

@@ -156,7 +156,7 @@ void answer(fixture *f, status st)
     f->plan = NULL;
 }
 
-static const char *trace_of(fixture *f, const step_plan *plan)
+const char *trace_of(fixture *f, const step_plan *plan)
 {
     char *at = f->trace, *stop = f->trace + sizeof f->trace;
     *at = '\0';
@@ -170,6 +170,7 @@ static const char *trace_of(fixture *f, const step_plan *plan)
         if (q->measure.kind != MEASURE_NONE)
             at += snprintf(at, (size_t)(stop - at), "m%u", q->measure.rows);
         if (q->want_logits) at += snprintf(at, (size_t)(stop - at), "L");
+        if (q->token_from) at += snprintf(at, (size_t)(stop - at), "<%u", q->token_from);
     }
     return f->trace;
 }

@@ -2,7 +2,7 @@
  *
  *   "1@0+16 2.1@40+1*"    request 1 computes 16 tokens from position 0; choice 1 of request 2
  * computes one at 40 and samples. *3 = draws three times, m32 = measures the last 32 rows, L =
- * logits. */
+ * logits, <2 = its token is what the second share of the step before draws. */
 #ifndef TESTS_UNIT_SCHEDULER_FIXTURE_H
 #define TESTS_UNIT_SCHEDULER_FIXTURE_H
 
@@ -60,6 +60,8 @@ void end(fixture *f, uint64_t id, uint32_t choice);
 /* It came to its own end. */
 void finish_choice(fixture *f, uint64_t id);
 
+/* The plan as text, until the next one's. */
+const char *trace_of(fixture *f, const step_plan *plan);
 /* Makes the result of the step in flight: page or slot i scores i, so that the last ones stay;
  * samples are 500 + choice. */
 void answer(fixture *f, status st);

@@ -1,0 +1,102 @@
+/* The next step, planned while one is in flight, so that the backend never waits for the scheduler:
+ * each row takes its token from the draw of the step before (step_seq.token_from). It is made only
+ * where that step's result can change nothing but tokens: every share there is one row and one draw
+ * of a sequence that goes on, no choice of retention follows a row of either, pages are simply
+ * there, and nobody waits who could start. Else the plan is empty until the result is in.
+ *
+ * What the result does change is made good after: a sequence that has ended meanwhile has rows that
+ * nobody asks for (sched_forget_ahead, ROWS_IGNORED), and after a step that failed those of the
+ * step ahead of it count for nobody.
+ */
+#include "scheduler/sched_internal.h"
+
+static bool is_plain(const sched_work *w)
+{
+    for (uint32_t i = 0; i < w->plan.n_seqs && !w->ahead; i++) {
+        const step_seq *share = &w->seqs[i];
+        if (share->n_tokens != 1 || share->n_samples != 1 || share->want_logits ||
+            share->measure.kind != MEASURE_NONE || seq_is_carrier(w->planned[i]))
+            return false;
+    }
+    return w->plan.n_seqs > 0;
+}
+
+/* A choice follows the row in flight or the one after it, or that one is measured. */
+static bool is_chosen_for(const sched_seq *q)
+{
+    uint32_t from = q->computed + q->planned;
+    sched_stop stop = sched_next_stop(q);
+    if (stop.at <= from + 1) return true;
+    return retention_measure_rows(&stop.turn->policy, stop.turn->n_prompt, from, from + 1).kind !=
+           MEASURE_NONE;
+}
+
+typedef enum row_ahead { ROW_NONE, ROW_PLAIN, ROW_UNKNOWN } row_ahead;
+
+static row_ahead next_row(const sched *s, const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    if (q->planned > 0 && is_chosen_for(q)) return ROW_UNKNOWN;
+    if (seq_is_over(q)) return ROW_NONE;
+    /* One that is idle gives way to who waits; one that is not has something to compute. */
+    if (q->planned == 0) return sched_seq_is_idle(q) && s->waiting.n == 0 ? ROW_NONE : ROW_UNKNOWN;
+    bool draws_last = q->n_tokens + 1 == e->n_prompt + e->max_new_tokens;
+    return q->paused || draws_last ? ROW_NONE : ROW_PLAIN;
+}
+
+/* Lists who has a row in the next step: how many, or 0 when that cannot be told. */
+static uint32_t list_rows(const sched *s, sched_seq **rows)
+{
+    uint32_t n = 0;
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        row_ahead row = next_row(s, q);
+        if (row == ROW_UNKNOWN) return 0;
+        if (row == ROW_NONE) continue;
+        pages += pkv_append_cost(s->kv, q->slot, 1);
+        rows[n++] = q;
+    }
+    return pages <= pkv_available(s->kv) ? n : 0;
+}
+
+static void add_row(sched *s, sched_work *w, sched_seq *q)
+{
+    if (!status_ok(pkv_seq_append(s->kv, q->slot, 1))) return; /* no memory: it stands still */
+    w->tokens[w->plan.n_tokens] = 0;
+    sched_add_share(w, q,
+                    (step_seq){
+                        .seq = q->slot,
+                        .request = q->entry->id,
+                        .choice = q->choice,
+                        .n_tokens = 1,
+                        .position = pkv_seq_next_position(s->kv, q->slot) - 1,
+                        .n_samples = 1,
+                        .sample_index = q->n_tokens + 1 - q->entry->n_prompt,
+                        .token_from = 1 + q->share,
+                    });
+    q->ahead = 1;
+}
+
+bool sched_plan_ahead(sched *s)
+{
+    sched_work *w = next_work(s);
+    if (!is_plain(oldest_work(s)) || (s->waiting.n > 0 && !s->settled)) return false;
+    uint32_t n = list_rows(s, w->planned);
+    w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = 0;
+    w->ahead = true;
+    /* A share's place in w->planned is never behind its row's. */
+    for (uint32_t i = 0; i < n; i++) add_row(s, w, w->planned[i]);
+    return w->plan.n_seqs > 0;
+}
+
+bool sched_forget_ahead(sched *s, sched_seq *q)
+{
+    if (seq_is_carrier(q) || q->state != SEQ_RUNNING || s->n_in_flight == 0) return true;
+    bool oldest = oldest_work(s)->ahead;
+    uint32_t n = q->ahead + (oldest ? q->planned : 0);
+    if (!status_ok(pkv_seq_cut(s->kv, q->slot, n))) return false;
+    q->ahead = 0;
+    if (oldest) q->planned = 0;
+    return true;
+}
