@@ -4,7 +4,6 @@
 #include "model/plan.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,19 +47,18 @@ status cuda_join_logits(backend_cuda *b, const float *part, uint32_t n, float *o
     return STATUS_IS_OK;
 }
 
-/* Logits of n rows to the host, or only the largest of each. */
-static status fetch_logits(backend_cuda *b, uint32_t n, bool largest)
+/* Logits of n rows to the host. */
+static status fetch_logits(backend_cuda *b, uint32_t n)
 {
     cuda_device *d = &b->device;
-    size_t vocab = b->config.vocab_size, row = largest ? sizeof(uint32_t) : vocab * sizeof(float);
+    size_t row = b->config.vocab_size * sizeof(float);
     const uint32_t *rows;
     uint32_t *mine;
-    /* Row numbers, then what comes back. The device's half holds the numbers and the tokens. */
+    /* Row numbers, then what comes back. */
     RETURN_IF_ERROR(cuda_pack_begin(d, &b->logits, n * sizeof *mine + 128 + n * row));
     mine = cuda_pack_take(&b->logits, n * sizeof *mine, &rows);
     memcpy(mine, b->logit_rows, n * sizeof *mine);
     RETURN_IF_ERROR(cuda_pack_send(d, &b->logits));
-    uint32_t *tokens = (uint32_t *)(void *)(b->logits.device + b->logits.size);
     uint8_t *out = b->logits.host + b->logits.size;
     for (uint32_t done = 0; done < n; done += CUDA_LOGIT_ROWS) {
         uint32_t some = n - done < CUDA_LOGIT_ROWS ? n - done : CUDA_LOGIT_ROWS;
@@ -71,9 +69,7 @@ static status fetch_logits(backend_cuda *b, uint32_t n, bool largest)
             RETURN_IF_ERROR(cuda_join_logits(b, logits, some, (float *)(void *)(out + done * row)));
             continue;
         }
-        if (largest) RETURN_IF_GPU_ERROR(d->api->argmax(d->g, logits, some, vocab, tokens));
-        RETURN_IF_GPU_ERROR(d->api->copy_out(
-            d->g, out + done * row, largest ? (void *)tokens : (void *)logits, some * row));
+        RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, out + done * row, logits, some * row));
     }
     return cuda_wait(d);
 }
@@ -85,59 +81,51 @@ static bool all_greedy(const backend_cuda *b, const step_plan *plan)
     return true;
 }
 
-static void take_tokens(backend_cuda *b, const step_plan *plan, const uint32_t *tokens)
+/* The flight's draws, from rows of logits on the host, or (NULL) on the device. */
+static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
 {
-    uint32_t n = 0;
+    cuda_flight *f = b->flight;
+    f->n_draws = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         if (!s->n_samples) continue;
-        b->seq_results[i].samples = &b->samples[n];
-        b->seq_results[i].n_samples = s->n_samples;
-        for (uint32_t j = 0; j < s->n_samples; j++)
-            b->samples[n++] = (step_sample){.token = *tokens, .logprob = NAN};
-        tokens++;
+        f->seq_results[i].samples = &f->samples[f->n_draws];
+        f->seq_results[i].n_samples = s->n_samples;
+        for (uint32_t j = 0; j < s->n_samples; j++, f->n_draws++)
+            f->draws[f->n_draws] = (sampler_draw){.seq = s->seq,
+                                                  .choice = s->choice + j,
+                                                  .sample_index = s->sample_index,
+                                                  .own = j == 0,
+                                                  .logits = row,
+                                                  .out = &f->samples[f->n_draws]};
+        if (row) row += b->config.vocab_size;
     }
 }
 
-/* b->draws of a step, from rows of logits on the host, or (NULL) on the device. Returns how many.
- */
-static uint32_t list_draws(backend_cuda *b, const step_plan *plan, const float *row)
+/* Draws on the device, of n rows: on their way. */
+static status start_draws(backend_cuda *b, const step_plan *plan, uint32_t n)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *s = &plan->seqs[i];
-        if (!s->n_samples) continue;
-        b->seq_results[i].samples = &b->samples[n];
-        b->seq_results[i].n_samples = s->n_samples;
-        for (uint32_t j = 0; j < s->n_samples; j++, n++)
-            b->draws[n] = (sampler_draw){.seq = s->seq,
-                                         .choice = s->choice + j,
-                                         .sample_index = s->sample_index,
-                                         .own = j == 0,
-                                         .logits = row,
-                                         .out = &b->samples[n]};
-        if (row) row += b->config.vocab_size;
-    }
-    return n;
+    b->flight->largest = all_greedy(b, plan);
+    list_draws(b, plan, NULL);
+    return b->flight->largest ? cuda_draw_largest(b, n) : cuda_draw(b, n);
 }
 
 static status sample(backend_cuda *b, const step_plan *plan)
 {
+    step_result *result = &b->flight->result;
     uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
-    bool largest = n_asked == 0 && comm_size(b->device.group) == 1 && all_greedy(b, plan);
     if (n == 0) return cuda_wait(&b->device);
-    if (n_asked == 0 && comm_size(b->device.group) == 1 && !largest)
-        return cuda_draw(b, n, list_draws(b, plan, NULL));
-    RETURN_IF_ERROR(fetch_logits(b, n, largest));
-    const void *fetched = b->logits.host + b->logits.size;
-    if (largest) {
-        take_tokens(b, plan, fetched);
+    if (n_asked == 0 && comm_size(b->device.group) == 1) {
+        RETURN_IF_ERROR(start_draws(b, plan, n));
+        RETURN_IF_ERROR(cuda_wait(&b->device));
+        cuda_drawn(b, b->flight);
         return STATUS_IS_OK;
     }
-    b->result.logits = fetched;
-    b->result.n_logit_rows = n_asked;
-    const float *rows = b->result.logits + (size_t)n_asked * b->config.vocab_size;
-    sampler_run(b->sampler, b->draws, list_draws(b, plan, rows));
+    RETURN_IF_ERROR(fetch_logits(b, n));
+    result->logits = (const float *)(const void *)(b->logits.host + b->logits.size);
+    result->n_logit_rows = n_asked;
+    list_draws(b, plan, result->logits + (size_t)n_asked * b->config.vocab_size);
+    sampler_run(b->sampler, b->flight->draws, b->flight->n_draws);
     return STATUS_IS_OK;
 }
 
@@ -146,14 +134,6 @@ static status sample(backend_cuda *b, const step_plan *plan)
 
 static const backend_info *cuda_info(void *ctx) { return &((backend_cuda *)ctx)->info; }
 
-static status cuda_submit(void *ctx, const step_plan *plan)
-{
-    backend_cuda *b = ctx;
-    assert(!b->plan && "one step in flight");
-    b->plan = plan;
-    return STATUS_IS_OK;
-}
-
 /* Of what must not be left half done: the device's tables would differ from the mirror's. */
 static status fatal(status s)
 {
@@ -161,63 +141,148 @@ static status fatal(status s)
     return half_done ? status_make(STATUS_INTERNAL, s.message) : s;
 }
 
-static status run_step(backend_cuda *b, const step_plan *plan)
+/* Tokens come from the step in flight, whose draws stay on the device. */
+static status check_ahead(const backend_cuda *b, const step_plan *plan)
 {
-    cuda_batch batch;
+    const cuda_flight *before = &b->flights[b->flight == b->flights];
+    if (!b->flight->ahead) return STATUS_IS_OK;
+    if (b->n_in_flight < 2 || plan->step != before->plan->step + 1)
+        return status_make(STATUS_INVALID, "plan: a token of a step that is not in flight");
+    if (!status_ok(before->status)) return status_make(STATUS_IO, "the step before has failed");
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        if (plan->seqs[i].token_from == 0 || plan->seqs[i].token_from > before->n_draws)
+            return status_make(STATUS_INVALID, "plan: a token of no draw before");
+    return STATUS_IS_OK;
+}
+
+/* What the device needs of a plan: all that is read of its deltas. */
+static status begin_step(backend_cuda *b, const step_plan *plan)
+{
+    cuda_flight *f = b->flight;
     RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
-    if (pkv_mirror_checksum(b->mirror) != plan->checksum)
+    f->result.checksum = pkv_mirror_checksum(b->mirror);
+    if (f->result.checksum != plan->checksum)
         return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
     RETURN_IF_ERROR(
         fatal(cuda_tables_update(&b->tables, b->mirror, plan->deltas.words, plan->deltas.n_words)));
     /* A plan that is refused makes its moves all the same: its pages are counted on. */
     status checked = plan_check(&b->info, b->mirror, plan);
+    if (status_ok(checked)) checked = check_ahead(b, plan);
     bool computes = status_ok(checked) && plan->n_seqs > 0;
-    RETURN_IF_ERROR(fatal(cuda_send(b, plan, computes, &batch)));
+    RETURN_IF_ERROR(fatal(cuda_send(b, plan, computes, &f->batch)));
     for (uint32_t i = 0; i < plan->n_opens; i++) {
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
         b->is_greedy[plan->opens[i].seq] = is_plain_greedy(plan->opens[i].params);
     }
-    if (!computes) {
-        RETURN_IF_ERROR(cuda_wait(&b->device));
-        return checked;
-    }
-    RETURN_IF_ERROR(cuda_lay_out_measures(b, plan));
+    return computes ? cuda_lay_out_measures(b, plan) : checked;
+}
+
+static status run_rows(backend_cuda *b)
+{
+    cuda_batch *batch = &b->flight->batch;
     if (b->is_measuring) {
-        batch.wants_lse = true;
-        batch.measure = cuda_measure_layer;
-        batch.ctx = b;
+        batch->wants_lse = true;
+        batch->measure = cuda_measure_layer;
+        batch->ctx = b;
     }
-    RETURN_IF_ERROR(cuda_graphs_run(b->graphs, b->forward, &batch, &b->interrupted));
+    return cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted);
+}
+
+/* A step that nobody has to wait for before its draws are made. */
+static status start_step(backend_cuda *b, const step_plan *plan)
+{
+    uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
+    RETURN_IF_ERROR(run_rows(b));
+    RETURN_IF_ERROR(start_draws(b, plan, n));
+    return cuda_status(b->device.api->note(b->device.g, (uint32_t)(b->flight - b->flights)));
+}
+
+static status await_step(backend_cuda *b, cuda_flight *f)
+{
+    RETURN_IF_GPU_ERROR(b->device.api->await(b->device.g, (uint32_t)(f - b->flights)));
+    cuda_drawn(b, f);
+    return STATUS_IS_OK;
+}
+
+/* Any other step. */
+static status run_step(backend_cuda *b, const step_plan *plan)
+{
+    if (plan->n_seqs == 0) return cuda_wait(&b->device);
+    RETURN_IF_ERROR(run_rows(b));
     RETURN_IF_ERROR(cuda_novelty(b, plan));
     return sample(b, plan);
 }
 
 /* What is still under way must not read what the next step writes. */
-static void tell_failure(backend_cuda *b)
+static void tell_failure(backend_cuda *b, status s)
 {
     const gpu_api *api = b->device.api;
-    status_code code = b->result.status.code;
-    bool of_plan = code == STATUS_INVALID || code == STATUS_LIMIT; /* every rank says so */
+    bool of_plan = s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* every rank says so */
     if (!of_plan && comm_on_device(b->device.group)) comm_abort(b->device.group); /* or they wait */
     (void)api->wait(b->device.g);
-    const char *what = b->result.status.message; /* a capture may have failed long ago */
-    if (code == STATUS_INTERNAL && what && strncmp(what, "cuda:", 5) == 0)
+    /* A capture may have failed long ago. */
+    if (s.code == STATUS_INTERNAL && s.message && strncmp(s.message, "cuda:", 5) == 0)
         fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
+}
+
+/* It can be left to the device before anybody waits for it. */
+static bool is_plain(const backend_cuda *b, const step_plan *plan)
+{
+    bool plain = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
+    for (uint32_t i = 0; plain && i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        plain = s->n_tokens == 1 && s->n_samples == 1 && !s->want_logits &&
+                s->measure.kind == MEASURE_NONE && !s->measure.novelty;
+    }
+    return plain;
+}
+
+/* The step that is laid out from now on. */
+static void enter(backend_cuda *b, cuda_flight *f)
+{
+    b->flight = f;
+    b->plan = f->plan;
+    b->seq_results = f->seq_results;
+}
+
+static status cuda_submit(void *ctx, const step_plan *plan)
+{
+    backend_cuda *b = ctx;
+    bool plain = is_plain(b, plan);
+    bool ahead = plain && plan->seqs[0].token_from && plan->n_opens == 0;
+    assert(b->n_in_flight < b->info.max_in_flight);
+    if (b->n_in_flight > 0 && !ahead)
+        return status_make(STATUS_INVALID, "plan: it does not follow from the step in flight");
+    cuda_flight *f = &b->flights[(b->first + b->n_in_flight++) % CUDA_FLIGHTS];
+    f->plan = plan;
+    f->ahead = ahead;
+    f->start_us = clock_now_us();
+    f->result = (step_result){.step = plan->step, .seqs = f->seq_results};
+    f->n_draws = 0;
+    enter(b, f);
+    f->status = begin_step(b, plan);
+    f->started = plain && status_ok(f->status);
+    if (f->started) f->status = start_step(b, plan);
+    return STATUS_IS_OK;
 }
 
 static status cuda_collect(void *ctx, const step_result **out)
 {
     backend_cuda *b = ctx;
-    assert(b->plan);
-    int64_t start = clock_now_us();
-    b->result = (step_result){.step = b->plan->step, .seqs = b->seq_results};
-    b->result.status = run_step(b, b->plan);
-    if (status_ok(b->result.status)) b->result.n_seqs = b->plan->n_seqs;
-    else tell_failure(b);
-    b->result.checksum = pkv_mirror_checksum(b->mirror);
-    b->result.compute_us = clock_now_us() - start;
-    b->plan = NULL;
-    *out = &b->result;
+    assert(b->n_in_flight > 0);
+    cuda_flight *f = &b->flights[b->first];
+    step_result *r = &f->result;
+    r->status = f->status;
+    if (status_ok(r->status)) r->status = f->started ? await_step(b, f) : run_step(b, f->plan);
+    if (status_ok(r->status)) r->n_seqs = f->plan->n_seqs;
+    else tell_failure(b, r->status);
+    /* Beside the step before it did not run. */
+    int64_t start = f->start_us > b->collected_us ? f->start_us : b->collected_us;
+    b->collected_us = clock_now_us();
+    r->compute_us = b->collected_us - start;
+    b->first = (b->first + 1) % CUDA_FLIGHTS;
+    b->n_in_flight--;
+    *out = r;
     return atomic_load(&b->interrupted) ? status_make(STATUS_INTERNAL, "interrupted")
                                         : STATUS_IS_OK;
 }
@@ -241,6 +306,10 @@ static void cuda_destroy(void *ctx)
         cuda_pack_destroy(d, &b->measures);
         cuda_pack_destroy(d, &b->logits);
         cuda_pack_destroy(d, &d->stage);
+        for (int i = 0; i < CUDA_FLIGHTS; i++) {
+            if (b->flights[i].drawn) d->api->release(d->g, b->flights[i].drawn);
+            if (b->flights[i].host) d->api->release_host(d->g, b->flights[i].host);
+        }
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
         if (b->host) d->api->release_host(d->g, b->host);
@@ -249,11 +318,13 @@ static void cuda_destroy(void *ctx)
         if (!d->borrowed) d->api->close(d->g);
     }
     thread_pool_destroy(b->pool);
+    for (int i = 0; i < CUDA_FLIGHTS; i++) {
+        free(b->flights[i].seq_results);
+        free(b->flights[i].samples);
+        free(b->flights[i].draws);
+    }
     free(b->is_greedy);
-    free(b->seq_results);
     free(b->seqs);
-    free(b->samples);
-    free(b->draws);
     free(b->logit_rows);
     free(b->novelty);
     cuda_moves_destroy(&b->moves);

@@ -5,7 +5,7 @@
  * Owner    memory and graphs are the caller's, freed before the gpu; a gpu owns its stream and
  *          scratch.
  * Threads  one at a time for each gpu, any. Everything goes to one stream, in order; only `wait`,
- *          and `open` and `close`, wait for it.
+ *          `await`, `open` and `close` wait for it.
  * Units    bytes; elements for strides. Pointers are the device's unless said otherwise.
  * Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can only be closed, and a
  *          process whose device is lost may have to end. Arguments are the caller's duty.
@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 /* Rises with anything below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 4 };
+enum { GPU_API_VERSION = 5 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -362,8 +362,14 @@ typedef struct gpu_draw {
     float log_min_p; /* -inf: off */
     float presence, frequency, repetition;
     int32_t n_logprobs; /* -1: none */
-    uint32_t reserved;
+    uint32_t last;      /* 0; or 1 + the draw before whose token was sampled since, and is seen */
 } gpu_draw;
+
+/* What a step drew, on the device: the token of draw i is tokens[i * stride]. */
+typedef struct gpu_before {
+    const uint32_t *tokens;
+    uint32_t stride;
+} gpu_before;
 
 /* As scheduler/backend.h's step_sample. */
 typedef struct gpu_drawn {
@@ -379,8 +385,9 @@ typedef struct gpu_sampling {
     uint32_t n_vocab, n;
     const gpu_draw *draws; /* [n] */
     const gpu_edit *edits;
-    float *scratch; /* [n, n_vocab] */
-    gpu_drawn *out; /* [n] */
+    gpu_before before; /* where some draw has a `last` */
+    float *scratch;    /* [n, n_vocab] */
+    gpu_drawn *out;    /* [n] */
 } gpu_sampling;
 
 /* ---- moves ------------------------------------------------------------------------------------
@@ -422,10 +429,13 @@ typedef struct gpu_api {
     void (*release)(gpu *g, void *device);
     gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned; no zeros */
     void (*release_host)(gpu *g, void *host);
-    /* Host memory should be pinned; it must stay as it is until the next wait. */
+    /* Host memory should be pinned; it must stay as it is until it was waited for. */
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
     gpu_status (*wait)(gpu *g);
+    /* Waits for what came before the last note of that number, 0 or 1, and for nothing after. */
+    gpu_status (*note)(gpu *g, uint32_t number);
+    gpu_status (*await)(gpu *g, uint32_t number);
     gpu_status (*poll)(gpu *g, bool *idle); /* whether wait would return at once */
     void *(*stream)(gpu *g);                /* the CUDA stream */
     gpu_status (*copy)(gpu *g, void *to, const void *from, size_t bytes); /* on the device */
@@ -441,6 +451,9 @@ typedef struct gpu_api {
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
 
+    /* tokens[i] = that of the draw draws[i] - 1; it stays where draws[i] is 0. */
+    gpu_status (*follow)(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
+                         uint32_t *tokens);
     /* x [n, k] f32 = rows of w times scale; zeros for tokens from w->n on. */
     gpu_status (*embed)(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
                         float *x);

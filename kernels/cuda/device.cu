@@ -28,6 +28,7 @@ struct gpu {
     cublasLtHandle_t library;
     void *workspace;
     cudaEvent_t events[2]; /* gpu_mark's and gpu_elapsed's */
+    cudaEvent_t notes[2];
     bool invariant;
     char why[256];
     choice choices[CHOICES];
@@ -77,8 +78,10 @@ static void gpu_close(gpu *g)
     enter(g);
     if (g->library) cublasLtDestroy(g->library);
     if (g->workspace) cudaFree(g->workspace);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         if (g->events[i]) cudaEventDestroy(g->events[i]);
+        if (g->notes[i]) cudaEventDestroy(g->notes[i]);
+    }
     if (g->stream) cudaStreamDestroy(g->stream);
     free(g);
 }
@@ -98,6 +101,8 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     }
     if (s == GPU_OK)
         s = fail(g, "stream", cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
+    for (int i = 0; s == GPU_OK && i < 2; i++)
+        s = fail(g, "event", cudaEventCreateWithFlags(&g->notes[i], cudaEventDisableTiming));
     if (s == GPU_OK) s = fail(g, "workspace", cudaMalloc(&g->workspace, WORKSPACE_BYTES));
     if (s == GPU_OK) s = fail(g, "cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &bytes));
     if (s != GPU_OK) return s;
@@ -185,6 +190,16 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
 }
 
 static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }
+
+static gpu_status gpu_note(gpu *g, uint32_t number)
+{
+    return fail(g, "note", cudaEventRecord(g->notes[number], g->stream));
+}
+
+static gpu_status gpu_await(gpu *g, uint32_t number)
+{
+    return fail(g, "await", cudaEventSynchronize(g->notes[number]));
+}
 
 static gpu_status gpu_poll(gpu *g, bool *idle)
 {

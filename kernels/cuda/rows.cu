@@ -48,6 +48,13 @@ static __global__ void angles_kernel(const float *inv_freq, const uint32_t *posi
     angles[row * 2 * half + half + pair] = sine * factor;
 }
 
+static __global__ void follow_kernel(gpu_before before, const uint32_t *draws, size_t n,
+                                     uint32_t *tokens)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && draws[i]) tokens[i] = before.tokens[(size_t)(draws[i] - 1) * before.stride];
+}
+
 /* A row in registers: all loads are on their way at once, for with few rows their latency is what
  * a norm costs. d is a multiple of 4, and of a block at most 4 * ROW_HELD a thread. */
 template <class T>
@@ -208,6 +215,13 @@ gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, 
         LAUNCH(angles_kernel, blocks_of(n * half), ROW_THREADS, 0, g, inv_freq, positions, n, half,
                factor, angles);
     return gpu_launched(g, "angles");
+}
+
+gpu_status gpu_follow(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
+                      uint32_t *tokens)
+{
+    if (n) LAUNCH(follow_kernel, blocks_of(n), ROW_THREADS, 0, g, *before, draws, n, tokens);
+    return gpu_launched(g, "follow");
 }
 
 gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,

@@ -158,8 +158,16 @@ static DEVICE crossing find_crossing(digits &all, const float *x, uint32_t n, u6
 /* ---- one draw -----------------------------------------------------------------------------------
  */
 
+static DEVICE float penalised(const gpu_draw &d, float v, uint32_t outputs)
+{
+    v = v > 0.0f ? v / d.repetition : product_rounded(v, d.repetition);
+    v -= product_rounded(d.frequency, (float)outputs);
+    return outputs ? v - d.presence : v;
+}
+
 static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
 {
+    __shared__ uint32_t is_known; /* the last token is among those seen */
     const gpu_edit *banned = s.edits + d.first_edit, *biased = banned + d.n_banned;
     const gpu_edit *seen = biased + d.n_biased;
     const float *row = s.logits + (size_t)d.row * s.n_vocab;
@@ -174,12 +182,17 @@ static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
         if (token % DRAW_THREADS == threadIdx.x && token < s.n_vocab) x[token] += biased[i].bias;
     }
     __syncthreads();
+    uint32_t last = GPU_NO_TOKEN;
+    if (d.last) last = s.before.tokens[(size_t)(d.last - 1) * s.before.stride];
+    if (threadIdx.x == 0) is_known = last == GPU_NO_TOKEN;
+    __syncthreads();
     for (uint32_t i = threadIdx.x; i < d.n_seen; i += DRAW_THREADS) {
-        float v = x[seen[i].token];
-        v = v > 0.0f ? v / d.repetition : product_rounded(v, d.repetition);
-        v -= product_rounded(d.frequency, (float)seen[i].outputs);
-        x[seen[i].token] = seen[i].outputs ? v - d.presence : v;
+        uint32_t token = seen[i].token;
+        x[token] = penalised(d, x[token], seen[i].outputs + (token == last));
+        if (token == last) is_known = 1;
     }
+    __syncthreads();
+    if (threadIdx.x == 0 && !is_known) x[last] = penalised(d, x[last], 1);
     __syncthreads();
 }
 

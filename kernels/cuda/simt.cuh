@@ -277,6 +277,8 @@ gpu_status gpu_few_experts(gpu *g, const gpu_matrix *w, const void *x, const gpu
 /* The functions of the table, by file. */
 extern "C" {
 /* rows.cu */
+gpu_status gpu_follow(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
+                      uint32_t *tokens);
 gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
                      float *x);
 gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, size_t n,

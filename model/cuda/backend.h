@@ -21,6 +21,25 @@ typedef struct cuda_moves {
 
 typedef struct cuda_graphs cuda_graphs;
 
+/* A step between submit and collect, and its result. */
+typedef struct cuda_flight {
+    const step_plan *plan;
+    bool started;  /* at submit, whole: only its draws are awaited */
+    bool ahead;    /* its tokens are those that the step before draws */
+    status status; /* of what submit has done */
+    cuda_batch batch;
+    int64_t start_us;
+    step_result result;
+    step_seq_result *seq_results; /* [max_seqs] */
+    step_sample *samples;         /* [max_seqs] */
+    sampler_draw *draws;          /* [max_seqs] */
+    uint32_t n_draws;
+    bool largest;            /* drawn and host have tokens alone: the largest logits' */
+    gpu_drawn *drawn, *host; /* [max_seqs] on the device, and pinned */
+} cuda_flight;
+
+enum { CUDA_FLIGHTS = 2 };
+
 typedef struct backend_cuda {
     model_config config;
     model_config local; /* heads and ffn are this rank's */
@@ -42,13 +61,15 @@ typedef struct backend_cuda {
     bool *is_greedy; /* [max_seqs]: the largest logit is all that it wants */
 
     _Atomic bool interrupted;
-    const step_plan *plan; /* submitted, not yet collected */
-    step_result result;
-    step_seq_result *seq_results; /* [max_seqs] */
-    gpu_seq *seqs;                /* [max_seqs] of the step, beside the device's */
-    step_sample *samples;         /* [max_seqs] */
-    sampler_draw *draws;          /* [max_seqs] */
-    uint32_t *logit_rows;         /* [max_rows + max_seqs] */
+    cuda_flight flights[CUDA_FLIGHTS];
+    uint32_t first, n_in_flight; /* flights[first] is the oldest */
+    int64_t collected_us;        /* when the last one was */
+    /* Of the step that is laid out: its flight, its plan and results there. */
+    cuda_flight *flight;
+    const step_plan *plan;
+    step_seq_result *seq_results;
+    gpu_seq *seqs;        /* [max_seqs] beside the device's */
+    uint32_t *logit_rows; /* [max_rows + max_seqs] */
     cuda_moves moves;
     cuda_pack step;     /* what goes in */
     cuda_pack measures; /* what comes back; the device's half is written by kernels */
@@ -121,9 +142,16 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
 /* ---- draws.c ----------------------------------------------------------------------------------
  */
 
-/* The draws that b->draws lists, from the rows of logits that b->logit_rows [n_rows] lists: each
- * row has those of one sequence, in the order of both. */
-status cuda_draw(backend_cuda *b, uint32_t n_rows, uint32_t n_draws);
+/* The draws that the flight lists, from the rows of logits that b->logit_rows [n_rows] lists: each
+ * row has those of one sequence, in the order of both. They are on their way to the flight's host
+ * memory: nothing is waited for. */
+status cuda_draw(backend_cuda *b, uint32_t n_rows);
+/* Only the largest of each row. */
+status cuda_draw_largest(backend_cuda *b, uint32_t n_rows);
+/* They have been waited for: results and histories have them. */
+void cuda_drawn(backend_cuda *b, cuda_flight *f);
+/* Where the draws of the step before are. */
+gpu_before cuda_before(const backend_cuda *b);
 
 /* ---- moves.c ----------------------------------------------------------------------------------
  */

@@ -180,18 +180,31 @@ static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, erro
     return STATUS_IS_OK;
 }
 
+static status make_flight(backend_cuda *b, uint32_t max_seqs, cuda_flight *f)
+{
+    void *host;
+    f->seq_results = calloc(max_seqs, sizeof *f->seq_results);
+    f->samples = calloc(max_seqs, sizeof *f->samples);
+    f->draws = calloc(max_seqs, sizeof *f->draws);
+    RETURN_IF_ERROR(cuda_alloc(&b->device, max_seqs * sizeof *f->drawn, &f->drawn));
+    RETURN_IF_GPU_ERROR(b->device.api->alloc_host(b->device.g, max_seqs * sizeof *f->host, &host));
+    f->host = host;
+    return f->seq_results && f->samples && f->draws ? STATUS_IS_OK
+                                                    : status_make(STATUS_NO_MEMORY, NULL);
+}
+
 static status make_step_buffers(backend_cuda *b, const backend_cpu_options *o)
 {
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    for (int i = 0; i < CUDA_FLIGHTS; i++)
+        RETURN_IF_ERROR(make_flight(b, o->max_seqs, &b->flights[i]));
+    b->step.in_turns = b->logits.in_turns = true;
     b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
-    b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
-    b->samples = calloc(o->max_seqs, sizeof *b->samples);
-    b->draws = calloc(o->max_seqs, sizeof *b->draws);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
-    bool ok = b->is_greedy && b->seq_results && b->seqs && b->samples && b->draws && b->logit_rows;
+    bool ok = b->is_greedy && b->seqs && b->logit_rows;
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 
@@ -204,7 +217,9 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
     b->info.max_seqs = o->max_seqs;
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
-    b->info.max_in_flight = 1;
+    /* Ranks meet at every layer, on the host where their comm is not on the device, and draw there.
+     */
+    b->info.max_in_flight = comm_size(o->group) == 1 ? CUDA_FLIGHTS : 1;
 }
 
 status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,

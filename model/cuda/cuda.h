@@ -16,6 +16,10 @@
 typedef struct cuda_pack {
     uint8_t *host, *device;
     size_t size, capacity;
+    /* Of a step that may be behind one in flight: each begins in the other of two such memories,
+     * for the first may not have been copied yet. */
+    bool in_turns;
+    uint8_t *other;
 } cuda_pack;
 
 typedef struct cuda_device {
@@ -125,6 +129,7 @@ typedef struct cuda_forward_options {
 typedef struct cuda_batch {
     uint32_t n_rows, n_seqs, n_decode, n_prefill, part_slots; /* those that pad included */
     const uint32_t *tokens, *positions, *row_seqs, *lengths;
+    const uint32_t *draws; /* of each row: 0, or 1 + the draw before that is its token */
     const gpu_seq *seqs;
     const gpu_tile *decode, *prefill;
     gpu_tables tables;

@@ -16,17 +16,22 @@ typedef struct draw_arrays {
     const uint32_t *d_rows;
     const gpu_draw *d_draws;
     const gpu_edit *d_edits;
-    uint8_t *out; /* on the device, and on the host: behind what goes in */
-    const uint8_t *host;
 } draw_arrays;
 
-static uint32_t count_edits(const backend_cuda *b, uint32_t n_draws)
+gpu_before cuda_before(const backend_cuda *b)
+{
+    const cuda_flight *before = &b->flights[b->flight == b->flights];
+    return (gpu_before){(const uint32_t *)(const void *)before->drawn,
+                        before->largest ? 1 : sizeof(gpu_drawn) / sizeof(uint32_t)};
+}
+
+static uint32_t count_edits(const backend_cuda *b)
 {
     uint64_t key;
     uint32_t total = 0;
-    for (uint32_t i = 0; i < n_draws; i++) {
+    for (uint32_t i = 0; i < b->flight->n_draws; i++) {
         sampler_edits n;
-        (void)sampler_describe(b->sampler, &b->draws[i], &key, NULL, &n);
+        (void)sampler_describe(b->sampler, &b->flight->draws[i], &key, NULL, &n);
         total += n.n_banned + n.n_biased + n.n_seen;
     }
     return total;
@@ -55,11 +60,12 @@ static gpu_draw describe(const backend_cuda *b, const sampler_draw *d, uint32_t 
     return out;
 }
 
-static status pack_draws(backend_cuda *b, uint32_t n_rows, uint32_t n_draws, draw_arrays *a)
+static status pack_draws(backend_cuda *b, uint32_t n_rows, draw_arrays *a)
 {
-    uint32_t n_edits = count_edits(b, n_draws);
-    size_t bytes = n_rows * sizeof *a->rows + n_edits * sizeof *a->edits +
-                   n_draws * (sizeof *a->draws + sizeof(gpu_drawn)) + 4 * 64;
+    const cuda_flight *f = b->flight;
+    uint32_t n_edits = count_edits(b), n_draws = f->n_draws;
+    size_t bytes =
+        n_rows * sizeof *a->rows + n_edits * sizeof *a->edits + n_draws * sizeof *a->draws + 3 * 64;
     RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->logits, bytes));
     a->rows = cuda_pack_take(&b->logits, n_rows * sizeof *a->rows, &a->d_rows);
     a->draws = cuda_pack_take(&b->logits, n_draws * sizeof *a->draws, &a->d_draws);
@@ -67,13 +73,12 @@ static status pack_draws(backend_cuda *b, uint32_t n_rows, uint32_t n_draws, dra
     memcpy(a->rows, b->logit_rows, n_rows * sizeof *a->rows);
     n_edits = 0;
     for (uint32_t i = 0, row = 0; i < n_draws; i++) {
-        row += i > 0 && b->draws[i].own; /* the first draw of each row is its sequence's own */
-        a->draws[i] = describe(b, &b->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
+        row += i > 0 && f->draws[i].own; /* the first draw of each row is its sequence's own */
+        a->draws[i] = describe(b, &f->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
+        /* The history that a sequence has here ends before the token that is being drawn. */
+        if (f->ahead && a->draws[i].n_seen) a->draws[i].last = f->plan->seqs[i].token_from;
     }
-    RETURN_IF_ERROR(cuda_pack_send(&b->device, &b->logits));
-    a->out = b->logits.device + b->logits.size;
-    a->host = b->logits.host + b->logits.size;
-    return STATUS_IS_OK;
+    return cuda_pack_send(&b->device, &b->logits);
 }
 
 /* Draws [first, first + n) from the logits that are there, as many at a time as there is room. */
@@ -86,32 +91,65 @@ static status draw_some(backend_cuda *b, const draw_arrays *a, const float *logi
                             .n = n - done < CUDA_LOGIT_ROWS ? n - done : CUDA_LOGIT_ROWS,
                             .draws = a->d_draws + first + done,
                             .edits = a->d_edits,
+                            .before = cuda_before(b),
                             .scratch = b->draw_scratch,
-                            .out = (gpu_drawn *)(void *)a->out + first + done};
+                            .out = b->flight->drawn + first + done};
         RETURN_IF_GPU_ERROR(b->device.api->sample(b->device.g, &job));
     }
     return STATUS_IS_OK;
 }
 
-status cuda_draw(backend_cuda *b, uint32_t n_rows, uint32_t n_draws)
+/* `size` bytes of each. */
+static status send_back(backend_cuda *b, uint32_t n, size_t size)
+{
+    return cuda_status(
+        b->device.api->copy_out(b->device.g, b->flight->host, b->flight->drawn, n * size));
+}
+
+status cuda_draw(backend_cuda *b, uint32_t n_rows)
 {
     draw_arrays a;
-    RETURN_IF_ERROR(pack_draws(b, n_rows, n_draws, &a));
+    const cuda_flight *f = b->flight;
+    RETURN_IF_ERROR(pack_draws(b, n_rows, &a));
     for (uint32_t row = 0, first = 0; row < n_rows; row += CUDA_LOGIT_ROWS) {
         uint32_t some = n_rows - row < CUDA_LOGIT_ROWS ? n_rows - row : CUDA_LOGIT_ROWS;
         uint32_t end = first, seen = 0;
-        while (end < n_draws && (seen += b->draws[end].own) <= some) end++;
+        while (end < f->n_draws && (seen += f->draws[end].own) <= some) end++;
         float *logits;
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, a.d_rows + row, some, &logits));
         RETURN_IF_ERROR(draw_some(b, &a, logits, first, end - first));
         first = end;
     }
-    RETURN_IF_GPU_ERROR(b->device.api->copy_out(b->device.g, (void *)(uintptr_t)a.host, a.out,
-                                                n_draws * sizeof(gpu_drawn)));
-    RETURN_IF_ERROR(cuda_wait(&b->device));
-    for (uint32_t i = 0; i < n_draws; i++)
-        memcpy(b->draws[i].out, a.host + i * sizeof(gpu_drawn), sizeof(gpu_drawn));
-    sampler_told(b->sampler, b->draws, n_draws);
-    return STATUS_IS_OK;
+    return send_back(b, f->n_draws, sizeof(gpu_drawn));
+}
+
+status cuda_draw_largest(backend_cuda *b, uint32_t n_rows)
+{
+    const uint32_t *d_rows;
+    uint32_t *tokens = (uint32_t *)(void *)b->flight->drawn;
+    RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->logits, n_rows * sizeof *d_rows + 64));
+    memcpy(cuda_pack_take(&b->logits, n_rows * sizeof *d_rows, &d_rows), b->logit_rows,
+           n_rows * sizeof *d_rows);
+    RETURN_IF_ERROR(cuda_pack_send(&b->device, &b->logits));
+    for (uint32_t row = 0; row < n_rows; row += CUDA_LOGIT_ROWS) {
+        uint32_t some = n_rows - row < CUDA_LOGIT_ROWS ? n_rows - row : CUDA_LOGIT_ROWS;
+        float *logits;
+        if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
+        RETURN_IF_ERROR(cuda_forward_logits(b->forward, d_rows + row, some, &logits));
+        RETURN_IF_GPU_ERROR(
+            b->device.api->argmax(b->device.g, logits, some, b->config.vocab_size, tokens + row));
+    }
+    return send_back(b, n_rows, sizeof *tokens);
+}
+
+void cuda_drawn(backend_cuda *b, cuda_flight *f)
+{
+    const uint32_t *tokens = (const uint32_t *)(const void *)f->host;
+    for (uint32_t i = 0, row = 0; i < f->n_draws; i++) {
+        row += i > 0 && f->draws[i].own;
+        if (f->largest) *f->draws[i].out = (step_sample){.token = tokens[row], .logprob = NAN};
+        else memcpy(f->draws[i].out, f->host + i, sizeof(gpu_drawn));
+    }
+    sampler_told(b->sampler, f->draws, f->n_draws);
 }

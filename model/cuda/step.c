@@ -195,7 +195,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
     size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.device.groups;
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
-    return 3 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
+    return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
            count_turns(plan) * b->config.head_dim * sizeof(float) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) +
@@ -205,7 +205,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
 
 /* Where a step's rows are, to be filled. */
 typedef struct row_arrays {
-    uint32_t *tokens, *positions, *row_seqs, *lengths;
+    uint32_t *tokens, *draws, *positions, *row_seqs, *lengths;
     gpu_seq *seqs;
 } row_arrays;
 
@@ -214,6 +214,7 @@ static row_arrays take_rows(backend_cuda *b, cuda_batch *batch)
     size_t n = batch->n_rows, lengths = (size_t)batch->n_seqs * b->tables.device.groups;
     row_arrays a;
     a.tokens = cuda_pack_take(&b->step, n * sizeof *a.tokens, &batch->tokens);
+    a.draws = cuda_pack_take(&b->step, n * sizeof *a.draws, &batch->draws);
     a.positions = cuda_pack_take(&b->step, n * sizeof *a.positions, &batch->positions);
     a.row_seqs = cuda_pack_take(&b->step, n * sizeof *a.row_seqs, &batch->row_seqs);
     a.seqs = cuda_pack_take(&b->step, batch->n_seqs * sizeof *a.seqs, &batch->seqs);
@@ -227,7 +228,7 @@ static void pad_rows(const backend_cuda *b, uint32_t first, const cuda_batch *ba
     uint32_t groups = b->tables.device.groups;
     for (uint32_t i = first; i < batch->n_seqs; i++) {
         a->tokens[i] = UINT32_MAX;
-        a->positions[i] = 0;
+        a->draws[i] = a->positions[i] = 0;
         a->row_seqs[i] = i;
         a->seqs[i] = (gpu_seq){b->tables.max_seqs, i, 1, i * groups};
         for (uint32_t g = 0; g < groups; g++) a->lengths[i * groups + g] = 1;
@@ -250,6 +251,7 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
         for (uint32_t g = 0; g < groups; g++)
             a.lengths[i * groups + g] = pkv_mirror_table(b->mirror, s->seq, g).kept_tokens;
         for (uint32_t j = 0; j < s->n_tokens; j++) {
+            a.draws[s->first_token + j] = s->token_from;
             a.positions[s->first_token + j] = s->position + j;
             a.row_seqs[s->first_token + j] = i;
         }
@@ -358,5 +360,9 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     RETURN_IF_GPU_ERROR(
         d->api->patch(d->g, b->tables.device.pages, d_patches, (uint32_t)n, d_values));
     RETURN_IF_ERROR(moves);
-    return cuda_moves_apply(b, &plan->deltas);
+    RETURN_IF_ERROR(cuda_moves_apply(b, &plan->deltas));
+    if (!computes || !b->flight->ahead) return STATUS_IS_OK;
+    gpu_before before = cuda_before(b);
+    uint32_t *tokens = (uint32_t *)(uintptr_t)batch->tokens;
+    return cuda_status(d->api->follow(d->g, &before, batch->draws, batch->n_rows, tokens));
 }

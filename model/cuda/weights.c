@@ -28,18 +28,32 @@ status cuda_alloc(cuda_device *d, size_t bytes, void *out)
 
 enum { PACK_ALIGNMENT = 64 };
 
-status cuda_pack_begin(cuda_device *d, cuda_pack *p, size_t bytes)
+/* What reads the old memories is waited for. */
+static status pack_grow(cuda_device *d, cuda_pack *p, size_t bytes)
 {
-    p->size = 0;
-    if (bytes <= p->capacity) return STATUS_IS_OK;
+    void *host, *other = NULL;
+    bool in_turns = p->in_turns;
     if (p->capacity) RETURN_IF_ERROR(cuda_wait(d)); /* copies may be on their way from it */
     cuda_pack_destroy(d, p);
-    void *host;
+    p->in_turns = in_turns;
     bytes += bytes / 2;
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &host));
     p->host = host;
+    if (in_turns) RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &other));
+    p->other = other;
     RETURN_IF_ERROR(cuda_alloc(d, bytes, &p->device));
     p->capacity = bytes;
+    return STATUS_IS_OK;
+}
+
+status cuda_pack_begin(cuda_device *d, cuda_pack *p, size_t bytes)
+{
+    if (bytes > p->capacity) RETURN_IF_ERROR(pack_grow(d, p, bytes));
+    p->size = 0;
+    if (!p->in_turns) return STATUS_IS_OK;
+    uint8_t *host = p->host;
+    p->host = p->other;
+    p->other = host;
     return STATUS_IS_OK;
 }
 
@@ -63,6 +77,7 @@ void cuda_pack_destroy(cuda_device *d, cuda_pack *p)
         d->allocated -= p->capacity;
     }
     if (p->host) d->api->release_host(d->g, p->host);
+    if (p->other) d->api->release_host(d->g, p->other);
     *p = (cuda_pack){0};
 }
 

@@ -110,6 +110,30 @@ static void check_argmax(check *c, size_t m, size_t n)
     free(x), free(due), free(got), free(indices);
 }
 
+/* Tokens of draws that were made before. */
+static void check_follow(check *c, size_t n, uint32_t stride)
+{
+    uint32_t *drawn = check_memory(n * stride, 4), *draws = check_memory(n, 4);
+    uint32_t *tokens = check_memory(n, 4), *after = check_memory(n, 4);
+    float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    for (size_t i = 0; i < n * stride; i++) drawn[i] = rng_u32(&c->random) % 128256;
+    for (size_t i = 0; i < n; i++) {
+        tokens[i] = (uint32_t)i;
+        draws[i] = i % 5 ? 1 + rng_u32(&c->random) % (uint32_t)n : 0;
+        due[i] = (float)(draws[i] ? drawn[(draws[i] - 1) * stride] : tokens[i]);
+    }
+    gpu_before before = {check_device(c, drawn, n * stride * 4), stride};
+    void *dd = check_device(c, draws, n * 4), *dt = check_device(c, tokens, n * 4);
+    check_ok(c, c->api->follow(c->g, &before, dd, n, dt));
+    check_fetch(c, after, dt, n * 4);
+    for (size_t i = 0; i < n; i++) got[i] = (float)after[i];
+    check_row(c, "tokens of draws before", due, got, n, 0.0);
+    c->api->release(c->g, (void *)(uintptr_t)before.tokens);
+    c->api->release(c->g, dd);
+    c->api->release(c->g, dt);
+    free(drawn), free(draws), free(tokens), free(after), free(due), free(got);
+}
+
 void check_rows(check *c)
 {
     size_t rows = c->small ? 3 : 300;
@@ -123,5 +147,7 @@ void check_rows(check *c)
         check_gate(c, rows, 35, t, false);
     }
     check_angles(c, c->small ? 9 : 1000, 64);
+    check_follow(c, c->small ? 9 : 1000, 1);
+    check_follow(c, c->small ? 9 : 1000, sizeof(gpu_drawn) / 4);
     check_argmax(c, 8, c->small ? 1100 : 128256);
 }

@@ -19,7 +19,7 @@ typedef struct asked {
 
 /* What the CPU's sampler is told once, the kernel is told each time. */
 static void make_edits(const sample_params *p, uint32_t sample_index, const uint32_t *history,
-                       uint32_t n_prompt, gpu_edit *edits, gpu_draw *d)
+                       uint32_t n_history, gpu_edit *edits, gpu_draw *d)
 {
     uint32_t n = 0;
     d->n_banned = sample_index < p->min_tokens ? p->n_stop_ids : 0;
@@ -28,11 +28,11 @@ static void make_edits(const sample_params *p, uint32_t sample_index, const uint
     for (uint32_t i = 0; i < p->n_bias; i++) edits[n++] = (gpu_edit){p->bias_ids[i], 0, p->bias[i]};
     if (p->presence_penalty == 0 && p->frequency_penalty == 0 && p->repetition_penalty == 1) return;
     uint32_t first = n;
-    for (uint32_t i = 0; i < HISTORY; i++) {
+    for (uint32_t i = 0; i < n_history; i++) {
         uint32_t at = first;
         while (at < n && edits[at].token != history[i]) at++;
         if (at == n) edits[n++] = (gpu_edit){history[i], 0, 0.0f};
-        edits[at].outputs += i >= n_prompt;
+        edits[at].outputs += i >= HISTORY / 2;
     }
     d->n_seen = n - first;
 }
@@ -92,7 +92,11 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
     step_sample *due = check_memory(n, sizeof *due);
     gpu_draw *mine = check_memory(n, sizeof *mine);
     gpu_drawn *got = check_memory(n, sizeof *got);
-    gpu_edit edits[HISTORY + BANNED + BIASED] = {{0}};
+    /* Odd ones learn the last token from a draw before. */
+    enum { EDITS = HISTORY + BANNED + BIASED };
+    gpu_edit edits[2 * EDITS] = {{0}};
+    uint32_t before[2 * 3] = {0};
+    before[3] = history[HISTORY - 1];
     for (uint32_t i = 0; i < n; i++) {
         draws[i] = (sampler_draw){
             .choice = i, .sample_index = 4, .logits = logits + (size_t)i * vocab, .out = &due[i]};
@@ -110,8 +114,11 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
             .repetition = p.repetition_penalty,
             .n_logprobs = p.n_logprobs,
         };
-        memset(edits, 0, sizeof edits);
-        make_edits(&p, 4, history, HISTORY / 2, edits, &mine[i]);
+        gpu_edit *at = edits + (i % 2) * EDITS;
+        memset(at, 0, EDITS * sizeof *at);
+        make_edits(&p, 4, history, HISTORY - i % 2, at, &mine[i]);
+        mine[i].first_edit = (uint32_t)(at - edits);
+        mine[i].last = i % 2 && mine[i].n_seen ? 2 : 0;
     }
     sampler_run(s, draws, n);
     gpu_sampling job = {.logits = check_device(c, logits, (size_t)n * vocab * 4),
@@ -119,12 +126,14 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
                         .n = n,
                         .draws = check_device(c, mine, n * sizeof *mine),
                         .edits = check_device(c, edits, sizeof edits),
+                        .before = {check_device(c, before, sizeof before), 3},
                         .scratch = check_device(c, NULL, (size_t)n * vocab * 4),
                         .out = check_device(c, NULL, n * sizeof *got)};
     check_ok(c, c->api->sample(c->g, &job));
     check_fetch(c, got, job.out, n * sizeof *got);
     check_drawn(c, a->name, due, got, n);
-    const void *device[] = {job.logits, job.draws, job.edits, job.scratch, job.out};
+    const void *device[] = {job.logits,        job.draws,   job.edits,
+                            job.before.tokens, job.scratch, job.out};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         c->api->release(c->g, (void *)(uintptr_t)device[i]);
     sampler_destroy(s);

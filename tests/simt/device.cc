@@ -16,6 +16,7 @@ struct gpu {
     bool lost, invariant;
     timespec marked;
     std::vector<std::function<void()>> queue; /* not done yet */
+    uint64_t n_done, noted[2];                /* of what was queued */
     gpu_graph *capture;                       /* what is being noted */
     bool broken;                              /* it was */
 };
@@ -59,11 +60,16 @@ void simt_submit(gpu *g, const std::function<void()> &work)
     else work();
 }
 
-static void catch_up(gpu *g)
+/* Until so much of what was ever queued is done. */
+static void do_queued(gpu *g, uint64_t until)
 {
-    for (const std::function<void()> &work : g->queue) work();
-    g->queue.clear();
+    size_t n = until > g->n_done ? (size_t)(until - g->n_done) : 0;
+    for (size_t i = 0; i < n; i++) g->queue[i]();
+    g->queue.erase(g->queue.begin(), g->queue.begin() + (long)n);
+    g->n_done += n;
 }
+
+static void catch_up(gpu *g) { do_queued(g, g->n_done + g->queue.size()); }
 
 /* Of what no graph can have in it. */
 static gpu_status check_alone(gpu *g)
@@ -138,6 +144,18 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
     return check(g);
 }
 static gpu_status gpu_wait(gpu *g) { return check_alone(g); }
+static gpu_status gpu_note(gpu *g, uint32_t number)
+{
+    if (g->capture) return check_alone(g);
+    g->noted[number] = g->n_done + g->queue.size();
+    return check(g);
+}
+static gpu_status gpu_await(gpu *g, uint32_t number)
+{
+    if (g->capture) return check_alone(g);
+    do_queued(g, g->noted[number]);
+    return check(g);
+}
 static gpu_status gpu_poll(gpu *g, bool *idle)
 {
     catch_up(g);

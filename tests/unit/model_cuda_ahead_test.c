@@ -1,0 +1,325 @@
+/* Two steps in flight over emulated GPUs, which do nothing before they are waited for: the same
+ * tokens and logprobs as with one, whatever is asked of draws; and what is refused. */
+#include "tests/unit/model_pass.h"
+
+#include "kernels/cuda/cuda_kernels.h"
+#include "scheduler/scheduler.h"
+#include "tests/simt/device.h"
+
+enum { REQUESTS = 6, CHOICES = 2, OUTPUTS = 24, SEQS = 8, ROWS = 40, PROMPT = 30 };
+
+#define GOLDEN "tests/golden/models/"
+
+static const pass wide = {.dir = GOLDEN "qwen3_f32",
+                          .kv_type = KERN_KV_BF16,
+                          .bf16 = true,
+                          .page_tokens = 16,
+                          .layers_per_group = 1,
+                          .chunk = ROWS,
+                          .n_threads = 1,
+                          .max_seqs = SEQS,
+                          .max_model_len = 128,
+                          .batch_invariant = true,
+                          .gpu_kv = GPU_KV_BF16};
+
+/* What came of each choice. */
+typedef struct heard {
+    step_sample samples[REQUESTS][CHOICES][OUTPUTS];
+    uint32_t n[REQUESTS][CHOICES];
+    sched_stats stats;
+} heard;
+
+typedef struct house {
+    comm *group;
+    backend backend;
+    model_config config;
+    sched *s;
+    sched_request requests[REQUESTS];
+    uint32_t prompts[REQUESTS][PROMPT];
+    const step_plan *plans[2];
+    uint32_t n_plans, depth;
+    sched_event events[64];
+    size_t n_events;
+} house;
+
+/* All that a draw may be asked for, each by somebody. */
+static void make_requests(house *h, bool greedy)
+{
+    static const uint32_t stops[] = {5, 7}, biased[] = {11, 12};
+    static const float bias[] = {3.0f, -2.0f};
+    const sample_params plain = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        sched_request *r = &h->requests[i];
+        for (uint32_t t = 0; t < PROMPT; t++)
+            h->prompts[i][t] = (i * 13 + t * t) % h->config.vocab_size;
+        *r = (sched_request){.id = i,
+                             .arrival = i,
+                             .prompt = h->prompts[i],
+                             .n_prompt = PROMPT - 4 * i,
+                             .max_new_tokens = OUTPUTS - 3 * i,
+                             .n = 1,
+                             .params = plain};
+        retention_limits limits = {h->backend.ops->info(h->backend.ctx)->geometry, ROWS};
+        assert_true(status_ok(retention_parse(NULL, &limits, &r->policy, NULL)));
+        if (greedy) continue;
+        r->params.temperature = i == 5 ? 0.0f : 0.9f + 0.1f * (float)i;
+        r->params.seed = 77 + i;
+        r->params.n_logprobs = i % 3 == 0 ? 3 : -1;
+    }
+    if (greedy) return;
+    sample_params *p = &h->requests[0].params;
+    p->presence_penalty = 0.8f;
+    p->frequency_penalty = 0.7f;
+    p->repetition_penalty = 1.3f;
+    h->requests[1].n = CHOICES;
+    h->requests[1].params.repetition_penalty = 1.5f;
+    h->requests[2].params.top_p = 0.8f;
+    h->requests[2].params.top_k = 20;
+    p = &h->requests[3].params;
+    p->min_tokens = 6;
+    p->stop_ids = stops, p->n_stop_ids = 2;
+    p->bias_ids = biased, p->bias = bias, p->n_bias = 2;
+    h->requests[4].params.min_p = 0.1f;
+    h->requests[5].params.frequency_penalty = 1.5f; /* the largest, with penalties */
+}
+
+static void open_house(house *h, const pass *p, uint32_t depth, bool greedy)
+{
+    error err = {{0}};
+    comm_options self = {.kind = "self", .size = 1};
+    *h = (house){.depth = depth};
+    assert_true(status_ok(comm_create(&self, &h->group, NULL)));
+    h->backend = open_backend(p, h->group, &h->config);
+    const backend_info *info = h->backend.ops->info(h->backend.ctx);
+    sched_options o = {.geometry = info->geometry,
+                       .n_pages = info->n_pages < 200 ? info->n_pages : 200,
+                       .max_seqs = SEQS,
+                       .prefill_chunk = ROWS - SEQS,
+                       .max_model_len = 128,
+                       .max_requests = REQUESTS,
+                       .max_in_flight = depth};
+    if (!status_ok(sched_create(&o, &h->s, &err))) fail_msg("%s", err.text);
+    make_requests(h, greedy);
+}
+
+static void close_house(house *h)
+{
+    sched_destroy(h->s);
+    h->backend.ops->destroy(h->backend.ctx);
+    comm_destroy(h->group);
+    assert_int_equal(simt_allocations(), 0);
+}
+
+static void post(house *h, sched_event event) { h->events[h->n_events++] = event; }
+
+/* One that draws this goes no further. */
+static bool stops(uint32_t token, uint32_t n) { return token % 16 == 3 && n > 4; }
+
+static void take_result(house *h, const step_plan *plan, const step_result *r, heard *out)
+{
+    if (!status_ok(r->status)) fail_msg("step %u: %s", (unsigned)r->step, r->status.message);
+    post(h, (sched_event){.kind = SCHED_RESULT, .result = r});
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        for (uint32_t j = 0; j < plan->seqs[i].n_samples; j++) {
+            uint32_t id = (uint32_t)plan->seqs[i].request, c = plan->seqs[i].choice + j;
+            uint32_t *n = &out->n[id][c], most = h->requests[id].max_new_tokens;
+            const step_sample *got = &r->seqs[i].samples[j];
+            if (*n > 0 && (*n == most || stops(out->samples[id][c][*n - 1].token, *n))) continue;
+            out->samples[id][c][(*n)++] = *got;
+            if (*n == most || stops(got->token, *n))
+                post(h, (sched_event){
+                            .kind = SCHED_END, .request = id, .choice = c, .finished = true});
+        }
+}
+
+/* As the engine does it: the next step is planned before the oldest is collected. */
+static heard listen(house *h)
+{
+    heard out = {0};
+    uint32_t added = 0;
+    for (uint32_t turn = 0; turn < 400; turn++) {
+        if (added < REQUESTS && turn >= 3 * added)
+            post(h, (sched_event){.kind = SCHED_ADD, .add = &h->requests[added++]});
+        const step_plan *plan = sched_step(h->s, turn, h->events, h->n_events);
+        const step_result *r;
+        bool is_new = !sched_plan_empty(plan);
+        h->n_events = 0;
+        if (is_new) {
+            h->plans[h->n_plans++] = plan;
+            assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, plan)));
+        }
+        if (h->n_plans == 0 && added == REQUESTS) break;
+        if (h->n_plans == 0 || (is_new && h->n_plans < h->depth)) continue;
+        assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
+        take_result(h, h->plans[0], r, &out);
+        h->plans[0] = h->plans[--h->n_plans];
+    }
+    assert_null(sched_check_integrity(h->s));
+    out.stats = sched_get_stats(h->s);
+    assert_int_equal(out.stats.running + out.stats.waiting, 0);
+    return out;
+}
+
+static heard hear(const pass *p, uint32_t depth, bool greedy)
+{
+    house *h = malloc(sizeof *h);
+    open_house(h, p, depth, greedy);
+    heard out = listen(h);
+    close_house(h);
+    free(h);
+    return out;
+}
+
+static void expect_same(const heard *a, const heard *b)
+{
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        for (uint32_t c = 0; c < CHOICES; c++) {
+            assert_int_equal(a->n[i][c], b->n[i][c]);
+            for (uint32_t t = 0; t < a->n[i][c]; t++) {
+                const step_sample *x = &a->samples[i][c][t], *y = &b->samples[i][c][t];
+                if (x->token != y->token)
+                    fail_msg("request %u, choice %u, output %u: %u, not %u", i, c, t, y->token,
+                             x->token);
+                assert_int_equal(x->rank, y->rank);
+                assert_int_equal(x->n_top, y->n_top);
+                assert_memory_equal(x->top_ids, y->top_ids, x->n_top * sizeof *x->top_ids);
+                assert_memory_equal(x->top_logprobs, y->top_logprobs,
+                                    x->n_top * sizeof *x->top_logprobs);
+            }
+        }
+}
+
+static void two_are_as_one(bool greedy)
+{
+    pass p = wide;
+    p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    heard one = hear(&p, 1, greedy);
+    simt_be_late(1);
+    heard late = hear(&p, 1, greedy), two = hear(&p, 2, greedy);
+    simt_be_late(0);
+    assert_int_equal(one.stats.steps_ahead, 0);
+    assert_true(two.stats.steps_ahead > 10);
+    expect_same(&one, &late);
+    expect_same(&one, &two);
+    uint32_t early = 0; /* some stop before they must: they had a row in vain */
+    for (uint32_t i = 0; i < REQUESTS; i++) early += one.n[i][0] < OUTPUTS - 3 * i;
+    assert_true(greedy || early > 0);
+}
+
+static void the_same_draws(void **state)
+{
+    (void)state;
+    two_are_as_one(false);
+}
+
+static void the_same_largest(void **state)
+{
+    (void)state;
+    two_are_as_one(true);
+}
+
+/* ---- refusals and failures ------------------------------------------------------------------- */
+
+static void ranks_take_one(void **state)
+{
+    (void)state;
+    pass p = wide;
+    comm *group;
+    comm_options self = {.kind = "self", .size = 1};
+    model_config config;
+    p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    p.n_ranks = 2;
+    p.batch_invariant = false;
+    assert_true(status_ok(comm_create(&self, &group, NULL)));
+    backend b = open_backend(&p, group, &config);
+    assert_int_equal(b.ops->info(b.ctx)->max_in_flight, 1);
+    b.ops->destroy(b.ctx);
+    comm_destroy(group);
+}
+
+/* Until a step and the one behind it are in flight. */
+static void fill(house *h)
+{
+    heard out = {0};
+    post(h, (sched_event){.kind = SCHED_ADD, .add = &h->requests[0]});
+    while (h->n_plans < 2) {
+        const step_plan *plan = sched_step(h->s, 0, h->events, h->n_events);
+        const step_result *r;
+        h->n_events = 0;
+        if (!sched_plan_empty(plan)) {
+            h->plans[h->n_plans++] = plan;
+            assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, plan)));
+            continue;
+        }
+        assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
+        take_result(h, h->plans[0], r, &out);
+        h->plans[0] = h->plans[--h->n_plans];
+    }
+}
+
+static void a_lost_device_fails_both(void **state)
+{
+    (void)state;
+    house *h = malloc(sizeof *h);
+    pass p = wide;
+    const step_result *r;
+    p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    open_house(h, &p, 2, false);
+    fill(h);
+    simt_fail_after(0);
+    for (int i = 0; i < 2; i++) {
+        assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
+        assert_int_equal(r->status.code, STATUS_INTERNAL);
+    }
+    close_house(h);
+    simt_fail_after(-1);
+    /* And when nobody collects what is in flight. */
+    open_house(h, &p, 2, false);
+    fill(h);
+    close_house(h);
+    free(h);
+}
+
+/* A plan that does not follow from the one in flight, by the words of backend.h. */
+static void what_does_not_follow_is_refused(void **state)
+{
+    (void)state;
+    house *h = malloc(sizeof *h);
+    pass p = wide;
+    const step_result *r;
+    p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    open_house(h, &p, 2, false);
+    fill(h);
+    assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
+    step_plan other = *h->plans[1];
+    step_seq seq = other.seqs[0];
+    other.step++;
+    other.deltas = (pkv_deltas){0};
+    other.seqs = &seq;
+    seq.token_from = 0;
+    assert_int_equal(h->backend.ops->submit(h->backend.ctx, &other).code, STATUS_INVALID);
+    seq.token_from = 2; /* there was one draw */
+    assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, &other)));
+    assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
+    assert_true(status_ok(r->status));
+    assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
+    assert_int_equal(r->status.code, STATUS_INVALID);
+    seq.token_from = 1; /* nothing is in flight */
+    assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, &other)));
+    assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
+    assert_int_equal(r->status.code, STATUS_INVALID);
+    close_house(h);
+    free(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_draws),
+        cmocka_unit_test(the_same_largest),
+        cmocka_unit_test(ranks_take_one),
+        cmocka_unit_test(a_lost_device_fails_both),
+        cmocka_unit_test(what_does_not_follow_is_refused),
+    };
+    return cmocka_run_group_tests_name("CUDA, two steps in flight", tests, NULL, NULL);
+}
