@@ -290,7 +290,7 @@ static void configs_come_out_as_they_went_in(void **state)
         const char *version, *word;
     } wrong[] = {
         {WORKER_PROTOCOL + 1, 0, 1, 1, "1.2.3",
-         "protocol: the coordinator (octavo 1.2.3) speaks 2"},
+         "protocol: the coordinator (octavo 1.2.3) speaks 3"},
         {WORKER_PROTOCOL, 0, 1, 1, "1.2.4",
          "version: the coordinator is octavo 1.2.4, this worker"},
         {WORKER_PROTOCOL, 2, 2, 1, "1.2.3", "rank: 2 of 2"},
