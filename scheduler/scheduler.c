@@ -128,6 +128,8 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     s->settled &= event->kind == SCHED_RESULT;
     switch (event->kind) {
     case SCHED_ADD:
+        /* The session it goes on from may have waited for the end of a row in vain. */
+        if (s->n_in_flight < s->depth) sched_reap(s);
         e = sched_entry_create(s, event->add, now_us);
         if (!e) return;
         e->seqs[0].state = SEQ_WAITING;

@@ -230,6 +230,33 @@ static void a_session_has_no_row_in_vain(void **state)
     finish(f);
 }
 
+/* Who reads the end of a turn at once sends the next one before its row in vain is done. */
+static void the_next_turn_may_come_at_once(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.max_sessions = 4;
+    o.session_ttl_us = 1000000;
+    fixture *f = begin_ahead(o);
+    sched_request a = of_session(request(f, 1, 0, 30, 9), 7);
+    add(f, &a);
+    plan(f);
+    fine(f);
+    assert_string_equal(plan(f), "1@30+1*");
+    assert_string_equal(plan(f), "1@31+1*<1");
+    fine(f);
+    finish_choice(f, 1);
+    assert_string_equal(plan(f), "");
+    sched_request b = of_session(request(f, 2, 0, 51, 4), 7);
+    ((uint32_t *)b.prompt)[30] = 500;
+    fine(f);
+    add(f, &b);
+    assert_string_equal(plan(f), "2@31+20*");
+    assert_int_equal(sched_get_stats(f->s).sessions_ignored, 0);
+    drain(f);
+    finish(f);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 static void a_failed_step_takes_the_next_one_along(void **state)
@@ -445,6 +472,7 @@ int main(void)
         cmocka_unit_test(an_abort_between_two_steps),
         cmocka_unit_test(a_row_in_vain_takes_no_page),
         cmocka_unit_test(a_session_has_no_row_in_vain),
+        cmocka_unit_test(the_next_turn_may_come_at_once),
         cmocka_unit_test(a_failed_step_takes_the_next_one_along),
         cmocka_unit_test(a_failed_step_that_was_planned_ahead),
         cmocka_unit_test(an_arrival_is_not_kept_waiting),
