@@ -25,7 +25,7 @@ struct gpu_graph {
     std::vector<std::function<void()>> work;
 };
 
-static int left_to_fail = -1; /* launches until the device is lost; -1: never */
+static int left_to_fail = -1;               /* launches until the device is lost; -1: never */
 static std::atomic<uint64_t> n_allocations; /* ranks are threads */
 static uint64_t n_replays;
 static int refuse_captures, is_late;
