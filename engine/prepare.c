@@ -231,9 +231,10 @@ static status prepare(engine *e, engine_stream *s, error *err)
     fill_sched_request(e, s);
     RETURN_IF_ERROR(check_fit(e, s, err));
 
-    /* Each choice may add a token and an end in a step, and a pause takes effect as many steps
+    /* With `most` there is room for all, and nobody waits for a reader (pause_if_full). Else each
+     * choice may add a token and an end in a step, and a pause takes effect as many steps
      * later as may be in flight. */
-    uint64_t most = ((uint64_t)s->max_new_tokens + 1) * s->request.n;
+    uint64_t most = ((uint64_t)s->max_new_tokens + engine_in_flight(e)) * s->request.n;
     uint32_t least = 2 * (1 + engine_in_flight(e)) * s->request.n;
     uint32_t wanted = e->o.ring_capacity > least ? e->o.ring_capacity : least;
     st = stream_make_ring(s, most < wanted ? (uint32_t)most : wanted);

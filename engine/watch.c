@@ -304,12 +304,15 @@ static bool end(engine *e)
 }
 
 /* Gives the backend what is new, and collects the oldest step unless one more may be planned while
- * that runs. */
-static status visit_backend(engine *e, const step_plan *plan, const step_result **result)
+ * that runs. *whose: the step that a failure is of. */
+static status visit_backend(engine *e, const step_plan *plan, const step_plan **whose,
+                            const step_result **result)
 {
     const backend *b = &e->backend;
     bool is_new = !sched_plan_empty(plan);
+    *whose = is_new ? plan : e->in_flight[0];
     if (is_new) RETURN_IF_ERROR(b->ops->submit(b->ctx, plan));
+    *whose = e->in_flight[0];
     if (is_new && e->n_in_flight < engine_in_flight(e)) return STATUS_IS_OK;
     return b->ops->collect(b->ctx, result);
 }
@@ -327,9 +330,9 @@ const step_result *watch_run(engine *e, const step_plan *plan)
 {
     const step_result *result = NULL;
     if (!sched_plan_empty(plan)) e->in_flight[e->n_in_flight++] = plan;
-    const step_plan *oldest = e->in_flight[0];
+    const step_plan *oldest = e->in_flight[0], *whose = NULL;
     begin(e);
-    status st = visit_backend(e, plan, &result);
+    status st = visit_backend(e, plan, &whose, &result);
     bool abandoned = end(e);
     if (status_ok(st) && result) st = check_result(oldest, result);
     if (status_ok(st) && !abandoned) {
@@ -339,7 +342,7 @@ const step_result *watch_run(engine *e, const step_plan *plan)
         return result;
     }
     e->n_in_flight = 0;
-    if (!abandoned) fail_step(e, oldest, st);
+    if (!abandoned) fail_step(e, whose, st);
     recover(e, !abandoned && st.code == STATUS_UNAVAILABLE);
     return NULL;
 }

@@ -266,6 +266,23 @@ static void a_late_reader_finds_everything(void **state)
     engine_stream_release(s);
 }
 
+/* Nor does an answer whose end there is room for wait for its reader. */
+static void a_short_answer_awaits_no_reader(void **state)
+{
+    fixture *f = *state;
+    answer(f, "x");
+    for (int n = 1; n <= 3; n++)
+        for (int most = 1; most <= 4; most++) {
+            char json[128];
+            snprintf(json, sizeof json,
+                     "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": %d, \"n\": %d}",
+                     most, n);
+            engine_stream *s = submit(f, json);
+            while (engine_get_stats(f->engine).n_live > 0) nap();
+            assert_int_equal(read_all(s).tokens, most); /* of the first choice */
+        }
+}
+
 /* ---- trouble in the backend ------------------------------------------------------------------ */
 
 static void a_failed_step_ends_its_requests_alone(void **state)
@@ -387,6 +404,7 @@ int main(void)
         CASE_SMALL(a_full_queue_says_so_at_once),
         CASE_SMALL(a_slow_reader_stalls_its_own_stream_alone),
         CASE(a_late_reader_finds_everything),
+        CASE(a_short_answer_awaits_no_reader),
         CASE(a_failed_step_ends_its_requests_alone),
         CASE(a_request_without_memory_fails_alone),
         CASE(ids_without_a_token_have_no_text),
