@@ -170,7 +170,7 @@ settle
 stage bench_kernels 40 "$octavo" bench kernels --device cuda
 stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"
 
-for tool in memcheck racecheck initcheck synccheck; do
+for tool in memcheck racecheck synccheck; do
     if command -v compute-sanitizer >/dev/null; then
         start "$tool" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 "$check" "$plugin" --small
     else
