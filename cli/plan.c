@@ -48,7 +48,7 @@ static const char about[] =
 static const arg_flag flags_table[] = {
     ARG_ROW("memory", "[N x]BYTES", ARG_TEXT, plan_flags, memory,
             "memory of the machine, such as 64G; or 8x80G: a rank on each of 8 such devices "
-            "(default: what this machine has free)"),
+            "(default: what this machine has free; a GPU's must be given)"),
     ARG_ROW("gpu", NULL, ARG_SWITCH, plan_flags, gpu, "the memory is a GPU's"),
     ARG_ROW("context", "N", ARG_COUNT, plan_flags, context,
             "tokens of a sequence, prompt and output (default: --max-model-len)", .min = 2,
@@ -71,6 +71,9 @@ static status read_memory(planning *p, error *err)
     plan_question *q = &p->question;
     q->n_devices = 1;
     if (!text) {
+        if (strncmp(p->model_flags.device, "cuda", 4) == 0)
+            return error_set(err, STATUS_INVALID,
+                             "--memory is missing: a GPU's memory, such as 80G or 8x80G");
         q->memory = memory_available_bytes();
         return STATUS_IS_OK;
     }
@@ -126,10 +129,10 @@ static status work_out(planning *p, error *err)
 {
     plan_question *q = &p->question;
     model_flags *f = &p->model_flags;
+    if (p->flags.gpu && strncmp(f->device, "cuda", 4) != 0) f->device = "cuda";
     RETURN_IF_ERROR(read_memory(p, err));
     q->sequences = p->flags.sequences ? p->flags.sequences : f->max_batch;
     if (f->max_batch < q->sequences) f->max_batch = q->sequences;
-    if (p->flags.gpu && strncmp(f->device, "cuda", 4) != 0) f->device = "cuda";
     RETURN_IF_ERROR(model_describe(f, &p->model, err));
     q->model = &p->model;
     RETURN_IF_ERROR(read_lengths(p, err));

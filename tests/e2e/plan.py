@@ -103,6 +103,8 @@ class Refusals(unittest.TestCase):
         self.assertIn("--model is missing", self.refused(2, "--memory", "1G"))
         for memory in ("8xx80G", "0x80G", "8x", "x80G", "-1G", "0", "80Q"):
             self.assertIn("--memory", self.refused(2, "--model", "models/demo", f"--memory={memory}"))
+        for gpu in (["--gpu"], ["--device", "cuda"]):  # this machine's memory is no GPU's
+            self.assertIn("--memory is missing", self.refused(2, *demo[:2], *gpu))
         self.assertIn("8 devices for --tp 4", self.refused(2, *demo[:2], "--memory", "8x1G", "--tp", "4"))
         self.assertIn("--context", self.refused(2, *demo, "--context", "5000"))
         self.assertIn("--output", self.refused(2, *demo, "--context", "100", "--output", "100"))
