@@ -5,18 +5,46 @@
 
 static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
 
-static status run(bench_seqs *b, step_plan *plan, const step_result **out, error *err)
+static status step_failed(status s, error *err)
+{
+    return error_set(err, s.code, "step: %s", s.message ? s.message : status_text(s.code));
+}
+
+static status submit(bench_seqs *b, step_plan *plan, error *err)
 {
     plan->step = ++b->step;
     plan->checksum = pkv_checksum(b->kv);
-    const step_result *result = NULL;
     status s = b->backend->ops->submit(b->backend->ctx, plan);
-    if (status_ok(s)) s = b->backend->ops->collect(b->backend->ctx, &result);
+    if (!status_ok(s)) return step_failed(s, err);
+    b->n_in_flight++;
+    return STATUS_IS_OK;
+}
+
+static status collect(bench_seqs *b, const step_result **out, error *err)
+{
+    const step_result *result = NULL;
+    b->n_in_flight--;
+    status s = b->backend->ops->collect(b->backend->ctx, &result);
     if (status_ok(s)) s = result->status;
     if (out) *out = result;
-    return status_ok(s)
-               ? s
-               : error_set(err, s.code, "step: %s", s.message ? s.message : status_text(s.code));
+    return status_ok(s) ? s : step_failed(s, err);
+}
+
+status bench_seqs_settle(bench_seqs *b, error *err)
+{
+    status first = STATUS_IS_OK;
+    while (b->n_in_flight > 0) {
+        status s = collect(b, NULL, status_ok(first) ? err : NULL);
+        if (status_ok(first)) first = s;
+    }
+    return first;
+}
+
+static status run(bench_seqs *b, step_plan *plan, const step_result **out, error *err)
+{
+    RETURN_IF_ERROR(bench_seqs_settle(b, err));
+    RETURN_IF_ERROR(submit(b, plan, err));
+    return collect(b, out, err);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -49,9 +77,10 @@ status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err)
         .geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = info->max_seqs};
     status s = pkv_create(&o, &out->kv);
     out->tokens = calloc(info->max_rows, sizeof *out->tokens);
-    out->shares = calloc(info->max_seqs, sizeof *out->shares);
+    out->shares = calloc(2 * (size_t)info->max_seqs, sizeof *out->shares);
+    out->none = calloc(info->max_seqs, sizeof *out->none);
     out->opens = calloc(info->max_seqs, sizeof *out->opens);
-    if (!status_ok(s) || !out->tokens || !out->shares || !out->opens) {
+    if (!status_ok(s) || !out->tokens || !out->none || !out->shares || !out->opens) {
         bench_seqs_destroy(out);
         return error_set(err, STATUS_NO_MEMORY, "out of memory");
     }
@@ -67,6 +96,7 @@ void bench_seqs_destroy(bench_seqs *b)
     pkv_destroy(b->kv);
     free(b->sources);
     free(b->tokens);
+    free(b->none);
     free(b->shares);
     free(b->opens);
     free(b->moves);
@@ -155,27 +185,48 @@ status bench_seqs_fill_pool(bench_seqs *b, error *err)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
-                       const step_result **out, error *err)
+/* Of the next step: n_tokens more for each open sequence, or what the step in flight draws. */
+static status make_plan(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
+                        step_plan *plan, error *err)
 {
+    bool ahead = b->n_in_flight > 0;
+    step_seq *shares = b->shares + b->step % 2 * b->info->max_seqs;
     uint32_t rows = 0;
     for (uint32_t s = 0; s < b->n_open; s++) {
         uint32_t position = pkv_seq_length(b->kv, s);
         status st = pkv_seq_append(b->kv, s, n_tokens);
         if (!status_ok(st)) return error_set(err, st.code, "the pool has no more pages");
-        b->shares[s] = (step_seq){.seq = s,
-                                  .request = s + 1,
-                                  .first_token = rows,
-                                  .n_tokens = n_tokens,
-                                  .position = position,
-                                  .n_samples = draw ? 1 : 0};
-        if (measure) b->shares[s].measure = *measure;
+        shares[s] = (step_seq){.seq = s,
+                               .request = s + 1,
+                               .first_token = rows,
+                               .n_tokens = n_tokens,
+                               .position = position,
+                               .n_samples = draw ? 1 : 0,
+                               .token_from = ahead ? 1 + s : 0};
+        if (measure) shares[s].measure = *measure;
         rows += n_tokens;
     }
-    step_plan plan = {.deltas = pkv_take_deltas(b->kv),
-                      .seqs = b->shares,
-                      .n_seqs = b->n_open,
-                      .tokens = b->tokens,
-                      .n_tokens = rows};
-    return run(b, &plan, out, err);
+    *plan = (step_plan){.deltas = pkv_take_deltas(b->kv),
+                        .seqs = shares,
+                        .n_seqs = b->n_open,
+                        .tokens = ahead ? b->none : b->tokens,
+                        .n_tokens = rows};
+    return STATUS_IS_OK;
+}
+
+status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
+                       const step_result **out, error *err)
+{
+    step_plan *plan = &b->plans[b->step % 2];
+    RETURN_IF_ERROR(bench_seqs_settle(b, err));
+    RETURN_IF_ERROR(make_plan(b, n_tokens, draw, measure, plan, err));
+    return run(b, plan, out, err);
+}
+
+status bench_seqs_decode(bench_seqs *b, error *err)
+{
+    step_plan *plan = &b->plans[b->step % 2];
+    RETURN_IF_ERROR(make_plan(b, 1, true, NULL, plan, err));
+    RETURN_IF_ERROR(submit(b, plan, err));
+    return b->n_in_flight < b->info->max_in_flight ? STATUS_IS_OK : collect(b, NULL, err);
 }

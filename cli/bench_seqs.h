@@ -16,8 +16,11 @@ typedef struct bench_seqs {
     uint32_t *sources; // [n_sources] pages that contexts are copied from
     uint32_t n_sources;
     uint32_t *tokens; // [max_rows]
-    step_seq *shares; // [max_seqs]
-    step_open *opens; // [max_seqs]
+    uint32_t *none;   // [max_seqs] zeros, where the step before draws the tokens
+    step_seq *shares; // [2 * max_seqs] of the last two steps
+    step_plan plans[2];
+    uint32_t n_in_flight; // of bench_seqs_decode
+    step_open *opens;     // [max_seqs]
     pkv_move *moves;
     size_t moves_capacity;
 } bench_seqs;
@@ -31,6 +34,12 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err);
  * valid until the next call. */
 status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
                        const step_result **out, error *err);
+/* A step in which every open sequence takes a token and draws the next. Where the backend allows
+ * two in flight it stays so, and the next call gives its own before this one's result is waited
+ * for, as the scheduler does: the row is what the step before drew. */
+status bench_seqs_decode(bench_seqs *b, error *err);
+/* Waits for what bench_seqs_decode has left in flight; every other call does so first. */
+status bench_seqs_settle(bench_seqs *b, error *err);
 status bench_seqs_close(bench_seqs *b, error *err);
 /* Gives the backend what has changed in the tables since the last step. */
 status bench_seqs_flush(bench_seqs *b, error *err);

@@ -206,16 +206,17 @@ static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *
     while (r->n < b->rounds) {
         bench_work w = {0};
         uint32_t n_steps = 0;
-        int64_t start = clock_now_us(), now = start;
-        for (; now - start < ROUND_US && n_steps < ROUND_STEPS_MAX;
-             n_steps++, now = clock_now_us()) {
-            RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err));
+        int64_t start = clock_now_us();
+        for (; clock_now_us() - start < ROUND_US && n_steps < ROUND_STEPS_MAX; n_steps++) {
+            RETURN_IF_ERROR(bench_seqs_decode(&b->seqs, err));
             held++;
             bench_work one = bench_decode_work(b, batch, held);
             add_work(&w, &one);
         }
-        RETURN_IF_ERROR(add_round(b, r, (double)(now - start) / 1e6, (double)batch * n_steps,
-                                  n_steps, &w, err));
+        RETURN_IF_ERROR(bench_seqs_settle(&b->seqs, err));
+        int64_t us = clock_now_us() - start;
+        RETURN_IF_ERROR(
+            add_round(b, r, (double)us / 1e6, (double)batch * n_steps, n_steps, &w, err));
     }
     return STATUS_IS_OK;
 }
