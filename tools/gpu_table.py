@@ -9,6 +9,7 @@ import sys
 
 folder = sys.argv[1]
 CROWDS = ("64 x 4096", "8 x 32768")
+GRAPHS = ("bench_engine", "demo", "wide")  # stages that decode on a GPU of one rank
 
 
 def text(name):
@@ -58,6 +59,21 @@ def kernels():
             print(f"    {line}")
 
 
+def graphs():
+    """A backend tells once that a capture failed; steps without one are slow, and right."""
+    refused, ended = {}, False
+    for name in GRAPHS:
+        log = text(f"{name}.log")
+        why = re.search(r"octavo: cuda: some decode steps go without a graph: (.*)", log)
+        if why:
+            refused[name] = why[1]
+        ended = ended or (text(f"{name}.end").startswith("0 ") and not re.search("^SKIPPED", log, re.M))
+    for name, why in refused.items():
+        print(f"graphs: refused ({why}) in {name}: missed")
+    if not refused:
+        print(f"graphs: {'captured' if ended else 'not measured'}")
+
+
 def engine_share(key, name="engine.json", **wanted):
     found = rows(name, **wanted)
     return found[0][key] if found else None
@@ -67,6 +83,7 @@ def bars():
     limits = re.search(r"^limits: .*$", text("bench_kernels.log"), re.M)
     print(f"\n{limits[0] if limits else 'limits: not measured'}\n")
     kernels()
+    graphs()
     for crowd in CROWDS:
         found = kernel_line(f"decode attention {crowd}, bf16")
         bar(f"decode attention {crowd}, of copies", found and found[1], at_least=0.85)

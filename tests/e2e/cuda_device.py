@@ -1,7 +1,7 @@
 """--device as a user meets it: without a driver, and with kernels that run on the CPU (tests/simt).
 
 cuda_device.py --compare OCTAVO [FLAGS]: on a machine with a GPU, greedy answers on it against the CPU's, of the demo
-model unless FLAGS name another."""
+model unless FLAGS name another, with and without --batch-invariant."""
 
 import json
 import os
@@ -13,6 +13,8 @@ import tempfile
 TIE = 0.05  # nats between tokens that rounding may swap
 SMALL = ["--kv-memory", "16M", "--swap-memory", "0"]  # an emulated GPU's memory is zeroed byte by byte
 PROMPTS = ["The quick brown fox", "Once upon a time there was a", "1 2 3 4 5"]
+# Of different lengths, and as many as no CUDA graph has rows: what steps of them decode is padded.
+CROWD = [f"{i}. {'The quick brown fox jumps over the lazy dog. ' * 2}"[:4 + 8 * i] for i in range(11)]
 
 
 def run(*flags, driver, env=None):
@@ -53,10 +55,10 @@ def prompt(text):
     return ("--prompt", text)
 
 
-def answers(program, device, driver, n_tokens, flags):
-    """Tokens of each prompt, and the likeliest at each place."""
+def answers(program, device, driver, n_tokens, flags=(), prompts=PROMPTS):
+    """Tokens of each prompt, and the likeliest at each place. What is told beside them may be a failed capture."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
-        for text in PROMPTS:
+        for text in prompts:
             f.write(json.dumps({"prompt": text, "max_tokens": n_tokens, "temperature": 0, "logprobs": 5}) + "\n")
         f.flush()
         environment = dict(os.environ)
@@ -66,15 +68,14 @@ def answers(program, device, driver, n_tokens, flags):
         command = [program, "run", *model, "--device", device, "--prompts", f.name, *SMALL, *flags]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr
-        print(result.stderr.splitlines()[0])
-        return {a["id"]: a for a in map(json.loads, result.stdout.splitlines())}
+        print(result.stderr.rstrip())
+        found = {a["id"]: a for a in map(json.loads, result.stdout.splitlines())}
+        assert len(found) == len(prompts), found
+        return found
 
 
-def compare(program, driver, n_tokens, flags=()):
+def compare(cpu, gpu):
     """The same tokens, or a first difference that is a tie."""
-    cpu = answers(program, "cpu", driver, n_tokens, flags)
-    gpu = answers(program, "cuda", driver, n_tokens, flags)
-    assert len(cpu) == len(gpu) == len(PROMPTS)
     for key, a in cpu.items():
         b = gpu[key]
         for i, (x, y) in enumerate(zip(a["token_ids"], b["token_ids"])):
@@ -86,6 +87,21 @@ def compare(program, driver, n_tokens, flags=()):
             print(f"prompt {key}, token {i}: {here_a['token']!r} and {here_b['token']!r} are {gap:.4f} apart")
             assert gap < TIE, "more than a tie"
             break
+
+
+def compare_crowd(program, flags):
+    """A batch whose steps are padded; with --batch-invariant every bit is that of a prompt alone."""
+    def crowd(device, *more):
+        return answers(program, device, False, 24, [*flags, *more], CROWD)
+
+    cpu = crowd("cpu")
+    compare(cpu, crowd("cuda"))
+    together = crowd("cuda", "--batch-invariant")
+    compare(cpu, together)
+    for key, alone in crowd("cuda", "--batch-invariant", "--max-batch", "1").items():
+        for part in ("token_ids", "logprobs"):
+            assert alone[part] == together[key][part], (key, part, alone[part], together[key][part])
+    print(f"{len(cpu)} prompts together: as on the CPU, and invariant")
 
 
 def octavo_with_device(*args):
@@ -155,14 +171,14 @@ def main():
         with_worker("--device", "3", words=["rank 0", "cuda:3", "ordinal"])
         refused(run("--device", "cuda", "--tp", "2", "--workers", "local", *prompt("x"), driver=True), "rank ")
 
-    compare(here, True, 6)
+    compare(answers(here, "cpu", True, 6), answers(here, "cuda", True, 6))
     plans()
     benches()
     print("ok")
 
 
 if sys.argv[1] == "--compare":
-    compare(sys.argv[2], False, 24, sys.argv[3:])
+    compare_crowd(sys.argv[2], sys.argv[3:])
 else:
     octavo, home = sys.argv[1], sys.argv[2]
     here = os.path.join(home, "octavo")
