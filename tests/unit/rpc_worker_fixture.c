@@ -268,6 +268,14 @@ backend site_make_sure(site *s)
     return b;
 }
 
+void *make_ranks(void *arg)
+{
+    making *m = arg;
+    backend b;
+    m->status = site_make(m->site, &b, &m->why);
+    return NULL;
+}
+
 void site_destroy(site *s)
 {
     worker_group_destroy(s->group);

@@ -69,6 +69,14 @@ void site_start_worker(site *s, uint32_t rank, const char *address);
 status site_make(site *s, backend *out, error *err);
 /* As site_make; fails the test when it does. */
 backend site_make_sure(site *s);
+/* site_make on a thread of its own: arg is a making. Nobody gets the backend: it is not to be made.
+ */
+typedef struct making {
+    site *site;
+    status status;
+    error why;
+} making;
+void *make_ranks(void *arg);
 void site_destroy(site *s);
 /* The same ranks as threads. */
 backend site_local(site *s);

@@ -152,20 +152,6 @@ static void a_slow_rank_is_not_cut_off(void **state)
 
 /* ---- giving up ------------------------------------------------------------------------------- */
 
-typedef struct making {
-    site *site;
-    status status;
-    error why;
-} making;
-
-static void *make_ranks(void *arg)
-{
-    making *m = arg;
-    backend b;
-    m->status = site_make(m->site, &b, &m->why);
-    return NULL;
-}
-
 static void a_making_is_given_up(void **state)
 {
     site *s = start(state);

@@ -312,20 +312,6 @@ static void both_sides_notice_a_cut_network(void **state)
     relay_stop(&net);
 }
 
-typedef struct making {
-    site *site;
-    status status;
-    error why;
-} making;
-
-static void *make_ranks(void *arg)
-{
-    making *m = arg;
-    backend b;
-    m->status = site_make(m->site, &b, &m->why);
-    return NULL;
-}
-
 static void a_worker_that_falls_silent_in_configure_is_noticed(void **state)
 {
     relay net;

@@ -198,10 +198,9 @@ static void a_row_in_vain_takes_no_page(void **state)
     finish(f);
 }
 
-/* A session ends where it does without steps ahead. */
-static void a_session_has_no_row_in_vain(void **state)
+/* A turn has ended while its row in vain is in flight. */
+static fixture *begin_turn(void)
 {
-    (void)state;
     sched_options o = small_options();
     o.max_sessions = 4;
     o.session_ttl_us = 1000000;
@@ -215,6 +214,21 @@ static void a_session_has_no_row_in_vain(void **state)
     fine(f);
     finish_choice(f, 1);
     assert_string_equal(plan(f), "");
+    return f;
+}
+
+static sched_request next_turn(fixture *f)
+{
+    sched_request b = of_session(request(f, 2, 0, 51, 4), 7);
+    ((uint32_t *)b.prompt)[30] = 500;
+    return b;
+}
+
+/* A session ends where it does without steps ahead. */
+static void a_session_has_no_row_in_vain(void **state)
+{
+    (void)state;
+    fixture *f = begin_turn();
     assert_string_equal(describe(f, 1, 0).report.session, "stored");
     fine(f);
     plan(f);
@@ -222,8 +236,7 @@ static void a_session_has_no_row_in_vain(void **state)
     sched_stats stats = sched_get_stats(f->s);
     assert_int_equal(stats.sessions_idle, 1);
     assert_int_equal(stats.logical_tokens, 31);
-    sched_request b = of_session(request(f, 2, 0, 51, 4), 7);
-    ((uint32_t *)b.prompt)[30] = 500;
+    sched_request b = next_turn(f);
     add(f, &b);
     assert_string_equal(plan(f), "2@31+20*");
     drain(f);
@@ -234,21 +247,8 @@ static void a_session_has_no_row_in_vain(void **state)
 static void the_next_turn_may_come_at_once(void **state)
 {
     (void)state;
-    sched_options o = small_options();
-    o.max_sessions = 4;
-    o.session_ttl_us = 1000000;
-    fixture *f = begin_ahead(o);
-    sched_request a = of_session(request(f, 1, 0, 30, 9), 7);
-    add(f, &a);
-    plan(f);
-    fine(f);
-    assert_string_equal(plan(f), "1@30+1*");
-    assert_string_equal(plan(f), "1@31+1*<1");
-    fine(f);
-    finish_choice(f, 1);
-    assert_string_equal(plan(f), "");
-    sched_request b = of_session(request(f, 2, 0, 51, 4), 7);
-    ((uint32_t *)b.prompt)[30] = 500;
+    fixture *f = begin_turn();
+    sched_request b = next_turn(f);
     fine(f);
     add(f, &b);
     assert_string_equal(plan(f), "2@31+20*");
