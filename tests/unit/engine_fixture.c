@@ -11,6 +11,10 @@ static status scripted_submit(void *ctx, const step_plan *plan)
 {
     scripted *b = ctx;
     assert_in_range(b->n_plans, 0, b->info.max_in_flight - 1);
+    if (atomic_load(&b->refuse) && b->n_plans > 0) {
+        atomic_store(&b->refused, (uint32_t)plan->step);
+        return status_make(STATUS_UNAVAILABLE, "one is enough");
+    }
     b->plans[b->n_plans++] = plan;
     if (b->n_plans > b->most_plans) b->most_plans = b->n_plans;
     return STATUS_IS_OK;

@@ -23,6 +23,8 @@ typedef struct scripted {
     _Atomic uint32_t steps;
     _Atomic uint32_t fail_at; /* this step fails; 0 = none */
     status failure;
+    _Atomic bool refuse;      /* no step is taken while another is in flight */
+    _Atomic uint32_t refused; /* the last that was not */
     _Atomic uint32_t lie_at;  /* this step lies about its tables; 0 = none */
     _Atomic bool hold;        /* steps wait while it is set */
     _Atomic uint32_t hold_at; /* this step sets it; 0 = none */

@@ -465,6 +465,23 @@ static void an_engine_may_end_while_its_backend_is_waited_for(void **state)
                      STATUS_UNAVAILABLE);
 }
 
+static void a_refused_step_is_named(void **state)
+{
+    watched *w = start(state, 0);
+    atomic_store(&w->f.model.refuse, true);
+    reading r = read_all(submit(&w->f, ids(4, 60)));
+    if (fixture_in_flight == 1) {
+        assert_int_equal(r.finish, ENGINE_FINISH_LENGTH);
+        return;
+    }
+    char text[64];
+    snprintf(text, sizeof text, "step %u failed: one is enough", atomic_load(&w->f.model.refused));
+    expect_lost(&r, text);
+    atomic_store(&w->f.model.refuse, false);
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+}
+
 /* ---- flushes --------------------------------------------------------------------------------- */
 
 static uint32_t cached(watched *w)
@@ -597,6 +614,7 @@ int main(void)
         CASE(a_loss_of_the_next_one_is_not_forgotten),
         CASE(a_loss_that_is_told_twice_is_one),
         CASE(an_engine_may_end_while_its_backend_is_waited_for),
+        CASE(a_refused_step_is_named),
         CASE(a_flush_forgets_what_was_computed),
         CASE(a_flush_leaves_who_runs_alone),
         CASE(a_new_backend_has_an_empty_cache),
