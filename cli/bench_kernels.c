@@ -24,9 +24,10 @@ static const char name[] = "octavo bench kernels";
 
 typedef struct kernels_flags {
     uint32_t threads, rows;
-    const char *dtype, *kv_dtype, *isa, *device;
+    const char *dtype, *kv_dtype, *isa, *precision, *device;
 } kernels_flags;
 
+static const char *const precisions[] = {"standard", "high", NULL};
 static const char *const dtypes[] = {"bf16", "f16", "f32", "int8", "int4", NULL};
 static const char *const kv_dtypes[] = {"auto", "bf16", "f16", "f32", "int8", "fp8", NULL};
 
@@ -46,6 +47,9 @@ static const arg_flag flags_table[] = {
         .initial = "auto", .choices = kv_dtypes),
     ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
             "instruction set (default: the best this CPU has)"),
+    ARG_ROW("precision", "NAME", ARG_CHOICE, kernels_flags, precision,
+            "how exactly activations enter a product", .initial = "standard",
+            .choices = precisions),
 };
 
 typedef struct bench {
@@ -259,6 +263,7 @@ static int run_on_cpu(const kernels_flags *f)
     status st = thread_pool_create(&threads, &b.pool);
     if (!status_ok(st)) return cli_complain(name, CLI_FAILED, status_text(st.code));
     kern_options options = {.pool = b.pool, .isa = f->isa};
+    if (strcmp(f->precision, "high") == 0) options.precision = KERN_PRECISION_HIGH;
     st = kern_create(&options, &b.kc, &err);
     uint32_t rows = f->rows == 0 ? ROWS_USUAL : f->rows < ROWS_MOST ? f->rows : ROWS_MOST;
     int result =

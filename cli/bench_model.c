@@ -10,7 +10,8 @@ static status open_limits(bench *b, error *err)
     thread_pool_options threads = {.n_threads = b->model.facts.n_threads, .pin = true};
     status st = thread_pool_create(&threads, &b->pool);
     if (!status_ok(st)) return error_set(err, st.code, "threads: %s", status_text(st.code));
-    kern_options o = {.pool = b->pool, .isa = b->model.facts.isa};
+    kern_options o = {
+        .pool = b->pool, .isa = b->model.facts.isa, .precision = b->model.options.precision};
     return kern_create(&o, &b->kernels, err);
 }
 

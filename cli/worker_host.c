@@ -110,6 +110,7 @@ static void take_options(rank_host *h, const worker_config *c)
         .quant_group = (uint8_t)c->quant_group,
         .n_threads = threads_of(h->flags, c),
         .isa = h->isa,
+        .precision = c->high_precision ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD,
         .geometry = c->geometry,
         .kv_bytes = c->kv_bytes,
         .swap_bytes = c->swap_bytes,

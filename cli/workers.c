@@ -226,6 +226,7 @@ static status set_config(workers *w, const backend_cpu_options *o, const char *c
         .quant_group = o->quant_group,
         .n_threads = threads_of_rank(w, o->n_threads),
         .isa = o->isa ? o->isa : "",
+        .high_precision = o->precision == KERN_PRECISION_HIGH,
         .geometry = o->geometry,
         .kv_bytes = o->kv_bytes,
         .swap_bytes = o->swap_bytes,

@@ -120,6 +120,7 @@ status kern_create(const kern_options *options, kern_context **out, error *err)
 
     kern_context *kc = alloc_zeroed(NULL, 1, sizeof *kc);
     if (!kc) return error_set(err, STATUS_NO_MEMORY, "kernel context");
+    kc->isa.precision = options->precision;
     fill_isa(row, &kc->isa);
     kc->pool = options->pool;
     kc->n_threads = thread_pool_size(options->pool);

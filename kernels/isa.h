@@ -87,6 +87,7 @@ typedef struct kern_dot_ops {
 
 typedef struct kern_isa {
     const char *name;
+    kern_precision precision; /* set before the fill functions run: they choose by it */
 
     /* ---- matmul ---- */
     unsigned tile_rows;                      /* most rows of a tile, <= KERN_TILE_ROWS */

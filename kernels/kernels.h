@@ -19,9 +19,24 @@
 
 typedef struct kern_context kern_context;
 
+/* How exactly activations enter a product.
+ *
+ * standard   The field's own precision: activations are rounded to the type that the dot product
+ *            instructions read, once. x is bf16 beside bf16 weights (on ISAs with bf16 dot
+ *            products) and 8-bit integers with a scale for each group beside 8- and 4-bit weights.
+ * high       Activations keep 16 bits or more wherever weights have 8 or more: twice the
+ *            instructions for an error that only comparisons with f32 can tell.
+ *
+ * The bits of a row depend on the precision, never on how many rows are computed with it. */
+typedef enum kern_precision {
+    KERN_PRECISION_STANDARD,
+    KERN_PRECISION_HIGH,
+} kern_precision;
+
 typedef struct kern_options {
     thread_pool *pool; /* borrowed; must outlive the context */
     const char *isa;   /* "ref", "avx2", "avx512", … or NULL for the fastest here */
+    kern_precision precision;
 } kern_options;
 
 status kern_create(const kern_options *options, kern_context **out, error *err);

@@ -300,7 +300,7 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
     thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
     status s = thread_pool_create(&threads, &b->pool);
     if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
-    kern_options kopts = {.pool = b->pool, .isa = o->isa};
+    kern_options kopts = {.pool = b->pool, .isa = o->isa, .precision = o->precision};
     RETURN_IF_ERROR(kern_create(&kopts, &b->kernels, err));
     weights_options wanted = {
         .dir = o->dir,

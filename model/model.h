@@ -134,20 +134,21 @@ typedef struct backend_cpu_options {
     const model_config *config; // copied
     bool dummy;                 // seeded random weights instead of dir's (--load-format dummy)
     uint64_t dummy_seed;
-    kern_kv_format kv_type;  // of pages
-    dtype weight_type;       // packed weights; 16-bit stored weights stay exact under DTYPE_F32
-    uint8_t quant_bits;      // 8, 4: weights as integers; 0 = of weight_type
-    uint8_t quant_attention; // the same of q, k, v and o; 0 = as the other matrices
-    uint8_t quant_group;     // 32, 64 or 128 columns that share a scale
-    uint32_t n_threads;      // 0 = all allowed cores
-    const char *isa;         // NULL = best
-    comm *group;             // borrowed: this rank's place among those that share the model
-    uint32_t ranks_here;     // of them share this machine's memory; 0 = all
-    pkv_geometry geometry;   // n_layers and n_kv_heads are taken from config
-    uint64_t kv_bytes;       // of all ranks; 0 = 60 % of what the cgroup leaves after the weights
-                             // on each of their machines, were they like rank 0's
-    uint64_t swap_bytes;     // most of the host tier, of all ranks; 0 = none
-    uint32_t max_rows;       // tokens in one plan
+    kern_kv_format kv_type;   // of pages
+    dtype weight_type;        // packed weights; 16-bit stored weights stay exact under DTYPE_F32
+    uint8_t quant_bits;       // 8, 4: weights as integers; 0 = of weight_type
+    uint8_t quant_attention;  // the same of q, k, v and o; 0 = as the other matrices
+    uint8_t quant_group;      // 32, 64 or 128 columns that share a scale
+    uint32_t n_threads;       // 0 = all allowed cores
+    const char *isa;          // NULL = best
+    kern_precision precision; // how exactly activations enter a product
+    comm *group;              // borrowed: this rank's place among those that share the model
+    uint32_t ranks_here;      // of them share this machine's memory; 0 = all
+    pkv_geometry geometry;    // n_layers and n_kv_heads are taken from config
+    uint64_t kv_bytes;        // of all ranks; 0 = 60 % of what the cgroup leaves after the weights
+                              // on each of their machines, were they like rank 0's
+    uint64_t swap_bytes;      // most of the host tier, of all ranks; 0 = none
+    uint32_t max_rows;        // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
     const char *cache_dir;  // NULL, or the folder that keeps packed weights; not with dummy

@@ -22,7 +22,7 @@
 #include "scheduler/backend.h"
 
 enum {
-    WORKER_PROTOCOL = 2, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 3, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10, // comm_own_address
 };
@@ -51,6 +51,7 @@ typedef struct worker_config {
     uint32_t quant_bits, quant_attention, quant_group;
     uint32_t n_threads; // 0 = all that the worker may use
     const char *isa;
+    bool high_precision; // of activations in products on a CPU
     pkv_geometry
         geometry; // page_tokens, layers_per_group, heads_per_group; the rest is the model's
     uint64_t kv_bytes, swap_bytes; // of all ranks

@@ -105,6 +105,7 @@ status config_pack(const worker_config *c, uint64_t session, const char *version
     m->quant_attention = c->quant_attention;
     m->quant_group = c->quant_group;
     m->n_threads = c->n_threads;
+    m->high_precision = c->high_precision;
     m->kv_bytes = c->kv_bytes;
     m->swap_bytes = c->swap_bytes;
     m->max_rows = c->max_rows;
@@ -170,6 +171,7 @@ status config_unpack(const configure_message *m, const char *version, arena *a, 
         .quant_attention = m->quant_attention,
         .quant_group = m->quant_group,
         .n_threads = m->n_threads,
+        .high_precision = m->high_precision,
         .kv_bytes = m->kv_bytes,
         .swap_bytes = m->swap_bytes,
         .max_rows = m->max_rows,

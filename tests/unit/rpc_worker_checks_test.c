@@ -223,6 +223,7 @@ static worker_config a_config(void)
         .quant_bits = 8,
         .quant_attention = 4,
         .quant_group = 64,
+        .high_precision = true,
         .n_threads = 2,
         .isa = "",
         .geometry = info.geometry,
@@ -256,6 +257,7 @@ static void assert_same_numbers(const worker_config *a, const worker_config *b)
     assert_int_equal(a->quant_attention, b->quant_attention);
     assert_int_equal(a->quant_group, b->quant_group);
     assert_int_equal(a->n_threads, b->n_threads);
+    assert_int_equal(a->high_precision, b->high_precision);
     assert_memory_equal(&a->geometry, &b->geometry, sizeof a->geometry);
     assert_int_equal(a->kv_bytes, b->kv_bytes);
     assert_int_equal(a->swap_bytes, b->swap_bytes);
@@ -289,8 +291,7 @@ static void configs_come_out_as_they_went_in(void **state)
         uint32_t protocol, rank, size, max_seqs;
         const char *version, *word;
     } wrong[] = {
-        {WORKER_PROTOCOL + 1, 0, 1, 1, "1.2.3",
-         "protocol: the coordinator (octavo 1.2.3) speaks 3"},
+        {WORKER_PROTOCOL + 1, 0, 1, 1, "1.2.3", "protocol: the coordinator (octavo 1.2.3) speaks"},
         {WORKER_PROTOCOL, 0, 1, 1, "1.2.4",
          "version: the coordinator is octavo 1.2.4, this worker"},
         {WORKER_PROTOCOL, 2, 2, 1, "1.2.3", "rank: 2 of 2"},
