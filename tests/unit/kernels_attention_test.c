@@ -244,8 +244,8 @@ static void invariance(fixture *f, kern_context *kc, rng *r, kern_kv_format type
         free_layout(&l);
     }
     kern_context *single;
-    assert_true(
-        status_ok(kern_create(&(kern_options){f->single, kern_isa_name(kc)}, &single, NULL)));
+    assert_true(status_ok(
+        kern_create(&(kern_options){.pool = f->single, .isa = kern_isa_name(kc)}, &single, NULL)));
     layout l = make_layout(kc, r, &s, n);
     kern_attn_item it = item_of(&s, &l, 0, n, got);
     it.window = window;
@@ -368,8 +368,8 @@ static void long_row(fixture *f, kern_context *kc, rng *r, kern_kv_format type, 
                          &s, SLOTS - 1 - i);
     assert_same_bits(mass[0], mass[1], PAGES, "mass of spans", kc, &s, 0);
     kern_context *single;
-    assert_true(
-        status_ok(kern_create(&(kern_options){f->single, kern_isa_name(kc)}, &single, NULL)));
+    assert_true(status_ok(
+        kern_create(&(kern_options){.pool = f->single, .isa = kern_isa_name(kc)}, &single, NULL)));
     b.n_items = 1;
     run(single, &b);
     assert_same_bits(want + (ROWS - 1) * row, got, row, "spans in one thread", kc, &s, SLOTS - 1);

@@ -37,7 +37,8 @@ static int setup(void **state)
             printf("skipped: %s (this CPU lacks it)\n", name);
             continue;
         }
-        if (!status_ok(kern_create(&(kern_options){f->pool, name}, &f->isas[f->n_isas++], NULL)))
+        if (!status_ok(kern_create(&(kern_options){.pool = f->pool, .isa = name},
+                                   &f->isas[f->n_isas++], NULL)))
             return -1;
         if (strcmp(name, FIXTURE_LAST_ISA) == 0) break;
     }

@@ -178,7 +178,8 @@ static void test_rows_order(void **state)
             }
             same_bits(row_names[kind], f->isas[k], want, got, SLOTS);
             assert_true(status_ok(
-                kern_create(&(kern_options){f->single, kern_isa_name(f->isas[k])}, &single, NULL)));
+                kern_create(&(kern_options){.pool = f->single, .isa = kern_isa_name(f->isas[k])},
+                            &single, NULL)));
             s.shape.page_tokens = 64;
             free_layout(&l);
             l = make_layout(single, &r, &s, SLOTS);

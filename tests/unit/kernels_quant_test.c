@@ -171,7 +171,7 @@ static void test_extremes(void **state)
 static void check_rows(fixture *f, size_t isa, kern_quant quant, size_t n, size_t k, size_t rows)
 {
     kern_context *single = NULL, *kc = f->isas[isa];
-    kern_options options = {f->single, kern_isa_name(kc)};
+    kern_options options = {.pool = f->single, .isa = kern_isa_name(kc)};
     assert_true(status_ok(kern_create(&options, &single, NULL)));
     rng r = rng_seed(7);
     problem p = make_problem(&r, quant, n, k, rows);

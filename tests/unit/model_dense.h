@@ -148,7 +148,8 @@ static inline dense dense_run(const pass *p, const uint32_t *tokens, uint32_t n,
     assert_true(
         status_ok(model_config_load(p->dir, &p->override, p->override != NULL, &m.config, &err)));
     assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &m.pool)));
-    assert_true(status_ok(kern_create(&(kern_options){m.pool, "ref"}, &m.kernels, &err)));
+    assert_true(
+        status_ok(kern_create(&(kern_options){.pool = m.pool, .isa = "ref"}, &m.kernels, &err)));
     weights_options wanted = {.dir = p->dir,
                               .config = &m.config,
                               .dummy = p->override != NULL,

@@ -41,7 +41,7 @@ static int setup(void **state)
                                .expert_norm = true};
     x->weights.slice.n_expert_ffn = FFN;
     assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 2}, &x->pool)));
-    assert_true(status_ok(kern_create(&(kern_options){x->pool, NULL}, &x->kernels, NULL)));
+    assert_true(status_ok(kern_create(&(kern_options){.pool = x->pool}, &x->kernels, NULL)));
     fill(&r, x->x, ROWS * HIDDEN);
     fill(&r, x->router, EXPERTS * HIDDEN);
     pack(x, &x->layer.router, EXPERTS, HIDDEN, x->router);

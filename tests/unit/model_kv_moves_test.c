@@ -95,7 +95,7 @@ static void a_slot_is_as_if_computed_there(void **state)
     thread_pool *pool;
     kern_context *kc;
     assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &pool)));
-    assert_true(status_ok(kern_create(&(kern_options){pool, NULL}, &kc, NULL)));
+    assert_true(status_ok(kern_create(&(kern_options){.pool = pool}, &kc, NULL)));
     for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++) {
         for (size_t r = 0; r < 2; r++) {
             check_move(kc, KERN_KV_F32, &ropes[r], &moves[i], 120);

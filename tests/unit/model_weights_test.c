@@ -606,7 +606,7 @@ static void quantised_as_by_the_reference(void **state)
     fixture *x = *state;
     how h = {.type = DTYPE_BF16, .dummy = true, .override = "tie_word_embeddings=true"};
     kern_context *best = x->kernels, *ref = NULL;
-    assert_true(status_ok(kern_create(&(kern_options){x->pool, "ref"}, &ref, NULL)));
+    assert_true(status_ok(kern_create(&(kern_options){.pool = x->pool, .isa = "ref"}, &ref, NULL)));
     for (uint8_t bits = 4; bits <= 8; bits += 4) {
         h.quant = (kern_quant){bits, 64};
         model_weights a = loaded(x, h);
