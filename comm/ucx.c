@@ -112,6 +112,7 @@ static status ucx_open(const comm_options *options, void *group, void **state, e
     u->rank = options->rank;
     u->size = options->size;
     u->abort_fd = -1;
+    u->unreached = -1;
     sigset_t every, old;
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &old);
@@ -187,6 +188,9 @@ static status ucx_connect(void *state, const comm_address *all, int64_t timeout_
     if (clock_now_us() >= deadline_us && u->missing >= 0)
         return error_set(err, STATUS_UNAVAILABLE, "comm: rank %d did not answer within %.1f s",
                          u->missing, (double)timeout_us * 1e-6);
+    if (u->unreached >= 0)
+        return error_set(err, STATUS_IO, "comm: rank %d cannot be reached: %s", u->unreached,
+                         result.message);
     return error_set(err, STATUS_IO, "comm: %s", result.message);
 }
 

@@ -44,6 +44,7 @@ struct ucx {
     int n_open;     /* messages under way */
     int n_messages; /* of this round */
     int missing;    /* after a round that failed: a rank that was waited for, or -1 */
+    int unreached;  /* the rank whose message ended the group by failing, or -1 */
     ucx_message messages[2 * UCX_RANKS_MAX];
     float *scratch; /* what the others sent of a sum (ucx.c) */
 };

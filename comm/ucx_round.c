@@ -70,16 +70,25 @@ void ucx_waits(const void *state, comm_wait *out)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-static void sent(ucx *u, ucs_status_t result)
+/* Fails the group because a message to or from a peer failed, and remembers that peer unless the
+ * group had failed before: what an ended group takes back also ends with an error. */
+static void fail_message(const ucx_message *m, const char *why)
 {
-    if (result != UCS_OK) ucx_fail(u, "a message to another rank failed");
+    ucx *u = m->owner;
+    if (!atomic_load(&u->ended_by) && m->peer != u->rank) u->unreached = m->peer;
+    ucx_fail(u, why);
+}
+
+static void sent(const ucx_message *m, ucs_status_t result)
+{
+    if (result != UCS_OK) fail_message(m, "a message to another rank failed");
 }
 
 static void received(const ucx_message *m, ucs_status_t result, const ucp_tag_recv_info_t *info)
 {
     ucx *u = m->owner;
     if (result != UCS_OK && result != UCS_ERR_MESSAGE_TRUNCATED)
-        ucx_fail(u, "a message from another rank failed");
+        fail_message(m, "a message from another rank failed");
     else if (result != UCS_OK || !info || info->sender_tag != m->tag || info->length != m->bytes)
         ucx_fail(u, "the ranks make different calls");
 }
@@ -90,7 +99,7 @@ static void on_sent(void *request, ucs_status_t result, void *user_data)
     ucx_message *m = user_data;
     m->is_open = false;
     m->owner->n_open--;
-    sent(m->owner, result);
+    sent(m, result);
 }
 
 static void on_received(void *request, ucs_status_t result, const ucp_tag_recv_info_t *info,
