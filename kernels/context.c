@@ -56,7 +56,7 @@ static bool runs_amx(void)
 static const struct isa_row {
     const char *name;
     bool (*runs)(void);
-    fill_fn fill[6];
+    fill_fn fill[7];
 } isa_rows[] = {
     {"ref",
      runs_always,
@@ -66,13 +66,16 @@ static const struct isa_row {
     {"avx2",
      runs_avx2,
      {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2,
-      kern_kv_fill_avx2, kern_kv_grids_fill_avx2}},
+      kern_kv_fill_avx2, kern_kv_grids_fill_avx2, kern_burst_fill_avx2}},
     {"avx512",
      runs_avx512,
-     {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512}},
-    {"avx512vnni", runs_vnni, {kern_quant_fill_vnni, kern_attention_fill_vnni}},
-    {"avx512bf16", runs_bf16, {kern_matmul_fill_bf16}},
-    {"amx", runs_amx, {kern_matmul_fill_amx, kern_quant_fill_amx}},
+     {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512,
+      kern_burst_fill_avx512}},
+    {"avx512vnni",
+     runs_vnni,
+     {kern_quant_fill_vnni, kern_attention_fill_vnni, kern_burst_fill_vnni}},
+    {"avx512bf16", runs_bf16, {kern_matmul_fill_bf16, kern_burst_fill_bf16}},
+    {"amx", runs_amx, {kern_matmul_fill_amx, kern_quant_fill_amx, kern_burst_fill_amx}},
 #endif
 };
 

@@ -97,13 +97,7 @@ typedef struct kern_isa {
     /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write KERN_PANEL
      * floats more than that. */
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
-    /* Runs `rounds` rounds of independent FMAs in registers; returns the floating-point operations
-     * done. *sink keeps the compiler from dropping them. */
-    double (*fma_burst)(size_t rounds, float *sink);
-
     const kern_dot_ops *bf16_block; /* NULL: by tiles. x is the sum of two bf16 */
-    /* As fma_burst, of what bf16_block does; NULL where that is fma_burst. */
-    double (*dot_burst)(size_t rounds, float *sink);
 
     /* ---- matmul, quantised ---- */
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: by tiles */
@@ -119,8 +113,6 @@ typedef struct kern_isa {
     void (*quant_x8)(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum);
     /* A group of weights: returns the scale, a bf16. */
     uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, int8_t *q);
-    /* As fma_burst, of what a tile of 8-bit weights, with x of 16, does for a product. */
-    double (*int_burst)(size_t rounds, float *sink);
 
     /* ---- rows: one row each; shapes as in kernels.h ---- */
     void (*rmsnorm)(const float *x, const float *weight, float eps, size_t d, float *out);
@@ -162,6 +154,13 @@ typedef struct kern_isa {
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s);
     void (*attn_int_values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
+
+    /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
+     * operations done, two for a product and its sum; *sink keeps the compiler from dropping
+     * them. ---- */
+    double (*fma_burst)(size_t rounds, float *sink); /* f32 */
+    double (*dot_burst)(size_t rounds, float *sink); /* bf16 dot products; NULL: there are none */
+    double (*int_burst)(size_t rounds, float *sink); /* 8-bit integers */
 } kern_isa;
 
 /* One function for each operation and ISA; the list in context.c calls them slow to fast. */
@@ -186,6 +185,11 @@ void kern_attention_fill_avx2(kern_isa *isa);
 void kern_attention_int8_fill_avx2(kern_isa *isa);
 void kern_attention_fill_vnni(kern_isa *isa);
 void kern_attention_fill_avx512(kern_isa *isa);
+void kern_burst_fill_avx2(kern_isa *isa);
+void kern_burst_fill_avx512(kern_isa *isa);
+void kern_burst_fill_vnni(kern_isa *isa);
+void kern_burst_fill_bf16(kern_isa *isa);
+void kern_burst_fill_amx(kern_isa *isa);
 #endif
 
 #endif

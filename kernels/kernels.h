@@ -255,10 +255,12 @@ status kern_attention(kern_context *kc, const kern_attn_batch *batch);
 /* ---- this machine's limits, measured ---- */
 
 typedef struct kern_limits {
-    double read_gb_s;   /* all threads, interleaved streams, larger than the caches */
-    double fma_gflop_s; /* f32 FMA from registers, all threads, with this context's ISA */
-    double dot_gflop_s; /* the same of what a product with bf16 weights is made of */
-    double int_gop_s;   /* the same of products of 8-bit integers, summed in 32 bits */
+    double read_gb_s; /* all threads, interleaved streams, larger than the caches */
+    /* From registers, all threads, by the fastest instruction for the type that this context's ISA
+     * has; an operation is a multiplication or an addition. */
+    double fma_gflop_s; /* f32 FMA */
+    double dot_gflop_s; /* bf16: vdpbf16ps or tdpbf16ps, f32 FMA where that is faster */
+    double int_gop_s;   /* 8-bit integers: vpmaddubsw, vpdpbusd or tdpbssd */
 } kern_limits;
 
 status kern_measure_limits(kern_context *kc, kern_limits *out);

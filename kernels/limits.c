@@ -85,7 +85,8 @@ status kern_measure_limits(kern_context *kc, kern_limits *out)
         memset(data, 1, READ_BYTES);
         out->read_gb_s = best_read_gb_s(&m, data);
         out->fma_gflop_s = best_burst(&m, kc->isa.fma_burst);
-        out->dot_gflop_s = kc->isa.dot_burst ? best_burst(&m, kc->isa.dot_burst) : out->fma_gflop_s;
+        double dot_gflop_s = kc->isa.dot_burst ? best_burst(&m, kc->isa.dot_burst) : 0;
+        out->dot_gflop_s = dot_gflop_s > out->fma_gflop_s ? dot_gflop_s : out->fma_gflop_s;
         out->int_gop_s = best_burst(&m, kc->isa.int_burst);
     }
     alloc_pages_free(data, READ_BYTES);

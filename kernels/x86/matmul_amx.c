@@ -171,33 +171,6 @@ static void run__amx(const kern_dot_block *b)
     tiles_settle();
 }
 
-static double dot_burst__amx(size_t rounds, float *sink)
-{
-    _Alignas(64) uint16_t ones[16][32];
-    _Alignas(64) float sums[16][16] = {{0}};
-    for (int i = 0; i < 512; i++) ones[i / 32][i % 32] = 0x3f80;
-    begin__amx(16, 0);
-    tiles_settle();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_loadd(4, ones, 64);
-    _tile_loadd(5, ones, 64);
-    _tile_loadd(6, ones, 64);
-    _tile_loadd(7, ones, 64);
-    for (size_t i = 0; i < rounds; i++) {
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, sums, 64);
-    tiles_end();
-    *sink += sums[0][0];
-    return 4.0 * 16 * 16 * 32 * (double)rounds; /* two of them for a product with x */
-}
-
 static const kern_dot_ops bf16_block__amx = {
     .min_rows = 1,
     .short_tile = true,
@@ -213,5 +186,4 @@ static const kern_dot_ops bf16_block__amx = {
 void kern_matmul_fill_amx(kern_isa *isa)
 {
     isa->bf16_block = &bf16_block__amx;
-    isa->dot_burst = dot_burst__amx;
 }

@@ -168,22 +168,6 @@ static void pack_x__avx2(const float *x, size_t x_stride, size_t rows, size_t k,
         for (size_t r = 0; r < rows; r++) out[i * rows + r] = x[r * x_stride + i];
 }
 
-static double fma_burst__avx2(size_t rounds, float *sink)
-{
-    enum { CHAINS = 12 };
-    const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
-    __m256 sums[CHAINS];
-    for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_setzero_ps();
-    for (size_t i = 0; i < rounds; i++)
-        for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_fmadd_ps(sums[c], a, b);
-    for (int c = 0; c < CHAINS; c++) {
-        float lanes[8];
-        _mm256_storeu_ps(lanes, sums[c]);
-        *sink += lanes[0];
-    }
-    return 2.0 * 8 * CHAINS * (double)rounds;
-}
-
 void kern_matmul_fill_avx2(kern_isa *isa)
 {
     isa->tile_rows = TILE_ROWS;
@@ -195,5 +179,4 @@ void kern_matmul_fill_avx2(kern_isa *isa)
     FOR_TILES(SET_TILE, bf16, DTYPE_BF16)
     FOR_TILES(SET_TILE, f16, DTYPE_F16)
     isa->pack_x = pack_x__avx2;
-    isa->fma_burst = fma_burst__avx2;
 }

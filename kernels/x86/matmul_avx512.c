@@ -123,18 +123,6 @@ TILES_OF(f32, DTYPE_F32)
 TILES_OF(bf16, DTYPE_BF16)
 TILES_OF(f16, DTYPE_F16)
 
-static double fma_burst__avx512(size_t rounds, float *sink)
-{
-    enum { CHAINS = 12 };
-    const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
-    __m512 sums[CHAINS];
-    for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_setzero_ps();
-    for (size_t i = 0; i < rounds; i++)
-        for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_fmadd_ps(sums[c], a, b);
-    for (int c = 0; c < CHAINS; c++) *sink += _mm512_cvtss_f32(sums[c]);
-    return 2.0 * 16 * CHAINS * (double)rounds;
-}
-
 void kern_matmul_fill_avx512(kern_isa *isa)
 {
     isa->tile_rows = TILE_ROWS;
@@ -145,5 +133,4 @@ void kern_matmul_fill_avx512(kern_isa *isa)
     FOR_TILES(SET_TILE, f32, DTYPE_F32)
     FOR_TILES(SET_TILE, bf16, DTYPE_BF16)
     FOR_TILES(SET_TILE, f16, DTYPE_F16)
-    isa->fma_burst = fma_burst__avx512;
 }

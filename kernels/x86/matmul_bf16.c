@@ -104,18 +104,6 @@ static void run__bf16(const kern_dot_block *b)
     }
 }
 
-static double dot_burst__bf16(size_t rounds, float *sink)
-{
-    enum { CHAINS = 12 };
-    const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
-    __m512 sums[CHAINS];
-    for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_setzero_ps();
-    for (size_t i = 0; i < rounds; i++)
-        for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_dpbf16_ps(sums[c], ones, ones);
-    for (int c = 0; c < CHAINS; c++) *sink += _mm512_cvtss_f32(sums[c]);
-    return 32.0 * CHAINS * (double)rounds; /* two of them for a product with x */
-}
-
 static const kern_dot_ops bf16_block__bf16 = {
     .min_rows = 1,
     .short_tile = true,
@@ -129,5 +117,4 @@ static const kern_dot_ops bf16_block__bf16 = {
 void kern_matmul_fill_bf16(kern_isa *isa)
 {
     isa->bf16_block = &bf16_block__bf16;
-    isa->dot_burst = dot_burst__bf16;
 }

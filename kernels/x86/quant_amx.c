@@ -247,37 +247,6 @@ static void pack_8__amx(const float *x, size_t units, unsigned group, size_t row
     }
 }
 
-static double int_burst__amx(size_t rounds, float *sink)
-{
-    _Alignas(64) int8_t bytes[16][64];
-    _Alignas(64) int32_t sums[16][16] = {{0}};
-    memset(bytes, 3, sizeof bytes);
-    tiles_config c = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        c.row_bytes[t] = 64;
-        c.rows[t] = 16;
-    }
-    tiles_begin(&c);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_loadd(4, bytes, 64);
-    _tile_loadd(5, bytes, 64);
-    _tile_loadd(6, bytes, 64);
-    _tile_loadd(7, bytes, 64);
-    for (size_t i = 0; i < rounds; i++) {
-        _tile_dpbssd(0, 4, 6);
-        _tile_dpbusd(1, 5, 6);
-        _tile_dpbssd(2, 4, 7);
-        _tile_dpbusd(3, 5, 7);
-    }
-    _tile_stored(0, sums, 64);
-    tiles_end();
-    *sink += (float)sums[0][0];
-    return 2.0 * 2 * 16 * 16 * 64 * (double)rounds; /* high and low bytes are one product */
-}
-
 #define OPS(bits)                                                                                  \
     static const kern_dot_ops quant_block_##bits##__amx = {                                        \
         .min_rows = MIN_ROWS,                                                                      \
@@ -297,5 +266,4 @@ void kern_quant_fill_amx(kern_isa *isa)
 {
     isa->quant_block[0] = &quant_block_8__amx;
     isa->quant_block[1] = &quant_block_4__amx;
-    isa->int_burst = int_burst__amx;
 }

@@ -312,26 +312,6 @@ static uint16_t quant_w4__avx2(const float *w, unsigned group, int8_t *q)
     return group == RUN ? quant_group_4(w, RUN, q) : quant_group_4(w, group, q);
 }
 
-static double int_burst__avx2(size_t rounds, float *sink)
-{
-    enum { CHAINS = 12 };
-    const __m256i w = _mm256_set1_epi16(-3);
-    __m256i x = _mm256_set1_epi32((int32_t)rounds), sums[CHAINS];
-#pragma GCC unroll 12
-    for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_set1_epi32(c);
-    for (size_t i = 0; i < rounds; i++) {
-#pragma GCC unroll 12
-        for (int c = 0; c < CHAINS; c++) {
-            KEEP(x); /* or they would multiply once */
-            sums[c] = _mm256_add_epi32(sums[c], _mm256_madd_epi16(w, x));
-            KEEP(sums[c]);
-        }
-    }
-#pragma GCC unroll 12
-    for (int c = 0; c < CHAINS; c++) *sink += (float)_mm256_extract_epi32(sums[c], 0);
-    return 2.0 * 16 * CHAINS * (double)rounds;
-}
-
 void kern_quant_fill_avx2(kern_isa *isa)
 {
     isa->quant_rows = TILE_ROWS;
@@ -346,5 +326,4 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_x8 = quant_x8__avx2;
     isa->quant_w[0] = quant_w8__avx2;
     isa->quant_w[1] = quant_w4__avx2;
-    isa->int_burst = int_burst__avx2;
 }

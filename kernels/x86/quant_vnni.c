@@ -144,21 +144,6 @@ static void quant_x8__vnni(const float *x, unsigned group, int8_t *q, float *sca
     quant_x8_avx512(x, group, q, scale, sum);
 }
 
-static double int_burst__vnni(size_t rounds, float *sink)
-{
-    enum { CHAINS = 16 };
-    const __m512i w = _mm512_set1_epi16(125);
-    __m512i sums[CHAINS];
-    for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_set1_epi32(c);
-    for (size_t i = 0; i < rounds; i++) {
-        const __m512i x = _mm512_set1_epi32((int32_t)i);
-        for (int c = 0; c < CHAINS; c++) sums[c] = _mm512_dpwssd_epi32(sums[c], w, x);
-    }
-    for (int c = 0; c < CHAINS; c++)
-        *sink += (float)_mm_cvtsi128_si32(_mm512_castsi512_si128(sums[c]));
-    return 2.0 * 32 * CHAINS * (double)rounds;
-}
-
 void kern_quant_fill_vnni(kern_isa *isa)
 {
     isa->quant_rows = TILE_ROWS;
@@ -171,5 +156,4 @@ void kern_quant_fill_vnni(kern_isa *isa)
     isa->quant_offset = 8;
     isa->quant_x16 = quant_x16__vnni;
     isa->quant_x8 = quant_x8__vnni;
-    isa->int_burst = int_burst__vnni;
 }

@@ -1,0 +1,42 @@
+/* What AVX2 multiplies from registers alone: the limits that speeds are compared with. 12 chains
+ * keep two pipes of latency 5 busy and leave registers for the operands. */
+#include "kernels/isa.h"
+
+#include <immintrin.h>
+
+enum { CHAINS = 12 };
+
+static double fma_burst__avx2(size_t rounds, float *sink)
+{
+    const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
+    __m256 sums[CHAINS];
+#pragma GCC unroll 12
+    for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_set1_ps((float)c);
+    for (size_t i = 0; i < rounds; i++)
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_fmadd_ps(sums[c], a, b);
+#pragma GCC unroll 12
+    for (int c = 0; c < CHAINS; c++) *sink += _mm256_cvtss_f32(sums[c]);
+    return 2.0 * 8 * CHAINS * (double)rounds;
+}
+
+/* Each product is the next one's operand: without sums, which other pipes may add. */
+static double int_burst__avx2(size_t rounds, float *sink)
+{
+    const __m256i x = _mm256_set1_epi8(-3);
+    __m256i sums[CHAINS];
+#pragma GCC unroll 12
+    for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_set1_epi16((int16_t)c);
+    for (size_t i = 0; i < rounds; i++)
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; c++) sums[c] = _mm256_maddubs_epi16(sums[c], x);
+#pragma GCC unroll 12
+    for (int c = 0; c < CHAINS; c++) *sink += (float)_mm256_extract_epi16(sums[c], 0);
+    return 2.0 * 32 * CHAINS * (double)rounds;
+}
+
+void kern_burst_fill_avx2(kern_isa *isa)
+{
+    isa->fma_burst = fma_burst__avx2;
+    isa->int_burst = int_burst__avx2;
+}
