@@ -21,18 +21,21 @@ typedef struct unit_state {
     kern_attn_row *rows; /* [n] of this span, as is o */
     uint32_t *ends;      /* [n] slots [begins, ends) are seen */
     uint32_t *begins;
-    float *q_scales;    /* [n] 1 unless q is in integers */
-    bool whole;         /* each row's lo and hi say that it sees all of the block */
-    bool ints;          /* int8 pages, and q in integers */
-    float **mass;       /* [n] where a row's sums begin, or NULL */
-    size_t mass_blocks; /* behind so many blocks of sums stand the maxima */
-    float *q;           /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
-    float *o;           /* [n][head_dim] */
-    float *s;           /* [KERN_ATTN_ROWS][KERN_BLOCK] */
-    float *so_far;      /* [n] attn_part_floats: the spans before */
-    float *parts;       /* [n] attn_part_floats: this span */
-    kern_pages pages;   /* formats with grids: ... */
-    uint8_t *wide;      /* ... a block of them as bf16 */
+    float *q_scales;            /* [n] 1 unless q is in integers */
+    bool whole;                 /* each row's lo and hi say that it sees all of the block */
+    bool ints;                  /* int8 pages, and q in integers */
+    const kern_attn_dots *dots; /* bf16 pages, and q in bf16; or NULL */
+    float **mass;               /* [n] where a row's sums begin, or NULL */
+    size_t mass_blocks;         /* behind so many blocks of sums stand the maxima */
+    float *q;                   /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
+    float *o;                   /* [n][head_dim] */
+    float *s;                   /* [KERN_ATTN_ROWS][KERN_BLOCK] */
+    float *so_far;              /* [n] attn_part_floats: the spans before */
+    float *parts;               /* [n] attn_part_floats: this span */
+    kern_pages pages;           /* formats with grids: ... */
+    uint8_t *wide;              /* ... a block of them as bf16 */
+    uint8_t *seen;              /* with dots: V of a block that rows see a part of */
+    bool finite;                /* with dots: that V has neither infinities nor NaNs */
 } unit_state;
 
 static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -44,7 +47,7 @@ size_t attn_unit_bytes(size_t n, size_t head_dim)
                    n * (KERN_ATTN_Q_STRIDE + head_dim + 2 * attn_part_floats(head_dim)) *
                        sizeof(float) +
                    KERN_ATTN_ROWS * KERN_BLOCK * sizeof(float)) +
-           kern_wide_bytes(head_dim);
+           kern_wide_bytes(head_dim) + kern_wide_bytes(head_dim) / 2;
 }
 
 static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint8_t *base)
@@ -53,6 +56,7 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
     size_t dim = job->batch->shape.head_dim;
     u.n = (size_t)unit->n_rows * job->batch->q_heads;
     u.ints = job->batch->shape.format == KERN_KV_INT8 && job->kc->isa.attn_int_rows > 0;
+    if (kern_kv_wide(&job->batch->shape).format == KERN_KV_BF16) u.dots = job->kc->isa.attn_dots;
     u.rows = (kern_attn_row *)base;
     u.ends = (uint32_t *)(u.rows + u.n);
     u.begins = u.ends + u.n;
@@ -64,6 +68,7 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
     u.o = u.parts + u.n * attn_part_floats(dim);
     u.s = u.o + u.n * dim;
     u.wide = (uint8_t *)(u.s + KERN_ATTN_ROWS * KERN_BLOCK);
+    u.seen = u.wide + kern_wide_bytes(dim);
     u.mass_blocks = kern_blocks_of(attn_row_end(u.it, u.it->n_rows - 1));
     uint32_t page_tokens = job->batch->shape.page_tokens;
     u.pages = (kern_pages){.pages = u.it->pages,
@@ -118,8 +123,13 @@ static void load_queries(unit_state *u)
         const float *from = u->it->q + (u->unit->row + r / b->q_heads) * b->q_stride +
                             r % b->q_heads * b->shape.head_dim;
         float *q = u->q + r * KERN_ATTN_Q_STRIDE;
+        u->q_scales[r] = 1.0f;
+        if (u->dots) {
+            u->dots->pack_query(from, scale, b->shape.head_dim, (uint16_t *)q);
+            continue;
+        }
         for (size_t d = 0; d < b->shape.head_dim; d++) q[d] = from[d] * scale;
-        u->q_scales[r] = u->ints ? quantize_query(q, b->shape.head_dim) : 1.0f;
+        if (u->ints) u->q_scales[r] = quantize_query(q, b->shape.head_dim);
     }
 }
 
@@ -291,6 +301,40 @@ static bool tile_range(const kern_attn_row *rows, size_t n, uint32_t *lo, uint32
     return *lo < *hi;
 }
 
+/* V of the slots that any row of the unit sees of this block. */
+static void copy_seen(unit_state *u, const kern_attn_strips *v)
+{
+    uint32_t lo, hi;
+    if (tile_range(u->rows, u->n, &lo, &hi))
+        u->finite = u->dots->seen_values(v, lo, hi, u->job->batch->shape.head_dim, u->seen);
+}
+
+/* o = o * fix + p . v for a tile, in bf16 dot products. Where rows see a part of the block V is
+ * read from the copy that has zeros elsewhere. An infinity or a NaN in there is not for the rows
+ * that do not see it, so each row is then done alone, with the V that it sees itself. */
+static void tile_dots(unit_state *u, const kern_attn_strips *v, kern_attn_row *rows, uint32_t n,
+                      float *o)
+{
+    const uint32_t dim = u->job->batch->shape.head_dim;
+    const uint16_t *p = (const uint16_t *)u->s;
+    if (u->whole) {
+        u->dots->values(v, 0, KERN_BLOCK, p, rows, n, dim, o);
+        return;
+    }
+    kern_attn_strips copy = *v;
+    for (size_t t = 0; t < KERN_BLOCK_STRIPS; t++)
+        copy.at[t] = u->seen + t * KERN_STRIP * dim * sizeof(uint16_t);
+    copy.step = 2 * dim * sizeof(uint16_t);
+    const uint32_t step = u->finite ? n : 1;
+    for (uint32_t r = 0; r < n; r += step) {
+        uint32_t lo, hi;
+        if (!tile_range(rows + r, step, &lo, &hi)) continue;
+        if (!u->finite) u->dots->seen_values(v, lo, hi, dim, u->seen);
+        u->dots->values(&copy, lo & ~1u, (hi + 1) & ~1u, p + (size_t)r * 2 * KERN_BLOCK, rows + r,
+                        step, dim, o + (size_t)r * dim);
+    }
+}
+
 /* One block for the rows [first, first + n) of the unit. */
 static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
                        const kern_attn_strips *v, size_t first, size_t n)
@@ -303,14 +347,17 @@ static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
     if (!u->whole && !tile_range(rows, n, &lo, &hi)) return;
     uint32_t strip = lo / KERN_STRIP, end = (hi + KERN_STRIP - 1) / KERN_STRIP;
     const float *q = u->q + first * KERN_ATTN_Q_STRIDE;
-    if (u->ints) isa->attn_int_scores(k, strip, end, (const int16_t *)q, rows, m, dim, u->s);
+    if (u->dots) u->dots->scores(k, strip, end, (const uint16_t *)q, m, dim, u->s);
+    else if (u->ints) isa->attn_int_scores(k, strip, end, (const int16_t *)q, rows, m, dim, u->s);
     else isa->attn_scores[type](k, strip, end, q, m, dim, u->s);
-    isa->attn_softmax(rows, m, u->s);
+    if (u->dots) u->dots->softmax(rows, m, u->s);
+    else isa->attn_softmax(rows, m, u->s);
     for (size_t r = 0; u->it->mass && r < n; r++)
         if (rows[r].mass && rows[r].lo < rows[r].hi)
             u->mass[first + r][u->mass_blocks * KERN_BLOCK_STRIPS + block] = rows[r].max;
     float *o = u->o + first * dim;
-    if (u->ints) isa->attn_int_values(v, lo, hi, u->s, rows, m, dim, o);
+    if (u->dots) tile_dots(u, v, rows, m, o);
+    else if (u->ints) isa->attn_int_values(v, lo, hi, u->s, rows, m, dim, o);
     else if (u->whole) isa->attn_values[type](v, lo, hi, u->s, rows, m, dim, o);
     else tile_values(isa, b, v, u->s, rows, m, o);
 }
@@ -366,12 +413,13 @@ static void run_span(unit_state *u, uint32_t span, uint32_t begin, uint32_t end,
     size_t first = max_size(begin, (size_t)span * KERN_SPAN) / KERN_BLOCK;
     size_t last = kern_blocks_of(min_size(end, ((size_t)span + 1) * KERN_SPAN));
     const kern_isa *isa = &u->job->kc->isa;
-    size_t most = u->ints ? isa->attn_int_rows : isa->attn_rows;
+    size_t most = u->dots ? u->dots->rows : u->ints ? isa->attn_int_rows : isa->attn_rows;
     size_t tiles = (u->n + most - 1) / most;
     size_t step = (u->n + tiles - 1) / tiles; /* tiles of equal size: few rows are slow */
     for (size_t block = first; block < last; block++) {
         next_strips(u, block, begin, end, x);
         see_block(u, block);
+        if (u->dots && !u->whole) copy_seen(u, &x->v);
         for (size_t i = 0, r = 0; r < u->n; i++, r += step) {
             share_next(&x->k, x->next_k, i, tiles);
             share_next(&x->v, x->next_v, i, tiles);

@@ -74,8 +74,12 @@ static const struct isa_row {
     {"avx512vnni",
      runs_vnni,
      {kern_quant_fill_vnni, kern_attention_fill_vnni, kern_burst_fill_vnni}},
-    {"avx512bf16", runs_bf16, {kern_matmul_fill_bf16, kern_burst_fill_bf16}},
-    {"amx", runs_amx, {kern_matmul_fill_amx, kern_quant_fill_amx, kern_burst_fill_amx}},
+    {"avx512bf16",
+     runs_bf16,
+     {kern_matmul_fill_bf16, kern_attention_fill_bf16, kern_burst_fill_bf16}},
+    {"amx",
+     runs_amx,
+     {kern_matmul_fill_amx, kern_quant_fill_amx, kern_attention_fill_amx, kern_burst_fill_amx}},
 #endif
 };
 

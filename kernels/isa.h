@@ -85,6 +85,28 @@ typedef struct kern_dot_ops {
     void (*end)(void);
 } kern_dot_ops;
 
+/* ---- attention over bf16 pages (and what is read as such) in bf16 dot products: q and p are
+ * rounded to bf16, p where its scores lay, at the same bytes from row to row. */
+typedef struct kern_attn_dots {
+    unsigned rows; /* of a tile, <= KERN_ATTN_ROWS */
+    /* out [head_dim] = q * scale. */
+    void (*pack_query)(const float *q, float scale, uint32_t head_dim, uint16_t *out);
+    /* As attn_scores; q [n][2 * KERN_ATTN_Q_STRIDE]. */
+    void (*scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const uint16_t *q,
+                   uint32_t n, uint32_t head_dim, float *s);
+    /* As attn_softmax, for all slots of the block: p is 0 where a row does not see, and rows that
+     * see nothing get zeros. Sums are of p as rounded; lanes of a row's sum are pairs of slots. */
+    void (*softmax)(kern_attn_row *rows, uint32_t n, float *s);
+    /* As attn_values over slots [from, to), both even; p [n][2 * KERN_BLOCK]. V must be finite
+     * where the p of any row is 0. */
+    void (*values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const uint16_t *p,
+                   const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
+    /* out [KERN_BLOCK / 2][head_dim][2] = V of slots [lo, hi) and a 0 beside them in the first and
+     * the last pair; other pairs are left alone. False where some of it is not finite. */
+    bool (*seen_values)(const kern_attn_strips *v, uint32_t lo, uint32_t hi, uint32_t head_dim,
+                        uint8_t *out);
+} kern_attn_dots;
+
 typedef struct kern_isa {
     const char *name;
     kern_precision precision; /* set before the fill functions run: they choose by it */
@@ -154,6 +176,7 @@ typedef struct kern_isa {
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s);
     void (*attn_int_values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
+    const kern_attn_dots *attn_dots; /* NULL: bf16 pages take those above */
 
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
      * operations done, two for a product and its sum; *sink keeps the compiler from dropping
@@ -184,6 +207,8 @@ void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);
 void kern_attention_int8_fill_avx2(kern_isa *isa);
 void kern_attention_fill_vnni(kern_isa *isa);
+void kern_attention_fill_bf16(kern_isa *isa);
+void kern_attention_fill_amx(kern_isa *isa);
 void kern_attention_fill_avx512(kern_isa *isa);
 void kern_burst_fill_avx2(kern_isa *isa);
 void kern_burst_fill_avx512(kern_isa *isa);

@@ -422,6 +422,14 @@ EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b)
     return x.ps;
 }
 
+EMULATED __mmask32 _mm512_cmpeq_epi16_mask(__m512i a, __m512i b)
+{
+    emulated_512 x = {.si = a}, y = {.si = b};
+    __mmask32 equal = 0;
+    for (int i = 0; i < 32; i++) equal |= (__mmask32)(x.i16[i] == y.i16[i]) << i;
+    return equal;
+}
+
 /* b becomes the low half. */
 EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b)
 {

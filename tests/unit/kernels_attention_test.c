@@ -54,17 +54,36 @@ static void run(kern_context *kc, const kern_attn_batch *b)
 
 /* ---- the yardstick: float64, one row and head at a time ---- */
 
+/* The standard precision over bf16 pages, where the ISA has bf16 dot products. */
+static bool rounds_to_bf16(const char *isa, const sequence *s)
+{
+    return s->shape.format == KERN_KV_BF16 && strcmp(isa, "avx512bf16") == 0;
+}
+
+/* What enters the products of a query: q, or, where it is rounded to bf16, what that leaves of it.
+ */
+static void naive_query(const sequence *s, uint32_t slot, uint32_t head, bool rounds, double *q)
+{
+    const uint32_t dim = s->shape.head_dim;
+    const float *from = s->q + ((size_t)slot * s->q_heads + head) * dim;
+    const float scale = (float)((double)(1.0f / sqrtf((float)dim)) * 1.44269504088896340736);
+    for (uint32_t d = 0; d < dim; d++)
+        q[d] = rounds ? (double)bf16_to_f32(bf16_from_f32(from[d] * scale)) / (double)scale
+                      : (double)from[d];
+}
+
 /* p [n_slots] of one row; out [head_dim]. */
-static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t window, double *p,
-                      double *out)
+static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t window, bool rounds,
+                      double *p, double *out)
 {
     uint32_t dim = s->shape.head_dim, end = slot + 1,
              begin = window && end > window ? end - window : 0;
-    const float *q = s->q + ((size_t)slot * s->q_heads + head) * dim;
+    double q[256];
+    naive_query(s, slot, head, rounds, q);
     double max = -INFINITY, sum = 0;
     for (uint32_t j = begin; j < end; j++) {
         p[j] = 0;
-        for (uint32_t d = 0; d < dim; d++) p[j] += (double)q[d] * s->k[(size_t)j * dim + d];
+        for (uint32_t d = 0; d < dim; d++) p[j] += q[d] * s->k[(size_t)j * dim + d];
         p[j] *= 1.0 / sqrt(dim);
         max = fmax(max, p[j]);
     }
@@ -84,6 +103,9 @@ static const double tolerance = 2e-5;
  * where one slot has all the mass); of many thousand outputs the worst is three times that. The
  * mass is summed before. */
 static const double int8_tolerance = 4e-4;
+/* In bf16 dot products each p is rounded by up to 1 / 256 of itself, and outputs err by up to that
+ * share of an average of |v|. The yardstick rounds q itself. */
+static const double bf16_tolerance = 5e-3, bf16_mass_tolerance = 4e-4;
 
 static void compare_item(const char *isa, const sequence *s, const kern_attn_item *it,
                          uint64_t seed)
@@ -91,12 +113,14 @@ static void compare_item(const char *isa, const sequence *s, const kern_attn_ite
     uint32_t dim = s->shape.head_dim,
              n_pages = (it->first_slot + it->n_rows - 1) / s->shape.page_tokens + 1;
     const bool ints = s->shape.format == KERN_KV_INT8 && strcmp(isa, "ref") != 0;
-    const double most = ints ? int8_tolerance : tolerance;
+    const bool dots = rounds_to_bf16(isa, s);
+    const double most = ints ? int8_tolerance : dots ? bf16_tolerance : tolerance;
+    const double most_mass = dots ? bf16_mass_tolerance : tolerance;
     double *p = malloc(s->n_slots * sizeof *p), *out = malloc(dim * sizeof *out);
     double *mass = calloc(n_pages, sizeof *mass);
     for (uint32_t i = 0; i < it->n_rows; i++)
         for (uint32_t h = 0; h < s->q_heads; h++) {
-            naive_row(s, it->first_slot + i, h, it->window, p, out);
+            naive_row(s, it->first_slot + i, h, it->window, dots, p, out);
             const float *got = it->out + ((size_t)i * s->q_heads + h) * dim;
             for (uint32_t d = 0; d < dim; d++)
                 if (!(fabs(got[d] - out[d]) <= most))
@@ -109,7 +133,7 @@ static void compare_item(const char *isa, const sequence *s, const kern_attn_ite
                 mass[j / s->shape.page_tokens] += p[j];
         }
     for (uint32_t page = 0; it->mass && page < n_pages; page++)
-        if (!(fabs(it->mass[page] - mass[page]) <= tolerance * s->q_heads * it->mass_rows))
+        if (!(fabs(it->mass[page] - mass[page]) <= most_mass * s->q_heads * it->mass_rows))
             fail_msg("%s %s seed %llu: mass of page %u: %.9g, want %.9g", isa,
                      kern_kv_name(s->shape.format), (unsigned long long)seed, page, it->mass[page],
                      mass[page]);
@@ -285,24 +309,28 @@ static void test_row_bits(void **state)
 /* A future token's infinities and NaNs in K and V do not reach the rows before it. */
 static void test_future_is_unseen(void **state)
 {
+    enum { SLOTS = 70, HEADS = 3, DIM = 64 };
+    static const kern_kv_format types[] = {KERN_KV_F32, KERN_KV_BF16};
     fixture *f = *state;
     rng r = rng_seed(8);
     for (size_t k = 0; k < f->n_isas; k++)
-        for (uint32_t bad = 1; bad < 70; bad += 5) {
-            sequence s = make_sequence(&r, KERN_KV_F32, 16, 64, 3, 70);
-            float want[70 * 3 * 64], got[70 * 3 * 64];
-            layout l = make_layout(f->isas[k], &r, &s, 70);
-            kern_attn_item it = item_of(&s, &l, 0, 70, want);
+        for (uint32_t bad = 1; bad < SLOTS; bad += SLOW ? 15 : 5) {
+            sequence s = make_sequence(&r, types[bad / 5 % 2], 16, DIM, HEADS, SLOTS);
+            float want[SLOTS * HEADS * DIM], got[SLOTS * HEADS * DIM];
+            layout l = make_layout(f->isas[k], &r, &s, SLOTS);
+            kern_attn_item it = item_of(&s, &l, 0, SLOTS, want);
             kern_attn_batch b = batch_of(&s, &l, &it, 1);
             run(f->isas[k], &b);
             free_layout(&l);
-            for (size_t d = 0; d < 64; d++)
-                s.k[bad * 64 + d] = s.v[bad * 64 + d] = d % 2 ? INFINITY : NAN;
-            l = make_layout(f->isas[k], &r, &s, 70);
-            it = item_of(&s, &l, 0, 70, got);
+            for (size_t d = 0; d < DIM; d++)
+                s.k[bad * DIM + d] = s.v[bad * DIM + d] = d % 2 ? INFINITY : NAN;
+            l = make_layout(f->isas[k], &r, &s, SLOTS);
+            it = item_of(&s, &l, 0, SLOTS, got);
             b = batch_of(&s, &l, &it, 1);
             run(f->isas[k], &b);
-            assert_same_bits(want, got, (size_t)bad * 3 * 64, "future", f->isas[k], &s, bad);
+            assert_same_bits(want, got, (size_t)bad * HEADS * DIM, "future", f->isas[k], &s, bad);
+            for (size_t i = (size_t)bad * HEADS * DIM; i < SLOTS * HEADS * DIM; i++)
+                assert_true(isnan(got[i]));
             free_layout(&l);
             free_sequence(&s);
         }
@@ -513,6 +541,59 @@ static void test_extreme_scores(void **state)
     }
 }
 
+/* ---- precision ---- */
+
+/* The energy of the error of a prefill over bf16 pages, over the energy of what float64 gives. */
+static double prefill_nmse(kern_context *kc, const sequence *s, const layout *l, float *out)
+{
+    kern_attn_item it = item_of(s, l, 0, s->n_slots, out);
+    kern_attn_batch b = batch_of(s, l, &it, 1);
+    run(kc, &b);
+    double *p = malloc(s->n_slots * sizeof *p), want[256], lost = 0, energy = 0;
+    for (uint32_t i = 0; i < s->n_slots; i++)
+        for (uint32_t h = 0; h < s->q_heads; h++, out += s->shape.head_dim) {
+            naive_row(s, i, h, 0, false, p, want);
+            for (uint32_t d = 0; d < s->shape.head_dim; d++) {
+                lost += (out[d] - want[d]) * (out[d] - want[d]);
+                energy += want[d] * want[d];
+            }
+        }
+    free(p);
+    return lost / energy;
+}
+
+/* Over bf16 pages the standard precision rounds q and p to bf16 once, where the ISA has dot
+ * products of them, and not more: an error of 2^-9 rms in either is 1e-5 of the energy. The high
+ * one is f32 everywhere. */
+static void test_precision(void **state)
+{
+    enum { SLOTS = 150, HEADS = 4, DIM = 64 };
+    fixture *f = *state;
+    rng r = rng_seed(16);
+    for (size_t k = 1; k < f->n_isas; k++) {
+        const char *isa = kern_isa_name(f->isas[k]);
+        sequence s = make_sequence(&r, KERN_KV_BF16, 32, DIM, HEADS, SLOTS);
+        layout l = make_layout(f->isas[k], &r, &s, SLOTS);
+        size_t n = (size_t)SLOTS * HEADS * DIM;
+        float *standard = malloc(n * sizeof *standard), *high = malloc(n * sizeof *high);
+        double most = rounds_to_bf16(isa, &s) ? 1.5e-5 : 1e-12;
+        double got = prefill_nmse(f->isas[k], &s, &l, standard);
+        if (!(got < most)) fail_msg("%s: NMSE %g, at most %g", isa, got, most);
+        kern_context *kc;
+        assert_true(status_ok(kern_create(
+            &(kern_options){.pool = f->pool, .isa = isa, .precision = KERN_PRECISION_HIGH}, &kc,
+            NULL)));
+        got = prefill_nmse(kc, &s, &l, high);
+        if (!(got < 1e-12)) fail_msg("%s, high: NMSE %g", isa, got);
+        if (!rounds_to_bf16(isa, &s)) assert_same_bits(standard, high, n, "precision", kc, &s, 0);
+        kern_destroy(kc);
+        free(standard);
+        free(high);
+        free_layout(&l);
+        free_sequence(&s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -525,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_mass_bits),
         cmocka_unit_test(test_mass_order),
         cmocka_unit_test(test_extreme_scores),
+        cmocka_unit_test(test_precision),
     };
     return cmocka_run_group_tests_name("kernels_attention", tests, setup, teardown);
 }
