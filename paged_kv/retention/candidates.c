@@ -7,6 +7,9 @@ static uint32_t position_of(const contest *t, uint32_t slot)
     return t->positions ? t->positions[slot] : slot;
 }
 
+/* The slot that comes `at`-th in the order of positions. */
+static uint32_t slot_at(const contest *t, uint32_t at) { return t->order ? t->order[at] : at; }
+
 static bool in_window(const chooser *c, uint32_t position) { return position >= c->window_from; }
 
 static bool is_protected(const chooser *c, uint32_t position)
@@ -51,7 +54,45 @@ void contest_open(const chooser *c, contest *t)
               : t->unit == RETENTION_UNIT_CHUNK ? c->policy->chunk
                                                 : 1;
     t->n_units = runs_of(t->n, t->size);
+    t->order = NULL;
     t->keep = c->out->keep + (size_t)t->group * c->out->words;
+}
+
+/* Slots by their positions, one byte at a time from the lowest on. Positions differ. */
+static void sort_slots(const uint32_t *positions, uint32_t n, uint32_t *other, uint32_t *order)
+{
+    uint32_t highest = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        highest = larger(highest, positions[i]);
+        order[i] = i;
+    }
+    uint32_t *from = order, *to = other;
+    for (int shift = 0; shift < 32 && highest >> shift > 0; shift += 8) {
+        uint32_t starts[257] = {0};
+        for (uint32_t i = 0; i < n; i++) starts[(positions[i] >> shift & 255) + 1]++;
+        for (int b = 0; b < 256; b++) starts[b + 1] += starts[b];
+        for (uint32_t i = 0; i < n; i++) to[starts[positions[from[i]] >> shift & 255]++] = from[i];
+        uint32_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    if (from != order) memcpy(order, from, n * sizeof *order);
+}
+
+/* Choices of few slots fill their holes from the table's end (keep.c), so which slot a token has
+ * depends on the page's size; what comes next to what must not. */
+void contest_order(chooser *c, contest *t)
+{
+    bool ascending = true;
+    t->order = NULL;
+    if (!t->positions) return;
+    for (uint32_t i = 0; i < t->n; i++) {
+        c->positions[i] = pkv_seq_position(c->kv, c->seq, t->group, i);
+        ascending &= i == 0 || c->positions[i] > c->positions[i - 1];
+    }
+    if (ascending) return;
+    sort_slots(c->positions, t->n, (uint32_t *)c->more, c->order);
+    t->order = c->order;
 }
 
 static void protect_pages(const chooser *c, contest *t)
@@ -74,8 +115,7 @@ static void protect_slots(const chooser *c, contest *t)
 
 void contest_protect(chooser *c, contest *t)
 {
-    for (uint32_t i = 0; t->positions && i < t->n; i++)
-        c->positions[i] = pkv_seq_position(c->kv, c->seq, t->group, i);
+    contest_order(c, t);
     t->fixed = 0;
     if (t->unit == RETENTION_UNIT_PAGE) protect_pages(c, t);
     else protect_slots(c, t);
@@ -83,19 +123,21 @@ void contest_protect(chooser *c, contest *t)
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* Smooths the scores of the slots outside the window, in slot order. */
+/* Smooths the scores of the slots outside the window along their positions. */
 static void smooth(const chooser *c, const contest *t, float *scores)
 {
     const retention_pool_row *pool = &retention_pools[t->pool];
     if (!pool->pool) return;
     uint32_t n = 0;
     for (uint32_t i = 0; i < t->n; i++) {
-        if (!in_window(c, position_of(t, i))) c->more[n++] = scores[i];
+        uint32_t slot = slot_at(t, i);
+        if (!in_window(c, position_of(t, slot))) c->more[n++] = scores[slot];
     }
     pool->pool(c->more, n, c->policy->kernel, c->pooled);
     n = 0;
     for (uint32_t i = 0; i < t->n; i++) {
-        if (!in_window(c, position_of(t, i))) scores[i] = c->pooled[n++];
+        uint32_t slot = slot_at(t, i);
+        if (!in_window(c, position_of(t, slot))) scores[slot] = c->pooled[n++];
     }
 }
 
@@ -172,24 +214,27 @@ static void score_scope(chooser *c, const contest *t)
 
 /* ---- units ----------------------------------------------------------------------------------- */
 
-/* Algorithm 3 of ChunkKV: a chunk that holds window slots competes with all its slots. */
+/* Algorithm 3 of ChunkKV to the letter: a chunk that holds window slots competes with all its
+ * slots. */
 static bool competes_whole(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
-    if (t->unit != RETENTION_UNIT_CHUNK || !c->phase.score->whole_chunks) return false;
+    if (t->unit != RETENTION_UNIT_CHUNK || !c->phase.variant->whole_chunks) return false;
     for (uint32_t i = from; i < to; i++) {
-        if (in_window(c, position_of(t, i))) return true;
+        if (in_window(c, position_of(t, slot_at(t, i)))) return true;
     }
     return false;
 }
 
+/* Of the slots that come from-th to to-th by position. */
 static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
     bool whole = competes_whole(c, t, from, to);
     uint32_t n = 0;
     float sum = 0;
     for (uint32_t i = from; i < to; i++) {
-        if (!whole && is_protected(c, position_of(t, i))) continue;
-        sum = n++ > 0 ? sum + c->sum[i] : c->sum[i];
+        uint32_t slot = slot_at(t, i);
+        if (!whole && is_protected(c, position_of(t, slot))) continue;
+        sum = n++ > 0 ? sum + c->sum[slot] : c->sum[slot];
     }
     if (n == 0) return KEY_NONE;
     return rank_key(c->phase.variant->kvpress ? sum / (float)n : sum);
@@ -198,6 +243,7 @@ static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, 
 void contest_score(chooser *c, contest *t)
 {
     score_scope(c, t);
+    if (t->unit == RETENTION_UNIT_PAGE) t->order = NULL; /* a page is what it is of the table */
     for (uint32_t u = 0; u < t->n_units; u++) {
         uint32_t from = u * t->size;
         bool fixed = t->unit == RETENTION_UNIT_PAGE && (t->keep[from / 64] >> from % 64 & 1);
@@ -211,13 +257,18 @@ void contest_refine(chooser *c, contest *t)
 {
     for (uint32_t i = 0; i < t->n; i++) {
         if (t->keys[i] != KEY_NONE && t->keys[i] != KEY_CHOSEN)
-            t->keys[i] = rank_key(c->second_sum[i]);
+            t->keys[i] = rank_key(c->second_sum[slot_at(t, i)]);
     }
 }
 
-void contest_close(contest *t)
+void contest_close(const contest *t)
 {
+    bool pages = t->unit == RETENTION_UNIT_PAGE;
     for (uint32_t u = 0; u < t->n_units; u++) {
-        if (t->keys[u] == KEY_CHOSEN) keep_range(t->keep, u * t->size, unit_end(t, u));
+        if (t->keys[u] != KEY_CHOSEN) continue;
+        if (pages || !t->order) keep_range(t->keep, u * t->size, unit_end(t, u));
+        else
+            for (uint32_t i = u * t->size; i < unit_end(t, u); i++)
+                keep_range(t->keep, t->order[i], t->order[i] + 1);
     }
 }

@@ -2,7 +2,7 @@
 #include "paged_kv/retention/choose.h"
 #include <string.h>
 
-enum { ARRAYS = 6 }; /* beside the keys */
+enum { ARRAYS = 7 }; /* beside the keys */
 
 size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots)
 {
@@ -116,6 +116,7 @@ static void choose_jointly(chooser *c, const contest *first)
     keys = c->keys;
     for (uint32_t h = 0; h < n_heads; h++) {
         contest t = head_contest(c, first, h, keys);
+        contest_order(c, &t);
         contest_close(&t);
         keys += t.n_units;
     }
@@ -295,6 +296,7 @@ static chooser chooser_of(const retention_policy *policy, const pkv *kv, uint32_
         .sum = at + 3 * (size_t)longest,
         .second_sum = at + 4 * (size_t)longest,
         .positions = (uint32_t *)(at + 5 * (size_t)longest),
+        .order = (uint32_t *)(at + 6 * (size_t)longest),
         .keys = (uint32_t *)(at + ARRAYS * (size_t)longest),
         .out = out,
     };

@@ -23,7 +23,7 @@ typedef struct chooser {
     uint32_t rows, q_heads;
     /* Arrays of room for the longest table each. */
     float *scores, *more, *pooled, *sum, *second_sum;
-    uint32_t *positions;
+    uint32_t *positions, *order;
     uint32_t *keys; // of n_kv_heads tables, one after the other
     retention_choice_out *out;
 } chooser;
@@ -35,11 +35,12 @@ typedef struct contest {
     uint32_t group;
     uint32_t n;                // slots
     const uint32_t *positions; // NULL: nothing was given up so far
+    const uint32_t *order;     // [n] slots by ascending position; NULL: as they are
     retention_unit unit;
     retention_pool pool;
     uint32_t size;    // slots of a unit
     uint32_t budget;  // tokens
-    uint32_t n_units; // the last may be short
+    uint32_t n_units; // in the order of positions (pages: of the table); the last may be short
     uint32_t fixed;   // protected slots, or pages
     uint32_t *keys;   // [n_units]
     uint64_t *keep;   // a bit for each slot
@@ -51,14 +52,17 @@ enum { KEY_NONE = 0, KEY_CHOSEN = UINT32_MAX }; // no candidate; one no more
 void keep_range(uint64_t *keep, uint32_t from, uint32_t to);
 /* How much there is to choose from. */
 void contest_open(const chooser *c, contest *t);
-/* Positions, protected slots and their bits. */
+/* The table's positions, and its slots in their order. Contests share the arrays of the chooser:
+ * what one has ordered holds until another is. */
+void contest_order(chooser *c, contest *t);
+/* Protected slots and their bits; orders the table first. */
 void contest_protect(chooser *c, contest *t);
 /* The keys of its units. */
 void contest_score(chooser *c, contest *t);
 /* The keys of those that are left, by the score's second measure. */
 void contest_refine(chooser *c, contest *t);
-/* The slots of the chosen units stay. */
-void contest_close(contest *t);
+/* The slots of the chosen units stay. The table must be the one ordered last. */
+void contest_close(const contest *t);
 
 /* ---- rank.c ---- */
 /* Ascending keys for ascending scores. Both zeros are one score; a NaN comes before everything. */

@@ -56,7 +56,6 @@ typedef struct retention_score_row {
     uint32_t units, allocators, schedules; // that it can be combined with: bits
     bool page_mass;                        // comes out of the attention kernel, by page
     bool novelty;                          // of every prompt token
-    bool whole_chunks; // a chunk that holds window slots competes all the same (ChunkKV)
 } retention_score_row;
 
 /* RETENTION_SCORE_WINDOW and so on. */
@@ -75,10 +74,11 @@ extern const retention_score_row *const retention_scores[RETENTION_SCORES];
 typedef struct retention_variant_row {
     retention_choice choice;
     retention_score of;       // the score it is a reading of
-    measure_kind kind;        // measured in place of the score's
-    retention_score_fn score; // in place of the score's
+    measure_kind kind;        // measured in place of the score's; NONE: the score's
+    retention_score_fn score; // in place of the score's; NULL: the score's
     uint32_t units;           // that it can be combined with: bits
     bool kvpress;             // nothing is protected, window slots get more than all others
+    bool whole_chunks;        // a chunk that holds window slots competes with all its slots
 } retention_variant_row;
 extern const retention_variant_row retention_variants[];
 

@@ -43,6 +43,11 @@ const retention_variant_row retention_variants[] = {
                                 .kind = MEASURE_PROJECTION_POOLED,
                                 .score = score_measured,
                                 .units = CHUNK},
+    [RETENTION_VARIANT_ALG3] = {.choice = {"alg3", "chunks that hold window slots take part in the "
+                                                   "choice (ChunkKV, Algorithm 3 to the letter)"},
+                                .of = RETENTION_SCORE_WINDOW,
+                                .units = CHUNK,
+                                .whole_chunks = true},
 };
 
 static const retention_choice units[] = {

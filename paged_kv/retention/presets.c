@@ -15,7 +15,7 @@
         [RETENTION_PART_ALLOCATOR] =                                                               \
             FROM(RETENTION_ALLOCATOR_UNIFORM, RETENTION_ALLOCATOR_HYBRID),                         \
         [RETENTION_PART_SCHEDULE] = FROM(RETENTION_SCHEDULE_PROMPT, RETENTION_SCHEDULE_DECODE),    \
-        [RETENTION_PART_VARIANT] = FROM(RETENTION_VARIANT_PLAIN, RETENTION_VARIANT_CODE),          \
+        [RETENTION_PART_VARIANT] = FROM(RETENTION_VARIANT_PLAIN, RETENTION_VARIANT_ALG3),          \
     }
 /* Contiguous positions: every table keeps equally many, at each chunk of the prompt. */
 #define RECURRENT_CHOICE                                                                           \

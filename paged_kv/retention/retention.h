@@ -51,6 +51,7 @@ typedef enum retention_variant {
     RETENTION_VARIANT_MEAN,
     RETENTION_VARIANT_ALG1,
     RETENTION_VARIANT_CODE,
+    RETENTION_VARIANT_ALG3,
 } retention_variant;
 
 typedef enum retention_pool {

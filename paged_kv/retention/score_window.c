@@ -10,5 +10,4 @@ const retention_score_row score_window = {
     .allocators = UNIFORM | PYRAMID | ADAPTIVE | HYBRID,
     .schedules = AT_ANY_TIME,
     .page_mass = true,
-    .whole_chunks = true,
 };

@@ -169,7 +169,23 @@ static bool finish(running *r)
     return same && n == json_array_size(ids);
 }
 
-static house open_for(const json_t *want)
+/* What is kept does not hang on the size of pages. */
+static bool is_without_pages(const json_t *want)
+{
+    const retention_limits limits = {.geometry = {.page_tokens = 16,
+                                                  .n_layers = LAYERS_MAX,
+                                                  .n_kv_heads = HEADS_MAX,
+                                                  .layers_per_group = 1,
+                                                  .heads_per_group = 1},
+                                     .max_window = 512};
+    retention_policy policy;
+    error err;
+    if (!status_ok(retention_parse(json_object_get(want, "retention"), &limits, &policy, &err)))
+        fail_msg("%s", err.text);
+    return policy.unit != RETENTION_UNIT_PAGE || policy.schedule == RETENTION_SCHEDULE_NEVER;
+}
+
+static house open_for(const json_t *want, uint32_t page_tokens)
 {
     const char *dir = json_string_value(json_object_get(want, "model"));
     setting s = {.what = dir,
@@ -178,7 +194,7 @@ static house open_for(const json_t *want)
                  .prefill_chunk = 512,
                  .layers_per_group = (uint32_t)whole(want, "layers_per_group"),
                  .heads_per_group = (uint32_t)whole(want, "heads_per_group"),
-                 .page_tokens = (uint32_t)whole(want, "page_tokens"),
+                 .page_tokens = page_tokens,
                  .max_model_len = strcmp(dir, "models/demo") == 0 ? POSITIONS_MAX : 256,
                  .kv_bytes = 64 << 20,
                  .prefix_cache = true};
@@ -194,43 +210,70 @@ static bool same_house(const json_t *a, const json_t *b)
     return true;
 }
 
-/* Cases of one house run side by side, BATCH at a time. */
-static void methods_keep_what_the_oracle_keeps(void **state)
+/* Runs the cases, or those that do not hang on pages over pages of another size; returns how many
+ * there were. Cases of one house run side by side, BATCH at a time. */
+static size_t run_cases(const json_t *golden, uint32_t page_tokens)
 {
-    (void)state;
+    const json_t *prompts = json_object_get(golden, "prompts"), *open_with = NULL;
+    const json_t *cases = json_object_get(golden, "cases");
+    size_t n = 0, n_same = 0;
+    house h = {0};
+    for (size_t at = 0, end; at < json_array_size(cases); at = end) {
+        const json_t *first = json_array_get(cases, at);
+        if (!open_with || !same_house(open_with, first)) {
+            if (open_with) close_house(&h);
+            h = open_for(first, page_tokens ? page_tokens : (uint32_t)whole(first, "page_tokens"));
+            open_with = first;
+        }
+        running batch[BATCH];
+        size_t n_batch = 0;
+        for (end = at; end < json_array_size(cases) && end < at + BATCH; end++) {
+            const json_t *want = json_array_get(cases, end);
+            if (!same_house(first, want)) break;
+            if (!page_tokens || is_without_pages(want))
+                batch[n_batch++] = (running){want, submit(&h, prompts, want)};
+        }
+        for (size_t i = 0; i < n_batch; i++) n_same += finish(&batch[i]);
+        n += n_batch;
+    }
+    close_house(&h);
+    print_message("%zu of %zu cases equal\n", n_same, n);
+    assert_int_equal(n_same, n);
+    return n;
+}
+
+static json_t *read_golden(void)
+{
     json_t *golden;
     error err = {{0}};
     if (!status_ok(json_read_file("tests/golden/retention_methods.json", 1 << 20, &golden, &err)))
         fail_msg("%s", err.text);
-    const json_t *prompts = json_object_get(golden, "prompts");
-    const json_t *cases = json_object_get(golden, "cases");
-    size_t n = json_array_size(cases), n_same = 0;
-    house h = {0};
-    for (size_t at = 0, end; at < n; at = end) {
-        const json_t *first = json_array_get(cases, at);
-        if (at == 0 || !same_house(json_array_get(cases, at - 1), first)) {
-            if (at > 0) close_house(&h);
-            h = open_for(first);
-        }
-        running batch[BATCH];
-        for (end = at; end < n && end < at + BATCH; end++) {
-            const json_t *want = json_array_get(cases, end);
-            if (!same_house(first, want)) break;
-            batch[end - at] = (running){want, submit(&h, prompts, want)};
-        }
-        for (size_t i = at; i < end; i++) n_same += finish(&batch[i - at]);
-    }
-    close_house(&h);
+    return golden;
+}
+
+static void methods_keep_what_the_oracle_keeps(void **state)
+{
+    (void)state;
+    json_t *golden = read_golden();
+    assert_true(run_cases(golden, 0) >= 150);
     json_decref(golden);
-    print_message("%zu of %zu cases equal\n", n_same, n);
-    assert_true(n >= 150);
-    assert_int_equal(n_same, n);
+}
+
+/* Whatever a choice counts by, tokens or chunks of them, the pages below are nothing to it. */
+static void pages_of_any_size_keep_the_same(void **state)
+{
+    (void)state;
+    json_t *golden = read_golden();
+    for (uint32_t page_tokens = 16; page_tokens <= 64; page_tokens *= 2)
+        assert_true(run_cases(golden, page_tokens) >= 150);
+    json_decref(golden);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(methods_keep_what_the_oracle_keeps),
+        cmocka_unit_test(pages_of_any_size_keep_the_same),
     };
     return cmocka_run_group_tests_name("retention_methods", tests, NULL, NULL);
 }

@@ -29,18 +29,19 @@ static void compare(const retention_fx *fx, const fx_drawn *d, uint64_t seed)
                  fx->out.budget_raised);
 }
 
-/* Tables that share a choice lose the same slots, any of them. */
-static void scramble(retention_fx *fx, const retention_policy *p, bool decode, rng *r)
+/* Tables that share a choice lose the same slots, any of them: one in so many. Where they are fewer
+ * than a page has, the table's last slots take their places. */
+static void scramble(retention_fx *fx, const retention_policy *p, bool decode, uint32_t share,
+                     uint32_t salt)
 {
     const pkv_geometry *g = &fx->geometry;
     bool growth = decode && p->growth != RETENTION_GROWTH_JOINT;
     bool by_head = (growth ? p->decode_scope : p->scope) == RETENTION_SCOPE_HEAD;
-    uint32_t share = 1 + rng_below(r, 8);
     for (uint32_t l = 0; l < g->n_layers; l += g->layers_per_group) {
         for (uint32_t h = 0; h < g->n_kv_heads; h += g->heads_per_group) {
             uint32_t group = pkv_group_of(g, l, h);
             uint64_t keep[FX_WORDS] = {0};
-            rng mine = rng_seed(l / p->reuse_layers * 77 + (by_head ? h : 0) + share);
+            rng mine = rng_seed(l / p->reuse_layers * 77 + (by_head ? h : 0) + salt);
             uint32_t n = pkv_seq_table(fx->kv, 0, group).kept_tokens;
             uint32_t window = pkv_window_of(g, l), dead = n > window ? (n - window) / 16 : 0;
             uint32_t from = rng_below(&mine, dead + 1) * 16 / g->page_tokens * g->page_tokens;
@@ -62,7 +63,10 @@ static void choices_are_as_defined(void **state)
         uint32_t n_prompt = 1 + rng_below(&r, 600),
                  more = rng_below(&r, 3) ? 0 : rng_below(&r, 200);
         retention_fx *fx = fx_create(&d.geometry, n_prompt);
-        if (rng_below(&r, 3) == 0 && !d.policy.contiguous) scramble(fx, &d.policy, more > 0, &r);
+        bool scrambled = rng_below(&r, 3) == 0 && !d.policy.contiguous;
+        if (scrambled) scramble(fx, &d.policy, more > 0, 1 + rng_below(&r, 8), rng_below(&r, 8));
+        for (uint32_t i = rng_below(&r, 4); scrambled && i > 0; i--)
+            scramble(fx, &d.policy, more > 0, 64, 8 + i);
         assert_true(status_ok(pkv_seq_append(fx->kv, 0, more)));
         retention_policy_resolve(&d.policy, 150);
         fx_measure(fx, &d.policy, &r, rng_below(&r, 2) ? 0 : 1 + rng_below(&r, 20));
@@ -187,17 +191,61 @@ static void pools_reach_neighbours_outside_the_window(void **state)
     fx_destroy(fx);
 }
 
-static void chunks_that_hold_window_slots_compete(void **state)
+/* A table of 20 tokens that gave up tokens 1 and 2: those of slots 18 and 19 have come in their
+ * place. */
+static retention_fx *permuted(void)
+{
+    retention_fx *fx = fx_create(&one_table, 20);
+    uint64_t keep[FX_WORDS] = {0xffff9};
+    assert_true(status_ok(pkv_seq_keep(fx->kv, 0, 0, keep, false)));
+    assert_int_equal(pkv_seq_position(fx->kv, 0, 0, 1), 18);
+    return fx;
+}
+
+/* Of a permuted table what is next to a token is what its position says, and equal scores go by
+ * positions. */
+static void neighbours_are_neighbours_in_position(void **state)
+{
+    (void)state;
+    retention_fx *fx = permuted();
+    retention_policy p = fx_policy(fx, "{\"method\":\"snapkv\",\"tokens\":5,\"window\":1,"
+                                       "\"pool\":{\"kind\":\"max\",\"kernel\":3}}");
+    PUT(fx, 0, 0, 0, 5); /* token 18, whose neighbours are 17 in slot 17 and 19 in slot 2 */
+    fx_choose(fx, &p, 20);
+    EXPECT(fx, 0, 0, 3, 17, 18, 19); /* the window's 19, then 17 and 18, then the first two */
+    p = fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":5,\"window\":1,\"unit\":\"chunk\","
+                      "\"chunk\":4}");
+    PUT(fx, 0, 0, 0, 5, 0, 4, 4, 4); /* chunks: 0 3 4 5 with 12, 6 … 9, 10 … 13, 14 … 17, 18 */
+    fx_choose(fx, &p, 20);
+    EXPECT(fx, 0, 0, 3, 4, 5, 19);
+    PUT(fx, 0, 0, 0, 5, 0, 1, 1, 1);
+    fx_choose(fx, &p, 20);
+    EXPECT(fx, 0, 18, 19);
+    p = fx_policy(fx, "{\"method\":\"tova\",\"tokens\":3}");
+    PUT(fx, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5);
+    fx_choose(fx, &p, 20);
+    EXPECT(fx, 0, 17, 18, 19);
+    p.tokens = 2; /* 17 and 18 have one score: the earlier stays */
+    fx_choose(fx, &p, 20);
+    EXPECT(fx, 0, 17, 19);
+    fx_destroy(fx);
+}
+
+static void chunks_that_hold_window_slots_compete_by_algorithm_3(void **state)
 {
     (void)state;
     retention_fx *fx = fx_create(&one_table, 18);
     PUT(fx, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7);
     /* k = floor((12 - 4) / 4) = 2 chunks: [12, 16) with 14, then [16, 18) with 14. */
     retention_policy p = fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":12,\"window\":4,"
-                                       "\"unit\":\"chunk\",\"chunk\":4}");
+                                       "\"unit\":\"chunk\",\"chunk\":4,\"variant\":\"alg3\"}");
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 12, 13, 14, 15, 16, 17);
-    /* AnDPro's do not: the best is 4 … 8, then 0 … 4. */
+    /* Without the variant they do not: the best is 4 … 8, then 0 … 4. */
+    p.variant = RETENTION_VARIANT_PLAIN;
+    fx_choose(fx, &p, 18);
+    EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
+    /* Nor do AnDPro's. */
     p = fx_policy(fx, "{\"method\":\"andpro\",\"tokens\":12,\"window\":4,\"sinks\":0}");
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
@@ -414,7 +462,8 @@ int main(void)
         cmocka_unit_test(ties_go_to_the_first_and_nan_comes_last),
         cmocka_unit_test(heads_are_summed_in_ascending_order),
         cmocka_unit_test(pools_reach_neighbours_outside_the_window),
-        cmocka_unit_test(chunks_that_hold_window_slots_compete),
+        cmocka_unit_test(neighbours_are_neighbours_in_position),
+        cmocka_unit_test(chunks_that_hold_window_slots_compete_by_algorithm_3),
         cmocka_unit_test(kvpress_means_and_shares),
         cmocka_unit_test(heads_compete_for_a_layer),
         cmocka_unit_test(the_second_half_is_weighed_by_values),

@@ -29,7 +29,7 @@ typedef struct one {
     bool pools;
     uint32_t size, n_units, fixed;
     double budget;
-    uint32_t position[FX_SLOTS];
+    uint32_t position[FX_SLOTS], by_position[FX_SLOTS]; // of slots; slots in their order
     bool is_protected[FX_SLOTS], stays[FX_SLOTS];
     float score[FX_SLOTS], second[FX_SLOTS]; // of units
     bool candidate[FX_SLOTS];
@@ -117,7 +117,7 @@ static void head_scores(const definition *d, const one *t, uint32_t head, float 
     if (t->pools && p->pool != RETENTION_POOL_NONE && !d->growth) {
         uint32_t list[FX_SLOTS], n = 0;
         for (uint32_t i = 0; i < t->n; i++)
-            if (!in_window(d, t, i)) list[n++] = i;
+            if (!in_window(d, t, t->by_position[i])) list[n++] = t->by_position[i];
         for (int64_t i = 0; i < n; i++) {
             float best = NAN, sum = 0;
             for (int64_t j = i - p->kernel / 2; j <= i + p->kernel / 2; j++) {
@@ -148,6 +148,12 @@ static void mean_window(const definition *d, const one *t, float *scores)
         if (in_window(d, t, i)) scores[i] = best + 1;
 }
 
+/* Pages are of slots, other units of positions. */
+static uint32_t unit_slot(const one *t, uint32_t at)
+{
+    return t->unit == RETENTION_UNIT_PAGE ? at : t->by_position[at];
+}
+
 /* Steps 3 and 4. */
 static void unit_scores(const definition *d, one *t)
 {
@@ -167,12 +173,13 @@ static void unit_scores(const definition *d, one *t)
     for (uint32_t u = 0; u < t->n_units; u++) {
         uint32_t n = 0;
         bool page_protected = false;
-        for (uint32_t i = u * t->size; i < (u + 1) * t->size && i < t->n; i++) {
+        for (uint32_t at = u * t->size; at < (u + 1) * t->size && at < t->n; at++) {
+            uint32_t i = unit_slot(t, at);
             bool open = !t->is_protected[i];
             page_protected |= t->unit == RETENTION_UNIT_PAGE && !open;
             for (uint32_t j = u * t->size; j < (u + 1) * t->size && j < t->n; j++)
-                open |= t->unit == RETENTION_UNIT_CHUNK && d->score == RETENTION_SCORE_WINDOW &&
-                        in_window(d, t, j);
+                open |= d->variant == RETENTION_VARIANT_ALG3 && t->unit == RETENTION_UNIT_CHUNK &&
+                        in_window(d, t, unit_slot(t, j));
             if (!open) continue;
             t->score[u] = n == 0 ? sum[i] : t->score[u] + sum[i];
             t->second[u] = sum2[i];
@@ -198,6 +205,12 @@ static void open_one(const definition *d, one *t)
     t->n_units = runs(t->n, t->size);
     for (uint32_t i = 0; i < t->n; i++) {
         t->position[i] = pkv_seq_position(fx->kv, 0, t->group, i);
+        uint32_t at = i; /* insertion sort */
+        for (; at > 0 && t->position[t->by_position[at - 1]] > t->position[i]; at--)
+            t->by_position[at] = t->by_position[at - 1];
+        t->by_position[at] = i;
+    }
+    for (uint32_t i = 0; i < t->n; i++) {
         t->is_protected[i] = d->variant != RETENTION_VARIANT_MEAN &&
                              (t->position[i] < d->sinks || in_window(d, t, i));
         t->stays[i] = t->is_protected[i];
@@ -224,7 +237,7 @@ static bool take_best(one *tables, uint32_t n, bool second)
     if (!best) return false;
     best->candidate[at] = false;
     for (uint32_t i = at * best->size; i < (at + 1) * best->size && i < best->n; i++)
-        best->stays[i] = true;
+        best->stays[unit_slot(best, i)] = true;
     return true;
 }
 

@@ -22,7 +22,7 @@ typedef struct retention_fx {
     measure_result measures;
     uint64_t keep[FX_GROUPS * FX_WORDS];
     uint64_t want[FX_GROUPS * FX_WORDS];
-    float scratch[(FX_HEADS + 6) * FX_SLOTS];
+    float scratch[(FX_HEADS + 7) * FX_SLOTS];
     retention_choice_out out;
     bool want_raised;
 } retention_fx;

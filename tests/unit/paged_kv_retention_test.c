@@ -350,7 +350,7 @@ static void requests_are_refused_by_name(void **state)
          "retention.score: 'window' does not go with variant 'alg1' (have: projection)"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"odd\"}",
          "retention.variant: 'odd' is not available for method 'chunkkv' (have: plain, raw, mean, "
-         "alg1, code)"},
+         "alg1, code, alg3)"},
         {&by_layer,
          "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"mean\",\"unit\":\"token\"}",
          "retention.unit: 'token' does not go with variant 'mean' (have: page, chunk)"},

@@ -1,6 +1,6 @@
 """Writes tests/golden/retention_methods.json: what every method keeps, by the oracle.
 
-    python3 tools/retention_oracle/goldens.py [--only WORD] [--out FILE]
+    python3 tools/retention_oracle/goldens.py [--only WORD ...] [--keep] [--out FILE]
 
 A case is run at another place of its prompt until no choice in it is nearer than MARGIN (as a share of the score at
 the cut) and no greedy token nearer than GAP, so that engines with other roundings must choose alike. "soft" names [layer, head] of tables of which only the size is certain: a trained model's sharp heads
@@ -56,7 +56,7 @@ def overrides():
     decode = {"beta1": 5, "beta2": 9, "horizon": 36}
     rows = [
         # units
-        (m("snapkv", unit="page", ratio=0.4), 211, {}), (m("snapkv", unit="chunk", chunk=5, tokens=77), 203, {}),
+        (m("snapkv", unit="page", ratio=0.4), 211, {}), (m("snapkv", unit="chunk", chunk=5, tokens=77), 203, {"model": GQA4}),
         (m("chunkkv", unit="chunk", ratio=0.3), 397, {"heads": 4}), (m("chunkkv", unit="chunk", chunk=3, tokens=100, window=8), 305, {"heads": 4}),
         (m("chunkkv", unit="token", ratio=0.3), 250, {"heads": 4}), (m("chunkkv", ratio=0.25), 901, {"heads": 2, "prompt": "kv"}),
         (m("adakv", unit="page", ratio=0.4), 333, {}), (m("andpro", chunk=1, tokens=90), 180, {}), (m("andpro", unit="token", tokens=90), 190, {}),
@@ -74,6 +74,7 @@ def overrides():
         (m("adakv", pool=pool("avg", 7), ratio=0.3), 199, {}), (m("criticalkv", pool=pool("avg", 5), tokens=70), 170, {"model": GQA4}),
         # variants
         (m("chunkkv", variant="raw", ratio=0.3), 350, {"heads": 4}), (m("chunkkv", variant="raw", unit="chunk", ratio=0.3), 351, {"heads": 4}),
+        (m("chunkkv", variant="alg3", unit="chunk", ratio=0.2), 353, {"heads": 4}), (m("chunkkv-hybrid", variant="alg3", ratio=0.3), 263, {"heads": 4}),
         (m("chunkkv", variant="mean", unit="chunk", ratio=0.3), 352, {"heads": 4}), (m("chunkkv", variant="mean", unit="chunk", chunk=20, window=64, tokens=100), 347, {"heads": 4}),
         (m("andpro", variant="alg1", ratio=0.35), 213, {}), (m("andpro", variant="code", ratio=0.35), 214, {}),
         # allocators
@@ -209,12 +210,16 @@ def settle(model, ids, c):
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ap.add_argument("--only", default="")
+    ap.add_argument("--only", nargs="*", default=[""], help="cases that have one of these in their name or request")
+    ap.add_argument("--keep", action="store_true", help="take the others as they are in FILE")
     ap.add_argument("--out", default=str(ROOT / "tests/golden/retention_methods.json"))
     a = ap.parse_args()
     texts, models, done = prompts(), {name: Llama(ROOT / name) for name in ALL}, []
+    asked = lambda c: json.dumps([c[k] for k in ("model", "page_tokens", "layers_per_group", "heads_per_group", "prompt", "n", "max_tokens", "retention")])
+    old = {asked(c): c for c in json.load(open(a.out))["cases"]} if a.keep else {}
     for c in cases():
-        if a.only not in c["name"] + " " + json.dumps(c["retention"]):
+        if not any(word in c["name"] + " " + json.dumps(c["retention"]) for word in a.only):
+            done += [old[asked(c)] | {"name": c["name"]}] if asked(c) in old else []
             continue
         at, r = settle(models[c["model"]], texts[c["prompt"]], c)
         print(f"{c['name']} {json.dumps(c['retention'])}: from {at}, margin {r.margins.least:.1e}, gap {r.logit_gap:.1e}, {r.margins.n_cuts} cuts"

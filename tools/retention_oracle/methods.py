@@ -63,20 +63,23 @@ class Units:
     def __init__(self, p, pos, length):
         self.n = len(pos)
         self.size = {"token": 1, "chunk": p.chunk, "page": p.page}[p.unit]
-        self.of = np.arange(self.n) // self.size
+        # Units are of neighbours in position, whatever slots they have; pages are the table's own.
+        self.by_position = np.arange(self.n) if p.unit == "page" else np.argsort(pos)
+        self.of = np.empty(self.n, int)
+        self.of[self.by_position] = np.arange(self.n) // self.size
         sink, window = pos < p.sinks, pos >= length - p.window
         self.stays = np.zeros(self.n, bool) if p.mean else sink | window
         if p.unit == "page":
             partial = self.n % p.page > 0
-            held = set(self.of[self.stays]) | ({self.of[-1]} if partial else set())
+            held = set(self.of[self.stays]) | ({self.of.max()} if partial else set())
             self.stays = np.isin(self.of, list(held))
         self.candidate = ~self.stays
-        if p.unit == "chunk" and p.score == "window" and not p.mean:
+        if p.variant == "alg3" and p.unit == "chunk":
             self.candidate = ~sink | np.isin(self.of, self.of[window])
         self.ids = np.unique(self.of[self.candidate])
         # How many are protected, in what step 6 counts them by.
         self.p = len(np.unique(self.of[self.stays])) if p.unit == "page" else int(self.stays.sum())
-        self.n_units = int(self.of[-1]) + 1
+        self.n_units = int(self.of.max()) + 1
 
     def scores(self, s, mean):
         total = np.zeros(self.n_units)
@@ -117,8 +120,9 @@ def choose_units(p, u, s, second, budget, margins):
     order = ranked(score)
     note(margins, u, score, order[:first], order[first:])
     rest = np.sort(order[first:])
-    again = rest[ranked(second[u.ids][rest])]
-    note(margins, u, second[u.ids], again[:room - first], again[room - first:])
+    second = second[u.by_position[u.ids]]
+    again = rest[ranked(second[rest])]
+    note(margins, u, second, again[:room - first], again[room - first:])
     return u.keep(u.ids[np.concatenate((order[:first], again[:room - first]))]), raised
 
 
@@ -212,6 +216,7 @@ def choose_scope(p, model, tables, rows, length, margins):
             stays = (table.pos < p.prompt_tokens) | (table.pos >= length - d.beta2)
             if (table.pos >= p.prompt_tokens).sum() > allowed:
                 others = np.flatnonzero(~stays)
+                others = others[np.argsort(table.pos[others])]
                 order, n = others[ranked(s.base[others])], allowed - d.beta2
                 margins.cut(s.base[order[:n]], s.base[order[n:]])
                 stays[order[:n]] = True

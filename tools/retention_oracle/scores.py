@@ -102,11 +102,13 @@ SCORES = {
 }
 
 
-def pooled(p, s, in_window):
+def pooled(p, s, pos, in_window):
+    """Along the positions, whatever slots they have."""
     if not p.pool:
         return s
-    s = s.copy()
-    s[~in_window] = pool(s[~in_window], p.pool["kind"], p.pool["kernel"])
+    s, others = s.copy(), np.flatnonzero(~in_window)
+    others = others[np.argsort(pos[others])]
+    s[others] = pool(s[others], p.pool["kind"], p.pool["kernel"])
     return s
 
 
@@ -121,7 +123,7 @@ def measure(p, score, model, layer, tables, rows, length):
         c = SimpleNamespace(p=p, table=table, q=rows.q[:, mine], raw=rows.raw[:, mine], rows_pos=rows.pos, freq=model.freq, length=length,
                             in_window=in_window,
                             output_columns=[model.output_columns(layer, h) for h in range(mine.start, mine.stop)])
-        s = SimpleNamespace(base=pooled(p, SCORES[score](c), in_window), second=None, in_window=in_window)
+        s = SimpleNamespace(base=pooled(p, SCORES[score](c), table.pos, in_window), second=None, in_window=in_window)
         if score == "critical":
             s.second = (s.base + 1e-4) * value_weight(c)
         if score == "novelty":
