@@ -38,6 +38,7 @@ typedef struct engine_options {
     uint32_t max_model_len;
     uint32_t max_requests; // waiting and running; more is QUEUE_FULL
     bool prefix_cache;
+    bool identities_apart; // a request hits no prefix that another identity computed
     const uint32_t *stop_ids; // the model's EOS ids
     uint32_t n_stop_ids;
     uint32_t
@@ -51,7 +52,9 @@ typedef struct engine_options {
     uint32_t n_retention_allow; // methods that requests may name; 0 = all
     uint32_t max_sessions;      // idle ones kept at once; 0 = sessions are ignored
     int64_t session_ttl_us;
-    /* Blocks entering and leaving the prefix cache; called on the engine thread. NULL = nobody. */
+    /* Blocks entering and leaving the prefix cache, without their tokens when they were computed
+     * for a session, with a cache_salt, or for an identity that is kept apart; called on the engine
+     * thread. NULL = nobody. */
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
     /* The watchdog: a step that takes longer than this is stuck. It is reported, its requests fail,
@@ -113,7 +116,7 @@ typedef struct engine_request {
     float *bias;
     uint32_t n_bias;
     int32_t priority;
-    char *cache_salt;  // NULL = the shared cache
+    char *cache_salt;  // NULL = none; requests with different ones share no prefixes
     json_t *retention; // NULL = the engine's default
     /* Goes on from the pages that the last request of this session left, and leaves its own. NULL =
      * none. A session belongs to (identity, cache_salt, session): nobody reaches another's. */

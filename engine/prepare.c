@@ -166,7 +166,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
         .prompt = s->tokens,
         .n_prompt = s->n_tokens,
         .n = r->n,
-        .salt = r->cache_salt ? hash_bytes(r->cache_salt, strlen(r->cache_salt), 1) : 0,
+        .salt = session_salt(r, e->o.identities_apart),
         .params =
             {
                 .temperature = r->temperature,
@@ -187,6 +187,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
             },
     };
     session_key(r, s->sched_request.session);
+    s->sched_request.hidden = s->sched_request.salt != 0 || r->session;
 }
 
 static void set_length(engine_stream *s, uint32_t max_new_tokens)

@@ -1,4 +1,4 @@
-/* Whose session a request means. */
+/* Whose session a request means, and whose prefixes it may hit: digests of who asks. */
 #include "engine/internal.h"
 
 #include "base/sha256.h"
@@ -17,19 +17,33 @@ static void add_part(sha256 *h, const char *text)
     if (n) sha256_add(h, text, n - 1);
 }
 
-void session_key(const engine_request *r, uint64_t out[2])
+/* The first 128 bits of the digest of three parts. */
+static void digest(const char *a, const char *b, const char *c, uint64_t out[2])
 {
-    out[0] = out[1] = 0;
-    if (!r->session) return;
     char hex[SHA256_HEX_BYTES], half[17] = "";
     sha256 h;
     sha256_init(&h);
-    add_part(&h, r->identity);
-    add_part(&h, r->cache_salt);
-    add_part(&h, r->session);
+    add_part(&h, a);
+    add_part(&h, b);
+    add_part(&h, c);
     sha256_finish(&h, hex);
     for (int i = 0; i < 2; i++) {
         memcpy(half, hex + 16 * i, 16);
         out[i] = strtoull(half, NULL, 16);
     }
+}
+
+void session_key(const engine_request *r, uint64_t out[2])
+{
+    out[0] = out[1] = 0;
+    if (r->session) digest(r->identity, r->cache_salt, r->session, out);
+}
+
+uint64_t session_salt(const engine_request *r, bool apart)
+{
+    uint64_t salt[2];
+    const char *identity = apart ? r->identity : NULL;
+    if (!identity && !r->cache_salt) return 0;
+    digest(identity, r->cache_salt, NULL, salt);
+    return salt[0];
 }

@@ -60,6 +60,7 @@ typedef struct pkv_seq {
     uint64_t weight;   // of its tables' lengths in the checksum
     bool forked;       // since its last append: pages being filled may be shared
     uint64_t salt;
+    bool hidden;        // events do not tell the tokens of its blocks
     uint32_t published; // blocks, the last of which is:
     uint32_t cursor;    // 0 before the first
     uint32_t cursor_generation;

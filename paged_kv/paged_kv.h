@@ -71,9 +71,11 @@ typedef struct pkv pkv;
  * what routers subscribe to. */
 typedef struct pkv_block_event {
     enum { PKV_BLOCK_STORED, PKV_BLOCK_REMOVED, PKV_CLEARED } kind;
-    uint64_t hash;          // 0 when cleared
-    uint64_t parent;        // 0 for a first block
-    const uint32_t *tokens; // [page_tokens], stored only; valid during the call
+    uint64_t hash;   // 0 when cleared
+    uint64_t parent; // 0 for a first block
+    /* [page_tokens], stored only, NULL for a block that a hidden sequence published; valid during
+     * the call. */
+    const uint32_t *tokens;
 } pkv_block_event;
 
 typedef struct pkv_options {
@@ -130,6 +132,9 @@ void pkv_flush(pkv *p);
  * far allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t max_hit, uint64_t salt,
                     uint32_t expect_tokens, uint32_t *hit_tokens);
+/* The blocks that an open sequence publishes from now on are told to on_block without their tokens,
+ * and so are those of its forks, and of whoever goes on from its parked or swapped pages. */
+void pkv_seq_hide(pkv *p, uint32_t seq);
 /* Makes room for n more tokens in every table (cached pages are reclaimed, least recently used
  * and deepest first). A shared last page that is not full is replaced by a fresh one and its
  * slots moved (copy on write). All or nothing: STATUS_NO_PAGES changes nothing. */

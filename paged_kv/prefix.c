@@ -87,7 +87,8 @@ pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, ui
     return hit;
 }
 
-static void emit(const pkv *p, uint32_t b, bool stored)
+/* tokens: NULL for a block that leaves, or whose tokens are not told. */
+static void emit(const pkv *p, uint32_t b, bool stored, const uint32_t *tokens)
 {
     if (!p->on_block) return;
     const pkv_block *k = &p->blocks[b];
@@ -95,7 +96,7 @@ static void emit(const pkv *p, uint32_t b, bool stored)
         .kind = stored ? PKV_BLOCK_STORED : PKV_BLOCK_REMOVED,
         .hash = k->hash,
         .parent = k->parent != 0 ? p->blocks[k->parent].hash : 0,
-        .tokens = stored ? block_tokens(p, b) : NULL,
+        .tokens = tokens,
     };
     p->on_block(p->on_block_ctx, &event);
 }
@@ -134,9 +135,11 @@ static uint32_t insert(pkv *p, const pkv_seq *s, uint32_t index, uint32_t parent
         assert(p->pages[pages[g]].block == 0);
         p->pages[pages[g]].block = b;
     }
-    emit(p, b, true);
+    emit(p, b, true, s->hidden ? NULL : block_tokens(p, b));
     return b;
 }
+
+void pkv_seq_hide(pkv *p, uint32_t seq) { p->seqs[seq].hidden = true; }
 
 void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n)
 {
@@ -176,7 +179,7 @@ static void release_pages(pkv *p, uint32_t b)
 static void remove_leaf(pkv *p, uint32_t b)
 {
     pkv_block *k = &p->blocks[b];
-    emit(p, b, false);
+    emit(p, b, false, NULL);
     uint32_t *link = &p->buckets[k->hash & p->bucket_mask];
     while (*link != b) link = &p->blocks[*link].next_in_bucket;
     *link = k->next_in_bucket;

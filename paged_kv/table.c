@@ -71,6 +71,7 @@ void seq_copy_state(pkv_seq *to, const pkv_seq *from)
     to->unshared = from->unshared;
     to->length = from->length;
     to->salt = from->salt;
+    to->hidden = from->hidden;
     to->published = from->published;
     to->cursor = from->cursor;
     to->cursor_generation = from->cursor_generation;
@@ -139,7 +140,7 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     RETURN_IF_ERROR(
         log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0, log_reserve_of(p, s->row)));
     seq_enter(p, s, id);
-    s->dropped = s->sealed = s->contiguous = s->unshared = s->forked = false;
+    s->dropped = s->sealed = s->contiguous = s->unshared = s->forked = s->hidden = false;
     s->length = n_hit * size;
     s->held = n_hit * p->groups;
     s->salt = salt;

@@ -66,7 +66,8 @@ void rpc_events_on_block(void *ctx, const pkv_block_event *event)
         .hash = event->hash,
         .parent = event->parent,
     };
-    if (k->kind == KV_STORED)
+    k->hidden = k->kind == KV_STORED && !event->tokens;
+    if (event->tokens)
         memcpy(e->tokens + place * e->page_tokens, event->tokens,
                e->page_tokens * sizeof *e->tokens);
     bool tell = !e->told;
@@ -103,7 +104,7 @@ static status read_event(rpc_events *e, uint64_t sequence, kv_event *out, uint32
         return status_make(STATUS_LIMIT, "no longer kept");
     uint64_t place = sequence % e->capacity;
     *out = e->ring[place];
-    if (out->kind != KV_STORED) return STATUS_IS_OK;
+    if (out->kind != KV_STORED || out->hidden) return STATUS_IS_OK;
     memcpy(tokens, e->tokens + place * e->page_tokens, e->page_tokens * sizeof *tokens);
     out->tokens = tokens;
     return STATUS_IS_OK;

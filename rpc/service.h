@@ -147,7 +147,8 @@ typedef struct kv_event {
     double time;       // seconds since 1970
     enum { KV_STORED, KV_REMOVED, KV_CLEARED } kind;
     uint64_t hash, parent;
-    const uint32_t *tokens; // [page_tokens] when stored
+    bool hidden;            // stored, and its tokens are not told: of a salt or a session
+    const uint32_t *tokens; // [page_tokens] when stored and not hidden
 } kv_event;
 
 /* The sequence number that the next event will have. */

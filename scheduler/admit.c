@@ -168,6 +168,7 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     }
     RETURN_IF_ERROR(pkv_seq_open(s->kv, slot, q->tokens, b->max_hit, e->salt, expect, &hit_tokens));
     assert(hit_tokens == b->computed);
+    if (e->hidden) pkv_seq_hide(s->kv, slot);
     return STATUS_IS_OK;
 }
 

@@ -196,6 +196,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .arrival_us = now_us,
         .first_planned_us = -1,
         .salt = sched_salt_of(s, r),
+        .hidden = r->hidden,
         .n_prompt = r->n_prompt,
         .max_new_tokens = r->max_new_tokens,
         .n = r->n,

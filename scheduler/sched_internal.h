@@ -74,6 +74,7 @@ struct sched_entry {
     uint64_t arrival, serial;
     int64_t arrival_us, first_planned_us; // the latter -1 before
     uint64_t salt;
+    bool hidden;
     uint32_t n_prompt, max_new_tokens, n, max_presses;
     uint32_t live;   // choices that have not ended
     uint32_t held;   // sequences that are running

@@ -51,6 +51,7 @@ typedef struct sched_request {
     uint32_t max_new_tokens; // >= 1
     uint32_t n;              // choices, 1 .. max_seqs
     uint64_t salt;           // of the caller (cache_salt); mixed with the options'
+    bool hidden;             // on_block is not told the tokens of its blocks
     sample_params params;    // arrays copied
     retention_policy policy;
     bool want_logits; // every prompt row's logits; takes no prefix hit

@@ -159,7 +159,7 @@ static void send_event(rpc_call *c, const kv_event *e, uint32_t page_tokens)
     switch (e->kind) {
     case KV_STORED:
         block.block_hash = hash;
-        block.n_token_ids = page_tokens;
+        block.n_token_ids = e->tokens ? page_tokens : 0;
         block.token_ids = (uint32_t *)(uintptr_t)e->tokens;
         stored.n_blocks = 1;
         stored.blocks = &blocks;

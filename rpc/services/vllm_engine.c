@@ -180,7 +180,7 @@ static void fill_stored(const kv_event *e, uint32_t page_tokens, Smg__Grpc__Comm
                         Smg__Grpc__Common__KvBlocksStored *out)
 {
     block->block_hash = (int64_t)e->hash;
-    block->n_token_ids = page_tokens;
+    block->n_token_ids = e->tokens ? page_tokens : 0;
     block->token_ids = (uint32_t *)(uintptr_t)e->tokens;
     block->block_size = page_tokens;
     if (e->parent == 0) return;

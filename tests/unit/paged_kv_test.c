@@ -16,7 +16,7 @@ typedef struct fixture {
     allocator alloc;
     pkv *kv;
     struct {
-        bool stored;
+        bool stored, told; /* told: with its tokens */
         uint64_t hash, parent;
     } events[64];
     int n_events;
@@ -41,6 +41,7 @@ static void record(void *ctx, const pkv_block_event *event)
     fixture *f = ctx;
     assert_true(f->n_events < 64);
     f->events[f->n_events].stored = event->kind == PKV_BLOCK_STORED;
+    f->events[f->n_events].told = event->tokens != NULL;
     f->events[f->n_events].hash = event->hash;
     f->events[f->n_events++].parent = event->parent;
 }
@@ -435,6 +436,43 @@ static void a_shared_tail_is_copied_before_it_is_written(void **state)
     end(&f);
 }
 
+/* Appends the tokens of text() from `from` to `to` and publishes them: whether their tokens were
+ * told. */
+static bool tells_tokens(fixture *f, uint32_t seq, uint32_t from, uint32_t to)
+{
+    int before = f->n_events;
+    assert_true(status_ok(pkv_seq_append(f->kv, seq, to - from)));
+    pkv_seq_publish(f->kv, seq, text(), to);
+    assert_int_equal(f->n_events, before + 1);
+    assert_true(f->events[before].stored && f->events[before].hash != 0);
+    return f->events[before].told;
+}
+
+static void a_hidden_sequence_tells_no_tokens(void **state)
+{
+    (void)state;
+    fixture f;
+    uint32_t hit, parked;
+    begin(&f, &one_group, 30);
+    assert_true(status_ok(pkv_seq_open(f.kv, 0, text(), 0, 0, 96, &hit)));
+    assert_true(tells_tokens(&f, 0, 0, 16));
+    pkv_seq_hide(f.kv, 0);
+    assert_false(tells_tokens(&f, 0, 16, 32));
+    /* What comes of it hides as well: a fork, and who goes on from parked pages. */
+    assert_true(status_ok(pkv_seq_fork(f.kv, 0, 1, 96)));
+    assert_false(tells_tokens(&f, 1, 32, 48));
+    assert_true(status_ok(pkv_seq_park(f.kv, 1, &parked)));
+    assert_true(status_ok(pkv_unpark(f.kv, parked, 2, 96)));
+    assert_false(tells_tokens(&f, 2, 48, 64));
+    /* Its blocks are hit like any, and the number's next sequence is not hidden. */
+    assert_int_equal(hit_of(&f, 64), 64);
+    pkv_seq_close(f.kv, 0);
+    assert_true(status_ok(pkv_seq_open(f.kv, 0, text(), 64, 0, 96, &hit)));
+    assert_int_equal(hit, 64);
+    assert_true(tells_tokens(&f, 0, 64, 80));
+    end(&f);
+}
+
 static void compaction_gathers_slots(void **state)
 {
     (void)state;
@@ -551,6 +589,7 @@ int main(void)
         cmocka_unit_test(a_drop_touches_one_sequence_only),
         cmocka_unit_test(two_sequences_compute_one_block),
         cmocka_unit_test(a_shared_tail_is_copied_before_it_is_written),
+        cmocka_unit_test(a_hidden_sequence_tells_no_tokens),
         cmocka_unit_test(compaction_gathers_slots),
         cmocka_unit_test(steady_steps_allocate_nothing),
         cmocka_unit_test(a_drop_cannot_run_out_of_memory),

@@ -44,6 +44,28 @@ static void numbers_and_contents(void **state)
     rpc_events_destroy(e);
 }
 
+/* A block whose tokens are not told leaves none behind in the ring: neither its own nor those of
+ * the event that had its place before. */
+static void a_hidden_block_is_its_hash_alone(void **state)
+{
+    (void)state;
+    rpc_events *e;
+    kv_event k;
+    uint32_t tokens[PAGE] = {9, 9, 9, 9};
+    assert_true(status_ok(rpc_events_create(KEPT, PAGE, &e)));
+    for (uint64_t n = 1; n <= KEPT; n++) stored(e, n);
+    rpc_events_on_block(
+        e, &(pkv_block_event){.kind = PKV_BLOCK_STORED, .hash = 50, .parent = 40, .tokens = NULL});
+    assert_true(status_ok(rpc_events_read(e, KEPT + 1, &k, tokens)));
+    assert_int_equal(k.kind, KV_STORED);
+    assert_int_equal(k.hash, 50);
+    assert_int_equal(k.parent, 40);
+    assert_true(k.hidden);
+    assert_null(k.tokens);
+    for (int i = 0; i < PAGE; i++) assert_int_equal(tokens[i], 9);
+    rpc_events_destroy(e);
+}
+
 static void the_oldest_are_forgotten(void **state)
 {
     (void)state;
@@ -179,8 +201,11 @@ static void the_engine_feeds_them(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_and_contents),     cmocka_unit_test(the_oldest_are_forgotten),
-        cmocka_unit_test(one_word_for_many_events), cmocka_unit_test(readers_follow_a_writer),
+        cmocka_unit_test(numbers_and_contents),
+        cmocka_unit_test(a_hidden_block_is_its_hash_alone),
+        cmocka_unit_test(the_oldest_are_forgotten),
+        cmocka_unit_test(one_word_for_many_events),
+        cmocka_unit_test(readers_follow_a_writer),
         cmocka_unit_test(the_engine_feeds_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
