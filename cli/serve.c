@@ -24,8 +24,8 @@ typedef struct serving {
     model_flags model_flags;
     retention_flags retention;
     loaded_model model;
-    char *folder_name;   // the default name
-    char *key_file_text; // what `keys` of the file point into
+    char *folder_name;                         // the default name
+    char *key_file_text, *admin_key_file_text; // what the keys of the files point into
     waiter *waiter;
     int log_fd;
     rpc_log *log;
@@ -73,22 +73,37 @@ static status add_item(arg_list *list, const char *item, error *err)
     return STATUS_IS_OK;
 }
 
-/* Adds the keys of --api-key-file. A file without any leaves the server open: refused. */
-static status read_keys(serving *s, error *err)
+/* Adds the keys of a file, whose text they point into. A file without any would leave the server
+ * more open than its owner thinks: refused. */
+static status read_key_file(const char *flag, const char *path, char **text, arg_list *keys,
+                            error *err)
 {
-    const char *path = s->flags.key_file;
-    size_t size, before = s->flags.keys.n;
+    size_t size, before = keys->n;
     if (!path) return STATUS_IS_OK;
-    RETURN_IF_ERROR(file_read(path, KEY_FILE_BYTES_MAX, &s->key_file_text, &size, err));
+    RETURN_IF_ERROR(file_read(path, KEY_FILE_BYTES_MAX, text, &size, err));
     char *rest = NULL;
-    for (char *line = strtok_r(s->key_file_text, "\r\n", &rest); line;
-         line = strtok_r(NULL, "\r\n", &rest)) {
+    for (char *line = strtok_r(*text, "\r\n", &rest); line; line = strtok_r(NULL, "\r\n", &rest)) {
         line += strspn(line, " \t");
         line[strcspn(line, " \t")] = '\0';
-        if (*line && *line != '#') RETURN_IF_ERROR(add_item(&s->flags.keys, line, err));
+        if (*line && *line != '#') RETURN_IF_ERROR(add_item(keys, line, err));
     }
-    if (s->flags.keys.n > before) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "--api-key-file: %s holds no key", path);
+    if (keys->n > before) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: %s holds no key", flag, path);
+}
+
+/* A key in both lists would make an administrator of a client. */
+static status read_keys(serving *s, error *err)
+{
+    serve_flags *f = &s->flags;
+    RETURN_IF_ERROR(read_key_file("--api-key-file", f->key_file, &s->key_file_text, &f->keys, err));
+    RETURN_IF_ERROR(read_key_file("--admin-key-file", f->admin_key_file, &s->admin_key_file_text,
+                                  &f->admin_keys, err));
+    for (size_t i = 0; i < f->keys.n; i++)
+        for (size_t j = 0; j < f->admin_keys.n; j++)
+            if (strcmp(f->keys.items[i], f->admin_keys.items[j]) == 0)
+                return error_set(err, STATUS_INVALID,
+                                 "--admin-key-file: its key number %zu is also an API key", j + 1);
+    return STATUS_IS_OK;
 }
 
 /* "models/demo/" is served as "demo". */
@@ -168,6 +183,7 @@ static status start_engine(serving *s, error *err)
     if (!status_ok(st)) return error_set(err, st.code, "out of memory");
     engine_options o = model_engine_options(&s->model, s->flags.max_requests);
     retention_flags_apply(&s->retention, &o);
+    o.identities_apart = !s->flags.share_prefixes && s->flags.keys.n + s->flags.admin_keys.n > 1;
     o.on_block = rpc_events_on_block;
     o.on_block_ctx = s->events;
     o.step_timeout_us = step_timeout_us(s);
@@ -224,6 +240,8 @@ static status start_server(serving *s, error *err)
         .tls_client_ca = f->tls_client_ca,
         .api_keys = f->keys.items,
         .n_api_keys = f->keys.n,
+        .admin_keys = f->admin_keys.items,
+        .n_admin_keys = f->admin_keys.n,
         .max_body_bytes = f->max_body,
         .max_connections = f->max_connections,
         .max_streams = f->max_streams,
@@ -347,6 +365,7 @@ static void close_all(serving *s)
     waiter_destroy(s->waiter);
     free(s->folder_name);
     free(s->key_file_text);
+    free(s->admin_key_file_text);
 }
 
 int cli_serve(int argc, char **argv)

@@ -13,8 +13,9 @@ typedef struct serve_flags {
     const char *http, *grpc; // "none" = off
     arg_list names;
     uint32_t max_requests;
-    arg_list keys;
-    const char *key_file;
+    arg_list keys, admin_keys;
+    const char *key_file, *admin_key_file;
+    bool share_prefixes;
     const char *tls_cert, *tls_key, *tls_client_ca;
     uint64_t max_body;
     uint32_t max_connections, max_streams;

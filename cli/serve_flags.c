@@ -19,6 +19,13 @@ static const arg_flag flags_table[] = {
             "machine can see a command line: prefer the environment or --api-key-file"),
     ARG_ROW("api-key-file", "FILE", ARG_TEXT, serve_flags, key_file,
             "more of them, one a line; lines that begin with # are skipped"),
+    ARG_ROW(
+        "admin-key-file", "FILE", ARG_TEXT, serve_flags, admin_key_file,
+        "keys that may also read KV events, flush the prefix cache and abort anybody's requests, "
+        "likewise; with API keys alone nobody may"),
+    ARG_ROW("share-prefixes", NULL, ARG_SWITCH, serve_flags, share_prefixes,
+            "requests of different keys hit each other's prefixes, which cached_tokens shows "
+            "(default: only with the same key)"),
     ARG_ROW("tls-cert", "FILE", ARG_TEXT, serve_flags, tls_cert,
             "certificate chain (PEM): both servers speak TLS only"),
     ARG_ROW("tls-key", "FILE", ARG_TEXT, serve_flags, tls_key, "its private key (PEM)"),
@@ -58,4 +65,5 @@ void serve_flags_destroy(serve_flags *f)
 {
     free(f->names.items);
     free(f->keys.items);
+    free(f->admin_keys.items);
 }

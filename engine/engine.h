@@ -38,7 +38,7 @@ typedef struct engine_options {
     uint32_t max_model_len;
     uint32_t max_requests; // waiting and running; more is QUEUE_FULL
     bool prefix_cache;
-    bool identities_apart; // a request hits no prefix that another identity computed
+    bool identities_apart;    // a request hits no prefix that another identity computed
     const uint32_t *stop_ids; // the model's EOS ids
     uint32_t n_stop_ids;
     uint32_t

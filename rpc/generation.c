@@ -44,6 +44,7 @@ static generation *make(service *s, const engine_request *requests, uint32_t n,
     };
     if (o->id && *o->id) snprintf(g->id, sizeof g->id, "%s", o->id);
     else make_id(s, g->id, sizeof g->id);
+    snprintf(g->identity, sizeof g->identity, "%s", o->identity ? o->identity : "");
     for (uint32_t i = 0; g->requests && i < n; i++)
         g->requests[i] = (generation_request){.generation = g, .index = i};
     if (g->requests && g->ready && generation_log_begin(g, requests)) return g;
@@ -69,22 +70,29 @@ static generation **bucket_of(service *s, const char *id, size_t n)
     return &s->live[hash_bytes(id, n, s->id_salt) % SERVICE_BUCKETS];
 }
 
-/* Called with the service's lock held. */
-static generation *find(service *s, const char *id, size_t n)
+/* identity NULL: anybody's. */
+static bool is_named(const generation *g, const char *identity, const char *id, size_t n)
 {
-    for (generation *g = *bucket_of(s, id, n); g; g = g->next)
-        if (strlen(g->id) == n && memcmp(g->id, id, n) == 0) return g;
-    return NULL;
+    return strlen(g->id) == n && memcmp(g->id, id, n) == 0 &&
+           (!identity || strcmp(g->identity, identity) == 0);
+}
+
+/* Called with the service's lock held. */
+static bool is_taken(service *s, const generation *by)
+{
+    size_t n = strlen(by->id);
+    for (generation *g = *bucket_of(s, by->id, n); g; g = g->next)
+        if (is_named(g, by->identity, by->id, n)) return true;
+    return false;
 }
 
 /* False when the id is taken. */
 static bool enter(service *s, generation *g)
 {
-    size_t n = strlen(g->id);
     pthread_mutex_lock(&s->lock);
-    bool free_id = !find(s, g->id, n);
+    bool free_id = !is_taken(s, g);
     if (free_id) {
-        generation **bucket = bucket_of(s, g->id, n);
+        generation **bucket = bucket_of(s, g->id, strlen(g->id));
         g->next = *bucket;
         *bucket = g;
     }
@@ -109,16 +117,18 @@ static void abort_streams(generation *g, uint32_t n)
     for (uint32_t i = 0; i < n; i++) engine_stream_abort(g->requests[i].stream);
 }
 
-bool service_abort(service *s, const char *id, size_t n)
+uint32_t service_abort(service *s, const char *identity, const char *id, size_t n)
 {
+    uint32_t aborted = 0;
     pthread_mutex_lock(&s->lock);
-    generation *g = find(s, id, n);
-    if (g) {
+    for (generation *g = *bucket_of(s, id, n); g; g = g->next) {
+        if (!is_named(g, identity, id, n)) continue;
         g->aborted = true;
         abort_streams(g, g->n_streams);
+        aborted++;
     }
     pthread_mutex_unlock(&s->lock);
-    return g != NULL;
+    return aborted;
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */

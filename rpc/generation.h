@@ -29,8 +29,9 @@ typedef struct generation_request {
 
 struct generation {
     service *service;
-    generation *next; // in its bucket of live ones
-    char id[SERVICE_ID_BYTES_MAX + 1];
+    generation *next;                  // in its bucket of live ones
+    char id[SERVICE_ID_BYTES_MAX + 1]; // unique among the live ones of its identity
+    char identity[SERVICE_IDENTITY_BYTES];
     const char *surface;
     engine_notify notify;
     void *notify_ctx;

@@ -14,7 +14,7 @@ typedef struct padded_key {
 } padded_key;
 
 struct service_keys {
-    size_t n;
+    size_t n, n_clients; // the first n_clients are clients', the rest are administrators'
     padded_key keys[];
 };
 
@@ -28,18 +28,31 @@ static bool is_key(const char *key)
     return true;
 }
 
-status service_keys_create(const char *const *keys, size_t n, service_keys **out)
+static status copy_keys(const char *const *keys, size_t n, padded_key *out)
 {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         if (!is_key(keys[i]))
             return status_make(STATUS_INVALID,
                                "an API key must have 1 to 256 visible ASCII characters");
+        memcpy(out[i].bytes, keys[i], strlen(keys[i]));
+    }
+    return STATUS_IS_OK;
+}
+
+status service_keys_create(const rpc_options *o, service_keys **out)
+{
+    size_t n = o->n_api_keys + o->n_admin_keys;
+    *out = NULL;
+    if (n == 0) return STATUS_IS_OK;
     service_keys *k = calloc(1, sizeof *k + n * sizeof k->keys[0]);
     if (!k) return status_make(STATUS_NO_MEMORY, "keys");
     k->n = n;
-    for (size_t i = 0; i < n; i++) memcpy(k->keys[i].bytes, keys[i], strlen(keys[i]));
-    *out = k;
-    return STATUS_IS_OK;
+    k->n_clients = o->n_api_keys;
+    status s = copy_keys(o->api_keys, o->n_api_keys, k->keys);
+    if (status_ok(s)) s = copy_keys(o->admin_keys, o->n_admin_keys, k->keys + k->n_clients);
+    if (status_ok(s)) *out = k;
+    else service_keys_destroy(k);
+    return s;
 }
 
 void service_keys_destroy(service_keys *k)
@@ -67,18 +80,28 @@ static const char *find_key(const char *authorization, size_t *n)
     return *n > 0 && *n <= SERVICE_KEY_BYTES_MAX ? sent : NULL;
 }
 
-bool service_key_ok(const service *s, const char *authorization)
+/* Whether a header's value holds one of the keys from number `first` on. */
+static bool holds_key(const service_keys *k, size_t first, const char *authorization)
 {
-    if (!s->keys) return true;
     size_t n;
     const char *sent = find_key(authorization, &n);
     if (!sent) return false;
     padded_key given = {{0}};
     memcpy(given.bytes, sent, n);
     bool ok = false;
-    for (size_t i = 0; i < s->keys->n; i++) ok |= equal(&given, &s->keys->keys[i]);
+    for (size_t i = first; i < k->n; i++) ok |= equal(&given, &k->keys[i]);
     explicit_bzero(&given, sizeof given);
     return ok;
+}
+
+bool service_key_ok(const service *s, const char *authorization)
+{
+    return !s->keys || holds_key(s->keys, 0, authorization);
+}
+
+bool service_is_admin(const service *s, const char *authorization)
+{
+    return !s->keys || holds_key(s->keys, s->keys->n_clients, authorization);
 }
 
 void service_identity(const service *s, const char *authorization, char out[SERVICE_IDENTITY_BYTES])

@@ -1,4 +1,4 @@
-/* The keys of a service (private to rpc/): see service_key_ok. */
+/* The keys of a service (private to rpc/): see service_key_ok and service_is_admin. */
 #ifndef RPC_KEYS_H
 #define RPC_KEYS_H
 
@@ -6,8 +6,9 @@
 
 typedef struct service_keys service_keys;
 
-/* Copies them. STATUS_INVALID for one that no header could carry. */
-status service_keys_create(const char *const *keys, size_t n, service_keys **out);
+/* Copies the keys of o: of clients and of administrators. STATUS_INVALID for one that no header
+ * could carry. *out is NULL when o has none. */
+status service_keys_create(const rpc_options *o, service_keys **out);
 void service_keys_destroy(service_keys *k);
 
 #endif

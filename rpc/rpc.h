@@ -78,8 +78,13 @@ typedef struct rpc_options {
     const char *grpc_address;
     const char *tls_cert, *tls_key; // PEM files; NULL = plain text
     const char *tls_client_ca;      // PEM file: clients must show a certificate it signed
-    const char *const *api_keys;    // bearer keys; none = open
+    const char *const *api_keys;    // bearer keys of clients
     size_t n_api_keys;
+    /* Bearer keys that may do what a client's may, and also what reads or changes what others have:
+     * KV events, FlushCache, Abort of anybody's request. With clients' keys alone that is refused;
+     * without keys of either kind everything is open to all. */
+    const char *const *admin_keys;
+    size_t n_admin_keys;
     size_t max_body_bytes;        // of an HTTP body and of a gRPC message
     uint32_t max_connections;     // HTTP
     uint32_t max_streams;         // gRPC, for each connection

@@ -23,8 +23,7 @@ status service_init(service *s, const rpc_options *options)
         .id_salt = hash_mix64((uint64_t)clock_now_ns() ^ (uint64_t)now.tv_nsec << 20),
         .was_serving = true,
     };
-    if (options->n_api_keys)
-        RETURN_IF_ERROR(service_keys_create(options->api_keys, options->n_api_keys, &s->keys));
+    RETURN_IF_ERROR(service_keys_create(options, &s->keys));
     pthread_mutex_init(&s->lock, NULL);
     listeners_init(&s->state_listeners);
     return STATUS_IS_OK;

@@ -87,9 +87,13 @@ const char *service_state(service *s);
 
 /* True when `name` is a name the model is served by; "" and NULL are. */
 bool service_knows_model(const service *s, const char *name, size_t n);
-/* Checks the value of an `authorization` header ("Bearer KEY", NULL = absent) against the keys, in
- * a time that does not tell how much of a key was right. True when no keys are set. */
+/* Checks the value of an `authorization` header ("Bearer KEY", NULL = absent) against all keys, in
+ * a time that does not tell how much of a key was right. True when no keys of either kind are set.
+ */
 bool service_key_ok(const service *s, const char *authorization);
+/* Whether such a value lets its sender read and change what others have: it holds an
+ * administrator's key, or no keys of either kind are set. */
+bool service_is_admin(const service *s, const char *authorization);
 /* Who asks, from such a value that service_key_ok has taken: a digest of the key, so that the key
  * itself goes no further. "" when no keys are set. */
 void service_identity(const service *s, const char *authorization,
@@ -107,13 +111,13 @@ typedef struct generation_options {
     const char *surface;  // "http", "octavo.v1", "vllm", "kserve"; static
     engine_notify notify; // as engine_submit's: something can be read
     void *notify_ctx;
-    const char *identity; // service_identity's: whose sessions these requests reach; NULL = ""
+    const char *identity; // service_identity's: whose sessions and ids these are; NULL = ""
 } generation_options;
 
 /* Submits n requests (an array of prompts has one each), all with the same number of choices. All
  * or nothing: when one is refused, those before it are aborted, and notify is not called after the
- * return. STATUS_UNAVAILABLE while draining. An id that a live generation has, or one that is too
- * long, is STATUS_INVALID. notify may come before this returns. */
+ * return. STATUS_UNAVAILABLE while draining. An id that a live generation of the same identity has,
+ * or one that is too long, is STATUS_INVALID. notify may come before this returns. */
 status generation_start(service *s, const engine_request *requests, uint32_t n,
                         const generation_options *o, generation **out, error *err);
 
@@ -137,8 +141,9 @@ engine_prompt generation_prompt(const generation *g, uint32_t request);
 void generation_abort(generation *g);
 /* Aborts what still runs, writes a log line for each request, frees. notify is not called after. */
 void generation_release(generation *g);
-/* Any thread: aborts the live generation with this id. False when there is none. */
-bool service_abort(service *s, const char *id, size_t n);
+/* Any thread: aborts the live generation of this identity with this id; identity NULL: those of all
+ * identities with this id. Returns how many there were. */
+uint32_t service_abort(service *s, const char *identity, const char *id, size_t n);
 
 /* ---- KV events for subscribers (events.c) ---------------------------------------------------- */
 

@@ -310,10 +310,39 @@ static bool has_key(const rpc_call *c)
     return !s || service_key_ok(s, authorization_of(c, text));
 }
 
+static bool is_admin(const rpc_call *c)
+{
+    char text[AUTHORIZATION_BYTES];
+    const service *s = c->front->o.service;
+    return !s || service_is_admin(s, authorization_of(c, text));
+}
+
 void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES])
 {
     char text[AUTHORIZATION_BYTES];
     service_identity(c->front->o.service, authorization_of(c, text), out);
+}
+
+uint32_t call_abort(const rpc_call *c, const ProtobufCBinaryData *ids, size_t n)
+{
+    char identity[SERVICE_IDENTITY_BYTES];
+    bool all = is_admin(c);
+    uint32_t aborted = 0;
+    call_identity(c, identity);
+    for (size_t i = 0; i < n; i++)
+        aborted += service_abort(c->front->o.service, all ? NULL : identity,
+                                 (const char *)ids[i].data, ids[i].len);
+    return aborted;
+}
+
+static void refuse_client(rpc_call *c)
+{
+    char text[DETAILS_BYTES_MAX];
+    snprintf(text, sizeof text, "%s: reads or changes what others have and needs an admin key%s",
+             c->method->path + 1,
+             c->front->o.service->o.n_admin_keys ? ""
+                                                 : "; this server has none (--admin-key-file)");
+    call_finish(c, GRPC_STATUS_PERMISSION_DENIED, text);
 }
 
 /* Refuses the call, or waits for its first message. */
@@ -326,6 +355,8 @@ static void admit(rpc_call *c, const char *path, size_t n)
         call_finish(c, GRPC_STATUS_UNIMPLEMENTED, text);
     } else if (!c->method->open && !has_key(c)) {
         call_finish(c, GRPC_STATUS_UNAUTHENTICATED, "authorization: a valid bearer key is needed");
+    } else if (c->method->admin && !is_admin(c)) {
+        refuse_client(c);
     } else if (!c->method->open && front_is_draining(c->front)) {
         call_finish(c, GRPC_STATUS_UNAVAILABLE, "the server is draining");
     } else {

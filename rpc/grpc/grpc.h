@@ -21,6 +21,7 @@ typedef struct rpc_method {
     const char *path; // "/octavo.v1.Inference/Generate"
     const ProtobufCMessageDescriptor *input;
     bool open;           // needs no key: health
+    bool admin;          // reads or changes what others have: for administrators
     bool client_streams; // more messages may follow the first
     /* Each message of the client. It lies in the call's arena and is gone when this returns. Unless
      * client_streams, this must lead to call_finish sooner or later. */
@@ -49,6 +50,9 @@ void *call_state(const rpc_call *c);
 const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
 /* Who calls, for generation_options; of the metadata, too. */
 void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES]);
+/* service_abort of what the caller may abort: its own requests, an administrator anybody's. Inside
+ * `message`, like the two before. */
+uint32_t call_abort(const rpc_call *c, const ProtobufCBinaryData *ids, size_t n);
 
 /* True when call_send would take a message now. */
 bool call_can_send(const rpc_call *c);

@@ -122,9 +122,7 @@ static void abort_requests(rpc_call *c, const ProtobufCMessage *message)
 {
     const Octavo__V1__AbortRequest *m = (const Octavo__V1__AbortRequest *)message;
     Octavo__V1__AbortResponse reply = OCTAVO__V1__ABORT_RESPONSE__INIT;
-    for (size_t i = 0; i < m->n_request_ids; i++)
-        reply.aborted += service_abort(call_service(c), (const char *)m->request_ids[i].data,
-                                       m->request_ids[i].len);
+    reply.aborted = call_abort(c, m->request_ids, m->n_request_ids);
     call_reply(c, &reply.base);
 }
 
@@ -231,11 +229,13 @@ static const rpc_method methods[] = {
     {
         .path = "/octavo.v1.Inference/FlushCache",
         .input = &octavo__v1__flush_cache_request__descriptor,
+        .admin = true,
         .message = flush_cache,
     },
     {
         .path = "/octavo.v1.Inference/SubscribeKvEvents",
         .input = &octavo__v1__subscribe_kv_events_request__descriptor,
+        .admin = true,
         .message = subscribe,
         .writable = subscription_writable,
         .ended = subscription_ended,

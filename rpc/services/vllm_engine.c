@@ -152,9 +152,7 @@ static void abort_requests(rpc_call *c, const ProtobufCMessage *message)
     const Vllm__Grpc__Engine__AbortRequest *wanted =
         (const Vllm__Grpc__Engine__AbortRequest *)message;
     Vllm__Grpc__Engine__AbortResponse m = VLLM__GRPC__ENGINE__ABORT_RESPONSE__INIT;
-    for (size_t i = 0; i < wanted->n_request_ids; i++)
-        service_abort(call_service(c), (const char *)wanted->request_ids[i].data,
-                      wanted->request_ids[i].len);
+    call_abort(c, wanted->request_ids, wanted->n_request_ids);
     call_reply(c, &m.base);
 }
 
@@ -262,6 +260,7 @@ static const rpc_method methods[] = {
     {
         .path = "/vllm.grpc.engine.VllmEngine/FlushCache",
         .input = &smg__grpc__common__flush_cache_request__descriptor,
+        .admin = true,
         .message = flush_cache,
     },
     {
@@ -289,6 +288,7 @@ static const rpc_method methods[] = {
     {
         .path = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents",
         .input = &smg__grpc__common__subscribe_kv_events_request__descriptor,
+        .admin = true,
         .message = subscribe,
         .writable = subscription_writable,
         .ended = subscription_ended,

@@ -39,6 +39,8 @@ typedef struct rpc_fixture_options {
     bool log_prompts;
     const char *const *keys;
     size_t n_keys;
+    const char *const *admin_keys;
+    size_t n_admin_keys;
     const char *model_name; // NULL = "demo"
 } rpc_fixture_options;
 

@@ -163,7 +163,7 @@ static void all_or_nothing(void **state)
     refused(f, r, 0, "a", STATUS_INVALID, "prompt");
     r[2].top_p = 0;
     refused(f, r, 3, "a", STATUS_INVALID, "top_p");
-    assert_false(service_abort(&f->service, "a", 1));
+    assert_false(service_abort(&f->service, "", "a", 1));
     assert_int_equal(atomic_load(&f->service.in_flight), 0);
     rpc_fixture_wait_idle(f);
     r[2].top_p = 1;
@@ -234,6 +234,51 @@ static void draining_refuses_and_tells(void **state)
     rpc_fixture_destroy(f);
 }
 
+static generation *start_as(rpc_fixture *f, const char *identity, const char *id)
+{
+    generation *g;
+    error err = {{0}};
+    engine_request r = rpc_fixture_request("{\"prompt\": \"x\"}");
+    generation_options o = {.id = id, .surface = "test", .identity = identity};
+    status st = generation_start(&f->service, &r, 1, &o, &g, &err);
+    engine_request_destroy(&r);
+    if (!status_ok(st)) fail_msg("%s", err.text);
+    return g;
+}
+
+/* Two identities may use one id at once, and neither can end the other's request by it. */
+static void ids_are_ones_own(void **state)
+{
+    (void)state;
+    rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
+    reading read;
+    atomic_store(&f->hold, true);
+    generation *alice = start_as(f, "alice", "job"), *bob = start_as(f, "bob", "job");
+    assert_int_equal(service_abort(&f->service, "carol", "job", 3), 0);
+    assert_int_equal(service_abort(&f->service, "", "job", 3), 0);
+    assert_int_equal(service_abort(&f->service, "bob", "job", 3), 1);
+    atomic_store(&f->hold, false);
+    read_all(bob, &read);
+    assert_int_equal(read.finish[0], ENGINE_FINISH_ABORT);
+    read_all(alice, &read);
+    assert_int_equal(read.finish[0], ENGINE_FINISH_STOP);
+    generation_release(alice);
+    generation_release(bob);
+    /* Who may abort anybody's, aborts all of this name. */
+    atomic_store(&f->hold, true);
+    alice = start_as(f, "alice", "job");
+    bob = start_as(f, "bob", "job");
+    assert_int_equal(service_abort(&f->service, NULL, "job", 3), 2);
+    atomic_store(&f->hold, false);
+    read_all(alice, &read);
+    assert_int_equal(read.finish[0], ENGINE_FINISH_ABORT);
+    read_all(bob, &read);
+    assert_int_equal(read.finish[0], ENGINE_FINISH_ABORT);
+    generation_release(alice);
+    generation_release(bob);
+    rpc_fixture_destroy(f);
+}
+
 static void abort_by_id(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
@@ -246,15 +291,15 @@ static void abort_by_id(void **state)
     atomic_store(&f->hold, true);
     generation *g = rpc_fixture_start(f, "{\"prompt\": \"x\", \"n\": 2}", 2, "me");
     refused(f, &r, 1, "me", STATUS_INVALID, "request_id");
-    assert_false(service_abort(&f->service, "m", 1));
-    assert_false(service_abort(&f->service, "me2", 3));
-    assert_true(service_abort(&f->service, "me", 2));
+    assert_false(service_abort(&f->service, "", "m", 1));
+    assert_false(service_abort(&f->service, "", "me2", 3));
+    assert_true(service_abort(&f->service, "", "me", 2));
     atomic_store(&f->hold, false);
     reading all;
     read_all(g, &all);
     for (int i = 0; i < 4; i++) assert_int_equal(all.finish[i], ENGINE_FINISH_ABORT);
     generation_release(g);
-    assert_false(service_abort(&f->service, "me", 2));
+    assert_false(service_abort(&f->service, "", "me", 2));
     g = rpc_fixture_start(f, "{\"prompt\": \"x\"}", 1, "me");
     read_all(g, &all);
     assert_int_equal(all.finish[0], ENGINE_FINISH_STOP);
@@ -366,7 +411,7 @@ static void *abort_them(void *ctx)
     char id[16];
     for (int i = 0; !atomic_load(w->stop); i++) {
         snprintf(id, sizeof id, "w%d", i % WORKERS);
-        service_abort(&w->f->service, id, strlen(id));
+        service_abort(&w->f->service, NULL, id, strlen(id));
         rpc_fixture_nap();
     }
     return NULL;
@@ -446,6 +491,7 @@ int main(void)
         cmocka_unit_test(all_or_nothing),
         cmocka_unit_test(a_full_queue_is_counted_and_told_once),
         cmocka_unit_test(draining_refuses_and_tells),
+        cmocka_unit_test(ids_are_ones_own),
         cmocka_unit_test(abort_by_id),
         cmocka_unit_test(ids_made_here_differ),
         cmocka_unit_test(the_log_shows_prompts_when_asked),

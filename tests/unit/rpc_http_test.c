@@ -142,7 +142,7 @@ static void request_ids_are_echoed(void **state)
     /* The same id again, while the first runs: both are served. */
     send_post(two, "/v1/completions", "X-Request-Id: abc-1\r\n", "{\"prompt\": \"x\"}");
     expect(client_read(two, false), 200, "X-Request-Id: abc-1\r\n", "\"text\"");
-    assert_true(service_abort(&f->service, "abc-1", 5));
+    assert_true(service_abort(&f->service, "", "abc-1", 5));
     reply r = client_read(one, false);
     assert_non_null(strstr(r.head, "X-Request-Id: abc-1\r\n"));
     assert_non_null(strstr(r.body, "cmpl-abc-1"));

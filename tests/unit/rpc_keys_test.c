@@ -62,12 +62,40 @@ static void a_key_is_an_identity(void **state)
     rpc_fixture_destroy(f);
 }
 
+/* An administrator is a client too, no client is an administrator, and without a key of either kind
+ * nobody gets in where there is one. */
+static void administrators_have_keys_of_their_own(void **state)
+{
+    (void)state;
+    const char *keys[] = {"first-key", "second"}, *admins[] = {"root"};
+    rpc_fixture_options both = {.keys = keys, .n_keys = 2, .admin_keys = admins, .n_admin_keys = 1};
+    rpc_fixture *f = rpc_fixture_create(&both);
+    assert_true(service_key_ok(&f->service, "Bearer second"));
+    assert_true(service_key_ok(&f->service, "Bearer root"));
+    assert_true(service_is_admin(&f->service, "Bearer root"));
+    static const char *const others[] = {NULL, "Bearer first-key", "Bearer second", "Bearer roo"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        assert_false(service_is_admin(&f->service, others[i]));
+    rpc_fixture_destroy(f);
+
+    f = rpc_fixture_create(&(rpc_fixture_options){.keys = keys, .n_keys = 2});
+    assert_false(service_is_admin(&f->service, "Bearer first-key"));
+    rpc_fixture_destroy(f);
+
+    f = rpc_fixture_create(&(rpc_fixture_options){.admin_keys = admins, .n_admin_keys = 1});
+    assert_true(service_is_admin(&f->service, "Bearer root"));
+    assert_false(service_key_ok(&f->service, NULL));
+    assert_false(service_key_ok(&f->service, "Bearer other"));
+    rpc_fixture_destroy(f);
+}
+
 static void without_keys_all_is_open(void **state)
 {
     (void)state;
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
     assert_true(service_key_ok(&f->service, NULL));
     assert_true(service_key_ok(&f->service, "Bearer anything"));
+    assert_true(service_is_admin(&f->service, NULL));
     rpc_fixture_destroy(f);
 }
 
@@ -93,6 +121,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_of_the_keys_opens),
         cmocka_unit_test(a_key_is_an_identity),
+        cmocka_unit_test(administrators_have_keys_of_their_own),
         cmocka_unit_test(without_keys_all_is_open),
         cmocka_unit_test(some_texts_are_no_keys),
     };
