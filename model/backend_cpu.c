@@ -36,8 +36,8 @@ typedef struct backend_cpu {
     step_result result;
     step_seq_result *seq_results; /* [max_seqs] */
     forward_seq *seqs;            /* [max_seqs] */
-    step_sample *samples;         /* [max_seqs] */
-    sampler_draw *draws;          /* [max_seqs] */
+    step_sample *samples;         /* [step_most_draws] */
+    sampler_draw *draws;          /* [step_most_draws] */
     uint32_t *logit_rows;         /* [max_rows + max_seqs] */
     /* Grown when a plan needs more; steady decoding does not. */
     float *logits;
@@ -427,8 +427,8 @@ static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
     RETURN_IF_ERROR(forward_create(&pass, &b->forward));
     b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
-    b->samples = calloc(o->max_seqs, sizeof *b->samples);
-    b->draws = calloc(o->max_seqs, sizeof *b->draws);
+    b->samples = calloc(step_most_draws(o->max_seqs), sizeof *b->samples);
+    b->draws = calloc(step_most_draws(o->max_seqs), sizeof *b->draws);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
     b->logits_capacity = (size_t)o->max_seqs * b->config.vocab_size;
     b->logits = malloc(b->logits_capacity * sizeof *b->logits);

@@ -15,7 +15,7 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
         next += s->n_tokens;
         if (s->token_from && (info->max_in_flight < 2 || s->n_tokens != 1))
             return status_make(STATUS_INVALID, "plan: a token of a step that is not in flight");
-        if (s->n_samples > info->max_seqs - draws)
+        if (s->n_samples > step_most_draws(info->max_seqs) - draws)
             return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
         draws += s->n_samples;
         if (s->measure.novelty && s->next_token >= info->vocab_size)

@@ -8,6 +8,8 @@
  *                                                prefix hit)
  *   CLOSE   seq                                  all its references are given up
  *   PARK    seq                                  it is closed, but its pages stay what they are
+ *   HOLD    seq                                  a parked copy of it was made: its pages stay what
+ *                                                they are when it lets go of them
  *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it
  *                                                takes
  *   REPLACE seq group page                       the last page of a table gives way to a fresh one
@@ -43,10 +45,11 @@ typedef enum delta_op {
     DELTA_RETURN,
     DELTA_TRIM,
     DELTA_PARK,
+    DELTA_HOLD,
 } delta_op;
 
 enum {
-    DELTA_CLOSE_WORDS = 2, /* and of PARK */
+    DELTA_CLOSE_WORDS = 2, /* and of PARK, HOLD */
     DELTA_REPLACE_WORDS = 4,
     DELTA_FORK_WORDS = 4,
     DELTA_OPEN_HEAD = 4, /* words before the list */

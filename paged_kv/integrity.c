@@ -10,6 +10,7 @@
 /* How a referenced page is held: all its holders must agree. */
 typedef struct holder {
     uint32_t refs;
+    uint32_t parked; // of which parked sequences'
     uint32_t group;
     uint32_t fill;  // tokens in it
     uint32_t first; // position of its first token
@@ -31,7 +32,8 @@ static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t grou
     return NULL;
 }
 
-static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, holder *holders)
+static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, bool parked,
+                               holder *holders)
 {
     const pkv_table *t = &s->tables[group];
     uint32_t size = p->geometry.page_tokens;
@@ -59,17 +61,18 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, h
         REQUIRE(g->refs == 1 || now.fill == size || s->forked,
                 "a page that is being filled is shared unnoticed");
         now.refs = h->refs + 1;
+        now.parked = h->parked + parked;
         *h = now;
     }
     return NULL;
 }
 
 /* A sequence on the pool's pages: one with a number, or a parked one. */
-static const char *check_seq(const pkv *p, const pkv_seq *s, holder *holders)
+static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder *holders)
 {
     uint32_t held = 0;
     for (uint32_t g = 0; g < p->groups; g++) {
-        const char *wrong = check_table(p, s, g, holders);
+        const char *wrong = check_table(p, s, g, parked, holders);
         if (wrong) return wrong;
         held += s->tables[g].n_pages;
     }
@@ -95,7 +98,7 @@ static const char *check_seqs(const pkv *p, holder *holders)
     for (uint32_t id = 0; id < p->max_seqs; id++) {
         const pkv_seq *s = &p->seqs[id];
         if (!s->open) continue;
-        const char *wrong = check_seq(p, s, holders);
+        const char *wrong = check_seq(p, s, false, holders);
         if (wrong) return wrong;
         checksum += checksum_seq(id);
         reserve += log_reserve_of(p, s->row);
@@ -113,7 +116,7 @@ static const char *check_seqs(const pkv *p, holder *holders)
     }
     for (uint32_t i = 1; i <= p->n_swaps; i++) {
         if (!p->swaps[i].seq.open || !p->swaps[i].parked) continue;
-        const char *wrong = check_seq(p, &p->swaps[i].seq, holders);
+        const char *wrong = check_seq(p, &p->swaps[i].seq, true, holders);
         if (wrong) return wrong;
     }
     REQUIRE(checksum == p->checksum, "the checksum does not match the tables");
@@ -124,15 +127,18 @@ static const char *check_seqs(const pkv *p, holder *holders)
 
 static const char *check_pages(const pkv *p, const holder *holders)
 {
-    uint32_t used = 0, cached = 0, hashed = 0, unset = p->n_pages - p->touched;
+    uint32_t used = 0, cached = 0, hashed = 0, alone = 0, unset = p->n_pages - p->touched;
     for (uint32_t i = 1; i < p->touched; i++) {
         const pkv_page *g = &p->pages[i];
         REQUIRE(g->refs == holders[i].refs, "a page's references are not those in the tables");
+        REQUIRE(g->parked == holders[i].parked, "a page miscounts its parked holders");
+        alone += is_parked_alone(g);
         used += g->refs > 0;
         cached += g->refs == 0 && g->block != 0;
         hashed += g->block != 0;
     }
     REQUIRE(used == p->used, "used pages are miscounted");
+    REQUIRE(alone == p->parked_alone, "pages of parked sequences alone are miscounted");
     REQUIRE(cached == p->cached, "cached pages are miscounted");
     REQUIRE((uint64_t)p->free + p->used + p->cached == p->n_pages - 1,
             "free + used + cached is not the pool");

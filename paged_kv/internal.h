@@ -20,9 +20,10 @@ enum { PAGE_TOKENS_MOST = 256 };
 
 typedef struct pkv_page {
     uint32_t refs;
-    uint32_t block; // that holds it, 0 = not hashed
-    uint32_t next;  // in the free list, or towards the newer page in the list of cached ones
-    uint32_t prev;  // towards the older cached page
+    uint32_t parked; // of which references of parked sequences
+    uint32_t block;  // that holds it, 0 = not hashed
+    uint32_t next;   // in the free list, or towards the newer page in the list of cached ones
+    uint32_t prev;   // towards the older cached page
 } pkv_page;
 
 typedef struct pkv_block {
@@ -98,6 +99,7 @@ struct pkv {
     uint32_t touched; // pages from here on were never handed out: their records are unset
     uint32_t free_head;
     uint32_t free, used, cached;
+    uint32_t parked_alone; // used pages that only parked sequences reference
 
     bool prefix_cache;
     pkv_block *blocks;      // [max_blocks + 1]
@@ -172,6 +174,13 @@ uint32_t pool_take(pkv *p);
 void pool_ref(pkv *p, uint32_t page);
 /* The last reference given up makes the page cached when it is hashed, else free. */
 void pool_unref(pkv *p, uint32_t page);
+/* A reference becomes a parked sequence's, or an open one's again. */
+void pool_park(pkv *p, uint32_t page);
+void pool_unpark(pkv *p, uint32_t page);
+static inline bool is_parked_alone(const pkv_page *page)
+{
+    return page->refs > 0 && page->refs == page->parked;
+}
 /* Frees a cached page that has just lost its block. */
 void pool_uncache(pkv *p, uint32_t page);
 

@@ -241,12 +241,27 @@ static status apply_close(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
+static void mark_parked(const pkv_mirror *m, const mirror_seq *s)
+{
+    for (uint32_t g = 0; g < m->groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) m->pool[list_of(s, g)[i]].parked = true;
+}
+
 static status apply_park(pkv_mirror *m, reader *r)
 {
     const mirror_seq *s = r->next < r->end ? open_seq(m, *r->next) : NULL;
-    for (uint32_t g = 0; s && g < m->groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) m->pool[list_of(s, g)[i]].parked = true;
+    if (s) mark_parked(m, s);
     return apply_close(m, r);
+}
+
+static status apply_hold(const pkv_mirror *m, reader *r)
+{
+    uint32_t seq;
+    if (!take(r, &seq, 1)) return corrupt("delta log: HOLD is cut off");
+    const mirror_seq *s = open_seq(m, seq);
+    if (!s) return corrupt("delta log: HOLD of a closed sequence");
+    mark_parked(m, s);
+    return STATUS_IS_OK;
 }
 
 static status apply_append(pkv_mirror *m, reader *r)
@@ -443,6 +458,7 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
         case DELTA_OPEN: RETURN_IF_ERROR(apply_open(m, &r)); break;
         case DELTA_CLOSE: RETURN_IF_ERROR(apply_close(m, &r)); break;
         case DELTA_PARK: RETURN_IF_ERROR(apply_park(m, &r)); break;
+        case DELTA_HOLD: RETURN_IF_ERROR(apply_hold(m, &r)); break;
         case DELTA_APPEND: RETURN_IF_ERROR(apply_append(m, &r)); break;
         case DELTA_REPLACE: RETURN_IF_ERROR(apply_replace(m, &r)); break;
         case DELTA_TRIM: RETURN_IF_ERROR(apply_trim(m, &r)); break;

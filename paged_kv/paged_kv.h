@@ -113,6 +113,7 @@ uint32_t pkv_available(const pkv *p);
 typedef struct pkv_hit {
     uint32_t tokens;       // a multiple of page_tokens
     uint32_t cached_pages; // pages of the hit that nobody references: taking the hit uses them up
+    uint32_t parked_pages; // pages of the hit that only parked sequences reference
 } pkv_hit;
 
 /* The longest resident chain of blocks equal to tokens[0 .. max_tokens), under this salt (hash
@@ -206,15 +207,29 @@ uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t s
  * *parked is its number from now on, never 0. No page moves. K and V of all its tokens must have
  * been computed in steps before. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
+/* As pkv_seq_park of a fork: the sequence stays, and a copy of it that shares every page is parked.
+ */
+status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* `seq` (closed before) becomes what was parked. All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
 /* Gives up its pages, as pkv_seq_close. */
 void pkv_parked_discard(pkv *p, uint32_t parked);
 /* A parked sequence goes to the host tier: as pkv_seq_swap_out. */
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
-uint32_t pkv_parked_length(const pkv *p, uint32_t parked);     /* logical */
-uint32_t pkv_parked_pages_held(const pkv *p, uint32_t parked); /* over all groups */
-double pkv_parked_kept_tokens(const pkv *p, uint32_t parked);  /* as retention_kept_tokens */
+uint32_t pkv_parked_length(const pkv *p, uint32_t parked);    /* logical */
+double pkv_parked_kept_tokens(const pkv *p, uint32_t parked); /* as retention_kept_tokens */
+
+/* Pages of a parked sequence, over all groups. */
+typedef struct pkv_parked_pages {
+    uint32_t held;
+    uint32_t shared;  // of which other sequences hold too, open or parked
+    uint32_t filling; // of which the next token replaces by copies: shared, and not full
+    uint32_t alone;   // that only parked sequences hold
+} pkv_parked_pages;
+
+pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
+/* Pages that would become available if every parked sequence were discarded or swapped out. */
+uint32_t pkv_parked_alone(const pkv *p);
 
 /* ---- the host tier --------------------------------------------------------------------------- */
 
@@ -228,6 +243,7 @@ typedef struct pkv_swap_cost {
     uint32_t held;         // pages that the sequence will hold
     uint32_t fresh;        // of which pages to be copied
     uint32_t cached_pages; // of the others: pages that nobody references
+    uint32_t parked_pages; // of the others: pages that only parked sequences reference
 } pkv_swap_cost;
 
 /* What pkv_swap_in would take, tokens as there. Changes nothing. */

@@ -1,4 +1,5 @@
-/* Parked sequences: no number and no place in a backend's tables, but all their pages. */
+/* Parked sequences: no number and no place in a backend's tables, but all their pages. Their
+ * references are counted apart, so that what giving them up would free is known at any time. */
 #include "paged_kv/internal.h"
 
 static pkv_seq *parked_at(const pkv *p, uint32_t parked)
@@ -21,20 +22,59 @@ static void copy_tables(const pkv *p, pkv_seq *to, const pkv_seq *from)
     }
 }
 
-status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
+/* The record that a copy of the sequence will be in, 0 when memory is out. */
+static uint32_t record_for(pkv *p, const pkv_seq *s)
 {
-    assert(id < p->max_seqs && p->seqs[id].open);
-    const pkv_seq *s = &p->seqs[id];
     uint32_t number = record_find(p);
-    if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
+    if (number == 0 || !status_ok(seq_reserve_like(p, &p->swaps[number].seq, s, 1))) return 0;
+    return number;
+}
+
+static void copy_to_record(pkv *p, uint32_t number, const pkv_seq *s)
+{
     pkv_seq *kept = &p->swaps[number].seq;
-    RETURN_IF_ERROR(seq_reserve_like(p, kept, s, 1));
     record_take(p, number, true);
     seq_copy_state(kept, s);
     kept->forked = s->forked;
     kept->held = s->held;
     copy_tables(p, kept, s);
-    seq_leave(p, id, DELTA_PARK); /* the references go along */
+}
+
+/* Calls `change` for each page of the tables. */
+static void each_page(pkv *p, const pkv_seq *s, void (*change)(pkv *p, uint32_t page))
+{
+    for (uint32_t g = 0; g < p->groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) change(p, seq_pages(s, g)[i]);
+}
+
+status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
+{
+    assert(id < p->max_seqs && p->seqs[id].open);
+    const pkv_seq *s = &p->seqs[id];
+    uint32_t number = record_for(p, s);
+    if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
+    copy_to_record(p, number, s);
+    each_page(p, s, pool_park); /* the references go along */
+    seq_leave(p, id, DELTA_PARK);
+    *parked = number;
+    return STATUS_IS_OK;
+}
+
+status pkv_seq_fork_parked(pkv *p, uint32_t id, uint32_t *parked)
+{
+    assert(id < p->max_seqs && p->seqs[id].open);
+    pkv_seq *s = &p->seqs[id];
+    uint32_t number = record_for(p, s);
+    if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
+    RETURN_IF_ERROR(log_room(p, DELTA_CLOSE_WORDS, 0, 0));
+    s->forked = true;
+    copy_to_record(p, number, s);
+    each_page(p, s, pool_ref);
+    each_page(p, s, pool_park);
+    /* A later drop is no part of an earlier one: the copy was made in between. */
+    for (uint32_t g = 0; g < p->groups; g++) s->tables[g].drop_epoch = 0;
+    log_word(p, DELTA_HOLD);
+    log_word(p, id);
     *parked = number;
     return STATUS_IS_OK;
 }
@@ -51,6 +91,7 @@ status pkv_unpark(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens)
     seq_copy_state(s, from);
     s->forked = from->forked;
     s->held = 0;
+    each_page(p, from, pool_unpark);
     log_word(p, DELTA_RETURN);
     log_word(p, id);
     log_word(p, s->row);
@@ -70,9 +111,15 @@ status pkv_unpark(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens)
     return STATUS_IS_OK;
 }
 
+static void unref_pages(pkv *p, const pkv_seq *s)
+{
+    each_page(p, s, pool_unpark);
+    seq_unref_pages(p, s);
+}
+
 void pkv_parked_discard(pkv *p, uint32_t parked)
 {
-    seq_unref_pages(p, parked_at(p, parked));
+    unref_pages(p, parked_at(p, parked));
     record_free(p, parked);
 }
 
@@ -84,7 +131,7 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
     }
     RETURN_IF_ERROR(log_room(p, 0, s->held, 0));
     /* No page is handed out before all are copied: giving them up first changes nothing. */
-    seq_unref_pages(p, s);
+    unref_pages(p, s);
     for (uint32_t g = 0; g < p->groups; g++) {
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
             uint32_t *page = &seq_pages(s, g)[i], host = host_take(p);
@@ -104,7 +151,22 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
 
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked) { return parked_at(p, parked)->length; }
 
-uint32_t pkv_parked_pages_held(const pkv *p, uint32_t parked) { return parked_at(p, parked)->held; }
+pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
+{
+    const pkv_seq *s = parked_at(p, parked);
+    pkv_parked_pages n = {.held = s->held};
+    for (uint32_t g = 0; g < p->groups; g++) {
+        const pkv_table *t = &s->tables[g];
+        for (uint32_t i = 0; i < t->n_pages; i++) {
+            const pkv_page *page = &p->pages[seq_pages(s, g)[i]];
+            bool fills = s->forked && i + 1 == t->n_pages && table_room(p, t) > 0;
+            n.shared += page->refs > 1;
+            n.filling += page->refs > 1 && fills;
+            n.alone += is_parked_alone(page);
+        }
+    }
+    return n;
+}
 
 double pkv_parked_kept_tokens(const pkv *p, uint32_t parked)
 {

@@ -119,6 +119,7 @@ pkv_counts pkv_count(const pkv *p)
 }
 
 uint32_t pkv_available(const pkv *p) { return p->free + p->cached; }
+uint32_t pkv_parked_alone(const pkv *p) { return p->parked_alone; }
 
 uint64_t pkv_checksum(const pkv *p) { return p->checksum; }
 
@@ -170,17 +171,36 @@ void pool_ref(pkv *p, uint32_t id)
         ring_remove(p, id);
         p->used++;
     }
+    p->parked_alone -= is_parked_alone(g);
     g->refs++;
 }
 
 void pool_unref(pkv *p, uint32_t id)
 {
     pkv_page *g = &p->pages[id];
-    assert(g->refs > 0);
-    if (--g->refs > 0) return;
+    assert(g->refs > g->parked);
+    g->refs--;
+    p->parked_alone += is_parked_alone(g);
+    if (g->refs > 0) return;
     p->used--;
     if (g->block != 0) ring_push(p, id);
     else push_free(p, id);
+}
+
+void pool_park(pkv *p, uint32_t id)
+{
+    pkv_page *g = &p->pages[id];
+    assert(g->parked < g->refs);
+    g->parked++;
+    p->parked_alone += is_parked_alone(g);
+}
+
+void pool_unpark(pkv *p, uint32_t id)
+{
+    pkv_page *g = &p->pages[id];
+    assert(g->parked > 0);
+    p->parked_alone -= is_parked_alone(g);
+    g->parked--;
 }
 
 void pool_uncache(pkv *p, uint32_t id)

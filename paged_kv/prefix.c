@@ -82,7 +82,11 @@ pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, ui
     pkv_hit hit = {.tokens = n * p->geometry.page_tokens};
     for (; b != 0; b = p->blocks[b].parent) {
         const uint32_t *pages = block_pages(p, b);
-        for (uint32_t g = 0; g < p->groups; g++) hit.cached_pages += p->pages[pages[g]].refs == 0;
+        for (uint32_t g = 0; g < p->groups; g++) {
+            const pkv_page *page = &p->pages[pages[g]];
+            hit.cached_pages += page->refs == 0;
+            hit.parked_pages += is_parked_alone(page);
+        }
     }
     return hit;
 }

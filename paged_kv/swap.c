@@ -154,6 +154,7 @@ pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *toke
         for (uint32_t page; (page = next_resident(p, s, g, &at)) != 0;) {
             cost.fresh--;
             cost.cached_pages += p->pages[page].refs == 0;
+            cost.parked_pages += is_parked_alone(&p->pages[page]);
         }
     }
     return cost;

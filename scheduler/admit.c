@@ -101,8 +101,8 @@ static void owe(pages_owed *sum, uint64_t lasting, uint32_t passing)
 }
 
 /* To a running sequence: the pages to compute all its known tokens and to begin one block more, and
- * one block for each choice still to be forked from it. Without that margin whoever is admitted
- * would be preempted by the next page that is needed. */
+ * one block for each choice that will be forked from it into a slot. Without that margin whoever is
+ * admitted would be preempted by the next page that is needed. */
 static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
 {
     const sched_entry *e = q->entry;
@@ -112,7 +112,10 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
     uint32_t length = pkv_seq_length(s->kv, q->slot);
     sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, length, held, target);
     uint64_t owed = peak.most - held;
-    if (seq_is_carrier(q)) owed += (uint64_t)s->groups * (e->live - 1);
+    if (seq_is_carrier(q)) {
+        uint32_t forks = e->live - 1 < s->n_free_slots ? e->live - 1 : s->n_free_slots;
+        owed += (uint64_t)s->groups * forks;
+    }
     owe(sum, owed, peak.passing);
 }
 
@@ -123,8 +126,10 @@ typedef struct beginning {
     uint32_t hit; // of computed: what the prefix cache has
     uint32_t max_hit;
     uint64_t held;   // pages of its tables
-    uint64_t taken;  // of those that new work can have
-    uint64_t shared; // pages that others hold too
+    uint64_t taken;  // pages that it takes at once of those that new work can have
+    uint64_t shared; // of its tables' pages: others hold them too
+    /* How the last two change when everything else that is parked is given up. */
+    uint64_t taken_alone, shared_alone;
 } beginning;
 
 static beginning beginning_of(const sched *s, const sched_seq *q)
@@ -135,11 +140,20 @@ static beginning beginning_of(const sched *s, const sched_seq *q)
         return (beginning){.computed = q->computed,
                            .held = cost.held,
                            .taken = taken,
-                           .shared = cost.held - taken};
+                           .shared = cost.held - taken,
+                           .taken_alone = taken + cost.parked_pages,
+                           .shared_alone = cost.held - taken - cost.parked_pages};
     }
-    if (q->parked)
+    if (q->parked) {
+        pkv_parked_pages pages = pkv_parked_look(s->kv, q->parked);
+        uint32_t with_open = pages.held - pages.alone;
         return (beginning){.computed = q->computed,
-                           .held = pkv_parked_pages_held(s->kv, q->parked)};
+                           .held = pages.held,
+                           .taken = pages.filling,
+                           .shared = pages.shared,
+                           .taken_alone = pages.filling < with_open ? pages.filling : with_open,
+                           .shared_alone = with_open};
+    }
     uint32_t cap = hit_cap(q);
     pkv_hit hit = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt);
     uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
@@ -148,7 +162,9 @@ static beginning beginning_of(const sched *s, const sched_seq *q)
                        .max_hit = cap,
                        .held = held,
                        .taken = hit.cached_pages,
-                       .shared = held - hit.cached_pages};
+                       .shared = held - hit.cached_pages,
+                       .taken_alone = (uint64_t)hit.cached_pages + hit.parked_pages,
+                       .shared_alone = held - hit.cached_pages - hit.parked_pages};
 }
 
 static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t slot)
@@ -172,30 +188,40 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     return STATUS_IS_OK;
 }
 
-/* Whether it has its pages beside those owed; idle sessions are given up for it, when that is
- * enough. A choice writes copies of pages that others hold. */
-static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
+/* Pages beside those owed that it needs to get through its known tokens. A choice writes copies of
+ * pages that others hold. */
+static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning *b, uint64_t taken,
+                             uint64_t shared, const pages_owed *owed)
 {
     const sched_entry *e = q->entry;
+    sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, b->computed, b->held, q->n_tokens);
+    uint64_t need = peak.most - b->held + taken + owed->lasting;
+    need += peak.passing > owed->passing ? peak.passing : owed->passing;
+    if (peak.passing > 0) need += shared < peak.after ? shared : peak.after;
+    return need;
+}
+
+/* Whether it has its pages beside those owed; what is parked is given up for it, when that is
+ * enough: pages that open sequences or its own beginning hold too would not come free. */
+static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
+{
     for (;;) {
         *b = beginning_of(s, q);
-        sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, b->computed, b->held, q->n_tokens);
-        uint64_t need = peak.most - b->held + b->taken + owed->lasting;
-        need += peak.passing > owed->passing ? peak.passing : owed->passing;
-        if (peak.passing > 0) need += b->shared < peak.after ? b->shared : peak.after;
         uint64_t available = pkv_available(s->kv);
-        if (need <= available) return true;
-        if (need > available + sched_sessions_pages(s, q)) return false;
-        if (!sched_sessions_give_way(s, q)) return false;
+        if (pages_needed(s, q, b, b->taken, b->shared, owed) <= available) return true;
+        uint64_t freed = pkv_parked_alone(s->kv);
+        if (q->parked) freed -= pkv_parked_look(s->kv, q->parked).alone;
+        if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) > available + freed)
+            return false;
+        if (!sched_parked_give_way(s, q)) return false;
     }
 }
 
-/* Starts the sequence when slots, pages beside those owed, and tokens suffice. */
+/* Starts the sequence when a slot, pages beside those owed, and tokens suffice. */
 static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owed)
 {
     sched_entry *e = q->entry;
-    uint32_t slots = seq_is_carrier(q) ? e->n : 1;
-    if (s->n_free_slots < s->reserved_slots + slots) return false;
+    if (s->n_free_slots == 0) return false;
 
     beginning b;
     if (!has_pages(s, q, &b, owed)) return false;

@@ -65,7 +65,7 @@ typedef struct step_seq {
     uint32_t n_tokens;     // >= 1
     uint32_t position;     // RoPE position of its first token
     uint32_t n_samples;    // draws from the last row's logits: 0 while the prompt goes on, n at its
-                           // end. Draw j uses choice + j.
+                           // end. Draw j uses choice + j. Over a plan step_most_draws at most
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
     uint32_t next_token;   // what comes after the last row, where measure.novelty asks for it
@@ -90,6 +90,10 @@ typedef struct step_plan {
     uint32_t n_tokens; // sum over seqs
     uint64_t checksum; // of the coordinator's tables after the deltas
 } step_plan;
+
+/* Draws that a plan may ask of a backend for max_seqs sequences: one of each sequence, and those of
+ * the choices that a prompt's end begins, which need no sequence to be drawn. */
+static inline uint32_t step_most_draws(uint32_t max_seqs) { return 2 * max_seqs; }
 
 /* One draw. */
 typedef struct step_sample {

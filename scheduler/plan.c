@@ -30,6 +30,15 @@ sched_stop sched_next_stop(const sched_seq *q)
     return stop;
 }
 
+/* A carrier draws for the choices up to the last one that lives. */
+static uint32_t draws_of(const sched_seq *q)
+{
+    if (!seq_is_carrier(q)) return 1;
+    uint32_t n = q->entry->n;
+    while (q->entry->seqs[n - 1].ended) n--;
+    return n;
+}
+
 /* The next row's logits go to the caller: a prompt's, and not a replay's. */
 static bool wants_logits(const sched_seq *q)
 {
@@ -42,13 +51,21 @@ bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
     return s->logit_rows == 0 && wants_logits(q);
 }
 
+/* Draws of a step beside one for each sequence: a carrier at its prompt's end draws for choices
+ * that have no slot yet. */
+static uint32_t draws_at(const sched_seq *q, uint32_t to)
+{
+    return seq_is_carrier(q) && q->entry->n > 1 && to == q->n_tokens ? draws_of(q) : 0;
+}
+
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
 {
     q->planned = n;
+    s->draws -= draws_at(q, q->computed + n);
     if (wants_logits(q)) s->logit_rows -= n;
 }
 
-uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
+static uint32_t chunk_of(const sched *s, const sched_seq *q, uint32_t budget)
 {
     const sched_entry *e = q->entry;
     sched_stop stop = sched_next_stop(q);
@@ -69,6 +86,14 @@ uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
     return to > from ? to - from : 0;
 }
 
+/* A prompt whose choices cannot all be drawn for in this step waits for the next one: the best has
+ * max_seqs draws, and it wants no more. */
+uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
+{
+    uint32_t n = chunk_of(s, q, budget);
+    return draws_at(q, q->computed + n) <= s->draws ? n : 0;
+}
+
 /* Returns what is left of the budget. */
 static uint32_t give_tokens(sched *s)
 {
@@ -76,7 +101,8 @@ static uint32_t give_tokens(sched *s)
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         bool ready = q->n_tokens - q->computed == 1 && !sched_seq_is_idle(q);
-        sched_seq_plan(s, q, ready && !sched_seq_lacks_logits(s, q));
+        ready = ready && !sched_seq_lacks_logits(s, q) && draws_at(q, q->n_tokens) <= s->draws;
+        sched_seq_plan(s, q, ready);
         budget -= q->planned;
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
@@ -146,7 +172,7 @@ static void take_pages(sched *s)
         sched_seq *q = s->running.seqs[i];
         if (q->planned == 0 || take(s, q)) {
             i++;
-        } else if (sched_sessions_give_way(s, NULL)) {
+        } else if (sched_parked_give_way(s, NULL)) {
             continue;
         } else if (!q->pressed && (s->n_pressed > 0 || sched_press(s))) {
             q->planned = 0;
@@ -172,15 +198,6 @@ static void add_open(sched_work *w, sched_seq *q)
         .n_prompt = e->n_prompt,
         .n_most = e->n_prompt + e->max_new_tokens,
     };
-}
-
-/* A carrier draws for the choices up to the last one that lives. */
-static uint32_t draws_of(const sched_seq *q)
-{
-    if (!seq_is_carrier(q)) return 1;
-    uint32_t n = q->entry->n;
-    while (q->entry->seqs[n - 1].ended) n--;
-    return n;
 }
 
 static measure_spec measure_of(const sched *s, const sched_seq *q, uint32_t to)
@@ -233,6 +250,7 @@ void sched_plan_step(sched *s, int64_t now_us)
     w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_pressed = 0;
     w->ahead = s->settled = false;
     s->lasting = s->passing = 0;
+    s->draws = s->options.max_seqs;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     uint32_t budget = give_tokens(s);
     take_pages(s);

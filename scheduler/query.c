@@ -148,10 +148,9 @@ static const char *check_lists(const sched *s)
 
 static const char *check_slots(const sched *s)
 {
-    uint32_t reserved = 0, open = 0, n = s->options.max_seqs;
+    uint32_t open = 0, n = s->options.max_seqs;
     for (uint32_t i = 0; i < s->running.n; i++) {
         const sched_seq *q = s->running.seqs[i];
-        if (seq_is_carrier(q)) reserved += q->entry->n - 1;
         for (uint32_t j = 0; j < i; j++) {
             if (s->running.seqs[j]->slot == q->slot) return "two sequences share a slot";
         }
@@ -160,9 +159,7 @@ static const char *check_slots(const sched *s)
     for (uint32_t i = 0; i < s->n_free_slots; i++) {
         if (pkv_seq_is_open(s->kv, s->free_slots[i])) return "a free slot has open tables";
     }
-    if (reserved != s->reserved_slots) return "reserved slots are miscounted";
-    if (s->n_free_slots + s->running.n != n || open != s->running.n || reserved > s->n_free_slots)
-        return "slots are lost";
+    if (s->n_free_slots + s->running.n != n || open != s->running.n) return "slots are lost";
     return NULL;
 }
 

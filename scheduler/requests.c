@@ -297,21 +297,13 @@ void sched_list_remove(sched_list *l, sched_seq *q)
     memmove(l->seqs + at, l->seqs + at + 1, (l->n - at) * sizeof *l->seqs);
 }
 
-/* Slots a running carrier keeps for its other choices; for those that ended too, since they are
- * drawn for (so that a step never draws more than max_seqs). */
-static uint32_t slots_for_children(const sched_seq *q)
-{
-    return seq_is_carrier(q) ? q->entry->n - 1 : 0;
-}
-
 void sched_seq_start(sched *s, sched_seq *q)
 {
-    assert(s->n_free_slots > s->reserved_slots + slots_for_children(q));
+    assert(s->n_free_slots > 0);
     q->slot = s->free_slots[--s->n_free_slots];
     q->state = SEQ_RUNNING;
     q->needs_open = true;
     q->entry->held++;
-    s->reserved_slots += slots_for_children(q);
     sched_list_insert(&s->running, q);
 }
 
@@ -319,7 +311,6 @@ void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
 {
     if (pkv_seq_is_open(s->kv, q->slot)) pkv_seq_close(s->kv, q->slot);
     s->free_slots[s->n_free_slots++] = q->slot;
-    s->reserved_slots -= slots_for_children(q);
     q->entry->held--;
     q->needs_open = false;
     sched_list_remove(&s->running, q);

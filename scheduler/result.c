@@ -87,25 +87,35 @@ static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *ch
     return st;
 }
 
+/* It waits for a slot with the pages of its prompt parked. Running sums would be added to by those
+ * that go on: with them it has no pages, and is replayed when its turn comes. */
+static bool park_child(sched *s, const sched_seq *parent, sched_seq *child)
+{
+    return !child->entry->has_sums &&
+           status_ok(pkv_seq_fork_parked(s->kv, parent->slot, &child->parked));
+}
+
 static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool spoilt)
 {
-    uint32_t slot = s->free_slots[s->n_free_slots - 1];
-    if (!spoilt && status_ok(fork_tables(s, parent, child, slot))) {
+    bool has_slot = s->n_free_slots > 0;
+    if (!spoilt && has_slot &&
+        status_ok(fork_tables(s, parent, child, s->free_slots[s->n_free_slots - 1]))) {
         sched_seq_start(s, child);
         return;
     }
-    child->computed = 0; /* no memory or no pages: a replay will do */
+    /* Without memory or pages a replay will do. */
+    if (spoilt || has_slot || !park_child(s, parent, child)) child->computed = 0;
     child->state = SEQ_WAITING;
     sched_list_insert(&s->waiting, child);
+    s->settled = false;
 }
 
 /* The carrier's prompt is done and its choices are made: every choice goes on alone from its first
- * token. */
+ * token, now where there is a slot for it, else as a waiting sequence of the request's rank. */
 static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples, bool spoilt)
 {
     sched_entry *e = carrier->entry;
     sched_seq *heir = NULL;
-    s->reserved_slots -= e->n - 1;
     e->born = true;
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];

@@ -45,7 +45,8 @@ struct sched_seq {
     bool pressed;      // a choice is made after this step, because pages are short
     uint32_t slot;     // while running
     uint32_t swap;     // while waiting: where its pages are in the host tier, 0 = nowhere
-    uint32_t parked;   // while waiting: the pages of the session it goes on from, 0 = none
+    uint32_t parked;   // while waiting: the pages that it goes on with, of its session or of the
+                       // sequence it was born of; 0 = none
     double swap_kept;  // tokens kept in the tier
     uint32_t planned;  // tokens in this step: in the oldest in flight, when there are two
     uint32_t ahead;    // in the step planned ahead of that one's result
@@ -148,8 +149,7 @@ struct sched {
     sched_list running, waiting;
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
-    uint32_t reserved_slots; // for the children of running carriers
-    bool has_ended;          // some running sequence is to be given up
+    bool has_ended; // some running sequence is to be given up
 
     sched_work works[SCHED_MOST_IN_FLIGHT]; // [depth]
     uint32_t depth, first, n_in_flight;     // works[first] is the oldest in flight, or the next
@@ -162,6 +162,7 @@ struct sched {
     uint64_t lasting;     // pages that this step's choices may take for good
     uint32_t passing;     // and those that one of them may take for a moment
     uint32_t logit_rows;  // that this step may still ask for
+    uint32_t draws;       // for choices to be born, that this step may still make
     row_fate *fates;      // [max_seqs] of the shares of the step whose result is taken
 
     uint64_t *keep; // what a choice is made in: sized as requests are taken in
@@ -308,11 +309,10 @@ void sched_session_unclaim(sched *s, sched_entry *e);
 /* What a sequence that ended holds, on the device or in the tier, becomes an idle session; false
  * when it cannot. */
 bool sched_session_store(sched *s, sched_seq *q);
-/* Pages are short: the longest idle session goes to the host tier or is forgotten, then those that
- * waiting requests (but for `but`) go on from; false when there is none on the device. */
-bool sched_sessions_give_way(sched *s, const sched_seq *but);
-/* Pages that sched_sessions_give_way could free at most. */
-uint64_t sched_sessions_pages(const sched *s, const sched_seq *but);
+/* Pages are short: the longest idle session goes to the host tier or is forgotten, then what is
+ * parked for waiting sequences (but for `but`). Whose pages open sequences hold too stays, for it
+ * would free none; false when that is so of all. */
+bool sched_parked_give_way(sched *s, const sched_seq *but);
 /* Host pages are short: the longest idle one there is forgotten. */
 bool sched_sessions_leave_tier(sched *s);
 void sched_sessions_expire(sched *s);

@@ -214,16 +214,23 @@ void sched_sessions_expire(sched *s)
         drop(s, s->sessions[0]);
 }
 
+/* Giving it up frees pages, at once or with others that hold them too. */
+static bool can_free(const sched *s, uint32_t parked)
+{
+    return parked && pkv_parked_look(s->kv, parked).alone > 0;
+}
+
 static sched_session *first_parked(const sched *s)
 {
     for (uint32_t i = 0; i < s->n_sessions; i++) {
-        if (s->sessions[i]->parked) return s->sessions[i];
+        if (can_free(s, s->sessions[i]->parked)) return s->sessions[i];
     }
     return NULL;
 }
 
-bool sched_sessions_give_way(sched *s, const sched_seq *but)
+bool sched_parked_give_way(sched *s, const sched_seq *but)
 {
+    if (pkv_parked_alone(s->kv) == 0) return false;
     sched_session *session = first_parked(s);
     if (session) {
         session->swap_kept = pkv_parked_kept_tokens(s->kv, session->parked);
@@ -237,7 +244,7 @@ bool sched_sessions_give_way(sched *s, const sched_seq *but)
     }
     for (uint32_t i = s->waiting.n; i-- > 0;) {
         sched_seq *q = s->waiting.seqs[i];
-        if (!q->parked || q == but) continue;
+        if (q == but || !can_free(s, q->parked)) continue;
         q->swap_kept = pkv_parked_kept_tokens(s->kv, q->parked);
         if (status_ok(pkv_parked_swap_out(s->kv, q->parked, &q->swap))) {
             s->stats.swapped_tokens += q->computed;
@@ -249,19 +256,6 @@ bool sched_sessions_give_way(sched *s, const sched_seq *but)
         return true;
     }
     return false;
-}
-
-uint64_t sched_sessions_pages(const sched *s, const sched_seq *but)
-{
-    uint64_t pages = 0;
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        if (s->sessions[i]->parked) pages += pkv_parked_pages_held(s->kv, s->sessions[i]->parked);
-    }
-    for (const sched_entry *e = s->claims; e; e = e->next_claim) {
-        const sched_seq *q = e->seqs;
-        if (q->parked && q != but) pages += pkv_parked_pages_held(s->kv, q->parked);
-    }
-    return pages;
 }
 
 bool sched_sessions_leave_tier(sched *s)

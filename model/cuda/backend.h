@@ -31,11 +31,11 @@ typedef struct cuda_flight {
     int64_t start_us;
     step_result result;
     step_seq_result *seq_results; /* [max_seqs] */
-    step_sample *samples;         /* [max_seqs] */
-    sampler_draw *draws;          /* [max_seqs] */
+    step_sample *samples;         /* [step_most_draws] */
+    sampler_draw *draws;          /* [step_most_draws] */
     uint32_t n_draws;
     bool largest;            /* drawn and host have tokens alone: the largest logits' */
-    gpu_drawn *drawn, *host; /* [max_seqs] on the device, and pinned */
+    gpu_drawn *drawn, *host; /* [step_most_draws] on the device, and pinned */
 } cuda_flight;
 
 enum { CUDA_FLIGHTS = 2 };

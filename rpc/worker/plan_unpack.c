@@ -143,8 +143,9 @@ static status check_seqs(step_seq *seqs, size_t n, size_t n_tokens, const backen
                              n_tokens);
         s->first_token = next;
         next += s->n_tokens;
-        if (s->n_samples > info->max_seqs - draws)
-            return error_set(err, STATUS_INVALID, "samples: more than %u draws", info->max_seqs);
+        if (s->n_samples > step_most_draws(info->max_seqs) - draws)
+            return error_set(err, STATUS_INVALID, "samples: more than %u draws",
+                             step_most_draws(info->max_seqs));
         draws += s->n_samples;
         if (s->want_logits) logit_rows += s->n_tokens;
         RETURN_IF_ERROR(check_seq(s, info, err));

@@ -87,6 +87,7 @@ typedef enum done_kind {
     DONE_SWAP_IN,
     DONE_DISCARD,
     DONE_PARK,
+    DONE_FORK_PARKED,
     DONE_UNPARK,
     DONE_PARKED_OUT,
     DONE_PARKED_DISCARD,
@@ -175,11 +176,12 @@ static inline uint32_t document_token(uint32_t document, uint32_t position)
 /* pkv_options.on_block; ctx is the sim. */
 void on_block(void *ctx, const pkv_block_event *event);
 /* The hit that the model expects for these tokens. */
-uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
-                   uint32_t *cached_pages);
+pkv_hit model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
 uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n);
 /* Tables that hold a page, those of parked sequences included. */
 uint32_t model_holders(const sim *s, uint32_t group, uint32_t page);
+/* Only parked sequences hold the page. */
+bool model_is_alone(const sim *s, uint32_t group, uint32_t page);
 /* Others hold the page, or it is a block's. */
 bool model_is_common(const sim *s, uint32_t group, uint32_t page);
 /* What it expects that swapping `held` pages of m in will take. */

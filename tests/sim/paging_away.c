@@ -31,7 +31,7 @@ static void op_swap_in(sim *s, uint32_t id)
     pkv_swap_cost want = model_swap_cost(s, m, held);
     pkv_swap_cost cost = pkv_swap_in_cost(s->kv, s->swapped[i].number, m->tokens);
     CHECK(s, cost.held == held && cost.fresh == want.fresh);
-    CHECK(s, cost.cached_pages == want.cached_pages);
+    CHECK(s, cost.cached_pages == want.cached_pages && cost.parked_pages == want.parked_pages);
     uint64_t before = pkv_checksum(s->kv);
     bool enough = cost.fresh + cost.cached_pages <= pkv_available(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0;
@@ -64,7 +64,8 @@ void op_swap(sim *s, uint32_t id)
 
 /* ---- parked ---------------------------------------------------------------------------------- */
 
-static void park(sim *s, uint32_t id, model_parked *away)
+/* The sequence itself, or a fork of it. */
+static void park(sim *s, uint32_t id, model_parked *away, bool stays)
 {
     model_seq *m = &s->seqs[id];
     if (!m->open || m->computed < m->length || away->number != 0) return;
@@ -76,11 +77,13 @@ static void park(sim *s, uint32_t id, model_parked *away)
     }
     uint64_t before = pkv_checksum(s->kv);
     uint32_t used = pkv_count(s->kv).used;
-    if (!went(s, pkv_seq_park(s->kv, id, &now.number), true, before)) return;
+    status st =
+        stays ? pkv_seq_fork_parked(s->kv, id, &now.number) : pkv_seq_park(s->kv, id, &now.number);
+    if (!went(s, st, true, before)) return;
     CHECK(s, now.number != 0 && pkv_count(s->kv).used == used);
     *away = now;
-    m->open = false;
-    s->done[DONE_PARK]++;
+    m->open = stays;
+    s->done[stays ? DONE_FORK_PARKED : DONE_PARK]++;
 }
 
 static void unpark(sim *s, uint32_t id, model_parked *away)
@@ -121,17 +124,50 @@ static void discard_parked(sim *s, model_parked *away)
     s->done[DONE_PARKED_DISCARD]++;
 }
 
+static void check_parked(sim *s, const model_parked *away)
+{
+    if (away->number == 0) return;
+    pkv_parked_pages want = {.held = away->held}, seen = pkv_parked_look(s->kv, away->number);
+    for (uint32_t g = 0; g < s->groups; g++) {
+        for (uint32_t i = 0; i < away->n_pages[g]; i++) {
+            bool shared = model_holders(s, g, away->pages[g][i]) > 1;
+            bool last = i + 1 == away->n_pages[g];
+            want.shared += shared;
+            want.filling += shared && last && away->seq.n_kept[g] % s->page_tokens != 0;
+            want.alone += model_is_alone(s, g, away->pages[g][i]);
+        }
+    }
+    CHECK(s, pkv_parked_length(s->kv, away->number) == away->seq.length);
+    CHECK(s, memcmp(&want, &seen, sizeof want) == 0);
+}
+
+static void check_alone(sim *s)
+{
+    bool seen[PAGES_MAX] = {false};
+    uint32_t alone = 0;
+    for (uint32_t k = 0; k < PARKS; k++) {
+        const model_parked *away = &s->parked[k];
+        for (uint32_t g = 0; away->number != 0 && g < s->groups; g++) {
+            for (uint32_t i = 0; i < away->n_pages[g]; i++) {
+                uint32_t page = away->pages[g][i];
+                alone += !seen[page] && model_is_alone(s, g, page);
+                seen[page] = true;
+            }
+        }
+    }
+    CHECK(s, pkv_parked_alone(s->kv) == alone);
+}
+
 void op_park(sim *s, uint32_t id)
 {
     model_parked *away = &s->parked[rng_below(&s->random, PARKS)];
     uint32_t kind = rng_below(&s->random, 12);
-    if (kind < 5) park(s, id, away);
+    if (kind < 5) park(s, id, away, kind < 2);
     else if (kind < 8) unpark(s, id, away);
     else if (kind < 11) parked_out(s, away);
     else discard_parked(s, away);
-    if (away->number == 0) return;
-    CHECK(s, pkv_parked_length(s->kv, away->number) == away->seq.length);
-    CHECK(s, pkv_parked_pages_held(s->kv, away->number) == away->held);
+    for (uint32_t i = 0; i < PARKS; i++) check_parked(s, &s->parked[i]);
+    check_alone(s);
 }
 
 void away_end(sim *s)

@@ -72,6 +72,22 @@ uint32_t model_holders(const sim *s, uint32_t group, uint32_t page)
     return n;
 }
 
+static bool is_in_open_table(const sim *s, uint32_t group, uint32_t page)
+{
+    for (uint32_t q = 0; q < SEQS; q++) {
+        if (!s->seqs[q].open) continue;
+        pkv_table_view view = pkv_seq_table(s->kv, q, group);
+        for (uint32_t i = 0; i < view.n_pages; i++)
+            if (view.pages[i] == page) return true;
+    }
+    return false;
+}
+
+bool model_is_alone(const sim *s, uint32_t group, uint32_t page)
+{
+    return model_holders(s, group, page) > 0 && !is_in_open_table(s, group, page);
+}
+
 bool model_is_common(const sim *s, uint32_t group, uint32_t page)
 {
     for (uint32_t i = 0; i < PAGES_MAX; i++) {
@@ -80,15 +96,13 @@ bool model_is_common(const sim *s, uint32_t group, uint32_t page)
     return model_holders(s, group, page) > 1;
 }
 
-uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
-                   uint32_t *cached_pages)
+pkv_hit model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt)
 {
-    uint32_t hit = 0;
+    pkv_hit hit = {0};
     uint64_t context = first_context(salt);
-    *cached_pages = 0;
-    while (hit + s->page_tokens <= max_tokens) {
+    while (hit.tokens + s->page_tokens <= max_tokens) {
         for (uint32_t i = 0; i < s->page_tokens; i++) {
-            context = next_context(context, tokens[hit + i]);
+            context = next_context(context, tokens[hit.tokens + i]);
         }
         const model_block *b = NULL;
         for (uint32_t i = 0; i < PAGES_MAX && !b; i++) {
@@ -96,9 +110,10 @@ uint32_t model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t
             if (k->live && k->context[s->page_tokens - 1] == context) b = k;
         }
         if (!b) break;
-        hit += s->page_tokens;
+        hit.tokens += s->page_tokens;
         for (uint32_t g = 0; g < s->groups; g++) {
-            *cached_pages += model_holders(s, g, b->pages[g]) == 0;
+            hit.cached_pages += model_holders(s, g, b->pages[g]) == 0;
+            hit.parked_pages += model_is_alone(s, g, b->pages[g]);
         }
     }
     return hit;
@@ -132,6 +147,7 @@ pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held)
                 kept |= m->kept[g][slot] == first;
             cost.fresh -= kept;
             cost.cached_pages += kept && model_holders(s, g, b->pages[g]) == 0;
+            cost.parked_pages += kept && model_is_alone(s, g, b->pages[g]);
         }
     }
     return cost;

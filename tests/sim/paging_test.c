@@ -179,14 +179,14 @@ static void op_open(sim *s, uint32_t id)
     uint32_t tokens[LEN_MAX];
     for (uint32_t i = 0; i < n; i++) tokens[i] = document_token(document, i);
 
-    uint32_t cached_pages, hit;
-    uint32_t want = model_hit(s, tokens, n, salt, &cached_pages);
-    pkv_hit seen = pkv_lookup(s->kv, tokens, n, salt);
-    CHECK(s, seen.tokens == want && seen.cached_pages == cached_pages);
+    uint32_t hit;
+    pkv_hit want = model_hit(s, tokens, n, salt), seen = pkv_lookup(s->kv, tokens, n, salt);
+    CHECK(s, seen.tokens == want.tokens && seen.cached_pages == want.cached_pages);
+    CHECK(s, seen.parked_pages == want.parked_pages);
     uint64_t before = pkv_checksum(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : n;
     if (!went(s, pkv_seq_open(s->kv, id, tokens, n, salt, expect, &hit), true, before)) return;
-    CHECK(s, hit == want);
+    CHECK(s, hit == want.tokens);
     s->done[DONE_HIT] += hit > 0;
     *m = (model_seq){.open = true,
                      .salt = salt,
@@ -402,6 +402,7 @@ static const char *const done_names[N_DONE] = {
     [DONE_SWAP_IN] = "swap in",
     [DONE_DISCARD] = "discard",
     [DONE_PARK] = "park",
+    [DONE_FORK_PARKED] = "fork, parked",
     [DONE_UNPARK] = "unpark",
     [DONE_PARKED_OUT] = "parked, swapped out",
     [DONE_PARKED_DISCARD] = "parked, discarded",

@@ -22,7 +22,7 @@ typedef struct sim_step {
     bool has_run, fails;
     step_result result;
     step_seq_result *seqs; // [max_seqs]
-    step_sample *samples;  // [max_seqs]
+    step_sample *samples;  // [step_most_draws]
     uint32_t n_samples;
     float *logits;   // [max_rows]
     float *novelty;  // [max_rows]
@@ -94,7 +94,7 @@ sim_backend *sim_backend_create(const sim_options *options)
     for (uint32_t i = 0; i < options->max_in_flight; i++) {
         sim_step *step = &b->steps[i];
         step->seqs = need(options->max_seqs, sizeof *step->seqs);
-        step->samples = need(options->max_seqs, sizeof *step->samples);
+        step->samples = need(step_most_draws(options->max_seqs), sizeof *step->samples);
         step->logits = need(options->max_rows, sizeof *step->logits);
         step->novelty = need(options->max_rows, sizeof *step->novelty);
         step->measures = need(measures, sizeof *step->measures);
@@ -236,8 +236,8 @@ static void sample(sim_backend *b, const step_seq *q, uint64_t x, step_seq_resul
         return;
     }
     sim_step *step = b->step;
-    if (step->n_samples + q->n_samples > b->options.max_seqs) {
-        b->wrong = "more draws than sequences";
+    if (step->n_samples + q->n_samples > step_most_draws(b->options.max_seqs)) {
+        b->wrong = "more draws than a plan may have";
         return;
     }
     out->samples = step->samples + step->n_samples;
@@ -380,7 +380,7 @@ static status sim_submit(void *ctx, const step_plan *plan)
     step->n_samples = 0;
     step->n_measures = 0;
     /* Whoever still reads the result before last sees it. */
-    memset(step->samples, 0xee, b->options.max_seqs * sizeof *step->samples);
+    memset(step->samples, 0xee, step_most_draws(b->options.max_seqs) * sizeof *step->samples);
     if (!status_ok(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words))) {
         b->wrong = "the mirror refused the deltas";
         return status_make(STATUS_CORRUPT, b->wrong);

@@ -252,9 +252,10 @@ static void take_token(world *w, world_request *r, uint32_t c, const step_sample
              r->request.n, c, q->n_tokens, sample->token, expected);
     }
     w->tokens++;
-    /* Choices with sums of their own may wait for pages of their own first. */
+    /* Choices that were just born may wait for slots, and those with sums of their own for pages.
+     */
     bool born = q->n_tokens == 0 && r->request.n > 1;
-    q->due = !q->paused && !(born && retention_has_sums(&r->request.policy));
+    q->due = !q->paused && !born;
     if (++q->n_tokens != q->stop_at) return;
     q->done = true;
     q->end_at = w->turn + (chance(w, 1, 8) ? between(w, 1, 5) : 0);
@@ -426,6 +427,17 @@ static void check_points(world *w, const world_request *r, const step_seq *q)
     if (to > window && to > start) FAIL(w, "a window is split");
 }
 
+static void note_joined(world *w, const step_plan *plan, const step_seq *q)
+{
+    world_request *r = &w->requests[q->request];
+    world_choice *c = &r->choices[q->choice];
+    if (q->n_samples > 1) r->born_step = plan->step;
+    if (!r->born || c->joined || r->request.n == 1) return;
+    c->joined = true;
+    w->t->joined_late +=
+        plan->step > r->born_step + 1 && q->n_tokens == 1 && q->position >= r->request.n_prompt;
+}
+
 static void check_plan(world *w, const step_plan *plan)
 {
     uint32_t tokens = 0;
@@ -441,6 +453,7 @@ static void check_plan(world *w, const step_plan *plan)
         prefills |= q->n_tokens > 1;
         tokens += q->n_tokens;
         if (q->n_samples > 0 && r->live == 0) FAIL(w, "a dead request samples");
+        note_joined(w, plan, q);
         check_points(w, r, q);
     }
     if (w->options.max_logit_rows && logit_rows_of(plan) > w->options.max_logit_rows)
@@ -628,6 +641,7 @@ static bool tell(const tally *t, uint32_t n_requests)
     need(&ok, "sessions ignored", t->ignored, 100);
     need(&ok, "sessions expired", t->expired, 100);
     need(&ok, "choices under pressure", t->presses, 50);
+    need(&ok, "choices that waited for a slot", t->joined_late, 50);
     need(&ok, "kept sets compared", t->kept_compared, 200);
     need(&ok, "steps planned ahead", t->ahead, 15000);
     need(&ok, "rows planned ahead in vain", t->wasted, 300);

@@ -24,6 +24,7 @@ typedef struct world_choice {
     int64_t end_at;       // turn
     int64_t resume_at;    // turn
     uint32_t passed_over; // steps that ran somebody of worse rank instead
+    bool joined;          // a row of it has been planned since its request's choices were born
     uint32_t *presses;    // [max_model_len / 16 + 1] lengths of choices under pressure
     uint32_t n_presses;
 } world_choice;
@@ -34,6 +35,7 @@ typedef struct world_request {
     uint32_t *prompt;
     sim_answer answer;
     bool started, born;
+    uint64_t born_step;
     uint32_t live;
     uint32_t logit_rows;
     int64_t abort_at; // turn, INT64_MAX = never
@@ -60,6 +62,7 @@ typedef struct tally {
     uint64_t stored, continued, ignored, expired, sessions_swapped;
     uint64_t presses, kept_compared;
     uint64_t ahead, wasted, failed_ahead; // steps planned ahead, rows in vain, failures behind them
+    uint64_t joined_late; // choices that waited for a slot, and then had one row to compute
     uint64_t by_preset[64];
 } tally;
 

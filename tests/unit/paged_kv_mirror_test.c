@@ -41,7 +41,8 @@ static void mirror_refuses_lies(void **state)
         X = DELTA_COMPACT,
         F = DELTA_FORK,
         T = DELTA_TRIM,
-        K = DELTA_PARK
+        K = DELTA_PARK,
+        H = DELTA_HOLD
     };
     static const struct {
         uint32_t words[24];
@@ -69,6 +70,9 @@ static void mirror_refuses_lies(void **state)
         {{O, 0, 1, 1, 5, 6, K, 0, O, 0, 1, 1, 5, 7}, 14, true},
         {{K, 0}, 2, false}, /* closed */
         {{O, 0, 1, 1, 5, 6, K}, 7, false},
+        {{O, 0, 1, 1, 5, 6, H, 0, C, 0}, 10, true},
+        {{H, 0}, 2, false}, /* closed */
+        {{O, 0, 1, 1, 5, 6, H}, 7, false},
         {{A, 0, 1, 2, 7, 8}, 6, false},                 /* closed */
         {{O, 0, 0, 0, A, 0, 0, 0}, 8, false},           /* nothing */
         {{O, 0, 0, 0, A, 0, 3, 1, 7}, 9, false},        /* too few pages */
@@ -153,6 +157,20 @@ static void mirror_knows_who_holds_a_page(void **state)
     pkv_mirror_destroy(m);
 }
 
+/* A parked copy was made of a sequence that goes on: its pages of then are somebody's when it has
+ * closed, and those that it took later are not. */
+static void mirror_knows_what_a_parked_copy_holds(void **state)
+{
+    (void)state;
+    static const uint32_t words[] = {DELTA_OPEN,   0, 1, 1, 5, 6, DELTA_HOLD,  0,
+                                     DELTA_APPEND, 0, 3, 2, 7, 8, DELTA_CLOSE, 0};
+    pkv_mirror *m;
+    assert_true(status_ok(pkv_mirror_create(&two_groups, 20, 4, NULL, &m)));
+    assert_true(status_ok(pkv_mirror_apply(m, words, sizeof words / sizeof *words)));
+    for (uint32_t page = 5; page <= 8; page++) expect_page(m, page, false, page <= 6, 0);
+    pkv_mirror_destroy(m);
+}
+
 static void mirror_survives_failing_allocations(void **state)
 {
     (void)state;
@@ -205,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mirror_refuses_lies),
         cmocka_unit_test(mirror_knows_who_holds_a_page),
+        cmocka_unit_test(mirror_knows_what_a_parked_copy_holds),
         cmocka_unit_test(mirror_survives_failing_allocations),
         cmocka_unit_test(checksums_tell_tables_apart),
     };

@@ -29,7 +29,7 @@ static void it_comes_back_as_it_was(void **state)
     }
     uint32_t parked = park(&f, 0);
     assert_int_equal(pkv_parked_length(f.kv, parked), 90);
-    assert_int_equal(pkv_parked_pages_held(f.kv, parked), 6 + 5);
+    assert_int_equal(pkv_parked_look(f.kv, parked).held, 6 + 5);
     assert_true(pkv_parked_kept_tokens(f.kv, parked) == (86 + 74) / 2.0);
     assert_int_equal(pkv_count(f.kv).used, used);
     take(&f);

@@ -109,7 +109,11 @@ sched_request of_session(sched_request r, uint64_t key)
     return r;
 }
 
-void post(fixture *f, sched_event event) { f->events[f->n_events++] = event; }
+void post(fixture *f, sched_event event)
+{
+    assert_true(f->n_events < FIXTURE_EVENTS);
+    f->events[f->n_events++] = event;
+}
 
 void add(fixture *f, const sched_request *r)
 {
@@ -177,7 +181,7 @@ const char *trace_of(fixture *f, const step_plan *plan)
 
 const char *step(fixture *f)
 {
-    sched_event events[17];
+    sched_event events[FIXTURE_EVENTS + 1];
     size_t n = 0;
     if (f->plan) {
         answer(f, STATUS_IS_OK);

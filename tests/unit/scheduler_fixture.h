@@ -8,7 +8,7 @@
 
 #include "scheduler/scheduler.h"
 
-enum { FIXTURE_SEQS = 8, FIXTURE_SLOTS = 2048, FIXTURE_PROMPTS = 16 };
+enum { FIXTURE_SEQS = 32, FIXTURE_EVENTS = 64, FIXTURE_SLOTS = 2048, FIXTURE_PROMPTS = 16 };
 
 typedef struct test_heap {
     long blocks, calls;
@@ -23,14 +23,14 @@ typedef struct fixture {
     sched *s;
     pkv_geometry geometry;
     int64_t now_us;
-    sched_event events[16];
+    sched_event events[FIXTURE_EVENTS];
     size_t n_events;
     const step_plan *plan; // in flight
     step_result result;
     step_seq_result seqs[FIXTURE_SEQS];
-    step_sample samples[FIXTURE_SEQS];
+    step_sample samples[2 * FIXTURE_SEQS]; // step_most_draws
     float measures[2 * FIXTURE_SLOTS];
-    char trace[512];
+    char trace[2048];
     uint32_t prompts[FIXTURE_PROMPTS][2048];
 } fixture;
 

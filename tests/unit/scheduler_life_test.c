@@ -204,22 +204,23 @@ static void choices_fork_at_the_prompts_end(void **state)
     a.params.repetition_penalty = 1.2f;
     add(f, &a);
     add(f, &b);
-    /* Three slots of four are spoken for: 2 has to wait. */
+    /* Five draws of choices to be born are more than a step has for them: 2 has to wait. */
     assert_string_equal(step(f), "1@0+20*3");
     assert_int_equal(f->plan->n_opens, 1);
     assert_int_equal(f->plan->opens[0].n_history, 20);
-    assert_string_equal(step(f), "1@20+1* 1.1@20+1* 1.2@20+1*");
-    assert_int_equal(f->plan->n_opens, 2);
+    assert_string_equal(step(f), "1@20+1* 1.1@20+1* 1.2@20+1* 2@0+5*2");
+    assert_int_equal(f->plan->n_opens, 3);
     assert_int_equal(f->plan->opens[1].choice, 2);
     assert_int_equal(f->plan->opens[1].n_history, 21);
     assert_int_equal(f->plan->opens[1].history[20], 502);
     assert_int_equal(f->plan->opens[1].n_prompt, 20);
     assert_int_equal(f->plan->tokens[2], 502);
     /* One full page each group shared by all, a last page for each: two were copied. */
-    assert_int_equal(used_pages(f), 2 * (1 + 3));
+    assert_int_equal(used_pages(f), 2 * (1 + 3 + 1));
     assert_int_equal(f->plan->deltas.n_moves, 2 * 2);
     end(f, 1, 1);
-    assert_string_equal(step(f), "1@21+1* 1.2@21+1* 2@0+5*2");
+    /* The first choice of 2 has its prompt's slot, the second one that of 1.1. */
+    assert_string_equal(step(f), "1@21+1* 1.2@21+1* 2@5+1* 2.1@5+1*");
     finish(f);
 }
 

@@ -368,6 +368,76 @@ static void not_for_nothing(void **state)
     finish(f);
 }
 
+/* Twenty sessions of one beginning: ten blocks that all share, and one that is each one's own. */
+static fixture *sharing_sessions(void)
+{
+    sched_options o = with_sessions(40, 20);
+    o.prefill_chunk = 640;
+    o.prefix_cache = true;
+    fixture *f = begin(o);
+    for (uint32_t i = 1; i <= 20; i++) {
+        sched_request a = of_session(request(f, i, 0, 170, 2), i);
+        for (uint32_t k = 160; k < 170; k++) ((uint32_t *)a.prompt)[k] = 1000 * i + k;
+        add(f, &a);
+        run_to_end(f, i, 2);
+    }
+    assert_int_equal(sched_get_stats(f->s).sessions_idle, 20);
+    assert_int_equal(used_pages(f), 2 * (10 + 20));
+    return f;
+}
+
+/* What they share is freed once, with the last of them. */
+static void shared_pages_are_counted_once(void **state)
+{
+    (void)state;
+    fixture *f = sharing_sessions();
+    sched_request a = request(f, 21, 5000, 100, 20), b = request(f, 22, 6000, 512, 2), c;
+    add(f, &a);
+    assert_string_equal(step(f), "21@0+100*"); /* 7 blocks of 10; 1 more is owed to it */
+    add(f, &b);
+    /* 32 blocks: beside 21 there are 3 free ones and the 30 of the sessions, less that one. */
+    assert_string_equal(step(f), "21@100+1* 22@0+512*");
+    assert_int_equal(sched_get_stats(f->s).sessions_idle, 0);
+    end(f, 21, 0);
+    end(f, 22, 0);
+    step(f);
+    finish(f);
+
+    f = sharing_sessions();
+    a = request(f, 21, 5000, 100, 20);
+    b = request(f, 22, 6000, 513, 2);
+    c = request(f, 23, 7000, 80, 2);
+    add(f, &a);
+    step(f);
+    add(f, &b);
+    assert_string_equal(step(f), "21@100+1*"); /* one token more */
+    assert_int_equal(sched_get_stats(f->s).sessions_idle, 20);
+    end(f, 22, 0);
+    add(f, &c);
+    /* 5 blocks where 2 are free: three sessions give up the blocks that are theirs alone. */
+    assert_string_equal(step(f), "21@101+1* 23@0+80*");
+    assert_int_equal(sched_get_stats(f->s).sessions_idle, 17);
+    finish(f);
+}
+
+/* Nor are pages free that a request will hold itself: it begins as the sessions did. */
+static void pages_of_its_own_hit_do_not_come_free(void **state)
+{
+    (void)state;
+    for (uint32_t more = 0; more < 2; more++) {
+        fixture *f = sharing_sessions();
+        sched_request a = request(f, 21, 5000, 10, 2), b = request(f, 22, 0, 624 + more, 1);
+        for (uint32_t k = 160; k < b.n_prompt; k++) ((uint32_t *)b.prompt)[k] = 9000 + k;
+        add(f, &a);
+        assert_string_equal(step(f), "21@0+10*");
+        add(f, &b);
+        /* A block is another's: 39 are left, the ten of its hit among them. */
+        assert_string_equal(step(f), more ? "21@10+1*" : "21@10+1* 22@160+464*");
+        assert_int_equal(sched_get_stats(f->s).sessions_idle, more ? 20 : 0);
+        finish(f);
+    }
+}
+
 /* A request that waits to go on holds pages that somebody better may need. */
 static void who_waits_gives_way(void **state)
 {
@@ -508,6 +578,8 @@ int main(void)
         cmocka_unit_test(none_goes_on_after_its_time),
         cmocka_unit_test(they_give_way),
         cmocka_unit_test(not_for_nothing),
+        cmocka_unit_test(shared_pages_are_counted_once),
+        cmocka_unit_test(pages_of_its_own_hit_do_not_come_free),
         cmocka_unit_test(who_waits_gives_way),
         cmocka_unit_test(what_was_swapped_is_stored),
         cmocka_unit_test(turns_are_counted),

@@ -1,0 +1,216 @@
+/* Who gets a slot next: the choices of one request beside other requests. Plans as traces. */
+#include "tests/unit/scheduler_fixture.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static sched_options two_slots(void)
+{
+    sched_options o = small_options();
+    o.max_seqs = 2;
+    return o;
+}
+
+/* ---- choices without a slot ------------------------------------------------------------------ */
+
+static void one_slot_admits_all_choices(void **state)
+{
+    (void)state;
+    fixture *f = begin(two_slots());
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 100, 20, 5);
+    b.n = 2;
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+10*");
+    add(f, &b);
+    assert_string_equal(step(f), "1@10+1* 2@0+20*2"); /* three draws, two sequences */
+    assert_string_equal(step(f), "1@11+1* 2@20+1*");
+    assert_int_equal(describe(f, 2, 1).output_tokens, 1); /* its first token is there already */
+    assert_int_equal(describe(f, 2, 1).report.kept_tokens, 20);
+    assert_int_equal(used_pages(f), 2 * (1 + 2 + 1)); /* one copy of the page that 2 goes on in */
+    end(f, 1, 0);
+    /* It goes on from the prompt's pages: one row, and a copy of the page that it writes. */
+    assert_string_equal(step(f), "2@21+1* 2.1@20+1*");
+    assert_int_equal(f->plan->tokens[1], 501);
+    assert_int_equal(f->plan->n_opens, 1);
+    assert_int_equal(f->plan->opens[0].choice, 1);
+    assert_int_equal(used_pages(f), 2 * (1 + 2));
+    assert_int_equal(sched_get_stats(f->s).replayed_tokens, 0);
+    finish(f);
+}
+
+/* The sibling that ran has ended: the pages that it shared are the waiting one's. */
+static void a_waiting_choice_keeps_its_prompt(void **state)
+{
+    (void)state;
+    sched_options o = two_slots();
+    o.prefix_cache = false;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 100, 20, 5);
+    b.n = 2;
+    add(f, &a);
+    add(f, &b);
+    step(f);
+    assert_string_equal(step(f), "1@10+1* 2@20+1*");
+    end(f, 2, 0);
+    assert_string_equal(step(f), "1@11+1* 2.1@20+1*");
+    assert_int_equal(used_pages(f), 2 * (1 + 2));
+    end(f, 2, 1);
+    step(f);
+    assert_int_equal(used_pages(f), 2);
+    finish(f);
+}
+
+static void a_waiting_choice_can_end(void **state)
+{
+    (void)state;
+    fixture *f = begin(two_slots());
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 100, 20, 5);
+    b.n = 2;
+    add(f, &a);
+    add(f, &b);
+    step(f);
+    assert_string_equal(step(f), "1@10+1* 2@20+1*");
+    end(f, 2, 1);
+    end(f, 2, 0);
+    assert_string_equal(step(f), "1@11+1*");
+    assert_int_equal(used_pages(f), 2);
+    finish(f);
+}
+
+/* Sums that lie beside K and V are each choice's own: one without a slot is computed again. */
+static void sums_are_not_shared_while_waiting(void **state)
+{
+    (void)state;
+    fixture *f = begin(two_slots());
+    const char *policy = "{\"method\": \"h2o\", \"tokens\": 16}";
+    sched_request a = request(f, 1, 0, 10, 30), b = with_policy(f, 2, 100, 20, 5, policy);
+    b.n = 2;
+    add(f, &a);
+    add(f, &b);
+    step(f);
+    step(f);
+    end(f, 1, 0);
+    step(f);
+    assert_int_equal(f->plan->n_seqs, 2);
+    assert_int_equal(f->plan->seqs[1].choice, 1);
+    assert_int_equal(f->plan->seqs[1].position, 0);
+    finish(f);
+}
+
+/* Pages are short: the one that runs gets the prompt's pages that the one that waits held. */
+static void a_waiting_choice_gives_way(void **state)
+{
+    (void)state;
+    sched_options o = two_slots();
+    o.prefix_cache = false;
+    o.n_pages = 1 + 2 * 5;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 20, 50), b = request(f, 2, 100, 20, 5);
+    a.priority = -1;
+    b.n = 2;
+    add(f, &a);
+    add(f, &b);
+    step(f);
+    assert_string_equal(step(f), "1@20+1* 2@20+1*");
+    assert_int_equal(used_pages(f), 2 * 5);
+    end(f, 2, 0);
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 2, .choice = 1});
+    for (uint32_t i = 21; i < 49; i++) step(f);
+    assert_string_equal(f->trace, "1@48+1*");
+    assert_int_equal(used_pages(f), 2 * 4); /* of which two parked pages are left: none was short */
+    for (uint32_t i = 49; i < 65; i++) step(f);
+    assert_string_equal(f->trace, "1@64+1*");
+    assert_int_equal(describe(f, 1, 0).preemptions, 0);
+    finish(f);
+}
+
+/* 32 choices run and some requests wait; each that is over is followed by another one. */
+typedef struct crowd {
+    fixture *f;
+    uint64_t next; // id
+    uint32_t n_live;
+    bool wide_is_over;
+    sched_request added[FIXTURE_PROMPTS]; // until the next step
+    uint32_t n_added;
+} crowd;
+
+enum { CROWD = 36, WIDE = 1000 };
+
+static uint32_t tokens_of(uint64_t id) { return 10 + (uint32_t)(id * 7 % 23); }
+
+static void crowd_add(crowd *c, uint64_t id, uint32_t n)
+{
+    sched_request *r = &c->added[c->n_added++];
+    *r = request(c->f, id, (uint32_t)id * 1000, 20, tokens_of(id));
+    r->n = n;
+    add(c->f, r);
+    c->n_live++;
+}
+
+/* A step after which whoever has its last token has ended, as the engine does it, and the rows of
+ * the next plan. */
+static uint32_t crowd_step(crowd *c)
+{
+    fixture *f = c->f;
+    uint32_t wide_left = 0;
+    for (uint32_t i = 0; f->plan && i < f->plan->n_seqs; i++) {
+        const step_seq *q = &f->plan->seqs[i];
+        for (uint32_t j = 0; j < q->n_samples; j++) {
+            if (describe(f, q->request, q->choice + j).output_tokens + 1 < tokens_of(q->request))
+                continue;
+            end(f, q->request, q->choice + j);
+            c->n_live -= q->request != WIDE;
+        }
+    }
+    /* Prompts are taken in by a step: not more at once than the fixture has. */
+    for (uint32_t i = 0; i < 8 && c->n_live < CROWD; i++) crowd_add(c, c->next++, 1);
+    step(f);
+    c->n_added = 0;
+    for (uint32_t k = 0; k < 32; k++) {
+        sched_choice_info info;
+        wide_left +=
+            status_ok(sched_describe(f->s, WIDE, k, &info)) && info.output_tokens < tokens_of(WIDE);
+    }
+    c->wide_is_over = wide_left == 0;
+    return f->plan->n_tokens;
+}
+
+/* n as large as the batch: a step has never fewer than 9 of 10 of the rows that it had before. */
+static void many_choices_do_not_empty_the_batch(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.max_seqs = 32;
+    o.max_requests = 64;
+    o.n_pages = 1 + 2 * 2000;
+    fixture *f = begin(o);
+    crowd c = {.f = f, .next = 1};
+    for (uint32_t i = 0; i < 50; i++) crowd_step(&c);
+    assert_true(crowd_step(&c) >= 32);
+    crowd_add(&c, WIDE, 32);
+    uint32_t fewest = UINT32_MAX, steps = 0;
+    do {
+        uint32_t rows = crowd_step(&c);
+        if (rows < fewest) fewest = rows;
+    } while (++steps < 1000 && !c.wide_is_over);
+    assert_true(c.wide_is_over);
+    assert_true(fewest >= 29);
+    assert_int_equal(sched_get_stats(f->s).replayed_tokens, 0);
+    finish(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_slot_admits_all_choices),
+        cmocka_unit_test(a_waiting_choice_keeps_its_prompt),
+        cmocka_unit_test(a_waiting_choice_can_end),
+        cmocka_unit_test(sums_are_not_shared_while_waiting),
+        cmocka_unit_test(a_waiting_choice_gives_way),
+        cmocka_unit_test(many_choices_do_not_empty_the_batch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
