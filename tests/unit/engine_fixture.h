@@ -38,7 +38,7 @@ typedef struct scripted {
     const step_plan *plan; /* that is collected */
     step_result result;
     step_seq_result seqs[MAX_SEQS];
-    step_sample samples[MAX_SEQS];
+    step_sample samples[2 * MAX_SEQS]; /* step_most_draws */
     float *logits;                     /* [MAX_ROWS, VOCAB] */
     float masses[2 * 2 * (2048 / 16)]; /* zero: every page scores the same */
 } scripted;

@@ -22,7 +22,7 @@ typedef struct rpc_fixture {
     const step_plan *plan;
     step_result result;
     step_seq_result seqs[RPC_FIXTURE_SEQS];
-    step_sample samples[RPC_FIXTURE_SEQS];
+    step_sample samples[2 * RPC_FIXTURE_SEQS]; // step_most_draws
 
     backend backend;
     tokenizer *tokenizer;

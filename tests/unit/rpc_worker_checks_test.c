@@ -73,7 +73,7 @@ static void wrong_plans_are_refused_by_field(void **state)
     WRONG_PLAN(p.rows[0] = 2, "rows: ");
     WRONG_PLAN(p.rows[0] = 0, "rows: ");
     WRONG_PLAN(p.rows[0] = UINT32_MAX, "rows: ");
-    WRONG_PLAN(p.samples[0] = SEQS, "samples: ");
+    WRONG_PLAN(p.samples[0] = step_most_draws(SEQS) + 1, "samples: ");
     WRONG_PLAN(p.samples[0] = UINT32_MAX, "samples: ");
     WRONG_PLAN(p.position[0] = 510, "position: 510");
     WRONG_PLAN(p.position[1] = UINT32_MAX, "position: ");
