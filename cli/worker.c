@@ -19,8 +19,10 @@ static const char about[] =
     "lost the rank is given up, and the worker waits for the next one. All must be of the same\n"
     "version of octavo.\n"
     "\n"
-    "Whoever reaches --listen can make the worker read any model folder: without --tls-* it\n"
-    "belongs on a network where nobody else is.\n"
+    "Without --tls-* it reads the folder of --model alone, whatever a coordinator says. Whoever "
+    "reaches\n"
+    "--listen can still have it compute, and end what others compute: such a worker belongs on a\n"
+    "network where nobody else is.\n"
     "\n"
     "  octavo worker --listen 10.0.0.2:7000 --model /models/llama\n"
     "  octavo serve --model /models/llama --tp 2 --workers 10.0.0.1:7000,10.0.0.2:7000";
@@ -29,7 +31,12 @@ static const arg_flag flags_table[] = {
     ARG_ROW("listen", "HOST:PORT", ARG_TEXT, worker_flags, listen,
             "where it waits: port 0 is any free one; unix:/path is a socket"),
     ARG_ROW("model", "PATH", ARG_TEXT, worker_flags, model,
-            "where this machine has the model (default: the path that the coordinator was given)"),
+            "where this machine has the model (default with --tls-*: the path that the coordinator "
+            "was given; without them it must be given)"),
+    ARG_ROW(
+        "weights-cache", "DIR", ARG_TEXT, worker_flags, weights_cache,
+        "where this machine keeps weights that the coordinator's --quantize makes (default with "
+        "--tls-*: the coordinator's --weights-cache, else they are not kept)"),
     ARG_ROW("count", "N", ARG_COUNT, worker_flags, count,
             "so many of them, each a process of its own, at this port and the next ones; one that "
             "ends is started again",
@@ -60,7 +67,11 @@ static status check_flags(const worker_flags *f, error *err)
     if (tls != 0 && tls != 3)
         return error_set(err, STATUS_INVALID,
                          "--tls-cert, --tls-key and --tls-client-ca go together");
-    return worker_address_of(f, f->count - 1, address, sizeof address, err);
+    RETURN_IF_ERROR(worker_address_of(f, f->count - 1, address, sizeof address, err));
+    if (!f->model && !worker_trusts(f))
+        return error_set(err, STATUS_INVALID,
+                         "--model is missing: without --tls-* no coordinator may name a folder");
+    return STATUS_IS_OK;
 }
 
 static void tell(void *ctx, const char *line)

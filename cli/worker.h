@@ -7,7 +7,8 @@
 
 typedef struct worker_flags {
     const char *listen;
-    const char *model; // NULL: as the coordinator calls it
+    const char *model;         // NULL: as the coordinator calls it, who is trusted then
+    const char *weights_cache; // NULL: as the coordinator says, where it is trusted
     uint32_t count, threads;
     uint32_t device; // GPU of the first of them
     const char *tls_cert, *tls_key, *tls_client_ca;
@@ -15,6 +16,13 @@ typedef struct worker_flags {
 } worker_flags;
 
 enum { WORKER_ANY_DEVICE = UINT32_MAX /* the coordinator says */ };
+
+/* Whether those who can reach a worker of these flags are known: by certificates, or because only
+ * the process that started it has its socket. Only then may a coordinator name folders. */
+static inline bool worker_trusts(const worker_flags *f)
+{
+    return f->tls_client_ca != NULL || f->local != NULL;
+}
 
 /* ---- worker_host.c: who makes a rank --------------------------------------------------------- */
 

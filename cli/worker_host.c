@@ -77,12 +77,20 @@ static status open_gpu(rank_host *h, const worker_config *c, error *err)
 
 static char *copy_or_null(const char *text) { return *text ? strdup(text) : NULL; }
 
+/* "" = none. */
+static const char *cache_dir_of(const worker_flags *f, const worker_config *c)
+{
+    if (f->weights_cache) return f->weights_cache;
+    return worker_trusts(f) ? c->cache_dir : "";
+}
+
 static status take_texts(rank_host *h, const worker_config *c, error *err)
 {
     h->dir = strdup(h->flags->model ? h->flags->model : c->model);
     h->isa = copy_or_null(c->isa);
-    h->cache_dir = copy_or_null(c->cache_dir);
-    if (h->dir && !h->isa == !*c->isa && !h->cache_dir == !*c->cache_dir) return STATUS_IS_OK;
+    const char *cache_dir = cache_dir_of(h->flags, c);
+    h->cache_dir = copy_or_null(cache_dir);
+    if (h->dir && !h->isa == !*c->isa && !h->cache_dir == !*cache_dir) return STATUS_IS_OK;
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 

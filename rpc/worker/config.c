@@ -11,6 +11,7 @@ enum {
     HEADS_MAX = 4096,
     SEQS_MAX = 1 << 16,
     VOCAB_MAX = 1 << 24,
+    THREADS_MAX = 1024,
 };
 
 /* ---- texts ----------------------------------------------------------------------------------- */
@@ -154,11 +155,31 @@ static status check_sizes(const configure_message *m, error *err)
     return STATUS_IS_OK;
 }
 
+static status check_bits(const char *name, uint32_t bits, error *err)
+{
+    if (bits == 0 || bits == 4 || bits == 8) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: %u is not 0, 4 or 8", name, bits);
+}
+
+static status check_numbers(const configure_message *m, error *err)
+{
+    uint32_t group = m->quant_group;
+    RETURN_IF_ERROR(check_bits("quant_bits", m->quant_bits, err));
+    RETURN_IF_ERROR(check_bits("quant_attention", m->quant_attention, err));
+    if (m->quant_bits && group != 32 && group != 64 && group != 128)
+        return error_set(err, STATUS_INVALID, "quant_group: %u is not 32, 64 or 128", group);
+    if (m->n_threads > THREADS_MAX)
+        return error_set(err, STATUS_INVALID, "n_threads: %u is above %d", m->n_threads,
+                         THREADS_MAX);
+    return STATUS_IS_OK;
+}
+
 status config_unpack(const configure_message *m, const char *version, arena *a, worker_config *c,
                      error *err)
 {
     RETURN_IF_ERROR(check_versions(m, version, err));
     RETURN_IF_ERROR(check_sizes(m, err));
+    RETURN_IF_ERROR(check_numbers(m, err));
     *c = (worker_config){
         .rank = m->rank,
         .size = m->size,

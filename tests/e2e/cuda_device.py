@@ -35,7 +35,7 @@ def refused(result, *words):
 def with_worker(*flags, words=None):
     """One rank in a process of its own, on an emulated GPU of its own; words: what it is refused with."""
     environment = dict(os.environ, LD_LIBRARY_PATH=home)
-    worker = subprocess.Popen([here, "worker", "--listen", "127.0.0.1:0", *flags], env=environment,
+    worker = subprocess.Popen([here, "worker", "--listen", "127.0.0.1:0", "--model", "models/demo", *flags], env=environment,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         address = worker.stdout.readline().removeprefix("listening at ").strip()

@@ -312,6 +312,33 @@ static void configs_come_out_as_they_went_in(void **state)
     arena_destroy(&packing);
 }
 
+/* No number is cut to a byte, or taken for what a machine could have. */
+static void absurd_numbers_are_refused(void **state)
+{
+    (void)state;
+    arena packing, a;
+    configure_message m;
+    worker_config from = a_config(), to;
+    error err = {{0}};
+    arena_init(&packing, 4096, 0);
+    assert_true(status_ok(config_pack(&from, 5, "1.2.3", &packing, &m)));
+#define WRONG_CONFIG(field, value, word)                                                           \
+    do {                                                                                           \
+        configure_message wrong = m;                                                               \
+        wrong.field = value;                                                                       \
+        assert_false(status_ok(send_config(&wrong, "1.2.3", &a, &to, &err)));                      \
+        if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #field, err.text);                     \
+        arena_destroy(&a);                                                                         \
+    } while (0)
+    WRONG_CONFIG(quant_bits, 260, "quant_bits: 260 is not 0, 4 or 8");
+    WRONG_CONFIG(quant_bits, 2, "quant_bits: 2 is not 0, 4 or 8");
+    WRONG_CONFIG(quant_attention, UINT32_MAX, "quant_attention: 4294967295 is not 0, 4 or 8");
+    WRONG_CONFIG(quant_group, 0, "quant_group: 0 is not 32, 64 or 128");
+    WRONG_CONFIG(quant_group, 320, "quant_group: 320 is not 32, 64 or 128");
+    WRONG_CONFIG(n_threads, 1025, "n_threads: 1025 is above 1024");
+    arena_destroy(&packing);
+}
+
 static void what_a_rank_says_is_checked(void **state)
 {
     (void)state;
@@ -356,6 +383,7 @@ int main(void)
         cmocka_unit_test(wrong_plans_are_refused_by_field),
         cmocka_unit_test(wrong_results_are_refused_by_field),
         cmocka_unit_test(configs_come_out_as_they_went_in),
+        cmocka_unit_test(absurd_numbers_are_refused),
         cmocka_unit_test(what_a_rank_says_is_checked),
     };
     return cmocka_run_group_tests_name("rpc_worker_checks", tests, NULL, NULL);

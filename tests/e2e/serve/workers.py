@@ -18,7 +18,7 @@ import threading
 import time
 import unittest
 
-from harness import (OCTAVO, PATIENCE, POOL, ROOT, Server, certificates, eventually, main, need, run_offline, stubs,
+from harness import (MODEL, OCTAVO, PATIENCE, POOL, ROOT, Server, certificates, eventually, main, need, run_offline, stubs,
                      tokens)
 
 grpc = need("grpc")
@@ -47,7 +47,8 @@ def clean_env(extra=None):
 
 
 class Worker:
-    """octavo worker at a port that it keeps when it is started again."""
+    """octavo worker at a port that it keeps when it is started again, of the demo model unless it trusts its
+    coordinator, who names the model then."""
 
     def __init__(self, *flags, binary=OCTAVO, port=0, host="127.0.0.1", within=(), env=None):
         self.flags, self.binary, self.port, self.lines = flags, binary, port, []
@@ -56,7 +57,7 @@ class Worker:
 
     def start(self):
         self.process = subprocess.Popen(
-            [*self.within, self.binary, "worker", "--listen", self.address, *self.flags],
+            [*self.within, self.binary, "worker", "--listen", self.address, *self.flags, *self.model()],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
             env=clean_env(self.env))
         line = self.process.stdout.readline().decode()
@@ -65,6 +66,9 @@ class Worker:
             raise AssertionError(f"octavo worker: {line!r} {self.process.stderr.read().decode()}")
         self.port = int(found.group(1))
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def model(self):
+        return [] if "--model" in self.flags or "--tls-cert" in self.flags else ["--model", MODEL]
 
     def _read(self, process):
         for line in process.stderr:
@@ -324,7 +328,7 @@ class Same(unittest.TestCase):
                 w.stop()
         # Several of one command, at one name and the next ones.
         with tempfile.TemporaryDirectory() as folder:
-            p = subprocess.Popen([OCTAVO, "worker", "--listen", f"unix:{folder}/w", "--count", str(RANKS)],
+            p = subprocess.Popen([OCTAVO, "worker", "--listen", f"unix:{folder}/w", "--count", str(RANKS), "--model", MODEL],
                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=clean_env())
             try:
                 lines = sorted(p.stdout.readline().decode() for _ in range(RANKS))
@@ -611,7 +615,8 @@ class Refusals(unittest.TestCase):
 
     def test_address_taken(self):
         address = self.worker.address
-        p = subprocess.run([OCTAVO, "worker", "--listen", address], capture_output=True, text=True, timeout=PATIENCE)
+        p = subprocess.run([OCTAVO, "worker", "--listen", address, "--model", MODEL], capture_output=True, text=True,
+                           timeout=PATIENCE, cwd=ROOT)
         self.assertEqual(p.returncode, 1)
         self.assertIn(address, p.stderr)
 
