@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""smg (the gateway of the package smg) in front of two replicas over gRPC: it tokenizes by what GetTokenizer gave
+it, sends a prompt where KV events say that its prefix is cached, and loses no request to a replica's death.
+usage: gateway.py OCTAVO [unittest arguments]"""
+
+import http.client
+import itertools
+import json
+import queue
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+import urllib.request
+
+from harness import PAGE, PATIENCE, Server, eventually, main, need
+
+need("smg")
+
+PREFIXES, TURNS = 12, 4
+GREEDY = {"max_tokens": 4, "temperature": 0}
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def prefix(i):
+    """Words that no other prefix begins with, of some pages."""
+    return f"{i} and {i * 7}: " + f"the {i}th player enters with a letter and reads it aloud. " * 6
+
+
+class Smg:
+    """The gateway, in a folder of its own: nothing that it finds there is a model."""
+
+    def __init__(self, *replicas):
+        self.port, self.metrics_port = free_port(), free_port()
+        self.folder = tempfile.TemporaryDirectory()
+        with open(f"{self.folder.name}/log", "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(self.port),
+                 "--prometheus-host", "127.0.0.1", "--prometheus-port", str(self.metrics_port),
+                 "--worker-urls", *[f"grpc://{r.target}" for r in replicas], "--policy", "cache_aware",
+                 "--block-size", str(PAGE), "--worker-startup-check-interval", "1", "--health-check-interval-secs", "1",
+                 "--health-failure-threshold", "1", "--health-success-threshold", "1",
+                 "--cb-timeout-duration-secs", "1"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder.name)
+
+    def log(self):
+        with open(f"{self.folder.name}/log", encoding="utf-8", errors="replace") as f:
+            return f.read()[-20000:]
+
+    def stop(self):
+        """It waits for five seconds before it ends by itself."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self.folder.cleanup()
+
+    def ask(self, prompt, **fields):
+        """(status, body)"""
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        try:
+            c.request("POST", "/v1/completions", json.dumps({"model": "demo", "prompt": prompt, **GREEDY, **fields}),
+                      {"content-type": "application/json"})
+            r = c.getresponse()
+            return r.status, json.loads(r.read())
+        finally:
+            c.close()
+
+    def ready(self):
+        if self.process.poll() is not None:
+            raise AssertionError(f"smg: exit {self.process.returncode}\n{self.log()}")
+        try:
+            return self.ask("x")[0] == 200
+        except OSError:
+            return False
+
+    def event_hits(self):
+        """Requests that were sent where KV events said."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE) as page:
+            found = re.search(r'smg_cache_aware_policy_branch_total\{branch="event_hit"\} (\d+)', page.read().decode())
+        return int(found.group(1)) if found else 0
+
+
+class Gateway(unittest.TestCase):
+    def setUp(self):
+        self.replicas = [Server("--served-model-name", "demo", "--grpc", f"127.0.0.1:{free_port()}") for _ in range(2)]
+        self.addCleanup(lambda: [r.stop() for r in self.replicas])
+        self.smg = Smg(*self.replicas)
+        self.addCleanup(self.smg.stop)
+        eventually("smg has its workers", self.smg.ready)
+
+    def ask(self, prompt):
+        """(text, prompt tokens, cached tokens)"""
+        status, body = self.smg.ask(prompt)
+        self.assertEqual(status, 200, body)
+        usage = body["usage"]
+        return (body["choices"][0]["text"], usage["prompt_tokens"],
+                (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+
+    def served(self):
+        """Prompt tokens that each replica has had."""
+        return [r.metric("prompt_tokens_total") for r in self.replicas]
+
+    def both_work(self):
+        """Until both replicas have had one of many prompts that none has cached."""
+        numbers = itertools.count()
+        eventually("both replicas have work", lambda: self.ask(f"{next(numbers)} fools") and all(self.served()))
+
+    def begin(self):
+        """Every prefix once; which replica has computed it."""
+        where, texts = [], []
+        self.both_work()
+        for i in range(PREFIXES):
+            before = self.served()
+            texts.append(self.ask(prefix(i))[0])
+            where.append([now > then for now, then in zip(self.served(), before)].index(True))
+        return where, texts
+
+    def learnt(self, i):
+        """A request for a prefix was sent where it is cached because events said so."""
+        before = self.smg.event_hits()
+        self.ask(prefix(i))
+        return self.smg.event_hits() > before
+
+    def test_cache_aware(self):
+        where, texts = self.begin()
+        direct = self.replicas[0].post("/v1/completions", {"prompt": prefix(3), **GREEDY})
+        self.assertEqual(texts[3], direct["choices"][0]["text"])
+        self.assertEqual(set(where), {0, 1})
+        # A replica's events come in order: who knows its last prefix knows those before.
+        last = [max(i for i in range(PREFIXES) if where[i] == r) for r in range(2)]
+        for i in last:
+            eventually(f"prefix {i} is known", lambda i=i: self.learnt(i))
+        hits, turns, cached, asked = self.smg.event_hits(), 0, 0, 0
+        for turn in range(TURNS):
+            for i in set(range(PREFIXES)) - set(last):
+                _, n_prompt, n_cached = self.ask(prefix(i) + f"Turn {turn}.")
+                turns, cached, asked = turns + 1, cached + n_cached, asked + n_prompt
+        self.assertEqual(self.smg.event_hits() - hits, turns)
+        self.assertGreater(cached, 0.8 * asked)
+
+    def test_a_replica_dies_and_comes_back(self):
+        where, texts = self.begin()
+        answers, ends = queue.Queue(), threading.Event()
+
+        def client(seed):
+            i = seed
+            while not ends.is_set():
+                i = (i * 5 + 1) % PREFIXES
+                try:
+                    status, body = self.smg.ask(prefix(i))
+                    answers.put((status, i, body["choices"][0]["text"] if status == 200 else body))
+                except OSError as e:
+                    answers.put((0, i, repr(e)))
+
+        def more(n):
+            goal = answers.qsize() + n
+            eventually(f"{n} more answers", lambda: answers.qsize() >= goal)
+
+        clients = [threading.Thread(target=client, args=(s,), daemon=True) for s in range(4)]
+        for c in clients:
+            c.start()
+        try:
+            more(40)
+            dead = self.replicas[where[0]]
+            dead.process.kill()
+            dead.wait()
+            more(60)
+            self.replicas[where[0]] = Server("--served-model-name", "demo", "--grpc", dead.target)
+            self.both_work()
+            more(40)
+        finally:
+            ends.set()
+            for c in clients:
+                c.join(PATIENCE)
+        got = [answers.get() for _ in range(answers.qsize())]
+        self.assertEqual([a for a in got if a[0] != 200], [])
+        self.assertEqual([a for a in got if a[2] != texts[a[1]]], [])
+
+
+if __name__ == "__main__":
+    main()
