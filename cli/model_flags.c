@@ -18,6 +18,8 @@ static const char *const kv_dtypes[] = {"auto", "f32",  "bf16", "f16", "int8",
 static const char *const precisions[] = {"standard", "high", NULL};
 static const char *const quantizations[] = {"auto", "none", "int8", "mixed", "int4", NULL};
 
+static const char *const policies[] = {"fcfs", "priority", NULL};
+
 static const arg_flag flags_table[] = {
     ARG_ROW("model", "PATH", ARG_TEXT, model_flags, dir,
             "the Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a GGUF file"),
@@ -94,6 +96,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("max-model-len", "N", ARG_COUNT, model_flags, max_model_len,
             "most tokens of prompt and output together (default: the model's)", .min = 1,
             .max = 0x1p31),
+    ARG_ROW("scheduling-policy", "WHAT", ARG_CHOICE, model_flags, scheduling_policy,
+            "who goes first: fcfs, who came first; priority, the lowest priority of a request, but "
+            "after 8 that came later the one that has waited longest",
+            .initial = "fcfs", .choices = policies),
     ARG_ROW("no-prefix-cache", NULL, ARG_SWITCH, model_flags, no_prefix_cache,
             "compute every prompt anew"),
 };
@@ -298,6 +304,7 @@ static loaded_model unopened(const model_flags *flags)
         .n_ranks = flags->tp,
         .max_batch = flags->max_batch,
         .prefill_chunk = flags->prefill_chunk,
+        .policy = strcmp(flags->scheduling_policy, "priority") == 0 ? SCHED_PRIORITY : SCHED_FCFS,
         .prefix_cache = !flags->no_prefix_cache,
         .batch_invariant = flags->batch_invariant,
         .default_pool = flags->kv_memory == 0,
@@ -463,6 +470,7 @@ engine_options model_engine_options(loaded_model *m, uint32_t max_requests)
         .prefill_chunk = m->prefill_chunk,
         .max_model_len = m->max_model_len,
         .max_requests = max_requests,
+        .policy = m->policy,
         .prefix_cache = m->prefix_cache,
         .stop_ids = m->config.stop_ids,
         .n_stop_ids = m->config.n_stop_ids,

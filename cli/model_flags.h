@@ -31,7 +31,8 @@ typedef struct model_flags {
     uint32_t kv_group_heads; // 0 = all KV heads
     uint32_t max_batch;
     uint32_t prefill_chunk;
-    uint32_t max_model_len; // 0 = the model's
+    uint32_t max_model_len;        // 0 = the model's
+    const char *scheduling_policy; // "fcfs", "priority"
     bool no_prefix_cache;
     workers_flags workers; // a group of its own, beside these
 } model_flags;
@@ -53,6 +54,7 @@ typedef struct loaded_model {
     strbuf bos, eos;         // texts for the template
     kern_kv_format kv_type;
     uint32_t max_model_len, max_batch, prefill_chunk;
+    sched_policy policy;
     bool prefix_cache;
     bool default_pool; // nobody gave --kv-memory
     int64_t open_us;

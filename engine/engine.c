@@ -35,6 +35,7 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .max_logit_rows = e->info.max_logit_rows,
         .lacks = e->info.lacks,
         .max_in_flight = engine_in_flight(e),
+        .policy = e->o.policy,
         .prefix_cache = e->o.prefix_cache,
         .salt = e->info.identity,
         .max_sessions = e->o.max_sessions,

@@ -37,6 +37,7 @@ typedef struct engine_options {
     uint32_t prefill_chunk;
     uint32_t max_model_len;
     uint32_t max_requests; // waiting and running; more is QUEUE_FULL
+    sched_policy policy;
     bool prefix_cache;
     bool identities_apart;    // a request hits no prefix that another identity computed
     const uint32_t *stop_ids; // the model's EOS ids

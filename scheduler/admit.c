@@ -35,6 +35,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
         return error_set(err, STATUS_INVALID, "n: %" PRIu32 " is not in [1, %" PRIu32 "]", r->n,
                          s->options.max_seqs);
     }
+    if (r->priority != 0 && s->options.policy == SCHED_FCFS) {
+        return error_set(err, STATUS_INVALID,
+                         "priority: %" PRId32 " is not 0, and requests run in order of arrival "
+                         "(--scheduling-policy fcfs)",
+                         r->priority);
+    }
     sched_turn turn = sched_turn_of(r);
     uint32_t point = retention_next_point(&turn.policy, r->n_prompt, 0), together = 0;
     if (point <= r->n_prompt) together = retention_rows_together(&turn.policy, r->n_prompt, point);
@@ -248,6 +254,48 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owe
     return true;
 }
 
+/* ---- ageing ---------------------------------------------------------------------------------- */
+
+static bool arrived_before(const sched_entry *a, const sched_entry *b)
+{
+    return a->arrival != b->arrival ? a->arrival < b->arrival : a->serial < b->serial;
+}
+
+/* It could start, or its prompt could be computed, if those that go first left room. */
+static bool can_be_passed(const sched_seq *q)
+{
+    return q->entry->rank != SCHED_AGED && !sched_seq_is_idle(q);
+}
+
+/* The longest waiting request: of sequences without a slot, and of running ones whose prompt is not
+ * done, for the tokens of a step go to better ranks first. */
+static sched_entry *longest_waiting(const sched *s)
+{
+    sched_entry *oldest = NULL;
+    for (uint32_t i = 0; i < s->waiting.n; i++) {
+        const sched_seq *q = s->waiting.seqs[i];
+        if (can_be_passed(q) && (!oldest || arrived_before(q->entry, oldest))) oldest = q->entry;
+    }
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        const sched_seq *q = s->running.seqs[i];
+        if (seq_is_carrier(q) && can_be_passed(q) && (!oldest || arrived_before(q->entry, oldest)))
+            oldest = q->entry;
+    }
+    return oldest;
+}
+
+/* The request has started: whether that changed the order, since it was one too many. */
+static bool note_pass(sched *s, const sched_entry *started)
+{
+    if (s->options.policy != SCHED_PRIORITY) return false;
+    sched_entry *oldest = longest_waiting(s);
+    if (!oldest || !arrived_before(oldest, started)) return false;
+    uint32_t most = s->options.max_passes ? s->options.max_passes : SCHED_MAX_PASSES;
+    if (++oldest->passed < most) return false;
+    sched_entry_age(s, oldest);
+    return true;
+}
+
 /* Strictly in order: whoever cannot start yet lets nobody pass, but for those who wait for logits
  * alone: prompts that want them are computed slowly. Idle sequences hold slots and pages
  * for nothing: they give way when their readers sleep, or when nobody else would make room. */
@@ -271,6 +319,7 @@ void sched_admit(sched *s, uint32_t budget, int64_t now_us)
             owe(&owed, s->lasting - before, s->passing);
             owe_running(s, q, &owed);
             n_active++;
+            if (note_pass(s, q->entry)) i = 0; /* the aged one waits in front now */
         } else if (sched_preempt_idle(s, n_active == 0, now_us)) {
             i = 0; /* it waits in front of q or behind */
         } else {

@@ -4,7 +4,7 @@
 int sched_seq_compare(const sched_seq *a, const sched_seq *b)
 {
     const sched_entry *x = a->entry, *y = b->entry;
-    if (x->priority != y->priority) return x->priority < y->priority ? -1 : 1;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
     if (x->arrival != y->arrival) return x->arrival < y->arrival ? -1 : 1;
     if (x->serial != y->serial) return x->serial < y->serial ? -1 : 1;
     return a->choice < b->choice ? -1 : a->choice > b->choice;
@@ -190,7 +190,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     sched_entry *e = carve(&at, 1, sizeof *e);
     *e = (sched_entry){
         .id = r->id,
-        .priority = r->priority,
+        .rank = s->options.policy == SCHED_PRIORITY ? r->priority : 0,
         .arrival = r->arrival,
         .serial = s->n_arrived++,
         .arrival_us = now_us,
@@ -315,6 +315,25 @@ void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
     q->needs_open = false;
     sched_list_remove(&s->running, q);
     q->state = state;
+}
+
+static sched_list *list_of(sched *s, const sched_seq *q)
+{
+    return q->state == SEQ_RUNNING ? &s->running : q->state == SEQ_WAITING ? &s->waiting : NULL;
+}
+
+/* Its sequences leave their lists while the rank changes that the lists are sorted by. */
+void sched_entry_age(sched *s, sched_entry *e)
+{
+    for (uint32_t i = 0; i < e->n; i++) {
+        sched_list *l = list_of(s, &e->seqs[i]);
+        if (l) sched_list_remove(l, &e->seqs[i]);
+    }
+    e->rank = SCHED_AGED;
+    for (uint32_t i = 0; i < e->n; i++) {
+        sched_list *l = list_of(s, &e->seqs[i]);
+        if (l) sched_list_insert(l, &e->seqs[i]);
+    }
 }
 
 /* ---- END, PAUSE, RESUME ---------------------------------------------------------------------- */

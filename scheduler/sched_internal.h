@@ -6,9 +6,10 @@
  * from it ("born") running   sequences with a slot (a sequence number of the tables), best rank
  * first waiting   sequences without one, best rank first
  *
- * Rank: (priority, arrival, order of being added, choice). What ends while a step is in flight that
- * has rows of it is marked, and given up when the result is in. With one step in flight at most
- * pages are touched only between steps, since the plan's deltas belong to the backend till then.
+ * Rank: (the policy's number, arrival, order of being added, choice). What ends while a step is in
+ * flight that has rows of it is marked, and given up when the result is in. With one step in flight
+ * at most pages are touched only between steps, since the plan's deltas belong to the backend till
+ * then.
  */
 #ifndef SCHEDULER_SCHED_INTERNAL_H
 #define SCHEDULER_SCHED_INTERNAL_H
@@ -30,7 +31,7 @@ typedef struct sched_turn {
     retention_policy policy;
 } sched_turn;
 
-enum { SCHED_MAX_TURNS = 64 };
+enum { SCHED_MAX_TURNS = 64, SCHED_MAX_PASSES = 8 };
 
 typedef enum seq_state { SEQ_UNBORN, SEQ_WAITING, SEQ_RUNNING, SEQ_GONE } seq_state;
 
@@ -69,9 +70,13 @@ struct sched_seq {
     sched_choice_info final; // as it ended
 };
 
+/* The rank of a request that was passed too often: before any priority. */
+#define SCHED_AGED INT64_MIN
+
 struct sched_entry {
     uint64_t id;
-    int32_t priority;
+    int64_t rank;    // the priority, or SCHED_AGED; lower goes first
+    uint32_t passed; // times that a later one started while no other had waited longer
     uint64_t arrival, serial;
     int64_t arrival_us, first_planned_us; // the latter -1 before
     uint64_t salt;
@@ -216,6 +221,8 @@ sched_entry *sched_entry_find(const sched *s, uint64_t id);
 void sched_entries_forget(sched *s);
 void sched_entry_end(sched *s, sched_entry *e, uint32_t choice, bool finished);
 void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us);
+/* From now on it goes before all that are not aged too. */
+void sched_entry_age(sched *s, sched_entry *e);
 void sched_list_insert(sched_list *l, sched_seq *q);
 void sched_list_remove(sched_list *l, sched_seq *q);
 /* Gives a sequence a slot; some is free. */

@@ -21,6 +21,10 @@ static bool options_valid(const sched_options *o, error *err)
                   p->preset->name);
         return false;
     }
+    if (o->policy != SCHED_FCFS && o->policy != SCHED_PRIORITY) {
+        error_set(err, STATUS_INVALID, "scheduling_policy: must be fcfs or priority");
+        return false;
+    }
     if (o->max_sessions > 1u << 20) {
         error_set(err, STATUS_LIMIT, "max_sessions: at most 1,048,576");
         return false;

@@ -1,7 +1,8 @@
 /* scheduler: who runs in the next step, on which pages.
  *
  * What     a pure state machine. sched_step takes what happened and gives the next step plan:
- *          running sequences first, then waiting ones by (priority, arrival); one token budget for
+ *          running sequences first, then waiting ones by (priority, arrival), with a bound on how
+ *          many pass the one that has waited longest; one token budget for
  *          decodes and prefill chunks; admission in physical pages; retention at its points;
  *          preemption when pages are short, by swap to the host tier or by recompute.
  * Owner    the scheduler owns its pkv and the plan; it copies what it needs of requests.
@@ -17,6 +18,12 @@
 
 typedef struct sched sched;
 
+/* Who goes first among requests. */
+typedef enum sched_policy {
+    SCHED_FCFS,     // who arrived first; sched_check refuses other priorities than 0
+    SCHED_PRIORITY, // the lower priority, then who arrived first
+} sched_policy;
+
 typedef struct sched_options {
     pkv_geometry geometry;
     uint32_t n_pages;        // page 0 included
@@ -28,6 +35,11 @@ typedef struct sched_options {
     uint32_t max_logit_rows; // rows that want logits in one step (backend_info); 0 = no limit
     uint32_t lacks;          // what the backend cannot measure (backend_info)
     uint32_t max_in_flight;  // backend_info; 0 is 1. More than 2 is 2
+    sched_policy policy;
+    /* Of SCHED_PRIORITY: when so many requests that arrived later have started before the request
+     * whose prompt has waited longest, that one goes before all others from then on. So a request
+     * with p older ones before it is passed (p + 1) * max_passes times at most. 0 = 8. */
+    uint32_t max_passes;
     bool prefix_cache;
     uint64_t salt;                    // backend_info.identity
     uint32_t max_sessions;            // idle ones kept at once; 0 = sessions are ignored
@@ -44,7 +56,7 @@ void sched_destroy(sched *s);
 
 typedef struct sched_request {
     uint64_t id;             // unique among live requests
-    int32_t priority;        // lower runs first
+    int32_t priority;        // of SCHED_PRIORITY: lower runs first
     uint64_t arrival;        // among equals the lower runs first, then who was added first
     const uint32_t *prompt;  // copied
     uint32_t n_prompt;       // >= 1

@@ -153,6 +153,14 @@ class Run(unittest.TestCase):
         self.assertEqual(bytes(b for t in content for b in t["bytes"]).decode(), line["text"])
         self.assertNotIn("logprobs", run_one({"prompt": "O", "max_tokens": 1}))
 
+    def test_priorities(self):
+        request = {"prompt": "The king", "max_tokens": 2, "priority": -1}
+        said = run_lines([request], code=1)[0]["error"]["message"]
+        self.assertEqual(said, "priority: -1 is not 0, and requests run in order of arrival "
+                               "(--scheduling-policy fcfs)")
+        line = run_lines([request], "--scheduling-policy", "priority")[0]
+        self.assertEqual(line["usage"]["completion_tokens"], 2)
+
     def test_stop_strings(self):
         whole = run_one({"prompt": "O Romeo, Romeo", "max_tokens": 30})["text"]
         stop = whole[7:11]

@@ -184,6 +184,7 @@ void make_request(world *w, world_request *r, uint32_t id)
     q->id = id;
     q->arrival = id + (chance(w, 1, 4) ? between(w, 0, 3) : 0); /* a little out of order */
     q->priority = chance(w, 1, 3) ? (int32_t)between(w, 0, 4) - 2 : 0;
+    if (w->options.policy == SCHED_FCFS) q->priority = 0;
     q->n = chance(w, 1, 4) ? between(w, 1, most < CHOICES_MAX ? most : CHOICES_MAX) : 1;
     q->salt = chance(w, 1, 10);
     q->params = (sample_params){.top_p = 1,

@@ -35,6 +35,7 @@ typedef struct world_request {
     uint32_t *prompt;
     sim_answer answer;
     bool started, born;
+    uint32_t older, passed; // live ones before it when it came; later ones that started first
     uint64_t born_step;
     uint32_t live;
     uint32_t logit_rows;
@@ -62,6 +63,7 @@ typedef struct tally {
     uint64_t stored, continued, ignored, expired, sessions_swapped;
     uint64_t presses, kept_compared;
     uint64_t ahead, wasted, failed_ahead; // steps planned ahead, rows in vain, failures behind them
+    uint64_t passed;
     uint64_t joined_late; // choices that waited for a slot, and then had one row to compute
     uint64_t by_preset[64];
 } tally;

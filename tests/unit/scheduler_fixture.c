@@ -34,6 +34,7 @@ sched_options small_options(void)
         .prefill_chunk = 40,
         .max_model_len = 1000,
         .max_requests = 8,
+        .policy = SCHED_PRIORITY,
         .prefix_cache = true,
     };
 }

@@ -202,6 +202,103 @@ static void many_choices_do_not_empty_the_batch(void **state)
     finish(f);
 }
 
+/* ---- priorities ------------------------------------------------------------------------------ */
+
+/* Fcfs knows no priorities, and says so. */
+static void fcfs_refuses_priorities(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.policy = SCHED_FCFS;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 10, 5);
+    error err;
+    assert_true(status_ok(sched_check(f->s, &a, &err)));
+    a.priority = -1;
+    assert_int_equal(sched_check(f->s, &a, &err).code, STATUS_INVALID);
+    assert_non_null(strstr(err.text, "priority: -1 is not 0"));
+    assert_non_null(strstr(err.text, "--scheduling-policy fcfs"));
+    finish(f);
+}
+
+/* One slot. Requests of the best priority, each `n_prompt` tokens long and over with its first
+ * token, follow each other without end; how many started before the default request's first token
+ * came, out of `most`. */
+static uint32_t passes_before_first_token(uint32_t slots, uint32_t n_prompt, uint32_t most)
+{
+    sched_options o = small_options();
+    o.max_seqs = slots;
+    fixture *f = begin(o);
+    sched_request first = request(f, 1, 0, 10, 5), a = request(f, 2, 100, 400, 5), next[2];
+    first.priority = INT32_MIN;
+    add(f, &first);
+    add(f, &a);
+    step(f);
+    end(f, 1, 0);
+    uint32_t n = 0;
+    for (uint64_t id = 3; n < most && describe(f, 2, 0).output_tokens == 0;) {
+        for (uint32_t i = 0; i < 2 && sched_get_stats(f->s).waiting < 3; i++, id++) {
+            next[i] = request(f, id, (uint32_t)id * 1000, n_prompt, 1);
+            next[i].priority = INT32_MIN;
+            add(f, &next[i]);
+        }
+        step(f);
+        for (uint32_t i = 0; f->plan && i < f->plan->n_seqs; i++) {
+            const step_seq *q = &f->plan->seqs[i];
+            n += q->request != 2 && q->position == 0;
+            if (q->request != 2 && q->n_samples > 0) end(f, q->request, 0);
+        }
+    }
+    finish(f);
+    return n;
+}
+
+static void nobody_is_passed_for_ever(void **state)
+{
+    (void)state;
+    /* Waiting for the slot: after 8 that came later it is the first. */
+    uint32_t n = passes_before_first_token(1, 10, 1000);
+    assert_in_range(n, 8, 9);
+    /* With a slot, but without a step's tokens: they go to the best prompts first. */
+    n = passes_before_first_token(4, 40, 1000);
+    assert_in_range(n, 8, 24);
+}
+
+/* The line that is passed moves up: the second one goes before all others 8 starts after the
+ * first one, and one that has aged gives its place to nobody. */
+static void each_one_of_a_line_is_passed_so_often(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.max_seqs = 1;
+    fixture *f = begin(o);
+    sched_request line[3], next;
+    uint32_t started[3] = {0}, n = 0;
+    for (uint32_t i = 0; i < 3; i++) {
+        line[i] = request(f, i + 1, 100 * i, 10, 1);
+        line[i].priority = 5 - (int32_t)i;
+    }
+    next = request(f, 10, 5000, 10, 1);
+    add(f, &next);
+    next.priority = -1;
+    for (uint32_t i = 0; i < 3; i++) add(f, &line[i]);
+    step(f);
+    for (uint64_t id = 11; id < 60; id++) {
+        end(f, f->plan->seqs[0].request, 0);
+        next = request(f, id, (uint32_t)id * 1000, 10, 1);
+        next.priority = -1;
+        add(f, &next);
+        step(f);
+        uint64_t runs = f->plan->seqs[0].request;
+        n += runs > 3;
+        if (runs <= 3) started[runs - 1] = n;
+    }
+    assert_int_equal(started[0], 8);
+    assert_int_equal(started[1], 16);
+    assert_int_equal(started[2], 24);
+    finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -211,6 +308,9 @@ int main(void)
         cmocka_unit_test(sums_are_not_shared_while_waiting),
         cmocka_unit_test(a_waiting_choice_gives_way),
         cmocka_unit_test(many_choices_do_not_empty_the_batch),
+        cmocka_unit_test(fcfs_refuses_priorities),
+        cmocka_unit_test(nobody_is_passed_for_ever),
+        cmocka_unit_test(each_one_of_a_line_is_passed_so_often),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
