@@ -88,10 +88,34 @@ static status need(const json_t *json, const char *where, const char *key, int64
     return STATUS_IS_OK;
 }
 
+static bool is_given(const json_t *json, const char *key)
+{
+    const json_t *v = json_object_get(json, key);
+    return v && !json_is_null(v);
+}
+
+/* Files have the count under either name, whatever the family: transformers 5 saves a Qwen3-MoE
+ * with num_local_experts, transformers 4 with num_experts. *key is the one that is there. */
+static status read_expert_count(const json_t *json, const char *where, const char **key,
+                                model_config *c, error *err)
+{
+    static const char *const keys[] = {"num_experts", "num_local_experts"};
+    const char *other = strcmp(*key, keys[0]) == 0 ? keys[1] : keys[0];
+    bool both = is_given(json, *key) && is_given(json, other);
+    if (!is_given(json, *key) && is_given(json, other)) *key = other;
+    RETURN_IF_ERROR(need(json, where, *key, EXPERTS_MAX, &c->n_experts, err));
+    if (!both) return STATUS_IS_OK;
+    uint32_t again = 0;
+    RETURN_IF_ERROR(need(json, where, other, EXPERTS_MAX, &again, err));
+    if (again == c->n_experts) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: \"%s\" is %u and \"%s\" is %u", where, *key,
+                     c->n_experts, other, again);
+}
+
 status family_read_experts(const json_t *json, const char *where, const char *count_key,
                            const char *ffn_key, model_config *c, error *err)
 {
-    RETURN_IF_ERROR(need(json, where, count_key, EXPERTS_MAX, &c->n_experts, err));
+    RETURN_IF_ERROR(read_expert_count(json, where, &count_key, c, err));
     RETURN_IF_ERROR(need(json, where, ffn_key, EXPERT_FFN_MAX, &c->expert_ffn, err));
     RETURN_IF_ERROR(
         need(json, where, "num_experts_per_tok", EXPERTS_OF_TOKEN_MAX, &c->experts_per_token, err));

@@ -101,7 +101,8 @@ status family_read_window(const json_t *json, const char *where, uint32_t fallba
  * "layer_types" or "max_window_layers" name. */
 status family_read_optional_window(const json_t *json, const char *where, bool by_layer,
                                    model_config *c, error *err);
-/* Numbers of experts, under these keys. */
+/* Numbers of experts. The count may be under "num_experts" or "num_local_experts" as well;
+ * count_key is the one that is asked for where neither is there. */
 status family_read_experts(const json_t *json, const char *where, const char *count_key,
                            const char *ffn_key, model_config *c, error *err);
 /* The width of the one that every row has. */

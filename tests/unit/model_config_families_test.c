@@ -192,6 +192,28 @@ static void rope_kinds(void **state)
     assert_true(fabs(r.attention_factor - sqrt(1.0 + log(4.0) / log(128.0))) < 1e-12);
 }
 
+/* Which name the count has depends on the version of transformers that saved the folder. */
+static void experts_are_counted_under_either_name(void **state)
+{
+    (void)state;
+    static const char *const families[] = {"Qwen3Moe", "Qwen2Moe", "Mixtral"};
+    static const char *const counts[] = {"\"num_experts\": 8", "\"num_local_experts\": 8",
+                                         "\"num_experts\": null, \"num_local_experts\": 8",
+                                         "\"num_local_experts\": 8, \"num_experts\": 8"};
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            char more[256];
+            snprintf(more, sizeof more,
+                     "%s, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 24,"
+                     " \"shared_expert_intermediate_size\": 28",
+                     counts[i]);
+            model_config c = loaded(families[f], more);
+            assert_int_equal(c.n_experts, 8);
+            assert_int_equal(c.experts_per_token, 2);
+        }
+    }
+}
+
 #define YARN "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4"
 
 static void refusals(void **state)
@@ -242,6 +264,16 @@ static void refusals(void **state)
          "is 9 of 8 experts"},
         {"Mixtral", "\"num_local_experts\": 1025, \"num_experts_per_tok\": 2", STATUS_INVALID,
          "num_local_experts"},
+        {"Qwen3Moe", "\"moe_intermediate_size\": 24, \"num_experts_per_tok\": 2", STATUS_INVALID,
+         "\"num_experts\" is missing"},
+        {"Qwen3Moe",
+         "\"num_experts\": 8, \"num_local_experts\": 9, \"num_experts_per_tok\": 2,"
+         " \"moe_intermediate_size\": 24",
+         STATUS_INVALID, "\"num_experts\" is 8 and \"num_local_experts\" is 9"},
+        {"Qwen3Moe",
+         "\"num_local_experts\": 1025, \"num_experts_per_tok\": 2,"
+         " \"moe_intermediate_size\": 24",
+         STATUS_INVALID, "\"num_local_experts\""},
         {"Qwen3Moe",
          "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 24,"
          " \"mlp_only_layers\": [4]",
@@ -315,9 +347,13 @@ static void some_keys_must_be_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows),      cmocka_unit_test(sparse_layers),
-        cmocka_unit_test(local_layers), cmocka_unit_test(rope_kinds),
-        cmocka_unit_test(refusals),     cmocka_unit_test(some_keys_must_be_there),
+        cmocka_unit_test(windows),
+        cmocka_unit_test(sparse_layers),
+        cmocka_unit_test(local_layers),
+        cmocka_unit_test(rope_kinds),
+        cmocka_unit_test(experts_are_counted_under_either_name),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(some_keys_must_be_there),
     };
     return cmocka_run_group_tests_name("model_config_families", tests, setup, teardown);
 }

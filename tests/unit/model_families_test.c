@@ -119,6 +119,27 @@ static void logits_equal_hugging_face(void **state)
     }
 }
 
+/* The same models as the newest transformers saves them: its names in config.json, its tensors.
+ * transformers has no InternLM2. */
+static void newest_transformers_is_read(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "llama3_rope_f32",   "yarn_rope_f32",     "linear_rope_f16",     "mistral_window_f32",
+        "qwen2_window_bf16", "qwen2_moe_f32",     "qwen3_layers_bf16",   "mixtral_f32",
+        "qwen3_moe_f32",     "phi3_f32",          "qwen3_moe_some_bf16", "phi3_long_bf16",
+        "gemma3_f32",        "gemma3_layers_bf16"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "transformers_5_23/%s", names[i]);
+        golden g = {.name = name};
+        fixture x = open_golden(&g);
+        pass p = usual(&x);
+        expect_golden(&x, &p);
+        free(x.logits);
+    }
+}
+
 /* Every architecture is there more than once, and so is every kind of RoPE. */
 static void every_family_has_goldens(void **state)
 {
@@ -242,6 +263,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_equal_hugging_face),
+        cmocka_unit_test(newest_transformers_is_read),
         cmocka_unit_test(every_family_has_goldens),
         cmocka_unit_test(ranks_change_nothing),
         cmocka_unit_test(bf16_stays_near_f32),
