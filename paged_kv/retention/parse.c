@@ -287,6 +287,11 @@ static void infer(const parsing *p, retention_policy *policy)
         policy->pool = RETENTION_POOL_AVG;
         policy->kernel = 5;
     }
+    /* A row's own variant is a reading of the row's score at the row's points. */
+    bool others = policy->score != p->preset->defaults.score ||
+                  policy->schedule != p->preset->defaults.schedule;
+    bool parts = p->preset->fields & RETENTION_FIELD_PARTS; /* a prefill has seen to its own */
+    if (parts && others && !member(p->json, "variant")) policy->variant = RETENTION_VARIANT_PLAIN;
 }
 
 static status read_object(parsing *p, retention_policy *policy, error *err)

@@ -42,7 +42,7 @@ const retention_variant_row retention_variants[] = {
                                 .of = RETENTION_SCORE_PROJECTION,
                                 .kind = MEASURE_PROJECTION_POOLED,
                                 .score = score_measured,
-                                .units = CHUNK},
+                                .units = ANY_UNIT},
     [RETENTION_VARIANT_ALG3] = {.choice = {"alg3", "chunks that hold window slots take part in the "
                                                    "choice (ChunkKV, Algorithm 3 to the letter)"},
                                 .of = RETENTION_SCORE_WINDOW,

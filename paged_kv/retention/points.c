@@ -223,6 +223,13 @@ static measure_spec summed(measure_spec spec, uint32_t from, uint32_t to, uint32
     return spec;
 }
 
+/* Slots of a unit of the prompt's choice. */
+static uint32_t unit_tokens(const retention_policy *policy)
+{
+    if (policy->unit == RETENTION_UNIT_CHUNK) return policy->chunk;
+    return policy->unit == RETENTION_UNIT_TOKEN ? 1 : larger(1, policy->page_tokens);
+}
+
 measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_prompt,
                                     uint32_t from, uint32_t to)
 {
@@ -237,7 +244,7 @@ measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_p
         .sum = MEASURE_SUM_STEP,
         .sinks = policy->sinks,
         .window = retention_window_of(policy, n_prompt),
-        .chunk = policy->chunk,
+        .chunk = unit_tokens(policy),
     };
     if (phase.score->rows == RETENTION_ROWS_ALL) return summed(spec, from, to, 0, point);
     if (phase.summed && point != UINT32_MAX)

@@ -213,6 +213,17 @@ static void requests_are_resolved(void **state)
     assert_int_equal(p.pool, RETENTION_POOL_AVG);
     assert_int_equal(p.kernel, 5);
 
+    /* A row's variant is for its own score and points. */
+    assert_int_equal(
+        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"unit\":\"page\"}", &by_head).variant,
+        RETENTION_VARIANT_CODE);
+    assert_int_equal(
+        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"score\":\"window\"}", &by_head).variant,
+        RETENTION_VARIANT_PLAIN);
+    assert_int_equal(
+        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"schedule\":\"decode\"}", &by_head).variant,
+        RETENTION_VARIANT_PLAIN);
+
     /* A budget that a row has gives way to one that is given. */
     p = parsed("{\"method\":\"tova-recurrent\",\"ratio\":0.5,\"recurrent_chunk\":64}", &by_layer);
     assert_true(p.ratio == 0.5 && p.tokens == 0 && p.contiguous);

@@ -76,7 +76,7 @@ def overrides():
         (m("chunkkv", variant="raw", ratio=0.3), 350, {"heads": 4}), (m("chunkkv", variant="raw", unit="chunk", ratio=0.3), 351, {"heads": 4}),
         (m("chunkkv", variant="alg3", unit="chunk", ratio=0.2), 353, {"heads": 4}), (m("chunkkv-hybrid", variant="alg3", ratio=0.3), 263, {"heads": 4}),
         (m("chunkkv", variant="mean", unit="chunk", ratio=0.3), 352, {"heads": 4}), (m("chunkkv", variant="mean", unit="chunk", chunk=20, window=64, tokens=100), 347, {"heads": 4}),
-        (m("andpro", variant="alg1", ratio=0.35), 213, {}), (m("andpro", variant="code", ratio=0.35), 214, {}),
+        (m("andpro", variant="alg1", ratio=0.35), 213, {}), (m("andpro", variant="plain", ratio=0.35), 214, {}), (m("andpro", variant="plain", unit="page", ratio=0.4), 217, {"model": GQA4}),
         # allocators
         (m("snapkv", allocator="pyramid", tokens=60), 320, {}), (m("chunkkv", allocator="pyramid", tokens=128), 500, {"heads": 4}),
         (m("h2o", allocator="pyramid", tokens=60), 180, {"tokens": 12, "model": GQA4}), (m("snapkv", allocator="adaptive", ratio=0.25), 240, {}),

@@ -26,7 +26,7 @@ PRESETS = {
     "chunkkv": row("window", "page", "layer", window=32, chunk=10),
     "chunkkv-reuse": row("window", "page", "layer", window=32, chunk=10, reuse_layers=2),
     "chunkkv-hybrid": row("window", "chunk", "layer", window=32, chunk=10, allocator="hybrid", pool=MAX7),
-    "andpro": row("projection", "chunk", "head", sinks=1, window=32, chunk=4, floor=0.0, **ADAPTIVE),
+    "andpro": row("projection", "chunk", "head", sinks=1, window=32, chunk=4, floor=0.0, variant="code", **ADAPTIVE),
     "snapkv-decode": row("window", "token", "head", "decode", sinks=1, window=16, pool=MAX7, interval=16),
     "andpro-decode": row("projection", "chunk", "head", "decode", sinks=1, window=16, chunk=4, interval=16, floor=0.0, **ADAPTIVE),
     "streaming-recurrent": row("recency", "token", "layer", "chunk", **RECURRENT),
@@ -59,6 +59,10 @@ def resolve(retention, prompt_tokens, page, max_tokens=1):
         r["tokens"], r["given_ratio"] = share_of(r["ratio"], prompt_tokens), True
     p = SimpleNamespace(**(dict(given_ratio=False, decode=None) | PRESETS[method] | r))
     p.method, p.prompt_tokens, p.page = method, prompt_tokens, page
+    if "variant" not in r and (p.score, p.schedule) != (PRESETS[method]["score"], PRESETS[method]["schedule"]):
+        p.variant = None  # a row's own is of its score and its points
+    if p.variant == "plain":
+        p.variant = None
     p.budget = p.tokens
     if p.half:
         p.window = p.budget // 2 if p.window is None else min(p.window, p.budget // 2)

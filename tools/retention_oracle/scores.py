@@ -33,7 +33,7 @@ def projection(c):
         y = a @ v
     elif c.p.variant == "code":
         a = pool(a, "max", CODE_KERNEL)
-        n, size = len(v), c.p.chunk
+        n, size = len(v), {"token": 1, "page": c.p.page, "chunk": c.p.chunk}[c.p.unit]
         end = (n // size + (n % size > 0) - c.p.window // size) * size
         y = a[..., size:end] @ v[size:end]
     else:
