@@ -22,6 +22,18 @@ INLINE __m512i broadcast_pair(const int16_t *x)
     return _mm512_set1_epi32(pair);
 }
 
+/* sums += products of pairs. Written out because gcc copies or spills the sums of a tile in every
+ * round; the emulation has the intrinsic alone. */
+INLINE __m512i add_products(__m512i sums, __m512i x, __m512i a)
+{
+#ifdef __AVX512VNNI__
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(a));
+    return sums;
+#else
+    return _mm512_dpwssd_epi32(sums, x, a);
+#endif
+}
+
 /* 16 scales, bf16. */
 INLINE __m512 load_scales(const uint8_t *scales)
 {
@@ -46,8 +58,7 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
         }
         for (unsigned r = 0; r < n; r++) {
             __m512i x = broadcast_pair(q + r * KERN_ATTN_INT_STRIDE);
-            for (unsigned i = 0; i < strips; i++)
-                sums[r][i] = _mm512_dpwssd_epi32(sums[r][i], x, a[i]);
+            for (unsigned i = 0; i < strips; i++) sums[r][i] = add_products(sums[r][i], x, a[i]);
         }
     }
     for (unsigned i = 0; i < strips; i++) {
@@ -129,8 +140,7 @@ INLINE void values_tile(unsigned n, unsigned vectors, const kern_attn_strips *v,
             a[i] = load_pairs(v->at[j / KERN_STRIP] + off + i * 32);
         for (unsigned r = 0; r < n; r++) {
             __m512i x = broadcast_pair(&w->q[r][j]);
-            for (unsigned i = 0; i < vectors; i++)
-                sums[r][i] = _mm512_dpwssd_epi32(sums[r][i], x, a[i]);
+            for (unsigned i = 0; i < vectors; i++) sums[r][i] = add_products(sums[r][i], x, a[i]);
         }
     }
     for (unsigned r = 0; r < n; r++)
