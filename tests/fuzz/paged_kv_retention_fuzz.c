@@ -59,7 +59,7 @@ typedef struct life {
     pkv *kv;
     uint32_t n_prompt;
     float values[2 * LAYERS * HEADS * SLOTS];
-    float scratch[(HEADS + 6) * SLOTS];
+    float scratch[(HEADS + 16) * SLOTS];
     uint64_t keep[GROUPS_MAX * WORDS], again[GROUPS_MAX * WORDS];
 } life;
 
