@@ -54,16 +54,18 @@ static inline size_t kern_quant_bytes(kern_quant q)
 typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, unsigned group,
                                    const void *x, float *acc, const kern_ahead *ahead);
 
-/* ---- blocks: of ISAs whose instructions sum more than one product at a time. Rows of x stand in
- * tiles of R rows: KERN_DOT_ROWS, the last ones zeros, or all where there are fewer. A tile of x
- * goes by units of columns,
- *     bf16         [k / 32][2][R][32]: x rounded, then what that left
+/* ---- blocks, for ISAs whose instructions sum more than one product at a time. Rows of x stand in
+ * tiles of R rows, the last ones zeros where rows are missing. A tile of x goes by units of
+ * columns,
+ *     bf16         [k / 32][parts][R][32]: one part in standard precision, x rounded; two in high
+ *                  precision, x rounded and then what that left
  *     quantised    by groups, as above but with R rows
  * and one call multiplies some of them with a piece of some panels. */
 enum { KERN_DOT_ROWS = 16 };
 
 typedef struct kern_dot_block {
-    const uint8_t *w, *next; /* next: what the next call reads; its panels lie w_stride apart too */
+    const uint8_t *w;
+    const uint8_t *next; /* what the next call reads; its panels lie w_stride apart too */
     size_t w_stride, panels;
     size_t k; /* columns: any number of bf16, whole pairs of groups */
     unsigned group;
@@ -74,9 +76,11 @@ typedef struct kern_dot_block {
 
 typedef struct kern_dot_ops {
     size_t min_rows; /* products of fewer rows go by tiles: only where the bits are the same */
-    bool short_tile; /* R may be less than KERN_DOT_ROWS */
-    size_t few_panels, panels; /* of a call: with one tile of rows, with more */
-    size_t few_k, k;           /* columns of a call likewise; 0 = all */
+    /* R for a product of m rows, at most KERN_DOT_ROWS. */
+    size_t (*rows)(size_t m);
+    /* Panels of a call, at most 16, with so many tiles of R rows. */
+    size_t (*panels)(size_t rows, size_t tiles);
+    size_t few_k, k; /* columns of a call with one tile, with more; 0 = all */
     /* Row r of a tile: `units` units from x on. */
     void (*pack)(const float *x, size_t units, unsigned group, size_t rows, size_t r, uint8_t *out);
     /* This thread is about to run blocks, and has run them. May be NULL. */
@@ -119,7 +123,7 @@ typedef struct kern_isa {
     /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write KERN_PANEL
      * floats more than that. */
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
-    const kern_dot_ops *bf16_block; /* NULL: by tiles. x is the sum of two bf16 */
+    const kern_dot_ops *bf16_block; /* NULL: by tiles */
 
     /* ---- matmul, quantised ---- */
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: by tiles */

@@ -2,10 +2,14 @@
  * It cuts the work, keeps the scratch and knows the edges, as matmul.c does for tiles.
  *
  * A work item is a block of rows by a group of panels. Each thread packs the rows of its items
- * once, all columns of them where they fit. With one tile of rows several panels stream through
- * side by side; with more, k is cut so that a piece of the weights stays in L1 while the block's
- * rows pass from L2, and the sums go on from scratch. How k is cut changes no bit: a unit of
- * columns is one step of a chain, whoever takes it. */
+ * once, all columns of them where they fit. k is cut so that a piece of the weights stays in L1
+ * while the block's rows pass from L2, and the sums go on from scratch. How k is cut changes no
+ * bit: a unit of columns is one step of a chain, whoever takes it.
+ *
+ * With few tiles of rows the product waits for memory, so weights stream: the panels of a call are
+ * as many streams side by side, and each runs on through memory from piece to piece and from call
+ * to call. With more tiles the same piece of all panels comes before the next piece of any, so that
+ * x of the piece stays in L2. */
 #include "kernels/context.h"
 
 #include <string.h>
@@ -14,6 +18,8 @@ enum {
     ROWS_MAX = 256,        /* weights are read once for so many rows */
     ROWS_MIN = 64,         /* ... and for so many at least: rather x in pieces */
     GROUP_PANELS = 16,     /* so that packing x again for each item costs little */
+    ACC_BYTES = 512 << 10, /* most sums of an item: they stay in L2 until they are stored */
+    STREAM_TILES = 4,      /* most tiles of rows for which weights stream */
     BF16_UNIT = 32,        /* columns of a step */
     K_STEP = 512,          /* a multiple of the columns of any unit and any call */
     SERIAL_WORK = 1 << 18, /* multiply-adds that are done before other threads have woken up */
@@ -38,19 +44,39 @@ typedef struct job {
     size_t w_unit, w_unit_bytes, panel_bytes; /* ... and in a panel */
     size_t rows, tiles;                       /* of a tile; in all */
     size_t n_blocks, n_panels, group_panels, n_groups;
-    size_t k_piece; /* columns of x that fit */
+    size_t item_panels; /* most of an item: of one group, of several with one tile */
+    size_t k_piece;     /* columns of x that fit */
 } job;
 
 typedef struct item {
     size_t block, tile0, tiles, panel0, panels;
     size_t side, k_block; /* of a call */
-    float *acc;           /* [panels][tiles][rows][16] */
-    uint8_t *x;           /* [tiles][units][rows] */
-    size_t x_stride;      /* of a tile */
+    size_t streamed;      /* calls whose panels lie so many apart; 0 with many tiles */
+    float *acc;           /* [panels][tiles][rows][16], panels in the order of the calls */
+    uint8_t *x;           /* [k blocks][tiles][units][rows] */
 } item;
+
+/* The panels of one call: first, first + stride, ... counted from the item's first. */
+typedef struct call {
+    size_t first, stride, panels;
+} call;
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+/* The call that starts with sums of panel `at`. */
+static call get_call(const item *it, size_t at)
+{
+    if (at < it->streamed * it->side) return (call){at / it->side, it->streamed, it->side};
+    return (call){at, 1, min_size(it->side, it->panels - at)};
+}
+
+/* The panel whose sums are the i-th, counted from the item's first. */
+static size_t panel_of(const item *it, size_t i)
+{
+    if (i >= it->streamed * it->side) return i;
+    return i / it->side + i % it->side * it->streamed;
+}
 
 /* ---- x ----------------------------------------------------------------------------------------
  */
@@ -80,14 +106,25 @@ static void pack_row(const job *j, const float *x, size_t k0, size_t k, size_t r
     }
 }
 
+/* Of a tile, k columns. */
+static size_t x_bytes(const job *j, size_t k)
+{
+    return ceil_div(k, j->unit) * j->x_unit_bytes * j->rows;
+}
+
+/* Columns [k0, k0 + k) of all tiles. Those of a call stand together: apart by what all columns of a
+ * tile take, which is a power of two with many models, they would share few sets of L2. */
 static void pack_tiles(const job *j, const item *it, size_t k0, size_t k)
 {
-    for (size_t t = 0; t < it->tiles; t++) {
-        uint8_t *out = it->x + t * it->x_stride;
-        size_t row0 = (it->tile0 + t) * j->rows, rows = min_size(j->rows, j->o->m - row0);
-        if (rows < j->rows) memset(out, 0, it->x_stride);
-        for (size_t r = 0; r < rows; r++)
-            pack_row(j, j->o->x + (row0 + r) * j->o->x_stride, k0, k, r, out);
+    uint8_t *out = it->x;
+    for (size_t at = 0; at < k; at += it->k_block) {
+        size_t columns = min_size(it->k_block, k - at), bytes = x_bytes(j, columns);
+        for (size_t t = 0; t < it->tiles; t++, out += bytes) {
+            size_t row0 = (it->tile0 + t) * j->rows, rows = min_size(j->rows, j->o->m - row0);
+            if (rows < j->rows) memset(out, 0, bytes);
+            for (size_t r = 0; r < rows; r++)
+                pack_row(j, j->o->x + (row0 + r) * j->o->x_stride, k0 + at, columns, r, out);
+        }
     }
 }
 
@@ -103,7 +140,7 @@ static void start_sums(const job *j, const item *it)
     }
     for (size_t i = 0; i < it->panels; i++) {
         float start[KERN_PANEL] = {0};
-        size_t column = (it->panel0 + i) * KERN_PANEL;
+        size_t column = (it->panel0 + panel_of(it, i)) * KERN_PANEL;
         size_t n = min_size(KERN_PANEL, j->o->w->n - column);
         memcpy(start, j->o->bias + column, n * sizeof(float));
         for (size_t r = 0; r < rows; r++)
@@ -118,7 +155,7 @@ static void store_sums(const job *j, const item *it)
         float *y = j->o->y + (row0 + r) * j->o->y_stride;
         for (size_t i = 0; i < it->panels; i++) {
             const float *acc = it->acc + (i * rows + r) * KERN_PANEL;
-            size_t column = (it->panel0 + i) * KERN_PANEL;
+            size_t column = (it->panel0 + panel_of(it, i)) * KERN_PANEL;
             if (column + KERN_PANEL <= j->o->w->n) /* the size known: one move, no call */
                 memcpy(y + column, acc, KERN_PANEL * sizeof(float));
             else memcpy(y + column, acc, (j->o->w->n - column) * sizeof(float));
@@ -135,50 +172,65 @@ static const uint8_t *weights_at(const job *j, size_t panel, size_t k)
            (j->first + k) / j->w_unit * j->w_unit_bytes;
 }
 
+/* Columns [k0 + at, ...) of the panels from sums `i` on. `next` is what the call after it reads. */
+static void run_call(const job *j, const item *it, size_t k0, size_t k, size_t at, size_t i)
+{
+    size_t columns = min_size(it->k_block, k - at), next_at = at, next = i;
+    bool last_piece = at + columns >= k, last_panels = i + it->side >= it->panels;
+    if (it->streamed) {
+        next_at = last_piece ? 0 : at + columns;
+        if (last_piece && !last_panels) next = i + it->side;
+    } else {
+        next = last_panels ? 0 : i + it->side;
+        if (last_panels) next_at = at + columns;
+    }
+    call c = get_call(it, i), after = get_call(it, next);
+    kern_dot_block b = {.w = weights_at(j, it->panel0 + c.first, k0 + at)};
+    b.next = weights_at(j, it->panel0 + after.first, k0 + next_at);
+    b.w_stride = c.stride * j->panel_bytes;
+    b.panels = c.panels;
+    b.k = columns;
+    b.group = j->group;
+    b.x = it->x + x_bytes(j, at) * it->tiles;
+    b.x_stride = x_bytes(j, columns);
+    b.tiles = it->tiles;
+    b.rows = j->rows;
+    b.acc = it->acc + i * it->tiles * j->rows * KERN_PANEL;
+    j->ops->run(&b);
+}
+
 /* Columns [k0, k0 + k) with x of them packed: every panel of the item, `side` at a time. */
 static void run_piece(const job *j, const item *it, size_t k0, size_t k)
 {
-    size_t tile = it->tiles * j->rows * KERN_PANEL;
-    for (size_t at = 0; at < k; at += it->k_block) {
-        size_t columns = min_size(it->k_block, k - at);
-        for (size_t i = 0; i < it->panels; i += it->side) {
-            bool last = i + it->side >= it->panels;
-            kern_dot_block b = {.w = weights_at(j, it->panel0 + i, k0 + at)};
-            b.next = weights_at(j, it->panel0 + (last ? 0 : i + it->side),
-                                k0 + at + (last ? columns : 0));
-            b.w_stride = j->panel_bytes;
-            b.panels = min_size(it->side, it->panels - i);
-            b.k = columns;
-            b.group = j->group;
-            b.x = it->x + at / j->unit * j->x_unit_bytes * j->rows;
-            b.x_stride = it->x_stride;
-            b.tiles = it->tiles;
-            b.rows = j->rows;
-            b.acc = it->acc + i * tile;
-            j->ops->run(&b);
-        }
+    if (it->streamed) {
+        for (size_t i = 0; i < it->panels; i += it->side)
+            for (size_t at = 0; at < k; at += it->k_block) run_call(j, it, k0, k, at, i);
+    } else {
+        for (size_t at = 0; at < k; at += it->k_block)
+            for (size_t i = 0; i < it->panels; i += it->side) run_call(j, it, k0, k, at, i);
     }
 }
 
-static item make_item(const job *j, size_t index, scratch *s)
+/* Items [index, index + count), of one block, as one. */
+static item make_item(const job *j, size_t index, size_t count, scratch *s)
 {
     item it = {.block = index / j->n_groups};
     it.tile0 = j->tiles * it.block / j->n_blocks;
     it.tiles = j->tiles * (it.block + 1) / j->n_blocks - it.tile0;
     it.panel0 = index % j->n_groups * j->group_panels;
-    it.panels = min_size(j->group_panels, j->n_panels - it.panel0);
-    it.side = it.tiles == 1 ? j->ops->few_panels : j->ops->panels;
+    it.panels = min_size(count * j->group_panels, j->n_panels - it.panel0);
+    it.side = j->ops->panels(j->rows, it.tiles);
+    if (j->tiles <= STREAM_TILES) it.streamed = it.panels / it.side;
     it.k_block = it.tiles == 1 ? j->ops->few_k : j->ops->k;
     if (it.k_block == 0) it.k_block = j->k_piece;
     it.acc = (float *)(void *)s->bytes;
-    it.x = s->bytes + j->group_panels * it.tiles * j->rows * KERN_PANEL * sizeof(float);
-    it.x_stride = ceil_div(j->k_piece, j->unit) * j->x_unit_bytes * j->rows;
+    it.x = s->bytes + j->item_panels * it.tiles * j->rows * KERN_PANEL * sizeof(float);
     return it;
 }
 
-static void run_item(const job *j, size_t index, scratch *s)
+static void run_item(const job *j, size_t index, size_t count, scratch *s)
 {
-    item it = make_item(j, index, s);
+    item it = make_item(j, index, count, s);
     bool whole = j->k_piece >= j->k, packed = whole && s->call == j->call && s->block == it.block;
     s->call = j->call;
     s->block = it.block;
@@ -196,8 +248,12 @@ static void run_item(const job *j, size_t index, scratch *s)
 static void run_items(void *ctx, size_t from, size_t to, unsigned thread)
 {
     const job *j = ctx;
-    for (size_t i = from; i < to; i++)
-        run_item(j, i, (scratch *)(void *)j->kc->threads[thread].matmul);
+    size_t joined = j->item_panels / j->group_panels;
+    for (size_t i = from, n; i < to; i += n) {
+        n = min_size(joined, to - i);
+        n -= n > 1 && n % 2 == 0; /* streams an even number of panels apart are slower */
+        run_item(j, i, n, (scratch *)(void *)j->kc->threads[thread].matmul);
+    }
 }
 
 /* ---- a product --------------------------------------------------------------------------------
@@ -221,7 +277,7 @@ static void set_units(job *j)
         return;
     }
     j->unit = BF16_UNIT;
-    j->x_unit_bytes = BF16_UNIT * 4;
+    j->x_unit_bytes = j->kc->isa.precision == KERN_PRECISION_HIGH ? BF16_UNIT * 4 : BF16_UNIT * 2;
     j->w_unit = 2;
     j->w_unit_bytes = (size_t)KERN_PANEL * 4;
     j->panel_bytes = kern_matrix_bytes(w->type, KERN_PANEL, w->k);
@@ -234,26 +290,35 @@ static void set_blocks(job *j)
     size_t acc_row = GROUP_PANELS * KERN_PANEL * sizeof(float);
     size_t x_row = ceil_div(j->k, j->unit) * j->x_unit_bytes;
     size_t m = j->tiles * j->rows, fit = bytes / (acc_row + x_row);
-    size_t rows = min_size(m, ROWS_MAX), pair = (size_t)2 * KERN_DOT_ROWS;
+    size_t rows = min_size(m, ROWS_MAX), pair = 2 * j->rows;
     if (rows > fit) rows = fit / pair * pair;
     j->k_piece = j->k;
     if (rows < min_size(m, ROWS_MIN)) {
-        rows = min_size(m, ROWS_MIN);
+        rows = ceil_div(min_size(m, ROWS_MIN), j->rows) * j->rows;
         size_t piece = (bytes / rows - acc_row) / j->x_unit_bytes * j->unit;
         j->k_piece = piece / K_STEP * K_STEP;
     }
     j->n_blocks = ceil_div(j->tiles, rows / j->rows);
 }
 
-/* Sixteen items for each thread keep the last one short beside the whole. */
+/* Few tiles: a group is the panels of a call; the pool hands them out in runs, which become one
+ * item as far as its sums fit, for a stream is the faster the longer it is. More tiles: sixteen
+ * items for each thread keep the last one short beside the whole. */
 static void set_groups(job *j)
 {
+    size_t side = j->ops->panels(j->rows, ceil_div(j->tiles, j->n_blocks));
     j->n_panels = ceil_div(j->o->w->n, KERN_PANEL);
-    size_t side = j->tiles == 1 ? j->ops->few_panels : j->ops->panels;
-    size_t groups = (size_t)16 * j->kc->n_threads / min_size(j->n_blocks, 16);
-    j->group_panels = j->n_panels / (groups > 0 ? groups : 1) / side * side;
-    if (j->group_panels < side) j->group_panels = side;
-    if (j->group_panels > GROUP_PANELS) j->group_panels = GROUP_PANELS;
+    j->group_panels = j->item_panels = side;
+    if (j->tiles <= STREAM_TILES) {
+        size_t x = x_bytes(j, j->k_piece) * j->tiles, acc = j->tiles * j->rows * KERN_PANEL * 4;
+        size_t panels =
+            min_size(kern_matmul_scratch_bytes() - sizeof(scratch) - x, ACC_BYTES) / acc;
+        if (panels > side) j->item_panels = panels / side * side;
+    } else {
+        size_t groups = (size_t)16 * j->kc->n_threads / min_size(j->n_blocks, 16);
+        size_t panels = min_size(j->n_panels / (groups > 0 ? groups : 1), GROUP_PANELS);
+        if (panels > side) j->group_panels = j->item_panels = panels / side * side;
+    }
     j->n_groups = ceil_div(j->n_panels, j->group_panels);
 }
 
@@ -269,12 +334,14 @@ bool kern_matmul_blocks(kern_context *kc, const kern_operands *o)
     if (!j.ops || o->m < j.ops->min_rows) return false;
     j.call = ++kc->matmul_calls;
     set_units(&j);
-    j.rows = j.ops->short_tile ? min_size(o->m, KERN_DOT_ROWS) : KERN_DOT_ROWS;
+    j.rows = j.ops->rows(o->m);
     j.tiles = ceil_div(o->m, j.rows);
     set_blocks(&j);
     set_groups(&j);
     size_t n_items = j.n_blocks * j.n_groups;
     bool serial = (double)o->m * (double)o->w->n * (double)j.k < SERIAL_WORK;
-    thread_pool_for(kc->pool, n_items, serial ? n_items : 1, run_items, &j);
+    if (serial) run_items(&j, 0, n_items, 0);
+    else if (j.tiles <= STREAM_TILES) thread_pool_for_runs(kc->pool, n_items, run_items, &j);
+    else thread_pool_for(kc->pool, n_items, 1, run_items, &j);
     return true;
 }

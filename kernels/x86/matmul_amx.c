@@ -1,8 +1,8 @@
-/* Matrix product, AMX-BF16: a panel of weights is a tile of 16 pairs of columns by 16 rows of W,
- * each part of x a tile of up to 16 rows by 32 columns. A unit of 32 columns is summed apart, first
- * with the one part of x, then with the other, and added to the sums, in the instruction's own
- * order; so all products of a context go this way, those of one row too, which wait for memory
- * anyway. */
+/* Matrix product, AMX-BF16: a panel of weights is a tile of 16 pairs of columns by 16 rows of W, x
+ * (in high precision each of its two parts) a tile of up to 16 rows by 32 columns. A unit of 32
+ * columns is summed apart, in high precision first with the one part of x, then with the other, and
+ * added to the sums, in the instruction's own order; so all products of a context go this way,
+ * those of one row too, which wait for memory anyway. */
 #include "kernels/x86/pack_bf16.h"
 #include "kernels/x86/tiles_amx.h"
 
@@ -13,8 +13,9 @@
 enum {
     UNIT = 32,          /* columns */
     W_UNIT = UNIT * 32, /* bytes of a unit of a panel */
-    FEW_PANELS = 4,     /* of one tile of rows: streams side by side */
-    PANELS = 2,         /* with two tiles of rows: 4 tiles of sums, 2 of x, 2 of weights */
+    TILE_ROWS = 16,
+    FEW_PANELS = 4, /* of one tile of rows: streams side by side */
+    PANELS = 2,     /* with two tiles of rows: 4 tiles of sums, 2 of x, 2 of weights */
     LINES = W_UNIT / 64,
     AHEAD_BYTES = 4096, /* how early one tile of rows fetches its own streams */
 };
@@ -47,27 +48,27 @@ INLINE void fetch(const uint8_t *at, size_t lines)
     if (rows2) op(2, 0, 1);                                                                        \
     if (rows2 && panels > 1) op(3, 1, 1);
 #define LOAD_SUMS(tile, panel, row)                                                                \
-    _tile_loadd(tile, acc + panel * acc_stride + (row)*KERN_DOT_ROWS * KERN_PANEL, 64)
+    _tile_loadd(tile, acc + panel * acc_stride + (row)*b->rows * KERN_PANEL, 64)
 #define STORE_SUMS(tile, panel, row)                                                               \
-    _tile_stored(tile, acc + panel * acc_stride + (row)*KERN_DOT_ROWS * KERN_PANEL, 64)
+    _tile_stored(tile, acc + panel * acc_stride + (row)*b->rows * KERN_PANEL, 64)
 
-/* One tile of rows, up to four panels; weights of panel i at w + i * stride. The parts of x at x
- * and x2; the products of two panels stand between those of one sum. */
-#define FEW_STEP(panels, w, stride)                                                                \
+/* One tile of rows, up to four panels; weights of panel i at w + i * stride. x at x, its second
+ * part at x2; the products of two panels stand between those of one sum. */
+#define FEW_STEP(panels, parts, w, stride)                                                         \
     _tile_loadd(4, x, 64);                                                                         \
-    _tile_loadd(5, x2, 64);                                                                        \
+    if (parts > 1) _tile_loadd(5, x2, 64);                                                         \
     _tile_loadd(6, (w), 64);                                                                       \
     if (panels > 1) _tile_loadd(7, (w) + (stride), 64);                                            \
     _tile_dpbf16ps(0, 4, 6);                                                                       \
     if (panels > 1) _tile_dpbf16ps(1, 4, 7);                                                       \
-    _tile_dpbf16ps(0, 5, 6);                                                                       \
-    if (panels > 1) _tile_dpbf16ps(1, 5, 7);                                                       \
+    if (parts > 1) _tile_dpbf16ps(0, 5, 6);                                                        \
+    if (parts > 1 && panels > 1) _tile_dpbf16ps(1, 5, 7);                                          \
     if (panels > 2) _tile_loadd(6, (w) + 2 * (stride), 64);                                        \
     if (panels > 3) _tile_loadd(7, (w) + 3 * (stride), 64);                                        \
     if (panels > 2) _tile_dpbf16ps(2, 4, 6);                                                       \
     if (panels > 3) _tile_dpbf16ps(3, 4, 7);                                                       \
-    if (panels > 2) _tile_dpbf16ps(2, 5, 6);                                                       \
-    if (panels > 3) _tile_dpbf16ps(3, 5, 7);
+    if (parts > 1 && panels > 2) _tile_dpbf16ps(2, 5, 6);                                          \
+    if (parts > 1 && panels > 3) _tile_dpbf16ps(3, 5, 7);
 
 /* Two tiles of rows, of one part of x, one or two panels, which are loaded. */
 #define PAIR_PRODUCTS(panels)                                                                      \
@@ -78,16 +79,18 @@ INLINE void fetch(const uint8_t *at, size_t lines)
         _tile_dpbf16ps(3, 5, 7);                                                                   \
     }
 
-/* Rows of the two tiles at x and x2, their other part `part` bytes on. */
-#define PAIR_STEP(panels, w, stride, part)                                                         \
+/* Rows of the two tiles at x and x2, their second part `part` bytes on. */
+#define PAIR_STEP(panels, parts, w, stride, part)                                                  \
     _tile_loadd(4, x, 64);                                                                         \
     _tile_loadd(5, x2, 64);                                                                        \
     _tile_loadd(6, (w), 64);                                                                       \
     if (panels > 1) _tile_loadd(7, (w) + (stride), 64);                                            \
     PAIR_PRODUCTS(panels)                                                                          \
-    _tile_loadd(4, x + (part), 64);                                                                \
-    _tile_loadd(5, x2 + (part), 64);                                                               \
-    PAIR_PRODUCTS(panels)
+    if (parts > 1) {                                                                               \
+        _tile_loadd(4, x + (part), 64);                                                            \
+        _tile_loadd(5, x2 + (part), 64);                                                           \
+        PAIR_PRODUCTS(panels)                                                                      \
+    }
 
 /* The last columns, fewer than a unit, with zeros behind them. */
 INLINE void copy_rest(const int panels, const kern_dot_block *b, const uint8_t *w,
@@ -100,7 +103,7 @@ INLINE void copy_rest(const int panels, const kern_dot_block *b, const uint8_t *
     tiles_settle();
 }
 
-INLINE void few(const int panels, const kern_dot_block *b, size_t t)
+INLINE void few(const int panels, const int parts, const kern_dot_block *b, size_t t)
 {
     _Alignas(64) uint8_t rest[FEW_PANELS][W_UNIT];
     const size_t acc_stride = b->tiles * b->rows * KERN_PANEL, stride = b->w_stride;
@@ -111,21 +114,21 @@ INLINE void few(const int panels, const kern_dot_block *b, size_t t)
     SUM_TILES(panels, false, LOAD_SUMS)
     for (size_t n = b->k / UNIT; n > 0; n--) {
         for (int i = 0; i < panels; i++) fetch(next + (size_t)i * stride, LINES);
-        FEW_STEP(panels, w, stride)
+        FEW_STEP(panels, parts, w, stride)
         w += W_UNIT;
         next += W_UNIT;
-        x += 2 * x_part;
-        x2 += 2 * x_part;
+        x += (size_t)parts * x_part;
+        x2 += (size_t)parts * x_part;
     }
     if (b->k % UNIT != 0) {
         copy_rest(panels, b, w, rest);
-        FEW_STEP(panels, rest[0], (size_t)W_UNIT)
+        FEW_STEP(panels, parts, rest[0], (size_t)W_UNIT)
     }
     SUM_TILES(panels, false, STORE_SUMS)
 }
 
 /* Tiles of rows t and t + 1. Each pair of them fetches its share of what the next call reads. */
-INLINE void pair(const int panels, const kern_dot_block *b, size_t t)
+INLINE void pair(const int panels, const int parts, const kern_dot_block *b, size_t t)
 {
     _Alignas(64) uint8_t rest[PANELS][W_UNIT];
     const size_t acc_stride = b->tiles * b->rows * KERN_PANEL, stride = b->w_stride;
@@ -137,53 +140,72 @@ INLINE void pair(const int panels, const kern_dot_block *b, size_t t)
     SUM_TILES(panels, true, LOAD_SUMS)
     for (size_t n = b->k / UNIT; n > 0; n--) {
         for (int i = 0; i < panels; i++) fetch(next + (size_t)i * stride, lines);
-        PAIR_STEP(panels, w, stride, x_part)
+        PAIR_STEP(panels, parts, w, stride, x_part)
         w += W_UNIT;
         next += W_UNIT;
-        x += 2 * x_part;
-        x2 += 2 * x_part;
+        x += (size_t)parts * x_part;
+        x2 += (size_t)parts * x_part;
     }
     if (b->k % UNIT != 0) {
         copy_rest(panels, b, w, rest);
-        PAIR_STEP(panels, rest[0], (size_t)W_UNIT, x_part)
+        PAIR_STEP(panels, parts, rest[0], (size_t)W_UNIT, x_part)
     }
     SUM_TILES(panels, true, STORE_SUMS)
 }
 
-static void run_few(const kern_dot_block *b, size_t t)
+INLINE void run_few(const int parts, const kern_dot_block *b, size_t t)
 {
     switch (b->panels) {
-    case 1: few(1, b, t); break;
-    case 2: few(2, b, t); break;
-    case 3: few(3, b, t); break;
-    default: few(4, b, t);
+    case 1: few(1, parts, b, t); break;
+    case 2: few(2, parts, b, t); break;
+    case 3: few(3, parts, b, t); break;
+    default: few(4, parts, b, t);
     }
 }
 
-static void run__amx(const kern_dot_block *b)
+INLINE void run_tiles(const int parts, const kern_dot_block *b)
 {
     size_t t = 0;
     for (; t + 2 <= b->tiles; t += 2) {
-        if (b->panels == 1) pair(1, b, t);
-        else pair(2, b, t);
+        if (b->panels == 1) pair(1, parts, b, t);
+        else pair(2, parts, b, t);
     }
-    if (t < b->tiles) run_few(b, t);
+    if (t < b->tiles) run_few(parts, b, t);
     tiles_settle();
 }
 
-static const kern_dot_ops bf16_block__amx = {
-    .min_rows = 1,
-    .short_tile = true,
-    .few_panels = FEW_PANELS,
-    .panels = PANELS,
-    .k = 256, /* 16 KiB of weights stay in L1 beside 32 of a pair's x that pass */
-    .pack = pack_bf16_row,
-    .begin = begin__amx,
-    .run = run__amx,
-    .end = end__amx,
-};
+static void run__amx(const kern_dot_block *b) { run_tiles(1, b); }
+static void run_high__amx(const kern_dot_block *b) { run_tiles(2, b); }
+
+/* As many tiles as hold m rows, all of them of the same number. */
+static size_t rows__amx(size_t m)
+{
+    size_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
+    return (m + tiles - 1) / tiles;
+}
+
+static size_t panels__amx(size_t rows, size_t tiles)
+{
+    (void)rows;
+    return tiles == 1 ? FEW_PANELS : PANELS;
+}
+
+#define OPS(name, packing, running)                                                                \
+    static const kern_dot_ops name = {                                                             \
+        .min_rows = 1,                                                                             \
+        .rows = rows__amx,                                                                         \
+        .panels = panels__amx,                                                                     \
+        .k = 256, /* 16 KiB of weights stay in L1 beside a pair's x that passes */                 \
+        .pack = packing,                                                                           \
+        .begin = begin__amx,                                                                       \
+        .run = running,                                                                            \
+        .end = end__amx,                                                                           \
+    };
+OPS(bf16_block__amx, pack_bf16_row, run__amx)
+OPS(bf16_block_high__amx, pack_bf16_row_high, run_high__amx)
 
 void kern_matmul_fill_amx(kern_isa *isa)
 {
-    isa->bf16_block = &bf16_block__amx;
+    isa->bf16_block =
+        isa->precision == KERN_PRECISION_HIGH ? &bf16_block_high__amx : &bf16_block__amx;
 }

@@ -1,6 +1,9 @@
-/* kernels, private: x of a block as the sum of two bf16, which has 16 of its 24 bits at least: one
- * alone moves the logits of some models by more than their weights' rounding does. Included by
- * files with AVX512-BF16 only. */
+/* kernels, private: rows of x as bf16, for blocks of dot products. Included by files with
+ * AVX512-BF16 only.
+ *
+ * Standard precision rounds x once. High precision writes x as the sum of two bf16, which has at
+ * least 16 of the 24 bits of x: rounding once moves the logits of some models by more than the
+ * rounding of their weights does. */
 #ifndef KERNELS_X86_PACK_BF16_H
 #define KERNELS_X86_PACK_BF16_H
 
@@ -20,9 +23,21 @@ static inline __m512 rest_of(__m512 x, __m256i rounded)
     return _mm512_maskz_mov_ps(finite, rest);
 }
 
-/* kern_dot_ops.pack: units of 32 columns. */
+/* kern_dot_ops.pack of standard precision: units of 32 columns. */
 static void pack_bf16_row(const float *x, size_t units, unsigned group, size_t rows, size_t r,
                           uint8_t *out)
+{
+    (void)group;
+    out += r * 64;
+    for (; units > 0; units--, x += 32, out += rows * 64) {
+        __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+        _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+}
+
+/* kern_dot_ops.pack of high precision. */
+static void pack_bf16_row_high(const float *x, size_t units, unsigned group, size_t rows, size_t r,
+                               uint8_t *out)
 {
     (void)group;
     out += r * 64;

@@ -247,11 +247,24 @@ static void pack_8__amx(const float *x, size_t units, unsigned group, size_t row
     }
 }
 
+static size_t rows__amx(size_t m)
+{
+    (void)m;
+    return ROWS;
+}
+
+static size_t panels__amx(size_t rows, size_t tiles)
+{
+    (void)rows;
+    (void)tiles;
+    return 1;
+}
+
 #define OPS(bits)                                                                                  \
     static const kern_dot_ops quant_block_##bits##__amx = {                                        \
         .min_rows = MIN_ROWS,                                                                      \
-        .few_panels = 1,                                                                           \
-        .panels = 1,                                                                               \
+        .rows = rows__amx,                                                                         \
+        .panels = panels__amx,                                                                     \
         .few_k = K_BLOCK,                                                                          \
         .k = K_BLOCK,                                                                              \
         .pack = pack_##bits##__amx,                                                                \

@@ -23,15 +23,22 @@ enum { SLOW = 1, ROWS_MAX = 512 }; /* each load is a call */
 enum { SLOW = 0, ROWS_MAX = 512 };
 #endif
 
-static kern_context *make_context(const char *isa, unsigned n_threads, thread_pool **pool)
+static kern_context *make_precise(const char *isa, kern_precision precision, unsigned n_threads,
+                                  thread_pool **pool)
 {
     error err = {{0}};
     assert_true(
         status_ok(thread_pool_create(&(thread_pool_options){.n_threads = n_threads}, pool)));
     kern_context *kc = NULL;
-    assert_true(status_ok(kern_create(&(kern_options){.pool = *pool, .isa = isa}, &kc, &err)));
+    kern_options options = {.pool = *pool, .isa = isa, .precision = precision};
+    assert_true(status_ok(kern_create(&options, &kc, &err)));
     assert_string_equal(kern_isa_name(kc), isa);
     return kc;
+}
+
+static kern_context *make_context(const char *isa, unsigned n_threads, thread_pool **pool)
+{
+    return make_precise(isa, KERN_PRECISION_STANDARD, n_threads, pool);
 }
 
 static void drop_context(kern_context *kc, thread_pool *pool)
@@ -117,18 +124,34 @@ static void multiply(kern_context *kc, const problem *p, bool bias)
     kern_matmul(kc, &p->w, bias ? p->bias : NULL, p->x, p->x_stride, p->m, p->y, p->y_stride);
 }
 
-/* Products of bf16 by dot products take x in two parts. */
-static bool splits_x(const char *isa, dtype type)
+/* Parts of x that enter a product: 0 = x as it is. Dot products of bf16 take x rounded, in high
+ * precision what that left too. */
+static int parts_of_x(const char *isa, kern_precision precision, dtype type)
 {
-    return type == DTYPE_BF16 && (strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0);
+    bool dots = strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0;
+    if (type != DTYPE_BF16 || !dots) return 0;
+    return precision == KERN_PRECISION_HIGH ? 2 : 1;
+}
+
+static bool has_dots(const char *isa, dtype type)
+{
+    return parts_of_x(isa, KERN_PRECISION_STANDARD, type) > 0;
 }
 
 static float high_of(float x) { return rounded(DTYPE_BF16, x); }
 static float low_of(float x) { return rounded(DTYPE_BF16, x - high_of(x)); }
 
-static void check_against_double(const char *isa, const problem *p, bool bias)
+/* What is multiplied for x. */
+static double value_of(float x, int parts)
 {
-    bool splits = splits_x(isa, p->type);
+    if (parts == 0) return (double)x;
+    return (double)high_of(x) + (parts > 1 ? (double)low_of(x) : 0.0);
+}
+
+static void check_against_double(const char *isa, kern_precision precision, const problem *p,
+                                 bool bias)
+{
+    int parts = parts_of_x(isa, precision, p->type);
     for (size_t i = 0; i < p->m; i++)
         for (size_t j = 0; j < p->y_stride; j++) {
             float y = p->y[i * p->y_stride + j];
@@ -138,18 +161,18 @@ static void check_against_double(const char *isa, const problem *p, bool bias)
             }
             double sum = bias ? p->bias[j] : 0, size = fabs(sum);
             for (size_t c = 0; c < p->k; c++) {
-                float x = p->x[i * p->x_stride + c];
-                double parts = splits ? (double)high_of(x) + (double)low_of(x) : (double)x;
-                double term = parts * (double)p->weight[j * p->k + c];
+                double x = value_of(p->x[i * p->x_stride + c], parts);
+                double term = x * (double)p->weight[j * p->k + c];
                 sum += term;
                 size += fabs(term);
             }
             /* One rounding of half an ulp for each step of the chain, on sums no larger than size.
              */
-            double bound = (double)(p->k * (splits ? 2 : 1) + 1) * 0x1p-24 * size + 1e-30;
+            double steps = (double)(p->k * (parts > 1 ? 2 : 1) + 1);
+            double bound = steps * 0x1p-24 * size + 1e-30;
             if (!(fabs((double)y - sum) <= bound))
-                fail_msg("%s: m %zu n %zu k %zu %s row %zu column %zu: %.9g, not %.9g", isa, p->m,
-                         p->n, p->k, dtype_name(p->type), i, j, (double)y, sum);
+                fail_msg("%s, %d parts: m %zu n %zu k %zu %s row %zu column %zu: %.9g, not %.9g",
+                         isa, parts, p->m, p->n, p->k, dtype_name(p->type), i, j, (double)y, sum);
         }
 }
 
@@ -168,13 +191,15 @@ static void check_rows_read_back(const kern_context *kc, const problem *p)
 
 static const dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
 
-static void run_shapes(const char *isa, uint64_t seed)
+/* In high precision those products alone that it changes. */
+static void run_shapes(const char *isa, kern_precision precision, uint64_t seed)
 {
     thread_pool *pool = NULL;
-    kern_context *kc = make_context(isa, 2, &pool);
+    kern_context *kc = make_precise(isa, precision, 2, &pool);
     rng r = rng_seed(seed);
     for (int i = 0; i < 60; i++) {
         dtype type = dtypes[i % 3], src_type = dtypes[i / 3 % 3];
+        if (precision == KERN_PRECISION_HIGH && !has_dots(isa, type)) continue;
         size_t n = 1 + rng_below(&r, i % 5 == 0 ? 700 : 70),
                k = 1 + rng_below(&r, i % 7 == 0 ? 1500 : 90);
         size_t m = 1 + rng_below(&r, i % 4 == 0 ? 160 : 20);
@@ -182,7 +207,7 @@ static void run_shapes(const char *isa, uint64_t seed)
         pack(kc, &p);
         check_rows_read_back(kc, &p);
         multiply(kc, &p, i % 2 == 0);
-        check_against_double(isa, &p, i % 2 == 0);
+        check_against_double(isa, precision, &p, i % 2 == 0);
         free_problem(&p);
     }
     drop_context(kc, pool);
@@ -196,18 +221,24 @@ static void test_shapes(void **state)
     for (size_t i = 0; i < kern_isa_count(); i++) {
         bool available = false;
         const char *isa = kern_isa_at(i, &available);
-        if (available) run_shapes(isa, seed + i);
-        else print_message("skipped: %s (this CPU lacks it)\n", isa);
+        if (!available) {
+            print_message("skipped: %s (this CPU lacks it)\n", isa);
+            continue;
+        }
+        run_shapes(isa, KERN_PRECISION_STANDARD, seed + i);
+        run_shapes(isa, KERN_PRECISION_HIGH, seed + i);
     }
 }
 
 /* Every row of y alone, among 2 .. 512, on one thread and on two: the same bits. The shape is large
  * enough for each path: side by side, k blocks, widened panels, x packed whole or piece by piece.
  */
-static void check_invariance(const char *isa, dtype type, size_t n, size_t k)
+static void check_invariance(const char *isa, kern_precision precision, dtype type, size_t n,
+                             size_t k)
 {
     thread_pool *pools[2] = {NULL};
-    kern_context *kcs[2] = {make_context(isa, 1, &pools[0]), make_context(isa, 2, &pools[1])};
+    kern_context *kcs[2] = {make_precise(isa, precision, 1, &pools[0]),
+                            make_precise(isa, precision, 2, &pools[1])};
     rng r = rng_seed(7);
     problem p = make_problem(&r, type, DTYPE_F32, n, k, ROWS_MAX);
     pack(kcs[1], &p);
@@ -249,12 +280,16 @@ static void test_invariance(void **state)
         }
         bool tiles = !SLOW || i <= 2; /* those that follow AVX-512 have its tiles */
         for (int t = 0; t < 3; t++)
-            if (tiles || splits_x(isa, dtypes[t]))
-                check_invariance(isa, dtypes[t], SLOW ? 70 : 150, SLOW ? 301 : 601);
-        if (tiles || splits_x(isa, DTYPE_BF16))
-            check_invariance(isa, DTYPE_BF16, SLOW ? 5 : 20, SLOW ? 9000 : 20000);
+            if (tiles || has_dots(isa, dtypes[t]))
+                check_invariance(isa, KERN_PRECISION_STANDARD, dtypes[t], SLOW ? 70 : 150,
+                                 SLOW ? 301 : 601);
+        if (tiles || has_dots(isa, DTYPE_BF16))
+            check_invariance(isa, KERN_PRECISION_STANDARD, DTYPE_BF16, SLOW ? 5 : 20,
+                             SLOW ? 9000 : 20000);
+        if (has_dots(isa, DTYPE_BF16))
+            check_invariance(isa, KERN_PRECISION_HIGH, DTYPE_BF16, SLOW ? 20 : 150, 301);
     }
-    check_invariance("ref", DTYPE_BF16, 20, 33);
+    check_invariance("ref", KERN_PRECISION_STANDARD, DTYPE_BF16, 20, 33);
 }
 
 /* Each ISA sums one chain of fused multiply-adds, so they agree with the reference to the bit; but
@@ -271,7 +306,7 @@ static void test_equal_over_isas(void **state)
         for (size_t i = 0; i < kern_isa_count(); i++) {
             bool available = false;
             const char *isa = kern_isa_at(i, &available);
-            if (!available || splits_x(isa, dtypes[t])) continue;
+            if (!available || has_dots(isa, dtypes[t])) continue;
             thread_pool *pool = NULL;
             kern_context *kc = make_context(isa, 1, &pool);
             pack(kc, &p);
@@ -286,10 +321,10 @@ static void test_equal_over_isas(void **state)
 }
 
 /* What Intel's manual says of one sum: VDPBF16PS and TDPBF16PS, without denormals. */
-static float sum_of_pairs(const float *x, const float *w, size_t k, float sum)
+static float sum_of_pairs(const float *x, const float *w, size_t k, int parts, float sum)
 {
     for (size_t i = 0; i < k; i += 2)
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < parts; part++) {
             float (*of)(float x) = part ? low_of : high_of;
             if (i + 1 < k) sum = fmaf(of(x[i + 1]), w[i + 1], sum);
             sum = fmaf(of(x[i]), w[i], sum);
@@ -297,10 +332,10 @@ static float sum_of_pairs(const float *x, const float *w, size_t k, float sum)
     return sum;
 }
 
-static float sum_of_tiles(const float *x, const float *w, size_t k, float sum)
+static float sum_of_tiles(const float *x, const float *w, size_t k, int parts, float sum)
 {
     for (size_t i = 0; i < k; i += 32)
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < parts; part++) {
             float (*of)(float x) = part ? low_of : high_of, halves[2] = {0.0f, 0.0f};
             for (size_t j = i; j < k && j < i + 32; j++)
                 halves[j % 2] = fmaf(of(x[j]), w[j], halves[j % 2]);
@@ -309,42 +344,56 @@ static float sum_of_tiles(const float *x, const float *w, size_t k, float sum)
     return sum;
 }
 
+static bool is_available(const char *isa)
+{
+    for (size_t i = 0; i < kern_isa_count(); i++) {
+        bool available, same = strcmp(kern_isa_at(i, &available), isa) == 0;
+        if (same) return available;
+    }
+    return false;
+}
+
+typedef float (*sum_fn)(const float *x, const float *w, size_t k, int parts, float sum);
+
+static void check_dot_products(const char *isa, kern_precision precision, sum_fn sum_of)
+{
+    static const size_t rows[] = {1, 5, 16, 17, 70}, columns[] = {2, 33, 301, 640};
+    rng r = rng_seed(77);
+    thread_pool *pool = NULL;
+    kern_context *kc = make_precise(isa, precision, 2, &pool);
+    int parts = parts_of_x(isa, precision, DTYPE_BF16);
+    for (size_t d = 0; d < 20; d++) {
+        problem p = make_problem(&r, DTYPE_BF16, DTYPE_F32, 83, columns[d % 4], rows[d / 4]);
+        pack(kc, &p);
+        multiply(kc, &p, true);
+        for (size_t i = 0; i < p.m; i++)
+            for (size_t j = 0; j < p.n; j++) {
+                const float *x = p.x + i * p.x_stride, *w = p.weight + j * p.k;
+                float y = p.y[i * p.y_stride + j], sum = sum_of(x, w, p.k, parts, p.bias[j]);
+                if (y != sum)
+                    fail_msg("%s, %d parts: k %zu row %zu of %zu: %a, not %a", isa, parts, p.k, i,
+                             p.m, (double)y, (double)sum);
+            }
+        free_problem(&p);
+    }
+    drop_context(kc, pool);
+}
+
 /* The order of sums of those that take several products at once, to the bit. */
 static void test_dot_products(void **state)
 {
     (void)state;
     static const struct {
         const char *isa;
-        float (*sum)(const float *x, const float *w, size_t k, float sum);
+        sum_fn sum;
     } dots[] = {{"avx512bf16", sum_of_pairs}, {"amx", sum_of_tiles}};
-    static const size_t rows[] = {1, 5, 16, 17, 70}, columns[] = {2, 33, 301, 640};
-    rng r = rng_seed(77);
-    for (size_t d = 0; d < 2 * 20; d++) {
-        const char *isa = dots[d / 20].isa;
-        bool available = false;
-        for (size_t i = 0; i < kern_isa_count(); i++) {
-            bool here, same = strcmp(kern_isa_at(i, &here), isa) == 0;
-            available |= same && here;
-        }
-        if (!available) {
-            if (d % 20 == 0) print_message("skipped: %s (this CPU lacks it)\n", isa);
+    for (size_t d = 0; d < 2; d++) {
+        if (!is_available(dots[d].isa)) {
+            print_message("skipped: %s (this CPU lacks it)\n", dots[d].isa);
             continue;
         }
-        thread_pool *pool = NULL;
-        kern_context *kc = make_context(isa, 2, &pool);
-        problem p = make_problem(&r, DTYPE_BF16, DTYPE_F32, 83, columns[d % 4], rows[d / 4 % 5]);
-        pack(kc, &p);
-        multiply(kc, &p, true);
-        for (size_t i = 0; i < p.m; i++)
-            for (size_t j = 0; j < p.n; j++) {
-                const float *x = p.x + i * p.x_stride, *w = p.weight + j * p.k;
-                float y = p.y[i * p.y_stride + j], sum = dots[d / 20].sum(x, w, p.k, p.bias[j]);
-                if (y != sum)
-                    fail_msg("%s: k %zu row %zu of %zu: %a, not %a", isa, p.k, i, p.m, (double)y,
-                             (double)sum);
-            }
-        free_problem(&p);
-        drop_context(kc, pool);
+        check_dot_products(dots[d].isa, KERN_PRECISION_STANDARD, dots[d].sum);
+        check_dot_products(dots[d].isa, KERN_PRECISION_HIGH, dots[d].sum);
     }
 }
 
