@@ -8,20 +8,6 @@
 
 #define DOUBLE_INTEGERS_MAX 9007199254740992.0 /* 2^53: up to here a double is an exact integer */
 
-status json_read_text(const char *where, const char *text, size_t n, json_t **out, error *err)
-{
-    json_error_t place;
-    json_t *doc =
-        json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &place);
-    if (!doc) {
-        bool memory = json_error_code(&place) == json_error_out_of_memory;
-        return error_set(err, memory ? STATUS_NO_MEMORY : STATUS_CORRUPT,
-                         "%s: line %d, column %d: %s", where, place.line, place.column, place.text);
-    }
-    *out = doc;
-    return STATUS_IS_OK;
-}
-
 status json_read_file(const char *path, size_t max_bytes, json_t **out, error *err)
 {
     char *text;

@@ -1,8 +1,9 @@
-/* JSON by jansson, with the caps and the error texts that every reader here shares.
+/* JSON as jansson's values, with the caps and the error texts that every reader here shares.
  *
- * Readers never trust a document: size is capped before parsing, nesting by jansson (2,048),
- * duplicate keys are refused, and each getter says which key of which place is wrong. `where` is a
- * short prefix for messages: a file name or "retention". */
+ * Readers never trust a document: size is capped before parsing, nesting at 2,048, duplicate keys
+ * are refused, and each getter says which key of which place is wrong. `where` is a short prefix
+ * for messages: a file name or "retention". The reader is our own (json_parse.c): jansson's crashes
+ * when memory is out, and its deep copy silently leaves out what it had no memory for. */
 #ifndef BASE_JSON_H
 #define BASE_JSON_H
 
@@ -11,8 +12,11 @@
 #include <stdint.h>
 
 status json_read_file(const char *path, size_t max_bytes, json_t **out, error *err);
-/* Parses text (NULs allowed inside strings); `where` names it in messages. */
+/* Parses text (NULs allowed inside strings, not in keys); `where` names it in messages. A text that
+ * is not JSON is STATUS_CORRUPT with line and column; STATUS_NO_MEMORY is never anything else. */
 status json_read_text(const char *where, const char *text, size_t n, json_t **out, error *err);
+/* A copy that shares nothing with `from`; NULL when memory is out, never a part of it. */
+json_t *json_copy_whole(const json_t *from);
 
 /* Typed members of an object. A missing key or JSON null gives `fallback`; a wrong type, a fraction
  * where an integer is due, or a value outside [min, max] is STATUS_INVALID with a message. */

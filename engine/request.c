@@ -58,7 +58,7 @@ static char *copy_text(const char *from, bool *ok)
 /* jansson's counts are not atomic, so another thread needs a tree of its own. */
 static json_t *copy_json(const json_t *from, bool *ok)
 {
-    json_t *copy = from ? json_deep_copy(from) : NULL;
+    json_t *copy = from ? json_copy_whole(from) : NULL;
     if (from && !copy) *ok = false;
     return copy;
 }

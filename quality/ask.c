@@ -46,7 +46,7 @@ static status set_method(const campaign *c, const job *j, engine_request *r, err
     const variant *v = &c->variants.items[j->arm == ARM_FULL ? 0 : j->column];
     bool full = j->arm == ARM_FULL || j->column == 0;
     if (!v->retention) return STATUS_IS_OK; /* a shorter prompt, and nothing to retain */
-    r->retention = json_deep_copy(v->retention);
+    r->retention = json_copy_whole(v->retention);
     if (!r->retention) return out_of_memory(err);
     if (j->live->measured && !full &&
         json_object_set_new(r->retention, "report", json_string("positions")))

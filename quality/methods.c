@@ -146,7 +146,7 @@ static status add_budget(variant_list *out, const method *m, const budget *b, er
                  .tokens = b->tokens};
     memcpy(v.budget, b->text, sizeof v.budget);
     if (v.rag) return add(out, &v, err);
-    v.retention = json_deep_copy(m->fields);
+    v.retention = json_copy_whole(m->fields);
     json_t *place = v.retention ? budget_place(v.retention) : NULL;
     bool failed = !v.retention;
     if (b->ratio > 0) failed |= json_object_set_new(place, "ratio", json_real(b->ratio)) != 0;

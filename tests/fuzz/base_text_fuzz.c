@@ -1,6 +1,6 @@
 /* Property: whatever the bytes, strbuf_json_string writes a JSON literal that json_read_text takes,
- * and valid UTF-8 comes back byte for byte. Parsed as JSON themselves, the same bytes give a value
- * or a one-line error that begins with the place. */
+ * and valid UTF-8 comes back byte for byte. Parsed as JSON themselves, the same bytes give the
+ * value that jansson's own reader gives, or a one-line error that begins with the place. */
 #include "base/base.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -28,7 +28,11 @@ static void check_document(const uint8_t *data, size_t size)
     json_t *value = NULL;
     error err;
     status s = json_read_text("doc", (const char *)data, size, &value, &err);
+    json_t *due = json_loadb((const char *)data, size,
+                             JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL);
     FUZZ_CHECK(status_ok(s) == (value != NULL));
+    FUZZ_CHECK((due != NULL) == (value != NULL) && (!due || json_equal(due, value)));
+    json_decref(due);
     if (!value) {
         FUZZ_CHECK(strncmp(err.text, "doc: line ", 10) == 0 && !strchr(err.text, '\n'));
         FUZZ_CHECK(utf8_valid((const uint8_t *)err.text, strlen(err.text)));

@@ -1,0 +1,222 @@
+/* The JSON reader: it takes and refuses what jansson's own takes and refuses, and whichever
+ * allocation fails, it says "out of memory" and leaves nothing. (The link counts this program's own
+ * allocations, json_set_alloc_funcs jansson's.) */
+#include "base/base.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- allocations that fail ------------------------------------------------------------------- */
+
+static long left = -1; /* allocations until one fails; -1: none does */
+static long alive;     /* allocations of jansson's that have not been freed */
+
+static bool fails(void) { return left >= 0 && left-- == 0; }
+
+void *__real_malloc(size_t n);
+void *__real_realloc(void *p, size_t n);
+char *__real_strdup(const char *s);
+void *__wrap_malloc(size_t n);
+void *__wrap_realloc(void *p, size_t n);
+char *__wrap_strdup(const char *s);
+
+void *__wrap_malloc(size_t n) { return fails() ? NULL : __real_malloc(n); }
+void *__wrap_realloc(void *p, size_t n) { return fails() ? NULL : __real_realloc(p, n); }
+char *__wrap_strdup(const char *s) { return fails() ? NULL : __real_strdup(s); }
+
+static void *count_malloc(size_t n)
+{
+    void *p = malloc(n);
+    alive += p != NULL;
+    return p;
+}
+
+static void count_free(void *p)
+{
+    alive -= p != NULL;
+    free(p);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static const char *const texts[] = {
+    "",
+    " ",
+    "0",
+    "-0",
+    "-",
+    "01",
+    "1.",
+    ".5",
+    "1.5e+3",
+    "1e",
+    "1E5",
+    "-1.25e-2",
+    "1e999",
+    "1e-999",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775808",
+    "+1",
+    "0x10",
+    "1 2",
+    "true",
+    "false",
+    "null",
+    "tru",
+    "truey",
+    "True",
+    "NaN",
+    "Infinity",
+    "nul",
+    "[]",
+    "[ ]",
+    "[1,]",
+    "[,1]",
+    "[1 2]",
+    "[1",
+    "[1,2,[3]]",
+    "]",
+    "{}",
+    "{ }",
+    "{\"a\":1}",
+    "{\"a\":1,}",
+    "{,}",
+    "{\"a\"}",
+    "{\"a\":}",
+    "{\"a\" 1}",
+    "{a:1}",
+    "{'a':1}",
+    "{\"a\":1 \"b\":2}",
+    "{\"a\":1,\"a\":1}",
+    "{\"\":1,\"b\":{\"\":[true,null]}}",
+    "{\"a\":1",
+    "{\"a\\u0000b\":1}",
+    "\"\"",
+    "\"abc",
+    "\"a\nb\"",
+    "\"a\tb\"",
+    "\"\x7f\"",
+    "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"",
+    "\"\\x\"",
+    "\"\\",
+    "\"\\u12\"",
+    "\"\\u00e9\"",
+    "\"\\u0000\"",
+    "\"\\ud83d\\ude00\"",
+    "\"\\ud83d\"",
+    "\"\\ud83dx\"",
+    "\"\\ude00\"",
+    "\"\\ud83d\\u0041\"",
+    "\"\\uD83D\\uDE00\\uFFFF\"",
+    "\"\\u00g0\"",
+    "\"é\"",
+    "\"\xff\"",
+    "\"\xc3\"",
+    "\"\xed\xa0\x80\"",
+    "\"\xf0\x9f\x98\x80\"",
+    "\"\xc0\x80\"",
+    "\xef\xbb\xbf[]",
+    "\xc3\xa9",
+    "[1]x",
+    " [ 1 , \"x\" ] \r\n\t",
+    "/**/1",
+    "[\"a\",1.5,{\"b\":[]}]",
+};
+
+static void test_as_jansson(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        size_t n = strlen(texts[i]), flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
+        json_t *due = json_loadb(texts[i], n, flags | JSON_DECODE_ANY, NULL), *got = NULL;
+        error err;
+        status s = json_read_text("t", texts[i], n, &got, &err);
+        if (status_ok(s) != (due != NULL)) fail_msg("'%s': %s", texts[i], due ? err.text : "taken");
+        if (due && !json_equal(due, got)) fail_msg("'%s' is another value", texts[i]);
+        if (!due) assert_int_equal(s.code, STATUS_CORRUPT);
+        json_decref(due);
+        json_decref(got);
+    }
+}
+
+/* A text is never read beyond its length. */
+static void test_cut_off(void **state)
+{
+    (void)state;
+    static const char whole[] = "{\"key\": [1.5e3, \"a\\ud83d\\ude00\", true, {\"x\": null}]}";
+    for (size_t n = 0; n < sizeof whole - 1; n++) {
+        char *part = malloc(n + 1); /* a sanitizer sees what lies behind it */
+        memcpy(part, whole, n);
+        char *exact = realloc(part, n ? n : 1);
+        json_t *doc = NULL;
+        assert_int_equal(json_read_text("t", exact, n, &doc, NULL).code, STATUS_CORRUPT);
+        free(exact);
+    }
+}
+
+/* Many keys, so that tables grow; long strings, so that buffers do. */
+static char *make_text(void)
+{
+    strbuf b = {0};
+    strbuf_puts(&b, "{\"list\":[");
+    for (int i = 0; i < 40; i++) strbuf_printf(&b, "%s%d.5,{\"n\":[%d]}", i ? "," : "", i, i);
+    strbuf_puts(&b, "],\"text\":\"");
+    for (int i = 0; i < 2000; i++) strbuf_puts(&b, "long\\n");
+    strbuf_putc(&b, '"');
+    for (int i = 0; i < 40; i++) strbuf_printf(&b, ",\"key %d\":%d", i, i);
+    strbuf_putc(&b, '}');
+    return b.data;
+}
+
+static void test_memory_is_out(void **state)
+{
+    (void)state;
+    char *text = make_text();
+    size_t n = strlen(text);
+    json_t *whole = NULL;
+    assert_true(status_ok(json_read_text("t", text, n, &whole, NULL)));
+    long before = alive, i = 0;
+    for (bool done = false; !done; i++) {
+        json_t *doc = NULL;
+        error err = {{0}};
+        left = i;
+        status s = json_read_text("t", text, n, &doc, &err);
+        done = left >= 0;
+        left = -1;
+        if (!done && s.code != STATUS_NO_MEMORY) fail_msg("allocation %ld: %s", i, err.text);
+        if (done) assert_true(status_ok(s) && json_equal(doc, whole));
+        json_decref(doc);
+        assert_int_equal(alive, before);
+    }
+    assert_true(i > 300);
+    i = 0;
+    for (bool done = false; !done; i++) {
+        left = i;
+        json_t *copy = json_copy_whole(whole);
+        done = left >= 0;
+        left = -1;
+        assert_true(done == (copy != NULL));
+        if (copy) assert_true(json_equal(copy, whole));
+        json_decref(copy);
+        assert_int_equal(alive, before);
+    }
+    assert_true(i > 300);
+    json_decref(whole);
+    free(text);
+}
+
+int main(void)
+{
+    json_set_alloc_funcs(count_malloc, count_free);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_as_jansson),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_memory_is_out),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
