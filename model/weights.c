@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include "model/dummy.h"
+#include "model/finite.h"
 #include "model/gguf/gguf_model.h"
 #include "model/quantized/quantized.h"
 #include "model/weights_cache.h"
@@ -291,6 +292,24 @@ static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tens
     return ld->made;
 }
 
+static const char *path_of(const loader *ld, const tensor_part *p)
+{
+    for (size_t i = 0; i < ld->files.n_files; i++)
+        if (&ld->files.files[i].map == p->source.map) return ld->files.files[i].path;
+    return ld->o->dir;
+}
+
+/* Rows `row` and after of a part. A vector is one row. */
+static status check_finite(const loader *ld, const tensor_part *p, const uint8_t *data, size_t row,
+                           size_t n, error *err)
+{
+    const finite_rows rows = {data, p->stored, n, p->cols, p->col, p->n_cols};
+    size_t bad;
+    if (rows_are_finite(&rows, ld->o->pool, &bad)) return STATUS_IS_OK;
+    return error_set(err, STATUS_CORRUPT, "%s: tensor \"%s\": row %zu holds NaN or infinity",
+                     path_of(ld, p), p->name, row + bad);
+}
+
 static bool is_given_up(const loader *ld)
 {
     return ld->o->given_up && atomic_load(ld->o->given_up);
@@ -319,6 +338,7 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         if (n > step) n = step;
         if (n > count - i) n = count - i;
         const uint8_t *rows = rows_of(ld, p, &dummy, row, n);
+        RETURN_IF_ERROR(check_finite(ld, p, rows, row, n, err));
         pack_rows(ld, p, first_row + i, n, rows + p->col * element);
         size_t from = s->begin + row * s->row_bytes; /* of pairs about so */
         if (s->map) file_map_release(s->map, from, from + n * s->row_bytes);
@@ -460,6 +480,9 @@ static status load(loader *ld, error *err)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
+        const tensor_source *s = &p->source;
+        if (p->is_vector && s->map)
+            RETURN_IF_ERROR(check_finite(ld, p, s->map->data + s->begin, 0, 1, err));
         if (p->is_vector) load_vector(ld, p, ld->first_rows[i]);
         else RETURN_IF_ERROR(load_matrix(ld, p, ld->first_rows[i], err));
     }

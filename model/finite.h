@@ -1,0 +1,20 @@
+/* Whether weights are numbers. One that is not makes every logit NaN, and then the same token is
+ * drawn for ever: the tensor is named at load instead. */
+#ifndef MODEL_FINITE_H
+#define MODEL_FINITE_H
+
+#include "base/base.h"
+#include "kernels/kernels.h"
+
+/* Rows of `stride` elements of a type that a file can have, of which [col, col + n) are looked at.
+ */
+typedef struct finite_rows {
+    const uint8_t *data;
+    dtype type;
+    size_t rows, stride, col, n;
+} finite_rows;
+
+/* True when all are finite; else *row is the first row that is not. pool may be NULL. */
+bool rows_are_finite(const finite_rows *rows, thread_pool *pool, size_t *row);
+
+#endif
