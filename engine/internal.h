@@ -271,6 +271,7 @@ struct engine {
     backend_info info;
     retention_rules retention;
     uint32_t *stop_ids;
+    size_t bytes_per_token; /* tok_bytes_per_token; 0 = no bound */
     pthread_t thread;
     bool thread_started;
     pthread_t *workers;

@@ -74,13 +74,27 @@ static status render(engine *e, engine_request *r, strbuf *out, error *err)
     return s;
 }
 
-static status encode(engine *e, engine_request *r, tok_ids *ids, error *err)
+/* A text that no tokenizing can make short enough: encoding megabytes takes a second. */
+static status check_bytes(const engine *e, size_t n, error *err)
 {
-    if (r->prompt)
+    size_t most = e->bytes_per_token;
+    if (!most || n / most < e->o.max_model_len) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT,
+                     "prompt: %zu bytes make at least %zu tokens; the maximum context length is %u",
+                     n, n / most, e->o.max_model_len);
+}
+
+/* must_fit: more than the context has room for is refused, if possible before it is encoded. */
+static status encode(engine *e, engine_request *r, bool must_fit, tok_ids *ids, error *err)
+{
+    if (r->prompt) {
+        if (must_fit) RETURN_IF_ERROR(check_bytes(e, r->prompt_bytes, err));
         return tok_encode(e->o.tokenizer, r->prompt, r->prompt_bytes, r->add_special_tokens, ids,
                           err);
+    }
     strbuf text = {0};
     status s = render(e, r, &text, err);
+    if (status_ok(s) && must_fit) s = check_bytes(e, text.size, err);
     /* The template writes its own BOS. */
     if (status_ok(s))
         s = tok_encode(e->o.tokenizer, text.data ? text.data : "", text.size, false, ids, err);
@@ -106,7 +120,7 @@ status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *
     /* Messages are changed while they are rendered: a copy. */
     status s = engine_request_copy(r, &copy);
     if (!status_ok(s)) return error_set(err, s.code, "request: out of memory");
-    s = encode(e, &copy, out, err);
+    s = encode(e, &copy, false, out, err);
     engine_request_destroy(&copy);
     return s;
 }
@@ -121,7 +135,7 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
         r->n_prompt_token_ids = 0;
     } else {
         tok_ids ids = {0};
-        status st = encode(e, r, &ids, err);
+        status st = encode(e, r, true, &ids, err);
         s->tokens = ids.ids;
         s->n_tokens = (uint32_t)ids.n;
         RETURN_IF_ERROR(st);

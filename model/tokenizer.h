@@ -43,6 +43,10 @@ typedef struct tok_ids {
 status tok_encode(const tokenizer *t, const char *text, size_t n, bool add_special, tok_ids *out,
                   error *err);
 void tok_ids_destroy(tok_ids *ids);
+/* The most bytes of a text that one of its ids can stand for, so that a text of n bytes has at
+ * least n / this many ids; 0 when there is no bound (the pipeline drops text, or joins what it does
+ * not know). Looks at every token. */
+size_t tok_bytes_per_token(const tokenizer *t);
 
 /* Appends the text of ids. Ids outside [0, tok_vocab_size) are STATUS_INVALID, ids in it that the
  * file leaves out are nothing. Invalid UTF-8 in the result becomes U+FFFD, as the library's decode

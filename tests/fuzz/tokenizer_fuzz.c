@@ -53,6 +53,8 @@ static bool round_trip(const tokenizer *t, const char *text, size_t n, bool spec
         return false;
     }
     for (size_t i = 0; i < ids.n; i++) FUZZ_CHECK(ids.ids[i] < tok_vocab_size(t));
+    size_t most = tok_bytes_per_token(t);
+    FUZZ_CHECK(most == 0 || ids.n >= n / most);
     FUZZ_CHECK(status_ok(tok_decode(t, ids.ids, ids.n, special, whole, &err)));
     FUZZ_CHECK(utf8_valid((const uint8_t *)whole->data, whole->size));
     strbuf streamed = {0};

@@ -266,11 +266,48 @@ static void tokenizing_is_what_a_request_would_see(void **state)
     }
 }
 
+/* One that drops what it does not know, so that no text is too long by its bytes alone. */
+static tokenizer *load_dropping(void)
+{
+    static const char json[] =
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"s\":0,\"o\":1,\"m\":2,\"e\":3},\"merges\":[]},"
+        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true},"
+        "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true}}";
+    tokenizer *t = NULL;
+    error err;
+    if (!status_ok(tok_load_text("test", json, sizeof json - 1, &t, &err)))
+        fail_msg("%s", err.text);
+    return t;
+}
+
+/* The message says how many tokens there are at least, without counting them. */
+static void a_hopeless_text_is_not_tokenized(void **state)
+{
+    enum { LONG = 4 << 20 };
+    fixture *f = *state;
+    fixture_start(f);
+    engine_request r = request("{}");
+    r.prompt = malloc(LONG + 1);
+    assert_non_null(r.prompt);
+    memset(r.prompt, 'a', LONG);
+    r.prompt[LONG] = '\0';
+    r.prompt_bytes = LONG;
+    engine_stream *s;
+    assert_true(status_ok(engine_submit(f->engine, &r, NULL, NULL, &s, NULL)));
+    engine_request_destroy(&r);
+    reading got = read_stream(s);
+    assert_int_equal(got.finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(engine_stream_prompt(s).n_tokens, 0);
+    engine_stream_release(s);
+}
+
 /* It need not wait for the tokenizer to be done with those before it. */
 static void an_aborted_request_is_not_tokenized(void **state)
 {
     enum { LONG = 16 << 20 };
     fixture *f = *state;
+    tokenizer *dropping = load_dropping();
+    f->options.tokenizer = dropping;
     f->options.tokenizer_threads = 1;
     fixture_start(f);
     engine_request r = request("{}");
@@ -293,6 +330,9 @@ static void an_aborted_request_is_not_tokenized(void **state)
     assert_int_equal(engine_get_stats(f->engine).n_live, 1);
     engine_stream_release(s);
     engine_stream_release(slow);
+    engine_destroy(f->engine);
+    f->engine = NULL;
+    tok_destroy(dropping);
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -401,6 +441,7 @@ int main(void)
         CASE(fields_filled_by_hand_are_checked),
         CASE(tokenizing_is_what_a_request_would_see),
         CASE(an_aborted_request_is_not_tokenized),
+        CASE(a_hopeless_text_is_not_tokenized),
         cmocka_unit_test(histograms_are_described),
         CASE(what_happens_is_counted),
         CASE(retention_is_counted_by_method),

@@ -403,15 +403,41 @@ static void growing_decoders(void **state)
                     "together");
 }
 
+/* What a text's bytes say of its tokens; nothing, where bytes may be dropped. */
+static void bytes_of_a_token(void **state)
+{
+    (void)state;
+    static const char dropping[] =
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},"
+        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+        "\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"}}";
+    error err;
+    tokenizer *t = NULL;
+    assert_true(status_ok(tok_load("models/demo", &t, &err)));
+    assert_in_range(tok_bytes_per_token(t), 4, 64);
+    tok_destroy(t);
+    if (!status_ok(tok_load_text("test", dropping, sizeof dropping - 1, &t, &err)))
+        fail_msg("%s", err.text);
+    assert_int_equal(tok_bytes_per_token(t), 0);
+    tok_destroy(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(models),           cmocka_unit_test(vocab_and_merges),
-        cmocka_unit_test(added_tokens),     cmocka_unit_test(parts),
-        cmocka_unit_test(templates),        cmocka_unit_test(patterns),
-        cmocka_unit_test(every_truncation), cmocka_unit_test(missing_folder),
-        cmocka_unit_test(oversized_tokens), cmocka_unit_test(character_parts),
-        cmocka_unit_test(oversized_merges), cmocka_unit_test(growing_decoders),
+        cmocka_unit_test(bytes_of_a_token),
+        cmocka_unit_test(models),
+        cmocka_unit_test(vocab_and_merges),
+        cmocka_unit_test(added_tokens),
+        cmocka_unit_test(parts),
+        cmocka_unit_test(templates),
+        cmocka_unit_test(patterns),
+        cmocka_unit_test(every_truncation),
+        cmocka_unit_test(missing_folder),
+        cmocka_unit_test(oversized_tokens),
+        cmocka_unit_test(character_parts),
+        cmocka_unit_test(oversized_merges),
+        cmocka_unit_test(growing_decoders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

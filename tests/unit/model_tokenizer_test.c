@@ -107,6 +107,14 @@ static bool check_pieces(const char *const *list, const strbuf *text, uint32_t d
     return hash == due;
 }
 
+/* No text has fewer ids than its bytes say. */
+static void check_bound(const tokenizer *t, size_t n_bytes, size_t n_ids)
+{
+    size_t most = tok_bytes_per_token(t);
+    if (most > 0 && n_ids < n_bytes / most)
+        fail_msg("%zu bytes of %zu a token in %zu tokens", n_bytes, most, n_ids);
+}
+
 /* Decodes as a stream does, checks that every part is whole characters, appends it all to out. */
 static bool stream_decode(const tokenizer *t, const tok_ids *ids, bool skip, strbuf *out)
 {
@@ -140,6 +148,7 @@ static const char *check_golden(const tokenizer *t, const strbuf *text, const go
     const char *wrong = NULL;
     assert_true(
         status_ok(tok_encode(t, text->data ? text->data : "", text->size, true, &ids, &err)));
+    check_bound(t, text->size, ids.n);
     if (ids.n != due->n || fnv(FNV_START, ids.ids, ids.n * sizeof *ids.ids) != due->ids)
         wrong = "ids";
     uint32_t hash = FNV_START;
@@ -236,6 +245,7 @@ static void expect_bytes(const tokenizer *t, const char *text, size_t n, const c
     tok_ids ids = {0};
     error err;
     assert_true(status_ok(tok_encode(t, text, n, false, &ids, &err)));
+    check_bound(t, n, ids.n);
     strbuf got = {0};
     for (size_t i = 0; i < ids.n; i++) strbuf_printf(&got, "%s%u", i ? " " : "", ids.ids[i]);
     if (strcmp(got.data ? got.data : "", due) != 0)
