@@ -168,6 +168,22 @@ static void stop_all(supervisor *s)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
+/* What the coordinator has written: numbers of workers that no longer answer. It writes nothing
+ * else, and closes when all are to end. */
+static void hear_coordinator(supervisor *s)
+{
+    uint32_t index;
+    ssize_t n = read(STDIN_FILENO, &index, sizeof index);
+    if (n < 0 && errno == EINTR) return;
+    if (n != (ssize_t)sizeof index) {
+        s->ends = true;
+        return;
+    }
+    if (index >= s->flags->count || s->children[index].pid <= 0) return;
+    fprintf(stderr, "octavo worker: number %u does not answer: killed\n", index);
+    kill(s->children[index].pid, SIGKILL);
+}
+
 static void look(supervisor *s, int timeout_ms)
 {
     struct signalfd_siginfo said;
@@ -176,7 +192,7 @@ static void look(supervisor *s, int timeout_ms)
     poll(polled, 2, timeout_ms);
     while (read(s->signals, &said, sizeof said) == (ssize_t)sizeof said)
         if (said.ssi_signo != SIGCHLD && !s->flags->local) s->ends = true;
-    if (polled[1].revents) s->ends = true; /* nobody writes there: it was closed */
+    if (polled[1].revents) hear_coordinator(s);
     reap(s);
 }
 

@@ -123,6 +123,13 @@ static bool has_comm(const workers_device *d)
     return has;
 }
 
+/* One that is stopped would be waited for as long as it is. */
+static void replace_silent(void *ctx, uint32_t rank)
+{
+    workers *w = ctx;
+    workers_local_replace(&w->local, rank);
+}
+
 static status create(workers *w, const workers_flags *f, bool by_address, uint32_t *n_ranks,
                      error *err)
 {
@@ -139,6 +146,8 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
         .tls = {f->cert, f->key, f->ca},
         .version = OCTAVO_VERSION,
         .config = &w->config,
+        .on_silent = w->is_local ? replace_silent : NULL,
+        .on_silent_ctx = w,
     };
     return worker_group_create(&o, &w->group, err);
 }

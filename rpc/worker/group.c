@@ -10,6 +10,7 @@
 enum {
     SILENCE_US = 1500000,
     PATIENCE_US = 5000000,
+    SILENCES_MAX = 4,
     RETRY_US = 50000,
     /* Of what reads headers and files; the heartbeat notices who is gone meanwhile. */
     CONFIGURE_US = 60000000,
@@ -102,18 +103,37 @@ static bool wait_a_little(worker_group *g)
     return go_on;
 }
 
+/* Nobody listens there. */
+static bool is_absent(const error *err)
+{
+    static const char *const words[] = {"refused", "No such file", "not known"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strstr(err->text, words[i])) return true;
+    return false;
+}
+
 /* gRPC does not say that a connection broke because of certificates: a server that is not content
  * with one just closes. */
 static void explain(const worker_link *l, error *err)
 {
-    static const char *const others[] = {"refused", "No such file", "no answer", "not known"};
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (strstr(err->text, others[i])) return;
+    if (is_absent(err) || strstr(err->text, "no answer")) return;
     size_t n = strlen(err->text);
     snprintf(err->text + n, sizeof err->text - n, "%s",
              l->group->o.tls.cert
                  ? " (it speaks plain text, or a certificate was not signed by the other side's CA)"
                  : " (it may want a certificate)");
+}
+
+/* With the lock held. True once it has gone on for so long that waiting helps nobody. */
+static bool is_stuck(worker_link *l, status s, const error *err)
+{
+    int64_t now = clock_now_us(), most = SILENCES_MAX * group_silence_us(l->group);
+    if (s.code == STATUS_IO) return false; /* it was not waited for */
+    if (s.code != STATUS_UNAVAILABLE || is_absent(err)) l->unheard_since_us = 0;
+    else if (l->unheard_since_us == 0) l->unheard_since_us = now;
+    if (l->unheard_since_us == 0 || now - l->unheard_since_us < most) return false;
+    l->unheard_since_us = 0;
+    return true;
 }
 
 /* Whether it is there at all is known soon, whatever Configure may take. */
@@ -126,11 +146,14 @@ static status greet(worker_link *l, error *err)
                   .timeout_us = group_silence_us(l->group)};
     answer a;
     status s = link_ask(l, &q, &a, err);
+    worker_group *g = l->group;
     if (status_ok(s)) arena_destroy(&a.memory);
-    else if (s.code == STATUS_UNAVAILABLE) explain(l, err);
-    pthread_mutex_lock(&l->group->lock);
+    pthread_mutex_lock(&g->lock);
     if (s.code != STATUS_IO) l->up = status_ok(s); // else it was not waited for
-    pthread_mutex_unlock(&l->group->lock);
+    bool stuck = is_stuck(l, s, err);
+    pthread_mutex_unlock(&g->lock);
+    if (stuck && g->o.on_silent) g->o.on_silent(g->o.on_silent_ctx, l->rank);
+    if (s.code == STATUS_UNAVAILABLE) explain(l, err);
     return s;
 }
 

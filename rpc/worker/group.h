@@ -98,7 +98,8 @@ struct worker_link {
     bool in_reach; // lost to its peers alone: it can be told
     bool counted;  // among the lost of this session
     bool interrupted;
-    bool up; // it answered when it was asked last
+    bool up;                  // it answered when it was asked last
+    int64_t unheard_since_us; // it took a connection then, and has answered nothing since; 0 = no
     peer_view view;
     char reason[256]; // why it was lost
 };

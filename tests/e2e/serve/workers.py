@@ -385,6 +385,16 @@ class Local(unittest.TestCase):
                     eventually("the worker is gone", lambda pid=pid: not exists(pid))
                 eventually("its folder is gone", lambda: not os.listdir(folder))
 
+    def test_stopped_rank_is_replaced(self):
+        """One that is stopped for good is killed, and another takes its place."""
+        with tempfile.TemporaryDirectory() as folder, Server(*self.FLAGS, env={"TMPDIR": folder}) as server:
+            expected = answer_of(server)
+            before, pid = ranks_of(server), ranks_of(server)[1]
+            os.kill(pid, signal.SIGSTOP)
+            eventually("the stopped one is gone", lambda: not exists(pid))
+            self.assertEqual(eventually("serving again", lambda: answer_of(server)), expected)
+            self.assertEqual(ranks_of(server)[0], before[0]) # the other lives on
+            self.assertIn("number 1 does not answer: killed", server.log())
 
     def test_supervisor_lost(self):
         """Whoever minds the local workers takes them along, and is started again."""
@@ -429,7 +439,7 @@ class Cluster:
         pid = self.pid(rank)
         if fault == "stop":
             os.kill(pid, signal.SIGSTOP)
-            return lambda: os.kill(pid, signal.SIGCONT)
+            return lambda: exists(pid) and os.kill(pid, signal.SIGCONT) # unless it was replaced
         if self.kind == "local":
             os.kill(pid, signal.SIGKILL) # the supervisor starts another
             return lambda: None
