@@ -185,10 +185,10 @@ void stream_fail(engine_stream *s, status_code code, const char *text);
 
 /* ---- the prompt's logprobs (prompt.c; engine thread only) ------------------------------------ */
 
-/* Takes the logits of the rows of one share, `position` being the first; row i scores token i + 1.
+/* Takes the scores of the rows of one share, `position` being the first; row i scores token i + 1.
  * False when memory is out. */
-bool prompt_take_logits(engine_stream *s, uint32_t position, uint32_t n_rows, const float *logits,
-                        uint32_t vocab_size);
+bool prompt_take_scores(engine_stream *s, uint32_t position, uint32_t n_rows,
+                        const step_sample *scores);
 
 /* ---- numbers (metrics.c; engine thread only) ------------------------------------------------- */
 

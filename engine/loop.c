@@ -307,23 +307,12 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     if (c->finish != ENGINE_FINISH_NONE) finish_choice(e, s, choice, c->finish);
 }
 
-/* Where the logits of this share's rows are; they lie in the plan's order. NULL when the result has
- * too few. */
-static const float *next_logits(const engine *e, const step_seq *share, const step_result *result,
-                                uint32_t *row)
-{
-    const float *at = result->logits + (size_t)*row * e->info.vocab_size;
-    *row += share->n_tokens;
-    return *row <= result->n_logit_rows ? at : NULL;
-}
-
 static void take_share(engine *e, engine_stream *s, const step_seq *share,
-                       const step_seq_result *got, const float *logits)
+                       const step_seq_result *got)
 {
-    if (share->want_logits && !s->failed) {
-        if (!logits) fail_stream(e, s, status_make(STATUS_INTERNAL, "logits are missing"));
-        else if (!prompt_take_logits(s, share->position, share->n_tokens, logits,
-                                     e->info.vocab_size))
+    if (share->want_scores && !s->failed) {
+        if (!got->scores) fail_stream(e, s, status_make(STATUS_INTERNAL, "scores are missing"));
+        else if (!prompt_take_scores(s, share->position, share->n_tokens, got->scores))
             fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
     }
     if (share->measure.kind != MEASURE_NONE && !share->measure.silent)
@@ -335,7 +324,6 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
 
 static void take_result(engine *e, const step_plan *plan, const step_result *result)
 {
-    uint32_t row = 0;
     e->now_us = clock_now_us();
     e->steps++;
     e->compute_us += result->compute_us;
@@ -344,13 +332,11 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *share = &plan->seqs[i];
         engine_stream *s = find_stream(e, share->request);
-        const float *logits = NULL;
         if (!status_ok(result->status)) {
             if (s) fail_stream(e, s, result->status);
             continue;
         }
-        if (share->want_logits) logits = next_logits(e, share, result, &row);
-        if (s) take_share(e, s, share, &result->seqs[i], logits);
+        if (s) take_share(e, s, share, &result->seqs[i]);
     }
 }
 

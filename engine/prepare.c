@@ -176,7 +176,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
     s->sched_request = (sched_request){
         .priority = r->priority,
         .arrival = s->arrival,
-        .want_logits = r->prompt_logprobs >= 0,
+        .want_scores = r->prompt_logprobs >= 0 ? 1 + (uint32_t)r->prompt_logprobs : 0,
         .prompt = s->tokens,
         .n_prompt = s->n_tokens,
         .n = r->n,

@@ -1,8 +1,9 @@
-/* The logprobs of a prompt: rows of logits come with its chunks, and score the token after each. */
+/* The logprobs of a prompt: its chunks come back with a score of the token after each row. */
 #include "engine/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* One block for all four lists; made with the first rows, so that waiting requests cost nothing. */
 static bool make_room(engine_stream *s)
@@ -18,20 +19,20 @@ static bool make_room(engine_stream *s)
     return true;
 }
 
-bool prompt_take_logits(engine_stream *s, uint32_t position, uint32_t n_rows, const float *logits,
-                        uint32_t vocab_size)
+bool prompt_take_scores(engine_stream *s, uint32_t position, uint32_t n_rows,
+                        const step_sample *scores)
 {
     prompt_scores *p = &s->scores;
     if (!p->logprobs && !make_room(s)) return false;
-    uint32_t n_top = (uint32_t)s->request.prompt_logprobs;
-    for (uint32_t i = 0; i < n_rows; i++, logits += vocab_size) {
-        uint32_t at = position + i + 1;
+    uint32_t most = (uint32_t)s->request.prompt_logprobs;
+    for (uint32_t i = 0; i < n_rows; i++) {
+        uint32_t at = position + i + 1, n_top = scores[i].n_top < most ? scores[i].n_top : most;
         if (at >= s->n_tokens) break; /* the last row's next token is no prompt's */
-        size_t top = (size_t)at * n_top;
-        logit_score score = logits_score(logits, vocab_size, s->tokens[at], n_top, p->top_ids + top,
-                                         p->top_logprobs + top);
-        p->logprobs[at] = score.logprob;
-        p->ranks[at] = score.rank;
+        size_t top = (size_t)at * most;
+        p->logprobs[at] = scores[i].logprob;
+        p->ranks[at] = scores[i].rank;
+        memcpy(p->top_ids + top, scores[i].top_ids, n_top * sizeof *p->top_ids);
+        memcpy(p->top_logprobs + top, scores[i].top_logprobs, n_top * sizeof *p->top_logprobs);
     }
     p->complete |= position + n_rows >= s->n_tokens;
     return true;

@@ -3,9 +3,9 @@
 #include "model/kv_filling.h"
 #include "model/kv_moves.h"
 #include "model/measures.h"
-#include "model/novelty.h"
 #include "model/plan.h"
 #include "model/sampler.h"
+#include "model/scores.h"
 #include "model/sizes.h"
 
 #include <assert.h>
@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the logits of a step's prompt rows may take: 128 rows of a vocabulary of 128K. */
+/* What the logits of a step's prompt rows may take: 128 rows of a vocabulary of 128K. Rows that are
+ * scored take no such room, but as much time. */
 enum { LOGITS_BYTES = 64 << 20 };
 
 typedef struct backend_cpu {
@@ -44,7 +45,8 @@ typedef struct backend_cpu {
     size_t logits_capacity; /* floats */
     float *measures;
     size_t measures_capacity; /* floats */
-    novelty novelty;
+    row_scores scores;
+    bool gives_scores; /* rank 0: its scores are everybody's */
 } backend_cpu;
 
 static size_t sums_bytes(const kv_store *s, uint32_t n_pages)
@@ -232,8 +234,8 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     RETURN_IF_ERROR(lay_out(b, plan));
     RETURN_IF_ERROR(forward_run(b->forward, plan->tokens, plan->n_tokens, b->seqs, plan->n_seqs));
     b->result.measure_us = forward_measure_us(b->forward);
-    RETURN_IF_ERROR(
-        novelty_run(&b->novelty, b->forward, b->config.vocab_size, plan, b->seq_results));
+    RETURN_IF_ERROR(row_scores_run(&b->scores, b->forward, b->pool, b->config.vocab_size,
+                                   b->gives_scores, plan, b->seq_results));
     return sample(b, plan);
 }
 
@@ -279,7 +281,7 @@ static void cpu_destroy(void *ctx)
     free(b->logit_rows);
     free(b->logits);
     free(b->measures);
-    novelty_free(&b->novelty);
+    row_scores_free(&b->scores);
     free(b);
 }
 
@@ -438,6 +440,7 @@ static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
 
 static void fill_info(backend_cpu *b, const backend_cpu_options *o)
 {
+    b->gives_scores = comm_rank(o->group) == 0;
     b->info.name = "cpu";
     b->info.vocab_size = b->config.vocab_size;
     b->info.max_positions = model_max_length(&b->config);

@@ -209,7 +209,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
 {
     if (plan->n_seqs == 0) return cuda_wait(&b->device);
     RETURN_IF_ERROR(run_rows(b));
-    RETURN_IF_ERROR(cuda_novelty(b, plan));
+    RETURN_IF_ERROR(cuda_scores(b, plan));
     return sample(b, plan);
 }
 
@@ -231,7 +231,7 @@ static bool is_plain(const backend_cuda *b, const step_plan *plan)
     bool plain = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
     for (uint32_t i = 0; plain && i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
-        plain = s->n_tokens == 1 && s->n_samples == 1 && !s->want_logits &&
+        plain = s->n_tokens == 1 && s->n_samples == 1 && !s->want_logits && !s->want_scores &&
                 s->measure.kind == MEASURE_NONE && !s->measure.novelty;
     }
     return plain;
@@ -326,6 +326,7 @@ static void cuda_destroy(void *ctx)
     free(b->is_greedy);
     free(b->seqs);
     free(b->logit_rows);
+    free(b->scores);
     free(b->novelty);
     cuda_moves_destroy(&b->moves);
     free(b);

@@ -18,8 +18,10 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
         if (s->n_samples > step_most_draws(info->max_seqs) - draws)
             return status_make(STATUS_LIMIT, "plan: more draws than the backend takes");
         draws += s->n_samples;
-        if (s->measure.novelty && s->next_token >= info->vocab_size)
+        if ((s->measure.novelty || s->want_scores) && s->next_token >= info->vocab_size)
             return status_make(STATUS_INVALID, "plan: a next token outside the vocabulary");
+        if (s->want_scores > 1 + SAMPLE_LOGPROBS_MAX)
+            return status_make(STATUS_INVALID, "plan: scores of more tokens than a sample has");
         const char *wrong = measures_check(&s->measure);
         if (wrong) return status_make(STATUS_INVALID, wrong);
         for (uint32_t g = 0; g < pkv_groups(&info->geometry); g++)

@@ -51,7 +51,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          together, s->options.prefill_chunk);
     }
     uint32_t rows = s->options.max_logit_rows;
-    if (r->want_logits && rows && together > rows) {
+    if ((r->want_logits || r->want_scores) && rows && together > rows) {
         return error_set(err, STATUS_INVALID,
                          "prompt_logprobs: a step gives the logits of %" PRIu32
                          " rows, retention.window measures %" PRIu32 " at once",

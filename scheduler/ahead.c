@@ -15,7 +15,8 @@ static bool is_plain(const sched_work *w)
     for (uint32_t i = 0; i < w->plan.n_seqs && !w->ahead; i++) {
         const step_seq *share = &w->seqs[i];
         if (share->n_tokens != 1 || share->n_samples != 1 || share->want_logits ||
-            share->measure.kind != MEASURE_NONE || seq_is_carrier(w->planned[i]))
+            share->want_scores || share->measure.kind != MEASURE_NONE ||
+            seq_is_carrier(w->planned[i]))
             return false;
     }
     return w->plan.n_seqs > 0;

@@ -68,7 +68,11 @@ typedef struct step_seq {
                            // end. Draw j uses choice + j. Over a plan step_most_draws at most
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
-    uint32_t next_token;   // what comes after the last row, where measure.novelty asks for it
+    /* 0, or 1 + n: how likely the token after each row was, and the n likeliest ones: the share's
+     * result has scores. At most 1 + SAMPLE_LOGPROBS_MAX. */
+    uint32_t want_scores;
+    uint32_t
+        next_token; // what comes after the last row, where scores or measure.novelty ask for it
     /* 0: tokens[] has its tokens. Else the step before is in flight, and 1 + the index of the share
      * there whose draw is this share's only token; that of tokens[] is 0. Where the step before
      * failed nobody looks at what comes of this one. */
@@ -95,7 +99,7 @@ typedef struct step_plan {
  * the choices that a prompt's end begins, which need no sequence to be drawn. */
 static inline uint32_t step_most_draws(uint32_t max_seqs) { return 2 * max_seqs; }
 
-/* One draw. */
+/* One draw, or a score of a token that was there. */
 typedef struct step_sample {
     uint32_t token;
     float logprob; // log-softmax of the raw logits; NaN when no logprobs were asked for
@@ -108,8 +112,9 @@ typedef struct step_sample {
 typedef struct step_seq_result {
     const step_sample *samples; // [n_samples]
     uint32_t n_samples;
-    measure_result measure; // values NULL when not asked for
-    const float *novelty;   // [n_tokens] of the tokens after each row; NULL when not asked for
+    measure_result measure;    // values NULL when not asked for
+    const float *novelty;      // [n_tokens] of the tokens after each row; NULL when not asked for
+    const step_sample *scores; // [n_tokens] likewise
 } step_seq_result;
 
 typedef struct step_result {
@@ -130,7 +135,7 @@ typedef struct backend_info {
     uint32_t max_positions; // context limit of the model
     uint32_t max_rows;      // tokens in one plan
     uint32_t max_seqs;
-    uint32_t max_logit_rows; // rows of want_logits in one plan (each is vocab_size floats); 0 = all
+    uint32_t max_logit_rows; // rows of want_logits or want_scores in one plan; 0 = all
     uint32_t lacks;          // bits of retention_measures that it cannot do
     uint32_t n_pages;
     uint32_t n_host_pages;  // of the host tier, as large as the pool's; 0 = it has none

@@ -237,7 +237,8 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                         .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
                         .n_samples = to == q->n_tokens ? draws_of(q) : 0,
                         .sample_index = q->n_tokens - e->n_prompt,
-                        .want_logits = wants_logits(q),
+                        .want_logits = wants_logits(q) && !e->want_scores,
+                        .want_scores = wants_logits(q) ? e->want_scores : 0,
                         .next_token = to < q->n_tokens ? q->tokens[to] : 0,
                         .measure = measure_of(s, q, to),
                     });

@@ -168,7 +168,8 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     if (from < q->furthest)
         s->stats.replayed_tokens += (to < q->furthest ? to : q->furthest) - from;
     if (to > q->furthest) q->furthest = to;
-    if (share->want_logits) e->logits_sent = to < e->n_prompt ? to : e->n_prompt;
+    if (share->want_logits || share->want_scores)
+        e->logits_sent = to < e->n_prompt ? to : e->n_prompt;
     if (share->measure.kind != MEASURE_NONE) q->scoring_us += measure_us;
 
     if (share->measure.novelty) note_novelty(q, from, share->n_tokens, result->novelty);

@@ -86,7 +86,8 @@ struct sched_entry {
     uint32_t held;   // sequences that are running
     uint32_t listed; // sum over its sequences
     bool born;
-    bool want_logits, has_penalties;
+    bool want_logits, has_penalties; // want_logits: or scores, which logits are computed for
+    uint32_t want_scores;
     uint32_t logits_sent;   // prompt rows
     uint32_t cached_tokens; // prefix hit of the first admission
     sample_params params;

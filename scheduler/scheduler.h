@@ -32,7 +32,7 @@ typedef struct sched_options {
     uint32_t prefill_chunk;  // tokens of one prompt in one step; a step's budget is this + max_seqs
     uint32_t max_model_len;  // prompt + output
     uint32_t max_requests;   // waiting and running: the queue's limit
-    uint32_t max_logit_rows; // rows that want logits in one step (backend_info); 0 = no limit
+    uint32_t max_logit_rows; // rows that want logits or scores in a step (backend_info); 0 = all
     uint32_t lacks;          // what the backend cannot measure (backend_info)
     uint32_t max_in_flight;  // backend_info; 0 is 1. More than 2 is 2
     sched_policy policy;
@@ -67,6 +67,8 @@ typedef struct sched_request {
     sample_params params;    // arrays copied
     retention_policy policy;
     bool want_logits; // every prompt row's logits; takes no prefix hit
+    /* Else scores of every prompt row, as step_seq asks for them; takes no prefix hit either. */
+    uint32_t want_scores;
     /* The session that the request goes on from and leaves behind: stands for (API key, cache salt,
      * id). {0, 0} = none. */
     uint64_t session[2];

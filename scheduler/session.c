@@ -87,7 +87,8 @@ static const char *why_not(const sched *s, const sched_session *session, const s
     if (measures_end(last)) return "ignored: the method measures from the first token on";
     if (scopes_differ(last))
         return "ignored: the answer was kept by another scope than prompts are";
-    if (r->want_logits) return "ignored: logprobs of the whole prompt are asked for";
+    if (r->want_logits || r->want_scores)
+        return "ignored: logprobs of the whole prompt are asked for";
     if (!fits(s, session, r)) return "ignored: the KV cache is too small for its turns";
     return NULL;
 }

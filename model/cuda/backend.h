@@ -76,11 +76,12 @@ typedef struct backend_cuda {
     bool is_measuring;  /* this step */
     uint8_t *scratch;   /* of measures */
     size_t scratch_bytes;
-    const float *turns; /* on the device: [head_dim] of each of the step's EXPECTED, in order */
-    bool has_sums;      /* somebody has asked for running sums: until then all are 0 */
-    float *host_sums;   /* of the host tier's pages, pinned */
-    float *novelty;     /* of the last step that measured it */
-    size_t novelty_capacity;
+    const float *turns;  /* on the device: [head_dim] of each of the step's EXPECTED, in order */
+    bool has_sums;       /* somebody has asked for running sums: until then all are 0 */
+    float *host_sums;    /* of the host tier's pages, pinned */
+    step_sample *scores; /* of the last step that was asked for some, and what it measured: */
+    float *novelty;
+    size_t scores_capacity, novelty_capacity;
     float *draw_scratch; /* [CUDA_LOGIT_ROWS, vocab] on the device */
     cuda_pack logits;    /* rows, tokens: the host's half alone is read */
 } backend_cuda;
@@ -121,11 +122,11 @@ void cuda_sums_destroy(backend_cuda *b);
 /* A copy of a page takes them along. */
 status cuda_sums_copy(backend_cuda *b, const pkv_move *m);
 
-/* ---- novelty.c --------------------------------------------------------------------------------
+/* ---- scores.c ---------------------------------------------------------------------------------
  */
 
-/* Sets the results' novelty; valid until the next step. After the forward pass. */
-status cuda_novelty(backend_cuda *b, const step_plan *plan);
+/* Sets the results' scores and novelty; valid until the next step. After the forward pass. */
+status cuda_scores(backend_cuda *b, const step_plan *plan);
 
 /* ---- graphs.c ---------------------------------------------------------------------------------
  */

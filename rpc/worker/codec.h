@@ -66,9 +66,10 @@ status plan_unpack(const plan_message *m, const backend_info *info, arena *a, st
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* Of a step that failed the message has nothing but the reason. `a` has floats that lay apart. */
+/* Of a step that failed the message has nothing but the reason. `a` has floats that lay apart.
+ * with_rows: logits and scores go along, as those of rank 0 do. */
 status result_pack(const step_plan *plan, const step_result *result, const backend_info *info,
-                   bool with_logits, arena *a, result_message *out);
+                   bool with_rows, arena *a, result_message *out);
 
 /* Whose result it is. */
 typedef struct result_source {
@@ -119,6 +120,13 @@ void text_copy(const void *bytes, size_t n, char *out, size_t size);
 static inline uint32_t rank_kv_heads(const pkv_geometry *g, uint32_t size)
 {
     return g->n_kv_heads > size ? g->n_kv_heads / size : 1;
+}
+
+/* How many of the likeliest tokens each score of the share lists. */
+static inline uint32_t score_tops(const step_seq *s, const backend_info *info)
+{
+    uint32_t n = s->want_scores ? s->want_scores - 1 : 0;
+    return n < info->vocab_size ? n : info->vocab_size;
 }
 
 /* Arrays of values that come back of a measure. */

@@ -20,6 +20,7 @@ static const column seq_columns[] = {
     SEQ(sample_index, COLUMN_U32, sample_index, 0, UINT32_MAX),
     SEQ(choice, COLUMN_U32, choice, 0, UINT32_MAX),
     SEQ(want_logits, COLUMN_BOOL, want_logits, 0, 1),
+    SEQ(want_scores, COLUMN_U32, want_scores, 0, 1 + SAMPLE_LOGPROBS_MAX),
     SEQ(next_token, COLUMN_U32, next_token, 0, UINT32_MAX),
     MEASURE(kind, COLUMN_U32, MEASURE_KINDS - 1),
     MEASURE(second, COLUMN_U32, MEASURE_KINDS - 1),

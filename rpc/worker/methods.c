@@ -230,8 +230,8 @@ static void send_result(worker_server *s, rpc_call *c)
     result_message m;
     arena memory;
     arena_init(&memory, MEMORY_BLOCK, 0);
-    bool with_logits = s->config.rank == 0;
-    status st = result_pack(&s->plan, s->result, &s->facts.info, with_logits, &memory, &m);
+    bool with_rows = s->config.rank == 0;
+    status st = result_pack(&s->plan, s->result, &s->facts.info, with_rows, &memory, &m);
     if (status_ok(st) && protobuf_c_message_get_packed_size(&m.base) > result_bytes_max)
         st = status_make(STATUS_LIMIT, "the result is too large for a message");
     if (!status_ok(st)) {

@@ -125,7 +125,7 @@ static status check_seq(const step_seq *s, const backend_info *info, error *err)
     if (s->position > info->max_positions || s->n_tokens > info->max_positions - s->position)
         return error_set(err, STATUS_INVALID, "position: %u and %u tokens, the model takes %u",
                          s->position, s->n_tokens, info->max_positions);
-    if (s->measure.novelty && s->next_token >= info->vocab_size)
+    if ((s->measure.novelty || s->want_scores) && s->next_token >= info->vocab_size)
         return error_set(err, STATUS_INVALID, "next_token: %u is not in the vocabulary",
                          s->next_token);
     return STATUS_IS_OK;
@@ -147,14 +147,14 @@ static status check_seqs(step_seq *seqs, size_t n, size_t n_tokens, const backen
             return error_set(err, STATUS_INVALID, "samples: more than %u draws",
                              step_most_draws(info->max_seqs));
         draws += s->n_samples;
-        if (s->want_logits) logit_rows += s->n_tokens;
+        if (s->want_logits || s->want_scores) logit_rows += s->n_tokens;
         RETURN_IF_ERROR(check_seq(s, info, err));
     }
     if (next != n_tokens)
         return error_set(err, STATUS_INVALID, "rows: %u, there are %zu tokens", next, n_tokens);
     if (info->max_logit_rows && logit_rows > info->max_logit_rows)
-        return error_set(err, STATUS_INVALID, "want_logits: %u rows, at most %u", logit_rows,
-                         info->max_logit_rows);
+        return error_set(err, STATUS_INVALID, "want_logits, want_scores: %u rows, at most %u",
+                         logit_rows, info->max_logit_rows);
     return STATUS_IS_OK;
 }
 

@@ -123,6 +123,45 @@ static status pack_novelty(const step_plan *plan, const step_result *r, arena *a
     return STATUS_IS_OK;
 }
 
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static status pack_scores(const step_plan *plan, const step_result *r, const backend_info *info,
+                          arena *a, result_message *out)
+{
+    size_t n = 0, n_top = 0;
+    for (uint32_t i = 0; i < r->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        n += s->want_scores ? s->n_tokens : 0;
+        n_top += (size_t)s->n_tokens * score_tops(s, info);
+    }
+    if (n == 0) return STATUS_IS_OK;
+    float *logprobs = arena_alloc_array(a, n, sizeof *logprobs);
+    float *tops = arena_alloc_array(a, n_top, sizeof *tops);
+    uint32_t *ranks = arena_alloc_array(a, n, sizeof *ranks);
+    uint32_t *ids = arena_alloc_array(a, n_top, sizeof *ids);
+    if (!logprobs || !tops || !ranks || !ids) return status_make(STATUS_NO_MEMORY, "scores");
+    out->score_logprob = borrow(logprobs, n * sizeof *logprobs);
+    out->score_rank = ranks;
+    out->n_score_rank = n;
+    out->score_top_id = ids;
+    out->n_score_top_id = n_top;
+    out->score_top_logprob = borrow(tops, n_top * sizeof *tops);
+    for (uint32_t i = 0; i < r->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        uint32_t some = score_tops(s, info);
+        for (uint32_t row = 0; s->want_scores && row < s->n_tokens; row++) {
+            const step_sample *score = &r->seqs[i].scores[row];
+            *logprobs++ = score->logprob;
+            *ranks++ = score->rank;
+            memcpy(ids, score->top_ids, some * sizeof *ids);
+            memcpy(tops, score->top_logprobs, some * sizeof *tops);
+            ids += some;
+            tops += some;
+        }
+    }
+    return STATUS_IS_OK;
+}
+
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 static size_t logit_floats(const step_result *r, uint32_t vocab_size)
@@ -131,7 +170,7 @@ static size_t logit_floats(const step_result *r, uint32_t vocab_size)
 }
 
 status result_pack(const step_plan *plan, const step_result *result, const backend_info *info,
-                   bool with_logits, arena *a, result_message *out)
+                   bool with_rows, arena *a, result_message *out)
 {
     *out = (result_message)OCTAVO__WORKER__V1__STEP_RESULT__INIT;
     out->step = result->step;
@@ -148,8 +187,7 @@ status result_pack(const step_plan *plan, const step_result *result, const backe
     RETURN_IF_ERROR(pack_draws(result, a, out));
     RETURN_IF_ERROR(pack_measures(plan, result, a, out));
     RETURN_IF_ERROR(pack_novelty(plan, result, a, out));
-    if (with_logits)
-        out->logits =
-            borrow(result->logits, logit_floats(result, info->vocab_size) * sizeof(float));
-    return STATUS_IS_OK;
+    if (!with_rows) return STATUS_IS_OK;
+    out->logits = borrow(result->logits, logit_floats(result, info->vocab_size) * sizeof(float));
+    return pack_scores(plan, result, info, a, out);
 }

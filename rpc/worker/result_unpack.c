@@ -166,6 +166,69 @@ static status unpack_logits(const result_message *m, const result_source *source
     return STATUS_IS_OK;
 }
 
+/* How many rows are scored, and how many of the likeliest follow them. */
+static size_t count_scores(const result_source *source, size_t *n_top)
+{
+    size_t rows = 0;
+    *n_top = 0;
+    for (uint32_t i = 0; source->rank == 0 && i < source->plan->n_seqs; i++) {
+        const step_seq *s = &source->plan->seqs[i];
+        if (!s->want_scores) continue;
+        rows += s->n_tokens;
+        *n_top += (size_t)s->n_tokens * score_tops(s, source->info);
+    }
+    return rows;
+}
+
+static status check_scores(const result_message *m, const result_source *source, size_t rows,
+                           size_t n_top, error *err)
+{
+    uint32_t vocab = source->info->vocab_size;
+    RETURN_IF_ERROR(check_bytes("score_logprob", &m->score_logprob, rows, err));
+    RETURN_IF_ERROR(check_count("score_rank", m->n_score_rank, rows, false, err));
+    RETURN_IF_ERROR(check_count("score_top_id", m->n_score_top_id, n_top, false, err));
+    RETURN_IF_ERROR(check_bytes("score_top_logprob", &m->score_top_logprob, n_top, err));
+    for (size_t i = 0; i < rows; i++)
+        if (m->score_rank[i] > vocab)
+            return error_set(err, STATUS_INVALID, "score_rank: %u of %u", m->score_rank[i], vocab);
+    for (size_t i = 0; i < n_top; i++)
+        RETURN_IF_ERROR(check_below("score_top_id", m->score_top_id[i], vocab, err));
+    return STATUS_IS_OK;
+}
+
+static uint32_t token_after(const step_plan *plan, const step_seq *s, uint32_t row)
+{
+    return row + 1 < s->n_tokens ? plan->tokens[s->first_token + row + 1] : s->next_token;
+}
+
+static status unpack_scores(const result_message *m, const result_source *source, arena *a,
+                            step_seq_result *seqs, error *err)
+{
+    const step_plan *plan = source->plan;
+    size_t n_top, rows = count_scores(source, &n_top), row = 0, top = 0;
+    RETURN_IF_ERROR(check_scores(m, source, rows, n_top, err));
+    step_sample *scores = rows ? arena_alloc_array(a, rows, sizeof *scores) : NULL;
+    if (rows && !scores) return error_set(err, STATUS_NO_MEMORY, "result: out of memory");
+    for (uint32_t i = 0; rows && i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (!s->want_scores) continue;
+        seqs[i].scores = scores + row;
+        for (uint32_t t = 0; t < s->n_tokens; t++, row++) {
+            step_sample *score = &scores[row];
+            score->token = token_after(plan, s, t);
+            score->logprob = floats_of(&m->score_logprob)[row];
+            score->rank = m->score_rank[row];
+            score->n_top = score_tops(s, source->info);
+            if (score->n_top == 0) continue;
+            size_t bytes = score->n_top * sizeof(uint32_t);
+            memcpy(score->top_ids, m->score_top_id + top, bytes);
+            memcpy(score->top_logprobs, floats_of(&m->score_top_logprob) + top, bytes);
+            top += score->n_top;
+        }
+    }
+    return STATUS_IS_OK;
+}
+
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 void text_copy(const void *bytes, size_t n, char *out, size_t size)
@@ -186,6 +249,7 @@ static status unpack_seqs(const result_message *m, const result_source *source, 
     RETURN_IF_ERROR(unpack_measures(m, source, seqs, err));
     RETURN_IF_ERROR(unpack_novelty(m, source->plan, seqs, err));
     RETURN_IF_ERROR(unpack_logits(m, source, out, err));
+    RETURN_IF_ERROR(unpack_scores(m, source, a, seqs, err));
     out->seqs = seqs;
     out->n_seqs = n;
     return STATUS_IS_OK;

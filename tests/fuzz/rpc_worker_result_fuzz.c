@@ -35,6 +35,12 @@ static const step_seq seqs[SEQS] = {
 };
 static const step_plan plan = {.step = 1, .seqs = seqs, .n_seqs = SEQS, .n_tokens = 4};
 
+/* One that asks for scores alone. */
+static const uint32_t scored_tokens[] = {4, 5};
+static const step_seq scored = {.n_tokens = 2, .want_scores = 1 + 3, .next_token = 6};
+static const step_plan scored_plan = {
+    .step = 1, .seqs = &scored, .n_seqs = 1, .tokens = scored_tokens, .n_tokens = 2};
+
 /* Every float is read: what lies outside its message is found. */
 static void read_floats(const float *values, size_t n)
 {
@@ -64,7 +70,18 @@ static void check_result(const step_result *r)
     }
 }
 
-static void fuzz_result(const uint8_t *data, size_t size, uint32_t rank)
+static void check_scores(const step_result *r)
+{
+    if (!status_ok(r->status)) return;
+    for (uint32_t i = 0; i < scored.n_tokens; i++) {
+        const step_sample *s = &r->seqs[0].scores[i];
+        FUZZ_CHECK(s->token == 5 + i && s->n_top == 3 && s->rank <= VOCAB);
+        for (uint32_t k = 0; k < s->n_top; k++) FUZZ_CHECK(s->top_ids[k] < VOCAB);
+        read_floats(s->top_logprobs, s->n_top);
+    }
+}
+
+static void fuzz_result(const uint8_t *data, size_t size, const step_plan *asked, uint32_t rank)
 {
     arena a;
     const ProtobufCMessage *m;
@@ -72,10 +89,11 @@ static void fuzz_result(const uint8_t *data, size_t size, uint32_t rank)
     error err = {{0}};
     status s = message_unpack(&octavo__worker__v1__step_result__descriptor, data, size, LIMIT, &a,
                               &m, &err);
-    result_source source = {&plan, &info, rank, 2};
+    result_source source = {asked, &info, rank, 2};
     if (status_ok(s)) s = result_unpack((const result_message *)m, &source, &a, &out, &err);
     FUZZ_CHECK(status_ok(s) || err.text[0]);
-    if (status_ok(s)) check_result(&out.result);
+    if (status_ok(s) && asked == &plan) check_result(&out.result);
+    else if (status_ok(s)) check_scores(&out.result);
     arena_destroy(&a);
 }
 
@@ -100,6 +118,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1) return 0;
     if (data[0] % 3 == 2) fuzz_facts(data + 1, size - 1);
-    else fuzz_result(data + 1, size - 1, data[0] % 3);
+    else if (data[0] >= 128) fuzz_result(data + 1, size - 1, &scored_plan, 0);
+    else fuzz_result(data + 1, size - 1, &plan, data[0] % 3);
     return 0;
 }

@@ -24,9 +24,10 @@ typedef struct sim_step {
     step_seq_result *seqs; // [max_seqs]
     step_sample *samples;  // [step_most_draws]
     uint32_t n_samples;
-    float *logits;   // [max_rows]
-    float *novelty;  // [max_rows]
-    float *measures; // [max_seqs, sim_measure_floats of the longest table]
+    float *logits;       // [max_rows]
+    float *novelty;      // [max_rows]
+    step_sample *scores; // [max_rows] logprob: the row's one logit
+    float *measures;     // [max_seqs, sim_measure_floats of the longest table]
     size_t n_measures;
 } sim_step;
 
@@ -97,6 +98,7 @@ sim_backend *sim_backend_create(const sim_options *options)
         step->samples = need(step_most_draws(options->max_seqs), sizeof *step->samples);
         step->logits = need(options->max_rows, sizeof *step->logits);
         step->novelty = need(options->max_rows, sizeof *step->novelty);
+        step->scores = need(options->max_rows, sizeof *step->scores);
         step->measures = need(measures, sizeof *step->measures);
     }
     return b;
@@ -285,7 +287,9 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
         uint32_t next = q->next_token;
         if (i + 1 < q->n_tokens) next = plan->tokens[q->first_token + i + 1];
         step->novelty[q->first_token + i] = sim_novelty(x, next);
+        step->scores[q->first_token + i] = (step_sample){.token = next, .logprob = sim_logit(x)};
     }
+    if (q->want_scores) out->scores = step->scores + q->first_token;
     if (q->measure.novelty) out->novelty = step->novelty + q->first_token;
     if (q->n_samples > 0) sample(b, q, x, out);
     if (q->measure.kind != MEASURE_NONE) measure(b, q, tables, &out->measure);
@@ -425,6 +429,7 @@ static void sim_destroy(void *ctx)
         free(b->steps[i].seqs);
         free(b->steps[i].samples);
         free(b->steps[i].novelty);
+        free(b->steps[i].scores);
         free(b->steps[i].logits);
         free(b->steps[i].measures);
     }

@@ -193,6 +193,10 @@ void make_request(world *w, world_request *r, uint32_t id)
                                 .n_logprobs = -1};
     q->policy = random_policy(w);
     q->want_logits = chance(w, 1, 12);
+    if (q->want_logits && id % 2) { /* scores of them instead */
+        q->want_logits = false;
+        q->want_scores = 1;
+    }
     r->book = BOOKS;
     if (chance(w, w->session_percent, 100)) {
         q->salt = 0;
@@ -229,7 +233,7 @@ void make_answer(world *w, world_request *r, const char *said)
     const world_book *book = r->book < BOOKS ? &w->books[r->book] : NULL;
     story->request = &r->request;
     if (strcmp(said, "continued") == 0) {
-        if (!book || book->n_turns == 0 || r->request.n > 1 || r->request.want_logits)
+        if (!book || book->n_turns == 0 || r->request.n > 1 || wants_rows(r))
             FAIL(w, "request %llu goes on from nothing", (unsigned long long)r->request.id);
         memcpy(story->turns, book->turns, sizeof story->turns);
         story->n_turns = book->n_turns;

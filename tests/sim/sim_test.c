@@ -267,12 +267,22 @@ static void take_token(world *w, world_request *r, uint32_t c, const step_sample
     if (q->end_at == w->turn) end_choice(w, r, c);
 }
 
-static void take_logits(world *w, world_request *r, const step_seq *share, const float *logits)
+static void take_row(world *w, world_request *r, float logit)
 {
-    for (uint32_t i = 0; i < share->n_tokens; i++, r->logit_rows++) {
-        uint32_t row = r->logit_rows;
-        if (row >= r->request.n_prompt || logits[i] != r->answer.logits[row])
-            FAIL(w, "request %llu: logits of row %u", (unsigned long long)r->request.id, row);
+    uint32_t row = r->logit_rows++;
+    if (row >= r->request.n_prompt || logit != r->answer.logits[row])
+        FAIL(w, "request %llu: logits of row %u", (unsigned long long)r->request.id, row);
+}
+
+/* In place of a score is what it would be made of. */
+static void take_scores(world *w, world_request *r, const step_seq *share,
+                        const step_sample *scores)
+{
+    for (uint32_t i = 0; i < share->n_tokens; i++) {
+        uint32_t next = r->logit_rows + 1;
+        if (next < r->request.n_prompt && scores[i].token != r->prompt[next])
+            FAIL(w, "request %llu: another token is scored", (unsigned long long)r->request.id);
+        take_row(w, r, scores[i].logprob);
     }
 }
 
@@ -318,9 +328,10 @@ static void deliver(world *w)
         }
         find_press(w, r, share);
         if (share->want_logits) {
-            if (r->live > 0) take_logits(w, r, share, logits);
+            for (uint32_t j = 0; r->live > 0 && j < share->n_tokens; j++) take_row(w, r, logits[j]);
             logits += share->n_tokens;
         }
+        if (share->want_scores && r->live > 0) take_scores(w, r, share, result->seqs[i].scores);
         for (uint32_t j = 0; j < share->n_samples; j++) {
             uint32_t c = share->choice + j;
             if (!r->choices[c].ended && share->sample_index != r->choices[c].n_tokens)
@@ -347,7 +358,7 @@ static uint32_t logit_rows_of(const step_plan *plan)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++)
-        n += plan->seqs[i].want_logits ? plan->seqs[i].n_tokens : 0;
+        if (plan->seqs[i].want_logits || plan->seqs[i].want_scores) n += plan->seqs[i].n_tokens;
     return n;
 }
 
@@ -370,8 +381,7 @@ static void note_start(world *w, const world_request *started)
 {
     for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
         world_request *r = &w->requests[i];
-        if (r->started || r->request.want_logits || !can_run(r) || !came_before(r, started))
-            continue;
+        if (r->started || wants_rows(r) || !can_run(r) || !came_before(r, started)) continue;
         uint64_t bound = (uint64_t)w->options.max_passes * (r->older + 1);
         if (++r->passed > bound) FAIL(w, "request %u is passed too often", i);
         w->t->passed++;
@@ -393,7 +403,7 @@ static void check_order(world *w, const step_plan *plan)
     if (w->options.max_passes < NEVER_AGED) return;
     for (uint32_t i = w->first_live; worst && i < w->n_arrived; i++) {
         const world_request *r = &w->requests[i];
-        bool waits = r->request.want_logits && logit_rows_of(plan) == w->options.max_logit_rows;
+        bool waits = wants_rows(r) && logit_rows_of(plan) == w->options.max_logit_rows;
         if (!r->started && can_run(r) && ranks_before(r, 0, worst, 0) && !waits)
             FAIL(w, "request %llu starts before %u", (unsigned long long)worst->request.id, i);
     }

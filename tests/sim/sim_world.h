@@ -115,6 +115,11 @@ static inline bool chance(world *w, uint32_t per, uint32_t of)
 {
     return rng_below(&w->random, of) < per;
 }
+/* Its prompt is computed row by row, for logits or for scores. */
+static inline bool wants_rows(const world_request *r)
+{
+    return r->request.want_logits || r->request.want_scores;
+}
 /* Log-normal around the median, within [1, most]. */
 uint32_t length(world *w, uint32_t median, uint32_t most);
 

@@ -1,5 +1,7 @@
 #include "tests/unit/engine_fixture.h"
 
+#include "base/logits.h"
+
 #include <stdio.h>
 #include <time.h>
 
@@ -32,14 +34,23 @@ float scripted_logit(uint32_t token, uint32_t position, uint32_t next)
     return (float)(bits >> 40) * 0x1p-20f - 8; /* [-8, 8) */
 }
 
-static void give_logits(scripted *b, const step_seq *s)
+static const step_sample *give_scores(scripted *b, const step_seq *s)
 {
+    step_sample *scores = b->scores + s->first_token;
     for (uint32_t i = 0; i < s->n_tokens; i++) {
-        float *row = b->logits + (size_t)b->result.n_logit_rows++ * VOCAB;
         uint32_t token = b->plan->tokens[s->first_token + i];
         for (uint32_t next = 0; next < VOCAB; next++)
-            row[next] = scripted_logit(token, s->position + i, next);
+            b->logits[next] = scripted_logit(token, s->position + i, next);
+        step_sample *out = &scores[i];
+        bool last = i + 1 == s->n_tokens;
+        out->token = last ? s->next_token : b->plan->tokens[s->first_token + i + 1];
+        logit_score score = logits_score(b->logits, VOCAB, out->token, s->want_scores - 1,
+                                         out->top_ids, out->top_logprobs);
+        out->logprob = score.logprob;
+        out->rank = score.rank;
+        out->n_top = score.n_top;
     }
+    return scores;
 }
 
 static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, uint32_t *n)
@@ -74,12 +85,12 @@ static status scripted_collect(void *ctx, const step_result **out)
     b->result = (step_result){.step = b->plan->step,
                               .seqs = b->seqs,
                               .n_seqs = b->plan->n_seqs,
-                              .checksum = b->plan->checksum,
-                              .logits = b->logits};
+                              .checksum = b->plan->checksum};
     for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
         const step_seq *s = &b->plan->seqs[i];
         give_samples(b, s, &b->seqs[i], &n);
-        if (s->want_logits) give_logits(b, s);
+        assert_false(s->want_logits); /* no whole rows: they are scored where they are */
+        if (s->want_scores) b->seqs[i].scores = give_scores(b, s);
         if (s->measure.kind != MEASURE_NONE)
             b->seqs[i].measure = (measure_result){
                 .values = b->masses, .n_layers = 2, .n_kv_heads = 2, .stride = 2048 / 16};
@@ -122,7 +133,6 @@ fixture *fixture_create(void)
 {
     fixture *f = calloc(1, sizeof *f);
     error err = {{0}};
-    f->model.logits = malloc(sizeof(float) * MAX_ROWS * VOCAB);
     f->model.info = (backend_info){.name = "scripted",
                                    .vocab_size = VOCAB,
                                    .max_positions = 2048,
@@ -170,7 +180,6 @@ int fixture_teardown(void **state)
     engine_destroy(f->engine);
     tmpl_destroy(f->chat);
     tok_destroy(f->tokenizer);
-    free(f->model.logits);
     free(f);
     return 0;
 }

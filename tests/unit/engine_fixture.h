@@ -39,7 +39,8 @@ typedef struct scripted {
     step_result result;
     step_seq_result seqs[MAX_SEQS];
     step_sample samples[2 * MAX_SEQS]; /* step_most_draws */
-    float *logits;                     /* [MAX_ROWS, VOCAB] */
+    float logits[VOCAB];               /* of a row that is scored */
+    step_sample scores[MAX_ROWS];
     float masses[2 * 2 * (2048 / 16)]; /* zero: every page scores the same */
 } scripted;
 

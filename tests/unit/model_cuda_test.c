@@ -423,6 +423,36 @@ static void running_sums(void **state)
     }
 }
 
+static void scores(void **state)
+{
+    (void)state;
+    pass p = small;
+    p.bf16 = false;
+    p.mass_rows = 0;
+    p.want_scores = 1 + 4;
+    pass device = on_gpu(p, GPU_KV_BF16);
+    for (device.n_ranks = 0; device.n_ranks < 3; device.n_ranks += 2) {
+        uint32_t tokens[TOKENS], vocab = vocab_of(&p), top_ids[4];
+        float tops[4], worst = 0;
+        random_tokens(tokens, TOKENS, vocab);
+        pass_result r = run(&device, tokens, TOKENS);
+        for (uint32_t i = 0; i < TOKENS; i++) {
+            const step_sample *s = &r.scores[i];
+            uint32_t next = i + 1 < TOKENS ? tokens[i + 1] : 0;
+            logit_score due =
+                logits_score(r.logits + (size_t)i * vocab, vocab, next, 4, top_ids, tops);
+            assert_true(s->token == next && s->rank == due.rank && s->n_top == 4);
+            assert_memory_equal(s->top_ids, top_ids, sizeof top_ids);
+            for (uint32_t k = 0; k < 4; k++)
+                worst = fmaxf(worst, fabsf(s->top_logprobs[k] - tops[k]));
+            worst = fmaxf(worst, fabsf(s->logprob - due.logprob));
+        }
+        print_message("scores, %u ranks: within %.1e\n", device.n_ranks, (double)worst);
+        assert_true(worst < 1e-4f);
+        result_free(&r);
+    }
+}
+
 static void novelty(void **state)
 {
     (void)state;
@@ -636,6 +666,7 @@ int main(void)
         cmocka_unit_test(a_lost_device_ends_the_backend),
         cmocka_unit_test(every_measure),
         cmocka_unit_test(running_sums),
+        cmocka_unit_test(scores),
         cmocka_unit_test(novelty),
         cmocka_unit_test(presets_choose_as_on_the_cpu),
         cmocka_unit_test(models_without_kernels),

@@ -25,6 +25,7 @@ typedef struct pass {
     uint32_t chunk;                                          /* rows of a step */
     unsigned n_threads, n_ranks;                             /* n_ranks 0 = no group */
     uint32_t mass_rows, layer_step;                          /* measured in the last step */
+    uint32_t want_scores;                                    /* of every row: step_seq's */
     uint64_t swap_bytes;
     uint32_t max_model_len;    /* 0 = the model's */
     uint32_t max_seqs;         /* 0 = 2 */
@@ -41,6 +42,7 @@ typedef struct pass_result {
     float *logits; /* [n, vocab] */
     float *mass;   /* [layers, kv heads, pages] */
     size_t mass_floats;
+    step_sample *scores; /* [n] of the token after each row, 0 after the last */
 } pass_result;
 
 static inline backend open_backend(const pass *p, comm *group, model_config *config)
@@ -104,13 +106,19 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
     assert_true(status_ok(pkv_create(&po, &kv)));
     assert_true(status_ok(pkv_seq_open(kv, 1, tokens, 0, 0, n, &hit)));
     out.logits = malloc((size_t)n * info->vocab_size * sizeof(float));
+    out.scores = calloc(n, sizeof *out.scores);
 
     sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
     step_open open = {.seq = 1, .params = &greedy};
     for (uint32_t done = 0, step = 1; done < n; step++) {
         uint32_t some = n - done < p->chunk ? n - done : p->chunk;
         assert_true(status_ok(pkv_seq_append(kv, 1, some)));
-        step_seq seq = {.seq = 1, .n_tokens = some, .position = done, .want_logits = true};
+        step_seq seq = {.seq = 1,
+                        .n_tokens = some,
+                        .position = done,
+                        .want_logits = true,
+                        .want_scores = p->want_scores,
+                        .next_token = done + some < n ? tokens[done + some] : 0};
         if (done + some == n && p->mass_rows)
             seq.measure = (measure_spec){
                 .kind = MEASURE_MASS, .rows = p->mass_rows, .layer_step = p->layer_step};
@@ -130,6 +138,8 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         assert_int_equal(r->n_logit_rows, some);
         memcpy(out.logits + (size_t)done * info->vocab_size, r->logits,
                (size_t)some * info->vocab_size * sizeof(float));
+        assert_int_equal(r->seqs[0].scores != NULL, p->want_scores != 0);
+        if (p->want_scores) memcpy(out.scores + done, r->seqs[0].scores, some * sizeof *out.scores);
         if (seq.measure.kind == MEASURE_MASS) keep_mass(&r->seqs[0].measure, &out);
         done += some;
     }
@@ -143,6 +153,7 @@ static inline void result_free(pass_result *r)
 {
     free(r->logits);
     free(r->mass);
+    free(r->scores);
 }
 
 static inline double nmse(const float *ours, const float *golden, size_t n)

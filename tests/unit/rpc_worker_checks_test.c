@@ -111,7 +111,7 @@ static void wrong_plans_are_refused_by_field(void **state)
 typedef struct sound_result {
     step_seq seq;
     step_plan plan;
-    uint32_t token, rank, n_top, top_id, stride, q_heads;
+    uint32_t token, rank, n_top, top_id, stride, q_heads, score_rank, score_tops[2];
     float floats[LAYERS * 2 * 4 + VOCAB];
     uint32_t rank_index;
     result_message m;
@@ -128,6 +128,7 @@ static void make_sound_result(sound_result *s)
     s->seq = (step_seq){.n_tokens = 1,
                         .n_samples = 1,
                         .want_logits = true,
+                        .want_scores = 1 + 2,
                         .measure = {.kind = MEASURE_MASS, .layer_step = 1, .novelty = true}};
     s->plan = (step_plan){.step = 4, .seqs = &s->seq, .n_seqs = 1, .n_tokens = 1};
     s->rank = s->n_top = s->q_heads = 1;
@@ -146,6 +147,13 @@ static void make_sound_result(sound_result *s)
     m->sample_logprob = m->top_logprob = m->novelty = some_floats(s, 1);
     m->measures = some_floats(s, LAYERS * 2 * 4);
     m->logits = some_floats(s, VOCAB);
+    s->score_rank = VOCAB;
+    m->score_logprob = some_floats(s, 1);
+    m->score_rank = &s->score_rank;
+    m->score_top_id = s->score_tops;
+    m->score_top_logprob = some_floats(s, 2);
+    m->n_score_rank = 1;
+    m->n_score_top_id = 2;
 }
 
 static bool result_is_taken(const sound_result *s, error *err)
@@ -197,7 +205,15 @@ static void wrong_results_are_refused_by_field(void **state)
     WRONG_RESULT(s.q_heads = 0, "measure_q_heads: 0");
     WRONG_RESULT(s.m.novelty.len = 0, "novelty: 0 bytes");
     WRONG_RESULT(s.m.logits.len = 4, "logits: 4 bytes");
-    WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends them */
+    WRONG_RESULT(s.m.score_logprob.len = 0, "score_logprob: 0 bytes");
+    WRONG_RESULT(s.m.n_score_rank = 0, "score_rank: 0 values");
+    WRONG_RESULT(s.score_rank = VOCAB + 1, "score_rank: 1001");
+    WRONG_RESULT(s.m.n_score_top_id = 1, "score_top_id: 1 values");
+    WRONG_RESULT(s.score_tops[1] = VOCAB, "score_top_id: 1000");
+    WRONG_RESULT(s.m.score_top_logprob.len = 4, "score_top_logprob: 4 bytes");
+    WRONG_RESULT(s.seq.want_scores = 0, "score_logprob: 4 bytes");
+    WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends them, */
+    WRONG_RESULT((s.rank_index = 1, s.m.logits.len = 0), "score_logprob: "); /* and scores */
 }
 
 /* ---- what ranks are made of ------------------------------------------------------------------ */

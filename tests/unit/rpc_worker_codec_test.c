@@ -111,6 +111,7 @@ static void make_plan(rng *r, random_plan *p, bool decode)
             s->n_samples = rng_below(r, 3);
             s->sample_index = rng_below(r, 1000);
             s->want_logits = coin(r);
+            s->want_scores = coin(r) ? rng_below(r, 2 + SAMPLE_LOGPROBS_MAX) : 0;
             s->next_token = rng_below(r, VOCAB);
             s->measure = random_measure(r);
         }
@@ -197,6 +198,7 @@ typedef struct random_result {
     step_result result;
     step_seq_result seqs[SEQS];
     step_sample samples[SEQS * 2];
+    step_sample scores[SEQS * 8];
     float *floats[SEQS * 2];
     size_t n_floats;
     float *logits;
@@ -223,6 +225,18 @@ static void random_sample(rng *r, step_sample *s, bool logprobs)
     }
 }
 
+/* Of the tokens that the plan has after each row. */
+static void random_scores(rng *r, const step_plan *plan, const step_seq *s, step_sample *scores)
+{
+    for (uint32_t i = 0; i < s->n_tokens; i++) {
+        bool last = i + 1 == s->n_tokens;
+        do random_sample(r, &scores[i], true);
+        while (scores[i].n_top < s->want_scores - 1);
+        scores[i].token = last ? s->next_token : plan->tokens[s->first_token + i + 1];
+        scores[i].n_top = s->want_scores - 1;
+    }
+}
+
 /* A result that such a plan may have, of a rank of two. */
 static void make_result(rng *r, const step_plan *plan, random_result *out)
 {
@@ -234,7 +248,7 @@ static void make_result(rng *r, const step_plan *plan, random_result *out)
                             .checksum = plan->checksum,
                             .compute_us = rng_below(r, 1000000),
                             .measure_us = rng_below(r, 1000)};
-    step_sample *sample = out->samples;
+    step_sample *sample = out->samples, *score = out->scores;
     bool logprobs = coin(r);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
@@ -253,6 +267,10 @@ static void make_result(rng *r, const step_plan *plan, random_result *out)
         }
         if (s->measure.novelty) q->novelty = floats(r, out, s->n_tokens);
         if (s->want_logits) result->n_logit_rows += s->n_tokens;
+        if (!s->want_scores) continue;
+        random_scores(r, plan, s, score);
+        q->scores = score;
+        score += s->n_tokens;
     }
     out->logits = malloc(((size_t)result->n_logit_rows * VOCAB + 1) * sizeof(float));
     for (size_t i = 0; i < (size_t)result->n_logit_rows * VOCAB; i++)
@@ -266,11 +284,10 @@ static void free_result(random_result *r)
     free(r->logits);
 }
 
-static void expect_same_samples(const step_seq_result *a, const step_seq_result *b)
+static void expect_same_samples(const step_sample *a, const step_sample *b, uint32_t n)
 {
-    assert_int_equal(a->n_samples, b->n_samples);
-    for (uint32_t i = 0; i < a->n_samples; i++) {
-        const step_sample *x = &a->samples[i], *y = &b->samples[i];
+    for (uint32_t i = 0; i < n; i++) {
+        const step_sample *x = &a[i], *y = &b[i];
         assert_true(x->token == y->token && x->rank == y->rank && x->n_top == y->n_top);
         assert_true(isnan(x->logprob) ? isnan(y->logprob) : x->logprob == y->logprob);
         assert_memory_equal(x->top_ids, y->top_ids, x->n_top * sizeof *x->top_ids);
@@ -279,14 +296,17 @@ static void expect_same_samples(const step_seq_result *a, const step_seq_result 
 }
 
 static void expect_same_result(const step_plan *plan, const step_result *a, const step_result *b,
-                               bool with_logits)
+                               bool with_rows)
 {
     assert_true(a->step == b->step && a->checksum == b->checksum && a->n_seqs == b->n_seqs);
     assert_true(a->compute_us == b->compute_us && a->measure_us == b->measure_us);
     for (uint32_t i = 0; i < a->n_seqs; i++) {
         const step_seq_result *x = &a->seqs[i], *y = &b->seqs[i];
         const measure_result *m = &x->measure;
-        expect_same_samples(x, y);
+        assert_int_equal(x->n_samples, y->n_samples);
+        expect_same_samples(x->samples, y->samples, x->n_samples);
+        assert_int_equal(with_rows && x->scores, y->scores != NULL);
+        if (y->scores) expect_same_samples(x->scores, y->scores, plan->seqs[i].n_tokens);
         assert_int_equal(!m->values, !y->measure.values);
         assert_true(m->stride == y->measure.stride && m->n_layers == y->measure.n_layers);
         assert_true(m->n_kv_heads == y->measure.n_kv_heads && m->q_heads == y->measure.q_heads);
@@ -298,8 +318,32 @@ static void expect_same_result(const step_plan *plan, const step_result *a, cons
         if (x->novelty)
             assert_memory_equal(x->novelty, y->novelty, plan->seqs[i].n_tokens * sizeof(float));
     }
-    assert_int_equal(b->n_logit_rows, with_logits ? a->n_logit_rows : 0);
+    assert_int_equal(b->n_logit_rows, with_rows ? a->n_logit_rows : 0);
     assert_memory_equal(a->logits, b->logits, (size_t)b->n_logit_rows * VOCAB * sizeof(float));
+}
+
+/* A chunk of a prompt whose logprobs are asked for, with 20 alternatives each, of a vocabulary of
+ * 128K: its logits would be 66 MB. */
+static void scores_are_small(void **state)
+{
+    (void)state;
+    enum { CHUNK = 128 };
+    static uint32_t tokens[CHUNK];
+    static step_sample scores[CHUNK];
+    backend_info large = info;
+    large.vocab_size = 128 << 10;
+    step_seq s = {.n_tokens = CHUNK, .want_scores = 1 + SAMPLE_LOGPROBS_MAX};
+    step_seq_result q = {.scores = scores};
+    step_plan plan = {.step = 1, .seqs = &s, .n_seqs = 1, .tokens = tokens, .n_tokens = CHUNK};
+    step_result result = {.step = 1, .seqs = &q, .n_seqs = 1};
+    rng r = rng_seed(3);
+    random_scores(&r, &plan, &s, scores);
+    arena packing;
+    result_message m;
+    arena_init(&packing, 4096, 0);
+    assert_true(status_ok(result_pack(&plan, &result, &large, true, &packing, &m)));
+    assert_in_range(protobuf_c_message_get_packed_size(&m.base), 1, CHUNK * 200);
+    arena_destroy(&packing);
 }
 
 static void results_come_out_as_they_went_in(void **state)
@@ -422,6 +466,7 @@ int main(void)
         cmocka_unit_test(plans_come_out_as_they_went_in),
         cmocka_unit_test(a_plan_ahead_of_its_tokens_stays_here),
         cmocka_unit_test(results_come_out_as_they_went_in),
+        cmocka_unit_test(scores_are_small),
         cmocka_unit_test(a_failed_step_says_why),
         cmocka_unit_test(a_running_sequence_takes_few_bytes),
     };

@@ -303,6 +303,8 @@ backend site_local(site *s)
 
 /* ---- a pass ---------------------------------------------------------------------------------- */
 
+enum { SCORE_TOPS = 4 };
+
 void pass_begin(site_pass *p, const backend *b)
 {
     const backend_info *info = b->ops->info(b->ctx);
@@ -326,6 +328,8 @@ const step_plan *pass_plan(site_pass *p)
                         .n_samples = 1,
                         .sample_index = p->step,
                         .want_logits = true,
+                        .want_scores = 1 + SCORE_TOPS,
+                        .next_token = 7,
                         .measure = {.kind = MEASURE_MASS, .rows = 2, .layer_step = 1}};
     if (p->step % 2 == 1) {
         p->seq.measure.by_slot = true;
@@ -361,6 +365,15 @@ void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
     strbuf_append(out, s->samples[0].top_logprobs, 3 * sizeof(float));
     strbuf_append(out, r->logits, (size_t)r->n_logit_rows * vocab * sizeof(float));
     strbuf_append(out, m->values, floats * sizeof(float));
+    for (uint32_t i = 0; i < p->plan.n_tokens; i++) {
+        const step_sample *score = &s->scores[i];
+        assert_int_equal(score->n_top, SCORE_TOPS);
+        strbuf_append(out, &score->token, sizeof score->token);
+        strbuf_append(out, &score->rank, sizeof score->rank);
+        strbuf_append(out, &score->logprob, sizeof(float));
+        strbuf_append(out, score->top_ids, SCORE_TOPS * sizeof(uint32_t));
+        strbuf_append(out, score->top_logprobs, SCORE_TOPS * sizeof(float));
+    }
 }
 
 void pass_end(site_pass *p) { pkv_destroy(p->kv); }
