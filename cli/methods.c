@@ -206,10 +206,16 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
                                 "two choices while generating; \"recurrent_chunk\": in the prompt"},
         {RETENTION_FIELD_PARTS,
          "\"pool\": {\"kind\": \"max\" or \"avg\", \"kernel\": 7} smooths the scores of tokens"},
+        {RETENTION_FIELD_PARTS, "\"rows\": query rows that are measured, where not those of the "
+                                "window; \"beta\": the slope of pyramid; \"floor\": the share that "
+                                "adaptive leaves to each head"},
+        {RETENTION_FIELD_PARTS,
+         "\"positions\": \"original\", or \"cache\" for positions anew after each choice"},
         {RETENTION_FIELD_PHASES,
-         "\"prefill\": the retention of the prompt, an object like this one (default: full)"},
-        {RETENTION_FIELD_PHASES, "\"decode\": {\"beta1\", \"beta2\", \"horizon\"} and the like, of "
-                                 "the generated tokens"},
+         "\"prefill\": the retention of the prompt, an object like this one "
+         "(default: h2o with 2048 tokens, window 8)"},
+        {RETENTION_FIELD_PHASES, "\"decode\": {\"beta1\", \"beta2\", \"horizon\", \"scope\", "
+                                 "\"score\"}, of the generated tokens"},
         {ALWAYS, "\"pressure\": true lets the server drop pages by --pressure-retention"},
         {ALWAYS, "\"report\": \"positions\" tells what stayed"},
     };

@@ -70,9 +70,11 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
     if (phase.growth) grown = retention_growths[policy->growth].allowance(policy, point - n_prompt);
 
     uint32_t joint = row->joint && !all ? head_groups : 1;
+    uint32_t n_choosing = runs_of(retention_choosing_layers(g, g->n_layers), step);
     retention_bound bound = {0};
     for (uint32_t i = 0; i < n_scopes; i++) {
-        uint32_t budget = all ? 0 : row->tokens(policy, n_prompt, i, n_scopes);
+        uint32_t index = retention_choosing_layers(g, i * step) / step;
+        uint32_t budget = all ? 0 : row->tokens(policy, n_prompt, index, n_choosing);
         uint64_t tokens = all ? len : tokens_most(policy, size, n_prompt, len, budget, joint);
         uint64_t longest = least_of(least_of(tokens, len) + grown, point);
         bool full = policy->unit == RETENTION_UNIT_PAGE && !all;

@@ -27,6 +27,13 @@ uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt
     return share >= 1 ? chunks : larger(1, retention_floor(chunks * share));
 }
 
+uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end)
+{
+    uint32_t n = 0;
+    for (uint32_t l = 0; l < end; l++) n += pkv_window_of(geometry, l) == 0;
+    return n;
+}
+
 static uint32_t uniform_tokens(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                                uint32_t n_scopes)
 {
@@ -79,21 +86,28 @@ static uint32_t pyramid_least(const retention_policy *policy, uint32_t n_prompt)
 }
 
 const retention_allocator_row retention_allocators[] = {
-    [RETENTION_ALLOCATOR_UNIFORM] = {{"uniform", "every table keeps equally many"},
-                                     uniform_tokens,
-                                     uniform_least,
-                                     false},
-    [RETENTION_ALLOCATOR_PYRAMID] = {{"pyramid", "more for lower layers, less for upper ones"},
-                                     pyramid_tokens,
-                                     pyramid_least,
-                                     false},
-    [RETENTION_ALLOCATOR_ADAPTIVE] = {{"adaptive", "the heads of a layer compete (scope head)"},
-                                      uniform_tokens,
-                                      uniform_least,
-                                      true},
-    [RETENTION_ALLOCATOR_HYBRID] = {{"hybrid", "chunks in the lower half of the layers, tokens in "
-                                               "the upper half"},
-                                    uniform_tokens,
-                                    uniform_least,
-                                    false},
+    [RETENTION_ALLOCATOR_UNIFORM] = {.choice = {"uniform", "every table keeps equally many"},
+                                     .tokens = uniform_tokens,
+                                     .least = uniform_least},
+    [RETENTION_ALLOCATOR_PYRAMID] = {.choice = {"pyramid", "more for lower layers, less for upper "
+                                                           "ones"},
+                                     .tokens = pyramid_tokens,
+                                     .least = pyramid_least,
+                                     .sloping = true},
+    [RETENTION_ALLOCATOR_ADAPTIVE] = {.choice = {"adaptive", "the heads of a layer compete (scope "
+                                                             "head)"},
+                                      .tokens = uniform_tokens,
+                                      .least = uniform_least,
+                                      .joint = true},
+    [RETENTION_ALLOCATOR_HYBRID] = {.choice = {"hybrid", "chunks in the lower half of the layers, "
+                                                         "tokens in the upper half"},
+                                    .tokens = uniform_tokens,
+                                    .least = uniform_least},
+    [RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE] = {.choice = {"pyramid-adaptive",
+                                                         "the heads of a layer compete for what "
+                                                         "pyramid gives the layer (scope head)"},
+                                              .tokens = pyramid_tokens,
+                                              .least = pyramid_least,
+                                              .joint = true,
+                                              .sloping = true},
 };

@@ -54,7 +54,15 @@ static status check_parts(const parsing *p, const retention_policy *policy, erro
     }
     if (retention_allocators[policy->allocator].joint) {
         RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_SCOPE, ONLY(RETENTION_SCOPE_HEAD),
-                                   "allocator", "adaptive", err));
+                                   "allocator", retention_allocators[policy->allocator].choice.name,
+                                   err));
+    }
+    if (policy->contiguous) {
+        uint32_t evenly = ONLY(RETENTION_ALLOCATOR_UNIFORM), units = PAGE | TOKEN;
+        RETURN_IF_ERROR(
+            check_part(p, policy, RETENTION_PART_ALLOCATOR, evenly, "positions", "cache", err));
+        RETURN_IF_ERROR(
+            check_part(p, policy, RETENTION_PART_UNIT, units, "positions", "cache", err));
     }
     if (policy->variant == RETENTION_VARIANT_PLAIN) return STATUS_IS_OK;
     const retention_variant_row *variant = &retention_variants[policy->variant];

@@ -42,11 +42,18 @@ static uint32_t picks(chooser *c, const contest *t)
     return larger(budget, least) - t->fixed;
 }
 
-/* CriticalKV's first stage, of so many picks. */
-static uint32_t first_stage(const contest *t, uint32_t want)
+/* Chooses `want` units; of a score of two stages the first ones up to half of `budget` by what it
+ * says first, the others by what it says then. */
+static void choose_units(chooser *c, contest *t, uint32_t want, uint32_t budget)
 {
-    uint32_t half = t->budget / 2;
-    return half > t->fixed ? smaller(want, half - t->fixed) : 0;
+    contest_score(c, t);
+    if (c->phase.score->refine) {
+        uint32_t half = budget / 2, first = half > t->fixed ? smaller(want, half - t->fixed) : 0;
+        want -= rank_choose(t->keys, t->n_units, first);
+        contest_refine(c, t);
+    }
+    rank_choose(t->keys, t->n_units, want);
+    contest_close(t);
 }
 
 /* What adaptive leaves to each head for certain. */
@@ -63,14 +70,7 @@ static uint32_t sure_of(const chooser *c, const contest *t)
 static void choose_alone(chooser *c, contest *t)
 {
     contest_protect(c, t);
-    uint32_t want = picks(c, t);
-    contest_score(c, t);
-    if (c->phase.score->refine) {
-        want -= rank_choose(t->keys, t->n_units, first_stage(t, want));
-        contest_refine(c, t);
-    }
-    rank_choose(t->keys, t->n_units, want);
-    contest_close(t);
+    choose_units(c, t, picks(c, t), t->budget);
 }
 
 /* The contest of one head of those that compete, whose keys come after those of the heads before
@@ -116,8 +116,12 @@ static void choose_jointly(chooser *c, const contest *first)
     keys = c->keys;
     for (uint32_t h = 0; h < n_heads; h++) {
         contest t = head_contest(c, first, h, keys);
-        contest_order(c, &t);
-        contest_close(&t);
+        contest_protect(c, &t);
+        uint32_t own = 0;
+        for (uint32_t u = 0; u < t.n_units; u++) own += keys[u] == KEY_CHOSEN;
+        /* What the heads have won is by the first of two stages: each chooses for it anew. */
+        if (c->phase.score->refine) choose_units(c, &t, own, t.fixed + own);
+        else contest_close(&t);
         keys += t.n_units;
     }
 }
@@ -181,11 +185,12 @@ static void add_prompt_slots(const chooser *c, contest *t)
     }
 }
 
-static contest contest_of(const chooser *c, uint32_t index, uint32_t n_scopes, uint32_t head,
-                          uint32_t heads)
+static contest contest_of(const chooser *c, uint32_t index, uint32_t head, uint32_t heads)
 {
     const retention_policy *policy = c->policy;
     uint32_t layer = index * policy->reuse_layers;
+    uint32_t below = retention_choosing_layers(c->geometry, layer);
+    uint32_t choosing = retention_choosing_layers(c->geometry, c->geometry->n_layers);
     contest t = {
         .layer_index = index,
         .head_from = head,
@@ -196,15 +201,16 @@ static contest contest_of(const chooser *c, uint32_t index, uint32_t n_scopes, u
         .keys = c->keys,
     };
     if (policy->allocator == RETENTION_ALLOCATOR_HYBRID && !c->phase.growth) {
-        bool lower = layer < runs_of(c->geometry->n_layers, 2);
+        bool lower = below < runs_of(choosing, 2);
         t.unit = lower ? RETENTION_UNIT_CHUNK : RETENTION_UNIT_TOKEN;
         if (lower) t.pool = RETENTION_POOL_NONE;
     }
     contest_open(c, &t);
     if (c->phase.growth) add_prompt_slots(c, &t);
     else
-        t.budget =
-            retention_allocators[policy->allocator].tokens(policy, c->n_prompt, index, n_scopes);
+        t.budget = retention_allocators[policy->allocator].tokens(
+            policy, c->n_prompt, below / policy->reuse_layers,
+            runs_of(choosing, policy->reuse_layers));
     return t;
 }
 
@@ -253,7 +259,7 @@ static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *e
         return STATUS_IS_OK;
     }
     for (uint32_t head = 0; head < n_heads; head += joint ? n_heads : sharing) {
-        contest t = contest_of(c, index, n_scopes, head, sharing);
+        contest t = contest_of(c, index, head, sharing);
         RETURN_IF_ERROR(choose_scope(c, &t, joint, n_scopes, err));
     }
     for (uint32_t head = 0; head < n_heads; head += sharing)

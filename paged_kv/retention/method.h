@@ -18,7 +18,7 @@ enum {
     ANY_UNIT = PAGE | CHUNK | TOKEN,
     UNIFORM = ONLY(RETENTION_ALLOCATOR_UNIFORM),
     PYRAMID = ONLY(RETENTION_ALLOCATOR_PYRAMID),
-    ADAPTIVE = ONLY(RETENTION_ALLOCATOR_ADAPTIVE),
+    ADAPTIVE = ONLY(RETENTION_ALLOCATOR_ADAPTIVE) | ONLY(RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE),
     HYBRID = ONLY(RETENTION_ALLOCATOR_HYBRID),
     IN_PROMPT = ONLY(RETENTION_SCHEDULE_PROMPT) | ONLY(RETENTION_SCHEDULE_CHUNK),
     AT_ANY_TIME = IN_PROMPT | ONLY(RETENTION_SCHEDULE_DECODE),
@@ -147,17 +147,21 @@ uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt);
 /* floor(x), where a product of two decimals within 1e-6 of a whole number is that number. */
 uint32_t retention_floor(double x);
 
+/* Layers below `end` that choose: those without a sliding window. */
+uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end);
+
 /* How many of so many chunks variant `mean` keeps. */
 uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t chunks);
 
 /* The budget of the scopes' tables by layer. */
 typedef struct retention_allocator_row {
     retention_choice choice;
-    /* Of scope `index` of n_scopes runs of layers, in tokens. */
+    /* Of scope `index` of n_scopes runs of layers that choose, in tokens. */
     uint32_t (*tokens)(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                        uint32_t n_scopes);
     uint32_t (*least)(const retention_policy *policy, uint32_t n_prompt); // of all scopes
-    bool joint; // the heads of a layer share their budgets
+    bool joint;   // the heads of a layer share their budgets
+    bool sloping; // by `beta`
 } retention_allocator_row;
 extern const retention_allocator_row retention_allocators[];
 

@@ -51,9 +51,29 @@ READ_COUNT(reuse_layers, 1)
 READ_COUNT(chunk, 1)
 READ_COUNT(interval, 1)
 READ_COUNT(recurrent_chunk, 1)
+READ_COUNT(rows, 1)
 READ_COUNT(beta1, 1)
 READ_COUNT(beta2, 1)
 READ_COUNT(horizon, 1)
+
+static status read_number(const parsing *p, const char *name, double min, double max, float *out,
+                          error *err)
+{
+    double value;
+    RETURN_IF_ERROR(json_get_double(p->json, p->where, name, min, max, (double)*out, &value, err));
+    *out = (float)value;
+    return STATUS_IS_OK;
+}
+
+static status read_beta(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    return read_number(p, name, 1, 1e6, &policy->beta, err);
+}
+
+static status read_floor(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    return read_number(p, name, 0, 1, &policy->floor, err);
+}
 
 static status read_part(const parsing *p, const char *name, retention_policy *policy, error *err)
 {
@@ -69,6 +89,17 @@ static status read_part(const parsing *p, const char *name, retention_policy *po
     /* Whoever asks for a score means all points. */
     if (part == RETENTION_PART_SCORE) policy->decode_score = RETENTION_SCORE_NONE;
     return STATUS_IS_OK;
+}
+
+static status read_positions(const parsing *p, const char *name, retention_policy *policy,
+                             error *err)
+{
+    const char *value;
+    RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
+    policy->contiguous = strcmp(value, "cache") == 0;
+    if (policy->contiguous || strcmp(value, "original") == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s.positions: '%.40s' must be 'original' or 'cache'",
+                     p->where, value);
 }
 
 static status read_pool(const parsing *p, const char *name, retention_policy *policy, error *err)
@@ -131,6 +162,23 @@ static status read_decode_scope(const parsing *p, const char *name, retention_po
     return STATUS_IS_OK;
 }
 
+/* Of the current row, or of the table alone. */
+static status read_decode_score(const parsing *p, const char *name, retention_policy *policy,
+                                error *err)
+{
+    static const uint32_t available = ONLY(RETENTION_SCORE_LAST) |
+                                      ONLY(RETENTION_SCORE_PROJECTION) |
+                                      ONLY(RETENTION_SCORE_KNORM) | ONLY(RETENTION_SCORE_KEYDIFF) |
+                                      ONLY(RETENTION_SCORE_VKNORM) | ONLY(RETENTION_SCORE_RECENCY);
+    const char *value;
+    RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
+    size_t i = retention_part_find(RETENTION_PART_SCORE, value);
+    if (i == SIZE_MAX || !(available >> i & 1))
+        return refuse_choice(p, RETENTION_PART_SCORE, value, available, err);
+    policy->decode_score = (retention_score)i;
+    return STATUS_IS_OK;
+}
+
 static status read_decode(const parsing *outer, const char *name, retention_policy *policy,
                           error *err)
 {
@@ -138,10 +186,8 @@ static status read_decode(const parsing *outer, const char *name, retention_poli
         const char *name;
         status (*read)(const parsing *p, const char *name, retention_policy *policy, error *err);
     } decode_keys[] = {
-        {"beta1", read_beta1},
-        {"beta2", read_beta2},
-        {"horizon", read_horizon},
-        {"scope", read_decode_scope},
+        {"beta1", read_beta1},        {"beta2", read_beta2},        {"horizon", read_horizon},
+        {"scope", read_decode_scope}, {"score", read_decode_score},
     };
     enum { N = sizeof decode_keys / sizeof decode_keys[0] };
     const parsing p = {.json = json_object_get(outer->json, name),
@@ -158,7 +204,7 @@ static status read_decode(const parsing *outer, const char *name, retention_poli
         if (k == N)
             return error_set(err, STATUS_INVALID,
                              "retention.decode.%.40s: unknown key (have: beta1, beta2, horizon, "
-                             "scope)",
+                             "scope, score)",
                              key);
         if (!json_is_null(value)) RETURN_IF_ERROR(decode_keys[k].read(&p, key, policy, err));
     }
@@ -181,6 +227,18 @@ static bool uses_interval(const retention_policy *policy)
 static bool uses_recurrent(const retention_policy *policy)
 {
     return policy->schedule == RETENTION_SCHEDULE_CHUNK;
+}
+static bool uses_rows(const retention_policy *policy)
+{
+    return retention_scores[policy->score]->rows == RETENTION_ROWS_POLICY;
+}
+static bool uses_beta(const retention_policy *policy)
+{
+    return retention_allocators[policy->allocator].sloping;
+}
+static bool uses_floor(const retention_policy *policy)
+{
+    return retention_allocators[policy->allocator].joint;
 }
 static bool uses_pool(const retention_policy *policy)
 {
@@ -226,6 +284,22 @@ static const struct {
      .read = read_recurrent_chunk,
      .used = uses_recurrent,
      .only = "schedule 'chunk'"},
+    {.name = "rows",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_rows,
+     .used = uses_rows,
+     .only = "a score of the last rows, such as 'window'"},
+    {.name = "beta",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_beta,
+     .used = uses_beta,
+     .only = "allocator 'pyramid' or 'pyramid-adaptive'"},
+    {.name = "floor",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_floor,
+     .used = uses_floor,
+     .only = "allocator 'adaptive' or 'pyramid-adaptive'"},
+    {.name = "positions", .field = RETENTION_FIELD_PARTS, .read = read_positions},
     {.name = "sinks", .field = RETENTION_FIELD_PARTS, .read = read_sinks},
     {.name = "window", .field = RETENTION_FIELD_PARTS, .read = read_window},
     {.name = "pressure", .read = read_pressure, .of_request = true},
@@ -312,24 +386,17 @@ static status read_object(parsing *p, retention_policy *policy, error *err)
     return STATUS_IS_OK;
 }
 
-/* Its own row's defaults and overrides become the prompt's part of SCOPE's policy. */
-static status parse_prefill(const parsing *outer, const char *name, retention_policy *policy,
-                            error *err)
+/* A prompt's own policy becomes the prompt's part of SCOPE's. */
+static status take_prefill(const parsing *p, retention_policy prefill, retention_policy *policy,
+                           error *err)
 {
-    parsing p = {.json = json_object_get(outer->json, name),
-                 .where = "retention.prefill",
-                 .limits = outer->limits,
-                 .nested = true};
-    retention_policy prefill;
-    RETURN_IF_ERROR(read_object(&p, &prefill, err));
     if (prefill.growth != RETENTION_GROWTH_JOINT || prefill.contiguous) {
-        return error_set(err, STATUS_INVALID,
-                         "retention.prefill.method: '%s' cannot be the prefill of '%s'",
-                         p.preset->name, outer->preset->name);
+        return error_set(err, STATUS_INVALID, "%s.method: '%s' cannot be the prefill of '%s'",
+                         p->where, p->preset->name, policy->preset->name);
     }
     if (prefill.schedule == RETENTION_SCHEDULE_DECODE) prefill.schedule = RETENTION_SCHEDULE_PROMPT;
-    RETURN_IF_ERROR(check_composition(&p, &prefill, err));
-    prefill.preset = outer->preset;
+    RETURN_IF_ERROR(check_composition(p, &prefill, err));
+    prefill.preset = policy->preset;
     prefill.growth = policy->growth;
     prefill.decode_score = policy->decode_score;
     prefill.decode_unit = policy->decode_unit;
@@ -343,6 +410,32 @@ static status parse_prefill(const parsing *outer, const char *name, retention_po
     return STATUS_IS_OK;
 }
 
+static status parse_prefill(const parsing *outer, const char *name, retention_policy *policy,
+                            error *err)
+{
+    parsing p = {.json = json_object_get(outer->json, name),
+                 .where = "retention.prefill",
+                 .limits = outer->limits,
+                 .nested = true};
+    retention_policy prefill;
+    RETURN_IF_ERROR(read_object(&p, &prefill, err));
+    return take_prefill(&p, prefill, policy, err);
+}
+
+/* The paper's: the prompt's heavy hitters and its last 8 tokens, 2,048 in all. */
+static status default_prefill(const parsing *outer, retention_policy *policy, error *err)
+{
+    const parsing p = {.where = "retention.decode",
+                       .preset = retention_find("h2o"),
+                       .limits = outer->limits,
+                       .nested = true};
+    retention_policy prefill = p.preset->defaults;
+    prefill.tokens = 2048;
+    prefill.window = 8;
+    prefill.scope = policy->decode_scope;
+    return take_prefill(&p, prefill, policy, err);
+}
+
 status retention_parse(const json_t *json, const retention_limits *limits, retention_policy *out,
                        error *err)
 {
@@ -350,6 +443,8 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
     parsing p = {.json = json, .where = "retention", .limits = limits};
     if (json && !json_is_null(json)) {
         RETURN_IF_ERROR(read_object(&p, &policy, err));
+        bool phases = p.preset->fields & RETENTION_FIELD_PHASES;
+        if (phases && !member(json, "prefill")) RETURN_IF_ERROR(default_prefill(&p, &policy, err));
         RETURN_IF_ERROR(check_composition(&p, &policy, err));
         RETURN_IF_ERROR(check_growth(&p, &policy, err));
     } else {

@@ -98,8 +98,8 @@ static const struct {
                               true},
     [RETENTION_PART_UNIT] = PART("unit", units, unit),
     [RETENTION_PART_SCOPE] = PART("scope", retention_scopes, scope),
-    [RETENTION_PART_ALLOCATOR] =
-        PART_OF("allocator", retention_allocators, RETENTION_ALLOCATOR_HYBRID + 1, allocator),
+    [RETENTION_PART_ALLOCATOR] = PART_OF("allocator", retention_allocators,
+                                         RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE + 1, allocator),
     [RETENTION_PART_SCHEDULE] =
         PART_OF("schedule", retention_schedules, RETENTION_SCHEDULE_DECODE + 1, schedule),
     [RETENTION_PART_VARIANT] = PART("variant", retention_variants, variant),

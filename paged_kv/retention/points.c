@@ -182,7 +182,9 @@ static uint32_t rows_since_point(const retention_policy *policy, uint32_t n_prom
 
 uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
 {
-    switch (retention_phase_at(policy, n_prompt, point).score->rows) {
+    retention_phase phase = retention_phase_at(policy, n_prompt, point);
+    if (phase.growth) return phase.score->rows != RETENTION_ROWS_NONE;
+    switch (phase.score->rows) {
     case RETENTION_ROWS_NONE: return 0;
     case RETENTION_ROWS_LAST: return 1;
     case RETENTION_ROWS_ALL: return point;

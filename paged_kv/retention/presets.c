@@ -13,7 +13,7 @@
         [RETENTION_PART_UNIT] = FROM(RETENTION_UNIT_PAGE, RETENTION_UNIT_TOKEN),                   \
         [RETENTION_PART_SCOPE] = FROM(RETENTION_SCOPE_LAYER, RETENTION_SCOPE_HEAD),                \
         [RETENTION_PART_ALLOCATOR] =                                                               \
-            FROM(RETENTION_ALLOCATOR_UNIFORM, RETENTION_ALLOCATOR_HYBRID),                         \
+            FROM(RETENTION_ALLOCATOR_UNIFORM, RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE),               \
         [RETENTION_PART_SCHEDULE] = FROM(RETENTION_SCHEDULE_PROMPT, RETENTION_SCHEDULE_DECODE),    \
         [RETENTION_PART_VARIANT] = FROM(RETENTION_VARIANT_PLAIN, RETENTION_VARIANT_ALG3),          \
     }
@@ -178,7 +178,8 @@ static const retention_preset presets[] = {
      .summary = "attention of each chunk's last 128 queries, positions closed up: constant memory",
      .source = "H2O, arXiv 2306.14048, as a baseline of REFORM, arXiv 2506.01215",
      .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
-     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, RECURRENT, .rows = 128}},
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, RECURRENT, .rows = 128,
+                  .scope = RETENTION_SCOPE_HEAD}},
     {.name = "infinipot",
      .summary = "half of a pot by how unlikely its tokens were, half by what the latest attend to",
      .source = "InfiniPot, arXiv 2410.01518, as a baseline of REFORM, arXiv 2506.01215",

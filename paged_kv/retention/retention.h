@@ -36,6 +36,7 @@ typedef enum retention_allocator {
     RETENTION_ALLOCATOR_PYRAMID,
     RETENTION_ALLOCATOR_ADAPTIVE,
     RETENTION_ALLOCATOR_HYBRID,
+    RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE,
 } retention_allocator;
 
 typedef enum retention_schedule {

@@ -19,6 +19,6 @@ const retention_score_row score_critical = {
     .score = score_mean,
     .refine = refine,
     .units = TOKEN,
-    .allocators = UNIFORM | PYRAMID,
+    .allocators = UNIFORM | PYRAMID | ADAPTIVE,
     .schedules = IN_PROMPT,
 };

@@ -36,6 +36,7 @@ static void put_lengths(world *w, strbuf *json, const retention_policy *defaults
     if (recurrent) strbuf_printf(json, ", \"recurrent_chunk\": %u", between(w, 12, 100));
     if (defaults->schedule == RETENTION_SCHEDULE_DECODE && chance(w, 1, 3))
         strbuf_printf(json, ", \"interval\": %u", between(w, 1, 20));
+    if (!recurrent && chance(w, 1, 10)) strbuf_puts(json, ", \"positions\": \"cache\"");
     uint32_t per = g->layers_per_group, times = between(w, 1, chance(w, 1, 4) ? 3 : 1);
     if (per * times > g->n_layers) times = 1;
     if (per * times <= g->n_layers) strbuf_printf(json, ", \"reuse_layers\": %u", per * times);

@@ -241,6 +241,28 @@ static bool take_best(one *tables, uint32_t n, bool second)
     return true;
 }
 
+/* CriticalKV over Ada-KV: the heads win shares of `want` by the first score, beside those that they
+ * have by now; then each fills its share anew, half of its budget by the first score and the rest
+ * by the second. */
+static void choose_own_shares(one *tables, uint32_t n, double want)
+{
+    for (; want > 0 && take_best(tables, n, false); want--) continue;
+    for (uint32_t h = 0; h < n; h++) {
+        one *t = &tables[h];
+        uint32_t own = 0;
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (!t->stays[i] || t->is_protected[i]) continue;
+            own++;
+            t->stays[i] = false;
+        }
+        for (uint32_t u = 0; u < t->n_units; u++)
+            t->candidate[u] = !t->is_protected[unit_slot(t, u)];
+        double first = fmin(own, fmax(0, floor((t->fixed + own) / 2.0) - t->fixed));
+        for (; own > 0 && first > 0 && take_best(t, 1, false); first--) own--;
+        for (; own > 0 && take_best(t, 1, true); own--) continue;
+    }
+}
+
 static double units_of(const one *t, double tokens)
 {
     return t->unit == RETENTION_UNIT_PAGE ? floor(tokens / t->size) : tokens;
@@ -281,9 +303,13 @@ static void compete(definition *d, one *tables, uint32_t n)
         }
         for (; sure > mine && want > 0 && take_best(&tables[h], 1, false); sure--) want--;
     }
+    bool staged = d->score == RETENTION_SCORE_CRITICAL || d->score == RETENTION_SCORE_NOVELTY;
+    if (n > 1 && staged) {
+        choose_own_shares(tables, n, want);
+        return;
+    }
     double first = want;
-    if (d->score == RETENTION_SCORE_CRITICAL || d->score == RETENTION_SCORE_NOVELTY)
-        first = fmin(want, fmax(0, floor(tables->budget / 2) - fixed));
+    if (staged) first = fmin(want, fmax(0, floor(tables->budget / 2) - fixed));
     for (; want > 0 && first > 0 && take_best(tables, n, false); first--) want--;
     for (; want > 0 && take_best(tables, n, true); want--) continue;
 }
@@ -336,7 +362,12 @@ static void define_run(definition *d, uint32_t layer)
 {
     const retention_policy *p = d->policy;
     const pkv_geometry *g = &d->fx->geometry;
-    uint32_t n_scopes = runs(g->n_layers, p->reuse_layers), heads = g->n_kv_heads;
+    uint32_t heads = g->n_kv_heads, choosing = 0, below = 0;
+    for (uint32_t l = 0; l < g->n_layers; l++) {
+        choosing += !pkv_window_of(g, l);
+        below += l < layer && !pkv_window_of(g, l);
+    }
+    uint32_t n_scopes = runs(choosing, p->reuse_layers), nth = below / p->reuse_layers;
     retention_scope scope = d->growth ? p->decode_scope : p->scope;
     uint32_t step = scope == RETENTION_SCOPE_HEAD ? 1 : heads, n = heads / step;
     one *tables = calloc(n, sizeof *tables);
@@ -351,10 +382,11 @@ static void define_run(definition *d, uint32_t layer)
         t->pools = true;
         t->budget = budget_of(d);
         if (d->growth) t->budget = allowance(p, d->len - d->n_prompt);
-        else if (p->allocator == RETENTION_ALLOCATOR_PYRAMID)
-            t->budget = pyramid(d, d->layer_index, n_scopes);
+        else if (p->allocator == RETENTION_ALLOCATOR_PYRAMID ||
+                 p->allocator == RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE)
+            t->budget = pyramid(d, nth, n_scopes);
         else if (p->allocator == RETENTION_ALLOCATOR_HYBRID) {
-            bool lower = layer < (g->n_layers + 1) / 2;
+            bool lower = nth * p->reuse_layers < (choosing + 1) / 2;
             t->unit = lower ? RETENTION_UNIT_CHUNK : RETENTION_UNIT_TOKEN;
             t->pools = !lower;
         }
@@ -362,7 +394,9 @@ static void define_run(definition *d, uint32_t layer)
         for (uint32_t j = 0; d->growth && j < t->n; j++) t->budget += t->position[j] < d->n_prompt;
         unit_scores(d, t);
     }
-    if (p->allocator == RETENTION_ALLOCATOR_ADAPTIVE && !d->growth) compete(d, tables, n);
+    bool joint = p->allocator == RETENTION_ALLOCATOR_ADAPTIVE ||
+                 p->allocator == RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE;
+    if (joint && !d->growth) compete(d, tables, n);
     else
         for (uint32_t i = 0; i < n; i++) compete(d, &tables[i], 1);
     for (uint32_t l = layer; l < layer + p->reuse_layers && l < g->n_layers; l++) {

@@ -209,6 +209,11 @@ static void random_object(rng *r, strbuf *out, bool nested)
     if (rng_below(r, 4) == 0) strbuf_printf(out, ",\"chunk\":%u", 1 + rng_below(r, 20));
     if (rng_below(r, 4) == 0) strbuf_printf(out, ",\"interval\":%u", 1 + rng_below(r, 20));
     if (rng_below(r, 4) == 0) strbuf_printf(out, ",\"recurrent_chunk\":%u", 1 + rng_below(r, 200));
+    if (rng_below(r, 6) == 0) strbuf_printf(out, ",\"rows\":%u", 1 + rng_below(r, 40));
+    if (rng_below(r, 6) == 0) strbuf_printf(out, ",\"beta\":%u.5", 1 + rng_below(r, 30));
+    if (rng_below(r, 6) == 0) strbuf_printf(out, ",\"floor\":0.%u", rng_below(r, 10));
+    if (rng_below(r, 4) == 0)
+        strbuf_printf(out, ",\"positions\":\"%s\"", rng_below(r, 2) ? "cache" : "original");
     if (rng_below(r, 4) == 0)
         strbuf_printf(out, ",\"pool\":{\"kind\":\"%s\",\"kernel\":%u}",
                       rng_below(r, 2) ? "max" : "avg", 1 + 2 * rng_below(r, 8));

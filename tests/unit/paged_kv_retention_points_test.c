@@ -302,7 +302,10 @@ static void rows_that_are_measured_are_computed_together(void **state)
         {"{\"method\":\"snapkv-decode\",\"ratio\":0.5}", 1000, 16, 0, true},
         {"{\"method\":\"snapkv-decode\",\"ratio\":0.5,\"interval\":1}", 1000, 16, 984, false},
         {"{\"method\":\"chunkkv\",\"tokens\":1000}", 992, 32, UINT32_MAX, false},
-        {"{\"method\":\"scope-slide\",\"decode\":{\"beta1\":3,\"beta2\":2}}", 1000, 0, 1005, false},
+        {"{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"full\"},\"decode\":{\"beta1\":3,"
+         "\"beta2\":2}}",
+         1000, 0, 1005, false},
+        {"{\"method\":\"scope-slide\"}", 1000, 0, 0, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         retention_policy p = policy_of(cases[i].text);

@@ -229,6 +229,15 @@ static void requests_are_resolved(void **state)
     assert_true(p.ratio == 0.5 && p.tokens == 0 && p.contiguous);
     assert_int_equal(p.recurrent_chunk, 64);
 
+    p = parsed("{\"method\":\"adakv\",\"ratio\":0.5,\"allocator\":\"pyramid-adaptive\",\"rows\":20,"
+               "\"beta\":2.5,\"floor\":0.5,\"positions\":\"original\"}",
+               &by_head);
+    assert_int_equal(p.rows, 20);
+    assert_float_equal(p.beta, 2.5, 0);
+    assert_float_equal(p.floor, 0.5, 0);
+    p = parsed("{\"method\":\"streaming\",\"tokens\":40,\"positions\":\"cache\"}", &by_layer);
+    assert_true(p.contiguous);
+
     /* kvpress pools unless told how. */
     p = parsed("{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"chunk\",\"variant\":\"mean\"}",
                &by_layer);
@@ -282,9 +291,19 @@ static void scope_has_two_policies(void **state)
     assert_int_equal(p.score, RETENTION_SCORE_ACCUMULATED);
     assert_true(p.beta1 == 256 && p.beta2 == 256 && p.horizon == 0);
 
+    /* Without one the prompt keeps the paper's 2,048 tokens, by the scope of the answer. */
     p = parsed("{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"layer\"}}", &by_layer);
+    assert_int_equal(p.schedule, RETENTION_SCHEDULE_PROMPT);
+    assert_int_equal(p.score, RETENTION_SCORE_ACCUMULATED);
+    assert_true(p.tokens == 2048 && p.window == 8 && p.unit == RETENTION_UNIT_TOKEN);
+    assert_true(p.scope == RETENTION_SCOPE_LAYER && p.decode_scope == RETENTION_SCOPE_LAYER);
+    assert_int_equal(retention_next_point(&p, 2048, 0), 2048 + 513); /* all of it fits */
+    assert_int_equal(retention_next_point(&p, 2049, 0), 2049);
+    p = parsed("{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"full\"},\"decode\":"
+               "{\"score\":\"keydiff\"}}",
+               &by_head);
     assert_int_equal(p.schedule, RETENTION_SCHEDULE_NEVER);
-    assert_int_equal(p.decode_scope, RETENTION_SCOPE_LAYER);
+    assert_int_equal(p.decode_score, RETENTION_SCORE_KEYDIFF);
 }
 
 static void requests_are_refused_by_name(void **state)
@@ -341,6 +360,42 @@ static void requests_are_refused_by_name(void **state)
          "\"chunk\" is 0"},
         {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":40,\"unit\":\"chunk\",\"chunk\":41}",
          "retention.chunk is 41: more than the budget of 40 tokens"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":0}", "\"rows\" is 0"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":513}",
+         "retention.score 'window' measures 513 rows: more than the prefill chunk of 512"},
+        {&by_layer, "{\"method\":\"tova\",\"ratio\":0.5,\"rows\":4}",
+         "retention.rows: needs a score of the last rows"},
+        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"beta\":4}",
+         "retention.beta: needs allocator 'pyramid'"},
+        {&by_head, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"beta\":0.5}", "\"beta\" is 0.5"},
+        {&by_head, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"beta\":1e300}", "\"beta\" is 1e+300"},
+        {&by_head, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"floor\":0.1}",
+         "retention.floor: needs allocator 'adaptive'"},
+        {&by_head, "{\"method\":\"adakv\",\"ratio\":0.5,\"floor\":1.5}", "\"floor\" is 1.5"},
+        {&by_head, "{\"method\":\"adakv\",\"ratio\":0.5,\"floor\":\"much\"}",
+         "\"floor\" must be a number"},
+        {&by_layer,
+         "{\"method\":\"adakv\",\"ratio\":0.5,\"allocator\":\"pyramid-adaptive\","
+         "\"scope\":\"layer\"}",
+         "retention.scope: 'layer' does not go with allocator 'pyramid-adaptive' (have: head)"},
+        {&by_layer, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":\"mine\"}",
+         "retention.positions: 'mine' must be 'original' or 'cache'"},
+        {&by_layer, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":3}",
+         "\"positions\" must be a string"},
+        {&by_head,
+         "{\"method\":\"snapkv\",\"ratio\":0.5,\"positions\":\"cache\",\"allocator\":"
+         "\"pyramid\"}",
+         "retention.allocator: 'pyramid' does not go with positions 'cache' (have: uniform)"},
+        {&by_layer,
+         "{\"method\":\"chunkkv\",\"ratio\":0.5,\"positions\":\"cache\",\"unit\":"
+         "\"chunk\"}",
+         "retention.unit: 'chunk' does not go with positions 'cache' (have: page, token)"},
+        {&windows, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":\"cache\"}",
+         "retention.method 'streaming' gives kept tokens positions anew"},
+        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"score\":\"accumulated\"}}",
+         "retention.decode.score: 'accumulated' is not available for method 'scope-slide'"},
+        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"score\":1}}",
+         "\"score\" must be a string"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":7}",
          "retention.pool: must be an object"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{}}",
@@ -405,7 +460,7 @@ static void requests_are_refused_by_name(void **state)
          "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"hybrid\",\"unit\":\"chunk\","
          "\"score\":\"last\"}",
          "retention.allocator: 'hybrid' does not go with score 'last' (have: uniform, pyramid, "
-         "adaptive)"},
+         "adaptive, pyramid-adaptive)"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"critical\"}",
          "retention.unit: 'page' does not go with score 'critical' (have: token)"},
         {&by_layer,
@@ -472,7 +527,7 @@ static void requests_are_refused_by_name(void **state)
         {&by_head, "{\"method\":\"scope-slide\",\"decode\":3}",
          "retention.decode: must be an object"},
         {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"beta3\":1}}",
-         "retention.decode.beta3: unknown key (have: beta1, beta2, horizon, scope)"},
+         "retention.decode.beta3: unknown key (have: beta1, beta2, horizon, scope, score)"},
         {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"beta1\":0}}", "\"beta1\" is 0"},
         {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"beta2\":9,\"horizon\":9}}",
          "retention.decode.horizon is 9: must be above beta2, which is 9"},

@@ -98,10 +98,22 @@ def overrides():
         (m("scope-slide", prefill=m("h2o", tokens=40), decode=decode), 110, {"tokens": 30, "model": GQA4}),
         (m("scope-adaptive", prefill=m("pyramidkv", tokens=60, window=8), decode=decode), 140, {"tokens": 40}),
         (m("scope-discontinuous", decode=decode), 60, {"tokens": 44}),
+        # fields and compositions of their own
+        (m("criticalkv", allocator="adaptive", ratio=0.4), 205, {"model": GQA4}), (m("criticalkv", allocator="adaptive", floor=0.6, sinks=3, ratio=0.5), 187, {"model": GQA1, "heads": 1}),
+        (m("criticalkv", allocator="pyramid-adaptive", tokens=80), 240, {"model": GQA1}),
+        (m("adakv", allocator="pyramid-adaptive", tokens=60), 240, {"model": GQA4}), (m("adakv", allocator="pyramid-adaptive", beta=3, floor=0.5, tokens=80), 210, {"model": GQA1}),
+        (m("andpro", allocator="pyramid-adaptive", tokens=90), 233, {"model": GQA4}), (m("pyramidkv", beta=2.5, tokens=60), 222, {"model": GQA1}),
+        (m("adakv", floor=1, ratio=0.3), 200, {"model": GQA4}), (m("snapkv", rows=5, ratio=0.3), 199, {"model": GQA4}), (m("chunkkv", rows=60, ratio=0.3), 399, {"heads": 4}),
+        (m("streaming", positions="cache", tokens=50), 90, {"heads": 4, "tokens": 20}), (m("streaming", positions="cache", tokens=60, interval=9), 140, {"model": GQA4, "heads": 2, "tokens": 40}),
+        (m("h2o", positions="cache", tokens=50), 90, {"model": GQA4, "tokens": 20}), (m("snapkv", positions="cache", ratio=0.4), 150, {"model": GQA1, "tokens": 12}),
+        (m("scope-slide", prefill=m("full"), decode=decode | {"score": "keydiff"}), 90, {"model": GQA4, "tokens": 30}),
+        (m("scope-adaptive", prefill=m("snapkv", ratio=0.5), decode=decode | {"score": "projection"}), 120, {"model": GQA4, "tokens": 34}),
+        (m("scope-discontinuous", decode=decode | {"score": "vknorm"}), 80, {"model": GQA1, "tokens": 40}),
+        (m("scope-slide", prefill=m("full"), decode=decode | {"score": "recency"}), 70, {"model": GQA1, "tokens": 24}),
         # recurrent
         (m("streaming-recurrent", tokens=100, recurrent_chunk=100, sinks=16, window=32), 530, {"heads": 4}),
         (m("tova-recurrent", tokens=100, recurrent_chunk=37, sinks=4, window=8), 301, {"heads": 4}),
-        (m("h2o-recurrent", tokens=150, recurrent_chunk=150, sinks=16, window=32), 640, {"heads": 4}),
+        (m("h2o-recurrent", tokens=150, recurrent_chunk=150, sinks=16, window=32, scope="layer"), 640, {"heads": 4}), (m("h2o-recurrent", tokens=110, recurrent_chunk=90, sinks=8, window=16), 220, {"model": GQA4}),
         (m("infinipot", tokens=110, recurrent_chunk=150, sinks=16, window=32), 230, {"model": GQA4}),
         (m("infinipot", tokens=60, recurrent_chunk=40, sinks=4, window=8), 171, {}),
         # pages of 32
@@ -169,7 +181,7 @@ def cases():
     return out
 
 
-HEADWISE = {"infinipot", "h2o", "snapkv", "pyramidkv", "pyramidinfer", "adakv", "criticalkv", "andpro", "scope-slide", "scope-adaptive", "scope-discontinuous",
+HEADWISE = {"infinipot", "h2o-recurrent", "h2o", "snapkv", "pyramidkv", "pyramidinfer", "adakv", "criticalkv", "andpro", "scope-slide", "scope-adaptive", "scope-discontinuous",
             "snapkv-decode", "andpro-decode", "keydiff", "knorm", "expected-attention"}
 
 

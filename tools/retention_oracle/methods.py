@@ -116,6 +116,11 @@ def choose_units(p, u, s, second, budget, margins):
         note(margins, u, score, order[:room], order[room:])
         return u.keep(u.ids[order[:room]]), raised
     assert p.unit == "token"
+    return u.keep(u.ids[two_stages(u, score, second, room, budget, margins)]), raised
+
+
+def two_stages(u, score, second, room, budget, margins):
+    """Up to half of the budget by the first score, the rest by the second: indices of u.ids."""
     first = min(room, max(0, budget // 2 - u.p))
     order = ranked(score)
     note(margins, u, score, order[:first], order[first:])
@@ -123,7 +128,7 @@ def choose_units(p, u, s, second, budget, margins):
     second = second[u.by_position[u.ids]]
     again = rest[ranked(second[rest])]
     note(margins, u, second, again[:room - first], again[room - first:])
-    return u.keep(u.ids[np.concatenate((order[:first], again[:room - first]))]), raised
+    return np.concatenate((order[:first], again[:room - first]))
 
 
 def note(margins, u, score, kept, dropped):
@@ -156,6 +161,9 @@ def choose_adaptive(p, us, scores, budget, margins):
     margins.cut(joint[order[:room]], joint[order[room:]])
     for i in order[:room]:
         chosen[rest[i][1]].append(rest[i][2])
+    if scores[0].second is not None:  # each head chooses anew for the share that it won
+        for h, (u, s) in enumerate(zip(us, scores)):
+            chosen[h] = u.ids[two_stages(u, u.scores(s.base, False), s.second, len(chosen[h]), u.p + len(chosen[h]), margins)]
     return [u.keep(c) for u, c in zip(us, chosen)], raised
 
 
@@ -186,7 +194,7 @@ def choose(p, model, tables, rows, length, later, margins):
         if q.scope == "layer":
             scores = [SimpleNamespace(base=sum(s.base for s in scores), second=None if scores[0].second is None else sum(s.second for s in scores))]
         us = [Units(q, t.pos, length) for t in tables[layer][:len(scores)]]
-        if q.allocator == "adaptive":
+        if q.allocator.endswith("adaptive"):
             margins.where = [(l, h) for l in followers for h in range(model.kv)]
             flags, raised = choose_adaptive(q, us, scores, budget, margins)
         else:
@@ -211,7 +219,8 @@ def choose_scope(p, model, tables, rows, length, margins):
         if layer % p.reuse_layers:
             keep.append(keep[-1])
             continue
-        for h, (table, s) in enumerate(zip(tables[layer], measure(plain, "last", model, layer, tables[layer], rows[layer], length))):
+        plain.rows = 1
+        for h, (table, s) in enumerate(zip(tables[layer], measure(plain, d.score, model, layer, tables[layer], rows[layer], length))):
             margins.where = [(l, h) for l in range(layer, min(layer + p.reuse_layers, model.layers))]
             stays = (table.pos < p.prompt_tokens) | (table.pos >= length - d.beta2)
             if (table.pos >= p.prompt_tokens).sum() > allowed:

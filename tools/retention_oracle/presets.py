@@ -30,7 +30,7 @@ PRESETS = {
     "snapkv-decode": row("window", "token", "head", "decode", sinks=1, window=16, pool=MAX7, interval=16),
     "andpro-decode": row("projection", "chunk", "head", "decode", sinks=1, window=16, chunk=4, interval=16, floor=0.0, **ADAPTIVE),
     "streaming-recurrent": row("recency", "token", "layer", "chunk", **RECURRENT),
-    "h2o-recurrent": row("window", "token", "layer", "chunk", rows=128, **RECURRENT),
+    "h2o-recurrent": row("window", "token", "head", "chunk", rows=128, **RECURRENT),
     "tova-recurrent": row("last", "token", "layer", "chunk", **RECURRENT),
     "infinipot": row("novelty", "token", "head", "chunk", rows=128, **RECURRENT),
     "keydiff": row("keydiff", "token", "head"),
@@ -50,8 +50,8 @@ def resolve(retention, prompt_tokens, page, max_tokens=1):
     r = {k: v for k, v in retention.items() if k not in ("report", "pressure")}
     method = r.pop("method")
     if method in SCOPE_KINDS:
-        p = resolve(r.get("prefill", {"method": "full"}), prompt_tokens, page)
-        d = {"beta1": 256, "beta2": 256, "horizon": max_tokens} | r.get("decode", {})
+        d = {"beta1": 256, "beta2": 256, "horizon": max_tokens, "scope": "head", "score": "last"} | r.get("decode", {})
+        p = resolve(r.get("prefill", {"method": "h2o", "tokens": 2048, "window": 8, "scope": d["scope"]}), prompt_tokens, page)
         p.decode = SimpleNamespace(kind=method, **d)
         p.schedule = "never" if p.method == "full" else "prompt"
         return p
@@ -63,6 +63,9 @@ def resolve(retention, prompt_tokens, page, max_tokens=1):
         p.variant = None  # a row's own is of its score and its points
     if p.variant == "plain":
         p.variant = None
+    p.slope = r.get("beta", p.slope)
+    if "positions" in r:
+        p.contiguous = r["positions"] == "cache"
     p.budget = p.tokens
     if p.half:
         p.window = p.budget // 2 if p.window is None else min(p.window, p.budget // 2)
@@ -112,7 +115,7 @@ def layer_budgets(p, layers):
     """The budget of each scope of layers."""
     n = -(-layers // p.reuse_layers)
     b, w, t = p.budget, p.window, p.prompt_tokens
-    if p.allocator != "pyramid" or t < 2 * (b - w) or n == 1 or b <= w:
+    if not p.allocator.startswith("pyramid") or t < 2 * (b - w) or n == 1 or b <= w:
         return [b] * n
     low = math.floor((b - w) / p.slope + 1e-9)
     high = 2 * (b - w) - low
