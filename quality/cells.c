@@ -166,3 +166,11 @@ size_t results_rows(const results *r, uint32_t row, bool compared_only, uint32_t
         if (!compared_only || r->compared[i]) out[n++] = i;
     return n;
 }
+
+uint32_t results_method_end(const results *r, uint32_t first)
+{
+    const variant *v = r->variants->items;
+    uint32_t end = first + 1;
+    while (end < r->variants->n && strcmp(v[end].method, v[first].method) == 0) end++;
+    return end;
+}

@@ -38,6 +38,8 @@ void results_destroy(results *r);
 status results_cell(const results *r, row_set rows, uint32_t column, record_arm arm, cell *out,
                     error *err);
 
+/* The columns of one method follow each other: [first, the result). */
+uint32_t results_method_end(const results *r, uint32_t first);
 /* The different tasks, in order: the first row of each, and its rows from there. */
 uint32_t results_next_task(const results *r, uint32_t row);
 /* Rows of the task that begins at `row` which are compared (or all), into out; how many. */

@@ -34,15 +34,6 @@ static status write_file(const char *folder, const char *kind, const char *title
     return ok ? STATUS_IS_OK : error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
 }
 
-/* The columns of one method follow each other: [first, the result). */
-static uint32_t method_end(const results *r, uint32_t first)
-{
-    const variant *v = r->variants->items;
-    uint32_t end = first + 1;
-    while (end < r->variants->n && strcmp(v[end].method, v[first].method) == 0) end++;
-    return end;
-}
-
 static void put_scale(strbuf *svg, double x, double y, double height)
 {
     enum { STEPS = 20 };
@@ -93,7 +84,7 @@ static void needle_panel(const results *r, uint32_t row, uint32_t end, uint32_t 
 static status plot_needles(const results *r, uint32_t row, uint32_t first, const char *folder,
                            error *err)
 {
-    uint32_t end = results_next_task(r, row), last = method_end(r, first);
+    uint32_t end = results_next_task(r, row), last = results_method_end(r, first);
     const char *title_of = r->sources->items[row].name, *method = r->variants->items[first].method;
     bool any = false;
     for (uint32_t i = first; i < last; i++) any |= has_depth(r, row, end, i);
@@ -172,7 +163,7 @@ static status plot_method(const results *r, row_set rows, uint32_t first, size_t
 {
     double xy[POINTS_MAX][2];
     size_t n = 0;
-    for (uint32_t i = first; i < method_end(r, first) && n < POINTS_MAX; i++) {
+    for (uint32_t i = first; i < results_method_end(r, first) && n < POINTS_MAX; i++) {
         cell c;
         RETURN_IF_ERROR(results_cell(r, rows, i, results_arm(r), &c, err));
         if (c.refused || !c.score.n || isnan(c.kept)) continue;
@@ -215,7 +206,7 @@ static status plot_curves(const results *r, uint32_t row, uint32_t *room, const 
     if (status_ok(st) && full.score.n)
         svg_line(&svg, PLOT_LEFT, plot_y(full.score.mean), PLOT_LEFT + PLOT_W,
                  plot_y(full.score.mean), svg_colour(0), 1, "4 4");
-    for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i = method_end(r, i))
+    for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i = results_method_end(r, i))
         st = plot_method(r, rows, i, number++, &svg, err);
     svg_end(&svg);
     if (status_ok(st)) st = write_file(folder, "curves", title_of, NULL, &svg, err);
@@ -242,7 +233,7 @@ static status plot_layers(const results *r, uint32_t row, uint32_t first, const 
                           error *err)
 {
     enum { SIDE = 200 };
-    uint32_t last = method_end(r, first);
+    uint32_t last = results_method_end(r, first);
     const char *title_of = r->sources->items[row].name, *method = r->variants->items[first].method;
     char title[256];
     bool any = false;
@@ -277,7 +268,7 @@ status plots_write(const results *r, const char *folder, error *err)
     status st = STATUS_IS_OK;
     for (uint32_t row = 0; status_ok(st) && row < r->sources->n; row = results_next_task(r, row)) {
         st = plot_curves(r, row, room, folder, err);
-        for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i = method_end(r, i)) {
+        for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i = results_method_end(r, i)) {
             st = plot_needles(r, row, i, folder, err);
             if (status_ok(st)) st = plot_layers(r, row, i, folder, err);
         }

@@ -8,6 +8,21 @@ status report_table(const results *r, strbuf *out, error *err);
 /* settings: members of an object, without its braces. */
 status report_json(const results *r, const char *settings, strbuf *out, error *err);
 
+/* A name in a cell of a table: it may hold a bar, in JSON. */
+void report_put_name(strbuf *out, const char *name);
+
+/* ---- at equal kept share --------------------------------------------------------------------- */
+
+typedef struct kept_score {
+    double kept, score;
+} kept_score;
+
+/* On the line through the two points around `share`; points by ascending share. NaN where they are
+ * too far from it, or fewer than two. */
+double report_at_share(const kept_score *points, size_t n, double share);
+/* The methods with two budgets and more, at the shares that were asked for. */
+status report_equal_kept(const results *r, row_set rows, strbuf *out, error *err);
+
 /* ---- what needs more than a mean ------------------------------------------------------------- */
 
 enum { DEPTH_BINS = 10 };

@@ -20,8 +20,7 @@ static void put_interval(strbuf *out, const stat_mean *m, const char *format)
 #pragma GCC diagnostic pop
 }
 
-/* The name of a method may hold a bar, in JSON. */
-static void put_name(strbuf *out, const char *name)
+void report_put_name(strbuf *out, const char *name)
 {
     for (; *name; name++) {
         if (*name == '|') strbuf_putc(out, '\\');
@@ -84,7 +83,7 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     cell all;
     RETURN_IF_ERROR(results_cell(r, rows, column, arm, &all, err));
     strbuf_puts(out, "| ");
-    put_name(out, v->method);
+    report_put_name(out, v->method);
     strbuf_printf(out, " | %s |", v->budget);
     cell kept = all; /* where nothing is compared, what is listed */
     if (rows.n == 0) {
@@ -102,7 +101,7 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     }
     if (refused) {
         strbuf_puts(out, " refused: ");
-        put_name(out, refused);
+        report_put_name(out, refused);
         strbuf_puts(out, " | | | |\n");
         return STATUS_IS_OK;
     }
@@ -149,7 +148,7 @@ static status put_measures(const results *r, uint32_t row, strbuf *out, error *e
         }
         if (has_measures(&m)) {
             strbuf_puts(out, "| ");
-            put_name(out, r->variants->items[column].method);
+            report_put_name(out, r->variants->items[column].method);
             strbuf_printf(out, " | %s | %zu |", r->variants->items[column].budget, m.n);
             if (m.n && !isnan(m.neighbours)) strbuf_printf(out, " %.3f |", m.neighbours);
             else strbuf_puts(out, " |");
@@ -177,6 +176,8 @@ status report_table(const results *r, strbuf *out, error *err)
         put_head(r, row, end, out);
         for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i++)
             st = put_row(r, row, end, i, room, out, err);
+        row_set rows = {room, results_rows(r, row, true, room)};
+        if (status_ok(st)) st = report_equal_kept(r, rows, out, err);
         if (status_ok(st)) st = put_measures(r, row, out, err);
     }
     free(room);

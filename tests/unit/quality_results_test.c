@@ -1,6 +1,7 @@
 /* Methods times budgets, users' files, findings about kept sets, and drawings. */
 #include "quality/findings.h"
 #include "quality/methods.h"
+#include "quality/report.h"
 #include "quality/sources.h"
 #include "quality/svg.h"
 
@@ -256,6 +257,25 @@ static void agreement(void **state)
     assert_float_equal(findings_divergence(&full[0], &own[0]), 0, 1e-9);
 }
 
+/* ---- at equal kept share --------------------------------------------------------------------- */
+
+static void scores_at_a_share(void **state)
+{
+    (void)state;
+    /* A method that keeps 6.6 % of 10, and 16 % of 20. */
+    static const kept_score points[] = {{0.066, 0.5}, {0.16, 0.8}, {0.3, 0.7}};
+    assert_float_equal(report_at_share(points, 3, 0.113), 0.65, 1e-9);
+    assert_float_equal(report_at_share(points, 3, 0.16), 0.8, 1e-9);
+    assert_float_equal(report_at_share(points, 3, 0.23), 0.75, 1e-9);
+    assert_float_equal(report_at_share(points, 3, 0.31), 0.7 - 0.01 / 1.4, 1e-9);
+    assert_true(isnan(report_at_share(points, 3, 0.05))); /* too far from what was measured */
+    assert_true(isnan(report_at_share(points, 3, 0.5)));
+    assert_true(isnan(report_at_share(points, 1, 0.066)));
+    static const kept_score steep[] = {{0.1, 0.9}, {0.11, 1}, {0.11, 1}};
+    assert_float_equal(report_at_share(steep, 2, 0.12), 1, 1e-9); /* no score is above 1 */
+    assert_true(isnan(report_at_share(steep + 1, 2, 0.11)));
+}
+
 /* ---- drawings -------------------------------------------------------------------------------- */
 
 static void drawings(void **state)
@@ -283,7 +303,8 @@ int main(void)
         cmocka_unit_test(bad_methods), cmocka_unit_test(longbench_lines),
         cmocka_unit_test(gsm8k_lines), cmocka_unit_test(infinitebench_lines),
         cmocka_unit_test(bad_lines),   cmocka_unit_test(kept_sets),
-        cmocka_unit_test(agreement),   cmocka_unit_test(drawings),
+        cmocka_unit_test(agreement),   cmocka_unit_test(scores_at_a_share),
+        cmocka_unit_test(drawings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
