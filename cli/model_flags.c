@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *const load_formats[] = {"auto", "dummy", NULL};
 static const char *const dtypes[] = {"auto", "f32", "bf16", NULL};
@@ -298,6 +299,31 @@ static void tell_of_cache(void *ctx, const char *line)
     fprintf(stderr, "octavo: weights-cache: %s\n", line);
 }
 
+/* Takes the bar of loading off the terminal. */
+static void clear_bar(loaded_model *m)
+{
+    if (m->bar_us) fputs("\r\033[K", stderr);
+    m->bar_us = 0;
+}
+
+static void draw_bar(void *ctx, uint64_t done, uint64_t total)
+{
+    enum { WIDTH = 30, PAUSE_US = 100 * 1000 };
+    loaded_model *m = ctx;
+    int64_t now = clock_now_us();
+    if (done >= total) {
+        clear_bar(m);
+        return;
+    }
+    if (m->bar_us && now - m->bar_us < PAUSE_US) return;
+    m->bar_us = now;
+    char bar[WIDTH + 1] = {0};
+    memset(bar, '-', WIDTH);
+    memset(bar, '#', (size_t)((double)done / (double)total * WIDTH));
+    fprintf(stderr, "\r\033[Kloading weights [%s] %.0f %%", bar,
+            100.0 * (double)done / (double)total);
+}
+
 static loaded_model unopened(const model_flags *flags)
 {
     return (loaded_model){
@@ -347,6 +373,8 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .max_model_len = m->max_model_len,
         .cache_dir = f->weights_cache,
         .tell = tell_of_cache,
+        .progress = isatty(STDERR_FILENO) ? draw_bar : NULL,
+        .progress_ctx = m,
         .given_up = &m->given_up,
     };
     return STATUS_IS_OK;
@@ -398,6 +426,7 @@ status model_open(const model_flags *flags, bool with_text, loaded_model *out, e
     int64_t start = clock_now_us();
     *out = unopened(flags);
     status s = open_parts(flags, with_text, out, err);
+    clear_bar(out);
     if (!status_ok(s)) model_close(out);
     out->open_us = clock_now_us() - start;
     return s;

@@ -58,6 +58,7 @@ typedef struct loaded_model {
     bool prefix_cache;
     bool default_pool; // nobody gave --kv-memory
     int64_t open_us;
+    int64_t bar_us;              // when the bar of loading was last drawn; 0: there is none
     backend_cpu_options options; // what the backend was made with
     _Atomic bool given_up;
     const struct gpu_api *gpu; // NULL: the CPU, or other processes

@@ -320,6 +320,8 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
         .pool = b->pool,
         .tell = o->tell,
         .tell_ctx = o->tell_ctx,
+        .progress = comm_rank(o->group) == 0 ? o->progress : NULL,
+        .progress_ctx = o->progress_ctx,
         .given_up = o->given_up,
     };
     RETURN_IF_ERROR(weights_load(&wanted, &b->weights, err));

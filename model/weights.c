@@ -31,6 +31,7 @@ typedef struct loader {
     size_t data_begin;   /* of the block: where what is packed begins */
     uint8_t *made;       /* rows on their way into a matrix: all that do not lie in a file so */
     size_t made_bytes;
+    uint64_t done, total; /* elements of matrices, for o->progress */
 } loader;
 
 /* ---- which matrix, which vector -------------------------------------------------------------- */
@@ -315,6 +316,12 @@ static bool is_given_up(const loader *ld)
     return ld->o->given_up && atomic_load(ld->o->given_up);
 }
 
+static void tell_progress(loader *ld, uint64_t elements)
+{
+    ld->done += elements;
+    if (ld->o->progress) ld->o->progress(ld->o->progress_ctx, ld->done, ld->total);
+}
+
 static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, error *err)
 {
     const tensor_source *s = &p->source;
@@ -342,8 +349,10 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         pack_rows(ld, p, first_row + i, n, rows + p->col * element);
         size_t from = s->begin + row * s->row_bytes; /* of pairs about so */
         if (s->map) file_map_release(s->map, from, from + n * s->row_bytes);
+        tell_progress(ld, (uint64_t)n * p->n_cols);
     }
     if (s->quantized) file_map_release(s->map, s->begin, s->begin + s->bytes);
+    tell_progress(ld, (uint64_t)(p->n_rows - count) * p->n_cols);
     return STATUS_IS_OK;
 }
 
@@ -478,6 +487,9 @@ static uint64_t hash_parts(const loader *ld, uint64_t h)
 
 static status load(loader *ld, error *err)
 {
+    for (size_t i = 0; i < ld->n_parts; i++)
+        if (!ld->parts[i].is_vector)
+            ld->total += (uint64_t)ld->parts[i].n_rows * ld->parts[i].n_cols;
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         const tensor_source *s = &p->source;

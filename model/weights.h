@@ -74,13 +74,17 @@ typedef struct weights_options {
     thread_pool *pool;     // reads and checks it
     void (*tell)(void *ctx, const char *line); // what happened to the cache; NULL: nobody asks
     void *tell_ctx;
+    /* How many of the matrices' elements are packed, on the calling thread; NULL: nobody asks. What
+     * comes from the cache is not counted. */
+    void (*progress)(void *ctx, uint64_t done, uint64_t total);
+    void *progress_ctx;
     const _Atomic bool *given_up; // by another thread; NULL: never
 } weights_options;
 
 status weights_load(const weights_options *options, model_weights *out, error *err);
 
 /* What weights_load would take, of the files' headers alone (of config alone when dummy): kernels,
- * pool, cache and tell are not looked at. */
+ * pool, cache, tell and progress are not looked at. */
 typedef struct weights_measures {
     uint64_t bytes;    // of model_weights
     uint64_t elements; // of all tensors, as far as this rank holds them

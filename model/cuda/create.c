@@ -76,6 +76,8 @@ weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_opt
         .pool = b->pool,
         .tell = o->tell,
         .tell_ctx = o->tell_ctx,
+        .progress = comm_rank(o->group) == 0 ? o->progress : NULL,
+        .progress_ctx = o->progress_ctx,
         .given_up = o->given_up,
     };
 }

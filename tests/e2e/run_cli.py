@@ -5,6 +5,7 @@ it ends. usage: run_cli.py OCTAVO [unittest arguments]   (from the source root)"
 import json
 import math
 import os
+import pty
 import random
 import shutil
 import signal
@@ -354,6 +355,24 @@ class Conversation(unittest.TestCase):
         self.assertEqual(p.stdout.read(), b"")
         self.assertEqual(p.wait(TIMEOUT), 0)
         p.stdout.close()
+
+    def test_a_bar_while_weights_are_loaded(self):
+        """On a terminal alone, and gone from it when they are there."""
+        flags = [OCTAVO, "run", *POOL, "--prompt", "O", "--max-tokens", "1"]
+        terminal, its_end = pty.openpty()
+        p = subprocess.Popen(flags, stdout=subprocess.DEVNULL, stderr=its_end)
+        os.close(its_end)
+        shown = b""
+        try:
+            while some := os.read(terminal, 4096):
+                shown += some
+        except OSError:  # how the end of a terminal looks
+            pass
+        os.close(terminal)
+        self.assertEqual(p.wait(TIMEOUT), 0)
+        self.assertRegex(shown, rb"loading weights \[[#-]{30}\] \d+ %\r\x1b\[K(?!loading)")
+        p = subprocess.run(flags, capture_output=True, timeout=TIMEOUT)
+        self.assertNotIn(b"loading", p.stderr)
 
 
 class Ending(unittest.TestCase):

@@ -70,8 +70,22 @@ static void listen(void *ctx, const char *line)
     snprintf(told + n, sizeof((outcome *)0)->told - n, "%s\n", line);
 }
 
+typedef struct reports {
+    size_t n;
+    uint64_t done, total; /* of the last one */
+} reports;
+
+/* The total stays, and nothing is done twice. */
+static void note_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    reports *r = ctx;
+    assert_true(done >= r->done && done <= total && (!r->n || total == r->total));
+    *r = (reports){r->n + 1, done, total};
+}
+
 static outcome load(const fixture *x, how h)
 {
+    reports progress = {0};
     thread_pool *pool;
     kern_context *kernels;
     model_config c;
@@ -92,8 +106,12 @@ static outcome load(const fixture *x, how h)
                          .cache_dir = h.cache_dir,
                          .pool = pool,
                          .tell = listen,
-                         .tell_ctx = out.told};
+                         .tell_ctx = out.told,
+                         .progress = note_progress,
+                         .progress_ctx = &progress};
     if (!status_ok(weights_load(&o, &w, &err))) fail_msg("%s", err.text);
+    if (w.from_cache) assert_int_equal(progress.n, 0);
+    else assert_true(progress.n > 1 && progress.done == progress.total);
     /* The embeddings are the first of what is packed. */
     out.bytes = w.bytes - (size_t)((uint8_t *)w.embed.data - (uint8_t *)w.memory);
     out.data = malloc(out.bytes);
