@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Octavo beside llama.cpp: fetches and builds the peer outside the tree, makes random weights of one shape for
-both, interleaves their runs, and prints medians, ranges and ratios beside the bars. Its own library only;
-needs cmake, ninja, a C++ compiler and, the first time, pip's index.
+"""Octavo beside llama.cpp and OpenVINO GenAI: fetches and builds the peers outside the tree, makes random weights
+of one shape for all, interleaves their runs, and prints medians, ranges and ratios to the best peer beside the bars.
+Its own library only; needs cmake, ninja, a C++ compiler and, the first time, pip's index.
 
-    bench/peer.py --octavo build/octavo --out bench/results/NAME.md       # everything
+    bench/peer.py --octavo build/octavo --out bench/results/NAME.md       # everything, beside llama.cpp
+    bench/peer.py --peer openvino --only prefill,decode,depth             # beside llama.cpp and OpenVINO
     bench/peer.py --only decode --formats int8 --rounds 3 --out FILE.md   # a part, joined with FILE's others
 
   prefill   a prompt of 512 tokens
   decode    1, 8, 16 and 32 sequences at 128 tokens
-  depth     1 sequence at 4096 and 16384 tokens; both fill their caches with copies of a prompt's
-  server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix
-  load      from the start of the server to ready, files in the page cache
+  depth     1 sequence at 4096 and 16384 tokens; Octavo and llama.cpp fill their caches with copies of a prompt's
+  server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; OpenVINO GenAI has no server
+  load      from the start of the server to ready, files in the page cache; likewise
 
 --out FILE.md also writes FILE.json, with every sample. What it holds already stays in the table: other sections,
 and other formats and clients of the same commit with as many rounds.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -32,9 +34,13 @@ from typing import NamedTuple
 import peer_models
 import serve_server
 from peer_build import Peer, cpu_info, default_work
+from peer_openvino import OpenVino
 from serve_server import Failed, ROOT, Server, load
 
+# The peers' formats of as many bits as ours.
+LLAMA, OPENVINO = "llama.cpp", "openvino"
 PAIRS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+KINDS = {LLAMA: PAIRS, OPENVINO: {f: f for f in PAIRS}}
 PREFILL, CONTEXT, BATCHES, DEPTHS, CLIENTS = 512, 128, (1, 8, 16, 32), (4096, 16384), (8, 32)
 INPUT, OUTPUT = 256, 64
 PEER_STEPS, DEPTH_STEPS = 16, 16  # tokens that the peer decodes for one sample
@@ -47,7 +53,7 @@ PATIENCE = 600
 
 
 def interleave(rounds, runs):
-    """runs: [(name, function)], ours and the peer's in turn; each gives {metric: value}. The samples of all
+    """runs: [(name, function)], ours and the peers' in turn; each gives {metric: value}. The samples of all
     rounds: {"name metric": [values]}."""
     samples = {}
     for i in range(rounds):
@@ -81,6 +87,7 @@ class Setting:
     def __init__(self, args):
         self.octavo = os.path.abspath(args.octavo)
         self.peer = Peer(args.work)
+        self.openvino = OpenVino(args.work) if args.peer == OPENVINO else None
         self.threads, self.rounds = args.threads, args.rounds
         self.formats = args.formats.split(",")
         self.clients = [int(n) for n in args.clients.split(",")]
@@ -94,10 +101,32 @@ class Setting:
     def weights(self, kind):
         return peer_models.gguf(self.peer.work, kind)
 
-    def alternate(self, ours, theirs):
-        """Runs of all formats, ours beside the peer's; each function takes the format's name."""
-        return [run for our, their in self.pairs()
-                for run in ((f"octavo {our}", lambda f=our: ours(f)), (f"peer {their}", lambda f=their: theirs(f)))]
+    def make(self):
+        self.peer.make()
+        if self.openvino:
+            self.openvino.make()
+        for ours, theirs in PAIRS.items():
+            self.weights(theirs)
+            if self.openvino:
+                self.openvino.weights(ours)
+
+    def describe(self):
+        return "; ".join([f"{self.peer.describe()}, flash attention on, f16 cache",
+                          *([self.openvino.describe()] if self.openvino else [])])
+
+    def alternate(self, ours, theirs, openvino=None):
+        """Runs of all formats, ours beside the peers'; each function takes the format's name, OpenVINO's a Pipeline."""
+        def second(f):
+            with self.openvino.run(f, self.threads) as pipeline:
+                return openvino(pipeline)
+
+        runs = []
+        for our, their in self.pairs():
+            runs.append((f"octavo {our}", lambda f=our: ours(f)))
+            runs.append((f"{LLAMA} {their}", lambda f=their: theirs(f)))
+            if self.openvino and openvino:
+                runs.append((f"{OPENVINO} {our}", lambda f=our: second(f)))
+        return runs
 
 
 def quantize(ours):
@@ -114,7 +143,7 @@ def our_rows(s, ours, prefill, batches, contexts, rounds):
 def shares(metric, row, ours):
     """Beside a rate: its shares of the limits that were measured with it, as "metric|limit"."""
     rate = "fma" if ours == "bf16" else "int"
-    return {metric: row["tokens_s"], f"{metric}|read": row["read_share"], f"{metric}|{rate}": row[f"{rate}_share"]}
+    return {metric: row["tokens_s"], f"{metric}|read": row["read_share"], f"{metric}|rate": row[f"{rate}_share"]}
 
 
 # ---- prefill, decode, depth -----------------------------------------------------------------------
@@ -130,7 +159,8 @@ def prefill_section(s):
                                     "-t", s.threads, "-fa", 1, "-o", "jsonl"))
         return {f"prefill {PREFILL}": row["avg_ts"]}
 
-    return interleave(s.rounds, s.alternate(ours, theirs))
+    return interleave(s.rounds, s.alternate(
+        ours, theirs, lambda pipeline: {f"prefill {PREFILL}": pipeline.start(1, PREFILL)}))
 
 
 def decode_section(s):
@@ -156,11 +186,19 @@ def decode_section(s):
             out[f"decode {n}"] = statistics.median(rates)
         return out
 
-    return interleave(s.rounds, s.alternate(ours, theirs))
+    def openvino(pipeline):
+        out = {}
+        for n in BATCHES:
+            pipeline.start(n, CONTEXT)
+            out[f"decode {n}"] = pipeline.steps(PEER_STEPS)
+            pipeline.stop()
+        return out
+
+    return interleave(s.rounds, s.alternate(ours, theirs, openvino))
 
 
 def depth_section(s):
-    """int8 weights and a 16-bit cache for both."""
+    """int8 weights, and a cache of 16 bits but OpenVINO's, which prefills each depth once."""
     def ours(f):
         out = {}
         for row in our_rows(s, f, 16, [1], DEPTHS, OUR_ROUNDS):
@@ -168,8 +206,16 @@ def depth_section(s):
                 out.update(shares(f"decode 1 at {row['tokens']}", row, f))
         return out
 
-    with PeerDepth(s, "Q8_0") as peer:
-        return interleave(s.rounds, [("octavo int8", lambda: ours("int8")), ("peer Q8_0", peer.decode)])
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(PeerDepth(s, "Q8_0"))
+        runs = [("octavo int8", lambda: ours("int8")), (f"{LLAMA} Q8_0", peer.decode)]
+        if s.openvino:
+            at = {depth: stack.enter_context(s.openvino.run("int8", s.threads)) for depth in DEPTHS}
+            for depth, pipeline in at.items():
+                pipeline.start(1, depth)
+            runs.append((f"{OPENVINO} int8", lambda: {f"decode 1 at {depth}": pipeline.steps(DEPTH_STEPS)
+                                                      for depth, pipeline in at.items()}))
+        return interleave(s.rounds, runs)
 
 
 class PeerDepth:
@@ -288,7 +334,7 @@ def server_section(s):
             nonlocal seed
             seed += 1  # prompts of its own: no cache has seen them
             return put_load(s, url, clients, seed)
-        return [(f"octavo {our}", lambda: run(ours.url)), (f"peer {their}", lambda: run(theirs.url))]
+        return [(f"octavo {our}", lambda: run(ours.url)), (f"{LLAMA} {their}", lambda: run(theirs.url))]
 
     for our, their in s.pairs():
         for clients in s.clients:
@@ -328,33 +374,36 @@ SECTIONS = {"prefill": prefill_section, "decode": decode_section, "depth": depth
 
 # ---- the table ------------------------------------------------------------------------------------
 
+CLASSES = ("AVX2", "AVX-512", "AMX")  # of CPUs, each with bars of its own
+NONE = (None, None, None)
+
+
 class Bar(NamedTuple):
-    """ratio: of ours to the peer's, on AVX2 and on AVX-512. share: of the limit named (the rate: of what the format's
-    products are made of), likewise; needed as well, or instead."""
+    """ratio: of ours to the best peer's, for each class of CPU. share: of the limit named (the rate: what the
+    fastest instruction for the type does), likewise; needed as well."""
 
-    ratio: tuple = (None, None)
+    ratio: tuple = NONE
     limit: str = ""
-    share: tuple = (None, None)
-    instead: bool = False
+    share: tuple = NONE
 
 
-# (section, metric, our formats, the peer's, bar). Of several formats the best counts.
-ALL, ANY = list(PAIRS), list(PAIRS.values())
-READ = {"bf16": (0.85, 0.8), "int8": (0.85, 0.8), "int4": (0.75, 0.8)}
+# (section, metric, formats, bar). Of several formats the best counts, ours and a peer's each by itself.
+ALL = list(PAIRS)
 COMPARED = [
-    ("prefill", f"prefill {PREFILL}", ALL, ANY, Bar((1.15, 1.25), "rate", (0.7, None))),
-    ("prefill", f"prefill {PREFILL}", ["bf16"], ["BF16"], Bar((1.3, 4), "rate", (0.75, None))),
-    *(("decode", "decode 1", [ours], [PAIRS[ours]], Bar((low, 1.0), "read", READ[ours]))
-      for ours, low in (("bf16", 0.97), ("int8", 1.0), ("int4", 1.0))),
-    *(("decode", f"decode {n}", ALL, ANY, Bar(ratios, "rate", (0.7, None), instead=True))
-      for n, ratios in ((8, (1.15, 1.5)), (16, (1.3, 2)), (32, (1.5, 2.5)))),
-    *(("depth", f"decode 1 at {depth}", ["int8"], ["Q8_0"], Bar((low, low))) for depth, low in zip(DEPTHS, (1.7, 2.5))),
+    ("prefill", f"prefill {PREFILL}", ALL, Bar((1.8, 1.3, 1.3), "rate", (None, 0.7, 0.55))),
+    ("prefill", f"prefill {PREFILL}", ["bf16"], Bar((1.5, 1.25, 1.25), "rate", (None, 0.7, 0.55))),
+    *(("prefill", f"prefill {PREFILL}", [f], Bar()) for f in ("int8", "int4")),
+    *(("decode", "decode 1", [f], Bar((low, 1.0, 1.0), "read", (None, 0.88, 0.88)))
+      for f, low in (("bf16", 1.3), ("int8", 1.4), ("int4", 1.5))),
+    *(("decode", f"decode {n}", [f], Bar((1.9, 1.3, 1.5))) for n in (8, 16, 32) for f in ALL),
+    ("depth", f"decode 1 at {DEPTHS[0]}", ["int8"], Bar((3, 1.6, 1.6))),
+    ("depth", f"decode 1 at {DEPTHS[1]}", ["int8"], Bar((5.5, 2.7, 3))),
     *(row for n in CLIENTS for row in (
-        ("server", f"{n} clients, tokens/s", ALL, ANY, Bar((1.3, 1.8))),
-        ("server", f"{n} clients, TTFT p50 ms", ALL, ANY, Bar((0.7, 0.5))))),
-    *(("load", "start to serving s", [ours], [PAIRS[ours]], Bar()) for ours in ALL),
+        ("server", f"{n} clients, tokens/s", ALL, Bar((1.9, 1.3, 1.3))),
+        ("server", f"{n} clients, TTFT p50 ms", ALL, Bar((0.5, 0.8, 0.8))))),
+    *(("load", "start to serving s", [f], Bar()) for f in ALL),
 ]
-LOAD_BARS = {"bf16": 5, "int4": 8}  # seconds
+LOAD_BARS = {"bf16": 5, "int8": 5}  # seconds
 
 
 def falls(metric):
@@ -380,45 +429,52 @@ def spread(values):
     return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
 
 
-LIMIT_NAMES = {"read": "read", "fma": "FMA", "int": "int"}
+LIMITS = ("read", "rate")
 
 
 def shares_of(samples, ours, metric):
     """Medians by the limit's name."""
-    return {key: statistics.median(v) for key in LIMIT_NAMES if (v := samples.get(f"octavo {ours} {metric}|{key}"))}
+    return {key: statistics.median(v) for key in LIMITS if (v := samples.get(f"octavo {ours} {metric}|{key}"))}
 
 
 def shares_text(shares):
-    return ", ".join(f"{share:.0%} of {LIMIT_NAMES[key]}" for key, share in shares.items())
+    return ", ".join(f"{share:.0%} of {key}" for key, share in shares.items())
 
 
-def verdict(bar, wide, metric, ratio, shares):
+def verdict(bar, cpu, metric, ratio, shares):
     """(the bar in words, whether it is met)."""
-    low, share_low = bar.ratio[wide], bar.share[wide]
+    low, share_low = bar.ratio[cpu], bar.share[cpu]
     if low is None:
         return "", ""
     met = ratio <= low if falls(metric) else ratio >= low
     words = f"{'<=' if falls(metric) else '>='} {low}"
-    key = bar.limit if bar.limit != "rate" else "int" if "int" in shares else "fma"
-    if share_low and key in shares:
-        reached = shares[key] >= share_low
-        met = (met or reached) if bar.instead else (met and reached)
-        words += f" {'or' if bar.instead else 'and'} >= {share_low:.0%} of {LIMIT_NAMES[key]}"
+    if share_low and bar.limit in shares:
+        met = met and shares[bar.limit] >= share_low
+        words += f" and >= {share_low:.0%} of {bar.limit}"
     return words, "yes" if met else "**no**"
 
 
-def compared_rows(results, wide):
-    for section, metric, our_formats, their_formats, bar in COMPARED:
+def best_peer(samples, formats, metric):
+    """(its name and format, samples) of the best median among all peers."""
+    found = [(f"{peer} {kind}", values) for peer, kinds in KINDS.items()
+             for kind, values in [best(samples, peer, [kinds[f] for f in formats], metric)] if values]
+    choose = min if falls(metric) else max
+    return choose(found, key=lambda one: statistics.median(one[1]), default=(None, None))
+
+
+def compared_rows(results, cpu):
+    for section, metric, formats, bar in COMPARED:
         samples = results.get(section, {}).get("samples", {})
-        ours, a = best(samples, "octavo", our_formats, metric)
-        theirs, b = best(samples, "peer", their_formats, metric)
+        ours, a = best(samples, "octavo", formats, metric)
+        theirs, b = best_peer(samples, formats, metric)
         if not a or not b:
             continue
         ratios = [x / y for x, y in zip(a, b)]
         middle, shares = statistics.median(ratios), shares_of(samples, ours, metric)
-        yield [metric, f"{ours} / {theirs}", spread(a), spread(b),
+        what = metric + (", best format" if len(formats) > 1 else "")
+        yield [what, f"{ours} / {theirs}", spread(a), spread(b),
                f"**{middle:.2f}** ({min(ratios):.2f} to {max(ratios):.2f})",
-               *verdict(bar, wide, metric, middle, shares), shares_text(shares)]
+               *verdict(bar, cpu, metric, middle, shares), shares_text(shares)]
 
 
 def load_rows(results):
@@ -445,19 +501,26 @@ def markdown_table(head, rows):
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
 
 
+def cpu_class():
+    """The index of this CPU's class."""
+    flags = cpu_info("flags").split()
+    return 2 if "amx_tile" in flags else 1 if "avx512_vnni" in flags else 0
+
+
 def markdown(results):
-    wide = any(f.startswith("avx512") for f in cpu_info("flags").split())
-    text = [f"# Octavo beside llama.cpp: {peer_models.SHAPE}, random weights\n"]
+    cpu = cpu_class()
+    text = [f"# Octavo beside other CPU engines: {peer_models.SHAPE}, random weights\n"]
     for section, part in results.items():
         facts = part["facts"]
         text.append(f"- {section}: {facts['date']}, commit {facts['commit']}, {facts['cpu']}, {facts['cores']} cores, "
                     f"{facts['threads']} threads, {part['rounds']} rounds, load average before "
-                    f"{facts['load_before']:.1f}; {facts['peer']}, flash attention on, f16 cache")
-    text.append("\nRuns take turns, ours and the peer's. Medians (ranges); the ratio is the median of the rounds' "
-                "ratios.\nShares: of this machine's read bandwidth and of the FMA or 8-bit integer rate of registers "
-                f"alone, measured beside each of our runs. Bars: {'AVX-512' if wide else 'AVX2'}.\n")
-    text.append(markdown_table(["what", "formats", "octavo", "llama.cpp", "ratio", "bar", "met", "octavo's shares"],
-                               [*compared_rows(results, wide), *load_rows(results)]))
+                    f"{facts['load_before']:.1f}; {facts['peer']}")
+    text.append("\nRuns take turns, ours and the peers'. Medians (ranges); the ratio is the median of the rounds' "
+                "ratios to the best peer.\nShares: of this machine's read bandwidth and of the rate at which the "
+                "fastest instruction for the type multiplies\nfrom registers alone, measured beside each of our "
+                f"runs. Bars: {CLASSES[cpu]}.\n")
+    text.append(markdown_table(["what", "formats", "octavo", "best peer", "ratio", "bar", "met", "octavo's shares"],
+                               [*compared_rows(results, cpu), *load_rows(results)]))
     text.append("\nEvery format:\n")
     text.append(markdown_table(["section", "what", "who", "median (range)", "shares"], every_sample(results)))
     return "\n".join(text) + "\n"
@@ -484,7 +547,7 @@ def run_sections(s, names, results, out):
     for name in names:
         print(f"{name}:", flush=True)
         facts = {**serve_server.facts(s.octavo), "date": time.strftime("%Y-%m-%d"), "threads": s.threads,
-                 "peer": s.peer.describe()}
+                 "peer": s.describe()}
         start = time.monotonic()
         try:
             samples = SECTIONS[name](s)
@@ -506,9 +569,10 @@ def run_sections(s, names, results, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--octavo", default=os.path.join(ROOT, "build/octavo"), help="the executable")
-    parser.add_argument("--work", default=default_work(), help="where the peer and the weights are (%(default)s)")
+    parser.add_argument("--peer", choices=[LLAMA, OPENVINO], default=LLAMA, help="openvino: beside llama.cpp too")
+    parser.add_argument("--work", default=default_work(), help="where the peers and the weights are (%(default)s)")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between (%(default)s)")
-    parser.add_argument("--formats", default=",".join(PAIRS), help="ours; each beside the peer's of as many bits")
+    parser.add_argument("--formats", default=",".join(PAIRS), help="ours; each beside the peers' of as many bits")
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), help="of the server section (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of each (%(default)s)")
@@ -520,9 +584,7 @@ def main():
         parser.error(f"--only: {wrong[0]} is none of {', '.join(SECTIONS)}")
     try:
         s = Setting(args)
-        s.peer.make()
-        for kind in PAIRS.values():
-            s.weights(kind)
+        s.make()
     except Failed as e:
         print(f"not done: {e}")
         return 1
