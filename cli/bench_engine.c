@@ -130,17 +130,19 @@ int cli_bench_engine(int argc, char **argv)
     const arg_command command = {
         .name = name,
         .usage = "(--model DIR | --shape 1.1b) [flags]",
-        .about = "Prefill and decode of a whole model: tokens per second, bytes of weights and KV "
-                 "read and\n"
-                 "floating-point operations per second, each beside the limit of this machine "
-                 "measured right\n"
-                 "after each round (read bandwidth; rate of f32 FMAs or of 8-bit integers in this "
-                 "instruction set;\n"
-                 "a GPU's bandwidth of copies and rate of a large product), and beside what these "
-                 "limits allow (\"of limit\"). Then what scheduling "
-                 "costs, and memory. Contexts are copies of a prompt of random tokens, which costs "
-                 "no prefill\n"
-                 "and changes no time.",
+        .about =
+            "Prefill and decode of a whole model: tokens per second, bytes of weights and KV "
+            "read and\n"
+            "floating-point operations per second, each beside the limit of this machine "
+            "measured right\n"
+            "after each round (read bandwidth; from registers, the rate of the instruction set's "
+            "fastest\n"
+            "products of the weights' type;\n"
+            "a GPU's bandwidth of copies and rate of a large product), and beside what these "
+            "limits allow (\"of limit\"). Then what scheduling "
+            "costs, and memory. Contexts are copies of a prompt of random tokens, which costs "
+            "no prefill\n"
+            "and changes no time.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
     };

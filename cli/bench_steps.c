@@ -52,15 +52,14 @@ static double least_s(double bytes, double gb_s, double operations, double gop_s
     return (read > compute ? read : compute) / 1e9;
 }
 
-/* Of products that are not of integers: those with bf16 weights may have instructions of their own.
- */
+/* The limit of products that are not of integers: bf16 may have instructions of its own. */
 static double float_gflop_s(const bench *b, const kern_limits *limits)
 {
     bool dots = b->model.options.weight_type == DTYPE_BF16;
     return dots ? limits->dot_gflop_s : limits->fma_gflop_s;
 }
 
-/* Those of attention are f32. */
+/* The limit of the weights' products; those of attention are f32. */
 static double product_gop_s(const bench *b, const kern_limits *limits)
 {
     return b->model.options.quant_bits ? limits->int_gop_s : float_gflop_s(b, limits);
