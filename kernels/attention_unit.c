@@ -97,39 +97,21 @@ static void find_rows(unit_state *u)
     }
 }
 
-/* q [dim] to integers in its place, and their scale: a NaN where q is not finite. */
-static float quantize_query(float *q, size_t dim)
-{
-    int16_t ints[KERN_HEAD_DIM_MAX] = {0};
-    float max = 0.0f, sum = 0.0f;
-    for (size_t d = 0; d < dim; d++) {
-        max = fabsf(q[d]) > max ? fabsf(q[d]) : max;
-        sum += q[d];
-    }
-    float scale = max / KERN_ATTN_INT_MAX;
-    if (!isfinite(sum)) scale = NAN;
-    else if (max < KERN_ATTN_INT_SMALLEST) scale = 0.0f;
-    else
-        for (size_t d = 0; d < dim; d++) ints[d] = (int16_t)rintf(q[d] * (KERN_ATTN_INT_MAX / max));
-    memcpy(q, ints, dim * sizeof *ints);
-    return scale;
-}
-
 static void load_queries(unit_state *u)
 {
     const kern_attn_batch *b = u->job->batch;
     const float scale = (float)((double)b->scale * LOG2_E);
+    const uint32_t dim = b->shape.head_dim;
     for (size_t r = 0; r < u->n; r++) {
-        const float *from = u->it->q + (u->unit->row + r / b->q_heads) * b->q_stride +
-                            r % b->q_heads * b->shape.head_dim;
+        const float *from =
+            u->it->q + (u->unit->row + r / b->q_heads) * b->q_stride + r % b->q_heads * dim;
         float *q = u->q + r * KERN_ATTN_Q_STRIDE;
         u->q_scales[r] = 1.0f;
-        if (u->dots) {
-            u->dots->pack_query(from, scale, b->shape.head_dim, (uint16_t *)q);
-            continue;
-        }
-        for (size_t d = 0; d < b->shape.head_dim; d++) q[d] = from[d] * scale;
-        if (u->ints) u->q_scales[r] = quantize_query(q, b->shape.head_dim);
+        if (u->dots) u->dots->pack_query(from, scale, dim, (uint16_t *)q);
+        else if (u->ints)
+            u->q_scales[r] = u->job->kc->isa.attn_int_query(from, scale, dim, (int16_t *)q);
+        else
+            for (uint32_t d = 0; d < dim; d++) q[d] = from[d] * scale;
     }
 }
 

@@ -176,6 +176,9 @@ typedef struct kern_isa {
      * (attention.h); [from, to): what any of the rows sees. No rows: attention takes those above.
      */
     unsigned attn_int_rows;
+    /* out [head_dim] = q * scale as integers; returns what they are to be multiplied with: a NaN
+     * where some of q is not finite. */
+    float (*attn_int_query)(const float *q, float scale, uint32_t head_dim, int16_t *out);
     void (*attn_int_scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const int16_t *q,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s);
     void (*attn_int_values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,

@@ -70,6 +70,43 @@ INLINE __m256 load_scales(const uint8_t *scales)
     return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
 }
 
+INLINE float max_bits(__m256i x)
+{
+    __m128i q = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0x4e));
+    q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(q));
+}
+
+/* ---- q --------------------------------------------------------------------------------------- */
+
+/* The largest magnitude is found among bits, where infinities and NaNs are above all numbers. */
+static float pack_query(const float *q, float scale, uint32_t head_dim, int16_t *out)
+{
+    const __m256 factor = _mm256_set1_ps(scale);
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i top = _mm256_setzero_si256();
+    for (uint32_t d = 0; d < head_dim; d += 8) {
+        __m256 x = _mm256_mul_ps(_mm256_loadu_ps(q + d), factor);
+        top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(x), magnitude));
+    }
+    const float max = max_bits(top);
+    const bool zeros = !isfinite(max) || max < KERN_ATTN_INT_SMALLEST;
+    const __m256 inverse = _mm256_set1_ps(KERN_ATTN_INT_MAX / max);
+    for (uint32_t d = 0; d < head_dim; d += 16) {
+        __m256i whole[2];
+        for (unsigned i = 0; i < 2; i++) {
+            __m256 x = _mm256_mul_ps(_mm256_loadu_ps(q + d + 8 * i), factor);
+            whole[i] =
+                zeros ? _mm256_setzero_si256() : _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse));
+        }
+        __m256i pair = _mm256_packs_epi32(whole[0], whole[1]);
+        _mm256_storeu_si256((__m256i *)(out + d), _mm256_permute4x64_epi64(pair, 0xd8));
+    }
+    if (!isfinite(max)) return NAN;
+    return zeros ? 0.0f : max / KERN_ATTN_INT_MAX;
+}
+
 /* ---- q . k ----------------------------------------------------------------------------------- */
 
 INLINE void scores_tile(unsigned n, const kern_attn_strips *k, uint32_t strip, const int16_t *q,
@@ -122,14 +159,6 @@ INLINE __m256 seen(uint32_t lo, uint32_t hi, int i)
     __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), slot);
     __m256i under = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)hi), slot);
     return _mm256_castsi256_ps(_mm256_andnot_si256(before, under));
-}
-
-INLINE float max_bits(__m256i x)
-{
-    __m128i q = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0x4e));
-    q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0xb1));
-    return _mm_cvtss_f32(_mm_castsi128_ps(q));
 }
 
 enum { VECTORS = KERN_BLOCK / 8 };
@@ -240,6 +269,7 @@ static void values(const kern_attn_strips *v, uint32_t from, uint32_t to, const 
 void kern_attention_int8_fill_avx2(kern_isa *isa)
 {
     isa->attn_int_rows = ROWS_MAX;
+    isa->attn_int_query = pack_query;
     isa->attn_int_scores = scores;
     isa->attn_int_values = values;
 }
