@@ -32,6 +32,7 @@ static arena_block *add_block(arena *a, size_t need)
     if (size > room || size > SIZE_MAX - sizeof(arena_block)) return NULL;
 
     arena_block *block = malloc(sizeof *block + size);
+    if (!block) a->starved = true;
     if (!block) return NULL;
     block->size = size;
     block->used = 0;

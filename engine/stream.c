@@ -161,7 +161,9 @@ void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end)
 void stream_fail(engine_stream *s, status_code code, const char *text)
 {
     pthread_mutex_lock(&s->lock);
-    snprintf(s->failure.text, sizeof s->failure.text, "%s", text);
+    bool names_memory = code != STATUS_NO_MEMORY || strstr(text, "memory");
+    snprintf(s->failure.text, sizeof s->failure.text, "%s%s",
+             names_memory ? "" : "out of memory: ", text);
     pthread_mutex_unlock(&s->lock);
     engine_finish finish = code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR;
     choice_end end = {.finish = finish, .stop_token = -1, .stop_string = -1, .error_code = code};

@@ -239,6 +239,24 @@ static void put_methods(page *p, const engine_metrics *m)
     put_labelled(p, "counter", &seconds);
 }
 
+/* The samples of one surface. */
+static void put_answers(page *p, service *s, const char *surface, const char *name,
+                        const char *route_label)
+{
+    answer_counts *a = &s->answers;
+    put_head(p->out, PREFIX, "counter", name, "Requests answered, by code and route.");
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; i < a->n_rows; i++) {
+        const answer_count *row = &a->rows[i];
+        if (strcmp(row->surface, surface) != 0) continue;
+        strbuf_printf(p->out, PREFIX "%s{", name);
+        strbuf_append(p->out, p->labels.data, p->labels.size);
+        strbuf_printf(p->out, ",code=\"%s\",%s=\"%s\"} %llu\n", row->code, route_label, row->route,
+                      (unsigned long long)row->n);
+    }
+    pthread_mutex_unlock(&a->lock);
+}
+
 static void put_config(page *p, const service *s)
 {
     const rpc_model *m = &s->o.model;
@@ -303,6 +321,8 @@ void metrics_text(service *s, strbuf *out)
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);
+    put_answers(&p, s, "http", "http_requests_total", "route");
+    put_answers(&p, s, "grpc", "grpc_requests_total", "method");
     for (int i = 0; i < ENGINE_HISTOGRAMS; i++) {
         engine_histogram_info info = engine_histogram_describe((engine_histogram_id)i);
         put_histogram(&p, &info, &metrics.histograms[i]);

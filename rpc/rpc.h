@@ -68,6 +68,10 @@ typedef struct rpc_workers {
     uint64_t lost; // so far
 } rpc_workers;
 
+/* Beyond max_connections, or half as many where that is less: they are answered by 503, but for
+ * questions about the server's health. */
+enum { RPC_SURPLUS_CONNECTIONS = 64 };
+
 typedef struct rpc_options {
     engine *engine;
     rpc_model model;
@@ -86,7 +90,7 @@ typedef struct rpc_options {
     const char *const *admin_keys;
     size_t n_admin_keys;
     size_t max_body_bytes;        // of an HTTP body and of a gRPC message
-    uint32_t max_connections;     // HTTP
+    uint32_t max_connections;     // HTTP; RPC_SURPLUS_CONNECTIONS more are told to come again
     uint32_t max_streams;         // gRPC, for each connection
     int64_t stall_timeout_us;     // a stream that its client has not read for so long is aborted
     int64_t keepalive_timeout_us; // idle HTTP connections, and headers or bodies that trickle in
@@ -96,6 +100,9 @@ typedef struct rpc_options {
 
 typedef struct rpc_server rpc_server;
 
+/* Addresses and certificates of such a server are tried, so that who asks learns of what is wrong
+ * with them before a model is loaded. Looks at nothing else. */
+status rpc_server_check(const rpc_options *options, error *err);
 /* Listens and serves when it returns. */
 status rpc_server_create(const rpc_options *options, rpc_server **out, error *err);
 uint16_t rpc_server_http_port(const rpc_server *s); // 0 = none

@@ -76,6 +76,12 @@ static status start(rpc_server *s, error *err)
     return s->ticks ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "cannot start a thread");
 }
 
+status rpc_server_check(const rpc_options *o, error *err)
+{
+    RETURN_IF_ERROR(http_server_check(o, err));
+    return o->grpc_address ? grpc_front_check(o->grpc_address, err) : STATUS_IS_OK;
+}
+
 status rpc_server_create(const rpc_options *options, rpc_server **out, error *err)
 {
     rpc_server *s = calloc(1, sizeof *s);

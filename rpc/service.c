@@ -25,6 +25,7 @@ status service_init(service *s, const rpc_options *options)
     };
     RETURN_IF_ERROR(service_keys_create(options, &s->keys));
     pthread_mutex_init(&s->lock, NULL);
+    answers_init(&s->answers);
     listeners_init(&s->state_listeners);
     return STATUS_IS_OK;
 }
@@ -104,6 +105,7 @@ void service_tick(service *s)
     if (now_us - s->refused_told_us >= TELL_REFUSALS_US) {
         s->refused_told_us = now_us;
         tell_refusals(s);
+        answers_tick(s);
     }
     bool serving = service_is_serving(s);
     if (serving != s->was_serving) listeners_tell(&s->state_listeners);
@@ -113,6 +115,8 @@ void service_tick(service *s)
 void service_destroy(service *s)
 {
     tell_refusals(s);
+    answers_tick(s);
+    answers_destroy(&s->answers);
     listeners_destroy(&s->state_listeners);
     pthread_mutex_destroy(&s->lock);
     service_keys_destroy(s->keys);

@@ -32,6 +32,36 @@ void listeners_add(listener_list *list, listener *l);
 void listeners_remove(listener_list *list, listener *l);
 void listeners_tell(listener_list *list);
 
+/* ---- answers, by route and code (answers.c) ----------------------------------------------------
+ */
+
+enum { ANSWER_ROWS_MAX = 512, ANSWER_CODE_BYTES = 24 };
+
+typedef struct answer_count {
+    const char *surface, *route; // static
+    char code[ANSWER_CODE_BYTES];
+    uint64_t n;
+} answer_count;
+
+typedef struct answer_counts {
+    pthread_mutex_t lock;
+    answer_count rows[ANSWER_ROWS_MAX];
+    size_t n_rows;
+    uint32_t lines_left; // of the log, until the next answers_tick
+    uint64_t lines_skipped;
+} answer_counts;
+
+/* An answer that goes out. */
+typedef struct service_answer {
+    const char *surface; // "http", "grpc"; static, as is route
+    const char *route;   // a path of the table, "other" for what is in none
+    const char *code;    // "404", "NOT_FOUND"
+    const char *id;      // of the request; NULL = none
+    const char *message; // why it was refused; NULL = none
+    bool is_refusal;
+    bool is_own_message; // nothing of the client's is in it
+} service_answer;
+
 /* ---- the service ----------------------------------------------------------------------------- */
 
 /* Why a request was turned away. */
@@ -62,6 +92,7 @@ typedef struct service {
     bool was_serving; // at the last service_tick
 
     struct service_keys *keys; // NULL = open
+    answer_counts answers;
 
     pthread_mutex_t lock;                     // of what follows
     struct generation *live[SERVICE_BUCKETS]; // by the hash of their ids
@@ -75,6 +106,12 @@ void service_destroy(service *s);
 /* To be called a few times a second by one thread: tells the state's listeners of what the engine
  * does by itself, and writes at most one line a second about requests turned away. */
 void service_tick(service *s);
+/* Counts an answer, and writes a line about a refusal, ten a second at most. */
+void service_count_answer(service *s, const service_answer *answer);
+void answers_init(answer_counts *a);
+void answers_destroy(answer_counts *a);
+/* Once a second: how many lines were left out. */
+void answers_tick(service *s);
 /* Counts a request that was turned away. Front ends need not: generation_start does. */
 void service_count_refusal(service *s, service_refusal why);
 const char *service_refusal_name(service_refusal why); // "queue_full", …

@@ -44,7 +44,8 @@ bool render_enter(render *r)
 void *render_alloc(render *r, size_t n, size_t size)
 {
     void *p = arena_alloc_array(r->mem, n, size);
-    if (!p) render_fail(r, STATUS_LIMIT, "the template needs too much memory");
+    if (!p && r->mem->starved) render_fail(r, STATUS_NO_MEMORY, "out of memory");
+    else if (!p) render_fail(r, STATUS_LIMIT, "the template needs too much memory");
     return p;
 }
 

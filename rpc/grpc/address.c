@@ -69,6 +69,15 @@ status address_resolve(const char *text, char out[ADDRESS_BYTES_MAX], error *err
                    : error_set(err, STATUS_INVALID, "grpc: %s: %s", hp.host, gai_strerror(rc));
 }
 
+status grpc_front_check(const char *address, error *err)
+{
+    char numeric[ADDRESS_BYTES_MAX];
+    RETURN_IF_ERROR(address_resolve(address, numeric, err));
+    const char *problem = address_problem(numeric);
+    if (!problem) return STATUS_IS_OK;
+    return error_set(err, STATUS_IO, "grpc: %s: %s", numeric, problem);
+}
+
 const char *address_problem(const char *numeric)
 {
     host_port hp;

@@ -58,11 +58,32 @@ static bool start(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
     return false;
 }
 
+/* One that ends without a status of ours was given up by its client. */
+static void count_answer(const rpc_call *c)
+{
+    service *s = c->front->o.service;
+    if (!s) return;
+    grpc_status_code code = c->finishing ? c->code : GRPC_STATUS_CANCELLED;
+    service_answer a = {.surface = "grpc",
+                        .route = c->method ? c->method->path : "other",
+                        .code = call_code_name(code),
+                        .is_refusal = code != GRPC_STATUS_OK && code != GRPC_STATUS_CANCELLED};
+    char text[DETAILS_BYTES_MAX + 1];
+    size_t n = GRPC_SLICE_LENGTH(c->details);
+    if (a.is_refusal && n < sizeof text) {
+        memcpy(text, GRPC_SLICE_START_PTR(c->details), n);
+        text[n] = '\0';
+        a.message = text;
+    }
+    service_count_answer(s, &a);
+}
+
 /* The call is over, for whatever reason comes first. */
 static void end(rpc_call *c)
 {
     if (c->over) return;
     c->over = true;
+    count_answer(c);
     if (c->entered && c->method->ended) c->method->ended(c);
     call_unref(c);
 }
@@ -96,11 +117,10 @@ static void enter(rpc_call *c, const uint8_t *bytes, size_t n)
         c->delivered = &a;
         c->method->message(c, m);
         c->delivered = NULL;
+    } else if (s.code == STATUS_LIMIT) {
+        call_finish(c, GRPC_STATUS_RESOURCE_EXHAUSTED, err.text);
     } else {
-        call_finish(c,
-                    s.code == STATUS_LIMIT ? GRPC_STATUS_RESOURCE_EXHAUSTED
-                                           : GRPC_STATUS_INVALID_ARGUMENT,
-                    err.text);
+        call_fail(c, s, &err);
     }
     arena_destroy(&a);
     if (!c->method->client_streams) forget_metadata(c);

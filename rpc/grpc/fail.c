@@ -18,7 +18,7 @@ static const struct {
     [STATUS_NOT_FOUND] = {GRPC_STATUS_NOT_FOUND, false},
     [STATUS_CORRUPT] = {GRPC_STATUS_INVALID_ARGUMENT, false},
     [STATUS_LIMIT] = {GRPC_STATUS_INVALID_ARGUMENT, false},
-    [STATUS_NO_MEMORY] = {GRPC_STATUS_RESOURCE_EXHAUSTED, false},
+    [STATUS_NO_MEMORY] = {GRPC_STATUS_RESOURCE_EXHAUSTED, true},
     [STATUS_IO] = {GRPC_STATUS_INTERNAL, false},
     [STATUS_ABORTED] = {GRPC_STATUS_CANCELLED, false},
     [STATUS_UNAVAILABLE] = {GRPC_STATUS_UNAVAILABLE, true},
@@ -28,6 +28,30 @@ static const struct {
 grpc_status_code call_code_of(status_code code)
 {
     return (size_t)code < sizeof codes / sizeof *codes ? codes[code].code : GRPC_STATUS_UNKNOWN;
+}
+
+const char *call_code_name(int code)
+{
+    static const char *const names[] = {
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    };
+    return code >= 0 && (size_t)code < sizeof names / sizeof *names ? names[code] : "UNKNOWN";
 }
 
 size_t details_text(const char *text, char out[DETAILS_BYTES_MAX])

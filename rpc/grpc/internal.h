@@ -89,6 +89,8 @@ void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details
 /* About once a second: ends calls whose client does not read, or sends no request. */
 void call_check_stall(rpc_call *c, int64_t now_us);
 
+/* "NOT_FOUND" */
+const char *call_code_name(int code);
 /* Text for a status: at most DETAILS_BYTES_MAX bytes, valid UTF-8. Returns how many. */
 size_t details_text(const char *text, char out[DETAILS_BYTES_MAX]);
 

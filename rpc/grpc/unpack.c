@@ -31,6 +31,7 @@ status message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *byt
     ProtobufCAllocator alloc = {capped_alloc, capped_free, &memory};
     *out = protobuf_c_message_unpack(type, &alloc, n, bytes);
     if (*out) return STATUS_IS_OK;
+    if (a->starved) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
     if (memory.was_refused)
         return error_set(err, STATUS_LIMIT, "request: unpacked it takes more than %zu bytes",
                          limit);

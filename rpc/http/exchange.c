@@ -12,6 +12,16 @@ enum { PROGRESS_BYTES = 64 * 1024 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+/* No route reads a query. libmicrohttpd would take memory of its pool for each argument, and where
+ * that is not enough it neither answers nor closes: it is shown one argument. The text is its
+ * buffer, and it looks there for arguments after this. */
+static void join_arguments(const char *uri)
+{
+    char *at = uri ? strchr(uri, '?') : NULL;
+    for (; at && *at; at++)
+        if (*at == '&') *at = '_';
+}
+
 void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
 {
     http_server *h = cls;
@@ -26,6 +36,7 @@ void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
     e->target = uri;
     e->target_bytes = uri ? strlen(uri) : 0;
     e->target_ok = head_is_target(uri, e->target_bytes);
+    join_arguments(uri);
     e->x = (http_exchange){.service = h->service, .path = "", .rest = "", .id = e->id, .body = ""};
     wake_init(&e->wake, mhd);
     watch_began(&h->watch, c, &e->wake);
@@ -55,6 +66,7 @@ static void refuse(exchange *e, unsigned code, const char *type, const char *mes
 {
     e->refusal = (openai_error){.status = code, .type = type};
     snprintf(e->refusal.message, sizeof e->refusal.message, "%s", message);
+    e->is_own_refusal = true;
 }
 
 static const char *type_of(unsigned code)
@@ -67,6 +79,21 @@ static const char *type_of(unsigned code)
 static void refuse_plain(exchange *e, unsigned code, const char *message)
 {
     refuse(e, code, type_of(code), message);
+}
+
+static void count_answer(service *s, const exchange *e, unsigned code)
+{
+    char text[ANSWER_CODE_BYTES];
+    snprintf(text, sizeof text, "%u", code);
+    service_answer a = {.surface = "http", .route = "other", .code = text};
+    a.is_refusal = code >= 400;
+    if (e) {
+        if (e->route) a.route = e->route->path;
+        a.id = e->id;
+        a.message = e->why;
+        a.is_own_message = e->is_own_why;
+    }
+    service_count_answer(s, &a);
 }
 
 /* ---- the head -------------------------------------------------------------------------------- */
@@ -153,10 +180,17 @@ static bool is_form(const http_head *head)
     return false;
 }
 
+static bool is_encoded(const http_head *head)
+{
+    const http_field *f = head_find(head, "content-encoding");
+    return f && f->value_bytes > 0 && strcasecmp(f->value, "identity") != 0;
+}
+
 /* The first thing that speaks against running it. */
 static void judge(exchange *e, const http_head *head, const http_framing *framing, const char *url)
 {
     service *s = e->server->service;
+    url = head_path(url);
     if (!head_unescape(url, strlen(url), e->path, sizeof e->path)) {
         refuse_plain(e, 404, "there is no such path");
         return;
@@ -173,6 +207,8 @@ static void judge(exchange *e, const http_head *head, const http_framing *framin
         refuse_plain(e, 415,
                      "content-type: must be application/json (curl: use --json instead of -d, or "
                      "add -H 'Content-Type: application/json')");
+    else if (e->route->has_body && is_encoded(head))
+        refuse_plain(e, 415, "content-encoding: is not supported: send the body as it is");
     else if (e->route->has_body && !framing->chunked && framing->length == 0)
         refuse_plain(e, 400, "the request has no body");
 }
@@ -196,19 +232,23 @@ static void begin(exchange *e, const char *method, const char *url, const char *
     gather_head(e, method, version, &head);
     choose_id(e, &head);
     http_verdict v = check_head(e, &head, &framing);
-    if (v.status) refuse_plain(e, v.status, v.message);
-    else if (e->connection->surplus) {
-        refuse_plain(e, 503, "too many connections");
-        e->refusal.retry_after_s = service_retry_after_s(e->server->service);
-    }
-    if (e->refusal.status) {
+    if (v.status) {
+        refuse_plain(e, v.status, v.message);
         e->close = true;
         http_reply_error(&e->x, &e->refusal);
         return;
     }
     judge(e, &head, &framing, url);
+    /* Who asks for health is answered on whatever connection there is. */
+    if (e->connection->surplus && (!e->route || e->route->needs_key)) {
+        refuse_plain(e, 503, "too many connections");
+        e->refusal.retry_after_s = service_retry_after_s(e->server->service);
+        e->close = true;
+        http_reply_error(&e->x, &e->refusal);
+        return;
+    }
     /* Chunked framing has its own ways to hide a request: none follows. */
-    e->close = framing.chunked || atomic_load(&e->server->draining);
+    e->close = framing.chunked || e->connection->surplus || atomic_load(&e->server->draining);
     e->stage = STAGE_BODY;
     if (e->refusal.status && framing.expects_continue) http_reply_error(&e->x, &e->refusal);
 }
@@ -268,7 +308,8 @@ static void complete(exchange *e)
     }
     if (e->body.data) e->x.body = e->body.data;
     e->x.body_bytes = e->body.size;
-    e->route->handle(&e->x);
+    if (e->body.size >= HTTP_LARGE_BODY_BYTES) http_work_put(&e->server->work, e);
+    else e->route->handle(&e->x);
 }
 
 enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const char *url,
@@ -276,14 +317,17 @@ enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const cha
                                 size_t *data_bytes, void **state)
 {
     exchange *e = *state;
-    (void)cls;
-    (void)mhd;
-    if (!e) return MHD_NO; // out of memory
+    http_server *h = cls;
+    if (!e) {
+        count_answer(h->service, NULL, 503);
+        return MHD_queue_response(mhd, 503, h->no_memory);
+    }
     if (e->stage == STAGE_HEAD) begin(e, method, url, version);
     else if (e->stage == STAGE_BODY && *data_bytes > 0) {
         e->failed = !take_body(e, data, *data_bytes);
         *data_bytes = 0;
     } else if (e->stage == STAGE_BODY) complete(e);
+    else if (e->stage == STAGE_WORKING) http_work_resumed(e);
     else if (e->stage == STAGE_WAITING) pump_resumed(e);
     return e->failed ? MHD_NO : MHD_YES;
 }
@@ -297,13 +341,15 @@ static bool add(struct MHD_Response *r, const char *name, const char *value)
 
 void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
 {
+    http_server *h = e->server;
     e->stage = STAGE_ANSWERED;
     bool ok = response && (!*e->id || add(response, "X-Request-Id", e->id));
-    if (e->close || atomic_load(&e->server->draining))
+    if (e->close || atomic_load(&h->draining))
         ok = ok && add(response, MHD_HTTP_HEADER_CONNECTION, "close");
-    ok = ok && MHD_queue_response(e->mhd, code, response) == MHD_YES;
+    if (!ok) code = 503;
+    e->failed = MHD_queue_response(e->mhd, code, ok ? response : h->no_memory) != MHD_YES;
     if (response) MHD_destroy_response(response);
-    e->failed = !ok;
+    count_answer(h->service, e, code);
 }
 
 /* e->out outlives the response's use of it. */
@@ -330,13 +376,21 @@ void http_reply(http_exchange *x, unsigned code, const char *content_type, const
     strbuf_clear(&e->out);
     strbuf_append(&e->out, body->data ? body->data : "", body->size);
     e->out.failed |= body->failed;
-    exchange_send_out(e, code, content_type);
+    e->reply_code = code;
+    e->reply_type = content_type;
+    if (e->stage != STAGE_WORKING) exchange_send_out(e, code, content_type);
 }
 
 void http_reply_error(http_exchange *x, const openai_error *why)
 {
     exchange *e = (exchange *)x;
     char seconds[16];
+    if (e->stage == STAGE_WORKING) {
+        e->refusal = *why;
+        return;
+    }
+    e->why = why->message;
+    e->is_own_why = why == &e->refusal && e->is_own_refusal;
     strbuf_clear(&e->out);
     openai_error_json(why, &e->out);
     struct MHD_Response *r = response_of_out(e, "application/json");

@@ -29,11 +29,30 @@ static bool is_field_value(const char *s, size_t n)
     return true;
 }
 
+/* The authority of an absolute-form target, or NULL. */
+static const char *authority_of(const char *target)
+{
+    static const char *const schemes[] = {"http://", "https://"};
+    for (size_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++)
+        if (strncasecmp(target, schemes[i], strlen(schemes[i])) == 0)
+            return target + strlen(schemes[i]);
+    return NULL;
+}
+
+const char *head_path(const char *target)
+{
+    const char *authority = authority_of(target);
+    if (!authority) return target;
+    const char *path = strchr(authority, '/');
+    return path ? path : "/";
+}
+
 bool head_is_target(const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)s[i] <= 0x20 || (unsigned char)s[i] >= 0x7f) return false;
-    return n > 0 && s[0] == '/';
+    const char *authority = n > 0 ? authority_of(s) : NULL;
+    return n > 0 && (s[0] == '/' || (authority && *authority && !strchr("/?", *authority)));
 }
 
 /* ---- fields ---------------------------------------------------------------------------------- */
@@ -116,7 +135,8 @@ http_verdict head_check(const http_head *h, http_framing *out)
     *out = (http_framing){0};
     if (h->n_fields > HTTP_FIELDS_MAX) return bad(431, "too many header fields");
     if (!is_token(h->method, strlen(h->method))) return bad(400, "the method is malformed");
-    if (!h->target_ok) return bad(400, "the request target must be a path of printable ASCII");
+    if (!h->target_ok)
+        return bad(400, "the request target must be a path or an address of printable ASCII");
     for (size_t i = 0; i < h->n_fields; i++) {
         const http_field *f = &h->fields[i];
         if (!is_token(f->name, f->name_bytes))

@@ -42,8 +42,11 @@ typedef struct http_verdict {
     const char *message; // static
 } http_verdict;
 
-/* A path and perhaps a query, of visible ASCII. */
+/* A path and perhaps a query, of visible ASCII; a proxy's absolute-form has scheme and host in
+ * front. Both texts end in NUL. */
 bool head_is_target(const char *s, size_t n);
+/* The path of such a target whose query has been cut off. */
+const char *head_path(const char *target);
 
 http_verdict head_check(const http_head *h, http_framing *out);
 

@@ -1,8 +1,8 @@
 /* HTTP/1.1 by libmicrohttpd (private to rpc/): listening, limits, keys, routes, and the pumping of
  * a generation's outputs to a client that may be slow or gone.
  *
- * Threads  libmicrohttpd's (a pool of two) run handlers; one of our own watches the sockets of
- *          running requests for clients that go away.
+ * Threads  libmicrohttpd's (a pool of two) run handlers of small bodies, two of our own those of
+ *          large ones; another watches the sockets of running requests for clients that go away.
  */
 #ifndef RPC_HTTP_HTTP_H
 #define RPC_HTTP_HTTP_H
@@ -12,6 +12,8 @@
 
 typedef struct http_server http_server;
 
+/* Whether a server with these options could listen, and by these certificates, now. */
+status http_server_check(const rpc_options *o, error *err);
 /* Listens on s->o.http_address. */
 status http_server_create(service *s, http_server **out, error *err);
 uint16_t http_server_port(const http_server *h);

@@ -4,6 +4,7 @@
  * exchange.c  one request: head, body, answer     head.c     what a request's head may look like
  * pump.c      a generation's outputs to a client  watch.c    clients that vanish, trickle or stall
  * routes.c    the table of paths                  tls.c      certificates
+ * work.c      threads for large bodies
  */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
@@ -16,6 +17,8 @@
 
 enum {
     HTTP_THREADS = 2,
+    HTTP_WORK_THREADS = 2,
+    HTTP_LARGE_BODY_BYTES = 32 * 1024, // from here on a body is read by those: about 0.3 ms
     HTTP_LARGE_BODIES = 64,            // of the largest size, being read at once
     HTTP_CONNECTION_BYTES = 32 * 1024, // libmicrohttpd's memory for one: bounds a request's head
     HTTP_ID_BYTES_MAX = 128,
@@ -30,6 +33,7 @@ typedef struct http_wake {
     struct MHD_Connection *mhd;
     bool pending;    // news since the last wake_begin
     bool suspended;  // between suspension and resumption
+    bool held;       // another thread works on the request: nothing resumes it meanwhile
     bool sending;    // a stream: what was read is on its way to the client
     bool abort;      // the server stops: end the generation, tell the client
     bool cut;        // the client is gone: close without a word
@@ -48,6 +52,10 @@ void wake_cut(http_wake *w);
 http_news wake_begin(http_wake *w);
 /* Suspends the connection; false when there has been news since wake_begin: look again. */
 bool wake_sleep(http_wake *w);
+/* Between the two the connection sleeps whatever comes, a cut too. */
+void wake_hold(http_wake *w);
+void wake_release(http_wake *w);
+bool wake_is_cut(http_wake *w);
 
 /* ---- connections and the thread that watches them -------------------------------------------- */
 
@@ -96,6 +104,28 @@ void watch_runs(http_watch *w, http_connection *c);
 /* Answered, or given up. */
 void watch_ended(http_watch *w, http_connection *c);
 
+/* ---- large bodies (work.c) ------------------------------------------------------------------- */
+
+typedef struct exchange exchange;
+
+typedef struct http_work {
+    pthread_mutex_t lock;
+    pthread_cond_t arrived;
+    pthread_t threads[HTTP_WORK_THREADS];
+    unsigned n_threads;
+    exchange *first, *last; // in the order in which they came
+    bool is_made, stop;
+} http_work;
+
+status http_work_create(http_work *w, error *err);
+/* What still waits is given up. Before libmicrohttpd is stopped: it must not have connections that
+ * nobody resumes. */
+void http_work_destroy(http_work *w);
+/* The connection's thread: the route's handler runs elsewhere. */
+void http_work_put(http_work *w, exchange *e);
+/* The connection's thread, after that: answers. */
+void http_work_resumed(exchange *e);
+
 /* ---- TLS ------------------------------------------------------------------------------------- */
 
 typedef struct http_tls {
@@ -112,9 +142,11 @@ void tls_require_client(http_connection *c, gnutls_session_t session);
 struct http_server {
     service *service;
     struct MHD_Daemon *daemon;
-    int listen_fd; // -1 = none
+    struct MHD_Response *no_memory; // of requests that find none
+    int listen_fd;                  // -1 = none
     uint16_t port;
     http_watch watch;
+    http_work work;
     http_tls tls;
     _Atomic bool draining, closing;
     _Atomic uint32_t n_connections;
@@ -126,9 +158,15 @@ status http_listen(const char *address, int *fd, uint16_t *port, error *err);
 
 /* ---- one request ----------------------------------------------------------------------------- */
 
-typedef enum http_stage { STAGE_HEAD, STAGE_BODY, STAGE_WAITING, STAGE_ANSWERED } http_stage;
+typedef enum http_stage {
+    STAGE_HEAD,
+    STAGE_BODY,
+    STAGE_WORKING, // the handler runs on a thread of work.c
+    STAGE_WAITING, // for outputs
+    STAGE_ANSWERED,
+} http_stage;
 
-typedef struct exchange {
+struct exchange {
     http_exchange x; // first: handlers know nothing else
     http_server *server;
     http_connection *connection;
@@ -140,10 +178,13 @@ typedef struct exchange {
     bool target_ok;
     char id[HTTP_ID_BYTES_MAX + 1];
     char path[256];       // without escapes
-    openai_error refusal; // decided before the body was there; status 0 = none
-    char allow[32];       // methods, of a 405
-    bool close;           // the connection ends with this request
-    bool failed;          // no answer could be made
+    openai_error refusal; // decided before the answer could be sent; status 0 = none
+    bool is_own_refusal;  // nothing of the client's is in its message
+    const char *why;      // of a refusal that goes out: its message; is_own_why as above
+    bool is_own_why;
+    char allow[32]; // methods, of a 405
+    bool close;     // the connection ends with this request
+    bool failed;    // no answer could be made
     strbuf body;
     size_t body_received, body_told;
     http_wake wake;
@@ -151,8 +192,12 @@ typedef struct exchange {
     openai_answer *answer;
     strbuf out; // the answer's body, or the frames on their way
     size_t out_sent;
-    bool ended; // nothing follows what `out` holds
-} exchange;
+    const char *last_words; // what still follows `out`, static; NULL = nothing
+    bool ended;             // nothing follows these
+    exchange *next_job;
+    unsigned reply_code; // of `out`, when STAGE_WORKING ends by an answer at once; 0 = it does not
+    const char *reply_type;
+};
 
 /* libmicrohttpd's callbacks; cls is the server. */
 void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd);
@@ -164,7 +209,8 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
 
 /* The body is of no more use. */
 void exchange_drop_body(exchange *e);
-/* Answers with a response that is made (and given up here), plus the headers that all have. */
+/* Answers with a response that is made (and given up here), plus the headers that all have. NULL =
+ * there was no memory for one: whoever asks is told so. */
 void exchange_send(exchange *e, unsigned code, struct MHD_Response *response);
 /* Answers with e->out. */
 void exchange_send_out(exchange *e, unsigned code, const char *content_type);

@@ -49,6 +49,39 @@ static ssize_t hand_out(exchange *e, char *buffer, size_t size)
     return (ssize_t)n;
 }
 
+static const char starved[] =
+    "data: {\"error\":{\"message\":\"out of memory\",\"type\":\"ServiceUnavailableError\","
+    "\"param\":null,\"code\":503}}\n\ndata: [DONE]\n\n";
+
+/* Frames that could not be held whole are left out, and the stream ends. */
+static void end_starved(exchange *e, size_t whole)
+{
+    e->out.size = whole;
+    e->out.failed = false;
+    e->last_words = starved;
+    e->ended = true;
+    generation_abort(e->generation);
+}
+
+static void take_frames(exchange *e)
+{
+    size_t whole = 0;
+    strbuf_clear(&e->out);
+    e->out_sent = 0;
+    while (e->out.size < FRAMES_BYTES && take_one(e) && !e->out.failed) whole = e->out.size;
+    finish_if_over(e);
+    if (e->out.failed) end_starved(e, whole);
+}
+
+static ssize_t hand_out_last_words(exchange *e, char *buffer, size_t size)
+{
+    size_t n = strlen(e->last_words);
+    if (n > size) n = size;
+    memcpy(buffer, e->last_words, n);
+    e->last_words += n;
+    return (ssize_t)n;
+}
+
 /* libmicrohttpd wants more to send. 0 = asleep until there is. */
 static ssize_t read_stream(void *ctx, uint64_t position, char *buffer, size_t size)
 {
@@ -59,11 +92,9 @@ static ssize_t read_stream(void *ctx, uint64_t position, char *buffer, size_t si
         if (news == NEWS_CUT || e->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
         if (news == NEWS_ABORT) generation_abort(e->generation);
         if (e->out_sent < e->out.size) return hand_out(e, buffer, size);
+        if (e->last_words && *e->last_words) return hand_out_last_words(e, buffer, size);
         if (e->ended) return MHD_CONTENT_READER_END_OF_STREAM;
-        strbuf_clear(&e->out);
-        e->out_sent = 0;
-        while (e->out.size < FRAMES_BYTES && take_one(e)) continue;
-        finish_if_over(e);
+        take_frames(e);
         if (e->out.size == 0 && !e->ended && wake_sleep(&e->wake)) return 0;
     }
 }
@@ -100,7 +131,10 @@ static bool answered(exchange *e)
         return true;
     }
     finish_if_over(e);
-    if (streams && e->out.size) start_stream(e);
+    if (e->out.failed) {
+        generation_abort(e->generation);
+        exchange_send(e, 503, NULL);
+    } else if (streams && e->out.size) start_stream(e);
     else if (!streams && e->ended) exchange_send_out(e, 200, "application/json");
     else return false;
     return true;
@@ -154,10 +188,11 @@ void http_generate(http_exchange *x, openai_call *call)
         http_reply_error(x, &why);
         return;
     }
-    e->stage = STAGE_WAITING;
     exchange_drop_body(e); /* requests wait for long */
     strbuf_clear(&e->out);
     watch_runs(&e->server->watch, e->connection);
+    if (e->stage == STAGE_WORKING) return;
+    e->stage = STAGE_WAITING;
     pump_resumed(e);
 }
 

@@ -8,18 +8,23 @@
 #include <unistd.h>
 
 enum {
-    SURPLUS_CONNECTIONS = 64,  // beyond max_connections, answered by 503; more are closed
     END_PATIENCE_US = 5000000, // for what was aborted to tell its client, on a busy machine too
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
+
+static uint32_t most_connections(const rpc_options *o)
+{
+    uint32_t half = (o->max_connections + 1) / 2;
+    return o->max_connections + (half < RPC_SURPLUS_CONNECTIONS ? half : RPC_SURPLUS_CONNECTIONS);
+}
 
 static enum MHD_Result accept_connection(void *cls, const struct sockaddr *address, socklen_t n)
 {
     http_server *h = cls;
     (void)address;
     (void)n;
-    uint32_t most = h->service->o.max_connections + SURPLUS_CONNECTIONS;
+    uint32_t most = most_connections(&h->service->o);
     return !atomic_load(&h->closing) && atomic_load(&h->n_connections) < most ? MHD_YES : MHD_NO;
 }
 
@@ -81,13 +86,27 @@ static void list_tls(const http_tls *t, char *priorities, struct MHD_OptionItem 
     if (t->client_ca) *out = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0, t->client_ca};
 }
 
+/* Made before it is needed: then there is no memory for it. */
+static struct MHD_Response *make_no_memory(void)
+{
+    static char body[] = "{\"error\":{\"message\":\"out of memory\",\"type\":"
+                         "\"ServiceUnavailableError\",\"param\":null,\"code\":503}}";
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(sizeof body - 1, body, MHD_RESPMEM_PERSISTENT);
+    if (!r) return NULL;
+    MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
+    MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+    MHD_add_response_header(r, MHD_HTTP_HEADER_CONNECTION, "close");
+    return r;
+}
+
 static status start_daemon(http_server *h, error *err)
 {
     const rpc_options *o = &h->service->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     if (h->tls.cert) flags |= MHD_USE_TLS;
     /* Enough for either thread to hold all. */
-    unsigned limit = HTTP_THREADS * (o->max_connections + SURPLUS_CONNECTIONS + 1);
+    unsigned limit = HTTP_THREADS * (most_connections(o) + 1);
     char priorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
     struct MHD_OptionItem tls[TLS_OPTIONS];
     list_tls(&h->tls, priorities, tls);
@@ -112,8 +131,24 @@ static status start(http_server *h, error *err)
     const rpc_options *o = &h->service->o;
     RETURN_IF_ERROR(watch_create(&h->watch, o->keepalive_timeout_us, o->stall_timeout_us, err));
     RETURN_IF_ERROR(tls_load(o, &h->tls, err));
+    h->no_memory = make_no_memory();
+    if (!h->no_memory) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");
+    RETURN_IF_ERROR(http_work_create(&h->work, err));
     RETURN_IF_ERROR(http_listen(o->http_address, &h->listen_fd, &h->port, err));
     return start_daemon(h, err);
+}
+
+status http_server_check(const rpc_options *o, error *err)
+{
+    http_tls tls;
+    int fd;
+    uint16_t port;
+    RETURN_IF_ERROR(tls_load(o, &tls, err));
+    tls_destroy(&tls);
+    if (!o->http_address) return STATUS_IS_OK; /* gRPC has the same certificates */
+    RETURN_IF_ERROR(http_listen(o->http_address, &fd, &port, err));
+    close(fd);
+    return STATUS_IS_OK;
 }
 
 status http_server_create(service *s, http_server **out, error *err)
@@ -141,9 +176,12 @@ void http_server_destroy(http_server *h)
         /* Rather than MHD_quiesce_daemon: in 0.9.75 it races with its own threads, and aborts. */
         atomic_store(&h->closing, true);
         watch_end_all(&h->watch, END_PATIENCE_US);
+        http_work_destroy(&h->work);
         MHD_stop_daemon(h->daemon);
     }
+    http_work_destroy(&h->work);
     watch_destroy(&h->watch);
+    if (h->no_memory) MHD_destroy_response(h->no_memory);
     if (h->listen_fd >= 0) close(h->listen_fd);
     tls_destroy(&h->tls);
     free(h);

@@ -38,7 +38,7 @@ void wake_destroy(http_wake *w) { pthread_mutex_destroy(&w->lock); }
 static void resume(http_wake *w)
 {
     w->pending = true;
-    if (!w->suspended) return;
+    if (!w->suspended || w->held) return;
     w->suspended = false;
     w->last_us = clock_now_us();
     MHD_resume_connection(w->mhd);
@@ -82,13 +82,36 @@ http_news wake_begin(http_wake *w)
 bool wake_sleep(http_wake *w)
 {
     pthread_mutex_lock(&w->lock);
-    bool sleeps = !w->pending && !w->cut;
+    bool sleeps = w->held || (!w->pending && !w->cut);
     if (sleeps) {
         w->suspended = true;
         MHD_suspend_connection(w->mhd);
     }
     pthread_mutex_unlock(&w->lock);
     return sleeps;
+}
+
+void wake_hold(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->held = true;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void wake_release(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->held = false;
+    resume(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+bool wake_is_cut(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    bool cut = w->cut;
+    pthread_mutex_unlock(&w->lock);
+    return cut;
 }
 
 static bool wake_is_stalled(http_wake *w, int64_t since_us)

@@ -21,6 +21,7 @@ static const error_row rows[] = {
     {STATUS_NO_PAGES, 503, "ServiceUnavailableError", true},
     {STATUS_UNAVAILABLE, 503, "ServiceUnavailableError", true},
     {STATUS_ABORTED, 503, "ServiceUnavailableError", true},
+    {STATUS_NO_MEMORY, 503, "ServiceUnavailableError", true},
 };
 
 static const error_row *row_of(status_code code)

@@ -157,18 +157,21 @@ static status check_fields(const json_t *body, unsigned endpoint, error *err)
  * commas and openings makes values. */
 static status check_amount(const char *body, size_t n, error *err)
 {
-    enum { LISTS_MAX = 1 << 16, VALUES_MAX = 1 << 20 };
-    size_t lists = 0, values = 0;
+    enum { LISTS_MAX = 1 << 16, KEYS_MAX = 1 << 18, VALUES_MAX = 1 << 20 };
+    size_t lists = 0, keys = 0, values = 0;
     bool quoted = false;
     for (size_t i = 0; i < n; i++) {
         char c = body[i];
         if (c == '"') quoted = !quoted;
         else if (quoted) i += c == '\\';
         else if (c == ',') values++;
+        else if (c == ':') keys++;
         else lists += c == '{' || c == '[';
     }
     if (lists > LISTS_MAX)
         return error_set(err, STATUS_LIMIT, "body: has more than %d objects and lists", LISTS_MAX);
+    if (keys > KEYS_MAX) /* a bias for each token of a large vocabulary is as many */
+        return error_set(err, STATUS_LIMIT, "body: has more than %d keys", KEYS_MAX);
     if (values > VALUES_MAX)
         return error_set(err, STATUS_LIMIT, "body: has more than %d values", VALUES_MAX);
     return STATUS_IS_OK;

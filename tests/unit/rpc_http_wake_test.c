@@ -88,6 +88,31 @@ static void an_abort_is_told_once(void **state)
     assert_true(wake_sleep(w));
 }
 
+/* While another thread works on a request its connection sleeps, whatever comes. */
+static void who_is_held_sleeps_on(void **state)
+{
+    http_wake *w = *state;
+    wake_hold(w);
+    wake_notify(w);
+    assert_true(wake_sleep(w));
+    wake_cut(w);
+    wake_abort(w);
+    assert_true(wake_is_cut(w));
+    assert_int_equal(n_resumed, 0);
+    wake_release(w);
+    assert_int_equal(n_resumed, 1);
+    assert_int_equal(wake_begin(w), NEWS_CUT);
+}
+
+static void who_is_released_before_it_sleeps_stays_awake(void **state)
+{
+    http_wake *w = *state;
+    wake_hold(w);
+    wake_release(w);
+    assert_false(wake_sleep(w));
+    assert_int_equal(n_suspended + n_resumed, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -95,6 +120,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(news_in_sleep_wakes_once, setup, teardown),
         cmocka_unit_test_setup_teardown(who_is_cut_sleeps_no_more, setup, teardown),
         cmocka_unit_test_setup_teardown(an_abort_is_told_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(who_is_held_sleeps_on, setup, teardown),
+        cmocka_unit_test_setup_teardown(who_is_released_before_it_sleeps_stays_awake, setup,
+                                        teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

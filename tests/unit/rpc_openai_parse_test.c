@@ -437,7 +437,7 @@ static void errors_have_a_status_a_type_and_a_field(void **state)
         {STATUS_QUEUE_FULL, 503, "8 requests are waiting", "ServiceUnavailableError", "",
          "8 requests are waiting"},
         {STATUS_UNAVAILABLE, 503, "draining", "ServiceUnavailableError", "", "draining"},
-        {STATUS_NO_MEMORY, 500, "request: out of memory", "InternalServerError", "",
+        {STATUS_NO_MEMORY, 503, "request: out of memory", "ServiceUnavailableError", "",
          "out of memory"},
         {STATUS_INTERNAL, 500, "", "InternalServerError", "", "internal error"},
     };

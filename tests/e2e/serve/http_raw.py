@@ -233,9 +233,23 @@ class Protocol(RawTest):
         self.assertEqual(answer.count(b"data: {"), 4)
 
     def test_whole_address(self):
-        got, _, answer = self.talk(get("http://x/health"))
-        self.assertEqual(len(got), 1)
-        self.assertIn(got[0], (200, 400, 404), answer)
+        for target, status in (("http://x/health", 200), ("HTTPS://x:80/health?a=b", 200), ("http://x", 404),
+                               ("http:///health", 400), ("http://", 400), ("ftp://x/health", 400)):
+            got, _, answer = self.talk(get(target))
+            self.assertEqual(got, [status], (target, answer))
+
+    def test_many_arguments(self):
+        for n in (100, 500, 1500):
+            query = "&".join(f"a{i}=b" for i in range(n))
+            for data in (get("/health?" + query), post(path="/v1/completions?" + query)):
+                got, _, answer = self.talk(data)
+                self.assertEqual(got, [200], (n, answer))
+
+    def test_encoded_body(self):
+        got, _, answer = self.talk(post(GOOD, ["Content-Encoding: gzip"]))
+        self.assertEqual(got, [415])
+        self.assertIn(b"content-encoding", answer)
+        self.assertEqual(self.talk(post(GOOD, ["Content-Encoding: identity"]))[0], [200])
 
     def test_no_host(self):
         self.assertIn(self.talk(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")[0], ([200], [400]))
@@ -282,6 +296,46 @@ class Giant(RawTest):
     def test_at_the_limit(self):
         body = GOOD[:-1] + b" " * (100000 - len(GOOD)) + b"}"
         self.assertEqual(self.talk(post(body))[0], [200])
+
+
+class Large(RawTest):
+    """Bodies that are read by threads of their own: the answers are those of small ones."""
+
+    FLAGS = ["--max-body", "8M", "--max-requests", "64"]
+
+    def ask(self, body, expected):
+        got, _, answer = self.talk(post(body))
+        self.assertEqual(got, [expected], answer[:500])
+        return json.loads(answer.split(b"\r\n\r\n", 1)[1])
+
+    def test_answers(self):
+        blanks = b" " * 100000
+        small = self.ask(GOOD, 200)["choices"][0]["text"]
+        self.assertEqual(self.ask(GOOD[:-1] + blanks + b"}", 200)["choices"][0]["text"], small)
+        self.ask(GOOD[:-1] + blanks, 400)
+        streamed = self.talk(post(GOOD[:-1] + b',"stream":true' + blanks + b"}"))[2]
+        self.assertIn(b"data: [DONE]", streamed)
+        ids = self.ask(json.dumps({"prompt": "O Romeo" * 20000}).encode(), 400)["error"]
+        self.assertEqual(ids["param"], "input_tokens")
+        got, _, answer = self.talk(post(b'{"prompt":"O"}' + blanks, path="/tokenize"))
+        self.assertEqual(got, [200], answer[:500])
+
+    def test_hopeless_prompts(self):
+        """By its bytes alone such a prompt is known not to fit."""
+        error = self.ask(json.dumps({"prompt": "O Romeo, Romeo! " * 400000, "max_tokens": 1}).encode(), 400)["error"]
+        self.assertRegex(error["message"], r"^prompt: 6400000 bytes make at least \d+ tokens; the maximum context")
+        self.assertEqual(error["param"], "input_tokens")
+
+    def test_many_keys(self):
+        body = b"{" + b",".join(b'"k%d":1' % i for i in range(400000)) + b"}"
+        self.assertIn("keys", self.ask(body, 400)["error"]["message"])
+
+    def test_who_leaves_meanwhile(self):
+        body = post(json.dumps({"prompt": tokens(200, 1), "max_tokens": 3000, "ignore_eos": True}).encode() + b" " * 4000000)
+        for _ in range(12):
+            with socket.create_connection(("127.0.0.1", self.server.http_port), timeout=PATIENCE) as s:
+                s.sendall(body)
+        self.server.idle()
 
 
 class Idle(RawTest):

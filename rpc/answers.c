@@ -1,0 +1,75 @@
+/* Answers, counted by route and code; and a line in the log for each refusal, within a rate. */
+#include "rpc/service.h"
+
+#include <string.h>
+
+/* Lines a second: whoever floods a server with bad requests must not flood its log. */
+enum { LINES_MAX = 10 };
+
+void answers_init(answer_counts *a)
+{
+    pthread_mutex_init(&a->lock, NULL);
+    a->lines_left = LINES_MAX;
+}
+
+void answers_destroy(answer_counts *a) { pthread_mutex_destroy(&a->lock); }
+
+/* With the lock held. NULL when the table is full. */
+static answer_count *find(answer_counts *a, const service_answer *what)
+{
+    for (size_t i = 0; i < a->n_rows; i++) {
+        answer_count *row = &a->rows[i];
+        if (strcmp(row->route, what->route) == 0 && strcmp(row->code, what->code) == 0 &&
+            strcmp(row->surface, what->surface) == 0)
+            return row;
+    }
+    if (a->n_rows == ANSWER_ROWS_MAX) return NULL;
+    answer_count *row = &a->rows[a->n_rows++];
+    *row = (answer_count){.surface = what->surface, .route = what->route};
+    snprintf(row->code, sizeof row->code, "%s", what->code);
+    return row;
+}
+
+/* A message that a client's bytes may be in is as private as a prompt. */
+static void write_line(service *s, const service_answer *what)
+{
+    strbuf line = {0};
+    bool shown = what->message && (what->is_own_message || rpc_log_shows_prompts(s->o.log));
+    rpc_log_begin(&line, "warning", "refusal");
+    strbuf_printf(&line, ",\"surface\":\"%s\",\"route\":\"%s\",\"code\":\"%s\"", what->surface,
+                  what->route, what->code);
+    if (what->id) rpc_log_text(&line, "id", what->id, strlen(what->id));
+    if (shown) rpc_log_text(&line, "message", what->message, strlen(what->message));
+    rpc_log_end(s->o.log, &line);
+}
+
+void service_count_answer(service *s, const service_answer *what)
+{
+    answer_counts *a = &s->answers;
+    bool tells = what->is_refusal && s->o.log;
+    pthread_mutex_lock(&a->lock);
+    answer_count *row = find(a, what);
+    if (row) row->n++;
+    if (tells && a->lines_left == 0) {
+        a->lines_skipped++;
+        tells = false;
+    }
+    if (tells) a->lines_left--;
+    pthread_mutex_unlock(&a->lock);
+    if (tells) write_line(s, what);
+}
+
+void answers_tick(service *s)
+{
+    answer_counts *a = &s->answers;
+    pthread_mutex_lock(&a->lock);
+    uint64_t skipped = a->lines_skipped;
+    a->lines_skipped = 0;
+    a->lines_left = LINES_MAX;
+    pthread_mutex_unlock(&a->lock);
+    if (skipped == 0 || !s->o.log) return;
+    strbuf line = {0};
+    rpc_log_begin(&line, "warning", "refusals");
+    rpc_log_number(&line, "not_shown", skipped);
+    rpc_log_end(s->o.log, &line);
+}
