@@ -29,7 +29,7 @@ static void help(FILE *out)
 {
     fputs("octavo: serves large language models from a paged KV cache whose pages can be taken "
           "out\n\n"
-          "usage: octavo COMMAND [flags]      octavo COMMAND --help\n\n",
+          "usage: octavo COMMAND [flags]      octavo COMMAND --help      octavo --version\n\n",
           out);
     for (int i = 0; i < COMMANDS; i++)
         fprintf(out, "  %-12s %s\n", commands[i].name, commands[i].summary);
@@ -46,9 +46,15 @@ int main(int argc, char **argv)
 {
     /* A reader that goes away is seen when writing to it fails, after which work is wound up. */
     signal(SIGPIPE, SIG_IGN);
+    /* Likewise a file that may not grow any more: a log, a cache. */
+    signal(SIGXFSZ, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : "";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
         help(stdout);
+        return cli_finish_output("octavo") ? CLI_OK : CLI_FAILED;
+    }
+    if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
+        puts("octavo " OCTAVO_VERSION);
         return cli_finish_output("octavo") ? CLI_OK : CLI_FAILED;
     }
     for (int i = 0; i < COMMANDS; i++)

@@ -14,6 +14,7 @@ typedef struct answer {
     uint32_t n, n_ended;
     bool want_logprobs;
     bool failed, output_failed;
+    bool *too_long; // set, and nothing said, where the prompt does not fit; NULL = said as well
 } answer;
 
 static void put(answer *a, const char *text, size_t n)
@@ -48,7 +49,10 @@ static void end_choice(const run_session *s, answer *a, const json_t *id,
 {
     run_choice *c = &a->choices[out->choice];
     a->n_ended++;
-    if (out->finish == ENGINE_FINISH_ERROR) {
+    if (out->finish == ENGINE_FINISH_ERROR && a->too_long && out->error_code == STATUS_LIMIT) {
+        *a->too_long = true;
+        a->failed = true;
+    } else if (out->finish == ENGINE_FINISH_ERROR) {
         if (!a->failed) cli_complain(run_name, CLI_FAILED, out->error_text);
         a->failed = true;
     } else if (s->flags.json) {
@@ -86,7 +90,8 @@ static void follow(run_session *s, answer *a, const json_t *id, engine_stream *s
 }
 
 /* Runs one request and prints it; reply (may be NULL) receives the text of choice 0. */
-static int run_request(run_session *s, engine_request *r, const json_t *id, strbuf *reply)
+static int run_request(run_session *s, engine_request *r, const json_t *id, strbuf *reply,
+                       bool *too_long)
 {
     error err = {{0}};
     answer *a = calloc(1, sizeof *a);
@@ -98,6 +103,7 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
         return cli_complain(run_name, CLI_FAILED, err.text);
     }
     a->n = r->n;
+    a->too_long = too_long;
     a->want_logprobs = r->logprobs >= 0;
     waiter_arm(s->waiter, true);
     follow(s, a, id, stream);
@@ -131,7 +137,8 @@ static json_t *first_messages(const run_session *s)
 }
 
 /* Answers the conversation so far. */
-static int run_messages(run_session *s, json_t *messages, json_int_t turn, strbuf *reply)
+static int run_messages(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
+                        bool *too_long)
 {
     error err = {{0}};
     engine_request r;
@@ -139,7 +146,7 @@ static int run_messages(run_session *s, json_t *messages, json_int_t turn, strbu
     if (status_ok(run_request_init(s, &r, &err))) {
         r.messages = json_incref(messages);
         json_t *id = json_integer(turn);
-        result = run_request(s, &r, id, reply);
+        result = run_request(s, &r, id, reply, too_long);
         json_decref(id);
     } else {
         cli_complain(run_name, result, err.text);
@@ -159,7 +166,7 @@ static int run_plain(run_session *s, const char *text)
         r.prompt = strdup(text);
         r.prompt_bytes = strlen(text);
         json_t *id = json_integer(1);
-        result = run_request(s, &r, id, NULL);
+        result = run_request(s, &r, id, NULL, NULL);
         json_decref(id);
     } else {
         result = cli_complain(run_name, CLI_USAGE, err.text);
@@ -175,7 +182,7 @@ int run_prompt(run_session *s)
     json_t *messages = first_messages(s);
     int result = CLI_USAGE;
     if (messages && add_message(messages, "user", text, strlen(text)))
-        result = run_messages(s, messages, 1, NULL);
+        result = run_messages(s, messages, 1, NULL, NULL);
     else cli_complain(run_name, result, "--prompt and --system must be UTF-8");
     json_decref(messages);
     return result;
@@ -183,13 +190,41 @@ int run_prompt(run_session *s)
 
 /* ---- --chat ---------------------------------------------------------------------------------- */
 
+/* The oldest message and its answer; false when there is none but the newest message. */
+static bool forget_oldest(const run_session *s, json_t *messages)
+{
+    size_t oldest = s->flags.system ? 1 : 0;
+    if (json_array_size(messages) < oldest + 3) return false;
+    return json_array_remove(messages, oldest) == 0 && json_array_remove(messages, oldest) == 0;
+}
+
+/* Answers; what no longer fits the context is forgotten, the oldest first. */
+static int run_conversation(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
+                            bool *left_out)
+{
+    for (;;) {
+        bool too_long = false;
+        int result = run_messages(s, messages, turn, reply, &too_long);
+        if (!too_long) return result;
+        *left_out = !forget_oldest(s, messages);
+        fprintf(stderr, "octavo run: the context of %u tokens is full: %s\n",
+                s->model.max_model_len,
+                *left_out ? "this message alone does not fit and is left out"
+                          : "the oldest message and its answer are forgotten");
+        if (!*left_out) continue;
+        json_array_remove(messages, json_array_size(messages) - 1);
+        return CLI_OK;
+    }
+}
+
 static int one_turn(run_session *s, json_t *messages, json_int_t turn, const char *text, size_t n)
 {
     if (!add_message(messages, "user", text, n))
         return cli_complain(run_name, CLI_FAILED, "a line of stdin is not UTF-8");
     strbuf reply = {0};
-    int result = run_messages(s, messages, turn, &reply);
-    if (result == CLI_OK &&
+    bool left_out = false;
+    int result = run_conversation(s, messages, turn, &reply, &left_out);
+    if (result == CLI_OK && !left_out &&
         !add_message(messages, "assistant", reply.data ? reply.data : "", reply.size))
         result = cli_complain(run_name, CLI_FAILED, "out of memory");
     strbuf_destroy(&reply);

@@ -126,7 +126,10 @@ static status open_log(serving *s, error *err)
 {
     const char *path = s->flags.log_file;
     s->log_fd = STDERR_FILENO;
-    if (path) s->log_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+    const int flags = O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK;
+    if (path) s->log_fd = open(path, O_WRONLY | flags, 0640);
+    /* A FIFO that nobody reads yet: lines wait in it, and once it is full they are dropped. */
+    if (s->log_fd < 0 && errno == ENXIO) s->log_fd = open(path, O_RDWR | flags, 0640);
     if (s->log_fd < 0)
         return error_set(err, STATUS_IO, "--log-file: %s: %s", path, strerror(errno));
     status st = rpc_log_create(s->log_fd, s->flags.log_prompts, &s->log);
@@ -134,18 +137,23 @@ static status open_log(serving *s, error *err)
 }
 
 /* Thousands of clients are as many descriptors; the default soft limit is often 1,024. Without a
- * free one a client is not turned away: it waits. */
-static void raise_descriptors(const serving *s)
+ * free one a client is not turned away: it waits, one that asks for health too. So where even the
+ * hard limit is low, there are fewer connections: a quarter of the room is for gRPC's. */
+static void raise_descriptors(serving *s)
 {
-    enum { OTHERS = 256 }; // files, gRPC's sockets
+    enum { OTHERS = 256, OWN = 32 }; // files, gRPC's sockets; what an idle server has open
     struct rlimit r;
-    char text[128];
+    char text[160];
+    uint32_t *most = &s->flags.max_connections;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
     r.rlim_cur = r.rlim_max;
     setrlimit(RLIMIT_NOFILE, &r);
-    if (r.rlim_max >= (rlim_t)s->flags.max_connections + OTHERS) return;
-    snprintf(text, sizeof text, "%llu descriptors are too few for --max-connections %u",
-             (unsigned long long)r.rlim_max, s->flags.max_connections);
+    if (r.rlim_max >= (rlim_t)*most + OTHERS) return;
+    rlim_t room = r.rlim_max > OWN ? (r.rlim_max - OWN) * 3 / 4 : 0;
+    rlim_t fit = room > 3 * RPC_SURPLUS_CONNECTIONS ? room - RPC_SURPLUS_CONNECTIONS : room * 2 / 3;
+    if (fit < *most) *most = fit > 0 ? (uint32_t)fit : 1;
+    snprintf(text, sizeof text, "%llu descriptors are few: %u HTTP connections at once",
+             (unsigned long long)r.rlim_max, *most);
     rpc_log_note(s->log, "warning", "limits", text);
 }
 
@@ -156,6 +164,7 @@ static int64_t step_timeout_us(const serving *s)
     enum { FLOPS_OF_A_THREAD = 1000000000, LEAST_S = 60 };
     if (s->flags.step_timeout_s != SERVE_STEP_TIMEOUT_AUTO)
         return (int64_t)s->flags.step_timeout_s * 1000000;
+    if (s->model.on_gpu) return (int64_t)LEAST_S * 1000000;
     const model_config *c = &s->model.config;
     double rows = (double)s->model.prefill_chunk + s->model.max_batch;
     double weights = (double)s->model.facts.weight_bytes; /* two flops for two bytes */
@@ -224,14 +233,12 @@ static rpc_model facts_of(const serving *s)
     };
 }
 
-static status start_server(serving *s, error *err)
+/* All but what is known only when the model is there. */
+static rpc_options options_of(const serving *s)
 {
     const serve_flags *f = &s->flags;
-    rpc_options o = {
-        .engine = s->engine,
-        .model = facts_of(s),
+    return (rpc_options){
         .log = s->log,
-        .events = s->events,
         .version = OCTAVO_VERSION,
         .http_address = is_on(f->http) ? f->http : NULL,
         .grpc_address = is_on(f->grpc) ? f->grpc : NULL,
@@ -248,6 +255,20 @@ static status start_server(serving *s, error *err)
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
         .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,
     };
+}
+
+static status check_server(const serving *s, error *err)
+{
+    rpc_options o = options_of(s);
+    return rpc_server_check(&o, err);
+}
+
+static status start_server(serving *s, error *err)
+{
+    rpc_options o = options_of(s);
+    o.engine = s->engine;
+    o.model = facts_of(s);
+    o.events = s->events;
     if (s->model.workers) {
         o.workers = count_workers;
         o.workers_ctx = s->model.workers;
@@ -261,6 +282,8 @@ static status start(serving *s, error *err)
     RETURN_IF_ERROR(read_keys(s, err));
     RETURN_IF_ERROR(open_log(s, err));
     raise_descriptors(s);
+    RETURN_IF_ERROR(check_server(s, err));
+    serve_make_arenas();
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));
     model_tell(&s->model, s->model_flags.dir);

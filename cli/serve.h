@@ -31,4 +31,7 @@ void serve_flags_destroy(serve_flags *f);
  * happens when none did. */
 void serve_tell_manager(const char *message);
 
+/* So that no thread's first allocation is one too many. */
+void serve_make_arenas(void);
+
 #endif

@@ -13,7 +13,7 @@ static const arg_flag flags_table[] = {
             "a name that requests call the model by; may be repeated (default: the folder's name)"),
     ARG_ROW("max-requests", "N", ARG_COUNT, serve_flags, max_requests,
             "requests that wait and run; more are turned away at once", .min = 1, .max = 65536,
-            .initial = "512"),
+            .initial = "4096"),
     ARG_ROW("api-key", "KEY", ARG_LIST, serve_flags, keys,
             "clients must send one of these as bearer token; may be repeated. Others on this "
             "machine can see a command line: prefer the environment or --api-key-file"),
@@ -45,10 +45,12 @@ static const arg_flag flags_table[] = {
             .min = 1, .max = 86400, .initial = "60"),
     ARG_ROW("drain-timeout", "SECONDS", ARG_COUNT, serve_flags, drain_timeout_s,
             "after SIGTERM requests have so long to finish", .max = 86400, .initial = "30"),
-    ARG_ROW("step-timeout", "SECONDS", ARG_COUNT, serve_flags, step_timeout_s,
-            "a step that takes longer is stuck: its requests fail and the backend is made anew; 0 "
-            "is never (default: 60 s and what a very slow CPU needs for the largest step)",
-            .max = 86400),
+    ARG_ROW(
+        "step-timeout", "SECONDS", ARG_COUNT, serve_flags, step_timeout_s,
+        "a step that takes longer is stuck: its requests fail and the backend is made anew; 0 "
+        "is never (default: 60 s; without a GPU also what a very slow CPU needs for the largest "
+        "step)",
+        .max = 86400),
     ARG_ROW("log-prompts", NULL, ARG_SWITCH, serve_flags, log_prompts,
             "write prompts and outputs into the log"),
     ARG_ROW("log-file", "FILE", ARG_TEXT, serve_flags, log_file,

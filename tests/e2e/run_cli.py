@@ -307,6 +307,20 @@ class Conversation(unittest.TestCase):
         self.assertEqual(lines[1]["usage"]["prompt_tokens"], both["usage"]["prompt_tokens"])
         self.assertGreaterEqual(lines[1]["usage"]["prompt_tokens_details"]["cached_tokens"], PAGE)
 
+    def test_chat_of_a_full_context(self):
+        """The oldest turns go, what never fits is left out, and the chat goes on."""
+        said = "".join(f"number {i} of some words that take room in a context\n" for i in range(8))
+        out, err = octavo("run", *POOL, "--chat", "--json", "--max-tokens", "8", "--max-model-len", "160", stdin=said)
+        self.assertEqual(len(out.splitlines()), 8)
+        self.assertIn("the context of 160 tokens is full: the oldest message and its answer are forgotten", err)
+        out, err = octavo("run", *POOL, "--chat", "--json", "--max-tokens", "8", "--max-model-len", "160",
+                          stdin=f"hello\n{'word ' * 300}\nhello\n")
+        self.assertEqual(len(out.splitlines()), 2)
+        self.assertIn("this message alone does not fit and is left out", err)
+
+    def test_version(self):
+        self.assertRegex(octavo("--version")[0], r"^octavo \d+\.\d+\.\d+\n$")
+
     def test_chat_in_a_session(self):
         """Every turn goes on from the last, and answers as a chat without a session does."""
         said = "Good morrow\nand what of Juliet\nfarewell\n"

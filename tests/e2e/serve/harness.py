@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -80,13 +81,15 @@ def eventually(what, condition, seconds=PATIENCE):
 class Server:
     """octavo serve on free ports; its log is collected. `with` ends it and insists on exit status 0."""
 
-    def __init__(self, *flags, model=POOL, env=None, scheme="http", tls=None):
+    def __init__(self, *flags, model=POOL, env=None, scheme="http", tls=None, limits=None):
+        """limits: of the process, soft and hard, by what resource calls them."""
         self.scheme, self.tls = scheme, tls
         self.http_port = self.grpc_port = 0
         self.lines = []
         self.process = subprocess.Popen(
             [OCTAVO, "serve", *model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *flags],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT,
+            preexec_fn=limits and (lambda: [resource.setrlimit(k, (n, n)) for k, n in limits.items()]),
             env={**{k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_")}, **(env or {})})
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

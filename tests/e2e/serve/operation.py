@@ -5,6 +5,7 @@ usage: operation.py OCTAVO [unittest arguments]"""
 import json
 import os
 import queue
+import resource
 import signal
 import socket
 import ssl
@@ -318,6 +319,7 @@ class Settings(unittest.TestCase):
                     err = p.stderr.decode()
                     self.assertEqual(p.returncode, code, err)
                     self.assertIn(word, err.splitlines()[-1])
+                    self.assertNotIn("weights", err) # nobody waited for a model to be told so
 
     def test_log(self):
         secret, said = "Xyzzy plugh", {}
@@ -345,6 +347,30 @@ class Settings(unittest.TestCase):
         self.assertNotIn(secret, said[False])
         self.assertIn(secret, said[True])
 
+    def test_refusals_leave_traces(self):
+        secret = "xyzzy-plugh"
+        with Server("--api-key", "k") as server, grpc.insecure_channel(server.target) as channel:
+            key = {"Authorization": "Bearer k"}
+            self.assertEqual(server.get("/v1/models")[0], 401)
+            self.assertEqual(server.get("/" + secret, key)[0], 404)
+            for _ in range(50):
+                server.post("/v1/completions", {secret: 1}, 400, key)
+            for metadata, code in (([], "UNAUTHENTICATED"), ([("authorization", "Bearer k")], "INVALID_ARGUMENT")):
+                with self.assertRaises(grpc.RpcError) as caught:
+                    list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(), metadata=metadata))
+                self.assertEqual(caught.exception.code().name, code)
+            page = server.metrics()
+            for code, route, n in ((401, "/v1/models", 1), (404, "other", 1), (400, "/v1/completions", 50)):
+                self.assertEqual(server.metric("http_requests_total", page, code=code, route=route), n)
+            for code in ("UNAUTHENTICATED", "INVALID_ARGUMENT"):
+                self.assertEqual(server.metric("grpc_requests_total", page, code=code, method="/octavo.v1.Inference/Generate"), 1)
+            eventually("all are told", lambda: sum(e["event"] == "refusal" for e in server.events()) + sum(
+                e["not_shown"] for e in server.events() if e["event"] == "refusals") == 54)
+        told = [e for e in server.events() if e["event"] == "refusal"]
+        self.assertEqual({"route": "/v1/models", "code": "401", "surface": "http"}.items() - told[0].items(), set())
+        self.assertTrue(told[0]["message"] and told[0]["id"])
+        self.assertNotIn(secret, server.log())
+
     def test_log_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "log")
@@ -354,6 +380,50 @@ class Settings(unittest.TestCase):
                 lines = [json.loads(line) for line in f]
             self.assertGreater(len(lines), 1)
             self.assertFalse([line for line in server.lines if line.startswith("{")])
+
+    def test_log_that_may_not_grow(self):
+        """A file at its limit takes no more lines, and requests are answered all the same."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "log")
+            with Server("--log-file", path, limits={resource.RLIMIT_FSIZE: 2000}) as server:
+                for _ in range(20):
+                    server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+            self.assertLessEqual(os.path.getsize(path), 2000)
+            self.assertGreater(os.path.getsize(path), 1000)
+
+    def test_log_fifo_without_a_reader(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "log")
+            os.mkfifo(path)
+            with Server("--log-file", path) as server:
+                server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+                with open(path, "rb", buffering=0) as f: # what was said before is there
+                    self.assertIn(b'"event":"start"', f.readline())
+                    server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+
+    def test_few_descriptors(self):
+        """Where even the hard limit is low, idle clients do not keep others from asking for health."""
+        with Server(limits={resource.RLIMIT_NOFILE: 64}) as server:
+            self.assertIn("64 descriptors are few", server.log())
+            idle = []
+            try:
+                for _ in range(100):
+                    idle.append(socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE))
+                for s in idle[:10]: # of those that were there first
+                    s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    self.assertTrue(s.recv(100).startswith(b"HTTP/1.1 200"))
+            finally:
+                for s in idle:
+                    s.close()
+            eventually("others are let in", lambda: self.answers(server))
+            with grpc.insecure_channel(server.target) as channel:
+                self.assertEqual(health_grpc.HealthStub(channel).Check(health.HealthCheckRequest()).status, 1)
+
+    def answers(self, server):
+        try:
+            return server.get("/health")[0] == 200
+        except OSError:
+            return False
 
     def test_one_protocol(self):
         for off in ("--http", "--grpc"):

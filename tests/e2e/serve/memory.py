@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Memory that runs out while requests are served: each is told so, nobody dies, and what follows is served.
+usage: memory.py OCTAVO [unittest arguments]; FAILING_MALLOC_SO names the library made of tests/fake/failing_malloc.c"""
+
+import http.client
+import json
+import mmap
+import os
+import re
+import resource
+import struct
+import subprocess
+import tempfile
+import threading
+import unittest
+
+from harness import OCTAVO, PATIENCE, POOL, ROOT, Server, main, tokens
+
+TEXT = "O Romeo, Romeo! wherefore art thou Romeo? " * 8
+REQUESTS = {
+    "a completion": ("/v1/completions", {"prompt": TEXT, "max_tokens": 4, "n": 2, "logprobs": 2, "echo": True,
+                                         "stop": ["xyzzy", "plugh"], "logit_bias": {"5": 1, "6": -1}}),
+    "a stream": ("/v1/completions", {"prompt": TEXT, "max_tokens": 4, "stream": True, "logprobs": 2,
+                                     "retention": {"method": "chunkkv", "ratio": 0.5}}),
+    "a prompt of ids": ("/v1/completions", {"prompt": [tokens(40, 1), tokens(40, 2)], "max_tokens": 2,
+                                            "prompt_logprobs": 1}),
+    "a chat": ("/v1/chat/completions", {"messages": [{"role": "system", "content": "Be brief."},
+                                                     {"role": "user", "content": [{"type": "text", "text": TEXT}]}],
+                                        "max_tokens": 4, "logprobs": True, "top_logprobs": 2}),
+    "tokens of a text": ("/tokenize", {"prompt": TEXT}),
+    "text of tokens": ("/detokenize", {"tokens": tokens(40, 3)}),
+    "a page of metrics": ("/metrics", None),
+}
+
+
+def has_template():
+    with open(os.path.join(ROOT, POOL[1], "tokenizer_config.json"), encoding="utf-8") as f:
+        return "chat_template" in json.load(f)
+
+
+def ask(server, path, body):
+    """(status, text); (None, …) when the connection was closed without an answer."""
+    try:
+        status, _, text = server.request("GET" if body is None else "POST", path, body,
+                                         {"Content-Type": "application/json"})
+        return status, text
+    except (ConnectionError, http.client.HTTPException) as e:
+        return None, repr(e)
+
+
+class EveryAllocation(unittest.TestCase):
+    """The allocation number 0, 1, 2 … of a request fails, the others do not."""
+
+    def setUp(self):
+        library = os.environ.get("FAILING_MALLOC_SO")
+        if not library:
+            self.skipTest("no FAILING_MALLOC_SO")
+        self.file = tempfile.NamedTemporaryFile()
+        self.addCleanup(self.file.close)
+        self.file.write(struct.pack("qq", -1, 0))
+        self.file.flush()
+        self.map = mmap.mmap(self.file.fileno(), 16)
+        self.addCleanup(self.map.close)
+        self.env = {"LD_PRELOAD": library, "FAILING_MALLOC": self.file.name}
+
+    def failures(self):
+        return struct.unpack("q", self.map[8:16])[0]
+
+    def arm(self, left):
+        self.map[0:8] = struct.pack("q", left)
+
+    def judge(self, status, text, streamed):
+        """A whole answer, or one that says that memory is out."""
+        if status == 200:
+            if streamed and '"error"' in text:
+                self.assertIn('"code":503', text.replace(" ", ""), text[-500:])
+                self.assertTrue(text.endswith("data: [DONE]\n\n"), text[-500:])
+            return
+        self.assertEqual(status, 503, text)
+        error = json.loads(text)["error"]
+        self.assertEqual((error["code"], error["type"]), (503, "ServiceUnavailableError"))
+        self.assertIn("memory", error["message"])
+
+    def sweep(self, server, path, body):
+        """Returns how many allocations could fail."""
+        at = 0
+        while True:
+            before = self.failures()
+            self.arm(at)
+            status, text = ask(server, path, body)
+            self.arm(-1)
+            self.assertIsNone(server.process.poll(), server.log())
+            if self.failures() == before:
+                self.assertEqual(status, 200, text)
+                return at
+            with self.subTest(path=path, at=at):
+                self.judge(status, text, bool(body and body.get("stream")))
+            at += 1
+
+    def test_every_allocation(self):
+        with Server(env=self.env) as server:
+            for name, (path, body) in REQUESTS.items():
+                if "chat" in path and not has_template():
+                    continue
+                for _ in range(2): # what is made once for all
+                    self.assertEqual(ask(server, path, body)[0], 200, name)
+                n = self.sweep(server, path, body)
+                self.assertGreater(n, 10, name)
+                server.idle()
+
+
+class AddressSpace(unittest.TestCase):
+    """Large prompts, many at once, in less and less memory: it does not start and says so, or serves on."""
+
+    def start(self, megabytes):
+        """The process and its port; None when it said that it has too little."""
+        p = subprocess.Popen(
+            [OCTAVO, "serve", *POOL, "--kv-memory", "16M", "--swap-memory", "0", "--http", "127.0.0.1:0", "--grpc", "none"],
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20)))
+        text = ""
+        for line in p.stderr:
+            text += line
+            if '"event":"start"' in line:
+                break
+        found = re.search(r"HTTP at http://127.0.0.1:(\d+)", text)
+        if found:
+            threading.Thread(target=p.stderr.read, daemon=True).start()
+            return p, int(found.group(1))
+        self.assertEqual(p.wait(PATIENCE), 1, text)
+        self.assertTrue(text.strip().splitlines()[-1].startswith("octavo serve: "), text)
+        p.stderr.close()
+        return None
+
+    def one(self, port, answers):
+        body = json.dumps({"prompt": "O Romeo, Romeo! \\n\\u00e9" * 300000, "max_tokens": 1})
+        c = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        try:
+            c.request("POST", "/v1/completions", body)
+            r = c.getresponse()
+            text = r.read().decode()
+            answers.append((r.status, text if r.status == 503 or "context length" not in text else "too long"))
+        except (OSError, http.client.HTTPException):
+            answers.append((None, "closed")) # libmicrohttpd had no memory for the connection
+        finally:
+            c.close()
+
+    def test_sweep(self):
+        n_served = 0
+        for megabytes in (200, 220, 240, 270, 300, 350, 420):
+            begun = self.start(megabytes)
+            if not begun:
+                continue
+            p, port = begun
+            answers = []
+            threads = [threading.Thread(target=self.one, args=(port, answers)) for _ in range(8)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            self.assertIsNone(p.poll(), (megabytes, p.returncode))
+            for status, text in answers:
+                self.assertIn(status, (400, 503, None), (megabytes, text[:200]))
+                if status == 400:
+                    self.assertEqual(text, "too long")
+            p.terminate()
+            self.assertEqual(p.wait(PATIENCE), 0, megabytes)
+            p.stderr.close()
+            n_served += 1
+        self.assertGreater(n_served, 1)
+
+
+if __name__ == "__main__":
+    main()
