@@ -79,7 +79,7 @@ static const struct shape {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-static const size_t rows_list[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048};
+static const size_t rows_list[] = {1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 512, 2048};
 enum { ROWS = sizeof rows_list / sizeof rows_list[0] };
 
 static int compare_double(const void *a, const void *b)

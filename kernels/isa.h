@@ -34,15 +34,19 @@ typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const flo
                              const kern_ahead *ahead);
 
 /* ---- quantised: x of a tile stands group by group, each
- *     8 bits    q [rows][group] int16, scale [rows] f32
- *     4 bits    q [rows][group] int8, scale [rows] f32, start [rows] int32
- * Those of 16 bits have columns 0, 2, 1, 3 of each quad: a vector of quads of weights gives its
- * even and its odd bytes. start is -offset times the sum of q: what a tile that reads weights as q
- * + offset begins a group's sums with. */
-static inline size_t kern_quant_x_bytes(kern_quant q)
+ *     wide      q of all rows, 16 bits each; scale [rows] f32
+ *     narrow    q of all rows, 8 bits each; scale [rows] f32, start [rows] int32
+ * start is what a tile begins a group's sums with: one that reads weights as q + offset takes
+ * -offset times the sum of x's integers. Order of q, start and whether x is wide are the ISA's own;
+ * how many bits the integers have is the precision's, for wide ones too. */
+static inline size_t kern_quant_x_bytes(bool wide, unsigned group)
 {
-    return q.bits == 8 ? (size_t)2 * q.group + 4 : (size_t)q.group + 8;
+    return wide ? (size_t)2 * group + 4 : (size_t)group + 8;
 }
+
+/* Row r of a tile of `rows`: `groups` groups from x on become integers. */
+typedef void (*kern_quant_x_fn)(const float *x, size_t groups, unsigned group, size_t rows,
+                                size_t r, uint8_t *out);
 
 /* Of two groups of a panel with their scales. */
 static inline size_t kern_quant_bytes(kern_quant q)
@@ -76,13 +80,13 @@ typedef struct kern_dot_block {
 
 typedef struct kern_dot_ops {
     size_t min_rows; /* products of fewer rows go by tiles: only where the bits are the same */
+    bool x_wide;     /* quantised */
     /* R for a product of m rows, at most KERN_DOT_ROWS. */
     size_t (*rows)(size_t m);
     /* Panels of a call, at most 16, with so many tiles of R rows. */
     size_t (*panels)(size_t rows, size_t tiles);
-    size_t few_k, k; /* columns of a call with one tile, with more; 0 = all */
-    /* Row r of a tile: `units` units from x on. */
-    void (*pack)(const float *x, size_t units, unsigned group, size_t rows, size_t r, uint8_t *out);
+    size_t few_k, k;      /* columns of a call with one tile, with more; 0 = all */
+    kern_quant_x_fn pack; /* bf16: of units; group is 0 */
     /* This thread is about to run blocks, and has run them. May be NULL. */
     void (*begin)(size_t rows, unsigned group);
     void (*run)(const kern_dot_block *b);
@@ -129,14 +133,13 @@ typedef struct kern_isa {
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: by tiles */
     unsigned quant_rows;                          /* as tile_rows, tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
+    /* Panels at once where there are several tiles: 1, or what quant_panels has for every tile that
+     * is more than half full. */
+    uint8_t quant_many;
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
-    int32_t quant_offset; /* of 4 bits */
-    /* A group of x for weights of 8 bits: q [group] = x / *scale in [-32767, 32767], in the order
-     * above. */
-    void (*quant_x16)(const float *x, unsigned group, int16_t *q, float *scale);
-    /* For weights of 4 bits: q [group] = x / *scale in [-127, 127]; *sum = that of q. */
-    void (*quant_x8)(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum);
+    bool quant_x_wide[KERN_QUANTS]; /* of tiles */
+    kern_quant_x_fn quant_x[KERN_QUANTS];
     /* A group of weights: returns the scale, a bf16. */
     uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, int8_t *q);
 

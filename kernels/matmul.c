@@ -58,6 +58,8 @@ typedef struct product {
     uint64_t call;
     size_t tile_rows;
     const uint8_t *tile_panels;
+    size_t many_panels; /* of a call where there are several tiles */
+    kern_quant_x_fn quant_x;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* over n */
     size_t joined;                           /* items of a run that are done as one, at most */
@@ -116,24 +118,6 @@ static float *tile_acc(const product *p, const item *it, const call *c, size_t t
 /* Of one row of x, packed. */
 static size_t x_bytes(const product *p, size_t k) { return k / p->unit * p->x_unit_bytes; }
 
-/* A group of one row of x: row r of the tile's part at `out`. */
-static void put_group(const product *p, const float *x, size_t r, size_t rows, uint8_t *out)
-{
-    const kern_isa *isa = &p->kc->isa;
-    unsigned group = p->w->quant.group;
-    float scale;
-    int32_t sum;
-    if (p->w->quant.bits == 8) {
-        isa->quant_x16(x, group, (int16_t *)(void *)out + r * group, &scale);
-        memcpy(out + rows * group * 2 + r * 4, &scale, sizeof scale);
-        return;
-    }
-    isa->quant_x8(x, group, (int8_t *)out + r * group, &scale, &sum);
-    sum *= -isa->quant_offset;
-    memcpy(out + rows * group + r * 4, &scale, sizeof scale);
-    memcpy(out + rows * (group + 4) + r * 4, &sum, sizeof sum);
-}
-
 /* Columns [k, k + group) of w where x has not all of them: the others are zeros. */
 static void put_edge(const product *p, const float *x, size_t k, size_t r, size_t rows,
                      uint8_t *out)
@@ -142,21 +126,22 @@ static void put_edge(const product *p, const float *x, size_t k, size_t r, size_
     size_t from = k > p->x_first ? k : p->x_first;
     size_t to = min_size(k + p->w->quant.group, p->x_first + p->x_k);
     if (from < to) memcpy(padded + (from - k), x + (from - p->x_first), (to - from) * 4);
-    put_group(p, padded, r, rows, out);
+    p->quant_x(padded, 1, p->w->quant.group, rows, r, out);
 }
 
 /* Columns [k0, k0 + k) of a tile's x, group by group. */
 static void quantise_tile(const product *p, size_t tile, size_t k0, size_t k, uint8_t *out)
 {
-    size_t rows = tile_rows(p, tile), group = p->w->quant.group;
+    size_t rows = tile_rows(p, tile), group = p->w->quant.group, x_end = p->x_first + p->x_k;
     for (size_t r = 0; r < rows; r++) {
         const float *x = p->x + (tile_row(p, tile) + r) * p->x_stride;
         uint8_t *to = out;
-        for (size_t at = p->first + k0, end = at + k; at < end; at += group) {
-            if (at >= p->x_first && at + group <= p->x_first + p->x_k)
-                put_group(p, x + (at - p->x_first), r, rows, to);
+        for (size_t at = p->first + k0, end = at + k, n; at < end; at += n * group) {
+            n = at >= p->x_first && at < x_end ? (min_size(end, x_end) - at) / group : 0;
+            if (n > 0) p->quant_x(x + (at - p->x_first), n, (unsigned)group, rows, r, to);
             else put_edge(p, x, at, r, rows, to);
-            to += rows * kern_quant_x_bytes(p->w->quant);
+            if (n == 0) n = 1;
+            to += n * rows * p->x_unit_bytes / 2;
         }
     }
 }
@@ -269,7 +254,7 @@ static item make_item(const product *p, size_t index, size_t count)
     it.panels = min_size(count * p->group_panels, p->n_panels - it.panel0);
 
     size_t tiles = it.tile1 - it.tile0;
-    it.side = tiles == 1 ? p->tile_panels[it.rows] : 1;
+    it.side = tiles == 1 ? p->tile_panels[it.rows] : p->many_panels;
     it.long_calls = it.panels / it.side;
     it.n_calls = it.panels - it.long_calls * (it.side - 1);
     it.direct = it.rows == tiles && !p->w->quant.bits;
@@ -344,15 +329,19 @@ static void set_units(const kern_isa *isa, product *p)
         p->k_block = K_BLOCK;
         p->tile_rows = isa->tile_rows;
         p->tile_panels = isa->tile_panels;
+        p->many_panels = 1;
         return;
     }
     p->unit = (size_t)2 * w->quant.group;
     p->w_unit_bytes = kern_quant_bytes(w->quant);
-    p->x_unit_bytes = 2 * kern_quant_x_bytes(w->quant);
+    unsigned index = kern_quant_index(w->quant);
+    p->quant_x = isa->quant_x[index];
+    p->x_unit_bytes = 2 * kern_quant_x_bytes(isa->quant_x_wide[index], w->quant.group);
     p->panel_bytes = ceil_div(w->k, p->unit) * p->w_unit_bytes;
     p->k_block = QUANT_K_BLOCK;
     p->tile_rows = isa->quant_rows;
     p->tile_panels = isa->quant_panels;
+    p->many_panels = isa->quant_many;
     size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
     p->first -= p->first % p->unit;
     p->k = p->k > 0 ? end - p->first : 0;
@@ -363,7 +352,7 @@ static void set_units(const kern_isa *isa, product *p)
  * thread keep the last one short beside the whole. */
 static void set_groups(product *p)
 {
-    size_t side = p->tile_panels[ceil_div(p->m, p->n_tiles)];
+    size_t side = p->n_tiles == 1 ? p->tile_panels[p->m] : p->many_panels;
     p->n_panels = ceil_div(p->w->n, KERN_PANEL);
     p->group_panels = side;
     p->joined = ACC_FLOATS / KERN_PANEL / p->m / side;

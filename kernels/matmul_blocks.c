@@ -267,7 +267,7 @@ static void set_units(job *j)
     if (w->quant.bits) {
         j->group = w->quant.group;
         j->unit = j->group;
-        j->x_unit_bytes = kern_quant_x_bytes(w->quant);
+        j->x_unit_bytes = kern_quant_x_bytes(j->ops->x_wide, w->quant.group);
         j->w_unit = (size_t)2 * j->group;
         j->w_unit_bytes = kern_quant_bytes(w->quant);
         j->panel_bytes = ceil_div(w->k, j->w_unit) * j->w_unit_bytes;

@@ -1,9 +1,9 @@
 /* Quantised matrix product, AMX-INT8: a group of a panel is a tile of its quads by 16 rows of W
- * (two of them where it has 128 columns), x a tile of 16 rows. x of 16 bits is two tiles, its high
- * bytes and its low ones, with sums of their own. A group's sums go by memory to AVX-512, which
- * scales and adds them up, while the tiles of the groups behind it are multiplied. Weights of 4
- * bits become bytes once for all rows of a block. The integers are those of every other ISA, so
- * products of few rows stay with VNNI. */
+ * (two of them where it has 128 columns), x a tile of 16 rows. Wide x, which high precision has
+ * beside 8-bit weights, is two tiles, its high bytes and its low ones, with sums of their own. A
+ * group's sums go by memory to AVX-512, which scales and adds them up, while the tiles of the
+ * groups behind it are multiplied. Weights of 4 bits become bytes once for all rows of a block. The
+ * integers are those of every other ISA, so products of few rows stay with VNNI. */
 #include "kernels/x86/quant_avx512.h"
 #include "kernels/x86/tiles_amx.h"
 
@@ -13,7 +13,7 @@
 
 enum {
     ROWS = KERN_DOT_ROWS,
-    MIN_ROWS = 9, /* VNNI takes one panel at a time from here on */
+    MIN_ROWS = 9, /* fewer rows read weights as fast by VNNI, from several panels at once */
     K_BLOCK = 512,
     PIECE_BYTES = K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* as bytes, with scales */
 };
@@ -36,16 +36,17 @@ static void begin__amx(size_t rows, unsigned group)
 
 static void end__amx(void) { tiles_end(); }
 
-INLINE size_t x_group_bytes(const int bits, const unsigned group)
+INLINE size_t x_group_bytes(const bool wide, const unsigned group)
 {
-    return ROWS * kern_quant_x_bytes((kern_quant){(uint8_t)bits, (uint8_t)group});
+    return ROWS * kern_quant_x_bytes(wide, group);
 }
 
 /* Both groups of a unit: x [2][group of x as in isa.h], w [2][group / 4][16][4]. */
-INLINE void multiply_4(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
+INLINE void multiply_narrow(const unsigned group, const uint8_t *w, const uint8_t *x,
+                            pair_sums *sums)
 {
     const uint8_t *w2 = w + group * KERN_PANEL;
-    const uint8_t *x2 = x + x_group_bytes(4, group);
+    const uint8_t *x2 = x + x_group_bytes(false, group);
     _tile_zero(0);
     _tile_zero(1);
     _tile_loadd(2, x, group);
@@ -67,12 +68,12 @@ INLINE void multiply_4(const unsigned group, const uint8_t *w, const uint8_t *x,
     tiles_settle();
 }
 
-/* The same with x [2][high and low bytes as pack_8__amx has them]. */
-INLINE void multiply_8(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
+/* The same with x [2][high and low bytes as pack_wide__amx has them]. */
+INLINE void multiply_wide(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
 {
     const uint8_t *w2 = w + group * KERN_PANEL;
     const uint8_t *low = x + ROWS * group;
-    const uint8_t *x2 = x + x_group_bytes(8, group), *low2 = low + x_group_bytes(8, group);
+    const uint8_t *x2 = x + x_group_bytes(true, group), *low2 = low + x_group_bytes(true, group);
     _tile_zero(0);
     _tile_zero(6);
     _tile_loadd(4, w, 64);
@@ -106,20 +107,21 @@ INLINE void multiply_8(const unsigned group, const uint8_t *w, const uint8_t *x,
     tiles_settle();
 }
 
-INLINE void multiply(const int bits, const unsigned group, const uint8_t *w, const uint8_t *x,
+INLINE void multiply(const bool wide, const unsigned group, const uint8_t *w, const uint8_t *x,
                      pair_sums *sums)
 {
     tiles_settle(); /* what *sums had before has been read */
-    if (bits == 8) multiply_8(group, w, x, sums);
-    else multiply_4(group, w, x, sums);
+    if (wide) multiply_wide(group, w, x, sums);
+    else multiply_narrow(group, w, x, sums);
 }
 
 /* acc [16] += the sums of a unit, scaled. */
-INLINE void add_scaled(const int bits, const unsigned group, const uint8_t *w_scales,
-                       const uint8_t *x, const pair_sums *sums, __m512 *acc)
+INLINE void add_scaled(const int bits, const bool wide, const unsigned group,
+                       const uint8_t *w_scales, const uint8_t *x, const pair_sums *sums,
+                       __m512 *acc)
 {
-    for (size_t g = 0; g < 2; g++, x += x_group_bytes(bits, group)) {
-        const size_t q_bytes = (size_t)ROWS * group * (bits == 8 ? 2 : 1);
+    for (size_t g = 0; g < 2; g++, x += x_group_bytes(wide, group)) {
+        const size_t q_bytes = (size_t)ROWS * group * (wide ? 2 : 1);
         const float *x_scales = (const float *)(const void *)(x + q_bytes);
         __m256i half = _mm256_load_si256((const __m256i *)(const void *)(w_scales + 32 * g));
         __m512 scale = _mm512_castsi512_ps(
@@ -128,7 +130,7 @@ INLINE void add_scaled(const int bits, const unsigned group, const uint8_t *w_sc
         for (int r = 0; r < ROWS; r++) {
             __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(x_scales[r]));
             __m512i sum = _mm512_load_si512(sums->group[g][r]);
-            if (bits == 8)
+            if (wide)
                 sum =
                     _mm512_add_epi32(_mm512_slli_epi32(sum, 8), _mm512_load_si512(sums->low[g][r]));
             acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), by, acc[r]);
@@ -138,11 +140,11 @@ INLINE void add_scaled(const int bits, const unsigned group, const uint8_t *w_sc
 
 /* One tile of rows by a piece of a panel in bytes: units of 64 bytes of scales and two groups.
  * `lines` of each unit are fetched from `next` on, which moves by `step`. */
-INLINE void tile(const int bits, const unsigned group, const uint8_t *w, size_t k, const uint8_t *x,
-                 float *acc, const uint8_t *next, size_t lines, size_t step)
+INLINE void tile(const int bits, const bool wide, const unsigned group, const uint8_t *w, size_t k,
+                 const uint8_t *x, float *acc, const uint8_t *next, size_t lines, size_t step)
 {
     const size_t unit = 64 + (size_t)2 * group * KERN_PANEL;
-    const size_t x_unit = 2 * x_group_bytes(bits, group);
+    const size_t x_unit = 2 * x_group_bytes(wide, group);
     pair_sums sums[2];
     __m512 total[ROWS];
 #pragma GCC unroll 16
@@ -151,12 +153,12 @@ INLINE void tile(const int bits, const unsigned group, const uint8_t *w, size_t 
     for (size_t u = 0; u < units; u++) {
         for (size_t l = 0; l < lines; l++)
             _mm_prefetch((const char *)(next + u * step + l * 64), _MM_HINT_T0);
-        multiply(bits, group, w + u * unit + 64, x + u * x_unit, &sums[u % 2]);
+        multiply(wide, group, w + u * unit + 64, x + u * x_unit, &sums[u % 2]);
         if (u > 0)
-            add_scaled(bits, group, w + (u - 1) * unit, x + (u - 1) * x_unit, &sums[(u - 1) % 2],
-                       total);
+            add_scaled(bits, wide, group, w + (u - 1) * unit, x + (u - 1) * x_unit,
+                       &sums[(u - 1) % 2], total);
     }
-    add_scaled(bits, group, w + (units - 1) * unit, x + (units - 1) * x_unit,
+    add_scaled(bits, wide, group, w + (units - 1) * unit, x + (units - 1) * x_unit,
                &sums[(units - 1) % 2], total);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) _mm512_storeu_ps(acc + r * KERN_PANEL, total[r]);
@@ -183,7 +185,7 @@ static void to_bytes(const uint8_t *w, size_t k, size_t group, uint8_t *out)
     }
 }
 
-INLINE void run(const int bits, const unsigned group, const kern_dot_block *b)
+INLINE void run(const int bits, const bool wide, const unsigned group, const kern_dot_block *b)
 {
     _Alignas(64) uint8_t bytes[PIECE_BYTES];
     const size_t w_unit = 64 + (size_t)2 * group * KERN_PANEL * (size_t)bits / 8;
@@ -197,26 +199,27 @@ INLINE void run(const int bits, const unsigned group, const kern_dot_block *b)
         }
         float *acc = b->acc + i * b->tiles * ROWS * KERN_PANEL;
         for (size_t t = 0; t < b->tiles; t++, acc += ROWS * KERN_PANEL)
-            tile(bits, group, w, b->k, b->x + t * b->x_stride, acc, next + t * lines * 64, lines,
-                 w_unit);
+            tile(bits, wide, group, w, b->k, b->x + t * b->x_stride, acc, next + t * lines * 64,
+                 lines, w_unit);
     }
 }
 
-#define RUN(bits)                                                                                  \
-    static void run_##bits##__amx(const kern_dot_block *b)                                         \
+#define RUN(name, bits, wide)                                                                      \
+    static void run_##name##__amx(const kern_dot_block *b)                                         \
     {                                                                                              \
-        if (b->group == 32) run(bits, 32, b);                                                      \
-        else if (b->group == 64) run(bits, 64, b);                                                 \
-        else run(bits, 128, b);                                                                    \
+        if (b->group == 32) run(bits, wide, 32, b);                                                \
+        else if (b->group == 64) run(bits, wide, 64, b);                                           \
+        else run(bits, wide, 128, b);                                                              \
     }
-RUN(8)
-RUN(4)
+RUN(8_wide, 8, true)
+RUN(8, 8, false)
+RUN(4, 4, false)
 
-static void pack_4__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
-                        uint8_t *out)
+/* q [rows][group]; both operands are signed, so the start stays unwritten. */
+static void pack__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
+                      uint8_t *out)
 {
-    const kern_quant quant = {4, (uint8_t)group};
-    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(quant)) {
+    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(false, group)) {
         float *scales = (float *)(void *)(out + rows * group);
         int32_t sum;
         quant_x8_avx512(x, group, (int8_t *)out + r * group, scales + r, &sum);
@@ -224,12 +227,11 @@ static void pack_4__amx(const float *x, size_t units, unsigned group, size_t row
 }
 
 /* high [rows][group] int8, low [rows][group] uint8, scale [rows]. */
-static void pack_8__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
-                        uint8_t *out)
+static void pack_wide__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
+                           uint8_t *out)
 {
-    const kern_quant quant = {8, (uint8_t)group};
     const __m512i byte = _mm512_set1_epi32(255);
-    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(quant)) {
+    for (; units > 0; units--, x += group, out += rows * kern_quant_x_bytes(true, group)) {
         uint8_t *high = out + r * group, *low = high + rows * group;
         float *scales = (float *)(void *)(out + 2 * rows * group);
         const float inverse = quant_scale_of(quant_largest_avx512(x, group), 32767.0f, scales + r);
@@ -260,23 +262,26 @@ static size_t panels__amx(size_t rows, size_t tiles)
     return 1;
 }
 
-#define OPS(bits)                                                                                  \
-    static const kern_dot_ops quant_block_##bits##__amx = {                                        \
+#define OPS(name, pack_name, wide)                                                                 \
+    static const kern_dot_ops quant_block_##name##__amx = {                                        \
         .min_rows = MIN_ROWS,                                                                      \
         .rows = rows__amx,                                                                         \
         .panels = panels__amx,                                                                     \
         .few_k = K_BLOCK,                                                                          \
         .k = K_BLOCK,                                                                              \
-        .pack = pack_##bits##__amx,                                                                \
+        .x_wide = wide,                                                                            \
+        .pack = pack_name,                                                                         \
         .begin = begin__amx,                                                                       \
-        .run = run_##bits##__amx,                                                                  \
+        .run = run_##name##__amx,                                                                  \
         .end = end__amx,                                                                           \
     };
-OPS(8)
-OPS(4)
+OPS(8_wide, pack_wide__amx, true)
+OPS(8, pack__amx, false)
+OPS(4, pack__amx, false)
 
 void kern_quant_fill_amx(kern_isa *isa)
 {
-    isa->quant_block[0] = &quant_block_8__amx;
+    isa->quant_block[0] =
+        isa->precision == KERN_PRECISION_HIGH ? &quant_block_8_wide__amx : &quant_block_8__amx;
     isa->quant_block[1] = &quant_block_4__amx;
 }

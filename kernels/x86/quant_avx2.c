@@ -1,6 +1,7 @@
 /* Quantised matrix product, AVX2. 8 bits: the even and the odd bytes of w as 16 bits, and madd with
- * those of x. 4 bits: maddubs of w + 8 and x, whose products are so small that a run of columns is
- * summed in 16 bits. */
+ * those of x, which is wide whatever the precision: maddubs would saturate, and what avoids that
+ * (signs moved from w to x, for each row) costs as many instructions as are saved. 4 bits: maddubs
+ * of w + 8 and x, whose products are so small that a run of columns is summed in 16 bits. */
 #include "kernels/isa.h"
 #include "kernels/quant_groups.h"
 
@@ -168,8 +169,7 @@ INLINE void tile(const int bits, const int rows, const int side, const uint8_t *
                  size_t k, size_t group, const uint8_t *x, float *acc, const kern_ahead *ahead)
 {
     const size_t group_bytes = group * KERN_PANEL * (size_t)bits / 8;
-    const kern_quant quant = {(uint8_t)bits, (uint8_t)group};
-    const size_t x_bytes = (size_t)rows * kern_quant_x_bytes(quant);
+    const size_t x_bytes = (size_t)rows * kern_quant_x_bytes(bits == 8, (unsigned)group);
     const size_t lines = 1 + 2 * group_bytes / 64;
     const uint8_t *next = ahead->at;
     for (size_t n = k / (2 * group); n > 0; n--) {
@@ -251,9 +251,10 @@ INLINE __m256i to_integers(const float *x, __m256 inverse)
     return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
 }
 
-INLINE void to_16(const float *x, const unsigned group, int16_t *q, float *scale)
+/* Columns 0, 2, 1, 3 of each quad: a vector of quads of w gives its even and its odd bytes. */
+INLINE void to_16(const float *x, const unsigned group, float most, int16_t *q, float *scale)
 {
-    const float inverse = quant_scale_of(largest_of(x, group), 32767.0f, scale);
+    const float inverse = quant_scale_of(largest_of(x, group), most, scale);
     if (inverse == 0.0f) {
         memset(q, 0, group * sizeof *q);
         return;
@@ -264,6 +265,15 @@ INLINE void to_16(const float *x, const unsigned group, int16_t *q, float *scale
         v = _mm256_permute4x64_epi64(v, 0xd8);
         v = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8);
         _mm256_storeu_si256((__m256i *)(void *)(q + i), v);
+    }
+}
+
+INLINE void x_wide(const float *x, size_t groups, const unsigned group, float most, size_t rows,
+                   size_t r, uint8_t *out)
+{
+    for (; groups > 0; groups--, x += group, out += rows * kern_quant_x_bytes(true, group)) {
+        float *scales = (float *)(void *)(out + 2 * rows * group);
+        to_16(x, group, most, (int16_t *)(void *)out + r * group, scales + r);
     }
 }
 
@@ -290,16 +300,32 @@ INLINE void to_8(const float *x, const unsigned group, int8_t *q, float *scale, 
     *sum = add_lanes(total);
 }
 
-static void quant_x16__avx2(const float *x, unsigned group, int16_t *q, float *scale)
+INLINE void x_narrow(const float *x, size_t groups, const unsigned group, size_t rows, size_t r,
+                     uint8_t *out)
 {
-    if (group == RUN) to_16(x, RUN, q, scale);
-    else to_16(x, group, q, scale);
+    for (; groups > 0; groups--, x += group, out += rows * kern_quant_x_bytes(false, group)) {
+        float *scales = (float *)(void *)(out + rows * group);
+        int32_t *starts = (int32_t *)(void *)(scales + rows), sum;
+        to_8(x, group, (int8_t *)out + r * group, scales + r, &sum);
+        starts[r] = -8 * sum;
+    }
 }
 
-static void quant_x8__avx2(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum)
+#define X_WIDE(name, most)                                                                         \
+    static void quant_x_##name##__avx2(const float *x, size_t groups, unsigned group, size_t rows, \
+                                       size_t r, uint8_t *out)                                     \
+    {                                                                                              \
+        if (group == RUN) x_wide(x, groups, RUN, most, rows, r, out);                              \
+        else x_wide(x, groups, group, most, rows, r, out);                                         \
+    }
+X_WIDE(8, 127.0f)
+X_WIDE(8_high, 32767.0f)
+
+static void quant_x_4__avx2(const float *x, size_t groups, unsigned group, size_t rows, size_t r,
+                            uint8_t *out)
 {
-    if (group == RUN) to_8(x, RUN, q, scale, sum);
-    else to_8(x, group, q, scale, sum);
+    if (group == RUN) x_narrow(x, groups, RUN, rows, r, out);
+    else x_narrow(x, groups, group, rows, r, out);
 }
 
 static uint16_t quant_w8__avx2(const float *w, unsigned group, int8_t *q)
@@ -321,9 +347,12 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_tile1[bits == 4][rows] = tile1_##bits##_##rows##__avx2;
     FOR_TILES(SET_TILE, 8)
     FOR_TILES(SET_TILE, 4)
-    isa->quant_offset = 8;
-    isa->quant_x16 = quant_x16__avx2;
-    isa->quant_x8 = quant_x8__avx2;
+    isa->quant_many = 1;
+    isa->quant_x_wide[0] = true;
+    isa->quant_x_wide[1] = false;
+    isa->quant_x[0] =
+        isa->precision == KERN_PRECISION_HIGH ? quant_x_8_high__avx2 : quant_x_8__avx2;
+    isa->quant_x[1] = quant_x_4__avx2;
     isa->quant_w[0] = quant_w8__avx2;
     isa->quant_w[1] = quant_w4__avx2;
 }

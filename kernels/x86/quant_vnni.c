@@ -1,6 +1,11 @@
-/* Quantised matrix product, AVX512-VNNI: a register holds a quad of all rows of a panel, x is
- * broadcast from memory. 8 bits: the even and the odd bytes of w as 16 bits, as x is. 4 bits: w + 8
- * and x of 8 bits, the signed operand. */
+/* Quantised matrix product, AVX512-VNNI: a register holds four columns (a quad), or two, of all
+ * rows of a panel; x is broadcast from memory. A tile is a block of registers, rows of x by panels:
+ * a line of weights is made ready once for all rows, four columns of a row of x fetched once for
+ * all panels. x stands as the steps read it, four bytes of each row side by side.
+ *     bytes     8-bit weights + 128, the unsigned operand, by x of 8 bits
+ *     halves    4-bit weights + 8 by x of 8 bits
+ *     pairs     the even and the odd bytes of 8-bit weights as 16 bits, by x of 16 (high precision)
+ */
 #include "kernels/isa.h"
 #include "kernels/x86/quant_avx512.h"
 
@@ -9,151 +14,236 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { TILE_ROWS = 16 };
+typedef enum form { BYTES, HALVES, PAIRS } form;
 
-/* A pair of 16 bits or a quad of 8. */
-INLINE __m512i some_of(const uint8_t *x)
-{
-    int32_t some;
-    memcpy(&some, x, sizeof some);
-    return _mm512_set1_epi32(some);
-}
+enum {
+    TILE_ROWS = 12,
+    MANY_PANELS = 2, /* a full tile has 24 sums in registers */
+    SUMS = 24,       /* ... and none has more */
+    PANELS_MOST = 8,
+    STEPS_A_LINE_MOST = 2,
+};
 
-INLINE void run_8(const int rows, const uint8_t *w, size_t group, const uint8_t *x, __m512i *sums)
+static inline int steps_a_line(const form f) { return f == BYTES ? 1 : 2; }
+
+/* A line of 64 bytes of weights as operands of its steps. */
+INLINE void get_steps(const form f, const uint8_t *line, __m512i *step)
 {
-    for (size_t at = 0; at < group; at += 4, w += 64, x += 8) {
-        __m512i v = _mm512_load_si512(w), odd = _mm512_srai_epi16(v, 8);
-        __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            const uint8_t *quad = x + (size_t)r * group * 2;
-            sums[r] = _mm512_dpwssd_epi32(sums[r], even, some_of(quad));
-            sums[r] = _mm512_dpwssd_epi32(sums[r], odd, some_of(quad + 4));
-        }
+    const __m512i w = _mm512_load_si512(line);
+    if (f == BYTES) {
+        step[0] = _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80));
+    } else if (f == HALVES) {
+        const __m512i low = _mm512_set1_epi8(15);
+        step[0] = _mm512_and_si512(w, low);
+        step[1] = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
+    } else {
+        step[0] = _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8);
+        step[1] = _mm512_srai_epi16(w, 8);
     }
 }
 
-INLINE void run_4(const int rows, const uint8_t *w, size_t group, const uint8_t *x, __m512i *sums)
+/* Sixteen sums, in the type that gcc has for them: as __m512i they are converted around each loop,
+ * and spilled. */
+typedef int32_t lanes __attribute__((vector_size(64)));
+
+INLINE lanes dot(const form f, lanes sum, __m512i w, __m512i x)
 {
-    const __m512i low = _mm512_set1_epi8(15);
-    for (size_t at = 0; at < group; at += 8, w += 64, x += 8) {
-        __m512i both = _mm512_load_si512(w), even = _mm512_and_si512(both, low);
-        __m512i odd = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            const uint8_t *quad = x + (size_t)r * group;
-            sums[r] = _mm512_dpbusd_epi32(sums[r], even, some_of(quad));
-            sums[r] = _mm512_dpbusd_epi32(sums[r], odd, some_of(quad + 4));
-        }
-    }
+    return (lanes)(f == PAIRS ? _mm512_dpwssd_epi32((__m512i)sum, w, x)
+                              : _mm512_dpbusd_epi32((__m512i)sum, w, x));
 }
 
-/* acc [rows][16] += a group of a panel. */
-INLINE void add_group(const int bits, const int rows, const uint8_t *scales, const uint8_t *w,
-                      size_t group, const uint8_t *x, float *acc)
+INLINE __m512i four_bytes(const uint8_t *x)
 {
-    __m512i sums[TILE_ROWS];
-    const size_t q_bytes = (size_t)rows * group * (bits == 8 ? 2 : 1);
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* What is fetched while a tile computes: with each line of a panel one from `at` on. */
+typedef struct fetch {
+    const uint8_t *at;
+    size_t stride, step;
+} fetch;
+
+/* sums [rows][side] += `lines` lines of each panel times x. */
+INLINE void run_lines(const form f, const int rows, const int side, const uint8_t *w,
+                      size_t w_stride, size_t lines, const uint8_t *x, lanes *sums, fetch ahead)
+{
+    const int steps = steps_a_line(f);
+    do { /* a group has lines */
+        __m512i step[PANELS_MOST][STEPS_A_LINE_MOST];
+#pragma GCC unroll 8
+        for (int i = 0; i < side; i++) {
+            _mm_prefetch((const char *)ahead.at + (size_t)i * ahead.stride, _MM_HINT_T0);
+            get_steps(f, w + (size_t)i * w_stride, step[i]);
+        }
+#pragma GCC unroll 2
+        for (int s = 0; s < steps; s++)
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; r++) {
+                const __m512i four = four_bytes(x + (s * rows + r) * 4);
+#pragma GCC unroll 8
+                for (int i = 0; i < side; i++)
+                    sums[r * side + i] = dot(f, sums[r * side + i], step[i][s], four);
+            }
+        w += 64;
+        x += steps * rows * 4;
+        ahead.at += ahead.step;
+    } while (--lines > 0);
+}
+
+INLINE __m512 scales_of(const form f, const uint8_t *scales)
+{
+    const __m256i half = _mm256_load_si256((const __m256i *)(const void *)scales);
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), f == HALVES ? 16 : 15));
+}
+
+/* Compilers would keep acc in registers over groups, and spill the sums for it. */
+#define ACC_STAYS_IN_MEMORY() __asm__ volatile("" ::: "memory")
+
+/* acc [side][rows][16] += a group of each panel. */
+INLINE void add_group(const form f, const int rows, const int side, const uint8_t *scales,
+                      const uint8_t *w, size_t w_stride, size_t group, const uint8_t *x, float *acc,
+                      fetch ahead)
+{
+    lanes sums[SUMS];
+    const size_t q_bytes = (size_t)rows * group * (f == PAIRS ? 2 : 1);
     const float *x_scales = (const float *)(const void *)(x + q_bytes);
     const int32_t *starts = (const int32_t *)(const void *)(x_scales + rows);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++)
-        sums[r] = bits == 8 ? _mm512_setzero_si512() : _mm512_set1_epi32(starts[r]);
-    if (bits == 8) run_8(rows, w, group, x, sums);
-    else run_4(rows, w, group, x, sums);
-    __m256i half = _mm256_load_si256((const __m256i *)(const void *)scales);
-    __m512 scale =
-        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), bits == 8 ? 15 : 16));
-#pragma GCC unroll 16
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
-        __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(x_scales[r]));
-        __m512 sum = _mm512_loadu_ps(acc + r * KERN_PANEL);
-        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r]), by, sum);
-        _mm512_storeu_ps(acc + r * KERN_PANEL, sum);
+        const __m512i start = f == PAIRS ? _mm512_setzero_si512() : _mm512_set1_epi32(starts[r]);
+#pragma GCC unroll 8
+        for (int i = 0; i < side; i++) sums[r * side + i] = (lanes)start;
+    }
+    run_lines(f, rows, side, w, w_stride, group / (f == HALVES ? 8 : 4), x, sums, ahead);
+    ACC_STAYS_IN_MEMORY();
+#pragma GCC unroll 8
+    for (int i = 0; i < side; i++) {
+        const __m512 scale = scales_of(f, scales + (size_t)i * w_stride);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            float *at = acc + (i * rows + r) * KERN_PANEL;
+            const __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(x_scales[r]));
+            const __m512 sum = _mm512_cvtepi32_ps((__m512i)sums[r * side + i]);
+            _mm512_storeu_ps(at, _mm512_fmadd_ps(sum, by, _mm512_loadu_ps(at)));
+        }
     }
 }
 
-INLINE void tile(const int bits, const int rows, const int side, const uint8_t *w, size_t w_stride,
+INLINE void tile(const form f, const int rows, const int side, const uint8_t *w, size_t w_stride,
                  size_t k, size_t group, const uint8_t *x, float *acc, const kern_ahead *ahead)
 {
-    const size_t group_bytes = group * KERN_PANEL * (size_t)bits / 8;
-    const kern_quant quant = {(uint8_t)bits, (uint8_t)group};
-    const size_t x_bytes = (size_t)rows * kern_quant_x_bytes(quant);
-    const size_t lines = 1 + 2 * group_bytes / 64;
-    const uint8_t *next = ahead->at;
+    const size_t lines = group / (f == HALVES ? 8 : 4); /* of a group */
+    const size_t x_bytes = (size_t)rows * kern_quant_x_bytes(f == PAIRS, (unsigned)group);
+    fetch next = {ahead->at, ahead->stride, ahead->step};
     for (size_t n = k / (2 * group); n > 0; n--) {
-        for (int i = 0; i < side; i++) {
-            const uint8_t *at = w + (size_t)i * w_stride, *line = next + (size_t)i * ahead->stride;
-            for (size_t l = 0; l < lines; l++)
-                _mm_prefetch((const char *)(line + l * ahead->step), _MM_HINT_T0);
-            for (size_t g = 0; g < 2; g++)
-                add_group(bits, rows, at + 32 * g, at + 64 + g * group_bytes, group,
-                          x + g * x_bytes, acc + i * rows * KERN_PANEL);
+        for (int i = 0; i < side; i++)
+            _mm_prefetch((const char *)next.at + (size_t)i * next.stride, _MM_HINT_T0);
+        next.at += next.step;
+        for (size_t g = 0; g < 2; g++) {
+            add_group(f, rows, side, w + 32 * g, w + 64 + g * lines * 64, w_stride, group, x, acc,
+                      next);
+            next.at += lines * next.step;
+            x += x_bytes;
         }
-        w += 64 + 2 * group_bytes;
-        x += 2 * x_bytes;
-        next += lines * ahead->step;
+        w += 64 + 2 * lines * 64;
     }
 }
 
 /* Rows of a tile, and the panels it takes at once: streams of weights. */
 // clang-format off
-#define FOR_TILES(X, bits)                                                                         \
-    X(bits, 1, 8)  X(bits, 2, 4)  X(bits, 3, 4)  X(bits, 4, 2)                                     \
-    X(bits, 5, 2)  X(bits, 6, 2)  X(bits, 7, 2)  X(bits, 8, 2)                                     \
-    X(bits, 9, 1)  X(bits, 10, 1) X(bits, 11, 1) X(bits, 12, 1)                                    \
-    X(bits, 13, 1) X(bits, 14, 1) X(bits, 15, 1) X(bits, 16, 1)
+#define FOR_TILES(X, form)                                                                         \
+    X(form, 1, 8) X(form, 2, 4) X(form, 3, 4) X(form, 4, 4)  X(form, 5, 4)  X(form, 6, 2)          \
+    X(form, 7, 2) X(form, 8, 2) X(form, 9, 2) X(form, 10, 2) X(form, 11, 2) X(form, 12, 2)
 // clang-format on
 
-#define TILE(bits, rows, side)                                                                     \
-    static void tile_##bits##_##rows##__vnni(const void *w, size_t w_stride, size_t k,             \
+#define TILE(form, rows, side)                                                                     \
+    static void tile_##form##_##rows##__vnni(const void *w, size_t w_stride, size_t k,             \
                                              unsigned group, const void *x, float *acc,            \
                                              const kern_ahead *ahead)                              \
     {                                                                                              \
-        tile(bits, rows, side, w, w_stride, k, group, x, acc, ahead);                              \
+        tile(form, rows, side, w, w_stride, k, group, x, acc, ahead);                              \
     }
-#define TILE1(bits, rows, side)                                                                    \
-    static void tile1_##bits##_##rows##__vnni(const void *w, size_t w_stride, size_t k,            \
+#define TILE1(form, rows, side)                                                                    \
+    static void tile1_##form##_##rows##__vnni(const void *w, size_t w_stride, size_t k,            \
                                               unsigned group, const void *x, float *acc,           \
                                               const kern_ahead *ahead)                             \
     {                                                                                              \
-        tile(bits, rows, 1, w, w_stride, k, group, x, acc, ahead);                                 \
+        tile(form, rows, 1, w, w_stride, k, group, x, acc, ahead);                                 \
     }
 
-FOR_TILES(TILE, 8)
-FOR_TILES(TILE1, 8)
-FOR_TILES(TILE, 4)
-FOR_TILES(TILE1, 4)
+FOR_TILES(TILE, BYTES)
+FOR_TILES(TILE1, BYTES)
+FOR_TILES(TILE, HALVES)
+FOR_TILES(TILE1, HALVES)
+FOR_TILES(TILE, PAIRS)
+FOR_TILES(TILE1, PAIRS)
 
-static void quant_x16__vnni(const float *x, unsigned group, int16_t *q, float *scale)
+/* ---- x --------------------------------------------------------------------------------------- */
+
+/* Four bytes from `from` on become four of row r, every 4 * rows bytes. */
+INLINE void spread(const uint8_t *from, size_t bytes, size_t rows, size_t r, uint8_t *out)
 {
-    const float inverse = quant_scale_of(quant_largest_avx512(x, group), 32767.0f, scale);
-    if (inverse == 0.0f) {
-        memset(q, 0, group * sizeof *q);
-        return;
-    }
-    for (unsigned i = 0; i < group; i += 16) {
-        __m256i v = _mm512_cvtepi32_epi16(quant_integers_avx512(x + i, inverse));
-        v = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8);
-        _mm256_storeu_si256((__m256i *)(void *)(q + i), v);
+    for (out += 4 * r; bytes > 0; bytes -= 4, from += 4, out += 4 * rows) memcpy(out, from, 4);
+}
+
+INLINE void x_narrow(const float *x, size_t groups, const unsigned group, int32_t offset,
+                     size_t rows, size_t r, uint8_t *out)
+{
+    for (; groups > 0; groups--, x += group, out += rows * kern_quant_x_bytes(false, group)) {
+        float *scales = (float *)(void *)(out + rows * group);
+        int32_t *starts = (int32_t *)(void *)(scales + rows), sum;
+        int8_t q[KERN_GROUP_MAX];
+        quant_x8_avx512(x, group, q, scales + r, &sum);
+        starts[r] = -offset * sum;
+        spread((const uint8_t *)q, group, rows, r, out);
     }
 }
 
-static void quant_x8__vnni(const float *x, unsigned group, int8_t *q, float *scale, int32_t *sum)
+#define X_NARROW(form, offset)                                                                     \
+    static void quant_x_##form##__vnni(const float *x, size_t groups, unsigned group, size_t rows, \
+                                       size_t r, uint8_t *out)                                     \
+    {                                                                                              \
+        if (group == 32) x_narrow(x, groups, 32, offset, rows, r, out);                            \
+        else x_narrow(x, groups, group, offset, rows, r, out);                                     \
+    }
+X_NARROW(BYTES, 128)
+X_NARROW(HALVES, 8)
+
+/* Columns 0 and 2 of each quad, then 1 and 3: the even and the odd bytes. */
+static void quant_x_PAIRS__vnni(const float *x, size_t groups, unsigned group, size_t rows,
+                                size_t r, uint8_t *out)
 {
-    quant_x8_avx512(x, group, q, scale, sum);
+    for (; groups > 0; groups--, x += group, out += rows * kern_quant_x_bytes(true, group)) {
+        float *scales = (float *)(void *)(out + 2 * rows * group);
+        int16_t q[KERN_GROUP_MAX] = {0};
+        const float inverse = quant_scale_of(quant_largest_avx512(x, group), 32767.0f, scales + r);
+        for (unsigned i = 0; i < group && inverse != 0.0f; i += 16) {
+            __m256i v = _mm512_cvtepi32_epi16(quant_integers_avx512(x + i, inverse));
+            v = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(v, 0xd8), 0xd8);
+            _mm256_storeu_si256((__m256i *)(void *)(q + i), v);
+        }
+        spread((const uint8_t *)q, (size_t)2 * group, rows, r, out);
+    }
 }
 
 void kern_quant_fill_vnni(kern_isa *isa)
 {
+    const bool wide = isa->precision == KERN_PRECISION_HIGH;
     isa->quant_rows = TILE_ROWS;
-#define SET_TILE(bits, rows, side)                                                                 \
+    isa->quant_many = MANY_PANELS;
+#define SET_TILE(form, rows, side)                                                                 \
     isa->quant_panels[rows] = side;                                                                \
-    isa->quant_tile[bits == 4][rows] = tile_##bits##_##rows##__vnni;                               \
-    isa->quant_tile1[bits == 4][rows] = tile1_##bits##_##rows##__vnni;
-    FOR_TILES(SET_TILE, 8)
-    FOR_TILES(SET_TILE, 4)
-    isa->quant_offset = 8;
-    isa->quant_x16 = quant_x16__vnni;
-    isa->quant_x8 = quant_x8__vnni;
+    isa->quant_tile[form == HALVES][rows] = tile_##form##_##rows##__vnni;                          \
+    isa->quant_tile1[form == HALVES][rows] = tile1_##form##_##rows##__vnni;
+    FOR_TILES(SET_TILE, BYTES)
+    FOR_TILES(SET_TILE, HALVES)
+    if (wide) {
+        FOR_TILES(SET_TILE, PAIRS)
+    }
+    isa->quant_x_wide[0] = wide;
+    isa->quant_x[0] = wide ? quant_x_PAIRS__vnni : quant_x_BYTES__vnni;
+    isa->quant_x[1] = quant_x_HALVES__vnni;
 }

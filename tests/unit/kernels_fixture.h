@@ -18,6 +18,7 @@ enum { FIXTURE_THREADS = 2, FIXTURE_ISAS = 8 };
 typedef struct fixture {
     thread_pool *pool, *single;       /* of two threads, of one */
     kern_context *isas[FIXTURE_ISAS]; /* on `pool`; [0] is the reference */
+    kern_context *high[FIXTURE_ISAS]; /* the same with high precision */
     size_t n_isas;
 } fixture;
 
@@ -37,9 +38,10 @@ static int setup(void **state)
             printf("skipped: %s (this CPU lacks it)\n", name);
             continue;
         }
-        if (!status_ok(kern_create(&(kern_options){.pool = f->pool, .isa = name},
-                                   &f->isas[f->n_isas++], NULL)))
-            return -1;
+        kern_options options = {.pool = f->pool, .isa = name};
+        if (!status_ok(kern_create(&options, &f->isas[f->n_isas], NULL))) return -1;
+        options.precision = KERN_PRECISION_HIGH;
+        if (!status_ok(kern_create(&options, &f->high[f->n_isas++], NULL))) return -1;
         if (strcmp(name, FIXTURE_LAST_ISA) == 0) break;
     }
     return 0;
@@ -48,7 +50,10 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     fixture *f = *state;
-    for (size_t i = 0; i < f->n_isas; i++) kern_destroy(f->isas[i]);
+    for (size_t i = 0; i < f->n_isas; i++) {
+        kern_destroy(f->isas[i]);
+        kern_destroy(f->high[i]);
+    }
     thread_pool_destroy(f->pool);
     thread_pool_destroy(f->single);
     free(f);

@@ -68,11 +68,18 @@ static void multiply(kern_context *kc, const problem *p)
     kern_matmul(kc, &p->w, NULL, p->x, p->x_stride, p->m, p->y, p->y_stride);
 }
 
+/* The contexts of a precision, one for each ISA. */
+static kern_context **contexts(fixture *f, kern_precision precision)
+{
+    return precision == KERN_PRECISION_HIGH ? f->high : f->isas;
+}
+
 /* x as its integers and scales make it. */
-static void round_x(const float *x, size_t k, kern_quant quant, double *out)
+static void round_x(const float *x, size_t k, kern_quant quant, kern_precision precision,
+                    double *out)
 {
     const size_t group = quant.group;
-    const float most = quant.bits == 8 ? 32767.0f : 127.0f;
+    const float most = quant.bits == 8 && precision == KERN_PRECISION_HIGH ? 32767.0f : 127.0f;
     for (size_t at = 0; at < k; at += group) {
         size_t n = k - at < group ? k - at : group;
         float max = 0.0f;
@@ -82,13 +89,14 @@ static void round_x(const float *x, size_t k, kern_quant quant, double *out)
     }
 }
 
-static void check_against_double(kern_context *kc, const problem *p)
+static void check_against_double(kern_context *kc, kern_precision precision, const problem *p)
 {
     size_t k = p->w.k, groups = (k + p->w.quant.group - 1) / p->w.quant.group;
     float *row = malloc(k * sizeof *row);
     double *xs = malloc(p->m * k * sizeof *xs);
     assert_true(row && xs);
-    for (size_t i = 0; i < p->m; i++) round_x(p->x + i * p->x_stride, k, p->w.quant, xs + i * k);
+    for (size_t i = 0; i < p->m; i++)
+        round_x(p->x + i * p->x_stride, k, p->w.quant, precision, xs + i * k);
     for (size_t j = 0; j < p->y_stride; j++) {
         if (j < p->w.n) kern_matrix_row(kc, &p->w, j, row);
         for (size_t i = 0; i < p->m; i++) {
@@ -115,7 +123,32 @@ static void check_against_double(kern_context *kc, const problem *p)
     free(xs);
 }
 
-/* Every ISA packs and computes what the reference does, bit by bit. */
+/* Every ISA packs and computes what the reference of that precision does, bit by bit. */
+static void check_product(fixture *f, kern_precision precision, problem *p)
+{
+    size_t y_bytes = p->m * p->y_stride * sizeof *p->y, bytes = kern_matrix_size(&p->w);
+    float *expected = malloc(y_bytes);
+    uint8_t *packed = malloc(bytes);
+    assert_true(expected && packed);
+    for (size_t a = 0; a < f->n_isas; a++) {
+        kern_context *kc = contexts(f, precision)[a];
+        pack(kc, p);
+        multiply(kc, p);
+        if (a == 0) {
+            check_against_double(kc, precision, p);
+            memcpy(expected, p->y, y_bytes);
+            memcpy(packed, p->w.data, bytes);
+        }
+        assert_memory_equal(p->w.data, packed, bytes);
+        if (memcmp(p->y, expected, y_bytes) != 0)
+            fail_msg("%s, %s precision: n %zu k %zu m %zu, %u bits in %u", kern_isa_name(kc),
+                     precision == KERN_PRECISION_HIGH ? "high" : "standard", p->w.n, p->w.k, p->m,
+                     p->w.quant.bits, p->w.quant.group);
+    }
+    free(expected);
+    free(packed);
+}
+
 static void test_products(void **state)
 {
     fixture *f = *state;
@@ -124,27 +157,30 @@ static void test_products(void **state)
         size_t n = 1 + rng_below(&r, i % 5 == 0 ? 300 : 50);
         size_t k = 1 + rng_below(&r, i % 7 == 0 ? 1500 : 300);
         problem p = make_problem(&r, quants[i % QUANTS], n, k, 1 + rng_below(&r, 40));
-        size_t y_bytes = p.m * p.y_stride * sizeof *p.y, bytes = kern_matrix_size(&p.w);
-        float *expected = malloc(y_bytes);
-        uint8_t *packed = malloc(bytes);
-        assert_true(expected && packed);
-        for (size_t a = 0; a < f->n_isas; a++) {
-            pack(f->isas[a], &p);
-            multiply(f->isas[a], &p);
-            if (a == 0) {
-                check_against_double(f->isas[a], &p);
-                memcpy(expected, p.y, y_bytes);
-                memcpy(packed, p.w.data, bytes);
-            }
-            assert_memory_equal(p.w.data, packed, bytes);
-            if (memcmp(p.y, expected, y_bytes) != 0)
-                fail_msg("%s: n %zu k %zu m %zu, %u bits in %u", kern_isa_name(f->isas[a]), n, k,
-                         p.m, p.w.quant.bits, p.w.quant.group);
-        }
-        free(expected);
-        free(packed);
+        check_product(f, KERN_PRECISION_STANDARD, &p);
+        if (p.w.quant.bits == 8) check_product(f, KERN_PRECISION_HIGH, &p);
         free_problem(&p);
     }
+}
+
+/* Weights of 4 bits have one precision: x has 8 bits beside them. */
+static void test_four_bits_are_one_precision(void **state)
+{
+    fixture *f = *state;
+    rng r = rng_seed(5);
+    problem p = make_problem(&r, (kern_quant){4, 32}, 40, 200, 17);
+    size_t y_bytes = p.m * p.y_stride * sizeof *p.y;
+    float *expected = malloc(y_bytes);
+    assert_non_null(expected);
+    pack(f->isas[0], &p);
+    multiply(f->isas[0], &p);
+    memcpy(expected, p.y, y_bytes);
+    for (size_t a = 0; a < f->n_isas; a++) {
+        multiply(f->high[a], &p);
+        assert_memory_equal(p.y, expected, y_bytes);
+    }
+    free(expected);
+    free_problem(&p);
 }
 
 /* The largest integers everywhere, so that whatever can overflow does. */
@@ -152,26 +188,28 @@ static void test_extremes(void **state)
 {
     fixture *f = *state;
     rng r = rng_seed(3);
-    for (int q = 0; q < QUANTS; q++)
+    for (int q = 0; q < 2 * QUANTS; q++)
         for (int sign = -1; sign <= 1; sign += 2) {
-            problem p = make_problem(&r, quants[q], 33, 512, 19); /* AMX too */
+            kern_precision precision = q < QUANTS ? KERN_PRECISION_STANDARD : KERN_PRECISION_HIGH;
+            problem p = make_problem(&r, quants[q % QUANTS], 33, 512, 19); /* AMX too */
             for (size_t i = 0; i < p.w.n * p.w.k; i++) p.src[i] = (float)sign * 3.0f;
             for (size_t i = 0; i < p.m * p.x_stride; i++)
                 p.x[i] = i / p.x_stride % 2 ? 5.0f : -5.0f;
             for (size_t a = 0; a < f->n_isas; a++) {
-                pack(f->isas[a], &p);
-                multiply(f->isas[a], &p);
-                check_against_double(f->isas[a], &p);
+                pack(contexts(f, precision)[a], &p);
+                multiply(contexts(f, precision)[a], &p);
+                check_against_double(contexts(f, precision)[a], precision, &p);
             }
             free_problem(&p);
         }
 }
 
 /* Every row alone and among others, on one thread and two: the same bits. */
-static void check_rows(fixture *f, size_t isa, kern_quant quant, size_t n, size_t k, size_t rows)
+static void check_rows(fixture *f, size_t isa, kern_precision precision, kern_quant quant, size_t n,
+                       size_t k, size_t rows)
 {
-    kern_context *single = NULL, *kc = f->isas[isa];
-    kern_options options = {.pool = f->single, .isa = kern_isa_name(kc)};
+    kern_context *single = NULL, *kc = contexts(f, precision)[isa];
+    kern_options options = {.pool = f->single, .isa = kern_isa_name(kc), .precision = precision};
     assert_true(status_ok(kern_create(&options, &single, NULL)));
     rng r = rng_seed(7);
     problem p = make_problem(&r, quant, n, k, rows);
@@ -200,13 +238,20 @@ static void check_rows(fixture *f, size_t isa, kern_quant quant, size_t n, size_
 static void test_invariance(void **state)
 {
     fixture *f = *state;
+    static const struct {
+        kern_precision precision;
+        int quant;
+    } cases[] = {
+        {KERN_PRECISION_STANDARD, 0}, {KERN_PRECISION_STANDARD, 1}, {KERN_PRECISION_HIGH, 0}};
     for (size_t a = 0; a < f->n_isas; a++)
-        for (int q = 0; q < 2; q++) {
-            check_rows(f, a, quants[q], 150, 601, a == 0 ? 20 : SLOW ? 70 : 300);
-            check_rows(f, a, quants[q + 4], 40, 900, 64);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            kern_precision precision = cases[i].precision;
+            int q = cases[i].quant;
+            check_rows(f, a, precision, quants[q], 150, 601, a == 0 ? 20 : SLOW ? 70 : 300);
+            check_rows(f, a, precision, quants[q + 4], 40, 900, 64);
             bool amx = strcmp(kern_isa_name(f->isas[a]), "amx") == 0;
             if (a > 0 && (amx || !SLOW)) /* x does not fit whole */
-                check_rows(f, a, quants[q], 20, 28000, SLOW ? 70 : 150);
+                check_rows(f, a, precision, quants[q], 20, 28000, SLOW ? 70 : 150);
         }
 }
 
@@ -321,10 +366,10 @@ static void test_special_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),       cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_invariance),     cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_slices),         cmocka_unit_test(test_error),
-        cmocka_unit_test(test_special_values),
+        cmocka_unit_test(test_products), cmocka_unit_test(test_four_bits_are_one_precision),
+        cmocka_unit_test(test_extremes), cmocka_unit_test(test_invariance),
+        cmocka_unit_test(test_columns),  cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_error),    cmocka_unit_test(test_special_values),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
