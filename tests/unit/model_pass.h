@@ -21,6 +21,7 @@ typedef struct pass {
     bool bf16; /* weights of bf16, which were f32 or stay as stored otherwise */
     uint8_t quant_bits, quant_attention, quant_group;
     const char *isa;
+    kern_precision precision;
     uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
     uint32_t chunk;                                          /* rows of a step */
     unsigned n_threads, n_ranks;                             /* n_ranks 0 = no group */
@@ -61,6 +62,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .quant_group = p->quant_group,
         .n_threads = p->n_threads,
         .isa = p->isa,
+        .precision = p->precision,
         .group = group,
         .geometry = {.page_tokens = p->page_tokens,
                      .layers_per_group = p->layers_per_group,
