@@ -134,8 +134,10 @@ typedef struct kern_isa {
     unsigned quant_rows;                          /* as tile_rows, tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
     /* Panels at once where there are several tiles: 1, or what quant_panels has for every tile that
-     * is more than half full. */
+     * is at least half full. */
     uint8_t quant_many;
+    /* How early the streams of a lone tile are fetched, in bytes of all of them together. */
+    unsigned quant_ahead;
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
     bool quant_x_wide[KERN_QUANTS]; /* of tiles */

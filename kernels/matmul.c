@@ -23,7 +23,7 @@ enum {
     K_BLOCK = 256,           /* a panel's piece is 8 KiB, an f32 one 16: half of the smallest L1 */
     QUANT_K_BLOCK = 512,     /* 9 KiB of 8 bits */
     GROUP_PANELS = 16,       /* so that packing x again for each item costs 2 % at most */
-    PREFETCH_BYTES = 1024,   /* how early a stream is fetched; 2 KiB cost 4 to 6 %, 8 as much */
+    AHEAD_MIN = 1024,        /* how early a stream is fetched; on Zen 3 2 KiB cost 4 to 6 % */
     SERIAL_WORK = 1 << 17,   /* multiply-adds that are done before other threads have woken up */
     SCRATCH_BYTES = 2 << 20, /* a huge page */
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
@@ -59,6 +59,7 @@ typedef struct product {
     size_t tile_rows;
     const uint8_t *tile_panels;
     size_t many_panels; /* of a call where there are several tiles */
+    size_t ahead;       /* bytes: how early the streams of a lone tile are fetched, in all */
     kern_quant_x_fn quant_x;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* over n */
@@ -73,7 +74,8 @@ typedef struct product {
 typedef struct item {
     size_t block, tile0, tile1, row0, rows;
     size_t panel0, panels;
-    size_t side; /* panels of one call */
+    size_t side;  /* panels of one call */
+    size_t ahead; /* of each stream of a lone tile */
     size_t long_calls, n_calls;
     size_t k_block;
     bool direct; /* tiles of one row: x is read where it lies */
@@ -179,7 +181,7 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
 
     /* One tile fetches its own streams ahead. Several fetch what the next call reads, each its
      * part: in a burst between tiles it would hold up the loads behind it. */
-    kern_ahead ahead = {w + PREFETCH_BYTES, w_stride, 64};
+    kern_ahead ahead = {w + it->ahead, w_stride, 64};
     if (tiles > 1) {
         ahead.at = next;
         ahead.step = ceil_div(64, tiles);
@@ -255,6 +257,7 @@ static item make_item(const product *p, size_t index, size_t count)
 
     size_t tiles = it.tile1 - it.tile0;
     it.side = tiles == 1 ? p->tile_panels[it.rows] : p->many_panels;
+    it.ahead = p->ahead / it.side > AHEAD_MIN ? p->ahead / it.side : AHEAD_MIN;
     it.long_calls = it.panels / it.side;
     it.n_calls = it.panels - it.long_calls * (it.side - 1);
     it.direct = it.rows == tiles && !p->w->quant.bits;
@@ -269,7 +272,7 @@ static inline __attribute__((always_inline)) void fetch_start(const product *p, 
                                                               struct kern_matmul_scratch *s)
 {
     call c = get_call(it, s, 0);
-    for (size_t at = 0; at < PREFETCH_BYTES; at += 64)
+    for (size_t at = 0; at < it->ahead; at += 64)
         for (size_t i = 0; i < c.side; i++)
             __builtin_prefetch(weights_at(p, c.panel + i * c.stride, 0) + at);
 }
@@ -330,6 +333,7 @@ static void set_units(const kern_isa *isa, product *p)
         p->tile_rows = isa->tile_rows;
         p->tile_panels = isa->tile_panels;
         p->many_panels = 1;
+        p->ahead = AHEAD_MIN;
         return;
     }
     p->unit = (size_t)2 * w->quant.group;
@@ -342,6 +346,7 @@ static void set_units(const kern_isa *isa, product *p)
     p->tile_rows = isa->quant_rows;
     p->tile_panels = isa->quant_panels;
     p->many_panels = isa->quant_many;
+    p->ahead = isa->quant_ahead;
     size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
     p->first -= p->first % p->unit;
     p->k = p->k > 0 ? end - p->first : 0;
