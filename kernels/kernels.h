@@ -102,8 +102,8 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
  * with the other. "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
  * columns of each 32 from `first` on and adds both to y; denormals count as zeros.
  *
- * With a quantised W, x too becomes integers, with an f32 scale for each row and group: of 16 bits
- * for weights of 8, of 8 bits for weights of 4. A group's sum is exact (below 2^30), and y one
+ * With a quantised W, x too becomes integers, with an f32 scale for each row and group: of 8 bits,
+ * or, in high precision beside weights of 8, of 16. A group's sum is exact (below 2^30), and y one
  * chain of fused multiply-adds over the groups, the same on every ISA: y = fma((float)sum(q_w *
  * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
