@@ -97,9 +97,10 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
 /* y [m, n] = x [m, k] * W^T (+ bias [n] when not NULL). Strides in elements. Each y is summed over
  * k in ascending order in f32, whatever m is.
  *
- * bf16 weights, where the CPU has dot products of bf16: x is the sum of two bf16, of it rounded and
- * of what that left, and the order is the instruction's, first all of a step with the one, then all
- * with the other. "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
+ * With bf16 weights, where the ISA has dot products of bf16, x is rounded to bf16 once in standard
+ * precision. In high precision x is the sum of two bf16, x rounded and what that left, and each
+ * step takes its products with the one, then those with the other. The order of sums is the
+ * instruction's: "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
  * columns of each 32 from `first` on and adds both to y; denormals count as zeros.
  *
  * With a quantised W, x too becomes integers, with an f32 scale for each row and group: of 8 bits,

@@ -44,7 +44,7 @@ typedef struct job {
     size_t w_unit, w_unit_bytes, panel_bytes; /* ... and in a panel */
     size_t rows, tiles;                       /* of a tile; in all */
     size_t n_blocks, n_panels, group_panels, n_groups;
-    size_t item_panels; /* most of an item: of one group, of several with one tile */
+    size_t item_panels; /* most of an item: one group, with few tiles several */
     size_t k_piece;     /* columns of x that fit */
 } job;
 
@@ -106,7 +106,7 @@ static void pack_row(const job *j, const float *x, size_t k0, size_t k, size_t r
     }
 }
 
-/* Of a tile, k columns. */
+/* What k columns of a tile of x take. */
 static size_t x_bytes(const job *j, size_t k)
 {
     return ceil_div(k, j->unit) * j->x_unit_bytes * j->rows;
