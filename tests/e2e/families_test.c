@@ -82,6 +82,7 @@ static setting setting_of(const char *name)
     return (setting){.dir = dir,
                      .prefill_chunk = 256,
                      .kv_type = KERN_KV_F32,
+                     .precision = KERN_PRECISION_HIGH,
                      .layers_per_group = 1,
                      .heads_per_group = 1,
                      .page_tokens = 16,

@@ -22,6 +22,9 @@ typedef struct setting {
     const char *override; // of its config.json; NULL = none
     bool own_words;       // dir has a tokenizer of its own
     kern_kv_format kv_type;
+    /* High where passes that sum in another order are compared: where x is rounded to bf16, the
+     * last bits of f32 decide some roundings. */
+    kern_precision precision;
     uint8_t quant_bits; // of weights, in groups of 32; 0 = not quantised
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
@@ -165,6 +168,7 @@ static inline house open_house(const setting *s)
         .dir = dir,
         .config = &config,
         .kv_type = s->kv_type,
+        .precision = s->precision,
         .weight_type = s->dir ? DTYPE_F32 : DTYPE_BF16,
         .quant_bits = s->quant_bits,
         .quant_group = 32,

@@ -57,6 +57,7 @@ static void read_answer(engine_stream *s, answer *a)
 static void answer_all(uint32_t n_ranks, uint32_t heads_per_group, answer *answers)
 {
     setting s = {.kv_type = KERN_KV_F32,
+                 .precision = KERN_PRECISION_HIGH,
                  .prefill_chunk = 64,
                  .layers_per_group = 1,
                  .heads_per_group = heads_per_group,
@@ -113,6 +114,7 @@ static void ranks_stop_while_they_work(void **state)
 {
     (void)state;
     setting s = {.kv_type = KERN_KV_BF16,
+                 .precision = KERN_PRECISION_HIGH,
                  .prefill_chunk = 64,
                  .layers_per_group = 1,
                  .heads_per_group = 4,

@@ -356,6 +356,7 @@ static setting setting_of(const char *name, model_config *c)
                      .override = positions,
                      .prefill_chunk = 256,
                      .kv_type = KERN_KV_F32,
+                     .precision = KERN_PRECISION_HIGH,
                      .layers_per_group = 1,
                      .heads_per_group = 1,
                      .page_tokens = PAGE_TOKENS,

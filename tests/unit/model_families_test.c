@@ -72,6 +72,7 @@ static pass usual(const fixture *x)
 {
     return (pass){.dir = x->dir,
                   .kv_type = KERN_KV_F32,
+                  .precision = KERN_PRECISION_HIGH,
                   .quant_group = 32,
                   .page_tokens = 16,
                   .layers_per_group = 1,

@@ -43,6 +43,7 @@ static double file_nmse(const char *name, uint8_t bits, unsigned n_ranks)
     snprintf(logits, sizeof logits, GOLDEN "%s.logits.f32", name);
     pass p = {.dir = file,
               .kv_type = KERN_KV_F32,
+              .precision = bits ? KERN_PRECISION_STANDARD : KERN_PRECISION_HIGH,
               .quant_bits = bits,
               .quant_group = 32,
               .page_tokens = 16,

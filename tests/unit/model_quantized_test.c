@@ -146,6 +146,7 @@ static double folder_nmse(const char *name, uint8_t bits, unsigned n_ranks, cons
     snprintf(logits, sizeof logits, "%s/logits.f32", dir);
     pass p = {.dir = dir,
               .kv_type = KERN_KV_F32,
+              .precision = bits ? KERN_PRECISION_STANDARD : KERN_PRECISION_HIGH,
               .quant_bits = bits,
               .quant_group = 32,
               .page_tokens = 16,
