@@ -35,7 +35,8 @@ static void expect_near(const pass_result *alone, const pass_result *ranks, cons
     double e = nmse(ranks->logits, alone->logits, (size_t)TOKENS * vocab);
     double of_mass = nmse(ranks->mass, alone->mass, alone->mass_floats);
     print_message("%s: NMSE %.2e, page mass %.2e\n", what, e, of_mass);
-    if (!(e < 1e-10) || !(of_mass < 1e-10)) fail_msg("%s: NMSE %.3e, %.3e", what, e, of_mass);
+    /* Dot products of bf16 take 16 of the 24 bits of x in high precision. */
+    if (!(e < 1e-9) || !(of_mass < 1e-9)) fail_msg("%s: NMSE %.3e, %.3e", what, e, of_mass);
     for (uint32_t t = 0; t < TOKENS; t++) {
         const float *a = alone->logits + (size_t)t * vocab, *b = ranks->logits + (size_t)t * vocab;
         uint32_t due = most_likely(a, vocab), is = most_likely(b, vocab);
