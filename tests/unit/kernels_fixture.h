@@ -13,6 +13,10 @@
 #define FIXTURE_LAST_ISA ""
 #endif
 
+#ifndef FIXTURE_PRECISION
+#define FIXTURE_PRECISION KERN_PRECISION_STANDARD
+#endif
+
 enum { FIXTURE_THREADS = 2, FIXTURE_ISAS = 8 };
 
 typedef struct fixture {
@@ -38,7 +42,7 @@ static int setup(void **state)
             printf("skipped: %s (this CPU lacks it)\n", name);
             continue;
         }
-        kern_options options = {.pool = f->pool, .isa = name};
+        kern_options options = {.pool = f->pool, .isa = name, .precision = FIXTURE_PRECISION};
         if (!status_ok(kern_create(&options, &f->isas[f->n_isas], NULL))) return -1;
         options.precision = KERN_PRECISION_HIGH;
         if (!status_ok(kern_create(&options, &f->high[f->n_isas++], NULL))) return -1;

@@ -1,6 +1,8 @@
 /* Measures by slot: every ISA against float64 loops written from docs/retention.md, and the promise
  * that running sums do not know how their rows were cut. */
 #include "kernels/measure.h"
+/* Measures are f32 in either precision; the outputs of attention that some of them read are not. */
+#define FIXTURE_PRECISION KERN_PRECISION_HIGH
 #include "tests/unit/kernels_fixture.h"
 #include "tests/unit/kernels_tables.h"
 #include "tests/unit/measure_naive.h"
