@@ -219,6 +219,10 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
  * slot 0, whoever shares the batch and however long a page is: page_tokens changes no bit of an
  * output.
  *
+ * In the standard precision, over bf16 pages and formats with grids, on ISAs whose bf16 dot
+ * products are fast ("avx512bf16"): q is rounded to bf16 once it is scaled, and so is p, whose sum
+ * is taken of what was rounded. The mass is that of these p. Measures (measure.h) stay f32.
+ *
  * Formats with grids: a row reads its own page, which may still be filling, as the tile of bf16
  * that it is made of, and those before it as they are stored. So does a row of a measure. */
 typedef struct kern_attn_item {
