@@ -593,19 +593,6 @@ static void turn(world *w)
     w->plans[w->n_plans++] = plan;
 }
 
-static void count(tally *t, const sched_stats *stats)
-{
-    t->swaps_out += stats->swaps_out;
-    t->swaps_in += stats->swaps_in;
-    t->refused += stats->pages.n_host_pages > 0 ? stats->swaps_refused : 0;
-    t->pages_in += stats->pages.pages_swapped_in;
-    t->pages_retaken += stats->pages.pages_retaken;
-    t->stored += stats->sessions_stored;
-    t->continued += stats->sessions_continued;
-    t->ignored += stats->sessions_ignored;
-    t->expired += stats->sessions_expired;
-}
-
 static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool verbose, tally *t)
 {
     world *w = calloc(1, sizeof *w);
@@ -648,44 +635,9 @@ static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool v
                (unsigned long long)w->max_passed_over, w->options.n_pages,
                pkv_groups(&w->options.geometry), w->options.prefill_chunk, w->options.max_seqs);
     }
-    count(t, &stats);
+    tally_add(t, &stats);
     world_destroy(w);
     free(w);
-}
-
-static void need(bool *ok, const char *what, uint64_t n, uint64_t least)
-{
-    printf("sim: %s: %llu\n", what, (unsigned long long)n);
-    if (n >= least) return;
-    fprintf(stderr, "sim: %s: fewer than %llu\n", what, (unsigned long long)least);
-    *ok = false;
-}
-
-/* What the worlds got to do with the rare things: none of it may be rare. */
-static bool tell(const tally *t, uint32_t n_requests)
-{
-    bool ok = true;
-    size_t n;
-    const retention_preset *presets = retention_presets(&n);
-    need(&ok, "requests", n_requests, 0);
-    need(&ok, "swapped", t->swaps_out, 0);
-    need(&ok, "swapped back", t->swaps_in, 300);
-    need(&ok, "found the tier full", t->refused, 40);
-    need(&ok, "pages copied back", t->pages_in, 3000);
-    need(&ok, "pages still there", t->pages_retaken, 500);
-    need(&ok, "sessions stored", t->stored, 500);
-    need(&ok, "sessions continued", t->continued, 150);
-    need(&ok, "sessions ignored", t->ignored, 100);
-    need(&ok, "sessions expired", t->expired, 100);
-    need(&ok, "choices under pressure", t->presses, 50);
-    need(&ok, "times somebody was passed", t->passed, 1000);
-    need(&ok, "choices that waited for a slot", t->joined_late, 50);
-    need(&ok, "kept sets compared", t->kept_compared, 200);
-    need(&ok, "steps planned ahead", t->ahead, 12000);
-    need(&ok, "rows planned ahead in vain", t->wasted, 300);
-    need(&ok, "failures of steps with one behind", t->failed_ahead, 40);
-    for (size_t i = 0; i < n; i++) need(&ok, presets[i].name, t->by_preset[i], 50);
-    return ok;
 }
 
 int main(int argc, char **argv)
@@ -709,5 +661,5 @@ int main(int argc, char **argv)
     for (; done < total; seed++, done += REQUESTS_PER_WORLD)
         for (uint32_t depth = 1; depth <= 2; depth++)
             run_world(seed, depth, REQUESTS_PER_WORLD, false, &t);
-    return tell(&t, done) ? 0 : 1;
+    return tally_tell(&t, done) ? 0 : 1;
 }
