@@ -115,6 +115,7 @@ static status run(bench_quality *b, const model_flags *m, const quality_flags *f
         .model = b->model.config.architecture,
         .identity = info->identity,
         .setup = setup,
+        .geometry = info->geometry,
         .max_tokens = b->model.max_model_len,
         .in_flight = in_flight,
         .sessions = f->turns > 1,

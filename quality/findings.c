@@ -80,7 +80,7 @@ static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
         both += (uint64_t)__builtin_popcountll(a->bits[w] & b->bits[w]);
         either += (uint64_t)__builtin_popcountll(a->bits[w] | b->bits[w]);
     }
-    return either ? (double)both / (double)either : 1;
+    return either ? (double)both / (double)either : NAN;
 }
 
 static bool covers(const kept_table *t, uint32_t layer)
@@ -89,7 +89,7 @@ static bool covers(const kept_table *t, uint32_t layer)
 }
 
 /* Tables of the same heads are compared, and the mean over them taken. */
-static void compare_layers(const kept_sets *s, findings *out)
+static void compare_layers(const kept_sets *s, uint32_t n_layers, float *out)
 {
     for (uint32_t a = 0; a < s->n_layers; a++)
         for (uint32_t b = a; b < s->n_layers; b++) {
@@ -99,12 +99,21 @@ static void compare_layers(const kept_sets *s, findings *out)
                 for (size_t k = 0; covers(&s->tables[i], a) && k < s->n; k++) {
                     if (!covers(&s->tables[k], b) || s->tables[k].head != s->tables[i].head)
                         continue;
-                    sum += jaccard(&s->tables[i], &s->tables[k], s->words);
+                    double one = jaccard(&s->tables[i], &s->tables[k], s->words);
+                    if (isnan(one)) continue;
+                    sum += one;
                     n++;
                 }
             float mean = n ? (float)(sum / (double)n) : NAN;
-            out->jaccard[a * s->n_layers + b] = out->jaccard[b * s->n_layers + a] = mean;
+            out[a * n_layers + b] = out[b * n_layers + a] = mean;
         }
+}
+
+static void forget(kept_sets *s, const bool *forced)
+{
+    for (uint32_t p = 0; p < s->n_prompt; p++)
+        for (size_t i = 0; forced[p] && i < s->n; i++)
+            s->tables[i].bits[p / 64] &= ~(UINT64_C(1) << p % 64);
 }
 
 static void recall_needles(const kept_sets *s, const bool *needle, findings *out)
@@ -132,13 +141,14 @@ static bool make_room(findings *m, uint32_t n_layers)
 {
     m->n_layers = n_layers;
     m->jaccard = calloc((size_t)n_layers * n_layers, sizeof *m->jaccard);
+    m->chosen = calloc((size_t)n_layers * n_layers, sizeof *m->chosen);
     m->needle_whole = calloc(n_layers, sizeof *m->needle_whole);
     m->needle_share = calloc(n_layers, sizeof *m->needle_share);
-    return m->jaccard && m->needle_whole && m->needle_share;
+    return m->jaccard && m->chosen && m->needle_whole && m->needle_share;
 }
 
-status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *needle, findings *out,
-                        error *err)
+status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *needle,
+                        const bool *forced, findings *out, error *err)
 {
     json_t *json = NULL;
     *out = (findings){0};
@@ -148,8 +158,10 @@ status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *ne
     if (status_ok(st) && !make_room(out, sets.n_layers))
         st = error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(st)) {
-        compare_layers(&sets, out);
+        compare_layers(&sets, sets.n_layers, out->jaccard);
         recall_needles(&sets, needle, out);
+        forget(&sets, forced);
+        compare_layers(&sets, sets.n_layers, out->chosen);
     }
     sets_destroy(&sets);
     json_decref(json);
@@ -160,6 +172,7 @@ status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *ne
 void findings_destroy(findings *m)
 {
     free(m->jaccard);
+    free(m->chosen);
     free(m->needle_whole);
     free(m->needle_share);
     *m = (findings){0};
@@ -256,6 +269,8 @@ void findings_write(const findings *m, strbuf *out)
         strbuf_putc(out, ',');
         write_floats(out, "jaccard", m->jaccard, n * n);
         strbuf_putc(out, ',');
+        write_floats(out, "chosen", m->chosen, n * n);
+        strbuf_putc(out, ',');
         write_floats(out, "needle_whole", m->needle_whole, n);
         strbuf_putc(out, ',');
         write_floats(out, "needle_share", m->needle_share, n);
@@ -287,6 +302,7 @@ bool findings_read(const json_t *json, findings *out)
     }
     size_t n = out->n_layers;
     read_floats(json, "jaccard", out->jaccard, n * n);
+    read_floats(json, "chosen", out->chosen, n * n);
     read_floats(json, "needle_whole", out->needle_whole, n);
     read_floats(json, "needle_share", out->needle_share, n);
     return true;

@@ -7,6 +7,7 @@
 typedef struct findings {
     uint32_t n_layers; // 0 = the positions are not known
     float *jaccard;    // [n_layers, n_layers] of the kept prompt tokens, mean over heads' tables
+    float *chosen;     // likewise, of those that nothing forced; NaN where there are none
     /* Of the tokens that hold the needle, mean over the layer's tables: whether all are kept, and
      * the share that is. NaN when there is no needle. */
     float *needle_whole, *needle_share; // [n_layers]
@@ -15,9 +16,10 @@ typedef struct findings {
     float divergence; // mean over those tokens
 } findings;
 
-/* kept_json: the report's "kept". needle: [n_prompt], or NULL. */
-status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *needle, findings *out,
-                        error *err);
+/* kept_json: the report's "kept". needle: [n_prompt], or NULL. forced: [n_prompt], the tokens that
+ * stay whatever is measured. */
+status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *needle,
+                        const bool *forced, findings *out, error *err);
 /* A lower bound of KL(full, own): over the tokens that both name among their likeliest, all others
  * as one. */
 double findings_divergence(const step_sample *full, const step_sample *own);

@@ -42,18 +42,32 @@ static void take(const campaign *c, job *j, const engine_output *out)
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
+/* The engine has taken the request, so that it can be read. */
+static void mark_forced(const campaign *c, const job *j, uint32_t n_prompt, uint32_t length,
+                        bool *forced)
+{
+    const retention_limits limits = {c->o->geometry, UINT32_MAX};
+    retention_policy policy;
+    error unread;
+    const json_t *retention = c->variants.items[j->column].retention;
+    if (status_ok(retention_parse(retention, &limits, &policy, &unread)))
+        retention_forced(&policy, n_prompt, length, forced);
+}
+
 static status measure(const campaign *c, const job *j, const engine_output *out, findings *m,
                       error *err)
 {
     const question *q = &j->live->doc->questions[j->question];
     engine_prompt prompt = engine_stream_prompt(j->stream);
     if (out->report && out->report->kept_json) {
-        bool *needle = calloc(prompt.n_tokens, sizeof *needle);
+        bool *needle = calloc(2 * (size_t)prompt.n_tokens, sizeof *needle);
         if (!needle) return out_of_memory(err);
+        bool *forced = needle + prompt.n_tokens;
+        mark_forced(c, j, prompt.n_tokens, out->report->logical_tokens, forced);
         size_t found = findings_find_needles(c->o->tokenizer, prompt.tokens, prompt.n_tokens,
                                              q->needles.items, q->needles.n, needle);
         status st = findings_of_kept(out->report->kept_json, prompt.n_tokens, found ? needle : NULL,
-                                     m, err);
+                                     forced, m, err);
         free(needle);
         RETURN_IF_ERROR(st);
     }

@@ -27,6 +27,7 @@ depth_profile report_depth(const results *r, uint32_t row, uint32_t column, reco
 typedef struct needle_sums {
     double *whole, *share;
     size_t n;
+    size_t *n_chosen; // [n_layers, n_layers]
 } needle_sums;
 
 static bool make_room(measure_means *m, needle_sums *s, uint32_t n_layers)
@@ -35,7 +36,9 @@ static bool make_room(measure_means *m, needle_sums *s, uint32_t n_layers)
     m->jaccard = calloc((size_t)n_layers * n_layers, sizeof *m->jaccard);
     m->whole = s->whole = calloc(n_layers, sizeof *m->whole);
     m->share = s->share = calloc(n_layers, sizeof *m->share);
-    return m->jaccard && m->whole && m->share;
+    m->chosen = calloc((size_t)n_layers * n_layers, sizeof *m->chosen);
+    s->n_chosen = calloc((size_t)n_layers * n_layers, sizeof *s->n_chosen);
+    return m->jaccard && m->chosen && s->n_chosen && m->whole && m->share;
 }
 
 static bool add(measure_means *m, needle_sums *s, const findings *of)
@@ -49,8 +52,12 @@ static bool add(measure_means *m, needle_sums *s, const findings *of)
     if (!m->n_layers && !make_room(m, s, of->n_layers)) return false;
     if (m->n_layers != of->n_layers) return true; /* of another model: not resumed from */
     m->n++;
-    for (size_t i = 0; i < (size_t)of->n_layers * of->n_layers; i++)
+    for (size_t i = 0; i < (size_t)of->n_layers * of->n_layers; i++) {
         m->jaccard[i] += (double)of->jaccard[i];
+        if (isnan(of->chosen[i])) continue;
+        m->chosen[i] += (double)of->chosen[i];
+        s->n_chosen[i]++;
+    }
     if (isnan(of->needle_whole[0])) return true;
     s->n++;
     for (uint32_t l = 0; l < of->n_layers; l++) {
@@ -63,18 +70,24 @@ static bool add(measure_means *m, needle_sums *s, const findings *of)
 static void divide(measure_means *m, const needle_sums *s)
 {
     m->divergence = m->compared ? m->divergence / (double)m->compared : NAN;
-    m->neighbours = NAN;
+    m->neighbours = m->neighbours_all = NAN;
     if (!m->n) return;
     uint32_t layers = m->n_layers;
-    for (size_t i = 0; i < (size_t)layers * layers; i++) m->jaccard[i] /= (double)m->n;
+    for (size_t i = 0; i < (size_t)layers * layers; i++) {
+        m->jaccard[i] /= (double)m->n;
+        m->chosen[i] = s->n_chosen[i] ? m->chosen[i] / (double)s->n_chosen[i] : NAN;
+    }
     for (uint32_t l = 0; l < layers; l++) {
         m->whole[l] = s->n ? m->whole[l] / (double)s->n : NAN;
         m->share[l] = s->n ? m->share[l] / (double)s->n : NAN;
     }
     if (layers < 2) return;
-    m->neighbours = 0;
-    for (uint32_t l = 0; l + 1 < layers; l++)
-        m->neighbours += m->jaccard[(size_t)l * layers + l + 1] / (layers - 1);
+    m->neighbours = m->neighbours_all = 0;
+    for (uint32_t l = 0; l + 1 < layers; l++) {
+        size_t pair = (size_t)l * layers + l + 1;
+        m->neighbours += m->chosen[pair] / (layers - 1);
+        m->neighbours_all += m->jaccard[pair] / (layers - 1);
+    }
 }
 
 status report_measures(const results *r, uint32_t first_row, uint32_t column, measure_means *out,
@@ -87,17 +100,20 @@ status report_measures(const results *r, uint32_t first_row, uint32_t column, me
         const record *records = records_cell(r->records, row, column, results_arm(r), &n);
         for (size_t i = 0; i < n; i++) {
             if (add(out, &sums, &records[i].findings)) continue;
+            free(sums.n_chosen);
             measure_means_destroy(out);
             return error_set(err, STATUS_NO_MEMORY, "out of memory");
         }
     }
     divide(out, &sums);
+    free(sums.n_chosen);
     return STATUS_IS_OK;
 }
 
 void measure_means_destroy(measure_means *m)
 {
     free(m->jaccard);
+    free(m->chosen);
     free(m->whole);
     free(m->share);
     *m = (measure_means){0};

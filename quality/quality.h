@@ -31,6 +31,7 @@ typedef struct quality_options {
     const char *model;          // its name in the results
     uint64_t identity;          // of its weights: a run is resumed only with the same
     const char *setup;          // and with the same types and geometry, said here
+    pkv_geometry geometry;      // of its KV cache
     uint32_t max_tokens;        // of prompt and answer: the model's, or less
     uint32_t in_flight;         // requests kept in the engine
     bool sessions;              // the engine keeps them

@@ -40,7 +40,9 @@ typedef struct measure_means {
     size_t n;              // prompts with positions
     uint32_t n_layers;     // 0 = none
     double *jaccard;       // [n_layers, n_layers]
-    double neighbours;     // mean of the layers next to each other
+    double *chosen;        // [n_layers, n_layers] without forced tokens; NaN where there are none
+    double neighbours;     // mean of the layers next to each other, without forced tokens
+    double neighbours_all; // and with them
     double *whole, *share; // [n_layers] NaN without a needle
     uint64_t compared, agreed;
     double divergence;

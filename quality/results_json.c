@@ -125,8 +125,11 @@ static status put_measures(const results *r, uint32_t row, strbuf *out, error *e
                           (unsigned long long)m.agreed);
             put_number(out, "kl_at_least", m.divergence);
             strbuf_putc(out, ',');
-            put_number(out, "jaccard_neighbours", m.neighbours);
+            put_number(out, "jaccard_neighbours", m.neighbours_all);
+            strbuf_putc(out, ',');
+            put_number(out, "jaccard_neighbours_unforced", m.neighbours);
             put_numbers(out, "jaccard", m.jaccard, (size_t)m.n_layers * m.n_layers);
+            put_numbers(out, "jaccard_unforced", m.chosen, (size_t)m.n_layers * m.n_layers);
             put_numbers(out, "needle_whole", m.whole, m.n_layers);
             put_numbers(out, "needle_share", m.share, m.n_layers);
             strbuf_putc(out, '}');

@@ -115,6 +115,12 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     return STATUS_IS_OK;
 }
 
+static void put_share(strbuf *out, bool known, double share)
+{
+    if (known && !isnan(share)) strbuf_printf(out, " %.3f |", share);
+    else strbuf_puts(out, " |");
+}
+
 static bool has_measures(const measure_means *m) { return m->n > 0 || m->compared > 0; }
 
 static double least_of(const double *values, uint32_t n)
@@ -143,15 +149,16 @@ static status put_measures(const results *r, uint32_t row, strbuf *out, error *e
             any = true;
             strbuf_puts(
                 out, "\n| method | budget | contexts' prompts | Jaccard of neighbouring layers | "
-                     "whole needle kept, worst to best layer | next tokens equal | KL at least "
-                     "|\n| --- | --- | --- | --- | --- | --- | --- |\n");
+                     "without forced tokens | whole needle kept, worst to best layer | next "
+                     "tokens equal | KL at least |\n| --- | --- | --- | --- | --- | --- | --- | "
+                     "--- |\n");
         }
         if (has_measures(&m)) {
             strbuf_puts(out, "| ");
             report_put_name(out, r->variants->items[column].method);
             strbuf_printf(out, " | %s | %zu |", r->variants->items[column].budget, m.n);
-            if (m.n && !isnan(m.neighbours)) strbuf_printf(out, " %.3f |", m.neighbours);
-            else strbuf_puts(out, " |");
+            put_share(out, m.n > 0, m.neighbours_all);
+            put_share(out, m.n > 0, m.neighbours);
             if (m.n && !isnan(m.whole[0]))
                 strbuf_printf(out, " %.3f to %.3f |", least_of(m.whole, m.n_layers),
                               most_of(m.whole, m.n_layers));

@@ -92,6 +92,21 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
     return bound;
 }
 
+void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_t len, bool *forced)
+{
+    bool joint = policy->growth == RETENTION_GROWTH_JOINT;
+    bool none =
+        policy->schedule == RETENTION_SCHEDULE_NEVER || retention_variants[policy->variant].kvpress;
+    if (policy->schedule != RETENTION_SCHEDULE_DECODE || !joint) len = n_prompt;
+    uint32_t from = len - smaller(len, retention_window_of(policy, n_prompt));
+    uint32_t size = policy->unit == RETENTION_UNIT_PAGE ? larger(1, policy->page_tokens) : 1;
+    for (uint32_t page = 0; page < n_prompt; page += size) {
+        /* A page that is not full takes the next token. */
+        bool stays = !none && (page < policy->sinks || page + size > from || page + size > len);
+        for (uint32_t i = page; i < n_prompt && i - page < size; i++) forced[i] = stays;
+    }
+}
+
 /* Slots were counted when the request was parsed; how many pages the window touches depends on
  * where the prompt ends. */
 status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,

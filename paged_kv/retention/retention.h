@@ -248,6 +248,11 @@ typedef struct retention_bound {
 
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *geometry,
                                    uint32_t n_prompt, uint32_t point);
+/* Marks the prompt's tokens that the last choice of a sequence of `len` tokens leaves whatever is
+ * measured: sinks and window, by whole pages where pages are chosen. None for a method that
+ * protects nothing or never chooses. */
+void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_t len,
+                      bool *forced);
 /* Whether the budget can be met at all for a prompt of that length: STATUS_INVALID names
  * retention.tokens when it is below what is protected. */
 status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,

@@ -353,6 +353,34 @@ static void layers_have_budgets_of_their_own(void **state)
     fx_destroy(fx);
 }
 
+static void forced_tokens_are_those_that_no_score_moves(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint32_t n_prompt, len, first_to, last_from; /* [0, first_to) and [last_from, …) */
+    } cases[] = {
+        {"{\"method\":\"snapkv\",\"ratio\":0.5,\"sinks\":3,\"window\":10}", 100, 130, 3, 90},
+        {"{\"method\":\"chunkkv\",\"ratio\":0.5,\"sinks\":3,\"window\":10}", 100, 130, 16, 80},
+        {"{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":0,\"rows\":8}", 100, 130, 0, 96},
+        {"{\"method\":\"tova\",\"tokens\":60,\"window\":40}", 100, 130, 0, 90},
+        {"{\"method\":\"knorm\",\"ratio\":0.5}", 100, 100, 0, 100},
+        {"{\"method\":\"full\"}", 100, 130, 0, 100},
+        {"{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"chunk\",\"variant\":\"mean\"}", 100, 130,
+         0, 100},
+    };
+    retention_fx *fx = fx_create(&one_table, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        retention_policy p = fx_policy(fx, cases[i].text);
+        bool forced[100];
+        retention_forced(&p, cases[i].n_prompt, cases[i].len, forced);
+        for (uint32_t k = 0; k < 100; k++)
+            if (forced[k] != (k < cases[i].first_to || k >= cases[i].last_from))
+                fail_msg("%s: token %u", cases[i].text, k);
+    }
+    fx_destroy(fx);
+}
+
 static void a_frozen_prompt_stays(void **state)
 {
     (void)state;
@@ -468,6 +496,7 @@ int main(void)
         cmocka_unit_test(heads_compete_for_a_layer),
         cmocka_unit_test(the_second_half_is_weighed_by_values),
         cmocka_unit_test(layers_have_budgets_of_their_own),
+        cmocka_unit_test(forced_tokens_are_those_that_no_score_moves),
         cmocka_unit_test(a_frozen_prompt_stays),
         cmocka_unit_test(page_numbers_do_not_matter),
         cmocka_unit_test(misfits_are_refused),

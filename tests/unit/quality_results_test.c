@@ -201,11 +201,16 @@ static void kept_sets(void **state)
     findings f;
     error err = {{0}};
     /* 90 tokens of prompt: what was generated does not count. */
-    if (!status_ok(findings_of_kept(kept, 90, needle, &f, &err))) fail_msg("%s", err.text);
+    bool forced[90] = {false};
+    forced[2] = forced[10] = true;
+    for (int i = 16; i < 24; i++) forced[i] = true;
+    if (!status_ok(findings_of_kept(kept, 90, needle, forced, &f, &err))) fail_msg("%s", err.text);
     assert_int_equal(f.n_layers, 2);
     assert_float_equal(f.jaccard[1], (8.0 / 24 + 1) / 2, 1e-6);
     assert_float_equal(f.jaccard[2], f.jaccard[1], 0);
     assert_float_equal(f.jaccard[0], 1, 0);
+    /* Head 0: 9 to 15 without 10 and 8 of 14; head 1 wholly. */
+    assert_float_equal(f.chosen[1], (7.0 / 14 + 1) / 2, 1e-6);
     assert_float_equal(f.needle_whole[0], 1, 0); /* both heads */
     assert_float_equal(f.needle_whole[1], 0.5, 0);
     assert_float_equal(f.needle_share[1], (1.0 / 3 + 1) / 2, 1e-6);
@@ -222,6 +227,7 @@ static void kept_sets(void **state)
     assert_true(findings_read(json, &again));
     assert_int_equal(again.n_layers, 2);
     assert_float_equal(again.jaccard[1], f.jaccard[1], 1e-3);
+    assert_float_equal(again.chosen[1], f.chosen[1], 1e-3);
     assert_float_equal(again.needle_share[1], f.needle_share[1], 1e-3);
     assert_int_equal(again.n_agreed, 2);
     assert_float_equal(again.divergence, 0.25, 1e-6);
@@ -230,8 +236,15 @@ static void kept_sets(void **state)
     json_decref(json);
     strbuf_destroy(&line);
 
-    assert_false(status_ok(findings_of_kept("[]", 90, NULL, &f, &err)));
-    assert_false(status_ok(findings_of_kept("[{\"layers\":[1,0]}]", 90, NULL, &f, &err)));
+    /* Where all that is kept was forced, layers agree on nothing. */
+    memset(forced, true, sizeof forced);
+    assert_true(status_ok(findings_of_kept(kept, 90, NULL, forced, &f, &err)));
+    assert_true(isnan(f.chosen[1]));
+    assert_float_equal(f.jaccard[0], 1, 0);
+    findings_destroy(&f);
+
+    assert_false(status_ok(findings_of_kept("[]", 90, NULL, forced, &f, &err)));
+    assert_false(status_ok(findings_of_kept("[{\"layers\":[1,0]}]", 90, NULL, forced, &f, &err)));
 }
 
 static step_sample sample(uint32_t token, float first, float second)
