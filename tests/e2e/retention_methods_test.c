@@ -191,6 +191,7 @@ static house open_for(const json_t *want, uint32_t page_tokens)
     setting s = {.what = dir,
                  .dir = strcmp(dir, "models/demo") == 0 ? NULL : dir,
                  .kv_type = KERN_KV_F32,
+                 .precision = KERN_PRECISION_HIGH, /* the oracle rounds no activation */
                  .prefill_chunk = 512,
                  .layers_per_group = (uint32_t)whole(want, "layers_per_group"),
                  .heads_per_group = (uint32_t)whole(want, "heads_per_group"),
