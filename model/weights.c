@@ -120,6 +120,7 @@ static void shape_matrices(loader *ld)
         m->type = joined_type(ld->o->type, m->n == 0, m->type, p->stored);
         m->n += p->n_rows;
         m->k = p->n_cols;
+        ld->total += (uint64_t)p->n_rows * p->n_cols;
         m->quant = quant_of(ld->o, p->role);
     }
     if (!head_is_copy(ld->o)) return;
@@ -487,9 +488,6 @@ static uint64_t hash_parts(const loader *ld, uint64_t h)
 
 static status load(loader *ld, error *err)
 {
-    for (size_t i = 0; i < ld->n_parts; i++)
-        if (!ld->parts[i].is_vector)
-            ld->total += (uint64_t)ld->parts[i].n_rows * ld->parts[i].n_cols;
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
         const tensor_source *s = &p->source;
