@@ -294,13 +294,6 @@ static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tens
     return ld->made;
 }
 
-static const char *path_of(const loader *ld, const tensor_part *p)
-{
-    for (size_t i = 0; i < ld->files.n_files; i++)
-        if (&ld->files.files[i].map == p->source.map) return ld->files.files[i].path;
-    return ld->o->dir;
-}
-
 /* Rows `row` and after of a part. A vector is one row. */
 static status check_finite(const loader *ld, const tensor_part *p, const uint8_t *data, size_t row,
                            size_t n, error *err)
@@ -309,7 +302,7 @@ static status check_finite(const loader *ld, const tensor_part *p, const uint8_t
     size_t bad;
     if (rows_are_finite(&rows, ld->o->pool, &bad)) return STATUS_IS_OK;
     return error_set(err, STATUS_CORRUPT, "%s: tensor \"%s\": row %zu holds NaN or infinity",
-                     path_of(ld, p), p->name, row + bad);
+                     ld->o->dir, p->name, row + bad);
 }
 
 static bool is_given_up(const loader *ld)

@@ -90,7 +90,7 @@ static void a_model_is_refused_by_name(void **state)
     put((uint8_t *)weights, DTYPE_BF16, n / 2 - 1, NAN); /* the last element of the last tensor */
     folder_write(&f, "model.safetensors", weights, n);
     assert_int_equal(load(&f, &err).code, STATUS_CORRUPT);
-    if (!strstr(err.text, "/model.safetensors: tensor \"model.") ||
+    if (!strstr(err.text, ": tensor \"model.") ||
         !strstr(err.text, "holds NaN or infinity"))
         fail_msg("%s", err.text);
     folder_remove(&f);
