@@ -62,14 +62,17 @@ static status load(const folder *f, error *err)
     model_config config;
     kern_context *kernels;
     model_weights w;
-    kern_options k = {0};
+    thread_pool *pool;
     RETURN_IF_ERROR(model_config_load(f->dir, NULL, 0, &config, err));
+    assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &pool)));
+    kern_options k = {.pool = pool};
     assert_true(status_ok(kern_create(&k, &kernels, err)));
     weights_options o = {
         .dir = f->dir, .config = &config, .type = DTYPE_BF16, .kernels = kernels, .size = 1};
     status s = weights_load(&o, &w, err);
     if (status_ok(s)) weights_destroy(&w);
     kern_destroy(kernels);
+    thread_pool_destroy(pool);
     return s;
 }
 
@@ -90,8 +93,7 @@ static void a_model_is_refused_by_name(void **state)
     put((uint8_t *)weights, DTYPE_BF16, n / 2 - 1, NAN); /* the last element of the last tensor */
     folder_write(&f, "model.safetensors", weights, n);
     assert_int_equal(load(&f, &err).code, STATUS_CORRUPT);
-    if (!strstr(err.text, ": tensor \"model.") ||
-        !strstr(err.text, "holds NaN or infinity"))
+    if (!strstr(err.text, ": tensor \"model.") || !strstr(err.text, "holds NaN or infinity"))
         fail_msg("%s", err.text);
     folder_remove(&f);
     free(config);
