@@ -169,6 +169,7 @@ static uint32_t ask(house *h, const uint32_t *ids, const char *retention, const 
     engine_output out;
     error err = {{0}};
     uint32_t answer = UINT32_MAX;
+    const bool forced[DIRECT_TOKENS] = {false};
     engine_request_init(&r, &greedy);
     r.prompt_token_ids = malloc(DIRECT_TOKENS * sizeof *ids);
     memcpy(r.prompt_token_ids, ids, DIRECT_TOKENS * sizeof *ids);
@@ -181,8 +182,8 @@ static uint32_t ask(house *h, const uint32_t *ids, const char *retention, const 
         if (out.has_token) answer = out.sample.token;
         if (out.finish == ENGINE_FINISH_NONE) continue;
         assert_int_equal(out.finish, ENGINE_FINISH_LENGTH);
-        if (found &&
-            !status_ok(findings_of_kept(out.report->kept_json, DIRECT_TOKENS, needle, found, &err)))
+        if (found && !status_ok(findings_of_kept(out.report->kept_json, DIRECT_TOKENS, needle,
+                                                 forced, found, &err)))
             fail_msg("%s", err.text);
     }
     engine_stream_release(stream);
