@@ -26,7 +26,6 @@ typedef struct setting {
      * last bits of f32 decide some roundings. */
     kern_precision precision;
     uint8_t quant_bits; // of weights, in groups of 32; 0 = not quantised
-    kern_precision precision;
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
     uint64_t kv_bytes, swap_bytes;
@@ -172,7 +171,6 @@ static inline house open_house(const setting *s)
         .precision = s->precision,
         .weight_type = s->dir ? DTYPE_F32 : DTYPE_BF16,
         .quant_bits = s->quant_bits,
-        .precision = s->precision,
         .quant_group = 32,
         .group = h.group,
         .geometry = {.page_tokens = s->page_tokens,
