@@ -155,7 +155,7 @@ static void test_refusals(void **state)
     refuses("--stop \xff", "--stop: is not UTF-8");
     parsed p = parse(NULL, "--retention {");
     assert_int_equal(p.outcome, ARG_OUTCOME_WRONG);
-    assert_int_equal(strncmp(p.err.text, "--retention: line 1, column 1: ", 31), 0);
+    assert_int_equal(strncmp(p.err.text, "--retention: line 1, column ", 28), 0);
     drop(&p);
 }
 
