@@ -73,8 +73,9 @@ static const arg_flag flags_table[] = {
     ARG_ROW(
         "precision", "NAME", ARG_CHOICE, model_flags, precision,
         "how exactly activations enter a product on a CPU: standard rounds them to the type that "
-        "the CPU's dot products read; high keeps 16 bits or more, at half the speed",
-        .initial = "standard", .choices = precisions),
+        "the CPU's dot products read, high keeps 16 bits or more and takes up to twice as long "
+        "(default: high with --dtype f32, else standard)",
+        .choices = precisions),
     ARG_ROW("kv-memory", "BYTES", ARG_BYTES, model_flags, kv_memory,
             "size of the KV page pool, such as 512M or 4G (default: 60 % of what the cgroup leaves "
             "after the weights)",
@@ -124,6 +125,13 @@ static dtype wanted_type(const char *name, dtype stored)
     if (strcmp(name, "f32") == 0) return DTYPE_F32;
     if (strcmp(name, "bf16") == 0) return DTYPE_BF16;
     return stored;
+}
+
+/* f32 is asked for by users who want no rounding: then activations keep their bits, too. */
+static kern_precision wanted_precision(const model_flags *f, dtype type)
+{
+    if (!f->precision) return type == DTYPE_F32 ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD;
+    return strcmp(f->precision, "high") == 0 ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD;
 }
 
 static status open_text(const char *dir, loaded_model *m, error *err)
@@ -360,8 +368,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .quant_group = (uint8_t)f->quantize_group,
         .n_threads = f->threads,
         .isa = f->isa,
-        .precision =
-            strcmp(f->precision, "high") == 0 ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD,
+        .precision = wanted_precision(f, type),
         .geometry = {.page_tokens = wanted_page(f, m->kv_type),
                      .layers_per_group = f->kv_group_layers,
                      .heads_per_group =

@@ -23,7 +23,7 @@ typedef struct model_flags {
     uint32_t threads;          // 0 = all allowed cores
     uint32_t tp;               // tensor-parallel ranks
     const char *isa;           // NULL = best
-    const char *precision;     // "standard", "high"
+    const char *precision;     // "standard", "high"; NULL = by dtype
     uint64_t kv_memory;        // 0 = default share
     uint64_t swap_memory;
     uint32_t page_tokens; // 0 = the fewest of its type of KV pages

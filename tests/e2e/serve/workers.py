@@ -2,6 +2,7 @@
 """Ranks in other processes: the same tokens, every way to lose one, and what the command line refuses.
 usage: workers.py OCTAVO [--rounds N] [unittest arguments]   (N rounds of faults: 5, in a soak 50)"""
 
+import array
 import json
 import os
 import queue
@@ -648,9 +649,10 @@ class Refusals(unittest.TestCase):
             with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
                 header = 8 + int.from_bytes(f.read(8), "little")
                 f.seek(header)
-                data = f.read()
+                numbers = array.array("H", f.read())
+                numbers.reverse()
                 f.seek(header)
-                f.write(data[::-1])
+                numbers.tofile(f)
             self.refuses(Worker("--model", folder), ["weights"])
         self.refuses(Worker("--model", "/nowhere"), ["model", "/nowhere"])
         self.refuses(Worker("--model", "tests/golden/models/gqa1_f32"), ["model"])
