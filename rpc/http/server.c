@@ -86,13 +86,14 @@ static void list_tls(const http_tls *t, char *priorities, struct MHD_OptionItem 
     if (t->client_ca) *out = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0, t->client_ca};
 }
 
-/* Made before it is needed: then there is no memory for it. */
+/* The answer to a request that finds no memory. It is made at the start, since there is no memory
+ * for it later. */
 static struct MHD_Response *make_no_memory(void)
 {
-    static char body[] = "{\"error\":{\"message\":\"out of memory\",\"type\":"
-                         "\"ServiceUnavailableError\",\"param\":null,\"code\":503}}";
-    struct MHD_Response *r =
-        MHD_create_response_from_buffer(sizeof body - 1, body, MHD_RESPMEM_PERSISTENT);
+    const char body[] = "{\"error\":{\"message\":\"out of memory\",\"type\":"
+                        "\"ServiceUnavailableError\",\"param\":null,\"code\":503}}";
+    struct MHD_Response *r = MHD_create_response_from_buffer(
+        sizeof body - 1, (void *)(uintptr_t)body, MHD_RESPMEM_MUST_COPY);
     if (!r) return NULL;
     MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
     MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "1");

@@ -647,12 +647,10 @@ class Refusals(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder: # the same shapes, other numbers
             shutil.copytree(os.path.join(ROOT, "models/demo"), folder, dirs_exist_ok=True)
             with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
-                header = 8 + int.from_bytes(f.read(8), "little")
-                f.seek(header)
+                f.seek(int.from_bytes(f.read(8), "little"), os.SEEK_CUR)
                 numbers = array.array("H", f.read())
-                numbers.reverse()
-                f.seek(header)
-                numbers.tofile(f)
+                f.seek(-2 * len(numbers), os.SEEK_END)
+                array.array("H", reversed(numbers)).tofile(f)
             self.refuses(Worker("--model", folder), ["weights"])
         self.refuses(Worker("--model", "/nowhere"), ["model", "/nowhere"])
         self.refuses(Worker("--model", "tests/golden/models/gqa1_f32"), ["model"])
