@@ -95,7 +95,8 @@ static void scores(const kern_attn_strips *k, uint32_t from, uint32_t to, const 
 
 /* ---- softmax --------------------------------------------------------------------------------- */
 
-/* 2^x for finite x <= 0, to be rounded to bf16: a relative error of 2^-13.7 before that. */
+/* 2^x for x <= 0, to be rounded to bf16: a relative error of 2^-13.7 before that. Minus infinity
+ * gives 0, as in exp2_avx512. */
 INLINE __m512 exp2_for_bf16(__m512 x)
 {
     __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -18,7 +18,7 @@ static inline __m512 exp2_parts_avx512(__m512 n, __m512 f)
     return _mm512_scalef_ps(p, n);
 }
 
-/* 2^x for finite x <= 0; NaN stays NaN. */
+/* 2^x for x <= 0; NaN stays NaN. Minus infinity makes f a NaN, which vscalefps turns into 0. */
 static inline __m512 exp2_avx512(__m512 x)
 {
     __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -378,11 +378,13 @@ EMULATED __m512 emulated_from_halves(__m256 low, __m256 high)
 }
 
 /* a * 2^floor(b), rounded once. */
+/* An infinite b decides alone: a NaN in a becomes 0 or infinity, as the instruction has it. */
 EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 b)
 {
     for (int i = 0; i < 16; i++) {
         float by = floorf(b[i]);
         if (b[i] != b[i]) a[i] = b[i];
+        else if (a[i] != a[i] && isinf(b[i])) a[i] = b[i] < 0 ? 0.0f : b[i];
         else a[i] = scalbnf(a[i], by > 1000.0f ? 1000 : by < -1000.0f ? -1000 : (int)by);
     }
     return a;

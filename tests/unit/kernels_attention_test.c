@@ -516,29 +516,49 @@ static void test_mass_order(void **state)
     }
 }
 
-/* Scores that overflow every exponential but the largest. */
+/* Scores that overflow every exponential but the largest, and a slot (LOW) whose score overflows to
+ * minus infinity for every row: it weighs nothing, as under exp of float64. */
+static void check_extreme_scores(kern_context *kc, rng *r, kern_kv_format format)
+{
+    enum {
+        SLOTS = 200,
+        HEADS = 2,
+        DIM = 32,
+        PAGE = 32,
+        PAGES = SLOTS / PAGE + 1,
+        LOW = 5,
+        ROWS = 7
+    };
+    sequence s = make_sequence(r, format, PAGE, DIM, HEADS, SLOTS);
+    const size_t n = (size_t)SLOTS * HEADS * DIM;
+    for (size_t i = 0; i < n; i++) s.q[i] = fabsf(s.q[i]) * 1000.0f;
+    if (format != KERN_KV_F16) /* whose largest number is too small for it */
+        for (size_t d = 0; d < DIM; d++) s.k[LOW * DIM + d] = -3e38f;
+    float *out = malloc(n * sizeof *out), mass[PAGES];
+    layout l = make_layout(kc, r, &s, SLOTS);
+    kern_attn_item it = item_of(&s, &l, 0, SLOTS, out);
+    it.mass = mass;
+    it.mass_rows = ROWS;
+    kern_attn_batch b = batch_of(&s, &l, &it, 1);
+    run(kc, &b);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(out[i]))
+            fail_msg("%s %s: output %zu is %g", kern_isa_name(kc), kern_kv_name(format), i, out[i]);
+    double total = 0;
+    for (size_t p = 0; p < PAGES; p++) total += mass[p];
+    assert_true(fabs(total - ROWS * HEADS) < 1e-4);
+    free(out);
+    free_layout(&l);
+    free_sequence(&s);
+}
+
 static void test_extreme_scores(void **state)
 {
     fixture *f = *state;
     rng r = rng_seed(10);
-    for (size_t k = 0; k < f->n_isas; k++) {
-        sequence s = make_sequence(&r, KERN_KV_F32, 16, 32, 2, 200);
-        for (size_t i = 0; i < 200 * 2 * 32; i++) s.q[i] *= 1000.0f;
-        float *out = malloc(200 * 2 * 32 * sizeof(float)), mass[13];
-        layout l = make_layout(f->isas[k], &r, &s, 200);
-        kern_attn_item it = item_of(&s, &l, 0, 200, out);
-        it.mass = mass;
-        it.mass_rows = 7;
-        kern_attn_batch b = batch_of(&s, &l, &it, 1);
-        run(f->isas[k], &b);
-        for (size_t i = 0; i < 200 * 2 * 32; i++) assert_true(isfinite(out[i]));
-        double total = 0;
-        for (size_t p = 0; p < 13; p++) total += mass[p];
-        assert_true(fabs(total - 14) < 1e-4);
-        free(out);
-        free_layout(&l);
-        free_sequence(&s);
-    }
+    for (size_t k = 0; k < f->n_isas; k++)
+        for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
+            check_extreme_scores(f->isas[k], &r, all_types[t]);
 }
 
 /* ---- precision ---- */
