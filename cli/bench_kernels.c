@@ -101,6 +101,7 @@ static status measure_limits(bench *b, bool again)
     if (!again || now.read_gb_s > b->limits.read_gb_s) b->limits.read_gb_s = now.read_gb_s;
     if (!again || now.fma_gflop_s > b->limits.fma_gflop_s) b->limits.fma_gflop_s = now.fma_gflop_s;
     if (!again || now.dot_gflop_s > b->limits.dot_gflop_s) b->limits.dot_gflop_s = now.dot_gflop_s;
+    if (!again || now.pair_gop_s > b->limits.pair_gop_s) b->limits.pair_gop_s = now.pair_gop_s;
     if (!again || now.int_gop_s > b->limits.int_gop_s) b->limits.int_gop_s = now.int_gop_s;
     return STATUS_IS_OK;
 }
@@ -227,9 +228,10 @@ static int run(bench *b, unsigned n_threads, size_t m_max)
     printf("isa %s, %u threads\n", kern_isa_name(b->kc), n_threads);
     if (!status_ok(measure_limits(b, false)))
         return cli_complain(name, CLI_FAILED, "out of memory");
-    printf("limits now: read %.2f GB/s, f32 FMA %.1f, bf16 dot %.1f GFLOP/s, 8-bit %.1f GOP/s; "
-           "measured again around each shape\n\n",
-           b->limits.read_gb_s, b->limits.fma_gflop_s, b->limits.dot_gflop_s, b->limits.int_gop_s);
+    printf("limits now: read %.2f GB/s, f32 FMA %.1f, bf16 dot %.1f GFLOP/s, "
+           "16-bit integers %.1f, 8-bit integers %.1f GOP/s; measured again around each shape\n\n",
+           b->limits.read_gb_s, b->limits.fma_gflop_s, b->limits.dot_gflop_s, b->limits.pair_gop_s,
+           b->limits.int_gop_s);
     printf("%-9s %5s x %-5s %-5s %5s %10s %10s %9s %8s %5s%s %8s\n", "matmul", "n", "k", "type",
            "rows", "median us", "best us", "GFLOP/s", "GB/s", "of ", rate_name(b), "of read");
     status st = bench_all_matmuls(b, m_max);

@@ -25,7 +25,7 @@ status bench_limits(bench *b, kern_limits *out, error *err)
     }
     RETURN_IF_ERROR(bench_gpu_limits(&b->gpu, types[b->model.options.weight_type], err));
     double gflop_s = b->gpu.product_tflop_s * 1e3;
-    *out = (kern_limits){b->gpu.copy_gb_s, gflop_s, gflop_s, gflop_s};
+    *out = (kern_limits){b->gpu.copy_gb_s, gflop_s, gflop_s, gflop_s, gflop_s};
     return STATUS_IS_OK;
 }
 

@@ -59,16 +59,22 @@ static double float_gflop_s(const bench *b, const kern_limits *limits)
     return dots ? limits->dot_gflop_s : limits->fma_gflop_s;
 }
 
-/* The limit of the weights' products; those of attention are f32. */
+/* The limit of the weights' products. */
 static double product_gop_s(const bench *b, const kern_limits *limits)
 {
     return b->model.options.quant_bits ? limits->int_gop_s : float_gflop_s(b, limits);
 }
 
+static double attention_gop_s(const bench *b, const kern_limits *limits)
+{
+    if (b->model.gpu) return limits->fma_gflop_s; /* a GPU has one limit for all products */
+    return kern_attention_limit(b->kernels, b->model.kv_type, limits).gop_s;
+}
+
 double bench_least_s(const bench *b, const bench_work *w, const kern_limits *limits)
 {
     return least_s(w->weight_bytes, limits->read_gb_s, w->weight_flops, product_gop_s(b, limits)) +
-           least_s(w->kv_bytes, limits->read_gb_s, w->attention_flops, limits->fma_gflop_s);
+           least_s(w->kv_bytes, limits->read_gb_s, w->attention_flops, attention_gop_s(b, limits));
 }
 
 static void add_work(bench_work *sum, const bench_work *w)

@@ -55,8 +55,9 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
     unit_state u = {.job = job, .unit = unit, .it = &job->batch->items[unit->item]};
     size_t dim = job->batch->shape.head_dim;
     u.n = (size_t)unit->n_rows * job->batch->q_heads;
-    u.ints = job->batch->shape.format == KERN_KV_INT8 && job->kc->isa.attn_int_rows > 0;
-    if (kern_kv_wide(&job->batch->shape).format == KERN_KV_BF16) u.dots = job->kc->isa.attn_dots;
+    const kern_attn_way way = kern_attention_way(&job->kc->isa, job->batch->shape.format);
+    u.ints = way == KERN_ATTN_BY_INTS;
+    if (way == KERN_ATTN_BY_DOTS) u.dots = job->kc->isa.attn_dots;
     u.rows = (kern_attn_row *)base;
     u.ends = (uint32_t *)(u.rows + u.n);
     u.begins = u.ends + u.n;

@@ -193,10 +193,25 @@ typedef struct kern_isa {
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
      * operations done, two for a product and its sum; *sink keeps the compiler from dropping
      * them. ---- */
-    double (*fma_burst)(size_t rounds, float *sink); /* f32 */
-    double (*dot_burst)(size_t rounds, float *sink); /* bf16 dot products; NULL: there are none */
-    double (*int_burst)(size_t rounds, float *sink); /* 8-bit integers */
+    double (*fma_burst)(size_t rounds, float *sink);  /* f32 */
+    double (*dot_burst)(size_t rounds, float *sink);  /* bf16 dot products; NULL: there are none */
+    double (*pair_burst)(size_t rounds, float *sink); /* 16-bit integers; NULL: there are none */
+    double (*int_burst)(size_t rounds, float *sink);  /* 8-bit integers */
 } kern_isa;
+
+/* How attention over pages of a format multiplies. */
+typedef enum kern_attn_way {
+    KERN_ATTN_BY_FMA,
+    KERN_ATTN_BY_DOTS, /* attn_dots */
+    KERN_ATTN_BY_INTS, /* attn_int_* */
+} kern_attn_way;
+
+static inline kern_attn_way kern_attention_way(const kern_isa *isa, kern_kv_format format)
+{
+    if (format == KERN_KV_INT8 && isa->attn_int_rows > 0) return KERN_ATTN_BY_INTS;
+    const bool bf16 = format == KERN_KV_BF16 || kern_kv_has_grids(format);
+    return bf16 && isa->attn_dots ? KERN_ATTN_BY_DOTS : KERN_ATTN_BY_FMA;
+}
 
 /* One function for each operation and ISA; the list in context.c calls them slow to fast. */
 void kern_matmul_fill_ref(kern_isa *isa);

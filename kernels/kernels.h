@@ -265,9 +265,19 @@ typedef struct kern_limits {
      * has; an operation is a multiplication or an addition. */
     double fma_gflop_s; /* f32 FMA */
     double dot_gflop_s; /* bf16: vdpbf16ps or tdpbf16ps, f32 FMA where that is faster */
+    double pair_gop_s;  /* 16-bit integers: vpmaddwd or vpdpwssd; 0 where the ISA has neither */
     double int_gop_s;   /* 8-bit integers: vpmaddubsw, vpdpbusd or tdpbssd */
 } kern_limits;
 
 status kern_measure_limits(kern_context *kc, kern_limits *out);
+
+typedef struct kern_limit {
+    const char *name; /* "fma", "dot" or "int16" */
+    double gop_s;
+} kern_limit;
+
+/* The one of `limits` by which this context computes attention over pages of that format. */
+kern_limit kern_attention_limit(const kern_context *kc, kern_kv_format format,
+                                const kern_limits *limits);
 
 #endif

@@ -87,10 +87,21 @@ status kern_measure_limits(kern_context *kc, kern_limits *out)
         out->fma_gflop_s = best_burst(&m, kc->isa.fma_burst);
         double dot_gflop_s = kc->isa.dot_burst ? best_burst(&m, kc->isa.dot_burst) : 0;
         out->dot_gflop_s = dot_gflop_s > out->fma_gflop_s ? dot_gflop_s : out->fma_gflop_s;
+        if (kc->isa.pair_burst) out->pair_gop_s = best_burst(&m, kc->isa.pair_burst);
         out->int_gop_s = best_burst(&m, kc->isa.int_burst);
     }
     alloc_pages_free(data, READ_BYTES);
     alloc_free(NULL, m.operations);
     alloc_free(NULL, m.sinks);
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "memory to read for the measurement");
+}
+
+kern_limit kern_attention_limit(const kern_context *kc, kern_kv_format format,
+                                const kern_limits *limits)
+{
+    switch (kern_attention_way(&kc->isa, format)) {
+    case KERN_ATTN_BY_DOTS: return (kern_limit){"dot", limits->dot_gflop_s};
+    case KERN_ATTN_BY_INTS: return (kern_limit){"int16", limits->pair_gop_s};
+    default: return (kern_limit){"fma", limits->fma_gflop_s};
+    }
 }

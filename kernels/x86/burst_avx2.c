@@ -40,8 +40,23 @@ static double int_burst__avx2(size_t rounds, float *sink)
     return 2.0 * 32 * CHAINS * (double)rounds;
 }
 
+static double pair_burst__avx2(size_t rounds, float *sink)
+{
+    const __m256i x = _mm256_set1_epi16(-3);
+    sums_i16 sums[CHAINS];
+#pragma GCC unroll 12
+    for (int c = 0; c < CHAINS; c++) sums[c] = (sums_i16)_mm256_set1_epi16((int16_t)c);
+    for (size_t i = 0; i < rounds; i++)
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; c++) sums[c] = (sums_i16)_mm256_madd_epi16((__m256i)sums[c], x);
+#pragma GCC unroll 12
+    for (int c = 0; c < CHAINS; c++) *sink += (float)_mm256_extract_epi16((__m256i)sums[c], 0);
+    return 2.0 * 16 * CHAINS * (double)rounds;
+}
+
 void kern_burst_fill_avx2(kern_isa *isa)
 {
     isa->fma_burst = fma_burst__avx2;
+    isa->pair_burst = pair_burst__avx2;
     isa->int_burst = int_burst__avx2;
 }

@@ -511,6 +511,8 @@ static void check_limits(const char *isa)
     assert_true(limits.fma_gflop_s > 0.001 && limits.fma_gflop_s < 1e6);
     assert_true(limits.dot_gflop_s >= limits.fma_gflop_s && limits.dot_gflop_s < 1e6);
     assert_true(limits.int_gop_s > 0.001 && limits.int_gop_s < 1e7);
+    assert_true(limits.pair_gop_s < 1e7 &&
+                (limits.pair_gop_s > 0.001) == (strcmp(isa, "ref") != 0));
     drop_context(kc, pool);
 }
 
