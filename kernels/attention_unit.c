@@ -32,10 +32,10 @@ typedef struct unit_state {
     float *s;                   /* [KERN_ATTN_ROWS][KERN_BLOCK] */
     float *so_far;              /* [n] attn_part_floats: the spans before */
     float *parts;               /* [n] attn_part_floats: this span */
-    kern_pages pages;           /* formats with grids: ... */
-    uint8_t *wide;              /* ... a block of them as bf16 */
-    uint8_t *seen;              /* with dots: V of a block that rows see a part of */
-    bool finite;                /* with dots: that V has neither infinities nor NaNs */
+    kern_pages pages;           /* formats with grids: the pages */
+    uint8_t *wide;              /* formats with grids: a block of the pages as bf16 */
+    uint8_t *seen;              /* with dots: copy of V of a block of which rows see a part */
+    bool finite;                /* with dots: the copy has neither infinities nor NaNs */
 } unit_state;
 
 static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -284,7 +284,7 @@ static bool tile_range(const kern_attn_row *rows, size_t n, uint32_t *lo, uint32
     return *lo < *hi;
 }
 
-/* V of the slots that any row of the unit sees of this block. */
+/* Copies V of the slots of this block that some row of the unit sees. */
 static void copy_seen(unit_state *u, const kern_attn_strips *v)
 {
     uint32_t lo, hi;
@@ -292,9 +292,9 @@ static void copy_seen(unit_state *u, const kern_attn_strips *v)
         u->finite = u->dots->seen_values(v, lo, hi, u->job->batch->shape.head_dim, u->seen);
 }
 
-/* o = o * fix + p . v for a tile, in bf16 dot products. Where rows see a part of the block V is
- * read from the copy that has zeros elsewhere. An infinity or a NaN in there is not for the rows
- * that do not see it, so each row is then done alone, with the V that it sees itself. */
+/* o = o * fix + p . v for a tile, in bf16 dot products. Where rows see a part of the block, V is
+ * read from the copy, which has zeros elsewhere. A row must not meet an infinity or a NaN of a slot
+ * that it does not see, so with one in the copy each row is done alone, over its own slots. */
 static void tile_dots(unit_state *u, const kern_attn_strips *v, kern_attn_row *rows, uint32_t n,
                       float *o)
 {

@@ -21,8 +21,9 @@ enum {
 
 static inline unsigned kern_quant_index(kern_quant q) { return q.bits == 4; }
 
-/* What to fetch while a tile computes: in each round (64 bytes of every panel) the line at `at` and
- * those of the other panels `stride` bytes on; then `at` moves by `step`. */
+/* The lines that a tile prefetches while it computes. In each round (64 bytes of every panel) these
+ * are the line at `at` and, `stride` bytes on, that of each further panel; then `at` moves by
+ * `step`. */
 typedef struct kern_ahead {
     const uint8_t *at;
     size_t stride, step;
@@ -36,46 +37,46 @@ typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const flo
 /* ---- quantised: x of a tile stands group by group, each
  *     wide      q of all rows, 16 bits each; scale [rows] f32
  *     narrow    q of all rows, 8 bits each; scale [rows] f32, start [rows] int32
- * start is what a tile begins a group's sums with: one that reads weights as q + offset takes
- * -offset times the sum of x's integers. Order of q, start and whether x is wide are the ISA's own;
- * how many bits the integers have is the precision's, for wide ones too. */
+ * start is the value that a tile begins a group's sums with: a tile that reads weights as q +
+ * offset takes -offset times the sum of x's integers. Each ISA chooses the order of q, its starts
+ * and whether x is wide. The precision alone decides how many bits the integers have, wide ones
+ * too. */
 static inline size_t kern_quant_x_bytes(bool wide, unsigned group)
 {
     return wide ? (size_t)2 * group + 4 : (size_t)group + 8;
 }
 
-/* Row r of a tile of `rows`: `groups` groups from x on become integers. */
+/* Makes integers of `groups` groups from x on, as row r of a tile of `rows`. */
 typedef void (*kern_quant_x_fn)(const float *x, size_t groups, unsigned group, size_t rows,
                                 size_t r, uint8_t *out);
 
-/* Of two groups of a panel with their scales. */
+/* The bytes of two groups of a panel with their scales. */
 static inline size_t kern_quant_bytes(kern_quant q)
 {
     return 64 + (size_t)2 * q.group * KERN_PANEL * q.bits / 8;
 }
 
-/* As kern_tile_fn: k a multiple of two groups. */
+/* The same contract as kern_tile_fn, with k a multiple of two groups. */
 typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, unsigned group,
                                    const void *x, float *acc, const kern_ahead *ahead);
 
 /* ---- blocks, for ISAs whose instructions sum more than one product at a time. Rows of x stand in
- * tiles of R rows, the last ones zeros where rows are missing. A tile of x goes by units of
- * columns,
- *     bf16         [k / 32][parts][R][32]: one part in standard precision, x rounded; two in high
- *                  precision, x rounded and then what that left
- *     quantised    by groups, as above but with R rows
- * and one call multiplies some of them with a piece of some panels. */
+ * tiles of R rows; the last tile has zeros where rows are missing. A tile of x is laid out by units
+ * of columns:
+ *     bf16         [k / 32][parts][R][32]. Standard precision has one part, x rounded; high
+ * precision has two, x rounded and the rounded remainder quantised    group by group as above, with
+ * R rows One call multiplies some tiles with a piece of some panels. */
 enum { KERN_DOT_ROWS = 16 };
 
 typedef struct kern_dot_block {
     const uint8_t *w;
-    const uint8_t *next; /* what the next call reads; its panels lie w_stride apart too */
+    const uint8_t *next; /* the weights of the next call; its panels lie w_stride apart too */
     size_t w_stride, panels;
     size_t k; /* columns: any number of bf16, whole pairs of groups */
     unsigned group;
     const uint8_t *x;             /* tile t at x + t * x_stride bytes */
     size_t x_stride, tiles, rows; /* rows: R */
-    float *acc;                   /* [panels][tiles][R][16] f32: what is added to */
+    float *acc;                   /* [panels][tiles][R][16] f32 sums, which products are added to */
 } kern_dot_block;
 
 typedef struct kern_dot_ops {
@@ -87,30 +88,32 @@ typedef struct kern_dot_ops {
     size_t (*panels)(size_t rows, size_t tiles);
     size_t few_k, k;      /* columns of a call with one tile, with more; 0 = all */
     kern_quant_x_fn pack; /* bf16: of units; group is 0 */
-    /* This thread is about to run blocks, and has run them. May be NULL. */
+    /* Called before and after a thread runs blocks. May be NULL. */
     void (*begin)(size_t rows, unsigned group);
     void (*run)(const kern_dot_block *b);
     void (*end)(void);
 } kern_dot_ops;
 
-/* ---- attention over bf16 pages (and what is read as such) in bf16 dot products: q and p are
- * rounded to bf16, p where its scores lay, at the same bytes from row to row. */
+/* ---- attention in bf16 dot products, over bf16 pages and those that are read as bf16. q and p are
+ * rounded to bf16. A row of p overwrites the scores of that row, so its stride in bytes is theirs.
+ */
 typedef struct kern_attn_dots {
     unsigned rows; /* of a tile, <= KERN_ATTN_ROWS */
     /* out [head_dim] = q * scale. */
     void (*pack_query)(const float *q, float scale, uint32_t head_dim, uint16_t *out);
-    /* As attn_scores; q [n][2 * KERN_ATTN_Q_STRIDE]. */
+    /* The same contract as attn_scores; q [n][2 * KERN_ATTN_Q_STRIDE]. */
     void (*scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const uint16_t *q,
                    uint32_t n, uint32_t head_dim, float *s);
-    /* As attn_softmax, for all slots of the block: p is 0 where a row does not see, and rows that
-     * see nothing get zeros. Sums are of p as rounded; lanes of a row's sum are pairs of slots. */
+    /* The same contract as attn_softmax, but every slot of the block gets a p: 0 where the row does
+     * not see it. Sums add up p as rounded; a lane of a row's sum holds pairs of slots. */
     void (*softmax)(kern_attn_row *rows, uint32_t n, float *s);
-    /* As attn_values over slots [from, to), both even; p [n][2 * KERN_BLOCK]. V must be finite
-     * where the p of any row is 0. */
+    /* The same contract as attn_values, from and to even; p [n][2 * KERN_BLOCK]. V must be finite
+     * in every slot that some row of the n does not see. */
     void (*values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const uint16_t *p,
                    const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
-    /* out [KERN_BLOCK / 2][head_dim][2] = V of slots [lo, hi) and a 0 beside them in the first and
-     * the last pair; other pairs are left alone. False where some of it is not finite. */
+    /* out [KERN_BLOCK / 2][head_dim][2] = V of slots [lo, hi). In the first and the last pair a
+     * slot outside of them becomes 0; other pairs stay unwritten. Returns whether all of it is
+     * finite. */
     bool (*seen_values)(const kern_attn_strips *v, uint32_t lo, uint32_t hi, uint32_t head_dim,
                         uint8_t *out);
 } kern_attn_dots;
@@ -133,14 +136,14 @@ typedef struct kern_isa {
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: by tiles */
     unsigned quant_rows;                          /* as tile_rows, tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
-    /* Panels at once where there are several tiles: 1, or what quant_panels has for every tile that
-     * is at least half full. */
+    /* Panels at once where there are several tiles: 1, or the number that quant_panels has for
+     * every tile that is at least half full. */
     uint8_t quant_many;
-    /* How early the streams of a lone tile are fetched, in bytes of all of them together. */
+    /* How many bytes ahead a lone tile prefetches, all its streams together. */
     unsigned quant_ahead;
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
-    bool quant_x_wide[KERN_QUANTS]; /* of tiles */
+    bool quant_x_wide[KERN_QUANTS]; /* whether x of a tile is wide */
     kern_quant_x_fn quant_x[KERN_QUANTS];
     /* A group of weights: returns the scale, a bf16. */
     uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, int8_t *q);
@@ -157,12 +160,12 @@ typedef struct kern_isa {
                                       const float *k, const float *v);
     void (*kv_read[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
                                      float *k, float *v);
-    /* Of formats with grids alone: kern_kv_pack; 16 slots of a tile from `slot` on as strips of
-     * bf16, k [head_dim / 2][16][2] and v [8][head_dim][2]. */
+    /* Only formats with grids have these two. kv_pack is kern_kv_pack; kv_strip reads 16 slots of a
+     * tile from `slot` on as strips of bf16, k [head_dim / 2][16][2] and v [8][head_dim][2]. */
     void (*kv_pack[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *wide, void *tile);
     void (*kv_strip[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
                                       uint8_t *k, uint8_t *v);
-    /* None of formats with grids from here on: their strips are read as bf16.
+    /* Formats with grids have no functions from here on: their strips are read as bf16.
      *
      * out [n] = n elements as f32, int8 ones without their scale; n is a multiple of 16. */
     void (*widen[KERN_KV_FORMATS])(const void *from, size_t n, float *out);
@@ -178,17 +181,17 @@ typedef struct kern_isa {
                                          const float *p, const kern_attn_row *rows, uint32_t n,
                                          uint32_t head_dim, float *o);
     /* The same over int8 pages, with q [n][KERN_ATTN_INT_STRIDE] and p as 16-bit integers
-     * (attention.h); [from, to): what any of the rows sees. No rows: attention takes those above.
-     */
+     * (attention.h); some row sees each slot of [from, to). With attn_int_rows = 0 attention over
+     * int8 pages calls the functions above. */
     unsigned attn_int_rows;
-    /* out [head_dim] = q * scale as integers; returns what they are to be multiplied with: a NaN
-     * where some of q is not finite. */
+    /* out [head_dim] = q * scale as integers. Returns their scale, a NaN where some of q is not
+     * finite. */
     float (*attn_int_query)(const float *q, float scale, uint32_t head_dim, int16_t *out);
     void (*attn_int_scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const int16_t *q,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s);
     void (*attn_int_values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
-    const kern_attn_dots *attn_dots; /* NULL: bf16 pages take those above */
+    const kern_attn_dots *attn_dots; /* NULL: bf16 pages call the functions above */
 
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
      * operations done, two for a product and its sum; *sink keeps the compiler from dropping

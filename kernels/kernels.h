@@ -21,11 +21,12 @@ typedef struct kern_context kern_context;
 
 /* How exactly activations enter a product.
  *
- * standard   The field's own precision: activations are rounded to the type that the dot product
- *            instructions read, once. x is bf16 beside bf16 weights (on ISAs with bf16 dot
- *            products) and 8-bit integers with a scale for each group beside 8- and 4-bit weights.
- * high       Activations keep 16 bits or more wherever weights have 8 or more: twice the
- *            instructions for an error that only comparisons with f32 can tell.
+ * standard   Activations are rounded once, to the type that the dot product instructions read, as
+ *            other engines do. x is bf16 beside bf16 weights (on ISAs with bf16 dot products) and
+ *            8-bit integers with a scale for each group beside 8- and 4-bit weights. Attention over
+ *            bf16 pages rounds q and p to bf16 where the ISA has attn_dots (isa.h).
+ * high       Activations keep 16 bits or more wherever weights have 8 or more. Twice the
+ *            instructions buy an error that only comparisons with f32 can tell.
  *
  * The bits of a row depend on the precision, never on how many rows are computed with it. */
 typedef enum kern_precision {

@@ -6,9 +6,9 @@
  * A work item is one row block by one panel group. Its sums live in scratch until they are
  * complete, so the tile kernels see neither strides nor the edge of n. With one tile to compute,
  * weights stream through once, several panels side by side, each stream a run of items long. With
- * more, k is cut
- * into K_BLOCK columns: a panel's piece stays in L1 while all tiles of the row block go over it,
- * and the sums go on from scratch, so each element is still one chain over ascending k.
+ * more tiles k is cut into K_BLOCK columns. A panel's piece stays in L1 while all tiles of the row
+ * block go over it, and the sums wait in scratch, so each element is still one chain over ascending
+ * k.
  *
  * Quantised weights are cut in the same way, in units of two groups of columns instead of one
  * column. x is quantised where floats are packed: each thread does so for its own row blocks. */
@@ -58,8 +58,8 @@ typedef struct product {
     uint64_t call;
     size_t tile_rows;
     const uint8_t *tile_panels;
-    size_t many_panels; /* of a call where there are several tiles */
-    size_t ahead;       /* bytes: how early the streams of a lone tile are fetched, in all */
+    size_t many_panels; /* panels of a call where there are several tiles */
+    size_t ahead;       /* bytes that a lone tile prefetches ahead, all streams together */
     kern_quant_x_fn quant_x;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* over n */
@@ -75,7 +75,7 @@ typedef struct item {
     size_t block, tile0, tile1, row0, rows;
     size_t panel0, panels;
     size_t side;  /* panels of one call */
-    size_t ahead; /* of each stream of a lone tile */
+    size_t ahead; /* bytes that a lone tile prefetches ahead in each stream */
     size_t long_calls, n_calls;
     size_t k_block;
     bool direct; /* tiles of one row: x is read where it lies */
@@ -117,7 +117,7 @@ static float *tile_acc(const product *p, const item *it, const call *c, size_t t
     return c->acc + (before * c->side + i * tile_rows(p, tile)) * KERN_PANEL;
 }
 
-/* Of one row of x, packed. */
+/* The bytes of k packed columns of one row of x. */
 static size_t x_bytes(const product *p, size_t k) { return k / p->unit * p->x_unit_bytes; }
 
 /* Columns [k, k + group) of w where x has not all of them: the others are zeros. */

@@ -3,20 +3,20 @@
  *
  * A work item is a block of rows by a group of panels. Each thread packs the rows of its items
  * once, all columns of them where they fit. k is cut so that a piece of the weights stays in L1
- * while the block's rows pass from L2, and the sums go on from scratch. How k is cut changes no
- * bit: a unit of columns is one step of a chain, whoever takes it.
+ * while the block's rows pass from L2; the sums wait in scratch between pieces. How k is cut
+ * changes no bit, because each unit of columns is one step of a chain in any piece.
  *
- * With few tiles of rows the product waits for memory, so weights stream: the panels of a call are
- * as many streams side by side, and each runs on through memory from piece to piece and from call
- * to call. With more tiles the same piece of all panels comes before the next piece of any, so that
- * x of the piece stays in L2. */
+ * A product with few tiles of rows waits for memory, so its weights stream: each panel of a call is
+ * a stream, and goes on through memory from piece to piece and from call to call. With more tiles
+ * the same piece of all panels comes before the next piece of any, so that x of the piece stays in
+ * L2. */
 #include "kernels/context.h"
 
 #include <string.h>
 
 enum {
     ROWS_MAX = 256,        /* weights are read once for so many rows */
-    ROWS_MIN = 64,         /* ... and for so many at least: rather x in pieces */
+    ROWS_MIN = 64,         /* a block has at least these; x that does not fit is cut into pieces */
     GROUP_PANELS = 16,     /* so that packing x again for each item costs little */
     ACC_BYTES = 512 << 10, /* most sums of an item: they stay in L2 until they are stored */
     STREAM_TILES = 4,      /* most tiles of rows for which weights stream */
@@ -25,7 +25,7 @@ enum {
     SERIAL_WORK = 1 << 18, /* multiply-adds that are done before other threads have woken up */
 };
 
-/* The head is that of matmul.c's scratch, which is the same memory. */
+/* Its first members are those of matmul.c's scratch, which is the same memory. */
 typedef struct scratch {
     uint64_t call;
     size_t block;
@@ -38,22 +38,22 @@ typedef struct job {
     const kern_dot_ops *ops;
     uint64_t call;
     unsigned group;
-    size_t first, k; /* columns of w: o's, quantised ones widened to whole units */
-    size_t unit;     /* columns of a unit of x; what it takes in a row of x, ... */
-    size_t x_unit_bytes;
-    size_t w_unit, w_unit_bytes, panel_bytes; /* ... and in a panel */
-    size_t rows, tiles;                       /* of a tile; in all */
+    size_t first, k;     /* the operands' columns of w; of quantised w widened to whole units */
+    size_t unit;         /* columns of a unit of x */
+    size_t x_unit_bytes; /* bytes of a unit in one row of x */
+    size_t w_unit, w_unit_bytes, panel_bytes; /* columns of a unit of w; bytes of it in a panel */
+    size_t rows, tiles;                       /* rows of a tile; tiles of x in all */
     size_t n_blocks, n_panels, group_panels, n_groups;
-    size_t item_panels; /* most of an item: one group, with few tiles several */
-    size_t k_piece;     /* columns of x that fit */
+    size_t item_panels; /* most panels of an item: one group, or several where weights stream */
+    size_t k_piece;     /* columns of x that fit into scratch */
 } job;
 
 typedef struct item {
     size_t block, tile0, tiles, panel0, panels;
-    size_t side, k_block; /* of a call */
-    size_t streamed;      /* calls whose panels lie so many apart; 0 with many tiles */
-    float *acc;           /* [panels][tiles][rows][16], panels in the order of the calls */
-    uint8_t *x;           /* [k blocks][tiles][units][rows] */
+    size_t side, k_block; /* panels and columns of a call */
+    size_t streamed; /* calls whose panels lie this many apart; 0 where weights do not stream */
+    float *acc;      /* [panels][tiles][rows][16], panels in the order of the calls */
+    uint8_t *x;      /* [k blocks][tiles][units][rows] */
 } item;
 
 /* The panels of one call: first, first + stride, ... counted from the item's first. */
@@ -106,14 +106,14 @@ static void pack_row(const job *j, const float *x, size_t k0, size_t k, size_t r
     }
 }
 
-/* What k columns of a tile of x take. */
+/* The bytes of k columns of a tile of x. */
 static size_t x_bytes(const job *j, size_t k)
 {
     return ceil_div(k, j->unit) * j->x_unit_bytes * j->rows;
 }
 
-/* Columns [k0, k0 + k) of all tiles. Those of a call stand together: apart by what all columns of a
- * tile take, which is a power of two with many models, they would share few sets of L2. */
+/* Packs columns [k0, k0 + k) of all tiles, those of one call side by side. With all columns of a
+ * tile between them, which is a power of two for many models, they would share few sets of L2. */
 static void pack_tiles(const job *j, const item *it, size_t k0, size_t k)
 {
     uint8_t *out = it->x;
@@ -172,7 +172,8 @@ static const uint8_t *weights_at(const job *j, size_t panel, size_t k)
            (j->first + k) / j->w_unit * j->w_unit_bytes;
 }
 
-/* Columns [k0 + at, ...) of the panels from sums `i` on. `next` is what the call after it reads. */
+/* One call: columns [k0 + at, ...) of the panels whose sums begin at `i`. b.next points to the
+ * weights of the call after it. */
 static void run_call(const job *j, const item *it, size_t k0, size_t k, size_t at, size_t i)
 {
     size_t columns = min_size(it->k_block, k - at), next_at = at, next = i;
@@ -199,7 +200,7 @@ static void run_call(const job *j, const item *it, size_t k0, size_t k, size_t a
     j->ops->run(&b);
 }
 
-/* Columns [k0, k0 + k) with x of them packed: every panel of the item, `side` at a time. */
+/* Multiplies columns [k0, k0 + k), whose x is packed, with every panel of the item. */
 static void run_piece(const job *j, const item *it, size_t k0, size_t k)
 {
     if (it->streamed) {
@@ -211,7 +212,7 @@ static void run_piece(const job *j, const item *it, size_t k0, size_t k)
     }
 }
 
-/* Items [index, index + count), of one block, as one. */
+/* Joins items [index, index + count), all in one block, into one. */
 static item make_item(const job *j, size_t index, size_t count, scratch *s)
 {
     item it = {.block = index / j->n_groups};
