@@ -128,7 +128,7 @@ static status open_log(serving *s, error *err)
     s->log_fd = STDERR_FILENO;
     const int flags = O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK;
     if (path) s->log_fd = open(path, O_WRONLY | flags, 0640);
-    /* A FIFO that nobody reads yet: lines wait in it, and once it is full they are dropped. */
+    /* A FIFO without a reader so far holds lines for it; once it is full, lines are dropped. */
     if (s->log_fd < 0 && errno == ENXIO) s->log_fd = open(path, O_RDWR | flags, 0640);
     if (s->log_fd < 0)
         return error_set(err, STATUS_IO, "--log-file: %s: %s", path, strerror(errno));

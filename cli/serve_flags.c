@@ -19,10 +19,9 @@ static const arg_flag flags_table[] = {
             "machine can see a command line: prefer the environment or --api-key-file"),
     ARG_ROW("api-key-file", "FILE", ARG_TEXT, serve_flags, key_file,
             "more of them, one a line; lines that begin with # are skipped"),
-    ARG_ROW(
-        "admin-key-file", "FILE", ARG_TEXT, serve_flags, admin_key_file,
-        "keys that may also read KV events, flush the prefix cache and abort anybody's requests, "
-        "likewise; with API keys alone nobody may"),
+    ARG_ROW("admin-key-file", "FILE", ARG_TEXT, serve_flags, admin_key_file,
+            "keys, one a line, that may also read KV events, flush the prefix cache and abort the "
+            "requests of other keys; where there are API keys alone these calls are refused"),
     ARG_ROW("share-prefixes", NULL, ARG_SWITCH, serve_flags, share_prefixes,
             "requests of different keys hit each other's prefixes, which cached_tokens shows "
             "(default: only with the same key)"),
