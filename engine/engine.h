@@ -55,7 +55,7 @@ typedef struct engine_options {
     int64_t session_ttl_us;
     /* Blocks entering and leaving the prefix cache, without their tokens when they were computed
      * for a session, with a cache_salt, or for an identity that is kept apart; called on the engine
-     * thread. NULL = nobody. */
+     * thread. May be NULL. */
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
     /* The watchdog: a step that takes longer than this is stuck. It is reported, its requests fail,
