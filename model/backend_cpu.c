@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the logits of a step's prompt rows may take: 128 rows of a vocabulary of 128K. Rows that are
- * scored take no such room, but as much time. */
+/* The most memory for the logits of a step's prompt rows: 128 rows of a vocabulary of 128K. Rows
+ * that are scored take no such room, but as much time. */
 enum { LOGITS_BYTES = 64 << 20 };
 
 typedef struct backend_cpu {

@@ -155,7 +155,7 @@ typedef struct backend_cpu_options {
     /* A line for the log about the cache, on the thread that makes a rank; NULL: nobody asks. */
     void (*tell)(void *ctx, const char *line);
     void *tell_ctx;
-    /* As weights_options.progress, of rank 0, on the thread that makes it. */
+    /* weights_options.progress of rank 0, called on the thread that makes the rank. */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     void *progress_ctx;
     /* Set by another thread: weights are read and packed no further (STATUS_ABORTED). NULL: never.

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* Rows whose logits are there at a time: nobody needs more than a few numbers of each. */
+/* Rows whose logits are in memory at a time: only a few numbers of each row are kept. */
 enum { BLOCK = 64 };
 
 static status reserve(void **values, size_t *n, size_t need, size_t size)

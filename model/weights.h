@@ -74,8 +74,8 @@ typedef struct weights_options {
     thread_pool *pool;     // reads and checks it
     void (*tell)(void *ctx, const char *line); // what happened to the cache; NULL: nobody asks
     void *tell_ctx;
-    /* How many of the matrices' elements are packed, on the calling thread; NULL: nobody asks. What
-     * comes from the cache is not counted. */
+    /* Called on the calling thread with the number of elements that are packed so far; those that
+     * come from the cache are not counted. May be NULL. */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     void *progress_ctx;
     const _Atomic bool *given_up; // by another thread; NULL: never
