@@ -133,8 +133,8 @@ void pkv_flush(pkv *p);
  * far allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t max_hit, uint64_t salt,
                     uint32_t expect_tokens, uint32_t *hit_tokens);
-/* The blocks that an open sequence publishes from now on are told to on_block without their tokens,
- * and so are those of its forks, and of whoever goes on from its parked or swapped pages. */
+/* From now on on_block is told of the blocks of an open sequence without their tokens, and so of
+ * those of its forks and of sequences that go on from its parked or swapped pages. */
 void pkv_seq_hide(pkv *p, uint32_t seq);
 /* Makes room for n more tokens in every table (cached pages are reclaimed, least recently used
  * and deepest first). A shared last page that is not full is replaced by a fresh one and its
@@ -207,8 +207,8 @@ uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t s
  * *parked is its number from now on, never 0. No page moves. K and V of all its tokens must have
  * been computed in steps before. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
-/* As pkv_seq_park of a fork: the sequence stays, and a copy of it that shares every page is parked.
- */
+/* The sequence stays open, and a copy of it that shares every page is parked. Otherwise as
+ * pkv_seq_park. */
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* `seq` (closed before) becomes what was parked. All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);

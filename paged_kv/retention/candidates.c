@@ -225,7 +225,7 @@ static bool competes_whole(const chooser *c, const contest *t, uint32_t from, ui
     return false;
 }
 
-/* Of the slots that come from-th to to-th by position. */
+/* The key of the slots that are number `from` to `to` by position. */
 static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
     bool whole = competes_whole(c, t, from, to);

@@ -119,7 +119,7 @@ static void choose_jointly(chooser *c, const contest *first)
         contest_protect(c, &t);
         uint32_t own = 0;
         for (uint32_t u = 0; u < t.n_units; u++) own += keys[u] == KEY_CHOSEN;
-        /* What the heads have won is by the first of two stages: each chooses for it anew. */
+        /* A head won its share by the first of two stages, and now chooses anew within it. */
         if (c->phase.score->refine) choose_units(c, &t, own, t.fixed + own);
         else contest_close(&t);
         keys += t.n_units;
