@@ -1,9 +1,9 @@
-/* Answers, counted by route and code; and a line in the log for each refusal, within a rate. */
+/* Counts answers by route and code, and logs a line for each refusal up to LINES_MAX a second. */
 #include "rpc/service.h"
 
 #include <string.h>
 
-/* Lines a second: whoever floods a server with bad requests must not flood its log. */
+/* Lines a second: a client that floods a server with bad requests must not flood its log. */
 enum { LINES_MAX = 10 };
 
 void answers_init(answer_counts *a)

@@ -6,8 +6,8 @@
 
 typedef struct service_keys service_keys;
 
-/* Copies the keys of o: of clients and of administrators. STATUS_INVALID for one that no header
- * could carry. *out is NULL when o has none. */
+/* Copies the keys of clients and administrators from o. STATUS_INVALID for a key that no header
+ * could carry. *out is NULL when o has no keys. */
 status service_keys_create(const rpc_options *o, service_keys **out);
 void service_keys_destroy(service_keys *k);
 

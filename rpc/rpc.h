@@ -68,8 +68,8 @@ typedef struct rpc_workers {
     uint64_t lost; // so far
 } rpc_workers;
 
-/* Beyond max_connections, or half as many where that is less: they are answered by 503, but for
- * questions about the server's health. */
+/* Connections beyond max_connections that are still taken, or half of max_connections where that is
+ * less. Requests on them are answered by 503, except those for health. */
 enum { RPC_SURPLUS_CONNECTIONS = 64 };
 
 typedef struct rpc_options {
@@ -84,9 +84,9 @@ typedef struct rpc_options {
     const char *tls_client_ca;      // PEM file: clients must show a certificate it signed
     const char *const *api_keys;    // bearer keys of clients
     size_t n_api_keys;
-    /* Bearer keys that may do what a client's may, and also what reads or changes what others have:
-     * KV events, FlushCache, Abort of anybody's request. With clients' keys alone that is refused;
-     * without keys of either kind everything is open to all. */
+    /* Bearer keys of administrators. They may do all that a client's key may, and also read KV
+     * events, call FlushCache and abort any request. Where there are clients' keys alone these
+     * calls are refused; a server without keys of either kind is open to all. */
     const char *const *admin_keys;
     size_t n_admin_keys;
     size_t max_body_bytes;        // of an HTTP body and of a gRPC message
@@ -100,8 +100,8 @@ typedef struct rpc_options {
 
 typedef struct rpc_server rpc_server;
 
-/* Addresses and certificates of such a server are tried, so that who asks learns of what is wrong
- * with them before a model is loaded. Looks at nothing else. */
+/* Tries the addresses and certificates of such a server, so that an error in them is reported
+ * before a model is loaded. Checks nothing else. */
 status rpc_server_check(const rpc_options *options, error *err);
 /* Listens and serves when it returns. */
 status rpc_server_create(const rpc_options *options, rpc_server **out, error *err);

@@ -123,8 +123,9 @@ typedef struct worker_group_options {
     const worker_config *config; // rank and size are filled in; read whenever a rank is made
     int64_t silence_us;  // a worker without an answer to a heartbeat for so long is lost; 0 = 1.5 s
     int64_t patience_us; // how long a worker that is not free (yet) is asked again; 0 = 5 s
-    /* A worker that takes connections and has answered nothing for four such silences, while it is
-     * waited for: it is stopped, or stuck. Any thread that makes a rank. NULL = nobody. */
+    /* Called for a worker that the group waits for and that takes connections, but has answered
+     * nothing for four times silence_us: its process is stopped, or stuck. It is called on the
+     * thread that makes a rank. May be NULL. */
     void (*on_silent)(void *ctx, uint32_t rank);
     void *on_silent_ctx;
 } worker_group_options;

@@ -107,7 +107,7 @@ typedef struct grpc_front_options {
     int64_t keepalive_timeout_us; // so long is waited for a call's first message; 0 = for ever
 } grpc_front_options;
 
-/* Whether somebody could listen there now. */
+/* Checks that a server could listen at this address now. */
 status grpc_front_check(const char *address, error *err);
 /* Listens with these services, and with health and reflection. The array is borrowed, and so is
  * what the options point to. */

@@ -239,7 +239,7 @@ static void begin(exchange *e, const char *method, const char *url, const char *
         return;
     }
     judge(e, &head, &framing, url);
-    /* Who asks for health is answered on whatever connection there is. */
+    /* Requests for health are answered on surplus connections too. */
     if (e->connection->surplus && (!e->route || e->route->needs_key)) {
         refuse_plain(e, 503, "too many connections");
         e->refusal.retry_after_s = service_retry_after_s(e->server->service);

@@ -113,17 +113,17 @@ typedef struct http_work {
     pthread_cond_t arrived;
     pthread_t threads[HTTP_WORK_THREADS];
     unsigned n_threads;
-    exchange *first, *last; // in the order in which they came
+    exchange *first, *last; // waiting, in order of arrival
     bool is_made, stop;
 } http_work;
 
 status http_work_create(http_work *w, error *err);
-/* What still waits is given up. Before libmicrohttpd is stopped: it must not have connections that
- * nobody resumes. */
+/* Gives up the bodies that still wait, and joins the threads. Call it before libmicrohttpd is
+ * stopped, which must not have suspended connections then. */
 void http_work_destroy(http_work *w);
-/* The connection's thread: the route's handler runs elsewhere. */
+/* Called on the connection's thread: queues the exchange, whose handler runs on a thread of w. */
 void http_work_put(http_work *w, exchange *e);
-/* The connection's thread, after that: answers. */
+/* Called on the connection's thread once the handler is done: sends the answer. */
 void http_work_resumed(exchange *e);
 
 /* ---- TLS ------------------------------------------------------------------------------------- */
@@ -209,8 +209,8 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
 
 /* The body is of no more use. */
 void exchange_drop_body(exchange *e);
-/* Answers with a response that is made (and given up here), plus the headers that all have. NULL =
- * there was no memory for one: whoever asks is told so. */
+/* Answers with a response, which this call releases, plus the headers that all answers have. NULL
+ * means that there was no memory for the response, and the client is told so. */
 void exchange_send(exchange *e, unsigned code, struct MHD_Response *response);
 /* Answers with e->out. */
 void exchange_send_out(exchange *e, unsigned code, const char *content_type);

@@ -1,7 +1,7 @@
-/* Threads that read large bodies, so that those of libmicrohttpd are there for everybody else.
+/* Threads that parse large bodies, so that those of libmicrohttpd stay free for other requests.
  *
- * A connection whose body is large is suspended, its handler runs here, and what the handler wants
- * answered is left in the exchange. Then the connection is resumed, and its own thread answers. */
+ * A connection with a large body is suspended while its handler runs here and leaves its answer in
+ * the exchange. Then the connection is resumed, and its own thread sends the answer. */
 #include "rpc/http/internal.h"
 
 static exchange *next_job(http_work *w)
@@ -30,7 +30,7 @@ static void *work_run(void *ctx)
     thread_set_name("oct-parse");
     for (exchange *e; (e = next_job(w)) != NULL;) {
         if (is_wanted(w, e)) e->route->handle(&e->x);
-        wake_release(&e->wake); /* from here on e is its connection's again */
+        wake_release(&e->wake); /* from here on e belongs to its connection again */
     }
     return NULL;
 }

@@ -66,8 +66,8 @@ status plan_unpack(const plan_message *m, const backend_info *info, arena *a, st
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* Of a step that failed the message has nothing but the reason. `a` has floats that lay apart.
- * with_rows: logits and scores go along, as those of rank 0 do. */
+/* The message of a failed step has nothing but the reason. Floats that lay apart are copied into
+ * `a`. with_rows: the message has logits and scores too, as that of rank 0 does. */
 status result_pack(const step_plan *plan, const step_result *result, const backend_info *info,
                    bool with_rows, arena *a, result_message *out);
 

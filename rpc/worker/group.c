@@ -103,7 +103,7 @@ static bool wait_a_little(worker_group *g)
     return go_on;
 }
 
-/* Nobody listens there. */
+/* No process listens at that address. */
 static bool is_absent(const error *err)
 {
     static const char *const words[] = {"refused", "No such file", "not known"};
@@ -124,7 +124,7 @@ static void explain(const worker_link *l, error *err)
                  : " (it may want a certificate)");
 }
 
-/* With the lock held. True once it has gone on for so long that waiting helps nobody. */
+/* Call it with the lock held. True once the worker has been silent for too long to wait on. */
 static bool is_stuck(worker_link *l, status s, const error *err)
 {
     int64_t now = clock_now_us(), most = SILENCES_MAX * group_silence_us(l->group);
