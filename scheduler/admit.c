@@ -107,8 +107,8 @@ static void owe(pages_owed *sum, uint64_t lasting, uint32_t passing)
 }
 
 /* To a running sequence: the pages to compute all its known tokens and to begin one block more, and
- * one block for each choice that will be forked from it into a slot. Without that margin whoever is
- * admitted would be preempted by the next page that is needed. */
+ * one block for each choice that will be forked from it into a slot. Without that margin a
+ * newly admitted sequence would be preempted by the next page that is needed. */
 static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
 {
     const sched_entry *e = q->entry;

@@ -1,15 +1,17 @@
 /* The state behind scheduler.h: what its files share.
  *
- *   request   what was asked for; its choices are sequences, in one block of memory with all they
- * will need sequence  one line of tokens. Until the prompt's end a request runs as its first
- * sequence, the carrier, which draws the first token of every choice; then the others are forked
- * from it ("born") running   sequences with a slot (a sequence number of the tables), best rank
- * first waiting   sequences without one, best rank first
+ * - A request has choices, which are sequences. It lies in one block of memory with all that they
+ *   will need.
+ * - A sequence is one line of tokens. Until the end of the prompt a request runs as its first
+ *   sequence, the carrier, which draws the first token of every choice; then the others are forked
+ *   from it ("born").
+ * - The running list has the sequences with a slot (a sequence number of the tables), the waiting
+ *   list those without one, each with the best rank first.
  *
- * Rank: (the policy's number, arrival, order of being added, choice). What ends while a step is in
- * flight that has rows of it is marked, and given up when the result is in. With one step in flight
- * at most pages are touched only between steps, since the plan's deltas belong to the backend till
- * then.
+ * A rank is (the policy's number, arrival, order of being added, choice). A sequence that ends
+ * while a step with rows of it is in flight is marked, and given up when the result is in. Where
+ * one step at most is in flight, pages are touched only between steps, since the plan's deltas
+ * belong to the backend until then.
  */
 #ifndef SCHEDULER_SCHED_INTERNAL_H
 #define SCHEDULER_SCHED_INTERNAL_H

@@ -1,9 +1,9 @@
 /* scheduler: who runs in the next step, on which pages.
  *
  * What     a pure state machine. sched_step takes what happened and gives the next step plan:
- *          running sequences first, then waiting ones by (priority, arrival), with a bound on how
- *          many pass the one that has waited longest; one token budget for
- *          decodes and prefill chunks; admission in physical pages; retention at its points;
+ *          running sequences first, then waiting ones by arrival or by (priority, arrival), with a
+ *          bound on how many pass the one that has waited longest; one token budget for decodes
+ *          and prefill chunks; admission in physical pages; retention at its points;
  *          preemption when pages are short, by swap to the host tier or by recompute.
  * Owner    the scheduler owns its pkv and the plan; it copies what it needs of requests.
  * Threads  one thread (the engine's). sched_check alone may be called by any.
@@ -18,10 +18,10 @@
 
 typedef struct sched sched;
 
-/* Who goes first among requests. */
+/* The order in which requests start. */
 typedef enum sched_policy {
-    SCHED_FCFS,     // who arrived first; sched_check refuses other priorities than 0
-    SCHED_PRIORITY, // the lower priority, then who arrived first
+    SCHED_FCFS,     // by arrival; sched_check refuses priorities other than 0
+    SCHED_PRIORITY, // by priority, the lowest first, then by arrival
 } sched_policy;
 
 typedef struct sched_options {
@@ -36,9 +36,9 @@ typedef struct sched_options {
     uint32_t lacks;          // what the backend cannot measure (backend_info)
     uint32_t max_in_flight;  // backend_info; 0 is 1. More than 2 is 2
     sched_policy policy;
-    /* Of SCHED_PRIORITY: when so many requests that arrived later have started before the request
-     * whose prompt has waited longest, that one goes before all others from then on. So a request
-     * with p older ones before it is passed (p + 1) * max_passes times at most. 0 = 8. */
+    /* Ageing under SCHED_PRIORITY: once this many later requests have started before the request
+     * whose prompt has waited longest, that request goes before all others. So a request with p
+     * older ones before it is passed (p + 1) * max_passes times at most. 0 = 8. */
     uint32_t max_passes;
     bool prefix_cache;
     uint64_t salt;                    // backend_info.identity
@@ -56,7 +56,7 @@ void sched_destroy(sched *s);
 
 typedef struct sched_request {
     uint64_t id;             // unique among live requests
-    int32_t priority;        // of SCHED_PRIORITY: lower runs first
+    int32_t priority;        // under SCHED_PRIORITY lower runs first
     uint64_t arrival;        // among equals the lower runs first, then who was added first
     const uint32_t *prompt;  // copied
     uint32_t n_prompt;       // >= 1
