@@ -131,18 +131,17 @@ int cli_bench_engine(int argc, char **argv)
         .name = name,
         .usage = "(--model DIR | --shape 1.1b) [flags]",
         .about =
-            "Prefill and decode of a whole model: tokens per second, bytes of weights and KV "
-            "read and\n"
-            "floating-point operations per second, each beside the limit of this machine "
-            "measured right\n"
-            "after each round (read bandwidth; from registers, the rate of the instruction set's "
-            "fastest\n"
-            "products of the weights' type;\n"
-            "a GPU's bandwidth of copies and rate of a large product), and beside what these "
-            "limits allow (\"of limit\"). Then what scheduling "
-            "costs, and memory. Contexts are copies of a prompt of random tokens, which costs "
-            "no prefill\n"
-            "and changes no time.",
+            "Measures prefill and decode of a whole model: tokens, bytes of weights and KV read, "
+            "and\n"
+            "operations per second, each beside this machine's limit, measured right after each\n"
+            "round, and the tokens beside those that the limits allow (\"of limit\"). A CPU's "
+            "limits\n"
+            "are its read bandwidth and the rate at which registers alone do the products of the\n"
+            "weights' type; a GPU's are its bandwidth of copies and the rate of a large product. "
+            "Then\n"
+            "the costs of scheduling, and memory. Contexts are copies of a prompt of random "
+            "tokens,\n"
+            "which costs no prefill and changes no time.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
     };

@@ -46,7 +46,7 @@ int main(int argc, char **argv)
 {
     /* A reader that goes away is seen when writing to it fails, after which work is wound up. */
     signal(SIGPIPE, SIG_IGN);
-    /* Likewise a file that may not grow any more: a log, a cache. */
+    /* Writing to a file at its size limit (a log, a cache) fails likewise, without a signal. */
     signal(SIGXFSZ, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : "";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {

@@ -190,7 +190,7 @@ int run_prompt(run_session *s)
 
 /* ---- --chat ---------------------------------------------------------------------------------- */
 
-/* The oldest message and its answer; false when there is none but the newest message. */
+/* Removes the oldest message and its answer; false when only the newest message is left. */
 static bool forget_oldest(const run_session *s, json_t *messages)
 {
     size_t oldest = s->flags.system ? 1 : 0;
@@ -198,7 +198,8 @@ static bool forget_oldest(const run_session *s, json_t *messages)
     return json_array_remove(messages, oldest) == 0 && json_array_remove(messages, oldest) == 0;
 }
 
-/* Answers; what no longer fits the context is forgotten, the oldest first. */
+/* Answers the newest message. Older ones that no longer fit the context are forgotten, the oldest
+ * first. */
 static int run_conversation(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
                             bool *left_out)
 {

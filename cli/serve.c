@@ -73,8 +73,8 @@ static status add_item(arg_list *list, const char *item, error *err)
     return STATUS_IS_OK;
 }
 
-/* Adds the keys of a file, whose text they point into. A file without any would leave the server
- * more open than its owner thinks: refused. */
+/* Adds the keys of a file, which point into its text. A file without keys is refused, for it would
+ * leave the server more open than its owner thinks. */
 static status read_key_file(const char *flag, const char *path, char **text, arg_list *keys,
                             error *err)
 {
@@ -91,7 +91,8 @@ static status read_key_file(const char *flag, const char *path, char **text, arg
     return error_set(err, STATUS_INVALID, "%s: %s holds no key", flag, path);
 }
 
-/* A key in both lists would make an administrator of a client. */
+/* Reads the keys of both kinds. A key in both lists is refused: it would make a client an
+ * administrator. */
 static status read_keys(serving *s, error *err)
 {
     serve_flags *f = &s->flags;
@@ -136,9 +137,10 @@ static status open_log(serving *s, error *err)
     return status_ok(st) ? st : error_set(err, st.code, "out of memory");
 }
 
-/* Thousands of clients are as many descriptors; the default soft limit is often 1,024. Without a
- * free one a client is not turned away: it waits, one that asks for health too. So where even the
- * hard limit is low, there are fewer connections: a quarter of the room is for gRPC's. */
+/* Each client takes a descriptor, and the default soft limit is often 1,024. A client for which no
+ * descriptor is free is not turned away but waits, even if it asks for health. So where the hard
+ * limit is low too, fewer HTTP connections are allowed, and a quarter of the room is left to gRPC.
+ */
 static void raise_descriptors(serving *s)
 {
     enum { OTHERS = 256, OWN = 32 }; // files, gRPC's sockets; what an idle server has open
@@ -233,7 +235,7 @@ static rpc_model facts_of(const serving *s)
     };
 }
 
-/* All but what is known only when the model is there. */
+/* All options except those that are known only once the model is loaded. */
 static rpc_options options_of(const serving *s)
 {
     const serve_flags *f = &s->flags;

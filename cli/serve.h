@@ -31,7 +31,8 @@ void serve_flags_destroy(serve_flags *f);
  * happens when none did. */
 void serve_tell_manager(const char *message);
 
-/* So that no thread's first allocation is one too many. */
+/* Makes the allocator's arenas now, so that no thread's first allocation has to (serve_arenas.c).
+ */
 void serve_make_arenas(void);
 
 #endif

@@ -1,6 +1,6 @@
-/* jemalloc makes an arena when a thread that has none allocates for the first time, and 5.3 crashes
- * where there is no memory for it. So all that it may have (four for each core) are made before
- * anybody is served: by as many threads that are there at once. */
+/* jemalloc makes an arena when a thread without one allocates for the first time, and 5.3 crashes
+ * where there is no memory for it. So all arenas that it may have (four for each core) are made
+ * before the first request, by as many threads that exist at once. */
 #include "cli/serve.h"
 
 #include <pthread.h>

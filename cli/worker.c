@@ -12,17 +12,17 @@
 static const char worker_name[] = "octavo worker";
 
 static const char about[] =
-    "Waits for a coordinator (octavo serve, run, score or bench with --workers) and computes a "
-    "rank\n"
-    "of its model: the coordinator says which one, and what of it. When the coordinator ends or "
-    "is\n"
-    "lost the rank is given up, and the worker waits for the next one. All must be of the same\n"
-    "version of octavo.\n"
+    "Waits for a coordinator (octavo serve, run, score or bench with --workers) and computes a\n"
+    "rank of its model; the coordinator says which rank of which model. When the coordinator ends\n"
+    "or is lost the worker gives up the rank and waits for the next coordinator. All processes "
+    "must\n"
+    "be of the same version of octavo.\n"
     "\n"
-    "Without --tls-* it reads the folder of --model alone, whatever a coordinator says. Whoever "
-    "reaches\n"
-    "--listen can still have it compute, and end what others compute: such a worker belongs on a\n"
-    "network where nobody else is.\n"
+    "Without --tls-* the worker reads the folder of --model alone, whatever a coordinator says. "
+    "Any\n"
+    "process that reaches --listen can still make the worker compute, and end the steps of "
+    "another\n"
+    "coordinator. Such a worker belongs on a network of its own.\n"
     "\n"
     "  octavo worker --listen 10.0.0.2:7000 --model /models/llama\n"
     "  octavo serve --model /models/llama --tp 2 --workers 10.0.0.1:7000,10.0.0.2:7000";

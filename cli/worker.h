@@ -7,8 +7,8 @@
 
 typedef struct worker_flags {
     const char *listen;
-    const char *model;         // NULL: as the coordinator calls it, who is trusted then
-    const char *weights_cache; // NULL: as the coordinator says, where it is trusted
+    const char *model;         // NULL: the folder that the coordinator names, which is trusted
+    const char *weights_cache; // NULL: the coordinator's, where it is trusted
     uint32_t count, threads;
     uint32_t device; // GPU of the first of them
     const char *tls_cert, *tls_key, *tls_client_ca;
@@ -17,8 +17,8 @@ typedef struct worker_flags {
 
 enum { WORKER_ANY_DEVICE = UINT32_MAX /* the coordinator says */ };
 
-/* Whether those who can reach a worker of these flags are known: by certificates, or because only
- * the process that started it has its socket. Only then may a coordinator name folders. */
+/* Whether a worker with these flags knows its coordinator: by certificates, or because only the
+ * process that started the worker has its socket. Only then may a coordinator name folders. */
 static inline bool worker_trusts(const worker_flags *f)
 {
     return f->tls_client_ca != NULL || f->local != NULL;

@@ -168,8 +168,8 @@ static void stop_all(supervisor *s)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* What the coordinator has written: numbers of workers that no longer answer. It writes nothing
- * else, and closes when all are to end. */
+/* Reads the numbers of workers that no longer answer, which the coordinator writes. It writes
+ * nothing else, and closes the pipe when all workers are to end. */
 static void hear_coordinator(supervisor *s)
 {
     uint32_t index;

@@ -123,7 +123,7 @@ static bool has_comm(const workers_device *d)
     return has;
 }
 
-/* One that is stopped would be waited for as long as it is. */
+/* Replaces a silent local rank: a stopped process would be waited for until it is continued. */
 static void replace_silent(void *ctx, uint32_t rank)
 {
     workers *w = ctx;

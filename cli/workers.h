@@ -55,7 +55,7 @@ void workers_tell(const workers *w);
 
 typedef struct workers_local {
     long supervisor; // process id; 0 = none
-    int lifeline;    // they end when this is closed; a number written here is one to be replaced
+    int lifeline;    // closed, it ends the workers; a number written to it has that worker replaced
     uint32_t n;
     char folder[64]; // of their sockets
 } workers_local;
@@ -66,7 +66,7 @@ enum { WORKER_ADDRESS_MAX = 128 };
 status workers_local_start(workers_local *l, uint32_t n, const _Atomic bool *given_up, error *err);
 /* Whether somebody minds them. */
 bool workers_local_minded(workers_local *l);
-/* Number i is killed, and started again. */
+/* Has worker i killed and started again. */
 void workers_local_replace(const workers_local *l, uint32_t i);
 void workers_local_stop(workers_local *l);
 void workers_local_address(const workers_local *l, uint32_t i, char out[WORKER_ADDRESS_MAX]);
