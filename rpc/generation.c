@@ -70,7 +70,7 @@ static generation **bucket_of(service *s, const char *id, size_t n)
     return &s->live[hash_bytes(id, n, s->id_salt) % SERVICE_BUCKETS];
 }
 
-/* identity NULL: anybody's. */
+/* With identity NULL the generations of all identities match. */
 static bool is_named(const generation *g, const char *identity, const char *id, size_t n)
 {
     return strlen(g->id) == n && memcmp(g->id, id, n) == 0 &&

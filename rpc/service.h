@@ -106,11 +106,11 @@ void service_destroy(service *s);
 /* To be called a few times a second by one thread: tells the state's listeners of what the engine
  * does by itself, and writes at most one line a second about requests turned away. */
 void service_tick(service *s);
-/* Counts an answer, and writes a line about a refusal, ten a second at most. */
+/* Counts an answer; logs a refusal, ten lines a second at most. */
 void service_count_answer(service *s, const service_answer *answer);
 void answers_init(answer_counts *a);
 void answers_destroy(answer_counts *a);
-/* Once a second: how many lines were left out. */
+/* To be called once a second: logs how many lines were left out. */
 void answers_tick(service *s);
 /* Counts a request that was turned away. Front ends need not: generation_start does. */
 void service_count_refusal(service *s, service_refusal why);
@@ -128,8 +128,8 @@ bool service_knows_model(const service *s, const char *name, size_t n);
  * a time that does not tell how much of a key was right. True when no keys of either kind are set.
  */
 bool service_key_ok(const service *s, const char *authorization);
-/* Whether such a value lets its sender read and change what others have: it holds an
- * administrator's key, or no keys of either kind are set. */
+/* Whether the sender of such a value may read and change what belongs to other keys: the value
+ * holds an administrator's key, or no keys of either kind are set. */
 bool service_is_admin(const service *s, const char *authorization);
 /* Who asks, from such a value that service_key_ok has taken: a digest of the key, so that the key
  * itself goes no further. "" when no keys are set. */
@@ -148,7 +148,7 @@ typedef struct generation_options {
     const char *surface;  // "http", "octavo.v1", "vllm", "kserve"; static
     engine_notify notify; // as engine_submit's: something can be read
     void *notify_ctx;
-    const char *identity; // service_identity's: whose sessions and ids these are; NULL = ""
+    const char *identity; // of the sessions and ids, from service_identity; NULL = ""
 } generation_options;
 
 /* Submits n requests (an array of prompts has one each), all with the same number of choices. All
@@ -178,8 +178,8 @@ engine_prompt generation_prompt(const generation *g, uint32_t request);
 void generation_abort(generation *g);
 /* Aborts what still runs, writes a log line for each request, frees. notify is not called after. */
 void generation_release(generation *g);
-/* Any thread: aborts the live generation of this identity with this id; identity NULL: those of all
- * identities with this id. Returns how many there were. */
+/* Aborts the live generation of this identity with this id, or with identity NULL those of all
+ * identities with this id. Returns how many there were. Any thread may call it. */
 uint32_t service_abort(service *s, const char *identity, const char *id, size_t n);
 
 /* ---- KV events for subscribers (events.c) ---------------------------------------------------- */
@@ -189,7 +189,7 @@ typedef struct kv_event {
     double time;       // seconds since 1970
     enum { KV_STORED, KV_REMOVED, KV_CLEARED } kind;
     uint64_t hash, parent;
-    bool hidden;            // stored, and its tokens are not told: of a salt or a session
+    bool hidden;            // stored under a salt or for a session: its tokens are not published
     const uint32_t *tokens; // [page_tokens] when stored and not hidden
 } kv_event;
 
