@@ -48,8 +48,8 @@ status retention_rules_apply(const retention_rules *rules, const engine_request 
 
 /* Stands for (identity, cache_salt, session); {0, 0} without a session. */
 void session_key(const engine_request *r, uint64_t out[2]);
-/* The salt of a request's prefixes: stands for its cache_salt and, when `apart`, for who asks. 0 =
- * the prefixes that all share. */
+/* The salt of a request's prefixes: a digest of its cache_salt and, when `apart`, of its identity.
+ * 0 stands for the prefixes that all requests share. */
 uint64_t session_salt(const engine_request *r, bool apart);
 
 /* ---- one choice: tokens to text, and when to stop (choice.c; engine thread only) ------------- */

@@ -74,7 +74,8 @@ static status render(engine *e, engine_request *r, strbuf *out, error *err)
     return s;
 }
 
-/* A text that no tokenizing can make short enough: encoding megabytes takes a second. */
+/* Refuses a text that no tokenizing can make short enough, since encoding megabytes takes a second.
+ */
 static status check_bytes(const engine *e, size_t n, error *err)
 {
     size_t most = e->bytes_per_token;
@@ -84,7 +85,7 @@ static status check_bytes(const engine *e, size_t n, error *err)
                      n, n / most, e->o.max_model_len);
 }
 
-/* must_fit: more than the context has room for is refused, if possible before it is encoded. */
+/* must_fit: a text that exceeds the context is refused, if possible before it is encoded. */
 static status encode(engine *e, engine_request *r, bool must_fit, tok_ids *ids, error *err)
 {
     if (r->prompt) {

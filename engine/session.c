@@ -1,4 +1,4 @@
-/* Whose session a request means, and whose prefixes it may hit: digests of who asks. */
+/* The keys of a request's session and prefixes: digests that begin with its identity. */
 #include "engine/internal.h"
 
 #include "base/sha256.h"
