@@ -46,7 +46,7 @@ typedef struct backend_cpu {
     float *measures;
     size_t measures_capacity; /* floats */
     row_scores scores;
-    bool gives_scores; /* rank 0: its scores are everybody's */
+    bool gives_scores; /* rank 0, whose scores stand for all ranks */
 } backend_cpu;
 
 static size_t sums_bytes(const kv_store *s, uint32_t n_pages)

@@ -1,5 +1,5 @@
-/* Whether weights are numbers. One that is not makes every logit NaN, and then the same token is
- * drawn for ever: the tensor is named at load instead. */
+/* Checks that weights are finite. A single NaN makes every logit NaN, and the same token is drawn
+ * for ever; so loading fails and names the tensor instead. */
 #ifndef MODEL_FINITE_H
 #define MODEL_FINITE_H
 

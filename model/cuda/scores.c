@@ -1,5 +1,6 @@
-/* How likely the tokens that followed rows were: draws of given tokens, which give their scores; of
- * ranks, which have parts of the rows, on the host. */
+/* Scores of rows: how likely the token after each row was. A rank alone draws the given tokens on
+ * the device, and the draws have their scores; several ranks, which have parts of the rows, score
+ * on the host. */
 #include "model/cuda/backend.h"
 
 #include "base/logits.h"
