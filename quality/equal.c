@@ -1,5 +1,5 @@
-/* Scores at equal kept share: what a method really holds is not what it was asked to (whole pages,
- * windows, chunks), so that scores of one budget are scores of different shares. */
+/* Scores at equal kept share. Methods asked for one budget keep different shares (whole pages,
+ * windows, chunks), so their scores at that budget do not compare. */
 #include "quality/report.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 enum { POINTS_MAX = 64 };
 
-/* How far beside the shares that were measured the nearest two are still trusted. */
+/* How far outside the measured shares a line through the nearest two is still trusted. */
 static const double reach = 0.15;
 
 double report_at_share(const kept_score *points, size_t n, double share)

@@ -17,8 +17,8 @@ typedef struct kept_score {
     double kept, score;
 } kept_score;
 
-/* On the line through the two points around `share`; points by ascending share. NaN where they are
- * too far from it, or fewer than two. */
+/* The score at `share` on the line through the two points around it; points by ascending share. NaN
+ * where the points are too far from it, or fewer than two. */
 double report_at_share(const kept_score *points, size_t n, double share);
 /* The methods with two budgets and more, at the shares that were asked for. */
 status report_equal_kept(const results *r, row_set rows, strbuf *out, error *err);
