@@ -194,8 +194,8 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     return STATUS_IS_OK;
 }
 
-/* Pages beside those owed that it needs to get through its known tokens. A choice writes copies of
- * pages that others hold. */
+/* The pages, with those owed, that a sequence needs to compute its known tokens. A retention choice
+ * copies pages that other sequences hold too. */
 static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning *b, uint64_t taken,
                              uint64_t shared, const pages_owed *owed)
 {
@@ -207,8 +207,8 @@ static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning
     return need;
 }
 
-/* Whether it has its pages beside those owed; what is parked is given up for it, when that is
- * enough: pages that open sequences or its own beginning hold too would not come free. */
+/* Whether the sequence can have its pages beside those owed. Parked pages are given up for it where
+ * that is enough; those that open sequences or its own beginning hold too would not come free. */
 static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
 {
     for (;;) {
@@ -261,14 +261,14 @@ static bool arrived_before(const sched_entry *a, const sched_entry *b)
     return a->arrival != b->arrival ? a->arrival < b->arrival : a->serial < b->serial;
 }
 
-/* It could start, or its prompt could be computed, if those that go first left room. */
+/* Whether only requests that go first keep the sequence from starting or computing its prompt. */
 static bool can_be_passed(const sched_seq *q)
 {
     return q->entry->rank != SCHED_AGED && !sched_seq_is_idle(q);
 }
 
-/* The longest waiting request: of sequences without a slot, and of running ones whose prompt is not
- * done, for the tokens of a step go to better ranks first. */
+/* The request that has waited longest among sequences without a slot and running ones whose prompt
+ * is not done, for the tokens of a step go to better ranks first. */
 static sched_entry *longest_waiting(const sched *s)
 {
     sched_entry *oldest = NULL;
@@ -284,7 +284,8 @@ static sched_entry *longest_waiting(const sched *s)
     return oldest;
 }
 
-/* The request has started: whether that changed the order, since it was one too many. */
+/* Notes that a request has started. Returns whether the order changed, since the longest waiting
+ * one was passed once too often. */
 static bool note_pass(sched *s, const sched_entry *started)
 {
     if (s->options.policy != SCHED_PRIORITY) return false;

@@ -68,11 +68,10 @@ typedef struct step_seq {
                            // end. Draw j uses choice + j. Over a plan step_most_draws at most
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
-    /* 0, or 1 + n: how likely the token after each row was, and the n likeliest ones: the share's
-     * result has scores. At most 1 + SAMPLE_LOGPROBS_MAX. */
+    /* 0, or 1 + n: the share's result has scores, how likely the token after each row was and which
+     * n were the likeliest. At most 1 + SAMPLE_LOGPROBS_MAX. */
     uint32_t want_scores;
-    uint32_t
-        next_token; // what comes after the last row, where scores or measure.novelty ask for it
+    uint32_t next_token; // token after the last row, where scores or measure.novelty ask for it
     /* 0: tokens[] has its tokens. Else the step before is in flight, and 1 + the index of the share
      * there whose draw is this share's only token; that of tokens[] is 0. Where the step before
      * failed nobody looks at what comes of this one. */
