@@ -101,10 +101,10 @@ const char *kern_isa_at(size_t i, bool *available)
     return isa_rows[i].name;
 }
 
-/* vdpbf16ps has twice the rate of f32 FMA on AMD's CPUs (Zen 4 and Zen 5: 500 GFLOP/s on a core of
- * Zen 5 at 3.9 GHz where FMA does 250), and a third of it on Intel's Sapphire Rapids (64 where FMA
- * does 195), whose fast bf16 is AMX. So "avx512bf16" is the default on AMD alone; elsewhere it is
- * there for those who ask. */
+/* vdpbf16ps has twice the rate of f32 FMA on AMD's CPUs that have it, Zen 4 and later (500 GFLOP/s
+ * on a core of Zen 5 at 3.9 GHz, where FMA does 250). On Intel's Sapphire Rapids, whose fast bf16
+ * is AMX, it has a third of the rate (64 where FMA does 195). So "avx512bf16" is a default on AMD's
+ * CPUs alone; on others it must be named. */
 static bool is_slow(size_t row)
 {
     return strcmp(isa_rows[row].name, "avx512bf16") == 0 && !is_amd();

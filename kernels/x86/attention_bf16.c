@@ -15,8 +15,8 @@
 
 enum {
     ROWS_MAX = 12,                        /* 12 rows x 2 vectors, 2 of K or V, a pair of q or p */
-    P_STRIDE = KERN_BLOCK * 2,            /* p of a row lies where its scores lay */
-    Q_STRIDE = KERN_ATTN_Q_STRIDE * 2,    /* q of a row in the space of its floats */
+    P_STRIDE = KERN_BLOCK * 2,            /* a row of p overwrites its f32 scores */
+    Q_STRIDE = KERN_ATTN_Q_STRIDE * 2,    /* a row of q lies in the space of its floats */
     PAIR_VECTORS = KERN_BLOCK_STRIPS / 2, /* vectors of 32 bf16 that a block's p fill */
 };
 
@@ -50,8 +50,8 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
     __m512 sums[ROWS_MAX][4];
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < strips; i++) sums[r][i] = _mm512_setzero_ps();
-    /* The calls for one block share out what is fetched of the next, a line of each of its strips
-     * in turn: memory answers four streams faster than two. */
+    /* The calls for one block prefetch the next one together, a line of each of its strips in turn:
+     * memory answers four streams faster than two. */
     const unsigned turns = KERN_BLOCK_STRIPS / strips;
     size_t off = 0, ahead = first / strips * (head_dim / 2 / turns) * k->step;
     unsigned turn = 0;
@@ -120,7 +120,7 @@ INLINE void sum_strips(__m512i p, float *sums)
     _mm_storel_pi((__m64 *)sums, q);
 }
 
-/* A larger score than any before: what was summed so far is brought to it. */
+/* Sets the maximum to a larger score, and rescales the sum so far to it. */
 INLINE __m512 raise_max(kern_attn_row *row, __m512 top, __m512 sum)
 {
     float max = max_avx512(top);
@@ -138,8 +138,8 @@ INLINE uint64_t seen(const kern_attn_row *row)
     return under & (~UINT64_C(0) << row->lo);
 }
 
-/* `all`: the row sees the whole block. Either way the same operations on the lanes that it sees.
- * What is summed is what is multiplied, p as rounded, so that weights add up to one. */
+/* `all`: the row sees the whole block. The lanes that it sees go through the same operations either
+ * way. The sum adds up p as rounded, which is what V is multiplied by, so weights add up to one. */
 INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
 {
     const uint64_t mask = all ? ~UINT64_C(0) : seen(row);
@@ -184,7 +184,7 @@ static void softmax(kern_attn_row *rows, uint32_t n, float *s)
 
 /* ---- p . v: n rows x `vectors` of 16 dims ---------------------------------------------------- */
 
-/* What to fetch of the next block beside slots j and j + 1: its strips in turn. */
+/* The line of the next block to prefetch beside slots j and j + 1: one of each strip in turn. */
 INLINE const uint8_t *next_values(const kern_attn_strips *v, uint32_t j)
 {
     return v->next[j / 2 % KERN_BLOCK_STRIPS] + j / (2 * KERN_BLOCK_STRIPS) * v->step;

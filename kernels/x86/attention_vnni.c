@@ -49,8 +49,8 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
     __m512i sums[ROWS_MAX][2];
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < strips; i++) sums[r][i] = _mm512_setzero_si512();
-    /* The calls for one block share out what is fetched of the next, a line of each of its strips
-     * in turn: memory answers four streams faster than two. */
+    /* The calls for one block prefetch the next one together, a line of each of its strips in turn:
+     * memory answers four streams faster than two. */
     const unsigned turns = KERN_BLOCK_STRIPS / strips;
     size_t off = 0, ahead = strip / strips * (head_dim / 2 / turns) * k->step;
     unsigned turn = 0;

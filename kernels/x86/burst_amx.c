@@ -1,5 +1,5 @@
-/* What AMX tiles multiply from registers alone (burst_avx2.c): four sums, each of two of four
- * operands, as a product of two tiles by two has them. */
+/* The rate of AMX tiles from registers alone (burst_avx2.c). Each of four sums takes two of four
+ * operands, as in a product of two tiles by two. */
 #include "kernels/isa.h"
 #include "kernels/x86/tiles_amx.h"
 
@@ -7,7 +7,7 @@
 
 enum { TILES = 8, ROWS = 16, BYTES = 64, PRODUCTS = 4 };
 
-/* Sums are tiles 0 to 3, zeros; operands are tiles 4 to 7, all of them `bytes`. */
+/* Tiles 0 to 3 are sums, and begin as zeros; tiles 4 to 7 are operands, and all hold `bytes`. */
 static void begin(const void *bytes)
 {
     tiles_config c = {.palette = 1};

@@ -1,4 +1,4 @@
-/* What AVX2 multiplies from registers alone: the limits that speeds are compared with. 12 chains
+/* The rate of AVX2 from registers alone, the limit that speeds are compared with. 12 chains
  * keep two pipes of latency 5 busy and leave registers for the operands. */
 #include "kernels/isa.h"
 
@@ -24,7 +24,7 @@ static double fma_burst__avx2(size_t rounds, float *sink)
  * stack at each instruction of a chain. */
 typedef int16_t sums_i16 __attribute__((vector_size(32)));
 
-/* Each product is the next one's operand: without sums, which other pipes may add. */
+/* Each product is an operand of the next one. A sum would take an instruction of its own. */
 static double int_burst__avx2(size_t rounds, float *sink)
 {
     const __m256i x = _mm256_set1_epi8(-3);

@@ -1,4 +1,4 @@
-/* What AVX-512 without dot product instructions multiplies from registers alone (burst_avx2.c). */
+/* The rate of AVX-512 without dot product instructions from registers alone (burst_avx2.c). */
 #include "kernels/isa.h"
 
 #include <immintrin.h>

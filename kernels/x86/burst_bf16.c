@@ -1,4 +1,4 @@
-/* What vdpbf16ps multiplies from registers alone (burst_avx2.c). */
+/* The rate of vdpbf16ps from registers alone (burst_avx2.c). */
 #include "kernels/isa.h"
 
 #include <immintrin.h>

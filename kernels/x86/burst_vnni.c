@@ -1,4 +1,4 @@
-/* What vpdpbusd, bytes with signed bytes, and vpdpwssd, 16 bits, multiply from registers alone
+/* The rates of vpdpbusd, bytes with signed bytes, and of vpdpwssd, 16 bits, from registers alone
  * (burst_avx2.c). */
 #include "kernels/isa.h"
 

@@ -14,10 +14,10 @@ enum {
     UNIT = 32,          /* columns */
     W_UNIT = UNIT * 32, /* bytes of a unit of a panel */
     TILE_ROWS = 16,
-    FEW_PANELS = 4, /* of one tile of rows: streams side by side */
-    PANELS = 2,     /* with two tiles of rows: 4 tiles of sums, 2 of x, 2 of weights */
+    FEW_PANELS = 4, /* panels with one tile of rows: streams side by side */
+    PANELS = 2,     /* panels with two tiles of rows: 4 tiles of sums, 2 of x, 2 of weights */
     LINES = W_UNIT / 64,
-    AHEAD_BYTES = 4096, /* how early one tile of rows fetches its own streams */
+    AHEAD_BYTES = 4096, /* how far ahead one tile of rows prefetches its streams */
 };
 
 /* 0 to 3: sums; 4, 5: x; 6, 7: weights. */
@@ -52,8 +52,8 @@ INLINE void fetch(const uint8_t *at, size_t lines)
 #define STORE_SUMS(tile, panel, row)                                                               \
     _tile_stored(tile, acc + panel * acc_stride + (row)*b->rows * KERN_PANEL, 64)
 
-/* One tile of rows, up to four panels; weights of panel i at w + i * stride. x at x, its second
- * part at x2; the products of two panels stand between those of one sum. */
+/* Multiplies one tile of rows, at x and its second part at x2, with up to four panels, panel i at
+ * w + i * stride. Products of two panels alternate, so that none waits for the one before it. */
 #define FEW_STEP(panels, parts, w, stride)                                                         \
     _tile_loadd(4, x, 64);                                                                         \
     if (parts > 1) _tile_loadd(5, x2, 64);                                                         \
@@ -127,7 +127,7 @@ INLINE void few(const int panels, const int parts, const kern_dot_block *b, size
     SUM_TILES(panels, false, STORE_SUMS)
 }
 
-/* Tiles of rows t and t + 1. Each pair of them fetches its share of what the next call reads. */
+/* Tiles of rows t and t + 1. Each pair of tiles prefetches its share of the next call's weights. */
 INLINE void pair(const int panels, const int parts, const kern_dot_block *b, size_t t)
 {
     _Alignas(64) uint8_t rest[PANELS][W_UNIT];
@@ -177,7 +177,7 @@ INLINE void run_tiles(const int parts, const kern_dot_block *b)
 static void run__amx(const kern_dot_block *b) { run_tiles(1, b); }
 static void run_high__amx(const kern_dot_block *b) { run_tiles(2, b); }
 
-/* As many tiles as hold m rows, all of them of the same number. */
+/* Divides m rows over the fewest tiles, equally many to each; the last one may have fewer. */
 static size_t rows__amx(size_t m)
 {
     size_t tiles = (m + TILE_ROWS - 1) / TILE_ROWS;

@@ -13,8 +13,8 @@ enum {
     MAX_SIDE = 3,
     MAX_SUMS = 28,      /* of 32 registers; the others hold weights and x */
     LONE_ROWS = 14,     /* most rows of a tile that is alone */
-    MANY_ROWS = 8,      /* most rows of one of several */
-    AHEAD_BYTES = 4096, /* how early a lone tile fetches its own streams */
+    MANY_ROWS = 8,      /* most rows of a tile that is one of several */
+    AHEAD_BYTES = 4096, /* how far ahead a lone tile prefetches its streams */
 };
 
 INLINE __m512bh pair_of(const uint8_t *x)
@@ -24,7 +24,7 @@ INLINE __m512bh pair_of(const uint8_t *x)
     return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-/* What a tile fetches while it computes: `lines` lines of each panel for each unit of columns. */
+/* The prefetches of a tile: `lines` lines of each panel for each unit of columns. */
 typedef struct fetching {
     const uint8_t *next;
     size_t lines;
@@ -54,8 +54,8 @@ INLINE void unit(const int rows, const int side, const int parts, const uint8_t 
     }
 }
 
-/* Tile t of rows by `side` panels from `panel` on. A lone tile fetches its own streams ahead;
- * several fetch what the next call reads, each its share. */
+/* Tile t of rows by `side` panels from `panel` on. A lone tile prefetches its own streams; where
+ * there are several, each prefetches its share of the next call's weights. */
 INLINE void tile(const int rows, const int side, const int parts, const kern_dot_block *b, size_t t,
                  size_t panel)
 {

@@ -13,12 +13,12 @@
 
 enum {
     ROWS = KERN_DOT_ROWS,
-    MIN_ROWS = 9, /* fewer rows read weights as fast by VNNI, from several panels at once */
+    MIN_ROWS = 9, /* VNNI reads weights as fast for fewer rows, from several panels at once */
     K_BLOCK = 512,
     PIECE_BYTES = K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* as bytes, with scales */
 };
 
-/* What a pair of groups gives before it is scaled; low: of the low bytes of x. */
+/* The sums of a pair of groups before they are scaled; `low` has those of the low bytes of x. */
 typedef struct pair_sums {
     _Alignas(64) int32_t group[2][ROWS][KERN_PANEL], low[2][ROWS][KERN_PANEL];
 } pair_sums;
@@ -164,7 +164,7 @@ INLINE void tile(const int bits, const bool wide, const unsigned group, const ui
     for (int r = 0; r < ROWS; r++) _mm512_storeu_ps(acc + r * KERN_PANEL, total[r]);
 }
 
-/* A piece of 4 bits as one of 8. */
+/* Unpacks a piece of 4-bit weights into one of 8 bits. */
 static void to_bytes(const uint8_t *w, size_t k, size_t group, uint8_t *out)
 {
     const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(8);

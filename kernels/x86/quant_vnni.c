@@ -16,14 +16,14 @@
 
 typedef enum form { BYTES, HALVES, PAIRS } form;
 
-/* A tile of 12 rows by 2 panels fills the registers, and is slower: what ends a group (24
- * conversions and products) then does not overlap with the group behind it. From L1, with groups of
+/* A tile of 12 rows by 2 panels fills the registers, and is slower: the 24 conversions and products
+ * at the end of a group then do not overlap with the next group. From L1, with groups of
  * 32: 12 rows 64 %, 8 rows 71 %, 5 and 6 rows 73 % of the rate of vpdpbusd on Zen 5. */
 enum {
     TILE_ROWS = 8,
     MANY_PANELS = 2,
     AHEAD_BYTES = 8192,
-    SUMS = 16, /* most of a tile */
+    SUMS = 16, /* most sums of a tile */
     PANELS_MOST = 8,
     STEPS_A_LINE_MOST = 2,
 };
@@ -63,7 +63,7 @@ INLINE __m512i four_bytes(const uint8_t *x)
     return _mm512_set1_epi32(four);
 }
 
-/* What is fetched while a tile computes: with each line of a panel one from `at` on. */
+/* The prefetches of a tile: one line from `at` on with each line of a panel. */
 typedef struct fetch {
     const uint8_t *at;
     size_t stride, step;
@@ -74,7 +74,7 @@ INLINE void run_lines(const form f, const int rows, const int side, const uint8_
                       size_t w_stride, size_t lines, const uint8_t *x, lanes *sums, fetch ahead)
 {
     const int steps = steps_a_line(f);
-    do { /* a group has lines */
+    do { /* a group has at least one line */
         __m512i step[PANELS_MOST][STEPS_A_LINE_MOST];
 #pragma GCC unroll 8
         for (int i = 0; i < side; i++) {
@@ -103,7 +103,7 @@ INLINE __m512 scales_of(const form f, const uint8_t *scales)
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), f == HALVES ? 16 : 15));
 }
 
-/* Compilers would keep acc in registers over groups, and spill the sums for it. */
+/* Keeps acc out of registers, where compilers would hold it over groups and spill the sums. */
 #define ACC_STAYS_IN_MEMORY() __asm__ volatile("" ::: "memory")
 
 /* acc [side][rows][16] += a group of each panel. */
