@@ -2,8 +2,8 @@
  *
  * Readers never trust a document: size is capped before parsing, nesting at 2,048, duplicate keys
  * are refused, and each getter says which key of which place is wrong. `where` is a short prefix
- * for messages: a file name or "retention". The reader is our own (json_parse.c): jansson's crashes
- * when memory is out, and its deep copy silently leaves out what it had no memory for. */
+ * for messages: a file name or "retention". Reading and copying are our own (json_parse.c):
+ * jansson's reader crashes when memory is out, and its deep copy silently leaves values out. */
 #ifndef BASE_JSON_H
 #define BASE_JSON_H
 
@@ -13,9 +13,10 @@
 
 status json_read_file(const char *path, size_t max_bytes, json_t **out, error *err);
 /* Parses text (NULs allowed inside strings, not in keys); `where` names it in messages. A text that
- * is not JSON is STATUS_CORRUPT with line and column; STATUS_NO_MEMORY is never anything else. */
+ * is not JSON is STATUS_CORRUPT with line and column; STATUS_NO_MEMORY means that memory ran out.
+ */
 status json_read_text(const char *where, const char *text, size_t n, json_t **out, error *err);
-/* A copy that shares nothing with `from`; NULL when memory is out, never a part of it. */
+/* A copy that shares nothing with `from`; NULL when there is no memory for all of it. */
 json_t *json_copy_whole(const json_t *from);
 
 /* Typed members of an object. A missing key or JSON null gives `fallback`; a wrong type, a fraction

@@ -1,8 +1,8 @@
 /* The JSON reader: text in, jansson's values out.
  *
  * jansson's own reader ignores a failing malloc while it gathers a string, and then reads and
- * writes past the end of what it has (2.14: lex_save). Here every allocation is checked, and a text
- * that cannot be held is STATUS_NO_MEMORY. What is taken and what is refused is the same. */
+ * writes past the end of its buffer (2.14: lex_save). Here every allocation is checked, and a text
+ * for which there is no memory is STATUS_NO_MEMORY. Both readers accept the same texts. */
 #include "base/json.h"
 
 #include "base/strbuf.h"
@@ -74,7 +74,7 @@ static uint32_t read_hex(reader *r)
     return value;
 }
 
-/* After "\u". */
+/* Reads the escape after "\u". */
 static bool read_code_point(reader *r)
 {
     uint8_t bytes[4];
@@ -94,7 +94,7 @@ static bool read_code_point(reader *r)
     return true;
 }
 
-/* After the backslash. */
+/* Reads the escape after a backslash. */
 static bool read_escape(reader *r)
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
@@ -106,7 +106,7 @@ static bool read_escape(reader *r)
     return name != NULL;
 }
 
-/* The bytes up to the next quote, backslash or control character. */
+/* Appends the bytes up to the next quote, backslash or control character. */
 static bool read_plain(reader *r)
 {
     const char *from = r->at;
@@ -121,7 +121,7 @@ static bool read_plain(reader *r)
     return true;
 }
 
-/* At its first quote; into r->string. */
+/* Reads a string into r->string, from its first quote on. */
 static bool read_string(reader *r)
 {
     strbuf_clear(&r->string);
@@ -203,7 +203,8 @@ static json_t *read_word(reader *r)
     return refuse(r, "a value is expected");
 }
 
-/* After an item: true at a comma, which is skipped; else the list must end here. */
+/* Looks behind an item of a list: true at a comma, which is skipped; else the list must end here.
+ */
 static bool goes_on(reader *r, char last, const char *expected)
 {
     char c = next(r);
@@ -287,7 +288,7 @@ static json_t *read_value(reader *r)
 
 /* ---- the whole text -------------------------------------------------------------------------- */
 
-/* Where reading stopped, and what stands there when it can be shown. */
+/* Makes the message: where reading stopped, and the character there when it can be shown. */
 static status describe(const reader *r, const char *where, error *err)
 {
     char near[NEAR_BYTES + 1];
