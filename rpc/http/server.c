@@ -177,7 +177,7 @@ void http_server_destroy(http_server *h)
         /* Rather than MHD_quiesce_daemon: in 0.9.75 it races with its own threads, and aborts. */
         atomic_store(&h->closing, true);
         watch_end_all(&h->watch, END_PATIENCE_US);
-        http_work_destroy(&h->work);
+        http_work_stop(&h->work);
         MHD_stop_daemon(h->daemon);
     }
     http_work_destroy(&h->work);

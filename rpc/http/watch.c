@@ -32,7 +32,14 @@ void wake_init(http_wake *w, struct MHD_Connection *mhd)
     pthread_mutex_init(&w->lock, NULL);
 }
 
-void wake_destroy(http_wake *w) { pthread_mutex_destroy(&w->lock); }
+/* libmicrohttpd may close a connection as soon as it is resumed, without asking the handler: the
+ * thread that resumed it may then still be inside. */
+void wake_destroy(http_wake *w)
+{
+    pthread_mutex_lock(&w->lock);
+    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_destroy(&w->lock);
+}
 
 /* Called with the lock held. */
 static void resume(http_wake *w)

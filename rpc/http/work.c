@@ -47,17 +47,38 @@ status http_work_create(http_work *w, error *err)
     return ok ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "http: cannot start a thread");
 }
 
-void http_work_destroy(http_work *w)
+void http_work_stop(http_work *w)
 {
     if (!w->is_made) return;
     pthread_mutex_lock(&w->lock);
     w->stop = true;
     pthread_cond_broadcast(&w->arrived);
     pthread_mutex_unlock(&w->lock);
-    for (unsigned i = 0; i < w->n_threads; i++) pthread_join(w->threads[i], NULL);
+    for (; w->n_threads > 0; w->n_threads--) pthread_join(w->threads[w->n_threads - 1], NULL);
+}
+
+void http_work_destroy(http_work *w)
+{
+    if (!w->is_made) return;
+    http_work_stop(w);
     pthread_cond_destroy(&w->arrived);
     pthread_mutex_destroy(&w->lock);
     *w = (http_work){0};
+}
+
+/* False once the threads are told to stop: nobody would take the job. */
+static bool add_job(http_work *w, exchange *e)
+{
+    pthread_mutex_lock(&w->lock);
+    bool stop = w->stop;
+    if (!stop) {
+        if (w->last) w->last->next_job = e;
+        else w->first = e;
+        w->last = e;
+        pthread_cond_signal(&w->arrived);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return !stop;
 }
 
 void http_work_put(http_work *w, exchange *e)
@@ -65,12 +86,7 @@ void http_work_put(http_work *w, exchange *e)
     e->stage = STAGE_WORKING;
     e->next_job = NULL;
     wake_hold(&e->wake);
-    pthread_mutex_lock(&w->lock);
-    if (w->last) w->last->next_job = e;
-    else w->first = e;
-    w->last = e;
-    pthread_cond_signal(&w->arrived);
-    pthread_mutex_unlock(&w->lock);
+    if (!add_job(w, e)) wake_release(&e->wake);
     if (!wake_sleep(&e->wake)) http_work_resumed(e);
 }
 
@@ -79,11 +95,11 @@ void http_work_resumed(exchange *e)
     http_news news = wake_begin(&e->wake);
     e->stage = STAGE_ANSWERED;
     if (news == NEWS_CUT) e->failed = true;
+    else if (e->refusal.status) http_reply_error(&e->x, &e->refusal); /* whatever has begun */
     else if (e->generation) {
         if (news == NEWS_ABORT) generation_abort(e->generation);
         e->stage = STAGE_WAITING;
         pump_resumed(e);
-    } else if (e->refusal.status) http_reply_error(&e->x, &e->refusal);
-    else if (e->reply_code) exchange_send_out(e, e->reply_code, e->reply_type);
+    } else if (e->reply_code) exchange_send_out(e, e->reply_code, e->reply_type);
     else e->failed = true; /* the server stops */
 }
