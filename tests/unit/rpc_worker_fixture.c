@@ -182,6 +182,17 @@ void site_await(site_rank *r, const char *line)
     fail_msg("\"%s\" does not say '%s'", r->told, line);
 }
 
+void site_await_held(site_rank *r)
+{
+    for (int i = 0; i < PATIENCE && !atomic_load(&r->holding); i++) site_nap();
+    if (atomic_load(&r->holding)) return;
+    pthread_mutex_lock(&r->lock);
+    char told[sizeof r->told];
+    snprintf(told, sizeof told, "%s", r->told);
+    pthread_mutex_unlock(&r->lock);
+    fail_msg("rank %u was never given what it is to hold; its server said: %s", r->index, told);
+}
+
 /* ---- a site ---------------------------------------------------------------------------------- */
 
 site *site_create(uint32_t n)
@@ -253,11 +264,47 @@ void site_start(site *s, bool on_unix)
     if (!status_ok(worker_group_create(o, &s->group, &err))) fail_msg("%s", err.text);
 }
 
+static const backend_info *made_info(void *ctx)
+{
+    backend *b = &((site *)ctx)->made;
+    return b->ops->info(b->ctx);
+}
+
+static status made_submit(void *ctx, const step_plan *plan)
+{
+    backend *b = &((site *)ctx)->made;
+    return b->ops->submit(b->ctx, plan);
+}
+
+static status made_collect(void *ctx, const step_result **out)
+{
+    backend *b = &((site *)ctx)->made;
+    return b->ops->collect(b->ctx, out);
+}
+
+static void made_interrupt(void *ctx)
+{
+    backend *b = &((site *)ctx)->made;
+    b->ops->interrupt(b->ctx);
+}
+
+static void made_destroy(void *ctx)
+{
+    backend *b = &((site *)ctx)->made;
+    b->ops->destroy(b->ctx);
+    *b = (backend){0};
+}
+
+static const backend_ops made_ops = {made_info, made_submit, made_collect, made_interrupt,
+                                     made_destroy};
+
 status site_make(site *s, backend *out, error *err)
 {
     backend_ranks_options o = {
         .n_ranks = s->n, .driven = true, .make = worker_proxy_make, .ctx = s->group};
-    return backend_ranks_create(&o, out, err);
+    RETURN_IF_ERROR(backend_ranks_create(&o, &s->made, err));
+    *out = (backend){&made_ops, s};
+    return STATUS_IS_OK;
 }
 
 backend site_make_sure(site *s)
@@ -278,6 +325,11 @@ void *make_ranks(void *arg)
 
 void site_destroy(site *s)
 {
+    if (s->made.ops) {
+        fprintf(stderr, "\nthe test failed before it destroyed its ranks: no other test is run\n");
+        fflush(NULL);
+        _exit(1);
+    }
     worker_group_destroy(s->group);
     for (uint32_t i = 0; i < s->n; i++) {
         site_rank *r = &s->ranks[i];

@@ -56,6 +56,7 @@ typedef struct site {
     const char *addresses[SITE_RANKS];
     worker_group_options options; // of the group
     worker_group *group;
+    backend made; // by site_make, and not destroyed yet; ops NULL = none
     pthread_mutex_t lock;
     comm_group *comms; // of this session's ranks
     uint32_t n_comms;
@@ -66,6 +67,8 @@ site *site_create(uint32_t n);
 /* Starts the workers that have none, on `unix` sockets or any free port, and makes the group. */
 void site_start(site *s, bool on_unix);
 void site_start_worker(site *s, uint32_t rank, const char *address);
+/* One backend at a time. A test that fails may leave it: site_destroy ends the program then, since
+ * a group cannot be destroyed while its ranks live, and they use what was on the test's stack. */
 status site_make(site *s, backend *out, error *err);
 /* As site_make; fails the test when it does. */
 backend site_make_sure(site *s);
@@ -80,8 +83,10 @@ void *make_ranks(void *arg);
 void site_destroy(site *s);
 /* The same ranks as threads. */
 backend site_local(site *s);
-/* Until a worker has said so. */
+/* Until a worker has said so. This wait and the next one fail the test after a minute. */
 void site_await(site_rank *r, const char *line);
+/* Until its host or its backend holds what it was given, which it does until it is interrupted. */
+void site_await_held(site_rank *r);
 void site_nap(void);
 
 /* A few steps, prompt and decode, and all that they gave as bytes: tokens, logprobs, logits,

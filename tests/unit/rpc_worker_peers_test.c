@@ -4,6 +4,8 @@
 
 #define WHILE_US INT64_C(100000000) /* a third of SITE_LONG */
 
+enum { NAPS = 60000 }; // then a wait has failed: a minute, or longer
+
 static int teardown(void **state)
 {
     if (*state) site_destroy(*state);
@@ -31,12 +33,14 @@ static void say(site_rank *r, comm_wait wait, int64_t longer_us)
     pthread_mutex_unlock(&r->lock);
 }
 
-static void await_beats(site *s, uint32_t n)
+static void await_beats(site *s, uint32_t beats)
 {
-    uint32_t until[] = {atomic_load(&s->ranks[0].n_asked) + n,
-                        atomic_load(&s->ranks[1].n_asked) + n};
-    for (uint32_t i = 0; i < 2; i++)
-        while (atomic_load(&s->ranks[i].n_asked) < until[i]) site_nap();
+    uint32_t until[] = {atomic_load(&s->ranks[0].n_asked) + beats,
+                        atomic_load(&s->ranks[1].n_asked) + beats};
+    for (uint32_t i = 0; i < 2; i++) {
+        for (int n = 0; n < NAPS && atomic_load(&s->ranks[i].n_asked) < until[i]; n++) site_nap();
+        if (atomic_load(&s->ranks[i].n_asked) < until[i]) fail_msg("no heartbeat at rank %u", i);
+    }
 }
 
 typedef struct heard {
@@ -58,7 +62,7 @@ static backend begin_held(site *s, site_pass *pass)
     pass_begin(pass, &b);
     atomic_store(&s->ranks[1].hold, true);
     assert_true(status_ok(b.ops->submit(b.ctx, pass_plan(pass))));
-    while (!atomic_load(&s->ranks[1].holding)) site_nap();
+    site_await_held(&s->ranks[1]);
     return b;
 }
 
@@ -88,7 +92,7 @@ static void a_rank_is_cut_off_from_its_peer(void **state)
              s->ranks[1].address);
     expect_says(r->status.message, due);
     expect_says(r->status.message, "the network between the two is cut");
-    while (atomic_load(&h.n) == 0) site_nap();
+    for (int n = 0; n < NAPS && atomic_load(&h.n) == 0; n++) site_nap();
     expect_says(h.why, due);
     end_pass(&b, &pass);
     assert_int_equal(atomic_load(&h.n), 1);
@@ -159,7 +163,7 @@ static void a_making_is_given_up(void **state)
     pthread_t thread;
     atomic_store(&s->ranks[1].hold_configure, true);
     assert_int_equal(pthread_create(&thread, NULL, make_ranks, &m), 0);
-    while (!atomic_load(&s->ranks[1].holding)) site_nap();
+    site_await_held(&s->ranks[1]);
     worker_group_give_up(s->group);
     pthread_join(thread, NULL);
     assert_int_equal(m.status.code, STATUS_IO);
