@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH_MAX = 2048, NUMBER_BYTES_MAX = 4096, NEAR_BYTES = 16 };
+enum { DEPTH_MAX = 2048, NEAR_BYTES = 16 };
 
 typedef struct reader {
     const char *text, *at, *end;
-    strbuf string; /* the last string that was read, without escapes */
+    strbuf string; /* the last string that was read, without escapes, or the last number */
     unsigned depth;
     status_code code;
     const char *wrong; /* static */
@@ -169,14 +169,13 @@ static const char *number_end(const char *at, const char *end, bool *real)
 
 static json_t *read_number(reader *r)
 {
-    char digits[NUMBER_BYTES_MAX]; /* a copy: the text need not end in NUL */
     bool real;
     const char *end = number_end(r->at, r->end, &real);
     if (!end) return refuse(r, "invalid number");
-    size_t n = (size_t)(end - r->at);
-    if (n >= sizeof digits) return refuse(r, "a number has too many digits");
-    memcpy(digits, r->at, n);
-    digits[n] = '\0';
+    strbuf_clear(&r->string); /* the text need not end in NUL: a copy does */
+    strbuf_append(&r->string, r->at, (size_t)(end - r->at));
+    if (r->string.failed) return out_of_memory(r);
+    const char *digits = r->string.data;
     errno = 0;
     double value = real ? strtod(digits, NULL) : 0;
     long long whole = real ? 0 : strtoll(digits, NULL, 10);

@@ -114,8 +114,8 @@ static const field_row *find_row(const char *key, unsigned endpoint)
 
 static status check_values(const field_row *row, const json_t *value, error *err)
 {
-    json_t *values = json_loads(row->text, 0, NULL);
-    if (!values) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    json_t *values;
+    RETURN_IF_ERROR(json_read_text("request", row->text, strlen(row->text), &values, err));
     bool found = false;
     for (size_t i = 0; i < json_array_size(values); i++)
         found |= json_equal(json_array_get(values, i), value);

@@ -144,6 +144,33 @@ static void test_as_jansson(void **state)
     }
 }
 
+/* A number of 100,000 bytes is as good as a short one. */
+static void test_long_numbers(void **state)
+{
+    static const struct {
+        const char *before, *after;
+        status_code code;
+        double value;
+    } numbers[] = {
+        {"1.5", "", STATUS_OK, 1.5},     {"0.", "1e+100000", STATUS_OK, 0.1},
+        {"1", "e-100000", STATUS_OK, 1}, {"1", "", STATUS_CORRUPT, 0},
+        {"1", ".5", STATUS_CORRUPT, 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        strbuf text = {0};
+        json_t *got = NULL;
+        strbuf_puts(&text, numbers[i].before);
+        for (int j = 0; j < 100000; j++) strbuf_putc(&text, '0');
+        strbuf_puts(&text, numbers[i].after);
+        assert_int_equal(json_read_text("t", text.data, text.size, &got, NULL).code,
+                         numbers[i].code);
+        if (got) assert_true(json_real_value(got) == numbers[i].value);
+        json_decref(got);
+        strbuf_destroy(&text);
+    }
+}
+
 /* A text is never read beyond its length. */
 static void test_cut_off(void **state)
 {
@@ -215,6 +242,7 @@ int main(void)
     json_set_alloc_funcs(count_malloc, count_free);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_jansson),
+        cmocka_unit_test(test_long_numbers),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_memory_is_out),
     };
