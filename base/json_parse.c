@@ -2,7 +2,9 @@
  *
  * jansson's own reader ignores a failing malloc while it gathers a string, and then reads and
  * writes past the end of its buffer (2.14: lex_save). Here every allocation is checked, and a text
- * for which there is no memory is STATUS_NO_MEMORY. Both readers accept the same texts. */
+ * for which there is no memory is STATUS_NO_MEMORY. Both readers accept the same texts, but for two
+ * cases: a NUL after the value is an error here and none for jansson, and the innermost of 2,048
+ * nested lists may hold values here. */
 #include "base/json.h"
 
 #include "base/strbuf.h"

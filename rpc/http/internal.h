@@ -118,11 +118,10 @@ typedef struct http_work {
 } http_work;
 
 status http_work_create(http_work *w, error *err);
-/* Gives up the bodies that still wait and those that come from now on. Call it before libmicrohttpd
- * is stopped, which must not have suspended connections then. */
+/* Gives up the bodies that still wait and those that come from now on, and joins the threads. Call
+ * it before libmicrohttpd is stopped, which must not have suspended connections then. */
 void http_work_stop(http_work *w);
-/* Joins the threads. Call it after libmicrohttpd is stopped: until then its threads may still put
- * work here. */
+/* Call it after libmicrohttpd is stopped: until then its threads may still put work here. */
 void http_work_destroy(http_work *w);
 /* Called on the connection's thread: queues the exchange, whose handler runs on a thread of w. */
 void http_work_put(http_work *w, exchange *e);

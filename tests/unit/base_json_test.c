@@ -1,6 +1,6 @@
-/* The JSON reader: it takes and refuses what jansson's own takes and refuses, and whichever
- * allocation fails, it says "out of memory" and leaves nothing. (The link counts this program's own
- * allocations, json_set_alloc_funcs jansson's.) */
+/* The JSON reader: it takes and refuses what jansson's own takes and refuses (but for NULs outside
+ * strings), and whichever allocation fails, it says "out of memory" and leaves nothing. (The link
+ * counts this program's own allocations, json_set_alloc_funcs jansson's.) */
 #include "base/base.h"
 
 #include <setjmp.h>
@@ -171,6 +171,38 @@ static void test_long_numbers(void **state)
     }
 }
 
+/* Neither a NUL nor what follows it is overlooked. */
+static void test_nul_outside_strings(void **state)
+{
+    static const char *const outside[] = {"1\0", "{}\0", "[]\0 ", "\0001", "[\0001]", "{}\0{}"};
+    static const size_t sizes[] = {2, 3, 4, 2, 4, 5};
+    (void)state;
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+        json_t *got = NULL;
+        assert_int_equal(json_read_text("t", outside[i], sizes[i], &got, NULL).code,
+                         STATUS_CORRUPT);
+    }
+}
+
+/* Lists are nested 2,048 deep at most, on a thread's usual stack. */
+static void test_nesting(void **state)
+{
+    static const char *const kinds[][2] = {{"[", "]"}, {"{\"a\":", "}"}};
+    (void)state;
+    for (int kind = 0; kind < 2; kind++)
+        for (int depth = 2047; depth <= 2049; depth++) {
+            strbuf text = {0};
+            json_t *got = NULL;
+            for (int i = 0; i < depth; i++) strbuf_puts(&text, kinds[kind][0]);
+            strbuf_putc(&text, '1');
+            for (int i = 0; i < depth; i++) strbuf_puts(&text, kinds[kind][1]);
+            status s = json_read_text("t", text.data, text.size, &got, NULL);
+            assert_int_equal(s.code, depth <= 2048 ? STATUS_OK : STATUS_CORRUPT);
+            json_decref(got);
+            strbuf_destroy(&text);
+        }
+}
+
 /* A text is never read beyond its length. */
 static void test_cut_off(void **state)
 {
@@ -243,6 +275,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_jansson),
         cmocka_unit_test(test_long_numbers),
+        cmocka_unit_test(test_nul_outside_strings),
+        cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_memory_is_out),
     };
