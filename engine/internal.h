@@ -109,6 +109,7 @@ typedef struct prompt_scores {
     uint32_t *ranks;   /* [n_tokens] */
     uint32_t *top_ids; /* [n_tokens, n_top] */
     float *top_logprobs;
+    uint32_t n_rows; /* that came so far */
     bool complete;
 } prompt_scores;
 
@@ -185,10 +186,10 @@ void stream_fail(engine_stream *s, status_code code, const char *text);
 
 /* ---- the prompt's logprobs (prompt.c; engine thread only) ------------------------------------ */
 
-/* Takes the scores of the rows of one share, `position` being the first; row i scores token i + 1.
- * False when memory is out. */
-bool prompt_take_scores(engine_stream *s, uint32_t position, uint32_t n_rows,
-                        const step_sample *scores);
+/* Takes the scores of the rows of one share. The scheduler asks for each row of a prompt once and
+ * in order (the positions of a plan do not say which it is: some methods close them up); row i
+ * scores token i + 1. False when memory is out. */
+bool prompt_take_scores(engine_stream *s, uint32_t n_rows, const step_sample *scores);
 
 /* ---- numbers (metrics.c; engine thread only) ------------------------------------------------- */
 

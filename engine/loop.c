@@ -312,7 +312,7 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
 {
     if (share->want_scores && !s->failed) {
         if (!got->scores) fail_stream(e, s, status_make(STATUS_INTERNAL, "scores are missing"));
-        else if (!prompt_take_scores(s, share->position, share->n_tokens, got->scores))
+        else if (!prompt_take_scores(s, share->n_tokens, got->scores))
             fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
     }
     if (share->measure.kind != MEASURE_NONE && !share->measure.silent)

@@ -19,14 +19,13 @@ static bool make_room(engine_stream *s)
     return true;
 }
 
-bool prompt_take_scores(engine_stream *s, uint32_t position, uint32_t n_rows,
-                        const step_sample *scores)
+bool prompt_take_scores(engine_stream *s, uint32_t n_rows, const step_sample *scores)
 {
     prompt_scores *p = &s->scores;
     if (!p->logprobs && !make_room(s)) return false;
     uint32_t most = (uint32_t)s->request.prompt_logprobs;
     for (uint32_t i = 0; i < n_rows; i++) {
-        uint32_t at = position + i + 1, n_top = scores[i].n_top < most ? scores[i].n_top : most;
+        uint32_t at = p->n_rows + i + 1, n_top = scores[i].n_top < most ? scores[i].n_top : most;
         if (at >= s->n_tokens) break; /* the last row's next token is no prompt's */
         size_t top = (size_t)at * most;
         p->logprobs[at] = scores[i].logprob;
@@ -34,7 +33,8 @@ bool prompt_take_scores(engine_stream *s, uint32_t position, uint32_t n_rows,
         memcpy(p->top_ids + top, scores[i].top_ids, n_top * sizeof *p->top_ids);
         memcpy(p->top_logprobs + top, scores[i].top_logprobs, n_top * sizeof *p->top_logprobs);
     }
-    p->complete |= position + n_rows >= s->n_tokens;
+    p->n_rows += n_rows;
+    p->complete |= p->n_rows >= s->n_tokens;
     return true;
 }
 

@@ -132,6 +132,24 @@ static void scored_prompts_share_steps(void **state)
     }
 }
 
+/* A method that closes up positions computes later rows at lower ones: their scores are the later
+ * tokens' all the same. */
+static void scores_are_not_told_by_positions(void **state)
+{
+    static const char members[] =
+        ", \"prompt_logprobs\": 0, \"max_tokens\": 1, \"retention\": {\"method\": "
+        "\"streaming-recurrent\", \"recurrent_chunk\": 32, \"sinks\": 4, \"window\": 16, "
+        "\"tokens\": 32}";
+    fixture *f = *state;
+    fixture_start(f);
+    engine_stream *s = submit_ids(f, 1, PROMPT, members);
+    assert_int_not_equal(read_stream(s).finish, ENGINE_FINISH_ERROR);
+    engine_prompt p = engine_stream_prompt(s);
+    assert_non_null(p.logprobs);
+    for (uint32_t i = 1; i < PROMPT; i++) assert_int_not_equal(p.ranks[i], 0);
+    engine_stream_release(s);
+}
+
 static void an_aborted_prompt_has_no_scores(void **state)
 {
     fixture *f = *state;
@@ -435,6 +453,7 @@ int main(void)
         CASE(a_prompt_is_scored_alone),
         CASE(a_prompt_is_scored_before_it_is_answered),
         CASE(scored_prompts_share_steps),
+        CASE(scores_are_not_told_by_positions),
         CASE(an_aborted_prompt_has_no_scores),
         CASE(what_is_too_long_is_told_in_numbers),
         CASE(scoring_is_asked_for_in_full),
