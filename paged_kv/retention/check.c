@@ -93,14 +93,8 @@ static status check_rows(const parsing *p, const retention_policy *policy, error
                          p->where, half ? "half of the budget" : "0", score);
     }
     if (rows <= p->limits->max_window) return STATUS_IS_OK;
-    if (policy->rows > 0) {
-        return error_set(err, STATUS_INVALID,
-                         "%s.score '%s' measures %u rows: more than the prefill chunk of %u tokens",
-                         p->where, score, rows, p->limits->max_window);
-    }
-    return error_set(err, STATUS_INVALID,
-                     "%s.window is %u: more than the prefill chunk of %u tokens", p->where, rows,
-                     p->limits->max_window);
+    return error_set(err, STATUS_INVALID, "%s.%s is %u: more than the prefill chunk of %u tokens",
+                     p->where, policy->rows > 0 ? "rows" : "window", rows, p->limits->max_window);
 }
 
 /* What no prompt can make room for; retention_check_budget knows the prompt. */

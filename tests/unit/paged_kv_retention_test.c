@@ -362,7 +362,7 @@ static void requests_are_refused_by_name(void **state)
          "retention.chunk is 41: more than the budget of 40 tokens"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":0}", "\"rows\" is 0"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":513}",
-         "retention.score 'window' measures 513 rows: more than the prefill chunk of 512"},
+         "retention.rows is 513: more than the prefill chunk of 512 tokens"},
         {&by_layer, "{\"method\":\"tova\",\"ratio\":0.5,\"rows\":4}",
          "retention.rows: needs a score of the last rows"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"beta\":4}",
@@ -555,7 +555,7 @@ static void requests_are_refused_by_name(void **state)
     json_t *json = parse_json("{\"method\":\"expected-attention\",\"ratio\":0.5}");
     error err;
     assert_int_equal(retention_parse(json, &limits, &p, &err).code, STATUS_INVALID);
-    assert_non_null(strstr(err.text, "256 rows: more than the prefill chunk of 255"));
+    assert_non_null(strstr(err.text, "retention.rows is 256: more than the prefill chunk of 255"));
     json_decref(json);
 }
 
