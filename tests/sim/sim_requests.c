@@ -36,10 +36,19 @@ static void put_lengths(world *w, strbuf *json, const retention_policy *defaults
     if (recurrent) strbuf_printf(json, ", \"recurrent_chunk\": %u", between(w, 12, 100));
     if (defaults->schedule == RETENTION_SCHEDULE_DECODE && chance(w, 1, 3))
         strbuf_printf(json, ", \"interval\": %u", between(w, 1, 20));
-    if (!recurrent && chance(w, 1, 10)) strbuf_puts(json, ", \"positions\": \"cache\"");
     uint32_t per = g->layers_per_group, times = between(w, 1, chance(w, 1, 4) ? 3 : 1);
     if (per * times > g->n_layers) times = 1;
     if (per * times <= g->n_layers) strbuf_printf(json, ", \"reuse_layers\": %u", per * times);
+}
+
+/* What few requests say; a method that has no use for it refuses it. */
+static void put_rare(world *w, strbuf *json, bool recurrent)
+{
+    if (chance(w, 1, 10))
+        strbuf_printf(json, ", \"positions\": \"%s\"", recurrent ? "original" : "cache");
+    if (chance(w, 1, 20)) strbuf_printf(json, ", \"beta\": %u", between(w, 1, 40));
+    if (chance(w, 1, 20)) strbuf_printf(json, ", \"floor\": 0.%u", between(w, 0, 9));
+    if (chance(w, 1, 10)) strbuf_printf(json, ", \"rows\": %u", between(w, 1, 40));
 }
 
 static void put_method(world *w, strbuf *json, const retention_preset *preset)
@@ -48,6 +57,7 @@ static void put_method(world *w, strbuf *json, const retention_preset *preset)
     if (!(preset->fields & RETENTION_FIELD_PARTS)) return;
     put_budget(w, json);
     put_lengths(w, json, &preset->defaults);
+    put_rare(w, json, preset->defaults.schedule == RETENTION_SCHEDULE_CHUNK);
     /* Choices for each head need tables for each. */
     bool tables = w->options.geometry.heads_per_group == 1;
     if (!tables && preset->defaults.allocator != RETENTION_ALLOCATOR_ADAPTIVE)
@@ -65,6 +75,18 @@ static const retention_preset *any_preset(world *w)
     return &presets[rng_below(&w->random, (uint32_t)n)];
 }
 
+static void put_decode(world *w, strbuf *json)
+{
+    static const char *const scores[] = {"last",    "projection", "knorm",
+                                         "keydiff", "vknorm",     "recency"};
+    enum { N = sizeof scores / sizeof *scores };
+    strbuf_printf(json, ", \"decode\": {\"beta1\": %u, \"beta2\": %u", between(w, 1, 12),
+                  between(w, 1, 12));
+    if (chance(w, 1, 3)) strbuf_printf(json, ", \"score\": \"%s\"", scores[between(w, 0, N - 1)]);
+    if (w->options.geometry.heads_per_group > 1) strbuf_puts(json, ", \"scope\": \"layer\"");
+    strbuf_puts(json, "}");
+}
+
 static void put_policy(world *w, strbuf *json, const retention_preset *preset)
 {
     strbuf_puts(json, "{");
@@ -76,9 +98,7 @@ static void put_policy(world *w, strbuf *json, const retention_preset *preset)
             put_method(w, json, prefill);
             strbuf_puts(json, "}");
         }
-        strbuf_printf(json, ", \"decode\": {\"beta1\": %u, \"beta2\": %u%s}", between(w, 1, 12),
-                      between(w, 1, 12),
-                      w->options.geometry.heads_per_group > 1 ? ", \"scope\": \"layer\"" : "");
+        put_decode(w, json);
     }
     if (chance(w, 1, 2)) strbuf_puts(json, ", \"report\": \"positions\"");
     strbuf_puts(json, "}");
