@@ -73,6 +73,7 @@ static status read_sets(const json_t *json, uint32_t n_prompt, kept_sets *out, e
     return STATUS_IS_OK;
 }
 
+/* NaN of two sets without tokens. */
 static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
 {
     uint64_t both = 0, either = 0;
@@ -88,8 +89,9 @@ static bool covers(const kept_table *t, uint32_t layer)
     return t->first_layer <= layer && layer <= t->last_layer;
 }
 
-/* Tables of the same heads are compared, and the mean over them taken. */
-static void compare_layers(const kept_sets *s, uint32_t n_layers, float *out)
+/* Tables of the same heads are compared, and the mean over them taken. `empty` is the value of two
+ * tables without tokens; those whose value is NaN are left out. */
+static void compare_layers(const kept_sets *s, uint32_t n_layers, double empty, float *out)
 {
     for (uint32_t a = 0; a < s->n_layers; a++)
         for (uint32_t b = a; b < s->n_layers; b++) {
@@ -100,6 +102,7 @@ static void compare_layers(const kept_sets *s, uint32_t n_layers, float *out)
                     if (!covers(&s->tables[k], b) || s->tables[k].head != s->tables[i].head)
                         continue;
                     double one = jaccard(&s->tables[i], &s->tables[k], s->words);
+                    if (isnan(one)) one = empty;
                     if (isnan(one)) continue;
                     sum += one;
                     n++;
@@ -158,10 +161,10 @@ status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *ne
     if (status_ok(st) && !make_room(out, sets.n_layers))
         st = error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(st)) {
-        compare_layers(&sets, sets.n_layers, out->jaccard);
+        compare_layers(&sets, sets.n_layers, 1, out->jaccard); /* nothing is kept in either */
         recall_needles(&sets, needle, out);
         forget(&sets, forced);
-        compare_layers(&sets, sets.n_layers, out->chosen);
+        compare_layers(&sets, sets.n_layers, NAN, out->chosen);
     }
     sets_destroy(&sets);
     json_decref(json);

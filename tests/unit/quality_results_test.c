@@ -243,6 +243,14 @@ static void kept_sets(void **state)
     assert_float_equal(f.jaccard[0], 1, 0);
     findings_destroy(&f);
 
+    /* Nothing of the prompt is left in either layer: they are equal, and chose nothing. */
+    static const char gone[] = "[{\"layers\":[0,0],\"heads\":[0,0],\"ranges\":[[90,99]]},"
+                               "{\"layers\":[1,1],\"heads\":[0,0],\"ranges\":[[90,99]]}]";
+    if (!status_ok(findings_of_kept(gone, 90, NULL, forced, &f, &err))) fail_msg("%s", err.text);
+    assert_float_equal(f.jaccard[1], 1, 0);
+    assert_true(isnan(f.chosen[1]));
+    findings_destroy(&f);
+
     assert_false(status_ok(findings_of_kept("[]", 90, NULL, forced, &f, &err)));
     assert_false(status_ok(findings_of_kept("[{\"layers\":[1,0]}]", 90, NULL, forced, &f, &err)));
 }
