@@ -299,6 +299,16 @@ static void scope_has_two_policies(void **state)
     assert_true(p.scope == RETENTION_SCOPE_LAYER && p.decode_scope == RETENTION_SCOPE_LAYER);
     assert_int_equal(retention_next_point(&p, 2048, 0), 2048 + 513); /* all of it fits */
     assert_int_equal(retention_next_point(&p, 2049, 0), 2049);
+    /* Layers that share a page table share a choice where no key can say so. */
+    assert_int_equal(p.reuse_layers, 1);
+    pkv_geometry pairs = by_layer;
+    pairs.layers_per_group = 2;
+    p = parsed("{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"layer\"}}", &pairs);
+    assert_int_equal(p.reuse_layers, 2);
+    p = parsed("{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"full\"},\"decode\":"
+               "{\"scope\":\"layer\"}}",
+               &pairs);
+    assert_int_equal(p.reuse_layers, 2);
     p = parsed("{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"full\"},\"decode\":"
                "{\"score\":\"keydiff\"}}",
                &by_head);
