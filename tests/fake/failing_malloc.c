@@ -1,4 +1,4 @@
-/* For LD_PRELOAD: one chosen allocation of the program, or of jansson on its behalf, fails.
+/* Makes one chosen allocation of the program, or of jansson on its behalf, fail. For LD_PRELOAD.
  *
  * FAILING_MALLOC names a file of two 64-bit integers. The first counts down with each allocation,
  * and the one that brings it from 0 to -1 fails; below 0 none does. The second counts the failures.

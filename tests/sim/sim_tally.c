@@ -1,4 +1,4 @@
-/* What the worlds got to do. */
+/* Counts of the events that the simulated worlds went through, and the least that there must be. */
 #include "tests/sim/sim_world.h"
 
 void tally_add(tally *t, const sched_stats *stats)
@@ -38,7 +38,7 @@ bool tally_tell(const tally *t, uint32_t n_requests)
     need(&ok, "sessions ignored", t->ignored, 100);
     need(&ok, "sessions expired", t->expired, 100);
     need(&ok, "choices under pressure", t->presses, 50);
-    need(&ok, "times somebody was passed", t->passed, 1000);
+    need(&ok, "times a request was passed", t->passed, 1000);
     need(&ok, "choices that waited for a slot", t->joined_late, 50);
     need(&ok, "kept sets compared", t->kept_compared, 200);
     need(&ok, "steps planned ahead", t->ahead, 12000);

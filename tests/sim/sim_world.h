@@ -120,9 +120,9 @@ static inline bool wants_rows(const world_request *r)
 {
     return r->request.want_logits || r->request.want_scores;
 }
-/* What a world's scheduler counted is added. */
+/* Adds the counts of a world's scheduler. */
 void tally_add(tally *t, const sched_stats *stats);
-/* Prints it; false when something of it was rare. */
+/* Prints the counts; false when one of them is below its least. */
 bool tally_tell(const tally *t, uint32_t n_requests);
 /* Log-normal around the median, within [1, most]. */
 uint32_t length(world *w, uint32_t median, uint32_t most);

@@ -1,4 +1,5 @@
-/* Whose prefixes a request hits, and whose tokens the events of blocks tell. */
+/* Access between identities: which prefixes a request hits, and which blocks' tokens are published.
+ */
 #include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 

@@ -60,8 +60,7 @@ static bool rounds_to_bf16(const char *isa, const sequence *s)
     return s->shape.format == KERN_KV_BF16 && strcmp(isa, "avx512bf16") == 0;
 }
 
-/* What enters the products of a query: q, or, where it is rounded to bf16, what that leaves of it.
- */
+/* The query as it enters the products: q, or q rounded to bf16. */
 static void naive_query(const sequence *s, uint32_t slot, uint32_t head, bool rounds, double *q)
 {
     const uint32_t dim = s->shape.head_dim;

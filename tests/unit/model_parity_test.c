@@ -171,7 +171,7 @@ static void narrow_pages_stay_near_f32(void **state)
     result_free(&a);
 }
 
-/* What the default precision costs, with pages of f32 and of bf16. */
+/* The error of the default precision against the high one, with pages of f32 and of bf16. */
 static void standard_precision_stays_near_high(void **state)
 {
     (void)state;

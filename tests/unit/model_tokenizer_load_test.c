@@ -403,7 +403,7 @@ static void growing_decoders(void **state)
                     "together");
 }
 
-/* What a text's bytes say of its tokens; nothing, where bytes may be dropped. */
+/* The bound of tokens by bytes of text; there is none where bytes may be dropped. */
 static void bytes_of_a_token(void **state)
 {
     (void)state;

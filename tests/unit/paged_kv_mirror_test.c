@@ -157,8 +157,8 @@ static void mirror_knows_who_holds_a_page(void **state)
     pkv_mirror_destroy(m);
 }
 
-/* A parked copy was made of a sequence that goes on: its pages of then are somebody's when it has
- * closed, and those that it took later are not. */
+/* A parked copy is made of a sequence that goes on. Once the sequence has closed, the copy holds
+ * the pages of that time, and those that the sequence took later are free. */
 static void mirror_knows_what_a_parked_copy_holds(void **state)
 {
     (void)state;

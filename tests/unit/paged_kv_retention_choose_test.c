@@ -202,8 +202,8 @@ static retention_fx *permuted(void)
     return fx;
 }
 
-/* Of a permuted table what is next to a token is what its position says, and equal scores go by
- * positions. */
+/* In a permuted table the neighbours of a token are those by position, and equal scores are ordered
+ * by position. */
 static void neighbours_are_neighbours_in_position(void **state)
 {
     (void)state;

@@ -458,7 +458,7 @@ static void a_hidden_sequence_tells_no_tokens(void **state)
     assert_true(tells_tokens(&f, 0, 0, 16));
     pkv_seq_hide(f.kv, 0);
     assert_false(tells_tokens(&f, 0, 16, 32));
-    /* What comes of it hides as well: a fork, and who goes on from parked pages. */
+    /* Its descendants hide too: a fork, and a sequence that goes on from its parked pages. */
     assert_true(status_ok(pkv_seq_fork(f.kv, 0, 1, 96)));
     assert_false(tells_tokens(&f, 1, 32, 48));
     assert_true(status_ok(pkv_seq_park(f.kv, 1, &parked)));

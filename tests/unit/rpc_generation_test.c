@@ -264,7 +264,7 @@ static void ids_are_ones_own(void **state)
     assert_int_equal(read.finish[0], ENGINE_FINISH_STOP);
     generation_release(alice);
     generation_release(bob);
-    /* Who may abort anybody's, aborts all of this name. */
+    /* Without an identity the abort ends the requests of all identities with this id. */
     atomic_store(&f->hold, true);
     alice = start_as(f, "alice", "job");
     bob = start_as(f, "bob", "job");

@@ -62,8 +62,8 @@ static void a_key_is_an_identity(void **state)
     rpc_fixture_destroy(f);
 }
 
-/* An administrator is a client too, no client is an administrator, and without a key of either kind
- * nobody gets in where there is one. */
+/* An administrator's key is a client's too, and no client's key is an administrator's. Where there
+ * is a key of either kind, a call without one is refused. */
 static void administrators_have_keys_of_their_own(void **state)
 {
     (void)state;

@@ -225,7 +225,7 @@ static void random_sample(rng *r, step_sample *s, bool logprobs)
     }
 }
 
-/* Of the tokens that the plan has after each row. */
+/* Random scores of the tokens that the plan has after each row. */
 static void random_scores(rng *r, const step_plan *plan, const step_seq *s, step_sample *scores)
 {
     for (uint32_t i = 0; i < s->n_tokens; i++) {

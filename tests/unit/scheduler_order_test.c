@@ -1,4 +1,5 @@
-/* Who gets a slot next: the choices of one request beside other requests. Plans as traces. */
+/* The order in which sequences get slots: the choices of one request beside other requests, by
+ * traces of plans. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -150,8 +151,8 @@ static void crowd_add(crowd *c, uint64_t id, uint32_t n)
     c->n_live++;
 }
 
-/* A step after which whoever has its last token has ended, as the engine does it, and the rows of
- * the next plan. */
+/* Runs a step and ends the requests that have their last token, as the engine does. Returns the
+ * rows of the next plan. */
 static uint32_t crowd_step(crowd *c)
 {
     fixture *f = c->f;
@@ -253,7 +254,7 @@ static uint32_t passes_before_first_token(uint32_t slots, uint32_t n_prompt, uin
     return n;
 }
 
-static void nobody_is_passed_for_ever(void **state)
+static void no_request_is_passed_for_ever(void **state)
 {
     (void)state;
     /* Waiting for the slot: after 8 that came later it is the first. */
@@ -264,8 +265,8 @@ static void nobody_is_passed_for_ever(void **state)
     assert_in_range(n, 8, 24);
 }
 
-/* The line that is passed moves up: the second one goes before all others 8 starts after the
- * first one, and one that has aged gives its place to nobody. */
+/* The requests that are passed move up in their order: the second one goes before all others 8
+ * starts after the first one, and a request that has aged keeps its place. */
 static void each_one_of_a_line_is_passed_so_often(void **state)
 {
     (void)state;
@@ -309,7 +310,7 @@ int main(void)
         cmocka_unit_test(a_waiting_choice_gives_way),
         cmocka_unit_test(many_choices_do_not_empty_the_batch),
         cmocka_unit_test(fcfs_refuses_priorities),
-        cmocka_unit_test(nobody_is_passed_for_ever),
+        cmocka_unit_test(no_request_is_passed_for_ever),
         cmocka_unit_test(each_one_of_a_line_is_passed_so_often),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -386,7 +386,7 @@ static fixture *sharing_sessions(void)
     return f;
 }
 
-/* What they share is freed once, with the last of them. */
+/* Pages that several sequences share are freed once, with the last of them. */
 static void shared_pages_are_counted_once(void **state)
 {
     (void)state;

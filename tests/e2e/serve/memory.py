@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Memory that runs out while requests are served: each is told so, nobody dies, and what follows is served.
+"""Memory runs out while requests are served: each client gets an answer that says so, the server lives on, and later
+requests are served.
 usage: memory.py OCTAVO [unittest arguments]; FAILING_MALLOC_SO names the library made of tests/fake/failing_malloc.c"""
 
 import http.client

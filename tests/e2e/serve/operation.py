@@ -319,7 +319,7 @@ class Settings(unittest.TestCase):
                     err = p.stderr.decode()
                     self.assertEqual(p.returncode, code, err)
                     self.assertIn(word, err.splitlines()[-1])
-                    self.assertNotIn("weights", err) # nobody waited for a model to be told so
+                    self.assertNotIn("weights", err) # the error came before the model was loaded
 
     def test_log(self):
         secret, said = "Xyzzy plugh", {}

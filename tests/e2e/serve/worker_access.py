@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a worker lets somebody do who reaches its port without a certificate: compute on the folder of its own
-flags, and no more. usage: worker_access.py OCTAVO [unittest arguments]"""
+"""A client without a certificate that reaches a worker's port can have it compute on the folder of its own flags,
+and no more. usage: worker_access.py OCTAVO [unittest arguments]"""
 
 import os
 import re
