@@ -73,8 +73,8 @@ static const arg_flag flags_table[] = {
     ARG_ROW(
         "precision", "NAME", ARG_CHOICE, model_flags, precision,
         "how exactly activations enter a product on a CPU: standard rounds them to the type that "
-        "the CPU's dot products read, high keeps 16 bits or more, and prefill takes up to twice as "
-        "long (default: high with --dtype f32, else standard)",
+        "the CPU's dot products read; high keeps 16 bits or more, and takes up to twice as long in "
+        "prefill (default: high with --dtype f32, else standard)",
         .choices = precisions),
     ARG_ROW("kv-memory", "BYTES", ARG_BYTES, model_flags, kv_memory,
             "size of the KV page pool, such as 512M or 4G (default: 60 % of what the cgroup leaves "
