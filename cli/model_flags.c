@@ -99,8 +99,8 @@ static const arg_flag flags_table[] = {
             "most tokens of prompt and output together (default: the model's)", .min = 1,
             .max = 0x1p31),
     ARG_ROW("scheduling-policy", "WHAT", ARG_CHOICE, model_flags, scheduling_policy,
-            "who goes first: fcfs, who came first; priority, the lowest priority of a request, but "
-            "after 8 that came later the one that has waited longest",
+            "which request starts first: fcfs, the earliest; priority, the one of the lowest "
+            "priority, but once 8 later ones have started the one that has waited longest",
             .initial = "fcfs", .choices = policies),
     ARG_ROW("no-prefix-cache", NULL, ARG_SWITCH, model_flags, no_prefix_cache,
             "compute every prompt anew"),
@@ -307,7 +307,7 @@ static void tell_of_cache(void *ctx, const char *line)
     fprintf(stderr, "octavo: weights-cache: %s\n", line);
 }
 
-/* Takes the bar of loading off the terminal. */
+/* Clears the bar of loading from the terminal. */
 static void clear_bar(loaded_model *m)
 {
     if (m->bar_us) fputs("\r\033[K", stderr);
