@@ -45,7 +45,7 @@ typedef struct attention_bench {
     size_t next_page;
     float *q, *out, *mass;
     double read_gb_s;
-    kern_limit rate; /* of the products that these pages are multiplied by */
+    kern_limit rate; /* the limit of attention over these pages */
 } attention_bench;
 
 static int compare_double(const void *a, const void *b)

@@ -73,7 +73,7 @@ static status read_sets(const json_t *json, uint32_t n_prompt, kept_sets *out, e
     return STATUS_IS_OK;
 }
 
-/* NaN of two sets without tokens. */
+/* The value is NaN for two sets without tokens. */
 static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
 {
     uint64_t both = 0, either = 0;

@@ -66,7 +66,7 @@ void http_work_destroy(http_work *w)
     *w = (http_work){0};
 }
 
-/* False once the threads are told to stop: nobody would take the job. */
+/* False once the threads are told to stop, since none would take the job. */
 static bool add_job(http_work *w, exchange *e)
 {
     pthread_mutex_lock(&w->lock);

@@ -41,7 +41,7 @@ static void put_lengths(world *w, strbuf *json, const retention_policy *defaults
     if (per * times <= g->n_layers) strbuf_printf(json, ", \"reuse_layers\": %u", per * times);
 }
 
-/* What few requests say; a method that has no use for it refuses it. */
+/* Fields that few requests name; a method that has no use for one refuses it. */
 static void put_rare(world *w, strbuf *json, bool recurrent)
 {
     if (chance(w, 1, 10))

@@ -531,7 +531,7 @@ static void check_extreme_scores(kern_context *kc, rng *r, kern_kv_format format
     sequence s = make_sequence(r, format, PAGE, DIM, HEADS, SLOTS);
     const size_t n = (size_t)SLOTS * HEADS * DIM;
     for (size_t i = 0; i < n; i++) s.q[i] = fabsf(s.q[i]) * 1000.0f;
-    if (format != KERN_KV_F16) /* whose largest number is too small for it */
+    if (format != KERN_KV_F16) /* the largest f16 is too small for it */
         for (size_t d = 0; d < DIM; d++) s.k[LOW * DIM + d] = -3e38f;
     float *out = malloc(n * sizeof *out), mass[PAGES];
     layout l = make_layout(kc, r, &s, SLOTS);

@@ -190,7 +190,8 @@ static void worked_destroy(worked *w)
     free(w);
 }
 
-/* Its body was complete just when the server stopped: it must not sleep, nobody would wake it. */
+/* The request's body was complete just when the server stopped. It must not sleep, for no thread
+ * would wake it. */
 static void work_that_comes_too_late_is_given_up(void **state)
 {
     (void)state;
