@@ -77,7 +77,7 @@ typedef struct backend_cuda {
     uint8_t *scratch;   /* of measures */
     size_t scratch_bytes;
     const float *turns;  /* on the device: [head_dim] of each of the step's EXPECTED, in order */
-    bool has_sums;       /* somebody has asked for running sums: until then all are 0 */
+    bool has_sums;       /* a plan has asked for running sums: until then all are 0 */
     float *host_sums;    /* of the host tier's pages, pinned */
     step_sample *scores; /* of the last step that was asked for some, and what it measured: */
     float *novelty;

@@ -156,7 +156,7 @@ uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt
 /* The budget of the scopes' tables by layer. */
 typedef struct retention_allocator_row {
     retention_choice choice;
-    /* Of scope `index` of n_scopes runs of layers that choose, in tokens. */
+    /* The budget in tokens of run `index` of the n_scopes runs of layers that choose. */
     uint32_t (*tokens)(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                        uint32_t n_scopes);
     uint32_t (*least)(const retention_policy *policy, uint32_t n_prompt); // of all scopes

@@ -162,7 +162,7 @@ static status read_decode_scope(const parsing *p, const char *name, retention_po
     return STATUS_IS_OK;
 }
 
-/* Of the current row, or of the table alone. */
+/* Reads SCOPE's decode score: one that measures the current row or the table alone. */
 static status read_decode_score(const parsing *p, const char *name, retention_policy *policy,
                                 error *err)
 {

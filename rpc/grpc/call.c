@@ -58,7 +58,7 @@ static bool start(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
     return false;
 }
 
-/* One that ends without a status of ours was given up by its client. */
+/* A call that ends before this server sent a status was given up by its client. */
 static void count_answer(const rpc_call *c)
 {
     service *s = c->front->o.service;

@@ -169,7 +169,7 @@ static bool finish(running *r)
     return same && n == json_array_size(ids);
 }
 
-/* What is kept does not hang on the size of pages. */
+/* The kept set of a method does not depend on the size of pages. */
 static bool is_without_pages(const json_t *want)
 {
     const retention_limits limits = {.geometry = {.page_tokens = 16,

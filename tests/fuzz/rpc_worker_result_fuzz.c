@@ -35,7 +35,7 @@ static const step_seq seqs[SEQS] = {
 };
 static const step_plan plan = {.step = 1, .seqs = seqs, .n_seqs = SEQS, .n_tokens = 4};
 
-/* One that asks for scores alone. */
+/* A plan that asks for scores alone. */
 static const uint32_t scored_tokens[] = {4, 5};
 static const step_seq scored = {.n_tokens = 2, .want_scores = 1 + 3, .next_token = 6};
 static const step_plan scored_plan = {

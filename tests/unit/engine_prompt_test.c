@@ -284,7 +284,7 @@ static void tokenizing_is_what_a_request_would_see(void **state)
     }
 }
 
-/* One that drops what it does not know, so that no text is too long by its bytes alone. */
+/* A tokenizer that drops unknown text, so that no prompt is too long by its bytes alone. */
 static tokenizer *load_dropping(void)
 {
     static const char json[] =

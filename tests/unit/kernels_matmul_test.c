@@ -141,7 +141,7 @@ static bool has_dots(const char *isa, dtype type)
 static float high_of(float x) { return rounded(DTYPE_BF16, x); }
 static float low_of(float x) { return rounded(DTYPE_BF16, x - high_of(x)); }
 
-/* What is multiplied for x. */
+/* The value that a product uses for x, after its rounding. */
 static double value_of(float x, int parts)
 {
     if (parts == 0) return (double)x;
