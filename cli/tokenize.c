@@ -2,7 +2,7 @@
 #include "cli/cli.h"
 #include "cli/lines.h"
 #include "model/model.h"
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -22,9 +22,9 @@
 
 #include "base/base.h"
 #include "engine/metrics.h"
-#include "model/chat_template.h"
-#include "model/tokenizer.h"
 #include "scheduler/scheduler.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 typedef struct engine engine;
 typedef struct engine_stream engine_stream;

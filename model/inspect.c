@@ -1,11 +1,11 @@
 /* `octavo inspect`: what a folder holds, whether or not this build can run it. */
-#include "model/chat_template.h"
 #include "model/config.h"
 #include "model/family.h"
 #include "model/gguf/gguf_model.h"
 #include "model/quantized/quantized.h"
 #include "model/tensors.h"
-#include "model/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef QUALITY_BM25_H
 #define QUALITY_BM25_H
 
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 
 enum { BM25_CHUNK_TOKENS = 128 };
 

@@ -54,7 +54,7 @@ class Stream(ctypes.Structure):
 
 def build():
     out = os.path.join(tempfile.mkdtemp(), "tokenizer.so")
-    sources = glob.glob(ROOT + "/model/tokenizer/*.c") + glob.glob(ROOT + "/base/*.c")
+    sources = glob.glob(ROOT + "/text/tokenizer/*.c") + glob.glob(ROOT + "/base/*.c")
     subprocess.run(["cc", "-std=gnu17", "-O2", "-g", "-D_GNU_SOURCE", "-fPIC", "-shared", "-I", ROOT,
                     *sources, "-o", out, "-lpcre2-8", "-lutf8proc", "-ljansson", "-lm", "-lpthread"],
                    check=True)

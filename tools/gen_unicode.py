@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes model/tokenizer/unicode_tables.c: the class bits of every code point.
+"""Writes text/tokenizer/unicode_tables.c: the class bits of every code point.
 
     pip install unicodedata2==16.0.0 tokenizers
-    python tools/gen_unicode.py > model/tokenizer/unicode_tables.c
+    python tools/gen_unicode.py > text/tokenizer/unicode_tables.c
 
-What the bits mean is in model/tokenizer/unicode.h. Two Unicode versions meet in them, because two
+What the bits mean is in text/tokenizer/unicode.h. Two Unicode versions meet in them, because two
 live in the `tokenizers` library that we are equal to: its regular expressions know Unicode 16, its
 NFC knows Unicode 9. What NFC knows is asked of the library itself; the rest is computed and then
 compared with the library's answer for every code point.
@@ -120,7 +120,7 @@ def main():
         print(line + "\n};")
 
     print("/* Written by tools/gen_unicode.py from Unicode 16.0 (NFC: 9.0). Do not edit. */")
-    print('#include "model/tokenizer/unicode.h"\n')
+    print('#include "text/tokenizer/unicode.h"\n')
     print("// clang-format off")
     define("uint8_t tok_unicode_chunk", [str(v) for v in chunk_index])
     define("uint8_t tok_unicode_block", [str(v) for chunk in chunks for v in chunk])

@@ -1,4 +1,4 @@
-"""Prints model/chat_template/case_table.inc: the characters whose upper or title case is more than one character
+"""Prints text/chat_template/case_table.inc: the characters whose upper or title case is more than one character
 (Unicode SpecialCasing, as Python's str methods apply it)."""
 
 

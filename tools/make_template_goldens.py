@@ -2,7 +2,7 @@
 
     python3 tools/make_template_goldens.py [--random 500 --seed 1 --out FILE]
 
-With --random only that many random expressions are rendered, into FILE: chat_template_test FILE compares them.
+With --random only that many random expressions are rendered, into FILE: text_chat_template_test FILE compares them.
 A file holds groups {"name", "template", "cases": [{"vars"?, "output"} or {"vars"?, "error", "exact"}]}; vars absent: the
 "vars" of the file. `exact` says that our error must carry the same text (what the template raised, what is undefined).
 """

@@ -2,9 +2,9 @@
 """Renders the chat templates of a folder with jinja2, set up by Hugging Face transformers, on random conversations.
 
     python3 tools/template_parity.py --conversations 100 --seed 1 --out parity.json FOLDER
-    chat_template_test parity.json
+    text_chat_template_test parity.json
 
-Every *.jinja below FOLDER. The file has the form of tests/golden/templates, which chat_template_test compares with
+Every *.jinja below FOLDER. The file has the form of tests/golden/templates, which text_chat_template_test compares with
 what our interpreter makes of the same templates: output for output, and refusal for refusal.
 """
 import argparse

@@ -6,7 +6,7 @@
 
 Every *.json of the folder on every line of its corpus.bin: the ids, with special tokens on every second line; the text
 of these ids; the text of the same ids backwards, where characters are broken; every tenth line streamed too. Prints a
-table. --goldens writes down what the library gave, as hashes alone: model_tokenizer_real_test compares with them.
+table. --goldens writes down what the library gave, as hashes alone: text_tokenizer_real_test compares with them.
 Exits 1 when there was a difference.
 """
 import argparse

@@ -3,10 +3,10 @@
 #ifndef MODEL_GGUF_GGUF_MODEL_H
 #define MODEL_GGUF_GGUF_MODEL_H
 
-#include "model/chat_template.h"
 #include "model/gguf/gguf.h"
 #include "model/tensors.h"
-#include "model/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 /* The config.json that the metadata makes: the caller's. */
 status gguf_config(const gguf *g, json_t **out, error *err);

@@ -4,7 +4,7 @@
  * transformers, convert_slow_tokenizer.py (merges out of SentencePiece's scores). */
 #include "model/gguf/gguf_model.h"
 #include "model/model.h"
-#include "model/tokenizer/merges.h"
+#include "text/merges.h"
 
 #include <math.h>
 #include <stdio.h>

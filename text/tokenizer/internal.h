@@ -1,0 +1,102 @@
+/* What the files of the tokenizer share. */
+#ifndef TEXT_TOKENIZER_INTERNAL_H
+#define TEXT_TOKENIZER_INTERNAL_H
+
+#include "text/tokenizer.h"
+#include "text/tokenizer/added_tokens.h"
+#include "text/tokenizer/bpe.h"
+#include "text/tokenizer/map.h"
+#include "text/tokenizer/normalize.h"
+#include "text/tokenizer/pretokenize.h"
+
+#define TOK_ID_MAX          ((1u << 24) - 1)
+#define TOK_TOKEN_BYTES_MAX 4096 /* of one token as the file spells it */
+
+/* What an id stands for. Ids that the file leaves out have length 0. */
+typedef struct tok_entry {
+    const char *bytes; /* as the decoder gives them */
+    uint16_t length;
+    bool special; /* left out by skip_special */
+    bool byte;    /* a byte of a text that ByteFallback puts together */
+} tok_entry;
+
+struct tokenizer {
+    arena strings;      /* every token's bytes and every pattern */
+    tok_entry *entries; // [n_ids]
+    tok_entry *firsts;  // [n_ids] what a text's first token stands for, when that is different
+    uint32_t n_ids;
+    unsigned strip;  /* how many spaces at the start of a text the decoder drops */
+    bool byte_level; /* words are spelled in the byte alphabet; else the model is one of characters
+                      */
+    bool cut_at_metaspace; /* no merge goes over the start of a run of U+2581 */
+    /* The model's tokens. Of a byte-level one, those spelled in the byte alphabet are words, by the
+     * bytes they stand for, the others as they are spelled. Of a model of characters all are words.
+     */
+    tok_map words, others;
+    tok_map added; /* added tokens by content */
+    tok_bpe_model bpe;
+    tok_added_token *added_tokens; /* those of pass 1, then those of pass 2 */
+    tok_added_set raw_pass, normalized_pass;
+    tok_normalizers normalizers;
+    tok_steps steps;
+    tok_ids prefix, suffix; /* what the post-processor's template puts around a text */
+};
+
+/* GPT-2's alphabet: every byte as one printable character. -1 for other code points. */
+int tok_alphabet_byte(uint32_t cp);
+/* The bytes that a token stands for: out has room for n. When some character is not of the
+ * alphabet, false and nothing is written that counts. */
+bool tok_alphabet_bytes(const char *token, size_t n, uint8_t *out, size_t *n_out);
+
+/* The id of one of the model's own tokens, or TOK_NONE. */
+uint32_t tok_model_find(const tokenizer *t, const char *token, size_t n);
+
+/* Text with every byte that is not UTF-8 replaced as tok_decode's results are; b's bytes from
+ * `from` on are rewritten in place. */
+void tok_repair(strbuf *b, size_t from);
+
+/* The parts of tokenizer.json, in the order they must be loaded. `where` names the document. */
+status tok_load_model(tokenizer *t, const char *where, const json_t *model, size_t n_added,
+                      error *err);
+status tok_load_normalizer(tokenizer *t, const char *where, const json_t *part, error *err);
+status tok_load_added_tokens(tokenizer *t, const char *where, const json_t *list, error *err);
+status tok_load_pre_tokenizer(tokenizer *t, const char *where, const json_t *part, error *err);
+status tok_load_post_processor(tokenizer *t, const char *where, const json_t *part, error *err);
+status tok_load_decoder(tokenizer *t, const char *where, const json_t *part, error *err);
+
+/* Whether a pre-tokenizer has ByteLevel somewhere. */
+bool tok_has_byte_level(const json_t *part, unsigned depth);
+
+/* Members that two kinds of part have: "pattern" and "content" of a Replace, borrowed; those of a
+ * Metaspace. */
+status tok_read_replace(const json_t *part, const char *where, const char **pattern,
+                        size_t *n_pattern, const char **content, size_t *n_content, error *err);
+status tok_read_metaspace(const json_t *part, const char *where, uint8_t replacement[4],
+                          unsigned *n_replacement, tok_prepend *prepend, error *err);
+
+/* SentencePiece's tokenizer.model as tokenizer.json. */
+typedef struct tok_spm_options {
+    bool legacy; /* as `transformers` calls it: a space in front of every text, not of the first */
+    const char *bos;     /* the token put in front of a text; or NULL */
+    const json_t *added; /* added_tokens_decoder of tokenizer_config.json, or NULL */
+} tok_spm_options;
+status tok_spm_convert(const char *where, const void *data, size_t n,
+                       const tok_spm_options *options, strbuf *out, error *err);
+
+/* A place in the document, for messages: "file: model.vocab". */
+typedef struct tok_place {
+    char text[192];
+} tok_place;
+tok_place tok_place_make(const char *where, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The start of a string from the file, fit to stand in a one-line message. */
+typedef struct tok_shown {
+    char text[48];
+} tok_shown;
+tok_shown tok_show(const char *s, size_t n);
+
+/* The "type" of a part, refused when it is missing. Borrowed. */
+status tok_part_type(const json_t *part, const char *where, const char **type, error *err);
+
+#endif

@@ -1,0 +1,205 @@
+/* Patterns of Oniguruma (as Hugging Face's library uses it: Unicode, Ruby's syntax) for PCRE2.
+ *
+ * The translator walks over the pattern once. What both engines read alike is copied, \s and \S are
+ * spelled out (PCRE2 counts U+180E as space), and what they read differently is refused by name, so
+ * that no pattern silently means something else here. */
+#include "text/tokenizer/pretokenize.h"
+
+#include <string.h>
+
+#define PATTERN_BYTES_MAX (64u << 10)
+#define PATTERN_NEST_MAX  64 /* groups within groups */
+#define WHITE_SPACE                                                                                \
+    "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"   \
+    "\\x{3000}"
+
+typedef struct translation {
+    const char *where;
+    const char *in;
+    size_t n, at;
+    strbuf out;
+    error *err;
+} translation;
+
+/* `what` is a printable ASCII rendering of the construct. */
+static status refuse(translation *t, const char *what)
+{
+    return error_set(t->err, STATUS_UNSUPPORTED,
+                     "%s: %s at byte %zu of the pattern is not supported", t->where, what, t->at);
+}
+
+static bool starts(const translation *t, const char *s)
+{
+    size_t n = strlen(s);
+    return t->n - t->at >= n && memcmp(t->in + t->at, s, n) == 0;
+}
+
+static void copy(translation *t, size_t n)
+{
+    strbuf_append(&t->out, t->in + t->at, n);
+    t->at += n;
+}
+
+/* \p{L}, \p{^Lu}, \P{N}: general categories only. What PCRE2 takes for a script is its
+ * Script_Extensions, Oniguruma's is Script. */
+static status copy_property(translation *t)
+{
+    size_t name = t->at + 3, end;
+    if (starts(t, "\\p{^") || starts(t, "\\P{^")) name++;
+    end = name;
+    while (end < t->n && end - name < 3 && t->in[end] != '}') end++;
+    bool category = end < t->n && t->in[end] == '}' && t->in[t->at + 2] == '{' && end > name &&
+                    end - name < 3 && strchr("LMNPSZC", t->in[name]);
+    if (!category) return refuse(t, "a \\p that is no general category");
+    copy(t, end + 1 - t->at);
+    return STATUS_IS_OK;
+}
+
+static bool is_hex(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+}
+
+/* \uHHHH and \x{H...}: a code point. (\xHH is a byte in Oniguruma and a code point in PCRE2.) */
+static status translate_code_point(translation *t)
+{
+    bool braces = starts(t, "\\x{");
+    size_t from = t->at + (braces ? 3 : 2), end = from;
+    while (end < t->n && end - from < (braces ? 6 : 4) && is_hex(t->in[end])) end++;
+    bool whole = braces ? end > from && end < t->n && t->in[end] == '}' : end - from == 4;
+    if (!whole || (!braces && t->in[t->at + 1] == 'x')) return refuse(t, "this \\x or \\u");
+    strbuf_printf(&t->out, "\\x{%.*s}", (int)(end - from), t->in + from);
+    t->at = end + braces;
+    return STATUS_IS_OK;
+}
+
+static status translate_escape(translation *t, bool in_class)
+{
+    if (t->at + 1 >= t->n) return refuse(t, "a lone backslash");
+    char c = t->in[t->at + 1];
+    switch (c) {
+    case 's':
+        strbuf_puts(&t->out, in_class ? WHITE_SPACE : "[" WHITE_SPACE "]");
+        t->at += 2;
+        return STATUS_IS_OK;
+    case 'S':
+        if (in_class) return refuse(t, "\\S in a class");
+        strbuf_puts(&t->out, "[^" WHITE_SPACE "]");
+        t->at += 2;
+        return STATUS_IS_OK;
+    case 'p':
+    case 'P': return copy_property(t);
+    case 'u':
+    case 'x': return translate_code_point(t);
+    case 'r':
+    case 'n':
+    case 't':
+    case 'f':
+    case 'a':
+    case 'e':
+    case 'd':
+    case 'D': copy(t, 2); return STATUS_IS_OK;
+    default: break;
+    }
+    bool letter_or_digit =
+        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (letter_or_digit || (uint8_t)c >= 0x80) {
+        char name[4] = {'\\', (uint8_t)c >= 0x80 ? '?' : c, 0};
+        return refuse(t, name);
+    }
+    copy(t, 2);
+    return STATUS_IS_OK;
+}
+
+static status translate_class(translation *t)
+{
+    copy(t, 1);
+    if (t->at < t->n && t->in[t->at] == '^') copy(t, 1);
+    if (t->at < t->n && t->in[t->at] == ']') return refuse(t, "a class that starts with ]");
+    while (t->at < t->n && t->in[t->at] != ']') {
+        if (t->in[t->at] == '[') return refuse(t, "a class within a class");
+        if (starts(t, "&&")) return refuse(t, "a class intersection (&&)");
+        if (t->in[t->at] == '\\') RETURN_IF_ERROR(translate_escape(t, true));
+        else copy(t, 1);
+    }
+    if (t->at == t->n) return refuse(t, "a class without its ]");
+    copy(t, 1);
+    return STATUS_IS_OK;
+}
+
+static status translate_group(translation *t)
+{
+    static const char *const same[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
+    if (!starts(t, "(?") && !starts(t, "(*")) {
+        copy(t, 1);
+        return STATUS_IS_OK;
+    }
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        if (!starts(t, same[i])) continue;
+        copy(t, strlen(same[i]));
+        return STATUS_IS_OK;
+    }
+    return refuse(t, "this kind of group");
+}
+
+/* {n,m}+ is possessive in PCRE2 and repeats the whole in Oniguruma; {,m} is a literal in PCRE2. */
+static status translate_interval(translation *t)
+{
+    size_t end = t->at + 1;
+    while (end < t->n && ((t->in[end] >= '0' && t->in[end] <= '9') || t->in[end] == ',')) end++;
+    if (end == t->n || t->in[end] != '}' || end == t->at + 1 || t->in[t->at + 1] == ',')
+        return refuse(t, "a { that starts no {n}, {n,} or {n,m}");
+    if (end + 1 < t->n && t->in[end + 1] == '+') return refuse(t, "an interval followed by +");
+    copy(t, end + 1 - t->at);
+    return STATUS_IS_OK;
+}
+
+static status translate(translation *t)
+{
+    unsigned depth = 0;
+    while (t->at < t->n) {
+        char c = t->in[t->at];
+        if (c == '(' && ++depth > PATTERN_NEST_MAX) return refuse(t, "nesting this deep");
+        if (c == ')' && depth > 0) depth--;
+        switch (c) {
+        case '\\': RETURN_IF_ERROR(translate_escape(t, false)); break;
+        case '[': RETURN_IF_ERROR(translate_class(t)); break;
+        case '(': RETURN_IF_ERROR(translate_group(t)); break;
+        case '{': RETURN_IF_ERROR(translate_interval(t)); break;
+        default: copy(t, 1); break;
+        }
+    }
+    return t->out.failed ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
+}
+
+static status compile(const translation *t, pcre2_code **out)
+{
+    /* In Ruby's syntax ^ and $ are about lines, always. */
+    uint32_t options =
+        PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
+    int code;
+    PCRE2_SIZE offset;
+    const char *pattern = t->out.data ? t->out.data : "";
+    *out = pcre2_compile((PCRE2_SPTR)pattern, t->out.size, options, &code, &offset, NULL);
+    if (*out) {
+        /* Where no code may be made at run time the pattern is interpreted. */
+        (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
+        return STATUS_IS_OK;
+    }
+    PCRE2_UCHAR message[128];
+    pcre2_get_error_message(code, message, sizeof message);
+    return error_set(t->err, STATUS_CORRUPT, "%s: pattern: %s", t->where, (const char *)message);
+}
+
+status tok_pattern_compile(const char *where, const char *pattern, size_t n, pcre2_code **out,
+                           error *err)
+{
+    if (n > PATTERN_BYTES_MAX)
+        return error_set(err, STATUS_LIMIT, "%s: pattern of %zu bytes is longer than %u", where, n,
+                         PATTERN_BYTES_MAX);
+    translation t = {.where = where, .in = pattern, .n = n, .err = err};
+    status s = translate(&t);
+    if (status_ok(s)) s = compile(&t, out);
+    strbuf_destroy(&t.out);
+    return s;
+}
