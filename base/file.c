@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* O_NONBLOCK: opening a FIFO that somebody left in a model's folder must not wait for a writer. */
+/* O_NONBLOCK: opening a FIFO in a model's folder must not wait for a writer. */
 static status open_regular(const char *path, int *fd, size_t *size, error *err)
 {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

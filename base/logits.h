@@ -1,5 +1,5 @@
 /* What a row of logits says about one token: the one place of this arithmetic, so that a token's
- * logprob has the same bits whoever asks. */
+ * logprob has the same bits on every path. */
 #ifndef BASE_LOGITS_H
 #define BASE_LOGITS_H
 

@@ -15,7 +15,7 @@
 
 #define THREADS_MAX 1024
 #define CACHE_LINE  64
-/* Longer than the gaps between the loops of one forward pass, shorter than anybody notices. */
+/* Longer than the gaps between the loops of one forward pass, too short to be noticed. */
 #define SPIN_NS 100000
 
 /* How a loop is handed out.
@@ -24,7 +24,8 @@
  * swap, so it needs no check-in: one that sleeps through a loop is not waited for, one that arrives
  * late finds 0 pieces. The swap fails when a new loop began meanwhile, because its number differs;
  * so a thread that saw pieces and then took one has read the fields of that same loop. The caller
- * writes those fields only after `done` has reached the count of pieces, when nobody holds one. */
+ * writes those fields only after `done` has reached the count of pieces, when no thread holds one.
+ */
 struct thread_pool {
     _Alignas(CACHE_LINE) _Atomic uint64_t tickets;
     _Alignas(CACHE_LINE) _Atomic uint32_t done; /* pieces of this loop finished */

@@ -34,9 +34,9 @@ void thread_pool_for_runs(thread_pool *pool, size_t n, thread_fn fn, void *ctx);
 
 /* Names the calling thread for `top -H` and the like: at most 15 bytes. */
 void thread_set_name(const char *name);
-/* The calling thread and those that it starts from now on: a patient one that wakes waits for its
- * turn and interrupts nobody, which matters to loops that are as slow as their slowest thread. True
- * when this was a change. */
+/* Makes the calling thread, and those that it starts from now on, patient or not. A patient thread
+ * that wakes waits for its turn and interrupts no other thread, which matters to loops that are as
+ * slow as their slowest thread. Returns true when this was a change. */
 bool thread_set_patient(bool patient);
 
 /* Cores this process may run on (affinity and cgroup quota), at least 1. */

@@ -177,7 +177,7 @@ static uint32_t wanted_page(const model_flags *f, kern_kv_format kv_type)
     return group ? group : 16;
 }
 
-/* auto is for who asks for no type: --dtype f32 or bf16 is an answer too. */
+/* auto applies when no type was named: --dtype f32 or bf16 names one. */
 static uint8_t wanted_bits(const model_flags *f, const model_config *config)
 {
     if (strcmp(f->quantize, "auto") == 0)

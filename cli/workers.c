@@ -86,11 +86,11 @@ static status take_local(workers *w, uint32_t n, error *err)
     return STATUS_IS_OK;
 }
 
-/* The supervisor starts workers again; who starts it again are we. */
+/* The supervisor restarts workers; this restarts the supervisor. */
 static status mind_local(workers *w, error *err)
 {
     if (!w->is_local || workers_local_minded(&w->local)) return STATUS_IS_OK;
-    fprintf(stderr, "octavo: whoever minds the local workers has ended: started again\n");
+    fprintf(stderr, "octavo: the supervisor of the local workers ended and is started again\n");
     workers_local_stop(&w->local);
     RETURN_IF_ERROR(workers_local_start(&w->local, w->n, &w->given_up, err));
     put_local_addresses(w);

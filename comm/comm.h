@@ -11,9 +11,9 @@
  *          sleep: ranks may outnumber the cores. comm_abort: any thread.
  * Units    counts of elements; microseconds.
  * Errors   a lost or aborted peer is STATUS_IO for all ranks; after an error the group is unusable.
- *          A peer that says nothing is waited for until comm_abort: who may know better asks it
- *          otherwise. When a call has returned, with or without an error, nobody touches its
- *          buffers (on a device: see comm_on_device).
+ *          A silent peer is waited for until comm_abort: callers must probe liveness themselves.
+ *          When a call has returned, with or without an error, its buffers are not in use any
+ *          more (on a device: see comm_on_device).
  * Order    sums are taken in rank order, so that every rank holds the same bits ("nccl": the same
  *          bits in NCCL's order).
  */
@@ -55,8 +55,8 @@ typedef struct comm_address {
     size_t n;
 } comm_address;
 
-/* This rank's, owned by c. Empty where nobody needs it: ranks of one process, and those of "nccl"
- * but rank 0. */
+/* This rank's address, owned by c. It is empty where no peer needs it: for ranks of one process,
+ * and for all ranks of "nccl" but rank 0. */
 comm_address comm_own_address(const comm *c);
 /* Waits until all ranks have met: once, by each of them, before the first collective. all [size],
  * in rank order, is needed in this call only. Nothing to do for ranks of one process. The error
@@ -74,8 +74,9 @@ status comm_all_gather(comm *c, const float *in, size_t n, float *out);
 /* bytes of rank `root` to all. */
 status comm_broadcast(comm *c, void *data, size_t bytes, int root);
 
-/* Buffers are device memory, and a call only enqueues its work on options.stream: whoever waits for
- * the stream asks comm_check meanwhile, and waits on after an abort, which empties it. */
+/* Buffers are device memory, and a call only enqueues its work on options.stream: a caller
+ * that waits for the stream asks comm_check meanwhile, and waits on after an abort, which empties
+ * the stream. */
 bool comm_on_device(const comm *c);
 /* Whether the group is well, as far as this rank knows. */
 status comm_check(comm *c);

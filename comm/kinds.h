@@ -20,7 +20,7 @@ typedef struct comm_kind {
     status (*broadcast)(void *state, void *data, size_t bytes, int root);
     status (*check)(void *state);                     /* NULL: always well */
     void (*waits)(const void *state, comm_wait *out); /* NULL: cannot tell */
-    void (*abort)(void *state);                       /* NULL: nobody ever waits */
+    void (*abort)(void *state);                       /* NULL: no call ever waits */
     int size_max;                                     /* ranks that a group of this kind may have */
     bool on_device;
 } comm_kind;

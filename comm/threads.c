@@ -1,9 +1,9 @@
 /* Ranks as threads of one process: they read each other's buffers.
  *
- * A collective is a round. Everybody arrives with its call; the last one to arrive begins the
- * round, and from then on each rank does its share, which waits for nothing; the last one to be
- * done ends it. So an abort has to be looked at only while a rank waits for the others to arrive,
- * and nobody returns while a peer may still touch its buffers. */
+ * A collective is a round. Each rank arrives with its call; the last one to arrive begins the
+ * round, and from then on each rank does its share, which waits for nothing; the last one to finish
+ * ends the round. A rank therefore checks for an abort only while it waits for others to arrive,
+ * and no rank returns while a peer may still read its buffers. */
 #include "comm/kinds.h"
 
 #include <pthread.h>

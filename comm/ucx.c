@@ -143,7 +143,7 @@ static status open_peer(ucx *u, int rank, const void *worker, error *err)
                      u->lib.ucs_status_string(s));
 }
 
-/* Says a byte to everybody and hears one. */
+/* Sends a byte to every peer and receives one from each. */
 static status greet(ucx *u, uint64_t call, int64_t deadline_us)
 {
     char said = 0, heard[UCX_RANKS_MAX];
@@ -173,8 +173,8 @@ static status open_peers(ucx *u, const comm_address *all, uint64_t *group, error
     return result;
 }
 
-/* After the second greeting everybody has heard that everybody had heard: UCX has agreed with all
- * peers on how to talk, for which both sides had to be waiting. */
+/* UCX agrees with each peer on how to talk, for which both sides have to be waiting. After the
+ * second greeting each rank knows that all ranks have finished that. */
 static status ucx_connect(void *state, const comm_address *all, int64_t timeout_us, error *err)
 {
     ucx *u = state;

@@ -59,8 +59,8 @@ void ucx_fail(ucx *u, const char *why);
 void ucx_begin(ucx *u, uint64_t call);
 void ucx_send(ucx *u, int peer, const void *data, size_t bytes);
 void ucx_receive(ucx *u, int peer, void *data, size_t bytes);
-/* Waits until all has come and gone, or the group ended: nobody touches the buffers any more. A
- * round that is not over at deadline_us (of clock_now_us) ends the group. */
+/* Waits until all messages have come and gone, or the group ended. No buffer is in use afterwards.
+ * A round that is not over at deadline_us (of clock_now_us) ends the group. */
 status ucx_end(ucx *u, int64_t deadline_us);
 /* Any thread. */
 void ucx_waits(const void *state, comm_wait *out);

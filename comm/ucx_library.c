@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* As it is loaded UCX would overwrite the code of libc's mmap, munmap and madvise, under the feet
- * of threads that run there; take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP, so that a crash
- * ends in its report in place of a core file; and log to stdout, which is for answers. Later it
- * would wait for a TCP connection in connect(), which only the kernel ends, after minutes. The
- * environment alone keeps it from all that, and only before there are threads is that anybody's to
- * write. What the operator has set stays. */
+/* While it is loaded, UCX would overwrite the code of libc's mmap, munmap and madvise even if other
+ * threads run there, take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP, so that a crash ends in
+ * UCX's report instead of a core file, and log to stdout, which is for answers. Later it would wait
+ * for a TCP connection in connect(), which only the kernel ends, after minutes. Only environment
+ * variables prevent that, and they can be written safely only before there are threads. Variables
+ * that the operator has set stay. */
 __attribute__((constructor)) static void set_environment(void)
 {
     setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);

@@ -1,9 +1,9 @@
 /* Rounds of messages over UCX, and the waiting for them.
  *
  * All messages are eager (ucx.c sees to it): what a rank sends is copied on its way, and what it
- * receives is written by its own calls of ucp_worker_progress. So once a rank has stopped calling
- * that, for good, nobody touches its buffers, whatever became of the others; nothing has to be
- * agreed on with a peer that may be dead or stopped. */
+ * receives is written by its own calls of ucp_worker_progress. Once a
+ * rank has stopped calling that for good, its buffers are not touched any more, whatever state its
+ * peers are in; it needs no agreement with a peer that may be dead or stopped. */
 #include "comm/ucx.h"
 
 #include <poll.h>
@@ -12,7 +12,7 @@
 
 enum {
     SPINS = 4000,         /* turns of a wait where every rank has a core: about 0.2 ms */
-    SPINS_CROWDED = 50,   /* where it has none: somebody else has work to do on this one */
+    SPINS_CROWDED = 50,   /* where ranks outnumber the cores: another thread needs this one */
     YIELDS = 8,           /* then, before it sleeps */
     CALL_BITS = 24,       /* of a call's digest in a tag */
     SLEEP_MS = 20,        /* at most: progress that has no event */
@@ -214,7 +214,7 @@ static void abandon(ucx *u)
     }
 }
 
-/* Of one that is still open nobody hears again. */
+/* A request that is still open is dropped without notice to the peer. */
 static void release_requests(ucx *u)
 {
     for (int i = 0; i < u->n_messages; i++)

@@ -6,7 +6,7 @@
  *          reports, metrics, and a watchdog over the backend. Front ends (cli, rpc) only enqueue
  *          and read.
  * Owner    the engine borrows backend, tokenizer and template (they must outlive it); a stream
- *          belongs to whoever submitted the request and is released exactly once.
+ *          belongs to the submitter of the request and is released exactly once.
  * Threads  engine_submit, engine_tokenize, engine_flush_cache, engine_get_*: any thread. A stream
  *          is read by one thread at a time; engine_stream_abort by any. `notify` is called from the
  * engine's threads, under the stream's lock: it must not block or call back into the stream, and is
@@ -120,9 +120,9 @@ typedef struct engine_request {
     char *cache_salt;  // NULL = none; requests with different ones share no prefixes
     json_t *retention; // NULL = the engine's default
     /* Goes on from the pages that the last request of this session left, and leaves its own. NULL =
-     * none. A session belongs to (identity, cache_salt, session): nobody reaches another's. */
+     * none. A session belongs to (identity, cache_salt, session): no identity reaches another's. */
     char *session;
-    /* Who asks, such as a digest of the API key; opaque; NULL = nobody in particular. */
+    /* Who asks, such as a digest of the API key; opaque; NULL = no identity. */
     char *identity;
 } engine_request;
 
@@ -219,9 +219,9 @@ void engine_stream_release(engine_stream *s);
  * (sessions, which are no cache, go on).
  * Unreferenced pages are free at once, referenced ones when their sequences end. */
 status engine_flush_cache(engine *e);
-/* The backend can make no step any more, as somebody beside it has noticed: it is made anew now,
- * not when the next request finds out. Of the backend that restart made last: what is told before
- * restart is called is of the one before. Any thread. */
+/* Reports that the backend can make no step any more, so that it is made again now, not when the
+ * next request finds out. It is about the backend that restart made last: a report before restart
+ * is called is about the one before. Any thread. */
 void engine_backend_lost(engine *e, const char *why);
 
 typedef enum engine_state {

@@ -10,8 +10,8 @@
  * pages it goes on from.
  *
  * Who owns a stream that the scheduler knows: the engine thread, but for the time that it is with
- * the backend. Then whoever holds watch.lock does: the watchdog to fail it, or the engine thread as
- * it comes back (watch.c).
+ * the backend. Then the holder of watch.lock owns it: the watchdog to fail it, or the engine thread
+ * as it comes back (watch.c).
  */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
@@ -196,7 +196,7 @@ bool prompt_take_scores(engine_stream *s, uint32_t n_rows, const step_sample *sc
 /* A row for each method. */
 void metrics_init(engine_metrics *m);
 void metrics_observe(engine_metrics *m, engine_histogram_id id, double value);
-/* A choice has ended in order; it was the request's last one when nobody is alive. */
+/* A choice has ended in order; it was the request's last one when no choice is alive. */
 void metrics_choice(engine_metrics *m, const engine_stream *s, const choice_state *c,
                     const choice_end *end, const sched_choice_info *info);
 
@@ -258,7 +258,7 @@ typedef struct step_watch {
     int64_t started_us; /* 0 = it is not there */
     uint64_t step;
     uint32_t n_seqs;
-    bool abandoned; /* its requests have been failed: its result is for nobody */
+    bool abandoned; /* its requests have been failed: its result is discarded */
     int64_t abandoned_us;
 } step_watch;
 
@@ -287,8 +287,8 @@ struct engine {
     _Atomic uint64_t next_seed;
     _Atomic uint64_t n_submitted;
 
-    /* The tokenizer threads ask sched_check: they hold it for reading; whoever replaces it writes.
-     */
+    /* Held for reading by the prepare threads, which ask sched_check; for writing by the thread
+     * that replaces the scheduler. */
     pthread_rwlock_t sched_lock;
     sched *sched;
     uint32_t n_backends; /* so far; under sched_lock */
@@ -310,7 +310,7 @@ struct engine {
     uint32_t n_in_flight;
     const step_plan *collected; /* whose result came last */
     int64_t now_us;             /* when that was */
-    bool lost; /* the backend, somebody says: it matters when nothing is in flight */
+    bool lost; /* the backend was reported lost: it matters when nothing is in flight */
     engine_metrics counting;
     uint64_t steps;
     int64_t compute_us, schedule_us;
@@ -335,7 +335,7 @@ static inline uint32_t engine_in_flight(const engine *e)
 void engine_count_out(engine *e, engine_finish how);
 /* One choice has. Any thread. */
 void engine_count_choice(engine *e, engine_finish how);
-/* What whoever comes now is told, when the engine does not work: which part is missing, and why. */
+/* UNAVAILABLE with the missing part and the reason while the backend is down. */
 status engine_check_state(engine *e, error *err);
 status engine_make_scheduler(engine *e, sched **out, error *err);
 void *engine_loop(void *e);
@@ -356,9 +356,9 @@ void loop_publish(engine *e);
 status watch_start(engine *e);
 void watch_stop(engine *e);
 /* Gives the backend the plan, unless it is empty, and takes the result of the oldest step in flight
- * (e->collected). NULL when the next step may be planned before that; or when the step is for
- * nobody: it was stuck, or the backend has failed; then all requests have been failed, nothing is
- * in flight, the plan's scheduler is gone, and the backend is new or broken. */
+ * (e->collected). NULL when the next step may be planned before that; or when the step is
+ * discarded: it was stuck, or the backend has failed; then all requests have been failed, nothing
+ * is in flight, the plan's scheduler is gone, and the backend is new or broken. */
 const step_result *watch_run(engine *e, const step_plan *plan);
 /* Waits for what is in flight, and takes nothing of it. */
 void watch_drain(engine *e);

@@ -351,7 +351,7 @@ static void charge_selection(engine *e, int64_t us)
 /* ---- the loop -------------------------------------------------------------------------------- */
 
 /* A request that the scheduler had no memory for is unknown to it. The ENDs that this adds for it
- * go with the events: nobody waits for them. */
+ * go with the events, which do not wait for them. */
 static void take_added(engine *e)
 {
     for (size_t i = 0, n = e->n_events; i < n; i++) {

@@ -242,13 +242,13 @@ static status prepare(engine *e, engine_stream *s, error *err)
     RETURN_IF_ERROR(make_tokens(e, s, err));
     status st = make_stops(e, s);
     if (!status_ok(st)) return error_set(err, st.code, "request: out of memory");
-    /* Scoring ends with the first draw, which nobody sees. */
+    /* Scoring ends with the first draw, which is not returned. */
     s->max_new_tokens = s->request.score_only ? 1 : s->request.max_tokens;
     fill_sched_request(e, s);
     RETURN_IF_ERROR(check_fit(e, s, err));
 
-    /* With `most` there is room for all, and nobody waits for a reader (pause_if_full). Else each
-     * choice may add a token and an end in a step, and a pause takes effect as many steps
+    /* With `most` there is room for all, and no choice waits for its reader (pause_if_full). Else
+     * each choice may add a token and an end in a step, and a pause takes effect as many steps
      * later as may be in flight. */
     uint64_t most = ((uint64_t)s->max_new_tokens + engine_in_flight(e)) * s->request.n;
     uint32_t least = 2 * (1 + engine_in_flight(e)) * s->request.n;

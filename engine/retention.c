@@ -21,7 +21,7 @@ static status read_allowed(const engine_options *o, uint64_t *out, error *err)
     return STATUS_IS_OK;
 }
 
-/* A name that nobody knows is refused where its object is parsed. */
+/* An unknown name is refused where its object is parsed. */
 static status check_name(uint64_t allowed, const char *field, const json_t *object, error *err)
 {
     size_t n;

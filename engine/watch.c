@@ -24,7 +24,7 @@ static void tell_trouble(engine *e, const char *text)
     if (e->o.on_trouble) e->o.on_trouble(e->o.on_trouble_ctx, text);
 }
 
-/* Whoever comes from now on is told to come again, or that there is no use in it. */
+/* New requests are refused from now on, with a word whether trying again can help. */
 static void lose_backend(engine *e)
 {
     atomic_store(&e->state, e->o.restart ? ENGINE_RESTARTING : ENGINE_BROKEN);
@@ -47,13 +47,14 @@ static void abandon_step(engine *e, int64_t now_us)
     if (e->backend.ops->interrupt) e->backend.ops->interrupt(e->backend.ctx);
 }
 
-/* The backend does not even hear that it is to give up. Whoever waits for it waits no more; should
- * it come back after all, it is made anew as ever. With the lock held, again and again: tokenizers
- * may still be at work. */
+/* The backend does not react to its interruption: all requests that wait for it fail. Should it
+ * come back after all, it is made again as usual. Called again and again with the lock held, since
+ * prepare threads may still add requests. */
 static void give_up_backend(engine *e)
 {
     if (atomic_exchange(&e->state, ENGINE_BROKEN) != ENGINE_BROKEN)
-        tell_trouble(e, "the stuck step does not end: nobody waits for the backend any more");
+        tell_trouble(
+            e, "the stuck step does not end: all requests that waited for the backend have failed");
     loop_turn_away(e, 0);
 }
 
@@ -63,7 +64,7 @@ static void *watchdog(void *arg)
     step_watch *w = &e->watch;
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
-        /* A step that begins while it sleeps is due after the sleep: nobody has to wake it. */
+        /* A step that begins while it sleeps is due after the sleep, so it needs no wake-up. */
         int64_t now = clock_now_us(), due = now + e->o.step_timeout_us;
         if (w->started_us && !w->abandoned) {
             due = w->started_us + e->o.step_timeout_us;
@@ -121,7 +122,7 @@ static bool restarted_too_often(engine *e)
     return false;
 }
 
-/* Of the backend before, whoever noticed: what is told from now on is of the next one. */
+/* Forgets that the previous backend was lost: reports from now on are about the next one. */
 static void forget_loss(engine *e)
 {
     pthread_mutex_lock(&e->inbox.lock);
@@ -137,7 +138,7 @@ static bool is_stopping(engine *e)
     return stop;
 }
 
-/* Whoever asks is told `why`, without what the log has around it. */
+/* Clients are told `why` alone, without what the log has around it. */
 static void tell_delay(engine *e, const char *why)
 {
     char text[ENGINE_TROUBLE_BYTES];
@@ -146,7 +147,7 @@ static void tell_delay(engine *e, const char *why)
     keep_trouble(e, why);
 }
 
-/* As long as what it needs is not there. Whoever comes meanwhile is turned away. */
+/* Tries again for as long as what the backend needs is missing; requests are refused meanwhile. */
 static status restart_when_possible(engine *e, backend *fresh, error *err)
 {
     char told[sizeof err->text] = "";
@@ -166,7 +167,9 @@ static status restart_when_possible(engine *e, backend *fresh, error *err)
 /* was_lost: it was another's doing that it failed, and says nothing about the next one. */
 static status make_backend(engine *e, bool was_lost, error *err)
 {
-    if (!e->o.restart) return error_set(err, STATUS_UNAVAILABLE, "nobody makes another");
+    if (!e->o.restart)
+        return error_set(err, STATUS_UNAVAILABLE,
+                         "it cannot be made again: the engine has no restart function");
     if (!was_lost && restarted_too_often(e))
         return error_set(err, STATUS_UNAVAILABLE, "%d restarts within a minute were not enough",
                          RESTARTS_MAX);
@@ -264,7 +267,7 @@ void watch_lost(engine *e)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* As a whole. */
+/* The whole step failed: fails all its requests. */
 static void fail_step(engine *e, const step_plan *plan, status st)
 {
     char text[640];

@@ -19,7 +19,7 @@ typedef struct rank {
     comm *comm;
     backend backend; /* ops NULL until it is made */
     status status;   /* of making it, then of the last step */
-    uint32_t failed; /* the how manieth failure of the group that was */
+    uint32_t failed; /* order of this failure within the group */
     error why;       /* it could not be made */
     const step_result *result;
 } rank;

@@ -30,7 +30,7 @@ uint32_t model_max_length(const model_config *c)
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* One that no sequence outgrows is none. */
+/* A window as long as the context is no window. */
 static status read_window(const json_t *json, const char *where, uint32_t fallback, model_config *c,
                           error *err)
 {

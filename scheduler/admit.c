@@ -93,8 +93,8 @@ static uint32_t hit_cap(const sched_seq *q)
     return cap;
 }
 
-/* What sequences are owed before anybody new starts: what they may yet take for good, and what one
- * of their choices takes for a moment. */
+/* The pages set aside for running sequences before a new one starts: those they may yet take for
+ * good, and those one of their selections takes for a moment. */
 typedef struct pages_owed {
     uint64_t lasting;
     uint32_t passing;
@@ -297,9 +297,10 @@ static bool note_pass(sched *s, const sched_entry *started)
     return true;
 }
 
-/* Strictly in order: whoever cannot start yet lets nobody pass, but for those who wait for logits
- * alone: prompts that want them are computed slowly. Idle sequences hold slots and pages
- * for nothing: they give way when their readers sleep, or when nobody else would make room. */
+/* Admits strictly in order: a blocked request blocks those behind it, unless it only lacks logit
+ * rows, because prompts that want logits are computed slowly. Idle sequences hold slots and pages
+ * without using them: they give way when their readers sleep, or when no other sequence would make
+ * room. */
 void sched_admit(sched *s, uint32_t budget, int64_t now_us)
 {
     pages_owed owed = {.lasting = s->lasting, .passing = s->passing};

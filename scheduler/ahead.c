@@ -2,11 +2,11 @@
  * each row takes its token from the draw of the step before (step_seq.token_from). It is made only
  * where that step's result can change nothing but tokens: every share there is one row and one draw
  * of a sequence that goes on, no choice of retention follows a row of either, pages are simply
- * there, and nobody waits who could start. Else the plan is empty until the result is in.
+ * there, and no waiting request could start. Else the plan is empty until the result is in.
  *
- * What the result does change is made good after: a sequence that has ended meanwhile has rows that
- * nobody asks for (sched_forget_ahead, ROWS_IGNORED), and after a step that failed those of the
- * step ahead of it count for nobody.
+ * What the result does change is repaired afterwards: if a sequence ended meanwhile, its extra row
+ * is discarded (sched_forget_ahead, ROWS_DISCARDED), and after a step that failed so are all rows
+ * of the step ahead of it.
  */
 #include "scheduler/sched_internal.h"
 

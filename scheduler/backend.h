@@ -1,5 +1,5 @@
-/* backend: what the scheduler needs from whoever holds weights and pages. The hinge of the
- * house: model/ implements it for the CPU, tests/sim with a fake; later CUDA and remote ranks.
+/* backend: the contract between the scheduler and the code that holds weights and pages. model/
+ * implements it for the CPU, for CUDA and for ranks, tests/sim with a fake.
  *
  * What     a step plan goes in, a step result comes out. Both are plain data, the same in process
  *          and on a wire. A backend returns tokens and measures, never decisions about pages.
@@ -74,7 +74,7 @@ typedef struct step_seq {
     uint32_t next_token; // token after the last row, where scores or measure.novelty ask for it
     /* 0: tokens[] has its tokens. Else the step before is in flight, and 1 + the index of the share
      * there whose draw is this share's only token; that of tokens[] is 0. Where the step before
-     * failed nobody looks at what comes of this one. */
+     * failed the result of this one is discarded. */
     uint32_t token_from;
     measure_spec measure;
 } step_seq;

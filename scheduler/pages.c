@@ -47,16 +47,16 @@ static point_run points_in(const sched_turn *turn, uint32_t from, uint32_t to)
     return run;
 }
 
-/* Pages that tables take to grow from `from` to `to`. Where slots were taken out, nobody knows how
- * full their last pages are. */
+/* Pages that tables take to grow from `from` to `to`. Where slots were taken out, the fill of their
+ * last pages is not known. */
 static uint64_t growth(const sched *s, bool aligned, uint32_t from, uint32_t to)
 {
     return (uint64_t)s->groups *
            (aligned ? pages_of(s, to) - pages_of(s, from) : pages_of(s, to - from));
 }
 
-/* Likewise after a choice on the way. Whoever comes back from the host tier in between starts with
- * pages that are filled in part: hence one more. */
+/* Likewise, with a selection on the way. A sequence that comes back from the host tier in between
+ * starts with partly filled pages, which takes one page more for each group. */
 static uint64_t growth_after(const sched *s, bool aligned, uint32_t from, uint32_t to)
 {
     return growth(s, aligned, from, to) + (aligned || from == to ? 0 : s->groups);

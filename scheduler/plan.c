@@ -1,6 +1,6 @@
 /* The step: tokens are given out first (decodes, then chunks of prompts and replays), pages after,
  * both by rank; then waiting sequences are admitted to what is left. Since pages are taken in rank
- * order and victims come from the other end, whoever is preempted holds nothing of this step yet.
+ * order and victims come from the other end, a preempted sequence holds nothing of this step yet.
  */
 #include "scheduler/sched_internal.h"
 
@@ -162,9 +162,9 @@ static bool take(sched *s, sched_seq *q)
     return true;
 }
 
-/* When pages are short: idle sessions go first. Then somebody who agreed to it gives up pages by a
- * choice of retention; it needs this step to measure, and meanwhile whoever lacks pages stands
- * still. Only then is a sequence preempted. */
+/* When pages are short, idle sessions go first. Then a sequence that agreed to pressure retention
+ * gives up pages; its selection needs this step to measure, and meanwhile sequences that lack pages
+ * wait. Only then is a sequence preempted. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;

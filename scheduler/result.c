@@ -147,7 +147,7 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples,
     if (spoilt) sched_replay(s, heir);
 }
 
-/* Nobody knows how unlikely the first token was: it counts as certain. */
+/* The first token's probability is unknown: it counts as certain. */
 static void note_novelty(sched_seq *q, uint32_t from, uint32_t n_rows, const float *novelty)
 {
     uint32_t n_prompt = q->entry->n_prompt;
@@ -235,15 +235,15 @@ void sched_take_result(sched *s, const step_result *r)
     bool ok = status_ok(r->status);
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
         sched_seq *q = w->planned[i];
-        s->fates[i] = ROWS_IGNORED;
+        s->fates[i] = ROWS_DISCARDED;
         if (q->planned == 0 || (seq_is_over(q) && !q->stores)) continue;
         bool fine = ok && take_rows(s, q, &w->seqs[i], &r->seqs[i], measure_us);
-        s->fates[i] = fine ? ROWS_COUNT : ROWS_SPOILT;
+        s->fates[i] = fine ? ROWS_COMMITTED : ROWS_LOST;
     }
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
         sched_seq *q = w->planned[i];
-        bool spoilt = s->fates[i] == ROWS_SPOILT;
-        if (s->fates[i] == ROWS_IGNORED) continue;
+        bool spoilt = s->fates[i] == ROWS_LOST;
+        if (s->fates[i] == ROWS_DISCARDED) continue;
         if (seq_is_over(q)) {
             if (spoilt) forget_session(q);
         } else if (ok) {

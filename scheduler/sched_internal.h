@@ -127,9 +127,9 @@ typedef struct sched_work {
 
 enum { SCHED_MOST_IN_FLIGHT = 2 };
 
-/* What came of a share's rows: nobody asks for them any more; they are what the table says; or the
- * choice after them failed, or the step did. */
-typedef enum row_fate { ROWS_IGNORED, ROWS_COUNT, ROWS_SPOILT } row_fate;
+/* The outcome of a share's rows: discarded, because their sequence ended meanwhile; committed, as
+ * the tables say; or lost, because the step or the selection after the rows failed. */
+typedef enum row_fate { ROWS_DISCARDED, ROWS_COMMITTED, ROWS_LOST } row_fate;
 
 typedef struct sched_list {
     sched_seq **seqs; // [capacity], best rank first
@@ -297,7 +297,7 @@ bool sched_forget_ahead(sched *s, sched_seq *q);
 void sched_preempt(sched *s, sched_seq *q);
 /* Likewise, at any moment; its tokens will be computed again. */
 void sched_replay(sched *s, sched_seq *q);
-/* Its tables are back, or nobody needs them any more. */
+/* Its tables are back, or not needed any more. */
 void sched_left_tier(sched *s, sched_seq *q);
 /* Index in `running` of the one to suffer next. */
 uint32_t sched_pick_victim(const sched *s);

@@ -159,7 +159,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     bool may_touch = s->n_in_flight == 0 || s->depth > 1;
     s->now_us = now_us;
     sched_entries_forget(s);
-    /* None is gone on from after its time, however long nobody asked. */
+    /* A session never continues after its time, however long no call came. */
     if (may_touch) sched_sessions_expire(s);
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
     if (s->n_in_flight == s->depth) return &s->idle_plan;

@@ -3,7 +3,7 @@
  *
  *   idle     no request has it: its pages are parked, or in the host tier
  *   claimed  a live request goes on from it, or will leave one under its key; its pages are the
- *            request's own. Nobody else can have the key meanwhile
+ *            request's own, and no other request can have the key meanwhile
  *
  * A request keeps all turns of its session, so that a replay gets through them as the turns did.
  */

@@ -35,7 +35,7 @@ typedef enum value_kind {
     V_CALLABLE, /* macro, caller, function, bound method */
 } value_kind;
 
-/* A piece of text that belongs to somebody else. */
+/* A borrowed piece of text. */
 typedef struct text {
     const char *s;
     size_t n;

@@ -27,7 +27,7 @@ typedef struct tok_added_set {
     bool first[256]; /* bytes that start a pattern */
 } tok_added_set;
 
-/* Of tokens with the same pattern the first wins (the library picks one at random). */
+/* The first of several tokens with the same pattern wins (the library picks one at random). */
 status tok_added_set_create(tok_added_set *set, const tok_added_token *tokens, size_t n_tokens);
 void tok_added_set_destroy(tok_added_set *set);
 

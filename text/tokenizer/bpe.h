@@ -17,8 +17,8 @@ typedef struct tok_bpe_merge {
 
 typedef struct tok_bpe_model {
     uint32_t byte_id[256]; /* of a model of bytes their tokens; TOK_NONE: it has none */
-    /* Of a model of characters their tokens as they are spelled, and those of U+0000 to U+FFFF by
-     * number; else NULL. */
+    /* The tokens of a model of characters by spelling, and those of U+0000 to U+FFFF by number;
+     * NULL for other models. */
     const tok_map *characters;
     uint32_t *basic;        // [65536] owned
     uint32_t fallback[256]; /* what stands for a byte of a character without a token */

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 
 #define MERGES_MAX (1u << 22)
-/* Of all merges together: a piece has at most as many as characters, and each spells all of it. */
+/* Bounds all merges together: a piece has at most as many merges as characters, and each merge
+ * spells the whole piece. */
 #define MERGES_BYTES_MAX (256u << 20)
 
 typedef struct merge {

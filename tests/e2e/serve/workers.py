@@ -393,7 +393,7 @@ class Local(unittest.TestCase):
             self.assertEqual((ranks_of(server)[0], exists(before[1])), (before[0], False))
 
     def test_supervisor_lost(self):
-        """Whoever minds the local workers takes them along, and is started again."""
+        """The supervisor of the local workers ends with them and is started again."""
         with tempfile.TemporaryDirectory() as folder:
             server = Server(*self.FLAGS, env={"TMPDIR": folder})
             expected = answer_of(server)
