@@ -520,3 +520,12 @@ backend_cpu_facts backend_cpu_describe(const backend *b)
     assert(b->ops == &cpu_ops);
     return ((const backend_cpu *)b->ctx)->facts;
 }
+
+bool backend_cpu_pass(const backend *of, forward_options *out)
+{
+    if (of->ops != &cpu_ops) return false;
+    backend_cpu *b = of->ctx;
+    *out = (forward_options){
+        .config = &b->config, .weights = &b->weights, .group = b->group, .store = &b->store};
+    return comm_size(b->group) == 1;
+}

@@ -292,6 +292,7 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     measures_queries(f->measures, layer, seqs, n_seqs, qkv);
     const float *angles = f->o.config->layers[layer] & LAYER_LOCAL ? f->local : f->angles;
     kern_rope(kc, qkv, f->qkv_width, angles, n_rows, f->heads + f->kv_heads, head_dim);
+    if (f->o.watch) f->o.watch(f->o.watch_ctx, layer, n_rows, qkv);
     RETURN_IF_ERROR(write_rows(f, layer, n_rows, seqs, n_seqs));
     RETURN_IF_ERROR(attend(f, layer, seqs, n_seqs, attn));
     RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));

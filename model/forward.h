@@ -10,6 +10,7 @@
 #include "model/kv_store.h"
 #include "model/weights.h"
 #include "paged_kv/retention/retention.h"
+#include "scheduler/backend.h"
 
 /* One sequence's rows. Its table in every group already has slots for them: the last n_rows. */
 typedef struct forward_seq {
@@ -33,6 +34,10 @@ typedef struct forward_options {
     uint32_t max_rows;
     uint32_t max_seqs;
     const _Atomic bool *interrupted; // somebody wants the pass to give up: STATUS_INTERNAL
+    /* NULL, or told of each layer once q and k are rotated: qkv [n_rows, this rank's q, k and v].
+     * A backend's own pass has none (model/probe.h). */
+    void (*watch)(void *ctx, uint32_t layer, uint32_t n_rows, const float *qkv);
+    void *watch_ctx;
 } forward_options;
 
 typedef struct forward forward;
@@ -47,5 +52,9 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
 int64_t forward_measure_us(const forward *f);
 /* logits [n, vocab_size] of chosen rows of the last run. n may exceed max_seqs. */
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
+
+/* What a CPU backend of one rank makes its pass of: config, weights, store and group, for another
+ * pass over the same weights. False for every other backend. */
+bool backend_cpu_pass(const backend *of, forward_options *out);
 
 #endif

@@ -180,6 +180,13 @@ typedef struct backend_cpu_facts {
 
 backend_cpu_facts backend_cpu_describe(const backend *b);
 
+/* A probe (model/probe.h) over the weights of b, which `made_with` made and which must outlive it:
+ * threads, ISA and precision are the same. max_tokens: of one run. STATUS_UNSUPPORTED for any other
+ * backend than a CPU's that runs the whole model alone. */
+struct model_probe;
+status model_probe_create(const backend *b, const backend_cpu_options *made_with,
+                          uint32_t max_tokens, struct model_probe **out, error *err);
+
 /* What the pool takes of the memory that the weights leave, where nobody says kv_bytes: others live
  * on the machine too. */
 #define MODEL_POOL_SHARE 0.6
