@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "cli/model_flags.h"
 #include "cli/waiter.h"
+#include "model/probe.h"
 #include "quality/quality.h"
 
 #include <stdio.h>
@@ -16,7 +17,7 @@ typedef struct quality_flags {
     const char *budgets, *tasks, *lengths, *haystack, *templates, *out;
     uint32_t samples, questions, measure, turns;
     uint64_t seed;
-    bool chat, resume, report;
+    bool chat, resume, report, analyses;
 } quality_flags;
 
 static const arg_flag what_flags[] = {
@@ -54,6 +55,10 @@ static const arg_flag how_flags[] = {
     ARG_ROW("measure", "N", ARG_COUNT, quality_flags, measure,
             "documents of each task and length whose kept positions and next tokens are compared",
             .max = 1000000, .initial = "8"),
+    ARG_ROW(
+        "analyses", NULL, ARG_SWITCH, quality_flags, analyses,
+        "look into the attention of their first prompts: what evictions change, layer by layer, "
+        "and where heavy hitters lie (a CPU without ranks)"),
     ARG_ROW("out", "DIR", ARG_TEXT, quality_flags, out,
             "where records.jsonl, results.json and the drawings go"),
     ARG_ROW("resume", NULL, ARG_SWITCH, quality_flags, resume,
@@ -80,6 +85,7 @@ static void hook_progress(void *ctx, const char *text)
 typedef struct bench_quality {
     loaded_model model;
     engine *engine;
+    model_probe *probe;
     waiter *waiter;
     strbuf table;
 } bench_quality;
@@ -95,12 +101,21 @@ static status make_engine(bench_quality *b, const quality_flags *f, uint32_t in_
     return engine_create(&o, &b->engine, err);
 }
 
+static status make_probe(bench_quality *b, error *err)
+{
+    error why = {{0}};
+    status st = model_probe_create(&b->model.backend, &b->model.options, b->model.max_model_len,
+                                   &b->probe, &why);
+    return status_ok(st) ? st : error_set(err, st.code, "--analyses: %s", why.text);
+}
+
 static status run(bench_quality *b, const model_flags *m, const quality_flags *f, error *err)
 {
     RETURN_IF_ERROR(waiter_create(&b->waiter, err));
     RETURN_IF_ERROR(model_open(m, true, &b->model, err));
     if (f->chat && !b->model.chat)
         return error_set(err, STATUS_INVALID, "--chat: this model has no usable chat template");
+    if (f->analyses) RETURN_IF_ERROR(make_probe(b, err));
     model_tell(&b->model, m->dir);
     uint32_t in_flight = 2 * b->model.max_batch;
     RETURN_IF_ERROR(make_engine(b, f, in_flight, err));
@@ -127,6 +142,7 @@ static status run(bench_quality *b, const model_flags *m, const quality_flags *f
         .samples = f->samples,
         .questions = f->questions,
         .measured = f->measure,
+        .probe = b->probe,
         .turns = f->turns,
         .seed = f->seed,
         .chat = f->chat,
@@ -154,6 +170,7 @@ static int run_and_print(const model_flags *m, const quality_flags *f)
     if (st.code == STATUS_ABORTED) result = CLI_INTERRUPTED;
     if (!cli_finish_output(name) && result == CLI_OK) result = CLI_FAILED;
     engine_destroy(b.engine);
+    model_probe_destroy(b.probe);
     model_close(&b.model);
     waiter_destroy(b.waiter);
     strbuf_destroy(&b.table);

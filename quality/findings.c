@@ -1,77 +1,14 @@
 /* Jaccard of layers, recall of needles, agreement with the full cache. */
 #include "quality/findings.h"
+#include "quality/kept.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYERS_MAX = 4096, TABLES_MAX = 1 << 18 };
+enum { LAYERS_MAX = 4096 };
 
 /* ---- kept sets ------------------------------------------------------------------------------- */
-
-typedef struct kept_table {
-    uint32_t first_layer, last_layer, head;
-    uint64_t *bits; // of the prompt's tokens
-} kept_table;
-
-typedef struct kept_sets {
-    kept_table *tables;
-    size_t n;
-    uint32_t n_layers, words, n_prompt;
-    uint64_t *bits; // of all tables
-} kept_sets;
-
-static bool read_pair(const json_t *pair, uint32_t most, uint32_t *from, uint32_t *to)
-{
-    json_int_t a = json_integer_value(json_array_get(pair, 0));
-    json_int_t b = json_integer_value(json_array_get(pair, 1));
-    if (json_array_size(pair) != 2 || a < 0 || b < a || b > most) return false;
-    *from = (uint32_t)a;
-    *to = (uint32_t)b;
-    return true;
-}
-
-static bool read_table(const json_t *json, kept_sets *sets, kept_table *t)
-{
-    uint32_t last_head, from, to;
-    if (!read_pair(json_object_get(json, "layers"), LAYERS_MAX, &t->first_layer, &t->last_layer) ||
-        !read_pair(json_object_get(json, "heads"), UINT32_MAX >> 1, &t->head, &last_head))
-        return false;
-    if (t->last_layer >= sets->n_layers) sets->n_layers = t->last_layer + 1;
-    const json_t *ranges = json_object_get(json, "ranges");
-    size_t i;
-    json_t *range;
-    json_array_foreach(ranges, i, range)
-    {
-        if (!read_pair(range, UINT32_MAX >> 1, &from, &to)) return false;
-        for (uint32_t p = from; p < to && p < sets->n_prompt; p++)
-            t->bits[p / 64] |= UINT64_C(1) << p % 64;
-    }
-    return true;
-}
-
-static void sets_destroy(kept_sets *s)
-{
-    free(s->bits);
-    free(s->tables);
-}
-
-static status read_sets(const json_t *json, uint32_t n_prompt, kept_sets *out, error *err)
-{
-    size_t n = json_array_size(json);
-    *out = (kept_sets){.n = n, .n_prompt = n_prompt, .words = n_prompt / 64 + 1};
-    if (n == 0 || n > TABLES_MAX)
-        return error_set(err, STATUS_INTERNAL, "the report lists no kept tokens");
-    out->tables = calloc(n, sizeof *out->tables);
-    out->bits = calloc(n * out->words, sizeof *out->bits);
-    if (!out->tables || !out->bits) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-    for (size_t i = 0; i < n; i++) {
-        out->tables[i].bits = out->bits + i * out->words;
-        if (!read_table(json_array_get(json, i), out, &out->tables[i]))
-            return error_set(err, STATUS_INTERNAL, "the report's kept[%zu] cannot be read", i);
-    }
-    return STATUS_IS_OK;
-}
 
 /* The value is NaN for two sets without tokens. */
 static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
@@ -84,11 +21,6 @@ static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
     return either ? (double)both / (double)either : NAN;
 }
 
-static bool covers(const kept_table *t, uint32_t layer)
-{
-    return t->first_layer <= layer && layer <= t->last_layer;
-}
-
 /* Tables of the same heads are compared, and the mean over them taken. `empty` is the value of two
  * tables without tokens; those whose value is NaN are left out. */
 static void compare_layers(const kept_sets *s, uint32_t n_layers, double empty, float *out)
@@ -98,8 +30,9 @@ static void compare_layers(const kept_sets *s, uint32_t n_layers, double empty, 
             double sum = 0;
             size_t n = 0;
             for (size_t i = 0; i < s->n; i++)
-                for (size_t k = 0; covers(&s->tables[i], a) && k < s->n; k++) {
-                    if (!covers(&s->tables[k], b) || s->tables[k].head != s->tables[i].head)
+                for (size_t k = 0; kept_covers(&s->tables[i], a) && k < s->n; k++) {
+                    if (!kept_covers(&s->tables[k], b) ||
+                        s->tables[k].first_head != s->tables[i].first_head)
                         continue;
                     double one = jaccard(&s->tables[i], &s->tables[k], s->words);
                     if (isnan(one)) one = empty;
@@ -114,7 +47,7 @@ static void compare_layers(const kept_sets *s, uint32_t n_layers, double empty, 
 
 static void forget(kept_sets *s, const bool *forced)
 {
-    for (uint32_t p = 0; p < s->n_prompt; p++)
+    for (uint32_t p = 0; p < s->n_tokens; p++)
         for (size_t i = 0; forced[p] && i < s->n; i++)
             s->tables[i].bits[p / 64] &= ~(UINT64_C(1) << p % 64);
 }
@@ -122,15 +55,15 @@ static void forget(kept_sets *s, const bool *forced)
 static void recall_needles(const kept_sets *s, const bool *needle, findings *out)
 {
     uint32_t n_needle = 0;
-    for (uint32_t p = 0; needle && p < s->n_prompt; p++) n_needle += needle[p];
+    for (uint32_t p = 0; needle && p < s->n_tokens; p++) n_needle += needle[p];
     for (uint32_t layer = 0; layer < s->n_layers; layer++) {
         double whole = 0, share = 0;
         size_t n = 0;
         for (size_t i = 0; n_needle && i < s->n; i++) {
-            if (!covers(&s->tables[i], layer)) continue;
+            if (!kept_covers(&s->tables[i], layer)) continue;
             uint32_t kept = 0;
-            for (uint32_t p = 0; p < s->n_prompt; p++)
-                kept += needle[p] && s->tables[i].bits[p / 64] >> p % 64 & 1;
+            for (uint32_t p = 0; p < s->n_tokens; p++)
+                kept += needle[p] && kept_has(s->tables[i].bits, p);
             whole += kept == n_needle;
             share += (double)kept / n_needle;
             n++;
@@ -153,21 +86,18 @@ static bool make_room(findings *m, uint32_t n_layers)
 status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *needle,
                         const bool *forced, findings *out, error *err)
 {
-    json_t *json = NULL;
-    *out = (findings){0};
-    RETURN_IF_ERROR(json_read_text("report", kept_json, strlen(kept_json), &json, err));
     kept_sets sets;
-    status st = read_sets(json, n_prompt, &sets, err);
-    if (status_ok(st) && !make_room(out, sets.n_layers))
-        st = error_set(err, STATUS_NO_MEMORY, "out of memory");
+    *out = (findings){0};
+    RETURN_IF_ERROR(kept_sets_read(kept_json, n_prompt, &sets, err));
+    status st = make_room(out, sets.n_layers) ? STATUS_IS_OK
+                                              : error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(st)) {
         compare_layers(&sets, sets.n_layers, 1, out->jaccard); /* nothing is kept in either */
         recall_needles(&sets, needle, out);
         forget(&sets, forced);
         compare_layers(&sets, sets.n_layers, NAN, out->chosen);
     }
-    sets_destroy(&sets);
-    json_decref(json);
+    kept_sets_destroy(&sets);
     if (!status_ok(st)) findings_destroy(out);
     return st;
 }
@@ -178,6 +108,7 @@ void findings_destroy(findings *m)
     free(m->chosen);
     free(m->needle_whole);
     free(m->needle_share);
+    analysis_destroy(&m->attention);
     *m = (findings){0};
 }
 
@@ -262,11 +193,20 @@ static void write_floats(strbuf *out, const char *name, const float *values, siz
     strbuf_putc(out, ']');
 }
 
+bool findings_any(const findings *m)
+{
+    return m->n_layers || m->n_compared || m->attention.n_layers;
+}
+
 void findings_write(const findings *m, strbuf *out)
 {
     strbuf_printf(out, "{\"layers\":%u,\"compared\":%u,\"agreed\":%u", m->n_layers, m->n_compared,
                   m->n_agreed);
     if (m->n_compared) strbuf_printf(out, ",\"divergence\":%.4g", (double)m->divergence);
+    if (m->attention.n_layers) {
+        strbuf_puts(out, ",\"attention\":");
+        analysis_write(&m->attention, out);
+    }
     if (m->n_layers) {
         size_t n = m->n_layers;
         strbuf_putc(out, ',');
@@ -298,6 +238,7 @@ bool findings_read(const json_t *json, findings *out)
     out->n_agreed = (uint32_t)json_integer_value(json_object_get(json, "agreed"));
     const json_t *divergence = json_object_get(json, "divergence");
     out->divergence = json_is_number(divergence) ? (float)json_number_value(divergence) : NAN;
+    if (!analysis_read(json_object_get(json, "attention"), &out->attention)) return false;
     if (layers <= 0 || layers > LAYERS_MAX) return true;
     if (!make_room(out, (uint32_t)layers)) {
         findings_destroy(out);

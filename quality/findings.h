@@ -2,7 +2,7 @@
 #ifndef QUALITY_FINDINGS_H
 #define QUALITY_FINDINGS_H
 
-#include "engine/engine.h"
+#include "quality/analyses.h"
 
 typedef struct findings {
     uint32_t n_layers; // 0 = the positions are not known
@@ -13,7 +13,8 @@ typedef struct findings {
     float *needle_whole, *needle_share; // [n_layers]
     /* Against the full cache's answer, up to and with the first token that differs. */
     uint32_t n_compared, n_agreed;
-    float divergence; // mean over those tokens
+    float divergence;   // mean over those tokens
+    analysis attention; // where --analyses asks for it
 } findings;
 
 /* kept_json: the report's "kept". needle: [n_prompt], or NULL. forced: [n_prompt], the tokens that
@@ -27,6 +28,8 @@ void findings_agree(const step_sample *full, size_t n_full, const step_sample *o
                     findings *out);
 void findings_destroy(findings *m);
 
+/* Whether there is anything to write. */
+bool findings_any(const findings *m);
 /* As a member of a record's line. */
 void findings_write(const findings *m, strbuf *out);
 /* NULL or another type gives none. False when memory is out. */

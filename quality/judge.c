@@ -54,6 +54,26 @@ static void mark_forced(const campaign *c, const job *j, uint32_t n_prompt, uint
         retention_forced(&policy, n_prompt, length, forced);
 }
 
+/* Of the first question of a document, where --analyses asks. */
+static status analyse(const campaign *c, const job *j, const engine_output *out, analysis *m,
+                      error *err)
+{
+    if (!c->o->probe || j->question != 0 || j->arm != ARM_SINGLE) return STATUS_IS_OK;
+    engine_prompt prompt = engine_stream_prompt(j->stream);
+    const full_answer *full = &j->live->full[j->question];
+    const char *kept = out->report ? out->report->kept_json : NULL;
+    analysis_input in = {.probe = c->o->probe,
+                         .prompt = prompt.tokens,
+                         .n_prompt = prompt.n_tokens,
+                         .full = full->samples,
+                         .n_full = full->n,
+                         .own = j->samples,
+                         .n_own = j->n_samples,
+                         .kept_json = kept,
+                         .n_logical = out->report ? out->report->logical_tokens : 0};
+    return j->column == 0 || kept ? analysis_run(&in, m, err) : STATUS_IS_OK;
+}
+
 static status measure(const campaign *c, const job *j, const engine_output *out, findings *m,
                       error *err)
 {
@@ -71,6 +91,7 @@ static status measure(const campaign *c, const job *j, const engine_output *out,
         free(needle);
         RETURN_IF_ERROR(st);
     }
+    RETURN_IF_ERROR(analyse(c, j, out, &m->attention, err));
     const full_answer *full = j->live->full ? &j->live->full[j->question] : NULL;
     if (full && full->n && j->column > 0 && j->arm == ARM_SINGLE)
         findings_agree(full->samples, full->n, j->samples, j->n_samples, m);

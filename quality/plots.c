@@ -13,10 +13,8 @@ static const char ink[] = "#333333", faint[] = "#cccccc";
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* "niah-demo_niah-snapkv_scope_layer.svg": letters, digits and dots of the names stay. NULL: of all
- * methods. */
-static status write_file(const char *folder, const char *kind, const char *title_of,
-                         const variant *of, const strbuf *svg, error *err)
+status plots_write_file(const char *folder, const char *kind, const char *title_of,
+                        const variant *of, const strbuf *svg, error *err)
 {
     char name[256], path[1024];
     int n = snprintf(name, sizeof name - 5, "%s-%s%s%.*s", kind, title_of, of ? "-" : "",
@@ -34,7 +32,7 @@ static status write_file(const char *folder, const char *kind, const char *title
     return ok ? STATUS_IS_OK : error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
 }
 
-static void put_scale(strbuf *svg, double x, double y, double height)
+void plots_put_scale(strbuf *svg, double x, double y, double height)
 {
     enum { STEPS = 20 };
     for (int i = 0; i < STEPS; i++) {
@@ -104,10 +102,10 @@ static status plot_needles(const results *r, uint32_t row, uint32_t first, const
     }
     for (uint32_t i = first; i < last; i++)
         needle_panel(r, row, end, i, LEFT + (i - first) * panel, &svg);
-    put_scale(&svg, LEFT + panels * panel - 8, TOP, DEPTH_BINS * CELL_H);
+    plots_put_scale(&svg, LEFT + panels * panel - 8, TOP, DEPTH_BINS * CELL_H);
     svg_text(&svg, LEFT, height - 8, SVG_START, 11, 0, ink, "tokens of context");
     svg_end(&svg);
-    status st = write_file(folder, "niah", title_of, &r->variants->items[first], &svg, err);
+    status st = plots_write_file(folder, "niah", title_of, &r->variants->items[first], &svg, err);
     strbuf_destroy(&svg);
     return st;
 }
@@ -209,7 +207,7 @@ static status plot_curves(const results *r, uint32_t row, uint32_t *room, const 
     for (uint32_t i = 0; status_ok(st) && i < r->variants->n; i = results_method_end(r, i))
         st = plot_method(r, rows, i, number++, &svg, err);
     svg_end(&svg);
-    if (status_ok(st)) st = write_file(folder, "curves", title_of, NULL, &svg, err);
+    if (status_ok(st)) st = plots_write_file(folder, "curves", title_of, NULL, &svg, err);
     strbuf_destroy(&svg);
     return st;
 }
@@ -253,11 +251,11 @@ static status plot_layers(const results *r, uint32_t row, uint32_t first, const 
         }
         measure_means_destroy(&m);
     }
-    put_scale(&svg, LEFT + (double)(last - first) * (SIDE + GAP) - 8, TOP, SIDE);
+    plots_put_scale(&svg, LEFT + (double)(last - first) * (SIDE + GAP) - 8, TOP, SIDE);
     svg_text(&svg, LEFT, TOP + SIDE + 18, SVG_START, 11, 0, ink, "layers, from the first on");
     svg_end(&svg);
     if (status_ok(st) && any)
-        st = write_file(folder, "jaccard", title_of, &r->variants->items[first], &svg, err);
+        st = plots_write_file(folder, "jaccard", title_of, &r->variants->items[first], &svg, err);
     strbuf_destroy(&svg);
     return st;
 }
@@ -273,6 +271,7 @@ status plots_write(const results *r, const char *folder, error *err)
             st = plot_needles(r, row, i, folder, err);
             if (status_ok(st)) st = plot_layers(r, row, i, folder, err);
         }
+        if (status_ok(st)) st = analyses_plot(r, row, folder, err);
     }
     free(room);
     return st;

@@ -5,7 +5,7 @@
  *          through an engine, scores the answers as the sources do, and writes a table, JSON and
  *          SVG drawings. All methods see the same prompts, while their blocks are in the prefix
  *          cache.
- * Owner    borrows the engine and its tokenizer; everything else is its own.
+ * Owner    borrows the engine, its tokenizer and the probe; everything else is its own.
  * Threads  quality_run belongs to one thread; `notify` is called by the engine's.
  * Units    tokens; ratios are shares kept; scores are in [0, 1].
  * Errors   a cell that the engine refuses is part of the result, with the reason. What ends a run
@@ -15,6 +15,7 @@
 #define QUALITY_QUALITY_H
 
 #include "engine/engine.h"
+#include "model/probe.h"
 
 /* What the caller sleeps and stops by. */
 typedef struct quality_hooks {
@@ -43,7 +44,8 @@ typedef struct quality_options {
     uint32_t samples;           // prompts of each task and length
     uint32_t questions;         // at most, about one document
     uint32_t measured;          // documents of each task and length looked at more closely
-    uint32_t turns;             // 1, or 2: the second question of a session
+    model_probe *probe; // NULL, or looks at the attention of the measured documents' first prompts
+    uint32_t turns;     // 1, or 2: the second question of a session
     uint64_t seed;
     bool chat;               // prompts go through the chat template
     const char *haystack;    // a text file; NULL = noise

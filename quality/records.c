@@ -123,7 +123,7 @@ status records_add(record_store *s, record *r, const char *answer, const char *s
         strbuf_json_string(&s->line, session, strlen(session));
     }
     if (r->right) strbuf_printf(&s->line, ",\"right\":\"%llx\"", (unsigned long long)r->right);
-    if (r->findings.n_layers || r->findings.n_compared) {
+    if (findings_any(&r->findings)) {
         strbuf_puts(&s->line, ",\"measures\":");
         findings_write(&r->findings, &s->line);
     }

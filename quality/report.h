@@ -52,7 +52,34 @@ status report_measures(const results *r, uint32_t first_row, uint32_t column, me
                        error *err);
 void measure_means_destroy(measure_means *m);
 
+/* Means of the analyses of a task, over its lengths, and over layers where a number is asked for.
+ */
+typedef struct analysis_means {
+    size_t n;          // prompts; 0 = none
+    uint32_t n_layers; // 0 = none
+    double *values;    // [ANALYSIS_ROWS, n_layers] NaN where there is nothing to tell
+} analysis_means;
+
+status report_analyses(const results *r, uint32_t first_row, uint32_t column, analysis_means *out,
+                       error *err);
+void analysis_means_destroy(analysis_means *m);
+/* Of a row of values, over the layers that have one; NaN where none has. */
+double analysis_mean(const analysis_means *m, uint32_t row);
+/* Tables of a task, and a member "analyses" of its JSON. Nothing where nothing was looked at. */
+status analyses_table(const results *r, uint32_t first_row, strbuf *out, error *err);
+status analyses_json(const results *r, uint32_t first_row, strbuf *out, error *err);
+
+/* What other members of the JSON begin with: {"method": …, "budget": … */
+void report_begin_column(const results *r, uint32_t column, bool first, strbuf *out);
+
 /* plots.c: writes the drawings into the folder. */
 status plots_write(const results *r, const char *folder, error *err);
+/* "niah-demo_niah-snapkv_scope_layer.svg" in the folder: letters, digits and dots of the names
+ * stay. of: NULL for a drawing of all methods. */
+status plots_write_file(const char *folder, const char *kind, const char *title_of,
+                        const variant *of, const strbuf *svg, error *err);
+void plots_put_scale(strbuf *svg, double x, double y, double height);
+/* analyses_plots.c: those of one task. */
+status analyses_plot(const results *r, uint32_t first_row, const char *folder, error *err);
 
 #endif

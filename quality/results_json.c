@@ -36,8 +36,7 @@ static void put_numbers(strbuf *out, const char *name, const double *values, siz
     strbuf_putc(out, ']');
 }
 
-/* {"method": …, "budget": … */
-static void begin_column(const results *r, uint32_t column, bool first, strbuf *out)
+void report_begin_column(const results *r, uint32_t column, bool first, strbuf *out)
 {
     const variant *v = &r->variants->items[column];
     strbuf_puts(out, first ? "\n{\"method\":" : ",\n{\"method\":");
@@ -72,7 +71,7 @@ static status put_cells(const results *r, row_set rows, record_arm arm, strbuf *
     for (uint32_t i = 0; i < r->variants->n; i++) {
         cell c;
         RETURN_IF_ERROR(results_cell(r, rows, i, arm, &c, err));
-        begin_column(r, i, i == 0, out);
+        report_begin_column(r, i, i == 0, out);
         if (c.refused) {
             strbuf_puts(out, ",\"refused\":");
             strbuf_json_string(out, c.refused, strlen(c.refused));
@@ -118,7 +117,7 @@ static status put_measures(const results *r, uint32_t row, strbuf *out, error *e
         measure_means m;
         RETURN_IF_ERROR(report_measures(r, row, i, &m, err));
         if (m.n || m.compared) {
-            begin_column(r, i, !any, out);
+            report_begin_column(r, i, !any, out);
             any = true;
             strbuf_printf(out, ",\"prompts\":%zu,\"layers\":%u,\"compared\":%llu,\"agreed\":%llu,",
                           m.n, m.n_layers, (unsigned long long)m.compared,
@@ -160,6 +159,7 @@ static status put_task(const results *r, uint32_t row, uint32_t *room, strbuf *o
     RETURN_IF_ERROR(put_arms(r, rows, out, err));
     strbuf_puts(out, "},\n");
     RETURN_IF_ERROR(put_measures(r, row, out, err));
+    RETURN_IF_ERROR(analyses_json(r, row, out, err));
     strbuf_putc(out, '}');
     return STATUS_IS_OK;
 }

@@ -186,6 +186,7 @@ status report_table(const results *r, strbuf *out, error *err)
         row_set rows = {room, results_rows(r, row, true, room)};
         if (status_ok(st)) st = report_equal_kept(r, rows, out, err);
         if (status_ok(st)) st = put_measures(r, row, out, err);
+        if (status_ok(st)) st = analyses_table(r, row, out, err);
     }
     free(room);
     return st;

@@ -60,6 +60,34 @@ def recall(octavo, folder):
     refused(octavo, "other settings", *flags, "--resume", "--seed", "1")
 
 
+def analyses(octavo, folder):
+    """What stays, costs nothing; what goes, costs something; answers are what they were."""
+    flags = [*RECALL, "--tasks", "recall", "--lengths", "512", "--samples", "4", "--measure", "2", "--budgets", "0.25"]
+    methods = ["--method", "chunkkv", "--method", 'all={"method":"chunkkv","tokens":4096}', "--method", "rag-bm25"]
+    table = bench(octavo, *flags, *methods, "--analyses", "--out", folder).stdout
+    assert "| eviction loss |" in table and "| step 300 |" in table, table
+    plain = bench(octavo, *flags, *methods, "--out", folder + "-plain").stdout
+    assert table.split("\nAttention over")[0] == plain, plain
+    with open(os.path.join(folder, "results.json")) as f:
+        found = {a["method"].split("=")[0]: a for a in json.load(f)["tasks"][0]["analyses"]["methods"]}
+    assert set(found) == {"full", "chunkkv", "all"}, found.keys()
+    whole, part = found["all"], found["chunkkv"]
+    for layer in range(2):
+        assert whole["kv_l1_loss"][layer] == 0 and whole["eviction_loss"][layer] < 1e-6, whole
+        assert whole["attention_cosine"][layer] > 1 - 1e-6 and whole["heavy_hitters_kept"][layer] == 1, whole
+        assert 0.6 < part["kv_l1_loss"][layer] < 0.8, part
+        assert 0 < part["attention_l1"][layer] < 2 and part["heavy_hitters_kept"][layer] < 1, part
+        assert found["full"]["eviction_loss"][layer] is None
+    names = os.listdir(folder)
+    for name in ("attention-recall.svg", "heavy-recall-full.svg", "heavy-recall-chunkkv.svg"):
+        assert name in names, names
+        xml.dom.minidom.parse(os.path.join(folder, name))
+    assert bench(octavo, *flags, *methods, "--report", "--out", folder).stdout == table
+    out = ["--analyses", "--out", os.path.join(folder, "never")]
+    refused(octavo, "one rank", *flags, "--tp", "2", *out)
+    refused(octavo, "--turns 2", *flags, "--turns", "2", *out)
+
+
 def user_data(octavo, folder):
     data = os.path.join(folder, "passkey.jsonl")
     with open(data, "w") as f:
@@ -76,6 +104,7 @@ def main():
     assert "demo_niah" in bench(octavo, "--help").stdout
     with tempfile.TemporaryDirectory() as root:
         recall(octavo, os.path.join(root, "recall"))
+        analyses(octavo, os.path.join(root, "analyses"))
         user_data(octavo, root)
         out = ["--out", os.path.join(root, "never")]
         refused(octavo, "--model is missing", "--tasks", "recall", *out)
