@@ -167,6 +167,12 @@ static void print_defaults(strbuf *out, const retention_policy *p)
 static void print_needs(strbuf *out, const retention_policy *p)
 {
     strbuf_puts(out, "\nNeeds\n");
+    if (p->schedule == RETENTION_SCHEDULE_INPUT) {
+        put_line(out, "tables", "any");
+        put_line(out, "prefix hits", "takes them, by the tokens that are left");
+        put_line(out, "positions", "contiguous: those of the tokens that are left");
+        return;
+    }
     put_line(out, "heads of a table",
              is_of_heads(p) ? "--kv-group-heads 1, or \"scope\": \"layer\"" : "any");
     strbuf_printf(out,
@@ -200,6 +206,7 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
         const char *text;
     } fields[] = {
         {RETENTION_FIELD_BUDGET, "\"ratio\": the share of the prompt that stays, or \"tokens\""},
+        {RETENTION_FIELD_INPUT, "\"sinks\": first tokens that always stay"},
         {RETENTION_FIELD_PARTS, "\"sinks\", \"window\": first and last tokens that always stay"},
         {RETENTION_FIELD_PARTS, "\"reuse_layers\": layers that share one choice"},
         {RETENTION_FIELD_PARTS, "\"chunk\": tokens of the unit chunk; \"interval\": tokens between "

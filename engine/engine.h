@@ -194,7 +194,8 @@ typedef struct engine_output {
 bool engine_stream_read(engine_stream *s, engine_output *out);
 /* Waits until something can be read or every choice has ended; false when all has been read. */
 bool engine_stream_wait(engine_stream *s, engine_output *out);
-/* The prompt as the model saw it, with what was measured of it. Valid from the first output that
+/* The prompt's tokens, those that its retention method cuts before the model sees the prompt too,
+ * with what was measured of them. Valid from the first output that
  * was read until the release. */
 typedef struct engine_prompt {
     const uint32_t *tokens; // [n_tokens]

@@ -85,7 +85,8 @@ static status check_bytes(const engine *e, size_t n, error *err)
                      n, n / most, e->o.max_model_len);
 }
 
-/* must_fit: a text that exceeds the context is refused, if possible before it is encoded. */
+/* must_fit: a text that exceeds the context is refused before it is encoded, if its bytes tell. A
+ * text that will be cut need not fit. */
 static status encode(engine *e, engine_request *r, bool must_fit, tok_ids *ids, error *err)
 {
     if (r->prompt) {
@@ -136,7 +137,8 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
         r->n_prompt_token_ids = 0;
     } else {
         tok_ids ids = {0};
-        status st = encode(e, r, true, &ids, err);
+        bool must_fit = s->policy.schedule != RETENTION_SCHEDULE_INPUT;
+        status st = encode(e, r, must_fit, &ids, err);
         s->tokens = ids.ids;
         s->n_tokens = (uint32_t)ids.n;
         RETURN_IF_ERROR(st);
@@ -148,12 +150,13 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
             return error_set(err, STATUS_INVALID,
                              "prompt: token %u is outside the model's vocabulary (%u)",
                              s->tokens[i], e->info.vocab_size);
-    if (s->n_tokens >= e->o.max_model_len)
+    uint32_t n = retention_input_tokens(&s->policy, s->n_tokens);
+    if (n >= e->o.max_model_len)
         return error_set(err, STATUS_LIMIT,
                          "prompt: %u tokens and max_tokens %u make %llu; the maximum context "
                          "length is %u",
-                         s->n_tokens, r->max_tokens ? r->max_tokens : 1,
-                         (unsigned long long)s->n_tokens + (r->max_tokens ? r->max_tokens : 1),
+                         n, r->max_tokens ? r->max_tokens : 1,
+                         (unsigned long long)n + (r->max_tokens ? r->max_tokens : 1),
                          e->o.max_model_len);
     return STATUS_IS_OK;
 }
@@ -215,7 +218,8 @@ static void set_length(engine_stream *s, uint32_t max_new_tokens)
 /* max_tokens left open: as many as the context and the pool leave room for. */
 static uint32_t most_new_tokens(engine *e, engine_stream *s)
 {
-    uint32_t lowest = 1, highest = e->o.max_model_len - s->n_tokens;
+    uint32_t computed = retention_input_tokens(&s->policy, s->n_tokens);
+    uint32_t lowest = 1, highest = e->o.max_model_len - computed;
     while (lowest < highest) {
         uint32_t middle = lowest + (highest - lowest + 1) / 2;
         set_length(s, middle);

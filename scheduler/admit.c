@@ -24,11 +24,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     if (r->n_prompt == 0) return error_set(err, STATUS_INVALID, "prompt: has no tokens");
     if (r->max_new_tokens == 0)
         return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
-    if ((uint64_t)r->n_prompt + r->max_new_tokens > s->options.max_model_len) {
+    uint32_t n_prompt = input_of(r);
+    if ((uint64_t)n_prompt + r->max_new_tokens > s->options.max_model_len) {
         return error_set(err, STATUS_LIMIT,
                          "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32 " make %" PRIu64
                          "; the maximum context length is %" PRIu32,
-                         r->n_prompt, r->max_new_tokens, (uint64_t)r->n_prompt + r->max_new_tokens,
+                         n_prompt, r->max_new_tokens, (uint64_t)n_prompt + r->max_new_tokens,
                          s->options.max_model_len);
     }
     if (r->n == 0 || r->n > s->options.max_seqs) {
@@ -42,13 +43,19 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          r->priority);
     }
     sched_turn turn = sched_turn_of(r);
-    uint32_t point = retention_next_point(&turn.policy, r->n_prompt, 0), together = 0;
-    if (point <= r->n_prompt) together = retention_rows_together(&turn.policy, r->n_prompt, point);
+    uint32_t point = retention_next_point(&turn.policy, n_prompt, 0), together = 0;
+    if (point <= n_prompt) together = retention_rows_together(&turn.policy, n_prompt, point);
     if (together > s->options.prefill_chunk) {
         return error_set(err, STATUS_INVALID,
                          "retention.window: %" PRIu32
                          " rows do not fit in a prefill chunk of %" PRIu32,
                          together, s->options.prefill_chunk);
+    }
+    if ((r->want_logits || r->want_scores) && n_prompt < r->n_prompt) {
+        return error_set(err, STATUS_INVALID,
+                         "prompt_logprobs: retention method '%s' cuts %" PRIu32
+                         " of the prompt's %" PRIu32 " tokens, which then have no logprobs",
+                         turn.policy.preset->name, r->n_prompt - n_prompt, r->n_prompt);
     }
     uint32_t rows = s->options.max_logit_rows;
     if ((r->want_logits || r->want_scores) && rows && together > rows) {
@@ -57,20 +64,20 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          " rows, retention.window measures %" PRIu32 " at once",
                          rows, together);
     }
-    uint32_t lacking = retention_measures(&turn.policy, r->n_prompt) & s->options.lacks;
+    uint32_t lacking = retention_measures(&turn.policy, n_prompt) & s->options.lacks;
     if (lacking) {
         return error_set(
             err, STATUS_INVALID, "retention.method: %s needs %s, which this device cannot measure",
             turn.policy.preset ? turn.policy.preset->name : "it", retention_measure_name(lacking));
     }
-    RETURN_IF_ERROR(retention_check_budget(&turn.policy, &s->options.geometry, r->n_prompt, err));
+    RETURN_IF_ERROR(retention_check_budget(&turn.policy, &s->options.geometry, n_prompt, err));
     uint64_t peak = sched_peak_alone(s, &turn, 1, r->max_new_tokens, r->n);
     if (peak >= s->options.n_pages) {
         return error_set(err, STATUS_LIMIT,
                          "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32
                          " need %s KV pages, the pool has %s: shorten them, or give the KV cache "
                          "more memory",
-                         r->n_prompt, r->max_new_tokens, grouped(a, peak),
+                         n_prompt, r->max_new_tokens, grouped(a, peak),
                          grouped(b, s->options.n_pages - 1));
     }
     return STATUS_IS_OK;

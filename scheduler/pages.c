@@ -5,8 +5,8 @@
 
 bool sched_keeps_pages(const retention_policy *p)
 {
-    return p->unit == RETENTION_UNIT_PAGE && !p->contiguous &&
-           p->allocator != RETENTION_ALLOCATOR_HYBRID &&
+    bool pages = p->unit == RETENTION_UNIT_PAGE || !retention_chooses(p);
+    return pages && !p->contiguous && p->allocator != RETENTION_ALLOCATOR_HYBRID &&
            (p->growth == RETENTION_GROWTH_JOINT || p->decode_unit == RETENTION_UNIT_PAGE);
 }
 
@@ -18,7 +18,7 @@ const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length)
 
 sched_turn sched_turn_of(const sched_request *r)
 {
-    sched_turn turn = {.n_prompt = r->n_prompt, .end = UINT32_MAX, .policy = r->policy};
+    sched_turn turn = {.n_prompt = input_of(r), .end = UINT32_MAX, .policy = r->policy};
     retention_policy_resolve(&turn.policy, r->max_new_tokens);
     return turn;
 }
@@ -153,6 +153,7 @@ sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *p
                      .page_tokens = geometry->page_tokens};
     sched_turn turn = {.n_prompt = n_prompt, .end = UINT32_MAX, .policy = *policy};
     retention_policy_resolve(&turn.policy, max_new_tokens);
+    n_prompt = turn.n_prompt = retention_input_tokens(policy, n_prompt);
     uint32_t rows = n_prompt + max_new_tokens - 1;
     sched_peak prompt = sched_peak_of(&s, &turn, 1, 0, 0, n_prompt);
     sched_peak rest = sched_peak_of(&s, &turn, 1, n_prompt, prompt.held, rows);

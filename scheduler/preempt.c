@@ -112,7 +112,7 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
 static bool tables_agree(const retention_policy *own, const retention_policy *pressure)
 {
     bool joint = own->growth == RETENTION_GROWTH_JOINT;
-    if (own->schedule == RETENTION_SCHEDULE_NEVER && joint) return true;
+    if (!retention_chooses(own) && joint) return true;
     return !own->contiguous && own->scope == pressure->scope &&
            own->reuse_layers == pressure->reuse_layers &&
            (joint || own->decode_scope == pressure->scope);

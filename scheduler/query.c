@@ -7,12 +7,12 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
     bool has_tables = line->state == SEQ_RUNNING;
     uint32_t rows = line->n_tokens > e->n_prompt ? line->n_tokens - 1 : e->n_prompt;
     *out = (sched_choice_info){
-        .prompt_tokens = e->n_prompt,
+        .prompt_tokens = e->n_prompt + e->cut,
         .output_tokens = line->n_tokens - e->n_prompt,
         .cached_tokens = e->cached_tokens,
         .preemptions = line->preemptions,
         .report.method = policy_of(e)->preset->name,
-        .report.logical_tokens = has_tables ? pkv_seq_length(s->kv, line->slot) : rows,
+        .report.logical_tokens = (has_tables ? pkv_seq_length(s->kv, line->slot) : rows) + e->cut,
         .report.kept_tokens = has_tables     ? retention_kept_tokens(s->kv, line->slot)
                               : line->swap   ? line->swap_kept
                               : line->parked ? pkv_parked_kept_tokens(s->kv, line->parked)
@@ -27,7 +27,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
     sched_describe_session(e, out);
     if (!has_tables || !policy_of(e)->report_positions) return;
     strbuf json = {0};
-    retention_kept_json(s->kv, line->slot, &json);
+    retention_kept_json(s->kv, line->slot, policy_of(e)->sinks, e->cut, &json);
     if (json.failed) strbuf_destroy(&json);
     else out->report.kept_json = json.data;
 }

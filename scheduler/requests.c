@@ -61,14 +61,14 @@ static uint32_t presses_of(const sched *s, const sched_request *r, const sched_s
 {
     uint32_t known = session ? session->n_presses : 0;
     if (!s->pressure.preset || !r->policy.pressure) return known;
-    return known + (r->n_prompt + r->max_new_tokens) / s->page_tokens + 1;
+    return known + (input_of(r) + r->max_new_tokens) / s->page_tokens + 1;
 }
 
 /* What a request needs over its life, so that nothing is allocated after it was taken in. */
 static size_t bytes_of(const sched_request *r, uint32_t n_turns, uint32_t max_presses)
 {
-    size_t n = r->n, tokens = (size_t)r->n_prompt + r->max_new_tokens;
-    size_t novelty = retention_wants_novelty(&r->policy) ? n * r->n_prompt : 0;
+    size_t n = r->n, tokens = (size_t)input_of(r) + r->max_new_tokens;
+    size_t novelty = retention_wants_novelty(&r->policy) ? n * input_of(r) : 0;
     return padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
            padded(n_turns, sizeof(sched_turn)) + padded(n * max_presses, sizeof(uint32_t)) +
            padded(n * tokens, sizeof(uint32_t)) + padded(novelty, sizeof(float)) +
@@ -91,8 +91,8 @@ static bool scratch_grow(const sched *s, void **scratch, size_t *n, size_t need,
 /* Room for the choices of a request. No table is ever longer than the pool. */
 static bool scratch_reserve(sched *s, const sched_request *r, const sched_turn *turn)
 {
-    uint32_t slots = r->n_prompt + r->max_new_tokens - 1;
-    bool chooses = retention_next_point(&turn->policy, r->n_prompt, 0) <= slots;
+    uint32_t slots = turn->n_prompt + r->max_new_tokens - 1;
+    bool chooses = retention_next_point(&turn->policy, turn->n_prompt, 0) <= slots;
     if (!chooses && !(s->pressure.preset && r->policy.pressure)) return true;
     uint64_t most = (uint64_t)(s->options.n_pages - 1) * s->page_tokens;
     if (slots > most) slots = (uint32_t)most;
@@ -197,7 +197,8 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .first_planned_us = -1,
         .salt = sched_salt_of(s, r),
         .hidden = r->hidden,
-        .n_prompt = r->n_prompt,
+        .n_prompt = turn.n_prompt,
+        .cut = r->n_prompt - turn.n_prompt,
         .max_new_tokens = r->max_new_tokens,
         .n = r->n,
         .max_presses = max_presses,
@@ -216,8 +217,9 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     e->turns[n_turns - 1] = turn;
     carve_seqs(e, &at);
     carve_params(e, &at);
-    memcpy(e->seqs[0].tokens, r->prompt, r->n_prompt * sizeof *r->prompt);
-    e->seqs[0].n_tokens = r->n_prompt;
+    retention_cut(&turn.policy, r->prompt, r->n_prompt, e->seqs[0].tokens);
+    e->seqs[0].n_tokens = e->n_prompt;
+    e->seqs[0].budget_raised = retention_cut_raises(&turn.policy, r->n_prompt);
     s->stats.sessions_ignored += said && !claims;
     if (session) sched_session_take(s, session, e);
     if (claims) {

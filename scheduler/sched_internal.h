@@ -84,6 +84,7 @@ struct sched_entry {
     uint64_t salt;
     bool hidden;
     uint32_t n_prompt, max_new_tokens, n, max_presses;
+    uint32_t cut;    // tokens of the client's prompt beside n_prompt: its method cut them
     uint32_t live;   // choices that have not ended
     uint32_t held;   // sequences that are running
     uint32_t listed; // sum over its sequences
@@ -203,6 +204,11 @@ bool sched_seq_is_idle(const sched_seq *q);
 static inline const retention_policy *policy_of(const sched_entry *e)
 {
     return &e->turns[e->n_turns - 1].policy;
+}
+/* Tokens of its prompt that are computed: a method may cut the prompt. */
+static inline uint32_t input_of(const sched_request *r)
+{
+    return retention_input_tokens(&r->policy, r->n_prompt);
 }
 static inline uint32_t rows_of(const sched_entry *e)
 {

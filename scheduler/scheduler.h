@@ -58,7 +58,7 @@ typedef struct sched_request {
     uint64_t id;             // unique among live requests
     int32_t priority;        // under SCHED_PRIORITY lower runs first
     uint64_t arrival;        // among equals the lower runs first, then who was added first
-    const uint32_t *prompt;  // copied
+    const uint32_t *prompt;  // copied, without what the policy cuts off
     uint32_t n_prompt;       // >= 1
     uint32_t max_new_tokens; // >= 1
     uint32_t n;              // choices, 1 .. max_seqs
@@ -129,7 +129,7 @@ static inline bool sched_plan_empty(const step_plan *p)
  * is in flight its tables already count that step's tokens; those of one that ended, none that
  * were planned ahead.) */
 typedef struct sched_choice_info {
-    uint32_t prompt_tokens;
+    uint32_t prompt_tokens; // that were given: with those that its method cut
     uint32_t output_tokens;
     uint32_t cached_tokens; // prefix hit of its first admission
     uint32_t preemptions;

@@ -58,7 +58,7 @@ static bool measures_end(const retention_policy *p)
 /* Choices of the answer that left tables different which share one choice in a prompt. */
 static bool scopes_differ(const retention_policy *p)
 {
-    return p->growth != RETENTION_GROWTH_JOINT && p->schedule != RETENTION_SCHEDULE_NEVER &&
+    return p->growth != RETENTION_GROWTH_JOINT && retention_chooses(p) &&
            p->scope != p->decode_scope;
 }
 
@@ -102,6 +102,7 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
     sched_session *session = find(s, r->session);
     if (s->options.max_sessions == 0) *said = "ignored: sessions are off";
     else if (r->n > 1) *said = "ignored: n is above 1";
+    else if (input_of(r) < r->n_prompt) *said = "ignored: the method cuts the prompt";
     else if (is_claimed(s, r->session)) *said = "ignored: busy";
     else if (session) *said = why_not(s, session, r);
     *claims = !*said;

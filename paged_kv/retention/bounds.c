@@ -65,7 +65,7 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
     uint32_t size = g->page_tokens, head_groups = pkv_head_groups(g);
     const retention_allocator_row *row = &retention_allocators[policy->allocator];
     retention_phase phase = retention_phase_at(policy, n_prompt, point);
-    bool all = policy->schedule == RETENTION_SCHEDULE_NEVER;
+    bool all = !retention_chooses(policy);
     uint32_t len = phase.growth ? n_prompt : point, grown = 0;
     if (phase.growth) grown = retention_growths[policy->growth].allowance(policy, point - n_prompt);
 
@@ -95,8 +95,7 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
 void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_t len, bool *forced)
 {
     bool joint = policy->growth == RETENTION_GROWTH_JOINT;
-    bool none =
-        policy->schedule == RETENTION_SCHEDULE_NEVER || retention_variants[policy->variant].kvpress;
+    bool none = !retention_chooses(policy) || retention_variants[policy->variant].kvpress;
     if (policy->schedule != RETENTION_SCHEDULE_DECODE || !joint) len = n_prompt;
     uint32_t from = len - smaller(len, retention_window_of(policy, n_prompt));
     uint32_t size = policy->unit == RETENTION_UNIT_PAGE ? larger(1, policy->page_tokens) : 1;
@@ -112,8 +111,8 @@ void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_
 status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,
                               uint32_t n_prompt, error *err)
 {
-    if (policy->tokens == 0 || policy->schedule == RETENTION_SCHEDULE_NEVER ||
-        policy->unit != RETENTION_UNIT_PAGE || retention_variants[policy->variant].kvpress)
+    if (policy->tokens == 0 || !retention_chooses(policy) || policy->unit != RETENTION_UNIT_PAGE ||
+        retention_variants[policy->variant].kvpress)
         return STATUS_IS_OK;
     uint32_t size = geometry->page_tokens, all = runs_of(n_prompt, size);
     uint32_t sinks = smaller(policy->sinks, n_prompt);

@@ -1,6 +1,7 @@
 /* How much a table may keep. */
 #include "paged_kv/retention/method.h"
 #include <math.h>
+#include <string.h>
 
 /* A ratio is a decimal that a user wrote: where its product with n differs from a whole number
  * by less than binary fractions can tell, that number is meant. */
@@ -26,6 +27,31 @@ uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt
     double share = policy->tokens > 0 ? (double)policy->tokens / n_prompt : policy->ratio;
     return share >= 1 ? chunks : larger(1, retention_floor(chunks * share));
 }
+
+/* ---- schedule `input` ------------------------------------------------------------------------ */
+
+uint32_t retention_input_tokens(const retention_policy *policy, uint32_t n_prompt)
+{
+    if (policy->schedule != RETENTION_SCHEDULE_INPUT) return n_prompt;
+    return smaller(n_prompt, larger(retention_budget_tokens(policy, n_prompt), policy->sinks + 1));
+}
+
+bool retention_cut_raises(const retention_policy *policy, uint32_t n_prompt)
+{
+    uint32_t left = retention_input_tokens(policy, n_prompt);
+    return left < n_prompt && left > retention_budget_tokens(policy, n_prompt);
+}
+
+void retention_cut(const retention_policy *policy, const uint32_t *prompt, uint32_t n_prompt,
+                   uint32_t *out)
+{
+    uint32_t left = retention_input_tokens(policy, n_prompt);
+    uint32_t first = left < n_prompt ? policy->sinks : left, last = left - first;
+    memcpy(out, prompt, first * sizeof *out);
+    memcpy(out + first, prompt + n_prompt - last, last * sizeof *out);
+}
+
+/* ---- allocators ------------------------------------------------------------------------------ */
 
 uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end)
 {

@@ -183,6 +183,8 @@ static status check_geometry(const parsing *p, const retention_policy *policy, e
 status check_composition(const parsing *p, const retention_policy *policy, error *err)
 {
     if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
+    /* A cut of the prompt touches no table. */
+    if (!retention_chooses(policy)) return check_budget(p, policy, err);
     RETURN_IF_ERROR(check_parts(p, policy, err));
     RETURN_IF_ERROR(check_budget(p, policy, err));
     RETURN_IF_ERROR(check_rows(p, policy, err));
@@ -197,7 +199,7 @@ status check_growth(const parsing *p, const retention_policy *policy, error *err
                          "retention.decode.horizon is %u: must be above beta2, which is %u",
                          policy->horizon, policy->beta2);
     }
-    if (policy->schedule != RETENTION_SCHEDULE_NEVER && policy->scope == RETENTION_SCOPE_HEAD &&
+    if (retention_chooses(policy) && policy->scope == RETENTION_SCOPE_HEAD &&
         policy->decode_scope == RETENTION_SCOPE_LAYER) {
         return error_set(err, STATUS_INVALID,
                          "retention.decode.scope: 'layer' cannot follow a prefill whose heads "

@@ -327,7 +327,7 @@ status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t 
                          longest);
     memset(out->keep, 0, (size_t)groups * out->words * sizeof *out->keep);
     chooser c = chooser_of(policy, kv, seq, n_prompt, measures, out, longest);
-    bool chooses = c.phase.growth || policy->schedule != RETENTION_SCHEDULE_NEVER;
+    bool chooses = c.phase.growth || retention_chooses(policy);
     uint32_t n_scopes = runs_of(g->n_layers, policy->reuse_layers);
     for (uint32_t i = 0; chooses && i < n_scopes; i++)
         RETURN_IF_ERROR(choose_run(&c, i, n_scopes, err));

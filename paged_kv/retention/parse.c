@@ -248,7 +248,7 @@ static bool uses_pool(const retention_policy *policy)
 /* Every key of reference/api.md. */
 static const struct {
     const char *name;
-    uint32_t field; // that a method must have; 0 = none
+    uint32_t field; // bits of which a method must have one; 0 = none
     status (*read)(const parsing *p, const char *name, retention_policy *policy, error *err);
     bool (*used)(const retention_policy *policy); // whether it says anything; NULL = yes
     const char *only;                             // when it does
@@ -300,7 +300,7 @@ static const struct {
      .used = uses_floor,
      .only = "allocator 'adaptive' or 'pyramid-adaptive'"},
     {.name = "positions", .field = RETENTION_FIELD_PARTS, .read = read_positions},
-    {.name = "sinks", .field = RETENTION_FIELD_PARTS, .read = read_sinks},
+    {.name = "sinks", .field = RETENTION_FIELD_PARTS | RETENTION_FIELD_INPUT, .read = read_sinks},
     {.name = "window", .field = RETENTION_FIELD_PARTS, .read = read_window},
     {.name = "pressure", .read = read_pressure, .of_request = true},
     {.name = "report", .read = read_report, .of_request = true},

@@ -101,7 +101,7 @@ static const struct {
     [RETENTION_PART_ALLOCATOR] = PART_OF("allocator", retention_allocators,
                                          RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE + 1, allocator),
     [RETENTION_PART_SCHEDULE] =
-        PART_OF("schedule", retention_schedules, RETENTION_SCHEDULE_DECODE + 1, schedule),
+        PART_OF("schedule", retention_schedules, RETENTION_SCHEDULE_INPUT + 1, schedule),
     [RETENTION_PART_VARIANT] = PART("variant", retention_variants, variant),
 };
 

@@ -59,6 +59,7 @@ const retention_schedule_row retention_schedules[] = {
     [RETENTION_SCHEDULE_DECODE] = {{"decode", "at the end of the prompt, then every `interval` "
                                               "generated tokens"},
                                    at_decode},
+    [RETENTION_SCHEDULE_INPUT] = {{"input", "the prompt is cut before it is computed"}, never},
 };
 
 /* ---- growth: SCOPE's allowances -------------------------------------------------------------- */
@@ -136,7 +137,7 @@ static uint32_t always_fits(const retention_policy *policy, uint32_t n_prompt)
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from)
 {
     uint32_t point = UINT32_MAX;
-    if (policy->schedule != RETENTION_SCHEDULE_NEVER) {
+    if (retention_chooses(policy)) {
         point = retention_schedules[policy->schedule].next_point(
             policy, n_prompt, always_fits(policy, n_prompt), from);
     }

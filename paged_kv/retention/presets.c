@@ -37,6 +37,16 @@
         [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_NEVER),                                \
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
+/* Tokens of the prompt stay or go before anything is computed. */
+#define INPUT_CHOICE                                                                               \
+    {                                                                                              \
+        [RETENTION_PART_SCORE] = ONLY(RETENTION_SCORE_NONE),                                       \
+        [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_TOKEN),                                        \
+        [RETENTION_PART_SCOPE] = ONLY(RETENTION_SCOPE_LAYER),                                      \
+        [RETENTION_PART_ALLOCATOR] = ONLY(RETENTION_ALLOCATOR_UNIFORM),                            \
+        [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_INPUT),                                \
+        [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
+    }
 
 /* Defaults that only a request's overrides may bring into play. */
 #define COMMON                                                                                     \
@@ -68,10 +78,12 @@ static const retention_preset presets[] = {
      .choices = NO_CHOICE,
      .defaults = {COMMON}},
     {.name = "truncate",
-     .summary = "keeps the last tokens",
-     .source = "a baseline of the papers",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
-     .defaults = {COMMON, .score = RETENTION_SCORE_RECENCY, BY_TOKEN, AT_PROMPT}},
+     .summary = "cuts the prompt to its last tokens, before anything is computed",
+     .source = "the truncation baseline of REFORM, arXiv 2506.01215",
+     .needs_budget = true, .fields = RETENTION_FIELD_BUDGET | RETENTION_FIELD_INPUT,
+     .choices = INPUT_CHOICE,
+     .defaults = {COMMON, .score = RETENTION_SCORE_NONE, BY_TOKEN,
+                  .schedule = RETENTION_SCHEDULE_INPUT}},
     {.name = "streaming",
      .summary = "keeps the first and the last tokens, while generating too",
      .source = "StreamingLLM, arXiv 2309.17453, section 3.2; original positions",

@@ -18,12 +18,14 @@ double retention_kept_tokens(const pkv *kv, uint32_t seq)
 }
 
 /* Slots may be in any order: the positions that a table holds are sorted as bits. */
-static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint64_t *bits, strbuf *out)
+static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint32_t cut_at, uint32_t cut,
+                       uint64_t *bits, strbuf *out)
 {
-    uint32_t len = pkv_seq_length(kv, seq), n = pkv_seq_table(kv, seq, group).kept_tokens;
+    uint32_t len = pkv_seq_length(kv, seq) + cut, n = pkv_seq_table(kv, seq, group).kept_tokens;
     memset(bits, 0, (len / 64 + 1) * sizeof *bits);
     for (uint32_t slot = 0; slot < n; slot++) {
         uint32_t at = pkv_seq_position(kv, seq, group, slot);
+        if (at >= cut_at) at += cut;
         bits[at / 64] |= UINT64_C(1) << at % 64;
     }
     const char *comma = "";
@@ -35,11 +37,12 @@ static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint64_t *bi
     }
 }
 
-void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out)
+void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t cut, strbuf *out)
 {
     const pkv_geometry *g = pkv_get_geometry(kv);
     uint32_t head_groups = pkv_head_groups(g), n = pkv_groups(g);
-    uint64_t *bits = malloc((pkv_seq_length(kv, seq) / 64 + 1) * sizeof *bits);
+    size_t words = ((size_t)pkv_seq_length(kv, seq) + cut) / 64 + 1;
+    uint64_t *bits = malloc(words * sizeof *bits);
     out->failed |= !bits;
     strbuf_putc(out, '[');
     for (uint32_t i = 0; bits && i < n; i++) {
@@ -49,7 +52,7 @@ void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out)
         strbuf_printf(out, "%s{\"layers\": [%u, %u], \"heads\": [%u, %u], \"ranges\": [",
                       i > 0 ? ", " : "", layer, last < g->n_layers ? last : g->n_layers - 1, head,
                       head + g->heads_per_group - 1);
-        put_ranges(kv, seq, i, bits, out);
+        put_ranges(kv, seq, i, cut_at, cut, bits, out);
         strbuf_puts(out, "]}");
     }
     strbuf_putc(out, ']');

@@ -44,6 +44,7 @@ typedef enum retention_schedule {
     RETENTION_SCHEDULE_PROMPT, // once, at the prompt's end
     RETENTION_SCHEDULE_CHUNK,  // at each `recurrent_chunk` of the prompt
     RETENTION_SCHEDULE_DECODE, // at the prompt's end, then every `interval` generated tokens
+    RETENTION_SCHEDULE_INPUT,  // never: tokens are cut from the prompt before it is computed
 } retention_schedule;
 
 typedef enum retention_variant {
@@ -96,6 +97,7 @@ typedef enum retention_field {
     RETENTION_FIELD_BUDGET = 1 << 0, // ratio or tokens
     RETENTION_FIELD_PARTS = 1 << 1,  // the parts, and what goes with them
     RETENTION_FIELD_PHASES = 1 << 2, // prefill, decode
+    RETENTION_FIELD_INPUT = 1 << 3,  // sinks, of the prompt's tokens
 } retention_field;
 
 /* A resolved request: the preset's row with the request's overrides. A plain value. */
@@ -161,6 +163,23 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
 /* What a request's length decides: call it once for each request before anything below. A horizon
  * that was not given is max_new_tokens. */
 void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens);
+
+/* Whether the policy chooses at all among what a prompt has computed. */
+static inline bool retention_chooses(const retention_policy *policy)
+{
+    return policy->schedule != RETENTION_SCHEDULE_NEVER &&
+           policy->schedule != RETENTION_SCHEDULE_INPUT;
+}
+
+/* What schedule `input` leaves of a prompt of n_prompt tokens: its first `sinks` tokens, and the
+ * last ones. Every other schedule leaves all. Nothing below knows of what is cut: for a prompt
+ * that was cut, n_prompt is retention_input_tokens. */
+uint32_t retention_input_tokens(const retention_policy *policy, uint32_t n_prompt);
+/* out: [retention_input_tokens] */
+void retention_cut(const retention_policy *policy, const uint32_t *prompt, uint32_t n_prompt,
+                   uint32_t *out);
+/* Whether the sinks and one token more exceed the budget of a prompt that is cut. */
+bool retention_cut_raises(const retention_policy *policy, uint32_t n_prompt);
 
 /* The first logical length > from at which this policy selects, for a prompt of n_prompt tokens;
  * UINT32_MAX when there is none. A length at which no table can hold more than its budget is no
@@ -296,8 +315,9 @@ typedef struct retention_report {
  * its layers. */
 double retention_kept_tokens(const pkv *kv, uint32_t seq);
 /* The "kept" array of a sequence as it is now, layers and heads with equal ranges listed table
- * by table. */
-void retention_kept_json(const pkv *kv, uint32_t seq, strbuf *out);
+ * by table. Ranges are of the tokens that the client sent: `cut` tokens are missing from the
+ * sequence before its position `cut_at`. */
+void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t cut, strbuf *out);
 /* Appends the report as a JSON object. */
 void retention_report_json(const retention_report *report, strbuf *out);
 

@@ -118,7 +118,7 @@ static const method methods[] = {
      "{\"method\":\"chunkkv\",\"ratio\":1,\"unit\":\"chunk\",\"chunk\":10}", false},
     {"{\"method\":\"snapkv\",\"ratio\":0.3,\"scope\":\"layer\"}",
      "{\"method\":\"snapkv\",\"ratio\":1,\"scope\":\"layer\"}", false},
-    {"{\"method\":\"truncate\",\"tokens\":50}", "{\"method\":\"truncate\",\"tokens\":900}", false},
+    {"{\"method\":\"truncate\",\"tokens\":900}", "{\"method\":\"truncate\",\"tokens\":900}", false},
     {"{\"method\":\"streaming\",\"tokens\":64}", "{\"method\":\"streaming\",\"tokens\":64}", true},
     {"{\"method\":\"tova\",\"tokens\":64}", "{\"method\":\"tova\",\"tokens\":64}", true},
     {"{\"method\":\"h2o\",\"tokens\":64,\"scope\":\"layer\"}",
@@ -276,6 +276,9 @@ static void reasons_are_told(void **state)
                    "does not extend the session");
     expect_ignored(&h, &(turn){tokens, PROMPT, 8, .retention = half, .session = "s", .n = 2},
                    "n is above 1");
+    static const char cut[] = "{\"method\":\"truncate\",\"tokens\":60}";
+    expect_ignored(&h, &(turn){tokens, PROMPT, 8, .retention = cut, .session = "other"},
+                   "the method cuts the prompt");
     close_house(&h);
 }
 

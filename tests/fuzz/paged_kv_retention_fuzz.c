@@ -153,7 +153,7 @@ static void check_report(void)
 {
     strbuf json = {0};
     error err;
-    retention_kept_json(l.kv, 0, &json);
+    retention_kept_json(l.kv, 0, 0, 0, &json);
     json_t *kept = NULL;
     FUZZ_CHECK(status_ok(json_read_text("kept", json.data, json.size, &kept, &err)));
     FUZZ_CHECK(json_array_size(kept) == pkv_groups(&l.geometry));

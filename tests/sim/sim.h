@@ -109,6 +109,7 @@ typedef struct sim_story {
     const retention_policy *pressure;
     const uint32_t *presses[SIM_CHOICES_MAX];
     uint32_t n_presses[SIM_CHOICES_MAX];
+    uint32_t cut; // tokens of the prompt that its method cut out of what was given
 } sim_story;
 
 typedef struct sim_answer {

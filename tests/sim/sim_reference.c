@@ -211,10 +211,10 @@ uint64_t sim_hash_text(const char *text)
     return hash_mix64(hash);
 }
 
-static uint64_t kept_hash(const ref_line *l)
+static uint64_t kept_hash(const ref_line *l, const sim_story *story)
 {
     strbuf json = {0};
-    retention_kept_json(l->kv, l->seq, &json);
+    retention_kept_json(l->kv, l->seq, story->request->policy.sinks, story->cut, &json);
     uint64_t hash = sim_hash_text(json.data);
     strbuf_destroy(&json);
     return hash;
@@ -247,7 +247,7 @@ static uint64_t step(ref_line *l, ref_walk *w, uint32_t token)
     if (to == point || to == turn->end || pressed) w->start = to;
     size_t at = (size_t)w->choice * (r->n_prompt + r->max_new_tokens) + to;
     w->answer->dropped[at] = l->dropped;
-    if (r->policy.report_positions && to >= r->n_prompt) w->answer->kept[at] = kept_hash(l);
+    if (r->policy.report_positions && to >= r->n_prompt) w->answer->kept[at] = kept_hash(l, story);
     return x;
 }
 

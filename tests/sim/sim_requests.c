@@ -54,8 +54,12 @@ static void put_rare(world *w, strbuf *json, bool recurrent)
 static void put_method(world *w, strbuf *json, const retention_preset *preset)
 {
     strbuf_printf(json, "\"method\": \"%s\"", preset->name);
-    if (!(preset->fields & RETENTION_FIELD_PARTS)) return;
+    if (!(preset->fields & (RETENTION_FIELD_PARTS | RETENTION_FIELD_INPUT))) return;
     put_budget(w, json);
+    if (preset->fields & RETENTION_FIELD_INPUT) {
+        if (chance(w, 1, 2)) strbuf_printf(json, ", \"sinks\": %u", between(w, 0, 8));
+        return;
+    }
     put_lengths(w, json, &preset->defaults);
     put_rare(w, json, preset->defaults.schedule == RETENTION_SCHEDULE_CHUNK);
     /* Choices for each head need tables for each. */
@@ -93,7 +97,7 @@ static void put_policy(world *w, strbuf *json, const retention_preset *preset)
     put_method(w, json, preset);
     if (preset->fields & RETENTION_FIELD_PHASES) {
         const retention_preset *prefill = any_preset(w);
-        if (prefill->fields & RETENTION_FIELD_PARTS) {
+        if (prefill->fields & (RETENTION_FIELD_PARTS | RETENTION_FIELD_INPUT)) {
             strbuf_puts(json, ", \"prefill\": {");
             put_method(w, json, prefill);
             strbuf_puts(json, "}");
@@ -197,6 +201,23 @@ static void make_turn(world *w, world_request *r)
     if (book->asked.ratio > 0) r->request.policy.ratio = (double)between(w, 1, 100) / 100;
 }
 
+/* What truncate leaves: the first `sinks` tokens and the last ones, within the budget. */
+static void cut_prompt(world *w, world_request *r)
+{
+    const retention_policy *p = &r->request.policy;
+    uint32_t n = r->request.n_prompt, budget = p->tokens;
+    if (p->tokens == 0) budget = (uint32_t)(p->ratio * n + 1e-6);
+    uint32_t left = budget > p->sinks ? budget : p->sinks + 1;
+    r->given = r->request;
+    if (p->schedule != RETENTION_SCHEDULE_INPUT || left >= n) return;
+    r->whole = new_tokens(w);
+    memcpy(r->whole, r->prompt, n * sizeof *r->whole);
+    for (uint32_t i = p->sinks; i < left; i++) r->prompt[i] = r->whole[n - left + i];
+    r->given.prompt = r->whole;
+    r->request.n_prompt = left;
+    r->story.cut = n - left;
+}
+
 void make_request(world *w, world_request *r, uint32_t id)
 {
     make_prompt(w, r, id);
@@ -233,6 +254,7 @@ void make_request(world *w, world_request *r, uint32_t id)
         r->choices[c].stop_at =
             chance(w, 1, 3) ? between(w, 1, q->max_new_tokens) : q->max_new_tokens;
     }
+    cut_prompt(w, r);
 }
 
 /* ---- what the world knows of it -------------------------------------------------------------- */

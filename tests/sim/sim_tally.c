@@ -40,6 +40,7 @@ bool tally_tell(const tally *t, uint32_t n_requests)
     need(&ok, "choices under pressure", t->presses, 50);
     need(&ok, "times a request was passed", t->passed, 1000);
     need(&ok, "choices that waited for a slot", t->joined_late, 50);
+    need(&ok, "prompts that were cut", t->cuts, 50);
     need(&ok, "kept sets compared", t->kept_compared, 200);
     need(&ok, "steps planned ahead", t->ahead, 12000);
     need(&ok, "rows planned ahead in vain", t->wasted, 300);

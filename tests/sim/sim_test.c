@@ -102,6 +102,7 @@ static void world_destroy(world *w)
     for (uint32_t i = 0; i < w->n_requests; i++) {
         for (uint32_t c = 0; c < CHOICES_MAX; c++) free(w->requests[i].choices[c].presses);
         free(w->requests[i].prompt);
+        free(w->requests[i].whole);
         sim_answer_free(&w->requests[i].answer);
     }
     free(w->requests);
@@ -127,18 +128,19 @@ static void arrive(world *w)
     world_request *r = &w->requests[id];
     make_request(w, r, id);
     error err;
-    if (!status_ok(sched_check(w->s, &r->request, &err))) {
+    if (!status_ok(sched_check(w->s, &r->given, &err))) {
         r->live = 0;
         w->n_refused++;
         return;
     }
     size_t n;
     w->t->by_preset[r->request.policy.preset - retention_presets(&n)]++;
-    w->n_retained += r->request.policy.schedule != RETENTION_SCHEDULE_NEVER;
+    w->n_retained += retention_chooses(&r->request.policy);
+    w->t->cuts += r->given.n_prompt > r->request.n_prompt;
     /* Some that come after it may be stamped as if before. */
     r->older = w->n_live + 3;
     w->n_live++;
-    add_event(w, (sched_event){.kind = SCHED_ADD, .add = &r->request});
+    add_event(w, (sched_event){.kind = SCHED_ADD, .add = &r->given});
 }
 
 static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
@@ -502,7 +504,7 @@ static void check_plan(world *w, const step_plan *plan)
 /* What is kept at the choice's end, when it was running and none of its rows was in flight. */
 static void check_kept(world *w, const world_request *r, uint32_t c, const sched_choice_info *info)
 {
-    uint32_t at = info->report.logical_tokens, n = r->request.n_prompt;
+    uint32_t at = info->report.logical_tokens - r->story.cut, n = r->request.n_prompt;
     uint32_t rows = n + r->request.max_new_tokens;
     if (!info->report.kept_json || r->choices[c].in_flight || at < n || at >= rows) return;
     w->t->kept_compared++;
@@ -535,7 +537,7 @@ static void check_report(world *w, const sched_event *event)
         FAIL(w, "a choice that just ended is unknown");
     uint32_t last = r->request.n_prompt + info.output_tokens - 1;
     uint64_t expected = r->answer.dropped[(size_t)event->choice * rows + last];
-    if (info.prompt_tokens != r->request.n_prompt ||
+    if (info.prompt_tokens != r->given.n_prompt ||
         (info.output_tokens > 0 && info.report.pages_dropped != expected))
         FAIL(w, "request %llu: %llu pages dropped, the reference dropped %llu",
              (unsigned long long)event->request, (unsigned long long)info.report.pages_dropped,

@@ -30,9 +30,10 @@ typedef struct world_choice {
 } world_choice;
 
 typedef struct world_request {
-    sched_request request;
+    sched_request given;   // what the scheduler is told
+    sched_request request; // with the prompt that is computed: a method may cut what was given
     sim_story story;
-    uint32_t *prompt;
+    uint32_t *prompt, *whole; // of request, of given
     sim_answer answer;
     bool started, born;
     uint32_t older, passed; // live ones before it when it came; later ones that started first
@@ -64,6 +65,7 @@ typedef struct tally {
     uint64_t presses, kept_compared;
     uint64_t ahead, wasted, failed_ahead; // steps planned ahead, rows in vain, failures behind them
     uint64_t passed;
+    uint64_t cuts;        // prompts that lost tokens before they were computed
     uint64_t joined_late; // choices that waited for a slot, and then had one row to compute
     uint64_t by_preset[64];
 } tally;

@@ -70,7 +70,7 @@ static void choices_are_as_defined(void **state)
         assert_true(status_ok(pkv_seq_append(fx->kv, 0, more)));
         retention_policy_resolve(&d.policy, 150);
         fx_measure(fx, &d.policy, &r, rng_below(&r, 2) ? 0 : 1 + rng_below(&r, 20));
-        if (d.policy.schedule == RETENTION_SCHEDULE_NEVER &&
+        if (!retention_chooses(&d.policy) &&
             (more == 0 || d.policy.growth == RETENTION_GROWTH_JOINT)) {
             fx_choose(fx, &d.policy, n_prompt);
             assert_false(fx->out.gives_up);
@@ -387,7 +387,7 @@ static void a_frozen_prompt_stays(void **state)
     retention_fx *fx = fx_create(&one_table, 8);
     retention_policy p =
         fx_policy(fx, "{\"method\":\"scope-slide\",\"decode\":{\"beta1\":2,\"beta2\":3},"
-                      "\"prefill\":{\"method\":\"truncate\",\"tokens\":2}}");
+                      "\"prefill\":{\"method\":\"streaming\",\"tokens\":2,\"sinks\":0}}");
     fx_choose(fx, &p, 8);
     EXPECT(fx, 0, 6, 7);
     fx_apply(fx, &p);

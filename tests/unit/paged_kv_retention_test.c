@@ -420,8 +420,17 @@ static void requests_are_refused_by_name(void **state)
          "\"kernel\" is 257"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\",\"size\":3}}",
          "retention.pool.size: unknown key"},
-        {&by_layer, "{\"method\":\"truncate\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\"}}",
+        {&by_layer, "{\"method\":\"streaming\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\"}}",
          "retention.pool: needs a score that is measured"},
+        {&by_layer, "{\"method\":\"truncate\",\"ratio\":0.5,\"schedule\":\"prompt\"}",
+         "retention.schedule is not available for method 'truncate'"},
+        {&by_layer, "{\"method\":\"truncate\",\"ratio\":0.5,\"window\":4}",
+         "retention.window is not available for method 'truncate'"},
+        {&by_layer, "{\"method\":\"truncate\",\"tokens\":5,\"sinks\":6}",
+         "retention.tokens is 5: below the 6 protected tokens (sinks 6, window 0)"},
+        {&by_layer, "{\"method\":\"snapkv\",\"ratio\":0.5,\"schedule\":\"input\"}",
+         "retention.schedule: 'input' is not available for method 'snapkv' (have: prompt, chunk, "
+         "decode)"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"alg1\"}",
          "retention.score: 'window' does not go with variant 'alg1' (have: projection)"},
         {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"odd\"}",
@@ -593,12 +602,21 @@ static void reports_say_what_stayed(void **state)
     assert_true(status_ok(pkv_seq_keep(kv, 0, 2, (uint64_t[]){~UINT64_C(0x0f), 0x3f}, false)));
     assert_int_equal(pkv_seq_position(kv, 0, 2, 0), 66);
     strbuf json = {0};
-    retention_kept_json(kv, 0, &json);
+    retention_kept_json(kv, 0, 0, 0, &json);
     assert_string_equal(
         json.data, "[{\"layers\": [0, 1], \"heads\": [0, 1], \"ranges\": [[0, 16], [48, 70]]}, "
                    "{\"layers\": [0, 1], \"heads\": [2, 3], \"ranges\": [[3, 5], [69, 70]]}, "
                    "{\"layers\": [2, 2], \"heads\": [0, 1], \"ranges\": [[4, 70]]}, "
                    "{\"layers\": [2, 2], \"heads\": [2, 3], \"ranges\": [[64, 70]]}]");
+    /* The client's prompt had 30 tokens more after the first four: those were cut. */
+    strbuf_clear(&json);
+    retention_kept_json(kv, 0, 4, 30, &json);
+    assert_string_equal(
+        json.data,
+        "[{\"layers\": [0, 1], \"heads\": [0, 1], \"ranges\": [[0, 4], [34, 46], [78, 100]]}, "
+        "{\"layers\": [0, 1], \"heads\": [2, 3], \"ranges\": [[3, 4], [34, 35], [99, 100]]}, "
+        "{\"layers\": [2, 2], \"heads\": [0, 1], \"ranges\": [[34, 100]]}, "
+        "{\"layers\": [2, 2], \"heads\": [2, 3], \"ranges\": [[94, 100]]}]");
     /* (38 * 2 + 3 * 2 + 66 + 6) layer-tokens of 2 heads each / (3 layers * 2 head groups) */
     assert_true(fabs(retention_kept_tokens(kv, 0) - 154.0 / 6) < 1e-12);
 

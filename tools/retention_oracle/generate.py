@@ -28,11 +28,15 @@ def ranges(positions):
 
 class Request:
     def __init__(self, model, ids, retention, page=16, max_tokens=1):
-        self.model, self.ids, self.max_tokens = model, list(ids), max_tokens
+        self.cut, after = presets.input_cut(retention, len(ids))
+        self.n_cut, budget = after - self.cut, presets.resolve(retention, len(ids), page, max_tokens).budget
+        ids = [*ids[:self.cut], *ids[after:]]
+        self.model, self.ids, self.max_tokens = model, ids, max_tokens
         self.p = presets.resolve(retention, len(ids), page, max_tokens)
         self.tables, self.length, self.rows = model.new_sequence(), 0, None
         self.margins = methods.Margins()
-        self.raised, self.logit_gap, self.out = False, math.inf, []
+        self.raised = self.n_cut > 0 and len(ids) > budget
+        self.logit_gap, self.out = math.inf, []
         self.p.novelty, self.last_logits = np.empty(0), None
         self.watch = lambda: None
 
@@ -83,7 +87,7 @@ class Request:
         p = self.p
         for end in presets.prompt_points(p):
             logits = self.feed(self.ids[self.length:end])
-            if p.schedule != "never":
+            if p.schedule not in ("never", "input"):
                 self.point()
             self.rows = None
         self.sample(logits)
@@ -96,8 +100,9 @@ class Request:
         return self
 
     def kept(self):
-        """[layer][head] -> ranges."""
-        return [[ranges(t.pos) for t in layer] for layer in self.tables]
+        """[layer][head] -> ranges of the tokens that were given."""
+        given = lambda pos: [x if x < self.cut else x + self.n_cut for x in pos]
+        return [[ranges(given(t.pos)) for t in layer] for layer in self.tables]
 
 
 def main():

@@ -154,7 +154,8 @@ def mixtures():
         (m("adakv", unit="page", ratio=0.3), 240, {"model": GQA4}), (m("adakv", unit="chunk", chunk=3, ratio=0.3), 200, four), (m("andpro", unit="chunk", chunk=4, sinks=5, window=30, ratio=0.3), 207, four),
         (m("pyramidkv", unit="page", tokens=64), 420, {}), (m("pyramidkv", unit="chunk", chunk=4, tokens=64), 200, four), (m("pyramidkv", ratio=0.8), 200, four), (m("pyramidkv", tokens=34), 150, four),
         (m("snapkv", ratio=0.5), 20, four), (m("chunkkv", ratio=0.5), 33, pages), (m("chunkkv", ratio=0.5), 17, pages), (m("tova", ratio=0.5), 2, {**pages, "tokens": 12}), (m("streaming", ratio=0.9), 3, {**pages, "tokens": 12}),
-        (m("h2o", ratio=0.5), 1, {**four, "tokens": 12}), (m("truncate", tokens=1), 40, pages), (m("truncate", unit="page", tokens=64), 100, pages), (m("snapkv", pool={"kind": "max", "kernel": 1}, ratio=0.3), 150, four),
+        (m("h2o", ratio=0.5), 1, {**four, "tokens": 12}), (m("truncate", tokens=1), 40, pages), (m("truncate", sinks=9, tokens=64), 100, pages), (m("truncate", sinks=7, ratio=0.01), 90, pages),
+        (m("scope-slide", prefill=m("truncate", sinks=5, tokens=40), decode=decode), 120, {**four, "tokens": 24}), (m("snapkv", pool={"kind": "max", "kernel": 1}, ratio=0.3), 150, four),
         (m("snapkv", pool={"kind": "max", "kernel": 63}, ratio=0.3), 150, four), (m("chunkkv", unit="chunk", chunk=1, ratio=0.3), 151, pages), (m("chunkkv", unit="chunk", chunk=64, ratio=0.8), 231, pages),
         # SCOPE over other prompts' choices
         (m("scope-adaptive", prefill=m("andpro", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}), (m("scope-discontinuous", prefill=m("chunkkv-hybrid", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}),

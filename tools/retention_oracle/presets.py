@@ -14,7 +14,7 @@ RECURRENT = dict(sinks=256, window=256, contiguous=True, tokens=32768, recurrent
 ADAPTIVE = dict(allocator="adaptive")
 PRESETS = {
     "full": row("none", "page", "layer", "never"),
-    "truncate": row("recency", "token", "layer"),
+    "truncate": row("none", "token", "layer", "input"),
     "streaming": row("recency", "token", "layer", "decode", sinks=4),
     "h2o": row("accumulated", "token", "head", "decode", window=None, half=True),
     "tova": row("last", "token", "layer", "decode", window=1),
@@ -53,7 +53,7 @@ def resolve(retention, prompt_tokens, page, max_tokens=1):
         d = {"beta1": 256, "beta2": 256, "horizon": max_tokens, "scope": "head", "score": "last"} | r.get("decode", {})
         p = resolve(r.get("prefill", {"method": "h2o", "tokens": 2048, "window": 8, "scope": d["scope"]}), prompt_tokens, page)
         p.decode = SimpleNamespace(kind=method, **d)
-        p.schedule = "never" if p.method == "full" else "prompt"
+        p.schedule = "never" if p.method in ("full", "truncate") else "prompt"
         return p
     if r.get("tokens") is None and "ratio" in r:
         r["tokens"], r["given_ratio"] = share_of(r["ratio"], prompt_tokens), True
@@ -75,6 +75,15 @@ def resolve(retention, prompt_tokens, page, max_tokens=1):
     if p.budget is not None:
         p.share = p.ratio if p.given_ratio else p.budget / prompt_tokens
     return p
+
+
+def input_cut(retention, prompt_tokens):
+    """The first and the end of the prompt's tokens that `truncate` takes out before anything is computed."""
+    r = retention.get("prefill", {}) if retention["method"] in SCOPE_KINDS else retention
+    if r.get("method") != "truncate":
+        return 0, 0
+    budget, sinks = r.get("tokens") or share_of(r["ratio"], prompt_tokens), r.get("sinks", 0)
+    return sinks, max(sinks, prompt_tokens - max(budget - sinks, 1))
 
 
 def rows_measured(p, score):

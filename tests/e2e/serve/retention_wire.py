@@ -136,6 +136,57 @@ class Wire(ServeTest):
         for choice in r["choices"]:
             self.assertEqual(choice["retention"]["kept_tokens"], KEPT + 3)
 
+    def test_truncate_computes_only_what_is_left(self):
+        ids, left = tokens(N, 12), 100
+        before = self.server.metric("prompt_tokens_total")
+        r = self.short(ids, retention={"method": "truncate", "tokens": left, "report": "positions"})
+        (choice,), usage = r["choices"], r["usage"]
+        self.assertEqual(self.server.metric("prompt_tokens_total") - before, left)
+        self.assertEqual(usage["prompt_tokens"], N)
+        report = choice["retention"]
+        self.assertEqual((report["logical_tokens"], report["kept_tokens"], report["pages_dropped"]),
+                         (N + 3, left + 3, 0))
+        self.assertIs(report["budget_raised"], False)
+        self.assertEqual([t["ranges"] for t in report["kept"]], [[[N - left, N + 3]]] * len(report["kept"]))
+        # The answer is that of a prompt of these tokens alone, and both share their pages.
+        plain = self.short(ids[-left:])
+        self.assertEqual(choice["token_ids"], plain["choices"][0]["token_ids"])
+        self.assertEqual(plain["usage"]["prompt_tokens_details"]["cached_tokens"], left // PAGE * PAGE)
+
+    def test_truncate_keeps_sinks_of_each_choice(self):
+        ids, retention = tokens(N, 13), {"method": "truncate", "ratio": 0.1, "sinks": 20, "report": "positions"}
+        fields = {"n": 2, "temperature": 1.0, "seed": 3}
+        plain = self.short(ids[:20] + ids[-80:], **fields)["choices"]
+        for choice, alone in zip(self.short(ids, retention=retention, **fields)["choices"], plain):
+            self.assertEqual(choice["token_ids"], alone["token_ids"])
+            for table in choice["retention"]["kept"]:
+                self.assertEqual(table["ranges"], [[0, 20], [N - 80, N + 3]])
+
+    def test_truncate_takes_more_than_the_context(self):
+        ids = tokens(N, 14)
+        long = ids * 10 # the model has 4,096 positions
+        self.assertIn("maximum context length", self.server.refused("/v1/completions", {"prompt": long})["message"])
+        retention = {"method": "truncate", "tokens": N}
+        body = self.short(long, retention=retention)
+        self.assertEqual(body["usage"]["prompt_tokens"], len(long))
+        self.assertEqual(body["choices"][0]["token_ids"], self.short(ids)["choices"][0]["token_ids"])
+
+    def test_truncate_has_no_logprobs_of_what_goes(self):
+        ids, retention = tokens(N, 15), {"method": "truncate", "tokens": 100}
+        body = {"prompt": ids, "retention": retention, "max_tokens": 4, "ignore_eos": True}
+        for asked in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
+            self.assertIn("prompt_logprobs: retention method 'truncate' cuts 900 of the prompt's 1000 tokens",
+                          self.server.refused("/v1/completions", {**body, **asked})["message"])
+        # A prompt of which nothing goes has them all.
+        short = self.short(ids[:100], retention=retention, prompt_logprobs=1)["choices"][0]
+        self.assertEqual(len(short["prompt_logprobs"]), 100)
+        # An echo is of all that was sent.
+        text = "Romeo " * 200
+        echoed = self.server.post("/v1/completions", {**body, "prompt": text, "echo": True})["choices"][0]
+        self.assertTrue(echoed["text"].startswith(text))
+        told = self.short(ids, retention=retention, session="s")["choices"][0]["retention"]["session"]
+        self.assertEqual(told, "ignored: the method cuts the prompt")
+
     def test_stream_is_whole(self):
         c = self.server.connect()
         c.request("POST", "/v1/completions", json.dumps({"prompt": tokens(N, 11), "max_tokens": 20, "ignore_eos": True,
