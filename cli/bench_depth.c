@@ -43,7 +43,7 @@ static status invent_measure(depth *d, const step_seq *s, measure_result *out, e
     const pkv_geometry *g = &d->b->seqs.info->geometry;
     uint32_t slots = d->context + g->page_tokens;
     *out = (measure_result){
-        .n_layers = (g->n_layers - 1) / s->measure.layer_step + 1,
+        .n_layers = measure_layers(g, s->measure.layer_step),
         .n_kv_heads = g->n_kv_heads,
         .stride = s->measure.by_slot ? slots : slots / g->page_tokens + 1,
         .q_heads = d->b->model.config.n_heads / g->n_kv_heads,

@@ -66,9 +66,10 @@ status bench_mass_create(bench *b, uint32_t tokens, bench_mass **out, error *err
                          kern_kv_name(b->model.kv_type));
     bench_mass *m = calloc(1, sizeof *m);
     if (!m) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-    uint32_t page = b->seqs.info->geometry.page_tokens;
+    const pkv_geometry *g = &b->seqs.info->geometry;
+    uint32_t page = g->page_tokens;
     *m = (bench_mass){.kernels = b->kernels,
-                      .n_layers = c->n_layers,
+                      .n_layers = measure_layers(g, 1),
                       .kv_heads = c->n_kv_heads,
                       .q_heads = c->n_heads,
                       .tokens = tokens,

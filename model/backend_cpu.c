@@ -137,7 +137,7 @@ static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, m
     if (s->measure.sum != MEASURE_SUM_STEP) b->store.has_sums = true;
     if (measures_arrays(&s->measure) == 0) return;
     f->stride = plan_longest_table(&b->info, b->mirror, s->seq, s->measure.by_slot);
-    m->n_layers = (b->config.n_layers - 1) / f->measure.layer_step + 1;
+    m->n_layers = measure_layers(&b->info.geometry, f->measure.layer_step);
     m->n_kv_heads = b->store.n_heads;
     m->stride = f->stride;
     m->q_heads = b->config.n_heads / b->config.n_kv_heads;
@@ -160,12 +160,15 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
     }
     RETURN_IF_ERROR(grow(&b->measures, &b->measures_capacity, floats));
     float *at = b->measures;
+    const pkv_geometry *g = &b->info.geometry;
+    bool chooses = retention_choosing_layers(g, g->n_layers) > 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         measure_result *m = &b->seq_results[i].measure;
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
         if (arrays == 0) continue;
         b->seqs[i].values = at;
         m->values = at;
+        if (!chooses) memset(at, 0, arrays * plan_measure_floats(m) * sizeof *at);
         at += arrays * plan_measure_floats(m);
     }
     return STATUS_IS_OK;

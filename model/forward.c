@@ -213,11 +213,13 @@ static status write_rows(forward *f, uint32_t layer, uint32_t n_rows, const forw
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-static float *mass_of(const forward_seq *s, uint32_t kv_heads, uint32_t layer, uint32_t head)
+static float *mass_of(const forward *f, const forward_seq *s, uint32_t layer, uint32_t head)
 {
     const measure_spec *m = &s->measure;
-    if (m->kind != MEASURE_MASS || m->by_slot || layer % m->layer_step != 0) return NULL;
-    return s->values + ((size_t)(layer / m->layer_step) * kv_heads + head) * s->stride;
+    if (m->kind != MEASURE_MASS || m->by_slot) return NULL;
+    uint32_t row = measure_layer_of(&f->o.store->geometry, layer, m->layer_step);
+    if (row == MEASURE_NO_LAYER) return NULL;
+    return s->values + ((size_t)row * f->kv_heads + head) * s->stride;
 }
 
 static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
@@ -234,7 +236,7 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
             pkv_table_view table =
                 pkv_mirror_table(f->o.mirror, seq->seq, kv_store_group(store, layer, head));
             size_t column = (size_t)head * q_heads * head_dim;
-            float *mass = mass_of(seq, f->kv_heads, layer, head);
+            float *mass = mass_of(f, seq, layer, head);
             f->items[n_items++] = (kern_attn_item){
                 .pages = table.pages,
                 .tiles = kv_store_tiles(store, layer, head),

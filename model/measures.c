@@ -38,6 +38,7 @@ typedef struct place {
     const forward_seq *seq;
     uint32_t index; /* of the sequence in the step */
     uint32_t layer, head;
+    uint32_t row; /* of the layer among those measured */
     kern_table table;
     const float *q, *y; /* of the first measured row and the KV head's first query head */
     float *sums;
@@ -248,7 +249,8 @@ void measures_queries(measures *m, uint32_t layer, const forward_seq *seqs, uint
     for (uint32_t s = 0; m->active && s < n_seqs; s++) {
         const forward_seq *seq = &seqs[s];
         if (!is_measured(seq) || seq->measure.kind != MEASURE_EXPECTED ||
-            layer % seq->measure.layer_step != 0)
+            measure_layer_of(&m->o.store->geometry, layer, seq->measure.layer_step) ==
+                MEASURE_NO_LAYER)
             continue;
         uint32_t from = first_expected(seq);
         for (uint32_t i = from; i < seq->n_rows; i++)
@@ -289,23 +291,14 @@ static status measure_head(measures *m, place *p, const float *qkv, const float 
         p->sums = kv_store_sums(store, p->layer, p->head);
         clear_sums(store, p, all ? 0 : table.kept_tokens - s->n_rows, table.kept_tokens);
     }
-    size_t layers = (m->o.config->n_layers - 1) / s->measure.layer_step + 1;
-    size_t at = (size_t)p->layer / s->measure.layer_step * m->kv_heads + p->head;
+    size_t layers = measure_layers(&store->geometry, s->measure.layer_step);
+    size_t at = (size_t)p->row * m->kv_heads + p->head;
     p->out = s->values ? s->values + at * s->stride : NULL;
     const kind_row *kind = &kinds[s->measure.kind], *second = &kinds[s->measure.second];
     RETURN_IF_ERROR(kind->measure(m, p, kind->kind));
     if (measures_arrays(&s->measure) < 2) return STATUS_IS_OK;
     p->out += layers * m->kv_heads * s->stride;
     return second->measure(m, p, second->kind);
-}
-
-/* Layers with a sliding window are not chosen for: their values are zeros. */
-static void silence(const measures *m, uint32_t layer, const forward_seq *s)
-{
-    size_t layers = (m->o.config->n_layers - 1) / s->measure.layer_step + 1;
-    size_t n = (size_t)m->kv_heads * s->stride, at = layer / s->measure.layer_step * n;
-    for (uint32_t i = 0; s->values && i < measures_arrays(&s->measure); i++)
-        memset(s->values + i * layers * n + at, 0, n * sizeof *s->values);
 }
 
 static status run_items(measures *m)
@@ -343,13 +336,11 @@ status measures_layer(measures *m, uint32_t layer, const forward_seq *seqs, uint
     int64_t start = clock_now_us();
     m->n_rows = m->n_tables = m->n_expected = 0;
     for (uint32_t s = 0; s < n_seqs; s++) {
-        if (!is_measured(&seqs[s]) || layer % seqs[s].measure.layer_step != 0) continue;
-        if (m->o.config->layers[layer] & LAYER_WINDOW) {
-            silence(m, layer, &seqs[s]);
-            continue;
-        }
+        if (!is_measured(&seqs[s])) continue;
+        uint32_t row = measure_layer_of(&m->o.store->geometry, layer, seqs[s].measure.layer_step);
+        if (row == MEASURE_NO_LAYER) continue;
         for (uint32_t head = 0; head < m->kv_heads; head++) {
-            place p = {.seq = &seqs[s], .index = s, .layer = layer, .head = head};
+            place p = {.seq = &seqs[s], .index = s, .layer = layer, .row = row, .head = head};
             RETURN_IF_ERROR(measure_head(m, &p, qkv, attn));
         }
     }

@@ -43,7 +43,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         b->is_measuring = true;
         if (s->measure.sum != MEASURE_SUM_STEP) b->has_sums = true;
         if (measures_arrays(&s->measure) == 0) continue;
-        m->n_layers = (b->config.n_layers - 1) / s->measure.layer_step + 1;
+        m->n_layers = measure_layers(&b->info.geometry, s->measure.layer_step);
         m->n_kv_heads = b->local.n_kv_heads;
         m->stride = plan_longest_table(&b->info, b->mirror, s->seq, s->measure.by_slot);
         m->q_heads = b->config.n_heads / b->config.n_kv_heads;
@@ -118,8 +118,8 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
         if (spec->kind == MEASURE_NONE) continue;
         m->turn = turn;
         if (spec->kind == MEASURE_EXPECTED) turn += b->config.head_dim;
-        /* Layers with a window are not chosen for: their values stay zeros. */
-        if (layer % spec->layer_step != 0 || (spec->by_slot && m->layer.window)) continue;
+        uint32_t row = measure_layer_of(&b->info.geometry, layer, spec->layer_step);
+        if (row == MEASURE_NO_LAYER) continue;
         m->seq = b->seqs[i];
         m->rows = spec->rows < s->n_tokens ? spec->rows : s->n_tokens;
         if (spec->kind == MEASURE_EXPECTED)
@@ -129,7 +129,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
         m->chunk = spec->chunk;
         m->sinks = spec->sinks;
         m->sum = sums[spec->sum];
-        size_t first = (size_t)layer / spec->layer_step * r->n_kv_heads * r->stride;
+        size_t first = (size_t)row * r->n_kv_heads * r->stride;
         RETURN_IF_ERROR(measure_one(b, i, spec->kind, first, m));
         m->sum = GPU_SUM_NONE;
         if (spec->second != MEASURE_NONE && r->values)

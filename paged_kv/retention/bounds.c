@@ -61,7 +61,8 @@ static uint64_t window_pages(uint32_t window, uint32_t n, uint32_t page_tokens)
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *g,
                                    uint32_t n_prompt, uint32_t point)
 {
-    uint32_t step = policy->reuse_layers, n_scopes = runs_of(g->n_layers, step);
+    uint32_t step = policy->reuse_layers, n_layers = retention_choosing_layers(g, g->n_layers);
+    uint32_t n_scopes = runs_of(n_layers, step);
     uint32_t size = g->page_tokens, head_groups = pkv_head_groups(g);
     const retention_allocator_row *row = &retention_allocators[policy->allocator];
     retention_phase phase = retention_phase_at(policy, n_prompt, point);
@@ -70,24 +71,23 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
     if (phase.growth) grown = retention_growths[policy->growth].allowance(policy, point - n_prompt);
 
     uint32_t joint = row->joint && !all ? head_groups : 1;
-    uint32_t n_choosing = runs_of(retention_choosing_layers(g, g->n_layers), step);
     retention_bound bound = {0};
     for (uint32_t i = 0; i < n_scopes; i++) {
-        uint32_t index = retention_choosing_layers(g, i * step) / step;
-        uint32_t budget = all ? 0 : row->tokens(policy, n_prompt, index, n_choosing);
+        uint32_t budget = all ? 0 : row->tokens(policy, n_prompt, i, n_scopes);
         uint64_t tokens = all ? len : tokens_most(policy, size, n_prompt, len, budget, joint);
         uint64_t longest = least_of(least_of(tokens, len) + grown, point);
         bool full = policy->unit == RETENTION_UNIT_PAGE && !all;
-        uint32_t layers = smaller(step, g->n_layers - i * step);
-        uint32_t window = pkv_window_of(g, i * step);
+        uint32_t layers = smaller(step, n_layers - i * step);
         uint64_t tables = pages_most(tokens, joint, grown, full, size, longest);
         uint64_t longest_pages = pages_of(longest, size);
-        if (window > 0) {
-            longest_pages = window_pages(window, point, size);
-            tables = joint * longest_pages;
-        }
         bound.pages += tables * (head_groups / joint) * runs_of(layers, g->layers_per_group);
         bound.longest_pages = larger(bound.longest_pages, (uint32_t)longest_pages);
+    }
+    for (uint32_t l = 0; l < g->n_layers; l += g->layers_per_group) {
+        if (pkv_window_of(g, l) == 0) continue;
+        uint64_t pages = window_pages(pkv_window_of(g, l), point, size);
+        bound.pages += pages * head_groups;
+        bound.longest_pages = larger(bound.longest_pages, (uint32_t)pages);
     }
     return bound;
 }

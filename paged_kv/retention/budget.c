@@ -53,13 +53,6 @@ void retention_cut(const retention_policy *policy, const uint32_t *prompt, uint3
 
 /* ---- allocators ------------------------------------------------------------------------------ */
 
-uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end)
-{
-    uint32_t n = 0;
-    for (uint32_t l = 0; l < end; l++) n += pkv_window_of(geometry, l) == 0;
-    return n;
-}
-
 static uint32_t uniform_tokens(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                                uint32_t n_scopes)
 {

@@ -140,7 +140,7 @@ static status check_heads(const char *where, retention_scope scope, const pkv_ge
                      g->heads_per_group);
 }
 
-/* Layers with a sliding window keep what it holds, whatever the others choose. */
+/* Layers with a sliding window keep what it holds, at the positions that their window counts by. */
 static status check_windows(const parsing *p, const retention_policy *policy, const pkv_geometry *g,
                             error *err)
 {
@@ -151,12 +151,6 @@ static status check_windows(const parsing *p, const retention_policy *policy, co
                              "sliding windows cannot have",
                              p->where, p->preset->name);
         }
-        if (l % policy->reuse_layers == 0 || pkv_window_of(g, l) == pkv_window_of(g, l - 1))
-            continue;
-        return error_set(err, STATUS_INVALID,
-                         "%s.reuse_layers is %u: of layers %u and %u one has a sliding window, "
-                         "and no choice to share",
-                         p->where, policy->reuse_layers, l - 1, l);
     }
     return STATUS_IS_OK;
 }
@@ -169,7 +163,9 @@ static status check_geometry(const parsing *p, const retention_policy *policy, e
         return error_set(err, STATUS_INVALID, "%s.reuse_layers is %u: the model has %u layers",
                          p->where, reuse, g->n_layers);
     }
-    if (reuse % g->layers_per_group != 0 && reuse != g->n_layers) {
+    /* Where one choice is that of all layers, no table lies across two. */
+    uint32_t choosing = retention_choosing_layers(g, g->n_layers);
+    if (reuse % g->layers_per_group != 0 && reuse < choosing) {
         return error_set(
             err, STATUS_INVALID,
             "%s.reuse_layers is %u: must be a multiple of the %u layers that share a page "

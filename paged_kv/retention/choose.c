@@ -147,6 +147,7 @@ static status follow(const chooser *c, uint32_t layer_from, uint32_t layer_to, u
     uint32_t leader = pkv_group_of(g, layer_from, head_from);
     size_t words = c->out->words;
     for (uint32_t l = layer_from; l < layer_to; l += g->layers_per_group) {
+        if (pkv_window_of(g, l) > 0) continue;
         for (uint32_t h = head_from; h < head_to; h += g->heads_per_group) {
             uint32_t group = pkv_group_of(g, l, h);
             if (group == leader) continue;
@@ -188,8 +189,8 @@ static void add_prompt_slots(const chooser *c, contest *t)
 static contest contest_of(const chooser *c, uint32_t index, uint32_t head, uint32_t heads)
 {
     const retention_policy *policy = c->policy;
-    uint32_t layer = index * policy->reuse_layers;
-    uint32_t below = retention_choosing_layers(c->geometry, layer);
+    uint32_t below = index * policy->reuse_layers;
+    uint32_t layer = retention_choosing_layer(c->geometry, below);
     uint32_t choosing = retention_choosing_layers(c->geometry, c->geometry->n_layers);
     contest t = {
         .layer_index = index,
@@ -209,8 +210,7 @@ static contest contest_of(const chooser *c, uint32_t index, uint32_t head, uint3
     if (c->phase.growth) add_prompt_slots(c, &t);
     else
         t.budget = retention_allocators[policy->allocator].tokens(
-            policy, c->n_prompt, below / policy->reuse_layers,
-            runs_of(choosing, policy->reuse_layers));
+            policy, c->n_prompt, index, runs_of(choosing, policy->reuse_layers));
     return t;
 }
 
@@ -235,29 +235,29 @@ static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers
 
 /* What no later row reads goes, in whole pages, so that what stays are the table's last positions.
  */
-static void keep_windows(const chooser *c, uint32_t layer, uint32_t layer_to)
+static void keep_windows(const chooser *c, uint32_t layer)
 {
     const pkv_geometry *g = c->geometry;
     uint32_t from = pkv_group_of(g, layer, 0);
-    uint32_t to = pkv_group_of(g, layer_to - 1, 0) + pkv_head_groups(g);
-    for (uint32_t group = from; group < to; group++) {
+    for (uint32_t group = from; group < from + pkv_head_groups(g); group++) {
         uint32_t n = pkv_seq_table(c->kv, c->seq, group).kept_tokens;
         uint32_t first = n - smaller(n, pkv_window_of(g, layer));
         keep_range(c->out->keep + (size_t)group * c->out->words, first - first % g->page_tokens, n);
     }
 }
 
+/* The layers that choose and are number index * reuse_layers and up among those that do: the first
+ * one's choice is that of all. */
 static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *err)
 {
     const pkv_geometry *g = c->geometry;
     bool joint = retention_allocators[c->policy->allocator].joint && !c->phase.growth;
     uint32_t sharing = retention_scopes[c->phase.scope].heads(g), n_heads = g->n_kv_heads;
-    uint32_t layer = index * c->policy->reuse_layers;
-    uint32_t layer_to = smaller(g->n_layers, layer + c->policy->reuse_layers);
-    if (pkv_window_of(g, layer) > 0) {
-        keep_windows(c, layer, layer_to);
-        return STATUS_IS_OK;
-    }
+    uint32_t first = index * c->policy->reuse_layers;
+    uint32_t end = smaller(retention_choosing_layers(g, g->n_layers),
+                           first + smaller(g->n_layers, c->policy->reuse_layers));
+    uint32_t layer = retention_choosing_layer(g, first);
+    uint32_t layer_to = retention_choosing_layer(g, end - 1) + 1;
     for (uint32_t head = 0; head < n_heads; head += joint ? n_heads : sharing) {
         contest t = contest_of(c, index, head, sharing);
         RETURN_IF_ERROR(choose_scope(c, &t, joint, n_scopes, err));
@@ -328,7 +328,9 @@ status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t 
     memset(out->keep, 0, (size_t)groups * out->words * sizeof *out->keep);
     chooser c = chooser_of(policy, kv, seq, n_prompt, measures, out, longest);
     bool chooses = c.phase.growth || retention_chooses(policy);
-    uint32_t n_scopes = runs_of(g->n_layers, policy->reuse_layers);
+    uint32_t n_scopes = runs_of(retention_choosing_layers(g, g->n_layers), policy->reuse_layers);
+    for (uint32_t l = 0; chooses && l < g->n_layers; l += g->layers_per_group)
+        if (pkv_window_of(g, l) > 0) keep_windows(&c, l);
     for (uint32_t i = 0; chooses && i < n_scopes; i++)
         RETURN_IF_ERROR(choose_run(&c, i, n_scopes, err));
     for (uint32_t i = 0; i < groups; i++) {

@@ -147,8 +147,8 @@ uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt);
 /* floor(x), where a product of two decimals within 1e-6 of a whole number is that number. */
 uint32_t retention_floor(double x);
 
-/* Layers below `end` that choose: those without a sliding window. */
-uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end);
+/* The layer that has `nth` others that choose below it, and chooses; there is one. */
+uint32_t retention_choosing_layer(const pkv_geometry *geometry, uint32_t nth);
 
 /* How many of so many chunks variant `mean` keeps. */
 uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t chunks);

@@ -123,7 +123,7 @@ typedef struct retention_policy {
     uint32_t window;          // last tokens protected
     bool window_half;         // but at most half of the budget (INT32_MAX: just that half)
     uint32_t rows;            // query rows measured; 0 = as `window`
-    uint32_t reuse_layers;    // followers take the choice of layer floor(l / N) * N
+    uint32_t reuse_layers;    // so many layers that choose, one after the other, share a choice
     retention_growth growth;
     retention_score decode_score; // after the prompt's end; NONE = as for the prompt
     /* Of the generated tokens, when growth is not joint. */
@@ -216,7 +216,7 @@ typedef struct measure_spec {
     measure_kind kind;
     measure_kind second; // beside it, of the KV head or of the values; NONE for most
     uint32_t rows;       // the last `rows` query rows of the step's share (all, when it has fewer)
-    uint32_t layer_step; // layers 0, layer_step, 2 * layer_step, …
+    uint32_t layer_step; // of the layers that choose the first, and every layer_step-th from there
     bool by_slot;        // a value for each slot; else for each page (MASS of one step only)
     measure_sum sum;     // MASS and PROJECTION by slot only, others are of the step
     bool silent;         // the sums are added to, and nothing is returned
@@ -225,6 +225,14 @@ typedef struct measure_spec {
     uint32_t window; // PROJECTION_OUTSIDE, PROJECTION_POOLED
     uint32_t chunk;  // PROJECTION_POOLED
 } measure_spec;
+
+/* Layers below `end` that choose: those without a sliding window. */
+uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end);
+/* Of the layers that choose every layer_step-th is measured: how many there are (1, of zeros, where
+ * no layer chooses), and which of them a layer is. step > 0. */
+enum { MEASURE_NO_LAYER = UINT32_MAX }; // not measured
+uint32_t measure_layers(const pkv_geometry *geometry, uint32_t step);
+uint32_t measure_layer_of(const pkv_geometry *geometry, uint32_t layer, uint32_t step);
 
 /* What came back: f32 [1 or 2 kinds, n_layers measured, n_kv_heads, stride]; entries past a table's
  * slots or pages unused. */

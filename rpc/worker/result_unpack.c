@@ -106,7 +106,7 @@ static status read_shape(const result_message *m, size_t k, const result_source 
     if (m->measure_q_heads[k] == 0 || m->measure_q_heads[k] > Q_HEADS_MAX)
         return error_set(err, STATUS_INVALID, "measure_q_heads: %u is not 1 to %d",
                          m->measure_q_heads[k], Q_HEADS_MAX);
-    out->n_layers = (g->n_layers - 1) / (spec->layer_step ? spec->layer_step : 1) + 1;
+    out->n_layers = measure_layers(g, spec->layer_step ? spec->layer_step : 1);
     out->n_kv_heads = rank_kv_heads(g, source->size);
     out->stride = m->measure_stride[k];
     out->q_heads = m->measure_q_heads[k];

@@ -26,6 +26,7 @@ typedef struct answer {
     float logprobs[OUTPUTS];
     step_sample first; /* with the likeliest, where asked for */
     uint64_t pages_dropped;
+    char kept[8192]; /* of the report, where positions are asked for */
 } answer;
 
 /* All begin alike, and then each goes its own way. */
@@ -70,7 +71,11 @@ static void read_answer(engine_stream *s, answer *a)
             a->tokens[a->n] = out.sample.token;
             a->logprobs[a->n++] = out.sample.logprob;
         }
-        if (out.report) a->pages_dropped = out.report->pages_dropped;
+        if (!out.report) continue;
+        a->pages_dropped = out.report->pages_dropped;
+        const char *kept = out.report->kept_json ? out.report->kept_json : "";
+        assert_true(strlen(kept) < sizeof a->kept);
+        snprintf(a->kept, sizeof a->kept, "%s", kept);
     }
     engine_stream_release(s);
 }
@@ -301,9 +306,61 @@ static void windows_are_all_that_is_read(void **state)
     }
 }
 
+/* What the report says that the tables of a layer keep. */
+static char *kept_of(const answer *a, json_int_t layer)
+{
+    json_t *kept = json_loads(a->kept, 0, NULL), *ranges = json_array(), *table;
+    size_t i;
+    json_array_foreach(kept, i, table)
+    {
+        const json_t *layers = json_object_get(table, "layers");
+        if (json_integer_value(json_array_get(layers, 0)) == layer)
+            json_array_append(ranges, json_object_get(table, "ranges"));
+    }
+    char *text = json_dumps(ranges, JSON_COMPACT);
+    assert_true(json_array_size(ranges) > 0);
+    json_decref(ranges);
+    json_decref(kept);
+    return text;
+}
+
+static void expect_kept(const answer *a, json_int_t i, const answer *b, json_int_t j, bool same)
+{
+    char *x = kept_of(a, i), *y = kept_of(b, j);
+    if ((strcmp(x, y) == 0) != same) fail_msg("layer %zu keeps %s, layer %zu %s", i, x, j, y);
+    free(x);
+    free(y);
+}
+
+/* Layers 0 and 2 of this model have a window: `reuse_layers` counts layers 1 and 3 alone, so that 3
+ * takes the choice of 1. */
+static void only_layers_that_choose_share_a_choice(void **state)
+{
+    (void)state;
+    static const char alone[] = "{\"method\": \"chunkkv\", \"tokens\": 48, \"window\": 8,"
+                                " \"unit\": \"token\", \"report\": \"positions\"}";
+    static const char shared[] = "{\"method\": \"chunkkv\", \"tokens\": 48, \"window\": 8,"
+                                 " \"unit\": \"token\", \"report\": \"positions\","
+                                 " \"reuse_layers\": 2}";
+    prompt prompts[REQUESTS];
+    make_prompts(prompts);
+    setting s = setting_of("gemma3_f32");
+    house h = open_house(&s);
+    answer each, both;
+    read_answer(submit(&h, &prompts[0], 0, alone, 0), &each);
+    read_answer(submit(&h, &prompts[0], 0, shared, 0), &both);
+    expect_kept(&each, 1, &each, 3, false);
+    expect_kept(&both, 1, &both, 3, true);
+    expect_kept(&both, 1, &each, 1, true);
+    expect_kept(&both, 0, &each, 0, true);
+    expect_kept(&both, 2, &both, 0, true);
+    close_house(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(families_compose),
-                                       cmocka_unit_test(windows_are_all_that_is_read)};
+                                       cmocka_unit_test(windows_are_all_that_is_read),
+                                       cmocka_unit_test(only_layers_that_choose_share_a_choice)};
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }

@@ -110,13 +110,22 @@ static void check_kept(uint32_t point)
     }
 }
 
+/* Of the layers without a window, the one whose choice the layer takes; one with a window takes
+ * none but its own. */
+static uint32_t leader_of(const pkv_geometry *g, uint32_t layer)
+{
+    uint32_t leader = layer, nth = 0;
+    for (uint32_t i = 0; pkv_window_of(g, layer) == 0 && i <= layer; i++)
+        if (pkv_window_of(g, i) == 0 && nth++ % l.policy->reuse_layers == 0) leader = i;
+    return leader;
+}
+
 static void choose(uint32_t point)
 {
     error err;
     const pkv_geometry *g = &l.geometry;
     measure_result measures = {.values = l.values,
-                               .n_layers = (g->n_layers + l.policy->reuse_layers - 1) /
-                                           l.policy->reuse_layers,
+                               .n_layers = measure_layers(g, l.policy->reuse_layers),
                                .n_kv_heads = HEADS,
                                .stride = SLOTS,
                                .q_heads = 4};
@@ -140,7 +149,7 @@ static void choose(uint32_t point)
     FUZZ_CHECK(pkv_seq_pages_held(l.kv, 0) <= bound.pages);
     for (uint32_t i = 0; i < pkv_groups(g); i++) {
         uint32_t layer = i / pkv_head_groups(g) * g->layers_per_group;
-        uint32_t leader = layer / l.policy->reuse_layers * l.policy->reuse_layers;
+        uint32_t leader = leader_of(g, layer);
         uint32_t first = pkv_group_of(g, leader, i % pkv_head_groups(g) * g->heads_per_group);
         pkv_table_view mine = pkv_seq_table(l.kv, 0, i), its = pkv_seq_table(l.kv, 0, first);
         FUZZ_CHECK(mine.kept_tokens == its.kept_tokens && mine.n_pages <= bound.longest_pages);

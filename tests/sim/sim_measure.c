@@ -78,19 +78,23 @@ const char *sim_measure(const pkv_geometry *g, const measure_spec *spec, uint32_
     if (spec->sum != MEASURE_SUM_STEP && !is_of_rows(spec->kind)) return "sums without rows";
     for (uint32_t i = 0; i < n_groups; i++) stride = larger(stride, tables[i].n);
     if (!spec->by_slot) stride = (stride + g->page_tokens - 1) / g->page_tokens;
-    *out = (measure_result){.n_layers = (g->n_layers + step - 1) / step,
+    uint32_t leaders[64], n_leaders = 0;
+    for (uint32_t l = 0, nth = 0; l < g->n_layers; l++)
+        if (pkv_window_of(g, l) == 0 && nth++ % step == 0) leaders[n_leaders++] = l;
+    *out = (measure_result){.n_layers = larger(1, n_leaders),
                             .n_kv_heads = g->n_kv_heads,
                             .stride = stride,
                             .q_heads = 1};
     if (!spec->silent) out->values = values;
     for (uint32_t kinds = 0; kinds < 2; kinds++) {
         measure_kind kind = kinds ? spec->second : spec->kind;
-        for (uint32_t l = 0; kind != MEASURE_NONE && l < out->n_layers; l++) {
+        for (uint32_t i = 0; kind != MEASURE_NONE && i < n_leaders; i++) {
+            uint32_t l = leaders[i];
             for (uint32_t h = 0; h < g->n_kv_heads; h++, values += stride) {
-                const sim_table *t = &tables[pkv_group_of(g, l * step, h)];
-                if (!is_of_rows(kind)) of_slots(kind, t, l * step, h, values);
-                else if (spec->by_slot) by_slot(g, &of_rows, n_rows, t, l * step, h, values);
-                else by_page(g, &of_rows, t, l * step, h, values);
+                const sim_table *t = &tables[pkv_group_of(g, l, h)];
+                if (!is_of_rows(kind)) of_slots(kind, t, l, h, values);
+                else if (spec->by_slot) by_slot(g, &of_rows, n_rows, t, l, h, values);
+                else by_page(g, &of_rows, t, l, h, values);
             }
         }
     }

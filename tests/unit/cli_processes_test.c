@@ -129,8 +129,8 @@ static backend scribe_create(backend inner, record *r)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* The nth preset, as suits these prompts, and layers of which some have a window: they share no
- * choices with others, and positions stay. NULL: nothing is dropped. */
+/* The nth preset, as suits these prompts, and layers of which some have a window: positions stay.
+ * NULL: nothing is dropped. */
 static json_t *retention_of(uint32_t nth, bool windows)
 {
     size_t n;
@@ -146,11 +146,12 @@ static json_t *retention_of(uint32_t nth, bool windows)
         json_object_set_new(r, "sinks", json_integer(8));
         json_object_set_new(r, "window", json_integer(8));
         json_object_set_new(r, "recurrent_chunk", json_integer(48));
+    } else if (p->defaults.schedule == RETENTION_SCHEDULE_INPUT) {
+        /* Prompts keep their lengths, by which requests are told apart: nothing is cut. */
+        json_object_set_new(r, "tokens", json_integer(PROMPT_MAX));
     } else if (p->needs_budget) {
         json_object_set_new(r, "ratio", json_real(0.4));
     }
-    if (windows && p->defaults.reuse_layers > 1)
-        json_object_set_new(r, "reuse_layers", json_integer(1));
     return r;
 }
 

@@ -65,7 +65,9 @@ static void check_pass(pass p, gpu_kv_format kv, double limit, float tie)
     double of_mass = nmse(ours.mass, cpu.mass, cpu.mass_floats);
     print_message("%s%s%s: NMSE of logits %.1e, of masses %.1e (< %.0e)\n", p.dir,
                   p.override ? ", " : "", p.override ? p.override : "", e, of_mass, limit);
-    assert_true(e < limit && of_mass < limit);
+    /* Where all layers have a window, none is measured. */
+    bool same = memcmp(ours.mass, cpu.mass, cpu.mass_floats * sizeof *cpu.mass) == 0;
+    assert_true(e < limit && (same || of_mass < limit));
     assert_int_equal(equal_choices(&cpu, &ours, TOKENS, vocab, tie), TOKENS);
     result_free(&cpu);
     result_free(&ours);
@@ -582,7 +584,7 @@ static void run_preset(const retention_preset *preset, pass p, gpu_kv_format kv)
         n_choices++;
     }
     print_message("%s: %u choices\n", preset->name, n_choices);
-    assert_true(n_choices > 0 || strcmp(preset->name, "full") == 0);
+    assert_true(n_choices > 0 || !retention_chooses(&policy));
     close_two(&t);
 }
 

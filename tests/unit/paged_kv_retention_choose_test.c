@@ -41,7 +41,8 @@ static void scramble(retention_fx *fx, const retention_policy *p, bool decode, u
         for (uint32_t h = 0; h < g->n_kv_heads; h += g->heads_per_group) {
             uint32_t group = pkv_group_of(g, l, h);
             uint64_t keep[FX_WORDS] = {0};
-            rng mine = rng_seed(l / p->reuse_layers * 77 + (by_head ? h : 0) + salt);
+            uint32_t run = fx_choosing(g, l) / p->reuse_layers;
+            rng mine = rng_seed(run * 77 + (by_head ? h : 0) + salt);
             uint32_t n = pkv_seq_table(fx->kv, 0, group).kept_tokens;
             uint32_t window = pkv_window_of(g, l), dead = n > window ? (n - window) / 16 : 0;
             uint32_t from = rng_below(&mine, dead + 1) * 16 / g->page_tokens * g->page_tokens;

@@ -367,12 +367,12 @@ static void define_run(definition *d, uint32_t layer)
         choosing += !pkv_window_of(g, l);
         below += l < layer && !pkv_window_of(g, l);
     }
-    uint32_t n_scopes = runs(choosing, p->reuse_layers), nth = below / p->reuse_layers;
+    uint32_t n_scopes = runs(choosing, p->reuse_layers), nth = below / p->reuse_layers, shared = 0;
     retention_scope scope = d->growth ? p->decode_scope : p->scope;
     uint32_t step = scope == RETENTION_SCOPE_HEAD ? 1 : heads, n = heads / step;
     one *tables = calloc(n, sizeof *tables);
     assert_non_null(tables);
-    d->layer_index = layer / p->reuse_layers;
+    d->layer_index = nth;
     for (uint32_t i = 0; i < n; i++) {
         one *t = &tables[i];
         t->head_from = i * step;
@@ -399,7 +399,9 @@ static void define_run(definition *d, uint32_t layer)
     if (joint && !d->growth) compete(d, tables, n);
     else
         for (uint32_t i = 0; i < n; i++) compete(d, &tables[i], 1);
-    for (uint32_t l = layer; l < layer + p->reuse_layers && l < g->n_layers; l++) {
+    for (uint32_t l = layer; l < g->n_layers && shared < p->reuse_layers; l++) {
+        if (pkv_window_of(g, l)) continue;
+        shared++;
         for (uint32_t h = 0; h < heads; h++) {
             uint64_t *row = d->fx->want + pkv_group_of(g, l, h) * FX_WORDS;
             for (uint32_t i = 0; i < tables[h / step].n; i++)
@@ -414,16 +416,14 @@ static void define_windows(const definition *d, uint32_t layer)
 {
     const retention_fx *fx = d->fx;
     const pkv_geometry *g = &fx->geometry;
-    for (uint32_t l = layer; l < layer + d->policy->reuse_layers && l < g->n_layers; l++) {
-        for (uint32_t h = 0; h < g->n_kv_heads; h++) {
-            uint32_t group = pkv_group_of(g, l, h), size = g->page_tokens;
-            uint64_t *row = d->fx->want + group * FX_WORDS;
-            uint32_t n = pkv_seq_table(fx->kv, 0, group).kept_tokens;
-            for (uint32_t i = 0; i < n; i++) {
-                if (pkv_seq_position(fx->kv, 0, group, i) + g->window < d->len) continue;
-                for (uint32_t k = i / size * size; k < n && k < (i / size + 1) * size; k++)
-                    row[k / 64] |= UINT64_C(1) << k % 64;
-            }
+    for (uint32_t h = 0; h < g->n_kv_heads; h++) {
+        uint32_t group = pkv_group_of(g, layer, h), size = g->page_tokens;
+        uint64_t *row = d->fx->want + group * FX_WORDS;
+        uint32_t n = pkv_seq_table(fx->kv, 0, group).kept_tokens;
+        for (uint32_t i = 0; i < n; i++) {
+            if (pkv_seq_position(fx->kv, 0, group, i) + g->window < d->len) continue;
+            for (uint32_t k = i / size * size; k < n && k < (i / size + 1) * size; k++)
+                row[k / 64] |= UINT64_C(1) << k % 64;
         }
     }
 }
@@ -433,8 +433,8 @@ void fx_define(retention_fx *fx, const retention_policy *policy, uint32_t n_prom
     definition d = define_phase(fx, policy, n_prompt);
     memset(fx->want, 0, sizeof fx->want);
     fx->want_raised = false;
-    for (uint32_t l = 0; l < fx->geometry.n_layers; l += policy->reuse_layers) {
+    for (uint32_t l = 0, nth = 0; l < fx->geometry.n_layers; l++) {
         if (pkv_window_of(&fx->geometry, l) > 0) define_windows(&d, l);
-        else define_run(&d, l);
+        else if (nth++ % policy->reuse_layers == 0) define_run(&d, l);
     }
 }

@@ -62,14 +62,23 @@ float *fx_value(retention_fx *fx, uint32_t kind, uint32_t measured_layer, uint32
                        slot];
 }
 
+uint32_t fx_choosing(const pkv_geometry *g, uint32_t end)
+{
+    uint32_t n = 0;
+    for (uint32_t l = 0; l < end; l++) n += pkv_window_of(g, l) == 0;
+    return n;
+}
+
 void fx_measure(retention_fx *fx, const retention_policy *policy, rng *r, uint32_t levels)
 {
-    fx->measures = (measure_result){.values = fx->values,
-                                    .n_layers = runs(fx->geometry.n_layers, policy->reuse_layers),
-                                    .n_kv_heads = fx->geometry.n_kv_heads,
-                                    .stride = FX_SLOTS,
-                                    .q_heads = 1 + rng_below(r, 8),
-                                    .novelty = fx->novelty};
+    uint32_t choosing = fx_choosing(&fx->geometry, fx->geometry.n_layers);
+    fx->measures =
+        (measure_result){.values = fx->values,
+                         .n_layers = runs(choosing > 0 ? choosing : 1, policy->reuse_layers),
+                         .n_kv_heads = fx->geometry.n_kv_heads,
+                         .stride = FX_SLOTS,
+                         .q_heads = 1 + rng_below(r, 8),
+                         .novelty = fx->novelty};
     size_t n = sizeof fx->values / sizeof fx->values[0];
     for (size_t i = 0; i < n; i++) {
         fx->values[i] = levels > 0 ? (float)rng_below(r, levels) * 0.125f : rng_unit(r);

@@ -34,6 +34,8 @@ retention_policy fx_policy(const retention_fx *fx, const char *text);
 /* As it is, or the text of the refusal. */
 bool fx_try_policy(const pkv_geometry *geometry, const char *text, retention_policy *out,
                    error *err);
+/* Layers without a sliding window below `end`. */
+uint32_t fx_choosing(const pkv_geometry *g, uint32_t end);
 /* Random measures; few levels make many ties. */
 void fx_measure(retention_fx *fx, const retention_policy *policy, rng *r, uint32_t levels);
 /* The value of one KV head at a slot, or page, of a measured layer. */

@@ -336,8 +336,8 @@ static void requests_are_refused_by_name(void **state)
         const char *text;
         const char *says;
     } cases[] = {
-        {&windows, "{\"method\":\"chunkkv\",\"ratio\":0.1,\"reuse_layers\":3}",
-         "retention.reuse_layers is 3: of layers 1 and 2 one has a sliding window"},
+        {&windows, "{\"method\":\"chunkkv\",\"ratio\":0.1,\"reuse_layers\":5}",
+         "retention.reuse_layers is 5: the model has 4 layers"},
         {&windows, "{\"method\":\"h2o-recurrent\"}",
          "retention.method 'h2o-recurrent' gives kept tokens positions anew"},
         {&by_layer, "3", "retention: must be an object"},

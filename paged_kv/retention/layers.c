@@ -1,0 +1,35 @@
+/* Which layers choose, and which of them share a choice: `reuse_layers` counts those alone. */
+#include "paged_kv/retention/method.h"
+
+uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end)
+{
+    uint32_t n = smaller(end, geometry->n_layers);
+    if (geometry->window == 0) return n;
+    for (uint32_t word = 0; word < PKV_WINDOW_WORDS && word * 64 < end; word++) {
+        uint64_t windows = geometry->window_layers[word];
+        if (end - word * 64 < 64) windows &= (UINT64_C(1) << (end - word * 64)) - 1;
+        n -= (uint32_t)__builtin_popcountll(windows);
+    }
+    return n;
+}
+
+uint32_t retention_choosing_layer(const pkv_geometry *geometry, uint32_t nth)
+{
+    uint32_t layer = 0;
+    for (uint32_t left = nth + 1;; layer++) {
+        if (pkv_window_of(geometry, layer) == 0 && --left == 0) return layer;
+    }
+}
+
+uint32_t measure_layers(const pkv_geometry *geometry, uint32_t step)
+{
+    uint32_t n = retention_choosing_layers(geometry, geometry->n_layers);
+    return n > 0 ? runs_of(n, step) : 1;
+}
+
+uint32_t measure_layer_of(const pkv_geometry *geometry, uint32_t layer, uint32_t step)
+{
+    if (pkv_window_of(geometry, layer) > 0) return MEASURE_NO_LAYER;
+    uint32_t below = retention_choosing_layers(geometry, layer);
+    return below % step == 0 ? below / step : MEASURE_NO_LAYER;
+}
