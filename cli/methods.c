@@ -216,6 +216,9 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
         {RETENTION_FIELD_PARTS, "\"rows\": query rows that are measured, where not those of the "
                                 "window; \"beta\": the slope of pyramid; \"floor\": the share that "
                                 "adaptive leaves to each head"},
+        {RETENTION_FIELD_PARTS, "\"bias\", \"theta\": of score projection: what is added to the "
+                                "product with the output, and the temperature of the output's "
+                                "softmax"},
         {RETENTION_FIELD_PARTS,
          "\"positions\": \"original\", or \"cache\" for positions anew after each choice"},
         {RETENTION_FIELD_PHASES,

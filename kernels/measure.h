@@ -44,9 +44,12 @@ typedef struct kern_rows_item {
     uint32_t n_rows;
     uint32_t window; // OUTSIDE, POOLED
     uint32_t chunk;  // POOLED
+    float bias;      // PROJECTION, OUTSIDE, POOLED: added to <y, v>
+    float theta;     // likewise: y is made by the softmax of scores / theta, not by the attention
+                     // that multiplies <y, v>; 0: by that attention
     const float *q;  // row i, head h at q + i * q_stride + h * head_dim
     const float *y;  // attention's output: row i, head h at y + i * y_stride + h * head_dim;
-                     // PROJECTION alone reads it
+                     // PROJECTION without theta alone reads it
     float *sums;     // running sums: slot j of page p at sums + p * sums_stride + j % page_tokens
                      // is added to; NULL: what is returned is of these rows alone
     float *out;      // [n_slots], or NULL when only the sums are wanted

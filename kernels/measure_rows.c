@@ -114,11 +114,13 @@ static uint32_t row_end(const kern_rows_item *it, uint32_t i)
     return end;
 }
 
-static void start_rows(const kern_rows_batch *b, const rows_unit *unit, rows_state *u)
+/* Queries, so that scores come out divided by `theta`. */
+static void start_rows(const kern_rows_batch *b, const rows_unit *unit, float theta, rows_state *u)
 {
     const kern_rows_item *it = &b->items[unit->item];
     size_t dim = b->shape.head_dim;
-    float scale = it->kind == KERN_MEASURE_RAW ? 1.0f : (float)((double)b->scale * LOG2_E);
+    float scale =
+        it->kind == KERN_MEASURE_RAW ? 1.0f : (float)((double)b->scale * LOG2_E / (double)theta);
     memset(u->rows, 0, u->n * sizeof *u->rows);
     for (size_t r = 0; r < u->n; r++) {
         size_t i = unit->row + r / b->q_heads, column = r % b->q_heads * dim;
@@ -127,7 +129,7 @@ static void start_rows(const kern_rows_batch *b, const rows_unit *unit, rows_sta
         const float *from = it->q + i * b->q_stride + column;
         float *q = u->q + r * KERN_ATTN_Q_STRIDE;
         for (size_t d = 0; d < dim; d++) q[d] = from[d] * scale;
-        if (it->kind == KERN_MEASURE_PROJECTION)
+        if (it->kind == KERN_MEASURE_PROJECTION && it->theta == 0.0f)
             memcpy(u->y + r * KERN_ATTN_Q_STRIDE, it->y + i * b->y_stride + column,
                    dim * sizeof *u->y);
     }
@@ -211,7 +213,8 @@ static void output_range(const kern_rows_item *it, size_t *from, size_t *to)
 {
     size_t n = it->table.n_slots;
     *from = 0;
-    *to = n > it->window ? n - it->window : 0;
+    *to = n;
+    if (it->kind == KERN_MEASURE_OUTSIDE) *to = n > it->window ? n - it->window : 0;
     if (it->kind != KERN_MEASURE_POOLED) return;
     size_t chunks = (n + it->chunk - 1) / it->chunk, last = it->window / it->chunk;
     *from = it->chunk;
@@ -241,7 +244,7 @@ static void sum_outputs(const rows_job *job, const kern_rows_item *it, rows_stat
         memcpy(u->y + r * KERN_ATTN_Q_STRIDE, u->o + r * dim, dim * sizeof *u->y);
 }
 
-/* p *= <y, v> */
+/* p *= <y, v> + bias */
 static void project(const rows_job *job, const kern_rows_item *it, rows_state *u)
 {
     const kern_isa *isa = &job->kc->isa;
@@ -256,9 +259,21 @@ static void project(const rows_job *job, const kern_rows_item *it, rows_state *u
             isa->attn_scores[KERN_KV_F32](&strips, 0, at.n_strips, u->y + r * KERN_ATTN_Q_STRIDE,
                                           (uint32_t)n, b->shape.head_dim, u->dots);
             float *p = u->p + (block * u->n + r) * KERN_BLOCK;
+            if (it->bias != 0.0f) /* for -0 + 0 is another zero */
+                for (size_t i = 0; i < n * KERN_BLOCK; i++) u->dots[i] += it->bias;
             for (size_t i = 0; i < n * KERN_BLOCK; i++) p[i] *= u->dots[i];
         }
     }
+}
+
+/* p of all blocks, of scores / theta. */
+static void weigh(const rows_job *job, const rows_unit *unit, float theta, rows_state *u)
+{
+    const kern_rows_item *it = &job->batch->items[unit->item];
+    start_rows(job->batch, unit, theta, u);
+    for (size_t block = 0; block < u->blocks; block++) block_weights(job, it, block, u);
+    if (it->kind != KERN_MEASURE_RAW) normalise(u);
+    if (it->kind == KERN_MEASURE_POOLED) pool_rows(it, u);
 }
 
 static void run_unit(const rows_job *job, const rows_unit *unit, uint8_t *scratch)
@@ -271,11 +286,13 @@ static void run_unit(const rows_job *job, const rows_unit *unit, uint8_t *scratc
     u.pages = (kern_pages){it->table.pages,         it->table.tiles,
                            b->page_stride,          it->table.filling,
                            it->table.first_filling, row_slot(it, unit->row) / b->shape.page_tokens};
-    start_rows(b, unit, &u);
-    for (size_t block = 0; block < u.blocks; block++) block_weights(job, it, block, &u);
-    if (it->kind != KERN_MEASURE_RAW) normalise(&u);
-    if (it->kind == KERN_MEASURE_POOLED) pool_rows(it, &u);
-    if (it->kind == KERN_MEASURE_OUTSIDE || it->kind == KERN_MEASURE_POOLED)
+    bool own = it->theta == 0.0f; /* the weights make the output that they are multiplied with */
+    if (!own) {
+        weigh(job, unit, it->theta, &u);
+        sum_outputs(job, it, &u);
+    }
+    weigh(job, unit, 1.0f, &u);
+    if (own && (it->kind == KERN_MEASURE_OUTSIDE || it->kind == KERN_MEASURE_POOLED))
         sum_outputs(job, it, &u);
     if (it->kind >= KERN_MEASURE_PROJECTION) project(job, it, &u);
     for (size_t block = 0; block < u.blocks; block++)
@@ -356,6 +373,7 @@ static void check_batch(const kern_rows_batch *b)
         assert(it->n_rows > 0 && it->n_rows <= it->table.n_slots);
         assert(it->kind < KERN_ROW_MEASURES && (it->out || it->sums));
         assert(it->kind != KERN_MEASURE_POOLED || it->chunk > 0);
+        assert(it->theta == 0.0f || it->kind >= KERN_MEASURE_PROJECTION);
         assert(!kern_kv_has_grids(b->shape.format) || it->table.filling);
     }
 }

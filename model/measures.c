@@ -55,6 +55,8 @@ static status add_rows(measures *m, const place *p, int kind)
                                             .n_rows = spec->rows,
                                             .window = spec->window,
                                             .chunk = spec->chunk,
+                                            .bias = spec->bias,
+                                            .theta = spec->theta,
                                             .q = p->q,
                                             .y = p->y,
                                             .sums = p->sums,
@@ -116,14 +118,18 @@ typedef struct kind_row {
     bool needs_rows; /* of queries */
     bool may_sum;    /* over steps */
     bool may_second; /* stand beside another */
+    bool along;      /* an output: with a bias, and a theta of its own */
 } kind_row;
 
 static const kind_row kinds[MEASURE_KINDS] = {
     [MEASURE_MASS] = {add_rows, KERN_MEASURE_MASS, .needs_rows = true, .may_sum = true},
     [MEASURE_RAW] = {add_rows, KERN_MEASURE_RAW, .needs_rows = true},
-    [MEASURE_PROJECTION] = {add_rows, KERN_MEASURE_PROJECTION, .needs_rows = true, .may_sum = true},
-    [MEASURE_PROJECTION_OUTSIDE] = {add_rows, KERN_MEASURE_OUTSIDE, .needs_rows = true},
-    [MEASURE_PROJECTION_POOLED] = {add_rows, KERN_MEASURE_POOLED, .needs_rows = true},
+    [MEASURE_PROJECTION] = {add_rows, KERN_MEASURE_PROJECTION, .needs_rows = true, .may_sum = true,
+                            .along = true},
+    [MEASURE_PROJECTION_OUTSIDE] = {add_rows, KERN_MEASURE_OUTSIDE, .needs_rows = true,
+                                    .along = true},
+    [MEASURE_PROJECTION_POOLED] = {add_rows, KERN_MEASURE_POOLED, .needs_rows = true,
+                                   .along = true},
     [MEASURE_EXPECTED] = {add_expected, 0, .needs_rows = true},
     [MEASURE_VALUE_WEIGHT] = {measure_value_weight, 0, .may_second = true},
     [MEASURE_VALUE_NORM] = {add_table, KERN_MEASURE_VALUE_NORM, .may_second = true},
@@ -149,6 +155,9 @@ const char *measures_check(const measure_spec *s)
     if (s->silent && !s->sum) return "plan: a measure that nobody keeps";
     if (s->kind == MEASURE_PROJECTION_POOLED && s->chunk == 0)
         return "plan: a measure of chunks without tokens";
+    bool plain = s->bias == 0.0f && s->theta == 0.0f;
+    if (!plain && (!kind->along || !isfinite(s->bias) || !isfinite(s->theta) || s->theta < 0.0f))
+        return "plan: a measure with a bias or a theta that it cannot have";
     return NULL;
 }
 

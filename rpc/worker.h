@@ -22,7 +22,7 @@
 #include "scheduler/backend.h"
 
 enum {
-    WORKER_PROTOCOL = 4, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 5, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10, // comm_own_address
 };

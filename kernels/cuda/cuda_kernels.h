@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 /* Rises with anything below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 5 };
+enum { GPU_API_VERSION = 6 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -301,6 +301,7 @@ typedef struct gpu_measure {
     gpu_type y_type;
     uint32_t window;          /* OUTSIDE, POOLED */
     uint32_t chunk;           /* POOLED */
+    float add, theta;         /* PROJECTION, OUTSIDE, POOLED: bias and theta of kern_rows_item */
     uint32_t sinks;           /* EXPECTED, and what follows */
     const float *qkv;         /* as in gpu_heads, and so are these: */
     const float *bias, *norm; /* of queries */
@@ -314,7 +315,14 @@ typedef struct gpu_measure {
     void *scratch; /* of gpu_measure_scratch bytes */
 } gpu_measure;
 
-/* Query rows of OUTSIDE and POOLED that are measured at a time: their attention is scratch. */
+/* PROJECTION along an output that is not the step's own. */
+static inline bool gpu_measure_makes_output(const gpu_measure *m)
+{
+    return m->kind == GPU_MEASURE_OUTSIDE || m->kind == GPU_MEASURE_POOLED ||
+           (m->kind == GPU_MEASURE_PROJECTION && m->theta != 0.0f);
+}
+
+/* Query rows of those that are measured at a time: their attention is scratch. */
 enum { GPU_WEIGHT_BYTES = 64 << 20, GPU_OUTPUT_SLOTS = 512 };
 static inline uint32_t gpu_measure_wave(const gpu_measure *m)
 {
@@ -326,10 +334,9 @@ static inline size_t gpu_measure_scratch(const gpu_measure *m)
 {
     size_t heads = (size_t)m->kv_heads * m->q_heads, dim = m->pages.head_dim;
     size_t rows = heads * gpu_measure_wave(m), slots = m->longest;
-    switch (m->kind) {
-    case GPU_MEASURE_OUTSIDE:
-    case GPU_MEASURE_POOLED: /* weights, outputs, and outputs of parts of the slots */
+    if (gpu_measure_makes_output(m)) /* weights, outputs, and outputs of parts of the slots */
         return 4 * rows * (slots + dim + (slots / GPU_OUTPUT_SLOTS + 1) * dim);
+    switch (m->kind) {
     case GPU_MEASURE_EXPECTED: /* queries, their mean twice, covariance, logits, softmax */
         return 4 * heads * (m->rows * dim + 2 * dim + dim * dim + slots + 2);
     case GPU_MEASURE_VALUE_WEIGHT: return m->o.n * m->o.k * 2; /* of another type */

@@ -29,7 +29,8 @@ static DEVICE float of_row(const gpu_measure &m, const float *q, const float *y,
     float p = exp2f(dot * m.scale * 1.4426950408889634f - lse);
     float along = 0.0f;
     for (int d = 0; d < D; d++) along += y[d] * to_float(v[d]);
-    return p * along * v_scale;
+    /* Without a bias the products keep their order. */
+    return m.add == 0.0f ? p * along * v_scale : p * (along * v_scale + m.add);
 }
 
 template <class KV, int D>
@@ -233,7 +234,8 @@ template <class KV> static gpu_status run(gpu *g, const gpu_measure *m)
 {
     dim3 grid(blocks_of(m->longest), m->kv_heads);
     switch (m->kind) {
-    case GPU_MEASURE_PROJECTION: return run_projection<KV>(g, m, grid);
+    case GPU_MEASURE_PROJECTION:
+        return m->theta == 0.0f ? run_projection<KV>(g, m, grid) : gpu_outside(g, m);
     case GPU_MEASURE_OUTSIDE:
     case GPU_MEASURE_POOLED: return gpu_outside(g, m);
     case GPU_MEASURE_EXPECTED: return gpu_expected(g, m);

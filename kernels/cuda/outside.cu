@@ -1,5 +1,6 @@
 /* What each slot adds along the attention's output, of attention that is not the step's own: over
- * the slots before the window (OUTSIDE), or pooled over neighbours (POOLED). So many query rows at
+ * the slots before the window (OUTSIDE), pooled over neighbours (POOLED), or of another temperature
+ * (theta). So many query rows at
  * a time that their weights, which are scratch, stay small. */
 #include "kernels/cuda/pages.cuh"
 
@@ -131,7 +132,8 @@ static __global__ void softmax_kernel(gpu_measure m, wave w)
 static DEVICE void output_range(const gpu_measure &m, uint32_t n, uint32_t *from, uint32_t *to)
 {
     *from = 0;
-    *to = n > m.window ? n - m.window : 0;
+    *to = n;
+    if (m.kind == GPU_MEASURE_OUTSIDE) *to = n > m.window ? n - m.window : 0;
     if (m.kind != GPU_MEASURE_POOLED) return;
     uint32_t chunks = (n + m.chunk - 1) / m.chunk, last = m.window / m.chunk;
     uint64_t end = chunks > last ? (uint64_t)(chunks - last) * m.chunk : 0;
@@ -217,7 +219,9 @@ static __global__ void __launch_bounds__(SLOT_THREADS) along_kernel(gpu_measure 
         __syncthreads();
         for (uint32_t r = 0; in && r < ROWS && first + r < w.packed; r++) {
             const float *row = weights_of(m, w, head, first + r);
-            of_heads += weight_at(m, row, slot, t.length) * dot<D>(y[r], v);
+            float along = dot<D>(y[r], v);
+            if (m.add != 0.0f) along += m.add;
+            of_heads += weight_at(m, row, slot, t.length) * along;
             if ((first + r + 1) % m.q_heads != 0) continue;
             sum += of_heads;
             of_heads = 0.0f;
@@ -234,10 +238,16 @@ template <class KV, int D> static gpu_status run_wave(gpu *g, const gpu_measure 
     dim3 slots((m->longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads);
     dim3 parts(w->parts, m->kv_heads, (w->packed + OUTPUT_ROWS - 1) / OUTPUT_ROWS);
     size_t n = (size_t)m->kv_heads * w->packed * D;
-    LAUNCH((scores_kernel<KV, D>), slots, SLOT_THREADS, 0, g, *m, *w);
-    LAUNCH(softmax_kernel, dim3(w->packed, m->kv_heads), 256, 0, g, *m, *w);
-    LAUNCH((outputs_kernel<KV, D>), parts, SLOT_THREADS, 0, g, *m, *w);
+    gpu_measure output = *m; /* whose attention makes the outputs */
+    if (m->theta != 0.0f) output.scale /= m->theta;
+    LAUNCH((scores_kernel<KV, D>), slots, SLOT_THREADS, 0, g, output, *w);
+    LAUNCH(softmax_kernel, dim3(w->packed, m->kv_heads), 256, 0, g, output, *w);
+    LAUNCH((outputs_kernel<KV, D>), parts, SLOT_THREADS, 0, g, output, *w);
     LAUNCH(add_parts_kernel, (unsigned)((n + 255) / 256), 256, 0, g, *w, n);
+    if (m->theta != 0.0f) {
+        LAUNCH((scores_kernel<KV, D>), slots, SLOT_THREADS, 0, g, *m, *w);
+        LAUNCH(softmax_kernel, dim3(w->packed, m->kv_heads), 256, 0, g, *m, *w);
+    }
     LAUNCH((along_kernel<KV, D>), slots, SLOT_THREADS, 0, g, *m, *w);
     return gpu_launched(g, "projection of other attention");
 }

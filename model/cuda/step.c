@@ -127,6 +127,8 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
         m->longest = plan_longest_table(&b->info, b->mirror, s->seq, true);
         m->window = spec->window;
         m->chunk = spec->chunk;
+        m->add = spec->bias;
+        m->theta = spec->theta;
         m->sinks = spec->sinks;
         m->sum = sums[spec->sum];
         size_t first = (size_t)row * r->n_kv_heads * r->stride;

@@ -75,6 +75,17 @@ static status read_floor(const parsing *p, const char *name, retention_policy *p
     return read_number(p, name, 0, 1, &policy->floor, err);
 }
 
+static status read_bias(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    return read_number(p, name, -1e6, 1e6, &policy->bias, err);
+}
+
+/* Temperatures nearer to 0 and to infinity give the same anchors. */
+static status read_theta(const parsing *p, const char *name, retention_policy *policy, error *err)
+{
+    return read_number(p, name, 1e-3, 1e6, &policy->theta, err);
+}
+
 static status read_part(const parsing *p, const char *name, retention_policy *policy, error *err)
 {
     const char *value;
@@ -240,6 +251,10 @@ static bool uses_floor(const retention_policy *policy)
 {
     return retention_allocators[policy->allocator].joint;
 }
+static bool uses_projection(const retention_policy *policy)
+{
+    return policy->score == RETENTION_SCORE_PROJECTION;
+}
 static bool uses_pool(const retention_policy *policy)
 {
     return retention_scores[policy->score]->kind != MEASURE_NONE;
@@ -299,6 +314,16 @@ static const struct {
      .read = read_floor,
      .used = uses_floor,
      .only = "allocator 'adaptive' or 'pyramid-adaptive'"},
+    {.name = "bias",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_bias,
+     .used = uses_projection,
+     .only = "score 'projection'"},
+    {.name = "theta",
+     .field = RETENTION_FIELD_PARTS,
+     .read = read_theta,
+     .used = uses_projection,
+     .only = "score 'projection'"},
     {.name = "positions", .field = RETENTION_FIELD_PARTS, .read = read_positions},
     {.name = "sinks", .field = RETENTION_FIELD_PARTS | RETENTION_FIELD_INPUT, .read = read_sinks},
     {.name = "window", .field = RETENTION_FIELD_PARTS, .read = read_window},

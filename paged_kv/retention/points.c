@@ -249,6 +249,10 @@ measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_p
         .window = retention_window_of(policy, n_prompt),
         .chunk = unit_tokens(policy),
     };
+    if (phase.score == retention_scores[RETENTION_SCORE_PROJECTION] && !phase.growth) {
+        spec.bias = policy->bias;
+        spec.theta = policy->theta == 1.0f ? 0.0f : policy->theta;
+    }
     if (phase.score->rows == RETENTION_ROWS_ALL) return summed(spec, from, to, 0, point);
     if (phase.summed && point != UINT32_MAX)
         return summed(spec, from, to, point - spec.rows, point);

@@ -51,7 +51,7 @@
 /* Defaults that only a request's overrides may bring into play. */
 #define COMMON                                                                                     \
     .chunk = 10, .beta = 20, .floor = 0.2f, .kernel = 7, .interval = 16, .recurrent_chunk = 32768, \
-    .reuse_layers = 1
+    .reuse_layers = 1, .theta = 1
 #define POOLED            .pool = RETENTION_POOL_MAX
 #define BY_TOKEN          .unit = RETENTION_UNIT_TOKEN, .scope = RETENTION_SCOPE_LAYER
 #define BY_TOKEN_AND_HEAD .unit = RETENTION_UNIT_TOKEN, .scope = RETENTION_SCOPE_HEAD

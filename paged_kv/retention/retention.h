@@ -121,6 +121,7 @@ typedef struct retention_policy {
     uint32_t tokens;          // budget, or 0 when `ratio` is given
     uint32_t sinks;           // first tokens protected
     uint32_t window;          // last tokens protected
+    float bias, theta;        // score projection: AnDPro's b, and the temperature of its theta
     bool window_half;         // but at most half of the budget (INT32_MAX: just that half)
     uint32_t rows;            // query rows measured; 0 = as `window`
     uint32_t reuse_layers;    // so many layers that choose, one after the other, share a choice
@@ -224,6 +225,8 @@ typedef struct measure_spec {
     uint32_t sinks;  // EXPECTED
     uint32_t window; // PROJECTION_OUTSIDE, PROJECTION_POOLED
     uint32_t chunk;  // PROJECTION_POOLED
+    float bias;      // PROJECTION and its kin: added to <output, value>
+    float theta;     // likewise: temperature of the softmax that makes the output; 0 = 1
 } measure_spec;
 
 /* Layers below `end` that choose: those without a sliding window. */

@@ -52,6 +52,8 @@ static void due_rows(check *c, const inputs *in, const gpu_measure *m, uint32_t 
                            .n_rows = m->rows,
                            .window = m->window,
                            .chunk = m->chunk,
+                           .bias = m->add,
+                           .theta = m->theta,
                            .q = w->cpu_q + at,
                            .y = in->y + at,
                            .out = out};
@@ -244,6 +246,11 @@ void check_measures(check *c, world *w, uint32_t seq)
                      .o = o.gpu,
                      .slot_stride = n};
     for (m.kind = GPU_MEASURE_MASS; m.kind < GPU_MEASURE_KINDS; m.kind++) check_kind(c, &in, m);
+    m.add = 0.75f;
+    m.theta = 2.5f;
+    for (m.kind = GPU_MEASURE_PROJECTION; m.kind <= GPU_MEASURE_POOLED; m.kind++)
+        check_kind(c, &in, m);
+    m.add = m.theta = 0.0f;
     m.kind = GPU_MEASURE_EXPECTED; /* of no queries */
     m.rows = 0;
     check_kind(c, &in, m);

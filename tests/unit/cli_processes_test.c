@@ -152,6 +152,10 @@ static json_t *retention_of(uint32_t nth, bool windows)
     } else if (p->needs_budget) {
         json_object_set_new(r, "ratio", json_real(0.4));
     }
+    if (strncmp(p->name, "andpro", 6) == 0) { /* numbers that travel to workers */
+        json_object_set_new(r, "bias", json_real(0.7));
+        json_object_set_new(r, "theta", json_real(5));
+    }
     return r;
 }
 

@@ -101,6 +101,7 @@ static void random_rows(fixture *f, uint64_t seed)
     sequence s = make_sequence(&r, all_types[seed % 4], pages[seed % 4], dim, q_heads,
                                1 + rng_below(&r, 400));
     uint32_t n = s.n_slots, n_rows = 1 + rng_below(&r, n < 40 ? n : 40);
+    static const float temperatures[] = {0.05f, 0.5f, 3.0f, 1e6f};
     kern_rows_item items[KERN_ROW_MEASURES];
     double *want = doubles((size_t)n * KERN_ROW_MEASURES), scales[KERN_ROW_MEASURES] = {0};
     for (uint32_t kind = 0; kind < KERN_ROW_MEASURES; kind++) {
@@ -108,6 +109,9 @@ static void random_rows(fixture *f, uint64_t seed)
                                        .n_rows = n_rows,
                                        .window = rng_below(&r, 48),
                                        .chunk = 1 + rng_below(&r, 12)};
+        bool along = kind >= KERN_MEASURE_PROJECTION;
+        if (along && rng_below(&r, 2)) items[kind].bias = (float)rng_below(&r, 9) * 0.5f - 2.0f;
+        if (along && rng_below(&r, 2)) items[kind].theta = temperatures[rng_below(&r, 4)];
         for (uint32_t row = n - n_rows; row < n; row++)
             for (uint32_t h = 0; h < q_heads; h++)
                 naive_row(&s, &items[kind], row, h, want + (size_t)kind * n, &scales[kind]);
@@ -120,6 +124,8 @@ static void random_rows(fixture *f, uint64_t seed)
             kern_rows_item it = rows_item(&s, &l, (kern_row_measure)kind, n, n_rows);
             it.window = items[kind].window;
             it.chunk = items[kind].chunk;
+            it.bias = items[kind].bias;
+            it.theta = items[kind].theta;
             it.y = y + (size_t)(n - n_rows) * q_heads * dim;
             it.out = got + (size_t)kind * n;
             items[kind] = it;
@@ -498,7 +504,7 @@ static void test_attention_after_retention(void **state)
             double *a = doubles(t.n);
             for (uint32_t h = 0; h < heads; h++) {
                 double off = 0, size = 0;
-                attention_row(&dense, s.q + (size_t)h * dim, t.n, a);
+                attention_row(&dense, s.q + (size_t)h * dim, t.n, 1, a);
                 for (uint32_t d = 0; d < dim; d++) {
                     double want = 0;
                     for (uint32_t j = 0; j < t.n; j++) want += a[j] * dense.v[(size_t)j * dim + d];

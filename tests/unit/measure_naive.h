@@ -24,14 +24,16 @@ static inline double dot(const float *a, const float *b, size_t n)
 
 /* ---- under rows ------------------------------------------------------------------------------ */
 
-/* a [n_slots] of one query row over slots [0, end): softmax at the model's scale. */
-static inline void attention_row(const sequence *s, const float *q, uint32_t end, double *a)
+/* a [n_slots] of one query row over slots [0, end): softmax at the model's scale, of scores over a
+ * temperature. */
+static inline void attention_row(const sequence *s, const float *q, uint32_t end, double temper,
+                                 double *a)
 {
     uint32_t dim = s->shape.head_dim;
     double max = -INFINITY, sum = 0;
     for (uint32_t j = 0; j < s->n_slots; j++) a[j] = 0;
     for (uint32_t j = 0; j < end; j++) {
-        a[j] = dot(q, s->k + (size_t)j * dim, dim) / sqrt(dim);
+        a[j] = dot(q, s->k + (size_t)j * dim, dim) / sqrt(dim) / temper;
         max = fmax(max, a[j]);
     }
     for (uint32_t j = 0; j < end; j++) sum += a[j] = exp(a[j] - max);
@@ -64,27 +66,29 @@ static inline void naive_row(const sequence *s, const kern_rows_item *it, uint32
 {
     uint32_t dim = s->shape.head_dim, n = s->n_slots, end = row + 1;
     const float *q = s->q + ((size_t)row * s->q_heads + head) * dim;
-    double *a = doubles(n), *y = doubles(dim), most = 0;
+    double *a = doubles(n), *anchor = doubles(n), *y = doubles(dim), most = 0;
     if (it->kind == KERN_MEASURE_RAW) {
         for (uint32_t j = 0; j < n; j++) a[j] = dot(q, s->k + (size_t)j * dim, dim);
     } else {
         if (it->kind == KERN_MEASURE_OUTSIDE && end + it->window > n)
             end = n > it->window ? n - it->window : 0;
-        attention_row(s, q, end, a);
+        attention_row(s, q, end, 1, a);
+        attention_row(s, q, end, it->theta > 0 ? (double)it->theta : 1, anchor);
     }
-    if (it->kind == KERN_MEASURE_POOLED) max_pool(a, n, 7);
+    if (it->kind == KERN_MEASURE_POOLED) max_pool(a, n, 7), max_pool(anchor, n, 7);
     for (uint32_t j = 0; j < n; j++)
         for (uint32_t d = 0; d < dim && in_output(it, n, j); d++)
-            y[d] += a[j] * s->v[(size_t)j * dim + d];
+            y[d] += anchor[j] * s->v[(size_t)j * dim + d];
     for (uint32_t j = 0; j < n; j++) {
         double yv = 0;
         for (uint32_t d = 0; d < dim; d++) yv += y[d] * s->v[(size_t)j * dim + d];
-        if (it->kind >= KERN_MEASURE_PROJECTION) a[j] *= yv;
+        if (it->kind >= KERN_MEASURE_PROJECTION) a[j] *= yv + (double)it->bias;
         want[j] += a[j];
         most = fmax(most, fabs(a[j]));
     }
     *scale += most;
     free(a);
+    free(anchor);
     free(y);
 }
 

@@ -364,6 +364,7 @@ static void every_measure(void **state)
         {"projection", {.kind = MEASURE_PROJECTION, .second = MEASURE_KEY_COSINE}},
         {"outside", {.kind = MEASURE_PROJECTION_OUTSIDE, .window = 9}},
         {"pooled", {.kind = MEASURE_PROJECTION_POOLED, .window = 9, .chunk = 4}},
+        {"with b and theta", {.kind = MEASURE_PROJECTION, .bias = 0.5f, .theta = 3}},
         {"expected", {.kind = MEASURE_EXPECTED, .sinks = 4, .second = MEASURE_VALUE_NORM}},
         {"mass, value weight", {.kind = MEASURE_MASS, .second = MEASURE_VALUE_WEIGHT}},
     };

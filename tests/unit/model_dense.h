@@ -101,7 +101,7 @@ static inline void dense_attend(const dense *m, uint32_t layer, double *out)
         const sequence *s = &m->heads[dense_index(m, layer, h / group)];
         for (uint32_t t = 0; t < m->n; t++) {
             double *o = out + ((size_t)t * c->n_heads + h) * dim;
-            attention_row(s, s->q + ((size_t)t * group + h % group) * dim, t + 1, a);
+            attention_row(s, s->q + ((size_t)t * group + h % group) * dim, t + 1, 1, a);
             memset(o, 0, dim * sizeof *o);
             for (uint32_t j = 0; j <= t; j++)
                 for (uint32_t d = 0; d < dim; d++) o[d] += a[j] * s->v[(size_t)j * dim + d];

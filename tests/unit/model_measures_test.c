@@ -90,16 +90,19 @@ static const measure_spec nothing = {.kind = MEASURE_NONE};
 static const struct {
     const char *name;
     measure_kind kind, second;
+    float bias, theta;
 } specs[] = {
-    {"mass", MEASURE_MASS, MEASURE_VALUE_WEIGHT},
-    {"raw", MEASURE_RAW, MEASURE_NONE},
-    {"projection", MEASURE_PROJECTION, MEASURE_NONE},
-    {"projection outside", MEASURE_PROJECTION_OUTSIDE, MEASURE_NONE},
-    {"projection pooled", MEASURE_PROJECTION_POOLED, MEASURE_NONE},
-    {"expected", MEASURE_EXPECTED, MEASURE_VALUE_NORM},
-    {"value weight", MEASURE_VALUE_WEIGHT, MEASURE_NONE},
-    {"value norm", MEASURE_VALUE_NORM, MEASURE_NONE},
-    {"key norm", MEASURE_KEY_NORM, MEASURE_KEY_COSINE},
+    {"mass", MEASURE_MASS, MEASURE_VALUE_WEIGHT, 0, 0},
+    {"raw", MEASURE_RAW, MEASURE_NONE, 0, 0},
+    {"projection", MEASURE_PROJECTION, MEASURE_NONE, 0, 0},
+    {"projection outside", MEASURE_PROJECTION_OUTSIDE, MEASURE_NONE, 0, 0},
+    {"projection pooled", MEASURE_PROJECTION_POOLED, MEASURE_NONE, 0, 0},
+    {"projection with b and theta", MEASURE_PROJECTION, MEASURE_KEY_NORM, 0.3f, 4},
+    {"projection pooled with b and theta", MEASURE_PROJECTION_POOLED, MEASURE_NONE, -0.2f, 3},
+    {"expected", MEASURE_EXPECTED, MEASURE_VALUE_NORM, 0, 0},
+    {"value weight", MEASURE_VALUE_WEIGHT, MEASURE_NONE, 0, 0},
+    {"value norm", MEASURE_VALUE_NORM, MEASURE_NONE, 0, 0},
+    {"key norm", MEASURE_KEY_NORM, MEASURE_KEY_COSINE, 0, 0},
 };
 
 enum { SPECS = sizeof specs / sizeof specs[0] };
@@ -115,7 +118,9 @@ static measure_spec spec_of(size_t i, uint32_t rows, uint32_t layer_step)
                           .by_slot = true,
                           .sinks = 4,
                           .window = 9,
-                          .chunk = 4};
+                          .chunk = 4,
+                          .bias = specs[i].bias,
+                          .theta = specs[i].theta};
 }
 
 static void naive_future(const dense *m, float *turn)
@@ -160,7 +165,8 @@ static void naive_kind(const dense *m, uint32_t layer, uint32_t head, measure_ki
 {
     const sequence *s = &m->heads[dense_index(m, layer, head)];
     uint32_t dim = s->shape.head_dim;
-    kern_rows_item it = {.window = spec->window, .chunk = spec->chunk};
+    kern_rows_item it = {
+        .window = spec->window, .chunk = spec->chunk, .bias = spec->bias, .theta = spec->theta};
     double scale;
     memset(want, 0, m->n * sizeof *want);
     switch (kind) {
@@ -530,6 +536,9 @@ static void impossible_measures_are_refused(void **state)
          .sum = MEASURE_SUM_ADD + 1,
          .by_slot = true},
         {.kind = MEASURE_PROJECTION_POOLED, .rows = 1, .layer_step = 1, .by_slot = true},
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .by_slot = true, .bias = 1},
+        {.kind = MEASURE_PROJECTION, .rows = 1, .layer_step = 1, .by_slot = true, .theta = -1},
+        {.kind = MEASURE_PROJECTION, .rows = 1, .layer_step = 1, .by_slot = true, .bias = NAN},
     };
     driver d;
     driver_open(&d, &demo);

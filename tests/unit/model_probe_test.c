@@ -69,7 +69,7 @@ static void check_head(const bench *b, const dense *m, uint32_t layer, uint32_t 
     double *want = doubles(m->n), *got = doubles(m->n);
     for (uint32_t row = FIRST; row < m->n; row += 3)
         for (uint32_t g = 0; g < group; g++) {
-            attention_row(s, s->q + ((size_t)row * group + g) * dim, row + 1, want);
+            attention_row(s, s->q + ((size_t)row * group + g) * dim, row + 1, 1, want);
             model_probe_weights(b->probe, layer, kv_head * group + g, row, got);
             for (uint32_t j = 0; j <= row; j++)
                 if (!(fabs(got[j] - want[j]) <= 1e-4))

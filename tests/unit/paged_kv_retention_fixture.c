@@ -221,6 +221,7 @@ static void random_object(rng *r, strbuf *out, bool nested)
     if (rng_below(r, 6) == 0) strbuf_printf(out, ",\"rows\":%u", 1 + rng_below(r, 40));
     if (rng_below(r, 6) == 0) strbuf_printf(out, ",\"beta\":%u.5", 1 + rng_below(r, 30));
     if (rng_below(r, 6) == 0) strbuf_printf(out, ",\"floor\":0.%u", rng_below(r, 10));
+    if (rng_below(r, 20) == 0) strbuf_printf(out, ",\"bias\":0.%u", rng_below(r, 10));
     if (rng_below(r, 4) == 0)
         strbuf_printf(out, ",\"positions\":\"%s\"", rng_below(r, 2) ? "cache" : "original");
     if (rng_below(r, 4) == 0)

@@ -77,6 +77,8 @@ static measure_spec random_measure(rng *r)
     m.sinks = rng_below(r, 5);
     m.window = rng_below(r, 40);
     m.chunk = rng_below(r, 12);
+    m.bias = coin(r) ? (float)rng_below(r, 9) - 4.0f : 0.0f;
+    m.theta = coin(r) ? (float)rng_below(r, 9) * 0.25f : 0.0f;
     return m;
 }
 

@@ -213,7 +213,7 @@ def choose_scope(p, model, tables, rows, length, margins):
     """SCOPE's decode policies: the prompt's slots are frozen."""
     d, generated, keep = p.decode, length - p.prompt_tokens, []
     allowed, margins.equal_is_one, margins.slots_are_units = scope_allowance(d, generated), False, True
-    plain = SimpleNamespace(variant=None, mean=False, pool=None, window=0, rows=None)
+    plain = SimpleNamespace(variant=None, mean=False, pool=None, window=0, rows=None, bias=0.0, theta=1.0)
     for layer in range(model.layers):
         flags = []
         if layer % p.reuse_layers:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 def row(score, unit, scope, schedule="prompt", **more):
     base = dict(allocator="uniform", sinks=0, window=0, half=False, pool=None, interval=1, reuse_layers=1, chunk=None,
-                variant=None, rows=None, slope=20, floor=0.2, contiguous=False, later=None, tokens=None, recurrent_chunk=None)
+                variant=None, rows=None, bias=0.0, theta=1.0, slope=20, floor=0.2, contiguous=False, later=None, tokens=None, recurrent_chunk=None)
     return base | dict(score=score, unit=unit, scope=scope, schedule=schedule) | more
 
 

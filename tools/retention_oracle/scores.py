@@ -22,23 +22,29 @@ def pool(x, kind, kernel):
 
 
 def projection(c):
-    a = attention(c.q, c.rows_pos, c.table)
-    v = c.table.v
+    """a <theta, v + b>: theta is the output by the softmax of scores over a temperature, itself called theta."""
+    v, a = c.table.v, projection_weights(c, c.q)
+    anchor = projection_weights(c, c.q / c.p.theta)
+    if c.p.variant == "code":
+        n, size = len(v), {"token": 1, "page": c.p.page, "chunk": c.p.chunk}[c.p.unit]
+        end = (n // size + (n % size > 0) - c.p.window // size) * size
+        y = anchor[..., size:end] @ v[size:end]
+    else:
+        y = anchor @ v
+    return (a * (np.einsum("rgd,nd->rgn", y, v) + c.p.bias)).sum((0, 1))
+
+
+def projection_weights(c, q):
+    a = attention(q, c.rows_pos, c.table)
     if c.p.variant == "alg1":
         past = ~c.in_window
-        x = np.einsum("rgd,nd->rgn", c.q, c.table.k[past]) / math.sqrt(c.q.shape[-1])
+        x = np.einsum("rgd,nd->rgn", q, c.table.k[past]) / math.sqrt(q.shape[-1])
         x = np.where((c.table.pos[past][None, :] <= c.rows_pos[:, None])[:, None], x, -np.inf)
         a = np.zeros_like(a)
         a[..., past] = softmax(x)
-        y = a @ v
     elif c.p.variant == "code":
         a = pool(a, "max", CODE_KERNEL)
-        n, size = len(v), {"token": 1, "page": c.p.page, "chunk": c.p.chunk}[c.p.unit]
-        end = (n // size + (n % size > 0) - c.p.window // size) * size
-        y = a[..., size:end] @ v[size:end]
-    else:
-        y = a @ v
-    return (a * np.einsum("rgd,nd->rgn", y, v)).sum((0, 1))
+    return a
 
 
 def expected(c):
