@@ -169,7 +169,9 @@ struct engine_stream {
     bool resume_wanted;     /* the engine thread paused this stream and waits for room */
     error failure;          /* text of ENGINE_FINISH_ERROR */
 
-    strbuf read_text; /* reader only: the last output's text */
+    /* The last output's text, which is the reader's alone, and a buffer for a longer one: together
+     * they have room for the text of every queued item, so that reading needs no memory. */
+    strbuf read_text, spare_text;
 };
 
 status stream_create(engine *e, const engine_request *r, engine_stream **out);
@@ -181,6 +183,8 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
                  const char *text);
 /* The last item of a choice; takes over end->report.kept_json. */
 void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
+/* What the choices that end by ENGINE_FINISH_ERROR say (copied). */
+void stream_set_failure(engine_stream *s, status_code code, const char *text);
 /* Ends every choice that has not ended: aborted (STATUS_ABORTED), or with one error (copied). */
 void stream_fail(engine_stream *s, status_code code, const char *text);
 
@@ -298,6 +302,7 @@ struct engine {
     uint32_t *free_slots;
     uint32_t n_free_slots;
     uint32_t generation;
+    size_t n_choices; /* of the streams in `slots`: loop_make_room has seen to their room */
     sched_event *events;
     size_t n_events, events_capacity;
     ending_choice *ending; /* choices whose END is among the events */
@@ -343,6 +348,9 @@ void *prepare_loop(void *e);
 
 /* ---- loop.c for watch.c ---------------------------------------------------------------------- */
 
+/* Makes room for what the engine thread notes between two steps, with so many choices more than
+ * there are: noting itself cannot fail. False when memory is out. */
+bool loop_make_room(engine *e, size_t n_more);
 /* Fails every stream that the scheduler knows, and forgets it. */
 void loop_fail_all(engine *e, status_code code, const char *text);
 /* Fails what is in the inbox of an engine without a backend; while there is nothing it waits for so

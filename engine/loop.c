@@ -1,16 +1,16 @@
 /* The engine thread: inbox -> events -> plan -> backend -> tokens -> streams. */
 #include "engine/internal.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-/* A few kilobytes without which nothing could go on: growing fails only where malloc never does. */
 static bool reserve(void **items, size_t *capacity, size_t n, size_t size)
 {
-    if (n < *capacity) return true;
-    size_t wanted = *capacity ? 2 * *capacity : 256;
+    if (n <= *capacity) return true;
+    size_t wanted = n > 2 * *capacity ? n : 2 * *capacity;
     void *grown = alloc_resize(NULL, *items, wanted, size);
     if (!grown) return false;
     *items = grown;
@@ -18,9 +18,19 @@ static bool reserve(void **items, size_t *capacity, size_t n, size_t size)
     return true;
 }
 
+bool loop_make_room(engine *e, size_t n_more)
+{
+    /* Between two steps a choice ends once, and its request is added, paused and resumed once. */
+    enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
+    size_t n = e->n_choices + n_more;
+    return reserve((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + OF_ALL,
+                   sizeof *e->events) &&
+           reserve((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
+}
+
 static void add_event(engine *e, sched_event event)
 {
-    if (!reserve((void **)&e->events, &e->events_capacity, e->n_events, sizeof *e->events)) abort();
+    assert(e->n_events < e->events_capacity);
     e->events[e->n_events++] = event;
 }
 
@@ -100,6 +110,7 @@ static void forget(engine *e, engine_stream *s)
 {
     e->slots[(uint32_t)s->id] = NULL;
     e->free_slots[e->n_free_slots++] = (uint32_t)s->id;
+    e->n_choices -= s->request.n;
     stream_unref(s);
 }
 
@@ -111,7 +122,7 @@ static void finish_choice(engine *e, engine_stream *s, uint32_t choice, engine_f
     bool finished = finish == ENGINE_FINISH_STOP || finish == ENGINE_FINISH_LENGTH;
     add_event(e, (sched_event){
                      .kind = SCHED_END, .request = s->id, .choice = choice, .finished = finished});
-    if (!reserve((void **)&e->ending, &e->ending_capacity, e->n_ending, sizeof *e->ending)) abort();
+    assert(e->n_ending < e->ending_capacity);
     e->ending[e->n_ending++] = (ending_choice){.stream = s, .choice = choice};
 }
 
@@ -125,12 +136,19 @@ static void count_end(engine *e, ending_choice *ending)
 {
     engine_stream *s = ending->stream;
     sched_choice_info info = {0};
-    sched_describe(e->sched, s->id, ending->choice, &info);
+    status described = sched_describe(e->sched, s->id, ending->choice, &info);
+    bool lacks_report = described.code == STATUS_NO_MEMORY && !s->failed;
+    /* Rather than a part of the report that was asked for, as if it were the whole. */
+    if (lacks_report) {
+        s->choices[ending->choice].finish = ENGINE_FINISH_ERROR;
+        stream_set_failure(s, STATUS_NO_MEMORY, "retention: its report: out of memory");
+    }
     s->n_alive--;
     if (s->failed) { /* its reader has been told already */
         free(info.report.kept_json);
     } else {
         ending->end = make_end(s, ending->choice, &info);
+        if (lacks_report) ending->end.error_code = STATUS_NO_MEMORY;
         metrics_choice(&e->counting, s, &s->choices[ending->choice], &ending->end, &info);
         engine_count_choice(e, ending->end.finish);
     }
@@ -200,6 +218,11 @@ static void admit(engine *e, engine_stream *s)
             return;
         }
     }
+    if (!loop_make_room(e, s->request.n)) {
+        turn_away(e, s, STATUS_NO_MEMORY, "request: out of memory");
+        return;
+    }
+    e->n_choices += s->request.n;
     uint32_t slot = e->free_slots[--e->n_free_slots];
     s->id = (uint64_t)++e->generation << 32 | slot;
     atomic_fetch_add(&s->references, 1);
@@ -288,6 +311,7 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     status st = choice_push(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens,
                             sample->token, &e->text);
     if (!status_ok(st)) {
+        strbuf_destroy(&e->text); /* it serves all streams: the next one tries anew */
         fail_stream(e, s, st);
         return;
     }
@@ -365,6 +389,15 @@ static void take_added(engine *e)
     e->n_events = 0;
 }
 
+/* Nothing runs whose end would bring a next step, and somebody waits for memory alone: rather than
+ * to wait for ever it fails. The next turn tells the scheduler. */
+static void fail_starved(engine *e)
+{
+    const uint64_t *id = sched_starved(e->sched);
+    engine_stream *s = id ? find_stream(e, *id) : NULL;
+    if (s) fail_stream(e, s, status_make(STATUS_NO_MEMORY, "request: out of memory"));
+}
+
 /* One turn: what happened goes to the scheduler, its plan to the backend. False when there is
  * nothing to run. */
 static bool turn(engine *e, const inbox_batch *batch, const step_result **result)
@@ -386,7 +419,8 @@ static bool turn(engine *e, const inbox_batch *batch, const step_result **result
     take_ended(e);
     if (!sched_plan_empty(plan) || e->n_in_flight > 0) *result = watch_run(e, plan);
     else if (e->lost) watch_lost(e);
-    return *result || e->n_in_flight > 0;
+    else fail_starved(e);
+    return *result || e->n_in_flight > 0 || e->n_events > 0;
 }
 
 /* An idle session ends by the clock, which the scheduler sees only when it is asked. */

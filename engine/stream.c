@@ -48,6 +48,7 @@ void stream_unref(engine_stream *s)
     pthread_mutex_destroy(&s->lock);
     strbuf_destroy(&s->blob);
     strbuf_destroy(&s->read_text);
+    strbuf_destroy(&s->spare_text);
     free(s->tokens);
     free(s->stop_ids);
     free(s->choices);
@@ -117,13 +118,21 @@ static void blob_compact(engine_stream *s)
     s->blob_read = 0;
 }
 
+/* Room for a text of n bytes in the one buffer or the other. */
+static bool text_reserve(engine_stream *s, size_t n)
+{
+    return s->read_text.capacity > n || s->spare_text.capacity > n ||
+           strbuf_reserve(&s->spare_text, n);
+}
+
 bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops, const char *text)
 {
     size_t ids = item->n_top * sizeof tops->top_ids[0];
     size_t logprobs = item->n_top * sizeof tops->top_logprobs[0];
     pthread_mutex_lock(&s->lock);
     blob_compact(s);
-    bool ok = ring_reserve(s) && strbuf_reserve(&s->blob, item->text_bytes + ids + logprobs);
+    bool ok = ring_reserve(s) && text_reserve(s, item->text_bytes) &&
+              strbuf_reserve(&s->blob, item->text_bytes + ids + logprobs);
     if (ok) {
         strbuf_append(&s->blob, text, item->text_bytes);
         strbuf_append(&s->blob, tops->top_ids, ids);
@@ -158,13 +167,18 @@ void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end)
     pthread_mutex_unlock(&s->lock);
 }
 
-void stream_fail(engine_stream *s, status_code code, const char *text)
+void stream_set_failure(engine_stream *s, status_code code, const char *text)
 {
     pthread_mutex_lock(&s->lock);
     bool names_memory = code != STATUS_NO_MEMORY || strstr(text, "memory");
     snprintf(s->failure.text, sizeof s->failure.text, "%s%s",
              names_memory ? "" : "out of memory: ", text);
     pthread_mutex_unlock(&s->lock);
+}
+
+void stream_fail(engine_stream *s, status_code code, const char *text)
+{
+    stream_set_failure(s, code, text);
     engine_finish finish = code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR;
     choice_end end = {.finish = finish, .stop_token = -1, .stop_string = -1, .error_code = code};
     end.timings.total_us = clock_now_us() - s->submit_us;
@@ -194,6 +208,18 @@ static void fill_end(engine_stream *s, const ring_item *item, engine_output *out
     s->n_unread_ends--;
 }
 
+/* stream_push has seen to the room. */
+static void take_text(engine_stream *s, const char *text, size_t n)
+{
+    if (s->read_text.capacity <= n) {
+        strbuf longer = s->spare_text;
+        s->spare_text = s->read_text;
+        s->read_text = longer;
+        strbuf_clear(&s->spare_text);
+    }
+    strbuf_append(&s->read_text, text, n);
+}
+
 static void take(engine_stream *s, engine_output *out)
 {
     ring_item item = s->ring[s->head];
@@ -206,7 +232,7 @@ static void take(engine_stream *s, engine_output *out)
     if (item.has_token) {
         const char *at = s->blob.data + s->blob_read;
         size_t tops = item.n_top * sizeof(uint32_t);
-        strbuf_append(&s->read_text, at, item.text_bytes);
+        take_text(s, at, item.text_bytes);
         memcpy(out->sample.top_ids, at + item.text_bytes, tops);
         memcpy(out->sample.top_logprobs, at + item.text_bytes + tops, tops);
         s->blob_read += item.text_bytes + 2 * tops;

@@ -244,6 +244,7 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owe
     status st = status_make(STATUS_NO_PAGES, NULL);
     if (chunk > 0) st = open_tables(s, q, &b, slot);
     if (!status_ok(st)) { /* no tokens left in this step, or no memory for its lists */
+        if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
         q->computed = computed;
         return false;
     }
@@ -252,6 +253,7 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owe
     st = pkv_seq_append(s->kv, slot, chunk);
     assert(st.code != STATUS_NO_PAGES); /* they were counted */
     if (!status_ok(st)) {
+        sched_starve(s, q);
         sched_replay(s, q);
         return false;
     }

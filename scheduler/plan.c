@@ -157,7 +157,10 @@ static bool take(sched *s, sched_seq *q)
     uint64_t need = pkv_append_cost(s->kv, q->slot, q->planned) + s->lasting + pages.lasting;
     need += s->passing > pages.passing ? s->passing : pages.passing;
     if (need > pkv_available(s->kv)) return false;
-    if (!status_ok(pkv_seq_append(s->kv, q->slot, q->planned))) return false;
+    if (!status_ok(pkv_seq_append(s->kv, q->slot, q->planned))) {
+        sched_starve(s, q);
+        return false;
+    }
     reserve(s, &pages);
     return true;
 }

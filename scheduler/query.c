@@ -28,6 +28,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
     if (!has_tables || !policy_of(e)->report_positions) return;
     strbuf json = {0};
     retention_kept_json(s->kv, line->slot, policy_of(e)->sinks, e->cut, &json);
+    out->lacks_kept = json.failed;
     if (json.failed) strbuf_destroy(&json);
     else out->report.kept_json = json.data;
 }
@@ -48,13 +49,17 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     const sched_seq *q = &e->seqs[choice];
     if (!q->ended) {
         sched_describe_seq(s, q, out);
-        return STATUS_IS_OK;
+    } else {
+        *out = q->final;
+        if (q->final.report.kept_json) {
+            out->report.kept_json = strdup(q->final.report.kept_json);
+            out->lacks_kept = !out->report.kept_json;
+        }
     }
-    *out = q->final;
-    if (!q->final.report.kept_json) return STATUS_IS_OK;
-    out->report.kept_json = strdup(q->final.report.kept_json);
-    return out->report.kept_json ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
+    return out->lacks_kept ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
 }
+
+const uint64_t *sched_starved(const sched *s) { return s->is_starved ? &s->starved : NULL; }
 
 static void add_parked(const sched *s, uint32_t parked, sched_stats *stats)
 {

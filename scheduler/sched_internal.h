@@ -168,6 +168,8 @@ struct sched {
     int64_t now_us;
     uint32_t n_preempted; // in this step
     uint32_t n_pressed;   // in this step
+    bool is_starved;      // in this step memory was out for `starved`
+    uint64_t starved;     // a request's id
     uint64_t lasting;     // pages that this step's choices may take for good
     uint32_t passing;     // and those that one of them may take for a moment
     uint32_t logit_rows;  // that this step may still ask for
@@ -181,6 +183,12 @@ struct sched {
     sched_stats stats; // its counters
 };
 
+/* Memory is out for lists of the sequence's. */
+static inline void sched_starve(sched *s, const sched_seq *q)
+{
+    s->is_starved = true;
+    s->starved = q->entry->id;
+}
 /* A request runs as its carrier until its choices are born. */
 static inline bool seq_is_carrier(const sched_seq *q)
 {

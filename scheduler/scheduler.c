@@ -159,6 +159,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     /* Who has more than one step in flight is done with a plan's deltas when it takes the next. */
     bool may_touch = s->n_in_flight == 0 || s->depth > 1;
     s->now_us = now_us;
+    s->is_starved = false;
     sched_entries_forget(s);
     /* A session never continues after its time, however long no call came. */
     if (may_touch) sched_sessions_expire(s);

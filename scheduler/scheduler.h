@@ -123,6 +123,11 @@ static inline bool sched_plan_empty(const step_plan *p)
     return p->n_seqs == 0 && p->deltas.n_words == 0 && p->n_opens == 0;
 }
 
+/* The request that the last sched_step call would have planned, had there been memory for its
+ * lists; NULL = none. It tries again in the next step; but where the plan is empty nothing may ever
+ * ask for that step. */
+const uint64_t *sched_starved(const sched *s);
+
 /* ---- what can be asked ----------------------------------------------------------------------- */
 
 /* A choice that is alive, or as it ended in the last sched_step call: for its report. (While a step
@@ -135,6 +140,7 @@ typedef struct sched_choice_info {
     uint32_t preemptions;
     retention_report
         report;        // kept_json malloc'd when the policy asks for positions: the caller frees it
+    bool lacks_kept;   // memory was out for kept_json
     int64_t queued_us; // arrival to first planned
     /* What of the report came to pass before the request's choices went their own ways, and stands
      * in the first one's report too. */
@@ -142,6 +148,7 @@ typedef struct sched_choice_info {
     int64_t inherited_us; // of scoring
 } sched_choice_info;
 
+/* STATUS_NO_MEMORY: kept_json alone is missing. STATUS_NOT_FOUND: *out is untouched. */
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);
 
 typedef struct sched_stats {

@@ -124,7 +124,8 @@ static void *fixture_resize(void *ctx, void *ptr, size_t size)
         free(ptr);
         return NULL;
     }
-    return atomic_load(&f->no_memory) ? NULL : realloc(ptr, size);
+    if (atomic_load(&f->no_memory) || atomic_fetch_sub(&f->fail_in, 1) == 0) return NULL;
+    return realloc(ptr, size);
 }
 
 uint32_t fixture_in_flight = 1;
@@ -133,6 +134,7 @@ fixture *fixture_create(void)
 {
     fixture *f = calloc(1, sizeof *f);
     error err = {{0}};
+    atomic_store(&f->fail_in, -1);
     f->model.info = (backend_info){.name = "scripted",
                                    .vocab_size = VOCAB,
                                    .max_positions = 2048,

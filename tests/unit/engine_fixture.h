@@ -54,6 +54,7 @@ typedef struct fixture {
     chat_template *chat;
     allocator alloc;
     _Atomic bool no_memory; /* for what the engine and its scheduler allocate */
+    _Atomic long fail_in; /* so many of their allocations succeed, the next one fails; < 0 = none */
     engine_options options; /* what the engine was made with */
     engine *engine;
     uint32_t eos;

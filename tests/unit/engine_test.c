@@ -313,6 +313,30 @@ static void a_request_without_memory_fails_alone(void **state)
     assert_string_equal(read_all(submit(f, "{\"prompt\": \"a\"}")).text, "words");
 }
 
+/* Of an engine that has not served yet, so that all lists have still to grow. */
+static void whichever_allocation_fails_a_request_ends(void **state)
+{
+    fixture *f = *state;
+    uint32_t n_failed = 0;
+    answer(f, "words");
+    for (long at = 0, left = -1; left < 0; at++) {
+        engine_destroy(f->engine);
+        fixture_start(f);
+        atomic_store(&f->fail_in, at);
+        reading r = read_all(submit(f, "{\"prompt\": \"a\", \"n\": 2}"));
+        left = atomic_exchange(&f->fail_in, -1);
+        assert_int_equal(r.ends, 2);
+        if (r.finish == ENGINE_FINISH_ERROR) {
+            assert_non_null(strstr(r.error_text, "out of memory"));
+            n_failed++;
+        } else {
+            assert_string_equal(r.text, "words");
+        }
+        assert_string_equal(read_all(submit(f, "{\"prompt\": \"a\"}")).text, "words");
+    }
+    assert_true(n_failed > 2);
+}
+
 /* Weights are padded, and random ones draw any id. */
 static void ids_without_a_token_have_no_text(void **state)
 {
@@ -407,6 +431,7 @@ int main(void)
         CASE(a_short_answer_awaits_no_reader),
         CASE(a_failed_step_ends_its_requests_alone),
         CASE(a_request_without_memory_fails_alone),
+        CASE(whichever_allocation_fails_a_request_ends),
         CASE(ids_without_a_token_have_no_text),
         CASE(a_broken_backend_is_told_to_everybody),
         CASE(other_page_tables_break_the_backend),

@@ -112,8 +112,9 @@ status tok_decode(const tokenizer *t, const uint32_t *ids, size_t n, bool skip_s
     }
     if (t->byte_level) tok_repair(out, from);
     else close_run(out, run);
-    if (!out->failed) drop_spaces(out, from, t->strip);
-    return finish(out);
+    if (out->failed) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    drop_spaces(out, from, t->strip);
+    return STATUS_IS_OK;
 }
 
 status tok_token_bytes(const tokenizer *t, uint32_t id, const char **bytes, size_t *n)
