@@ -274,20 +274,21 @@ void call_reply(rpc_call *c, const ProtobufCMessage *m)
     if (set_status(c, GRPC_STATUS_OK, "") && can_send) send_batch(c, pack(m), true);
 }
 
-void call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n)
+bool call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n)
 {
-    if (c->finishing || c->over || c->n_trailers == TRAILERS_MAX) return;
+    if (c->finishing || c->over || c->n_trailers == TRAILERS_MAX) return true;
     if (!c->trailers) c->trailers = calloc(TRAILERS_MAX, sizeof *c->trailers);
-    if (!c->trailers) return;
+    if (!c->trailers) return false;
     grpc_metadata m = {.key = grpc_slice_from_copied_string(key),
                        .value = grpc_slice_from_copied_buffer(value, n)};
     if (grpc_header_key_is_legal(m.key) &&
         (grpc_is_binary_header(m.key) || grpc_header_nonbin_value_is_legal(m.value))) {
         c->trailers[c->n_trailers++] = m;
-        return;
+        return true;
     }
     grpc_slice_unref(m.key);
     grpc_slice_unref(m.value);
+    return true;
 }
 
 /* ---- waking ---------------------------------------------------------------------------------- */

@@ -66,8 +66,9 @@ bool call_send(rpc_call *c, const ProtobufCMessage *m);
 void call_receive(rpc_call *c);
 /* Inside `message`: the message, and all that lies in its arena, is the method's from now on. */
 arena call_keep_message(rpc_call *c);
-/* Trailing metadata; copied. Keys that end in "-bin" take any bytes. */
-void call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n);
+/* Trailing metadata; copied. Keys that end in "-bin" take any bytes; what a header may not hold is
+ * left out. False when memory is out. */
+bool call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n);
 /* Ends the call after what has been sent. Once. */
 void call_finish(rpc_call *c, grpc_status_code code, const char *details);
 /* call_send and call_finish with OK. */

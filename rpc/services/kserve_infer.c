@@ -158,14 +158,10 @@ void kserve_infer_writable(rpc_call *c)
     if (!s->failed && !generation_ended(s->generation)) return;
     strbuf text = {0};
     s->over = true;
-    if (!s->failed && !build(s, s->choices, s->n, false, &text))
+    if (!s->failed && (!build(s, s->choices, s->n, false, &text) || !reports_send(c, &s->reports)))
         fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
-    if (s->failed) {
-        call_fail(c, status_make(s->failed, NULL), &s->failure);
-    } else {
-        reports_send(c, &s->reports);
-        call_reply(c, &s->response.message.base);
-    }
+    if (s->failed) call_fail(c, status_make(s->failed, NULL), &s->failure);
+    else call_reply(c, &s->response.message.base);
     strbuf_destroy(&text);
 }
 
@@ -186,11 +182,13 @@ void kserve_stream_half_closed(rpc_call *c)
 {
     infer *s = call_state(c);
     if (s && s->over) return;
-    if (s) {
-        s->over = true;
-        reports_send(c, &s->reports);
+    if (s) s->over = true;
+    if (!s || reports_send(c, &s->reports)) {
+        call_finish(c, GRPC_STATUS_OK, NULL);
+        return;
     }
-    call_finish(c, GRPC_STATUS_OK, NULL);
+    error err = {{0}};
+    call_fail(c, error_set(&err, STATUS_NO_MEMORY, "octavo-report: out of memory"), &err);
 }
 
 /* The request is answered; the stream goes on. */

@@ -1,6 +1,8 @@
 /* KServe's tensors and parameters into requests. */
 #include "rpc/services/kserve.h"
 
+#include <math.h>
+
 const char kserve_version[] = "1";
 
 const kserve_tensor kserve_inputs[KSERVE_INPUTS] = {
@@ -173,15 +175,16 @@ status kserve_facts_of(const service *s, const Inference__ModelInferRequest *m, 
 /* More than there are fields. */
 enum { PARAMETERS_MAX = 64 };
 
+/* Of one that has_value. NULL: memory is out. */
 static json_t *value_of(const Inference__InferParameter *p)
 {
-    switch (p ? p->parameter_choice_case : INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE__NOT_SET) {
+    switch (p->parameter_choice_case) {
     case INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_BOOL_PARAM:
         return json_boolean(p->bool_param);
     case INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_INT64_PARAM:
         return json_integer(p->int64_param);
     case INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_UINT64_PARAM:
-        return p->uint64_param <= INT64_MAX ? json_integer((json_int_t)p->uint64_param) : NULL;
+        return json_integer((json_int_t)p->uint64_param);
     case INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_DOUBLE_PARAM:
         return json_real(p->double_param);
     case INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_STRING_PARAM:
@@ -189,6 +192,18 @@ static json_t *value_of(const Inference__InferParameter *p)
                             p->string_param.len);
     default: return NULL;
     }
+}
+
+static bool has_value(const Inference__InferParameter *p)
+{
+    if (!p) return false;
+    if (p->parameter_choice_case == INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_UINT64_PARAM)
+        return p->uint64_param <= INT64_MAX;
+    if (p->parameter_choice_case == INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_DOUBLE_PARAM)
+        return isfinite(p->double_param);
+    if (p->parameter_choice_case == INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_STRING_PARAM)
+        return utf8_valid(p->string_param.data, p->string_param.len);
+    return p->parameter_choice_case != INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE__NOT_SET;
 }
 
 /* A parameter as a member of the object that the engine's parser reads; NULL in *out: none. */
@@ -203,9 +218,12 @@ static status read_parameter(const char *key, const Inference__InferParameter *p
     if (strcmp(key, "triton_enable_empty_final_response") == 0) return STATUS_IS_OK;
     if (strcmp(key, "retention") == 0 && text)
         return field_json(retention, p->string_param, JSON_OBJECT, out, err);
+    if (!has_value(p))
+        return error_set(err, STATUS_INVALID, "parameters: %.64s: has no value that can be used",
+                         key);
     *out = value_of(p);
-    if (*out) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "parameters: %.64s: has no value that can be used", key);
+    return *out ? STATUS_IS_OK
+                : error_set(err, STATUS_NO_MEMORY, "parameters: %.64s: out of memory", key);
 }
 
 static status read_parameters(const Inference__ModelInferRequest *m, engine_request *r, error *err)

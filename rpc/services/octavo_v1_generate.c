@@ -179,6 +179,13 @@ static void send_output(rpc_call *c, generate *s)
     octavo_v1_response response;
     octavo_v1_response_of(call_service(c)->o.model.tokenizer, generation_id(s->generation),
                           &s->output, s->logprobs, &s->report, &response);
+    if (s->report.failed) {
+        error err = {{0}};
+        s->over = true;
+        call_fail(c, error_set(&err, STATUS_NO_MEMORY, "retention: its report: out of memory"),
+                  &err);
+        return;
+    }
     if (!s->prompt_sent) {
         send_with_prompt(c, s, &response);
         return;

@@ -57,11 +57,12 @@ void reports_json(const reports *r, size_t max_bytes, strbuf *out)
     strbuf_putc(out, ']');
 }
 
-void reports_send(rpc_call *c, const reports *r)
+bool reports_send(rpc_call *c, const reports *r)
 {
-    if (r->n_given == 0) return;
+    if (r->n_given == 0) return true;
     strbuf text = {0};
     reports_json(r, REPORTS_BYTES_MAX, &text);
-    if (!text.failed) call_add_trailer(c, "octavo-report", text.data, text.size);
+    bool ok = !text.failed && call_add_trailer(c, "octavo-report", text.data, text.size);
     strbuf_destroy(&text);
+    return ok;
 }

@@ -21,7 +21,8 @@ bool reports_keep(reports *r, uint32_t index, const retention_report *report);
 /* Appends the array. What does not fit into max_bytes is left out, first lists of positions
  * ("kept": null), then whole reports (null). */
 void reports_json(const reports *r, size_t max_bytes, strbuf *out);
-/* Adds the trailer, unless no choice had a report. */
-void reports_send(rpc_call *c, const reports *r);
+/* Adds the trailer, unless no choice had a report. False when memory is out: the call must not end
+ * as if nothing were missing. */
+bool reports_send(rpc_call *c, const reports *r);
 
 #endif

@@ -6,18 +6,20 @@
 
 /* ---- model and server ------------------------------------------------------------------------ */
 
-/* config.json's model_type, which nothing else here needs. */
-static void read_model_type(const char *dir, char *out, size_t size)
+/* config.json's model_type, which nothing else here needs; "" where there is none. False when
+ * memory is out. */
+static bool read_model_type(const char *dir, char *out, size_t size)
 {
     char path[4096];
     json_t *config = NULL;
     *out = '\0';
-    if (!status_ok(file_join(path, sizeof path, dir, "config.json", NULL)) ||
-        !status_ok(json_read_file(path, 1 << 20, &config, NULL)))
-        return;
+    status st = file_join(path, sizeof path, dir, "config.json", NULL);
+    if (status_ok(st)) st = json_read_file(path, 1 << 20, &config, NULL);
+    if (!status_ok(st)) return st.code != STATUS_NO_MEMORY;
     const char *type = json_string_value(json_object_get(config, "model_type"));
     if (type) snprintf(out, size, "%s", type);
     json_decref(config);
+    return true;
 }
 
 static void put_default(strbuf *out, const char *name, float value)
@@ -46,7 +48,7 @@ static void get_model_info(rpc_call *c, const ProtobufCMessage *message)
     ProtobufCBinaryData architecture = field_of(model->architecture);
     char type[64];
     strbuf defaults = {0};
-    read_model_type(model->dir, type, sizeof type);
+    bool ok = read_model_type(model->dir, type, sizeof type);
     default_sampling(&model->defaults, &defaults);
     m.model_path = m.tokenizer_path = field_of(model->dir);
     m.is_generation = true;
@@ -62,7 +64,9 @@ static void get_model_info(rpc_call *c, const ProtobufCMessage *message)
     m.pad_token_id = -1;
     m.max_req_input_len = (int32_t)model->max_model_len - 1;
     m.default_sampling_params_json = call_bytes(defaults.data, defaults.size);
-    call_reply(c, &m.base);
+    error err = {{0}};
+    if (ok && !defaults.failed) call_reply(c, &m.base);
+    else call_fail(c, error_set(&err, STATUS_NO_MEMORY, "model info: out of memory"), &err);
     strbuf_destroy(&defaults);
 }
 

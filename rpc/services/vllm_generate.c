@@ -179,8 +179,8 @@ void vllm_generate_writable(rpc_call *c)
     }
     if (s->over || s->has_output || !generation_ended(s->generation)) return;
     s->over = true;
-    reports_send(c, &s->reports);
-    call_finish(c, GRPC_STATUS_OK, NULL);
+    if (reports_send(c, &s->reports)) call_finish(c, GRPC_STATUS_OK, NULL);
+    else fail(c, s, STATUS_NO_MEMORY, "octavo-report: out of memory");
 }
 
 static status make_choices(generate *s, uint32_t n, error *err)
