@@ -1,4 +1,5 @@
-/* Makes one chosen allocation of the program, or of jansson on its behalf, fail. For LD_PRELOAD.
+/* Makes one chosen allocation of the program, or of jansson on its behalf, fail. With
+ * FAILING_MALLOC_OF it is one of the library whose file name contains that. For LD_PRELOAD.
  *
  * FAILING_MALLOC names a file of two 64-bit integers. The first counts down with each allocation,
  * and the one that brings it from 0 to -1 fails; below 0 none does. The second counts the failures.
@@ -25,7 +26,7 @@ typedef struct range {
 } range;
 
 static control *shared;
-static range watched[2]; /* the program, jansson */
+static range watched[2]; /* the program, a library */
 static void *(*real_malloc)(size_t);
 static void *(*real_calloc)(size_t, size_t);
 static void *(*real_realloc)(void *, size_t);
@@ -34,8 +35,9 @@ static int find_ranges(struct dl_phdr_info *info, size_t size, void *ctx)
 {
     (void)size;
     (void)ctx;
-    bool program = info->dlpi_name[0] == '\0';
-    if (!program && !strstr(info->dlpi_name, "libjansson")) return 0;
+    const char *library = getenv("FAILING_MALLOC_OF");
+    bool program = info->dlpi_name[0] == '\0' && !library;
+    if (!program && !strstr(info->dlpi_name, library ? library : "libjansson")) return 0;
     range *r = &watched[program ? 0 : 1];
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *p = &info->dlpi_phdr[i];

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import unittest
 
-from harness import OCTAVO, PATIENCE, POOL, ROOT, Server, main, sse, tokens
+from harness import OCTAVO, PATIENCE, POOL, ROOT, Server, eventually, main, sse, tokens
 
 TEXT = "O Romeo, Romeo! wherefore art thou Romeo? " * 8
 REQUESTS = {
@@ -166,11 +166,35 @@ class EveryAllocation(FailingServer):
             self.assertGreater(self.sweep(server, "/v1/completions", body, answer), 10)
 
 
+class Microhttpd(FailingServer):
+    """The same for what libmicrohttpd allocates: it closes a connection that it has no memory for."""
+
+    def test_every_allocation(self):
+        self.env["FAILING_MALLOC_OF"] = "libmicrohttpd"
+        path, body = REQUESTS["a stream"]
+        with self.server() as server:
+            expected = [lasting(sse(ask(server, path, body)[1])) for _ in range(3)][-1]
+            at, before = 0, -1
+            while self.failures() != before:
+                before = self.failures()
+                self.arm(at)
+                status, text = ask(server, path, body)
+                self.arm(-1)
+                self.assertIsNone(server.process.poll(), server.log())
+                with self.subTest(at=at):
+                    self.assertIn(status, (200, 503, None), text)
+                    if status == 200:
+                        self.assertEqual(lasting(sse(text)), expected)
+                at += 1
+            self.assertGreater(at, 3)
+            eventually("all requests have ended", lambda: server.metric("num_requests_live") == 0)
+
+
 class AddressSpace(unittest.TestCase):
     """Large prompts, many at once, in less and less memory: it does not start and says so, or serves on."""
 
     def setUp(self):
-        if "FAILING_MALLOC_SO" not in os.environ:
+        if "FAILING_MALLOC_SO" not in os.environ or "ASAN_OPTIONS" in os.environ:
             self.skipTest("a sanitizer reserves more address space than the limits leave")
 
     def start(self, megabytes):
