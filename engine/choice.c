@@ -12,11 +12,16 @@ void choice_init(choice_state *c, const tokenizer *t, bool skip_special)
 
 void choice_destroy(choice_state *c) { strbuf_destroy(&c->held); }
 
+/* Whether id is among n sorted ones. */
 static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (ids[i] == id) return true;
-    return false;
+    uint32_t low = 0, high = n;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (ids[middle] < id) low = middle + 1;
+        else high = middle;
+    }
+    return low < n && ids[low] == id;
 }
 
 /* The earliest stop string in text, as its index; *at and *end frame it. -1 = none. */

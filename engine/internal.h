@@ -137,7 +137,7 @@ struct engine_stream {
     retention_policy policy;
     bool has_report; /* its choices tell what they kept */
     uint32_t max_new_tokens;
-    uint32_t *stop_ids; /* EOS unless ignored, then the request's */
+    uint32_t *stop_ids; /* EOS unless ignored, and the request's: sorted */
     uint32_t n_stop_ids;
     uint32_t made_for; /* how many backends there had been when sched_check passed it */
     sched_request sched_request;

@@ -161,6 +161,13 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
     return STATUS_IS_OK;
 }
 
+static int compare_ids(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorted: the engine thread looks for each token of each choice among them. */
 static status make_stops(engine *e, engine_stream *s)
 {
     const engine_request *r = &s->request;
@@ -171,6 +178,7 @@ static status make_stops(engine *e, engine_stream *s)
     if (r->n_stop_token_ids)
         memcpy(s->stop_ids + n_eos, r->stop_token_ids, r->n_stop_token_ids * sizeof *s->stop_ids);
     s->n_stop_ids = n_eos + r->n_stop_token_ids;
+    qsort(s->stop_ids, s->n_stop_ids, sizeof *s->stop_ids, compare_ids);
     return STATUS_IS_OK;
 }
 

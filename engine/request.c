@@ -172,6 +172,11 @@ static status check_stops(const engine_request *r, const backend_info *info, err
             return error_set(err, STATUS_INVALID, "stop: strings have 1 to %d bytes",
                              ENGINE_STOP_BYTES_MAX);
     }
+    /* A million times the same id would be copied with each request. */
+    if (r->n_stop_token_ids > info->vocab_size)
+        return error_set(err, STATUS_LIMIT,
+                         "stop_token_ids: %u ids are more than the vocabulary has (%u)",
+                         r->n_stop_token_ids, info->vocab_size);
     for (uint32_t i = 0; i < r->n_stop_token_ids; i++)
         if (r->stop_token_ids[i] >= info->vocab_size)
             return error_set(err, STATUS_INVALID,
