@@ -40,7 +40,7 @@ static const arg_flag flags_table[] = {
             "an answer that its client has not read for so long is given up", .min = 1,
             .max = 86400, .initial = "30"),
     ARG_ROW("keepalive-timeout", "SECONDS", ARG_COUNT, serve_flags, keepalive_timeout_s,
-            "an idle HTTP connection, or a request that trickles in, is closed after so long",
+            "an idle connection, or an HTTP request that trickles in, is closed after so long",
             .min = 1, .max = 86400, .initial = "60"),
     ARG_ROW("drain-timeout", "SECONDS", ARG_COUNT, serve_flags, drain_timeout_s,
             "after SIGTERM requests have so long to finish", .max = 86400, .initial = "30"),

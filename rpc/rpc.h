@@ -93,7 +93,7 @@ typedef struct rpc_options {
     uint32_t max_connections;     // HTTP; RPC_SURPLUS_CONNECTIONS more are told to come again
     uint32_t max_streams;         // gRPC, for each connection
     int64_t stall_timeout_us;     // a stream that its client has not read for so long is aborted
-    int64_t keepalive_timeout_us; // idle HTTP connections, and headers or bodies that trickle in
+    int64_t keepalive_timeout_us; // idle connections, and HTTP headers or bodies that trickle in
     void (*workers)(void *ctx, rpc_workers *out); // any thread; NULL: there are none
     void *workers_ctx;
 } rpc_options;

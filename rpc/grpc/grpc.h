@@ -104,8 +104,10 @@ typedef struct grpc_front_options {
     const char *tls_client_ca;
     size_t max_message_bytes;
     uint32_t max_streams;
-    int64_t stall_timeout_us;     // a client that has not read for so long is given up; 0 = never
-    int64_t keepalive_timeout_us; // so long is waited for a call's first message; 0 = for ever
+    int64_t stall_timeout_us; // a client that has not read for so long is given up; 0 = never
+    /* So long is waited for a call's first message, and for a call on a connection; 0 = for ever.
+     */
+    int64_t keepalive_timeout_us;
 } grpc_front_options;
 
 /* Checks that a server could listen at this address now. */

@@ -177,6 +177,13 @@ static grpc_arg int_arg(const char *key, size_t value)
     return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key, .value.integer = n};
 }
 
+/* How long a connection may be without a call, or not yet speak HTTP/2. */
+static int idle_ms(const grpc_front_options *o)
+{
+    int64_t ms = o->keepalive_timeout_us / 1000;
+    return ms > 0 && ms < INT_MAX ? (int)ms : INT_MAX;
+}
+
 static void make_server(grpc_front *f)
 {
     const grpc_front_options *o = &f->o;
@@ -185,6 +192,10 @@ static void make_server(grpc_front *f)
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, o->max_message_bytes),
         int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, o->max_streams),
         int_arg(GRPC_ARG_MAX_METADATA_SIZE, METADATA_BYTES_MAX),
+        /* Connections need no key, and each takes a descriptor. A client that comes back connects
+         * anew by itself. */
+        int_arg(GRPC_ARG_MAX_CONNECTION_IDLE_MS, (size_t)idle_ms(o)),
+        int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, (size_t)idle_ms(o)),
         int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
         int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
         int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),

@@ -5,7 +5,7 @@ usage: grpc_common.py OCTAVO [unittest arguments]"""
 import queue
 import threading
 
-from harness import PAGE, PATIENCE, ServeTest, eventually, main, need, stubs, tokens
+from harness import PAGE, PATIENCE, ServeTest, eventually, main, need, raw, stubs, tokens
 
 grpc, health, health_grpc, descriptors, factory, reflection, alpha, alpha_grpc = need(
     "grpc", "grpc_health.v1.health_pb2", "grpc_health.v1.health_pb2_grpc", "google.protobuf.descriptor_pb2",
@@ -41,6 +41,25 @@ class Health(GrpcTest):
             call = stub.Watch(health.HealthCheckRequest(service=name))
             self.assertEqual(next(call).status, status)
             call.cancel()
+
+
+class Idle(GrpcTest):
+    FLAGS = ["--keepalive-timeout", "1"]
+
+    def test_who_has_no_call_is_let_go(self):
+        """Connections that have no call, or say nothing at all, give their descriptors back; one that
+        has a call stays, and a client whose connection was let go comes back by itself."""
+        stub = health_grpc.HealthStub(self.channel)
+        self.assertEqual(stub.Check(health.HealthCheckRequest()).status, 1)
+        with grpc.insecure_channel(self.server.target, [("grpc.use_local_subchannel_pool", 1)]) as busy:
+            watch = health_grpc.HealthStub(busy).Watch(health.HealthCheckRequest(), timeout=PATIENCE)
+            self.assertEqual(next(watch).status, 1)
+            for greeting in (b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])):
+                _, closed = raw(self.server.grpc_port, greeting)
+                self.assertTrue(closed, greeting)
+            self.assertTrue(watch.is_active())
+            self.assertEqual(stub.Check(health.HealthCheckRequest()).status, 1)
+            watch.cancel()
 
 
 class Reflection(GrpcTest):
