@@ -110,9 +110,12 @@ static void bad_requests_are_refused_by_name(void **state)
     expect_refused(f, "{\"prompt\": \"a\", \"min_tokens\": 5, \"max_tokens\": 4}", "min_tokens");
     expect_refused(f, "{\"prompt\": \"a\", \"max_tokens\": 2048}", "2048");
     expect_refused(f, "{\"prompt\": \"a\", \"retention\": {\"method\": \"nope\"}}", "nope");
-    char ids[3 * (VOCAB + 1) + 64] = "{\"prompt\": \"a\", \"stop_token_ids\": [7";
-    for (int i = 0; i < VOCAB; i++) strcat(ids, ", 7");
-    expect_refused(f, strcat(ids, "]}"), "stop_token_ids: 1041 ids");
+    strbuf ids = {0};
+    strbuf_puts(&ids, "{\"prompt\": \"a\", \"stop_token_ids\": [7");
+    for (int i = 0; i < VOCAB; i++) strbuf_puts(&ids, ", 7");
+    strbuf_puts(&ids, "]}");
+    expect_refused(f, ids.data, "stop_token_ids: 1041 ids");
+    strbuf_destroy(&ids);
     expect_refused(f, "{\"messages\": []}", "messages");
     expect_refused(f, "{\"messages\": [{\"content\": \"x\"}]}", "messages[0]");
     expect_refused(f,
