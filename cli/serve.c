@@ -73,19 +73,37 @@ static status add_item(arg_list *list, const char *item, error *err)
     return STATUS_IS_OK;
 }
 
+static char *trim(char *line)
+{
+    static const char blanks[] = " \t\r";
+    line += strspn(line, blanks);
+    size_t n = strlen(line);
+    while (n > 0 && strchr(blanks, line[n - 1])) line[--n] = '\0';
+    return line;
+}
+
 /* Adds the keys of a file, which point into its text. A file without keys is refused, for it would
- * leave the server more open than its owner thinks. */
+ * leave the server more open than its owner thinks; so is a line that is no key as a whole, since a
+ * part of it would be an easier one. */
 static status read_key_file(const char *flag, const char *path, char **text, arg_list *keys,
                             error *err)
 {
-    size_t size, before = keys->n;
+    size_t size, before = keys->n, number = 0;
     if (!path) return STATUS_IS_OK;
     RETURN_IF_ERROR(file_read(path, KEY_FILE_BYTES_MAX, text, &size, err));
-    char *rest = NULL;
-    for (char *line = strtok_r(*text, "\r\n", &rest); line; line = strtok_r(NULL, "\r\n", &rest)) {
-        line += strspn(line, " \t");
-        line[strcspn(line, " \t")] = '\0';
-        if (*line && *line != '#') RETURN_IF_ERROR(add_item(keys, line, err));
+    if (memchr(*text, '\0', size))
+        return error_set(err, STATUS_INVALID, "%s: %s holds a NUL", flag, path);
+    for (char *next = *text; next;) {
+        char *line = strsep(&next, "\n");
+        line = trim(line);
+        number++;
+        if (!*line || *line == '#') continue;
+        if (!rpc_key_is_valid(line))
+            return error_set(err, STATUS_INVALID,
+                             "%s: %s, line %zu: a key has 1 to 256 visible ASCII characters and no "
+                             "blank",
+                             flag, path, number);
+        RETURN_IF_ERROR(add_item(keys, line, err));
     }
     if (keys->n > before) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "%s: %s holds no key", flag, path);
@@ -96,6 +114,10 @@ static status read_key_file(const char *flag, const char *path, char **text, arg
 static status read_keys(serving *s, error *err)
 {
     serve_flags *f = &s->flags;
+    for (size_t i = 0; i < f->keys.n; i++)
+        if (!rpc_key_is_valid(f->keys.items[i]))
+            return error_set(err, STATUS_INVALID,
+                             "--api-key: a key has 1 to 256 visible ASCII characters and no blank");
     RETURN_IF_ERROR(read_key_file("--api-key-file", f->key_file, &s->key_file_text, &f->keys, err));
     RETURN_IF_ERROR(read_key_file("--admin-key-file", f->admin_key_file, &s->admin_key_file_text,
                                   &f->admin_keys, err));

@@ -18,8 +18,7 @@ struct service_keys {
     padded_key keys[];
 };
 
-/* What a header field can carry: visible ASCII. */
-static bool is_key(const char *key)
+bool rpc_key_is_valid(const char *key)
 {
     size_t n = strnlen(key, SERVICE_KEY_BYTES_MAX + 1);
     if (n == 0 || n > SERVICE_KEY_BYTES_MAX) return false;
@@ -31,7 +30,7 @@ static bool is_key(const char *key)
 static status copy_keys(const char *const *keys, size_t n, padded_key *out)
 {
     for (size_t i = 0; i < n; i++) {
-        if (!is_key(keys[i]))
+        if (!rpc_key_is_valid(keys[i]))
             return status_make(STATUS_INVALID,
                                "an API key must have 1 to 256 visible ASCII characters");
         memcpy(out[i].bytes, keys[i], strlen(keys[i]));

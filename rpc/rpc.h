@@ -72,6 +72,9 @@ typedef struct rpc_workers {
  * less. Requests on them are answered by 503, except those for health. */
 enum { RPC_SURPLUS_CONNECTIONS = 64 };
 
+/* Whether this can be a bearer key: 1 to 256 visible ASCII characters, as a header carries them. */
+bool rpc_key_is_valid(const char *key);
+
 typedef struct rpc_options {
     engine *engine;
     rpc_model model;

@@ -477,6 +477,7 @@ class Flags(unittest.TestCase):
                            capture_output=True, cwd=ROOT, timeout=PATIENCE)
         self.assertEqual(p.returncode, 1)
         self.assertRegex(p.stderr.decode(), text)
+        return p.stderr.decode()
 
     def test_key_files(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -488,6 +489,21 @@ class Flags(unittest.TestCase):
                 f.write("one\ntwo\n")
             self.refuses("--admin-key-file: its key number 2 is also an API key",
                          "--admin-key-file", path, "--api-key", "two")
+
+    def test_what_is_no_key(self):
+        """A line is a key as a whole or refused, before the model is loaded: never a shorter key."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "keys")
+            for line in (b"correct horse", b"key # of Alice", "k\u00e9y".encode(), b"k" * 257, b"\xef\xbb\xbfkey"):
+                with open(path, "wb") as f:
+                    f.write(b"# keys\n  good\t\r\n\n" + line + b"\n")
+                for flag in ("--api-key-file", "--admin-key-file"):
+                    said = self.refuses(f"octavo serve: {flag}: {path}, line 4: a key has", flag, path)
+                    self.assertNotIn("weights", said)
+            with open(path, "wb") as f:
+                f.write(b"good\nba\0d\n")
+            self.refuses("holds a NUL", "--api-key-file", path)
+            self.refuses("--api-key: a key has", "--api-key", "correct horse")
 
 
 if __name__ == "__main__":
