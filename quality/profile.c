@@ -67,6 +67,20 @@ static bool add(measure_means *m, needle_sums *s, const findings *of)
     return true;
 }
 
+/* Pairs in which no token was free to be chosen say nothing, and are left out: NaN when all are. */
+static double mean_of_neighbours(const double *pairs, uint32_t layers)
+{
+    double sum = 0;
+    uint32_t n = 0;
+    for (uint32_t l = 0; l + 1 < layers; l++) {
+        double pair = pairs[(size_t)l * layers + l + 1];
+        if (isnan(pair)) continue;
+        sum += pair;
+        n++;
+    }
+    return n ? sum / n : NAN;
+}
+
 static void divide(measure_means *m, const needle_sums *s)
 {
     m->divergence = m->compared ? m->divergence / (double)m->compared : NAN;
@@ -81,13 +95,8 @@ static void divide(measure_means *m, const needle_sums *s)
         m->whole[l] = s->n ? m->whole[l] / (double)s->n : NAN;
         m->share[l] = s->n ? m->share[l] / (double)s->n : NAN;
     }
-    if (layers < 2) return;
-    m->neighbours = m->neighbours_all = 0;
-    for (uint32_t l = 0; l + 1 < layers; l++) {
-        size_t pair = (size_t)l * layers + l + 1;
-        m->neighbours += m->chosen[pair] / (layers - 1);
-        m->neighbours_all += m->jaccard[pair] / (layers - 1);
-    }
+    m->neighbours = mean_of_neighbours(m->chosen, layers);
+    m->neighbours_all = mean_of_neighbours(m->jaccard, layers);
 }
 
 status report_measures(const results *r, uint32_t first_row, uint32_t column, measure_means *out,

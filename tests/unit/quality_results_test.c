@@ -255,6 +255,46 @@ static void kept_sets(void **state)
     assert_false(status_ok(findings_of_kept("[{\"layers\":[1,0]}]", 90, NULL, forced, &f, &err)));
 }
 
+/* Layers 0 and 1 keep nothing in common but forced tokens; 1 and 2, and 2 and 3 do. */
+static void means_of_measures(void **state)
+{
+    (void)state;
+    float ones[16], chosen[2][16], needle[4] = {NAN, NAN, NAN, NAN};
+    record items[2] = {{0}, {.question = 1}};
+    for (int i = 0; i < 16; i++) ones[i] = 1;
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < 16; i++) chosen[k][i] = NAN;
+        items[k].findings = (findings){.n_layers = 4,
+                                       .jaccard = ones,
+                                       .chosen = chosen[k],
+                                       .needle_whole = needle,
+                                       .needle_share = needle};
+    }
+    chosen[0][1 * 4 + 2] = 0.25f; /* layers 1 and 2, in the first prompt only */
+    chosen[0][2 * 4 + 3] = 0.5f;
+    chosen[1][2 * 4 + 3] = 1;
+
+    source row = {.name = "task"};
+    const source_list sources = {.items = &row, .n = 1};
+    const record_store records = {.items = items, .n = 2, .sources = &sources};
+    const results r = {.records = &records, .sources = &sources, .turns = 1};
+    measure_means m;
+    error err = {{0}};
+    assert_true(status_ok(report_measures(&r, 0, 0, &m, &err)));
+    assert_int_equal(m.n, 2);
+    assert_true(isnan(m.chosen[1]));
+    assert_false(isnan(m.neighbours)); /* which assert_float_equal takes for any number */
+    assert_float_equal(m.neighbours, (0.25 + 0.75) / 2, 1e-9);
+    assert_float_equal(m.neighbours_all, 1, 1e-9);
+    assert_true(isnan(m.whole[0]));
+    measure_means_destroy(&m);
+
+    chosen[0][1 * 4 + 2] = chosen[0][2 * 4 + 3] = chosen[1][2 * 4 + 3] = NAN;
+    assert_true(status_ok(report_measures(&r, 0, 0, &m, &err)));
+    assert_true(isnan(m.neighbours));
+    measure_means_destroy(&m);
+}
+
 static step_sample sample(uint32_t token, float first, float second)
 {
     return (step_sample){
@@ -320,12 +360,12 @@ static void drawings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),    cmocka_unit_test(all_presets),
-        cmocka_unit_test(bad_methods), cmocka_unit_test(longbench_lines),
-        cmocka_unit_test(gsm8k_lines), cmocka_unit_test(infinitebench_lines),
-        cmocka_unit_test(bad_lines),   cmocka_unit_test(kept_sets),
-        cmocka_unit_test(agreement),   cmocka_unit_test(scores_at_a_share),
-        cmocka_unit_test(drawings),
+        cmocka_unit_test(products),          cmocka_unit_test(all_presets),
+        cmocka_unit_test(bad_methods),       cmocka_unit_test(longbench_lines),
+        cmocka_unit_test(gsm8k_lines),       cmocka_unit_test(infinitebench_lines),
+        cmocka_unit_test(bad_lines),         cmocka_unit_test(kept_sets),
+        cmocka_unit_test(means_of_measures), cmocka_unit_test(agreement),
+        cmocka_unit_test(scores_at_a_share), cmocka_unit_test(drawings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
