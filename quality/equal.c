@@ -11,22 +11,24 @@ enum { POINTS_MAX = 64 };
 /* How far outside the measured shares a line through the nearest two is still trusted. */
 static const double reach = 0.15;
 
-double report_at_share(const kept_score *points, size_t n, double share)
+bool report_place(const kept_point *points, size_t n, double share, share_place *out)
 {
-    if (n < 2) return NAN;
+    if (n < 2) return false;
     if (share < points[0].kept * (1 - reach) || share > points[n - 1].kept * (1 + reach))
-        return NAN;
+        return false;
     size_t i = 1;
     while (i + 1 < n && points[i].kept < share) i++;
-    const kept_score *a = &points[i - 1], *b = &points[i];
-    if (!(b->kept > a->kept)) return NAN;
-    double at = a->score + (share - a->kept) / (b->kept - a->kept) * (b->score - a->score);
-    return fmin(1, fmax(0, at));
+    const kept_point *a = &points[i - 1], *b = &points[i];
+    if (!(b->kept > a->kept)) return false;
+    *out = (share_place){a->column, b->column, (share - a->kept) / (b->kept - a->kept)};
+    return true;
 }
 
-/* The scores of a method's budgets over the rows, by ascending share. */
+/* ---- what a method is measured at ------------------------------------------------------------ */
+
+/* The budgets of a method that were answered, by ascending share kept over the rows. */
 static status read_points(const results *r, row_set rows, uint32_t first, uint32_t last,
-                          kept_score *points, size_t *n, error *err)
+                          kept_point *points, size_t *n, error *err)
 {
     *n = 0;
     for (uint32_t column = first; column < last && *n < POINTS_MAX; column++) {
@@ -35,7 +37,7 @@ static status read_points(const results *r, row_set rows, uint32_t first, uint32
         if (c.refused || c.score.n == 0 || isnan(c.kept)) continue;
         size_t at = (*n)++;
         for (; at > 0 && points[at - 1].kept > c.kept; at--) points[at] = points[at - 1];
-        points[at] = (kept_score){c.kept, c.score.mean};
+        points[at] = (kept_point){c.kept, column};
     }
     return STATUS_IS_OK;
 }
@@ -55,37 +57,189 @@ static size_t list_shares(const results *r, double *shares)
     return n;
 }
 
-static void put_head(const double *shares, size_t n, strbuf *out)
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+/* A prompt's score on the line between two budgets. */
+typedef struct line_score {
+    uint32_t row, document, question, cluster;
+    double score;
+} line_score;
+
+typedef struct line {
+    line_score *items; // in the order of the rows, then by document and question
+    size_t n;
+} line;
+
+static status out_of_memory(error *err)
 {
-    strbuf_puts(out, "\nAt equal kept share, between the shares above and at most 15 % beside "
-                     "them:\n\n| method |");
-    for (size_t i = 0; i < n; i++) strbuf_printf(out, " %g kept |", shares[i]);
+    return error_set(err, STATUS_NO_MEMORY, "out of memory");
+}
+
+static bool is_before(const record *a, const record *b)
+{
+    return a->document != b->document ? a->document < b->document : a->question < b->question;
+}
+
+/* The prompts of a row that were answered at both budgets. */
+static void read_row(const results *r, uint32_t row, const share_place *place, line *out)
+{
+    size_t n_low, n_high, at = 0;
+    record_arm arm = results_arm(r);
+    const record *low = records_cell(r->records, row, place->low, arm, &n_low);
+    const record *high = records_cell(r->records, row, place->high, arm, &n_high);
+    bool independent = r->sources->items[row].independent;
+    for (size_t i = 0; i < n_low; i++) {
+        const record *a = &low[i];
+        while (at < n_high && is_before(&high[at], a)) at++;
+        if (at == n_high) return;
+        if (is_before(a, &high[at])) continue;
+        const line_score *last = out->n ? &out->items[out->n - 1] : NULL;
+        uint32_t cluster = last ? last->cluster : 0;
+        cluster += !last || independent || last->row != row || last->document != a->document;
+        double rise = (double)high[at].score - (double)a->score;
+        out->items[out->n++] = (line_score){row, a->document, a->question, cluster,
+                                            (double)a->score + place->weight * rise};
+    }
+}
+
+/* The caller frees out->items. */
+static status read_line(const results *r, row_set rows, const share_place *place, line *out,
+                        error *err)
+{
+    size_t most = 1, n;
+    for (size_t i = 0; i < rows.n; i++) {
+        records_cell(r->records, rows.rows[i], place->low, results_arm(r), &n);
+        most += n;
+    }
+    *out = (line){.items = calloc(most, sizeof *out->items)};
+    if (!out->items) return out_of_memory(err);
+    for (size_t i = 0; i < rows.n; i++) read_row(r, rows.rows[i], place, out);
+    return STATUS_IS_OK;
+}
+
+static int compare_scores(const line_score *a, const line_score *b)
+{
+    if (a->row != b->row) return a->row < b->row ? -1 : 1;
+    if (a->document != b->document) return a->document < b->document ? -1 : 1;
+    return a->question < b->question ? -1 : a->question > b->question;
+}
+
+/* The mean of the line or, with `from`, of its differences to that over the prompts of both. */
+static status mean_of(const line *l, const line *from, uint64_t seed, stat_mean *out, error *err)
+{
+    stat_value *values = calloc(l->n + 1, sizeof *values);
+    if (!values) return out_of_memory(err);
+    size_t n = 0, at = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        const line_score *own = &l->items[i];
+        while (from && at < from->n && compare_scores(&from->items[at], own) < 0) at++;
+        if (from && (at == from->n || compare_scores(&from->items[at], own) != 0)) continue;
+        double other = from ? from->items[at].score : 0;
+        values[n++] = (stat_value){own->cluster, (float)(own->score - other)};
+    }
+    *out = stat_bootstrap(values, n, seed);
+    free(values);
+    return STATUS_IS_OK;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+/* The method that the others are compared with, and its prompts at each share. */
+typedef struct reference {
+    const char *method; // NULL = not met yet
+    line lines[POINTS_MAX];
+    bool known[POINTS_MAX];
+} reference;
+
+static void put_head(const double *shares, size_t n, const char *against, strbuf *out)
+{
+    strbuf_puts(out, "\nAt equal kept share, on the line between a method's nearest two shares and "
+                     "at most 15 % beside them, with 95 % intervals; and the difference to ");
+    report_put_name(out, against);
+    strbuf_puts(out, " over the same prompts:\n\n| method |");
+    for (size_t i = 0; i < n; i++) strbuf_printf(out, " %g kept | difference |", shares[i]);
     strbuf_puts(out, "\n| --- |");
-    for (size_t i = 0; i < n; i++) strbuf_puts(out, " --- |");
+    for (size_t i = 0; i < n; i++) strbuf_puts(out, " --- | --- |");
     strbuf_putc(out, '\n');
+}
+
+/* No share of right answers is below 0 or above 1, though a line's end may be. */
+static double within(double share) { return fmin(1, fmax(0, share)); }
+
+static void put_score(const stat_mean *m, strbuf *out)
+{
+    strbuf_printf(out, " %.3f", within(m->mean));
+    if (!isnan(m->low)) strbuf_printf(out, " (%.3f to %.3f)", within(m->low), within(m->high));
+    strbuf_puts(out, " |");
+}
+
+static void put_difference(const stat_mean *m, strbuf *out)
+{
+    if (m->n) strbuf_printf(out, " %+.3f", m->mean);
+    if (m->n && !isnan(m->low)) strbuf_printf(out, " (%+.3f to %+.3f)", m->low, m->high);
+    strbuf_puts(out, " |");
+}
+
+/* A method's two cells at a share; the first method's prompts become the reference's. */
+static status put_share(const results *r, row_set rows, const share_place *place, bool is_reference,
+                        reference *from, size_t share, strbuf *out, error *err)
+{
+    line own;
+    stat_mean score = {0}, difference = {0};
+    status st = read_line(r, rows, place, &own, err);
+    if (status_ok(st)) st = mean_of(&own, NULL, r->seed, &score, err);
+    if (status_ok(st) && !is_reference && from->known[share])
+        st = mean_of(&own, &from->lines[share], r->seed, &difference, err);
+    if (status_ok(st)) {
+        put_score(&score, out);
+        put_difference(&difference, out);
+    }
+    if (status_ok(st) && is_reference) {
+        from->lines[share] = own;
+        from->known[share] = true;
+    } else {
+        free(own.items);
+    }
+    return st;
+}
+
+static status put_method(const results *r, row_set rows, uint32_t first, const double *shares,
+                         size_t n_shares, reference *from, strbuf *out, error *err)
+{
+    kept_point points[POINTS_MAX];
+    size_t n;
+    RETURN_IF_ERROR(read_points(r, rows, first, results_method_end(r, first), points, &n, err));
+    if (n < 2) return STATUS_IS_OK;
+    const char *method = r->variants->items[first].method;
+    bool is_reference = !from->method;
+    if (is_reference) {
+        from->method = method;
+        put_head(shares, n_shares, method, out);
+    }
+    strbuf_puts(out, "| ");
+    report_put_name(out, method);
+    strbuf_puts(out, " |");
+    for (size_t i = 0; i < n_shares; i++) {
+        share_place place;
+        if (report_place(points, n, shares[i], &place))
+            RETURN_IF_ERROR(put_share(r, rows, &place, is_reference, from, i, out, err));
+        else strbuf_puts(out, " | |");
+    }
+    strbuf_putc(out, '\n');
+    return STATUS_IS_OK;
 }
 
 status report_equal_kept(const results *r, row_set rows, strbuf *out, error *err)
 {
     double shares[POINTS_MAX + 1];
-    kept_score points[POINTS_MAX];
-    size_t n_shares = list_shares(r, shares), n;
-    bool any = false;
-    for (uint32_t first = 0, last; rows.n > 0 && first < r->variants->n; first = last) {
-        last = results_method_end(r, first);
-        RETURN_IF_ERROR(read_points(r, rows, first, last, points, &n, err));
-        if (n < 2) continue;
-        if (!any) put_head(shares, n_shares, out);
-        any = true;
-        strbuf_puts(out, "| ");
-        report_put_name(out, r->variants->items[first].method);
-        strbuf_puts(out, " |");
-        for (size_t i = 0; i < n_shares; i++) {
-            double score = report_at_share(points, n, shares[i]);
-            if (isnan(score)) strbuf_puts(out, " |");
-            else strbuf_printf(out, " %.3f |", score);
-        }
-        strbuf_putc(out, '\n');
-    }
-    return STATUS_IS_OK;
+    size_t n_shares = list_shares(r, shares);
+    reference *from = calloc(1, sizeof *from);
+    if (!from) return out_of_memory(err);
+    status st = STATUS_IS_OK;
+    for (uint32_t first = 0; status_ok(st) && rows.n > 0 && first < r->variants->n;
+         first = results_method_end(r, first))
+        st = put_method(r, rows, first, shares, n_shares, from, out, err);
+    for (size_t i = 0; i < n_shares; i++) free(from->lines[i].items);
+    free(from);
+    return st;
 }

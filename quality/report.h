@@ -13,14 +13,23 @@ void report_put_name(strbuf *out, const char *name);
 
 /* ---- at equal kept share --------------------------------------------------------------------- */
 
-typedef struct kept_score {
-    double kept, score;
-} kept_score;
+/* What a budget keeps, and its column. */
+typedef struct kept_point {
+    double kept;
+    uint32_t column;
+} kept_point;
 
-/* The score at `share` on the line through the two points around it; points by ascending share. NaN
- * where the points are too far from it, or fewer than two. */
-double report_at_share(const kept_score *points, size_t n, double share);
-/* The methods with two budgets and more, at the shares that were asked for. */
+/* A share on the line through two budgets: 1 - weight times `low`, and weight times `high`. */
+typedef struct share_place {
+    uint32_t low, high; // columns
+    double weight;      // below 0 or above 1 where the share lies beside them
+} share_place;
+
+/* Where `share` lies between the points, which are by ascending share; false where it is too far
+ * from them, or they are fewer than two. */
+bool report_place(const kept_point *points, size_t n, double share, share_place *out);
+/* The methods with two budgets and more, at the shares that were asked for, and their differences
+ * to the first of them, prompt by prompt. */
 status report_equal_kept(const results *r, row_set rows, strbuf *out, error *err);
 
 /* ---- what needs more than a mean ------------------------------------------------------------- */
