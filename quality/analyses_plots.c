@@ -111,9 +111,9 @@ static void put_key(const figure *f, uint32_t column, size_t number, strbuf *svg
 {
     double x = panel_x(f->n_budgets) - 8, y = TOP + 14.0 * (double)number;
     const variant *v = &f->r->variants->items[column];
-    bool whole = v->file_chars <= KEY_CHARS;
+    bool whole = v->label_chars <= KEY_CHARS;
     char name[KEY_CHARS + 4];
-    snprintf(name, sizeof name, "%.*s%s", whole ? (int)v->file_chars : KEY_CHARS, v->method,
+    snprintf(name, sizeof name, "%.*s%s", whole ? (int)v->label_chars : KEY_CHARS, v->method,
              whole ? "" : "...");
     svg_line(svg, x, y, x + 20, y, svg_colour(number), 2, svg_dash(number));
     svg_text(svg, x + 26, y + 4, SVG_START, 11, 0, ink, name);
@@ -208,7 +208,7 @@ static status plot_heavy(const figure *f, uint32_t first_row, uint32_t first, co
     strbuf svg = {0};
     svg_begin(&svg, width + 40, TOP + n * (double)BLOCK);
     snprintf(title, sizeof title, "%.60s: %.*s, share of a place's tokens that are heavy hitters",
-             name, v->file_chars < 80 ? (int)v->file_chars : 80, v->method);
+             name, v->label_chars < 80 ? (int)v->label_chars : 80, v->method);
     svg_text(&svg, 8, 20, SVG_START, 14, 0, ink, title);
     svg_text(&svg, 8, 38, SVG_START, 10, 0, ink,
              "the prompt from its first token, left, to its last; behind the gap the answer");

@@ -82,7 +82,7 @@ static void put_range(strbuf *out, const analysis_means *m, uint32_t row)
 static void put_name(const results *r, uint32_t column, const analysis_means *m, strbuf *out)
 {
     strbuf_puts(out, "| ");
-    report_put_name(out, r->variants->items[column].method);
+    report_put_method(out, &r->variants->items[column]);
     strbuf_printf(out, " | %s | %zu |", r->variants->items[column].budget, m->n);
 }
 

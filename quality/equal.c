@@ -146,16 +146,16 @@ static status mean_of(const line *l, const line *from, uint64_t seed, stat_mean 
 
 /* The method that the others are compared with, and its prompts at each share. */
 typedef struct reference {
-    const char *method; // NULL = not met yet
+    const variant *method; // NULL = not met yet
     line lines[POINTS_MAX];
     bool known[POINTS_MAX];
 } reference;
 
-static void put_head(const double *shares, size_t n, const char *against, strbuf *out)
+static void put_head(const double *shares, size_t n, const variant *against, strbuf *out)
 {
     strbuf_puts(out, "\nAt equal kept share, on the line between a method's nearest two shares and "
                      "at most 15 % beside them, with 95 % intervals; and the difference to ");
-    report_put_name(out, against);
+    report_put_method(out, against);
     strbuf_puts(out, " over the same prompts:\n\n| method |");
     for (size_t i = 0; i < n; i++) strbuf_printf(out, " %g kept | difference |", shares[i]);
     strbuf_puts(out, "\n| --- |");
@@ -210,14 +210,14 @@ static status put_method(const results *r, row_set rows, uint32_t first, const d
     size_t n;
     RETURN_IF_ERROR(read_points(r, rows, first, results_method_end(r, first), points, &n, err));
     if (n < 2) return STATUS_IS_OK;
-    const char *method = r->variants->items[first].method;
+    const variant *method = &r->variants->items[first];
     bool is_reference = !from->method;
     if (is_reference) {
         from->method = method;
         put_head(shares, n_shares, method, out);
     }
     strbuf_puts(out, "| ");
-    report_put_name(out, method);
+    report_put_method(out, method);
     strbuf_puts(out, " |");
     for (size_t i = 0; i < n_shares; i++) {
         share_place place;

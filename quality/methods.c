@@ -62,7 +62,7 @@ static status read_budgets(const char *text, budget_list *out, error *err)
 
 typedef struct method {
     const char *label;
-    size_t file_chars;
+    size_t label_chars;
     json_t *fields; // overrides with "method", or NULL for rag-bm25
     bool takes_budget;
 } method;
@@ -98,7 +98,7 @@ static status read_method(const char *text, method *out, error *err)
     if (!out->fields) return out_of_memory(err);
     bool budgeted = has(out->fields, "ratio") || has(out->fields, "tokens");
     bool rag = n == strlen(rag_name) && memcmp(text, rag_name, n) == 0;
-    out->file_chars = has(out->fields, "method") ? n : strlen(text);
+    out->label_chars = has(out->fields, "method") ? n : strlen(text);
     if (!rag && !has(out->fields, "method") &&
         json_object_set_new(out->fields, "method", json_stringn(text, n)))
         return out_of_memory(err);
@@ -140,7 +140,7 @@ static status add(variant_list *out, const variant *v, error *err)
 static status add_budget(variant_list *out, const method *m, const budget *b, error *err)
 {
     variant v = {.method = m->label,
-                 .file_chars = (uint32_t)m->file_chars,
+                 .label_chars = (uint32_t)m->label_chars,
                  .rag = is_rag(m),
                  .ratio = b->ratio,
                  .tokens = b->tokens};

@@ -8,8 +8,9 @@ enum { BUDGET_TEXT_MAX = 24 };
 
 /* One column of the comparison. The first is always "full". */
 typedef struct variant {
-    const char *method;           // what the results call it
-    uint32_t file_chars;          // of it, that name its files: LABEL of LABEL={"method":NAME,…}
+    const char *method;           // as --method has it; records know it by this
+    uint32_t label_chars;         // of it, that tables, drawings and files call it: LABEL of
+                                  // LABEL={"method":NAME,…}, else all
     char budget[BUDGET_TEXT_MAX]; // "0.1", "512", or "-" when the method takes none from the list
     double ratio;                 // of the budget, or 0
     uint32_t tokens;              // of the budget, or 0

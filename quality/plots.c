@@ -11,6 +11,11 @@
 
 static const char ink[] = "#333333", faint[] = "#cccccc";
 
+static int label_length(const variant *v, uint32_t most)
+{
+    return (int)(v->label_chars < most ? v->label_chars : most);
+}
+
 /* ---- files ----------------------------------------------------------------------------------- */
 
 status plots_write_file(const char *folder, const char *kind, const char *title_of,
@@ -18,7 +23,7 @@ status plots_write_file(const char *folder, const char *kind, const char *title_
 {
     char name[256], path[1024];
     int n = snprintf(name, sizeof name - 5, "%s-%s%s%.*s", kind, title_of, of ? "-" : "",
-                     of ? (int)of->file_chars : 0, of ? of->method : "");
+                     of ? (int)of->label_chars : 0, of ? of->method : "");
     if (n > (int)sizeof name - 6) n = (int)sizeof name - 6;
     for (int i = 0; i < n; i++)
         if (!isalnum((unsigned char)name[i]) && !strchr("-._", name[i])) name[i] = '_';
@@ -83,7 +88,8 @@ static status plot_needles(const results *r, uint32_t row, uint32_t first, const
                            error *err)
 {
     uint32_t end = results_next_task(r, row), last = results_method_end(r, first);
-    const char *title_of = r->sources->items[row].name, *method = r->variants->items[first].method;
+    const char *title_of = r->sources->items[row].name;
+    const variant *of = &r->variants->items[first];
     bool any = false;
     for (uint32_t i = first; i < last; i++) any |= has_depth(r, row, end, i);
     if (!any) return STATUS_IS_OK;
@@ -93,7 +99,8 @@ static status plot_needles(const results *r, uint32_t row, uint32_t first, const
     char title[256];
     strbuf svg = {0};
     svg_begin(&svg, width < 360 ? 360 : width, height);
-    snprintf(title, sizeof title, "%s: %.150s, score by length and depth", title_of, method);
+    snprintf(title, sizeof title, "%s: %.*s, score by length and depth", title_of,
+             label_length(of, 150), of->method);
     svg_text(&svg, 8, 20, SVG_START, 14, 0, ink, title);
     for (int d = 0; d <= DEPTH_BINS; d += 2) {
         char text[16];
@@ -105,7 +112,7 @@ static status plot_needles(const results *r, uint32_t row, uint32_t first, const
     plots_put_scale(&svg, LEFT + panels * panel - 8, TOP, DEPTH_BINS * CELL_H);
     svg_text(&svg, LEFT, height - 8, SVG_START, 11, 0, ink, "tokens of context");
     svg_end(&svg);
-    status st = plots_write_file(folder, "niah", title_of, &r->variants->items[first], &svg, err);
+    status st = plots_write_file(folder, "niah", title_of, of, &svg, err);
     strbuf_destroy(&svg);
     return st;
 }
@@ -179,8 +186,9 @@ static status plot_method(const results *r, row_set rows, uint32_t first, size_t
     double y = PLOT_TOP + 14.0 * (double)number, x = PLOT_LEFT + PLOT_W + 20;
     svg_line(svg, x, y, x + 24, y, svg_colour(number), 2, svg_dash(number));
     char name[40];
-    const char *method = r->variants->items[first].method;
-    snprintf(name, sizeof name, "%.28s%s", method, strlen(method) > 28 ? "..." : "");
+    const variant *of = &r->variants->items[first];
+    snprintf(name, sizeof name, "%.*s%s", label_length(of, 28), of->method,
+             of->label_chars > 28 ? "..." : "");
     svg_text(svg, x + 30, y + 4, SVG_START, 11, 0, ink, name);
     return STATUS_IS_OK;
 }
@@ -232,13 +240,14 @@ static status plot_layers(const results *r, uint32_t row, uint32_t first, const 
 {
     enum { SIDE = 200 };
     uint32_t last = results_method_end(r, first);
-    const char *title_of = r->sources->items[row].name, *method = r->variants->items[first].method;
+    const char *title_of = r->sources->items[row].name;
+    const variant *of = &r->variants->items[first];
     char title[256];
     bool any = false;
     strbuf svg = {0};
     svg_begin(&svg, LEFT + (double)(last - first) * (SIDE + GAP) + RIGHT, TOP + SIDE + BOTTOM);
-    snprintf(title, sizeof title, "%s: %.120s, Jaccard of what two layers choose", title_of,
-             method);
+    snprintf(title, sizeof title, "%s: %.*s, Jaccard of what two layers choose", title_of,
+             label_length(of, 120), of->method);
     svg_text(&svg, 8, 20, SVG_START, 14, 0, ink, title);
     status st = STATUS_IS_OK;
     for (uint32_t i = first; status_ok(st) && i < last; i++) {
@@ -254,8 +263,7 @@ static status plot_layers(const results *r, uint32_t row, uint32_t first, const 
     plots_put_scale(&svg, LEFT + (double)(last - first) * (SIDE + GAP) - 8, TOP, SIDE);
     svg_text(&svg, LEFT, TOP + SIDE + 18, SVG_START, 11, 0, ink, "layers, from the first on");
     svg_end(&svg);
-    if (status_ok(st) && any)
-        st = plots_write_file(folder, "jaccard", title_of, &r->variants->items[first], &svg, err);
+    if (status_ok(st) && any) st = plots_write_file(folder, "jaccard", title_of, of, &svg, err);
     strbuf_destroy(&svg);
     return st;
 }

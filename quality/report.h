@@ -8,8 +8,8 @@ status report_table(const results *r, strbuf *out, error *err);
 /* settings: members of an object, without its braces. */
 status report_json(const results *r, const char *settings, strbuf *out, error *err);
 
-/* A name in a cell of a table: it may hold a bar, in JSON. */
-void report_put_name(strbuf *out, const char *name);
+/* What a table calls a method: its label, or all of it where it has none. */
+void report_put_method(strbuf *out, const variant *v);
 
 /* ---- at equal kept share --------------------------------------------------------------------- */
 

@@ -20,11 +20,30 @@ static void put_interval(strbuf *out, const stat_mean *m, const char *format)
 #pragma GCC diagnostic pop
 }
 
-void report_put_name(strbuf *out, const char *name)
+/* Text in a cell of a table: it may hold a bar, in JSON. */
+static void put_text(strbuf *out, const char *text, size_t n)
 {
-    for (; *name; name++) {
-        if (*name == '|') strbuf_putc(out, '\\');
-        strbuf_putc(out, *name);
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] == '|') strbuf_putc(out, '\\');
+        strbuf_putc(out, text[i]);
+    }
+}
+
+void report_put_method(strbuf *out, const variant *v) { put_text(out, v->method, v->label_chars); }
+
+/* What the labels of --method stand for. */
+static void put_labels(const results *r, strbuf *out)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < r->variants->n; i = results_method_end(r, i)) {
+        const variant *v = &r->variants->items[i];
+        const char *meaning = v->method + v->label_chars;
+        if (!*meaning) continue;
+        if (!any) strbuf_puts(out, "\nLabels:\n\n");
+        any = true;
+        strbuf_puts(out, "- ");
+        put_text(out, v->method, v->label_chars);
+        strbuf_printf(out, ": `%s`\n", meaning + 1);
     }
 }
 
@@ -83,7 +102,7 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     cell all;
     RETURN_IF_ERROR(results_cell(r, rows, column, arm, &all, err));
     strbuf_puts(out, "| ");
-    report_put_name(out, v->method);
+    report_put_method(out, v);
     strbuf_printf(out, " | %s |", v->budget);
     cell kept = all; /* where nothing is compared, what is listed */
     if (rows.n == 0) {
@@ -101,7 +120,7 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     }
     if (refused) {
         strbuf_puts(out, " refused: ");
-        report_put_name(out, refused);
+        put_text(out, refused, strlen(refused));
         strbuf_puts(out, " | | | |\n");
         return STATUS_IS_OK;
     }
@@ -155,7 +174,7 @@ static status put_measures(const results *r, uint32_t row, strbuf *out, error *e
         }
         if (has_measures(&m)) {
             strbuf_puts(out, "| ");
-            report_put_name(out, r->variants->items[column].method);
+            report_put_method(out, &r->variants->items[column]);
             strbuf_printf(out, " | %s | %zu |", r->variants->items[column].budget, m.n);
             put_share(out, m.n > 0, m.neighbours_all);
             put_share(out, m.n > 0, m.neighbours);
@@ -189,5 +208,6 @@ status report_table(const results *r, strbuf *out, error *err)
         if (status_ok(st)) st = analyses_table(r, row, out, err);
     }
     free(room);
+    put_labels(r, out);
     return st;
 }

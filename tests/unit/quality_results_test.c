@@ -34,9 +34,9 @@ static void products(void **state)
     assert_float_equal(json_number_value(json_object_get(v.items[3].retention, "ratio")), 0.05, 0);
     assert_int_equal(json_integer_value(json_object_get(v.items[5].retention, "tokens")), 99);
     assert_string_equal(v.items[5].budget, "-");
-    assert_int_equal(v.items[1].file_chars, strlen("chunkkv"));
-    assert_int_equal(v.items[3].file_chars, strlen(methods[2])); /* tells it from the first */
-    assert_int_equal(v.items[5].file_chars, strlen("own"));
+    assert_int_equal(v.items[1].label_chars, strlen("chunkkv"));
+    assert_int_equal(v.items[3].label_chars, strlen(methods[2])); /* tells it from the first */
+    assert_int_equal(v.items[5].label_chars, strlen("own"));
     assert_true(v.items[6].rag && !v.items[6].retention);
     assert_int_equal(variant_budget(&v.items[6], 1000), 50);
     assert_int_equal(variant_budget(&v.items[7], 1000), 512);
@@ -362,10 +362,10 @@ static void table_at_a_share(void **state)
                                 .kept = (float)kept[c],
                                 .logical = 1000};
         }
-    variant columns[] = {{.method = "a", .budget = "0.1", .ratio = 0.1},
-                         {.method = "a", .budget = "0.2", .ratio = 0.2},
-                         {.method = "b|c", .budget = "0.1", .ratio = 0.1},
-                         {.method = "b|c", .budget = "0.2", .ratio = 0.2}};
+    variant columns[] = {{.method = "a", .label_chars = 1, .budget = "0.1", .ratio = 0.1},
+                         {.method = "a", .label_chars = 1, .budget = "0.2", .ratio = 0.2},
+                         {.method = "b|c={}", .label_chars = 3, .budget = "0.1", .ratio = 0.1},
+                         {.method = "b|c={}", .label_chars = 3, .budget = "0.2", .ratio = 0.2}};
     const variant_list variants = {.items = columns, .n = 4};
     source row = {.name = "task"};
     const source_list sources = {.items = &row, .n = 1};
