@@ -8,8 +8,9 @@
 
 enum { POINTS_MAX = 64 };
 
-/* How far outside the measured shares a line through the nearest two is still trusted. */
-static const double reach = 0.15;
+/* How far beside the measured shares a line through the nearest two is still trusted. Scores rise
+ * ever more slowly with the share, so that the line is soon above them. */
+static const double reach = 0.05;
 
 bool report_place(const kept_point *points, size_t n, double share, share_place *out)
 {
@@ -154,7 +155,7 @@ typedef struct reference {
 static void put_head(const double *shares, size_t n, const variant *against, strbuf *out)
 {
     strbuf_puts(out, "\nAt equal kept share, on the line between a method's nearest two shares and "
-                     "at most 15 % beside them, with 95 % intervals; and the difference to ");
+                     "at most 5 % beside them, with 95 % intervals; and the difference to ");
     report_put_method(out, against);
     strbuf_puts(out, " over the same prompts:\n\n| method |");
     for (size_t i = 0; i < n; i++) strbuf_printf(out, " %g kept | difference |", shares[i]);
