@@ -136,9 +136,10 @@ typedef struct kern_isa {
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: by tiles */
     unsigned quant_rows;                          /* as tile_rows, tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
-    /* Panels at once where there are several tiles: 1, or the number that quant_panels has for
-     * every tile that is at least half full. */
-    uint8_t quant_many;
+    /* Several tiles have at most quant_many_rows rows each, more only where one of them would have
+     * less than quant_many_least; and quant_many panels, which is 1 or what quant_panels has for so
+     * many rows. */
+    uint8_t quant_many, quant_many_rows, quant_many_least;
     /* How many bytes ahead a lone tile prefetches, all its streams together. */
     unsigned quant_ahead;
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];

@@ -58,8 +58,9 @@ typedef struct product {
     uint64_t call;
     size_t tile_rows;
     const uint8_t *tile_panels;
-    size_t many_panels; /* panels of a call where there are several tiles */
-    size_t ahead;       /* bytes that a lone tile prefetches ahead, all streams together */
+    /* Where there are several tiles: their rows, and the panels of a call. */
+    size_t many_rows, many_least, many_panels;
+    size_t ahead; /* bytes that a lone tile prefetches ahead, all streams together */
     kern_quant_x_fn quant_x;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* over n */
@@ -108,13 +109,6 @@ static call get_call(const item *it, struct kern_matmul_scratch *s, size_t index
     c.side = is_long ? it->side : 1;
     c.acc = s->acc + before * it->rows * KERN_PANEL;
     return c;
-}
-
-/* Sums of panel i of a call for a tile. */
-static float *tile_acc(const product *p, const item *it, const call *c, size_t tile, size_t i)
-{
-    size_t before = tile_row(p, tile) - it->row0;
-    return c->acc + (before * c->side + i * tile_rows(p, tile)) * KERN_PANEL;
 }
 
 /* The bytes of k packed columns of one row of x. */
@@ -168,6 +162,37 @@ static const uint8_t *weights_at(const product *p, size_t panel, size_t k)
            (p->first + k) / p->unit * p->w_unit_bytes;
 }
 
+/* ---- sums: [i][row of the tile][16] of a call's panels. They begin and end beside the tile that
+ * they belong to, while they lie in L1; their way to y then overlaps with the next tile. ---- */
+
+static void start_sums(const product *p, const call *c, size_t rows, float *acc)
+{
+    if (!p->bias) {
+        memset(acc, 0, c->side * rows * KERN_PANEL * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < c->side; i++) {
+        float start[KERN_PANEL] = {0};
+        size_t column = (c->panel + i * c->stride) * KERN_PANEL;
+        memcpy(start, p->bias + column, min_size(KERN_PANEL, p->w->n - column) * sizeof(float));
+        for (size_t r = 0; r < rows; r++, acc += KERN_PANEL) memcpy(acc, start, sizeof start);
+    }
+}
+
+static void store_sums(const product *p, const call *c, size_t row, size_t rows, const float *acc)
+{
+    for (size_t r = 0; r < rows; r++) {
+        float *y = p->y + (row + r) * p->y_stride;
+        for (size_t i = 0; i < c->side; i++) {
+            const float *from = acc + (i * rows + r) * KERN_PANEL;
+            size_t column = (c->panel + i * c->stride) * KERN_PANEL;
+            if (column + KERN_PANEL <= p->w->n) /* the size known: one move, no call */
+                memcpy(y + column, from, KERN_PANEL * sizeof(float));
+            else memcpy(y + column, from, (p->w->n - column) * sizeof(float));
+        }
+    }
+}
+
 /* Columns [k0, k0 + k), all tiles of the block. x is packed [tile][k][row of the tile]; the next
  * call reads from `next` on. */
 static void run_call(const product *p, const item *it, const call *c, size_t k0, size_t k,
@@ -186,10 +211,12 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
         ahead.at = next;
         ahead.step = ceil_div(64, tiles);
     }
-    for (size_t t = it->tile0; t < it->tile1; t++) {
-        size_t row = tile_row(p, t), rows = tile_rows(p, t);
-        const uint8_t *packed = x + (row - it->row0) * x_bytes(p, k);
-        float *acc = tile_acc(p, it, c, t, 0);
+    const size_t x_row = x_bytes(p, k), lines = k / p->unit * p->w_unit_bytes / 64;
+    for (size_t t = it->tile0, row = it->row0, rows; t < it->tile1; t++, row += rows) {
+        rows = tile_row(p, t + 1) - row;
+        const uint8_t *packed = x + (row - it->row0) * x_row;
+        float *acc = c->acc + (row - it->row0) * c->side * KERN_PANEL;
+        if (k0 == 0) start_sums(p, c, rows, acc);
         if (p->w->quant.bits) {
             kern_quant_tile_fn tile =
                 c->side == 1 ? isa->quant_tile1[quant][rows] : isa->quant_tile[quant][rows];
@@ -200,47 +227,8 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
             kern_tile_fn tile = c->side == 1 ? isa->tile1[type][rows] : isa->tile[type][rows];
             tile(w, w_stride, k, x_tile, acc, &ahead);
         }
-        ahead.at += k / p->unit * p->w_unit_bytes / 64 * ahead.step;
-    }
-}
-
-static void start_sums(const product *p, const item *it, struct kern_matmul_scratch *s)
-{
-    if (!p->bias) {
-        memset(s->acc, 0, it->panels * it->rows * KERN_PANEL * sizeof(float));
-        return;
-    }
-    for (size_t index = 0; index < it->n_calls; index++) {
-        call c = get_call(it, s, index);
-        for (size_t i = 0; i < c.side; i++) {
-            float start[KERN_PANEL] = {0};
-            size_t column = (c.panel + i * c.stride) * KERN_PANEL;
-            memcpy(start, p->bias + column, min_size(KERN_PANEL, p->w->n - column) * sizeof(float));
-            for (size_t t = it->tile0; t < it->tile1; t++)
-                for (size_t r = 0; r < tile_rows(p, t); r++)
-                    memcpy(tile_acc(p, it, &c, t, i) + r * KERN_PANEL, start, sizeof start);
-        }
-    }
-}
-
-/* Row by row: y is then written in runs of a panel group, not in lines that are a row apart. */
-static void store_sums(const product *p, const item *it, struct kern_matmul_scratch *s)
-{
-    for (size_t t = it->tile0; t < it->tile1; t++) {
-        size_t row = tile_row(p, t), rows = tile_rows(p, t); /* divisions: not once a panel */
-        for (size_t r = 0; r < rows; r++) {
-            float *y = p->y + (row + r) * p->y_stride;
-            for (size_t index = 0; index < it->n_calls; index++) {
-                call c = get_call(it, s, index);
-                const float *acc = c.acc + ((row - it->row0) * c.side + r) * KERN_PANEL;
-                for (size_t i = 0; i < c.side; i++, acc += rows * KERN_PANEL) {
-                    size_t column = (c.panel + i * c.stride) * KERN_PANEL;
-                    if (column + KERN_PANEL <= p->w->n) /* the size known: one move, no call */
-                        memcpy(y + column, acc, KERN_PANEL * sizeof(float));
-                    else memcpy(y + column, acc, (p->w->n - column) * sizeof(float));
-                }
-            }
-        }
+        if (k0 + k >= p->k) store_sums(p, c, row, rows, acc);
+        ahead.at += lines * ahead.step;
     }
 }
 
@@ -287,7 +275,6 @@ static void run_item(const product *p, size_t index, size_t count, struct kern_m
         pack_block(p, &it, 0, k_all, packed);
     s->call = p->call;
     s->block = it.block;
-    start_sums(p, &it, s);
     for (size_t k0 = 0; k0 < k_all; k0 += it.k_block) {
         size_t k = min_size(it.k_block, k_all - k0);
         if (!it.direct && !it.whole) pack_block(p, &it, k0, k0 + k, packed);
@@ -298,7 +285,6 @@ static void run_item(const product *p, size_t index, size_t count, struct kern_m
             run_call(p, &it, &c, k0, k, x, weights_at(p, after.panel, next_k));
         }
     }
-    store_sums(p, &it, s);
 }
 
 static void run_items(void *ctx, size_t from, size_t to, unsigned thread)
@@ -332,7 +318,8 @@ static void set_units(const kern_isa *isa, product *p)
         p->k_block = K_BLOCK;
         p->tile_rows = isa->tile_rows;
         p->tile_panels = isa->tile_panels;
-        p->many_panels = 1;
+        p->many_rows = isa->tile_rows;
+        p->many_least = p->many_panels = 1;
         p->ahead = AHEAD_MIN;
         return;
     }
@@ -345,6 +332,8 @@ static void set_units(const kern_isa *isa, product *p)
     p->k_block = QUANT_K_BLOCK;
     p->tile_rows = isa->quant_rows;
     p->tile_panels = isa->quant_panels;
+    p->many_rows = isa->quant_many_rows;
+    p->many_least = isa->quant_many_least;
     p->many_panels = isa->quant_many;
     p->ahead = isa->quant_ahead;
     size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
@@ -391,8 +380,9 @@ static void run_product(kern_context *kc, product p)
     p.kc = kc;
     p.call = ++kc->matmul_calls;
     set_units(isa, &p);
-    p.n_tiles = ceil_div(m, p.tile_rows);
-    p.n_blocks = ceil_div(p.n_tiles, block_rows(&p) / p.tile_rows);
+    p.n_tiles = 1;
+    if (m > p.tile_rows) p.n_tiles = min_size(ceil_div(m, p.many_rows), m / p.many_least);
+    p.n_blocks = ceil_div(p.n_tiles, block_rows(&p) / p.many_rows);
     set_groups(&p);
     size_t n_items = p.n_blocks * p.n_groups;
     bool serial = (double)m * (double)w->n * (double)p.k < SERIAL_WORK;

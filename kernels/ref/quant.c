@@ -115,6 +115,7 @@ void kern_quant_fill_ref(kern_isa *isa)
     bool wide = isa->precision == KERN_PRECISION_HIGH;
     isa->quant_rows = 1;
     isa->quant_panels[1] = isa->quant_many = 1;
+    isa->quant_many_rows = isa->quant_many_least = 1;
     isa->quant_ahead = 1024;
     isa->quant_tile[0][1] = isa->quant_tile1[0][1] = wide ? tile_8_wide__ref : tile_8__ref;
     isa->quant_tile[1][1] = isa->quant_tile1[1][1] = tile_4__ref;

@@ -347,7 +347,8 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_tile1[bits == 4][rows] = tile1_##bits##_##rows##__avx2;
     FOR_TILES(SET_TILE, 8)
     FOR_TILES(SET_TILE, 4)
-    isa->quant_many = 1;
+    isa->quant_many = isa->quant_many_least = 1;
+    isa->quant_many_rows = TILE_ROWS;
     isa->quant_x_wide[0] = true;
     isa->quant_x_wide[1] = false;
     isa->quant_x[0] =
