@@ -43,7 +43,7 @@ struct kern_context {
 /* Bytes of kern_matmul_scratch: matmul.c knows them. */
 size_t kern_matmul_scratch_bytes(void);
 
-/* y [m, n] = x [m, k] times columns [first, first + k) of w. */
+/* y [m, n] = x [m, k] times columns [first, first + k) of w, or y [m, n / 2] = swiglu of that. */
 typedef struct kern_operands {
     const kern_matrix *w;
     size_t first, k;
@@ -51,10 +51,12 @@ typedef struct kern_operands {
     size_t x_stride, m;
     float *y;
     size_t y_stride;
+    bool swiglu;
 } kern_operands;
 
-/* False, and nothing done, where the ISA has no blocks for this product (matmul_blocks.c). m and n
- * are not 0. */
-bool kern_matmul_blocks(kern_context *kc, const kern_operands *o);
+/* False, and nothing done, where the ISA has no blocks for this product (matmul_blocks.c). Else
+ * *done tells whether it was computed: with few rows one that ends in swiglu is not. m and n are
+ * not 0. */
+bool kern_matmul_blocks(kern_context *kc, const kern_operands *o, bool *done);
 
 #endif

@@ -153,7 +153,7 @@ typedef struct kern_isa {
     void (*rmsnorm)(const float *x, const float *weight, float eps, size_t d, float *out);
     void (*add_rmsnorm)(float *x, const float *delta, const float *weight, float eps, size_t d,
                         float *out);
-    void (*swiglu)(const float *gate, const float *up, size_t d, float *out);
+    void (*swiglu)(const float *gate, const float *up, size_t d, float *out); /* out may be gate */
     void (*rope)(float *x, const float *cos_sin, size_t n_heads, size_t head_dim);
 
     /* ---- KV pages and attention ---- */

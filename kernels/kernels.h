@@ -113,6 +113,10 @@ void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, cons
 /* The same with columns [first, first + k) of W alone, both even: x [m, k]. */
 void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, size_t k,
                          const float *x, size_t x_stride, size_t m, float *y, size_t y_stride);
+/* out [m, n / 2] = swiglu of y, which is kern_swiglu after kern_matmul and gives the same bits.
+ * gate_up [m, n] is scratch: of many rows y is never written as a whole. */
+void kern_matmul_swiglu(kern_context *kc, const kern_matrix *w, const float *x, size_t x_stride,
+                        size_t m, float *gate_up, float *out);
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 

@@ -11,7 +11,10 @@
  * k.
  *
  * Quantised weights are cut in the same way, in units of two groups of columns instead of one
- * column. x is quantised where floats are packed: each thread does so for its own row blocks. */
+ * column. x is quantised where floats are packed: each thread does so for its own row blocks.
+ *
+ * Of a product that ends in swiglu an item has some panels of gates and those of their ups. Sums of
+ * the gates wait in scratch, and the calls of the ups store swiglu of both. */
 #include "kernels/context.h"
 
 #include <assert.h>
@@ -63,8 +66,9 @@ typedef struct product {
     size_t ahead; /* bytes that a lone tile prefetches ahead, all streams together */
     kern_quant_x_fn quant_x;
     size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
-    size_t n_panels, group_panels, n_groups; /* over n */
-    size_t joined;                           /* items of a run that are done as one, at most */
+    size_t n_panels, group_panels, n_groups; /* over n, or over the gates */
+    bool swiglu;
+    size_t joined; /* items of a run that are done as one, at most */
     size_t k_block;
     size_t unit;         /* columns; k and first are multiples of it */
     size_t panel_bytes;  /* of a panel */
@@ -75,9 +79,9 @@ typedef struct product {
 typedef struct item {
     size_t block, tile0, tile1, row0, rows;
     size_t panel0, panels;
-    size_t side;  /* panels of one call */
-    size_t ahead; /* bytes that a lone tile prefetches ahead in each stream */
-    size_t long_calls, n_calls;
+    size_t side;                /* panels of one call */
+    size_t ahead;               /* bytes that a lone tile prefetches ahead in each stream */
+    size_t long_calls, n_calls; /* of the gates alone, where they have ups */
     size_t k_block;
     bool direct; /* tiles of one row: x is read where it lies */
     bool whole;  /* x of the row block fits in scratch and stays there for other items */
@@ -89,6 +93,8 @@ typedef struct item {
 typedef struct call {
     size_t panel, stride, side; /* panel + i * stride */
     float *acc;
+    float *gates; /* of a call of ups: the sums of their gates */
+    bool waits;   /* a call of gates */
 } call;
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -101,13 +107,20 @@ static size_t tile_rows(const product *p, size_t tile)
     return tile_row(p, tile + 1) - tile_row(p, tile);
 }
 
-static call get_call(const item *it, struct kern_matmul_scratch *s, size_t index)
+static call get_call(const product *p, const item *it, struct kern_matmul_scratch *s, size_t index)
 {
+    bool ups = p->swiglu && index % 2 == 1;
+    if (p->swiglu) index /= 2; /* gates and their ups take turns */
     bool is_long = index < it->long_calls;
     size_t before = is_long ? index * it->side : index + it->long_calls * (it->side - 1);
     call c = {.panel = it->panel0 + (is_long ? index : before), .stride = it->long_calls};
     c.side = is_long ? it->side : 1;
     c.acc = s->acc + before * it->rows * KERN_PANEL;
+    c.waits = p->swiglu && !ups;
+    if (!ups) return c;
+    c.gates = c.acc;
+    c.acc += it->panels * it->rows * KERN_PANEL;
+    c.panel += p->n_panels;
     return c;
 }
 
@@ -179,16 +192,27 @@ static void start_sums(const product *p, const call *c, size_t rows, float *acc)
     }
 }
 
-static void store_sums(const product *p, const call *c, size_t row, size_t rows, const float *acc)
+/* before: sums of the block's earlier tiles. */
+static void store_sums(const product *p, const call *c, size_t row, size_t rows, size_t before)
 {
+    const float *acc = c->acc + before;
+    size_t panel = c->panel, n = p->w->n;
+    if (c->waits) return;
+    if (c->gates) {
+        float *gates = c->gates + before;
+        p->kc->isa.swiglu(gates, acc, c->side * rows * KERN_PANEL, gates);
+        acc = gates;
+        panel -= p->n_panels;
+        n /= 2;
+    }
     for (size_t r = 0; r < rows; r++) {
         float *y = p->y + (row + r) * p->y_stride;
         for (size_t i = 0; i < c->side; i++) {
             const float *from = acc + (i * rows + r) * KERN_PANEL;
-            size_t column = (c->panel + i * c->stride) * KERN_PANEL;
-            if (column + KERN_PANEL <= p->w->n) /* the size known: one move, no call */
+            size_t column = (panel + i * c->stride) * KERN_PANEL;
+            if (column + KERN_PANEL <= n) /* the size known: one move, no call */
                 memcpy(y + column, from, KERN_PANEL * sizeof(float));
-            else memcpy(y + column, from, (p->w->n - column) * sizeof(float));
+            else memcpy(y + column, from, (n - column) * sizeof(float));
         }
     }
 }
@@ -215,7 +239,8 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
     for (size_t t = it->tile0, row = it->row0, rows; t < it->tile1; t++, row += rows) {
         rows = tile_row(p, t + 1) - row;
         const uint8_t *packed = x + (row - it->row0) * x_row;
-        float *acc = c->acc + (row - it->row0) * c->side * KERN_PANEL;
+        size_t before = (row - it->row0) * c->side * KERN_PANEL;
+        float *acc = c->acc + before;
         if (k0 == 0) start_sums(p, c, rows, acc);
         if (p->w->quant.bits) {
             kern_quant_tile_fn tile =
@@ -227,7 +252,7 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
             kern_tile_fn tile = c->side == 1 ? isa->tile1[type][rows] : isa->tile[type][rows];
             tile(w, w_stride, k, x_tile, acc, &ahead);
         }
-        if (k0 + k >= p->k) store_sums(p, c, row, rows, acc);
+        if (k0 + k >= p->k) store_sums(p, c, row, rows, before);
         ahead.at += lines * ahead.step;
     }
 }
@@ -259,7 +284,7 @@ static item make_item(const product *p, size_t index, size_t count)
 static inline __attribute__((always_inline)) void fetch_start(const product *p, const item *it,
                                                               struct kern_matmul_scratch *s)
 {
-    call c = get_call(it, s, 0);
+    call c = get_call(p, it, s, 0);
     for (size_t at = 0; at < it->ahead; at += 64)
         for (size_t i = 0; i < c.side; i++)
             __builtin_prefetch(weights_at(p, c.panel + i * c.stride, 0) + at);
@@ -268,7 +293,7 @@ static inline __attribute__((always_inline)) void fetch_start(const product *p, 
 static void run_item(const product *p, size_t index, size_t count, struct kern_matmul_scratch *s)
 {
     item it = make_item(p, index, count);
-    size_t k_all = p->k;
+    size_t k_all = p->k, n_calls = p->swiglu ? 2 * it.n_calls : it.n_calls;
     uint8_t *packed = (uint8_t *)s->x_packed;
     if (it.tile1 - it.tile0 == 1) fetch_start(p, &it, s);
     if (!it.direct && it.whole && (s->call != p->call || s->block != it.block))
@@ -279,9 +304,9 @@ static void run_item(const product *p, size_t index, size_t count, struct kern_m
         size_t k = min_size(it.k_block, k_all - k0);
         if (!it.direct && !it.whole) pack_block(p, &it, k0, k0 + k, packed);
         const uint8_t *x = packed + (it.whole ? x_bytes(p, k0) * it.rows : 0);
-        for (size_t i = 0; i < it.n_calls; i++) {
-            call c = get_call(&it, s, i), after = get_call(&it, s, (i + 1) % it.n_calls);
-            size_t next_k = i + 1 < it.n_calls ? k0 : k0 + k;
+        for (size_t i = 0; i < n_calls; i++) {
+            call c = get_call(p, &it, s, i), after = get_call(p, &it, s, (i + 1) % n_calls);
+            size_t next_k = i + 1 < n_calls ? k0 : k0 + k;
             run_call(p, &it, &c, k0, k, x, weights_at(p, after.panel, next_k));
         }
     }
@@ -347,25 +372,28 @@ static void set_units(const kern_isa *isa, product *p)
 static void set_groups(product *p)
 {
     size_t side = p->n_tiles == 1 ? p->tile_panels[p->m] : p->many_panels;
-    p->n_panels = ceil_div(p->w->n, KERN_PANEL);
+    p->n_panels = ceil_div(p->w->n, KERN_PANEL) / (p->swiglu ? 2 : 1);
     p->group_panels = side;
     p->joined = ACC_FLOATS / KERN_PANEL / p->m / side;
     if (p->n_tiles > 1) {
         size_t groups = (size_t)16 * p->kc->n_threads / min_size(p->n_blocks, 16);
         size_t panels = p->n_panels / (groups > 0 ? groups : 1) / side * side;
-        if (panels > GROUP_PANELS) panels = GROUP_PANELS;
+        size_t most = p->swiglu ? GROUP_PANELS / 2 : GROUP_PANELS;
+        if (panels > most) panels = most;
         if (panels > side) p->group_panels = panels;
         p->joined = 1;
     }
     p->n_groups = ceil_div(p->n_panels, p->group_panels);
 }
 
-/* p says what is multiplied; how it is cut is found here. */
-static void run_product(kern_context *kc, product p)
+/* p says what is multiplied; how it is cut is found here. False, and nothing done, where a product
+ * that ends in swiglu has one tile: its weights stream in long runs, which gates and ups would cut
+ * in two. */
+static bool run_product(kern_context *kc, product p)
 {
     size_t m = p.m;
     const kern_matrix *w = p.w;
-    if (m == 0 || w->n == 0) return;
+    if (m == 0 || w->n == 0) return true;
     const kern_operands o = {.w = w,
                              .first = p.first,
                              .k = p.k,
@@ -374,20 +402,24 @@ static void run_product(kern_context *kc, product p)
                              .x_stride = p.x_stride,
                              .m = m,
                              .y = p.y,
-                             .y_stride = p.y_stride};
-    if (kern_matmul_blocks(kc, &o)) return;
+                             .y_stride = p.y_stride,
+                             .swiglu = p.swiglu};
+    bool done = false;
+    if (kern_matmul_blocks(kc, &o, &done)) return done;
     const kern_isa *isa = &kc->isa;
     p.kc = kc;
-    p.call = ++kc->matmul_calls;
     set_units(isa, &p);
     p.n_tiles = 1;
     if (m > p.tile_rows) p.n_tiles = min_size(ceil_div(m, p.many_rows), m / p.many_least);
+    if (p.swiglu && p.n_tiles == 1) return false;
+    p.call = ++kc->matmul_calls;
     p.n_blocks = ceil_div(p.n_tiles, block_rows(&p) / p.many_rows);
     set_groups(&p);
     size_t n_items = p.n_blocks * p.n_groups;
     bool serial = (double)m * (double)w->n * (double)p.k < SERIAL_WORK;
     if (serial) run_items(&p, 0, n_items, 0);
     else thread_pool_for_runs(kc->pool, n_items, run_items, &p);
+    return true;
 }
 
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
@@ -417,4 +449,22 @@ void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, s
                               .y_stride = y_stride,
                               .first = first,
                               .k = k});
+}
+
+void kern_matmul_swiglu(kern_context *kc, const kern_matrix *w, const float *x, size_t x_stride,
+                        size_t m, float *gate_up, float *out)
+{
+    assert(x_stride >= w->k && w->n % 2 == 0);
+    size_t n = w->n / 2;
+    bool done = n % KERN_PANEL == 0 && run_product(kc, (product){.w = w,
+                                                                 .x = x,
+                                                                 .x_stride = x_stride,
+                                                                 .m = m,
+                                                                 .y = out,
+                                                                 .y_stride = n,
+                                                                 .k = w->k,
+                                                                 .swiglu = true});
+    if (done) return;
+    kern_matmul(kc, w, NULL, x, x_stride, m, gate_up, w->n);
+    kern_swiglu(kc, gate_up, m, n, out);
 }

@@ -9,7 +9,9 @@
  * A product with few tiles of rows waits for memory, so its weights stream: each panel of a call is
  * a stream, and goes on through memory from piece to piece and from call to call. With more tiles
  * the same piece of all panels comes before the next piece of any, so that x of the piece stays in
- * L2. */
+ * L2.
+ *
+ * Of a product that ends in swiglu an item has some panels of gates, then those of their ups. */
 #include "kernels/context.h"
 
 #include <string.h>
@@ -43,13 +45,14 @@ typedef struct job {
     size_t x_unit_bytes; /* bytes of a unit in one row of x */
     size_t w_unit, w_unit_bytes, panel_bytes; /* columns of a unit of w; bytes of it in a panel */
     size_t rows, tiles;                       /* rows of a tile; tiles of x in all */
-    size_t n_blocks, n_panels, group_panels, n_groups;
+    size_t n_blocks, n_panels, group_panels, n_groups; /* panels of n, or of the gates */
     size_t item_panels; /* most panels of an item: one group, or several where weights stream */
     size_t k_piece;     /* columns of x that fit into scratch */
 } job;
 
 typedef struct item {
     size_t block, tile0, tiles, panel0, panels;
+    size_t gates;         /* panels of gates, half of them all; 0 where there are none */
     size_t side, k_block; /* panels and columns of a call */
     size_t streamed; /* calls whose panels lie this many apart; 0 where weights do not stream */
     float *acc;      /* [panels][tiles][rows][16], panels in the order of the calls */
@@ -68,7 +71,8 @@ static size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 static call get_call(const item *it, size_t at)
 {
     if (at < it->streamed * it->side) return (call){at / it->side, it->streamed, it->side};
-    return (call){at, 1, min_size(it->side, it->panels - at)};
+    size_t end = at < it->gates ? it->gates : it->panels;
+    return (call){at, 1, min_size(it->side, end - at)};
 }
 
 /* The panel whose sums are the i-th, counted from the item's first. */
@@ -150,15 +154,21 @@ static void start_sums(const job *j, const item *it)
 
 static void store_sums(const job *j, const item *it)
 {
-    size_t rows = it->tiles * j->rows, row0 = it->tile0 * j->rows;
+    size_t rows = it->tiles * j->rows, row0 = it->tile0 * j->rows, n = j->o->w->n;
+    size_t panels = it->panels, sums = it->gates * rows * KERN_PANEL;
+    if (it->gates) {
+        j->kc->isa.swiglu(it->acc, it->acc + sums, sums, it->acc);
+        panels = it->gates;
+        n /= 2;
+    }
     for (size_t r = 0; r < rows && row0 + r < j->o->m; r++) {
         float *y = j->o->y + (row0 + r) * j->o->y_stride;
-        for (size_t i = 0; i < it->panels; i++) {
+        for (size_t i = 0; i < panels; i++) {
             const float *acc = it->acc + (i * rows + r) * KERN_PANEL;
             size_t column = (it->panel0 + panel_of(it, i)) * KERN_PANEL;
-            if (column + KERN_PANEL <= j->o->w->n) /* the size known: one move, no call */
+            if (column + KERN_PANEL <= n) /* the size known: one move, no call */
                 memcpy(y + column, acc, KERN_PANEL * sizeof(float));
-            else memcpy(y + column, acc, (j->o->w->n - column) * sizeof(float));
+            else memcpy(y + column, acc, (n - column) * sizeof(float));
         }
     }
 }
@@ -166,8 +176,11 @@ static void store_sums(const job *j, const item *it)
 /* ---- items ------------------------------------------------------------------------------------
  */
 
-static const uint8_t *weights_at(const job *j, size_t panel, size_t k)
+/* Of the panel that is the item's i-th. */
+static const uint8_t *weights_at(const job *j, const item *it, size_t i, size_t k)
 {
+    size_t panel = it->panel0 + i;
+    if (it->gates && i >= it->gates) panel += j->n_panels - it->gates;
     return (const uint8_t *)j->o->w->data + panel * j->panel_bytes +
            (j->first + k) / j->w_unit * j->w_unit_bytes;
 }
@@ -176,18 +189,19 @@ static const uint8_t *weights_at(const job *j, size_t panel, size_t k)
  * weights of the call after it. */
 static void run_call(const job *j, const item *it, size_t k0, size_t k, size_t at, size_t i)
 {
+    call c = get_call(it, i);
     size_t columns = min_size(it->k_block, k - at), next_at = at, next = i;
-    bool last_piece = at + columns >= k, last_panels = i + it->side >= it->panels;
+    bool last_piece = at + columns >= k, last_panels = i + c.panels >= it->panels;
     if (it->streamed) {
         next_at = last_piece ? 0 : at + columns;
-        if (last_piece && !last_panels) next = i + it->side;
+        if (last_piece && !last_panels) next = i + c.panels;
     } else {
-        next = last_panels ? 0 : i + it->side;
+        next = last_panels ? 0 : i + c.panels;
         if (last_panels) next_at = at + columns;
     }
-    call c = get_call(it, i), after = get_call(it, next);
-    kern_dot_block b = {.w = weights_at(j, it->panel0 + c.first, k0 + at)};
-    b.next = weights_at(j, it->panel0 + after.first, k0 + next_at);
+    call after = get_call(it, next);
+    kern_dot_block b = {.w = weights_at(j, it, c.first, k0 + at)};
+    b.next = weights_at(j, it, after.first, k0 + next_at);
     b.w_stride = c.stride * j->panel_bytes;
     b.panels = c.panels;
     b.k = columns;
@@ -208,7 +222,8 @@ static void run_piece(const job *j, const item *it, size_t k0, size_t k)
             for (size_t at = 0; at < k; at += it->k_block) run_call(j, it, k0, k, at, i);
     } else {
         for (size_t at = 0; at < k; at += it->k_block)
-            for (size_t i = 0; i < it->panels; i += it->side) run_call(j, it, k0, k, at, i);
+            for (size_t i = 0; i < it->panels; i += get_call(it, i).panels)
+                run_call(j, it, k0, k, at, i);
     }
 }
 
@@ -220,12 +235,17 @@ static item make_item(const job *j, size_t index, size_t count, scratch *s)
     it.tiles = j->tiles * (it.block + 1) / j->n_blocks - it.tile0;
     it.panel0 = index % j->n_groups * j->group_panels;
     it.panels = min_size(count * j->group_panels, j->n_panels - it.panel0);
+    if (j->o->swiglu) {
+        it.gates = it.panels;
+        it.panels *= 2;
+    }
     it.side = j->ops->panels(j->rows, it.tiles);
     if (j->tiles <= STREAM_TILES) it.streamed = it.panels / it.side;
     it.k_block = it.tiles == 1 ? j->ops->few_k : j->ops->k;
     if (it.k_block == 0) it.k_block = j->k_piece;
     it.acc = (float *)(void *)s->bytes;
-    it.x = s->bytes + j->item_panels * it.tiles * j->rows * KERN_PANEL * sizeof(float);
+    size_t panels = j->o->swiglu ? 2 * j->item_panels : j->item_panels;
+    it.x = s->bytes + panels * it.tiles * j->rows * KERN_PANEL * sizeof(float);
     return it;
 }
 
@@ -308,7 +328,7 @@ static void set_blocks(job *j)
 static void set_groups(job *j)
 {
     size_t side = j->ops->panels(j->rows, ceil_div(j->tiles, j->n_blocks));
-    j->n_panels = ceil_div(j->o->w->n, KERN_PANEL);
+    j->n_panels = ceil_div(j->o->w->n, KERN_PANEL) / (j->o->swiglu ? 2 : 1);
     j->group_panels = j->item_panels = side;
     if (j->tiles <= STREAM_TILES) {
         size_t x = x_bytes(j, j->k_piece) * j->tiles, acc = j->tiles * j->rows * KERN_PANEL * 4;
@@ -317,7 +337,8 @@ static void set_groups(job *j)
         if (panels > side) j->item_panels = panels / side * side;
     } else {
         size_t groups = (size_t)16 * j->kc->n_threads / min_size(j->n_blocks, 16);
-        size_t panels = min_size(j->n_panels / (groups > 0 ? groups : 1), GROUP_PANELS);
+        size_t most = j->o->swiglu ? GROUP_PANELS / 2 : GROUP_PANELS;
+        size_t panels = min_size(j->n_panels / (groups > 0 ? groups : 1), most);
         if (panels > side) j->group_panels = j->item_panels = panels / side * side;
     }
     j->n_groups = ceil_div(j->n_panels, j->group_panels);
@@ -329,14 +350,16 @@ static const kern_dot_ops *ops_of(const kern_isa *isa, const kern_matrix *w)
     return w->type == DTYPE_BF16 ? isa->bf16_block : NULL;
 }
 
-bool kern_matmul_blocks(kern_context *kc, const kern_operands *o)
+bool kern_matmul_blocks(kern_context *kc, const kern_operands *o, bool *done)
 {
     job j = {.kc = kc, .o = o, .ops = ops_of(&kc->isa, o->w)};
     if (!j.ops || o->m < j.ops->min_rows) return false;
-    j.call = ++kc->matmul_calls;
-    set_units(&j);
     j.rows = j.ops->rows(o->m);
     j.tiles = ceil_div(o->m, j.rows);
+    *done = !o->swiglu || j.tiles > STREAM_TILES;
+    if (!*done) return true;
+    j.call = ++kc->matmul_calls;
+    set_units(&j);
     set_blocks(&j);
     set_groups(&j);
     size_t n_items = j.n_blocks * j.n_groups;

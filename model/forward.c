@@ -315,9 +315,12 @@ static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
         RETURN_IF_ERROR(experts_run(f->experts, w, f->normed, n_rows, f->wide, f->act, f->delta));
         return sum_ranks(f, w->ffn_post_norm, n_rows);
     }
-    kern_matmul(kc, &w->gate_up, NULL, f->normed, hidden, n_rows, f->wide, gate_up_width);
-    if (f->o.config->family->gelu) kern_geglu(kc, f->wide, n_rows, f->ffn, f->act);
-    else kern_swiglu(kc, f->wide, n_rows, f->ffn, f->act);
+    if (f->o.config->family->gelu) {
+        kern_matmul(kc, &w->gate_up, NULL, f->normed, hidden, n_rows, f->wide, gate_up_width);
+        kern_geglu(kc, f->wide, n_rows, f->ffn, f->act);
+    } else {
+        kern_matmul_swiglu(kc, &w->gate_up, f->normed, hidden, n_rows, f->wide, f->act);
+    }
     kern_matmul(kc, &w->down, NULL, f->act, f->ffn, n_rows, f->delta, hidden);
     return sum_ranks(f, w->ffn_post_norm, n_rows);
 }
