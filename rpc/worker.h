@@ -22,7 +22,7 @@
 #include "scheduler/backend.h"
 
 enum {
-    WORKER_PROTOCOL = 5, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 6, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10, // comm_own_address
 };
@@ -100,6 +100,8 @@ typedef struct worker_server_options {
     const char *version; // of octavo: coordinators of another one are refused
     worker_host host;
     int64_t silence_us; // a coordinator without a heartbeat for so long is gone; 0 = 3 s
+    size_t part_bytes; // a result of more bytes is sent in parts of so many, and a plan in parts is
+                       // of such parts: the coordinator's option must be equal; 0 = 64 MiB
     /* One line about sessions, for a log; from any of the server's threads. NULL = nobody. */
     void (*tell)(void *ctx, const char *line);
     void *tell_ctx;
@@ -123,6 +125,7 @@ typedef struct worker_group_options {
     const worker_config *config; // rank and size are filled in; read whenever a rank is made
     int64_t silence_us;  // a worker without an answer to a heartbeat for so long is lost; 0 = 1.5 s
     int64_t patience_us; // how long a worker that is not free (yet) is asked again; 0 = 5 s
+    size_t part_bytes;   // as worker_server_options.part_bytes
     /* Called for a worker that the group waits for and that takes connections, but has answered
      * nothing for four times silence_us: its process is stopped, or stuck. It is called on the
      * thread that makes a rank. May be NULL. */

@@ -90,7 +90,7 @@ status link_connect(worker_link *l, error *err)
         int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_MS),
         int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, (int)(group_silence_us(l->group) / 1000)),
-        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)result_bytes_max),
+        int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)message_bytes_max),
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
         int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
     };

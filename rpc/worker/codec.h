@@ -18,12 +18,40 @@ typedef Octavo__Worker__V1__LoadReply load_message;
 typedef Octavo__Worker__V1__Open open_message;
 typedef Octavo__Worker__V1__StepPlan plan_message;
 typedef Octavo__Worker__V1__StepResult result_message;
+typedef Octavo__Worker__V1__Part part_message;
 
-/* What one message may have; both far beyond what a real step needs. */
-static const size_t plan_bytes_max = (size_t)64 << 20;
-static const size_t result_bytes_max = (size_t)1 << 30;
+/* A plan or a result of more bytes is sent in parts of so many. */
+static const size_t part_bytes_usual = (size_t)64 << 20;
+/* The most that one gRPC message may have: a part, and the fields around its data. */
+static const size_t message_bytes_max = ((size_t)64 << 20) + 4096;
+/* The most that the parts of a plan, or of a result, make up. A plan is that large when hundreds of
+ * sequences of 128K tokens are opened at once, after a backend has been made anew. What a result
+ * can be is what protobuf can: measures of many long sequences, slot by slot. */
+static const size_t plan_bytes_max = (size_t)1 << 30;
+static const size_t result_bytes_max = INT32_MAX;
 
 enum { MEMORY_BLOCK = 4096 }; // of arenas that hold messages
+
+/* ---- parts ----------------------------------------------------------------------------------- */
+
+/* The part of a packed message of n bytes that begins at `offset`; it points into `whole`. */
+part_message part_of(const uint8_t *whole, size_t n, size_t offset, size_t part_bytes);
+
+typedef struct part_sizes {
+    size_t part;  // bytes of all parts but the last
+    size_t whole; // the most that they make up
+} part_sizes;
+
+/* A message of which parts have come. All zero: none. */
+typedef struct assembly {
+    uint8_t *bytes;
+    size_t size, have; // complete when they are equal
+} assembly;
+
+/* Parts come in order, each once. The error names the field that is wrong: STATUS_INVALID, or
+ * STATUS_LIMIT when the whole would be too large. Memory is taken as parts come. */
+status assembly_add(assembly *a, const part_message *p, const part_sizes *sizes, error *err);
+void assembly_clear(assembly *a);
 
 /* ---- columns --------------------------------------------------------------------------------- */
 

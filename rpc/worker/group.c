@@ -23,6 +23,11 @@ int64_t group_silence_us(const worker_group *g)
     return g->o.silence_us ? g->o.silence_us : SILENCE_US;
 }
 
+size_t group_part_bytes(const worker_group *g)
+{
+    return g->o.part_bytes ? g->o.part_bytes : part_bytes_usual;
+}
+
 void link_prefix(const worker_link *l, error *err)
 {
     error_prefix(err, "rank %u (%s)", l->rank, l->address);

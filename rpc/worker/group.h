@@ -33,6 +33,10 @@ typedef struct stream {
     stream_op begun, sent, received, over;
     grpc_metadata_array initial, trailing;
     grpc_byte_buffer *outgoing, *incoming;
+    grpc_slice packed;     // the plan while it is sent,
+    size_t n_sent;         // how much of it has been given to gRPC,
+    uint64_t step;         // and its step
+    assembly parts;        // of the result, if it comes in parts
     grpc_status_code code; // of `over`
     grpc_slice details;
     const step_plan *plan;
@@ -137,6 +141,7 @@ struct worker_group {
 /* ---- group.c --------------------------------------------------------------------------------- */
 
 int64_t group_silence_us(const worker_group *g);
+size_t group_part_bytes(const worker_group *g);
 /* The session cannot go on: ends all waits. Any thread. */
 void group_fail(worker_group *g, uint32_t rank);
 /* STATUS_IO: what is said where another rank has failed. */

@@ -191,25 +191,54 @@ static void loaded(rpc_call *c)
 
 /* ---- Step ------------------------------------------------------------------------------------ */
 
-/* With the lock held. */
-static status take_plan(worker_server *s, rpc_call *c, const plan_message *m, error *err)
+/* A part of a plan, which the step thread gets once it is complete. */
+static status take_part(worker_server *s, rpc_call *c, const plan_message *m, error *err)
+{
+    const part_sizes sizes = {server_part_bytes(s), plan_bytes_max};
+    RETURN_IF_ERROR(assembly_add(&s->plan_parts, m->part, &sizes, err));
+    if (s->plan_parts.have == s->plan_parts.size) server_start_job(s, JOB_STEP, c);
+    return STATUS_IS_OK;
+}
+
+static status take_whole(worker_server *s, rpc_call *c, const plan_message *m, error *err)
+{
+    arena_destroy(&s->plan_memory);
+    s->plan_memory = call_keep_message(c);
+    RETURN_IF_ERROR(plan_unpack(m, &s->facts.info, &s->plan_memory, &s->plan, err));
+    server_start_job(s, JOB_STEP, c);
+    return STATUS_IS_OK;
+}
+
+/* The session, the stream and the step of a plan, or of a part of one. */
+static status check_order(const worker_server *s, const rpc_call *c, const plan_message *m,
+                          error *err)
 {
     RETURN_IF_ERROR(check_turn(s, m->session, WORKER_LOADED, "Step", err));
     if (s->stream && s->stream != c)
         return error_set(err, STATUS_INVALID, "Step: the session has a stream");
-    if (m->step <= s->last_step)
+    if (s->result_bytes)
+        return error_set(err, STATUS_INVALID, "Step: the last result has not been read");
+    if (!s->plan_parts.bytes && m->step <= s->last_step)
         return error_set(err, STATUS_INVALID, "step: %llu after %llu", (unsigned long long)m->step,
                          (unsigned long long)s->last_step);
-    arena_destroy(&s->plan_memory);
-    s->plan_memory = call_keep_message(c);
-    status st = plan_unpack(m, &s->facts.info, &s->plan_memory, &s->plan, err);
+    if (s->plan_parts.bytes && (m->step != s->last_step || !m->part))
+        return error_set(err, STATUS_INVALID,
+                         "part: step %llu comes before the last parts of step %llu",
+                         (unsigned long long)m->step, (unsigned long long)s->last_step);
+    return STATUS_IS_OK;
+}
+
+/* With the lock held. */
+static status take_plan(worker_server *s, rpc_call *c, const plan_message *m, error *err)
+{
+    RETURN_IF_ERROR(check_order(s, c, m, err));
+    status st = m->part ? take_part(s, c, m, err) : take_whole(s, c, m, err);
     if (!status_ok(st)) {
         error_prefix(err, "plan");
         return st;
     }
     s->stream = c;
     s->last_step = m->step;
-    server_start_job(s, JOB_STEP, c);
     return STATUS_IS_OK;
 }
 
@@ -224,7 +253,34 @@ static void step(rpc_call *c, const ProtobufCMessage *m)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* With the lock held. What is too large for a message is the step's failure. */
+/* With the lock held. `writable` follows, and with it the next part. */
+static void send_part(worker_server *s, rpc_call *c)
+{
+    result_message m = OCTAVO__WORKER__V1__STEP_RESULT__INIT;
+    part_message part =
+        part_of(s->result_bytes, s->result_size, s->result_sent, server_part_bytes(s));
+    m.part = &part;
+    if (!call_send(c, &m.base)) return;
+    s->result_sent += part.data.len;
+    if (s->result_sent < s->result_size) return;
+    alloc_pages_free(s->result_bytes, s->result_size);
+    s->result_bytes = NULL;
+}
+
+/* With the lock held. Makes the bytes that are sent in parts. */
+static status cut_result(worker_server *s, const result_message *m, size_t n)
+{
+    if (n > result_bytes_max)
+        return status_make(STATUS_LIMIT, "the result is too large for a message");
+    s->result_bytes = alloc_pages(n);
+    if (!s->result_bytes) return status_make(STATUS_NO_MEMORY, "no memory for the result");
+    s->result_size = n;
+    s->result_sent = 0;
+    protobuf_c_message_pack(&m->base, s->result_bytes);
+    return STATUS_IS_OK;
+}
+
+/* With the lock held. What is too large for messages is the step's failure. */
 static void send_result(worker_server *s, rpc_call *c)
 {
     result_message m;
@@ -232,13 +288,14 @@ static void send_result(worker_server *s, rpc_call *c)
     arena_init(&memory, MEMORY_BLOCK, 0);
     bool with_rows = s->config.rank == 0;
     status st = result_pack(&s->plan, s->result, &s->facts.info, with_rows, &memory, &m);
-    if (status_ok(st) && protobuf_c_message_get_packed_size(&m.base) > result_bytes_max)
-        st = status_make(STATUS_LIMIT, "the result is too large for a message");
+    size_t n = status_ok(st) ? protobuf_c_message_get_packed_size(&m.base) : 0;
+    if (n > server_part_bytes(s)) st = cut_result(s, &m, n);
     if (!status_ok(st)) {
         step_result failed = {.step = s->plan.step, .status = st};
         (void)result_pack(&s->plan, &failed, &s->facts.info, false, &memory, &m);
     }
-    call_send(c, &m.base);
+    if (s->result_bytes) send_part(s, c);
+    else call_send(c, &m.base);
     arena_destroy(&memory);
 }
 
@@ -250,6 +307,8 @@ static void stepped(rpc_call *c)
         if (answer_begins(s, c)) send_result(s, c);
     } else if (s->stream != c || s->state == WORKER_ENDING) {
         refuse(c, STATUS_UNAVAILABLE, s->why.text); // the session that it belonged to is over
+    } else if (s->result_bytes) {
+        send_part(s, c);
     }
     pthread_mutex_unlock(&s->lock);
 }

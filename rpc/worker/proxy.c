@@ -55,12 +55,21 @@ static void on_begun(worker_link *l, bool ok)
     (void)ok;
 }
 
+static bool send_next(worker_link *l);
+
 static void on_sent(worker_link *l, bool ok)
 {
-    (void)ok; // why not: `over` says
-    l->stream.sending = false;
-    grpc_byte_buffer_destroy(l->stream.outgoing);
-    l->stream.outgoing = NULL;
+    stream *s = &l->stream;
+    s->sending = false;
+    grpc_byte_buffer_destroy(s->outgoing);
+    s->outgoing = NULL;
+    if (ok && s->n_sent < GRPC_SLICE_LENGTH(s->packed)) {
+        (void)send_next(l);
+        return;
+    }
+    /* All of it has gone, or `over` says why not. */
+    grpc_slice_unref(s->packed);
+    s->packed = grpc_empty_slice();
 }
 
 static void on_over(worker_link *l, bool ok)
@@ -89,22 +98,55 @@ static status say(worker_link *l, status_code code, const char *text)
     return status_make(code, l->stream.trouble);
 }
 
+/* NULL: not a result. It lies in the stream's arena. */
+static const result_message *unpack_result(stream *s, const uint8_t *bytes, size_t n)
+{
+    const ProtobufCMessage *m;
+    error why;
+    arena_destroy(&s->message);
+    status st = message_unpack(&octavo__worker__v1__step_result__descriptor, bytes, n,
+                               UNPACK_FACTOR * n + UNPACK_EXTRA, &s->message, &m, &why);
+    s->message.limit_bytes = 0;
+    return status_ok(st) ? (const result_message *)m : NULL;
+}
+
+/* The whole message of the last part in *m; NULL when more parts are to come. */
+static status take_part(worker_link *l, const result_message **m, error *err)
+{
+    stream *s = &l->stream;
+    const part_sizes sizes = {group_part_bytes(l->group), result_bytes_max};
+    RETURN_IF_ERROR(assembly_add(&s->parts, (*m)->part, &sizes, err));
+    *m = NULL;
+    if (s->parts.have < s->parts.size) return STATUS_IS_OK;
+    *m = unpack_result(s, s->parts.bytes, s->parts.size);
+    assembly_clear(&s->parts);
+    if (*m && !(*m)->part) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "part: the parts make up no valid message");
+}
+
+/* `answered` says whether that was all of the result. */
 static status read_result(worker_link *l, grpc_slice bytes, error *err)
 {
     stream *s = &l->stream;
-    const ProtobufCMessage *m;
-    size_t n = GRPC_SLICE_LENGTH(bytes);
-    error why;
-    arena_destroy(&s->message);
-    status st =
-        message_unpack(&octavo__worker__v1__step_result__descriptor, GRPC_SLICE_START_PTR(bytes), n,
-                       UNPACK_FACTOR * n + UNPACK_EXTRA, &s->message, &m, &why);
-    if (!status_ok(st)) return error_set(err, STATUS_INTERNAL, "result: not a valid message");
+    const result_message *m =
+        unpack_result(s, GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes));
+    if (!m) return error_set(err, STATUS_INTERNAL, "not a valid message");
+    if (m->part) RETURN_IF_ERROR(take_part(l, &m, err));
+    else if (s->parts.bytes)
+        return error_set(err, STATUS_INVALID, "part: another result comes before the last parts");
+    if (!m) return STATUS_IS_OK;
     result_source source = {s->plan, &l->facts.info, l->rank, l->group->o.n};
-    s->message.limit_bytes = 0;
-    st = result_unpack((const result_message *)m, &source, &s->message, &s->store, err);
-    if (!status_ok(st)) error_prefix(err, "result");
-    return st;
+    s->answered = true;
+    return result_unpack(m, &source, &s->message, &s->store, err);
+}
+
+static bool receive_next(worker_link *l)
+{
+    grpc_op op;
+    memset(&op, 0, sizeof op);
+    op.op = GRPC_OP_RECV_MESSAGE;
+    op.data.recv_message.recv_message = &l->stream.incoming;
+    return start(l, &op, 1, &l->stream.received);
 }
 
 static void on_received(worker_link *l, bool ok)
@@ -120,13 +162,18 @@ static void on_received(worker_link *l, bool ok)
         st = read_result(l, bytes, &err);
         grpc_slice_unref(bytes);
     } else {
-        st = error_set(&err, STATUS_INTERNAL, "result: compressed");
+        st = error_set(&err, STATUS_INTERNAL, "compressed");
     }
     grpc_byte_buffer_destroy(buffer);
-    s->answered = true;
-    s->status = status_ok(st) ? st : say(l, STATUS_INTERNAL, err.text);
-    if (!status_ok(s->status)) {
+    if (!status_ok(st)) {
+        error_prefix(&err, "result");
+        s->answered = true;
+        s->status = say(l, STATUS_INTERNAL, err.text);
         group_fail(l->group, l->rank);
+        return;
+    }
+    if (!s->answered) {
+        (void)receive_next(l); // refused by gRPC: the call ends, and `over` comes
         return;
     }
     step_result *r = &s->store.result;
@@ -146,6 +193,7 @@ status stream_open(worker_link *l, error *err)
                   .sent = {on_sent, l},
                   .received = {on_received, l},
                   .over = {on_over, l},
+                  .packed = grpc_empty_slice(),
                   .details = grpc_empty_slice()};
     grpc_metadata_array_init(&s->initial);
     grpc_metadata_array_init(&s->trailing);
@@ -191,6 +239,8 @@ void stream_close(worker_link *l)
     grpc_slice_unref(s->details);
     if (s->outgoing) grpc_byte_buffer_destroy(s->outgoing);
     if (s->incoming) grpc_byte_buffer_destroy(s->incoming);
+    grpc_slice_unref(s->packed);
+    assembly_clear(&s->parts);
     arena_destroy(&s->message);
 }
 
@@ -256,7 +306,7 @@ static status pack_once(worker_group *g, const step_plan *plan)
     arena_init(&memory, MEMORY_BLOCK, 0);
     status st = plan_pack(plan, g->session, &memory, &m);
     size_t n = status_ok(st) ? protobuf_c_message_get_packed_size(&m.base) : 0;
-    if (n > plan_bytes_max) st = status_make(STATUS_LIMIT, "the plan is too large for a message");
+    if (n > plan_bytes_max) st = status_make(STATUS_LIMIT, "the plan is too large for messages");
     if (status_ok(st)) {
         grpc_slice_unref(g->packed);
         g->packed = grpc_slice_malloc(n);
@@ -279,6 +329,31 @@ static bool is_over(worker_link *l)
     return over;
 }
 
+/* Sends the plan, or its next part. False: gRPC takes nothing, and the call ends. */
+static bool send_next(worker_link *l)
+{
+    stream *s = &l->stream;
+    size_t n = GRPC_SLICE_LENGTH(s->packed), part_bytes = group_part_bytes(l->group);
+    if (n <= part_bytes) {
+        s->outgoing = grpc_raw_byte_buffer_create(&s->packed, 1);
+        s->n_sent = n;
+    } else {
+        plan_message m = OCTAVO__WORKER__V1__STEP_PLAN__INIT;
+        part_message part = part_of(GRPC_SLICE_START_PTR(s->packed), n, s->n_sent, part_bytes);
+        m.session = l->group->session;
+        m.step = s->step;
+        m.part = &part;
+        s->outgoing = bytes_of_message(&m.base);
+        s->n_sent += part.data.len;
+    }
+    grpc_op op;
+    memset(&op, 0, sizeof op);
+    op.op = GRPC_OP_SEND_MESSAGE;
+    op.data.send_message.send_message = s->outgoing;
+    s->sending = start(l, &op, 1, &s->sent);
+    return s->sending;
+}
+
 static status proxy_submit(void *ctx, const step_plan *plan)
 {
     worker_link *l = ctx;
@@ -291,18 +366,15 @@ static status proxy_submit(void *ctx, const step_plan *plan)
     s->plan = plan;
     s->answered = false;
     s->status = STATUS_IS_OK;
-    s->outgoing = grpc_raw_byte_buffer_create(&g->packed, 1);
-    g->packed_left--;
-    grpc_op op;
-    memset(&op, 0, sizeof op);
-    op.op = GRPC_OP_RECV_MESSAGE;
-    op.data.recv_message.recv_message = &s->incoming;
-    bool ok = start(l, &op, 1, &s->received);
-    memset(&op, 0, sizeof op);
-    op.op = GRPC_OP_SEND_MESSAGE;
-    op.data.send_message.send_message = s->outgoing;
-    s->sending = ok && start(l, &op, 1, &s->sent);
-    return s->sending ? STATUS_IS_OK : judge_end(l);
+    grpc_slice_unref(s->packed);
+    s->packed = grpc_slice_ref(g->packed);
+    s->n_sent = 0;
+    s->step = plan->step;
+    if (--g->packed_left == 0) {
+        grpc_slice_unref(g->packed);
+        g->packed = grpc_empty_slice();
+    }
+    return receive_next(l) && send_next(l) ? STATUS_IS_OK : judge_end(l);
 }
 
 static status proxy_collect(void *ctx, const step_result **out)

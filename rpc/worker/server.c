@@ -7,7 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STREAMS_MAX = 64, FIRST_MESSAGE_US = 10000000, SILENCE_US = 3000000 };
+enum {
+    STREAMS_MAX = 64,
+    FIRST_MESSAGE_US = 10000000,
+    SILENCE_US = 3000000,
+    UNPACK_FACTOR = 4, // as rpc/grpc's
+    UNPACK_EXTRA = 1 << 20,
+};
+
+size_t server_part_bytes(const worker_server *s)
+{
+    return s->o.part_bytes ? s->o.part_bytes : part_bytes_usual;
+}
 
 static void tell(const worker_server *s, const char *line)
 {
@@ -34,8 +45,15 @@ void server_end_session(worker_server *s, const char *why)
 
 static void free_plan(worker_server *s)
 {
+    assembly_clear(&s->plan_parts);
     arena_destroy(&s->plan_memory);
     arena_init(&s->plan_memory, MEMORY_BLOCK, 0);
+}
+
+static void free_result(worker_server *s)
+{
+    if (s->result_bytes) alloc_pages_free(s->result_bytes, s->result_size);
+    s->result_bytes = NULL;
 }
 
 /* With the lock held, which it lets go of meanwhile. Nobody else touches an ending session's
@@ -52,6 +70,7 @@ static void reset_session(worker_server *s)
     if (used) s->o.host.reset(s->o.host.ctx);
     pthread_mutex_lock(&s->lock);
     free_plan(s);
+    free_result(s);
     arena_destroy(&s->memory);
     arena_init(&s->memory, MEMORY_BLOCK, 0);
     s->stream = NULL;
@@ -96,10 +115,37 @@ static status run_load(worker_server *s, error *err)
     return STATUS_IS_OK;
 }
 
+/* A plan that came in parts takes long to unpack, and the queue's thread has heartbeats to answer:
+ * so it is unpacked here. */
+static status unpack_parts(worker_server *s, error *err)
+{
+    const ProtobufCMessage *m;
+    assembly *a = &s->plan_parts;
+    arena_destroy(&s->plan_memory);
+    status st = message_unpack(&octavo__worker__v1__step_plan__descriptor, a->bytes, a->size,
+                               UNPACK_FACTOR * a->size + UNPACK_EXTRA, &s->plan_memory, &m, err);
+    assembly_clear(a);
+    RETURN_IF_ERROR(st);
+    const plan_message *plan = (const plan_message *)m;
+    if (plan->session != s->session || plan->step != s->last_step || plan->part)
+        return error_set(err, STATUS_INVALID,
+                         "part: the parts make up step %llu, and came as those of step %llu",
+                         (unsigned long long)plan->step, (unsigned long long)s->last_step);
+    s->plan_memory.limit_bytes = 0;
+    return plan_unpack(plan, &s->facts.info, &s->plan_memory, &s->plan, err);
+}
+
 /* The step's own failure is the result's; what is returned ends the session. */
 static status run_step(worker_server *s, error *err)
 {
     backend *b = &s->backend;
+    if (s->plan_parts.bytes) {
+        status parts = unpack_parts(s, err);
+        if (!status_ok(parts)) {
+            error_prefix(err, "plan");
+            return parts;
+        }
+    }
     status st = b->ops->submit(b->ctx, &s->plan);
     if (status_ok(st)) st = b->ops->collect(b->ctx, &s->result);
     if (!status_ok(st))
@@ -217,7 +263,7 @@ static status listen_on(worker_server *s, error *err)
         .tls_cert = o->tls.cert,
         .tls_key = o->tls.key,
         .tls_client_ca = o->tls.ca,
-        .max_message_bytes = plan_bytes_max,
+        .max_message_bytes = message_bytes_max,
         .max_streams = STREAMS_MAX,
         .keepalive_timeout_us = FIRST_MESSAGE_US,
     };
@@ -269,7 +315,8 @@ void worker_server_destroy(worker_server *s)
     if (s->has_steps) pthread_join(s->steps, NULL);
     if (s->has_watcher) pthread_join(s->watcher, NULL);
     arena_destroy(&s->memory);
-    arena_destroy(&s->plan_memory);
+    free_plan(s);
+    free_result(s);
     pthread_cond_destroy(&s->watch);
     pthread_cond_destroy(&s->work);
     pthread_mutex_destroy(&s->lock);

@@ -63,10 +63,15 @@ struct worker_server {
     worker_address *addresses;
     backend backend; // ops NULL before Load
     rank_facts facts;
+    assembly plan_parts; // of the plan that comes in parts; the step thread unpacks it
     arena plan_memory;
     step_plan plan;
     uint64_t last_step;
     const step_result *result;
+
+    /* A packed result that is sent in parts, and how much of it has been sent. */
+    uint8_t *result_bytes; // [result_size]; NULL = none
+    size_t result_size, result_sent;
 };
 
 extern const rpc_service worker_service;
@@ -75,5 +80,7 @@ extern const rpc_service worker_service;
  * answer any more all is freed. No session: does nothing. */
 void server_end_session(worker_server *s, const char *why);
 void server_start_job(worker_server *s, worker_job job, rpc_call *asker);
+/* How many bytes a part has. */
+size_t server_part_bytes(const worker_server *s);
 
 #endif

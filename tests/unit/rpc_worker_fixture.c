@@ -237,6 +237,7 @@ void site_start_worker(site *s, uint32_t rank, const char *address)
         .version = SITE_VERSION,
         .host = {r, host_configure, host_join, host_load, host_abort, host_reset, host_waits},
         .silence_us = s->worker_silence_us,
+        .part_bytes = s->part_bytes,
         .tell = tell,
         .tell_ctx = r,
     };
@@ -261,6 +262,7 @@ void site_start(site *s, bool on_unix)
     o->config = &s->config;
     o->silence_us = s->silence_us;
     o->patience_us = s->patience_us;
+    o->part_bytes = s->part_bytes;
     if (!status_ok(worker_group_create(o, &s->group, &err))) fail_msg("%s", err.text);
 }
 
