@@ -112,27 +112,53 @@ static void cpu_v1(const char *folder, void *best)
         *cores = (double)quota / (double)period;
 }
 
-static void keep_less(uint64_t *best, uint64_t limit, uint64_t usage, uint64_t reclaimable)
+static void keep_less(uint64_t *best, uint64_t bytes)
+{
+    if (bytes < *best) *best = bytes;
+}
+
+static uint64_t left_of(uint64_t limit, uint64_t usage, uint64_t reclaimable)
 {
     usage = usage > reclaimable ? usage - reclaimable : 0;
-    uint64_t left = limit > usage ? limit - usage : 0;
-    if (left < *best) *best = left;
+    return limit > usage ? limit - usage : 0;
+}
+
+/* "max" is "no limit". */
+static bool limit_v2(const char *folder, uint64_t *limit)
+{
+    return read_number(folder, "memory.max", limit);
+}
+
+/* A number beyond all memory is "no limit". */
+static bool limit_v1(const char *folder, uint64_t *limit)
+{
+    return read_number(folder, "memory.limit_in_bytes", limit) && *limit <= INT64_MAX / 2;
 }
 
 static void memory_v2(const char *folder, void *best)
 {
     uint64_t limit, usage;
-    if (!read_number(folder, "memory.max", &limit)) return; /* "max" is "no limit" */
-    if (!read_number(folder, "memory.current", &usage)) return;
-    keep_less(best, limit, usage, read_stat(folder, "memory.stat", "inactive_file"));
+    if (!limit_v2(folder, &limit) || !read_number(folder, "memory.current", &usage)) return;
+    keep_less(best, left_of(limit, usage, read_stat(folder, "memory.stat", "inactive_file")));
 }
 
 static void memory_v1(const char *folder, void *best)
 {
     uint64_t limit, usage;
-    if (!read_number(folder, "memory.limit_in_bytes", &limit) || limit > INT64_MAX / 2) return;
-    if (!read_number(folder, "memory.usage_in_bytes", &usage)) return;
-    keep_less(best, limit, usage, read_stat(folder, "memory.stat", "total_inactive_file"));
+    if (!limit_v1(folder, &limit) || !read_number(folder, "memory.usage_in_bytes", &usage)) return;
+    keep_less(best, left_of(limit, usage, read_stat(folder, "memory.stat", "total_inactive_file")));
+}
+
+static void memory_limit_v2(const char *folder, void *best)
+{
+    uint64_t limit;
+    if (limit_v2(folder, &limit)) keep_less(best, limit);
+}
+
+static void memory_limit_v1(const char *folder, void *best)
+{
+    uint64_t limit;
+    if (limit_v1(folder, &limit)) keep_less(best, limit);
 }
 
 bool cgroup_cpu_quota(const char *root, double *cores)
@@ -149,6 +175,15 @@ bool cgroup_memory_left(const char *root, uint64_t *bytes)
     uint64_t best = UINT64_MAX;
     visit_groups(root, NULL, memory_v2, &best);
     visit_groups(root, "memory", memory_v1, &best);
+    if (best < UINT64_MAX) *bytes = best;
+    return best < UINT64_MAX;
+}
+
+bool cgroup_memory_limit(const char *root, uint64_t *bytes)
+{
+    uint64_t best = UINT64_MAX;
+    visit_groups(root, NULL, memory_limit_v2, &best);
+    visit_groups(root, "memory", memory_limit_v1, &best);
     if (best < UINT64_MAX) *bytes = best;
     return best < UINT64_MAX;
 }

@@ -12,5 +12,7 @@ bool cgroup_cpu_quota(const char *root, double *cores);
 /* Bytes until the tightest limit. File cache that is not in active use counts as free: the kernel
  * gives it up before it refuses an allocation. False when no group limits memory. */
 bool cgroup_memory_left(const char *root, uint64_t *bytes);
+/* The tightest limit itself. False when no group limits memory. */
+bool cgroup_memory_limit(const char *root, uint64_t *bytes);
 
 #endif

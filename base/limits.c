@@ -1,6 +1,7 @@
 #include "base/cgroup.h"
 #include "base/threads.h"
 
+#include <limits.h>
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -24,17 +25,34 @@ unsigned cpu_count_allowed(void)
     return count > 0 ? count : 1;
 }
 
+/* Bytes of a line of /proc/meminfo; UINT64_MAX when there is none. */
+static uint64_t read_meminfo(const char *root, const char *key)
+{
+    char path[PATH_MAX], line[256];
+    uint64_t bytes = UINT64_MAX;
+    if ((size_t)snprintf(path, sizeof path, "%s/proc/meminfo", root) >= sizeof path) return bytes;
+    FILE *f = fopen(path, "re");
+    if (!f) return bytes;
+    size_t n = strlen(key);
+    while (fgets(line, sizeof line, f))
+        if (strncmp(line, key, n) == 0) bytes = (uint64_t)strtoull(line + n, NULL, 10) * 1024;
+    fclose(f);
+    return bytes;
+}
+
+memory_bound memory_bound_of(const char *root, uint64_t address_space)
+{
+    uint64_t group;
+    memory_bound best = {read_meminfo(root, "MemTotal:"), "this machine"};
+    if (address_space < best.bytes) best = (memory_bound){address_space, "RLIMIT_AS"};
+    if (cgroup_memory_limit(root, &group) && group < best.bytes)
+        best = (memory_bound){group, "the memory cgroup"};
+    return best;
+}
+
 size_t memory_available_bytes(void)
 {
-    uint64_t best = UINT64_MAX, group;
-    FILE *f = fopen("/proc/meminfo", "re");
-    if (f) {
-        char line[256];
-        while (fgets(line, sizeof line, f))
-            if (strncmp(line, "MemAvailable:", 13) == 0)
-                best = (uint64_t)strtoull(line + 13, NULL, 10) * 1024;
-        fclose(f);
-    }
+    uint64_t best = read_meminfo("", "MemAvailable:"), group;
     if (best == UINT64_MAX) /* no /proc: what is free, page cache not counted */
         best = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     if (cgroup_memory_left("", &group) && group < best) best = group;

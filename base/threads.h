@@ -44,4 +44,14 @@ unsigned cpu_count_allowed(void);
 /* Bytes the process may still take: the cgroup's limit and MemAvailable, the smaller. */
 size_t memory_available_bytes(void);
 
+/* What bounds all memory of this process together, and how much that is. */
+typedef struct memory_bound {
+    uint64_t bytes;
+    const char *what; // "the memory cgroup", "RLIMIT_AS", "this machine"; static
+} memory_bound;
+
+/* The smallest of the control groups' limits, the machine's memory and address_space, which is
+ * RLIMIT_AS or UINT64_MAX. root: goes before /proc and /sys, "" for the machine. */
+memory_bound memory_bound_of(const char *root, uint64_t address_space);
+
 #endif

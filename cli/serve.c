@@ -307,6 +307,7 @@ static status start(serving *s, error *err)
     RETURN_IF_ERROR(open_log(s, err));
     raise_descriptors(s);
     RETURN_IF_ERROR(check_server(s, err));
+    RETURN_IF_ERROR(serve_check_memory(&s->model_flags, err));
     serve_make_arenas();
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));

@@ -5,6 +5,7 @@
 #include "model/measures.h"
 #include "model/rope.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -44,6 +45,30 @@ struct forward {
 
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
+/* Columns of what is carved out for each row: of `act`, and of `wide`. */
+static size_t act_columns(const tensor_slice *s)
+{
+    return max_size(max_size(s->n_ffn, s->n_expert_ffn), s->n_shared_ffn);
+}
+
+static size_t wide_columns(const model_config *c, const tensor_slice *s)
+{
+    size_t attention = (size_t)2 * (s->n_heads + s->n_kv_heads) * c->head_dim;
+    return max_size(attention, 2 * act_columns(s));
+}
+
+static size_t n_ropes(const model_config *c) { return c->family->local_theta != 0.0 ? 2 : 1; }
+
+size_t forward_bytes(const model_config *c, const tensor_slice *slice, size_t head_rows,
+                     uint32_t max_rows, uint32_t ranks)
+{
+    size_t row = 3 * (size_t)c->hidden + n_ropes(c) * c->head_dim + wide_columns(c, slice) +
+                 act_columns(slice);
+    size_t part = ranks > 1 ? GATHER_ROWS * head_rows : 0;
+    size_t floats = max_rows * row + n_ropes(c) * (c->head_dim / 2) + part * (ranks + 1);
+    return floats * sizeof(float);
+}
+
 status forward_create(const forward_options *options, forward **out)
 {
     const model_config *c = options->config;
@@ -57,16 +82,13 @@ status forward_create(const forward_options *options, forward **out)
     f->qkv_width = (uint32_t)first->qkv.n;
     f->ffn = options->weights->slice.n_ffn;
 
-    size_t rows = options->max_rows, hidden = c->hidden;
+    size_t rows = options->max_rows, hidden = c->hidden, ropes = n_ropes(c);
     const tensor_slice *slice = &options->weights->slice;
-    size_t ffn = max_size(max_size(f->ffn, slice->n_expert_ffn), slice->n_shared_ffn);
-    size_t ropes = c->family->local_theta != 0.0 ? 2 : 1;
-    size_t wide = max_size((size_t)f->qkv_width + f->attn_width, 2 * ffn);
-    size_t ranks = (size_t)comm_size(options->group);
-    size_t part = ranks > 1 ? GATHER_ROWS * options->weights->head.n : 0;
-    size_t floats = rows * (3 * hidden + ropes * c->head_dim + wide + ffn) +
-                    ropes * (c->head_dim / 2) + part * (ranks + 1);
-    f->memory_bytes = floats * sizeof(float);
+    size_t ffn = act_columns(slice), wide = wide_columns(c, slice);
+    size_t ranks = (size_t)comm_size(options->group), head_rows = options->weights->head.n;
+    size_t part = ranks > 1 ? GATHER_ROWS * head_rows : 0;
+    assert(f->qkv_width + f->attn_width <= wide);
+    f->memory_bytes = forward_bytes(c, slice, head_rows, options->max_rows, (uint32_t)ranks);
     f->memory = alloc_pages(f->memory_bytes);
     f->items = calloc((size_t)options->max_seqs * f->kv_heads, sizeof *f->items);
     if (!f->memory || !f->items) {

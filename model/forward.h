@@ -42,6 +42,10 @@ typedef struct forward_options {
 
 typedef struct forward forward;
 
+/* Bytes of the activations of max_rows rows, by which forward_create makes them. head_rows: of this
+ * rank's head. */
+size_t forward_bytes(const model_config *c, const tensor_slice *slice, size_t head_rows,
+                     uint32_t max_rows, uint32_t ranks);
 status forward_create(const forward_options *options, forward **out);
 void forward_destroy(forward *f);
 

@@ -211,6 +211,17 @@ typedef struct backend_cpu_measures {
 status backend_cpu_measure(const backend_cpu_options *options, uint32_t n_ranks, uint64_t memory,
                            double pool_share, backend_cpu_measures *out, error *err);
 
+/* What n_ranks such backends take of the memory that they share, once all of it is in use: arrays
+ * that grow with steps, and pages that swapped sequences go to, come on top. left: bytes that are
+ * free before the weights are loaded. */
+typedef struct backend_cpu_needs {
+    uint64_t weights, pool;
+    uint64_t buffers; // activations and logits of a step
+} backend_cpu_needs;
+
+status backend_cpu_need(const backend_cpu_options *options, uint32_t n_ranks, uint64_t left,
+                        backend_cpu_needs *out, error *err);
+
 /* What ranks in other processes compare before anything is loaded: of the configuration; and of the
  * weights' names, shapes and types, from the headers of dir's files (0 with `dummy`). */
 status model_fingerprints(const backend_cpu_options *options, uint64_t *config, uint64_t *weights,

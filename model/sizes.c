@@ -1,5 +1,6 @@
 #include "model/sizes.h"
 
+#include "model/forward.h"
 #include "model/kv_filling.h"
 #include "model/weights.h"
 
@@ -76,6 +77,21 @@ status backend_cpu_measure(const backend_cpu_options *o, uint32_t n_ranks, uint6
     m.n_host_pages = sizes_host_pages(&m.geometry, o->swap_bytes, left,
                                       (uint64_t)m.n_pages * page_bytes, page_bytes);
     *out = m;
+    return STATUS_IS_OK;
+}
+
+status backend_cpu_need(const backend_cpu_options *o, uint32_t n_ranks, uint64_t left,
+                        backend_cpu_needs *out, error *err)
+{
+    backend_cpu_measures m;
+    tensor_slice slice;
+    RETURN_IF_ERROR(backend_cpu_measure(o, n_ranks, left, MODEL_POOL_SHARE, &m, err));
+    RETURN_IF_ERROR(tensor_slice_of(o->config, 0, (int)n_ranks, &slice, err));
+    uint64_t logits = (uint64_t)o->max_seqs * o->config->vocab_size * sizeof(float);
+    uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);
+    *out = (backend_cpu_needs){.weights = m.weight_bytes * n_ranks,
+                               .pool = m.page_bytes * m.n_pages * n_ranks,
+                               .buffers = (rows + logits) * n_ranks};
     return STATUS_IS_OK;
 }
 

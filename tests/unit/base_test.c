@@ -494,6 +494,37 @@ static void test_cgroup_v1(void **state)
     assert_false(cgroup_cpu_quota(s->dir, &cores));
 }
 
+/* What bounds all memory: the tightest limit of all groups, however much of it is used. */
+static void test_memory_bound(void **state)
+{
+    const scratch *s = *state;
+    uint64_t bytes;
+    assert_false(cgroup_memory_limit(s->dir, &bytes));
+    memory_bound none = memory_bound_of(s->dir, UINT64_MAX);
+    assert_true(none.bytes == UINT64_MAX);
+    put_text(s, "proc/meminfo", "MemFree: 10 kB\nMemTotal:       8000 kB\nMemAvailable: 20 kB\n");
+    memory_bound all = memory_bound_of(s->dir, UINT64_MAX);
+    assert_true(all.bytes == 8000 * 1024);
+    assert_string_equal(all.what, "this machine");
+    memory_bound space = memory_bound_of(s->dir, 5000000);
+    assert_true(space.bytes == 5000000);
+    assert_string_equal(space.what, "RLIMIT_AS");
+
+    put_text(s, "proc/self/cgroup", "4:memory:/job\n0::/outer/inner\n");
+    put_text(s, "sys/fs/cgroup/outer/inner/memory.max", "max\n");
+    assert_false(cgroup_memory_limit(s->dir, &bytes));
+    put_text(s, "sys/fs/cgroup/outer/memory.max", "4000000\n");
+    put_text(s, "sys/fs/cgroup/outer/memory.current", "3999999\n");
+    assert_true(cgroup_memory_limit(s->dir, &bytes) && bytes == 4000000);
+    memory_bound group = memory_bound_of(s->dir, 5000000);
+    assert_true(group.bytes == 4000000);
+    assert_string_equal(group.what, "the memory cgroup");
+    put_text(s, "sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n");
+    assert_true(cgroup_memory_limit(s->dir, &bytes) && bytes == 4000000);
+    put_text(s, "sys/fs/cgroup/memory/job/memory.limit_in_bytes", "3000000\n");
+    assert_true(cgroup_memory_limit(s->dir, &bytes) && bytes == 3000000);
+}
+
 static void test_limits(void **state)
 {
     (void)state;
@@ -525,6 +556,7 @@ int main(void)
         WITH_FOLDER(test_json_file),
         WITH_FOLDER(test_cgroup_v2),
         WITH_FOLDER(test_cgroup_v1),
+        WITH_FOLDER(test_memory_bound),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -230,6 +230,15 @@ class AddressSpace(unittest.TestCase):
         finally:
             c.close()
 
+    def test_refused_at_the_start(self):
+        """A pool beyond the limit is refused with figures before the model is loaded."""
+        p = subprocess.run(
+            [OCTAVO, "serve", *POOL, "--kv-memory", "500M", "--http", "127.0.0.1:0", "--grpc", "none"],
+            stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT, text=True, timeout=PATIENCE,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)))
+        self.assertEqual(p.returncode, 1)
+        self.assertRegex(p.stderr, r"needs 5\d\d MiB .*KV pages 500 MiB.* and RLIMIT_AS allows 400 MiB")
+
     def test_sweep(self):
         n_served = 0
         for megabytes in (200, 220, 240, 270, 300, 350, 420):

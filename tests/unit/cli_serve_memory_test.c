@@ -1,0 +1,98 @@
+/* A server that cannot fit the memory that it may take is refused before it loads, with figures. */
+#include "cli/serve.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include <cmocka.h>
+
+static const uint64_t mib = 1 << 20;
+
+static const model_flags demo = {.dir = "models/demo",
+                                 .load_format = "auto",
+                                 .dtype = "auto",
+                                 .kv_dtype = "auto",
+                                 .quantize = "auto",
+                                 .quantize_group = 64,
+                                 .device = "cpu",
+                                 .threads = 1,
+                                 .tp = 1,
+                                 .kv_memory = 8 << 20,
+                                 .kv_group_layers = 1,
+                                 .max_batch = 32,
+                                 .prefill_chunk = 512,
+                                 .scheduling_policy = "fcfs"};
+
+static void needs_are_compared_with_the_bound(void **state)
+{
+    (void)state;
+    const backend_cpu_needs needs = {
+        .weights = 6 * mib, .pool = 5 * mib + mib / 2, .buffers = 3 * mib};
+    const uint64_t all = 14 * mib + mib / 2 + SERVE_OWN_BYTES;
+    memory_bound bound = {all, "the memory cgroup"};
+    error err = {{0}};
+    assert_true(status_ok(serve_check_needs(&needs, &bound, &err)));
+    bound.bytes = all - 1;
+    assert_int_equal(serve_check_needs(&needs, &bound, &err).code, STATUS_NO_MEMORY);
+    bound.bytes = 24 * mib;
+    assert_int_equal(serve_check_needs(&needs, &bound, &err).code, STATUS_NO_MEMORY);
+    assert_string_equal(err.text,
+                        "memory: this server needs 30.5 MiB (weights 6.0 MiB, KV pages 5.5 MiB, "
+                        "step buffers 3.0 MiB, the rest 16.0 MiB), and the memory cgroup allows "
+                        "24.0 MiB; --kv-memory and --max-batch make it smaller");
+}
+
+/* What is foretold is what the backend then has. */
+static void needs_are_those_of_the_backend(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 2; ranks++) {
+        model_flags f = demo;
+        loaded_model described, opened;
+        backend_cpu_needs needs, twice;
+        error err = {{0}};
+        f.tp = ranks;
+        assert_true(status_ok(model_describe(&f, &described, &err)));
+        assert_true(status_ok(backend_cpu_need(&described.options, ranks, 64 * mib, &needs, &err)));
+        if (!status_ok(model_open(&f, false, &opened, &err))) fail_msg("%s", err.text);
+        assert_true(needs.weights == opened.facts.weight_bytes);
+        assert_true(needs.pool == opened.facts.pool_bytes);
+        /* Rows of the residual stream, its norm and what is added to it are the least there is. */
+        uint64_t rows = demo.prefill_chunk + demo.max_batch;
+        uint64_t logits = (uint64_t)demo.max_batch * opened.config.vocab_size;
+        assert_true(needs.buffers > 4 * ranks * (3 * rows * opened.config.hidden + logits));
+        described.options.max_rows *= 2;
+        assert_true(status_ok(backend_cpu_need(&described.options, ranks, 64 * mib, &twice, &err)));
+        assert_true(twice.buffers > needs.buffers + needs.buffers / 2);
+        model_close(&opened);
+        model_close(&described);
+    }
+}
+
+static void a_server_that_fits_is_taken(void **state)
+{
+    (void)state;
+    error err = {{0}};
+    model_flags f = demo;
+    if (!status_ok(serve_check_memory(&f, &err))) fail_msg("%s", err.text);
+    f.kv_memory = UINT64_C(1) << 44; /* no machine has as much */
+    assert_int_equal(serve_check_memory(&f, &err).code, STATUS_NO_MEMORY);
+    assert_non_null(strstr(err.text, "KV pages 16.0 TiB"));
+    f.workers.where = "auto";
+    assert_int_equal(serve_check_memory(&f, &err).code, STATUS_NO_MEMORY);
+    f.workers.where = "127.0.0.1:1"; /* their memory is elsewhere */
+    assert_true(status_ok(serve_check_memory(&f, &err)));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(needs_are_compared_with_the_bound),
+        cmocka_unit_test(needs_are_those_of_the_backend),
+        cmocka_unit_test(a_server_that_fits_is_taken),
+    };
+    return cmocka_run_group_tests_name("cli_serve_memory", tests, NULL, NULL);
+}
