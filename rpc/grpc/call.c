@@ -10,7 +10,6 @@
 #include "rpc/grpc/internal.h"
 
 #include <grpc/byte_buffer.h>
-#include <grpc/byte_buffer_reader.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +31,9 @@ static void forget_metadata(rpc_call *c)
     grpc_metadata_array_init(&c->metadata);
 }
 
-static void call_unref(rpc_call *c)
+void call_ref(rpc_call *c) { atomic_fetch_add(&c->references, 1); }
+
+void call_unref(rpc_call *c)
 {
     if (atomic_fetch_sub(&c->references, 1) != 1) return;
     if (c->prev) c->prev->next = c->next;
@@ -51,10 +52,11 @@ static void call_unref(rpc_call *c)
  * cancelled, so that its end comes by the usual way. */
 static bool start(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
 {
+    grpc_call *call = c->call; // once the batch has begun the call may end on the queue's thread
     atomic_fetch_add(&c->references, 1);
-    if (grpc_call_start_batch(c->call, ops, n, tag, NULL) == GRPC_CALL_OK) return true;
+    if (grpc_call_start_batch(call, ops, n, tag, NULL) == GRPC_CALL_OK) return true;
     atomic_fetch_sub(&c->references, 1);
-    grpc_call_cancel_with_status(c->call, GRPC_STATUS_INTERNAL, "batch refused", NULL);
+    grpc_call_cancel_with_status(call, GRPC_STATUS_INTERNAL, "batch refused", NULL);
     return false;
 }
 
@@ -106,23 +108,19 @@ void call_receive(rpc_call *c)
     start(c, &op, 1, &c->received);
 }
 
-static void enter(rpc_call *c, const uint8_t *bytes, size_t n)
+void call_deliver(rpc_call *c, arena *a, const ProtobufCMessage *m, status s, const error *err)
 {
-    arena a;
-    const ProtobufCMessage *m;
-    error err;
-    status s = message_unpack(c->method->input, bytes, n, c->front->unpack_limit, &a, &m, &err);
+    if (c->over || c->finishing) return;
     if (status_ok(s)) {
         c->entered = true;
-        c->delivered = &a;
+        c->delivered = a;
         c->method->message(c, m);
         c->delivered = NULL;
     } else if (s.code == STATUS_LIMIT) {
-        call_finish(c, GRPC_STATUS_RESOURCE_EXHAUSTED, err.text);
+        call_finish(c, GRPC_STATUS_RESOURCE_EXHAUSTED, err->text);
     } else {
-        call_fail(c, s, &err);
+        call_fail(c, s, err);
     }
-    arena_destroy(&a);
     if (!c->method->client_streams) forget_metadata(c);
 }
 
@@ -131,20 +129,6 @@ arena call_keep_message(rpc_call *c)
     arena kept = *c->delivered;
     arena_init(c->delivered, kept.block_bytes, kept.limit_bytes);
     return kept;
-}
-
-static void deliver(rpc_call *c, grpc_byte_buffer *buffer)
-{
-    grpc_byte_buffer_reader reader;
-    if (buffer->data.raw.compression != GRPC_COMPRESS_NONE ||
-        !grpc_byte_buffer_reader_init(&reader, buffer)) {
-        call_finish(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
-        return;
-    }
-    grpc_slice bytes = grpc_byte_buffer_reader_readall(&reader);
-    grpc_byte_buffer_reader_destroy(&reader);
-    enter(c, GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes));
-    grpc_slice_unref(bytes);
 }
 
 static void half_close(rpc_call *c)
@@ -166,8 +150,9 @@ static void on_received(void *owner, bool ok)
     /* Not ok: cancelled, or larger than allowed. gRPC says so to the client, and on_closed to us.
      */
     if (ok && !c->over && !c->finishing) {
-        if (buffer) deliver(c, buffer);
+        if (buffer) call_read(c, buffer);
         else half_close(c);
+        buffer = NULL;
     }
     if (buffer) grpc_byte_buffer_destroy(buffer);
     call_unref(c);
@@ -297,8 +282,10 @@ void call_wake(void *call)
 {
     rpc_call *c = call;
     if (atomic_exchange(&c->woken, true)) return;
-    start(c, NULL, 0, &c->awake);
+    call_post(c, &c->awake);
 }
+
+void call_post(rpc_call *c, queue_op *tag) { start(c, NULL, 0, tag); }
 
 static void on_awake(void *owner, bool ok)
 {

@@ -1,5 +1,5 @@
 /* gRPC by its C core (private to rpc/): one completion queue, one thread, calls as small state
- * machines.
+ * machines. Large messages are unpacked by threads of a pool.
  *
  * A method is a row: its path, the message it takes, and callbacks. All callbacks run on the
  * queue's thread, so that a method needs no locks of its own; other threads only call `call_wake`.

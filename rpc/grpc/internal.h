@@ -6,6 +6,7 @@
 #include "rpc/grpc/grpc.h"
 
 #include "rpc/grpc/descriptors.h"
+#include "rpc/work.h"
 #include <grpc/grpc.h>
 #include <grpc/support/time.h>
 
@@ -39,11 +40,19 @@ struct grpc_front {
     grpc_call_details next_details;
     grpc_metadata_array next_metadata;
 
+    work_pool work;     // reads large messages; not made where there is no service
+    size_t large_bytes; // of messages that it reads, or that wait for it
+
     rpc_call *first; // all live calls
     size_t n_calls;
     int64_t stop_deadline_us; // calls that have not ended by then are cancelled; 0 = not stopping
     bool was_cancelled;       // grpc_server_cancel_all_calls has been called
     bool is_shut_down;        // no call will come any more
+};
+
+enum {
+    LARGE_MESSAGE_BYTES = 64 << 10, // from here on a message is read by the pool
+    LARGE_MESSAGES = 64,            // of the largest size, read or waiting at once
 };
 
 /* The row with this path, or NULL. */
@@ -86,6 +95,16 @@ struct rpc_call {
 /* Takes over what has arrived at the front. */
 void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details,
                 grpc_metadata_array *metadata);
+/* What there is to say of a call's message: it was unpacked into *a (of which the method may keep
+ * it), or s and err say why not. */
+void call_deliver(rpc_call *c, arena *a, const ProtobufCMessage *m, status s, const error *err);
+/* A message, read on the queue's thread or, when it is large, on one of the pool: call_deliver
+ * follows unless the call ends before. The buffer is the message's from now on. */
+void call_read(rpc_call *c, grpc_byte_buffer *buffer);
+void call_ref(rpc_call *c);
+void call_unref(rpc_call *c);
+/* A batch without ops: `tag` comes out of the queue. Any thread; holds a reference until then. */
+void call_post(rpc_call *c, queue_op *tag);
 /* About once a second: ends calls whose client does not read, or sends no request. */
 void call_check_stall(rpc_call *c, int64_t now_us);
 

@@ -250,6 +250,11 @@ status grpc_front_create_for(const grpc_front_options *o, const rpc_service *con
         make_server(f);
         st = listen_on(f, err);
     }
+    /* A worker has one coordinator, which waits for its messages: the queue's thread reads them. */
+    if (status_ok(st) && o->service) {
+        st = work_pool_create(&f->work, err);
+        if (!status_ok(st)) error_prefix(err, "grpc");
+    }
     if (status_ok(st)) {
         grpc_server_start(f->server);
         ask_for_call(f);
@@ -296,6 +301,7 @@ void grpc_front_destroy(grpc_front *f)
         if (f->has_thread) pthread_join(f->thread, NULL);
         else run(f);
     }
+    work_pool_destroy(&f->work); // no call is left that it could read a message of
     if (f->server) grpc_server_destroy(f->server);
     if (f->queue && !f->is_started) grpc_completion_queue_shutdown(f->queue);
     if (f->queue) grpc_completion_queue_destroy(f->queue);

@@ -4,20 +4,20 @@
  * exchange.c  one request: head, body, answer     head.c     what a request's head may look like
  * pump.c      a generation's outputs to a client  watch.c    clients that vanish, trickle or stall
  * routes.c    the table of paths                  tls.c      certificates
- * work.c      threads for large bodies
+ * work.c      large bodies, which a pool of threads reads
  */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 
 #include "rpc/http/head.h"
 #include "rpc/http/http.h"
+#include "rpc/work.h"
 
 #include <gnutls/gnutls.h>
 #include <microhttpd.h>
 
 enum {
     HTTP_THREADS = 2,
-    HTTP_WORK_THREADS = 2,
     HTTP_LARGE_BODY_BYTES = 32 * 1024, // from here on a body is read by those: about 0.3 ms
     HTTP_LARGE_BODIES = 64,            // of the largest size, being read at once
     HTTP_CONNECTION_BYTES = 32 * 1024, // libmicrohttpd's memory for one: bounds a request's head
@@ -108,23 +108,8 @@ void watch_ended(http_watch *w, http_connection *c);
 
 typedef struct exchange exchange;
 
-typedef struct http_work {
-    pthread_mutex_t lock;
-    pthread_cond_t arrived;
-    pthread_t threads[HTTP_WORK_THREADS];
-    unsigned n_threads;
-    exchange *first, *last; // waiting, in order of arrival
-    bool is_made, stop;
-} http_work;
-
-status http_work_create(http_work *w, error *err);
-/* Gives up the bodies that still wait and those that come from now on, and joins the threads. Call
- * it before libmicrohttpd is stopped, which must not have suspended connections then. */
-void http_work_stop(http_work *w);
-/* Call it after libmicrohttpd is stopped: until then its threads may still put work here. */
-void http_work_destroy(http_work *w);
 /* Called on the connection's thread: queues the exchange, whose handler runs on a thread of w. */
-void http_work_put(http_work *w, exchange *e);
+void http_work_put(work_pool *w, exchange *e);
 /* Called on the connection's thread once the handler is done: sends the answer. */
 void http_work_resumed(exchange *e);
 
@@ -148,7 +133,7 @@ struct http_server {
     int listen_fd;                  // -1 = none
     uint16_t port;
     http_watch watch;
-    http_work work;
+    work_pool work;
     http_tls tls;
     _Atomic bool draining, closing;
     _Atomic uint32_t n_connections;
@@ -196,7 +181,7 @@ struct exchange {
     size_t out_sent;
     const char *last_words; // what still follows `out`, static; NULL = nothing
     bool ended;             // nothing follows these
-    exchange *next_job;
+    work_job job;           // when STAGE_WORKING
     unsigned reply_code; // of `out`, when STAGE_WORKING ends by an answer at once; 0 = it does not
     const char *reply_type;
 };

@@ -134,7 +134,9 @@ static status start(http_server *h, error *err)
     RETURN_IF_ERROR(tls_load(o, &h->tls, err));
     h->no_memory = make_no_memory();
     if (!h->no_memory) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");
-    RETURN_IF_ERROR(http_work_create(&h->work, err));
+    status s = work_pool_create(&h->work, err);
+    if (!status_ok(s)) error_prefix(err, "http");
+    RETURN_IF_ERROR(s);
     RETURN_IF_ERROR(http_listen(o->http_address, &h->listen_fd, &h->port, err));
     return start_daemon(h, err);
 }
@@ -177,10 +179,12 @@ void http_server_destroy(http_server *h)
         /* Rather than MHD_quiesce_daemon: in 0.9.75 it races with its own threads, and aborts. */
         atomic_store(&h->closing, true);
         watch_end_all(&h->watch, END_PATIENCE_US);
-        http_work_stop(&h->work);
+        /* libmicrohttpd must not have suspended connections when it is stopped; its threads may put
+         * work into the pool until then. */
+        work_pool_stop(&h->work);
         MHD_stop_daemon(h->daemon);
     }
-    http_work_destroy(&h->work);
+    work_pool_destroy(&h->work);
     watch_destroy(&h->watch);
     if (h->no_memory) MHD_destroy_response(h->no_memory);
     if (h->listen_fd >= 0) close(h->listen_fd);

@@ -175,7 +175,7 @@ static worked *worked_make(void)
     w->server.service = &w->service;
     w->e.server = &w->server;
     wake_init(&w->e.wake, NULL);
-    assert_true(status_ok(http_work_create(&w->server.work, &err)));
+    assert_true(status_ok(work_pool_create(&w->server.work, &err)));
     n_suspended = n_resumed = 0;
     on_resume = NULL;
     return w;
@@ -183,7 +183,7 @@ static worked *worked_make(void)
 
 static void worked_destroy(worked *w)
 {
-    http_work_destroy(&w->server.work);
+    work_pool_destroy(&w->server.work);
     wake_destroy(&w->e.wake);
     strbuf_destroy(&w->e.out);
     answers_destroy(&w->service.answers);
@@ -196,7 +196,7 @@ static void work_that_comes_too_late_is_given_up(void **state)
 {
     (void)state;
     worked *w = worked_make();
-    http_work_stop(&w->server.work);
+    work_pool_stop(&w->server.work);
     http_work_put(&w->server.work, &w->e);
     assert_int_equal(n_suspended, 0);
     assert_true(w->e.failed);
@@ -224,7 +224,7 @@ static void a_refusal_counts_although_a_generation_has_begun(void **state)
     for (int i = 0; i < 60000 && !atomic_load(&handled); i++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     assert_true(atomic_load(&handled));
-    http_work_stop(&w->server.work);
+    work_pool_stop(&w->server.work);
     if (n_suspended) http_work_resumed(&w->e);
     assert_int_equal(w->e.stage, STAGE_ANSWERED);
     assert_int_equal(w->service.answers.n_rows, 1);

@@ -1,0 +1,110 @@
+/* Messages of clients: bytes into structs. Large ones are read by a pool of threads, so that other
+ * calls, such as those of health, need not wait for them; the method has them on the queue's thread
+ * as it has all others. */
+#include "rpc/grpc/internal.h"
+
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <semaphore.h>
+#include <stdlib.h>
+
+/* A message on its way through the pool. */
+typedef struct large_message {
+    work_job job;
+    rpc_call *call;
+    grpc_byte_buffer *buffer;
+    size_t n;
+    queue_op read;        // brings it back to the queue's thread,
+    _Atomic bool is_read; // which has what was written before this was set
+    sem_t taken;          // which has it no more
+    arena memory;
+    const ProtobufCMessage *message;
+    status status;
+    error err;
+} large_message;
+
+static status read_buffer(const rpc_call *c, grpc_byte_buffer *buffer, arena *a,
+                          const ProtobufCMessage **out, error *err)
+{
+    grpc_byte_buffer_reader reader;
+    arena_init(a, 0, 0);
+    if (!grpc_byte_buffer_reader_init(&reader, buffer))
+        return error_set(err, STATUS_INVALID, "request: its bytes cannot be read");
+    grpc_slice bytes = grpc_byte_buffer_reader_readall(&reader);
+    grpc_byte_buffer_reader_destroy(&reader);
+    status s = message_unpack(c->method->input, GRPC_SLICE_START_PTR(bytes),
+                              GRPC_SLICE_LENGTH(bytes), c->front->unpack_limit, a, out, err);
+    grpc_slice_unref(bytes);
+    return s;
+}
+
+/* On a thread of the pool, which goes on when the method has had the message: so no more messages
+ * than threads are unpacked at any time. */
+static void read_large(void *owner, bool wanted)
+{
+    (void)wanted; // the pool stops after the last call
+    large_message *l = owner;
+    if (atomic_load(&l->call->front->stopping))
+        l->status = error_set(&l->err, STATUS_UNAVAILABLE, "the server is stopping");
+    else l->status = read_buffer(l->call, l->buffer, &l->memory, &l->message, &l->err);
+    grpc_byte_buffer_destroy(l->buffer);
+    atomic_store(&l->is_read, true);
+    call_post(l->call, &l->read);
+    while (sem_wait(&l->taken) != 0) continue;
+    arena_destroy(&l->memory); // what the method has not kept
+    sem_destroy(&l->taken);
+    free(l);
+}
+
+static void on_read(void *owner, bool ok)
+{
+    (void)ok;
+    large_message *l = owner;
+    rpc_call *c = l->call;
+    (void)atomic_load(&l->is_read);
+    c->front->large_bytes -= l->n;
+    call_deliver(c, &l->memory, l->message, l->status, &l->err);
+    sem_post(&l->taken); // l is its thread's from here on
+    call_unref(c);       // of the event,
+    call_unref(c);       // and of the job
+}
+
+/* Large messages that wait must not take all memory. */
+static status put_large(rpc_call *c, grpc_byte_buffer *buffer, size_t n, error *err)
+{
+    grpc_front *f = c->front;
+    if (f->large_bytes + n > LARGE_MESSAGES * f->o.max_message_bytes)
+        return error_set(err, STATUS_QUEUE_FULL, "request: too many large messages at once");
+    large_message *l = calloc(1, sizeof *l);
+    if (!l) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    l->call = c;
+    l->buffer = buffer;
+    l->n = n;
+    l->read = (queue_op){on_read, l};
+    l->job = (work_job){.run = read_large, .owner = l};
+    sem_init(&l->taken, 0, 0);
+    call_ref(c);
+    f->large_bytes += n;
+    work_pool_put(&f->work, &l->job);
+    return STATUS_IS_OK;
+}
+
+void call_read(rpc_call *c, grpc_byte_buffer *buffer)
+{
+    size_t n = grpc_byte_buffer_length(buffer);
+    error err = {{0}};
+    if (buffer->data.raw.compression != GRPC_COMPRESS_NONE) {
+        call_finish(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
+    } else if (n >= LARGE_MESSAGE_BYTES && c->front->work.is_made) {
+        status s = put_large(c, buffer, n, &err);
+        if (status_ok(s)) return;
+        call_fail(c, s, &err);
+    } else {
+        arena a;
+        const ProtobufCMessage *m = NULL;
+        status s = read_buffer(c, buffer, &a, &m, &err);
+        call_deliver(c, &a, m, s, &err);
+        arena_destroy(&a);
+    }
+    grpc_byte_buffer_destroy(buffer);
+}
