@@ -31,7 +31,34 @@ static status check_below(const char *name, uint32_t value, uint32_t limit, erro
     return error_set(err, STATUS_INVALID, "%s: %u, there are %u", name, value, limit);
 }
 
+/* The logarithm of a probability may be minus infinity. */
+static status check_logprob(const char *name, float value, error *err)
+{
+    if (!isnan(value) && value < INFINITY) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: %g is no logarithm of a probability", name,
+                     (double)value);
+}
+
+static status check_logprobs(const char *name, const ProtobufCBinaryData *b, error *err)
+{
+    for (size_t i = 0; i < b->len / sizeof(float); i++)
+        RETURN_IF_ERROR(check_logprob(name, floats_of(b)[i], err));
+    return STATUS_IS_OK;
+}
+
 /* ---- draws ----------------------------------------------------------------------------------- */
+
+/* A draw without a logprob, for a sequence that asked for none, has NaN, and no rank. */
+static status check_draw_logprobs(const result_message *m, error *err)
+{
+    const float *values = floats_of(&m->sample_logprob);
+    for (size_t i = 0; m->sample_logprob.len && i < m->n_sample_token; i++) {
+        bool has_rank = m->n_sample_rank && m->sample_rank[i] != 0;
+        if (has_rank || !isnan(values[i]))
+            RETURN_IF_ERROR(check_logprob("sample_logprob", values[i], err));
+    }
+    return check_logprobs("top_logprob", &m->top_logprob, err);
+}
 
 static status check_draws(const result_message *m, size_t n, uint32_t vocab, error *err)
 {
@@ -55,7 +82,8 @@ static status check_draws(const result_message *m, size_t n, uint32_t vocab, err
     RETURN_IF_ERROR(check_count("top_id", m->n_top_id, n_top, false, err));
     for (size_t i = 0; i < n_top; i++)
         RETURN_IF_ERROR(check_below("top_id", m->top_id[i], vocab, err));
-    return check_bytes("top_logprob", &m->top_logprob, n_top, err);
+    RETURN_IF_ERROR(check_bytes("top_logprob", &m->top_logprob, n_top, err));
+    return check_draw_logprobs(m, err);
 }
 
 static void read_draws(const result_message *m, size_t n, step_sample *samples)
@@ -193,7 +221,8 @@ static status check_scores(const result_message *m, const result_source *source,
             return error_set(err, STATUS_INVALID, "score_rank: %u of %u", m->score_rank[i], vocab);
     for (size_t i = 0; i < n_top; i++)
         RETURN_IF_ERROR(check_below("score_top_id", m->score_top_id[i], vocab, err));
-    return STATUS_IS_OK;
+    RETURN_IF_ERROR(check_logprobs("score_logprob", &m->score_logprob, err));
+    return check_logprobs("score_top_logprob", &m->score_top_logprob, err);
 }
 
 static uint32_t token_after(const step_plan *plan, const step_seq *s, uint32_t row)

@@ -1,6 +1,8 @@
 /* Plans, results and configurations of a peer that is not to be trusted: what is wrong is named. */
 #include "tests/unit/rpc_worker_wire.h"
 
+#include <math.h>
+
 /* ---- what is wrong is named ------------------------------------------------------------------ */
 
 /* A plan of two sequences, one of three tokens, an open and a move. */
@@ -112,7 +114,7 @@ typedef struct sound_result {
     step_seq seq;
     step_plan plan;
     uint32_t token, rank, n_top, top_id, stride, q_heads, score_rank, score_tops[2];
-    float floats[LAYERS * 2 * 4 + VOCAB];
+    float floats[LAYERS * 2 * 4 + VOCAB], wrong[2];
     uint32_t rank_index;
     result_message m;
 } sound_result;
@@ -120,6 +122,12 @@ typedef struct sound_result {
 static ProtobufCBinaryData some_floats(sound_result *s, size_t n)
 {
     return (ProtobufCBinaryData){n * sizeof(float), (uint8_t *)s->floats};
+}
+
+/* One of them, which a test has set. */
+static ProtobufCBinaryData wrong_floats(sound_result *s)
+{
+    return (ProtobufCBinaryData){sizeof *s->wrong, (uint8_t *)s->wrong};
 }
 
 static void make_sound_result(sound_result *s)
@@ -212,8 +220,34 @@ static void wrong_results_are_refused_by_field(void **state)
     WRONG_RESULT(s.score_tops[1] = VOCAB, "score_top_id: 1000");
     WRONG_RESULT(s.m.score_top_logprob.len = 4, "score_top_logprob: 4 bytes");
     WRONG_RESULT(s.seq.want_scores = 0, "score_logprob: 4 bytes");
+    WRONG_RESULT((s.wrong[0] = NAN, s.m.sample_logprob = wrong_floats(&s)), "sample_logprob: nan");
+    WRONG_RESULT((s.wrong[0] = INFINITY, s.m.sample_logprob = wrong_floats(&s)),
+                 "sample_logprob: inf is no logarithm of a probability");
+    WRONG_RESULT((s.wrong[0] = NAN, s.m.top_logprob = wrong_floats(&s)), "top_logprob: nan");
+    WRONG_RESULT((s.wrong[0] = NAN, s.m.score_logprob = wrong_floats(&s)), "score_logprob: nan");
+    WRONG_RESULT(
+        (s.wrong[1] = NAN, s.m.score_top_logprob = wrong_floats(&s), s.m.score_top_logprob.len = 8),
+        "score_top_logprob: nan");
     WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends them, */
     WRONG_RESULT((s.rank_index = 1, s.m.logits.len = 0), "score_logprob: "); /* and scores */
+}
+
+/* A sequence that asked for no logprobs has none among others that have some. */
+static void a_draw_without_a_logprob_is_taken(void **state)
+{
+    (void)state;
+    sound_result s;
+    error err = {{0}};
+    make_sound_result(&s);
+    s.rank = s.n_top = 0;
+    s.m.n_top_id = s.m.top_logprob.len = 0;
+    s.wrong[0] = NAN;
+    s.m.sample_logprob = wrong_floats(&s);
+    if (!result_is_taken(&s, &err)) fail_msg("%s", err.text);
+    make_sound_result(&s);
+    s.wrong[0] = -INFINITY;
+    s.m.sample_logprob = wrong_floats(&s);
+    if (!result_is_taken(&s, &err)) fail_msg("%s", err.text);
 }
 
 /* ---- what ranks are made of ------------------------------------------------------------------ */
@@ -398,6 +432,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_plans_are_refused_by_field),
         cmocka_unit_test(wrong_results_are_refused_by_field),
+        cmocka_unit_test(a_draw_without_a_logprob_is_taken),
         cmocka_unit_test(configs_come_out_as_they_went_in),
         cmocka_unit_test(absurd_numbers_are_refused),
         cmocka_unit_test(what_a_rank_says_is_checked),
