@@ -17,8 +17,8 @@ typedef struct mirror_seq {
 
 typedef struct page_state {
     uint32_t refs; // in tables: what is fresh must have none
-    uint32_t group : 31;
-    uint32_t parked : 1; // since it was fresh
+    uint32_t group;
+    uint32_t parked; // copies that were parked since it was fresh, less those that came back
 } page_state;
 
 struct pkv_mirror {
@@ -90,7 +90,8 @@ pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t page)
 {
     if (page >= m->touched) return (pkv_mirror_page){0};
     const page_state *p = &m->pool[page];
-    return (pkv_mirror_page){p->refs > 0, p->parked, p->group};
+    return (pkv_mirror_page){
+        .held = p->refs > 0, .shared = p->refs > 1, .parked = p->parked > 0, .group = p->group};
 }
 
 /* ---- helpers --------------------------------------------------------------------------------- */
@@ -171,7 +172,7 @@ static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t inde
     list_of(s, group)[index] = page;
     while (m->touched <= page) m->pool[m->touched++] = (page_state){0};
     m->pool[page].refs++;
-    m->pool[page].group = group & INT32_MAX;
+    m->pool[page].group = group;
     m->checksum += checksum_page(key_of(m, s, group), index, page);
 }
 
@@ -179,7 +180,7 @@ static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t inde
 static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
 {
     put_page(m, s, group, index, page);
-    m->pool[page].parked = false;
+    m->pool[page].parked = 0;
 }
 
 static void clear_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index)
@@ -244,7 +245,7 @@ static status apply_close(pkv_mirror *m, reader *r)
 static void mark_parked(const pkv_mirror *m, const mirror_seq *s)
 {
     for (uint32_t g = 0; g < m->groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) m->pool[list_of(s, g)[i]].parked = true;
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) m->pool[list_of(s, g)[i]].parked++;
 }
 
 static status apply_park(pkv_mirror *m, reader *r)
@@ -419,7 +420,8 @@ static status apply_fork(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
-/* The pages may be others' too: blocks that were still resident. */
+/* The pages may be others' too: blocks that were still resident. Those of a parked sequence are
+ * parked once less; those of a swapped one are fresh, and what was parked there before has gone. */
 static status apply_return(pkv_mirror *m, reader *r)
 {
     uint32_t f[2], row = 1; // seq, capacity
@@ -443,7 +445,11 @@ static status apply_return(pkv_mirror *m, reader *r)
     enter_open(m, s);
     for (uint32_t g = 0; g < m->groups; g++) {
         uint32_t kept = *r->next++, n = pages_for(m, kept);
-        for (uint32_t i = 0; i < n; i++) put_page(m, s, g, i, *r->next++);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t page = *r->next++;
+            put_page(m, s, g, i, page);
+            if (m->pool[page].parked > 0) m->pool[page].parked--;
+        }
         s->tables[g].n_pages = n;
         set_kept(m, s, g, kept);
     }

@@ -308,11 +308,11 @@ void pkv_mirror_destroy(pkv_mirror *m);
  * STATUS_NO_MEMORY, the mirror can only be destroyed. */
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
-/* Who may read a page again, as far as a mirror knows: a table of an open sequence, which is one of
- * `group`, or a parked one, of which it never hears that it was given up. Neither: nobody, once the
- * moves that came with the words are done. */
+/* Who may read a page again, as far as a mirror knows: tables of open sequences, which are of
+ * `group` (shared: more than one), or parked ones, of which it never hears that they were given up.
+ * Neither: nobody, once the moves that came with the words are done. */
 typedef struct pkv_mirror_page {
-    bool held, parked;
+    bool held, shared, parked;
     uint32_t group; // when held
 } pkv_mirror_page;
 

@@ -171,6 +171,26 @@ static void mirror_knows_what_a_parked_copy_holds(void **state)
     pkv_mirror_destroy(m);
 }
 
+/* A page that came back is parked no more, but by a copy that still waits. */
+static void mirror_knows_what_came_back(void **state)
+{
+    (void)state;
+    static const uint32_t park[] = {DELTA_OPEN, 0, 1, 1, 5, 6, DELTA_HOLD, 0, DELTA_PARK, 0};
+    static const uint32_t first[] = {DELTA_RETURN, 1, 1, 2, 5, 2, 6};
+    static const uint32_t second[] = {DELTA_RETURN, 2, 1, 2, 5, 2, 6};
+    pkv_mirror *m;
+    assert_true(status_ok(pkv_mirror_create(&two_groups, 20, 4, NULL, &m)));
+    assert_true(status_ok(pkv_mirror_apply(m, park, sizeof park / sizeof *park)));
+    expect_page(m, 5, false, true, 0);
+    assert_true(status_ok(pkv_mirror_apply(m, first, sizeof first / sizeof *first)));
+    expect_page(m, 5, true, true, 0);
+    assert_false(pkv_mirror_page_at(m, 5).shared);
+    assert_true(status_ok(pkv_mirror_apply(m, second, sizeof second / sizeof *second)));
+    expect_page(m, 5, true, false, 0);
+    assert_true(pkv_mirror_page_at(m, 5).shared);
+    pkv_mirror_destroy(m);
+}
+
 static void mirror_survives_failing_allocations(void **state)
 {
     (void)state;
@@ -224,6 +244,7 @@ int main(void)
         cmocka_unit_test(mirror_refuses_lies),
         cmocka_unit_test(mirror_knows_who_holds_a_page),
         cmocka_unit_test(mirror_knows_what_a_parked_copy_holds),
+        cmocka_unit_test(mirror_knows_what_came_back),
         cmocka_unit_test(mirror_survives_failing_allocations),
         cmocka_unit_test(checksums_tell_tables_apart),
     };
