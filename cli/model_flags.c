@@ -41,6 +41,10 @@ static const arg_flag flags_table[] = {
         "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a "
         "GPU has bf16, f16, int8, and fp8 (e4m3 without a scale), which is its alone)",
         .initial = "auto", .choices = kv_dtypes),
+    ARG_ROW("kv-residual", "N", ARG_COUNT, model_flags, kv_residual,
+            "tokens before the page that fills which int4 and int2 pages keep in bf16 too, a "
+            "multiple of --page-tokens up to 512; needs --no-prefix-cache",
+            .max = MODEL_RESIDUAL_MAX, .initial = "0"),
     ARG_ROW(
         "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
         "make integers of the layers' weights (of 8 bits in the head) when they are loaded; mixed "
@@ -168,6 +172,15 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
     status s = model_ranks_check(&m->config, f->tp, err);
     if (!status_ok(s)) error_prefix(err, "--tp");
     return s;
+}
+
+/* A page that requests share would be bf16 or not depending on when they came. */
+static status check_residual(const model_flags *f, error *err)
+{
+    if (f->kv_residual == 0 || f->no_prefix_cache) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "--kv-residual: the prefix cache shares pages in their quantised form alone; "
+                     "add --no-prefix-cache");
 }
 
 static uint32_t wanted_page(const model_flags *f, kern_kv_format kv_type)
@@ -350,6 +363,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
     RETURN_IF_ERROR(check_shape(f, m, err));
+    RETURN_IF_ERROR(check_residual(f, err));
     dtype type = wanted_type(f->dtype, m->config.stored);
     m->kv_type = kern_kv_named(f->kv_dtype);
     if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto, fp8 */
@@ -362,6 +376,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .dummy = strcmp(f->load_format, "dummy") == 0,
         .dummy_seed = f->dummy_seed,
         .kv_type = m->kv_type,
+        .kv_residual = f->kv_residual,
         .weight_type = keep_f16 ? DTYPE_F16 : type,
         .quant_bits = wanted_bits(f, &m->config),
         .quant_attention = strcmp(f->quantize, "mixed") == 0 ? 8 : 0,
@@ -473,7 +488,7 @@ void model_tell(const loaded_model *m, const char *dir)
     format_bytes(pool, sizeof pool, m->facts.pool_bytes);
     if (m->facts.filling_bytes) {
         format_bytes(tier, sizeof tier, m->facts.filling_bytes);
-        snprintf(filling, sizeof filling, " and up to %s of bf16 for pages that fill", tier);
+        snprintf(filling, sizeof filling, " and up to %s of bf16 for the newest pages", tier);
     }
     format_bytes(tier, sizeof tier, m->facts.swap_bytes);
     if (m->facts.swap_bytes) snprintf(swap, sizeof swap, ", %s of host memory to swap", tier);

@@ -15,6 +15,7 @@ typedef struct model_flags {
     arg_list overrides;
     const char *dtype;    // "auto", "f32", "bf16"
     const char *kv_dtype; // "auto": that of dtype
+    uint32_t kv_residual;
     const char *quantize; // "auto", "none", "int8", "mixed", "int4"
     uint32_t quantize_group;
     const char *weights_cache; // NULL, or a folder

@@ -258,7 +258,7 @@ static void print_memory(const planning *p)
            plan_number(a->tokens, tokens));
     if (m->filling_bytes) {
         format_bytes(one, sizeof one, m->filling_bytes);
-        printf("           and up to %s%s of bf16 for pages that fill\n", one, each);
+        printf("           and up to %s%s of bf16 for the newest pages\n", one, each);
     }
     format_bytes(one, sizeof one, m->n_host_pages * m->page_bytes * ranks);
     if (m->n_host_pages) printf("           and %s of host memory to swap\n", one);

@@ -112,6 +112,7 @@ static void take_options(rank_host *h, const worker_config *c)
         .dummy = c->dummy,
         .dummy_seed = c->dummy_seed,
         .kv_type = kv == KERN_KV_FORMATS ? KERN_KV_BF16 : kv, /* fp8: the GPU's alone */
+        .kv_residual = c->kv_residual,
         .weight_type = dtype_named(c->weight_type),
         .quant_bits = (uint8_t)c->quant_bits,
         .quant_attention = (uint8_t)c->quant_attention,

@@ -229,6 +229,7 @@ static status set_config(workers *w, const backend_cpu_options *o, const char *c
         .device = w->device.name,
         .device_index = w->device.index,
         .kv_type = w->device.kv_type,
+        .kv_residual = o->kv_residual,
         .weight_type = dtype_name(o->weight_type),
         .quant_bits = o->quant_bits,
         .quant_attention = o->quant_attention,

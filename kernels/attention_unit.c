@@ -76,8 +76,9 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
                            .tiles = u.it->tiles,
                            .page_stride = job->batch->page_stride,
                            .filling = u.it->filling,
-                           .first_filling = u.it->first_slot / page_tokens,
-                           .own = (u.it->first_slot + unit->row) / page_tokens};
+                           .first_filling = u.it->first_filling,
+                           .first_wide = kern_first_wide(
+                               (u.it->first_slot + unit->row) / page_tokens, u.it->residual_pages)};
     return u;
 }
 

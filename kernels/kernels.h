@@ -229,12 +229,15 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
  * is taken of what was rounded. The mass is that of these p. Measures (measure.h) stay f32.
  *
  * Formats with grids: a row reads its own page, which may still be filling, as the tile of bf16
- * that it is made of, and those before it as they are stored. So does a row of a measure. */
+ * that it is made of. It reads the residual_pages pages before its own the same way where they
+ * still have such a tile, and every other page as it is stored. So does a row of a measure. */
 typedef struct kern_attn_item {
     const uint32_t *pages; // [ceil((first_slot + n_rows) / page_tokens)] page ids in table order
     const uint8_t *tiles;  // tile of page p at tiles + p * page_stride
-    // Formats with grids: tiles of kern_kv_wide of the pages from first_slot / page_tokens on.
+    // Formats with grids: tiles of kern_kv_wide of the pages from first_filling on, where the first
+    // row's residual begins or before. NULL in it: that page is read as it is stored.
     const uint8_t *const *filling;
+    uint32_t first_filling, residual_pages;
     uint32_t first_slot;
     uint32_t n_rows;
     uint32_t window; // 0 = all

@@ -21,9 +21,10 @@ typedef struct kern_table {
     const uint8_t *tiles;
     uint32_t n_slots;
     // Formats with grids: tiles of kern_kv_wide of the pages from first_filling on: at least of
-    // those that rows stand in, and of a last page that is not full.
+    // those that rows stand in, and of a last page that is not full. NULL in it: that page is read
+    // as it is stored. A measure of a table alone reads what the next row would.
     const uint8_t *const *filling;
-    uint32_t first_filling;
+    uint32_t first_filling, residual_pages;
 } kern_table;
 
 /* ---- under query rows -------------------------------------------------------------------------

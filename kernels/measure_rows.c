@@ -283,9 +283,11 @@ static void run_unit(const rows_job *job, const rows_unit *unit, uint8_t *scratc
     size_t heads = b->q_heads, width = padded(it);
     rows_state u;
     lay_state(scratch, unit->n_rows * heads, width / KERN_BLOCK, b->shape.head_dim, &u);
-    u.pages = (kern_pages){it->table.pages,         it->table.tiles,
-                           b->page_stride,          it->table.filling,
-                           it->table.first_filling, row_slot(it, unit->row) / b->shape.page_tokens};
+    size_t page = row_slot(it, unit->row) / b->shape.page_tokens;
+    u.pages =
+        (kern_pages){it->table.pages,         it->table.tiles,
+                     b->page_stride,          it->table.filling,
+                     it->table.first_filling, kern_first_wide(page, it->table.residual_pages)};
     bool own = it->theta == 0.0f; /* the weights make the output that they are multiplied with */
     if (!own) {
         weigh(job, unit, it->theta, &u);

@@ -22,11 +22,13 @@ typedef struct tables_job {
     size_t thread_bytes;
 } tables_job;
 
-/* Pages of a table that are full are read as they are stored. */
+/* A table's pages as the row behind its last slot reads them. */
 static kern_pages pages_of(const kern_kv_shape *shape, size_t page_stride, const kern_table *table)
 {
-    return (kern_pages){table->pages,   table->tiles,         page_stride,
-                        table->filling, table->first_filling, table->n_slots / shape->page_tokens};
+    size_t own = table->n_slots / shape->page_tokens;
+    return (kern_pages){table->pages,         table->tiles,
+                        page_stride,          table->filling,
+                        table->first_filling, kern_first_wide(own, table->residual_pages)};
 }
 
 /* A block's rows of one table as f32. Returns how many slots it has. */
@@ -316,6 +318,7 @@ status kern_measure_value_weight(kern_context *kc, const kern_kv_shape *shape, s
 {
     const kern_kv_shape wide = kern_kv_wide(shape);
     const bool has_grids = kern_kv_has_grids(shape->format);
+    const kern_pages pages = pages_of(shape, page_stride, table);
     size_t dim = shape->head_dim;
     assert(first_column + q_heads * dim <= o->k);
     if (!kern_reserve(&kc->measure.threads, (WEIGHT_SLOTS * (dim + o->n) + dim) * sizeof(float)))
@@ -326,9 +329,8 @@ status kern_measure_value_weight(kern_context *kc, const kern_kv_shape *shape, s
         for (size_t j = 0; j < n; j++) {
             size_t page = (at + j) / shape->page_tokens;
             const uint8_t *tile = table->tiles + (size_t)table->pages[page] * page_stride;
-            bool filling = has_grids && page == table->n_slots / shape->page_tokens;
-            if (filling) tile = table->filling[page - table->first_filling];
-            kern_kv_read(kc, filling ? &wide : shape, tile,
+            const uint8_t *filling = has_grids ? kern_wide_tile(&pages, page) : NULL;
+            kern_kv_read(kc, filling ? &wide : shape, filling ? filling : tile,
                          (uint32_t)((at + j) % shape->page_tokens), k, v + j * dim);
         }
         for (uint32_t h = 0; h < q_heads; h++) {

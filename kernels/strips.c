@@ -32,8 +32,8 @@ void kern_widen_strips(const kern_isa *isa, const kern_kv_shape *shape, const ke
         } else {
             size_t page = strip * KERN_STRIP / shape->page_tokens;
             size_t slot = strip * KERN_STRIP % shape->page_tokens;
-            if (page >= pages->own)
-                copy_strip(shape, pages->filling[page - pages->first_filling], slot, to_k, to_v);
+            const uint8_t *tile = kern_wide_tile(pages, page);
+            if (tile) copy_strip(shape, tile, slot, to_k, to_v);
             else
                 isa->kv_strip[shape->format](
                     shape, pages->tiles + (size_t)pages->pages[page] * pages->page_stride,

@@ -54,9 +54,22 @@ typedef struct kern_pages {
     const uint32_t *pages;
     const uint8_t *tiles;
     size_t page_stride;
-    const uint8_t *const *filling; /* bf16 tiles of the pages from first_filling on, of which ... */
-    size_t first_filling, own;     /* ... those from `own` on are read */
+    const uint8_t *const *filling; /* bf16 tiles of the pages from first_filling on, or NULLs */
+    size_t first_filling;
+    size_t first_wide; /* pages from here on are read as their bf16 tiles, where they have any */
 } kern_pages;
+
+/* The first page that a row of page `own` reads in bf16. */
+static inline size_t kern_first_wide(size_t own, size_t residual_pages)
+{
+    return own > residual_pages ? own - residual_pages : 0;
+}
+
+/* The bf16 tile that `page` is read as; NULL: it is read as it is stored. */
+static inline const uint8_t *kern_wide_tile(const kern_pages *p, size_t page)
+{
+    return page >= p->first_wide ? p->filling[page - p->first_filling] : NULL;
+}
 
 /* Of one block. */
 static inline size_t kern_wide_bytes(size_t head_dim)

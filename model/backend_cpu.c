@@ -357,6 +357,7 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
 {
     kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
                     b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);
+    b->store.residual_pages = o->kv_residual / b->info.geometry.page_tokens;
 
     uint64_t bytes = o->kv_bytes;
     if (bytes == 0) {
@@ -475,10 +476,28 @@ static void tell_windows(const model_config *c, pkv_geometry *g)
         if (c->layers[l] & LAYER_WINDOW) g->window_layers[l / 64] |= UINT64_C(1) << l % 64;
 }
 
+static status check_residual(const backend_cpu_options *o, error *err)
+{
+    uint32_t n = o->kv_residual, page_tokens = o->geometry.page_tokens;
+    if (n == 0) return STATUS_IS_OK;
+    if (!kern_kv_has_grids(o->kv_type))
+        return error_set(err, STATUS_INVALID,
+                         "kv-residual: it goes with int4 and int2 pages, and these are %s",
+                         kern_kv_name(o->kv_type));
+    if (n > MODEL_RESIDUAL_MAX)
+        return error_set(err, STATUS_INVALID, "kv-residual: %u tokens are more than %d", n,
+                         MODEL_RESIDUAL_MAX);
+    if (n % page_tokens != 0)
+        return error_set(err, STATUS_INVALID,
+                         "kv-residual: %u is not a multiple of the %u tokens of a page", n,
+                         page_tokens);
+    return STATUS_IS_OK;
+}
+
 static status check_format(const backend_cpu_options *o, error *err)
 {
     uint32_t group = kern_kv_facts_of(o->kv_type).group, page_tokens = o->geometry.page_tokens;
-    if (group == 0 || page_tokens % group == 0) return STATUS_IS_OK;
+    if (group == 0 || page_tokens % group == 0) return check_residual(o, err);
     return error_set(err, STATUS_INVALID,
                      "page-tokens: %u is not a multiple of %u, which pages of %s need", page_tokens,
                      group, kern_kv_name(o->kv_type));

@@ -197,9 +197,10 @@ static void write_head(const kv_write_job *job, uint32_t index, uint32_t head, u
         pkv_mirror_table(f->o.mirror, s->seq, kv_store_group(store, job->layer, head));
     uint8_t *tiles = kv_store_tiles(store, job->layer, head);
     uint32_t first_slot = table.kept_tokens - s->n_rows;
+    uint32_t first_filling = kv_store_first_wide(store, first_slot);
     for (uint32_t i = from; i < to; i++) {
         uint32_t slot = first_slot + i, page = slot / page_tokens;
-        uint8_t *tile = filling ? (uint8_t *)filling[page - first_slot / page_tokens]
+        uint8_t *tile = filling ? (uint8_t *)filling[page - first_filling]
                                 : tiles + table.pages[page] * store->page_bytes;
         const float *row = f->wide + (size_t)(s->first_row + i) * f->qkv_width;
         const float *k = row + (size_t)(f->heads + head) * head_dim;
@@ -263,6 +264,8 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
                 .pages = table.pages,
                 .tiles = kv_store_tiles(store, layer, head),
                 .filling = store->filling ? kv_filling_tiles(store->filling, s, head) : NULL,
+                .first_filling = kv_store_first_wide(store, table.kept_tokens - seq->n_rows),
+                .residual_pages = store->residual_pages,
                 .first_slot = table.kept_tokens - seq->n_rows,
                 .n_rows = seq->n_rows,
                 .window = window,

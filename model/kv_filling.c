@@ -9,6 +9,8 @@ typedef struct filling_tile {
     uint32_t id;   /* of the page, 0 = nobody's */
     uint32_t fill; /* slots that were written */
     uint64_t used; /* when it was looked for last */
+    bool stored;   /* the page was quantised when it was full: both forms are its own */
+    bool wanted;   /* while tiles are swept: an open table has yet to read it */
 } filling_tile;
 
 /* A tile that became full, and where it goes. */
@@ -24,7 +26,8 @@ struct kv_filling {
     kern_kv_shape wide;
     size_t tile_bytes, page_bytes; /* of bf16 */
     uint32_t tiles_in_page;
-    uint32_t *tile_of; /* [ids] 0 = none: address space, where no page fills */
+    uint32_t pages_before; /* a table's own page that keep their tiles */
+    uint32_t *tile_of;     /* [ids] 0 = none: address space, where no page fills */
     size_t tile_of_bytes;
     filling_tile *tiles; /* [n_tiles + 1] */
     uint32_t n_tiles;
@@ -32,13 +35,15 @@ struct kv_filling {
     uint32_t n_free;
     uint8_t *data; /* [n_tiles] */
     uint64_t clock;
+    uint32_t *rows; /* [max_seqs] while tiles are swept: of the step */
 
     /* The layer at hand. */
     const uint8_t **pointers; /* [max_pointers] */
     uint32_t *first;          /* [max_seqs, heads] where a sequence's pointers for a head begin */
     pack_job *jobs;           /* [max_pointers] */
-    uint32_t *full;           /* [max_pointers] ids */
-    size_t max_pointers, n_jobs, n_full;
+    uint32_t *full;           /* [max_pointers] ids of pages that it makes full */
+    uint32_t *leaving;        /* [max_pointers] of those that no row behind it reads as bf16 */
+    size_t max_pointers, n_jobs, n_full, n_leaving;
 };
 
 /* ---- tiles of pages -------------------------------------------------------------------------- */
@@ -75,6 +80,9 @@ static void drop(kv_filling *f, uint32_t id)
     f->free[f->n_free++] = tile;
 }
 
+/* Whether the page has tiles and is stored as well. */
+static bool has_both(const kv_filling *f, uint32_t id) { return f->tiles[f->tile_of[id]].stored; }
+
 static void pack_page(kv_filling *f, uint32_t id, const uint8_t *wide)
 {
     const kv_store *s = f->o.store;
@@ -108,13 +116,39 @@ static bool is_running(const kv_filling *f, uint32_t id)
     return page.held && is_ours(f->o.store, page.group);
 }
 
-/* Tiles of pages that have been given up, once the moves that might have read them are done. */
-static void sweep(kv_filling *f)
+/* The first page of a table that keeps its tiles for a row in `slot`. */
+static uint32_t first_kept(const kv_filling *f, uint32_t slot)
+{
+    uint32_t own = slot / f->wide.page_tokens;
+    return own > f->pages_before ? own - f->pages_before : 0;
+}
+
+/* Marks the tiles that open tables read from this step's rows on. */
+static void mark_wanted(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
+{
+    memset(f->rows, 0, f->o.max_seqs * sizeof *f->rows);
+    for (uint32_t i = 0; i < n_seqs; i++) f->rows[seqs[i].seq] = seqs[i].n_rows;
+    for (uint32_t i = 1; i <= f->n_tiles; i++) f->tiles[i].wanted = false;
+    for (uint32_t seq = 0; seq < f->o.max_seqs; seq++)
+        for (uint32_t g = 0; g < pkv_groups(&f->o.store->geometry); g++) {
+            if (!is_ours(f->o.store, g)) continue;
+            pkv_table_view table = pkv_mirror_table(f->o.mirror, seq, g);
+            uint32_t first = first_kept(f, table.kept_tokens - f->rows[seq]);
+            for (uint32_t p = first; p < table.n_pages; p++)
+                f->tiles[f->tile_of[table.pages[p]]].wanted = true;
+        }
+}
+
+/* Tiles of pages that have been given up, once the moves that might have read them are done, and of
+ * shared pages that all have gone past. */
+static void sweep(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
 {
     if (f->n_free >= f->n_tiles / 2) return;
+    if (f->pages_before > 0) mark_wanted(f, seqs, n_seqs);
     for (uint32_t i = 1; i <= f->n_tiles; i++) {
         uint32_t id = f->tiles[i].id;
-        if (id == 0 || id >= f->o.store->n_pages || is_running(f, id)) continue;
+        if (id == 0 || id >= f->o.store->n_pages) continue;
+        if (is_running(f, id) && (f->pages_before == 0 || f->tiles[i].wanted)) continue;
         if (!pkv_mirror_page_at(f->o.mirror, id).parked) drop(f, id);
     }
 }
@@ -131,8 +165,10 @@ static bool settle_one(kv_filling *f)
     }
     if (oldest == 0) return false;
     uint32_t id = f->tiles[oldest].id;
-    pad_page(f, tile_data(f, oldest), f->tiles[oldest].fill);
-    pack_page(f, id, tile_data(f, oldest));
+    if (!has_both(f, id)) {
+        pad_page(f, tile_data(f, oldest), f->tiles[oldest].fill);
+        pack_page(f, id, tile_data(f, oldest));
+    }
     drop(f, id);
     return true;
 }
@@ -150,9 +186,11 @@ static status take(kv_filling *f, uint32_t id, uint8_t **out)
     return STATUS_IS_OK;
 }
 
+/* Slots are written: what was stored of the page is no longer it. */
 static void set_fill(kv_filling *f, uint32_t id, uint32_t fill)
 {
     f->tiles[f->tile_of[id]].fill = fill;
+    f->tiles[f->tile_of[id]].stored = false;
 }
 
 /* The page's tiles; what it is stored as, when it has none. */
@@ -169,18 +207,36 @@ static status reopen(kv_filling *f, uint32_t id, uint8_t **out)
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
+/* The page `dst` becomes what `src` is, in both forms. */
+static status copy_page(kv_filling *f, uint32_t src, uint32_t dst)
+{
+    if (f->tile_of[src]) {
+        uint8_t *to;
+        RETURN_IF_ERROR(take(f, dst, &to));
+    }
+    const uint8_t *wide = find(f, src); /* making room may have stored it */
+    if (wide) {
+        memcpy(find(f, dst), wide, f->page_bytes);
+        set_fill(f, dst, f->tiles[f->tile_of[src]].fill);
+        f->tiles[f->tile_of[dst]].stored = has_both(f, src);
+    } else {
+        drop(f, dst);
+    }
+    if (!wide || has_both(f, src))
+        memcpy(stored_page(f, dst), stored_page(f, src), f->o.store->page_bytes);
+    return STATUS_IS_OK;
+}
+
 status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m)
 {
     const kv_store *s = f->o.store;
     uint32_t end = m->dst_slot + m->n_slots, page_tokens = s->shape.page_tokens;
     bool whole = m->n_slots == page_tokens && m->rotate == 0;
     if (!is_ours(s, m->group)) return STATUS_IS_OK;
-    if (m->fresh && whole && !find(f, m->src_page)) {
-        drop(f, m->dst_page);
-        memcpy(stored_page(f, m->dst_page), stored_page(f, m->src_page), s->page_bytes);
-        return STATUS_IS_OK;
-    }
+    if (m->fresh && whole && (!find(f, m->src_page) || has_both(f, m->src_page)))
+        return copy_page(f, m->src_page, m->dst_page);
     uint8_t *dst = find(f, m->dst_page);
+    bool in_both = dst && !m->fresh && has_both(f, m->dst_page);
     if (m->fresh && m->dst_slot == 0) {
         RETURN_IF_ERROR(take(f, m->dst_page, &dst));
         set_fill(f, m->dst_page, end); /* those of another before are not */
@@ -188,10 +244,11 @@ status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m
     const uint8_t *src = find(f, m->src_page);
     kv_place from = src ? (kv_place){&f->wide, (uint8_t *)src, f->tile_bytes}
                         : (kv_place){&s->shape, stored_page(f, m->src_page), s->tile_bytes};
-    kv_place to = dst ? (kv_place){&f->wide, dst, f->tile_bytes}
-                      : (kv_place){&s->shape, stored_page(f, m->dst_page), s->tile_bytes};
+    const kv_place stored = {&s->shape, stored_page(f, m->dst_page), s->tile_bytes};
+    kv_place to = dst ? (kv_place){&f->wide, dst, f->tile_bytes} : stored;
+    if (in_both) kv_move_slots(f->o.kernels, rope, m, f->tiles_in_page, stored, from);
     kv_move_slots(f->o.kernels, rope, m, f->tiles_in_page, to, from);
-    if (!dst) return STATUS_IS_OK;
+    if (!dst || in_both) return STATUS_IS_OK;
     if (end > f->tiles[f->tile_of[m->dst_page]].fill) set_fill(f, m->dst_page, end);
     if (end < page_tokens) return STATUS_IS_OK;
     pack_page(f, m->dst_page, dst);
@@ -205,18 +262,7 @@ status kv_filling_copy(kv_filling *f, const pkv_move *m)
     uint32_t src = out ? m->src_page : host_id(f, m->src_page);
     uint32_t dst = out ? host_id(f, m->dst_page) : m->dst_page;
     if (!is_ours(f->o.store, m->group)) return STATUS_IS_OK;
-    if (f->tile_of[src]) {
-        uint8_t *to;
-        RETURN_IF_ERROR(take(f, dst, &to));
-    }
-    const uint8_t *wide = find(f, src); /* making room may have stored it */
-    if (wide) {
-        memcpy(find(f, dst), wide, f->page_bytes);
-        set_fill(f, dst, f->tiles[f->tile_of[src]].fill);
-    } else {
-        drop(f, dst);
-        memcpy(stored_page(f, dst), stored_page(f, src), f->o.store->page_bytes);
-    }
+    RETURN_IF_ERROR(copy_page(f, src, dst));
     if (!out) drop(f, src); /* the host's page is free now */
     return STATUS_IS_OK;
 }
@@ -236,7 +282,20 @@ static page_range written_pages(const kv_store *s, pkv_table_view table, uint32_
                         slot % page_tokens};
 }
 
-/* Tiles for one table's pages; those that will be full are listed. */
+/* Lists a table's pages that the row behind its last slot finds too far back, but for those that
+ * others may have yet to read: they are swept. Pages that this step writes are the table's own. */
+static void list_leaving(kv_filling *f, pkv_table_view table, page_range range)
+{
+    uint32_t first_slot = range.first * f->wide.page_tokens + range.first_slot;
+    uint32_t end = first_kept(f, table.kept_tokens);
+    for (uint32_t i = first_kept(f, first_slot); i < end; i++) {
+        pkv_mirror_page page = pkv_mirror_page_at(f->o.mirror, table.pages[i]);
+        if (i >= range.first || (!page.shared && !page.parked))
+            f->leaving[f->n_leaving++] = table.pages[i];
+    }
+}
+
+/* Tiles for the pages that one table's rows are written to. */
 static status open_pages(kv_filling *f, pkv_table_view table, page_range range)
 {
     uint32_t page_tokens = f->wide.page_tokens;
@@ -248,6 +307,7 @@ static status open_pages(kv_filling *f, pkv_table_view table, page_range range)
         set_fill(f, table.pages[i], fill < page_tokens ? fill : page_tokens);
         if (fill >= page_tokens) f->full[f->n_full++] = table.pages[i];
     }
+    list_leaving(f, table, range);
     return STATUS_IS_OK;
 }
 
@@ -255,8 +315,8 @@ status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, 
 {
     const kv_store *s = f->o.store;
     size_t n = 0;
-    f->n_jobs = f->n_full = 0;
-    if (layer == 0) sweep(f);
+    f->n_jobs = f->n_full = f->n_leaving = 0;
+    if (layer == 0) sweep(f, seqs, n_seqs);
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t head = 0; head < s->n_heads; head++) {
             pkv_table_view table =
@@ -265,11 +325,13 @@ status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, 
             if (head % s->heads_in_page == 0) RETURN_IF_ERROR(open_pages(f, table, range));
             f->first[(size_t)i * s->n_heads + head] = (uint32_t)n;
             size_t tile = kv_store_tile(s, layer, head);
-            for (uint32_t p = range.first; p < range.end; p++) {
-                const uint8_t *wide = find(f, table.pages[p]) + tile * f->tile_bytes;
-                assert(n < f->max_pointers);
+            for (uint32_t p = kv_store_first_wide(s, table.kept_tokens - seqs[i].n_rows);
+                 p < range.end; p++) {
+                const uint8_t *page = find(f, table.pages[p]);
+                const uint8_t *wide = page ? page + tile * f->tile_bytes : NULL;
+                assert(n < f->max_pointers && (wide || p < range.first));
                 f->pointers[n++] = wide;
-                if (table.kept_tokens / s->shape.page_tokens > p)
+                if (p >= range.first && table.kept_tokens / s->shape.page_tokens > p)
                     f->jobs[f->n_jobs++] =
                         (pack_job){wide, stored_page(f, table.pages[p]) + tile * s->tile_bytes};
             }
@@ -294,7 +356,8 @@ void kv_filling_end(kv_filling *f, uint32_t layer)
 {
     const pkv_geometry *g = &f->o.store->geometry;
     bool last = (layer + 1) % g->layers_per_group == 0 || layer + 1 == g->n_layers;
-    for (size_t i = 0; last && i < f->n_full; i++) drop(f, f->full[i]);
+    for (size_t i = 0; last && i < f->n_full; i++) f->tiles[f->tile_of[f->full[i]]].stored = true;
+    for (size_t i = 0; last && i < f->n_leaving; i++) drop(f, f->leaving[i]);
 }
 
 const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint32_t head)
@@ -304,11 +367,19 @@ const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* A last page of each table that runs, and of as many that wait; and what a layer's rows fill. */
+/* With a residual one page more than rows read. */
+static uint32_t count_before(const kv_store *s)
+{
+    return s->residual_pages ? s->residual_pages + 1 : 0;
+}
+
+/* A last page of each table that runs, with those before it, and of as many that wait; and what a
+ * layer's rows fill. */
 static uint32_t count_tiles(const kv_store *s, uint32_t max_rows, uint32_t max_seqs)
 {
     size_t filled = max_rows / s->shape.page_tokens + 2 * (size_t)max_seqs;
-    return (uint32_t)(2 * (size_t)max_seqs * pkv_groups(&s->geometry) +
+    size_t of_table = 1 + (size_t)count_before(s);
+    return (uint32_t)(2 * (size_t)max_seqs * of_table * pkv_groups(&s->geometry) +
                       filled * (s->n_heads / s->heads_in_page));
 }
 
@@ -332,8 +403,9 @@ status kv_filling_create(const kv_filling_options *options, kv_filling **out)
     f->tiles_in_page = s->geometry.layers_per_group * s->heads_in_page;
     f->page_bytes = f->tile_bytes * f->tiles_in_page;
     f->n_tiles = count_tiles(s, options->max_rows, options->max_seqs);
-    f->max_pointers =
-        s->n_heads * (options->max_rows / s->shape.page_tokens + 2 * (size_t)options->max_seqs);
+    f->pages_before = count_before(s);
+    f->max_pointers = s->n_heads * (options->max_rows / s->shape.page_tokens +
+                                    (2 + (size_t)f->pages_before) * options->max_seqs);
     f->tile_of_bytes = ((size_t)s->n_pages + options->n_host_pages) * sizeof *f->tile_of;
     f->tile_of = alloc_pages(f->tile_of_bytes);
     f->data = alloc_pages(kv_filling_bytes(f));
@@ -343,8 +415,10 @@ status kv_filling_create(const kv_filling_options *options, kv_filling **out)
     f->first = calloc((size_t)options->max_seqs * s->n_heads, sizeof *f->first);
     f->jobs = calloc(f->max_pointers, sizeof *f->jobs);
     f->full = calloc(f->max_pointers, sizeof *f->full);
+    f->leaving = calloc(f->max_pointers, sizeof *f->leaving);
+    f->rows = calloc(options->max_seqs, sizeof *f->rows);
     if (!f->tile_of || !f->data || !f->tiles || !f->free || !f->pointers || !f->first || !f->jobs ||
-        !f->full) {
+        !f->full || !f->leaving || !f->rows) {
         kv_filling_destroy(f);
         return status_make(STATUS_NO_MEMORY, "pages that fill");
     }
@@ -364,5 +438,7 @@ void kv_filling_destroy(kv_filling *f)
     free(f->first);
     free(f->jobs);
     free(f->full);
+    free(f->leaving);
+    free(f->rows);
     free(f);
 }

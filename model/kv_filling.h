@@ -1,6 +1,12 @@
-/* Pages that fill (private to model/). A page of a format with grids (kernels.h) is made when it is
- * full; until then its slots lie beside the pool, in a tile of bf16 for each of its tiles: those of
- * the last page of each table, and of the pages that a step's rows write, while a layer computes.
+/* Pages that are read as bf16 (private to model/). A page of a format with grids (kernels.h) is
+ * quantised when it is full. Until then its slots lie beside the pool, in a tile of bf16 for each
+ * of its tiles: those of the last page of each table, and of the pages that a step's rows write,
+ * while a layer computes.
+ *
+ * With a residual (kv_store.residual_pages) a page keeps these tiles beside its quantised form for
+ * so many pages more, and rows read them instead. One page beyond keeps them too, for rows of a
+ * step ahead may be taken back (pkv_seq_cut). What retention writes into such a page goes to both
+ * forms; a page that it gathers of several others has the quantised form alone.
  *
  * A page without tiles is as it is stored. When one that has been stored is to be written again (a
  * table was cut short, so that it is the last one now), it becomes tiles of what it reads as.
@@ -37,11 +43,14 @@ status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m
 status kv_filling_copy(kv_filling *f, const pkv_move *m);
 
 /* A layer of a step: tiles for the pages that rows are written to; when the rows are written, pages
- * that became full to the pool; when the layer has attended, their tiles are free. */
+ * that became full to the pool; when the layer has attended, the tiles of those that no later row
+ * reads in bf16 are free. */
 status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs);
 void kv_filling_store(kv_filling *f);
 void kv_filling_end(kv_filling *f, uint32_t layer);
-/* Those of the step's sequence `index` for one KV head, from the page of its first row on. */
+/* Those of the step's sequence `index` for one KV head, from the first page on that its first row
+ * reads in bf16 (kv_store_first_wide). NULL in it: the page has none, and is read as it is stored.
+ */
 const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint32_t head);
 
 #endif

@@ -20,7 +20,8 @@ typedef struct kv_store {
     uint32_t n_pages;           // page 0 included
     uint8_t *data;              // [n_pages, page_bytes]
     uint8_t *host;              // [n_host_pages, page_bytes]: the tier of swapped sequences
-    struct kv_filling *filling; // formats with grids: pages that are not full (kv_filling.h)
+    struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
+    uint32_t residual_pages;    // of them: full pages before a row's own; formats with grids alone
     /* Running sums of retention, one f32 for each slot of each tile, beside K and V: they go where
      * their slots go. Address space only until a measure asks for them. */
     size_t page_sums; // floats of a page
@@ -47,6 +48,13 @@ static inline size_t kv_store_tile(const kv_store *s, uint32_t layer, uint32_t h
 {
     return (size_t)(layer % s->geometry.layers_per_group) * s->heads_in_page +
            head % s->heads_in_page;
+}
+
+/* The first page of a table that the row in `slot` reads in bf16, where formats have grids. */
+static inline uint32_t kv_store_first_wide(const kv_store *s, uint32_t slot)
+{
+    uint32_t own = slot / s->shape.page_tokens;
+    return own > s->residual_pages ? own - s->residual_pages : 0;
 }
 
 /* Where those tiles lie in page 0; page p's is p * page_bytes further. */

@@ -288,7 +288,8 @@ static status measure_head(measures *m, place *p, const float *qkv, const float 
                             .n_slots = table.kept_tokens};
     if (store->filling) {
         p->table.filling = kv_filling_tiles(store->filling, p->index, p->head);
-        p->table.first_filling = (table.kept_tokens - s->n_rows) / store->shape.page_tokens;
+        p->table.first_filling = kv_store_first_wide(store, table.kept_tokens - s->n_rows);
+        p->table.residual_pages = store->residual_pages;
     }
     size_t row = s->first_row + s->n_rows - s->measure.rows;
     size_t column = (size_t)p->head * m->q_heads * store->shape.head_dim;

@@ -129,12 +129,18 @@ const char *model_family_architecture(size_t i);
 
 /* ---- the CPU backend ------------------------------------------------------------------------- */
 
+enum { MODEL_RESIDUAL_MAX = 512 }; // tokens: a chunk of prefill, as it is by default
+
 typedef struct backend_cpu_options {
     const char *dir;
     const model_config *config; // copied
     bool dummy;                 // seeded random weights instead of dir's (--load-format dummy)
     uint64_t dummy_seed;
-    kern_kv_format kv_type;   // of pages
+    kern_kv_format kv_type; // of pages
+    /* int4 and int2: a row reads so many tokens before its own page as bf16, a multiple of
+     * page_tokens up to MODEL_RESIDUAL_MAX; 0: its own page alone. It goes with no prefix cache: a
+     * page found there would be read as bf16 or not depending on who computed it and when. */
+    uint32_t kv_residual;
     dtype weight_type;        // packed weights; 16-bit stored weights stay exact under DTYPE_F32
     uint8_t quant_bits;       // 8, 4: weights as integers; 0 = of weight_type
     uint8_t quant_attention;  // the same of q, k, v and o; 0 = as the other matrices
@@ -172,7 +178,7 @@ typedef struct backend_cpu_facts {
     uint64_t weight_bytes; // packed
     uint64_t page_bytes;
     uint64_t pool_bytes;
-    uint64_t filling_bytes; // most of pages that are not full, beside the pool: int4 and int2
+    uint64_t filling_bytes; // most of pages in bf16 beside the pool: int4 and int2
     uint64_t swap_bytes;    // of the host tier, committed as it fills
     int64_t load_us;        // reading and packing the weights
     bool from_cache;        // they were read as they had been packed

@@ -65,6 +65,7 @@ status backend_cpu_measure(const backend_cpu_options *o, uint32_t n_ranks, uint6
     kv_store store;
     kv_store_layout(&store, o->kv_type, &m.geometry, o->config->head_dim, slice.slice.first_kv_head,
                     slice.slice.n_kv_heads);
+    store.residual_pages = o->kv_residual / m.geometry.page_tokens;
     uint64_t left = m.fits ? memory - slice.bytes * n_ranks : 0;
     uint64_t page_bytes = (uint64_t)store.page_bytes * n_ranks;
     uint64_t pool = o->kv_bytes ? o->kv_bytes : sizes_default_pool(left, share);

@@ -48,6 +48,7 @@ typedef struct worker_config {
     const char *device; // "cpu", "cuda"
     uint32_t device_index;
     const char *kv_type, *weight_type; // "bf16"
+    uint32_t kv_residual;              // tokens
     uint32_t quant_bits, quant_attention, quant_group;
     uint32_t n_threads; // 0 = all that the worker may use
     const char *isa;

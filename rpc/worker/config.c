@@ -107,6 +107,7 @@ status config_pack(const worker_config *c, uint64_t session, const char *version
     m->quant_group = c->quant_group;
     m->n_threads = c->n_threads;
     m->high_precision = c->high_precision;
+    m->kv_residual = c->kv_residual;
     m->kv_bytes = c->kv_bytes;
     m->swap_bytes = c->swap_bytes;
     m->max_rows = c->max_rows;
@@ -193,6 +194,7 @@ status config_unpack(const configure_message *m, const char *version, arena *a, 
         .quant_group = m->quant_group,
         .n_threads = m->n_threads,
         .high_precision = m->high_precision,
+        .kv_residual = m->kv_residual,
         .kv_bytes = m->kv_bytes,
         .swap_bytes = m->swap_bytes,
         .max_rows = m->max_rows,

@@ -1,7 +1,8 @@
 /* Every retention method that a geometry allows, side by side with all others and with requests
  * that keep everything: alone or in the crowd, in a roomy pool or one that swaps or computes again,
- * with prefix hits or without, on one rank or two, on pages of 16 bits, 8 or 4, a request's
- * tokens, logprobs and what it keeps are the same. Each pair of settings is met in some run. */
+ * with prefix hits or without, on one rank or two, on pages of 16 bits, 8 or 4 (with a residual in
+ * 16 bits and without), a request's tokens, logprobs and what it keeps are the same. Each pair of
+ * settings is met in some run, but that nothing is cached where there is a residual. */
 #include "tests/e2e/house.h"
 
 enum { PROMPT = 150, OUTPUTS = 80, PLAIN = 4, MOST = 64, CHUNK = 256 };
@@ -82,8 +83,10 @@ static setting setting_of(const run *r)
                                [KERN_KV_INT8] = 17408,
                                [KERN_KV_INT4] = 10240};
     uint64_t block = blocks[format];
+    bool has_residual = kern_kv_has_grids(format) && value(r, PAGE) == 32;
     return (setting){
         .kv_type = format,
+        .kv_residual = has_residual ? 64 : 0,
         .prefill_chunk = value(r, PREFILL),
         .layers_per_group = 1,
         .heads_per_group = value(r, HEADS),
@@ -91,7 +94,7 @@ static setting setting_of(const run *r)
         .max_model_len = 512,
         .kv_bytes = (roomy ? 2000 : 40) * block,
         .swap_bytes = value(r, POOL) == SWAPS ? 2000 * block : 0,
-        .prefix_cache = value(r, CACHE),
+        .prefix_cache = value(r, CACHE) && !has_residual,
         .n_ranks = value(r, RANKS) > 1 ? value(r, RANKS) : 0,
     };
 }
@@ -238,9 +241,10 @@ static sched_stats answer_in_a_crowd(const run *r, const answers *alone)
     engine_stream *streams[MOST] = {0};
     answer got;
     char name[128];
-    snprintf(name, sizeof name, "tp %u, %u heads, %s pages of %u, chunks of %u, cache %u, pool %u",
+    snprintf(name, sizeof name,
+             "tp %u, %u heads, %s pages of %u, residual %u, chunks of %u, cache %u, pool %u",
              value(r, RANKS), s.heads_per_group, kern_kv_name(s.kv_type), s.page_tokens,
-             s.prefill_chunk, s.prefix_cache, value(r, POOL));
+             s.kv_residual, s.prefill_chunk, s.prefix_cache, value(r, POOL));
     shut_gate(&h);
     for (uint32_t i = 0; i < alone->n; i++)
         if (alone->method[i]) streams[i] = submit(&h, nth_retention(i, s.heads_per_group), i);

@@ -22,6 +22,7 @@ typedef struct setting {
     const char *override; // of its config.json; NULL = none
     bool own_words;       // dir has a tokenizer of its own
     kern_kv_format kv_type;
+    uint32_t kv_residual;
     /* High where passes that sum in another order are compared: where x is rounded to bf16, the
      * last bits of f32 decide some roundings. */
     kern_precision precision;
@@ -168,6 +169,7 @@ static inline house open_house(const setting *s)
         .dir = dir,
         .config = &config,
         .kv_type = s->kv_type,
+        .kv_residual = s->kv_residual,
         .precision = s->precision,
         .weight_type = s->dir ? DTYPE_F32 : DTYPE_BF16,
         .quant_bits = s->quant_bits,

@@ -333,6 +333,36 @@ static void ranks_do_not_matter_to_neighbours(void **state)
     free(f);
 }
 
+/* A residual belongs to a row, not to the chunk that it is computed in: with the two pages before
+ * its own in bf16 a request is the same alone, in a batch, preempted, and back from the host tier.
+ */
+static void residuals_do_not_matter_to_neighbours(void **state)
+{
+    (void)state;
+    setting s = usual;
+    s.kv_type = KERN_KV_INT2;
+    s.kv_residual = 64;
+    s.page_tokens = 32;
+    fixture *f = make_fixture(&s);
+    s.what = "a residual, a batch of 32, chunks of 48";
+    s.prefill_chunk = 48;
+    run_setting(f, &s);
+    s.what = "a residual, another geometry";
+    s.layers_per_group = 2;
+    s.heads_per_group = 2;
+    run_setting(f, &s);
+    s.what = "a residual, a small pool";
+    s.layers_per_group = usual.layers_per_group;
+    s.heads_per_group = usual.heads_per_group;
+    s.prefill_chunk = usual.prefill_chunk;
+    s.kv_bytes = 20 * 12288; /* blocks of 32 tokens */
+    assert_true(run_setting(f, &s).sched.replayed_tokens > 0);
+    s.what = "a residual, a small pool and a host tier";
+    s.swap_bytes = 100 * 12288;
+    assert_true(run_setting(f, &s).sched.swaps_in > 0);
+    free(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -343,6 +373,7 @@ int main(void)
         cmocka_unit_test(cached_prefixes_do_not_matter),
         cmocka_unit_test(retention_copies_nothing),
         cmocka_unit_test(ranks_do_not_matter_to_neighbours),
+        cmocka_unit_test(residuals_do_not_matter_to_neighbours),
     };
     return cmocka_run_group_tests_name("invariance", tests, setup, teardown);
 }

@@ -577,6 +577,12 @@ class Refusals(unittest.TestCase):
         self.refuses([*run, MODEL, "--tp", "2", "--isa", "banana"], 1, "banana")
         self.refuses([*run, MODEL, "--page-tokens", "17"], 1, "page_tokens")
         self.refuses([*run, MODEL, "--kv-dtype", "int4", "--page-tokens", "48"], 1, "page-tokens: 48 is not a multiple of 32")
+        residual = [*run, MODEL, "--no-prefix-cache", "--kv-residual"]
+        self.refuses([*residual, "48", "--kv-dtype", "int4"], 1, "kv-residual: 48 is not a multiple of the 32 tokens of a page")
+        self.refuses([*residual, "64", "--kv-dtype", "int2", "--page-tokens", "128"], 1, "kv-residual: 64", "128 tokens of a page")
+        self.refuses([*residual, "128", "--kv-dtype", "int8"], 1, "kv-residual: it goes with int4 and int2 pages, and these are int8")
+        self.refuses([*residual, "1024", "--kv-dtype", "int4"], 2, "--kv-residual")
+        self.refuses([*run, MODEL, "--kv-dtype", "int4", "--kv-residual", "64"], 1, "--kv-residual", "--no-prefix-cache")
         self.refuses(["run", "--model", MODEL, "--prompts", "no/such/file"], 1, "no/such/file")
         self.refuses(["run", "--model", MODEL, "--prompts", "models"], 1, "models", "folder")
         self.assertIn("no/such/folder/config.json", octavo("inspect", "no/such/folder", code=1)[1])

@@ -196,6 +196,8 @@ static void plans_come_true(void **state)
                     f.dtype = d > 0 ? "f32" : "auto"; /* tiny models keep what is stored */
                     f.quantize = weights[w];
                     f.kv_dtype = pages[k];
+                    f.kv_residual = k == 2 && w == 1 ? 96 : 0; /* of int4 pages */
+                    f.no_prefix_cache = f.kv_residual > 0;
                     f.tp = tp;
                     f.kv_memory = (4 << 20) + 12345;
                     f.swap_memory = (1 << 20) + 777;

@@ -225,19 +225,19 @@ static void what_is_special(void **state)
 enum { PAGE = 32, SLOTS = 150, ROWS = 75, HEADS = 3, HEAD_DIM = 48, PAGES = (SLOTS + 31) / 32 };
 
 /* A table twice: its pages packed, with bf16 ones for those of the last rows; and as a row of page
- * `own` reads it, all in bf16. */
+ * `own` reads it, all in bf16. With a residual page 1 has no bf16 form any more. */
 typedef struct twice {
     kern_kv_shape shape, wide;
     uint8_t *filling[PAGES], *packed, *seen;
     const uint8_t *pointers[PAGES];
-    uint32_t pages[PAGES];
+    uint32_t pages[PAGES], residual;
     float *q;
 } twice;
 
-static twice make_twice(const kern_context *kc, kern_kv_format format)
+static twice make_twice(const kern_context *kc, kern_kv_format format, uint32_t residual)
 {
     rng r = rng_seed(44);
-    twice t = {.shape = {format, PAGE, HEAD_DIM}};
+    twice t = {.shape = {format, PAGE, HEAD_DIM}, .residual = residual};
     t.wide = kern_kv_wide(&t.shape);
     size_t wide = kern_kv_tile_bytes(&t.wide), bytes = kern_kv_tile_bytes(&t.shape);
     t.packed = malloc(PAGES * bytes);
@@ -259,9 +259,15 @@ static twice make_twice(const kern_context *kc, kern_kv_format format)
         if ((p + 1) * PAGE <= SLOTS)
             kern_kv_pack(kc, &t.shape, t.filling[p], t.packed + t.pages[p] * bytes);
     }
+    if (residual) t.pointers[1] = NULL;
     t.q = malloc(ROWS * HEADS * HEAD_DIM * sizeof *t.q);
     for (uint32_t i = 0; i < ROWS * HEADS * HEAD_DIM; i++) t.q[i] = rng_normal(&r);
     return t;
+}
+
+static uint32_t first_wide(const twice *t, uint32_t own)
+{
+    return own > t->residual ? own - t->residual : 0;
 }
 
 static void see_from(const kern_context *kc, twice *t, uint32_t own)
@@ -269,7 +275,7 @@ static void see_from(const kern_context *kc, twice *t, uint32_t own)
     size_t wide = kern_kv_tile_bytes(&t->wide), bytes = kern_kv_tile_bytes(&t->shape);
     for (uint32_t p = 0; p < PAGES; p++) {
         uint8_t *seen = t->seen + t->pages[p] * wide;
-        if (p >= own) memcpy(seen, t->filling[p], wide);
+        if (p >= first_wide(t, own) && t->pointers[p]) memcpy(seen, t->filling[p], wide);
         else kern_kv_unpack(kc, &t->shape, t->packed + t->pages[p] * bytes, seen);
     }
 }
@@ -288,7 +294,9 @@ static void attend(kern_context *kc, const twice *t, bool packed, uint32_t row, 
     uint32_t first = SLOTS - ROWS + row;
     kern_attn_item it = {.pages = t->pages,
                          .tiles = packed ? t->packed : t->seen,
-                         .filling = t->pointers + first / PAGE,
+                         .filling = t->pointers + first_wide(t, first / PAGE),
+                         .first_filling = first_wide(t, first / PAGE),
+                         .residual_pages = t->residual,
                          .first_slot = first,
                          .n_rows = n,
                          .window = row % 2 ? 70 : 0,
@@ -307,15 +315,15 @@ static void attend(kern_context *kc, const twice *t, bool packed, uint32_t row, 
     assert_true(status_ok(kern_attention(kc, &b)));
 }
 
-/* Row by row and all at once: a row's own page is bf16, those before are packed. */
+/* Row by row and all at once: a row's own page and its residual are bf16, those before packed. */
 static void attention_reads_them(void **state)
 {
     fixture *f = *state;
     static float one[ROWS * HEADS * HEAD_DIM], all[ROWS * HEADS * HEAD_DIM],
         want[ROWS * HEADS * HEAD_DIM];
-    for (size_t i = 0; i < 2 * f->n_isas; i++) {
-        kern_context *kc = f->isas[i / 2];
-        twice t = make_twice(kc, formats[i % 2]);
+    for (size_t i = 0; i < 4 * f->n_isas; i++) {
+        kern_context *kc = f->isas[i / 4];
+        twice t = make_twice(kc, formats[i % 2], i % 4 / 2 * 2);
         float mass[PAGES], want_mass[PAGES];
         for (uint32_t row = 0; row < ROWS; row++) {
             see_from(kc, &t, (SLOTS - ROWS + row) / PAGE);
@@ -335,14 +343,14 @@ static void attention_reads_them(void **state)
 static void measure_rows(kern_context *kc, const twice *t, bool packed, uint32_t row, uint32_t n,
                          float *out)
 {
-    uint32_t end = SLOTS - ROWS + row + n, first = (end - n) / PAGE;
-    kern_rows_item it = {
-        .table = {t->pages, packed ? t->packed : t->seen, end, t->pointers + first, first},
-        .kind = KERN_MEASURE_PROJECTION,
-        .n_rows = n,
-        .q = t->q + row * HEADS * HEAD_DIM,
-        .y = t->q + row * HEADS * HEAD_DIM,
-        .out = out};
+    uint32_t end = SLOTS - ROWS + row + n, first = first_wide(t, (end - n) / PAGE);
+    kern_rows_item it = {.table = {t->pages, packed ? t->packed : t->seen, end, t->pointers + first,
+                                   first, t->residual},
+                         .kind = KERN_MEASURE_PROJECTION,
+                         .n_rows = n,
+                         .q = t->q + row * HEADS * HEAD_DIM,
+                         .y = t->q + row * HEADS * HEAD_DIM,
+                         .out = out};
     kern_rows_batch b = {.shape = packed ? t->shape : t->wide,
                          .page_stride = kern_kv_tile_bytes(packed ? &t->shape : &t->wide),
                          .q_heads = HEADS,
@@ -358,9 +366,9 @@ static void measures_read_them(void **state)
 {
     fixture *f = *state;
     float sum[SLOTS], one[SLOTS], all[SLOTS], want[SLOTS], got[SLOTS];
-    for (size_t i = 0; i < 2 * f->n_isas; i++) {
-        kern_context *kc = f->isas[i / 2];
-        twice t = make_twice(kc, formats[i % 2]);
+    for (size_t i = 0; i < 4 * f->n_isas; i++) {
+        kern_context *kc = f->isas[i / 4];
+        twice t = make_twice(kc, formats[i % 2], i % 4 / 2 * 2);
         memset(sum, 0, sizeof sum);
         for (uint32_t row = 0; row < ROWS; row++) {
             see_from(kc, &t, (SLOTS - ROWS + row) / PAGE);
@@ -372,12 +380,12 @@ static void measures_read_them(void **state)
 
         see_from(kc, &t, SLOTS / PAGE);
         for (int kind = 0; kind < KERN_TABLE_MEASURES; kind++) {
-            kern_table_item it = {.table = {t.pages, t.seen, SLOTS, NULL, 0},
+            kern_table_item it = {.table = {t.pages, t.seen, SLOTS, NULL, 0, 0},
                                   .kind = (kern_table_measure)kind,
                                   .out = want};
             assert_true(
                 status_ok(kern_measure_tables(kc, &t.wide, kern_kv_tile_bytes(&t.wide), &it, 1)));
-            it.table = (kern_table){t.pages, t.packed, SLOTS, t.pointers + 2, 2};
+            it.table = (kern_table){t.pages, t.packed, SLOTS, t.pointers, 0, t.residual};
             it.out = got;
             assert_true(
                 status_ok(kern_measure_tables(kc, &t.shape, kern_kv_tile_bytes(&t.shape), &it, 1)));

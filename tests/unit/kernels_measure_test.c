@@ -45,7 +45,7 @@ static kern_rows_item rows_item(const sequence *s, const layout *l, kern_row_mea
                                 uint32_t end, uint32_t n_rows)
 {
     size_t row = (size_t)s->q_heads * s->shape.head_dim;
-    return (kern_rows_item){.table = {l->pages, l->tiles, end, NULL, 0},
+    return (kern_rows_item){.table = {l->pages, l->tiles, end, NULL, 0, 0},
                             .kind = kind,
                             .n_rows = n_rows,
                             .q = s->q + (end - n_rows) * row};
@@ -316,7 +316,7 @@ static void test_tables_against_naive(void **state)
             float *got = malloc((size_t)3 * n * sizeof *got);
             kern_table_item items[3];
             for (uint32_t kind = 0; kind < 3; kind++)
-                items[kind] = (kern_table_item){{l.pages, l.tiles, n, NULL, 0},
+                items[kind] = (kern_table_item){{l.pages, l.tiles, n, NULL, 0, 0},
                                                 (kern_table_measure)kind,
                                                 got + (size_t)kind * n};
             assert_true(
@@ -342,7 +342,7 @@ static void test_cosine_of_nothing(void **state)
     for (uint32_t all = 0; all < 2; all++) {
         memset(s.k, 0, (all ? 20 : 3) * 16 * sizeof *s.k);
         layout l = make_layout(f->isas[0], &r, &s, 20);
-        kern_table_item it = {{l.pages, l.tiles, 20, NULL, 0}, KERN_MEASURE_KEY_COSINE, got};
+        kern_table_item it = {{l.pages, l.tiles, 20, NULL, 0, 0}, KERN_MEASURE_KEY_COSINE, got};
         assert_true(status_ok(kern_measure_tables(f->isas[0], &s.shape, l.page_stride, &it, 1)));
         for (uint32_t j = 0; j < 20; j++) assert_true(isfinite(got[j]) && (j >= 3 || got[j] == 0));
         free_layout(&l);
@@ -369,7 +369,7 @@ static void test_expected_against_naive(void **state)
         for (uint32_t h = 0; h < s.q_heads; h++) naive_expected(&s, &it, h, want);
         for (size_t k = 0; k < f->n_isas; k++) {
             layout l = make_layout(f->isas[k], &r, &s, n);
-            it.table = (kern_table){l.pages, l.tiles, n, NULL, 0};
+            it.table = (kern_table){l.pages, l.tiles, n, NULL, 0, 0};
             kern_expected_batch b = {
                 s.shape, l.page_stride, s.q_heads, (size_t)s.q_heads * dim, &it, 1};
             assert_true(status_ok(kern_measure_expected(f->isas[k], &b)));
@@ -385,7 +385,7 @@ static void test_expected_against_naive(void **state)
     sequence s = make_sequence(&r, KERN_KV_F32, 16, 16, 2, 5);
     layout l = make_layout(f->isas[0], &r, &s, 5);
     float got[5] = {1, 1, 1, 1, 1}, turn[16] = {0};
-    kern_expected_item it = {{l.pages, l.tiles, 5, NULL, 0}, 9, 5, s.q, turn, got};
+    kern_expected_item it = {{l.pages, l.tiles, 5, NULL, 0, 0}, 9, 5, s.q, turn, got};
     kern_expected_batch b = {s.shape, l.page_stride, 2, 32, &it, 1};
     assert_true(status_ok(kern_measure_expected(f->isas[0], &b)));
     for (uint32_t j = 0; j < 5; j++) assert_true(got[j] == 0.0f);
@@ -415,7 +415,7 @@ static void value_weight(fixture *f, rng *r, kern_kv_format kv, dtype type, uint
         memset(m.data, 0, bytes);
         kern_matrix_pack(f->isas[k], &m, 0, hidden, w, DTYPE_F32, columns);
         layout l = make_layout(f->isas[k], r, &s, n);
-        kern_table table = {l.pages, l.tiles, n, NULL, 0};
+        kern_table table = {l.pages, l.tiles, n, NULL, 0, 0};
         assert_true(status_ok(kern_measure_value_weight(f->isas[k], &s.shape, l.page_stride, &table,
                                                         &m, first, q_heads, got)));
         compare("value weight", f->isas[k], &s, got, want, n, 0.0);

@@ -1,4 +1,5 @@
-/* Pages that fill: stored when they are full, taken along as they are until then. */
+/* Pages that are read as bf16: those that fill, which are stored when they are full and taken along
+ * as they are until then, and the residual behind them. */
 #include "model/kv_filling.h"
 
 #include <setjmp.h>
@@ -22,7 +23,7 @@ typedef struct fixture {
 } fixture;
 
 /* Layers share their pages; of the heads the first is this rank's. */
-static int setup_model(void **state, uint32_t layers, uint32_t heads)
+static int setup_model(void **state, uint32_t layers, uint32_t heads, uint32_t residual)
 {
     fixture *f = calloc(1, sizeof *f);
     *state = f;
@@ -32,6 +33,7 @@ static int setup_model(void **state, uint32_t layers, uint32_t heads)
                       .layers_per_group = layers,
                       .heads_per_group = 1};
     kv_store_layout(&f->store, KERN_KV_INT4, &g, DIM, 0, 1);
+    f->store.residual_pages = residual;
     f->wide = kern_kv_wide(&f->store.shape);
     f->store.n_pages = PAGES;
     f->store.data = calloc(PAGES, f->store.page_bytes);
@@ -54,9 +56,10 @@ static int setup_model(void **state, uint32_t layers, uint32_t heads)
     return status_ok(kv_filling_create(&o, &f->filling)) ? 0 : -1;
 }
 
-static int setup(void **state) { return setup_model(state, 1, 1); }
-static int setup_layers(void **state) { return setup_model(state, 2, 1); }
-static int setup_ranks(void **state) { return setup_model(state, 1, 2); }
+static int setup(void **state) { return setup_model(state, 1, 1, 0); }
+static int setup_layers(void **state) { return setup_model(state, 2, 1, 0); }
+static int setup_ranks(void **state) { return setup_model(state, 1, 2, 0); }
+static int setup_residual(void **state) { return setup_model(state, 2, 1, 1); }
 
 static int teardown(void **state)
 {
@@ -96,7 +99,7 @@ static void write_layer(fixture *f, uint32_t layer, uint32_t seq, uint32_t first
     forward_seq rows = {.seq = seq, .n_rows = n};
     assert_true(status_ok(kv_filling_begin(f->filling, layer, &rows, 1)));
     const uint8_t *const *tiles = kv_filling_tiles(f->filling, 0, 0);
-    uint32_t slot = table.kept_tokens - n, first_page = slot / P;
+    uint32_t slot = table.kept_tokens - n, first_page = kv_store_first_wide(&f->store, slot);
     for (uint32_t i = 0; i < n; i++, slot++) {
         float k[DIM], v[DIM];
         for (uint32_t d = 0; d < DIM; d++) k[d] = v[d] = value_of(first + i, d);
@@ -125,11 +128,12 @@ static float error_in(fixture *f, uint32_t layer, uint32_t seq, uint32_t slot, u
         f->store.data + table.pages[slot / P] * f->store.page_bytes + layer * f->store.tile_bytes;
     const kern_kv_shape *shape = &f->store.shape;
     float k[DIM], v[DIM], worst = 0.0f;
-    if (slot / P == table.kept_tokens / P) { /* its last page is not full */
+    uint32_t first_wide = kv_store_first_wide(&f->store, table.kept_tokens);
+    if (slot / P >= first_wide && table.kept_tokens % P != 0) { /* its last page is not full */
         forward_seq rows = {.seq = seq, .n_rows = 1};
         assert_true(status_ok(kv_filling_begin(f->filling, layer, &rows, 1)));
-        tile = kv_filling_tiles(f->filling, 0, 0)[0];
-        shape = &f->wide;
+        const uint8_t *wide = kv_filling_tiles(f->filling, 0, 0)[slot / P - first_wide];
+        if (wide) tile = wide, shape = &f->wide;
     }
     kern_kv_read(f->kernels, shape, tile, slot % P, k, v);
     for (uint32_t d = 0; d < DIM; d++) {
@@ -318,6 +322,125 @@ static void copies_are_all_that_is_left(void **state)
     for (uint32_t i = 0; i < P; i++) expect(f, 0, i, i, STORED);
 }
 
+/* ---- a residual of one page ------------------------------------------------------------------ */
+
+/* Tokens first .. first + n are in slots of the same numbers, of which those from `wide` on are
+ * read as bf16. */
+static void expect_residual(fixture *f, uint32_t seq, uint32_t n, uint32_t wide)
+{
+    float worst = 0.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        expect(f, seq, i, i, i < wide ? STORED : FILLING);
+        if (i < wide) worst = fmaxf(worst, error_of(f, seq, i, i));
+    }
+    if (wide > 0) assert_true(worst > most[FILLING]);
+}
+
+/* However tokens came, and however many pages a sequence has left behind it. */
+static void a_residual_follows_the_rows(void **state)
+{
+    fixture *f = *state;
+    open_seq(f, 0);
+    append(f, 0, 0, 50);
+    expect_residual(f, 0, 50, 0);
+    append(f, 0, 50, 50);
+    expect_residual(f, 0, 100, 64);
+    append(f, 0, 100, 28);
+    append(f, 0, 128, 1);
+    expect_residual(f, 0, 129, 96);
+    for (uint32_t n = 129; n < 50 * P; n += 37) append(f, 0, n, 37);
+    expect_residual(f, 0, 129, 129);
+}
+
+/* Rows of a step ahead are taken back, though the first of them began another page. */
+static void a_residual_outlives_rows_taken_back(void **state)
+{
+    fixture *f = *state;
+    open_seq(f, 0);
+    append(f, 0, 0, 95);
+    append(f, 0, 900, 1);
+    append(f, 0, 901, 1);
+    assert_true(status_ok(pkv_seq_cut(f->kv, 0, 2)));
+    apply(f);
+    expect_residual(f, 0, 95, 32);
+}
+
+/* What one has gone past another has yet to read; what both have gone past is nobody's. */
+static void a_shared_residual_stays(void **state)
+{
+    fixture *f = *state;
+    uint32_t parked;
+    open_seq(f, 0);
+    append(f, 0, 0, 100);
+    assert_true(status_ok(pkv_seq_fork_parked(f->kv, 0, &parked)));
+    assert_true(status_ok(pkv_seq_fork(f->kv, 0, 1, 100)));
+    for (uint32_t n = 100; n < 10 * P; n += 20) append(f, 0, n, 20);
+    expect_residual(f, 1, 100, 64);
+    for (uint32_t n = 100; n < 10 * P; n += 20) append(f, 1, n, 20);
+    pkv_seq_close(f->kv, 1);
+    for (uint32_t forks = 0; forks < 12; forks++) {
+        assert_true(status_ok(pkv_seq_fork(f->kv, 0, 1, 100)));
+        for (uint32_t n = 0; n < 3; n++) append(f, 0, 500, P), append(f, 1, 500, P);
+        pkv_seq_close(f->kv, 1);
+    }
+    pkv_seq_close(f->kv, 0);
+    assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+    apply(f);
+    expect_residual(f, 0, 100, 64);
+}
+
+/* An idle sequence keeps its residual, however many turns another one takes and however often that
+ * one forks. */
+static void a_residual_waits(void **state)
+{
+    fixture *f = *state;
+    uint32_t idle, swap, parked, tokens[100] = {0};
+    open_seq(f, 0);
+    append(f, 0, 0, 70);
+    assert_true(status_ok(pkv_seq_swap_out(f->kv, 0, &swap)));
+    apply(f);
+    open_seq(f, 0);
+    append(f, 0, 0, 100);
+    assert_true(status_ok(pkv_seq_park(f->kv, 0, &idle)));
+    apply(f);
+    open_seq(f, 0);
+    for (uint32_t turn = 0; turn < 20; turn++) {
+        append(f, 0, 500, P);
+        assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
+        apply(f);
+        assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+        assert_true(status_ok(pkv_seq_fork(f->kv, 0, 1, 100)));
+        append(f, 0, 500, 5);
+        append(f, 1, 500, 3);
+        pkv_seq_close(f->kv, 1);
+        apply(f);
+    }
+    pkv_seq_close(f->kv, 0);
+    assert_true(status_ok(pkv_unpark(f->kv, idle, 0, 100)));
+    assert_true(status_ok(pkv_swap_in(f->kv, swap, 1, tokens, 100)));
+    apply(f);
+    expect_residual(f, 0, 100, 64);
+    expect_residual(f, 1, 70, 32);
+}
+
+/* A token that moves into the residual is there in both forms, in a copy of a shared page too. */
+static void choices_write_both_forms(void **state)
+{
+    fixture *f = *state;
+    uint64_t keep[2] = {UINT64_MAX, ~(UINT64_C(1) << 6)}; /* slot 70 is filled with token 99 */
+    open_seq(f, 0);
+    append(f, 0, 0, 100);
+    assert_true(status_ok(pkv_seq_fork(f->kv, 0, 1, 100)));
+    for (uint32_t seq = 2; seq-- > 0;) {
+        assert_true(status_ok(pkv_seq_keep(f->kv, seq, 0, keep, false)));
+        apply(f);
+        for (uint32_t i = 64; i < 99; i++) expect(f, seq, i, i == 70 ? 99 : i, FILLING);
+        append(f, seq, 99, 2 * P);
+        for (uint32_t i = 64; i < 96; i++) expect(f, seq, i, i == 70 ? 99 : i, STORED);
+        assert_true(error_of(f, seq, 64, 64) > 0.0f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -329,6 +452,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(too_many_wait, setup, teardown),
         cmocka_unit_test_setup_teardown(what_ended_gives_way, setup, teardown),
         cmocka_unit_test_setup_teardown(others_take_no_tiles, setup_ranks, teardown),
+        cmocka_unit_test_setup_teardown(a_residual_follows_the_rows, setup_residual, teardown),
+        cmocka_unit_test_setup_teardown(a_residual_outlives_rows_taken_back, setup_residual,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_shared_residual_stays, setup_residual, teardown),
+        cmocka_unit_test_setup_teardown(a_residual_waits, setup_residual, teardown),
+        cmocka_unit_test_setup_teardown(choices_write_both_forms, setup_residual, teardown),
     };
     return cmocka_run_group_tests_name("model_kv_filling", tests, NULL, NULL);
 }

@@ -140,18 +140,19 @@ static void check_near(const pass_result *exact, const uint32_t *tokens, const p
         }
         if (oracle[best] - oracle[mine] > worst) worst = oracle[best] - oracle[mine];
     }
-    print_message("%s precision, %s pages: NMSE %.2e, greedy within %.4f nat\n",
-                  precision_name(p->precision), kern_kv_name(p->kv_type), e, worst);
+    print_message("%s precision, %s pages, residual %u: NMSE %.2e, greedy within %.4f nat\n",
+                  precision_name(p->precision), kern_kv_name(p->kv_type), p->kv_residual, e, worst);
     assert_true(e < limit);
     assert_true(worst < nats);
     result_free(&b);
 }
 
 static void check_pages(const pass_result *exact, const uint32_t *tokens, kern_kv_format format,
-                        double limit, double nats)
+                        uint32_t residual, double limit, double nats)
 {
     pass rounded = exact_demo();
     rounded.kv_type = format;
+    rounded.kv_residual = residual;
     if (kern_kv_has_grids(format)) rounded.page_tokens = kern_kv_facts_of(format).group;
     check_near(exact, tokens, &rounded, limit, nats);
 }
@@ -163,11 +164,15 @@ static void narrow_pages_stay_near_f32(void **state)
     random_tokens(tokens, DEMO_TOKENS, DEMO_VOCAB);
     pass exact = exact_demo();
     pass_result a = run(&exact, tokens, DEMO_TOKENS);
-    check_pages(&a, tokens, KERN_KV_F16, 1e-5, 0.5);
-    check_pages(&a, tokens, KERN_KV_BF16, 1e-4, 0.5);
-    check_pages(&a, tokens, KERN_KV_INT8, 1e-3, 0.5);
-    check_pages(&a, tokens, KERN_KV_INT4, 1e-2, 2.0);
-    check_pages(&a, tokens, KERN_KV_INT2, 2e-1, 12.0);
+    check_pages(&a, tokens, KERN_KV_F16, 0, 1e-5, 0.5);
+    check_pages(&a, tokens, KERN_KV_BF16, 0, 1e-4, 0.5);
+    check_pages(&a, tokens, KERN_KV_INT8, 0, 1e-3, 0.5);
+    check_pages(&a, tokens, KERN_KV_INT4, 0, 1e-2, 2.0);
+    check_pages(&a, tokens, KERN_KV_INT2, 0, 2e-1, 12.0);
+    check_pages(&a, tokens, KERN_KV_INT4, 128, 4e-3, 2.0);
+    check_pages(&a, tokens, KERN_KV_INT4, 512, 5e-4, 0.5);
+    check_pages(&a, tokens, KERN_KV_INT2, 128, 5e-2, 12.0);
+    check_pages(&a, tokens, KERN_KV_INT2, 512, 1e-2, 6.0);
     result_free(&a);
 }
 

@@ -18,6 +18,7 @@ typedef struct pass {
     const char *dir;
     const char *override; /* of config.json; the weights are then dummies */
     kern_kv_format kv_type;
+    uint32_t kv_residual;
     bool bf16; /* weights of bf16, which were f32 or stay as stored otherwise */
     uint8_t quant_bits, quant_attention, quant_group;
     const char *isa;
@@ -56,6 +57,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .config = config,
         .dummy = p->override != NULL,
         .kv_type = p->kv_type,
+        .kv_residual = p->kv_residual,
         .weight_type = p->bf16 ? DTYPE_BF16 : DTYPE_F32,
         .quant_bits = p->quant_bits,
         .quant_attention = p->quant_attention,

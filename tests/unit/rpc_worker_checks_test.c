@@ -270,6 +270,7 @@ static worker_config a_config(void)
         .device_index = 3,
         .kv_type = "bf16",
         .weight_type = "f32",
+        .kv_residual = 64,
         .quant_bits = 8,
         .quant_attention = 4,
         .quant_group = 64,
@@ -303,6 +304,7 @@ static void assert_same_numbers(const worker_config *a, const worker_config *b)
     assert_int_equal(a->dummy, b->dummy);
     assert_int_equal(a->dummy_seed, b->dummy_seed);
     assert_int_equal(a->device_index, b->device_index);
+    assert_int_equal(a->kv_residual, b->kv_residual);
     assert_int_equal(a->quant_bits, b->quant_bits);
     assert_int_equal(a->quant_attention, b->quant_attention);
     assert_int_equal(a->quant_group, b->quant_group);
