@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
-# Every header must compile alone and twice: what it needs it includes, and it has a guard.
-# usage: tools/check_headers.sh [BUILD_FOLDER]   (from the root; the build holds what is generated)
+# Every header must compile alone and twice: what it needs it includes, and it has a guard. Without a
+# header it checks all of them, on all cores.
+# usage: tools/check_headers.sh [BUILD_FOLDER [HEADER...]]   (from the root; the build holds what is
+# generated)
 set -uo pipefail
 build=${1:-build}
+(($#)) && shift
+if (($# == 0)); then
+    find . -path './build*' -prune -o -path ./.git -prune -o -name '*.h' -print | sed 's|^\./||' |
+        sort | xargs -n 8 -P "$(nproc)" "${BASH_SOURCE[0]}" "$build"
+    exit
+fi
 read -ra outside < <(pkg-config --cflags grpc libprotobuf-c libmicrohttpd)
 result=0
-while IFS= read -r header; do
+for header in "$@"; do
     case $header in # the flags that CMake gives to the files of one ISA
     kernels/x86/*bf16*) isa=(-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16) ;;
     kernels/x86/*avx512*) isa=(-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq) ;;
@@ -21,5 +29,5 @@ while IFS= read -r header; do
         echo "$header: does not compile alone"
         result=1
     }
-done < <(find . -path './build*' -prune -o -path ./.git -prune -o -name '*.h' -print | sed 's|^\./||' | sort)
+done
 exit $result

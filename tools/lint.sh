@@ -32,7 +32,7 @@ format() {
 
 check format format
 check layers python3 tools/check_layers.py .
-check headers tools/check_headers.sh
+check headers tools/check_headers.sh build
 check globals tools/check_globals.sh build
 check text python3 tools/check_text.py .
 

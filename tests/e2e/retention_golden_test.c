@@ -110,7 +110,8 @@ static void check_answer(house *h, const json_t *prompt, const json_t *want)
     engine_stream_release(s);
 }
 
-static void check_all(uint32_t n_ranks)
+/* Takes one case in `every`. */
+static void check_all(uint32_t n_ranks, size_t every)
 {
     json_t *golden;
     char *prompts;
@@ -132,14 +133,17 @@ static void check_all(uint32_t n_ranks)
                  .n_ranks = n_ranks};
     house h = open_house(&s);
     json_t *want;
+    size_t n_checked = 0;
     json_array_foreach(json_object_get(golden, "cases"), i, want)
     {
+        if (i % every != 0) continue;
+        n_checked++;
         json_t *prompt = find_line(prompts, json_string_value(json_object_get(want, "id")));
         check_kept(&h, prompt, want);
         check_answer(&h, prompt, want);
         json_decref(prompt);
     }
-    print_message("%u ranks, %zu prompts: kept pages and answers equal\n", n_ranks, i);
+    print_message("%u ranks, %zu prompts: kept pages and answers equal\n", n_ranks, n_checked);
     assert_true(i >= 10);
     close_house(&h);
     free(prompts);
@@ -149,15 +153,17 @@ static void check_all(uint32_t n_ranks)
 static void chunkkv_keeps_what_the_reference_keeps(void **state)
 {
     (void)state;
-    check_all(0);
+    check_all(0, 1);
 }
 
 /* Ranks add up what o and down give in another order than one rank does, and no reference page or
- * token hangs on that. With 8 of them each KV head is on two. */
+ * token hangs on that. With 8 of them each KV head is on two. Under a sanitizer one prompt in five
+ * goes over ranks: all of them would take minutes and run the same code. */
 static void ranks_keep_the_same(void **state)
 {
     (void)state;
-    for (uint32_t n_ranks = 2; n_ranks <= 8; n_ranks *= 2) check_all(n_ranks);
+    bool light = getenv("OCTAVO_TESTS_LIGHT") && !getenv("OCTAVO_SOAK");
+    for (uint32_t n_ranks = 2; n_ranks <= 8; n_ranks *= 2) check_all(n_ranks, light ? 5 : 1);
 }
 
 int main(void)

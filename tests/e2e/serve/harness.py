@@ -21,9 +21,9 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 MODEL = "models/demo"
 POOL = ["--model", MODEL, "--kv-memory", "64M"]
-# Set for builds in which a token takes many times as long (ThreadSanitizer): what is there for the
-# arithmetic rather than for the threads is done in part.
-LIGHT = "OCTAVO_TESTS_LIGHT" in os.environ
+# Set for builds in which a token takes many times as long (sanitizers): what is there for the
+# arithmetic rather than for bytes and threads is done in part. A soak does all of it.
+LIGHT = "OCTAVO_TESTS_LIGHT" in os.environ and "OCTAVO_SOAK" not in os.environ
 # A model of the same words that takes a while: thousands of tokens are seconds.
 SLOW_LAYERS = 4 if LIGHT else 32
 SLOW = ["--model", MODEL, "--kv-memory", "512M", "--load-format", "dummy", "--override",
