@@ -47,35 +47,10 @@ static bool is_known(const engine *e, const engine_stream *s)
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-static sched_stats with_sums(sched_stats now, const sched_stats *sums)
-{
-    now.steps += sums->steps;
-    now.steps_ahead += sums->steps_ahead;
-    now.preemptions += sums->preemptions;
-    now.prompt_tokens += sums->prompt_tokens;
-    now.generated_tokens += sums->generated_tokens;
-    now.replayed_tokens += sums->replayed_tokens;
-    now.swaps_out += sums->swaps_out;
-    now.swaps_in += sums->swaps_in;
-    now.swaps_refused += sums->swaps_refused;
-    now.sessions_stored += sums->sessions_stored;
-    now.sessions_continued += sums->sessions_continued;
-    now.sessions_ignored += sums->sessions_ignored;
-    now.sessions_expired += sums->sessions_expired;
-    now.pressure_drops += sums->pressure_drops;
-    now.pages.hit_tokens += sums->pages.hit_tokens;
-    now.pages.queried_tokens += sums->pages.queried_tokens;
-    now.pages.pages_dropped += sums->pages.pages_dropped;
-    now.pages.slots_moved += sums->pages.slots_moved;
-    now.pages.pages_swapped_out += sums->pages.pages_swapped_out;
-    now.pages.pages_swapped_in += sums->pages.pages_swapped_in;
-    now.pages.pages_retaken += sums->pages.pages_retaken;
-    return now;
-}
-
 void loop_publish(engine *e)
 {
-    sched_stats now = with_sums(sched_get_stats(e->sched), &e->sums);
+    sched_stats now = sched_get_stats(e->sched);
+    sched_add_counters(&now, &e->sums);
     pthread_mutex_lock(&e->stats_lock);
     e->stats.sched = now;
     e->stats.steps = e->steps;

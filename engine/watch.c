@@ -184,39 +184,13 @@ static status make_backend(engine *e, bool was_lost, error *err)
     return STATUS_IS_OK;
 }
 
-/* Counters go on across schedulers. */
-static void keep_sums(sched_stats *sums, const sched_stats *last)
-{
-    sums->steps += last->steps;
-    sums->steps_ahead += last->steps_ahead;
-    sums->preemptions += last->preemptions;
-    sums->prompt_tokens += last->prompt_tokens;
-    sums->generated_tokens += last->generated_tokens;
-    sums->replayed_tokens += last->replayed_tokens;
-    sums->swaps_out += last->swaps_out;
-    sums->swaps_in += last->swaps_in;
-    sums->swaps_refused += last->swaps_refused;
-    sums->sessions_stored += last->sessions_stored;
-    sums->sessions_continued += last->sessions_continued;
-    sums->sessions_ignored += last->sessions_ignored;
-    sums->sessions_expired += last->sessions_expired;
-    sums->pressure_drops += last->pressure_drops;
-    sums->pages.hit_tokens += last->pages.hit_tokens;
-    sums->pages.queried_tokens += last->pages.queried_tokens;
-    sums->pages.pages_dropped += last->pages.pages_dropped;
-    sums->pages.slots_moved += last->pages.slots_moved;
-    sums->pages.pages_swapped_out += last->pages.pages_swapped_out;
-    sums->pages.pages_swapped_in += last->pages.pages_swapped_in;
-    sums->pages.pages_retaken += last->pages.pages_retaken;
-}
-
 static status make_anew(engine *e, bool was_lost, error *err)
 {
     sched *fresh = NULL;
     RETURN_IF_ERROR(make_backend(e, was_lost, err));
     RETURN_IF_ERROR(engine_make_scheduler(e, &fresh, err));
     sched_stats last = sched_get_stats(e->sched);
-    keep_sums(&e->sums, &last);
+    sched_add_counters(&e->sums, &last);
     pthread_rwlock_wrlock(&e->sched_lock);
     sched *old = e->sched;
     e->sched = fresh;

@@ -60,7 +60,7 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
     table_set_kept(p, id, group, n_keep);
     s->held -= n_old - n_fresh;
     s->dropped = true;
-    p->pages_dropped += n_old - n_fresh;
+    p->counts.pages_dropped += n_old - n_fresh;
     return STATUS_IS_OK;
 }
 

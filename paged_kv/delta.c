@@ -34,7 +34,7 @@ void log_move(pkv *p, pkv_move move)
     delta_log *log = &p->log;
     assert(log->n_moves < log->cap_moves);
     log->moves[log->n_moves++] = move;
-    p->slots_moved += move.kind == PKV_MOVE_SLOTS ? move.n_slots : 0;
+    p->counts.slots_moved += move.kind == PKV_MOVE_SLOTS ? move.n_slots : 0;
 }
 
 /* `first` has bits over the pages before a first drop; clears the bit of each page that the

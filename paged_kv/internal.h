@@ -119,12 +119,11 @@ struct pkv {
     uint32_t n_host_free, host_touched;
     pkv_swap *swaps; // [cap_swaps], numbered from 1; [0] heads the list of free ones
     uint32_t n_swaps, cap_swaps;
-    uint64_t pages_out, pages_in, pages_retaken;
     delta_log log;
     void *scratch; // a keep's list of slots, or bits of pages
     size_t scratch_bytes;
 
-    uint64_t hit_tokens, queried_tokens, pages_dropped, slots_moved;
+    pkv_counts counts; // PKV_COUNTERS; pkv_count fills in the rest
 };
 
 static inline uint32_t pages_for(const pkv *p, uint32_t tokens)

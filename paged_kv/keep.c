@@ -215,7 +215,7 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     table_set_kept(p, id, group, left);
     s->held -= n_old - n_new;
     s->dropped = true;
-    p->pages_dropped += n_old - n_new;
+    p->counts.pages_dropped += n_old - n_new;
     return STATUS_IS_OK;
 }
 

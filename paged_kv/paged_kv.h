@@ -93,18 +93,33 @@ status pkv_create(const pkv_options *options, pkv **out);
 void pkv_destroy(pkv *p);
 const pkv_geometry *pkv_get_geometry(const pkv *p);
 
+/* Everything that a pool counts from its creation on. One row is X(field, metric, help). This list
+ * makes the fields of pkv_counts, the sums of pkv_add_counters and the rows of the Prometheus page,
+ * so a new counter is one line here. `metric` is the name on that page without its prefix, or NULL
+ * for a counter that has no row of its own. */
+#define PKV_COUNTERS(X)                                                                            \
+    X(queried_tokens, "prefix_cache_queries_total",                                                \
+      "Prompt tokens looked up in the prefix cache.")                                              \
+    X(hit_tokens, "prefix_cache_hits_total", "Prompt tokens found there.")                         \
+    X(pages_dropped, NULL, "References given up by retention.")                                    \
+    X(slots_moved, NULL, "K/V slots copied on write and by compaction, over all groups.")          \
+    X(pages_swapped_out, NULL, "Pages copied to the host tier.")                                   \
+    X(pages_swapped_in, NULL, "Pages copied back from the host tier.")                             \
+    X(pages_retaken, NULL, "Pages still resident when their swapped sequence came back.")
+
+#define PKV_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct pkv_counts {
+    /* Now. */
     uint32_t n_pages, free, used, cached; // free + used + cached == n_pages - 1
-    uint64_t hit_tokens, queried_tokens;  // prefix cache, over all pkv_seq_open
-    uint64_t pages_dropped;               // references given up by retention
-    uint64_t slots_moved;                 // K/V slots copied (COW and compaction), over all groups
     uint32_t n_host_pages, host_used;     // the host tier
-    uint64_t pages_swapped_out;           // copied to the host tier
-    uint64_t pages_swapped_in;            // copied back
-    uint64_t pages_retaken;               // still resident when their sequence came back
+    /* Since pkv_create. */
+    PKV_COUNTERS(PKV_COUNTER_FIELD)
 } pkv_counts;
+#undef PKV_COUNTER_FIELD
 
 pkv_counts pkv_count(const pkv *p);
+/* Adds every counter of `more` to `sum`; numbers of the moment stay. */
+void pkv_add_counters(pkv_counts *sum, const pkv_counts *more);
 /* Pages that new work can have: free + cached. */
 uint32_t pkv_available(const pkv *p);
 

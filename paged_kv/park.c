@@ -143,7 +143,7 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
             *page = host;
         }
     }
-    p->pages_out += s->held;
+    p->counts.pages_swapped_out += s->held;
     p->swaps[parked].parked = false;
     *swap = parked;
     return STATUS_IS_OK;

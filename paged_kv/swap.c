@@ -100,7 +100,7 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
     kept->held = s->held;
     seq_copy_state(kept, s);
     for (uint32_t g = 0; g < p->groups; g++) copy_out(p, kept, s, g);
-    p->pages_out += s->held;
+    p->counts.pages_swapped_out += s->held;
     pkv_seq_close(p, id);
     *swap = number;
     return STATUS_IS_OK;
@@ -170,7 +170,7 @@ static void take_back(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t group, 
     resident_page at = {last, n, from->tables[group].n_pages};
     for (uint32_t page; (page = next_resident(p, from, group, &at)) != 0;) {
         pool_ref(p, page);
-        p->pages_retaken++;
+        p->counts.pages_retaken++;
         pages[at.index] = page;
     }
 }
@@ -184,7 +184,7 @@ static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t group)
         uint32_t page = seq_pages(to, group)[i], host = seq_pages(from, group)[i];
         if (page == 0) {
             page = pool_take(p);
-            p->pages_in++;
+            p->counts.pages_swapped_in++;
             log_move(p, (pkv_move){.kind = PKV_MOVE_IN,
                                    .group = group,
                                    .src_page = host,

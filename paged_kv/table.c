@@ -175,8 +175,8 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
         }
     }
     p->checksum += s->weight * s->length;
-    p->queried_tokens += p->prefix_cache ? max_hit : 0;
-    p->hit_tokens += s->length;
+    p->counts.queried_tokens += p->prefix_cache ? max_hit : 0;
+    p->counts.hit_tokens += s->length;
     *hit_tokens = s->length;
     return STATUS_IS_OK;
 }
@@ -388,7 +388,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
     table_set_kept(p, id, group, t->kept + unfilled - n_drop * size);
     s->held -= n_drop;
     s->dropped = true;
-    p->pages_dropped += n_drop;
+    p->counts.pages_dropped += n_drop;
 }
 
 status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expect_tokens)

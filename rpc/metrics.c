@@ -72,9 +72,11 @@ static void put_sample(page *p, const char *name, const char *suffix, const char
     strbuf_putc(p->out, '\n');
 }
 
+/* A row without a name is left out. */
 static void put_rows(page *p, const char *kind, const metric *rows, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
+        if (!rows[i].name) continue;
         put_head(p->out, PREFIX, kind, rows[i].name, rows[i].help);
         put_sample(p, rows[i].name, "", NULL, NULL, rows[i].value);
     }
@@ -136,33 +138,19 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
 static void put_counters(page *p, const engine_stats *e, const engine_metrics *m)
 {
     const sched_stats *st = &e->sched;
+#define PAGES_ROW(field, metric, help) {metric, help, (double)st->pages.field},
+#define SCHED_ROW(field, metric, help) {metric, help, (double)st->field},
     const metric rows[] = {
-        {"prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
-         (double)st->pages.queried_tokens},
-        {"prefix_cache_hits_total", "Prompt tokens found there.", (double)st->pages.hit_tokens},
-        {"num_preemptions_total", "Sequences that gave up their pages, to be swapped or replayed.",
-         (double)st->preemptions},
-        {"prompt_tokens_total", "Prompt tokens of requests taken in, without what truncate cuts.",
-         (double)st->prompt_tokens},
-        {"generation_tokens_total", "Tokens generated.", (double)st->generated_tokens},
-        {"replayed_tokens_total", "Tokens computed again after preemptions.",
-         (double)st->replayed_tokens},
+        PKV_COUNTERS(PAGES_ROW) SCHED_COUNTERS(SCHED_ROW)
+        /* What the engine counts itself. */
         {"steps_total", "Steps of the engine.", (double)e->steps},
         {"step_compute_seconds_total", "Time the backend computed.", (double)e->compute_us / 1e6},
         {"step_schedule_seconds_total", "Time the scheduler took.", (double)e->schedule_us / 1e6},
-        {"sessions_stored_total", "Sessions that a request left behind.",
-         (double)st->sessions_stored},
-        {"sessions_continued_total", "Requests that went on from a session.",
-         (double)st->sessions_continued},
-        {"sessions_ignored_total", "Requests that named a session and could not go on from it.",
-         (double)st->sessions_ignored},
-        {"sessions_expired_total", "Sessions forgotten by time, or to make room.",
-         (double)st->sessions_expired},
-        {"pressure_drops_total", "Choices of retention made because pages were short.",
-         (double)st->pressure_drops},
         {"backend_restarts_total", "Backends made anew after a stuck or failed step.",
          (double)m->restarts},
     };
+#undef PAGES_ROW
+#undef SCHED_ROW
     put_rows(p, "counter", rows, sizeof rows / sizeof rows[0]);
 }
 

@@ -89,6 +89,21 @@ sched_stats sched_get_stats(const sched *s)
     return stats;
 }
 
+/* The two kinds of fields fill the struct, so a counter beside the list does not compile. */
+#define ONE_MORE(field, metric, help) +1
+enum { N_COUNTERS = 0 SCHED_COUNTERS(ONE_MORE), GAUGE_BYTES = 40 };
+_Static_assert(sizeof(sched_stats) ==
+                   GAUGE_BYTES + N_COUNTERS * sizeof(uint64_t) + sizeof(pkv_counts),
+               "a counter belongs in SCHED_COUNTERS, a number of the moment in GAUGE_BYTES");
+
+void sched_add_counters(sched_stats *sum, const sched_stats *more)
+{
+#define ADD(field, metric, help) sum->field += more->field;
+    SCHED_COUNTERS(ADD)
+#undef ADD
+    pkv_add_counters(&sum->pages, &more->pages);
+}
+
 /* ---- integrity ------------------------------------------------------------------------------- */
 
 static const char *check_seq(const sched *s, const sched_seq *q, bool running)

@@ -151,27 +151,48 @@ typedef struct sched_choice_info {
 /* STATUS_NO_MEMORY: kept_json alone is missing. STATUS_NOT_FOUND: *out is untouched. */
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);
 
+/* Everything that a scheduler counts from its creation on. One row is X(field, metric, help). This
+ * list makes the fields of sched_stats, the sums of sched_add_counters and the rows of the
+ * Prometheus page, so a new counter is one line here. `metric` is the name on that page without its
+ * prefix. It is NULL for a counter that has no row of its own: the engine counts its steps itself,
+ * and swaps are one metric with a label. */
+#define SCHED_COUNTERS(X)                                                                          \
+    X(steps, NULL, "Steps planned.")                                                               \
+    X(steps_ahead, NULL, "Steps planned while the one before was in flight.")                      \
+    X(preemptions, "num_preemptions_total",                                                        \
+      "Sequences that gave up their pages, to be swapped or replayed.")                            \
+    X(prompt_tokens, "prompt_tokens_total",                                                        \
+      "Prompt tokens of requests taken in, without what truncate cuts.")                           \
+    X(generated_tokens, "generation_tokens_total", "Tokens generated.")                            \
+    X(replayed_tokens, "replayed_tokens_total", "Tokens computed again after preemptions.")        \
+    X(swaps_out, NULL, "Preempted sequences copied to the host tier.")                             \
+    X(swaps_in, NULL, "Preempted sequences copied back from the host tier.")                       \
+    X(swaps_refused, NULL, "Replays because the host tier had no room or was none.")               \
+    X(sessions_stored, "sessions_stored_total", "Sessions that a request left behind.")            \
+    X(sessions_continued, "sessions_continued_total", "Requests that went on from a session.")     \
+    X(sessions_ignored, "sessions_ignored_total",                                                  \
+      "Requests that named a session and could not go on from it.")                                \
+    X(sessions_expired, "sessions_expired_total", "Sessions forgotten by time, or to make room.")  \
+    X(pressure_drops, "pressure_drops_total", "Choices of retention made because pages were short.")
+
+#define SCHED_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct sched_stats {
+    /* Now. */
     uint32_t running, waiting; // choices, requests
-    uint64_t steps, preemptions;
-    uint64_t steps_ahead; // of the steps: planned while the one before was in flight
-    uint64_t prompt_tokens, generated_tokens;
-    uint64_t replayed_tokens;  // computed again after preemptions
-    uint64_t swaps_out;        // of the preemptions
-    uint64_t swaps_in;         // those that came back so
-    uint64_t swaps_refused;    // replayed instead: no room in the host tier, or no tier
-    uint64_t swapped_tokens;   // now: seen by sequences in the host tier
-    uint32_t sessions_idle;    // now, on device pages
-    uint32_t sessions_swapped; // now, in the host tier
-    uint64_t sessions_stored, sessions_continued, sessions_ignored;
-    uint64_t sessions_expired; // by time, or to make room
-    uint64_t pressure_drops;   // choices made because pages were short
-    uint64_t logical_tokens;   // now, over sequences that hold pages
-    double kept_tokens;
-    pkv_counts pages;
+    uint32_t sessions_idle;    // on device pages
+    uint32_t sessions_swapped; // in the host tier
+    uint64_t swapped_tokens;   // seen by sequences in the host tier
+    uint64_t logical_tokens;   // seen by sequences that hold pages
+    double kept_tokens;        // what attention still reads of them
+    /* Since sched_create. */
+    SCHED_COUNTERS(SCHED_COUNTER_FIELD)
+    pkv_counts pages; // both
 } sched_stats;
+#undef SCHED_COUNTER_FIELD
 
 sched_stats sched_get_stats(const sched *s);
+/* Adds every counter of `more`, those of its pages too, to `sum`; numbers of the moment stay. */
+void sched_add_counters(sched_stats *sum, const sched_stats *more);
 
 /* pkv_check_integrity and the scheduler's own invariants: NULL, or what is wrong. For tests. */
 const char *sched_check_integrity(const sched *s);

@@ -228,6 +228,35 @@ static void requests_are_counted(void **state)
     rpc_fixture_destroy(f);
 }
 
+static void check_counter(const parsed *p, const char *metric, uint64_t value)
+{
+    char name[NAME_MAX_BYTES];
+    if (!metric) return;
+    snprintf(name, sizeof name, "octavo:%s", metric);
+    assert_true(value_of(p, name, NULL) == (double)value);
+}
+
+/* Each named counter of the scheduler and of its pages has a row of its own with its value. */
+static void every_counter_has_its_row(void **state)
+{
+    (void)state;
+    rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){.max_requests = 4});
+    rpc_fixture_answer(f, "one two three");
+    generation *g = rpc_fixture_start(f, "{\"prompt\": \"x y z\", \"n\": 2}", 1, NULL);
+    rpc_fixture_wait_idle(f);
+    sched_stats st = engine_get_stats(f->engine).sched;
+    assert_true(st.prompt_tokens > 0 && st.generated_tokens > st.prompt_tokens);
+    assert_true(st.pages.queried_tokens > 0);
+    parsed *p = read_page(f);
+#define CHECK(field, metric, help)       check_counter(p, metric, st.field);
+#define CHECK_PAGES(field, metric, help) check_counter(p, metric, st.pages.field);
+    SCHED_COUNTERS(CHECK)
+    PKV_COUNTERS(CHECK_PAGES)
+    free(p);
+    generation_release(g);
+    rpc_fixture_destroy(f);
+}
+
 /* Buckets of a histogram rise to +Inf, which is the count. */
 static void histograms_are_cumulative(void **state)
 {
@@ -278,9 +307,8 @@ static void names_are_escaped(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_name_is_there),
-        cmocka_unit_test(requests_are_counted),
-        cmocka_unit_test(histograms_are_cumulative),
+        cmocka_unit_test(every_name_is_there),       cmocka_unit_test(requests_are_counted),
+        cmocka_unit_test(every_counter_has_its_row), cmocka_unit_test(histograms_are_cumulative),
         cmocka_unit_test(names_are_escaped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
