@@ -106,8 +106,9 @@ static status read_family(const json_t *json, const char *where, model_config *c
     if (!name)
         return error_set(err, STATUS_INVALID,
                          "%s: \"architectures\" must be a list that starts with a name", where);
-    for (size_t i = 0; i < model_families_n; i++)
-        if (strcmp(name, model_families[i]->architecture) == 0) c->family = model_families[i];
+    const model_family *family;
+    for (size_t i = 0; (family = model_family_at(i)); i++)
+        if (strcmp(name, family->architecture) == 0) c->family = family;
     if (!c->family)
         return error_set(err, STATUS_UNSUPPORTED,
                          "%s: \"architectures\": \"%.64s\" is not supported", where, name);

@@ -1,28 +1,30 @@
-/* The family table. A new family: one file in families/ that defines its row, one line here. */
+/* The model families: the rows of all files in families/, which the build finds. */
+#include "model/families.gen.h" // MODEL_FAMILY_FILES, from the names of the files
 #include "model/family.h"
 
-#define FAMILIES(X)                                                                                \
-    X(model_family_llama)                                                                          \
-    X(model_family_mistral)                                                                        \
-    X(model_family_mixtral)                                                                        \
-    X(model_family_qwen2)                                                                          \
-    X(model_family_qwen2_moe)                                                                      \
-    X(model_family_qwen3)                                                                          \
-    X(model_family_qwen3_moe)                                                                      \
-    X(model_family_internlm2)                                                                      \
-    X(model_family_phi3)                                                                           \
-    X(model_family_gemma3)
+#define DECLARE(file) extern const model_family *const model_families_##file[];
+MODEL_FAMILY_FILES(DECLARE)
 
-#define DECLARE(row) extern const model_family row;
-FAMILIES(DECLARE)
+#define ENTRY(file) model_families_##file,
+static const model_family *const *const files[] = {MODEL_FAMILY_FILES(ENTRY)};
 
-#define ENTRY(row) &row,
-const model_family *const model_families[] = {FAMILIES(ENTRY)};
-const size_t model_families_n = sizeof model_families / sizeof *model_families;
+const model_family *model_family_at(size_t i)
+{
+    for (size_t f = 0; f < sizeof files / sizeof *files; f++)
+        for (const model_family *const *row = files[f]; *row; row++)
+            if (i-- == 0) return *row;
+    return NULL;
+}
 
-size_t model_family_count(void) { return model_families_n; }
+size_t model_family_count(void)
+{
+    size_t n = 0;
+    while (model_family_at(n)) n++;
+    return n;
+}
 
 const char *model_family_architecture(size_t i)
 {
-    return i < model_families_n ? model_families[i]->architecture : NULL;
+    const model_family *family = model_family_at(i);
+    return family ? family->architecture : NULL;
 }

@@ -1,5 +1,6 @@
-/* The table of model families (private to model/). A family is a row here and at most one file: how
- * its config.json differs and what its tensors are called. */
+/* What a model family is (private to model/): how its config.json differs and what its tensors are
+ * called. families/NAME.c defines the rows of one or more families and lists them, with NULL behind
+ * the last one, in model_families_NAME. The build finds the file by its name. */
 #ifndef MODEL_FAMILY_H
 #define MODEL_FAMILY_H
 
@@ -109,7 +110,7 @@ status family_read_experts(const json_t *json, const char *where, const char *co
 status family_read_shared_expert(const json_t *json, const char *where, const char *ffn_key,
                                  model_config *c, error *err);
 
-extern const model_family *const model_families[];
-extern const size_t model_families_n;
+/* NULL from model_family_count on. */
+const model_family *model_family_at(size_t i);
 
 #endif

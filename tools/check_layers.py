@@ -43,9 +43,9 @@ PUBLIC = {
     "cli": [],
 }
 
-# Made by the build: proto/NAME.pb-c.h comes from proto/NAME.proto, the list of scores from file names.
+# Made by the build: proto/NAME.pb-c.h comes from proto/NAME.proto, the lists of scores and families from file names.
 GENERATED = re.compile(r"^(proto/\w+)\.pb-c\.h$")
-LISTS = {"paged_kv/retention/scores.gen.h"}
+LISTS = {"paged_kv/retention/scores.gen.h", "model/families.gen.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"', re.M)
 

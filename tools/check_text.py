@@ -31,6 +31,9 @@ MACHINE_PATH = re.compile(r"(?<![\w.$})/~-])/(?:work|home|root|tmp|usr/local)/")
 # Comments, strings and character constants, so that prose about a call is no call.
 NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
+# What a CMakeLists.txt takes by pattern, as a path from its own folder.
+GLOB = re.compile(r"(?<=\$\{CMAKE_CURRENT_SOURCE_DIR\}/)[\w/-]*\*[\w*-]*\.c\b")
+
 C_FILES = (".c", ".h", ".cu", ".cuh", ".cc")
 TEXT_FILES = C_FILES + (".py", ".sh", ".md", ".txt", ".cmake", ".yml", ".inc")
 TEXT_NAMES = ("dev", "run", "CMakePresets.json", ".clang-format")
@@ -70,7 +73,7 @@ def check(path, text, problems):
 
 def main():
     root = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else ".")
-    problems, c_files, built = [], [], ""
+    problems, c_files, built, globs = [], [], "", []
     for path in files(root):
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
             text = f.read()
@@ -79,12 +82,13 @@ def main():
             c_files.append(path)
         if os.path.basename(path) in ("CMakeLists.txt", "peer_build.py"):  # what is built, and by whom
             built += text
-    globs = re.findall(r"[\w*-]*\*[\w*-]*\.c\b", built)
+            folder = os.path.dirname(path)
+            globs += [os.path.join(folder, glob) for glob in GLOB.findall(text)]
     for path in c_files:
         name = os.path.basename(path)
         if path.startswith("tests/fuzz/"):
             name = name[:-2]  # octavo_fuzz adds the ending
-        if any(fnmatch.fnmatch(name, glob) for glob in globs):
+        if any(fnmatch.fnmatch(path, glob) for glob in globs):
             continue
         if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", built):
             problems.append(f"{path}: named in no CMakeLists.txt")

@@ -41,7 +41,7 @@ static status read_gemma3(const json_t *json, const char *where, model_config *c
     return read_windows(json, where, c, err);
 }
 
-const model_family model_family_gemma3 = {
+static const model_family gemma3 = {
     .architecture = "Gemma3ForCausalLM",
     .read_config = read_gemma3,
     .needs = {"num_key_value_heads", "head_dim"},
@@ -69,3 +69,5 @@ const model_family model_family_gemma3 = {
             [TENSOR_FFN_POST_NORM] = "model.layers.%u.post_feedforward_layernorm.weight",
         },
 };
+
+const model_family *const model_families_gemma[] = {&gemma3, NULL};

@@ -9,7 +9,7 @@ static status read_config(const json_t *json, const char *where, model_config *c
     return family_refuse_true(json, where, biases, err);
 }
 
-const model_family model_family_internlm2 = {
+static const model_family internlm2 = {
     .architecture = "InternLM2ForCausalLM",
     .read_config = read_config,
     .qkv = QKV_GROUPED,
@@ -29,3 +29,5 @@ const model_family model_family_internlm2 = {
             [TENSOR_DOWN] = "model.layers.%u.feed_forward.w2.weight",
         },
 };
+
+const model_family *const model_families_internlm2[] = {&internlm2, NULL};

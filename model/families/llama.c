@@ -9,8 +9,10 @@ static status read_config(const json_t *json, const char *where, model_config *c
     return family_refuse_true(json, where, biases, err);
 }
 
-const model_family model_family_llama = {
+static const model_family llama = {
     .architecture = "LlamaForCausalLM",
     .read_config = read_config,
     .names = {LLAMA_NAMES, LLAMA_QKV_NAMES, LLAMA_FFN_NAMES},
 };
+
+const model_family *const model_families_llama[] = {&llama, NULL};

@@ -19,14 +19,14 @@ static status read_mixtral(const json_t *json, const char *where, model_config *
     return STATUS_IS_OK;
 }
 
-const model_family model_family_mistral = {
+static const model_family mistral = {
     .architecture = "MistralForCausalLM",
     .read_config = read_mistral,
     .needs = {"num_key_value_heads"},
     .names = {LLAMA_NAMES, LLAMA_QKV_NAMES, LLAMA_FFN_NAMES},
 };
 
-const model_family model_family_mixtral = {
+static const model_family mixtral = {
     .architecture = "MixtralForCausalLM",
     .read_config = read_mixtral,
     .needs = {"num_key_value_heads", "rms_norm_eps"},
@@ -41,3 +41,5 @@ const model_family model_family_mixtral = {
             [TENSOR_EXPERT_DOWN] = "model.layers.%u.block_sparse_moe.experts.%u.w2.weight",
         },
 };
+
+const model_family *const model_families_mistral[] = {&mistral, &mixtral, NULL};

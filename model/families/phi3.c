@@ -7,7 +7,7 @@ static status read_config(const json_t *json, const char *where, model_config *c
     return family_read_window(json, where, 0, c, err);
 }
 
-const model_family model_family_phi3 = {
+static const model_family phi3 = {
     .architecture = "Phi3ForCausalLM",
     .read_config = read_config,
     .needs = {"rms_norm_eps"},
@@ -24,3 +24,5 @@ const model_family model_family_phi3 = {
             [TENSOR_DOWN] = "model.layers.%u.mlp.down_proj.weight",
         },
 };
+
+const model_family *const model_families_phi3[] = {&phi3, NULL};

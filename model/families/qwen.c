@@ -80,14 +80,14 @@ static status read_qwen3_moe(const json_t *json, const char *where, model_config
     [TENSOR_EXPERT_UP] = "model.layers.%u.mlp.experts.%u.up_proj.weight",                          \
     [TENSOR_EXPERT_DOWN] = "model.layers.%u.mlp.experts.%u.down_proj.weight"
 
-const model_family model_family_qwen2 = {
+static const model_family qwen2 = {
     .architecture = "Qwen2ForCausalLM",
     .read_config = read_qwen2,
     .needs = {"num_key_value_heads"},
     .names = {LLAMA_NAMES, LLAMA_QKV_NAMES, LLAMA_FFN_NAMES, QKV_BIAS_NAMES},
 };
 
-const model_family model_family_qwen2_moe = {
+static const model_family qwen2_moe = {
     .architecture = "Qwen2MoeForCausalLM",
     .read_config = read_qwen2_moe,
     .needs = {"num_key_value_heads"},
@@ -105,16 +105,18 @@ const model_family model_family_qwen2_moe = {
         },
 };
 
-const model_family model_family_qwen3 = {
+static const model_family qwen3 = {
     .architecture = "Qwen3ForCausalLM",
     .read_config = read_qwen3,
     .needs = {"num_key_value_heads", "head_dim"},
     .names = {LLAMA_NAMES, LLAMA_QKV_NAMES, LLAMA_FFN_NAMES, HEAD_NORM_NAMES},
 };
 
-const model_family model_family_qwen3_moe = {
+static const model_family qwen3_moe = {
     .architecture = "Qwen3MoeForCausalLM",
     .read_config = read_qwen3_moe,
     .needs = {"num_key_value_heads"},
     .names = {LLAMA_NAMES, LLAMA_QKV_NAMES, LLAMA_FFN_NAMES, HEAD_NORM_NAMES, EXPERT_NAMES},
 };
+
+const model_family *const model_families_qwen[] = {&qwen2, &qwen2_moe, &qwen3, &qwen3_moe, NULL};

@@ -324,15 +324,16 @@ static void refusals(void **state)
 static void some_keys_must_be_there(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < model_families_n; i++)
-        for (size_t k = 0; k < FAMILY_KEYS_MAX && model_families[i]->needs[k]; k++) {
-            const char *key = model_families[i]->needs[k];
+    const model_family *family;
+    for (size_t i = 0; (family = model_family_at(i)); i++)
+        for (size_t k = 0; k < FAMILY_KEYS_MAX && family->needs[k]; k++) {
+            const char *key = family->needs[k];
             json_t *json;
             model_config c;
             error err = {""};
             char text[2048], path[512];
             snprintf(text, sizeof text, "{\"architectures\": [\"%s\"], %s, %s, %s}",
-                     model_families[i]->architecture, common, experts, local_experts);
+                     family->architecture, common, experts, local_experts);
             json = json_loads(text, 0, NULL); /* of keys given twice the last one counts */
             assert_non_null(json);
             assert_int_equal(json_object_del(json, key), 0);
