@@ -1,47 +1,30 @@
 #!/usr/bin/env python3
 """Checks the layers: who may include whom, and that only public headers cross a module's border.
 
-A module is a top-level folder with C in it and one row in the table below. CMake's DEPENDS must stay
-within the same row; a module made of several libraries names them MODULE_PART. Adding a module means
-adding its row here and in ARCHITECTURE.md."""
+A module is a top-level folder with C in it and one row in the table of modules in ARCHITECTURE.md, which
+this reads. A row's third cell names the headers that others may include, or says "all". Its last cell
+names the modules and single headers that it may include itself, "all" for every module, "nothing" for
+none; what stands in parentheses is for readers. CMake's DEPENDS must stay within the same row; a module
+made of several libraries names them MODULE_PART.
+usage: check_layers.py [ROOT]"""
 
 import os
 import re
 import sys
 
-# module: (modules whose public headers it may include, single headers beyond those)
-ALLOWED = {
-    "base": ([], []),
-    "text": (["base"], []),
-    "comm": (["base"], []),
-    # simt.h: kernels/cuda compiled for the CPU, in tests alone.
-    "kernels": (["base"], ["tests/simt/simt.h"]),
-    "paged_kv": (["base"], []),
-    "scheduler": (["paged_kv", "base"], []),
-    "model": (["kernels", "paged_kv", "comm", "text", "base"], ["scheduler/backend.h"]),
-    "engine": (["scheduler", "paged_kv", "text", "base"], []),
-    "proto": (["base"], []),
-    "rpc": (["engine", "proto", "base"], ["scheduler/backend.h", "comm/comm.h"]),
-    "quality": (["engine", "text", "base"], ["model/probe.h"]),
-    "cli": (["quality", "rpc", "engine", "model", "text", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
-    "bench": (["engine", "model", "text", "scheduler", "paged_kv", "kernels", "comm", "base"], []),
-    "tests": (["rpc", "proto", "engine", "model", "text", "scheduler", "paged_kv", "kernels", "comm", "base", "cli", "quality"], []),
-}
+# The table of modules: its first line, and what one of its rows says.
+TABLE = re.compile(r"^\| folder \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", re.M)
+FOLDER = re.compile(r"`(\w+)/`")
+QUOTED = re.compile(r"`([^`]+)`")
 
-# What a module shows to others; every other header is private. base: all of them.
-PUBLIC = {
-    "kernels": ["kernels.h", "measure.h", "cuda/cuda_kernels.h"],
-    "comm": ["comm.h"],
-    "paged_kv": ["paged_kv.h", "retention/retention.h"],
-    "scheduler": ["scheduler.h", "backend.h"],
-    "model": ["model.h", "probe.h"],
-    "text": ["tokenizer.h", "chat_template.h", "merges.h"],
-    "engine": ["engine.h", "metrics.h"],
-    "proto": ["proto.h"],
-    "rpc": ["rpc.h", "worker.h"],
-    "quality": ["quality.h"],
-    "cli": [],
-}
+
+class Module:
+    """A row: public are its headers that others may include (None: all of them), modules the folders
+    whose public headers it may include, headers the single ones beyond those."""
+
+    def __init__(self, public, modules, headers):
+        self.public, self.modules, self.headers = public, modules, headers
+
 
 # Made by the build: proto/NAME.pb-c.h comes from proto/NAME.proto, the lists of scores and families from file names.
 GENERATED = re.compile(r"^(proto/\w+)\.pb-c\.h$")
@@ -61,9 +44,49 @@ def sources(root):
                     yield os.path.relpath(os.path.join(folder, name), root)
 
 
-def is_public(header):
+def read_row(line, names, problems):
+    """(folder, Module) of a row of the table."""
+    cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+    folder = FOLDER.fullmatch(cells[0]).group(1)
+    public = None if cells[2] == "all" else QUOTED.findall(cells[2])
+    words = [word.strip() for word in re.sub(r"\([^)]*\)", "", cells[3]).split(",")]
+    modules, headers = [], []
+    for word in filter(None, words):
+        quoted = QUOTED.fullmatch(word)
+        if quoted:
+            headers.append(quoted.group(1))
+        elif word == "all":
+            modules = list(names)
+        elif word in names:
+            modules.append(word)
+        elif word != "nothing":
+            problems.append(f"ARCHITECTURE.md: the row of {folder}/ allows '{word}', which is no row of the table")
+    return folder, Module(public, modules, headers)
+
+
+def read_table(root, problems):
+    """The modules of ARCHITECTURE.md by folder."""
+    with open(os.path.join(root, "ARCHITECTURE.md"), encoding="utf-8") as f:
+        table = TABLE.search(f.read())
+    if not table:
+        problems.append("ARCHITECTURE.md: no table that begins with '| folder |'")
+        return {}
+    lines = []
+    for line in table.group(1).splitlines():
+        if re.fullmatch(r"\| `\w+/` \|[^|]*\|[^|]*\|[^|]*\|", line):
+            lines.append(line)
+        else:
+            problems.append(f"ARCHITECTURE.md: no row of a module with four cells: {line}")
+    names = [FOLDER.search(line).group(1) for line in lines]
+    return dict(read_row(line, names, problems) for line in lines)
+
+
+def is_public(table, header):
     module, rest = header.split("/", 1)
-    return module == "base" or rest in PUBLIC.get(module, [])
+    if module not in table:
+        return False
+    public = table[module].public
+    return public is None or rest in public
 
 
 def exists(root, header):
@@ -82,12 +105,12 @@ def mirrored(path, module):
     return folder in ("tests/unit", "tests/fuzz") and name.startswith(module + "_")
 
 
-def check_file(root, path, problems):
+def check_file(root, table, path, problems):
     module = path.split("/", 1)[0]
-    if module not in ALLOWED:
-        problems.append(f"{path}: folder '{module}' has no row in tools/check_layers.py")
+    if module not in table:
+        problems.append(f"{path}: folder '{module}' has no row in ARCHITECTURE.md's table of modules")
         return
-    modules, headers = ALLOWED[module]
+    modules, headers = table[module].modules, table[module].headers
     with open(os.path.join(root, path), encoding="utf-8") as f:
         text = f.read()
     for match in INCLUDE.finditer(text):
@@ -100,12 +123,12 @@ def check_file(root, path, problems):
             continue
         elif target not in modules and header not in headers:
             problems.append(f'{where}: {module} must not include "{header}"')
-        elif not is_public(header) and not mirrored(path, target) and header not in headers:
+        elif not is_public(table, header) and not mirrored(path, target) and header not in headers:
             problems.append(f'{where}: "{header}" is private to {target}')
 
 
-def check_cmake(root, module, problems):
-    modules, headers = ALLOWED[module]
+def check_cmake(root, table, module, problems):
+    modules, headers = table[module].modules, table[module].headers
     may = set(modules) | {h.split("/", 1)[0] for h in headers}
     for folder, dirs, names in os.walk(os.path.join(root, module)):
         dirs.sort()
@@ -124,16 +147,16 @@ def check_cmake(root, module, problems):
 def main():
     root = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else ".")
     problems = []
-    for module, headers in PUBLIC.items():
-        for header in headers:
-            if os.path.isdir(os.path.join(root, module)) and not os.path.isfile(
-                os.path.join(root, module, header)
-            ):
+    table = read_table(root, problems)
+    for module, row in table.items():
+        if not os.path.isdir(os.path.join(root, module)):
+            problems.append(f"ARCHITECTURE.md: {module}/ is no folder")
+        for header in row.public or []:
+            if not os.path.isfile(os.path.join(root, module, header)):
                 problems.append(f"{module}/{header}: a public header that does not exist")
+        check_cmake(root, table, module, problems)
     for path in sources(root):
-        check_file(root, path, problems)
-    for module in ALLOWED:
-        check_cmake(root, module, problems)
+        check_file(root, table, path, problems)
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 
