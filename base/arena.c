@@ -5,9 +5,8 @@
 #include <string.h>
 
 #define ALIGNMENT ((size_t)16)
-#define BLOCK_BYTES_MAX                                                                            \
-    ((size_t)4 << 20) /* blocks double up to this, so that waste stays small                       \
-                       */
+/* Blocks double up to this size, so that waste stays small. */
+#define BLOCK_BYTES_MAX ((size_t)4 << 20)
 
 struct arena_block {
     arena_block *next;
