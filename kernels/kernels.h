@@ -243,9 +243,9 @@ typedef struct kern_attn_item {
     uint32_t window; // 0 = all
     const float *q;  // row i, head h at q + i * q_stride + h * head_dim
     float *out;      // row i, head h at out + i * out_stride + h * head_dim
-    /* Attention mass (design.md section 5): for each page the softmax mass of the last mass_rows
-     * rows, summed in f32 over the q heads ascending, then rows ascending. mass is NULL when not
-     * asked for. */
+    /* Attention mass, by which retention selects pages: for each page the softmax mass of the last
+     * mass_rows rows, summed in f32 over the q heads ascending, then rows ascending. mass is
+     * NULL when not asked for. */
     float *mass;        // [number of pages]
     uint32_t mass_rows; // 1 to n_rows
 } kern_attn_item;

@@ -1,9 +1,9 @@
 /* sampler: logits to tokens (private to model/).
  *
- * vLLM's order (reference/models.md section 6): raw logprobs are taken first, then min_tokens,
- * logit_bias, penalties, greedy argmax below temperature 1e-5, else temperature, min_p, top_k,
- * top_p, and a Gumbel-max draw whose noise is Philox(key = (seed, choice), counter = (sample index,
- * token id)): a draw depends on nothing but its own request. Equal logits: the lowest id wins. */
+ * The order is vLLM's: raw logprobs are taken first, then min_tokens, logit_bias, penalties, greedy
+ * argmax below temperature 1e-5, else temperature, min_p, top_k, top_p, and a Gumbel-max draw whose
+ * noise is Philox(key = (seed, choice), counter = (sample index, token id)): a draw depends on
+ * nothing but its own request. Among equal logits the lowest id wins. */
 #ifndef MODEL_SAMPLER_H
 #define MODEL_SAMPLER_H
 

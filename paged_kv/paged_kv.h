@@ -10,11 +10,10 @@
  * Errors   STATUS_NO_PAGES is a state, not an error, and leaves everything as it was. Misuse
  *          asserts.
  *
- * Words (design.md section 1): a *KV group* is a run of layers x a run of KV heads that share one
- * page table; group g = layer_group * head_groups + head_group. A *block* is page_tokens
- * consecutive tokens from a multiple of page_tokens on, across all groups. *Used* pages are
- * referenced, *cached* ones are unreferenced but hashed, and free + used + cached == n_pages - 1
- * (page 0 is never handed out).
+ * Words: a *KV group* is a run of layers x a run of KV heads that share one page table; group g =
+ * layer_group * head_groups + head_group. A *block* is page_tokens consecutive tokens from a
+ * multiple of page_tokens on, across all groups. *Used* pages are referenced, *cached* ones are
+ * unreferenced but hashed, and free + used + cached == n_pages - 1 (page 0 is never handed out).
  */
 #ifndef PAGED_KV_PAGED_KV_H
 #define PAGED_KV_PAGED_KV_H

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks what a reader would trip over: banned calls, left-over notes, files that are too long, paths
-of somebody's machine, C files that nothing builds."""
+of somebody's machine, C files that nothing builds, documents that are named and do not exist."""
 
 import fnmatch
 import os
@@ -28,6 +28,11 @@ BANNED_CALLS = {
 CALL = re.compile(r"\b(" + "|".join(BANNED_CALLS) + r")\s*\(")
 NOTES = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$})/~-])/(?:work|home|root|tmp|usr/local)/")
+# A document: as a path from the root or from the file that names it, or under a place's name (NAME).
+# The text of a link may be shorter; its target is what is looked for.
+DOCUMENT = re.compile(r"(?<![\w./-])[\w./-]+\.md\b(?!\w|\]\()")
+PLACEHOLDER = re.compile(r"[A-Z]+\.md")
+WRITTEN = {"quality-demo/table.md"}  # by a command that the text shows
 # Comments, strings and character constants, so that prose about a call is no call.
 NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
@@ -55,7 +60,7 @@ def blank(match):
     return re.sub(r"[^\n]", " ", match.group(0))
 
 
-def check(path, text, problems):
+def check(root, path, text, problems):
     def report(pattern, subject, message):
         for match in pattern.finditer(subject):
             line = subject.count("\n", 0, match.start()) + 1
@@ -65,6 +70,14 @@ def check(path, text, problems):
     if path.endswith(C_FILES + (".py", ".sh")) and n_lines > LINES_MAX and not GENERATED.search(text[:600]):
         problems.append(f"{path}: {n_lines} lines, the limit is {LINES_MAX}")
     report(NOTES, text, lambda m: f"'{m.group(1)}': do it or file it")
+    for match in DOCUMENT.finditer(text):
+        name = match.group(0)
+        places = (os.path.join(root, name), os.path.join(root, os.path.dirname(path), name))
+        if name in WRITTEN or PLACEHOLDER.fullmatch(os.path.basename(name)):
+            continue
+        if not any(map(os.path.isfile, places)):
+            line = text.count("\n", 0, match.start()) + 1
+            problems.append(f"{path}:{line}: '{name}' is named and does not exist")
     report(MACHINE_PATH, text, lambda m: f"path of one machine: {m.group(0)}")
     if path.endswith(C_FILES):
         code = NOT_CODE.sub(blank, text)
@@ -77,7 +90,7 @@ def main():
     for path in files(root):
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
             text = f.read()
-        check(path, text, problems)
+        check(root, path, text, problems)
         if path.endswith((".c", ".cu", ".cc")):
             c_files.append(path)
         if os.path.basename(path) in ("CMakeLists.txt", "peer_build.py"):  # what is built, and by whom

@@ -1,5 +1,5 @@
-/* The "retention" object of a request (reference/api.md): keys as rows. What a composition cannot
- * be: check.c. */
+/* Reads the "retention" object of a request: a key is a row. check.c refuses compositions that have
+ * no meaning. */
 #include "paged_kv/retention/parse.h"
 #include <stdio.h>
 #include <string.h>
@@ -260,7 +260,7 @@ static bool uses_pool(const retention_policy *policy)
     return retention_scores[policy->score]->kind != MEASURE_NONE;
 }
 
-/* Every key of reference/api.md. */
+/* Every key that the object may have. */
 static const struct {
     const char *name;
     uint32_t field; // bits of which a method must have one; 0 = none

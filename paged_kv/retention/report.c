@@ -1,4 +1,4 @@
-/* What a response says about its retention (reference/api.md). */
+/* The report of a response: what its retention kept and dropped. */
 #include "paged_kv/retention/retention.h"
 #include <stdlib.h>
 #include <string.h>

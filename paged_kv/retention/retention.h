@@ -187,8 +187,8 @@ bool retention_cut_raises(const retention_policy *policy, uint32_t n_prompt);
  * such point. */
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
 
-/* What a backend must measure at a retention point. A closed list (design.md section 5,
- *      Measures). */
+/* What a backend must measure at a retention point. A closed list:
+ * docs/retention.md, section 4, defines each. */
 typedef enum measure_kind {
     MEASURE_NONE,
     /* Sums over the query heads of a KV head, then over rows, both ascending. */
@@ -309,7 +309,7 @@ status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t 
                         uint32_t n_prompt, const measure_result *measures,
                         retention_choice_out *out, error *err);
 
-/* ---- the report (reference/api.md) ----------------------------------------------------------- */
+/* ---- the report of what was kept, as responses carry it -------------------------------------- */
 
 typedef struct retention_report {
     const char *method;

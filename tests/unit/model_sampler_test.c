@@ -1,5 +1,4 @@
-/* The sampler against brute force: a double-precision reading of vLLM's order (reference/models.md
- * section 6). */
+/* The sampler against brute force: vLLM's order of steps, computed in double precision. */
 #include "model/sampler.h"
 
 #include <math.h>

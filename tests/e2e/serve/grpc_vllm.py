@@ -215,7 +215,7 @@ class Generate(VllmTest):
 
 
 class ByHand(VllmTest):
-    """serving.md's field numbers, whatever our .proto says."""
+    """The field numbers of vLLM's protocol, whatever our .proto says."""
 
     def call(self, method, data):
         call = self.channel.unary_stream(f"/vllm.grpc.engine.VllmEngine/{method}", lambda b: b, lambda b: b)
