@@ -40,9 +40,9 @@ REQUESTS = {
 }
 
 
-# Members of answers that differ from call to call.
-PASSING = {"id", "created", "requestId", "timings", "timestamp", "uptimeSeconds", "sequenceNumber", "scoring_ms",
-           "lastReceiveTimestamp", "genThroughput", "cacheHitRate", "promptTokensTotal", "generatedTokensTotal",
+# Members of answers that differ from call to call. A server's first answer has no cached tokens.
+PASSING = {"id", "cached_tokens", "created", "requestId", "timings", "timestamp", "uptimeSeconds",
+           "sequenceNumber", "scoring_ms", "lastReceiveTimestamp", "genThroughput", "cacheHitRate", "promptTokensTotal", "generatedTokensTotal",
            "prefixQueriedTokensTotal", "prefixHitTokensTotal", "system_fingerprint"}
 
 

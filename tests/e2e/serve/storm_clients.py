@@ -47,6 +47,11 @@ def methods():
     return specs
 
 
+def cuts_prompt(spec):
+    """Whether prompt logprobs beside this policy are refused: what is cut has none."""
+    return bool(spec) and spec["method"] == "truncate"
+
+
 class Tally:
     """What came of all requests, by kind and end, and the mistakes in words."""
 
@@ -137,7 +142,7 @@ class Client:
             f["cache_salt"] = r.choice(("salt", "pepper"))
         if r.random() < 0.2:
             f["logprobs"] = 2
-        if r.random() < 0.15:
+        if r.random() < 0.15 and not cuts_prompt(spec):
             f["prompt_logprobs"] = 2
         return f
 
@@ -214,7 +219,8 @@ class Client:
 
     def body(self):
         body = {"prompt": self.prompt(), **self.http_fields()}
-        if self.random.random() < 0.15 and "prompt_logprobs" not in body:
+        scored = "logprobs" in body and cuts_prompt(body.get("retention"))
+        if self.random.random() < 0.15 and "prompt_logprobs" not in body and not scored:
             body["echo"] = True
         return body
 
@@ -368,7 +374,7 @@ class Client:
     def octavo(self):
         r, spec = self.random, self.retention()
         sampling = self.fields()
-        if r.random() < 0.15:
+        if r.random() < 0.15 and not cuts_prompt(spec):
             sampling["prompt_logprobs"] = 1
         if r.random() < 0.2:
             sampling["logprobs"] = 1
@@ -384,7 +390,7 @@ class Client:
         if "top_p" not in f:
             f["top_p"] = 1
         sampling = vllm.SamplingParams(repetition_penalty=1, **{"n": 1, **f})
-        if self.random.random() < 0.15:
+        if self.random.random() < 0.15 and not cuts_prompt(spec):
             sampling.prompt_logprobs = 1
         request = vllm.GenerateRequest(tokenized=vllm.TokenizedInput(input_ids=self.prompt()),
                                        sampling_params=sampling, stream=self.random.random() < 0.5)
