@@ -5,8 +5,7 @@
  * Owner    the creator of a thing destroys it; every *_destroy accepts NULL.
  * Threads  everything here is free of hidden state: calls on distinct objects never interfere.
  * Units    sizes in bytes, times in microseconds of the monotonic clock.
- * Errors   status by value (status.h); loaders add an `error` with the place and the reason.
- */
+ * Errors   status by value (status.h); loaders add an `error` with the place and the reason. */
 #ifndef BASE_BASE_H
 #define BASE_BASE_H
 

@@ -1,9 +1,8 @@
 /* Command-line flags: a flag is a row of a table. Refusals are one line that names the flag.
  *
  * A command describes its flags in groups; each group writes into one struct by offset. `--flag
- * value` and
- * `--flag=value` mean the same; "--" ends the flags. Numbers have a range, sizes take K, M, G and
- * T. */
+ * value` and `--flag=value` mean the same; "--" ends the flags. Numbers have a range, sizes take K,
+ * M, G and T. */
 #ifndef CLI_ARGS_H
 #define CLI_ARGS_H
 

@@ -1,5 +1,5 @@
-/* Prefill and decode of whole models: rounds of steps, each followed by a
- * measurement of this machine's limits. */
+/* Prefill and decode of whole models: rounds of steps, each followed by a measurement of this
+ * machine's limits. */
 #include "cli/bench_model.h"
 #include "cli/bench_sched.h"
 

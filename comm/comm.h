@@ -15,8 +15,7 @@
  *          When a call has returned, with or without an error, its buffers are not in use any
  *          more (on a device: see comm_on_device).
  * Order    sums are taken in rank order, so that every rank holds the same bits ("nccl": the same
- *          bits in NCCL's order).
- */
+ *          bits in NCCL's order). */
 #ifndef COMM_COMM_H
 #define COMM_COMM_H
 

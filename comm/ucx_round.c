@@ -1,9 +1,9 @@
 /* Rounds of messages over UCX, and the waiting for them.
  *
  * All messages are eager (ucx.c sees to it): what a rank sends is copied on its way, and what it
- * receives is written by its own calls of ucp_worker_progress. Once a
- * rank has stopped calling that for good, its buffers are not touched any more, whatever state its
- * peers are in; it needs no agreement with a peer that may be dead or stopped. */
+ * receives is written by its own calls of ucp_worker_progress. Once a rank has stopped calling that
+ * for good, its buffers are not touched any more, whatever state its peers are in; it needs no
+ * agreement with a peer that may be dead or stopped. */
 #include "comm/ucx.h"
 
 #include <poll.h>

@@ -9,14 +9,14 @@
  *          belongs to the submitter of the request and is released exactly once.
  * Threads  engine_submit, engine_tokenize, engine_flush_cache, engine_get_*: any thread. A stream
  *          is read by one thread at a time; engine_stream_abort by any. `notify` is called from the
- * engine's threads, under the stream's lock: it must not block or call back into the stream, and is
- * not called after the release. Units    microseconds of the monotonic clock; bytes of UTF-8.
+ *          engine's threads, under the stream's lock: it must not block or call back into the
+ *          stream, and is not called after the release.
+ * Units    microseconds of the monotonic clock; bytes of UTF-8.
  * Errors   a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or
  *          STATUS_QUEUE_FULL at once when the bounded queue is full) or, when it fails later, ends
  *          its own stream; others go on. A step that fails as a whole, or is stuck, fails the
  *          requests in flight (STATUS_UNAVAILABLE) and the backend is made anew; meanwhile
- *          engine_submit says STATUS_UNAVAILABLE.
- */
+ *          engine_submit says STATUS_UNAVAILABLE. */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
@@ -195,8 +195,7 @@ bool engine_stream_read(engine_stream *s, engine_output *out);
 /* Waits until something can be read or every choice has ended; false when all has been read. */
 bool engine_stream_wait(engine_stream *s, engine_output *out);
 /* The prompt's tokens, those that its retention method cuts before the model sees the prompt too,
- * with what was measured of them. Valid from the first output that
- * was read until the release. */
+ * with what was measured of them. Valid from the first output that was read until the release. */
 typedef struct engine_prompt {
     const uint32_t *tokens; // [n_tokens]
     uint32_t n_tokens;
@@ -217,8 +216,8 @@ void engine_stream_release(engine_stream *s);
 /* ---- the cache, and numbers ------------------------------------------------------------------ */
 
 /* Forgets every cached block: what is submitted after this call hits nothing computed before it
- * (sessions, which are no cache, go on).
- * Unreferenced pages are free at once, referenced ones when their sequences end. */
+ * (sessions, which are no cache, go on). Unreferenced pages are free at once, referenced ones when
+ * their sequences end. */
 status engine_flush_cache(engine *e);
 /* Reports that the backend can make no step any more, so that it is made again now, not when the
  * next request finds out. It is about the backend that restart made last: a report before restart

@@ -11,8 +11,7 @@
  *
  * Who owns a stream that the scheduler knows: the engine thread, but for the time that it is with
  * the backend. Then the holder of watch.lock owns it: the watchdog to fail it, or the engine thread
- * as it comes back (watch.c).
- */
+ * as it comes back (watch.c). */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
 

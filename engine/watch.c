@@ -4,8 +4,7 @@
  * neither streams nor scheduler, so the watchdog, while it holds the lock, may fail the streams as
  * if it were the engine thread, and may interrupt a backend that cannot go away meanwhile. It marks
  * the step abandoned; the engine thread sees that when the backend returns, and takes nothing from
- * it, nor from the step that may be in flight behind it.
- */
+ * it, nor from the step that may be in flight behind it. */
 #include "engine/internal.h"
 
 #include <stdio.h>

@@ -10,8 +10,7 @@
  *          how the work is cut, or on which thread does it: each output element has one order of
  *          summation. It may differ between ISAs.
  * Errors   arguments are the caller's duty (asserted); only creation can fail, and attention for
- *          want of scratch.
- */
+ *          want of scratch. */
 #ifndef KERNELS_KERNELS_H
 #define KERNELS_KERNELS_H
 

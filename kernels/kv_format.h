@@ -4,8 +4,7 @@
  * Owner    nobody: constants.
  * Threads  any.
  * Units    bits of an element, bytes.
- * Errors   none.
- */
+ * Errors   none. */
 #ifndef KERNELS_KV_FORMAT_H
 #define KERNELS_KV_FORMAT_H
 

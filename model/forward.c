@@ -26,8 +26,7 @@ enum { GATHER_ROWS = 32 };
  *   act    [max_rows, ffn]         swiglu's output; ffn is the larger one of feed-forwards and
  *                                  experts
  *
- * and, with more than one rank, GATHER_ROWS rows of this rank's logits and of everybody's.
- */
+ * and, with more than one rank, GATHER_ROWS rows of this rank's logits and of everybody's. */
 struct forward {
     forward_options o;
     uint32_t heads, kv_heads; /* of this rank */

@@ -7,8 +7,7 @@
  * Threads  loading and a backend belong to one thread, which lends them a pool of workers.
  * Units    bytes, tokens.
  * Errors   one line that names the file and the field or tensor. Unknown architectures,
- *          activations and RoPE types are refused by name before any memory is taken.
- */
+ *          activations and RoPE types are refused by name before any memory is taken. */
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 

@@ -9,8 +9,7 @@
  * Threads  one thread for each probe, beside the backend's.
  * Units    tokens; a position is an index into the token list. K and V are f32 as the projections
  *          gave them, after RoPE: the rounding of a KV type is not in them.
- * Errors   only a run can fail: STATUS_NO_MEMORY, and STATUS_INVALID for lists that do not fit.
- */
+ * Errors   only a run can fail: STATUS_NO_MEMORY, and STATUS_INVALID for lists that do not fit. */
 #ifndef MODEL_PROBE_H
 #define MODEL_PROBE_H
 

@@ -8,8 +8,7 @@
  * Owner    the safetensors value owns mappings and names; tensors point into it.
  * Threads  one thread opens and closes; an open value is read-only.
  * Errors   one line that names the file and the tensor. A file that somebody truncates while it
- *          is mapped kills the process (SIGBUS): write elsewhere and rename.
- */
+ *          is mapped kills the process (SIGBUS): write elsewhere and rename. */
 #ifndef MODEL_SAFETENSORS_H
 #define MODEL_SAFETENSORS_H
 

@@ -7,8 +7,7 @@
  *          against malice: who may write to the folder may change the weights.
  * Threads  any number of readers and writers, of this process or others: a file appears whole, by
  *          rename, and what a reader has open stays as it is.
- * Errors   one line that names the file and what is wrong with it.
- */
+ * Errors   one line that names the file and what is wrong with it. */
 #ifndef MODEL_WEIGHTS_CACHE_H
 #define MODEL_WEIGHTS_CACHE_H
 

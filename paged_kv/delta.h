@@ -27,8 +27,7 @@
  *           kept pages[ceil(kept / P)]           parked (it was closed when it went)
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
- * grow to, so that later appends allocate nothing; it binds nobody.
- */
+ * grow to, so that later appends allocate nothing; it binds nobody. */
 #ifndef PAGED_KV_DELTA_H
 #define PAGED_KV_DELTA_H
 

@@ -6,8 +6,7 @@
  *   seqs     for each sequence one page list, one base list and one table record for each group
  *   swaps    likewise for each sequence without a number: of a swapped one the pages are those of
  *            the host tier, of a parked one they are the pool's
- *   log      words and moves since the last pkv_take_deltas
- */
+ *   log      words and moves since the last pkv_take_deltas */
 #ifndef PAGED_KV_INTERNAL_H
 #define PAGED_KV_INTERNAL_H
 

@@ -13,8 +13,7 @@
  * Words: a *KV group* is a run of layers x a run of KV heads that share one page table; group g =
  * layer_group * head_groups + head_group. A *block* is page_tokens consecutive tokens from a
  * multiple of page_tokens on, across all groups. *Used* pages are referenced, *cached* ones are
- * unreferenced but hashed, and free + used + cached == n_pages - 1 (page 0 is never handed out).
- */
+ * unreferenced but hashed, and free + used + cached == n_pages - 1 (page 0 is never handed out). */
 #ifndef PAGED_KV_PAGED_KV_H
 #define PAGED_KV_PAGED_KV_H
 

@@ -5,8 +5,7 @@
  * block, the first one's pages stay the block's, the second one's pages stay unhashed, and the
  * second's next block is a child of that same block. Hence a block outlives neither its parent nor
  * any of its pages, whoever holds them, and a sequence whose last published block went away starts
- * publishing again from its first (pkv_seq_publish).
- */
+ * publishing again from its first (pkv_seq_publish). */
 #include "paged_kv/internal.h"
 
 status prefix_create(pkv *p)

@@ -5,8 +5,7 @@
  * Owner    unpacked messages belong to the allocator they were unpacked with.
  * Threads  no state.
  * Units    as the .proto files say.
- * Errors   unpacking gives NULL for what is malformed or does not fit the allocator.
- */
+ * Errors   unpacking gives NULL for what is malformed or does not fit the allocator. */
 #ifndef PROTO_PROTO_H
 #define PROTO_PROTO_H
 

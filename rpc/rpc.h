@@ -10,8 +10,7 @@
  *          here: any thread, create and destroy from one.
  * Units    microseconds, bytes.
  * Errors   a server that cannot start says why in one line (address in use, certificate); later
- *          trouble belongs to the request that has it.
- */
+ *          trouble belongs to the request that has it. */
 #ifndef RPC_RPC_H
 #define RPC_RPC_H
 

@@ -1,8 +1,7 @@
 /* What HTTP and gRPC share (private to rpc/): admission, generations, keys, the log line of a
  * request, the events that subscribers read. Knows no protocol.
  *
- * Threads  everything here may be called by any front-end thread; a generation belongs to one.
- */
+ * Threads  everything here may be called by any front-end thread; a generation belongs to one. */
 #ifndef RPC_SERVICE_H
 #define RPC_SERVICE_H
 

@@ -13,8 +13,7 @@
  * Errors   what a peer sends is checked field by field, and the error names the field. A rank that
  *          is lost is STATUS_UNAVAILABLE, with rank, address and reason: "rank 1 (10.0.0.2:7000):
  *          no heartbeat for 1.5 s". So is a worker that is not there (yet): making the ranks again
- *          later may work. Refusals (versions, another model, another coordinator) are not.
- */
+ *          later may work. Refusals (versions, another model, another coordinator) are not. */
 #ifndef RPC_WORKER_H
 #define RPC_WORKER_H
 

@@ -6,8 +6,7 @@
  *
  * What the result does change is repaired afterwards: if a sequence ended meanwhile, its extra row
  * is discarded (sched_forget_ahead, ROWS_DISCARDED), and after a step that failed so are all rows
- * of the step ahead of it.
- */
+ * of the step ahead of it. */
 #include "scheduler/sched_internal.h"
 
 static bool is_plain(const sched_work *w)

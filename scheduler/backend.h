@@ -13,8 +13,7 @@
  *          each of its shares is one row and one draw, and so is each share of the first.
  * Units    microseconds; tokens; rows (one query token each).
  * Errors   a plan the backend cannot run is an error of that step: result.status; the backend
- *          lives on unless it says STATUS_INTERNAL, or STATUS_UNAVAILABLE: a rank of it is lost.
- */
+ *          lives on unless it says STATUS_INTERNAL, or STATUS_UNAVAILABLE: a rank of it is lost. */
 #ifndef SCHEDULER_BACKEND_H
 #define SCHEDULER_BACKEND_H
 

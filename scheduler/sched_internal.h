@@ -11,8 +11,7 @@
  * A rank is (the policy's number, arrival, order of being added, choice). A sequence that ends
  * while a step with rows of it is in flight is marked, and given up when the result is in. Where
  * one step at most is in flight, pages are touched only between steps, since the plan's deltas
- * belong to the backend until then.
- */
+ * belong to the backend until then. */
 #ifndef SCHEDULER_SCHED_INTERNAL_H
 #define SCHEDULER_SCHED_INTERNAL_H
 

@@ -9,8 +9,7 @@
  * Threads  one thread (the engine's). sched_check alone may be called by any.
  * Units    tokens, pages, microseconds of the caller's clock (it has none of its own).
  * Errors   sched_check says why a request can never run. sched_step itself cannot fail: no clock,
- *          socket, lock or heap inside (in steady state).
- */
+ *          socket, lock or heap inside (in steady state). */
 #ifndef SCHEDULER_SCHEDULER_H
 #define SCHEDULER_SCHEDULER_H
 

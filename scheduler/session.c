@@ -5,8 +5,7 @@
  *   claimed  a live request goes on from it, or will leave one under its key; its pages are the
  *            request's own, and no other request can have the key meanwhile
  *
- * A request keeps all turns of its session, so that a replay gets through them as the turns did.
- */
+ * A request keeps all turns of its session, so that a replay gets through them as the turns did. */
 #include "scheduler/sched_internal.h"
 
 static bool same_key(const uint64_t a[2], const uint64_t b[2])

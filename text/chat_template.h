@@ -6,8 +6,7 @@
  * Threads  a compiled template is immutable: any thread may render.
  * Limits   source 1 MiB, nesting, evaluation steps, memory and output size are all capped
  *          (tmpl_limits); a template that exceeds one is refused with STATUS_LIMIT.
- * Errors   one line that names the template's line: "chat_template:3: unknown filter 'foo'".
- */
+ * Errors   one line that names the template's line: "chat_template:3: unknown filter 'foo'". */
 #ifndef TEXT_CHAT_TEMPLATE_H
 #define TEXT_CHAT_TEMPLATE_H
 

@@ -9,8 +9,7 @@
  *          tok_stream belongs to one thread at a time.
  * Units    text in bytes of UTF-8; bytes that are not UTF-8 are replaced by U+FFFD first, one for
  *          each longest beginning of a character (as Python's and Rust's lossy decoding do).
- * Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT the place in the file.
- */
+ * Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT the place in the file. */
 #ifndef TEXT_TOKENIZER_H
 #define TEXT_TOKENIZER_H
 

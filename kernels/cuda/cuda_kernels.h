@@ -8,8 +8,7 @@
  *          `await`, `open` and `close` wait for it.
  * Units    bytes; elements for strides. Pointers are the device's unless said otherwise.
  * Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can only be closed, and a
- *          process whose device is lost may have to end. Arguments are the caller's duty.
- */
+ *          process whose device is lost may have to end. Arguments are the caller's duty. */
 #ifndef KERNELS_CUDA_CUDA_KERNELS_H
 #define KERNELS_CUDA_CUDA_KERNELS_H
 

@@ -1,7 +1,6 @@
 /* What each slot adds along the attention's output, of attention that is not the step's own: over
  * the slots before the window (OUTSIDE), pooled over neighbours (POOLED), or of another temperature
- * (theta). So many query rows at
- * a time that their weights, which are scratch, stay small. */
+ * (theta). So many query rows at a time that their weights, which are scratch, stay small. */
 #include "kernels/cuda/pages.cuh"
 
 enum {

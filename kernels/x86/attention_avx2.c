@@ -352,8 +352,7 @@ INLINE __m256 seen(uint32_t lo, uint32_t hi, int i)
 }
 
 /* 2^x for x <= 0, -inf included; NaN stays NaN, below 2^-126 it is 0. Relative error 5e-7, 2^0
- * is 1.
- */
+ * is 1. */
 INLINE __m256 weight_of(__m256 x)
 {
     const __m256 shift = _mm256_set1_ps(0x1.8p23f + 127.0f); /* leaves n + 127 in the low bits */

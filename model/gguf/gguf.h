@@ -6,8 +6,7 @@
  * Owner    the gguf value owns mapping and names; values and tensors point into it.
  * Threads  one thread opens and closes; an open value is read-only.
  * Errors   one line that names the file and the key or tensor. As of safetensors, a file must not
- *          be truncated while it is mapped.
- */
+ *          be truncated while it is mapped. */
 #ifndef MODEL_GGUF_GGUF_H
 #define MODEL_GGUF_GGUF_H
 

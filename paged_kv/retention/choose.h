@@ -2,8 +2,7 @@
  *
  *   choose.c      scopes: who chooses, and whose tables follow
  *   candidates.c  a table's protected slots, and a key for every unit that may be chosen
- *   rank.c        the best of the keys
- */
+ *   rank.c        the best of the keys */
 #ifndef PAGED_KV_RETENTION_CHOOSE_H
 #define PAGED_KV_RETENTION_CHOOSE_H
 

@@ -9,8 +9,7 @@
  * Units    tokens and pages of one table; ratio = the share KEPT of the prompt's tokens.
  * Errors   a field the method cannot use, an unknown key, an impossible value: STATUS_INVALID with
  *          the field's name.
- * Source   docs/retention.md fixes every meaning; each row names its paper.
- */
+ * Source   docs/retention.md fixes every meaning; each row names its paper. */
 #ifndef PAGED_KV_RETENTION_RETENTION_H
 #define PAGED_KV_RETENTION_RETENTION_H
 
@@ -187,8 +186,8 @@ bool retention_cut_raises(const retention_policy *policy, uint32_t n_prompt);
  * such point. */
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
 
-/* What a backend must measure at a retention point. A closed list:
- * docs/retention.md, section 4, defines each. */
+/* What a backend must measure at a retention point. A closed list: docs/retention.md, section 4,
+ * defines each. */
 typedef enum measure_kind {
     MEASURE_NONE,
     /* Sums over the query heads of a KV head, then over rows, both ascending. */

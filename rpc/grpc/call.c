@@ -5,8 +5,7 @@
  *      └─> receiving ── message ──> sending … ──> status sent ──> over
  *             ^            │          (one at a time)              ^
  *             └────────────┘ client_streams                        │
- *   RECV_CLOSE_ON_SERVER (cancelled, deadline, connection gone) ───┘
- */
+ *   RECV_CLOSE_ON_SERVER (cancelled, deadline, connection gone) ───┘ */
 #include "rpc/grpc/internal.h"
 
 #include <grpc/byte_buffer.h>

@@ -4,8 +4,7 @@
  * whatever has two readings is refused, and its connection closed.
  *
  * libmicrohttpd judges a Content-Length that is no number before we see the head. Its own answer
- * then begins with its head twice: a 400 whose body looks odd, and the connection is closed.
- */
+ * then begins with its head twice: a 400 whose body looks odd, and the connection is closed. */
 #ifndef RPC_HTTP_HEAD_H
 #define RPC_HTTP_HEAD_H
 

@@ -2,8 +2,7 @@
  * a generation's outputs to a client that may be slow or gone.
  *
  * Threads  libmicrohttpd's (a pool of two) run handlers of small bodies, two of our own those of
- *          large ones; another watches the sockets of running requests for clients that go away.
- */
+ *          large ones; another watches the sockets of running requests for clients that go away. */
 #ifndef RPC_HTTP_HTTP_H
 #define RPC_HTTP_HTTP_H
 

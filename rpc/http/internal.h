@@ -4,8 +4,7 @@
  * exchange.c  one request: head, body, answer     head.c     what a request's head may look like
  * pump.c      a generation's outputs to a client  watch.c    clients that vanish, trickle or stall
  * routes.c    the table of paths                  tls.c      certificates
- * work.c      large bodies, which a pool of threads reads
- */
+ * work.c      large bodies, which a pool of threads reads */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 

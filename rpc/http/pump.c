@@ -3,8 +3,7 @@
  * The engine notifies (on its own thread) through the exchange's wake; libmicrohttpd's thread
  * reads. Nothing is said before the first output is there, so that an error before it becomes a
  * plain one. A client that does not read stops the reader, which fills the stream's ring, which
- * pauses its sequence and nobody else's; watch.c ends it when that lasts.
- */
+ * pauses its sequence and nobody else's; watch.c ends it when that lasts. */
 #include "rpc/http/internal.h"
 
 #include <string.h>

@@ -10,8 +10,7 @@
  * left.
  *
  * Whoever is cut is shut down here and closed by libmicrohttpd. Lock order: this lock, a wake's
- * lock, libmicrohttpd's own.
- */
+ * lock, libmicrohttpd's own. */
 #include "rpc/http/internal.h"
 
 #include <errno.h>

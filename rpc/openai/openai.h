@@ -1,7 +1,6 @@
 /* OpenAI's HTTP shapes (private to rpc/): bodies in, engine requests out; outputs in, JSON or SSE
  * out. The functions are pure but for the tokenizer: no socket, no thread. The shapes are those of
- * OpenAI's API for completions and chat, with vLLM's additional fields and `retention`.
- */
+ * OpenAI's API for completions and chat, with vLLM's additional fields and `retention`. */
 #ifndef RPC_OPENAI_OPENAI_H
 #define RPC_OPENAI_OPENAI_H
 

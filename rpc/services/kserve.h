@@ -1,8 +1,7 @@
 /* KServe v2 as its files see it (private to rpc/services).
  *
  * kserve.c: the methods   kserve_request.c: tensors in   kserve_response.c: tensors out
- * kserve_infer.c: ModelInfer and ModelStreamInfer
- */
+ * kserve_infer.c: ModelInfer and ModelStreamInfer */
 #ifndef RPC_SERVICES_KSERVE_H
 #define RPC_SERVICES_KSERVE_H
 

@@ -1,7 +1,6 @@
 /* octavo.v1 as its files see it (private to rpc/services).
  *
- * octavo_v1.c: the methods   octavo_v1_request.c: messages in   octavo_v1_generate.c: Generate
- */
+ * octavo_v1.c: the methods   octavo_v1_request.c: messages in   octavo_v1_generate.c: Generate */
 #ifndef RPC_SERVICES_OCTAVO_V1_H
 #define RPC_SERVICES_OCTAVO_V1_H
 

@@ -1,6 +1,5 @@
 /* The gRPC services (private to rpc/): each translates between its messages and the shared core.
- * The request_of functions are pure, and are what the fuzzers feed.
- */
+ * The request_of functions are pure, and are what the fuzzers feed. */
 #ifndef RPC_SERVICES_SERVICES_H
 #define RPC_SERVICES_SERVICES_H
 

@@ -1,8 +1,7 @@
 /* VllmEngine as its files see it (private to rpc/services).
  *
  * vllm_engine.c: the methods   vllm_request.c: requests in   vllm_generate.c: Generate
- * vllm_tokenizer.c: GetTokenizer
- */
+ * vllm_tokenizer.c: GetTokenizer */
 #ifndef RPC_SERVICES_VLLM_H
 #define RPC_SERVICES_VLLM_H
 

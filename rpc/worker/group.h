@@ -4,8 +4,7 @@
  *   threads that make ranks   group.c      ask.c: a call, an answer, one after the other
  *   the engine's thread       proxy.c      plans and results; one queue for all ranks' streams:
  *                                          the failure of one ends the wait for another
- *   the heartbeats' thread    heartbeat.c  Health at all ranks, by a queue of its own
- */
+ *   the heartbeats' thread    heartbeat.c  Health at all ranks, by a queue of its own */
 #ifndef RPC_WORKER_GROUP_H
 #define RPC_WORKER_GROUP_H
 

@@ -57,8 +57,7 @@ static void free_result(worker_server *s)
 }
 
 /* With the lock held, which it lets go of meanwhile. Nobody else touches an ending session's
- * things.
- */
+ * things. */
 static void reset_session(worker_server *s)
 {
     backend b = s->backend;

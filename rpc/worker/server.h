@@ -6,8 +6,7 @@
  *
  *   idle ─Configure─> configured ─Join─> joined ─Load─> loaded <─> plan, result, plan, …
  *     ^                    └───────────────┴──────────────┴─> ending (a failure, Shutdown, a broken
- *     └──────────────────────── reset ────────────────────────┘ stream, silence)
- */
+ *     └──────────────────────── reset ────────────────────────┘ stream, silence) */
 #ifndef RPC_WORKER_SERVER_H
 #define RPC_WORKER_SERVER_H
 

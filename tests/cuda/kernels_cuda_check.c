@@ -2,8 +2,7 @@
  * [--small] [rows|products|pages|sample]. A row for each, PASS or FAIL; the exit status is 0 when
  * all pass. A lost device ends the process, so that a group alone tells more. Built with
  * OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small unless
- * OCTAVO_SOAK is set.
- */
+ * OCTAVO_SOAK is set. */
 #include "tests/cuda/check.h"
 
 #include <dlfcn.h>

@@ -1,7 +1,6 @@
 /* AMX tiles, one thread's, with the meaning of Intel's manual (volume 2, TDPBF16PS, TDPBSSD,
  * TDPBUSD and chapter 3 of volume 1): shapes come from the configuration, whatever faults there
- * ends the test.
- */
+ * ends the test. */
 #ifndef TESTS_EMULATE_AMX_H
 #define TESTS_EMULATE_AMX_H
 

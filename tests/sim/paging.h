@@ -1,9 +1,9 @@
 /* paging: the plain model of paged_kv that paging_test.c holds it against.
  *
  * What     operations at random, and what every slot of every page holds, as a hash of all that K
- * and V depend on; sequences and hashed blocks as simple lists. Owner    a sim owns everything in
- * it. Threads  one.
- */
+ *          and V depend on; sequences and hashed blocks as simple lists.
+ * Owner    a sim owns everything in it.
+ * Threads  one. */
 #ifndef TESTS_SIM_PAGING_H
 #define TESTS_SIM_PAGING_H
 

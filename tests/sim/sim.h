@@ -9,8 +9,7 @@
  * Owner    a sim_backend owns its mirror, its contents and its results.
  * Threads  one.
  * Units    as in scheduler/backend.h. Logits rows have one column.
- * Errors   what a plan got wrong is kept as text: sim_backend_wrong.
- */
+ * Errors   what a plan got wrong is kept as text: sim_backend_wrong. */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
 

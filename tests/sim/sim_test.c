@@ -6,8 +6,7 @@
  *
  *   sim_test [seed]      one world, verbosely, with one step in flight and with two;
  *                        OCTAVO_SOAK=SEED makes it 10^5 requests with each instead of 10^4, in
- *                        worlds from that seed on
- */
+ *                        worlds from that seed on */
 #include "tests/sim/sim_world.h"
 
 enum { REQUESTS_PER_WORLD = 500, NEVER_AGED = 1 << 30 };

@@ -2,8 +2,7 @@
  *
  * What     shared by sim_test.c (events, steps, checks) and sim_requests.c (what is asked for).
  * Owner    a world owns everything in it.
- * Threads  one.
- */
+ * Threads  one. */
 #ifndef TESTS_SIM_SIM_WORLD_H
 #define TESTS_SIM_SIM_WORLD_H
 

@@ -7,8 +7,7 @@
  *     races    two threads of a block without a barrier in between (an exchange within a warp is
  *              none), or two blocks of a launch, one of them writing; atomics against each other
  *              are none
- *     shared   memory that is read before the block has written it
- */
+ *     shared   memory that is read before the block has written it */
 #ifndef TESTS_SIMT_STRICT_H
 #define TESTS_SIMT_STRICT_H
 

@@ -1,8 +1,7 @@
 /* Steps that are stuck, backends that fail and are made anew, and flushes of the prefix cache.
  *
  * How long a step takes is not left to the machine: the time-out is hours, and a test that wants a
- * stuck step makes the one that runs old enough (expire). Only one test waits for the clock.
- */
+ * stuck step makes the one that runs old enough (expire). Only one test waits for the clock. */
 #include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 
