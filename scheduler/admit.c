@@ -1,11 +1,12 @@
-/* Admission: what may ever run, and what may start now. Counted in physical pages. */
+/* Admission: whether a request can ever run, and whether it can start now. Counts physical
+ * pages. */
 #include "scheduler/sched_internal.h"
 #include <inttypes.h>
 #include <stdio.h>
 
 /* ---- whether a request can ever run ---------------------------------------------------------- */
 
-/* "1,250" */
+/* Writes 1250 as "1,250". */
 static const char *grouped(char out[27], uint64_t n)
 {
     char digits[21];
@@ -85,8 +86,9 @@ status sched_check(const sched *s, const sched_request *r, error *err)
 
 /* ---- what may start now ---------------------------------------------------------------------- */
 
-/* Most tokens of the sequence that may come from the prefix cache. One token is always computed,
- * for its logits; so are the rows that a choice measures, and all that depends on one. */
+/* The most tokens of the sequence that may come from the prefix cache. At least one token is
+ * computed, for its logits. The rows that a selection measures are computed too, and all rows that
+ * depend on a selection. */
 static uint32_t hit_cap(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
@@ -113,9 +115,9 @@ static void owe(pages_owed *sum, uint64_t lasting, uint32_t passing)
     if (sum->passing < passing) sum->passing = passing;
 }
 
-/* To a running sequence: the pages to compute all its known tokens and to begin one block more, and
- * one block for each choice that will be forked from it into a slot. Without that margin a
- * newly admitted sequence would be preempted by the next page that is needed. */
+/* Adds what a running sequence is owed: the pages to compute all its known tokens and to begin one
+ * block more, and one block for each choice that will be forked from it into a slot. Without that
+ * margin a newly admitted sequence would be preempted by the next page that is needed. */
 static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
 {
     const sched_entry *e = q->entry;
@@ -132,16 +134,16 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
     owe(sum, owed, peak.passing);
 }
 
-/* What a waiting sequence starts with: a prefix hit, the session it goes on from, or what it left
- * in the host tier. */
+/* The state that a waiting sequence starts from: a prefix hit, the session it continues, or its
+ * pages in the host tier. */
 typedef struct beginning {
     uint32_t computed;
-    uint32_t hit; // of computed: what the prefix cache has
+    uint32_t hit; // tokens of `computed` that the prefix cache has
     uint32_t max_hit;
     uint64_t held;   // pages of its tables
-    uint64_t taken;  // pages that it takes at once of those that new work can have
-    uint64_t shared; // of its tables' pages: others hold them too
-    /* How the last two change when everything else that is parked is given up. */
+    uint64_t taken;  // pages that it takes at once from those available to new work
+    uint64_t shared; // pages of its tables that others hold too
+    /* `taken` and `shared` if everything else that is parked is given up. */
     uint64_t taken_alone, shared_alone;
 } beginning;
 
@@ -201,8 +203,8 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     return STATUS_IS_OK;
 }
 
-/* The pages, with those owed, that a sequence needs to compute its known tokens. A retention choice
- * copies pages that other sequences hold too. */
+/* The pages, with those owed, that a sequence needs to compute its known tokens. A retention
+ * selection copies pages that other sequences hold too. */
 static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning *b, uint64_t taken,
                              uint64_t shared, const pages_owed *owed)
 {
@@ -215,7 +217,8 @@ static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning
 }
 
 /* Whether the sequence can have its pages beside those owed. Parked pages are given up for it where
- * that is enough; those that open sequences or its own beginning hold too would not come free. */
+ * that is enough. Parked pages that open sequences, or this sequence at its start, hold too do not
+ * count, because they would not come free. */
 static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
 {
     for (;;) {
@@ -230,7 +233,7 @@ static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_ow
     }
 }
 
-/* Starts the sequence when a slot, pages beside those owed, and tokens suffice. */
+/* Starts the sequence when a slot, enough pages beside those owed, and enough tokens are there. */
 static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owed)
 {
     sched_entry *e = q->entry;
@@ -243,7 +246,7 @@ static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owe
     uint32_t chunk = sched_seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1];
     status st = status_make(STATUS_NO_PAGES, NULL);
     if (chunk > 0) st = open_tables(s, q, &b, slot);
-    if (!status_ok(st)) { /* no tokens left in this step, or no memory for its lists */
+    if (!status_ok(st)) { /* no tokens left in this step, or no memory for the lists */
         if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
         q->computed = computed;
         return false;
@@ -270,14 +273,14 @@ static bool arrived_before(const sched_entry *a, const sched_entry *b)
     return a->arrival != b->arrival ? a->arrival < b->arrival : a->serial < b->serial;
 }
 
-/* Whether only requests that go first keep the sequence from starting or computing its prompt. */
+/* Whether only better-ranked requests keep the sequence from starting or computing its prompt. */
 static bool can_be_passed(const sched_seq *q)
 {
     return q->entry->rank != SCHED_AGED && !sched_seq_is_idle(q);
 }
 
-/* The request that has waited longest among sequences without a slot and running ones whose prompt
- * is not done, for the tokens of a step go to better ranks first. */
+/* The request that has waited longest. A running sequence whose prompt is not done waits too,
+ * because the tokens of a step go to better ranks first. */
 static sched_entry *longest_waiting(const sched *s)
 {
     sched_entry *oldest = NULL;
@@ -293,8 +296,8 @@ static sched_entry *longest_waiting(const sched *s)
     return oldest;
 }
 
-/* Notes that a request has started. Returns whether the order changed, since the longest waiting
- * one was passed once too often. */
+/* Notes that a request has started. Returns whether the order changed, because the longest waiting
+ * request was passed once too often. */
 static bool note_pass(sched *s, const sched_entry *started)
 {
     if (s->options.policy != SCHED_PRIORITY) return false;
@@ -308,8 +311,8 @@ static bool note_pass(sched *s, const sched_entry *started)
 
 /* Admits strictly in order: a blocked request blocks those behind it, unless it only lacks logit
  * rows, because prompts that want logits are computed slowly. Idle sequences hold slots and pages
- * without using them: they give way when their readers sleep, or when no other sequence would make
- * room. */
+ * without using them: they are preempted when their readers sleep, or when no other sequence would
+ * make room. */
 void sched_admit(sched *s, uint32_t budget, int64_t now_us)
 {
     pages_owed owed = {.lasting = s->lasting, .passing = s->passing};
@@ -330,9 +333,9 @@ void sched_admit(sched *s, uint32_t budget, int64_t now_us)
             owe(&owed, s->lasting - before, s->passing);
             owe_running(s, q, &owed);
             n_active++;
-            if (note_pass(s, q->entry)) i = 0; /* the aged one waits in front now */
+            if (note_pass(s, q->entry)) i = 0; /* the aged request is first in the list now */
         } else if (sched_preempt_idle(s, n_active == 0, now_us)) {
-            i = 0; /* it waits in front of q or behind */
+            i = 0; /* the preempted sequence may rank before q */
         } else {
             return;
         }

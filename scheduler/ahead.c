@@ -1,12 +1,13 @@
-/* The next step, planned while one is in flight, so that the backend never waits for the scheduler:
- * each row takes its token from the draw of the step before (step_seq.token_from). It is made only
- * where that step's result can change nothing but tokens: every share there is one row and one draw
- * of a sequence that goes on, no choice of retention follows a row of either, pages are simply
- * there, and no waiting request could start. Else the plan is empty until the result is in.
+/* Plans the next step while one is in flight, so that the backend never waits for the scheduler:
+ * each row takes its token from the draw of the step before (step_seq.token_from). A step is
+ * planned ahead only where the result in flight can change nothing but tokens: every share of the
+ * step in flight is one row and one draw of a sequence that goes on, no retention selection follows
+ * a row of either step, the pages are available without any other sequence giving way, and no
+ * waiting request could start. Otherwise the plan is empty until the result is in.
  *
- * What the result does change is repaired afterwards: if a sequence ended meanwhile, its extra row
- * is discarded (sched_forget_ahead, ROWS_DISCARDED), and after a step that failed so are all rows
- * of the step ahead of it. */
+ * What the result does change is repaired afterwards. If a sequence ended meanwhile, its extra row
+ * is discarded (sched_forget_ahead, ROWS_DISCARDED). If the step in flight failed, all rows of the
+ * step ahead of it are discarded. */
 #include "scheduler/sched_internal.h"
 
 static bool is_plain(const sched_work *w)
@@ -21,7 +22,7 @@ static bool is_plain(const sched_work *w)
     return w->plan.n_seqs > 0;
 }
 
-/* A choice follows the row in flight or the one after it, or that one is measured. */
+/* A selection follows the row in flight or the row after it, or the row after it is measured. */
 static bool is_chosen_for(const sched_seq *q)
 {
     uint32_t from = q->computed + q->planned;
@@ -38,13 +39,15 @@ static row_ahead next_row(const sched *s, const sched_seq *q)
     const sched_entry *e = q->entry;
     if (q->planned > 0 && is_chosen_for(q)) return ROW_UNKNOWN;
     if (seq_is_over(q)) return ROW_NONE;
-    /* One that is idle gives way to who waits; one that is not has something to compute. */
+    /* An idle sequence gives way to a waiting one; one that is not idle has something to
+     * compute. */
     if (q->planned == 0) return sched_seq_is_idle(q) && s->waiting.n == 0 ? ROW_NONE : ROW_UNKNOWN;
     bool draws_last = q->n_tokens + 1 == e->n_prompt + e->max_new_tokens;
     return q->paused || draws_last ? ROW_NONE : ROW_PLAIN;
 }
 
-/* Lists who has a row in the next step: how many, or 0 when that cannot be told. */
+/* Lists the sequences with a row in the next step. Returns how many, or 0 when that cannot be
+ * told. */
 static uint32_t list_rows(const sched *s, sched_seq **rows)
 {
     uint32_t n = 0;
@@ -62,7 +65,9 @@ static uint32_t list_rows(const sched *s, sched_seq **rows)
 
 static void add_row(sched *s, sched_work *w, sched_seq *q)
 {
-    if (!status_ok(pkv_seq_append(s->kv, q->slot, 1))) return; /* no memory: it stands still */
+    if (!status_ok(pkv_seq_append(s->kv, q->slot, 1)))
+        return; /* no memory: no row for it in this
+                                                                * step */
     w->tokens[w->plan.n_tokens] = 0;
     sched_add_share(w, q,
                     (step_seq){
@@ -85,7 +90,7 @@ bool sched_plan_ahead(sched *s)
     uint32_t n = list_rows(s, w->planned);
     w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = 0;
     w->ahead = true;
-    /* A share's place in w->planned is never behind its row's. */
+    /* Reading and writing w->planned at once is safe: share k comes from rows[k] or a later one. */
     for (uint32_t i = 0; i < n; i++) add_row(s, w, w->planned[i]);
     return w->plan.n_seqs > 0;
 }

@@ -2,18 +2,20 @@
  * implements it for the CPU, for CUDA and for ranks, tests/sim with a fake.
  *
  * What     a step plan goes in, a step result comes out. Both are plain data, the same in process
- *          and on a wire. A backend returns tokens and measures, never decisions about pages.
- * Owner    plans belong to the scheduler and stay valid until the result was collected; where
- *          max_in_flight is 2 deltas only until submit returns, for the next plan is made then.
- *          Results belong to the backend and stay valid until the next submit, whatever else is in
- *          flight.
- * Threads  one thread calls submit and collect; at most backend_info.max_in_flight steps between.
- * Order    steps are done one after the other, as submitted, and collected so. A second one is
- *          submitted only ahead of the first one's tokens (step_seq.token_from): it has no opens,
- *          each of its shares is one row and one draw, and so is each share of the first.
+ *          and on a wire. A backend returns tokens and measures; it never decides about pages.
+ * Owner    plans belong to the scheduler and stay valid until their result was collected. Where
+ *          max_in_flight is 2, the deltas of a plan are valid only until submit returns, because
+ *          the next plan is made then. Results belong to the backend and stay valid until the next
+ *          submit, whatever else is in flight.
+ * Threads  one thread calls submit and collect; at most backend_info.max_in_flight steps are
+ *          submitted and not yet collected.
+ * Order    steps run one after the other and are collected in the order of submission. A second
+ *          step is submitted before the tokens of the first are known (step_seq.token_from) only if
+ *          it has no opens, and each share of both steps is one row and one draw.
  * Units    microseconds; tokens; rows (one query token each).
- * Errors   a plan the backend cannot run is an error of that step: result.status; the backend
- *          lives on unless it says STATUS_INTERNAL, or STATUS_UNAVAILABLE: a rank of it is lost. */
+ * Errors   result.status is an error where the backend cannot run the plan. The backend stays
+ *          usable, unless the status is STATUS_INTERNAL, or STATUS_UNAVAILABLE (one of its ranks is
+ *          lost). */
 #ifndef SCHEDULER_BACKEND_H
 #define SCHEDULER_BACKEND_H
 
@@ -58,31 +60,32 @@ typedef struct step_open {
  * them. */
 typedef struct step_seq {
     uint32_t seq;     // the sequence's number in the tables
-    uint64_t request; // whose it is: the backend hands these two back untouched
+    uint64_t request; // of the sequence: the backend hands request and choice back untouched
     uint32_t choice;
     uint32_t first_token;  // tokens[first_token .. + n_tokens)
     uint32_t n_tokens;     // >= 1
     uint32_t position;     // RoPE position of its first token
     uint32_t n_samples;    // draws from the last row's logits: 0 while the prompt goes on, n at its
-                           // end. Draw j uses choice + j. Over a plan step_most_draws at most
+                           // end. Draw j uses choice + j. A plan has at most step_most_draws of
+                           // them
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
-    /* 0, or 1 + n: the share's result has scores, how likely the token after each row was and which
-     * n were the likeliest. At most 1 + SAMPLE_LOGPROBS_MAX. */
+    /* 0, or 1 + n: the share's result then has scores, which say how likely the token after each
+     * row was and which n tokens were likeliest. At most 1 + SAMPLE_LOGPROBS_MAX. */
     uint32_t want_scores;
     uint32_t next_token; // token after the last row, where scores or measure.novelty ask for it
-    /* 0: tokens[] has its tokens. Else the step before is in flight, and 1 + the index of the share
-     * there whose draw is this share's only token; that of tokens[] is 0. Where the step before
-     * failed the result of this one is discarded. */
+    /* 0: tokens[] has the share's tokens. Otherwise the step before is in flight, and this is 1 +
+     * the index of its share whose draw becomes the only token here; the entry in tokens[] is 0
+     * then. If the step before fails, the result of this share is discarded. */
     uint32_t token_from;
     measure_spec measure;
 } step_seq;
 
 typedef struct step_plan {
     uint64_t step; // 1, 2, 3, …
-    /* The words are applied first, then the moves are made in their order (copies to and from the
-     * host tier are among them), then comes compute. A step that fails must have made them all: the
-     * pages they wrote are counted on. */
+    /* Order: the words are applied, then the moves are made one after the other (copies to and from
+     * the host tier are among them), then the step is computed. A step that fails must still have
+     * made all moves, because the scheduler counts on the pages they wrote. */
     pkv_deltas deltas;
     const step_open *opens;
     uint32_t n_opens;
@@ -93,11 +96,11 @@ typedef struct step_plan {
     uint64_t checksum; // of the coordinator's tables after the deltas
 } step_plan;
 
-/* Draws that a plan may ask of a backend for max_seqs sequences: one of each sequence, and those of
- * the choices that a prompt's end begins, which need no sequence to be drawn. */
+/* The most draws in one plan for a backend of max_seqs sequences: one for each sequence, and those
+ * for choices that are forked at a prompt's end, which need no sequence to be drawn. */
 static inline uint32_t step_most_draws(uint32_t max_seqs) { return 2 * max_seqs; }
 
-/* One draw, or a score of a token that was there. */
+/* A sampled token, or the score of a token that was given. */
 typedef struct step_sample {
     uint32_t token;
     float logprob; // log-softmax of the raw logits; NaN when no logprobs were asked for
@@ -111,8 +114,8 @@ typedef struct step_seq_result {
     const step_sample *samples; // [n_samples]
     uint32_t n_samples;
     measure_result measure;    // values NULL when not asked for
-    const float *novelty;      // [n_tokens] of the tokens after each row; NULL when not asked for
-    const step_sample *scores; // [n_tokens] likewise
+    const float *novelty;      // [n_tokens], for the token after each row; NULL when not asked for
+    const step_sample *scores; // [n_tokens], for the token after each row
 } step_seq_result;
 
 typedef struct step_result {
@@ -124,7 +127,7 @@ typedef struct step_result {
     uint32_t n_logit_rows;
     uint64_t checksum; // of the backend's mirror: must equal the plan's
     int64_t compute_us;
-    int64_t measure_us; // the part of it spent on measures, as far as it can be told apart
+    int64_t measure_us; // part of compute_us spent on measures, as far as it can be told apart
 } step_result;
 
 typedef struct backend_info {
@@ -133,13 +136,13 @@ typedef struct backend_info {
     uint32_t max_positions; // context limit of the model
     uint32_t max_rows;      // tokens in one plan
     uint32_t max_seqs;
-    uint32_t max_logit_rows; // rows of want_logits or want_scores in one plan; 0 = all
-    uint32_t lacks;          // bits of retention_measures that it cannot do
+    uint32_t max_logit_rows; // most rows with want_logits or want_scores in a plan; 0 = all
+    uint32_t lacks;          // bits of retention_measures that the backend cannot compute
     uint32_t n_pages;
-    uint32_t n_host_pages;  // of the host tier, as large as the pool's; 0 = it has none
-    uint32_t max_in_flight; // 1, or 2: the next step is given while one runs
+    uint32_t n_host_pages;  // of the host tier, each as large as a pool page; 0 = no host tier
+    uint32_t max_in_flight; // 2 = the next step is submitted while one runs; else 1
     pkv_geometry geometry;
-    uint64_t identity; // of the weights and RoPE base: part of the prefix salt
+    uint64_t identity; // digest of weights and RoPE base: part of the prefix salt
 } backend_info;
 
 typedef struct backend_ops {
@@ -147,10 +150,10 @@ typedef struct backend_ops {
     status (*submit)(void *ctx, const step_plan *plan);
     /* Waits for the oldest step in flight. */
     status (*collect)(void *ctx, const step_result **out);
-    /* Asks the steps in flight to give up soon; collect then returns STATUS_INTERNAL, and the
-     * backend can only be destroyed. Any thread. */
+    /* Asks the steps in flight to stop soon. collect then returns STATUS_INTERNAL, and the backend
+     * can only be destroyed. Any thread. */
     void (*interrupt)(void *ctx);
-    /* Steps may still be in flight where one failed for good. */
+    /* After a step that failed for good, others may still be in flight when this is called. */
     void (*destroy)(void *ctx);
 } backend_ops;
 

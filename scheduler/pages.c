@@ -1,6 +1,7 @@
-/* How many pages a sequence takes at most, from what its policies promise (retention_bound_at): in
- * closed form, since points may be as many as tokens. Between points tables grow with the sequence;
- * what choices leave never shrinks from one to the next, so that the last one counts for all. */
+/* The most pages that a sequence takes, from what its policies promise (retention_bound_at). The
+ * bound is in closed form, since there may be as many retention points as tokens. Between points
+ * tables grow with the sequence; what selections keep never shrinks from one point to the next, so
+ * the last point counts for all. */
 #include "scheduler/sched_internal.h"
 
 bool sched_keeps_pages(const retention_policy *p)
@@ -25,7 +26,7 @@ sched_turn sched_turn_of(const sched_request *r)
 
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* The points in (from, to]: the first, the next but one from there, and the last. */
+/* Retention points in (from, to]: the first three and the last. */
 typedef struct point_run {
     uint32_t first, second, third, last;
 } point_run;
@@ -47,16 +48,17 @@ static point_run points_in(const sched_turn *turn, uint32_t from, uint32_t to)
     return run;
 }
 
-/* Pages that tables take to grow from `from` to `to`. Where slots were taken out, the fill of their
- * last pages is not known. */
+/* Pages that tables take to grow from `from` to `to`. Not aligned: slots were taken out, so the
+ * fill of the last pages is not known. */
 static uint64_t growth(const sched *s, bool aligned, uint32_t from, uint32_t to)
 {
     return (uint64_t)s->groups *
            (aligned ? pages_of(s, to) - pages_of(s, from) : pages_of(s, to - from));
 }
 
-/* Likewise, with a selection on the way. A sequence that comes back from the host tier in between
- * starts with partly filled pages, which takes one page more for each group. */
+/* Pages that tables take to grow from a selection at `from` to `to`. A sequence that comes back
+ * from the host tier in between starts with partly filled pages, which takes one page more for each
+ * group. */
 static uint64_t growth_after(const sched *s, bool aligned, uint32_t from, uint32_t to)
 {
     return growth(s, aligned, from, to) + (aligned || from == to ? 0 : s->groups);
@@ -117,8 +119,8 @@ sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_tur
     return peak;
 }
 
-/* Without a point after the prompt's end the choices share the full pages of what is kept, and each
- * has a tail of its own: the last partial page and what is generated. */
+/* Without a retention point after the prompt's end the choices share the full pages of what is
+ * kept, and each has a tail of its own: the last partial page and the generated tokens. */
 static uint64_t with_tails(const sched *s, const sched_turn *turn, const sched_peak *prompt,
                            uint32_t max_new_tokens, uint32_t n)
 {

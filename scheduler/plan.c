@@ -1,10 +1,10 @@
-/* The step: tokens are given out first (decodes, then chunks of prompts and replays), pages after,
- * both by rank; then waiting sequences are admitted to what is left. Since pages are taken in rank
- * order and victims come from the other end, a preempted sequence holds nothing of this step yet.
- */
+/* Plans a step. Tokens are given out first (decodes, then chunks of prompts and replays), pages
+ * after that, both by rank; then waiting sequences are admitted to what is left. Pages are taken in
+ * rank order and victims come from the other end, so a preempted sequence holds nothing of this
+ * step yet. */
 #include "scheduler/sched_internal.h"
 
-/* The first length beyond `from` at which a choice was made because pages were short. */
+/* The first length beyond `from` with a pressure drop. */
 static uint32_t next_press(const sched_seq *q, uint32_t from)
 {
     uint32_t at = UINT32_MAX;
@@ -30,7 +30,7 @@ sched_stop sched_next_stop(const sched_seq *q)
     return stop;
 }
 
-/* A carrier draws for the choices up to the last one that lives. */
+/* A parent draws for all choices up to the last one that has not ended. */
 static uint32_t draws_of(const sched_seq *q)
 {
     if (!seq_is_carrier(q)) return 1;
@@ -39,7 +39,7 @@ static uint32_t draws_of(const sched_seq *q)
     return n;
 }
 
-/* The next row's logits go to the caller: a prompt's, and not a replay's. */
+/* Whether the next row's logits go to the caller: it is a prompt row, and not of a replay. */
 static bool wants_logits(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
@@ -51,8 +51,8 @@ bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
     return s->logit_rows == 0 && wants_logits(q);
 }
 
-/* Draws of a step beside one for each sequence: a carrier at its prompt's end draws for choices
- * that have no slot yet. */
+/* Draws beside the one for each sequence: a parent at its prompt's end draws for choices that have
+ * no slot yet. */
 static uint32_t draws_at(const sched_seq *q, uint32_t to)
 {
     return seq_is_carrier(q) && q->entry->n > 1 && to == q->n_tokens ? draws_of(q) : 0;
@@ -71,14 +71,15 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q, uint32_t budget)
     sched_stop stop = sched_next_stop(q);
     uint32_t from = q->computed, to = q->n_tokens;
     if (to > stop.at) to = stop.at;
-    /* A replay computes rows again whose logits the caller has: they end a chunk of their own. */
+    /* A chunk of a replay ends where the rows end whose logits the caller already has. */
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
     uint32_t most = budget < s->options.prefill_chunk ? budget : s->options.prefill_chunk;
     if (wants_logits(q) && most > s->logit_rows) most = s->logit_rows;
     if (to - from <= most) return to - from;
     to = from + most;
     if (stop.kind != STOP_POINT || stop.at > q->n_tokens) return to - from;
-    /* The rows to be measured have to be in one step: the chunk before ends where they begin. */
+    /* All rows of the measured window must be in one step, so the chunk before it ends where the
+     * window begins. */
     const sched_turn *turn = stop.turn;
     uint32_t rows = retention_rows_together(&turn->policy, turn->n_prompt, stop.at);
     uint32_t window = stop.at > rows ? stop.at - rows : 0;
@@ -86,8 +87,8 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q, uint32_t budget)
     return to > from ? to - from : 0;
 }
 
-/* A prompt whose choices cannot all be drawn for in this step waits for the next one: the best has
- * max_seqs draws, and it wants no more. */
+/* A prompt waits for the next step if the draws left are too few for all its choices. The
+ * best-ranked prompt always has enough: n is at most max_seqs. */
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
 {
     uint32_t n = chunk_of(s, q, budget);
@@ -116,8 +117,8 @@ static uint32_t give_tokens(sched *s)
 
 /* ---- pages ----------------------------------------------------------------------------------- */
 
-/* What the choice after a share takes: copies of pages that others hold too, for good, and of one
- * table at a time what its gathered slots fill. */
+/* Pages that the selection after a share takes. Copies of pages that others hold too last; the
+ * pages that the gathered slots of one table fill are needed only for a moment. */
 typedef struct choice_pages {
     uint64_t lasting;
     uint32_t passing;
@@ -129,7 +130,7 @@ static choice_pages pages_to_choose(const sched *s, const sched_seq *q)
     choice_pages pages = {0};
     if (stop.at != q->computed + q->planned || stop.kind != STOP_POINT) return pages;
     const sched_turn *turn = stop.turn;
-    if (sched_keeps_pages(&turn->policy)) return pages; /* so do choices under pressure */
+    if (sched_keeps_pages(&turn->policy)) return pages; /* pressure drops keep whole pages too */
     retention_bound bound =
         retention_bound_at(&turn->policy, &s->options.geometry, turn->n_prompt, stop.at);
     pages.lasting = q->entry->has_sums ? 0 : pkv_seq_pages_shared(s->kv, q->slot);
@@ -150,7 +151,8 @@ void sched_reserve(sched *s, const sched_seq *q)
     reserve(s, &pages);
 }
 
-/* The share's pages, and those of the choice after it, beside what was promised in this step. */
+/* Takes the share's pages if they, and those of the selection after it, are available beside what
+ * is set aside in this step. */
 static bool take(sched *s, sched_seq *q)
 {
     choice_pages pages = pages_to_choose(s, q);
@@ -165,9 +167,9 @@ static bool take(sched *s, sched_seq *q)
     return true;
 }
 
-/* When pages are short, idle sessions go first. Then a sequence that agreed to pressure retention
- * gives up pages; its selection needs this step to measure, and meanwhile sequences that lack pages
- * wait. Only then is a sequence preempted. */
+/* When pages are short, idle sessions give way first. Then a sequence that agreed to pressure
+ * retention gives up pages: its selection needs this step to measure, and meanwhile sequences that
+ * lack pages wait. Only then is a sequence preempted. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;
@@ -183,7 +185,7 @@ static void take_pages(sched *s)
         } else {
             uint32_t victim = sched_pick_victim(s);
             sched_preempt(s, s->running.seqs[victim]);
-            if (victim < i) i--; /* an idle one of better rank: q has moved up */
+            if (victim < i) i--; /* the victim is an idle one of better rank: q has moved up */
         }
     }
 }
@@ -264,8 +266,8 @@ void sched_plan_step(sched *s, int64_t now_us)
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        /* With its first rows and not before: should the step fail, it starts anew, open and all.
-         */
+        /* The open goes with the sequence's first rows. If the step fails, it starts anew with
+         * another open. */
         if (q->needs_open && q->planned > 0) add_open(w, q);
         if (q->planned == 1) add_share(s, w, q, now_us);
     }

@@ -1,7 +1,7 @@
-/* Preemption: pages and slot are given up at once, the sequence goes back to its place in the
- * waiting list. Its pages are swapped to the host tier and copied back when its turn comes; or it
- * is computed again then, from its tokens: choices of retention come out as they did. And what may
- * come before it: compression. */
+/* Preemption: a sequence gives up pages and slot at once and goes back to its place in the waiting
+ * list. Either its pages are swapped to the host tier and copied back when it runs again, or its
+ * tokens are computed again then, with every retention selection coming out as it did. Pressure
+ * retention, which may make a preemption unnecessary, is here too. */
 #include "scheduler/sched_internal.h"
 
 static void wait_again(sched *s, sched_seq *q)
@@ -22,13 +22,15 @@ void sched_replay(sched *s, sched_seq *q)
     q->computed = 0;
 }
 
-/* What one that dropped nothing is judged by. A token is computed at the cost of copying the pages
- * of COPY_GAIN tokens out and back: a low estimate, a model of 10^9 parameters is nearer to 1,000.
- * So few tokens are computed beside others in one step. */
+/* Decides between swap and replay for a sequence that dropped nothing. Computing a token is taken
+ * to cost as much as copying the pages of COPY_GAIN tokens out and back: a low estimate, since for
+ * a model of 10^9 parameters it is nearer to 1,000. SHORT_TOKENS are few enough to be computed
+ * beside others in one step. */
 enum { COPY_GAIN = 16, SHORT_TOKENS = 64 };
 
-/* After a drop a replay computes all that was dropped too, and takes the pages for it. Before one,
- * blocks that others hold as well cost nothing; those it held alone are what the others want. */
+/* After a drop a replay computes all dropped tokens again, and takes the pages for them: swapping
+ * is better. Without a drop, blocks that other sequences hold too cost a replay nothing; the
+ * sequence's own blocks are the ones that others are waiting for. */
 static bool is_worth_swapping(const sched *s, const sched_seq *q)
 {
     if (pkv_seq_has_dropped(s->kv, q->slot)) return true;
@@ -37,7 +39,7 @@ static bool is_worth_swapping(const sched *s, const sched_seq *q)
                                       (uint64_t)pkv_seq_pages_held(s->kv, q->slot) * s->page_tokens;
 }
 
-/* Idle sessions leave the tier for it. */
+/* Idle sessions leave the tier to make room. */
 static status swap_out(sched *s, sched_seq *q)
 {
     status st;
@@ -69,7 +71,7 @@ void sched_left_tier(sched *s, sched_seq *q)
     q->swap = 0;
 }
 
-/* A reader that has been slow for so long will hardly mind that its tokens are computed again. */
+/* A reader that has been slow for this long will hardly mind that its tokens are computed again. */
 enum { SLEEP_US = 1000000 };
 
 static bool sleeps(const sched_seq *q, int64_t now_us)
@@ -84,8 +86,9 @@ static bool sleeps(const sched_seq *q, int64_t now_us)
     return true;
 }
 
-/* One that is idle makes no use of its pages now, and might not for as long as its reader sleeps:
- * those come first, whatever their rank. Then rank decides, so that the best always gets on. */
+/* An idle sequence does not use its pages now, and will not while its reader sleeps: idle ones are
+ * victims first, whatever their rank. Then rank decides, so that the best sequence always makes
+ * progress. */
 uint32_t sched_pick_victim(const sched *s)
 {
     for (uint32_t i = s->running.n; i-- > 0;) {
@@ -108,7 +111,8 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
 /* ---- compression before preemption ------------------------------------------------------------
  */
 
-/* The tables that share one of its own choices, if it makes any, share those under pressure. */
+/* Whether tables that share one selection of the sequence's own policy also share one under
+ * pressure. */
 static bool tables_agree(const retention_policy *own, const retention_policy *pressure)
 {
     bool joint = own->growth == RETENTION_GROWTH_JOINT;
@@ -118,9 +122,9 @@ static bool tables_agree(const retention_policy *own, const retention_policy *pr
            (joint || own->decode_scope == pressure->scope);
 }
 
-/* Its next row can be measured for such a choice: it decodes, its row has its page already or needs
- * none, and no choice of its own needs the measures of that row. It has grown by a page of tokens
- * since the last time, and would give something up. */
+/* Whether the sequence's next row can be measured for a selection under pressure: the sequence
+ * decodes, its row needs no new page, no selection of its own needs the measures of that row, it
+ * has grown by a page of tokens since its last pressure drop, and it would give something up. */
 static bool can_be_pressed(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;

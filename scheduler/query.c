@@ -3,7 +3,8 @@
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out)
 {
     const sched_entry *e = q->entry;
-    const sched_seq *line = e->born ? q : e->seqs; /* the sequence that stands for the choice */
+    const sched_seq *line = e->born ? q : e->seqs; /* the sequence that stands for the choice: the
+                                                    * parent, before the fork */
     bool has_tables = line->state == SEQ_RUNNING;
     uint32_t rows = line->n_tokens > e->n_prompt ? line->n_tokens - 1 : e->n_prompt;
     *out = (sched_choice_info){
@@ -89,7 +90,8 @@ sched_stats sched_get_stats(const sched *s)
     return stats;
 }
 
-/* The two kinds of fields fill the struct, so a counter beside the list does not compile. */
+/* Counters and gauges fill the whole struct, so a counter that is not in the list does not
+ * compile. */
 #define ONE_MORE(field, metric, help) +1
 enum { N_COUNTERS = 0 SCHED_COUNTERS(ONE_MORE), GAUGE_BYTES = 40 };
 _Static_assert(sizeof(sched_stats) ==

@@ -27,7 +27,7 @@ static uint32_t map_home(const sched *s, uint64_t id)
     return (uint32_t)hash_mix64(id + 0x9e3779b97f4a7c15ull) & s->map_mask;
 }
 
-/* Where the id is, or where it would go. */
+/* The index where the id is, or where it would go. */
 static uint32_t map_slot(const sched *s, uint64_t id)
 {
     uint32_t i = map_home(s, id);
@@ -44,7 +44,7 @@ static void map_remove(sched *s, const sched_entry *e)
     for (uint32_t i = (hole + 1) & s->map_mask; s->map[i]; i = (i + 1) & s->map_mask) {
         uint32_t home = map_home(s, s->map[i]->id);
         if (((i - home) & s->map_mask) < ((i - hole) & s->map_mask)) continue;
-        s->map[hole] = s->map[i]; /* its probe passes the hole */
+        s->map[hole] = s->map[i]; /* its probe sequence passes the hole */
         s->map[i] = NULL;
         hole = i;
     }
@@ -56,7 +56,7 @@ sched_entry *sched_entry_find(const sched *s, uint64_t id) { return s->map[map_s
 
 static size_t padded(size_t n, size_t size) { return (n * size + 15) & ~(size_t)15; }
 
-/* Choices under pressure come a page of tokens apart, and those of the session count. */
+/* The most pressure drops: they come a page of tokens apart, and those of the session count. */
 static uint32_t presses_of(const sched *s, const sched_request *r, const sched_session *session)
 {
     uint32_t known = session ? session->n_presses : 0;
@@ -64,7 +64,7 @@ static uint32_t presses_of(const sched *s, const sched_request *r, const sched_s
     return known + (input_of(r) + r->max_new_tokens) / s->page_tokens + 1;
 }
 
-/* What a request needs over its life, so that nothing is allocated after it was taken in. */
+/* Bytes that a request needs over its life, so that nothing is allocated after it was taken in. */
 static size_t bytes_of(const sched_request *r, uint32_t n_turns, uint32_t max_presses)
 {
     size_t n = r->n, tokens = (size_t)input_of(r) + r->max_new_tokens;
@@ -76,7 +76,7 @@ static size_t bytes_of(const sched_request *r, uint32_t n_turns, uint32_t max_pr
            padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
 }
 
-/* Grows without keeping what is there. */
+/* Grows the buffer without keeping its content. */
 static bool scratch_grow(const sched *s, void **scratch, size_t *n, size_t need, size_t size)
 {
     if (need <= *n) return true;
@@ -88,7 +88,7 @@ static bool scratch_grow(const sched *s, void **scratch, size_t *n, size_t need,
     return true;
 }
 
-/* Room for the choices of a request. No table is ever longer than the pool. */
+/* Makes room for the selections of a request. No table is ever longer than the pool. */
 static bool scratch_reserve(sched *s, const sched_request *r, const sched_turn *turn)
 {
     uint32_t slots = turn->n_prompt + r->max_new_tokens - 1;
@@ -152,7 +152,7 @@ static bool params_have_penalties(const sample_params *p)
     return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
 }
 
-/* Room in the waiting list for every choice of every live request. */
+/* Makes room in the waiting list for every choice of every live request. */
 static bool waiting_reserve(sched *s, uint64_t n)
 {
     if (n <= s->waiting.capacity) return true;
@@ -246,7 +246,7 @@ void sched_entries_forget(sched *s)
     while (*link) {
         sched_entry *e = *link;
         map_remove(s, e);
-        if (e->held > 0 || e->listed > 0) { /* still in a step in flight */
+        if (e->held > 0 || e->listed > 0) { /* it is still in a step in flight */
             link = &e->next_ended;
             continue;
         }
@@ -269,11 +269,11 @@ void sched_entries_destroy(sched *s)
 
 /* ---- lists and slots ------------------------------------------------------------------------- */
 
-/* The first place whose sequence does not rank before q. */
+/* The first index whose sequence does not rank before q. */
 static uint32_t list_place(const sched_list *l, const sched_seq *q)
 {
     uint32_t low = 0, high = l->n;
-    /* Most arrivals rank last. */
+    /* Most sequences that arrive rank last. */
     if (high > 0 && sched_seq_compare(l->seqs[high - 1], q) < 0) return high;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -325,7 +325,7 @@ static sched_list *list_of(sched *s, const sched_seq *q)
     return q->state == SEQ_RUNNING ? &s->running : q->state == SEQ_WAITING ? &s->waiting : NULL;
 }
 
-/* Its sequences leave their lists while the rank changes that the lists are sorted by. */
+/* The sequences leave their lists while their rank changes, because the lists are sorted by it. */
 void sched_entry_age(sched *s, sched_entry *e)
 {
     for (uint32_t i = 0; i < e->n; i++) {
@@ -341,7 +341,7 @@ void sched_entry_age(sched *s, sched_entry *e)
 
 /* ---- END, PAUSE, RESUME ---------------------------------------------------------------------- */
 
-/* Pages of a waiting sequence, in the host tier or parked. */
+/* Gives up the pages of a waiting sequence, in the host tier or parked. */
 static void give_up_pages(sched *s, sched_seq *q)
 {
     if (q->swap) {
@@ -352,7 +352,7 @@ static void give_up_pages(sched *s, sched_seq *q)
     q->parked = 0;
 }
 
-/* What it holds stays behind as a session: at once, or with the result of the step in flight. */
+/* The sequence's pages become a session: at once, or with the result of the step in flight. */
 static void leave_session(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
@@ -366,7 +366,8 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
 {
     if (q->ended) return;
     sched_entry *e = q->entry;
-    sched_seq *holder = e->born ? q : e->seqs; /* of the list place and pages that q stands for */
+    sched_seq *holder = e->born ? q : e->seqs; /* the sequence that holds list place and pages for
+                                                * q */
     bool whole = sched_forget_ahead(s, q);
     sched_describe_seq(s, q, &q->final);
     if (finished && e->claims && whole) leave_session(s, q);

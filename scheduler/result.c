@@ -1,4 +1,5 @@
-/* What a step brought: tokens, and the choices of retention that its measures allow. */
+/* Takes a step's result: appends its tokens, and makes the retention selections that its measures
+ * allow. */
 #include "scheduler/sched_internal.h"
 
 static uint32_t longest_table(const sched *s, const sched_seq *q)
@@ -11,8 +12,8 @@ static uint32_t longest_table(const sched *s, const sched_seq *q)
     return longest;
 }
 
-/* Chooses what stays, and lets go of the rest. When it fails some tables may have changed, and the
- * sequence has to be computed again; its pages were set aside, so that only memory can be short. */
+/* Selects what stays and gives up the rest. If this fails, some tables may have changed, and the
+ * sequence must be computed again. Its pages were set aside, so only memory can be short. */
 static status choose(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
                      const measure_result *measures)
 {
@@ -23,8 +24,8 @@ static status choose(sched *s, sched_seq *q, const retention_policy *policy, uin
     assert((size_t)out.words * s->groups <= s->n_keep);
     measure_result given = *measures;
     given.novelty = q->novelty;
-    /* It fails on a budget that sched_check refuses, so not here, and on a backend that measured
-     * something else: keeping everything is then right. */
+    /* retention_choose fails on a budget that sched_check refuses, so not here, and on a backend
+     * that measured something else: keeping everything is right then. */
     if (!status_ok(retention_choose(policy, s->kv, q->slot, n_prompt, &given, &out, NULL)))
         return STATUS_IS_OK;
     uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
@@ -34,14 +35,16 @@ static status choose(sched *s, sched_seq *q, const retention_policy *policy, uin
         assert(st.code != STATUS_NO_PAGES);
         RETURN_IF_ERROR(st);
     }
-    if (q->computed <= q->chosen) return STATUS_IS_OK; /* a replay: it is counted */
+    if (q->computed <= q->chosen)
+        return STATUS_IS_OK; /* a replay: this selection was counted
+                                                        * before */
     q->chosen = q->computed;
     q->pages_dropped += held - pkv_seq_pages_held(s->kv, q->slot);
     q->budget_raised |= out.budget_raised;
     return STATUS_IS_OK;
 }
 
-/* The choice that the rows up to q->computed allow, if any. */
+/* Makes the selection that the rows up to q->computed allow, if any. */
 static status choose_at(sched *s, sched_seq *q, const sched_stop *stop,
                         const measure_result *measures)
 {
@@ -62,7 +65,8 @@ static void add_token(sched_seq *q, uint32_t token)
     q->tokens[q->n_tokens++] = token;
 }
 
-/* `to` becomes what `from` is, but for its number and what was asked of it alone. */
+/* Copies tokens, counters and flags of `from`, but not its number and what was asked of it
+ * alone. */
 static void copy_line(sched_seq *to, const sched_seq *from)
 {
     memcpy(to->tokens, from->tokens, from->n_tokens * sizeof *to->tokens);
@@ -87,8 +91,9 @@ static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *ch
     return st;
 }
 
-/* It waits for a slot with the pages of its prompt parked. Running sums would be added to by those
- * that go on: with them it has no pages, and is replayed when its turn comes. */
+/* Parks the pages of the prompt for a child that waits for a slot. With running sums it cannot: the
+ * running children would add to the shared sums. Such a child has no pages, and is replayed when it
+ * starts. */
 static bool park_child(sched *s, const sched_seq *parent, sched_seq *child)
 {
     return !child->entry->has_sums &&
@@ -103,15 +108,16 @@ static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool
         sched_seq_start(s, child);
         return;
     }
-    /* Without memory or pages a replay will do. */
+    /* Without memory or pages the child is replayed. */
     if (spoilt || has_slot || !park_child(s, parent, child)) child->computed = 0;
     child->state = SEQ_WAITING;
     sched_list_insert(&s->waiting, child);
     s->settled = false;
 }
 
-/* The carrier's prompt is done and its choices are made: every choice goes on alone from its first
- * token, now where there is a slot for it, else as a waiting sequence of the request's rank. */
+/* The parent's prompt is done and its selections are made: every choice goes on alone from its
+ * first token, at once where there is a slot for it, else as a waiting sequence of the request's
+ * rank. If choice 0 has ended, the first living choice succeeds to the parent's slot. */
 static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples, bool spoilt)
 {
     sched_entry *e = carrier->entry;
@@ -123,8 +129,7 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples,
         if (q != carrier) copy_line(q, carrier);
         if (!heir) heir = q;
     }
-    if (heir !=
-        carrier) { /* choice 0 has ended: the first that lives takes its slot and its place */
+    if (heir != carrier) { /* choice 0 has ended: the first living one takes its slot */
         sched_list_remove(&s->running, carrier);
         carrier->state = SEQ_GONE;
         heir->slot = carrier->slot;
@@ -147,7 +152,8 @@ static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples,
     if (spoilt) sched_replay(s, heir);
 }
 
-/* The first token's probability is unknown: it counts as certain. */
+/* Keeps the novelty of the token after each row. Novelty of the first token is unknown and stays 0,
+ * as if that token were certain. */
 static void note_novelty(sched_seq *q, uint32_t from, uint32_t n_rows, const float *novelty)
 {
     uint32_t n_prompt = q->entry->n_prompt;
@@ -155,7 +161,8 @@ static void note_novelty(sched_seq *q, uint32_t from, uint32_t n_rows, const flo
         q->novelty[from + i + 1] = novelty[i];
 }
 
-/* Rows were computed, and a choice follows them; false when it failed. */
+/* Takes the computed rows and makes the selection after them, if any. False when the selection
+ * failed. */
 static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
                       int64_t measure_us)
 {
@@ -174,7 +181,7 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
 
     if (share->measure.novelty) note_novelty(q, from, share->n_tokens, result->novelty);
 
-    /* Before the choice: these blocks were computed with everything kept. */
+    /* Before the selection: these blocks were computed with everything kept. */
     if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, to);
     status st = choose_at(s, q, &stop, &result->measure);
     q->pressed = false;
@@ -196,7 +203,7 @@ static void take_samples(sched *s, sched_seq *q, const step_seq *share,
     if (spoilt) sched_replay(s, q);
 }
 
-/* What one that ended leaves behind must be whole. */
+/* An ended sequence's pages are invalid after a failed step, so it leaves no session. */
 static void forget_session(sched_seq *q)
 {
     q->stores = false;
@@ -213,7 +220,7 @@ static int64_t measure_us_each(const step_plan *plan, const step_result *r)
     return n_measured > 0 ? r->measure_us / n_measured : 0;
 }
 
-/* No longer in flight. */
+/* Takes the oldest work out of flight. */
 static const sched_work *take_work(sched *s)
 {
     const sched_work *w = oldest_work(s);
@@ -226,7 +233,7 @@ static const sched_work *take_work(sched *s)
     return w;
 }
 
-/* All choices first: forks may take the pages that were set aside for them. */
+/* All selections come first: forks may take the pages that were set aside for selections. */
 void sched_take_result(sched *s, const step_result *r)
 {
     assert(s->n_in_flight > 0 && r->step == oldest_work(s)->plan.step);
@@ -249,7 +256,8 @@ void sched_take_result(sched *s, const step_result *r)
         } else if (ok) {
             take_samples(s, q, &w->seqs[i], &r->seqs[i], spoilt);
         } else {
-            sched_replay(s, q); /* what the step did is unknown: its rows are computed again */
+            sched_replay(s, q); /* what the failed step wrote is unknown: the rows are computed
+                                 * again */
         }
     }
 }

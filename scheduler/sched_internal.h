@@ -1,17 +1,17 @@
-/* The state behind scheduler.h: what its files share.
+/* The state behind scheduler.h, shared by the scheduler's files.
  *
- * - A request has choices, which are sequences. It lies in one block of memory with all that they
- *   will need.
- * - A sequence is one line of tokens. Until the end of the prompt a request runs as its first
- *   sequence, the carrier, which draws the first token of every choice; then the others are forked
- *   from it ("born").
+ * - A request has choices. Each choice is a sequence. A request lies in one block of memory with
+ *   all that its sequences will need.
+ * - A sequence is one line of tokens. Until the end of the prompt a request runs as one sequence,
+ *   the parent (seq_is_carrier), which draws the first token of every choice. Then the other
+ *   choices are forked from it as child sequences, and the request is `born`.
  * - The running list has the sequences with a slot (a sequence number of the tables), the waiting
  *   list those without one, each with the best rank first.
  *
- * A rank is (the policy's number, arrival, order of being added, choice). A sequence that ends
- * while a step with rows of it is in flight is marked, and given up when the result is in. Where
- * one step at most is in flight, pages are touched only between steps, since the plan's deltas
- * belong to the backend until then. */
+ * A rank is (the policy's number, arrival, order of being added, choice). If a sequence ends while
+ * a step with rows of it is in flight, it is marked, and its pages are given up when the result is
+ * in. Where at most one step is in flight, pages are touched only between steps, since the plan's
+ * deltas belong to the backend until then. */
 #ifndef SCHEDULER_SCHED_INTERNAL_H
 #define SCHEDULER_SCHED_INTERNAL_H
 
@@ -23,12 +23,12 @@
 typedef struct sched_seq sched_seq;
 typedef struct sched_entry sched_entry;
 
-/* Whose choices are made while a sequence grows to `end`. A request has one turn; one that went on
- * from a session also has the turns before it, and a replay goes through them all: what is measured
- * is a function of the tokens alone, so that every choice comes out as it did. */
+/* The retention policy under which a sequence grows to length `end`. A request has one turn. If it
+ * continues a session, it also has the session's earlier turns, and a replay goes through them all:
+ * measures depend on the tokens alone, so every selection comes out as it did. */
 typedef struct sched_turn {
     uint32_t n_prompt;
-    uint32_t end; // logical length at which the next turn began; UINT32_MAX of the last
+    uint32_t end; // logical length where the next turn began; UINT32_MAX for the last turn
     retention_policy policy;
 } sched_turn;
 
@@ -42,68 +42,67 @@ struct sched_seq {
     seq_state state;
     bool ended, paused;
     int64_t paused_us; // since when
-    bool needs_open;   // the backend has to be told how it samples
-    bool stores;       // ended: what it holds becomes a session
-    bool pressed;      // a choice is made after this step, because pages are short
+    bool needs_open;   // the backend must be told how this sequence samples
+    bool stores;       // ended, and its pages become a session
+    bool pressed;      // pressure retention selects after this step, because pages are short
     uint32_t slot;     // while running
-    uint32_t swap;     // while waiting: where its pages are in the host tier, 0 = nowhere
-    uint32_t parked;   // while waiting: the pages that it goes on with, of its session or of the
-                       // sequence it was born of; 0 = none
+    uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
+    uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
     double swap_kept;  // tokens kept in the tier
-    uint32_t planned;  // tokens in this step: in the oldest in flight, when there are two
-    uint32_t ahead;    // in the step planned ahead of that one's result
-    uint32_t listed;   // steps in flight that have a share of it, though its rows may not count
-    uint32_t share;    // which one, in the last of them
-    uint32_t n_tokens; // known: the prompt and what was sampled
-    uint32_t computed; // of which have K and V
-    uint32_t furthest; // most that were ever computed: below it is a replay
+    uint32_t planned;  // tokens in this step; with two steps in flight, in the older one
+    uint32_t ahead;    // tokens in the step planned ahead of that step's result
+    uint32_t listed;   // steps in flight with a share of it, even one that will be discarded
+    uint32_t share;    // index of its share in the last of those steps
+    uint32_t n_tokens; // known tokens: the prompt and the sampled ones
+    uint32_t computed; // tokens whose K and V are computed
+    uint32_t furthest; // most tokens ever computed: below this it is a replay
     uint32_t *tokens;  // [entry->n_prompt + entry->max_new_tokens]
-    float *novelty;    // [entry->n_prompt] of each token, NULL unless its policy asks for it
-    uint32_t *presses; // [entry->max_presses] lengths of choices made because pages were short
+    float *novelty;    // [entry->n_prompt], NULL unless its policy asks for it
+    uint32_t *presses; // [entry->max_presses] lengths of its pressure drops
     uint32_t n_presses;
-    uint32_t chosen; // furthest length whose choice the report counts: below it is a replay
+    uint32_t chosen; // furthest length whose selection is counted; less is a replay
     uint32_t preemptions;
     uint64_t pages_dropped;
     bool budget_raised;
     int64_t scoring_us;
-    uint64_t inherited_pages; // of pages_dropped and scoring_us: another choice counts them
+    uint64_t inherited_pages; // parts of pages_dropped and scoring_us that
     int64_t inherited_us;
-    sched_choice_info final; // as it ended
+    sched_choice_info final; // its state when it ended
 };
 
-/* The rank of a request that was passed too often: before any priority. */
+/* The rank of a request that was passed too often: better than any priority. */
 #define SCHED_AGED INT64_MIN
 
 struct sched_entry {
     uint64_t id;
     int64_t rank;    // the priority, or SCHED_AGED; lower goes first
-    uint32_t passed; // times that a later one started while no other had waited longer
+    uint32_t passed; // later requests that started while no other had waited longer
     uint64_t arrival, serial;
-    int64_t arrival_us, first_planned_us; // the latter -1 before
+    int64_t arrival_us, first_planned_us; // first_planned_us is -1 before the first plan
     uint64_t salt;
     bool hidden;
     uint32_t n_prompt, max_new_tokens, n, max_presses;
-    uint32_t cut;    // tokens of the client's prompt beside n_prompt: its method cut them
-    uint32_t live;   // choices that have not ended
-    uint32_t held;   // sequences that are running
-    uint32_t listed; // sum over its sequences
+    uint32_t cut;    // tokens of the client's prompt that its method cut: not in n_prompt
+    uint32_t live;   // choices that have not ended yet
+    uint32_t held;   // its running sequences
+    uint32_t listed; // sum of `listed` over its sequences
     bool born;
-    bool want_logits, has_penalties; // want_logits: or scores, which logits are computed for
+    bool want_logits, has_penalties; // want_logits is also set for scores
     uint32_t want_scores;
     uint32_t logits_sent;   // prompt rows
-    uint32_t cached_tokens; // prefix hit of the first admission
+    uint32_t cached_tokens; // prefix hit when it was first admitted
     sample_params params;
-    sched_turn *turns; // [n_turns], the last its own
+    sched_turn *turns; // [n_turns]; the last one is the request's own
     uint32_t n_turns;
-    bool has_sums; // of its turns' policies
+    bool has_sums; // some policy of its turns keeps running sums
     uint64_t session[2];
-    bool claims;      // the session: what it leaves is kept under it
-    const char *said; // of the session, in its report
+    bool claims;      // whether its last pages are stored as this session
+    const char *said; // what the report says of its session; NULL = nothing
     sched_seq *seqs;  // [n]
     sched_entry *next_ended, *next_claim;
 };
 
-/* An idle one: what a request left behind. One block of memory. */
+/* An idle session: the pages and tokens that a request left behind. One block of memory. */
 typedef struct sched_session {
     uint64_t key[2];
     uint64_t salt;
@@ -115,14 +114,14 @@ typedef struct sched_session {
     uint32_t n_turns, n_presses, n_tokens;
 } sched_session;
 
-/* A step: its plan, and whose shares it has. */
+/* A step: its plan, and the sequence of each share. */
 typedef struct sched_work {
     step_plan plan;
     step_seq *seqs;      // [max_seqs]
-    sched_seq **planned; // [max_seqs] whose share seqs[i] is
+    sched_seq **planned; // [max_seqs]: seqs[i] is the share of planned[i]
     step_open *opens;    // [max_seqs]
     uint32_t *tokens;    // [prefill_chunk + max_seqs]
-    bool ahead;          // planned before the step before it had brought its tokens
+    bool ahead;          // planned before the tokens of the previous step were known
 } sched_work;
 
 enum { SCHED_MOST_IN_FLIGHT = 2 };
@@ -147,72 +146,72 @@ struct sched {
     uint32_t n_live;    // requests
     uint64_t n_choices; // of live requests: what the waiting list has room for
     uint64_t n_arrived;
-    sched_entry *ended; // requests to forget at the next call
+    sched_entry *ended; // requests that ended, forgotten at the next call
 
-    retention_policy pressure; // its preset is NULL when there is none
-    sched_session **sessions;  // [max_sessions], the longest idle first
+    retention_policy pressure; // preset is NULL when pressure retention is off
+    sched_session **sessions;  // [max_sessions], the longest idle one first
     uint32_t n_sessions;
-    sched_entry *claims; // live requests that claim one
+    sched_entry *claims; // live requests that claim a session
 
     sched_list running, waiting;
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
-    bool has_ended; // some running sequence is to be given up
+    bool has_ended; // some running sequence is over and must be reaped
 
     sched_work works[SCHED_MOST_IN_FLIGHT]; // [depth]
-    uint32_t depth, first, n_in_flight;     // works[first] is the oldest in flight, or the next
-    uint64_t last_step;                     // planned
-    bool settled; // nothing has happened that could let a waiting one start since it could not
+    uint32_t depth, first, n_in_flight;     // works[first]: the oldest in flight, or the next
+    uint64_t last_step;                     // number of the last planned step
+    bool settled; // nothing happened since admission last failed that could let it succeed
     step_plan idle_plan;
     int64_t now_us;
     uint32_t n_preempted; // in this step
     uint32_t n_pressed;   // in this step
-    bool is_starved;      // in this step memory was out for `starved`
-    uint64_t starved;     // a request's id
-    uint64_t lasting;     // pages that this step's choices may take for good
-    uint32_t passing;     // and those that one of them may take for a moment
-    uint32_t logit_rows;  // that this step may still ask for
-    uint32_t draws;       // for choices to be born, that this step may still make
-    row_fate *fates;      // [max_seqs] of the shares of the step whose result is taken
+    bool is_starved;      // memory was out for the lists of `starved` in this step
+    uint64_t starved;     // request id
+    uint64_t lasting;     // pages that this step's selections may take for good
+    uint32_t passing;     // pages that one selection may take for a moment
+    uint32_t logit_rows;  // rows of logits that this step may still ask for
+    uint32_t draws;       // draws for choices yet to be forked that this step may still make
+    row_fate *fates;      // [max_seqs], one for each share of the step whose result is taken
 
-    uint64_t *keep; // what a choice is made in: sized as requests are taken in
+    uint64_t *keep; // buffers of a selection, sized as requests are taken in
     float *scratch;
     size_t n_keep, n_scratch;
 
-    sched_stats stats; // its counters
+    sched_stats stats; // counters only: gauges are computed when asked for
 };
 
-/* Memory is out for lists of the sequence's. */
+/* Memory is out for lists that the sequence needs. */
 static inline void sched_starve(sched *s, const sched_seq *q)
 {
     s->is_starved = true;
     s->starved = q->entry->id;
 }
-/* A request runs as its carrier until its choices are born. */
+/* A request runs as its first sequence, the parent, until its choices are forked. */
 static inline bool seq_is_carrier(const sched_seq *q)
 {
     return !q->entry->born && q == q->entry->seqs;
 }
-/* Nothing more is to come of it: what it holds can be given up. */
+/* The sequence will compute nothing more, so its pages can be given up. */
 static inline bool seq_is_over(const sched_seq *q)
 {
     return seq_is_carrier(q) ? q->entry->live == 0 : q->ended;
 }
-/* -1, 0, 1 as a ranks before, equal to, behind b. */
+/* -1, 0 or 1 when a ranks before, equal to or behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
 static inline sched_work *oldest_work(sched *s) { return &s->works[s->first]; }
-/* Behind those in flight. */
+/* The work behind those in flight. */
 static inline sched_work *next_work(sched *s)
 {
     return &s->works[(s->first + s->n_in_flight) % s->depth];
 }
-/* It is not to be planned: its reader is slow, or it has all its tokens and awaits its END. */
+/* The sequence is not planned: its reader is slow, or it has all its tokens and awaits its END. */
 bool sched_seq_is_idle(const sched_seq *q);
 static inline const retention_policy *policy_of(const sched_entry *e)
 {
     return &e->turns[e->n_turns - 1].policy;
 }
-/* Tokens of its prompt that are computed: a method may cut the prompt. */
+/* Prompt tokens that are computed: a retention method may cut the prompt. */
 static inline uint32_t input_of(const sched_request *r)
 {
     return retention_input_tokens(&r->policy, r->n_prompt);
@@ -227,9 +226,10 @@ static inline uint32_t pages_of(const sched *s, uint32_t tokens)
 }
 
 /* ---- requests.c: memory of requests, lists, slots ---- */
-/* The caller's and the options' mixed. */
+/* The salt of the request mixed with that of the options. */
 uint64_t sched_salt_of(const sched *s, const sched_request *r);
-/* NULL when the queue is full or memory is out. Takes the session over that it goes on from. */
+/* NULL when the queue is full or memory is out. Takes over the session that the request
+ * continues. */
 sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us);
 void sched_entries_destroy(sched *s);
 sched_entry *sched_entry_find(const sched *s, uint64_t id);
@@ -237,106 +237,111 @@ sched_entry *sched_entry_find(const sched *s, uint64_t id);
 void sched_entries_forget(sched *s);
 void sched_entry_end(sched *s, sched_entry *e, uint32_t choice, bool finished);
 void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now_us);
-/* From now on it goes before all that are not aged too. */
+/* From now on the request goes before all requests that are not aged. */
 void sched_entry_age(sched *s, sched_entry *e);
 void sched_list_insert(sched_list *l, sched_seq *q);
 void sched_list_remove(sched_list *l, sched_seq *q);
-/* Gives a sequence a slot; some is free. */
+/* Gives a sequence a slot. A free slot must exist. */
 void sched_seq_start(sched *s, sched_seq *q);
-/* Closes its tables, unless they were swapped out, and takes its slot back. */
+/* Closes the sequence's tables, unless they were swapped out, and frees its slot. */
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
-/* Gives up what ended and is in no step in flight. */
+/* Frees slots and pages of sequences that ended and are in no step in flight. */
 void sched_reap(sched *s);
 
 /* ---- admit.c ---- */
-/* Waiting sequences get slots, pages and the rest of the token budget, in order. */
+/* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */
 void sched_admit(sched *s, uint32_t budget, int64_t now_us);
 
 /* ---- pages.c ---- */
-/* What a sequence holds at most while it grows, whatever is measured. */
+/* An upper bound of the pages that a sequence holds while it grows, whatever is measured. */
 typedef struct sched_peak {
     uint64_t most;    // pages at any moment
     uint64_t held;    // at the end
-    uint64_t after;   // what holds after the last choice on the way; 0 without one
-    uint32_t passing; // fresh pages that making a choice takes for a moment
+    uint64_t after;   // after the last selection on the way; 0 without one
+    uint32_t passing; // fresh pages that one selection takes for a moment
 } sched_peak;
 
-/* From logical length `from`, where it holds `held` pages, to `to`. */
+/* The peak while a sequence that holds `held` pages grows from logical length `from` to `to`. */
 sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,
                          uint64_t held, uint32_t to);
-/* Pages at the worst moment of a request's life that has the pool for itself. */
+/* The most pages that a request holds at any moment when it has the pool for itself. */
 uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,
                           uint32_t max_new_tokens, uint32_t n);
-/* A table's pages are those of consecutive tokens: choices drop whole pages. */
+/* Whether every page of a table holds consecutive tokens, because selections drop whole pages. */
 bool sched_keeps_pages(const retention_policy *policy);
 const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length);
-/* As the request's own, with what only the request knows filled in. */
+/* The request's own turn, with the fields of its policy that depend on the request filled in. */
 sched_turn sched_turn_of(const sched_request *r);
 
 /* ---- plan.c ---- */
-/* Where the sequence's next chunk has to end, and why. */
+/* Where the sequence's next chunk must end, and why. */
 typedef enum stop_kind { STOP_POINT, STOP_PRESS, STOP_TURN } stop_kind;
 typedef struct sched_stop {
     uint32_t at; // UINT32_MAX when nothing is ahead
     stop_kind kind;
-    const sched_turn *turn; // that the rows before it belong to
+    const sched_turn *turn; // turn of the rows before the stop
 } sched_stop;
 
 sched_stop sched_next_stop(const sched_seq *q);
-/* How many tokens the sequence computes in this step when `budget` are left; 0: it has to wait. */
+/* How many tokens the sequence computes in this step when `budget` are left. 0: it must wait. */
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget);
-/* It wants logits, and the step has none left to give. */
+/* The sequence wants logits, and the step has no rows of logits left. */
 bool sched_seq_lacks_logits(const sched *s, const sched_seq *q);
-/* It will compute so many: the logits it wants of them are taken off the step's. */
+/* The sequence will compute n tokens. Their rows of logits and draws are taken off the step's. */
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
-/* The share planned for it ends in a choice, perhaps: the pages that takes are set aside. */
+/* Sets aside the pages that the sequence's share takes if a selection follows it. */
 void sched_reserve(sched *s, const sched_seq *q);
-/* Into the next work, which has no shares yet. */
+/* Fills the next work, which has no shares yet. */
 void sched_plan_step(sched *s, int64_t now_us);
-/* The share goes behind the work's others; its first_token is set. */
+/* Appends the share to the work and sets its first_token. */
 void sched_add_share(sched_work *w, sched_seq *q, step_seq share);
-/* The next work has all its shares: it gets the deltas, and is in flight unless it is empty. */
+/* Completes the next work with the deltas. It is in flight from now on, unless it is empty. */
 const step_plan *sched_close_plan(sched *s);
 
 /* ---- ahead.c: the next step, planned while one is in flight ---- */
-/* Into the next work; false where the tokens of the step in flight have to be awaited. */
+/* Fills the next work. False where the tokens of the step in flight must be awaited. */
 bool sched_plan_ahead(sched *s);
-/* One that ended: rows planned ahead are taken back out of its tables. False when memory is out. */
+/* The sequence ended: removes the rows that were planned ahead from its tables. False when memory
+ * is out. */
 bool sched_forget_ahead(sched *s, sched_seq *q);
 
 /* ---- preempt.c ---- */
-/* Gives up slot and pages; the sequence waits in its old place. In this step it got no tokens and
- * no pages yet. */
+/* Takes slot and pages from the sequence, which waits in its old place. In this step it must not
+ * have got tokens or pages yet. */
 void sched_preempt(sched *s, sched_seq *q);
-/* Likewise, at any moment; its tokens will be computed again. */
+/* Takes slot and pages from the sequence at any moment. Its tokens will be computed again. */
 void sched_replay(sched *s, sched_seq *q);
-/* Its tables are back, or not needed any more. */
+/* The sequence's tables have been copied back from the host tier, or are no longer needed. */
 void sched_left_tier(sched *s, sched_seq *q);
-/* Index in `running` of the one to suffer next. */
+/* Index in `running` of the sequence to preempt next. */
 uint32_t sched_pick_victim(const sched *s);
-/* Preempts the worst of those that are idle: of all, or of those whose reader sleeps; false when
- * there is none. */
+/* Preempts the idle sequence of the worst rank, among all idle ones or among those whose reader
+ * sleeps. False when there is none. */
 bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
-/* Pages are short: some sequence makes a choice after this step; false when none can. */
+/* Pages are short: makes one sequence select under pressure retention after this step. False when
+ * none can. */
 bool sched_press(sched *s);
 
 /* ---- session.c ---- */
-/* The session that a request goes on from, or NULL; *said tells why not, where it should have been
- * one; *claims: the request will leave what it holds under the key. A session and *said: it can go
- * no further, and the request begins another in its place. */
+/* The session that a request continues, or NULL. *said tells why a session that it named is not
+ * continued. *claims: the request will store its pages under the key. A session together with
+ * *said: that session has reached its limit of turns, and the request begins another in its
+ * place. */
 sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
                                  const char **said);
-/* The request has what the session held, unless it begins another; the session is no more. */
+/* Moves the session's pages to the request, unless it begins another session. The session is gone
+ * afterwards. */
 void sched_session_take(sched *s, sched_session *session, sched_entry *e);
 void sched_session_unclaim(sched *s, sched_entry *e);
-/* What a sequence that ended holds, on the device or in the tier, becomes an idle session; false
- * when it cannot. */
+/* Turns the pages of a sequence that ended, on the device or in the tier, into an idle session.
+ * False when that is impossible. */
 bool sched_session_store(sched *s, sched_seq *q);
-/* Pages are short: the longest idle session goes to the host tier or is forgotten, then what is
- * parked for waiting sequences (but for `but`). Whose pages open sequences hold too stays, for it
- * would free none; false when that is so of all. */
+/* Pages are short: moves the parked pages of the longest idle session to the host tier, or forgets
+ * that session. When there is none, does so with the parked pages of a waiting sequence other than
+ * `but`. Pages that open sequences hold too stay parked, since giving them up frees nothing. False
+ * when no parked page can be freed. */
 bool sched_parked_give_way(sched *s, const sched_seq *but);
-/* Host pages are short: the longest idle one there is forgotten. */
+/* Host pages are short: forgets the longest idle session in the tier. */
 bool sched_sessions_leave_tier(sched *s);
 void sched_sessions_expire(sched *s);
 void sched_sessions_destroy(sched *s);

@@ -54,7 +54,7 @@ static void work_destroy(const allocator *a, sched_work *w)
 
 static uint32_t map_size(const sched_options *o)
 {
-    /* Live requests, and those that ended in the last call. At most half full. */
+    /* Room for live requests and those that ended in the last call, at most half full. */
     uint32_t size = 16;
     while (size < 4 * o->max_requests) size *= 2;
     return size;
@@ -133,7 +133,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     s->settled &= event->kind == SCHED_RESULT;
     switch (event->kind) {
     case SCHED_ADD:
-        /* The session it goes on from may have waited for the end of a row in vain. */
+        /* The session that the request continues may still wait for the end of a discarded row. */
         if (s->n_in_flight < s->depth) sched_reap(s);
         e = sched_entry_create(s, event->add, now_us);
         if (!e) return;
@@ -156,18 +156,19 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
 
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
 {
-    /* Who has more than one step in flight is done with a plan's deltas when it takes the next. */
+    /* Where two steps may be in flight, the backend is done with a plan's deltas before the next
+     * plan is made, so tables may change at any time. */
     bool may_touch = s->n_in_flight == 0 || s->depth > 1;
     s->now_us = now_us;
     s->is_starved = false;
     sched_entries_forget(s);
-    /* A session never continues after its time, however long no call came. */
+    /* A session never continues after its time, however long no call was made. */
     if (may_touch) sched_sessions_expire(s);
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
     if (s->n_in_flight == s->depth) return &s->idle_plan;
     sched_reap(s);
     sched_sessions_expire(s);
     if (s->n_in_flight == 0) sched_plan_step(s, now_us);
-    else if (!sched_plan_ahead(s)) return &s->idle_plan; /* deltas go with the next one */
+    else if (!sched_plan_ahead(s)) return &s->idle_plan; /* the deltas go with the next plan */
     return sched_close_plan(s);
 }

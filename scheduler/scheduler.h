@@ -1,15 +1,15 @@
 /* scheduler: who runs in the next step, on which pages.
  *
- * What     a pure state machine. sched_step takes what happened and gives the next step plan:
- *          running sequences first, then waiting ones by arrival or by (priority, arrival), with a
- *          bound on how many pass the one that has waited longest; one token budget for decodes
- *          and prefill chunks; admission in physical pages; retention at its points;
- *          preemption when pages are short, by swap to the host tier or by recompute.
+ * What     a pure state machine. sched_step takes events and returns the next step plan: running
+ *          sequences first, then waiting ones by arrival or by (priority, arrival), with a bound on
+ *          how many pass the one that has waited longest. It has one token budget for decodes and
+ *          prefill chunks, admits by physical pages, applies retention at its points, and preempts
+ *          when pages are short, by swap to the host tier or by recompute.
  * Owner    the scheduler owns its pkv and the plan; it copies what it needs of requests.
- * Threads  one thread (the engine's). sched_check alone may be called by any.
- * Units    tokens, pages, microseconds of the caller's clock (it has none of its own).
- * Errors   sched_check says why a request can never run. sched_step itself cannot fail: no clock,
- *          socket, lock or heap inside (in steady state). */
+ * Threads  one thread (the engine's). Only sched_check may be called by any thread.
+ * Units    tokens, pages, microseconds of the caller's clock (the scheduler has none).
+ * Errors   sched_check says why a request can never run. sched_step itself cannot fail: it uses no
+ *          clock, socket or lock, and in steady state no heap. */
 #ifndef SCHEDULER_SCHEDULER_H
 #define SCHEDULER_SCHEDULER_H
 
@@ -31,20 +31,20 @@ typedef struct sched_options {
     uint32_t prefill_chunk;  // tokens of one prompt in one step; a step's budget is this + max_seqs
     uint32_t max_model_len;  // prompt + output
     uint32_t max_requests;   // waiting and running: the queue's limit
-    uint32_t max_logit_rows; // rows that want logits or scores in a step (backend_info); 0 = all
-    uint32_t lacks;          // what the backend cannot measure (backend_info)
-    uint32_t max_in_flight;  // backend_info; 0 is 1. More than 2 is 2
+    uint32_t max_logit_rows; // most rows with logits or scores in a step (backend_info); 0 = all
+    uint32_t lacks;          // measures that the backend cannot compute (backend_info)
+    uint32_t max_in_flight;  // from backend_info; 0 means 1, more than 2 means 2
     sched_policy policy;
     /* Ageing under SCHED_PRIORITY: once this many later requests have started before the request
      * whose prompt has waited longest, that request goes before all others. So a request with p
-     * older ones before it is passed (p + 1) * max_passes times at most. 0 = 8. */
+     * older ones before it is passed at most (p + 1) * max_passes times. 0 = 8. */
     uint32_t max_passes;
     bool prefix_cache;
     uint64_t salt;                    // backend_info.identity
-    uint32_t max_sessions;            // idle ones kept at once; 0 = sessions are ignored
-    int64_t session_ttl_us;           // an idle one is forgotten after that
-    const retention_policy *pressure; // compress before preempt (copied): drops whole pages, has no
-                                      // running sums; NULL = off
+    uint32_t max_sessions;            // idle sessions kept at once; 0 = sessions are ignored
+    int64_t session_ttl_us;           // an idle session is forgotten after this time
+    const retention_policy *pressure; // compress before preempt (copied): must drop whole pages and
+                                      // have no running sums; NULL = off
     const allocator *alloc;
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
@@ -56,32 +56,34 @@ void sched_destroy(sched *s);
 typedef struct sched_request {
     uint64_t id;             // unique among live requests
     int32_t priority;        // under SCHED_PRIORITY lower runs first
-    uint64_t arrival;        // among equals the lower runs first, then who was added first
+    uint64_t arrival;        // among equals the lower runs first, then the one added first
     const uint32_t *prompt;  // copied, without what the policy cuts off
     uint32_t n_prompt;       // >= 1
     uint32_t max_new_tokens; // >= 1
     uint32_t n;              // choices, 1 .. max_seqs
-    uint64_t salt;           // of the caller (cache_salt); mixed with the options'
-    bool hidden;             // on_block is not told the tokens of its blocks
+    uint64_t salt;           // cache_salt of the caller; mixed with the options' salt
+    bool hidden;             // on_block does not get the tokens of its blocks
     sample_params params;    // arrays copied
     retention_policy policy;
-    bool want_logits; // every prompt row's logits; takes no prefix hit
-    /* Else scores of every prompt row, as step_seq asks for them; takes no prefix hit either. */
+    bool want_logits; // every prompt row's logits; such a request takes no prefix hit
+    /* Without want_logits: scores of every prompt row, as step_seq asks for them. Such a request
+     * takes no prefix hit either. */
     uint32_t want_scores;
-    /* The session that the request goes on from and leaves behind: stands for (API key, cache salt,
-     * id). {0, 0} = none. */
+    /* The session that the request continues and stores its pages under: stands for (API key, cache
+     * salt, id). {0, 0} = none. */
     uint64_t session[2];
 } sched_request;
 
-/* Whether the request can ever run here: lengths, n, window, budget, and its peak of pages in the
- * whole pool. Peak: tables grow from one retention point to the next, where they shrink to what the
- * policy promises to keep; a choice may take fresh pages before it gives any up. */
+/* Whether the request can ever run here: checks lengths, n, window, budget, and its peak of pages
+ * against the whole pool. The peak: tables grow from one retention point to the next, where they
+ * shrink to what the policy promises to keep; a selection may take fresh pages before it gives any
+ * up. */
 status sched_check(const sched *s, const sched_request *r, error *err);
 
-/* Pages of all tables that a request alone takes, as sched_check counts them. */
+/* Pages of all tables that a request takes when it runs alone, as sched_check counts them. */
 typedef struct sched_need {
-    uint64_t peak; // most at any moment: what the pool must hold for it to run at all
-    uint64_t kept; // after its prompt's choice
+    uint64_t peak; // most at any moment: the least pool in which it can run
+    uint64_t kept; // after its prompt's selection
     uint64_t most; // from then on
 } sched_need;
 
@@ -94,60 +96,60 @@ enum { SCHED_ALL_CHOICES = UINT32_MAX };
 
 typedef struct sched_event {
     enum {
-        SCHED_ADD, // a request that passed sched_check; STATUS_QUEUE_FULL is the engine's to
-                   // prevent. One that could not be taken in (queue full, memory out) is unknown to
-                   // sched_describe after
-        SCHED_RESULT, // of the oldest plan in flight
-        SCHED_END,    // a choice is finished or aborted, at any moment: its pages are given up, at
-                      // once or with the RESULT of the last step in flight that has rows of it.
+        SCHED_ADD, // a request that passed sched_check. The engine keeps it from exceeding
+                   // max_requests (STATUS_QUEUE_FULL). sched_describe does not know it afterwards
+                   // if it could not be taken in (queue full, memory out)
+        SCHED_RESULT, // the result of the oldest plan in flight
+        SCHED_END,    // a choice is finished or aborted, at any moment: its pages are given up at
+                      // once, or with the RESULT of the last step in flight that has rows of it.
                       // Unknown ids are ignored
-        SCHED_PAUSE,  // its reader is slow: keep it, but do not plan it
+        SCHED_PAUSE,  // its reader is slow: the choice stays but is not planned
         SCHED_RESUME,
         SCHED_FLUSH, // forget every cached block (pkv_flush), at any moment
     } kind;
     uint64_t request;          // END, PAUSE, RESUME
     uint32_t choice;           // or SCHED_ALL_CHOICES
-    bool finished;             // END: it came to its own end, so that its session may be kept
+    bool finished;             // END: the choice was not aborted, so its session may be kept
     const sched_request *add;  // ADD; valid during the call
     const step_result *result; // RESULT
 } sched_event;
 
 /* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan
- * is empty, or, with max_in_flight 2 and one in flight, the step after it, where that can be told
- * without its tokens (ahead.c). A plan without sequences and deltas (sched_plan_empty) means:
- * nothing to do until the next event. */
+ * is empty; with max_in_flight 2 and one step in flight, the plan is the step after it, where that
+ * can be planned without its tokens (ahead.c). A plan without sequences and deltas
+ * (sched_plan_empty) means: there is nothing to do until the next event. */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events);
 static inline bool sched_plan_empty(const step_plan *p)
 {
     return p->n_seqs == 0 && p->deltas.n_words == 0 && p->n_opens == 0;
 }
 
-/* The request that the last sched_step call would have planned, had there been memory for its
- * lists; NULL = none. It tries again in the next step; but where the plan is empty nothing may ever
- * ask for that step. */
+/* The request that the last sched_step call would have planned if there had been memory for its
+ * lists; NULL = none. The scheduler tries again in the next step, but when the plan is empty, there
+ * may be no further event that causes that step. */
 const uint64_t *sched_starved(const sched *s);
 
 /* ---- what can be asked ----------------------------------------------------------------------- */
 
-/* A choice that is alive, or as it ended in the last sched_step call: for its report. (While a step
- * is in flight its tables already count that step's tokens; those of one that ended, none that
- * were planned ahead.) */
+/* A choice for its report: alive, or as it was when it ended in the last sched_step call. (While a
+ * step is in flight its tables already count that step's tokens; those of a choice that ended do
+ * not count tokens that were planned ahead.) */
 typedef struct sched_choice_info {
-    uint32_t prompt_tokens; // that were given: with those that its method cut
+    uint32_t prompt_tokens; // tokens of the client's prompt, also those that its method cut
     uint32_t output_tokens;
-    uint32_t cached_tokens; // prefix hit of its first admission
+    uint32_t cached_tokens; // prefix hit when it was first admitted
     uint32_t preemptions;
     retention_report
         report;        // kept_json malloc'd when the policy asks for positions: the caller frees it
     bool lacks_kept;   // memory was out for kept_json
     int64_t queued_us; // arrival to first planned
-    /* What of the report came to pass before the request's choices went their own ways, and stands
-     * in the first one's report too. */
+    /* The part of the report from before the request's choices were forked, which the report of the
+     * first choice holds too. */
     uint64_t inherited_pages;
-    int64_t inherited_us; // of scoring
+    int64_t inherited_us; // scoring time
 } sched_choice_info;
 
-/* STATUS_NO_MEMORY: kept_json alone is missing. STATUS_NOT_FOUND: *out is untouched. */
+/* STATUS_NO_MEMORY: only kept_json is missing. STATUS_NOT_FOUND: *out is untouched. */
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);
 
 /* Everything that a scheduler counts from its creation on. One row is X(field, metric, help). This
@@ -176,21 +178,21 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
 
 #define SCHED_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct sched_stats {
-    /* Now. */
+    /* Gauges: the state now. */
     uint32_t running, waiting; // choices, requests
     uint32_t sessions_idle;    // on device pages
     uint32_t sessions_swapped; // in the host tier
     uint64_t swapped_tokens;   // seen by sequences in the host tier
     uint64_t logical_tokens;   // seen by sequences that hold pages
     double kept_tokens;        // what attention still reads of them
-    /* Since sched_create. */
+    /* Counters since sched_create. */
     SCHED_COUNTERS(SCHED_COUNTER_FIELD)
-    pkv_counts pages; // both
+    pkv_counts pages; // gauges and counters
 } sched_stats;
 #undef SCHED_COUNTER_FIELD
 
 sched_stats sched_get_stats(const sched *s);
-/* Adds every counter of `more`, those of its pages too, to `sum`; numbers of the moment stay. */
+/* Adds every counter of `more`, also those of its pages, to `sum`. Gauges stay. */
 void sched_add_counters(sched_stats *sum, const sched_stats *more);
 
 /* pkv_check_integrity and the scheduler's own invariants: NULL, or what is wrong. For tests. */

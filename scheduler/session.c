@@ -1,11 +1,12 @@
-/* Sessions: what a request leaves behind for the next turn of its conversation, and how that goes
- * on from it.
+/* Sessions: a request leaves its pages behind for the next turn of its conversation, and the
+ * request of that turn continues from them.
  *
  *   idle     no request has it: its pages are parked, or in the host tier
- *   claimed  a live request goes on from it, or will leave one under its key; its pages are the
+ *   claimed  a live request continues it, or will leave one under its key; its pages are the
  *            request's own, and no other request can have the key meanwhile
  *
- * A request keeps all turns of its session, so that a replay gets through them as the turns did. */
+ * A request keeps all turns of its session, so that a replay can select at the same points under
+ * the same policies. */
 #include "scheduler/sched_internal.h"
 
 static bool same_key(const uint64_t a[2], const uint64_t b[2])
@@ -31,8 +32,9 @@ static bool is_claimed(const sched *s, const uint64_t key[2])
 
 /* ---- where a request begins ------------------------------------------------------------------ */
 
-/* Budgets may differ from turn to turn; what tables look like may not, nor whether running sums lie
- * beside them: pages of a turn without are shared, and two sequences would add to one sum. */
+/* Whether two turns may share one session. Budgets may differ, but the shape of the tables may not,
+ * nor whether running sums lie beside them: pages of a turn without sums are shared, and two
+ * sequences would add to one sum. */
 static bool same_composition(const retention_policy *a, const retention_policy *b)
 {
     return a->preset == b->preset && a->score == b->score && a->variant == b->variant &&
@@ -44,8 +46,8 @@ static bool same_composition(const retention_policy *a, const retention_policy *
            retention_has_sums(a) == retention_has_sums(b);
 }
 
-/* What it knows of the prompt's rows it does not know of the answer's: what the next turn would add
- * to is not there. */
+/* Whether the method's measures end with the prompt. Then it has none of the answer's rows, to
+ * which the next turn would have to add. */
 static bool measures_end(const retention_policy *p)
 {
     if (retention_wants_novelty(p)) return true;
@@ -54,14 +56,14 @@ static bool measures_end(const retention_policy *p)
     return first.sum == MEASURE_SUM_ADD && later.sum != MEASURE_SUM_ADD;
 }
 
-/* Choices of the answer that left tables different which share one choice in a prompt. */
+/* Whether selections in the answer left tables different that share one selection in a prompt. */
 static bool scopes_differ(const retention_policy *p)
 {
     return p->growth != RETENTION_GROWTH_JOINT && retention_chooses(p) &&
            p->scope != p->decode_scope;
 }
 
-/* Whether the request could be computed again from the session's first token on, turn by turn. */
+/* Whether the request could be computed again from the session's first token, turn by turn. */
 static bool fits(const sched *s, const sched_session *session, const sched_request *r)
 {
     sched_turn turns[SCHED_MAX_TURNS + 1];
@@ -134,7 +136,7 @@ static void drop(sched *s, sched_session *session)
 
 void sched_session_take(sched *s, sched_session *session, sched_entry *e)
 {
-    if (e->said) { /* the request begins another */
+    if (e->said) { /* the request begins another session */
         drop(s, session);
         return;
     }
@@ -215,7 +217,7 @@ void sched_sessions_expire(sched *s)
         drop(s, s->sessions[0]);
 }
 
-/* Giving it up frees pages, at once or with others that hold them too. */
+/* Giving the parked pages up frees some, at once or together with others that hold them too. */
 static bool can_free(const sched *s, uint32_t parked)
 {
     return parked && pkv_parked_look(s->kv, parked).alone > 0;
