@@ -7,12 +7,12 @@ void choice_init(choice_state *c, const tokenizer *t, bool skip_special)
 {
     *c = (choice_state){.stop_token = -1, .stop_string = -1};
     tok_stream_init(&c->detokeniser, t, skip_special);
-    tok_stream_resume(&c->detokeniser); /* it goes on where the prompt ends */
+    tok_stream_resume(&c->detokeniser); /* the text continues where the prompt ends */
 }
 
 void choice_destroy(choice_state *c) { strbuf_destroy(&c->held); }
 
-/* Whether id is among n sorted ones. */
+/* Whether id is among the n sorted ids. */
 static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)
 {
     uint32_t low = 0, high = n;
@@ -24,7 +24,7 @@ static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)
     return low < n && ids[low] == id;
 }
 
-/* The earliest stop string in text, as its index; *at and *end frame it. -1 = none. */
+/* The index of the stop string that begins first in text, with its range [*at, *end). -1 = none. */
 static int32_t find_stop(const engine_request *r, const strbuf *text, size_t *at, size_t *end)
 {
     int32_t found = -1;
@@ -67,7 +67,7 @@ status choice_push(choice_state *c, const engine_request *r, const uint32_t *sto
         c->finish = ENGINE_FINISH_STOP;
         c->stop_token = token;
     } else {
-        /* Weights may be padded to more ids than the tokenizer has: those have no text. */
+        /* Weights may be padded to more ids than the tokenizer has: the extra ids have no text. */
         if (token < tok_vocab_size(c->detokeniser.t))
             RETURN_IF_ERROR(tok_stream_push(&c->detokeniser, token, &c->held));
         size_t at = 0, end = 0;

@@ -1,5 +1,5 @@
-/* What other threads tell the engine thread, and the queue to the tokenizer threads. Both link
- * streams through themselves: nothing is lost for want of memory. */
+/* Two queues: news for the engine thread, and streams for the tokenizer threads. Both link streams
+ * through the streams' own fields, so adding one needs no memory and cannot fail. */
 #include "engine/internal.h"
 
 /* ---- to the engine thread -------------------------------------------------------------------- */
@@ -23,7 +23,7 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
 
 static bool is_empty(const inbox *in) { return !in->first && !in->flush && !in->lost && !in->stop; }
 
-/* With the lock held. */
+/* Waits for news. The lock is held. */
 static void await_news(inbox *in, int64_t wait_us)
 {
     int64_t until_us = clock_now_us() + wait_us;

@@ -6,12 +6,12 @@
  *   watchdog thread    watch.c: sleeps, unless a step is stuck
  *   reader             stream.c: reads the ring
  *
- * retention.c says what a request keeps: its own word or the engine's default; session.c whose
- * pages it goes on from.
+ * retention.c resolves a request's retention policy, its own or the engine's default; session.c
+ * makes the key of the session that it continues.
  *
- * Who owns a stream that the scheduler knows: the engine thread, but for the time that it is with
- * the backend. Then the holder of watch.lock owns it: the watchdog to fail it, or the engine thread
- * as it comes back (watch.c). */
+ * The engine thread owns each stream that the scheduler knows, except during its calls into the
+ * backend. Then the holder of watch.lock owns the stream: the watchdog, to fail it, or the engine
+ * thread when it returns (watch.c). */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
 
@@ -22,19 +22,19 @@
 
 /* ---- requests (request.c) -------------------------------------------------------------------- */
 
-/* A copy that shares nothing with the original. */
+/* Makes a copy that shares nothing with the original. */
 status engine_request_copy(const engine_request *from, engine_request *to);
-/* Ranges of every field; errors name it. */
+/* Checks the range of every field; errors name the field. */
 status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
                             error *err);
 
 /* ---- retention (retention.c), sessions (session.c) ------------------------------------------- */
 
-/* What the engine's options say. */
+/* The retention policies and limits that the engine's options give. */
 typedef struct retention_rules {
     retention_limits limits;
-    retention_policy standard; /* of requests that give none */
-    bool reports_standard;     /* it is not "full": those requests are told what it did */
+    retention_policy standard; /* for requests without a policy */
+    bool reports_standard;     /* it is not "full": requests without a policy get a report too */
     retention_policy pressure;
     bool has_pressure;
     uint64_t allowed; /* bit i = requests may name preset i */
@@ -45,7 +45,7 @@ status retention_rules_make(const engine_options *o, const backend_info *info, r
 status retention_rules_apply(const retention_rules *rules, const engine_request *r,
                              retention_policy *out, error *err);
 
-/* Stands for (identity, cache_salt, session); {0, 0} without a session. */
+/* The key of (identity, cache_salt, session); {0, 0} without a session. */
 void session_key(const engine_request *r, uint64_t out[2]);
 /* The salt of a request's prefixes: a digest of its cache_salt and, when `apart`, of its identity.
  * 0 stands for the prefixes that all requests share. */
@@ -55,36 +55,36 @@ uint64_t session_salt(const engine_request *r, bool apart);
 
 typedef struct choice_state {
     tok_stream detokeniser;
-    strbuf held;       /* text not yet given out: it may be the start of a stop string */
+    strbuf held;       /* text held back: it may begin a stop string */
     uint32_t n_tokens; /* sampled so far */
     engine_finish finish;
     int64_t stop_token;  /* -1 = none */
-    int32_t stop_string; /* index into the request's, -1 = none */
-    bool end_sent;       /* the scheduler has been told */
+    int32_t stop_string; /* index into the request's `stop`, -1 = none */
+    bool end_sent;       /* the scheduler was told that the choice ended */
     int64_t first_token_us, last_token_us;
 } choice_state;
 
 void choice_init(choice_state *c, const tokenizer *t, bool skip_special);
 void choice_destroy(choice_state *c);
-/* Takes one sampled token; appends to `text` what can be given out; sets c->finish when it is over.
- */
+/* Takes one sampled token, appends the text that is certain now to `text`, and sets c->finish when
+ * the choice is over. */
 status choice_push(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
                    uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token, strbuf *text);
 
 /* ---- a stream -------------------------------------------------------------------------------- */
 
-/* A queued output. Its text and its top logprobs lie in the stream's blob, in this order: text,
- * ids, logprobs. */
+/* A queued output. Its text and top logprobs lie in the stream's blob, in this order: text, ids,
+ * logprobs. */
 typedef struct ring_item {
     uint32_t choice;
     bool has_token;
-    bool is_last; /* of its choice: `ends[choice]` holds the rest */
+    bool is_last; /* the choice's last item: `ends[choice]` holds the rest */
     uint32_t token;
     float logprob;
     uint32_t rank;
     uint32_t n_top;
     uint32_t text_bytes;
-    bool held; /* a last token: unseen by the reader until its end rides on it */
+    bool held; /* a last token: hidden from the reader until its choice's end is attached */
 } ring_item;
 
 /* How a choice ended. */
@@ -99,16 +99,16 @@ typedef struct choice_end {
     status_code error_code;
 } choice_end;
 
-/* What other threads tell the engine thread of a stream. */
+/* Bits of news about a stream that other threads give to the engine thread. */
 enum { INBOX_ADD = 1, INBOX_ABORT = 2, INBOX_RESUME = 4 };
 
 /* The prompt's logprobs, one row for each token; the first token has none. */
 typedef struct prompt_scores {
-    float *logprobs;   /* [n_tokens]; NULL before the first rows came */
+    float *logprobs;   /* [n_tokens]; NULL before the first rows arrive */
     uint32_t *ranks;   /* [n_tokens] */
     uint32_t *top_ids; /* [n_tokens, n_top] */
     float *top_logprobs;
-    uint32_t n_rows; /* that came so far */
+    uint32_t n_rows; /* rows received so far */
     bool complete;
 } prompt_scores;
 
@@ -117,28 +117,28 @@ struct engine_stream {
     engine_request request; /* a copy */
     engine_notify notify;
     void *notify_ctx;
-    _Atomic uint32_t references; /* the engine's and the reader's */
+    _Atomic uint32_t references; /* held by the engine and the reader */
     _Atomic bool aborted;
     int64_t submit_us;
     uint64_t arrival; /* counts submissions */
 
-    /* Under prepare.lock: while a tokenizer has not begun with it. */
+    /* Under prepare.lock: the place in the queue, until a tokenizer thread takes the stream. */
     engine_stream *prepare_next, *prepare_prev;
     bool awaits_prepare;
 
     /* Under inbox.lock. */
-    unsigned told; /* INBOX_* bits; not 0 = in the inbox, which holds a reference */
+    unsigned told; /* INBOX_* bits; not 0 = the stream is in the inbox, which holds a reference */
     engine_stream *inbox_next;
 
     /* Written by a tokenizer thread before the engine thread sees the stream. */
     uint32_t *tokens;
     uint32_t n_tokens;
     retention_policy policy;
-    bool has_report; /* its choices tell what they kept */
+    bool has_report; /* its choices have retention reports */
     uint32_t max_new_tokens;
-    uint32_t *stop_ids; /* EOS unless ignored, and the request's: sorted */
+    uint32_t *stop_ids; /* EOS unless ignored, and the request's own: sorted */
     uint32_t n_stop_ids;
-    uint32_t made_for; /* how many backends there had been when sched_check passed it */
+    uint32_t made_for; /* n_backends when sched_check accepted it */
     sched_request sched_request;
 
     /* Engine thread only. */
@@ -146,87 +146,91 @@ struct engine_stream {
     engine_stream *taken_next;
     uint64_t id;           /* generation << 32 | slot, once the scheduler knows it */
     choice_state *choices; /* [n] */
-    uint32_t n_alive;      /* choices the scheduler runs */
-    uint32_t n_untold;     /* choices whose end has not been pushed */
+    uint32_t n_alive;      /* choices that the scheduler has not ended */
+    uint32_t n_untold;     /* choices whose end is not in the ring yet */
     bool paused;
-    bool failed; /* its ends have been pushed; the scheduler's word is only awaited */
+    bool failed; /* its ends have been pushed; only the scheduler must still end it */
     int64_t added_us;
     int64_t first_token_us, last_token_us; /* of any choice */
     int64_t selecting_us;
-    prompt_scores scores; /* the reader's from the first output on */
+    prompt_scores scores; /* belongs to the reader from the first output on */
 
-    /* Between engine thread and reader. */
+    /* Under `lock`: shared by engine thread and reader. */
     pthread_mutex_t lock;
     pthread_cond_t readable;
     ring_item *ring; /* [capacity] */
     uint32_t capacity, head, count;
-    uint32_t limit; /* capacity grows up to it */
-    strbuf blob;    /* what the queued items carry; blob_read bytes of it have been read */
+    uint32_t limit; /* largest capacity */
+    strbuf blob;    /* texts and logprobs of the items; the first blob_read bytes have been read */
     size_t blob_read;
     choice_end *ends;       /* [n] */
-    uint32_t n_unread_ends; /* choices whose last item has not been read */
-    bool resume_wanted;     /* the engine thread paused this stream and waits for room */
+    uint32_t n_unread_ends; /* choices whose last item is unread */
+    bool resume_wanted;     /* the engine thread paused this stream until there is room */
     error failure;          /* text of ENGINE_FINISH_ERROR */
 
-    /* The last output's text, which is the reader's alone, and a buffer for a longer one: together
-     * they have room for the text of every queued item, so that reading needs no memory. */
+    /* The last output's text, which belongs to the reader, and a buffer for a longer one: one of
+     * the two has room for the text of every queued item, so reading needs no memory. */
     strbuf read_text, spare_text;
 };
 
 status stream_create(engine *e, const engine_request *r, engine_stream **out);
 void stream_unref(engine_stream *s);
-/* Makes the ring, once the number of outputs is known: it starts small and grows to `limit`. */
+/* Makes the ring once the number of outputs is known. The ring starts small and grows to
+ * `limit`. */
 status stream_make_ring(engine_stream *s, uint32_t limit);
-/* Engine side. There is room in the ring (see pause_if_full); false when memory is out. */
+/* Engine thread. The ring has room (see pause_if_full). False when memory is out. */
 bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops,
                  const char *text);
-/* The last item of a choice; takes over end->report.kept_json. */
+/* Pushes the end of a choice; takes over end->report.kept_json. */
 void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
-/* What the choices that end by ENGINE_FINISH_ERROR say (copied). */
+/* Sets the error code and text (copied) of choices that end by ENGINE_FINISH_ERROR. */
 void stream_set_failure(engine_stream *s, status_code code, const char *text);
-/* Ends every choice that has not ended: aborted (STATUS_ABORTED), or with one error (copied). */
+/* Ends every choice that has not ended: as aborted when the code is STATUS_ABORTED, else with this
+ * error (copied). */
 void stream_fail(engine_stream *s, status_code code, const char *text);
 
 /* ---- the prompt's logprobs (prompt.c; engine thread only) ------------------------------------ */
 
 /* Takes the scores of the rows of one share. The scheduler asks for each row of a prompt once and
- * in order (the positions of a plan do not say which it is: some methods close them up); row i
- * scores token i + 1. False when memory is out. */
+ * in order; row i scores token i + 1. (Positions in a plan do not identify a row, since some
+ * methods close them up.) False when memory is out. */
 bool prompt_take_scores(engine_stream *s, uint32_t n_rows, const step_sample *scores);
 
 /* ---- numbers (metrics.c; engine thread only) ------------------------------------------------- */
 
-/* A row for each method. */
+/* Sets up a row for each retention method. */
 void metrics_init(engine_metrics *m);
 void metrics_observe(engine_metrics *m, engine_histogram_id id, double value);
-/* A choice has ended in order; it was the request's last one when no choice is alive. */
+/* Counts a choice that ended. When no choice of the request is alive, it was the last one, and the
+ * request is counted too. */
 void metrics_choice(engine_metrics *m, const engine_stream *s, const choice_state *c,
                     const choice_end *end, const sched_choice_info *info);
 
 /* ---- the inbox (inbox.c) --------------------------------------------------------------------- */
 
-/* Streams about which the engine thread is told something. They are linked through themselves, so
- * that telling needs no memory. */
+/* News for the engine thread. Streams are linked through their own fields, so that adding one needs
+ * no memory. */
 typedef struct inbox {
     pthread_mutex_t lock;
     pthread_cond_t arrived;
     engine_stream *first, *last;
-    bool flush; /* the prefix cache: before all that is added now */
-    bool lost;  /* the backend */
+    bool flush; /* flush the prefix cache before the streams added in this batch start */
+    bool lost;  /* the backend was reported lost */
     bool stop;
     char lost_why[512];
 } inbox;
 
-/* Tells the engine thread one of INBOX_*. */
+/* Puts the stream with one of INBOX_* into the inbox. */
 void inbox_put(engine *e, unsigned what, engine_stream *s);
 
-/* What inbox_drain took out. */
+/* All news that inbox_drain took out. */
 typedef struct inbox_batch {
-    engine_stream *first; /* linked by taken_next, a reference each */
+    engine_stream *first; /* linked by taken_next; each holds a reference */
     bool flush, lost, stop;
 } inbox_batch;
 
-/* Takes everything. While there is nothing it waits for so long; for ever when that is < 0. */
+/* Takes everything. When the inbox is empty, waits up to wait_us for news, or for ever when wait_us
+ * < 0. */
 inbox_batch inbox_drain(engine *e, int64_t wait_us);
 
 /* Streams between submit and the tokenizer threads. */
@@ -238,10 +242,10 @@ typedef struct prepare_queue {
 } prepare_queue;
 
 void prepare_put(engine *e, engine_stream *s);
-/* Takes the stream out when no tokenizer has begun with it; the caller gets the queue's reference.
- */
+/* Takes the stream out if no tokenizer thread has taken it yet; the caller gets the queue's
+ * reference. */
 bool prepare_take_back(engine *e, engine_stream *s);
-/* Waits; NULL when the engine stops. The caller gets the queue's reference. */
+/* Waits for a stream; NULL when the engine stops. The caller gets the queue's reference. */
 engine_stream *prepare_next(engine *e);
 
 /* ---- the engine ------------------------------------------------------------------------------ */
@@ -252,30 +256,33 @@ typedef struct ending_choice {
     choice_end end;
 } ending_choice;
 
-/* The step that the engine thread is with the backend for, and the thread that minds it. */
+/* The backend call that the engine thread is in, and the watchdog thread that times it. */
 typedef struct step_watch {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
     bool thread_started, stop;
-    int64_t started_us; /* 0 = it is not there */
+    int64_t started_us; /* 0 = the engine thread is not in the backend */
     uint64_t step;
     uint32_t n_seqs;
-    bool abandoned; /* its requests have been failed: its result is discarded */
+    bool abandoned; /* its requests have failed: its result is discarded */
     int64_t abandoned_us;
 } step_watch;
 
-enum { RESTARTS_MAX = 3 }; /* within RESTARTS_WITHIN_US; one more and the backend is given up */
+enum {
+    RESTARTS_MAX = 3
+}; /* within RESTARTS_WITHIN_US; one more failure ends the backend for
+                            * good */
 #define RESTARTS_WITHIN_US INT64_C(60000000)
-enum { RESTART_PAUSE_US = 100000 }; /* between tries of one that is not possible yet */
+enum { RESTART_PAUSE_US = 100000 }; /* between tries while a restart is not possible yet */
 
 struct engine {
     engine_options o;
-    backend backend; /* a copy: what it points to is borrowed */
+    backend backend; /* a copy; what it points to is borrowed */
     backend_info info;
     retention_rules retention;
     uint32_t *stop_ids;
-    size_t bytes_per_token; /* tok_bytes_per_token; 0 = no bound */
+    size_t bytes_per_token; /* from tok_bytes_per_token; 0 = no bound */
     pthread_t thread;
     bool thread_started;
     pthread_t *workers;
@@ -285,59 +292,60 @@ struct engine {
     step_watch watch;
 
     _Atomic int state;           /* engine_state */
-    _Atomic uint32_t n_live;     /* submitted, not ended */
-    _Atomic uint64_t n_prepared; /* told to the engine thread; counted under the inbox's lock */
+    _Atomic uint32_t n_live;     /* requests submitted and not ended */
+    _Atomic uint64_t n_prepared; /* requests passed to the engine thread; counted under the inbox's
+                                  * lock */
     _Atomic uint64_t next_seed;
     _Atomic uint64_t n_submitted;
 
-    /* Held for reading by the prepare threads, which ask sched_check; for writing by the thread
-     * that replaces the scheduler. */
+    /* Held for reading by the prepare threads, which call sched_check, and for writing by the
+     * engine thread when it replaces the scheduler. */
     pthread_rwlock_t sched_lock;
     sched *sched;
-    uint32_t n_backends; /* so far; under sched_lock */
+    uint32_t n_backends; /* backends that were replaced so far; under sched_lock */
 
-    /* Engine thread only (and the watchdog's while it fails a step: see above). */
-    engine_stream **slots; /* [max_requests]: by the low half of an id */
+    /* Engine thread only, and the watchdog while it fails a step (see above). */
+    engine_stream **slots; /* [max_requests], indexed by the low half of an id */
     uint32_t *free_slots;
     uint32_t n_free_slots;
     uint32_t generation;
-    size_t n_choices; /* of the streams in `slots`: loop_make_room has seen to their room */
+    size_t n_choices; /* choices of the streams in `slots`, for which loop_make_room made room */
     sched_event *events;
     size_t n_events, events_capacity;
-    ending_choice *ending; /* choices whose END is among the events */
+    ending_choice *ending; /* choices whose END is in `events` */
     size_t n_ending, ending_capacity;
     strbuf text;
-    engine_stream *
-        *measured; /* [max_seqs]: streams whose measures the next sched_step selects by */
+    engine_stream **measured; /* [max_seqs]: streams for which the next sched_step may select */
     uint32_t n_measured;
-    const step_plan *in_flight[2]; /* the oldest first */
+    const step_plan *in_flight[2]; /* oldest first */
     uint32_t n_in_flight;
-    const step_plan *collected; /* whose result came last */
-    int64_t now_us;             /* when that was */
-    bool lost; /* the backend was reported lost: it matters when nothing is in flight */
+    const step_plan *collected; /* the plan of the last result */
+    int64_t now_us;             /* when that result arrived */
+    bool lost; /* the backend was reported lost; handled when nothing is in flight */
     engine_metrics counting;
     uint64_t steps;
     int64_t compute_us, schedule_us;
-    sched_stats sums;                  /* counters of the schedulers before this one */
-    int64_t restarts_us[RESTARTS_MAX]; /* when the last ones were: a ring */
+    sched_stats sums;                  /* counters of earlier schedulers */
+    int64_t restarts_us[RESTARTS_MAX]; /* times of the last restarts: a ring */
     uint32_t n_restarts;
     bool stopping;
 
     pthread_mutex_t stats_lock;
-    engine_stats stats;     /* as the engine thread published them, but what ends is counted here */
-    engine_metrics metrics; /* likewise */
+    engine_stats stats;     /* as the engine thread published them; ended requests are counted here
+                             * directly */
+    engine_metrics metrics; /* as the engine thread published them */
     uint64_t choices_finished[ENGINE_FINISHES];
-    char trouble[ENGINE_TROUBLE_BYTES]; /* "" = none since the backend was made */
+    char trouble[ENGINE_TROUBLE_BYTES]; /* "" = none since the backend was last made */
 };
 
-/* Steps that the backend takes before the first is collected. */
+/* Steps that the backend takes before the first one is collected. */
 static inline uint32_t engine_in_flight(const engine *e)
 {
     return e->info.max_in_flight < 2 ? 1 : 2;
 }
-/* A request has ended so: others may come. Any thread. */
+/* Counts a request that ended this way and makes room for another one. Any thread. */
 void engine_count_out(engine *e, engine_finish how);
-/* One choice has. Any thread. */
+/* Counts a choice that ended this way. Any thread. */
 void engine_count_choice(engine *e, engine_finish how);
 /* UNAVAILABLE with the missing part and the reason while the backend is down. */
 status engine_check_state(engine *e, error *err);
@@ -347,29 +355,30 @@ void *prepare_loop(void *e);
 
 /* ---- loop.c for watch.c ---------------------------------------------------------------------- */
 
-/* Makes room for what the engine thread notes between two steps, with so many choices more than
- * there are: noting itself cannot fail. False when memory is out. */
+/* Makes room for the events and ends of n_more further choices between two steps, so that adding
+ * them cannot fail. False when memory is out. */
 bool loop_make_room(engine *e, size_t n_more);
-/* Fails every stream that the scheduler knows, and forgets it. */
+/* Fails and forgets every stream that the scheduler knows. */
 void loop_fail_all(engine *e, status_code code, const char *text);
-/* Fails what is in the inbox of an engine without a backend; while there is nothing it waits for so
- * long. */
+/* Fails what is in the inbox of an engine without a backend. When the inbox is empty, waits up to
+ * wait_us for news. */
 void loop_turn_away(engine *e, int64_t wait_us);
-/* Copies the numbers to where others see them. */
+/* Copies the engine thread's numbers to where other threads read them. */
 void loop_publish(engine *e);
 
 /* ---- the backend under watch (watch.c) ------------------------------------------------------- */
 
 status watch_start(engine *e);
 void watch_stop(engine *e);
-/* Gives the backend the plan, unless it is empty, and takes the result of the oldest step in flight
- * (e->collected). NULL when the next step may be planned before that; or when the step is
- * discarded: it was stuck, or the backend has failed; then all requests have been failed, nothing
- * is in flight, the plan's scheduler is gone, and the backend is new or broken. */
+/* Submits the plan unless it is empty, and takes the result of the oldest step in flight
+ * (e->collected). Returns NULL in two cases: the next step may be planned before that result; or
+ * the step is discarded because it was stuck or the backend failed. In the second case all requests
+ * have been failed, nothing is in flight, the plan's scheduler is gone, and the backend is new or
+ * broken. */
 const step_result *watch_run(engine *e, const step_plan *plan);
-/* Waits for what is in flight, and takes nothing of it. */
+/* Waits for the steps in flight and discards their results. */
 void watch_drain(engine *e);
-/* The backend was lost while it had nothing to do. */
+/* The backend was lost while no step was in flight: fails all requests and makes it again. */
 void watch_lost(engine *e);
 
 #endif

@@ -20,7 +20,8 @@ static bool reserve(void **items, size_t *capacity, size_t n, size_t size)
 
 bool loop_make_room(engine *e, size_t n_more)
 {
-    /* Between two steps a choice ends once, and its request is added, paused and resumed once. */
+    /* Between two steps a choice ends at most once, and its request is added, paused and resumed at
+     * most once. */
     enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
     size_t n = e->n_choices + n_more;
     return reserve((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + OF_ALL,
@@ -69,7 +70,7 @@ static choice_end make_end(const engine_stream *s, uint32_t choice, const sched_
     choice_end end = {
         .finish = c->finish, .stop_token = c->stop_token, .stop_string = c->stop_string};
     end.usage = (engine_usage){s->n_tokens, c->n_tokens, info->cached_tokens};
-    /* One that never ran was queued all its life. */
+    /* A request that never ran was queued all its life. */
     end.timings.queue_us =
         info->queued_us < 0 ? now - s->submit_us : s->added_us - s->submit_us + info->queued_us;
     end.timings.ttft_us = c->first_token_us ? c->first_token_us - s->submit_us : 0;
@@ -80,7 +81,7 @@ static choice_end make_end(const engine_stream *s, uint32_t choice, const sched_
     return end;
 }
 
-/* The stream leaves the engine: its reader may still hold it. */
+/* Removes the stream from the engine. Its reader may still hold it. */
 static void forget(engine *e, engine_stream *s)
 {
     e->slots[(uint32_t)s->id] = NULL;
@@ -89,7 +90,7 @@ static void forget(engine *e, engine_stream *s)
     stream_unref(s);
 }
 
-/* The choice is over: the scheduler hears it in the next step, and then its reader. */
+/* The choice is over: the scheduler is told with the next step, the reader after that step. */
 static void finish_choice(engine *e, engine_stream *s, uint32_t choice, engine_finish finish)
 {
     s->choices[choice].finish = finish;
@@ -113,13 +114,13 @@ static void count_end(engine *e, ending_choice *ending)
     sched_choice_info info = {0};
     status described = sched_describe(e->sched, s->id, ending->choice, &info);
     bool lacks_report = described.code == STATUS_NO_MEMORY && !s->failed;
-    /* Rather than a part of the report that was asked for, as if it were the whole. */
+    /* The request fails, because half a report would look like the whole one. */
     if (lacks_report) {
         s->choices[ending->choice].finish = ENGINE_FINISH_ERROR;
         stream_set_failure(s, STATUS_NO_MEMORY, "retention: its report: out of memory");
     }
     s->n_alive--;
-    if (s->failed) { /* its reader has been told already */
+    if (s->failed) { /* its reader got the error already */
         free(info.report.kept_json);
     } else {
         ending->end = make_end(s, ending->choice, &info);
@@ -131,8 +132,9 @@ static void count_end(engine *e, ending_choice *ending)
         engine_count_out(e, s->failed ? ENGINE_FINISH_ERROR : s->choices[0].finish);
 }
 
-/* After the step that took their END: what the scheduler says about the choices that ended. All is
- * counted before a reader hears of it, who may ask for the numbers next. */
+/* After the step that took their ENDs: collects what the scheduler says about the choices that
+ * ended. Everything is counted before a reader gets its end, because the reader may ask for the
+ * numbers next. */
 static void take_ended(engine *e)
 {
     for (size_t i = 0; i < e->n_ending; i++) count_end(e, &e->ending[i]);
@@ -162,7 +164,7 @@ void loop_fail_all(engine *e, status_code code, const char *text)
 
 /* ---- streams come in ------------------------------------------------------------------------- */
 
-/* It never gets to the scheduler. */
+/* Fails a stream that the scheduler never saw. */
 static void turn_away(engine *e, engine_stream *s, status_code code, const char *text)
 {
     engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
@@ -185,7 +187,7 @@ static void admit(engine *e, engine_stream *s)
         turn_away(e, s, works.code, err.text);
         return;
     }
-    /* The backend it was made for may have had more pages. */
+    /* The request was checked against an earlier backend, which may have had more pages. */
     if (s->made_for != e->n_backends) {
         status st = sched_check(e->sched, &s->sched_request, &err);
         if (!status_ok(st)) {
@@ -231,13 +233,13 @@ void loop_turn_away(engine *e, int64_t wait_us)
 {
     inbox_batch batch = inbox_drain(e, wait_us);
     take_inbox(e, &batch);
-    e->n_events = 0; /* a flush: the next scheduler has nothing cached */
+    e->n_events = 0; /* only a flush can be here, and the next scheduler has nothing cached */
 }
 
 /* ---- tokens go out --------------------------------------------------------------------------- */
 
-/* Too little room for another step of every choice, beside those that may be planned already: the
- * sequence waits for its reader. */
+/* Pauses the stream's sequences until its reader makes room, when the ring has too little room for
+ * another step of every choice beside the steps that may be planned already. */
 static void pause_if_full(engine *e, engine_stream *s)
 {
     if (s->paused) return;
@@ -250,7 +252,7 @@ static void pause_if_full(engine *e, engine_stream *s)
     add_event(e, (sched_event){.kind = SCHED_PAUSE, .request = s->id, .choice = SCHED_ALL_CHOICES});
 }
 
-/* One request's trouble ends that request; the scheduler is told at the next step. */
+/* Fails this request alone; the scheduler is told with the next step. */
 static void fail_stream(engine *e, engine_stream *s, status st)
 {
     if (s->failed) return;
@@ -286,7 +288,7 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     status st = choice_push(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens,
                             sample->token, &e->text);
     if (!status_ok(st)) {
-        strbuf_destroy(&e->text); /* it serves all streams: the next one tries anew */
+        strbuf_destroy(&e->text); /* the buffer serves all streams: the next token makes it anew */
         fail_stream(e, s, st);
         return;
     }
@@ -339,8 +341,8 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
     }
 }
 
-/* Selecting happens inside sched_step, which has no clock: the time of a step that selected is
- * shared by those it selected for. */
+/* Selections happen inside sched_step, which has no clock: the time of a step with selections is
+ * divided among the streams they were made for. */
 static void charge_selection(engine *e, int64_t us)
 {
     for (uint32_t i = 0; i < e->n_measured; i++) e->measured[i]->selecting_us += us / e->n_measured;
@@ -349,8 +351,9 @@ static void charge_selection(engine *e, int64_t us)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* A request that the scheduler had no memory for is unknown to it. The ENDs that this adds for it
- * go with the events, which do not wait for them. */
+/* After sched_step: fails requests that the scheduler had no memory for, which are therefore
+ * unknown to it. The ENDs added for them are dropped with the other events, since an unknown id
+ * needs none. */
 static void take_added(engine *e)
 {
     for (size_t i = 0, n = e->n_events; i < n; i++) {
@@ -364,8 +367,8 @@ static void take_added(engine *e)
     e->n_events = 0;
 }
 
-/* Nothing runs whose end would bring a next step, and somebody waits for memory alone: rather than
- * to wait for ever it fails. The next turn tells the scheduler. */
+/* Nothing is in flight whose end would cause another step, and a request waits only for memory: it
+ * fails, rather than wait for ever. The next iteration tells the scheduler. */
 static void fail_starved(engine *e)
 {
     const uint64_t *id = sched_starved(e->sched);
@@ -373,8 +376,8 @@ static void fail_starved(engine *e)
     if (s) fail_stream(e, s, status_make(STATUS_NO_MEMORY, "request: out of memory"));
 }
 
-/* One turn: what happened goes to the scheduler, its plan to the backend. False when there is
- * nothing to run. */
+/* One iteration: passes what happened to the scheduler, and its plan to the backend. False when
+ * there is nothing to run. */
 static bool turn(engine *e, const inbox_batch *batch, const step_result **result)
 {
     if (*result) take_result(e, e->collected, *result);
@@ -398,7 +401,8 @@ static bool turn(engine *e, const inbox_batch *batch, const step_result **result
     return *result || e->n_in_flight > 0 || e->n_events > 0;
 }
 
-/* An idle session ends by the clock, which the scheduler sees only when it is asked. */
+/* How long to wait for news. An idle session expires by the clock, which the scheduler sees only
+ * when it is called. */
 static int64_t longest_wait(const engine *e)
 {
     enum { LOOK_US = 1000000 };
@@ -417,7 +421,7 @@ void *engine_loop(void *arg)
         inbox_batch batch = inbox_drain(e, busy ? 0 : longest_wait(e));
         e->stopping = batch.stop;
         if (batch.stop) {
-            /* What it brought; nothing comes any more, for every stream was released before. */
+            /* The last batch; no more follows, since every stream was released before. */
             take_inbox(e, &batch);
             break;
         }

@@ -1,4 +1,5 @@
-/* The histograms' names and bounds (vLLM's, so that its dashboards fit), and counting into them. */
+/* Names and bounds of the histograms (vLLM's, so that its dashboards fit), and counting into
+ * them. */
 #include "engine/internal.h"
 
 static const double first_token_bounds[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
@@ -74,7 +75,7 @@ void metrics_init(engine_metrics *m)
 
 static engine_method_metrics *method_row(engine_metrics *m, const char *name)
 {
-    /* Presets are static: one name, one address. */
+    /* Presets are static, so equal names have equal addresses. */
     for (uint32_t i = 0; i < ENGINE_METHODS_MAX; i++)
         if (m->methods[i].method == name) return &m->methods[i];
     return NULL;
@@ -97,7 +98,7 @@ static void count_request(engine_metrics *m, const engine_stream *s, const choic
     metrics_observe(m, ENGINE_QUEUE_TIME, seconds(end->timings.queue_us));
     metrics_observe(m, ENGINE_INFERENCE_TIME, seconds(last_us - planned_us));
     metrics_observe(m, ENGINE_PROMPT_TOKENS, s->n_tokens);
-    if (!s->first_token_us) return; /* it was scored only */
+    if (!s->first_token_us) return; /* the prompt was only scored */
     metrics_observe(m, ENGINE_PREFILL_TIME, seconds(s->first_token_us - planned_us));
     metrics_observe(m, ENGINE_DECODE_TIME, seconds(last_us - s->first_token_us));
 }

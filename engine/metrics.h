@@ -1,5 +1,5 @@
-/* What the engine counts for dashboards: plain structs, copied out by engine_get_metrics. Names are
- * the stems of Prometheus metrics; the tables here are what rpc/ iterates over. */
+/* The engine's numbers for dashboards: plain structs, copied out by engine_get_metrics. Names are
+ * the stems of Prometheus metrics; rpc/ iterates over the tables here. */
 #ifndef ENGINE_METRICS_H
 #define ENGINE_METRICS_H
 
@@ -14,19 +14,20 @@ typedef enum engine_histogram_id {
     ENGINE_PREFILL_TIME, // first planned to first token
     ENGINE_DECODE_TIME,  // first token to last
     ENGINE_INFERENCE_TIME,
-    ENGINE_PROMPT_TOKENS, // of each request
+    ENGINE_PROMPT_TOKENS, // per request
     ENGINE_GENERATION_TOKENS,
-    ENGINE_ITERATION_TOKENS, // of each step
+    ENGINE_ITERATION_TOKENS, // per step
     ENGINE_HISTOGRAMS,
 } engine_histogram_id;
 
 enum { ENGINE_BUCKETS_MAX = 24 };
 
-/* A histogram's row: its name's stem, one line of help, its upper bounds (seconds or tokens). */
+/* A histogram's row: the stem of its name, one line of help, its upper bounds (seconds or
+ * tokens). */
 typedef struct engine_histogram_info {
     const char *name; // "time_to_first_token_seconds"
     const char *help;
-    const double *bounds; // [n_bounds], ascending; one more bucket holds the rest
+    const double *bounds; // [n_bounds], ascending; a last bucket holds the rest
     uint32_t n_bounds;    // <= ENGINE_BUCKETS_MAX
 } engine_histogram_info;
 
@@ -40,18 +41,18 @@ typedef struct engine_histogram {
 
 enum { ENGINE_METHODS_MAX = 64, ENGINE_FINISHES = 5 };
 
-/* One retention method's counters, over requests that were told what it did. */
+/* One retention method's counters, over requests that have a retention report. */
 typedef struct engine_method_metrics {
-    const char *method;     // the preset's name; NULL = an unused row, the last ones
-    uint64_t pages_dropped; // references given up
+    const char *method;     // the preset's name; NULL = an unused row, behind all used ones
+    uint64_t pages_dropped; // page references given up
     double scoring_seconds;
 } engine_method_metrics;
 
 typedef struct engine_metrics {
     engine_histogram histograms[ENGINE_HISTOGRAMS];
-    uint64_t choices_finished[ENGINE_FINISHES]; // by engine_finish
+    uint64_t choices_finished[ENGINE_FINISHES]; // indexed by engine_finish
     engine_method_metrics methods[ENGINE_METHODS_MAX];
-    uint64_t restarts; // of the backend
+    uint64_t restarts; // restarts of the backend
 } engine_metrics;
 
 #endif

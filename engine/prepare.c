@@ -1,13 +1,13 @@
-/* The tokenizer threads: a submitted request becomes tokens and a scheduler request, or fails by
- * itself. */
+/* The tokenizer threads: each turns a submitted request into tokens and a scheduler request, or
+ * fails that request. */
 #include "engine/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* content may be a list of {"type": "text", "text": …} parts: joined by newlines, as templates
- * expect a string. */
+/* Joins a list of {"type": "text", "text": …} parts with newlines, because templates expect content
+ * to be a string. */
 static status join_parts(const json_t *parts, size_t message, strbuf *out, error *err)
 {
     size_t i;
@@ -27,7 +27,7 @@ static status join_parts(const json_t *parts, size_t message, strbuf *out, error
     return STATUS_IS_OK;
 }
 
-/* Checks roles and contents; lists of parts are replaced by one string (the stream's own copy). */
+/* Checks roles and contents. Replaces lists of parts by one string (in the stream's own copy). */
 static status normalise_messages(json_t *messages, error *err)
 {
     size_t i;
@@ -74,8 +74,8 @@ static status render(engine *e, engine_request *r, strbuf *out, error *err)
     return s;
 }
 
-/* Refuses a text that no tokenizing can make short enough, since encoding megabytes takes a second.
- */
+/* Refuses a text whose byte count alone exceeds the context, because encoding megabytes takes a
+ * second. */
 static status check_bytes(const engine *e, size_t n, error *err)
 {
     size_t most = e->bytes_per_token;
@@ -85,8 +85,8 @@ static status check_bytes(const engine *e, size_t n, error *err)
                      n, n / most, e->o.max_model_len);
 }
 
-/* must_fit: a text that exceeds the context is refused before it is encoded, if its bytes tell. A
- * text that will be cut need not fit. */
+/* must_fit: refuses a text that exceeds the context before it is encoded, if its byte count shows
+ * that. A text that will be cut need not fit. */
 static status encode(engine *e, engine_request *r, bool must_fit, tok_ids *ids, error *err)
 {
     if (r->prompt) {
@@ -119,7 +119,7 @@ status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *
     engine_request copy;
     RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
     if (r->prompt_token_ids) return copy_ids(r, out, err);
-    /* Messages are changed while they are rendered: a copy. */
+    /* A copy, because rendering changes the messages. */
     status s = engine_request_copy(r, &copy);
     if (!status_ok(s)) return error_set(err, s.code, "request: out of memory");
     s = encode(e, &copy, false, out, err);
@@ -167,7 +167,7 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sorted: the engine thread looks for each token of each choice among them. */
+/* The stop ids are sorted, because the engine thread looks up each token of each choice. */
 static status make_stops(engine *e, engine_stream *s)
 {
     const engine_request *r = &s->request;
@@ -223,7 +223,7 @@ static void set_length(engine_stream *s, uint32_t max_new_tokens)
     retention_policy_resolve(&s->sched_request.policy, max_new_tokens);
 }
 
-/* max_tokens left open: as many as the context and the pool leave room for. */
+/* For max_tokens left open: as many as the context and the pool have room for. */
 static uint32_t most_new_tokens(engine *e, engine_stream *s)
 {
     uint32_t computed = retention_input_tokens(&s->policy, s->n_tokens);
@@ -237,7 +237,7 @@ static uint32_t most_new_tokens(engine *e, engine_stream *s)
     return lowest;
 }
 
-/* Fits the request to the scheduler there is now; another one may come (watch.c). */
+/* Fits the request to the present scheduler, which may be replaced later (watch.c). */
 static status check_fit(engine *e, engine_stream *s, error *err)
 {
     pthread_rwlock_rdlock(&e->sched_lock);
@@ -259,9 +259,9 @@ static status prepare(engine *e, engine_stream *s, error *err)
     fill_sched_request(e, s);
     RETURN_IF_ERROR(check_fit(e, s, err));
 
-    /* With `most` there is room for all, and no choice waits for its reader (pause_if_full). Else
-     * each choice may add a token and an end in a step, and a pause takes effect as many steps
-     * later as may be in flight. */
+    /* A ring of `most` items has room for all outputs, so no choice ever waits for its reader
+     * (pause_if_full). A smaller ring needs room for a token and an end of each choice in every
+     * step, and a pause takes effect only after the steps that are in flight. */
     uint64_t most = ((uint64_t)s->max_new_tokens + engine_in_flight(e)) * s->request.n;
     uint32_t least = 2 * (1 + engine_in_flight(e)) * s->request.n;
     uint32_t wanted = e->o.ring_capacity > least ? e->o.ring_capacity : least;

@@ -1,11 +1,13 @@
-/* The logprobs of a prompt: its chunks come back with a score of the token after each row. */
+/* The logprobs of a prompt: each row of its chunks comes back with a score of the token after
+ * it. */
 #include "engine/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* One block for all four lists; made with the first rows, so that waiting requests cost nothing. */
+/* Allocates all four lists in one block, with the first rows, so that waiting requests cost
+ * nothing. */
 static bool make_room(engine_stream *s)
 {
     prompt_scores *p = &s->scores;
@@ -26,7 +28,9 @@ bool prompt_take_scores(engine_stream *s, uint32_t n_rows, const step_sample *sc
     uint32_t most = (uint32_t)s->request.prompt_logprobs;
     for (uint32_t i = 0; i < n_rows; i++) {
         uint32_t at = p->n_rows + i + 1, n_top = scores[i].n_top < most ? scores[i].n_top : most;
-        if (at >= s->n_tokens) break; /* the last row's next token is no prompt's */
+        if (at >= s->n_tokens)
+            break; /* the token after the last row is generated, not part of the
+                                       * prompt */
         size_t top = (size_t)at * most;
         p->logprobs[at] = scores[i].logprob;
         p->ranks[at] = scores[i].rank;

@@ -1,4 +1,4 @@
-/* A request's fields: defaults, copies, limits. */
+/* Defaults, copies and limits of a request's fields. */
 #include "engine/internal.h"
 
 #include <stdlib.h>
@@ -172,7 +172,7 @@ static status check_stops(const engine_request *r, const backend_info *info, err
             return error_set(err, STATUS_INVALID, "stop: strings have 1 to %d bytes",
                              ENGINE_STOP_BYTES_MAX);
     }
-    /* A million times the same id would be copied with each request. */
+    /* Without a limit, a million times the same id would be copied with each request. */
     if (r->n_stop_token_ids > info->vocab_size)
         return error_set(err, STATUS_LIMIT,
                          "stop_token_ids: %u ids are more than the vocabulary has (%u)",

@@ -1,4 +1,5 @@
-/* The JSON of a request, by OpenAI's names: one parser for every front end. A field is a row. */
+/* The JSON of a request, with OpenAI's names: one parser for every front end. Each field is a
+ * row. */
 #include "engine/internal.h"
 
 #include <limits.h>
@@ -95,8 +96,8 @@ static status read_seed(const field_place *at, engine_request *r, error *err)
     return STATUS_IS_OK;
 }
 
-/* An integer, or chat's boolean: true means the sampled token alone, top_logprobs says how many
- * beside it. */
+/* An integer, or chat's boolean: true asks for the sampled token's logprob alone, and top_logprobs
+ * for that many tokens beside it. */
 static status read_logprobs(const field_place *at, engine_request *r, error *err)
 {
     if (json_is_boolean(at->value)) {
@@ -167,7 +168,7 @@ static status add_stop(const field_place *at, const json_t *value, engine_reques
 
 static status read_stop(const field_place *at, engine_request *r, error *err)
 {
-    /* The last word counts, as for every other field. */
+    /* A repeated field replaces the earlier one, as everywhere. */
     while (r->n_stop > 0) free(r->stop[--r->n_stop]);
     if (json_is_string(at->value)) return add_stop(at, at->value, r, err);
     if (!json_is_array(at->value)) return bad(at, err, "must be a string or a list of strings");

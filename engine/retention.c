@@ -1,4 +1,4 @@
-/* What a request keeps: its own word, or the engine's default; and which methods it may name. */
+/* A request's retention policy, its own or the engine's default, and the methods it may name. */
 #include "engine/internal.h"
 
 #include <string.h>
@@ -40,7 +40,7 @@ static status check_names(uint64_t allowed, const json_t *retention, error *err)
                       err);
 }
 
-/* One of the engine's own policies. */
+/* Reads a policy of the engine's options. */
 static status read_policy(const char *flag, const json_t *json, const retention_limits *limits,
                           retention_policy *out, error *err)
 {

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each part with its length before it, so that no two triples give the same bytes; a part that is
- * missing differs from an empty one. */
+/* Adds a part with its length before it, so that no two triples give the same bytes. A missing part
+ * differs from an empty one. */
 static void add_part(sha256 *h, const char *text)
 {
     uint64_t n = text ? strlen(text) + 1 : 0;

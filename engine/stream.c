@@ -5,8 +5,8 @@
 #include <string.h>
 
 enum {
-    ITEM_TEXT_BYTES = 16, // text of a token, as a ring has room for on average
-    FIRST_ITEMS = 32,     // a ring's room at first: enough for a reader that keeps up
+    ITEM_TEXT_BYTES = 16, // text bytes of a token for which a ring makes room
+    FIRST_ITEMS = 32,     // first capacity: enough for a reader that keeps up
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -23,7 +23,7 @@ status stream_create(engine *e, const engine_request *r, engine_stream **out)
     s->choices = calloc(r->n, sizeof *s->choices);
     s->ends = calloc(r->n, sizeof *s->ends);
     if (status_ok(st) && (!s->choices || !s->ends)) st = status_make(STATUS_NO_MEMORY, "stream");
-    /* Room for an error on every choice, before it is known how long the outputs get. */
+    /* Room for an error of every choice, before the number of outputs is known. */
     if (status_ok(st)) st = stream_make_ring(s, r->n);
     if (!status_ok(st)) {
         stream_unref(s);
@@ -58,7 +58,8 @@ void stream_unref(engine_stream *s)
     free(s);
 }
 
-/* A ring of `capacity` items, with what they usually carry, so that pushing allocates nothing. */
+/* Resizes the ring to `capacity` items and the blob to what they usually carry, so that pushing
+ * rarely allocates. */
 static bool ring_resize(engine_stream *s, uint32_t capacity)
 {
     ring_item *ring = calloc(capacity, sizeof *ring);
@@ -85,7 +86,8 @@ status stream_make_ring(engine_stream *s, uint32_t limit)
     return STATUS_IS_OK;
 }
 
-/* Room for one more item, and for the end of every choice after it: ends cannot fail. */
+/* Makes room for one more item, and for the end of every choice after it, so that pushing an end
+ * cannot fail. */
 static bool ring_reserve(engine_stream *s)
 {
     uint32_t wanted = s->count + 1 + s->request.n;
@@ -97,7 +99,7 @@ static bool ring_reserve(engine_stream *s)
 
 /* ---- the engine's side ----------------------------------------------------------------------- */
 
-/* Called with the lock held, so that a stream that was released hears no more. */
+/* Called with the lock held, so that notify is not called after the release. */
 static void tell_reader(engine_stream *s)
 {
     pthread_cond_signal(&s->readable);
@@ -109,7 +111,7 @@ static void put_item(engine_stream *s, const ring_item *item)
     s->ring[(s->head + s->count++) % s->capacity] = *item;
 }
 
-/* What has been read leaves the blob, so that it grows no further than the ring is full. */
+/* Removes what has been read from the blob, so that the blob grows only with unread outputs. */
 static void blob_compact(engine_stream *s)
 {
     if (s->blob_read == 0) return;
@@ -118,7 +120,7 @@ static void blob_compact(engine_stream *s)
     s->blob_read = 0;
 }
 
-/* Room for a text of n bytes in the one buffer or the other. */
+/* Makes room for a text of n bytes in one of the two buffers. */
 static bool text_reserve(engine_stream *s, size_t n)
 {
     return s->read_text.capacity > n || s->spare_text.capacity > n ||
@@ -144,7 +146,7 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
     return ok;
 }
 
-/* A choice's end rides on its last token when that has not been read yet, as clients expect. */
+/* Attaches a choice's end to its last token if that is unread, as clients expect. */
 static void attach_end(engine_stream *s, uint32_t choice)
 {
     for (uint32_t i = s->count; i-- > 0;) {
@@ -208,7 +210,7 @@ static void fill_end(engine_stream *s, const ring_item *item, engine_output *out
     s->n_unread_ends--;
 }
 
-/* stream_push has seen to the room. */
+/* Copies a text to the reader's buffer. stream_push made room in one of the two. */
 static void take_text(engine_stream *s, const char *text, size_t n)
 {
     if (s->read_text.capacity <= n) {
@@ -244,7 +246,8 @@ static void take(engine_stream *s, engine_output *out)
     if (item.is_last) fill_end(s, &item, out);
 }
 
-/* Called with the lock held; gives it up. Half a ring of room lets a paused sequence go on. */
+/* Called with the lock held, and releases it. A paused sequence goes on when half the ring is
+ * free. */
 static void unlock_and_resume(engine_stream *s)
 {
     bool resume = s->resume_wanted && s->count <= s->limit / 2;
@@ -277,7 +280,8 @@ bool engine_stream_wait(engine_stream *s, engine_output *out)
 void engine_stream_abort(engine_stream *s)
 {
     if (atomic_exchange(&s->aborted, true)) return;
-    /* One that waits for a tokenizer waits no longer: the engine thread ends it as it comes in. */
+    /* A stream that waits for a tokenizer thread goes to the engine thread at once, which ends
+     * it. */
     bool waited = prepare_take_back(s->engine, s);
     inbox_put(s->engine, waited ? INBOX_ADD : INBOX_ABORT, s);
     if (waited) stream_unref(s);

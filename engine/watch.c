@@ -1,10 +1,10 @@
-/* The backend under watch: steps that are stuck or fail as a whole, and what comes after them.
+/* Watches the backend: steps that are stuck or fail as a whole, and how the backend is made again.
  *
- * The engine thread goes to the backend, and comes back, under watch.lock. In between it touches
- * neither streams nor scheduler, so the watchdog, while it holds the lock, may fail the streams as
- * if it were the engine thread, and may interrupt a backend that cannot go away meanwhile. It marks
- * the step abandoned; the engine thread sees that when the backend returns, and takes nothing from
- * it, nor from the step that may be in flight behind it. */
+ * The engine thread begins and ends each call into the backend under watch.lock. During the call it
+ * touches neither streams nor scheduler, so the watchdog, while it holds the lock, may fail the
+ * streams in place of the engine thread, and may interrupt the backend, which cannot be destroyed
+ * meanwhile. The watchdog marks the step abandoned. The engine thread sees the mark when the
+ * backend returns, and discards the result, also that of a step in flight behind it. */
 #include "engine/internal.h"
 
 #include <stdio.h>
@@ -23,7 +23,8 @@ static void tell_trouble(engine *e, const char *text)
     if (e->o.on_trouble) e->o.on_trouble(e->o.on_trouble_ctx, text);
 }
 
-/* New requests are refused from now on, with a word whether trying again can help. */
+/* Makes engine_submit refuse requests from now on. The state tells whether trying again can
+ * help. */
 static void lose_backend(engine *e)
 {
     atomic_store(&e->state, e->o.restart ? ENGINE_RESTARTING : ENGINE_BROKEN);
@@ -31,7 +32,7 @@ static void lose_backend(engine *e)
 
 /* ---- the watchdog ---------------------------------------------------------------------------- */
 
-/* With the lock held. */
+/* Fails the requests of a stuck step and interrupts the backend. The lock is held. */
 static void abandon_step(engine *e, int64_t now_us)
 {
     step_watch *w = &e->watch;
@@ -46,9 +47,9 @@ static void abandon_step(engine *e, int64_t now_us)
     if (e->backend.ops->interrupt) e->backend.ops->interrupt(e->backend.ctx);
 }
 
-/* The backend does not react to its interruption: all requests that wait for it fail. Should it
- * come back after all, it is made again as usual. Called again and again with the lock held, since
- * prepare threads may still add requests. */
+/* The backend does not react to its interruption: fails all requests that wait for it. If the
+ * backend returns after all, it is made again as usual. Called again and again with the lock held,
+ * since prepare threads may still add requests. */
 static void give_up_backend(engine *e)
 {
     if (atomic_exchange(&e->state, ENGINE_BROKEN) != ENGINE_BROKEN)
@@ -63,7 +64,8 @@ static void *watchdog(void *arg)
     step_watch *w = &e->watch;
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
-        /* A step that begins while it sleeps is due after the sleep, so it needs no wake-up. */
+        /* A step that begins during the sleep is due after it, so beginning a step need not wake
+         * the watchdog. */
         int64_t now = clock_now_us(), due = now + e->o.step_timeout_us;
         if (w->started_us && !w->abandoned) {
             due = w->started_us + e->o.step_timeout_us;
@@ -102,7 +104,8 @@ void watch_stop(engine *e)
 
 /* ---- another backend ------------------------------------------------------------------------- */
 
-/* Requests in the queues were checked against the old one, but for the size of the pool. */
+/* Whether the new backend suits the requests in the queues, which were checked against the old one.
+ * Its pool may differ. */
 static bool is_alike(const backend_info *a, const backend_info *b)
 {
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
@@ -111,7 +114,7 @@ static bool is_alike(const backend_info *a, const backend_info *b)
            memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
 }
 
-/* A backend that fails again and again is not worth another try. */
+/* Whether the backend failed too often within a minute to be made again. Notes this restart. */
 static bool restarted_too_often(engine *e)
 {
     int64_t now = clock_now_us(), *oldest = &e->restarts_us[e->n_restarts % RESTARTS_MAX];
@@ -137,7 +140,7 @@ static bool is_stopping(engine *e)
     return stop;
 }
 
-/* Clients are told `why` alone, without what the log has around it. */
+/* Clients see `why` alone, without the words that the log has around it. */
 static void tell_delay(engine *e, const char *why)
 {
     char text[ENGINE_TROUBLE_BYTES];
@@ -146,7 +149,7 @@ static void tell_delay(engine *e, const char *why)
     keep_trouble(e, why);
 }
 
-/* Tries again for as long as what the backend needs is missing; requests are refused meanwhile. */
+/* Tries until what the backend needs is there; requests are refused meanwhile. */
 static status restart_when_possible(engine *e, backend *fresh, error *err)
 {
     char told[sizeof err->text] = "";
@@ -163,7 +166,8 @@ static status restart_when_possible(engine *e, backend *fresh, error *err)
     }
 }
 
-/* was_lost: it was another's doing that it failed, and says nothing about the next one. */
+/* was_lost: the backend was lost from outside (a rank is gone), which says nothing about the next
+ * one, so it does not count as a restart. */
 static status make_backend(engine *e, bool was_lost, error *err)
 {
     if (!e->o.restart)
@@ -202,7 +206,8 @@ static status make_anew(engine *e, bool was_lost, error *err)
     return STATUS_IS_OK;
 }
 
-/* Who sees that it does not work can ask why. */
+/* Fails all requests. The reason is stored before the state changes, so that a client refused
+ * because of the state can be told why. */
 static void fail_requests(engine *e, const char *text)
 {
     tell_trouble(e, text);
@@ -210,7 +215,7 @@ static void fail_requests(engine *e, const char *text)
     loop_fail_all(e, STATUS_UNAVAILABLE, text);
 }
 
-/* The requests have been told. */
+/* Makes the backend again. All its requests have been failed before. */
 static void recover(engine *e, bool was_lost)
 {
     error err = {{0}};
@@ -249,14 +254,15 @@ static void fail_step(engine *e, const step_plan *plan, status st)
     fail_requests(e, text);
 }
 
-/* It is not the request's fault, and the backend makes no other step. */
+/* Whether the backend can make no further step after this status; it is not a request's fault. */
 static bool ends_backend(status s)
 {
     return s.code == STATUS_INTERNAL || s.code == STATUS_UNAVAILABLE;
 }
 
-/* With the oldest step in flight. It is as old as this wait for it: how long it has run beside the
- * engine thread is not known to be the backend's doing. */
+/* Notes that a call into the backend begins, for the oldest step in flight. Its time counts from
+ * this call: what it ran before, beside the engine thread, is not known to be the backend's
+ * doing. */
 static void begin(engine *e)
 {
     step_watch *w = &e->watch;
@@ -268,7 +274,7 @@ static void begin(engine *e)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Whether the step was abandoned. */
+/* Notes that the call has ended. Returns whether its step was abandoned. */
 static bool end(engine *e)
 {
     step_watch *w = &e->watch;
@@ -279,8 +285,8 @@ static bool end(engine *e)
     return abandoned;
 }
 
-/* Gives the backend what is new, and collects the oldest step unless one more may be planned while
- * that runs. *whose: the step that a failure is of. */
+/* Submits the plan unless it is empty, and collects the oldest step unless one more may be planned
+ * while that runs. *whose: the step that a failure belongs to. */
 static status visit_backend(engine *e, const step_plan *plan, const step_plan **whose,
                             const step_result **result)
 {

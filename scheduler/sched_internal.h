@@ -65,7 +65,7 @@ struct sched_seq {
     uint64_t pages_dropped;
     bool budget_raised;
     int64_t scoring_us;
-    uint64_t inherited_pages; // parts of pages_dropped and scoring_us that
+    uint64_t inherited_pages; // part of pages_dropped that another choice counts
     int64_t inherited_us;
     sched_choice_info final; // its state when it ended
 };
@@ -178,7 +178,7 @@ struct sched {
     float *scratch;
     size_t n_keep, n_scratch;
 
-    sched_stats stats; // counters only: gauges are computed when asked for
+    sched_stats stats; // counters and swapped_tokens; the other gauges are computed when asked for
 };
 
 /* Memory is out for lists that the sequence needs. */
