@@ -131,7 +131,7 @@ void engine_destroy(engine *e)
     for (uint32_t i = 0; i < e->n_workers; i++) pthread_join(e->workers[i], NULL);
     stop_flag(&e->inbox.lock, &e->inbox.arrived, &e->inbox.stop);
     if (e->thread_started) pthread_join(e->thread, NULL);
-    watch_stop(e); /* last, since it ends a stuck step that engine_loop may be in */
+    watch_stop(e); /* last: only the watchdog ends a stuck step */
     sched_destroy(e->sched);
     const allocator *a = e->o.alloc;
     alloc_free(NULL, e->events);

@@ -269,10 +269,7 @@ typedef struct step_watch {
     int64_t abandoned_us;
 } step_watch;
 
-enum {
-    RESTARTS_MAX = 3
-}; /* within RESTARTS_WITHIN_US; one more failure ends the backend for
-                            * good */
+enum { RESTARTS_MAX = 3 }; /* within RESTARTS_WITHIN_US; one more fails for good */
 #define RESTARTS_WITHIN_US INT64_C(60000000)
 enum { RESTART_PAUSE_US = 100000 }; /* between tries while a restart is not possible yet */
 
@@ -315,7 +312,8 @@ struct engine {
     ending_choice *ending; /* choices whose END is in `events` */
     size_t n_ending, ending_capacity;
     strbuf text;
-    engine_stream **measured; /* [max_seqs]: streams for which the next sched_step may select */
+    engine_stream **measured; /* [max_seqs]: streams whose measures the next sched_step selects
+                               * by */
     uint32_t n_measured;
     const step_plan *in_flight[2]; /* oldest first */
     uint32_t n_in_flight;
