@@ -312,8 +312,8 @@ struct engine {
     ending_choice *ending; /* choices whose END is in `events` */
     size_t n_ending, ending_capacity;
     strbuf text;
-    engine_stream **measured; /* [max_seqs]: streams whose measures the next sched_step selects
-                               * by */
+    engine_stream *
+        *measured; /* [max_seqs]: streams whose measures the next sched_step selects by */
     uint32_t n_measured;
     const step_plan *in_flight[2]; /* oldest first */
     uint32_t n_in_flight;
