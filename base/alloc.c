@@ -24,7 +24,8 @@ void *alloc_resize(const allocator *a, void *ptr, size_t n, size_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(n, size, &bytes)) return NULL;
-    /* Never 0: that would free, and NULL would then not mean "left as it was". */
+    /* Never resize to 0 bytes: that would free, and NULL would no longer mean that ptr is
+     * unchanged. */
     a = or_default(a);
     return a->resize(a->ctx, ptr, bytes > 0 ? bytes : 1);
 }
@@ -55,7 +56,8 @@ void *alloc_pages(size_t bytes)
 {
     size_t size = round_to_pages(bytes);
     if (size == 0) return NULL;
-    /* A huge page must start on its own boundary: map one more and give back what sticks out. */
+    /* A huge page must start on its own boundary: maps one huge page more and unmaps what lies
+     * outside. */
     size_t slack = size >= HUGE_PAGE ? HUGE_PAGE : 0;
     void *map =
         mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -66,7 +68,7 @@ void *alloc_pages(size_t bytes)
     size_t head = (HUGE_PAGE - (uintptr_t)from % HUGE_PAGE) % HUGE_PAGE;
     if (head > 0) munmap(from, head);
     if (slack > head) munmap(from + head + size, slack - head);
-    madvise(from + head, size, MADV_HUGEPAGE); /* refused where huge pages are off: small ones do */
+    madvise(from + head, size, MADV_HUGEPAGE); /* where huge pages are off, small ones do */
     return from + head;
 }
 

@@ -1,4 +1,5 @@
-/* The allocator that modules are given, so that a test can count allocations or fail the i-th. */
+/* The allocator that is passed to modules, so that a test can count allocations or fail the
+ * i-th. */
 #ifndef BASE_ALLOC_H
 #define BASE_ALLOC_H
 
@@ -19,8 +20,8 @@ void *alloc_zeroed(const allocator *a, size_t n, size_t size);
 void *alloc_resize(const allocator *a, void *ptr, size_t n, size_t size);
 void alloc_free(const allocator *a, void *ptr);
 
-/* Page-aligned anonymous memory straight from the kernel (zeroed; huge pages asked for when large).
- * For weights, KV pages and scratch that live as long as the engine. NULL when refused. */
+/* Page-aligned, zeroed anonymous memory from the kernel, in huge pages where it is large. For
+ * weights, KV pages and scratch that live as long as the engine. NULL when refused. */
 void *alloc_pages(size_t bytes);
 void alloc_pages_free(void *ptr, size_t bytes);
 

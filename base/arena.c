@@ -10,7 +10,7 @@
 
 struct arena_block {
     arena_block *next;
-    size_t size; /* of data */
+    size_t size; /* bytes of data */
     size_t used;
     size_t pad; /* keeps data 16-byte aligned */
     uint8_t data[];

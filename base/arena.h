@@ -16,7 +16,7 @@ typedef struct arena {
     size_t block_bytes; /* size of the next block: doubles up to 4 MiB */
     size_t limit_bytes; /* cap on the sum of all blocks; 0 = none */
     size_t total_bytes; /* sum of all blocks */
-    bool starved;       /* memory was out where the limit was not reached */
+    bool starved;       /* memory was out before the limit was reached */
 } arena;
 
 void arena_init(arena *a, size_t block_bytes, size_t limit_bytes);

@@ -1,8 +1,8 @@
-/* base: what every other module stands on.
+/* base: the module that all others depend on.
  *
  * What     status values, allocators, arenas, JSON, files, hashes, random numbers, time, half-width
  *          floats, UTF-8 and the thread pool. base depends on libc, pthreads and jansson only.
- * Owner    the creator of a thing destroys it; every *_destroy accepts NULL.
+ * Owner    the creator of an object destroys it; every *_destroy accepts NULL.
  * Threads  everything here is free of hidden state: calls on distinct objects never interfere.
  * Units    sizes in bytes, times in microseconds of the monotonic clock.
  * Errors   status by value (status.h); loaders add an `error` with the place and the reason. */

@@ -43,8 +43,8 @@ static uint64_t read_stat(const char *folder, const char *name, const char *key)
     return value;
 }
 
-/* The process's group below the mount, from /proc/self/cgroup: lines "id:controllers:/path". v2 is
- * the line with no controllers. */
+/* Finds the process's group below the mount in /proc/self/cgroup, whose lines are
+ * "id:controllers:/path". The line of v2 has no controllers. */
 static bool own_group(const char *root, const char *controller, char *group, size_t group_size)
 {
     char path[PATH_MAX], line[PATH_MAX];
@@ -76,8 +76,8 @@ static bool own_group(const char *root, const char *controller, char *group, siz
 /* Called for a group and each of its ancestors. */
 typedef void (*visit_fn)(const char *folder, void *best);
 
-/* In a container the path may name a group outside the mount, hence the last visit: the mount
- * itself is always looked at. */
+/* Visits the process's group and all its ancestors. In a container the path may name a group
+ * outside the mount, so the mount itself is always visited last. */
 static void visit_groups(const char *root, const char *controller, visit_fn visit, void *best)
 {
     char group[PATH_MAX], folder[2 * PATH_MAX];
@@ -123,13 +123,13 @@ static uint64_t left_of(uint64_t limit, uint64_t usage, uint64_t reclaimable)
     return limit > usage ? limit - usage : 0;
 }
 
-/* "max" is "no limit". */
+/* False for "max", which means no limit. */
 static bool limit_v2(const char *folder, uint64_t *limit)
 {
     return read_number(folder, "memory.max", limit);
 }
 
-/* A number beyond all memory is "no limit". */
+/* False for a number beyond all memory, which means no limit. */
 static bool limit_v1(const char *folder, uint64_t *limit)
 {
     return read_number(folder, "memory.limit_in_bytes", limit) && *limit <= INT64_MAX / 2;

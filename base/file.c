@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* O_NONBLOCK: opening a FIFO in a model's folder must not wait for a writer. */
+/* Opens with O_NONBLOCK, so that a FIFO in a model's folder does not wait for a writer. */
 static status open_regular(const char *path, int *fd, size_t *size, error *err)
 {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -54,8 +54,8 @@ void file_map_release(const file_map *map, size_t from, size_t to)
 {
     if (to > map->size) to = map->size;
     if (!map->data || from >= to) return;
-    /* Outwards to whole pages: a neighbour's bytes in them are read from the file again if needed.
-     */
+    /* Rounds outwards to whole pages: bytes of neighbours in them are read from the file again if
+     * needed. */
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     from -= from % page;
     madvise((void *)(uintptr_t)(map->data + from), to - from, MADV_DONTNEED);
@@ -78,7 +78,7 @@ status file_read(const char *path, size_t max_bytes, char **out, size_t *out_siz
     }
     size_t got = 0;
     ssize_t n = 1;
-    while (got < size && n > 0) { /* a file that shrinks meanwhile just ends early */
+    while (got < size && n > 0) { /* a file that shrinks meanwhile ends early */
         n = read(fd, data + got, size - got);
         if (n > 0) got += (size_t)n;
         else if (n < 0 && errno == EINTR) n = 1;

@@ -26,7 +26,7 @@ uint16_t f16_from_f32(float f)
     uint16_t sign = (uint16_t)(u >> 16 & 0x8000u);
     u &= 0x7fffffffu;
     if (u > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (u >> 13 & 0x3ffu));
-    if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* from 65520 on: rounds to infinity */
+    if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
     if (u >= 0x38800000u) {                                  /* 2^-14: normal halves */
         u += 0xfffu + (u >> 13 & 1u);
         return (uint16_t)(sign | ((u >> 13) - (112u << 10)));

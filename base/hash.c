@@ -49,7 +49,7 @@ uint64_t hash_bytes(const void *data, size_t size, uint64_t seed)
     }
     for (; left > 16; p += 16, left -= 16) h = fold(load64(p) ^ K1, load64(p + 8) ^ h);
 
-    uint64_t a = 0, b = 0; /* the last 0..16 bytes, read with overlap */
+    uint64_t a = 0, b = 0; /* the last 0..16 bytes, in overlapping reads */
     if (left >= 8) {
         a = load64(p);
         b = load64(p + left - 8);

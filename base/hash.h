@@ -1,5 +1,5 @@
 /* 64-bit hashing of bytes: fast, seeded, not cryptographic. Users that must not be fooled by
- * collisions compare the keys as well (the prefix cache does). */
+ * collisions also compare the keys (the prefix cache does). */
 #ifndef BASE_HASH_H
 #define BASE_HASH_H
 

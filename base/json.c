@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DOUBLE_INTEGERS_MAX 9007199254740992.0 /* 2^53: up to here a double is an exact integer */
+#define DOUBLE_INTEGERS_MAX 9007199254740992.0 /* 2^53: doubles up to this are exact integers */
 
 status json_read_file(const char *path, size_t max_bytes, json_t **out, error *err)
 {

@@ -1,8 +1,8 @@
-/* JSON as jansson's values, with the caps and the error texts that every reader here shares.
+/* JSON as jansson's values, with the caps and error texts that all readers share.
  *
  * Readers never trust a document: size is capped before parsing, nesting at 2,048, duplicate keys
- * are refused, and each getter says which key of which place is wrong. `where` is a short prefix
- * for messages: a file name or "retention". Reading and copying are our own (json_parse.c):
+ * are refused, and each getter names the key and place that are wrong. `where` is a short prefix
+ * for messages: a file name or "retention". Reading and copying are our own (json_parse.c), because
  * jansson's reader crashes when memory is out, and its deep copy silently leaves values out. */
 #ifndef BASE_JSON_H
 #define BASE_JSON_H
@@ -16,11 +16,12 @@ status json_read_file(const char *path, size_t max_bytes, json_t **out, error *e
  * is not JSON is STATUS_CORRUPT with line and column; STATUS_NO_MEMORY means that memory ran out.
  */
 status json_read_text(const char *where, const char *text, size_t n, json_t **out, error *err);
-/* A copy that shares nothing with `from`; NULL when there is no memory for all of it. */
+/* Copies a value; the copy shares nothing with `from`. NULL when there is no memory for all of
+ * it. */
 json_t *json_copy_whole(const json_t *from);
 
-/* Typed members of an object. A missing key or JSON null gives `fallback`; a wrong type, a fraction
- * where an integer is due, or a value outside [min, max] is STATUS_INVALID with a message. */
+/* Typed members of an object. A missing key or JSON null gives `fallback`. A wrong type, a fraction
+ * where an integer is required, or a value outside [min, max] is STATUS_INVALID with a message. */
 status json_get_int(const json_t *obj, const char *where, const char *key, int64_t min, int64_t max,
                     int64_t fallback, int64_t *out, error *err);
 status json_get_double(const json_t *obj, const char *where, const char *key, double min,

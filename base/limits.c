@@ -9,14 +9,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The main thread's mask: the calling thread may be pinned to one core. */
+/* Takes the main thread's affinity mask, because the calling thread may be pinned to one core. */
 unsigned cpu_count_allowed(void)
 {
     unsigned count = 1;
     cpu_set_t set;
     if (sched_getaffinity(getpid(), sizeof set, &set) == 0) {
         count = (unsigned)CPU_COUNT(&set);
-    } else { /* more cores than a cpu_set_t has bits */
+    } else { /* there are more cores than a cpu_set_t has bits */
         long online = sysconf(_SC_NPROCESSORS_ONLN);
         if (online > 1) count = (unsigned)online;
     }
@@ -53,7 +53,7 @@ memory_bound memory_bound_of(const char *root, uint64_t address_space)
 size_t memory_available_bytes(void)
 {
     uint64_t best = read_meminfo("", "MemAvailable:"), group;
-    if (best == UINT64_MAX) /* no /proc: what is free, page cache not counted */
+    if (best == UINT64_MAX) /* no /proc: takes free memory, without page cache */
         best = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     if (cgroup_memory_left("", &group) && group < best) best = group;
     return best;

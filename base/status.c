@@ -17,8 +17,8 @@ const char *status_text(status_code code)
     return "unknown status";
 }
 
-/* Texts quote hostile input (tensor names, JSON tokens): whatever could break the line or steer a
- * terminal becomes '?', and a character that snprintf cut in half goes. */
+/* Error texts quote hostile input (tensor names, JSON tokens). Replaces every byte that could break
+ * the line or steer a terminal by '?', and removes a character that snprintf cut in half. */
 static void make_one_line(char *text)
 {
     size_t n = strlen(text);
@@ -54,7 +54,7 @@ void error_prefix(error *err, const char *fmt, ...)
     int n = vsnprintf(err->text, sizeof err->text, fmt, args);
     va_end(args);
     size_t used = n < 0 ? 0 : (size_t)n;
-    if (used + 3 < sizeof err->text) { /* what no longer fits is cut off */
+    if (used + 3 < sizeof err->text) { /* the part that does not fit is cut off */
         size_t room = sizeof err->text - used - 3;
         size_t keep = strnlen(old.text, room);
         memcpy(err->text + used, ": ", 2);

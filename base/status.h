@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The one list of codes: name, text. STATUS_NO_PAGES and STATUS_QUEUE_FULL are states ("not now"),
- * the rest are errors. */
+/* The list of codes: name, text. STATUS_NO_PAGES and STATUS_QUEUE_FULL are states ("not now"), the
+ * rest are errors. */
 #define STATUS_CODES(X)                                                                            \
     X(OK, "ok")                                                                                    \
     X(NO_PAGES, "no free pages")                                                                   \

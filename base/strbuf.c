@@ -54,7 +54,7 @@ void strbuf_printf(strbuf *b, const char *fmt, ...)
     va_end(again);
 }
 
-/* One character of a JSON string literal; cp UINT32_MAX is a byte that is not UTF-8. */
+/* Appends one character of a JSON string literal; cp UINT32_MAX is a byte that is not UTF-8. */
 static void put_json_char(strbuf *b, uint32_t cp, const char *bytes, unsigned n)
 {
     switch (cp) {
@@ -90,7 +90,7 @@ void strbuf_json_float(strbuf *b, float v)
         strbuf_puts(b, "null");
         return;
     }
-    /* Six digits survive decimal -> float -> decimal, so fewer never need trying (%g strips zeros),
+    /* Six digits survive decimal -> float -> decimal, so fewer need not be tried (%g strips zeros),
      * except among the subnormals; nine always read back. */
     char text[32];
     for (int precision = fabsf(v) < FLT_MIN ? 1 : 6; precision <= 9; precision++) {

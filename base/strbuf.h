@@ -1,5 +1,5 @@
-/* A growing byte string, always NUL-terminated. Out of memory is remembered, not returned: check
- * `failed` once at the end. */
+/* A growing byte string, always NUL-terminated. When memory is out, functions set `failed` rather
+ * than return an error: check it once at the end. */
 #ifndef BASE_STRBUF_H
 #define BASE_STRBUF_H
 
@@ -13,7 +13,7 @@ typedef struct strbuf {
     bool failed;
 } strbuf;
 
-/* Room for n more bytes and the NUL; false (and failed) when memory is out. */
+/* Makes room for n more bytes and the NUL. False (and sets failed) when memory is out. */
 bool strbuf_reserve(strbuf *b, size_t n);
 void strbuf_append(strbuf *b, const void *bytes, size_t n);
 void strbuf_puts(strbuf *b, const char *s);

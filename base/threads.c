@@ -15,17 +15,18 @@
 
 #define THREADS_MAX 1024
 #define CACHE_LINE  64
-/* Longer than the gaps between the loops of one forward pass, too short to be noticed. */
+/* How long a worker spins: longer than the gaps between the loops of one forward pass, too short to
+ * be noticed. */
 #define SPIN_NS 100000
 
-/* How a loop is handed out.
+/* How the pieces of a loop are handed out.
  *
- * `tickets` holds (loop number << 32) | pieces not yet taken. A thread takes a piece by compare and
- * swap, so it needs no check-in: one that sleeps through a loop is not waited for, one that arrives
- * late finds 0 pieces. The swap fails when a new loop began meanwhile, because its number differs;
- * so a thread that saw pieces and then took one has read the fields of that same loop. The caller
- * writes those fields only after `done` has reached the count of pieces, when no thread holds one.
- */
+ * `tickets` holds (loop number << 32) | pieces not yet taken. A thread takes pieces by compare and
+ * swap, so threads need no check-in: the caller does not wait for a thread that sleeps through a
+ * loop, and a thread that arrives late finds 0 pieces. The swap fails when a new loop began
+ * meanwhile, because its number differs; so a thread that saw pieces and then took one has read the
+ * fields of that same loop. The caller writes those fields only after `done` has reached the count
+ * of pieces, when no thread holds one. */
 struct thread_pool {
     _Alignas(CACHE_LINE) _Atomic uint64_t tickets;
     _Alignas(CACHE_LINE) _Atomic uint32_t done; /* pieces of this loop finished */
@@ -33,15 +34,16 @@ struct thread_pool {
     _Alignas(CACHE_LINE) _Atomic uint32_t round; /* workers wait for it to change */
     _Atomic uint32_t n_sleeping;                 /* workers in, or about to enter, the futex */
     _Atomic uint32_t stop;
-    /* The loop. Atomic because a late worker may read them while the next loop is written. */
+    /* The present loop. Atomic because a late worker may read the fields while the next loop is
+     * written. */
     _Alignas(CACHE_LINE) _Atomic uint32_t n_pieces;
     _Atomic size_t n, grain;
-    _Atomic uint32_t shares; /* two for each thread: pieces are taken in runs; 0: one by one */
+    _Atomic uint32_t shares; /* 2 * threads: pieces are taken in runs; 0: one by one */
     _Atomic thread_fn fn;
     _Atomic(void *) ctx;
 
     _Alignas(CACHE_LINE) unsigned n_threads;
-    uint32_t loop;          /* caller only */
+    uint32_t loop;          /* number of the loop; caller only */
     int64_t spin_ns;        /* 0: sleep at once */
     struct worker *workers; /* n_threads - 1 */
 };
@@ -72,7 +74,7 @@ static void cpu_relax(void)
 #endif
 }
 
-/* Spins until *word differs from `seen`; false when the time is over first. */
+/* Spins until *word differs from `seen`. False when the time is over first. */
 static bool spin_while(_Atomic uint32_t *word, uint32_t seen, int64_t spin_ns)
 {
     if (spin_ns == 0) return atomic_load_explicit(word, memory_order_acquire) != seen;
@@ -87,9 +89,9 @@ static bool spin_while(_Atomic uint32_t *word, uint32_t seen, int64_t spin_ns)
     }
 }
 
-/* How many of the `left` pieces of a loop are taken at once. Of loops in runs, three quarters in
- * one long run for each thread, for each run starts slowly; then the thread's half share of what is
- * left, so that all end together. */
+/* How many of the `left` pieces of a loop a thread takes at once. A loop in runs gives out three
+ * quarters of its pieces in one long run for each thread, because each run starts slowly; then a
+ * thread takes half of its share of what is left, so that all threads end together. */
 static uint32_t run_length(uint32_t left, uint32_t pieces, uint32_t shares)
 {
     if (shares == 0) return 1;
@@ -121,7 +123,7 @@ static void take_pieces(thread_pool *pool, unsigned thread)
         finished += taken;
         t = atomic_load_explicit(&pool->tickets, memory_order_acquire);
     }
-    /* Held back until now: one write for each thread. No new loop can have begun in between. */
+    /* `done` is written only now, once for each thread. No new loop can have begun in between. */
     if (finished == 0) return;
     uint32_t before = atomic_fetch_add(&pool->done, finished);
     if (before + finished == n_pieces && atomic_load(&pool->caller_sleeps))
@@ -133,7 +135,7 @@ static void pin_to(int core)
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(core, &set);
-    sched_setaffinity(0, sizeof set, &set); /* refused: runs unpinned, only slower */
+    sched_setaffinity(0, sizeof set, &set); /* if refused, it runs unpinned, only slower */
 }
 
 void thread_set_name(const char *name) { pthread_setname_np(pthread_self(), name); }
@@ -174,7 +176,7 @@ static int allowed_core(const cpu_set_t *set, unsigned i)
     return -1;
 }
 
-/* Signals are the main thread's business: workers start with all of them blocked. */
+/* Starts the workers with all signals blocked, because the main thread handles them. */
 static status start_workers(thread_pool *pool, bool pin)
 {
     cpu_set_t cores;
@@ -267,7 +269,7 @@ static void run_loop(thread_pool *pool, size_t n, size_t grain, uint32_t shares,
     uint64_t loop = ++pool->loop;
     atomic_store_explicit(&pool->tickets, loop << 32 | n_pieces, memory_order_release);
     atomic_fetch_add(&pool->round, 1);
-    /* One worker for each piece but the caller's own. */
+    /* Wakes one worker for each piece but the caller's own. */
     if (atomic_load(&pool->n_sleeping) > 0)
         futex_wake(&pool->round, n_pieces - 1 < INT_MAX ? n_pieces - 1 : INT_MAX);
     take_pieces(pool, 0);

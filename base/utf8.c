@@ -23,7 +23,8 @@ static unsigned lead_length(uint8_t lead, uint8_t *low, uint8_t *high)
     return 4;
 }
 
-/* How many of s[0..n) are a right beginning of one character whose full length is *length. */
+/* How many bytes of s[0..n) are a valid beginning of one character, whose full length is
+ * *length. */
 static unsigned valid_prefix(const uint8_t *s, size_t n, unsigned *length)
 {
     uint8_t low, high;
@@ -80,7 +81,7 @@ bool utf8_valid(const uint8_t *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
         uint64_t eight;
-        if (n - i >= sizeof eight) { /* ASCII, most often */
+        if (n - i >= sizeof eight) { /* mostly ASCII: eight bytes at once */
             memcpy(&eight, s + i, sizeof eight);
             if (!(eight & UINT64_C(0x8080808080808080))) {
                 i += sizeof eight;
@@ -100,7 +101,7 @@ unsigned utf8_incomplete_tail(const uint8_t *s, size_t n)
         unsigned length;
         unsigned have = valid_prefix(s + n - back, back, &length);
         if (have == back && back < length) return back;
-        if (have > 0) return 0; /* a lead byte whose character ends here or is broken */
+        if (have > 0) return 0; /* a lead byte of a complete or broken character */
     }
     return 0;
 }

@@ -1,4 +1,4 @@
-/* UTF-8, strictly (RFC 3629: no surrogates, no overlongs, at most U+10FFFF). */
+/* Strict UTF-8 (RFC 3629: no surrogates, no overlongs, at most U+10FFFF). */
 #ifndef BASE_UTF8_H
 #define BASE_UTF8_H
 
@@ -12,7 +12,8 @@ unsigned utf8_decode(const uint8_t *s, size_t n, uint32_t *cp);
 /* Writes 1 to 4 bytes; returns how many. cp must be a scalar value. */
 unsigned utf8_encode(uint32_t cp, uint8_t out[4]);
 bool utf8_valid(const uint8_t *s, size_t n);
-/* How many trailing bytes of s begin a character that more bytes could complete (0..3). */
+/* The number of trailing bytes of s that begin a character which more bytes could complete
+ * (0..3). */
 unsigned utf8_incomplete_tail(const uint8_t *s, size_t n);
 
 #endif

@@ -6,16 +6,16 @@
 
 enum { BYTES_MAX = 1 << 16 };
 
-/* Little-endian, as all machines that Octavo runs on. */
+/* Little-endian, like all machines that Octavo runs on. */
 typedef struct header {
     char magic[8];
     char kind[8];
     uint32_t version[3];
     uint32_t rank;
     uint32_t size;
-    uint32_t bytes; /* that follow */
+    uint32_t bytes; /* bytes after the header */
     uint64_t host;
-    uint64_t checksum; /* of what follows, and of this header where it is 0 */
+    uint64_t checksum; /* of the bytes and this header, with checksum as 0 */
 } header;
 
 static const char magic[8] = "octcom1";
@@ -29,7 +29,7 @@ static uint64_t checksum(const header *h, const void *bytes)
 
 uint64_t address_host(void)
 {
-    char boot[64]; /* of the running kernel: a UUID */
+    char boot[64]; /* a UUID of the running kernel */
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd >= 0 ? read(fd, boot, sizeof boot) : 0;
     if (fd >= 0) close(fd);

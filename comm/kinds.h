@@ -6,22 +6,22 @@
 
 typedef struct comm_kind {
     const char *name; /* comm_options.kind */
-    /* What ranks of one process meet in; NULL where they need nothing of the kind. */
+    /* Makes the group in which ranks of one process meet. NULL: this kind has no groups. */
     status (*open_group)(int size, void **group, error *err);
     void (*close_group)(void *group);
-    /* Joins the group (NULL without open_group); *state is handed back to the others. NULL: nothing
-     * to set up. */
+    /* Joins the group (NULL without open_group); *state is passed to the functions below. NULL:
+     * nothing to set up. */
     status (*open)(const comm_options *options, void *group, void **state, error *err);
     void (*close)(void *state);
-    comm_address (*address)(const void *state); /* NULL: ranks meet in a group */
+    comm_address (*address)(const void *state); /* NULL: ranks need no address */
     status (*connect)(void *state, const comm_address *all, int64_t timeout_us, error *err);
     status (*all_reduce_sum)(void *state, float *data, size_t n);
     status (*all_gather)(void *state, const float *in, size_t n, float *out);
     status (*broadcast)(void *state, void *data, size_t bytes, int root);
-    status (*check)(void *state);                     /* NULL: always well */
+    status (*check)(void *state);                     /* NULL: always usable */
     void (*waits)(const void *state, comm_wait *out); /* NULL: cannot tell */
     void (*abort)(void *state);                       /* NULL: no call ever waits */
-    int size_max;                                     /* ranks that a group of this kind may have */
+    int size_max;                                     /* most ranks in a group of this kind */
     bool on_device;
 } comm_kind;
 

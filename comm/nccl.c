@@ -1,8 +1,8 @@
-/* Ranks on GPUs, over NCCL, which is opened at need.
+/* Ranks on GPUs, over NCCL, which is opened when needed.
  *
- * The communicator is non-blocking: a call of NCCL's returns at once and its state is asked for, so
+ * The communicator is non-blocking: a call into NCCL returns at once and its state is polled, so
  * that another thread can abort at any time, also while ranks are still meeting. A lock keeps two
- * threads from one communicator, and is never held while something is waited for. */
+ * threads out of one communicator, and is never held during a wait. */
 #include "comm/address.h"
 #include "comm/kinds.h"
 
@@ -24,7 +24,8 @@ typedef struct nccl_id {
     char internal[NCCL_ID_BYTES];
 } nccl_id;
 
-/* As of 2.14: later versions read no further than size, and take their own word for the rest. */
+/* The layout of 2.14. Later versions read only `size` bytes and take their defaults for the
+ * rest. */
 typedef struct nccl_config {
     size_t size;
     unsigned magic;
@@ -68,14 +69,14 @@ typedef struct nccl {
     strbuf address; /* rank 0's id, framed */
     nccl_id id;
     void *stream;
-    pthread_mutex_t lock;           /* guards handle and what is called with it */
-    void *handle;                   /* NULL: not met, or aborted */
-    _Atomic(const char *) ended_by; /* why the group is unusable; NULL while it is not */
+    pthread_mutex_t lock;           /* guards handle and calls with it */
+    void *handle;                   /* NULL: not connected, or aborted */
+    _Atomic(const char *) ended_by; /* why the group is unusable; NULL = usable */
 } nccl;
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-/* It stays open: NCCL has threads of its own. */
+/* Opens the library, which stays open because NCCL has threads of its own. */
 static status load(nccl *c, const char *file, error *err)
 {
     void *library = dlopen(file ? file : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
@@ -107,7 +108,7 @@ static void fail(nccl *c, const char *why)
     atomic_compare_exchange_strong(&c->ended_by, &well, why);
 }
 
-/* Empties the stream of this communicator's work. The lock is held. */
+/* Aborts the communicator, which removes its work from the stream. The lock is held. */
 static void drop_handle(nccl *c)
 {
     void *handle = c->handle;
@@ -115,7 +116,8 @@ static void drop_handle(nccl *c)
     if (handle) c->lib.ncclCommAbort(handle);
 }
 
-/* The lock is held, and is let go. What NCCL said of a call or of its state. */
+/* Turns NCCL's result, of a call or a state, into a status. Called with the lock held, and releases
+ * it. */
 static status told(nccl *c, int result)
 {
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
@@ -147,7 +149,7 @@ static void nccl_abort(void *state)
     nccl_check(c);
 }
 
-/* Waits until NCCL has done what it began in a thread of its own. */
+/* Waits until NCCL's own thread has finished what it began. */
 static status settle(nccl *c, int64_t deadline_us)
 {
     int state = NCCL_IN_PROGRESS;
@@ -228,7 +230,7 @@ static status nccl_connect(void *state, const comm_address *all, int64_t timeout
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
-/* Takes the lock when the group is well. */
+/* Takes the lock if the group is usable. */
 static status begin(nccl *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -239,8 +241,8 @@ static status begin(nccl *c)
                     : status_make(STATUS_INVALID, "the ranks have not met");
 }
 
-/* The first calls make connections, in a thread of NCCL's: the work is on the stream when all is
- * settled. */
+/* Ends a collective. The first calls make connections in a thread of NCCL's; their work is on the
+ * stream only when that is settled. */
 static status end(nccl *c, int result)
 {
     RETURN_IF_ERROR(told(c, result));

@@ -1,9 +1,9 @@
-/* Ranks as threads of one process: they read each other's buffers.
+/* Ranks as threads of one process, which read each other's buffers.
  *
- * A collective is a round. Each rank arrives with its call; the last one to arrive begins the
- * round, and from then on each rank does its share, which waits for nothing; the last one to finish
- * ends the round. A rank therefore checks for an abort only while it waits for others to arrive,
- * and no rank returns while a peer may still read its buffers. */
+ * A collective is a round. Each rank arrives with its call. The last one to arrive begins the
+ * round; from then on each rank does its share without waiting; the last one to finish ends the
+ * round. A rank therefore checks for an abort only while it waits for others to arrive, and no rank
+ * returns while a peer may still read its buffers. */
 #include "comm/kinds.h"
 
 #include <pthread.h>
@@ -22,19 +22,19 @@ typedef struct call {
     operation what;
     size_t n; /* elements or bytes */
     int root;
-    const void *in; /* what the others read */
-    float *data;    /* all-reduce: what the others write */
+    const void *in; /* read by other ranks */
+    float *data;    /* all-reduce: written by other ranks */
 } call;
 
 typedef struct meeting {
-    pthread_mutex_t lock; /* guards all but calls, see there */
+    pthread_mutex_t lock; /* guards all fields; for calls see there */
     pthread_cond_t changed;
     int size;
     uint64_t joined; /* bit r: rank r has a comm */
-    int n_arrived;   /* for the round after `begun` */
-    int n_working;   /* in the round `begun` */
+    int n_arrived;   /* ranks that arrived for the round after `begun` */
+    int n_working;   /* ranks at work in round `begun` */
     uint64_t begun, ended;
-    const char *ended_by;  /* why the group is unusable; NULL while it is not */
+    const char *ended_by;  /* why the group is unusable; NULL = usable */
     call calls[RANKS_MAX]; /* [size]; written under the lock, constant while a round lasts */
 } meeting;
 
@@ -125,7 +125,7 @@ static bool is_one_call(const meeting *m)
     return true;
 }
 
-/* Arrives with a call. When ok, every rank has, and leave() is due. */
+/* Arrives with a call. When the status is ok, every rank has arrived, and leave() must follow. */
 static status enter(seat *s, const call *mine)
 {
     meeting *m = s->m;
@@ -160,7 +160,7 @@ static void leave(seat *s)
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
-/* Sums [from, to) of all ranks in rank order, and gives the sum to all. */
+/* Sums [from, to) of all ranks in rank order, and writes the sum to all ranks. */
 static void sum_range(const meeting *m, size_t from, size_t to)
 {
     float sum[BLOCK_FLOATS];

@@ -1,9 +1,10 @@
-/* Ranks as processes of one or several hosts, over UCX: shared memory, TCP or RDMA, whichever it
- * finds between two of them.
+/* Ranks as processes of one or several hosts, over UCX, which picks shared memory, TCP or RDMA for
+ * each pair of ranks.
  *
- * A reduction is short or long. Short, every rank sends all it has to all others, and each sums by
- * itself: one round. Long, a rank is sent its share by all others, sums it in rank order, and sends
- * the sum to all: two rounds of 1/size of the bytes each. Both give the bits of "threads". */
+ * In a short reduction every rank sends all its data to all others, and each rank sums by itself:
+ * one round. In a long reduction a rank gets its share from all others, sums it in rank order, and
+ * sends the sum to all: two rounds of 1/size of the bytes each. Both give the same bits as
+ * "threads". */
 #include "comm/ucx.h"
 
 #include <pthread.h>
@@ -15,8 +16,8 @@
 
 enum {
     LINE_FLOATS = 16,       /* shares are whole cache lines */
-    BLOCK_FLOATS = 1 << 18, /* of a long reduction, one after the other: bounds scratch */
-    SHORT_BYTES = 1 << 15,  /* that a rank may send to all others together in a short one */
+    BLOCK_FLOATS = 1 << 18, /* a long reduction goes block by block, which bounds scratch */
+    SHORT_BYTES = 1 << 15,  /* most bytes that a rank sends in a short reduction */
 };
 
 typedef enum operation { MEET, ALL_REDUCE, ALL_GATHER, BROADCAST } operation;
@@ -39,7 +40,7 @@ static status open_context(ucx *u, error *err)
     ucp_config_t *config = NULL;
     ucs_status_t s = u->lib.ucp_config_read(NULL, NULL, &config);
     if (s != UCS_OK) return ucs_error_set(u, "cannot read its settings", s, err);
-    /* Never by rendezvous, in which a peer reads or writes this process's memory when it likes. */
+    /* Turns rendezvous off, in which a peer reads or writes this process's memory at any time. */
     s = u->lib.ucp_config_modify(config, "RNDV_THRESH", "inf");
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
@@ -90,7 +91,7 @@ static status open_all(ucx *u, error *err)
     return frame_address(u, err);
 }
 
-/* Destroying a worker drops its peers without a word to them, and what was under way with it. */
+/* Destroying the worker drops its peers without notifying them, with all messages under way. */
 static void ucx_close(void *state)
 {
     ucx *u = state;
@@ -103,7 +104,8 @@ static void ucx_close(void *state)
     free(u);
 }
 
-/* UCX starts a thread of its own: signals are the main thread's business. */
+/* Blocks all signals meanwhile, because UCX starts a thread of its own, and signals must go to the
+ * main thread. */
 static status ucx_open(const comm_options *options, void *group, void **state, error *err)
 {
     (void)group;
@@ -173,7 +175,7 @@ static status open_peers(ucx *u, const comm_address *all, uint64_t *group, error
     return result;
 }
 
-/* UCX agrees with each peer on how to talk, for which both sides have to be waiting. After the
+/* UCX negotiates the transport with each peer, for which both sides must be waiting. After the
  * second greeting each rank knows that all ranks have finished that. */
 static status ucx_connect(void *state, const comm_address *all, int64_t timeout_us, error *err)
 {
@@ -203,7 +205,7 @@ static status ready(const ucx *u)
     return u->connected ? STATUS_IS_OK : status_make(STATUS_INVALID, "the ranks have not met");
 }
 
-/* A rank's share [from, from + n) of a sum. */
+/* The part [from, from + n) that one rank sums. */
 typedef struct share {
     size_t from, n;
 } share;
@@ -216,13 +218,13 @@ static share share_of(const ucx *u, int rank, size_t n)
     return (share){from, n - from < most ? n - from : most};
 }
 
-/* Where what `peer` sent of n floats lies. */
+/* The place in scratch of the n floats from `peer`. */
 static float *heard(const ucx *u, int peer, size_t n)
 {
     return u->scratch + (size_t)(peer < u->rank ? peer : peer - 1) * n;
 }
 
-/* mine [n] becomes the sum in rank order of it and of what was heard. */
+/* Sums mine [n] and the data of all other ranks in rank order, into mine. */
 static void sum_heard(const ucx *u, float *mine, size_t n)
 {
     if (u->rank > 0) {
@@ -323,7 +325,7 @@ static void ucx_abort(void *state)
     ucx_fail(u, "the group of ranks was aborted");
     uint64_t one = 1;
     ssize_t written = write(u->abort_fd, &one, sizeof one);
-    (void)written; /* cannot fail: it would take 2^64 aborts */
+    (void)written; /* cannot fail before 2^64 aborts */
 }
 
 const comm_kind comm_kind_ucx = {

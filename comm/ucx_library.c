@@ -1,16 +1,16 @@
-/* Opens UCX without letting it into what belongs to the process. */
+/* Opens UCX and keeps it from changing what belongs to the process. */
 #include "comm/ucx_library.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* While it is loaded, UCX would overwrite the code of libc's mmap, munmap and madvise even if other
- * threads run there, take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGHUP, so that a crash ends in
- * UCX's report instead of a core file, and log to stdout, which is for answers. Later it would wait
- * for a TCP connection in connect(), which only the kernel ends, after minutes. Only environment
- * variables prevent that, and they can be written safely only before there are threads. Variables
- * that the operator has set stay. */
+/* By default UCX, while it is loaded, would overwrite the code of libc's mmap, munmap and madvise
+ * even if other threads are running there; it would take over SIGSEGV, SIGBUS, SIGFPE, SIGILL and
+ * SIGHUP, so that a crash ends in UCX's report and not in a core file; and it would log to stdout,
+ * which is for answers. Later it would wait for a TCP connection in connect(), which only the
+ * kernel ends, after minutes. Only environment variables prevent that, and they can be written
+ * safely only before there are threads. Variables that the operator has set are kept. */
 __attribute__((constructor)) static void set_environment(void)
 {
     setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);

@@ -1,5 +1,6 @@
-/* The functions of UCX that "ucx" uses, from libraries that are opened at need (private to comm/):
- * the executable starts without them, and without what they do to a process as they start. */
+/* The functions of UCX that "ucx" uses, from libraries that are opened when needed (private to
+ * comm/): the executable starts without them, and without their effects on a process at
+ * start-up. */
 #ifndef COMM_UCX_LIBRARY_H
 #define COMM_UCX_LIBRARY_H
 
@@ -37,7 +38,7 @@ typedef struct ucx_library {
 #undef UCX_MEMBER
 } ucx_library;
 
-/* What is opened stays so: UCX has threads and exit handlers of its own. */
+/* Opens the libraries. They stay open, because UCX has threads and exit handlers of its own. */
 status ucx_library_open(ucx_library *out, error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* In place of "ucx" where there was no UCX to build with. */
+/* Stands in for "ucx" in a build without UCX. */
 #include "comm/kinds.h"
 
 static status none_open(const comm_options *options, void *group, void **state, error *err)

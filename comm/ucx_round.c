@@ -1,8 +1,8 @@
-/* Rounds of messages over UCX, and the waiting for them.
+/* Rounds of messages over UCX, and how ranks wait for them.
  *
- * All messages are eager (ucx.c sees to it): what a rank sends is copied on its way, and what it
- * receives is written by its own calls of ucp_worker_progress. Once a rank has stopped calling that
- * for good, its buffers are not touched any more, whatever state its peers are in; it needs no
+ * All messages are eager (ucx.c turns rendezvous off): UCX copies what a rank sends, and what a
+ * rank receives is written by its own calls of ucp_worker_progress. Once a rank makes no more of
+ * those calls, its buffers are not touched any more, whatever the state of its peers; it needs no
  * agreement with a peer that may be dead or stopped. */
 #include "comm/ucx.h"
 
@@ -11,15 +11,16 @@
 #include <string.h>
 
 enum {
-    SPINS = 4000,         /* turns of a wait where every rank has a core: about 0.2 ms */
-    SPINS_CROWDED = 50,   /* where ranks outnumber the cores: another thread needs this one */
-    YIELDS = 8,           /* then, before it sleeps */
-    CALL_BITS = 24,       /* of a call's digest in a tag */
-    SLEEP_MS = 20,        /* at most: progress that has no event */
-    SLEEP_SENDING_MS = 1, /* likewise, where room in a peer's queue is waited for: it has none */
+    SPINS = 4000,         /* polls of a wait where every rank has a core: about 0.2 ms */
+    SPINS_CROWDED = 50,   /* where ranks outnumber cores: another thread needs this core */
+    YIELDS = 8,           /* yields after the spins, before it sleeps */
+    CALL_BITS = 24,       /* bits of a call's digest in a tag */
+    SLEEP_MS = 20,        /* longest sleep: some progress has no event */
+    SLEEP_SENDING_MS = 1, /* longest sleep while sending: room in a peer's queue has no event */
 };
 
-/* Round, digest of the call, sender. The digest is not matched but compared. */
+/* Bits of a tag that UCX matches. A tag is (round, digest of the call, sender); `received` compares
+ * the digest. */
 static const uint64_t tag_matched = ~((((uint64_t)1 << CALL_BITS) - 1) << 8);
 
 static uint64_t tag_of(const ucx *u, int sender)
@@ -39,7 +40,7 @@ enum { IDLE_BITS = 24, PEER_BITS = 7, INSIDE_BIT = IDLE_BITS + PEER_BITS };
 static const uint64_t idle_most = ((uint64_t)1 << IDLE_BITS) - 1; /* milliseconds: hours */
 _Static_assert(UCX_RANKS_MAX < 1 << PEER_BITS, "a peer, or none");
 
-/* The first of which a message is still to come. */
+/* The first peer whose message has not come yet, or -1. */
 static int awaited_peer(const ucx *u)
 {
     for (int i = 0; i < u->n_messages; i++)
@@ -49,7 +50,8 @@ static int awaited_peer(const ucx *u)
 
 static void say_where(ucx *u, bool inside, int64_t idle_us)
 {
-    uint64_t ms = ((uint64_t)idle_us + 999) / 1000, peer = 0; /* one look is more than none */
+    uint64_t ms = ((uint64_t)idle_us + 999) / 1000, peer = 0; /* rounded up: any idle time is not
+                                                               * 0 */
     if (idle_us > 0) peer = (uint64_t)(awaited_peer(u) + 1);
     if (ms > idle_most) ms = idle_most;
     uint64_t where =
@@ -70,8 +72,8 @@ void ucx_waits(const void *state, comm_wait *out)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Fails the group because a message to or from a peer failed, and remembers that peer unless the
- * group had failed before: what an ended group takes back also ends with an error. */
+/* Fails the group because a message to or from a peer failed. Remembers that peer unless the group
+ * had failed before, because messages cancelled after that also end with an error. */
 static void fail_message(const ucx_message *m, const char *why)
 {
     ucx *u = m->owner;
@@ -120,8 +122,8 @@ static ucx_message *open_message(ucx *u, int peer)
     return m;
 }
 
-/* What the call that started it has returned: a request, whose callback tells the rest or has told
- * it, or a status. */
+/* Takes the return value of the UCX call that started the message: a request, whose callback gives
+ * or gave the status, or a status. */
 static void keep_request(ucx_message *m, ucs_status_ptr_t result)
 {
     if (UCS_PTR_IS_PTR(result)) m->request = result;
@@ -163,12 +165,14 @@ void ucx_receive(ucx *u, int peer, void *data, size_t bytes)
     m->tag = tag_of(u, peer);
     m->bytes = bytes;
     ucp_request_param_t param = request_of(m);
-    param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL; /* without it there may be no info */
+    param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL; /* without this the callback may have no
+                                                         * info */
     param.cb.recv = on_received;
     keep_request(m, u->lib.ucp_tag_recv_nbx(u->worker, data, bytes, m->tag, tag_matched, &param));
 }
 
-/* What is sent must not wait for this rank's next call: the others may need it to end theirs. */
+/* Makes UCX send everything now, and not only in this rank's next call: other ranks may need it to
+ * end theirs. */
 static void flush(ucx *u)
 {
     ucx_message *m = open_message(u, u->rank);
@@ -185,9 +189,9 @@ static bool is_sending(const ucx *u)
     return false;
 }
 
-/* Returns for how long it has looked: not longer than it meant to, however late it woke. UCX is
- * busy when something came meanwhile, which is seen at once, and while it connects, when no event
- * comes. */
+/* Sleeps until UCX has an event. Returns how long it slept, at most the intended time, however late
+ * it woke. ucp_worker_arm reports busy when something came meanwhile, and then the first call
+ * returns at once; it also does while UCX connects, when no event comes. */
 static int64_t sleep_for_event(ucx *u, unsigned *n_busy)
 {
     bool is_busy = u->lib.ucp_worker_arm(u->worker) != UCS_OK;
@@ -201,8 +205,8 @@ static int64_t sleep_for_event(ucx *u, unsigned *n_busy)
     return slept < most ? slept : most;
 }
 
-/* No message of this rank is progressed again. Receives are taken back; what was to be sent stays
- * with the worker until it is destroyed. */
+/* Gives up the round's messages. Receives are cancelled; sends stay with the worker until it is
+ * destroyed. */
 static void abandon(ucx *u)
 {
     u->missing = -1;
@@ -214,7 +218,7 @@ static void abandon(ucx *u)
     }
 }
 
-/* A request that is still open is dropped without notice to the peer. */
+/* Frees the requests. One that is still open is dropped without notice to the peer. */
 static void release_requests(ucx *u)
 {
     for (int i = 0; i < u->n_messages; i++)

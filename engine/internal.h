@@ -290,8 +290,7 @@ struct engine {
 
     _Atomic int state;           /* engine_state */
     _Atomic uint32_t n_live;     /* requests submitted and not ended */
-    _Atomic uint64_t n_prepared; /* requests passed to the engine thread; counted under the inbox's
-                                  * lock */
+    _Atomic uint64_t n_prepared; /* passed to the engine thread; under the inbox's lock */
     _Atomic uint64_t next_seed;
     _Atomic uint64_t n_submitted;
 
@@ -329,9 +328,8 @@ struct engine {
     bool stopping;
 
     pthread_mutex_t stats_lock;
-    engine_stats stats;     /* as the engine thread published them; ended requests are counted here
-                             * directly */
-    engine_metrics metrics; /* as the engine thread published them */
+    engine_stats stats;     /* published by the engine thread; ended requests are added directly */
+    engine_metrics metrics; /* published by the engine thread */
     uint64_t choices_finished[ENGINE_FINISHES];
     char trouble[ENGINE_TROUBLE_BYTES]; /* "" = none since the backend was last made */
 };

@@ -28,9 +28,7 @@ bool prompt_take_scores(engine_stream *s, uint32_t n_rows, const step_sample *sc
     uint32_t most = (uint32_t)s->request.prompt_logprobs;
     for (uint32_t i = 0; i < n_rows; i++) {
         uint32_t at = p->n_rows + i + 1, n_top = scores[i].n_top < most ? scores[i].n_top : most;
-        if (at >= s->n_tokens)
-            break; /* the token after the last row is generated, not part of the
-                                       * prompt */
+        if (at >= s->n_tokens) break; /* the token after the last row is generated */
         size_t top = (size_t)at * most;
         p->logprobs[at] = scores[i].logprob;
         p->ranks[at] = scores[i].rank;

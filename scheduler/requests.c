@@ -366,8 +366,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
 {
     if (q->ended) return;
     sched_entry *e = q->entry;
-    sched_seq *holder = e->born ? q : e->seqs; /* the sequence that holds list place and pages for
-                                                * q */
+    sched_seq *holder = e->born ? q : e->seqs; /* has list place and pages for q */
     bool whole = sched_forget_ahead(s, q);
     sched_describe_seq(s, q, &q->final);
     if (finished && e->claims && whole) leave_session(s, q);
