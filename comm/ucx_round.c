@@ -50,8 +50,7 @@ static int awaited_peer(const ucx *u)
 
 static void say_where(ucx *u, bool inside, int64_t idle_us)
 {
-    uint64_t ms = ((uint64_t)idle_us + 999) / 1000, peer = 0; /* rounded up: any idle time is not
-                                                               * 0 */
+    uint64_t ms = ((uint64_t)idle_us + 999) / 1000, peer = 0; /* round up */
     if (idle_us > 0) peer = (uint64_t)(awaited_peer(u) + 1);
     if (ms > idle_most) ms = idle_most;
     uint64_t where =
@@ -165,8 +164,7 @@ void ucx_receive(ucx *u, int peer, void *data, size_t bytes)
     m->tag = tag_of(u, peer);
     m->bytes = bytes;
     ucp_request_param_t param = request_of(m);
-    param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL; /* without this the callback may have no
-                                                         * info */
+    param.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL; /* else info may be missing */
     param.cb.recv = on_received;
     keep_request(m, u->lib.ucp_tag_recv_nbx(u->worker, data, bytes, m->tag, tag_matched, &param));
 }

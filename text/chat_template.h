@@ -1,7 +1,8 @@
 /* chat template: renders messages with the model's own Jinja template.
  *
- * What     a small Jinja interpreter (reference: the environment Hugging Face sets up: trim_blocks
- *          and lstrip_blocks on, `raise_exception`, `strftime_now`, tojson with ", " and ": ").
+ * What     a small Jinja interpreter. Its reference is the environment that Hugging Face sets up:
+ *          trim_blocks and lstrip_blocks on, `raise_exception`, `strftime_now`, tojson with ", "
+ *          and ": ".
  * Owner    a compiled template owns its tree; rendering allocates from its own arena and frees it.
  * Threads  a compiled template is immutable: any thread may render.
  * Limits   source 1 MiB, nesting, evaluation steps, memory and output size are all capped
@@ -24,16 +25,16 @@ status tmpl_compile(const char *source, size_t n, chat_template **out, error *er
 void tmpl_destroy(chat_template *t);
 
 /* Renders with the members of `vars` (a JSON object: messages, add_generation_prompt, bos_token,
- * eos_token, tools, …) as variables; `tools` and `documents` are none when absent, as Hugging Face
- * has it. now_unix feeds strftime_now, in UTC. limits may be NULL. Appends to out, which a failure
- * leaves as it was. */
+ * eos_token, tools, …) as variables. `tools` and `documents` are none when absent, as with Hugging
+ * Face. now_unix feeds strftime_now, in UTC. limits may be NULL. Appends to out; a failure leaves
+ * out unchanged. */
 status tmpl_render(const chat_template *t, const json_t *vars, int64_t now_unix,
                    const tmpl_limits *limits, strbuf *out, error *err);
 
 /* Loads the template of a model folder: chat_template.jinja, else tokenizer_config.json's
- * `chat_template` (a string, or a list of {name, template} whose "default" is taken). *out is NULL
- * and the status ok when the folder has none. bos and eos (each strbuf may be left empty) receive
- * the texts of the bos and eos tokens. */
+ * `chat_template` (a string, or a list of {name, template} of which "default" is taken). When the
+ * folder has none, *out is NULL and the status ok. bos and eos (each may stay empty) receive the
+ * texts of the bos and eos tokens. */
 status tmpl_load(const char *dir, chat_template **out, strbuf *bos, strbuf *eos, error *err);
 
 #endif

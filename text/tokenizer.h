@@ -7,9 +7,9 @@
  * Owner    the tokenizer owns its tables; outputs go to caller-owned buffers.
  * Threads  a loaded tokenizer is immutable: any number of threads may encode and decode. A
  *          tok_stream belongs to one thread at a time.
- * Units    text in bytes of UTF-8; bytes that are not UTF-8 are replaced by U+FFFD first, one for
- *          each longest beginning of a character (as Python's and Rust's lossy decoding do).
- * Errors   STATUS_UNSUPPORTED names the component; STATUS_CORRUPT the place in the file. */
+ * Units    text in bytes of UTF-8; invalid UTF-8 is replaced first, by one U+FFFD for each longest
+ *          beginning of a character (as in Python's and Rust's lossy decoding).
+ * Errors   STATUS_UNSUPPORTED names the component, STATUS_CORRUPT the place in the file. */
 #ifndef TEXT_TOKENIZER_H
 #define TEXT_TOKENIZER_H
 
@@ -17,11 +17,11 @@
 
 typedef struct tokenizer tokenizer;
 
-/* Loads dir/tokenizer.json, or, without one, dir/tokenizer.model (SentencePiece's BPE, with
- * tokenizer_config.json beside it) as `transformers` converts it. Its "truncation" and "padding"
- * are ignored, as `transformers` does. */
+/* Loads dir/tokenizer.json or, if there is none, dir/tokenizer.model (SentencePiece's BPE, with
+ * tokenizer_config.json beside it) as `transformers` converts it. Ignores "truncation" and
+ * "padding", as `transformers` does. */
 status tok_load(const char *dir, tokenizer **out, error *err);
-/* The same from a document in memory; `where` names it in messages. */
+/* Like tok_load, from a document in memory; `where` names it in messages. */
 status tok_load_text(const char *where, const char *json, size_t n, tokenizer **out, error *err);
 void tok_destroy(tokenizer *t);
 
@@ -43,37 +43,39 @@ status tok_encode(const tokenizer *t, const char *text, size_t n, bool add_speci
                   error *err);
 void tok_ids_destroy(tok_ids *ids);
 /* The most bytes of a text that one of its ids can stand for, so that a text of n bytes has at
- * least n / this many ids; 0 when there is no bound (the pipeline drops text, or joins what it does
- * not know). Looks at every token. */
+ * least n / this many ids. 0 when there is no bound (the pipeline drops text, or fuses unknown
+ * text). Looks at every token. */
 size_t tok_bytes_per_token(const tokenizer *t);
 
-/* Appends the text of ids. Ids outside [0, tok_vocab_size) are STATUS_INVALID, ids in it that the
- * file leaves out are nothing. Invalid UTF-8 in the result becomes U+FFFD, as the library's decode
- * does (without clean_up_tokenization_spaces, which edits spaces and cannot be streamed). */
+/* Appends the text of ids. Ids outside [0, tok_vocab_size) are STATUS_INVALID; ids inside that the
+ * file leaves out have no text. Invalid UTF-8 in the result becomes U+FFFD, as in the library's
+ * decode (without clean_up_tokenization_spaces, which edits spaces and cannot be streamed). */
 status tok_decode(const tokenizer *t, const uint32_t *ids, size_t n, bool skip_special, strbuf *out,
                   error *err);
 
-/* The raw bytes one token stands for (no UTF-8 repair), for logprobs' `bytes`. Borrowed pointer. */
+/* The raw bytes that one token stands for (no UTF-8 repair), for logprobs' `bytes`. Borrowed
+ * pointer. */
 status tok_token_bytes(const tokenizer *t, uint32_t id, const char **bytes, size_t *n);
 
 /* Streaming: feed ids one by one; each call appends the bytes that are now certain (whole
  * characters only). The concatenation over a stream, with tok_stream_finish, equals tok_decode of
- * all its ids; but where ByteFallback meets a run of bytes that breaks off, the library takes all
- * of the run for broken, and a stream has given out the characters before the break. */
+ * all its ids, with one exception: where a run of ByteFallback bytes breaks off, the library
+ * replaces the whole run, but a stream has already given out the characters before the break. */
 typedef struct tok_stream {
     const tokenizer *t;
     bool skip_special;
     bool first;         /* no token yet */
     unsigned strip;     /* spaces still to be dropped at the start */
-    uint8_t pending[4]; /* the start of a character whose rest is still to come */
+    uint8_t pending[4]; /* bytes of an incomplete character */
     uint8_t n_pending;
 } tok_stream;
 
 void tok_stream_init(tok_stream *s, const tokenizer *t, bool skip_special);
-/* Right after init: the ids go on where a text ended, so nothing is dropped at their start. */
+/* Call right after init when the ids continue an earlier text, so that no spaces are dropped at
+ * their start. */
 void tok_stream_resume(tok_stream *s);
 status tok_stream_push(tok_stream *s, uint32_t id, strbuf *out);
-/* What is pending can no longer be completed: U+FFFD for it. */
+/* Ends the stream: appends U+FFFD for an incomplete character. */
 void tok_stream_finish(tok_stream *s, strbuf *out);
 
 #endif

@@ -9,7 +9,7 @@
 
 struct tok_added_node {
     uint32_t child, sibling; /* TOK_NONE: none */
-    uint32_t fail;           /* the longest proper suffix that is a node */
+    uint32_t fail;           /* node of the longest proper suffix */
     uint32_t depth;
     uint32_t token; /* index of the pattern that ends here, or TOK_NONE */
     uint32_t
@@ -46,7 +46,7 @@ static void insert(tok_added_set *set, uint32_t token)
     set->first[(uint8_t)t->pattern[0]] = true;
 }
 
-/* Where the automaton goes from a node on a byte. */
+/* The node that the automaton enters from `node` on a byte. */
 static uint32_t next_node(const tok_added_set *set, uint32_t node, uint8_t byte)
 {
     for (;;) {
@@ -57,7 +57,7 @@ static uint32_t next_node(const tok_added_set *set, uint32_t node, uint8_t byte)
     }
 }
 
-/* Fail and found links, breadth first. */
+/* Sets the fail and found links, breadth first. */
 static bool link_nodes(tok_added_set *set)
 {
     uint32_t *queue = alloc_resize(NULL, NULL, set->n_nodes, sizeof *queue);
@@ -109,7 +109,7 @@ static uint32_t search(const tok_added_set *set, const uint8_t *text, size_t n, 
             continue;
         }
         node = next_node(set, node, text[i]);
-        /* Everything that can still match starts behind the best match. */
+        /* Every further match starts behind the best match. */
         if (best != TOK_NONE && i + 1 - set->nodes[node].depth > *start) break;
         uint32_t found = set->nodes[node].found;
         if (found == TOK_NONE) continue;
@@ -165,8 +165,8 @@ status tok_added_set_split(const tok_added_set *set, const uint8_t *text, size_t
         from = end;
         const tok_added_token *token = &set->tokens[match];
         if (token->single_word && !stands_alone(text, n, start, end)) continue;
-        /* An earlier rstrip may have run over the start of this match, or over all of it; the
-         * library goes on from this match's end all the same, and so must we. */
+        /* An earlier rstrip may have taken the start of this match, or all of it. The library
+         * continues from this match's end all the same, so this code does too. */
         if (token->lstrip) start = start > done ? space_before(text, done, start) : done;
         if (token->rstrip) {
             if (end >= space_end) space_end = space_after(text, n, end);

@@ -1,14 +1,14 @@
-/* How much text a token can stand for, so that a text that is hopelessly long need not be encoded
- * to be refused. */
+/* Bounds the text that one token can stand for, so that a text far too long is refused without
+ * encoding it. */
 #include "text/tokenizer/internal.h"
 
 enum {
-    NFC_SHRINKS = 4,       /* three at most: of Hangul nine bytes become three */
-    METASPACE_SHRINKS = 3, /* a token's spaces may be three bytes each in the text, U+2581 */
-    ANY_CHARACTER = 4,     /* bytes of what becomes an unknown token */
+    NFC_SHRINKS = 4,       /* at most three: nine bytes of Hangul become three */
+    METASPACE_SHRINKS = 3, /* a space of a token may be U+2581 in the text: three bytes */
+    ANY_CHARACTER = 4,     /* most bytes that become one unknown token */
 };
 
-/* By how much a normalizer shortens a text at most; 0 = it may leave nothing. */
+/* The factor by which a normalizer shortens a text at most; 0 = it may leave nothing. */
 static size_t shrinks(const tok_normalizer *step)
 {
     if (step->run == tok_normalize_nfc) return NFC_SHRINKS;
@@ -16,7 +16,7 @@ static size_t shrinks(const tok_normalizer *step)
     return step->n_content ? (step->n_pattern + step->n_content - 1) / step->n_content : 0;
 }
 
-/* Bytes that become no token, or any number of them one. */
+/* Whether bytes may become no token, or any number of them one token. */
 static bool may_drop(const tokenizer *t)
 {
     const tok_bpe_model *m = &t->bpe;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHORT_WORD      64 /* symbols; up to here a scan for the lowest rank beats the heap */
+#define SHORT_WORD      64 /* symbols; for fewer a scan for the lowest rank beats the heap */
 #define CACHED_BYTES    51 /* longer words are rare and not cached */
 #define CACHE_WORDS_MAX 4096
 #define BASIC_PLANE     65536
@@ -14,7 +14,7 @@
 struct tok_bpe_cached {
     uint32_t first; /* index of its ids in the output */
     uint32_t count;
-    uint32_t hash;  /* the bits that did not choose the slot */
+    uint32_t hash;  /* hash bits that are not in the slot's index */
     uint8_t length; /* 0: free */
     uint8_t bytes[CACHED_BYTES];
 };
@@ -23,8 +23,8 @@ _Static_assert(sizeof(tok_bpe_cached) == 64, "a cached word is a cache line");
 /* A symbol and its right neighbour as a pair. Dead symbols have rank NO_RANK. */
 struct tok_bpe_symbol {
     uint32_t id;
-    int32_t rank;        /* of (this, next); NO_RANK: they do not merge */
-    uint32_t merged;     /* what they merge into */
+    int32_t rank;        /* rank of (this, next); NO_RANK: they do not merge */
+    uint32_t merged;     /* token that they merge into */
     uint32_t prev, next; /* TOK_NONE: none */
 };
 
@@ -94,7 +94,7 @@ void tok_bpe_add_merge(tok_bpe_model *m, uint32_t left, uint32_t right, uint32_t
     m->may_merge[bit / 64] |= UINT64_C(1) << bit % 64;
 }
 
-/* The rank of a pair and what it merges into; NO_RANK: it does not. */
+/* The rank of a pair and the token it merges into; NO_RANK when it does not merge. */
 static inline int32_t find_pair(const tok_bpe_model *m, uint32_t left, uint32_t right,
                                 uint32_t *merged)
 {
@@ -131,7 +131,7 @@ static bool reserve_symbols(tok_bpe_scratch *s, size_t n)
     tok_bpe_symbol *symbols = alloc_resize(NULL, s->symbols, capacity, sizeof *symbols);
     if (!symbols) return false;
     s->symbols = symbols;
-    /* n - 1 pairs at first, and every one of at most n - 1 merges adds at most two. */
+    /* There are n - 1 pairs at first, and each of at most n - 1 merges adds at most two. */
     uint64_t *heap = alloc_resize(NULL, s->heap, capacity * 3, sizeof *heap);
     if (!heap) return false;
     s->heap = heap;
@@ -153,7 +153,8 @@ bool tok_ids_reserve(tok_ids *ids, size_t n)
 
 /* ---- merging ---- */
 
-/* Replaces every byte by its token; a byte that has none becomes unk, or nothing. At most n ids. */
+/* Replaces every byte by its token. A byte without a token becomes unk, or nothing. At most n
+ * ids. */
 static size_t first_bytes(const tok_bpe_model *m, const uint8_t *word, size_t n, uint32_t *ids)
 {
     size_t count = 0;
@@ -171,7 +172,7 @@ static size_t first_bytes(const tok_bpe_model *m, const uint8_t *word, size_t n,
     return count;
 }
 
-/* The bytes of one character as tokens: all of them or none. */
+/* Writes the tokens of the bytes of one character: all of them, or none if any is missing. */
 static size_t fall_back(const tok_bpe_model *m, const uint8_t *character, size_t n, uint32_t *ids)
 {
     for (size_t i = 0; i < n; i++) {
@@ -181,8 +182,8 @@ static size_t fall_back(const tok_bpe_model *m, const uint8_t *character, size_t
     return n;
 }
 
-/* Replaces every character by its token, or by those of its bytes, or by unk. The library holds an
- * unk back until a character has a token again, so that bytes in between come before it. */
+/* Replaces every character by its token, or by the tokens of its bytes, or by unk. The library
+ * delays an unk until a character has a token again, so bytes in between come before it. */
 static size_t first_characters(const tok_bpe_model *m, const uint8_t *word, size_t n, uint32_t *ids)
 {
     size_t count = 0;
@@ -208,7 +209,7 @@ static size_t first_characters(const tok_bpe_model *m, const uint8_t *word, size
     return count;
 }
 
-/* The symbol of the lowest rank, the leftmost of equals; none has one: n. */
+/* The symbol of the lowest rank, the leftmost among equals; n when no pair merges. */
 static inline unsigned lowest(const int32_t *rank, unsigned n)
 {
     int32_t low = NO_RANK;
@@ -219,8 +220,8 @@ static inline unsigned lowest(const int32_t *rank, unsigned n)
     return at;
 }
 
-/* Merges ids[0..n) in place by scanning for the lowest rank; n <= SHORT_WORD. rank[i] is of the
- * pair that symbol i and the next living one make; a bit in `alive` for every living symbol. */
+/* Merges ids[0..n) in place by scanning for the lowest rank; n <= SHORT_WORD. rank[i] belongs to
+ * the pair of symbol i and the next living one; `alive` has a bit for every living symbol. */
 static size_t merge_short(const tok_bpe_model *m, uint32_t *ids, unsigned n)
 {
     int32_t rank[SHORT_WORD];
@@ -286,7 +287,7 @@ static void queue_pair(const tok_bpe_model *m, tok_bpe_scratch *s, size_t *n_hea
     if (left->rank != NO_RANK) heap_push(s->heap, n_heap, (uint64_t)left->rank << 32 | at);
 }
 
-/* The same with a heap, in n log n: a megabyte of one letter is one word. */
+/* Merges with a heap, in n log n, because a megabyte of one letter is one word. */
 static bool merge_long(const tok_bpe_model *m, tok_bpe_scratch *s, uint32_t *ids, size_t *n_ids)
 {
     size_t n = *n_ids, n_heap = 0;
@@ -308,8 +309,8 @@ static bool merge_long(const tok_bpe_model *m, tok_bpe_scratch *s, uint32_t *ids
         uint64_t top = heap_pop(s->heap, &n_heap);
         uint32_t at = (uint32_t)top;
         tok_bpe_symbol *left = &s->symbols[at];
-        /* A rank names one pair, and a symbol never shrinks back: an entry whose rank is no longer
-         * the symbol's is about a pair that is gone. */
+        /* A rank identifies one pair, and a symbol never shrinks back: an entry whose rank is no
+         * longer the symbol's belongs to a pair that is gone. */
         if ((uint32_t)left->rank != top >> 32) continue;
         tok_bpe_symbol *right = &s->symbols[left->next];
         left->id = left->merged;
@@ -326,7 +327,7 @@ static bool merge_long(const tok_bpe_model *m, tok_bpe_scratch *s, uint32_t *ids
     return true;
 }
 
-/* Where the word stands in the cache, or would. */
+/* The slot of the cache where the word is, or would go. */
 static tok_bpe_cached *cache_slot(const tok_bpe_scratch *s, uint64_t hash)
 {
     return &s->cache[hash & s->cache_mask];

@@ -10,49 +10,49 @@
 #include "text/tokenizer/map.h"
 
 typedef struct tok_bpe_merge {
-    uint32_t left, right; /* ids; left == TOK_NONE: a free slot */
+    uint32_t left, right; /* ids; left is TOK_NONE in a free slot */
     uint32_t rank;
-    uint32_t id; /* of the merged token */
+    uint32_t id; /* id of the merged token */
 } tok_bpe_merge;
 
 typedef struct tok_bpe_model {
-    uint32_t byte_id[256]; /* of a model of bytes their tokens; TOK_NONE: it has none */
-    /* The tokens of a model of characters by spelling, and those of U+0000 to U+FFFF by number;
+    uint32_t byte_id[256]; /* byte model: each byte's token, or TOK_NONE */
+    /* Model of characters: its tokens by spelling, and those of U+0000 to U+FFFF by code point.
      * NULL for other models. */
     const tok_map *characters;
     uint32_t *basic;        // [65536] owned
-    uint32_t fallback[256]; /* what stands for a byte of a character without a token */
+    uint32_t fallback[256]; /* tokens for the bytes of a character without a token */
     tok_bpe_merge *merges;  // [merge_mask + 1] open addressing
     size_t merge_mask;
-    uint64_t *may_merge;  // [(may_mask + 1) / 64] a bit for each pair's hash: most pairs are none,
-    size_t may_mask;      // and this says so from memory that is near
-    const tok_map *words; /* whole pre-tokens by their bytes, when ignore_merges is set; or NULL */
-    uint32_t unk_id;      /* TOK_NONE: what has no token is dropped */
+    uint64_t *may_merge;  // [(may_mask + 1) / 64] a bit by pair hash: most pairs do not
+    size_t may_mask;      // merge, and this tells so from near memory
+    const tok_map *words; /* whole pre-tokens by their bytes with ignore_merges, else NULL */
+    uint32_t unk_id;      /* TOK_NONE: text without a token is dropped */
     bool fuse_unk;
 } tok_bpe_model;
 
-/* Room for n_max merges; false when out of memory. */
+/* Makes room for n_max merges; false when out of memory. */
 bool tok_bpe_create(tok_bpe_model *m, size_t n_max);
 void tok_bpe_destroy(tok_bpe_model *m);
-/* Makes it a model of characters; false when out of memory. The map is borrowed. */
+/* Makes this a model of characters; false when out of memory. The map is borrowed. */
 bool tok_bpe_set_characters(tok_bpe_model *m, const tok_map *characters);
-/* A pair given twice keeps its last rank. */
+/* Adds a merge. A pair given twice keeps its last rank. */
 void tok_bpe_add_merge(tok_bpe_model *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
 
 typedef struct tok_bpe_cached tok_bpe_cached;
 typedef struct tok_bpe_symbol tok_bpe_symbol;
 
-/* What one tok_encode call reuses from word to word. */
+/* Buffers that one tok_encode call reuses for all words. */
 typedef struct tok_bpe_scratch {
     tok_bpe_cached
-        *cache; // [cache_mask + 1] words of this call and where their ids stand in its output
+        *cache; // [cache_mask + 1] words of this call and where their ids are in its output
     size_t cache_mask;
     tok_bpe_symbol *symbols;
     uint64_t *heap;  /* rank << 32 | position */
     size_t capacity; /* symbols */
 } tok_bpe_scratch;
 
-/* text_bytes sizes the cache. */
+/* Makes the buffers; text_bytes sizes the cache. */
 bool tok_bpe_scratch_create(tok_bpe_scratch *s, size_t text_bytes);
 void tok_bpe_scratch_destroy(tok_bpe_scratch *s);
 

@@ -29,8 +29,8 @@ bool tok_alphabet_bytes(const char *token, size_t n, uint8_t *out, size_t *n_out
     return true;
 }
 
-/* How many bytes one U+FFFD stands for: the longest beginning of a character at s (the Unicode
- * Standard, section 3.9, "maximal subpart"), which is what Rust and Python replace. */
+/* How many bytes at s one U+FFFD replaces: the longest beginning of a character (the Unicode
+ * Standard, section 3.9, "maximal subpart"), as in Rust and Python. */
 static size_t broken_length(const uint8_t *s, size_t n)
 {
     size_t length = 1;
@@ -72,7 +72,8 @@ static void append_replacements(strbuf *out, size_t n)
     for (size_t i = 0; i < n; i++) strbuf_append(out, replacement, 3);
 }
 
-/* A run of byte tokens that is no UTF-8 as a whole: U+FFFD for every byte. */
+/* Ends a run of byte tokens. If the run is not UTF-8 as a whole, U+FFFD replaces every byte of
+ * it. */
 static void close_run(strbuf *out, size_t from)
 {
     size_t n = out->size - from;
@@ -81,7 +82,7 @@ static void close_run(strbuf *out, size_t from)
     append_replacements(out, n);
 }
 
-/* Drops the spaces at the start of what was appended, at most `most`. */
+/* Drops at most `most` spaces at the start of the appended text. */
 static unsigned drop_spaces(strbuf *out, size_t from, unsigned most)
 {
     unsigned n = 0;
@@ -136,7 +137,7 @@ void tok_stream_resume(tok_stream *s)
     s->strip = 0;
 }
 
-/* One byte of a character that ByteFallback puts together. */
+/* Takes one byte of a character that ByteFallback puts together. */
 static void push_byte(tok_stream *s, uint8_t byte, strbuf *out)
 {
     s->pending[s->n_pending++] = byte;
@@ -144,7 +145,7 @@ static void push_byte(tok_stream *s, uint8_t byte, strbuf *out)
         strbuf_append(out, s->pending, s->n_pending);
         s->n_pending = 0;
     } else if (utf8_incomplete_tail(s->pending, s->n_pending) != s->n_pending) {
-        /* It ends what was pending, and may start a character itself. */
+        /* The byte ends the pending character, and may itself start one. */
         bool alone = s->n_pending == 1;
         append_replacements(out, alone ? 1 : s->n_pending - 1u);
         s->n_pending = 0;
@@ -177,7 +178,7 @@ static void push_bytes(tok_stream *s, const tok_entry *entry, strbuf *out)
     tok_repair(out, from);
 }
 
-/* Ends the dropping of spaces with the first other character. */
+/* Drops spaces at the text's start until the first other character. */
 static void strip_start(tok_stream *s, strbuf *out, size_t from)
 {
     if (s->strip == 0 || out->failed || out->size == from) return;

@@ -1,4 +1,4 @@
-/* tokenizer.json to tables: the document, and the words its errors are made of. */
+/* Turns tokenizer.json into tables: the document, and the places and names in its errors. */
 #include "text/tokenizer/internal.h"
 
 #include <stdarg.h>
@@ -65,8 +65,8 @@ static status load_parts(tokenizer *t, const char *where, const json_t *doc, err
     RETURN_IF_ERROR(tok_load_added_tokens(t, where, added, err));
     RETURN_IF_ERROR(tok_load_pre_tokenizer(t, where, json_object_get(doc, "pre_tokenizer"), err));
     RETURN_IF_ERROR(tok_load_post_processor(t, where, json_object_get(doc, "post_processor"), err));
-    /* "truncation" and "padding" are about batches for training; like `transformers`, which sets
-     * them anew for every call, we leave them alone. */
+    /* "truncation" and "padding" concern batches in training. They are ignored, as in
+     * `transformers`, which sets them anew for every call. */
     return tok_load_decoder(t, where, json_object_get(doc, "decoder"), err);
 }
 
@@ -86,7 +86,7 @@ static status load_document(const char *where, json_t *doc, tokenizer **out, err
     tok_destroy(t);
     if (s.code == STATUS_NO_MEMORY)
         return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", where);
-    /* The getters call a wrong type invalid; here it is the file that is. */
+    /* The getters call a wrong type invalid; here the file is corrupt. */
     if (s.code == STATUS_INVALID) s = status_make(STATUS_CORRUPT, status_text(STATUS_CORRUPT));
     return s;
 }
@@ -98,7 +98,7 @@ status tok_load_text(const char *where, const char *json, size_t n, tokenizer **
     return load_document(where, doc, out, err);
 }
 
-/* tokenizer.model, with what tokenizer_config.json says about it. */
+/* Loads tokenizer.model with the settings of tokenizer_config.json. */
 static status load_sentencepiece(const char *path, const json_t *config, tokenizer **out,
                                  error *err)
 {

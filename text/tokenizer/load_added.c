@@ -1,13 +1,13 @@
 /* "added_tokens" of tokenizer.json.
  *
- * The library does not believe the ids in the file: it adds the tokens one by one, a token that the
- * vocabulary has keeps that id, any other gets the next free one. We do the same, repetitions and
- * overlaps included. */
+ * The library ignores the ids in the file. It adds the tokens one by one: a token that the
+ * vocabulary has keeps its id there, any other gets the next free id. This code does the same, with
+ * repetitions and overlaps. */
 #include "text/tokenizer/internal.h"
 
 #include <string.h>
 
-#define PATTERN_BYTES_MAX (16u << 20) /* of all added tokens together: the automaton's nodes */
+#define PATTERN_BYTES_MAX (16u << 20) /* of all added tokens together: bounds the automaton */
 
 typedef struct record {
     const char *content; /* NUL-terminated, in the tokenizer's strings */
@@ -16,8 +16,8 @@ typedef struct record {
     size_t length, normalized_length;
     uint32_t id;
     bool single_word, lstrip, rstrip, normal, special;
-    bool ever_special; /* said so by any of the entries with this content */
-    bool dead;         /* a later token took the id */
+    bool ever_special; /* some entry with this content is special */
+    bool dead;         /* a later token took its id */
 } record;
 
 typedef struct adding {
@@ -99,8 +99,8 @@ static status add(adding *a, const record *token)
     return STATUS_IS_OK;
 }
 
-/* What an id with an added token decodes to, and whether skip_special leaves it out: both go by the
- * normalised spelling. */
+/* Sets the decoded text of an added token's id, and whether skip_special leaves it out. Both go by
+ * the normalised spelling. */
 static status set_entry(adding *a, const record *r)
 {
     const char *token = r->normalized ? r->normalized : r->content;
@@ -150,7 +150,7 @@ static status build(adding *a)
     RETURN_IF_ERROR(tok_added_set_create(&t->raw_pass, t->added_tokens, n_raw));
     RETURN_IF_ERROR(
         tok_added_set_create(&t->normalized_pass, t->added_tokens + n_raw, n_normalized));
-    /* The map has done its work as an index of records; from now on it gives ids. */
+    /* So far the map gave indices of records; from now on it gives ids. */
     for (size_t i = 0; i < a->n_records; i++)
         tok_map_put(&t->added, a->records[i].content, a->records[i].length, a->records[i].id);
     return STATUS_IS_OK;
@@ -179,7 +179,7 @@ status tok_load_added_tokens(tokenizer *t, const char *where, const json_t *list
     size_t n = json_array_size(list);
     if (!tok_map_create(&t->added, n)) return status_make(STATUS_NO_MEMORY, NULL);
     if (n == 0) return STATUS_IS_OK;
-    /* tok_load_model has made the table of entries large enough for n more. */
+    /* tok_load_model made the table of entries large enough for n more. */
     uint32_t n_model = 0;
     for (uint32_t id = 0; id < t->n_ids; id++) n_model += t->entries[id].bytes != NULL;
     size_t n_ids = (t->n_ids > n_model ? t->n_ids : n_model) + n;

@@ -1,27 +1,27 @@
-/* "decoder" of tokenizer.json: what the tokens stand for is worked out when it is loaded, as far as
- * it does not depend on the tokens around. */
+/* "decoder" of tokenizer.json. The text of each token is computed while loading, as far as it does
+ * not depend on the tokens around it. */
 #include "text/tokenizer/internal.h"
 
 #include <string.h>
 
 #define SEQUENCE_DEPTH_MAX 4
 #define DECODERS_MAX       16
-#define DECODED_BYTES_MAX  (64u << 20) /* of all tokens that were written anew, by each decoder */
+#define DECODED_BYTES_MAX  (64u << 20) /* of all rewritten tokens, by all decoders together */
 
-/* Decoders must come in this order: first those of single tokens. */
+/* Decoders must come in this order: decoders of single tokens come first. */
 typedef enum decoder_stage { STAGE_TOKENS, STAGE_BYTES, STAGE_FUSED, STAGE_STRIPPED } decoder_stage;
 
 typedef struct decoders {
     tokenizer *t;
     decoder_stage stage;
-    unsigned depth, n; /* n: of decoders that are no sequences */
-    size_t bytes;      /* written for tokens anew */
+    unsigned depth, n; /* n: decoders that are not sequences */
+    size_t bytes;      /* bytes of rewritten tokens */
     bool byte_level;   /* seen */
 } decoders;
 
 static status load_decoder(decoders *d, const char *where, const json_t *part, error *err);
 
-/* A decoder that comes at `stage` and leads to `next`. */
+/* Checks that a decoder may come at `stage`, and goes on to `next`. */
 static status enter_stage(decoders *d, const char *where, decoder_stage stage, decoder_stage next,
                           error *err)
 {
@@ -31,7 +31,7 @@ static status enter_stage(decoders *d, const char *where, decoder_stage stage, d
     return STATUS_IS_OK;
 }
 
-/* Writes what every token stands for anew, with `content` for each pattern. */
+/* Rewrites the text of every token, with `content` for each pattern. */
 static status replace(decoders *d, const char *where, tok_entry *entries,
                       const tok_normalizer *step, error *err)
 {
@@ -87,7 +87,7 @@ static status load_metaspace(decoders *d, const char *where, const json_t *part,
     tok_normalizer step = {.pattern = (const char *)replacement, .n_pattern = n_replacement};
     if (t->firsts)
         return error_set(err, STATUS_UNSUPPORTED, "%s: a second Metaspace is not supported", where);
-    if (prepend != TOK_PREPEND_NEVER) { /* of a text's first token all of them go */
+    if (prepend != TOK_PREPEND_NEVER) { /* a text's first token loses all of them */
         t->firsts = alloc_zeroed(NULL, t->n_ids, sizeof *t->firsts);
         if (t->n_ids > 0 && !t->firsts) return status_make(STATUS_NO_MEMORY, NULL);
         if (t->n_ids > 0) memcpy(t->firsts, t->entries, t->n_ids * sizeof *t->firsts);
@@ -98,7 +98,7 @@ static status load_metaspace(decoders *d, const char *where, const json_t *part,
     return replace(d, where, t->entries, &step, err);
 }
 
-/* Two digits as Rust's from_str_radix reads them, which takes a plus sign too; or -1. */
+/* Reads two hex digits as Rust's from_str_radix does, which also takes a plus sign; or -1. */
 static int hex_byte(const char *s)
 {
     int value = 0;
@@ -165,7 +165,7 @@ static status load_strip(decoders *d, const char *where, const json_t *part, err
     return STATUS_IS_OK;
 }
 
-/* The entries were made for it when the vocabulary was loaded. */
+/* Nothing to do: the entries were made for ByteLevel when the vocabulary was loaded. */
 static status load_byte_level(decoders *d, const char *where, const json_t *part, error *err)
 {
     (void)where, (void)part, (void)err;
@@ -191,7 +191,7 @@ static status load_decoder(decoders *d, const char *where, const json_t *part, e
 {
     static const struct {
         const char *type;
-        bool byte_level; /* fits words in the byte alphabet; the others do not */
+        bool byte_level; /* for words in the byte alphabet; other rows for characters */
         status (*load)(decoders *, const char *, const json_t *, error *);
     } rows[] = {
         {"ByteLevel", true, load_byte_level}, {"Replace", false, load_replace},

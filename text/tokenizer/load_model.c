@@ -6,7 +6,7 @@
 
 #define MERGES_MAX (1u << 24)
 #define ADDED_MAX  (1u << 20)
-/* Ids may leave holes, but a table for ids that a small file only claims is refused. */
+/* Ids may have holes, but a small file that claims huge ids gets no huge table. */
 #define HOLES_MAX (1u << 20)
 
 static status load_token(tokenizer *t, const char *where, const char *token, size_t n,
@@ -56,7 +56,7 @@ static status load_vocab(tokenizer *t, const char *where, const json_t *vocab, s
     if (id_max > TOK_ID_MAX || (size_t)id_max > n * 8 + HOLES_MAX)
         return error_set(err, STATUS_LIMIT, "%s: id %lld is too large for %zu tokens", where,
                          (long long)id_max, n);
-    /* Added tokens that the vocabulary lacks get the ids from its size on, one by one. */
+    /* Added tokens that the vocabulary lacks get consecutive ids from its size on. */
     size_t room = (size_t)id_max + 1 > n ? (size_t)id_max + 1 : n;
     t->entries = alloc_zeroed(NULL, room + n_added, sizeof *t->entries);
     if (!t->entries || !tok_map_create(&t->words, n - n_others) ||
@@ -69,7 +69,7 @@ static status load_vocab(tokenizer *t, const char *where, const json_t *vocab, s
     return STATUS_IS_OK;
 }
 
-/* "a b" or ["a", "b"]. */
+/* Splits a merge, "a b" or ["a", "b"]. */
 static bool merge_halves(const json_t *merge, const char *half[2], size_t length[2])
 {
     if (json_is_string(merge)) {
@@ -93,7 +93,7 @@ static bool merge_halves(const json_t *merge, const char *half[2], size_t length
     return true;
 }
 
-/* Whether there is a U+2581 behind something else. */
+/* Whether a U+2581 follows some other character. */
 static bool goes_over_metaspace(const char *token, size_t n)
 {
     size_t at = 0;
@@ -141,7 +141,7 @@ static status load_merges(tokenizer *t, const char *where, const json_t *merges,
     uint32_t rank = 0;
     for (size_t i = 0; i < n; i++) {
         const json_t *merge = json_array_get(merges, i);
-        /* A merges.txt that was pasted in keeps its first line. */
+        /* A merges.txt that was copied into the list begins with a version line. */
         const char *text = json_string_value(merge);
         if (text && strncmp(text, "#version", 8) == 0) continue;
         RETURN_IF_ERROR(load_merge(t, where, i, rank++, merge, err));
@@ -165,7 +165,7 @@ static status refuse_flags(const char *where, const json_t *model, error *err)
     return STATUS_IS_OK;
 }
 
-/* The tokens that stand for bytes: "<0x00>" and on. */
+/* Finds the tokens that stand for bytes, "<0x00>" to "<0xFF>". */
 static void find_fallback(tokenizer *t)
 {
     for (unsigned b = 0; b < 256; b++) {
@@ -175,7 +175,7 @@ static void find_fallback(tokenizer *t)
     }
 }
 
-/* What a word starts as: a token for each byte or character. */
+/* Sets up the tokens that a word is first split into, one for each byte or character. */
 static status load_symbols(tokenizer *t, const char *where, const json_t *model, error *err)
 {
     bool all = t->byte_level, byte_fallback;
@@ -231,7 +231,7 @@ status tok_load_model(tokenizer *t, const char *where, const json_t *model, size
         return error_set(err, STATUS_CORRUPT, "%s: must be an object", place.text);
     const char *type;
     RETURN_IF_ERROR(json_get_string(model, place.text, "type", &type, err));
-    if (!type && json_object_get(model, "merges")) type = "BPE"; /* files of 2020 do not say */
+    if (!type && json_object_get(model, "merges")) type = "BPE"; /* files of 2020 have no type */
     for (size_t i = 0; type && i < sizeof rows / sizeof *rows; i++)
         if (strcmp(type, rows[i].type) == 0)
             return rows[i].load(t, place.text, model, n_added, err);

@@ -1,5 +1,5 @@
 /* The parts of tokenizer.json before the model. A part that is not in a table here is refused by
- * name: a new one is a row and the function it names. */
+ * name. To add one, add a row and its function. */
 #include "text/tokenizer/internal.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ static bool absent(const json_t *part) { return !part || json_is_null(part); }
 
 /* ---- normalizer ---- */
 
-/* A member that must be a string; borrowed. */
+/* Reads a member that must be a string; borrowed. */
 static status read_text(const json_t *part, const char *where, const char *key, const char **text,
                         size_t *n, error *err)
 {
@@ -58,7 +58,7 @@ static status add_normalizer(tokenizer *t, const char *where, tok_normalizer ste
     if (t->normalizers.n_steps == TOK_NORMALIZERS_MAX)
         return error_set(err, STATUS_LIMIT, "%s: more than %d normalizers", where,
                          TOK_NORMALIZERS_MAX);
-    /* The document goes; the strings stay. */
+    /* The document is freed after loading, so the strings are copied. */
     if (step.pattern) step.pattern = arena_strndup(&t->strings, step.pattern, step.n_pattern);
     if (step.content) step.content = arena_strndup(&t->strings, step.content, step.n_content);
     if ((step.n_pattern > 0 && !step.pattern) || (step.n_content > 0 && !step.content))
@@ -112,8 +112,8 @@ typedef struct pre_tokenizers {
     tok_steps *list;
     arena *strings;
     bool byte_level; /* the file has ByteLevel */
-    bool spelled;    /* seen: the words are spelled in the byte alphabet from there on */
-    bool metaspace;  /* seen */
+    bool spelled;    /* seen ByteLevel: words are spelled in the byte alphabet from there on */
+    bool metaspace;  /* seen Metaspace */
     unsigned depth;
 } pre_tokenizers;
 
@@ -185,7 +185,7 @@ static status load_split(pre_tokenizers *p, const char *where, const json_t *par
         return error_set(err, STATUS_CORRUPT,
                          "%s: \"pattern\" must be {\"Regex\": text} or {\"String\": text}", where);
     size_t n = json_string_length(text);
-    /* The matchers leave no gaps; they serve where each match is a word. */
+    /* The hand-written matchers leave no gaps, so they fit only where each match is a word. */
     bool words = step.behavior == TOK_ISOLATED || (step.behavior == TOK_REMOVED && step.invert);
     if (n == 0)
         return error_set(err, STATUS_UNSUPPORTED, "%s: an empty pattern is not supported", where);
@@ -303,8 +303,8 @@ status tok_load_pre_tokenizer(tokenizer *t, const char *where, const json_t *par
     tok_place place = tok_place_make(where, "pre_tokenizer");
     pre_tokenizers p = {.list = &t->steps, .strings = &t->strings, .byte_level = t->byte_level};
     if (!absent(part)) RETURN_IF_ERROR(load_pre_tokenizer(&p, place.text, part, err));
-    /* Where no merge goes over the start of a run of U+2581, a text may be cut there: the ids are
-     * the same, and words are short and come again. */
+    /* Where no merge crosses the start of a run of U+2581, the text may be cut there: the ids are
+     * the same, and short words recur and hit the cache. */
     tok_step cut = {.kind = TOK_STEP_SPLIT, .split = tok_split_metaspace};
     return t->cut_at_metaspace ? add_step(&p, place.text, cut, err) : STATUS_IS_OK;
 }

@@ -15,7 +15,7 @@ typedef struct post_processors {
 static status load_post_processor(post_processors *p, const char *where, const json_t *part,
                                   error *err);
 
-/* It moves offsets, which we do not keep. */
+/* Nothing to do: ByteLevel trims offsets, which are not kept here. */
 static status load_trim_offsets(post_processors *p, const char *where, const json_t *part,
                                 error *err)
 {
@@ -23,7 +23,7 @@ static status load_trim_offsets(post_processors *p, const char *where, const jso
     return STATUS_IS_OK;
 }
 
-/* The ids of one {"SpecialToken": {"id": NAME}}, from special_tokens[NAME].ids. */
+/* Appends the ids of one {"SpecialToken": {"id": NAME}}, from special_tokens[NAME].ids. */
 static status append_special(const tokenizer *t, const char *where, const json_t *part,
                              const json_t *special, tok_ids *out, error *err)
 {

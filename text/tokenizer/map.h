@@ -17,13 +17,13 @@ typedef struct tok_map {
     size_t mask;
 } tok_map;
 
-/* Room for n_max keys; false when out of memory. */
+/* Makes room for n_max keys; false when out of memory. */
 bool tok_map_create(tok_map *m, size_t n_max);
 void tok_map_destroy(tok_map *m);
 
 /* The value of a key, or TOK_NONE. */
 uint32_t tok_map_find(const tok_map *m, const void *key, size_t n);
-/* The same for one whose tok_map_hash is known. */
+/* Like tok_map_find, for a key whose tok_map_hash is known. */
 uint32_t tok_map_find_hashed(const tok_map *m, const void *key, size_t n, uint64_t hash);
 static inline uint64_t tok_map_hash(const void *key, size_t n) { return hash_bytes(key, n, 0); }
 /* Adds or replaces; at most n_max different keys. */

@@ -11,9 +11,9 @@
 
 typedef struct merge {
     uint32_t left, right;
-    uint32_t n_left, n_right; /* characters of the halves */
+    uint32_t n_left, n_right; /* length of the halves in characters */
     float score;
-    uint32_t order; /* of ranks that are equal otherwise */
+    uint32_t order; /* breaks ties */
 } merge;
 
 typedef struct merges {

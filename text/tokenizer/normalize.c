@@ -5,9 +5,9 @@
 #include <string.h>
 #include <utf8proc.h>
 
-/* One canonical decomposition is at most four code points (UAX #15, table of expansion factors). */
+/* A canonical decomposition has at most four code points (UAX #15, table of expansion factors). */
 #define DECOMPOSED_MAX    4
-#define SMALL_CODE_POINTS 8 /* segments up to here need no allocation */
+#define SMALL_CODE_POINTS 8 /* shorter segments need no allocation */
 
 status tok_normalizers_run(const tok_normalizers *list, const uint8_t **text, size_t *n,
                            strbuf buffers[2])
@@ -56,8 +56,8 @@ status tok_normalize_replace(const tok_normalizer *step, const uint8_t **text, s
     return STATUS_IS_OK;
 }
 
-/* Stable counting sort of a run of marks by combining class: utf8proc's own ordering is quadratic,
- * and the run is as long as a hostile text makes it. */
+/* Sorts a run of marks by combining class, by a stable counting sort: utf8proc's own ordering is
+ * quadratic, and a hostile text can make the run arbitrarily long. */
 static void order_marks(int32_t *cps, size_t n, int32_t *spare)
 {
     size_t place[256] = {0};
@@ -85,7 +85,7 @@ static void order_marks(int32_t *cps, size_t n, int32_t *spare)
 static status normalize_segment(const uint8_t *text, size_t n, strbuf *out)
 {
     int32_t small[SMALL_CODE_POINTS * DECOMPOSED_MAX * 2];
-    size_t room = (n / 2 + 1) * DECOMPOSED_MAX; /* active code points have two bytes and more */
+    size_t room = (n / 2 + 1) * DECOMPOSED_MAX; /* active code points have at least two bytes */
     int32_t *cps = small;
     if (room > SMALL_CODE_POINTS * DECOMPOSED_MAX) {
         cps = alloc_resize(NULL, NULL, room * 2, sizeof *cps);
@@ -101,7 +101,7 @@ static status normalize_segment(const uint8_t *text, size_t n, strbuf *out)
                                                  UTF8PROC_STABLE | UTF8PROC_COMPOSE, &boundary);
         i += length;
     }
-    for (size_t i = 0; i < count;) { /* runs between starters */
+    for (size_t i = 0; i < count;) { /* sort the marks between starters */
         size_t end = i;
         while (end < count && utf8proc_get_property(cps[end])->combining_class != 0) end++;
         order_marks(cps + i, end - i, spare);
@@ -141,8 +141,9 @@ status tok_normalize_nfc(const tok_normalizer *step, const uint8_t **text, size_
     if (active == *n) return STATUS_IS_OK;
     size_t copied = 0;
     while (active < *n) {
-        /* An inert starter right before it may combine with it. One that only later versions of
-         * Unicode know must not: it stays outside. */
+        /* An inert starter right before the active code point may combine with it, and joins the
+         * segment. A starter that only later versions of Unicode know must not combine and stays
+         * outside. */
         size_t start = active;
         if (start > copied) {
             uint32_t cp = tok_unicode_read_before(s + start);

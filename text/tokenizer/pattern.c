@@ -1,14 +1,15 @@
-/* Patterns of Oniguruma (as Hugging Face's library uses it: Unicode, Ruby's syntax) for PCRE2.
+/* Translates patterns of Oniguruma (as Hugging Face's library uses it: Unicode, Ruby's syntax) for
+ * PCRE2.
  *
- * The translator walks over the pattern once. What both engines read alike is copied, \s and \S are
- * spelled out (PCRE2 counts U+180E as space), and what they read differently is refused by name, so
- * that no pattern silently means something else here. */
+ * The translator walks over the pattern once. It copies what both engines read alike, spells out \s
+ * and \S (PCRE2 counts U+180E as space), and refuses by name what they read differently, so that no
+ * pattern silently means something else here. */
 #include "text/tokenizer/pretokenize.h"
 
 #include <string.h>
 
 #define PATTERN_BYTES_MAX (64u << 10)
-#define PATTERN_NEST_MAX  64 /* groups within groups */
+#define PATTERN_NEST_MAX  64 /* depth of nested groups */
 #define WHITE_SPACE                                                                                \
     "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"   \
     "\\x{3000}"
@@ -40,8 +41,8 @@ static void copy(translation *t, size_t n)
     t->at += n;
 }
 
-/* \p{L}, \p{^Lu}, \P{N}: general categories only. What PCRE2 takes for a script is its
- * Script_Extensions, Oniguruma's is Script. */
+/* Copies \p{L}, \p{^Lu} or \P{N}: general categories only. Scripts are refused, because PCRE2
+ * matches Script_Extensions and Oniguruma matches Script. */
 static status copy_property(translation *t)
 {
     size_t name = t->at + 3, end;
@@ -60,7 +61,8 @@ static bool is_hex(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
-/* \uHHHH and \x{H...}: a code point. (\xHH is a byte in Oniguruma and a code point in PCRE2.) */
+/* Translates \uHHHH and \x{H...}, a code point. (\xHH is a byte in Oniguruma and a code point in
+ * PCRE2.) */
 static status translate_code_point(translation *t)
 {
     bool braces = starts(t, "\\x{");
@@ -142,7 +144,8 @@ static status translate_group(translation *t)
     return refuse(t, "this kind of group");
 }
 
-/* {n,m}+ is possessive in PCRE2 and repeats the whole in Oniguruma; {,m} is a literal in PCRE2. */
+/* Copies {n}, {n,} or {n,m}. Refuses {n,m}+, which is possessive in PCRE2 and repeats the whole in
+ * Oniguruma, and {,m}, which is a literal in PCRE2. */
 static status translate_interval(translation *t)
 {
     size_t end = t->at + 1;
@@ -174,7 +177,7 @@ static status translate(translation *t)
 
 static status compile(const translation *t, pcre2_code **out)
 {
-    /* In Ruby's syntax ^ and $ are about lines, always. */
+    /* In Ruby's syntax ^ and $ always match at lines. */
     uint32_t options =
         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
     int code;
@@ -182,7 +185,7 @@ static status compile(const translation *t, pcre2_code **out)
     const char *pattern = t->out.data ? t->out.data : "";
     *out = pcre2_compile((PCRE2_SPTR)pattern, t->out.size, options, &code, &offset, NULL);
     if (*out) {
-        /* Where no code may be made at run time the pattern is interpreted. */
+        /* Where the system forbids making code at run time, the pattern is interpreted. */
         (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
         return STATUS_IS_OK;
     }

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-/* What matching may cost, so that no pattern and text together run away: an item of the pattern
- * that is tried is one, and so is a byte that is passed. A sane pattern needs some tens for a byte.
- */
+/* Limits on the work of matching, so that no pattern and text together run for ever. Trying an item
+ * of the pattern costs one unit, and so does passing a byte. A sane pattern needs some tens of
+ * units for each byte. */
 #define WORK_MAX       (16u << 20)
 #define WORK_OF_BYTE   128
 #define MATCH_HEAP_KIB (64u << 10)
@@ -13,7 +13,7 @@
 typedef struct run {
     const tok_steps *list;
     tok_steps_scratch *scratch;
-    const uint8_t *start; /* of the text when nothing came before it; or NULL */
+    const uint8_t *start; /* start of the text if nothing came before it; or NULL */
     tok_word_visit visit;
     void *ctx;
     error *err;
@@ -34,7 +34,7 @@ static status run_split(const run *r, unsigned step, const uint8_t *text, size_t
 
 /* ---- matches and gaps ---- */
 
-/* The word that may still grow, and what its last part was. */
+/* The word that may still grow, and whether its last part was a match. */
 typedef struct growing {
     const run *r;
     unsigned step;
@@ -51,7 +51,7 @@ static status close_word(growing *g)
     return run_from(g->r, g->step + 1, g->text + start, g->end - start);
 }
 
-/* The next part of the text, which begins where the last one ended; a match may be empty. */
+/* Takes the next part of the text, which begins where the last one ended. A match may be empty. */
 static status add_part(growing *g, size_t end, bool match)
 {
     const tok_step *s = &g->r->list->steps[g->step];
@@ -99,7 +99,7 @@ static status run_literal(const run *r, unsigned step, const uint8_t *text, size
     return close_word(&g);
 }
 
-/* Called at every item of a pattern: the match fails for good when its work is used up. */
+/* Called at every item of a pattern. Fails the match for good when the work is used up. */
 static int pay(pcre2_callout_block *block, void *data)
 {
     tok_steps_scratch *s = data;
@@ -118,14 +118,15 @@ static status prepare_match(const run *r, unsigned step)
         s->limits = pcre2_match_context_create(NULL);
         if (!s->limits) return status_make(STATUS_NO_MEMORY, NULL);
         pcre2_set_callout(s->limits, pay, s);
-        pcre2_set_match_limit(s->limits, UINT32_MAX); /* work is what counts */
+        pcre2_set_match_limit(s->limits, UINT32_MAX); /* work_left limits it instead */
         pcre2_set_heap_limit(s->limits, MATCH_HEAP_KIB);
     }
     if (!s->match[step]) s->match[step] = pcre2_match_data_create(1, NULL);
     return s->match[step] ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 
-/* What the compiled pattern's small stack is not enough for is interpreted. */
+/* Matches with the compiled pattern, or by interpretation where the compiled pattern's stack is too
+ * small. */
 static int match_pattern(const run *r, unsigned step, const uint8_t *text, size_t n, size_t from)
 {
     const pcre2_code *code = r->list->steps[step].code;
@@ -137,8 +138,8 @@ static int match_pattern(const run *r, unsigned step, const uint8_t *text, size_
                        r->scratch->limits);
 }
 
-/* Finds as the library's iterator does: an empty match right behind the last match does not count,
- * and the search goes on one character further. */
+/* Iterates over matches as the library does: an empty match right behind the last match does not
+ * count, and the search continues one character further. */
 static status run_pattern(const run *r, unsigned step, const uint8_t *text, size_t n)
 {
     RETURN_IF_ERROR(prepare_match(r, step));

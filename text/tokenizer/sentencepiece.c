@@ -1,6 +1,6 @@
-/* tokenizer.model, SentencePiece's file, as the tokenizer.json that `transformers` makes of it for
- * models of Llama's kind: a BPE of characters with byte fallback whose merges follow from the
- * pieces' scores. The file is a protobuf message; only the fields named here are read. */
+/* Converts tokenizer.model, SentencePiece's file, to the tokenizer.json that `transformers` makes
+ * of it for models of Llama's kind: a BPE of characters with byte fallback whose merges follow from
+ * the pieces' scores. The file is a protobuf message; only the fields named here are read. */
 #include "text/merges.h"
 #include "text/tokenizer/internal.h"
 
@@ -16,7 +16,7 @@ typedef struct piece {
     uint32_t length;
     float score;
     unsigned kind;
-    bool given; /* by tokenizer_config.json */
+    bool given; /* named by tokenizer_config.json */
 } piece;
 
 typedef struct sentencepiece {
@@ -25,7 +25,7 @@ typedef struct sentencepiece {
     uint32_t n_pieces;
     uint64_t model_type;
     bool dummy_prefix, charsmap;
-    strbuf merges; /* as they stand in the document */
+    strbuf merges; /* as they are in the document */
     error *err;
 } sentencepiece;
 
@@ -34,8 +34,8 @@ typedef struct sentencepiece {
 typedef struct field {
     uint32_t number;
     unsigned type;       /* 0 varint, 1 fixed64, 2 bytes, 5 fixed32 */
-    uint64_t value;      /* of varints and fixed32 */
-    const uint8_t *data; /* of bytes */
+    uint64_t value;      /* for varint and fixed32 */
+    const uint8_t *data; /* for bytes */
     size_t n;
 } field;
 
@@ -54,8 +54,8 @@ static bool read_varint(message *m, uint64_t *value)
     return false;
 }
 
-/* False when the message breaks off or has what no writer writes; at its end it must not be asked.
- */
+/* Reads the next field; the message must not be at its end. False when the message breaks off or is
+ * invalid. */
 static bool read_field(message *m, field *f)
 {
     uint64_t key, n;
@@ -161,7 +161,7 @@ static status read_model(sentencepiece *s, const uint8_t *data, size_t n)
     return STATUS_IS_OK;
 }
 
-/* An id in decimal, or -1. */
+/* Reads a decimal id, or returns -1. */
 static int32_t read_id(const char *text)
 {
     int32_t id = 0;
@@ -237,7 +237,8 @@ static void write_added_token(strbuf *out, uint32_t id, const piece *p)
     strbuf_puts(out, "},");
 }
 
-/* The tokens of tokenizer_config.json's added_tokens_decoder: pieces by other names, or more. */
+/* Writes a token of tokenizer_config.json's added_tokens_decoder, which renames a piece or adds
+ * one. */
 static void write_given_token(strbuf *out, const char *id, const json_t *token)
 {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized", "special"};

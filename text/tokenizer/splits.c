@@ -1,11 +1,12 @@
-/* Matchers for the patterns that models in the field use, byte for byte what a backtracking engine
- * finds: the first alternative that matches, each as long as greed makes it. */
+/* Matchers for the patterns that models in the field use. They find byte for byte what a
+ * backtracking engine finds: the first alternative that matches, as long as greedy matching makes
+ * it. */
 #include "text/tokenizer/pretokenize.h"
 #include "text/tokenizer/unicode.h"
 
 #include <string.h>
 
-/* The classes of one character and its length; 0 and length 0 behind the end. */
+/* The classes of one character and its length; both 0 behind the end. */
 typedef struct scalar {
     unsigned class;
     unsigned length;
@@ -35,8 +36,8 @@ static inline size_t run_end(const uint8_t *text, size_t n, size_t at, unsigned 
     return at;
 }
 
-/* 's 't 're 've 'm 'll 'd behind the apostrophe at `at`: the end, or 0. Ignoring case, as the
- * library's engine does, the long s (U+017F) is an s. */
+/* The end of 's 't 're 've 'm 'll 'd at the apostrophe at `at`, or 0. When case is ignored, the
+ * long s (U+017F) is an s, as in the library's engine. */
 static size_t contraction_end(const uint8_t *text, size_t n, size_t at, bool ignore_case)
 {
     size_t left = n - at - 1;
@@ -49,8 +50,9 @@ static size_t contraction_end(const uint8_t *text, size_t n, size_t at, bool ign
     return 0;
 }
 
-/* \s+(?!\S)|\s+ at white space: all of it at the end of the text, else all but its last character
- * unless that is the only one. *last_newline: the end of the last \r or \n in it, or `at`. */
+/* The end of \s+(?!\S)|\s+ at white space: takes all of it at the end of the text, else all but its
+ * last character unless that is the only one. *last_newline: the end of the last \r or \n in it, or
+ * `at`. */
 static size_t space_end(const uint8_t *text, size_t n, size_t at, size_t *last_newline)
 {
     size_t end = at, last = at;
@@ -83,7 +85,7 @@ size_t tok_split_gpt2(const uint8_t *text, size_t n, size_t at)
     return space_end(text, n, at, &newline);
 }
 
-/* The end of the numbers at `at`, of which there are `most` at most. */
+/* The end of at most `most` number characters at `at`. */
 static size_t digits_end(const uint8_t *text, size_t n, size_t at, unsigned most)
 {
     for (unsigned i = 0; i < most; i++) {
@@ -94,7 +96,7 @@ static size_t digits_end(const uint8_t *text, size_t n, size_t at, unsigned most
     return at;
 }
 
-/* Llama 3 and Qwen differ in how many digits one piece may have. */
+/* The split of Llama 3 and Qwen, which differ in how many digits one piece may have. */
 static inline size_t split_llama3(const uint8_t *text, size_t n, size_t at, unsigned digits_max)
 {
     if (text[at] == '\'') {
@@ -118,7 +120,7 @@ static inline size_t split_llama3(const uint8_t *text, size_t n, size_t at, unsi
     }
     size_t newline;
     end = space_end(text, n, at, &newline);
-    return newline > at ? newline : end; /* \s*[\r\n]+ comes first */
+    return newline > at ? newline : end; /* \s*[\r\n]+ has precedence */
 }
 
 static size_t split_llama3_3(const uint8_t *text, size_t n, size_t at)
@@ -131,11 +133,11 @@ static size_t split_llama3_1(const uint8_t *text, size_t n, size_t at)
     return split_llama3(text, n, at, 1);
 }
 
-/* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ at `at`: the end, or `at`. The first
- * run is as long as it can be and leaves the second one character at least. */
+/* The end of [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ at `at`, or `at`. The first
+ * run is as long as possible and leaves the second at least one character. */
 static size_t capitalised_end(const uint8_t *text, size_t n, size_t at)
 {
-    size_t end = at, given = at; /* behind the last character that the second run can have */
+    size_t end = at, given = at; /* end of the last character that fits the second run */
     while (end < n) {
         scalar s = scalar_at(text, n, end);
         if (!(s.class & UNICODE_HEAD)) {
@@ -148,8 +150,8 @@ static size_t capitalised_end(const uint8_t *text, size_t n, size_t at)
     return given;
 }
 
-/* A word of tekken's, at most one character that is no letter, number or line's end in front of it:
- * the end, or 0. Where no word ends in small letters there is one of capitals alone. */
+/* The end of a word of tekken's pattern, which may have one character before it that is no letter,
+ * number or line end; or 0. If no word ends in lower case, takes one of upper case only. */
 static size_t tekken_word(const uint8_t *text, size_t n, size_t at)
 {
     scalar s = scalar_at(text, n, at);
@@ -166,7 +168,8 @@ static size_t tekken_word(const uint8_t *text, size_t n, size_t at)
     return 0;
 }
 
-/* o200k is tekken with contractions at the end of a word and three digits to a piece. */
+/* The split of tekken and of o200k, which adds contractions at the end of a word and three digits
+ * to a piece. */
 static inline size_t split_words(const uint8_t *text, size_t n, size_t at, bool o200k)
 {
     size_t end = tekken_word(text, n, at), more = 0;

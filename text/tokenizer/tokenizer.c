@@ -1,18 +1,18 @@
-/* Text to ids: repair, added tokens, normalizer, added tokens again, pre-tokenizer, BPE, template.
- */
+/* Turns text into ids: repair, added tokens, normalizer, added tokens again, pre-tokenizer, BPE,
+ * template. */
 #include "text/tokenizer/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_BYTES_MAX (1u << 30) /* positions in one word are 32 bits */
+#define TEXT_BYTES_MAX (1u << 30) /* positions in one word have 32 bits */
 
 typedef struct encoder {
     const tokenizer *t;
     tok_bpe_scratch bpe;
     tok_steps_scratch steps;
     strbuf normalized[2];
-    const uint8_t *start; /* of the text, then of its first part when that is normalised */
+    const uint8_t *start; /* start of the text, or of its first part once normalised */
     tok_ids *out;
     error *err;
 } encoder;

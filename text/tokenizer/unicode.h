@@ -1,5 +1,5 @@
-/* Classes of code points, as the regular expressions and the NFC of the `tokenizers` library see
- * them (tools/gen_unicode.py writes the tables). */
+/* Classes of code points, as the `tokenizers` library's regular expressions and NFC define them
+ * (tools/gen_unicode.py writes the tables). */
 #ifndef TEXT_TOKENIZER_UNICODE_H
 #define TEXT_TOKENIZER_UNICODE_H
 
@@ -10,28 +10,28 @@ enum {
     UNICODE_NUMBER = 2, /* \p{N} */
     UNICODE_SPACE = 4,  /* White_Space: \s */
     UNICODE_WORD = 8,   /* \w of Rust's regex crate, for single_word */
-    /* Not a starter, or NFC_Quick_Check is not Yes: text without it is in NFC. */
+    /* Not a starter, or NFC_Quick_Check is not Yes: a text without these is in NFC. */
     UNICODE_NFC_ACTIVE = 16,
-    /* Younger than the library's NFC, which leaves it alone while a current one would not. */
+    /* Newer than the library's NFC, which leaves it unchanged although a current NFC would not. */
     UNICODE_NFC_NEWER = 32,
-    UNICODE_HEAD = 64,  /* \p{Lu}, Lt, Lm, Lo, M: what a word of tekken's may begin with */
-    UNICODE_TAIL = 128, /* \p{Ll}, Lm, Lo, M: what it goes on with */
+    UNICODE_HEAD = 64,  /* \p{Lu}, Lt, Lm, Lo, M: may begin a word of tekken's pattern */
+    UNICODE_TAIL = 128, /* \p{Ll}, Lm, Lo, M: may continue it */
 };
 
-/* Three stages: cp >> 12 -> chunk of 32 blocks -> block of 128 code points -> a byte of the bits
- * above for each of them, eight to a word. */
+/* Tables in three stages: cp >> 12 -> chunk of 32 blocks -> block of 128 code points -> a byte with
+ * the bits above for each of them, eight to a word. */
 extern const uint8_t tok_unicode_chunk[];
 extern const uint8_t tok_unicode_block[];
 extern const uint64_t tok_unicode_words[];
 
-/* cp < 0x110000. */
+/* The bits of a code point, cp < 0x110000. */
 static inline unsigned tok_unicode_class(uint32_t cp)
 {
     uint32_t block = tok_unicode_block[(uint32_t)tok_unicode_chunk[cp >> 12] << 5 | (cp >> 7 & 31)];
     return (uint8_t)(tok_unicode_words[block << 4 | (cp >> 3 & 15)] >> (cp & 7) * 8);
 }
 
-/* The code point at s, which is valid UTF-8, and its length. */
+/* Reads the code point at s, which is valid UTF-8, and its length. */
 static inline uint32_t tok_unicode_read(const uint8_t *s, unsigned *length)
 {
     if (s[0] < 0x80) {
@@ -50,7 +50,8 @@ static inline uint32_t tok_unicode_read(const uint8_t *s, unsigned *length)
     return (s[0] & 0x07u) << 18 | (s[1] & 0x3fu) << 12 | (s[2] & 0x3fu) << 6 | (s[3] & 0x3fu);
 }
 
-/* The code point that ends right before s, which is valid UTF-8 and has something before it. */
+/* Reads the code point that ends right before s, which is valid UTF-8 and not the start of the
+ * text. */
 static inline uint32_t tok_unicode_read_before(const uint8_t *s)
 {
     unsigned length;
