@@ -67,7 +67,7 @@ bool scope_get(render *r, const scope *s, text name, value *out)
     return out->undefined != NULL;
 }
 
-/* What Jinja's sandbox hides: methods that change their object. */
+/* Whether Jinja's sandbox hides the method, because it changes its object. */
 static bool is_unsafe(value_kind kind, text name)
 {
     static const char *const list_names[] = {"append", "clear", "pop",    "reverse",
@@ -130,7 +130,7 @@ static bool loop_attr(render *r, const loop_state *l, text name, value *out)
     return true;
 }
 
-/* Attributes that Python's object itself has; false when there is none (or after a failure). */
+/* Attributes that the Python object itself has; false when there is none (or after a failure). */
 static bool own_attr(render *r, value obj, text name, value *out)
 {
     const builtin *method = tmpl_find_method(name, (value_kind)obj.kind);
@@ -151,7 +151,7 @@ static bool own_attr(render *r, value obj, text name, value *out)
     return is_unsafe((value_kind)obj.kind, name) && unsafe_undefined(r, obj, name, out);
 }
 
-/* obj[key] as Python has it; false when that raises a TypeError or LookupError. */
+/* Python's obj[key]; false when that raises a TypeError or LookupError. */
 static bool own_item(render *r, value obj, value key, value *out)
 {
     if (obj.kind == V_DICT) {
@@ -232,7 +232,7 @@ static int64_t clamp(int64_t v, int64_t low, int64_t high)
     return v < low ? low : v > high ? high : v;
 }
 
-/* Python's slice.indices(n) and the count of what it picks. */
+/* Python's slice.indices(n), and the number of items in the slice. */
 static bool resolve_slice(render *r, value start, value stop, value step, int64_t n, slice *out)
 {
     value parts[3] = {start, stop, step};

@@ -5,7 +5,7 @@
 #include "text/chat_template/render.h"
 
 typedef enum node_kind {
-    /* Expressions. */
+    /* Expressions. The comment of each kind names the members of a node that it uses. */
     NODE_CONST,     /* constant */
     NODE_NAME,      /* name */
     NODE_LIST,      /* items */
@@ -27,7 +27,7 @@ typedef enum node_kind {
     NODE_COMPARE,   /* a, then items, each a NODE_OPERAND */
     NODE_OPERAND,   /* op: compare_op; a */
     NODE_CONDITION, /* a if b else c (c may be NULL) */
-    NODE_CAPTURED,  /* the text a set or filter block has rendered */
+    NODE_CAPTURED,  /* the text that a set or filter block rendered */
     /* Statements. */
     NODE_DATA,         /* constant */
     NODE_OUTPUT,       /* a */
@@ -61,7 +61,7 @@ typedef enum compare_op {
 
 typedef struct keyword_node {
     text name;
-    node *value;  /* a parameter's default: NULL when it has none */
+    node *value;  /* a parameter's default, or NULL */
     node *target; /* NODE_WITH */
 } keyword_node;
 
@@ -77,7 +77,7 @@ typedef struct keyword_list {
     uint32_t capacity;
 } keyword_list;
 
-/* What a macro's body mentions of the names that calls supply. */
+/* Names supplied by calls that a macro's body uses. */
 enum { USES_CALLER = 1, USES_VARARGS = 2, USES_KWARGS = 4 };
 
 struct node {
@@ -124,7 +124,7 @@ typedef struct token {
     token_kind kind;
     uint32_t line;
     unsigned op;
-    text text; /* as written; data and strings: their value */
+    text text; /* as written; for data and strings their value */
     int64_t integer;
     double real;
 } token;
@@ -139,7 +139,7 @@ typedef struct lexer {
     size_t pos;
     uint32_t line;
     enum { LEX_DATA, LEX_TAG, LEX_RAW, LEX_BLOCK, LEX_VARIABLE } state;
-    bool line_starting; /* the last thing read ended a line */
+    bool line_starting; /* the last character read ended a line */
     unsigned depth;     /* open brackets */
     char brackets[LEX_MAX_BRACKETS];
 } lexer;
@@ -147,10 +147,10 @@ typedef struct lexer {
 /* Copies the source into the arena with its line ends normalised and the last one removed. */
 status lex_init(lexer *l, arena *mem, const char *source, size_t n, error *err);
 status lex_next(lexer *l, token *out);
-/* "chat_template:LINE: message". */
+/* Sets the error "chat_template:LINE: message". */
 status lex_fail(error *err, status_code code, uint32_t line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* The value of a string literal's inside (lexer_string.c). */
+/* Computes the value of a string literal from the text between its quotes (lexer_string.c). */
 status lex_unescape(lexer *l, text raw, text *out);
 
 /* ---- parser.c (statements), parser_expr.c ---- */
@@ -162,27 +162,29 @@ typedef struct parser {
     arena *mem;
     error *err;
     unsigned depth;
-    unsigned loops; /* for statements around this place, within this macro */
+    unsigned loops; /* for statements around the current place, within this macro */
     unsigned uses;  /* USES_*: names seen since the innermost macro began */
-    /* Inside an `if`, statement or expression, what has no builtin fails when it is reached, as in
-     * Jinja; elsewhere the template is refused. The first of these, or NULL. */
+    /* conditional: the current place is inside an `if`, statement or expression. A name without a
+     * builtin there fails only when it is evaluated, as in Jinja; elsewhere the template is
+     * refused. unknown: the first such name elsewhere, or NULL. */
     bool conditional;
     const node *unknown;
 } parser;
 
 status parse_template(parser *p, node **out);
 status parse_expression(parser *p, bool with_condition, node **out);
-/* One expression, or several with commas: a tuple. */
+/* Parses one expression, or several with commas: a tuple. */
 status parse_tuple(parser *p, bool with_condition, const char *end_name, bool parentheses,
                    node **out);
-/* Filters after an operand (NULL: in a block); the first without its '|' when `inline_first`. */
+/* Parses filters after an operand (NULL: in a block); the first without its '|' when
+ * `inline_first`. */
 status parse_filters(parser *p, node *operand, bool inline_first, node **out);
 status parse_postfix(parser *p, node *operand, node **out);
 
 status parse_advance(parser *p);
 status parse_fail(parser *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 status parse_unexpected(parser *p, const char *wanted);
-/* Deeper by one level, or refuses. */
+/* Enters one level of nesting, or refuses. */
 status parse_enter(parser *p);
 node *parse_node(parser *p, node_kind kind, uint32_t line); /* NULL: out of memory */
 status parse_no_memory(parser *p);
@@ -190,7 +192,7 @@ status node_list_add(parser *p, node_list *l, node *item);
 status keyword_list_add(parser *p, keyword_list *l, keyword_node item);
 bool token_is_op(const token *t, unsigned op);
 bool token_is_name(const token *t, const char *name);
-/* Consumes the operator or name; refuses anything else. */
+/* Consumes the expected operator or name; refuses anything else. */
 status parse_expect_op(parser *p, unsigned op);
 status parse_expect_name(parser *p, text *out);
 

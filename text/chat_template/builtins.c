@@ -24,7 +24,7 @@ const builtin *tmpl_find_method(text name, value_kind kind)
     return NULL;
 }
 
-/* The i-th name of "a b c"; n is 0 behind the last. */
+/* The i-th name of "a b c"; the text is empty behind the last one. */
 static text parameter(const char *params, size_t i)
 {
     for (; i > 0 && *params; i--) {

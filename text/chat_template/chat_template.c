@@ -1,4 +1,4 @@
-/* Compiling and rendering: what the public header promises. */
+/* Compiling and rendering: the functions of the public header. */
 #include "text/chat_template/exec.h"
 #include <stdlib.h>
 
@@ -36,8 +36,8 @@ void tmpl_destroy(chat_template *t)
     free(t);
 }
 
-/* The caller's variables; `tools` and `documents` are none when absent, as Hugging Face passes
- * them. */
+/* Takes the caller's variables. `tools` and `documents` are none when absent, as Hugging Face
+ * passes them. */
 static bool take_vars(render *r, const json_t *vars)
 {
     static const char *const always[] = {"tools", "documents"};

@@ -1,4 +1,4 @@
-/* Expressions to values, and calls. */
+/* Evaluates expressions, and makes calls. */
 #include "text/chat_template/exec.h"
 
 static bool eval_items(render *r, scope *s, const node_list *from, value_kind kind, value *out)
@@ -66,7 +66,7 @@ static bool compare(render *r, compare_op op, value a, value b, bool *out)
     case COMPARE_GT: return value_less(r, ">", b, a, out);
     case COMPARE_LE:
     case COMPARE_GE:
-        /* Not the opposite of the other order: NaN is neither. */
+        /* Not computed as the negation of the other order, because with NaN neither holds. */
         if (!(op == COMPARE_LE ? value_less(r, "<=", a, b, out) : value_less(r, ">=", b, a, out)) ||
             !value_equal(r, a, b, &equal))
             return false;
@@ -81,7 +81,7 @@ static bool compare(render *r, compare_op op, value a, value b, bool *out)
     return false;
 }
 
-/* a < b < c: each operand evaluated once, until one comparison fails. */
+/* a < b < c: evaluates each operand once, until one comparison fails. */
 static bool eval_compare(render *r, scope *s, const node *n, value *out)
 {
     value left, right;

@@ -1,4 +1,4 @@
-/* Statements: output, control flow, assignment, macros. */
+/* Executes statements: output, control flow, assignment, macros. */
 #include "text/chat_template/exec.h"
 
 typedef enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE, FLOW_FAILED } flow;
@@ -22,7 +22,7 @@ typedef struct capture {
     size_t out_limit;
 } capture;
 
-/* From here on output goes to the capture; all open captures share the limit of the output. */
+/* Directs output to the capture. All open captures share the limit of the output. */
 static void capture_begin(render *r, capture *c)
 {
     *c = (capture){.out = r->out, .out_limit = r->out_limit};
@@ -30,7 +30,7 @@ static void capture_begin(render *r, capture *c)
     r->out = &c->text;
 }
 
-/* Back to where output went before; what was captured becomes *out when ok. */
+/* Directs output back to its former place; the captured text becomes *out when ok. */
 static bool capture_end(render *r, capture *c, bool ok, value *out)
 {
     if (ok) {
@@ -93,7 +93,7 @@ static flow exec_set(render *r, scope *s, const node *n)
     return eval_node(r, s, n->b, &v) && assign(r, s, n->a, v) ? FLOW_ON : FLOW_FAILED;
 }
 
-/* A scope in which NODE_CAPTURED finds the text that `body` renders. */
+/* Makes a scope in which NODE_CAPTURED finds the text that `body` renders. */
 static flow captured_scope(render *r, scope *s, const node_list *body, scope **out)
 {
     value v;
@@ -140,7 +140,7 @@ static flow exec_if(render *r, scope *s, const node *n)
     return exec_body(r, s, &n->orelse);
 }
 
-/* Those of the items for which the loop's condition holds. */
+/* Keeps the items for which the loop's condition holds. */
 static bool select_items(render *r, const node *n, scope *outer, value **items, size_t *count)
 {
     list *l = list_new(r, *count);
@@ -168,7 +168,7 @@ static flow run_loop(render *r, const node *n, scope *outer, value over, unsigne
     value loop = {.kind = V_LOOP, .loop = l};
     bool completed = false;
     for (; l->index0 < count; l->index0++) {
-        scope *s = scope_new(r, outer); /* what an iteration sets, the next does not see */
+        scope *s = scope_new(r, outer); /* each iteration has a scope of its own */
         if (!s || !scope_set(r, s, TEXT("loop"), loop) || !assign(r, s, n->a, items[l->index0]))
             return FLOW_FAILED;
         flow f = exec_body(r, s, &n->items);
@@ -176,8 +176,8 @@ static flow run_loop(render *r, const node *n, scope *outer, value over, unsigne
         if (f == FLOW_BREAK) break;
         completed |= f == FLOW_ON;
     }
-    /* As in Jinja, `else` means that no iteration came to its end: break and continue keep one from
-     * it. */
+    /* `else` runs if no iteration reached its end, as in Jinja; break and continue end one
+     * early. */
     if (completed) return FLOW_ON;
     scope *s = scope_new(r, outer);
     return s ? exec_body(r, s, &n->orelse) : FLOW_FAILED;
@@ -265,7 +265,7 @@ static bool is_open_parameter(const node *macro, size_t n_positional, text name)
     return false;
 }
 
-/* Positional arguments beyond the parameters, as `varargs`. */
+/* Binds positional arguments beyond the parameters to `varargs`. */
 static bool bind_varargs(render *r, scope *s, const node *macro, const call_args *call)
 {
     size_t n = macro->keywords.n;
@@ -281,7 +281,7 @@ static bool bind_varargs(render *r, scope *s, const node *macro, const call_args
     return scope_set(r, s, TEXT("varargs"), value_tuple(l));
 }
 
-/* Keyword arguments that are no parameters: `caller`, and the rest as `kwargs`. */
+/* Binds keyword arguments that are no parameters: `caller`, and the rest to `kwargs`. */
 static bool bind_keywords(render *r, scope *s, const node *macro, const call_args *call)
 {
     bool caller = (macro->uses & USES_CALLER) && !is_open_parameter(macro, 0, TEXT("caller"));

@@ -25,7 +25,7 @@ FILTER(filter_first)
     value *items;
     size_t n;
     if (self.kind == V_ITER && self.iter->next < self.iter->n) {
-        *out = self.iter->items[self.iter->next++]; /* the rest can still be taken */
+        *out = self.iter->items[self.iter->next++]; /* the generator keeps the other items */
         return true;
     }
     if (!value_items(r, self, &items, &n)) return false;
@@ -47,7 +47,7 @@ FILTER(filter_last)
     return true;
 }
 
-/* The items as a list that may be changed. */
+/* Copies the items to a list that may be changed. */
 static list *list_from(render *r, value v)
 {
     value *items;
@@ -81,7 +81,7 @@ FILTER(filter_reverse)
         l->items[i] = l->items[l->n - 1 - i];
         l->items[l->n - 1 - i] = v;
     }
-    /* What cannot be reversed in place comes back as a list, the rest as an iterator. */
+    /* The reverse of a generator is a list, that of anything else an iterator. */
     if (self.kind != V_ITER) return value_iter(r, l, out);
     *out = value_list(l);
     return true;
@@ -107,7 +107,7 @@ FILTER(filter_attr)
     (void)call;
     text name = TEXT("");
     if (!arg_text(r, "attr", args[0], &name)) return false;
-    /* Attributes only: a mapping's items are none. */
+    /* Only attributes count: the items of a mapping are not attributes. */
     if (self.kind == V_DICT && !tmpl_find_method(name, V_DICT)) {
         *out = value_undefined(r, NULL, self, args[0]);
         return out->undefined != NULL;
@@ -153,7 +153,7 @@ FILTER(filter_sum)
 
 /* ---- ordering ---- */
 
-/* The key an item is ordered by: an attribute of it (or itself), strings without their case. */
+/* The sort key of an item: an attribute of it (or the item itself), strings without their case. */
 static bool order_key(render *r, value item, value attribute, bool case_sensitive, value *out)
 {
     *out = item;
@@ -164,7 +164,8 @@ static bool order_key(render *r, value item, value attribute, bool case_sensitiv
     return text_to_case(r, text_of(*out), CASE_LOWER, out);
 }
 
-/* "a,b": a list of keys; of one key too, because lists compare by equality first. */
+/* The sort keys of an item as a list: one for each attribute of "a,b". A single key is a list too,
+ * because lists compare by equality first. */
 static bool order_keys(render *r, value item, value attribute, bool case_sensitive, value *out)
 {
     list *l = list_new(r, 1);
@@ -283,7 +284,7 @@ static call_args rest_of(const call_args *call, size_t n)
     return rest;
 }
 
-/* map and select look at their input's truth first: 0 and none are empty to them. */
+/* The items of v, none if v is false: map and select treat 0 and none as empty. */
 static bool items_if_true(render *r, value v, value **items, size_t *n)
 {
     *n = 0;
@@ -345,8 +346,8 @@ FILTER(filter_map)
     return value_iter(r, l, out);
 }
 
-/* select, reject and their siblings for an attribute: what passes a test (or is true), or what does
- * not. */
+/* select, reject, selectattr and rejectattr: keeps the items that pass a test (or are true), or
+ * those that do not. */
 static bool select_items(render *r, value self, const call_args *call, bool attribute, bool keep,
                          value *out)
 {

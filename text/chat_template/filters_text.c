@@ -60,7 +60,7 @@ static bool starts_word_after(text t, size_t at)
     return code_point_is_space((unsigned char)t.s[at]) || strchr("-({[<", t.s[at]);
 }
 
-/* Jinja's own notion of a word: what stands between white space, '-' and opening brackets. */
+/* Capitalises words by Jinja's rule: white space, '-' and opening brackets separate words. */
 FILTER(filter_title)
 {
     (void)args, (void)call;
@@ -94,7 +94,7 @@ FILTER(filter_replace)
     return text_replace(r, text_of(t), text_of(from), text_of(to), count, out);
 }
 
-/* Indents every line but the first; empty lines only when `blank`. */
+/* Indents every line but the first; empty lines only with `blank`. */
 FILTER(filter_indent)
 {
     (void)call;
@@ -117,8 +117,8 @@ FILTER(filter_indent)
     bool first = arg_truth(args[1]), blank = arg_truth(args[2]);
     if (first) builder_add(&b, by);
     size_t at = 0, n = 0;
-    /* A text that ends in a newline has one empty line more, as Jinja adds "\n" before it splits.
-     */
+    /* A text that ends in a newline has one more, empty line, since Jinja adds "\n" before it
+     * splits. */
     while (text_next_line(t, &at, &line)) {
         if (n++) builder_char(&b, '\n');
         if (n > 1 && (blank || line.n)) builder_add(&b, by);
@@ -215,7 +215,7 @@ static bool parse_float(text t, double *out)
                        t.s[i + 1] >= '0' && t.s[i + 1] <= '9';
         if (c == '_' && between) continue;
         if (c == 'x' || c == 'X' || c == '(' || c == '_' || c == '\0')
-            return false; /* strtod's own */
+            return false; /* only strtod knows these */
         buffer[n++] = c;
     }
     buffer[n] = '\0';
@@ -308,7 +308,7 @@ static bool json_indent(render *r, value indent, json_style *style)
     return true;
 }
 
-/* As Hugging Face defines it: json.dumps(ensure_ascii=False). */
+/* json.dumps(ensure_ascii=False), as Hugging Face defines the filter. */
 FILTER(filter_tojson)
 {
     (void)call;

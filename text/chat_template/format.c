@@ -8,7 +8,7 @@ enum { FORMAT_MAX_WIDTH = 1000 };
 typedef struct spec {
     bool left, plus, space, zero, alternate;
     int width;
-    int precision; /* -1: not given */
+    int precision; /* -1 = not given */
     char type;
 } spec;
 
@@ -18,7 +18,7 @@ typedef struct formatter {
     text format;
     size_t i;
     value arguments;
-    size_t next; /* of a tuple's */
+    size_t next; /* index of the next item of a tuple */
     bool named;
 } formatter;
 
@@ -85,7 +85,7 @@ static bool parse_spec(formatter *f, spec *s)
     return true;
 }
 
-/* Pads to the width; zeros go between the sign and the digits. */
+/* Pads to the width. Padding zeros go between the sign and the digits. */
 static void add_padded(formatter *f, const spec *s, text t, bool number)
 {
     size_t n = text_length(t),
@@ -220,7 +220,7 @@ bool value_percent_format(render *r, text format, value arguments, value *out)
         f.i = to + 1;
         if (percent != SIZE_MAX && (!render_step(r, 0) || !format_one(&f))) return false;
     }
-    /* Whatever has items counts as a mapping, none of which need be used. */
+    /* Every value with items counts as a mapping, whose items need not be used. */
     bool tuple = arguments.kind == V_TUPLE;
     bool ignored = arguments.kind == V_DICT || arguments.kind == V_LIST ||
                    arguments.kind == V_RANGE || arguments.kind == V_UNDEFINED;

@@ -5,7 +5,7 @@
 #define FUNCTION(name)                                                                             \
     static bool name(render *r, value self, const value *args, const call_args *call, value *out)
 
-enum { RANGE_MAX = 100000 }; /* Jinja's sandbox */
+enum { RANGE_MAX = 100000 }; /* limit of Jinja's sandbox */
 
 FUNCTION(fn_range)
 {

@@ -1,4 +1,4 @@
-/* Source text to tokens, with Jinja's rules for white space around tags (trim_blocks,
+/* Turns source text into tokens, with Jinja's rules for white space around tags (trim_blocks,
  * lstrip_blocks). */
 #include "text/chat_template/ast.h"
 #include <inttypes.h>
@@ -14,8 +14,7 @@ status lex_fail(error *err, status_code code, uint32_t line, const char *fmt, ..
     vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
     size_t n = strlen(message);
-    for (size_t i = 0;
-         i < n;) { /* one line of whole characters, wherever a name or message was cut */
+    for (size_t i = 0; i < n;) { /* one line of whole characters, wherever it was cut */
         uint32_t cp;
         size_t size = utf8_decode((const uint8_t *)message + i, n - i, &cp);
         if (cp < 0x20) message[i] = ' ';
@@ -58,7 +57,7 @@ static bool starts(const lexer *l, size_t at, const char *with)
     return at + n <= l->n && memcmp(l->s + at, with, n) == 0;
 }
 
-/* The bytes of white space at `at`. */
+/* The number of bytes of the white space character at `at`, or 0. */
 static size_t space_at(const lexer *l, size_t at)
 {
     uint32_t cp;
@@ -80,7 +79,7 @@ static void advance_to(lexer *l, size_t to)
     l->line_starting = to > 0 && l->s[to - 1] == '\n';
 }
 
-/* Where a tag that closes with `end` at `at` ends, or 0: "-%}" takes the white space that follows,
+/* The end of a tag whose closing `end` is at `at`, or 0. "-%}" takes the white space that follows,
  * "%}" one newline when trim is set. */
 static size_t tag_end(const lexer *l, size_t at, const char *end, bool plus, bool trim)
 {
@@ -95,7 +94,8 @@ static bool is_tag_start(const lexer *l, size_t at)
     return starts(l, at, "{%") || starts(l, at, "{{") || starts(l, at, "{#");
 }
 
-/* The text before a tag at `end`, without what the tag's sign or lstrip_blocks strips. */
+/* The text before a tag at `end`, without the white space that the tag's sign or lstrip_blocks
+ * strips. */
 static text data_before(const lexer *l, size_t end, char sign, bool block)
 {
     text t = {l->s + l->pos, end - l->pos};
@@ -192,7 +192,7 @@ static status lex_raw(lexer *l, token *out)
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* The end of digits that may be parted by single underscores, from `at`. */
+/* The end of digits from `at`, which single underscores may separate. */
 static size_t digits_end(const lexer *l, size_t at)
 {
     while (at < l->n && is_digit(l->s[at])) {
@@ -210,7 +210,7 @@ static unsigned digit_value(char c)
     return 99;
 }
 
-/* Fractions and exponents; false when there is none at pos. */
+/* Reads a number with a fraction or exponent; false when there is none at pos. */
 static bool lex_float(lexer *l, token *out)
 {
     if (l->pos > 0 && l->s[l->pos - 1] == '.') return false;
@@ -283,7 +283,7 @@ static status lex_string(lexer *l, token *out)
     return STATUS_IS_OK;
 }
 
-/* The bytes of an identifier's character at `at`, or 0. */
+/* The number of bytes of the identifier character at `at`, or 0. */
 static size_t name_char(const lexer *l, size_t at)
 {
     if (at >= l->n) return 0;
@@ -333,7 +333,7 @@ static status lex_operator(lexer *l, token *out)
     return STATUS_IS_OK;
 }
 
-/* A token inside {{ }} or {% %}. */
+/* Reads a token inside {{ }} or {% %}. */
 static status lex_code(lexer *l, token *out)
 {
     bool block = l->state == LEX_BLOCK;
@@ -377,7 +377,7 @@ status lex_next(lexer *l, token *out)
         case LEX_DATA: RETURN_IF_ERROR(lex_data(l, out)); break;
         case LEX_TAG:
             RETURN_IF_ERROR(lex_tag(l, out));
-            if (out->kind == TOKEN_DATA) continue; /* a comment, or the start of a raw block */
+            if (out->kind == TOKEN_DATA) continue; /* a comment or start of raw */
             return STATUS_IS_OK;
         case LEX_RAW: RETURN_IF_ERROR(lex_raw(l, out)); break;
         case LEX_BLOCK:

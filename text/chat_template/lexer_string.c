@@ -1,5 +1,5 @@
-/* String literals: Python's "unicode-escape", reached as Jinja does, through an ASCII text in which
- * everything else is already escaped. */
+/* String literals: decodes Python's "unicode-escape". Jinja decodes an ASCII text in which all
+ * other characters have been escaped before, and this code gives the same results. */
 #include "text/chat_template/ast.h"
 #include <stdio.h>
 
@@ -54,8 +54,8 @@ static status put_octal(unescape *u)
     return put_code_point(u, cp);
 }
 
-/* A backslash before a character beyond ASCII: Jinja has turned that character into an escape of
- * its own, whose backslash ours now escapes. */
+/* Takes a backslash before a non-ASCII character. Jinja has turned that character into an escape,
+ * and the backslash before it escapes the escape's own backslash: the escape's text stays. */
 static void put_escaped_escape(unescape *u)
 {
     uint32_t cp;
@@ -96,7 +96,8 @@ static status put_escape(unescape *u)
 
 status lex_unescape(lexer *l, text raw, text *out)
 {
-    /* The longest growth: two bytes ("\" and U+00E9 is three) to five ("\xe9"). */
+    /* The largest growth is twofold: "\" and a character of four bytes become the ten of
+     * \U0010ffff. */
     unescape u = {.l = l, .in = raw, .out = arena_alloc_array(l->mem, raw.n + 2, 3)};
     if (!u.out) return lex_fail(l->err, STATUS_NO_MEMORY, l->line, "out of memory");
     while (u.i < raw.n) {

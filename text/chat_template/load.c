@@ -1,10 +1,10 @@
-/* The template of a model folder. */
+/* Loads the template of a model folder. */
 #include "text/chat_template/ast.h"
 #include <stdlib.h>
 
 enum { CONFIG_MAX = 16 << 20, TEMPLATE_MAX = 1 << 20, PATH_BYTES = 4096 };
 
-/* A special token: its text, or an object with it under "content". */
+/* Reads a special token: a text, or an object with the text under "content". */
 static status special_token(const json_t *config, const char *key, strbuf *out, error *err)
 {
     const json_t *special = json_object_get(config, key);
@@ -16,7 +16,7 @@ static status special_token(const json_t *config, const char *key, strbuf *out, 
     return out->failed ? error_set(err, STATUS_NO_MEMORY, "out of memory") : STATUS_IS_OK;
 }
 
-/* Several templates have names; the one called "default" is the chat's. */
+/* Picks the template named "default" from a list of named ones. */
 static status named_template(const json_t *templates, const json_t **out, error *err)
 {
     size_t i;
@@ -48,7 +48,7 @@ static status from_config(const json_t *config, bool want_template, chat_templat
     return s;
 }
 
-/* chat_template.jinja, which Hugging Face prefers to the one in the configuration. */
+/* Loads chat_template.jinja, which Hugging Face prefers to the template in the configuration. */
 static status from_file(const char *path, chat_template **out, error *err)
 {
     char *source;

@@ -47,14 +47,14 @@ static void reverse_list(list *l)
     }
 }
 
-/* Words parted by white space; from the right, what is left over is the first item. */
+/* Splits at white space. After max words the rest is one item; from the right, it is the first. */
 static bool split_words(render *r, text t, int64_t max, bool from_right, list *l)
 {
     text none = {NULL, 0};
     while ((t = text_strip(t, none, !from_right, from_right)).n > 0) {
-        if (max-- == 0) return push_text(r, l, t.s, t.n); /* its far side stays as it is */
+        if (max-- == 0) return push_text(r, l, t.s, t.n); /* its other end is not stripped */
         size_t at = from_right ? t.n : 0;
-        for (;;) { /* one character after the other, until white space */
+        for (;;) { /* character by character, until white space */
             size_t n, next = at;
             if (from_right) {
                 if (at == 0) break;
@@ -230,7 +230,7 @@ METHOD(str_replace)
     return arg_int(r, args[2], &count) && text_replace(r, text_of(self), from, to, count, out);
 }
 
-/* Where a needle is within [start, end), in code points, or -1. */
+/* The position of a needle within [start, end), in code points, or -1. */
 static bool find_in(render *r, value self, const value *args, bool last, int64_t *out)
 {
     text needle = {0};
@@ -424,7 +424,7 @@ METHOD(dict_method_get)
     return true;
 }
 
-/* Nothing changes a list or mapping once it is made: a copy is the thing itself. */
+/* Returns self, because a list or mapping never changes once it is made. */
 METHOD(copy)
 {
     (void)r, (void)args, (void)call;
@@ -477,7 +477,7 @@ METHOD(loop_cycle)
     return true;
 }
 
-/* Whether the arguments differ from those of the last call (or there was none). */
+/* Whether the arguments differ from those of the last call, or this is the first call. */
 METHOD(loop_changed)
 {
     (void)args;

@@ -1,5 +1,5 @@
-/* Arithmetic, with Python's results and refusals. Integers have 64 bits: what would not fit is
- * refused. */
+/* Arithmetic, with Python's results and errors. Integers have 64 bits: a larger result is an
+ * error. */
 #include "text/chat_template/render.h"
 #include <math.h>
 
@@ -37,7 +37,7 @@ static bool int_power(render *r, int64_t base, int64_t exponent, value *out)
     return true;
 }
 
-/* Quotients round down, remainders have the divisor's sign. */
+/* Integer division as in Python: quotients round down, remainders have the divisor's sign. */
 static bool int_divide(render *r, binary_op op, int64_t a, int64_t b, value *out)
 {
     if (b == 0)
@@ -166,7 +166,7 @@ static void add_escaped(builder *b, text t)
     }
 }
 
-/* What is safe stays so, and what is added to it is escaped: as markupsafe has it. */
+/* Concatenates as markupsafe does: a safe text stays safe, and text added to it is escaped. */
 static bool concatenate_texts(render *r, value a, value b, value *out)
 {
     builder made = builder_new(r);

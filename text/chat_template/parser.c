@@ -1,4 +1,4 @@
-/* Statements: {% … %} and the text between them. */
+/* Parses statements: {% … %} and the text between them. */
 #include "text/chat_template/ast.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ node *parse_node(parser *p, node_kind kind, uint32_t line)
     return n;
 }
 
-/* Doubles an array in the arena; what it leaves behind is freed with the template. */
+/* Doubles an array in the arena; the old memory is freed with the template. */
 static void *grow(parser *p, void *items, uint32_t n, uint32_t *capacity, size_t size)
 {
     if (n < *capacity) return items;
@@ -164,11 +164,11 @@ static status parse_target(parser *p, bool with_attribute, const char *end_name,
 
 /* ---- statements ---- */
 
-/* Everything up to a tag whose name is one of `ends` (NULL-terminated), which stays the current
- * token. */
+/* Parses everything up to a tag whose name is one of `ends` (NULL-terminated), which becomes the
+ * current token. */
 static status parse_body(parser *p, const char *const *ends, node_list *out);
 
-/* The end of this tag, then everything up to the tag `end`, inclusive. */
+/* Parses the end of this tag, then everything up to the tag `end`, inclusive. */
 static status parse_block(parser *p, const char *end, node_list *out)
 {
     const char *const ends[] = {end, NULL};
@@ -192,8 +192,8 @@ static status parse_if(parser *p, node *n)
         uint32_t line = p->cur.line;
         RETURN_IF_ERROR(parse_advance(p));
         if (!elif) return otherwise ? parse_block(p, "endif", &n->orelse) : STATUS_IS_OK;
-        /* Branches form a list from `n` through b; `else` belongs to the statement, not to one of
-         * them. */
+        /* Branches form a list from `n` through b; `else` belongs to the whole statement, not to
+         * one branch. */
         branch->b = parse_node(p, NODE_IF, line);
         if (!branch->b) return parse_no_memory(p);
         branch = branch->b;
@@ -224,7 +224,7 @@ static status parse_for(parser *p, node *n)
     RETURN_IF_ERROR(parse_advance(p));
     if (!otherwise) return STATUS_IS_OK;
     unsigned loops = p->loops;
-    if (n->flag) p->loops = 0; /* a recursive loop is a function of its own */
+    if (n->flag) p->loops = 0; /* a recursive loop is a function */
     RETURN_IF_ERROR(parse_block(p, "endfor", &n->orelse));
     p->loops = loops;
     return STATUS_IS_OK;
@@ -290,7 +290,7 @@ static status parse_parameters(parser *p, node *n)
     return parse_advance(p);
 }
 
-/* The body of a macro or call block: loops outside cannot be left from inside. */
+/* Parses the body of a macro or call block. Code inside cannot leave loops outside. */
 static status parse_function_body(parser *p, node *n, const char *end)
 {
     unsigned loops = p->loops, uses = p->uses;
@@ -320,7 +320,8 @@ static status parse_call_block(parser *p, node *n)
     return parse_function_body(p, n, "endcall");
 }
 
-/* Marks what the assistant wrote, for training masks; renders its body. */
+/* Parses a generation block, which marks the assistant's text for training masks: renders its
+ * body. */
 static status parse_generation(parser *p, node *n)
 {
     n->flag = true;

@@ -1,6 +1,6 @@
-/* Expressions, by recursive descent with Jinja's precedence:
- * if-else < or < and < not < comparisons < + - < ~ < * / // % < ** < unary < postfix < filters,
- * tests. */
+/* Parses expressions, by recursive descent with Jinja's precedence, loosest first:
+ *   if-else < or < and < not < comparisons < + - < ~ < * / // % < ** < unary < postfix < filters,
+ *   tests. */
 #include "text/chat_template/ast.h"
 
 static status parse_condition(parser *p, node **out);
@@ -12,7 +12,7 @@ static status make(parser *p, node_kind kind, uint32_t line, node **out)
     return *out ? STATUS_IS_OK : parse_no_memory(p);
 }
 
-/* Wraps *left and right into a node of two operands, in *left. */
+/* Makes a node of the two operands *left and right, in *left. */
 static status join(parser *p, node_kind kind, uint32_t line, node **left, node *right)
 {
     node *n;
@@ -30,7 +30,7 @@ static status parse_constant(parser *p, value v, node **out)
     return parse_advance(p);
 }
 
-/* 'a' 'b' is one string. */
+/* Parses a string; adjacent literals, 'a' 'b', are one string. */
 static status parse_string(parser *p, node **out)
 {
     text all = p->cur.text;
@@ -71,7 +71,7 @@ static status parse_name(parser *p, node **out)
     return parse_advance(p);
 }
 
-/* [a, b] and {a: b}; a comma may follow the last item. */
+/* Parses [a, b] or {a: b}; a comma may follow the last item. */
 static status parse_display(parser *p, node_kind kind, unsigned close, node **out)
 {
     RETURN_IF_ERROR(make(p, kind, p->cur.line, out));
@@ -111,7 +111,7 @@ static status parse_primary(parser *p, node **out)
     return parse_unexpected(p, "an expression");
 }
 
-/* One of start, stop, step: absent before ':' and ']'. */
+/* Parses start, stop or step of a slice, each of which may be absent before ':' and ']'. */
 static status parse_slice_part(parser *p, node *slice)
 {
     node *part = NULL;
@@ -154,7 +154,7 @@ static status parse_attribute(parser *p, node *object, node **out)
     return parse_expect_name(p, &(*out)->name);
 }
 
-/* (a, b, name=c) into the node's items and keywords. */
+/* Parses (a, b, name=c) into the node's items and keywords. */
 static status parse_arguments(parser *p, node *call)
 {
     RETURN_IF_ERROR(parse_expect_op(p, OP1('(')));
@@ -184,7 +184,7 @@ static status parse_arguments(parser *p, node *call)
     return parse_advance(p);
 }
 
-/* A name that no builtin has. */
+/* Takes note of a name without a builtin. */
 static void note_unknown(parser *p, const node *n)
 {
     if (!p->conditional && !p->unknown) p->unknown = n;
@@ -213,7 +213,8 @@ status parse_postfix(parser *p, node *operand, node **out)
     }
 }
 
-/* A filter's or test's name may have dots; none of ours does, so the whole is refused by name. */
+/* Parses the name of a filter or test. It may have dots; no builtin's has, so such a name is
+ * refused as a whole. */
 static status parse_dotted_name(parser *p, text *out)
 {
     RETURN_IF_ERROR(parse_expect_name(p, out));
@@ -281,7 +282,7 @@ static status parse_test(parser *p, node *operand, node **out)
     return STATUS_IS_OK;
 }
 
-/* Filters, tests and calls, in any order, after an operand. */
+/* Parses filters, tests and calls, in any order, after an operand. */
 static status parse_trailers(parser *p, node *operand, node **out)
 {
     for (unsigned depth = 0;; depth++) {
@@ -364,7 +365,7 @@ static status parse_binary(parser *p, unsigned level, node **out)
     }
 }
 
-/* The comparison that starts here, its tokens consumed; false when there is none. */
+/* Consumes the comparison operator that starts here; *found is false when there is none. */
 static status take_comparison(parser *p, bool *found, compare_op *op)
 {
     static const struct {
@@ -455,7 +456,7 @@ static status parse_condition(parser *p, node **out)
             RETURN_IF_ERROR(parse_advance(p));
             RETURN_IF_ERROR(parse_condition(p, &n->c));
         }
-        p->unknown = unknown; /* all of it is conditional */
+        p->unknown = unknown; /* everything in it is conditional */
         *out = n;
     }
     p->depth--;

@@ -1,4 +1,4 @@
-/* str(), repr() and json.dumps(), to the letter. */
+/* str(), repr() and json.dumps(), with exactly Python's output. */
 #include "text/chat_template/ast.h"
 #include "text/chat_template/render.h"
 #include "text/chat_template/scope.h"
@@ -15,7 +15,7 @@ void print_float(builder *b, double f)
         builder_printf(b, "%s", isnan(f) ? "nan" : f > 0 ? "inf" : "-inf");
         return;
     }
-    /* The fewest significant digits that read back as f: "d.ddde±xx". */
+    /* Writes the fewest significant digits that read back as f: "d.ddde±xx". */
     char e[40];
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(e, sizeof e, "%.*e", digits - 1, f);
@@ -263,7 +263,7 @@ static bool write_key(json_writer *w, value key)
     }
 }
 
-/* The order in which a dict's entries are written; NULL: as they are. */
+/* The order in which a dict's entries are written; NULL: their own order. */
 static bool write_order(json_writer *w, const dict *d, value **order)
 {
     *order = NULL;

@@ -1,4 +1,4 @@
-/* Failing, paying for steps, building strings. */
+/* Fails a render, counts its steps, builds strings. */
 #include "text/chat_template/render.h"
 #include "text/chat_template/ast.h"
 #include <stdarg.h>

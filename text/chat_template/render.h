@@ -1,4 +1,4 @@
-/* What evaluation shares: the state of one render, its limits, and the tables of builtins. */
+/* The state of one render, its limits, and the tables of builtins. */
 #ifndef TEXT_CHAT_TEMPLATE_RENDER_H
 #define TEXT_CHAT_TEMPLATE_RENDER_H
 
@@ -12,12 +12,12 @@ struct render {
     arena *mem;
     uint64_t steps_left;
     unsigned depth;
-    strbuf *out;      /* where output goes now: the caller's, or a capture's */
-    size_t out_limit; /* size of `out` that must not be passed */
+    strbuf *out;      /* present output: the caller's, or a capture's */
+    size_t out_limit; /* largest allowed size of `out` */
     size_t max_output;
     int64_t now_unix;
     const dict *vars;
-    unsigned line; /* of the node being evaluated */
+    unsigned line; /* line of the node being evaluated */
     status_code failed;
     error *err;
 };
@@ -27,13 +27,13 @@ struct render {
 /* Each returns false, so that callers write `return render_fail(…)`. The first failure wins. */
 bool render_fail(render *r, status_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same with text of the template's in place of a format: one line, cut to fit. */
+/* Like render_fail, with text from the template in place of a format: one line, cut to fit. */
 bool render_fail_text(render *r, text message);
-/* Pays for one step and for `work` bytes or items of it. */
+/* Counts one step and `work` bytes or items of work. Fails when the limit is reached. */
 bool render_step(render *r, size_t work);
 bool render_enter(render *r);
 static inline void render_leave(render *r) { r->depth--; }
-/* Zeroed memory of the render; NULL after failing. */
+/* Allocates zeroed memory of the render; NULL after failing. */
 void *render_alloc(render *r, size_t n, size_t size);
 bool render_write(render *r, text t);
 
@@ -51,7 +51,7 @@ void builder_add(builder *b, text t);
 void builder_char(builder *b, char c);
 void builder_code_point(builder *b, uint32_t cp);
 void builder_printf(builder *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* The finished string; false when memory ran out on the way. */
+/* Sets *out to the finished string. False when memory ran out on the way. */
 bool builder_finish(builder *b, value *out);
 
 /* ---- builtins: filters, tests, methods and functions are rows of the same shape ---- */
@@ -70,13 +70,13 @@ typedef struct call_args {
 
 enum { BUILTIN_MAX_ARGS = 6 };
 
-/* `self` is the value that is filtered, tested, or whose method is called. args has one entry for
- * each name in `params` (V_MISSING when not given), unless params is NULL: then call has them as
- * written. */
+/* A builtin. `self` is the value that is filtered, tested, or whose method is called. args has one
+ * entry for each name in `params` (V_MISSING when not given). If params is NULL, only `call` has
+ * the arguments, as written. */
 struct builtin {
     const char *name;
     const char *params; /* "sep maxsplit"; NULL: any */
-    unsigned required;  /* how many of them must be given */
+    unsigned required;  /* how many of `params` must be given */
     bool (*fn)(render *r, value self, const value *args, const call_args *call, value *out);
     unsigned kinds; /* methods: a mask of 1 << value_kind */
 };
@@ -91,19 +91,19 @@ extern const builtin tmpl_functions[];
 const builtin *tmpl_find_filter(text name);
 const builtin *tmpl_find_test(text name);
 const builtin *tmpl_find_function(text name);
-/* kind V_MISSING: of any kind. */
+/* Finds a method; kind V_MISSING finds a method of any kind. */
 const builtin *tmpl_find_method(text name, value_kind kind);
 
 /* Binds arguments to parameters and calls. */
 bool tmpl_call_builtin(render *r, const builtin *b, value self, const call_args *call, value *out);
-/* The same for tests, whose result is a truth. */
+/* Like tmpl_call_builtin, for tests, whose result is true or false. */
 bool tmpl_call_test(render *r, const builtin *b, value self, const call_args *call, bool *out);
 
 /* ---- arguments ---- */
 
 static inline bool arg_given(value v) { return v.kind != V_MISSING; }
 static inline bool arg_truth(value v) { return v.kind != V_MISSING && value_truth(v); }
-/* A string argument; V_MISSING and None leave *out as it was. */
+/* Reads a string argument; V_MISSING and None leave *out unchanged. */
 bool arg_text(render *r, const char *who, value v, text *out);
 bool arg_int(render *r, value v, int64_t *out);
 
@@ -115,7 +115,7 @@ bool value_get_attr(render *r, value obj, text name, value *out);
 bool value_hides(text name);
 bool value_get_item(render *r, value obj, value key, value *out);
 bool value_slice(render *r, value obj, value start, value stop, value step, value *out);
-/* "a.b.0" as filters take it: each part by value_get_item. */
+/* Follows a path such as "a.b.0", as filters take it: each part by value_get_item. */
 bool value_get_path(render *r, value obj, value path, value *out);
 
 /* ---- operators.c ---- */
@@ -139,7 +139,7 @@ void print_float(builder *b, double f);
 typedef struct json_style {
     bool ensure_ascii;
     bool sort_keys;
-    bool pretty; /* one item a line, indented by `indent` */
+    bool pretty; /* one item per line, indented by `indent` */
     text indent;
     text item_separator;
     text key_separator;
@@ -155,7 +155,7 @@ bool code_point_is_space(uint32_t cp);
 bool code_point_is_printable(uint32_t cp);
 /* Python's strip(): white space when chars.s is NULL. */
 text text_strip(text t, text chars, bool left, bool right);
-/* The first place of needle at or after `from`, or SIZE_MAX. */
+/* The first position of needle at or after `from`, or SIZE_MAX. */
 size_t text_find(text t, text needle, size_t from);
 size_t text_rfind(text t, text needle);
 enum text_case { CASE_LOWER, CASE_UPPER, CASE_CAPITALIZE, CASE_TITLE };

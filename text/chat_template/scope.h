@@ -1,4 +1,4 @@
-/* Variables at run time: a chain of scopes, innermost first; and the state behind `loop`. */
+/* Variables at run time, in a chain of scopes, innermost first, and the state behind `loop`. */
 #ifndef TEXT_CHAT_TEMPLATE_SCOPE_H
 #define TEXT_CHAT_TEMPLATE_SCOPE_H
 
@@ -20,15 +20,16 @@ struct loop_state {
     const value *items;
     size_t n;
     size_t index0;
-    unsigned depth0;  /* of a recursive loop */
+    unsigned depth0;  /* depth of a recursive loop, from 0 */
     const node *loop; /* the statement */
     scope *outer;     /* the scope around it */
-    value changed;    /* what loop.changed() was given last: a tuple, or V_MISSING */
+    value changed;    /* last arguments of loop.changed(): a tuple, or V_MISSING */
 };
 
 scope *scope_new(render *r, scope *parent);
 bool scope_set(render *r, scope *s, text name, value v);
-/* A template's variable, the caller's, a builtin function, or undefined. */
+/* Looks a name up: a variable of the template, one of the caller's, a builtin function, or
+ * undefined. */
 bool scope_get(render *r, const scope *s, text name, value *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* Python's "…{}…".format(arguments), as Jinja's sandbox runs it: fields by position or by name, the
- * attributes and items behind them, !s and !r. What follows a colon is refused. */
+/* Python's "…{}…".format(arguments), as Jinja's sandbox runs it: fields by position or by name,
+ * attributes and items of them, !s and !r. Format specifications (after a colon) are refused. */
 #include "text/chat_template/render.h"
 
 typedef struct filler {
@@ -8,7 +8,7 @@ typedef struct filler {
     text format;
     const call_args *call;
     int64_t next;       /* position of the next {} */
-    bool counts, picks; /* seen: {} and {0} */
+    bool counts, picks; /* seen {}; seen {0} */
 } filler;
 
 static bool fail(filler *f, const char *what)
@@ -23,7 +23,7 @@ static bool is_number(text t)
     return t.n > 0;
 }
 
-/* More digits than any list of arguments has items give a position past the end. */
+/* Reads a position. Too many digits give a position past the end of any list of arguments. */
 static int64_t number_of(text t)
 {
     int64_t n = 0;
@@ -41,7 +41,7 @@ static bool positional(filler *f, int64_t at, value *out)
     return true;
 }
 
-/* The argument that the start of a field names; empty: the next one. */
+/* Gets the argument that the start of a field names; an empty name means the next argument. */
 static bool argument(filler *f, text name, bool whole, value *out)
 {
     if (name.n == 0 && whole) {
@@ -72,7 +72,7 @@ static size_t end_of_name(text field, size_t at)
     return at;
 }
 
-/* name.attribute[item]… */
+/* Evaluates name.attribute[item]… */
 static bool look_up(filler *f, text field, value *out)
 {
     size_t at = end_of_name(field, 0);
@@ -96,7 +96,7 @@ static bool look_up(filler *f, text field, value *out)
     return true;
 }
 
-/* What stands between { and }. */
+/* Replaces the field with the text `inside` between { and }. */
 static bool fill(filler *f, text inside)
 {
     size_t end = 0;
@@ -129,7 +129,7 @@ static bool fill(filler *f, text inside)
     return true;
 }
 
-/* A { that is followed by no {: *at is behind it, and is moved behind its }. */
+/* Replaces the field that starts at *at, behind a single {, and moves *at behind its }. */
 static bool take_field(filler *f, size_t *at)
 {
     size_t end = *at;

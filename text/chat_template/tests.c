@@ -149,8 +149,8 @@ TEST_FN(test_in)
     return true;
 }
 
-/* Identity: of the singletons and of containers. Strings and numbers have none that a template
- * could rely on. */
+/* Identity of singletons and containers. Strings and numbers have no identity that a template could
+ * rely on, so they are compared by value. */
 TEST_FN(test_sameas)
 {
     (void)r, (void)call;

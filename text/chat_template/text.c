@@ -1,11 +1,11 @@
-/* Strings as Python's str sees them: code points, white space, classes, case. */
+/* Strings as in Python's str: code points, white space, classes, case. */
 #include "text/chat_template/render.h"
 #include <stdlib.h>
 #include <utf8proc.h>
 
 static const uint8_t *bytes(text t) { return (const uint8_t *)t.s; }
 
-/* The code point at byte `at`; *n is its size. Texts are valid UTF-8. */
+/* Decodes the code point at byte `at`; *n is its size. Texts are valid UTF-8. */
 static uint32_t decode(text t, size_t at, size_t *n)
 {
     uint32_t cp;
@@ -159,7 +159,7 @@ static bool is_case_ignorable(uint32_t cp)
            cp == ':' || cp == 0xb7 || cp == 0x2019;
 }
 
-/* A capital sigma ends a word (Unicode's Final_Sigma): a letter before it, none after. */
+/* Whether a capital sigma ends a word (Unicode's Final_Sigma): a letter before it, none after. */
 static bool is_final_sigma(text t, size_t at)
 {
     size_t n, i = at;
@@ -246,7 +246,7 @@ bool text_replace(render *r, text t, text from, text to, int64_t count, value *o
     builder b = builder_new(r);
     size_t at = 0;
     uint64_t left = count < 0 ? UINT64_MAX : (uint64_t)count;
-    if (from.n == 0) { /* between all characters, and around them */
+    if (from.n == 0) { /* between all characters, and at both ends */
         while (left > 0 && !b.failed) {
             builder_add(&b, to);
             left--;

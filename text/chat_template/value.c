@@ -13,7 +13,7 @@ bool value_fail_undefined(render *r, value v)
 {
     const undefined *u = v.undefined;
     value name;
-    if (!u) return false; /* there was no memory to say more */
+    if (!u) return false; /* no memory for a message */
     if (u->hint) return render_fail(r, STATUS_INVALID, "%s", u->hint);
     if (u->object.kind == V_MISSING)
         return render_fail(r, STATUS_INVALID, "'%.*s' is undefined", (int)u->name.size, u->name.s);
@@ -140,7 +140,7 @@ static void charge(render *r, size_t n)
     r->steps_left -= cost < r->steps_left ? cost : r->steps_left;
 }
 
-/* Equality of hashable keys; never fails, and recursion ends with the tuples. */
+/* Equality of hashable keys. Never fails; recurses into tuples only. */
 static bool key_equal(value a, value b)
 {
     if (value_is_integer(a) && value_is_integer(b)) return value_as_int(a) == value_as_int(b);
@@ -155,7 +155,7 @@ static bool key_equal(value a, value b)
         for (size_t i = 0; i < a.list->n; i++)
             if (!key_equal(a.list->items[i], b.list->items[i])) return false;
         return true;
-    default: return a.dict == b.dict; /* identity, whatever the pointer is called */
+    default: return a.dict == b.dict; /* identity, by any member of the union */
     }
 }
 
@@ -333,7 +333,7 @@ bool value_equal(render *r, value a, value b, bool *out)
 static bool text_less(text a, text b)
 {
     size_t n = a.n < b.n ? a.n : b.n;
-    int c = n ? memcmp(a.s, b.s, n) : 0; /* the order of UTF-8 is that of code points */
+    int c = n ? memcmp(a.s, b.s, n) : 0; /* UTF-8 bytes order as code points do */
     return c < 0 || (c == 0 && a.n < b.n);
 }
 
@@ -351,7 +351,7 @@ static bool list_less(render *r, const char *op, const list *a, const list *b, b
 bool value_less(render *r, const char *op, value a, value b, bool *out)
 {
     bool ok = true;
-    value left = op[0] == '>' ? b : a, right = op[0] == '>' ? a : b; /* as the template has them */
+    value left = op[0] == '>' ? b : a, right = op[0] == '>' ? a : b; /* as in the template */
     if (!render_step(r, a.kind == V_STRING ? a.size : 0) || !render_enter(r)) return false;
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED)
         return value_fail_undefined(r, left.kind == V_UNDEFINED ? left : right);
@@ -468,7 +468,7 @@ static bool from_object(render *r, const json_t *j, value *out)
     if (!d) return false;
     for (void *it = json_object_iter((json_t *)j); it;
          it = json_object_iter_next((json_t *)j, it)) {
-        /* Keys are distinct: append without a search. */
+        /* Keys are distinct, so they are appended without a search. */
         const char *key = json_object_iter_key(it);
         dict_entry *e = &d->entries[d->n];
         e->key = value_text((text){key, json_object_iter_key_len(it)});

@@ -1,9 +1,9 @@
 /* Values of the template language: Python's, as far as templates can see them.
  *
- * A value is 16 bytes and passed by value; what it points to lives in the arena of the render (or,
- * for constants, of the compiled template). Containers never change once another value can see
- * them, with one exception, as in Jinja: the attributes of a namespace. Strings are UTF-8, counted
- * in bytes here and in code points wherever a template looks. */
+ * A value is 16 bytes and passed by value; its data lives in the arena of the render (or, for
+ * constants, of the compiled template). Containers never change once another value can see them,
+ * with one exception, as in Jinja: the attributes of a namespace. Strings are UTF-8, counted in
+ * bytes here and in code points wherever a template looks. */
 #ifndef TEXT_CHAT_TEMPLATE_VALUE_H
 #define TEXT_CHAT_TEMPLATE_VALUE_H
 
@@ -68,7 +68,7 @@ typedef struct callable callable;
 
 struct value {
     uint8_t kind;  /* value_kind */
-    bool safe;     /* V_STRING: `safe` made it, so that what is added to it is escaped */
+    bool safe;     /* V_STRING: made by `safe`: text added to it is escaped */
     uint32_t size; /* V_STRING: bytes */
     union {
         bool b;
@@ -91,10 +91,10 @@ struct dict_entry {
     value item;
 };
 
-/* Why a value is undefined: what the error says when the template uses it. */
+/* Why a value is undefined, for the error when the template uses it. */
 struct undefined {
     const char *hint; /* the whole message, or NULL */
-    value object;     /* V_MISSING: a variable */
+    value object;     /* V_MISSING: it was a variable */
     value name;
 };
 
@@ -150,7 +150,7 @@ static inline double value_as_float(value v)
  * ---- */
 
 value value_undefined(render *r, const char *hint, value object, value name);
-/* Fails with the message an undefined value carries. */
+/* Fails with the message of an undefined value. */
 bool value_fail_undefined(render *r, value v);
 /* Python's name of the type: 'str', 'NoneType'. */
 const char *value_type(value v);
@@ -164,7 +164,7 @@ value value_tuple(list *l);
 bool value_pair(render *r, value a, value b, value *out);
 
 dict *dict_new(render *r, size_t capacity);
-/* NULL when absent (an unhashable key is simply absent). */
+/* Looks a key up. NULL when it is absent (an unhashable key is always absent). */
 const value *dict_get(render *r, const dict *d, value key);
 const value *dict_get_text(render *r, const dict *d, text key);
 bool dict_set(render *r, dict *d, value key, value item);
@@ -173,20 +173,20 @@ value value_dict(dict *d);
 bool value_view(render *r, enum view_kind kind, const dict *d, value *out);
 bool value_iter(render *r, list *items, value *out);
 
-/* The items of anything that Python can iterate over; consumes a generator. */
+/* Gets the items of anything that Python can iterate over; consumes a generator. */
 bool value_items(render *r, value v, value **items, size_t *n);
 /* len(v). */
 bool value_length(render *r, value v, size_t *n);
 
-/* Python's ==, <, in. For a > b ask whether b is less than a; the operator names the question in
+/* Python's ==, < and in. For a > b, test whether b is less than a; the operator appears in
  * errors. */
 bool value_equal(render *r, value a, value b, bool *out);
 bool value_less(render *r, const char *op, value a, value b, bool *out);
 bool value_contains(render *r, value container, value item, bool *out);
-/* sorted(): stable. keys[i] belongs to items[i]; both are reordered. */
+/* Python's sorted(), stable. keys[i] belongs to items[i]; both are reordered. */
 bool value_sort(render *r, value *items, value *keys, size_t n, bool reverse);
 
-/* Deep copies from jansson; strings are borrowed from the document. */
+/* Makes a deep copy of a jansson value; strings are borrowed from the document. */
 bool value_from_json(render *r, const json_t *j, value *out);
 
 #endif
