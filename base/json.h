@@ -13,8 +13,8 @@
 
 status json_read_file(const char *path, size_t max_bytes, json_t **out, error *err);
 /* Parses text (NULs allowed inside strings, not in keys); `where` names it in messages. A text that
- * is not JSON is STATUS_CORRUPT with line and column; STATUS_NO_MEMORY means that memory ran out.
- */
+ * is not JSON is STATUS_CORRUPT with line and column; STATUS_NO_MEMORY means that memory ran
+ * out. */
 status json_read_text(const char *where, const char *text, size_t n, json_t **out, error *err);
 /* Copies a value; the copy shares nothing with `from`. NULL when there is no memory for all of
  * it. */

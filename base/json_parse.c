@@ -204,8 +204,8 @@ static json_t *read_word(reader *r)
     return refuse(r, "a value is expected");
 }
 
-/* Looks behind an item of a list: true at a comma, which is skipped; else the list must end here.
- */
+/* Looks behind an item of a list. True at a comma, which is skipped; otherwise the list must end
+ * here. */
 static bool goes_on(reader *r, char last, const char *expected)
 {
     char c = next(r);

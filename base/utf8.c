@@ -2,9 +2,8 @@
 
 #include <string.h>
 
-/* Length of the character that `lead` starts and the bounds of its second byte, which are what rule
- * out overlongs, surrogates and code points above U+10FFFF (RFC 3629 section 4). 0 = never a lead.
- */
+/* The length of the character that `lead` begins, and the bounds of its second byte, which rule out
+ * overlongs, surrogates and code points above U+10FFFF (RFC 3629 section 4). 0 = never a lead. */
 static unsigned lead_length(uint8_t lead, uint8_t *low, uint8_t *high)
 {
     *low = 0x80;

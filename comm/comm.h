@@ -49,7 +49,7 @@ int comm_size(const comm *c);
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
-/* What other ranks need to reach a rank. They may get the bytes over a network. */
+/* The data that other ranks need to reach a rank. They may get the bytes over a network. */
 typedef struct comm_address {
     const void *bytes;
     size_t n;

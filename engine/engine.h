@@ -248,8 +248,7 @@ typedef struct engine_stats {
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);
-/* Why the state is not ENGINE_WORKING: the last text that on_trouble got, which says what the
- * engine waits for. "" while it is working. */
+/* Writes why the state is not ENGINE_WORKING, such as what the engine waits for; "" while it is. */
 void engine_get_trouble(engine *e, char *out, size_t size);
 /* A copy of the counters and histograms (metrics.h). */
 void engine_get_metrics(engine *e, engine_metrics *out);

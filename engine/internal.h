@@ -1,4 +1,4 @@
-/* What the engine's files share (private to engine/).
+/* Shared by the engine's files (private to engine/).
  *
  *   any thread         engine_submit: checks, copies, counts; the stream goes to the tokenizers
  *   tokenizer threads  prepare.c: template, tokens, sched_check; then the inbox
@@ -183,7 +183,8 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
                  const char *text);
 /* Pushes the end of a choice; takes over end->report.kept_json. */
 void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
-/* Sets the error code and text (copied) of choices that end by ENGINE_FINISH_ERROR. */
+/* Sets the error text (copied) of choices that end by ENGINE_FINISH_ERROR. With STATUS_NO_MEMORY
+ * the text is made to mention memory. */
 void stream_set_failure(engine_stream *s, status_code code, const char *text);
 /* Ends every choice that has not ended: as aborted when the code is STATUS_ABORTED, else with this
  * error (copied). */

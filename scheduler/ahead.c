@@ -65,9 +65,7 @@ static uint32_t list_rows(const sched *s, sched_seq **rows)
 
 static void add_row(sched *s, sched_work *w, sched_seq *q)
 {
-    if (!status_ok(pkv_seq_append(s->kv, q->slot, 1)))
-        return; /* no memory: no row for it in this
-                                                                * step */
+    if (!status_ok(pkv_seq_append(s->kv, q->slot, 1))) return; /* no memory: it has no row */
     w->tokens[w->plan.n_tokens] = 0;
     sched_add_share(w, q,
                     (step_seq){

@@ -66,8 +66,7 @@ typedef struct step_seq {
     uint32_t n_tokens;     // >= 1
     uint32_t position;     // RoPE position of its first token
     uint32_t n_samples;    // draws from the last row's logits: 0 while the prompt goes on, n at its
-                           // end. Draw j uses choice + j. A plan has at most step_most_draws of
-                           // them
+                           // end. Draw j uses choice + j. A plan has at most step_most_draws
     uint32_t sample_index; // how many tokens the sequence has sampled before: the Philox counter
     bool want_logits;      // result.logits receives every row's logits of this share
     /* 0, or 1 + n: the share's result then has scores, which say how likely the token after each

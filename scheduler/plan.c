@@ -266,8 +266,8 @@ void sched_plan_step(sched *s, int64_t now_us)
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        /* The open goes with the sequence's first rows. If the step fails, it starts anew with
-         * another open. */
+        /* The open goes with the sequence's first rows. If the step fails, the sequence starts
+         * again with another open. */
         if (q->needs_open && q->planned > 0) add_open(w, q);
         if (q->planned == 1) add_share(s, w, q, now_us);
     }

@@ -108,8 +108,7 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
     return false;
 }
 
-/* ---- compression before preemption ------------------------------------------------------------
- */
+/* ---- compression before preemption ----------------------------------------------------------- */
 
 /* Whether tables that share one selection of the sequence's own policy also share one under
  * pressure. */

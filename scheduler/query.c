@@ -3,8 +3,7 @@
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out)
 {
     const sched_entry *e = q->entry;
-    const sched_seq *line = e->born ? q : e->seqs; /* the sequence that stands for the choice: the
-                                                    * parent, before the fork */
+    const sched_seq *line = e->born ? q : e->seqs; /* the choice's sequence */
     bool has_tables = line->state == SEQ_RUNNING;
     uint32_t rows = line->n_tokens > e->n_prompt ? line->n_tokens - 1 : e->n_prompt;
     *out = (sched_choice_info){

@@ -35,9 +35,7 @@ static status choose(sched *s, sched_seq *q, const retention_policy *policy, uin
         assert(st.code != STATUS_NO_PAGES);
         RETURN_IF_ERROR(st);
     }
-    if (q->computed <= q->chosen)
-        return STATUS_IS_OK; /* a replay: this selection was counted
-                                                        * before */
+    if (q->computed <= q->chosen) return STATUS_IS_OK; /* counted before the replay */
     q->chosen = q->computed;
     q->pages_dropped += held - pkv_seq_pages_held(s->kv, q->slot);
     q->budget_raised |= out.budget_raised;
@@ -256,8 +254,7 @@ void sched_take_result(sched *s, const step_result *r)
         } else if (ok) {
             take_samples(s, q, &w->seqs[i], &r->seqs[i], spoilt);
         } else {
-            sched_replay(s, q); /* what the failed step wrote is unknown: the rows are computed
-                                 * again */
+            sched_replay(s, q); /* the rows are computed again */
         }
     }
 }
