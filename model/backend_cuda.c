@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- tokens -------------------------------------------------------------------------------------
- */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
 /* A draw that is the largest of the raw logits, and nothing else of them. */
 static bool is_plain_greedy(const sample_params *p)
@@ -129,8 +128,7 @@ static status sample(backend_cuda *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* ---- the interface ----------------------------------------------------------------------------
- */
+/* ---- the interface --------------------------------------------------------------------------- */
 
 static const backend_info *cuda_info(void *ctx) { return &((backend_cuda *)ctx)->info; }
 

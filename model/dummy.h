@@ -5,10 +5,10 @@
 #include "base/base.h"
 
 /* A stream of values for one tensor, [rows, cols]. The value at (row, col) depends on seed, name,
- * cols and its place alone, so that ranks which generate only their rows agree. Normal with
- * deviation 1 / sqrt(cols), in 256 steps of equal probability: a table look-up for each value,
- * because 10^9 of them must not take long. Not for cryptography, nor for statistics beyond the
- * second moment. */
+ * cols, row and col alone, so that ranks which generate only their rows agree. Values are normal
+ * with deviation 1 / sqrt(cols), in 256 steps of equal probability: each is a table look-up,
+ * because 10^9 of them must not take long. They serve neither cryptography nor statistics beyond
+ * the second moment. */
 typedef struct dummy_tensor {
     uint64_t key;
     size_t cols;

@@ -1,4 +1,4 @@
-/* What a model family is (private to model/): how its config.json differs and what its tensors are
+/* Model families (private to model/): how a family's config.json differs and what its tensors are
  * called. families/NAME.c defines the rows of one or more families and lists them, with NULL behind
  * the last one, in model_families_NAME. The build finds the file by its name. */
 #ifndef MODEL_FAMILY_H
@@ -6,12 +6,12 @@
 
 #include "model/model.h"
 
-/* Which matrix a tensor is, and so where its rows go and how it is sliced over ranks. */
+/* The matrix that a tensor is. It decides where the rows go and how ranks slice them. */
 typedef enum tensor_role {
     TENSOR_EMBED,
     TENSOR_HEAD,
     TENSOR_NORM,
-    TENSOR_ATTN_NORM, /* from here on of a layer */
+    TENSOR_ATTN_NORM, /* this role and the following are per layer */
     TENSOR_Q,
     TENSOR_K,
     TENSOR_V,
@@ -28,11 +28,11 @@ typedef enum tensor_role {
     TENSOR_DOWN,
     TENSOR_FFN_POST_NORM,
     TENSOR_ROUTER,
-    TENSOR_SHARED_GATE, /* of the expert that every row has */
+    TENSOR_SHARED_GATE, /* of the shared expert, which every row uses */
     TENSOR_SHARED_UP,
     TENSOR_SHARED_DOWN,
-    TENSOR_SHARED_SWITCH, /* how much of it: a row's logit */
-    TENSOR_EXPERT_GATE,   /* from here on of an expert */
+    TENSOR_SHARED_SWITCH, /* gives a row's logit of the shared expert's weight */
+    TENSOR_EXPERT_GATE,   /* this role and the following are per expert */
     TENSOR_EXPERT_UP,
     TENSOR_EXPERT_DOWN,
     TENSOR_ROLES
@@ -49,28 +49,27 @@ enum { FAMILY_KEYS_MAX = 4 };
 
 typedef struct model_family {
     const char *architecture; // config.json's architectures[0]
-    /* Reads what is particular to the family out of config.json, after the common fields; NULL =
-     * nothing. */
+    /* Reads the family's own fields of config.json, after the common ones. NULL = there are none. */
     status (*read_config)(const json_t *json, const char *where, model_config *c, error *err);
     /* Keys that config.json must have, because transformers' default is one model's number. */
     const char *needs[FAMILY_KEYS_MAX];
-    /* Keys that its reader knows, and that are refused in other families. */
+    /* Keys that the family's reader knows, and that are refused in other families. */
     const char *knows[FAMILY_KEYS_MAX];
-    const char *activation;          // "hidden_act" must be it; NULL = "silu"
-    bool gelu;                       // the gate goes through GELU (by tanh), not SiLU
-    bool norms_from_one;             // norms are stored less 1
-    bool post_norms;                 // what attention and feed-forward give is normed, then added
-    bool scaled_embeddings;          // by the root of hidden
-    bool tied;                       // "tie_word_embeddings" when config.json has none
-    double theta;                    // RoPE's when config.json has none; 0 = 10000
-    double local_theta;              // of layers with a window; 0 = they have no RoPE of their own
-    qkv_layout qkv;                  // names[Q], [K] and [V] are the same unless separate
-    bool gate_up_stacked;            // one tensor: gate rows, then up rows
-    const char *names[TENSOR_ROLES]; // printf pattern; the first %u is the layer, the next the
+    const char *activation; // "hidden_act" must have this value; NULL = "silu"
+    bool gelu;              // the gate goes through GELU (by tanh), not SiLU
+    bool norms_from_one;    // norms are stored minus 1
+    bool post_norms;        // attention's and feed-forward's outputs are normed, then added
+    bool scaled_embeddings; // embeddings are scaled by the root of hidden
+    bool tied;              // "tie_word_embeddings" where config.json lacks it
+    double theta;           // RoPE's where config.json lacks it; 0 = 10000
+    double local_theta;     // RoPE's in layers with a window; 0 = as in the others
+    qkv_layout qkv;         // names[Q], [K] and [V] are the same unless separate
+    bool gate_up_stacked;   // one tensor: gate rows, then up rows
+    const char *names[TENSOR_ROLES]; // printf patterns: the first %u is the layer, the next the
                                      // expert
 } model_family;
 
-/* What families have in common with Llama: embeddings, norms and q, k, v, o of their own. */
+/* Names that families share with Llama: embeddings, norms, separate q, k and v, and o. */
 #define LLAMA_NAMES                                                                                \
     [TENSOR_EMBED] = "model.embed_tokens.weight", [TENSOR_HEAD] = "lm_head.weight",                \
     [TENSOR_NORM] = "model.norm.weight",                                                           \
@@ -91,26 +90,26 @@ typedef struct model_family {
 
 /* ---- readers that families share (config_family.c) ------------------------------------------- */
 
-/* Refuses true for any of the keys, NULL at the end. */
+/* Refuses true for any of the keys, a list that ends with NULL. */
 status family_refuse_true(const json_t *json, const char *where, const char *const *keys,
                           error *err);
-/* "sliding_window", `fallback` when the key is not there and none when it is null: of all layers.
- */
+/* Reads "sliding_window" as the window of all layers. A missing key means `fallback`, and null means
+ * no window. */
 status family_read_window(const json_t *json, const char *where, uint32_t fallback, model_config *c,
                           error *err);
-/* The same as Qwen has it: only with "use_sliding_window", and where `by_layer` in the layers that
- * "layer_types" or "max_window_layers" name. */
+/* Reads "sliding_window" as Qwen has it: it counts only with "use_sliding_window". With `by_layer`
+ * it is the window of the layers that "layer_types" or "max_window_layers" name. */
 status family_read_optional_window(const json_t *json, const char *where, bool by_layer,
                                    model_config *c, error *err);
-/* Numbers of experts. The count may be under "num_experts" or "num_local_experts" as well;
- * count_key is the one that is asked for where neither is there. */
+/* Reads the numbers of experts. The count stands under "num_experts" or "num_local_experts";
+ * count_key is the key that the error asks for where neither is there. */
 status family_read_experts(const json_t *json, const char *where, const char *count_key,
                            const char *ffn_key, model_config *c, error *err);
-/* The width of the one that every row has. */
+/* Reads the width of the shared expert, which every row uses. */
 status family_read_shared_expert(const json_t *json, const char *where, const char *ffn_key,
                                  model_config *c, error *err);
 
-/* NULL from model_family_count on. */
+/* The i-th family, or NULL from model_family_count on. */
 const model_family *model_family_at(size_t i);
 
 #endif

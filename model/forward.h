@@ -12,9 +12,9 @@
 #include "paged_kv/retention/retention.h"
 #include "scheduler/backend.h"
 
-/* One sequence's rows. Its table in every group already has slots for them: the last n_rows. */
+/* One sequence's rows. The last n_rows slots of its table in every group are theirs already. */
 typedef struct forward_seq {
-    uint32_t seq; // in the mirror
+    uint32_t seq; // number in the mirror
     uint32_t first_row;
     uint32_t n_rows;
     uint32_t position;    // RoPE position of the first row
@@ -33,17 +33,17 @@ typedef struct forward_options {
     const pkv_mirror *mirror;
     uint32_t max_rows;
     uint32_t max_seqs;
-    const _Atomic bool *interrupted; // somebody wants the pass to give up: STATUS_INTERNAL
-    /* NULL, or told of each layer once q and k are rotated: qkv [n_rows, this rank's q, k and v].
-     * A backend's own pass has none (model/probe.h). */
+    const _Atomic bool *interrupted; // set by another thread: the pass ends with STATUS_INTERNAL
+    /* Called in each layer once q and k are rotated, with qkv [n_rows, this rank's q, k and v]; may
+     * be NULL. The probe (model/probe.h) sets it, a backend's own pass does not. */
     void (*watch)(void *ctx, uint32_t layer, uint32_t n_rows, const float *qkv);
     void *watch_ctx;
 } forward_options;
 
 typedef struct forward forward;
 
-/* Bytes of the activations of max_rows rows, by which forward_create makes them. head_rows: of this
- * rank's head. */
+/* Bytes of the activations of max_rows rows, as forward_create allocates them. head_rows are the
+ * rows of this rank's head. */
 size_t forward_bytes(const model_config *c, const tensor_slice *slice, size_t head_rows,
                      uint32_t max_rows, uint32_t ranks);
 status forward_create(const forward_options *options, forward **out);
@@ -52,13 +52,13 @@ void forward_destroy(forward *f);
 /* Runs all layers over tokens [n_rows]. */
 status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
                    uint32_t n_seqs);
-/* Microseconds of the last run spent on measures; the mass of pages costs none. */
+/* Microseconds that the last run spent on measures; the mass of pages is not counted. */
 int64_t forward_measure_us(const forward *f);
-/* logits [n, vocab_size] of chosen rows of the last run. n may exceed max_seqs. */
+/* Computes logits [n, vocab_size] of the named rows of the last run. n may exceed max_seqs. */
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
 
-/* What a CPU backend of one rank makes its pass of: config, weights, store and group, for another
- * pass over the same weights. False for every other backend. */
+/* Gives the config, weights, store and group of a CPU backend that runs the whole model alone, so
+ * that a second pass can use the same weights. False for every other backend. */
 bool backend_cpu_pass(const backend *of, forward_options *out);
 
 #endif

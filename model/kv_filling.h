@@ -1,19 +1,19 @@
 /* Pages that are read as bf16 (private to model/). A page of a format with grids (kernels.h) is
- * quantised when it is full. Until then its slots lie beside the pool, in a tile of bf16 for each
- * of its tiles: those of the last page of each table, and of the pages that a step's rows write,
- * while a layer computes.
+ * quantised when it is full. Until then its slots lie beside the pool, in one bf16 tile for each of
+ * the page's tiles. The last page of each table has such bf16 tiles, and so has each page that a
+ * step's rows write, while a layer computes.
  *
- * With a residual (kv_store.residual_pages) a page keeps these tiles beside its quantised form for
- * so many pages more, and rows read them instead. One page beyond keeps them too, for rows of a
- * step ahead may be taken back (pkv_seq_cut). What retention writes into such a page goes to both
- * forms; a page that it gathers of several others has the quantised form alone.
+ * With a residual (kv_store.residual_pages) a full page keeps its bf16 tiles beside its quantised
+ * form while that many pages follow it, and rows read the bf16 tiles. One page more keeps them too,
+ * because rows of a step ahead may be taken back (pkv_seq_cut). Slots that retention writes into
+ * such a page go to both forms; a page gathered from several others has the quantised form alone.
  *
- * A page without tiles is as it is stored. When one that has been stored is to be written again (a
- * table was cut short, so that it is the last one now), it becomes tiles of what it reads as.
+ * A page without bf16 tiles is read as it is stored. When a stored page is to be written again (its
+ * table was cut short, so that it is the last page now), its values are expanded to bf16 tiles.
  *
- * There are tiles for what can run at once, and as many for sequences that wait (swapped out, or
- * idle sessions). Of more than that those that have waited longest are quantised as if full. What
- * ended leaves its tiles before any of them. */
+ * There are bf16 tiles for all sequences that can run at once, and as many again for sequences that
+ * wait (swapped out, or idle sessions). When these run out, pages of ended sequences give up their
+ * tiles first, then the pages that have waited longest are quantised as if they were full. */
 #ifndef MODEL_KV_FILLING_H
 #define MODEL_KV_FILLING_H
 
@@ -23,7 +23,7 @@
 typedef struct kv_filling kv_filling;
 
 typedef struct kv_filling_options {
-    const kv_store *store; // borrowed, as are those below
+    const kv_store *store; // borrowed, as all pointers here
     const pkv_mirror *mirror;
     kern_context *kernels;
     thread_pool *pool;
@@ -33,24 +33,24 @@ typedef struct kv_filling_options {
 
 status kv_filling_create(const kv_filling_options *options, kv_filling **out);
 void kv_filling_destroy(kv_filling *f);
-size_t kv_filling_bytes(const kv_filling *f); /* committed as tiles are used */
-/* The same of a store that has its layout, before there is one. */
+size_t kv_filling_bytes(const kv_filling *f); /* memory is committed as tiles are used */
+/* Bytes that a kv_filling of this store would take; of the store only its layout is read. */
 size_t kv_filling_size(const kv_store *store, uint32_t max_rows, uint32_t max_seqs);
 
-/* Moves of K and V between pages, and to and from the host tier; page numbers have been checked.
- * Not threaded. */
+/* Execute moves of K and V between pages, and to and from the host tier, on the calling thread. The
+ * caller has checked page numbers. */
 status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m);
 status kv_filling_copy(kv_filling *f, const pkv_move *m);
 
-/* A layer of a step: tiles for the pages that rows are written to; when the rows are written, pages
- * that became full to the pool; when the layer has attended, the tiles of those that no later row
- * reads in bf16 are free. */
+/* Called for each layer of a step. _begin gives tiles to the pages that rows are written to. _store,
+ * after the rows are written, quantises the pages that became full into the pool. _end, after the
+ * layer's attention, frees the tiles of pages that no later row reads in bf16. */
 status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs);
 void kv_filling_store(kv_filling *f);
 void kv_filling_end(kv_filling *f, uint32_t layer);
-/* Those of the step's sequence `index` for one KV head, from the first page on that its first row
- * reads in bf16 (kv_store_first_wide). NULL in it: the page has none, and is read as it is stored.
- */
+/* The bf16 tiles of the step's sequence `index` for one KV head, one for each page from the first
+ * that its first row reads in bf16 (kv_store_first_wide). NULL stands for a page without bf16 tiles,
+ * which is read as it is stored. */
 const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint32_t head);
 
 #endif

@@ -14,20 +14,20 @@ typedef struct kv_store {
     pkv_geometry geometry;
     uint32_t first_head; // this rank's KV heads: first_head .. + n_heads
     uint32_t n_heads;
-    uint32_t heads_in_page; // of this rank
+    uint32_t heads_in_page; // this rank's heads
     size_t tile_bytes;
     size_t page_bytes;
     uint32_t n_pages;           // page 0 included
     uint8_t *data;              // [n_pages, page_bytes]
     uint8_t *host;              // [n_host_pages, page_bytes]: the tier of swapped sequences
     struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
-    uint32_t residual_pages;    // of them: full pages before a row's own; formats with grids alone
-    /* Running sums of retention, one f32 for each slot of each tile, beside K and V: they go where
-     * their slots go. Address space only until a measure asks for them. */
+    uint32_t residual_pages;    // full pages before a row's own that it reads as bf16
+    /* Running sums of retention, one f32 for each slot of each tile, beside K and V. They move with
+     * their slots. They are only reserved addresses until a measure asks for them. */
     size_t page_sums; // floats of a page
     float *sums;      // [n_pages, page_sums]
     float *host_sums; // of the host tier's pages
-    bool has_sums;    // somebody has asked: until then all are 0, and nothing needs to move
+    bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
 } kv_store;
 
 static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv_geometry *geometry,
@@ -43,33 +43,34 @@ static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv
     s->page_sums = (size_t)geometry->layers_per_group * s->heads_in_page * s->shape.page_tokens;
 }
 
-/* Which of a page's tiles belongs to (layer, rank-local head). */
+/* The index in a page of the tile of (layer, rank-local head). */
 static inline size_t kv_store_tile(const kv_store *s, uint32_t layer, uint32_t head)
 {
     return (size_t)(layer % s->geometry.layers_per_group) * s->heads_in_page +
            head % s->heads_in_page;
 }
 
-/* The first page of a table that the row in `slot` reads in bf16, where formats have grids. */
+/* The first page of a table that the row in `slot` reads in bf16, in formats with grids. */
 static inline uint32_t kv_store_first_wide(const kv_store *s, uint32_t slot)
 {
     uint32_t own = slot / s->shape.page_tokens;
     return own > s->residual_pages ? own - s->residual_pages : 0;
 }
 
-/* Where those tiles lie in page 0; page p's is p * page_bytes further. */
+/* The tile of (layer, head) in page 0; the tile in page p is p * page_bytes further. */
 static inline uint8_t *kv_store_tiles(const kv_store *s, uint32_t layer, uint32_t head)
 {
     return s->data + kv_store_tile(s, layer, head) * s->tile_bytes;
 }
 
-/* Their running sums, [page_tokens] in page 0; page p's are p * page_sums further. */
+/* Running sums [page_tokens] of (layer, head) in page 0; page p's are p * page_sums further. */
 static inline float *kv_store_sums(const kv_store *s, uint32_t layer, uint32_t head)
 {
     return s->sums + kv_store_tile(s, layer, head) * s->shape.page_tokens;
 }
 
-/* A move's running sums: whoever moves K and V calls it. Page numbers have been checked. */
+/* Moves the running sums of a move's slots. The code that moves K and V calls it, and has checked
+ * the page numbers. */
 static inline void kv_store_move_sums(const kv_store *s, const pkv_move *m)
 {
     if (!s->has_sums) return;

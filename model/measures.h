@@ -1,7 +1,7 @@
-/* What a step measures beside its attention, layer by layer (private to model/). Which kind is
- * measured how is a table in measures.c; the arithmetic is kernels/measure.h.
+/* Measures that a step takes beside its attention, layer by layer (private to model/). A table in
+ * measures.c says how each kind is measured; the arithmetic is in kernels/measure.h.
  *
- * The mass of pages is not here: attention itself returns it. */
+ * The mass of pages is not measured here: attention itself returns it. */
 #ifndef MODEL_MEASURES_H
 #define MODEL_MEASURES_H
 
@@ -13,28 +13,28 @@ typedef struct measures measures;
 status measures_create(const forward_options *options, const float *inv_freq, measures **out);
 void measures_destroy(measures *m);
 
-/* Before the layers. Sets the time to 0. */
+/* Called before the layers. Sets the time to 0. */
 status measures_start(measures *m, const forward_seq *seqs, uint32_t n_seqs);
-/* Between qkv and its rotation: keeps the queries that are measured unrotated. */
+/* Called between the qkv projection and its rotation: keeps queries that are measured unrotated. */
 void measures_queries(measures *m, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
                       const float *qkv);
-/* After the layer's attention: qkv has its rotated queries, attn its output. */
+/* Called after the layer's attention: qkv has the rotated queries, attn the attention output. */
 status measures_layer(measures *m, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
                       const float *qkv, const float *attn);
-/* Spent since measures_start. */
+/* Microseconds spent since measures_start. */
 int64_t measures_us(const measures *m);
 
-/* turn [head_dim] = the means of the cosines and of the sines of the positions to come after a
- * sequence of so many. */
+/* Sets turn [head_dim] to the mean cosines and mean sines of the positions that come after a
+ * sequence of len tokens. */
 void measures_turn(const rope_config *rope, const float *inv_freq, uint32_t head_dim, uint32_t len,
                    float *turn);
-/* Rows of a share of n_rows at `position`, from its first one, whose queries stand for those to
- * come; spec->rows <= n_rows. */
+/* The first of n_rows rows at `position` whose query stands for the queries to come; the rows behind
+ * it do too. spec->rows <= n_rows. */
 uint32_t measures_first_expected(const measure_spec *spec, uint32_t n_rows, uint32_t position);
 
-/* What of a spec cannot be measured: NULL, or what is wrong with it. */
+/* Says what is wrong with a spec that cannot be measured; NULL for one that can. */
 const char *measures_check(const measure_spec *spec);
-/* 0, 1 or 2 arrays of values come back. */
+/* How many arrays of values the spec's measure returns: 0, 1 or 2. */
 uint32_t measures_arrays(const measure_spec *spec);
 
 #endif

@@ -352,8 +352,7 @@ void sampler_run(sampler *s, const sampler_draw *draws, size_t n)
     sampler_told(s, draws, n);
 }
 
-/* ---- for who makes the draws elsewhere -------------------------------------------------------
- */
+/* ---- for who makes the draws elsewhere ------------------------------------------------------- */
 
 const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, uint64_t *key,
                                       sampler_edit *edits, sampler_edits *n)

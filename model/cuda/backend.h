@@ -86,8 +86,7 @@ typedef struct backend_cuda {
     cuda_pack logits;    /* rows, tokens: the host's half alone is read */
 } backend_cuda;
 
-/* ---- create.c ---------------------------------------------------------------------------------
- */
+/* ---- create.c -------------------------------------------------------------------------------- */
 
 /* The parts of a backend on its device, in this order. options.common.group says which rank of how
  * many; b->device.group is who is asked, or NULL. */
@@ -102,8 +101,7 @@ weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_opt
 /* The weights as they are in the host's memory, or their shapes alone. */
 status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
 
-/* ---- step.c -----------------------------------------------------------------------------------
- */
+/* ---- step.c ---------------------------------------------------------------------------------- */
 
 /* seq_results are cleared, and their measures have their place; is_measuring is set. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan);
@@ -113,8 +111,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
  * only if it `computes`. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);
 
-/* ---- sums.c -----------------------------------------------------------------------------------
- */
+/* ---- sums.c ---------------------------------------------------------------------------------- */
 
 /* Room for running sums beside the pool and the host tier, which are there. */
 status cuda_sums_create(backend_cuda *b);
@@ -122,14 +119,12 @@ void cuda_sums_destroy(backend_cuda *b);
 /* A copy of a page takes them along. */
 status cuda_sums_copy(backend_cuda *b, const pkv_move *m);
 
-/* ---- scores.c ---------------------------------------------------------------------------------
- */
+/* ---- scores.c -------------------------------------------------------------------------------- */
 
 /* Sets the results' scores and novelty; valid until the next step. After the forward pass. */
 status cuda_scores(backend_cuda *b, const step_plan *plan);
 
-/* ---- graphs.c ---------------------------------------------------------------------------------
- */
+/* ---- graphs.c -------------------------------------------------------------------------------- */
 
 status cuda_graphs_create(cuda_device *d, cuda_graphs **out);
 void cuda_graphs_destroy(cuda_graphs *all);
@@ -140,8 +135,7 @@ uint32_t cuda_graphs_round(uint32_t n, uint32_t steps);
 status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batch,
                        const _Atomic bool *interrupted);
 
-/* ---- draws.c ----------------------------------------------------------------------------------
- */
+/* ---- draws.c --------------------------------------------------------------------------------- */
 
 /* The draws that the flight lists, from the rows of logits that b->logit_rows [n_rows] lists: each
  * row has those of one sequence, in the order of both. They are on their way to the flight's host
@@ -154,8 +148,7 @@ void cuda_drawn(backend_cuda *b, cuda_flight *f);
 /* Where the draws of the step before are. */
 gpu_before cuda_before(const backend_cuda *b);
 
-/* ---- moves.c ----------------------------------------------------------------------------------
- */
+/* ---- moves.c --------------------------------------------------------------------------------- */
 
 size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d); /* in the step's pack */
 status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d);
@@ -163,8 +156,7 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d);
 status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d);
 void cuda_moves_destroy(cuda_moves *m);
 
-/* ---- backend_cuda.c ---------------------------------------------------------------------------
- */
+/* ---- backend_cuda.c -------------------------------------------------------------------------- */
 
 /* Rows of logits from what each rank has of them; a vocabulary that the ranks do not divide leaves
  * a tail, which is no logits. */

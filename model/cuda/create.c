@@ -9,8 +9,7 @@
 /* What the logits of a step's prompt rows may take: as on the CPU. */
 enum { LOGITS_BYTES = 64 << 20 };
 
-/* ---- creation -----------------------------------------------------------------------------------
- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 /* What this backend does not do, by name, before anything is read. */
 static status check_kernels(const model_config *c, error *err)

@@ -41,8 +41,7 @@ status cuda_status(gpu_status s);
 
 status cuda_alloc(cuda_device *d, size_t bytes, void *out); /* out: any pointer's address */
 
-/* ---- ranks.c ----------------------------------------------------------------------------------
- */
+/* ---- ranks.c --------------------------------------------------------------------------------- */
 
 /* For the stream, and that the group is well. */
 status cuda_wait(cuda_device *d);
@@ -53,8 +52,7 @@ status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all);
 /* The smallest of all ranks' numbers. Waits. */
 status cuda_smallest(cuda_device *d, uint32_t *n);
 
-/* ---- weights ----------------------------------------------------------------------------------
- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 typedef struct cuda_layer {
     float *attn_norm, *qkv_bias, *q_norm, *k_norm, *ffn_norm, *attn_post_norm, *ffn_post_norm;
@@ -80,8 +78,7 @@ status cuda_weights_load(cuda_device *d, const model_weights *w, const model_con
                          cuda_weights *out, error *err);
 void cuda_weights_destroy(cuda_device *d, cuda_weights *w);
 
-/* ---- a step's arrays --------------------------------------------------------------------------
- */
+/* ---- a step's arrays ------------------------------------------------------------------------- */
 
 /* Room for so many bytes, nothing in it. */
 status cuda_pack_begin(cuda_device *d, cuda_pack *p, size_t bytes);
@@ -90,8 +87,7 @@ void *cuda_pack_take(cuda_pack *p, size_t bytes, void *device);
 status cuda_pack_send(cuda_device *d, cuda_pack *p);
 void cuda_pack_destroy(cuda_device *d, cuda_pack *p);
 
-/* ---- tables -----------------------------------------------------------------------------------
- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 /* The tables on the device, and of each how many of its first pages are there. */
 typedef struct cuda_tables {
@@ -112,8 +108,7 @@ void cuda_tables_destroy(cuda_device *d, cuda_tables *t);
 status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32_t *words,
                           size_t n_words);
 
-/* ---- the forward pass --------------------------------------------------------------------------
- */
+/* ---- the forward pass ------------------------------------------------------------------------ */
 
 typedef struct cuda_forward_options {
     cuda_device *device;

@@ -112,8 +112,7 @@ void cuda_forward_destroy(cuda_forward *f)
     free(f);
 }
 
-/* ---- decode tiles -------------------------------------------------------------------------------
- */
+/* ---- decode tiles ---------------------------------------------------------------------------- */
 
 uint32_t cuda_forward_tiles(const cuda_forward *f) { return f->max_tiles; }
 
@@ -122,8 +121,7 @@ uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longe
     return gpu_part_slots(slots, longest, f->o.config->n_kv_heads, f->o.device->facts.n_sms);
 }
 
-/* ---- layers -------------------------------------------------------------------------------------
- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static gpu_layer place_of(const cuda_forward *f, uint32_t layer)
 {

@@ -39,8 +39,7 @@ void cuda_graphs_destroy(cuda_graphs *all)
     free(all);
 }
 
-/* ---- shapes -------------------------------------------------------------------------------------
- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 uint32_t cuda_graphs_round(uint32_t n, uint32_t steps)
 {
@@ -73,8 +72,7 @@ static entry *find(cuda_graphs *all, const cuda_batch *batch)
     return oldest;
 }
 
-/* ---- a step -------------------------------------------------------------------------------------
- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 /* What fails here works launch by launch, or says there what is wrong. */
 static void capture(cuda_graphs *all, cuda_forward *f, entry *e, const _Atomic bool *interrupted)

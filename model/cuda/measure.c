@@ -70,8 +70,7 @@ static const gpu_api counting = {
     .forget = nothing_to_forget,
 };
 
-/* ---- measuring --------------------------------------------------------------------------------
- */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 typedef struct measuring {
     backend_cuda *b;

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- checks -------------------------------------------------------------------------------------
- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 /* A whole page leaves for the host tier, or comes back. */
 static status copy_page(backend_cuda *b, const pkv_move *m)
@@ -36,8 +35,7 @@ static status check_move(const backend_cuda *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-/* ---- turns --------------------------------------------------------------------------------------
- */
+/* ---- turns ----------------------------------------------------------------------------------- */
 
 /* Cosines and sines of a turn by so many positions, backwards when negative. */
 static void make_turn(const backend_cuda *b, int32_t by, float *cos_sin)
@@ -56,8 +54,7 @@ static size_t count_turns(const pkv_deltas *d)
     return n;
 }
 
-/* ---- chains -------------------------------------------------------------------------------------
- */
+/* ---- chains ---------------------------------------------------------------------------------- */
 
 static bool reserve(backend_cuda *b, size_t n)
 {
@@ -135,8 +132,7 @@ static uint32_t sort_run(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *mo
     return n_chains;
 }
 
-/* ---- a step -------------------------------------------------------------------------------------
- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d)
 {

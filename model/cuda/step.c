@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- measures -----------------------------------------------------------------------------------
- */
+/* ---- measures -------------------------------------------------------------------------------- */
 
 static const gpu_measure_kind kinds[MEASURE_KINDS] = {
     [MEASURE_MASS] = GPU_MEASURE_MASS,
@@ -140,8 +139,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
     return STATUS_IS_OK;
 }
 
-/* ---- a step's arrays ----------------------------------------------------------------------------
- */
+/* ---- a step's arrays ------------------------------------------------------------------------- */
 
 static size_t count_turns(const step_plan *plan)
 {
@@ -261,8 +259,7 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
     pad_rows(b, plan->n_seqs, batch, &a);
 }
 
-/* ---- attention's tiles --------------------------------------------------------------------------
- */
+/* ---- attention's tiles ----------------------------------------------------------------------- */
 
 /* How a step's attention is cut. */
 typedef struct tiling {

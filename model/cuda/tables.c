@@ -35,8 +35,7 @@ static void forget(cuda_tables *t, uint32_t seq, uint32_t group)
         if (group == PKV_ALL_GROUPS || group == g) sent[g] = 0;
 }
 
-/* ---- patches ------------------------------------------------------------------------------------
- */
+/* ---- patches --------------------------------------------------------------------------------- */
 
 static bool grow(void **array, size_t *capacity, size_t need, size_t size)
 {

@@ -23,8 +23,7 @@ status cuda_alloc(cuda_device *d, size_t bytes, void *out)
     return STATUS_IS_OK;
 }
 
-/* ---- packs --------------------------------------------------------------------------------------
- */
+/* ---- packs ----------------------------------------------------------------------------------- */
 
 enum { PACK_ALIGNMENT = 64 };
 
@@ -81,8 +80,7 @@ void cuda_pack_destroy(cuda_device *d, cuda_pack *p)
     *p = (cuda_pack){0};
 }
 
-/* ---- weights ------------------------------------------------------------------------------------
- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 /* Matrices and vectors of a layer, the norms before and after. */
 enum { BLOCKS_OF_LAYER = 8 * 2 + 7, OTHER_BLOCKS = 5 };
