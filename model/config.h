@@ -12,7 +12,7 @@ enum { MODEL_JSON_BYTES_MAX = 4 << 20 };
 enum { MODEL_POSITIONS_MAX = 1 << 24 };
 
 /* Puts "key=value" (a JSON value) into config, which must be an object. The key must be one that
- * config has or that a reader here knows: otherwise a misspelt key would silently change nothing. */
+ * config has or that a reader here knows: a misspelt key would otherwise silently do nothing. */
 status model_config_override(json_t *config, const char *assignment, error *err);
 
 /* `where` names config in messages, and generation_where names generation, which may be NULL. */

@@ -6,7 +6,7 @@
 
 #include "model/model.h"
 
-/* The matrix that a tensor is. It decides where the rows go and how ranks slice them. */
+/* Which matrix a tensor is. It decides where the rows go and how ranks slice them. */
 typedef enum tensor_role {
     TENSOR_EMBED,
     TENSOR_HEAD,
@@ -62,7 +62,7 @@ typedef struct model_family {
     bool scaled_embeddings; // embeddings are scaled by the root of hidden
     bool tied;              // "tie_word_embeddings" where config.json lacks it
     double theta;           // RoPE's where config.json lacks it; 0 = 10000
-    double local_theta;     // RoPE's in layers with a window; 0 = as in the others
+    double local_theta;     // RoPE's in layers with a window; 0 = as in others
     qkv_layout qkv;         // names[Q], [K] and [V] are the same unless separate
     bool gate_up_stacked;   // one tensor: gate rows, then up rows
     const char *names[TENSOR_ROLES]; // printf patterns: the first %u is the layer, the next the
@@ -93,8 +93,8 @@ typedef struct model_family {
 /* Refuses true for any of the keys, a list that ends with NULL. */
 status family_refuse_true(const json_t *json, const char *where, const char *const *keys,
                           error *err);
-/* Reads "sliding_window" as the window of all layers. A missing key means `fallback`, and null means
- * no window. */
+/* Reads "sliding_window" as the window of all layers. A missing key means `fallback`; null means no
+ * window. */
 status family_read_window(const json_t *json, const char *where, uint32_t fallback, model_config *c,
                           error *err);
 /* Reads "sliding_window" as Qwen has it: it counts only with "use_sliding_window". With `by_layer`

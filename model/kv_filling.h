@@ -42,15 +42,15 @@ size_t kv_filling_size(const kv_store *store, uint32_t max_rows, uint32_t max_se
 status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m);
 status kv_filling_copy(kv_filling *f, const pkv_move *m);
 
-/* Called for each layer of a step. _begin gives tiles to the pages that rows are written to. _store,
- * after the rows are written, quantises the pages that became full into the pool. _end, after the
- * layer's attention, frees the tiles of pages that no later row reads in bf16. */
+/* Called for each layer of a step. _begin gives tiles to the pages that rows are written to.
+ * _store, after the rows are written, quantises the pages that became full into the pool. _end,
+ * after the layer's attention, frees the tiles of pages that no later row reads in bf16. */
 status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs);
 void kv_filling_store(kv_filling *f);
 void kv_filling_end(kv_filling *f, uint32_t layer);
 /* The bf16 tiles of the step's sequence `index` for one KV head, one for each page from the first
- * that its first row reads in bf16 (kv_store_first_wide). NULL stands for a page without bf16 tiles,
- * which is read as it is stored. */
+ * that its first row reads in bf16 (kv_store_first_wide). NULL stands for a page without bf16
+ * tiles, which is read as it is stored. */
 const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint32_t head);
 
 #endif

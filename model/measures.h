@@ -28,8 +28,8 @@ int64_t measures_us(const measures *m);
  * sequence of len tokens. */
 void measures_turn(const rope_config *rope, const float *inv_freq, uint32_t head_dim, uint32_t len,
                    float *turn);
-/* The first of n_rows rows at `position` whose query stands for the queries to come; the rows behind
- * it do too. spec->rows <= n_rows. */
+/* The first of n_rows rows at `position` whose query stands for the queries to come, as do those of
+ * the rows behind it. spec->rows <= n_rows. */
 uint32_t measures_first_expected(const measure_spec *spec, uint32_t n_rows, uint32_t position);
 
 /* Says what is wrong with a spec that cannot be measured; NULL for one that can. */

@@ -4,17 +4,17 @@
  *          lists their tensors. Only indexed files are opened. Everything in the headers is
  *          checked here, in the order of the reference reader (huggingface/safetensors,
  *          tensor.rs), so that a tensor's bytes lie inside its mapping and are as many as its
- *          shape says. Nothing is known of their alignment.
+ *          shape says. Their alignment is arbitrary.
  * Owner    the safetensors value owns mappings and names; tensors point into it.
  * Threads  one thread opens and closes; an open value is read-only.
- * Errors   one line that names the file and the tensor. A file that somebody truncates while it
- *          is mapped kills the process (SIGBUS): write elsewhere and rename. */
+ * Errors   one line that names the file and the tensor. Truncating a file while it is mapped kills
+ *          the process (SIGBUS): write a new file elsewhere and rename it. */
 #ifndef MODEL_SAFETENSORS_H
 #define MODEL_SAFETENSORS_H
 
 #include "base/base.h"
 
-/* name in the file, bits of an element (safetensors, tensor.rs, Dtype::bitsize) */
+/* Name in the file, bits of an element (safetensors, tensor.rs, Dtype::bitsize). */
 #define SAFETENSORS_TYPES(X)                                                                       \
     X(BOOL, 8)                                                                                     \
     X(F4, 4)                                                                                       \
@@ -75,14 +75,14 @@ typedef struct safetensors {
 
 /* STATUS_NOT_FOUND when dir has neither file. */
 status safetensors_open(const char *dir, safetensors *out, error *err);
-/* Destroying twice, or a zeroed value, is fine. */
+/* Closing twice, or closing a zeroed value, is allowed. */
 void safetensors_close(safetensors *st);
 
-/* NULL when there is none of that name. */
+/* NULL when no tensor has that name. */
 const safetensors_tensor *safetensors_find(const safetensors *st, const char *name);
 
-/* The checks alone, on a file's bytes. Appends its tensors to st as those of file `file`, in the
- * order of their bytes. where names the file in messages. */
+/* Checks a file's bytes without opening anything, and appends its tensors to st as those of file
+ * number `file`, in the order of their bytes. `where` names the file in messages. */
 status safetensors_parse(safetensors *st, const char *where, uint32_t file, const uint8_t *data,
                          size_t size, error *err);
 
