@@ -49,7 +49,8 @@ enum { FAMILY_KEYS_MAX = 4 };
 
 typedef struct model_family {
     const char *architecture; // config.json's architectures[0]
-    /* Reads the family's own fields of config.json, after the common ones. NULL = there are none. */
+    /* Reads the family's own fields of config.json, after the common ones. NULL = there are
+     * none. */
     status (*read_config)(const json_t *json, const char *where, model_config *c, error *err);
     /* Keys that config.json must have, because transformers' default is one model's number. */
     const char *needs[FAMILY_KEYS_MAX];

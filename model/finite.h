@@ -6,7 +6,8 @@
 #include "base/base.h"
 #include "kernels/kernels.h"
 
-/* Rows of `stride` elements, of which [col, col + n) are checked. type is one that files can have. */
+/* Rows of `stride` elements, of which [col, col + n) are checked. type is one that files can
+ * have. */
 typedef struct finite_rows {
     const uint8_t *data;
     dtype type;

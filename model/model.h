@@ -118,9 +118,9 @@ status model_template_load(const char *dir, struct chat_template **out, strbuf *
  * (`octavo inspect`). Fails only when there is nothing to tell. */
 status model_inspect(const char *dir, strbuf *out, error *err);
 
-/* Checks that n_ranks tensor-parallel ranks can share the model: n_ranks must divide its query heads
- * and its intermediate size, and must divide its KV heads or be a multiple of them. The error names
- * the field. */
+/* Checks that n_ranks tensor-parallel ranks can share the model: n_ranks must divide its query
+ * heads and its intermediate size, and must divide its KV heads or be a multiple of them. The error
+ * names the field. */
 status model_ranks_check(const model_config *config, uint32_t n_ranks, error *err);
 
 /* The architectures this build knows, for help and docs. */
@@ -139,8 +139,8 @@ typedef struct backend_cpu_options {
     kern_kv_format kv_type; // format of K and V in pages
     /* int4 and int2: how many tokens before its own page a row reads as bf16, a multiple of
      * page_tokens up to MODEL_RESIDUAL_MAX; 0: it reads its own page alone as bf16. A residual
-     * excludes the prefix cache: whether a cached page is read as bf16 would depend on which request
-     * computed it and when. */
+     * excludes the prefix cache: whether a cached page is read as bf16 would depend on which
+     * request computed it and when. */
     uint32_t kv_residual;
     dtype weight_type;        // packed weights; 16-bit stored weights stay exact under DTYPE_F32
     uint8_t quant_bits;       // 8, 4: weights as integers; 0 = as weight_type
@@ -229,8 +229,8 @@ status backend_cpu_need(const backend_cpu_options *options, uint32_t n_ranks, ui
                         backend_cpu_needs *out, error *err);
 
 /* Hashes that ranks in different processes compare before they load anything: one of the
- * configuration, one of the weights' names, shapes and types from the headers of dir's files (0 with
- * `dummy`). */
+ * configuration, one of the weights' names, shapes and types from the headers of dir's files (0
+ * with `dummy`). */
 status model_fingerprints(const backend_cpu_options *options, uint64_t *config, uint64_t *weights,
                           error *err);
 
@@ -264,9 +264,9 @@ typedef struct backend_cuda_options {
 
 /* Sizes of what backend_cuda_create would make on n_ranks ranks. It runs the same code on a device
  * that only counts allocations and has gpu_facts->n_sms multiprocessors. api, ordinal and gpu are
- * ignored. Each rank has gpu_facts->free_bytes: its own GPU's, or its part of a shared one. The host
- * is assumed to have room for the whole host tier. sums_of_page lie beside every page, whether or
- * not a method uses sums. */
+ * ignored. Each rank has gpu_facts->free_bytes: its own GPU's, or its part of a shared one. The
+ * host is assumed to have room for the whole host tier. sums_of_page lie beside every page, whether
+ * or not a method uses sums. */
 status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_ranks,
                             backend_cpu_measures *out, error *err);
 
@@ -278,19 +278,20 @@ backend_cpu_facts backend_cuda_describe(const backend *b);
 /* ---- tensor-parallel ranks ------------------------------------------------------------------- */
 
 /* A backend that is a group of ranks in threads of this process. Each rank is a backend of its own,
- * with its slice of the weights and of every page, and is made, run and destroyed on its own thread.
- * Every plan goes to all ranks. Tokens and logits are rank 0's; measures are put together by KV
- * head. A rank that fails, and ranks that differ in tables or samples, give STATUS_INTERNAL with a
- * message that names the rank: the backend can then only be destroyed.
+ * with its slice of the weights and of every page, and is made, run and destroyed on its own
+ * thread. Every plan goes to all ranks. Tokens and logits are rank 0's; measures are put together
+ * by KV head. A rank that fails, and ranks that differ in tables or samples, give STATUS_INTERNAL
+ * with a message that names the rank: the backend can then only be destroyed.
  *
  * make makes one rank's backend: comm_rank(group) says which. When a rank cannot be made, or its
- * step fails or is interrupted, the group's comms are aborted, so that no other rank waits for it. */
+ * step fails or is interrupted, the group's comms are aborted, so that no other rank waits for
+ * it. */
 typedef struct backend_ranks_options {
     uint32_t n_ranks;
     /* The ranks compute elsewhere: submit only sends, collect only waits, and a rank that fails
      * ends the wait for the others. All are made at once, each on a thread of its own; then the
-     * caller's thread drives them. A rank's messages name it. A lost rank is STATUS_UNAVAILABLE, and
-     * so is then the step. */
+     * caller's thread drives them. A rank's messages name it. A lost rank is STATUS_UNAVAILABLE,
+     * and so is then the step. */
     bool driven;
     status (*make)(void *ctx, comm *group, backend *out, error *err);
     void *ctx; // used during the call only

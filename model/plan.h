@@ -1,5 +1,5 @@
-/* Checks of plans and shapes of their measures, which all backends share (private to model/). A plan
- * may come from another process: one that would index out of bounds is refused here. */
+/* Checks of plans and shapes of their measures, which all backends share (private to model/). A
+ * plan may come from another process: one that would index out of bounds is refused here. */
 #ifndef MODEL_PLAN_H
 #define MODEL_PLAN_H
 

@@ -221,8 +221,8 @@ static void select_top(candidate *c, size_t n, size_t k)
     }
 }
 
-/* Keeps tokens with p >= min_p * max(p), compared as logits. Returns how many candidates there are.
- */
+/* Keeps tokens with p >= min_p * max(p), compared as logits. Returns how many candidates there
+ * are. */
 static size_t collect_candidates(const float *logits, uint32_t n, float min_p, candidate *out)
 {
     float max = logits[logits_argmax(logits, n)];

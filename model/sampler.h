@@ -2,9 +2,9 @@
  *
  * The order is vLLM's: raw logprobs are taken first, then min_tokens, logit_bias and penalties are
  * applied. Below temperature 1e-5 the largest logit wins; else temperature, min_p, top_k and top_p
- * follow, and a Gumbel-max draw whose noise is Philox(key = (seed, choice), counter = (sample index,
- * token id)), so that a draw depends on its own request alone. Among equal logits the lowest id
- * wins. */
+ * follow, and a Gumbel-max draw whose noise is Philox(key = (seed, choice), counter = (sample
+ * index, token id)), so that a draw depends on its own request alone. Among equal logits the lowest
+ * id wins. */
 #ifndef MODEL_SAMPLER_H
 #define MODEL_SAMPLER_H
 
