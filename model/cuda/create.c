@@ -1,4 +1,5 @@
-/* Making a CUDA backend: device, weights, buffers, pages, in this order; and what it refuses. */
+/* Makes a CUDA backend: device, weights, buffers, pages, in this order. Refuses what has no
+ * kernel. */
 #include "model/cuda/backend.h"
 #include "model/sizes.h"
 
@@ -6,12 +7,12 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* What the logits of a step's prompt rows may take: as on the CPU. */
+/* Limit of the logits of a step's prompt rows, the same as on the CPU. */
 enum { LOGITS_BYTES = 64 << 20 };
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* What this backend does not do, by name, before anything is read. */
+/* Refuses models without kernels before anything is read. */
 static status check_kernels(const model_config *c, error *err)
 {
     if (c->n_experts > GPU_EXPERTS_MOST)
@@ -25,7 +26,7 @@ static status check_kernels(const model_config *c, error *err)
     return STATUS_IS_OK;
 }
 
-/* Once the device is known. */
+/* Refuses a device with too little shared memory. */
 static status check_device(const backend_cuda *b, error *err)
 {
     size_t wanted = GPU_ATTENTION_SHARED(b->config.head_dim), has = b->device.facts.shared_bytes;
@@ -81,7 +82,7 @@ weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_opt
     };
 }
 
-/* The CPU packs what it reads, as for itself; the device puts it in its own order. */
+/* The CPU reads and packs as for itself; the device then reorders each matrix. */
 static status load_weights(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
@@ -139,7 +140,8 @@ static status make_forward(backend_cuda *b, const backend_cpu_options *o, error 
                      s.message ? s.message : status_text(s.code));
 }
 
-/* After everything else on the device. Ranks by threads may share one: each takes its part. */
+/* Called once everything else is on the device. Ranks in threads share a GPU: each takes its
+ * part. */
 static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_options *o)
 {
     uint64_t free_bytes = b->device.facts.free_bytes, ranks = (uint64_t)comm_size(o->group);
@@ -149,7 +151,7 @@ static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_opti
     return sizes_default_pool(free_bytes, MODEL_GPU_POOL_SHARE) * ranks;
 }
 
-/* Page numbers mean the same on every rank: the tightest one decides. */
+/* Page numbers mean the same on every rank, so the rank with least memory decides. */
 static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *err)
 {
     uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_pool_bytes(b, o);

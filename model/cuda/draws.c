@@ -1,4 +1,4 @@
-/* Draws on the device. Parameters and histories are the sampler's, and travel with each draw. */
+/* Draws on the device. The sampler keeps parameters and histories; each draw carries a copy. */
 #include "model/cuda/backend.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 _Static_assert(sizeof(gpu_drawn) == sizeof(step_sample), "one layout");
 _Static_assert(sizeof(gpu_edit) == sizeof(sampler_edit), "one layout");
 
-/* What goes in and comes back. */
+/* The arrays of one step's draws, in the pack and on the device. */
 typedef struct draw_arrays {
     uint32_t *rows;
     gpu_draw *draws;
@@ -73,15 +73,15 @@ static status pack_draws(backend_cuda *b, uint32_t n_rows, draw_arrays *a)
     memcpy(a->rows, b->logit_rows, n_rows * sizeof *a->rows);
     n_edits = 0;
     for (uint32_t i = 0, row = 0; i < n_draws; i++) {
-        row += i > 0 && f->draws[i].own; /* the first draw of each row is its sequence's own */
+        row += i > 0 && f->draws[i].own; /* a row's first draw is its sequence's own */
         a->draws[i] = describe(b, &f->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
-        /* The history that a sequence has here ends before the token that is being drawn. */
+        /* The sampler's history lacks the token that the step before is still drawing. */
         if (f->ahead && a->draws[i].n_seen) a->draws[i].last = f->plan->seqs[i].token_from;
     }
     return cuda_pack_send(&b->device, &b->logits);
 }
 
-/* Draws [first, first + n) from the logits that are there, as many at a time as there is room. */
+/* Makes draws [first, first + n) from these logits, CUDA_LOGIT_ROWS at a time. */
 static status draw_some(backend_cuda *b, const draw_arrays *a, const float *logits, uint32_t first,
                         uint32_t n)
 {
@@ -99,7 +99,7 @@ static status draw_some(backend_cuda *b, const draw_arrays *a, const float *logi
     return STATUS_IS_OK;
 }
 
-/* `size` bytes of each. */
+/* Copies n draws of `size` bytes each to the host. */
 static status send_back(backend_cuda *b, uint32_t n, size_t size)
 {
     return cuda_status(

@@ -9,17 +9,17 @@ struct cuda_experts {
     cuda_device *d;
     const model_config *config;
     float *logits, *switches, *part;
-    void *router_rows, *switch_rows; /* the norm as operands of a router that has another type */
+    void *router_rows, *switch_rows; /* normed rows for a router, a switch of another type */
     void *picked, *wide, *act;
     uint32_t *words;
 };
 
 typedef struct buffer {
-    void *at; /* of the pointer */
+    void *at; /* address of the pointer */
     size_t bytes;
 } buffer;
 
-/* ffn: of one expert, this rank's. */
+/* ffn is this rank's width of one expert. */
 static void list_buffers(cuda_experts *e, size_t rows, size_t ffn, buffer out[BUFFERS])
 {
     const model_config *c = e->config;
@@ -70,7 +70,8 @@ void cuda_experts_destroy(cuda_experts *e)
     free(e);
 }
 
-/* The rows as operands of w: as they are, or normed once more into `mine`. */
+/* Sets *out to the rows as operands of w: `normed`, or the norm into `mine` when w's type
+ * differs. */
 static status rows_for(const cuda_experts *e, const cuda_layer *layer, const cuda_expert_rows *rows,
                        const gpu_matrix *w, void *mine, const void **out)
 {
@@ -82,7 +83,7 @@ static status rows_for(const cuda_experts *e, const cuda_layer *layer, const cud
                                        c->hidden, mine, w->type));
 }
 
-/* out = the expert of all rows, switches [n]. */
+/* Runs the shared expert into r->out, and its switch into switches [n]. */
 static status run_shared(const cuda_experts *e, const cuda_layer *w, const cuda_expert_rows *r)
 {
     const gpu_api *api = e->d->api;

@@ -1,4 +1,4 @@
-/* Sparse layers on the GPU (private to model/): experts.c of the CPU, kernel by kernel. */
+/* Sparse layers on the GPU (private to model/): the steps of model/experts.c as kernels. */
 #ifndef MODEL_CUDA_EXPERTS_H
 #define MODEL_CUDA_EXPERTS_H
 
@@ -10,14 +10,14 @@ status cuda_experts_create(cuda_device *d, const model_config *c, const cuda_wei
                            uint32_t max_rows, cuda_experts **out);
 void cuda_experts_destroy(cuda_experts *e);
 
-/* A sparse layer's rows: `normed` is x's norm as operands of `type`. */
+/* A sparse layer's rows. `normed` is x after its norm, as operands of `type`. */
 typedef struct cuda_expert_rows {
     uint32_t n;
     float *x;
     const void *normed;
     gpu_type type;
-    void *wide, *act; /* [n, 2 ffn] and [n, ffn] of the expert of all rows, scratch */
-    void *scratch;    /* of the largest product */
+    void *wide, *act; /* scratch of the shared expert: [n, 2 ffn] and [n, ffn] */
+    void *scratch;    /* scratch of the largest product */
     float *out;       /* [n, hidden] */
 } cuda_expert_rows;
 

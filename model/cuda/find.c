@@ -1,4 +1,4 @@
-/* The way to the plugin: a driver first, for opening the plugin costs a second and 150 MB. */
+/* Finds the plugin. A driver is looked for first: opening the plugin costs a second and 150 MB. */
 #include "kernels/cuda/cuda_kernels.h"
 #include "model/model.h"
 
@@ -9,7 +9,7 @@
 
 #define PLUGIN "liboctavo_cuda.so"
 
-/* Of the driver's API: both return 0 when all is well. */
+/* Functions of the driver's API: both return 0 on success. */
 typedef int driver_init_fn(unsigned flags);
 typedef int driver_count_fn(int *count);
 
@@ -38,7 +38,7 @@ static status find_driver(int *n, error *err)
     return STATUS_IS_OK;
 }
 
-/* Beside the executable, where the build puts it; else as the loader searches. */
+/* Opens the plugin beside the executable, where the build puts it, or else on the loader's path. */
 static void *open_plugin(void)
 {
     char path[4096];

@@ -1,4 +1,4 @@
-/* The forward pass on a GPU: forward.c's order of things, kernel by kernel, on one stream. */
+/* The forward pass on a GPU: the steps of model/forward.c as kernels on one stream. */
 #include "model/cuda/experts.h"
 
 #include "model/rope.h"
@@ -7,20 +7,20 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* On the device; element types as the next product wants them, wide enough for f32. */
+/* Buffers on the device. Elements have the type of the next product's operands; each fits f32. */
 struct cuda_forward {
     cuda_forward_options o;
     uint32_t heads, qkv_width, attn_width, ffn;
     float *x, *delta, *qkv, *angles, *local, *lse, *logits, *partial;
-    float *inv_freq, *local_inv_freq; /* local NULL: none */
+    float *inv_freq, *local_inv_freq; /* local ones are NULL without local RoPE */
     void *normed, *q, *attn, *wide, *act, *picked, *scratch;
     uint32_t max_tiles;
-    cuda_experts *experts; /* NULL: there are none */
+    cuda_experts *experts; /* NULL without sparse layers */
 };
 
 /* Every buffer, for creation and destruction. */
 typedef struct buffer {
-    void *at; /* of the pointer */
+    void *at; /* address of the pointer */
     size_t bytes;
 } buffer;
 
@@ -131,7 +131,7 @@ static gpu_layer place_of(const cuda_forward *f, uint32_t layer)
     return (gpu_layer){
         .first_group = pkv_group_of(g, layer, f->o.first_kv_head),
         .first_tile = layer % g->layers_per_group * heads,
-        .heads_per_group = heads, /* of this rank */
+        .heads_per_group = heads, /* this rank's */
         .window = c->layers[layer] & LAYER_WINDOW ? c->window : 0,
     };
 }
@@ -185,7 +185,7 @@ static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b, ui
     };
 }
 
-/* What is the same for every measure of the layer; the backend fills in the rest. */
+/* Fills in what all measures of the layer share; the backend fills in the rest. */
 static status measure(const cuda_forward *f, const cuda_batch *b, const gpu_attention *a,
                       uint32_t layer)
 {
@@ -247,7 +247,7 @@ static status run_dense(cuda_forward *f, const cuda_batch *b, const cuda_layer *
 {
     const gpu_api *api = f->o.device->api;
     gpu *g = f->o.device->g;
-    /* gate_up may give f32 or its own type alone. */
+    /* gate_up's product is either of its own type or f32. */
     gpu_type type = w->down.type == w->gate_up.type ? w->down.type : GPU_F32;
     if (type != w->down.type)
         return status_make(STATUS_UNSUPPORTED, "cuda: gate_up and down of different types");
@@ -269,7 +269,7 @@ static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
                                               c->rms_eps, b->n_rows, c->hidden, f->delta, GPU_F32));
 }
 
-/* x += delta (unless NULL); its norm becomes operands of `next`. */
+/* Adds delta (unless NULL) to x and makes x's norm the operands of `next`. */
 static status norm_for(cuda_forward *f, const cuda_batch *b, const float *delta,
                        const float *weight, const gpu_matrix *next)
 {

@@ -1,6 +1,6 @@
-/* Steps that only decode, as CUDA graphs: what a forward pass launches is captured once for a shape
- * of step, and replayed afterwards. Only the contents of the step's arrays differ then, and those
- * are copied to the same places before. */
+/* CUDA graphs of steps that only decode. A forward pass's launches are captured once for each shape
+ * of step and replayed afterwards. Steps of one shape differ only in the contents of their arrays,
+ * which are copied to the same places before each replay. */
 #include "model/cuda/backend.h"
 
 #include <assert.h>
@@ -12,16 +12,16 @@ enum { GRAPHS = 64 };
 
 typedef struct entry {
     cuda_batch shape;
-    gpu_graph *graph; /* NULL: seen, not captured */
-    bool refused;     /* a capture has failed: its launches go one by one */
-    uint64_t used;    /* when; 0: free */
+    gpu_graph *graph; /* NULL: seen but not captured */
+    bool refused;     /* a capture failed: launches go one by one */
+    uint64_t used;    /* when it was last used; 0: free */
 } entry;
 
 struct cuda_graphs {
     cuda_device *device;
     entry entries[GRAPHS];
     uint64_t now;
-    bool told; /* that a capture has failed */
+    bool told; /* a failed capture has been reported */
 };
 
 status cuda_graphs_create(cuda_device *d, cuda_graphs **out)
@@ -48,7 +48,7 @@ uint32_t cuda_graphs_round(uint32_t n, uint32_t steps)
     return (n + step - 1) / step * step;
 }
 
-/* All that a launch takes from a batch. What else it takes is the backend's, and stays. */
+/* Compares all that launches take from a batch; their other arguments never change. */
 static bool same_shape(const cuda_batch *a, const cuda_batch *b)
 {
     return a->n_rows == b->n_rows && a->n_decode == b->n_decode && a->n_prefill == b->n_prefill &&
@@ -57,8 +57,8 @@ static bool same_shape(const cuda_batch *a, const cuda_batch *b)
            a->seqs == b->seqs && a->decode == b->decode && a->prefill == b->prefill;
 }
 
-/* That of the shape, or the one that was not used for longest, made free: of so many none that is
- * still under way. */
+/* The shape's entry, or the least recently used one, emptied. With GRAPHS entries, the least
+ * recently used graph is no longer running. */
 static entry *find(cuda_graphs *all, const cuda_batch *batch)
 {
     entry *oldest = &all->entries[0];
@@ -74,7 +74,7 @@ static entry *find(cuda_graphs *all, const cuda_batch *batch)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* What fails here works launch by launch, or says there what is wrong. */
+/* Captures the entry's graph. After a failure the steps run launch by launch. */
 static void capture(cuda_graphs *all, cuda_forward *f, entry *e, const _Atomic bool *interrupted)
 {
     cuda_device *d = all->device;
@@ -101,7 +101,7 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
     if (!batch->repeats) return cuda_forward_run(f, batch, interrupted);
     assert(!batch->measure && !batch->wants_lse);
     entry *e = find(all, batch);
-    bool seen = e->used > 0; /* first launches load kernels and choose algorithms */
+    bool seen = e->used > 0; /* a shape's first launches load kernels and choose algorithms */
     e->used = ++all->now;
     if (seen && !e->graph && !e->refused) capture(all, f, e, interrupted);
     if (!e->graph) return cuda_forward_run(f, batch, interrupted);

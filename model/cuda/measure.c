@@ -1,12 +1,12 @@
-/* What a CUDA backend would take: made by create.c on a device that has no memory, where everything
- * goes well. */
+/* Measures the memory that a CUDA backend would take: create.c makes one on a device without memory
+ * where every call succeeds. */
 #include "model/cuda/backend.h"
 #include "model/sizes.h"
 
 #include <stdlib.h>
 
-/* ---- a device that only counts ----------------------------------------------------------------
- * cuda_alloc does that; here every block is at one address, which nobody reads. */
+/* ---- a device that only counts -------------------------------------------------------------------
+ * cuda_alloc counts the bytes; every block has the same address, which is never read. */
 
 static gpu_status no_memory_needed(gpu *g, size_t bytes, void **out)
 {
@@ -118,7 +118,7 @@ static status count_parameters(const backend_cpu_options *o, uint64_t *out, erro
     return STATUS_IS_OK;
 }
 
-/* Rank 0 of so many, who meets nobody. */
+/* Rank 0 of a group of n_ranks whose other ranks do not exist. */
 static status join(uint32_t n_ranks, comm_group **group, comm **out, error *err)
 {
     RETURN_IF_ERROR(comm_group_create("threads", (int)n_ranks, group, err));
@@ -134,11 +134,11 @@ status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_rank
     comm *rank = NULL;
     backend_cuda_options o = *options;
     gpu_facts facts = *options->gpu_facts;
-    facts.free_bytes *= n_ranks; /* of which it takes its part: this device is everybody's */
+    facts.free_bytes *= n_ranks; /* all ranks share this device: each takes its part */
     o.api = &counting;
     o.gpu = (gpu *)(void *)&nowhere;
     o.gpu_facts = &facts;
-    o.common.swap_bytes = 0; /* the host's memory is written to, so it is not made */
+    o.common.swap_bytes = 0; /* a host tier would be written to, so none is made */
     *out = (backend_cpu_measures){0};
     RETURN_IF_ERROR(model_ranks_check(options->common.config, n_ranks, err));
     RETURN_IF_ERROR(count_parameters(&o.common, &out->parameters, err));

@@ -1,6 +1,6 @@
-/* Moves of slots within the pool, and of pages to and from the host tier. Slot moves between two
- * copies of pages are a run: those that share a page go one after the other, the rest at the same
- * time, in one launch. */
+/* Moves of slots within the pool, and of pages to and from the host tier. The slot moves between
+ * two page copies are a run, which is one launch. Moves of a run that share a page are a chain and
+ * go one after the other; chains go at the same time. */
 #include "model/cuda/backend.h"
 #include "model/rope.h"
 
@@ -9,7 +9,7 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* A whole page leaves for the host tier, or comes back. */
+/* Copies a whole page to the host tier or back. */
 static status copy_page(backend_cuda *b, const pkv_move *m)
 {
     bool out = m->kind == PKV_MOVE_OUT;
@@ -37,7 +37,7 @@ static status check_move(const backend_cuda *b, const pkv_move *m)
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
-/* Cosines and sines of a turn by so many positions, backwards when negative. */
+/* Sets cos_sin to the rotation by `by` positions, backwards when negative. */
 static void make_turn(const backend_cuda *b, int32_t by, float *cos_sin)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
@@ -91,7 +91,7 @@ static uint32_t root_of(uint32_t *root, uint32_t i)
     return i;
 }
 
-/* Moves that share a page have one root: the first of them. */
+/* Gives all moves of a chain one root, the first of them. */
 static void link_moves(cuda_moves *m, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -109,7 +109,7 @@ static void link_moves(cuda_moves *m, uint32_t n)
     for (uint32_t i = 0; i < n; i++) m->last[m->run[i].src_page] = m->last[m->run[i].dst_page] = 0;
 }
 
-/* A run's moves, chain by chain, from moves[first] on. Returns how many chains there are. */
+/* Writes a run's moves chain by chain from moves[first] on. Returns the number of chains. */
 static uint32_t sort_run(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *moves,
                          gpu_chain *chains)
 {

@@ -1,5 +1,5 @@
-/* What ranks do together: sums and gathers of what lies on the device, by a comm that reads it
- * there (NCCL) or through pinned memory (every other kind). With one rank nothing is done. */
+/* Sums and gathers over ranks of arrays on the device: by a comm that reads them there (NCCL), or
+ * through pinned memory (every other kind). With one rank these do nothing. */
 #include "model/cuda/cuda.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ status cuda_wait(cuda_device *d)
     for (;;) {
         bool idle;
         RETURN_IF_GPU_ERROR(d->api->poll(d->g, &idle));
-        RETURN_IF_ERROR(comm_check(d->group)); /* a group that was aborted leaves the stream idle */
+        RETURN_IF_ERROR(comm_check(d->group)); /* an aborted group leaves the stream idle */
         if (idle) return STATUS_IS_OK;
         usleep(POLL_US);
     }
@@ -51,7 +51,7 @@ status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all)
     return comm_all_gather(d->group, own, n, host);
 }
 
-/* A comm carries floats: whole numbers of 16 bits are exact in them. */
+/* A comm carries floats, so the number goes as two halves of 16 bits, which are exact in f32. */
 status cuda_smallest(cuda_device *d, uint32_t *n)
 {
     if (is_alone(d)) return STATUS_IS_OK;

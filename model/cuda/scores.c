@@ -1,6 +1,6 @@
-/* Scores of rows: how likely the token after each row was. A rank alone draws the given tokens on
- * the device, and the draws have their scores; several ranks, which have parts of the rows, score
- * on the host. */
+/* Scores of rows: how likely the token after each row was. A single rank "draws" the given tokens
+ * on the device, and these draws carry the scores. Several ranks, which have parts of each row's
+ * logits, score on the host. */
 #include "model/cuda/backend.h"
 
 #include "base/logits.h"
@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Some rows of one sequence, on the host and on the device. */
+/* Some rows of one sequence. */
 typedef struct some_rows {
     uint32_t n, n_top, rows[CUDA_LOGIT_ROWS];
-    uint32_t tokens[CUDA_LOGIT_ROWS]; /* the token that comes after each */
+    uint32_t tokens[CUDA_LOGIT_ROWS]; /* the token after each row */
 } some_rows;
 
 static status from_device(backend_cuda *b, const some_rows *some, const float *logits,
@@ -34,7 +34,7 @@ static status from_device(backend_cuda *b, const some_rows *some, const float *l
     return STATUS_IS_OK;
 }
 
-/* Rows of whole logits, scored over the pool. */
+/* Rows with logits of the whole vocabulary, scored on the thread pool. */
 typedef struct score_job {
     const some_rows *some;
     const float *logits;
@@ -90,7 +90,7 @@ static status run_rows(backend_cuda *b, const some_rows *some, step_sample *out)
     return from_device(b, some, logits, d_draws, b->logits.size, out);
 }
 
-/* Into `scores`, `novelty` or both, where not NULL. */
+/* Scores a sequence's rows into `scores`, `novelty` or both, where not NULL. */
 static status run_share(backend_cuda *b, const step_plan *plan, const step_seq *s,
                         step_sample *scores, float *novelty)
 {

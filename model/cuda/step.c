@@ -1,4 +1,4 @@
-/* What a step reads on the device and leaves there: rows, tiles of attention, measures. */
+/* The arrays that a step reads and writes on the device: rows, tiles of attention, measures. */
 #include "model/cuda/backend.h"
 #include "model/measures.h"
 #include "model/plan.h"
@@ -29,7 +29,7 @@ static const gpu_sum sums[] = {
     [MEASURE_SUM_ADD] = GPU_SUM_ADD,
 };
 
-/* Where results will be, zeros on the host: layers that measure nothing write nothing. */
+/* Results start as zeros on the host, because layers without measures write nothing. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
 {
     size_t floats = 0;
@@ -61,7 +61,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* Grows; what reads the old one is waited for. */
+/* Grows the scratch, after waiting for kernels that use the old one. */
 static status reserve_scratch(backend_cuda *b, size_t bytes)
 {
     cuda_device *d = &b->device;
@@ -77,8 +77,9 @@ static status reserve_scratch(backend_cuda *b, size_t bytes)
     return STATUS_IS_OK;
 }
 
-/* One array of one sequence in one layer: measured, and on its way to the host. Of silent sums and
- * of pages, what is measured by slot is scratch, before the kernel's own. */
+/* Measures one array of one sequence in one layer and starts its copy to the host. Measures by
+ * page, and sums that return nothing, are computed by slot in the scratch, before the kernel's own
+ * part. */
 static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size_t first,
                           gpu_measure *m)
 {
@@ -148,7 +149,7 @@ static size_t count_turns(const step_plan *plan)
     return n;
 }
 
-/* How much positions to come turn by on average, of each sequence that expects queries. */
+/* Packs the mean rotation of the positions to come for each sequence with MEASURE_EXPECTED. */
 static void pack_turns(backend_cuda *b, const step_plan *plan)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
@@ -165,9 +166,10 @@ static void pack_turns(backend_cuda *b, const step_plan *plan)
     }
 }
 
-/* Of steps that only decode rows are padded, and attention's tiles: so that many steps are of one
- * shape. Ranks that add up do so between launches, and a step that measures launches what others do
- * not: theirs are not captured. Moves, patches and logits lie before and behind what is. */
+/* Whether the step can run as a graph: its rows and attention tiles are then padded, so that many
+ * steps have one shape. Only steps that decode alone qualify. With several ranks, sums happen
+ * between launches, and a step that measures has launches of its own: neither is captured. Moves,
+ * patches and logits lie outside the captured part. */
 static bool repeats(const backend_cuda *b, const step_plan *plan)
 {
     bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
@@ -188,7 +190,7 @@ static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
     return batch;
 }
 
-/* Upper bounds, each array's alignment included. */
+/* An upper bound of the step's arrays, with the alignment of each. */
 static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch,
                          const pkv_deltas *deltas)
 {
@@ -203,7 +205,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
            cuda_moves_bytes(b, deltas) + 16 * 64;
 }
 
-/* Where a step's rows are, to be filled. */
+/* A step's row arrays, to be filled in. */
 typedef struct row_arrays {
     uint32_t *tokens, *draws, *positions, *row_seqs, *lengths;
     gpu_seq *seqs;
@@ -222,7 +224,7 @@ static row_arrays take_rows(backend_cuda *b, cuda_batch *batch)
     return a;
 }
 
-/* From `first` on: a row of zeros that is a sequence of one token, in the page that nobody has. */
+/* Makes each padding row, from `first` on, a sequence of one token in page 0, which is spare. */
 static void pad_rows(const backend_cuda *b, uint32_t first, const cuda_batch *batch, row_arrays *a)
 {
     uint32_t groups = b->tables.device.groups;
@@ -239,7 +241,8 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
     size_t groups = b->tables.device.groups;
     row_arrays a = take_rows(b, batch);
-    /* Rows of this rank's part of the vocabulary; the others are no rows. */
+    /* Tokens outside this rank's part of the vocabulary become UINT32_MAX, which embeds to
+     * zeros. */
     for (size_t i = 0; i < plan->n_tokens; i++) {
         a.tokens[i] = plan->tokens[i] - b->slice.first_token;
         if (a.tokens[i] >= b->slice.n_tokens) a.tokens[i] = UINT32_MAX;
@@ -261,10 +264,10 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 
 /* ---- attention's tiles ----------------------------------------------------------------------- */
 
-/* How a step's attention is cut. */
+/* How a step's attention is cut into tiles. */
 typedef struct tiling {
     uint32_t q_heads, part, n_prefill, longest;
-    bool decodes; /* shares that are small enough go by parts of their tables */
+    bool decodes; /* sequences with few rows are cut by parts of their tables */
 } tiling;
 
 static bool goes_by_parts(const tiling *t, uint32_t n_tokens)
@@ -325,7 +328,7 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
                   batch);
     for (uint32_t i = plan->n_seqs; i < batch->n_seqs; i++)
         add_tiles(&t, i, 1, 1, decode, prefill, batch);
-    /* Tiles behind every table: they see nothing, and no sequence counts them as its own. */
+    /* Padding tiles lie behind every table: they see no slot, and no sequence counts them. */
     uint32_t n = batch->repeats ? cuda_graphs_round(batch->n_decode, CUDA_SHAPE_STEPS) : 0;
     uint32_t beyond = (t.longest / GPU_KV_STEP + 1) * GPU_KV_STEP;
     while (batch->n_decode < n && batch->n_decode < most)

@@ -1,5 +1,5 @@
-/* Running sums of retention: one f32 for each slot of each tile, beside K and V. Moves of slots
- * take them along on the device (gpu_pages.sums); copies of pages do it here. */
+/* Running sums of retention: one f32 for each slot of each tile, beside K and V. The device's slot
+ * moves carry them along (gpu_pages.sums); page copies to and from the host tier copy them here. */
 #include "model/cuda/backend.h"
 
 #include <string.h>
@@ -20,7 +20,8 @@ status cuda_sums_create(backend_cuda *b)
     if (b->info.n_host_pages == 0) return STATUS_IS_OK;
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->info.n_host_pages * bytes, &host));
     b->host_sums = host;
-    memset(host, 0, b->info.n_host_pages * bytes); /* pages that left before anybody had sums */
+    memset(host, 0,
+           b->info.n_host_pages * bytes); /* for pages that left before a plan asked for sums */
     return STATUS_IS_OK;
 }
 

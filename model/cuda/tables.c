@@ -1,4 +1,4 @@
-/* Page tables on the device: what a step's delta words change there, as patches. */
+/* Page tables on the device: turns a step's delta words into patches. */
 #include "model/cuda/cuda.h"
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ void cuda_tables_destroy(cuda_device *d, cuda_tables *t)
     *t = (cuda_tables){0};
 }
 
-/* Pages of a table may be others now. */
+/* Sends the table again from its start, because its first pages may have changed. */
 static void forget(cuda_tables *t, uint32_t seq, uint32_t group)
 {
     uint32_t *sent = t->sent + (size_t)seq * t->device.groups;

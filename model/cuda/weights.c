@@ -1,4 +1,4 @@
-/* Weights on the device, and the small things that every part of the backend needs. */
+/* Weights on the device, packs, and helpers that every part of the backend needs. */
 #include "model/cuda/cuda.h"
 
 #include <stdlib.h>
@@ -27,12 +27,12 @@ status cuda_alloc(cuda_device *d, size_t bytes, void *out)
 
 enum { PACK_ALIGNMENT = 64 };
 
-/* What reads the old memories is waited for. */
+/* Replaces the pack's memory, after waiting for copies from the old one. */
 static status pack_grow(cuda_device *d, cuda_pack *p, size_t bytes)
 {
     void *host, *other = NULL;
     bool in_turns = p->in_turns;
-    if (p->capacity) RETURN_IF_ERROR(cuda_wait(d)); /* copies may be on their way from it */
+    if (p->capacity) RETURN_IF_ERROR(cuda_wait(d));
     cuda_pack_destroy(d, p);
     p->in_turns = in_turns;
     bytes += bytes / 2;
@@ -82,13 +82,13 @@ void cuda_pack_destroy(cuda_device *d, cuda_pack *p)
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Matrices and vectors of a layer, the norms before and after. */
+/* Blocks of a layer: eight matrices of data and scales, and seven vectors. */
 enum { BLOCKS_OF_LAYER = 8 * 2 + 7, OTHER_BLOCKS = 5 };
 
 typedef struct loader {
     cuda_device *d;
     cuda_weights *w;
-    void *packed; /* on the device: the largest matrix as the CPU packs it */
+    void *packed; /* on the device, room for the largest matrix as the CPU packs it */
 } loader;
 
 static status take_block(loader *l, size_t bytes, void *out)
@@ -106,7 +106,7 @@ static status load_vector(loader *l, const float *x, size_t n, float **out)
     return cuda_status(l->d->api->copy_in(l->d->g, *out, x, n * sizeof *x));
 }
 
-/* `copies` matrices of m's shape follow each other. */
+/* Allocates `copies` matrices of m's shape, one behind the other. */
 static status take_matrix(loader *l, const kern_matrix *m, size_t copies, gpu_matrix *out)
 {
     static const gpu_type types[] = {
