@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The most memory for the logits of a step's prompt rows: 128 rows of a vocabulary of 128K. Rows
- * that are scored take no such room, but as much time. */
+/* Limit of the logits of a step's prompt rows: 128 rows with a vocabulary of 128K. Scored rows need
+ * less memory (scores.c) but as much time, so they count against it too. */
 enum { LOGITS_BYTES = 64 << 20 };
 
 typedef struct backend_cpu {
@@ -27,7 +27,7 @@ typedef struct backend_cpu {
     model_weights weights;
     kv_store store;
     size_t store_bytes;
-    size_t host_bytes; /* of its tier of swapped sequences */
+    size_t host_bytes; /* size of the host tier */
     pkv_mirror *mirror;
     forward *forward;
     sampler *sampler;
@@ -40,7 +40,7 @@ typedef struct backend_cpu {
     step_sample *samples;         /* [step_most_draws] */
     sampler_draw *draws;          /* [step_most_draws] */
     uint32_t *logit_rows;         /* [max_rows + max_seqs] */
-    /* Grown when a plan needs more; steady decoding does not. */
+    /* The next two grow when a plan needs more; steady decoding does not grow them. */
     float *logits;
     size_t logits_capacity; /* floats */
     float *measures;
@@ -56,7 +56,7 @@ static size_t sums_bytes(const kv_store *s, uint32_t n_pages)
 
 /* ---- before compute: tables, moves, samplers ------------------------------------------------- */
 
-/* A whole page leaves for the host tier, or comes back. */
+/* Copies a whole page to the host tier or back. */
 static status copy_page(backend_cpu *b, const pkv_move *m)
 {
     const kv_store *s = &b->store;
@@ -143,7 +143,7 @@ static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, m
     m->q_heads = b->config.n_heads / b->config.n_kv_heads;
 }
 
-/* Lays out this step's sequences and what is measured of them. */
+/* Lays out this step's sequences and their measures. */
 static status lay_out(backend_cpu *b, const step_plan *plan)
 {
     size_t floats = 0;
@@ -176,8 +176,8 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-/* The rows whose logits are needed: those asked for whole first (so that they lie together in the
- * result), then one for each sequence that samples. */
+/* Computes logits and draws tokens. Rows whose logits the plan wants come first, so that they lie
+ * together in the result, then one row for each sequence that samples. */
 static status sample(backend_cpu *b, const step_plan *plan)
 {
     uint32_t n_asked = 0, n_rows, n_draws = 0;
@@ -242,8 +242,8 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     return sample(b, plan);
 }
 
-/* The step is computed here, on the caller's thread and the pool: the caller waits for it anyway.
- */
+/* The step is computed here, on the caller's thread and the pool: the caller waits for it
+ * anyway. */
 static status cpu_collect(void *ctx, const step_result **out)
 {
     backend_cpu *b = ctx;
@@ -337,13 +337,14 @@ static uint64_t ranks_here(const backend_cpu_options *o)
     return o->ranks_here ? o->ranks_here : (uint64_t)comm_size(o->group);
 }
 
-/* What some ranks have, for as many others; not a byte is lost where they are the same. */
+/* Scales the bytes of `some` ranks to `others` ranks. Equal numbers skip the lossy division. */
 static uint64_t for_ranks(uint64_t bytes, uint64_t some, uint64_t others)
 {
     return some == others ? bytes : bytes / some * others;
 }
 
-/* The default share of memory, once every rank has its weights; all ranks get the same number. */
+/* The default share of memory, measured once every rank has its weights; rank 0's number
+ * decides. */
 static status default_pool_bytes(const backend_cpu_options *o, uint64_t *bytes)
 {
     float nothing = 0.0f;
@@ -376,9 +377,9 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
     return STATUS_IS_OK;
 }
 
-/* Address space for swapped sequences: memory only once it is written. No more than half of what
- * the pool leaves when it is full; where that is less than a block, none. All ranks have as many
- * pages as rank 0 finds room for. */
+/* Reserves addresses for swapped sequences; memory is committed as pages are written. The tier
+ * takes at most half of the memory that a full pool leaves, and nothing where that is less than a
+ * block. All ranks have as many pages as rank 0 finds room for. */
 static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error *err)
 {
     uint64_t ranks = ranks_here(o), all = (uint64_t)comm_size(o->group);

@@ -1,5 +1,5 @@
-/* The CUDA backend: a step plan in, tokens and measures out (scheduler/backend.h). What models have
- * that this backend does not do is refused by name, in cuda/create.c. */
+/* The CUDA backend: a step plan in, tokens and measures out (scheduler/backend.h). cuda/create.c
+ * refuses models that it has no kernels for. */
 #include "model/cuda/backend.h"
 #include "model/plan.h"
 
@@ -11,7 +11,7 @@
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-/* A draw that is the largest of the raw logits, and nothing else of them. */
+/* Whether a draw is the largest raw logit's token, without logprobs. */
 static bool is_plain_greedy(const sample_params *p)
 {
     return p->temperature < 1e-5f && p->presence_penalty == 0.0f && p->frequency_penalty == 0.0f &&
@@ -46,14 +46,14 @@ status cuda_join_logits(backend_cuda *b, const float *part, uint32_t n, float *o
     return STATUS_IS_OK;
 }
 
-/* Logits of n rows to the host. */
+/* Copies the logits of n rows to the host. */
 static status fetch_logits(backend_cuda *b, uint32_t n)
 {
     cuda_device *d = &b->device;
     size_t row = b->config.vocab_size * sizeof(float);
     const uint32_t *rows;
     uint32_t *mine;
-    /* Row numbers, then what comes back. */
+    /* The pack holds row numbers, then the logits. */
     RETURN_IF_ERROR(cuda_pack_begin(d, &b->logits, n * sizeof *mine + 128 + n * row));
     mine = cuda_pack_take(&b->logits, n * sizeof *mine, &rows);
     memcpy(mine, b->logit_rows, n * sizeof *mine);
@@ -80,7 +80,8 @@ static bool all_greedy(const backend_cuda *b, const step_plan *plan)
     return true;
 }
 
-/* The flight's draws, from rows of logits on the host, or (NULL) on the device. */
+/* Lists the flight's draws. row points to logits on the host, or is NULL: they are on the
+ * device. */
 static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
 {
     cuda_flight *f = b->flight;
@@ -101,7 +102,7 @@ static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
     }
 }
 
-/* Draws on the device, of n rows: on their way. */
+/* Starts the draws from n rows of logits on the device. */
 static status start_draws(backend_cuda *b, const step_plan *plan, uint32_t n)
 {
     b->flight->largest = all_greedy(b, plan);
@@ -132,14 +133,14 @@ static status sample(backend_cuda *b, const step_plan *plan)
 
 static const backend_info *cuda_info(void *ctx) { return &((backend_cuda *)ctx)->info; }
 
-/* Of what must not be left half done: the device's tables would differ from the mirror's. */
+/* Makes a failure final that leaves the device's tables different from the mirror's. */
 static status fatal(status s)
 {
     bool half_done = s.code == STATUS_NO_MEMORY || s.code == STATUS_LIMIT;
     return half_done ? status_make(STATUS_INTERNAL, s.message) : s;
 }
 
-/* Tokens come from the step in flight, whose draws stay on the device. */
+/* Checks a plan whose tokens come from draws of the step in flight, which stay on the device. */
 static status check_ahead(const backend_cuda *b, const step_plan *plan)
 {
     const cuda_flight *before = &b->flights[b->flight == b->flights];
@@ -153,7 +154,7 @@ static status check_ahead(const backend_cuda *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* What the device needs of a plan: all that is read of its deltas. */
+/* Applies a plan's deltas and sends the device what the step reads. */
 static status begin_step(backend_cuda *b, const step_plan *plan)
 {
     cuda_flight *f = b->flight;
@@ -163,7 +164,7 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
         return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
     RETURN_IF_ERROR(
         fatal(cuda_tables_update(&b->tables, b->mirror, plan->deltas.words, plan->deltas.n_words)));
-    /* A plan that is refused makes its moves all the same: its pages are counted on. */
+    /* A refused plan still makes its moves, because later plans rely on the pages. */
     status checked = plan_check(&b->info, b->mirror, plan);
     if (status_ok(checked)) checked = check_ahead(b, plan);
     bool computes = status_ok(checked) && plan->n_seqs > 0;
@@ -186,7 +187,7 @@ static status run_rows(backend_cuda *b)
     return cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted);
 }
 
-/* A step that nobody has to wait for before its draws are made. */
+/* Starts a plain step, draws included, without waiting for it. */
 static status start_step(backend_cuda *b, const step_plan *plan)
 {
     uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
@@ -202,7 +203,7 @@ static status await_step(backend_cuda *b, cuda_flight *f)
     return STATUS_IS_OK;
 }
 
-/* Any other step. */
+/* Runs a step that is not plain, and waits for it. */
 static status run_step(backend_cuda *b, const step_plan *plan)
 {
     if (plan->n_seqs == 0) return cuda_wait(&b->device);
@@ -211,19 +212,22 @@ static status run_step(backend_cuda *b, const step_plan *plan)
     return sample(b, plan);
 }
 
-/* What is still under way must not read what the next step writes. */
+/* Waits for work in flight, which must not read what the next step writes, and logs the failure. */
 static void tell_failure(backend_cuda *b, status s)
 {
     const gpu_api *api = b->device.api;
-    bool of_plan = s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* every rank says so */
-    if (!of_plan && comm_on_device(b->device.group)) comm_abort(b->device.group); /* or they wait */
+    bool of_plan =
+        s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* every rank refuses it alike */
+    if (!of_plan && comm_on_device(b->device.group))
+        comm_abort(b->device.group); /* else other ranks wait */
     (void)api->wait(b->device.g);
-    /* A capture may have failed long ago. */
+    /* `why` may be old, such as a failed capture's, unless this status is the device's own. */
     if (s.code == STATUS_INTERNAL && s.message && strncmp(s.message, "cuda:", 5) == 0)
         fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
 }
 
-/* It can be left to the device before anybody waits for it. */
+/* Whether submit can start all of the step: every sequence decodes one token and is only
+ * sampled. */
 static bool is_plain(const backend_cuda *b, const step_plan *plan)
 {
     bool plain = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
@@ -235,7 +239,7 @@ static bool is_plain(const backend_cuda *b, const step_plan *plan)
     return plain;
 }
 
-/* The step that is laid out from now on. */
+/* Makes f the step that is being laid out. */
 static void enter(backend_cuda *b, cuda_flight *f)
 {
     b->flight = f;
@@ -274,7 +278,7 @@ static status cuda_collect(void *ctx, const step_result **out)
     if (status_ok(r->status)) r->status = f->started ? await_step(b, f) : run_step(b, f->plan);
     if (status_ok(r->status)) r->n_seqs = f->plan->n_seqs;
     else tell_failure(b, r->status);
-    /* Beside the step before it did not run. */
+    /* Compute time starts when the step before was collected: the two did not run side by side. */
     int64_t start = f->start_us > b->collected_us ? f->start_us : b->collected_us;
     b->collected_us = clock_now_us();
     r->compute_us = b->collected_us - start;

@@ -1,5 +1,5 @@
-/* A backend that is a group of ranks, each a backend: on a thread of its own, or driven by the
- * caller where others compute (model.h). */
+/* A backend that is a group of ranks, each a backend of its own. A rank runs on its own thread, or
+ * the caller drives it where it computes elsewhere (model.h). */
 #include "model/model.h"
 
 #include "model/measures.h"
@@ -17,15 +17,15 @@ typedef struct rank {
     uint32_t index;
     pthread_t thread;
     comm *comm;
-    backend backend; /* ops NULL until it is made */
-    status status;   /* of making it, then of the last step */
+    backend backend; /* ops is NULL until it is made */
+    status status;   /* status of making it, then of its last step */
     uint32_t failed; /* order of this failure within the group */
-    error why;       /* it could not be made */
+    error why;       /* why it could not be made */
     const step_result *result;
 } rank;
 
 typedef struct backend_ranks {
-    const backend_ranks_options *options; /* while the ranks are made */
+    const backend_ranks_options *options; /* valid while the ranks are made */
     backend_info info;
     comm_group *group;
     rank *ranks; /* [n_ranks] */
@@ -38,7 +38,7 @@ typedef struct backend_ranks {
     pthread_mutex_t lock;
     pthread_cond_t ordered, done;
     uint64_t n_orders; /* steps submitted */
-    uint32_t n_busy;   /* ranks that have not done the last order; making is the first one */
+    uint32_t n_busy;   /* ranks that are making their backend or running a step */
     bool stop;
 
     const step_plan *plan; /* submitted, not yet collected */
@@ -51,7 +51,7 @@ typedef struct backend_ranks {
 
 /* ---- a rank's thread ------------------------------------------------------------------------- */
 
-/* Others fail because of it: their numbers are higher. */
+/* Numbers failures in order: ranks that fail because of another have higher numbers. */
 static void count_failure(rank *r)
 {
     if (!status_ok(r->status)) r->failed = atomic_fetch_add(&r->all->n_failures, 1);
@@ -122,7 +122,8 @@ static void await_ranks(backend_ranks *all)
 
 /* ---- ranks driven by the caller -------------------------------------------------------------- */
 
-/* To all of them, then from all of them: none waits for another in either. */
+/* Submits to all ranks, so that they compute at the same time. After a failure all are
+ * interrupted. */
 static void submit_to_all(backend_ranks *all)
 {
     bool ok = true;
@@ -154,8 +155,8 @@ static status trouble(backend_ranks *all, const rank *r, const char *what)
     return status_make(STATUS_INTERNAL, all->trouble);
 }
 
-/* How much a rank's failure says: that it is lost, that something went wrong, that it only lost its
- * peers. */
+/* How well a rank's failure explains the group's: a lost rank (3) says most, then an error of its
+ * own (2), then losing its peers (1). */
 static int weight_of(status s)
 {
     if (status_ok(s)) return 0;
@@ -163,7 +164,7 @@ static int weight_of(status s)
     return s.code == STATUS_UNAVAILABLE ? 3 : 2;
 }
 
-/* The rank to be blamed, or NULL. Of equals the first that failed. */
+/* The rank whose failure is reported, or NULL. Among equals the first to fail. */
 static const rank *failed_rank(const backend_ranks *all)
 {
     const rank *failed = &all->ranks[0];
@@ -175,8 +176,8 @@ static const rank *failed_rank(const backend_ranks *all)
     return status_ok(failed->status) ? NULL : failed;
 }
 
-/* Others than threads name themselves, and may be lost: the whole group is then to be made again.
- */
+/* Others than threads name themselves, and may be lost: the whole group is then to be made
+ * again. */
 static status failure_of(backend_ranks *all, const rank *r)
 {
     const char *text = r->status.message ? r->status.message : status_text(r->status.code);
@@ -186,7 +187,7 @@ static status failure_of(backend_ranks *all, const rank *r)
     return status_make(lost ? STATUS_UNAVAILABLE : STATUS_INTERNAL, all->trouble);
 }
 
-/* Values of a measure lie alike on all ranks, so that they can be joined. */
+/* Whether two ranks' measures have the same shape, so that they can be joined. */
 static bool same_measures(const step_result *a, const step_result *b)
 {
     for (uint32_t i = 0; i < a->n_seqs; i++) {
@@ -212,7 +213,7 @@ static bool same_samples(const step_result *a, const step_result *b)
     return true;
 }
 
-/* All ranks have done the same step on the same tables. */
+/* Checks that all ranks have done the same step on the same tables. */
 static status check_ranks(backend_ranks *all)
 {
     const rank *failed = failed_rank(all);
@@ -229,15 +230,15 @@ static status check_ranks(backend_ranks *all)
     return STATUS_IS_OK;
 }
 
-/* Kinds of a KV head alone are the same on every rank that holds a copy of it. */
+/* Whether a measure depends on query heads. Others are equal on all ranks that hold the KV head. */
 static bool sums_query_heads(measure_kind kind)
 {
     return kind != MEASURE_VALUE_NORM && kind != MEASURE_KEY_NORM && kind != MEASURE_KEY_COSINE;
 }
 
-/* out [layers, all KV heads, stride]: array `array` of one sequence's measure. Where a KV head is
- * copied to several ranks, each has measured its own query heads: rank order is the order of the
- * heads, and they are summed in it. */
+/* Joins array `array` of one sequence's measure into out [layers, all KV heads, stride]. Where a KV
+ * head is copied to several ranks, each has measured its own query heads. These are summed in rank
+ * order, which is the order of the heads. */
 static void join_array(const backend_ranks *all, uint32_t seq, uint32_t array, measure_kind kind,
                        float *out)
 {
@@ -258,7 +259,7 @@ static void join_array(const backend_ranks *all, uint32_t seq, uint32_t array, m
     }
 }
 
-/* One array. */
+/* Floats in one joined array. */
 static size_t joined_floats(const backend_ranks *all, const measure_result *m)
 {
     return m->values ? (size_t)m->n_layers * all->info.geometry.n_kv_heads * m->stride : 0;
@@ -405,7 +406,7 @@ static status join_group(backend_ranks *all, error *err)
     return STATUS_IS_OK;
 }
 
-/* Signals are the main thread's business: ranks, and what they start, have all of them blocked. */
+/* Starts the ranks' threads with all signals blocked, because the main thread handles signals. */
 static status start_ranks(backend_ranks *all, error *err)
 {
     sigset_t every, old;

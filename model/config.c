@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Far above any model there is, and low enough that no product of two of them overflows. */
+/* Limits far above any published model, so low that no product of two of them overflows. */
 enum {
     HIDDEN_MAX = 1 << 20,
     HEADS_MAX = 4096,
@@ -88,7 +88,7 @@ status model_config_override(json_t *config, const char *assignment, error *err)
     return STATUS_IS_OK;
 }
 
-/* An integer that config.json must give. */
+/* Reads an integer that config.json must have. */
 static status need_u32(const json_t *json, const char *where, const char *key, uint32_t max,
                        uint32_t *out, error *err)
 {
@@ -112,7 +112,7 @@ static status read_family(const json_t *json, const char *where, model_config *c
     if (!c->family)
         return error_set(err, STATUS_UNSUPPORTED,
                          "%s: \"architectures\": \"%.64s\" is not supported", where, name);
-    memcpy(c->architecture, name, strlen(name) + 1); /* a row's name: fits, see family.h */
+    memcpy(c->architecture, name, strlen(name) + 1); /* it equals a row's name, so it fits */
     return STATUS_IS_OK;
 }
 
@@ -159,8 +159,8 @@ static status read_shape(const json_t *json, const char *where, model_config *c,
                          err);
 }
 
-/* Multipliers and the like that some models have and this build does not: the value that changes
- * nothing, NaN where only null does. */
+/* Numbers of models that this build does not support, each with the value that changes nothing; NaN
+ * where only null does. */
 static const struct {
     const char *key;
     double neutral;
@@ -214,7 +214,7 @@ static status refuse_foreign(const json_t *json, const char *where, const model_
     return family_refuse_true(json, where, foreign_switches, err);
 }
 
-/* What this build has one way of doing; anything else is refused by name. */
+/* Refuses activations and features that this build does not have, by name. */
 static status read_refusals(const json_t *json, const char *where, const model_family *f,
                             error *err)
 {
@@ -231,7 +231,7 @@ static status read_refusals(const json_t *json, const char *where, const model_f
     return refuse_foreign(json, where, f, err);
 }
 
-/* "layer_types", where it is there, says what the family has made of the layers. */
+/* Checks that "layer_types", if present, agrees with the layers that the family's reader set. */
 static status check_layer_types(const json_t *json, const char *where, const model_config *c,
                                 error *err)
 {
@@ -284,7 +284,7 @@ static status read_particular(const json_t *json, const char *where, model_confi
     return STATUS_IS_OK;
 }
 
-/* All of it is read, for what is wrong with it; whoever loads the weights reads it again. */
+/* Reads all of it to find errors early; loading the weights reads it again. */
 static status read_quantization(const json_t *json, const char *where, model_config *c, error *err)
 {
     quantized q;
@@ -299,7 +299,7 @@ static status read_dtype(const json_t *json, const char *where, dtype *out, erro
     const char *key = json_object_get(json, "dtype") ? "dtype" : "torch_dtype";
     const char *name;
     RETURN_IF_ERROR(json_get_string(json, where, key, &name, err));
-    if (!name) name = "float32"; /* torch's default, and so transformers' */
+    if (!name) name = "float32"; /* the default of torch and transformers */
     const char *bare = strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
     static const struct {
         const char *name;
@@ -353,7 +353,7 @@ static status read_float(const json_t *json, const char *where, const char *key,
     return STATUS_IS_OK;
 }
 
-/* json NULL: everything stays unsaid. */
+/* With json NULL all fields are NaN or -1. */
 static status read_sampling(const json_t *json, const char *where, model_config *c, error *err)
 {
     const double above_zero = 1e-6;
@@ -396,7 +396,7 @@ status model_config_read(const json_t *config, const char *where, const json_t *
     return STATUS_IS_OK;
 }
 
-/* Overrides, then the reading; config is taken. */
+/* Applies overrides, then reads. Takes over the reference to config. */
 static status read_overridden(json_t *config, const char *where, const char *const *overrides,
                               size_t n_overrides, const json_t *generation,
                               const char *generation_where, model_config *out, error *err)

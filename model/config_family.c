@@ -1,10 +1,10 @@
-/* What several families read alike out of config.json. */
+/* Readers of config.json that several families share. */
 #include "model/config.h"
 #include "model/family.h"
 
 #include <string.h>
 
-/* Of a layer, and of all layers: far above any model there is. */
+/* Limits far above any published model. */
 enum { EXPERTS_MAX = 1024, EXPERTS_OF_TOKEN_MAX = 64, EXPERTS_OF_MODEL_MAX = 1 << 16 };
 enum { EXPERT_FFN_MAX = 1 << 22 };
 
@@ -50,7 +50,7 @@ status family_read_window(const json_t *json, const char *where, uint32_t fallba
     return STATUS_IS_OK;
 }
 
-/* Which layers: config_read checks that the list is one of known names. */
+/* Sets the layers with a window. model_config_read checks the names in "layer_types" later. */
 static status choose_layers(const json_t *json, const char *where, model_config *c, error *err)
 {
     const json_t *types = json_object_get(json, "layer_types");
@@ -94,8 +94,9 @@ static bool is_given(const json_t *json, const char *key)
     return v && !json_is_null(v);
 }
 
-/* Files have the count under either name, whatever the family: transformers 5 saves a Qwen3-MoE
- * with num_local_experts, transformers 4 with num_experts. *key is the one that is there. */
+/* Reads the number of experts and sets *key to the key that gave it. Files of every family have it
+ * under either name: transformers 5 saves a Qwen3-MoE with num_local_experts, transformers 4 with
+ * num_experts. */
 static status read_expert_count(const json_t *json, const char *where, const char **key,
                                 model_config *c, error *err)
 {

@@ -21,7 +21,7 @@ static status read_theta(const json_t *json, const json_t *rope, const char *whe
     return STATUS_IS_OK;
 }
 
-/* What kinds read from: the whole file, its RoPE object, and the object's place for messages. */
+/* Input of a kind's reader: the whole file, its RoPE object, and the object's name in messages. */
 typedef struct rope_source {
     const json_t *config, *rope;
     const char *where, *place;
@@ -37,7 +37,7 @@ static status need_factor(const rope_source *s, rope_config *r, error *err)
     return STATUS_IS_OK;
 }
 
-/* The context before stretching: beside the RoPE object, in it, or the model's own. */
+/* Reads the context before stretching, from beside the RoPE object, from in it, or `fallback`. */
 static status read_original(const rope_source *s, uint32_t fallback, rope_config *r, error *err)
 {
     static const char key[] = "original_max_position_embeddings";
@@ -140,7 +140,7 @@ typedef struct rope_row {
     const char *name;
     rope_kind kind;
     status (*read)(const rope_source *s, rope_config *r, error *err);
-    const char *keys[ROPE_KEYS_MAX]; /* beside those of all */
+    const char *keys[ROPE_KEYS_MAX]; /* keys of this kind alone */
 } rope_row;
 
 static const rope_row kinds[] = {
@@ -153,11 +153,11 @@ static const rope_row kinds[] = {
      read_yarn,
      {"beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"}},
     {"longrope", ROPE_LONGROPE, read_longrope, {"short_factor", "long_factor", "attention_factor"}},
-    /* as Phi-3 was first published */
+    /* the name under which Phi-3 was first published */
     {"su", ROPE_LONGROPE, read_longrope, {"short_factor", "long_factor", "attention_factor"}},
 };
 
-/* A key that a kind does not have might mean anything. */
+/* Refuses keys that the kind does not have, because their effect is unknown. */
 static status refuse_unknown(const rope_source *s, const rope_row *row, error *err)
 {
     static const char *const of_all[] = {"type",   "rope_type", "rope_theta",
@@ -219,7 +219,7 @@ static status check_object(const json_t *rope, const char *where, const char *ke
     return error_set(err, STATUS_INVALID, "%s: \"%s\" must be an object", where, key);
 }
 
-/* Layers with a window have theirs in "rope_parameters", beside that of the others; or only a
+/* Reads the RoPE of layers with a window: an object of its own in "rope_parameters", or only a
  * theta, "rope_local_base_freq". */
 static status read_local(const rope_source *all, const json_t *rope, model_config *c, error *err)
 {

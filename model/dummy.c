@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-/* The x below which a standard normal falls with probability p, by bisection. */
+/* The x that a standard normal stays below with probability p, by bisection. */
 static double normal_quantile(double p)
 {
     double low = -8.0, high = 8.0;
@@ -66,7 +66,7 @@ static void fill_u32(const dummy_tensor *t, uint64_t word, size_t n, uint32_t *o
 
 void dummy_tensor_rows(const dummy_tensor *t, size_t row, size_t rows, void *out)
 {
-    size_t words = (t->cols + 7) / 8; /* a row starts at a word of its own */
+    size_t words = (t->cols + 7) / 8; /* each row starts at a new word */
     for (size_t i = 0; i < rows; i++) {
         uint64_t word = (uint64_t)(row + i) * words;
         if (t->type == DTYPE_F32) fill_u32(t, word, t->cols, (uint32_t *)out + i * t->cols);

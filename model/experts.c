@@ -5,21 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS_AT_ONCE = 16 }; /* of a thread */
+enum { ROWS_AT_ONCE = 16 }; /* in one piece of a thread's work */
 
-/* For each row its experts, ascending, and their weights; then the same by experts. */
+/* The experts of each row, ascending, with their weights; and the same sorted by expert. */
 struct experts {
     forward_options o;
-    uint32_t n, of_row; /* experts; those of a row */
-    size_t ffn;         /* of this rank */
+    uint32_t n, of_row; /* all experts; experts of one row */
+    size_t ffn;         /* this rank's width of an expert */
     float *logits;      /* [max_rows, n] */
     uint32_t *chosen;   /* [max_rows, of_row] */
     float *weights;     /* [max_rows, of_row] */
     uint32_t *first;    /* [n + 1]: expert i has entries first[i] .. first[i + 1] */
     uint32_t *rows;     /* [max_rows * of_row] row of each entry */
-    float *shares;      /* [max_rows * of_row] its weight */
-    float *in, *part;   /* [max_rows, hidden] of one expert */
-    float *switches;    /* [max_rows] of the expert that every row has */
+    float *shares;      /* [max_rows * of_row] weight of each entry */
+    float *in, *part;   /* [max_rows, hidden] one expert's input and output */
+    float *switches;    /* [max_rows] logits of the shared expert's weight */
 };
 
 status experts_create(const forward_options *options, experts **out)
@@ -67,7 +67,7 @@ void experts_destroy(experts *e)
 
 /* ---- routing --------------------------------------------------------------------------------- */
 
-/* Probabilities of all, in place. */
+/* Turns logits into probabilities, in place. */
 static void softmax(float *x, uint32_t n)
 {
     float max = x[0], sum = 0.0f;
@@ -76,8 +76,8 @@ static void softmax(float *x, uint32_t n)
     for (uint32_t i = 0; i < n; i++) x[i] /= sum;
 }
 
-/* The k largest of p [n], the lowest index of equals; their indices ascending. What is no number is
- * taken last. */
+/* Sets out to the indices of the k largest of p [n], ascending. Among equals the lowest index wins;
+ * NaNs are taken last. */
 static void choose(const float *p, uint32_t n, uint32_t k, uint32_t *out)
 {
     uint32_t held = 0;
@@ -110,7 +110,7 @@ static void route_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* Entries by experts, each expert's rows ascending. */
+/* Sorts entries by expert, each expert's rows ascending. */
 static void sort_entries(experts *e, uint32_t n_rows)
 {
     size_t entries = (size_t)n_rows * e->of_row;
@@ -132,7 +132,7 @@ typedef struct expert_job {
     experts *e;
     const float *x;
     float *out;
-    uint32_t first; /* entry of its first row */
+    uint32_t first; /* entry of the expert's first row */
 } expert_job;
 
 static void gather_range(void *ctx, size_t from, size_t to, unsigned thread)
@@ -158,7 +158,7 @@ static void scatter_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* ---- the expert that every row has ----------------------------------------------------------- */
+/* ---- the shared expert, which every row uses -------------------------------------------------- */
 
 static void switch_range(void *ctx, size_t from, size_t to, unsigned thread)
 {
@@ -172,7 +172,7 @@ static void switch_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* out = its share of each row; none: zeros. */
+/* Sets out to the shared expert's weighted output, or to zeros when there is none. */
 static void run_shared(experts *e, const layer_weights *w, const float *x, uint32_t n_rows,
                        float *wide, float *act, float *out)
 {

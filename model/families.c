@@ -1,4 +1,4 @@
-/* The model families: the rows of all files in families/, which the build finds. */
+/* The table of model families: the rows of all files in families/, which the build finds. */
 #include "model/families.gen.h" // MODEL_FAMILY_FILES, from the names of the files
 #include "model/family.h"
 

@@ -7,10 +7,10 @@ enum { ROWS_AT_ONCE = 16 };
 
 typedef struct job {
     const finite_rows *rows;
-    _Atomic size_t first; /* row that is not finite, so far */
+    _Atomic size_t first; /* first row found that is not finite */
 } job;
 
-/* An exponent of ones is an infinity or no number. The data need not be aligned. */
+/* An exponent of all ones is an infinity or a NaN. The data need not be aligned. */
 static bool halves_are_finite(const uint8_t *data, size_t n, uint16_t exponent)
 {
     unsigned bad = 0;
@@ -41,7 +41,7 @@ static bool row_is_finite(const finite_rows *r, size_t row)
     case DTYPE_BF16: return halves_are_finite(data, r->n, 0x7f80);
     case DTYPE_F16: return halves_are_finite(data, r->n, 0x7c00);
     case DTYPE_F32: return floats_are_finite(data, r->n);
-    default: return true; /* integers are */
+    default: return true; /* integers are finite */
     }
 }
 

@@ -31,7 +31,7 @@ typedef struct sampler_draw {
 /* Makes all draws of a step on the thread pool. */
 void sampler_run(sampler *s, const sampler_draw *draws, size_t n);
 
-/* ---- for a backend that draws elsewhere ------------------------------------------------------- */
+/* ---- for a backend that draws elsewhere ------------------------------------------------------ */
 
 /* One logit that a draw changes before temperature. */
 typedef struct sampler_edit {

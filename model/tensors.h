@@ -1,5 +1,5 @@
-/* Which tensors a configuration makes, how they are cut for one rank, and where each lies in the
- * files (private to model/). */
+/* The tensors that a configuration implies, how they are cut for one rank, and where each lies in
+ * the files (private to model/). */
 #ifndef MODEL_TENSORS_H
 #define MODEL_TENSORS_H
 
@@ -12,27 +12,28 @@ struct block_type;
 struct quantized;
 struct quantized_weight;
 
-/* Where a tensor's bytes are, and how they become rows. */
+/* Where a tensor's bytes are and how they become rows. */
 typedef struct tensor_source {
-    const file_map *map; /* NULL before tensors_match, and of dummy weights */
+    const file_map *map; /* NULL before tensors_match, and for dummy weights */
     size_t begin, bytes; /* from the start of the file */
     size_t row_bytes;
-    const struct block_type *blocks; /* a row is such blocks, which become f32; NULL = elements of
-                                        `stored` */
-    size_t rotary; /* rows of each head of so many lie in pairs: i, then i + rotary / 2; 0 = as in
-                      the model */
-    const struct quantized_weight *quantized; /* rows are made of it, and bytes are its values; NULL
-                                                 = they are there */
+    /* A row is blocks of this type, which become f32; NULL: elements of type `stored`. */
+    const struct block_type *blocks;
+    /* Rows of each head of `rotary` rows lie in pairs: i, then i + rotary / 2; 0: in model
+     * order. */
+    size_t rotary;
+    /* Rows are computed from this weight, and the bytes are its values; NULL: rows are stored. */
+    const struct quantized_weight *quantized;
 } tensor_source;
 
-/* What one of `size` ranks holds. Heads, KV heads, ffn and each expert's ffn are cut into equal
- * runs; a KV head is copied to several ranks when there are fewer of them than ranks. The
- * vocabulary is cut into equal runs too, the last of which may reach beyond it. */
+/* The part of a model that one of `size` ranks holds. Heads, KV heads, ffn and each expert's ffn
+ * are cut into equal runs; with fewer KV heads than ranks, several ranks hold a copy of each. The
+ * vocabulary is cut into equal runs too, and the last run may reach beyond it. */
 typedef struct tensor_slice {
     uint32_t first_head, n_heads;
     uint32_t first_kv_head, n_kv_heads;
     uint32_t first_ffn, n_ffn;
-    uint32_t first_expert_ffn, n_expert_ffn; /* of every expert */
+    uint32_t first_expert_ffn, n_expert_ffn; /* in every expert */
     uint32_t first_shared_ffn, n_shared_ffn;
     uint32_t first_token, n_tokens; /* first_token + n_tokens may exceed vocab_size */
 } tensor_slice;
@@ -40,8 +41,8 @@ typedef struct tensor_slice {
 /* The error names the field that the ranks do not divide. */
 status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *out, error *err);
 
-/* One tensor, or what one role takes of a tensor that several share: its whole shape, and the part
- * [rows, cols) of it that a rank takes. */
+/* One tensor, or one role's part of a tensor that several roles share: its whole shape, and the
+ * slice of it that a rank takes. */
 typedef struct tensor_part {
     tensor_role role;
     uint32_t layer, expert;
@@ -49,15 +50,15 @@ typedef struct tensor_part {
     bool is_vector;     /* [cols], rows is 1 */
     float plus, times;  /* a vector's elements are (stored + plus) * times */
     size_t rows, cols;  /* the whole */
-    size_t row, n_rows; /* the slice; rows beyond the whole are zeros */
-    size_t run, step;   /* it comes in runs of so many rows, the first ones `step` apart; run 0: in
-                           one */
+    size_t row, n_rows; /* the slice's rows; those beyond the whole are zeros */
+    size_t run, step;   /* the slice is runs of `run` rows that start `step` apart; 0: one run */
     size_t col, n_cols;
     tensor_source source;
-    dtype stored; /* what a row is when it is read: f32 of blocks */
+    dtype stored; /* element type of a row once read; f32 for blocks */
 } tensor_part;
 
-/* Row i of a slice, in the whole; *n = rows from there on that lie together. */
+/* The row of the whole that is row i of the slice; sets *n to the rows that lie together from it
+ * on. */
 static inline size_t tensor_part_row(const tensor_part *p, size_t i, size_t *n)
 {
     if (p->run == 0) {
@@ -68,7 +69,7 @@ static inline size_t tensor_part_row(const tensor_part *p, size_t i, size_t *n)
     return p->row + i / p->run * p->step + i % p->run;
 }
 
-/* Row `row` of the whole, in the file. */
+/* The row of the file that is row `row` of the whole. */
 static inline size_t tensor_source_row(const tensor_source *s, size_t row)
 {
     if (s->rotary == 0) return row;
@@ -76,18 +77,18 @@ static inline size_t tensor_source_row(const tensor_source *s, size_t row)
     return row - at + at % half * 2 + at / half;
 }
 
-/* All of a model's tensors, in the order embed, head (untied only), norm, then layer by layer in
- * the order of tensor_role, expert by expert. The list is the caller's: free. */
+/* Lists all of a model's tensors: embed, head (untied only), norm, then layer by layer in the order
+ * of tensor_role, expert by expert. The caller frees the list. */
 status tensors_list(const model_config *c, const tensor_slice *slice, tensor_part **out,
                     size_t *out_n, error *err);
 
-/* Finds every part in the files: same shape, an element type that this build reads, and nothing
- * left over that the model would have to use. q is the folder's "quantization_config", or NULL; it
- * keeps what sources point to. */
+/* Finds every part in the files. Each must have the due shape and an element type that this build
+ * reads, and no tensor that the model would have to use may be left over. q is the folder's
+ * "quantization_config", or NULL; sources point into it. */
 status tensors_match(const model_config *c, const safetensors *st, struct quantized *q,
                      tensor_part *parts, size_t n, error *err);
 
-/* Whether a tensor has this shape: the error names it and both. */
+/* Checks a tensor's shape; the error names the tensor and both shapes. */
 status tensors_check_shape(const safetensors *st, const safetensors_tensor *t, const uint64_t *due,
                            uint32_t n_due, error *err);
 

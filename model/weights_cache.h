@@ -1,36 +1,36 @@
 /* Packed weights on disk (private to model/): --weights-cache.
  *
- * What     one file holds what one rank's packing made: a header, the table of its tensors, a hash
- *          of each piece of the data, and the data as it lies in memory. It is read with read(),
- *          never mapped: it may shrink under a reader, and the weights stay on huge pages.
- * Trust    everything is checked before it is used, all of the data too; against accidents, not
- *          against malice: who may write to the folder may change the weights.
- * Threads  any number of readers and writers, of this process or others: a file appears whole, by
- *          rename, and what a reader has open stays as it is.
+ * What     one file holds one rank's packed weights: a header, the table of tensors, a hash of each
+ *          piece of the data, and the data as it lies in memory. It is read with read(), never
+ *          mapped: a mapped file might shrink under its reader, and read weights lie on huge pages.
+ * Trust    the whole file is checked before use, data included. This guards against accidents, not
+ *          against malice: a user who may write to the folder can change the weights.
+ * Threads  any number of readers and writers, in this process or others: a file appears whole, by
+ *          rename, and a file that a reader has open does not change.
  * Errors   one line that names the file and what is wrong with it. */
 #ifndef MODEL_WEIGHTS_CACHE_H
 #define MODEL_WEIGHTS_CACHE_H
 
 #include "model/safetensors.h"
 
-/* Rises with the form of the file, and with how kernels/ lays out or rounds packed weights: a test
- * knows the bytes of each version. */
+/* Must rise when the file's format changes, and when kernels/ lays out or rounds packed weights
+ * differently: a test knows the bytes of the version. */
 enum { WEIGHTS_CACHE_VERSION = 3 };
 
 typedef struct weights_image {
     const char *cache_dir;
     const char *model_dir;
     const char *kind;  /* how it was packed, for the file's name: "int4.8-g32-bf16-rank0of1" */
-    uint64_t key;      /* of what it was made of */
-    const char *table; /* what lies where in data */
+    uint64_t key;      /* hash of the files it was packed from (weights_cache_key) */
+    const char *table; /* says where each tensor lies in data */
     size_t table_bytes;
     uint8_t *data;
     size_t bytes;
     thread_pool *pool;
-    const _Atomic bool *given_up; /* nothing more is read; NULL: never */
+    const _Atomic bool *given_up; /* another thread sets it to stop; NULL: never */
 } weights_image;
 
-/* A key: names, sizes and times of the files, on top of seed. */
+/* Hashes the files' names, sizes and times, starting from seed. */
 uint64_t weights_cache_key(const safetensors *files, uint64_t seed);
 
 enum { WEIGHTS_CACHE_PATH_MAX = 1024 };
@@ -38,11 +38,11 @@ enum { WEIGHTS_CACHE_PATH_MAX = 1024 };
 /* The image's file: one for each model folder, kind and version. */
 status weights_cache_path(const weights_image *w, char out[WEIGHTS_CACHE_PATH_MAX], error *err);
 
-/* Fills data (zeros before), which is zeros again on failure. STATUS_NOT_FOUND: there is no file.
- */
+/* Fills data, which must be zeros before and is zeros again on failure. STATUS_NOT_FOUND: there is
+ * no file. */
 status weights_cache_read(const weights_image *w, error *err);
 
-/* Writes the file, or replaces it. On failure what was there before still is. */
+/* Writes the file, or replaces it. On failure an existing file stays. */
 status weights_cache_write(const weights_image *w, error *err);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* ---- a device that only counts -------------------------------------------------------------------
+/* ---- a device that only counts ------------------------------------------------------------------
  * cuda_alloc counts the bytes; every block has the same address, which is never read. */
 
 static gpu_status no_memory_needed(gpu *g, size_t bytes, void **out)

@@ -1,6 +1,6 @@
-/* Gemma 3, text: norms of heads and behind each block, GELU, a window in most layers, which have
- * RoPE of their own (transformers, models/gemma3). Gemma 2 is not here: its attention caps scores,
- * which the attention kernels do not. */
+/* Gemma 3 for text: head norms, norms behind each block, GELU, and a window in most layers, which
+ * have RoPE of their own (transformers, models/gemma3). Gemma 2 is missing because its attention
+ * caps scores, which the attention kernels do not. */
 #include "model/config.h"
 #include "model/family.h"
 
@@ -9,7 +9,7 @@
 
 enum { WINDOW = 4096, LAYERS_TO_A_FULL_ONE = 6 };
 
-/* "layer_types", or all but each n-th. */
+/* Layers with a window are those that "layer_types" names, or else all but every n-th. */
 static status read_windows(const json_t *json, const char *where, model_config *c, error *err)
 {
     const json_t *types = json_object_get(json, "layer_types");
@@ -17,8 +17,8 @@ static status read_windows(const json_t *json, const char *where, model_config *
     RETURN_IF_ERROR(json_get_int(json, where, "sliding_window_pattern", 1, MODEL_LAYERS_MAX,
                                  LAYERS_TO_A_FULL_ONE, &step, err));
     RETURN_IF_ERROR(family_read_window(json, where, WINDOW, c, err));
-    /* Retention turns and measures keys by `rope` alone, so these layers are told from the others
-     * even where no sequence outgrows their window. */
+    /* Retention rotates and measures keys by `rope` alone, so layers with local RoPE keep a window
+     * even where no sequence outgrows it: the window marks them. */
     if (c->window == 0) c->window = model_max_length(c);
     for (uint32_t l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, l));

@@ -1,5 +1,5 @@
-/* Mistral 7B and Nemo: Llama with a window over all layers, unless it is null as since v0.2
- * (transformers, models/mistral); and Mixtral, whose feed-forwards are experts (models/mixtral). */
+/* Mistral 7B and Nemo: Llama with a window in all layers, which is null since v0.2 (transformers,
+ * models/mistral). Mixtral: its feed-forwards are experts (models/mixtral). */
 #include "model/family.h"
 
 enum { WINDOW_OF_V01 = 4096 };

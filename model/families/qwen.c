@@ -1,6 +1,6 @@
-/* Qwen2, 2.5 and R1-Distill-Qwen: Llama with biases of q, k and v (transformers, models/qwen2);
- * Qwen2-MoE: and experts, one of which every row has (models/qwen2_moe); Qwen3: no biases, but
- * norms of the heads (models/qwen3); Qwen3-MoE: and experts (models/qwen3_moe). */
+/* Qwen2, 2.5 and R1-Distill-Qwen are Llama with biases of q, k and v (transformers, models/qwen2).
+ * Qwen2-MoE adds experts and a shared expert, which every row uses (models/qwen2_moe). Qwen3 has
+ * head norms instead of biases (models/qwen3). Qwen3-MoE adds experts to it (models/qwen3_moe). */
 #include "model/family.h"
 
 static status read_qwen2(const json_t *json, const char *where, model_config *c, error *err)
@@ -18,8 +18,8 @@ static status read_qwen3(const json_t *json, const char *where, model_config *c,
     return family_read_optional_window(json, where, true, c, err);
 }
 
-/* Layer i has one feed-forward if it is in mlp_only_layers or (i + 1) % decoder_sparse_step != 0.
- */
+/* Layer i has one feed-forward if it is in mlp_only_layers or (i + 1) % decoder_sparse_step !=
+ * 0. */
 static status read_sparse_layers(const json_t *json, const char *where, model_config *c, error *err)
 {
     int64_t step;
@@ -51,8 +51,8 @@ static status read_experts(const json_t *json, const char *where, model_config *
     return read_sparse_layers(json, where, c, err);
 }
 
-/* Which layers would have the window differs between versions of transformers: none of the
- * published models has one. */
+/* A window is refused: which layers have it differs between versions of transformers, and no
+ * published model has one. */
 static status read_qwen2_moe(const json_t *json, const char *where, model_config *c, error *err)
 {
     static const char *const windows[] = {"use_sliding_window", NULL};

@@ -10,7 +10,7 @@ typedef struct gguf_architecture {
     bool rotary_pairs;        /* rows of q and k lie in pairs: i beside i + head_dim / 2 */
 } gguf_architecture;
 
-/* The error names one that is not supported. */
+/* Finds the row of the file's architecture. The error names an unsupported one. */
 status gguf_architecture_of(const gguf *g, const gguf_architecture **out, error *err);
 
 #endif

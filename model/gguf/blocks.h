@@ -8,11 +8,11 @@
 enum { BLOCK_ELEMENTS_MAX = 256 };
 
 typedef struct block_type {
-    uint32_t id; /* of the file format */
+    uint32_t id; /* number in the file format */
     const char *name;
     uint32_t elements, bytes; /* of a block */
-    uint8_t bits;             /* of the integers that keep it best; 0 = they are no integers */
-    /* The bits of the `gguf` package's dequantize_blocks. NULL: not a type that this build runs. */
+    uint8_t bits;             /* integers of this width fit it best; 0: a float type */
+    /* Gives the same bits as dequantize_blocks of the `gguf` package. NULL: unsupported type. */
     void (*decode)(const uint8_t *block, float *out);
 } block_type;
 

@@ -5,8 +5,8 @@
  *          mapping, tensors do not overlap, and no key or name is there twice.
  * Owner    the gguf value owns mapping and names; values and tensors point into it.
  * Threads  one thread opens and closes; an open value is read-only.
- * Errors   one line that names the file and the key or tensor. As of safetensors, a file must not
- *          be truncated while it is mapped. */
+ * Errors   one line that names the file and the key or tensor. Truncating a file while it is mapped
+ *          kills the process (SIGBUS). */
 #ifndef MODEL_GGUF_GGUF_H
 #define MODEL_GGUF_GGUF_H
 
@@ -33,13 +33,13 @@ typedef enum gguf_type {
 
 enum { GGUF_DIMS_MAX = 4 };
 
-/* A value, or an array of n of them (never of arrays). Strings are u64 length, then bytes. */
+/* A value, or an array of n values (never of arrays). A string is a u64 length, then its bytes. */
 typedef struct gguf_value {
     const char *key;
     gguf_type type; /* of the value, or of an array's elements */
     bool is_array;
     uint64_t n;          /* 1 unless an array */
-    const uint8_t *data; /* of the first; unaligned */
+    const uint8_t *data; /* the first value; unaligned */
 } gguf_value;
 
 typedef struct gguf_tensor {
@@ -52,7 +52,7 @@ typedef struct gguf_tensor {
 
 typedef struct gguf {
     const char *path;
-    file_map map; /* nothing when only parsed */
+    file_map map; /* empty when the bytes came from gguf_parse */
     const uint8_t *data;
     size_t size;
     gguf_value *values; /* [n_values], by key */
@@ -62,30 +62,30 @@ typedef struct gguf {
     arena names;
 } gguf;
 
-/* Whether path names a GGUF file: by its ending. */
+/* Whether path ends as a GGUF file's. */
 bool gguf_is_path(const char *path);
 status gguf_open(const char *path, gguf *out, error *err);
-/* Destroying twice, or a zeroed value, is fine. */
+/* Closing twice, or closing a zeroed value, is allowed. */
 void gguf_close(gguf *g);
-/* The checks alone, on a file's bytes, which outlive g. The caller closes g whatever comes. where
- * names the file in messages. */
+/* Parses and checks a file's bytes, which must outlive g. The caller closes g in every case.
+ * `where` names the file in messages. */
 status gguf_parse(gguf *g, const char *where, const uint8_t *data, size_t size, error *err);
 
 const gguf_tensor *gguf_find_tensor(const gguf *g, const char *name);
 const gguf_value *gguf_find(const gguf *g, const char *key);
 
-/* Getters of one value. A key that is not there leaves *out as it is; one of another type, or out
- * of [0, max], is an error. */
+/* Getters of one value. A missing key leaves *out unchanged; a value of another type, or outside
+ * [0, max], is an error. */
 status gguf_get_u64(const gguf *g, const char *key, uint64_t max, uint64_t *out, error *err);
 status gguf_get_double(const gguf *g, const char *key, double *out, error *err);
 status gguf_get_bool(const gguf *g, const char *key, bool *out, error *err);
-/* Borrowed from the mapping, not terminated. */
+/* *out is borrowed from the mapping and has no terminating 0. */
 status gguf_get_string(const gguf *g, const char *key, const char **out, size_t *n, error *err);
-/* An array of this type of elements; *out NULL when the key is not there. */
+/* Finds an array of elements of this type; *out is NULL when the key is missing. */
 status gguf_get_array(const gguf *g, const char *key, gguf_type type, const gguf_value **out,
                       error *err);
 
-/* Walks an array of strings: *at is value->data before the first. */
+/* Returns the next string of an array. *at starts as value->data. */
 static inline const char *gguf_next_string(const uint8_t **at, size_t *n)
 {
     uint64_t length;
