@@ -158,7 +158,7 @@ static void scatter_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* ---- the shared expert, which every row uses -------------------------------------------------- */
+/* ---- the shared expert, which every row uses ------------------------------------------------- */
 
 static void switch_range(void *ctx, size_t from, size_t to, unsigned thread)
 {

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows of logits gathered from all ranks at once. */
+/* Rows of logits that one gather over ranks carries. */
 enum { GATHER_ROWS = 32 };
 
 /* Activations, all f32, carved out of one block:
@@ -19,22 +19,22 @@ enum { GATHER_ROWS = 32 };
  *   x      [max_rows, hidden]      the residual stream
  *   normed [max_rows, hidden]      its norm: input of qkv and gate_up
  *   delta  [max_rows, hidden]      what o and down add to it
- *   angles [max_rows, head_dim]    cosines and sines of each row's position, and
- *   local                          the same for layers with RoPE of their own, where there are some
+ *   angles [max_rows, head_dim]    cosines and sines of each row's position
+ *   local  [max_rows, head_dim]    the same for layers with local RoPE, if there are any
  *   wide   [max_rows, max(qkv + attn, 2 ffn)]
  *                                  either q, k, v and the attention's output, or gate and up
  *   act    [max_rows, ffn]         swiglu's output; ffn is the larger one of feed-forwards and
  *                                  experts
  *
- * and, with more than one rank, GATHER_ROWS rows of this rank's logits and of everybody's. */
+ * and, with more than one rank, GATHER_ROWS rows of this rank's logits and of all ranks'. */
 struct forward {
     forward_options o;
-    uint32_t heads, kv_heads; /* of this rank */
-    uint32_t ffn;             /* of this rank's dense layers */
+    uint32_t heads, kv_heads; /* this rank's */
+    uint32_t ffn;             /* this rank's width of dense layers */
     uint32_t qkv_width, attn_width;
-    float *x, *normed, *delta, *angles, *local, *wide, *act; /* local NULL: none */
+    float *x, *normed, *delta, *angles, *local, *wide, *act; /* local may be NULL */
     float *part, *gathered;                                  /* NULL with one rank */
-    float *inv_freq;       /* [head_dim / 2], and those of local */
+    float *inv_freq;       /* [head_dim / 2], then as many for local RoPE */
     kern_attn_item *items; /* [max_seqs, kv_heads] */
     measures *measures;
     experts *experts; /* NULL without sparse layers */
@@ -44,12 +44,13 @@ struct forward {
 
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Columns of what is carved out for each row: of `act`, and of `wide`. */
+/* Columns of `act`. */
 static size_t act_columns(const tensor_slice *s)
 {
     return max_size(max_size(s->n_ffn, s->n_expert_ffn), s->n_shared_ffn);
 }
 
+/* Columns of `wide`. */
 static size_t wide_columns(const model_config *c, const tensor_slice *s)
 {
     size_t attention = (size_t)2 * (s->n_heads + s->n_kv_heads) * c->head_dim;
@@ -145,7 +146,7 @@ static void embed_range(void *ctx, size_t from, size_t to, unsigned thread)
         uint32_t token = job->tokens[row] - slice->first_token;
         float *x = f->x + row * hidden;
         if (token < slice->n_tokens) kern_matrix_row(f->o.kernels, &f->o.weights->embed, token, x);
-        else memset(x, 0, hidden * sizeof *x); /* another rank's: the sum brings it */
+        else memset(x, 0, hidden * sizeof *x); /* another rank has it: the sum adds it */
         for (size_t i = 0; scale != 1.0f && i < hidden; i++) x[i] *= scale;
     }
 }
@@ -290,7 +291,7 @@ static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
-/* delta becomes the sum of all ranks', normed where the model does that. */
+/* Sums delta over all ranks, then norms it where the model has a norm there. */
 static status sum_ranks(forward *f, const float *post_norm, uint32_t n_rows)
 {
     const model_config *c = f->o.config;
@@ -300,7 +301,7 @@ static status sum_ranks(forward *f, const float *post_norm, uint32_t n_rows)
     return STATUS_IS_OK;
 }
 
-/* normed -> delta: the attention's contribution to the residual stream. */
+/* Reads normed and sets delta to the attention's contribution to the residual stream. */
 static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,
                               uint32_t n_seqs)
 {
@@ -349,7 +350,7 @@ static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
     return sum_ranks(f, w->ffn_post_norm, n_rows);
 }
 
-/* Asked often enough that a pass which is to end does so within one block of one layer. */
+/* Checked before each block of each layer, so that an interrupted pass ends within one block. */
 static status go_on(const forward *f)
 {
     return atomic_load_explicit(f->o.interrupted, memory_order_relaxed)
@@ -375,7 +376,7 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
                          f->normed);
         RETURN_IF_ERROR(go_on(f));
         RETURN_IF_ERROR(ffn_block(f, l, n_rows));
-        /* The last layer's sum ends in the model's own norm: what the head reads. */
+        /* Behind the last layer comes the model's final norm, which the head reads. */
         const float *next = l + 1 < c->n_layers ? layers[l + 1].attn_norm : f->o.weights->norm;
         kern_add_rmsnorm(kc, f->x, f->delta, next, c->rms_eps, n_rows, c->hidden, f->normed);
     }
@@ -384,8 +385,8 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
 
 int64_t forward_measure_us(const forward *f) { return measures_us(f->measures); }
 
-/* This rank's logits part [n, slice] become rows [n, vocab_size] of every rank's; the tail of a
- * vocabulary that the ranks do not divide is left out. */
+/* Gathers all ranks' logits [n, slice] into rows [n, vocab_size]. Where the ranks do not divide the
+ * vocabulary, the tail is left out. */
 static status gather_logits(forward *f, uint32_t n, float *logits)
 {
     size_t slice = f->o.weights->head.n, vocab = f->o.config->vocab_size;
@@ -408,7 +409,7 @@ status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logit
     for (uint32_t done = 0; done < n;) {
         RETURN_IF_ERROR(go_on(f));
         uint32_t some = n - done < most ? n - done : most;
-        for (uint32_t i = 0; i < some; i++) /* delta is free by now: gather what the head reads */
+        for (uint32_t i = 0; i < some; i++) /* delta is free now: it takes the head's input */
             memcpy(f->delta + i * hidden, f->normed + rows[done + i] * hidden,
                    hidden * sizeof(float));
         float *out = logits + done * vocab;

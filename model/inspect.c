@@ -1,4 +1,4 @@
-/* `octavo inspect`: what a folder holds, whether or not this build can run it. */
+/* `octavo inspect`: reports what a folder holds, even if this build cannot run it. */
 #include "model/config.h"
 #include "model/family.h"
 #include "model/gguf/gguf_model.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A part that is not right is told and not fatal. */
+/* Reports a part's failure, which is not fatal. */
 static void tell_problem(strbuf *out, status s, const error *err)
 {
     strbuf_printf(out, "%s: %s\n", s.code == STATUS_UNSUPPORTED ? "unsupported" : "problem",
@@ -38,7 +38,7 @@ static void tell_rope(const char *key, const rope_config *r, strbuf *out)
     strbuf_putc(out, '\n');
 }
 
-/* Runs of layers that have the flag. */
+/* Lists the runs of layers that have the flag. */
 static void tell_layers(const model_config *c, uint8_t flag, strbuf *out)
 {
     for (uint32_t l = 0, end; l < c->n_layers; l = end + 1) {
@@ -49,7 +49,7 @@ static void tell_layers(const model_config *c, uint8_t flag, strbuf *out)
     strbuf_putc(out, '\n');
 }
 
-/* What a plain Llama has not. */
+/* Reports what a plain Llama does not have. */
 static void tell_extras(const model_config *c, strbuf *out)
 {
     if (c->qkv_bias) strbuf_puts(out, "biases: q, k, v\n");
@@ -112,7 +112,7 @@ static void tell_tensors(const safetensors *st, strbuf *out)
     uint64_t bytes[SAFETENSORS_TYPES_N] = {0}, count[SAFETENSORS_TYPES_N] = {0}, parameters = 0;
     for (size_t i = 0; i < st->n_tensors; i++) {
         const safetensors_tensor *t = &st->tensors[i];
-        uint64_t n = 1; /* no overflow: the reader has checked the shape against the bytes */
+        uint64_t n = 1; /* cannot overflow: the reader checked the shape against the bytes */
         for (uint32_t d = 0; d < t->n_dims; d++) n *= t->shape[d];
         parameters += n;
         bytes[t->type] += t->bytes;
@@ -127,10 +127,10 @@ static void tell_tensors(const safetensors *st, strbuf *out)
                           (unsigned long long)count[t]);
 }
 
-/* Tensors type by type: a name of `unsupported` is a type that this build cannot run. */
+/* Counts tensors type by type, and names the types that this build cannot run. */
 static void tell_gguf_tensors(const gguf *g, strbuf *out)
 {
-    enum { TYPES_MAX = 64 }; /* ids of the format are below */
+    enum { TYPES_MAX = 64 }; /* all type ids of the format are smaller */
     uint64_t bytes[TYPES_MAX] = {0}, count[TYPES_MAX] = {0}, parameters = 0;
     for (size_t i = 0; i < g->n_tensors; i++) {
         const gguf_tensor *t = &g->tensors[i];
@@ -149,7 +149,7 @@ static void tell_gguf_tensors(const gguf *g, strbuf *out)
     }
 }
 
-/* st NULL: against g. */
+/* Matches the configuration's tensors against st, or against g when st is NULL. */
 static status match_tensors(const model_config *c, const safetensors *st, quantized *q,
                             const gguf *g, error *err)
 {

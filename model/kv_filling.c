@@ -6,28 +6,28 @@
 #include <stdlib.h>
 
 typedef struct filling_tile {
-    uint32_t id;   /* of the page, 0 = nobody's */
-    uint32_t fill; /* slots that were written */
-    uint64_t used; /* when it was looked for last */
-    bool stored;   /* the page was quantised when it was full: both forms are its own */
-    bool wanted;   /* while tiles are swept: an open table has yet to read it */
+    uint32_t id;   /* of the page; 0 = free */
+    uint32_t fill; /* slots that have been written */
+    uint64_t used; /* clock of the last look-up */
+    bool stored;   /* the page is quantised too: both forms are valid */
+    bool wanted;   /* during a sweep: an open table still reads it */
 } filling_tile;
 
-/* A tile that became full, and where it goes. */
+/* A bf16 tile of a page that became full, and the quantised tile that it is packed into. */
 typedef struct pack_job {
     const uint8_t *wide;
     uint8_t *tile;
 } pack_job;
 
-/* A page's number, or n_pages + that of a page of the host tier, is its id. Tiles are numbered from
- * 1; each is a whole page of bf16. */
+/* A page's id is its number, or n_pages + its number for a page of the host tier. Here a tile is a
+ * whole page in bf16; tiles are numbered from 1. */
 struct kv_filling {
     kv_filling_options o;
     kern_kv_shape wide;
-    size_t tile_bytes, page_bytes; /* of bf16 */
+    size_t tile_bytes, page_bytes; /* in bf16 */
     uint32_t tiles_in_page;
-    uint32_t pages_before; /* a table's own page that keep their tiles */
-    uint32_t *tile_of;     /* [ids] 0 = none: address space, where no page fills */
+    uint32_t pages_before; /* full pages before a table's own that keep tiles */
+    uint32_t *tile_of;     /* [ids] 0 = none; committed only where pages fill */
     size_t tile_of_bytes;
     filling_tile *tiles; /* [n_tiles + 1] */
     uint32_t n_tiles;
@@ -35,14 +35,14 @@ struct kv_filling {
     uint32_t n_free;
     uint8_t *data; /* [n_tiles] */
     uint64_t clock;
-    uint32_t *rows; /* [max_seqs] while tiles are swept: of the step */
+    uint32_t *rows; /* [max_seqs] during a sweep: the step's rows of each sequence */
 
-    /* The layer at hand. */
+    /* Lists of the layer that is being computed. */
     const uint8_t **pointers; /* [max_pointers] */
-    uint32_t *first;          /* [max_seqs, heads] where a sequence's pointers for a head begin */
+    uint32_t *first;          /* [max_seqs, heads] index of a sequence's first pointer for a head */
     pack_job *jobs;           /* [max_pointers] */
-    uint32_t *full;           /* [max_pointers] ids of pages that it makes full */
-    uint32_t *leaving;        /* [max_pointers] of those that no row behind it reads as bf16 */
+    uint32_t *full;           /* [max_pointers] ids of pages that its rows make full */
+    uint32_t *leaving;        /* [max_pointers] ids of pages that no later row reads as bf16 */
     size_t max_pointers, n_jobs, n_full, n_leaving;
 };
 
@@ -62,7 +62,7 @@ static uint8_t *stored_page(const kv_filling *f, uint32_t id)
 
 static uint32_t host_id(const kv_filling *f, uint32_t host) { return f->o.store->n_pages + host; }
 
-/* NULL: the page is as it is stored. */
+/* The page's bf16 tile; NULL: the page is only stored. */
 static uint8_t *find(kv_filling *f, uint32_t id)
 {
     uint32_t tile = f->tile_of[id];
@@ -80,7 +80,7 @@ static void drop(kv_filling *f, uint32_t id)
     f->free[f->n_free++] = tile;
 }
 
-/* Whether the page has tiles and is stored as well. */
+/* Whether the page is both in a bf16 tile and stored. */
 static bool has_both(const kv_filling *f, uint32_t id) { return f->tiles[f->tile_of[id]].stored; }
 
 static void pack_page(kv_filling *f, uint32_t id, const uint8_t *wide)
@@ -91,7 +91,7 @@ static void pack_page(kv_filling *f, uint32_t id, const uint8_t *wide)
                      stored_page(f, id) + t * s->tile_bytes);
 }
 
-/* Slots that were never written become copies of the last one: they stretch no grid. */
+/* Makes unwritten slots copies of the last written one, so that they do not widen a grid. */
 static void pad_page(kv_filling *f, uint8_t *wide, uint32_t fill)
 {
     for (uint32_t t = 0; t < f->tiles_in_page; t++)
@@ -100,7 +100,7 @@ static void pad_page(kv_filling *f, uint8_t *wide, uint32_t fill)
                          fill - 1, 1);
 }
 
-/* This rank has heads of the group; pages of others are numbers here. */
+/* Whether this rank has heads of the group. Pages of other groups are only numbers here. */
 static bool is_ours(const kv_store *s, uint32_t group)
 {
     uint32_t first = group % pkv_head_groups(&s->geometry) * s->geometry.heads_per_group;
@@ -108,7 +108,7 @@ static bool is_ours(const kv_store *s, uint32_t group)
            s->first_head < first + s->geometry.heads_per_group;
 }
 
-/* In a table that this rank writes. */
+/* Whether the page is in an open table with heads of this rank. */
 static bool is_running(const kv_filling *f, uint32_t id)
 {
     if (id >= f->o.store->n_pages) return false;
@@ -116,14 +116,14 @@ static bool is_running(const kv_filling *f, uint32_t id)
     return page.held && is_ours(f->o.store, page.group);
 }
 
-/* The first page of a table that keeps its tiles for a row in `slot`. */
+/* The first page of a table that keeps its tile while a row is in `slot`. */
 static uint32_t first_kept(const kv_filling *f, uint32_t slot)
 {
     uint32_t own = slot / f->wide.page_tokens;
     return own > f->pages_before ? own - f->pages_before : 0;
 }
 
-/* Marks the tiles that open tables read from this step's rows on. */
+/* Marks the tiles that open tables read in this step's rows or later. */
 static void mark_wanted(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
 {
     memset(f->rows, 0, f->o.max_seqs * sizeof *f->rows);
@@ -139,8 +139,8 @@ static void mark_wanted(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
         }
 }
 
-/* Tiles of pages that have been given up, once the moves that might have read them are done, and of
- * shared pages that all have gone past. */
+/* Frees the tiles of pages that were given up, and of shared pages that no table reads as bf16 any
+ * more. It runs once the step's moves, which may read such pages, are done. */
 static void sweep(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
 {
     if (f->n_free >= f->n_tiles / 2) return;
@@ -153,7 +153,8 @@ static void sweep(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
     }
 }
 
-/* The page that nobody has held for longest is stored as if it were full. */
+/* Stores the least recently used page outside open tables as if it were full, and frees its
+ * tile. */
 static bool settle_one(kv_filling *f)
 {
     uint32_t oldest = 0;
@@ -186,14 +187,14 @@ static status take(kv_filling *f, uint32_t id, uint8_t **out)
     return STATUS_IS_OK;
 }
 
-/* Slots are written: what was stored of the page is no longer it. */
+/* Sets the number of written slots. The stored form, if any, is no longer valid. */
 static void set_fill(kv_filling *f, uint32_t id, uint32_t fill)
 {
     f->tiles[f->tile_of[id]].fill = fill;
     f->tiles[f->tile_of[id]].stored = false;
 }
 
-/* The page's tiles; what it is stored as, when it has none. */
+/* Gives the page a tile to write to, filled from the stored form if the page had none. */
 static status reopen(kv_filling *f, uint32_t id, uint8_t **out)
 {
     const kv_store *s = f->o.store;
@@ -207,14 +208,14 @@ static status reopen(kv_filling *f, uint32_t id, uint8_t **out)
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
-/* The page `dst` becomes what `src` is, in both forms. */
+/* Copies page `src` to page `dst`, in each form that it has. */
 static status copy_page(kv_filling *f, uint32_t src, uint32_t dst)
 {
     if (f->tile_of[src]) {
         uint8_t *to;
         RETURN_IF_ERROR(take(f, dst, &to));
     }
-    const uint8_t *wide = find(f, src); /* making room may have stored it */
+    const uint8_t *wide = find(f, src); /* making room may have stored `src` */
     if (wide) {
         memcpy(find(f, dst), wide, f->page_bytes);
         set_fill(f, dst, f->tiles[f->tile_of[src]].fill);
@@ -239,7 +240,7 @@ status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m
     bool in_both = dst && !m->fresh && has_both(f, m->dst_page);
     if (m->fresh && m->dst_slot == 0) {
         RETURN_IF_ERROR(take(f, m->dst_page, &dst));
-        set_fill(f, m->dst_page, end); /* those of another before are not */
+        set_fill(f, m->dst_page, end); /* slots of the page's former use do not count */
     }
     const uint8_t *src = find(f, m->src_page);
     kv_place from = src ? (kv_place){&f->wide, (uint8_t *)src, f->tile_bytes}
@@ -263,7 +264,7 @@ status kv_filling_copy(kv_filling *f, const pkv_move *m)
     uint32_t dst = out ? host_id(f, m->dst_page) : m->dst_page;
     if (!is_ours(f->o.store, m->group)) return STATUS_IS_OK;
     RETURN_IF_ERROR(copy_page(f, src, dst));
-    if (!out) drop(f, src); /* the host's page is free now */
+    if (!out) drop(f, src); /* the host tier's page is free now */
     return STATUS_IS_OK;
 }
 
@@ -272,7 +273,7 @@ status kv_filling_copy(kv_filling *f, const pkv_move *m)
 /* The pages of a table that its last n_rows slots lie in. */
 typedef struct page_range {
     uint32_t first, end; /* pages */
-    uint32_t first_slot; /* of the first page: where rows begin */
+    uint32_t first_slot; /* slot of the first page where the rows begin */
 } page_range;
 
 static page_range written_pages(const kv_store *s, pkv_table_view table, uint32_t n_rows)
@@ -282,8 +283,9 @@ static page_range written_pages(const kv_store *s, pkv_table_view table, uint32_
                         slot % page_tokens};
 }
 
-/* Lists a table's pages that the row behind its last slot finds too far back, but for those that
- * others may have yet to read: they are swept. Pages that this step writes are the table's own. */
+/* Lists a table's pages whose tiles the row behind its last slot no longer reads. Shared and parked
+ * pages are left to the sweep, because another table may still read them; pages that this step
+ * writes are the table's own. */
 static void list_leaving(kv_filling *f, pkv_table_view table, page_range range)
 {
     uint32_t first_slot = range.first * f->wide.page_tokens + range.first_slot;
@@ -295,7 +297,7 @@ static void list_leaving(kv_filling *f, pkv_table_view table, page_range range)
     }
 }
 
-/* Tiles for the pages that one table's rows are written to. */
+/* Gives tiles to the pages that one table's rows are written to. */
 static status open_pages(kv_filling *f, pkv_table_view table, page_range range)
 {
     uint32_t page_tokens = f->wide.page_tokens;
@@ -367,14 +369,14 @@ const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* With a residual one page more than rows read. */
+/* Pages before a table's own that keep tiles: with a residual, one more than rows read. */
 static uint32_t count_before(const kv_store *s)
 {
     return s->residual_pages ? s->residual_pages + 1 : 0;
 }
 
-/* A last page of each table that runs, with those before it, and of as many that wait; and what a
- * layer's rows fill. */
+/* Tiles for the last page and those kept before it, in each table that can run and as many that
+ * wait; and for the pages that a layer's rows fill. */
 static uint32_t count_tiles(const kv_store *s, uint32_t max_rows, uint32_t max_seqs)
 {
     size_t filled = max_rows / s->shape.page_tokens + 2 * (size_t)max_seqs;

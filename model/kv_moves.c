@@ -4,7 +4,7 @@
 
 enum { SLOTS_AT_ONCE = 16, HEAD_DIM_MOST = 256 };
 
-/* Cosines and sines of a turn by so many positions, backwards when negative. */
+/* Sets cos_sin to the rotation by `by` positions, backwards when negative. */
 static void turn(const rope_config *rope, uint32_t head_dim, int32_t by, float *cos_sin)
 {
     float inv_freq[HEAD_DIM_MOST / 2];
@@ -13,7 +13,7 @@ static void turn(const rope_config *rope, uint32_t head_dim, int32_t by, float *
     for (uint32_t i = head_dim / 2; by < 0 && i < head_dim; i++) cos_sin[i] = -cos_sin[i];
 }
 
-/* cos_sin NULL: keys stay as they are. */
+/* Moves n slots of one tile and rotates their keys, unless cos_sin is NULL. */
 static void move_tile(kern_context *kc, const float *cos_sin, kv_place to, uint32_t dst_slot,
                       kv_place from, uint32_t src_slot, uint32_t n)
 {
@@ -23,7 +23,7 @@ static void move_tile(kern_context *kc, const float *cos_sin, kv_place to, uint3
         kern_kv_read(kc, from.shape, from.tiles, src_slot + i, k + (size_t)i * dim,
                      v + (size_t)i * dim);
     }
-    /* All turn by one angle, as the heads of one row do. */
+    /* All keys rotate by the same angles, so they pass as heads of one row. */
     if (cos_sin) kern_rope(kc, k, (size_t)n * dim, cos_sin, 1, n, dim);
     for (uint32_t i = 0; i < n; i++) {
         kern_kv_write(kc, to.shape, to.tiles, dst_slot + i, k + (size_t)i * dim,

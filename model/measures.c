@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Positions that queries to come are expected at: len .. len + 511. */
+/* Expected queries are averaged over the positions len .. len + 511. */
 enum { FUTURE_POSITIONS = 512 };
 
 struct measures {
@@ -17,30 +17,30 @@ struct measures {
     uint32_t heads;        /* query heads of this rank */
     uint32_t kv_heads, q_heads;
     uint32_t qkv_width, attn_width;
-    /* Items of one layer. */
+    /* Work items of one layer. */
     kern_rows_item *rows; /* [max_seqs, kv_heads] */
     size_t n_rows;
     kern_table_item *tables; /* [2 max_seqs, kv_heads] */
     size_t n_tables;
     kern_expected_item *expected; /* [max_seqs, kv_heads] */
     size_t n_expected;
-    /* Of sequences whose queries to come are expected. */
+    /* For sequences with MEASURE_EXPECTED. */
     float *turns;            /* [max_seqs, head_dim] mean rotations */
     size_t *first_query;     /* [max_seqs] row of `queries` */
     float *queries;          /* [rows, heads, head_dim] unrotated */
     size_t queries_capacity; /* rows */
-    bool active;             /* this step has something to measure */
+    bool active;             /* this step has a measure */
     int64_t us;
 };
 
-/* What one (sequence, layer, KV head) is measured from. */
+/* The inputs and output of one (sequence, layer, KV head). */
 typedef struct place {
     const forward_seq *seq;
-    uint32_t index; /* of the sequence in the step */
+    uint32_t index; /* the sequence's index in the step */
     uint32_t layer, head;
-    uint32_t row; /* of the layer among those measured */
+    uint32_t row; /* the layer's index among measured layers */
     kern_table table;
-    const float *q, *y; /* of the first measured row and the KV head's first query head */
+    const float *q, *y; /* at the first measured row and the KV head's first query head */
     float *sums;
     float *out; /* NULL when silent */
 } place;
@@ -99,7 +99,7 @@ static status add_expected(measures *m, const place *p, int kind)
     return STATUS_IS_OK;
 }
 
-/* A product over all threads: done here and now. */
+/* A product that uses all threads by itself, so it is computed at once. */
 static status measure_value_weight(measures *m, const place *p, int kind)
 {
     (void)kind;
@@ -114,11 +114,11 @@ static status measure_value_weight(measures *m, const place *p, int kind)
 
 typedef struct kind_row {
     status (*measure)(measures *m, const place *p, int kind);
-    int kind;        /* of the kernel */
-    bool needs_rows; /* of queries */
-    bool may_sum;    /* over steps */
-    bool may_second; /* stand beside another */
-    bool along;      /* an output: with a bias, and a theta of its own */
+    int kind;        /* the kernel's number of it */
+    bool needs_rows; /* needs rows of queries */
+    bool may_sum;    /* may be summed over steps */
+    bool may_second; /* may be a second measure */
+    bool along;      /* projects on outputs: may have a bias and a theta */
 } kind_row;
 
 static const kind_row kinds[MEASURE_KINDS] = {
@@ -268,7 +268,7 @@ void measures_queries(measures *m, uint32_t layer, const forward_seq *seqs, uint
     }
 }
 
-/* Slots [from, to) of a running sum are 0. */
+/* Sets slots [from, to) of a running sum to 0. */
 static void clear_sums(const kv_store *store, const place *p, uint32_t from, uint32_t to)
 {
     for (uint32_t j = from; j < to; j++) {

@@ -11,8 +11,8 @@ enum { CHUNK_ROWS = 512 };
 
 struct model_probe {
     probe_shape shape;
-    const model_config *config; /* of the backend */
-    comm *group;                /* of the backend: of one rank */
+    const model_config *config; /* the backend's */
+    comm *group;                /* the backend's, of one rank */
     thread_pool *pool;
     kern_context *kernels;
     kv_store store;
@@ -20,12 +20,12 @@ struct model_probe {
     pkv *kv;
     pkv_mirror *mirror;
     forward *forward;
-    _Atomic bool interrupted; /* nobody does */
+    _Atomic bool interrupted; /* stays false: a probe's pass is never interrupted */
 
-    uint32_t *tokens; /* [n]; n = 0: nothing can be read */
+    uint32_t *tokens; /* [n]; n = 0: no run to read */
     uint32_t n, first_row;
-    uint32_t done;                  /* rows of the run that were computed before this chunk */
-    float *keys, *values, *queries; /* [layers, heads of the kind, n or n - first_row, head_dim] */
+    uint32_t done;                  /* rows of the run computed before this chunk */
+    float *keys, *values, *queries; /* [layers, KV heads or heads, rows, head_dim] */
 };
 
 probe_shape model_probe_shape(const model_probe *p) { return p->shape; }
@@ -46,7 +46,7 @@ static status make_pages(model_probe *p, error *err)
     return status_ok(s) ? s : error_set(err, s.code, "probe: %s", status_text(s.code));
 }
 
-/* One table for all layers and heads: nothing is ever taken out of it. */
+/* Lays out one table for all layers and heads, because no page is ever taken out. */
 static void lay_out_pages(model_probe *p, const forward_options *of)
 {
     pkv_geometry g = of->store->geometry;
@@ -131,8 +131,8 @@ static size_t head_floats(const model_probe *p, uint32_t rows)
     return (size_t)rows * p->shape.head_dim;
 }
 
-/* Copies heads [first, first + n_heads) of the rows' columns into to [n_heads, stride, head_dim],
- * from row `at` on. */
+/* Copies n_heads heads of the rows, from `columns` on, into to [n_heads, stride, head_dim] from row
+ * `at` on. */
 static void keep_heads(const model_probe *p, const float *columns, size_t width, uint32_t n_heads,
                        uint32_t n_rows, uint32_t stride, uint32_t at, float *to)
 {
@@ -222,7 +222,7 @@ status model_probe_run(model_probe *p, const uint32_t *tokens, uint32_t n_tokens
     return error_set(err, s.code, "probe: %s", s.message ? s.message : status_text(s.code));
 }
 
-/* ---- what it saw ----------------------------------------------------------------------------- */
+/* ---- reading the last run -------------------------------------------------------------------- */
 
 const float *model_probe_keys(const model_probe *p, uint32_t layer, uint32_t kv_head)
 {
@@ -240,7 +240,7 @@ uint32_t model_probe_first_seen(const model_probe *p, uint32_t layer, uint32_t r
     return window && row + 1 > window ? row + 1 - window : 0;
 }
 
-/* Lanes of their own sums, so that the compiler may use vectors. */
+/* Sums in separate lanes, so that the compiler may use vectors. */
 static float dot(const float *a, const float *b, uint32_t n)
 {
     enum { LANES = 16 };

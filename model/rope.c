@@ -8,7 +8,7 @@ static float plain(double theta, uint32_t head_dim, uint32_t i)
     return (float)pow(theta, exponent);
 }
 
-/* Dynamic: beyond the model's positions theta grows with the longest sequence. */
+/* Dynamic RoPE: beyond the model's positions theta grows with the longest sequence. */
 static double stretched_theta(const rope_config *r, uint32_t head_dim)
 {
     if (r->kind != ROPE_DYNAMIC || r->length <= r->max_positions || head_dim <= 2) return r->theta;
@@ -16,8 +16,8 @@ static double stretched_theta(const rope_config *r, uint32_t head_dim)
     return r->theta * pow(over, head_dim / (head_dim - 2.0));
 }
 
-/* Llama 3.1: long wavelengths are slowed down by `factor`, short ones kept, those between blended.
- */
+/* Llama 3.1: long wavelengths are slowed down by `factor`, short ones kept, those between
+ * blended. */
 static float llama3_scale(const rope_config *rope, float inv_freq)
 {
     float factor = (float)rope->factor;
@@ -30,14 +30,14 @@ static float llama3_scale(const rope_config *rope, float inv_freq)
     return (1.0f - smooth) * inv_freq / factor + smooth * inv_freq;
 }
 
-/* The pair of elements that turns so many times over the original context. */
+/* The index of the pair of elements that rotates `turns` times over the original context. */
 static double yarn_pair(const rope_config *r, uint32_t head_dim, double turns)
 {
     return head_dim * log(r->original_max_positions / (turns * 2.0 * M_PI)) / (2.0 * log(r->theta));
 }
 
-/* YaRN: pairs that turn often keep their frequency, those that turn rarely are slowed down, with a
- * ramp between. */
+/* YaRN: pairs that rotate often keep their frequency, pairs that rotate rarely are slowed down, and
+ * between them lies a ramp. */
 static float yarn_scale(const rope_config *r, uint32_t head_dim, uint32_t i, float power)
 {
     double low = yarn_pair(r, head_dim, r->beta_fast), high = yarn_pair(r, head_dim, r->beta_slow);

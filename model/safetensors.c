@@ -4,9 +4,9 @@
 #include <string.h>
 
 enum {
-    HEADER_BYTES_MAX = 100000000, /* the reference reader's */
+    HEADER_BYTES_MAX = 100000000, /* the reference reader's limit */
     INDEX_BYTES_MAX = 64 << 20,
-    /* A parsed value takes some fifty bytes whatever its text: "0," must not become fifty. */
+    /* Limits memory: a parsed value takes about fifty bytes, and its text may be two ("0,"). */
     JSON_VALUES_MAX = 4 << 20,
     NAME_MAX_BYTES = 1024,
 };
@@ -84,7 +84,7 @@ static status read_shape(const json_t *shape, const char *where, safetensors_ten
     return STATUS_IS_OK;
 }
 
-/* Offsets are as in the file, relative to the end of the header; t->bytes holds the end for now. */
+/* Reads an entry. Its begin, and for now its end in t->bytes, are relative to the header's end. */
 static status read_entry(const json_t *entry, const char *where, safetensors_tensor *t, error *err)
 {
     const char *type = json_string_value(json_object_get(entry, "dtype"));
@@ -119,7 +119,7 @@ static int by_offset(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* [begin, end) of one tensor against the tensors before it and against its own shape. */
+/* Checks [begin, end) of a tensor against the tensor before it and against its own shape. */
 static status check_extent(const char *where, const safetensors_tensor *t, size_t previous_end,
                            error *err)
 {
@@ -157,7 +157,7 @@ static status check_metadata(const json_t *metadata, const char *where, error *e
                      where);
 }
 
-/* Appends header's tensors to st, offsets still relative. */
+/* Appends the header's tensors to st, with relative offsets. */
 static status read_entries(safetensors *st, json_t *header, const char *where, uint32_t file,
                            error *err)
 {
@@ -259,7 +259,7 @@ static status add_file(safetensors *st, const char *dir, const char *name, error
     return safetensors_parse(st, path, (uint32_t)(st->n_files - 1), f.map.data, f.map.size, err);
 }
 
-/* Sorts the tensors of all files by name; none may be there twice. */
+/* Sorts the tensors of all files by name, and refuses names that occur twice. */
 static status sort_tensors(safetensors *st, error *err)
 {
     if (st->n_tensors > 0) qsort(st->tensors, st->n_tensors, sizeof *st->tensors, by_name);
@@ -277,7 +277,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* A name below the folder: relative, without "..", as every part of it. */
+/* Whether a name is below the folder: relative, and without empty, "." and ".." parts. */
 static bool is_below(const char *name)
 {
     if (name[0] == 0 || name[0] == '/') return false;
@@ -290,8 +290,8 @@ static bool is_below(const char *name)
     return true;
 }
 
-/* The distinct file names of weight_map, sorted. Borrowed from weight_map; the list is the
- * caller's. */
+/* Lists the distinct file names of weight_map, sorted. The names are borrowed from weight_map; the
+ * caller frees the list. */
 static status list_shards(json_t *weight_map, const char *where, const char ***out, size_t *out_n,
                           error *err)
 {
@@ -324,7 +324,7 @@ static status list_shards(json_t *weight_map, const char *where, const char ***o
     return STATUS_IS_OK;
 }
 
-/* Each tensor of the index is in the file that the index says. */
+/* Checks that each tensor of the index is in the file that the index names. */
 static status check_index(const safetensors *st, const char *dir, json_t *weight_map,
                           const char *where, error *err)
 {

@@ -7,10 +7,10 @@
 
 #define GREEDY_BELOW 1e-5f
 
-/* Tokens seen by one sequence, for penalties: open addressing, key token + 1 (0 = empty). */
+/* A token that a sequence has seen, for penalties: a slot of a table with open addressing. */
 typedef struct token_count {
-    uint32_t key;
-    uint32_t outputs; /* times sampled */
+    uint32_t key;     /* token + 1; 0 = empty */
+    uint32_t outputs; /* how often it was sampled */
 } token_count;
 
 typedef struct token_counts {
@@ -31,7 +31,7 @@ typedef struct candidate {
     uint32_t id;
 } candidate;
 
-/* What one thread needs for one row. */
+/* One thread's scratch for one row. */
 typedef struct sampler_scratch {
     float *logits;         /* [vocab_size] */
     candidate *candidates; /* [vocab_size] */
@@ -69,8 +69,8 @@ static bool counts_reserve(token_counts *c, uint32_t n)
     return true;
 }
 
-/* Room was reserved when the sequence was opened: drawing allocates nothing. What goes beyond the
- * length announced then is not counted. */
+/* Counts a token. Opening the sequence reserved room for the length announced then, so that drawing
+ * allocates nothing; new tokens beyond that length are not counted. */
 static void counts_add(token_counts *c, uint32_t token, bool output)
 {
     token_count *slot = counts_slot(c, token);
@@ -87,7 +87,7 @@ static bool has_penalties(const sample_params *p)
     return p->presence_penalty != 0 || p->frequency_penalty != 0 || p->repetition_penalty != 1;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 status sampler_create(uint32_t max_seqs, uint32_t vocab_size, thread_pool *pool, sampler **out)
 {
@@ -127,7 +127,7 @@ void sampler_destroy(sampler *s)
     free(s);
 }
 
-/* The params' arrays, copied into one block. */
+/* Copies the parameters, with their arrays in one block. */
 static bool copy_params(sampler_seq *q, const sample_params *p)
 {
     size_t stops = p->n_stop_ids * sizeof(uint32_t);
@@ -204,7 +204,8 @@ static void select_top(candidate *c, size_t n, size_t k)
 {
     size_t from = 0, to = n;
     while (to - from > 1) {
-        candidate pivot = c[from + (to - from - 1) / 2]; /* never the last: both sides shrink */
+        candidate pivot =
+            c[from + (to - from - 1) / 2]; /* not the last one, so that both sides shrink */
         size_t i = from, j = to - 1;
         for (;;) {
             while (candidate_order(&c[i], &pivot) < 0) i++;
@@ -233,7 +234,7 @@ static size_t collect_candidates(const float *logits, uint32_t n, float min_p, c
     return m;
 }
 
-/* The k largest and everything equal to the k-th. */
+/* Keeps the k largest candidates and all equal to the k-th. Returns how many. */
 static size_t keep_top_k(candidate *c, size_t n, uint32_t k)
 {
     if (k == 0 || k >= n) return n;
@@ -247,8 +248,8 @@ static size_t keep_top_k(candidate *c, size_t n, uint32_t k)
     return kept;
 }
 
-/* The smallest set of most likely tokens whose mass reaches top_p; at least one. Sorts only as many
- * of the most likely as that takes. */
+/* Keeps the smallest set of most likely tokens whose mass reaches top_p, at least one. Sorts only
+ * as many candidates as that takes. Returns how many are kept. */
 static size_t keep_top_p(candidate *c, size_t n, float top_p)
 {
     if (top_p >= 1 || n <= 1) return n;
@@ -271,7 +272,7 @@ static size_t keep_top_p(candidate *c, size_t n, float top_p)
     }
 }
 
-/* argmax(logit + gumbel): a draw from softmax(logit), Gumbel noise -log(-log(u)). */
+/* Draws from softmax(logit) as argmax(logit + g) with Gumbel noise g = -log(-log(u)). */
 static uint32_t gumbel_draw(const candidate *c, size_t n, uint64_t key, uint32_t sample_index)
 {
     float best = -INFINITY;
@@ -326,7 +327,7 @@ static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *s
         m = keep_top_p(scratch->candidates, m, p->top_p);
         d->out->token =
             m ? gumbel_draw(scratch->candidates, m, draw_key(p->seed, d->choice), d->sample_index)
-              : logits_argmax(logits, n); /* every logit -inf or NaN: still a token */
+              : logits_argmax(logits, n); /* all logits are -inf or NaN: return some token */
     }
     d->out->logprob = NAN;
     d->out->rank = 0;
