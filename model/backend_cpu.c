@@ -242,8 +242,7 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     return sample(b, plan);
 }
 
-/* The step is computed here, on the caller's thread and the pool: the caller waits for it
- * anyway. */
+/* Computes the step on the caller's thread and the pool, because the caller would only wait. */
 static status cpu_collect(void *ctx, const step_result **out)
 {
     backend_cpu *b = ctx;

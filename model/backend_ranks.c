@@ -176,8 +176,8 @@ static const rank *failed_rank(const backend_ranks *all)
     return status_ok(failed->status) ? NULL : failed;
 }
 
-/* Others than threads name themselves, and may be lost: the whole group is then to be made
- * again. */
+/* The group's status for a rank's failure. A driven rank's message names the rank already, and a
+ * lost one gives STATUS_UNAVAILABLE, so that the whole group is made again. */
 static status failure_of(backend_ranks *all, const rank *r)
 {
     const char *text = r->status.message ? r->status.message : status_text(r->status.code);

@@ -16,8 +16,7 @@ static double stretched_theta(const rope_config *r, uint32_t head_dim)
     return r->theta * pow(over, head_dim / (head_dim - 2.0));
 }
 
-/* Llama 3.1: long wavelengths are slowed down by `factor`, short ones kept, those between
- * blended. */
+/* Llama 3.1 slows long wavelengths down by `factor`, keeps short ones and blends between them. */
 static float llama3_scale(const rope_config *rope, float inv_freq)
 {
     float factor = (float)rope->factor;

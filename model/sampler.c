@@ -222,8 +222,7 @@ static void select_top(candidate *c, size_t n, size_t k)
     }
 }
 
-/* Keeps tokens with p >= min_p * max(p), compared as logits. Returns how many candidates there
- * are. */
+/* Keeps tokens with p >= min_p * max(p), compared as logits. Returns the number of candidates. */
 static size_t collect_candidates(const float *logits, uint32_t n, float min_p, candidate *out)
 {
     float max = logits[logits_argmax(logits, n)];
@@ -353,7 +352,7 @@ void sampler_run(sampler *s, const sampler_draw *draws, size_t n)
     sampler_told(s, draws, n);
 }
 
-/* ---- for who makes the draws elsewhere ------------------------------------------------------- */
+/* ---- for a backend that draws elsewhere ------------------------------------------------------ */
 
 const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, uint64_t *key,
                                       sampler_edit *edits, sampler_edits *n)

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* Rows whose logits are in memory at a time: only a few numbers of each row are kept. */
+/* Rows whose logits are in memory at a time; of each row only a few numbers are kept. */
 enum { BLOCK = 64 };
 
 static status reserve(void **values, size_t *n, size_t need, size_t size)
@@ -29,14 +29,14 @@ static status make_room(row_scores *r, uint32_t vocab_size, size_t n_samples, si
     return s;
 }
 
-/* A block of one share. */
+/* A block of one sequence's rows in this step (its share of the plan). */
 typedef struct score_job {
     const step_plan *plan;
     const step_seq *share;
     const float *logits;
     uint32_t from, vocab_size;
-    step_sample *samples; /* of the share, or NULL */
-    float *novelty;       /* likewise */
+    step_sample *samples; /* the share's samples, or NULL */
+    float *novelty;       /* the share's novelty, or NULL */
 } score_job;
 
 static void score_rows(void *ctx, size_t from, size_t to, unsigned thread)

@@ -4,7 +4,7 @@
 #include "model/kv_filling.h"
 #include "model/weights.h"
 
-/* ---- what a backend does --------------------------------------------------------------------- */
+/* ---- what a backend takes -------------------------------------------------------------------- */
 
 static uint32_t whole_pages(uint64_t bytes, uint64_t page_bytes)
 {
@@ -31,7 +31,7 @@ uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, 
     return n < pkv_groups(g) ? 0 : n;
 }
 
-/* ---- what it would do ------------------------------------------------------------------------ */
+/* ---- predictions before a backend is made ---------------------------------------------------- */
 
 static status measure_weights(const backend_cpu_options *o, int rank, int size,
                               weights_measures *out, error *err)

@@ -80,7 +80,7 @@ static void take_norm(const model_config *c, size_t n, tensor_part *p)
     p->plus = c->family->norms_from_one ? 1.0f : 0.0f;
 }
 
-/* q, k or v, of its own tensor or of one that they share. */
+/* Takes q, k or v from a tensor of its own or from one that the three share. */
 static void take_heads(const model_config *c, const tensor_slice *s, tensor_role role,
                        tensor_part *p)
 {
@@ -97,8 +97,8 @@ static void take_heads(const model_config *c, const tensor_slice *s, tensor_role
         take_rows(p, all, hidden, (before + first) * hd, n * hd);
         return;
     }
-    /* A KV head's rows are its g query heads, k and v. A rank has whole KV heads, or query heads of
-     * one. */
+    /* A KV head's rows are its g query heads, k and v. A rank has whole KV heads, or some query
+     * heads of one. */
     size_t g = heads / kv_heads, of_group = g + 2;
     size_t before =
         is_q ? first / g * of_group + first % g : first * of_group + g + (role == TENSOR_V ? 1 : 0);
@@ -123,7 +123,7 @@ static void set_shape(const model_config *c, const tensor_slice *s, tensor_role 
     case TENSOR_V_BIAS:
         take_vector(p, c->n_kv_heads * hd, s->first_kv_head * hd, s->n_kv_heads * hd);
         break;
-    case TENSOR_Q_NORM: /* what scores are multiplied with lies in the queries */
+    case TENSOR_Q_NORM: /* the query norm carries the factor of scores */
         take_norm(c, hd, p);
         p->times = c->query_factor;
         break;
@@ -272,8 +272,8 @@ static status match_part(const safetensors *st, tensor_part *p, bool *used, erro
     return STATUS_IS_OK;
 }
 
-/* Buffers that old exporters saved, and the copy of a tied head: nothing of the model is lost with
- * them. */
+/* Whether a left-over tensor may be ignored: buffers that old exporters saved, and the copy of a
+ * tied head. An untied head is a part, so it is never left over. */
 static bool is_redundant(const model_config *c, const char *name)
 {
     static const char *const buffers[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",
@@ -283,11 +283,10 @@ static bool is_redundant(const model_config *c, const char *name)
         size_t tail = strlen(buffers[i]);
         if (n >= tail && strcmp(name + n - tail, buffers[i]) == 0) return true;
     }
-    return strcmp(name, c->family->names[TENSOR_HEAD]) ==
-           0; /* an untied one is a part, not left over */
+    return strcmp(name, c->family->names[TENSOR_HEAD]) == 0;
 }
 
-/* A tensor that no part took would be lost in silence. */
+/* Refuses tensors that no part took, because they would be silently ignored. */
 static status refuse_leftovers(const model_config *c, const safetensors *st, const bool *used,
                                error *err)
 {

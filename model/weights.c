@@ -14,22 +14,22 @@
 enum {
     ALIGNMENT = 64,          /* kern_matrix.data */
     MAPPED_CHUNK = 16 << 20, /* bytes of a file in memory at a time */
-    MADE_CHUNK = 512 << 10,  /* bytes of `made` rows at a time: half of a second-level cache */
-    SAMPLES = 16,            /* of a tensor, for the identity */
+    MADE_CHUNK = 512 << 10,  /* bytes of `made` rows at a time: half of an L2 cache */
+    SAMPLES = 16,            /* samples of a tensor for the identity */
     SAMPLE_BYTES = 64,
 };
 
 typedef struct loader {
     const weights_options *o;
-    model_weights w; /* w.layers and w.experts are the loader's own until the block is there */
+    model_weights w; /* the loader owns w.layers and w.experts until the block exists */
     tensor_part *parts;
     size_t *first_rows; /* [n_parts]: where a part begins in its matrix */
     size_t n_parts;
-    safetensors files;   /* empty for dummy weights, */
-    gguf one_file;       /* and one of these two always */
-    quantized quantized; /* of `files`; nothing when they are plain */
-    size_t data_begin;   /* of the block: where what is packed begins */
-    uint8_t *made;       /* rows on their way into a matrix: all that do not lie in a file so */
+    safetensors files;   /* empty unless dir is a folder of safetensors */
+    gguf one_file;       /* empty unless dir is a GGUF file */
+    quantized quantized; /* scheme of `files`; empty when they are plain */
+    size_t data_begin;   /* where packed data begins in the block */
+    uint8_t *made;       /* rows to be packed that do not lie ready in a file */
     size_t made_bytes;
     uint64_t done, total; /* elements of matrices, for o->progress */
 } loader;
@@ -79,8 +79,8 @@ static float **vector_of(model_weights *w, const tensor_part *p)
     }
 }
 
-/* How the matrix of a role is quantised. The head's few weights are a logit's last rounding: 4 bits
- * there would cost more than they save; a router's decide more than a number. */
+/* How a role's matrix is quantised. The head keeps 8 bits, because its rounding goes straight into
+ * logits and its weights are few. Routers stay as they are, because they choose experts. */
 static kern_quant quant_of(const weights_options *o, tensor_role role)
 {
     if (role == TENSOR_EMBED || role == TENSOR_ROUTER || role == TENSOR_SHARED_SWITCH ||
@@ -93,7 +93,7 @@ static kern_quant quant_of(const weights_options *o, tensor_role role)
     return (kern_quant){bits, o->quant.group};
 }
 
-/* Whether a tied head is more than another name of the embeddings. */
+/* Whether a tied head is a matrix of its own: it is quantised and the embeddings are not. */
 static bool head_is_copy(const weights_options *o)
 {
     return o->config->tied_embeddings && o->quant.bits;
@@ -106,8 +106,8 @@ static dtype joined_type(dtype wanted, bool is_first, dtype so_far, dtype stored
     return is_first || so_far == stored ? stored : DTYPE_F32;
 }
 
-/* Shapes and types of all matrices: the parts of one stand below each other in the order of the
- * list. Biases of q, k and v stand where their rows do. */
+/* Sets shapes and types of all matrices. A matrix's parts lie below each other in the order of the
+ * list. The biases of q, k and v lie where their rows do. */
 static void shape_matrices(loader *ld)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {
@@ -137,7 +137,7 @@ static uint8_t *carve(uint8_t *block, size_t *at, size_t bytes)
     return block ? block + here : NULL;
 }
 
-/* Every sparse layer's own. */
+/* Points each sparse layer to its experts. */
 static void find_experts(loader *ld)
 {
     const model_config *c = ld->o->config;
@@ -146,7 +146,8 @@ static void find_experts(loader *ld)
             ld->w.layers[l].experts = ld->w.experts + (size_t)l * c->n_experts;
 }
 
-/* Gives everything its place in block, and returns the bytes it takes; block NULL only counts. */
+/* Gives everything its place in block and returns the bytes it takes. With block NULL it only
+ * counts. */
 static size_t lay_out(loader *ld, uint8_t *block)
 {
     size_t at = 0, layer_bytes = ld->o->config->n_layers * sizeof(layer_weights);
@@ -181,7 +182,7 @@ static size_t lay_out(loader *ld, uint8_t *block)
 static status take_memory(loader *ld, error *err)
 {
     size_t bytes = lay_out(ld, NULL), left = memory_available_bytes();
-    /* The ranks of a machine take their equal slices at the same time. */
+    /* The ranks of a machine load their equal slices at the same time. */
     size_t of_all = bytes * (ld->o->ranks_here ? ld->o->ranks_here : (size_t)ld->o->size);
     if (of_all > left)
         return error_set(err, STATUS_NO_MEMORY, "%s: weights of %zu MiB, and %zu MiB are free",
@@ -225,7 +226,7 @@ static void load_vector(loader *ld, const tensor_part *p, size_t first)
     file_map_release(s->map, s->begin, s->begin + s->bytes);
 }
 
-/* Rows at a time that are about chunk bytes, whole panels where possible. */
+/* The number of rows that are about chunk bytes, in whole panels where possible. */
 static size_t rows_of_chunk(size_t chunk, size_t row_bytes)
 {
     size_t rows = chunk / row_bytes;
@@ -233,7 +234,7 @@ static size_t rows_of_chunk(size_t chunk, size_t row_bytes)
     return rows > 0 ? rows : 1;
 }
 
-/* Rows of a part to its matrix, and to the head when that has a copy of them. */
+/* Packs rows of a part into its matrix, and into the head when that is a copy of the embeddings. */
 static void pack_rows(loader *ld, const tensor_part *p, size_t row, size_t rows, const void *src)
 {
     const weights_options *o = ld->o;
@@ -242,7 +243,7 @@ static void pack_rows(loader *ld, const tensor_part *p, size_t row, size_t rows,
         kern_matrix_pack(o->kernels, &ld->w.head, row, rows, src, p->stored, p->cols);
 }
 
-/* Whether a file has the rows as they are. */
+/* Whether the file has rows that can be packed without decoding. */
 static bool is_plain(const tensor_source *s)
 {
     return s->map && !s->blocks && !s->rotary && !s->quantized;
@@ -262,7 +263,7 @@ static void unpack_rows(void *ctx, size_t from, size_t to, unsigned thread)
     quantized_rows(j->w, j->row + from, to - from, j->out + from * row_bytes);
 }
 
-/* Rows [row, row + n) of a part whose file has them in blocks or in another order. */
+/* Decodes rows [row, row + n) of a part whose file has blocks or another order of rows. */
 static void decode_rows(const tensor_part *p, size_t row, size_t n, uint8_t *out)
 {
     const tensor_source *s = &p->source;
@@ -280,7 +281,7 @@ static void decode_rows(const tensor_part *p, size_t row, size_t n, uint8_t *out
     }
 }
 
-/* Rows [row, row + n) of the whole: in the file where they lie as they are, else made. */
+/* Rows [row, row + n) of the whole, in the file if they are plain, else in ld->made. */
 static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tensor *dummy,
                               size_t row, size_t n)
 {
@@ -294,7 +295,7 @@ static const uint8_t *rows_of(loader *ld, const tensor_part *p, const dummy_tens
     return ld->made;
 }
 
-/* Rows `row` and after of a part. A vector is one row. */
+/* Checks n rows of a part from `row` on. A vector is one row. */
 static status check_finite(const loader *ld, const tensor_part *p, const uint8_t *data, size_t row,
                            size_t n, error *err)
 {
@@ -330,7 +331,7 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         ld->made = grown;
         ld->made_bytes = step * row_bytes;
     }
-    /* Rows past the whole, a padded vocabulary's, stay the zeros that the block came with. */
+    /* Rows past the whole, which pad a vocabulary, keep the block's initial zeros. */
     size_t there = p->row < p->rows ? p->rows - p->row : 0;
     size_t count = p->run || p->n_rows < there ? p->n_rows : there;
     for (size_t i = 0, n; i < count; i += n) {
@@ -341,7 +342,7 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         const uint8_t *rows = rows_of(ld, p, &dummy, row, n);
         RETURN_IF_ERROR(check_finite(ld, p, rows, row, n, err));
         pack_rows(ld, p, first_row + i, n, rows + p->col * element);
-        size_t from = s->begin + row * s->row_bytes; /* of pairs about so */
+        size_t from = s->begin + row * s->row_bytes; /* inexact for rows in pairs */
         if (s->map) file_map_release(s->map, from, from + n * s->row_bytes);
         tell_progress(ld, (uint64_t)n * p->n_cols);
     }
@@ -356,7 +357,7 @@ static uint64_t hash_number(uint64_t h, uint64_t v) { return hash_bytes(&v, size
 
 static uint64_t hash_real(uint64_t h, double v) { return hash_bytes(&v, sizeof v, h); }
 
-/* What changes K and V for equal tokens, tensors aside. */
+/* Hashes the fields that change K and V for equal tokens and equal tensors. */
 static uint64_t hash_config(const weights_options *o)
 {
     const model_config *c = o->config;
@@ -405,7 +406,8 @@ static uint64_t hash_config(const weights_options *o)
     return h;
 }
 
-/* Windows spread evenly over the tensor: a fine-tune changes nearly every weight. */
+/* Hashes samples spread evenly over the data. They suffice: a fine-tune changes nearly every
+ * weight. */
 static uint64_t hash_samples(const uint8_t *data, size_t bytes, uint64_t h)
 {
     if (bytes <= SAMPLES * SAMPLE_BYTES) return hash_bytes(data, bytes, h);
@@ -430,7 +432,7 @@ static uint64_t hash_part(const loader *ld, const tensor_part *p, uint64_t h)
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-/* A run of columns that cuts a group would have other weights than the whole. */
+/* Refuses slices that cut a quantised group: their weights would differ from the whole's. */
 static status check_groups(const loader *ld, error *err)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {
@@ -506,7 +508,7 @@ static void list_matrix(const loader *ld, const char *name, const kern_matrix *m
                   m->quant.group);
 }
 
-/* A line for each matrix and vector: its first tensor, place, bytes, shape and format. */
+/* Writes a line for each matrix and vector: its first tensor, place, bytes, shape and format. */
 static void list_places(loader *ld, strbuf *out)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {
@@ -528,7 +530,7 @@ static void tell(const weights_options *o, const char *about, const char *what)
     if (o->tell) o->tell(o->tell_ctx, line);
 }
 
-/* Everything that decides packed bytes: kind, files, and which rows go where. */
+/* Hashes all that decides the packed bytes: kind, files, and which rows go where. */
 static uint64_t cache_key(const loader *ld, const char *kind)
 {
     uint64_t h = hash_parts(ld, hash_bytes(kind, strlen(kind), 0));
@@ -557,7 +559,8 @@ static void keep_in_cache(const loader *ld, const weights_image *image)
     else tell(ld->o, path, "written");
 }
 
-/* Nothing that is wrong with the cache keeps the model from being loaded. */
+/* Loads from the cache, or packs and writes the cache. A bad cache never stops a model from
+ * loading. */
 static status load_cached(loader *ld, error *err)
 {
     const weights_options *o = ld->o;
@@ -595,7 +598,7 @@ static status load_cached(loader *ld, error *err)
     return s;
 }
 
-/* As transformers has it: of the type that the model computes in. */
+/* The embeddings' factor, rounded as transformers does to the type that the model computes in. */
 static float embed_scale(const weights_options *o)
 {
     if (!o->config->family->scaled_embeddings) return 1.0f;
@@ -642,7 +645,7 @@ status weights_measure(const weights_options *options, weights_measures *out, er
     return result;
 }
 
-/* Every matrix and vector is where its description is: nowhere, but not NULL. */
+/* Points each matrix and vector at its own description: not NULL, and never read. */
 static void point_nowhere(loader *ld)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {

@@ -12,15 +12,15 @@ enum { PIECE_BYTES = 1 << 20, NAME_MAX_BYTES = 40 };
 
 static const char magic[8] = "OctPackd";
 
-/* Then the table, a hash of each piece of the data, the data. */
+/* The file's first bytes. The table, a hash of each piece of the data, and the data follow. */
 typedef struct header {
     char magic[8];
     uint64_t version;
     uint64_t key;
     uint64_t table_bytes;
     uint64_t data_bytes;
-    uint64_t lists_hash; /* of table and hashes */
-    uint64_t own_hash;   /* of the above */
+    uint64_t lists_hash; /* hash of table and hashes */
+    uint64_t own_hash;   /* hash of the fields above */
 } header;
 
 static uint64_t hash_header(const header *h)
@@ -39,7 +39,8 @@ static size_t piece_bytes(const weights_image *w, size_t i)
     return left < PIECE_BYTES ? left : PIECE_BYTES;
 }
 
-/* Table and hashes, which are read, hashed and written together; the hashes are unaligned. */
+/* Bytes of table and hashes, which are read, hashed and written together; the hashes are
+ * unaligned. */
 static size_t lists_bytes(const weights_image *w)
 {
     return w->table_bytes + count_pieces(w) * sizeof(uint64_t);
@@ -56,7 +57,7 @@ uint64_t weights_cache_key(const safetensors *files, uint64_t seed)
         const char *path = files->files[i].path, *slash = strrchr(path, '/');
         const char *name = slash ? slash + 1 : path;
         struct stat st;
-        int64_t facts[3] = {-1, 0, 0}; /* gone meanwhile */
+        int64_t facts[3] = {-1, 0, 0}; /* for a file that is gone */
         if (stat(path, &st) == 0) {
             facts[0] = st.st_size;
             facts[1] = st.st_mtim.tv_sec;
@@ -68,7 +69,7 @@ uint64_t weights_cache_key(const safetensors *files, uint64_t seed)
     return h;
 }
 
-/* The last part of a path in letters that any file system takes. */
+/* Sets out to the last part of a path, in characters that any file system takes. */
 static void plain_name(const char *path, char out[NAME_MAX_BYTES])
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -92,7 +93,7 @@ status weights_cache_path(const weights_image *w, char out[WEIGHTS_CACHE_PATH_MA
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* False at the end of the file, too. */
+/* Reads n bytes at `at`. False on an error or when the file ends before. */
 static bool read_at(int fd, void *out, size_t n, size_t at)
 {
     for (size_t done = 0; done < n;) {
@@ -135,7 +136,7 @@ typedef struct pieces {
     atomic_size_t n_bad;
 } pieces;
 
-/* Hashed as soon as it is read: a piece is still in the second-level cache. */
+/* Reads and checks pieces. A piece is hashed at once, while it is still in the L2 cache. */
 static void read_pieces(void *ctx, size_t from, size_t to, unsigned thread)
 {
     (void)thread;
@@ -184,7 +185,7 @@ static status read_file(const weights_image *w, int fd, uint8_t *lists, const ch
                      n_bad, count_pieces(w));
 }
 
-/* O_NONBLOCK: opening a FIFO must not wait for a writer. */
+/* Opens with O_NONBLOCK, because opening a FIFO must not wait for a writer. */
 status weights_cache_read(const weights_image *w, error *err)
 {
     char path[WEIGHTS_CACHE_PATH_MAX];
@@ -223,7 +224,7 @@ static bool write_all(int fd, const void *data, size_t n)
     return true;
 }
 
-/* Into a file of its own that takes the name when all of it is on the disk. */
+/* Writes a temporary file, and renames it once all of it is on the disk. */
 static status put_file(const weights_image *w, const header *h, const uint8_t *lists,
                        const char *path, error *err)
 {

@@ -336,8 +336,6 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
     assert(batch->n_decode <= most && batch->n_prefill == t.n_prefill);
 }
 
-/* Everything that this step reads goes in one copy; then tables and pages are brought up to
- * date. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch)
 {
     cuda_device *d = &b->device;

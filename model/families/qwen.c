@@ -18,8 +18,7 @@ static status read_qwen3(const json_t *json, const char *where, model_config *c,
     return family_read_optional_window(json, where, true, c, err);
 }
 
-/* Layer i has one feed-forward if it is in mlp_only_layers or (i + 1) % decoder_sparse_step !=
- * 0. */
+/* Layer i is dense if mlp_only_layers has it or (i + 1) % decoder_sparse_step is not 0. */
 static status read_sparse_layers(const json_t *json, const char *where, model_config *c, error *err)
 {
     int64_t step;
