@@ -17,7 +17,7 @@ static uint32_t word_at(const uint8_t *p)
     return w;
 }
 
-/* ---- one element a block --------------------------------------------------------------------- */
+/* ---- blocks of one element ------------------------------------------------------------------- */
 
 static void decode_f32(const uint8_t *b, float *out) { memcpy(out, b, sizeof *out); }
 
@@ -30,11 +30,11 @@ static void decode_bf16(const uint8_t *b, float *out)
     *out = bf16_to_f32(h);
 }
 
-/* ---- 32 a block: a scale, perhaps a minimum, and integers ------------------------------------ */
+/* ---- blocks of 32: a scale, perhaps a minimum, and integers ---------------------------------- */
 
 enum { SMALL = 32 };
 
-/* Integer i of a block whose bytes hold i and i + 16. */
+/* Integer i of a block where byte i holds the integers i and i + 16. */
 static int nibble(const uint8_t *q, int i) { return i < 16 ? q[i] & 15 : q[i - 16] >> 4; }
 
 static void decode_q4_0(const uint8_t *b, float *out)
@@ -71,9 +71,9 @@ static void decode_q8_0(const uint8_t *b, float *out)
     for (int i = 0; i < SMALL; i++) out[i] = d * (float)(int8_t)b[2 + i];
 }
 
-/* ---- 256 a block: scales of scales ----------------------------------------------------------- */
+/* ---- blocks of 256: scales that have a scale ------------------------------------------------- */
 
-/* Scale and minimum j of eight, of 6 bits each in 12 bytes. */
+/* Sets *scale and *min to number j of eight; they are 6 bits each, packed in 12 bytes. */
 static void six_bits(const uint8_t *s, int j, float *scale, float *min)
 {
     int k = j - 4;
@@ -81,7 +81,8 @@ static void six_bits(const uint8_t *s, int j, float *scale, float *min)
     *min = (float)(j < 4 ? s[4 + j] & 63 : s[8 + k] >> 4 | (s[4 + k] >> 2 & 48));
 }
 
-/* high NULL: 4 bits; else bit j of byte i is the fifth of integer i of run j. */
+/* Decodes eight runs. With high NULL integers have 4 bits; else bit j of high[i] is the fifth bit
+ * of integer i of run j. */
 static void decode_runs(const uint8_t *b, const uint8_t *high, const uint8_t *low, float *out)
 {
     float d = half_at(b), d_min = half_at(b + 2);

@@ -1,4 +1,4 @@
-/* GGUF's metadata to the config.json that it was made of (gguf-py, constants.py). */
+/* Turns GGUF's metadata back into the config.json that it was made from (gguf-py, constants.py). */
 #include "model/gguf/architectures.h"
 #include "model/gguf/gguf_model.h"
 
@@ -54,7 +54,7 @@ static void set(builder *b, const char *key, json_t *value)
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *field, *key; /* GGUF's, config.json's */
+    const char *field, *key; /* GGUF's name, config.json's name */
     bool needed;
 } numbers[] = {
     {"block_count", "num_hidden_layers", true},
@@ -95,7 +95,7 @@ static uint64_t head_dim_of(const builder *b)
     return given ? given : number_of(b, "hidden_size") / heads;
 }
 
-/* Fields that must say what this build takes for granted. */
+/* Refuses fields with another value than the one that this build assumes. */
 static status check_fields(builder *b, error *err)
 {
     const struct {
@@ -118,8 +118,8 @@ static status check_fields(builder *b, error *err)
     return STATUS_IS_OK;
 }
 
-/* Fields that other architectures, and older writers, have: the value that changes nothing, or the
- * error names them. */
+/* Refuses fields of other architectures and older writers, unless their value changes nothing. The
+ * error names the field. */
 static status check_neutral(builder *b, error *err)
 {
     static const struct {
@@ -164,7 +164,7 @@ static status check_neutral(builder *b, error *err)
     return STATUS_IS_OK;
 }
 
-/* One of several files has not all of the tensors: it is said before one of them is missed. */
+/* Refuses one file of several: without this check the error would be a missing tensor. */
 static status check_split(const gguf *g, error *err)
 {
     uint64_t n = 1;
@@ -178,8 +178,8 @@ static status check_split(const gguf *g, error *err)
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* Factors that the frequencies are divided by: Llama 3.1's, written out. longrope takes such, the
- * same for short texts and long ones. */
+/* Reads factors that divide the frequencies, by which GGUF expresses Llama 3.1's scaling. They
+ * become a longrope with equal factors for short and long sequences. */
 static status read_rope_factors(builder *b, const gguf_tensor *t, error *err)
 {
     uint64_t n = head_dim_of(b) / 2;
@@ -258,7 +258,7 @@ static status read_scaling(builder *b, error *err)
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
-/* The type that the most bytes are of; of integers, f16 keeps 11 bits of each product. */
+/* The type that most bytes have. Integers count as f16, which keeps 11 bits of each product. */
 static const char *stored_name(const gguf *g)
 {
     size_t bytes[3] = {0}; /* F32, BF16, the rest */

@@ -1,4 +1,4 @@
-/* Which tensor of a GGUF file each part of a model is (gguf-py, tensor_mapping.py). */
+/* Finds the tensor of a GGUF file for each part of a model (gguf-py, tensor_mapping.py). */
 #include "model/gguf/architectures.h"
 #include "model/gguf/gguf_model.h"
 
@@ -60,7 +60,7 @@ static status match_part(const gguf *g, const gguf_architecture *arch, uint32_t 
 
 static int by_text(const void *a, const void *b) { return strcmp(a, b); }
 
-/* A tensor that no part took would be lost in silence. */
+/* Refuses tensors that no part took, because they would be silently ignored. */
 static status refuse_leftovers(const gguf *g, const tensor_part *parts, size_t n, error *err)
 {
     char(*known)[TENSOR_NAME_MAX] = alloc_zeroed(NULL, n, sizeof *known);
@@ -70,7 +70,7 @@ static status refuse_leftovers(const gguf *g, const tensor_part *parts, size_t n
     status result = STATUS_IS_OK;
     for (size_t i = 0; status_ok(result) && i < g->n_tensors; i++) {
         const char *name = g->tensors[i].name;
-        bool factors = strcmp(name, "rope_freqs.weight") == 0; /* gguf_config has read them */
+        bool factors = strcmp(name, "rope_freqs.weight") == 0; /* gguf_config reads these */
         if (!factors && !bsearch(name, known, n, sizeof *known, by_text))
             result =
                 error_set(err, STATUS_UNSUPPORTED,

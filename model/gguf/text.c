@@ -1,4 +1,5 @@
-/* GGUF's vocabulary to the tokenizer.json that it was made of, and its chat template.
+/* Turns GGUF's vocabulary back into the tokenizer.json that it was made from; reads the chat
+ * template.
  *
  * Sources: llama.cpp, convert_hf_to_gguf.py and llama-vocab.cpp ("pre" types and their patterns);
  * transformers, convert_slow_tokenizer.py (merges out of SentencePiece's scores). */
@@ -36,7 +37,7 @@ static int type_of(const vocabulary *v, uint64_t id)
     TEKKEN_HEAD "*" TEKKEN_TAIL "+|" TEKKEN_HEAD "+" TEKKEN_TAIL                                   \
                 "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* What "tokenizer.ggml.pre" stands for. */
+/* A value of "tokenizer.ggml.pre" and the pre-tokenizer that it means. */
 typedef struct pre_row {
     const char *name;
     const char *pattern; /* NULL: ByteLevel's own */
@@ -69,7 +70,7 @@ static status find_pre(const gguf *g, const pre_row **out, error *err)
 
 /* ---- vocabulary ------------------------------------------------------------------------------ */
 
-/* What becomes of an array's texts in memory is many times what they are in the file. */
+/* Limits an array's texts, because in memory they take many times their bytes in the file. */
 static status check_texts(const gguf *g, const gguf_value *array, error *err)
 {
     enum { TEXTS_MAX = 1 << 22, BYTES_MAX = 128 << 20 };
@@ -77,7 +78,7 @@ static status check_texts(const gguf *g, const gguf_value *array, error *err)
     size_t bytes = 0, n;
     for (uint64_t i = 0; i < array->n && i <= TEXTS_MAX; i++) {
         gguf_next_string(&at, &n);
-        bytes += n; /* of one file: no overflow */
+        bytes += n; /* no overflow: all texts lie in one file */
     }
     if (array->n <= TEXTS_MAX && bytes <= BYTES_MAX) return STATUS_IS_OK;
     return error_set(err, STATUS_LIMIT, "%s: \"%s\": more than %d texts or %d bytes", g->path,
@@ -102,7 +103,7 @@ static status open_vocabulary(const gguf *g, strbuf *out, vocabulary *v, error *
     return STATUS_IS_OK;
 }
 
-/* Tokens that the model spells are "vocab"; those it is given are added; the rest is padding. */
+/* Whether a token is an added one. Normal and byte tokens are the "vocab", unused ones padding. */
 static bool is_added(int type)
 {
     return type == TOKEN_UNKNOWN || type == TOKEN_CONTROL || type == TOKEN_USER;
@@ -129,7 +130,7 @@ static void write_added(vocabulary *v)
     strbuf_puts(v->out, "],\n");
 }
 
-/* with_added: SentencePiece's vocabulary has them too. */
+/* Writes "vocab", with added tokens if with_added, as SentencePiece's vocabulary has them. */
 static void write_vocab(vocabulary *v, bool with_added)
 {
     const uint8_t *at = v->tokens->data;
@@ -148,7 +149,8 @@ static void write_vocab(vocabulary *v, bool with_added)
     strbuf_puts(v->out, "}");
 }
 
-/* The token of an id that the metadata names, if it does: its text. */
+/* Finds the token whose id metadata has under key, and its text. *id is UINT64_MAX without the
+ * key. */
 static status named_token(const vocabulary *v, const char *key, uint64_t *id, const char **text,
                           size_t *n, error *err)
 {
@@ -162,7 +164,8 @@ static status named_token(const vocabulary *v, const char *key, uint64_t *id, co
     return STATUS_IS_OK;
 }
 
-/* bos and eos around every text, where the metadata wants them. */
+/* Writes a post-processor that puts bos and eos around every text, where the metadata wants
+ * them. */
 static status write_post_processor(vocabulary *v, bool bos_by_default, error *err)
 {
     const struct {
@@ -252,7 +255,7 @@ static status write_byte_level(vocabulary *v, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- "llama": characters, byte fallback, merges out of scores -------------------------------- */
+/* ---- "llama": characters, byte fallback, merges from scores ---------------------------------- */
 
 static status write_merges(vocabulary *v, const gguf_value *scores, error *err)
 {
@@ -318,7 +321,7 @@ static status write_pieces(vocabulary *v, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
+/* ---- both kinds ------------------------------------------------------------------------------ */
 
 status gguf_tokenizer_json(const gguf *g, strbuf *out, error *err)
 {

@@ -1,12 +1,12 @@
-/* "awq", the form "gemm" (AutoAWQ, modules/linear/gemm.py): [columns of W, rows of W / 8] words of
- * eight rows each, the even ones first. */
+/* "awq" in its form "gemm" (AutoAWQ, modules/linear/gemm.py). Values are words [columns of W, rows
+ * of W / 8]; a word holds eight rows, the even ones first. */
 #include "model/quantized/scheme.h"
 
 #include <strings.h>
 
 enum { BITS = 4, EACH = 32 / BITS };
 
-/* Which half byte of a word row i of eight is. */
+/* The half byte of a word that holds row i of eight. */
 static const uint8_t place_of[EACH] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 static status read(const json_t *json, const char *where, quantized *q, error *err)

@@ -1,9 +1,9 @@
-/* "compressed-tensors" (quantization/quant_args.py, compressors/): groups of modules, each with its
- * own way. Packed integers lie along a row, the low bits of a 32-bit word first, with half of their
- * range added; zero points likewise, but along a column. */
+/* "compressed-tensors" (quantization/quant_args.py, compressors/): groups of modules, each
+ * quantised in its own way. Packed integers lie along a row, the low bits of a 32-bit word first,
+ * with half of their range added. Packed zero points lie in the same way along a column. */
 #include "model/quantized/scheme.h"
 
-/* How the values of a group are kept, by "format". */
+/* How "format" says that a group's values are stored. */
 typedef enum storage { STORED_EITHER, STORED_PLAIN, STORED_PACKED } storage;
 
 static const struct {
@@ -12,7 +12,7 @@ static const struct {
 } formats[] = {
     {"pack-quantized", STORED_PACKED},  {"int-quantized", STORED_PLAIN},
     {"float-quantized", STORED_PLAIN},  {"naive-quantized", STORED_PLAIN},
-    {"mixed-precision", STORED_EITHER}, /* of the whole: each group says its own */
+    {"mixed-precision", STORED_EITHER}, /* each group has its own format */
 };
 
 static status read_format(const json_t *json, const char *where, storage fallback, storage *out,
@@ -31,7 +31,7 @@ static status read_format(const json_t *json, const char *where, storage fallbac
                      name);
 }
 
-/* Only keys of this list: the library refuses others too, and one that it learns may mean much. */
+/* Refuses keys outside this list, as the library does: the effect of a new key is unknown. */
 static status know_keys(const json_t *json, const char *where, const char *const *known, error *err)
 {
     const char *key;
@@ -61,7 +61,7 @@ static status read_block(const json_t *json, const char *where, quantized_group 
     return STATUS_IS_OK;
 }
 
-/* Which weights share a scale. */
+/* Reads which weights share a scale. */
 static status read_strategy(const json_t *json, const char *where, quantized_group *g, error *err)
 {
     const char *name;
@@ -165,7 +165,7 @@ static status read_groups(const json_t *json, const char *where, quantized *q, e
             if ((uint8_t)*c < 0x20 || *c == 0x7f)
                 return error_set(err, STATUS_INVALID,
                                  "%s: \"config_groups\": a name with control characters", where);
-        /* Of a long path its end: what follows must have room. */
+        /* Only the end of a long path is kept, so that the group's name has room. */
         size_t n = strlen(where), cut = n > 160 ? n - 160 : 0;
         snprintf(place, sizeof place, "%s: \"%.64s\"", where + cut, name);
         RETURN_IF_ERROR(read_group(group, name, place, stored, q, err));
@@ -173,7 +173,7 @@ static status read_groups(const json_t *json, const char *where, quantized *q, e
     return STATUS_IS_OK;
 }
 
-/* "frozen" is what older writers left there, compressed or not: the files tell. */
+/* Older writers left "frozen" here, compressed or not; the files decide. */
 static status read_status(const json_t *json, const char *where, error *err)
 {
     const char *name;
@@ -185,7 +185,7 @@ static status read_status(const json_t *json, const char *where, error *err)
                      where, name);
 }
 
-/* Older writers say that nothing is sparse. */
+/* Accepts the "dense" that older writers give for a model without sparsity. */
 static status read_sparsity(const json_t *json, const char *where, error *err)
 {
     static const char *const keys[] = {"sparsity_config", NULL};
@@ -223,7 +223,7 @@ static void unpack(const quantized_weight *w, size_t row, size_t col, size_t n, 
     }
 }
 
-/* What was added to every value. */
+/* Half of the range, which packing added to every value. */
 static float zero_of_none(const quantized_weight *w, size_t row, size_t group)
 {
     (void)row;
@@ -245,7 +245,8 @@ static float zero_plain(const quantized_weight *w, size_t row, size_t group)
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* The group whose targets name a module best: by its own name, by a pattern, as any Linear. */
+/* Finds the group that names a module best: by its exact name, else by a pattern, else as
+ * Linear. */
 static status group_of(const quantized_place *at, const quantized_group **out, error *err)
 {
     quantized_match_kind best = NAME_NONE;
@@ -268,8 +269,8 @@ static status group_of(const quantized_place *at, const quantized_group **out, e
     return STATUS_IS_OK;
 }
 
-/* Scales, and plain zeros, are [rows, groups]; of a whole tensor one; of whole rows perhaps
- * [rows]. */
+/* Takes the scales. Their shape is [rows, groups]; a whole tensor has one scale, and whole rows may
+ * have [rows]. */
 static status take_scales(const quantized_place *at, const quantized_group *g, quantized_weight *w,
                           error *err)
 {
@@ -342,7 +343,7 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
         return STATUS_IS_OK;
     RETURN_IF_ERROR(quantized_refuse_ignored(at, err));
     RETURN_IF_ERROR(group_of(at, &g, err));
-    if (!g) return STATUS_IS_OK; /* what is there is not known, or not there: the caller tells */
+    if (!g) return STATUS_IS_OK; /* the caller reports an unknown or missing tensor */
     *found = true;
     w->bits = g->bits;
     w->is_float = g->is_float;

@@ -1,4 +1,4 @@
-/* Rows of quantised weights: value by value as the libraries make them. */
+/* Computes rows of quantised weights, value by value as the public libraries do. */
 #include "model/quantized/scheme.h"
 
 #include <math.h>
@@ -40,14 +40,14 @@ static float scale_of(const quantized_weight *w, size_t row, size_t group)
     return w->type == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-/* x [n], columns from col on. */
+/* Turns values x [n] of the columns from col on into weights: (x - zero) * scale. */
 static void scale_columns(const quantized_weight *w, size_t col, size_t n, const float *scale,
                           const float *zero, float *x)
 {
     const uint8_t *order = w->in[QUANTIZED_ORDER].data;
     for (size_t i = 0; order && i < n; i++) {
         uint32_t g = quantized_word(w, QUANTIZED_ORDER, col + i);
-        if (g >= w->n_groups) g = 0; /* they were checked, and the file has changed since */
+        if (g >= w->n_groups) g = 0; /* checked before, but the file may have changed since */
         x[i] = (x[i] - zero[g]) * scale[g];
     }
     for (size_t i = 0, end; !order && i < n; i = end) {

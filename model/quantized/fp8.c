@@ -1,4 +1,4 @@
-/* "fp8": E4M3 with a scale for each block of "weight_block_size" (transformers,
+/* "fp8": E4M3 values with a scale for each block of "weight_block_size" (transformers,
  * integrations/finegrained_fp8.py; DeepSeek-V3), or one for the whole tensor (vLLM). */
 #include "model/quantized/scheme.h"
 

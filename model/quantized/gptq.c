@@ -1,7 +1,7 @@
-/* "gptq" (AutoGPTQ and GPTQModel, nn_modules/qlinear): [columns of W / so many, rows of W] words of
- * that many columns each; the zeros' words hold so many rows. "g_idx" is the group of each column.
- * The first checkpoint format keeps zeros less one, and its readers add one to each field of a word
- * with carries between them, as its writers took it away. */
+/* "gptq" (AutoGPTQ and GPTQModel, nn_modules/qlinear). Values are words [columns of W / n, rows of
+ * W], where a word holds n columns; a word of zeros holds n rows. "g_idx" is each column's group.
+ * The first checkpoint format stores zeros minus one. Its readers add one to each field of a word
+ * with carries between fields, because its writers subtracted it so. */
 #include "model/quantized/scheme.h"
 
 static status read_format(const json_t *json, const char *where, quantized *q, uint8_t bits,

@@ -13,7 +13,7 @@ enum {
     PATTERN_STEPS_MAX = 10000, /* names are short: an honest pattern takes a few hundred */
 };
 
-/* What all matching may cost together: an item of a pattern that is tried is one. */
+/* The limit of all matching together, in tried items of patterns. */
 #define WORK_MAX       (4u << 20)
 #define WORK_OF_MODULE 4096
 
@@ -113,7 +113,7 @@ static const struct quantized_name *find_exact(const quantized_names *names, con
     return n ? bsearch(&key, names->items + names->n_patterns, n, sizeof key, by_kind) : NULL;
 }
 
-/* Called at every item of a pattern: the match fails for good when all work is used up. */
+/* PCRE2 calls it at every item of a pattern. It fails the match when no work is left. */
 static int pay(pcre2_callout_block *block, void *work_left)
 {
     uint64_t *left = work_left;

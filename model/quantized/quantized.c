@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-/* The table of schemes. */
 static const quantized_scheme *const schemes[] = {&quantized_compressed_tensors, &quantized_fp8,
                                                   &quantized_awq, &quantized_gptq};
 
@@ -51,7 +50,7 @@ quantized_group *quantized_add_group(quantized *q, const char *name)
     return g;
 }
 
-/* `json` is the "quantization_config" itself. */
+/* Reads json, which is the "quantization_config" itself. */
 static status read_scheme(const json_t *json, const char *where, quantized *q, error *err)
 {
     const char *method;

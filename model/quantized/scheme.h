@@ -70,8 +70,8 @@ status quantized_take_scales(const quantized_place *at, const char *name, const 
                              uint32_t n_dims, quantized_weight *w, error *err);
 /* Marks as used a tensor that changes nothing here; it may be missing. */
 void quantized_skip(const quantized_place *at, const char *name);
-/* Checks i32 [cols] under this name against w's groups and makes it w's order. An order of zeros,
- * or with a -1 where that `means_none`, is left out because it reorders nothing. */
+/* Checks i32 [cols] under this name against w's groups and makes it w's order. An order that
+ * changes nothing is left out: all zeros, groups in sequence, or any -1 where that `means_none`. */
 status quantized_take_order(const quantized_place *at, const char *name, bool means_none,
                             quantized_weight *w, error *err);
 /* A module that the configuration leaves alone must not be quantised: the error names it. */
