@@ -328,7 +328,7 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     return sum_ranks(f, w->attn_post_norm, n_rows);
 }
 
-/* normed -> delta: the feed-forward's contribution. */
+/* Reads normed and sets delta to the feed-forward's contribution. */
 static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
 {
     const layer_weights *w = &f->o.weights->layers[layer];

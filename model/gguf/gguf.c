@@ -10,8 +10,7 @@ enum {
     VALUES_MAX = 1 << 16,
     ALIGNMENT_DEFAULT = 32,
     ALIGNMENT_MAX = 1 << 20,
-    /* What an entry takes at least: key, type, one byte; name, dimensions, one size, type, offset.
-     */
+    /* The least bytes of an entry: key, type and a byte; name, dimensions, a size, type, offset. */
     VALUE_BYTES_MIN = 8 + 4 + 1,
     TENSOR_BYTES_MIN = 8 + 4 + 8 + 4 + 8,
 };

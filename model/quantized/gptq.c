@@ -63,8 +63,8 @@ static float zero(const quantized_weight *w, size_t row, size_t group)
     return (float)((word + w->zero_plus) >> (row % each * w->bits) & ((1u << w->bits) - 1));
 }
 
-/* Some writers give every module a bias, of zeros where the model has none. One that says something
- * is a part of the model, or left over and refused. */
+/* Marks as used a bias of zeros, which some writers give every module. A bias with values is a part
+ * of the model, or is left over and refused. */
 static void skip_empty_bias(const quantized_place *at)
 {
     const safetensors_tensor *t = quantized_find(at, "bias");

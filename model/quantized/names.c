@@ -1,5 +1,5 @@
-/* Lists of module names, as compressed-tensors has them (utils/match.py): exact, or "re:" and a
- * pattern that must match from the first character on. */
+/* Lists of module names, as compressed-tensors has them (utils/match.py): exact names, or "re:" and
+ * a pattern that must match from the first character on. */
 #include "model/quantized/scheme.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -10,7 +10,7 @@ enum {
     NAMES_MAX = 1 << 14,
     PATTERNS_MAX = 64,
     PATTERN_BYTES_MAX = 1024,
-    PATTERN_STEPS_MAX = 10000, /* names are short: an honest pattern takes a few hundred */
+    PATTERN_STEPS_MAX = 10000, /* names are short: a sane pattern takes a few hundred */
 };
 
 /* The limit of all matching together, in tried items of patterns. */
@@ -22,7 +22,7 @@ struct quantized_name {
     pcre2_code *code; /* NULL: exact */
 };
 
-/* A class of torch, whose modules this build cannot tell: all but Linear, which is each of them. */
+/* Whether text names a torch class. Only Linear is known, and every quantised module is one. */
 static bool is_class(const char *text)
 {
     return text[0] >= 'A' && text[0] <= 'Z' && !strchr(text, '.');
@@ -72,7 +72,7 @@ static status add_name(quantized *q, const json_t *value, const char *where, con
     return compile(out->text, where, key, &out->code, err);
 }
 
-/* Patterns first, and both in the alphabet's order. */
+/* Orders patterns before exact names, each alphabetically. */
 static int by_kind(const void *a, const void *b)
 {
     const struct quantized_name *x = a, *y = b;
