@@ -342,8 +342,7 @@ static uint64_t for_ranks(uint64_t bytes, uint64_t some, uint64_t others)
     return some == others ? bytes : bytes / some * others;
 }
 
-/* The default share of memory, measured once every rank has its weights; rank 0's number
- * decides. */
+/* The default share of memory once all ranks have their weights. Rank 0's number counts for all. */
 static status default_pool_bytes(const backend_cpu_options *o, uint64_t *bytes)
 {
     float nothing = 0.0f;

@@ -53,7 +53,7 @@ static status fetch_logits(backend_cuda *b, uint32_t n)
     size_t row = b->config.vocab_size * sizeof(float);
     const uint32_t *rows;
     uint32_t *mine;
-    /* The pack holds row numbers, then the logits. */
+    /* The pack's host memory holds row numbers, then the logits. */
     RETURN_IF_ERROR(cuda_pack_begin(d, &b->logits, n * sizeof *mine + 128 + n * row));
     mine = cuda_pack_take(&b->logits, n * sizeof *mine, &rows);
     memcpy(mine, b->logit_rows, n * sizeof *mine);
@@ -80,8 +80,7 @@ static bool all_greedy(const backend_cuda *b, const step_plan *plan)
     return true;
 }
 
-/* Lists the flight's draws. row points to logits on the host, or is NULL: they are on the
- * device. */
+/* Lists the flight's draws. row points to logits on the host; NULL: they are on the device. */
 static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
 {
     cuda_flight *f = b->flight;
@@ -216,8 +215,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
 static void tell_failure(backend_cuda *b, status s)
 {
     const gpu_api *api = b->device.api;
-    bool of_plan =
-        s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* every rank refuses it alike */
+    bool of_plan = s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* all ranks refuse it */
     if (!of_plan && comm_on_device(b->device.group))
         comm_abort(b->device.group); /* else other ranks wait */
     (void)api->wait(b->device.g);
@@ -226,8 +224,7 @@ static void tell_failure(backend_cuda *b, status s)
         fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
 }
 
-/* Whether submit can start all of the step: every sequence decodes one token and is only
- * sampled. */
+/* Whether submit can start the whole step: every sequence decodes one token and only samples. */
 static bool is_plain(const backend_cuda *b, const step_plan *plan)
 {
     bool plain = plan->n_seqs > 0 && comm_size(b->device.group) == 1;

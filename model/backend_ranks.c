@@ -122,8 +122,7 @@ static void await_ranks(backend_ranks *all)
 
 /* ---- ranks driven by the caller -------------------------------------------------------------- */
 
-/* Submits to all ranks, so that they compute at the same time. After a failure all are
- * interrupted. */
+/* Submits to all ranks, so that they compute at the same time. A failure interrupts all of them. */
 static void submit_to_all(backend_ranks *all)
 {
     bool ok = true;

@@ -49,8 +49,7 @@ enum { FAMILY_KEYS_MAX = 4 };
 
 typedef struct model_family {
     const char *architecture; // config.json's architectures[0]
-    /* Reads the family's own fields of config.json, after the common ones. NULL = there are
-     * none. */
+    /* Reads the family's own fields of config.json after the common ones; NULL = it has none. */
     status (*read_config)(const json_t *json, const char *where, model_config *c, error *err);
     /* Keys that config.json must have, because transformers' default is one model's number. */
     const char *needs[FAMILY_KEYS_MAX];
@@ -63,7 +62,7 @@ typedef struct model_family {
     bool scaled_embeddings; // embeddings are scaled by the root of hidden
     bool tied;              // "tie_word_embeddings" where config.json lacks it
     double theta;           // RoPE's where config.json lacks it; 0 = 10000
-    double local_theta;     // RoPE's in layers with a window; 0 = as in others
+    double local_theta;     // RoPE's in layers with a window; 0 = the same
     qkv_layout qkv;         // names[Q], [K] and [V] are the same unless separate
     bool gate_up_stacked;   // one tensor: gate rows, then up rows
     const char *names[TENSOR_ROLES]; // printf patterns: the first %u is the layer, the next the

@@ -6,8 +6,7 @@
 #include "base/base.h"
 #include "kernels/kernels.h"
 
-/* Rows of `stride` elements, of which [col, col + n) are checked. type is one that files can
- * have. */
+/* Rows of `stride` elements, of which [col, col + n) are checked. type is any type of a file. */
 typedef struct finite_rows {
     const uint8_t *data;
     dtype type;

@@ -153,8 +153,7 @@ static void sweep(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
     }
 }
 
-/* Stores the least recently used page outside open tables as if it were full, and frees its
- * tile. */
+/* Stores the least recently used page outside open tables as if it were full; frees its tile. */
 static bool settle_one(kv_filling *f)
 {
     uint32_t oldest = 0;

@@ -14,14 +14,14 @@ typedef struct kv_store {
     pkv_geometry geometry;
     uint32_t first_head; // this rank's KV heads: first_head .. + n_heads
     uint32_t n_heads;
-    uint32_t heads_in_page; // this rank's heads
+    uint32_t heads_in_page; // this rank's heads in one page
     size_t tile_bytes;
     size_t page_bytes;
     uint32_t n_pages;           // page 0 included
     uint8_t *data;              // [n_pages, page_bytes]
     uint8_t *host;              // [n_host_pages, page_bytes]: the tier of swapped sequences
     struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
-    uint32_t residual_pages;    // full pages before a row's own that it reads as bf16
+    uint32_t residual_pages;    // full pages before its own that a row reads as bf16
     /* Running sums of retention, one f32 for each slot of each tile, beside K and V. They move with
      * their slots. They are only reserved addresses until a measure asks for them. */
     size_t page_sums; // floats of a page

@@ -114,7 +114,7 @@ static status measure_value_weight(measures *m, const place *p, int kind)
 
 typedef struct kind_row {
     status (*measure)(measures *m, const place *p, int kind);
-    int kind;        /* the kernel's number of it */
+    int kind;        /* the kernel's number for the kind */
     bool needs_rows; /* needs rows of queries */
     bool may_sum;    /* may be summed over steps */
     bool may_second; /* may be a second measure */

@@ -81,7 +81,7 @@ typedef struct model_config {
     uint8_t layers[MODEL_LAYERS_MAX]; // LAYER_ flags
     float query_factor; // attention scores are this times q k / sqrt(head_dim); needs qk_norm
     rope_config rope;
-    rope_config local_rope; // of layers with LAYER_LOCAL
+    rope_config local_rope; // for layers with LAYER_LOCAL
     dtype stored;           // config's torch_dtype or dtype: what --dtype auto means
     uint8_t quant_bits;     // 8, 4: integers that fit the stored weights best; 0 = `stored`
     /* The scheme by which config.json says that the weights are quantised; NULL: they are not. */
@@ -284,8 +284,7 @@ backend_cpu_facts backend_cuda_describe(const backend *b);
  * with a message that names the rank: the backend can then only be destroyed.
  *
  * make makes one rank's backend: comm_rank(group) says which. When a rank cannot be made, or its
- * step fails or is interrupted, the group's comms are aborted, so that no other rank waits for
- * it. */
+ * step fails or is interrupted, the group's comms are aborted, so that no rank waits for it. */
 typedef struct backend_ranks_options {
     uint32_t n_ranks;
     /* The ranks compute elsewhere: submit only sends, collect only waits, and a rank that fails

@@ -26,8 +26,7 @@ probe_shape model_probe_shape(const model_probe *p);
 void model_probe_destroy(model_probe *p);
 
 /* Runs tokens [n_tokens] and keeps the queries of the rows [first_row, n_tokens). Repeating the
- * last run's list and row costs nothing. After a failure nothing may be read until a run
- * succeeds. */
+ * last run costs nothing. After a failure nothing may be read until a run succeeds. */
 status model_probe_run(model_probe *p, const uint32_t *tokens, uint32_t n_tokens,
                        uint32_t first_row, error *err);
 

@@ -204,8 +204,7 @@ static void select_top(candidate *c, size_t n, size_t k)
 {
     size_t from = 0, to = n;
     while (to - from > 1) {
-        candidate pivot =
-            c[from + (to - from - 1) / 2]; /* not the last one, so that both sides shrink */
+        candidate pivot = c[from + (to - from - 1) / 2]; /* not the last: both sides shrink */
         size_t i = from, j = to - 1;
         for (;;) {
             while (candidate_order(&c[i], &pivot) < 0) i++;
@@ -233,7 +232,7 @@ static size_t collect_candidates(const float *logits, uint32_t n, float min_p, c
     return m;
 }
 
-/* Keeps the k largest candidates and all equal to the k-th. Returns how many. */
+/* Keeps the k largest candidates and all equal to the k-th. Returns how many are kept. */
 static size_t keep_top_k(candidate *c, size_t n, uint32_t k)
 {
     if (k == 0 || k >= n) return n;

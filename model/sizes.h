@@ -5,7 +5,7 @@
 
 #include "model/model.h"
 
-/* The options' geometry with the model's layers, heads and windows; fails if pages cannot be so. */
+/* Adds the model's layers, heads and windows to the options' geometry; checks it and the format. */
 status sizes_geometry(const backend_cpu_options *o, pkv_geometry *out, error *err);
 
 static inline uint64_t sizes_default_pool(uint64_t left, double share)

@@ -19,8 +19,7 @@ typedef struct tensor_source {
     size_t row_bytes;
     /* A row is blocks of this type, which become f32; NULL: elements of type `stored`. */
     const struct block_type *blocks;
-    /* Rows of each head of `rotary` rows lie in pairs: i, then i + rotary / 2; 0: in model
-     * order. */
+    /* Rows of each head of `rotary` rows lie in pairs: i, then i + rotary / 2; 0: in order. */
     size_t rotary;
     /* Rows are computed from this weight, and the bytes are its values; NULL: rows are stored. */
     const struct quantized_weight *quantized;
@@ -57,8 +56,8 @@ typedef struct tensor_part {
     dtype stored; /* element type of a row once read; f32 for blocks */
 } tensor_part;
 
-/* The row of the whole that is row i of the slice; sets *n to the rows that lie together from it
- * on. */
+/* The row of the whole that is row i of the slice. Sets *n to the rows from it on that are
+ * adjacent. */
 static inline size_t tensor_part_row(const tensor_part *p, size_t i, size_t *n)
 {
     if (p->run == 0) {

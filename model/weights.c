@@ -146,7 +146,7 @@ static void find_experts(loader *ld)
             ld->w.layers[l].experts = ld->w.experts + (size_t)l * c->n_experts;
 }
 
-/* Gives everything its place in block and returns the bytes it takes. With block NULL it only
+/* Gives everything its place in block and returns the bytes it takes. block NULL: it only
  * counts. */
 static size_t lay_out(loader *ld, uint8_t *block)
 {
@@ -243,7 +243,7 @@ static void pack_rows(loader *ld, const tensor_part *p, size_t row, size_t rows,
         kern_matrix_pack(o->kernels, &ld->w.head, row, rows, src, p->stored, p->cols);
 }
 
-/* Whether the file has rows that can be packed without decoding. */
+/* Whether the file has the rows ready to be packed: decoded and in order. */
 static bool is_plain(const tensor_source *s)
 {
     return s->map && !s->blocks && !s->rotary && !s->quantized;
@@ -406,8 +406,7 @@ static uint64_t hash_config(const weights_options *o)
     return h;
 }
 
-/* Hashes samples spread evenly over the data. They suffice: a fine-tune changes nearly every
- * weight. */
+/* Hashes samples spread over the data, which suffice: a fine-tune changes nearly every weight. */
 static uint64_t hash_samples(const uint8_t *data, size_t bytes, uint64_t h)
 {
     if (bytes <= SAMPLES * SAMPLE_BYTES) return hash_bytes(data, bytes, h);
@@ -559,8 +558,7 @@ static void keep_in_cache(const loader *ld, const weights_image *image)
     else tell(ld->o, path, "written");
 }
 
-/* Loads from the cache, or packs and writes the cache. A bad cache never stops a model from
- * loading. */
+/* Loads from the cache, or packs and writes the cache. A bad cache never stops loading. */
 static status load_cached(loader *ld, error *err)
 {
     const weights_options *o = ld->o;

@@ -39,8 +39,7 @@ static size_t piece_bytes(const weights_image *w, size_t i)
     return left < PIECE_BYTES ? left : PIECE_BYTES;
 }
 
-/* Bytes of table and hashes, which are read, hashed and written together; the hashes are
- * unaligned. */
+/* Bytes of table and hashes, which are read, hashed and written as one. Hashes are unaligned. */
 static size_t lists_bytes(const weights_image *w)
 {
     return w->table_bytes + count_pieces(w) * sizeof(uint64_t);

@@ -9,13 +9,12 @@
 
 /* Scratch of a step's moves, and where they lie on the device. */
 typedef struct cuda_moves {
-    uint32_t *last; /* [n_pages] 1 + the last move of the run that touches the page */
-    gpu_move *run;  /* [capacity] slot moves between two page copies */
-    uint32_t *root,
-        *at;          /* [capacity] a run's move: the first move of its chain; the chain's index */
-    uint32_t *chains; /* [capacity + 1] how many chains each run has */
+    uint32_t *last;      /* [n_pages] 1 + the last move of the run that touches the page */
+    gpu_move *run;       /* [capacity] slot moves between two page copies */
+    uint32_t *root, *at; /* [capacity] of each move in a run: its chain's first move, and index */
+    uint32_t *chains;    /* [capacity + 1] how many chains each run has */
     size_t capacity;
-    const gpu_move *d_moves; /* these three are on the device */
+    const gpu_move *d_moves; /* on the device, as the next two */
     const gpu_chain *d_chains;
     const float *d_turns;
 } cuda_moves;
@@ -84,7 +83,7 @@ typedef struct backend_cuda {
     float *novelty;
     size_t scores_capacity, novelty_capacity;
     float *draw_scratch; /* [CUDA_LOGIT_ROWS, vocab] on the device */
-    cuda_pack logits;    /* rows of logits and their draws */
+    cuda_pack logits;    /* row numbers and draws go in, logits and draws come back */
 } backend_cuda;
 
 /* ---- create.c -------------------------------------------------------------------------------- */
@@ -123,16 +122,16 @@ status cuda_sums_copy(backend_cuda *b, const pkv_move *m);
 
 /* ---- scores.c -------------------------------------------------------------------------------- */
 
-/* Sets the results' scores and novelty, valid until the next step. Called after the forward
- * pass. */
+/* Called after the forward pass. Sets the results' scores and novelty, valid until the next
+ * step. */
 status cuda_scores(backend_cuda *b, const step_plan *plan);
 
 /* ---- graphs.c -------------------------------------------------------------------------------- */
 
 status cuda_graphs_create(cuda_device *d, cuda_graphs **out);
 void cuda_graphs_destroy(cuda_graphs *all);
-/* Rounds n up to one of few numbers, so that steps share shapes: from `steps` to 2 * steps of them
- * lie between two powers of two. */
+/* Rounds n up to one of few numbers, so that steps share shapes: at most `steps` of these lie
+ * between two powers of two. */
 enum { CUDA_SHAPE_STEPS = 4 };
 uint32_t cuda_graphs_round(uint32_t n, uint32_t steps);
 /* cuda_forward_run, replayed as a graph where the batch repeats and its shape was seen before. */

@@ -1,5 +1,4 @@
-/* Makes a CUDA backend: device, weights, buffers, pages, in this order. Refuses what has no
- * kernel. */
+/* Makes a CUDA backend: device, weights, buffers, pages, in this order. */
 #include "model/cuda/backend.h"
 #include "model/sizes.h"
 
@@ -140,8 +139,7 @@ static status make_forward(backend_cuda *b, const backend_cpu_options *o, error 
                      s.message ? s.message : status_text(s.code));
 }
 
-/* Called once everything else is on the device. Ranks in threads share a GPU: each takes its
- * part. */
+/* Called when all else is on the device. Ranks in threads share a GPU, and each takes its part. */
 static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_options *o)
 {
     uint64_t free_bytes = b->device.facts.free_bytes, ranks = (uint64_t)comm_size(o->group);

@@ -73,8 +73,7 @@ typedef struct cuda_weights {
     size_t n_blocks;
 } cuda_weights;
 
-/* Copies weights packed for the CPU and unpacks them on the device. w may be destroyed
- * afterwards. */
+/* Copies weights packed for the CPU and unpacks them on the device. w may be destroyed after it. */
 status cuda_weights_load(cuda_device *d, const model_weights *w, const model_config *c,
                          cuda_weights *out, error *err);
 void cuda_weights_destroy(cuda_device *d, cuda_weights *w);
@@ -140,7 +139,8 @@ typedef struct cuda_forward cuda_forward;
 
 status cuda_forward_create(const cuda_forward_options *options, cuda_forward **out);
 void cuda_forward_destroy(cuda_forward *f);
-/* The most decode tiles of a step; and the slots of a tile when tables hold so many slots. */
+/* The most decode tiles of a step; and a tile's slots when the tables hold `slots`, one
+ * `longest`. */
 uint32_t cuda_forward_tiles(const cuda_forward *f);
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest);
 status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted);

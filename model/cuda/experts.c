@@ -70,8 +70,7 @@ void cuda_experts_destroy(cuda_experts *e)
     free(e);
 }
 
-/* Sets *out to the rows as operands of w: `normed`, or the norm into `mine` when w's type
- * differs. */
+/* Sets *out to the rows as operands of w: `normed`, or a norm into `mine` when w's type differs. */
 static status rows_for(const cuda_experts *e, const cuda_layer *layer, const cuda_expert_rows *rows,
                        const gpu_matrix *w, void *mine, const void **out)
 {

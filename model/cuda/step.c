@@ -77,9 +77,8 @@ static status reserve_scratch(backend_cuda *b, size_t bytes)
     return STATUS_IS_OK;
 }
 
-/* Measures one array of one sequence in one layer and starts its copy to the host. Measures by
- * page, and sums that return nothing, are computed by slot in the scratch, before the kernel's own
- * part. */
+/* Measures one array of one sequence in one layer and starts its copy to the host. Measures by page
+ * and silent sums are computed by slot in the scratch, before the kernel's own part of it. */
 static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size_t first,
                           gpu_measure *m)
 {
@@ -241,8 +240,7 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
     size_t groups = b->tables.device.groups;
     row_arrays a = take_rows(b, batch);
-    /* Tokens outside this rank's part of the vocabulary become UINT32_MAX, which embeds to
-     * zeros. */
+    /* Tokens outside this rank's part of the vocabulary become UINT32_MAX, which gives zeros. */
     for (size_t i = 0; i < plan->n_tokens; i++) {
         a.tokens[i] = plan->tokens[i] - b->slice.first_token;
         if (a.tokens[i] >= b->slice.n_tokens) a.tokens[i] = UINT32_MAX;

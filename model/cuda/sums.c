@@ -20,8 +20,8 @@ status cuda_sums_create(backend_cuda *b)
     if (b->info.n_host_pages == 0) return STATUS_IS_OK;
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->info.n_host_pages * bytes, &host));
     b->host_sums = host;
-    memset(host, 0,
-           b->info.n_host_pages * bytes); /* for pages that left before a plan asked for sums */
+    /* Pages may leave for the host tier before a plan asks for sums: their sums are 0. */
+    memset(host, 0, b->info.n_host_pages * bytes);
     return STATUS_IS_OK;
 }
 

@@ -1,5 +1,4 @@
-/* Turns GGUF's vocabulary back into the tokenizer.json that it was made from; reads the chat
- * template.
+/* Turns GGUF's vocabulary back into the tokenizer.json that it was made from; reads the template.
  *
  * Sources: llama.cpp, convert_hf_to_gguf.py and llama-vocab.cpp ("pre" types and their patterns);
  * transformers, convert_slow_tokenizer.py (merges out of SentencePiece's scores). */
@@ -149,8 +148,7 @@ static void write_vocab(vocabulary *v, bool with_added)
     strbuf_puts(v->out, "}");
 }
 
-/* Finds the token whose id metadata has under key, and its text. *id is UINT64_MAX without the
- * key. */
+/* Reads a token's id from the metadata and finds its text. Without the key *id is UINT64_MAX. */
 static status named_token(const vocabulary *v, const char *key, uint64_t *id, const char **text,
                           size_t *n, error *err)
 {
@@ -164,8 +162,7 @@ static status named_token(const vocabulary *v, const char *key, uint64_t *id, co
     return STATUS_IS_OK;
 }
 
-/* Writes a post-processor that puts bos and eos around every text, where the metadata wants
- * them. */
+/* Writes a post-processor that puts bos and eos around texts, where the metadata asks for it. */
 static status write_post_processor(vocabulary *v, bool bos_by_default, error *err)
 {
     const struct {

@@ -245,8 +245,7 @@ static float zero_plain(const quantized_weight *w, size_t row, size_t group)
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* Finds the group that names a module best: by its exact name, else by a pattern, else as
- * Linear. */
+/* Finds the group that names a module best: by exact name, else by a pattern, else as Linear. */
 static status group_of(const quantized_place *at, const quantized_group **out, error *err)
 {
     quantized_match_kind best = NAME_NONE;
