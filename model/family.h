@@ -28,7 +28,7 @@ typedef enum tensor_role {
     TENSOR_DOWN,
     TENSOR_FFN_POST_NORM,
     TENSOR_ROUTER,
-    TENSOR_SHARED_GATE, /* of the shared expert, which every row uses */
+    TENSOR_SHARED_GATE, /* the shared expert, which every row uses */
     TENSOR_SHARED_UP,
     TENSOR_SHARED_DOWN,
     TENSOR_SHARED_SWITCH, /* gives a row's logit of the shared expert's weight */

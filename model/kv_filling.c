@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 typedef struct filling_tile {
-    uint32_t id;   /* of the page; 0 = free */
+    uint32_t id;   /* the page's; 0 = the tile is free */
     uint32_t fill; /* slots that have been written */
     uint64_t used; /* clock of the last look-up */
     bool stored;   /* the page is quantised too: both forms are valid */

@@ -26,7 +26,7 @@ typedef struct kv_store {
      * their slots. They are only reserved addresses until a measure asks for them. */
     size_t page_sums; // floats of a page
     float *sums;      // [n_pages, page_sums]
-    float *host_sums; // of the host tier's pages
+    float *host_sums; // [n_host_pages, page_sums]
     bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
 } kv_store;
 

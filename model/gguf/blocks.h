@@ -10,7 +10,7 @@ enum { BLOCK_ELEMENTS_MAX = 256 };
 typedef struct block_type {
     uint32_t id; /* number in the file format */
     const char *name;
-    uint32_t elements, bytes; /* of a block */
+    uint32_t elements, bytes; /* in one block */
     uint8_t bits;             /* integers of this width fit it best; 0: not quantised */
     /* Gives the same bits as dequantize_blocks of the `gguf` package. NULL: unsupported type. */
     void (*decode)(const uint8_t *block, float *out);

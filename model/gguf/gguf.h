@@ -36,7 +36,7 @@ enum { GGUF_DIMS_MAX = 4 };
 /* A value, or an array of n values (never of arrays). A string is a u64 length, then its bytes. */
 typedef struct gguf_value {
     const char *key;
-    gguf_type type; /* of the value, or of an array's elements */
+    gguf_type type; /* the value's, or an array's elements' */
     bool is_array;
     uint64_t n;          /* 1 unless an array */
     const uint8_t *data; /* the first value; unaligned */

@@ -38,7 +38,7 @@ enum { QUANTIZED_GROUPS_MAX = 4096, QUANTIZED_WAYS_MAX = 16 };
 
 typedef struct quantized_weight {
     const file_map *map; /* the mapping of the values */
-    size_t begin;        /* of the values, from the start of the file */
+    size_t begin;        /* where the values begin in the file */
     size_t rows, cols;
     dtype type; /* type of the scales and of the rows */
     uint8_t bits;
