@@ -93,8 +93,7 @@ typedef struct model_family {
 /* Refuses true for any of the keys, a list that ends with NULL. */
 status family_refuse_true(const json_t *json, const char *where, const char *const *keys,
                           error *err);
-/* Reads "sliding_window" as the window of all layers. A missing key means `fallback`; null means no
- * window. */
+/* Reads "sliding_window" as all layers' window. A missing key means `fallback`, null no window. */
 status family_read_window(const json_t *json, const char *where, uint32_t fallback, model_config *c,
                           error *err);
 /* Reads "sliding_window" as Qwen has it: it counts only with "use_sliding_window". With `by_layer`

@@ -44,9 +44,8 @@ typedef struct rope_config {
     double beta_fast, beta_slow;     // yarn
     bool truncate;                   // yarn
     double attention_factor;         // cosines and sines times this: yarn, longrope; else 1
-    /* dynamic, longrope: `length`, the longest sequence that can run, decides the frequencies for
-     * short sequences too, so that K of one prefix serves them all. Backends set it from
-     * max_model_len. */
+    /* dynamic, longrope: `length`, the longest sequence that can run, decides the frequencies of
+     * short ones too, so that K of one prefix serves all. Backends set it from max_model_len. */
     uint32_t max_positions, length;
     float short_factor[MODEL_HEAD_DIM_MAX / 2], long_factor[MODEL_HEAD_DIM_MAX / 2]; // longrope
 } rope_config;

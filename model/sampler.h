@@ -45,8 +45,7 @@ typedef struct sampler_edits {
     uint32_t n_banned, n_biased, n_seen;
 } sampler_edits;
 
-/* Returns the draw's parameters and sets its random key, its edits and their numbers; edits may be
- * NULL. */
+/* Returns the draw's parameters; sets its random key, its edits (unless NULL) and their numbers. */
 const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, uint64_t *key,
                                       sampler_edit *edits, sampler_edits *n);
 /* Adds the tokens that were drawn elsewhere to the histories. */

@@ -56,8 +56,7 @@ typedef struct tensor_part {
     dtype stored; /* element type of a row once read; f32 for blocks */
 } tensor_part;
 
-/* The row of the whole that is row i of the slice. Sets *n to the rows from it on that are
- * adjacent. */
+/* The row of the whole that is row i of the slice. Sets *n to the adjacent rows from it on. */
 static inline size_t tensor_part_row(const tensor_part *p, size_t i, size_t *n)
 {
     if (p->run == 0) {

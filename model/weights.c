@@ -146,8 +146,7 @@ static void find_experts(loader *ld)
             ld->w.layers[l].experts = ld->w.experts + (size_t)l * c->n_experts;
 }
 
-/* Gives everything its place in block and returns the bytes it takes. block NULL: it only
- * counts. */
+/* Gives everything its place in block and returns the bytes it takes. block NULL: only counts. */
 static size_t lay_out(loader *ld, uint8_t *block)
 {
     size_t at = 0, layer_bytes = ld->o->config->n_layers * sizeof(layer_weights);

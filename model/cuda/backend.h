@@ -122,8 +122,7 @@ status cuda_sums_copy(backend_cuda *b, const pkv_move *m);
 
 /* ---- scores.c -------------------------------------------------------------------------------- */
 
-/* Called after the forward pass. Sets the results' scores and novelty, valid until the next
- * step. */
+/* Sets the results' scores and novelty after the forward pass; valid until the next step. */
 status cuda_scores(backend_cuda *b, const step_plan *plan);
 
 /* ---- graphs.c -------------------------------------------------------------------------------- */

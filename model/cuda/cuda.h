@@ -139,8 +139,7 @@ typedef struct cuda_forward cuda_forward;
 
 status cuda_forward_create(const cuda_forward_options *options, cuda_forward **out);
 void cuda_forward_destroy(cuda_forward *f);
-/* The most decode tiles of a step; and a tile's slots when the tables hold `slots`, one
- * `longest`. */
+/* The most decode tiles of a step. _part: slots of a tile when the tables hold `slots` together. */
 uint32_t cuda_forward_tiles(const cuda_forward *f);
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest);
 status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted);
