@@ -18,14 +18,14 @@ typedef struct kern_buffer {
 bool kern_reserve(kern_buffer *buffer, size_t bytes); /* false: no memory */
 void kern_buffer_free(kern_buffer *buffer);
 
-/* Attention's own (attention.c). */
+/* Scratch of attention.c. */
 typedef struct kern_attn_scratch {
     kern_buffer units, mass_offsets, mass, rows, parts;
 } kern_attn_scratch;
 
 void kern_attn_scratch_free(kern_attn_scratch *s);
 
-/* Of the measures (measure_*.c): a thread's state, and what is kept from one phase to the next. */
+/* Scratch of measure_*.c: each thread's state, and what one phase leaves for the next. */
 typedef struct kern_measure_scratch {
     kern_buffer threads, units, pieces, rows;
 } kern_measure_scratch;
@@ -34,13 +34,13 @@ struct kern_context {
     thread_pool *pool;
     unsigned n_threads;
     kern_isa isa;
-    uint64_t matmul_calls; /* names the current product: what a thread packed for it stays valid */
+    uint64_t matmul_calls; /* id of the current product: x packed under it stays valid */
     kern_thread *threads;  /* [n_threads] */
     kern_attn_scratch attention;
     kern_measure_scratch measure;
 };
 
-/* Bytes of kern_matmul_scratch: matmul.c knows them. */
+/* Bytes of struct kern_matmul_scratch, which matmul.c defines. */
 size_t kern_matmul_scratch_bytes(void);
 
 /* y [m, n] = x [m, k] times columns [first, first + k) of w, or y [m, n / 2] = swiglu of that. */
@@ -54,9 +54,9 @@ typedef struct kern_operands {
     bool swiglu;
 } kern_operands;
 
-/* False, and nothing done, where the ISA has no blocks for this product (matmul_blocks.c). Else
- * *done tells whether it was computed: with few rows one that ends in swiglu is not. m and n are
- * not 0. */
+/* Returns false and does nothing where the ISA has no blocks for this product (matmul_blocks.c).
+ * Otherwise sets *done to whether the product was computed: one that ends in swiglu is not when it
+ * has few rows. m and n are not 0. */
 bool kern_matmul_blocks(kern_context *kc, const kern_operands *o, bool *done);
 
 #endif

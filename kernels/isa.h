@@ -1,10 +1,10 @@
 /* kernels, private: the table of inner loops, one for each context.
  *
- * The reference fills every slot; each ISA up to the chosen one then overwrites what it does better
- * (context.c has the list of ISAs and of their fill functions). So a missing fast version is a
- * slower operation, never a missing one, and a new ISA is one file for each operation and one row.
+ * The reference fills every entry; each ISA up to the one in use then overwrites what it does better
+ * (context.c lists the ISAs and their fill functions). So a missing fast version is a slower
+ * operation, never a missing one, and a new ISA is one file for each operation and one row.
  *
- * Slots work on one piece and know nothing of threads: cutting, scratch and edges are op level
+ * The functions work on one piece and know nothing of threads: op level cuts, keeps scratch and edges
  * (matmul.c, rows.c, attention.c). Arrays of KERN_DTYPES are indexed by dtype, those of
  * KERN_KV_FORMATS by format. */
 #ifndef KERNELS_ISA_H
@@ -21,9 +21,9 @@ enum {
 
 static inline unsigned kern_quant_index(kern_quant q) { return q.bits == 4; }
 
-/* The lines that a tile prefetches while it computes. In each round (64 bytes of every panel) these
- * are the line at `at` and, `stride` bytes on, that of each further panel; then `at` moves by
- * `step`. */
+/* The lines that a tile prefetches while it computes. In each round (64 bytes of every panel) it
+ * prefetches the line at `at`, then one line for each further panel, `stride` bytes apart. Then
+ * `at` moves by `step`. */
 typedef struct kern_ahead {
     const uint8_t *at;
     size_t stride, step;
@@ -34,19 +34,19 @@ typedef struct kern_ahead {
 typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const float *x, float *acc,
                              const kern_ahead *ahead);
 
-/* ---- quantised: x of a tile stands group by group, each
+/* ---- quantised: the packed x of a tile lies group by group, each
  *     wide      q of all rows, 16 bits each; scale [rows] f32
  *     narrow    q of all rows, 8 bits each; scale [rows] f32, start [rows] int32
  * start is the value that a tile begins a group's sums with: a tile that reads weights as q +
- * offset takes -offset times the sum of x's integers. Each ISA chooses the order of q, its starts
- * and whether x is wide. The precision alone decides how many bits the integers have, wide ones
- * too. */
+ * offset starts with -offset times the sum of x's integers. Each ISA has its own order of q, its
+ * own starts and its own width of x. The bits that the integers use, wide ones too, depend on the
+ * precision alone. */
 static inline size_t kern_quant_x_bytes(bool wide, unsigned group)
 {
     return wide ? (size_t)2 * group + 4 : (size_t)group + 8;
 }
 
-/* Makes integers of `groups` groups from x on, as row r of a tile of `rows`. */
+/* Quantises `groups` groups of x, as row r of a tile of `rows`. */
 typedef void (*kern_quant_x_fn)(const float *x, size_t groups, unsigned group, size_t rows,
                                 size_t r, uint8_t *out);
 
@@ -56,97 +56,97 @@ static inline size_t kern_quant_bytes(kern_quant q)
     return 64 + (size_t)2 * q.group * KERN_PANEL * q.bits / 8;
 }
 
-/* The same contract as kern_tile_fn, with k a multiple of two groups. */
+/* The contract of kern_tile_fn, with k a multiple of two groups. */
 typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, unsigned group,
                                    const void *x, float *acc, const kern_ahead *ahead);
 
-/* ---- blocks, for ISAs whose instructions sum more than one product at a time. Rows of x stand in
- * tiles of R rows; the last tile has zeros where rows are missing. A tile of x is laid out by units
- * of columns:
- *     bf16         [k / 32][parts][R][32]. Standard precision has one part, x rounded; high
- * precision has two, x rounded and the rounded remainder quantised    group by group as above, with
- * R rows One call multiplies some tiles with a piece of some panels. */
+/* ---- blocks, for ISAs whose instructions sum more than one product at a time. x is cut into tiles
+ * of R rows; the last tile has zeros where rows are missing. A tile of x is laid out by units of
+ * columns:
+ *     bf16        [k / 32][parts][R][32]. Standard precision has one part, x rounded; high
+ *                 precision has two, x rounded and the rounded remainder.
+ *     quantised   group by group as above, with R rows
+ * One call multiplies some tiles with a piece of some panels. */
 enum { KERN_DOT_ROWS = 16 };
 
 typedef struct kern_dot_block {
     const uint8_t *w;
     const uint8_t *next; /* the weights of the next call; its panels lie w_stride apart too */
     size_t w_stride, panels;
-    size_t k; /* columns: any number of bf16, whole pairs of groups */
+    size_t k; /* columns; quantised: whole pairs of groups */
     unsigned group;
     const uint8_t *x;             /* tile t at x + t * x_stride bytes */
     size_t x_stride, tiles, rows; /* rows: R */
-    float *acc;                   /* [panels][tiles][R][16] f32 sums, which products are added to */
+    float *acc;                   /* [panels][tiles][R][16] f32 sums; the call adds to them */
 } kern_dot_block;
 
 typedef struct kern_dot_ops {
-    size_t min_rows; /* products of fewer rows go by tiles: only where the bits are the same */
-    bool x_wide;     /* quantised */
+    size_t min_rows; /* fewer rows go by tiles; above 1 only if both give the same bits */
+    bool x_wide;     /* quantised: x is wide */
     /* R for a product of m rows, at most KERN_DOT_ROWS. */
     size_t (*rows)(size_t m);
-    /* Panels of a call, at most 16, with so many tiles of R rows. */
+    /* Panels of a call (at most 16) with this many tiles of R rows. */
     size_t (*panels)(size_t rows, size_t tiles);
-    size_t few_k, k;      /* columns of a call with one tile, with more; 0 = all */
-    kern_quant_x_fn pack; /* bf16: of units; group is 0 */
+    size_t few_k, k;      /* columns of a call with one tile and with more; 0 = all */
+    kern_quant_x_fn pack; /* bf16: `groups` counts units, group is 0 */
     /* Called before and after a thread runs blocks. May be NULL. */
     void (*begin)(size_t rows, unsigned group);
     void (*run)(const kern_dot_block *b);
     void (*end)(void);
 } kern_dot_ops;
 
-/* ---- attention in bf16 dot products, over bf16 pages and those that are read as bf16. q and p are
- * rounded to bf16. A row of p overwrites the scores of that row, so its stride in bytes is theirs.
- */
+/* ---- attention in bf16 dot products, over bf16 pages and pages read as bf16. q and p are rounded
+ * to bf16. A row of p overwrites the scores of that row, so both have the same stride in bytes. */
 typedef struct kern_attn_dots {
     unsigned rows; /* of a tile, <= KERN_ATTN_ROWS */
     /* out [head_dim] = q * scale. */
     void (*pack_query)(const float *q, float scale, uint32_t head_dim, uint16_t *out);
-    /* The same contract as attn_scores; q [n][2 * KERN_ATTN_Q_STRIDE]. */
+    /* The contract of attn_scores; q [n][2 * KERN_ATTN_Q_STRIDE]. */
     void (*scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const uint16_t *q,
                    uint32_t n, uint32_t head_dim, float *s);
-    /* The same contract as attn_softmax, but every slot of the block gets a p: 0 where the row does
-     * not see it. Sums add up p as rounded; a lane of a row's sum holds pairs of slots. */
+    /* The contract of attn_softmax, except that every slot of the block gets a p: 0 where the row
+     * does not see it. Sums are of the rounded p; a lane of a row's sum holds pairs of slots. */
     void (*softmax)(kern_attn_row *rows, uint32_t n, float *s);
-    /* The same contract as attn_values, from and to even; p [n][2 * KERN_BLOCK]. V must be finite
-     * in every slot that some row of the n does not see. */
+    /* The contract of attn_values, with from and to even; p [n][2 * KERN_BLOCK]. V must be finite
+     * in every slot that is not seen by all n rows. */
     void (*values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const uint16_t *p,
                    const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
     /* out [KERN_BLOCK / 2][head_dim][2] = V of slots [lo, hi). In the first and the last pair a
-     * slot outside of them becomes 0; other pairs stay unwritten. Returns whether all of it is
-     * finite. */
+     * slot outside that range becomes 0; other pairs stay unwritten. Returns whether all copied
+     * values are finite. */
     bool (*seen_values)(const kern_attn_strips *v, uint32_t lo, uint32_t hi, uint32_t head_dim,
                         uint8_t *out);
 } kern_attn_dots;
 
 typedef struct kern_isa {
     const char *name;
-    kern_precision precision; /* set before the fill functions run: they choose by it */
+    kern_precision precision; /* set before the fill functions run, which read it */
 
     /* ---- matmul ---- */
-    unsigned tile_rows;                      /* most rows of a tile, <= KERN_TILE_ROWS */
-    uint8_t tile_panels[KERN_TILE_ROWS + 1]; /* panels that a tile of so many rows takes at once */
-    kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1];  /* tile_panels[rows] panels */
+    unsigned tile_rows;                                 /* most rows of a tile, <= KERN_TILE_ROWS */
+    uint8_t tile_panels[KERN_TILE_ROWS + 1];            /* panels of a tile with this many rows */
+    kern_tile_fn tile[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* tile_panels[rows] panels */
     kern_tile_fn tile1[KERN_DTYPES][KERN_TILE_ROWS + 1]; /* one panel */
-    /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write KERN_PANEL
-     * floats more than that. */
+    /* out [k][rows] = the transpose of x [rows, k], rows <= KERN_TILE_ROWS. May write up to
+     * KERN_PANEL floats beyond it. */
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
-    const kern_dot_ops *bf16_block; /* NULL: by tiles */
+    const kern_dot_ops *bf16_block; /* NULL: products go by tiles */
 
     /* ---- matmul, quantised ---- */
-    const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: by tiles */
-    unsigned quant_rows;                          /* as tile_rows, tile_panels */
+    const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: products go by tiles */
+    unsigned quant_rows; /* like tile_rows; quant_panels like tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
-    /* Several tiles have at most quant_many_rows rows each, more only where one of them would have
-     * less than quant_many_least; and quant_many panels, which is 1 or what quant_panels has for so
-     * many rows. */
+    /* For a product of several tiles. A tile has at most quant_many_rows rows, unless some tile would
+     * then have less than quant_many_least; it takes quant_many panels, which is 1 or the value of
+     * quant_panels for that many rows. */
     uint8_t quant_many, quant_many_rows, quant_many_least;
-    /* How many bytes ahead a lone tile prefetches, all its streams together. */
+    /* Bytes ahead that a lone tile prefetches, over all its streams. */
     unsigned quant_ahead;
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
     bool quant_x_wide[KERN_QUANTS]; /* whether x of a tile is wide */
     kern_quant_x_fn quant_x[KERN_QUANTS];
-    /* A group of weights: returns the scale, a bf16. */
+    /* Quantises a group of weights; returns the scale as it is stored. */
     uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, int8_t *q);
 
     /* ---- rows: one row each; shapes as in kernels.h ---- */
@@ -161,8 +161,8 @@ typedef struct kern_isa {
                                       const float *k, const float *v);
     void (*kv_read[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
                                      float *k, float *v);
-    /* Only formats with grids have these two. kv_pack is kern_kv_pack; kv_strip reads 16 slots of a
-     * tile from `slot` on as strips of bf16, k [head_dim / 2][16][2] and v [8][head_dim][2]. */
+    /* Formats with grids alone have these two. kv_pack is kern_kv_pack. kv_strip reads 16 slots of a
+     * tile from `slot` on as bf16: k [head_dim / 2][16][2] and v [8][head_dim][2]. */
     void (*kv_pack[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *wide, void *tile);
     void (*kv_strip[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
                                       uint8_t *k, uint8_t *v);
@@ -174,36 +174,36 @@ typedef struct kern_isa {
     /* s [n][KERN_BLOCK] = q . k for strips [from, to); q [n][KERN_ATTN_Q_STRIDE]. */
     void (*attn_scores[KERN_KV_FORMATS])(const kern_attn_strips *k, uint32_t from, uint32_t to,
                                          const float *q, uint32_t n, uint32_t head_dim, float *s);
-    /* Online softmax: s [n][KERN_BLOCK] becomes p inside [lo, hi) of each row and its strips; sets
-     * max, sum, fix and *mass. Rows that see nothing get fix = 1. */
+    /* Online softmax: s [n][KERN_BLOCK] becomes p inside [lo, hi) of each row; sets the row's max,
+     * sum, fix and *mass. Rows that see nothing get fix = 1. */
     void (*attn_softmax)(kern_attn_row *rows, uint32_t n, float *s);
     /* o [n][head_dim] = o * fix + p . v over slots [from, to). */
     void (*attn_values[KERN_KV_FORMATS])(const kern_attn_strips *v, uint32_t from, uint32_t to,
                                          const float *p, const kern_attn_row *rows, uint32_t n,
                                          uint32_t head_dim, float *o);
-    /* The same over int8 pages, with q [n][KERN_ATTN_INT_STRIDE] and p as 16-bit integers
-     * (attention.h); some row sees each slot of [from, to). With attn_int_rows = 0 attention over
-     * int8 pages calls the functions above. */
+    /* Attention over int8 pages with q [n][KERN_ATTN_INT_STRIDE] and p as 16-bit integers
+     * (attention.h). Each slot of [from, to) is seen by some row. attn_int_rows = 0: int8 pages go
+     * through the functions above. */
     unsigned attn_int_rows;
-    /* out [head_dim] = q * scale as integers. Returns their scale, a NaN where some of q is not
+    /* out [head_dim] = q * scale as integers. Returns their scale: NaN when an element of q is not
      * finite. */
     float (*attn_int_query)(const float *q, float scale, uint32_t head_dim, int16_t *out);
     void (*attn_int_scores)(const kern_attn_strips *k, uint32_t from, uint32_t to, const int16_t *q,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *s);
     void (*attn_int_values)(const kern_attn_strips *v, uint32_t from, uint32_t to, const float *p,
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
-    const kern_attn_dots *attn_dots; /* NULL: bf16 pages call the functions above */
+    const kern_attn_dots *attn_dots; /* NULL: bf16 pages go through the functions above */
 
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
      * operations done, two for a product and its sum; *sink keeps the compiler from dropping
      * them. ---- */
     double (*fma_burst)(size_t rounds, float *sink);  /* f32 */
-    double (*dot_burst)(size_t rounds, float *sink);  /* bf16 dot products; NULL: there are none */
-    double (*pair_burst)(size_t rounds, float *sink); /* 16-bit integers; NULL: there are none */
+    double (*dot_burst)(size_t rounds, float *sink);  /* bf16 dot products; NULL: none */
+    double (*pair_burst)(size_t rounds, float *sink); /* 16-bit integers; NULL: none */
     double (*int_burst)(size_t rounds, float *sink);  /* 8-bit integers */
 } kern_isa;
 
-/* How attention over pages of a format multiplies. */
+/* The instructions that attention over pages of a format multiplies with. */
 typedef enum kern_attn_way {
     KERN_ATTN_BY_FMA,
     KERN_ATTN_BY_DOTS, /* attn_dots */

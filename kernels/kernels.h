@@ -2,7 +2,7 @@
  *
  * What     matrix products on packed weights, RMSNorm, RoPE, SwiGLU, paged attention with page
  *          mass, KV writes and moves. Each operation has a plain C reference and faster versions
- *          for each ISA, behind one table (isa.h), filled slow to fast when a context is made.
+ *          for each ISA, behind one table (isa.h) that is filled when a context is made.
  * Owner    a context owns its scratch; matrices and buffers belong to the caller.
  * Threads  operations run on the context's thread pool; one operation at a time for each context.
  * Shapes   row-major, given beside each argument; activations are f32.
@@ -57,14 +57,14 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
  *     data[n / 16][k / pair][16][pair]
  * n padded to 16 and k to pair with zeros.
  *
- * Quantised, a weight is an integer q times a 16-bit scale for each row and each `group` columns.
- * Two groups of a panel stand behind the line of their scales, in the order that integer dot
- * products read: four columns of each row, the quad, side by side.
+ * A quantised weight is an integer q times a 16-bit scale. Each row has one scale for every `group`
+ * columns. A panel stores its groups in pairs, each pair behind one line of their scales. Columns
+ * lie as integer dot products read them: a quad is four columns of one row side by side.
  *     scales [2][16], then for each group:
  *     8 bits    [group / 4][16][4]     q in [-127, 127]
- *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]: low halves a quad, high halves the next
- * The scale of 4 bits is a bf16; that of 8, which is never negative, has the sign's bit as one more
- * of its fraction: bits 30 to 15 of an f32.
+ *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]; low halves: one quad, high halves: the next
+ * A 4-bit weight's scale is a bf16. An 8-bit weight's scale is never negative, so it is bits 30 to
+ * 15 of an f32: the sign bit becomes one more bit of fraction.
  * k is padded with zeros to two groups. Zeroed memory is a matrix of zeros. */
 enum { KERN_PANEL = 16, KERN_GROUP_MIN = 32, KERN_GROUP_MAX = 128 };
 
@@ -81,14 +81,14 @@ typedef struct kern_matrix {
     kern_quant quant;
 } kern_matrix;
 
-/* Of a matrix that is not quantised. */
+/* Bytes of the data of a matrix that is not quantised. */
 size_t kern_matrix_bytes(dtype type, size_t n, size_t k);
-/* Of any, from all but its data. */
+/* Bytes of the data of any matrix; reads every field but `data`. */
 size_t kern_matrix_size(const kern_matrix *w);
-/* Packs rows [row0, row0 + rows) of w from src [rows, w->k] of src_type, src_stride elements
- * between rows, src possibly unaligned. Converts when the types differ, or quantises, a row's
- * groups alone deciding their scales and so the same bits on every ISA. Runs on the pool. Rows
- * never packed must be zeroed by the caller. row0 may be any row. */
+/* Packs rows [row0, row0 + rows) of w from src [rows, w->k] of src_type, with src_stride elements
+ * between rows; src may be unaligned. Converts when the types differ, or quantises: the values of a
+ * group alone decide its scale, so the bits are the same on every ISA. Runs on the pool. The caller
+ * zeroes rows that are never packed. row0 may be any row. */
 void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows, const void *src,
                       dtype src_type, size_t src_stride);
 /* out [k] = row `row` of w: the embedding lookup of tied weights. */
@@ -97,23 +97,23 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
 /* y [m, n] = x [m, k] * W^T (+ bias [n] when not NULL). Strides in elements. Each y is summed over
  * k in ascending order in f32, whatever m is.
  *
- * With bf16 weights, where the ISA has dot products of bf16, x is rounded to bf16 once in standard
- * precision. In high precision x is the sum of two bf16, x rounded and what that left, and each
- * step takes its products with the one, then those with the other. The order of sums is the
- * instruction's: "avx512bf16" takes each pair of columns at once, "amx" sums the even and the odd
- * columns of each 32 from `first` on and adds both to y; denormals count as zeros.
+ * With bf16 weights, on ISAs that have dot products of bf16, standard precision rounds x to bf16
+ * once. High precision splits x into the sum of two bf16: x rounded, and the remainder rounded.
+ * Each step adds the products of the first part, then those of the second. The order of sums is the
+ * instruction's: "avx512bf16" takes each pair of columns at once; "amx" sums the even and the odd
+ * columns of each 32 from `first` on and adds both to y. Denormals count as zeros.
  *
- * With a quantised W, x too becomes integers, with an f32 scale for each row and group: of 8 bits,
- * or, in high precision beside weights of 8, of 16. A group's sum is exact (below 2^30), and y one
- * chain of fused multiply-adds over the groups, the same on every ISA: y = fma((float)sum(q_w *
- * q_x), scale_w * scale_x, y) */
+ * With a quantised W, x becomes integers too, with an f32 scale for each row and group: 8 bits, or
+ * 16 in high precision beside 8-bit weights. A group's sum is exact (below 2^30), and y is one
+ * chain of fused multiply-adds over the groups, the same on every ISA:
+ * y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);
-/* The same with columns [first, first + k) of W alone, both even: x [m, k]. */
+/* kern_matmul with columns [first, first + k) of W alone: x is [m, k]; first and k are even. */
 void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, size_t k,
                          const float *x, size_t x_stride, size_t m, float *y, size_t y_stride);
-/* out [m, n / 2] = swiglu of y, which is kern_swiglu after kern_matmul and gives the same bits.
- * gate_up [m, n] is scratch: of many rows y is never written as a whole. */
+/* out [m, n / 2] = swiglu(x * W^T): the bits of kern_matmul followed by kern_swiglu. gate_up [m, n]
+ * is scratch; with many rows the product is never written there as a whole. */
 void kern_matmul_swiglu(kern_context *kc, const kern_matrix *w, const float *x, size_t x_stride,
                         size_t m, float *gate_up, float *out);
 
@@ -122,7 +122,7 @@ void kern_matmul_swiglu(kern_context *kc, const kern_matrix *w, const float *x, 
 /* out [m, d] = x / sqrt(mean(x^2) + eps) * weight [d]. out may be x. */
 void kern_rmsnorm(kern_context *kc, const float *x, const float *weight, float eps, size_t m,
                   size_t d, float *out);
-/* In place: the same of each of x [m, n_heads, head_dim], row_stride elements between rows. */
+/* RMSNorm of each head of x [m, n_heads, head_dim], in place, row_stride elements between rows. */
 void kern_rmsnorm_heads(kern_context *kc, float *x, size_t row_stride, const float *weight,
                         float eps, size_t m, size_t n_heads, size_t head_dim);
 /* x [m, d] += delta [m, d], then out = rmsnorm(x). */
@@ -130,43 +130,43 @@ void kern_add_rmsnorm(kern_context *kc, float *x, const float *delta, const floa
                       float eps, size_t m, size_t d, float *out);
 /* out [m, d] = silu(gate) * up, where gate is gate_up[m, 0:d] and up is gate_up[m, d:2d]. */
 void kern_swiglu(kern_context *kc, const float *gate_up, size_t m, size_t d, float *out);
-/* The same with GELU by tanh for silu. gate_up is overwritten. */
+/* kern_swiglu with GELU (tanh form) in place of silu. gate_up is overwritten. */
 void kern_geglu(kern_context *kc, float *gate_up, size_t m, size_t d, float *out);
-/* In place on x [m, n_heads, head_dim] (row_stride elements between rows): half-split rotation, i
- * with i + head_dim / 2. cos_sin [m, head_dim]: head_dim / 2 cosines, then as many sines, for each
- * row. */
+/* Rotates x [m, n_heads, head_dim] in place (row_stride elements between rows). The rotation is
+ * half-split: element i turns with element i + head_dim / 2. cos_sin [m, head_dim] holds for each
+ * row head_dim / 2 cosines, then as many sines. */
 void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_sin, size_t m,
                size_t n_heads, size_t head_dim);
 
 /* ---- KV pages -----------------------------------------------------------------------------------
- * One tile is what a page holds of one layer and one KV head:
+ * A tile is the part of a page that belongs to one layer and one KV head:
  *     K  [head_dim / pair][page_tokens][pair]      (summed over head_dim in q . k)
  *     V  [page_tokens / pair][head_dim][pair]      (summed over slots in p . v)
- *     int8: then the scales of K [page_tokens] and those of V [page_tokens], bf16
- *     int4, int2: then the grids of K [page_tokens / 32][head_dim] and those of V
+ *     int8: then the scales of K [page_tokens] and of V [page_tokens], bf16
+ *     int4, int2: then the grids of K [page_tokens / 32][head_dim] and of V
  *     [page_tokens][head_dim / 32, rounded up], each a bf16 scale and a bf16 zero
  * A page is its group's tiles, layer by layer, head by head. page_tokens is a multiple of 16 up to
- * 256, head_dim a multiple of 16 up to 256. Slots never written may hold anything, NaN included:
- * they are never read into a result.
+ * 256, head_dim a multiple of 16 up to 256. A slot that was never written may hold anything,
+ * NaN included: it never enters a result.
  *
- * int8: an element is q in [-127, 127] times the scale of its slot, which is the largest |k| (or
- * |v|) of the token / 127, rounded to bf16. So a slot's bytes are its token's alone, whatever
- * stands beside it, and what is read and written again keeps them. A K or V that is not finite
- * reads back as NaN, one below 2^-100 as zeros.
+ * int8: an element is q in [-127, 127] times the scale of its slot, the largest |k| (or |v|) of
+ * the token / 127, rounded to bf16. So a slot's bytes depend on its token alone, and reading a slot
+ * and writing it again keeps its bytes. A K or V that is not finite reads back as NaN, one below
+ * 2^-100 as zeros.
  *
  * int4, int2 (KIVI, arXiv 2402.02750): an element is q in [0, 15] or [0, 3] times the scale of its
- * grid, plus its zero, rounded to bf16. K has a grid for each dim and 32 slots, V for each slot and
- * 32 dims: the zero is the smallest of them, the scale a (2^bits - 1)th of what they span, rounded
- * up. Low bits come first. page_tokens is a multiple of 32. Such a page is made of a whole tile of
- * bf16 (kern_kv_pack): while it fills it is kept as that. Elements that are not finite make their
- * grid's read back as NaN. */
+ * grid, plus its zero, rounded to bf16. K has one grid for every 32 slots of a dim, V one
+ * for every 32 dims of a slot. The zero is the smallest element of the grid; the scale is the span of the
+ * elements / (2^bits - 1), rounded up. Low bits come first. page_tokens is a multiple of 32. While a
+ * page fills, its tiles are kept as bf16; each is quantised as a whole when the page is full
+ * (kern_kv_pack). An element that is not finite makes all elements of its grid read back as NaN. */
 typedef struct kern_kv_shape {
     kern_kv_format format;
     uint32_t page_tokens;
     uint32_t head_dim;
 } kern_kv_shape;
 
-/* Where V begins in a tile, where the scales of K, and how many bytes those of K or V take. */
+/* Byte offset of V in a tile, byte offset of K's scales, and the bytes of K's (or V's) scales. */
 static inline size_t kern_kv_values_at(const kern_kv_shape *s)
 {
     return (size_t)s->page_tokens * s->head_dim * kern_kv_facts_of(s->format).bits / 8;
@@ -176,7 +176,7 @@ static inline size_t kern_kv_scale_bytes(const kern_kv_shape *s)
 {
     return (size_t)s->page_tokens * kern_kv_facts_of(s->format).scales;
 }
-/* Those of K, then those of V begin where int8 has its scales. */
+/* Grids lie where int8 has its scales: K's first, then V's. */
 enum { KERN_GRID_BYTES = 4 };
 static inline size_t kern_kv_key_grids(const kern_kv_shape *s)
 {
@@ -193,7 +193,7 @@ static inline size_t kern_kv_tile_bytes(const kern_kv_shape *s)
     size_t grids = kern_kv_key_grids(s) + s->page_tokens * kern_kv_value_grids(s);
     return kern_kv_scales_at(s) + 2 * kern_kv_scale_bytes(s) + grids * KERN_GRID_BYTES;
 }
-/* What pages are read as: those with grids as bf16. */
+/* The shape that pages are read as: formats with grids are read as bf16. */
 static inline kern_kv_shape kern_kv_wide(const kern_kv_shape *s)
 {
     kern_kv_shape wide = *s;
@@ -202,39 +202,40 @@ static inline kern_kv_shape kern_kv_wide(const kern_kv_shape *s)
 }
 
 /* Writes K and V of one token and head, k [head_dim] and v [head_dim], at `slot` of a tile. Not
- * threaded. Formats with grids: in place of another token, in a tile that is whole. Where the key
- * does not fit a dim's grid the grid is made anew of what its slots read as. */
+ * threaded. In formats with grids the tile is full already and the token replaces another one;
+ * where the key does not fit a dim's grid, the grid is made again from the values its slots read
+ * as. */
 void kern_kv_write(const kern_context *kc, const kern_kv_shape *s, void *tile, uint32_t slot,
                    const float *k, const float *v);
-/* Reads them back as f32: the inverse, for oracles, swaps and re-rotation. Not threaded. */
+/* Reads one slot back as f32, for oracles, swaps and shifted rotations. Not threaded. */
 void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *tile, uint32_t slot,
                   float *k, float *v);
-/* Formats with grids: a whole tile from one of kern_kv_wide(s), and back. Not threaded. */
+/* Formats with grids: quantises a whole tile of shape kern_kv_wide(s), and the inverse. Not
+ * threaded. */
 void kern_kv_pack(const kern_context *kc, const kern_kv_shape *s, const void *wide, void *tile);
 void kern_kv_unpack(const kern_context *kc, const kern_kv_shape *s, const void *tile, void *wide);
-/* Copies n slots of one tile to another, not of formats with grids. Not threaded. */
+/* Copies n slots of one tile to another. Formats with grids have no such copy. Not threaded. */
 void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, const void *src_tile,
                   uint32_t src_slot, uint32_t n);
 
 /* ---- paged attention --------------------------------------------------------------------------
  * One item = one sequence and one KV head of one layer. Its query rows are new tokens, already
  * written to their pages; row i sits at table slot first_slot + i and sees slots [0, first_slot +
- * i] (the last `window` of them when window > 0). The online softmax goes by 64 slots, anchored at
- * slot 0, whoever shares the batch and however long a page is: page_tokens changes no bit of an
- * output.
+ * i] (the last `window` of them when window > 0). The online softmax steps by 64 slots, anchored at
+ * slot 0, so neither batch mates nor page_tokens change a bit of an output.
  *
- * In the standard precision, over bf16 pages and formats with grids, on ISAs whose bf16 dot
- * products are fast ("avx512bf16"): q is rounded to bf16 once it is scaled, and so is p, whose sum
- * is taken of what was rounded. The mass is that of these p. Measures (measure.h) stay f32.
+ * In standard precision, over bf16 pages and formats with grids, ISAs whose bf16 dot products are
+ * fast ("avx512bf16") round q to bf16 after scaling, and p. Sums of p and the mass are those of the
+ * rounded p. Measures (measure.h) stay f32.
  *
- * Formats with grids: a row reads its own page, which may still be filling, as the tile of bf16
- * that it is made of. It reads the residual_pages pages before its own the same way where they
- * still have such a tile, and every other page as it is stored. So does a row of a measure. */
+ * Formats with grids: a row reads its own page, which may still be filling, as bf16. It reads the
+ * residual_pages pages before its own as bf16 too, where their bf16 tiles still exist, and every
+ * other page as stored. Rows of measures read the same way. */
 typedef struct kern_attn_item {
     const uint32_t *pages; // [ceil((first_slot + n_rows) / page_tokens)] page ids in table order
     const uint8_t *tiles;  // tile of page p at tiles + p * page_stride
-    // Formats with grids: tiles of kern_kv_wide of the pages from first_filling on, where the first
-    // row's residual begins or before. NULL in it: that page is read as it is stored.
+    // Formats with grids: bf16 tiles (kern_kv_wide) of the pages from first_filling on, which is at
+    // or before the start of the first row's residual. A NULL entry: the page is read as stored.
     const uint8_t *const *filling;
     uint32_t first_filling, residual_pages;
     uint32_t first_slot;
@@ -242,9 +243,9 @@ typedef struct kern_attn_item {
     uint32_t window; // 0 = all
     const float *q;  // row i, head h at q + i * q_stride + h * head_dim
     float *out;      // row i, head h at out + i * out_stride + h * head_dim
-    /* Attention mass, by which retention selects pages: for each page the softmax mass of the last
-     * mass_rows rows, summed in f32 over the q heads ascending, then rows ascending. mass is
-     * NULL when not asked for. */
+    /* Attention mass, by which retention selects pages: each page's softmax mass of the last
+     * mass_rows rows, summed in f32 over q heads, then over rows, both ascending. NULL: not asked
+     * for. */
     float *mass;        // [number of pages]
     uint32_t mass_rows; // 1 to n_rows
 } kern_attn_item;
@@ -260,16 +261,16 @@ typedef struct kern_attn_batch {
     size_t n_items;
 } kern_attn_batch;
 
-/* STATUS_NO_MEMORY when scratch for the mass cannot grow. Within limits seen before it allocates
- * nothing. */
+/* STATUS_NO_MEMORY when scratch for the mass cannot grow. Allocates nothing for a batch no larger
+ * than one seen before. */
 status kern_attention(kern_context *kc, const kern_attn_batch *batch);
 
 /* ---- this machine's limits, measured ---- */
 
 typedef struct kern_limits {
     double read_gb_s; /* all threads, interleaved streams, larger than the caches */
-    /* From registers, all threads, by the fastest instruction for the type that this context's ISA
-     * has; an operation is a multiplication or an addition. */
+    /* All threads, operands in registers, the fastest instruction that the context's ISA has for the
+     * type. A multiplication and an addition are two operations. */
     double fma_gflop_s; /* f32 FMA */
     double dot_gflop_s; /* bf16: vdpbf16ps or tdpbf16ps, f32 FMA where that is faster */
     double pair_gop_s;  /* 16-bit integers: vpmaddwd or vpdpwssd; 0 where the ISA has neither */
@@ -283,7 +284,7 @@ typedef struct kern_limit {
     double gop_s;
 } kern_limit;
 
-/* The one of `limits` by which this context computes attention over pages of that format. */
+/* The limit among `limits` that bounds attention of this context over pages of that format. */
 kern_limit kern_attention_limit(const kern_context *kc, kern_kv_format format,
                                 const kern_limits *limits);
 

@@ -1,7 +1,7 @@
 /* kernels: the formats that K and V are kept in.
  *
- * What     one row for each: --kv-dtype's names, bits, how elements lie.
- * Owner    nobody: constants.
+ * What     one row for each format: its name for --kv-dtype, its bits, its layout.
+ * Owner    none: constants.
  * Threads  any.
  * Units    bits of an element, bytes.
  * Errors   none. */
@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-/* The first three are dtypes. */
+/* The first three have the values of their dtypes. */
 typedef enum kern_kv_format {
     KERN_KV_F32 = DTYPE_F32,
     KERN_KV_BF16 = DTYPE_BF16,
@@ -27,8 +27,8 @@ typedef struct kern_kv_facts {
     const char *name;
     uint8_t bits;   /* of an element */
     uint8_t pair;   /* elements side by side along the summed axis */
-    uint8_t scales; /* bytes for each slot's K, and as many for its V */
-    uint8_t group;  /* slots of K, dims of V that share a grid; 0: there are none */
+    uint8_t scales; /* bytes of scale for a slot's K, as many for its V */
+    uint8_t group;  /* slots of K or dims of V that share a grid; 0: no grids */
 } kern_kv_facts;
 
 static inline kern_kv_facts kern_kv_facts_of(kern_kv_format f)
@@ -45,7 +45,7 @@ static inline bool kern_kv_has_grids(kern_kv_format f) { return kern_kv_facts_of
 
 static inline const char *kern_kv_name(kern_kv_format f) { return kern_kv_facts_of(f).name; }
 
-/* The format of a name, or KERN_KV_FORMATS. */
+/* Returns the format with this name, or KERN_KV_FORMATS. */
 static inline kern_kv_format kern_kv_named(const char *name)
 {
     kern_kv_format f = KERN_KV_F32;

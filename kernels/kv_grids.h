@@ -1,7 +1,7 @@
-/* kernels, private: pages whose elements lie on grids (kernels.h: int4 and int2), to integers and
- * back. Two bf16 stand side by side along the summed axis, a word: a pair of dims of one slot in K,
- * a pair of slots of one dim in V. So K and V go through the same functions. Nothing is contracted:
- * all ISAs give the same bits. */
+/* kernels, private: quantises and reads pages whose elements lie on grids (kernels.h: int4, int2). A
+ * word is two bf16 side by side along the summed axis: a pair of dims of one slot in K, a pair of
+ * slots of one dim in V. So K and V go through the same functions. Nothing is contracted, so all
+ * ISAs give the same bits. */
 #ifndef KERNELS_KV_GRIDS_H
 #define KERNELS_KV_GRIDS_H
 
@@ -14,7 +14,7 @@ enum { GRID_MOST = 32 }; /* elements that share a grid */
 
 #define GRID_NAN 0x7fc07fc0u
 
-/* As it is stored: the scale below the zero. */
+/* One grid. It is stored as one word, the scale in the low half, the zero in the high half. */
 typedef struct kv_grid {
     float scale, zero;
 } kv_grid;
@@ -31,10 +31,10 @@ QUANT_INLINE uint32_t float_bits(float x)
     return bits;
 }
 
-/* Halves go away from zero. */
+/* Rounds to bf16, halves away from zero. */
 QUANT_INLINE uint32_t grid_round(float x) { return (float_bits(x) + 0x8000u) & 0xffff0000u; }
 
-/* Of bf16 that span [min, max], the order of NaNs being left to the caller. */
+/* The stored grid of bf16 values that span [min, max]. The caller orders NaNs. */
 QUANT_INLINE uint32_t grid_make(float min, float max, unsigned top)
 {
     float range = max - min;
@@ -44,7 +44,7 @@ QUANT_INLINE uint32_t grid_make(float min, float max, unsigned top)
     return zero | (float_bits(range / (float)top) + 0xffffu) >> 16;
 }
 
-/* q [n] of x [n]. */
+/* q [n] = x [n] on the grid. */
 QUANT_INLINE void grid_quantize(uint32_t stored, const float *x, unsigned n, unsigned top,
                                 uint8_t *q)
 {
@@ -57,7 +57,7 @@ QUANT_INLINE void grid_quantize(uint32_t stored, const float *x, unsigned n, uns
             (uint8_t)(int32_t)quant_round(quant_clamp((x[i] - g.zero) * inverse, 0.0f, (float)top));
 }
 
-/* An integer of the same order as the float, its own inverse; NaNs are outside of infinities. */
+/* An integer that sorts as the float does; its own inverse. NaNs sort beyond the infinities. */
 QUANT_INLINE int32_t grid_order(uint32_t bits)
 {
     int32_t b;
@@ -65,7 +65,7 @@ QUANT_INLINE int32_t grid_order(uint32_t bits)
     return b ^ ((b >> 31) & 0x7fffffff);
 }
 
-/* The grid of x [n], n a multiple of 8, and q on it. */
+/* Returns the grid of x [n], n a multiple of 8, and sets q to x on it. */
 QUANT_INLINE uint32_t grid_fit(const float *x, unsigned n, unsigned top, uint8_t *q)
 {
     int32_t min = INT32_MAX, max = INT32_MIN;
@@ -81,8 +81,8 @@ QUANT_INLINE uint32_t grid_fit(const float *x, unsigned n, unsigned top, uint8_t
     return stored;
 }
 
-/* n words to integers: the low halves' come first in a byte, at `shift`. first: nothing is in the
- * bytes yet. */
+/* Quantises n words. The integers of the low halves come first in a byte, at `shift`. shift 0: the
+ * bytes are written; else they are added to. */
 QUANT_INLINE void grid_pack_words(const uint8_t *words, unsigned n, unsigned bits, unsigned shift,
                                   uint8_t *bytes, uint32_t grids[2])
 {
@@ -102,9 +102,9 @@ QUANT_INLINE void grid_pack_words(const uint8_t *words, unsigned n, unsigned bit
     }
 }
 
-/* Where things lie in a tile of integers of `bits`. */
+/* The layout of a tile of integers of `bits`. */
 typedef struct grid_tile {
-    unsigned rows; /* of words in a byte */
+    unsigned rows; /* rows of words in a byte */
     size_t tokens, dim, value_grids;
     size_t values_at, key_grids_at, value_grids_at;
 } grid_tile;
@@ -145,7 +145,7 @@ QUANT_INLINE void grid_pack(const kern_kv_shape *s, unsigned bits, const void *w
         }
 }
 
-/* n bytes, those of one row of words from `shift` on, as words; n is a multiple of 8. */
+/* Reads one row of n words from n bytes, at `shift`; n is a multiple of 8. */
 typedef void (*grid_words_fn)(const uint8_t *bytes, unsigned n, unsigned bits, unsigned shift,
                               kv_grid first, kv_grid second, uint8_t *words);
 

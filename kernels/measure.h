@@ -1,15 +1,14 @@
-/* measures: what is read off queries, keys and values beside attention, for retention to choose by.
+/* measures: values per slot, made from queries, keys and values, by which retention selects.
  *
- * What     by slot of a table: softmax mass of query rows and its kin, norms and directions, the
- *          attention that queries to come will pay, the size of values behind the output
- *          projection. docs/retention.md section 4 says what each is.
+ * What     for each slot of a table: softmax mass of query rows and its variants, norms and
+ *          directions, the attention expected from future queries, the size of values behind the
+ *          output projection. docs/retention.md section 4 defines each.
  * Owner    scratch is the context's; everything else the caller's.
- * Threads  as the operations of kernels.h.
+ * Threads  the rules of kernels.h.
  * Shapes   a table's slots [0, n_slots) are all written; values are f32, one for each slot.
  * Invariance   a value depends on its table and its rows alone, not on batch mates, threads or
- *          page_tokens; a running sum not on how its rows were cut into calls either.
- * Errors   STATUS_NO_MEMORY when scratch cannot grow. Arguments are the caller's duty (asserted).
- */
+ *          page_tokens. A running sum does not depend on how its rows were cut into calls.
+ * Errors   STATUS_NO_MEMORY when scratch cannot grow. Arguments are the caller's duty (asserted). */
 #ifndef KERNELS_MEASURE_H
 #define KERNELS_MEASURE_H
 
@@ -20,16 +19,16 @@ typedef struct kern_table {
     const uint32_t *pages; // [ceil(n_slots / page_tokens)]
     const uint8_t *tiles;
     uint32_t n_slots;
-    // Formats with grids: tiles of kern_kv_wide of the pages from first_filling on: at least of
-    // those that rows stand in, and of a last page that is not full. NULL in it: that page is read
-    // as it is stored. A measure of a table alone reads what the next row would.
+    // Formats with grids: bf16 tiles (kern_kv_wide) of the pages from first_filling on. The pages
+    // of the query rows and a last page that is not full need one. A NULL entry: the page is read
+    // as stored. A measure of a table alone reads pages as the next row would.
     const uint8_t *const *filling;
     uint32_t first_filling, residual_pages;
 } kern_table;
 
 /* ---- under query rows -------------------------------------------------------------------------
- * Row i sits at slot first_slot + i and is the last one at first_slot + n_rows == table.n_slots. A
- * row's query heads are added first, ascending, then rows ascending. */
+ * The n_rows query rows sit at the last slots of the table, row i at n_slots - n_rows + i. Sums go
+ * over a row's query heads first, then over rows, both ascending. */
 typedef enum kern_row_measure {
     KERN_MEASURE_MASS,       // softmax attention
     KERN_MEASURE_RAW,        // q . k of all slots, without scale, mask or softmax
@@ -46,13 +45,13 @@ typedef struct kern_rows_item {
     uint32_t window; // OUTSIDE, POOLED
     uint32_t chunk;  // POOLED
     float bias;      // PROJECTION, OUTSIDE, POOLED: added to <y, v>
-    float theta;     // likewise: y is made by the softmax of scores / theta, not by the attention
-                     // that multiplies <y, v>; 0: by that attention
+    float theta;     // PROJECTION, OUTSIDE, POOLED: y is made by the softmax of scores / theta, not
+                     // by the attention that multiplies <y, v>; 0: by that attention
     const float *q;  // row i, head h at q + i * q_stride + h * head_dim
     const float *y;  // attention's output: row i, head h at y + i * y_stride + h * head_dim;
-                     // PROJECTION without theta alone reads it
-    float *sums;     // running sums: slot j of page p at sums + p * sums_stride + j % page_tokens
-                     // is added to; NULL: what is returned is of these rows alone
+                     // read by PROJECTION without theta alone
+    float *sums;     // running sums: the rows are added to slot j of page p, at sums + p *
+                     // sums_stride + j % page_tokens; NULL: `out` is of these rows alone
     float *out;      // [n_slots], or NULL when only the sums are wanted
 } kern_rows_item;
 
@@ -73,7 +72,7 @@ status kern_measure_rows(kern_context *kc, const kern_rows_batch *batch);
 
 typedef enum kern_table_measure {
     KERN_MEASURE_KEY_NORM,   // 2-norm
-    KERN_MEASURE_KEY_COSINE, // of k and the mean over all slots of k / its 2-norm
+    KERN_MEASURE_KEY_COSINE, // between k and the mean of k / |k| over all slots
     KERN_MEASURE_VALUE_NORM, // 2-norm
     KERN_TABLE_MEASURES,
 } kern_table_measure;
@@ -89,14 +88,14 @@ status kern_measure_tables(kern_context *kc, const kern_kv_shape *shape, size_t 
 
 /* ---- under the queries to come ----------------------------------------------------------------
  * Sum over query heads of softmax((k . m + k' C k / (2 sqrt d)) / sqrt d) over the slots from
- * `sinks` on; slots before have 0. m and C: mean and covariance (divided by the count) of the
- * rows' queries before rotation, both turned by `turn`. Without rows m and C are 0. */
+ * `sinks` on; slots before have 0. m and C are the mean and the covariance (divided by the count)
+ * of the rows' queries before rotation, both rotated by `turn`. Without rows m and C are 0. */
 typedef struct kern_expected_item {
     kern_table table;
     uint32_t sinks;
     uint32_t n_rows;
     const float *q;    // unrotated: row i, head h at q + i * q_stride + h * head_dim
-    const float *turn; // [head_dim]: means of the cosines, then of the sines, as kern_rope's
+    const float *turn; // [head_dim]: mean cosines, then mean sines, laid out as kern_rope's
     float *out;        // [n_slots]
 } kern_expected_item;
 
@@ -112,8 +111,8 @@ typedef struct kern_expected_batch {
 status kern_measure_expected(kern_context *kc, const kern_expected_batch *batch);
 
 /* ---- behind the output projection -------------------------------------------------------------
- * out [n_slots] = sum over q_heads of the 1-norm of W v, W the head_dim columns of o from
- * first_column + h * head_dim on. Costs what o costs for n_slots rows. */
+ * out [n_slots] = sum over q_heads of the 1-norm of W v, where W is the head_dim columns of o from
+ * first_column + h * head_dim on. Costs as much as a product of o with n_slots rows. */
 status kern_measure_value_weight(kern_context *kc, const kern_kv_shape *shape, size_t page_stride,
                                  const kern_table *table, const kern_matrix *o, size_t first_column,
                                  uint32_t q_heads, float *out);

@@ -1,5 +1,5 @@
-/* kernels, private: one group of weights to integers, in lanes of eight that every ISA compiles to
- * its own registers. Nothing here is contracted, so all give the same bits. */
+/* kernels, private: quantises one group of weights, in lanes of eight that the compiler turns into
+ * each ISA's registers. Nothing here is contracted, so all ISAs give the same bits. */
 #ifndef KERNELS_QUANT_GROUPS_H
 #define KERNELS_QUANT_GROUPS_H
 
@@ -17,15 +17,15 @@
 enum {
     QUANT_LANES = 8,
     QUANT_GROUP_MAX = 128,
-    QUANT_TRIES = 10,   /* scales that 4 bits choose from */
-    QUANT_TRIES_8 = 16, /* ... and 8 bits: more gain nothing that can be told from luck */
+    QUANT_TRIES = 10,   /* scales that are tried for 4 bits */
+    QUANT_TRIES_8 = 16, /* for 8 bits; more tries gain nothing measurable */
 };
 
-#define QUANT_FIRST_TRY 7.0f      /* the largest weight becomes so much, ... */
-#define QUANT_TRY_STEP  0.25f     /* ... and so much more in each further try, cut at 8 */
+#define QUANT_FIRST_TRY 7.0f      /* value of the largest weight in the first try */
+#define QUANT_TRY_STEP  0.25f     /* what each further try adds to it, up to 8 */
 #define QUANT_SMALLEST  0x1p-100f /* below it a group is zeros: its inverse might be infinite */
 
-/* To the nearest integer, even ones first, of |x| < 2^22. */
+/* Rounds |x| < 2^22 to the nearest integer, ties to even. */
 QUANT_INLINE float quant_round(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 QUANT_INLINE float quant_clamp(float x, float low, float high)
@@ -34,7 +34,7 @@ QUANT_INLINE float quant_clamp(float x, float low, float high)
     return x > high ? high : x;
 }
 
-/* The bits of the largest |w|: those of infinity and NaN are above all others. */
+/* The bits of the largest |w|. As integers, the bits of infinity and NaN are above all others. */
 QUANT_INLINE uint32_t quant_largest_bits(const float *w, unsigned group)
 {
     int32_t lanes[QUANT_LANES] = {0}, max = 0;
@@ -56,8 +56,7 @@ QUANT_INLINE float quant_float(uint32_t bits)
     return f;
 }
 
-/* True when a group has no scale to be found: it is zeros, or not finite, which *scale then says.
- */
+/* True when a group has no usable scale: it is all zeros or not finite. *scale says which. */
 QUANT_INLINE bool quant_special(uint32_t largest, unsigned group, int8_t *q, uint16_t *scale)
 {
     bool finite = largest < 0x7f800000u;
@@ -67,8 +66,8 @@ QUANT_INLINE bool quant_special(uint32_t largest, unsigned group, int8_t *q, uin
     return true;
 }
 
-/* The scale of a group of x whose largest becomes `most`, and the inverse of it: 0 for what has
- * none, a group of zeros or one that is not finite. */
+/* Sets the scale at which the group's largest |x| becomes `most`, and returns its inverse: 0 for a
+ * group of zeros or one that is not finite. */
 QUANT_INLINE float quant_scale_of(uint32_t largest, float most, float *scale)
 {
     float max = quant_float(largest);
@@ -77,7 +76,7 @@ QUANT_INLINE float quant_scale_of(uint32_t largest, float most, float *scale)
     return some ? most / max : 0.0f;
 }
 
-/* The scale of weights as it is kept: of 4 bits a bf16, of 8, which is never negative, an f32
+/* A stored scale as f32. For 4 bits it is a bf16; for 8 bits it is never negative, and is an f32
  * without its sign and its last 15 bits. */
 QUANT_INLINE float quant_scale(unsigned bits, uint16_t scale)
 {
@@ -91,8 +90,8 @@ QUANT_INLINE void quant_write(const float *w, unsigned group, float inverse, flo
         q[i] = (int8_t)(int32_t)quant_round(quant_clamp(w[i] * inverse, low, high));
 }
 
-/* K or V of one token and head. To the nearest scale, the largest becomes 127 or -127 whichever way
- * that went: what is read back and written again stays the same bits. */
+/* Quantises K or V of one token and head. The largest |x| becomes 127 or -127 even though the scale
+ * is rounded, so reading back and writing again gives the same bits. */
 QUANT_INLINE uint16_t quant_kv_8(const float *x, unsigned head_dim, int8_t *q)
 {
     uint16_t scale;
@@ -109,7 +108,7 @@ QUANT_INLINE float quant_sum_lanes(const float *v)
 }
 
 #if defined(__AVX2__)
-/* The same sum in the same order. */
+/* quant_sum_lanes of a vector, in the same order. */
 QUANT_INLINE float quant_sum_vector(__m256 v)
 {
     __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -120,8 +119,8 @@ QUANT_INLINE float quant_sum_vector(__m256 v)
 
 /* ---- 8 bits ---------------------------------------------------------------------------------- */
 
-/* Square errors of u / 256 * inverses[i] / 32768 as integers, in units of 1 / 65536. What becomes
- * of u is rounded to 16 bits first: exact sums, which no order changes. */
+/* Squared errors of u / 256 * inverses[i] / 32768 as integers, in units of 1 / 65536. The scaled u
+ * is rounded to 16 bits first, so the sums are exact and their order changes nothing. */
 #if defined(__AVX2__)
 QUANT_INLINE void quant_try_8(const int16_t *u, unsigned group, const int16_t *inverses, int32_t *e)
 {
@@ -158,7 +157,7 @@ QUANT_INLINE void quant_try_8(const int16_t *u, unsigned group, const int16_t *i
 }
 #endif
 
-/* w * by, to the nearest. */
+/* q = w * by, rounded to the nearest. */
 #if defined(__AVX2__)
 QUANT_INLINE void quant_to_16(const float *w, unsigned group, float by, int16_t *q)
 {
@@ -177,8 +176,8 @@ QUANT_INLINE void quant_to_16(const float *w, unsigned group, float by, int16_t 
 }
 #endif
 
-/* The smallest scale at which the largest weight still fits, or one of those that follow: which of
- * them the weights happen to lie near the steps of. */
+/* Tries the smallest scale at which the largest weight still fits and the next larger ones, and
+ * takes the one with the least squared error. */
 QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
 {
     uint16_t scale;
@@ -210,12 +209,12 @@ QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
 
 /* ---- 4 bits ---------------------------------------------------------------------------------- */
 
-/* Integers q of v = w * inverse explain <v, q>^2 / <q, q> of v's square, at *fit times the scale
- * that inverse is of. */
+/* For v = w * inverse rounded to q: returns how much of v's square q explains, <v, q>^2 / <q, q>.
+ * The best scale for q is *fit times the scale that inverse belongs to. */
 #if defined(__AVX2__)
 QUANT_INLINE float quant_try_4(const float *w, unsigned group, float inverse, float *fit)
 {
-    /* Compilers leave the lanes below apart: ten times as slow. */
+    /* Intrinsics, because compilers do not vectorise the loop below: ten times as slow. */
     const __m256 by = _mm256_set1_ps(inverse), magic = _mm256_set1_ps(0x1.8p23f);
     const __m256 low = _mm256_set1_ps(-8.0f), high = _mm256_set1_ps(7.0f);
     __m256 vq = _mm256_setzero_ps(), qq = vq;
@@ -245,7 +244,7 @@ QUANT_INLINE float quant_try_4(const float *w, unsigned group, float inverse, fl
 }
 #endif
 
-/* The end of [-8, 7] that reaches further is the largest weight's: the scale may be negative. */
+/* The largest weight gets the sign of the longer end of [-8, 7], so the scale may be negative. */
 QUANT_INLINE uint16_t quant_group_4(const float *w, unsigned group, int8_t *q)
 {
     uint16_t special;
