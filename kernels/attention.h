@@ -12,8 +12,8 @@
  * For each row: score = one chain of multiply-adds over head_dim ascending; block maximum; p =
  * 2^(score - m); output = one chain over the slots that the row sees, ascending. So the bits depend
  * on the row alone. Scores are in units of log2: the driver multiplies q by scale * log2(e). In
- * bf16 dot products (kern_attn_dots in isa.h) each step of a chain takes a pair of dims or of slots,
- * and a slot that the row does not see adds an exact 0. */
+ * bf16 dot products (kern_attn_dots in isa.h) each step of a chain takes a pair of dims or of
+ * slots, and a slot that the row does not see adds an exact 0. */
 #ifndef KERNELS_ATTENTION_H
 #define KERNELS_ATTENTION_H
 

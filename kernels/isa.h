@@ -1,11 +1,11 @@
 /* kernels, private: the table of inner loops, one for each context.
  *
- * The reference fills every entry; each ISA up to the one in use then overwrites what it does better
- * (context.c lists the ISAs and their fill functions). So a missing fast version is a slower
+ * The reference fills every entry; each ISA up to the one in use then overwrites what it does
+ * better (context.c lists the ISAs and their fill functions). So a missing fast version is a slower
  * operation, never a missing one, and a new ISA is one file for each operation and one row.
  *
- * The functions work on one piece and know nothing of threads: op level cuts, keeps scratch and edges
- * (matmul.c, rows.c, attention.c). Arrays of KERN_DTYPES are indexed by dtype, those of
+ * The functions work on one piece and know nothing of threads: op level cuts, keeps scratch and
+ * edges (matmul.c, rows.c, attention.c). Arrays of KERN_DTYPES are indexed by dtype, those of
  * KERN_KV_FORMATS by format. */
 #ifndef KERNELS_ISA_H
 #define KERNELS_ISA_H
@@ -136,9 +136,9 @@ typedef struct kern_isa {
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: products go by tiles */
     unsigned quant_rows; /* like tile_rows; quant_panels like tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
-    /* For a product of several tiles. A tile has at most quant_many_rows rows, unless some tile would
-     * then have less than quant_many_least; it takes quant_many panels, which is 1 or the value of
-     * quant_panels for that many rows. */
+    /* For a product of several tiles. A tile has at most quant_many_rows rows, unless some tile
+     * would then have less than quant_many_least; it takes quant_many panels, which is 1 or the
+     * value of quant_panels for that many rows. */
     uint8_t quant_many, quant_many_rows, quant_many_least;
     /* Bytes ahead that a lone tile prefetches, over all its streams. */
     unsigned quant_ahead;
@@ -161,8 +161,8 @@ typedef struct kern_isa {
                                       const float *k, const float *v);
     void (*kv_read[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
                                      float *k, float *v);
-    /* Formats with grids alone have these two. kv_pack is kern_kv_pack. kv_strip reads 16 slots of a
-     * tile from `slot` on as bf16: k [head_dim / 2][16][2] and v [8][head_dim][2]. */
+    /* Formats with grids alone have these two. kv_pack is kern_kv_pack. kv_strip reads 16 slots of
+     * a tile from `slot` on as bf16: k [head_dim / 2][16][2] and v [8][head_dim][2]. */
     void (*kv_pack[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *wide, void *tile);
     void (*kv_strip[KERN_KV_FORMATS])(const kern_kv_shape *s, const void *tile, uint32_t slot,
                                       uint8_t *k, uint8_t *v);

@@ -62,10 +62,10 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
  * lie as integer dot products read them: a quad is four columns of one row side by side.
  *     scales [2][16], then for each group:
  *     8 bits    [group / 4][16][4]     q in [-127, 127]
- *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]; low halves: one quad, high halves: the next
+ *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]; low halves a quad, high halves the next
  * A 4-bit weight's scale is a bf16. An 8-bit weight's scale is never negative, so it is bits 30 to
- * 15 of an f32: the sign bit becomes one more bit of fraction.
- * k is padded with zeros to two groups. Zeroed memory is a matrix of zeros. */
+ * 15 of an f32: the sign bit becomes one more bit of fraction. k is padded with zeros to two
+ * groups. Zeroed memory is a matrix of zeros. */
 enum { KERN_PANEL = 16, KERN_GROUP_MIN = 32, KERN_GROUP_MAX = 128 };
 
 typedef struct kern_quant {
@@ -106,7 +106,7 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
  * With a quantised W, x becomes integers too, with an f32 scale for each row and group: 8 bits, or
  * 16 in high precision beside 8-bit weights. A group's sum is exact (below 2^30), and y is one
  * chain of fused multiply-adds over the groups, the same on every ISA:
- * y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
+ *     y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);
 /* kern_matmul with columns [first, first + k) of W alone: x is [m, k]; first and k are even. */
@@ -146,19 +146,19 @@ void kern_rope(kern_context *kc, float *x, size_t row_stride, const float *cos_s
  *     int4, int2: then the grids of K [page_tokens / 32][head_dim] and of V
  *     [page_tokens][head_dim / 32, rounded up], each a bf16 scale and a bf16 zero
  * A page is its group's tiles, layer by layer, head by head. page_tokens is a multiple of 16 up to
- * 256, head_dim a multiple of 16 up to 256. A slot that was never written may hold anything,
- * NaN included: it never enters a result.
+ * 256, head_dim a multiple of 16 up to 256. A slot that was never written may hold anything, NaN
+ * included: it never enters a result.
  *
- * int8: an element is q in [-127, 127] times the scale of its slot, the largest |k| (or |v|) of
- * the token / 127, rounded to bf16. So a slot's bytes depend on its token alone, and reading a slot
- * and writing it again keeps its bytes. A K or V that is not finite reads back as NaN, one below
- * 2^-100 as zeros.
+ * int8: an element is q in [-127, 127] times the scale of its slot, the largest |k| (or |v|) of the
+ * token / 127, rounded to bf16. So a slot's bytes depend on its token alone, and reading a slot and
+ * writing it again keeps its bytes. A K or V that is not finite reads back as NaN, one below 2^-100
+ * as zeros.
  *
  * int4, int2 (KIVI, arXiv 2402.02750): an element is q in [0, 15] or [0, 3] times the scale of its
- * grid, plus its zero, rounded to bf16. K has one grid for every 32 slots of a dim, V one
- * for every 32 dims of a slot. The zero is the smallest element of the grid; the scale is the span of the
- * elements / (2^bits - 1), rounded up. Low bits come first. page_tokens is a multiple of 32. While a
- * page fills, its tiles are kept as bf16; each is quantised as a whole when the page is full
+ * grid, plus its zero, rounded to bf16. K has one grid for every 32 slots of a dim, V one for every
+ * 32 dims of a slot. The zero is the smallest element of the grid; the scale is the span of the
+ * elements / (2^bits - 1), rounded up. Low bits come first. page_tokens is a multiple of 32. While
+ * a page fills, its tiles are kept as bf16; each is quantised as a whole when the page is full
  * (kern_kv_pack). An element that is not finite makes all elements of its grid read back as NaN. */
 typedef struct kern_kv_shape {
     kern_kv_format format;
@@ -269,8 +269,8 @@ status kern_attention(kern_context *kc, const kern_attn_batch *batch);
 
 typedef struct kern_limits {
     double read_gb_s; /* all threads, interleaved streams, larger than the caches */
-    /* All threads, operands in registers, the fastest instruction that the context's ISA has for the
-     * type. A multiplication and an addition are two operations. */
+    /* All threads, operands in registers, the fastest instruction that the context's ISA has for
+     * the type. A multiplication and an addition are two operations. */
     double fma_gflop_s; /* f32 FMA */
     double dot_gflop_s; /* bf16: vdpbf16ps or tdpbf16ps, f32 FMA where that is faster */
     double pair_gop_s;  /* 16-bit integers: vpmaddwd or vpdpwssd; 0 where the ISA has neither */

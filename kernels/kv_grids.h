@@ -1,5 +1,5 @@
-/* kernels, private: quantises and reads pages whose elements lie on grids (kernels.h: int4, int2). A
- * word is two bf16 side by side along the summed axis: a pair of dims of one slot in K, a pair of
+/* kernels, private: quantises and reads pages whose elements lie on grids (kernels.h: int4, int2).
+ * A word is two bf16 side by side along the summed axis: a pair of dims of one slot in K, a pair of
  * slots of one dim in V. So K and V go through the same functions. Nothing is contracted, so all
  * ISAs give the same bits. */
 #ifndef KERNELS_KV_GRIDS_H

@@ -8,7 +8,8 @@
  * Shapes   a table's slots [0, n_slots) are all written; values are f32, one for each slot.
  * Invariance   a value depends on its table and its rows alone, not on batch mates, threads or
  *          page_tokens. A running sum does not depend on how its rows were cut into calls.
- * Errors   STATUS_NO_MEMORY when scratch cannot grow. Arguments are the caller's duty (asserted). */
+ * Errors   STATUS_NO_MEMORY when scratch cannot grow. Arguments are the caller's duty
+ *          (asserted). */
 #ifndef KERNELS_MEASURE_H
 #define KERNELS_MEASURE_H
 
