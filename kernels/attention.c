@@ -1,4 +1,4 @@
-/* Paged attention, op level: cuts the items into units, and sums up the attention mass.
+/* Paged attention, op level: cuts the items into units and sums up the attention mass.
  * attention_unit.c runs a unit. */
 #include "kernels/attention_job.h"
 
@@ -9,13 +9,13 @@
 /* Rows (query tokens x query heads) of a unit: enough to use each byte of K and V many times, few
  * enough for a unit's state to stay in the second-level cache. */
 #define UNIT_ROWS 48u
-/* Items are taken in waves, so that their mass scratch stays under this (one item alone may exceed
+/* Items run in waves, so that their mass scratch stays under this size (a single item may exceed
  * it). */
 #define MASS_BYTES_MAX ((size_t)16 << 20)
 /* Below this much work (rows x slots x dims) threads cost more than they give. */
 #define SERIAL_WORK ((size_t)64 << 10)
-/* A unit with more than 1 / SPLIT_SHARE of a thread's work is split into pieces of whole spans, so
- * many for each thread. */
+/* A unit with more than 1 / SPLIT_SHARE of a thread's share of the work is split into pieces of
+ * whole spans, up to SPLIT_PIECES for each thread. */
 #define SPLIT_SHARE  2
 #define SPLIT_PIECES 4
 
@@ -49,7 +49,8 @@ attn_mass attn_mass_of_row(const attn_job *job, size_t item, uint32_t head, uint
                        base + blocks * (KERN_BLOCK_STRIPS + 1)};
 }
 
-/* mass [pages] += this row's share: its strips, brought to the final maximum, over its sum. */
+/* mass [pages] += this row's mass: its strips' sums, rescaled to the final maximum, over its
+ * sum. */
 static void add_row_mass(const kern_attn_item *it, uint32_t row, attn_mass v, size_t page_strips,
                          float *mass)
 {
@@ -91,8 +92,9 @@ static void sum_mass(void *ctx, size_t from, size_t to, unsigned thread)
 
 static uint32_t unit_tokens(const kern_attn_batch *b) { return max_u32(1, UNIT_ROWS / b->q_heads); }
 
-/* Slots that units are cut at multiples of, for none to have rows of two pages where they read
- * their own otherwise: a divisor of the page. 0: units are counted from an item's first row. */
+/* Formats with grids: units are cut at multiples of this many slots, a divisor of the page, so that
+ * no unit has rows of two pages, which read different pages as bf16. 0: units are counted from an
+ * item's first row. */
 static uint32_t unit_anchor(const kern_attn_batch *b)
 {
     if (!kern_kv_has_grids(b->shape.format)) return 0;
@@ -109,7 +111,7 @@ static size_t unit_count(const kern_attn_batch *b, const kern_attn_item *it)
     return (it->n_rows + unit_tokens(b) - 1) / unit_tokens(b);
 }
 
-/* Of its spans. */
+/* Work of a unit over its spans: slots x rows x dims. */
 static size_t unit_work(const kern_attn_batch *b, const attn_unit *unit)
 {
     const kern_attn_item *it = &b->items[unit->item];
@@ -134,19 +136,19 @@ static attn_unit unit_at(const kern_attn_batch *b, size_t item, size_t index)
     return u;
 }
 
-/* Of each span. */
+/* Floats that a unit leaves for each span. */
 static size_t unit_part(const kern_attn_batch *b, const attn_unit *u)
 {
     return (size_t)u->n_rows * b->q_heads * attn_part_floats(b->shape.head_dim);
 }
 
-/* A wave's units. */
+/* The cutting of a wave into units. */
 typedef struct cutting {
     const attn_job *job;
-    size_t work;           /* of all */
-    size_t n_units, parts; /* with pieces counted one by one; floats that pieces leave */
+    size_t work;           /* of all units */
+    size_t n_units, parts; /* a piece counts as a unit; floats of all pieces' parts */
     size_t n_split;
-    size_t starts[65]; /* by power of two of their work: where the next one goes */
+    size_t starts[65]; /* by power of two of the work: where the next unit goes */
     attn_unit *units, *split;
     float *scratch; /* [parts] */
 } cutting;
@@ -214,8 +216,8 @@ static void put_pieces(cutting *c, attn_unit *u)
     }
 }
 
-/* The wave's units, the largest first (by powers of two), so that threads end together; behind them
- * those that were split. false: no memory. */
+/* Lists the wave's units, the largest first (by powers of two), so that threads end together. The
+ * units that were split stand behind them. false: no memory. */
 static bool cut_wave(const attn_job *job, cutting *c)
 {
     kern_attn_scratch *scratch = &job->kc->attention;
@@ -273,7 +275,8 @@ static void check_batch(const kern_attn_batch *b)
     }
 }
 
-/* Takes items from job->first_item on while their mass fits; returns the floats that it needs. */
+/* Puts items from job->first_item on into the wave while their mass fits; returns the floats that
+ * the mass needs. */
 static size_t next_wave(attn_job *job, size_t *offsets)
 {
     const kern_attn_batch *b = job->batch;

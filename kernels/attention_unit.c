@@ -12,29 +12,29 @@ static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* A thread's scratch, drawn for n rows. */
+/* A thread's scratch, laid out for n rows. */
 typedef struct unit_state {
     const attn_job *job;
     const kern_attn_item *it;
     const attn_unit *unit;
     size_t n;
-    kern_attn_row *rows; /* [n] of this span, as is o */
-    uint32_t *ends;      /* [n] slots [begins, ends) are seen */
+    kern_attn_row *rows; /* [n] of this span; o too */
+    uint32_t *ends;      /* [n] a row sees slots [begins, ends) */
     uint32_t *begins;
-    float *q_scales;            /* [n] 1 unless q is in integers */
-    bool whole;                 /* each row's lo and hi say that it sees all of the block */
+    float *q_scales;            /* [n] 1, or the scale of q in integers */
+    bool whole;                 /* rows' lo and hi are set to see the whole block */
     bool ints;                  /* int8 pages, and q in integers */
     const kern_attn_dots *dots; /* bf16 pages, and q in bf16; or NULL */
     float **mass;               /* [n] where a row's sums begin, or NULL */
-    size_t mass_blocks;         /* behind so many blocks of sums stand the maxima */
+    size_t mass_blocks;         /* blocks of sums, behind which the maxima stand */
     float *q;                   /* [n][KERN_ATTN_Q_STRIDE] times the scale, in units of log2 */
     float *o;                   /* [n][head_dim] */
     float *s;                   /* [KERN_ATTN_ROWS][KERN_BLOCK] */
-    float *so_far;              /* [n] attn_part_floats: the spans before */
+    float *so_far;              /* [n] attn_part_floats: the earlier spans, merged */
     float *parts;               /* [n] attn_part_floats: this span */
     kern_pages pages;           /* formats with grids: the pages */
     uint8_t *wide;              /* formats with grids: a block of the pages as bf16 */
-    uint8_t *seen;              /* with dots: copy of V of a block of which rows see a part */
+    uint8_t *seen;              /* with dots: copy of V of a block that rows see in part */
     bool finite;                /* with dots: the copy has neither infinities nor NaNs */
 } unit_state;
 
@@ -138,7 +138,7 @@ static void keep_span(const unit_state *u, float *parts)
     }
 }
 
-/* so_far += what a span left of a row. */
+/* Merges a span's part of a row into so_far. */
 static void merge_row(float *so_far, const float *sum, float max, const float *o, size_t dim)
 {
     float top = max > so_far[KERN_STRIP] ? max : so_far[KERN_STRIP];
@@ -149,7 +149,8 @@ static void merge_row(float *so_far, const float *sum, float max, const float *o
     so_far[KERN_STRIP] = top;
 }
 
-/* so_far, merged with `span` of each row that sees some of it; a row's first span is it. */
+/* Merges `span` into so_far for each row that sees some of it. A row's first span starts its
+ * so_far. */
 static void merge_span(unit_state *u, uint32_t span, const float *parts)
 {
     size_t dim = u->job->batch->shape.head_dim, part = attn_part_floats(dim);
@@ -173,7 +174,8 @@ static void finish_rows(unit_state *u)
         float inverse = 1.0f / sum;
         float *out =
             u->it->out + (u->unit->row + r / b->q_heads) * b->out_stride + r % b->q_heads * dim;
-        /* + 0: a sum that underflowed to -0 becomes 0, whatever slots stood beside it. */
+        /* + 0 turns a sum that underflowed to -0 into 0, so that slots beside it cannot change the
+         * sign. */
         for (size_t d = 0; d < dim; d++) out[d] = o[d] * inverse + 0.0f;
         if (!u->mass[r]) continue;
         float *last = u->mass[r] + u->mass_blocks * (KERN_BLOCK_STRIPS + 1);
@@ -184,13 +186,13 @@ static void finish_rows(unit_state *u)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Finds strips one after the other. */
+/* A position in the table that moves from strip to strip. */
 typedef struct strip_cursor {
     uint32_t strip, page, slot;
 } strip_cursor;
 
-/* Where the strips of `block` that the unit reads begin. Others are never looked up: their pages
- * may have left the window; they are fetched as if they were the first that is read. */
+/* Sets k and v to the strips of `block` that the unit reads. Other strips are never looked up,
+ * because their pages may have left the window; they point to the first strip that is read. */
 static void find_strips(const unit_state *u, size_t block, uint32_t begin, uint32_t end,
                         strip_cursor *c, const uint8_t *k[KERN_BLOCK_STRIPS],
                         const uint8_t *v[KERN_BLOCK_STRIPS])
@@ -199,7 +201,7 @@ static void find_strips(const unit_state *u, size_t block, uint32_t begin, uint3
     size_t from = max_size(block * KERN_BLOCK_STRIPS, begin / KERN_STRIP);
     size_t to =
         min_size((block + 1) * KERN_BLOCK_STRIPS, ((size_t)end + KERN_STRIP - 1) / KERN_STRIP);
-    if (from >= to) return; /* behind the last block: it is fetched again */
+    if (from >= to) return; /* behind the last block: its strips stay, and are prefetched again */
     if (c->strip != from)
         *c = (strip_cursor){(uint32_t)from, (uint32_t)(from * KERN_STRIP / shape->page_tokens),
                             (uint32_t)(from * KERN_STRIP % shape->page_tokens)};
@@ -219,9 +221,9 @@ static void find_strips(const unit_state *u, size_t block, uint32_t begin, uint3
     }
 }
 
-/* o = o * fix + p . v for a tile. Rows of a tile see almost the same slots: what all see is done at
- * once, the rest of each row alone, in its order; a slot that a row does not see never touches it.
- */
+/* o = o * fix + p . v for a tile. Rows of a tile see almost the same slots: the slots that all rows
+ * see are done for all at once, the others row by row, in order. A slot that a row does not see is
+ * never read for it. */
 static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const kern_attn_strips *v,
                         const float *p, kern_attn_row *rows, uint32_t n, float *o)
 {
@@ -237,7 +239,7 @@ static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const ker
         if (from < to) isa->attn_values[type](v, from, to, p, rows, n, dim, o);
         return;
     }
-    if (from >= to) from = to = KERN_BLOCK; /* nothing in common: all of it is head */
+    if (from >= to) from = to = KERN_BLOCK; /* nothing in common: every row is done alone */
     for (uint32_t r = 0; r < n; r++) {
         uint32_t stop = rows[r].hi < from ? rows[r].hi : from;
         if (rows[r].lo >= stop) continue;
@@ -255,7 +257,7 @@ static void tile_values(const kern_isa *isa, const kern_attn_batch *b, const ker
     }
 }
 
-/* What each row sees of a block. */
+/* Sets the slots of a block that each row sees. */
 static void see_block(unit_state *u, size_t block)
 {
     const uint32_t base = (uint32_t)block * KERN_BLOCK;
@@ -272,7 +274,7 @@ static void see_block(unit_state *u, size_t block)
     }
 }
 
-/* [*lo, *hi): what any of n rows sees; false: nothing. */
+/* Sets [*lo, *hi) to the slots that any of n rows sees; false: none. */
 static bool tile_range(const kern_attn_row *rows, size_t n, uint32_t *lo, uint32_t *hi)
 {
     *lo = KERN_BLOCK;
@@ -294,8 +296,9 @@ static void copy_seen(unit_state *u, const kern_attn_strips *v)
 }
 
 /* o = o * fix + p . v for a tile, in bf16 dot products. Where rows see a part of the block, V is
- * read from the copy, which has zeros elsewhere. A row must not meet an infinity or a NaN of a slot
- * that it does not see, so with one in the copy each row is done alone, over its own slots. */
+ * read from the copy, which has zeros elsewhere. An infinity or NaN of a slot that a row does not
+ * see would make the row's output NaN, even times 0; so with one in the copy each row is done
+ * alone, over its own slots. */
 static void tile_dots(unit_state *u, const kern_attn_strips *v, kern_attn_row *rows, uint32_t n,
                       float *o)
 {
@@ -319,7 +322,7 @@ static void tile_dots(unit_state *u, const kern_attn_strips *v, kern_attn_row *r
     }
 }
 
-/* One block for the rows [first, first + n) of the unit. */
+/* Computes one block for the rows [first, first + n) of the unit. */
 static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
                        const kern_attn_strips *v, size_t first, size_t n)
 {
@@ -346,8 +349,9 @@ static void tile_block(unit_state *u, size_t block, const kern_attn_strips *k,
     else tile_values(isa, b, v, u->s, rows, m, o);
 }
 
-/* What a tile is to prefetch of the next block's strips: the first two tiles share them, for the
- * CPU waits for a few lines at once only; the others fetch their own again, which are near. */
+/* Sets what a tile prefetches of the next block's strips. The first two tiles share them, because
+ * the CPU waits for only a few lines at once. The others prefetch their own strips again, which are
+ * in cache. */
 static void share_next(kern_attn_strips *strips, const uint8_t *const *next, size_t tile,
                        size_t n_tiles)
 {
@@ -357,14 +361,14 @@ static void share_next(kern_attn_strips *strips, const uint8_t *const *next, siz
     }
 }
 
-/* Where the strips of a unit's blocks lie: of the current one and of the next. */
+/* The strips of the current block and of the next one. */
 typedef struct unit_strips {
     strip_cursor cursor;
     kern_attn_strips k, v;
     const uint8_t *next_k[KERN_BLOCK_STRIPS], *next_v[KERN_BLOCK_STRIPS];
 } unit_strips;
 
-/* Makes the next block the current one, in a table of [begin, end). */
+/* Makes the next block the current one. The unit reads slots [begin, end). */
 static void next_strips(const unit_state *u, size_t block, uint32_t begin, uint32_t end,
                         unit_strips *x)
 {
@@ -390,8 +394,8 @@ static void next_strips(const unit_state *u, size_t block, uint32_t begin, uint3
     }
 }
 
-/* Blocks of one span, whatever lies of them in [begin, end). x->next_k and x->next_v are those of
- * the first, then those of the block behind the last. */
+/* Runs the blocks of one span, as far as they lie in [begin, end). On entry x->next_k and x->next_v
+ * are those of the first block, on return those of the block behind the last. */
 static void run_span(unit_state *u, uint32_t span, uint32_t begin, uint32_t end, unit_strips *x)
 {
     size_t first = max_size(begin, (size_t)span * KERN_SPAN) / KERN_BLOCK;

@@ -45,8 +45,9 @@ static bool is_amd(void)
     return __builtin_cpu_is("amd");
 }
 
-/* Tiles are 8 KiB more for each thread, which Linux saves for processes that have asked only: for
- * all of their threads, those started already too. */
+/* Whether AMX runs. Tile registers are 8 KiB more state for each thread, which Linux saves only for
+ * processes that asked. The permission holds for all threads of the process, running ones
+ * included. */
 static bool runs_amx(void)
 {
     enum { LEAF = 7, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AMX_INT8 = 1 << 25 };
@@ -101,10 +102,11 @@ const char *kern_isa_at(size_t i, bool *available)
     return isa_rows[i].name;
 }
 
-/* vdpbf16ps has twice the rate of f32 FMA on AMD's CPUs that have it, Zen 4 and later (500 GFLOP/s
- * on a core of Zen 5 at 3.9 GHz, where FMA does 250). On Intel's Sapphire Rapids, whose fast bf16
- * is AMX, it has a third of the rate (64 where FMA does 195). So "avx512bf16" is a default on AMD's
- * CPUs alone; on others it must be named. */
+/* Whether an ISA is never a default on this CPU. On AMD's CPUs that have vdpbf16ps (Zen 4 and
+ * later) it has twice the rate of f32 FMA (500 GFLOP/s on a core of Zen 5 at 3.9 GHz, where FMA
+ * does 250). On Intel's Sapphire Rapids, whose fast bf16 is AMX, it has a third of the rate (64
+ * where FMA does 195). So "avx512bf16" is a default on AMD's CPUs alone; on others it must be
+ * named. */
 static bool is_slow(size_t row)
 {
     return strcmp(isa_rows[row].name, "avx512bf16") == 0 && !is_amd();
@@ -161,7 +163,7 @@ status kern_create(const kern_options *options, kern_context **out, error *err)
 bool kern_reserve(kern_buffer *buffer, size_t bytes)
 {
     if (bytes <= buffer->bytes) return true;
-    bytes += bytes / 2; /* a sequence that grows does not come back at each page */
+    bytes += bytes / 2; /* so that a growing sequence does not reallocate at each page */
     void *data = alloc_pages(bytes);
     if (!data) return false;
     alloc_pages_free(buffer->data, buffer->bytes);

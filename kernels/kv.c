@@ -1,4 +1,4 @@
-/* KV pages, op level: one token of one head in and out of a tile, slots from tile to tile. */
+/* KV pages, op level: writes and reads one token of one head, and moves slots from tile to tile. */
 #include "kernels/context.h"
 
 #include <assert.h>
@@ -56,7 +56,7 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
     }
     dst += kern_kv_values_at(s);
     src += kern_kv_values_at(s);
-    /* V: in ascending order, or descending when slots move up inside one tile. */
+    /* V: ascending, or descending when slots move up inside one tile. */
     bool up = dst_tile == src_tile && dst_slot > src_slot;
     for (uint32_t i = 0; i < n; i++) {
         size_t to = dst_slot + (up ? n - 1 - i : i), from = src_slot + (up ? n - 1 - i : i);

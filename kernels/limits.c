@@ -1,14 +1,13 @@
-/* What this machine can do, measured: the scale for every speed that is reported. */
+/* Measures the limits of this machine, which reported speeds are compared with. */
 #include "kernels/context.h"
 
 #include <string.h>
 
 enum {
     READ_BYTES = 512 << 20, /* larger than the caches of one tenant */
-    SLICE_BYTES =
-        32 << 20, /* timed by itself: a slice may pass while nobody else wants the cores */
-    STREAMS = 8,  /* for each thread: one stream alone gets two thirds */
-    REPEATS = 3,  /* the best slice counts: others only ever take away */
+    SLICE_BYTES = 32 << 20, /* timed by itself: some slice may run undisturbed by other processes */
+    STREAMS = 8,            /* for each thread; a single stream gets two thirds of the rate */
+    REPEATS = 3,            /* the best slice counts: other processes can only slow it */
     BURST_ROUNDS = 1 << 18,
 };
 
@@ -20,7 +19,7 @@ typedef struct measurement {
     float *sinks;       /* [threads] */
 } measurement;
 
-/* Each share is summed over all its streams, line by line. */
+/* Sums a share over all its streams, line by line. */
 static void read_share(void *ctx, size_t from, size_t to, unsigned thread)
 {
     const measurement *m = ctx;
@@ -57,7 +56,7 @@ static double best_read_gb_s(measurement *m, const uint64_t *data)
     return best;
 }
 
-/* Billions of operations a second. */
+/* Returns the best rate in billions of operations a second. */
 static double best_burst(measurement *m, double (*burst)(size_t rounds, float *sink))
 {
     double best = 0;

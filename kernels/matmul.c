@@ -1,34 +1,34 @@
-/* Matrix product, op level: cuts the work, keeps the scratch, knows the edges.
+/* Matrix product, op level: cuts the work, keeps the scratch, handles the edges.
  *
  *   rows of x:    [ tile | tile | ... ] [ tile | ... ]      row blocks of at most ROW_BLOCK rows
  *   panels of W:  [ p p p p ] [ p p p p ] ...               groups of at most GROUP_PANELS panels
  *
  * A work item is one row block by one panel group. Its sums live in scratch until they are
- * complete, so the tile kernels see neither strides nor the edge of n. With one tile to compute,
- * weights stream through once, several panels side by side, each stream a run of items long. With
- * more tiles k is cut into K_BLOCK columns. A panel's piece stays in L1 while all tiles of the row
- * block go over it, and the sums wait in scratch, so each element is still one chain over ascending
- * k.
+ * complete, so the tile kernels see neither strides nor the edge of n. A product of one tile
+ * streams its weights once, several panels side by side, and each stream runs on through a run of
+ * items. With more tiles k is cut into blocks of K_BLOCK columns. A panel's piece stays in L1 while
+ * all tiles of the row block use it, and the sums wait in scratch, so each element is still one
+ * chain over ascending k.
  *
  * Quantised weights are cut in the same way, in units of two groups of columns instead of one
- * column. x is quantised where floats are packed: each thread does so for its own row blocks.
+ * column. x is quantised where f32 x is packed: each thread does it for its own row blocks.
  *
- * Of a product that ends in swiglu an item has some panels of gates and those of their ups. Sums of
- * the gates wait in scratch, and the calls of the ups store swiglu of both. */
+ * In a product that ends in swiglu an item has some panels of gates and the panels of their ups.
+ * Sums of the gates wait in scratch; the calls of the ups store swiglu of both. */
 #include "kernels/context.h"
 
 #include <assert.h>
 #include <string.h>
 
 enum {
-    ROW_BLOCK = 144,         /* x [144, 256] f32 is 144 KiB, the sums as much: both stay in L2 */
-    BLOCK_ROWS_MIN = 32,     /* weights read once for 32 rows are far from the read bandwidth */
-    K_BLOCK = 256,           /* a panel's piece is 8 KiB, an f32 one 16: half of the smallest L1 */
-    QUANT_K_BLOCK = 512,     /* 9 KiB of 8 bits */
-    GROUP_PANELS = 16,       /* so that packing x again for each item costs 2 % at most */
-    AHEAD_MIN = 1024,        /* how early a stream is fetched; on Zen 3 2 KiB cost 4 to 6 % */
-    SERIAL_WORK = 1 << 17,   /* multiply-adds that are done before other threads have woken up */
-    SCRATCH_BYTES = 2 << 20, /* a huge page */
+    ROW_BLOCK = 144,     /* x [144, 256] f32 is 144 KiB, the sums as much: both stay in L2 */
+    BLOCK_ROWS_MIN = 32, /* weights read once for 32 rows are far from the read bandwidth */
+    K_BLOCK = 256,       /* a panel's piece is 8 KiB, in f32 16: half of the smallest L1 */
+    QUANT_K_BLOCK = 512, /* a panel's piece is 9 KiB in 8 bits */
+    GROUP_PANELS = 16,   /* packing x again for each item then costs 2 % at most */
+    AHEAD_MIN = 1024,    /* bytes a stream is prefetched ahead; 2 KiB is 4 to 6 % slower on Zen 3 */
+    SERIAL_WORK = 1 << 17,   /* multiply-adds that one thread does while the others wake up */
+    SCRATCH_BYTES = 2 << 20, /* one huge page */
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
     X_SPILL = KERN_PANEL, /* floats that pack_x may write beyond the end */
     X_FLOATS = SCRATCH_BYTES / 4 - ACC_FLOATS - X_SPILL - 16,
@@ -36,10 +36,10 @@ enum {
 };
 
 /* x of a row block is packed whole, once for all items of a thread, when it fits (k <= 3,300 for
- * 144 rows), else piece by piece for each item. */
+ * 144 rows); otherwise piece by piece for each item. */
 struct kern_matmul_scratch {
-    uint64_t call; /* the item before belonged to this product */
-    size_t block;  /* ... and this row block: x_packed, if whole, still holds */
+    uint64_t call; /* the product of the thread's last item */
+    size_t block;  /* its row block: x_packed is still valid if it was whole */
     _Alignas(64) float acc[ACC_FLOATS];
     float x_packed[X_FLOATS + X_SPILL];
 };
@@ -56,24 +56,24 @@ typedef struct product {
     float *y;
     size_t y_stride;
     size_t first, k; /* columns [first, first + k) of w */
-    /* Of those, x has some: [x_first, x_first + x_k), the rest of its units are zeros. */
+    /* x has columns [x_first, x_first + x_k) of those; the rest of their units are zeros. */
     size_t x_first, x_k;
     uint64_t call;
     size_t tile_rows;
     const uint8_t *tile_panels;
-    /* Where there are several tiles: their rows, and the panels of a call. */
+    /* For a product of several tiles: rows of a tile, panels of a call. */
     size_t many_rows, many_least, many_panels;
-    size_t ahead; /* bytes that a lone tile prefetches ahead, all streams together */
+    size_t ahead; /* bytes that a lone tile prefetches ahead, over all streams */
     kern_quant_x_fn quant_x;
-    size_t n_tiles, n_blocks;                /* over m; tiles differ by one row at most */
-    size_t n_panels, group_panels, n_groups; /* over n, or over the gates */
+    size_t n_tiles, n_blocks;                /* along m; tiles differ by one row at most */
+    size_t n_panels, group_panels, n_groups; /* along n, or along the gates */
     bool swiglu;
-    size_t joined; /* items of a run that are done as one, at most */
+    size_t joined; /* most items of a run that are done as one */
     size_t k_block;
     size_t unit;         /* columns; k and first are multiples of it */
-    size_t panel_bytes;  /* of a panel */
-    size_t w_unit_bytes; /* of a unit of its columns */
-    size_t x_unit_bytes; /* of a unit of a packed row of x */
+    size_t panel_bytes;  /* bytes of a panel */
+    size_t w_unit_bytes; /* bytes of a unit of its columns */
+    size_t x_unit_bytes; /* bytes of a unit of a packed row of x */
 } product;
 
 typedef struct item {
@@ -81,20 +81,21 @@ typedef struct item {
     size_t panel0, panels;
     size_t side;                /* panels of one call */
     size_t ahead;               /* bytes that a lone tile prefetches ahead in each stream */
-    size_t long_calls, n_calls; /* of the gates alone, where they have ups */
+    size_t long_calls, n_calls; /* with swiglu: of the gates alone */
     size_t k_block;
     bool direct; /* tiles of one row: x is read where it lies */
     bool whole;  /* x of the row block fits in scratch and stays there for other items */
 } item;
 
-/* What the tile kernels compute at once. The first long_calls calls of an item have panels panel0 +
- * call + i * long_calls, i < side: each of the `side` streams runs on through memory from call to
- * call. The panels that are left follow one by one. Sums are [tile][i][row of the tile][16]. */
+/* The panels that the tile kernels compute at once. The first long_calls calls of an item have
+ * panels panel0 + call + i * long_calls, i < side, so that each of the `side` streams runs on
+ * through memory from call to call. The remaining panels follow one by one. Sums are [tile][i][row
+ * of the tile][16]. */
 typedef struct call {
     size_t panel, stride, side; /* panel + i * stride */
     float *acc;
-    float *gates; /* of a call of ups: the sums of their gates */
-    bool waits;   /* a call of gates */
+    float *gates; /* in a call of ups: sums of their gates */
+    bool waits;   /* a call of gates: its sums are not stored */
 } call;
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -110,7 +111,7 @@ static size_t tile_rows(const product *p, size_t tile)
 static call get_call(const product *p, const item *it, struct kern_matmul_scratch *s, size_t index)
 {
     bool ups = p->swiglu && index % 2 == 1;
-    if (p->swiglu) index /= 2; /* gates and their ups take turns */
+    if (p->swiglu) index /= 2; /* calls of gates and of their ups alternate */
     bool is_long = index < it->long_calls;
     size_t before = is_long ? index * it->side : index + it->long_calls * (it->side - 1);
     call c = {.panel = it->panel0 + (is_long ? index : before), .stride = it->long_calls};
@@ -127,7 +128,7 @@ static call get_call(const product *p, const item *it, struct kern_matmul_scratc
 /* The bytes of k packed columns of one row of x. */
 static size_t x_bytes(const product *p, size_t k) { return k / p->unit * p->x_unit_bytes; }
 
-/* Columns [k, k + group) of w where x has not all of them: the others are zeros. */
+/* Packs columns [k, k + group) of w, of which x has only some: the others are zeros. */
 static void put_edge(const product *p, const float *x, size_t k, size_t r, size_t rows,
                      uint8_t *out)
 {
@@ -138,7 +139,7 @@ static void put_edge(const product *p, const float *x, size_t k, size_t r, size_
     p->quant_x(padded, 1, p->w->quant.group, rows, r, out);
 }
 
-/* Columns [k0, k0 + k) of a tile's x, group by group. */
+/* Quantises columns [k0, k0 + k) of a tile's x, group by group. */
 static void quantise_tile(const product *p, size_t tile, size_t k0, size_t k, uint8_t *out)
 {
     size_t rows = tile_rows(p, tile), group = p->w->quant.group, x_end = p->x_first + p->x_k;
@@ -155,7 +156,7 @@ static void quantise_tile(const product *p, size_t tile, size_t k0, size_t k, ui
     }
 }
 
-/* Columns [k0, k1) of the block's x as [k block][tile][k of the block][row of the tile]. */
+/* Packs columns [k0, k1) of the block's x as [k block][tile][k of the block][row of the tile]. */
 static void pack_block(const product *p, const item *it, size_t k0, size_t k1, uint8_t *out)
 {
     for (; k0 < k1; k0 += it->k_block) {
@@ -175,8 +176,8 @@ static const uint8_t *weights_at(const product *p, size_t panel, size_t k)
            (p->first + k) / p->unit * p->w_unit_bytes;
 }
 
-/* ---- sums: [i][row of the tile][16] of a call's panels. They begin and end beside the tile that
- * they belong to, while they lie in L1; their way to y then overlaps with the next tile. ---- */
+/* ---- sums: [i][row of the tile][16] of a call's panels. They are started and stored right before
+ * and after their tile, while they lie in L1; storing to y then overlaps with the next tile. ---- */
 
 static void start_sums(const product *p, const call *c, size_t rows, float *acc)
 {
@@ -192,7 +193,7 @@ static void start_sums(const product *p, const call *c, size_t rows, float *acc)
     }
 }
 
-/* before: sums of the block's earlier tiles. */
+/* `before` counts the sums of the block's earlier tiles. */
 static void store_sums(const product *p, const call *c, size_t row, size_t rows, size_t before)
 {
     const float *acc = c->acc + before;
@@ -210,15 +211,15 @@ static void store_sums(const product *p, const call *c, size_t row, size_t rows,
         for (size_t i = 0; i < c->side; i++) {
             const float *from = acc + (i * rows + r) * KERN_PANEL;
             size_t column = (panel + i * c->stride) * KERN_PANEL;
-            if (column + KERN_PANEL <= n) /* the size known: one move, no call */
+            if (column + KERN_PANEL <= n) /* a constant size: one move, no call */
                 memcpy(y + column, from, KERN_PANEL * sizeof(float));
             else memcpy(y + column, from, (n - column) * sizeof(float));
         }
     }
 }
 
-/* Columns [k0, k0 + k), all tiles of the block. x is packed [tile][k][row of the tile]; the next
- * call reads from `next` on. */
+/* Runs columns [k0, k0 + k) of all tiles of the block. x is packed [tile][k][row of the tile]; the
+ * next call reads from `next` on. */
 static void run_call(const product *p, const item *it, const call *c, size_t k0, size_t k,
                      const uint8_t *x, const uint8_t *next)
 {
@@ -228,8 +229,8 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
     const uint8_t *w = weights_at(p, c->panel, k0);
     size_t w_stride = c->stride * p->panel_bytes, tiles = it->tile1 - it->tile0;
 
-    /* One tile fetches its own streams ahead. Several fetch what the next call reads, each its
-     * part: in a burst between tiles it would hold up the loads behind it. */
+    /* A lone tile prefetches its own streams. Several tiles prefetch what the next call reads, each
+     * its share: a burst of prefetches between tiles would hold up the loads behind it. */
     kern_ahead ahead = {w + it->ahead, w_stride, 64};
     if (tiles > 1) {
         ahead.at = next;
@@ -257,7 +258,7 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
     }
 }
 
-/* Items [index, index + count), of one row block, as one. */
+/* Joins items [index, index + count), all of one row block, into one. */
 static item make_item(const product *p, size_t index, size_t count)
 {
     item it = {.block = index / p->n_groups};
@@ -279,8 +280,9 @@ static item make_item(const product *p, size_t index, size_t count)
     return it;
 }
 
-/* The first bytes of a tile's streams, which it would not fetch early enough itself: they come
- * while x is packed. Inlined because gcc drops calls of a function that does nothing but fetch. */
+/* Prefetches the first bytes of a tile's streams, which the tile itself would prefetch too late.
+ * They arrive while x is packed. Inlined because gcc drops calls of a function that only
+ * prefetches. */
 static inline __attribute__((always_inline)) void fetch_start(const product *p, const item *it,
                                                               struct kern_matmul_scratch *s)
 {
@@ -322,14 +324,15 @@ static void run_items(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* Rows of a block: so few that their x fits whole, unless weights then pass for too few rows. */
+/* Rows of a block: few enough that their x fits whole, unless weights would then be read for fewer
+ * than BLOCK_ROWS_MIN rows. */
 static size_t block_rows(const product *p)
 {
     size_t fit = p->k > 0 ? X_BYTES / x_bytes(p, p->k) : ROW_BLOCK;
     return fit < BLOCK_ROWS_MIN ? ROW_BLOCK : min_size(fit, ROW_BLOCK);
 }
 
-/* Columns in units: where they lie in w, and what becomes of x. */
+/* Sets units of columns: their layout in w and in packed x. */
 static void set_units(const kern_isa *isa, product *p)
 {
     const kern_matrix *w = p->w;
@@ -366,9 +369,10 @@ static void set_units(const kern_isa *isa, product *p)
     p->k = p->k > 0 ? end - p->first : 0;
 }
 
-/* Fewer panels than a tile takes side by side would waste its streams. One tile: as few as that,
- * for the pool joins them in runs, and the longer a stream the better. More: sixteen items for each
- * thread keep the last one short beside the whole. */
+/* Sets the panels of a group. Fewer than a tile takes side by side would waste its streams. With
+ * one tile a group has just these, because the pool joins groups in runs, and longer streams are
+ * faster. With more tiles each thread gets sixteen items, so that the last one is short beside the
+ * whole. */
 static void set_groups(product *p)
 {
     size_t side = p->n_tiles == 1 ? p->tile_panels[p->m] : p->many_panels;
@@ -386,9 +390,8 @@ static void set_groups(product *p)
     p->n_groups = ceil_div(p->n_panels, p->group_panels);
 }
 
-/* p says what is multiplied; how it is cut is found here. False, and nothing done, where a product
- * that ends in swiglu has one tile: its weights stream in long runs, which gates and ups would cut
- * in two. */
+/* Cuts and runs product p. Returns false and does nothing for a product of one tile that ends in
+ * swiglu: its weights stream in long runs, which gates and ups would cut in two. */
 static bool run_product(kern_context *kc, product p)
 {
     size_t m = p.m;

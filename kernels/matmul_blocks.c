@@ -1,5 +1,5 @@
 /* Matrix product by blocks (isa.h), op level: for instructions that sum several products at once.
- * It cuts the work, keeps the scratch and knows the edges, as matmul.c does for tiles.
+ * It cuts the work, keeps the scratch and handles the edges, as matmul.c does for tiles.
  *
  * A work item is a block of rows by a group of panels. Each thread packs the rows of its items
  * once, all columns of them where they fit. k is cut so that a piece of the weights stays in L1
@@ -11,23 +11,24 @@
  * the same piece of all panels comes before the next piece of any, so that x of the piece stays in
  * L2.
  *
- * Of a product that ends in swiglu an item has some panels of gates, then those of their ups. */
+ * In a product that ends in swiglu an item has some panels of gates, then the panels of their
+ * ups. */
 #include "kernels/context.h"
 
 #include <string.h>
 
 enum {
-    ROWS_MAX = 256,        /* weights are read once for so many rows */
-    ROWS_MIN = 64,         /* a block has at least these; x that does not fit is cut into pieces */
-    GROUP_PANELS = 16,     /* so that packing x again for each item costs little */
+    ROWS_MAX = 256,        /* rows for which weights are read once */
+    ROWS_MIN = 64,         /* least rows of a block; x that does not fit is cut into pieces */
+    GROUP_PANELS = 16,     /* packing x again for each item then costs little */
     ACC_BYTES = 512 << 10, /* most sums of an item: they stay in L2 until they are stored */
     STREAM_TILES = 4,      /* most tiles of rows for which weights stream */
     BF16_UNIT = 32,        /* columns of a step */
     K_STEP = 512,          /* a multiple of the columns of any unit and any call */
-    SERIAL_WORK = 1 << 18, /* multiply-adds that are done before other threads have woken up */
+    SERIAL_WORK = 1 << 18, /* multiply-adds that one thread does while the others wake up */
 };
 
-/* Its first members are those of matmul.c's scratch, which is the same memory. */
+/* The memory of matmul.c's scratch, whose first members these are. */
 typedef struct scratch {
     uint64_t call;
     size_t block;
@@ -40,23 +41,23 @@ typedef struct job {
     const kern_dot_ops *ops;
     uint64_t call;
     unsigned group;
-    size_t first, k;     /* the operands' columns of w; of quantised w widened to whole units */
+    size_t first, k;     /* the operands' columns of w; quantised: widened to whole units */
     size_t unit;         /* columns of a unit of x */
     size_t x_unit_bytes; /* bytes of a unit in one row of x */
-    size_t w_unit, w_unit_bytes, panel_bytes; /* columns of a unit of w; bytes of it in a panel */
+    size_t w_unit, w_unit_bytes, panel_bytes; /* columns of a unit of w; its bytes in a panel */
     size_t rows, tiles;                       /* rows of a tile; tiles of x in all */
-    size_t n_blocks, n_panels, group_panels, n_groups; /* panels of n, or of the gates */
+    size_t n_blocks, n_panels, group_panels, n_groups; /* panels: along n, or the gates */
     size_t item_panels; /* most panels of an item: one group, or several where weights stream */
     size_t k_piece;     /* columns of x that fit into scratch */
 } job;
 
 typedef struct item {
     size_t block, tile0, tiles, panel0, panels;
-    size_t gates;         /* panels of gates, half of them all; 0 where there are none */
+    size_t gates;         /* panels of gates, half of all panels; 0: none */
     size_t side, k_block; /* panels and columns of a call */
-    size_t streamed; /* calls whose panels lie this many apart; 0 where weights do not stream */
-    float *acc;      /* [panels][tiles][rows][16], panels in the order of the calls */
-    uint8_t *x;      /* [k blocks][tiles][units][rows] */
+    size_t streamed;      /* calls whose panels lie this many apart; 0: weights do not stream */
+    float *acc;           /* [panels][tiles][rows][16], panels in the order of the calls */
+    uint8_t *x;           /* [k blocks][tiles][units][rows] */
 } item;
 
 /* The panels of one call: first, first + stride, ... counted from the item's first. */
@@ -82,10 +83,9 @@ static size_t panel_of(const item *it, size_t i)
     return i / it->side + i % it->side * it->streamed;
 }
 
-/* ---- x ----------------------------------------------------------------------------------------
- */
+/* ---- x --------------------------------------------------------------------------------------- */
 
-/* One unit of a row at column k of w, of which x has a part. */
+/* Packs one unit of a row at column k of w, of which x has only a part. */
 static void pack_edge(const job *j, const float *x, size_t k, size_t r, uint8_t *out)
 {
     float padded[KERN_GROUP_MAX] = {0};
@@ -95,7 +95,7 @@ static void pack_edge(const job *j, const float *x, size_t k, size_t r, uint8_t 
     j->ops->pack(padded, 1, j->group, j->rows, r, out);
 }
 
-/* Columns [k0, k0 + k) of one row, counted from the job's first. */
+/* Packs columns [k0, k0 + k) of one row, counted from the job's first column. */
 static void pack_row(const job *j, const float *x, size_t k0, size_t k, size_t r, uint8_t *out)
 {
     size_t at = j->first + k0, end = at + k, x_end = j->o->first + j->o->k;
@@ -116,8 +116,8 @@ static size_t x_bytes(const job *j, size_t k)
     return ceil_div(k, j->unit) * j->x_unit_bytes * j->rows;
 }
 
-/* Packs columns [k0, k0 + k) of all tiles, those of one call side by side. With all columns of a
- * tile between them, which is a power of two for many models, they would share few sets of L2. */
+/* Packs columns [k0, k0 + k) of all tiles so that the columns of one call lie side by side. Tiles
+ * that lie all their columns apart, a power of two for many models, would share few sets of L2. */
 static void pack_tiles(const job *j, const item *it, size_t k0, size_t k)
 {
     uint8_t *out = it->x;
@@ -132,8 +132,7 @@ static void pack_tiles(const job *j, const item *it, size_t k0, size_t k)
     }
 }
 
-/* ---- sums -------------------------------------------------------------------------------------
- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 static void start_sums(const job *j, const item *it)
 {
@@ -166,17 +165,16 @@ static void store_sums(const job *j, const item *it)
         for (size_t i = 0; i < panels; i++) {
             const float *acc = it->acc + (i * rows + r) * KERN_PANEL;
             size_t column = (it->panel0 + panel_of(it, i)) * KERN_PANEL;
-            if (column + KERN_PANEL <= n) /* the size known: one move, no call */
+            if (column + KERN_PANEL <= n) /* a constant size: one move, no call */
                 memcpy(y + column, acc, KERN_PANEL * sizeof(float));
             else memcpy(y + column, acc, (n - column) * sizeof(float));
         }
     }
 }
 
-/* ---- items ------------------------------------------------------------------------------------
- */
+/* ---- items ----------------------------------------------------------------------------------- */
 
-/* Of the panel that is the item's i-th. */
+/* Weights of the panel whose sums are the item's i-th. */
 static const uint8_t *weights_at(const job *j, const item *it, size_t i, size_t k)
 {
     size_t panel = it->panel0 + i;
@@ -185,7 +183,7 @@ static const uint8_t *weights_at(const job *j, const item *it, size_t i, size_t 
            (j->first + k) / j->w_unit * j->w_unit_bytes;
 }
 
-/* One call: columns [k0 + at, ...) of the panels whose sums begin at `i`. b.next points to the
+/* Runs one call: columns [k0 + at, ...) of the panels whose sums begin at `i`. b.next points to the
  * weights of the call after it. */
 static void run_call(const job *j, const item *it, size_t k0, size_t k, size_t at, size_t i)
 {
@@ -272,13 +270,12 @@ static void run_items(void *ctx, size_t from, size_t to, unsigned thread)
     size_t joined = j->item_panels / j->group_panels;
     for (size_t i = from, n; i < to; i += n) {
         n = min_size(joined, to - i);
-        n -= n > 1 && n % 2 == 0; /* streams an even number of panels apart are slower */
+        n -= n > 1 && n % 2 == 0; /* streams that lie an even number of panels apart are slower */
         run_item(j, i, n, (scratch *)(void *)j->kc->threads[thread].matmul);
     }
 }
 
-/* ---- a product --------------------------------------------------------------------------------
- */
+/* ---- a product ------------------------------------------------------------------------------- */
 
 static void set_units(job *j)
 {
@@ -304,7 +301,7 @@ static void set_units(job *j)
     j->panel_bytes = kern_matrix_bytes(w->type, KERN_PANEL, w->k);
 }
 
-/* Rows of a block and columns of a piece, so that sums and x fit into scratch. */
+/* Sets the rows of a block and the columns of a piece, so that sums and x fit into scratch. */
 static void set_blocks(job *j)
 {
     size_t bytes = kern_matmul_scratch_bytes() - sizeof(scratch);
@@ -322,9 +319,10 @@ static void set_blocks(job *j)
     j->n_blocks = ceil_div(j->tiles, rows / j->rows);
 }
 
-/* Few tiles: a group is the panels of a call; the pool hands them out in runs, which become one
- * item as far as its sums fit, for a stream is the faster the longer it is. More tiles: sixteen
- * items for each thread keep the last one short beside the whole. */
+/* Sets the panels of a group and of an item. With few tiles a group is the panels of one call; the
+ * pool hands groups out in runs, and a run becomes one item as far as its sums fit, because longer
+ * streams are faster. With more tiles each thread gets sixteen items, so that the last one is short
+ * beside the whole. */
 static void set_groups(job *j)
 {
     size_t side = j->ops->panels(j->rows, ceil_div(j->tiles, j->n_blocks));

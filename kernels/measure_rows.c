@@ -1,10 +1,10 @@
 /* Measures under query rows, op level. Two phases, in waves that bound the scratch:
  *
- *   units    some rows of an item, all its query heads: scores, softmax and what the kind makes of
- *            it, for all slots; then the heads are added up, ascending
- *   pieces   some slots of an item: the wave's rows are added to what is there, ascending
+ *   units    some rows of an item with all its query heads: scores, softmax and the kind's own
+ *            step, for all slots; then the heads are added up, ascending
+ *   pieces   some slots of an item: the wave's rows are added to the sums so far, ascending
  *
- * A row's values depend on the row alone, and rows are added one by one in their order: so a sum
+ * A row's values depend on the row alone, and rows are added one by one in their order, so a sum
  * does not depend on units, waves or calls. */
 #include "kernels/context.h"
 #include "kernels/measure.h"
@@ -17,9 +17,9 @@
 #define LOG2_E 1.44269504088896340736
 
 enum {
-    UNIT_ROWS = 48,        /* as in attention.c */
-    UNIT_BYTES = 2 << 20,  /* of a unit's values, unless one row with its heads has more */
-    WAVE_BYTES = 32 << 20, /* of all units' sums over heads, unless one unit has more */
+    UNIT_ROWS = 48,        /* like attention.c's */
+    UNIT_BYTES = 2 << 20,  /* most of a unit's values, unless one row with its heads has more */
+    WAVE_BYTES = 32 << 20, /* most of all units' sums over heads, unless one unit has more */
     PIECE_SLOTS = 1024,
     SERIAL_WORK = 64 << 10,
     POOL = 7, /* AnDPro's kernel */
@@ -44,15 +44,15 @@ typedef struct rows_job {
     size_t thread_bytes;
 } rows_job;
 
-/* A thread's scratch, drawn for n rows (query tokens x query heads). */
+/* A thread's scratch, laid out for n rows (query tokens x query heads). */
 typedef struct rows_state {
     kern_attn_row *rows; /* [n] */
-    uint32_t *ends;      /* [n] slots [0, end) are seen */
+    uint32_t *ends;      /* [n] a row sees slots [0, end) */
     float *q, *y;        /* [n][KERN_ATTN_Q_STRIDE] */
     float *o;            /* [n][head_dim] */
     float *maxima;       /* [blocks][n] */
     float *p;            /* [blocks][n][KERN_BLOCK] */
-    float *values;       /* a block of V as kern_block_values makes it */
+    float *values;       /* a block of V from kern_block_values */
     float *dots;         /* [KERN_ATTN_ROWS][KERN_BLOCK] */
     float *line;         /* [padded slots + POOL - 1] one row, for the pool */
     uint8_t *wide;       /* formats with grids: a block as bf16 */
@@ -77,7 +77,7 @@ static void *take(uint8_t *base, size_t *at, size_t bytes)
     return part;
 }
 
-/* Returns the bytes of it all; base NULL: only that. */
+/* Lays out a state at `base` and returns its bytes. base NULL: only returns the bytes. */
 static size_t lay_state(uint8_t *base, size_t n, size_t blocks, size_t dim, rows_state *u)
 {
     size_t at = 0, f = sizeof(float);
@@ -99,13 +99,13 @@ static size_t lay_state(uint8_t *base, size_t n, size_t blocks, size_t dim, rows
 
 /* ---- one unit: from queries to weights ------------------------------------------------------- */
 
-/* Where row i (of the item) stands. */
+/* The slot of the item's row i. */
 static uint32_t row_slot(const kern_rows_item *it, uint32_t i)
 {
     return it->table.n_slots - it->n_rows + i;
 }
 
-/* The slots that row i sees. */
+/* Row i sees slots [0, end); returns end. */
 static uint32_t row_end(const kern_rows_item *it, uint32_t i)
 {
     uint32_t n = it->table.n_slots, end = row_slot(it, i) + 1;
@@ -114,7 +114,7 @@ static uint32_t row_end(const kern_rows_item *it, uint32_t i)
     return end;
 }
 
-/* Queries, so that scores come out divided by `theta`. */
+/* Loads the queries, scaled so that scores come out divided by `theta`. */
 static void start_rows(const kern_rows_batch *b, const rows_unit *unit, float theta, rows_state *u)
 {
     const kern_rows_item *it = &b->items[unit->item];
@@ -135,7 +135,8 @@ static void start_rows(const kern_rows_batch *b, const rows_unit *unit, float th
     }
 }
 
-/* p of some rows of a block: relative to the largest score so far, 0 where a row sees nothing. */
+/* p of n rows of a block from `first` on: relative to the largest score so far, 0 for slots that a
+ * row does not see. */
 static void block_softmax(const kern_isa *isa, size_t block, size_t first, size_t n, rows_state *u)
 {
     kern_attn_row *rows = u->rows + first;
@@ -170,7 +171,7 @@ static void block_weights(const rows_job *job, const kern_rows_item *it, size_t 
     }
 }
 
-/* All blocks brought to the final maximum, over the sum. */
+/* Rescales all blocks to the final maximum and divides by the sum. */
 static void normalise(rows_state *u)
 {
     for (size_t r = 0; r < u->n; r++) {
@@ -186,7 +187,7 @@ static void normalise(rows_state *u)
     }
 }
 
-/* Each weight becomes the largest of the POOL around it. */
+/* Replaces each weight by the largest of the POOL weights around it. */
 static void pool_rows(const kern_rows_item *it, rows_state *u)
 {
     size_t n = it->table.n_slots;
@@ -208,7 +209,7 @@ static void pool_rows(const kern_rows_item *it, rows_state *u)
 
 /* ---- one unit: the weighted values, and the values along them -------------------------------- */
 
-/* Slots whose weighted values make up y. */
+/* The slots [*from, *to) whose weighted values make up y. */
 static void output_range(const kern_rows_item *it, size_t *from, size_t *to)
 {
     size_t n = it->table.n_slots;
@@ -259,14 +260,14 @@ static void project(const rows_job *job, const kern_rows_item *it, rows_state *u
             isa->attn_scores[KERN_KV_F32](&strips, 0, at.n_strips, u->y + r * KERN_ATTN_Q_STRIDE,
                                           (uint32_t)n, b->shape.head_dim, u->dots);
             float *p = u->p + (block * u->n + r) * KERN_BLOCK;
-            if (it->bias != 0.0f) /* for -0 + 0 is another zero */
+            if (it->bias != 0.0f) /* -0 + 0 would change the sign of zero */
                 for (size_t i = 0; i < n * KERN_BLOCK; i++) u->dots[i] += it->bias;
             for (size_t i = 0; i < n * KERN_BLOCK; i++) p[i] *= u->dots[i];
         }
     }
 }
 
-/* p of all blocks, of scores / theta. */
+/* p of all blocks, made from scores / theta. */
 static void weigh(const rows_job *job, const rows_unit *unit, float theta, rows_state *u)
 {
     const kern_rows_item *it = &job->batch->items[unit->item];
@@ -288,7 +289,7 @@ static void run_unit(const rows_job *job, const rows_unit *unit, uint8_t *scratc
         (kern_pages){it->table.pages,         it->table.tiles,
                      b->page_stride,          it->table.filling,
                      it->table.first_filling, kern_first_wide(page, it->table.residual_pages)};
-    bool own = it->theta == 0.0f; /* the weights make the output that they are multiplied with */
+    bool own = it->theta == 0.0f; /* y is made by the same weights that multiply <y, v> */
     if (!own) {
         weigh(job, unit, it->theta, &u);
         sum_outputs(job, it, &u);
@@ -316,7 +317,7 @@ static void run_units(void *ctx, size_t from, size_t to, unsigned thread)
 
 /* ---- one piece ------------------------------------------------------------------------------- */
 
-/* acc [from, to) += the rows of the piece's units, one after the other. */
+/* acc [from, to) += the rows of the piece's units, in order. */
 static void add_rows(const rows_piece *piece, size_t width, uint32_t from, uint32_t to, float *acc)
 {
     for (size_t k = 0; k < piece->n_units; k++) {
@@ -382,10 +383,11 @@ static void check_batch(const kern_rows_batch *b)
 
 typedef struct wave {
     size_t n_units, n_pieces, floats, work;
-    uint32_t item, row; /* where the next one begins */
+    uint32_t item, row; /* where the next wave begins */
 } wave;
 
-/* Units and pieces of a wave from w->item, w->row on. Without arrays they are only counted. */
+/* Makes the units and pieces of a wave from w->item, w->row on. Without arrays it only counts
+ * them. */
 static void next_wave(const kern_rows_batch *b, wave *w, rows_unit *units, rows_piece *pieces,
                       float *sums)
 {
@@ -397,7 +399,7 @@ static void next_wave(const kern_rows_batch *b, wave *w, rows_unit *units, rows_
         uint32_t step = unit_tokens(b, it);
         for (uint32_t n; w->row < it->n_rows; w->row += n) {
             n = min_u32(step, it->n_rows - w->row);
-            if (kern_kv_has_grids(b->shape.format)) /* rows of a unit read one page as their own */
+            if (kern_kv_has_grids(b->shape.format)) /* all rows of a unit lie in one page */
                 n = min_u32(n, page - row_slot(it, w->row) % page);
             if (w->n_units > 0 && (w->floats + n * width) * sizeof(float) > WAVE_BYTES) break;
             if (units) units[w->n_units] = (rows_unit){w->item, w->row, n, sums + w->floats};

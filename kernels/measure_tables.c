@@ -1,5 +1,5 @@
-/* Measures of keys and values alone, and of keys under queries to come. An item is one thread's
- * work. */
+/* Measures of keys and values alone, and of keys under the queries to come. One thread computes an
+ * item. */
 #include "kernels/context.h"
 #include "kernels/measure.h"
 #include "kernels/strips.h"
@@ -22,7 +22,7 @@ typedef struct tables_job {
     size_t thread_bytes;
 } tables_job;
 
-/* A table's pages as the row behind its last slot reads them. */
+/* A table's pages, as a row right after the last slot would read them. */
 static kern_pages pages_of(const kern_kv_shape *shape, size_t page_stride, const kern_table *table)
 {
     size_t own = table->n_slots / shape->page_tokens;
@@ -31,7 +31,7 @@ static kern_pages pages_of(const kern_kv_shape *shape, size_t page_stride, const
                         table->first_filling, kern_first_wide(own, table->residual_pages)};
 }
 
-/* A block's rows of one table as f32. Returns how many slots it has. */
+/* Reads a block of keys or values of a table as f32. Returns how many slots it has. */
 static uint32_t read_block(const kern_context *kc, const kern_kv_shape *shape, size_t page_stride,
                            const kern_table *table, size_t block, bool values, void *wide,
                            float *out)
@@ -45,7 +45,7 @@ static uint32_t read_block(const kern_context *kc, const kern_kv_shape *shape, s
 
 static size_t wide_floats(size_t dim) { return kern_wide_bytes(dim) / sizeof(float); }
 
-/* out [n] = <x, y> of n slots x: one chain over head_dim for each. y NULL: x itself. */
+/* out [n] = <x, y> for n slots x, each one chain over head_dim. y NULL: <x, x>. */
 static void block_dots(const float *x, const float *y, size_t dim, uint32_t n, float *out)
 {
     for (uint32_t j = 0; j < n; j += KERN_STRIP, x += dim * KERN_STRIP) {
@@ -81,7 +81,8 @@ static void add_directions(const float *keys, const float *norms, size_t dim, ui
         for (uint32_t i = 0; i < n; i++) sums[d] += (double)keys[d * KERN_STRIP + i] * inverse[i];
 }
 
-/* A key of norm 0 has no direction: it adds nothing to the mean, and its cosine is 0. */
+/* Cosines of the keys with their mean direction. A key of norm 0 has no direction: it adds nothing
+ * to the mean, and its cosine is 0. */
 static void measure_cosines(const tables_job *job, const kern_table_item *it, float *scratch)
 {
     size_t dim = job->shape->head_dim, n_slots = it->table.n_slots;
@@ -151,7 +152,7 @@ typedef struct expected_job {
 } expected_job;
 
 typedef struct expected_state {
-    float *x;      /* [n_rows][head_dim] a head's queries, then what is left without their mean */
+    float *x;      /* [n_rows][head_dim] a head's queries, then less their mean */
     float *mean;   /* [KERN_ATTN_Q_STRIDE] */
     float *cov;    /* [head_dim][KERN_ATTN_Q_STRIDE] */
     float *keys;   /* a block */
@@ -181,8 +182,8 @@ static expected_state state_at(const kern_kv_shape *shape, size_t rows, float *b
     return s;
 }
 
-/* Mean and covariance of one head's queries, turned. The turn is linear: turning what is left
- * without the mean turns the covariance from both sides. */
+/* Mean and covariance of one head's queries, rotated. Rotation is linear: rotating the queries less
+ * their mean rotates the covariance from both sides. */
 static void fit_queries(const expected_job *job, const kern_expected_item *it, uint32_t head,
                         expected_state *s)
 {
@@ -211,8 +212,8 @@ static void fit_queries(const expected_job *job, const kern_expected_item *it, u
     isa->rope(s->mean, it->turn, 1, dim);
 }
 
-/* logits [slots of the block] = (k . m + k' C k / (2 sqrt d)) / sqrt d. C k goes row by row, as
- * scores under the rows of C. */
+/* logits [slots of the block] = (k . m + k' C k / (2 sqrt d)) / sqrt d. C k is computed as scores,
+ * with the rows of C as queries. */
 static void block_logits(const expected_job *job, const expected_state *s, uint32_t n,
                          float *logits)
 {
@@ -286,7 +287,7 @@ status kern_measure_expected(kern_context *kc, const kern_expected_batch *batch)
 
 /* ---- behind the output projection ------------------------------------------------------------ */
 
-enum { WEIGHT_SLOTS = 144 }; /* of one product: a row block of matmul.c */
+enum { WEIGHT_SLOTS = 144 }; /* slots of one product: a row block of matmul.c */
 
 typedef struct norm_job {
     const float *y;
@@ -295,7 +296,7 @@ typedef struct norm_job {
     float *out;
 } norm_job;
 
-/* out (+)= 1-norm of each row: sixteen chains, then their sum. */
+/* out = (or +=) the 1-norm of each row: sixteen chains, then their sum. */
 static void add_norms(void *ctx, size_t from, size_t to, unsigned thread)
 {
     (void)thread;

@@ -13,7 +13,7 @@ size_t kern_matrix_bytes(dtype type, size_t n, size_t k)
     return panels * ((k + pair - 1) / pair) * pair * KERN_PANEL * dtype_bytes(type);
 }
 
-/* Pairs of groups of a row. */
+/* Number of pairs of groups in a row. */
 static size_t group_pairs(const kern_matrix *w)
 {
     size_t columns = (size_t)2 * w->quant.group;
@@ -48,7 +48,7 @@ static float load_f32(dtype type, const uint8_t *src)
     return f;
 }
 
-/* `n` elements from unaligned src of src_type to dst of type. */
+/* Converts `n` elements from unaligned src of src_type to dst of type. */
 static void convert(dtype src_type, const uint8_t *src, dtype type, void *dst, size_t n)
 {
     if (src_type == type) {
@@ -71,8 +71,8 @@ static void convert(dtype src_type, const uint8_t *src, dtype type, void *dst, s
     }
 }
 
-/* dst [words][16] columns [c0, c1) = the transpose of words [16][CHUNK]: a word is a pair or an
- * f32. */
+/* Columns [c0, c1) of dst [words][16] = the transpose of words [16][CHUNK]. A word is a pair, or
+ * one f32. */
 static void transpose_words(const uint32_t (*words)[CHUNK], size_t n_words, size_t c0, size_t c1,
                             uint32_t *dst)
 {
@@ -80,7 +80,7 @@ static void transpose_words(const uint32_t (*words)[CHUNK], size_t n_words, size
         for (size_t c = c0; c < c1; c++) dst[i * KERN_PANEL + c] = words[c][i];
 }
 
-/* The rows of one panel that lie in [row0, row0 + rows). */
+/* Packs the rows of one panel that lie in [row0, row0 + rows). */
 static void pack_panel(const pack_job *j, size_t panel)
 {
     const kern_matrix *w = j->w;
@@ -105,8 +105,8 @@ static void pack_panel(const pack_job *j, size_t panel)
     }
 }
 
-/* Where a group of one row of a panel lies: q of its columns 0 to 3 (or of 0 to 3 and of 4 to 7, in
- * halves), those that follow 64 bytes on. */
+/* Returns where one row's group of a panel begins: q of its columns 0 to 3 (4 bits: of 0 to 3 in
+ * the low halves and of 4 to 7 in the high ones). The next columns follow 64 bytes on. */
 static uint8_t *group_at(const kern_matrix *w, size_t row, size_t group, uint8_t **scale)
 {
     size_t pair_bytes = kern_quant_bytes(w->quant), panel = row / KERN_PANEL;
@@ -115,7 +115,7 @@ static uint8_t *group_at(const kern_matrix *w, size_t row, size_t group, uint8_t
     return pair + 64 + group % 2 * ((pair_bytes - 64) / 2) + row % KERN_PANEL * 4;
 }
 
-/* One row of w. */
+/* Quantises one row of w. */
 static void quantise_row(const pack_job *j, size_t row)
 {
     const kern_matrix *w = j->w;

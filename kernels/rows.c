@@ -3,8 +3,8 @@
 
 #include <assert.h>
 
-/* A piece has about so many elements: a few microseconds, more than handing it out costs. A single
- * piece runs on the caller. */
+/* Elements of a piece: a few microseconds of work, more than it costs to hand out. A single piece
+ * runs on the calling thread. */
 #define PIECE_ELEMENTS 16384
 
 static size_t grain(size_t d) { return d < PIECE_ELEMENTS ? PIECE_ELEMENTS / d : 1; }
@@ -12,7 +12,7 @@ static size_t grain(size_t d) { return d < PIECE_ELEMENTS ? PIECE_ELEMENTS / d :
 typedef struct norm_job {
     const kern_isa *isa;
     const float *x, *weight;
-    float *sum; /* x again when delta is added to it */
+    float *sum; /* x, written, when delta is added to it */
     const float *delta;
     float eps;
     size_t d;
@@ -106,8 +106,7 @@ typedef struct geglu_job {
     float *out;
 } geglu_job;
 
-/* gelu(g) = g sigmoid(z) with z = g s, s = sqrt(8 / pi) (1 + 0.044715 g^2): the silu of z over s.
- */
+/* gelu(g) = g sigmoid(z) with z = g s, s = sqrt(8 / pi) (1 + 0.044715 g^2): silu(z) / s. */
 static void geglu_rows(void *ctx, size_t from, size_t to, unsigned thread)
 {
     (void)thread;

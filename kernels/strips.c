@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* A strip of a tile that is bf16 all through. */
+/* Copies a strip of a bf16 tile. */
 static void copy_strip(const kern_kv_shape *shape, const uint8_t *tile, size_t slot, uint8_t *k,
                        uint8_t *v)
 {
@@ -26,7 +26,7 @@ void kern_widen_strips(const kern_isa *isa, const kern_kv_shape *shape, const ke
     for (size_t t = 0; t < KERN_BLOCK_STRIPS; t++) {
         size_t strip = from - from % KERN_BLOCK_STRIPS + t;
         uint8_t *to_k = wide + t * bytes, *to_v = to_k + KERN_BLOCK_STRIPS * bytes;
-        if (strip < from || strip >= to) { /* never read; fetched as if it were the first */
+        if (strip < from || strip >= to) { /* never read, but prefetched: points to the first */
             to_k = wide + from % KERN_BLOCK_STRIPS * bytes;
             to_v = to_k + KERN_BLOCK_STRIPS * bytes;
         } else {
@@ -80,7 +80,8 @@ kern_block kern_block_at(const kern_kv_shape *shape, size_t page_stride, const u
     return b;
 }
 
-/* K of a pair of dims: 16 slots one after the other, each with its pair; f32: two rows of 16. */
+/* Reads a strip of K. A pair of dims is 16 slots in a row, each with its two dims; f32: two rows of
+ * 16. */
 static void read_keys(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
                       uint32_t strip, float *out)
 {
@@ -100,7 +101,8 @@ static void read_keys(const kern_isa *isa, const kern_kv_shape *shape, const ker
     }
 }
 
-/* V of a pair of slots: all dims one after the other, each with its pair; f32: two rows. */
+/* Reads a strip of V. A pair of slots is all dims in a row, each with its two slots; f32: two
+ * rows. */
 static void read_values(const kern_isa *isa, const kern_kv_shape *shape, const kern_block *b,
                         uint32_t strip, float *out)
 {
@@ -122,7 +124,7 @@ static void read_values(const kern_isa *isa, const kern_kv_shape *shape, const k
     }
 }
 
-/* int8: the strip's slots times their scales. */
+/* int8: multiplies the strip's slots by their scales. */
 static void scale_slots(const uint8_t *scales, uint32_t head_dim, float *strip)
 {
     uint16_t bits[KERN_STRIP];

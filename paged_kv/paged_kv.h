@@ -156,8 +156,8 @@ status pkv_seq_append(pkv *p, uint32_t seq, uint32_t n);
 /* How many fresh pages pkv_seq_append(seq, n) would take. */
 uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);
 /* Takes back the last n tokens that were appended, none of which was published, nor chosen among,
- * nor appended before a fork: the sequence is as it was before. STATUS_NO_MEMORY changes nothing.
- */
+ * nor appended before a fork: the sequence is as it was before. STATUS_NO_MEMORY changes
+ * nothing. */
 status pkv_seq_cut(pkv *p, uint32_t seq, uint32_t n);
 /* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Does
  * nothing after the sequence's first drop or compaction, after a flush, or when the prefix cache is

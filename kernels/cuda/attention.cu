@@ -1,5 +1,5 @@
-/* Paged attention: one file for each format of KV, for they take long to compile (attention.cuh).
- */
+/* Paged attention: one file for each format of KV, for they take long to compile
+ * (attention.cuh). */
 #include "kernels/cuda/simt.cuh"
 
 gpu_status gpu_attend(gpu *g, const gpu_attention *a)

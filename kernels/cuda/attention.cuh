@@ -54,8 +54,7 @@ struct row_state {
     float max[2], sum[2]; /* of rows g and g + 8 of a warp's 16 */
 };
 
-/* ---- into shared memory -------------------------------------------------------------------------
- */
+/* ---- into shared memory ---------------------------------------------------------------------- */
 
 /* They begin to arrive; rows that are none are zeros. */
 template <class Q, int D>
@@ -147,8 +146,7 @@ static DEVICE void widen_step(const unsigned char *raw, unsigned char *out)
     }
 }
 
-/* ---- one step -----------------------------------------------------------------------------------
- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 /* A warp's 16 query rows: in registers, or where they do not fit read from shared memory. */
 template <int D> struct query_rows {
@@ -267,8 +265,7 @@ static DEVICE void weigh(const float s[TOKENS / 8][4], const Q *v, float o[D / 8
     }
 }
 
-/* ---- results ------------------------------------------------------------------------------------
- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static DEVICE void put(void *out, gpu_type type, size_t at, float x)
 {
@@ -377,8 +374,7 @@ static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, con
     }
 }
 
-/* ---- the kernels --------------------------------------------------------------------------------
- */
+/* ---- the kernels ----------------------------------------------------------------------------- */
 
 /* The slots that a tile reads: [begin, end), begin a multiple of STEP. */
 struct tile_range {
@@ -557,8 +553,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attenti
     }
 }
 
-/* ---- launches -----------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 template <class KV, int D, bool DECODE>
 static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)

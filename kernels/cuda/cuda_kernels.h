@@ -53,8 +53,7 @@ typedef struct gpu_facts {
     size_t shared_bytes; /* that a block may have: 99 KB where compute is 86, 89 or 120 */
 } gpu_facts;
 
-/* ---- weights ----------------------------------------------------------------------------------
- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 /* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers, and 16-bit `scales` for
  * each row and group of columns, in tiles (quant.cuh); gpu_matrix_bytes and gpu_scale_bytes say how
@@ -86,8 +85,7 @@ static GPU_INLINE size_t gpu_scale_bytes(const gpu_matrix *w)
 
 static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 2; }
 
-/* ---- experts ----------------------------------------------------------------------------------
- */
+/* ---- experts --------------------------------------------------------------------------------- */
 
 enum { GPU_EXPERTS_MOST = 512 };
 
@@ -235,8 +233,7 @@ static inline bool gpu_has_head_dim(uint32_t d)
     return d == 32 || d == 64 || d == 96 || d == 128 || d == 256;
 }
 
-/* ---- from qkv to queries and pages --------------------------------------------------------------
- */
+/* ---- from qkv to queries and pages ----------------------------------------------------------- */
 
 /* Of each row of qkv: bias added, heads normed, turned; q to `q`, k and v to their pages. */
 typedef struct gpu_heads {
@@ -254,8 +251,7 @@ typedef struct gpu_heads {
     void *q;
 } gpu_heads;
 
-/* ---- measures ---------------------------------------------------------------------------------
- */
+/* ---- measures -------------------------------------------------------------------------------- */
 
 typedef enum gpu_measure_kind {
     /* Of query rows. */
@@ -350,8 +346,8 @@ static inline size_t gpu_measure_scratch(const gpu_measure *m)
 
 enum { GPU_LOGPROBS_MAX = 20, GPU_NO_TOKEN = 0xffffffff };
 
-/* One logit of a draw. Banned ones are -inf; then biases are added; then those seen are penalised.
- */
+/* One logit of a draw. Banned ones are -inf; then biases are added; then those seen are
+ * penalised. */
 typedef struct gpu_edit {
     uint32_t token;
     uint32_t outputs; /* seen: how often it was sampled */
@@ -396,8 +392,7 @@ typedef struct gpu_sampling {
     gpu_drawn *out;    /* [n] */
 } gpu_sampling;
 
-/* ---- moves ------------------------------------------------------------------------------------
- */
+/* ---- moves ----------------------------------------------------------------------------------- */
 
 /* Slots of every tile of a page to another, in the order of the array. */
 typedef struct gpu_move {
@@ -416,8 +411,7 @@ typedef struct gpu_patch {
     uint32_t first, n;
 } gpu_patch;
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 typedef struct gpu_api {
     uint32_t version;
@@ -500,8 +494,8 @@ typedef struct gpu_api {
     void (*forget)(gpu_graph *graph); /* nothing of it may be under way */
 } gpu_api;
 
-/* Bytes that a product with w needs as scratch: a whole matrix of operands where it is quantised.
- */
+/* Bytes that a product with w needs as scratch: a whole matrix of operands where it is
+ * quantised. */
 static inline size_t gpu_product_scratch(const gpu_matrix *w)
 {
     return w->bits ? w->n * w->k * 2 : 0;

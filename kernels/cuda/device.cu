@@ -69,8 +69,7 @@ void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 }
 
-/* ---- open and close -----------------------------------------------------------------------------
- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static void gpu_close(gpu *g)
 {
@@ -146,8 +145,7 @@ static void gpu_set_invariant(gpu *g, bool on)
 }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 
-/* ---- memory -------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
@@ -238,8 +236,7 @@ static gpu_status gpu_elapsed(gpu *g, double *us)
     return s;
 }
 
-/* ---- graphs -------------------------------------------------------------------------------------
- */
+/* ---- graphs ---------------------------------------------------------------------------------- */
 
 struct gpu_graph {
     cudaGraphExec_t exec;
@@ -288,8 +285,7 @@ gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
     return s == GPU_OK ? gpu_wait(g) : s;
 }
 
-/* ---- products by the library --------------------------------------------------------------------
- */
+/* ---- products by the library ----------------------------------------------------------------- */
 
 static cudaDataType_t data_type(gpu_type t)
 {

@@ -23,8 +23,7 @@ struct fit {
     float *softmax; /* [heads, 2]: the largest logit, 1 / the sum */
 };
 
-/* ---- queries ------------------------------------------------------------------------------------
- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 /* A block takes a row, a warp its query heads in turn. */
 static __global__ void queries_kernel(gpu_measure m, fit f)
@@ -113,8 +112,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_mea
     }
 }
 
-/* ---- slots --------------------------------------------------------------------------------------
- */
+/* ---- slots ----------------------------------------------------------------------------------- */
 
 /* Four elements of a key from `at` on. */
 template <class KV> static DEVICE void load_four(const KV *at, float scale, float out[4])
@@ -190,8 +188,7 @@ static __global__ void add_heads_kernel(gpu_measure m, fit f)
     m.slots[(size_t)head * m.slot_stride + slot] = sum;
 }
 
-/* ---- launches -----------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 template <class KV> static gpu_status run_logits(gpu *g, const gpu_measure *m, const fit *f)
 {

@@ -10,8 +10,7 @@ enum {
     FEW_OF_EXPERT = 32, /* rows on average, beyond which the library is worth the wait */
 };
 
-/* ---- routing ------------------------------------------------------------------------------------
- */
+/* ---- routing --------------------------------------------------------------------------------- */
 
 /* A lane's experts are j * WARP + lane. What was chosen has key -2, what is no number -1. */
 struct lane_experts {
@@ -95,8 +94,7 @@ static __global__ void route_kernel(gpu_experts e, uint32_t *chosen, float *weig
     }
 }
 
-/* ---- by experts ---------------------------------------------------------------------------------
- */
+/* ---- by experts ------------------------------------------------------------------------------ */
 
 /* What is sorted: entry i is of row i / of_row. */
 struct sorting {
@@ -189,8 +187,7 @@ static __global__ void combine_kernel(gpu_experts e, size_t hidden, const uint32
     }
 }
 
-/* ---- launches -----------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 /* scratch, cut up. */
 struct cuts {

@@ -88,8 +88,7 @@ template <class T, int BITS> struct quant_tile {
     }
 };
 
-/* ---- a block ------------------------------------------------------------------------------------
- */
+/* ---- a block --------------------------------------------------------------------------------- */
 
 struct few_job {
     gpu_matrix w; /* of experts: the first one's */
@@ -238,8 +237,7 @@ static __global__ void __launch_bounds__(FEW_BLOCK) few_kernel(few_job job)
     finish<typename C::type, R, N>(job, rows, panel, sums, shared);
 }
 
-/* ---- launches -----------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 template <class C, int R>
 static void launch(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)

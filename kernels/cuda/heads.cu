@@ -103,8 +103,8 @@ DEVICE void store_slot<i8>(const head_pairs &v, const gpu_pages &p, uint8_t *til
     if (lane == 0) scales_at(p, tile)[part * p.page_tokens + slot] = scale.bits;
 }
 
-/* Blocks along y share out a row's heads, a warp takes its own in turn: q heads, k heads, v heads.
- */
+/* Blocks along y share out a row's heads, a warp takes its own in turn: q heads, k heads, v
+ * heads. */
 template <class KV> static __global__ void heads_kernel(gpu_heads h)
 {
     typedef typename query_of<KV>::type Q;
@@ -134,8 +134,7 @@ template <class KV> static __global__ void heads_kernel(gpu_heads h)
     }
 }
 
-/* ---- moves ------------------------------------------------------------------------------------
- */
+/* ---- moves ----------------------------------------------------------------------------------- */
 
 /* What a slot has of K or V. */
 template <class KV>
@@ -192,8 +191,7 @@ static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu
     }
 }
 
-/* ---- tables -----------------------------------------------------------------------------------
- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 static __global__ void patch_kernel(uint32_t *pages, const gpu_patch *patches,
                                     const uint32_t *values)
@@ -202,8 +200,7 @@ static __global__ void patch_kernel(uint32_t *pages, const gpu_patch *patches,
     for (uint32_t i = threadIdx.x; i < p.n; i += blockDim.x) pages[p.at + i] = values[p.first + i];
 }
 
-/* ---- launches ---------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h)
 {

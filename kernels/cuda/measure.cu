@@ -1,6 +1,6 @@
 /* What retention chooses by, slot by slot: kernels/measure.h says what each kind is. Projections,
- * norms and directions, and running sums; other kinds are mass.cu's, outside.cu's, expected.cu's.
- */
+ * norms and directions, and running sums; other kinds are mass.cu's, outside.cu's,
+ * expected.cu's. */
 #include "kernels/cuda/pages.cuh"
 
 enum {
@@ -114,8 +114,8 @@ template <class KV> static __global__ void norms_kernel(gpu_measure m)
     if (first + lane < t.length) m.slots[(size_t)head * m.slot_stride + first + lane] = mine;
 }
 
-/* Norms to m.slots; the directions of 128 keys, added up, to parts [blocks along x, kv_heads, dim].
- */
+/* Norms to m.slots; the directions of 128 keys, added up, to parts [blocks along x, kv_heads,
+ * dim]. */
 template <class KV>
 static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_measure m, float *parts)
 {
@@ -144,8 +144,8 @@ static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_meas
     }
 }
 
-/* mean [kv_heads, dim]: the sum of n parts, of length 1. A block takes a head, a thread a column.
- */
+/* mean [kv_heads, dim]: the sum of n parts, of length 1. A block takes a head, a thread a
+ * column. */
 static __global__ void direction_kernel(const float *parts, uint32_t n, uint32_t kv_heads,
                                         uint32_t dim, float *mean)
 {
@@ -176,8 +176,7 @@ template <class KV> static __global__ void cosines_kernel(gpu_measure m, const f
     *out = *out == 0.0f ? 0.0f : mine / *out;
 }
 
-/* ---- of all kinds ------------------------------------------------------------------------------
- */
+/* ---- of all kinds ---------------------------------------------------------------------------- */
 
 /* The running sums, and m.slots with them. */
 static __global__ void add_sums_kernel(gpu_measure m)
@@ -205,8 +204,7 @@ static __global__ void by_page_kernel(gpu_measure m)
     m.by_page[(size_t)head * m.page_stride + page] = sum;
 }
 
-/* ---- launches -----------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static unsigned blocks_of(size_t n) { return (unsigned)((n + SLOT_THREADS - 1) / SLOT_THREADS); }
 

@@ -77,8 +77,7 @@ template <int D> static DEVICE float dot(const float *shared, const float x[D])
     return sum;
 }
 
-/* ---- weights ------------------------------------------------------------------------------------
- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 /* Scores times log2 e, a thread's slot under all rows. */
 template <class KV, int D>
@@ -124,8 +123,7 @@ static __global__ void softmax_kernel(gpu_measure m, wave w)
         row[j] = j < end ? exp2f(row[j] - max) * inverse : 0.0f;
 }
 
-/* ---- outputs ------------------------------------------------------------------------------------
- */
+/* ---- outputs --------------------------------------------------------------------------------- */
 
 /* The slots whose weighted values make up an output. */
 static DEVICE void output_range(const gpu_measure &m, uint32_t n, uint32_t *from, uint32_t *to)
@@ -195,8 +193,7 @@ static __global__ void add_parts_kernel(wave w, size_t n)
     w.outputs[i] = sum;
 }
 
-/* ---- along the outputs --------------------------------------------------------------------------
- */
+/* ---- along the outputs ----------------------------------------------------------------------- */
 
 /* A thread's slot under all rows, whose heads are added up first. */
 template <class KV, int D>
@@ -229,8 +226,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) along_kernel(gpu_measure 
     if (in) *out = sum;
 }
 
-/* ---- launches -----------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 template <class KV, int D> static gpu_status run_wave(gpu *g, const gpu_measure *m, const wave *w)
 {

@@ -9,8 +9,7 @@ enum {
     PANEL = 16, /* kernels.h */
 };
 
-/* ---- from the CPU's panels ----------------------------------------------------------------------
- */
+/* ---- from the CPU's panels ------------------------------------------------------------------- */
 
 static __global__ void unpack_kernel(const uint8_t *packed, size_t n, size_t k, size_t bytes,
                                      uint8_t *out)
@@ -94,8 +93,7 @@ template <class T, class U> static __global__ void convert_kernel(const T *x, si
     *(vec16 *)(out + i * 8) = v;
 }
 
-/* ---- launches -----------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static unsigned blocks_of(size_t n)
 {

@@ -193,8 +193,7 @@ static __global__ void __launch_bounds__(ARGMAX_THREADS)
     out[blockIdx.x] = index == 0xffffffffu ? 0 : index;
 }
 
-/* ---- launches ---------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static unsigned blocks_of(size_t n) { return (unsigned)((n + ROW_THREADS - 1) / ROW_THREADS); }
 

@@ -9,8 +9,7 @@ enum { DRAW_THREADS = 1024, BINS = 2048 };
 
 typedef unsigned long long u64;
 
-/* ---- over a block -------------------------------------------------------------------------------
- */
+/* ---- over a block ---------------------------------------------------------------------------- */
 
 template <class T> static DEVICE T block_total(T v)
 {
@@ -68,8 +67,7 @@ static DEVICE best row_best(const float *x, uint32_t n, const best *after)
     return block_best(b);
 }
 
-/* ---- by digits ----------------------------------------------------------------------------------
- */
+/* ---- by digits ------------------------------------------------------------------------------- */
 
 /* Larger floats have larger keys; both zeros have one. */
 static DEVICE uint32_t key_of(float x)
@@ -155,8 +153,7 @@ static DEVICE crossing find_crossing(digits &all, const float *x, uint32_t n, u6
     return c;
 }
 
-/* ---- one draw -----------------------------------------------------------------------------------
- */
+/* ---- one draw -------------------------------------------------------------------------------- */
 
 static DEVICE float penalised(const gpu_draw &d, float v, uint32_t outputs)
 {

@@ -170,8 +170,7 @@ DEVICE void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, 
 }
 #endif
 
-/* ---- reductions -------------------------------------------------------------------------------
- */
+/* ---- reductions ------------------------------------------------------------------------------ */
 
 DEVICE float warp_sum(float v)
 {
@@ -225,8 +224,7 @@ template <class T, class F> static DEVICE void for_each(const T *x, uint32_t n, 
     }
 }
 
-/* ---- between kernels and the host ---------------------------------------------------------------
- */
+/* ---- between kernels and the host ------------------------------------------------------------ */
 
 /* The state behind a gpu (device.cu; tests/simt/device.cc). */
 #ifndef OCTAVO_SIMT

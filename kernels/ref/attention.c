@@ -1,4 +1,4 @@
-/* Attention's inner loops and KV access in plain C: slow, obvious, the yardstick of the others. */
+/* Attention's inner loops and KV access in plain C: slow and simple, the reference for all ISAs. */
 #include "kernels/isa.h"
 #include "kernels/quant_groups.h"
 
@@ -79,7 +79,7 @@ static void kv_read_int8(const kern_kv_shape *s, const void *tile, uint32_t slot
     }
 }
 
-/* Element `lane` of the first (which = 0) or second row of the pair that begins at p. */
+/* Element `lane` of the first (which = 0) or second row of the pair at p. */
 static float pair_load(kern_kv_format t, const uint8_t *p, size_t half, size_t lane, size_t which)
 {
     return t == KERN_KV_F32 ? load(t, p + which * half, lane) : load(t, p, 2 * lane + which);

@@ -16,7 +16,7 @@ static void words_ref(const uint8_t *bytes, unsigned n, unsigned bits, unsigned 
 
 /* ---- one slot -------------------------------------------------------------------------------- */
 
-/* Element `i` of the row of bytes that row `summed` of the summed axis is in. */
+/* The integer at index `i` of row `summed` of the summed axis. */
 static unsigned get_q(const uint8_t *bytes, size_t width, unsigned bits, size_t summed, size_t i)
 {
     size_t in_byte = 8 / bits;
@@ -50,14 +50,15 @@ static void read_slot(const kern_kv_shape *s, unsigned bits, const void *tile, s
     }
 }
 
-/* Not farther from the grid's ends than its points are from what lies between them. */
+/* Whether x lies within half a step of the grid's range. */
 static bool fits(kv_grid g, unsigned top, float x)
 {
     float half = 0.5f * g.scale;
     return x >= g.zero - half && x <= g.zero + (float)top * g.scale + half;
 }
 
-/* One key's element: on its grid, or else the grid is made anew of what its slots read as. */
+/* Writes one element of a key on its grid. Where it does not fit, the grid is made again from the
+ * values its slots read as. */
 static void write_key(const grid_tile *t, unsigned bits, uint8_t *keys, size_t slot, size_t d,
                       float x)
 {

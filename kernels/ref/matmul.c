@@ -1,5 +1,5 @@
-/* Matrix product, plain C. fmaf rounds once, as the vector units do, so that every ISA whose order
- * of summation is the same gives the same bits. */
+/* Matrix product, plain C. fmaf rounds once, as the vector units do, so every ISA with the same
+ * order of summation gives the same bits. */
 #include "kernels/isa.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Quantised matrix product, plain C: what the integers and the order of the sums are. */
+/* Quantised matrix product, plain C. It defines the integers and the order of the sums. */
 #include "kernels/isa.h"
 #include "kernels/quant_groups.h"
 
@@ -13,7 +13,7 @@ static inline int weight_at(unsigned bits, const uint8_t *group, size_t k, size_
     return (k / 4 % 2 ? pair >> 4 : pair & 15) - 8;
 }
 
-/* x of column k. */
+/* The integer of x at column k. */
 static inline int x_at(bool wide, const uint8_t *x, size_t k)
 {
     int16_t q;

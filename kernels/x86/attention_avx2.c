@@ -9,8 +9,8 @@
 
 enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K or V, a broadcast and a mask: 16 registers */
 
-/* 8 lanes of the first (which = 0) or the second row of the pair at p, in lane_order. gcc would
- * load once for both rows, into registers that it has not: so one load is written out. */
+/* 8 lanes of the first (which = 0) or the second row of the pair at p, in lane_order. One load is
+ * written in assembly, because gcc would load once for both rows, into registers that it lacks. */
 INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which)
 {
     if (t == DTYPE_F32) return _mm256_loadu_ps((const float *)(p + (which ? half : 0)));
@@ -30,16 +30,16 @@ INLINE __m256 load_half(dtype t, const uint8_t *p, size_t half, int which)
     return a;
 }
 
-/* Between the order of memory and that of load_half's lanes, either way. */
+/* Converts between the order of memory and the order of load_half's lanes, either way. */
 INLINE __m256 lane_order(dtype t, __m256 v)
 {
     if (t != DTYPE_F16) return v;
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
 }
 
-/* sums [m] += a [m] * x, in place; m is even. Written out because gcc, short of registers, computes
- * into the register of x and spills sums in every round. s0 is written before a1 is read: nothing
- * may share its register, whatever values the two are known to have. */
+/* sums [m] += a [m] * x, in place; m is even. Written in assembly because gcc, short of registers,
+ * computes into the register of x and spills sums in every round. s0 is written before a1 is read,
+ * so nothing may share its register, even where values are known to be equal. */
 INLINE void add_product(unsigned m, __m256 *sums, const __m256 *a, const float *x)
 {
     __m256 all;
@@ -60,7 +60,7 @@ INLINE void prefetch_pair(dtype t, const uint8_t *p, size_t half)
 /* ---- 3 to 6 rows, two vectors ---------------------------------------------------------------- */
 
 /* sums [n][2] += the pair at p (16 lanes of two rows) times x [n][2], rows of x S bytes apart.
- * Written out because gcc spills or copies some of the sums in every round. */
+ * Written in assembly because gcc spills or copies some of the sums in every round. */
 
 #define ROW(R, S, O)                                                                               \
     "vbroadcastss " #R "*" S "+" O "(%[x]), %[t]\n\t"                                              \
@@ -120,8 +120,8 @@ INLINE void add_pair(dtype t, unsigned n, bool scores, __m256 *sums, const uint8
 #undef CASE
 }
 
-/* Four pairs, beside which the next block is fetched: a line of each of its strips, for memory
- * answers four streams faster than one. */
+/* Adds four pairs and prefetches the next block meanwhile: one line of each of its strips, because
+ * memory answers four streams faster than one. */
 INLINE void add_pairs_4(dtype t, unsigned n, bool scores, __m256 *sums, const uint8_t *p,
                         size_t step, size_t half, const float *x, const uint8_t *const *next,
                         size_t ahead)
@@ -142,8 +142,8 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
         for (unsigned i = 0; i < 2 * strips; i++) acc[r][i] = _mm256_setzero_ps();
     const uint8_t *const *at = k->at + first;
     size_t off = 0, step = k->step, half = k->half;
-    /* Fetches the next block from all its strips in turn, a part for each tile of this one: memory
-     * answers four streams faster than one. */
+    /* Prefetches the next block from all its strips in turn, a share for each tile of this block,
+     * because memory answers four streams faster than one. */
     const unsigned turns = KERN_BLOCK_STRIPS / strips;
     size_t ahead = first / strips * (head_dim / 2 / turns) * step;
     unsigned turn = 0;
@@ -166,7 +166,7 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
                              lane_order(t, acc[r][i]));
 }
 
-/* 3 rows or more, one strip. */
+/* Scores of 3 rows or more with one strip. */
 INLINE void scores_strip(dtype t, unsigned n, const kern_attn_strips *k, uint32_t strip,
                          const float *q, uint32_t head_dim, float *s)
 {
@@ -184,8 +184,8 @@ INLINE void scores_strip(dtype t, unsigned n, const kern_attn_strips *k, uint32_
                              lane_order(t, sums[2 * r + i]));
 }
 
-/* One or two rows take more strips (of 16 slots or 16 dims) at once, to hide the latency of an FMA.
- */
+/* One or two rows take more strips (of 16 slots or 16 dims) at once, to hide the latency of an
+ * FMA. */
 INLINE unsigned width(unsigned n) { return n == 1 ? 4 : 2; }
 
 INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t from, uint32_t to,
@@ -202,7 +202,7 @@ INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t
 
 /* ---- p . v: n rows x `strips` of 16 dims ----------------------------------------------------- */
 
-/* Slots [from, to), both even. Fetches the next block as scores_tile does. */
+/* Adds slots [from, to), both even. Prefetches the next block as scores_tile does. */
 INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_strips *v,
                         uint32_t from, uint32_t to, const float *p, const float *fix,
                         uint32_t head_dim, float *o, size_t dim)
@@ -239,7 +239,7 @@ INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
             _mm256_storeu_ps(o + r * head_dim + dim + i * 8, lane_order(t, acc[r][i]));
 }
 
-/* 3 rows or more, 16 dims. */
+/* Adds 16 dims for 3 rows or more. */
 INLINE void values_strips(dtype t, unsigned n, const kern_attn_strips *v, uint32_t from,
                           uint32_t to, const float *p, const float *fix, uint32_t head_dim,
                           float *o, size_t dim)
@@ -255,7 +255,7 @@ INLINE void values_strips(dtype t, unsigned n, const kern_attn_strips *v, uint32
                                     v->next[2] + dim * 4, v->next[3] + dim * 4};
     const float *x = p + from;
     size_t ahead = from / 8 * step;
-    if (to - from == KERN_BLOCK) { /* nearly all blocks: without the branches of what lies below */
+    if (to - from == KERN_BLOCK) { /* nearly all blocks: spares the branches below */
         for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++, x += KERN_STRIP, ahead += 2 * step) {
             const uint8_t *row = v->at[i] + dim * 4;
             add_pairs_4(t, n, false, sums, row, step, half, x, next, ahead);
@@ -290,7 +290,7 @@ INLINE void values_rows(dtype t, unsigned n, const kern_attn_strips *v, uint32_t
     for (; dim < head_dim; dim += 16) values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
 }
 
-/* One slot, whose partner in the pair is not to be used. */
+/* Adds one slot; its partner in the pair must not be used. */
 INLINE void values_slot(dtype t, unsigned n, const kern_attn_strips *v, uint32_t j, const float *p,
                         const float *fix, uint32_t head_dim, float *o)
 {
@@ -368,7 +368,8 @@ INLINE __m256 weight_of(__m256 x)
     return _mm256_andnot_ps(tiny, _mm256_mul_ps(p, power));
 }
 
-/* `all`: the row sees the whole block. Either way the same operations on the lanes that it sees. */
+/* Softmax of one row. `all`: the row sees the whole block. Either way the lanes that it sees go
+ * through the same operations. */
 INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
 {
     const __m256 none = _mm256_set1_ps(-INFINITY);

@@ -45,8 +45,8 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
         for (unsigned i = 0; i < strips; i++) acc[r][i] = _mm512_setzero_ps();
     const uint8_t *const *at = k->at + first;
     size_t off = 0, step = k->step, half = k->half;
-    /* Fetches the next block from all its strips in turn, a part for each tile of this one: memory
-     * answers four streams faster than one. */
+    /* Prefetches the next block from all its strips in turn, a share for each tile of this block,
+     * because memory answers four streams faster than one. */
     const unsigned turns = KERN_BLOCK_STRIPS / strips;
     size_t ahead = first / strips * (head_dim / 2 / turns) * step;
     unsigned turn = 0;
@@ -85,13 +85,13 @@ INLINE void scores_rows(dtype t, unsigned n, const kern_attn_strips *k, uint32_t
 
 /* ---- p . v: n rows x `vectors` of 16 dims ---------------------------------------------------- */
 
-/* What to fetch of the next block beside slots j and j + 1: its strips in turn. */
+/* The line of the next block to prefetch beside slots j and j + 1: one of each strip in turn. */
 INLINE const uint8_t *next_values(const kern_attn_strips *v, uint32_t j)
 {
     return v->next[j / 2 % KERN_BLOCK_STRIPS] + j / (2 * KERN_BLOCK_STRIPS) * v->step;
 }
 
-/* Slots [from, to), both even. */
+/* Adds slots [from, to), both even. */
 INLINE void values_tile(dtype t, unsigned n, unsigned vectors, const kern_attn_strips *v,
                         uint32_t from, uint32_t to, const float *p, const float *fix,
                         uint32_t head_dim, float *o, size_t dim)
@@ -139,7 +139,7 @@ INLINE void values_rows(dtype t, unsigned n, const kern_attn_strips *v, uint32_t
     for (; dim < head_dim; dim += 16) values_tile(t, n, 1, v, from, to, p, fix, head_dim, o, dim);
 }
 
-/* One slot, whose partner in the pair is not to be used. */
+/* Adds one slot; its partner in the pair must not be used. */
 INLINE void values_slot(dtype t, unsigned n, const kern_attn_strips *v, uint32_t j, const float *p,
                         const float *fix, uint32_t head_dim, float *o)
 {
@@ -195,7 +195,7 @@ INLINE __mmask16 seen(uint32_t lo, uint32_t hi, unsigned i)
     return (__mmask16)(bits >> (i * KERN_STRIP));
 }
 
-/* The sums of four vectors, each in one fixed tree. */
+/* The sum of each of four vectors, in one fixed tree. */
 INLINE __m128 sum_each(const __m512 x[4])
 {
     __m256 h[4];
@@ -205,7 +205,8 @@ INLINE __m128 sum_each(const __m512 x[4])
     return _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
 }
 
-/* `all`: the row sees the whole block. Either way the same operations on the lanes that it sees. */
+/* Softmax of one row. `all`: the row sees the whole block. Either way the lanes that it sees go
+ * through the same operations. */
 INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
 {
     __m512 x[KERN_BLOCK_STRIPS];

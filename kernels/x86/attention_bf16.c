@@ -4,7 +4,7 @@
  *
  * Each score is one chain of vdpbf16ps over the pairs of dims ascending, each output one chain over
  * the pairs of slots ascending. A slot that a row does not see has p = 0 and adds an exact 0, so a
- * row's bits do not depend on the rows that share its tile. vdpbf16ps takes denormals for zeros. */
+ * row's bits do not depend on the rows that share its tile. vdpbf16ps treats denormals as zeros. */
 #include "kernels/isa.h"
 #include "kernels/x86/math_avx512.h"
 
@@ -50,8 +50,8 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
     __m512 sums[ROWS_MAX][4];
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < strips; i++) sums[r][i] = _mm512_setzero_ps();
-    /* The calls for one block prefetch the next one together, a line of each of its strips in turn:
-     * memory answers four streams faster than two. */
+    /* The calls for one block prefetch the next block together, a line of each of its strips in
+     * turn, because memory answers four streams faster than two. */
     const unsigned turns = KERN_BLOCK_STRIPS / strips;
     size_t off = 0, ahead = first / strips * (head_dim / 2 / turns) * k->step;
     unsigned turn = 0;
@@ -138,8 +138,9 @@ INLINE uint64_t seen(const kern_attn_row *row)
     return under & (~UINT64_C(0) << row->lo);
 }
 
-/* `all`: the row sees the whole block. The lanes that it sees go through the same operations either
- * way. The sum adds up p as rounded, which is what V is multiplied by, so weights add up to one. */
+/* Softmax of one row. `all`: the row sees the whole block; either way the lanes that it sees go
+ * through the same operations. The sum adds up p as rounded, which is what V is multiplied by, so
+ * the weights add up to one. */
 INLINE void softmax_row(kern_attn_row *row, float *s, bool all)
 {
     const uint64_t mask = all ? ~UINT64_C(0) : seen(row);
@@ -190,7 +191,7 @@ INLINE const uint8_t *next_values(const kern_attn_strips *v, uint32_t j)
     return v->next[j / 2 % KERN_BLOCK_STRIPS] + j / (2 * KERN_BLOCK_STRIPS) * v->step;
 }
 
-/* Slots [from, to), both even. */
+/* Adds slots [from, to), both even. */
 INLINE void values_tile(unsigned n, unsigned vectors, const kern_attn_strips *v, uint32_t from,
                         uint32_t to, const uint16_t *p, const kern_attn_row *rows,
                         uint32_t head_dim, float *o, size_t dim)
@@ -246,7 +247,7 @@ static void values(const kern_attn_strips *v, uint32_t from, uint32_t to, const 
 
 /* ---- slots that are not seen ----------------------------------------------------------------- */
 
-/* Infinities and NaNs have all bits of the exponent. */
+/* Whether a lane is infinite or NaN: these have all bits of the exponent set. */
 INLINE bool has_no_number(__m512i pairs)
 {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
@@ -286,6 +287,6 @@ void kern_attention_fill_bf16(kern_isa *isa)
     if (isa->precision == KERN_PRECISION_STANDARD) isa->attn_dots = &dots;
 }
 
-/* CPUs with tiles run vdpbf16ps at a third of the rate of FMA (Sapphire Rapids: 64 and 195 GFLOP/s
- * on a core): there f32 is faster. */
+/* Removes the bf16 dot products. CPUs with AMX run vdpbf16ps at a third of the rate of FMA
+ * (Sapphire Rapids: 64 and 195 GFLOP/s on a core), so f32 is faster there. */
 void kern_attention_fill_amx(kern_isa *isa) { isa->attn_dots = NULL; }

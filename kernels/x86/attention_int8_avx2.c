@@ -1,5 +1,5 @@
-/* Attention over int8 pages in 16-bit integers, for AVX2: K and V are widened as they are loaded,
- * q and p come as integers too, and sums over a block are exact in 32 bits. */
+/* Attention over int8 pages in 16-bit integers, for AVX2. K and V are widened as they are loaded, q
+ * and p are 16-bit integers, and sums over a block are exact in 32 bits. */
 #include "kernels/isa.h"
 #include "kernels/x86/math_avx2.h"
 
@@ -11,7 +11,7 @@
 enum { ROWS_MAX = 6 }; /* 6 rows x 2 vectors, 2 of K or V, a pair and a product: 16 registers */
 
 /* sums [n][2] += the pairs at p (16 slots of K, or 16 dims of V) times the pairs at x, rows of x S
- * bytes apart. Written out because gcc copies or spills the sums in every round. */
+ * bytes apart. Written in assembly because gcc copies or spills the sums in every round. */
 #define ROW(R, S)                                                                                  \
     "vpbroadcastd " #R "*" S "(%[x]), %[t]\n\t"                                                    \
     "vpmaddwd %[a0], %[t], %[u]\n\t"                                                               \
@@ -52,8 +52,8 @@ INLINE void add_pair(unsigned n, bool scores, __m256i *sums, const uint8_t *p, c
 #undef CASE
 }
 
-/* Four pairs, beside which the next block is fetched: a line of each of its strips, for memory
- * answers four streams faster than one. */
+/* Adds four pairs and prefetches the next block meanwhile: one line of each of its strips, because
+ * memory answers four streams faster than one. */
 INLINE void add_pairs_4(unsigned n, bool scores, __m256i *sums, const uint8_t *p, size_t step,
                         const int16_t *x, const uint8_t *const *next, size_t ahead)
 {
@@ -63,7 +63,7 @@ INLINE void add_pairs_4(unsigned n, bool scores, __m256i *sums, const uint8_t *p
     }
 }
 
-/* 8 scales, bf16. */
+/* Loads 8 bf16 scales as f32. */
 INLINE __m256 load_scales(const uint8_t *scales)
 {
     __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)scales));
@@ -80,7 +80,8 @@ INLINE float max_bits(__m256i x)
 
 /* ---- q --------------------------------------------------------------------------------------- */
 
-/* The largest magnitude is found among bits, where infinities and NaNs are above all numbers. */
+/* Quantises one row of q. The largest magnitude is found among bits as integers, where infinities
+ * and NaNs are above all numbers. */
 static float pack_query(const float *q, float scale, uint32_t head_dim, int16_t *out)
 {
     const __m256 factor = _mm256_set1_ps(scale);
@@ -144,8 +145,8 @@ static void scores(const kern_attn_strips *k, uint32_t from, uint32_t to, const 
 
 /* ---- p . v ----------------------------------------------------------------------------------- */
 
-/* What a block's p times its scales of V become: integers and what they are to be multiplied with.
- * Of slots that the row does not see: 0, whatever stands there. */
+/* p of a block times the scales of V, as integers, with the factor that turns them back. 0 for
+ * slots that the row does not see. */
 typedef struct weights {
     _Alignas(32) int16_t q[ROWS_MAX][KERN_BLOCK];
     float scale[ROWS_MAX];
@@ -170,7 +171,7 @@ INLINE __m256 weight_at(const kern_attn_row *row, const float *p, const float *s
     return all ? w : _mm256_and_ps(w, seen(row->lo, row->hi, i));
 }
 
-/* The largest of a row, found among bits: there a NaN is above all others. */
+/* The largest of a row, found among bits as integers, where a NaN is above all numbers. */
 INLINE float largest(const kern_attn_row *row, const float *p, const float *scales, bool all)
 {
     __m256i top[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -193,7 +194,8 @@ INLINE void round_row(const kern_attn_row *row, const float *p, const float *sca
     }
 }
 
-/* scales [KERN_BLOCK] of V. All rows' largest first: what is waited for overlaps. */
+/* Quantises p of n rows; scales [KERN_BLOCK] are those of V. The largest of all rows are found
+ * first, so that their latencies overlap. */
 INLINE void quantize_rows(const kern_attn_row *rows, const float *p, const float *scales,
                           uint32_t n, bool all, weights *w)
 {
@@ -205,7 +207,7 @@ INLINE void quantize_rows(const kern_attn_row *rows, const float *p, const float
     }
 }
 
-/* Slots [from, to), both even, of 16 dims. */
+/* Adds 16 dims of slots [from, to), both even. */
 INLINE void values_tile(unsigned n, const kern_attn_strips *v, uint32_t from, uint32_t to,
                         const weights *w, const kern_attn_row *rows, uint32_t head_dim, float *o,
                         size_t dim)
@@ -217,7 +219,7 @@ INLINE void values_tile(unsigned n, const kern_attn_strips *v, uint32_t from, ui
                                     v->next[2] + dim * 2, v->next[3] + dim * 2};
     const int16_t *x = &w->q[0][from];
     size_t ahead = from / 8 * step;
-    if (to - from == KERN_BLOCK) { /* nearly all blocks: without the branches of what lies below */
+    if (to - from == KERN_BLOCK) { /* nearly all blocks: spares the branches below */
         for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++, x += KERN_STRIP, ahead += 2 * step) {
             const uint8_t *p = v->at[i] + dim * 2;
             add_pairs_4(n, false, sums, p, step, x, next, ahead);

@@ -1,5 +1,5 @@
-/* Attention over int8 pages in 16-bit integers, for AVX-512 with VNNI: as attention_int8_avx2.c,
- * bit for bit, a strip a vector. */
+/* Attention over int8 pages in 16-bit integers, for AVX-512 with VNNI. A strip is one vector. It
+ * gives the bits of attention_int8_avx2.c. */
 #include "kernels/isa.h"
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 
 enum { ROWS_MAX = 12 }; /* 12 rows x 2 vectors, 2 of K or V, a pair */
 
-/* 16 slots of K, or 16 dims of V, each with its pair. */
+/* Loads 16 slots of K, or 16 dims of V, each with its pair. */
 INLINE __m512i load_pairs(const uint8_t *p)
 {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
@@ -22,8 +22,8 @@ INLINE __m512i broadcast_pair(const int16_t *x)
     return _mm512_set1_epi32(pair);
 }
 
-/* sums += products of pairs. Written out because gcc copies or spills the sums of a tile in every
- * round; the emulation has the intrinsic alone. */
+/* sums += products of pairs. Written in assembly because gcc copies or spills the sums of a tile in
+ * every round; the emulation knows the intrinsic alone. */
 INLINE __m512i add_products(__m512i sums, __m512i x, __m512i a)
 {
 #ifdef __AVX512VNNI__
@@ -34,7 +34,7 @@ INLINE __m512i add_products(__m512i sums, __m512i x, __m512i a)
 #endif
 }
 
-/* 16 scales, bf16. */
+/* Loads 16 bf16 scales as f32. */
 INLINE __m512 load_scales(const uint8_t *scales)
 {
     __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)scales));
@@ -49,8 +49,8 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
     __m512i sums[ROWS_MAX][2];
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < strips; i++) sums[r][i] = _mm512_setzero_si512();
-    /* The calls for one block prefetch the next one together, a line of each of its strips in turn:
-     * memory answers four streams faster than two. */
+    /* The calls for one block prefetch the next block together, a line of each of its strips in
+     * turn, because memory answers four streams faster than two. */
     const unsigned turns = KERN_BLOCK_STRIPS / strips;
     size_t off = 0, ahead = strip / strips * (head_dim / 2 / turns) * k->step;
     unsigned turn = 0;
@@ -104,7 +104,8 @@ INLINE __mmask16 seen(uint32_t lo, uint32_t hi, unsigned i)
     return (__mmask16)(bits >> (i * KERN_STRIP));
 }
 
-/* The largest is found among bits: there a NaN is above all others. */
+/* Quantises p of one row. The largest is found among bits as integers, where a NaN is above all
+ * numbers. */
 INLINE void quantize_row(const kern_attn_row *row, const float *p, const __m512 *scales, int16_t *q,
                          float *scale)
 {
@@ -130,7 +131,7 @@ INLINE void quantize_row(const kern_attn_row *row, const float *p, const __m512 
     }
 }
 
-/* Slots [from, to), both even, of `vectors` times 16 dims. */
+/* Adds `vectors` times 16 dims of slots [from, to), both even. */
 INLINE void values_tile(unsigned n, unsigned vectors, const kern_attn_strips *v, uint32_t from,
                         uint32_t to, const weights *w, const kern_attn_row *rows, uint32_t head_dim,
                         float *o, size_t dim)

@@ -7,7 +7,8 @@
 
 enum { TILES = 8, ROWS = 16, BYTES = 64, PRODUCTS = 4 };
 
-/* Tiles 0 to 3 are sums, and begin as zeros; tiles 4 to 7 are operands, and all hold `bytes`. */
+/* Tiles 0 to 3 are sums, which start as zeros; tiles 4 to 7 are operands, which all hold
+ * `bytes`. */
 static void begin(const void *bytes)
 {
     tiles_config c = {.palette = 1};

@@ -20,11 +20,11 @@ static double fma_burst__avx2(size_t rounds, float *sink)
     return 2.0 * 8 * CHAINS * (double)rounds;
 }
 
-/* Sums have lanes of 16 bits for the compiler as well: GCC 12 copies a __m256i, lanes of 64, to the
- * stack at each instruction of a chain. */
+/* The compiler sees lanes of 16 bits too: GCC 12 copies a __m256i, lanes of 64, to the stack at
+ * each instruction of a chain. */
 typedef int16_t sums_i16 __attribute__((vector_size(32)));
 
-/* Each product is an operand of the next one. A sum would take an instruction of its own. */
+/* Each product is an operand of the next one; a sum would take an instruction of its own. */
 static double int_burst__avx2(size_t rounds, float *sink)
 {
     const __m256i x = _mm256_set1_epi8(-3);

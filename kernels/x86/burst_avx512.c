@@ -19,8 +19,8 @@ static double fma_burst__avx512(size_t rounds, float *sink)
     return 2.0 * 16 * CHAINS * (double)rounds;
 }
 
-/* Sums have lanes of 16 bits for the compiler as well: GCC 12 copies a __m512i, lanes of 64, to the
- * stack at each instruction of a chain. */
+/* The compiler sees lanes of 16 bits too: GCC 12 copies a __m512i, lanes of 64, to the stack at
+ * each instruction of a chain. */
 typedef int16_t sums_i16 __attribute__((vector_size(64)));
 
 static double int_burst__avx512(size_t rounds, float *sink)

@@ -1,11 +1,11 @@
-/* The rates of vpdpbusd, bytes with signed bytes, and of vpdpwssd, 16 bits, from registers alone
- * (burst_avx2.c). */
+/* The rates of vpdpbusd (unsigned times signed bytes) and of vpdpwssd (16 bits) from registers
+ * alone (burst_avx2.c). */
 #include "kernels/isa.h"
 
 #include <immintrin.h>
 
-/* Sums have lanes of 32 bits for the compiler as well: GCC 12 copies a __m512i, lanes of 64, to the
- * stack and back at each instruction of a chain. */
+/* The compiler sees lanes of 32 bits too: GCC 12 copies a __m512i, lanes of 64, to the stack and
+ * back at each instruction of a chain. */
 typedef int32_t sums_i32 __attribute__((vector_size(64)));
 
 enum { CHAINS = 24 };

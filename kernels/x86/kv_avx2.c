@@ -1,4 +1,4 @@
-/* int8 pages for AVX2: one token in, many elements out as f32. */
+/* int8 pages for AVX2: writes one token, reads many elements as f32. */
 #include "kernels/isa.h"
 #include "kernels/quant_groups.h"
 

@@ -1,9 +1,9 @@
-/* Pages whose elements lie on grids, for AVX2: whole tiles to integers, strips of them to bf16. */
+/* Pages whose elements lie on grids, for AVX2: quantises whole tiles, reads strips as bf16. */
 #include "kernels/kv_grids.h"
 
 #include <immintrin.h>
 
-/* 8 integers on a grid; what is to be rounded to bf16 is made ready for being cut. */
+/* 8 values of integers on a grid, prepared so that cutting off the low half rounds them to bf16. */
 QUANT_INLINE __m256i on_grid(__m256i q, __m256 scale, __m256 zero)
 {
     __m256 x = _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(q), scale), zero);

@@ -46,7 +46,7 @@ static inline __m256 exp_avx2(__m256 x)
     return exp2_parts_avx2(n, f);
 }
 
-/* The 8 lanes in one fixed tree. */
+/* The sum of the 8 lanes, in one fixed tree. */
 static inline float sum_avx2(__m256 x)
 {
     __m128 q = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

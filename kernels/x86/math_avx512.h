@@ -36,7 +36,7 @@ static inline __m512 exp_avx512(__m512 x)
     return exp2_parts_avx512(n, f);
 }
 
-/* The 16 lanes in one fixed tree. */
+/* The sum of the 16 lanes, in one fixed tree. */
 static inline float sum_avx512(__m512 x)
 {
     __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

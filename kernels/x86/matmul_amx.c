@@ -1,8 +1,8 @@
-/* Matrix product, AMX-BF16: a panel of weights is a tile of 16 pairs of columns by 16 rows of W, x
- * (in high precision each of its two parts) a tile of up to 16 rows by 32 columns. A unit of 32
- * columns is summed apart, in high precision first with the one part of x, then with the other, and
- * added to the sums, in the instruction's own order; so all products of a context go this way,
- * those of one row too, which wait for memory anyway. */
+/* Matrix product, AMX-BF16. Weights: a tile is 16 pairs of columns by 16 rows of W. x: a tile is up
+ * to 16 rows by 32 columns; high precision has one for each of its two parts. A unit of 32 columns
+ * is summed apart, in high precision first with one part of x, then with the other, and added to
+ * the sums, in the instruction's own order. So that bits do not depend on m, all products of a
+ * context go this way; those of one row wait for memory anyway. */
 #include "kernels/x86/pack_bf16.h"
 #include "kernels/x86/tiles_amx.h"
 
@@ -12,15 +12,15 @@
 
 enum {
     UNIT = 32,          /* columns */
-    W_UNIT = UNIT * 32, /* bytes of a unit of a panel */
+    W_UNIT = UNIT * 32, /* bytes of a panel's unit */
     TILE_ROWS = 16,
-    FEW_PANELS = 4, /* panels with one tile of rows: streams side by side */
-    PANELS = 2,     /* panels with two tiles of rows: 4 tiles of sums, 2 of x, 2 of weights */
+    FEW_PANELS = 4, /* panels of a call with one tile of rows: streams side by side */
+    PANELS = 2, /* panels of a call with two tiles of rows: 4 tiles of sums, 2 of x, 2 of weights */
     LINES = W_UNIT / 64,
-    AHEAD_BYTES = 4096, /* how far ahead one tile of rows prefetches its streams */
+    AHEAD_BYTES = 4096, /* how far ahead a lone tile of rows prefetches its streams */
 };
 
-/* 0 to 3: sums; 4, 5: x; 6, 7: weights. */
+/* Tile registers: 0 to 3 sums; 4, 5 x; 6, 7 weights. */
 static void begin__amx(size_t rows, unsigned group)
 {
     (void)group;
@@ -39,7 +39,7 @@ INLINE void fetch(const uint8_t *at, size_t lines)
     for (size_t l = 0; l < lines; l++) _mm_prefetch((const char *)(at + l * 64), _MM_HINT_T0);
 }
 
-/* Tiles are named by constants: no loop can stand for these. */
+/* Tile registers are named by constants, so no loop can replace these. */
 #define SUM_TILES(panels, rows2, op)                                                               \
     op(0, 0, 0);                                                                                   \
     if (panels > 1) op(1, 1, 0);                                                                   \
@@ -70,7 +70,7 @@ INLINE void fetch(const uint8_t *at, size_t lines)
     if (parts > 1 && panels > 2) _tile_dpbf16ps(2, 5, 6);                                          \
     if (parts > 1 && panels > 3) _tile_dpbf16ps(3, 5, 7);
 
-/* Two tiles of rows, of one part of x, one or two panels, which are loaded. */
+/* Multiplies two tiles of rows of one part of x with one or two panels; all are loaded. */
 #define PAIR_PRODUCTS(panels)                                                                      \
     _tile_dpbf16ps(0, 4, 6);                                                                       \
     _tile_dpbf16ps(2, 5, 6);                                                                       \
@@ -79,7 +79,7 @@ INLINE void fetch(const uint8_t *at, size_t lines)
         _tile_dpbf16ps(3, 5, 7);                                                                   \
     }
 
-/* Rows of the two tiles at x and x2, their second part `part` bytes on. */
+/* One step of two tiles of rows, at x and x2; the second part of each lies `part` bytes behind. */
 #define PAIR_STEP(panels, parts, w, stride, part)                                                  \
     _tile_loadd(4, x, 64);                                                                         \
     _tile_loadd(5, x2, 64);                                                                        \
@@ -92,7 +92,7 @@ INLINE void fetch(const uint8_t *at, size_t lines)
         PAIR_PRODUCTS(panels)                                                                      \
     }
 
-/* The last columns, fewer than a unit, with zeros behind them. */
+/* Copies the last columns, fewer than a unit, with zeros behind them. */
 INLINE void copy_rest(const int panels, const kern_dot_block *b, const uint8_t *w,
                       uint8_t (*rest)[W_UNIT])
 {
@@ -127,7 +127,8 @@ INLINE void few(const int panels, const int parts, const kern_dot_block *b, size
     SUM_TILES(panels, false, STORE_SUMS)
 }
 
-/* Tiles of rows t and t + 1. Each pair of tiles prefetches its share of the next call's weights. */
+/* Runs tiles of rows t and t + 1. Each pair of tiles prefetches its share of the next call's
+ * weights. */
 INLINE void pair(const int panels, const int parts, const kern_dot_block *b, size_t t)
 {
     _Alignas(64) uint8_t rest[PANELS][W_UNIT];
@@ -195,7 +196,7 @@ static size_t panels__amx(size_t rows, size_t tiles)
         .min_rows = 1,                                                                             \
         .rows = rows__amx,                                                                         \
         .panels = panels__amx,                                                                     \
-        .k = 256, /* 16 KiB of weights stay in L1 beside a pair's x that passes */                 \
+        .k = 256, /* 16 KiB of weights stay in L1 while a pair's x streams by */                   \
         .pack = packing,                                                                           \
         .begin = begin__amx,                                                                       \
         .run = running,                                                                            \

@@ -10,8 +10,8 @@ enum {
     TILE_SIDE = 4,
 };
 
-/* v [2] = 16 weights of one column: the even or the odd one of a pair (f32: the only one). Those of
- * f16 come in lane order: what the conversion of pairs leaves, see lane_order. */
+/* v [2] = 16 weights of one column: the even or the odd one of a pair (f32: the only one). f16
+ * weights come in the lane order that the conversion of pairs leaves, see lane_order. */
 INLINE void load_column(const dtype type, const int odd, const uint8_t *w, __m256 v[2])
 {
     const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
@@ -35,15 +35,16 @@ INLINE void load_column(const dtype type, const int odd, const uint8_t *w, __m25
     }
 }
 
-/* Between the order of rows of W and that of load_column's lanes, either way. */
+/* Converts between the order of rows of W and the order of load_column's lanes, either way. */
 INLINE __m256 lane_order(const dtype type, __m256 v)
 {
     if (type != DTYPE_F16) return v;
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
 }
 
-/* sums [2] += v [2] * x, in place. Written out because gcc, short of registers with 12 sums,
- * computes into the register of x and spills sums in every round, at a quarter of the speed. */
+/* sums [2] += v [2] * x, in place. Written in assembly because gcc, short of registers with 12
+ * sums, computes into the register of x and spills sums in every round, at a quarter of the
+ * speed. */
 INLINE void add_product(__m256 sums[2], const __m256 v[2], const float *x)
 {
     __m256 all;
@@ -54,7 +55,7 @@ INLINE void add_product(__m256 sums[2], const __m256 v[2], const float *x)
             : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*x));
 }
 
-/* Loops over sums are unrolled by order: what is left a loop keeps them in memory. */
+/* Loops over sums are unrolled by pragma: gcc keeps the sums of a remaining loop in memory. */
 INLINE void tile(const dtype type, const int rows, const int side, const uint8_t *w,
                  size_t w_stride, size_t k, const float *x, float *acc, const kern_ahead *ahead)
 {
@@ -76,7 +77,8 @@ INLINE void tile(const dtype type, const int rows, const int side, const uint8_t
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++) add_product(sums[i * rows + r], v, x + r);
             if (type == DTYPE_F32) continue;
-            /* With many sums there is no register to keep the odd column in: load it again. */
+            /* With many sums no register is left to keep the odd column in, so it is loaded
+             * again. */
             if (side * rows > 5) __asm__("" : "+r"(at));
             load_column(type, 1, at, v);
 #pragma GCC unroll 16
@@ -127,7 +129,7 @@ TILES_OF(f32, DTYPE_F32)
 TILES_OF(bf16, DTYPE_BF16)
 TILES_OF(f16, DTYPE_F16)
 
-/* v[i] lane j becomes v[j] lane i. */
+/* Transposes: lane j of v[i] becomes lane i of v[j]. */
 INLINE void transpose_8x8(__m256 v[8])
 {
     __m256 a[8], b[8];
@@ -147,7 +149,7 @@ INLINE void transpose_8x8(__m256 v[8])
     }
 }
 
-/* Eight columns at a time. A store of eight rows may run over the end of its column into the next
+/* Transposes eight columns at a time. A store of eight rows may overrun its column into the next
  * ones, which are written after it. */
 static void pack_x__avx2(const float *x, size_t x_stride, size_t rows, size_t k, float *out)
 {

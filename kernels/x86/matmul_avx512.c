@@ -12,8 +12,8 @@ enum {
     TILE_SUMS = 24, /* side by rows, of all tiles below */
 };
 
-/* 16 weights of each of a pair of columns (f32: of one column). Those of f16 come in the order that
- * the conversion of pairs leaves, see to_lanes. */
+/* Loads 16 weights of each of a pair of columns (f32: of one column). f16 weights come in the lane
+ * order that the conversion of pairs leaves, see to_lanes. */
 INLINE void load_columns(const dtype type, const uint8_t *w, __m512 *even, __m512 *odd)
 {
     if (type == DTYPE_F32) {
@@ -31,7 +31,7 @@ INLINE void load_columns(const dtype type, const uint8_t *w, __m512 *even, __m51
     }
 }
 
-/* From the order of rows of W to that of load_columns' lanes, and back. */
+/* Converts from the order of rows of W to the order of load_columns' lanes, and back. */
 INLINE __m512 to_lanes(const dtype type, __m512 v)
 {
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
@@ -56,7 +56,7 @@ INLINE void add_column(const int rows, const int side, const __m512 *v, const fl
             sums[i * rows + r] = _mm512_fmadd_ps(v[i], _mm512_set1_ps(x[r]), sums[i * rows + r]);
 }
 
-/* Loops over sums are unrolled by order: what is left a loop keeps them in memory. */
+/* Loops over sums are unrolled by pragma: gcc keeps the sums of a remaining loop in memory. */
 INLINE void tile(const dtype type, const int rows, const int side, const uint8_t *w,
                  size_t w_stride, size_t k, const float *x, float *acc, const kern_ahead *ahead)
 {

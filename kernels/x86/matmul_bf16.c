@@ -1,5 +1,5 @@
 /* Matrix product, AVX512-BF16: a register holds a pair of columns of all rows of a panel; pairs of
- * x are broadcast from memory. Each sum is one chain of vdpbf16ps over k ascending, whatever the
+ * x are broadcast from memory. Each sum is one chain of vdpbf16ps over k ascending, in every
  * tile. */
 #include "kernels/x86/pack_bf16.h"
 
@@ -12,8 +12,8 @@ enum {
     UNIT = 32,
     MAX_SIDE = 3,
     MAX_SUMS = 28,      /* of 32 registers; the others hold weights and x */
-    LONE_ROWS = 14,     /* most rows of a tile that is alone */
-    MANY_ROWS = 8,      /* most rows of a tile that is one of several */
+    LONE_ROWS = 14,     /* most rows of a lone tile */
+    MANY_ROWS = 8,      /* most rows of a tile of several */
     AHEAD_BYTES = 4096, /* how far ahead a lone tile prefetches its streams */
 };
 
@@ -30,7 +30,7 @@ typedef struct fetching {
     size_t lines;
 } fetching;
 
-/* `pairs` pairs of columns of `side` panels, all rows of a tile, x in `parts` parts. */
+/* Adds `pairs` pairs of columns of `side` panels, for all rows of a tile, x in `parts` parts. */
 INLINE void unit(const int rows, const int side, const int parts, const uint8_t *w, size_t w_stride,
                  size_t pairs, const uint8_t *x, const fetching *f, __m512 *sums)
 {
@@ -54,8 +54,8 @@ INLINE void unit(const int rows, const int side, const int parts, const uint8_t 
     }
 }
 
-/* Tile t of rows by `side` panels from `panel` on. A lone tile prefetches its own streams; where
- * there are several, each prefetches its share of the next call's weights. */
+/* Multiplies tile t of rows by `side` panels from `panel` on. A lone tile prefetches its own
+ * streams; of several tiles each prefetches its share of the next call's weights. */
 INLINE void tile(const int rows, const int side, const int parts, const kern_dot_block *b, size_t t,
                  size_t panel)
 {
@@ -81,9 +81,9 @@ INLINE void tile(const int rows, const int side, const int parts, const kern_dot
 }
 
 /* Rows of a tile, and the panels it takes at once. Twelve sums hide the latency of six cycles at
- * two products a cycle. Each broadcast of x serves two panels at least, better three: on Zen 5 one
- * panel by 16 rows reached half of the rate. Few rows wait for memory, which serves two streams no
- * slower than eight. */
+ * two products a cycle. Each broadcast of x serves at least two panels, better three: on Zen 5 one
+ * panel by 16 rows reached half of the rate. Products of few rows wait for memory, which serves two
+ * streams as fast as eight. */
 // clang-format off
 #define FOR_TILES(X)                                                                               \
     X(1, 2)  X(2, 2)  X(3, 2)  X(4, 3)  X(5, 3)  X(6, 3)  X(7, 3)  X(8, 3)                         \

@@ -1,9 +1,9 @@
 /* kernels, private: rows of x as bf16, for blocks of dot products. Included by files with
  * AVX512-BF16 only.
  *
- * Standard precision rounds x once. High precision writes x as the sum of two bf16, which has at
- * least 16 of the 24 bits of x: rounding once moves the logits of some models by more than the
- * rounding of their weights does. */
+ * Standard precision rounds x once. High precision writes x as the sum of two bf16, which keeps at
+ * least 16 of the 24 bits of x, because for some models rounding x once moves the logits more than
+ * rounding the weights does. */
 #ifndef KERNELS_X86_PACK_BF16_H
 #define KERNELS_X86_PACK_BF16_H
 
@@ -12,8 +12,8 @@
 #include <immintrin.h>
 #include <math.h>
 
-/* x less its rounding, exactly; 0 where that is no number, so that infinities and NaNs of x stay.
- */
+/* x less its rounding, exactly; 0 where the difference is NaN, so that infinities and NaNs of x
+ * stay. */
 static inline __m512 rest_of(__m512 x, __m256i rounded)
 {
     __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16);

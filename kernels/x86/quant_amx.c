@@ -1,9 +1,9 @@
-/* Quantised matrix product, AMX-INT8: a group of a panel is a tile of its quads by 16 rows of W
- * (two of them where it has 128 columns), x a tile of 16 rows. Wide x, which high precision has
- * beside 8-bit weights, is two tiles, its high bytes and its low ones, with sums of their own. A
- * group's sums go by memory to AVX-512, which scales and adds them up, while the tiles of the
- * groups behind it are multiplied. Weights of 4 bits become bytes once for all rows of a block. The
- * integers are those of every other ISA, so products of few rows stay with VNNI. */
+/* Quantised matrix product, AMX-INT8. A group of a panel is a tile of its quads by 16 rows of W
+ * (two tiles where the group has 128 columns); x is a tile of 16 rows. Wide x, for high precision
+ * beside 8-bit weights, is two tiles, its high bytes and its low ones, each with its own sums. A
+ * group's sums go through memory to AVX-512, which scales and adds them, while the tiles of the
+ * next groups are multiplied. 4-bit weights become bytes once for all rows of a block. The integers
+ * are those of every other ISA, so products of few rows stay with VNNI. */
 #include "kernels/x86/quant_avx512.h"
 #include "kernels/x86/tiles_amx.h"
 
@@ -13,17 +13,18 @@
 
 enum {
     ROWS = KERN_DOT_ROWS,
-    MIN_ROWS = 9, /* VNNI reads weights as fast for fewer rows, from several panels at once */
+    MIN_ROWS = 9, /* for fewer rows VNNI reads weights as fast, from several panels at once */
     K_BLOCK = 512,
-    PIECE_BYTES = K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* as bytes, with scales */
+    PIECE_BYTES =
+        K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* a piece in bytes, with scales */
 };
 
-/* The sums of a pair of groups before they are scaled; `low` has those of the low bytes of x. */
+/* The sums of a pair of groups before they are scaled; `low`: those of the low bytes of x. */
 typedef struct pair_sums {
     _Alignas(64) int32_t group[2][ROWS][KERN_PANEL], low[2][ROWS][KERN_PANEL];
 } pair_sums;
 
-/* 0, 1: sums; 2, 3: x; 4, 5: weights; 6, 7: sums of low bytes. */
+/* Tile registers: 0, 1 sums; 2, 3 x; 4, 5 weights; 6, 7 sums of the low bytes. */
 static void begin__amx(size_t rows, unsigned group)
 {
     tiles_config c = {.palette = 1};
@@ -41,7 +42,7 @@ INLINE size_t x_group_bytes(const bool wide, const unsigned group)
     return ROWS * kern_quant_x_bytes(wide, group);
 }
 
-/* Both groups of a unit: x [2][group of x as in isa.h], w [2][group / 4][16][4]. */
+/* Multiplies both groups of a unit: x [2][group of x as in isa.h], w [2][group / 4][16][4]. */
 INLINE void multiply_narrow(const unsigned group, const uint8_t *w, const uint8_t *x,
                             pair_sums *sums)
 {
@@ -68,7 +69,7 @@ INLINE void multiply_narrow(const unsigned group, const uint8_t *w, const uint8_
     tiles_settle();
 }
 
-/* The same with x [2][high and low bytes as pack_wide__amx has them]. */
+/* multiply_narrow for wide x: x [2][high and low bytes as pack_wide__amx lays them out]. */
 INLINE void multiply_wide(const unsigned group, const uint8_t *w, const uint8_t *x, pair_sums *sums)
 {
     const uint8_t *w2 = w + group * KERN_PANEL;
@@ -110,7 +111,7 @@ INLINE void multiply_wide(const unsigned group, const uint8_t *w, const uint8_t 
 INLINE void multiply(const bool wide, const unsigned group, const uint8_t *w, const uint8_t *x,
                      pair_sums *sums)
 {
-    tiles_settle(); /* what *sums had before has been read */
+    tiles_settle(); /* the earlier contents of *sums have been read */
     if (wide) multiply_wide(group, w, x, sums);
     else multiply_narrow(group, w, x, sums);
 }
@@ -138,8 +139,8 @@ INLINE void add_scaled(const int bits, const bool wide, const unsigned group,
     }
 }
 
-/* One tile of rows by a piece of a panel in bytes: units of 64 bytes of scales and two groups.
- * `lines` of each unit are fetched from `next` on, which moves by `step`. */
+/* Multiplies one tile of rows by a piece of a panel in bytes: units of 64 bytes of scales and two
+ * groups. Prefetches `lines` lines from `next` on with each unit; `next` moves by `step`. */
 INLINE void tile(const int bits, const bool wide, const unsigned group, const uint8_t *w, size_t k,
                  const uint8_t *x, float *acc, const uint8_t *next, size_t lines, size_t step)
 {
@@ -215,7 +216,7 @@ RUN(8_wide, 8, true)
 RUN(8, 8, false)
 RUN(4, 4, false)
 
-/* q [rows][group]; both operands are signed, so the start stays unwritten. */
+/* Packs q [rows][group]. Both operands are signed, so `start` stays unwritten. */
 static void pack__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
                       uint8_t *out)
 {
@@ -226,7 +227,7 @@ static void pack__amx(const float *x, size_t units, unsigned group, size_t rows,
     }
 }
 
-/* high [rows][group] int8, low [rows][group] uint8, scale [rows]. */
+/* Packs high [rows][group] int8, low [rows][group] uint8, scale [rows]. */
 static void pack_wide__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
                            uint8_t *out)
 {

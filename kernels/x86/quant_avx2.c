@@ -1,7 +1,7 @@
-/* Quantised matrix product, AVX2. 8 bits: the even and the odd bytes of w as 16 bits, and madd with
- * those of x, which is wide whatever the precision: maddubs would saturate, and what avoids that
- * (signs moved from w to x, for each row) costs as many instructions as are saved. 4 bits: maddubs
- * of w + 8 and x, whose products are so small that a run of columns is summed in 16 bits. */
+/* Quantised matrix product, AVX2. 8 bits: madd of the even and of the odd bytes of w, as 16 bits,
+ * with those of x, which is wide in both precisions. maddubs would saturate, and avoiding that (by
+ * moving the signs of w to x, for each row) costs as many instructions as it saves. 4 bits: maddubs
+ * of w + 8 and x; the products are so small that a run of columns is summed in 16 bits. */
 #include "kernels/isa.h"
 #include "kernels/quant_groups.h"
 
@@ -12,7 +12,7 @@
 
 enum {
     TILE_ROWS = 6,
-    RUN = 32, /* columns: 8 products of 15 * 127 * 2 stay below 2^15 */
+    RUN = 32, /* columns of a run: 8 products of 15 * 127 * 2 stay below 2^15 */
 };
 
 INLINE __m256i quad_of(const int8_t *x)
@@ -29,11 +29,11 @@ INLINE __m256i pair_of(const int16_t *x)
     return _mm256_set1_epi32(pair);
 }
 
-/* Compilers would add products first, and run out of registers. */
+/* Stops the compiler from adding products first, for which it runs out of registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
-/* sums [rows][2] += a group of a panel times x [rows][group]. With each line of w one is fetched
- * from `line` on: seventeen at once would wait for each other. */
+/* sums [rows][2] += a group of a panel times x [rows][group]. Prefetches one line, from `line` on,
+ * for each line of w that it reads: seventeen prefetches at once would wait for each other. */
 INLINE void run_8(const int rows, const uint8_t *w, const int16_t *x, size_t group, __m256i *sums,
                   const uint8_t *line, size_t step)
 {
@@ -75,7 +75,7 @@ INLINE void add_scaled(__m256i sums, __m256 w_scales, float x_scale, float *acc)
     _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), by, _mm256_loadu_ps(acc)));
 }
 
-/* acc [rows][16] += a group of a panel. line, step: as in run_8. */
+/* acc [rows][16] += a group of a panel. line and step are those of run_8. */
 INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w, size_t group,
                         const uint8_t *x, float *acc, const uint8_t *line, size_t step)
 {
@@ -118,7 +118,7 @@ INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t grou
         sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], ones));
 }
 
-/* The same for one row, without a loop: decoding at batch 1 is bound by it where memory is fast. */
+/* The 4-bit run for one row, without a loop: it bounds decoding at batch 1 where memory is fast. */
 INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x)
 {
     const __m256i low = _mm256_set1_epi8(15);
@@ -135,7 +135,7 @@ INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x)
     return _mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), _mm256_set1_epi16(1));
 }
 
-/* acc [rows][16] += a group of half a panel. scales points to its eight. */
+/* acc [rows][16] += a group of half a panel. scales points to its eight scales. */
 INLINE void add_group_4(const int rows, const uint8_t *scales, const uint8_t *w, size_t group,
                         const uint8_t *x, float *acc)
 {
@@ -175,7 +175,8 @@ INLINE void tile(const int bits, const int rows, const int side, const uint8_t *
     for (size_t n = k / (2 * group); n > 0; n--) {
         for (int i = 0; i < side; i++) {
             const uint8_t *at = w + (size_t)i * w_stride, *line = next + (size_t)i * ahead->stride;
-            /* Those of 8 bits come with the lines that are read: but for the scales'. */
+            /* 8 bits: run_8 prefetches the other lines; only the line of scales is prefetched
+             * here. */
             for (size_t l = 0; l < (bits == 8 ? 1 : lines); l++)
                 _mm_prefetch((const char *)(line + l * ahead->step), _MM_HINT_T0);
             for (size_t g = 0; g < 2; g++)
@@ -219,7 +220,7 @@ FOR_TILES(TILE1, 4)
 
 /* ---- to integers ----------------------------------------------------------------------------- */
 
-/* In all lanes. */
+/* The largest lane, in all lanes. */
 INLINE __m256i max_lanes(__m256i v)
 {
     v = _mm256_max_epi32(v, _mm256_permute2x128_si256(v, v, 1));
@@ -251,7 +252,8 @@ INLINE __m256i to_integers(const float *x, __m256 inverse)
     return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
 }
 
-/* Columns 0, 2, 1, 3 of each quad: a vector of quads of w gives its even and its odd bytes. */
+/* Orders the columns of each quad 0, 2, 1, 3, because a vector of quads of w is split into its even
+ * and its odd bytes. */
 INLINE void to_16(const float *x, const unsigned group, float most, int16_t *q, float *scale)
 {
     const float inverse = quant_scale_of(largest_of(x, group), most, scale);

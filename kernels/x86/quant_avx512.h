@@ -1,5 +1,5 @@
-/* kernels, private: a group of x to integers, as kernels/ref/quant.c does it. Included by AVX-512
- * files only. */
+/* kernels, private: quantises a group of x, as kernels/ref/quant.c does. Included by AVX-512 files
+ * only. */
 #ifndef KERNELS_X86_QUANT_AVX512_H
 #define KERNELS_X86_QUANT_AVX512_H
 

@@ -1,11 +1,11 @@
 /* Quantised matrix product, AVX512-VNNI: a register holds four columns (a quad), or two, of all
  * rows of a panel; x is broadcast from memory. A tile is a block of registers, rows of x by panels:
- * a line of weights is made ready once for all rows, four columns of a row of x fetched once for
- * all panels. x stands as the steps read it, four bytes of each row side by side.
+ * a line of weights is unpacked once for all rows, and four columns of a row of x are loaded once
+ * for all panels. x is packed as the steps read it, four bytes of each row side by side.
  *     bytes     8-bit weights + 128, the unsigned operand, by x of 8 bits
  *     halves    4-bit weights + 8 by x of 8 bits
- *     pairs     the even and the odd bytes of 8-bit weights as 16 bits, by x of 16 (high precision)
- */
+ *     pairs     the even and the odd bytes of 8-bit weights as 16 bits, by x of 16 (high
+ * precision) */
 #include "kernels/isa.h"
 #include "kernels/x86/quant_avx512.h"
 
@@ -16,10 +16,10 @@
 
 typedef enum form { BYTES, HALVES, PAIRS } form;
 
-/* Many rows are cut into tiles of five by two panels: the conversions and products at the end of a
- * larger tile's group overlap less with the next group. From L1, with groups of 32, tiles of 5, 6
- * and 8 rows reach 77, 75 and 74 % of the rate of vpdpbusd on Zen 5. Groups cost two products for
- * every eight, so 80 % is the most. */
+/* Many rows are cut into tiles of five rows by two panels. In a larger tile the conversions and
+ * products at the end of a group overlap less with the next group: from L1, with groups of 32,
+ * tiles of 5, 6 and 8 rows reach 77, 75 and 74 % of the rate of vpdpbusd on Zen 5. A group costs
+ * two products for every eight, so 80 % is the most. */
 enum {
     TILE_ROWS = 8,
     MANY_ROWS = 5,
@@ -49,7 +49,7 @@ INLINE void get_steps(const form f, const uint8_t *line, __m512i *step)
     }
 }
 
-/* Sixteen sums, in the type that gcc has for them: as __m512i they are converted around each loop,
+/* Sixteen sums, in the type that gcc uses for them: as __m512i they are converted around each loop,
  * and spilled. */
 typedef int32_t lanes __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(64)));
@@ -67,7 +67,7 @@ INLINE __m512i four_bytes(const uint8_t *x)
     return _mm512_set1_epi32(four);
 }
 
-/* The prefetches of a tile: one line from `at` on with each line of a panel. */
+/* The prefetches of a tile: one line, from `at` on, for each line of a panel. */
 typedef struct fetch {
     const uint8_t *at;
     size_t stride, step;
@@ -136,8 +136,9 @@ INLINE void add_group(const form f, const int rows, const int side, const uint8_
     }
 }
 
-/* The sums of groups stay in registers too, as far as there are any. In memory, where every group
- * loads and stores them, tiles of 5, 6 and 8 rows reach 75, 72 and 70 % in place of the above. */
+/* Runs a tile. The sums of groups stay in registers too while there are enough. In memory, where
+ * every group loads and stores them, tiles of 5, 6 and 8 rows reach 75, 72 and 70 % instead of the
+ * rates above. */
 INLINE void tile(const form f, const int rows, const int side, const uint8_t *w, size_t w_stride,
                  size_t k, size_t group, const uint8_t *x, float *acc, const kern_ahead *ahead)
 {
@@ -194,7 +195,7 @@ FOR_TILES(TILE1, PAIRS)
 
 /* ---- x --------------------------------------------------------------------------------------- */
 
-/* Four bytes from `from` on become four of row r, every 4 * rows bytes. */
+/* Spreads `bytes` bytes over row r: each four of them 4 * rows bytes apart. */
 INLINE void spread(const uint8_t *from, size_t bytes, size_t rows, size_t r, uint8_t *out)
 {
     for (out += 4 * r; bytes > 0; bytes -= 4, from += 4, out += 4 * rows) memcpy(out, from, 4);
@@ -223,7 +224,7 @@ INLINE void x_narrow(const float *x, size_t groups, const unsigned group, int32_
 X_NARROW(BYTES, 128)
 X_NARROW(HALVES, 8)
 
-/* Columns 0 and 2 of each quad, then 1 and 3: the even and the odd bytes. */
+/* Packs columns 0 and 2 of each quad, then 1 and 3: those of the even and of the odd bytes of w. */
 static void quant_x_PAIRS__vnni(const float *x, size_t groups, unsigned group, size_t rows,
                                 size_t r, uint8_t *out)
 {

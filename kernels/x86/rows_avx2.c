@@ -25,7 +25,7 @@ static inline void store(float *x, size_t i, size_t d, __m256 v)
     if (i < d) memcpy(x + i, part, (d - i) * sizeof *x);
 }
 
-/* out = x / sqrt(sum / d + eps) * weight; sums[u] has vectors u, u + 4, u + 8, … */
+/* out = x / sqrt(sum / d + eps) * weight; sums[u] adds up vectors u, u + 4, u + 8, … */
 static void scale_row(const float *x, const float *weight, float eps, size_t d,
                       const __m256 sums[4], float *out)
 {

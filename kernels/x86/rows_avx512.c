@@ -20,7 +20,7 @@ static inline void store(float *x, size_t i, size_t d, __m512 v)
     _mm512_mask_storeu_ps(x + i, lanes(i, d), v);
 }
 
-/* out = x / sqrt(sum / d + eps) * weight; sums[u] has vectors u, u + 4, u + 8, … */
+/* out = x / sqrt(sum / d + eps) * weight; sums[u] adds up vectors u, u + 4, u + 8, … */
 static void scale_row(const float *x, const float *weight, float eps, size_t d,
                       const __m512 sums[4], float *out)
 {

@@ -1,6 +1,7 @@
-/* kernels, private: what files with AMX tiles share. The compiler's intrinsics do not all say that
- * they read memory, or write it: between plain stores and tiles that load them stands tiles_settle,
- * and so it does between plain loads or stores and tiles that use the same memory again. */
+/* kernels, private: what files with AMX tiles share. Some of the compiler's intrinsics do not
+ * declare that they read or write memory. So tiles_settle stands between plain stores and tiles
+ * that load the stored memory, and between plain loads or stores and tiles that use the same memory
+ * again. */
 #ifndef KERNELS_X86_TILES_AMX_H
 #define KERNELS_X86_TILES_AMX_H
 

@@ -1,8 +1,8 @@
 /* What a choice leaves at most, known before anything is measured: for admission. */
 #include "paged_kv/retention/method.h"
 
-/* Protected slots of a table, or pages that hold one, at most: the window ends anywhere in a page.
- */
+/* Protected slots of a table, or pages that hold one, at most: the window ends anywhere in a
+ * page. */
 static uint64_t protected_most(const retention_policy *policy, uint32_t page_tokens,
                                uint32_t n_prompt, uint32_t len)
 {

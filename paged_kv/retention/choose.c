@@ -233,8 +233,8 @@ static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers
     return STATUS_IS_OK;
 }
 
-/* What no later row reads goes, in whole pages, so that what stays are the table's last positions.
- */
+/* What no later row reads goes, in whole pages, so that what stays are the table's last
+ * positions. */
 static void keep_windows(const chooser *c, uint32_t layer)
 {
     const pkv_geometry *g = c->geometry;

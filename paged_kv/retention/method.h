@@ -97,8 +97,8 @@ extern const retention_scope_row retention_scopes[];
 
 typedef struct retention_schedule_row {
     retention_choice choice;
-    /* The first point > from of those where a table of more than `least` tokens may be too large.
-     */
+    /* The first point > from of those where a table of more than `least` tokens may be too
+     * large. */
     uint32_t (*next_point)(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
                            uint32_t from);
 } retention_schedule_row;

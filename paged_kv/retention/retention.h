@@ -262,8 +262,8 @@ uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prom
 /* Most tokens of a sequence that may come from the prefix cache: what is measured has to be
  * computed. UINT32_MAX = no limit of retention's. */
 uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt);
-/* Its running sums make the sequence's pages nobody else's: it takes no hit and publishes nothing.
- */
+/* Its running sums make the sequence's pages nobody else's: it takes no hit and publishes
+ * nothing. */
 bool retention_has_sums(const retention_policy *policy);
 /* It asks how unlikely each prompt token was: takes no hit. */
 bool retention_wants_novelty(const retention_policy *policy);
