@@ -1,4 +1,4 @@
-/* Compaction: the slow path of token-granular methods. */
+/* Compaction: the slow path, for retention that keeps single tokens. */
 #include "paged_kv/internal.h"
 
 /* The longest run keep[i], keep[i] + 1, … that leaves neither its source page nor its

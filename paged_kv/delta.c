@@ -79,13 +79,13 @@ pkv_deltas pkv_take_deltas(pkv *p)
         .moves = log->moves,
         .n_moves = log->n_moves,
     };
-    /* The words stay where they are until the next change writes over them. */
+    /* The words stay in place until the next change overwrites them. */
     log->n_words = log->n_moves = 0;
     log->epoch++;
     return deltas;
 }
 
-/* ---- readers that are no mirror -------------------------------------------------------------- */
+/* ---- readers other than the mirror ----------------------------------------------------------- */
 
 static size_t pages_of(const pkv_geometry *g, uint32_t kept)
 {

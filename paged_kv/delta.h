@@ -7,9 +7,9 @@
  *   OPEN    seq capacity n pages[G * n]          a sequence whose tables hold n full pages each (a
  *                                                prefix hit)
  *   CLOSE   seq                                  all its references are given up
- *   PARK    seq                                  it is closed, but its pages stay what they are
- *   HOLD    seq                                  a parked copy of it was made: its pages stay what
- *                                                they are when it lets go of them
+ *   PARK    seq                                  the sequence is closed, its pages stay as they are
+ *   HOLD    seq                                  a parked copy was made: its pages stay as they are
+ *                                                even when the sequence gives them up
  *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it
  *                                                takes
  *   REPLACE seq group page                       the last page of a table gives way to a fresh one
@@ -27,7 +27,7 @@
  *           kept pages[ceil(kept / P)]           parked (it was closed when it went)
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
- * grow to, so that later appends allocate nothing; it binds nobody. */
+ * grow to, so that later appends allocate nothing; a hint. */
 #ifndef PAGED_KV_DELTA_H
 #define PAGED_KV_DELTA_H
 
@@ -62,9 +62,9 @@ enum {
 static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 0); }
 
 /* The checksum of pool and mirror is a wrapping sum of one term for each open sequence, each
- * table's length and each page at its index: a change costs only what it touches, and the order
- * of changes leaves no trace. A length's term is linear (times an odd number), so that appending
- * to all tables of a sequence costs one multiplication by the sum of their weights. */
+ * table's length and each page at its index. So a change costs only what it touches, and the order
+ * of changes does not matter. A length's term is linear (times an odd number), so appending to all
+ * tables of a sequence costs one multiplication by the sum of their weights. */
 static inline uint64_t checksum_key(uint32_t seq, uint32_t group)
 {
     return hash_mix64(((uint64_t)seq << 32 | group) + 0x9e3779b97f4a7c15ull);

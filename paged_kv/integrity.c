@@ -1,7 +1,8 @@
-/* What must hold between operations. Everything is counted anew from tables, lists and blocks. */
+/* Checks what must hold between operations. Everything is counted again from tables, lists and
+ * blocks. */
 #include "paged_kv/internal.h"
 
-/* Returns from the calling check with the condition's meaning when it does not hold. */
+/* Returns `what` from the calling check when the condition does not hold. */
 #define REQUIRE(condition, what)                                                                   \
     do {                                                                                           \
         if (!(condition)) return (what);                                                           \
@@ -10,13 +11,14 @@
 /* How a referenced page is held: all its holders must agree. */
 typedef struct holder {
     uint32_t refs;
-    uint32_t parked; // of which parked sequences'
+    uint32_t parked; // of refs, those of parked sequences
     uint32_t group;
     uint32_t fill;  // tokens in it
     uint32_t first; // position of its first token
 } holder;
 
-/* Each slot has a position of its own. `seen` has a byte, 0, for each position; so it is left. */
+/* Checks that no two slots share a position. `seen` has a 0 byte for each position, and is left
+ * so. */
 static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t group, uint8_t *seen)
 {
     uint32_t kept = s->tables[group].kept;
@@ -67,7 +69,7 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, b
     return NULL;
 }
 
-/* A sequence on the pool's pages: one with a number, or a parked one. */
+/* Checks a sequence on the pool's pages: an open or a parked one. */
 static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder *holders)
 {
     uint32_t held = 0;
@@ -161,7 +163,8 @@ static const char *check_pages(const pkv *p, const holder *holders)
     return NULL;
 }
 
-/* Every host page is in one swapped sequence, or in the stack of free ones, or was never used. */
+/* Checks that every host page is in one swapped sequence, on the stack of free pages, or never
+ * used. */
 static const char *check_host(const pkv *p, uint8_t *seen)
 {
     REQUIRE(p->host_touched <= p->n_host_pages && p->n_host_free <= p->host_touched,
@@ -234,7 +237,7 @@ static const char *check_blocks(const pkv *p)
 
 const char *pkv_check_integrity(const pkv *p)
 {
-    /* Not from p's allocator: tests count and fail its calls, and checking is none of p's work. */
+    /* Not from p's allocator, whose calls tests count and make fail. */
     holder *holders = alloc_zeroed(NULL, p->n_pages, sizeof *holders);
     if (!holders) return "out of memory";
     const char *wrong = check_seqs(p, holders);

@@ -1,11 +1,11 @@
-/* The state behind paged_kv.h: what its files share.
+/* paged_kv, private: the state that its files share.
  *
  *   pages    one record each; lists run through them by number, 0 ends a list (page 0 is never
  *            handed out)
  *   blocks   the prefix cache: a tree of blocks under block 0, and a hash table over it
  *   seqs     for each sequence one page list, one base list and one table record for each group
- *   swaps    likewise for each sequence without a number: of a swapped one the pages are those of
- *            the host tier, of a parked one they are the pool's
+ *   swaps    the same for each sequence without a number: a swapped one has pages of the host tier,
+ *            a parked one pages of the pool
  *   log      words and moves since the last pkv_take_deltas */
 #ifndef PAGED_KV_INTERNAL_H
 #define PAGED_KV_INTERNAL_H
@@ -19,26 +19,26 @@ enum { PAGE_TOKENS_MOST = 256 };
 
 typedef struct pkv_page {
     uint32_t refs;
-    uint32_t parked; // of which references of parked sequences
-    uint32_t block;  // that holds it, 0 = not hashed
-    uint32_t next;   // in the free list, or towards the newer page in the list of cached ones
-    uint32_t prev;   // towards the older cached page
+    uint32_t parked; // of refs, those of parked sequences
+    uint32_t block;  // the block that holds it, 0 = not hashed
+    uint32_t next;   // in the free list; cached: the next newer page
+    uint32_t prev;   // cached: the next older page
 } pkv_page;
 
 typedef struct pkv_block {
     uint64_t hash;
-    uint64_t salt;   // of the whole chain: compared at its first block
+    uint64_t salt;   // salt of the chain: compared at its first block
     uint32_t parent; // 0 for a first block
     uint32_t first_child;
     uint32_t next_sibling, prev_sibling;
     uint32_t next_in_bucket; // or in the free list
-    uint32_t generation;     // odd while it is in the cache; up by one when it enters and leaves
+    uint32_t generation;     // odd while it is in the cache; + 1 on entering and on leaving
 } pkv_block;
 
 typedef struct pkv_table {
     uint32_t n_pages;
     uint32_t kept;       // tokens
-    uint32_t slot_pages; // the first pages: their slots' positions are in `slots`, not in bases
+    uint32_t slot_pages; // first pages, whose slots have positions in `slots`, not in bases
     uint32_t slots_cap;  // in slots
     uint32_t *slots;     // [slot_pages * page_tokens] logical index of each slot
     uint64_t drop_epoch; // log epoch whose words at drop_at describe this table's last drop
@@ -47,22 +47,22 @@ typedef struct pkv_table {
 
 typedef struct pkv_seq {
     bool open;
-    bool dropped;      // or compacted: publishes nothing more
+    bool dropped;      // dropped or compacted: publishes nothing more
     bool sealed;       // the cache was flushed since it was opened: publishes nothing more
-    bool contiguous;   // keys are rotated as if its slots were positions
-    bool unshared;     // its pages are more than K and V: it takes no block back from the cache
+    bool contiguous;   // keys are rotated to their slots as positions
+    bool unshared;     // its pages hold running sums: takes no block from the cache
     uint32_t length;   // logical
     uint32_t held;     // pages over all tables
     uint32_t row;      // capacity of each list
     uint32_t *pages;   // [groups, row]
     uint32_t *bases;   // [groups, row] logical index of each page's first token
     pkv_table *tables; // [groups]
-    uint64_t weight;   // of its tables' lengths in the checksum
-    bool forked;       // since its last append: pages being filled may be shared
+    uint64_t weight;   // weight of its tables' lengths in the checksum
+    bool forked;       // forked since its last append: filling pages may be shared
     uint64_t salt;
-    bool hidden;        // events do not tell the tokens of its blocks
-    uint32_t published; // blocks, the last of which is:
-    uint32_t cursor;    // 0 before the first
+    bool hidden;        // events omit the tokens of its blocks
+    uint32_t published; // published blocks
+    uint32_t cursor;    // the last published block, 0 = none
     uint32_t cursor_generation;
 } pkv_seq;
 
@@ -70,17 +70,17 @@ typedef struct pkv_seq {
 typedef struct pkv_swap {
     pkv_seq seq; // open while in use
     bool parked;
-    uint32_t next; // in the list of free ones
+    uint32_t next; // in the list of free records
 } pkv_swap;
 
-/* Room for what cannot fail (drops and closes) is set aside when something that can fail
- * happens: capacity >= n_words + the words of a close for each open sequence + those of one
- * whole drop for each table that has none in this epoch. A second drop of a table in one epoch
- * is merged into the first. */
+/* The delta log. Drops and closes cannot fail, so operations that can fail set room for them aside:
+ * capacity >= n_words + the words of a close for each open sequence + those of one whole drop for
+ * each table that has none in this epoch. A second drop of a table in one epoch is merged into the
+ * first. */
 typedef struct delta_log {
     uint32_t *words;
     size_t n_words, cap_words;
-    size_t reserve; // words: all closes and one drop of every open table
+    size_t reserve; // words for all closes and one drop of every open table
     uint64_t epoch; // counts pkv_take_deltas, from 1
     pkv_move *moves;
     size_t n_moves, cap_moves;
@@ -95,7 +95,7 @@ struct pkv {
     void *on_block_ctx;
 
     pkv_page *pages;  // [n_pages]; page 0 heads the ring of cached pages, oldest first
-    uint32_t touched; // pages from here on were never handed out: their records are unset
+    uint32_t touched; // pages from here on were never handed out; records unset
     uint32_t free_head;
     uint32_t free, used, cached;
     uint32_t parked_alone; // used pages that only parked sequences reference
@@ -107,22 +107,22 @@ struct pkv {
     uint32_t *buckets;      // [bucket_mask + 1]
     uint32_t bucket_mask;
     uint32_t max_blocks, n_blocks;
-    uint32_t blocks_touched; // as `touched`
+    uint32_t blocks_touched; // blocks from here on were never used
     uint32_t free_block;
 
     pkv_seq *seqs; // [max_seqs]
     uint64_t checksum;
 
     uint32_t n_host_pages;
-    uint32_t *host_free; // [n_host_pages] the first n_host_free were handed out and came back
+    uint32_t *host_free; // [n_host_pages] the first n_host_free are free again
     uint32_t n_host_free, host_touched;
-    pkv_swap *swaps; // [cap_swaps], numbered from 1; [0] heads the list of free ones
+    pkv_swap *swaps; // [cap_swaps], numbered from 1; [0] heads the free list
     uint32_t n_swaps, cap_swaps;
     delta_log log;
-    void *scratch; // a keep's list of slots, or bits of pages
+    void *scratch; // for pkv_seq_keep: a list of slots, or bits of pages
     size_t scratch_bytes;
 
-    pkv_counts counts; // PKV_COUNTERS; pkv_count fills in the rest
+    pkv_counts counts; // PKV_COUNTERS; pkv_count fills the current values
 };
 
 static inline uint32_t pages_for(const pkv *p, uint32_t tokens)
@@ -158,7 +158,7 @@ static inline bool keeps_evenly(const pkv *p, const pkv_seq *s)
         even &= s->tables[g].kept == s->tables[0].kept;
     return even;
 }
-/* Whether somebody else reads the page. */
+/* Whether other tables or the prefix cache hold the page too. */
 static inline bool is_common(const pkv *p, uint32_t page)
 {
     return p->pages[page].refs > 1 || p->pages[page].block != 0;
@@ -167,12 +167,12 @@ static inline uint32_t host_used(const pkv *p) { return p->host_touched - p->n_h
 static inline bool keep_bit(const uint64_t *keep, uint32_t i) { return keep[i / 64] >> i % 64 & 1; }
 
 /* ---- pool.c ---- */
-/* A page with one reference; the caller knows that pkv_available() > 0. */
+/* Takes a page with one reference; the caller knows that pkv_available() > 0. */
 uint32_t pool_take(pkv *p);
 void pool_ref(pkv *p, uint32_t page);
-/* The last reference given up makes the page cached when it is hashed, else free. */
+/* Gives up a reference. Without references the page becomes cached when it is hashed, else free. */
 void pool_unref(pkv *p, uint32_t page);
-/* A reference becomes a parked sequence's, or an open one's again. */
+/* Makes a reference a parked sequence's, and an open sequence's again. */
 void pool_park(pkv *p, uint32_t page);
 void pool_unpark(pkv *p, uint32_t page);
 static inline bool is_parked_alone(const pkv_page *page)
@@ -189,18 +189,18 @@ uint64_t prefix_hash(const pkv *p, uint64_t parent_hash, const uint32_t *tokens,
 /* The cached block with these tokens after `parent` (0 = none), or 0. */
 uint32_t prefix_find(const pkv *p, uint32_t parent, uint64_t hash, const uint32_t *tokens,
                      uint64_t salt);
-/* The last block of the longest chain equal to tokens[0 .. max_tokens), 0 = none; its length in
- * blocks. */
+/* The last block of the longest chain equal to tokens[0 .. max_tokens), 0 = none; *n_blocks is its
+ * length. */
 uint32_t prefix_walk(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
                      uint32_t *n_blocks);
 /* Takes a block and all its descendants out of the cache; their unreferenced pages become free. */
 void prefix_remove(pkv *p, uint32_t b);
 
 /* ---- delta.c ---- */
-/* Makes room for this many words and moves beside the reserve, which grows by `more_reserve`
+/* Makes room for this many words and moves besides the reserve, which grows by `more_reserve`
  * words. */
 status log_room(pkv *p, size_t words, size_t moves, size_t more_reserve);
-/* What an open sequence with lists of `row` pages holds in reserve. */
+/* Words that the log reserves for an open sequence with lists of `row` pages. */
 size_t log_reserve_of(const pkv *p, uint32_t row);
 static inline void log_word(pkv *p, uint32_t word)
 {
@@ -208,40 +208,40 @@ static inline void log_word(pkv *p, uint32_t word)
     p->log.words[p->log.n_words++] = word;
 }
 void log_move(pkv *p, pkv_move move);
-/* keep = bits over the table's n_pages before the drop. */
+/* Logs a drop; keep has bits over the table's n_pages before the drop. */
 void log_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 
 /* ---- table.c ---- */
-/* Makes every list hold at least `row` pages (more, so that growing stays rare, when they exist
- * already). */
+/* Makes every list hold at least `row` pages. Lists that exist grow by more, so that growing is
+ * rare. */
 status seq_reserve(pkv *p, pkv_seq *s, uint32_t row);
-/* Pages of a list that is to hold so many tokens. */
+/* Length of a list, in pages, that will hold that many tokens. */
 uint32_t row_for(const pkv *p, uint32_t expect_tokens);
-/* The sequence counts in checksum and reserve from now on. */
+/* Enters a sequence into checksum and reserve. */
 void seq_enter(pkv *p, pkv_seq *s, uint32_t seq);
-/* What a sequence is beside its tables and its number. */
+/* Copies a sequence's state except its tables and its number. */
 void seq_copy_state(pkv_seq *to, const pkv_seq *from);
 /* Makes the lists of a closed `to` long enough for what `from` holds, and for `row` pages. */
 status seq_reserve_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row);
-/* The number is free again; whose the pages are now is the caller's matter. */
+/* Frees the sequence number and logs `op`; the caller decides what becomes of the pages. */
 void seq_leave(pkv *p, uint32_t seq, uint32_t op);
-/* Gives up every reference, tails first. */
+/* Gives up every reference, the last pages first. */
 void seq_unref_pages(pkv *p, const pkv_seq *s);
 void seq_free_lists(pkv *p, pkv_seq *s);
 void table_clear(pkv_table *t);
 /* Adds a page at a table's end; the list has room. */
 void table_push(pkv *p, uint32_t seq, uint32_t group, uint32_t page, uint32_t base);
-/* Positions of the compacted pages: `to` has room for them. */
+/* Copies the positions of the compacted pages; `to` has room for them. */
 void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from);
-/* Room for the position of each slot of that many compacted pages (the last one's free slots
- * included: appended tokens will fill them). */
+/* Makes room for the position of each slot of that many compacted pages, including the last page's
+ * free slots, which later tokens fill. */
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages);
 void table_set_kept(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
 /* The logical index of a slot. */
 uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t slot);
 
 /* ---- compact.c ---- */
-/* pkv_seq_compact; rotated keeps keys at the positions that are their slots. */
+/* pkv_seq_compact; `rotated` rotates moved keys to the positions of their new slots. */
 status table_gather(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep,
                     bool rotated);
 
@@ -249,7 +249,7 @@ status table_gather(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, 
 status host_create(pkv *p);
 void host_destroy(pkv *p);
 uint32_t host_take(pkv *p);
-/* The number of a record that is free, 0 when memory is out. record_take makes it used. */
+/* The number of a free record, 0 when memory is out; record_take marks it used. */
 uint32_t record_find(pkv *p);
 void record_take(pkv *p, uint32_t number, bool parked);
 void record_free(pkv *p, uint32_t number);

@@ -1,5 +1,5 @@
-/* What a choice of retention does to a table: whole pages dropped, holes filled from the table's
- * end, or everything gathered. Which of them depends on the bits and on nothing else. */
+/* Applies a selection of retention to a table: drops whole pages, fills holes from the table's end,
+ * or gathers everything. Which of the three depends on the bits alone. */
 #include "paged_kv/internal.h"
 
 /* The first bit from `from` on that is set (or not), or `end`. */
@@ -24,7 +24,7 @@ static uint32_t count_bits(const uint64_t *bits, uint32_t n)
     return count;
 }
 
-/* Room that a keep needs for itself; grows by doubling. */
+/* Scratch of one pkv_seq_keep; grows by doubling. */
 static void *scratch_room(pkv *p, size_t bytes)
 {
     if (bytes > p->scratch_bytes) {
@@ -37,9 +37,9 @@ static void *scratch_room(pkv *p, size_t bytes)
     return p->scratch;
 }
 
-/* ---- pages that give way to copies ----------------------------------------------------------- */
+/* ---- pages replaced by copies ---------------------------------------------------------------- */
 
-/* The words of a TRIM, to which log_replaced adds; returns where its count stands. */
+/* Logs a TRIM without pages, to which log_replaced adds; returns the index of its count. */
 static size_t log_trim(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
 {
     log_word(p, DELTA_TRIM);
@@ -57,8 +57,8 @@ static void log_replaced(pkv *p, size_t count_at, uint32_t index)
     p->log.words[count_at]++;
 }
 
-/* Copies the pages listed in a TRIM. The old ones keep their references: their copies are the last
- * moves of the log, as many as this returns. */
+/* Replaces the pages listed in a TRIM by copies and returns their number. The copies are the last
+ * moves of the log. The old pages keep their references. */
 static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t group, size_t count_at)
 {
     const pkv_seq *s = &p->seqs[id];
@@ -132,7 +132,7 @@ static void find_holes(const uint64_t *keep, uint32_t kept, uint32_t left, hole_
     }
 }
 
-/* How many of the next moves are one run within one page each. */
+/* The number of next moves that form one run inside one source page and one destination page. */
 static uint32_t run_of(const hole_list *holes, uint32_t i, uint32_t size)
 {
     uint32_t n = 1;
@@ -144,7 +144,7 @@ static uint32_t run_of(const hole_list *holes, uint32_t i, uint32_t size)
     return n;
 }
 
-/* Pages that will be written, now or by the next token, and are not the table's own. */
+/* Lists the shared or hashed pages that the moves or the next token will write. */
 static uint32_t list_written(const pkv *p, const uint32_t *pages, const hole_list *holes,
                              uint32_t left, uint32_t list[PAGE_TOKENS_MOST + 1])
 {
@@ -159,7 +159,7 @@ static uint32_t list_written(const pkv *p, const uint32_t *pages, const hole_lis
     return n;
 }
 
-/* The positions of the first n pages go to `slots`, which has room for them. */
+/* Writes the positions of the first n pages to `slots`, which has room for them. */
 static void list_positions(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t n)
 {
     pkv_table *t = &s->tables[group];
@@ -219,9 +219,9 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     return STATUS_IS_OK;
 }
 
-/* ---- the choice ------------------------------------------------------------------------------ */
+/* ---- which of the three ---------------------------------------------------------------------- */
 
-/* Whether all slots of each page share one fate, which is then in page_keep. */
+/* Whether each page keeps all of its slots or none; page_keep then has a bit for each page. */
 static bool whole_pages(const pkv *p, const pkv_table *t, const uint64_t *keep, uint64_t *page_keep)
 {
     uint32_t size = p->geometry.page_tokens;
@@ -259,7 +259,8 @@ status pkv_seq_keep(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, b
     if (given_up == 0) return STATUS_IS_OK;
     assert(contiguous == p->seqs[id].contiguous || !p->seqs[id].dropped);
     if (contiguous) return gather(p, id, group, keep, left, true);
-    /* Whole pages give up a multiple of the page, but for a last page that is not full. */
+    /* Dropping whole pages gives up a multiple of the page, except for a last page that is not
+     * full. */
     if (given_up % size == 0 || given_up % size == t->kept % size) {
         uint64_t *page_keep = scratch_room(p, ((size_t)t->n_pages + 63) / 64 * sizeof *page_keep);
         if (!page_keep) return status_make(STATUS_NO_MEMORY, NULL);

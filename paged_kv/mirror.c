@@ -12,13 +12,13 @@ typedef struct mirror_seq {
     uint32_t row;         // capacity of each list
     uint32_t *pages;      // [groups, row]
     mirror_table *tables; // [groups]
-    uint64_t weight;      // of its tables' lengths in the checksum
+    uint64_t weight;      // weight of its tables' lengths in the checksum
 } mirror_seq;
 
 typedef struct page_state {
-    uint32_t refs; // in tables: what is fresh must have none
+    uint32_t refs; // references in tables; a fresh page has none
     uint32_t group;
-    uint32_t parked; // copies that were parked since it was fresh, less those that came back
+    uint32_t parked; // parked since it was fresh, less those that came back
 } page_state;
 
 struct pkv_mirror {
@@ -101,7 +101,7 @@ static uint32_t pages_for(const pkv_mirror *m, uint32_t tokens)
     return tokens / m->page_tokens + (tokens % m->page_tokens != 0);
 }
 
-/* Fresh pages for n more tokens. */
+/* The fresh pages that n more tokens take. */
 static uint32_t pages_needed(const pkv_mirror *m, const mirror_table *t, uint32_t n)
 {
     uint32_t room = t->n_pages * m->page_tokens - t->kept;
@@ -176,7 +176,7 @@ static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t inde
     m->checksum += checksum_page(key_of(m, s, group), index, page);
 }
 
-/* The same of one that no table holds. */
+/* put_page for a fresh page, which no table holds. */
 static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
 {
     put_page(m, s, group, index, page);
@@ -356,7 +356,7 @@ static status apply_drop(pkv_mirror *m, reader *r)
     r->next += delta_bit_words(n);
     if (n % 32 != 0 && keep[n / 32] >> n % 32 != 0)
         return corrupt("delta log: DROP keeps too much");
-    /* A last page that is not full takes fewer tokens along. */
+    /* A last page that is not full takes fewer tokens with it. */
     uint32_t unfilled = n * m->page_tokens - t->kept;
     if (n == 0 || keep[(n - 1) / 32] >> (n - 1) % 32 & 1) unfilled = 0;
     uint32_t *pages = list_of(s, f[1]);
@@ -420,8 +420,8 @@ static status apply_fork(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
-/* The pages may be others' too: blocks that were still resident. Those of a parked sequence are
- * parked once less; those of a swapped one are fresh, and what was parked there before has gone. */
+/* The pages may be shared: blocks that were still resident. Pages of a parked sequence are parked
+ * once less. Pages of a swapped one are fresh: put_page forgot what was parked in them. */
 static status apply_return(pkv_mirror *m, reader *r)
 {
     uint32_t f[2], row = 1; // seq, capacity

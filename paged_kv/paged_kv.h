@@ -1,9 +1,9 @@
 /* paged_kv: who holds which page of the KV cache.
  *
  * What     a pool of equal pages, a page table for each (sequence, KV group), a prefix cache of
- *          hashed blocks, a second tier of pages in host memory for sequences that had to give way,
- *          and a delta log that keeps mirrors of the tables up to date. Page numbers only: the
- *          bytes behind them belong to a backend. No clock, no lock, no I/O.
+ *          hashed blocks, a second tier of pages in host memory for preempted sequences, and a
+ *          delta log that keeps mirrors of the tables up to date. Page numbers only: the bytes
+ *          behind them belong to a backend. No clock, no lock, no I/O.
  * Owner    a pkv owns all its state; a pkv_mirror is a backend's copy of the tables, fed by deltas.
  * Threads  one thread for each pkv or mirror.
  * Units    tokens, pages, slots (a token's place in a table: page index * page_tokens + offset).
@@ -21,7 +21,7 @@
 
 /* ---- geometry: fixed when the engine starts -------------------------------------------------- */
 
-enum { PKV_WINDOW_WORDS = 16 }; // layers beyond have no window
+enum { PKV_WINDOW_WORDS = 16 }; // layers beyond these bits have no window
 
 typedef struct pkv_geometry {
     uint32_t page_tokens; // multiple of 16, at most 256
@@ -29,8 +29,8 @@ typedef struct pkv_geometry {
     uint32_t n_kv_heads;       // of the whole model
     uint32_t layers_per_group; // the last group may be short
     uint32_t heads_per_group;  // divides n_kv_heads
-    /* Layers with a bit (bit i = layer i) read the last `window` positions alone; layers that share
-     * a table are alike. 0 = every layer reads all. */
+    /* Layers whose bit is set (bit i = layer i) read the last `window` positions alone. Layers that
+     * share a table have equal bits. 0 = every layer reads all. */
     uint32_t window;
     uint64_t window_layers[PKV_WINDOW_WORDS];
 } pkv_geometry;
@@ -52,7 +52,7 @@ static inline uint32_t pkv_group_of(const pkv_geometry *g, uint32_t layer, uint3
     return layer / g->layers_per_group * pkv_head_groups(g) + kv_head / g->heads_per_group;
 }
 
-/* How many of its last positions a layer reads; 0 = all. */
+/* The number of last positions that a layer reads; 0 = all. */
 static inline uint32_t pkv_window_of(const pkv_geometry *g, uint32_t layer)
 {
     bool has = layer / 64 < PKV_WINDOW_WORDS && (g->window_layers[layer / 64] >> layer % 64 & 1);
@@ -65,14 +65,14 @@ status pkv_geometry_check(const pkv_geometry *g, error *err);
 
 typedef struct pkv pkv;
 
-/* A block entered (stored) or left (removed) the prefix cache, or all have left at once (cleared):
- * what routers subscribe to. */
+/* A change of the prefix cache, for routers to subscribe to: a block entered it (stored), left it
+ * (removed), or all blocks left at once (cleared). */
 typedef struct pkv_block_event {
     enum { PKV_BLOCK_STORED, PKV_BLOCK_REMOVED, PKV_CLEARED } kind;
     uint64_t hash;   // 0 when cleared
     uint64_t parent; // 0 for a first block
-    /* [page_tokens], stored only, NULL for a block that a hidden sequence published; valid during
-     * the call. */
+    /* Stored only: [page_tokens], valid during the call; NULL when a hidden sequence published the
+     * block. */
     const uint32_t *tokens;
 } pkv_block_event;
 
@@ -83,7 +83,7 @@ typedef struct pkv_options {
     bool prefix_cache;
     uint32_t n_host_pages;                                     // numbered from 0; at most 2^31
     const allocator *alloc;                                    // NULL = default
-    void (*on_block)(void *ctx, const pkv_block_event *event); // NULL = nobody listens
+    void (*on_block)(void *ctx, const pkv_block_event *event); // NULL = no events
     void *on_block_ctx;
 } pkv_options;
 
@@ -91,10 +91,10 @@ status pkv_create(const pkv_options *options, pkv **out);
 void pkv_destroy(pkv *p);
 const pkv_geometry *pkv_get_geometry(const pkv *p);
 
-/* Everything that a pool counts from its creation on. One row is X(field, metric, help). This list
+/* Everything that a pool counts from its creation on. One row is X(field, metric, help). The list
  * makes the fields of pkv_counts, the sums of pkv_add_counters and the rows of the Prometheus page,
  * so a new counter is one line here. `metric` is the name on that page without its prefix, or NULL
- * for a counter that has no row of its own. */
+ * for a counter without a row of its own. */
 #define PKV_COUNTERS(X)                                                                            \
     X(queried_tokens, "prefix_cache_queries_total",                                                \
       "Prompt tokens looked up in the prefix cache.")                                              \
@@ -107,7 +107,7 @@ const pkv_geometry *pkv_get_geometry(const pkv *p);
 
 #define PKV_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct pkv_counts {
-    /* Now. */
+    /* Current values. */
     uint32_t n_pages, free, used, cached; // free + used + cached == n_pages - 1
     uint32_t n_host_pages, host_used;     // the host tier
     /* Since pkv_create. */
@@ -116,118 +116,117 @@ typedef struct pkv_counts {
 #undef PKV_COUNTER_FIELD
 
 pkv_counts pkv_count(const pkv *p);
-/* Adds every counter of `more` to `sum`; numbers of the moment stay. */
+/* Adds every counter of `more` to `sum`; current values stay. */
 void pkv_add_counters(pkv_counts *sum, const pkv_counts *more);
-/* Pages that new work can have: free + cached. */
+/* Pages available to new work: free + cached. */
 uint32_t pkv_available(const pkv *p);
 
 /* ---- prefix cache ---------------------------------------------------------------------------- */
 
 typedef struct pkv_hit {
     uint32_t tokens;       // a multiple of page_tokens
-    uint32_t cached_pages; // pages of the hit that nobody references: taking the hit uses them up
+    uint32_t cached_pages; // unreferenced pages of the hit: taking the hit makes them used
     uint32_t parked_pages; // pages of the hit that only parked sequences reference
 } pkv_hit;
 
-/* The longest resident chain of blocks equal to tokens[0 .. max_tokens), under this salt (hash
- * walk with a token compare; a hit counts only while all its pages are resident). Changes
+/* The longest resident chain of blocks equal to tokens[0 .. max_tokens) under this salt (a hash
+ * walk with a comparison of tokens). A block counts only while all its pages are resident. Changes
  * nothing. */
 pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
-/* Forgets every block: no hit finds what was computed before. Unreferenced pages are free at once,
- * referenced ones when their last sequence closes. Sequences that are open now keep their tables
- * and publish nothing more, nor do their forks, for their beginnings are of before. One event,
- * PKV_CLEARED. */
+/* Empties the prefix cache: no later hit finds what was computed before. Unreferenced pages are
+ * free at once, referenced ones when their last sequence closes. Sequences that are open now keep
+ * their tables but publish nothing more, and neither do their forks, because they began before the
+ * flush. Emits one event, PKV_CLEARED. */
 void pkv_flush(pkv *p);
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
-/* Opens sequence `seq` (closed before) holding the longest hit of tokens[0 .. max_hit): its
- * logical length is *hit_tokens. expect_tokens sizes the tables' lists, so that appending that
- * far allocates nothing. */
+/* Opens sequence `seq` (closed before) with the longest hit of tokens[0 .. max_hit); *hit_tokens is
+ * its logical length. expect_tokens sizes the tables' lists, so that appending up to that length
+ * allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t max_hit, uint64_t salt,
                     uint32_t expect_tokens, uint32_t *hit_tokens);
-/* From now on on_block is told of the blocks of an open sequence without their tokens, and so of
- * those of its forks and of sequences that go on from its parked or swapped pages. */
+/* From now on events of an open sequence's blocks carry no tokens; nor do those of its forks and of
+ * sequences that continue its parked or swapped state. */
 void pkv_seq_hide(pkv *p, uint32_t seq);
-/* Makes room for n more tokens in every table (cached pages are reclaimed, least recently used
- * and deepest first). A shared last page that is not full is replaced by a fresh one and its
- * slots moved (copy on write). All or nothing: STATUS_NO_PAGES changes nothing. */
+/* Makes room for n more tokens in every table. Reclaims cached pages, least recently used and
+ * deepest first. A shared last page that is not full is replaced by a fresh one and its slots are
+ * moved (copy on write). All or nothing: STATUS_NO_PAGES changes nothing. */
 status pkv_seq_append(pkv *p, uint32_t seq, uint32_t n);
-/* How many fresh pages pkv_seq_append(seq, n) would take. */
+/* The fresh pages that pkv_seq_append(seq, n) would take. */
 uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);
-/* Takes back the last n tokens that were appended, none of which was published, nor chosen among,
- * nor appended before a fork: the sequence is as it was before. STATUS_NO_MEMORY changes
- * nothing. */
+/* Takes back the last n appended tokens. None of them may have been published, selected among, or
+ * appended before a fork. The sequence is then as before. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_cut(pkv *p, uint32_t seq, uint32_t n);
-/* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Does
- * nothing after the sequence's first drop or compaction, after a flush, or when the prefix cache is
- * off. */
+/* Reports that K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became
+ * full. Does nothing after the sequence's first drop or compaction, after a flush, or when the
+ * prefix cache is off. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing and
  * cannot fail. */
 void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
-/* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages. The slow path for
- * token-granular methods. All or nothing, as pkv_seq_append. */
+/* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages: the slow path, for
+ * methods that keep single tokens. All or nothing, as pkv_seq_append. */
 status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep);
-/* What a choice of retention does to one table: the slots whose bit in `keep` (bit i = slot i) is 0
- * are given up, by the cheapest means, which depends on the bits alone (not on who shares pages, so
- * that a replay ends in the same order of slots):
+/* Applies a selection of retention to one table: gives up the slots whose bit in `keep` (bit i =
+ * slot i) is 0, by the cheapest means. The means depends on the bits alone, not on which pages are
+ * shared, so that a replay ends in the same order of slots:
  *   - whole pages only: dropped, no byte moves (pkv_seq_drop);
  *   - at most page_tokens slots: the table's last slots move into the holes, in ascending order of
- *     both; pages that this writes, or the next token will, are replaced by copies first where
- *     others hold them or they are hashed;
+ *     both; pages that this or the next token writes are first replaced by copies where they are
+ *     shared or hashed;
  *   - else the kept slots are gathered into fresh pages (pkv_seq_compact).
  * With `contiguous` the slots are always gathered, and every key moved from slot a to slot b is
- * rotated by b - a positions: a table's RoPE positions are then its slot numbers. A sequence is
- * contiguous in all its choices or in none; its tables must then keep equally many.
- * K and V of all its tokens must have been computed in steps before. All or nothing:
+ * rotated by b - a positions, so that a table's RoPE positions are its slot numbers. A sequence is
+ * contiguous in all its selections or in none; if it is, its tables must keep equally many tokens.
+ * K and V of all its tokens must have been computed in earlier steps. All or nothing:
  * STATUS_NO_PAGES changes nothing; it takes at most ceil(kept / page_tokens) fresh pages before it
  * gives any up. */
 status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep, bool contiguous);
-/* Every shared or hashed page is replaced by a copy of the sequence's own (running scores lie
- * beside K and V, and are nobody else's), and pkv_swap_in takes none back in their place. Pages
- * published or forked after that are shared again. All or nothing, as pkv_seq_append. */
+/* Replaces every shared or hashed page by a copy of the sequence's own, because running scores,
+ * which lie beside K and V, cannot be shared. pkv_swap_in then takes no cached block in their
+ * place. Pages published or forked later are shared again. All or nothing, as pkv_seq_append. */
 status pkv_seq_unshare(pkv *p, uint32_t seq);
-/* `child` (closed before) becomes a copy of `parent` that shares every page. */
+/* Makes `child` (closed before) a copy of `parent` that shares every page. */
 status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tokens);
-/* Gives up every reference, tails first, so that a tail is reclaimed before the head it hangs
- * on. */
+/* Closes a sequence: gives up every reference, the last blocks first, so that a block is reclaimed
+ * before its parent. */
 void pkv_seq_close(pkv *p, uint32_t seq);
 
 bool pkv_seq_is_open(const pkv *p, uint32_t seq);
-uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens seen */
-/* RoPE position of the next token appended: the logical length, or the kept tokens once the
- * sequence is contiguous. */
+uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens appended so far */
+/* RoPE position of the next token: the logical length, or the kept tokens once the sequence is
+ * contiguous. */
 uint32_t pkv_seq_next_position(const pkv *p, uint32_t seq);
 bool pkv_seq_has_dropped(const pkv *p, uint32_t seq);
-uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all groups, shared ones too */
+uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all groups, shared pages too */
 
 /* One table, read only; valid until the sequence changes. */
 typedef struct pkv_table_view {
     const uint32_t *pages; // [n_pages] in order
     uint32_t n_pages;
-    uint32_t kept_tokens; // all pages but the last are full
+    uint32_t kept_tokens; // only the last page may be short
 } pkv_table_view;
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t group);
-/* The logical index of the token in a slot (slot < kept_tokens). They ascend with the slots until
- * pkv_seq_keep fills holes. */
+/* The logical index of the token in a slot (slot < kept_tokens). Indices ascend with the slots
+ * until pkv_seq_keep fills holes. */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t slot);
 
 /* ---- parked: a sequence without a number ----------------------------------------------------- */
 
-/* The sequence keeps its pages where they are but gives its number back: what an idle session is.
- * *parked is its number from now on, never 0. No page moves. K and V of all its tokens must have
- * been computed in steps before. STATUS_NO_MEMORY changes nothing. */
+/* Parks a sequence: it keeps its pages where they are but frees its sequence number, as an idle
+ * session does. *parked is its number from now on, never 0. No page moves. K and V of all its
+ * tokens must have been computed in earlier steps. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
-/* The sequence stays open, and a copy of it that shares every page is parked. Otherwise as
+/* Parks a copy of the sequence that shares every page; the sequence stays open. Otherwise as
  * pkv_seq_park. */
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
-/* `seq` (closed before) becomes what was parked. All or nothing. */
+/* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
-/* Gives up its pages, as pkv_seq_close. */
+/* Discards a parked sequence: gives up its pages, as pkv_seq_close. */
 void pkv_parked_discard(pkv *p, uint32_t parked);
-/* A parked sequence goes to the host tier: as pkv_seq_swap_out. */
+/* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out. */
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked);    /* logical */
 double pkv_parked_kept_tokens(const pkv *p, uint32_t parked); /* as retention_kept_tokens */
@@ -235,9 +234,9 @@ double pkv_parked_kept_tokens(const pkv *p, uint32_t parked); /* as retention_ke
 /* Pages of a parked sequence, over all groups. */
 typedef struct pkv_parked_pages {
     uint32_t held;
-    uint32_t shared;  // of which other sequences hold too, open or parked
-    uint32_t filling; // of which the next token replaces by copies: shared, and not full
-    uint32_t alone;   // that only parked sequences hold
+    uint32_t shared;  // of these, also held by other sequences, open or parked
+    uint32_t filling; // of these, replaced by copies at the next token: shared and not full
+    uint32_t alone;   // held by parked sequences alone
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
@@ -249,47 +248,47 @@ uint32_t pkv_parked_alone(const pkv *p);
 /* Copies all pages of a sequence to the host tier and closes it: its pages are given up as by
  * pkv_seq_close. *swap is its number from now on, never 0. All or nothing: STATUS_NO_PAGES when the
  * tier lacks room or the sequence holds no page. K and V of all its tokens must have been computed
- * in steps before. */
+ * in earlier steps. */
 status pkv_seq_swap_out(pkv *p, uint32_t seq, uint32_t *swap);
 
 typedef struct pkv_swap_cost {
     uint32_t held;         // pages that the sequence will hold
-    uint32_t fresh;        // of which pages to be copied
-    uint32_t cached_pages; // of the others: pages that nobody references
-    uint32_t parked_pages; // of the others: pages that only parked sequences reference
+    uint32_t fresh;        // of these, pages to copy
+    uint32_t cached_pages; // of the others, unreferenced pages
+    uint32_t parked_pages; // of the others, pages that only parked sequences reference
 } pkv_swap_cost;
 
-/* What pkv_swap_in would take, tokens as there. Changes nothing. */
+/* What pkv_swap_in would take, with the same tokens. Changes nothing. */
 pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens);
-/* `seq` (closed before) becomes what was swapped out: same tables, positions and state of
- * publishing, on other pages. tokens are the sequence's own: blocks that it had published and that
- * are resident are taken back, under whoever's pages, and only the rest is copied. All or nothing,
- * as pkv_seq_append; then the swapped sequence stays. */
+/* Swaps a sequence in as open sequence `seq` (closed before): same tables, positions and publishing
+ * state, on other pages. tokens are the sequence's own. Blocks that it had published and that are
+ * still resident are taken back, even where another sequence computed their pages; only the rest is
+ * copied. All or nothing, as pkv_seq_append; on failure the swapped sequence stays. */
 status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                    uint32_t expect_tokens);
 /* Forgets a swapped sequence: its host pages are free at once. */
 void pkv_swap_discard(pkv *p, uint32_t swap);
 uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */
-/* Tokens from the first on whose pages are hashed and held by other sequences too: they will
- * probably stay resident when this one closes. */
+/* Number of first tokens whose pages are hashed and held by other sequences too. They will probably
+ * stay resident when this sequence closes. */
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t seq);
-/* Pages of its tables that other tables hold too: what rewriting them all would take for good. */
+/* Pages that other tables hold too: rewriting them all would take as many pages for good. */
 uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t seq);
 
-/* Proves free + used + cached == total, reference counts == references in tables, chains and
- * lists sound. Returns NULL, or what is wrong. For tests: slow. */
+/* Checks that free + used + cached == total, that reference counts match the tables, and that
+ * chains and lists are sound. Returns NULL, or what is wrong. For tests: slow. */
 const char *pkv_check_integrity(const pkv *p);
 
 /* ---- delta log --------------------------------------------------------------------------------
- * Every change of a table is appended to a log of 32-bit words (operations and their layout:
- * delta.h), and every copy of K/V to a list of moves, those between the tiers too. A step plan
- * carries both; a backend applies the words to its mirror, then executes the moves in order, then
- * computes. The order is what makes it right: a page that was given up is copied out before a
- * later move or the step's rows write it, a host page is read before it is used again. */
+ * Every change of a table is appended to a log of 32-bit words (delta.h has the operations and
+ * their layout), and every copy of K/V to a list of moves, including those between the tiers. A
+ * step plan carries both. A backend applies the words to its mirror, executes the moves in order,
+ * then computes. The order matters: a page that was given up is copied out before a later move or
+ * the step's rows write it, and a host page is read before it is used again. */
 typedef enum pkv_move_kind {
-    PKV_MOVE_SLOTS, // from page to page in the pool
+    PKV_MOVE_SLOTS, // slots from page to page in the pool
     PKV_MOVE_OUT,   // a whole page (slots 0 .. page_tokens), src in the pool, dst in the host tier
-    PKV_MOVE_IN,    // and back
+    PKV_MOVE_IN,    // a whole page back, src in the host tier, dst in the pool
 } pkv_move_kind;
 
 typedef struct pkv_move {
@@ -298,8 +297,8 @@ typedef struct pkv_move {
     uint32_t src_page, src_slot;
     uint32_t dst_page, dst_slot;
     uint32_t n_slots;
-    int32_t rotate; // PKV_MOVE_SLOTS: positions that the keys are turned by on their way
-    uint32_t fresh; // PKV_MOVE_SLOTS: 1: dst_page is filled anew, from slot 0 on, ascending; else 0
+    int32_t rotate; // PKV_MOVE_SLOTS: positions that the moved keys are rotated by
+    uint32_t fresh; // PKV_MOVE_SLOTS: 1 = dst_page is filled from slot 0 on, ascending; else 0
 } pkv_move;
 
 typedef struct pkv_deltas {
@@ -317,13 +316,13 @@ typedef struct pkv_mirror pkv_mirror;
 status pkv_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_t max_seqs,
                          const allocator *alloc, pkv_mirror **out);
 void pkv_mirror_destroy(pkv_mirror *m);
-/* Words may come from a wire: anything inconsistent is STATUS_CORRUPT. After that, and after
- * STATUS_NO_MEMORY, the mirror can only be destroyed. */
+/* Applies words, which may come from a wire: anything inconsistent is STATUS_CORRUPT. After that,
+ * and after STATUS_NO_MEMORY, the mirror can only be destroyed. */
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
-/* Who may read a page again, as far as a mirror knows: tables of open sequences, which are of
- * `group` (shared: more than one), or parked ones, of which it never hears that they were given up.
- * Neither: nobody, once the moves that came with the words are done. */
+/* Which tables may read a page again, as far as a mirror knows. held: tables of open sequences, of
+ * `group` (shared: more than one). parked: perhaps parked sequences; the mirror never learns when
+ * those give pages up. Neither: no table, once the moves that came with the words are done. */
 typedef struct pkv_mirror_page {
     bool held, shared, parked;
     uint32_t group; // when held
@@ -331,19 +330,20 @@ typedef struct pkv_mirror_page {
 
 pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t page);
 
-/* Which tables one operation of a delta log changes, for whoever keeps a copy of a mirror's. */
+/* The tables that one operation of a delta log changes, for code that keeps a copy of a mirror's
+ * tables. */
 enum { PKV_ALL_GROUPS = 0xffffffff };
 
 typedef struct pkv_touch {
     uint32_t seq, group; // or PKV_ALL_GROUPS
-    bool appends;        // pages that were there before stay as they are
+    bool appends;        // earlier pages of the table stay as they are
 } pkv_touch;
 
-/* Of the operation at words, which a mirror has applied; returns how many words it is. */
+/* Describes the operation at words, which a mirror has applied; returns its length in words. */
 size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_touch *out);
 
-/* Over all open tables: equal exactly when pool and mirror agree on every page and length. Kept
- * up to date as tables change, so that asking is free. */
+/* Checksum over all open tables: equal when pool and mirror agree on every page and length. Kept up
+ * to date as tables change, so reading it is free. */
 uint64_t pkv_checksum(const pkv *p);
 uint64_t pkv_mirror_checksum(const pkv_mirror *m);
 

@@ -1,5 +1,6 @@
-/* Parked sequences: no number and no place in a backend's tables, but all their pages. Their
- * references are counted apart, so that what giving them up would free is known at any time. */
+/* Parked sequences have no sequence number and no place in a backend's tables, but keep all their
+ * pages. Their references are counted apart, so it is always known what giving them up would
+ * free. */
 #include "paged_kv/internal.h"
 
 static pkv_seq *parked_at(const pkv *p, uint32_t parked)
@@ -22,7 +23,7 @@ static void copy_tables(const pkv *p, pkv_seq *to, const pkv_seq *from)
     }
 }
 
-/* The record that a copy of the sequence will be in, 0 when memory is out. */
+/* The record for a copy of the sequence, 0 when memory is out. */
 static uint32_t record_for(pkv *p, const pkv_seq *s)
 {
     uint32_t number = record_find(p);
@@ -54,7 +55,7 @@ status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
     uint32_t number = record_for(p, s);
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
     copy_to_record(p, number, s);
-    each_page(p, s, pool_park); /* the references go along */
+    each_page(p, s, pool_park); /* the record takes over the references */
     seq_leave(p, id, DELTA_PARK);
     *parked = number;
     return STATUS_IS_OK;
@@ -71,7 +72,7 @@ status pkv_seq_fork_parked(pkv *p, uint32_t id, uint32_t *parked)
     copy_to_record(p, number, s);
     each_page(p, s, pool_ref);
     each_page(p, s, pool_park);
-    /* A later drop is no part of an earlier one: the copy was made in between. */
+    /* A later drop must not be merged into an earlier one: the copy was made in between. */
     for (uint32_t g = 0; g < p->groups; g++) s->tables[g].drop_epoch = 0;
     log_word(p, DELTA_HOLD);
     log_word(p, id);
@@ -130,7 +131,7 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
         return status_make(STATUS_NO_PAGES, NULL);
     }
     RETURN_IF_ERROR(log_room(p, 0, s->held, 0));
-    /* No page is handed out before all are copied: giving them up first changes nothing. */
+    /* Giving up the pages first is safe: no page is handed out before all are copied. */
     unref_pages(p, s);
     for (uint32_t g = 0; g < p->groups; g++) {
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
@@ -173,7 +174,7 @@ double pkv_parked_kept_tokens(const pkv *p, uint32_t parked)
     const pkv_seq *s = parked_at(p, parked);
     const pkv_geometry *g = &p->geometry;
     uint32_t head_groups = pkv_head_groups(g);
-    uint64_t sum = 0; /* of tokens x layers */
+    uint64_t sum = 0; /* sum of tokens x layers */
     for (uint32_t i = 0; i < p->groups; i++) {
         uint32_t layers = g->n_layers - i / head_groups * g->layers_per_group;
         if (layers > g->layers_per_group) layers = g->layers_per_group;

@@ -68,8 +68,8 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->log.epoch = 1;
     p->free = p->n_pages - 1;
     p->touched = 1;
-    /* Not zeroed: a page's record is written when the page is first handed out, so that the
-     * memory of a large and idle pool stays untouched. */
+    /* Not zeroed: a page's record is written when the page is first handed out, so the memory of a
+     * large idle pool stays untouched. */
     p->pages = alloc_resize(a, NULL, p->n_pages, sizeof *p->pages);
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
     if (!p->pages || !p->seqs || (p->prefix_cache && !status_ok(prefix_create(p))) ||

@@ -1,11 +1,11 @@
 /* The prefix cache.
  *
- * A block is identified by its tokens and its parent block, a first one by its tokens and the salt;
- * the chain hash only finds it. So equal chains are one chain: when two sequences compute the same
- * block, the first one's pages stay the block's, the second one's pages stay unhashed, and the
- * second's next block is a child of that same block. Hence a block outlives neither its parent nor
- * any of its pages, whoever holds them, and a sequence whose last published block went away starts
- * publishing again from its first (pkv_seq_publish). */
+ * A block is identified by its tokens and its parent block, a first block by its tokens and the
+ * salt; the chain hash only finds it. So equal chains are one chain: when two sequences compute the
+ * same block, the first sequence's pages stay the block's, the second one's pages stay unhashed,
+ * and its next block becomes a child of that same block. Hence a block outlives neither its parent
+ * nor any of its pages, and a sequence whose last published block was removed publishes again from
+ * its first block (pkv_seq_publish). */
 #include "paged_kv/internal.h"
 
 status prefix_create(pkv *p)
@@ -90,7 +90,7 @@ pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, ui
     return hit;
 }
 
-/* tokens: NULL for a block that leaves, or whose tokens are not told. */
+/* tokens: NULL for a removed block, or one whose tokens are hidden. */
 static void emit(const pkv *p, uint32_t b, bool stored, const uint32_t *tokens)
 {
     if (!p->on_block) return;
@@ -152,7 +152,7 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
     uint32_t size = p->geometry.page_tokens, n_full = n / size;
     if (n_full <= s->published) return;
     if (s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation) {
-        /* The chain was cut (another sequence's pages were part of it and were reclaimed). This
+        /* The chain was cut: another sequence's pages were part of it and were reclaimed. This
          * sequence still holds pages for all of it. */
         s->cursor = s->published = 0;
     }
@@ -168,7 +168,7 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
     s->cursor_generation = p->blocks[cursor].generation;
 }
 
-/* A block's pages are nobody's but their sequences'. */
+/* Detaches a block from its pages: unreferenced ones become free. */
 static void release_pages(pkv *p, uint32_t b)
 {
     const uint32_t *pages = block_pages(p, b);
@@ -178,7 +178,7 @@ static void release_pages(pkv *p, uint32_t b)
     }
 }
 
-/* Takes out one block without children. */
+/* Removes one block without children. */
 static void remove_leaf(pkv *p, uint32_t b)
 {
     pkv_block *k = &p->blocks[b];
@@ -197,7 +197,8 @@ static void remove_leaf(pkv *p, uint32_t b)
     p->n_blocks--;
 }
 
-/* Children before their parent, without recursion: chains are as long as contexts. */
+/* Removes children before their parent, without recursion, because chains are as long as
+ * contexts. */
 void prefix_remove(pkv *p, uint32_t top)
 {
     for (uint32_t b = top;;) {

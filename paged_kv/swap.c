@@ -1,11 +1,11 @@
-/* The host tier: whole sequences leave the pool and come back. A swapped one holds host pages of
- * its own, never shared, and all else that its tables knew. */
+/* The host tier: whole sequences leave the pool and come back. A swapped sequence holds host pages
+ * of its own, never shared, and the rest of its tables' state. */
 #include "paged_kv/internal.h"
 
 status host_create(pkv *p)
 {
     if (p->n_host_pages == 0) return STATUS_IS_OK;
-    /* Written as pages are handed out: the list of an idle tier stays untouched. */
+    /* Written as pages are handed out, so the list of an idle tier stays untouched. */
     p->host_free = alloc_resize(&p->alloc, NULL, p->n_host_pages, sizeof *p->host_free);
     return p->host_free ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
@@ -108,9 +108,9 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
-/* The last of the resident blocks that the sequence had published, 0 = none; *n counts them. Equal
- * tokens have equal K and V up to there, whoever computed them. What was swapped before a flush
- * takes nothing from after it. */
+/* The last resident block of those that the sequence had published, 0 = none; *n counts them. Equal
+ * tokens have equal K and V up to there, even when another sequence computed them. A sequence
+ * swapped out before a flush takes no block from after it. */
 static uint32_t resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *tokens, uint32_t *n)
 {
     *n = 0;
@@ -120,11 +120,11 @@ static uint32_t resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *
 
 /* A walk over the pages of a table that lie in resident blocks, last first. */
 typedef struct resident_page {
-    uint32_t block, n_blocks; // the one to look at next; its index in the chain is n_blocks - 1
-    uint32_t index;           // of the page found; before the first, the table's n_pages
+    uint32_t block, n_blocks; // the next block to look at; its index in the chain is n_blocks - 1
+    uint32_t index;           // index of the page found; n_pages before the first
 } resident_page;
 
-/* The block's page, or 0 when there is no further one. */
+/* The next resident page, or 0 when there is none. */
 static uint32_t next_resident(const pkv *p, const pkv_seq *s, uint32_t group, resident_page *at)
 {
     uint32_t size = p->geometry.page_tokens;
@@ -161,7 +161,7 @@ pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *toke
 }
 
 /* Lists the resident pages of a table and takes a reference to each, so that none is reclaimed for
- * a fresh one; 0 stands for the others. */
+ * a fresh page. 0 stands for pages that are not resident. */
 static void take_back(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t group, uint32_t last,
                       uint32_t n)
 {

@@ -1,4 +1,5 @@
-/* Sequences and their tables. Whatever can fail makes room first and changes state after. */
+/* Sequences and their tables. Every operation makes room first, which can fail, then changes
+ * state. */
 #include "paged_kv/internal.h"
 
 static pkv_seq *seq_at(const pkv *p, uint32_t id)
@@ -87,7 +88,7 @@ void seq_free_lists(pkv *p, pkv_seq *s)
     alloc_free(&p->alloc, s->bases);
 }
 
-/* A list never holds more pages than the pool has, whatever a caller expects. */
+/* A list never holds more pages than the pool has, however many tokens are expected. */
 uint32_t row_for(const pkv *p, uint32_t expect_tokens)
 {
     uint32_t row = expect_tokens > 0 ? pages_for(p, expect_tokens) : 1;
@@ -193,9 +194,9 @@ static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t group)
 }
 
 typedef struct append_needs {
-    uint64_t fresh;    // pages, replacements included
-    uint32_t replaced; // tables
-    uint32_t row;      // pages of the longest table
+    uint64_t fresh;    // fresh pages, replacements included
+    uint32_t replaced; // tables whose last page is replaced
+    uint32_t row;      // pages of the longest table after the append
 } append_needs;
 
 static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
@@ -305,7 +306,7 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     return STATUS_IS_OK;
 }
 
-/* Pages behind the first that so many tokens take are given up. */
+/* Gives up the pages behind those that `kept` tokens take. */
 static void cut_table(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
 {
     pkv_seq *s = &p->seqs[id];
@@ -344,7 +345,7 @@ status pkv_seq_cut(pkv *p, uint32_t id, uint32_t n)
 
 /* ---- drop, fork, close ----------------------------------------------------------------------- */
 
-/* Moves the positions of the kept compacted pages together; returns how many those are. */
+/* Compacts the positions of the kept compacted pages; returns how many pages those are. */
 static uint32_t drop_slots(const pkv *p, pkv_table *t, const uint64_t *keep)
 {
     uint32_t size = p->geometry.page_tokens, left = 0;
@@ -370,7 +371,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
 
     log_drop(p, id, group, keep);
     uint64_t key = checksum_key(id, group);
-    /* The last pages first: they are reclaimed before those they hang on. */
+    /* The last pages first, so that they are reclaimed before the blocks of earlier pages. */
     for (uint32_t i = n; i-- > 0;) {
         if (!keep_bit(keep, i)) pool_unref(p, pages[i]);
     }
@@ -403,7 +404,7 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
     child->held = 0;
     for (uint32_t g = 0; g < p->groups; g++) {
         pkv_table *from = &parent->tables[g], *to = &child->tables[g];
-        from->drop_epoch = 0; /* the child was made from what that drop left */
+        from->drop_epoch = 0; /* no later drop may be merged into one before the fork */
         table_clear(to);
         for (uint32_t i = 0; i < from->n_pages; i++) {
             uint32_t page = seq_pages(parent, g)[i];
