@@ -4,8 +4,7 @@
  * for all panels. x is packed as the steps read it, four bytes of each row side by side.
  *     bytes     8-bit weights + 128, the unsigned operand, by x of 8 bits
  *     halves    4-bit weights + 8 by x of 8 bits
- *     pairs     the even and the odd bytes of 8-bit weights as 16 bits, by x of 16 (high
- * precision) */
+ *     pairs     even and odd bytes of 8-bit weights as 16 bits, by x of 16 (high precision) */
 #include "kernels/isa.h"
 #include "kernels/x86/quant_avx512.h"
 

@@ -1,8 +1,8 @@
-/* What a choice leaves at most, known before anything is measured: for admission. */
+/* The most that a selection can leave, known before anything is measured. Used by admission. */
 #include "paged_kv/retention/method.h"
 
-/* Protected slots of a table, or pages that hold one, at most: the window ends anywhere in a
- * page. */
+/* The most protected slots of a table, or pages with a protected slot. The window may end anywhere
+ * in a page. */
 static uint64_t protected_most(const retention_policy *policy, uint32_t page_tokens,
                                uint32_t n_prompt, uint32_t len)
 {
@@ -17,7 +17,7 @@ static uint64_t protected_most(const retention_policy *policy, uint32_t page_tok
 static uint64_t least_of(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t most_of(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* Tokens that n tables with a budget of so many each hold together after the choice. */
+/* The most tokens that n tables with `budget` tokens each hold together after the selection. */
 static uint64_t tokens_most(const retention_policy *policy, uint32_t page_tokens, uint32_t n_prompt,
                             uint32_t len, uint32_t budget, uint32_t n)
 {
@@ -39,8 +39,8 @@ static uint64_t pages_of(uint64_t tokens, uint32_t page_tokens)
     return (tokens + page_tokens - 1) / page_tokens;
 }
 
-/* Pages of n tables that hold `tokens` between them, `full` when in whole pages, and `grown` more
- * each. */
+/* The most pages of n tables that hold `tokens` together, in whole pages when `full`, and `grown`
+ * more tokens each. */
 static uint64_t pages_most(uint64_t tokens, uint32_t n, uint32_t grown, bool full, uint32_t size,
                            uint64_t longest)
 {
@@ -51,7 +51,7 @@ static uint64_t pages_most(uint64_t tokens, uint32_t n, uint32_t grown, bool ful
     return least_of(pages, n * pages_of(longest, size));
 }
 
-/* Pages that the last `window` of n slots touch, wherever in a page they end. */
+/* The most pages that the last `window` of n slots touch; they may end anywhere in a page. */
 static uint64_t window_pages(uint32_t window, uint32_t n, uint32_t page_tokens)
 {
     uint64_t touched = ((uint64_t)window + page_tokens - 2) / page_tokens + 1;
@@ -100,14 +100,14 @@ void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_
     uint32_t from = len - smaller(len, retention_window_of(policy, n_prompt));
     uint32_t size = policy->unit == RETENTION_UNIT_PAGE ? larger(1, policy->page_tokens) : 1;
     for (uint32_t page = 0; page < n_prompt; page += size) {
-        /* A page that is not full takes the next token. */
+        /* A page that is not full stays: it takes the next token. */
         bool stays = !none && (page < policy->sinks || page + size > from || page + size > len);
         for (uint32_t i = page; i < n_prompt && i - page < size; i++) forced[i] = stays;
     }
 }
 
-/* Slots were counted when the request was parsed; how many pages the window touches depends on
- * where the prompt ends. */
+/* Parsing checked the budget in slots. The number of pages that the window touches depends on where
+ * the prompt ends. */
 status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,
                               uint32_t n_prompt, error *err)
 {

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-/* A ratio is a decimal that a user wrote: where its product with n differs from a whole number
- * by less than binary fractions can tell, that number is meant. */
+/* A ratio is a decimal that a user wrote. Where its product with n differs from a whole number by
+ * no more than the error of binary fractions, that number is meant. */
 uint32_t retention_floor(double x)
 {
     double whole = nearbyint(x);
@@ -66,7 +66,8 @@ static uint32_t uniform_least(const retention_policy *policy, uint32_t n_prompt)
     return retention_budget_tokens(policy, n_prompt);
 }
 
-/* PyramidKV: tokens beside the window, of the lowest and the highest scope. False: uniform. */
+/* PyramidKV: tokens beside the window, of the lowest (max) and the highest scope (min). slope_of
+ * returns false where the budget is uniform. */
 typedef struct slope {
     int64_t window, max, min;
 } slope;

@@ -1,4 +1,4 @@
-/* One table: what is protected, and how good every other unit is. */
+/* One table: its protected slots, and a key for every other unit. */
 #include "paged_kv/retention/choose.h"
 #include <string.h>
 
@@ -7,7 +7,7 @@ static uint32_t position_of(const contest *t, uint32_t slot)
     return t->positions ? t->positions[slot] : slot;
 }
 
-/* The slot that comes `at`-th in the order of positions. */
+/* The `at`-th slot in the order of positions. */
 static uint32_t slot_at(const contest *t, uint32_t at) { return t->order ? t->order[at] : at; }
 
 static bool in_window(const chooser *c, uint32_t position) { return position >= c->window_from; }
@@ -34,7 +34,7 @@ static uint32_t unit_end(const contest *t, uint32_t unit)
 
 /* ---- protected slots ------------------------------------------------------------------------- */
 
-/* A page that holds a protected slot, or room for the next token. */
+/* Whether a page holds a protected slot, or has room for the next token. */
 static bool page_is_protected(const chooser *c, const contest *t, uint32_t page)
 {
     uint32_t from = page * t->size, to = unit_end(t, page);
@@ -58,7 +58,7 @@ void contest_open(const chooser *c, contest *t)
     t->keep = c->out->keep + (size_t)t->group * c->out->words;
 }
 
-/* Slots by their positions, one byte at a time from the lowest on. Positions differ. */
+/* Sorts slots by their positions, a radix sort from the lowest byte on. Positions are distinct. */
 static void sort_slots(const uint32_t *positions, uint32_t n, uint32_t *other, uint32_t *order)
 {
     uint32_t highest = 0;
@@ -79,8 +79,8 @@ static void sort_slots(const uint32_t *positions, uint32_t n, uint32_t *other, u
     if (from != order) memcpy(order, from, n * sizeof *order);
 }
 
-/* Choices of few slots fill their holes from the table's end (keep.c), so which slot a token has
- * depends on the page's size; what comes next to what must not. */
+/* Small selections fill holes from the table's end (keep.c), so a token's slot depends on the page
+ * size. Which tokens are neighbours must not: so slots are ordered by position. */
 void contest_order(chooser *c, contest *t)
 {
     bool ascending = true;
@@ -149,7 +149,7 @@ static const float *measured(const chooser *c, const contest *t, uint32_t kind, 
            ((kind * (size_t)m->n_layers + t->layer_index) * m->n_kv_heads + head) * m->stride;
 }
 
-/* Of one KV head, smoothed, in c->scores. */
+/* Scores one KV head, smoothed, into c->scores. */
 static void score_head(chooser *c, const contest *t, uint32_t head)
 {
     const retention_phase *phase = &c->phase;
@@ -167,7 +167,7 @@ static void score_head(chooser *c, const contest *t, uint32_t head)
     smooth(c, t, c->scores);
 }
 
-/* kvpress's window slots are better than all others of the layer. */
+/* The best score of the layer outside the window. kvpress scores window slots above it. */
 static float best_of_layer(chooser *c, const contest *t)
 {
     float best = 0;
@@ -187,7 +187,7 @@ static void add(float *sum, const float *scores, uint32_t n, bool first)
         for (uint32_t i = 0; i < n; i++) sum[i] += scores[i];
 }
 
-/* The scope's scores in c->sum, and what comes after the first half of the budget in
+/* Puts the scope's scores into c->sum, and those for the second half of the budget into
  * c->second_sum. */
 static void score_scope(chooser *c, const contest *t)
 {
@@ -214,8 +214,7 @@ static void score_scope(chooser *c, const contest *t)
 
 /* ---- units ----------------------------------------------------------------------------------- */
 
-/* Algorithm 3 of ChunkKV to the letter: a chunk that holds window slots competes with all its
- * slots. */
+/* Algorithm 3 of ChunkKV, literally: a chunk with window slots competes with all its slots. */
 static bool competes_whole(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
     if (t->unit != RETENTION_UNIT_CHUNK || !c->phase.variant->whole_chunks) return false;
@@ -225,7 +224,7 @@ static bool competes_whole(const chooser *c, const contest *t, uint32_t from, ui
     return false;
 }
 
-/* The key of the slots that are number `from` to `to` by position. */
+/* The key of the slots [from, to) in the order of positions. */
 static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, uint32_t to)
 {
     bool whole = competes_whole(c, t, from, to);
@@ -243,7 +242,8 @@ static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, 
 void contest_score(chooser *c, contest *t)
 {
     score_scope(c, t);
-    if (t->unit == RETENTION_UNIT_PAGE) t->order = NULL; /* a page is what it is of the table */
+    if (t->unit == RETENTION_UNIT_PAGE)
+        t->order = NULL; /* a page is a run of slots, not of positions */
     for (uint32_t u = 0; u < t->n_units; u++) {
         uint32_t from = u * t->size;
         bool fixed = t->unit == RETENTION_UNIT_PAGE && (t->keep[from / 64] >> from % 64 & 1);

@@ -1,9 +1,9 @@
-/* What a composition of parts cannot be, and what a geometry cannot have. */
+/* Refuses compositions of parts that have no meaning, or that a geometry does not allow. */
 #include "paged_kv/retention/parse.h"
 #include <inttypes.h>
 #include <stdio.h>
 
-/* The available choices of a part, as "page, chunk". */
+/* Lists the available options of a part, as "page, chunk". */
 static void list_choices(retention_part part, uint32_t available, char *out, size_t size)
 {
     size_t used = 0;
@@ -26,7 +26,7 @@ status refuse_choice(const parsing *p, retention_part part, const char *value, u
                      retention_part_name(part), value, p->preset->name, have);
 }
 
-/* One of the choices that go with another part's. */
+/* Checks that the option of `part` is one of those that go with another part's option. */
 static status check_part(const parsing *p, const retention_policy *policy, retention_part part,
                          uint32_t available, const char *with, const char *choice, error *err)
 {
@@ -97,7 +97,8 @@ static status check_rows(const parsing *p, const retention_policy *policy, error
                      p->where, policy->rows > 0 ? "rows" : "window", rows, p->limits->max_window);
 }
 
-/* What no prompt can make room for; retention_check_budget knows the prompt. */
+/* Refuses a budget below the protected slots for every prompt; retention_check_budget checks the
+ * actual prompt. */
 static status check_protected(const parsing *p, const retention_policy *policy, error *err)
 {
     if (retention_variants[policy->variant].kvpress) return STATUS_IS_OK;
@@ -140,7 +141,8 @@ static status check_heads(const char *where, retention_scope scope, const pkv_ge
                      g->heads_per_group);
 }
 
-/* Layers with a sliding window keep what it holds, at the positions that their window counts by. */
+/* Layers with a sliding window keep the slots it covers, at the positions that the window counts
+ * by. */
 static status check_windows(const parsing *p, const retention_policy *policy, const pkv_geometry *g,
                             error *err)
 {
@@ -163,7 +165,7 @@ static status check_geometry(const parsing *p, const retention_policy *policy, e
         return error_set(err, STATUS_INVALID, "%s.reuse_layers is %u: the model has %u layers",
                          p->where, reuse, g->n_layers);
     }
-    /* Where one choice is that of all layers, no table lies across two. */
+    /* When all layers share one selection, no table lies across two runs of layers. */
     uint32_t choosing = retention_choosing_layers(g, g->n_layers);
     if (reuse % g->layers_per_group != 0 && reuse < choosing) {
         return error_set(
@@ -179,7 +181,7 @@ static status check_geometry(const parsing *p, const retention_policy *policy, e
 status check_composition(const parsing *p, const retention_policy *policy, error *err)
 {
     if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
-    /* A cut of the prompt touches no table. */
+    /* Schedule `input` cuts the prompt and touches no table. */
     if (!retention_chooses(policy)) return check_budget(p, policy, err);
     RETURN_IF_ERROR(check_parts(p, policy, err));
     RETURN_IF_ERROR(check_budget(p, policy, err));

@@ -1,15 +1,15 @@
-/* A choice at a retention point: scopes and their budgets. */
+/* A selection at a retention point: scopes and their budgets. */
 #include "paged_kv/retention/choose.h"
 #include <string.h>
 
-enum { ARRAYS = 7 }; /* beside the keys */
+enum { ARRAYS = 7 }; /* arrays of a chooser beside the keys */
 
 size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots)
 {
     return ((size_t)ARRAYS + geometry->n_kv_heads) * max_slots;
 }
 
-/* In the units that budgets are counted in. */
+/* Converts tokens to the units that budgets are counted in. */
 static uint64_t in_units(const contest *t, uint64_t tokens)
 {
     return t->unit == RETENTION_UNIT_PAGE ? tokens / t->size : tokens;
@@ -21,7 +21,7 @@ static uint32_t held_units(const contest *t)
 
 /* ---- one scope, or the heads of a layer that compete ----------------------------------------- */
 
-/* How many chunks are chosen beside what is protected. */
+/* The number of chunks to select besides the protected slots. */
 static uint32_t chunk_picks(chooser *c, const contest *t, uint64_t budget, uint64_t fixed)
 {
     uint64_t want = budget > fixed ? (budget - fixed) / t->size : 0;
@@ -29,7 +29,7 @@ static uint32_t chunk_picks(chooser *c, const contest *t, uint64_t budget, uint6
     return want > 0 ? (uint32_t)want : 1;
 }
 
-/* How many units one table chooses beside what is protected. */
+/* The number of units that one table selects besides the protected ones. */
 static uint32_t picks(chooser *c, const contest *t)
 {
     if (c->phase.variant->kvpress) {
@@ -42,8 +42,8 @@ static uint32_t picks(chooser *c, const contest *t)
     return larger(budget, least) - t->fixed;
 }
 
-/* Chooses `want` units; of a score of two stages the first ones up to half of `budget` by what it
- * says first, the others by what it says then. */
+/* Selects `want` units. With a score of two stages, its first stage selects up to half of `budget`,
+ * its second stage the rest. */
 static void choose_units(chooser *c, contest *t, uint32_t want, uint32_t budget)
 {
     contest_score(c, t);
@@ -56,7 +56,7 @@ static void choose_units(chooser *c, contest *t, uint32_t want, uint32_t budget)
     contest_close(t);
 }
 
-/* What adaptive leaves to each head for certain. */
+/* The units that allocator `adaptive` guarantees to a head. */
 static uint32_t sure_of(const chooser *c, const contest *t)
 {
     bool chunks = t->unit == RETENTION_UNIT_CHUNK;
@@ -73,8 +73,7 @@ static void choose_alone(chooser *c, contest *t)
     choose_units(c, t, picks(c, t), t->budget);
 }
 
-/* The contest of one head of those that compete, whose keys come after those of the heads before
- * it. */
+/* The contest of one of the competing heads; its keys follow those of the heads before it. */
 static contest head_contest(const chooser *c, const contest *first, uint32_t head, uint32_t *keys)
 {
     contest t = *first;
@@ -86,7 +85,7 @@ static contest head_contest(const chooser *c, const contest *first, uint32_t hea
     return t;
 }
 
-/* What all heads choose together. */
+/* The number of units that all heads select together. */
 static uint32_t joint_picks(chooser *c, const contest *first)
 {
     uint32_t n_heads = c->geometry->n_kv_heads, want = 0;
@@ -101,7 +100,7 @@ static uint32_t joint_picks(chooser *c, const contest *first)
     return chunk_picks(c, first, (uint64_t)n_heads * first->budget, fixed);
 }
 
-/* Every head is sure of its own best; the rest go to the best of all heads. */
+/* Every head selects its guaranteed best units; the rest of the units are the best of all heads. */
 static void choose_jointly(chooser *c, const contest *first)
 {
     uint32_t n_heads = c->geometry->n_kv_heads, *keys = c->keys, want = joint_picks(c, first);
@@ -119,14 +118,14 @@ static void choose_jointly(chooser *c, const contest *first)
         contest_protect(c, &t);
         uint32_t own = 0;
         for (uint32_t u = 0; u < t.n_units; u++) own += keys[u] == KEY_CHOSEN;
-        /* A head won its share by the first of two stages, and now chooses anew within it. */
+        /* The first stage decided how many units the head gets; now both stages select them. */
         if (c->phase.score->refine) choose_units(c, &t, own, t.fixed + own);
         else contest_close(&t);
         keys += t.n_units;
     }
 }
 
-/* ---- whose tables follow --------------------------------------------------------------------- */
+/* ---- tables that share a selection ------------------------------------------------------------ */
 
 static bool same_slots(const chooser *c, uint32_t group, uint32_t leader)
 {
@@ -139,7 +138,7 @@ static bool same_slots(const chooser *c, uint32_t group, uint32_t leader)
     return true;
 }
 
-/* The choice made in the scope's first table goes to all of its tables. */
+/* Copies the selection of the scope's first table to all tables of the scope. */
 static status follow(const chooser *c, uint32_t layer_from, uint32_t layer_to, uint32_t head_from,
                      uint32_t head_to, error *err)
 {
@@ -176,7 +175,7 @@ static status check_measures(const chooser *c, uint32_t longest, uint32_t n_laye
     return error_set(err, STATUS_INTERNAL, "retention: the measures do not fit the sequence");
 }
 
-/* Generated tokens have a budget beside the prompt's kept slots. */
+/* Sets the budget of the generated tokens plus the prompt's kept slots. */
 static void add_prompt_slots(const chooser *c, contest *t)
 {
     t->budget = retention_growths[c->policy->growth].allowance(c->policy, c->len - c->n_prompt);
@@ -214,7 +213,8 @@ static contest contest_of(const chooser *c, uint32_t index, uint32_t head, uint3
     return t;
 }
 
-/* The scope of `t`, or the heads that compete, of which `t` is the first. */
+/* Selects in the scope of `t`, or in all competing heads, of which `t` is the first. Keeps
+ * everything where the budget is not exceeded. */
 static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers, error *err)
 {
     uint32_t heads = joint ? c->geometry->n_kv_heads : 1, longest = 0;
@@ -233,8 +233,8 @@ static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers
     return STATUS_IS_OK;
 }
 
-/* What no later row reads goes, in whole pages, so that what stays are the table's last
- * positions. */
+/* Layers with a sliding window give up whole pages that no later row reads, so that the table keeps
+ * its last positions. */
 static void keep_windows(const chooser *c, uint32_t layer)
 {
     const pkv_geometry *g = c->geometry;
@@ -246,8 +246,8 @@ static void keep_windows(const chooser *c, uint32_t layer)
     }
 }
 
-/* The layers that choose and are number index * reuse_layers and up among those that do: the first
- * one's choice is that of all. */
+/* Selects in run `index` of reuse_layers selecting layers: the first layer's selection is that of
+ * all. */
 static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *err)
 {
     const pkv_geometry *g = c->geometry;
@@ -267,7 +267,8 @@ static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *e
     return STATUS_IS_OK;
 }
 
-/* Slots of the longest table; whether the caller's arrays have room for it. */
+/* Sets *longest to the slots of the longest table; returns whether the caller's arrays have room
+ * for it. */
 static bool has_room(const pkv *kv, uint32_t seq, const retention_choice_out *out,
                      uint32_t *longest)
 {

@@ -1,8 +1,9 @@
-/* What the steps of a choice share: docs/retention.md section 2, one file for each step.
+/* The steps of a selection (docs/retention.md section 2), one file for each step, and their shared
+ * state.
  *
- *   choose.c      scopes: who chooses, and whose tables follow
- *   candidates.c  a table's protected slots, and a key for every unit that may be chosen
- *   rank.c        the best of the keys */
+ *   choose.c      scopes: tables that select, and tables that copy their selection
+ *   candidates.c  a table's protected slots, and a key for every unit that may be selected
+ *   rank.c        selection of the best keys */
 #ifndef PAGED_KV_RETENTION_CHOOSE_H
 #define PAGED_KV_RETENTION_CHOOSE_H
 
@@ -16,57 +17,58 @@ typedef struct chooser {
     uint32_t n_prompt, len;
     retention_phase phase;
     uint32_t sinks, window_from; // positions below and from here on are protected
-    bool protects;               // or would be
+    bool protects;               // false: nothing is protected
     const measure_result *measures;
     bool by_slot;
     uint32_t rows, q_heads;
-    /* Arrays of room for the longest table each. */
+    /* Arrays, each with room for the longest table. */
     float *scores, *more, *pooled, *sum, *second_sum;
     uint32_t *positions, *order;
     uint32_t *keys; // of n_kv_heads tables, one after the other
     retention_choice_out *out;
 } chooser;
 
-/* A scope's first table, for which it chooses. */
+/* The selection in one table: the first one of a scope. */
 typedef struct contest {
     uint32_t layer_index; // among the measured layers
     uint32_t head_from, head_to;
     uint32_t group;
     uint32_t n;                // slots
-    const uint32_t *positions; // NULL: nothing was given up so far
-    const uint32_t *order;     // [n] slots by ascending position; NULL: as they are
+    const uint32_t *positions; // of each slot; NULL: position = slot
+    const uint32_t *order;     // [n] slots by ascending position; NULL: in slot order
     retention_unit unit;
     retention_pool pool;
     uint32_t size;    // slots of a unit
     uint32_t budget;  // tokens
-    uint32_t n_units; // in the order of positions (pages: of the table); the last may be short
+    uint32_t n_units; // by position (pages: by slot); the last may be short
     uint32_t fixed;   // protected slots, or pages
     uint32_t *keys;   // [n_units]
     uint64_t *keep;   // a bit for each slot
 } contest;
 
-enum { KEY_NONE = 0, KEY_CHOSEN = UINT32_MAX }; // no candidate; one no more
+enum { KEY_NONE = 0, KEY_CHOSEN = UINT32_MAX }; // not a candidate; already selected
 
 /* ---- candidates.c ---- */
 void keep_range(uint64_t *keep, uint32_t from, uint32_t to);
-/* How much there is to choose from. */
+/* Sets the size of the table and its units. */
 void contest_open(const chooser *c, contest *t);
-/* The table's positions, and its slots in their order. Contests share the arrays of the chooser:
- * what one has ordered holds until another is. */
+/* Sets the table's positions and the order of its slots. Contests share the chooser's arrays, so
+ * the order of one contest holds until another is ordered. */
 void contest_order(chooser *c, contest *t);
-/* Protected slots and their bits; orders the table first. */
+/* Orders the table, then counts the protected slots and sets their bits. */
 void contest_protect(chooser *c, contest *t);
-/* The keys of its units. */
+/* Sets the keys of the units. */
 void contest_score(chooser *c, contest *t);
-/* The keys of those that are left, by the score's second measure. */
+/* Sets the keys of the units not yet selected again, by the score's second stage. */
 void contest_refine(chooser *c, contest *t);
-/* The slots of the chosen units stay. The table must be the one ordered last. */
+/* Keeps the slots of the selected units. The table must be the one ordered last. */
 void contest_close(const contest *t);
 
 /* ---- rank.c ---- */
-/* Ascending keys for ascending scores. Both zeros are one score; a NaN comes before everything. */
+/* Maps ascending scores to ascending keys. Both zeros have one key; NaN comes before everything. */
 uint32_t rank_key(float score);
-/* Chooses the `want` greatest keys, of equal ones the first, and returns how many there were. */
+/* Marks the `want` greatest keys as KEY_CHOSEN, of equal keys the first, and returns how many it
+ * marked. */
 uint32_t rank_choose(uint32_t *keys, uint32_t n, uint32_t want);
 
 #endif

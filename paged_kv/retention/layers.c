@@ -1,4 +1,4 @@
-/* Which layers choose, and which of them share a choice: `reuse_layers` counts those alone. */
+/* Which layers select. reuse_layers and measures count the selecting layers alone. */
 #include "paged_kv/retention/method.h"
 
 uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end)

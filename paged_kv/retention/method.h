@@ -1,6 +1,6 @@
-/* The parts of a method as tables of functions. A new method is a row in presets.c and, when
- * nothing scores as it does, one file score_NAME.c that defines `score_NAME`: the build finds it,
- * and calls it RETENTION_SCORE_NAME. A new choice of another part is a row here and in the enum of
+/* The parts of a method as tables of functions. A new method is a row in presets.c. A new score is
+ * a file score_NAME.c that defines `score_NAME`, which the build finds and numbers as
+ * RETENTION_SCORE_NAME. A new option of another part is a row in its table and in the enum of
  * retention.h. */
 #ifndef PAGED_KV_RETENTION_METHOD_H
 #define PAGED_KV_RETENTION_METHOD_H
@@ -10,7 +10,7 @@
 
 #define ONLY(choice) (UINT32_C(1) << (choice))
 
-/* Sets of choices. */
+/* Sets of options, one bit each. */
 enum {
     PAGE = ONLY(RETENTION_UNIT_PAGE),
     CHUNK = ONLY(RETENTION_UNIT_CHUNK),
@@ -37,14 +37,14 @@ typedef enum retention_rows {
 /* What one KV head's score is computed from. */
 typedef struct score_input {
     const float *first, *second; // [n] the score's measures; NULL without
-    const float *pooled;         // [n] what `score` gave, smoothed; for `refine` alone
-    const float *novelty;        // of the token at each position
+    const float *pooled;         // [n] the result of `score`, smoothed; for `refine` alone
+    const float *novelty;        // [n_prompt] - log p of the token at each position
     const uint32_t *positions;   // [n] NULL: position = slot
-    uint32_t n;                  // slots, or pages where pages were measured
-    uint32_t rows, q_heads;      // that were summed
+    uint32_t n;                  // slots, or pages where the measure is by page
+    uint32_t rows, q_heads;      // summed in the measures
 } score_input;
 
-/* Fills scores[n]; higher stays. NaN comes last. */
+/* Fills scores[n]; higher scores stay, NaN comes last. */
 typedef void (*retention_score_fn)(const score_input *in, float *scores);
 
 typedef struct retention_score_row {
@@ -52,13 +52,13 @@ typedef struct retention_score_row {
     measure_kind kind, second;
     retention_rows rows;
     retention_score_fn score;
-    retention_score_fn refine; // of what the first half of the budget left over; NULL for most
-    uint32_t units, allocators, schedules; // that it can be combined with: bits
-    bool page_mass;                        // comes out of the attention kernel, by page
-    bool novelty;                          // of every prompt token
+    retention_score_fn refine; // rescores what the first half of the budget left; NULL for most
+    uint32_t units, allocators, schedules; // bits of the options it can be combined with
+    bool page_mass;                        // the attention kernel measures it by page
+    bool novelty;                          // needs - log p of every prompt token
 } retention_score_row;
 
-/* RETENTION_SCORE_WINDOW and so on. */
+/* RETENTION_SCORE_WINDOW and the other scores, numbered from their files. */
 enum {
     RETENTION_SCORE_BEFORE_FILES = RETENTION_SCORE_NONE,
 #define ID_OF_FILE(ID, row) RETENTION_SCORE_##ID,
@@ -73,16 +73,16 @@ extern const retention_score_row *const retention_scores[RETENTION_SCORES];
 
 typedef struct retention_variant_row {
     retention_choice choice;
-    retention_score of;       // the score it is a reading of
-    measure_kind kind;        // measured in place of the score's; NONE: the score's
-    retention_score_fn score; // in place of the score's; NULL: the score's
-    uint32_t units;           // that it can be combined with: bits
-    bool kvpress;             // nothing is protected, window slots get more than all others
+    retention_score of;       // the score that it varies
+    measure_kind kind;        // replaces the score's; NONE: the score's
+    retention_score_fn score; // replaces the score's; NULL: the score's
+    uint32_t units;           // bits of the units it can be combined with
+    bool kvpress;             // nothing is protected; window slots score above all others
     bool whole_chunks;        // a chunk that holds window slots competes with all its slots
 } retention_variant_row;
 extern const retention_variant_row retention_variants[];
 
-/* For rows to share. */
+/* Scores that several rows use. */
 void score_measured(const score_input *in, float *scores); // the first measure
 void score_mean(const score_input *in, float *scores);     // over rows and query heads
 void score_negated(const score_input *in, float *scores);  // the smaller, the better
@@ -91,14 +91,13 @@ void score_negated(const score_input *in, float *scores);  // the smaller, the b
 
 typedef struct retention_scope_row {
     retention_choice choice;
-    uint32_t (*heads)(const pkv_geometry *geometry); // KV heads that share a choice
+    uint32_t (*heads)(const pkv_geometry *geometry); // KV heads that share a selection
 } retention_scope_row;
 extern const retention_scope_row retention_scopes[];
 
 typedef struct retention_schedule_row {
     retention_choice choice;
-    /* The first point > from of those where a table of more than `least` tokens may be too
-     * large. */
+    /* The first point > from at which a table of more than `least` tokens may exceed its budget. */
     uint32_t (*next_point)(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
                            uint32_t from);
 } retention_schedule_row;
@@ -106,9 +105,9 @@ extern const retention_schedule_row retention_schedules[];
 
 typedef struct retention_growth_row {
     retention_choice choice;
-    /* Generated tokens that may stay when t have been computed. */
+    /* The number of generated tokens that may stay once t were computed. */
     uint32_t (*allowance)(const retention_policy *policy, uint32_t t);
-    uint32_t (*every)(const retention_policy *policy); // generated tokens between choices
+    uint32_t (*every)(const retention_policy *policy); // generated tokens between selections
 } retention_growth_row;
 extern const retention_growth_row retention_growths[];
 
@@ -130,14 +129,15 @@ typedef struct retention_phase {
     measure_kind kind; // the first of the measures
     retention_unit unit;
     retention_scope scope;
-    bool growth; // generated tokens alone are chosen among
-    bool summed; // rows of several shares are added up in running sums
+    bool growth; // only generated tokens are selected among
+    bool summed; // running sums add up the rows of several steps
 } retention_phase;
 
 retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_prompt,
                                    uint32_t point);
 bool retention_by_slot(const retention_policy *policy, const retention_phase *phase);
-/* Query rows behind the measures of a choice at `point` when everything was computed in one go. */
+/* The number of query rows behind the measures of a selection at `point` when everything was
+ * computed in one step. */
 uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, uint32_t point);
 
 /* ---- budgets --------------------------------------------------------------------------------- */
@@ -147,21 +147,21 @@ uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt);
 /* floor(x), where a product of two decimals within 1e-6 of a whole number is that number. */
 uint32_t retention_floor(double x);
 
-/* The layer that has `nth` others that choose below it, and chooses; there is one. */
+/* The selecting layer with `nth` selecting layers below it; it exists. */
 uint32_t retention_choosing_layer(const pkv_geometry *geometry, uint32_t nth);
 
-/* How many of so many chunks variant `mean` keeps. */
+/* The number of `chunks` that variant `mean` keeps. */
 uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t chunks);
 
-/* The budget of the scopes' tables by layer. */
+/* How an allocator divides the budget among layers and heads. */
 typedef struct retention_allocator_row {
     retention_choice choice;
     /* The budget in tokens of run `index` of the n_scopes runs of layers that choose. */
     uint32_t (*tokens)(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                        uint32_t n_scopes);
     uint32_t (*least)(const retention_policy *policy, uint32_t n_prompt); // of all scopes
-    bool joint;   // the heads of a layer share their budgets
-    bool sloping; // by `beta`
+    bool joint;   // the heads of a layer compete for their budgets
+    bool sloping; // the budget falls with the layer, by `beta`
 } retention_allocator_row;
 extern const retention_allocator_row retention_allocators[];
 
@@ -172,10 +172,10 @@ static inline uint32_t runs_of(uint32_t n, uint32_t length)
 static inline uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* Writes the request's field that a part has: an enum member of the policy. */
+/* Sets the policy's option of a part; every part is an enum member of the policy. */
 void retention_part_set(retention_policy *policy, retention_part part, size_t index);
 uint32_t retention_part_get(const retention_policy *policy, retention_part part);
-/* SIZE_MAX when it has no such choice. */
+/* The index of a part's option, SIZE_MAX when the name is unknown. */
 size_t retention_part_find(retention_part part, const char *name);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A null member is as good as none, as everywhere in JSON here. */
+/* Whether a key is present. A null member counts as absent, as in all JSON of requests. */
 static bool member(const json_t *json, const char *key)
 {
     const json_t *value = json_object_get(json, key);
@@ -80,7 +80,7 @@ static status read_bias(const parsing *p, const char *name, retention_policy *po
     return read_number(p, name, -1e6, 1e6, &policy->bias, err);
 }
 
-/* Temperatures nearer to 0 and to infinity give the same anchors. */
+/* Bounds theta: temperatures nearer to 0 or to infinity give the same anchors. */
 static status read_theta(const parsing *p, const char *name, retention_policy *policy, error *err)
 {
     return read_number(p, name, 1e-3, 1e6, &policy->theta, err);
@@ -97,7 +97,7 @@ static status read_part(const parsing *p, const char *name, retention_policy *po
     if (i == SIZE_MAX || !(available >> i & 1))
         return refuse_choice(p, part, value, available, err);
     retention_part_set(policy, part, i);
-    /* Whoever asks for a score means all points. */
+    /* A score in the request applies to all points. */
     if (part == RETENTION_PART_SCORE) policy->decode_score = RETENTION_SCORE_NONE;
     return STATUS_IS_OK;
 }
@@ -263,11 +263,11 @@ static bool uses_pool(const retention_policy *policy)
 /* Every key that the object may have. */
 static const struct {
     const char *name;
-    uint32_t field; // bits of which a method must have one; 0 = none
+    uint32_t field; // bits, one of which the method must have; 0 = any method
     status (*read)(const parsing *p, const char *name, retention_policy *policy, error *err);
-    bool (*used)(const retention_policy *policy); // whether it says anything; NULL = yes
-    const char *only;                             // when it does
-    bool of_request;                              // and of no prefill
+    bool (*used)(const retention_policy *policy); // whether it has an effect; NULL = always
+    const char *only;                             // what the effect needs
+    bool of_request;                              // not allowed in a prefill
 } keys[] = {
     {.name = "method"},
     {.name = "ratio", .field = RETENTION_FIELD_BUDGET, .read = read_ratio},
@@ -378,7 +378,7 @@ static status find_method(parsing *p, error *err)
     return STATUS_IS_OK;
 }
 
-/* What follows from a choice unless it was given. */
+/* Sets what follows from other keys unless the request gave it. */
 static void infer(const parsing *p, retention_policy *policy)
 {
     if (member(p->json, "variant") && policy->variant == RETENTION_VARIANT_MEAN &&
@@ -386,10 +386,11 @@ static void infer(const parsing *p, retention_policy *policy)
         policy->pool = RETENTION_POOL_AVG;
         policy->kernel = 5;
     }
-    /* A row's own variant is a reading of the row's score at the row's points. */
+    /* A preset's own variant applies to the preset's score and schedule alone. */
     bool others = policy->score != p->preset->defaults.score ||
                   policy->schedule != p->preset->defaults.schedule;
-    bool parts = p->preset->fields & RETENTION_FIELD_PARTS; /* a prefill has seen to its own */
+    bool parts =
+        p->preset->fields & RETENTION_FIELD_PARTS; /* else the prefill's own parsing did this */
     if (parts && others && !member(p->json, "variant")) policy->variant = RETENTION_VARIANT_PLAIN;
 }
 
@@ -411,7 +412,7 @@ static status read_object(parsing *p, retention_policy *policy, error *err)
     return STATUS_IS_OK;
 }
 
-/* A prompt's own policy becomes the prompt's part of SCOPE's. */
+/* Makes the policy of "prefill" the prompt's part of a SCOPE policy. */
 static status take_prefill(const parsing *p, retention_policy prefill, retention_policy *policy,
                            error *err)
 {
@@ -420,7 +421,7 @@ static status take_prefill(const parsing *p, retention_policy prefill, retention
                          p->where, p->preset->name, policy->preset->name);
     }
     if (prefill.schedule == RETENTION_SCHEDULE_DECODE) prefill.schedule = RETENTION_SCHEDULE_PROMPT;
-    /* Where no key can say which layers share a choice, those that share a page table do. */
+    /* Where no key can set reuse_layers, the layers of a page table share a selection. */
     if (!p->json || !(p->preset->fields & RETENTION_FIELD_PARTS))
         prefill.reuse_layers = p->limits->geometry.layers_per_group;
     RETURN_IF_ERROR(check_composition(p, &prefill, err));
@@ -450,7 +451,8 @@ static status parse_prefill(const parsing *outer, const char *name, retention_po
     return take_prefill(&p, prefill, policy, err);
 }
 
-/* The paper's: the prompt's heavy hitters and its last 8 tokens, 2,048 in all. */
+/* SCOPE's default, from its paper: the prompt's heavy hitters and its last 8 tokens, 2,048 in
+ * all. */
 static status default_prefill(const parsing *outer, retention_policy *policy, error *err)
 {
     const parsing p = {.where = "retention.decode",

@@ -1,10 +1,10 @@
-/* What the two halves of parsing share: keys (parse.c) and compositions (check.c). */
+/* Shared by the two halves of parsing: keys (parse.c) and compositions (check.c). */
 #ifndef PAGED_KV_RETENTION_PARSE_H
 #define PAGED_KV_RETENTION_PARSE_H
 
 #include "paged_kv/retention/method.h"
 
-/* An object of a request: the "retention" itself, or its "prefill". */
+/* A JSON object of a request: its "retention" or that one's "prefill". */
 typedef struct parsing {
     const json_t *json;
     const char *where;
@@ -13,10 +13,10 @@ typedef struct parsing {
     bool nested;
 } parsing;
 
-/* Says what there is instead. */
+/* Refuses an option and names the available ones. */
 status refuse_choice(const parsing *p, retention_part part, const char *value, uint32_t available,
                      error *err);
-/* Parts, budget and geometry go together. */
+/* Checks that parts, budget and geometry fit each other. */
 status check_composition(const parsing *p, const retention_policy *policy, error *err);
 status check_growth(const parsing *p, const retention_policy *policy, error *err);
 

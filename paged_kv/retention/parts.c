@@ -1,4 +1,4 @@
-/* The tables of parts: what there is to choose from, and what goes with what. */
+/* The tables of parts: the options, and which of them go together. */
 #include "paged_kv/retention/method.h"
 #include <string.h>
 

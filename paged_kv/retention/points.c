@@ -1,4 +1,4 @@
-/* When a policy chooses, and what it must know for that. */
+/* The points at which a policy selects, and the measures it needs there. */
 #include "paged_kv/retention/method.h"
 
 void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens)
@@ -99,8 +99,8 @@ const retention_growth_row retention_growths[] = {
                                         every_growth},
 };
 
-/* Generated tokens given up by the k-th choice at the latest: never fewer for a later one, so that
- * the choices are where it grows. */
+/* The number of generated tokens given up by the k-th selection at the latest. It never falls with
+ * k, so selections happen where it grows. */
 static uint64_t given_up(const retention_policy *policy, uint64_t k)
 {
     const retention_growth_row *growth = &retention_growths[policy->growth];
@@ -114,7 +114,7 @@ static uint32_t next_growth_point(const retention_policy *policy, uint32_t n_pro
     uint64_t low = (from - n_prompt) / every, high = (UINT32_MAX - 1 - n_prompt) / every;
     uint64_t now = given_up(policy, low);
     if (low >= high || given_up(policy, high) <= now) return UINT32_MAX;
-    while (high - low > 1) { /* low: no choice after `from` yet */
+    while (high - low > 1) { /* low: selection `low` gives up no more than at `from` */
         uint64_t middle = low + (high - low) / 2;
         if (given_up(policy, middle) > now) high = middle;
         else low = middle;
@@ -124,7 +124,7 @@ static uint32_t next_growth_point(const retention_policy *policy, uint32_t n_pro
 
 /* ---- points ---------------------------------------------------------------------------------- */
 
-/* No table of that many tokens is over its budget. */
+/* The most tokens of a table that are within the budget of every table. */
 static uint32_t always_fits(const retention_policy *policy, uint32_t n_prompt)
 {
     enum { PAGE_TOKENS_MOST = 256 };
@@ -172,7 +172,7 @@ retention_phase retention_phase_at(const retention_policy *policy, uint32_t n_pr
     return phase;
 }
 
-/* Rows before the last point are gone by. */
+/* The rows since the point before `point`: earlier rows are no longer measured. */
 static uint32_t rows_since_point(const retention_policy *policy, uint32_t n_prompt, uint32_t point)
 {
     if (policy->schedule == RETENTION_SCHEDULE_CHUNK)
@@ -197,7 +197,7 @@ uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, ui
 bool retention_has_sums(const retention_policy *policy)
 {
     if (retention_scores[policy->score]->rows == RETENTION_ROWS_ALL) return true;
-    const uint32_t any_prompt = INT32_MAX; /* a budget of a share is then at its largest */
+    const uint32_t any_prompt = INT32_MAX; /* a budget given as a ratio is then at its largest */
     return retention_phase_at(policy, any_prompt, any_prompt + 1).summed;
 }
 
@@ -213,7 +213,8 @@ bool retention_by_slot(const retention_policy *policy, const retention_phase *ph
            policy->pool != RETENTION_POOL_NONE;
 }
 
-/* Rows of a score that sums all, or the last of the interval, over the shares that hold them. */
+/* The measure of a score that sums all rows, or the last rows of an interval, over several
+ * steps. */
 static measure_spec summed(measure_spec spec, uint32_t from, uint32_t to, uint32_t first,
                            uint32_t point)
 {
@@ -226,7 +227,7 @@ static measure_spec summed(measure_spec spec, uint32_t from, uint32_t to, uint32
     return spec;
 }
 
-/* Slots of a unit of the prompt's choice. */
+/* Slots of a unit of the prompt's selection. */
 static uint32_t unit_tokens(const retention_policy *policy)
 {
     if (policy->unit == RETENTION_UNIT_CHUNK) return policy->chunk;
@@ -270,14 +271,15 @@ static uint32_t measure_bits(measure_spec spec)
 uint32_t retention_measures(const retention_policy *policy, uint32_t n_prompt)
 {
     uint32_t bits = retention_wants_novelty(policy) ? MEASURES_NOVELTY : 0;
-    /* The first choice of the prompt, and of the answer: those that follow measure the same. */
+    /* The first selection of the prompt and the first of the answer; later ones measure the
+     * same. */
     uint32_t points[] = {retention_next_point(policy, n_prompt, 0),
                          retention_next_point(policy, n_prompt, n_prompt)};
     for (int i = 0; i < 2; i++)
         if (points[i] != UINT32_MAX)
             bits |=
                 measure_bits(retention_measure_rows(policy, n_prompt, points[i] - 1, points[i]));
-    /* Rows are summed from the first one on, whether a choice comes or not. */
+    /* Rows are summed from the first one on, even if no selection follows. */
     if (retention_has_sums(policy))
         bits |= measure_bits(retention_measure_rows(policy, n_prompt, n_prompt - 1, n_prompt));
     return bits;

@@ -10,7 +10,7 @@
 void pool_max(const float *in, uint32_t n, uint32_t kernel, float *out)
 {
     for (uint32_t i = 0; i < n; i++) out[i] = in[i];
-    /* What is not a number is less than everything. */
+    /* NaN is less than everything. */
     FOR_NEIGHBOURS(d, (int64_t)kernel / 2, i, (int64_t)n)
     {
         out[i] = in[i + d] > out[i] || out[i] != out[i] ? in[i + d] : out[i];

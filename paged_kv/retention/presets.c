@@ -4,7 +4,7 @@
 
 #define FROM(first, last) ((ONLY((last) + 1) - 1) & ~(ONLY(first) - 1))
 
-/* What a method's row begins with: any composition that has a meaning may be asked for. */
+/* The start of a method's row: any composition that has a meaning is allowed. */
 #define ANY_SCORE FROM(RETENTION_SCORE_NONE + 1, RETENTION_SCORES - 1)
 #define ANY_FIELD (RETENTION_FIELD_BUDGET | RETENTION_FIELD_PARTS)
 #define ANY_CHOICE                                                                                 \
@@ -17,7 +17,7 @@
         [RETENTION_PART_SCHEDULE] = FROM(RETENTION_SCHEDULE_PROMPT, RETENTION_SCHEDULE_DECODE),    \
         [RETENTION_PART_VARIANT] = FROM(RETENTION_VARIANT_PLAIN, RETENTION_VARIANT_ALG3),          \
     }
-/* Contiguous positions: every table keeps equally many, at each chunk of the prompt. */
+/* Contiguous positions: every table keeps equally many tokens, at each chunk of the prompt. */
 #define RECURRENT_CHOICE                                                                           \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ANY_SCORE,                                                        \
@@ -27,7 +27,7 @@
         [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_CHUNK),                                \
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
-/* Nothing is chosen by the row itself. */
+/* The row selects nothing itself. */
 #define NO_CHOICE                                                                                  \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ONLY(RETENTION_SCORE_NONE),                                       \
@@ -37,7 +37,7 @@
         [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_NEVER),                                \
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
-/* Tokens of the prompt stay or go before anything is computed. */
+/* Cuts the prompt before anything is computed. */
 #define INPUT_CHOICE                                                                               \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ONLY(RETENTION_SCORE_NONE),                                       \
@@ -48,7 +48,7 @@
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
 
-/* Defaults that only a request's overrides may bring into play. */
+/* Defaults that matter only when a request overrides a part. */
 #define COMMON                                                                                     \
     .chunk = 10, .beta = 20, .floor = 0.2f, .kernel = 7, .interval = 16, .recurrent_chunk = 32768, \
     .reuse_layers = 1, .theta = 1

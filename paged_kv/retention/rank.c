@@ -1,4 +1,4 @@
-/* The best of a list: radix selection, so that no order is made and no memory needed. */
+/* The best of a list, by radix selection: no sorting, no memory. */
 #include "paged_kv/retention/choose.h"
 #include <string.h>
 
@@ -13,7 +13,7 @@ uint32_t rank_key(float score)
 
 static bool is_candidate(uint32_t key) { return key != KEY_NONE && key != KEY_CHOSEN; }
 
-/* The want-th greatest key (0 < want <= all); *ties of the keys equal to it are among the best. */
+/* The want-th greatest key (0 < want <= all); *ties of the keys equal to it are selected. */
 static uint32_t threshold_of(const uint32_t *keys, uint32_t n, uint32_t want, uint32_t *ties)
 {
     uint32_t threshold = 0, known = 0; /* bits of threshold found so far */

@@ -7,7 +7,7 @@ double retention_kept_tokens(const pkv *kv, uint32_t seq)
 {
     const pkv_geometry *g = pkv_get_geometry(kv);
     uint32_t head_groups = pkv_head_groups(g);
-    uint64_t sum = 0; // of tokens x layers
+    uint64_t sum = 0; // sum of tokens x layers
     for (uint32_t i = 0; i < pkv_groups(g); i++) {
         uint32_t layer = i / head_groups * g->layers_per_group;
         uint32_t layers = g->n_layers - layer;

@@ -2,9 +2,9 @@
  *
  * What     the table of methods (presets), the request's JSON and its report (one parser, one
  *          writer), the retention points, the measures a method needs from a backend, and the
- *          choice itself: plain C, deterministic, the same for every device and rank. A method is
- *          a row of `retention_presets`.
- * Owner    a retention_policy is a plain value; choices go to caller-owned bitmaps.
+ *          selection itself: plain C, deterministic, the same for every device and rank. A method
+ *          is a row of `retention_presets`.
+ * Owner    a retention_policy is a plain value; selections go to caller-owned bitmaps.
  * Threads  pure functions.
  * Units    tokens and pages of one table; ratio = the share KEPT of the prompt's tokens.
  * Errors   a field the method cannot use, an unknown key, an impossible value: STATUS_INVALID with
@@ -17,10 +17,10 @@
 
 /* ---- the parts a method is composed of (docs/retention.md says what each means) -------------- */
 
-/* Which of the scores: an index like those of the other parts, but the names are those of the files
- * paged_kv/retention/score_*.c, and nobody outside needs to know one from another. */
+/* Index of a score. The scores are the files paged_kv/retention/score_*.c; code outside retention
+ * does not distinguish them. */
 typedef uint32_t retention_score;
-enum { RETENTION_SCORE_NONE }; // nothing to measure
+enum { RETENTION_SCORE_NONE }; // no score: nothing is measured
 
 typedef enum retention_unit {
     RETENTION_UNIT_PAGE,
@@ -61,15 +61,15 @@ typedef enum retention_pool {
     RETENTION_POOL_AVG
 } retention_pool;
 
-/* SCOPE: what the generated tokens may take, beside a prompt part that stays as it is. */
+/* SCOPE: the budget of the generated tokens, beside a prompt part that stays as it is. */
 typedef enum retention_growth {
-    RETENTION_GROWTH_JOINT, // prompt and generated tokens compete for one budget
+    RETENTION_GROWTH_JOINT, // prompt and generated tokens share one budget
     RETENTION_GROWTH_SLIDE,
     RETENTION_GROWTH_ADAPTIVE,
     RETENTION_GROWTH_DISCONTINUOUS,
 } retention_growth;
 
-/* The parts as tables, so that parsing, help and docs iterate over them. A choice's index is its
+/* The parts as tables, so that parsing, help and docs iterate over them. An option's index is its
  * enum value. */
 typedef enum retention_part {
     RETENTION_PART_SCORE,
@@ -90,11 +90,11 @@ const char *retention_part_name(retention_part part); // the request's field: "s
 size_t retention_part_size(retention_part part);
 retention_choice retention_part_choice(retention_part part, size_t index);
 
-/* Fields of a request that a method may be able to use beside `method`, `report` and `pressure`.
- * Whether `chunk`, `interval` and the like say anything depends on the parts chosen. */
+/* Request fields that a method may accept besides `method`, `report` and `pressure`. Whether
+ * `chunk`, `interval` and the like have an effect depends on the options of the parts. */
 typedef enum retention_field {
     RETENTION_FIELD_BUDGET = 1 << 0, // ratio or tokens
-    RETENTION_FIELD_PARTS = 1 << 1,  // the parts, and what goes with them
+    RETENTION_FIELD_PARTS = 1 << 1,  // the parts and their settings
     RETENTION_FIELD_PHASES = 1 << 2, // prefill, decode
     RETENTION_FIELD_INPUT = 1 << 3,  // sinks, of the prompt's tokens
 } retention_field;
@@ -105,34 +105,34 @@ typedef struct retention_policy {
     retention_score score;
     retention_variant variant;
     retention_unit unit;
-    uint32_t chunk; // tokens of a unit `chunk` (and of hybrid's lower half)
+    uint32_t chunk; // tokens of a unit `chunk`, also in hybrid's lower half
     retention_scope scope;
     retention_allocator allocator;
     float beta;  // pyramid's slope
-    float floor; // adaptive's share that each head is sure of
+    float floor; // share of its budget that adaptive guarantees each head
     retention_pool pool;
     uint32_t kernel; // of the pool, odd
     retention_schedule schedule;
-    uint32_t interval;        // decode
-    uint32_t recurrent_chunk; // chunk
-    bool contiguous;          // positions are reassigned after each choice
+    uint32_t interval;        // schedule `decode`
+    uint32_t recurrent_chunk; // schedule `chunk`
+    bool contiguous;          // positions are reassigned after each selection
     double ratio;             // (0, 1], or 0 when `tokens` is given
     uint32_t tokens;          // budget, or 0 when `ratio` is given
     uint32_t sinks;           // first tokens protected
     uint32_t window;          // last tokens protected
-    float bias, theta;        // score projection: AnDPro's b, and the temperature of its theta
-    bool window_half;         // but at most half of the budget (INT32_MAX: just that half)
-    uint32_t rows;            // query rows measured; 0 = as `window`
-    uint32_t reuse_layers;    // so many layers that choose, one after the other, share a choice
+    float bias, theta;        // score `projection`: AnDPro's b and temperature
+    bool window_half;         // window is at most half of the budget (INT32_MAX: exactly half)
+    uint32_t rows;            // query rows measured; 0 = `window`
+    uint32_t reuse_layers;    // this many selecting layers in a row share a selection
     retention_growth growth;
-    retention_score decode_score; // after the prompt's end; NONE = as for the prompt
-    /* Of the generated tokens, when growth is not joint. */
+    retention_score decode_score; // after the prompt's end; NONE = `score`
+    /* For the generated tokens, when growth is not joint. */
     retention_unit decode_unit;
     retention_scope decode_scope;
     uint32_t beta1, beta2, horizon; // growth other than joint; horizon 0 = max_tokens
-    bool pressure;                  // opts in to compress-before-preempt
+    bool pressure;                  // may be compressed before a sequence is preempted
     bool report_positions;
-    uint32_t page_tokens; // of the tables it is for; 0 = not known
+    uint32_t page_tokens; // of the engine's tables; 0 = not known
 } retention_policy;
 
 typedef struct retention_preset {
@@ -141,14 +141,14 @@ typedef struct retention_preset {
     const char *source;                // paper and section
     bool needs_budget;                 // ratio or tokens must be given
     uint32_t fields;                   // retention_field bits: what a request may set
-    uint32_t choices[RETENTION_PARTS]; // bit i = choice i of the part is available
+    uint32_t choices[RETENTION_PARTS]; // bit i = option i of the part is available
     retention_policy defaults;         // its `preset` is unused here
 } retention_preset;
 
 const retention_preset *retention_presets(size_t *n);
 const retention_preset *retention_find(const char *name);
 
-/* What the engine can do: checked when a request comes in. */
+/* Limits of the engine, which requests are checked against. */
 typedef struct retention_limits {
     pkv_geometry geometry;
     uint32_t max_window; // the prefill chunk
@@ -160,150 +160,153 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
 
 /* ---- at work --------------------------------------------------------------------------------- */
 
-/* What a request's length decides: call it once for each request before anything below. A horizon
- * that was not given is max_new_tokens. */
+/* Resolves what depends on the request's length; call it once for each request before anything
+ * below. A horizon that was not given becomes max_new_tokens. */
 void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens);
 
-/* Whether the policy chooses at all among what a prompt has computed. */
+/* Whether the policy ever selects among computed tokens. */
 static inline bool retention_chooses(const retention_policy *policy)
 {
     return policy->schedule != RETENTION_SCHEDULE_NEVER &&
            policy->schedule != RETENTION_SCHEDULE_INPUT;
 }
 
-/* What schedule `input` leaves of a prompt of n_prompt tokens: its first `sinks` tokens, and the
- * last ones. Every other schedule leaves all. Nothing below knows of what is cut: for a prompt
- * that was cut, n_prompt is retention_input_tokens. */
+/* The tokens that schedule `input` leaves of a prompt of n_prompt tokens: its first `sinks` tokens
+ * and the last ones. Every other schedule leaves all. Functions below know nothing of tokens that
+ * were cut: for a cut prompt, n_prompt is retention_input_tokens. */
 uint32_t retention_input_tokens(const retention_policy *policy, uint32_t n_prompt);
-/* out: [retention_input_tokens] */
+/* Copies the tokens that stay; out [retention_input_tokens]. */
 void retention_cut(const retention_policy *policy, const uint32_t *prompt, uint32_t n_prompt,
                    uint32_t *out);
-/* Whether the sinks and one token more exceed the budget of a prompt that is cut. */
+/* Whether sinks + 1 exceeds the budget of a prompt that is cut. */
 bool retention_cut_raises(const retention_policy *policy, uint32_t n_prompt);
 
 /* The first logical length > from at which this policy selects, for a prompt of n_prompt tokens;
- * UINT32_MAX when there is none. A length at which no table can hold more than its budget is no
- * such point. */
+ * UINT32_MAX when there is none. A length at which no table can exceed its budget is no such
+ * point. */
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from);
 
-/* What a backend must measure at a retention point. A closed list: docs/retention.md, section 4,
- * defines each. */
+/* The measures that a backend can make at a retention point. A closed list, defined in
+ * docs/retention.md, section 4. */
 typedef enum measure_kind {
     MEASURE_NONE,
-    /* Sums over the query heads of a KV head, then over rows, both ascending. */
+    /* Summed over the query heads of a KV head, then over rows, both ascending. */
     MEASURE_MASS,               // softmax attention
     MEASURE_RAW,                // q . k: no scale, no mask, no softmax
     MEASURE_PROJECTION,         // attention times <output, value>
     MEASURE_PROJECTION_OUTSIDE, // softmax and output over the slots outside the window
     MEASURE_PROJECTION_POOLED,  // AnDPro's code: pooled attention, anchor of evictable chunks
-    MEASURE_EXPECTED,           // sum over query heads only: softmax under the expected query
+    MEASURE_EXPECTED,           // softmax under the expected query; sum over query heads only
     MEASURE_VALUE_WEIGHT,       // sum over query heads of the 1-norm of W_o,h v
-    /* Of the KV head alone. */
+    /* From the KV head alone. */
     MEASURE_VALUE_NORM, // 2-norm
     MEASURE_KEY_NORM,   // 2-norm
-    MEASURE_KEY_COSINE, // with the mean direction of the table's keys
+    MEASURE_KEY_COSINE, // cosine with the mean direction of the table's keys
     MEASURE_KINDS,
 } measure_kind;
 
-/* Running sums are f32 for each slot beside its K and V: they move, drop and swap with it. */
+/* Where a measure's sums go. Running sums are one f32 for each slot beside its K and V: they are
+ * moved, dropped and swapped with it. */
 typedef enum measure_sum {
-    MEASURE_SUM_STEP,  // of this share's rows alone
-    MEASURE_SUM_START, // the running sums are set to 0, then added to
-    MEASURE_SUM_ADD,   // this share's slots start at 0; added to what is there
+    MEASURE_SUM_STEP,  // sums of this step's rows alone
+    MEASURE_SUM_START, // running sums: all are set to 0, then added to
+    MEASURE_SUM_ADD,   // running sums: this step's slots start at 0, the rest continues
 } measure_sum;
 
 typedef struct measure_spec {
     measure_kind kind;
-    measure_kind second; // beside it, of the KV head or of the values; NONE for most
-    uint32_t rows;       // the last `rows` query rows of the step's share (all, when it has fewer)
-    uint32_t layer_step; // of the layers that choose the first, and every layer_step-th from there
-    bool by_slot;        // a value for each slot; else for each page (MASS of one step only)
-    measure_sum sum;     // MASS and PROJECTION by slot only, others are of the step
-    bool silent;         // the sums are added to, and nothing is returned
-    bool novelty;    // of each row: - log p of the token that comes after it, whatever `kind` is
-    uint32_t sinks;  // EXPECTED
-    uint32_t window; // PROJECTION_OUTSIDE, PROJECTION_POOLED
-    uint32_t chunk;  // PROJECTION_POOLED
-    float bias;      // PROJECTION and its kin: added to <output, value>
-    float theta;     // likewise: temperature of the softmax that makes the output; 0 = 1
+    measure_kind second; // a second measure, of keys or values; NONE for most
+    uint32_t rows;       // the last `rows` query rows of the sequence in this step, at most all
+    uint32_t layer_step; // measures the first selecting layer and every layer_step-th after it
+    bool by_slot;        // values by slot; else by page (MASS with MEASURE_SUM_STEP only)
+    measure_sum sum;     // running sums: MASS and PROJECTION by slot only
+    bool silent;         // only adds to the running sums, returns nothing
+    bool novelty;        // also returns each row's - log p of the next token, with any `kind`
+    uint32_t sinks;      // EXPECTED
+    uint32_t window;     // PROJECTION_OUTSIDE, PROJECTION_POOLED
+    uint32_t chunk;      // PROJECTION_POOLED
+    float bias;          // PROJECTION*: added to <output, value>
+    float theta;         // PROJECTION*: temperature of the softmax that makes the output; 0 = 1
 } measure_spec;
 
-/* Layers below `end` that choose: those without a sliding window. */
+/* Number of layers below `end` that select: those without a sliding window. */
 uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end);
-/* Of the layers that choose every layer_step-th is measured: how many there are (1, of zeros, where
- * no layer chooses), and which of them a layer is. step > 0. */
+/* Every step-th of the selecting layers is measured. measure_layers: how many those are (1, of
+ * zeros, when no layer selects). measure_layer_of: the index of a layer among them. step > 0. */
 enum { MEASURE_NO_LAYER = UINT32_MAX }; // not measured
 uint32_t measure_layers(const pkv_geometry *geometry, uint32_t step);
 uint32_t measure_layer_of(const pkv_geometry *geometry, uint32_t layer, uint32_t step);
 
-/* What came back: f32 [1 or 2 kinds, n_layers measured, n_kv_heads, stride]; entries past a table's
- * slots or pages unused. */
+/* A backend's measures: f32 [1 or 2 kinds, n_layers measured, n_kv_heads, stride]; entries past a
+ * table's slots or pages are unused. */
 typedef struct measure_result {
     const float *values;
     uint32_t n_layers;
     uint32_t n_kv_heads;
-    uint32_t stride;  // slots or pages of the longest table
-    uint32_t q_heads; // query heads for each KV head
-    const float
-        *novelty; // [n_prompt] - log p of each prompt token, for score `novelty`: the scheduler's
+    uint32_t stride;      // slots or pages of the longest table
+    uint32_t q_heads;     // query heads for each KV head
+    const float *novelty; // [n_prompt] - log p of each prompt token, kept by the scheduler
 } measure_result;
 
-/* What the rows at logical indices [from, to) of a sequence must measure: `to` ends a planned
- * chunk, which never crosses a retention point. kind is NONE when nothing. */
+/* The measure to make with the rows at logical indices [from, to) of a sequence. `to` ends a
+ * planned chunk, which never crosses a retention point. kind is NONE when there is nothing to
+ * measure. */
 measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_prompt,
                                     uint32_t from, uint32_t to);
-/* All that a sequence's choices may ask of a backend: 1 << kind for each, and these. */
+/* Everything that a sequence's selections may ask of a backend: bit 1 << kind for each kind, and
+ * the bits below. */
 enum { MEASURES_SUMS = 1 << 30, MEASURES_NOVELTY = 1 << 29 };
 uint32_t retention_measures(const retention_policy *policy, uint32_t n_prompt);
-/* The lowest bit's, in words: "attention mass", "running sums". */
+/* The name of the lowest bit: "attention mass", "running sums". */
 const char *retention_measure_name(uint32_t bits);
-/* How many rows before `point` have to be in one step with it (0: any chunks will do). */
+/* The number of rows before `point` that must be computed in one step with it (0: any chunks will
+ * do). */
 uint32_t retention_rows_together(const retention_policy *policy, uint32_t n_prompt, uint32_t point);
-/* Most tokens of a sequence that may come from the prefix cache: what is measured has to be
- * computed. UINT32_MAX = no limit of retention's. */
+/* The most tokens of a sequence that may come from the prefix cache, because rows that are measured
+ * must be computed. UINT32_MAX = retention sets no limit. */
 uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt);
-/* Its running sums make the sequence's pages nobody else's: it takes no hit and publishes
- * nothing. */
+/* Whether the policy keeps running sums. They make the sequence's pages private: it takes no hit
+ * and publishes nothing. */
 bool retention_has_sums(const retention_policy *policy);
-/* It asks how unlikely each prompt token was: takes no hit. */
+/* Whether the policy needs - log p of each prompt token. Such a sequence takes no hit. */
 bool retention_wants_novelty(const retention_policy *policy);
 
-/* What holds after the choice at a point, whatever is measured, for a sequence that only this
- * policy has chosen for: for admission. */
+/* Upper bounds after the selection at a point, for any measures, for a sequence for which only this
+ * policy has selected. Used by admission. */
 typedef struct retention_bound {
-    uint64_t pages;         // over all tables, at most
-    uint32_t longest_pages; // of one table, at most: fresh pages that making the choice may take
+    uint64_t pages;         // at most, over all tables
+    uint32_t longest_pages; // at most, of one table: fresh pages that the selection may take
 } retention_bound;
 
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *geometry,
                                    uint32_t n_prompt, uint32_t point);
-/* Marks the prompt's tokens that the last choice of a sequence of `len` tokens leaves whatever is
- * measured: sinks and window, by whole pages where pages are chosen. None for a method that
- * protects nothing or never chooses. */
+/* Marks the prompt's tokens that the last selection of a sequence of `len` tokens keeps for any
+ * measures: sinks and window, by whole pages where pages are selected. Marks none for a method that
+ * protects nothing or never selects. */
 void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_t len,
                       bool *forced);
-/* Whether the budget can be met at all for a prompt of that length: STATUS_INVALID names
- * retention.tokens when it is below what is protected. */
+/* Checks that the budget can be met for a prompt of that length: STATUS_INVALID names
+ * retention.tokens when it is below the protected tokens. */
 status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,
                               uint32_t n_prompt, error *err);
 
-/* A choice at a retention point, for every group of a sequence, whatever its tables hold by then.
+/* A selection at a retention point, for every group of a sequence, whatever its tables hold.
  *   keep     [groups][words] bit i of a group's row = slot i of its table stays
  *   scratch  retention_scratch_floats
- * Allocates nothing. Followers' tables get their leader's row. Whether `len` is a point is not
- * asked: a policy that chooses at all chooses now. */
+ * Allocates nothing. Tables that share a selection get the row of their first table. The length is
+ * not checked to be a retention point: a policy that ever selects does so now. */
 typedef struct retention_choice_out {
     uint64_t *keep; // caller-owned, zeroed by the callee
     uint32_t words; // >= ceil(slots of the longest table / 64)
     float *scratch;
     size_t n_scratch;   // floats
-    bool gives_up;      // some slot of some table
-    bool budget_raised; // what is protected, and one more, is above the budget
+    bool gives_up;      // some slot of some table is given up
+    bool budget_raised; // protected slots and one unit more exceed the budget
 } retention_choice_out;
 
 size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots);
-/* STATUS_INTERNAL when measures or arrays do not fit the sequence; STATUS_INVALID when tables that
- * would share a choice hold different tokens, as another policy has left them. */
+/* STATUS_INTERNAL when measures or arrays do not fit the sequence. STATUS_INVALID when tables that
+ * would share a selection hold different tokens, as another policy may have left them. */
 status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t seq,
                         uint32_t n_prompt, const measure_result *measures,
                         retention_choice_out *out, error *err);
@@ -313,19 +316,19 @@ status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t 
 typedef struct retention_report {
     const char *method;
     uint32_t logical_tokens;
-    double kept_tokens; // in bytes of full tokens (retention_kept_tokens)
+    double kept_tokens; // kept bytes in full tokens (retention_kept_tokens)
     uint64_t pages_dropped;
     bool budget_raised;
     double scoring_ms; // measuring and selecting
     char session[96];  // "continued", "stored", "restarted: …", "ignored: …"; "" = absent
-    char *kept_json;   // the "kept" array when positions were asked for, else NULL (malloc'd)
+    char *kept_json;   // malloc'd "kept" array when positions were requested, else NULL
 } retention_report;
 
 /* Kept bytes of a sequence / bytes of one full token: the mean over its tables, each weighted by
  * its layers. */
 double retention_kept_tokens(const pkv *kv, uint32_t seq);
-/* The "kept" array of a sequence as it is now, layers and heads with equal ranges listed table
- * by table. Ranges are of the tokens that the client sent: `cut` tokens are missing from the
+/* The "kept" array of a sequence as it is now. Layers and heads with equal ranges are listed table
+ * by table. Ranges count the tokens that the client sent: `cut` tokens are missing from the
  * sequence before its position `cut_at`. */
 void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t cut, strbuf *out);
 /* Appends the report as a JSON object. */

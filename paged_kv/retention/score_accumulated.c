@@ -1,4 +1,4 @@
-/* H2O: what all rows so far attended to. */
+/* H2O: the attention of all rows so far. */
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_accumulated = {

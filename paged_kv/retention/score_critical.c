@@ -1,5 +1,5 @@
-/* CriticalKV: the mean attention first; then, for what half of the budget left over, that attention
- * times the mean 1-norm of the value after the output projection. */
+/* CriticalKV: the mean attention, for half of the budget; then that attention times the mean 1-norm
+ * of the value after the output projection, for the other half. */
 #include "paged_kv/retention/method.h"
 
 static void refine(const score_input *in, float *scores)

@@ -1,4 +1,4 @@
-/* KeyDiff: the less a key points where all do, the better. */
+/* KeyDiff: the less similar a key is to the mean direction of the keys, the better. */
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_keydiff = {

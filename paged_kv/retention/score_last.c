@@ -1,4 +1,4 @@
-/* TOVA: what the last row attends to. */
+/* TOVA: the attention of the last row. */
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_last = {

@@ -1,5 +1,5 @@
-/* InfiniPot's novelty under compression: - log p of the token where it was read. What attends to it
- * comes after, for the other half of the budget. */
+/* InfiniPot's novelty under compression: - log p of the token, for half of the budget; then the
+ * attention to it, for the other half. */
 #include "paged_kv/retention/method.h"
 
 static void score(const score_input *in, float *scores)

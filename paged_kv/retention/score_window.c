@@ -1,4 +1,4 @@
-/* SnapKV, ChunkKV: what the last rows attend to. */
+/* SnapKV, ChunkKV: the attention of the last rows. */
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_window = {

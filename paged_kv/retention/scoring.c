@@ -1,4 +1,4 @@
-/* What several scores have in common. */
+/* Functions that several scores share. */
 #include "paged_kv/retention/method.h"
 #include <string.h>
 
