@@ -242,8 +242,7 @@ static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, 
 void contest_score(chooser *c, contest *t)
 {
     score_scope(c, t);
-    if (t->unit == RETENTION_UNIT_PAGE)
-        t->order = NULL; /* a page is a run of slots, not of positions */
+    if (t->unit == RETENTION_UNIT_PAGE) t->order = NULL; /* pages are in slot order */
     for (uint32_t u = 0; u < t->n_units; u++) {
         uint32_t from = u * t->size;
         bool fixed = t->unit == RETENTION_UNIT_PAGE && (t->keep[from / 64] >> from % 64 & 1);

@@ -141,8 +141,8 @@ static status check_heads(const char *where, retention_scope scope, const pkv_ge
                      g->heads_per_group);
 }
 
-/* Layers with a sliding window keep the slots it covers, at the positions that the window counts
- * by. */
+/* Refuses contiguous positions for a model with sliding windows: a window counts by the tokens'
+ * original positions. */
 static status check_windows(const parsing *p, const retention_policy *policy, const pkv_geometry *g,
                             error *err)
 {

@@ -125,7 +125,7 @@ static void choose_jointly(chooser *c, const contest *first)
     }
 }
 
-/* ---- tables that share a selection ------------------------------------------------------------ */
+/* ---- tables that share a selection ----------------------------------------------------------- */
 
 static bool same_slots(const chooser *c, uint32_t group, uint32_t leader)
 {

@@ -59,7 +59,7 @@ void contest_order(chooser *c, contest *t);
 void contest_protect(chooser *c, contest *t);
 /* Sets the keys of the units. */
 void contest_score(chooser *c, contest *t);
-/* Sets the keys of the units not yet selected again, by the score's second stage. */
+/* Sets new keys, by the score's second stage, for the units not yet selected. */
 void contest_refine(chooser *c, contest *t);
 /* Keeps the slots of the selected units. The table must be the one ordered last. */
 void contest_close(const contest *t);
