@@ -1,4 +1,4 @@
-/* Paged attention: one file for each format of KV, for they take long to compile
+/* Paged attention. Each format of KV has a file, because they take long to compile
  * (attention.cuh). */
 #include "kernels/cuda/simt.cuh"
 

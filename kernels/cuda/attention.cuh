@@ -15,19 +15,19 @@
 enum {
     WARPS = 4,
     THREADS = WARPS * WARP,
-    PAD = 8,    /* elements: rows of shared memory begin in different banks */
+    PAD = 8,    /* elements, so that rows of shared memory begin in different banks */
     STRIP = 16, /* slots, always of one page */
 };
 
 #define LOG2E 1.4426950408889634f
 
-/* Where a strip's first K is, and its scales. */
+/* The first K of a strip, and its scales. */
 struct strip {
     const uint8_t *keys, *scales;
 };
 
-/* What of shared memory lies where. Bytes of K and V arrive as they are and are widened into the
- * first K and V. */
+/* The layout of shared memory. 8-bit K and V arrive as they are and are widened into the first K
+ * and V. */
 template <class KV, int D, bool DECODE> struct layout {
     static constexpr int ROW = D + PAD;
     static constexpr int STEP = D > 128 && !DECODE ? 32 : 64; /* slots that are read at a time */
@@ -37,13 +37,15 @@ template <class KV, int D, bool DECODE> struct layout {
     static constexpr int STAGES = NARROW ? 1 : 2;
     static constexpr size_t Q_BYTES = (size_t)Q_ROWS * ROW * 2;
     static constexpr size_t K_BYTES = (size_t)STEP * ROW * 2;
-    static constexpr size_t RAW_BYTES = NARROW ? (size_t)STEP * D : 0; /* of K or V of a stage */
-    static constexpr size_t SCALE_BYTES = SCALED ? 2 * STEP * 2 : 0;   /* of both */
-    static constexpr size_t V_AT = NARROW ? RAW_BYTES : K_BYTES;       /* in a stage */
+    static constexpr size_t RAW_BYTES =
+        NARROW ? (size_t)STEP * D : 0; /* bytes of K or V of a stage */
+    static constexpr size_t SCALE_BYTES =
+        SCALED ? 2 * STEP * 2 : 0; /* bytes of both scales of a stage */
+    static constexpr size_t V_AT = NARROW ? RAW_BYTES : K_BYTES; /* offset of V in a stage */
     static constexpr size_t STAGE_BYTES = 2 * V_AT + SCALE_BYTES;
-    static constexpr size_t ROW_BYTES = NARROW ? D : ROW * 2; /* of a stage */
+    static constexpr size_t ROW_BYTES = NARROW ? D : ROW * 2; /* bytes of a row of a stage */
     static constexpr size_t BYTES = Q_BYTES + 2 * STAGE_BYTES + (NARROW ? 2 * K_BYTES : 0);
-    /* The warps' results of a decode tile, in the place of K and V. */
+    /* The warps' results of a decode tile replace K and V. */
     static_assert((size_t)WARPS * GPU_DECODE_ROWS * (D + 2) * 4 <= BYTES - Q_BYTES || !DECODE,
                   "room to merge");
     static_assert(BYTES + 2 * STRIPS * sizeof(strip) <= GPU_ATTENTION_SHARED(D), "as is asked for");
@@ -51,17 +53,17 @@ template <class KV, int D, bool DECODE> struct layout {
 };
 
 struct row_state {
-    float max[2], sum[2]; /* of rows g and g + 8 of a warp's 16 */
+    float max[2], sum[2]; /* for rows g and g + 8 of a warp's 16 */
 };
 
 /* ---- into shared memory ---------------------------------------------------------------------- */
 
-/* They begin to arrive; rows that are none are zeros. */
+/* Starts copying the queries; rows beyond the last are zeros. */
 template <class Q, int D>
 static DEVICE void fetch_queries(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
                                  uint32_t first, uint32_t rows, Q *out)
 {
-    const uint32_t chunks = D / 8; /* of 16 bytes */
+    const uint32_t chunks = D / 8; /* 16 bytes each */
     uint32_t n_heads = a.kv_heads * a.q_heads;
     for (uint32_t i = threadIdx.x; i < rows * chunks; i += THREADS) {
         uint32_t r = i / chunks, chunk = i % chunks, packed = first + r;
@@ -88,16 +90,17 @@ static DEVICE strip strip_at(const gpu_attention &a, const table_view &t, uint32
                  (const uint8_t *)(scales_at(a.pages, tile) + in)};
 }
 
-/* Slots [from, from + STEP) of K and V begin to arrive; those from `end` on are zeros. */
+/* Starts copying slots [from, from + STEP) of K and V; those from `end` on are zeros. */
 template <class KV, int D, bool DECODE>
 static DEVICE void fetch(const gpu_attention &a, const strip *strips, uint32_t from, uint32_t end,
                          unsigned char *stage)
 {
     typedef layout<KV, D, DECODE> L;
     constexpr uint32_t row_bytes = D * sizeof(KV), chunks = row_bytes / 16;
-    constexpr uint32_t of_strip = STRIP * chunks; /* copies */
+    constexpr uint32_t of_strip = STRIP * chunks; /* copies of a strip */
     size_t values_at = (size_t)a.pages.page_tokens * row_bytes;
-    const uint8_t *keys[L::STRIPS]; /* read once: copies might be to where they are */
+    const uint8_t
+        *keys[L::STRIPS]; /* read once: the compiler must assume that copies overwrite them */
 #pragma unroll
     for (int s = 0; s < L::STRIPS; s++) keys[s] = strips[s].keys;
 #pragma unroll
@@ -148,11 +151,11 @@ static DEVICE void widen_step(const unsigned char *raw, unsigned char *out)
 
 /* ---- one step -------------------------------------------------------------------------------- */
 
-/* A warp's 16 query rows: in registers, or where they do not fit read from shared memory. */
+/* A warp's 16 query rows: in registers, or, when they do not fit, in shared memory. */
 template <int D> struct query_rows {
     static constexpr bool HELD = D <= 128;
     uint32_t held[HELD ? D / 16 : 1][4];
-    const void *at; /* this lane's */
+    const void *at; /* the rows of this lane */
     template <class Q> DEVICE void load(const Q *rows)
     {
         unsigned lane = threadIdx.x % WARP;
@@ -186,7 +189,7 @@ static DEVICE void score(const query_rows<D> &q, const Q *k, float s[TOKENS / 8]
     }
 }
 
-/* scores, or weights, times the scales of their slots. What a slot that is not seen has as scale
+/* Multiplies scores, or weights, by the scales of their slots. The scale of a slot that is not seen
  * may be anything. */
 template <int TOKENS, bool WEIGHTS>
 static DEVICE void rescale(float s[TOKENS / 8][4], const unsigned char *scales)
@@ -203,8 +206,8 @@ static DEVICE void rescale(float s[TOKENS / 8][4], const unsigned char *scales)
     }
 }
 
-/* Scores become weights; what stands in o and sum shrinks where a row's maximum grew. Row i sees
- * slots [low[i], high[i]). */
+/* Turns scores into weights, and scales o and sum down where a row's maximum grew. Row i sees slots
+ * [low[i], high[i]). */
 template <int D, int TOKENS>
 static DEVICE void soften(float s[TOKENS / 8][4], uint32_t slot, const uint32_t low[2],
                           const uint32_t high[2], float scale, row_state *state, float o[D / 8][4])
@@ -227,7 +230,7 @@ static DEVICE void soften(float s[TOKENS / 8][4], uint32_t slot, const uint32_t 
         max = fmaxf(max, shuffle_xor(max, 1));
         max = fmaxf(max, shuffle_xor(max, 2));
         max = fmaxf(state->max[i], max * scale);
-        float anchor = max == -INFINITY ? 0.0f : max; /* nothing seen yet: weights are 0 */
+        float anchor = max == -INFINITY ? 0.0f : max; /* no slot seen yet: weights are 0 */
         float fix = exp2_fast(state->max[i] - anchor), sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < TOKENS / 8; n++)
@@ -276,7 +279,7 @@ static DEVICE void put(void *out, gpu_type type, size_t at, float x)
     }
 }
 
-/* Two at an even place. */
+/* Stores two elements; `at` is even. */
 static DEVICE void put2(void *out, gpu_type type, size_t at, float x, float y)
 {
     switch (type) {
@@ -314,19 +317,20 @@ static DEVICE void finish_prefill(const gpu_attention &a, const gpu_seq &seq, ui
     }
 }
 
-/* A part: for each packed row D sums of weighted values, then its maximum and its sum. */
+/* Offset of a part: for each packed row D sums of weighted values, then its maximum and its sum. */
 template <int D> static DEVICE size_t part_at(const gpu_attention &a, size_t part, uint32_t head)
 {
     return (part * a.kv_heads + head) * GPU_DECODE_ROWS * (D + 2);
 }
 
-/* The weights by which results with these maxima count: 0 of one that saw nothing. */
+/* The weight of a result with maximum `max`; 0 for one that saw no slot. */
 static DEVICE float share_of(float max, float most)
 {
     return max == -INFINITY ? 0.0f : exp2_fast(max - most);
 }
 
-/* The warps' results become one: that of a part, or of the rows where there is no other part. */
+/* Merges the warps' results into the result of a part, or of the rows when there is no other
+ * part. */
 template <int D>
 static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, const gpu_tile &tile,
                                  uint32_t head, uint32_t part, const row_state &state,
@@ -334,7 +338,7 @@ static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, con
 {
     const uint32_t row_floats = D + 2, of_warp = GPU_DECODE_ROWS * row_floats;
     unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    __syncthreads(); /* all have read K and V */
+    __syncthreads(); /* all warps have read K and V */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float *row = shared + (warp * GPU_DECODE_ROWS + lane / 4 + i * 8) * row_floats;
@@ -405,13 +409,14 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
 {
     typedef typename query_of<KV>::type Q;
     typedef layout<KV, D, DECODE> L;
-    constexpr int STEP = L::STEP, TOKENS = DECODE ? STEP / WARPS : STEP; /* of a warp in a step */
+    constexpr int STEP = L::STEP,
+                  TOKENS = DECODE ? STEP / WARPS : STEP; /* TOKENS: a warp's slots of a step */
     DYNAMIC_SHARED(shared);
     __shared__ strip strips[2][L::STRIPS];
     Q *queries = (Q *)shared;
     unsigned char *stages = shared + L::Q_BYTES, *wide = stages + 2 * L::STAGE_BYTES;
 
-    /* Later tiles of a sequence see more: they go first. */
+    /* Later tiles of a sequence see more slots, so they run first. */
     const gpu_tile tile = DECODE ? a.decode[blockIdx.x] : a.prefill[a.n_prefill - 1 - blockIdx.x];
     const gpu_seq seq = a.seqs[tile.seq];
     uint32_t head = blockIdx.y, thread = threadIdx.x;
@@ -429,7 +434,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     __syncthreads();
     if (r.begin < r.end) fetch<KV, D, DECODE>(a, strips[0], r.begin, r.end, stages);
     copy_commit();
-    copy_wait<1>(); /* for queries */
+    copy_wait<1>(); /* the queries */
     __syncthreads();
     uint32_t my_row = DECODE ? 0 : warp * 16, low[2], high[2];
     query_rows<D> q;
@@ -453,7 +458,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
             fetch<KV, D, DECODE>(a, strips[stage ^ 1], slot + STEP, r.end,
                                  stages + (stage ^ 1) * L::STAGE_BYTES);
         copy_commit();
-        /* Pages of the step after: on their way while this one is computed. */
+        /* Loads the page numbers of the step after next while this step is computed. */
         uint32_t later = slot + 2 * STEP + thread * STRIP;
         uint32_t page = thread < L::STRIPS ? page_of(a, t, later, r.end) : 0;
         copy_wait<1>();
@@ -486,7 +491,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
 
 constexpr uint32_t MERGE_THREADS = 256, MERGE_SHARES = 1024;
 
-/* The sum of every GROUPS-th part, from `group` on: eight loads at a time. */
+/* The weighted sum of every GROUPS-th part, from `group` on, with eight loads at a time. */
 template <uint32_t GROUPS>
 static DEVICE float weigh_parts(const float *at, size_t of_part, const float *shares,
                                 uint32_t group, uint32_t n)
@@ -508,9 +513,9 @@ static DEVICE float weigh_parts(const float *at, size_t of_part, const float *sh
     return sum;
 }
 
-/* Parts of a packed row become its output. The blocks of a sequence's tiles share out its rows: the
- * n-th takes row n and those as many further as there are tiles. Threads are groups of D, which
- * share out the parts, so that long tables are no long chains of loads. */
+/* Merges the parts of a packed row into its output. The blocks of a sequence's tiles share its
+ * rows: with n tiles, block i takes rows i, i + n, i + 2 n, ... Threads form groups of D, which
+ * share the parts, so that long tables do not become long chains of loads. */
 template <int D>
 static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attention a)
 {
@@ -519,7 +524,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attenti
     const size_t row_floats = D + 2, of_part = a.kv_heads * GPU_DECODE_ROWS * row_floats;
     const gpu_tile tile = a.decode[blockIdx.x];
     if (tile.parts == 1) return;
-    /* Tiles that pad a step say that they are of two parts from the first tile on, and are not. */
+    /* Tiles that pad a step claim two parts from the first tile on, which that tile contradicts. */
     if (blockIdx.x - tile.part >= tile.parts || a.decode[tile.part].parts != tile.parts) return;
     const gpu_seq seq = a.seqs[tile.seq];
     uint32_t head = blockIdx.y, group = threadIdx.x / D, d = threadIdx.x % D;

@@ -4,8 +4,8 @@
  *          copies, and one function for each family of kernels. Plain C, no CUDA header.
  * Owner    memory and graphs are the caller's, freed before the gpu; a gpu owns its stream and
  *          scratch.
- * Threads  one at a time for each gpu, any. Everything goes to one stream, in order; only `wait`,
- *          `await`, `open` and `close` wait for it.
+ * Threads  any thread, one at a time for each gpu. Everything goes to one stream, in order; only
+ *          `wait`, `await`, `open` and `close` wait for it.
  * Units    bytes; elements for strides. Pointers are the device's unless said otherwise.
  * Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can only be closed, and a
  *          process whose device is lost may have to end. Arguments are the caller's duty. */
@@ -20,14 +20,14 @@
 extern "C" {
 #endif
 
-/* What kernels call too. */
+/* Marks functions that kernels call too. */
 #ifdef __CUDACC__
 #define GPU_INLINE inline __host__ __device__
 #else
 #define GPU_INLINE inline
 #endif
 
-/* Rises with anything below: a plugin of another version is refused. */
+/* Rises with every change below: a plugin of another version is refused. */
 enum { GPU_API_VERSION = 6 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
@@ -43,30 +43,30 @@ typedef enum gpu_kv_format {
 } gpu_kv_format;
 
 typedef struct gpu gpu;
-typedef struct gpu_graph gpu_graph; /* launches and copies that were captured */
+typedef struct gpu_graph gpu_graph; /* captured launches and copies */
 
 typedef struct gpu_facts {
     char name[128];
     uint32_t n_sms;
     uint32_t compute; /* 90 = 9.0 */
     uint64_t bytes, free_bytes;
-    size_t shared_bytes; /* that a block may have: 99 KB where compute is 86, 89 or 120 */
+    size_t shared_bytes; /* most that a block may have: 99 KB where compute is 86, 89 or 120 */
 } gpu_facts;
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers, and 16-bit `scales` for
- * each row and group of columns, in tiles (quant.cuh); gpu_matrix_bytes and gpu_scale_bytes say how
- * many bytes either has. */
+/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers in tiles (quant.cuh), and
+ * 16-bit `scales` for each row and group of columns. gpu_matrix_bytes and gpu_scale_bytes give the
+ * sizes of both. */
 typedef struct gpu_matrix {
     void *data, *scales;
     size_t n, k;
-    gpu_type type;       /* quantised: of the operands that products are made with */
+    gpu_type type;       /* quantised: type of the operands of products */
     uint8_t bits, group; /* 8 or 4, and 32, 64 or 128 */
 } gpu_matrix;
 
 static GPU_INLINE size_t gpu_tile_columns(uint8_t bits) { return bits == 4 ? 64 : 32; }
-/* Of a row, those that pad its last tile included. */
+/* Groups of a row, including those that pad its last tile. */
 static GPU_INLINE size_t gpu_groups(const gpu_matrix *w)
 {
     size_t columns = gpu_tile_columns(w->bits);
@@ -89,32 +89,33 @@ static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 
 
 enum { GPU_EXPERTS_MOST = 512 };
 
-/* Some entries (a row and one of its experts), sorted by expert. */
+/* Some entries of one expert. An entry is a row and one of its experts; entries are sorted by
+ * expert. */
 typedef struct gpu_expert_tile {
-    uint32_t expert, first, n; /* n 0: none */
+    uint32_t expert, first, n; /* n 0: an unused tile */
 } gpu_expert_tile;
 
 /* A sparse layer's feed-forward: softmax over the router's logits, the of_row largest (the lowest
- * of equals), SwiGLU in each of those experts, and their sum by weight, ascending. An expert's
- * matrices stand gpu_matrix_bytes behind those of the one before. */
+ * index of equal ones), SwiGLU in each of those experts, and their weighted sum, by ascending
+ * expert. An expert's matrices lie gpu_matrix_bytes behind those of the expert before it. */
 typedef struct gpu_experts {
     const float *logits; /* [n_rows, n_experts] */
     uint32_t n_rows, n_experts, of_row;
-    bool norm;                /* the weights of a row are made to add up to 1 */
-    gpu_matrix gate_up, down; /* of the first expert */
+    bool norm;                /* scales the weights of a row to add up to 1 */
+    gpu_matrix gate_up, down; /* the first expert's */
     const void *x;            /* [n_rows, hidden] operands of gate_up */
-    const float *switches;    /* [n_rows] or NULL. out has been made by the expert of all rows: it
-                                 counts by their sigmoids. NULL: out is written over. */
+    const float *switches;    /* [n_rows]: out holds the shared expert's result, whose weights
+                                 are their sigmoids. NULL: out is overwritten. */
     float *out;               /* [n_rows, hidden] */
     /* Scratch of entries = n_rows * of_row: */
     void *picked;     /* [entries, hidden] operands */
     void *wide, *act; /* [entries, 2 ffn] and [entries, ffn] operands */
     float *part;      /* [entries, hidden] */
     uint32_t *words;  /* gpu_expert_words */
-    void *scratch;    /* as a product's, of the larger */
+    void *scratch;    /* gpu_product_scratch of the larger matrix */
 } gpu_experts;
 
-/* The most tiles of so many rows. */
+/* The most tiles that n_rows rows can have. */
 static inline size_t gpu_expert_tiles(size_t n_rows, size_t of_row, size_t n_experts)
 {
     return n_experts + n_rows * of_row / 8 + 1;
@@ -125,50 +126,52 @@ static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_exp
 }
 
 /* ---- KV pages ----------------------------------------------------------------------------------
- * A tile is what a page holds of one layer and one KV head: K [page_tokens, head_dim], then V
- * likewise, row by row. fp8 e4m3 is stored as it is, saturated at 448; int8 as kernels.h says, the
- * bf16 scales of K [page_tokens] and of V behind both. page_tokens is a multiple of 16. */
+ * A tile is the part of a page that belongs to one layer and one KV head: K [page_tokens, head_dim]
+ * row by row, then V the same. fp8 e4m3 has no scale and saturates at 448. int8 is quantised as
+ * kernels.h says; the bf16 scales of K [page_tokens] and of V lie behind both. page_tokens is a
+ * multiple of 16. */
 typedef struct gpu_pages {
     uint8_t *data;
     size_t page_bytes, tile_bytes;
-    uint32_t page_tokens, head_dim, n_tiles; /* of a page */
+    uint32_t page_tokens, head_dim, n_tiles; /* n_tiles: tiles of a page */
     gpu_kv_format format;
-    /* Running sums of retention, which go where their slots go: [page, tile, page_tokens], or NULL
-     * where nobody keeps any. */
+    /* Running sums of retention, which move with their slots: [page, tile, page_tokens], or NULL
+     * where none are kept. */
     float *sums;
 } gpu_pages;
 
-/* Where a layer finds its tables: that of (sequence number, group) has its page numbers at
- * pages + (number * groups + group) * row. */
+/* The page tables: the page numbers of (sequence number, group) begin at pages + (number * groups +
+ * group) * row. */
 typedef struct gpu_tables {
     uint32_t *pages;
     uint32_t groups, row;
 } gpu_tables;
 
-/* Of KV head h of one layer: group first_group + h / heads_per_group, tile first_tile + h %
+/* One layer. KV head h is in group first_group + h / heads_per_group and tile first_tile + h %
  * heads_per_group. */
 typedef struct gpu_layer {
-    uint32_t first_group, first_tile, heads_per_group, window; /* 0: sees all */
+    uint32_t first_group, first_tile, heads_per_group, window; /* window 0: sees all slots */
 } gpu_layer;
 
-/* A sequence's share of a step; kept tokens of group g are lengths[g]. */
+/* The rows of one sequence in a step. */
 typedef struct gpu_seq {
-    uint32_t number, first_row, n_rows, lengths; /* index of its first in the array of lengths */
+    uint32_t number, first_row, n_rows,
+        lengths; /* lengths: index of group 0's kept tokens in the array of lengths */
 } gpu_seq;
 
 /* ---- attention --------------------------------------------------------------------------------
  * Query rows of a KV head are packed: row r is query head r % q_heads of new token r / q_heads. */
 typedef struct gpu_tile {
-    uint32_t seq;   /* in the array of gpu_seq */
+    uint32_t seq;   /* index into the array of gpu_seq */
     uint32_t first; /* decode: first slot of a part; prefill: first packed row */
-    uint32_t parts; /* decode: all parts of the sequence, which lie together from `part` on */
+    uint32_t parts; /* decode: number of the sequence's parts, which lie together from `part` on */
     uint32_t part;
 } gpu_tile;
 
 enum {
     GPU_DECODE_ROWS = 16,  /* packed rows that go to the decode kernel */
     GPU_PREFILL_ROWS = 64, /* packed rows of a prefill tile */
-    GPU_KV_STEP = 64,      /* slots that are read at a time; parts are a multiple */
+    GPU_KV_STEP = 64,      /* slots that are read at a time; a part is a multiple of it */
 };
 
 typedef struct gpu_attention {
@@ -179,7 +182,7 @@ typedef struct gpu_attention {
     const uint32_t *lengths;
     const gpu_tile *decode, *prefill;
     uint32_t n_decode, n_prefill;
-    uint32_t part_slots; /* of a decode tile */
+    uint32_t part_slots; /* slots of a decode tile */
     uint32_t kv_heads, q_heads;
     float scale;
     const void *q; /* [rows, kv_heads * q_heads, head_dim], gpu_query_type */
@@ -189,8 +192,9 @@ typedef struct gpu_attention {
     float *partial; /* scratch of gpu_partial_floats(n_decode, kv_heads, head_dim) */
 } gpu_attention;
 
-/* How long a decode tile's part is where tables hold so many slots in all: parts enough to keep
- * every multiprocessor busy, of one length, and not so short that merging them is what costs. */
+/* The slots of a decode tile's part when the tables hold `slots` slots in all. Parts have one
+ * length, are enough to keep every multiprocessor busy, and are not so short that merging
+ * dominates. */
 enum { GPU_PART_MIN = 256, GPU_BLOCKS_OF_SM = 16 };
 static inline uint32_t gpu_part_slots(uint64_t slots, uint32_t longest, uint32_t kv_heads,
                                       uint32_t n_sms)
@@ -201,13 +205,13 @@ static inline uint32_t gpu_part_slots(uint64_t slots, uint32_t longest, uint32_t
     if (parts > 0) part = (longest + parts - 1) / parts;
     return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
 }
-/* The most decode tiles that come of it. */
+/* The most decode tiles that gpu_part_slots leads to. */
 static inline uint32_t gpu_most_tiles(uint32_t max_seqs, uint32_t kv_heads, uint32_t n_sms)
 {
     return max_seqs + 2 * GPU_BLOCKS_OF_SM * n_sms / kv_heads + 2;
 }
 
-/* What queries are made into: the type that K and V are multiplied in. */
+/* The type of queries, in which K and V are multiplied. */
 static inline gpu_type gpu_query_type(gpu_kv_format f)
 {
     return f == GPU_KV_BF16 ? GPU_BF16 : GPU_F16;
@@ -225,9 +229,9 @@ static inline size_t gpu_tile_bytes(gpu_kv_format f, uint32_t page_tokens, uint3
     size_t scales = f == GPU_KV_INT8 ? 2 * sizeof(uint16_t) : 0;
     return page_tokens * (2 * head_dim * gpu_kv_bytes(f) + scales);
 }
-/* Shared memory that a block of attention has at most; attention.cuh proves it. */
+/* The most shared memory of a block of attention; attention.cuh asserts it. */
 #define GPU_ATTENTION_SHARED(head_dim) ((size_t)((head_dim) > 128 ? 144 : 96) << 10)
-/* Head sizes that attention is compiled for. */
+/* Whether attention is compiled for a head size. */
 static inline bool gpu_has_head_dim(uint32_t d)
 {
     return d == 32 || d == 64 || d == 96 || d == 128 || d == 256;
@@ -235,14 +239,15 @@ static inline bool gpu_has_head_dim(uint32_t d)
 
 /* ---- from qkv to queries and pages ----------------------------------------------------------- */
 
-/* Of each row of qkv: bias added, heads normed, turned; q to `q`, k and v to their pages. */
+/* For each row of qkv: adds the bias, norms and rotates the heads, writes q to `q`, k and v to
+ * their pages. */
 typedef struct gpu_heads {
     gpu_pages pages;
     gpu_tables tables;
     gpu_layer layer;
     const gpu_seq *seqs;
     const uint32_t *lengths;
-    const uint32_t *row_seqs; /* [n_rows] which sequence */
+    const uint32_t *row_seqs; /* [n_rows] index of the row's sequence */
     uint32_t n_rows, kv_heads, q_heads;
     const float *qkv;                    /* [n_rows, (q_heads + 2) * kv_heads, head_dim] */
     const float *bias, *q_norm, *k_norm; /* each may be NULL */
@@ -254,14 +259,14 @@ typedef struct gpu_heads {
 /* ---- measures -------------------------------------------------------------------------------- */
 
 typedef enum gpu_measure_kind {
-    /* Of query rows. */
+    /* Measures of query rows. */
     GPU_MEASURE_MASS,
     GPU_MEASURE_RAW,
     GPU_MEASURE_PROJECTION,
     GPU_MEASURE_OUTSIDE,
     GPU_MEASURE_POOLED,
     GPU_MEASURE_EXPECTED,
-    /* Of a table alone. */
+    /* Measures of a table alone. */
     GPU_MEASURE_VALUE_WEIGHT,
     GPU_MEASURE_VALUE_NORM,
     GPU_MEASURE_KEY_NORM,
@@ -269,55 +274,56 @@ typedef enum gpu_measure_kind {
     GPU_MEASURE_KINDS,
 } gpu_measure_kind;
 
-/* Running sums: what is measured is added to them, and they are the result. How rows are cut into
+/* Running sums: the measure is added to them, and the result is the sums. The cutting of rows into
  * calls changes them by rounding. */
 typedef enum gpu_sum {
     GPU_SUM_NONE,
-    GPU_SUM_START, /* all are 0 before */
-    GPU_SUM_ADD,   /* those of the share's slots are */
+    GPU_SUM_START, /* all sums start at 0 */
+    GPU_SUM_ADD,   /* sums of this step's slots start at 0 */
 } gpu_sum;
 
-/* One sequence in one layer: a value for each slot (or page) of each KV head, as
- * kernels/measure.h says. The last `rows` rows of the share are the query rows. */
+/* Measures one sequence in one layer: a value for each slot (or page) of each KV head, as
+ * kernels/measure.h defines it. The query rows are the last `rows` rows of the sequence in the
+ * step. */
 typedef struct gpu_measure {
     gpu_pages pages;
     gpu_tables tables;
     gpu_layer layer;
-    gpu_seq seq; /* the host's copy */
+    gpu_seq seq; /* a copy on the host */
     const uint32_t *lengths;
-    uint32_t longest; /* slots of its longest table */
+    uint32_t longest; /* slots of the sequence's longest table */
     uint32_t rows, kv_heads, q_heads;
     gpu_measure_kind kind;
-    gpu_sum sum; /* MASS and PROJECTION by slot */
+    gpu_sum sum; /* MASS and PROJECTION by slot only */
     float scale;
-    const void *q; /* as in gpu_attention; MASS and PROJECTION want its lse too */
+    const void *q; /* as in gpu_attention; MASS and PROJECTION need lse too */
     const float *lse;
     const void *y; /* attention's output: PROJECTION */
     gpu_type y_type;
     uint32_t window;          /* OUTSIDE, POOLED */
     uint32_t chunk;           /* POOLED */
     float add, theta;         /* PROJECTION, OUTSIDE, POOLED: bias and theta of kern_rows_item */
-    uint32_t sinks;           /* EXPECTED, and what follows */
-    const float *qkv;         /* as in gpu_heads, and so are these: */
+    uint32_t sinks;           /* EXPECTED, up to `turn` */
+    const float *qkv;         /* as in gpu_heads, as are the next three */
     const float *bias, *norm; /* of queries */
     float eps;
-    const float *turn; /* [head_dim]: means of the cosines, then of the sines */
+    const float *turn; /* [head_dim]: mean cosines, then mean sines */
     gpu_matrix o;      /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */
     float *slots;      /* [kv_heads, stride of slots]: the result by slot, or scratch */
     uint32_t slot_stride;
     float *by_page; /* [kv_heads, page_stride], or NULL: by slot */
     uint32_t page_stride;
-    void *scratch; /* of gpu_measure_scratch bytes */
+    void *scratch; /* gpu_measure_scratch bytes */
 } gpu_measure;
 
-/* PROJECTION along an output that is not the step's own. */
+/* Whether the measure makes outputs of its own instead of using the step's. */
 static inline bool gpu_measure_makes_output(const gpu_measure *m)
 {
     return m->kind == GPU_MEASURE_OUTSIDE || m->kind == GPU_MEASURE_POOLED ||
            (m->kind == GPU_MEASURE_PROJECTION && m->theta != 0.0f);
 }
 
-/* Query rows of those that are measured at a time: their attention is scratch. */
+/* The query rows that are measured at a time; their attention is scratch. */
 enum { GPU_WEIGHT_BYTES = 64 << 20, GPU_OUTPUT_SLOTS = 512 };
 static inline uint32_t gpu_measure_wave(const gpu_measure *m)
 {
@@ -334,7 +340,7 @@ static inline size_t gpu_measure_scratch(const gpu_measure *m)
     switch (m->kind) {
     case GPU_MEASURE_EXPECTED: /* queries, their mean twice, covariance, logits, softmax */
         return 4 * heads * (m->rows * dim + 2 * dim + dim * dim + slots + 2);
-    case GPU_MEASURE_VALUE_WEIGHT: return m->o.n * m->o.k * 2; /* of another type */
+    case GPU_MEASURE_VALUE_WEIGHT: return m->o.n * m->o.k * 2; /* o in another type */
     case GPU_MEASURE_KEY_COSINE: /* directions of each 128 slots, and the mean */
         return 4 * m->kv_heads * dim * (slots / 128 + 2);
     default: return 0;
@@ -346,8 +352,8 @@ static inline size_t gpu_measure_scratch(const gpu_measure *m)
 
 enum { GPU_LOGPROBS_MAX = 20, GPU_NO_TOKEN = 0xffffffff };
 
-/* One logit of a draw. Banned ones are -inf; then biases are added; then those seen are
- * penalised. */
+/* An edit of one logit of a draw. Banned logits become -inf, then biases are added, then seen
+ * tokens are penalised. */
 typedef struct gpu_edit {
     uint32_t token;
     uint32_t outputs; /* seen: how often it was sampled */
@@ -358,22 +364,22 @@ typedef struct gpu_draw {
     uint64_t key;
     uint32_t row, sample_index;
     uint32_t first_edit, n_banned, n_biased, n_seen;
-    uint32_t given; /* nothing is drawn: this token; else GPU_NO_TOKEN */
+    uint32_t given; /* this token instead of a draw, or GPU_NO_TOKEN */
     uint32_t top_k; /* 0: all */
     float temperature, top_p;
     float log_min_p; /* -inf: off */
     float presence, frequency, repetition;
     int32_t n_logprobs; /* -1: none */
-    uint32_t last;      /* 0; or 1 + the draw before whose token was sampled since, and is seen */
+    uint32_t last;      /* 0, or 1 + the previous step's draw whose token is seen too */
 } gpu_draw;
 
-/* What a step drew, on the device: the token of draw i is tokens[i * stride]. */
+/* The tokens that a step drew, on the device: draw i's is tokens[i * stride]. */
 typedef struct gpu_before {
     const uint32_t *tokens;
     uint32_t stride;
 } gpu_before;
 
-/* As scheduler/backend.h's step_sample. */
+/* The result of a draw, like scheduler/backend.h's step_sample. */
 typedef struct gpu_drawn {
     uint32_t token;
     float logprob;
@@ -387,25 +393,25 @@ typedef struct gpu_sampling {
     uint32_t n_vocab, n;
     const gpu_draw *draws; /* [n] */
     const gpu_edit *edits;
-    gpu_before before; /* where some draw has a `last` */
+    gpu_before before; /* set when some draw has a `last` */
     float *scratch;    /* [n, n_vocab] */
     gpu_drawn *out;    /* [n] */
 } gpu_sampling;
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
-/* Slots of every tile of a page to another, in the order of the array. */
+/* Moves slots of every tile of a page to another page, in the order of the array. */
 typedef struct gpu_move {
     uint32_t src_page, dst_page, src_slot, dst_slot, n_slots;
-    uint32_t turn; /* 0, or 1 + which row of `turns` its keys are turned by */
+    uint32_t turn; /* 0, or 1 + the row of `turns` that rotates the keys */
 } gpu_move;
 
-/* Moves [first, first + n) go one after the other; chains go at the same time. */
+/* Moves [first, first + n) run one after the other; chains run at the same time. */
 typedef struct gpu_chain {
     uint32_t first, n;
 } gpu_chain;
 
-/* Page numbers written into the tables: `n` of them, from values[first] on, to pages[at]. */
+/* Writes n page numbers into the tables: values[first ..] to pages[at ..]. */
 typedef struct gpu_patch {
     uint64_t at;
     uint32_t first, n;
@@ -416,42 +422,44 @@ typedef struct gpu_patch {
 typedef struct gpu_api {
     uint32_t version;
 
-    /* ordinal counts the devices that CUDA shows. why [n] receives the reason of a failure. */
+    /* ordinal numbers the devices that CUDA shows. why [n] receives the reason of a failure. */
     gpu_status (*open)(uint32_t ordinal, gpu **out, gpu_facts *facts, char *why, size_t n);
     void (*close)(gpu *g);
-    const char *(*why)(const gpu *g); /* of the last failure */
+    const char *(*why)(const gpu *g); /* reason of the last failure */
 
-    /* On: a row's product never depends on how many rows there are. It costs speed for few. Rows of
-     * attention do not where all are prefill tiles. */
+    /* On: a row's products do not depend on how many rows there are, which slows products of few
+     * rows. Rows of attention do not either where all are prefill tiles. */
     void (*set_invariant)(gpu *g, bool on);
 
-    gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeros */
+    gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeroed */
     void (*release)(gpu *g, void *device);
-    gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned; no zeros */
+    gpu_status (*alloc_host)(gpu *g, size_t bytes, void **out); /* pinned; not zeroed */
     void (*release_host)(gpu *g, void *host);
-    /* Host memory should be pinned; it must stay as it is until it was waited for. */
+    /* Host memory should be pinned; it must not change until a wait has passed the copy. */
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
     gpu_status (*wait)(gpu *g);
-    /* Waits for what came before the last note of that number, 0 or 1, and for nothing after. */
+    /* `await` waits for everything before the last note of that number, 0 or 1, and for nothing
+     * after it. */
     gpu_status (*note)(gpu *g, uint32_t number);
     gpu_status (*await)(gpu *g, uint32_t number);
-    gpu_status (*poll)(gpu *g, bool *idle); /* whether wait would return at once */
+    gpu_status (*poll)(gpu *g, bool *idle); /* idle: `wait` would return at once */
     void *(*stream)(gpu *g);                /* the CUDA stream */
     gpu_status (*copy)(gpu *g, void *to, const void *from, size_t bytes); /* on the device */
-    /* Microseconds of the device since the last mark; waits. */
+    /* `elapsed` waits, then gives the device's microseconds since the last mark. */
     gpu_status (*mark)(gpu *g);
     gpu_status (*elapsed)(gpu *g, double *us);
 
-    /* packed: kernels.h's panels of a matrix of w's shape, type and bits, on the device. w's memory
-     * is zeros. */
+    /* packed: a matrix in the panels of kernels.h, of w's shape, type and bits, on the device. w's
+     * memory is zeroed. */
     gpu_status (*unpack)(gpu *g, const void *packed, const gpu_matrix *w);
-    /* y [m, n] of y_type = x [m, k] * W^T; x of w->type, y and x without gaps. Few rows go one way,
-     * many another: a row's value may differ by rounding. scratch: gpu_product_scratch. */
+    /* y [m, n] of y_type = x [m, k] * W^T; x has w->type, and x and y have no gaps. Few and many
+     * rows take different paths, so a row's value may differ by rounding. scratch:
+     * gpu_product_scratch. */
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
 
-    /* tokens[i] = that of the draw draws[i] - 1; it stays where draws[i] is 0. */
+    /* tokens[i] = the token of draw draws[i] - 1; unchanged where draws[i] is 0. */
     gpu_status (*follow)(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
                          uint32_t *tokens);
     /* x [n, k] f32 = rows of w times scale; zeros for tokens from w->n on. */
@@ -472,7 +480,7 @@ typedef struct gpu_api {
     /* out [m]: the index of the largest of x [m, n], the lowest of equals. */
     gpu_status (*argmax)(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
 
-    /* Waits for the device where rows are many. */
+    /* Waits for the device when there are many rows. */
     gpu_status (*experts)(gpu *g, const gpu_experts *e);
     gpu_status (*sample)(gpu *g, const gpu_sampling *s);
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
@@ -484,18 +492,17 @@ typedef struct gpu_api {
     gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                         const uint32_t *values);
 
-    /* From capture to captured launches and copies are not done but noted, with their arguments:
-     * replay does them all, as often as it is called, with what their pointers point to by then.
-     * What waits or allocates ends a capture badly; so may a launch that has never been made
-     * before. After a failure (GPU_UNSUPPORTED) nothing is noted, and the gpu is as it was. */
+    /* Between capture and captured, launches and copies are recorded with their arguments instead
+     * of run. replay runs them all, any number of times, on what their pointers point to by then. A
+     * call that waits or allocates makes the capture fail; so may a launch that was never made
+     * before. After a failure (GPU_UNSUPPORTED) nothing is recorded, and the gpu is as before. */
     gpu_status (*capture)(gpu *g);
     gpu_status (*captured)(gpu *g, gpu_graph **out);
     gpu_status (*replay)(gpu *g, gpu_graph *graph);
-    void (*forget)(gpu_graph *graph); /* nothing of it may be under way */
+    void (*forget)(gpu_graph *graph); /* no replay of it may be running */
 } gpu_api;
 
-/* Bytes that a product with w needs as scratch: a whole matrix of operands where it is
- * quantised. */
+/* Bytes of scratch that a product with w needs: a whole matrix of operands when w is quantised. */
 static inline size_t gpu_product_scratch(const gpu_matrix *w)
 {
     return w->bits ? w->n * w->k * 2 : 0;

@@ -1,10 +1,10 @@
-/* kernels/cuda, private: from a sequence, a layer and a KV head to bytes. */
+/* kernels/cuda, private: finds the bytes of a sequence, a layer and a KV head. */
 #ifndef KERNELS_CUDA_PAGES_CUH
 #define KERNELS_CUDA_PAGES_CUH
 
 #include "kernels/cuda/simt.cuh"
 
-/* One sequence's table of one layer and KV head, and the tile in page 0. */
+/* The table of one sequence, layer and KV head; `tiles` is its tile in page 0. */
 struct table_view {
     const uint32_t *pages;
     uint8_t *tiles;
@@ -22,7 +22,7 @@ static DEVICE table_view view_table(const gpu_pages &p, const gpu_tables &t, con
     return v;
 }
 
-/* K of a slot; its V is values_at bytes further. */
+/* K of a slot; its V lies values_at bytes behind. */
 static DEVICE uint8_t *key_at(const gpu_pages &p, const table_view &v, uint32_t slot,
                               size_t row_bytes)
 {
@@ -30,19 +30,19 @@ static DEVICE uint8_t *key_at(const gpu_pages &p, const table_view &v, uint32_t 
            slot % p.page_tokens * row_bytes;
 }
 
-/* Where a tile's running sums are in gpu_pages.sums. */
+/* Index of a tile's running sums in gpu_pages.sums. */
 static DEVICE size_t sums_at(const gpu_pages &p, uint32_t page, uint32_t tile)
 {
     return ((size_t)page * p.n_tiles + tile) * p.page_tokens;
 }
 
-/* Where the scales of int8 are in a tile, those of K and, page_tokens further, of V. */
+/* int8: the scales in a tile; those of K, then, page_tokens behind, those of V. */
 static DEVICE uint16_t *scales_at(const gpu_pages &p, uint8_t *tile)
 {
     return (uint16_t *)(tile + 2 * (size_t)p.page_tokens * p.head_dim);
 }
 
-/* What a slot's elements of K (part 0) or V are to be multiplied with. */
+/* The scale of a slot's elements of K (part 0) or V. */
 template <class KV>
 static DEVICE float kv_scale(const gpu_pages &, const table_view &, uint32_t, uint32_t)
 {
@@ -56,7 +56,7 @@ DEVICE float kv_scale<i8>(const gpu_pages &p, const table_view &v, uint32_t slot
     return to_float(scale);
 }
 
-/* Calls WHAT(dims) with the size of heads, where kernels are compiled for it. */
+/* Calls WHAT(dims) with the head size, if kernels are compiled for it. */
 #define FOR_DIM(head_dim, WHAT)                                                                    \
     switch (head_dim) {                                                                            \
     case 32: WHAT(32); break;                                                                      \

@@ -1,26 +1,25 @@
 /* kernels/cuda, private: how integers of weights lie. A tile is 16 rows by as many columns as a
- * warp reads at once, 16 bytes a lane: what a lane reads are its fragments of A (multiply), so that
- * nothing is shuffled on the way. Lane 4 g + t has of rows g and g + 8, of each 32 columns, the
- * eight from 8 t on.
+ * warp reads at once, 16 bytes a lane. A lane reads its own fragments of A (multiply), so nothing
+ * is shuffled. Of every 32 columns of rows g and g + 8, lane 4 g + t has the eight from 8 t on.
  *
  *     8 bits   tiles of 32 columns: row g's bytes, row g + 8's
  *     4 bits   tiles of 64: 4 bytes of row g, 4 of row g + 8, then those of the other 32 columns;
  *              of eight columns, column e's q + 8 is in bits 4 (e / 2) + 16 (e % 2)
- *     scales   [panel of 16 rows][group][g][row g, row g + 8], of 4 bits bf16; of 8, which are
- * never negative, bits 30 to 15 of an f32
+ *     scales   [panel of 16 rows][group][g][row g, row g + 8]; 4 bits: bf16; 8 bits, where they are
+ *              never negative: bits 30 to 15 of an f32
  *
- * Columns that pad the last tile are whatever they are; x is zeros there. */
+ * Columns that pad the last tile may hold anything; x is zeros there. */
 #ifndef KERNELS_CUDA_QUANT_CUH
 #define KERNELS_CUDA_QUANT_CUH
 
 #include "kernels/cuda/simt.cuh"
 
-/* Which 16 bytes, and of them the first of row `row`'s eight columns. */
+/* Byte offset of row `row`'s eight columns from `column` on. */
 static DEVICE size_t quant_bytes_at(const gpu_matrix &w, size_t row, size_t column)
 {
     size_t columns = gpu_tile_columns(w.bits), tiles = (w.k + columns - 1) / columns;
     size_t in = column % columns, lane = row % 8 * 4 + in % 32 / 8;
-    size_t eight = w.bits; /* bytes of eight columns */
+    size_t eight = w.bits; /* eight columns take this many bytes */
     return ((row / 16 * tiles + column / columns) * 32 + lane) * 16 + in / 32 * 2 * eight +
            row % 16 / 8 * eight;
 }
@@ -44,7 +43,7 @@ static DEVICE float scale_at(const gpu_matrix &w, size_t row, size_t column)
     return float_of_bits(scale << (w.bits == 8 ? 15 : 16));
 }
 
-/* Two bytes of `word` as a pair of T: u = q + 128 is set into the mantissa of a power of two. */
+/* Two bytes of `word` as a pair of T: u = q + 128 is put into the mantissa of a power of two. */
 static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, f16)
 {
     return subtract2(pick_bytes(u, 0x64646464u, pair ? 0x4342 : 0x4140), 0x64806480u, f16());
@@ -56,7 +55,7 @@ static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, bf16)
     float b = float_of_bits(pick_bytes(u, 0x4b000000u, pair ? 0x7653 : 0x7651)) - zero;
     return pack2(a, b, bf16());
 }
-/* The same of four bits, u = q + 8. */
+/* pair_of_bytes for four bits, with u = q + 8. */
 static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, f16)
 {
     return subtract2((word >> 4 * pair & 0x000f000fu) | 0x64006400u, 0x64086408u, f16());

@@ -1,6 +1,6 @@
-/* kernels/cuda, private: what kernels are written with. nvcc makes the GPU's instructions of it;
- * with OCTAVO_SIMT a C++ compiler makes the same kernels run on the CPU (tests/simt/simt.h), which
- * is how they are tested where there is no GPU. Everything that is not C++ is named here. */
+/* kernels/cuda, private: the operations that kernels are written with; every one that is not C++ is
+ * here. nvcc turns them into the GPU's instructions. With OCTAVO_SIMT a C++ compiler makes the same
+ * kernels run on the CPU (tests/simt/simt.h), which tests them where there is no GPU. */
 #ifndef KERNELS_CUDA_SIMT_CUH
 #define KERNELS_CUDA_SIMT_CUH
 
@@ -63,7 +63,7 @@ template <> DEVICE e4m3 from_float<e4m3>(float x)
     return e4m3{(uint8_t)__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
 }
 
-/* Two values as the halves of a register, the first one low. */
+/* Packs two values into a register, the first one into the low half. */
 DEVICE uint32_t pack2(float a, float b, bf16)
 {
     return (uint32_t)from_float<bf16>(a).bits | (uint32_t)from_float<bf16>(b).bits << 16;
@@ -97,20 +97,20 @@ DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
 DEVICE float product_rounded(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t bits_of_float(float x) { return __float_as_uint(x); }
-/* Two e4m3 of the low half of `pair` as f16. */
+/* Widens the two e4m3 in the low half of `pair` to f16. */
 DEVICE uint32_t widen2(uint32_t pair, e4m3)
 {
     __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)pair, __NV_E4M3);
     return (uint32_t)h.x | (uint32_t)h.y << 16;
 }
-/* 2^x of the hardware: 2 ulp, denormals are 0. */
+/* 2^x by the hardware: 2 ulp, denormals are 0. */
 DEVICE float exp2_fast(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* What is read once: not for the first cache. */
+/* Loads what is read only once, past the first cache. */
 DEVICE vec16 load_once(const vec16 *p)
 {
     vec16 v;
@@ -120,7 +120,7 @@ DEVICE vec16 load_once(const vec16 *p)
     return v;
 }
 
-/* 16 bytes to shared memory, or zeros where there is nothing. */
+/* Starts copying 16 bytes to shared memory, or zeros when not `there`. */
 DEVICE void copy_async(void *shared, const void *global, bool there)
 {
     unsigned at = (unsigned)__cvta_generic_to_shared(shared);
@@ -130,7 +130,7 @@ DEVICE void copy_async(void *shared, const void *global, bool there)
                  : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/* All but the last `left` groups have arrived (this thread's). */
+/* Waits until all but the last `left` of this thread's groups have arrived. */
 template <int left> DEVICE void copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
@@ -178,19 +178,19 @@ DEVICE float warp_sum(float v)
     return v;
 }
 
-/* Of a block of at most 1024 threads, a multiple of WARP; every thread gets it. */
+/* The sum over a block of at most 1024 threads, a multiple of WARP; every thread gets it. */
 static DEVICE float block_sum(float v)
 {
     __shared__ float of_warp[WARP];
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
     v = warp_sum(v);
-    __syncthreads(); /* of_warp may still be read from the call before */
+    __syncthreads(); /* the previous call's of_warp may still be read */
     if (lane == 0) of_warp[threadIdx.x / WARP] = v;
     __syncthreads();
     return warp_sum(lane < warps ? of_warp[lane] : 0.0f);
 }
 
-/* Likewise. */
+/* The maximum over a block, as block_sum. */
 static DEVICE float block_max(float v)
 {
     __shared__ float of_warp[WARP];
@@ -204,8 +204,9 @@ static DEVICE float block_max(float v)
     return v;
 }
 
-/* f(x[i], i) for a thread's i below n: every blockDim.x-th. Eight loads are on their way before the
- * first is looked at, where a loop with a branch in it would wait for each. f may write to x[i]. */
+/* Calls f(x[i], i) for every blockDim.x-th i below n, from the thread's own on. Eight loads are
+ * issued before the first is used; a plain loop with a branch would wait for each. f may write to
+ * x[i]. */
 template <class T, class F> static DEVICE void for_each(const T *x, uint32_t n, F f)
 {
     enum { AT_ONCE = 8 };
@@ -230,12 +231,12 @@ template <class T, class F> static DEVICE void for_each(const T *x, uint32_t n, 
 #ifndef OCTAVO_SIMT
 cudaStream_t gpu_stream(const gpu *g);
 #endif
-/* What the launches since the last call came to. */
+/* The result of the launches since the last call. */
 gpu_status gpu_launched(gpu *g, const char *what);
-/* y = x * W^T by the library: w's data are operands of w->type. */
+/* y = x * W^T by cublasLt; w's data are operands of w->type. */
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type);
-/* A kernel may have so much dynamic shared memory. */
+/* Allows a kernel that much dynamic shared memory. */
 void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
 uint32_t gpu_sms(const gpu *g);
 bool gpu_is_invariant(const gpu *g);
@@ -253,12 +254,12 @@ gpu_status gpu_mass(gpu *g, const gpu_measure *m);
 gpu_status gpu_outside(gpu *g, const gpu_measure *m);
 /* expected.cu: EXPECTED. */
 gpu_status gpu_expected(gpu *g, const gpu_measure *m);
-/* products.cu: *out is w as rows of `type`, of 16 bits: w's own data, or in `scratch`. */
+/* products.cu: *out is w as rows of `type`, a 16-bit type: w's own data, or a copy in `scratch`. */
 gpu_status gpu_operands(gpu *g, const gpu_matrix *w, gpu_type type, void *scratch,
                         const void **out);
 
-/* few.cu: products that read W once. Of an expert's entries: x_rows NULL, or entry i is row
- * x_rows[i] of x. */
+/* few.cu: products that read W once. The entries of experts: entry i is row x_rows[i] of x, or row
+ * i when x_rows is NULL. */
 struct gpu_experts_list {
     const gpu_expert_tile *tiles;
     const uint32_t *rows;
@@ -323,7 +324,7 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
     default: WHAT(e4m3); break;                                                                    \
     }
 
-/* Queries' type of a format of KV. */
+/* The type of queries for a format of KV. */
 template <class KV> struct query_of {
     typedef f16 type;
 };

@@ -156,7 +156,7 @@ uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt
 /* How an allocator divides the budget among layers and heads. */
 typedef struct retention_allocator_row {
     retention_choice choice;
-    /* The budget in tokens of run `index` of the n_scopes runs of layers that choose. */
+    /* The budget in tokens of run `index` of n_scopes runs of selecting layers. */
     uint32_t (*tokens)(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                        uint32_t n_scopes);
     uint32_t (*least)(const retention_policy *policy, uint32_t n_prompt); // of all scopes
