@@ -54,8 +54,7 @@ typedef struct kern_pages {
     const uint32_t *pages;
     const uint8_t *tiles;
     size_t page_stride;
-    const uint8_t *const
-        *filling; /* bf16 tiles of the pages from first_filling on; NULL entries: none */
+    const uint8_t *const *filling; /* bf16 tiles of pages from first_filling on; NULL: none */
     size_t first_filling;
     size_t first_wide; /* pages from here on are read as bf16 where they have a bf16 tile */
 } kern_pages;

@@ -37,11 +37,9 @@ template <class KV, int D, bool DECODE> struct layout {
     static constexpr int STAGES = NARROW ? 1 : 2;
     static constexpr size_t Q_BYTES = (size_t)Q_ROWS * ROW * 2;
     static constexpr size_t K_BYTES = (size_t)STEP * ROW * 2;
-    static constexpr size_t RAW_BYTES =
-        NARROW ? (size_t)STEP * D : 0; /* bytes of K or V of a stage */
-    static constexpr size_t SCALE_BYTES =
-        SCALED ? 2 * STEP * 2 : 0; /* bytes of both scales of a stage */
-    static constexpr size_t V_AT = NARROW ? RAW_BYTES : K_BYTES; /* offset of V in a stage */
+    static constexpr size_t RAW_BYTES = NARROW ? (size_t)STEP * D : 0; /* a stage's K or V */
+    static constexpr size_t SCALE_BYTES = SCALED ? 2 * STEP * 2 : 0;   /* a stage's scales */
+    static constexpr size_t V_AT = NARROW ? RAW_BYTES : K_BYTES;       /* offset of V in a stage */
     static constexpr size_t STAGE_BYTES = 2 * V_AT + SCALE_BYTES;
     static constexpr size_t ROW_BYTES = NARROW ? D : ROW * 2; /* bytes of a row of a stage */
     static constexpr size_t BYTES = Q_BYTES + 2 * STAGE_BYTES + (NARROW ? 2 * K_BYTES : 0);
@@ -99,8 +97,7 @@ static DEVICE void fetch(const gpu_attention &a, const strip *strips, uint32_t f
     constexpr uint32_t row_bytes = D * sizeof(KV), chunks = row_bytes / 16;
     constexpr uint32_t of_strip = STRIP * chunks; /* copies of a strip */
     size_t values_at = (size_t)a.pages.page_tokens * row_bytes;
-    const uint8_t
-        *keys[L::STRIPS]; /* read once: the compiler must assume that copies overwrite them */
+    const uint8_t *keys[L::STRIPS]; /* read once: to the compiler, copies may overwrite them */
 #pragma unroll
     for (int s = 0; s < L::STRIPS; s++) keys[s] = strips[s].keys;
 #pragma unroll
@@ -409,8 +406,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
 {
     typedef typename query_of<KV>::type Q;
     typedef layout<KV, D, DECODE> L;
-    constexpr int STEP = L::STEP,
-                  TOKENS = DECODE ? STEP / WARPS : STEP; /* TOKENS: a warp's slots of a step */
+    constexpr int STEP = L::STEP, TOKENS = DECODE ? STEP / WARPS : STEP; /* a warp's slots */
     DYNAMIC_SHARED(shared);
     __shared__ strip strips[2][L::STRIPS];
     Q *queries = (Q *)shared;

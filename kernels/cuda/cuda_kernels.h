@@ -153,10 +153,10 @@ typedef struct gpu_layer {
     uint32_t first_group, first_tile, heads_per_group, window; /* window 0: sees all slots */
 } gpu_layer;
 
-/* The rows of one sequence in a step. */
+/* The rows of one sequence in a step. Its kept tokens stand in the array of lengths from index
+ * `lengths` on, one for each group. */
 typedef struct gpu_seq {
-    uint32_t number, first_row, n_rows,
-        lengths; /* lengths: index of group 0's kept tokens in the array of lengths */
+    uint32_t number, first_row, n_rows, lengths;
 } gpu_seq;
 
 /* ---- attention --------------------------------------------------------------------------------

@@ -8,15 +8,15 @@
 
 enum {
     WORKSPACE_BYTES = 32 << 20,
-    CHOICES = 512, /* of the library's algorithms that are remembered, by shape */
+    CHOICES = 512, /* algorithms of the library that are remembered, by shape */
 };
 
-/* What the library does for one shape. m is part of it, for the best algorithm depends on it, but
- * rounded: asking takes long, and steps have all numbers of rows. */
+/* The library's algorithm for one shape. m is part of the shape, because the best algorithm depends
+ * on it; it is rounded, because asking is slow and steps have every number of rows. */
 typedef struct choice {
     size_t n, k, m;
     gpu_type type, y_type;
-    uint32_t alignment; /* of all three, in bytes: rows of experts begin anywhere */
+    uint32_t alignment; /* in bytes, of all three: rows of experts begin anywhere */
     bool known;
     cublasLtMatmulAlgo_t algo;
 } choice;
@@ -27,20 +27,21 @@ struct gpu {
     cudaStream_t stream;
     cublasLtHandle_t library;
     void *workspace;
-    cudaEvent_t events[2]; /* gpu_mark's and gpu_elapsed's */
+    cudaEvent_t events[2]; /* of gpu_mark and gpu_elapsed */
     cudaEvent_t notes[2];
     bool invariant;
     char why[256];
     choice choices[CHOICES];
 };
 
-/* Which device is current is a thread's affair, and the one that opened the gpu need not be the one
- * that uses it: launches, memory and events go to the current one. */
+/* Makes the gpu's device current. The current device belongs to the thread, the thread that opened
+ * the gpu need not be the one that uses it, and launches, memory and events go to the current
+ * device. */
 static void enter(const gpu *g)
 {
     int current;
     if (cudaGetDevice(&current) == cudaSuccess && current == g->ordinal) return;
-    (void)cudaSetDevice(g->ordinal); /* a failure shows at what comes next */
+    (void)cudaSetDevice(g->ordinal); /* the next call shows a failure */
 }
 
 cudaStream_t gpu_stream(const gpu *g)
@@ -55,7 +56,7 @@ static gpu_status fail(gpu *g, const char *what, cudaError_t e)
     if (e == cudaSuccess) return GPU_OK;
     snprintf(g->why, sizeof g->why, "%s: %s (%s)", what, cudaGetErrorString(e),
              cudaGetErrorName(e));
-    (void)cudaGetLastError(); /* of memory it is forgotten; others come again */
+    (void)cudaGetLastError(); /* clears an error of memory; others are sticky */
     return e == cudaErrorMemoryAllocation ? GPU_NO_MEMORY : GPU_LOST;
 }
 
@@ -64,8 +65,8 @@ gpu_status gpu_launched(gpu *g, const char *what) { return fail(g, what, cudaPee
 void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
 {
     if (bytes <= 48 * 1024) return;
-    enter(g); /* it holds for one device */
-    /* A failure shows at the launch. */
+    enter(g); /* the attribute is per device */
+    /* The launch shows a failure. */
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 }
 
@@ -203,7 +204,8 @@ static gpu_status gpu_poll(gpu *g, bool *idle)
 {
     cudaError_t e = cudaStreamQuery(g->stream);
     *idle = e == cudaSuccess;
-    if (e == cudaErrorNotReady) (void)cudaGetLastError(); /* which keeps it, though it is none */
+    if (e == cudaErrorNotReady)
+        (void)cudaGetLastError(); /* CUDA keeps it as the last error, though it is none */
     return e == cudaErrorNotReady ? GPU_OK : fail(g, "wait", e);
 }
 
@@ -263,7 +265,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
     if (e == cudaSuccess && !made) e = cudaErrorMemoryAllocation;
     if (e == cudaSuccess) e = cudaGraphInstantiate(&made->exec, graph, 0);
     if (e == cudaSuccess)
-        e = cudaGraphUpload(made->exec, g->stream); /* memory for it is short here */
+        e = cudaGraphUpload(made->exec, g->stream); /* running out of memory shows here */
     if (graph) cudaGraphDestroy(graph);
     *out = made;
     if (e == cudaSuccess) return GPU_OK;
@@ -292,10 +294,10 @@ static cudaDataType_t data_type(gpu_type t)
     return t == GPU_BF16 ? CUDA_R_16BF : t == GPU_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* Where a row's value must not depend on how many there are, all are computed as so many are. */
+/* In invariant mode, algorithms are those for this many rows, however many there are. */
 enum { INVARIANT_ROWS = 128 };
 
-/* Up to 64 rows as they are, then the next of eight steps to twice as many. */
+/* Rounds m above 64 up to the next of eight steps between powers of two. */
 static size_t rounded_rows(const gpu *g, size_t m)
 {
     size_t step = 8;
@@ -317,7 +319,7 @@ static void forget_shapes(shapes *s)
     if (s->y) cublasLtMatrixLayoutDestroy(s->y);
 }
 
-/* The library's matrices are by columns: y^T [n, m] = (W^T)^T [n, k] x^T [k, m]. */
+/* The library stores matrices by columns: y^T [n, m] = (W^T)^T [n, k] x^T [k, m]. */
 static cublasStatus_t make_shapes(const choice *c, size_t m, shapes *s)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
@@ -335,7 +337,7 @@ static cublasStatus_t make_shapes(const choice *c, size_t m, shapes *s)
     return e;
 }
 
-/* Asked once for a shape: of c->m rows. */
+/* Asks the library for the algorithm of a shape, with c->m rows; once for each shape. */
 static cublasStatus_t choose(gpu *g, choice *c)
 {
     shapes s = {NULL, NULL, NULL, NULL};
@@ -370,7 +372,8 @@ static cublasStatus_t choose(gpu *g, choice *c)
     return e;
 }
 
-/* Where it must not matter which rows an expert has, what all rows have counts. */
+/* The alignment of all operands. In invariant mode it is capped at that of any row, so that an
+ * expert's result does not depend on the rows it has. */
 static uint32_t alignment_of(const gpu *g, const void *w, const void *x, const void *y)
 {
     uintptr_t all = (uintptr_t)w | (uintptr_t)x | (uintptr_t)y | (g->invariant ? 16 : 256);
@@ -416,7 +419,7 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     if (!c->known) e = choose(g, c);
     if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, c, w, x, m, y);
-    /* What is for more rows may not be for m. */
+    /* An algorithm for more rows may not support m rows. */
     if (e != CUBLAS_STATUS_SUCCESS && wanted.m != m && !g->invariant) {
         wanted.m = m;
         e = choose(g, &wanted);

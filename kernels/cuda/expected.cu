@@ -1,21 +1,21 @@
-/* The attention that queries to come will pay: the share's queries before rotation have a mean and
- * a covariance, turned by what positions to come turn by on average (kernels/measure.h). */
+/* The attention expected from future queries. The step's queries before rotation have a mean and a
+ * covariance, which are rotated by the mean rotation of future positions (kernels/measure.h). */
 #include "kernels/cuda/pages.cuh"
 
 enum {
     QUERY_THREADS = 128,
-    LANE_DIMS = 8, /* of a lane: head_dim <= 256 */
+    LANE_DIMS = 8, /* dims of a lane: head_dim <= 256 */
     MEAN_THREADS = 256,
-    TILE = 32, /* of the covariance, and rows that it reads at a time */
+    TILE = 32, /* of the covariance; also the rows read at a time */
     TILE_THREADS = 256,
     SLOT_THREADS = 128,
-    C_ROWS = 16, /* of the covariance that are shared at a time */
+    C_ROWS = 16, /* rows of the covariance in shared memory at a time */
     SOFTMAX_THREADS = 512,
 };
 
-/* Of all query heads; scratch. */
+/* Scratch for all query heads. */
 struct fit {
-    float *queries; /* [heads, rows, dim] unrotated; then turned, without their mean */
+    float *queries; /* [heads, rows, dim] unrotated; then less their mean, rotated */
     float *mean;    /* [heads, dim] */
     float *turned;  /* [heads, dim] */
     float *cov;     /* [heads, dim, dim] */
@@ -25,7 +25,7 @@ struct fit {
 
 /* ---- queries --------------------------------------------------------------------------------- */
 
-/* A block takes a row, a warp its query heads in turn. */
+/* One block for each row; its warps take the query heads in turn. */
 static __global__ void queries_kernel(gpu_measure m, fit f)
 {
     uint32_t dim = m.pages.head_dim, heads = m.kv_heads * m.q_heads, row = blockIdx.x;
@@ -48,7 +48,7 @@ static __global__ void queries_kernel(gpu_measure m, fit f)
     }
 }
 
-/* A block takes a head; its threads are groups of dim, which take rows in turn. */
+/* One block for each head; its threads form groups of dim, which take rows in turn. */
 static __global__ void __launch_bounds__(MEAN_THREADS) mean_kernel(gpu_measure m, fit f)
 {
     __shared__ float sums[MEAN_THREADS];
@@ -65,7 +65,7 @@ static __global__ void __launch_bounds__(MEAN_THREADS) mean_kernel(gpu_measure m
     f.mean[head * dim + d] = m.rows ? sum / (float)m.rows : 0.0f;
 }
 
-/* A block takes a row, and the last one the means; a warp its heads in turn. */
+/* One block for each row, and the last one for the means; warps take the heads in turn. */
 static __global__ void turn_kernel(gpu_measure m, fit f)
 {
     uint32_t dim = m.pages.head_dim, half = dim / 2, heads = m.kv_heads * m.q_heads;
@@ -83,7 +83,7 @@ static __global__ void turn_kernel(gpu_measure m, fit f)
     }
 }
 
-/* A block makes 32 by 32 elements of a head's covariance, a thread four of one column. */
+/* A block computes 32 by 32 elements of a head's covariance, a thread four of one column. */
 static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_measure m, fit f)
 {
     enum { OF_THREAD = TILE * TILE / TILE_THREADS };
@@ -93,7 +93,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_mea
     const float *x = f.queries + (size_t)head * m.rows * dim;
     float sums[OF_THREAD] = {0.0f};
     for (uint32_t row = 0; row < m.rows; row += TILE) {
-        __syncthreads(); /* a and b have been read */
+        __syncthreads(); /* all have read a and b */
         for (uint32_t r = first; r < TILE; r += TILE_THREADS / TILE) {
             const float *at = x + (size_t)(row + r) * dim + column;
             a[r][column] = row + r < m.rows ? at[blockIdx.x * TILE] : 0.0f;
@@ -114,13 +114,13 @@ static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_mea
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-/* Four elements of a key from `at` on. */
+/* Loads four elements of a key from `at` on. */
 template <class KV> static DEVICE void load_four(const KV *at, float scale, float out[4])
 {
     for (int i = 0; i < 4; i++) out[i] = to_float(at[i]) * scale;
 }
 
-/* A thread has a slot's key and goes over the rows of C, four at a time. */
+/* A thread holds a slot's key and goes over the rows of C, four at a time. */
 template <class KV, int D>
 static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure m, fit f)
 {
@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure
     for (uint32_t d = threadIdx.x; d < D; d += SLOT_THREADS) mean[d] = f.turned[head * D + d];
     float square = 0.0f, along = 0.0f;
     for (uint32_t first = 0; first < D; first += C_ROWS) {
-        __syncthreads(); /* c has been read */
+        __syncthreads(); /* all have read c */
         for (uint32_t i = threadIdx.x; i < C_ROWS * D; i += SLOT_THREADS)
             c[i / D][i % D] = f.cov[((size_t)head * D + first) * D + i];
         __syncthreads();
@@ -158,7 +158,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure
         f.logits[(size_t)head * m.longest + slot] = (along + square / (2.0f * root)) / root;
 }
 
-/* A block takes a head. */
+/* One block for each head. */
 static __global__ void softmax_kernel(gpu_measure m, fit f)
 {
     uint32_t head = blockIdx.x;

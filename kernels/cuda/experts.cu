@@ -1,18 +1,18 @@
-/* A sparse layer: which experts a row goes to, its rows sorted by them, their products, and the sum
- * that comes back. Few rows of an expert are products of few rows, whatever expert has how many; of
- * many the host learns how many there are, and the library multiplies expert by expert. */
+/* A sparse layer: routes rows to experts, sorts them by expert, multiplies, and adds up the
+ * results. Few rows per expert go through products of few rows, with any distribution. For many
+ * rows the host reads how many each expert has, and the library multiplies expert by expert. */
 #include "kernels/cuda/simt.cuh"
 
 enum {
     ROUTE_THREADS = 128,
     SORT_THREADS = 256,
     LANE_EXPERTS = GPU_EXPERTS_MOST / WARP,
-    FEW_OF_EXPERT = 32, /* rows on average, beyond which the library is worth the wait */
+    FEW_OF_EXPERT = 32, /* average rows beyond which the library is worth the wait */
 };
 
 /* ---- routing --------------------------------------------------------------------------------- */
 
-/* A lane's experts are j * WARP + lane. What was chosen has key -2, what is no number -1. */
+/* A lane's experts are j * WARP + lane. The key of a chosen expert is -2, of a NaN -1. */
 struct lane_experts {
     float p[LANE_EXPERTS], key[LANE_EXPERTS];
 };
@@ -42,7 +42,7 @@ static DEVICE void probabilities(const float *logits, uint32_t n, lane_experts *
     }
 }
 
-/* The largest key of the warp becomes -2, the lowest index of equals. */
+/* Sets the warp's largest key to -2; of equal keys, the one of the lowest index. */
 static DEVICE void choose_one(lane_experts *v)
 {
     unsigned lane = threadIdx.x % WARP;
@@ -67,12 +67,12 @@ static DEVICE void choose_one(lane_experts *v)
         if (at == j * WARP + lane) v->key[j] = -2.0f;
 }
 
-/* A warp routes a row: its experts ascending, and their weights. */
+/* A warp routes a row: writes its experts, ascending, and their weights. */
 static __global__ void route_kernel(gpu_experts e, uint32_t *chosen, float *weights)
 {
     uint32_t row = blockIdx.x * (ROUTE_THREADS / WARP) + threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP;
-    if (row >= e.n_rows) return; /* a whole warp */
+    if (row >= e.n_rows) return; /* the whole warp */
     lane_experts v;
     probabilities(e.logits + (size_t)row * e.n_experts, e.n_experts, &v);
     for (uint32_t k = 0; k < e.of_row; k++) choose_one(&v);
@@ -96,7 +96,7 @@ static __global__ void route_kernel(gpu_experts e, uint32_t *chosen, float *weig
 
 /* ---- by experts ------------------------------------------------------------------------------ */
 
-/* What is sorted: entry i is of row i / of_row. */
+/* The entries to sort; entry i belongs to row i / of_row. */
 struct sorting {
     const uint32_t *chosen;
     const float *weights;
@@ -112,7 +112,7 @@ static DEVICE uint32_t warp_sum_u32(uint32_t v)
     return v;
 }
 
-/* Entries and tiles of the experts before `expert`, and their tiles: by every warp alike. */
+/* Counts the entries and tiles of the experts before `expert`. Every warp does the same. */
 static DEVICE void count_before(const uint32_t *counts, uint32_t expert, uint32_t tile_rows,
                                 uint32_t *entries, uint32_t *tiles)
 {
@@ -125,7 +125,7 @@ static DEVICE void count_before(const uint32_t *counts, uint32_t expert, uint32_
     *tiles = warp_sum_u32(t);
 }
 
-/* A block takes an expert: it counts all, and places its own entries in their order. */
+/* One block for each expert: it counts all entries, and places its own in their order. */
 static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(sorting s)
 {
     __shared__ uint32_t counts[GPU_EXPERTS_MOST], of_warp[SORT_THREADS / WARP];
@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(sorting s)
         uint32_t i = from + threadIdx.x;
         bool is_mine = i < s.entries && s.chosen[i] == expert;
         uint32_t those = warp_ballot(is_mine), before = at;
-        __syncthreads(); /* of_warp may still be read */
+        __syncthreads(); /* the last round's of_warp may still be read */
         if (lane == 0) of_warp[warp] = count_bits(those);
         __syncthreads();
         for (unsigned w = 0; w < SORT_THREADS / WARP; w++) {
@@ -169,7 +169,7 @@ static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(sorting s)
     }
 }
 
-/* out of a row: what it has (nothing, or its share of the expert of all), then its experts' parts,
+/* out of a row: its share of the shared expert's result, or 0, plus its experts' parts,
  * ascending. */
 static __global__ void combine_kernel(gpu_experts e, size_t hidden, const uint32_t *places,
                                       const float *shares)
@@ -189,7 +189,7 @@ static __global__ void combine_kernel(gpu_experts e, size_t hidden, const uint32
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-/* scratch, cut up. */
+/* The pieces of scratch. */
 struct cuts {
     uint32_t *chosen, *first, *rows, *places;
     float *weights, *shares;
@@ -218,7 +218,7 @@ static gpu_matrix matrix_of(const gpu_matrix *first, uint32_t expert)
     return w;
 }
 
-/* y [entries, n] of y_type = each entry's row of x by its expert's W. */
+/* y [entries, n] of y_type = each entry's row of x times its expert's W, expert by expert. */
 static gpu_status one_by_one(gpu *g, const gpu_experts *e, const uint32_t *first,
                              const gpu_matrix *w, const void *x, void *y, gpu_type y_type)
 {

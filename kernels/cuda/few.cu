@@ -1,26 +1,26 @@
-/* Products of few rows: what they cost is reading W, so it is read once, as it lies. A block makes
- * some rows of W: its warps share out the columns, tensor cores multiply 16 rows of W by 8 rows of
- * x at a time, and the warps' sums are added in their order. Rows of x may be those of experts. */
+/* Products of few rows. Reading W is their cost, so W is read once, as it lies. A block computes
+ * some rows of W: its warps share the columns, tensor cores multiply 16 rows of W by 8 rows of x at
+ * a time, and the warps' sums are added in their order. Rows of x may be those of experts. */
 #include "kernels/cuda/quant.cuh"
 
 enum {
     FEW_WARPS = 8,
     FEW_BLOCK = FEW_WARPS * WARP,
-    AHEAD = 4,    /* tiles of W that are on their way */
-    ROWS_OF_8 = 4 /* a block takes at most so many times 8 rows of x */
+    AHEAD = 4,    /* tiles of W that are loaded ahead */
+    ROWS_OF_8 = 4 /* most groups of 8 rows of x in a block */
 };
 
 /* ---- a tile of W --------------------------------------------------------------------------------
- * What a lane has of 16 rows and COLUMNS columns, and the fragments of A that it becomes: those of
- * columns 16 j of the s-th 32. */
+ * A lane's part of 16 rows and COLUMNS columns, and the fragments of A made from it: fragment (s,
+ * j) is of columns 16 j of the s-th 32. */
 
 template <class T> struct plain_tile {
     typedef T type;
     enum { COLUMNS = 32, SCALED = 0, SCALE_AT = 0 };
-    /* Where a lane's parts of a panel begin. */
+    /* The start of a lane's parts of a panel. */
     struct place {
         const T *rows[2];
-        uint32_t columns; /* from them on */
+        uint32_t columns; /* columns from there on */
     };
     vec16 rows[2];
     uint32_t scales[1];
@@ -57,8 +57,8 @@ template <class T, int BITS> struct quant_tile {
     enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1, SCALE_AT = BITS == 4 ? 16 : 15 };
     struct place {
         const vec16 *tiles;
-        const uint32_t *scales; /* of the panel's groups */
-        uint32_t group;         /* how often a group is twice 16 columns: a shift */
+        const uint32_t *scales; /* scales of the panel's groups */
+        uint32_t group;         /* log2 of the group's columns / 32 */
     };
     vec16 v;
     uint32_t scales[COLUMNS / 32];
@@ -91,7 +91,7 @@ template <class T, int BITS> struct quant_tile {
 /* ---- a block --------------------------------------------------------------------------------- */
 
 struct few_job {
-    gpu_matrix w; /* of experts: the first one's */
+    gpu_matrix w; /* experts: the first one's */
     const void *x;
     void *y;
     uint32_t m;
@@ -99,13 +99,14 @@ struct few_job {
     gpu_experts_list experts; /* tiles NULL: none */
 };
 
-/* The rows of x and y that a block has: entry r of x is row x_rows[first + r], or first + r. */
+/* The rows of x and y of a block: entry r of x is row x_rows[first + r], or first + r when x_rows
+ * is NULL. */
 struct few_rows {
     const uint32_t *x_rows;
     uint32_t first, n;
 };
 
-/* Where a lane's rows of x begin, one of each eight: NULL beyond them. */
+/* The start of a lane's rows of x, one of every eight; NULL beyond the last row. */
 template <class T, int N> struct x_place {
     const T *rows[N];
     uint32_t columns;
@@ -127,7 +128,7 @@ template <class T, int N> struct x_place {
     }
 };
 
-/* sums [R panels][N times 8 rows of x] += a tile of each panel. */
+/* sums [R panels][N groups of 8 rows of x] += a tile of each panel. */
 template <class C, int R, int N>
 static DEVICE void add_tile(const x_place<typename C::type, N> &x_at, const C w[R], uint32_t tile,
                             float sums[R][N][4])
@@ -163,7 +164,7 @@ static DEVICE void add_tile(const x_place<typename C::type, N> &x_at, const C w[
     }
 }
 
-/* The warps' sums [16 R rows of W][8 N rows of x] are added, and leave. */
+/* Adds up the warps' sums [16 R rows of W][8 N rows of x] and stores them. */
 template <class T, int R, int N>
 static DEVICE void finish(const few_job &job, const few_rows &rows, size_t panel,
                           const float sums[R][N][4], float *shared)
@@ -251,7 +252,7 @@ static void launch(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
     LAUNCH(kernel, dim3((unsigned)((panels + R - 1) / R), y), FEW_BLOCK, 0, g, job);
 }
 
-/* Two panels a block share what they read of x, where there are blocks enough all the same. */
+/* A block takes two panels, which share their reads of x, where enough blocks remain. */
 template <class C>
 static gpu_status run(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
 {

@@ -1,17 +1,17 @@
-/* Between the qkv product and attention: bias, head norms, rotation, K and V to their pages. And
- * what happens to pages outside a forward pass: moves of slots, patches of tables. */
+/* Between the qkv product and attention: bias, head norms, rotation, K and V to their pages. Also
+ * changes of pages outside a forward pass: moves of slots, patches of tables. */
 #include "kernels/cuda/pages.cuh"
 
 #include <type_traits>
 
 enum {
     HEAD_THREADS = 128,
-    PAIRS = 4,         /* of a lane: head_dim <= 256 */
-    GRID_MOST = 65535, /* blocks along y */
-    HEAD_WAVES = 8,    /* blocks of a multiprocessor: with fewer rows a row is several blocks' */
+    PAIRS = 4,         /* pairs of a lane: head_dim <= 256 */
+    GRID_MOST = 65535, /* most blocks along y */
+    HEAD_WAVES = 8,    /* blocks for each multiprocessor; fewer rows: several blocks a row */
 };
 
-/* Both halves of each of a lane's pairs: element i and i + half, i = lane, lane + WARP, ... */
+/* Both halves of a lane's pairs: elements i and i + half, for i = lane, lane + WARP, ... */
 struct head_pairs {
     float a[PAIRS], b[PAIRS];
 };
@@ -64,7 +64,7 @@ static DEVICE void store_head(const head_pairs &v, T *out, uint32_t half, unsign
     }
 }
 
-/* A head's K or V in its slot; int8 as kernels.h and quant_kv_8 say, to the bit. */
+/* Stores a head's K or V in its slot; int8 gives the bits of quant_kv_8 (kernels.h). */
 template <class KV>
 static DEVICE void store_slot(const head_pairs &v, const gpu_pages &p, uint8_t *tile, uint32_t slot,
                               uint32_t part, unsigned lane)
@@ -76,7 +76,7 @@ template <>
 DEVICE void store_slot<i8>(const head_pairs &v, const gpu_pages &p, uint8_t *tile, uint32_t slot,
                            uint32_t part, unsigned lane)
 {
-    uint32_t half = p.head_dim / 2, largest = 0; /* bits: those of NaN are above all others */
+    uint32_t half = p.head_dim / 2, largest = 0; /* largest: bits; those of NaN are above all */
     for (int j = 0; j < PAIRS; j++) {
         uint32_t a = bits_of_float(v.a[j]) & 0x7fffffff, b = bits_of_float(v.b[j]) & 0x7fffffff;
         if (a > largest) largest = a;
@@ -103,8 +103,8 @@ DEVICE void store_slot<i8>(const head_pairs &v, const gpu_pages &p, uint8_t *til
     if (lane == 0) scales_at(p, tile)[part * p.page_tokens + slot] = scale.bits;
 }
 
-/* Blocks along y share out a row's heads, a warp takes its own in turn: q heads, k heads, v
- * heads. */
+/* Blocks along y share a row's heads: q heads, k heads, v heads. Each warp takes its heads in
+ * turn. */
 template <class KV> static __global__ void heads_kernel(gpu_heads h)
 {
     typedef typename query_of<KV>::type Q;
@@ -136,7 +136,7 @@ template <class KV> static __global__ void heads_kernel(gpu_heads h)
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
-/* What a slot has of K or V. */
+/* Loads K or V of a slot. */
 template <class KV>
 static DEVICE head_pairs load_slot(const gpu_pages &p, uint8_t *tile, uint32_t slot, uint32_t part,
                                    unsigned lane)
@@ -154,10 +154,10 @@ static DEVICE head_pairs load_slot(const gpu_pages &p, uint8_t *tile, uint32_t s
     return v;
 }
 
-/* A block takes a tile of every move of a chain, in their order: a page may be written by one and
- * read by the next. Of a move, a warp takes a slot's K, V and running sum; the rows of one round
- * are read before any is written, and rounds go away from what they write: src and dst may be one
- * page. int8 that is read and written again keeps its bits. */
+/* A block does one tile of every move of a chain, in order, because a page may be written by one
+ * move and read by the next. In a move, a warp moves a slot's K, V and running sum. src and dst may
+ * be one page, so all rows of a round are read before any is written, and rounds proceed away from
+ * what they write. int8 that is read and written again keeps its bits. */
 template <class KV>
 static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu_chain *chains,
                                    const float *turns)

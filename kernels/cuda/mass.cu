@@ -1,11 +1,12 @@
-/* Scores of query rows by slot, summed over the rows, by tensor cores: a block takes 64 slots of a
- * KV head, whose keys stay in registers, and goes over the packed rows, 16 at a time. VALUE_WEIGHT
- * is the same: values are its keys, and the rows of the output projection its queries. */
+/* Scores of query rows by slot, summed over the rows, with tensor cores. A block takes 64 slots of
+ * a KV head, whose keys stay in registers, and goes over the packed rows, 16 at a time.
+ * VALUE_WEIGHT works the same way: values are its keys, the rows of the output projection its
+ * queries. */
 #include "kernels/cuda/attention.cuh"
 
 enum { SLOTS = 64, TILE_ROWS = 16 };
 
-/* K (part 0) or V of SLOTS slots, widened; zeros beyond the table. */
+/* Loads K (part 0) or V of SLOTS slots, widened; zeros beyond the table. */
 template <class KV, class Q, int D>
 static DEVICE void load_keys(const gpu_measure &m, const table_view &t, uint32_t first,
                              uint32_t part, Q *out)
@@ -28,7 +29,7 @@ static DEVICE void load_keys(const gpu_measure &m, const table_view &t, uint32_t
     }
 }
 
-/* 16 packed rows of queries from `first` on; zeros beyond n. */
+/* Loads 16 packed rows of queries from `first` on; zeros beyond n. */
 template <class Q, int D>
 static DEVICE void load_rows(const gpu_measure &m, uint32_t head, uint32_t first, uint32_t n,
                              Q *out)
@@ -44,7 +45,7 @@ static DEVICE void load_rows(const gpu_measure &m, uint32_t head, uint32_t first
     }
 }
 
-/* What a lane adds to its four slots (two of each eight) for rows g and g + 8 of a tile. */
+/* Adds rows g and g + 8 of a tile to a lane's four slots (two of each eight). */
 template <class KV>
 static DEVICE void add_scores(const gpu_measure &m, uint32_t head, uint32_t length, uint32_t first,
                               uint32_t n, uint32_t slot, const float scales[2][2],
@@ -95,7 +96,7 @@ static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
             scales[i][j] = at < t.length ? kv_scale<KV>(m.pages, t, at, part) : 1.0f;
         }
     for (uint32_t r = 0; r < n; r += TILE_ROWS) {
-        __syncthreads(); /* the tile before has been read */
+        __syncthreads(); /* all have read the previous tile */
         load_rows<Q, D>(m, head, r, n, rows);
         __syncthreads();
         float s[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};

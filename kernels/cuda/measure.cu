@@ -1,12 +1,12 @@
-/* What retention chooses by, slot by slot: kernels/measure.h says what each kind is. Projections,
- * norms and directions, and running sums; other kinds are mass.cu's, outside.cu's,
- * expected.cu's. */
+/* The measures by which retention selects, slot by slot (kernels/measure.h defines each kind). Here
+ * are projections, norms, directions and running sums; other kinds are in mass.cu, outside.cu and
+ * expected.cu. */
 #include "kernels/cuda/pages.cuh"
 
 enum {
     SLOT_THREADS = 128,
-    LANE_DIMS = 8,     /* of a lane: head_dim <= 256 */
-    GROUP_SLOTS = 128, /* whose directions are added up first (gpu_measure_scratch) */
+    LANE_DIMS = 8,     /* dims of a lane: head_dim <= 256 */
+    GROUP_SLOTS = 128, /* slots whose directions are added first (gpu_measure_scratch) */
 };
 
 static DEVICE float load_typed(const void *x, gpu_type type, size_t at)
@@ -18,7 +18,8 @@ static DEVICE float load_typed(const void *x, gpu_type type, size_t at)
     }
 }
 
-/* What a query row's projection gives to a slot. q and y [dim] are shared, k and v the slot's. */
+/* A query row's projection on a slot. q and y [dim] are in shared memory, k and v are the
+ * slot's. */
 template <class KV, int D>
 static DEVICE float of_row(const gpu_measure &m, const float *q, const float *y, const float k[D],
                            const KV *v, float v_scale, float lse)
@@ -54,7 +55,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_mea
         size_t row =
             (size_t)(m.seq.first_row + m.seq.n_rows - m.rows + i) * heads + head * m.q_heads;
         bool seen = in && slot <= last && (m.layer.window == 0 || slot + m.layer.window > last);
-        float of_heads = 0.0f; /* heads first, then rows */
+        float of_heads = 0.0f; /* sums go over heads first, then rows */
         for (uint32_t h = 0; h < m.q_heads; h++) {
             __syncthreads();
             for (uint32_t d = threadIdx.x; d < D; d += SLOT_THREADS) {
@@ -70,8 +71,8 @@ static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_mea
 }
 
 /* ---- of a table alone ---------------------------------------------------------------------------
- * A block takes 128 slots, a warp 32 of them, one after the other: its lanes have elements lane,
- * lane + 32, ... of a row. */
+ * A block takes 128 slots. A warp takes 32 of them, one after the other; its lanes hold elements
+ * lane, lane + 32, ... of a row. */
 
 struct lane_row {
     float v[LANE_DIMS];
@@ -114,8 +115,8 @@ template <class KV> static __global__ void norms_kernel(gpu_measure m)
     if (first + lane < t.length) m.slots[(size_t)head * m.slot_stride + first + lane] = mine;
 }
 
-/* Norms to m.slots; the directions of 128 keys, added up, to parts [blocks along x, kv_heads,
- * dim]. */
+/* Writes norms to m.slots, and the sums of the directions of 128 keys to parts [blocks along x,
+ * kv_heads, dim]. */
 template <class KV>
 static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_measure m, float *parts)
 {
@@ -130,7 +131,7 @@ static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_meas
         lane_row k = load_row<KV>(m, t, first + i, 0);
         float norm = sqrtf(dot_rows(k, k));
         if (lane == i) mine = norm;
-        float inverse = norm == 0.0f ? 0.0f : 1.0f / norm; /* no direction */
+        float inverse = norm == 0.0f ? 0.0f : 1.0f / norm; /* a zero key has no direction */
         for (int j = 0; j < LANE_DIMS; j++) sum.v[j] += k.v[j] * inverse;
     }
     if (first + lane < t.length) m.slots[(size_t)head * m.slot_stride + first + lane] = mine;
@@ -144,8 +145,8 @@ static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_meas
     }
 }
 
-/* mean [kv_heads, dim]: the sum of n parts, of length 1. A block takes a head, a thread a
- * column. */
+/* mean [kv_heads, dim]: the sum of n parts, scaled to length 1. One block for each head, one thread
+ * for each column. */
 static __global__ void direction_kernel(const float *parts, uint32_t n, uint32_t kv_heads,
                                         uint32_t dim, float *mean)
 {
@@ -157,7 +158,7 @@ static __global__ void direction_kernel(const float *parts, uint32_t n, uint32_t
     if (d < dim) mean[head * dim + d] = square > 0.0f ? (float)sum / sqrtf(square) : 0.0f;
 }
 
-/* m.slots has the norms. */
+/* Cosines of the keys with the mean; m.slots holds their norms. */
 template <class KV> static __global__ void cosines_kernel(gpu_measure m, const float *mean)
 {
     uint32_t head = blockIdx.y, lane = threadIdx.x % WARP, dim = m.pages.head_dim;
@@ -178,7 +179,7 @@ template <class KV> static __global__ void cosines_kernel(gpu_measure m, const f
 
 /* ---- of all kinds ---------------------------------------------------------------------------- */
 
-/* The running sums, and m.slots with them. */
+/* Adds m.slots to the running sums, and copies the sums back to m.slots. */
 static __global__ void add_sums_kernel(gpu_measure m)
 {
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;

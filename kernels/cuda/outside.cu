@@ -1,20 +1,20 @@
-/* What each slot adds along the attention's output, of attention that is not the step's own: over
+/* What each slot adds along the attention's output, for attention that is not the step's own: over
  * the slots before the window (OUTSIDE), pooled over neighbours (POOLED), or of another temperature
- * (theta). So many query rows at a time that their weights, which are scratch, stay small. */
+ * (theta). The query rows go in waves, so that their weights, which are scratch, stay small. */
 #include "kernels/cuda/pages.cuh"
 
 enum {
     SLOT_THREADS = 128,
-    ROWS = 8,         /* packed rows whose queries or outputs are shared at a time */
-    OUTPUT_ROWS = 16, /* packed rows of a block that makes outputs */
-    OUTPUT_STEP = 32, /* slots that it reads at a time */
-    REACH = 3,        /* of the pool, both ways */
+    ROWS = 8,         /* packed rows with queries or outputs in shared memory at a time */
+    OUTPUT_ROWS = 16, /* packed rows of a block of outputs_kernel */
+    OUTPUT_STEP = 32, /* slots that such a block reads at a time */
+    REACH = 3,        /* of the pool, to both sides */
 };
 
 #define LOG2E 1.4426950408889634f
 
-/* Rows [first, first + n) of the measured ones; packed row r is query head r % q_heads of row
- * r / q_heads. */
+/* Rows [first, first + n) of the measured rows; packed row r is query head r % q_heads of row r /
+ * q_heads. */
 struct wave {
     uint32_t first, n, packed, parts;
     float *weights; /* [kv_heads, packed, longest] */
@@ -22,7 +22,7 @@ struct wave {
     float *partial; /* [parts, kv_heads, packed, dim] */
 };
 
-/* The slots [0, end) that a row of the wave attends to. */
+/* A row of the wave attends to slots [0, end); returns end. */
 static DEVICE uint32_t row_end(const gpu_measure &m, const wave &w, uint32_t packed,
                                uint32_t length)
 {
@@ -37,7 +37,7 @@ static DEVICE float *weights_of(const gpu_measure &m, const wave &w, uint32_t he
     return w.weights + ((size_t)head * w.packed + packed) * m.longest;
 }
 
-/* A row's weight of slot j of [0, n), n the table's. */
+/* A row's weight of slot j of the table's n slots. */
 static DEVICE float weight_at(const gpu_measure &m, const float *row, uint32_t j, uint32_t n)
 {
     if (m.kind != GPU_MEASURE_POOLED) return row[j];
@@ -47,7 +47,7 @@ static DEVICE float weight_at(const gpu_measure &m, const float *row, uint32_t j
     return most;
 }
 
-/* K (part 0) or V of a slot, 16 bytes at a time. */
+/* Loads K (part 0) or V of a slot, 16 bytes at a time. */
 template <class KV, int D>
 static DEVICE void load_slot(const gpu_measure &m, const table_view &t, uint32_t slot,
                              uint32_t part, float x[D])
@@ -79,7 +79,7 @@ template <int D> static DEVICE float dot(const float *shared, const float x[D])
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Scores times log2 e, a thread's slot under all rows. */
+/* Scores times log2 e: a thread takes one slot and all rows. */
 template <class KV, int D>
 static __global__ void __launch_bounds__(SLOT_THREADS) scores_kernel(gpu_measure m, wave w)
 {
@@ -92,7 +92,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) scores_kernel(gpu_measure
     load_slot<KV, D>(m, t, slot < t.length ? slot : 0, 0, k);
     size_t row0 = m.seq.first_row + m.seq.n_rows - m.rows + w.first;
     for (uint32_t first = 0; first < w.packed; first += ROWS) {
-        __syncthreads(); /* q has been read */
+        __syncthreads(); /* all have read q */
         for (uint32_t i = threadIdx.x; i < ROWS * D; i += SLOT_THREADS) {
             uint32_t r = first + i / D;
             size_t row = (row0 + r / m.q_heads) * m.kv_heads + head;
@@ -107,7 +107,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) scores_kernel(gpu_measure
     }
 }
 
-/* A block takes a row: its scores become weights, 0 where it sees nothing. */
+/* One block for each row: turns its scores into weights, 0 where it sees nothing. */
 static __global__ void softmax_kernel(gpu_measure m, wave w)
 {
     uint32_t packed = blockIdx.x, head = blockIdx.y;
@@ -138,7 +138,7 @@ static DEVICE void output_range(const gpu_measure &m, uint32_t n, uint32_t *from
     *to = end < n ? (uint32_t)end : n;
 }
 
-/* A block takes 16 packed rows and one part of the slots; a thread every 128th element. */
+/* A block takes 16 packed rows and one part of the slots; a thread takes every 128th element. */
 template <class KV, int D>
 static __global__ void __launch_bounds__(SLOT_THREADS) outputs_kernel(gpu_measure m, wave w)
 {
@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) outputs_kernel(gpu_measur
 #pragma unroll
     for (int i = 0; i < OF_THREAD; i++) sums[i] = 0.0f;
     for (uint32_t at = start; at < end; at += OUTPUT_STEP) {
-        __syncthreads(); /* v and p have been read */
+        __syncthreads(); /* all have read v and p */
         for (uint32_t i = threadIdx.x; i < OUTPUT_STEP * D; i += SLOT_THREADS) {
             uint32_t slot = at + i / D;
             if (slot >= end) slot = end - 1;
@@ -195,7 +195,7 @@ static __global__ void add_parts_kernel(wave w, size_t n)
 
 /* ---- along the outputs ----------------------------------------------------------------------- */
 
-/* A thread's slot under all rows, whose heads are added up first. */
+/* A thread takes one slot and all rows; heads are added up first. */
 template <class KV, int D>
 static __global__ void __launch_bounds__(SLOT_THREADS) along_kernel(gpu_measure m, wave w)
 {
@@ -208,7 +208,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) along_kernel(gpu_measure 
     load_slot<KV, D>(m, t, in ? slot : 0, 1, v);
     float sum = in && w.first > 0 ? *out : 0.0f, of_heads = 0.0f;
     for (uint32_t first = 0; first < w.packed; first += ROWS) {
-        __syncthreads(); /* y has been read */
+        __syncthreads(); /* all have read y */
         for (uint32_t i = threadIdx.x; i < ROWS * D; i += SLOT_THREADS)
             if (first + i / D < w.packed)
                 y[i / D][i % D] = w.outputs[((size_t)head * w.packed + first) * D + i];
@@ -233,7 +233,7 @@ template <class KV, int D> static gpu_status run_wave(gpu *g, const gpu_measure 
     dim3 slots((m->longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads);
     dim3 parts(w->parts, m->kv_heads, (w->packed + OUTPUT_ROWS - 1) / OUTPUT_ROWS);
     size_t n = (size_t)m->kv_heads * w->packed * D;
-    gpu_measure output = *m; /* whose attention makes the outputs */
+    gpu_measure output = *m; /* the measure whose attention makes the outputs */
     if (m->theta != 0.0f) output.scale /= m->theta;
     LAUNCH((scores_kernel<KV, D>), slots, SLOT_THREADS, 0, g, output, *w);
     LAUNCH(softmax_kernel, dim3(w->packed, m->kv_heads), 256, 0, g, output, *w);

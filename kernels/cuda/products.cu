@@ -1,10 +1,11 @@
-/* Products with weights: what is read for a few rows is W, so it is read as it lies, integers
- * included; for many rows the library multiplies, and integers become operands first. */
+/* Products with weights. Few rows: reading W is the cost, so W is read as it lies, integers
+ * included. Many rows: the library multiplies, and integers become operands first. */
 #include "kernels/cuda/quant.cuh"
 
 enum {
-    FEW_ROWS = 8,         /* of operands as they are: beyond, x is read about as often as W */
-    FEW_ROWS_QUANT = 128, /* of integers: beyond, making operands of them costs less than passes */
+    FEW_ROWS = 8, /* with W in operands: for more rows x is read about as often as W */
+    FEW_ROWS_QUANT =
+        128, /* with W in integers: for more rows making operands costs less than passes */
     CONVERT_THREADS = 256,
     PANEL = 16, /* kernels.h */
 };
@@ -42,13 +43,13 @@ static DEVICE int packed_quant(const gpu_matrix &w, const uint8_t *packed, size_
     return i / 4 % 2 ? pair >> 4 : pair & 15;
 }
 
-/* A thread makes eight columns of a row. */
+/* A thread unpacks eight columns of a row. */
 static __global__ void unpack_quant_kernel(const uint8_t *packed, gpu_matrix w)
 {
     size_t eights = (w.k + 7) / 8, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= w.n * eights) return;
     size_t row = i / eights, first = i % eights * 8;
-    uint32_t words[2] = {0, 0}; /* columns that pad stay 0 */
+    uint32_t words[2] = {0, 0}; /* padding columns stay 0 */
     for (uint32_t e = 0; e < 8 && first + e < w.k; e++) {
         uint32_t q = (uint32_t)packed_quant(w, packed, row, first + e);
         if (w.bits == 8) words[e / 4] |= (q & 255) << e % 4 * 8;
@@ -63,7 +64,7 @@ static __global__ void unpack_quant_kernel(const uint8_t *packed, gpu_matrix w)
         scales[first / w.group % 2 * PANEL + row % PANEL];
 }
 
-/* A thread makes eight columns. */
+/* A thread dequantises eight columns. */
 template <class T> static __global__ void dequant_kernel(gpu_matrix w, T *out)
 {
     size_t eights = (w.k + 7) / 8, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -82,7 +83,7 @@ template <class T> static __global__ void dequant_kernel(gpu_matrix w, T *out)
         out[row * w.k + c] = from_float<T>((float)quant_at(w, row, c) * scale);
 }
 
-/* A thread makes eight elements of another type. */
+/* A thread converts eight elements to another type. */
 template <class T, class U> static __global__ void convert_kernel(const T *x, size_t eights, U *out)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

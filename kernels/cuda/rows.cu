@@ -3,7 +3,7 @@
 
 enum {
     ROW_THREADS = 256,
-    ROW_HELD = 4, /* times four elements of a row that a thread of a norm holds */
+    ROW_HELD = 4, /* a thread of a norm holds up to this times four elements */
     NORM_THREADS_MOST = 1024,
     ARGMAX_THREADS = 1024,
 };
@@ -55,8 +55,8 @@ static __global__ void follow_kernel(gpu_before before, const uint32_t *draws, s
     if (i < n && draws[i]) tokens[i] = before.tokens[(size_t)(draws[i] - 1) * before.stride];
 }
 
-/* A row in registers: all loads are on their way at once, for with few rows their latency is what
- * a norm costs. d is a multiple of 4, and of a block at most 4 * ROW_HELD a thread. */
+/* Norms a row in registers: all loads are issued at once, because with few rows their latency is
+ * the cost of a norm. d is a multiple of 4, and at most 4 * ROW_HELD for each thread of a block. */
 template <class T>
 static __global__ void __launch_bounds__(NORM_THREADS_MOST)
     norm_kernel(float *x, const float *delta, const float *weight, float eps, size_t d, T *out)
@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(NORM_THREADS_MOST)
     }
 }
 
-/* Of any d. */
+/* Norms rows of any d. */
 template <class T>
 static __global__ void any_norm_kernel(float *x, const float *delta, const float *weight, float eps,
                                        size_t d, T *out)
@@ -109,7 +109,7 @@ static __global__ void any_norm_kernel(float *x, const float *delta, const float
         sum += v * v;
     }
     float scale = 1.0f / sqrtf(block_sum(sum) / (float)d + eps);
-    /* Each thread reads what it wrote. */
+    /* Each thread reads only what it wrote itself. */
     for (size_t i = threadIdx.x; i < d; i += blockDim.x)
         out[at + i] = from_float<T>(x[at + i] * scale * weight[i]);
 }
@@ -121,7 +121,7 @@ static DEVICE float activate(float x, bool gelu)
     return 0.5f * x * (1.0f + tanhf(root * (x + 0.044715f * x * x * x)));
 }
 
-/* A thread makes 16 bytes of a row: d is a multiple of as many elements. */
+/* A thread computes 16 bytes of a row; d is a multiple of that many elements. */
 template <class T>
 static __global__ void gate_kernel(const T *gate_up, size_t n, size_t d, bool gelu, T *out)
 {
@@ -159,7 +159,7 @@ static __global__ void gather_kernel(const uint32_t *x, const uint32_t *rows, si
              [=](uint32_t v, uint32_t i) { to[i] = v; });
 }
 
-/* What is no number is never the largest; a row of nothing else gives 0. */
+/* NaN is never the largest; a row of NaN alone gives 0. */
 static DEVICE void keep_larger(float *value, uint32_t *index, float v, uint32_t i)
 {
     if (v > *value || (v == *value && i < *index)) {
@@ -226,7 +226,7 @@ gpu_status gpu_follow(gpu *g, const gpu_before *before, const uint32_t *draws, s
 gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,
                     size_t d, void *out, gpu_type type)
 {
-    /* Of d alone: what a row comes to must not depend on how many there are. */
+    /* Depends on d alone: a row's value must not depend on how many rows there are. */
     unsigned threads = ROW_THREADS;
     while (threads < NORM_THREADS_MOST && d > (size_t)threads * 4 * ROW_HELD) threads *= 2;
     bool held = d % 4 == 0 && d <= (size_t)threads * 4 * ROW_HELD;

@@ -1,6 +1,6 @@
-/* Draws: a block makes one. What the CPU sorts is found here by the digits of its key, three passes
- * over the row: where so many, or so much mass, is above. Masses are integers, so that no order of
- * adding them matters. */
+/* Draws: one block for each. The CPU sorts the logits; here three passes over the row, by digits of
+ * a key, find where a count or a mass is reached. Masses are integers, so the order of adding them
+ * does not matter. */
 #include "kernels/cuda/simt.cuh"
 
 enum { DRAW_THREADS = 1024, BINS = 2048 };
@@ -16,7 +16,7 @@ template <class T> static DEVICE T block_total(T v)
     __shared__ T of_warp[WARP];
     unsigned lane = threadIdx.x % WARP;
     for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
-    __syncthreads(); /* of_warp may still be read from the call before */
+    __syncthreads(); /* the previous call's of_warp may still be read */
     if (lane == 0) of_warp[threadIdx.x / WARP] = v;
     __syncthreads();
     v = of_warp[lane]; /* as many warps as lanes */
@@ -29,7 +29,7 @@ struct best {
     uint32_t id;
 };
 
-/* Equal ones: the lowest id. What is no number never wins. */
+/* Of equal values the lowest id wins; NaN never wins. */
 static DEVICE best better(best a, float value, uint32_t id)
 {
     bool wins = value > a.value || (value == a.value && id < a.id);
@@ -57,7 +57,8 @@ static DEVICE best block_best(best b)
 
 static const uint32_t NOBODY = 0xffffffffu;
 
-/* The largest of x [n]; that follow `after` in the order of value, then id, where there is one. */
+/* The largest of x [n]. With `after`, only elements that follow it, by value and then by id,
+ * count. */
 static DEVICE best row_best(const float *x, uint32_t n, const best *after)
 {
     best b = {-INFINITY, NOBODY};
@@ -69,7 +70,7 @@ static DEVICE best row_best(const float *x, uint32_t n, const best *after)
 
 /* ---- by digits ------------------------------------------------------------------------------- */
 
-/* Larger floats have larger keys; both zeros have one. */
+/* Maps larger floats to larger keys; both zeros have one key. */
 static DEVICE uint32_t key_of(float x)
 {
     uint32_t bits = bits_of_float(x + 0.0f);
@@ -78,11 +79,11 @@ static DEVICE uint32_t key_of(float x)
 
 struct crossing {
     uint32_t key;
-    u64 before; /* of all larger keys */
+    u64 before; /* weight of all larger keys */
 };
 
-/* Shared by a block. Bins are halves: shared memory adds 32 bits by itself, and 64 by a loop of
- * compare and swap, in which threads of one bin wait for each other. */
+/* Shared by a block. A bin is two halves, because shared memory adds 32 bits natively, but 64 bits
+ * by a loop of compare and swap, in which threads of one bin wait for each other. */
 struct digits {
     uint32_t low[BINS], high[BINS];
     u64 of_64[BINS / 64];
@@ -94,7 +95,7 @@ static DEVICE u64 bin_of(const digits &all, uint32_t bin)
     return (u64)all.high[bin] << 32 | all.low[bin];
 }
 
-/* Whoever makes the lower half run over carries. */
+/* The thread whose addition overflows the lower half adds the carry. */
 static DEVICE void add_to_bin(digits &all, uint32_t bin, u64 weight)
 {
     uint32_t low = (uint32_t)weight, high = (uint32_t)(weight >> 32);
@@ -103,7 +104,8 @@ static DEVICE void add_to_bin(digits &all, uint32_t bin, u64 weight)
     if (high) atomicAdd(&all.high[bin], high);
 }
 
-/* In bins from the last to the first: where the sum reaches `target`. By thread 0. */
+/* The bin, going from the last to the first, at which the sum reaches `target`. Called by thread
+ * 0. */
 static DEVICE uint32_t find_bin(const digits &all, u64 target, u64 *before)
 {
     uint32_t group = 0, bin = BINS - 1;
@@ -115,9 +117,8 @@ static DEVICE uint32_t find_bin(const digits &all, u64 target, u64 *before)
     return bin;
 }
 
-/* The smallest key that still counts when those that have `target` or more above them do not.
- * at(x[i], i, &key, &weight): false, where i is no candidate. All weights together reach the
- * target. */
+/* The key at which the weight, summed from the largest key down, reaches `target`; all weights
+ * together do. at(x[i], i, &key, &weight) returns false where i is no candidate. */
 template <class AT>
 static DEVICE crossing find_crossing(digits &all, const float *x, uint32_t n, u64 target, AT at)
 {
@@ -138,7 +139,7 @@ static DEVICE crossing find_crossing(digits &all, const float *x, uint32_t n, u6
         __syncthreads();
         if (threadIdx.x < BINS / 64) {
             u64 sum = 0;
-            for (uint32_t i = 0; i < 64; i++) /* from bank to bank */
+            for (uint32_t i = 0; i < 64; i++) /* each thread starts at another bank */
                 sum += bin_of(all, BINS - 1 - threadIdx.x * 64 - (i + threadIdx.x) % 64);
             all.of_64[threadIdx.x] = sum;
         }
@@ -164,7 +165,7 @@ static DEVICE float penalised(const gpu_draw &d, float v, uint32_t outputs)
 
 static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
 {
-    __shared__ uint32_t is_known; /* the last token is among those seen */
+    __shared__ uint32_t is_known; /* the last token is among the seen ones */
     const gpu_edit *banned = s.edits + d.first_edit, *biased = banned + d.n_banned;
     const gpu_edit *seen = biased + d.n_biased;
     const float *row = s.logits + (size_t)d.row * s.n_vocab;
@@ -173,7 +174,7 @@ static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
     for (uint32_t i = threadIdx.x; i < d.n_banned; i += DRAW_THREADS)
         if (banned[i].token < s.n_vocab) x[banned[i].token] = -INFINITY;
     __syncthreads();
-    /* A token's thread adds all that it has, in their order: sums must not depend on chance. */
+    /* One thread adds all biases of a token, in their order, so that the sum is deterministic. */
     for (uint32_t i = 0; i < d.n_biased; i++) {
         uint32_t token = biased[i].token;
         if (token % DRAW_THREADS == threadIdx.x && token < s.n_vocab) x[token] += biased[i].bias;
@@ -193,8 +194,8 @@ static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
     __syncthreads();
 }
 
-/* Which tokens may be drawn: those from `floor` on whose key is above `key`, or it and the id not
- * above `id`. */
+/* The tokens that may be drawn: of logit `floor` or more, and with a key above `key`, or equal to
+ * it and an id not above `id`. */
 struct kept {
     float floor;
     uint32_t key, id;
@@ -207,7 +208,7 @@ static DEVICE bool is_kept(const kept &k, float x, uint32_t id)
     return key > k.key || (key == k.key && id <= k.id);
 }
 
-/* Weight of x in 2^-40 of the likeliest's. */
+/* The weight of x, in units of 2^-40 of the likeliest token's. */
 static DEVICE u64 mass_of(float x, float max) { return (u64)((double)expf(x - max) * 0x1p40); }
 
 static DEVICE uint32_t count_kept(const float *x, uint32_t n, const kept &k)
@@ -227,7 +228,7 @@ static DEVICE void keep_top_p(digits &all, const float *x, uint32_t n, float max
     });
     total = block_total(total);
     u64 target = (u64)ceil((double)top_p * (double)total);
-    if (target == 0) target = 1; /* one at least */
+    if (target == 0) target = 1; /* at least one token */
     if (target > total) return;
     crossing c =
         find_crossing(all, x, n, target, [=](float v, uint32_t i, uint32_t *key, u64 *weight) {
@@ -236,7 +237,7 @@ static DEVICE void keep_top_p(digits &all, const float *x, uint32_t n, float max
             return is_kept(before, v, i);
         });
     k->key = c.key;
-    /* Of those that are equal, as many of the lowest ids as it takes. */
+    /* Of the tokens at the crossing, which are equal, keeps the lowest ids, as many as needed. */
     uint32_t equal = 0;
     u64 mass = 0;
     for_each(x, n, [&](float v, uint32_t i) {
@@ -278,8 +279,8 @@ static DEVICE noise philox(u64 key, u64 low, u64 high)
     return noise{{c0, c1, c2, c3}};
 }
 
-/* A thread takes four ids of one block of noise. No noise is above 16.7: what cannot win any more
- * needs none. */
+/* A thread takes four ids, which one block of noise serves. Noise is at most 16.7, so ids that
+ * cannot win any more are skipped. */
 static DEVICE uint32_t draw_token(const float *x, uint32_t n, const gpu_draw &d, const kept &k)
 {
     best b = {-INFINITY, NOBODY};
@@ -291,7 +292,7 @@ static DEVICE uint32_t draw_token(const float *x, uint32_t n, const gpu_draw &d,
             if (!is_kept(k, v, i + j) || v + 17.0f < b.value) continue;
             if (!made) r = philox(d.key, d.sample_index, i / 4);
             made = true;
-            /* 23 bits and a half: exact in f32, never 0 and never 1 */
+            /* 23 bits plus a half: exact in f32, never 0 or 1 */
             float u = ((float)(r.v[j] >> 9) + 0.5f) * 0x1p-23f;
             b = better(b, v - logf(-logf(u)), i + j);
         }
@@ -312,7 +313,7 @@ static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &
     if (d.temperature < GREEDY_BELOW) return greedy;
     kept k = {top.value + d.log_min_p, 0, NOBODY};
     uint32_t left = count_kept(x, n, k);
-    if (left == 0) return greedy; /* every logit -inf or NaN: still a token */
+    if (left == 0) return greedy; /* every logit is -inf or NaN: still returns a token */
     if (d.top_k > 0 && d.top_k < left) {
         const kept before = k;
         auto each = [=](float v, uint32_t i, uint32_t *key, u64 *weight) {
@@ -327,7 +328,7 @@ static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &
     return token == NOBODY ? greedy : token;
 }
 
-/* Of the raw logits. */
+/* Sets logprob, rank and top tokens from the raw logits. */
 static DEVICE void score(const float *x, uint32_t n, uint32_t token, uint32_t n_top, gpu_drawn *out)
 {
     best top = row_best(x, n, NULL);
