@@ -204,8 +204,7 @@ static gpu_status gpu_poll(gpu *g, bool *idle)
 {
     cudaError_t e = cudaStreamQuery(g->stream);
     *idle = e == cudaSuccess;
-    if (e == cudaErrorNotReady)
-        (void)cudaGetLastError(); /* CUDA keeps it as the last error, though it is none */
+    if (e == cudaErrorNotReady) (void)cudaGetLastError(); /* no error, but CUDA keeps it as one */
     return e == cudaErrorNotReady ? GPU_OK : fail(g, "wait", e);
 }
 

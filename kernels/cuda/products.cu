@@ -3,9 +3,8 @@
 #include "kernels/cuda/quant.cuh"
 
 enum {
-    FEW_ROWS = 8, /* with W in operands: for more rows x is read about as often as W */
-    FEW_ROWS_QUANT =
-        128, /* with W in integers: for more rows making operands costs less than passes */
+    FEW_ROWS = 8,         /* with W in operands: for more rows x is read about as often as W */
+    FEW_ROWS_QUANT = 128, /* with W in integers: for more rows operands cost less than passes */
     CONVERT_THREADS = 256,
     PANEL = 16, /* kernels.h */
 };

@@ -15,8 +15,7 @@ enum {
     ROWS = KERN_DOT_ROWS,
     MIN_ROWS = 9, /* for fewer rows VNNI reads weights as fast, from several panels at once */
     K_BLOCK = 512,
-    PIECE_BYTES =
-        K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* a piece in bytes, with scales */
+    PIECE_BYTES = K_BLOCK * KERN_PANEL + K_BLOCK / KERN_GROUP_MIN * 32, /* with scales */
 };
 
 /* The sums of a pair of groups before they are scaled; `low`: those of the low bytes of x. */

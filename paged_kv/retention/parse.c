@@ -389,8 +389,7 @@ static void infer(const parsing *p, retention_policy *policy)
     /* A preset's own variant applies to the preset's score and schedule alone. */
     bool others = policy->score != p->preset->defaults.score ||
                   policy->schedule != p->preset->defaults.schedule;
-    bool parts =
-        p->preset->fields & RETENTION_FIELD_PARTS; /* else the prefill's own parsing did this */
+    bool parts = p->preset->fields & RETENTION_FIELD_PARTS; /* else parsing the prefill did this */
     if (parts && others && !member(p->json, "variant")) policy->variant = RETENTION_VARIANT_PLAIN;
 }
 
