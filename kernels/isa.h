@@ -4,9 +4,9 @@
  * better (context.c lists the ISAs and their fill functions). So a missing fast version is a slower
  * operation, never a missing one, and a new ISA is one file for each operation and one row.
  *
- * The functions work on one piece and know nothing of threads: op level cuts, keeps scratch and
- * edges (matmul.c, rows.c, attention.c). Arrays of KERN_DTYPES are indexed by dtype, those of
- * KERN_KV_FORMATS by format. */
+ * The functions work on one piece and know nothing of threads: op level (matmul.c, rows.c,
+ * attention.c) cuts the work, keeps the scratch and handles edges. Arrays of KERN_DTYPES are
+ * indexed by dtype, those of KERN_KV_FORMATS by format. */
 #ifndef KERNELS_ISA_H
 #define KERNELS_ISA_H
 
@@ -98,7 +98,7 @@ typedef struct kern_dot_ops {
 /* ---- attention in bf16 dot products, over bf16 pages and pages read as bf16. q and p are rounded
  * to bf16. A row of p overwrites the scores of that row, so both have the same stride in bytes. */
 typedef struct kern_attn_dots {
-    unsigned rows; /* of a tile, <= KERN_ATTN_ROWS */
+    unsigned rows; /* most rows of a tile, <= KERN_ATTN_ROWS */
     /* out [head_dim] = q * scale. */
     void (*pack_query)(const float *q, float scale, uint32_t head_dim, uint16_t *out);
     /* The contract of attn_scores; q [n][2 * KERN_ATTN_Q_STRIDE]. */

@@ -183,7 +183,7 @@ static inline size_t kern_kv_key_grids(const kern_kv_shape *s)
     size_t group = kern_kv_facts_of(s->format).group;
     return group ? s->page_tokens / group * s->head_dim : 0;
 }
-static inline size_t kern_kv_value_grids(const kern_kv_shape *s) /* of a slot */
+static inline size_t kern_kv_value_grids(const kern_kv_shape *s) /* grids of one slot */
 {
     size_t group = kern_kv_facts_of(s->format).group;
     return group ? (s->head_dim + group - 1) / group : 0;

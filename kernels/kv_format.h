@@ -25,7 +25,7 @@ typedef enum kern_kv_format {
 
 typedef struct kern_kv_facts {
     const char *name;
-    uint8_t bits;   /* of an element */
+    uint8_t bits;   /* bits of an element */
     uint8_t pair;   /* elements side by side along the summed axis */
     uint8_t scales; /* bytes of scale for a slot's K, as many for its V */
     uint8_t group;  /* slots of K or dims of V that share a grid; 0: no grids */

@@ -11,7 +11,7 @@
 /* How a referenced page is held: all its holders must agree. */
 typedef struct holder {
     uint32_t refs;
-    uint32_t parked; // of refs, those of parked sequences
+    uint32_t parked; // references of parked sequences, counted in refs too
     uint32_t group;
     uint32_t fill;  // tokens in it
     uint32_t first; // position of its first token

@@ -19,7 +19,7 @@ enum { PAGE_TOKENS_MOST = 256 };
 
 typedef struct pkv_page {
     uint32_t refs;
-    uint32_t parked; // of refs, those of parked sequences
+    uint32_t parked; // references of parked sequences, counted in refs too
     uint32_t block;  // the block that holds it, 0 = not hashed
     uint32_t next;   // in the free list; cached: the next newer page
     uint32_t prev;   // cached: the next older page

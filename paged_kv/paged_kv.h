@@ -26,7 +26,7 @@ enum { PKV_WINDOW_WORDS = 16 }; // layers beyond these bits have no window
 typedef struct pkv_geometry {
     uint32_t page_tokens; // multiple of 16, at most 256
     uint32_t n_layers;
-    uint32_t n_kv_heads;       // of the whole model
+    uint32_t n_kv_heads;       // KV heads of the whole model
     uint32_t layers_per_group; // the last group may be short
     uint32_t heads_per_group;  // divides n_kv_heads
     /* Layers whose bit is set (bit i = layer i) read the last `window` positions alone. Layers that
@@ -229,13 +229,13 @@ void pkv_parked_discard(pkv *p, uint32_t parked);
 /* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out. */
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked);    /* logical */
-double pkv_parked_kept_tokens(const pkv *p, uint32_t parked); /* as retention_kept_tokens */
+double pkv_parked_kept_tokens(const pkv *p, uint32_t parked); /* see retention_kept_tokens */
 
 /* Pages of a parked sequence, over all groups. */
 typedef struct pkv_parked_pages {
     uint32_t held;
-    uint32_t shared;  // of these, also held by other sequences, open or parked
-    uint32_t filling; // of these, replaced by copies at the next token: shared and not full
+    uint32_t shared;  // those also held by other sequences, open or parked
+    uint32_t filling; // shared and not full: replaced by copies at the next token
     uint32_t alone;   // held by parked sequences alone
 } pkv_parked_pages;
 
@@ -253,9 +253,9 @@ status pkv_seq_swap_out(pkv *p, uint32_t seq, uint32_t *swap);
 
 typedef struct pkv_swap_cost {
     uint32_t held;         // pages that the sequence will hold
-    uint32_t fresh;        // of these, pages to copy
-    uint32_t cached_pages; // of the others, unreferenced pages
-    uint32_t parked_pages; // of the others, pages that only parked sequences reference
+    uint32_t fresh;        // held pages that must be copied in
+    uint32_t cached_pages; // other held pages: unreferenced ones
+    uint32_t parked_pages; // other held pages: referenced by parked sequences alone
 } pkv_swap_cost;
 
 /* What pkv_swap_in would take, with the same tokens. Changes nothing. */

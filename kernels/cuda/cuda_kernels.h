@@ -305,7 +305,7 @@ typedef struct gpu_measure {
     float add, theta;         /* PROJECTION, OUTSIDE, POOLED: bias and theta of kern_rows_item */
     uint32_t sinks;           /* EXPECTED, up to `turn` */
     const float *qkv;         /* as in gpu_heads, as are the next three */
-    const float *bias, *norm; /* of queries */
+    const float *bias, *norm; /* bias and norm of queries */
     float eps;
     const float *turn; /* [head_dim]: mean cosines, then mean sines */
     gpu_matrix o;      /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */

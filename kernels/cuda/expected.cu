@@ -6,7 +6,7 @@ enum {
     QUERY_THREADS = 128,
     LANE_DIMS = 8, /* dims of a lane: head_dim <= 256 */
     MEAN_THREADS = 256,
-    TILE = 32, /* of the covariance; also the rows read at a time */
+    TILE = 32, /* rows and columns of a tile of the covariance; rows read at a time */
     TILE_THREADS = 256,
     SLOT_THREADS = 128,
     C_ROWS = 16, /* rows of the covariance in shared memory at a time */

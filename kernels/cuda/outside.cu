@@ -8,7 +8,7 @@ enum {
     ROWS = 8,         /* packed rows with queries or outputs in shared memory at a time */
     OUTPUT_ROWS = 16, /* packed rows of a block of outputs_kernel */
     OUTPUT_STEP = 32, /* slots that such a block reads at a time */
-    REACH = 3,        /* of the pool, to both sides */
+    REACH = 3,        /* neighbours of the pool on either side */
 };
 
 #define LOG2E 1.4426950408889634f

@@ -19,7 +19,7 @@ template <class T> static DEVICE T block_total(T v)
     __syncthreads(); /* the previous call's of_warp may still be read */
     if (lane == 0) of_warp[threadIdx.x / WARP] = v;
     __syncthreads();
-    v = of_warp[lane]; /* as many warps as lanes */
+    v = of_warp[lane]; /* a block has as many warps as a warp has lanes */
     for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
     return v;
 }
@@ -29,7 +29,7 @@ struct best {
     uint32_t id;
 };
 
-/* Of equal values the lowest id wins; NaN never wins. */
+/* The better of two: the larger value, then the lower id. NaN never wins. */
 static DEVICE best better(best a, float value, uint32_t id)
 {
     bool wins = value > a.value || (value == a.value && id < a.id);
@@ -237,7 +237,7 @@ static DEVICE void keep_top_p(digits &all, const float *x, uint32_t n, float max
             return is_kept(before, v, i);
         });
     k->key = c.key;
-    /* Of the tokens at the crossing, which are equal, keeps the lowest ids, as many as needed. */
+    /* Keeps the lowest ids of the equal tokens at the crossing, as many as needed. */
     uint32_t equal = 0;
     u64 mass = 0;
     for_each(x, n, [&](float v, uint32_t i) {

@@ -11,7 +11,7 @@
 enum {
     UNIT = 32,
     MAX_SIDE = 3,
-    MAX_SUMS = 28,      /* of 32 registers; the others hold weights and x */
+    MAX_SUMS = 28,      /* most sums: the other 4 of 32 registers hold weights and x */
     LONE_ROWS = 14,     /* most rows of a lone tile */
     MANY_ROWS = 8,      /* most rows of a tile of several */
     AHEAD_BYTES = 4096, /* how far ahead a lone tile prefetches its streams */

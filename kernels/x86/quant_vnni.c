@@ -141,7 +141,7 @@ INLINE void add_group(const form f, const int rows, const int side, const uint8_
 INLINE void tile(const form f, const int rows, const int side, const uint8_t *w, size_t w_stride,
                  size_t k, size_t group, const uint8_t *x, float *acc, const kern_ahead *ahead)
 {
-    const size_t lines = group / (f == HALVES ? 8 : 4); /* of a group */
+    const size_t lines = group / (f == HALVES ? 8 : 4); /* lines of a group */
     const size_t x_bytes = (size_t)rows * kern_quant_x_bytes(f == PAIRS, (unsigned)group);
     fetch next = {ahead->at, ahead->stride, ahead->step};
     floats total[SUMS];

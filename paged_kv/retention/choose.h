@@ -24,7 +24,7 @@ typedef struct chooser {
     /* Arrays, each with room for the longest table. */
     float *scores, *more, *pooled, *sum, *second_sum;
     uint32_t *positions, *order;
-    uint32_t *keys; // of n_kv_heads tables, one after the other
+    uint32_t *keys; // keys of n_kv_heads tables, one after the other
     retention_choice_out *out;
 } chooser;
 
@@ -34,7 +34,7 @@ typedef struct contest {
     uint32_t head_from, head_to;
     uint32_t group;
     uint32_t n;                // slots
-    const uint32_t *positions; // of each slot; NULL: position = slot
+    const uint32_t *positions; // [n] position of each slot; NULL: position = slot
     const uint32_t *order;     // [n] slots by ascending position; NULL: in slot order
     retention_unit unit;
     retention_pool pool;

@@ -159,7 +159,7 @@ typedef struct retention_allocator_row {
     /* The budget in tokens of run `index` of n_scopes runs of selecting layers. */
     uint32_t (*tokens)(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                        uint32_t n_scopes);
-    uint32_t (*least)(const retention_policy *policy, uint32_t n_prompt); // of all scopes
+    uint32_t (*least)(const retention_policy *policy, uint32_t n_prompt); // least of all scopes
     bool joint;   // the heads of a layer compete for their budgets
     bool sloping; // the budget falls with the layer, by `beta`
 } retention_allocator_row;

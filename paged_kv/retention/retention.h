@@ -111,7 +111,7 @@ typedef struct retention_policy {
     float beta;  // pyramid's slope
     float floor; // share of its budget that adaptive guarantees each head
     retention_pool pool;
-    uint32_t kernel; // of the pool, odd
+    uint32_t kernel; // width of the pool, odd
     retention_schedule schedule;
     uint32_t interval;        // schedule `decode`
     uint32_t recurrent_chunk; // schedule `chunk`
@@ -132,7 +132,7 @@ typedef struct retention_policy {
     uint32_t beta1, beta2, horizon; // growth other than joint; horizon 0 = max_tokens
     bool pressure;                  // may be compressed before a sequence is preempted
     bool report_positions;
-    uint32_t page_tokens; // of the engine's tables; 0 = not known
+    uint32_t page_tokens; // the engine's page size; 0 = not known
 } retention_policy;
 
 typedef struct retention_preset {
