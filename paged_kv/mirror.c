@@ -421,7 +421,8 @@ static status apply_fork(pkv_mirror *m, reader *r)
 }
 
 /* The pages may be shared: blocks that were still resident. Pages of a parked sequence are parked
- * once less. Pages of a swapped one are fresh: put_page forgot what was parked in them. */
+ * once less. Pages of a swapped one are fresh: sequences parked in them earlier have gone, so what
+ * their count still holds is stale. */
 static status apply_return(pkv_mirror *m, reader *r)
 {
     uint32_t f[2], row = 1; // seq, capacity

@@ -371,8 +371,8 @@ static cublasStatus_t choose(gpu *g, choice *c)
     return e;
 }
 
-/* The alignment of all operands. In invariant mode it is capped at that of any row, so that an
- * expert's result does not depend on the rows it has. */
+/* The alignment of all operands in bytes. In invariant mode it is at most 16, so that an expert's
+ * result does not depend on the rows it has. */
 static uint32_t alignment_of(const gpu *g, const void *w, const void *x, const void *y)
 {
     uintptr_t all = (uintptr_t)w | (uintptr_t)x | (uintptr_t)y | (g->invariant ? 16 : 256);

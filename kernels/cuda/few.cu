@@ -12,7 +12,7 @@ enum {
 
 /* ---- a tile of W --------------------------------------------------------------------------------
  * A lane's part of 16 rows and COLUMNS columns, and the fragments of A made from it: fragment (s,
- * j) is of columns 16 j of the s-th 32. */
+ * j) is the j-th of two for the s-th 32 columns. */
 
 template <class T> struct plain_tile {
     typedef T type;

@@ -64,7 +64,7 @@ static DEVICE void store_head(const head_pairs &v, T *out, uint32_t half, unsign
     }
 }
 
-/* Stores a head's K or V in its slot; int8 gives the bits of quant_kv_8 (kernels.h). */
+/* Stores a head's K or V in its slot; int8 gives the bits of quant_kv_8 (quant_groups.h). */
 template <class KV>
 static DEVICE void store_slot(const head_pairs &v, const gpu_pages &p, uint8_t *tile, uint32_t slot,
                               uint32_t part, unsigned lane)
