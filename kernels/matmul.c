@@ -177,7 +177,7 @@ static const uint8_t *weights_at(const product *p, size_t panel, size_t k)
 }
 
 /* ---- sums: [i][row of the tile][16] of a call's panels. They are started right before their
- * tile and stored right after it, while they lie in L1; storing then overlaps the next tile. ---- */
+ * tile and stored right after it, while they lie in L1; storing overlaps the next tile. ---- */
 
 static void start_sums(const product *p, const call *c, size_t rows, float *acc)
 {

@@ -258,7 +258,7 @@ typedef struct pkv_swap_cost {
     uint32_t parked_pages; // other held pages: referenced by parked sequences alone
 } pkv_swap_cost;
 
-/* What pkv_swap_in would take, with the same tokens. Changes nothing. */
+/* The pages that pkv_swap_in would take, with the same tokens. Changes nothing. */
 pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens);
 /* Swaps a sequence in as open sequence `seq` (closed before): same tables, positions and publishing
  * state, on other pages. tokens are the sequence's own. Blocks that it had published and that are

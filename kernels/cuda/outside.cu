@@ -1,6 +1,7 @@
-/* What each slot adds along the attention's output, for attention that is not the step's own: over
- * the slots before the window (OUTSIDE), pooled over neighbours (POOLED), or of another temperature
- * (theta). The query rows go in waves, so that their weights, which are scratch, stay small. */
+/* The share of each slot along the attention's output, for attention other than the step's own:
+ * over the slots before the window (OUTSIDE), pooled over neighbours (POOLED), or of another
+ * temperature (theta). The query rows go in waves, so that their weights, which are scratch, stay
+ * small. */
 #include "kernels/cuda/pages.cuh"
 
 enum {

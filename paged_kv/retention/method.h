@@ -34,7 +34,7 @@ typedef enum retention_rows {
     RETENTION_ROWS_ALL,
 } retention_rows;
 
-/* What one KV head's score is computed from. */
+/* The input of one KV head's score. */
 typedef struct score_input {
     const float *first, *second; // [n] the score's measures; NULL without
     const float *pooled;         // [n] the result of `score`, smoothed; for `refine` alone
