@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Lines a second: a client that floods a server with bad requests must not flood its log. */
+/* Lines a second. A client that floods the server with bad requests must not flood the log. */
 enum { LINES_MAX = 10 };
 
 void answers_init(answer_counts *a)
@@ -14,7 +14,8 @@ void answers_init(answer_counts *a)
 
 void answers_destroy(answer_counts *a) { pthread_mutex_destroy(&a->lock); }
 
-/* With the lock held. NULL when the table is full. */
+/* The row of this route and code, added if it is new. NULL when the table is full. Call it with the
+ * lock held. */
 static answer_count *find(answer_counts *a, const service_answer *what)
 {
     for (size_t i = 0; i < a->n_rows; i++) {
@@ -30,7 +31,8 @@ static answer_count *find(answer_counts *a, const service_answer *what)
     return row;
 }
 
-/* A message that a client's bytes may be in is as private as a prompt. */
+/* Writes the line of a refusal. A message that may hold bytes of the client is as private as a
+ * prompt, and is left out unless the log shows prompts. */
 static void write_line(service *s, const service_answer *what)
 {
     strbuf line = {0};

@@ -7,13 +7,13 @@
 
 struct rpc_events {
     uint32_t capacity, page_tokens;
-    kv_event *ring;   // event n lies in place n % capacity
+    kv_event *ring;   // event n is ring[n % capacity]
     uint32_t *tokens; // [capacity, page_tokens]
     listener_list listeners;
     pthread_mutex_t lock;
     uint64_t next; // the sequence number of the next event
-    /* Listeners have been told since one of them last saw the end: those who still read find the
-     * rest by themselves. */
+    /* Listeners have been called since one of them last read up to the end. Listeners that have not
+     * reached the end find newer events without another call. */
     bool told;
 };
 
@@ -93,7 +93,7 @@ uint64_t rpc_events_oldest(rpc_events *e)
     return oldest;
 }
 
-/* Called with the lock held. */
+/* Call it with the lock held. */
 static status read_event(rpc_events *e, uint64_t sequence, kv_event *out, uint32_t *tokens)
 {
     if (sequence >= e->next) {

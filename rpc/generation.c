@@ -1,5 +1,5 @@
-/* Generations: engine streams that are answered together, found by id while they live, and told of
- * in one line each when they are released. */
+/* Generations: engine streams that share one answer. A generation is found by its id while it
+ * lives, and each of its requests is logged in one line when it is released. */
 #include "rpc/generation.h"
 
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 static uint32_t words_for(uint32_t n) { return (n + 63) / 64; }
 
-/* Front ends hear of the generation, this hears of the stream: reading looks only where something
- * is. */
+/* The engine's notify of one stream. Sets the stream's bit, so that reading looks only at streams
+ * that may have outputs, and notifies the front end of the generation. */
 static void stream_ready(void *ctx)
 {
     generation_request *r = ctx;
@@ -63,21 +63,22 @@ void generation_free(generation *g)
     free(g);
 }
 
-/* ---- the live ones --------------------------------------------------------------------------- */
+/* ---- the live generations, by id ------------------------------------------------------------- */
 
 static generation **bucket_of(service *s, const char *id, size_t n)
 {
     return &s->live[hash_bytes(id, n, s->id_salt) % SERVICE_BUCKETS];
 }
 
-/* With identity NULL the generations of all identities match. */
+/* True when g has this id and identity; identity NULL matches every identity. */
 static bool is_named(const generation *g, const char *identity, const char *id, size_t n)
 {
     return strlen(g->id) == n && memcmp(g->id, id, n) == 0 &&
            (!identity || strcmp(g->identity, identity) == 0);
 }
 
-/* Called with the service's lock held. */
+/* True when a live generation has the id and identity of `by`. Call it with the service's lock
+ * held. */
 static bool is_taken(service *s, const generation *by)
 {
     size_t n = strlen(by->id);
@@ -86,7 +87,7 @@ static bool is_taken(service *s, const generation *by)
     return false;
 }
 
-/* False when the id is taken. */
+/* Adds g to the live generations. False when its id is taken. */
 static bool enter(service *s, generation *g)
 {
     pthread_mutex_lock(&s->lock);
@@ -100,7 +101,7 @@ static bool enter(service *s, generation *g)
     return free_id;
 }
 
-/* From here on no other thread knows of it. */
+/* Removes g from the live generations: no other thread can find it any more. */
 static void leave(service *s, generation *g, bool ended)
 {
     pthread_mutex_lock(&s->lock);
@@ -157,7 +158,7 @@ static status check(service *s, uint32_t n, const generation_options *o, error *
     if (n > most)
         return error_set(err, STATUS_LIMIT, "prompt: %u prompts are more than the %u at once", n,
                          most);
-    /* Rather than start some and find the queue full then. */
+    /* Refuses at once rather than start some of the requests and find the queue full then. */
     if (n > 1 && engine_get_stats(s->o.engine).n_live + n > most) {
         service_count_refusal(s, REFUSED_QUEUE_FULL);
         return error_set(err, STATUS_QUEUE_FULL, "prompt: there is no room for %u requests now", n);
@@ -181,7 +182,7 @@ static status submit_all(generation *g, const engine_request *requests, const ch
         if (st.code == STATUS_UNAVAILABLE) service_count_refusal(s, REFUSED_UNAVAILABLE);
         RETURN_IF_ERROR(st);
     }
-    /* An abort by id that came in between found no streams. */
+    /* service_abort may have found g before its streams were known: abort them now. */
     pthread_mutex_lock(&s->lock);
     g->n_streams = g->n;
     if (g->aborted) abort_streams(g, g->n);
@@ -213,7 +214,8 @@ status generation_start(service *s, const engine_request *requests, uint32_t n,
                         const generation_options *o, generation **out, error *err)
 {
     atomic_store(&s->last_receive_us, clock_now_us());
-    /* Counted before draining is looked at: who drains sees it, or it sees the draining. */
+    /* Counts the generation before it checks `draining`: either the draining thread sees the
+     * count, or this generation sees the flag. */
     atomic_fetch_add(&s->in_flight, 1);
     status st = start(s, requests, n, o, out, err);
     if (!status_ok(st)) atomic_fetch_sub(&s->in_flight, 1);
@@ -226,7 +228,7 @@ static bool take(generation *g, uint32_t i, generation_output *out)
 {
     generation_request *r = &g->requests[i];
     _Atomic uint64_t *word = &g->ready[i / 64];
-    /* Cleared first: what comes after this read sets it again. */
+    /* Clears the bit before the read: an output that comes after the read sets it again. */
     atomic_fetch_and(word, ~(1ull << i % 64));
     if (!engine_stream_read(r->stream, &out->out)) return false;
     atomic_fetch_or(word, 1ull << i % 64);
@@ -238,7 +240,7 @@ static bool take(generation *g, uint32_t i, generation_output *out)
     return true;
 }
 
-/* The first that may have something in [from, to), or `to`. */
+/* The first request in [from, to) that may have an output, or `to`. */
 static uint32_t next_ready(generation *g, uint32_t from, uint32_t to)
 {
     while (from < to) {
@@ -261,7 +263,7 @@ static bool read_between(generation *g, uint32_t from, uint32_t to, generation_o
 
 bool generation_read(generation *g, generation_output *out)
 {
-    /* In turn, from the one after the last that was read. */
+    /* Takes the requests in turn, beginning after the one read last. */
     uint32_t hint = g->hint < g->n ? g->hint : 0;
     return read_between(g, hint, g->n, out) || read_between(g, 0, hint, out);
 }
@@ -281,7 +283,7 @@ void generation_release(generation *g)
     if (!g) return;
     service *s = g->service;
     leave(s, g, g->n_open == 0);
-    /* First of all the pages: writing the log takes its time. */
+    /* Aborts first, so that pages are freed before the log lines, which take time, are written. */
     if (g->n_open) abort_streams(g, g->n);
     for (uint32_t i = 0; i < g->n; i++) generation_log_end(g, &g->requests[i]);
     generation_free(g);

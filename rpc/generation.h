@@ -1,20 +1,19 @@
-/* A generation as its two files see it (private to rpc/).
+/* The inside of a generation, for its two files (private to rpc/).
  *
- * generation.c: starts, reads, releases      generation_log.c: what the log tells of each request
- */
+ * generation.c: starts, reads, releases      generation_log.c: the log line of each request */
 #ifndef RPC_GENERATION_H
 #define RPC_GENERATION_H
 
 #include "rpc/service.h"
 
-/* Of one request, gathered while its outputs are read. */
+/* Facts about one request for its log line, gathered while its outputs are read. */
 typedef struct request_log {
-    strbuf prompt, output;     // only when the log shows them
-    strbuf finishes, reports;  // JSON values, comma between
+    strbuf prompt, output;     // empty unless the log shows prompts
+    strbuf finishes, reports;  // JSON values with commas between them
     uint32_t n_ends, n_tokens; // choices that ended, tokens read
     engine_usage usage;        // completion tokens summed over choices that ended
     int64_t queue_us, ttft_us, total_us;
-    double decode_us; // from first token to end, summed over choices
+    double decode_us; // from a choice's first token to its end, summed over choices
     uint32_t n_decoded;
     status_code error_code;
     char error[256];
@@ -29,20 +28,20 @@ typedef struct generation_request {
 
 struct generation {
     service *service;
-    generation *next;                  // in its bucket of live ones
-    char id[SERVICE_ID_BYTES_MAX + 1]; // unique among the live ones of its identity
+    generation *next;                  // in its bucket of service.live
+    char id[SERVICE_ID_BYTES_MAX + 1]; // unique among live generations of its identity
     char identity[SERVICE_IDENTITY_BYTES];
     const char *surface;
     engine_notify notify;
     void *notify_ctx;
     int64_t start_us;
     uint32_t n, n_choices;
-    uint32_t n_streams; // that service_abort may touch; under the service's lock, as is `aborted`
-    bool aborted;
-    uint32_t n_open;              // choices whose end has not been read
-    uint32_t hint;                // the request to read next
+    uint32_t n_streams; // streams that service_abort may use; the service's lock guards it
+    bool aborted;       // the service's lock guards it, too
+    uint32_t n_open;    // choices whose end has not been read
+    uint32_t hint;      // the request to try first at the next read
     generation_request *requests; // [n]
-    _Atomic uint64_t *ready;      // a bit for each request: something may be read
+    _Atomic uint64_t *ready;      // a bit for each request: it may have an output to read
 };
 
 void generation_free(generation *g);
@@ -50,7 +49,7 @@ void generation_free(generation *g);
 /* False when memory is out. */
 bool generation_log_begin(generation *g, const engine_request *requests);
 void generation_log_take(generation_request *r, const engine_output *out);
-/* Writes the line. */
+/* Writes the request's line. */
 void generation_log_end(const generation *g, generation_request *r);
 void generation_log_destroy(request_log *log);
 

@@ -1,5 +1,4 @@
-/* The log's line for each request: numbers always, texts only when the log was made to show them.
- */
+/* The log line of a request: numbers always, texts only when the log shows prompts. */
 #include "rpc/generation.h"
 
 #include <stdlib.h>
@@ -7,7 +6,7 @@
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
-/* The prompt as it was sent: text, or JSON of messages or ids. */
+/* Appends the prompt in the form it was sent: text, or JSON of messages or ids. */
 static void copy_prompt(const engine_request *r, strbuf *out)
 {
     if (r->prompt) {
@@ -48,7 +47,7 @@ void generation_log_destroy(request_log *log)
 static void take_report(request_log *log, const retention_report *report)
 {
     retention_report brief = *report;
-    brief.kept_json = NULL; /* may be longer than everything else together */
+    brief.kept_json = NULL; /* it may be longer than the rest of the line */
     if (log->reports.size) strbuf_putc(&log->reports, ',');
     retention_report_json(&brief, &log->reports);
 }
@@ -58,7 +57,7 @@ static void take_end(request_log *log, const engine_output *out)
     const engine_timings *t = &out->timings;
     strbuf_printf(&log->finishes, "%s\"%s\"", log->n_ends ? "," : "",
                   engine_finish_name(out->finish));
-    bool started = t->ttft_us > 0; /* of one that failed it is not known */
+    bool started = t->ttft_us > 0; /* 0: no token came */
     if (started && (log->ttft_us == 0 || t->ttft_us < log->ttft_us)) log->ttft_us = t->ttft_us;
     if (t->queue_us > log->queue_us) log->queue_us = t->queue_us;
     if (t->total_us > log->total_us) log->total_us = t->total_us;
@@ -102,7 +101,7 @@ static void put_text(strbuf *line, const char *key, const strbuf *text)
     if (text->size) rpc_log_text(line, key, text->data, text->size);
 }
 
-/* Choices that were given up before their end was read. */
+/* Accounts for choices that were released before their end was read. */
 static void end_the_rest(const generation *g, request_log *log)
 {
     if (log->n_ends == g->n_choices) return;
@@ -113,7 +112,7 @@ static void end_the_rest(const generation *g, request_log *log)
                       engine_finish_name(ENGINE_FINISH_ABORT));
 }
 
-/* A request that was wrong is its client's trouble, the rest is ours. */
+/* "warning" for errors that the client caused, "error" for those that the server caused. */
 static const char *level_of(const request_log *log)
 {
     if (!log->error[0]) return "info";

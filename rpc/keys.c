@@ -1,5 +1,5 @@
-/* Bearer keys. Every key is compared over its full width, whatever was sent: the time tells neither
- * which key was near nor how much of it was right. Keys are in no message and no log. */
+/* Bearer keys. Each key is compared over its full width for every request, so the time taken shows
+ * neither which key was close nor how much of it was right. No message or log holds a key. */
 #include "rpc/keys.h"
 
 #include "base/sha256.h"
@@ -8,13 +8,13 @@
 #include <string.h>
 #include <strings.h>
 
-/* A key padded with zeros, which no key holds. */
+/* A key padded with zeros, bytes that no key holds. */
 typedef struct padded_key {
     uint8_t bytes[SERVICE_KEY_BYTES_MAX];
 } padded_key;
 
 struct service_keys {
-    size_t n, n_clients; // the first n_clients are clients', the rest are administrators'
+    size_t n, n_clients; // the first n_clients keys are clients', the rest administrators'
     padded_key keys[];
 };
 
@@ -68,7 +68,7 @@ static bool equal(const padded_key *a, const padded_key *b)
     return difference == 0;
 }
 
-/* The key in a header's value, or NULL. */
+/* The key in the value of an `authorization` header, or NULL. */
 static const char *find_key(const char *authorization, size_t *n)
 {
     static const char scheme[] = "Bearer ";
@@ -79,7 +79,7 @@ static const char *find_key(const char *authorization, size_t *n)
     return *n > 0 && *n <= SERVICE_KEY_BYTES_MAX ? sent : NULL;
 }
 
-/* Whether a header's value holds one of the keys from number `first` on. */
+/* True when the header's value holds one of keys[first..]. */
 static bool holds_key(const service_keys *k, size_t first, const char *authorization)
 {
     size_t n;

@@ -1,4 +1,5 @@
-/* The keys of a service (private to rpc/): see service_key_ok and service_is_admin. */
+/* The bearer keys of a service (private to rpc/), behind service_key_ok, service_is_admin and
+ * service_identity. */
 #ifndef RPC_KEYS_H
 #define RPC_KEYS_H
 
@@ -6,8 +7,8 @@
 
 typedef struct service_keys service_keys;
 
-/* Copies the keys of clients and administrators from o. STATUS_INVALID for a key that no header
- * could carry. *out is NULL when o has no keys. */
+/* Copies the keys of clients and administrators from o. STATUS_INVALID: no header can carry one of
+ * the keys. *out is NULL when o has no keys. */
 status service_keys_create(const rpc_options *o, service_keys **out);
 void service_keys_destroy(service_keys *k);
 

@@ -1,4 +1,4 @@
-/* A list of callbacks: told under its lock, so that one that was removed is not called again. */
+/* A list of callbacks. They are called under its lock, so that a removed one is not called again. */
 #include "rpc/service.h"
 
 void listeners_init(listener_list *list)

@@ -9,15 +9,15 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long one line may hold up its writer when nobody reads the other end. */
+/* How long a line may wait for a reader that does not read. */
 enum { PATIENCE_MS = 20 };
 
 struct rpc_log {
     int fd;
     bool prompts;
-    pthread_mutex_t lock; // a line at a time
-    bool stuck;           // the last line was dropped: do not wait for the next
-    bool torn;            // a line was cut off in the middle: end it before the next
+    pthread_mutex_t lock; // one line at a time
+    bool stuck;           // the last line was dropped: the next one does not wait
+    bool torn;            // the last line was cut in the middle: end it before the next one
     uint64_t lost;        // lines dropped since the last one that was written
 };
 
@@ -43,8 +43,8 @@ bool rpc_log_shows_prompts(const rpc_log *log) { return log && log->prompts; }
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* A descriptor that others share keeps its mode, so a blocking one must be asked first: when poll
- * says a pipe is writable it takes PIPE_BUF bytes without blocking. */
+/* Waits until fd can be written. Other processes may share fd, so its mode stays as it is and a
+ * write could block; a pipe that poll calls writable takes PIPE_BUF bytes without blocking. */
 static bool can_write(const rpc_log *log, int64_t deadline_us)
 {
     struct pollfd p = {.fd = log->fd, .events = POLLOUT};
@@ -57,7 +57,7 @@ static bool can_write(const rpc_log *log, int64_t deadline_us)
     }
 }
 
-/* True when all was written. *begun: some of it was. */
+/* True when all n bytes were written. *begun: at least one byte was written. */
 static bool write_all(rpc_log *log, const char *at, size_t n, bool *begun)
 {
     int64_t deadline_us = clock_now_us() + PATIENCE_MS * 1000;

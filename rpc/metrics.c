@@ -56,7 +56,7 @@ static void put_head(strbuf *out, const char *prefix, const char *kind, const ch
     strbuf_printf(out, "# HELP %s%s %s\n# TYPE %s%s %s\n", prefix, name, help, prefix, name, kind);
 }
 
-/* label may be NULL. */
+/* Writes one sample; label may be NULL. */
 static void put_sample(page *p, const char *name, const char *suffix, const char *label,
                        const char *of, double value)
 {
@@ -142,7 +142,7 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
 #define SCHED_ROW(field, metric, help) {metric, help, (double)st->field},
     const metric rows[] = {
         PKV_COUNTERS(PAGES_ROW) SCHED_COUNTERS(SCHED_ROW)
-        /* What the engine counts itself. */
+        /* The engine's own counters. */
         {"steps_total", "Steps of the engine.", (double)e->steps},
         {"step_compute_seconds_total", "Time the backend computed.", (double)e->compute_us / 1e6},
         {"step_schedule_seconds_total", "Time the scheduler took.", (double)e->schedule_us / 1e6},
@@ -154,7 +154,7 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
     put_rows(p, "counter", rows, sizeof rows / sizeof rows[0]);
 }
 
-/* Zeros where no rank is in another process. */
+/* Writes zeros where no rank is in another process. */
 static void put_workers(page *p, service *s)
 {
     rpc_workers w = {0};
@@ -228,7 +228,7 @@ static void put_methods(page *p, const engine_metrics *m)
     put_labelled(p, "counter", &seconds);
 }
 
-/* The samples of one surface. */
+/* Writes the answer counts of one surface. */
 static void put_answers(page *p, service *s, const char *surface, const char *name,
                         const char *route_label)
 {
@@ -256,7 +256,7 @@ static void put_config(page *p, const service *s)
                   m->page_tokens, m->n_pages, m->kv_dtype ? m->kv_dtype : "");
 }
 
-/* ---- the process, by the names that every exporter uses -------------------------------------- */
+/* ---- the process, by the names that Prometheus exporters share ------------------------------- */
 
 static double resident_bytes(void)
 {

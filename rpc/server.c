@@ -1,4 +1,4 @@
-/* The server: one service, its front ends, and a thread that looks after the engine's state. */
+/* The server: one service, its front ends, and a thread that watches the engine's state. */
 #include "rpc/grpc/grpc.h"
 #include "rpc/http/http.h"
 #include "rpc/service.h"

@@ -1,4 +1,4 @@
-/* The service: its state, who it turns away, and what it tells those who ask. */
+/* The service: its state, its counts of refused requests, and when refused clients may return. */
 #include "rpc/service.h"
 
 #include "rpc/keys.h"
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Most often that requests turned away are written to the log. */
+/* The shortest time between two log lines about refused requests. */
 enum { TELL_REFUSALS_US = 1000000 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -81,7 +81,8 @@ void service_count_refusal(service *s, service_refusal why)
     atomic_fetch_add_explicit(&s->refused[why], 1, memory_order_relaxed);
 }
 
-/* Overload turns thousands away in a second: their number is the news, not each of them. */
+/* Logs how many requests were refused. Overload refuses thousands a second, so they are not logged
+ * one by one. */
 static void tell_refusals(service *s)
 {
     uint64_t fresh[SERVICE_REFUSALS], sum = 0;
