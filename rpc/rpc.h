@@ -34,7 +34,8 @@ void rpc_log_note(rpc_log *log, const char *level, const char *event, const char
 
 typedef struct rpc_events rpc_events;
 
-/* Makes a ring of the last `capacity` events. Make it before the engine, whose on_block fills it. */
+/* Makes a ring of the last `capacity` events. Make it before the engine, whose on_block fills it.
+ * */
 status rpc_events_create(uint32_t capacity, uint32_t page_tokens, rpc_events **out);
 void rpc_events_destroy(rpc_events *events);
 /* For engine_options.on_block; its ctx is the rpc_events. */
@@ -44,7 +45,7 @@ void rpc_events_on_block(void *events, const pkv_block_event *event);
 
 /* Facts about the model that clients can ask for and that requests are checked against. */
 typedef struct rpc_model {
-    const char *const *names; // served names, at least one; an answer names the one asked for
+    const char *const *names; // served names, at least one; answers carry the one asked for
     size_t n_names;
     const char *dir;
     const char *architecture; // "LlamaForCausalLM"
@@ -72,7 +73,8 @@ typedef struct rpc_workers {
  * less. Requests on them get 503, except requests for health. */
 enum { RPC_SURPLUS_CONNECTIONS = 64 };
 
-/* True when key can be a bearer key: 1 to 256 visible ASCII characters, which a header can carry. */
+/* True when key can be a bearer key: 1 to 256 visible ASCII characters, which a header can carry.
+ * */
 bool rpc_key_is_valid(const char *key);
 
 typedef struct rpc_options {

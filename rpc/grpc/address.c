@@ -16,7 +16,7 @@ typedef struct host_port {
 
 static bool is_unix(const char *text) { return strncmp(text, "unix:", 5) == 0; }
 
-/* "host:port" or "[host]:port", port 0 to 65535. */
+/* Splits "host:port" or "[host]:port"; the port is 0 to 65535. */
 static bool split(const char *text, host_port *out)
 {
     const char *colon = strrchr(text, ':');

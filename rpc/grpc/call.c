@@ -47,11 +47,11 @@ void call_unref(rpc_call *c)
     free(c);
 }
 
-/* Starts a batch, which holds a reference until its event. When gRPC refuses it the call is
- * cancelled, so that its end comes by the usual way. */
+/* Starts a batch, which holds a reference until its event. If gRPC refuses the batch, the call is
+ * cancelled and ends through on_closed as usual. */
 static bool start(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
 {
-    grpc_call *call = c->call; // once the batch has begun the call may end on the queue's thread
+    grpc_call *call = c->call; // the queue's thread may end c once the batch has begun
     atomic_fetch_add(&c->references, 1);
     if (grpc_call_start_batch(call, ops, n, tag, NULL) == GRPC_CALL_OK) return true;
     atomic_fetch_sub(&c->references, 1);
@@ -59,7 +59,8 @@ static bool start(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
     return false;
 }
 
-/* A call that ends before this server sent a status was given up by its client. */
+/* Counts the call's answer. A call that ends before the server has sent a status was cancelled by
+ * its client. */
 static void count_answer(const rpc_call *c)
 {
     service *s = c->front->o.service;
@@ -79,7 +80,7 @@ static void count_answer(const rpc_call *c)
     service_count_answer(s, &a);
 }
 
-/* The call is over, for whatever reason comes first. */
+/* Ends the call. Its end can have several reasons: only the first call does anything. */
 static void end(rpc_call *c)
 {
     if (c->over) return;
@@ -146,8 +147,8 @@ static void on_received(void *owner, bool ok)
     c->receiving = false;
     grpc_byte_buffer *buffer = c->incoming;
     c->incoming = NULL;
-    /* Not ok: cancelled, or larger than allowed. gRPC says so to the client, and on_closed to us.
-     */
+    /* Not ok: the call was cancelled, or the message is too large. gRPC tells the client, and
+     * on_closed follows. */
     if (ok && !c->over && !c->finishing) {
         if (buffer) call_read(c, buffer);
         else half_close(c);
@@ -159,8 +160,8 @@ static void on_received(void *owner, bool ok)
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-/* Sends what is due in one batch: the initial metadata if they have not gone out, a message (or
- * NULL; taken over), the status. */
+/* Sends in one batch: the initial metadata if they have not been sent, the message (taken over)
+ * unless it is NULL, and the status if with_status. */
 static void send_batch(rpc_call *c, grpc_byte_buffer *message, bool with_status)
 {
     grpc_op ops[3];
@@ -236,7 +237,7 @@ bool call_send(rpc_call *c, const ProtobufCMessage *m)
     return true;
 }
 
-/* Keeps code and details for the status; false when the call has one already or is over. */
+/* Keeps code and details for the status. False when the call has a status already or is over. */
 static bool set_status(rpc_call *c, grpc_status_code code, const char *details)
 {
     if (c->finishing || c->over) return false;
@@ -299,7 +300,7 @@ static void on_awake(void *owner, bool ok)
 
 enum { AUTHORIZATION_BYTES = 1024 }; // longer than any key that is accepted
 
-/* NULL when there is none, or one that no key can be in. */
+/* The value of `authorization`, or NULL when it is absent or cannot hold a valid key. */
 static const char *authorization_of(const rpc_call *c, char text[AUTHORIZATION_BYTES])
 {
     size_t n;
@@ -419,7 +420,7 @@ void call_check_stall(rpc_call *c, int64_t now_us)
     }
 }
 
-/* ---- what methods ask ------------------------------------------------------------------------ */
+/* ---- accessors for methods ------------------------------------------------------------------- */
 
 service *call_service(const rpc_call *c) { return c->front->o.service; }
 void *call_context(const rpc_call *c) { return c->front->o.ctx; }

@@ -3,7 +3,7 @@
 
 #include <grpc/grpc_security.h>
 #if __has_include(<grpc/credentials.h>)
-#include <grpc/credentials.h> // newer gRPC: grpc_security.h includes it no more
+#include <grpc/credentials.h> // newer gRPC: grpc_security.h no longer includes it
 #endif
 #include <stdlib.h>
 #include <string.h>

@@ -45,7 +45,7 @@ static bool take_bytes(byte_range *in, uint64_t n, byte_range *out)
     return true;
 }
 
-/* The next field; false at the end, and where the bytes make no sense (then in->size > 0). */
+/* Takes the next field. False at the end, and at malformed bytes (then in->size > 0). */
 static bool take_field(byte_range *in, wire_field *f)
 {
     byte_range rest = *in, skipped;
@@ -67,7 +67,7 @@ static bool take_field(byte_range *in, wire_field *f)
     return ok;
 }
 
-/* The next field with this number that holds bytes. */
+/* Takes the next field that has this number and holds bytes. */
 static bool take_field_of(byte_range *in, uint32_t number, byte_range *out)
 {
     for (wire_field f; take_field(in, &f);) {

@@ -1,5 +1,5 @@
-/* A serialised FileDescriptorSet, read where it lies: which file declares what, and what it
- * imports. Bytes are not trusted: a set that is cut or malformed is refused or finds nothing. */
+/* Looks up files, symbols and imports in a serialised FileDescriptorSet, without a copy. The bytes
+ * are not trusted: a set that is cut or malformed is refused, or lookups in it find nothing. */
 #ifndef RPC_GRPC_DESCRIPTORS_H
 #define RPC_GRPC_DESCRIPTORS_H
 
@@ -24,8 +24,8 @@ size_t descriptor_set_file(const descriptor_set *set, byte_range name);
 /* The index of the file that declares this message, enum, service or method (fully qualified,
  * without a leading dot), or n_files. */
 size_t descriptor_set_symbol(const descriptor_set *set, byte_range name);
-/* The file and all that it imports, directly or not, as bits; imports that the set does not hold
- * are left out. */
+/* A bit for the file and for each file that it imports, directly or not. Imports that the set does
+ * not hold are left out. */
 uint64_t descriptor_set_closure(const descriptor_set *set, size_t file);
 
 #endif

@@ -1,14 +1,14 @@
-/* How calls fail: our status codes as gRPC's, and what a client is told besides. */
+/* How calls fail: the gRPC code for each status code, and the trailing metadata with it. */
 #include "rpc/grpc/internal.h"
 
 #include "proto/proto.h"
 #include <stdio.h>
 #include <string.h>
 
-/* LIMIT is about what a request asks for (a prompt that is too long), so no retry helps. */
+/* STATUS_LIMIT concerns the request itself (a prompt that is too long), so no retry helps. */
 static const struct {
     grpc_status_code code;
-    bool is_passing; // "not now": the client is told when to try again
+    bool is_passing; // the client is told when to try again
 } codes[] = {
     [STATUS_OK] = {GRPC_STATUS_OK, false},
     [STATUS_NO_PAGES] = {GRPC_STATUS_RESOURCE_EXHAUSTED, true},
@@ -69,7 +69,7 @@ size_t details_text(const char *text, char out[DETAILS_BYTES_MAX])
     return used;
 }
 
-/* google.rpc.Status with a RetryInfo, as grpc-status-details-bin. */
+/* Adds grpc-status-details-bin: a google.rpc.Status with a RetryInfo. */
 static void add_retry_info(rpc_call *c, grpc_status_code code, const char *text, uint32_t seconds)
 {
     Google__Rpc__Duration delay = GOOGLE__RPC__DURATION__INIT;
@@ -100,7 +100,7 @@ static void add_retry(rpc_call *c, grpc_status_code code, const char *text)
     int n = snprintf(ms, sizeof ms, "%llu", seconds * 1000ull);
     call_add_trailer(c, "retry-after-ms", ms, (size_t)n);
     call_add_trailer(c, "grpc-retry-pushback-ms", ms,
-                     (size_t)n); // what retry policies of gRPC read
+                     (size_t)n); // gRPC's own retry policies read this key
     add_retry_info(c, code, text, seconds);
 }
 

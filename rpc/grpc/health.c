@@ -1,4 +1,4 @@
-/* grpc.health.v1: whether this server serves, once (Check) or at each change (Watch). */
+/* grpc.health.v1: tells whether the server serves, once (Check) or at each change (Watch). */
 #include "rpc/grpc/internal.h"
 
 #include "proto/proto.h"

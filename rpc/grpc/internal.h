@@ -1,5 +1,5 @@
-/* Inside rpc/grpc: the front, a call, and what its parts offer each other. Everything runs on the
- * thread of the completion queue, except call_wake and what grpc.h says of the front. */
+/* The front and the call, shared by the files of rpc/grpc. Everything runs on the thread of the
+ * completion queue, except call_wake, the pool's jobs and the grpc_front functions of grpc.h. */
 #ifndef RPC_GRPC_INTERNAL_H
 #define RPC_GRPC_INTERNAL_H
 
@@ -10,7 +10,7 @@
 #include <grpc/grpc.h>
 #include <grpc/support/time.h>
 
-/* What an event of the queue leads to: its address is the tag. */
+/* The callback for an event of the queue; its address is the event's tag. */
 typedef struct queue_op {
     void (*done)(void *owner, bool ok);
     void *owner;
@@ -20,12 +20,12 @@ typedef struct queue_op {
 
 struct grpc_front {
     grpc_front_options o;
-    const rpc_service **services; // those given, then health and reflection
+    const rpc_service **services; // those given at creation, then health and reflection
     size_t n_services;
-    const rpc_method **methods; // of all of them, by path
+    const rpc_method **methods; // of all services, sorted by path
     size_t n_methods;
     descriptor_set descriptors;
-    size_t unpack_limit; // bytes that one unpacked message may take
+    size_t unpack_limit; // most bytes of one unpacked message
     uint16_t port;
 
     grpc_server *server;
@@ -34,25 +34,25 @@ struct grpc_front {
     bool is_started, has_thread;
     _Atomic bool draining, stopping;
 
-    /* The next call to come: asked for as long as the server lives. */
+    /* The next incoming call: one is always requested while the server runs. */
     queue_op arrival, shutdown;
     grpc_call *next_call;
     grpc_call_details next_details;
     grpc_metadata_array next_metadata;
 
-    work_pool work;     // reads large messages; not made where there is no service
-    size_t large_bytes; // of messages that it reads, or that wait for it
+    work_pool work;     // reads large messages; not made without a service
+    size_t large_bytes; // of messages that the pool reads, or that wait for it
 
     rpc_call *first; // all live calls
     size_t n_calls;
-    int64_t stop_deadline_us; // calls that have not ended by then are cancelled; 0 = not stopping
+    int64_t stop_deadline_us; // calls that still run then are cancelled; 0 = not stopping
     bool was_cancelled;       // grpc_server_cancel_all_calls has been called
-    bool is_shut_down;        // no call will come any more
+    bool is_shut_down;        // no more calls will come
 };
 
 enum {
-    LARGE_MESSAGE_BYTES = 64 << 10, // from here on a message is read by the pool
-    LARGE_MESSAGES = 64,            // of the largest size, read or waiting at once
+    LARGE_MESSAGE_BYTES = 64 << 10, // a message of at least this size is read by the pool
+    LARGE_MESSAGES = 64,            // most messages of the largest size, read or waiting at once
 };
 
 /* The row with this path, or NULL. */
@@ -63,28 +63,28 @@ bool front_is_draining(const grpc_front *f);
 
 enum { TRAILERS_MAX = 8, DETAILS_BYTES_MAX = 1024 };
 
-/* An idle stream costs one of these, so it stays small: what only the beginning or the end of a
- * call needs is allocated there. */
+/* Each idle stream costs one rpc_call, so it is small: data that only the start or the end of a
+ * call needs are allocated then. */
 struct rpc_call {
     grpc_front *front;
-    const rpc_method *method; // NULL = refused before a method had it
+    const rpc_method *method; // NULL = no method has the call's path
     grpc_call *call;
     void *state;
     rpc_call *prev, *next; // of the front's live calls
     grpc_metadata_array metadata;
 
-    _Atomic uint32_t references; // one for each op in flight, one until `ended`
+    _Atomic uint32_t references; // one for each op in flight, and one until `over`
     _Atomic bool woken;          // an op of call_wake is in flight
     bool sending, receiving;
-    bool said_hello;  // initial metadata have been sent
+    bool said_hello;  // the initial metadata have been sent
     bool entered;     // the method has been called
     bool finishing;   // call_finish was called
-    bool over;        // nothing can be sent any more; `ended` has been called
+    bool over;        // nothing more can be sent; `ended` has been called
     int cancelled;    // written by RECV_CLOSE_ON_SERVER
     int64_t since_us; // when the send in flight, or the wait for the first message, began
     queue_op closed, received, sent, finished, awake;
     grpc_byte_buffer *incoming, *outgoing;
-    arena *delivered; // of the message that the method has just been given
+    arena *delivered; // arena of the message while `message` runs
 
     grpc_status_code code;
     grpc_slice details;
@@ -92,25 +92,26 @@ struct rpc_call {
     size_t n_trailers;
 };
 
-/* Takes over what has arrived at the front. */
+/* Makes a call of what has arrived at the front; takes over call and metadata. */
 void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details,
                 grpc_metadata_array *metadata);
-/* What there is to say of a call's message: it was unpacked into *a (of which the method may keep
- * it), or s and err say why not. */
+/* Gives a call its message, which was unpacked into *a (the method may keep the arena), or fails
+ * the call with s and err when unpacking failed. */
 void call_deliver(rpc_call *c, arena *a, const ProtobufCMessage *m, status s, const error *err);
-/* A message, read on the queue's thread or, when it is large, on one of the pool: call_deliver
- * follows unless the call ends before. The buffer is the message's from now on. */
+/* Reads a message and takes over its buffer. The queue's thread reads it, or a thread of the pool
+ * when it is large. call_deliver follows, unless the call ends before. */
 void call_read(rpc_call *c, grpc_byte_buffer *buffer);
 void call_ref(rpc_call *c);
 void call_unref(rpc_call *c);
-/* A batch without ops: `tag` comes out of the queue. Any thread; holds a reference until then. */
+/* Starts a batch without ops, so that `tag` comes out of the queue; the call keeps a reference
+ * until then. Any thread. */
 void call_post(rpc_call *c, queue_op *tag);
-/* About once a second: ends calls whose client does not read, or sends no request. */
+/* Called about once a second: ends calls whose client does not read, or sends no request. */
 void call_check_stall(rpc_call *c, int64_t now_us);
 
 /* "NOT_FOUND" */
 const char *call_code_name(int code);
-/* Text for a status: at most DETAILS_BYTES_MAX bytes, valid UTF-8. Returns how many. */
+/* Makes text fit for a status: at most DETAILS_BYTES_MAX bytes of valid UTF-8. Returns how many. */
 size_t details_text(const char *text, char out[DETAILS_BYTES_MAX]);
 
 /* ---- health and reflection ------------------------------------------------------------------- */
@@ -122,10 +123,11 @@ extern const rpc_service reflection_service, reflection_v1alpha_service;
 
 enum { ADDRESS_BYTES_MAX = 128 };
 
-/* "host:port" as the first numeric address that it stands for: gRPC would listen on all of them,
- * and call it a success when one works. "unix:/path" as it is. */
+/* Resolves "host:port" to its first numeric address: gRPC would listen on all addresses of the
+ * host, and succeed if one works. "unix:/path" stays as it is. */
 status address_resolve(const char *text, char out[ADDRESS_BYTES_MAX], error *err);
-/* Why nobody can listen on a numeric address, or NULL when one can: gRPC does not say. */
+/* The reason why a numeric address cannot be listened on, or NULL when it can. gRPC does not give
+ * one. */
 const char *address_problem(const char *numeric);
 
 /* ---- credentials ----------------------------------------------------------------------------- */

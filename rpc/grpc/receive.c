@@ -1,6 +1,6 @@
-/* Messages of clients: bytes into structs. Large ones are read by a pool of threads, so that other
- * calls, such as those of health, need not wait for them; the method has them on the queue's thread
- * as it has all others. */
+/* Unpacks messages of clients into structs. A pool of threads reads the large ones, so that other
+ * calls, such as health checks, need not wait for them; the method still gets every message on the
+ * queue's thread. */
 #include "rpc/grpc/internal.h"
 
 #include <grpc/byte_buffer.h>
@@ -14,9 +14,9 @@ typedef struct large_message {
     rpc_call *call;
     grpc_byte_buffer *buffer;
     size_t n;
-    queue_op read;        // brings it back to the queue's thread,
-    _Atomic bool is_read; // which has what was written before this was set
-    sem_t taken;          // which has it no more
+    queue_op read;        // brings it back to the queue's thread
+    _Atomic bool is_read; // orders the pool thread's writes before the queue thread's reads
+    sem_t taken;          // posted when the queue's thread is done with it
     arena memory;
     const ProtobufCMessage *message;
     status status;
@@ -38,11 +38,11 @@ static status read_buffer(const rpc_call *c, grpc_byte_buffer *buffer, arena *a,
     return s;
 }
 
-/* On a thread of the pool, which goes on when the method has had the message: so no more messages
- * than threads are unpacked at any time. */
+/* Runs on a thread of the pool, and waits until the method has had the message: so at most one
+ * unpacked message per thread exists at any time. */
 static void read_large(void *owner, bool wanted)
 {
-    (void)wanted; // the pool stops after the last call
+    (void)wanted; // always true: the pool stops after the last call
     large_message *l = owner;
     if (atomic_load(&l->call->front->stopping))
         l->status = error_set(&l->err, STATUS_UNAVAILABLE, "the server is stopping");
@@ -51,7 +51,7 @@ static void read_large(void *owner, bool wanted)
     atomic_store(&l->is_read, true);
     call_post(l->call, &l->read);
     while (sem_wait(&l->taken) != 0) continue;
-    arena_destroy(&l->memory); // what the method has not kept
+    arena_destroy(&l->memory); // empty when the method has kept the message
     sem_destroy(&l->taken);
     free(l);
 }
@@ -64,12 +64,12 @@ static void on_read(void *owner, bool ok)
     (void)atomic_load(&l->is_read);
     c->front->large_bytes -= l->n;
     call_deliver(c, &l->memory, l->message, l->status, &l->err);
-    sem_post(&l->taken); // l is its thread's from here on
-    call_unref(c);       // of the event,
-    call_unref(c);       // and of the job
+    sem_post(&l->taken); // the pool's thread frees l
+    call_unref(c);       // the event's reference
+    call_unref(c);       // the job's reference
 }
 
-/* Large messages that wait must not take all memory. */
+/* Gives a large message to the pool; refuses it when waiting messages take too much memory. */
 static status put_large(rpc_call *c, grpc_byte_buffer *buffer, size_t n, error *err)
 {
     grpc_front *f = c->front;

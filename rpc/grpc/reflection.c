@@ -1,5 +1,5 @@
-/* Server reflection: a client that has no .proto asks for the descriptors. v1 and v1alpha have the
- * same messages on the wire, so v1's stand for both. */
+/* Server reflection: gives the descriptors to clients that have no .proto. v1 and v1alpha have the
+ * same messages on the wire, so v1's C messages serve both. */
 #include "rpc/grpc/internal.h"
 
 #include "proto/proto.h"
@@ -25,7 +25,7 @@ static void send_error(rpc_call *c, reflection_response *r, grpc_status_code cod
     call_send(c, &r->base);
 }
 
-/* The file and what it imports; the file first. */
+/* Sends the file, then the files that it imports. */
 static void send_files(rpc_call *c, reflection_response *r, size_t file, const char *what)
 {
     const descriptor_set *set = &call_front(c)->descriptors;
@@ -84,7 +84,7 @@ static void answer(rpc_call *c, const ProtobufCMessage *m)
     const reflection_request *q = (const reflection_request *)m;
     const descriptor_set *set = &call_front(c)->descriptors;
     reflection_response r = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
-    if (protobuf_c_message_get_packed_size(m) > QUESTION_BYTES_MAX) { // it is echoed
+    if (protobuf_c_message_get_packed_size(m) > QUESTION_BYTES_MAX) { // the answer repeats it
         call_finish(c, GRPC_STATUS_INVALID_ARGUMENT, "request: longer than a name needs");
         return;
     }
@@ -112,7 +112,7 @@ static void answer(rpc_call *c, const ProtobufCMessage *m)
 
 static void half_closed(rpc_call *c) { call_finish(c, GRPC_STATUS_OK, ""); }
 
-/* An answer has gone out: the next question, please. */
+/* Called when an answer has gone out: asks for the next question. */
 static void next(rpc_call *c) { call_receive(c); }
 
 #define METHOD(name)                                                                               \

@@ -1,4 +1,4 @@
-/* The front: one completion queue, one thread, one request for the next call at any time. */
+/* The front: one completion queue, one thread, and always one request for the next call. */
 #include "rpc/grpc/internal.h"
 
 #include "proto/proto.h"
@@ -9,19 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 #if __has_include(<grpc/credentials.h>)
-#include <grpc/credentials.h> // newer gRPC: grpc_security.h includes it no more
+#include <grpc/credentials.h> // newer gRPC: grpc_security.h no longer includes it
 #endif
 
 enum {
     TICK_US = 1000000,
     STOP_TICK_US = 20000,
-    /* How long clients are given to take the news that the server stops. */
+    /* How long a stopping server waits for clients to receive its last status. */
     STOP_PATIENCE_US = 500000,
     METADATA_BYTES_MAX = 16 << 10,
-    /* A client that answers no ping for this long is gone. */
+    /* How often a client is pinged, and how long it may take to answer before it counts as gone. */
     KEEPALIVE_MS = 20000,
     KEEPALIVE_TIMEOUT_MS = 10000,
-    /* Clients may ping this often while they have no call. */
+    /* How often a client may ping while it has no call. */
     CLIENT_PING_MS = 10000,
     UNPACK_FACTOR = 4,
     UNPACK_EXTRA = 1 << 20,
@@ -83,7 +83,7 @@ static void ask_for_call(grpc_front *f)
 {
     grpc_call_details_init(&f->next_details);
     grpc_metadata_array_init(&f->next_metadata);
-    /* It fails by misuse only. */
+    /* This call only fails when it is misused. */
     (void)grpc_server_request_call(f->server, &f->next_call, &f->next_details, &f->next_metadata,
                                    f->queue, f->queue, &f->arrival);
 }
@@ -110,8 +110,8 @@ static void on_shutdown(void *owner, bool ok)
     f->is_shut_down = true;
 }
 
-/* Tells the clients, then waits for them a while, then cancels what is left. True when all of it
- * has been done. */
+/* Stops in steps: finishes all calls, waits a while for clients to receive it, then cancels calls
+ * that are left. True when the server has shut down and no call is left. */
 static bool stop_step(grpc_front *f, int64_t now)
 {
     if (f->stop_deadline_us == 0) {
@@ -128,7 +128,7 @@ static bool stop_step(grpc_front *f, int64_t now)
     return true;
 }
 
-/* Returns when the next one is due. */
+/* Checks all calls for stalls. Returns when the next tick is due. */
 static int64_t tick(grpc_front *f, int64_t now)
 {
     for (rpc_call *c = f->first; c; c = c->next) call_check_stall(c, now);
@@ -166,7 +166,7 @@ static void write_asserts(gpr_log_func_args *args)
 
 void grpc_keep_quiet(void)
 {
-#ifdef GPR_ERROR // newer gRPC logs by other means
+#ifdef GPR_ERROR // newer gRPC does not log through this function
     if (!getenv("GRPC_VERBOSITY")) gpr_set_log_function(write_asserts);
 #endif
 }
@@ -177,7 +177,7 @@ static grpc_arg int_arg(const char *key, size_t value)
     return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)(uintptr_t)key, .value.integer = n};
 }
 
-/* How long a connection may be without a call, or not yet speak HTTP/2. */
+/* How long a connection may be without a call, and how long its handshake may take. */
 static int idle_ms(const grpc_front_options *o)
 {
     int64_t ms = o->keepalive_timeout_us / 1000;
@@ -192,8 +192,8 @@ static void make_server(grpc_front *f)
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, o->max_message_bytes),
         int_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, o->max_streams),
         int_arg(GRPC_ARG_MAX_METADATA_SIZE, METADATA_BYTES_MAX),
-        /* Connections need no key, and each takes a descriptor. A client that comes back connects
-         * anew by itself. */
+        /* Idle connections are closed, since connections need no key and each takes a descriptor.
+         * gRPC clients reconnect by themselves. */
         int_arg(GRPC_ARG_MAX_CONNECTION_IDLE_MS, (size_t)idle_ms(o)),
         int_arg(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, (size_t)idle_ms(o)),
         int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
@@ -201,7 +201,7 @@ static void make_server(grpc_front *f)
         int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         int_arg(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, CLIENT_PING_MS),
-        /* A few compressed bytes can be a message of any size. */
+        /* No compression: a few compressed bytes could become a message of any size. */
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1u << GRPC_COMPRESS_NONE),
         int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
     };
@@ -250,7 +250,8 @@ status grpc_front_create_for(const grpc_front_options *o, const rpc_service *con
         make_server(f);
         st = listen_on(f, err);
     }
-    /* A worker has one coordinator, which waits for its messages: the queue's thread reads them. */
+    /* A front without a service is a worker's. It has one client, the coordinator, which waits for
+     * its messages anyway, so the queue's thread reads them. */
     if (status_ok(st) && o->service) {
         st = work_pool_create(&f->work, err);
         if (!status_ok(st)) error_prefix(err, "grpc");
@@ -296,12 +297,12 @@ void grpc_front_destroy(grpc_front *f)
     atomic_store(&f->draining, true);
     atomic_store(&f->stopping, true);
     if (f->is_started) {
-        /* The call that was asked for fails at once: that wakes the thread. */
+        /* The shutdown fails the requested next call at once, which wakes the thread. */
         grpc_server_shutdown_and_notify(f->server, f->queue, &f->shutdown);
         if (f->has_thread) pthread_join(f->thread, NULL);
         else run(f);
     }
-    work_pool_destroy(&f->work); // no call is left that it could read a message of
+    work_pool_destroy(&f->work); // no call is left, so no job either
     if (f->server) grpc_server_destroy(f->server);
     if (f->queue && !f->is_started) grpc_completion_queue_shutdown(f->queue);
     if (f->queue) grpc_completion_queue_destroy(f->queue);

@@ -1,4 +1,4 @@
-/* Messages of clients, unpacked into a capped arena: a few bytes on the wire can ask for structs
+/* Unpacks messages of clients into a capped arena: a few bytes on the wire can become structs of
  * many times their size. */
 #include "rpc/grpc/internal.h"
 

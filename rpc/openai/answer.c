@@ -1,37 +1,37 @@
-/* Outputs become an answer: a body at the end, or a frame for each token. */
+/* Builds an answer from outputs: a body at the end, or a frame for each token. */
 #include "rpc/openai/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* What an answer may hold in memory: logprobs multiply with choices and tokens. */
+/* The most that an answer may hold in memory: logprobs multiply with choices and tokens. */
 enum { HELD_BYTES_MAX = 256 * 1024 * 1024 };
 
-/* One choice on its way. */
+/* One choice while it is generated. */
 typedef struct choice {
     bool begun;
     uint32_t n_tokens; // generated
     uint32_t prompt_tokens;
-    tok_stream place;               // of the next token in the text, for text_offset
-    uint32_t characters;            // before that token
+    tok_stream place;               // decodes tokens to count characters, for text_offset
+    uint32_t characters;            // in the text before the next token
     strbuf text;                    // not yet written
-    completion_logprobs completion; // not yet written; of completions
-    strbuf chat;                    // likewise, of chat
-    strbuf token_ids;               // likewise
+    completion_logprobs completion; // completions: logprobs not yet written
+    strbuf chat;                    // chat: logprobs not yet written
+    strbuf token_ids;               // not yet written
     strbuf prompt;                  // members about the prompt, not yet written
-    strbuf ending;                  // whole bodies: all members behind the text
+    strbuf ending;                  // whole bodies: all members after the text
 } choice;
 
 struct openai_answer {
     service *s;
     openai_call call;
-    strbuf head;     // what every frame, or the body, begins with, up to `"choices":[`
+    strbuf head;     // start of every frame, or of the body, up to `"choices":[`
     uint32_t n;      // choices
     choice *choices; // [n]
-    bool *counted;   // [n_requests]: its prompt is in usage
+    bool *counted;   // [n_requests]: the request's prompt is counted in usage
     engine_usage usage;
-    size_t held; // bytes in the choices of a whole body
+    size_t held; // bytes that the choices of a whole body hold
     strbuf scratch;
     openai_error error; // status 0 = none
 };
@@ -43,7 +43,7 @@ static void put_string(strbuf *out, const char *text)
     strbuf_json_string(out, text, strlen(text));
 }
 
-/* Which program and arithmetic: answers to a seed may differ where this does. */
+/* Writes program, version and ISA: answers to the same seed may differ where these differ. */
 static void put_fingerprint(strbuf *out, const service *s)
 {
     strbuf text = {0};
@@ -73,7 +73,7 @@ static void put_head(const openai_answer *a, const char *id, strbuf *out)
     strbuf_puts(out, ",\"choices\":[");
 }
 
-/* The engine has its copy, and requests wait for long. */
+/* Frees the prompts, of which the engine has a copy: requests may wait for a long time. */
 static void forget_inputs(openai_call *c)
 {
     for (uint32_t i = 0; i < c->n_requests; i++) {
@@ -139,7 +139,7 @@ const openai_error *openai_answer_error(const openai_answer *a)
     return a->error.status ? &a->error : NULL;
 }
 
-/* The first error is the answer's. */
+/* Makes this error the answer's; a stream shows it at once. */
 static void fail(openai_answer *a, status_code code, const char *text, strbuf *out)
 {
     error err;
@@ -187,7 +187,7 @@ static const engine_request *request_of(const openai_answer *a, const generation
     return &a->call.requests[o->index / a->call.n_choices];
 }
 
-/* Why a choice stopped, as vLLM tells it: the request's own stop string or token; null for EOS. */
+/* Writes vLLM's stop_reason: the request's stop string or stop token; null for EOS. */
 static void put_stop_reason(const engine_request *r, const engine_output *o, strbuf *out)
 {
     if (o->stop_string) {
@@ -238,7 +238,7 @@ static void put_buffered(strbuf *out, strbuf *from)
     strbuf_clear(from);
 }
 
-/* Everything of a choice behind its text. */
+/* Writes the members of a choice after its text. */
 static void put_members(const openai_answer *a, choice *c, const generation_output *o, strbuf *out)
 {
     put_logprobs(a, c, out);
@@ -274,7 +274,7 @@ static void begin_choice(openai_answer *a, choice *c, const generation *g,
         c->characters = count_characters(c->text.data, c->text.size);
         if (call->logprobs) echo_logprobs(a->s, r, &p, c->characters, &c->completion);
     }
-    /* Chat has one prompt, described once beside the choices of a body. */
+    /* Chat has one prompt, which a whole body describes once, beside the choices. */
     if (call->chat && !call->stream && o->index > 0) return;
     if (call->prompt_logprobs >= 0) {
         strbuf_puts(&c->prompt, ",\"prompt_logprobs\":");
@@ -300,8 +300,8 @@ static token_place sample_place(const engine_request *r, const step_sample *s)
     };
 }
 
-/* The token's text may come later, behind a held-back stop string: its place is counted from its
- * own bytes. */
+/* Adds a token's logprobs. Its text may be held back as a possible stop string and come later, so
+ * its offset is counted from the token's own bytes. */
 static void take_completion_logprobs(openai_answer *a, choice *c, const token_place *p)
 {
     completion_logprobs_add(&c->completion, a->s->o.model.tokenizer, p, c->characters);

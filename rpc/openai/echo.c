@@ -1,4 +1,4 @@
-/* `echo`: a completion that begins with its prompt. */
+/* `echo`: completions that begin with their prompt. */
 #include "rpc/openai/internal.h"
 
 uint32_t count_characters(const char *text, size_t n)
@@ -25,7 +25,7 @@ void echo_text(service *s, const engine_request *r, const engine_prompt *p, strb
     tok_stream_finish(&d, out);
 }
 
-/* A BOS that the tokenizer put before the text is no part of it. */
+/* True when the tokenizer put a BOS before the text: the BOS is not part of the echoed text. */
 static bool has_added_bos(service *s, const engine_request *r, const engine_prompt *p,
                           uint32_t characters)
 {

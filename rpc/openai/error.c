@@ -1,4 +1,4 @@
-/* Errors as OpenAI's clients expect them. */
+/* Errors in the form that OpenAI's clients expect. */
 #include "rpc/openai/internal.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ typedef struct error_row {
     bool retry;
 } error_row;
 
-/* Whose fault it is. The rest is ours: 500. */
+/* HTTP status and type of each status code; a code without a row is an internal error, 500. */
 static const error_row rows[] = {
     {STATUS_INVALID, 400, "BadRequestError", false},
     {STATUS_UNSUPPORTED, 400, "BadRequestError", false},
@@ -44,7 +44,7 @@ static void set_param(openai_error *e, const char *name, size_t n)
 
 static const char letters[] = "abcdefghijklmnopqrstuvwxyz_0123456789.[]";
 
-/* 'field: "member" is …' is what JSON's readers say. */
+/* Appends the member to the param: JSON readers write 'field: "member" is …'. */
 static void add_member(const char *text, openai_error *e)
 {
     size_t n = strlen(e->param), chars = strspn(text, letters);
@@ -52,7 +52,8 @@ static void add_member(const char *text, openai_error *e)
         snprintf(e->param + n, sizeof e->param - n, ".%.*s", (int)chars, text);
 }
 
-/* Texts are "field: what is wrong", "field.member is …" or "unknown field 'name'". */
+/* Finds the field in an error text: "field: what is wrong", "field.member is …" or
+ * "unknown field 'name'". */
 static void find_param(const char *text, openai_error *e)
 {
     static const char unknown[] = "unknown field '";
@@ -67,14 +68,14 @@ static void find_param(const char *text, openai_error *e)
     if (e->param[0] && begins_with(text + n, ": \"")) add_member(text + n + 3, e);
 }
 
-/* The prompt alone, or with what shall be generated, does not fit. (A parser's texts begin with
- * "request: ".) */
+/* True when the prompt, alone or with the tokens to generate, does not fit the context. (Texts of a
+ * parser begin with "request: " and are about something else.) */
 static bool is_too_long(status_code code, const char *text)
 {
     return code == STATUS_LIMIT && begins_with(text, "prompt: ");
 }
 
-/* Names that a client made up may hold line ends. */
+/* Replaces line ends and other control characters, which a client's field names may hold. */
 static void make_one_line(char *text)
 {
     for (; *text; text++)
@@ -101,7 +102,7 @@ void openai_error_from(service *s, status why, const error *err, openai_error *o
 void openai_body_error(service *s, status why, const error *err, openai_error *out)
 {
     openai_error_from(s, why, err, out);
-    /* "body: line 1, …" names no field; only one thing in a body is looked up. */
+    /* "body: line 1, …" names no field. Only the model can be not found. */
     if (why.code == STATUS_CORRUPT) out->param[0] = '\0';
     if (why.code == STATUS_NOT_FOUND) set_param(out, "model", strlen("model"));
 }

@@ -1,5 +1,5 @@
-/* Which fields the bodies may have. What no row names goes to the engine's parser, or is unknown.
- */
+/* The table of fields that bodies may have. A field without a row goes to the engine's parser if
+ * the endpoint generates; otherwise it is unknown. */
 #include "rpc/openai/internal.h"
 
 #include <stdlib.h>
@@ -8,11 +8,11 @@
 typedef enum field_rule {
     FIELD_HERE,    // read by rpc/openai
     FIELD_ENGINE,  // read by engine_request_parse
-    FIELD_VALUES,  // has no effect, so only a value that asks for none is taken; text: a JSON list
-    FIELD_STRING,  // any string: by its definition changes no answer
-    FIELD_OBJECT,  // any object: likewise
-    FIELD_REFUSED, // text: why
-    FIELD_UNKNOWN, // the engine knows it, this endpoint does not
+    FIELD_VALUES,  // not supported; text: JSON list of the values that ask for nothing
+    FIELD_STRING,  // any string; the field is defined to change no answer
+    FIELD_OBJECT,  // any object; the field is defined to change no answer
+    FIELD_REFUSED, // refused; text: why
+    FIELD_UNKNOWN, // the engine's parser knows the field, this endpoint does not have it
 } field_rule;
 
 typedef struct field_row {
@@ -27,7 +27,7 @@ enum { GENERATES = FOR_COMPLETION | FOR_CHAT, HAS_MESSAGES = FOR_CHAT | FOR_TOKE
 static const char structured[] = "structured output is not supported";
 
 static const field_row rows[] = {
-    /* The endpoints' own. */
+    /* Fields of the endpoints. */
     {"model", FOR_ANY, FIELD_HERE, NULL},
     {"stream", GENERATES, FIELD_HERE, NULL},
     {"stream_options", GENERATES, FIELD_HERE, NULL},
@@ -42,7 +42,7 @@ static const field_row rows[] = {
     {"add_special_tokens", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"tokens", FOR_DETOKENIZE, FIELD_HERE, NULL},
 
-    /* Of other endpoints. */
+    /* Fields of other endpoints. */
     {"messages", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"tools", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"top_logprobs", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
@@ -50,7 +50,7 @@ static const field_row rows[] = {
     {"prompt", FOR_CHAT, FIELD_UNKNOWN, NULL},
     {"prompt_token_ids", GENERATES, FIELD_UNKNOWN, NULL},
 
-    /* What clients send as a matter of course. */
+    /* Fields that clients often send and that change no answer. */
     {"user", GENERATES, FIELD_STRING, NULL},
     {"safety_identifier", GENERATES, FIELD_STRING, NULL},
     {"prompt_cache_key", GENERATES, FIELD_STRING, NULL},
@@ -80,7 +80,7 @@ static const field_row rows[] = {
     {"return_token_strs", FOR_TOKENIZE, FIELD_VALUES, "[false]"},
     {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
 
-    /* What clients know and we do not do. */
+    /* Fields of OpenAI or vLLM that are not supported. */
     {"truncate_prompt_tokens", GENERATES, FIELD_REFUSED, "is not supported: nothing is cut off"},
     {"allowed_token_ids", GENERATES, FIELD_REFUSED, "is not supported"},
     {"logits_processors", GENERATES, FIELD_REFUSED, "is not supported"},
@@ -153,8 +153,9 @@ static status check_fields(const json_t *body, unsigned endpoint, error *err)
     return STATUS_IS_OK;
 }
 
-/* Parsed, an empty object takes a hundred times its three bytes, and a microsecond. Nothing but
- * commas and openings makes values. */
+/* Limits the values in a body before it is parsed: each empty object of three bytes would take a
+ * hundred times that and a microsecond. Every value needs a comma or an opening bracket before it,
+ * so counting these is enough. */
 static status check_amount(const char *body, size_t n, error *err)
 {
     enum { LISTS_MAX = 1 << 16, KEYS_MAX = 1 << 18, VALUES_MAX = 1 << 20 };
@@ -170,14 +171,14 @@ static status check_amount(const char *body, size_t n, error *err)
     }
     if (lists > LISTS_MAX)
         return error_set(err, STATUS_LIMIT, "body: has more than %d objects and lists", LISTS_MAX);
-    if (keys > KEYS_MAX) /* a bias for each token of a large vocabulary is as many */
+    if (keys > KEYS_MAX) /* enough for a bias for each token of a large vocabulary */
         return error_set(err, STATUS_LIMIT, "body: has more than %d keys", KEYS_MAX);
     if (values > VALUES_MAX)
         return error_set(err, STATUS_LIMIT, "body: has more than %d values", VALUES_MAX);
     return STATUS_IS_OK;
 }
 
-/* Clients that write every field they know send null for those that are not set. */
+/* Drops fields that are null: some clients send every field they know, null when it is not set. */
 static void forget_nulls(json_t *body)
 {
     const char *key;

@@ -1,11 +1,11 @@
-/* Tokens and their logprobs in the shapes of completions, of chat, and of vLLM's prompt_logprobs.
- */
+/* Writes tokens and their logprobs in the shapes of completions, chat and vLLM's
+ * prompt_logprobs. */
 #include "rpc/openai/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* What a token stands for; nothing for ids that only the weights have. */
+/* The bytes of a token; none for ids that the weights have and the tokenizer has not. */
 static void bytes_of(const tokenizer *t, uint32_t id, const char **bytes, size_t *n)
 {
     if (status_ok(tok_token_bytes(t, id, bytes, n))) return;
@@ -13,7 +13,7 @@ static void bytes_of(const tokenizer *t, uint32_t id, const char **bytes, size_t
     *n = 0;
 }
 
-/* -inf has no JSON: vLLM's floor. */
+/* JSON has no -inf, so it is written as vLLM's floor. */
 static void put_logprob(strbuf *out, float v)
 {
     if (isinf(v)) strbuf_puts(out, "-9999.0");
@@ -29,7 +29,8 @@ static bool is_whole(const char *bytes, size_t n) { return utf8_valid((const uin
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* Bytes that are no whole characters as OpenAI writes them, so that no two tokens look alike. */
+/* Writes a token's text. Bytes that are not whole characters are written as OpenAI does, so that no
+ * two tokens look alike. */
 static void put_text(strbuf *out, const char *bytes, size_t n)
 {
     if (is_whole(bytes, n)) {
@@ -51,7 +52,8 @@ static bool same_text(const tokenizer *t, uint32_t a, uint32_t b)
     return n == m && memcmp(x, y, n) == 0;
 }
 
-/* A text is a key, so the first of two alike stands for both. */
+/* True when the list already has a token with this text. The text is a JSON key, so only the first
+ * of two tokens with the same text is listed. */
 static bool stood_before(const tokenizer *t, const token_place *p, uint32_t at)
 {
     if (same_text(t, p->token, p->top_ids[at])) return true;

@@ -1,12 +1,12 @@
-/* The small endpoints: tokens of a text and back, the models there are, the version. */
+/* The small endpoints: tokenize, detokenize, models, version. */
 #include "rpc/openai/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    DETOKENIZE_MAX = 1 << 17,    // tokens, when the model's context is shorter
-    TOKENIZE_BYTES_MAX = 1 << 18 // of a body: a megabyte would hold up other clients for 0.3 s
+    DETOKENIZE_MAX = 1 << 17,    // tokens, or the model's context if that is longer
+    TOKENIZE_BYTES_MAX = 1 << 18 // of a body: 1 MB would delay other clients by 0.3 s
 };
 
 /* ---- /tokenize ------------------------------------------------------------------------------- */

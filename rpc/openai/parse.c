@@ -1,4 +1,4 @@
-/* Bodies of /v1/completions and /v1/chat/completions become engine requests. */
+/* Parses bodies of /v1/completions and /v1/chat/completions into engine requests. */
 #include "rpc/openai/internal.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 enum {
     COMPLETION_MAX_TOKENS = 16,          // OpenAI's default
-    SHARED_BYTES_MAX = 16 * 1024 * 1024, // what every prompt gets a copy of, over all prompts
+    SHARED_BYTES_MAX = 16 * 1024 * 1024, // copies of shared fields, over all prompts
 };
 
 /* A body being read. */
@@ -22,7 +22,7 @@ static status bad(error *err, const char *text)
     return error_set(err, STATUS_INVALID, "request: %s", text);
 }
 
-/* NULL for null, too. */
+/* A member of the body; NULL when it is absent or null. */
 static const json_t *member(const reading *in, const char *key)
 {
     const json_t *v = json_object_get(in->body, key);
@@ -69,7 +69,7 @@ static status read_count(const reading *in, const char *key, bool *given, error 
     return STATUS_IS_OK;
 }
 
-/* The engine's parser takes both endpoints' forms; each endpoint has its own. */
+/* Checks the form of logprobs for this endpoint: the engine's parser takes the forms of both. */
 static status read_logprobs(const reading *in, error *err)
 {
     openai_call *c = in->call;
@@ -84,7 +84,8 @@ static status read_logprobs(const reading *in, error *err)
 
 static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-/* What echo asks of the prompt, and what scoring without an answer needs. */
+/* Sets the prompt logprobs that echo needs, and checks that a request which generates nothing asks
+ * for some output. */
 static status settle_scoring(const reading *in, engine_request *r, error *err)
 {
     openai_call *c = in->call;
@@ -101,7 +102,7 @@ static status settle_scoring(const reading *in, engine_request *r, error *err)
 
 /* ---- one request ----------------------------------------------------------------------------- */
 
-/* Everything but the prompt. */
+/* Reads all fields but the prompt. */
 static status read_request(const reading *in, engine_request *r, error *err)
 {
     engine_request_init(r, &in->s->o.model.defaults);
@@ -159,7 +160,7 @@ static status set_prompt(const json_t *prompt, engine_request *r, error *err)
                "such lists");
 }
 
-/* How many prompts there are: a list of token ids is one. */
+/* Counts the prompts; a list of token ids is one prompt. */
 static status count_prompts(const reading *in, const json_t *prompt, size_t *n, error *err)
 {
     const json_t *first = json_array_get(prompt, 0);
@@ -174,7 +175,8 @@ static status count_prompts(const reading *in, const json_t *prompt, size_t *n, 
     return STATUS_IS_OK;
 }
 
-/* Each prompt's request carries all other fields: how much that is, is the client's choice. */
+/* Limits the memory of n requests: each holds a copy of the other fields, whose size the client
+ * decides. */
 static status check_amount(const engine_request *first, size_t n, error *err)
 {
     size_t shared = first->n_bias * (sizeof *first->bias_ids + sizeof *first->bias) +
@@ -215,8 +217,8 @@ static status read_completion(const reading *in, error *err)
     return read_prompts(in, err);
 }
 
-/* Tools are for the template to show. What the model then writes is given as text: nothing here
- * takes calls out of it, so nothing can be forced either; "none" hides the tools. */
+/* Passes tools to the chat template, unless tool_choice is "none". The model's answer stays text:
+ * tool calls are not parsed out of it, so a tool_choice that forces a call is refused. */
 static status read_tools(const reading *in, engine_request *r, error *err)
 {
     const json_t *tools = member(in, "tools"), *choice = member(in, "tool_choice");
