@@ -34,8 +34,8 @@ void rpc_log_note(rpc_log *log, const char *level, const char *event, const char
 
 typedef struct rpc_events rpc_events;
 
-/* Makes a ring of the last `capacity` events. Make it before the engine, whose on_block fills it.
- * */
+/* Makes a ring of the last `capacity` events. Make it before the engine, whose on_block feeds
+ * it. */
 status rpc_events_create(uint32_t capacity, uint32_t page_tokens, rpc_events **out);
 void rpc_events_destroy(rpc_events *events);
 /* For engine_options.on_block; its ctx is the rpc_events. */
@@ -73,8 +73,7 @@ typedef struct rpc_workers {
  * less. Requests on them get 503, except requests for health. */
 enum { RPC_SURPLUS_CONNECTIONS = 64 };
 
-/* True when key can be a bearer key: 1 to 256 visible ASCII characters, which a header can carry.
- * */
+/* True when key can be a bearer key: 1 to 256 visible ASCII characters, as headers carry them. */
 bool rpc_key_is_valid(const char *key);
 
 typedef struct rpc_options {

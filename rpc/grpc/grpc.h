@@ -48,7 +48,8 @@ void *call_state(const rpc_call *c);
 /* The value of a metadata key (lower case) of the client, or NULL. It is not NUL-terminated. Unless
  * client_streams, it is freed when `message` returns. */
 const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
-/* The caller's identity for generation_options, from the metadata: valid as long as those. */
+/* Writes the caller's identity for generation_options. Unless client_streams, call it inside
+ * `message`, since it reads the metadata. */
 void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES]);
 /* Aborts the generations with these ids that the caller may abort: its own, or, for an
  * administrator, those of any caller. Returns how many. Call it inside `message`, since it reads

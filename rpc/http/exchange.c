@@ -1,7 +1,7 @@
-/* One request: its head is judged at the first call, its body gathered, its route's handler run at
- * the last. A refusal waits for the body to be read, so that the connection can live on and the
- * client gets to read it; only what cannot be framed, or is too large, is answered at once and
- * closed. */
+/* One request: its head is checked at libmicrohttpd's first call, its body gathered, and its
+ * route's handler run at the last call. A refusal is sent after the body has been read, so that the
+ * client reads it and the connection stays usable. A request that cannot be framed or is too large
+ * is refused at once, and its connection closed. */
 #include "rpc/http/internal.h"
 
 #include <stdlib.h>
@@ -12,9 +12,9 @@ enum { PROGRESS_BYTES = 64 * 1024 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* No route reads a query. libmicrohttpd would take memory of its pool for each argument, and where
- * that is not enough it neither answers nor closes: it is shown one argument. The text is its
- * buffer, and it looks there for arguments after this. */
+/* Makes a query one argument: no route reads a query, and libmicrohttpd takes memory of the
+ * connection's pool for each argument and neither answers nor closes when that runs out. uri is
+ * libmicrohttpd's own buffer, which it splits into arguments after this call. */
 static void join_arguments(const char *uri)
 {
     char *at = uri ? strchr(uri, '?') : NULL;
@@ -52,7 +52,7 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
     (void)why;
     if (!e) return;
     *state = NULL;
-    pump_destroy(e); // from here on nobody notifies the wake
+    pump_destroy(e); // the engine does not notify the wake after this
     watch_ended(&h->watch, e->connection);
     wake_destroy(&e->wake);
     exchange_drop_body(e);
@@ -124,7 +124,7 @@ static void gather_head(exchange *e, const char *method, const char *version, ht
     MHD_get_connection_values_n(e->mhd, MHD_HEADER_KIND, add_field, out);
 }
 
-/* The client's, when it can be echoed; else one is made. */
+/* Takes the client's x-request-id if it can be sent back in a header; otherwise makes an id. */
 static void choose_id(exchange *e, const http_head *head)
 {
     const http_field *f = head_find(head, "x-request-id");
@@ -186,7 +186,7 @@ static bool is_encoded(const http_head *head)
     return f && f->value_bytes > 0 && strcasecmp(f->value, "identity") != 0;
 }
 
-/* The first thing that speaks against running it. */
+/* Finds the request's route; refuses the request for the first reason found. */
 static void judge(exchange *e, const http_head *head, const http_framing *framing, const char *url)
 {
     service *s = e->server->service;
@@ -213,8 +213,8 @@ static void judge(exchange *e, const http_head *head, const http_framing *framin
         refuse_plain(e, 400, "the request has no body");
 }
 
-/* What can be answered at once only: the rest of the connection cannot be trusted, or is too much.
- */
+/* Checks that must be answered at once: the rest of the connection cannot be trusted, or is too
+ * large to read. */
 static http_verdict check_head(exchange *e, const http_head *head, http_framing *framing)
 {
     size_t most = e->server->service->o.max_body_bytes;
@@ -239,7 +239,7 @@ static void begin(exchange *e, const char *method, const char *url, const char *
         return;
     }
     judge(e, &head, &framing, url);
-    /* Requests for health are answered on surplus connections too. */
+    /* Requests for health are answered on surplus connections, too. */
     if (e->connection->surplus && (!e->route || e->route->needs_key)) {
         refuse_plain(e, 503, "too many connections");
         e->refusal.retry_after_s = service_retry_after_s(e->server->service);
@@ -247,7 +247,7 @@ static void begin(exchange *e, const char *method, const char *url, const char *
         http_reply_error(&e->x, &e->refusal);
         return;
     }
-    /* Chunked framing has its own ways to hide a request: none follows. */
+    /* A chunked body can hide another request, so the connection is closed after it. */
     e->close = framing.chunked || e->connection->surplus || atomic_load(&e->server->draining);
     e->stage = STAGE_BODY;
     if (e->refusal.status && framing.expects_continue) http_reply_error(&e->x, &e->refusal);
@@ -264,7 +264,7 @@ void exchange_drop_body(exchange *e)
     e->x.body_bytes = 0;
 }
 
-/* Many large ones at once must not take all memory. */
+/* Appends to the body; refuses the request when all bodies together take too much memory. */
 static void keep_body(exchange *e, const char *data, size_t n)
 {
     service *s = e->server->service;
@@ -277,7 +277,8 @@ static void keep_body(exchange *e, const char *data, size_t n)
     exchange_drop_body(e);
 }
 
-/* False when enough has been read that nobody wants. */
+/* Takes more of the body. A body that is too large is read and dropped, so that the client gets the
+ * refusal; false when it has twice the largest size. */
 static bool take_body(exchange *e, const char *data, size_t n)
 {
     size_t most = e->server->service->o.max_body_bytes;
@@ -352,7 +353,7 @@ void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
     count_answer(h->service, e, code);
 }
 
-/* e->out outlives the response's use of it. */
+/* A response that sends e->out without a copy: e->out lives until the request is completed. */
 static struct MHD_Response *response_of_out(exchange *e, const char *content_type)
 {
     if (e->out.failed) return NULL;

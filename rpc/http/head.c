@@ -1,4 +1,4 @@
-/* Heads of requests: the characters, lengths and framings that are let in. */
+/* Checks of a request's head: its characters, lengths and framing. */
 #include "rpc/http/head.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ static bool is_token(const char *s, size_t n)
     return n > 0;
 }
 
-/* Visible, blanks and what is beyond ASCII. */
+/* True for visible characters, blanks, and bytes above ASCII. */
 static bool is_field_value(const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -74,7 +74,7 @@ const http_field *head_find(const http_head *h, const char *name)
     return NULL;
 }
 
-/* Fields of which two would leave it open which one counts. */
+/* True when a field that must be unique comes twice: which one counts would be ambiguous. */
 static bool has_duplicate(const http_head *h)
 {
     static const char *const single[] = {"content-length", "transfer-encoding", "host",
@@ -150,7 +150,7 @@ http_verdict head_check(const http_head *h, http_framing *out)
 
 /* ---- layout ---------------------------------------------------------------------------------- */
 
-/* Two NULs, which were CRLF, at p. */
+/* True when a line ends at p: two NULs, which were CRLF. */
 static bool ends_here(const char *p) { return p[0] == 0 && p[1] == 0; }
 
 bool head_is_plain(const http_head *h)

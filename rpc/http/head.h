@@ -1,10 +1,10 @@
-/* What the head of a request may look like. Pure: bytes in, a verdict out.
+/* Checks the head of a request. Pure: bytes in, a verdict out.
  *
- * Why: a proxy in front and libmicrohttpd behind must never disagree about where a request ends. So
- * whatever has two readings is refused, and its connection closed.
+ * A proxy in front of octavo and libmicrohttpd must never disagree about where a request ends. So a
+ * head that can be read in two ways is refused, and its connection closed.
  *
- * libmicrohttpd judges a Content-Length that is no number before we see the head. Its own answer
- * then begins with its head twice: a 400 whose body looks odd, and the connection is closed. */
+ * libmicrohttpd itself refuses a Content-Length that is not a number, before this check. Its answer
+ * repeats its own head: a 400 with an odd body, after which the connection is closed. */
 #ifndef RPC_HTTP_HEAD_H
 #define RPC_HTTP_HEAD_H
 
@@ -22,10 +22,10 @@ typedef struct http_field {
 typedef struct http_head {
     const char *method, *target, *version;
     size_t target_bytes;
-    bool target_ok; // by head_is_target, before libmicrohttpd took it apart
+    bool target_ok; // result of head_is_target before libmicrohttpd split the target
     http_field fields[HTTP_FIELDS_MAX];
-    size_t n_fields; // may be more than fit: too many
-    size_t bytes;    // from method to the end of the empty line
+    size_t n_fields; // may be above HTTP_FIELDS_MAX: the rest was dropped
+    size_t bytes;    // from the method to the end of the empty line
 } http_head;
 
 typedef struct http_framing {
@@ -35,33 +35,33 @@ typedef struct http_framing {
     bool expects_continue;
 } http_framing;
 
-/* What is wrong: an HTTP status and one line, or status 0. */
+/* The result of a check: HTTP status and message of a refusal, or status 0. */
 typedef struct http_verdict {
     unsigned status;
     const char *message; // static
 } http_verdict;
 
-/* A path and perhaps a query, of visible ASCII; a proxy's absolute-form has scheme and host in
- * front. Both texts end in NUL. */
+/* True for a path with or without a query, of visible ASCII; the absolute-form that proxies send
+ * has scheme and host before it. s is NUL-terminated. */
 bool head_is_target(const char *s, size_t n);
-/* The path of such a target whose query has been cut off. */
+/* The path in a target whose query has been cut off. target is NUL-terminated. */
 const char *head_path(const char *target);
 
 http_verdict head_check(const http_head *h, http_framing *out);
 
-/* libmicrohttpd 0.9.75 reads a head in place and turns each CRLF into two NULs. When the lines do
- * not follow each other without a gap, then one was folded (it drops or misreads those), ended by a
- * bare LF, or cut short by a NUL: in each case it read something else than was sent. (Only NULs
- * together with bare LFs can look the same as CRLFs afterwards. No proxy lets a NUL through.) */
+/* True when libmicrohttpd has read the head as it was sent. libmicrohttpd 0.9.75 reads a head in
+ * place and turns each CRLF into two NULs. A gap between two lines means that a line was folded
+ * (those are dropped or misread), ended by a bare LF, or cut short by a NUL. (Only a NUL together
+ * with a bare LF can look like a CRLF afterwards, and no proxy lets a NUL through.) */
 bool head_is_plain(const http_head *h);
 
-/* Names compare without case. NULL when absent. */
+/* The first field of this name, compared without case, or NULL. */
 const http_field *head_find(const http_head *h, const char *name);
 
-/* %XX. False for a bad escape, a control character, or too little room. */
+/* Decodes %XX. False for a bad escape, a control character, or too little room. */
 bool head_unescape(const char *s, size_t n, char *out, size_t size);
 
-/* Splits "host:port", "[address]:port", ":port". False when it is none of them. */
+/* Splits "host:port", "[address]:port" or ":port". False for any other form. */
 bool address_split(const char *address, char *host, size_t size, uint16_t *port);
 
 #endif

@@ -1,5 +1,5 @@
-/* The listening socket. Ours rather than libmicrohttpd's: SO_REUSEPORT stays off, so that a second
- * server on the same port is told so. */
+/* The listening socket. It is made here and not by libmicrohttpd, so that SO_REUSEPORT stays off
+ * and a second server on the same port fails. */
 #include "rpc/http/internal.h"
 
 #include <errno.h>
@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Left alone, the kernel would take megabytes for each client that does not read: all of its
- * answer, so that nothing ever stalls. */
+/* The send buffer is set, because the kernel would otherwise hold megabytes for a client that does
+ * not read: its whole answer, so that the stream would never stall. */
 enum { BACKLOG = 1024, DEAD_PEER_S = 30, SEND_BUFFER_BYTES = 128 * 1024 };
 
 static void set(int fd, int level, int name, int value)
@@ -19,7 +19,7 @@ static void set(int fd, int level, int name, int value)
     (void)setsockopt(fd, level, name, &value, sizeof value);
 }
 
-/* Accepted sockets inherit these. Keep-alive probes find peers that went without a word. */
+/* Sets options that accepted sockets inherit. Keep-alive probes find peers that vanished. */
 static void set_options(int fd, int family)
 {
     set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -31,7 +31,7 @@ static void set_options(int fd, int family)
     if (family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
 }
 
-/* -1 and errno. */
+/* A listening socket, or -1 with errno set. */
 static int listen_on(const struct addrinfo *a)
 {
     int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);

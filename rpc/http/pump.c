@@ -1,21 +1,21 @@
-/* A generation's outputs on their way to a client.
+/* Sends a generation's outputs to a client.
  *
- * The engine notifies (on its own thread) through the exchange's wake; libmicrohttpd's thread
- * reads. Nothing is said before the first output is there, so that an error before it becomes a
- * plain one. A client that does not read stops the reader, which fills the stream's ring, which
- * pauses its sequence and nobody else's; watch.c ends it when that lasts. */
+ * The engine's thread notifies the exchange's wake; libmicrohttpd's thread reads the outputs. The
+ * answer begins when the first output is there, so that an error before it is a plain error. When a
+ * client does not read, outputs are not read either, the stream's ring fills, and the engine pauses
+ * this sequence and no other; watch.c ends a stream that stalls too long. */
 #include "rpc/http/internal.h"
 
 #include <string.h>
 
 enum {
-    FRAMES_BYTES = 16 * 1024, // enough to write at once
+    FRAMES_BYTES = 16 * 1024, // frames gathered for one write
     BLOCK_BYTES = 32 * 1024,
 };
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* Nothing more will be taken: every choice has ended, or one has failed. */
+/* True when no more outputs are read: every choice has ended, or one has failed. */
 static bool is_over(const exchange *e)
 {
     return generation_ended(e->generation) || openai_answer_error(e->answer);
@@ -52,7 +52,7 @@ static const char starved[] =
     "data: {\"error\":{\"message\":\"out of memory\",\"type\":\"ServiceUnavailableError\","
     "\"param\":null,\"code\":503}}\n\ndata: [DONE]\n\n";
 
-/* Frames that could not be held whole are left out, and the stream ends. */
+/* Ends a stream when memory is out: drops the frame that is not whole and appends an error. */
 static void end_starved(exchange *e, size_t whole)
 {
     e->out.size = whole;
@@ -81,7 +81,8 @@ static ssize_t hand_out_last_words(exchange *e, char *buffer, size_t size)
     return (ssize_t)n;
 }
 
-/* libmicrohttpd wants more to send. 0 = asleep until there is. */
+/* libmicrohttpd's callback for more of a stream. 0 = the connection is suspended until more
+ * comes. */
 static ssize_t read_stream(void *ctx, uint64_t position, char *buffer, size_t size)
 {
     exchange *e = ctx;
@@ -118,8 +119,8 @@ static void start_stream(exchange *e)
 
 /* ---- before the first byte ------------------------------------------------------------------- */
 
-/* True when the answer has been begun. A stream waits for its first frame, a whole answer for the
- * last. */
+/* True when the answer has begun. A stream begins with its first frame, a whole answer when all
+ * choices have ended. */
 static bool answered(exchange *e)
 {
     bool streams = openai_answer_streams(e->answer);
@@ -154,7 +155,7 @@ void pump_resumed(exchange *e)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* The client's id names the generation, unless another that still runs has it. */
+/* Starts the generation under the client's id, or under a new one if a live generation has it. */
 static status start(exchange *e, const openai_call *call, error *err)
 {
     service *s = e->server->service;
@@ -187,7 +188,7 @@ void http_generate(http_exchange *x, openai_call *call)
         http_reply_error(x, &why);
         return;
     }
-    exchange_drop_body(e); /* requests wait for long */
+    exchange_drop_body(e); /* the request may wait for a long time */
     strbuf_clear(&e->out);
     watch_runs(&e->server->watch, e->connection);
     if (e->stage == STAGE_WORKING) return;

@@ -27,7 +27,7 @@ static void generate(http_exchange *x, parse_call parse)
 static void completions(http_exchange *x) { generate(x, openai_parse_completion); }
 static void chat_completions(http_exchange *x) { generate(x, openai_parse_chat); }
 
-/* ---- answers at once ------------------------------------------------------------------------- */
+/* ---- answers without a generation ------------------------------------------------------------ */
 
 static void reply(http_exchange *x, bool ok, strbuf *body, const openai_error *err)
 {
@@ -74,8 +74,8 @@ static void version(http_exchange *x)
     reply(x, true, &body, NULL);
 }
 
-/* 200 while it takes new requests, else why not. A process that answers is alive, whatever it says.
- */
+/* 200 while the service takes new requests; otherwise 503 with the reason. Any answer shows that
+ * the process is alive. */
 static void health(http_exchange *x)
 {
     strbuf body = {0};

@@ -1,4 +1,4 @@
-/* The daemon: libmicrohttpd with our socket, our limits and our callbacks. */
+/* The libmicrohttpd daemon with octavo's socket, limits and callbacks. */
 #include "rpc/http/internal.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 enum {
-    END_PATIENCE_US = 5000000, // for what was aborted to tell its client, on a busy machine too
+    END_PATIENCE_US = 5000000, // for aborted requests to tell their clients, on a busy machine too
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -35,7 +35,7 @@ static void connection_opened(http_server *h, struct MHD_Connection *mhd, void *
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
     http_connection *c = watch_opened(&h->watch, fd->connect_fd);
     *state = c;
-    if (!c) return; // its requests will find no memory
+    if (!c) return; // its requests are answered by no_memory
     c->surplus = n > h->service->o.max_connections;
     if (!h->tls.client_ca) return;
     const union MHD_ConnectionInfo *session =
@@ -55,7 +55,7 @@ static void connection_changed(void *cls, struct MHD_Connection *mhd, void **sta
     if (*state) watch_closed(&h->watch, *state);
 }
 
-/* Paths are unescaped by exchange.c, after it has seen them as they came. */
+/* Keeps libmicrohttpd from unescaping paths: exchange.c does it after it has checked them. */
 static size_t leave_escapes(void *cls, struct MHD_Connection *mhd, char *s)
 {
     (void)cls;
@@ -65,7 +65,8 @@ static size_t leave_escapes(void *cls, struct MHD_Connection *mhd, char *s)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Its own timeout is a net below ours: for answers that are sent whole and not read. */
+/* libmicrohttpd's own timeout, above watch.c's limits: it ends answers that are sent whole and not
+ * read. */
 static unsigned timeout_s(const rpc_options *o)
 {
     int64_t us = o->stall_timeout_us > o->keepalive_timeout_us ? o->stall_timeout_us
@@ -75,7 +76,7 @@ static unsigned timeout_s(const rpc_options *o)
 
 enum { TLS_OPTIONS = 5 };
 
-/* Ends with MHD_OPTION_END, which is 0. */
+/* Lists the options for TLS. The list ends with MHD_OPTION_END, which is 0. */
 static void list_tls(const http_tls *t, char *priorities, struct MHD_OptionItem *out)
 {
     memset(out, 0, TLS_OPTIONS * sizeof *out);
@@ -86,8 +87,8 @@ static void list_tls(const http_tls *t, char *priorities, struct MHD_OptionItem 
     if (t->client_ca) *out = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0, t->client_ca};
 }
 
-/* The answer to a request that finds no memory. It is made at the start, since there is no memory
- * for it later. */
+/* Makes the answer that is sent when memory is out. It is made at the start, since there is no
+ * memory for it later. */
 static struct MHD_Response *make_no_memory(void)
 {
     const char body[] = "{\"error\":{\"message\":\"out of memory\",\"type\":"
@@ -106,15 +107,15 @@ static status start_daemon(http_server *h, error *err)
     const rpc_options *o = &h->service->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     if (h->tls.cert) flags |= MHD_USE_TLS;
-    /* Enough for either thread to hold all. */
+    /* libmicrohttpd divides the limit among its threads; one thread may get all connections. */
     unsigned limit = HTTP_THREADS * (most_connections(o) + 1);
     char priorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
     struct MHD_OptionItem tls[TLS_OPTIONS];
     list_tls(&h->tls, priorities, tls);
-    /* It closes what it is given, though not wherever it fails. */
+    /* libmicrohttpd closes the socket it is given, but not after every failure: it gets a copy. */
     int fd = fcntl(h->listen_fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return error_set(err, STATUS_IO, "http: %s", strerror(errno));
-    bool changed = thread_set_patient(true); // its threads inherit it
+    bool changed = thread_set_patient(true); // libmicrohttpd's threads inherit it
     h->daemon = MHD_start_daemon(
         flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET, fd,
         MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit,
@@ -148,7 +149,7 @@ status http_server_check(const rpc_options *o, error *err)
     uint16_t port;
     RETURN_IF_ERROR(tls_load(o, &tls, err));
     tls_destroy(&tls);
-    if (!o->http_address) return STATUS_IS_OK; /* gRPC has the same certificates */
+    if (!o->http_address) return STATUS_IS_OK; /* the certificates serve gRPC, too */
     RETURN_IF_ERROR(http_listen(o->http_address, &fd, &port, err));
     close(fd);
     return STATUS_IS_OK;
@@ -176,11 +177,12 @@ void http_server_destroy(http_server *h)
 {
     if (!h) return;
     if (h->daemon) {
-        /* Rather than MHD_quiesce_daemon: in 0.9.75 it races with its own threads, and aborts. */
+        /* Refuses new connections without MHD_quiesce_daemon, which in 0.9.75 races with
+         * libmicrohttpd's threads and aborts. */
         atomic_store(&h->closing, true);
         watch_end_all(&h->watch, END_PATIENCE_US);
-        /* libmicrohttpd must not have suspended connections when it is stopped; its threads may put
-         * work into the pool until then. */
+        /* No connection may be suspended when libmicrohttpd stops, so the pool stops first;
+         * libmicrohttpd's threads may still call work_pool_put. */
         work_pool_stop(&h->work);
         MHD_stop_daemon(h->daemon);
     }

@@ -1,5 +1,5 @@
-/* Certificates: read and tried at start, so that a bad one is said then and not at the first
- * client. */
+/* Certificates: read and tried at the start, so that a bad one is reported then and not at the
+ * first client. */
 #include "rpc/http/internal.h"
 
 #include <gnutls/x509.h>

@@ -1,16 +1,16 @@
-/* The thread that looks after connections that libmicrohttpd does not look at.
+/* A thread that watches connections where libmicrohttpd does not.
  *
- * A suspended connection is out of libmicrohttpd's sight: its client may leave, and nobody notices
- * before there is something to write. And its timeout starts anew with every byte, so that a
- * request may trickle in for ever. Here every connection has a deadline for its next whole request;
- * the socket of one that runs is polled for the client's leaving; a stream that is not read has a
- * time limit.
+ * libmicrohttpd does not look at a suspended connection: it would notice that a client has left
+ * only when there is something to write. And its timeout starts anew with every byte, so that a
+ * request could trickle in for ever. Here every connection has a deadline for its next whole
+ * request, every socket is polled for a client that leaves, and a stream that its client does not
+ * read has a time limit.
  *
- * A client that closes only its sending side counts as gone: there is no telling it from one that
+ * A client that closes only its sending side counts as gone: it looks the same as a client that
  * left.
  *
- * Whoever is cut is shut down here and closed by libmicrohttpd. Lock order: this lock, a wake's
- * lock, libmicrohttpd's own. */
+ * A connection that is cut is shut down here and closed by libmicrohttpd. Lock order: the watch's
+ * lock, a wake's lock, libmicrohttpd's own. */
 #include "rpc/http/internal.h"
 
 #include <errno.h>
@@ -31,8 +31,8 @@ void wake_init(http_wake *w, struct MHD_Connection *mhd)
     pthread_mutex_init(&w->lock, NULL);
 }
 
-/* libmicrohttpd may close a connection as soon as it is resumed, without asking the handler: the
- * thread that resumed it may then still be inside. */
+/* Waits for the lock first: libmicrohttpd may close a connection as soon as it is resumed, while
+ * the thread that resumed it still holds the lock. */
 void wake_destroy(http_wake *w)
 {
     pthread_mutex_lock(&w->lock);
@@ -40,7 +40,7 @@ void wake_destroy(http_wake *w)
     pthread_mutex_destroy(&w->lock);
 }
 
-/* Called with the lock held. */
+/* Sets `pending` and resumes the connection if it is suspended. Call it with the lock held. */
 static void resume(http_wake *w)
 {
     w->pending = true;
@@ -130,7 +130,8 @@ static bool wake_is_stalled(http_wake *w, int64_t since_us)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* Called with the lock held, as are those below. */
+/* Shuts a connection down and tells its request. Call this and the functions below, up to
+ * take_events, with the watch's lock held. */
 static void cut(http_connection *c)
 {
     if (c->wake) wake_cut(c->wake);
@@ -138,7 +139,9 @@ static void cut(http_connection *c)
     c->deadline_us = 0;
 }
 
-/* What it has sent may still be on its way to libmicrohttpd, which in turn may miss the end. */
+/* Handles a client that has closed its side. If its request is not running yet, the rest of it may
+ * still be on its way to libmicrohttpd, so the connection is cut a little later; libmicrohttpd may
+ * miss the end by itself. */
 static void hang_up(http_connection *c)
 {
     c->hung_up = true;

@@ -1,15 +1,16 @@
-/* Large bodies, which threads of a pool parse so that those of libmicrohttpd stay free for others.
+/* Large bodies: threads of a pool run their handlers, so that libmicrohttpd's threads stay free for
+ * other clients.
  *
  * A connection with a large body is suspended while its handler runs here and leaves its answer in
  * the exchange. Then the connection is resumed, and its own thread sends the answer. */
 #include "rpc/http/internal.h"
 
-/* A body is not read when the server stops, or when its client has left. */
+/* Runs the handler, unless the server stops or the client has left. */
 static void read_body(void *owner, bool wanted)
 {
     exchange *e = owner;
     if (wanted && !wake_is_cut(&e->wake)) e->route->handle(&e->x);
-    wake_release(&e->wake); /* from here on e belongs to its connection again */
+    wake_release(&e->wake); /* e belongs to its connection's thread again */
 }
 
 void http_work_put(work_pool *w, exchange *e)
@@ -26,7 +27,8 @@ void http_work_resumed(exchange *e)
     http_news news = wake_begin(&e->wake);
     e->stage = STAGE_ANSWERED;
     if (news == NEWS_CUT) e->failed = true;
-    else if (e->refusal.status) http_reply_error(&e->x, &e->refusal); /* whatever has begun */
+    else if (e->refusal.status)
+        http_reply_error(&e->x, &e->refusal); /* even if a generation has begun */
     else if (e->generation) {
         if (news == NEWS_ABORT) generation_abort(e->generation);
         e->stage = STAGE_WAITING;

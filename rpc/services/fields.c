@@ -65,7 +65,7 @@ status field_json(const char *name, ProtobufCBinaryData text, json_type type, js
                          FIELD_JSON_BYTES_MAX);
     json_t *doc = NULL;
     status s = json_read_text(name, (const char *)text.data, text.len, &doc, err);
-    /* What a client writes is its mistake, not our damage. */
+    /* Malformed JSON of a client is an invalid request; STATUS_CORRUPT would mean damaged data. */
     if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
     if (json_typeof(doc) != type) {
         json_decref(doc);
@@ -103,7 +103,7 @@ status field_ids(const char *name, const uint32_t *ids, size_t n, uint32_t **out
     for (size_t i = 0; i < n; i++)
         if (ids[i] > INT32_MAX)
             return error_set(err, STATUS_INVALID, "%s[%zu]: %u is no token id", name, i, ids[i]);
-    /* One more, so that an empty list is a list. */
+    /* One more element, so that an empty list is not NULL. */
     uint32_t *copy = malloc((n + 1) * sizeof *copy);
     if (!copy) return no_memory(name, err);
     if (n) memcpy(copy, ids, n * sizeof *copy);

@@ -1,5 +1,5 @@
-/* inference.GRPCInferenceService (KServe v2): its methods, and those of them that answer at once.
- */
+/* inference.GRPCInferenceService (KServe v2): the table of methods, and the methods that answer at
+ * once. */
 #include "rpc/services/kserve.h"
 
 /* ---- health ---------------------------------------------------------------------------------- */

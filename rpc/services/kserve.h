@@ -1,4 +1,4 @@
-/* KServe v2 as its files see it (private to rpc/services).
+/* KServe v2: declarations shared by its files (private to rpc/services).
  *
  * kserve.c: the methods   kserve_request.c: tensors in   kserve_response.c: tensors out
  * kserve_infer.c: ModelInfer and ModelStreamInfer */
@@ -9,16 +9,16 @@
 #include "rpc/services/reports.h"
 #include "rpc/services/services.h"
 
-/* A tensor's row, for metadata and for checks. */
+/* A tensor's description, for metadata and checks. */
 typedef struct kserve_tensor {
     const char *name;
     const char *datatype;
-    int64_t dim; // of its one dimension; -1 = any
+    int64_t dim; // size of its one dimension; -1 = any
 } kserve_tensor;
 
-extern const char kserve_version[]; // of the model: the only one
+extern const char kserve_version[]; // the model's only version
 
-/* STATUS_NOT_FOUND says which of the two is wrong. */
+/* Checks a model's name and version. STATUS_NOT_FOUND: the error says which of them is wrong. */
 status kserve_check_model(const service *s, ProtobufCBinaryData name, ProtobufCBinaryData version,
                           error *err);
 
@@ -29,22 +29,22 @@ extern const kserve_tensor kserve_inputs[KSERVE_INPUTS];
 
 enum { KSERVE_PROMPTS_MAX = 1024, KSERVE_ID_BYTES_MAX = 128 };
 
-/* What a request says beside what the engine is asked. */
+/* The parts of a request that are not fields of the engine request. */
 typedef struct kserve_facts {
     char id[KSERVE_ID_BYTES_MAX + 1];
     uint32_t n_prompts;
     uint32_t outputs; // bit i: output i is wanted
     bool stream;
-    int place[KSERVE_INPUTS]; // which of the request's inputs is the i-th of ours; -1 = absent
+    int place[KSERVE_INPUTS]; // index of each of kserve_inputs in the request; -1 = absent
 } kserve_facts;
 
-/* Checks names, datatypes and shapes. */
+/* Reads the facts; checks names, datatypes and shapes of the tensors. */
 status kserve_facts_of(const service *s, const Inference__ModelInferRequest *m, kserve_facts *out,
                        error *err);
-/* A request without its prompt: all prompts share it. */
+/* Fills a request without a prompt: all prompts of m share it. */
 status kserve_fields_of(const service *s, const Inference__ModelInferRequest *m,
                         const kserve_facts *facts, engine_request *out, error *err);
-/* One of the prompts, into r->prompt (NULL before). */
+/* Copies one of the prompts to r->prompt, which must be NULL. */
 status kserve_prompt_of(const Inference__ModelInferRequest *m, const kserve_facts *facts,
                         uint32_t prompt, engine_request *r, error *err);
 
@@ -62,13 +62,13 @@ enum {
 };
 extern const kserve_tensor kserve_outputs[KSERVE_OUTPUTS];
 
-/* A choice, or what is new of it. */
+/* A choice, or the part of it that came since the last response. */
 typedef struct kserve_choice {
     strbuf text;
     strbuf ids; // i32 [n_ids], little-endian
     uint32_t n_ids;
     uint32_t index;
-    engine_finish finish; // NONE = it goes on, and its usage is not known yet
+    engine_finish finish; // NONE = the choice goes on, and its usage is not known yet
     engine_usage usage;
 } kserve_choice;
 
@@ -79,7 +79,7 @@ void kserve_choice_destroy(kserve_choice *choice);
 
 enum { KSERVE_PARAMETERS = 2 };
 
-/* A response with everything that it points to; one for all responses of a call. */
+/* A response with everything that it points to. A call uses it for all its responses. */
 typedef struct kserve_response {
     Inference__ModelInferResponse message;
     Inference__ModelInferResponse__InferOutputTensor tensors[KSERVE_OUTPUTS];
@@ -92,12 +92,12 @@ typedef struct kserve_response {
     strbuf bytes; // of all tensors
 } kserve_response;
 
-/* Starts it anew: no tensors, no parameters. */
+/* Begins a new response without tensors and parameters. */
 void kserve_response_begin(kserve_response *r, const char *model, const char *id);
 void kserve_response_set_bool(kserve_response *r, const char *key, bool value);
 void kserve_response_set_text(kserve_response *r, const char *key, const strbuf *text);
-/* Adds the wanted tensors of n choices. Those of usage only when every choice has ended. False when
- * memory is out. */
+/* Adds the wanted tensors of n choices; tensors of usage only when every choice has ended. False
+ * when memory is out. */
 bool kserve_response_fill(kserve_response *r, const kserve_choice *choices, uint32_t n,
                           uint32_t outputs);
 void kserve_response_destroy(kserve_response *r);

@@ -1,21 +1,20 @@
-/* KServe's ModelInfer and ModelStreamInfer. A stream's requests are answered one after the other.
- */
+/* KServe's ModelInfer and ModelStreamInfer. The requests of a stream are answered one by one. */
 #include "rpc/services/kserve.h"
 
 #include <stdlib.h>
 
 typedef struct infer {
     bool over; // call_finish or call_fail was called
-    /* The request that is being answered. */
+    /* The request being answered. */
     generation *generation; // NULL = none
     kserve_facts facts;
-    char model[256];        // the name it was asked for by
-    kserve_choice *choices; // [n]; of a stream that sends each token only the first is used
+    char model[256];        // the model's name in the request
+    kserve_choice *choices; // [n]; a stream that sends each token uses the first only
     uint32_t n;
     reports reports;
-    /* What failed, to be told on a stream that goes on. */
+    /* Why the request failed: sent as a response, since the stream goes on. */
     error failure;
-    status_code failed; // STATUS_OK = nothing
+    status_code failed; // STATUS_OK = it has not failed
     kserve_response response;
 } infer;
 
@@ -50,7 +49,8 @@ static status make_choices(infer *s, uint32_t n, error *err)
     return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
 }
 
-/* Submitting copies requests, so they may share everything but their prompts. */
+/* Starts a request for each prompt. generation_start copies requests, so they may share all fields
+ * but the prompt. */
 static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infer *s,
                         const engine_request *fields, error *err)
 {
@@ -68,14 +68,14 @@ static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infe
     if (status_ok(st)) st = generation_start(call_service(c), requests, n, &o, &s->generation, err);
     for (uint32_t i = 0; i < made; i++) free(requests[i].prompt);
     free(requests);
-    /* Only now: what was admitted has a sane number of choices. */
+    /* Makes choices after the start, which has checked their number. */
     return status_ok(st) ? make_choices(s, n * fields->n, err) : st;
 }
 
 static status start(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
 {
     const service *serving = call_service(c);
-    /* Known even when the request is refused: the answer says whose it is. */
+    /* Set before the request can be refused: a refusal names model and id, too. */
     s->facts = (kserve_facts){0};
     snprintf(s->model, sizeof s->model, "%s", serving->o.model.names[0]);
     RETURN_IF_ERROR(kserve_facts_of(serving, m, &s->facts, err));
@@ -90,7 +90,8 @@ static status start(rpc_call *c, const Inference__ModelInferRequest *m, infer *s
 
 /* ---- responses ------------------------------------------------------------------------------- */
 
-/* The whole of the request, or on a stream that sends each token, the last one. */
+/* Builds a response of n choices: all of the request, or one new token of a stream that sends each
+ * token. */
 static bool build(infer *s, const kserve_choice *choices, uint32_t n, bool is_stream, strbuf *text)
 {
     bool last = generation_ended(s->generation);
@@ -108,7 +109,7 @@ static void fail_request(infer *s, status_code code, const char *text)
     s->failed = error_set(&s->failure, code, "%s", text).code;
 }
 
-/* Takes the next output. False when there is none. */
+/* Takes the next output into its choice. False when there is none. */
 static bool take(infer *s, bool each_token)
 {
     generation_output o;
@@ -191,7 +192,7 @@ void kserve_stream_half_closed(rpc_call *c)
     call_fail(c, error_set(&err, STATUS_NO_MEMORY, "octavo-report: out of memory"), &err);
 }
 
-/* The request is answered; the stream goes on. */
+/* Ends a request that has been answered, and asks for the stream's next one. */
 static void next_request(rpc_call *c, infer *s)
 {
     end_request(s);
@@ -210,7 +211,7 @@ static void send_failure(rpc_call *c, infer *s)
     next_request(c, s);
 }
 
-/* False when there was nothing to send. */
+/* Sends the next response of a stream. False when there is nothing to send. */
 static bool send_next(rpc_call *c, infer *s)
 {
     bool each_token = s->facts.stream, due = false;

@@ -1,4 +1,4 @@
-/* KServe's tensors and parameters into requests. */
+/* Converts KServe's tensors and parameters into engine requests. */
 #include "rpc/services/kserve.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ status kserve_check_model(const service *s, ProtobufCBinaryData name, ProtobufCB
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-/* [n], [1, n] and [n, 1] are n elements. */
+/* Counts a tensor's elements: the shapes [n], [1, n] and [n, 1] have n. */
 static status count_elements(const input_tensor *t, const kserve_tensor *row, uint32_t *out,
                              error *err)
 {
@@ -47,7 +47,7 @@ static status count_elements(const input_tensor *t, const kserve_tensor *row, ui
     return STATUS_IS_OK;
 }
 
-/* Where a name stands in a table, or -1. */
+/* The index of a name in a table, or -1. */
 static int find(const kserve_tensor *rows, int n, ProtobufCBinaryData name)
 {
     int i = 0;
@@ -101,7 +101,7 @@ static status check_outputs(const Inference__ModelInferRequest *m, kserve_facts 
 
 /* ---- contents -------------------------------------------------------------------------------- */
 
-/* Element `at` of n with length prefixes; the whole must be exactly n elements. */
+/* Finds element `at` of n elements with length prefixes. False unless raw holds exactly n. */
 static bool raw_element(ProtobufCBinaryData raw, uint32_t n, uint32_t at, ProtobufCBinaryData *out)
 {
     size_t from = 0;
@@ -172,10 +172,10 @@ status kserve_facts_of(const service *s, const Inference__ModelInferRequest *m, 
 
 /* ---- request fields -------------------------------------------------------------------------- */
 
-/* More than there are fields. */
+/* The most parameters of a request; more than there are fields. */
 enum { PARAMETERS_MAX = 64 };
 
-/* Of one that has_value. NULL: memory is out. */
+/* The value of a parameter for which has_value is true. NULL: memory is out. */
 static json_t *value_of(const Inference__InferParameter *p)
 {
     switch (p->parameter_choice_case) {
@@ -206,7 +206,8 @@ static bool has_value(const Inference__InferParameter *p)
     return p->parameter_choice_case != INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE__NOT_SET;
 }
 
-/* A parameter as a member of the object that the engine's parser reads; NULL in *out: none. */
+/* Converts a parameter into a value that the engine's parser reads; *out is NULL for a parameter
+ * that is skipped. */
 static status read_parameter(const char *key, const Inference__InferParameter *p, json_t **out,
                              error *err)
 {
@@ -214,7 +215,7 @@ static status read_parameter(const char *key, const Inference__InferParameter *p
     bool text =
         p && p->parameter_choice_case == INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_STRING_PARAM;
     *out = NULL;
-    /* Says how streams end; ours always tell. */
+    /* Triton's switch for a mark on the last response, which octavo always sends. */
     if (strcmp(key, "triton_enable_empty_final_response") == 0) return STATUS_IS_OK;
     if (strcmp(key, "retention") == 0 && text)
         return field_json(retention, p->string_param, JSON_OBJECT, out, err);
@@ -264,7 +265,7 @@ static status read_sampling(const Inference__ModelInferRequest *m, const kserve_
     return st;
 }
 
-/* What this contract has no tensor for is refused, not forgotten. */
+/* Refuses fields whose results no tensor of KServe can carry. */
 static status check_fields(const engine_request *r, error *err)
 {
     if (r->prompt || r->messages || r->prompt_token_ids || r->tools)

@@ -1,11 +1,11 @@
-/* Choices into KServe's tensors, as raw contents. */
+/* Writes choices into KServe's tensors, as raw contents. */
 #include "rpc/services/kserve.h"
 
 const kserve_tensor kserve_outputs[KSERVE_OUTPUTS] = {
     [KSERVE_TEXT_OUTPUT] = {"text_output", "BYTES", -1},
     [KSERVE_FINISH_REASON] = {"finish_reason", "BYTES", -1},
     [KSERVE_INDEX] = {"index", "INT32", -1},
-    /* Of all choices, one after the other; completion_tokens says how many are whose. */
+    /* The ids of all choices in order; completion_tokens says how many belong to each choice. */
     [KSERVE_OUTPUT_IDS] = {"output_ids", "INT32", -1},
     [KSERVE_COMPLETION_TOKENS] = {"completion_tokens", "INT32", -1},
     [KSERVE_PROMPT_TOKENS] = {"prompt_tokens", "INT32", -1},
@@ -102,7 +102,7 @@ bool kserve_response_fill(kserve_response *r, const kserve_choice *choices, uint
     }
     size_t n_outputs = r->message.n_outputs;
     from[n_outputs] = r->bytes.size;
-    /* Only now: the bytes may have moved while they grew. */
+    /* Set after all bytes are written, since they may move while they grow. */
     for (size_t i = 0; i < n_outputs; i++)
         r->raw[i] = call_bytes(r->bytes.data + from[i], from[i + 1] - from[i]);
     r->message.outputs = r->tensor_list;

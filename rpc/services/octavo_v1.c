@@ -1,9 +1,10 @@
-/* octavo.v1.Inference: its methods, and those of them that answer at once. */
+/* octavo.v1.Inference: the table of methods, and the methods that answer at once. */
 #include "rpc/services/octavo_v1.h"
 
 #include "rpc/services/subscription.h"
 
-/* Both run on the thread that serves every stream: what would hold it up is for HTTP. */
+/* Limits of Tokenize and Detokenize, which run on the thread that serves every stream. HTTP takes
+ * larger ones. */
 enum { TOKENIZE_BYTES_MAX = 256 << 10, DETOKENIZE_IDS_MAX = 256 << 10 };
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
@@ -53,7 +54,7 @@ static void detokenize(rpc_call *c, const ProtobufCMessage *message)
     strbuf_destroy(&text);
 }
 
-/* ---- what is asked --------------------------------------------------------------------------- */
+/* ---- information ----------------------------------------------------------------------------- */
 
 static void model_info(rpc_call *c, const ProtobufCMessage *message)
 {
@@ -116,7 +117,7 @@ static void loads(rpc_call *c, const ProtobufCMessage *message)
     call_reply(c, &reply.base);
 }
 
-/* ---- what is done ---------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static void abort_requests(rpc_call *c, const ProtobufCMessage *message)
 {

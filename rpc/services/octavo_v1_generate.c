@@ -1,11 +1,11 @@
-/* octavo.v1's Generate: a message for each token. */
+/* octavo.v1's Generate, which sends a message for each token. */
 #include "rpc/services/octavo_v1.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* Tokens of a prompt that travel in one message: with twenty alternatives each, about 100 kB.
- * Without logprobs a prompt is as small as it was in the request. */
+/* Prompt tokens in one message: with logprobs and twenty alternatives each, about 100 kB. Without
+ * logprobs a prompt is sent in one piece: it is as small as it was in the request. */
 enum { PROMPT_PIECE = 256 };
 
 typedef struct generate {
@@ -13,8 +13,8 @@ typedef struct generate {
     bool logprobs;
     bool over;          // call_finish or call_fail was called
     bool has_output;    // `output` waits for the prompt's last piece
-    bool prompt_sent;   // all of it
-    uint32_t prompt_at; // tokens of the prompt that have gone out
+    bool prompt_sent;   // the whole prompt has been sent
+    uint32_t prompt_at; // tokens of the prompt that have been sent
     generation_output output;
     strbuf report;
 } generate;
@@ -144,8 +144,7 @@ bool octavo_v1_prompt_of(const tokenizer *t, const engine_prompt *prompt, uint32
     return true;
 }
 
-/* Sends the output in hand, with the next piece of the prompt as long as there is one; the output
- * itself goes with the last piece. */
+/* Sends the next piece of the prompt. The last piece goes out together with `output`. */
 static void send_with_prompt(rpc_call *c, generate *s, octavo_v1_response *response)
 {
     engine_prompt prompt = generation_prompt(s->generation, s->output.request);

@@ -1,9 +1,9 @@
-/* octavo.v1's messages into requests. */
+/* Converts octavo.v1's messages into engine requests. */
 #include "rpc/services/octavo_v1.h"
 
 /* ---- sampling -------------------------------------------------------------------------------- */
 
-/* Fields that are not set keep the model's defaults. */
+/* Reads sampling fields; a field that is not set keeps the model's default. */
 static status read_sampling(const Octavo__V1__SamplingParams *m, engine_request *r, error *err)
 {
 #define FLOAT(field)                                                                               \
@@ -52,10 +52,11 @@ static status read_bias(const Octavo__V1__SamplingParams *m, engine_request *r, 
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Two bytes on the wire are a message, and a message is hundreds in memory. */
+/* The most messages of a chat: a message can be two bytes on the wire and takes hundreds in
+ * memory. */
 enum { MESSAGES_MAX = 16384 };
 
-/* Sets message[key] to a text; "" where it may be left out leaves it out. */
+/* Sets message[key] to a text; leaves it out when it is optional and "". */
 static status set_text(json_t *message, size_t i, const char *key, ProtobufCBinaryData text,
                        bool optional, error *err)
 {
@@ -86,7 +87,7 @@ static status fill_message(const Octavo__V1__ChatMessage *m, size_t i, json_t *o
     return set_tool_calls(out, i, m->tool_calls_json, err);
 }
 
-/* Any number of messages may bring JSON: its bytes are limited together. */
+/* Limits the number of messages and the JSON bytes of all messages together. */
 static status check_chat_size(const Octavo__V1__Chat *m, error *err)
 {
     if (m->n_messages > MESSAGES_MAX)

@@ -50,7 +50,7 @@ void reports_json(const reports *r, size_t max_bytes, strbuf *out)
     strbuf_putc(out, '[');
     for (uint32_t i = 0; i < r->n; i++) {
         if (i) strbuf_putc(out, ',');
-        /* What follows needs its place too. */
+        /* Leaves room for the shortest form of all following reports. */
         size_t taken = out->size - start + (size_t)(r->n - i - 1) * LEAST + 1;
         add(&r->list[i], taken < max_bytes ? max_bytes - taken : 0, out);
     }

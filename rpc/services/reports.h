@@ -1,11 +1,12 @@
-/* The retention reports of a call's choices, for contracts that have no field for them: trailing
- * metadata octavo-report, a JSON array in the order of the choices (private to rpc/services). */
+/* Retention reports of a call's choices, for services whose messages have no field for them. They
+ * go out as the trailing metadata octavo-report, a JSON array in the order of the choices (private
+ * to rpc/services). */
 #ifndef RPC_SERVICES_REPORTS_H
 #define RPC_SERVICES_REPORTS_H
 
 #include "rpc/grpc/grpc.h"
 
-/* Clients refuse calls whose metadata are larger than 8 KiB, unless they are told otherwise. */
+/* By default gRPC clients refuse calls whose metadata are larger than 8 KiB. */
 enum { REPORTS_BYTES_MAX = 6144 };
 
 typedef struct reports {
@@ -16,13 +17,13 @@ typedef struct reports {
 /* False when memory is out. */
 bool reports_init(reports *r, uint32_t n);
 void reports_destroy(reports *r);
-/* Keeps a copy; NULL is none. False when memory is out. */
+/* Keeps a copy of a choice's report, unless it is NULL. False when memory is out. */
 bool reports_keep(reports *r, uint32_t index, const retention_report *report);
-/* Appends the array. What does not fit into max_bytes is left out, first lists of positions
+/* Appends the array in at most max_bytes: first lists of kept positions are left out
  * ("kept": null), then whole reports (null). */
 void reports_json(const reports *r, size_t max_bytes, strbuf *out);
-/* Adds the trailer, unless no choice had a report. False when memory is out: the call must not end
- * as if nothing were missing. */
+/* Adds the trailer, unless no choice has a report. False when memory is out: the call must then
+ * fail, so that the client does not miss the reports unknowingly. */
 bool reports_send(rpc_call *c, const reports *r);
 
 #endif

@@ -1,4 +1,4 @@
-/* VllmEngine as its files see it (private to rpc/services).
+/* VllmEngine: declarations shared by its files (private to rpc/services).
  *
  * vllm_engine.c: the methods   vllm_request.c: requests in   vllm_generate.c: Generate
  * vllm_tokenizer.c: GetTokenizer */
@@ -16,23 +16,22 @@ void vllm_tokenizer(rpc_call *c, const ProtobufCMessage *m);
 void vllm_tokenizer_writable(rpc_call *c);
 void vllm_tokenizer_ended(rpc_call *c);
 
-/* What a choice has said so far: a response that is complete repeats all of it. Arrays as bytes. */
+/* The tokens of a choice so far, which its complete response repeats. Arrays are kept as bytes. */
 typedef struct vllm_choice {
     strbuf ids; // u32 [n]
     uint32_t n;
     bool started; // its first chunk has gone out
-    /* When logprobs were asked for and go out at the end. */
+    /* Empty unless logprobs were asked for and are sent in the complete response. */
     strbuf logprobs;              // f32 [n]
     strbuf n_tops;                // u32 [n]
     strbuf top_ids, top_logprobs; // u32, f32 [sum of n_tops]
 } vllm_choice;
 
-/* Takes a token. False when memory is out. */
+/* Appends a token. False when memory is out. */
 bool vllm_choice_take(vllm_choice *choice, const step_sample *sample, bool logprobs);
 void vllm_choice_destroy(vllm_choice *choice);
 
-/* Messages; what they point to lies in `memory` or in what they are made of. NULL: memory is out.
- */
+/* Make messages, which point into `memory` and into choice or prompt. NULL: memory is out. */
 Vllm__Grpc__Engine__OutputLogProbs *vllm_choice_logprobs(const vllm_choice *choice, arena *memory);
 Vllm__Grpc__Engine__InputLogProbs *vllm_prompt_logprobs(const engine_prompt *prompt, arena *memory);
 

@@ -1,4 +1,4 @@
-/* vllm.grpc.engine.VllmEngine: its methods, and those of them that answer at once. */
+/* vllm.grpc.engine.VllmEngine: the table of methods, and the methods that answer at once. */
 #include "rpc/services/subscription.h"
 #include "rpc/services/vllm.h"
 
@@ -6,8 +6,8 @@
 
 /* ---- model and server ------------------------------------------------------------------------ */
 
-/* config.json's model_type, which nothing else here needs; "" where there is none. False when
- * memory is out. */
+/* Reads model_type from config.json, which only this service needs; "" where there is none. False
+ * when memory is out. */
 static bool read_model_type(const char *dir, char *out, size_t size)
 {
     char path[4096];
@@ -133,7 +133,7 @@ static void get_loads(rpc_call *c, const ProtobufCMessage *message)
     m.timestamp = field_of(timestamp);
     m.version = field_of(s->o.version);
     m.dp_rank_count = 1;
-    /* There is rank 0 only. */
+    /* octavo has no data-parallel ranks but rank 0. */
     m.n_loads = !wanted->dp_rank_opt_case || wanted->dp_rank == 0;
     m.loads = &loads;
     call_reply(c, &m.base);

@@ -1,5 +1,5 @@
-/* VllmEngine's Generate: a chunk for each token when streaming, and what is complete for each
- * choice. */
+/* VllmEngine's Generate, which sends a chunk for each token when streaming, and a complete response
+ * for each choice. */
 #include "rpc/services/reports.h"
 #include "rpc/services/vllm.h"
 
@@ -9,8 +9,8 @@ typedef struct generate {
     generation *generation;
     bool stream, logprobs, prompt_logprobs;
     bool over;       // call_finish or call_fail was called
-    bool has_output; // `output` is in hand
-    bool chunk_due;  // … and has still to go out as a chunk
+    bool has_output; // `output` has been read and not been sent
+    bool chunk_due;  // `output` must be sent as a chunk
     generation_output output;
     uint32_t n;
     vllm_choice *choices; // [n]
@@ -37,7 +37,7 @@ static void fail(rpc_call *c, generate *s, status_code code, const char *text)
     call_fail(c, st, &err);
 }
 
-/* The logprobs of the one token of a chunk. */
+/* The logprobs of a chunk's token. */
 typedef struct chunk_logprobs {
     Vllm__Grpc__Engine__OutputLogProbs message;
     Vllm__Grpc__Engine__TopLogProbs top;
@@ -72,7 +72,7 @@ static void send(rpc_call *c, Vllm__Grpc__Engine__GenerateStreamChunk *chunk,
     call_send(c, &m.base);
 }
 
-/* False when memory is out. */
+/* Sends `output` as a chunk. False when memory is out. */
 static bool send_chunk(rpc_call *c, generate *s, arena *memory)
 {
     engine_output *o = &s->output.out;
@@ -114,7 +114,7 @@ static void fill_end(const engine_output *o, Vllm__Grpc__Engine__GenerateComplet
     }
 }
 
-/* False when memory is out. */
+/* Sends the complete response of `output`'s choice. False when memory is out. */
 static bool send_complete(rpc_call *c, generate *s, arena *memory)
 {
     const vllm_choice *choice = &s->choices[s->output.index];
@@ -138,7 +138,7 @@ static bool send_complete(rpc_call *c, generate *s, arena *memory)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* False when there is nothing to read. */
+/* Reads the next output. False when there is none. */
 static bool next_output(rpc_call *c, generate *s)
 {
     if (!generation_read(s->generation, &s->output)) return false;
@@ -154,7 +154,8 @@ static bool next_output(rpc_call *c, generate *s)
     return true;
 }
 
-/* Sends what is due of the output in hand: its chunk, then, at the end of its choice, the whole. */
+/* Sends the next message for `output`: its chunk, then, if its choice has ended, the complete
+ * response. */
 static void send_output(rpc_call *c, generate *s)
 {
     bool ends = s->output.out.finish != ENGINE_FINISH_NONE, ok = true;
@@ -222,7 +223,7 @@ void vllm_generate(rpc_call *c, const ProtobufCMessage *message)
                   : error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
     if (status_ok(st)) {
         call_set_state(c, s);
-        /* Routers wait for this before they send the next request. */
+        /* Routers wait for the initial metadata before they send the next request. */
         call_accept(c);
         return;
     }

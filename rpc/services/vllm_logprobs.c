@@ -1,4 +1,4 @@
-/* Logprobs as VllmEngine has them: lists side by side. */
+/* Logprobs in VllmEngine's form: parallel lists. */
 #include "rpc/services/vllm.h"
 
 bool vllm_choice_take(vllm_choice *choice, const step_sample *sample, bool logprobs)
@@ -24,7 +24,7 @@ void vllm_choice_destroy(vllm_choice *choice)
     strbuf_destroy(&choice->top_logprobs);
 }
 
-/* n lists, of which the i-th is yet to be filled. NULL: memory is out. */
+/* Makes n empty messages, which the caller fills. NULL: memory is out. */
 static Vllm__Grpc__Engine__TopLogProbs **make_tops(uint32_t n, arena *memory)
 {
     Vllm__Grpc__Engine__TopLogProbs *tops = arena_alloc_array(memory, n, sizeof *tops);
@@ -78,7 +78,7 @@ Vllm__Grpc__Engine__InputLogProbs *vllm_prompt_logprobs(const engine_prompt *pro
         values[i] =
             (Vllm__Grpc__Engine__InputTokenLogProb)VLLM__GRPC__ENGINE__INPUT_TOKEN_LOG_PROB__INIT;
         list[i] = &values[i];
-        if (prompt->ranks[i] == 0) continue; // the first one
+        if (prompt->ranks[i] == 0) continue; // the first token has no logprob
         values[i].value_opt_case = VLLM__GRPC__ENGINE__INPUT_TOKEN_LOG_PROB__VALUE_OPT_VALUE;
         values[i].value = prompt->logprobs[i];
         size_t from = (size_t)i * prompt->n_top;

@@ -1,4 +1,4 @@
-/* VllmEngine's messages into requests. */
+/* Converts VllmEngine's messages into engine requests. */
 #include "rpc/services/vllm.h"
 
 static status unsupported(const char *name, error *err)
@@ -6,7 +6,7 @@ static status unsupported(const char *name, error *err)
     return error_set(err, STATUS_UNSUPPORTED, "%s: not supported", name);
 }
 
-/* ---- what is refused by name ----------------------------------------------------------------- */
+/* ---- fields refused by name ------------------------------------------------------------------ */
 
 static status refuse_constraint(const Vllm__Grpc__Engine__SamplingParams *m, error *err)
 {
@@ -50,7 +50,7 @@ static status refuse_unsupported(const Vllm__Grpc__Engine__GenerateRequest *m, e
 static status read_numbers(const Vllm__Grpc__Engine__SamplingParams *m, engine_request *r,
                            error *err)
 {
-    /* A zero that can be no value means the default; elsewhere it is the value 0. */
+    /* Where 0 is not a valid value it means the default; elsewhere it is the value 0. */
 #define FLOAT(field, given)                                                                        \
     if (given) RETURN_IF_ERROR(field_float("sampling_params." #field, m->field, &r->field, err))
     FLOAT(temperature, m->temperature_opt_case);

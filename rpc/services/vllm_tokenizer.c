@@ -1,5 +1,4 @@
-/* VllmEngine's GetTokenizer: the tokenizer's files as a zip, read piece by piece while it is sent.
- */
+/* VllmEngine's GetTokenizer: sends the tokenizer's files as a zip, read piece by piece. */
 #include "base/sha256.h"
 #include "rpc/services/vllm.h"
 #include "rpc/services/zip.h"
@@ -8,10 +7,10 @@
 #include <stdlib.h>
 
 enum { PIECE_BYTES = 256 << 10 };
-/* Together below what a zip of this kind can hold. */
+/* The most bytes of all files together, below the 4 GiB that the zip can hold. */
 static const uint64_t ZIP_BYTES_MAX = 1ull << 30;
 
-/* What a reader of a model folder needs to encode and to render; those that are there are sent. */
+/* Files of a model folder that tokenizing and chat templates need. Files that exist are sent. */
 static const char *const files[] = {
     "tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja",   "generation_config.json",
@@ -21,7 +20,7 @@ enum { N_FILES = sizeof files / sizeof files[0] };
 
 typedef struct transfer {
     size_t next; // the file to open next
-    FILE *file;  // the one that is being read
+    FILE *file;  // the file being read
     zip zip;
     sha256 hash;
     strbuf piece;
@@ -36,7 +35,7 @@ static void fail(rpc_call *c, transfer *t, status_code code, const char *text)
     call_fail(c, st, &err);
 }
 
-/* Opens the next file that is there; false when none is left. */
+/* Opens the next file that exists. False when none is left. */
 static bool open_next(const char *dir, transfer *t)
 {
     char path[4096];
@@ -49,7 +48,7 @@ static bool open_next(const char *dir, transfer *t)
     return t->file != NULL;
 }
 
-/* Appends what the open file still has, up to a piece. False when it cannot be read. */
+/* Appends more of the open file, up to the size of a piece. False when it cannot be read. */
 static bool read_on(transfer *t)
 {
     char buffer[16 << 10];

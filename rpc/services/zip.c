@@ -34,7 +34,7 @@ static uint32_t crc_add(uint32_t crc, const uint8_t *data, size_t n)
     return ~crc;
 }
 
-/* What local and central headers have in common. */
+/* Writes the fields that local and central headers share. */
 static void put_common(const zip_file *f, strbuf *out)
 {
     put16(out, VERSION);

@@ -1,5 +1,5 @@
-/* A zip written front to back: files stored as they are, their sizes and checksums behind them
- * (private to rpc/services). */
+/* Writes a zip from front to back: files are stored without compression, and followed by their
+ * sizes and checksums (private to rpc/services). */
 #ifndef RPC_SERVICES_ZIP_H
 #define RPC_SERVICES_ZIP_H
 
@@ -9,7 +9,7 @@ enum { ZIP_FILES_MAX = 16, ZIP_NAME_BYTES_MAX = 63 };
 
 typedef struct zip_file {
     char name[ZIP_NAME_BYTES_MAX + 1];
-    uint32_t crc, bytes, offset; // of its header in the zip
+    uint32_t crc, bytes, offset; // offset: of its header in the zip
 } zip_file;
 
 typedef struct zip {
@@ -18,8 +18,9 @@ typedef struct zip {
     uint64_t bytes; // written so far
 } zip;
 
-/* Each appends to out. A file: begin, any number of adds, end. Then one finish. Names are at most
- * ZIP_NAME_BYTES_MAX bytes, files at most ZIP_FILES_MAX, all together less than 4 GiB. */
+/* Each call appends to out. A file is one begin, any number of adds, and one end; zip_finish comes
+ * after all files. Names have at most ZIP_NAME_BYTES_MAX bytes, there are at most ZIP_FILES_MAX
+ * files, and the zip is smaller than 4 GiB. */
 void zip_begin(zip *z, const char *name, strbuf *out);
 void zip_add(zip *z, const void *data, size_t n, strbuf *out);
 void zip_end(zip *z, strbuf *out);
