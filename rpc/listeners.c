@@ -1,4 +1,5 @@
-/* A list of callbacks. They are called under its lock, so that a removed one is not called again. */
+/* A list of callbacks. They are called under its lock, so that a removed one is not called
+ * again. */
 #include "rpc/service.h"
 
 void listeners_init(listener_list *list)

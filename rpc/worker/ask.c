@@ -1,4 +1,4 @@
-/* Channels to workers, and calls whose answers are waited for. */
+/* Channels to workers, and calls that block until the answer. */
 #include "rpc/worker/group.h"
 
 #include "rpc/worker/codes.h"
@@ -6,7 +6,7 @@
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc_security.h>
 #if __has_include(<grpc/credentials.h>)
-#include <grpc/credentials.h> // newer gRPC: grpc_security.h includes it no more
+#include <grpc/credentials.h> // newer gRPC: grpc_security.h no longer includes it
 #endif
 #include <grpc/support/time.h>
 #include <stdlib.h>
@@ -85,7 +85,8 @@ status link_connect(worker_link *l, error *err)
     grpc_channel_credentials *credentials;
     RETURN_IF_ERROR(make_credentials(&l->group->o.tls, &credentials, err));
     grpc_arg args[] = {
-        /* A connection of its own: what another one has waited for must not be waited for here. */
+        /* Each link has its own connection, so that it does not inherit another link's reconnect
+         * backoff. */
         int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
         int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_MS),
@@ -101,8 +102,8 @@ status link_connect(worker_link *l, error *err)
     return STATUS_IS_OK;
 }
 
-/* gRPC before 1.52 keeps a connection for ever whose channel went while it was made (its #32071).
- * An attempt ends by itself when the worker has been silent for too long (link_connect). */
+/* Waits until a connection attempt has ended: gRPC before 1.52 keeps a connection for ever if its
+ * channel is destroyed during the attempt (gRPC #32071). link_connect limits the attempt's time. */
 static void await_attempt(worker_link *l)
 {
     gpr_timespec until = time_at(clock_now_us() + group_silence_us(l->group));
@@ -130,7 +131,7 @@ void link_disconnect(worker_link *l)
 
 /* ---- a call ---------------------------------------------------------------------------------- */
 
-/* False: the session has failed meanwhile. */
+/* Makes the call and registers it as `asking`. False: the session has failed. */
 static bool enter(worker_link *l, unary_call *x, const question *q)
 {
     worker_group *g = l->group;
@@ -216,7 +217,8 @@ static status read_answer(unary_call *x, const question *q, answer *out, error *
     return s;
 }
 
-/* Why a call failed, which the peer or gRPC may have said, or we have. */
+/* The error of a failed call: the reason for which the rank was lost or the session failed, or else
+ * the text of the peer or of gRPC. */
 static status judge(worker_link *l, const unary_call *x, const question *q, error *err)
 {
     worker_group *g = l->group;

@@ -1,5 +1,5 @@
-/* Our status codes as gRPC's between coordinator and workers, one to one, so that what a worker
- * says comes out as it went in (private to rpc/worker). */
+/* Maps status codes to gRPC's between coordinator and workers, one to one, so that a worker's code
+ * arrives unchanged (private to rpc/worker). */
 #ifndef RPC_WORKER_CODES_H
 #define RPC_WORKER_CODES_H
 
@@ -8,8 +8,8 @@
 #include <grpc/status.h>
 
 grpc_status_code code_to_wire(status_code code);
-/* What is no code of ours is STATUS_UNAVAILABLE when it says that a connection is gone or a
- * deadline over, else STATUS_INTERNAL. */
+/* A gRPC code that stands for no status code becomes STATUS_UNAVAILABLE if the call was cancelled
+ * or its deadline passed, otherwise STATUS_INTERNAL. */
 status_code code_from_wire(grpc_status_code code);
 
 #endif

@@ -33,7 +33,7 @@ static const column seq_columns[] = {
     MEASURE(sinks, COLUMN_U32, UINT32_MAX),
     MEASURE(window, COLUMN_U32, UINT32_MAX),
     MEASURE(chunk, COLUMN_U32, UINT32_MAX),
-    MEASURE(bias, COLUMN_U32, UINT32_MAX), /* the bits of a float, and so is the next */
+    MEASURE(bias, COLUMN_U32, UINT32_MAX), /* bias, theta: the bits of a float */
     MEASURE(theta, COLUMN_U32, UINT32_MAX),
 };
 

@@ -1,4 +1,4 @@
-/* What ranks are made of, on its way to them; what they say of themselves, on its way back. */
+/* Packs and unpacks the configuration that ranks are sent, and the facts that they send back. */
 #include "rpc/worker/codec.h"
 
 #include <stddef.h>
@@ -233,7 +233,7 @@ status join_unpack(const join_message *m, uint32_t size, arena *a, worker_addres
     return STATUS_IS_OK;
 }
 
-/* ---- what a loaded rank says of itself ------------------------------------------------------- */
+/* ---- facts of a loaded rank ------------------------------------------------------------------ */
 
 status load_pack(const backend_info *info, const worker_facts *facts, arena *a, load_message *m)
 {

@@ -1,4 +1,4 @@
-/* The ranks of a coordinator: how they are made, and how they fail together. */
+/* Makes the ranks of a coordinator's group, and fails them together. */
 #include "rpc/worker/group.h"
 
 #include <grpc/support/time.h>
@@ -12,11 +12,12 @@ enum {
     PATIENCE_US = 5000000,
     SILENCES_MAX = 4,
     RETRY_US = 50000,
-    /* Of what reads headers and files; the heartbeat notices who is gone meanwhile. */
+    /* Time for a worker to read the weights' headers and the config; heartbeats notice a worker
+     * that is gone meanwhile. */
     CONFIGURE_US = 60000000,
     JOIN_US = 60000000,
 };
-#define LOAD_US INT64_C(14400000000) /* 4 hours: the weights of the largest from a slow store */
+#define LOAD_US INT64_C(14400000000) /* 4 hours: the largest models from a slow store */
 
 int64_t group_silence_us(const worker_group *g)
 {
@@ -64,7 +65,8 @@ void group_fail(worker_group *g, uint32_t rank)
 
 /* ---- a session, step by step ----------------------------------------------------------------- */
 
-/* With the lock held. Of the last session nothing is left: its backends have been destroyed. */
+/* Begins a session. Nothing is left of the last one: its backends have been destroyed. Call it with
+ * the lock held. */
 static void begin_session(worker_group *g)
 {
     do {
@@ -96,7 +98,7 @@ static void arrive(worker_link *l)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* False when the session has failed meanwhile. */
+/* Waits RETRY_US. False when the session has failed meanwhile. */
 static bool wait_a_little(worker_group *g)
 {
     int64_t us = clock_now_us() + RETRY_US;
@@ -108,7 +110,7 @@ static bool wait_a_little(worker_group *g)
     return go_on;
 }
 
-/* No process listens at that address. */
+/* True when the error says that no process listens at the address. */
 static bool is_absent(const error *err)
 {
     static const char *const words[] = {"refused", "No such file", "not known"};
@@ -117,8 +119,8 @@ static bool is_absent(const error *err)
     return false;
 }
 
-/* gRPC does not say that a connection broke because of certificates: a server that is not content
- * with one just closes. */
+/* Adds a likely reason to an error: gRPC does not say that a connection broke because of
+ * certificates, since a server that refuses one just closes. */
 static void explain(const worker_link *l, error *err)
 {
     if (is_absent(err) || strstr(err->text, "no answer")) return;
@@ -129,11 +131,12 @@ static void explain(const worker_link *l, error *err)
                  : " (it may want a certificate)");
 }
 
-/* Call it with the lock held. True once the worker has been silent for too long to wait on. */
+/* True when the worker has been silent for so long that its process must be stuck. Call it with the
+ * lock held. */
 static bool is_stuck(worker_link *l, status s, const error *err)
 {
     int64_t now = clock_now_us(), most = SILENCES_MAX * group_silence_us(l->group);
-    if (s.code == STATUS_IO) return false; /* it was not waited for */
+    if (s.code == STATUS_IO) return false; /* the session failed before the worker could answer */
     if (s.code != STATUS_UNAVAILABLE || is_absent(err)) l->unheard_since_us = 0;
     else if (l->unheard_since_us == 0) l->unheard_since_us = now;
     if (l->unheard_since_us == 0 || now - l->unheard_since_us < most) return false;
@@ -141,7 +144,8 @@ static bool is_stuck(worker_link *l, status s, const error *err)
     return true;
 }
 
-/* Whether it is there at all is known soon, whatever Configure may take. */
+/* Calls Health first, so that a worker that does not answer is known soon, however long Configure
+ * may take. */
 static status greet(worker_link *l, error *err)
 {
     Octavo__Worker__V1__HealthRequest request = OCTAVO__WORKER__V1__HEALTH_REQUEST__INIT;
@@ -154,7 +158,7 @@ static status greet(worker_link *l, error *err)
     worker_group *g = l->group;
     if (status_ok(s)) arena_destroy(&a.memory);
     pthread_mutex_lock(&g->lock);
-    if (s.code != STATUS_IO) l->up = status_ok(s); // else it was not waited for
+    if (s.code != STATUS_IO) l->up = status_ok(s); // else the session failed before it answered
     bool stuck = is_stuck(l, s, err);
     pthread_mutex_unlock(&g->lock);
     if (stuck && g->o.on_silent) g->o.on_silent(g->o.on_silent_ctx, l->rank);
@@ -187,8 +191,7 @@ static status put_address(worker_link *l, const answer *a, error *err)
     return STATUS_IS_OK;
 }
 
-/* Again and again while the worker is another coordinator's, or still frees what the last one had.
- */
+/* Repeats a call while the worker serves another coordinator or still frees its last session. */
 static status ask_until_free(worker_link *l, const question *q, answer *a, error *err)
 {
     worker_group *g = l->group;
@@ -208,8 +211,8 @@ static void set_configured(worker_link *l)
     pthread_mutex_unlock(&l->group->lock);
 }
 
-/* Heartbeats begin before it: a worker that falls silent meanwhile is noticed, and one that reads
- * for long knows that it is waited for. */
+/* Calls Configure. Heartbeats begin before it: they notice a worker that falls silent meanwhile,
+ * and tell a worker that reads for a long time that the coordinator still waits. */
 static status configure(worker_link *l, error *err)
 {
     configure_message m;
@@ -235,7 +238,8 @@ static status configure(worker_link *l, error *err)
     return s;
 }
 
-/* Another rank may not even come to be made. */
+/* Waits for the addresses of all ranks. Checks `ranks` too, since another rank may fail before it
+ * calls worker_proxy_make. */
 static status await_addresses(worker_group *g, comm *ranks, error *err)
 {
     pthread_mutex_lock(&g->lock);
@@ -302,8 +306,8 @@ static status make(worker_link *l, comm *ranks, error *err)
     return stream_open(l, err);
 }
 
-/* A rank that only lost its peers: the one that did wrong, or is silent, is given the time to be
- * known as the cause. */
+/* Called for a rank that failed because it lost its peers: waits until the rank that caused it has
+ * failed or was found silent, so that the session's error names that rank. */
 static void await_culprit(worker_group *g)
 {
     int64_t us = clock_now_us() + group_silence_us(g);

@@ -1,5 +1,5 @@
-/* Health of all ranks, four times a second each. A rank whose last answer is too old, or that says
- * that it is no longer ours, is lost: everything that waits for the session ends. */
+/* Heartbeats: calls Health of each rank four times a second. A rank is lost when its last answer is
+ * too old, or says that the worker no longer has the session. Then the whole session fails. */
 #include "rpc/worker/group.h"
 
 #include <grpc/support/time.h>
@@ -8,7 +8,8 @@
 
 enum { PERIOD_US = 250000, UNPACK_LIMIT = 1 << 16 };
 
-/* With the lock held. Whoever makes the ranks, or has a step that failed, knows already. */
+/* Calls on_loss, unless the ranks are still being made or the session has failed: their errors tell
+ * of the loss then. Call it with the lock held. */
 static void tell_loss(worker_link *l)
 {
     worker_group *g = l->group;
@@ -19,7 +20,7 @@ static void tell_loss(worker_link *l)
     g->on_loss(g->on_loss_ctx, err.text);
 }
 
-/* in_reach: it can be told that the session is over. */
+/* Marks a rank as lost and fails the session. in_reach: the worker can still be told to end it. */
 static void lose(worker_link *l, const char *why, bool in_reach)
 {
     worker_group *g = l->group;
@@ -40,13 +41,14 @@ static void lose(worker_link *l, const char *why, bool in_reach)
 
 /* ---- a beat ---------------------------------------------------------------------------------- */
 
-/* With the lock held: others may cancel it from now on. */
+/* Makes the Health call, which other threads may cancel from now on. Call it with the lock held. */
 static void begin_beat(worker_link *l, int64_t now)
 {
     heartbeat *b = &l->beat;
     worker_group *g = l->group;
     grpc_slice path = grpc_slice_from_static_string("/octavo.worker.v1.Worker/Health");
-    /* Where this thread was kept waiting, it is not the worker that was silent. */
+    /* At least half of the silence is left: if this thread was delayed, the worker was not
+     * silent. */
     int64_t silence = group_silence_us(g), until = l->last_beat_us + silence;
     if (until < now + silence / 2) until = now + silence / 2;
     b->begun_us = now;
@@ -61,10 +63,10 @@ static void send_beat(worker_link *l)
 {
     Octavo__Worker__V1__HealthRequest request = OCTAVO__WORKER__V1__HEALTH_REQUEST__INIT;
     request.session = l->group->session;
-    (void)unary_begin(&l->beat.call, &request.base, l); // it fails by misuse only
+    (void)unary_begin(&l->beat.call, &request.base, l); // only fails when it is misused
 }
 
-/* What an answer says. */
+/* The answer to a heartbeat. */
 typedef struct beat_answer {
     bool ours, waits;
     comm_wait wait;
@@ -106,7 +108,8 @@ static void take_answer(worker_link *l, const beat_answer *a)
     if (cut) lose(l, why, true);
 }
 
-/* The session has ended by our doing, at all workers: none of them is lost for it. */
+/* True when the coordinator has failed the session: it then ends at all workers, and a worker that
+ * no longer has it is not lost. */
 static bool has_failed(worker_group *g)
 {
     pthread_mutex_lock(&g->lock);
@@ -151,7 +154,8 @@ static void end_beat(worker_link *l)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* Begins what is due. Returns when the next one is, and whether answers are awaited. */
+/* Begins the heartbeats that are due. Returns when the next one is due; *flies tells whether
+ * answers are outstanding. */
 static int64_t beat_all(worker_group *g, bool *flies)
 {
     int64_t next = INT64_MAX, now = clock_now_us();
@@ -188,8 +192,8 @@ static bool is_stopping(worker_group *g)
     return stop;
 }
 
-/* The queue is asked only while an answer is awaited: in gRPC a thread that waits at one queue does
- * the reading for others. */
+/* The heartbeats' thread. It waits on its queue only while an answer is outstanding: in gRPC a
+ * thread that waits on one queue also does the reading for others. */
 static void *heart_main(void *arg)
 {
     worker_group *g = arg;

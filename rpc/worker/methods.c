@@ -1,4 +1,5 @@
-/* What a coordinator may ask of a worker, and when (server.h). On the queue's thread. */
+/* The methods that a coordinator calls at a worker, and the checks of their order (server.h). They
+ * run on the queue's thread. */
 #include "rpc/worker/server.h"
 
 #include "rpc/worker/codes.h"
@@ -23,7 +24,8 @@ static void refuse(rpc_call *c, status_code code, const char *text)
 
 /* ---- asking in turn -------------------------------------------------------------------------- */
 
-/* The session is this coordinator's, and is where it must be for what is asked. */
+/* Checks that the call belongs to the worker's session, that no other call is unanswered, and that
+ * the worker is in state `want`. */
 static status check_turn(const worker_server *s, uint64_t session, worker_state want,
                          const char *what, error *err)
 {
@@ -40,14 +42,16 @@ static status check_turn(const worker_server *s, uint64_t session, worker_state 
     return STATUS_IS_OK;
 }
 
-/* With the lock held: the answer of a job has been sent, or is for nobody. */
+/* Forgets the call that waited for a job's answer: it has been answered or has ended. Call it with
+ * the lock held. */
 static void forget_asker(worker_server *s)
 {
     s->asker = NULL;
     pthread_cond_signal(&s->work);
 }
 
-/* Ends of the calls that have a job. A coordinator that does not wait for the answer is gone. */
+/* Called when Configure, Join or Load ends. If its answer has not been sent, the coordinator is
+ * gone. */
 static void asked_ended(rpc_call *c)
 {
     worker_server *s = server_of(c);
@@ -59,7 +63,8 @@ static void asked_ended(rpc_call *c)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* With the lock held. The answer is ready for this call; when the session is over that is it. */
+/* True when the job of this call is done and its answer can be sent. If the session is over,
+ * refuses the call instead. Call it with the lock held. */
 static bool answer_begins(worker_server *s, rpc_call *c)
 {
     if (s->asker != c || s->job != JOB_NONE) return false;
@@ -71,7 +76,7 @@ static bool answer_begins(worker_server *s, rpc_call *c)
 
 /* ---- Configure ------------------------------------------------------------------------------- */
 
-/* With the lock held. */
+/* Begins a session if the worker is idle. Call it with the lock held. */
 static status begin_session(worker_server *s, const configure_message *m, error *err)
 {
     arena memory;
@@ -126,7 +131,7 @@ static void configured(rpc_call *c)
 
 /* ---- Join ------------------------------------------------------------------------------------ */
 
-/* With the lock held. The addresses are the session's from now on. */
+/* Copies the addresses into the session's memory and starts the job. Call it with the lock held. */
 static status take_addresses(worker_server *s, rpc_call *c, const join_message *m, error *err)
 {
     RETURN_IF_ERROR(check_turn(s, m->session, WORKER_CONFIGURED, "Join", err));
@@ -191,7 +196,7 @@ static void loaded(rpc_call *c)
 
 /* ---- Step ------------------------------------------------------------------------------------ */
 
-/* A part of a plan, which the step thread gets once it is complete. */
+/* Takes a part of a plan; starts the job when the plan is complete. */
 static status take_part(worker_server *s, rpc_call *c, const plan_message *m, error *err)
 {
     const part_sizes sizes = {server_part_bytes(s), plan_bytes_max};
@@ -209,7 +214,7 @@ static status take_whole(worker_server *s, rpc_call *c, const plan_message *m, e
     return STATUS_IS_OK;
 }
 
-/* The session, the stream and the step of a plan, or of a part of one. */
+/* Checks the session, the stream and the step of a plan or a part of a plan. */
 static status check_order(const worker_server *s, const rpc_call *c, const plan_message *m,
                           error *err)
 {
@@ -228,7 +233,7 @@ static status check_order(const worker_server *s, const rpc_call *c, const plan_
     return STATUS_IS_OK;
 }
 
-/* With the lock held. */
+/* Takes a plan or a part of a plan. Call it with the lock held. */
 static status take_plan(worker_server *s, rpc_call *c, const plan_message *m, error *err)
 {
     RETURN_IF_ERROR(check_order(s, c, m, err));
@@ -253,7 +258,8 @@ static void step(rpc_call *c, const ProtobufCMessage *m)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* With the lock held. `writable` follows, and with it the next part. */
+/* Sends the next part of the result; when it has gone out, `writable` sends another. Call it with
+ * the lock held. */
 static void send_part(worker_server *s, rpc_call *c)
 {
     result_message m = OCTAVO__WORKER__V1__STEP_RESULT__INIT;
@@ -267,7 +273,7 @@ static void send_part(worker_server *s, rpc_call *c)
     s->result_bytes = NULL;
 }
 
-/* With the lock held. Makes the bytes that are sent in parts. */
+/* Packs a result that is to be sent in parts. Call it with the lock held. */
 static status cut_result(worker_server *s, const result_message *m, size_t n)
 {
     if (n > result_bytes_max)
@@ -280,7 +286,8 @@ static status cut_result(worker_server *s, const result_message *m, size_t n)
     return STATUS_IS_OK;
 }
 
-/* With the lock held. What is too large for messages is the step's failure. */
+/* Sends the result of a step. A result that is too large for a message makes the step fail. Call it
+ * with the lock held. */
 static void send_result(worker_server *s, rpc_call *c)
 {
     result_message m;
@@ -306,7 +313,7 @@ static void stepped(rpc_call *c)
     if (s->asker == c) {
         if (answer_begins(s, c)) send_result(s, c);
     } else if (s->stream != c || s->state == WORKER_ENDING) {
-        refuse(c, STATUS_UNAVAILABLE, s->why.text); // the session that it belonged to is over
+        refuse(c, STATUS_UNAVAILABLE, s->why.text); // the stream's session is over
     } else if (s->result_bytes) {
         send_part(s, c);
     }
@@ -335,7 +342,7 @@ static void health(rpc_call *c, const ProtobufCMessage *m)
     Octavo__Worker__V1__HealthReply reply = OCTAVO__WORKER__V1__HEALTH_REPLY__INIT;
     pthread_mutex_lock(&s->lock);
     uint64_t session = ((const health_request *)m)->session;
-    bool ours = session && session == s->session; // others need not know which one there is
+    bool ours = session && session == s->session; // other callers do not learn the session's id
     comm_wait where;
     Octavo__Worker__V1__Wait wait = OCTAVO__WORKER__V1__WAIT__INIT;
     if (ours) s->last_beat_us = clock_now_us();
@@ -358,7 +365,7 @@ static void reply_shutdown(rpc_call *c)
     call_reply(c, &reply.base);
 }
 
-/* With the lock held. */
+/* Ends the session and answers the call when the worker is idle. Call it with the lock held. */
 static status await_end(worker_server *s, rpc_call *c, uint64_t session, error *err)
 {
     for (size_t i = 0; i < WAITERS_MAX; i++) {

@@ -1,4 +1,4 @@
-/* Messages that travel in parts, because they are too large to be sent at once (codec.h). */
+/* Parts of messages that are too large to be sent at once (codec.h). */
 #include "rpc/worker/codec.h"
 
 #include <string.h>
@@ -10,14 +10,14 @@ part_message part_of(const uint8_t *whole, size_t n, size_t offset, size_t part_
     part_message p = OCTAVO__WORKER__V1__PART__INIT;
     p.whole_bytes = n;
     p.offset = offset;
-    /* protobuf-c packs what it does not change. */
+    /* Drops const for protobuf-c, which does not change what it packs. */
     p.data = (ProtobufCBinaryData){smaller(n - offset, part_bytes),
                                    (uint8_t *)(uintptr_t)(whole + offset)};
     return p;
 }
 
-/* All parts but the last are full, so that a first part alone cannot reserve much more than it
- * has sent, and nobody can send parts without end. */
+/* Checks the next part. All parts but the last must be full, so that a small first part cannot
+ * reserve a large whole, and a peer cannot send parts without end. */
 static status check_part(const assembly *a, const part_message *p, const part_sizes *sizes,
                          error *err)
 {

@@ -1,20 +1,23 @@
-/* Ranks that reach the coordinator and not each other: their network is cut.
+/* Finds ranks that reach the coordinator but not each other, because their network is cut.
  *
- * A rank that waits is no sign of it: another may take its time. But where one waits for a message
- * of a round that the other, by its own word, is done with, the message is on its way, which takes
- * no second on a network that works. So from the moment that this is known the rank is given a
- * while, of its own time: in which it looks, and nothing at all comes. */
+ * A rank that waits for a peer is no sign of this: the peer may still be busy. But when the peer
+ * reports that it has sent all messages of the round, the message is on its way, which takes less
+ * than a second on a working network. From the moment both reports are known, the rank is given
+ * patience_us of its own polling time (comm_wait.idle_us); if nothing arrives in it, the rank is
+ * cut off. */
 #include "rpc/worker/group.h"
 
 #include <stdio.h>
 
-/* Of the silence after which a rank is lost: some of it passes before it is known who waits. */
+/* Less than the silence after which a rank is lost, since some time passes before the wait is
+ * known. */
 static int64_t patience_us(const worker_group *g) { return group_silence_us(g) * 2 / 3; }
 
-/* Rounds are counted round and round. */
+/* True when `round` is not before `as`. Round numbers wrap around. */
 static bool is_as_far(uint32_t round, uint32_t as) { return (int32_t)(round - as) >= 0; }
 
-/* Of the round that it is inside it has sent all it can once it only looks. */
+/* The last round whose messages the rank has all sent. Once it is idle inside a round, it has sent
+ * that round's messages. */
 static uint32_t sent_round(const comm_wait *w)
 {
     return w->inside && w->idle_us == 0 ? w->round - 1 : w->round;
@@ -31,7 +34,8 @@ static void take(peer_view *v, const comm_wait *said)
     v->said_us = now;
 }
 
-/* The peer has sent what this rank waits for, since before it was asked; and it is not silent. */
+/* True when the peer had sent the message that this rank waits for before the rank was asked, and
+ * the peer itself is not silent. */
 static bool is_sent(const worker_link *l, const comm_wait *w)
 {
     const worker_group *g = l->group;

@@ -1,6 +1,6 @@
 #include "rpc/worker/codec.h"
 
-/* protobuf-c packs what it does not change. */
+/* Drops const for protobuf-c, which does not change what it packs. */
 static void *borrow(const void *p) { return (void *)(uintptr_t)p; }
 
 static void pack_open(const step_open *from, open_message *to)

@@ -32,7 +32,7 @@ static status check_open(const open_message *m, const backend_info *info, error 
     return STATUS_IS_OK;
 }
 
-/* Lists go on lying in the message. */
+/* Unpacks an open; its lists stay in the message. */
 static void unpack_open(const open_message *m, step_open *open, sample_params *p)
 {
     *p = (sample_params){
@@ -131,7 +131,8 @@ static status check_seq(const step_seq *s, const backend_info *info, error *err)
     return STATUS_IS_OK;
 }
 
-/* Shares tile the tokens, and no more is asked for than one step can give. */
+/* Checks that the sequences' rows tile the tokens, and that the plan asks for no more draws and
+ * logit rows than the backend has. */
 static status check_seqs(step_seq *seqs, size_t n, size_t n_tokens, const backend_info *info,
                          error *err)
 {
@@ -158,7 +159,7 @@ static status check_seqs(step_seq *seqs, size_t n, size_t n_tokens, const backen
     return STATUS_IS_OK;
 }
 
-/* Its share of a step is one: threads would meet at what a sequence has drawn. */
+/* Checks that no sequence is in the step twice: two threads would write the same sampler. */
 static status check_once(const step_seq *seqs, size_t n, const backend_info *info, arena *a,
                          error *err)
 {

@@ -1,5 +1,5 @@
-/* A rank's backend at a worker: plans out, results in. One thread drives the streams of all ranks
- * by one queue; others only cancel. */
+/* The backend of a rank at a worker: sends plans, receives results. One thread drives the streams
+ * of all ranks with one queue; other threads only cancel. */
 #include "rpc/worker/group.h"
 
 #include "rpc/worker/codes.h"
@@ -11,12 +11,12 @@ enum {
     UNPACK_FACTOR = 2,
     UNPACK_EXTRA = 1 << 20,
     SHUTDOWN_US = 5000000,
-    GRACE_EXTRA_US = 500000, // beyond a lost rank's silence
+    GRACE_EXTRA_US = 500000, // beyond the silence after which a rank is lost
 };
 
 /* ---- the queue ------------------------------------------------------------------------------- */
 
-/* False when nothing happened until then. */
+/* Handles one event of the queue. False when none came until then. */
 static bool drive_once(worker_group *g, gpr_timespec until)
 {
     grpc_event event = grpc_completion_queue_next(g->steps, until, NULL);
@@ -33,7 +33,7 @@ static void drive(worker_group *g)
         g->grace_until_us ? time_at(g->grace_until_us) : gpr_inf_future(GPR_CLOCK_MONOTONIC);
     if (drive_once(g, until) || !g->grace_until_us) return;
     g->grace_until_us = 0;
-    group_fail(g, g->o.n); // nobody was lost, and not all heard of the trouble
+    group_fail(g, g->o.n); // no rank was lost, but some ranks may still wait for their peers
 }
 
 static bool start(worker_link *l, const grpc_op *ops, size_t n, stream_op *tag)
@@ -47,7 +47,7 @@ static bool start(worker_link *l, const grpc_op *ops, size_t n, stream_op *tag)
     return false;
 }
 
-/* ---- what happens ---------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void on_begun(worker_link *l, bool ok)
 {
@@ -67,7 +67,7 @@ static void on_sent(worker_link *l, bool ok)
         (void)send_next(l);
         return;
     }
-    /* All of it has gone, or `over` says why not. */
+    /* The whole plan has gone out, or `over` will say why not. */
     grpc_slice_unref(s->packed);
     s->packed = grpc_empty_slice();
 }
@@ -79,8 +79,8 @@ static void on_over(worker_link *l, bool ok)
     group_fail(l->group, l->rank);
 }
 
-/* A step that failed by its peers alone may be the first news of a rank that is lost: who it is is
- * known when its heartbeat is missed. */
+/* A step that failed because of its peers (STATUS_IO) may be the first sign of a lost rank. Which
+ * rank it is becomes known when its heartbeat is missed, so the group waits for that. */
 static void on_failed_step(worker_link *l)
 {
     worker_group *g = l->group;
@@ -98,7 +98,7 @@ static status say(worker_link *l, status_code code, const char *text)
     return status_make(code, l->stream.trouble);
 }
 
-/* NULL: not a result. It lies in the stream's arena. */
+/* Unpacks a result into the stream's arena. NULL: the bytes are not a result. */
 static const result_message *unpack_result(stream *s, const uint8_t *bytes, size_t n)
 {
     const ProtobufCMessage *m;
@@ -110,7 +110,7 @@ static const result_message *unpack_result(stream *s, const uint8_t *bytes, size
     return status_ok(st) ? (const result_message *)m : NULL;
 }
 
-/* The whole message of the last part in *m; NULL when more parts are to come. */
+/* Takes the part in *m. Sets *m to the whole message after the last part, and to NULL before. */
 static status take_part(worker_link *l, const result_message **m, error *err)
 {
     stream *s = &l->stream;
@@ -124,7 +124,7 @@ static status take_part(worker_link *l, const result_message **m, error *err)
     return error_set(err, STATUS_INVALID, "part: the parts make up no valid message");
 }
 
-/* `answered` says whether that was all of the result. */
+/* Reads a result or a part of one; sets `answered` when the result is complete. */
 static status read_result(worker_link *l, grpc_slice bytes, error *err)
 {
     stream *s = &l->stream;
@@ -156,7 +156,7 @@ static void on_received(worker_link *l, bool ok)
     grpc_slice bytes;
     error err = {{0}};
     s->incoming = NULL;
-    if (!ok || !buffer) return; // the end comes
+    if (!ok || !buffer) return; // `over` comes next
     status st = STATUS_IS_OK;
     if (bytes_read(buffer, &bytes)) {
         st = read_result(l, bytes, &err);
@@ -173,7 +173,7 @@ static void on_received(worker_link *l, bool ok)
         return;
     }
     if (!s->answered) {
-        (void)receive_next(l); // refused by gRPC: the call ends, and `over` comes
+        (void)receive_next(l); // if gRPC refuses, the call ends and `over` comes
         return;
     }
     step_result *r = &s->store.result;
@@ -271,7 +271,7 @@ void link_end_session(worker_link *l)
 
 static const backend_info *proxy_info(void *ctx) { return &((worker_link *)ctx)->facts.info; }
 
-/* Why there will be no result. */
+/* The error for a plan that gets no result. */
 static status judge_end(worker_link *l)
 {
     worker_group *g = l->group;
@@ -297,7 +297,7 @@ static status judge_end(worker_link *l)
     return say(l, code, text);
 }
 
-/* The same bytes go to all ranks. */
+/* Packs a plan when its first rank needs it: the same bytes go to all ranks. */
 static status pack_once(worker_group *g, const step_plan *plan)
 {
     if (g->packed_left > 0 && g->packed_step == plan->step) return STATUS_IS_OK;
@@ -322,14 +322,14 @@ static bool is_over(worker_link *l)
 {
     worker_group *g = l->group;
     while (drive_once(g, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
-        continue; // what has happened meanwhile
+        continue; // handles events that have come meanwhile
     pthread_mutex_lock(&g->lock);
     bool over = l->stream.ended || g->failed || l->interrupted;
     pthread_mutex_unlock(&g->lock);
     return over;
 }
 
-/* Sends the plan, or its next part. False: gRPC takes nothing, and the call ends. */
+/* Sends the plan, or its next part. False: gRPC refuses, and the call ends. */
 static bool send_next(worker_link *l)
 {
     stream *s = &l->stream;

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-/* protobuf-c packs what it does not change. */
+/* Drops const for protobuf-c, which does not change what it packs. */
 static ProtobufCBinaryData borrow(const void *p, size_t n)
 {
     return (ProtobufCBinaryData){n, (uint8_t *)(uintptr_t)p};
@@ -162,7 +162,7 @@ static status pack_scores(const step_plan *plan, const step_result *r, const bac
     return STATUS_IS_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the whole result ------------------------------------------------------------------------ */
 
 static size_t logit_floats(const step_result *r, uint32_t vocab_size)
 {

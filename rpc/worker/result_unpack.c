@@ -31,7 +31,7 @@ static status check_below(const char *name, uint32_t value, uint32_t limit, erro
     return error_set(err, STATUS_INVALID, "%s: %u, there are %u", name, value, limit);
 }
 
-/* The logarithm of a probability may be minus infinity. */
+/* Checks a logprob, which may be minus infinity. */
 static status check_logprob(const char *name, float value, error *err)
 {
     if (!isnan(value) && value < INFINITY) return STATUS_IS_OK;
@@ -48,7 +48,8 @@ static status check_logprobs(const char *name, const ProtobufCBinaryData *b, err
 
 /* ---- draws ----------------------------------------------------------------------------------- */
 
-/* A draw without a logprob, for a sequence that asked for none, has NaN, and no rank. */
+/* Checks the logprobs of draws. A draw of a sequence that asked for no logprobs has NaN and no
+ * rank. */
 static status check_draw_logprobs(const result_message *m, error *err)
 {
     const float *values = floats_of(&m->sample_logprob);
@@ -194,7 +195,7 @@ static status unpack_logits(const result_message *m, const result_source *source
     return STATUS_IS_OK;
 }
 
-/* How many rows are scored, and how many of the likeliest follow them. */
+/* Counts the scored rows of a plan; *n_top: the likeliest tokens listed with them. */
 static size_t count_scores(const result_source *source, size_t *n_top)
 {
     size_t rows = 0;
@@ -258,7 +259,7 @@ static status unpack_scores(const result_message *m, const result_source *source
     return STATUS_IS_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the whole result ------------------------------------------------------------------------ */
 
 void text_copy(const void *bytes, size_t n, char *out, size_t size)
 {

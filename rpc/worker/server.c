@@ -1,4 +1,4 @@
-/* A worker's life: its threads, its sessions, its jobs (server.h). */
+/* A worker's threads, sessions and jobs (server.h). */
 #include "rpc/worker/server.h"
 
 #include "rpc/worker/codes.h"
@@ -11,7 +11,7 @@ enum {
     STREAMS_MAX = 64,
     FIRST_MESSAGE_US = 10000000,
     SILENCE_US = 3000000,
-    UNPACK_FACTOR = 4, // as rpc/grpc's
+    UNPACK_FACTOR = 4, // as in rpc/grpc
     UNPACK_EXTRA = 1 << 20,
 };
 
@@ -36,7 +36,7 @@ void server_end_session(worker_server *s, const char *why)
     if (s->backend.ops) s->backend.ops->interrupt(s->backend.ctx);
     if (!s->running) s->job = JOB_NONE;
     if (s->asker && !s->running) call_wake(s->asker);
-    if (s->stream) call_wake(s->stream); // to tell it
+    if (s->stream) call_wake(s->stream); // `stepped` refuses it then
     pthread_cond_signal(&s->work);
     char line[sizeof s->why.text + 64];
     snprintf(line, sizeof line, "the session of rank %u ends: %s", s->config.rank, s->why.text);
@@ -56,8 +56,8 @@ static void free_result(worker_server *s)
     s->result_bytes = NULL;
 }
 
-/* With the lock held, which it lets go of meanwhile. Nobody else touches an ending session's
- * things. */
+/* Frees an ended session. Call it with the lock held, which it releases while it frees: no other
+ * thread uses the data of an ending session. */
 static void reset_session(worker_server *s)
 {
     backend b = s->backend;
@@ -102,7 +102,7 @@ static status run_join(worker_server *s, error *err)
     return s->o.host.join(s->o.host.ctx, s->addresses, s->config.size, err);
 }
 
-/* An end of the session interrupts the backend from the moment that it is in its place. */
+/* Sets the backend under the lock: from then on server_end_session interrupts it. */
 static status run_load(worker_server *s, error *err)
 {
     backend made = {0};
@@ -114,8 +114,8 @@ static status run_load(worker_server *s, error *err)
     return STATUS_IS_OK;
 }
 
-/* A plan that came in parts takes long to unpack, and the queue's thread has heartbeats to answer:
- * so it is unpacked here. */
+/* Unpacks a plan that came in parts. It runs on the step thread because it takes long, and the
+ * queue's thread has heartbeats to answer. */
 static status unpack_parts(worker_server *s, error *err)
 {
     const ProtobufCMessage *m;
@@ -134,7 +134,8 @@ static status unpack_parts(worker_server *s, error *err)
     return plan_unpack(plan, &s->facts.info, &s->plan_memory, &s->plan, err);
 }
 
-/* The step's own failure is the result's; what is returned ends the session. */
+/* Runs a step. A failure of the step itself is in its result; an error returned here ends the
+ * session. */
 static status run_step(worker_server *s, error *err)
 {
     backend *b = &s->backend;
@@ -159,7 +160,7 @@ static status (*const jobs[])(worker_server *, error *) = {
     [JOB_STEP] = run_step,
 };
 
-/* What the session is after a job that went well. */
+/* The state after a job has succeeded. */
 static const worker_state reached[] = {
     [JOB_CONFIGURE] = WORKER_CONFIGURED,
     [JOB_JOIN] = WORKER_JOINED,
@@ -167,7 +168,7 @@ static const worker_state reached[] = {
     [JOB_STEP] = WORKER_LOADED,
 };
 
-/* With the lock held, which it lets go of meanwhile. */
+/* Runs the waiting job. Call it with the lock held, which it releases while the job runs. */
 static void run_job(worker_server *s)
 {
     error why = {{0}};
@@ -269,7 +270,7 @@ static status listen_on(worker_server *s, error *err)
     return grpc_front_create_for(&front, services, 1, &s->front, err);
 }
 
-/* Signals are the main thread's business. */
+/* Starts the threads with all signals blocked: the main thread handles signals. */
 static status start_threads(worker_server *s, error *err)
 {
     sigset_t every, old;
@@ -304,7 +305,7 @@ void worker_server_destroy(worker_server *s)
     pthread_mutex_lock(&s->lock);
     server_end_session(s, "the worker stops");
     pthread_mutex_unlock(&s->lock);
-    grpc_front_destroy(s->front); // after it nobody asks, and nobody awaits an answer
+    grpc_front_destroy(s->front); // no call comes or waits for an answer after this
     pthread_mutex_lock(&s->lock);
     s->stop = true;
     pthread_cond_signal(&s->work);

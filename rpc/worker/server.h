@@ -1,7 +1,8 @@
-/* Inside a worker (private to rpc/worker): the server's state, and what its files offer each other.
+/* The inside of a worker: the server's state, and the functions that its files share (private to
+ * rpc/worker).
  *
- *   queue's thread    methods.c   checks what a coordinator asks, hands over jobs, sends answers
- *   step thread       server.c    makes them by the host and the backend; ends sessions
+ *   queue's thread    methods.c   checks a coordinator's calls, hands over jobs, sends answers
+ *   step thread       server.c    runs jobs on the host and the backend; frees ended sessions
  *   watching thread   server.c    ends a session whose coordinator has fallen silent
  *
  *   idle ─Configure─> configured ─Join─> joined ─Load─> loaded <─> plan, result, plan, …
@@ -39,47 +40,47 @@ struct worker_server {
     pthread_t steps, watcher;
     bool has_steps, has_watcher;
 
-    pthread_mutex_t lock; // of all that follows
-    pthread_cond_t work;  // for the step thread
-    pthread_cond_t watch; // for the watcher
+    pthread_mutex_t lock; // guards the fields below
+    pthread_cond_t work;  // wakes the step thread
+    pthread_cond_t watch; // wakes the watcher
     bool stop;
     worker_state state;
     uint64_t session; // 0 = idle
     int64_t last_beat_us;
     bool host_used;   // configure has been called since the last reset
-    worker_job job;   // awaits the step thread or runs; NONE = its answer is in `status`
-    bool running;     // it runs
-    rpc_call *asker;  // waits for the job's answer; NULL = nobody (any more)
-    rpc_call *stream; // the session's Step
+    worker_job job;   // waits for the step thread or runs; NONE = it is done, see `status`
+    bool running;     // the job runs
+    rpc_call *asker;  // call that waits for the job's answer; NULL = none, or it has ended
+    rpc_call *stream; // the session's Step call
     status status;    // of the last job
     error why;        // of the last job, and why the session ends
     shutdown_waiter waiters[WAITERS_MAX];
 
-    /* The job's: written before it is handed over, read by the step thread while it has it. */
+    /* The job's data: written before the job is handed over, then read by the step thread. */
     arena memory; // of the session's config and addresses
     worker_config config;
     worker_address address; // this rank's
     worker_address *addresses;
     backend backend; // ops NULL before Load
     rank_facts facts;
-    assembly plan_parts; // of the plan that comes in parts; the step thread unpacks it
+    assembly plan_parts; // of a plan that comes in parts; the step thread unpacks it
     arena plan_memory;
     step_plan plan;
     uint64_t last_step;
     const step_result *result;
 
-    /* A packed result that is sent in parts, and how much of it has been sent. */
+    /* The packed result while it is sent in parts, and how many of its bytes have been sent. */
     uint8_t *result_bytes; // [result_size]; NULL = none
     size_t result_size, result_sent;
 };
 
 extern const rpc_service worker_service;
 
-/* With the lock held. The session is over: what it waits for ends, and when nobody waits for an
- * answer any more all is freed. No session: does nothing. */
+/* Ends the session, if there is one: interrupts its job and wakes the waiting calls. The step
+ * thread frees the session once no call waits for an answer. Call it with the lock held. */
 void server_end_session(worker_server *s, const char *why);
 void server_start_job(worker_server *s, worker_job job, rpc_call *asker);
-/* How many bytes a part has. */
+/* The size of a part in bytes. */
 size_t server_part_bytes(const worker_server *s);
 
 #endif
