@@ -1,11 +1,12 @@
-/* proto: the messages that travel, as C structs, and their descriptors for reflection.
+/* proto: the messages of all gRPC services as C structs, and their descriptors for reflection.
  *
- * What     protobuf-c's code for the .proto files beside this header. A .proto's `string` is bytes
- *          here (ProtobufCBinaryData, not NUL-terminated): a NUL that a client sends cuts nothing.
+ * What     protobuf-c's code for the .proto files beside this header. A `string` of a .proto is
+ *          bytes here (ProtobufCBinaryData, not NUL-terminated), so a NUL sent by a client cuts
+ *          nothing off.
  * Owner    unpacked messages belong to the allocator they were unpacked with.
  * Threads  no state.
  * Units    as the .proto files say.
- * Errors   unpacking gives NULL for what is malformed or does not fit the allocator. */
+ * Errors   unpacking gives NULL for bytes that are malformed or do not fit the allocator. */
 #ifndef PROTO_PROTO_H
 #define PROTO_PROTO_H
 
@@ -19,7 +20,7 @@
 #include "proto/vllm_engine.pb-c.h"
 #include "proto/worker.pb-c.h"
 
-/* A serialised google.protobuf.FileDescriptorSet. */
+/* A serialised google.protobuf.FileDescriptorSet of all the files. */
 extern const unsigned char octavo_descriptors[], octavo_descriptors_end[];
 
 #endif
