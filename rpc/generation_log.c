@@ -42,7 +42,7 @@ void generation_log_destroy(request_log *log)
     strbuf_destroy(&log->reports);
 }
 
-/* ---- while it runs --------------------------------------------------------------------------- */
+/* ---- gathering while the request runs -------------------------------------------------------- */
 
 static void take_report(request_log *log, const retention_report *report)
 {
@@ -86,7 +86,7 @@ void generation_log_take(generation_request *r, const engine_output *out)
     if (out->finish != ENGINE_FINISH_NONE) take_end(log, out);
 }
 
-/* ---- the line -------------------------------------------------------------------------------- */
+/* ---- writing the line ------------------------------------------------------------------------ */
 
 static void put_list(strbuf *line, const char *key, const strbuf *values, bool one)
 {

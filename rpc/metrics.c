@@ -22,7 +22,7 @@ typedef struct metric {
 
 enum { LABEL_VALUES_MAX = ENGINE_METHODS_MAX };
 
-/* A family of samples that differ in one label. */
+/* A metric whose samples differ in one label. */
 typedef struct labelled {
     const char *name, *help, *label;
     const char *of[LABEL_VALUES_MAX];
@@ -103,7 +103,7 @@ static void put_histogram(page *p, const engine_histogram_info *info, const engi
     put_sample(p, info->name, "_count", NULL, NULL, (double)h->count);
 }
 
-/* ---- what is measured ------------------------------------------------------------------------ */
+/* ---- the metrics ----------------------------------------------------------------------------- */
 
 static void put_gauges(page *p, service *s, const engine_stats *e)
 {

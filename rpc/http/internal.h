@@ -92,7 +92,7 @@ void watch_destroy(http_watch *w);
 http_connection *watch_opened(http_watch *w, int fd);
 /* Call it before the fd is closed. c is freed a little later. */
 void watch_closed(http_watch *w, http_connection *c);
-/* A request begins; `wake` may be NULL only in watch_ended. */
+/* A request begins; wake must not be NULL. */
 void watch_began(http_watch *w, http_connection *c, http_wake *wake);
 /* More of the request has come: its deadline starts anew. */
 void watch_progress(http_watch *w, http_connection *c);

@@ -231,7 +231,7 @@ void watch_destroy(http_watch *w)
     pthread_mutex_destroy(&w->lock);
 }
 
-/* ---- ending ---------------------------------------------------------------------------------- */
+/* ---- ending all requests --------------------------------------------------------------------- */
 
 static uint32_t n_busy(http_watch *w)
 {

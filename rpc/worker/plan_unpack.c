@@ -159,7 +159,8 @@ static status check_seqs(step_seq *seqs, size_t n, size_t n_tokens, const backen
     return STATUS_IS_OK;
 }
 
-/* Checks that no sequence is in the step twice: two threads would write the same sampler. */
+/* Checks that no sequence is in the step twice: two threads would write the same sampler's
+ * state. */
 static status check_once(const step_seq *seqs, size_t n, const backend_info *info, arena *a,
                          error *err)
 {

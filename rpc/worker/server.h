@@ -61,7 +61,7 @@ struct worker_server {
     worker_config config;
     worker_address address; // this rank's
     worker_address *addresses;
-    backend backend; // ops NULL before Load
+    backend backend; // its ops are NULL before Load
     rank_facts facts;
     assembly plan_parts; // of a plan that comes in parts; the step thread unpacks it
     arena plan_memory;
