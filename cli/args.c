@@ -24,7 +24,7 @@ static bool read_whole(const char *text, uint64_t *out)
 
 static bool read_number(const char *text, double *out)
 {
-    /* strtod also takes hexadecimal, "inf" and "nan", which nobody means here. */
+    /* strtod also takes hexadecimal, "inf" and "nan", which no flag means. */
     if (text[strspn(text, "+-.0123456789eE")] != '\0') return false;
     char *end;
     double v = strtod(text, &end);
@@ -113,7 +113,7 @@ static json_t *make_member(const arg_flag *f, const char *text, json_t *so_far, 
         out_of_range(f, text, "a number", err);
         return NULL;
     case ARG_JSON_WHOLE:
-        /* The one negative number there is: top_k's "all". */
+        /* -1 is the only negative number that a flag takes: top_k's "all". */
         if (strcmp(text, "-1") == 0 && f->min <= -1) return json_integer(-1);
         if (read_whole(text, &whole) && whole <= INT64_MAX && in_range(f, (double)whole))
             return json_integer((json_int_t)whole);
@@ -188,7 +188,7 @@ static bool set(const arg_flag *f, const char *text, void *target, error *err)
     return false;
 }
 
-/* *number: which flag of the command it is. */
+/* *number receives the flag's index among all flags of the command. */
 static const arg_flag *find(const arg_command *command, const char *name, size_t n, void **target,
                             size_t *number)
 {
@@ -203,7 +203,8 @@ static const arg_flag *find(const arg_command *command, const char *name, size_t
     return NULL;
 }
 
-/* Takes argv[*i] (a flag) and perhaps the argument behind it. given: [flags of the command]. */
+/* Takes the flag at argv[*i], and the argument behind it if the flag has a value. given has one
+ * element for each flag of the command. */
 static bool take_flag(const arg_command *command, int argc, char **argv, int *i, bool *given,
                       error *err)
 {
@@ -242,7 +243,8 @@ static bool set_initial(const arg_command *command, error *err)
 
 /* ---- the environment ------------------------------------------------------------------------- */
 
-/* "max-batch" with "OCTAVO_" is OCTAVO_MAX_BATCH. */
+/* Name of the variable that stands in for a flag: "max-batch" with "OCTAVO_" is
+ * OCTAVO_MAX_BATCH. */
 static const char *from_environment(const char *prefix, const char *flag, char *name, size_t size)
 {
     int n = snprintf(name, size, "%s%s", prefix, flag);
@@ -340,7 +342,8 @@ static void pad(strbuf *out, size_t n)
     for (size_t i = 0; i < n; i++) strbuf_putc(out, ' ');
 }
 
-/* Words of text from `column` on, later lines indented as far. */
+/* Wraps the words of text: the first line starts at `column`, later lines are indented by
+ * `indent`. */
 static void wrap(strbuf *out, const char *text, size_t indent, size_t column)
 {
     while (*text) {

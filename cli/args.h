@@ -1,4 +1,4 @@
-/* Command-line flags: a flag is a row of a table. Refusals are one line that names the flag.
+/* Command-line flags: a flag is a row of a table. An error is one line that names the flag.
  *
  * A command describes its flags in groups; each group writes into one struct by offset. `--flag
  * value` and `--flag=value` mean the same; "--" ends the flags. Numbers have a range, sizes take K,
@@ -15,7 +15,7 @@ typedef enum arg_kind {
     ARG_COUNT,  // uint32_t in [min, max]
     ARG_WHOLE,  // uint64_t in [min, max]
     ARG_BYTES,  // uint64_t in [min, max]: 4096, 512M, 1.5G
-    ARG_LIST,   // arg_list: may be given again
+    ARG_LIST,   // arg_list: the flag may be repeated
     ARG_FIELD,  // json_t **: the value becomes a member of a JSON object, see `field`
 } arg_kind;
 
@@ -26,7 +26,7 @@ typedef enum arg_json {
     ARG_JSON_TRUE,    // a switch
     ARG_JSON_OBJECT,  // JSON text of an object
     ARG_JSON_TEXT,    // a string
-    ARG_JSON_STRINGS, // a list of strings: may be given again
+    ARG_JSON_STRINGS, // a list of strings: the flag may be repeated
 } arg_json;
 
 typedef struct arg_list {
@@ -68,16 +68,17 @@ typedef struct arg_command {
     const arg_group *groups;
     size_t n_groups;
     const char *operand;   // the name of the one operand that must be given, or NULL
-    bool operand_optional; // … or may be
-    /* Flags that are not given are looked for in the environment: with "OCTAVO_", --max-batch in
-     * OCTAVO_MAX_BATCH. A switch takes 1 or 0 there, a list one value. NULL = they are not. */
+    bool operand_optional; // the operand may be left out
+    /* Prefix of the environment variables that stand in for flags that are not given: with
+     * "OCTAVO_", OCTAVO_MAX_BATCH stands in for --max-batch. A switch takes 1 or 0 there, a list
+     * one value. NULL = the environment is not read. */
     const char *environment;
 } arg_command;
 
 typedef enum arg_outcome {
     ARG_OUTCOME_RUN,
     ARG_OUTCOME_HELP,  // --help was given
-    ARG_OUTCOME_WRONG, // err says what
+    ARG_OUTCOME_WRONG, // the command line is wrong; err says how
 } arg_outcome;
 
 /* argv[0] is skipped. *operand receives the operand when the command has one. Values from the
@@ -87,7 +88,7 @@ arg_outcome args_parse(const arg_command *command, int argc, char **argv, const 
 /* The text of --help. */
 void args_help(const arg_command *command, strbuf *out);
 
-/* "512M" to bytes; false when it is no size. */
+/* Converts "512M" to bytes; false when the text is no size. */
 bool args_read_bytes(const char *text, uint64_t *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* `octavo bench`: which of them. */
+/* `octavo bench`: finds the benchmark that is named and runs it. */
 #include "cli/bench_kernels.h"
 #include "cli/cli.h"
 

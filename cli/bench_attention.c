@@ -10,7 +10,7 @@ enum {
     PAGE_TOKENS = 16,
     RUNS_MIN = 5,
     RUNS_MAX = 101,
-    RUNS_US = 400 * 1000, /* at most about this long for each line once RUNS_MIN are done */
+    RUNS_US = 400 * 1000, /* longest time of a line once RUNS_MIN runs are done */
     BATCH_MAX = 8,
     KV_HEADS_MAX = 8,
     MASS_ROWS = 32,
@@ -41,7 +41,7 @@ typedef struct attention_bench {
     kern_kv_shape shape;
     size_t page_bytes, n_pages;
     uint8_t *pool;
-    uint32_t *pages; /* [n_pages] shuffled: a sequence takes a run of it */
+    uint32_t *pages; /* [n_pages] shuffled; each sequence takes a run of them */
     size_t next_page;
     float *q, *out, *mass;
     double read_gb_s;
@@ -54,8 +54,8 @@ static int compare_double(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Others on the machine only ever take away: shares compare the best run with the best limit. The
- * price of mass is the median of what it added to the run before. */
+/* Other processes on the machine only ever slow a run down, so shares compare the best run with the
+ * best limit. `mass` is the median of what page mass added to the run before. */
 typedef struct timing {
     double median_us, best_us, mass;
 } timing;
@@ -133,7 +133,7 @@ static double call_us(attention_bench *b, const struct line *l, bool mass)
     return status_ok(st) ? us : NAN;
 }
 
-/* Without and with mass in turn. */
+/* Times runs without and with page mass in turn. */
 static timing time_line(attention_bench *b, const struct line *l)
 {
     double us[RUNS_MAX], mass[RUNS_MAX];

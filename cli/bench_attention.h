@@ -4,8 +4,8 @@
 
 #include "kernels/kernels.h"
 
-/* Prints decode and prefill on cold pages of `type`, with bytes and operations beside the limits,
- * and the price of page mass. */
+/* Prints decode and prefill on cold pages of `format`, with bytes and operations beside the limits,
+ * and what page mass adds. */
 status bench_attention(kern_context *kc, kern_kv_format format);
 
 #endif

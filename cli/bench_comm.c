@@ -1,4 +1,4 @@
-/* `octavo bench comm`: sums over ranks, as processes ("ucx") and as threads of one. */
+/* `octavo bench comm`: sums over ranks that are processes ("ucx") or threads of one process. */
 #include "cli/cli.h"
 
 #include "comm/comm.h"
@@ -16,7 +16,7 @@ enum {
     RANKS_MAX = 64,
     ADDRESS_MAX = 1 << 13,
     CONNECT_US = 10 * 1000 * 1000,
-    WARM = 20, /* sums before those that count */
+    WARM = 20, /* sums before those that are timed */
 };
 
 static const char name[] = "octavo bench comm";
@@ -36,7 +36,7 @@ static const arg_flag flags_table[] = {
             .initial = "2"),
 };
 
-/* What ranks share, also across processes. */
+/* State that ranks share, also across processes. */
 typedef struct meeting {
     int size;
     comm_group *group; /* "threads" */
@@ -45,7 +45,7 @@ typedef struct meeting {
         size_t n;
         char bytes[ADDRESS_MAX];
     } addresses[RANKS_MAX];
-    double us[SIZES][RUNS_MAX]; /* of rank 0 */
+    double us[SIZES][RUNS_MAX]; /* rank 0's times */
 } meeting;
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
@@ -94,7 +94,7 @@ static void run_rank(meeting *m, const char *kind, int rank)
     comm_destroy(c);
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* ---- all ranks ------------------------------------------------------------------------------- */
 
 typedef struct thread_rank {
     meeting *m;
@@ -125,7 +125,7 @@ static bool run_threads(meeting *m)
     return m->n_failed == 0;
 }
 
-/* Forked before UCX begins, as it must be. */
+/* Forks before UCX starts any thread in this process, as UCX requires. */
 static bool run_processes(meeting *m)
 {
     fflush(NULL);

@@ -1,6 +1,6 @@
-/* Concurrency and decode speed at depth. The real scheduler admits, chooses, grows and decodes;
- * what comes before the timed steps is not computed (its pages hold seeded keys and values, its
- * measures are seeded random numbers), so that a context of 32K tokens costs no prefill. */
+/* Concurrency and decode speed at depth. The real scheduler admits, selects, grows and decodes.
+ * Steps before the timed ones are not computed: their pages hold seeded keys and values and their
+ * measures are seeded random numbers, so that a context of 32K tokens costs no prefill. */
 #include "cli/bench_retention.h"
 #include "cli/bench_sched.h"
 #include "scheduler/scheduler.h"
@@ -10,8 +10,8 @@
 #include <string.h>
 
 enum {
-    NEW_TOKENS = 512, /* of a request: room for the others' prompts, and for all rounds */
-    ROUND_STEPS = 8,  /* decode steps of a round */
+    NEW_TOKENS = 512, /* output of a request: outlasts the others' prompts and all rounds */
+    ROUND_STEPS = 8,  /* decode steps in a round */
     SETTLE_STEPS = 2, /* computed before the first round */
 };
 
@@ -19,16 +19,16 @@ typedef struct depth {
     bench *b;
     sched *sched;
     uint32_t context;
-    const step_plan *plan; /* the scheduler's */
-    step_seq *shares;      /* [max_seqs] of decodes */
+    const step_plan *plan; /* the scheduler's last plan */
+    step_seq *shares;      /* [max_seqs] decodes of the plan */
     step_seq_result *seqs; /* [max_seqs] */
     uint32_t *tokens;      /* [max_seqs] */
-    step_sample *samples;  /* [max_seqs] for prompts */
+    step_sample *samples;  /* [max_seqs] results of prompts */
     float *measures;
     size_t n_measures;
     step_result result;
-    bool compute;     /* else only tables change */
-    bool has_prompts; /* the last plan computed some prompt */
+    bool compute;     /* else only page tables change */
+    bool has_prompts; /* the last plan has a prompt chunk */
     uint64_t decoded; /* tokens drawn by decodes that were computed */
 } depth;
 
@@ -37,7 +37,7 @@ static bool is_computed(const depth *d, const step_seq *s)
     return d->compute && s->n_tokens == 1;
 }
 
-/* Seeded numbers in place of what attention would have measured. */
+/* Gives seeded random numbers in place of what attention would have measured. */
 static status invent_measure(depth *d, const step_seq *s, measure_result *out, error *err)
 {
     const pkv_geometry *g = &d->b->seqs.info->geometry;
@@ -61,7 +61,7 @@ static status invent_measure(depth *d, const step_seq *s, measure_result *out, e
     return STATUS_IS_OK;
 }
 
-/* All changes of tables go to the backend, and the decodes that are computed. */
+/* Sends the backend the plan's table changes and those decodes that are computed. */
 static status run_decodes(depth *d, const step_result **out, error *err)
 {
     step_plan plan = *d->plan;
@@ -119,7 +119,7 @@ static status step(depth *d, const sched_event *event, error *err)
 
 /* ---- one method ------------------------------------------------------------------------------ */
 
-/* One request more after the other, until one does not start; each prompt is one step. */
+/* Adds requests one after the other until one cannot start; each prompt is one step. */
 static status fill(depth *d, const bench_method *m, uint32_t most, uint32_t *n_added, error *err)
 {
     uint32_t *prompt = calloc(d->context, sizeof *prompt);
@@ -139,7 +139,7 @@ static status fill(depth *d, const bench_method *m, uint32_t most, uint32_t *n_a
         if (status_ok(st)) st = step(d, &add, err);
         fits = d->has_prompts;
     }
-    if (status_ok(st)) st = step(d, NULL, err); /* the last one's choice */
+    if (status_ok(st)) st = step(d, NULL, err); /* the last request's selection */
     free(prompt);
     return st;
 }

@@ -1,5 +1,5 @@
-/* `octavo bench engine`: prefill and decode beside this machine's limits, and what the rest costs.
- */
+/* `octavo bench engine`: prefill and decode beside this machine's limits, then the scheduler's and
+ * the memory's cost. */
 #include "cli/bench_model.h"
 #include "cli/bench_sched.h"
 #include "cli/cli.h"
@@ -56,7 +56,7 @@ static status bench_scheduler(bench *b, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static status decode_all(bench *b, const bench_list *batches, const bench_list *contexts,
                          error *err)

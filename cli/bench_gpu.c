@@ -7,10 +7,10 @@ enum {
     WARM = 2,
     COLD_BYTES = 512 << 20,
     NOISE_WORDS = 1 << 20,
-    COPIES = 10,      /* of the limits, and as many products */
-    SIDE_OF_SM = 64,  /* of the large product: it keeps every multiprocessor busy */
-    SIDE_STEP = 1024, /* it is a multiple, where it is not less */
-    EMULATED_SMS = 8, /* a device with fewer is none */
+    COPIES = 10,      /* calls timed for each limit */
+    SIDE_OF_SM = 64,  /* the large product's side for each multiprocessor */
+    SIDE_STEP = 1024, /* the side is a multiple of it, unless it is smaller */
+    EMULATED_SMS = 8, /* a device with fewer multiprocessors is emulated */
     EMULATED_DIVIDE = 64,
 };
 
@@ -37,7 +37,7 @@ status bench_gpu_open(const gpu_api *api, uint32_t ordinal, bench_gpu *out, erro
     bool emulated = out->facts.n_sms < EMULATED_SMS;
     size_t side = (size_t)out->facts.n_sms * SIDE_OF_SM;
     out->divide = emulated ? EMULATED_DIVIDE : 1;
-    out->cold = COLD_BYTES / out->divide / out->divide; /* as matrices are smaller */
+    out->cold = COLD_BYTES / out->divide / out->divide; /* matrices shrink in both dimensions */
     out->side = side < SIDE_STEP ? side : side / SIDE_STEP * SIDE_STEP;
     return STATUS_IS_OK;
 }
@@ -51,8 +51,7 @@ void bench_gpu_close(bench_gpu *b)
     *b = (bench_gpu){0};
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void fill_with_noise(bench_gpu *b, uint8_t *device, size_t bytes)
 {
@@ -95,8 +94,7 @@ void bench_gpu_release(bench_gpu *b, void *const *device, size_t n)
         if (device[i]) b->api->release(b->g, device[i]);
 }
 
-/* ---- time -------------------------------------------------------------------------------------
- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 double bench_gpu_time(bench_gpu *b, bench_gpu_call *fn, void *ctx, size_t n)
 {
@@ -111,8 +109,7 @@ double bench_gpu_time(bench_gpu *b, bench_gpu_call *fn, void *ctx, size_t n)
     return bench_gpu_is_well(b) ? us / (double)n : NAN;
 }
 
-/* ---- limits -----------------------------------------------------------------------------------
- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 enum { COPY_FROM, COPY_TO, PRODUCT_W, PRODUCT_X, PRODUCT_Y };
 

@@ -1,11 +1,11 @@
-/* Each kernel of the GPU alone, on memory that no cache holds, beside what the device can do. */
+/* Each kernel of the GPU alone, on memory that no cache holds, beside the device's limits. */
 #include "cli/bench_gpu.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* bytes read and written, and operations (a multiply-add is two), of one call. */
+/* Prints a line; bytes (read and written) and operations (a multiply-add is two) are one call's. */
 static void put_line(const bench_gpu *b, const char *name, double us, double bytes, double ops)
 {
     double gb_s = bytes / us * 1e-3, tflop_s = ops / us * 1e-6;
@@ -15,12 +15,11 @@ static void put_line(const bench_gpu *b, const char *name, double us, double byt
     fflush(stdout);
 }
 
-/* ---- products ---------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 typedef struct multiplying {
     bench_gpu *b;
-    gpu_matrix w; /* of the first copy */
+    gpu_matrix w; /* the first of `copies` */
     size_t copies, m;
     void *x, *y, *scratch;
 } multiplying;
@@ -43,7 +42,7 @@ static const matrix_shape shapes[] = {
     {"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 28672, 4096}, {"down", 4096, 14336}};
 static const size_t rows_list[] = {1, 2, 4, 8, 32, 128, 2048, 16384};
 enum { SHAPES = sizeof shapes / sizeof *shapes, ROWS = sizeof rows_list / sizeof *rows_list };
-enum { LAYERS = 32, COLD_ROWS = 256 /* more rows than these read W often enough */ };
+enum { LAYERS = 32, COLD_ROWS = 256 /* products of more rows read W often: one copy will do */ };
 
 static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, const matrix_shape *s,
                             size_t m)
@@ -88,8 +87,7 @@ static void bench_products(bench_gpu *b, const bench_gpu_kernels_options *o)
                us[r] * LAYERS * 1e-3);
 }
 
-/* ---- attention --------------------------------------------------------------------------------
- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 enum { KV_HEADS = 8, Q_HEADS = 4, DIM = 128, PAGE = 16, SEQS_MOST = 64, MASS_ROWS = 32 };
 
@@ -97,7 +95,7 @@ typedef struct attending {
     bench_gpu *b;
     gpu_attention a;
     gpu_measure m;
-    size_t copies, of_copy; /* tables take turns: entries of one */
+    size_t copies, of_copy; /* copies take turns; entries of one */
 } attending;
 
 static void attend_once(void *ctx, size_t i)
@@ -115,12 +113,12 @@ static void measure_once(void *ctx, size_t i)
     bench_gpu_note(k->b, k->b->api->measure(k->b->g, &k->m));
 }
 
-/* n sequences of `slots` tokens each, the last `rows` of which attend. */
+/* n sequences of `slots` tokens each; the last `rows` tokens of each attend. */
 typedef struct crowd {
     uint32_t n, slots, rows;
 } crowd;
 
-/* Pages of all copies in no order. */
+/* Numbers 0 to n - 1 in random order: the pages of all copies. */
 static uint32_t *shuffled(bench_gpu *b, size_t n)
 {
     uint32_t *pages = calloc(n, sizeof *pages);
@@ -276,8 +274,7 @@ static void bench_attentions(bench_gpu *b, gpu_kv_format format)
     for (size_t i = 0; i < sizeof crowds / sizeof *crowds; i++) bench_crowd(b, crowds[i], format);
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 enum { HIDDEN = 4096, FFN = 14336, VOCAB = 128256, MANY_ROWS = 8192, LOGIT_ROWS = 64 };
 

@@ -11,11 +11,11 @@
 #include <string.h>
 
 enum {
-    COLD_BYTES = 512 << 20, /* so many copies of the weights take turns: none is in a cache */
+    COLD_BYTES = 512 << 20, /* copies of the weights of this size take turns: none is in a cache */
     RUNS_MIN = 5,
     RUNS_MAX = 101,
-    RUNS_US = 400 * 1000, /* at most about this long for each line once RUNS_MIN are done */
-    ROWS_USUAL = 512,     /* unless asked for more */
+    RUNS_US = 400 * 1000, /* longest time of a line once RUNS_MIN runs are done */
+    ROWS_USUAL = 512,     /* rows of the largest product, unless --rows is given */
     ROWS_MOST = 2048,
     ROWS_OF_GPU = 16384,
 };
@@ -56,13 +56,14 @@ typedef struct bench {
     kern_context *kc;
     thread_pool *pool;
     const char *type_name;
-    dtype type; /* of weights unless quantised */
+    dtype type; /* of weights that are not quantised */
     kern_kv_format kv_type;
     kern_quant quant;
-    kern_limits limits; /* measured around the lines compared with it: the better of both */
+    kern_limits limits; /* the better of the limits before and after the lines compared with them */
 } bench;
 
-/* Others on the machine only ever take away: shares compare the best run with the best limit. */
+/* Other processes on the machine only ever slow a run down, so shares compare the best run with the
+ * best limit. */
 typedef struct timing {
     double median_us, best_us;
 } timing;
@@ -72,7 +73,7 @@ typedef struct timing {
 static const struct shape {
     const char *name;
     size_t n, k;
-    unsigned count; /* in the model */
+    unsigned count; /* matrices of this shape in the model */
 } shapes[] = {
     {"qkv", 2560, 2048, 22},  {"attn out", 2048, 2048, 22}, {"gate up", 11264, 2048, 22},
     {"down", 2048, 5632, 22}, {"lm head", 32000, 2048, 1},
@@ -106,7 +107,7 @@ static status measure_limits(bench *b, bool again)
     return STATUS_IS_OK;
 }
 
-/* Plausible weights of either sign, no denormals. */
+/* Fills in plausible weights of either sign, without denormals. */
 static void fill_weights(dtype type, void *data, size_t bytes)
 {
     uint16_t *half = data;
@@ -130,7 +131,7 @@ static double weight_bytes(const bench *b, const struct shape *s)
     return (double)kern_matrix_size(&w);
 }
 
-/* What the products are measured by: of this type, operations on registers alone. */
+/* The limit that products are compared with: operations of this type on registers alone. */
 static double rate_limit(const bench *b)
 {
     if (b->quant.bits) return b->limits.int_gop_s;
@@ -169,7 +170,7 @@ static timing time_matmul(const bench *b, kern_matrix *copies, size_t n_copies, 
     return timing_of(us, runs);
 }
 
-/* Fills t [ROWS] for one shape. */
+/* Times one shape; fills t [ROWS]. */
 static status bench_matmul(bench *b, const struct shape *s, size_t m_max, timing *t)
 {
     kern_matrix shape = matrix_of(b, s);
@@ -180,7 +181,7 @@ static status bench_matmul(bench *b, const struct shape *s, size_t m_max, timing
     float *x = alloc_pages(x_bytes), *y = alloc_pages(y_bytes);
     bool ok = copies && data && x && y;
     if (ok) {
-        fill_weights(b->type, data, bytes * n_copies); /* integers may be anything */
+        fill_weights(b->type, data, bytes * n_copies); /* any integers will do */
         for (size_t i = 0; i < n_copies; i++) {
             copies[i] = shape;
             copies[i].data = data + i * bytes;

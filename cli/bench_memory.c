@@ -1,4 +1,4 @@
-/* Memory: what stays resident, and whether steady steps touch the heap. */
+/* Memory: how much stays resident, and whether steady decode steps allocate from the heap. */
 #include "cli/bench_model.h"
 #include "cli/steps.h"
 
@@ -14,11 +14,11 @@ uint64_t bench_resident_bytes(void)
     return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* jemalloc's control, when it is what malloc is. */
+/* jemalloc's control function; NULL when malloc is another. */
 extern int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size)
     __attribute__((weak));
 
-/* Bytes this thread has ever allocated; false when nobody counts them. */
+/* Bytes that this thread has ever allocated; false when the allocator does not count them. */
 static bool allocated_bytes(uint64_t *out)
 {
     size_t size = sizeof *out;
@@ -27,7 +27,7 @@ static bool allocated_bytes(uint64_t *out)
 
 enum { STEADY_SEQS = 4, STEADY_WARM = 40, STEADY_STEPS = 64 };
 
-/* Scheduler and backend together: what the heap gives while a batch decodes. */
+/* Bytes that scheduler and backend allocate from the heap while a batch decodes; -1 = not known. */
 static status steady_allocations(bench *b, int64_t *bytes, error *err)
 {
     *bytes = -1;

@@ -1,5 +1,5 @@
-/* What benches of whole models share: a loaded model, sequences with step plans by hand, the
- * machine's limits, and rows of JSON beside what is printed. */
+/* Shared by benches of whole models: a loaded model, sequences whose step plans the bench writes,
+ * the machine's limits, and rows of JSON beside what is printed. */
 #ifndef CLI_BENCH_MODEL_H
 #define CLI_BENCH_MODEL_H
 
@@ -18,40 +18,42 @@ typedef struct bench {
     loaded_model model;
     bench_seqs seqs;
     thread_pool *pool;
-    kern_context *kernels; // for the limits alone; NULL with a GPU,
-    bench_gpu gpu;         // which has its own
+    kern_context *kernels; // measures the limits; NULL with a GPU,
+    bench_gpu gpu;         // which measures its own
     strbuf json;           // rows
     size_t n_rows;
 } bench;
 
-/* Opens flags->dir, or the shape when it is not NULL; b's first fields are set. On failure nothing
- * is left open. */
+/* Opens flags->dir, or `shape` when it is not NULL; the caller has set b's first fields. On failure
+ * nothing is left open. */
 status bench_open(bench *b, const model_flags *flags, const char *shape, error *err);
 void bench_close(bench *b);
-/* The rows to stdout when asked for, and to the file. */
+/* Writes the rows to stdout when asked for, and to the file. */
 status bench_write(bench *b, error *err);
-/* What this machine can do now; a GPU reads what it copies, and has one rate for all products. */
+/* Measures the machine's present limits. A GPU's read limit is its copy rate; one limit serves all
+ * its products. */
 status bench_limits(bench *b, kern_limits *out, error *err);
 /* Begins a row of the JSON: {"what": "decode" */
 void bench_start_row(bench *b, const char *what);
 
-/* ---- bench_steps.c: rounds of steps, each beside the limits measured right after it ---- */
+/* ---- bench_steps.c: rounds of steps, each followed by a measurement of the limits ---- */
 void bench_print_head(const bench *b);
 status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s, error *err);
-/* n prompts of so many tokens together. n_rounds 0: once, without a warm-up. */
+/* Times the prefill of n prompts of `tokens` tokens together. n_rounds 0: once, without a
+ * warm-up. */
 status bench_prefill(bench *b, uint32_t n, uint32_t tokens, uint32_t n_rounds, double *ms,
                      error *err);
 
-/* What a step moves and computes. */
+/* Bytes that a step reads and operations that it computes. */
 typedef struct bench_work {
     double weight_bytes, kv_bytes;
     double weight_flops, attention_flops;
 } bench_work;
 
-/* Of `batch` sequences that draw one token each over `context` slots. */
+/* The work of a decode step: `batch` sequences draw one token each over `context` slots. */
 bench_work bench_decode_work(const bench *b, double batch, double context);
-/* Seconds that it takes by bytes and operations: the products, then attention, each at the limit
- * that binds it. */
+/* Seconds that the work takes at the limits: the products, then attention, each at whichever of
+ * bytes and operations takes longer. */
 double bench_least_s(const bench *b, const bench_work *w, const kern_limits *limits);
 
 /* ---- bench_memory.c ---- */

@@ -1,4 +1,4 @@
-/* `octavo bench quality`: flags, a model with its engine, and what quality/ makes of them. */
+/* `octavo bench quality`: its flags, and a model with its engine for quality/. */
 #include "cli/cli.h"
 #include "cli/model_flags.h"
 #include "cli/waiter.h"
@@ -94,7 +94,7 @@ static status make_engine(bench_quality *b, const quality_flags *f, uint32_t in_
 {
     engine_options o = model_engine_options(&b->model, in_flight + 8);
     if (f->turns > 1) {
-        /* Those whose second turn is over stay until they are the oldest. */
+        /* Sessions whose second turn is over stay until they are the oldest. */
         o.max_sessions = 8 * in_flight;
         o.session_ttl_us = INT64_C(600) * 1000 * 1000;
     }
@@ -185,7 +185,7 @@ static void write_about(strbuf *out)
         "prompts\nfor all methods, and scores the answers: a table on stdout, and in --out "
         "records.jsonl (written as\nit goes), results.json and drawings.\n\nGenerated tasks:\n");
     quality_list_tasks(out);
-    /* The help ends the paragraph itself. */
+    /* The help text ends the paragraph itself. */
     if (out->size) out->data[--out->size] = 0;
 }
 

@@ -1,4 +1,5 @@
-/* `octavo bench retention`: what methods cost a prefill, and what they give at depth. */
+/* `octavo bench retention`: what methods cost a prefill, and how many sequences they allow at
+ * depth. */
 #include "cli/bench_retention.h"
 #include "cli/cli.h"
 
@@ -92,7 +93,7 @@ static status bench_retention(const model_flags *model, const retention_flags *f
                               error *err)
 {
     model_flags m = *model;
-    uint32_t most = f->full * SEQS_FOR_FULL; /* so that the pool is the limit, not the batch */
+    uint32_t most = f->full * SEQS_FOR_FULL; /* so that the pool is the limit */
     if (most > m.max_batch) m.max_batch = most;
     bench b = {.rounds = f->rounds, .as_json = f->json, .out = f->out};
     RETURN_IF_ERROR(bench_open(&b, &m, f->shape, err));

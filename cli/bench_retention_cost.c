@@ -1,4 +1,4 @@
-/* What retention alone does to a prompt: measuring, the choice, and carrying it out. */
+/* The cost of retention for one prompt: measuring, selecting, and giving up pages. */
 #include "cli/bench_retention.h"
 #include "cli/bench_sched.h"
 
@@ -6,23 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of one prompt, in ms. */
+/* Costs of one prompt, in milliseconds. */
 typedef struct cost {
     double measure, choose, give_up;
 } cost;
 
 typedef struct method_cost {
     cost rounds[BENCH_ROUNDS_MAX];
-    measure_result mass; // by page, of the last chunk, whose values are its own
+    measure_result mass; // by page, of the last chunk; its values are in `values`
     float *values;
     uint64_t slots_moved, pages_dropped;
-    double jaccard; // of what neighbouring layers keep, mean
+    double jaccard; // mean overlap of what neighbouring layers keep
 } method_cost;
 
 static double elapsed_ms(int64_t start_ns) { return (double)(clock_now_ns() - start_ns) / 1e6; }
 
-/* |I and J| / |I or J| of neighbouring layer groups' slots, mean over all of them and all head
- * groups; 1 with a single one. */
+/* Mean over neighbouring layer groups and all head groups of |I and J| / |I or J| of the slots they
+ * keep; 1 with a single layer group. */
 static double neighbours_jaccard(const pkv_geometry *g, const retention_choice_out *c)
 {
     uint32_t heads = pkv_head_groups(g), n = pkv_groups(g);
@@ -40,9 +40,9 @@ static double neighbours_jaccard(const pkv_geometry *g, const retention_choice_o
     return n > heads ? sum / (n - heads) : 1;
 }
 
-enum { CHOICES = 9 }; /* of a round: their median counts */
+enum { CHOICES = 9 }; /* selections in a round: their median counts */
 
-/* Chooses, gives up, and has the backend make the moves. */
+/* Selects, gives up the rest, and has the backend make the moves. */
 static status choose(bench *b, uint32_t tokens, const retention_policy *policy,
                      const measure_result *measures, retention_choice_out *c, method_cost *out,
                      cost *now, error *err)
@@ -71,7 +71,7 @@ static status choose(bench *b, uint32_t tokens, const retention_policy *policy,
     return STATUS_IS_OK;
 }
 
-/* The last chunk of the prompt. The pages before it are copies. */
+/* Runs the last chunk of the prompt. The pages before it are copies. */
 static status run_chunk(bench *b, uint32_t tokens, uint32_t chunk, const measure_spec *spec,
                         const step_result **out, error *err)
 {
@@ -79,10 +79,10 @@ static status run_chunk(bench *b, uint32_t tokens, uint32_t chunk, const measure
     return bench_seqs_step(&b->seqs, chunk, true, spec, out, err);
 }
 
-enum { PAIRS = 5 }; /* of a round: the median of their differences counts */
+enum { PAIRS = 5 }; /* pairs of steps in a round: the median of their differences counts */
 
-/* On a GPU measures go between a step's kernels: what they add to the last chunk is told by steps
- * without and with them, in turn. */
+/* On a GPU, measuring runs between a step's kernels, so its cost is the difference between steps
+ * without and with it, taken in turn on the last chunk. */
 static status measure_on_gpu(bench *b, uint32_t tokens, uint32_t chunk, const measure_spec *spec,
                              double *ms, error *err)
 {
@@ -102,7 +102,8 @@ static status measure_on_gpu(bench *b, uint32_t tokens, uint32_t chunk, const me
     return STATUS_IS_OK;
 }
 
-/* What pages are chosen by: measured once, for it costs a whole chunk. */
+/* Keeps the page mass by which pages are selected. It is measured once, because it costs a whole
+ * chunk. */
 static status keep_mass(bench *b, uint32_t tokens, uint32_t chunk, const measure_spec *spec,
                         method_cost *out, error *err)
 {
@@ -118,8 +119,8 @@ static status keep_mass(bench *b, uint32_t tokens, uint32_t chunk, const measure
     return bench_seqs_close(&b->seqs, err);
 }
 
-/* On a CPU page mass is part of attention, and timed there; other measures are a pass of their own,
- * which the backend times in the last chunk of the prompt. Leaves the sequence open. */
+/* On a CPU page mass is part of attention and is timed there; other measures are a pass of their
+ * own, which the backend times in the last chunk of the prompt. Leaves the sequence open. */
 static status measure(bench *b, uint32_t tokens, const retention_policy *policy, bench_mass *mass,
                       method_cost *out, measure_result *measures, cost *now, error *err)
 {
@@ -150,7 +151,7 @@ static status one_round(bench *b, uint32_t tokens, const retention_policy *polic
     return bench_seqs_close(&b->seqs, err);
 }
 
-/* All methods in turn, so that a slow moment is not one method's alone. */
+/* Runs all methods in turn, so that a slow moment of the machine does not hit one method alone. */
 static status run_rounds(bench *b, uint32_t tokens, const bench_method *methods, size_t n,
                          bench_mass *mass, method_cost *costs, error *err)
 {
@@ -213,8 +214,8 @@ static status time_chunk(bench *b, uint32_t from, uint32_t tokens, double *ms, e
     return bench_seqs_close(&b->seqs, err);
 }
 
-/* Of chunks one differs from the next by what its rows attend to, which grows evenly: the first and
- * the last tell the mean of all. */
+/* Chunks differ only by the tokens that their rows attend to, whose number grows evenly, so the
+ * first and the last chunk give the mean of all. */
 static status time_prefill(bench *b, uint32_t tokens, double *ms, error *err)
 {
     uint32_t chunk = b->model.prefill_chunk < tokens ? b->model.prefill_chunk : tokens;

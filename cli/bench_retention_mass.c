@@ -1,6 +1,6 @@
-/* What page mass adds to attention. A difference of whole prefills drowns in noise, so the very
- * kernel call is timed: the rows that a method measures, over as many pages, for each layer that it
- * measures, without and with mass in turn. */
+/* The time that page mass adds to attention. A difference of whole prefills drowns in noise, so the
+ * kernel call itself is timed: the rows that a method measures, over as many pages as the prompt
+ * has, for each layer that the method measures, without and with mass in turn. */
 #include "cli/bench_retention.h"
 #include "cli/bench_sched.h"
 
@@ -9,8 +9,8 @@
 #include <string.h>
 
 enum {
-    PAIRS = 5,          /* of each layer in a round: their median counts */
-    RANDOM_PAGES = 256, /* that all others are copies of */
+    PAIRS = 5,          /* pairs of calls for each layer in a round: their median counts */
+    RANDOM_PAGES = 256, /* pages with random contents; all others are copies of them */
 };
 
 struct bench_mass {
@@ -97,7 +97,7 @@ status bench_mass_create(bench *b, uint32_t tokens, bench_mass **out, error *err
     return STATUS_IS_OK;
 }
 
-/* The last `rows` rows of the prompt in one layer. */
+/* Times attention of the last `rows` rows of the prompt in one layer. */
 static status attend(bench_mass *m, uint32_t layer, uint32_t rows, bool mass, double *ms)
 {
     uint32_t group = m->q_heads / m->kv_heads;
@@ -133,7 +133,8 @@ status bench_mass_time(bench_mass *m, const measure_spec *spec, double *ms, erro
     uint32_t rows = spec->rows < m->tokens ? spec->rows : m->tokens;
     for (uint32_t layer = 0; layer < m->n_layers; layer += spec->layer_step) {
         double extra[PAIRS], pair[2];
-        status st = attend(m, layer, rows, true, pair); /* the layer's pages come near */
+        status st = attend(m, layer, rows, true, pair); /* brings the layer's pages into the
+                                                         * caches */
         for (uint32_t i = 0; i < PAIRS && status_ok(st); i++) {
             bool first = i % 2;
             st = attend(m, layer, rows, first, &pair[first]);

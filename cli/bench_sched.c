@@ -1,4 +1,4 @@
-/* sched_step on made-up results. */
+/* Times sched_step on invented results. */
 #include "cli/bench_sched.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@ enum {
     PROMPT_TOKENS = 64,
     STEPS_PER_ROUND = 100,
     ROUNDS_MAX = 64,
-    PAGES_TOKENS = 4096, /* tokens appended and closed at a time to time pages */
+    PAGES_TOKENS = 4096, /* tokens appended and closed together when pages are timed */
 };
 
 static int compare(const void *a, const void *b)
@@ -76,7 +76,7 @@ static status time_steps(sched *s, const pkv_geometry *geometry, uint32_t n_runn
         }
         int64_t ignored = 0;
         const step_plan *plan = sched_step(s, 0, adds, n_running);
-        /* Until the prompts are through and each step is one token of everybody. */
+        /* Steps until all prompts are through and each step is one token of every sequence. */
         while (plan->n_seqs && (plan->n_seqs < n_running || plan->n_tokens > n_running))
             plan = step(s, &f, plan, &ignored);
         for (; plan->n_seqs == n_running && n_rounds < rounds; n_rounds++) {
@@ -96,7 +96,7 @@ static status time_steps(sched *s, const pkv_geometry *geometry, uint32_t n_runn
                                           "the scheduler did not keep %u running", n_running);
 }
 
-/* Pages of one sequence, taken and given back. */
+/* Times taking and giving back the pages of one sequence. */
 static double time_pages(const pkv_geometry *g, uint32_t rounds)
 {
     uint32_t pages = PAGES_TOKENS / g->page_tokens * pkv_groups(g);

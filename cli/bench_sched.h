@@ -1,4 +1,4 @@
-/* What scheduling costs, without a model: results are made up, only sched_step and the page tables
+/* The cost of scheduling without a model: results are invented, only sched_step and the page tables
  * work. */
 #ifndef CLI_BENCH_SCHED_H
 #define CLI_BENCH_SCHED_H
@@ -6,7 +6,7 @@
 #include "scheduler/scheduler.h"
 
 typedef struct bench_sched_cost {
-    double us_per_seq_step; // sched_step with n_running decoding, for each of them
+    double us_per_seq_step; // time of sched_step with n_running decoding, for each of them
     double ns_per_page;     // append and close of pages, for each page
 } bench_sched_cost;
 

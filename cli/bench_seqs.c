@@ -1,4 +1,4 @@
-/* Step plans by hand. */
+/* Step plans that the bench writes itself. */
 #include "cli/bench_seqs.h"
 
 #include <stdlib.h>
@@ -51,7 +51,8 @@ static status run(bench_seqs *b, step_plan *plan, const step_result **out, error
 
 enum { SOURCE_TOKENS = 512 };
 
-/* The pages are used again later: what is written there then are keys and values too. */
+/* Computes the prompt whose pages are the sources. The pool may reuse them later: what
+ * it writes there is keys and values, too. */
 static status make_sources(bench_seqs *b, error *err)
 {
     const pkv_geometry *g = &b->info->geometry;
@@ -118,7 +119,7 @@ static status add_move(bench_seqs *b, size_t *n, pkv_move move)
     return STATUS_IS_OK;
 }
 
-/* Copies the sources in turn to every page of the open sequences. */
+/* Lists moves that copy the sources in turn to every page of the open sequences. */
 static status list_moves(bench_seqs *b, size_t *n)
 {
     for (uint32_t s = 0; s < b->n_open; s++)
@@ -185,7 +186,8 @@ status bench_seqs_fill_pool(bench_seqs *b, error *err)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Of the next step: n_tokens more for each open sequence, or what the step in flight draws. */
+/* Makes the next step's plan: n_tokens more for each open sequence, or, with a step in flight, the
+ * token that it draws. */
 static status make_plan(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
                         step_plan *plan, error *err)
 {

@@ -1,4 +1,4 @@
-/* `octavo bench serve`: load on an OpenAI-compatible server, and what became of it. */
+/* `octavo bench serve`: puts load on an OpenAI-compatible server and reports how it answers. */
 #include "cli/bench_serve.h"
 
 #include "cli/cli.h"
@@ -124,7 +124,7 @@ static status read_number(const char *flag, const char *text, double min, double
     return STATUS_IS_OK;
 }
 
-/* http://HOST[:PORT][/PATH] */
+/* Reads http://HOST[:PORT][/PATH]. */
 static status read_url(const char *url, serve_options *o, error *err)
 {
     static const char scheme[] = "http://";
@@ -150,7 +150,7 @@ static status read_url(const char *url, serve_options *o, error *err)
     return STATUS_IS_OK;
 }
 
-/* The members of a JSON object, without its braces. */
+/* Copies the members of a JSON object, without its braces. */
 static status read_extra(const char *text, char **out, error *err)
 {
     if (!text) return STATUS_IS_OK;
@@ -184,7 +184,7 @@ static status read_percentiles(const char *text, serve_report_options *out, erro
     }
 }
 
-/* "ttft:500,tpot:50" */
+/* Reads "ttft:500,tpot:50". */
 static status read_goodput(const char *text, serve_report_options *out, error *err)
 {
     const char *at = text;
@@ -254,7 +254,7 @@ static status read_options(const serve_flags *f, serve_options *o, work_options 
     return read_extra(f->extra, &o->extra, err);
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static status bench(serve_options *o, const work *w, const serve_report_options *r, bool *clean,
                     error *err)

@@ -1,5 +1,5 @@
-/* The parts of `octavo bench serve` (private to it): options, the load loop's record of each
- * request, and the report. */
+/* The parts of `octavo bench serve` (private to it): options, the record of each request, and the
+ * report. */
 #ifndef CLI_BENCH_SERVE_H
 #define CLI_BENCH_SERVE_H
 
@@ -8,7 +8,7 @@
 
 extern const char bench_serve_name[]; // for messages
 
-/* How a request ended: name in the report, text. */
+/* How a request ended: the name in the report, and the text for people. */
 #define SERVE_ENDS(X)                                                                              \
     X(OK, "ok")                                                                                    \
     X(REJECTED, "rejected: 503 or 429")                                                            \
@@ -34,22 +34,22 @@ typedef enum serve_end {
 } serve_end;
 
 typedef struct serve_options {
-    char host[256], port[8], path[256]; // path: what stands before "/v1"
+    char host[256], port[8], path[256]; // path: the part before "/v1"
     bool chat;
     const char *model, *api_key;
     char *extra; // members of a JSON object, without braces; NULL = none
     uint64_t n_prompts;
-    double duration_s; // 0 = until n_prompts
+    double duration_s; // 0 = until n_prompts are sent
     double rate;       // requests a second; 0 = without limit
     double burstiness;
-    double trace_speed; // > 0: a trace's own times, so many times as fast
+    double trace_speed; // > 0: requests come at the trace's times, this many times as fast
     uint32_t max_concurrency;
     double timeout_s;
-    double vanish; // share of the requests
+    double vanish; // share of the requests whose client leaves
     uint32_t never_read;
-    double hold_s; // how long streams that are never read stay after the rest
+    double hold_s; // how long unread streams stay open after all other requests
     bool check;
-    bool keep_eos; // do not ask for ignore_eos
+    bool keep_eos; // true: ignore_eos is not set
     uint64_t seed;
 } serve_options;
 
@@ -57,14 +57,14 @@ typedef struct serve_options {
 typedef struct serve_call {
     uint64_t index;
     serve_end end;
-    unsigned status;  // HTTP's, 0 = none
+    unsigned status;  // HTTP status, 0 = none
     double start_s;   // since the run's beginning
     double ttft_s;    // -1 = no token came
     double latency_s; // to the last token; of a refused one to the end of its answer
-    float *itls;      // [n_itls], capacity a power of two
+    float *itls;      // to the last token; without tokens to the end of the answer
     uint32_t n_itls;
     uint32_t events;                                      // chunks that count as a token
-    uint32_t prompt_tokens, output_tokens, cached_tokens; // by the server's usage
+    uint32_t prompt_tokens, output_tokens, cached_tokens; // as the server's usage tells
     uint64_t text_hash;
 } serve_call;
 
@@ -85,7 +85,7 @@ typedef struct serve_run {
 /* bench_serve_load.c: sends everything and fills run. */
 status serve_load(const serve_options *o, const work *w, serve_run *run, error *err);
 void serve_run_destroy(serve_run *run);
-/* The first model that GET /v1/models names; the caller frees it. */
+/* Finds the first model that GET /v1/models names; the caller frees *out. */
 status serve_first_model(const serve_options *o, char **out, error *err);
 
 /* bench_serve_report.c */
@@ -95,11 +95,11 @@ typedef struct serve_report_options {
     double percentiles[SERVE_PERCENTILES_MAX];
     uint32_t n_percentiles;
     double goodput_ms[4];        // limits by metric (ttft, tpot, itl, e2el); 0 = none
-    const char *json, *requests; // files; NULL = none
+    const char *json, *requests; // files to write; NULL = none
 } serve_report_options;
 
 extern const char *const serve_metric_names[4]; // "ttft", "tpot", "itl", "e2el"
-/* Prints the text, writes the files. */
+/* Prints the report and writes the files. */
 status serve_report(serve_run *run, const serve_report_options *o, error *err);
 uint64_t serve_count(const serve_run *run, serve_end end);
 

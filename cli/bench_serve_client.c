@@ -1,4 +1,4 @@
-/* Connections and what comes over them. */
+/* Connections and the answers that come over them. */
 #include "cli/bench_serve_client.h"
 
 #include <errno.h>
@@ -88,7 +88,7 @@ static void count_token(client *c)
 static void add_itl(client *c, serve_call *call, double seconds)
 {
     uint32_t n = call->n_itls;
-    if ((n & (n - 1)) == 0) { /* 0 or a power of two: full */
+    if ((n & (n - 1)) == 0) { /* full: 0 or a power of two */
         float *grown = alloc_resize(NULL, call->itls, n ? n * 2 : 1, sizeof *grown);
         if (!grown) {
             c->no_memory = true;
@@ -136,7 +136,7 @@ static bool text_is_as_before(client *c, const conn *k)
 
 /* ---- events of a stream ---------------------------------------------------------------------- */
 
-/* FNV-1a: does not depend on where the pieces of a text were cut. */
+/* FNV-1a, byte by byte: the hash does not depend on where the pieces of a text were cut. */
 static void hash_text(conn *k, const char *text)
 {
     uint64_t h = k->call.text_hash;
@@ -160,7 +160,8 @@ static void take_token(client *c, conn *k)
     count_token(c);
 }
 
-/* Some servers end a stream with an event of its own: once all tokens are there it is none. */
+/* Some servers send the finish reason in an event of its own. Once all tokens are there, that event
+ * counts as no token. */
 static void take_choice(client *c, conn *k, const json_t *choice)
 {
     const char *text = json_string_value(json_object_get(choice, "text"));
@@ -197,7 +198,7 @@ static void note_error(client *c, serve_end end, const conn *k, const char *json
     json_decref(tree);
 }
 
-/* Where the decoder's callbacks find both. */
+/* The context of the decoder's callbacks. */
 typedef struct client_and_conn {
     client *c;
     conn *k;
@@ -211,7 +212,7 @@ static void take_event(void *ctx, const char *data, size_t n)
         k->done = true;
         return;
     }
-    json_t *tree = json_loadb(data, n, JSON_ALLOW_NUL, NULL); /* a token may be one */
+    json_t *tree = json_loadb(data, n, JSON_ALLOW_NUL, NULL); /* a token may contain a NUL */
     if (!json_is_object(tree)) {
         k->bad_json = true;
         note_example(c, SERVE_MALFORMED, "an event that is no JSON object");
@@ -219,7 +220,8 @@ static void take_event(void *ctx, const char *data, size_t n)
         k->stream_error = true;
         note_error(c, SERVE_STREAM_ERROR, k, data, n);
     } else {
-        /* Usage comes in an event without choices, or (llama-server) in that of the end. */
+        /* Usage comes in an event without choices, or (llama-server) in the last event with
+         * choices. */
         const json_t *choices = json_object_get(tree, "choices");
         const json_t *usage = json_object_get(tree, "usage");
         if (json_array_size(choices)) take_choice(c, k, json_array_get(choices, 0));
@@ -284,7 +286,7 @@ static serve_end judge(client *c, const conn *k)
     return SERVE_OK;
 }
 
-/* The request is over; its connection is kept when `keep` is set. */
+/* Ends the request; its connection is kept when `keep` is set. */
 static void end_call(client *c, conn *k, serve_end end, bool keep)
 {
     if (k->never_read) {
@@ -320,7 +322,7 @@ static void end_by_errno(client *c, conn *k, serve_end end, int code)
     end_call(c, k, end, false);
 }
 
-/* A socket on its way to the server. False: k has ended. */
+/* Begins to connect a socket to the server. False: k has ended. */
 static bool conn_open(client *c, conn *k)
 {
     int one = 1, small = STALLED_BUFFER;
@@ -341,8 +343,8 @@ static bool conn_open(client *c, conn *k)
     return false;
 }
 
-/* The connection broke. A kept one may have been closed just as the request was sent: that is sent
- * again on a new one, as any client would. */
+/* The connection broke. The server may have closed a kept connection just as the request was sent:
+ * the request is sent again on a new connection, as any client would. */
 static void broken(client *c, conn *k, int code)
 {
     if (!k->reused || k->got_bytes) {
@@ -456,7 +458,7 @@ static int socket_error(int fd)
 void client_event(client *c, conn *k, uint32_t events)
 {
     switch (k->state) {
-    case CONN_IDLE: /* whatever it is: nothing was asked */
+    case CONN_IDLE: /* an event without a request: the connection is of no more use */
         forget_idle(c, k);
         conn_destroy(c, k);
         return;

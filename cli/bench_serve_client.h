@@ -1,5 +1,5 @@
-/* One connection of `octavo bench serve` at a time: connecting, sending, decoding the stream,
- * judging what came (private to it). One thread. */
+/* The connections of `octavo bench serve` (private to it): connecting, sending, decoding the
+ * stream, judging the answer. One thread. */
 #ifndef CLI_BENCH_SERVE_CLIENT_H
 #define CLI_BENCH_SERVE_CLIENT_H
 
@@ -8,13 +8,14 @@
 
 #include <sys/socket.h>
 
-/* The server's address, found once. */
+/* The server's address, looked up once. */
 typedef struct serve_target {
     struct sockaddr_storage address;
     socklen_t size;
 } serve_target;
 
-/* The first of the host's addresses that takes a connection, which *fd (blocking) is. */
+/* Finds the first of the host's addresses that takes a connection; *fd receives that connection,
+ * which is blocking. */
 status serve_target_find(const serve_options *o, serve_target *out, int *fd, error *err);
 
 typedef enum conn_state {
@@ -30,19 +31,19 @@ typedef struct conn {
     conn_state state;
     uint32_t watched; // epoll's mask
     bool never_read;
-    bool reused, got_bytes; // this request: on a kept connection; something has come
+    bool reused, got_bytes; // this request uses a kept connection; bytes of its answer came
     bool done, finished, has_usage, stream_error, bad_json;
-    uint32_t want;         // tokens
-    uint32_t vanish_after; // tokens; 0 = stays to the end
+    uint32_t want;         // tokens asked for
+    uint32_t vanish_after; // tokens after which this client leaves; 0 = it stays to the end
     uint64_t body_hash;
-    int64_t start_us, last_us; // sent; last token
+    int64_t start_us, last_us; // when it was sent; when the last token came
     serve_call call;
     strbuf out; // the request
     size_t sent;
     http_response http;
     sse_reader sse;
-    strbuf body;  // of an answer that is no stream, the beginning
-    size_t place; // in client.conns
+    strbuf body;  // beginning of an answer that is no stream
+    size_t place; // index in client.conns
     struct conn *next_idle;
 } conn;
 
@@ -55,22 +56,22 @@ typedef struct client {
     serve_run *run;
     serve_target target;
     int epoll;
-    conn **conns; // all, idle ones too
+    conn **conns; // all, including idle ones
     size_t n_conns, conns_capacity;
     conn *idle;
     uint32_t running;
     int64_t start_us, now_us;
-    uint64_t n_tokens, n_done, n_bad; // for progress
+    uint64_t n_tokens, n_done, n_bad; // since the run began, for progress lines
     text_check *seen;                 // open addressing; body 0 = empty
     size_t n_seen, seen_capacity;     // a power of two
     bool no_memory;
 } client;
 
-/* An idle connection or a new one, its `out` empty; NULL when memory is out. */
+/* Takes an idle connection, or makes one; its `out` is empty. NULL when memory is out. */
 conn *client_take(client *c);
-/* Sends k->out; what comes of it ends up in run->calls. */
+/* Sends k->out; how the request ends is recorded in run->calls. */
 void client_send(client *c, conn *k);
-/* What epoll said about k, which may be gone afterwards. */
+/* Handles epoll's events for k, which may be freed by this call. */
 void client_event(client *c, conn *k, uint32_t events);
 /* Ends requests that have taken longer than the limit. */
 void client_sweep(client *c);

@@ -1,4 +1,4 @@
-/* Status line, headers, chunks; then `data:` lines. */
+/* Status line, headers and chunks; then the `data:` lines of events. */
 #include "cli/bench_serve_http.h"
 
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static bool take_line(http_response *r, const char *bytes, size_t n, size_t *use
     return true;
 }
 
-/* "HTTP/1.1 200 OK" */
+/* Reads "HTTP/1.1 200 OK". */
 static bool read_status(http_response *r)
 {
     const char *s = r->line.data;
@@ -65,7 +65,7 @@ static bool read_length(const char *text, uint64_t *out)
     return true;
 }
 
-/* NULL, or what is wrong. */
+/* Returns NULL, or what is wrong with the header. */
 static const char *read_header(http_response *r)
 {
     char *name = r->line.data, *colon = strchr(name, ':');
@@ -117,7 +117,7 @@ static http_outcome read_chunk_size(http_response *r)
     return HTTP_MORE;
 }
 
-/* A whole line in a state that reads lines. */
+/* Handles a whole line in a state that reads lines. */
 static http_outcome end_line(http_response *r)
 {
     const char *wrong = NULL;
@@ -156,7 +156,7 @@ void http_response_reset(http_response *r)
 
 void http_response_destroy(http_response *r) { strbuf_destroy(&r->line); }
 
-/* Body bytes at hand. */
+/* Takes body bytes that are at hand. */
 static http_outcome take_body(http_response *r, const char *bytes, size_t n, size_t *used,
                               bytes_fn body, void *ctx)
 {
@@ -221,7 +221,7 @@ static void sse_line(sse_reader *s, bytes_fn event, void *ctx)
         s->has_data = false;
         return;
     }
-    /* Comments, ids and names say nothing here. */
+    /* Only `data` lines matter: comments, ids and names are skipped. */
     if (strncmp(s->line.data, "data", 4) == 0 && (s->line.size == 4 || s->line.data[4] == ':')) {
         size_t from = s->line.size == 4 ? 4 : 5;
         if (from < s->line.size && s->line.data[from] == ' ') from++;
@@ -236,7 +236,7 @@ void sse_feed(sse_reader *s, const char *bytes, size_t n, bytes_fn event, void *
 {
     size_t at = 0;
     while (at < n && !s->failed) {
-        if (s->after_cr && bytes[at] == '\n') at++; /* the rest of a CR LF */
+        if (s->after_cr && bytes[at] == '\n') at++; /* the LF of a CR LF */
         s->after_cr = false;
         size_t take = 0;
         while (at + take < n && bytes[at + take] != '\n' && bytes[at + take] != '\r') take++;

@@ -15,23 +15,23 @@ typedef struct http_response {
     unsigned status;      // 200, … once the head has been read
     bool keep_alive;      // the connection can carry another request
     bool is_event_stream; // text/event-stream
-    const char *wrong;    // HTTP_BAD: why; static
+    const char *wrong;    // why it is HTTP_BAD; a static string
 
-    /* The decoder's own. */
+    /* Private to the decoder. */
     int state;
     bool chunked, has_length, version_1_0;
-    uint64_t left;     // of the body or of the chunk
+    uint64_t left;     // bytes of the body or of the chunk
     size_t head_bytes; // so far
     strbuf line;
 } http_response;
 
-/* Ready for the next response; memory is kept. Zeroed memory is ready, too. */
+/* Prepares r for the next response; its memory is kept. Zeroed memory is prepared, too. */
 void http_response_reset(http_response *r);
 void http_response_destroy(http_response *r);
-/* Takes bytes up to the end of the response (*used of them); its body goes to `body`, decoded. */
+/* Takes bytes up to the end of the response, *used of them; passes its decoded body to `body`. */
 http_outcome http_response_feed(http_response *r, const char *bytes, size_t n, size_t *used,
                                 bytes_fn body, void *ctx);
-/* The connection was closed: HTTP_WHOLE when that is what ends this body. */
+/* Tells r that the connection was closed: HTTP_WHOLE when the close ends this body. */
 http_outcome http_response_end(http_response *r);
 
 /* ---- server-sent events ---------------------------------------------------------------------- */
@@ -39,7 +39,7 @@ http_outcome http_response_end(http_response *r);
 typedef struct sse_reader {
     strbuf line, data;
     bool has_data, after_cr;
-    bool failed; // an event longer than 16 MiB, or out of memory
+    bool failed; // by an event longer than 16 MiB, or for lack of memory
 } sse_reader;
 
 void sse_reset(sse_reader *s);

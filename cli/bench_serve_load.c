@@ -1,4 +1,4 @@
-/* When requests start, and the loop that waits for all of it. */
+/* Decides when requests start, and runs the loop that waits for their answers. */
 #include "cli/bench_serve_client.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ typedef struct load {
     client c;
     const work *work;
     uint64_t next; // the request that is due next
-    double due_s;  // when
+    double due_s;  // when it is due
     rng gaps, chances;
     strbuf body;
     int64_t swept_us, told_us;
@@ -59,7 +59,7 @@ static work_item put_body(load *l, uint64_t i, strbuf *out)
     return item;
 }
 
-/* How many tokens a client that vanishes waits for; 0 = it stays. */
+/* Tokens after which this request's client leaves; 0 = it stays. */
 static uint32_t vanish_after(load *l, uint32_t want)
 {
     float chance = rng_unit(&l->chances);
@@ -118,7 +118,8 @@ static void plan_next(load *l)
     else if (o->rate > 0) l->due_s += arrival_gap(&l->gaps, o->rate, o->burstiness);
 }
 
-/* As many at once as the kernel takes events at once, so that answers are read in between. */
+/* Starts at most as many requests as epoll returns events at once, so that answers are read in
+ * between. */
 static void start_due(load *l)
 {
     for (int i = 0; i < EVENTS_AT_ONCE; i++) {
@@ -179,7 +180,7 @@ static void run_all(load *l)
     client *c = &l->c;
     c->start_us = c->now_us = l->swept_us = l->told_us = clock_now_us();
     for (uint32_t i = 0; i < c->o->never_read && !c->no_memory; i++) {
-        uint64_t beyond = (uint64_t)1 << 40; /* prompts that the others do not have */
+        uint64_t beyond = (uint64_t)1 << 40; /* their prompts differ from all others */
         start_request(l, beyond + i, true);
     }
     plan_next(l);

@@ -1,4 +1,4 @@
-/* The report that load generators of this trade print, and its JSON. */
+/* The report, in the form that load generators usually print, and its JSON. */
 #include "cli/bench_serve.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ typedef struct report {
     const serve_report_options *o;
     samples ms[METRICS];
     uint64_t completed, failed, good, input, output, cached;
-    double peak_tokens; // in a second
+    double peak_tokens; // the most tokens in one second
 } report;
 
 uint64_t serve_count(const serve_run *run, serve_end end)
@@ -210,7 +210,7 @@ static void put_ttft(const serve_call *c, strbuf *b)
     strbuf_printf(b, "%.6g", c->ttft_s > 0 ? c->ttft_s : 0);
 }
 
-/* A list with an element for each successful request. */
+/* Writes a list with one element for each successful request. */
 static void put_list(const report *r, const char *name, void (*put)(const serve_call *, strbuf *),
                      strbuf *b)
 {

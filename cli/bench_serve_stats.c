@@ -1,4 +1,4 @@
-/* Samples and arrivals. */
+/* Samples and arrival times. */
 #include "cli/bench_serve_stats.h"
 
 #include <math.h>
@@ -60,7 +60,7 @@ void samples_destroy(samples *s)
     *s = (samples){0};
 }
 
-/* In (0, 1), 53 bits: its logarithm is finite. */
+/* Uniform in (0, 1), 53 bits: its logarithm is finite. */
 static double unit(rng *r) { return ((double)(rng_u64(r) >> 11) + 0.5) * 0x1p-53; }
 
 static double normal(rng *r)
@@ -71,7 +71,7 @@ static double normal(rng *r)
 
 double rng_gamma(rng *r, double shape)
 {
-    /* Below one: a draw of shape + 1, shrunk by a power of a uniform. */
+    /* For a shape below one, a draw with shape + 1 is shrunk by a power of a uniform number. */
     double shrink = shape < 1 ? pow(unit(r), 1 / shape) : 1;
     double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3, c = 1 / sqrt(9 * d);
     for (;;) {

@@ -1,4 +1,4 @@
-/* Prompts by seed: random ids, shared prefixes, pieces of a text, blocks of a trace. */
+/* Seeded prompts: random ids, shared prefixes, pieces of a text, blocks of a trace. */
 #include "cli/bench_serve_work.h"
 
 #include "cli/lines.h"
@@ -9,15 +9,15 @@
 #include <string.h>
 
 enum {
-    FIRST_ID = 16, /* below are a vocabulary's special tokens, often */
+    FIRST_ID = 16, /* ids below are often a vocabulary's special tokens */
     TEXT_BYTES_MAX = 256 << 20,
     TEXT_BYTES_PER_TOKEN = 4,
-    BLOCKS_MAX = 1 << 20, /* of one request of a trace */
-    TOKENS_MAX = 1 << 24, /* of one prompt */
+    BLOCKS_MAX = 1 << 20, /* in one request of a trace */
+    TOKENS_MAX = 1 << 24, /* in one prompt */
     OUTPUT_LEN = 128,
 };
 
-/* What keeps the streams of random numbers apart. */
+/* Keeps the streams of random numbers apart. */
 enum { OF_REQUEST, OF_PREFIX, OF_BLOCK };
 
 typedef struct trace_line {
@@ -44,7 +44,8 @@ static rng stream_of(const work *w, int what, uint64_t i)
 
 /* ---- a trace --------------------------------------------------------------------------------- */
 
-/* Room for one item more: items, perhaps moved, or NULL (and items as they were). */
+/* Makes room for one item more: returns items, perhaps moved, or NULL with items left as they
+ * were. */
 static void *grow(void *items, size_t n, size_t *capacity, size_t size)
 {
     if (n < *capacity) return items;
@@ -159,14 +160,14 @@ double work_arrival_s(const work *w, uint64_t i) { return w->lines[i % w->n_line
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
-/* A prompt while it is written. */
+/* The state of a prompt that is being written. */
 typedef struct writer {
     const work *w;
     strbuf *out;
     uint32_t n;
 } writer;
 
-/* Three letters for each of 32^2 ids, so that equal tokens make equal text. */
+/* Writes the low 11 bits of an id as three letters, so that equal tokens make equal text. */
 static void put_word(strbuf *out, uint32_t id)
 {
     static const char consonants[] = "bcdfghjklmnprstv", vowels[] = "aeiouyAE";
@@ -174,7 +175,7 @@ static void put_word(strbuf *out, uint32_t id)
     strbuf_puts(out, word);
 }
 
-/* What printf does, at a tenth of its price: a trace has millions of tokens. */
+/* Writes a number as printf does, but ten times as fast: a trace has millions of tokens. */
 static void put_number(strbuf *out, uint32_t v)
 {
     char digits[10];
@@ -220,12 +221,12 @@ static void put_trace(writer *p, const trace_line *line, rng own)
         last = length - p->n < o->block_tokens ? length - p->n : o->block_tokens;
         put_tokens(p, stream_of(p->w, OF_BLOCK, p->w->blocks[line->first_block + b]), last);
     }
-    /* What the blocks do not cover belongs to this request alone. */
+    /* Tokens that no block covers belong to this request alone. */
     put_tokens(p, own, length - p->n + (o->whole_blocks ? 1 : 0));
 }
 
-/* A piece of the text: lines from a random one on, behind the text's beginning as a shared prefix.
- */
+/* Writes a piece of the text: lines from a random one on, behind the text's beginning, which is a
+ * shared prefix. */
 static void put_text(const work *w, strbuf *out, uint32_t tokens, rng *own)
 {
     size_t want = (size_t)tokens * TEXT_BYTES_PER_TOKEN;

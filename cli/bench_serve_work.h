@@ -1,5 +1,5 @@
-/* What `octavo bench serve` sends (private to it): request i of a workload is a function of the
- * seed and i alone, so nothing is kept but a trace or a text. */
+/* The prompts that `octavo bench serve` sends (private to it). Request i of a workload is a
+ * function of the seed and i alone, so only a trace or a text is kept in memory. */
 #ifndef CLI_BENCH_SERVE_WORK_H
 #define CLI_BENCH_SERVE_WORK_H
 
@@ -7,15 +7,15 @@
 
 typedef struct work_options {
     const char *kind;               // "random", "prefix", "text", "trace"
-    const char *file;               // of "text" and "trace"
+    const char *file;               // for "text" and "trace"
     bool words;                     // prompts as text instead of token ids
-    uint32_t input_len, output_len; // tokens; output_len 0 = the trace's, else 128
+    uint32_t input_len, output_len; // tokens; output_len 0 = as in the trace, else 128
     double range_ratio;             // lengths are uniform in len * (1 +- ratio)
     uint32_t prefixes, prefix_len; // "prefix": how many, and their tokens before input_len own ones
     uint32_t distinct;             // request i is request i mod distinct; 0 = all differ
-    uint32_t vocab;                // token ids are drawn below it
-    uint32_t scale, block_tokens;  // "trace": lengths are divided; tokens of a block
-    bool whole_blocks;             // "trace": all of a request's blocks in full, and one token more
+    uint32_t vocab;                // token ids are below it
+    uint32_t scale, block_tokens;  // "trace": divisor of lengths; tokens of a block
+    bool whole_blocks;             // "trace": all of a request's blocks whole, and one token more
     uint64_t seed;
 } work_options;
 
@@ -23,9 +23,9 @@ typedef struct work work;
 
 status work_create(const work_options *o, work **out, error *err);
 void work_destroy(work *w);
-/* Requests there are: a trace's lines; 0 = without end. */
+/* The number of requests: a trace's lines; 0 = endless. */
 uint64_t work_count(const work *w);
-/* Seconds after the start at which the trace's request i came. */
+/* Seconds after the start at which request i of the trace came. */
 double work_arrival_s(const work *w, uint64_t i);
 
 typedef struct work_item {

@@ -8,7 +8,7 @@
 
 const char *const bench_shapes[] = {"1.1b", NULL};
 
-/* TinyLlama's shape with room for long contexts. */
+/* TinyLlama's shape, with room for long contexts. */
 static const char shape_1_1b[] =
     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"vocab_size\":32000,"
     "\"hidden_size\":2048,\"intermediate_size\":5632,\"num_hidden_layers\":22,"

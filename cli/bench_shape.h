@@ -1,4 +1,4 @@
-/* What benches of whole models share: known shapes in place of a model folder, and lists of numbers
+/* Shared by benches of whole models: known shapes in place of a model folder, and lists of numbers
  * in flags. */
 #ifndef CLI_BENCH_SHAPE_H
 #define CLI_BENCH_SHAPE_H
@@ -7,7 +7,7 @@
 
 extern const char *const bench_shapes[]; // names, NULL at the end
 
-/* A folder that holds nothing but the shape's config.json, until it is removed. */
+/* A temporary folder that holds only the shape's config.json. */
 typedef struct bench_shape {
     char dir[300];
 } bench_shape;
@@ -22,7 +22,7 @@ typedef struct bench_list {
     size_t n;
 } bench_list;
 
-/* "1,4,8" of the flag --flag. */
+/* Reads the list "1,4,8" of the flag --flag. */
 status bench_list_read(const char *flag, const char *text, bench_list *out, error *err);
 
 #endif

@@ -7,26 +7,25 @@
 #include <stdlib.h>
 
 enum {
-    ROUND_US =
-        300 * 1000, /* a round of decoding takes at least this long, or ROUND_STEPS_MAX steps */
+    ROUND_US = 300 * 1000, /* shortest round of decoding, unless ROUND_STEPS_MAX come first */
     ROUND_STEPS_MAX = 64,
 };
 
 /* ---- one measurement ------------------------------------------------------------------------- */
 
-/* What is measured in each round, by its name in the JSON; a row tells the medians. */
+/* The figures of a round, in the order of their names in the JSON; a row gives their medians. */
 typedef enum field {
     TOKENS_S,
     STEP_MS,
     GB_S,
     GFLOP_S,
-    READ_LIMIT, /* the limits, right after the round */
+    READ_LIMIT, /* the limits, measured right after the round */
     FMA_LIMIT,
     INT_LIMIT,
     READ_SHARE,
     FMA_SHARE,
     INT_SHARE,
-    LIMIT_TOKENS_S, /* what they allow */
+    LIMIT_TOKENS_S, /* tokens/s at these limits */
     FIELDS,
 } field;
 
@@ -45,21 +44,22 @@ typedef struct row {
     double of[FIELDS];
 } row;
 
-/* Seconds at the limits, the larger of the two. */
+/* Seconds at the limits: reading or computing, whichever takes longer. */
 static double least_s(double bytes, double gb_s, double operations, double gop_s)
 {
     double read = bytes / gb_s, compute = operations / gop_s;
     return (read > compute ? read : compute) / 1e9;
 }
 
-/* The limit of products that are not of integers: bf16 may have instructions of its own. */
+/* The limit of products that are not of integers: bf16 weights may have instructions of their
+ * own. */
 static double float_gflop_s(const bench *b, const kern_limits *limits)
 {
     bool dots = b->model.options.weight_type == DTYPE_BF16;
     return dots ? limits->dot_gflop_s : limits->fma_gflop_s;
 }
 
-/* The limit of the weights' products. */
+/* The limit of products with the weights. */
 static double product_gop_s(const bench *b, const kern_limits *limits)
 {
     return b->model.options.quant_bits ? limits->int_gop_s : float_gflop_s(b, limits);
@@ -85,7 +85,7 @@ static void add_work(bench_work *sum, const bench_work *w)
     sum->attention_flops += w->attention_flops;
 }
 
-/* w: of all n_steps. */
+/* w: the work of all n_steps. */
 static status add_round(bench *b, rounds *r, double seconds, double tokens, uint32_t n_steps,
                         const bench_work *w, error *err)
 {
@@ -145,7 +145,7 @@ static void print_row(bench *b, const char *what, uint32_t batch, uint32_t token
 
 /* ---- what a step moves and computes ---------------------------------------------------------- */
 
-/* Weights that every row multiplies: all but an embedding that is only looked up. */
+/* Weight bytes that a step reads: all but an embedding that is only looked up. */
 static double weight_bytes(const bench *b)
 {
     const model_config *c = &b->model.config;
@@ -154,7 +154,7 @@ static double weight_bytes(const bench *b)
     return (double)b->model.facts.weight_bytes - (c->tied_embeddings ? 0 : embedding);
 }
 
-/* Multiplications and additions of one row, the head's left out. */
+/* Operations of the layers for one row, the head's left out. */
 static double layer_flops(const bench *b)
 {
     const model_config *c = &b->model.config;
@@ -170,7 +170,7 @@ static double head_flops(const bench *b)
     return 2.0 * b->model.config.vocab_size * b->model.config.hidden;
 }
 
-/* Of one row over `context` tokens. */
+/* Operations of attention for one row over `context` tokens. */
 static double attention_flops(const bench *b, double context)
 {
     const model_config *c = &b->model.config;
@@ -206,7 +206,7 @@ bench_work bench_decode_work(const bench *b, double batch, double context)
 static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *r, error *err)
 {
     uint32_t held = context;
-    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warm */
+    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warms up */
     held++;
     while (r->n < b->rounds) {
         bench_work w = {0};
@@ -241,7 +241,7 @@ status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s
 
 /* ---- prefill --------------------------------------------------------------------------------- */
 
-/* n prompts in chunks; *w receives their work. */
+/* Computes n prompts in chunks; *w receives their work. */
 static status prefill_once(bench *b, uint32_t n, uint32_t tokens, bench_work *w, error *err)
 {
     uint32_t chunk = b->seqs.max_rows / n;
@@ -273,7 +273,7 @@ status bench_prefill(bench *b, uint32_t n, uint32_t tokens, uint32_t n_rounds, d
         int64_t us = clock_now_us() - start;
         if (status_ok(st)) st = bench_seqs_close(&b->seqs, err);
         if (status_ok(st)) st = bench_seqs_open(&b->seqs, n, 0, err);
-        /* The first warms caches and pages, unless it is the only one. */
+        /* The first round warms caches and pages, unless it is the only one. */
         if (status_ok(st) && (i || n_rounds == 0))
             st = add_round(b, &r, (double)us / 1e6, (double)n * tokens, 1, &w, err);
     }

@@ -1,5 +1,5 @@
-/* `octavo bench workers`: what ranks in other processes cost a step, beside ranks that are threads
- * of this one: with a backend that computes nothing, and with a model. */
+/* `octavo bench workers`: what a step costs more with ranks in other processes than with ranks that
+ * are threads of this one, with a backend that computes nothing and with a model. */
 #include "cli/bench_seqs.h"
 #include "cli/cli.h"
 
@@ -104,7 +104,7 @@ static status null_make(void *ctx, comm *group, backend *out, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- workers of it --------------------------------------------------------------------------- */
+/* ---- workers with that backend --------------------------------------------------------------- */
 
 static status host_configure(void *ctx, const worker_config *c, worker_address *out, error *err)
 {
@@ -132,7 +132,8 @@ static status host_load(void *ctx, backend *out, worker_facts *facts, error *err
 
 static void host_nothing(void *ctx) { (void)ctx; }
 
-/* A worker's process; says on `told` when it listens. Ends with its parent. */
+/* Runs a worker's process; writes to `told` once the worker listens. The process ends with its
+ * parent. */
 static void run_worker(const char *address, int told)
 {
     error err = {{0}};
@@ -168,7 +169,7 @@ static void stop_workers(null_workers *w)
     rmdir(w->folder);
 }
 
-/* Before anything of gRPC has begun in this process. */
+/* Forks the workers before gRPC starts anything in this process. */
 static status start_workers(null_workers *w, error *err)
 {
     int told[2];
@@ -330,7 +331,7 @@ static status time_model(model_flags *f, const char *where, uint32_t n_steps, do
     return s;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static status run_null(const workers_bench *f, double *us, error *err)
 {

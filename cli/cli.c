@@ -1,4 +1,4 @@
-/* Help, complaints and the end of output, the same for every command. */
+/* Help, complaints and the end of output, which are the same for every command. */
 #include "cli/cli.h"
 
 #include <errno.h>

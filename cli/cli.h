@@ -1,5 +1,5 @@
-/* What the commands share (private to cli/). A command takes its own arguments (argv[0] is its
- * name) and returns the exit status of the process. */
+/* Shared by the commands (private to cli/). A command takes its own arguments (argv[0] is its name)
+ * and returns the exit status of the process. */
 #ifndef CLI_CLI_H
 #define CLI_CLI_H
 
@@ -7,13 +7,13 @@
 
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1, // some request failed, or nothing could be done
+    CLI_FAILED = 1, // a request failed, or the command could not do its work
     CLI_USAGE = 2,  // the command line is wrong
     CLI_INTERRUPTED = 130,
 };
 
 int cli_serve(int argc, char **argv);  // only when the servers are built
-int cli_worker(int argc, char **argv); // likewise
+int cli_worker(int argc, char **argv); // only when the servers are built
 int cli_run(int argc, char **argv);
 int cli_score(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
@@ -23,19 +23,20 @@ int cli_methods(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_bench_comm(int argc, char **argv);
-int cli_bench_workers(int argc, char **argv); // where RPC is built in
+int cli_bench_workers(int argc, char **argv); // only when the servers are built
 int cli_bench_engine(int argc, char **argv);
 int cli_bench_retention(int argc, char **argv);
 int cli_bench_serve(int argc, char **argv);
 int cli_bench_quality(int argc, char **argv);
 
-/* Parses, and answers --help and errors. True: go on. False: return *exit_status. */
+/* Parses the command line, and answers --help and errors itself. True: go on. False: return
+ * *exit_status. */
 bool cli_parse(const arg_command *command, int argc, char **argv, const char **operand,
                int *exit_status);
-/* "octavo run: what went wrong" on stderr. Returns exit_status. */
+/* Prints "octavo run: what went wrong" on stderr. Returns exit_status. */
 int cli_complain(const char *command, int exit_status, const char *text);
-/* Flushes stdout; false (and a complaint, unless the reader has just gone away) when what was
- * written did not all arrive. */
+/* Flushes stdout. False, with a complaint unless the reader has just gone away, when not all that
+ * was written arrived. */
 bool cli_finish_output(const char *command);
 
 #endif

@@ -1,4 +1,4 @@
-/* Lines of a file descriptor. */
+/* Reads lines from a file descriptor. */
 #include "cli/lines.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ void lines_close(line_reader *r)
     *r = (line_reader){.fd = -1};
 }
 
-/* Room for READ_BYTES and a NUL behind what is kept. */
+/* Makes room for READ_BYTES and a NUL behind the bytes that are kept. */
 static bool make_room(line_reader *r)
 {
     if (r->start) {
@@ -50,7 +50,7 @@ static bool make_room(line_reader *r)
     return true;
 }
 
-/* Reads some more. LINE_READ: something came (or the end). */
+/* Reads some more bytes. LINE_READ: bytes came, or the end. */
 static line_outcome fill(line_reader *r, bool wait)
 {
     if (!wait && !r->is_regular) {

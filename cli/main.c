@@ -1,4 +1,4 @@
-/* octavo: one executable, one table of commands. */
+/* octavo is one executable with one table of commands. */
 #include "cli/cli.h"
 
 #include <signal.h>
@@ -44,9 +44,10 @@ static void help(FILE *out)
 
 int main(int argc, char **argv)
 {
-    /* A reader that goes away is seen when writing to it fails, after which work is wound up. */
+    /* The process finds out that a reader went away when writing to it fails, and then ends its
+     * work in order. */
     signal(SIGPIPE, SIG_IGN);
-    /* Writing to a file at its size limit (a log, a cache) fails likewise, without a signal. */
+    /* A write to a file at its size limit (a log, a cache) is to fail, too, without a signal. */
     signal(SIGXFSZ, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : "";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {

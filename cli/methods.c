@@ -1,4 +1,4 @@
-/* `octavo methods`: the retention methods, from the tables that requests are parsed by. */
+/* `octavo methods`: the retention methods, read from the tables by which requests are parsed. */
 #include "cli/cli.h"
 #include "paged_kv/retention/retention.h"
 
@@ -7,7 +7,7 @@
 
 static const char methods_name[] = "octavo methods";
 
-/* ---- what a row says ------------------------------------------------------------------------- */
+/* ---- the columns of a row -------------------------------------------------------------------- */
 
 static size_t index_of(const retention_policy *p, retention_part part)
 {
@@ -34,8 +34,8 @@ static bool selects(const retention_policy *p)
     return p->schedule != RETENTION_SCHEDULE_NEVER || p->growth != RETENTION_GROWTH_JOINT;
 }
 
-/* A request that names the method and says nothing else. Of one that leaves the prompt to `prefill`
- * what it does to the generated tokens. */
+/* The policy of a request that names the method and nothing else. For a method that leaves the
+ * prompt to `prefill`, the policy of the generated tokens. */
 static retention_policy policy_of(const retention_preset *preset)
 {
     retention_policy p = preset->defaults;

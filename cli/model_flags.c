@@ -1,4 +1,4 @@
-/* From flags to an opened model. */
+/* Opens a model as flags describe it. */
 #include "cli/model_flags.h"
 
 #include "kernels/cuda/cuda_kernels.h"
@@ -131,7 +131,7 @@ static dtype wanted_type(const char *name, dtype stored)
     return stored;
 }
 
-/* f32 is asked for by users who want no rounding: then activations keep their bits, too. */
+/* Users who ask for f32 want no rounding, so activations keep all their bits, too. */
 static kern_precision wanted_precision(const model_flags *f, dtype type)
 {
     if (!f->precision) return type == DTYPE_F32 ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD;
@@ -142,8 +142,8 @@ static status open_text(const char *dir, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_tokenizer_load(dir, &m->tokenizer, err));
     error why = {{0}};
-    /* A template that cannot be used takes nothing from plain prompts: messages are refused later.
-     */
+    /* Without a usable template plain prompts work all the same: only messages are refused,
+     * later. */
     if (!status_ok(model_template_load(dir, &m->chat, &m->bos, &m->eos, &why)))
         fprintf(stderr, "octavo: %s: messages cannot be used with this model\n", why.text);
     return STATUS_IS_OK;
@@ -174,7 +174,8 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
     return s;
 }
 
-/* A page that requests share would be bf16 or not depending on when they came. */
+/* Refuses residual pages beside a prefix cache: a page that requests share would be bf16 or
+ * quantised depending on when the requests came. */
 static status check_residual(const model_flags *f, error *err)
 {
     if (f->kv_residual == 0 || f->no_prefix_cache) return STATUS_IS_OK;
@@ -227,7 +228,7 @@ bool gpu_kv_named(const char *name, uint8_t *out)
     return false;
 }
 
-/* What --device says, as far as that is known before anything is opened. */
+/* Reads --device as far as it can be judged before anything is opened. */
 static status read_device(const model_flags *f, loaded_model *m, error *err)
 {
     bool is_auto = strcmp(f->device, "auto") == 0;
@@ -250,7 +251,8 @@ static status check_fp8(const loaded_model *m, error *err)
     return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
 }
 
-/* m->gpu says which one of this process; NULL: it computes on the CPU, or its workers do. */
+/* Sets m->gpu to the GPU that this process computes on, or leaves it NULL: the CPU or the workers
+ * compute. */
 static status find_device(const model_flags *f, loaded_model *m, error *err)
 {
     bool asked = m->on_gpu, is_auto = strcmp(f->device, "auto") == 0;
@@ -285,7 +287,7 @@ static status make_cuda(loaded_model *m, error *err)
     return STATUS_IS_OK;
 }
 
-/* m->gpu, m->options and m->n_ranks say what. */
+/* Makes the backend that m->workers, m->gpu, m->options and m->n_ranks describe. */
 static status make_backend(loaded_model *m, error *err)
 {
     if (m->workers)
@@ -302,7 +304,8 @@ static status make_backend(loaded_model *m, error *err)
     return STATUS_IS_OK;
 }
 
-/* With auto, a model that the GPU's kernels do not know runs on the CPU, which is said. */
+/* With --device auto, a model that the GPU's kernels do not support runs on the CPU, and a line on
+ * stderr tells so. */
 static status make_first(const model_flags *f, loaded_model *m, error *err)
 {
     status s = make_backend(m, err);
@@ -368,7 +371,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
     m->kv_type = kern_kv_named(f->kv_dtype);
     if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto, fp8 */
     m->kv_name = strcmp(f->kv_dtype, "fp8") == 0 ? "fp8" : kern_kv_name(m->kv_type);
-    /* f16 has three more bits than bf16: what is stored so stays so. */
+    /* f16 has three more bits of precision than bf16, so weights stored as f16 stay f16. */
     bool keep_f16 = type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
     m->options = (backend_cpu_options){
         .dir = f->dir,
@@ -466,7 +469,7 @@ void model_close(loaded_model *m)
     *m = (loaded_model){0};
 }
 
-/* ---- what it is ------------------------------------------------------------------------------ */
+/* ---- facts about the model ------------------------------------------------------------------- */
 
 void format_bytes(char *out, size_t size, uint64_t bytes)
 {

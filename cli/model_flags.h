@@ -1,5 +1,5 @@
-/* The flags that choose a model and how it runs, and the model they open: what run, score and bench
- * share. */
+/* The flags that choose a model and how it runs, and the model that they open: shared by run,
+ * serve, score, bench and plan. */
 #ifndef CLI_MODEL_FLAGS_H
 #define CLI_MODEL_FLAGS_H
 
@@ -20,22 +20,22 @@ typedef struct model_flags {
     uint32_t quantize_group;
     const char *weights_cache; // NULL, or a folder
     const char *device;        // "auto", "cpu", "cuda", "cuda:N"
-    bool batch_invariant;      // of a GPU: a CPU always is
+    bool batch_invariant;      // a GPU's flag: a CPU always is
     uint32_t threads;          // 0 = all allowed cores
     uint32_t tp;               // tensor-parallel ranks
     const char *isa;           // NULL = best
     const char *precision;     // "standard", "high"; NULL = by dtype
-    uint64_t kv_memory;        // 0 = default share
+    uint64_t kv_memory;        // 0 = the default share of memory
     uint64_t swap_memory;
-    uint32_t page_tokens; // 0 = the fewest of its type of KV pages
+    uint32_t page_tokens; // 0 = the fewest that the type of KV pages allows
     uint32_t kv_group_layers;
     uint32_t kv_group_heads; // 0 = all KV heads
     uint32_t max_batch;
     uint32_t prefill_chunk;
-    uint32_t max_model_len;        // 0 = the model's
+    uint32_t max_model_len;        // 0 = the model's own
     const char *scheduling_policy; // "fcfs", "priority"
     bool no_prefix_cache;
-    workers_flags workers; // a group of its own, beside these
+    workers_flags workers; // have a group of flags of their own
 } model_flags;
 
 /* The table of these flags, for arg_command. */
@@ -44,9 +44,9 @@ void model_flags_destroy(model_flags *flags);
 
 typedef struct loaded_model {
     model_config config;
-    comm *group; // the group of one
+    comm *group; // a group of one rank
     uint32_t n_ranks;
-    workers *workers;   // NULL: ranks are threads
+    workers *workers;   // NULL: the ranks are threads
     arg_list overrides; // borrowed from the flags
     backend backend;
     backend_cpu_facts facts; // of all ranks, or of the GPU
@@ -57,42 +57,42 @@ typedef struct loaded_model {
     uint32_t max_model_len, max_batch, prefill_chunk;
     sched_policy policy;
     bool prefix_cache;
-    bool default_pool; // nobody gave --kv-memory
+    bool default_pool; // --kv-memory was not given
     int64_t open_us;
-    int64_t bar_us;              // when the bar of loading was last drawn; 0: there is none
-    backend_cpu_options options; // what the backend was made with
+    int64_t bar_us; // when the progress bar of loading was last drawn; 0 = it is not shown
+    backend_cpu_options options; // that the backend was made with
     _Atomic bool given_up;
-    const struct gpu_api *gpu; // NULL: the CPU, or other processes
-    bool on_gpu;               // here or there
+    const struct gpu_api *gpu; // NULL: this process computes on no GPU
+    bool on_gpu;               // the model runs on GPUs, here or at the workers
     bool gpu_has_kv;
     bool batch_invariant;
     uint32_t gpu_ordinal;
     uint8_t gpu_kv;      // gpu_kv_format
-    const char *kv_name; // of pages
+    const char *kv_name; // of the pages' format
 } loaded_model;
 
-/* Opens everything, the tokenizer and template only when with_text is set. On failure nothing is
+/* Opens everything; the tokenizer and template only when with_text is set. On failure nothing is
  * left open. *out must not move while it is open. */
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
-/* config and options alone, as model_open would fill them: nothing is opened. */
+/* Fills config and options as model_open would, but opens nothing. */
 status model_describe(const model_flags *flags, loaded_model *out, error *err);
 void model_close(loaded_model *m);
-/* An engine_options.restart; ctx is the loaded_model: the backend is destroyed, and another made
- * with as many pages. */
+/* An engine_options.restart; ctx is the loaded_model. Destroys the backend and makes another with
+ * as many pages. */
 status model_restart(void *m, backend *out, error *err);
-/* What model_restart does, and would do from now on, fails soon. Any thread. */
+/* From now on model_restart fails soon, even a call that is under way. Any thread. */
 void model_give_up(loaded_model *m);
-/* One line on stderr: what was loaded, on what it runs, and how much KV it may hold. */
+/* Prints a line on stderr: what was loaded, what it runs on, and how much KV it may hold. */
 void model_tell(const loaded_model *m, const char *dir);
 /* Options of an engine over this model. */
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests);
-/* What a request samples with when it says nothing: generation_config.json's word, else greedy. */
+/* Sampling defaults of a request that names none: those of generation_config.json, else greedy. */
 engine_defaults model_defaults(const loaded_model *m);
-/* "cuda" and "cuda:N". */
+/* Recognises "cuda" and "cuda:N"; *ordinal receives N, or 0. */
 bool device_is_cuda(const char *device, uint32_t *ordinal);
-/* The GPU's format (gpu_kv_format) of pages with this name; false: it has none. */
+/* Finds the GPU's format (gpu_kv_format) of pages by name; false: the GPU has none of that name. */
 bool gpu_kv_named(const char *name, uint8_t *out);
-/* "512 MiB" of a number of bytes. */
+/* Writes a number of bytes as "512 MiB". */
 void format_bytes(char *out, size_t size, uint64_t bytes);
 
 #endif

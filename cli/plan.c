@@ -1,5 +1,5 @@
-/* `octavo plan`: what a model would take, and how many sequences it would hold, before it is there.
- */
+/* `octavo plan`: the memory that a model would take and how many sequences it would hold, before it
+ * is there. */
 #include "cli/cli.h"
 #include "cli/plan_sizes.h"
 #include "cli/retention_flags.h"
@@ -24,7 +24,7 @@ typedef struct planning {
     loaded_model model;
     plan_question question;
     json_t *retention;
-    plan_answer full, kept; // the latter when there is a policy
+    plan_answer full, kept; // kept: only with a policy
 } planning;
 
 static const char plan_name[] = "octavo plan";
@@ -64,7 +64,7 @@ static const arg_flag flags_table[] = {
 
 /* ---- the question ---------------------------------------------------------------------------- */
 
-/* "80G", "8x80G", "8 x 80G". */
+/* Reads "80G", "8x80G" or "8 x 80G". */
 static status read_memory(planning *p, error *err)
 {
     const char *text = p->flags.memory;
@@ -109,7 +109,7 @@ static status read_lengths(planning *p, error *err)
                      q->output, q->context);
 }
 
-/* Weights that lie beside config.json say how they are stored. */
+/* Without weight files beside config.json, the sizes are computed from the config alone. */
 static status find_weights(planning *p, error *err)
 {
     static const char *const files[] = {"model.safetensors", "model.safetensors.index.json"};

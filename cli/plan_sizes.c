@@ -7,7 +7,7 @@
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
 
-/* Of what a rank can have. */
+/* Memory that a rank can use. */
 static uint64_t rank_memory(const plan_question *q)
 {
     uint64_t driver = q->model->on_gpu ? PLAN_GPU_DRIVER_BYTES : 0;
@@ -60,7 +60,7 @@ status plan_fill(const plan_question *q, const retention_policy *policy, plan_an
     return STATUS_IS_OK;
 }
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- texts ----------------------------------------------------------------------------------- */
 
 const char *plan_number(uint64_t n, char out[32])
 {

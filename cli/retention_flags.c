@@ -46,12 +46,12 @@ void retention_flags_destroy(retention_flags *f)
     *f = (retention_flags){0};
 }
 
-/* ---- what they say --------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static status read_object(const char *flag, const char *text, json_t **out, error *err)
 {
     status s = json_read_text(flag, text, strlen(text), out, err);
-    /* What stands on a command line is a mistake there, not damage. */
+    /* Bad JSON on a command line is an invalid argument, not a damaged file. */
     if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
     if (json_is_object(*out)) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "%s: must be a JSON object", flag);

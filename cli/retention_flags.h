@@ -1,5 +1,5 @@
-/* The flags of the engine's retention and its sessions: what run and serve share, and serve's own.
- */
+/* The flags of the engine's retention and its sessions: those that run and serve share, and serve's
+ * own. */
 #ifndef CLI_RETENTION_FLAGS_H
 #define CLI_RETENTION_FLAGS_H
 
@@ -9,12 +9,12 @@
 typedef struct retention_flags {
     const char *pressure; // METHOD:RATIO, or JSON
     uint32_t max_sessions, session_ttl_s;
-    /* Of a server alone. */
+    /* Only `serve` has these. */
     const char *standard; // JSON
     const char *allow;    // METHOD,METHOD,…
-    /* What they say, filled by retention_flags_read. */
+    /* The values above, parsed by retention_flags_read. */
     json_t *pressure_json, *standard_json;
-    char *allow_text; // what `allowed` points into
+    char *allow_text; // holds the texts of `allowed`
     arg_list allowed;
 } retention_flags;
 
@@ -23,9 +23,9 @@ arg_group retention_flags_group(retention_flags *target);
 arg_group retention_flags_server_group(retention_flags *target);
 void retention_flags_destroy(retention_flags *f);
 
-/* METHOD:RATIO, or a JSON object; *out is the caller's. The error names the flag. */
+/* Reads METHOD:RATIO, or a JSON object; *out is the caller's. The error names the flag. */
 status retention_flag_read(const char *flag, const char *text, json_t **out, error *err);
-/* Errors name the flag. What a method is and takes, is the engine's to check. */
+/* Parses the values. Errors name the flag. The engine checks names and fields of methods. */
 status retention_flags_read(retention_flags *f, error *err);
 /* Sets the engine's options; they borrow from *f. */
 void retention_flags_apply(const retention_flags *f, engine_options *out);

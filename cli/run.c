@@ -1,4 +1,4 @@
-/* `octavo run`: flags, session, and which of its three ways to go. */
+/* `octavo run`: its flags, the session, and the choice between --prompts, --prompt and --chat. */
 #include "cli/run.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 const char run_name[] = "octavo run";
 
-/* A flag that is a field of a request. */
+/* The row of a flag that is a field of a request. */
 #define FIELD(flag, value, request_field, json_kind, range_min, range_max, help)                   \
     ARG_ROW(flag, value, ARG_FIELD, run_flags, fields, help, .field = request_field,               \
             .json = json_kind, .min = range_min, .max = range_max)
@@ -103,7 +103,8 @@ static status check_flags(const run_flags *f, error *err)
     return STATUS_IS_OK;
 }
 
-/* The fields of the command line, tried once, so that a mistake there is not found line by line. */
+/* Tries the fields of the command line once, so that a mistake in them is not reported for every
+ * line. */
 static status check_fields(const run_session *s, error *err)
 {
     engine_request r;
@@ -128,8 +129,8 @@ static int run_session_go(run_session *s, const model_flags *model)
     if (!status_ok(check_fields(s, &err))) return cli_complain(run_name, CLI_USAGE, err.text);
     model_tell(&s->model, model->dir);
 
-    /* Enough waiting to fill the batch whenever some end; the engine is told of a few more, because
-     * it counts a request off just after its last output can be read. */
+    /* Keeps enough requests waiting to fill the batch whenever some end. The engine gets room for a
+     * few more, because it counts a request off just after the last output can be read. */
     s->max_requests = 2 * s->model.max_batch;
     engine_options o = model_engine_options(&s->model, s->max_requests + 8);
     retention_flags_apply(&s->retention, &o);

@@ -1,4 +1,4 @@
-/* The parts of `octavo run` (private to it): a session is the model, its engine, and what every
+/* The parts of `octavo run` (private to it). A session holds the model, its engine, and what every
  * request of this command line has in common. */
 #ifndef CLI_RUN_H
 #define CLI_RUN_H
@@ -21,20 +21,20 @@ typedef struct run_session {
     loaded_model model;
     engine *engine;
     engine_defaults defaults;
-    uint32_t max_requests; // that this command keeps in the engine
+    uint32_t max_requests; // most requests that this command keeps in the engine
     waiter *waiter;
 } run_session;
 
 extern const char run_name[]; // "octavo run", for complaints
 
-/* A request with the command line's fields. */
+/* Prepares a request with the command line's fields. */
 status run_request_init(const run_session *s, engine_request *r, error *err);
 
-/* --prompts. Returns the exit status. */
+/* Runs --prompts. Returns the exit status. */
 int run_batch(run_session *s);
-/* --prompt, with or without --chat. */
+/* Runs --prompt, with or without --chat. */
 int run_prompt(run_session *s);
-/* --chat alone: turn by turn from stdin. */
+/* Runs --chat alone: turn by turn from stdin. */
 int run_chat(run_session *s);
 
 #endif

@@ -1,4 +1,5 @@
-/* `octavo run --prompts`: lines in, as many requests in the engine as it takes, lines out. */
+/* `octavo run --prompts`: reads lines, keeps as many requests in the engine as it takes, and prints
+ * a line for each choice. */
 #include "cli/lines.h"
 #include "cli/run.h"
 
@@ -11,7 +12,7 @@
 enum {
     PROGRESS_TTY_US = 200 * 1000,
     PROGRESS_LOG_US = 5 * 1000 * 1000,
-    WAIT_MS = 200, /* at most, so that progress is told */
+    WAIT_MS = 200, /* longest wait, so that progress is shown */
 };
 
 /* One line's request while it runs. */
@@ -31,12 +32,12 @@ typedef struct batch {
     line_reader in;
     job *jobs; // [max_requests]
     uint32_t n_running;
-    json_t *held; // a line whose session another line still has: the input waits with it
+    json_t *held; // a line whose session is busy with an earlier one; input waits, too
     bool input_ended;
     bool output_failed;
     bool aborting;
-    uint64_t n_done, n_failed, n_given_up; // requests
-    int64_t n_total;                       // lines, or -1
+    uint64_t n_done, n_failed, n_given_up; // counts of requests
+    int64_t n_total;                       // lines of input, or -1
     strbuf line;
     bool tty;
     int64_t start_us, told_us;
@@ -67,7 +68,7 @@ static void tell_progress(batch *b, bool last)
     engine_stats st = engine_get_stats(b->s->engine);
     double seconds = (double)(now - b->start_us) / 1e6;
     strbuf text = {0};
-    if (b->tty) strbuf_puts(&text, "\r\033[K"); /* over the last one */
+    if (b->tty) strbuf_puts(&text, "\r\033[K"); /* replaces the last progress line */
     strbuf_printf(&text, "%llu", (unsigned long long)b->n_done);
     if (b->n_total >= 0) strbuf_printf(&text, "/%lld", (long long)b->n_total);
     strbuf_puts(&text, " done");
@@ -87,7 +88,7 @@ static void tell_progress(batch *b, bool last)
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
-/* The line's "id", else its number. *ok is false when it is neither string nor number. */
+/* The line's "id", else its number. *ok is false when the id is neither string nor number. */
 static json_t *id_of(const json_t *request, uint64_t line, bool *ok)
 {
     json_t *id = json_object_get(request, "id");
@@ -135,7 +136,7 @@ static bool has_turn(const batch *b, const json_t *session)
     return busy;
 }
 
-/* Takes over the line; st: whether it could be read. */
+/* Takes over the request of a line; st tells whether the line could be read. */
 static void start(batch *b, json_t *request, status st, error *err)
 {
     bool id_ok;
@@ -155,7 +156,7 @@ static void start(batch *b, json_t *request, status st, error *err)
     json_decref(request);
 }
 
-/* Lines of one session are its turns: each waits for the one before it. */
+/* Takes one line. Lines of one session are its turns: each waits for the one before it. */
 static void take_line(batch *b, const char *text, size_t n)
 {
     if (strspn(text, " \t") == n) return; /* a blank line is no request */
@@ -176,7 +177,7 @@ static bool take_held(batch *b)
     return true;
 }
 
-/* Fills the engine. False when there is nothing to take just now. */
+/* Fills the engine. False when no line can be taken now. */
 static bool read_some(batch *b)
 {
     bool read = take_held(b);
@@ -208,7 +209,7 @@ static void print_choice(batch *b, job *j, const engine_output *out)
 {
     const run_choice *c = &j->choices[out->choice];
     bool failed = c->failed || out->finish == ENGINE_FINISH_ERROR;
-    /* What failed as a whole ends all its choices with the same words: said once. */
+    /* A request that failed ends all its choices with the same error, which is printed once. */
     if (failed && j->failed) return;
     engine_prompt prompt = engine_stream_prompt(j->stream);
     strbuf_clear(&b->line);

@@ -1,4 +1,4 @@
-/* The lines of `octavo run`. */
+/* Writes the lines of `octavo run`. */
 #include "cli/run_output.h"
 
 #include <math.h>
@@ -15,7 +15,8 @@ void run_choice_destroy(run_choice *c)
 
 /* ---- logprobs: OpenAI's chat shape, with vLLM's rank ----------------------------------------- */
 
-/* "token": …, "logprob": …, "bytes": […]. A token that cannot be described is written as empty. */
+/* Writes "token": …, "logprob": …, "bytes": […]. A token without a text is written as an empty
+ * one. */
 static void describe_token(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
 {
     const char *bytes = "";
@@ -30,7 +31,7 @@ static void describe_token(strbuf *out, const tokenizer *t, uint32_t id, float l
     strbuf_putc(out, ']');
 }
 
-/* One token, its rank, and the likeliest in its place. */
+/* Writes one token, its rank, and the likeliest tokens in its place. */
 static void describe_place(strbuf *out, const tokenizer *t, uint32_t id, float logprob,
                            uint32_t rank, const uint32_t *top_ids, const float *top_logprobs,
                            uint32_t n_top)
@@ -52,7 +53,7 @@ static void describe_sample(strbuf *out, const tokenizer *t, const step_sample *
     describe_place(out, t, s->token, s->logprob, s->rank, s->top_ids, s->top_logprobs, s->n_top);
 }
 
-/* As vLLM has it: nothing is known of the first token. */
+/* Nothing precedes the prompt's first token, so it has no logprob: null, as in vLLM. */
 static void describe_prompt(strbuf *out, const tokenizer *t, const engine_prompt *p)
 {
     strbuf_puts(out, ",\"prompt_logprobs\":[null");

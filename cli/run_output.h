@@ -1,32 +1,33 @@
-/* What `octavo run` prints for one choice. Others script against these lines: members may be added,
+/* The lines that `octavo run` prints for a choice. Scripts read these lines: members may be added,
  * none renamed. */
 #ifndef CLI_RUN_OUTPUT_H
 #define CLI_RUN_OUTPUT_H
 
 #include "engine/engine.h"
 
-/* One choice while it grows. */
+/* A choice while its tokens arrive. */
 typedef struct run_choice {
     strbuf text;
     uint32_t *token_ids; // malloc'd
     size_t n_tokens, capacity;
-    strbuf logprobs; // the members of logprobs.content, when they were asked for
+    strbuf logprobs; // members of logprobs.content, when they were asked for
     bool failed;     // out of memory
 } run_choice;
 
 void run_choice_destroy(run_choice *c);
-/* Takes one output of this choice. want_logprobs: describe its token too. */
+/* Adds one output to its choice. want_logprobs: describe its token, too. */
 void run_choice_take(run_choice *c, const engine_output *out, const tokenizer *t,
                      bool want_logprobs);
 
-/* The line of a choice that has ended well or was aborted: `last` is its last output. id is a JSON
- * string or number. prompt: its logprobs are told when it has some. Lines end with a newline. */
+/* Writes the line of a choice that has ended well or was aborted; `last` is its last output. id is
+ * a JSON string or number. prompt: its logprobs are written if it has some. Lines end with a
+ * newline. */
 void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_output *last,
               bool want_logprobs, const engine_prompt *prompt, const tokenizer *t);
-/* {"id", "error": {"message", "line"}}; line_number 0 = there is no file. */
+/* Writes {"id", "error": {"message", "line"}}; line_number 0 = there is no file. */
 void run_error_line(strbuf *line, const json_t *id, const char *message, uint64_t line_number);
 
-/* A short summary of a retention report for people, one line. */
+/* Writes a short summary of a retention report for people, one line. */
 void run_report_text(strbuf *out, const retention_report *report);
 
 #endif

@@ -1,4 +1,4 @@
-/* `octavo run --prompt` and `--chat`: one request at a time, its text printed as it comes. */
+/* `octavo run --prompt` and `--chat`: one request at a time; its text is printed as it comes. */
 #include "cli/lines.h"
 #include "cli/run.h"
 
@@ -8,13 +8,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* One request's way through the engine. */
+/* One request while its choices are read. */
 typedef struct answer {
     run_choice choices[ENGINE_N_MAX];
     uint32_t n, n_ended;
     bool want_logprobs;
     bool failed, output_failed;
-    bool *too_long; // set, and nothing said, where the prompt does not fit; NULL = said as well
+    bool *too_long; // where not NULL: set, instead of a complaint, when the prompt does not fit
 } answer;
 
 static void put(answer *a, const char *text, size_t n)
@@ -27,7 +27,7 @@ static void end_with_newline(answer *a, const run_choice *c)
     if (c->text.size == 0 || c->text.data[c->text.size - 1] != '\n') put(a, "\n", 1);
 }
 
-/* The end of a choice in plain text: several choices are told apart by a heading. */
+/* Prints the end of a choice in plain text; with several choices, each has a heading. */
 static void print_end(answer *a, const engine_output *out)
 {
     const run_choice *c = &a->choices[out->choice];
@@ -136,7 +136,7 @@ static json_t *first_messages(const run_session *s)
     return NULL;
 }
 
-/* Answers the conversation so far. */
+/* Generates the answer to the conversation so far. */
 static int run_messages(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
                         bool *too_long)
 {
@@ -198,8 +198,8 @@ static bool forget_oldest(const run_session *s, json_t *messages)
     return json_array_remove(messages, oldest) == 0 && json_array_remove(messages, oldest) == 0;
 }
 
-/* Answers the newest message. Older ones that no longer fit the context are forgotten, the oldest
- * first. */
+/* Answers the newest message. Older messages that no longer fit the context are left out, the
+ * oldest first. */
 static int run_conversation(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
                             bool *left_out)
 {

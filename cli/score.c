@@ -1,4 +1,5 @@
-/* `octavo score`: logits of token sequences for oracles, and the perplexity of a text. */
+/* `octavo score`: the logits of token sequences, to compare with other implementations, and the
+ * perplexity of a text. */
 #include "cli/cli.h"
 #include "cli/lines.h"
 #include "cli/steps.h"
@@ -172,13 +173,13 @@ static status score_file(scorer *sc, const score_flags *f, error *err)
 
 /* ---- --text: perplexity ---------------------------------------------------------------------- */
 
-/* Windows [begin, begin + window), each `stride` further; a token is scored in the first window
- * that holds it and the token before it, so that nearly all are seen with window - stride tokens of
- * context or more. */
+/* Scores windows [begin, begin + window), each `stride` after the last. A token is scored in the
+ * first window that holds it and the token before it, so that nearly all tokens are predicted from
+ * at least window - stride tokens of context. */
 typedef struct perplexity {
     const uint32_t *ids; // of the current window
     uint32_t n;
-    uint32_t first; // first row whose prediction is scored
+    uint32_t first; // the first row whose prediction is scored
     uint32_t vocab;
     double nll; // natural logarithms, summed
     uint64_t n_scored;
@@ -208,7 +209,7 @@ static status add_rows(void *ctx, const float *logits, uint32_t row, uint32_t n_
 static status score_windows(scorer *sc, const tok_ids *ids, uint32_t window, uint32_t stride,
                             perplexity *p, error *err)
 {
-    size_t scored_to = 0; /* tokens before it have been predicted (or are the first) */
+    size_t scored_to = 0; /* tokens before it have been scored (or are the first) */
     for (size_t begin = 0; scored_to + 1 < ids->n; begin += stride) {
         size_t end = begin + window < ids->n ? begin + window : ids->n;
         p->ids = ids->ids + begin;
@@ -274,7 +275,7 @@ static status score(const model_flags *m, const score_flags *f, error *err)
     RETURN_IF_ERROR(model_open(m, f->text != NULL, &sc.model, err));
     model_tell(&sc.model, m->dir);
     sc.vocab = sc.model.config.vocab_size;
-    /* One more, for the token that is drawn but never computed. */
+    /* One token more, for the one that is drawn but never computed. */
     status st = steps_create(&sc.model, sc.model.max_model_len + 1, false, &sc.steps, err);
     if (status_ok(st)) st = f->text ? score_text(&sc, f, err) : score_file(&sc, f, err);
     steps_destroy(&sc.steps);
