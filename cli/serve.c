@@ -1,4 +1,4 @@
-/* `octavo serve`: a model behind HTTP and gRPC until a signal says that it is enough. */
+/* `octavo serve`: serves a model over HTTP and gRPC until a signal ends it. */
 #include "cli/serve.h"
 
 #include "cli/cli.h"
@@ -15,7 +15,7 @@
 
 static const char serve_name[] = "octavo serve";
 
-/* KV events kept for subscribers that fall behind, in tokens. */
+/* Tokens of KV events that are kept for subscribers that fall behind. */
 enum { EVENT_TOKENS = 1 << 20 };
 enum { KEY_FILE_BYTES_MAX = 1 << 20, LOOK_MS = 1000, DRAIN_LOOK_MS = 20 };
 
@@ -25,7 +25,7 @@ typedef struct serving {
     retention_flags retention;
     loaded_model model;
     char *folder_name;                         // the default name
-    char *key_file_text, *admin_key_file_text; // what the keys of the files point into
+    char *key_file_text, *admin_key_file_text; // hold the keys of the files
     waiter *waiter;
     int log_fd;
     rpc_log *log;
@@ -44,7 +44,7 @@ static const char about[] =
     "status\n"
     "130). The exit status is 1 when the model's backend broke down and could not be made anew.";
 
-/* ---- what the flags mean together ------------------------------------------------------------ */
+/* ---- checks across flags --------------------------------------------------------------------- */
 
 static bool is_on(const char *address) { return strcmp(address, "none") != 0; }
 
@@ -82,9 +82,9 @@ static char *trim(char *line)
     return line;
 }
 
-/* Adds the keys of a file, which point into its text. A file without keys is refused, for it would
- * leave the server more open than its owner thinks; so is a line that is no key as a whole, since a
- * part of it would be an easier one. */
+/* Adds the keys of a file, which point into its text. A file without keys is refused, because it
+ * would leave the server more open than its owner thinks. A line that is not one whole key is
+ * refused, because a part of the line would be easier to guess. */
 static status read_key_file(const char *flag, const char *path, char **text, arg_list *keys,
                             error *err)
 {
@@ -137,7 +137,7 @@ static status name_model(serving *s, error *err)
     if (!path) return error_set(err, STATUS_IO, "%s: %s", s->model_flags.dir, strerror(errno));
     const char *slash = strrchr(path, '/');
     const char *base = slash && slash[1] ? slash + 1 : path;
-    /* A name travels in JSON and metrics. */
+    /* The name is to be valid in JSON and in metrics. */
     bool usable = utf8_valid((const uint8_t *)base, strlen(base));
     s->folder_name = strdup(usable ? base : "model");
     free(path);
@@ -151,7 +151,7 @@ static status open_log(serving *s, error *err)
     s->log_fd = STDERR_FILENO;
     const int flags = O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK;
     if (path) s->log_fd = open(path, O_WRONLY | flags, 0640);
-    /* A FIFO without a reader so far holds lines for it; once it is full, lines are dropped. */
+    /* A FIFO without a reader keeps lines for a later one; once it is full, lines are dropped. */
     if (s->log_fd < 0 && errno == ENXIO) s->log_fd = open(path, O_RDWR | flags, 0640);
     if (s->log_fd < 0)
         return error_set(err, STATUS_IO, "--log-file: %s: %s", path, strerror(errno));
@@ -159,10 +159,10 @@ static status open_log(serving *s, error *err)
     return status_ok(st) ? st : error_set(err, st.code, "out of memory");
 }
 
-/* Each client takes a descriptor, and the default soft limit is often 1,024. A client for which no
- * descriptor is free is not turned away but waits, even if it asks for health. So where the hard
- * limit is low too, fewer HTTP connections are allowed, and a quarter of the room is left to gRPC.
- */
+/* Raises the limit of descriptors: each client takes one, and the default soft limit is often
+ * 1,024. A client for which no descriptor is free is not turned away but waits, even if it asks for
+ * health. So where the hard limit is low, too, fewer HTTP connections are allowed, and a quarter of
+ * the room is left to gRPC. */
 static void raise_descriptors(serving *s)
 {
     enum { OTHERS = 256, OWN = 32 }; // files, gRPC's sockets; what an idle server has open
@@ -181,8 +181,8 @@ static void raise_descriptors(serving *s)
     rpc_log_note(s->log, "warning", "limits", text);
 }
 
-/* A step is stuck when even a CPU of 1 GFLOP/s a thread would be done: a false alarm costs every
- * request, a late one costs minutes. */
+/* A step counts as stuck only after the time in which a CPU of 1 GFLOP/s a thread would be done: a
+ * false alarm costs every request, a late one costs minutes. */
 static int64_t step_timeout_us(const serving *s)
 {
     enum { FLOPS_OF_A_THREAD = 1000000000, LEAST_S = 60 };
@@ -257,7 +257,7 @@ static rpc_model facts_of(const serving *s)
     };
 }
 
-/* All options except those that are known only once the model is loaded. */
+/* Fills all options except those that are known only once the model is loaded. */
 static rpc_options options_of(const serving *s)
 {
     const serve_flags *f = &s->flags;
@@ -316,9 +316,9 @@ static status start(serving *s, error *err)
     return start_server(s, err);
 }
 
-/* ---- how to talk to it ----------------------------------------------------------------------- */
+/* ---- the line that tells how to call it ------------------------------------------------------ */
 
-/* The host of "host:port" as a client on this machine would say it. */
+/* Writes the host of "host:port" as a client on this machine would name it. */
 static void put_host(const char *address, char *out, size_t size)
 {
     const char *colon = strrchr(address, ':');
@@ -358,7 +358,7 @@ static void tell(const serving *s)
 
 /* ---- until the end --------------------------------------------------------------------------- */
 
-/* False when the engine broke down for good. */
+/* Waits for a signal. False when the engine broke down for good. */
 static bool serve(serving *s)
 {
     while (!waiter_interrupted(s->waiter)) {
@@ -387,7 +387,7 @@ static void drain(serving *s)
 static int go(serving *s)
 {
     error err = {{0}};
-    /* A terminal that closes is no reason to stop. */
+    /* The server goes on when its terminal closes. */
     signal(SIGHUP, SIG_IGN);
     status st = start(s, &err);
     if (!status_ok(st)) return cli_complain(serve_name, CLI_FAILED, err.text);

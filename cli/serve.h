@@ -1,4 +1,5 @@
-/* The parts of `octavo serve` (private to cli/): flags, and the word to whoever started it. */
+/* The parts of `octavo serve` (private to cli/): flags, memory, and messages to the service
+ * manager. */
 #ifndef CLI_SERVE_H
 #define CLI_SERVE_H
 
@@ -27,23 +28,23 @@ typedef struct serve_flags {
 arg_group serve_flags_group(serve_flags *target);
 void serve_flags_destroy(serve_flags *f);
 
-/* "READY=1" and the like, to the service manager that started us (sd_notify's protocol); nothing
- * happens when none did. */
+/* Sends "READY=1" and the like to the service manager that started this process (sd_notify's
+ * protocol); does nothing when none did. */
 void serve_tell_manager(const char *message);
 
-/* What a server takes beside its backend: threads, connections, requests and their bodies. Of a
- * server of the demo model, 4 MiB were seen while it was idle, and 20 MiB with 64 clients. */
+/* Memory that a server takes beside its backend: threads, connections, requests and their bodies. A
+ * server of the demo model was seen to take 4 MiB while idle, and 20 MiB with 64 clients. */
 enum { SERVE_OWN_BYTES = 16 << 20 };
 
-/* Refuses needs that exceed the bound, with figures: the kernel would end the server under load.
- * STATUS_NO_MEMORY. */
+/* Refuses needs that exceed the bound, with figures, because the kernel would end such a server
+ * under load. STATUS_NO_MEMORY. */
 status serve_check_needs(const backend_cpu_needs *needs, const memory_bound *bound, error *err);
-/* The same of the model that the flags choose, when it is to run on the CPUs of this machine, and
- * of what bounds the memory of this process. Nothing is loaded. */
+/* Checks the needs of the model that the flags choose against the memory of this process, when the
+ * model is to run on the CPUs of this machine. Loads nothing. */
 status serve_check_memory(const model_flags *flags, error *err);
 
-/* Makes the allocator's arenas now, so that no thread's first allocation has to (serve_arenas.c).
- */
+/* Makes the allocator's arenas now, so that no thread's first allocation has to
+ * (serve_arenas.c). */
 void serve_make_arenas(void);
 
 #endif

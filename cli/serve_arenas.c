@@ -1,6 +1,6 @@
-/* jemalloc makes an arena when a thread without one allocates for the first time, and 5.3 crashes
- * where there is no memory for it. So all arenas that it may have (four for each core) are made
- * before the first request, by as many threads that exist at once. */
+/* jemalloc makes an arena when a thread without one allocates for the first time, and version 5.3
+ * crashes where there is no memory for it. So before the first request as many threads as jemalloc
+ * may make arenas (four for each core) exist at once and allocate. */
 #include "cli/serve.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* Whether a server fits the memory that it may take, before anything is loaded. */
+/* Checks that a server fits the memory that it may take, before anything is loaded. */
 #include "cli/serve.h"
 
 #include <string.h>
@@ -24,7 +24,8 @@ status serve_check_needs(const backend_cpu_needs *needs, const memory_bound *bou
 
 static bool same(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
-/* Workers by address have memory of their own. */
+/* Whether the model runs on the CPUs of this machine: workers by address have memory of their
+ * own. */
 static bool computes_here(const model_flags *f, const char *where)
 {
     if (!same(where, "threads") && !same(where, "local") && !same(where, "auto")) return false;
@@ -45,7 +46,8 @@ status serve_check_memory(const model_flags *flags, error *err)
         s = backend_cpu_need(&m.options, m.n_ranks, memory_available_bytes(), &needs, err);
     model_close(&m);
     RETURN_IF_ERROR(s);
-    /* Ranks that are processes have an address space each. */
+    /* Ranks that are processes have an address space each, so its limit binds only a single
+     * process. */
     bool is_one = flags->tp == 1 || same(where, "threads");
     if (is_one && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
         most = space.rlim_cur;

@@ -1,4 +1,4 @@
-/* A datagram to the socket that systemd names in the environment. */
+/* Sends a datagram to the socket that systemd names in the environment. */
 #include "cli/serve.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ void serve_tell_manager(const char *message)
     if (path[0] == '@') to.sun_path[0] = '\0'; /* in the abstract namespace */
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return;
-    /* Nobody there is no trouble of ours. */
+    /* A service manager that does not listen is no error. */
     (void)!sendto(fd, message, strlen(message), MSG_NOSIGNAL | MSG_DONTWAIT,
                   (const struct sockaddr *)&to,
                   (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n));

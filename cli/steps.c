@@ -1,4 +1,4 @@
-/* One loop around sched_step and a backend. */
+/* The loop around sched_step and a backend. */
 #include "cli/steps.h"
 
 enum { EVENTS_MAX = 256 };

@@ -25,7 +25,7 @@ static const arg_flag detokenize_flags[] = {
     ARG_ROW("skip-special", NULL, ARG_SWITCH, text_flags, skip_special, "leave out special tokens"),
 };
 
-/* Appends the answer to one line. */
+/* Converts one input line and appends the output line. */
 typedef status (*convert_line)(const tokenizer *t, const text_flags *f, const json_t *doc,
                                strbuf *out, error *err);
 
@@ -69,7 +69,7 @@ static status to_text(const tokenizer *t, const text_flags *f, const json_t *doc
     return st;
 }
 
-/* A line that cannot be converted gives null, so that output lines stay beside input lines. */
+/* A line that cannot be converted gives null, so that output line n always answers input line n. */
 static bool convert(const char *name, const tokenizer *t, const text_flags *f, convert_line how,
                     line_reader *in, line_outcome got, const char *line, size_t n, strbuf *out)
 {
@@ -104,7 +104,8 @@ static int convert_lines(const char *name, const tokenizer *t, const text_flags 
         size_t n;
         line_outcome got = lines_next(&in, false, &line, &n);
         if (got == LINE_LATER) {
-            /* Whoever writes line by line waits for the answers to what it has written. */
+            /* All input so far is answered. A program that writes a line waits for its answer, so
+             * it is flushed. */
             fflush(stdout);
             got = lines_next(&in, true, &line, &n);
         }

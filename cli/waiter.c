@@ -1,4 +1,4 @@
-/* Notifications and signals, by one eventfd. */
+/* Notifications and signals wake the loop through one eventfd. */
 #include "cli/waiter.h"
 
 #include "cli/cli.h"
@@ -15,7 +15,7 @@
 
 struct waiter {
     int fd;
-    _Atomic bool pending; // something was written to fd since the last wait: no second system call
+    _Atomic bool pending; // fd was written to since the last wait: saves a second system call
     _Atomic bool armed, interrupted, stop;
     sigset_t signals;
     pthread_t thread;
@@ -84,6 +84,6 @@ void waiter_wait(waiter *w, int fd, int timeout_ms)
     poll(polled, 2, timeout_ms);
     uint64_t count;
     while (read(w->fd, &count, sizeof count) > 0) continue;
-    /* After the read: a notification from here on writes again. */
+    /* Only now: a notification after the read has to write again. */
     atomic_store(&w->pending, false);
 }

@@ -1,8 +1,9 @@
-/* What a reading loop sleeps on: streams with something to read, Ctrl-C, and perhaps more input.
+/* The waiting of a reading loop: for streams with something to read, for Ctrl-C, and perhaps for
+ * more input.
  *
- * Ctrl-C (and SIGTERM) is taken by a thread of its own: while armed, the first one is noted and
- * wakes the loop, which winds up; otherwise, and at the second, the process ends at once with
- * status 130. */
+ * A thread of its own takes Ctrl-C (and SIGTERM). While the waiter is armed, the first signal is
+ * noted and wakes the loop, which ends its work in order; the second signal, or a signal while the
+ * waiter is not armed, ends the process at once with status 130. */
 #ifndef CLI_WAITER_H
 #define CLI_WAITER_H
 
@@ -10,8 +11,8 @@
 
 typedef struct waiter waiter;
 
-/* Before any other thread is started: the signals are blocked in this thread and in all it will
- * start. */
+/* To be called before any other thread starts: it blocks the signals in this thread and in all
+ * threads that it will start. */
 status waiter_create(waiter **out, error *err);
 void waiter_destroy(waiter *w);
 void waiter_arm(waiter *w, bool armed);

@@ -1,4 +1,4 @@
-/* `octavo worker`: a rank for whoever coordinates. */
+/* `octavo worker`: a rank for a coordinator in another process. */
 #include "cli/worker.h"
 
 #include "cli/waiter.h"
@@ -80,7 +80,7 @@ static void tell(void *ctx, const char *line)
     fprintf(stderr, "octavo worker: %s\n", line);
 }
 
-/* What scripts read, and whoever started local ones. */
+/* Prints the line that scripts read, and the coordinator that starts local workers. */
 static void say_address(const char *address, uint16_t port)
 {
     const char *colon = strrchr(address, ':');
@@ -94,7 +94,7 @@ static status serve_ranks(const worker_flags *f, uint32_t index, rank_host *host
 {
     char address[256];
     RETURN_IF_ERROR(worker_address_of(f, index, address, sizeof address, err));
-    if (f->local) unlink(address + strlen("unix:")); /* of one that was killed */
+    if (f->local) unlink(address + strlen("unix:")); /* the socket of a worker that was killed */
     worker_server_options o = {
         .address = address,
         .tls = {f->tls_cert, f->tls_key, f->tls_client_ca},
@@ -107,7 +107,8 @@ static status serve_ranks(const worker_flags *f, uint32_t index, rank_host *host
     return STATUS_IS_OK;
 }
 
-/* Under a supervisor lifeline is what ends us; else (-1) a signal does. */
+/* Waits for the end: a supervised process ends when its lifeline closes, another one (-1) by a
+ * signal. */
 static void await_end(waiter *w, int lifeline)
 {
     struct pollfd polled = {.fd = lifeline, .events = POLLIN};

@@ -7,46 +7,50 @@
 
 typedef struct worker_flags {
     const char *listen;
-    const char *model;         // NULL: the folder that the coordinator names, which is trusted
-    const char *weights_cache; // NULL: the coordinator's, where it is trusted
+    const char *model;         // NULL: the coordinator names the folder; only where it is trusted
+    const char *weights_cache; // NULL: the coordinator's folder, where it is trusted
     uint32_t count, threads;
-    uint32_t device; // GPU of the first of them
+    uint32_t device; // GPU of the first worker
     const char *tls_cert, *tls_key, *tls_client_ca;
-    const char *local; // of a coordinator on this machine: the folder of its sockets
+    const char *local; // with a coordinator on this machine: the folder of the sockets
 } worker_flags;
 
-enum { WORKER_ANY_DEVICE = UINT32_MAX /* the coordinator says */ };
+enum { WORKER_ANY_DEVICE = UINT32_MAX /* the coordinator names the device */ };
 
-/* Whether a worker with these flags knows its coordinator: by certificates, or because only the
- * process that started the worker has its socket. Only then may a coordinator name folders. */
+/* Whether a worker with these flags can trust its coordinator: it has shown a certificate, or only
+ * the process that started the worker can reach its socket. A coordinator that is not trusted may
+ * not name folders. */
 static inline bool worker_trusts(const worker_flags *f)
 {
     return f->tls_client_ca != NULL || f->local != NULL;
 }
 
-/* ---- worker_host.c: who makes a rank --------------------------------------------------------- */
+/* ---- worker_host.c: makes a rank ------------------------------------------------------------- */
 
 typedef struct rank_host rank_host;
 
-/* flags are borrowed; index: which of their workers this is. */
+/* flags are borrowed; index is the number of this worker among flags->count. */
 status rank_host_create(const worker_flags *flags, uint32_t index, rank_host **out);
 void rank_host_destroy(rank_host *h);
-/* The callbacks. */
+/* The host's callbacks for worker_server_create. */
 worker_host rank_host_callbacks(rank_host *h);
 
-/* ---- worker_count.c: several of them --------------------------------------------------------- */
+/* ---- worker_count.c: several workers of one command ------------------------------------------ */
 
-/* Runs `run` in flags->count processes of its own, and again in place of one that has ended, until
- * SIGTERM or SIGINT, or with flags->local until stdin closes; one that ends by itself before it has
- * said that it listens ends all of them. In them `lifeline` is a descriptor that closes when they
- * are to end; the result is what their process is to end with. */
+/* The supervisor: calls `run` in each of flags->count processes, and starts a process again when it
+ * ends, until SIGTERM or SIGINT, or with flags->local until stdin closes. A process that exits
+ * before it ever listened ends all of them.
+ *
+ * Returns twice: in the supervisor at the end, and in each process with the result of `run`; either
+ * way with the exit status of the process. `lifeline` is a descriptor that closes when the process
+ * is to end. */
 int workers_supervise(const worker_flags *flags,
                       int (*run)(const worker_flags *flags, uint32_t index, int lifeline));
 
-/* In one of them. */
+/* Called in a supervised process: tells the supervisor that the process listens. */
 void worker_say_listening(int lifeline);
 
-/* Where number `index` listens: at the next ports, or under the next names. */
+/* Writes the address of worker number `index`: the following ports, or names with a suffix. */
 status worker_address_of(const worker_flags *flags, uint32_t index, char *out, size_t size,
                          error *err);
 

@@ -1,5 +1,5 @@
-/* A supervisor: one thread, that starts workers as processes and starts anew what has ended. It
- * forks before anything of gRPC is up, here and in them. */
+/* The supervisor has one thread, starts workers as processes, and starts again those that end. It
+ * forks before gRPC starts anything, in itself and in them. */
 #include "cli/worker.h"
 
 #include <errno.h>
@@ -16,23 +16,23 @@
 #include <unistd.h>
 
 enum {
-    STOP_MS = 5 * 1000, /* then they are killed */
+    STOP_MS = 5 * 1000, /* after it, workers are killed */
     LOOK_MS = 20,
-    SOON_MS = 1000, /* one that lived shorter is started again after as long */
+    SOON_MS = 1000, /* a worker that lived shorter waits as long before it starts again */
 };
 
 typedef struct child {
-    pid_t pid;          /* 0 = not there */
-    int lifeline;       /* it ends when this is closed, and says here that it listens; -1 */
-    bool has_listened;  /* or one before it */
-    int64_t started_us; /* when it was, or is to be */
+    pid_t pid;          /* 0 = it does not run */
+    int lifeline;       /* closing it ends the worker; it writes here once it listens; -1 */
+    bool has_listened;  /* this process, or one before it */
+    int64_t started_us; /* when it started, or is to start */
 } child;
 
 typedef struct supervisor {
     const worker_flags *flags;
     child *children; /* [flags->count] */
     int signals;     /* a signalfd */
-    int result;      /* of the process, once it is to end */
+    int result;      /* exit status, once the process is to end */
     bool ends;
 } supervisor;
 
@@ -64,7 +64,8 @@ status worker_address_of(const worker_flags *f, uint32_t index, char *out, size_
 
 /* ---- children -------------------------------------------------------------------------------- */
 
-/* In the child: nothing is left of the supervisor, and no signal that is meant for all of us. */
+/* In the child: closes all that belongs to the supervisor, and ignores signals for the whole group,
+ * which the supervisor answers. */
 static bool become_worker(const supervisor *s, pid_t parent)
 {
     sigset_t none;
@@ -79,14 +80,14 @@ static bool become_worker(const supervisor *s, pid_t parent)
     return getppid() == parent;
 }
 
-/* True in the child, where *lifeline is its own. */
+/* Starts a worker. True in the child, where *lifeline is the child's own end. */
 static bool start(supervisor *s, uint32_t index, int *lifeline)
 {
     child *c = &s->children[index];
     int ends[2];
     c->started_us = clock_now_us();
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-        return false; /* it is tried again */
+        return false; /* the loop tries again */
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
         close(ends[1]);
@@ -107,7 +108,7 @@ static bool start(supervisor *s, uint32_t index, int *lifeline)
 void worker_say_listening(int lifeline)
 {
     ssize_t sent = send(lifeline, "", 1, MSG_NOSIGNAL);
-    (void)sent; /* the supervisor has gone: so do we */
+    (void)sent; /* if the supervisor is gone, this process ends, too */
 }
 
 static void forget_child(child *c)
@@ -121,8 +122,8 @@ static void forget_child(child *c)
                  .started_us = now - c->started_us < soon ? now + soon : now};
 }
 
-/* One that ends by itself and never listened has said why: the others are of no use without it. Any
- * other is started again. */
+/* A worker that exits without ever having listened has printed why, and the others are useless
+ * without it: all end. Any other worker is started again. */
 static void reap(supervisor *s)
 {
     int how;
@@ -168,8 +169,8 @@ static void stop_all(supervisor *s)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* Reads the numbers of workers that no longer answer, which the coordinator writes. It writes
- * nothing else, and closes the pipe when all workers are to end. */
+/* Reads the number of a worker that no longer answers, and kills that worker. The coordinator
+ * writes nothing else to the pipe, and closes it when all workers are to end. */
 static void hear_coordinator(supervisor *s)
 {
     uint32_t index;
@@ -196,7 +197,8 @@ static void look(supervisor *s, int timeout_ms)
     reap(s);
 }
 
-/* How long until some child is due; the child in which it returns has its lifeline. */
+/* Starts the workers that are due; *timeout_ms is the time until the next one is. True in a child,
+ * with its index and lifeline. */
 static bool start_due(supervisor *s, int *timeout_ms, uint32_t *index, int *lifeline)
 {
     *timeout_ms = -1;
@@ -240,7 +242,8 @@ static void remove_sockets(const worker_flags *f)
 int workers_supervise(const worker_flags *flags,
                       int (*run)(const worker_flags *flags, uint32_t index, int lifeline))
 {
-    /* Of a machine's own ranks nobody else is to hear; UCX would listen at all its addresses. */
+    /* Local ranks need to be reached from this machine only, but UCX would listen at all
+     * addresses. */
     if (flags->local) setenv("UCX_NET_DEVICES", "lo", 0);
     supervisor s = {.flags = flags, .signals = open_signals(), .result = CLI_OK};
     s.children = calloc(flags->count, sizeof *s.children);

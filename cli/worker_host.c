@@ -1,4 +1,4 @@
-/* A rank of a worker: what the coordinator asks for becomes a backend with a comm of its own, on
+/* A worker's rank: makes a backend with a comm of its own, as the coordinator configures it, on
  * this machine's cores or on one of its GPUs. */
 #include "cli/model_flags.h"
 #include "cli/worker.h"
@@ -12,13 +12,13 @@
 #include <string.h>
 #include <sys/utsname.h>
 
-/* Until all ranks have met. */
+/* Longest time until all ranks have met. */
 enum { CONNECT_US = 20 * 1000 * 1000 };
 
 struct rank_host {
     const worker_flags *flags;
     uint32_t index;
-    pthread_mutex_t lock; /* of group */
+    pthread_mutex_t lock; /* guards group */
     comm *group;
     _Atomic bool aborted; /* written under the lock */
     model_config config;
@@ -57,7 +57,7 @@ static status check_names(const worker_config *c, error *err)
     return STATUS_IS_OK;
 }
 
-/* Before the comm, which puts its work on the GPU's stream. */
+/* Opens the GPU before the comm is made, because the comm puts its work on the GPU's stream. */
 static status open_gpu(rank_host *h, const worker_config *c, error *err)
 {
     char why[256] = "";
@@ -67,7 +67,7 @@ static status open_gpu(rank_host *h, const worker_config *c, error *err)
     status s = backend_cuda_find(&h->api, err);
     if (!status_ok(s)) {
         error_prefix(err, "device");
-        return status_make(STATUS_UNSUPPORTED, NULL); /* it will not come by waiting */
+        return status_make(STATUS_UNSUPPORTED, NULL); /* waiting would not help */
     }
     (void)gpu_kv_named(c->kv_type, &h->gpu_kv);
     gpu_status opened = h->api->open(device, &h->gpu, &h->gpu_facts, why, sizeof why);
@@ -77,7 +77,7 @@ static status open_gpu(rank_host *h, const worker_config *c, error *err)
 
 static char *copy_or_null(const char *text) { return *text ? strdup(text) : NULL; }
 
-/* "" = none. */
+/* The folder of cached weights; "" = none. */
 static const char *cache_dir_of(const worker_flags *f, const worker_config *c)
 {
     if (f->weights_cache) return f->weights_cache;
@@ -94,7 +94,7 @@ static status take_texts(rank_host *h, const worker_config *c, error *err)
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
-/* Several of one command share its cores. */
+/* Workers of one command share its cores. */
 static uint32_t threads_of(const worker_flags *f, const worker_config *c)
 {
     if (f->threads) return f->threads;
@@ -111,7 +111,7 @@ static void take_options(rank_host *h, const worker_config *c)
         .config = &h->config,
         .dummy = c->dummy,
         .dummy_seed = c->dummy_seed,
-        .kv_type = kv == KERN_KV_FORMATS ? KERN_KV_BF16 : kv, /* fp8: the GPU's alone */
+        .kv_type = kv == KERN_KV_FORMATS ? KERN_KV_BF16 : kv, /* only GPUs have fp8 pages */
         .kv_residual = c->kv_residual,
         .weight_type = dtype_named(c->weight_type),
         .quant_bits = (uint8_t)c->quant_bits,
@@ -131,7 +131,8 @@ static void take_options(rank_host *h, const worker_config *c)
     };
 }
 
-/* The same model, as far as can be told without reading it. */
+/* Compares fingerprints: the model must be the coordinator's, as far as can be told without reading
+ * the weights. */
 static status check_model(const rank_host *h, const worker_config *c, error *err)
 {
     uint64_t config, weights;
@@ -190,8 +191,8 @@ static status join(void *ctx, const worker_address *all, uint32_t n, error *err)
     return s;
 }
 
-/* What stands for this machine: a boot of a kernel, and the name that a container has of its own.
- */
+/* Identifies this machine: by the kernel's boot, and by the name that a container has of its
+ * own. */
 static uint64_t machine_id(void)
 {
     struct utsname name;
@@ -204,8 +205,8 @@ static uint64_t machine_id(void)
     return uname(&name) == 0 ? hash_bytes(name.nodename, strlen(name.nodename), h) : h;
 }
 
-/* Ranks with the same machine share its memory. In floats that are whole numbers: what a comm
- * carries. */
+/* Counts the ranks on this machine, which share its memory. A comm carries floats, so the id goes
+ * in parts that floats hold exactly. */
 static status count_ranks_here(rank_host *h)
 {
     enum { PARTS = 3, PART_BITS = 21 };

@@ -1,4 +1,5 @@
-/* The coordinator's side: addresses, TLS, what a rank is to be, and the backend over all ranks. */
+/* The coordinator's side: addresses, TLS, the configuration of ranks, and the backend over all
+ * ranks. */
 #include "cli/workers.h"
 
 #include "rpc/worker.h"
@@ -9,16 +10,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Within one try to make the ranks; between tries, and after one that was refused. */
+/* Patience of one try to make the ranks; pauses between tries, and after a refusal. */
 enum { PATIENCE_S = 5, AGAIN_MS = 500, REFUSED_MS = 2000, LOOK_MS = 20 };
 
 struct workers {
     uint32_t n;
     bool is_local;
     workers_device device;
-    uint32_t wait_s; /* until they are first made; then whoever makes them again tries on */
+    uint32_t wait_s; /* until the ranks are first made; then 0: the engine tries again */
     workers_local local;
-    char *text;             /* what addresses point into */
+    char *text;             /* holds the texts of the addresses */
     const char **addresses; /* [n] */
     worker_config config;
     char model[4096];
@@ -28,7 +29,7 @@ struct workers {
     _Atomic bool given_up;
 };
 
-/* ---- who ------------------------------------------------------------------------------------- */
+/* ---- addresses and workers ------------------------------------------------------------------- */
 
 static status out_of_memory(error *err)
 {
@@ -64,7 +65,7 @@ static status take_addresses(workers *w, const workers_flags *f, uint32_t *n_ran
     return error_set(err, STATUS_INVALID, "--workers: %u addresses for --tp %u", w->n, *n_ranks);
 }
 
-/* The group reads them whenever it makes a rank. */
+/* The group reads the addresses whenever it makes a rank. */
 static void put_local_addresses(workers *w)
 {
     for (uint32_t i = 0; i < w->n; i++) {
@@ -107,13 +108,13 @@ static status check_tls(const workers_flags *f, bool by_address, error *err)
                      "--workers-cert, --workers-key and --workers-ca go together");
 }
 
-/* By which ranks add up. */
+/* The comm by which ranks add up. */
 static const char *comm_of(const workers_device *d)
 {
     return strcmp(d->name, "cuda") == 0 ? "nccl" : "ucx";
 }
 
-/* Whether processes can add up here: the libraries are opened at need. */
+/* Whether processes can add up here: the libraries are opened only when needed. */
 static bool has_comm(const workers_device *d)
 {
     comm_options o = {.kind = comm_of(d), .rank = 1, .size = 2};
@@ -123,7 +124,8 @@ static bool has_comm(const workers_device *d)
     return has;
 }
 
-/* Replaces a silent local rank: a stopped process would be waited for until it is continued. */
+/* Replaces a silent local rank: a stopped process would otherwise block the group until it is
+ * continued. */
 static void replace_silent(void *ctx, uint32_t rank)
 {
     workers *w = ctx;
@@ -139,7 +141,7 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
     w->wait_s = by_address ? f->wait_s : PATIENCE_S;
     int64_t patience_s = w->wait_s < PATIENCE_S ? w->wait_s : PATIENCE_S;
     worker_group_options o = {
-        .patience_us = patience_s * 1000000 + 1, /* 0 would be the usual */
+        .patience_us = patience_s * 1000000 + 1, /* 0 would be the default */
         .silence_us = f->silence_us,
         .addresses = w->addresses,
         .n = w->n,
@@ -152,12 +154,12 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
     return worker_group_create(&o, &w->group, err);
 }
 
-/* Local ranks take a GPU each. */
+/* Whether each local rank can have a GPU of its own. */
 static bool has_devices(const workers_device *d, uint32_t n_ranks)
 {
     if (strcmp(d->name, "cuda") != 0) return true;
     uint32_t n = backend_cuda_devices(), left = n > d->index ? n - d->index : 0;
-    if (n == 0 || left >= n_ranks) return n > 0; /* none: whoever opens one here says why */
+    if (n == 0 || left >= n_ranks) return n > 0; /* without any GPU, opening one will tell why */
     fprintf(stderr, "octavo: --tp %u has %u GPU%s from cuda:%u on: all ranks are threads on it\n",
             n_ranks, left, left == 1 ? "" : "s", d->index);
     return false;
@@ -198,7 +200,7 @@ void workers_destroy(workers *w)
 
 /* ---- the backend ----------------------------------------------------------------------------- */
 
-/* A worker's own folder is another one than ours: paths are whole. */
+/* A worker has another working directory than this process, so paths are absolute. */
 static const char *whole_path(const char *path, char out[4096])
 {
     char *whole = realpath(path, NULL);
@@ -207,7 +209,7 @@ static const char *whole_path(const char *path, char out[4096])
     return out;
 }
 
-/* Local ranks share what one would have; a machine's own are all its. */
+/* Local ranks divide the threads of one process; a worker on another machine has all of its own. */
 static uint32_t threads_of_rank(const workers *w, uint32_t asked)
 {
     if (!w->is_local) return asked;
@@ -267,7 +269,7 @@ static backend_cpu_facts sum_facts(workers *w)
     return sum;
 }
 
-/* Tells why it waits, when that changes. */
+/* Makes the ranks, and prints a line when the reason for waiting changes. */
 static status make_ranks(const workers *w, backend *out, error *err)
 {
     backend_ranks_options all = {
@@ -284,13 +286,13 @@ static status make_ranks(const workers *w, backend *out, error *err)
     }
 }
 
-/* A group that has worked waits for what its workers refuse, too: one may have come back with
- * another model, another coordinator, or too little memory, and whoever sees that mends it there.
- */
+/* A group that has worked before waits for workers that refuse, too. A worker may have come back
+ * with another model, another coordinator or too little memory, which its operator can mend
+ * there. */
 static status judge_again(workers *w, status s, error *err)
 {
     if (status_ok(s) || !w->was_made) return s;
-    if (s.code != STATUS_UNAVAILABLE) /* it costs a worker more than to be away */
+    if (s.code != STATUS_UNAVAILABLE) /* a refused try costs a worker more */
         for (int ms = 0; ms < REFUSED_MS && !atomic_load(&w->given_up); ms += LOOK_MS)
             usleep(LOOK_MS * 1000);
     if (atomic_load(&w->given_up)) return error_set(err, STATUS_ABORTED, "given up");

@@ -1,4 +1,4 @@
-/* The flags beside --tp. */
+/* The flags that go with --tp. */
 #include "cli/workers.h"
 
 static const arg_flag flags_table[] = {

@@ -1,4 +1,4 @@
-/* Workers of this machine: this executable again, as their supervisor (worker_count.c). */
+/* Workers of this machine: this executable started again, as their supervisor (worker_count.c). */
 #include "cli/workers.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 enum {
-    START_MS = 120 * 1000, /* sanitizers on a busy machine are slow */
+    START_MS = 120 * 1000, /* sanitizers are slow on a busy machine */
     STOP_MS = 10 * 1000,
     STOP_LOOK_MS = 5,
     START_LOOK_MS = 100,
@@ -45,7 +45,7 @@ static status make_folder(workers_local *l, error *err)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* Without what is meant for workers that others start; NULL: out of memory. */
+/* The environment without variables meant for workers that others start; NULL: out of memory. */
 static char **own_environment(void)
 {
     static const char theirs[] = "OCTAVO_WORKER_";
@@ -57,7 +57,8 @@ static char **own_environment(void)
     return own;
 }
 
-/* Of a process group of its own: Ctrl-C is ours alone, and they go on until we have drained. */
+/* Starts the supervisor in a process group of its own, so that Ctrl-C reaches this process alone
+ * and the workers go on until the server has drained. */
 static int spawn(workers_local *l, uint32_t n, int in, int out)
 {
     char count[16];
@@ -94,7 +95,7 @@ static int spawn(workers_local *l, uint32_t n, int in, int out)
     return wrong;
 }
 
-/* A line for each that listens. */
+/* Reads a line from each worker that listens. */
 static status await_lines(int fd, uint32_t n, const _Atomic bool *given_up, error *err)
 {
     int64_t until = clock_now_us() + (int64_t)START_MS * 1000;
@@ -146,7 +147,7 @@ bool workers_local_minded(workers_local *l)
 void workers_local_replace(const workers_local *l, uint32_t i)
 {
     ssize_t put = write(l->lifeline, &i, sizeof i);
-    (void)put; /* the supervisor has gone: workers_local_minded says so */
+    (void)put; /* if the supervisor is gone, workers_local_minded reports it */
 }
 
 /* ---- stopping -------------------------------------------------------------------------------- */
@@ -157,14 +158,14 @@ void workers_local_stop(workers_local *l)
     pid_t pid = (pid_t)l->supervisor;
     for (int waited = 0; pid > 0 && waitpid(pid, NULL, WNOHANG) == 0; waited += STOP_LOOK_MS) {
         if (waited >= STOP_MS) {
-            kill(pid, SIGKILL); /* and with it, all of them */
+            kill(pid, SIGKILL); /* all workers end with it */
             waitpid(pid, NULL, 0);
             break;
         }
         usleep(STOP_LOOK_MS * 1000);
     }
     char address[WORKER_ADDRESS_MAX];
-    for (uint32_t i = 0; l->folder[0] && i < l->n; i++) { /* the supervisor has, if it could */
+    for (uint32_t i = 0; l->folder[0] && i < l->n; i++) { /* normally removed already */
         workers_local_address(l, i, address);
         unlink(address + strlen("unix:"));
     }

@@ -1,4 +1,4 @@
-/* In place of workers.c where there is no gRPC: ranks are threads. */
+/* Takes the place of workers.c in a build without gRPC: ranks are threads. */
 #include "cli/workers.h"
 
 #include <string.h>
