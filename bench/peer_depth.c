@@ -1,9 +1,11 @@
-/* A context of the peer's brought back from a file, and how fast it goes on: what llama-bench
- * cannot do without computing it first. bench/peer_build.py builds this against the peer's library.
+/* Decode speed of the peer at depth: reads a context back from a file and goes on from there, while
+ * llama-bench would have to compute the context first. bench/peer_build.py builds this against the
+ * peer's library.
  *
  *     peer_depth MODEL THREADS CONTEXT, then lines on stdin, each answered by one on stdout:
- *     save FILE TOKENS    a context of so many tokens, computed and written: "saved"
- *     decode FILE STEPS   that context read, then steps of one token: tokens/s without the first */
+ *     save FILE TOKENS    computes a context of TOKENS tokens and writes it: "saved"
+ *     decode FILE STEPS   reads that context, then runs STEPS steps of one token:
+ *                         tokens/s without the first */
 #include <llama.h>
 #include <stdio.h>
 #include <stdlib.h>

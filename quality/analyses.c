@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Answers are looked at so far, and of their rows so many are compared, spread evenly. */
+/* ANSWER_MAX: tokens of an answer that are analysed. ROWS_MAX: rows of them that are compared,
+ * spread evenly. */
 enum { ANSWER_MAX = 512, ROWS_MAX = 64, LAYERS_MAX = 4096, HEAD_DIM_MAX = 256 };
 
 static const uint32_t heavy_steps[HEAVY_STEPS - 1] = {1, 300, 500};
@@ -49,8 +50,8 @@ bool analysis_change(const double *weights, uint32_t n, const float *values, uin
         yl += y[d] * l;
         gap += (y[d] - l) * (y[d] - l);
     }
-    /* What stays grows by 1 / mass and takes over 1 - mass; as much is lost by what goes. The
-     * rescaling leaves the cosine as it is. */
+    /* The weights that stay grow by 1 / mass and so gain 1 - mass in sum; those that go lose as
+     * much. Rescaling leaves the cosine as it is. */
     out->attention_l1 = 2 * fmax(1 - mass, 0);
     out->attention_cosine = cosine(kept_squares, kept_squares, all_squares);
     out->loss = yy > 0 ? sqrt(gap / yy) : NAN;
@@ -83,7 +84,7 @@ bool analysis_heavy(const double *sums, uint32_t n, double share, bool *heavy)
     return true;
 }
 
-/* ---- what one look works on ------------------------------------------------------------------ */
+/* ---- the state of one analysis --------------------------------------------------------------- */
 
 typedef struct look {
     const analysis_input *in;
@@ -93,7 +94,7 @@ typedef struct look {
     uint32_t n;
     double *weights, *sums; /* [n] */
     bool *heavy;            /* [n] */
-    kept_sets kept;         /* none for the full cache */
+    kept_sets kept;         /* empty for the full cache */
 } look;
 
 static float *row_of(const look *l, uint32_t row)
@@ -101,14 +102,14 @@ static float *row_of(const look *l, uint32_t row)
     return l->out->values + row * l->shape.n_layers;
 }
 
-/* The tokens that were fed: the last one of an answer never is, unless it is the only one. */
+/* Tokens of an answer that were fed to the model: all but the last, unless it is the only one. */
 static uint32_t fed_tokens(size_t n_answer)
 {
     size_t n = n_answer > 1 ? n_answer - 1 : n_answer;
     return n < ANSWER_MAX ? (uint32_t)n : ANSWER_MAX;
 }
 
-/* The probe sees the prompt with an answer; queries are kept from the prompt's last row on. */
+/* Shows the probe the prompt with an answer; it keeps queries from the prompt's last row on. */
 static status show(look *l, const step_sample *answer, size_t n_answer, error *err)
 {
     const analysis_input *in = l->in;
@@ -132,7 +133,7 @@ typedef struct change_sums {
     double cache, lost; /* 1-norms of K and V */
 } change_sums;
 
-/* K and V that are given up read as zeros: their 1-norm is the L1 distance to what was there. */
+/* Evicted K and V read as zeros, so their 1-norm is the L1 distance to what was there. */
 static void add_cache(const look *l, uint32_t layer, uint32_t head, const uint64_t *kept,
                       change_sums *sums)
 {
@@ -207,7 +208,7 @@ static status compare(look *l, error *err)
 
 /* ---- heavy hitters --------------------------------------------------------------------------- */
 
-/* Where a token of n lies among the bins: prompt and answer are divided apart. */
+/* The bin of a token among n. Prompt and answer are divided into bins of their own. */
 static uint32_t bin_of(uint32_t token, uint32_t n_prompt, uint32_t n)
 {
     if (token < n_prompt) return (uint32_t)((uint64_t)token * HEAVY_PROMPT_BINS / n_prompt);
@@ -215,7 +216,8 @@ static uint32_t bin_of(uint32_t token, uint32_t n_prompt, uint32_t n)
            (uint32_t)((uint64_t)(token - n_prompt) * HEAVY_ANSWER_BINS / (n - n_prompt));
 }
 
-/* Shares of the tokens of each bin among [first, n), into rows [first_row, + HEAVY_BINS). */
+/* Writes the mean of `of` over the tokens of each bin among [first, n) into rows [first_row, +
+ * HEAVY_BINS). */
 static void fill_bins(look *l, uint32_t first_row, uint32_t layer, uint32_t first, uint32_t n,
                       const double *of)
 {
@@ -230,7 +232,7 @@ static void fill_bins(look *l, uint32_t first_row, uint32_t layer, uint32_t firs
         if (count[i]) row_of(l, first_row + i)[layer] = (float)(sum[i] / count[i]);
 }
 
-/* The heavy hitters of l->sums at the step that row makes, into slot `at`. */
+/* Writes the figures of the heavy hitters by l->sums at the step of `row` into slot `at`. */
 static status note_step(look *l, uint32_t layer, uint32_t row, uint32_t at, error *err)
 {
     uint32_t first = model_probe_first_seen(l->in->probe, layer, row), n = row + 1;
@@ -248,8 +250,8 @@ static status note_step(look *l, uint32_t layer, uint32_t row, uint32_t at, erro
     return STATUS_IS_OK;
 }
 
-/* The share of the heavy hitters of the last step, which l->heavy still has, that the method kept;
- * and where what it kept lies. */
+/* Writes which share of the last step's heavy hitters (still in l->heavy) the method kept, and
+ * where the kept tokens lie. */
 static void note_kept(look *l, uint32_t layer)
 {
     uint32_t n = l->n < l->in->n_logical ? l->n : l->in->n_logical, n_heavy = 0;
@@ -298,7 +300,7 @@ static status follow(look *l, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- an analysis ----------------------------------------------------------------------------- */
 
 static bool make_values(analysis *a, uint32_t n_layers)
 {

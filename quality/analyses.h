@@ -3,7 +3,7 @@
  * A probe (model/probe.h) runs prompt and answer with the full cache. Then the rows of the answer
  * attend once over all tokens and once over those that the method kept of the prompt: the same
  * queries, keys and values, with the softmax over what is left. So a layer's figures tell what its
- * own choice costs, and nothing of what layers before it have lost.
+ * own selection costs, and nothing of what earlier layers have lost.
  *
  * Heavy hitters are the 15 % of the tokens seen with the most attention, summed over a layer's
  * query heads and over the steps of the answer so far. Step 1 is the prompt's last row. */
@@ -14,7 +14,7 @@
 #include "model/probe.h"
 
 enum {
-    HEAVY_STEPS = 4, // steps 1, 300 and 500, as far as the answer has them, and its last
+    HEAVY_STEPS = 4, // steps 1, 300 and 500, if the answer has them, and its last step
     HEAVY_PROMPT_BINS = 20,
     HEAVY_ANSWER_BINS = 10,
     HEAVY_BINS = HEAVY_PROMPT_BINS + HEAVY_ANSWER_BINS,
@@ -22,29 +22,29 @@ enum {
 
 #define HEAVY_SHARE 0.15
 
-/* Each is a row of n_layers values, NaN where there is nothing to tell. The first four are 0, 0, 1
- * and 0 where all is kept. */
+/* Each value is a row [n_layers], with NaN where a layer has no figure. The first four are 0, 0, 1
+ * and 0 where everything is kept. */
 typedef enum analysis_row {
-    ANALYSIS_KV_L1,            // share of the 1-norms of the prompt's K and V that was given up
+    ANALYSIS_KV_L1,            // share of the 1-norms of the prompt's K and V that was evicted
     ANALYSIS_ATTENTION_L1,     // sum over tokens of |a - a^|, mean over query heads and rows
     ANALYSIS_ATTENTION_COSINE, // of a and a^
     ANALYSIS_LOSS,             // |y - y^| / |y| of a query head's output, before o_proj
     ANALYSIS_OUTPUT_COSINE,    // of y and y^
     ANALYSIS_HEAVY_KEPT,       // share of the last step's heavy hitters that the method still had
-    ANALYSIS_ANSWER,           // [HEAVY_STEPS] share of the heavy hitters that the answer made
-    ANALYSIS_SEEN = ANALYSIS_ANSWER + HEAVY_STEPS, // [HEAVY_STEPS] of all tokens seen, likewise
+    ANALYSIS_ANSWER,           // [HEAVY_STEPS] share of the answer among heavy hitters
+    ANALYSIS_SEEN = ANALYSIS_ANSWER + HEAVY_STEPS, // [HEAVY_STEPS] and among all tokens
     ANALYSIS_HEAVY = ANALYSIS_SEEN + HEAVY_STEPS,  // [HEAVY_STEPS, HEAVY_BINS] of a bin's tokens,
                                                    // the share that are heavy hitters
-    ANALYSIS_KEPT = ANALYSIS_HEAVY + HEAVY_STEPS * HEAVY_BINS, // [HEAVY_BINS] that were kept
+    ANALYSIS_KEPT = ANALYSIS_HEAVY + HEAVY_STEPS * HEAVY_BINS, // [HEAVY_BINS] share that is kept
     ANALYSIS_ROWS = ANALYSIS_KEPT + HEAVY_BINS,
 } analysis_row;
 
 enum { ANALYSIS_MEASURES = ANALYSIS_HEAVY_KEPT + 1 };
 
 typedef struct analysis {
-    uint32_t n_layers; // 0 = nothing was looked at
-    uint32_t n_rows;   // of the answer that were compared; 0 for the full cache
-    uint32_t n_steps;  // of the method's own answer
+    uint32_t n_layers; // 0 = not analysed
+    uint32_t n_rows;   // rows of the answer that were compared; 0 for the full cache
+    uint32_t n_steps;  // steps of the method's own answer
     float *values;     // [ANALYSIS_ROWS, n_layers]
 } analysis;
 
@@ -55,16 +55,16 @@ typedef struct analysis_input {
     const step_sample *full, *own; // answers of the full cache and of the method
     size_t n_full, n_own;
     const char *kept_json; // the report's "kept" after the method's answer; NULL: the full cache
-    uint32_t n_logical;    // tokens that it speaks of
+    uint32_t n_logical;    // tokens that kept_json covers
 } analysis_input;
 
-/* Leaves *out empty where there is no answer. */
+/* Analyses one answer. Leaves *out empty when there is no answer. */
 status analysis_run(const analysis_input *in, analysis *out, error *err);
 void analysis_destroy(analysis *a);
 
-/* As a value of a record's line. */
+/* Writes the analysis as a JSON value for the line of a record. */
 void analysis_write(const analysis *a, strbuf *out);
-/* NULL or another type gives none. False when memory is out. */
+/* Reads it back. NULL or JSON of another type gives an empty analysis. False when memory is out. */
 bool analysis_read(const json_t *json, analysis *out);
 
 /* ---- the arithmetic -------------------------------------------------------------------------- */
@@ -73,13 +73,13 @@ typedef struct row_change {
     double attention_l1, attention_cosine, loss, output_cosine;
 } row_change;
 
-/* A row whose weights [n] over the tokens sum to 1, with values [n, head_dim]. Of the first
- * n_choosable tokens those with a bit in `kept` stay, and all others do. False where nothing that
- * stays has weight. */
+/* Compares a row of attention with what it becomes without the evicted tokens. weights [n] sum to
+ * 1, values are [n, head_dim]. The first n_choosable tokens stay if they have a bit in `kept`, all
+ * later tokens stay. False when no token that stays has weight. */
 bool analysis_change(const double *weights, uint32_t n, const float *values, uint32_t head_dim,
                      const uint64_t *kept, uint32_t n_choosable, row_change *out);
-/* Marks the heavy hitters of sums [n]: a share of them rounded up, the first of equal ones. False
- * when memory is out. */
+/* Marks the heavy hitters of sums [n]: a share of n, rounded up; the earlier of equal ones first.
+ * False when memory is out. */
 bool analysis_heavy(const double *sums, uint32_t n, double share, bool *heavy);
 
 #endif

@@ -1,4 +1,4 @@
-/* Drawings of what evictions change by layer, and of where heavy hitters lie. */
+/* Draws what evictions change by layer, and where heavy hitters lie. */
 #include "quality/report.h"
 #include "quality/svg.h"
 
@@ -41,7 +41,7 @@ typedef struct figure {
     analysis_means *means; // [variants]
     const char *budgets[BUDGETS_MAX];
     size_t n_budgets;
-    double most[PANELS]; // of the axis, which all budgets share
+    double most[PANELS]; // end of each axis, which all budgets share
 } figure;
 
 static bool has_changes(const analysis_means *m)
@@ -157,12 +157,12 @@ static void put_strip(const analysis_means *m, uint32_t row, uint32_t layer, dou
     char colour[8];
     for (uint32_t i = 0; i < HEAVY_BINS; i++) {
         svg_scale(m->values[(size_t)(row + i) * m->n_layers + layer], colour);
-        double gap = i < HEAVY_PROMPT_BINS ? 0 : 4; /* where the answer begins */
+        double gap = i < HEAVY_PROMPT_BINS ? 0 : 4; /* a gap where the answer begins */
         svg_rect(svg, x + i * (double)BIN + gap, y, BIN, STRIP - 1, colour);
     }
 }
 
-/* Steps that no answer reached have no strip, and the full cache none of what was kept. */
+/* Steps that no answer reached have no strip, and the full cache has none for kept tokens. */
 static uint32_t put_layer(const analysis_means *m, uint32_t layer, double x, double y, bool names,
                           strbuf *svg)
 {
@@ -224,7 +224,7 @@ static status plot_heavy(const figure *f, uint32_t first_row, uint32_t first, co
     return st;
 }
 
-/* ---- of one task ----------------------------------------------------------------------------- */
+/* ---- the drawings of a task ------------------------------------------------------------------ */
 
 status analyses_plot(const results *r, uint32_t first_row, const char *folder, error *err)
 {

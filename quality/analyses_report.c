@@ -1,4 +1,4 @@
-/* What evictions change in attention, and heavy hitters: means, tables, JSON. */
+/* Reports what evictions change in attention, and heavy hitters: means, tables, JSON. */
 #include "quality/report.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ static bool add(analysis_means *m, size_t **counts, const analysis *of)
         if (!m->values || !*counts) return false;
         m->n_layers = of->n_layers;
     }
-    if (m->n_layers != of->n_layers) return true; /* of another model: not resumed from */
+    if (m->n_layers != of->n_layers) return true; /* by another model: no run resumes from it */
     m->n++;
     for (size_t i = 0; i < (size_t)ANALYSIS_ROWS * m->n_layers; i++) {
         if (isnan(of->values[i])) continue;
@@ -89,7 +89,7 @@ static void put_name(const results *r, uint32_t column, const analysis_means *m,
 static void put_changes(const results *r, uint32_t column, const analysis_means *m, bool *any,
                         strbuf *out)
 {
-    if (isnan(analysis_mean(m, ANALYSIS_KV_L1))) return; /* the full cache's */
+    if (isnan(analysis_mean(m, ANALYSIS_KV_L1))) return; /* the full cache has no such figures */
     if (!*any)
         strbuf_puts(out, "\nAttention over what was kept, mean of the layers (least to most):\n\n"
                          "| method | budget | prompts | KV L1 loss | attention L1 | attention "
@@ -153,7 +153,7 @@ static void put_values(strbuf *out, const double *values, size_t n)
     strbuf_putc(out, ']');
 }
 
-/* [n, n_layers] as arrays in an array. */
+/* Writes n rows [n_layers] as arrays in an array. */
 static void put_rows(strbuf *out, const analysis_means *m, uint32_t row, uint32_t n)
 {
     strbuf_putc(out, '[');

@@ -1,5 +1,5 @@
-/* Word problems of our own: many-shot arithmetic, and many questions answered in one long output as
- * LongGenBench asks them. */
+/* Word problems: many-shot arithmetic, and many questions answered in one long output as in
+ * LongGenBench. */
 #include "quality/tasks.h"
 
 #include "quality/wordlist.h"
@@ -13,7 +13,7 @@ typedef struct problem {
     uint32_t answer;
 } problem;
 
-/* A story: what is asked, and how it is worked out, over three numbers a, b and c. */
+/* The question and the solution of a word problem over three numbers a, b and c. */
 typedef struct story {
     const char *text;     // name, thing, a, b, c
     const char *solution; // a, b, a ? b, a ? b, c, answer

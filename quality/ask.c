@@ -1,4 +1,4 @@
-/* From a question and a method to a request. */
+/* Makes a request from a question and a method. */
 #include "quality/bm25.h"
 #include "quality/campaign.h"
 
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEMPLATE_TOKENS = 64 }; // what a chat template may add to a prompt that was cut to fit
+enum { TEMPLATE_TOKENS = 64 }; // most tokens that a chat template adds to a prompt that was cut
 
 static const engine_defaults greedy = {.top_p = 1, .repetition_penalty = 1};
 
@@ -45,7 +45,7 @@ static status set_method(const campaign *c, const job *j, engine_request *r, err
 {
     const variant *v = &c->variants.items[j->arm == ARM_FULL ? 0 : j->column];
     bool full = j->arm == ARM_FULL || j->column == 0;
-    if (!v->retention) return STATUS_IS_OK; /* a shorter prompt, and nothing to retain */
+    if (!v->retention) return STATUS_IS_OK; /* rag-bm25 shortens the prompt instead */
     r->retention = json_copy_whole(v->retention);
     if (!r->retention) return out_of_memory(err);
     if (j->live->measured && !full &&
@@ -54,7 +54,7 @@ static status set_method(const campaign *c, const job *j, engine_request *r, err
     return STATUS_IS_OK;
 }
 
-/* Sessions of prompts must not meet: the name says whose it is. */
+/* Names the session after its document, question and method, so that no two share one. */
 static status set_session(const job *j, engine_request *r, error *err)
 {
     if (j->arm != ARM_FIRST && j->arm != ARM_SESSION) return STATUS_IS_OK;
@@ -95,10 +95,10 @@ status ask_count(void *ctx, const char *text, size_t n, uint32_t *tokens, error 
     return count(c, &c->sources.items[c->row], text, n, tokens, err);
 }
 
-/* A user's prompt that is too long loses its middle, as LongBench has it. */
+/* A user's prompt that is too long loses its middle, as in LongBench. */
 static status cut_middle(const campaign *c, const source *s, strbuf *text, error *err)
 {
-    if (s->task) return STATUS_IS_OK; /* made to fit */
+    if (s->task) return STATUS_IS_OK; /* a generated prompt fits */
     uint32_t reserved = s->max_new_tokens + TEMPLATE_TOKENS;
     uint32_t most =
         c->o->max_tokens > 2 * reserved ? c->o->max_tokens - reserved : c->o->max_tokens / 2;
@@ -115,7 +115,7 @@ static status cut_middle(const campaign *c, const source *s, strbuf *text, error
     return st;
 }
 
-/* The best chunks of the context instead of all of it. */
+/* Replaces the context by its best chunks. */
 static status shorten(const campaign *c, job *j, const question *q, strbuf *text, error *err)
 {
     const document *d = j->live->doc;
@@ -174,7 +174,7 @@ status ask_first(campaign *c, job *j, error *err)
 
 /* ---- the second question --------------------------------------------------------------------- */
 
-/* Token for token what the first turn was, then what stands between, and the question. */
+/* The exact tokens of the first turn, then the text between the turns, then the question. */
 static status continue_tokens(const campaign *c, const second_turn *turn, const char *between,
                               const question *q, engine_request *r, error *err)
 {

@@ -25,7 +25,7 @@ typedef struct chunk {
 
 static bool is_word(char c) { return isalnum((unsigned char)c) || (unsigned char)c >= 0x80; }
 
-/* The next word of [*s, end) in lower case, cut at TERM_BYTES - 1; false at the end. */
+/* Reads the next word of [*s, end) in lower case, cut at TERM_BYTES - 1; false at the end. */
 static bool next_word(const char **s, const char *end, char out[TERM_BYTES])
 {
     while (*s < end && !is_word(**s)) ++*s;
@@ -81,7 +81,7 @@ static void score_chunks(chunk *chunks, size_t n, const query_terms *q)
     }
 }
 
-/* Best first, equal ones by their place, until the next would not fit. */
+/* Selects the best chunks, the earlier of equal ones first, until the next would not fit. */
 static void choose(chunk *chunks, size_t n, uint32_t tokens)
 {
     for (uint32_t used = 0;;) {
@@ -94,7 +94,7 @@ static void choose(chunk *chunks, size_t n, uint32_t tokens)
     }
 }
 
-/* The bytes of tokens are the text again, so chunks can point into it. */
+/* Cuts the text into chunks. The bytes of its tokens make up the text, so chunks point into it. */
 static status cut(const tokenizer *t, const tok_ids *ids, const char *text, size_t n, chunk *chunks,
                   error *err)
 {

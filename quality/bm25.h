@@ -1,5 +1,5 @@
-/* The baseline without a cache to compress: the best chunks of the context, by BM25, in their order
- * (private to quality/). */
+/* The baseline that compresses no cache: the prompt has only the best chunks of the context by
+ * BM25, in their order (private to quality/). */
 #ifndef QUALITY_BM25_H
 #define QUALITY_BM25_H
 
@@ -7,7 +7,7 @@
 
 enum { BM25_CHUNK_TOKENS = 128 };
 
-/* Appends the chunks of `text` that score best for `query`, at least one, as many as fit into
+/* Appends the chunks of `text` that score best for `query`: at least one, else as many as fit into
  * `tokens`. */
 status bm25_choose(const tokenizer *t, const char *text, size_t n, const char *query,
                    uint32_t tokens, strbuf *out, error *err);

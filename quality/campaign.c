@@ -1,4 +1,4 @@
-/* Documents in, requests in turn, records out. */
+/* Makes documents, sends their requests in order, and records the answers. */
 #include "quality/campaign.h"
 
 #include <stdio.h>
@@ -27,7 +27,8 @@ static void live_destroy(live *l)
     *l = (live){0};
 }
 
-/* A document's seed depends on nothing but what it is: adding tasks changes no other. */
+/* A document's seed depends on its task, length and number alone, so adding tasks changes no other
+ * document. */
 static uint64_t document_seed(const campaign *c, const source *s)
 {
     char name[128];
@@ -51,7 +52,8 @@ static status make_document(campaign *c, live *l, error *err)
     return task_fit(s->task, &ctx, document_seed(c, s), ask_count, c, &l->own, err);
 }
 
-/* With two turns every question is followed by the next one of its document. */
+/* With two turns each question is followed by the next one of its document, so there must be
+ * two. */
 static uint32_t askable(const campaign *c, const document *d)
 {
     return c->o->turns > 1 && d->n_questions < 2 ? 0 : (uint32_t)d->n_questions;
@@ -70,7 +72,7 @@ static void next_row(campaign *c)
     c->number = c->n_asked_of_row = 0;
 }
 
-/* Whether the row has another document; goes on to the next row until one has. */
+/* Goes on to the first row that has another document; false when none has. */
 static bool find_row(campaign *c)
 {
     for (; c->row < c->sources.n; next_row(c)) {
@@ -88,9 +90,9 @@ static status skip_row(campaign *c, const char *why, error *err)
     return st;
 }
 
-enum { FRUITLESS_MAX = 64 }; // documents in turn that ask too little for two turns
+enum { FRUITLESS_MAX = 64 }; // documents in a row with too few questions for two turns
 
-/* l stays unused when there is nothing to ask of the document. */
+/* Makes the next document into l, which stays unused when the document has nothing to ask. */
 static status open_document(campaign *c, live *l, error *err)
 {
     static const char one_turn[] = "asks one question of a context: no second turn";
@@ -130,7 +132,7 @@ static status fill_lives(campaign *c, error *err)
     return STATUS_IS_OK;
 }
 
-/* ---- what comes next ------------------------------------------------------------------------- */
+/* ---- the next unit of work ------------------------------------------------------------------- */
 
 static bool arm_done(const campaign *c, const live *l, const job *j, record_arm arm)
 {
@@ -147,8 +149,8 @@ static bool unit_done(const campaign *c, const live *l, const job *j)
            (j->column == 0 || arm_done(c, l, j, ARM_FULL));
 }
 
-/* Units are counted: the full cache's questions first, then all methods of the first question, of
- * the second … */
+/* Units are numbered: the full cache's questions first, then all methods of the first question, of
+ * the second, and so on. */
 static job unit_job(const campaign *c, live *l, uint64_t unit)
 {
     uint64_t others = c->variants.n - 1;
@@ -163,7 +165,7 @@ static job unit_job(const campaign *c, live *l, uint64_t unit)
     return j;
 }
 
-/* False when this document has nothing to start just now. */
+/* False when no unit of this document can start now. */
 static bool next_unit(campaign *c, live *l, job *out)
 {
     for (; l->next < l->n_units; l->next++) {
@@ -193,7 +195,7 @@ static void job_clear(job *j)
     *j = (job){0};
 }
 
-/* *later: the engine's queue is full. */
+/* Enters a submitted job into its slot. *later: the engine's queue is full. */
 static status started(campaign *c, job *slot, job *j, status st, const error *why, bool *later,
                       error *err)
 {
@@ -248,7 +250,7 @@ static status start_second(campaign *c, live *l, job *slot, bool *any, bool *lat
     return STATUS_IS_OK;
 }
 
-/* The documents in work, the oldest first. */
+/* Lists the documents in work, the oldest first. */
 static size_t by_age(campaign *c, live *out[LIVE_MAX])
 {
     size_t n = 0;
@@ -262,15 +264,15 @@ static size_t by_age(campaign *c, live *out[LIVE_MAX])
     return n;
 }
 
-/* What is started in turn, over all documents in work, the oldest first. */
+/* Each pass goes over all documents in work, the oldest first, and starts one kind of request. */
 typedef enum start_pass {
-    PASS_SECOND, // sessions are waiting
+    PASS_SECOND, // first, because sessions wait for them
     PASS_LEAD,   // so that the methods of the next document need not wait for its first prompt
     PASS_UNITS,
     PASSES,
 } start_pass;
 
-/* Until there is no slot (*full) or nothing to start. */
+/* Starts requests until no slot is free (*full) or nothing is left to start. */
 static status start_live(campaign *c, live *l, start_pass pass, bool *full, error *err)
 {
     bool any = pass != PASS_LEAD || l->lead == LEAD_TO_COME;

@@ -1,11 +1,11 @@
-/* Cells: means, pairs, shares. */
+/* Computes the means, differences and shares of cells. */
 #include "quality/cells.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Values of a cell while they are gathered. */
+/* The values of a cell, collected from its records. */
 typedef struct gathered {
     stat_value *scores, *differences;
     size_t n_scores, n_differences;
@@ -19,7 +19,7 @@ static status out_of_memory(error *err)
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
-/* The arm with which one is paired, and its column: the same prompt under the full cache. */
+/* The arm and the column that answered the same prompt with the full cache. */
 static record_arm partner(record_arm arm, uint32_t column, uint32_t *partner_column)
 {
     bool second = arm == ARM_SESSION || arm == ARM_FRESH || arm == ARM_FULL;
@@ -33,7 +33,7 @@ static bool same_prompt(const record *a, const record *b)
     return a->document == b->document && a->question == b->question;
 }
 
-/* Both are sorted by document and question. */
+/* Finds the partner of r. Both lists are sorted by document and question. */
 static const record *find_partner(const record *r, const record *with, size_t n, size_t *at)
 {
     while (*at < n && (with[*at].document < r->document ||
@@ -106,7 +106,7 @@ status results_cell(const results *r, row_set rows, uint32_t column, record_arm 
 
 record_arm results_arm(const results *r) { return r->turns > 1 ? ARM_SESSION : ARM_SINGLE; }
 
-/* Scores of 0 and 1 alone, in every cell of the row. */
+/* Whether every score of the row is 0 or 1. */
 static bool is_binary(const record_store *s, uint32_t row)
 {
     for (size_t i = 0; i < s->n; i++) {
@@ -133,7 +133,8 @@ status results_create(const record_store *records, uint64_t seed, uint32_t turns
     status st = out->full && out->compared && out->binary ? STATUS_IS_OK : out_of_memory(err);
     for (uint32_t i = 0; status_ok(st) && i < n; i++) {
         out->binary[i] = is_binary(records, i);
-        /* With two turns the full cache is judged by the second, which has the whole context. */
+        /* With two turns the full cache is judged by turn 2 alone, whose prompt holds the whole
+         * context. */
         record_arm arm = turns > 1 ? ARM_FRESH : ARM_SINGLE;
         st = results_cell(out, (row_set){&i, 1}, 0, arm, &out->full[i], err);
         out->compared[i] = out->full[i].score.n > 0 &&

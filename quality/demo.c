@@ -1,5 +1,5 @@
-/* The demo model's three tasks, in the words it was trained with (tools/demo/data.py), and the task
- * of the constructed model that recalls (tools/make_recall_model.py). */
+/* The demo model's three tasks, in the words that it was trained with (tools/demo/data.py), and the
+ * task of the constructed recall model (tools/make_recall_model.py). */
 #include "quality/tasks.h"
 
 #include "quality/wordlist.h"
@@ -13,7 +13,7 @@
 
 enum { KEYS_MAX = 8, DIGITS = 5, ANSWER_TOKENS = 8 };
 
-/* As in training, about one haystack in seven is noise even when there is a text. */
+/* About one haystack in seven is noise even when there is a text, as in training. */
 static const haystack *hay_of(const task_context *ctx, rng *r)
 {
     return rng_below(r, 100) < 15 ? NULL : ctx->text;
@@ -99,12 +99,12 @@ static void make_kv(const task *t, const task_context *ctx, rng *r, uint32_t siz
     strbuf_puts(&d->text, "}\n");
     uint32_t first = rng_below(r, size);
     for (uint32_t asked = 0; asked < ctx->max_questions && asked < size; asked++) {
-        /* A different key each time: the next of a walk through all of them. */
+        /* A different key each time: the questions step through all keys evenly. */
         uint32_t k =
             (uint32_t)(((uint64_t)first + (uint64_t)asked * size / ctx->max_questions) % size);
         uint32_t same = 0;
         for (uint32_t i = 0; i < size; i++) same += strcmp(keys[i], keys[k]) == 0;
-        if (same > 1) continue; /* two values: no right answer */
+        if (same > 1) continue; /* two values: no single right answer */
         question *q = document_ask(d, document_format(d, "Key: \"%s\"" ANSWER, keys[k]), keys[k]);
         if (!q) return;
         q->depth = (float)k / (float)size;
@@ -113,14 +113,14 @@ static void make_kv(const task *t, const task_context *ctx, rng *r, uint32_t siz
     }
 }
 
-/* "… A B … A": letters, of which each asked for stands before its answer once and nowhere else. */
+/* A text "… A B … A": each letter that is asked for stands once, right before its answer. */
 static void make_recall(const task *t, const task_context *ctx, rng *r, uint32_t size, document *d)
 {
     (void)t;
     enum { KEYS = 4 };
     char letters[] = "abcdefghijklmnopqrstuvwxyz012345";
     enum { LETTERS = sizeof letters - 1 };
-    for (uint32_t i = 0; i < LETTERS - 1; i++) { /* the first KEYS are then the keys */
+    for (uint32_t i = 0; i < LETTERS - 1; i++) { /* a shuffle: the first KEYS are the keys */
         uint32_t j = i + rng_below(r, LETTERS - i);
         char other = letters[i];
         letters[i] = letters[j];

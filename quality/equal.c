@@ -8,8 +8,8 @@
 
 enum { POINTS_MAX = 64 };
 
-/* How far beside the measured shares a line through the nearest two is still trusted. Scores rise
- * ever more slowly with the share, so that the line is soon above them. */
+/* A line through the nearest two budgets is trusted this far outside of them. Scores rise ever more
+ * slowly with the share, so farther out the line is soon too high. */
 static const double reach = 0.05;
 
 bool report_place(const kept_point *points, size_t n, double share, share_place *out)
@@ -25,9 +25,9 @@ bool report_place(const kept_point *points, size_t n, double share, share_place 
     return true;
 }
 
-/* ---- what a method is measured at ------------------------------------------------------------ */
+/* ---- the points of a method ------------------------------------------------------------------ */
 
-/* The budgets of a method that were answered, by ascending share kept over the rows. */
+/* Lists the method's budgets that have answers, by ascending share kept over the rows. */
 static status read_points(const results *r, row_set rows, uint32_t first, uint32_t last,
                           kept_point *points, size_t *n, error *err)
 {
@@ -43,7 +43,7 @@ static status read_points(const results *r, row_set rows, uint32_t first, uint32
     return STATUS_IS_OK;
 }
 
-/* The ratios that were asked for, ascending. */
+/* Lists the ratios that were asked for, ascending. */
 static size_t list_shares(const results *r, double *shares)
 {
     size_t n = 0;
@@ -60,7 +60,7 @@ static size_t list_shares(const results *r, double *shares)
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
-/* A prompt's score on the line between two budgets. */
+/* A prompt's score, interpolated between two budgets. */
 typedef struct line_score {
     uint32_t row, document, question, cluster;
     double score;
@@ -81,7 +81,7 @@ static bool is_before(const record *a, const record *b)
     return a->document != b->document ? a->document < b->document : a->question < b->question;
 }
 
-/* The prompts of a row that were answered at both budgets. */
+/* Adds the prompts of a row that were answered at both budgets. */
 static void read_row(const results *r, uint32_t row, const share_place *place, line *out)
 {
     size_t n_low, n_high, at = 0;
@@ -125,7 +125,8 @@ static int compare_scores(const line_score *a, const line_score *b)
     return a->question < b->question ? -1 : a->question > b->question;
 }
 
-/* The mean of the line or, with `from`, of its differences to that over the prompts of both. */
+/* The mean of the scores, or with `from` the mean of their differences to those of `from` over
+ * prompts that both have. */
 static status mean_of(const line *l, const line *from, uint64_t seed, stat_mean *out, error *err)
 {
     stat_value *values = calloc(l->n + 1, sizeof *values);
@@ -145,9 +146,9 @@ static status mean_of(const line *l, const line *from, uint64_t seed, stat_mean 
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* The method that the others are compared with, and its prompts at each share. */
+/* The method that others are compared with, and its scores at each share. */
 typedef struct reference {
-    const variant *method; // NULL = not met yet
+    const variant *method; // NULL = not found yet
     line lines[POINTS_MAX];
     bool known[POINTS_MAX];
 } reference;
@@ -164,7 +165,7 @@ static void put_head(const double *shares, size_t n, const variant *against, str
     strbuf_putc(out, '\n');
 }
 
-/* No share of right answers is below 0 or above 1, though a line's end may be. */
+/* Limits a share of right answers to [0, 1], which the line may leave. */
 static double within(double share) { return fmin(1, fmax(0, share)); }
 
 static void put_score(const stat_mean *m, strbuf *out)
@@ -181,7 +182,7 @@ static void put_difference(const stat_mean *m, strbuf *out)
     strbuf_puts(out, " |");
 }
 
-/* A method's two cells at a share; the first method's prompts become the reference's. */
+/* Writes a method's two cells at a share; those of the first method become the reference. */
 static status put_share(const results *r, row_set rows, const share_place *place, bool is_reference,
                         reference *from, size_t share, strbuf *out, error *err)
 {

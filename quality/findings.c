@@ -1,4 +1,4 @@
-/* Jaccard of layers, recall of needles, agreement with the full cache. */
+/* Overlap of layers, recall of needles, agreement with the full cache. */
 #include "quality/findings.h"
 #include "quality/kept.h"
 
@@ -10,7 +10,7 @@ enum { LAYERS_MAX = 4096 };
 
 /* ---- kept sets ------------------------------------------------------------------------------- */
 
-/* The value is NaN for two sets without tokens. */
+/* Jaccard index of two tables; NaN when neither holds a token. */
 static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
 {
     uint64_t both = 0, either = 0;
@@ -21,8 +21,8 @@ static double jaccard(const kept_table *a, const kept_table *b, uint32_t words)
     return either ? (double)both / (double)either : NAN;
 }
 
-/* Tables of the same heads are compared, and the mean over them taken. `empty` is the value of two
- * tables without tokens; those whose value is NaN are left out. */
+/* Compares the tables of the same heads for each pair of layers and takes the mean over heads.
+ * `empty` is the value of two tables without tokens; NaN values are left out. */
 static void compare_layers(const kept_sets *s, uint32_t n_layers, double empty, float *out)
 {
     for (uint32_t a = 0; a < s->n_layers; a++)
@@ -92,7 +92,7 @@ status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *ne
     status st = make_room(out, sets.n_layers) ? STATUS_IS_OK
                                               : error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(st)) {
-        compare_layers(&sets, sets.n_layers, 1, out->jaccard); /* nothing is kept in either */
+        compare_layers(&sets, sets.n_layers, 1, out->jaccard); /* empty sets are equal */
         recall_needles(&sets, needle, out);
         forget(&sets, forced);
         compare_layers(&sets, sets.n_layers, NAN, out->chosen);
@@ -129,7 +129,7 @@ double findings_divergence(const step_sample *full, const step_sample *own)
     if (rest_full < least) rest_full = least;
     if (rest_own < least) rest_own = least;
     sum += rest_full * log(rest_full / rest_own);
-    return sum > 0 ? sum : 0; /* below zero by rounding alone */
+    return sum > 0 ? sum : 0; /* rounding alone can make it negative */
 }
 
 void findings_agree(const step_sample *full, size_t n_full, const step_sample *own, size_t n_own,
@@ -142,7 +142,7 @@ void findings_agree(const step_sample *full, size_t n_full, const step_sample *o
         sum += findings_divergence(&full[i], &own[i]);
         out->n_compared++;
         out->n_agreed += equal;
-        if (!equal) break; /* from here on they continue different texts */
+        if (!equal) break; /* from here on the texts differ */
     }
     out->divergence = out->n_compared ? (float)(sum / out->n_compared) : NAN;
 }

@@ -1,4 +1,4 @@
-/* Haystacks, and random strings. */
+/* Haystacks and random strings. */
 #include "quality/haystack.h"
 
 #include "quality/wordlist.h"
@@ -54,8 +54,7 @@ static void put_line(document *d, const char *line)
     strbuf_putc(&d->text, '\n');
 }
 
-/* Hidden lines are few beside the others, or there are no others: a scan for each slot would be
- * quadratic, so they are sorted first. */
+/* Sorts hidden lines by slot, because a scan for each slot would be quadratic. */
 static int by_slot(const void *a, const void *b)
 {
     const hidden *x = a, *y = b;
@@ -94,7 +93,7 @@ void haystack_slots(rng *r, uint32_t n, hidden *hide, size_t n_hide, bool ascend
 
 /* ---- strings --------------------------------------------------------------------------------- */
 
-/* Room for n characters. */
+/* Room for a string of n characters. */
 static char *room(document *d, size_t n)
 {
     char *out = arena_alloc(&d->memory, n + 1);
@@ -122,7 +121,7 @@ const char *random_number(document *d, rng *r, uint32_t digits)
     return document_format(d, "%u%s", 1 + rng_below(r, 9), rest);
 }
 
-/* Version 4, as RFC 9562 has it. */
+/* A version 4 UUID as in RFC 9562. */
 const char *random_uuid(document *d, rng *r)
 {
     uint64_t a = rng_u64(r), b = rng_u64(r);
@@ -149,7 +148,8 @@ void shuffle_strings(rng *r, const char **items, size_t n)
     }
 }
 
-/* Plain words first, then pairs of nouns: all different, because no noun begins with another. */
+/* The vocabulary is the plain words, then pairs of nouns; all differ, because no noun begins with
+ * another. */
 void random_vocabulary(document *d, rng *r, const char **out, size_t n)
 {
     size_t nouns = wordlist_n_nouns(), adjectives = wordlist_n_adjectives();
@@ -158,7 +158,7 @@ void random_vocabulary(document *d, rng *r, const char **out, size_t n)
         d->failed = true;
         return;
     }
-    /* Few words: drawn from the plain ones alone, so that the short lists read like lists. */
+    /* A short list takes plain words alone, so that it reads like a list. */
     size_t from = n <= plain ? plain : n;
     uint32_t *order = arena_alloc_array(&d->memory, from, sizeof *order);
     if (!order) {

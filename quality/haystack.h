@@ -1,13 +1,13 @@
-/* What needles are hidden in: noise or the lines of a text, and words, names and numbers made of a
- * seed (private to quality/). */
+/* The haystacks in which needles are hidden, noise or the lines of a text, and random words, names
+ * and numbers (private to quality/). */
 #ifndef QUALITY_HAYSTACK_H
 #define QUALITY_HAYSTACK_H
 
 #include "quality/document.h"
 
-extern const char haystack_noise[]; // RULER's line
+extern const char haystack_noise[]; // the line of noise that RULER repeats
 
-/* The lines of a text file that are not blank. */
+/* The lines of a text file, without blank ones. */
 typedef struct haystack {
     char *text;
     const char **lines;
@@ -27,16 +27,16 @@ typedef struct hidden {
  * them; equal slots keep their order. */
 void haystack_write(document *d, const haystack *from, rng *r, uint32_t n, const hidden *hide,
                     size_t n_hide);
-/* Random slots in [0, n], ascending when asked for. */
+/* Draws random slots in [0, n], ascending when asked for. */
 void haystack_slots(rng *r, uint32_t n, hidden *hide, size_t n_hide, bool ascending);
 
-/* Strings in the document's memory. */
+/* Random strings in the document's arena. */
 const char *random_digits(document *d, rng *r, uint32_t n);
 const char *random_number(document *d, rng *r, uint32_t digits); // no leading zero
 const char *random_letters(document *d, rng *r, uint32_t n, char first);
 const char *random_uuid(document *d, rng *r);
 const char *random_word(document *d, rng *r); // adjective-noun
-/* Fills out[n] with different words of the language, the same for the same seed. */
+/* Fills out[n] with different words; the same seed gives the same words. */
 void random_vocabulary(document *d, rng *r, const char **out, size_t n);
 void shuffle_strings(rng *r, const char **items, size_t n);
 

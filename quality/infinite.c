@@ -7,13 +7,13 @@ static const char passkey_intro[] =
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there.\n\n";
 
-/* shape: "pass key" or "sequence of digits". */
+/* t->shape: "pass key" or "sequence of digits". */
 static void make_key(const task *t, const task_context *ctx, rng *r, uint32_t size, document *d)
 {
     (void)ctx;
     const char *what = t->shape;
     const char *key = random_number(d, r, 5);
-    if (t->max_new_tokens > 6) { /* each of five digits twice */
+    if (t->max_new_tokens > 6) { /* each of five digits, twice */
         key = document_format(d, "%c%c%c%c%c%c%c%c%c%c", key[0], key[0], key[1], key[1], key[2],
                               key[2], key[3], key[3], key[4], key[4]);
     }
@@ -54,7 +54,7 @@ static void make_kv(const task *t, const task_context *ctx, rng *r, uint32_t siz
     strbuf_puts(&d->text, "}\n\n");
     uint32_t first = rng_below(r, size);
     for (uint32_t i = 0; i < ctx->max_questions && i < size; i++) {
-        /* A different key each time: the next of a walk through all of them. */
+        /* A different key each time: the questions step through all keys evenly. */
         uint32_t k = (uint32_t)(((uint64_t)first + (uint64_t)i * size / ctx->max_questions) % size);
         question *q = document_ask(
             d,

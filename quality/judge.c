@@ -1,4 +1,4 @@
-/* From a stream to a record. */
+/* Reads a stream and makes its record. */
 #include "quality/campaign.h"
 
 #include <stdlib.h>
@@ -9,14 +9,15 @@ static status out_of_memory(error *err)
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
-/* What the engine will say of every prompt of this cell, as against trouble of its own. */
+/* Whether the engine refuses every prompt of the cell; any other error is the engine's own
+ * trouble. */
 static bool is_refusal(status_code code)
 {
     return code == STATUS_INVALID || code == STATUS_UNSUPPORTED || code == STATUS_LIMIT ||
            code == STATUS_NO_PAGES;
 }
 
-/* ---- while it grows -------------------------------------------------------------------------- */
+/* ---- while the answer grows ------------------------------------------------------------------ */
 
 static bool wants_samples(const campaign *c, const job *j)
 {
@@ -42,7 +43,8 @@ static void take(const campaign *c, job *j, const engine_output *out)
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
-/* The engine has taken the request, so that it can be read. */
+/* Marks the tokens that stay whatever is measured. The policy parses, because the engine has
+ * accepted the request. */
 static void mark_forced(const campaign *c, const job *j, uint32_t n_prompt, uint32_t length,
                         bool *forced)
 {
@@ -54,7 +56,7 @@ static void mark_forced(const campaign *c, const job *j, uint32_t n_prompt, uint
         retention_forced(&policy, n_prompt, length, forced);
 }
 
-/* Of the first question of a document, where --analyses asks. */
+/* Analyses the answer to the first question of a document if --analyses is given. */
 static status analyse(const campaign *c, const job *j, const engine_output *out, analysis *m,
                       error *err)
 {
@@ -98,7 +100,7 @@ static status measure(const campaign *c, const job *j, const engine_output *out,
     return STATUS_IS_OK;
 }
 
-/* The full cache's answer is what the others are measured against. */
+/* Hands the full cache's answer to the document, for comparison with the others. */
 static void hand_over(job *j)
 {
     if (!j->live->full || j->column != 0 || j->arm != ARM_SINGLE) return;
@@ -161,8 +163,8 @@ static status add_second(job *j, record_arm arm, error *err)
     return STATUS_IS_OK;
 }
 
-/* Turn 2 goes on from the very tokens of turn 1, the one that stopped it left out: what stands
- * between the turns brings it again. The arm of the full cache is `fresh` for the full cache. */
+/* Adds turn 2, which continues the exact tokens of turn 1. The stop token is left out, because the
+ * text between the turns repeats it. For the full cache, ARM_FRESH serves as ARM_FULL. */
 static status go_on(job *j, const engine_output *out, error *err)
 {
     if (j->arm != ARM_FIRST) return STATUS_IS_OK;
@@ -171,7 +173,8 @@ static status go_on(job *j, const engine_output *out, error *err)
         j->n_samples--;
     if (j->column > 0) RETURN_IF_ERROR(add_second(j, ARM_FULL, err));
     RETURN_IF_ERROR(add_second(j, ARM_FRESH, err));
-    /* The last is started first: a session waits for its turn no longer than it must. */
+    /* The last one added starts first, so that the session waits as short as possible for its
+     * turn. */
     return add_second(j, ARM_SESSION, err);
 }
 

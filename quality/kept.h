@@ -6,17 +6,17 @@
 
 typedef struct kept_table {
     uint32_t first_layer, last_layer, first_head, last_head; // KV heads
-    uint64_t *bits;                                          // [words] bit i: token i is kept
+    uint64_t *bits;                                          // [words]; bit i = token i is kept
 } kept_table;
 
 typedef struct kept_sets {
     kept_table *tables;
     size_t n;
     uint32_t n_layers, words, n_tokens;
-    uint64_t *bits; // of all tables
+    uint64_t *bits; // memory of all tables' bits
 } kept_sets;
 
-/* Of the first n_tokens tokens; what is kept after them is not looked at. */
+/* Reads which of the first n_tokens tokens are kept; later tokens are ignored. */
 status kept_sets_read(const char *kept_json, uint32_t n_tokens, kept_sets *out, error *err);
 void kept_sets_destroy(kept_sets *s);
 

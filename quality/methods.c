@@ -1,4 +1,4 @@
-/* From flags to the variants that are compared. */
+/* Makes the variants that are compared from flags. */
 #include "quality/methods.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ typedef struct budget_list {
     size_t n;
 } budget_list;
 
-/* A number of at most 1 with a point, or "1", is a ratio; a whole number above it counts tokens. */
+/* A number of at most 1 with a point, or "1", is a ratio; a whole number above 1 counts tokens. */
 static status read_budget(const char *text, size_t n, budget *out, error *err)
 {
     if (n == 0 || n >= sizeof out->text)
@@ -63,7 +63,7 @@ static status read_budgets(const char *text, budget_list *out, error *err)
 typedef struct method {
     const char *label;
     size_t label_chars;
-    json_t *fields; // overrides with "method", or NULL for rag-bm25
+    json_t *fields; // "method" and overrides, or NULL for rag-bm25
     bool takes_budget;
 } method;
 
@@ -74,14 +74,14 @@ static status out_of_memory(error *err)
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
-/* The object in which a budget goes: a method of two policies has its own for the prompt. */
+/* The object that takes the budget: a method with two policies has an object for the prompt's. */
 static json_t *budget_place(json_t *fields)
 {
     json_t *prefill = json_object_get(fields, "prefill");
     return json_is_object(prefill) ? prefill : fields;
 }
 
-/* text: NAME or NAME={…}. */
+/* Reads NAME or NAME={…}. */
 static status read_method(const char *text, method *out, error *err)
 {
     size_t n = strcspn(text, "=");
@@ -109,7 +109,7 @@ static status read_method(const char *text, method *out, error *err)
                          name ? name : text);
     json_t *place = budget_place(out->fields);
     budgeted |= has(place, "ratio") || has(place, "tokens");
-    /* With two policies it is the prompt's that may take one. */
+    /* Of two policies, the prompt's takes the budget. */
     const char *within = json_string_value(json_object_get(place, "method"));
     const retention_preset *taker =
         place == out->fields || !within ? preset : retention_find(within);
@@ -119,7 +119,7 @@ static status read_method(const char *text, method *out, error *err)
 
 static bool is_rag(const method *m) { return !has(m->fields, "method"); }
 
-/* ---- their product --------------------------------------------------------------------------- */
+/* ---- methods times budgets ------------------------------------------------------------------- */
 
 static status add(variant_list *out, const variant *v, error *err)
 {
@@ -127,7 +127,7 @@ static status add(variant_list *out, const variant *v, error *err)
         if (strcmp(out->items[i].method, v->method) == 0 &&
             strcmp(out->items[i].budget, v->budget) == 0) {
             json_decref(v->retention);
-            return STATUS_IS_OK; /* given twice */
+            return STATUS_IS_OK; /* a repeated method and budget */
         }
     if (out->n == VARIANTS_MAX) {
         json_decref(v->retention);

@@ -1,4 +1,4 @@
-/* Methods and budgets of the command line, and their product (private to quality/). */
+/* The methods and budgets of the command line, and their product (private to quality/). */
 #ifndef QUALITY_METHODS_H
 #define QUALITY_METHODS_H
 
@@ -6,16 +6,16 @@
 
 enum { BUDGET_TEXT_MAX = 24 };
 
-/* One column of the comparison. The first is always "full". */
+/* A column of the comparison: a method with a budget. The first column is always "full". */
 typedef struct variant {
-    const char *method;           // as --method has it; records know it by this
-    uint32_t label_chars;         // of it, that tables, drawings and files call it: LABEL of
-                                  // LABEL={"method":NAME,…}, else all
+    const char *method;   // as in --method; identifies the method in records
+    uint32_t label_chars; // length of its prefix that tables, drawings and files show: LABEL of
+                          // LABEL={"method":NAME,…}, else all of it
     char budget[BUDGET_TEXT_MAX]; // "0.1", "512", or "-" when the method takes none from the list
-    double ratio;                 // of the budget, or 0
-    uint32_t tokens;              // of the budget, or 0
-    json_t *retention;            // what the request says; NULL = nothing
-    bool rag;                     // a shorter prompt instead of a smaller cache
+    double ratio;                 // the budget, or 0
+    uint32_t tokens;              // the budget, or 0
+    json_t *retention;            // the request's "retention"; NULL = none
+    bool rag;                     // shortens the prompt instead of the cache
 } variant;
 
 typedef struct variant_list {
@@ -28,7 +28,7 @@ typedef struct variant_list {
 status variants_create(const char *const *methods, size_t n_methods, const char *budgets,
                        variant_list *out, error *err);
 void variants_destroy(variant_list *v);
-/* Tokens that a variant keeps of a prompt of n. */
+/* Tokens that a variant keeps of a prompt of n tokens. */
 uint32_t variant_budget(const variant *v, uint32_t n);
 
 #endif

@@ -1,5 +1,5 @@
-/* RULER's needles in a haystack: a value behind a key, hidden in noise, in a text, or among needles
- * like it. The multikey rows may ask for more than one of the keys, each in a prompt of its own. */
+/* RULER's needles in a haystack: a value behind a key, hidden in noise, in a text, or among similar
+ * needles. The multikey rows may ask for several keys, each in a prompt of its own. */
 #include "quality/tasks.h"
 
 #include <string.h>
@@ -38,7 +38,7 @@ static const char *needle_line(document *d, const niah_shape *s, const char *key
                            value);
 }
 
-/* A key that is none of those before it. */
+/* Draws a key that differs from those of the n needles before it. */
 static const char *new_key(document *d, rng *r, const niah_shape *s, const needle *before, size_t n)
 {
     for (;;) {
@@ -73,7 +73,7 @@ static const char *question_text(document *d, const niah_shape *s, const char *q
                            plural[s->value], query, plural[s->value], query);
 }
 
-/* "a, b, and c" */
+/* Joins keys as "a, b, and c". */
 static const char *joined_keys(document *d, const needle *first, uint32_t n, uint32_t step)
 {
     const char *out = first->key;
@@ -82,7 +82,7 @@ static const char *joined_keys(document *d, const needle *first, uint32_t n, uin
     return out;
 }
 
-/* One prompt that asks for `queries` keys, from needle `first` on. */
+/* Adds a prompt that asks for `queries` keys, from needle `first` on. */
 static void ask(document *d, const niah_shape *s, const needle *first, double depth)
 {
     const char *query = joined_keys(d, first, s->queries, s->values);
@@ -100,7 +100,7 @@ static double depth_of(uint32_t slot, uint32_t size)
     return size ? (double)slot / (double)size : 0;
 }
 
-/* Every line is a needle; some of them are asked for. */
+/* Makes a document in which every line is a needle, some of which are asked for. */
 static void among_needles(const niah_shape *s, const task_context *ctx, rng *r, uint32_t size,
                           document *d)
 {
@@ -115,7 +115,7 @@ static void among_needles(const niah_shape *s, const task_context *ctx, rng *r, 
         const char *value = draw(d, r, s->value);
         all[i] = (needle){key, value, needle_line(d, s, key, value)};
     }
-    /* The first `asked` keys differ from all others: they go to random lines. */
+    /* The first `asked` keys differ from all others; their needles go to random lines. */
     hidden *lines = arena_alloc_array(&d->memory, asked, sizeof *lines);
     if (!lines || d->failed) {
         d->failed = true;

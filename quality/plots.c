@@ -1,4 +1,4 @@
-/* The drawings: scores over length and depth, scores over the share kept, layers that agree. */
+/* Draws scores over length and depth, scores over the share kept, and the overlap of layers. */
 #include "quality/report.h"
 #include "quality/svg.h"
 
@@ -151,7 +151,7 @@ static void plot_axes(strbuf *svg)
     svg_text(svg, 14, PLOT_TOP + PLOT_H / 2.0, SVG_MIDDLE, 12, -90, ink, "score, with 95 %");
 }
 
-/* By the share kept: budgets may be given in any order. */
+/* Sorts by the share kept, because budgets may be given in any order. */
 static void sort_points(double xy[][2], size_t n)
 {
     for (size_t i = 1; i < n; i++)
@@ -220,7 +220,7 @@ static status plot_curves(const results *r, uint32_t row, uint32_t *room, const 
     return st;
 }
 
-/* ---- layers that agree ----------------------------------------------------------------------- */
+/* ---- overlap of layers ----------------------------------------------------------------------- */
 
 static void layer_panel(const measure_means *m, const char *budget, double x, double step,
                         strbuf *svg)

@@ -1,4 +1,4 @@
-/* Scores by depth, and means of the task-free measures. */
+/* Scores by depth, and means of the measures that need no score. */
 #include "quality/report.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@ depth_profile report_depth(const results *r, uint32_t row, uint32_t column, reco
 
 /* ---- measures -------------------------------------------------------------------------------- */
 
-/* Sums, and how many they are of. */
+/* The number of prompts behind each sum; the sums are those of measure_means. */
 typedef struct needle_sums {
     double *whole, *share;
     size_t n;
@@ -50,7 +50,7 @@ static bool add(measure_means *m, needle_sums *s, const findings *of)
     }
     if (!of->n_layers) return true;
     if (!m->n_layers && !make_room(m, s, of->n_layers)) return false;
-    if (m->n_layers != of->n_layers) return true; /* of another model: not resumed from */
+    if (m->n_layers != of->n_layers) return true; /* by another model: no run resumes from it */
     m->n++;
     for (size_t i = 0; i < (size_t)of->n_layers * of->n_layers; i++) {
         m->jaccard[i] += (double)of->jaccard[i];
@@ -67,7 +67,8 @@ static bool add(measure_means *m, needle_sums *s, const findings *of)
     return true;
 }
 
-/* Pairs in which no token was free to be chosen say nothing, and are left out: NaN when all are. */
+/* Mean over adjacent layers. Pairs of layers in which no token was free are left out; NaN when all
+ * are. */
 static double mean_of_neighbours(const double *pairs, uint32_t layers)
 {
     double sum = 0;

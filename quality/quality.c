@@ -1,4 +1,4 @@
-/* A run from its options to its results. */
+/* A run, from its options to its results. */
 #include "quality/quality.h"
 
 #include "quality/campaign.h"
@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What makes the prompts and the answers: a resumed run must agree. Methods, budgets, tasks and
- * lengths may be added to, and samples: they change no prompt. */
+/* Writes the settings that shape prompts and answers, which a resumed run must share. Methods,
+ * budgets, tasks, lengths and samples are not among them: more of them change no prompt. */
 static void put_settings(const quality_options *o, const source_list *sources, strbuf *out)
 {
     uint64_t text = 0;
@@ -74,7 +74,7 @@ static status run(campaign *c, strbuf *settings, strbuf *table, error *err)
     strbuf_destroy(&header);
     RETURN_IF_ERROR(st);
     if (!o->report) st = campaign_run(c, err);
-    /* What was answered is reported, however the run ended. */
+    /* Answers so far are reported even if the run failed. */
     error own = {{0}};
     status reported = report(c, settings->data, table, &own);
     if (status_ok(st) && !status_ok(reported)) return error_set(err, reported.code, "%s", own.text);

@@ -1,4 +1,4 @@
-/* Lines out, lines in. */
+/* Writes records as lines, and reads them back. */
 #include "quality/records.h"
 
 #include <errno.h>
@@ -87,7 +87,7 @@ const char *records_refused(const record_store *s, uint32_t row, uint32_t column
     return NULL;
 }
 
-/* ---- lines out ------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static void put_key(record_store *s, uint32_t row, uint32_t column)
 {
@@ -135,7 +135,7 @@ status records_add(record_store *s, record *r, const char *answer, const char *s
     return st;
 }
 
-/* Not written: a refused cell is tried again when the run is resumed. */
+/* A refusal is not written: a resumed run tries the cell again. */
 status records_refuse(record_store *s, uint32_t row, uint32_t column, const char *reason,
                       error *err)
 {
@@ -149,7 +149,7 @@ status records_refuse(record_store *s, uint32_t row, uint32_t column, const char
     return STATUS_IS_OK;
 }
 
-/* ---- lines in -------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static const char *text_of(const json_t *line, const char *key)
 {
@@ -163,7 +163,7 @@ static float number_of(const json_t *line, const char *key, float fallback)
     return json_is_number(v) ? (float)json_number_value(v) : fallback;
 }
 
-/* False when this run does not ask what the line answers. */
+/* False when the line answers a prompt that this run does not ask. */
 static bool read_key(const record_store *s, const json_t *line, record *r)
 {
     json_int_t length = json_integer_value(json_object_get(line, "length"));
@@ -200,13 +200,13 @@ static status read_line(record_store *s, const json_t *line, error *err)
     return keep(s, &r, err);
 }
 
-/* Lines up to the last whole one; *whole: how many bytes they take. */
+/* Reads lines up to the last whole one; *whole receives their bytes. */
 static status read_lines(record_store *s, char *text, size_t size, const char *header,
                          size_t *whole, error *err)
 {
     for (size_t at = 0, number = 1; at < size; number++) {
         char *end = memchr(text + at, '\n', size - at);
-        if (!end) break; /* cut off while it was written */
+        if (!end) break; /* cut off while it was being written */
         *end = 0;
         if (number == 1 && strcmp(text, header) != 0)
             return error_set(err, STATUS_INVALID,

@@ -1,4 +1,4 @@
-/* The results as JSON. */
+/* Writes the results as JSON. */
 #include "quality/report.h"
 
 #include <math.h>
@@ -50,7 +50,8 @@ static void put_depth(const results *r, uint32_t row, uint32_t column, record_ar
     if (p.total) put_numbers(out, "by_depth", p.mean, DEPTH_BINS);
 }
 
-/* Of tasks that ask many questions in one prompt: the share that is right, by their place. */
+/* For tasks that ask many questions in one prompt: the share of right answers by place of the
+ * question. */
 static void put_places(const results *r, uint32_t row, uint32_t column, record_arm arm, strbuf *out)
 {
     enum { PLACES = 64 };

@@ -1,4 +1,4 @@
-/* Scores of one answer. */
+/* Scores one answer. */
 #include "quality/scorers.h"
 
 #include "quality/word_scores.h"
@@ -33,7 +33,7 @@ static piece first_line(const char *s)
     return (piece){s, strcspn(s, "\n")};
 }
 
-/* The next run of digits; n = 0 when there is none. */
+/* The next run of digits; n = 0 without one. */
 static piece next_digits(const char *s)
 {
     while (*s && !isdigit((unsigned char)*s)) s++;
@@ -42,7 +42,8 @@ static piece next_digits(const char *s)
     return (piece){s, n};
 }
 
-/* The first number, as in "$1,234.50": digits, commas between digits, a fraction. n = 0: none. */
+/* The first number, as in "$1,234.50": digits, commas between digits, a fraction. n = 0 without
+ * one. */
 static piece next_number(const char *s)
 {
     piece p = next_digits(s);
@@ -95,8 +96,8 @@ static double score_rouge(const char *answer, const char *reference, const strin
     return word_rouge_l(answer, strlen(answer), reference);
 }
 
-/* Classes that are named in the answer share the point, those left out that are only a part of the
- * right one. */
+/* Classes that the answer names share the point. A class that is only a part of the right one does
+ * not count. */
 static double class_in(const char *answer, size_t n, const char *reference,
                        const string_list *classes)
 {
@@ -150,7 +151,7 @@ static double share_of_numbers(const char *answer, piece right)
     return n ? (double)n_right / (double)n : 0;
 }
 
-/* The reference is "Paragraph 12". */
+/* A reference reads "Paragraph 12". */
 static double score_retrieval(const char *answer, const char *reference, const string_list *classes)
 {
     (void)classes;
@@ -163,8 +164,8 @@ static double score_count(const char *answer, const char *reference, const strin
     return share_of_numbers(answer, trimmed(reference, strlen(reference)));
 }
 
-/* The first line that holds neither a comment nor Markdown, by insertions and deletions:
- * 2 * common subsequence / both lengths. */
+/* Edit similarity, 2 * common subsequence / both lengths, of the answer's first line that holds
+ * neither a comment nor Markdown. */
 static double score_edit(const char *answer, const char *reference, const string_list *classes)
 {
     (void)classes;
@@ -188,7 +189,7 @@ static double score_first_number(const char *answer, const char *reference,
     return same(next_digits(answer), trimmed(reference, strlen(reference)));
 }
 
-/* The last letter A to D that stands alone decides; without one the whole text does. */
+/* The last letter A to D that stands alone decides; without one the whole text is compared. */
 static double score_choice(const char *answer, const char *reference, const string_list *classes)
 {
     (void)classes;
@@ -202,7 +203,7 @@ static double score_choice(const char *answer, const char *reference, const stri
     return letter ? 0 : score_exact(answer, reference, classes);
 }
 
-/* The number an answer ends with: behind the last "answer is", else the last of all. */
+/* The number that ends an answer: behind the last "answer is", else the last of all. */
 static double score_answer_number(const char *answer, const char *reference,
                                   const string_list *classes)
 {

@@ -1,5 +1,5 @@
-/* How an answer is judged, as the benchmarks' own code does (private to quality/). Scores are in
- * [0, 1]. */
+/* Scorers of answers, as in the benchmarks' own code (private to quality/). Scores are in [0,
+ * 1]. */
 #ifndef QUALITY_SCORERS_H
 #define QUALITY_SCORERS_H
 
@@ -10,11 +10,11 @@ enum { NUMBERED_FIRST = 9 }; // the first question that LongGenBench's form asks
 typedef enum scorer_kind {
     SCORER_EXACT,         // equal but for white space around it
     SCORER_MATCH_ALL,     // RULER: share of references found anywhere, whatever their case
-    SCORER_MATCH_PART,    // RULER: any of them
+    SCORER_MATCH_PART,    // RULER: 1 if any reference is found
     SCORER_F1,            // LongBench: F1 over normalised words
-    SCORER_ROUGE_L,       // LongBench: ROUGE-L as the `rouge` package has it
-    SCORER_CLASS,         // LongBench: the right class, shared among those that are named
-    SCORER_FIRST_LINE_F1, // LongBench's few-shot tasks look at the first line only
+    SCORER_ROUGE_L,       // LongBench: ROUGE-L as in the `rouge` package
+    SCORER_CLASS,         // LongBench: the right class, shared among the classes that are named
+    SCORER_FIRST_LINE_F1, // LongBench, few-shot tasks: F1 of the first line alone
     SCORER_FIRST_LINE_ROUGE,
     SCORER_FIRST_LINE_CLASS,
     SCORER_RETRIEVAL,     // LongBench: share of the numbers that are the paragraph's
@@ -28,14 +28,14 @@ typedef enum scorer_kind {
 } scorer_kind;
 
 const char *scorer_name(scorer_kind kind);
-/* SCORERS when there is none of that name. */
+/* Finds a scorer by name; SCORERS when no scorer has that name. */
 scorer_kind scorer_find(const char *name);
 
-/* The best over the references, except for match_all and numbered, which take all of them. Negative
- * when memory is out. */
+/* The best score over the references, except for match_all and numbered, which use all of them.
+ * Negative when memory is out. */
 double scorer_score(scorer_kind kind, const char *answer, const string_list *references,
                     const string_list *classes);
-/* SCORER_NUMBERED: whether the i-th question (from 0) was answered rightly. */
+/* For SCORER_NUMBERED: whether question i (from 0) was answered right. */
 bool scorer_numbered(const char *answer, size_t i, const char *reference);
 
 #endif

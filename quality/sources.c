@@ -1,4 +1,4 @@
-/* The rows of the results, from flags. */
+/* Makes the rows of the results from flags. */
 #include "quality/sources.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 enum { LENGTHS_MAX = 32, TEMPLATE_BYTES_MAX = 1 << 20 };
 
-/* What a full cache must reach for the others to be compared with it. */
+/* The least score of the full cache with which other methods are compared. */
 static const float answers_known = 0.9f;
 
 typedef struct length_list {

@@ -1,23 +1,23 @@
-/* Where prompts come from: a generated task at a length, or a user's file (private to quality/). */
+/* Sources of prompts: a generated task at a length, or a user's file (private to quality/). */
 #ifndef QUALITY_SOURCES_H
 #define QUALITY_SOURCES_H
 
 #include "quality/quality.h"
 #include "quality/tasks.h"
 
-/* One row of the results: a task at a length. */
+/* A row of the results: a task at a length. */
 typedef struct source {
     char name[64];
-    uint32_t length;  // 0 = as long as the user's lines are
+    uint32_t length;  // 0 = as long as the user's lines
     const task *task; // NULL = a user's file
     scorer_kind scorer;
     uint32_t max_new_tokens;
     bool raw;
     const char *between;
-    /* A full cache must reach this for the row to be compared. */
+    /* The full cache's least score for the row to be compared. */
     float floor;
-    bool independent;    // the questions about a document are samples of their own
-    document *documents; // a user's, read at once
+    bool independent;    // the questions about a document count as independent samples
+    document *documents; // a user's documents, read at the start
     size_t n_documents;
 } source;
 
@@ -31,7 +31,7 @@ typedef struct source_list {
 status sources_create(const quality_options *o, source_list *out, error *err);
 void sources_destroy(source_list *s);
 
-/* user_data.c: appends the rows of a file to the list: one for each dataset in it. */
+/* user_data.c: appends a row for each dataset of the file to the list. */
 status sources_add_file(const quality_options *o, const char *spec, const json_t *templates,
                         source_list *out, error *err);
 source *sources_add(source_list *out); // a zeroed row, or NULL when memory is out

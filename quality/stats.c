@@ -1,4 +1,4 @@
-/* Intervals. */
+/* Means and their intervals. */
 #include "quality/stats.h"
 
 #include "base/base.h"
@@ -31,7 +31,8 @@ static stat_mean plain_mean(const stat_value *values, size_t n)
     return m;
 }
 
-/* How many times the variance of the mean is that of independent prompts (linearised). */
+/* Variance of the mean, divided by the variance that independent prompts would have
+ * (linearised). */
 static double design_effect(const stat_value *values, const stat_mean *m)
 {
     if (m->n_clusters < 2) return 1;
@@ -71,7 +72,7 @@ static int by_value(const void *a, const void *b)
 stat_mean stat_bootstrap(const stat_value *values, size_t n, uint64_t seed)
 {
     stat_mean m = plain_mean(values, n);
-    if (m.n_clusters < 2) { /* one context says nothing of others */
+    if (m.n_clusters < 2) { /* a single context says nothing about others */
         m.low = m.high = NAN;
         return m;
     }

@@ -1,11 +1,11 @@
-/* SVG. */
+/* Writes SVG. */
 #include "quality/svg.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Text of a document: what XML would read as markup is escaped. */
+/* Writes text, with characters escaped that XML would read as markup. */
 static void put_text(strbuf *out, const char *text)
 {
     for (; *text; text++) {
@@ -78,8 +78,8 @@ void svg_polyline(strbuf *out, const double *xy, size_t n_points, const char *co
     strbuf_puts(out, "\"/>\n");
 }
 
-/* Five stops from dark violet to light yellow, ordered by lightness, so that it reads in grey too.
- */
+/* Five stops from dark violet to light yellow, ordered by lightness, so that the scale reads in
+ * grey, too. */
 void svg_scale(double value, char out[8])
 {
     static const double stops[5][3] = {

@@ -1,4 +1,4 @@
-/* The table, in Markdown. */
+/* Writes the table, in Markdown. */
 #include "quality/report.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static void put_interval(strbuf *out, const stat_mean *m, const char *format)
 #pragma GCC diagnostic pop
 }
 
-/* Text in a cell of a table: it may hold a bar, in JSON. */
+/* Writes text into a cell of a table; a bar in it, as in JSON, is escaped. */
 static void put_text(strbuf *out, const char *text, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -31,7 +31,7 @@ static void put_text(strbuf *out, const char *text, size_t n)
 
 void report_put_method(strbuf *out, const variant *v) { put_text(out, v->method, v->label_chars); }
 
-/* What the labels of --method stand for. */
+/* Lists the labels of --method with the methods that they stand for. */
 static void put_labels(const results *r, strbuf *out)
 {
     bool any = false;
@@ -75,7 +75,7 @@ static void put_head(const results *r, uint32_t row, uint32_t end, strbuf *out)
     strbuf_putc(out, '\n');
 }
 
-/* The other arms of two turns, over the same rows. */
+/* Writes the scores of the other arms of two turns, over the same rows. */
 static status put_arms(const results *r, row_set rows, uint32_t column, const cell *all,
                        strbuf *out, error *err)
 {
@@ -104,7 +104,7 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     strbuf_puts(out, "| ");
     report_put_method(out, v);
     strbuf_printf(out, " | %s |", v->budget);
-    cell kept = all; /* where nothing is compared, what is listed */
+    cell kept = all; /* where nothing is compared, over all rows */
     if (rows.n == 0) {
         rows.n = results_rows(r, row, false, room);
         RETURN_IF_ERROR(results_cell(r, rows, column, arm, &kept, err));

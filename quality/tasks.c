@@ -1,4 +1,4 @@
-/* The families, and fitting a document to a length. */
+/* The list of families, and fitting a document to a length. */
 #include "quality/tasks.h"
 
 #include <string.h>
@@ -47,7 +47,7 @@ static status make_at(const fitting *f, uint32_t size, document *d, error *err)
     return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", f->task->name);
 }
 
-/* The tokens of the longest prompt: the document's with its longest question. */
+/* Tokens of the longest prompt: the document's text with its longest question. */
 static status measure(const fitting *f, const document *d, uint32_t *tokens, error *err)
 {
     const char *longest = "";
@@ -72,8 +72,8 @@ static status probe(const fitting *f, uint32_t size, uint32_t *tokens, error *er
     return st;
 }
 
-/* The largest size that fits, by a search between one that does and one that does not. Tokens grow
- * about linearly with size: each guess is where a line through both ends meets the target. */
+/* Finds the largest size that fits, between one that does and one that does not. Tokens grow about
+ * linearly with size, so each guess is where a line through both ends meets the target. */
 static status find_size(const fitting *f, uint32_t *size, error *err)
 {
     uint32_t target = f->ctx->target_tokens;
@@ -118,7 +118,7 @@ status task_fit(const task *t, const task_context *ctx, uint64_t seed, count_tok
         RETURN_IF_ERROR(find_size(&f, &size, err));
         return make_at(&f, size, out, err);
     }
-    /* Its size is given by its shape. */
+    /* The task's shape alone decides its size. */
     RETURN_IF_ERROR(make_at(&f, size, out, err));
     status st = measure(&f, out, &tokens, err);
     if (status_ok(st) && tokens > ctx->target_tokens)

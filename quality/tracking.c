@@ -1,4 +1,4 @@
-/* RULER's variable tracking: one chain of assignments in noise, with an example before it. */
+/* RULER's variable tracking: a chain of assignments in noise, with an example before it. */
 #include "quality/tasks.h"
 
 #include <string.h>
@@ -41,7 +41,7 @@ static void write_chain(document *d, rng *r, uint32_t lines, chain *c)
 {
     haystack_slots(r, lines, c->lines, CHAIN, true);
     haystack_write(d, NULL, r, lines, c->lines, CHAIN);
-    /* The context ends without a newline: the question brings its own. */
+    /* The context ends without a newline, because the question begins with one. */
     d->text.size--;
     d->text.data[d->text.size] = 0;
 }

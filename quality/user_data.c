@@ -1,4 +1,4 @@
-/* A user's JSON lines in the shapes of LongBench, GSM8K and InfiniteBench. */
+/* Reads a user's JSON lines in the shapes of LongBench, GSM8K and InfiniteBench. */
 #include "quality/sources.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 enum { FILE_BYTES_MAX = 1 << 30, GSM8K_SHOTS = 8 };
 
-/* How a dataset is asked and judged, as its benchmark's configuration has it. */
+/* How a dataset is asked and scored, as in its benchmark's configuration. */
 typedef struct dataset {
     const char *name;
     scorer_kind scorer;
@@ -66,7 +66,7 @@ static const char *text_of(const json_t *line, const char *key)
     return text ? text : "";
 }
 
-/* A string, a number, or an array of them. */
+/* Adds a string, a number, or an array of them. */
 static void add_references(document *d, string_list *list, const json_t *value)
 {
     size_t i;
@@ -83,8 +83,8 @@ static void add_references(document *d, string_list *list, const json_t *value)
     }
 }
 
-/* The template with {context} and {input} filled in: the text up to the end of what depends on the
- * context alone is the document, so that questions about one context could share it. */
+/* Fills {context} and {input} into the template. The text up to the end of what depends on the
+ * context alone becomes the document, so that questions about one context could share it. */
 static const char *fill(document *d, const char *template, const char *context, const char *input)
 {
     static const char context_mark[] = "{context}", input_mark[] = "{input}";
@@ -109,7 +109,8 @@ static const char *template_of(const json_t *templates, const json_t *line, cons
     return own ? own : "{context}\n\n{input}";
 }
 
-/* InfiniteBench's choices: the options are listed behind the question, their letters are right. */
+/* InfiniteBench's choices: lists the options behind the question; their letters are right answers,
+ * too. */
 static const char *with_options(document *d, question *q, const json_t *line, const char *text)
 {
     const json_t *options = json_object_get(line, "options");
@@ -155,7 +156,7 @@ static const dataset *find_dataset(const shape *s, const char *name)
     return NULL;
 }
 
-/* What a line's dataset is called: LongBench says it in the line, InfiniteBench by the file. */
+/* The name of a line's dataset: LongBench has it in the line, InfiniteBench in the file's name. */
 static const char *dataset_name(const json_t *line, const char *file)
 {
     const char *own = json_string_value(json_object_get(line, "dataset"));
@@ -287,7 +288,7 @@ static status parse_lines(char *text, size_t size, json_t ***out, size_t *n, err
     return STATUS_IS_OK;
 }
 
-/* "dir/hotpotqa.jsonl" to "hotpotqa". */
+/* Makes "hotpotqa" of "dir/hotpotqa.jsonl". */
 static void file_title(const char *path, size_t n, char out[64])
 {
     size_t from = n;

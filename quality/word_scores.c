@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Words point into a copy of the text. */
+/* The words of a text; they point into a copy of it. */
 typedef struct word_list {
     char *text;
     const char **words;
@@ -93,11 +93,11 @@ double word_f1(const char *answer, size_t n, const char *reference)
 
 /* ---- ROUGE-L --------------------------------------------------------------------------------- */
 
-/* The words of a text with their sentences; numbers stand for equal words. */
+/* The words of a text, where equal words have equal numbers, and its sentences. */
 typedef struct numbered_text {
     uint32_t *ids;
     size_t n;
-    size_t *ends; // of sentences, in words
+    size_t *ends; // end of each sentence, in words
     size_t n_sentences;
 } numbered_text;
 
@@ -114,7 +114,8 @@ static uint32_t number_of(dictionary *d, const char *word)
     return (uint32_t)i;
 }
 
-/* `text` is cut at the dots and must outlive the dictionary, which has room for its words. */
+/* Cuts `text` at the dots and numbers its words. `text` must outlive the dictionary, which has room
+ * for all its words. */
 static bool number_text(char *text, dictionary *d, numbered_text *out)
 {
     size_t n = strlen(text);
@@ -132,8 +133,8 @@ static bool number_text(char *text, dictionary *d, numbered_text *out)
     return true;
 }
 
-/* Marks the words of one longest common subsequence, read back from the table's end: on a tie the
- * second text's word is passed over. */
+/* Marks the words of one longest common subsequence, read back from the table's end; on a tie the
+ * second text's word is skipped. */
 static bool mark_common(const uint32_t *x, size_t n, const uint32_t *y, size_t m, bool *marks)
 {
     uint32_t *table = calloc((n + 1) * (m + 1), sizeof *table);
@@ -170,8 +171,8 @@ static size_t different(const numbered_text *t, size_t n_words, bool *seen)
     return n;
 }
 
-/* Words of the reference's sentences that a common subsequence with any sentence of the answer
- * holds, each counted once. */
+/* Counts the reference's words that are in a common subsequence with any sentence of the answer,
+ * each word once. */
 static double rouge_of(const numbered_text *a, const numbered_text *r, size_t n_words, bool *marks)
 {
     double n_answer = (double)different(a, n_words, marks);

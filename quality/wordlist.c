@@ -1,4 +1,4 @@
-/* The words. The names are those the demo model was trained with. */
+/* The words. The names are those that the demo model was trained with. */
 #include "quality/wordlist.h"
 
 const char *const wordlist_nouns[] = {

@@ -1,4 +1,4 @@
-/* Word lists of our own (private to quality/): no two entries of a list are equal. */
+/* Word lists (private to quality/): no two entries of a list are equal. */
 #ifndef QUALITY_WORDLIST_H
 #define QUALITY_WORDLIST_H
 

@@ -1,4 +1,5 @@
-/* RULER's common words and frequent words: what an answer needs is all over the context. */
+/* RULER's common words and frequent words: what the answer needs is spread over the whole
+ * context. */
 #include "quality/tasks.h"
 
 #include <math.h>
@@ -8,7 +9,8 @@ enum { COMMON = 10, FREQUENT = 3 };
 
 /* ---- common words ---------------------------------------------------------------------------- */
 
-/* The first COMMON of n different words occur `often` times each, the others `seldom`. */
+/* Writes a list in which the first COMMON of n words occur `often` times each, the others
+ * `seldom`. */
 static void write_list(document *d, rng *r, const char *const *words, uint32_t n, uint32_t often,
                        uint32_t seldom)
 {
@@ -56,7 +58,7 @@ static void make_cwe(const task *t, const task_context *ctx, rng *r, uint32_t si
     for (uint32_t i = 0; q && i < COMMON; i++) document_add(d, &q->references, words[shot + i]);
 }
 
-/* ---- frequent words: counts fall by rank to the power of minus two --------------------------- */
+/* ---- frequent words: counts fall with rank to the power of minus two ------------------------- */
 
 static void make_fwe(const task *t, const task_context *ctx, rng *r, uint32_t size, document *d)
 {
@@ -69,7 +71,7 @@ static void make_fwe(const task *t, const task_context *ctx, rng *r, uint32_t si
         d->failed = true;
         return;
     }
-    /* The likeliest is none: dots, which the question says to ignore. */
+    /* The most frequent item is no word but dots, which the question says to ignore. */
     vocabulary[0] = "...";
     for (uint32_t i = 1; i < n; i++) vocabulary[i] = random_letters(d, r, 6, 'a');
     size_t total = 0;
