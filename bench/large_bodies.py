@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""How long /health takes while 32 clients send bodies that are large and hopeless: prompts of 8 MB that no context
-holds, and objects of 400,000 keys. usage: large_bodies.py OCTAVO [SECONDS]   (from the source root)"""
+"""How long /health takes while 32 clients send large bodies that must fail: prompts of 8 MB, which
+no context holds, and objects of 400,000 keys.
+
+usage: large_bodies.py OCTAVO [SECONDS]   (from the source root)"""
 
 import json
 import multiprocessing
@@ -18,7 +20,7 @@ KEYS = b"{" + b",".join(b'"k%d":1' % i for i in range(400000)) + b"}"
 
 
 def start(octavo):
-    """The server and its port; what it says is read and dropped."""
+    """Starts the server and returns it with its port; its log is read and dropped."""
     p = subprocess.Popen([octavo, "serve", "--model", "models/demo", "--kv-memory", "64M", "--http", "127.0.0.1:0",
                           "--grpc", "none"], stderr=subprocess.PIPE, text=True)
     port = 0
@@ -32,7 +34,7 @@ def start(octavo):
 
 
 def ask(port, data):
-    """The status, by a connection of its own."""
+    """Sends one request on a connection of its own and returns the HTTP status."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
         s.sendall(data)
         answer = b""

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""How long grpc.health.v1.Health/Check takes while 30 clients send Generate messages of 8 MB that are hopeless: prompts
-that no context holds, as text and as token ids, and millions of stop strings.
-usage: large_messages.py OCTAVO [SECONDS]   (from the source root; needs the Python package grpcio)"""
+"""How long grpc.health.v1.Health/Check takes while 30 clients send Generate messages of 8 MB that
+must fail: prompts that no context holds, as text and as token ids, and millions of stop strings.
+
+usage: large_messages.py OCTAVO [SECONDS]   (from the source root; needs the Python package
+grpcio)"""
 
 import json
 import multiprocessing
@@ -26,12 +28,12 @@ def varint(n):
 
 
 def field(number, data):
-    """A field of bytes: a text, a message or a packed list."""
+    """Encodes a field of bytes: a text, a message or a packed list."""
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def messages():
-    """Three Generate messages, by the numbers of proto/octavo.proto."""
+    """Returns three Generate messages, with the field numbers of proto/octavo.proto."""
     text = field(3, b"O Romeo, Romeo! " * (BYTES // 16))
     ids = field(4, field(1, b"\x09\x83\x01" * (BYTES // 3)))
     stops = field(3, b"O") + field(6, field(12, b"ab") * (BYTES // 4))
@@ -39,7 +41,7 @@ def messages():
 
 
 def start(octavo):
-    """The server and its port; what it says is read and dropped."""
+    """Starts the server and returns it with its port; its log is read and dropped."""
     p = subprocess.Popen([octavo, "serve", "--model", "models/demo", "--kv-memory", "64M", "--http", "none",
                           "--grpc", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True)
     port = 0

@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""Octavo beside llama.cpp and OpenVINO GenAI: fetches and builds the peers outside the tree, makes random weights
-of one shape for all, interleaves their runs, and prints medians, ranges and ratios to the best peer beside the bars.
-Its own library only; needs cmake, ninja, a C++ compiler and, the first time, pip's index.
+"""Octavo beside llama.cpp and OpenVINO GenAI: fetches and builds the peers outside the tree, makes
+random weights of one shape for all, interleaves their runs, and prints medians, ranges and ratios
+to the best peer beside the bars. Needs the standard library only, cmake, ninja, a C++ compiler and,
+the first time, pip's index.
 
-    bench/peer.py --octavo build/octavo --out bench/results/NAME.md       # everything, beside llama.cpp
-    bench/peer.py --peer openvino --only prefill,decode,depth             # beside llama.cpp and OpenVINO
-    bench/peer.py --only decode --formats int8 --rounds 3 --out FILE.md   # a part, joined with FILE's others
+    # everything, beside llama.cpp
+    bench/peer.py --octavo build/octavo --out bench/results/NAME.md
+    # beside llama.cpp and OpenVINO
+    bench/peer.py --peer openvino --only prefill,decode,depth
+    # a part, added to FILE's others
+    bench/peer.py --only decode --formats int8 --rounds 3 --out FILE.md
 
   prefill   a prompt of 512 tokens
   decode    1, 8, 16 and 32 sequences at 128 tokens
-  depth     1 sequence at 4096 and 16384 tokens; Octavo and llama.cpp fill their caches with copies of a prompt's
-  server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; OpenVINO GenAI has no server
-  load      from the start of the server to ready, files in the page cache; likewise
+  depth     1 sequence at 4096 and 16384 tokens; Octavo and llama.cpp fill their caches with copies
+            of a prompt's
+  server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; not OpenVINO GenAI, which
+            has no server
+  load      from the start of the server to ready, files in the page cache; not OpenVINO GenAI
 
---out FILE.md also writes FILE.json, with every sample. What it holds already stays in the table: other sections,
-and other formats and clients of the same commit with as many rounds.
+--out FILE.md also writes FILE.json, with every sample. Results that the file holds already stay in
+the table: those of other sections, and those of other formats and clients from the same commit with
+as many rounds.
 """
 
 import argparse
@@ -37,14 +44,14 @@ from peer_build import Peer, cpu_info, default_work
 from peer_openvino import OpenVino
 from serve_server import Failed, ROOT, Server, load
 
-# The peers' formats of as many bits as ours.
+# Each peer's format with as many bits as Octavo's.
 LLAMA, OPENVINO = "llama.cpp", "openvino"
 PAIRS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 KINDS = {LLAMA: PAIRS, OPENVINO: {f: f for f in PAIRS}}
 PREFILL, CONTEXT, BATCHES, DEPTHS, CLIENTS = 512, 128, (1, 8, 16, 32), (4096, 16384), (8, 32)
 INPUT, OUTPUT = 256, 64
-PEER_STEPS, DEPTH_STEPS = 16, 16  # tokens that the peer decodes for one sample
-OUR_ROUNDS = 3                    # likewise ours: medians of so many rounds of at least 0.3 s
+PEER_STEPS, DEPTH_STEPS = 16, 16  # tokens that a peer decodes for one sample
+OUR_ROUNDS = 3                    # Octavo's sample: the median of these rounds of at least 0.3 s
 POOL = "1G"
 PATIENCE = 600
 
@@ -53,8 +60,8 @@ PATIENCE = 600
 
 
 def interleave(rounds, runs):
-    """runs: [(name, function)], ours and the peers' in turn; each gives {metric: value}. The samples of all
-    rounds: {"name metric": [values]}."""
+    """Calls the runs [(name, function)], Octavo's and the peers', in turn; each returns
+    {metric: value}. Returns the samples of all rounds: {"name metric": [values]}."""
     samples = {}
     for i in range(rounds):
         for name, run in runs:
@@ -67,7 +74,7 @@ def interleave(rounds, runs):
 
 
 def command(*words, timeout=PATIENCE):
-    """What it writes to stdout."""
+    """Runs a command and returns its stdout."""
     try:
         done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -82,7 +89,7 @@ def json_lines(text):
 
 
 class Setting:
-    """What the sections need of the command line."""
+    """The command line's settings that the sections need."""
 
     def __init__(self, args):
         self.octavo = os.path.abspath(args.octavo)
@@ -115,7 +122,8 @@ class Setting:
                           *([self.openvino.describe()] if self.openvino else [])])
 
     def alternate(self, ours, theirs, openvino=None):
-        """Runs of all formats, ours beside the peers'; each function takes the format's name, OpenVINO's a Pipeline."""
+        """Runs of all formats, Octavo's beside the peers'. A function takes the format's name,
+        OpenVINO's a Pipeline."""
         def second(f):
             with self.openvino.run(f, self.threads) as pipeline:
                 return openvino(pipeline)
@@ -141,7 +149,7 @@ def our_rows(s, ours, prefill, batches, contexts, rounds):
 
 
 def shares(metric, row, ours):
-    """Beside a rate: its shares of the limits that were measured with it, as "metric|limit"."""
+    """A rate, with its shares of the limits that were measured beside it as "metric|limit"."""
     rate = "fma" if ours == "bf16" else "int"
     return {metric: row["tokens_s"], f"{metric}|read": row["read_share"], f"{metric}|rate": row[f"{rate}_share"]}
 
@@ -172,8 +180,8 @@ def decode_section(s):
         return out
 
     def theirs(f):
-        # The prompt is shared, so that its 128 tokens are computed once; each sequence has its own copy of its
-        # cache. One sequence is measured three times: its steps are short.
+        # The prompt is shared, so that its 128 tokens are computed once; each sequence has its own
+        # copy of its cache. One sequence is measured three times, because its steps are short.
         rows = json_lines(command(
             s.peer.tool("llama-batched-bench"), "-m", s.weights(f), "-t", s.threads, "-tb", s.threads, "-fa", "on",
             "-c", max(BATCHES) * 256, "-b", 2048, "-ub", 512, "-no-kvu", "-pps", "-npp", CONTEXT, "-ntg", PEER_STEPS,
@@ -198,7 +206,8 @@ def decode_section(s):
 
 
 def depth_section(s):
-    """int8 weights, and a cache of 16 bits but OpenVINO's, which prefills each depth once."""
+    """Decode at depth with int8 weights and a cache of 16 bits; OpenVINO's own cache has 8
+    bits, and it prefills each depth once."""
     def ours(f):
         out = {}
         for row in our_rows(s, f, 16, [1], DEPTHS, OUR_ROUNDS):
@@ -219,7 +228,7 @@ def depth_section(s):
 
 
 class PeerDepth:
-    """The peer with contexts of all depths, each a prompt's cache over and over, as ours are."""
+    """llama.cpp with a context of each depth, which repeats a prompt's cache, as Octavo's do."""
 
     def __init__(self, s, kind):
         self.folder = tempfile.TemporaryDirectory(prefix="contexts-", dir=s.peer.work)
@@ -316,7 +325,7 @@ def our_server(s, ours, batch):
 
 
 def put_load(s, url, clients, seed):
-    """As many requests as clients, or 16: all clients start at once."""
+    """Sends as many requests as clients, at least 16; all clients start at once."""
     result = load(s.octavo, url, "--input-len", INPUT, "--output-len", OUTPUT, "--vocab", peer_models.VOCAB,
                   "--num-prompts", max(16, clients), "--max-concurrency", clients, "--seed", seed)
     if result["failed"]:
@@ -326,13 +335,13 @@ def put_load(s, url, clients, seed):
 
 
 def server_section(s):
-    """Both servers stay up while their runs take turns: one that has nothing to do uses no CPU."""
+    """Both servers stay up while their runs take turns, because an idle server uses no CPU."""
     samples, seed = {}, 0
 
     def runs(theirs, ours, our, their, clients):
         def run(url):
             nonlocal seed
-            seed += 1  # prompts of its own: no cache has seen them
+            seed += 1  # new prompts, which no cache has seen
             return put_load(s, url, clients, seed)
         return [(f"octavo {our}", lambda: run(ours.url)), (f"{LLAMA} {their}", lambda: run(theirs.url))]
 
@@ -374,20 +383,21 @@ SECTIONS = {"prefill": prefill_section, "decode": decode_section, "depth": depth
 
 # ---- the table ------------------------------------------------------------------------------------
 
-CLASSES = ("AVX2", "AVX-512", "AMX")  # of CPUs, each with bars of its own
+CLASSES = ("AVX2", "AVX-512", "AMX")  # classes of CPUs; each has bars of its own
 NONE = (None, None, None)
 
 
 class Bar(NamedTuple):
-    """ratio: of ours to the best peer's, for each class of CPU. share: of the limit named (the rate: what the
-    fastest instruction for the type does), likewise; needed as well."""
+    """ratio: Octavo's figure to the best peer's, for each class of CPU. share: of the named limit,
+    for each class of CPU, needed as well; the limit "rate" is that of the fastest instruction for
+    the type."""
 
     ratio: tuple = NONE
     limit: str = ""
     share: tuple = NONE
 
 
-# (section, metric, formats, bar). Of several formats the best counts, ours and a peer's each by itself.
+# (section, metric, formats, bar). Of several formats Octavo's best counts, and each peer's best.
 ALL = list(PAIRS)
 COMPARED = [
     ("prefill", f"prefill {PREFILL}", ALL, Bar((1.8, 1.3, 1.3), "rate", (None, 0.7, 0.55))),
@@ -407,12 +417,13 @@ LOAD_BARS = {"bf16": 5, "int8": 5}  # seconds
 
 
 def falls(metric):
-    """Less is better."""
+    """Whether less is better."""
     return metric.endswith((" ms", " s"))
 
 
 def best(samples, who, formats, metric):
-    """(format, samples) of the best median. A server's latency is that of the format with the best throughput."""
+    """Returns (format, samples) of the best median. A server's latency is that of the format with
+    the best throughput."""
     judge = metric.replace("TTFT p50 ms", "tokens/s")
     found = [(statistics.median(v), f) for f in formats if (v := samples.get(f"{who} {f} {judge}"))]
     if not found:
@@ -433,7 +444,7 @@ LIMITS = ("read", "rate")
 
 
 def shares_of(samples, ours, metric):
-    """Medians by the limit's name."""
+    """Medians of Octavo's shares by the limit's name."""
     return {key: statistics.median(v) for key in LIMITS if (v := samples.get(f"octavo {ours} {metric}|{key}"))}
 
 
@@ -442,7 +453,7 @@ def shares_text(shares):
 
 
 def verdict(bar, cpu, metric, ratio, shares):
-    """(the bar in words, whether it is met)."""
+    """Returns (the bar in words, whether it is met)."""
     low, share_low = bar.ratio[cpu], bar.share[cpu]
     if low is None:
         return "", ""
@@ -455,7 +466,7 @@ def verdict(bar, cpu, metric, ratio, shares):
 
 
 def best_peer(samples, formats, metric):
-    """(its name and format, samples) of the best median among all peers."""
+    """Returns (its name and format, samples) of the best median among all peers."""
     found = [(f"{peer} {kind}", values) for peer, kinds in KINDS.items()
              for kind, values in [best(samples, peer, [kinds[f] for f in formats], metric)] if values]
     choose = min if falls(metric) else max
@@ -488,7 +499,7 @@ def load_rows(results):
 
 
 def every_sample(results):
-    """All formats, for whoever asks which of them was best."""
+    """Rows of all formats, which show which of them was best."""
     for section, part in results.items():
         for key, values in part["samples"].items():
             if "|" not in key:
@@ -502,7 +513,7 @@ def markdown_table(head, rows):
 
 
 def cpu_class():
-    """The index of this CPU's class."""
+    """Index into CLASSES of this machine's CPU."""
     flags = cpu_info("flags").split()
     return 2 if "amx_tile" in flags else 1 if "avx512_vnni" in flags else 0
 
@@ -526,7 +537,7 @@ def markdown(results):
     return "\n".join(text) + "\n"
 
 
-# ---- the whole ------------------------------------------------------------------------------------
+# ---- the command ----------------------------------------------------------------------------------
 
 
 def read_results(path):

@@ -1,7 +1,7 @@
-"""The peer that Octavo's speed is compared with: llama.cpp, fetched and built in a folder outside the tree.
+"""The peer llama.cpp, fetched and built in a folder outside the tree.
 
-Its source comes out of the package llama-cpp-python, by pip, in a venv of its own. A second call finds
-what the first one made; another version, other flags or another CPU build again."""
+Its source comes out of the package llama-cpp-python, by pip, in a venv of its own. A second call
+reuses what the first one made; another version, other flags or another CPU build again."""
 
 import glob
 import json
@@ -30,7 +30,8 @@ def cpu_info(field):
 
 
 def compiler_flags():
-    """For this CPU. The peer's attention in AVX512-FP16 is slow for heads of 64: without it is its best."""
+    """Flags for this CPU. The peer's attention in AVX512-FP16 is slow for heads of 64, so without
+    it the peer is at its best."""
     flags = ["-march=native"]
     if "avx512_fp16" in cpu_info("flags").split():
         flags.append("-mno-avx512fp16")
@@ -38,7 +39,7 @@ def compiler_flags():
 
 
 def call(log, *command):
-    """A step of the build; all that it says goes to the log."""
+    """Runs a step of the build; its output goes to the log."""
     with open(log, "ab") as f:
         f.write((" ".join(command) + "\n").encode())
         f.flush()
@@ -49,7 +50,7 @@ def call(log, *command):
 
 
 def fetch(work, log):
-    """The unpacked source's folder."""
+    """Returns the unpacked source's folder; fetches it first if it is missing."""
     source = os.path.join(work, f"source-{VERSION}")
     if os.path.exists(os.path.join(source, "CMakeLists.txt")):
         return source
@@ -58,7 +59,8 @@ def fetch(work, log):
     if not os.path.exists(os.path.join(venv, "bin/pip")):
         call(log, sys.executable, "-m", "venv", venv)
     pip = os.path.join(venv, "bin/pip")
-    # The package's metadata is made by its build backend, which pip would else install anew each time.
+    # The package's build backend makes its metadata. Without this line pip would install the
+    # backend anew each time.
     call(log, pip, "install", "--quiet", "scikit-build-core")
     call(log, pip, "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation",
          "--dest", work, f"{PACKAGE}=={VERSION}")
@@ -72,7 +74,7 @@ def fetch(work, log):
 
 
 class Peer:
-    """tool(name) is the path of an executable."""
+    """The built peer. tool(name) is the path of an executable."""
 
     def __init__(self, work):
         self.work = os.path.abspath(work)
@@ -103,14 +105,14 @@ class Peer:
         self._make_depth(source, log)
 
     def _make_depth(self, source, log):
-        """peer_depth.c, which is ours."""
+        """Builds peer_depth.c, which lies beside this file."""
         libraries = os.path.join(self.build, "bin")
         call(log, "cc", "-O2", os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_depth.c"),
              f"-I{source}/include", f"-I{source}/ggml/include", f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lllama",
              "-lggml", "-lggml-base", "-o", self.tool("peer_depth"))
 
     def describe(self):
-        """Its name for the results."""
+        """Names the peer for the results."""
         said = subprocess.run([self.tool("llama-batched-bench"), "--version"], capture_output=True, text=True,
                               check=False)
         build = re.search(r"version: *(\S+)", said.stdout + said.stderr)

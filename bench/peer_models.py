@@ -1,5 +1,6 @@
-"""Random weights of one shape for both: GGUF files for the peer, a safetensors folder for Octavo; and contexts of
-any length for the peer's server, so that a decode at depth costs no prefill (Octavo's bench copies pages)."""
+"""Random weights of one shape: GGUF files for the peer and a safetensors folder for Octavo. Also
+contexts of any length for the peer, so that a decode at depth costs no prefill (Octavo's bench
+copies pages)."""
 
 import json
 import os
@@ -9,9 +10,9 @@ import struct
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 22, 2048, 32, 4, 64, 5632, 32000
 POSITIONS = 40960
 SHAPE = f"{LAYERS} layers, hidden {HIDDEN}, {HEADS}/{KV_HEADS} heads of {HEAD_DIM}, ffn {FFN}, vocabulary {VOCAB}"
-FIRST_WORD = 259  # of the peer's vocabulary: below are the special tokens and the bytes
+FIRST_WORD = 259  # in the peer's vocabulary special tokens and bytes come before it
 
-# (name in GGUF, name in safetensors, rows, columns) of a layer
+# (name in GGUF, name in safetensors, rows, columns) of a layer's matrices
 MATRICES = (
     ("attn_q", "self_attn.q_proj", HEADS * HEAD_DIM, HIDDEN),
     ("attn_k", "self_attn.k_proj", KV_HEADS * HEAD_DIM, HIDDEN),
@@ -25,7 +26,7 @@ NORMS = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernor
 
 
 def tensors():
-    """(name in GGUF, name in safetensors, shape) of the whole model."""
+    """(name in GGUF, name in safetensors, shape) of each tensor of the model."""
     yield "token_embd", "model.embed_tokens", (VOCAB, HIDDEN)
     for i in range(LAYERS):
         for gguf, name, rows, columns in MATRICES:
@@ -38,12 +39,13 @@ def tensors():
 
 # ---- random blocks --------------------------------------------------------------------------------
 
-# A block's bytes and the values it holds. Numbers of a size that keeps activations where a real model's are.
+# Each pool holds blocks of a type. Their values have a size that keeps activations in a real
+# model's range.
 POOL_BLOCKS = 1 << 17
 
 
 def bf16_pool(rng):
-    """Of either sign, from 2^-7 to 2^-5; f32's upper half."""
+    """BF16 values of either sign, from 2^-7 to 2^-5."""
     n = POOL_BLOCKS * 32
     out = bytearray(2 * n)
     out[0::2] = rng.randbytes(n)
@@ -52,7 +54,7 @@ def bf16_pool(rng):
 
 
 def scaled_pool(scale, n_bytes):
-    """Blocks of a 16-bit float and n_bytes of integers."""
+    """Blocks of a 16-bit float, the scale, and n_bytes of random integers."""
     def make(rng):
         size = 2 + n_bytes
         out = bytearray(rng.randbytes(size * POOL_BLOCKS))
@@ -73,7 +75,7 @@ F32 = 0
 
 
 class Pool:
-    """Random blocks over and over, from another place for each tensor."""
+    """Random blocks that repeat; each tensor begins at another place."""
 
     def __init__(self, kind):
         self.type, self.block_values, self.block_bytes, make = FORMATS[kind]
@@ -91,7 +93,7 @@ class Pool:
 
 
 def whole(path, write):
-    """Writes a file that is there only when it is whole."""
+    """Writes a file under a temporary name first, so that a file that exists is whole."""
     if not os.path.exists(path):
         print(f"peer: writing {path}", flush=True)
         with open(path + ".part", "wb") as f:
@@ -178,7 +180,7 @@ def write_gguf(f, kind):
 
 
 def gguf(work, kind):
-    """A GGUF file's path; made when it is not there."""
+    """Returns a GGUF file's path; writes the file if it is missing."""
     return whole(os.path.join(work, f"1.1b-{kind}.gguf"), lambda f: write_gguf(f, kind))
 
 
@@ -209,14 +211,15 @@ def write_safetensors(f):
 
 
 def byte_letters():
-    """How byte-level BPE spells the 256 bytes."""
+    """The characters by which byte-level BPE writes the 256 bytes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(others))]
 
 
 def tokenizer():
-    """The peer's vocabulary, as far as texts go: special tokens, bytes, words of plain letters."""
+    """The peer's vocabulary in Hugging Face's form: special tokens, bytes, words of plain
+    letters."""
     special = ["<unk>", "<s>", "</s>"]
     texts = special + byte_letters() + [f"\u0120w{i}" for i in range(FIRST_WORD, VOCAB)]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
@@ -230,7 +233,7 @@ def tokenizer():
 
 
 def folder(work):
-    """A Hugging Face folder's path; made when it is not there."""
+    """Returns a Hugging Face folder's path; writes the folder if it is missing."""
     path = os.path.join(work, "1.1b")
     os.makedirs(path, exist_ok=True)
     for name, tree in (("config.json", CONFIG), ("tokenizer.json", tokenizer())):
@@ -244,9 +247,10 @@ def folder(work):
 
 
 def stretch_state(data, length):
-    """A saved sequence of the peer with the keys and values of its tokens over and over, `length` of them. Layout:
-    magic, version, tokens; streams (1), cells, each (position, 1, sequence); V transposed (no), layers; K of each
-    layer: type, bytes of a row, rows; then V likewise."""
+    """Returns a saved sequence of the peer that repeats the keys and values of its tokens up to
+    `length`. Layout: magic, version, tokens; streams (1), cells, each (position, 1, sequence); V
+    transposed (no), layers; K of each layer: type, bytes of a row, rows; then V in the same
+    form."""
     magic, version, n = struct.unpack_from("<III", data, 0)
     at = 12 + 4 * n
     tokens = struct.unpack_from(f"<{n}i", data, 12)

@@ -1,10 +1,10 @@
-"""A second peer, OpenVINO GenAI's ContinuousBatchingPipeline: installed with pip in a venv outside the tree, its
-models exported from the folder that Octavo reads. In that venv this file is also the process that runs one model
-and answers commands, a line each:
+"""A second peer, OpenVINO GenAI's ContinuousBatchingPipeline: installed with pip in a venv outside
+the tree, its models exported from the folder that Octavo reads. In that venv this file is also the
+process that runs one model and answers commands, a line each:
 
-    start N LENGTH    so many sequences of random tokens, prefilled; says tokens/s of that
-    steps N           all of them decode so many tokens; says the median step's tokens/s
-    stop              all of them end"""
+    start N LENGTH    prefills N sequences of LENGTH random tokens; answers tokens/s
+    steps N           all sequences decode N tokens; answers the median step's tokens/s
+    stop              all sequences end"""
 
 import json
 import os
@@ -26,11 +26,11 @@ FORMATS = {
     "int8": ("--weight-format", "int8"),
     "int4": ("--weight-format", "int4", "--sym", "--group-size", "64", "--ratio", "1.0"),
 }
-BATCHED_TOKENS = 512  # of a step, as Octavo's --prefill-chunk
+BATCHED_TOKENS = 512  # tokens in a step, as Octavo's --prefill-chunk
 
 
 class OpenVino:
-    """run(kind, threads) is a Pipeline."""
+    """The installed peer. run(kind, threads) returns a Pipeline."""
 
     def __init__(self, work):
         self.work = os.path.abspath(work)
@@ -41,7 +41,7 @@ class OpenVino:
         return os.path.join(self.folder, "venv/bin", name)
 
     def make(self):
-        """Installs what is not there in these versions."""
+        """Installs the packages that are missing in these versions."""
         stamp = os.path.join(self.folder, "octavo-peer.json")
         if os.path.exists(stamp):
             with open(stamp, encoding="utf-8") as f:
@@ -56,7 +56,7 @@ class OpenVino:
             json.dump(PACKAGES, f)
 
     def weights(self, kind):
-        """An exported model's folder; made when it is not there."""
+        """Returns an exported model's folder; exports the model if it is missing."""
         path = os.path.join(self.folder, f"1.1b-{kind}")
         if not os.path.exists(path):
             print(f"peer: exporting {path} (minutes; {self.log})", flush=True)
@@ -67,7 +67,7 @@ class OpenVino:
         return path
 
     def describe(self):
-        """Its name for the results."""
+        """Names the peer for the results."""
         return f"OpenVINO GenAI ({', '.join(PACKAGES)}), its own 8-bit cache"
 
     def run(self, kind, threads):
@@ -123,7 +123,7 @@ class Pipeline:
 
 
 class Sequences:
-    """What the pipeline runs. It drops a request whose handle is not kept."""
+    """The sequences that the pipeline runs. It drops a request whose handle is not kept."""
 
     def __init__(self, folder, threads):
         import openvino_genai as genai

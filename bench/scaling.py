@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""How Octavo's decode grows with batch and context: tokens/s as a table and as drawings with this machine's limits
-in them. Its own library only.
+"""How Octavo's decode grows with batch and context: tokens/s as a table and as drawings with this
+machine's limits in them. Needs the standard library only.
 
     bench/scaling.py --octavo build/octavo --out bench/results/NAME
 
-writes NAME.md, NAME.json and NAME.svg. The limit of a point is counted from its bytes and operations: the products
-at the read bandwidth or the rate of FMAs (of 8-bit integers, for quantised weights), then attention likewise, all
-measured right after each round. What does not fit the KV pool is left out."""
+writes NAME.md, NAME.json and NAME.svg. The limit of a point is computed from its bytes and
+operations: the products at the read bandwidth or the rate of FMAs (of 8-bit integers, for quantised
+weights), then attention in the same way; all limits are measured right after each round. Points
+that do not fit the KV pool are left out.
+"""
 
 import argparse
 import html
@@ -25,7 +27,7 @@ BATCHES, CONTEXTS = "1,2,4,8,16,32,64", "1,1024,4096,8192,16384,32768"
 
 
 def measure(args, kind):
-    """Rows of one format's decodes."""
+    """Measures the decodes of one format and returns their rows."""
     flags = [] if kind == "bf16" else ["--quantize", kind]
     words = [args.octavo, "bench", "engine", "--shape", "1.1b", *flags, "--threads", str(args.threads),
              "--kv-memory", args.kv_memory, "--prefill", "16", "--batch", args.batch, "--context", args.context,
@@ -87,7 +89,8 @@ def colours(contexts):
 
 
 class Panel:
-    """One format: tokens/s over the batch, both in powers; a line for each context, its limit dashed."""
+    """The drawing of one format: tokens/s over the batch, both axes logarithmic; a line for each
+    context, its limit dashed."""
 
     def __init__(self, rows, left, top_rate, contexts):
         self.rows, self.left, self.top_rate, self.contexts = rows, left, top_rate, contexts
@@ -151,7 +154,7 @@ def drawing(formats):
             "\n".join(body) + "\n</svg>\n")
 
 
-# ---- the whole ------------------------------------------------------------------------------------
+# ---- the command ----------------------------------------------------------------------------------
 
 
 def write(path, text):

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""The serving benches: starts `octavo serve`, puts load on it with `octavo bench serve`, reads /metrics and
-/proc, prints a table with the bars and writes JSON. Its own library only (grpc_streams needs grpcio).
+"""The serving benches: starts `octavo serve`, puts load on it with `octavo bench serve`, reads
+/metrics and /proc, prints a table with the bars and writes JSON. Needs the standard library only
+(grpc_streams needs grpcio).
 
     bench/serve_load.py load vanish overload --octavo build/octavo --out results.json
     bench/serve_load.py trace --trace conversation_trace.jsonl
-    bench/serve_load.py all --quick --trace FILE      # does everything run? its numbers mean little
+    bench/serve_load.py all --quick --trace FILE      # only tries that everything runs
 
   load          256 streams at once: whole, correct, front-end CPU for each token, memory over time
   vanish        clients that leave in mid-stream and clients that never read, beside normal ones
-  overload      ten times the capacity: how fast requests are turned away, and what the rest gets
+  overload      ten times the capacity: how fast requests are refused, and how the others fare
   throughput    tokens/s of the server and of the offline engine, 1.1B shape
   trace         hit rates of the prefix cache against an LRU simulation
   grpc_streams  memory of idle gRPC streams
@@ -48,7 +49,8 @@ def summary(result):
 
 
 def answers_alone(octavo, server, work, distinct):
-    """The texts of the workload's requests, asked one at a time: what load must not change."""
+    """The texts of the workload's requests when they are asked one at a time, which load must not
+    change."""
     alone = load(octavo, server.url, *work, "--num-prompts", distinct, "--max-concurrency", 1, requests=True)
     if alone["completed"] != distinct:
         raise Failed(f"one at a time: {alone['ends']} {alone['examples']}")
@@ -134,7 +136,7 @@ def vanish_bench(octavo, args):
         back = server.wait_pages_free(30, start)
         left = server.metrics()
     wrong = wrong_answers(beside, alone)
-    # Those that never read, held open: the server gives them up.
+    # Connections that are never read are held open until the server closes them.
     with Server(octavo, *pool, "--stall-timeout", "3") as server:
         stuck = Client(octavo, server.url, *unread_work)
         time.sleep(2)
@@ -170,7 +172,8 @@ def vanish_bench(octavo, args):
 
 
 def steady(result, start_s, end_s, limit_ms=None):
-    """Whole answers a second that ended in a time in which the server was full all along."""
+    """Whole answers a second, counted over a time in which the server was full from beginning to
+    end."""
     ended = sum(1 for r in result["requests"]
                 if r["end"] == "OK" and start_s <= r["start_s"] + r["latency_s"] < end_s
                 and (limit_ms is None or r["latency_s"] * 1000 <= limit_ms))
@@ -184,7 +187,8 @@ def overload_bench(octavo, args):
     work = ["--input-len", 128, "--output-len", 128, "--range-ratio", "0.5"]
 
     def measured(*flags):
-        """One load with the CPU time of the server's threads; "engine_ms": the engine's for an answer."""
+        """Runs one load and adds the CPU time of the server's threads; "engine_ms" is the engine's
+        CPU time for an answer."""
         before = server.cpu_by_thread()
         result = load(octavo, server.url, *work, *flags, requests=True)
         cpu = result["cpu_s_by_thread"] = cpu_by_name(before, server.cpu_by_thread())
@@ -196,16 +200,18 @@ def overload_bench(octavo, args):
         return measured("--max-concurrency", streams, "--duration", probe_s, "--seed", seed)
 
     with Server(octavo, "--kv-memory", "1G", "--max-batch", str(batch), "--max-requests", str(queue)) as server:
-        # Each load has prompts of its own: those of an earlier one would be in the prefix cache.
+        # Each load has prompts of its own, because those of an earlier load would be in the prefix
+        # cache.
         probes = [probe(batch, 1), probe(queue, 2)]
         capacity = max(steady(p, settle_s, probe_s) for p in probes)
         flood = measured("--request-rate", f"{capacity * 10:.3f}", "--duration", seconds, "--seed", 3)
         back = server.wait_pages_free(10)
         probes += [probe(batch, 4), probe(queue, 5)]
     peaks = [steady(p, settle_s, probe_s) for p in probes]
-    # The better of the two loads; for each the mean of before and after, as machines drift.
+    # The better of the two loads; each is the mean of before and after, because machines drift.
     peak = max(statistics.mean(peaks[i::2]) for i in (0, 1))
-    # With a full queue a request takes as long as at the larger of these loads: twice that is too late.
+    # With a full queue a request takes as long as in the larger of these loads; twice that is too
+    # late.
     limit_ms = 2 * max(p["p99_e2el_ms"] for p in probes)
     good = steady(flood, settle_s, seconds, limit_ms)
     offered = flood["completed"] + flood["failed"]
@@ -256,7 +262,7 @@ def offline(octavo, flags, count, input_len, output_len, round_number):
 
 
 def online(octavo, flags, count, input_len, output_len, round_number):
-    """Output tokens/s of a server that is asked for as much at once."""
+    """Output tokens/s of a server that gets the same requests at once."""
     with Server(octavo, "--max-requests", str(2 * count), model=flags) as server:
         result = load(octavo, server.url, "--input-len", input_len, "--output-len", output_len,
                       "--num-prompts", count, "--seed", round_number)
@@ -266,7 +272,8 @@ def online(octavo, flags, count, input_len, output_len, round_number):
 
 
 def throughput_bench(octavo, args):
-    """In pairs, one after the other and the other way round: a machine that gets slower is slower for both."""
+    """Runs pairs, one order after the other, so that a machine that gets slower is slower for
+    both."""
     batch = 16
     count, input_len, output_len, rounds = (16, 16, 8, 1) if args.quick else (64, 32, 64, 3)
     flags = ["--model", serve_server.DEMO, *SHAPE_1_1B, "--max-batch", str(batch), "--kv-memory", "1G"]
@@ -295,7 +302,8 @@ STREAMS = {
 
 
 def find_grpc():
-    """Goes on in the tests' own Python when this one lacks grpcio and that one is there."""
+    """Restarts this program in the tests' Python when this Python lacks grpcio and that one has
+    it."""
     python = os.path.join(ROOT, "build/clients-venv/bin/python")
     here = sys.prefix.endswith("clients-venv") or importlib.util.find_spec("grpc")
     if not here and os.path.exists(python):
@@ -303,7 +311,8 @@ def find_grpc():
 
 
 def open_streams(grpc, server, method, count, per_channel):
-    """`count` calls that are left open; each has had the server's first message or its headers."""
+    """Opens `count` calls and leaves them open; each has received the server's first message or its
+    headers."""
     channels, calls = [], []
     options = [("grpc.use_local_subchannel_pool", 1)]
     for i in range(count):
@@ -346,7 +355,7 @@ def grpc_streams_bench(octavo, args):
     return out, rows
 
 
-# ---- the whole ------------------------------------------------------------------------------------
+# ---- the command ----------------------------------------------------------------------------------
 
 BENCHES = {
     "load": load_bench,

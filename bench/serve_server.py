@@ -1,5 +1,5 @@
-"""What the serving benches share: a server of their own, its metrics, its threads' CPU time and memory, the
-load generator, and results that say where they come from."""
+"""Shared by the serving benches: a server of their own, its metrics, its threads' CPU time and
+memory, the load generator, and results with the facts of their origin."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DEMO = os.path.join(ROOT, "models/demo")
-# Threads that compute; all others serve: HTTP, gRPC, tokenizing, signals.
+# Threads that compute. All other threads serve: HTTP, gRPC, tokenizing, signals.
 ENGINE_THREADS = ("oct-engine", "oct-compute")
 PATIENCE = 120
 CPU_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -75,7 +75,8 @@ class Server:
         self.folder.cleanup()
 
     def metrics(self):
-        """The page's samples: {"kv_pages_used": 12.0, …}; of families the sums, and each as "name:reason"."""
+        """The samples of /metrics: {"kv_pages_used": 12.0, …}. A family with labels gives its sum,
+        and each sample as "name:reason"."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=PATIENCE) as answer:
             page = answer.read().decode()
         out = {}
@@ -99,14 +100,14 @@ class Server:
             time.sleep(0.02)
         return None
 
-    # ---- what the kernel knows of it --------------------------------------------------------------
+# ---- the kernel's figures -------------------------------------------------------------------------
 
     def rss(self):
         with open(f"/proc/{self.pid}/status", encoding="ascii") as f:
             return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1)) * 1024
 
     def cpu_by_thread(self):
-        """Seconds of CPU time by (thread id, name). Ended threads are in none of them."""
+        """Seconds of CPU time by (thread id, name), without threads that have ended."""
         out = {}
         for tid in os.listdir(f"/proc/{self.pid}/task"):
             try:
@@ -125,7 +126,7 @@ class Server:
 
 
 def cpu_by_name(before, after):
-    """CPU seconds between two of Server.cpu_by_thread, by name of the threads."""
+    """CPU seconds between two results of Server.cpu_by_thread, by name of the threads."""
     out = {}
     for key, seconds in after.items():
         out[key[1]] = out.get(key[1], 0.0) + seconds - before.get(key, 0.0)
@@ -154,7 +155,7 @@ class RssSampler:
         self.thread.join()
 
     def drift(self, last_s):
-        """By how much a line through the last seconds rises, as a share of their mean."""
+        """Rise of a line through the last seconds, as a share of their mean."""
         end = self.samples[-1][0]
         points = [(t, b) for t, b in self.samples if t >= end - last_s]
         mean_t = sum(t for t, _ in points) / len(points)
@@ -168,7 +169,8 @@ class RssSampler:
 
 
 class Client:
-    """`octavo bench serve` in the background. result(): its JSON; with requests=True a line each, too."""
+    """`octavo bench serve` in the background. result() is its JSON; with requests=True also a line
+    for each request."""
 
     def __init__(self, octavo, url, *flags, requests=False):
         self.folder = tempfile.TemporaryDirectory(prefix="octavo-bench-")
@@ -208,7 +210,7 @@ def load(octavo, url, *flags, requests=False):
 
 
 def facts(octavo):
-    """Where numbers come from."""
+    """The origin of the figures: commit, machine, load."""
     def ask(*command):
         try:
             return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
@@ -228,7 +230,7 @@ def facts(octavo):
 
 
 def table(rows):
-    """Rows of (what, measured, bar, passed or None)."""
+    """Formats rows of (what, measured, bar, passed or None)."""
     width = max(len(r[0]) for r in rows)
     for what, measured, bar, passed in rows:
         mark = "" if passed is None else "ok" if passed else "MISSED"

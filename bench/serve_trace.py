@@ -1,15 +1,15 @@
 """The prefix cache against a simulation: a trace's blocks under LRU at the pool's capacity.
 
-A trace block is one block of the server (a page in each KV group). A prompt is all blocks of its request in
-full and one token of its own, so that each block may be hit (the last token is always computed). Requests go
-one after the other: what a simulation can follow exactly."""
+A trace block is one block of the server (a page in each KV group). A prompt consists of all blocks
+of its request in full and one token of its own, so that each block may be hit (the last token is
+always computed). Requests go one after the other, which a simulation can follow exactly."""
 
 import json
 from collections import OrderedDict
 
 from serve_server import Client, Failed, Server
 
-GROUPS, PAGE_BYTES, PAGE_TOKENS = 4, 16 * 2 * 4 * 32 * 2, 16  # the demo model's, bf16
+GROUPS, PAGE_BYTES, PAGE_TOKENS = 4, 16 * 2 * 4 * 32 * 2, 16  # those of the demo model in bf16
 SCALE = 512 // PAGE_TOKENS
 CONTEXT = 4096
 
@@ -21,10 +21,11 @@ def read_trace(path, limit):
 
 
 def simulate(trace, capacity):
-    """Blocks hit of each request, by a block cache of `capacity` blocks under LRU. A request holds its
-    blocks and one more for its own token while it runs; what it leaves is younger the nearer it is to the
-    root, so the deepest goes first. capacity None: without limit."""
-    cached = OrderedDict()  # block -> None, the next to go first
+    """The number of blocks hit by each request, with a cache of `capacity` blocks under LRU. While
+    a request runs it holds its blocks and one more for its own token. The blocks that it leaves are
+    the younger the nearer they are to the root, so the deepest is evicted first. capacity None:
+    without limit."""
+    cached = OrderedDict()  # block -> None, in the order of eviction
     free = capacity
     hits = []
     for blocks in trace:
@@ -41,7 +42,7 @@ def simulate(trace, capacity):
                     raise Failed(f"a request of {len(blocks)} blocks does not fit {capacity}")
                 gone, _ = cached.popitem(last=False)
                 free += 1
-            free -= need - 1  # the last one comes back
+            free -= need - 1  # the request's own block comes back
         for block in reversed(blocks):
             if block in cached:
                 raise Failed("a block is cached whose parent is not")
@@ -50,7 +51,7 @@ def simulate(trace, capacity):
 
 
 def run_pool(octavo, args, blocks, *flags):
-    """The trace through a server with a pool of so many blocks."""
+    """Runs the trace through a server with a pool of `blocks` blocks."""
     memory = (blocks * GROUPS + 1) * PAGE_BYTES
     with Server(octavo, "--kv-memory", str(memory), "--max-batch", "4", *flags) as server:
         before = server.metrics()
@@ -68,7 +69,7 @@ def run_pool(octavo, args, blocks, *flags):
 
 
 def compare(trace, result, hits):
-    """The pool's rates beside the simulation's, in percent of all blocks."""
+    """Sets the pool's hit rates beside the simulation's, in percent of all blocks."""
     total = sum(map(len, trace))
     done = {r["index"]: r for r in result["requests"] if r["end"] == "OK"}
     differ = sum(1 for i, n in enumerate(hits) if i in done and done[i]["cached_tokens"] != n * PAGE_TOKENS)
