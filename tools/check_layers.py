@@ -1,32 +1,35 @@
 #!/usr/bin/env python3
-"""Checks the layers: who may include whom, and that only public headers cross a module's border.
+"""Checks the layers: which module includes which, and that only public headers cross a module's
+border.
 
-A module is a top-level folder with C in it and one row in the table of modules in ARCHITECTURE.md, which
-this reads. A row's third cell names the headers that others may include, or says "all". Its last cell
-names the modules and single headers that it may include itself, "all" for every module, "nothing" for
-none; what stands in parentheses is for readers. CMake's DEPENDS must stay within the same row; a module
-made of several libraries names them MODULE_PART.
+A module is a top-level folder with C in it and one row in the table of modules in ARCHITECTURE.md,
+which this program reads. A row's third cell names the headers that others may include, or says
+"all". Its last cell names the modules and single headers that it may include itself, "all" for
+every module, "nothing" for none; text in parentheses is for readers. CMake's DEPENDS must stay
+within the same row; a module made of several libraries names them MODULE_PART.
+
 usage: check_layers.py [ROOT]"""
 
 import os
 import re
 import sys
 
-# The table of modules: its first line, and what one of its rows says.
+# The first line of the table of modules, and the form of its rows.
 TABLE = re.compile(r"^\| folder \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", re.M)
 FOLDER = re.compile(r"`(\w+)/`")
 QUOTED = re.compile(r"`([^`]+)`")
 
 
 class Module:
-    """A row: public are its headers that others may include (None: all of them), modules the folders
-    whose public headers it may include, headers the single ones beyond those."""
+    """A row. public: its headers that others may include (None: all of them). modules: the folders
+    whose public headers it may include. headers: single headers beyond those."""
 
     def __init__(self, public, modules, headers):
         self.public, self.modules, self.headers = public, modules, headers
 
 
-# Made by the build: proto/NAME.pb-c.h comes from proto/NAME.proto, the lists of scores and families from file names.
+# The build makes these headers: proto/NAME.pb-c.h from proto/NAME.proto, the lists of scores and
+# families from file names.
 GENERATED = re.compile(r"^(proto/\w+)\.pb-c\.h$")
 LISTS = {"paged_kv/retention/scores.gen.h", "model/families.gen.h"}
 
@@ -45,7 +48,7 @@ def sources(root):
 
 
 def read_row(line, names, problems):
-    """(folder, Module) of a row of the table."""
+    """Reads a row of the table: (folder, Module)."""
     cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
     folder = FOLDER.fullmatch(cells[0]).group(1)
     public = None if cells[2] == "all" else QUOTED.findall(cells[2])
@@ -65,7 +68,7 @@ def read_row(line, names, problems):
 
 
 def read_table(root, problems):
-    """The modules of ARCHITECTURE.md by folder."""
+    """Reads the modules of ARCHITECTURE.md, by folder."""
     with open(os.path.join(root, "ARCHITECTURE.md"), encoding="utf-8") as f:
         table = TABLE.search(f.read())
     if not table:
@@ -97,8 +100,8 @@ def exists(root, header):
 
 
 def mirrored(path, module):
-    """A unit test or fuzz target named after a module may look inside that module; tests/simt is the
-    GPU's other half, and tests/cuda draws beside the CPU's sampler."""
+    """Whether a test may include a module's private headers: a unit test or fuzz target named after
+    the module; tests/simt, the GPU's emulator; and tests/cuda, which samples beside the CPU."""
     folder, name = os.path.split(path)
     if (folder, module) in (("tests/simt", "kernels"), ("tests/cuda", "model")):
         return True

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what a reader would trip over: banned calls, left-over notes, files that are too long, paths
-of somebody's machine, C files that nothing builds, documents that are named and do not exist."""
+"""Finds what a linter of C does not: banned calls, left-over notes, files that are too long, paths
+of one machine, C files that nothing builds, and documents that are named but do not exist."""
 
 import fnmatch
 import os
@@ -8,7 +8,7 @@ import re
 import sys
 
 LINES_MAX = 700
-# Generated tables are read by nobody, so they may be long.
+# Generated tables are not read, so they may be long.
 GENERATED = re.compile(r"(?:written|generated) by tools/", re.I)
 
 BANNED_CALLS = {
@@ -28,15 +28,16 @@ BANNED_CALLS = {
 CALL = re.compile(r"\b(" + "|".join(BANNED_CALLS) + r")\s*\(")
 NOTES = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$})/~-])/(?:work|home|root|tmp|usr/local)/")
-# A document: as a path from the root or from the file that names it, or under a place's name (NAME).
-# The text of a link may be shorter; its target is what is looked for.
+# A document's name is a path from the root or from the file that names it, or stands for a name
+# (NAME). A link's text may be shorter, because its target is checked.
 DOCUMENT = re.compile(r"(?<![\w./-])[\w./-]+\.md\b(?!\w|\]\()")
 PLACEHOLDER = re.compile(r"[A-Z]+\.md")
-WRITTEN = {"quality-demo/table.md"}  # by a command that the text shows
-# Comments, strings and character constants, so that prose about a call is no call.
+WRITTEN = {"quality-demo/table.md"}  # a command in the text writes it
+# Comments, strings and character constants are skipped, so that a call named in prose is not
+# reported.
 NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
-# What a CMakeLists.txt takes by pattern, as a path from its own folder.
+# The pattern of files in a CMakeLists.txt, as a path from its own folder.
 GLOB = re.compile(r"(?<=\$\{CMAKE_CURRENT_SOURCE_DIR\}/)[\w/-]*\*[\w*-]*\.c\b")
 
 C_FILES = (".c", ".h", ".cu", ".cuh", ".cc")
@@ -93,7 +94,7 @@ def main():
         check(root, path, text, problems)
         if path.endswith((".c", ".cu", ".cc")):
             c_files.append(path)
-        if os.path.basename(path) in ("CMakeLists.txt", "peer_build.py"):  # what is built, and by whom
+        if os.path.basename(path) in ("CMakeLists.txt", "peer_build.py"):  # files that build others
             built += text
             folder = os.path.dirname(path)
             globs += [os.path.join(folder, glob) for glob in GLOB.findall(text)]

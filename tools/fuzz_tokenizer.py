@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Differential fuzzing of the tokenizer against Hugging Face's library: random strings, equal ids.
+"""Differential fuzzing of the tokenizer against Hugging Face's library: random strings must give
+equal ids.
 
     python tools/fuzz_tokenizer.py --seconds 60 --seed 1 tests/golden/tokenizers/*.json ...
 
-Builds the tokenizer's sources into a shared library of its own and calls it through ctypes. Prints
-every difference and how many strings agreed; exits 1 when there was a difference. With --exhaustive
+Builds the tokenizer's sources into a shared library and calls it through ctypes. Prints every
+difference and how many strings agreed; exits with 1 when there was a difference. With --exhaustive
 every code point is tried once in a dozen contexts.
 """
 import argparse
@@ -177,11 +178,12 @@ def compare(name, ours, theirs, data, rng):
         show(data, got, due)
         return 1
     if due and rng.random() < 0.5:
-        due = [rng.choice(due) for _ in due]  # broken characters too
+        due = [rng.choice(due) for _ in due]  # ids in random order give broken characters, too
     skip = rng.random() < 0.5
     got, whole = ours.decode(due, skip), theirs.decode(due, skip_special_tokens=skip).encode()
     parts = ours.stream(due, skip)
-    # Where bytes that fell back break off, the library takes back what a stream has given out.
+    # Where a sequence of byte-fallback tokens breaks off, the library takes back text that a stream
+    # has already returned, so streams are not compared there.
     broken = ours.falls_back and "\ufffd".encode() in whole
     if got != whole or not broken and b"".join(parts) != whole:
         print(name)
@@ -189,12 +191,12 @@ def compare(name, ours, theirs, data, rng):
         print(parts)
         return 1
     for part in parts:
-        part.decode()  # whole characters only
+        part.decode()  # raises unless it is whole characters
     return 0
 
 
 class Splits:
-    """The hand-written matchers against the library's regular expressions."""
+    """Compares the hand-written matchers with the library's regular expressions."""
 
     def __init__(self, lib):
         self.pairs = []

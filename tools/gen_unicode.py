@@ -4,10 +4,10 @@
     pip install unicodedata2==16.0.0 tokenizers
     python tools/gen_unicode.py > text/tokenizer/unicode_tables.c
 
-What the bits mean is in text/tokenizer/unicode.h. Two Unicode versions meet in them, because two
-live in the `tokenizers` library that we are equal to: its regular expressions know Unicode 16, its
-NFC knows Unicode 9. What NFC knows is asked of the library itself; the rest is computed and then
-compared with the library's answer for every code point.
+text/tokenizer/unicode.h tells what the bits mean. They come from two versions of Unicode, because
+the `tokenizers` library, which our tokenizer must equal, uses two: its regular expressions know
+Unicode 16, its NFC knows Unicode 9. The library itself is asked what its NFC knows; the rest is
+computed and then compared with the library's answer for every code point.
 """
 import unicodedata2 as ud
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -18,8 +18,8 @@ BLOCK, CHUNK = 128, 32  # code points, blocks
 SCALARS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 WHITE_SPACE = set([*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029,
                    0x202F, 0x205F, 0x3000])
-# \w of Rust's regex: Alphabetic, M, Nd, Pc, Join_Control. What Alphabetic adds to L, M and Nl are
-# the circled and squared letters.
+# \w of Rust's regex: Alphabetic, M, Nd, Pc, Join_Control. Beyond L, M and Nl, Alphabetic has the
+# circled and squared letters.
 WORD_EXTRA = set([0x200C, 0x200D, *range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A),
                   *range(0x1F150, 0x1F16A), *range(0x1F170, 0x1F18A)])
 
@@ -39,15 +39,15 @@ def class_bits(c):
 
 
 def nfc_bits():
-    """NFC_ACTIVE: not a starter, or NFC_Quick_Check is not Yes. NFC_NEWER: normalisation of a later
-    Unicode does something with it that the library's does not."""
+    """NFC_ACTIVE: not a starter, or NFC_Quick_Check is not Yes. NFC_NEWER: normalisation by a later
+    Unicode changes the code point, but the library's does not."""
     nfc = normalizers.NFC().normalize_str
     pairs = {}  # primary composites of Unicode 16
     for c in SCALARS:
         parts = ud.decomposition(chr(c)).split()
         if len(parts) == 2 and not parts[0].startswith("<") and ud.normalize("NFC", chr(c)) == chr(c):
             pairs[c] = tuple(int(p, 16) for p in parts)
-    jamo = set(range(0x1161, 0x1176)) | set(range(0x11A8, 0x11C3))  # Hangul composes by rule
+    jamo = set(range(0x1161, 0x1176)) | set(range(0x11A8, 0x11C3))  # Hangul composes by a rule
     known = {c: nfc(chr(a) + chr(b)) == chr(c) for c, (a, b) in pairs.items()}
     seconds = {b for _, b in pairs.values()} | jamo
     known_seconds = {b for c, (_, b) in pairs.items() if known[c]} | jamo
@@ -55,8 +55,8 @@ def nfc_bits():
     for c in SCALARS:
         ch = chr(c)
         combining = ud.combining(ch) != 0
-        # A mark that the library knows changes places with one of the highest class before it, or
-        # one of the lowest behind it.
+        # A mark that the library knows is reordered with one of the highest class before it, or
+        # with one of the lowest behind it.
         known_mark = combining and any(nfc(s) != s for s in ("\u0345" + ch, ch + "\u0334"))
         known_decomposition = nfc(ch) != ch
         if known_mark or known_decomposition or c in known_seconds:
@@ -97,7 +97,8 @@ def main():
     check(table)
 
     def share(values, size):
-        """Cuts values into runs of `size`: the distinct runs, and which of them each run is."""
+        """Cuts values into runs of `size`. Returns the distinct runs, and the index of each run
+        among them."""
         seen, index = {}, []
         for i in range(0, len(values), size):
             index.append(seen.setdefault(tuple(values[i:i + size]), len(seen)))

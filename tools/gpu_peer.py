@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What PyTorch makes of the same GPU, in turn with octavo: the attention of a decode step (K and V in one
-piece, which a page table does not ask for), and a Llama-3-8B by `transformers` and by PyTorch alone,
-whose decode steps are CUDA graphs. Skipped by name where Python has no torch, or torch sees no GPU.
+"""PyTorch's speed on the same GPU, taken in turn with octavo's: the attention of a decode step (K
+and V in one piece, where octavo has a page table), and a Llama-3-8B by `transformers` and by
+PyTorch alone, whose decode steps are CUDA graphs. Each part is skipped, and named, where Python has
+no torch or torch sees no GPU.
 
 usage: gpu_peer.py OUT.json OCTAVO bench engine FLAGS...
-OCTAVO's run comes between two rounds of the models. On a machine without a GPU, GPU_PEER_CPU=1 runs all
-of it with a tiny model: to try this program, for its figures mean nothing."""
+
+Octavo's run comes between two rounds of the models. On a machine without a GPU, GPU_PEER_CPU=1 runs
+everything with a tiny model, to try this program; its figures mean nothing then."""
 
 import gc
 import json
@@ -38,7 +40,8 @@ results = []
 
 
 def note(what, name, figure):
-    """A figure of one round; the file is whole after each."""
+    """Notes a figure of one round. The file is rewritten after each figure, so that it is always
+    whole."""
     mine = next((r for r in results if (r["what"], r["name"]) == (what, name)), None)
     if not mine:
         mine = {"what": what, "name": name, "rounds": []}
@@ -55,7 +58,7 @@ def wait():
 
 
 def seconds(call, n):
-    """Of one of n calls; they are told which."""
+    """Seconds of one of n calls; each call receives its number."""
     call(0), call(1)
     wait()
     start = time.perf_counter()
@@ -66,18 +69,18 @@ def seconds(call, n):
 
 
 def attempt(what, call, *args):
-    """What one way of doing it cannot, others may."""
+    """Runs a part; a failure is printed and does not stop the other parts."""
     try:
         call(*args)
     except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as e:
         print(f"{what}: not here: {str(e).splitlines()[0] if str(e) else type(e).__name__}")
 
 
-# ---- attention --------------------------------------------------------------------------------------
+# ---- attention -----------------------------------------------------------------------------------
 
 
 def bench_attention(name, batch, context):
-    """Over rows that no cache holds."""
+    """Times SDPA over rows that no cache holds."""
     kv_heads, heads, dim = (2, 4, 16) if TINY else (8, 32, 128)
     slots = context // 64 if TINY else context
     shape = (batch, kv_heads, slots, dim)
@@ -89,11 +92,11 @@ def bench_attention(name, batch, context):
     note(f"attention {batch} x {context}", f"SDPA {name}", s * 1e6)
 
 
-# ---- PyTorch alone ----------------------------------------------------------------------------------
+# ---- PyTorch alone -------------------------------------------------------------------------------
 
 
 class Plain:
-    """Llama-3-8B's shape: products, norms and attention are the library's."""
+    """Llama-3-8B's shape, written out with the library's products, norms and attention."""
 
     def __init__(self):
         def matrix(n, k):
@@ -116,7 +119,7 @@ class Plain:
         return x * self.cos[start:start + n] + half * self.sin[start:start + n]
 
     def step(self, ids, cache, start):
-        """The next token of each sequence."""
+        """Computes the next token of each sequence."""
         x = F.embedding(ids, self.embed)
         batch, n = ids.shape
         for (qkv, o, gate_up, down), kv in zip(self.layers, cache):
@@ -133,7 +136,7 @@ class Plain:
 
 
 def as_graph(call):
-    """The call, captured; on a CPU itself."""
+    """Captures the call as a CUDA graph; on a CPU returns the call itself."""
     if DEVICE == "cpu":
         return call
     side = torch.cuda.Stream()
@@ -165,7 +168,7 @@ def bench_plain():
         del cache
 
 
-# ---- transformers -----------------------------------------------------------------------------------
+# ---- transformers --------------------------------------------------------------------------------
 
 
 def make_transformers():

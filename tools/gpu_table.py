@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The bars and what stands beside them, out of tools/gpu_check.sh's logs. usage: gpu_table.py FOLDER"""
+"""Prints the bars beside the figures from tools/gpu_check.sh's logs. usage: gpu_table.py FOLDER"""
 
 import glob
 import json
@@ -9,7 +9,7 @@ import sys
 
 folder = sys.argv[1]
 CROWDS = ("64 x 4096", "8 x 32768")
-GRAPHS = ("bench_engine", "demo", "wide")  # stages that decode on a GPU of one rank
+GRAPHS = ("bench_engine", "demo", "wide")  # stages that decode on a single GPU
 
 
 def text(name):
@@ -21,7 +21,7 @@ def text(name):
 
 
 def rows(name, **wanted):
-    """Of a bench's JSON, those with these values."""
+    """The rows of a bench's JSON that have these values."""
     try:
         found = json.loads(text(name))["rows"]
     except (ValueError, KeyError):
@@ -60,7 +60,8 @@ def kernels():
 
 
 def graphs():
-    """A backend tells once that a capture failed; steps without one are slow, and right."""
+    """Prints whether decode steps were captured as graphs. A backend logs once that a capture
+    failed; steps without a graph are slow, but right."""
     refused, ended = {}, False
     for name in GRAPHS:
         log = text(f"{name}.log")
@@ -101,7 +102,7 @@ def bars():
 
 
 def of_peers(what):
-    """name: figures of the rounds."""
+    """The figures of the rounds, by the peer's name."""
     try:
         peers = json.loads(text("peer.json"))
     except ValueError:

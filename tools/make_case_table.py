@@ -1,5 +1,5 @@
-"""Prints text/chat_template/case_table.inc: the characters whose upper or title case is more than one character
-(Unicode SpecialCasing, as Python's str methods apply it)."""
+"""Prints text/chat_template/case_table.inc: the characters whose upper or title case is more than
+one character (Unicode SpecialCasing, as Python's str methods apply it)."""
 
 
 def row(cp):

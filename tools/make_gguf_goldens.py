@@ -1,10 +1,12 @@
-"""Writes tests/golden/gguf: tiny models in GGUF files, made by the public `gguf` package, and what they must give.
+"""Writes tests/golden/gguf: tiny models in GGUF files, made by the public `gguf` package, and the
+results that are expected of them.
 
     python3 tools/make_gguf_goldens.py          # needs gguf, numpy, torch, transformers, tokenizers
 
-Deterministic. NAME.gguf, and NAME.logits.f32, which `transformers` computes in f32 from the values that the package dequantises
-the file's matrices to; tokens.jsonl is the prompt of all. types.gguf has one tensor of each type, two rows of 512 from random
-bytes, and types.f32 what the package makes of them. Seeds of the fuzzer too.
+Deterministic. For each NAME.gguf, `transformers` computes NAME.logits.f32 in f32 from the values to
+which the package dequantises the file's matrices; tokens.jsonl is the prompt of all. types.gguf has
+one tensor of each type, two rows of 512 from random bytes, and types.f32 holds the package's values
+of them. Also writes the fuzzer's seeds.
 """
 import json
 import pathlib
@@ -19,7 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent / "tests/golden/gguf"
 SEEDS = ROOT.parent.parent / "fuzz/corpus/model_gguf_fuzz"
 VOCAB, N_TOKENS = 64, 40
 FREQS = [1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
-# architecture, hidden, heads, kv heads, head_dim, ffn, layers, tied, type of matrices, of embeddings and head, rope
+# architecture, hidden, heads, kv heads, head_dim, ffn, layers, tied, type of matrices, of
+# embeddings and head, rope
 MODELS = {
     "llama_f16": ("llama", 48, 3, 1, 16, 72, 2, False, T.F16, T.F32, None),
     "llama_q8_0": ("llama", 64, 4, 2, 32, 96, 2, True, T.Q8_0, T.Q8_0, "factors"),
@@ -37,7 +40,8 @@ def halves(r, n, low=0.002, high=0.02):
 
 
 def blocks(r, kind, rows, cols, exact=None):
-    """Random blocks with scales of a trained model's size; quantised from `exact` where the package can."""
+    """Random blocks with scales of a trained model's size, quantised from `exact` where the package
+    can."""
     if kind in (T.F32, T.F16, T.BF16, T.Q4_0, T.Q8_0, T.Q5_0) and exact is not None:
         return gguf.quants.quantize(exact, kind)
     size, bytes_ = gguf.GGML_QUANT_SIZES[kind]
@@ -176,7 +180,8 @@ def make_types():
 
 
 def make_seeds():
-    """Seeds of the fuzzer: every key that the readers know, both kinds of vocabulary, a few tensors."""
+    """Seeds of the fuzzer: every key that the readers know, both kinds of vocabulary, a few
+    tensors."""
     SEEDS.mkdir(parents=True, exist_ok=True)
     for name, arch, rope in (("llama", "llama", "linear"), ("qwen", "qwen3", "yarn"), ("pieces", "llama", None)):
         w = gguf.GGUFWriter(SEEDS / name, arch)

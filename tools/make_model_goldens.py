@@ -1,8 +1,10 @@
-"""Writes tests/golden/models: tiny random folders of every family with the logits that `transformers` computes from them in f32.
+"""Writes tests/golden/models: tiny random folders of every family with the logits that
+`transformers` computes from them in f32.
 
     python3 tools/make_model_goldens.py [NAME...]        # needs torch, transformers, safetensors
 
-Deterministic. Each folder is what Hugging Face would save, plus tokens.jsonl and logits.f32 (see the README there).
+Deterministic. Each folder is as Hugging Face would save it, plus tokens.jsonl and logits.f32 (see
+the README there).
 """
 import json
 import pathlib
@@ -18,7 +20,8 @@ from transformers import LlamaForCausalLM
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "tests/golden/models"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
-# name: hidden, heads, kv heads, head_dim, ffn, layers, vocab, tied, dtype, shards, theta, rope, style of config.json
+# name: hidden, heads, kv heads, head_dim, ffn, layers, vocab, tied, dtype, shards, theta, rope,
+# style of config.json
 MODELS = {
     "gqa1_f32":        (48, 3, 3, 16, 72, 2, 96, False, "float32", 1, 10000.0, None, "v4"),
     "gqa4_tied_f32":   (32, 8, 2, 16, 45, 3, 64, True, "float32", 1, 10000.0, None, "v4"),
@@ -34,7 +37,8 @@ LONG = [1.0 + 0.8 * i for i in range(8)]
 SHORT = [1.0 + 0.05 * i for i in range(8)]
 EXPERTS = {"num_experts": 6, "moe_intermediate_size": 27, "num_experts_per_tok": 3, "norm_topk_prob": True,
            "decoder_sparse_step": 1, "mlp_only_layers": []}
-# name: architecture, dtype, hidden, heads, kv heads, head_dim, ffn, layers, vocab, tied, and what else config.json has.
+# name: architecture, dtype, hidden, heads, kv heads, head_dim, ffn, layers, vocab, tied, and what
+# else config.json has.
 FAMILIES = {
     "mistral_f32": ("MistralForCausalLM", "float32", 48, 4, 2, 32, 40, 2, 64, False, {"sliding_window": None, "head_dim": 32}),
     "mistral_window_f32": ("MistralForCausalLM", "float32", 64, 4, 1, 16, 45, 2, 64, True, {"sliding_window": 9}),
@@ -162,7 +166,7 @@ def is_sparse(c, layer):
 
 
 def family_tensors(g, c, head_dim, dtype):
-    """Under the names that the family's files have."""
+    """Random tensors under the names that the family's files use."""
     def normal(*shape, std=0.12, mean=0.0):
         return (torch.randn(*shape, generator=g) * std + mean).to(getattr(torch, dtype))
 
@@ -219,7 +223,7 @@ def family_tensors(g, c, head_dim, dtype):
 
 
 def llama_of_internlm2(c, t, head_dim):
-    """transformers has no InternLM2: the same model as a Llama."""
+    """The same model as a Llama, because transformers has no InternLM2."""
     names = {"tok_embeddings": "embed_tokens", "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj",
              "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj", "attention_norm": "input_layernorm",
              "ffn_norm": "post_attention_layernorm", "output.weight": "lm_head.weight"}

@@ -1,9 +1,12 @@
-"""Writes tests/golden/needle_200.jsonl and needle_200.answers.jsonl: 200 prompts that hide a number, and the numbers.
+"""Writes tests/golden/needle_200.jsonl and its answers: prompts that hide a number, and the
+numbers.
 
-    python3 tools/make_needle_set.py --text tinyshakespeare.txt     # Python's own library only
+    python3 tools/make_needle_set.py --text tinyshakespeare.txt     # needs the standard library
+    only
 
-Deterministic. The tasks are those of tools/demo/data.py with one question each, in the demo model's own tokens:
-prompts.jsonl lines are what `octavo run --prompts` reads, the answers are kept apart, by id.
+Deterministic: 200 prompts. The tasks are those of tools/demo/data.py with one question each, in the
+demo model's own tokens. `octavo run --prompts` reads the prompts; needle_200.answers.jsonl has the
+answers, by id.
 """
 import argparse
 import json
@@ -17,12 +20,12 @@ import tokenizer as bpe  # noqa: E402
 
 LENGTHS = (1024, 2048, 3072, 4000)
 COUNTS = {"niah": 20, "passkey": 10, "kv": 20}  # for each length
-LONGEST = 4080  # tokens of prompt: the model's 4,096 less room for an answer
-MAX_TOKENS = 8  # five digits, <|im_end|>, and two to be wrong in
+LONGEST = 4080  # tokens of a prompt: the model's 4,096 less room for an answer
+MAX_TOKENS = 8  # five digits, <|im_end|>, and two more for wrong answers
 
 
 def one_question(segments):
-    """The text up to the first question, and its answer."""
+    """Returns the text up to the end of the first question, and the question's answer."""
     prompt = ""
     for text, is_answer in segments:
         if is_answer:

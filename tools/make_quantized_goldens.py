@@ -1,13 +1,15 @@
-"""Writes tests/golden/quantized: tiny folders whose weights the public libraries have quantised, and what those make of them.
+"""Writes tests/golden/quantized: tiny folders whose weights the public libraries have quantised.
 
     python3 tools/make_quantized_goldens.py --autoawq DIR --autogptq DIR --gptqmodel DIR [NAME...]
 
-Needs torch, transformers, safetensors and compressed-tensors (0.20; `ct_int4_order` wants 0.9, the last that had orders, and is
-made alone). DIRs hold the unpacked sources of autoawq, auto_gptq and gptqmodel: their kernels need a GPU, so that only their
-packing and their dequantisation in torch run here. Deterministic.
+Needs torch, transformers, safetensors and compressed-tensors (0.20; `ct_int4_order` needs 0.9, the
+last version with orders, and is made in a run of its own). DIRs hold the unpacked sources of
+autoawq, auto_gptq and gptqmodel: their kernels need a GPU, so that only their packing and their
+dequantisation in torch run here. Deterministic.
 
-Each folder has config.json, model.safetensors, tokens.jsonl; weights.json, the SHA-256 of every quantised matrix as the library
-gives it back, row by row in the type of its scales; and logits.f32, which `transformers` computes in f32 from those matrices.
+Each folder has config.json, model.safetensors, tokens.jsonl; weights.json, the SHA-256 of every
+quantised matrix as the library dequantises it, row by row in the type of its scales; and
+logits.f32, which `transformers` computes in f32 from those matrices.
 """
 import argparse
 import ast
@@ -31,7 +33,8 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
 SOURCES = argparse.Namespace()
 
-# name: architecture, dtype, hidden, heads, kv heads, head_dim, ffn, layers, vocab, tied, more of config.json
+# name: architecture, dtype, hidden, heads, kv heads, head_dim, ffn, layers, vocab, tied, more of
+# config.json
 LLAMA = ("LlamaForCausalLM", "bfloat16", 64, 4, 2, 16, 96, 2, 64)
 EXPERTS = {"head_dim": 16, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}
 QWEN_MOE = {"head_dim": 16, "num_experts": 3, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True,
@@ -39,7 +42,7 @@ QWEN_MOE = {"head_dim": 16, "num_experts": 3, "moe_intermediate_size": 32, "num_
 F16_LLAMA = ("LlamaForCausalLM", "float16", 64, 4, 2, 16, 96, 2, 64)
 
 
-# ---- compressed-tensors ---------------------------------------------------------------------------------------------------
+# ---- compressed-tensors --------------------------------------------------------------------------
 
 def ct_args(**args):
     from compressed_tensors.quantization import QuantizationArgs
@@ -47,7 +50,8 @@ def ct_args(**args):
 
 
 def ct_range(weight, args):
-    """Scales and zero points of a weight, by the library, from the smallest and largest values of what shares them."""
+    """Scales and zero points of a weight, computed by the library from the smallest and largest
+    values that share them."""
     from compressed_tensors.quantization.utils import calculate_qparams
     rows, cols = weight.shape
     if args.strategy == "group":
@@ -80,7 +84,7 @@ def ct(module, weight, scheme):
 
 
 def ct_old(module, weight, scheme):
-    """Of 0.9: columns in groups by an order."""
+    """Quantises as version 0.9 did, with columns assigned to groups by an order."""
     from compressed_tensors.compressors import PackedQuantizationCompressor
     args = scheme.weights
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(len(module)))
@@ -109,7 +113,7 @@ def ct_scheme(weights, form, targets=("Linear",), inputs=None):
 
 
 def of_one(make, *args, ignore=("lm_head",), quantise=ct, **more):
-    """A way for every module but those of ignore."""
+    """A scheme for every module except those in `ignore`."""
     def way():
         scheme = make(*args)
         return (lambda module, weight: quantise(module, weight, scheme)), ct_config([scheme], list(ignore), **more)
@@ -126,7 +130,7 @@ def ints(bits, form, **args):
 
 
 def ct_mixed():
-    """Floats in attention, integers of two widths elsewhere, by name and pattern."""
+    """Floats in attention, integers of two widths elsewhere, chosen by name and pattern."""
     fp = ct_scheme(ct_args(num_bits=8, type="float", strategy="channel"), "float-quantized", ["re:.*self_attn.*"])
     int4 = ct_scheme(ct_args(num_bits=4, type="int", strategy="group", group_size=32), "pack-quantized", ["Linear"])
     int8 = ct_scheme(ct_args(num_bits=8, type="int", strategy="channel"), "int-quantized", ["model.layers.1.mlp.down_proj"])
@@ -140,7 +144,7 @@ def ct_mixed():
     return quantise, ct_config([fp, int4, int8], ["lm_head", "re:model\\.layers\\.0\\.self_attn\\.o_pro[j]$"])
 
 
-# ---- "fp8" ----------------------------------------------------------------------------------------------------------------
+# ---- "fp8" ---------------------------------------------------------------------------------------
 
 def fp8_blocks(tall, wide, scale_dtype, **more):
     def way():
@@ -164,7 +168,7 @@ def fp8_blocks(tall, wide, scale_dtype, **more):
     return way
 
 
-# ---- AWQ and GPTQ ---------------------------------------------------------------------------------------------------------
+# ---- AWQ and GPTQ --------------------------------------------------------------------------------
 
 def module_of(path, name):
     spec = importlib.util.spec_from_file_location(name, path)
@@ -174,7 +178,7 @@ def module_of(path, name):
 
 
 def asymmetric(weight, bits, size):
-    """Scales and zeros [rows, groups] as both libraries choose them without data."""
+    """Scales and zeros [rows, groups], as both libraries choose them without data."""
     parts = weight.float().reshape(weight.shape[0], -1, size)
     low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
     scale = ((high - low) / (2 ** bits - 1)).clamp(min=1e-5)
@@ -208,7 +212,8 @@ def awq(size, ignore=None):
 
 
 def functions_of(path, names):
-    """Functions of a file whose other imports are not to be had, and constants of its methods."""
+    """Extracts functions, and constants of methods, from a file whose other imports are not
+    available."""
     tree = ast.parse(path.read_text())
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names]
     for node in found:
@@ -261,7 +266,7 @@ def gptq(bits, size, order=False, second=False, symmetric=True, empty_bias=False
     return way
 
 
-# name: model, how it is quantised
+# name: model, way of quantising
 MODELS = {
     "ct_fp8_tensor": ((*LLAMA, False, {}), of_one(fp8, "tensor", True)),
     "ct_fp8_channel": (("Phi3ForCausalLM", "float16", 48, 3, 1, 16, 45, 2, 64, True, {"max_position_embeddings": 64}),
@@ -304,7 +309,7 @@ def is_left(name, weight):
 
 
 def logits_of(config, state, ids):
-    """By transformers, in f32, from a folder of the dequantised weights."""
+    """Logits that transformers computes in f32 from a folder of the dequantised weights."""
     with tempfile.TemporaryDirectory() as place:
         (pathlib.Path(place) / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
         save_file({k: v.float().contiguous() for k, v in state.items()}, f"{place}/model.safetensors", metadata={"format": "pt"})

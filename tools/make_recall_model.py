@@ -1,21 +1,24 @@
-"""Writes tests/golden/models/recall_f32: a two-layer Llama whose weights are constructed so that "... A B ... A" gives B.
+"""Writes tests/golden/models/recall_f32, a two-layer Llama constructed so that "... A B ... A"
+gives B.
 
     python3 tools/make_recall_model.py          # needs numpy only
 
-Deterministic. 32 tokens (letters and digits), each with a code of 16 signs; codes are rows of a Hadamard matrix or their
-negatives, so that two of them are equal (16), opposite (-16) or orthogonal (0). The residual stream holds
+Deterministic. 32 tokens (letters and digits), each with a code of 16 signs; codes are rows of a
+Hadamard matrix or their negatives, so that two of them are equal (16), opposite (-16) or orthogonal
+(0). The residual stream holds
 
     0        a constant 1
     1..16    the token's own code           written by the embedding
     17..32   the code of the token before   written by layer 0
     33..48   the answer                     written by layer 1, read by lm_head
 
-Layer 0, head 0: the previous-token head. Query and key are constants, turned by RoPE so that the score is greatest one token
-back. Layer 1, head 0: the matching head. The query is the token's own code, the key the code of the token before, both in the
-slow half of the rotary pairs, where no position turns them to speak of: token A attends to the token that followed the
-earlier A, and its value is that token's own code. Both heads 1 are silent: zero weights, even attention, and no output. So
-in layer 0 a page matters only as long as tokens beside it are to come, while in layer 1 the answer comes from the page that
-holds B, and from no other. The feed-forward layers are zero.
+Layer 0, head 0: the previous-token head. Query and key are constants, rotated by RoPE so that the
+score is greatest one token back. Layer 1, head 0: the matching head. The query is the token's own
+code, the key the code of the token before, both in the slow half of the rotary pairs, which
+positions hardly rotate: token A attends to the token that followed the earlier A, and that token's
+value is its own code. Head 1 of both layers has zero weights, even attention and no output. So in
+layer 0 a page matters only as long as tokens beside it are to come, while in layer 1 the answer
+comes from the page that holds B, and from no other. The feed-forward layers are zero.
 """
 import json
 import pathlib
@@ -28,12 +31,12 @@ TOKENS = "abcdefghijklmnopqrstuvwxyz012345"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS, POSITIONS = 64, 2, 2, 32, 8, 2, 4096
 CODE = 16  # signs of a code
 THETA = 1e10
-ONE, OWN, BEFORE, ANSWER = 0, 1, 1 + CODE, 1 + 2 * CODE  # where the residual stream holds what
-SHARPNESS_0, SHARPNESS_1 = 40.0, 20.0  # how far the right token's score is above the next one, about
+ONE, OWN, BEFORE, ANSWER = 0, 1, 1 + CODE, 1 + 2 * CODE  # offsets of the parts of the residual stream
+SHARPNESS_0, SHARPNESS_1 = 40.0, 20.0  # about how far the right token's score is above the next best
 EPSILON = 1e-5
 PAIRS = HEAD_DIM // 2
 FREQUENCIES = THETA ** (-np.arange(PAIRS) / PAIRS)
-SLOW = PAIRS // 2  # pairs from here on: at most 1e-5 rad a token
+SLOW = PAIRS // 2  # from this pair on, at most 1e-5 rad a token
 
 
 def codes():
@@ -44,19 +47,21 @@ def codes():
 
 
 def rms(*parts):
-    """The norm's divisor where the parts of the residual stream have these squared sums."""
+    """The divisor of the norm for a residual stream whose parts have these squared sums."""
     return np.sqrt(sum(parts) / HIDDEN + EPSILON)
 
 
 def previous_token(w, name):
-    """Scores of head 0 over distances: S * sum over fast pairs of cos(f * (distance - 1))."""
+    """Sets head 0 so that its score at a distance is S * sum over fast pairs of cos(f * (distance -
+    1))."""
     fast = np.arange(SLOW)
     margins = np.array([np.sum(1 - np.cos(FREQUENCIES[fast] * (d - 1))) for d in range(POSITIONS)])
     margin = min(margins[0], margins[2:].min())
     scale = SHARPNESS_0 / margin * np.sqrt(HEAD_DIM)
-    norm = rms(1, CODE)  # of the embedding
+    norm = rms(1, CODE)  # of the embedding alone
     q, k = w[name + "q_proj.weight"], w[name + "k_proj.weight"]
-    # Rows i and i + PAIRS are a pair (x, y). The query turns by position, the key too: score cos(f * (i - j) - f).
+    # Rows i and i + PAIRS are a pair (x, y). Query and key rotate by their positions, so the score
+    # is cos(f * (i - j) - f).
     q[fast, ONE] = norm * np.sqrt(scale) * np.cos(FREQUENCIES[fast])
     q[fast + PAIRS, ONE] = -norm * np.sqrt(scale) * np.sin(FREQUENCIES[fast])
     k[fast, ONE] = norm * np.sqrt(scale)
@@ -99,7 +104,7 @@ def weights():
     return w, margin
 
 
-# ---- the same in numpy, to see that it recalls ----------------------------------------------------------------------
+# ---- the same in numpy, to check that the model recalls ------------------------------------------
 
 
 def rotate(x):
@@ -146,7 +151,7 @@ def check(w):
     assert right == 20, right
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def save_tensors(path, w):

@@ -1,9 +1,11 @@
-"""Writes tests/golden/models/transformers_X_Y: folders of every family as this version of transformers saves them.
+"""Writes tests/golden/models/transformers_X_Y: folders of every family as this version of
+transformers saves them.
 
     python3 tools/make_saved_goldens.py        # needs torch, transformers, safetensors
 
-Each is a folder beside it (tools/make_model_goldens.py), loaded and saved again, with the logits that transformers
-computes of what it saved, in f32. The names and layout of config.json and of the tensors are the library's own.
+Each is a folder of tools/make_model_goldens.py, loaded and saved again, with the logits that
+transformers computes from the saved folder in f32. The names and layout of config.json and of the
+tensors are the library's own.
 """
 import json
 import pathlib

@@ -1,10 +1,12 @@
-"""Writes tests/golden/templates/*.json: what jinja2, set up by Hugging Face transformers, makes of our templates.
+"""Writes tests/golden/templates/*.json: the results of jinja2, set up by Hugging Face transformers,
+for our templates.
 
     python3 tools/make_template_goldens.py [--random 500 --seed 1 --out FILE]
 
-With --random only that many random expressions are rendered, into FILE: text_chat_template_test FILE compares them.
-A file holds groups {"name", "template", "cases": [{"vars"?, "output"} or {"vars"?, "error", "exact"}]}; vars absent: the
-"vars" of the file. `exact` says that our error must carry the same text (what the template raised, what is undefined).
+With --random only that many random expressions are rendered, into FILE, and text_chat_template_test
+FILE compares them. A file holds groups {"name", "template", "cases": [{"vars"?, "output"} or
+{"vars"?, "error", "exact"}]}; a case without vars uses the "vars" of the file. `exact` says that
+our error must carry the same text (what the template raised, what is undefined).
 """
 import argparse
 import copy
@@ -21,7 +23,7 @@ import template_cases as C
 
 NOW = 1721952000 + 43200 + 754  # 26 Jul 2024, 12:12:34 UTC
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests/golden/templates"
-# Names of Python's that ours do not copy.
+# Errors with these words name Python's own types, so their text is not compared.
 PYTHON_ONLY = ("amespace", "LoopContext", "iterator object", "reversed object")
 warnings.simplefilter("ignore")  # "str" is callable, and such
 
@@ -63,7 +65,8 @@ def group(name, source, all_vars=(None,)):
 
 
 def expressions(text):
-    """Each line of the tables is a template of its own, its outermost pieces rendered one by one as well."""
+    """Makes each line of the tables a template of its own, and one more of each of its outermost
+    pieces."""
     groups = []
     joined = text.strip("\n").replace("\\\n", "\\\x01").split("\n")
     for i, line in enumerate(x.replace("\x01", "\n") for x in joined):
@@ -181,13 +184,15 @@ class Random:
 def random_groups(n, seed):
     g, groups = Random(seed), []
     while len(groups) < n:
-        # Not "{{ expr }}": Jinja evaluates constant outputs when it compiles, and turns some of their errors into undefined.
+        # Not "{{ expr }}", because Jinja evaluates constant outputs when it compiles, and turns
+        # some of their errors into undefined.
         source = "{% set q = " + g.expr(g.r.randrange(1, 5)) + " %}{{ q }}"
         if len(groups) % 3 == 2:
             source = g.template()
         r = render(source, C.VARS, fold=False)
         shown = json.dumps(r)
-        # What has no one right answer: addresses, integers beyond 64 bits, complex numbers.
+        # Results that depend on the machine or the language: addresses, integers beyond 64 bits,
+        # complex numbers.
         if r is None or " at 0x" in shown.lower() or "built-in method" in shown or "complex" in shown or "<class" in shown or len(shown) > 20000:
             continue
         if any(len(w.strip("-")) > 18 and w.strip("-").isdigit() for w in "".join(c if c.isalnum() or c == "-" else " " for c in shown).split()):

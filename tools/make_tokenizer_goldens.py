@@ -1,27 +1,29 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tokenizers/: small tokenizers trained with Hugging Face's library, and what that
-library makes of lines of text with them and with the demo model's.
+"""Writes tests/golden/tokenizers/: small tokenizers trained with Hugging Face's library, and the
+library's results for lines of text with these tokenizers and with the demo model's.
 
     pip install tokenizers==0.23.3
     python tools/make_tokenizer_goldens.py
 
   gpt2.json      GPT-2's split with a space put in front, no normalizer, merges as pairs
-  llama3.json    Llama 3's split, NFC, ignore_merges, a BOS template, merges as strings, odd added tokens
-  corpus.txt     10,000 lines: the text, then for demo, gpt2, llama3 TAB n:ids:decoded, then TAB pieces
+  llama3.json    Llama 3's split, NFC, ignore_merges, a BOS template, merges as strings, odd added
+                 tokens
+  corpus.txt     10,000 lines: the text, then for demo, gpt2, llama3 TAB n:ids:decoded, then TAB
+                 pieces
   llama2.json    a BPE of characters: Prepend and Replace, byte fallback, decoder with Fuse and Strip
   mistral.json   Metaspace in front of the first text alone, not split; byte fallback; odd added tokens
   gemma.json     Replace, a split on spaces merged with what is before them, byte fallback
   meta.json      Metaspace always, split, and its decoder; NFC; digits by themselves; unk, some bytes only
   tekken.json    tekken's split, ignore_merges
-  shapes.txt     800 lines: the text, then for llama2, mistral, gemma, meta, tekken TAB n:ids:decoded, TAB
-                 pieces
+  shapes.txt     800 lines: the text, then for llama2, mistral, gemma, meta, tekken TAB
+                 n:ids:decoded, TAB pieces
 
-The text is escaped: \\xHH for control characters, bytes that are not UTF-8, and the backslash. n is how
-many ids there are (with special tokens added), `ids` FNV-1a over them as 32-bit little-endian words,
+The text is escaped: \\xHH for control characters, bytes that are not UTF-8, and the backslash. n is
+the number of ids (with special tokens added), `ids` FNV-1a over them as 32-bit little-endian words,
 `decoded` FNV-1a over four texts, each with a byte 0xff behind it: the ids decoded, decoded without
-special tokens, and both again of the ids in reverse order, which breaks characters apart. `pieces` is
-FNV-1a over the byte lengths of the pieces that the splits of GPT-2, Llama 3 and Qwen cut the text into; in
-shapes.txt, tekken's.
+special tokens, and both again with the ids in reverse order, which breaks characters apart.
+`pieces` is FNV-1a over the byte lengths of the pieces into which the splits of GPT-2, Llama 3 and
+Qwen cut the text; in shapes.txt, of tekken's pieces.
 """
 import json
 import os
@@ -92,8 +94,8 @@ git commit -m "fix: don't" && ./run.sh --flag=value > /dev/null 2>&1
 EMOJI = ["😀", "👍🏽", "👨‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪", "❤️", "👩🏾‍💻", "1️⃣", "🧑‍🚀", "🫠", "🪿", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "🤷‍♀️", "☃"]
 WORDS = ["don't", "I'm", "we'll", "they've", "it's", "she'd", "you're", "DON'T", "IT'S", "We'Ll", "'tis", "rock'n'roll", "'",
          "''s", "o'\u017f", "'\u017f", "x'S", "x'Sy", "WE'LLgo", "'Dx", "x'\u017fy", "l\u2019eau", "the", "of", "and", "token", "naïve", "cafe\u0301", "e\u0301toile"]
-# What NFC changes or must leave alone: marks in the wrong order, jamo, singletons, exclusions, marks
-# and letters that are younger than the library's normalizer.
+# Characters that NFC changes or must leave alone: marks in the wrong order, jamo, singletons,
+# exclusions, and marks and letters that are newer than the library's normalizer.
 COMBINING = ["e\u0301", "a\u0323\u0307", "a\u0307\u0323", "q\u0307\u0323", "\u1100\u1161\u11a8", "\uac00\u11a8", "\u0958",
              "\u2126", "\u212b", "\u1e9b\u0323", "o\u0308\u0304", "\u0344", "\u0f73", "\u09c7\u09be", "\u3099", "か\u3099",
              "\u1ac1\u032a", "\u0898\u0316", "\U000105d2\u0307", "\U00011935\U00011930", "\u0301", "ǖ\u0301", "\u2000"]
@@ -273,7 +275,7 @@ def mistral(vocab, merges):
 
 
 def gemma(vocab, merges):
-    # Two merges over a space in the middle of a word.
+    # These merges join two words across a space.
     vocab = {**vocab, "e▁": len(vocab), "e▁t": len(vocab) + 1}
     model = models.BPE(vocab, [("e", "▁")] + merges + [("e▁", "t")], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     return shape(model, normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"),

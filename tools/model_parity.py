@@ -1,11 +1,14 @@
-"""A model folder through `octavo score` and through `transformers`, as a table of how near they are.
+"""A model folder through `octavo score` and through `transformers`, as a table of how near they
+are.
 
-    python3 tools/model_parity.py DIR [--octavo PATH] [--tokens FILE.jsonl] [--n 256] [--flags "--tp 2"]
+    python3 tools/model_parity.py DIR [--octavo PATH] [--tokens FILE.jsonl] [--n 256]
+        [--flags "--tp 2"]
 
-Needs torch and transformers. The oracle computes in f32, whatever is stored. Each line is one way to run Octavo:
+Needs torch and transformers. The oracle computes in f32, whatever type is stored. Each line of the
+table is one way to run Octavo:
 
     NMSE      sum((ours - oracle)^2) / sum(oracle^2) over all logits
-    greedy    tokens of which both say the same one is the likeliest
+    greedy    share of tokens for which both have the same likeliest token
     nats      the most by which our likeliest token is less likely to the oracle than its own
     ppl       perplexity of the tokens, ours and the oracle's
 """
@@ -20,7 +23,7 @@ import numpy
 import torch
 import transformers
 
-# what it is called: flags, most NMSE, most nats (None: only told)
+# name of the way: flags, most NMSE, most nats (None: only printed)
 WAYS = {"f32": (["--dtype", "f32"], 1e-9, None), "bf16": (["--dtype", "bf16"], 1e-4, 0.5),
         "f32, int8 weights": (["--dtype", "f32", "--quantize", "int8"], None, None),
         "f32, int8 pages": (["--dtype", "f32", "--kv-dtype", "int8"], None, None)}

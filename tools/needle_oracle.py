@@ -1,10 +1,11 @@
-"""Greedy answers of the demo model to tests/golden/needle_200.jsonl, by transformers: needle_200.oracle.jsonl.
+"""Writes the greedy answers of the demo model, by transformers: needle_200.oracle.jsonl.
 
     nice -n 5 python3 tools/needle_oracle.py --threads 2
 
-f32 arithmetic on the bf16 weights, full cache. For each prompt: the tokens it generates (the end token included),
-whether the answer is entirely right, and the smallest gap between the two best logits on the way (a gap near zero
-excuses another engine's other choice).
+The prompts are those of tests/golden/needle_200.jsonl; f32 arithmetic on the bf16 weights, full
+cache. For each prompt: the tokens that are generated (the end token included), whether the answer
+is entirely right, and the smallest gap between the two best logits on the way (a gap near zero
+excuses another token of another engine).
 """
 import argparse
 import json

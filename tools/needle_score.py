@@ -1,9 +1,10 @@
-"""A table of right answers by task and length, from the lines of `octavo run --prompts tests/golden/needle_200.jsonl`.
+"""Prints a table of right answers by task and length, from the lines of `octavo run --prompts`.
 
     build/octavo run --model models/demo --prompts tests/golden/needle_200.jsonl > out.jsonl
-    python3 tools/needle_score.py out.jsonl [more.jsonl ...]      # one row a file; Python's own library only
+    python3 tools/needle_score.py out.jsonl [more.jsonl ...]      # one row for each file
 
-An answer is right when its text, white space around it aside, is the number that was hidden. The first row is the oracle's.
+An answer is right when its text, without white space around it, is the number that was hidden. The
+first row is the oracle's. Needs the standard library only.
 """
 import argparse
 import collections
@@ -19,7 +20,7 @@ def lines(path):
 
 
 def kept_share(outputs):
-    """Kept tokens over logical tokens, or None when nothing was retained."""
+    """Kept tokens over logical tokens, or None when everything was kept."""
     reports = [x["retention"] for x in outputs.values() if x.get("retention")]
     logical = sum(r["logical_tokens"] for r in reports)
     return sum(r["kept_tokens"] for r in reports) / logical if logical else None

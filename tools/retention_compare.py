@@ -1,10 +1,11 @@
-"""Compares what `octavo run` kept with tests/golden/retention_demo.json (made by tools/retention_reference.py).
+"""Compares what `octavo run` kept with tests/golden/retention_demo.json.
 
     python3 tools/retention_compare.py --write prompts.jsonl
     build/octavo run --model models/demo --prompts prompts.jsonl --dtype f32 > out.jsonl
-    python3 tools/retention_compare.py out.jsonl             # exit status 1 when anything differs; Python's own library only
+    python3 tools/retention_compare.py out.jsonl             # exits with 1 when anything differs
 
-Kept ranges are compared up to the prompt's end; pages whose scores tie within 1e-5 may differ.
+tools/retention_reference.py writes the golden file. Kept ranges are compared up to the prompt's
+end; pages whose scores tie within 1e-5 may differ. Needs the standard library only.
 """
 import argparse
 import json

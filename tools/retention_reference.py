@@ -1,19 +1,25 @@
-"""An independent reference for the `chunkkv` row of retention: which pages of a prompt each layer keeps.
+"""An independent reference for the `chunkkv` row of retention: the pages that each layer keeps.
 
-    python3 tools/retention_reference.py --golden                                  # tests/golden/retention_demo.json
-    python3 tools/retention_reference.py --model DIR --prompts FILE.jsonl          # lines {"id", "prompt" | "prompt_token_ids", "retention"}
-    python3 tools/retention_reference.py --check                                   # its forward pass against tests/golden/models
+    python3 tools/retention_reference.py --golden     # writes tests/golden/retention_demo.json
+    python3 tools/retention_reference.py --model DIR --prompts FILE.jsonl
+        # lines {"id", "prompt" | "prompt_token_ids", "retention"}
+    python3 tools/retention_reference.py --check      # its forward pass, with tests/golden/models
 
-Page unit, scope layer, at the prompt's end. In f32 over the stored weights, with nothing of Octavo's code:
+Page unit, scope layer, at the prompt's end. Computes in f32 over the stored weights, with none of
+Octavo's code:
   T prompt tokens, P tokens a page, w the window; B = `tokens` or floor(ratio * T).
-  Forced pages: those that hold one of the last w tokens (the partial last page is among them); they are no candidates.
-  pages kept = min(all, max(floor(B / P), forced + 1)); the candidates with the largest scores, ties to the lower page.
-  Score of a page: the sum of softmax(q k / sqrt(d)) over its tokens, the last w query rows and all query heads, at layer
-  floor(l / N) * N for N = reuse_layers.
-The first token is sampled from the last prompt row, which still saw everything; later ones read what was kept.
+  Forced pages: those that hold one of the last w tokens (the partial last page is among them);
+  they are no candidates.
+  pages kept = min(all, max(floor(B / P), forced + 1)); the candidates with the largest scores,
+  ties to the lower page.
+  Score of a page: the sum of softmax(q k / sqrt(d)) over its tokens, the last w query rows and
+  all query heads, at layer floor(l / N) * N for N = reuse_layers.
+The first token is sampled from the last prompt row, which still attended to everything; later
+tokens attend to what was kept.
 
-`kept` has logical token ranges [from, to) of the prompt for each layer. `margin` is the distance between the lowest score
-kept and the highest dropped: where it is under 1e-5 another engine may choose otherwise, among `tied` pages only.
+`kept` has logical token ranges [from, to) of the prompt for each layer. `margin` is the distance
+between the lowest score kept and the highest dropped: where it is under 1e-5 another engine may
+select otherwise, among `tied` pages only.
 """
 import argparse
 import json
@@ -89,8 +95,9 @@ class Llama:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.w[name]
 
     def forward(self, ids, start, cache, observe=0):
-        """Logits of the last row (of all rows without a cache) and, for the last `observe` rows, each layer's attention mass
-        of every key: [layers][keys]. cache: a list of (k, v) for each layer, [kv, tokens, dim], extended in place."""
+        """Returns the logits of the last row (of all rows without a cache) and, for the last
+        `observe` rows, each layer's attention mass of every key: [layers][keys]. cache: a list of
+        (k, v) for each layer, [kv, tokens, dim], extended in place."""
         positions = torch.arange(start, start + len(ids))
         x = self.w["model.embed_tokens.weight"][torch.tensor(ids)]
         masses, n = [], len(ids)
@@ -121,7 +128,8 @@ class Llama:
 
 
 def budget(t, retention, page, window):
-    """(pages in all, forced pages at the end, pages kept, whether the budget was raised)"""
+    """Returns (pages in all, forced pages at the end, pages kept, whether the budget was
+    raised)."""
     b = retention["tokens"] if "tokens" in retention else math.floor(retention["ratio"] * t)
     pages = -(-t // page)
     forced = pages - max(0, t - window) // page
@@ -183,7 +191,7 @@ def check():
         want = torch.from_numpy(numpy.fromfile(folder / "logits.f32", dtype="<f4").reshape(len(ids), -1))
         with torch.no_grad():
             got, _ = Llama(folder).forward(ids, 0, [])
-            cache, rows = [], []  # and token by token, through the cache
+            cache, rows = [], []  # token by token, through the cache
             model = Llama(folder)
             for i, t in enumerate(ids):
                 rows.append(model.forward([t], i, cache)[0])

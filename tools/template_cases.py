@@ -1,6 +1,8 @@
-"""Templates that cover every construct of the chat template language, and the message lists they are rendered with.
+"""Templates that cover every construct of the chat template language, and the message lists that
+they are rendered with.
 
-The published formats (section "formats") are written from their descriptions, not copied from a model.
+The published formats (section "formats") are written from their descriptions, not copied from a
+model.
 """
 
 TOOL = {
@@ -145,7 +147,7 @@ STATEMENTS = {
     "undefined": "{{ undef }}{{ undef or 'x' }}{{ undef is defined and undef.x }}{{ d.zz }}{{ d.zz or 1 }}{{ undef == undef2 }}{{ undef != 1 }}{{ not undef }}{{ undef | length }}{{ undef | list }}{{ [] | first | default('e') }}{{ undef | default(nil) }}",
 }
 
-# Each must fail in Jinja; the message is compared where it is the template's business.
+# Each must fail in Jinja; the message is compared where the template decides it.
 ERRORS = [
     "{{ raise_exception('roles must alternate: ' ~ n) }}", "x\n\n{{ raise_exception('line 3') }}", "{{ undef.x }}", "{{ undef['x'] }}", "{{ undef + 1 }}", "{{ 1 + undef }}", "{{ d.zz.y }}", "{{ d['zz']['y'] }}",
     "{% set q = d.zz %}{{ q() }}", "{{ undef() }}", "{{ nil.x.y }}", "{{ xs[9].x }}", "{{ xs.foo.bar }}", "{{ s.foo.bar }}", "{{ undef < 1 }}", "{{ -undef }}", "{{ undef[1:] }}", "{% for x in d.zz.y %}{% endfor %}", "{{ xs.append.x }}",

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Renders the chat templates of a folder with jinja2, set up by Hugging Face transformers, on random conversations.
+"""Renders the chat templates of a folder with jinja2, set up by Hugging Face transformers, on
+random conversations.
 
     python3 tools/template_parity.py --conversations 100 --seed 1 --out parity.json FOLDER
     text_chat_template_test parity.json
 
-Every *.jinja below FOLDER. The file has the form of tests/golden/templates, which text_chat_template_test compares with
-what our interpreter makes of the same templates: output for output, and refusal for refusal.
+Takes every *.jinja below FOLDER. The file has the form of tests/golden/templates, which
+text_chat_template_test compares with the results of our interpreter for the same templates: output
+for output, and refusal for refusal.
 """
 import argparse
 import json
@@ -23,7 +25,7 @@ class Conversations:
         self.r, self.wild = random.Random(seed), True
 
     def odd(self, p):
-        """What most templates refuse or no client sends: in one conversation of three."""
+        """Messages that most templates refuse or no client sends: in one conversation of three."""
         return self.wild and self.r.random() < p
 
     def maybe(self, p=0.5):
@@ -118,7 +120,7 @@ class Conversations:
                              ("reasoning_effort", ["low", "high"]), ("add_vision_id", [True])):
             if self.maybe(0.12):
                 v[name] = r.choice(values)
-        if self.maybe(0.5):  # of templates that are older than `tools`
+        if self.maybe(0.5):  # for templates that are older than `tools`
             v.update(functions=json.dumps([self.tool()["function"]]), datetime="2024-07-26")
         return v
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the lines that real tokenizers are compared on: half of them real text, half made up, by a seed.
+"""Writes the lines on which real tokenizers are compared: half of them real text, half random, by a
+seed.
 
     python tools/tokenizer_corpus.py --lines 50000 --seed 1 --out DIR/corpus.bin TEXT...
 
-TEXT: files, or folders whose files are taken (text as it is, GNU message catalogues by their translations). A line is
-its length as four bytes, least first, and its bytes, which need not be UTF-8. The same seed, text and Python version
-give the same bytes.
+TEXT: files, or folders whose files are read (text as it is, GNU message catalogues by their
+translations). A line is its length as four bytes, least first, and its bytes, which need not be
+UTF-8. The same seed, text and Python version give the same bytes.
 """
 import argparse
 import gettext
@@ -48,7 +49,7 @@ def real_lines(paths, rng):
         kind = rng.randrange(20)
         if kind < 10:
             yield lines[at]
-        elif kind < 16:  # as prompts have it: lines together
+        elif kind < 16:  # several lines, as prompts have them
             yield b"\n".join(lines[at:at + rng.choice((2, 3, 5, 8, 13))])
         elif kind == 16:
             yield b" " * rng.randrange(1, 9) + lines[at]
@@ -56,7 +57,7 @@ def real_lines(paths, rng):
             yield lines[at].replace(b" ", b"  ") + b"\n"
         elif kind == 18:
             yield lines[at].upper() + b"\r\n" + lines[at].title()
-        else:  # cut anywhere: the start or the end may be no UTF-8
+        else:  # cut anywhere: the start or the end may not be UTF-8
             cut = rng.randrange(len(lines[at]) + 1)
             yield lines[at][cut:cut + 40]
 

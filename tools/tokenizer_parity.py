@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Compares the tokenizer with Hugging Face's library on many lines, for a folder of real tokenizer.json files.
+"""Compares the tokenizer with Hugging Face's library on many lines, for a folder of real
+tokenizer.json files.
 
     python tools/tokenizer_corpus.py --out DIR/corpus.bin TEXT...
     python tools/tokenizer_parity.py [--goldens tests/golden/tokenizers_real.json] DIR
 
-Every *.json of the folder on every line of its corpus.bin: the ids, with special tokens on every second line; the text
-of these ids; the text of the same ids backwards, where characters are broken; every tenth line streamed too. Prints a
-table. --goldens writes down what the library gave, as hashes alone: text_tokenizer_real_test compares with them.
-Exits 1 when there was a difference.
+For every *.json of the folder and every line of its corpus.bin it compares the ids, with special
+tokens on every second line; the text of these ids; the text of the same ids backwards, where
+characters are broken; and every tenth line also as a stream. Prints a table. --goldens writes the
+library's results as hashes, with which text_tokenizer_real_test compares. Exits with 1 when there
+was a difference.
 """
 import argparse
 import hashlib
@@ -33,7 +35,7 @@ def corpus_lines(path):
 
 
 def due_of(theirs, number, line):
-    """What the library makes of a line: ids, their text, the text of the ids backwards."""
+    """The library's results for a line: ids, their text, the text of the ids backwards."""
     skip = number // 2 % 2 == 1
     ids = theirs.encode(line.decode(errors="replace"), add_special_tokens=number % 2 == 1).ids
     return ids, theirs.decode(ids, skip_special_tokens=skip).encode(), theirs.decode(ids[::-1], skip_special_tokens=skip).encode()
@@ -52,7 +54,8 @@ def compare(ours, number, line, due):
             print(f"line {number}: {piece}")
             show(line[:2000], a, b)
             return 1
-    # Where bytes that fell back break off, the library takes back what a stream has given out.
+    # Where a sequence of byte-fallback tokens breaks off, the library takes back text that a stream
+    # has already returned, so streams are not compared there.
     if number % 10 == 0 and len(line) < 10000 and not (ours.falls_back and "\ufffd".encode() in due[1]):
         parts = ours.stream(due[0], number // 2 % 2 == 1)
         if b"".join(parts) != due[1]:

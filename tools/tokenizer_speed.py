@@ -3,10 +3,11 @@
 
     python tools/tokenizer_speed.py [--lib tokenizer.so] TOKENIZER.json NAME=TEXT...
 
-For each text prompts of 4,096 tokens are cut out of it. A round lets each side encode (then decode) all of them, one
-call a prompt; what is printed is the median round. Of the library both ways to encode are measured: `encode`, and
-`encode_batch_fast` of one prompt, which leaves out where the tokens lie; the ratio is to the better of the two.
---build only builds ours, so that nothing else is measured beside it.
+Each text is cut into prompts of 4,096 tokens. A round lets each side encode (then decode) all of
+them, one call a prompt; the median round is printed. The library's two ways to encode are both
+measured: `encode`, and `encode_batch_fast` of one prompt, which leaves out where the tokens lie;
+the ratio is to the better of the two. --build only builds our library, so that no compiler runs
+beside a measurement.
 """
 import os
 
@@ -38,7 +39,7 @@ def prompts_of(theirs, text):
 
 
 def rate(call, inputs, n_tokens, seconds):
-    """One round: as many turns over the inputs as fill the time."""
+    """One round: repeats the inputs until the time is filled."""
     start, turns = time.perf_counter(), 0
     while True:
         for x in inputs:

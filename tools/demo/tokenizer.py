@@ -1,4 +1,5 @@
-"""Train a small byte-level BPE and write a Hugging Face tokenizer.json (Qwen2-style split, ByteLevel)."""
+"""Trains a small byte-level BPE and writes a Hugging Face tokenizer.json (Qwen2-style split,
+ByteLevel)."""
 import json, re, collections
 def bytes_to_unicode():
     bs=list(range(33,127))+list(range(161,173))+list(range(174,256)); cs=bs[:]; n=0
@@ -59,7 +60,7 @@ class Tok:
         toks=s.vocab+SPECIALS
         return b"".join(t.encode() if t in SPECIALS else bytes(s.U2B[c] for c in t) for t in (toks[i] for i in ids)).decode("utf8","replace")
 def load(path):
-    """(vocab, merges) as train() gave them, from a tokenizer.json that save() wrote"""
+    """Reads (vocab, merges), as train() returns them, from a tokenizer.json that save() wrote."""
     m=json.load(open(path))["model"]; return sorted(m["vocab"],key=m["vocab"].get), [tuple(x.split(" ")) for x in m["merges"]]
 def save(path, vocab, merges):
     toks=vocab+SPECIALS

@@ -2,21 +2,24 @@
 
     python3 train.py --out DIR --text FILE [--device cpu|cuda] [--minutes 120] [--resume]
 
-Curriculum over tasks and length; answers weigh ten times a text token. Writes DIR/ckpt.pt often and, at the end, a Hugging Face folder
-(config.json, generation_config.json, model.safetensors in bf16, tokenizer.json, tokenizer_config.json) by export.py.
+The curriculum runs over tasks and length; answers weigh ten times a text token. Writes DIR/ckpt.pt
+often and, at the end, a Hugging Face folder (config.json, generation_config.json, model.safetensors
+in bf16, tokenizer.json, tokenizer_config.json) by export.py.
 """
 import argparse, json, math, os, pickle, random, sys, time
 import torch, torch.nn.functional as F
 import tokenizer as bpe, data
 from model import LM, Cfg
 
-# sequence length, tokens a step, share of the minutes, task weights (niah, passkey, kv, copy); a stage also ends once answers are nearly always right
+# Stages: sequence length, tokens a step, share of the minutes, task weights (niah, passkey, kv,
+# copy). A stage also ends once answers are nearly always right.
 STAGES = [(128, 8192, .15, (2, 0, 2, 6)), (256, 8192, .25, (5, 1, 4, 2)), (512, 8192, .15, (6, 1, 3, .5)),
           (1024, 16384, .15, (6, 1, 3, .2)), (2048, 16384, .15, (6, 1, 3, .1)), (4096, 16384, .15, (6, 1, 3, .1))]
 GOOD = .985
 
 class Muon(torch.optim.Optimizer):
-    """momentum, orthogonalised by five Newton-Schulz steps (K. Jordan, 2024), in fp32 since most CPUs are slow in bf16"""
+    """Momentum, orthogonalised by five Newton-Schulz steps (K. Jordan, 2024), in fp32 because most
+    CPUs are slow in bf16."""
     def __init__(s, params, lr, momentum=.95, weight_decay=.01): super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
     @torch.no_grad()
     def step(s):
@@ -40,7 +43,8 @@ class Stream(torch.utils.data.IterableDataset):
 
 @torch.no_grad()
 def evaluate(net, g, tok, T, n, device, amp):
-    """share of questions whose answer is exactly right under greedy teacher-forced decoding, by task"""
+    """Share of questions whose answer is exactly right under greedy teacher-forced decoding, by
+    task."""
     res = {}
     for name in ("niah", "passkey", "kv"):
         ok = tot = 0

@@ -1,9 +1,11 @@
-"""SCOPE's promise: of a long answer no table keeps more than beta1 + beta2 + max(2 pages, interval) generated tokens.
+"""Checks SCOPE's bound on the generated tokens that a table keeps.
 
     python3 tools/retention_oracle/decode_budget.py [--octavo build/octavo]
 
-First by counting alone, 16,384 tokens; then the oracle's own tables, after each token. With --octavo the program's report
-at the end of answers of many lengths must say the number counted here.
+No table keeps more than beta1 + beta2 + max(2 pages, interval) generated tokens of a long answer.
+First by counting alone, over 16,384 tokens; then by the oracle's own tables, after each token. With
+--octavo the program's report at the end of answers of many lengths must state the number counted
+here.
 """
 import argparse
 import json

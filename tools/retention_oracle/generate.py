@@ -1,9 +1,11 @@
-"""One request step by step: prefill, the choices at its retention points, greedy decoding over what stayed.
+"""Runs one request step by step, with the selections at its retention points.
 
-    python3 tools/retention_oracle/generate.py --model models/demo --prompts FILE.jsonl [--page-tokens 16]
+    python3 tools/retention_oracle/generate.py --model models/demo --prompts FILE.jsonl
+        [--page-tokens 16]
 
-Lines: {"id", "prompt_token_ids", "retention", "max_tokens"}; for each one line with what every table keeps at the end,
-the tokens, and how near the choices were.
+Prefill, selections, and greedy decoding over the kept tokens. Lines: {"id", "prompt_token_ids",
+"retention", "max_tokens"}. For each, one output line tells what every table keeps at the end, the
+tokens, and the least margin of the selections.
 """
 import argparse
 import json
@@ -54,7 +56,7 @@ class Request:
         return logits[-1]
 
     def read_novelty(self, ids, logits):
-        """- log p of each token under the logits of the row before it."""
+        """Appends -log p of each token under the logits of the row before it."""
         before = np.vstack((self.last_logits, logits[:-1])) if self.last_logits is not None else logits[:-1]
         x = before - before.max(1, keepdims=True)
         nll = np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), ids[-len(x):] if len(x) else []]
@@ -100,7 +102,7 @@ class Request:
         return self
 
     def kept(self):
-        """[layer][head] -> ranges of the tokens that were given."""
+        """The kept tokens: [layer][head] -> ranges of tokens of the request."""
         given = lambda pos: [x if x < self.cut else x + self.n_cut for x in pos]
         return [[ranges(given(t.pos)) for t in layer] for layer in self.tables]
 

@@ -2,9 +2,11 @@
 
     python3 tools/retention_oracle/goldens.py [--only WORD ...] [--keep] [--out FILE]
 
-A case is run at another place of its prompt until no choice in it is nearer than MARGIN (as a share of the score at
-the cut) and no greedy token nearer than GAP, so that engines with other roundings must choose alike. "soft" names [layer, head] of tables of which only the size is certain: a trained model's sharp heads
-give most tokens less attention than f32 can tell from none.
+A case moves to another place of its prompt until every selection in it has a margin of at least
+MARGIN (as a share of the score at the cut) and every greedy token one of at least GAP, so that
+engines with other roundings must select alike. "soft" names the [layer, head] of tables of which
+only the size is certain: a trained model's sharp heads give most tokens less attention than f32 can
+tell from none.
 """
 import argparse
 import json
@@ -20,12 +22,13 @@ MARGIN, GAP, PLACES = 5e-5, 5e-4, 24
 DEMO, GQA1, GQA8 = "models/demo", "tests/golden/models/gqa1_f32", "tests/golden/models/gqa8_bf16"
 GQA4 = "tests/golden/models/gqa4_tied_f32"
 ALL = {DEMO: 4, GQA1: 3, GQA4: 2, GQA8: 1}
-# Sharp heads of a trained model give many tokens exactly their one row of attention: ties that sums of rows cannot settle.
+# Sharp heads of a trained model leave many tokens with the attention of exactly one row, their own:
+# such ties cannot be broken by sums of rows.
 TIED = {(DEMO, "h2o"), (DEMO, "pyramidinfer"), (DEMO, "infinipot")}
 
 
 def case(name, retention, n, model=DEMO, tokens=8, heads=None, layers=1, page=16, prompt=None):
-    """heads: KV heads of a group (None = 1)."""
+    """A case; heads: KV heads in a group (None = 1)."""
     return dict(name=name, model=model, page_tokens=page, layers_per_group=layers, heads_per_group=heads or 1,
                 prompt=prompt or {DEMO: "niah", GQA1: "96", GQA4: "64", GQA8: "100"}[model], n=n, max_tokens=tokens, retention=retention)
 
@@ -35,7 +38,7 @@ def m(method, **more):
 
 
 def small(model):
-    """What presets with large constants need to do anything in a short context."""
+    """Presets whose large constants are made small enough to act in a short context."""
     t = lambda **d: d
     scope = t(decode=t(beta1=7, beta2=6, horizon=40))
     rec = t(tokens=80, recurrent_chunk=64, sinks=8, window=16)
@@ -98,7 +101,7 @@ def overrides():
         (m("scope-slide", prefill=m("h2o", tokens=40), decode=decode), 110, {"tokens": 30, "model": GQA4}),
         (m("scope-adaptive", prefill=m("pyramidkv", tokens=60, window=8), decode=decode), 140, {"tokens": 40}),
         (m("scope-discontinuous", decode=decode), 60, {"tokens": 44}),
-        # fields and compositions of their own
+        # fields and compositions
         (m("criticalkv", allocator="adaptive", ratio=0.4), 205, {"model": GQA4}), (m("criticalkv", allocator="adaptive", floor=0.6, sinks=3, ratio=0.5), 187, {"model": GQA1, "heads": 1}),
         (m("criticalkv", allocator="pyramid-adaptive", tokens=80), 240, {"model": GQA1}),
         (m("adakv", allocator="pyramid-adaptive", tokens=60), 240, {"model": GQA4}), (m("adakv", allocator="pyramid-adaptive", beta=3, floor=0.5, tokens=80), 210, {"model": GQA1}),
@@ -126,7 +129,7 @@ def overrides():
 
 
 def mixtures():
-    """Parts that no preset puts together."""
+    """Combinations that no preset has."""
     four, pages = {"model": GQA4}, {"model": GQA4, "heads": 2}
     decode = {"beta1": 4, "beta2": 5, "horizon": 30}
     return [
@@ -204,7 +207,7 @@ def prompts():
 
 
 def compact(kept):
-    """[layer][head] -> rows [first layer, last layer, first head, last head, [from, to, …]]."""
+    """[layer][head] as rows [first layer, last layer, first head, last head, [from, to, …]]."""
     rows = [[i, i, 0, len(l) - 1, l[0]] for i, l in enumerate(kept)]
     if any(h != l[0] for l in kept for h in l):
         rows = [[i, i, j, j, h] for i, l in enumerate(kept) for j, h in enumerate(l)]
@@ -212,7 +215,7 @@ def compact(kept):
 
 
 def settle(model, ids, c):
-    """The first place of the prompt where nothing is near."""
+    """Finds the first place of the prompt where no margin is too small."""
     for at in range(0, min(5 * PLACES, len(ids) - c["n"] + 1), 5):
         r = Request(model, ids[at:at + c["n"]], c["retention"], c["page_tokens"], c["max_tokens"])
         r.margins.bears = MARGIN

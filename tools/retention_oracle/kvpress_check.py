@@ -1,11 +1,13 @@
-"""The oracle, and Octavo, against NVIDIA's kvpress (needs torch, transformers and kvpress): the same tokens kept?
+"""Compares the oracle, and Octavo, with NVIDIA's kvpress (needs torch, transformers and kvpress).
 
     python3 tools/retention_oracle/kvpress_check.py [--cases 6] [--octavo build/octavo]
 
-Random Llama models in f32, 1 to 8 query heads a KV head, odd lengths. Each press is set as our method, by the overrides
-of a request; what differs all the same is asserted in the form in which it differs (docs/retention.md section 7).
-A choice nearer than 1e-5 of the score at the cut is counted apart: f32 and f64 may differ there. With --octavo the same
-models and requests go through `octavo run` too, one layer and one KV head a group.
+The same tokens must be kept. The models are random Llamas in f32, with 1 to 8 query heads a KV head
+and odd lengths. A request's overrides set our method as each press is; remaining differences are
+asserted in the form in which they differ (docs/retention.md section 7). A selection with a margin
+below 1e-5 of the score at the cut is counted apart, because f32 and f64 may differ there. With
+--octavo the same models and requests also go through `octavo run`, with one layer and one KV head a
+group.
 """
 import argparse
 import importlib.metadata
@@ -30,7 +32,7 @@ SHAPES = [(3, 3), (4, 2), (8, 2), (8, 1), (6, 2), (2, 2)]  # query heads, KV hea
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCAB = 1024
 NEAR = 1e-5
-LONG = 1 << 20  # kvpress takes the queries of all rows
+LONG = 1 << 20  # kvpress reads the queries of all rows
 RATIOS = (0.5, 0.25, 0.375, 0.625)
 
 
@@ -45,7 +47,8 @@ def make_model(folder, seed, heads, kv):
 
 
 class Recorder:
-    """Which positions a press leaves, for each layer and KV head: keys are told apart by their values."""
+    """Records which positions a press leaves, for each layer and KV head; keys are recognised by
+    their values."""
 
     def __init__(self, press, model):
         self.press, self.model, self.kept = press, model, []
@@ -75,7 +78,8 @@ class Recorder:
 
 
 def ours(model, ids, retention, budgets=None):
-    """Our kept positions, and the least margin. `budgets` replaces the allocator's, for each layer."""
+    """The positions that the oracle keeps, and the least margin. `budgets` replaces the
+    allocator's, for each layer."""
     saved = methods.layer_budgets
     if budgets:
         methods.layer_budgets = lambda p, layers: budgets
@@ -87,7 +91,8 @@ def ours(model, ids, retention, budgets=None):
 
 
 def check_pyramid(n, ratio, w, budgets):
-    """kvpress has the window inside max and min, in halves; the same slope otherwise: ours, without its window, within rounding."""
+    """kvpress counts the window inside max and min, in halves; the slope is the same. So our
+    budgets without their window must equal kvpress's within rounding."""
     p = presets.resolve({"method": "pyramidkv", "tokens": w + int(n * ratio), "window": w}, n, 16)
     mine = presets.layer_budgets(p, len(budgets))
     if len(set(budgets)) > 1 and len(set(mine)) > 1:
@@ -95,12 +100,14 @@ def check_pyramid(n, ratio, w, budgets):
 
 
 def explained(name, w, got, want):
-    """A difference that section 7 of docs/retention.md names: a budget no larger than the window still lets one more token in."""
+    """Whether section 7 of docs/retention.md explains a difference: a budget no larger than the
+    window still lets one more token in."""
     return name == "pyramidkv" and len(want) <= w and len(got) == w + 1 and set(want) <= set(got)
 
 
 def through_octavo(octavo, folder, requests):
-    """[(ids, retention)] -> for each the kept positions [layer][head]."""
+    """Runs [(ids, retention)] through Octavo; returns for each the kept positions
+    [layer][head]."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "models/demo" / name, folder)
     lines = [json.dumps({"id": str(i), "prompt_token_ids": ids, "max_tokens": 1, "retention": r | {"report": "positions"}})
@@ -118,7 +125,8 @@ def through_octavo(octavo, folder, requests):
 
 
 def ask_octavo(asked, name, ids, retention, margin, want):
-    """Notes a request that a user can make whose kept sets must be kvpress's: (name, ids, retention, layers, margin, kvpress's)."""
+    """Notes a request that a user can make and whose kept sets must be kvpress's: (name, ids,
+    retention, layers, margin, kvpress's)."""
     every = range(len(want))
     if name == "pyramidkv":
         for layer in every:
@@ -127,7 +135,7 @@ def ask_octavo(asked, name, ids, retention, margin, want):
                 r = {k: v for k, v in retention.items() if k != "ratio"} | {"method": "snapkv", "tokens": budget}
                 asked.append((name, ids, r, [layer], margin, want))
     elif name == "expected-attention":
-        if len(ids) <= 260:  # rows 256 beside 4 sinks are all rows
+        if len(ids) <= 260:  # short enough that 256 rows beside 4 sinks are all rows
             asked.append((name, ids, {k: v for k, v in retention.items() if k != "rows"}, every, margin, want))
     else:
         asked.append((name, ids, retention, every, margin, want))
@@ -146,7 +154,7 @@ def check_octavo(octavo, folder, asked, tally):
 
 
 def rows(ratio, w, kernel, chunk):
-    """name, our request, the press."""
+    """Rows of (name, our request, the press)."""
     cut = 1 - ratio
     avg = {"kind": "avg", "kernel": kernel}
     snap = lambda: kvpress.SnapKVPress(cut, window_size=w, kernel_size=kernel)
@@ -179,7 +187,7 @@ def main():
             asked = []
             for i in range(a.cases):
                 n, ratio, w = rng.randrange(131, 420), RATIOS[i % len(RATIOS)], rng.choice((4, 8, 16))
-                ids = rng.sample(range(VOCAB), n)  # each once: equal tokens have equal keys in the first layer
+                ids = rng.sample(range(VOCAB), n)  # all different, because equal tokens have equal keys in the first layer
                 for name, retention, press in rows(ratio, w, rng.choice((3, 5, 7)), rng.choice((5, 10, 20))):
                     t = tally.setdefault(name, dict(tables=0, equal=0, near=0, explained=0, other=[], octavo=0, octavo_equal=0, octavo_near=0, octavo_other=[]))
                     want, budgets = Recorder(press, theirs).run(ids), None

@@ -1,4 +1,4 @@
-"""One selection, docs/retention.md section 2 and 3: which slots of each table stay."""
+"""One selection as in docs/retention.md sections 2 and 3: which slots of each table stay."""
 import copy
 from types import SimpleNamespace
 
@@ -8,17 +8,18 @@ from presets import layer_budgets, scope_allowance
 from scores import measure
 
 
-FAINT = 1e-30  # f32 has no digits for less: whether such a score is nothing is the kernel's affair
+FAINT = 1e-30  # below it f32 has no digits: a kernel may compute such a score as zero
 
 
 class TooNear(Exception):
-    """A cut nearer than the caller bears."""
+    """A cut has a smaller margin than the caller accepts."""
 
 
 class Margins:
-    """How near the choices were: for each cut the least difference between a score kept and one dropped, as a share of
-    the cut. Equal scores are no near ones where they are one number (max pooling): order decides. Tables whose cut
-    is between faint scores are `soft`: how many stay is certain, not which."""
+    """Margins of the selections: for each cut the least difference between a score kept and one
+    dropped, as a share of the cut. Equal scores have no margin of 0 where they are one number (max
+    pooling), because their order decides. Tables whose cut is between faint scores are `soft`: how
+    many slots stay is certain, not which."""
 
     def __init__(self):
         self.least = float("inf")
@@ -58,12 +59,14 @@ def ranked(score):
 
 
 class Units:
-    """The units of one table (or of tables alike): ids of slots, protection, candidates."""
+    """The units of one table (or of tables alike): the unit of each slot, protected slots,
+    candidates."""
 
     def __init__(self, p, pos, length):
         self.n = len(pos)
         self.size = {"token": 1, "chunk": p.chunk, "page": p.page}[p.unit]
-        # Units are of neighbours in position, whatever slots they have; pages are the table's own.
+        # Tokens and chunks are units of neighbouring positions, whatever slots they have; pages are
+        # the table's own.
         self.by_position = np.arange(self.n) if p.unit == "page" else np.argsort(pos)
         self.of = np.empty(self.n, int)
         self.of[self.by_position] = np.arange(self.n) // self.size
@@ -77,7 +80,7 @@ class Units:
         if p.variant == "alg3" and p.unit == "chunk":
             self.candidate = ~sink | np.isin(self.of, self.of[window])
         self.ids = np.unique(self.of[self.candidate])
-        # How many are protected, in what step 6 counts them by.
+        # The number of protected ones, counted as step 6 does: pages or tokens.
         self.p = len(np.unique(self.of[self.stays])) if p.unit == "page" else int(self.stays.sum())
         self.n_units = int(self.of.max()) + 1
 
@@ -92,7 +95,7 @@ class Units:
         return self.stays | (np.isin(self.of, list(chosen)) & self.candidate)
 
     def room(self, p, budget):
-        """Units to choose beside the protected, and whether that raised the budget."""
+        """Units to select beside the protected ones, and whether that raised the budget."""
         if p.mean:
             return max(1, int(np.floor(self.n_units * p.share + 1e-6))), False
         if p.unit == "chunk":
@@ -120,7 +123,8 @@ def choose_units(p, u, s, second, budget, margins):
 
 
 def two_stages(u, score, second, room, budget, margins):
-    """Up to half of the budget by the first score, the rest by the second: indices of u.ids."""
+    """Selects up to half of the budget by the first score, the rest by the second; returns indices
+    of u.ids."""
     first = min(room, max(0, budget // 2 - u.p))
     order = ranked(score)
     note(margins, u, score, order[:first], order[first:])
@@ -136,7 +140,7 @@ def note(margins, u, score, kept, dropped):
 
 
 def choose_adaptive(p, us, scores, budget, margins):
-    """The heads of a layer share what they may keep."""
+    """Selects with a budget that the heads of a layer share."""
     n_heads = len(us)
     if p.unit != "page" and sum(u.n for u in us) <= n_heads * budget:
         return [np.ones(u.n, bool) for u in us], False
@@ -161,14 +165,14 @@ def choose_adaptive(p, us, scores, budget, margins):
     margins.cut(joint[order[:room]], joint[order[room:]])
     for i in order[:room]:
         chosen[rest[i][1]].append(rest[i][2])
-    if scores[0].second is not None:  # each head chooses anew for the share that it won
+    if scores[0].second is not None:  # each head selects anew with the share that it won
         for h, (u, s) in enumerate(zip(us, scores)):
             chosen[h] = u.ids[two_stages(u, u.scores(s.base, False), s.second, len(chosen[h]), u.p + len(chosen[h]), margins)]
     return [u.keep(c) for u, c in zip(us, chosen)], raised
 
 
 def at_layer(p, layer, layers):
-    """The policy of one scope of layers: the hybrid allocator's two halves differ."""
+    """The policy of one scope of layers: the two halves of the hybrid allocator differ."""
     if p.allocator != "hybrid":
         return p
     q = copy.copy(p)
@@ -178,7 +182,7 @@ def at_layer(p, layer, layers):
 
 
 def choose(p, model, tables, rows, length, later, margins):
-    """keep[layer][KV head]: a flag for each slot. And whether a budget was raised."""
+    """Returns keep[layer][KV head], a flag for each slot, and whether a budget was raised."""
     score = p.later if later and p.later else p.score
     keep, any_raised = [], False
     budgets = layer_budgets(p, model.layers)
@@ -210,7 +214,7 @@ def choose(p, model, tables, rows, length, later, margins):
 
 
 def choose_scope(p, model, tables, rows, length, margins):
-    """SCOPE's decode policies: the prompt's slots are frozen."""
+    """SCOPE's decode policies, under which the prompt's slots are frozen."""
     d, generated, keep = p.decode, length - p.prompt_tokens, []
     allowed, margins.equal_is_one, margins.slots_are_units = scope_allowance(d, generated), False, True
     plain = SimpleNamespace(variant=None, mean=False, pool=None, window=0, rows=None, bias=0.0, theta=1.0)
@@ -237,7 +241,7 @@ def choose_scope(p, model, tables, rows, length, margins):
 
 
 def close_up(keep, page, contiguous):
-    """The kept slots in the order in which the table has them afterwards."""
+    """The kept slots in the order that the table has after a selection."""
     kept, n = np.flatnonzero(keep), len(keep)
     whole = all(keep[i:i + page].all() or not keep[i:i + page].any() for i in range(0, n, page))
     if contiguous or whole or n - len(kept) > page:

@@ -1,8 +1,8 @@
-"""A Llama forward pass in float64 with numpy: the ground that the retention oracle stands on.
+"""A Llama forward pass in float64 with numpy, which the retention oracle is built on.
 
-Nothing of Octavo's code is used. A sequence is a grid of tables, one for each (layer, KV head); a table may
-have lost any of its tokens, and attention reads what is left. Keys are stored unrotated beside their
-positions, so that new positions need no second rotation.
+It uses none of Octavo's code. A sequence is a grid of tables, one for each (layer, KV head); a
+table may have lost any of its tokens, and attention reads those that are left. Keys are stored
+unrotated beside their positions, so that new positions need no second rotation.
 """
 import json
 import math
@@ -103,7 +103,7 @@ class Llama:
         self.freq = frequencies(self.dim, rope.get("rope_theta") or c.get("rope_theta") or 10000.0, rope)
 
     def rotate(self, x, at):
-        """x [rows, heads, dim] at RoPE positions `at`."""
+        """Rotates x [rows, heads, dim] to RoPE positions `at`."""
         angle = np.asarray(at)[:, None, None] * self.freq
         cos, sin = np.cos(angle), np.sin(angle)
         a, b = np.split(x, 2, -1)
@@ -120,7 +120,8 @@ class Llama:
         return [[Table(self.dim) for _ in range(self.kv)] for _ in range(self.layers)]
 
     def forward(self, ids, pos, at, tables, summing=False):
-        """Logits of the rows, and each layer's query rows. pos, at: logical and RoPE positions. `tables` grow."""
+        """Returns the logits of the rows, and each layer's query rows. pos, at: logical and RoPE
+        positions. Appends to `tables`."""
         x, rows, n = self.w["model.embed_tokens.weight"][ids], [], len(ids)
         for layer in range(self.layers):
             p = f"model.layers.{layer}."
@@ -144,7 +145,7 @@ class Llama:
 
 
 def check(root):
-    """The forward pass against the stored logits of the tiny models."""
+    """Compares the forward pass with the stored logits of the tiny models."""
     for folder in sorted((root / "tests/golden/models").glob("*/")):
         ids = json.loads(open(folder / "tokens.jsonl").readline())["token_ids"]
         want = np.fromfile(folder / "logits.f32", "<f4").reshape(len(ids), -1)

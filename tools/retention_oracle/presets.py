@@ -1,4 +1,5 @@
-"""The table of docs/retention.md section 6, and what a request makes of a row of it."""
+"""The table of docs/retention.md section 6, and the policy that a request makes of one of its
+rows."""
 import math
 from types import SimpleNamespace
 
@@ -42,7 +43,8 @@ SCOPE_KINDS = ("scope-slide", "scope-adaptive", "scope-discontinuous")
 
 
 def share_of(share, whole):
-    """floor(share * whole), a product within 1e-6 of a whole number being that number."""
+    """floor(share * whole), where a product within 1e-6 of a whole number counts as that
+    number."""
     return math.floor(share * whole + 1e-6)
 
 
@@ -60,7 +62,7 @@ def resolve(retention, prompt_tokens, page, max_tokens=1):
     p = SimpleNamespace(**(dict(given_ratio=False, decode=None) | PRESETS[method] | r))
     p.method, p.prompt_tokens, p.page = method, prompt_tokens, page
     if "variant" not in r and (p.score, p.schedule) != (PRESETS[method]["score"], PRESETS[method]["schedule"]):
-        p.variant = None  # a row's own is of its score and its points
+        p.variant = None  # a row's variant belongs to its own score and schedule
     if p.variant == "plain":
         p.variant = None
     p.slope = r.get("beta", p.slope)
@@ -78,7 +80,8 @@ def resolve(retention, prompt_tokens, page, max_tokens=1):
 
 
 def input_cut(retention, prompt_tokens):
-    """The first and the end of the prompt's tokens that `truncate` takes out before anything is computed."""
+    """The first and the end of the prompt's tokens that `truncate` removes before anything is
+    computed."""
     r = retention.get("prefill", {}) if retention["method"] in SCOPE_KINDS else retention
     if r.get("method") != "truncate":
         return 0, 0
@@ -111,7 +114,7 @@ def is_decode_point(p, generated):
 
 
 def scope_allowance(d, generated):
-    """What SCOPE lets a table keep of `generated` tokens."""
+    """How many of `generated` tokens SCOPE lets a table keep."""
     if d.kind == "scope-slide":
         return d.beta1 + d.beta2
     if d.horizon <= d.beta2:

@@ -1,4 +1,5 @@
-"""The scores of docs/retention.md section 4, for each KV head of a layer: from the text, in float64."""
+"""The scores of docs/retention.md section 4, for each KV head of a layer, written from that text in
+float64."""
 import math
 from types import SimpleNamespace
 
@@ -7,12 +8,13 @@ import numpy as np
 from model import attention, softmax
 from presets import rows_measured
 
-CODE_KERNEL = 7  # of AnDPro's variant "code"
+CODE_KERNEL = 7  # for AnDPro's variant "code"
 FUTURE = 512     # positions that `expected` looks ahead
 
 
 def pool(x, kind, kernel):
-    """Along the last axis; outside counts as nothing (max) or as 0 (avg, whose divisor is the kernel)."""
+    """Pools along the last axis; outside counts as nothing (max) or as 0 (avg, whose divisor is the
+    kernel)."""
     if not x.shape[-1]:
         return x
     side = [(0, 0)] * (x.ndim - 1) + [(kernel // 2, kernel // 2)]
@@ -22,7 +24,8 @@ def pool(x, kind, kernel):
 
 
 def projection(c):
-    """a <theta, v + b>: theta is the output by the softmax of scores over a temperature, itself called theta."""
+    """a <theta, v + b>: theta is the output of attention by the softmax of scores over a
+    temperature, which is also called theta."""
     v, a = c.table.v, projection_weights(c, c.q)
     anchor = projection_weights(c, c.q / c.p.theta)
     if c.p.variant == "code":
@@ -73,7 +76,7 @@ def window(c):
 
 
 def critical(c):
-    """The base alone; what multiplies it is value_weight."""
+    """The base score alone; value_weight multiplies it."""
     return attention(c.q, c.rows_pos, c.table).sum((0, 1)) / (c.q.shape[0] * c.q.shape[1])
 
 
@@ -83,7 +86,7 @@ def value_weight(c):
 
 
 def novelty(c):
-    """What the first half is chosen by; the others are by `window`."""
+    """The score of the first half of the selection; `window` selects the rest."""
     return c.p.novelty[c.table.pos]
 
 
@@ -109,7 +112,7 @@ SCORES = {
 
 
 def pooled(p, s, pos, in_window):
-    """Along the positions, whatever slots they have."""
+    """Pools along the positions, whatever slots they have."""
     if not p.pool:
         return s
     s, others = s.copy(), np.flatnonzero(~in_window)
@@ -119,7 +122,8 @@ def pooled(p, s, pos, in_window):
 
 
 def measure(p, score, model, layer, tables, rows, length):
-    """For each KV head of a layer: scores of its slots after pooling, and for two-stage ones the second stage's."""
+    """For each KV head of a layer: scores of its slots after pooling, and for two-stage scores
+    those of the second stage."""
     n_rows = rows_measured(p, score)
     rows = rows if n_rows is None or score == "accumulated" else rows.last(n_rows)
     out = []
