@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# No module may hold writable state: no object in .data, .bss, .tdata or .tbss, nor a common symbol.
-# Constants with pointers in them (.data.rel.ro) are read-only once loaded.
+# Checks that no module holds writable state: no object in .data, .bss, .tdata or .tbss, and no
+# common symbol. Constants with pointers in them (.data.rel.ro) are read-only once loaded.
 # usage: tools/check_globals.sh BUILD_FOLDER   (reads the release build's static libraries)
 set -euo pipefail
 folder=${1:?usage: check_globals.sh BUILD_FOLDER}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Every header must compile alone and twice: what it needs it includes, and it has a guard. Without a
-# header it checks all of them, on all cores.
-# usage: tools/check_headers.sh [BUILD_FOLDER [HEADER...]]   (from the root; the build holds what is
-# generated)
+# Checks that every header compiles alone and twice: it includes all that it needs, and has a guard.
+# Without HEADER it checks all headers, on all cores.
+# usage: tools/check_headers.sh [BUILD_FOLDER [HEADER...]]   (from the root; the build folder holds
+# generated headers)
 set -uo pipefail
 build=${1:-build}
 (($#)) && shift

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The GPU path on a machine that has one: builds, checks every kernel against the CPU's reference,
-# measures, looks for bad accesses and races, runs models, ranks and NCCL, and puts PyTorch beside it,
-# in under 8 minutes; a table with the bars comes last. Stages go in the order of what they tell. Each
-# has a limit and says PASS, FAIL or SKIPPED (with a reason), and the next one runs whatever it said;
-# without a GPU it ends after the build. The table is written anew after every stage, so that a run
-# that is cut short leaves what it knew.
-# Needs CUDA 13 with nvcc, CMake, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc, cmocka
-# or pkg-config are missing, build/deps from tools/make_gpu_deps.sh. PyTorch, transformers, NCCL and
-# compute-sanitizer are taken where they are.
+# Checks the GPU path on a machine with a GPU, in under 8 minutes: builds, checks every kernel
+# against the CPU's reference, measures, looks for bad accesses and races, runs models, ranks and
+# NCCL, runs PyTorch beside them, and prints a table with the bars. The most telling stages come
+# first. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a reason); the next
+# stage runs either way, but without a GPU the script ends after the build. The table is rewritten
+# after every stage, so that a run that is cut short leaves the results so far. Needs CUDA 13 with
+# nvcc, CMake, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc, cmocka or pkg-config
+# are missing, also build/deps from tools/make_gpu_deps.sh. Uses PyTorch, transformers, NCCL and
+# compute-sanitizer where they are installed.
 # usage: tools/gpu_check.sh [BUILD_FOLDER]     OUT: folder of table.txt, logs.txt and *.json;
 #        ARCH: 80 for an A100 (90); GPU_CHECK_SECONDS: all stages together (470)
 set -uo pipefail
@@ -22,7 +22,7 @@ names=()
 mkdir -p "$build" "$out" "$logs"
 rm -f "$logs"/*
 
-# ---- where things are ------------------------------------------------------------------------------
+# ---- where things are ----------------------------------------------------------------------------
 
 cuda=${CUDA_HOME:-/usr/local}
 [[ -d $cuda/cuda ]] && cuda=$cuda/cuda
@@ -39,7 +39,7 @@ if [[ -d $deps ]]; then
 fi
 export PATH PYTHONUNBUFFERED=1
 
-# A file of NVIDIA's Python packages, which PyTorch brings along.
+# Finds a file in NVIDIA's Python packages, which PyTorch installs.
 wheel_file() { # PATTERN
     python3 -c 'import glob, importlib.util, sys
 spec = importlib.util.find_spec("nvidia")
@@ -48,7 +48,8 @@ for base in spec.submodule_search_locations if spec else []:
         print(path)' "$1" 2>/dev/null | head -n 1
 }
 
-# cublasLt where the toolkit has none: there it has no name that a linker looks for.
+# Links cublasLt from the Python packages where the toolkit lacks it: the library's name there is
+# not one that a linker finds.
 toolkit=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /none/bin/nvcc)")")")
 if [[ ! -e $toolkit/include/cublasLt.h ]]; then
     header=$(wheel_file cublasLt.h) library=$(wheel_file 'libcublasLt.so.*')
@@ -63,7 +64,7 @@ if [[ ! -e $toolkit/include/cublasLt.h ]]; then
 fi
 nccl=$(wheel_file libnccl.so.2)
 
-# ---- stages ----------------------------------------------------------------------------------------
+# ---- stages --------------------------------------------------------------------------------------
 
 verdict() { # NAME
     local code seconds
@@ -80,7 +81,7 @@ verdict() { # NAME
     printf '%-18s %4d s' "$code" "$seconds"
 }
 
-# Both files of $out anew.
+# Rewrites both files of $out.
 report() {
     local name
     for name in "${names[@]}"; do
@@ -105,7 +106,8 @@ finish() {
 }
 trap 'kill $(jobs -p) 2>/dev/null; finish' TERM INT
 
-# In the background, no longer than SECONDS, nor than all stages may take together.
+# Starts a stage in the background, for at most SECONDS, and no longer than all stages together may
+# take.
 start() { # NAME SECONDS COMMAND...
     local name=$1 limit=$2 left=$((budget - SECONDS))
     shift 2
@@ -122,7 +124,7 @@ start() { # NAME SECONDS COMMAND...
     ) &
 }
 
-# Waits for all that was started; true when the last one passed.
+# Waits for all stages that were started; true when the last one passed.
 settle() {
     local last=${names[-1]}
     wait
@@ -134,11 +136,12 @@ settle() {
 
 stage() { start "$@" && settle; }
 
-# ---- models: what a shape needs of a folder is its config.json; weights are made up ----------------
+# ---- models: a folder with a config.json gives the shape; weights are random ---------------------
 
 mkdir -p "$build/llama-3-8b" "$build/wide"
 cp tests/data/plan/llama-3-8b.json "$build/llama-3-8b/config.json"
-# Two of its layers with the demo's words, so that the CPU can answer too.
+# The wide model: two layers of that shape with the demo's vocabulary, so that the CPU can run it,
+# too.
 cp models/demo/tokenizer*.json models/demo/generation_config.json "$build/wide"
 python3 -c 'import json, sys
 with open(sys.argv[1], encoding="utf-8") as f:
@@ -153,7 +156,7 @@ eight=(--model "$build/llama-3-8b" --load-format dummy --device cuda --kv-memory
 speeds=("${eight[@]}" --prefill-chunk 16384 --prefill 2048 --prompts "8,1" --batch "1,32" --context 1024
     --rounds 5)
 
-# ---- the run ---------------------------------------------------------------------------------------
+# ---- the run -------------------------------------------------------------------------------------
 
 generator=(-G Ninja)
 command -v ninja >/dev/null || generator=(-G "Unix Makefiles")
@@ -164,7 +167,7 @@ stage build 150 cmake --build "$build" -j "$(nproc)" --target octavo octavo_cuda
 stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader ||
     finish
 
-# A lost device ends a process: each group has its own.
+# A lost device ends its process, so each group has one of its own.
 for group in rows products pages sample; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
 settle
 stage bench_kernels 40 "$octavo" bench kernels --device cuda

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every rule of the house that a machine can check; needs the release build in build/. Each check says
-# what is wrong and where; all run, and the exit status is 0 only when all are clean.
+# Runs every check of the tree's rules; needs the release build in build/. Each check prints what is
+# wrong and where. All checks run, and the exit status is 0 only when all are clean.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -19,7 +19,7 @@ check() { # NAME COMMAND...
     fi
 }
 
-# One line for each file: where it first differs.
+# Prints one line for each file that clang-format would change: the first place.
 format() {
     local problems
     problems=$(find . -path './build*' -prune -o -path ./.git -prune -o \

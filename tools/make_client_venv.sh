@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The Python clients of tests/e2e/serve, in build/clients-venv. Made anew only when the requirements or
-# Python change. Where the packages cannot be had it says why and leaves nothing: the suites that need
-# them are then skipped by name.
+# Installs the Python clients of tests/e2e/serve in build/clients-venv, again only when the
+# requirements or Python change. Where the packages are not available it prints why and leaves
+# nothing behind: the suites that need them are then skipped, and named.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/build/clients-venv

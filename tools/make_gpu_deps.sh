@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What tools/gpu_check.sh needs on a machine without Debian packages: headers, libraries and
-# pkg-config, out of the packages' files, into build/deps (about 10 MB, ignored by git, to be carried
-# along). Run it where apt can download. Nothing of it enters a commit.
+# Unpacks the Debian packages that tools/gpu_check.sh needs on a machine without them: headers,
+# libraries and pkg-config, into build/deps (about 10 MB, ignored by git). Run it where apt can
+# download, and copy build/deps along with the tree. Nothing of it enters a commit.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

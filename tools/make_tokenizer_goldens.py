@@ -11,9 +11,11 @@ library's results for lines of text with these tokenizers and with the demo mode
   corpus.txt     10,000 lines: the text, then for demo, gpt2, llama3 TAB n:ids:decoded, then TAB
                  pieces
   llama2.json    a BPE of characters: Prepend and Replace, byte fallback, decoder with Fuse and Strip
-  mistral.json   Metaspace in front of the first text alone, not split; byte fallback; odd added tokens
+  mistral.json   Metaspace in front of the first text alone, not split; byte fallback; odd added
+                 tokens
   gemma.json     Replace, a split on spaces merged with what is before them, byte fallback
-  meta.json      Metaspace always, split, and its decoder; NFC; digits by themselves; unk, some bytes only
+  meta.json      Metaspace always, split, and its decoder; NFC; digits by themselves; unk, some bytes
+                 only
   tekken.json    tekken's split, ignore_merges
   shapes.txt     800 lines: the text, then for llama2, mistral, gemma, meta, tekken TAB
                  n:ids:decoded, TAB pieces

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The show behind `./dev run`: the demo model finds a pass key in 4,000 tokens of Shakespeare, once with the full KV
-# cache and once with a quarter of its pages.
+# The demonstration of `./dev run`: the demo model finds a pass key in 4,000 tokens of Shakespeare,
+# once with the full KV cache and once with a quarter of its pages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prompt=$(cat tools/needle_4000.txt; printf x)
