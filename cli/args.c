@@ -1,4 +1,4 @@
-/* Flags by table. */
+/* Parses flags by the tables of a command, and writes its help. */
 #include "cli/args.h"
 
 #include <errno.h>

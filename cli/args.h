@@ -81,11 +81,11 @@ typedef enum arg_outcome {
     ARG_OUTCOME_WRONG, // the command line is wrong; err says how
 } arg_outcome;
 
-/* argv[0] is skipped. *operand receives the operand when the command has one. Values from the
- * environment are borrowed from it. */
+/* Parses a command line; argv[0] is skipped. *operand receives the operand when the command has
+ * one. Values from the environment are borrowed from it. */
 arg_outcome args_parse(const arg_command *command, int argc, char **argv, const char **operand,
                        error *err);
-/* The text of --help. */
+/* Appends the text of --help. */
 void args_help(const arg_command *command, strbuf *out);
 
 /* Converts "512M" to bytes; false when the text is no size. */

@@ -1,4 +1,4 @@
-/* The attention lines of `octavo bench kernels`. */
+/* The lines of `octavo bench kernels` for attention. */
 #ifndef CLI_BENCH_ATTENTION_H
 #define CLI_BENCH_ATTENTION_H
 

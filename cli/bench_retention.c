@@ -39,7 +39,7 @@ static const arg_flag flags_table[] = {
 
 enum { METHODS_MAX = 32, SEQS_FOR_FULL = 16 };
 
-/* "chunkkv" or "chunkkv={\"window\":16}" */
+/* Reads "chunkkv" or "chunkkv={\"window\":16}". */
 static status read_method(const char *text, double ratio, const retention_limits *limits,
                           retention_policy *out, error *err)
 {

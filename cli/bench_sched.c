@@ -39,7 +39,7 @@ static void answer(fake_backend *f, const step_plan *plan)
         .step = plan->step, .seqs = f->seqs, .n_seqs = plan->n_seqs, .checksum = plan->checksum};
 }
 
-/* One step; adds the time inside sched_step to *ns. */
+/* Runs one step and adds the time inside sched_step to *ns. */
 static const step_plan *step(sched *s, fake_backend *f, const step_plan *last, int64_t *ns)
 {
     sched_event event = {.kind = SCHED_RESULT, .result = &f->result};

@@ -77,7 +77,7 @@ typedef struct serve_run {
     size_t n_seconds;
     double duration_s;
     uint32_t peak_running;
-    uint64_t connections, retried; // opened; requests sent again as a kept connection had closed
+    uint64_t connections, retried; // opened; requests sent again after a kept connection closed
     uint32_t never_read_open, never_read_closed;
     char example[SERVE_END_KINDS][160]; // the first message of each kind
 } serve_run;

@@ -22,7 +22,7 @@ enum {
 typedef struct load {
     client c;
     const work *work;
-    uint64_t next; // the request that is due next
+    uint64_t next; // index of the request that is due next
     double due_s;  // when it is due
     rng gaps, chances;
     strbuf body;

@@ -1,4 +1,4 @@
-/* `octavo inspect`: what a model folder holds. */
+/* `octavo inspect`: prints what a model folder holds. */
 #include "cli/cli.h"
 #include "model/model.h"
 

@@ -323,7 +323,7 @@ static void tell_of_cache(void *ctx, const char *line)
     fprintf(stderr, "octavo: weights-cache: %s\n", line);
 }
 
-/* Clears the bar of loading from the terminal. */
+/* Clears the progress bar of loading from the terminal. */
 static void clear_bar(loaded_model *m)
 {
     if (m->bar_us) fputs("\r\033[K", stderr);

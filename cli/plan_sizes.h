@@ -13,7 +13,7 @@
 enum { PLAN_GPU_SMS = 132, PLAN_GPU_SHARED_BYTES = 227 << 10 };
 
 typedef struct plan_question {
-    const loaded_model *model; // described, not opened: config, options and ranks
+    const loaded_model *model; // described, not opened: only config, options and ranks
     uint32_t n_devices;        // 1 device with all ranks, or one for each rank
     uint64_t memory;           // of one device, before the driver takes its part
     uint32_t context;          // tokens of a sequence, prompt and output

@@ -15,7 +15,7 @@ enum {
     WAIT_MS = 200, /* longest wait, so that progress is shown */
 };
 
-/* One line's request while it runs. */
+/* The request of one line while it runs. */
 typedef struct job {
     engine_stream *stream; // NULL = this place is free
     json_t *id;

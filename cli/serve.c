@@ -165,7 +165,7 @@ static status open_log(serving *s, error *err)
  * the room is left to gRPC. */
 static void raise_descriptors(serving *s)
 {
-    enum { OTHERS = 256, OWN = 32 }; // files, gRPC's sockets; what an idle server has open
+    enum { OTHERS = 256, OWN = 32 }; // files and gRPC's sockets; descriptors of an idle server
     struct rlimit r;
     char text[160];
     uint32_t *most = &s->flags.max_connections;
@@ -191,7 +191,7 @@ static int64_t step_timeout_us(const serving *s)
     if (s->model.on_gpu) return (int64_t)LEAST_S * 1000000;
     const model_config *c = &s->model.config;
     double rows = (double)s->model.prefill_chunk + s->model.max_batch;
-    double weights = (double)s->model.facts.weight_bytes; /* two flops for two bytes */
+    double weights = (double)s->model.facts.weight_bytes; /* 2 flops a weight of 2 bytes */
     double attention = 4.0 * s->model.max_model_len * c->n_heads * c->head_dim * c->n_layers;
     double rate = (double)FLOPS_OF_A_THREAD * s->model.facts.n_threads;
     return (int64_t)((LEAST_S + rows * (weights + attention) / rate) * 1e6);

@@ -267,7 +267,7 @@ static size_t by_age(campaign *c, live *out[LIVE_MAX])
 /* Each pass goes over all documents in work, the oldest first, and starts one kind of request. */
 typedef enum start_pass {
     PASS_SECOND, // first, because sessions wait for them
-    PASS_LEAD,   // so that the methods of the next document need not wait for its first prompt
+    PASS_LEAD,   // second, so that the methods of the next document need not wait for it
     PASS_UNITS,
     PASSES,
 } start_pass;

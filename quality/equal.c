@@ -103,7 +103,7 @@ static void read_row(const results *r, uint32_t row, const share_place *place, l
     }
 }
 
-/* The caller frees out->items. */
+/* Lists the scores of all rows at a place between two budgets. The caller frees out->items. */
 static status read_line(const results *r, row_set rows, const share_place *place, line *out,
                         error *err)
 {

@@ -17,8 +17,8 @@ typedef enum scorer_kind {
     SCORER_FIRST_LINE_F1, // LongBench, few-shot tasks: F1 of the first line alone
     SCORER_FIRST_LINE_ROUGE,
     SCORER_FIRST_LINE_CLASS,
-    SCORER_RETRIEVAL,     // LongBench: share of the numbers that are the paragraph's
-    SCORER_COUNT,         // LongBench: share of the numbers that are the right one
+    SCORER_RETRIEVAL,     // LongBench: share of the answer's numbers that name the paragraph
+    SCORER_COUNT,         // LongBench: share of the answer's numbers that are right
     SCORER_EDIT,          // LongBench: edit similarity of the first line of code
     SCORER_FIRST_NUMBER,  // InfiniteBench: the first number
     SCORER_CHOICE,        // InfiniteBench: the letter, or the words, of the right option
