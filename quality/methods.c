@@ -109,7 +109,7 @@ static status read_method(const char *text, method *out, error *err)
                          name ? name : text);
     json_t *place = budget_place(out->fields);
     budgeted |= has(place, "ratio") || has(place, "tokens");
-    /* Of two policies, the prompt's takes the budget. */
+    /* A method with two policies takes the budget for its prompt. */
     const char *within = json_string_value(json_object_get(place, "method"));
     const retention_preset *taker =
         place == out->fields || !within ? preset : retention_find(within);
