@@ -220,14 +220,14 @@ static void wrong_results_are_refused_by_field(void **state)
     WRONG_RESULT(s.score_tops[1] = VOCAB, "score_top_id: 1000");
     WRONG_RESULT(s.m.score_top_logprob.len = 4, "score_top_logprob: 4 bytes");
     WRONG_RESULT(s.seq.want_scores = 0, "score_logprob: 4 bytes");
-    WRONG_RESULT((s.wrong[0] = NAN, s.m.sample_logprob = wrong_floats(&s)), "sample_logprob: nan");
     WRONG_RESULT((s.wrong[0] = INFINITY, s.m.sample_logprob = wrong_floats(&s)),
                  "sample_logprob: inf is no logarithm of a probability");
-    WRONG_RESULT((s.wrong[0] = NAN, s.m.top_logprob = wrong_floats(&s)), "top_logprob: nan");
-    WRONG_RESULT((s.wrong[0] = NAN, s.m.score_logprob = wrong_floats(&s)), "score_logprob: nan");
-    WRONG_RESULT(
-        (s.wrong[1] = NAN, s.m.score_top_logprob = wrong_floats(&s), s.m.score_top_logprob.len = 8),
-        "score_top_logprob: nan");
+    WRONG_RESULT((s.wrong[0] = INFINITY, s.m.top_logprob = wrong_floats(&s)), "top_logprob: inf");
+    WRONG_RESULT((s.wrong[0] = INFINITY, s.m.score_logprob = wrong_floats(&s)),
+                 "score_logprob: inf");
+    WRONG_RESULT((s.wrong[1] = INFINITY, s.m.score_top_logprob = wrong_floats(&s),
+                  s.m.score_top_logprob.len = 8),
+                 "score_top_logprob: inf");
     WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends them, */
     WRONG_RESULT((s.rank_index = 1, s.m.logits.len = 0), "score_logprob: "); /* and scores */
 }
