@@ -221,7 +221,7 @@ status backend_cpu_measure(const backend_cpu_options *options, uint32_t n_ranks,
  * before the weights are loaded. */
 typedef struct backend_cpu_needs {
     uint64_t weights, pool;
-    uint64_t buffers; // activations and logits of a step
+    uint64_t buffers; // activations and logits of a step, bf16 tiles of int4 and int2 pages
 } backend_cpu_needs;
 
 status backend_cpu_need(const backend_cpu_options *options, uint32_t n_ranks, uint64_t left,

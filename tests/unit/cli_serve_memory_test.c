@@ -72,6 +72,27 @@ static void needs_are_those_of_the_backend(void **state)
     }
 }
 
+/* int4 pages are filled in bf16 tiles, which stand beside the pool. */
+static void filling_tiles_are_counted(void **state)
+{
+    (void)state;
+    backend_cpu_needs needs[2];
+    backend_cpu_measures measures;
+    error err = {{0}};
+    for (int i = 0; i < 2; i++) {
+        model_flags f = demo;
+        loaded_model described;
+        f.kv_dtype = i ? "int4" : "int8";
+        assert_true(status_ok(model_describe(&f, &described, &err)));
+        assert_true(status_ok(backend_cpu_need(&described.options, 1, 0, &needs[i], &err)));
+        assert_true(status_ok(
+            backend_cpu_measure(&described.options, 1, 0, MODEL_POOL_SHARE, &measures, &err)));
+        model_close(&described);
+    }
+    assert_true(measures.filling_bytes > 0);
+    assert_true(needs[1].buffers == needs[0].buffers + measures.filling_bytes);
+}
+
 static void a_server_that_fits_is_taken(void **state)
 {
     (void)state;
@@ -92,6 +113,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(needs_are_compared_with_the_bound),
         cmocka_unit_test(needs_are_those_of_the_backend),
+        cmocka_unit_test(filling_tiles_are_counted),
         cmocka_unit_test(a_server_that_fits_is_taken),
     };
     return cmocka_run_group_tests_name("cli_serve_memory", tests, NULL, NULL);
