@@ -442,7 +442,7 @@ void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, cons
 void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, size_t k,
                          const float *x, size_t x_stride, size_t m, float *y, size_t y_stride)
 {
-    assert(first + k <= w->k && first % 2 == 0 && k % 2 == 0);
+    assert(k > 0 && first + k <= w->k && first % 2 == 0 && k % 2 == 0);
     assert(x_stride >= k && y_stride >= w->n);
     run_product(kc, (product){.w = w,
                               .x = x,

@@ -144,7 +144,7 @@ static void check_all(uint32_t n_ranks, size_t every)
         json_decref(prompt);
     }
     print_message("%u ranks, %zu prompts: kept pages and answers equal\n", n_ranks, n_checked);
-    assert_true(i >= 10);
+    assert_true(n_checked >= (every > 1 ? 2 : 10));
     close_house(&h);
     free(prompts);
     json_decref(golden);
