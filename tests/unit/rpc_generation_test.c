@@ -141,6 +141,12 @@ static void they_are_read_in_turn(void **state)
     rpc_fixture_answer(f, "a b c");
     generation *g = rpc_fixture_start(f, "{\"prompt\": \"x\"}", N, NULL);
     rpc_fixture_wait_idle(f);
+    /* The engine counts ends before readers are told of them. A later request that is read to its end
+     * shows that they have been. */
+    reading later;
+    generation *after = rpc_fixture_start(f, "{\"prompt\": \"x\"}", 1, NULL);
+    read_all(after, &later);
+    generation_release(after);
     generation_output o;
     for (uint32_t round = 0; round <= f->n_script; round++)
         for (uint32_t i = 0; i < N; i++) {
