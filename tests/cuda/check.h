@@ -1,5 +1,5 @@
-/* What the checks of GPU kernels share: numbers, device arrays, one row of the table for each case.
- */
+/* Shared by the checks of GPU kernels: random numbers, device arrays, and one output row per
+ * case. */
 #ifndef TESTS_CUDA_CHECK_H
 #define TESTS_CUDA_CHECK_H
 
@@ -18,30 +18,30 @@ typedef struct check {
     unsigned n, n_failed;
 } check;
 
-/* A failure of the device or of memory ends the program. */
+/* An error of the device, or no memory, ends the program. */
 void check_ok(check *c, gpu_status s);
-void *check_device(check *c, const void *host, size_t bytes); /* NULL host: zeros */
+void *check_device(check *c, const void *host, size_t bytes); /* host NULL: zeros */
 void check_fetch(check *c, void *host, const void *device, size_t bytes);
 void *check_memory(size_t n, size_t size);
 
-void check_fill(check *c, float *x, size_t n); /* normal */
-/* x in `type`, and back. */
+void check_fill(check *c, float *x, size_t n); /* normally distributed */
+/* Rounds x to `type` into out; check_widen converts back. */
 void check_narrow(const float *x, size_t n, gpu_type type, void *out);
 void check_widen(const void *x, size_t n, gpu_type type, float *out);
-float check_e4m3(float x); /* rounded to it */
+float check_e4m3(float x); /* x rounded to e4m3 */
 
-/* One row: the mean squared difference over the mean square of what is due, and its limit. */
+/* Prints one row: mean squared error over the mean square of the expected values, and its limit. */
 void check_row(check *c, const char *name, const float *due, const float *got, size_t n,
                double limit);
 
-/* W on the device, and what it stands for. */
+/* A weight matrix on the device, and its values as f32. */
 typedef struct weights {
     kern_matrix cpu;
     gpu_matrix gpu;
     float *values; /* [n, k] */
 } weights;
 
-/* Into memory on the device, or with `at` NULL into its own. */
+/* Packs the weights into device memory at `at`, or into memory of their own with `at` NULL. */
 weights check_weights(check *c, size_t n, size_t k, dtype type, unsigned bits,
                       const gpu_matrix *at);
 void check_forget_weights(check *c, weights *w, bool device);

@@ -1,5 +1,5 @@
-/* Sequences of one layer, on the GPU and on the CPU: what check_pages.c makes and check_measures.c
- * measures. */
+/* Sequences of one layer on the GPU and on the CPU: check_pages.c makes them, check_measures.c
+ * measures them. */
 #ifndef TESTS_CUDA_WORLD_H
 #define TESTS_CUDA_WORLD_H
 
@@ -14,8 +14,8 @@ typedef struct shape {
     bool norms, bias;
 } shape;
 
-/* One layer of two, its KV heads in two groups where they can be. On the CPU pages are f32 and hold
- * what the GPU's format rounds to. */
+/* One layer of two, with its KV heads in two groups where their number allows it. The CPU's pages
+ * are f32 and hold the values that the GPU's format rounds to. */
 typedef struct world {
     const shape *s;
     uint32_t total, pages_of_seq, n_pages, groups, heads, width;
@@ -52,7 +52,8 @@ static inline uint8_t *cpu_tiles(const world *w, uint32_t head)
     return w->cpu_pages + tile * kern_kv_tile_bytes(&w->cpu);
 }
 
-/* Every kind, of one sequence's last rows; then running sums, which stay with the pages. */
+/* Checks every kind of measure under the last rows of one sequence, then running sums, which are
+ * kept beside the pages. */
 void check_measures(check *c, world *w, uint32_t seq);
 
 #endif

@@ -1,5 +1,5 @@
 /* A model behind an engine, as the end-to-end tests open it: the demo model, or one of the tiny
- * ones, which borrow its tokenizer. */
+ * models, which borrow the demo model's tokenizer. */
 #ifndef TESTS_E2E_HOUSE_H
 #define TESTS_E2E_HOUSE_H
 
@@ -17,14 +17,14 @@
 #include <cmocka.h>
 
 typedef struct setting {
-    const char *what;     // for messages
-    const char *dir;      // NULL = the demo model; else one whose weights are kept as f32
-    const char *override; // of its config.json; NULL = none
+    const char *what;     // in messages
+    const char *dir;      // NULL = the demo model; else a model whose weights are kept as f32
+    const char *override; // JSON over its config.json; NULL = none
     bool own_words;       // dir has a tokenizer of its own
     kern_kv_format kv_type;
     uint32_t kv_residual;
-    /* High where passes that sum in another order are compared: where x is rounded to bf16, the
-     * last bits of f32 decide some roundings. */
+    /* High precision where passes that sum in another order are compared: where x is rounded to
+     * bf16, the last bits of f32 decide some roundings. */
     kern_precision precision;
     uint8_t quant_bits; // of weights, in groups of 32; 0 = not quantised
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
@@ -32,10 +32,10 @@ typedef struct setting {
     uint64_t kv_bytes, swap_bytes;
     bool prefix_cache;
     uint32_t n_ranks; // 0 = no group
-    /* The backend of n_ranks; NULL = ranks are threads. */
+    /* Makes the backend of n_ranks; NULL = ranks are threads. */
     status (*make_ranks)(const backend_cpu_options *o, uint32_t n_ranks, backend *out, error *err);
     uint32_t max_sessions;
-    int64_t session_ttl_us; // 0 = for ever
+    int64_t session_ttl_us; // 0 = sessions never expire
 } setting;
 
 /* A backend whose steps wait while its gate is shut. */
@@ -43,8 +43,8 @@ typedef struct gate {
     backend inner;
     pthread_mutex_t lock;
     pthread_cond_t moved;
-    bool shut, held; // held: a step waits
-    uint64_t before; // requests prepared before it was shut
+    bool shut, held; // held: a step waits at the gate
+    uint64_t before; // requests prepared before the gate was shut
 } gate;
 
 typedef struct house {
@@ -107,8 +107,9 @@ static inline backend gate_create(backend inner)
     return (backend){&ops, g};
 }
 
-/* What is submitted between these two is planned together, in its order, however slow the machine:
- * a request of one token, the doorman, is held in its only step until all the others are there. */
+/* Requests submitted between shut_gate and open_gate are planned together, in their order, on
+ * any machine: the doorman, a request of one token, is held in its only step until they are all
+ * there. */
 static inline void shut_gate(house *h)
 {
     gate *g = h->backend.ctx;
@@ -132,7 +133,7 @@ static inline void shut_gate(house *h)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* With the gate shut: until the engine thread has been told of all that were submitted. */
+/* Waits, with the gate shut, until the engine thread has received every submitted request. */
 static inline void await_prepared(house *h)
 {
     gate *g = h->backend.ctx;

@@ -1,14 +1,14 @@
-/* What a test tells the fake of NCCL (nccl.c), through symbols of its own. */
+/* Switches by which a test controls the fake NCCL (nccl.c). */
 #ifndef TESTS_FAKE_NCCL_H
 #define TESTS_FAKE_NCCL_H
 
 typedef enum fake_nccl_behaviour {
     FAKE_WELL,
     FAKE_NEVER_MEETS,
-    FAKE_REFUSES,     /* calls */
-    FAKE_NEVER_DOES,  /* what is enqueued */
-    FAKE_SYNCHRONOUS, /* settled when all ranks have called: for streams that do not wait */
-    FAKE_FAILS,       /* as the state says, after what was enqueued */
+    FAKE_REFUSES,     /* calls return an error */
+    FAKE_NEVER_DOES,  /* enqueued work never completes */
+    FAKE_SYNCHRONOUS, /* settled once all ranks have called: for streams that do not wait */
+    FAKE_FAILS,       /* enqueued work completes, then the communicator's state is an error */
 } fake_nccl_behaviour;
 
 typedef struct fake_stream {
@@ -21,7 +21,7 @@ typedef struct fake_stream {
 
 #ifndef __cplusplus
 void fake_nccl_behave(fake_nccl_behaviour behaviour);
-/* Communicators that were made and not aborted. */
+/* Number of communicators that were made and not aborted. */
 int fake_nccl_live(void);
 #endif
 

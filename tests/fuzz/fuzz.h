@@ -1,8 +1,8 @@
 /* A fuzz target: one function over hostile bytes, built twice.
  *
  * With -DOCTAVO_FUZZ=ON (clang) libFuzzer drives it; in every other build replay_main.c runs it
- * over its committed corpus as an ordinary test. Return 0 always. State the property at the top of
- * the target and check it with FUZZ_CHECK: "never crashes" is what the sanitizers see anyway. */
+ * over its committed corpus as an ordinary test. A target returns 0 always, states its property at
+ * the top and checks it with FUZZ_CHECK: crashes are found by the sanitizers anyway. */
 #ifndef TESTS_FUZZ_FUZZ_H
 #define TESTS_FUZZ_FUZZ_H
 

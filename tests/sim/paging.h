@@ -1,7 +1,7 @@
-/* paging: the plain model of paged_kv that paging_test.c holds it against.
+/* paging: the reference model that paging_test.c compares paged_kv with.
  *
- * What     operations at random, and what every slot of every page holds, as a hash of all that K
- *          and V depend on; sequences and hashed blocks as simple lists.
+ * What     random operations; for each slot of each page a hash of all that its K and V depend on;
+ *          sequences and hashed blocks as simple lists.
  * Owner    a sim owns everything in it.
  * Threads  one. */
 #ifndef TESTS_SIM_PAGING_H
@@ -27,7 +27,7 @@ enum {
     HOST_MAX = 120,
 };
 
-/* ---- an allocator that counts, and fails when told ------------------------------------------- */
+/* ---- an allocator that counts, and fails on request ------------------------------------------ */
 
 typedef struct test_heap {
     long blocks;
@@ -41,18 +41,18 @@ void *heap_resize(void *ctx, void *ptr, size_t size);
 
 typedef struct model_seq {
     bool open, dropped;
-    bool repositions; // all its choices are contiguous ones
-    bool contiguous;  // and it has made one
+    bool repositions; // all its selections are contiguous ones
+    bool contiguous;  // it is repositioned, and has made a contiguous selection
     bool unshared;
-    bool sealed; // open when the cache was flushed
+    bool sealed; // the sequence was open when the cache was flushed
     bool compacted[GROUPS_MAX];
-    uint32_t published;        // tokens, before any drop
+    uint32_t published;        // tokens published before any drop
     bool arriving;             // swapped in or unshared since the last batch: pages await copies
-    uint32_t length, computed; // tokens; those from `computed` on wait for the next batch
+    uint32_t length, computed; // tokens; those from `computed` on are computed in the next batch
     uint64_t salt;
     uint32_t document;
     uint32_t tokens[LEN_MAX];
-    uint64_t context[LEN_MAX]; // what each token's K/V is a function of
+    uint64_t context[LEN_MAX]; // per token: hash of all that its K and V depend on
     uint64_t tail;             // context of the last token
     uint32_t n_kept[GROUPS_MAX];
     uint16_t kept[GROUPS_MAX][LEN_MAX]; // positions
@@ -66,7 +66,7 @@ typedef struct model_block {
     uint64_t context[PAGE_TOKENS_MAX];
 } model_block;
 
-/* What was done, so that no kind of operation is idle. */
+/* Kinds of operations done, counted so that a run can show that none of them never happened. */
 typedef enum done_kind {
     DONE_OPEN,
     DONE_APPEND,
@@ -76,7 +76,7 @@ typedef enum done_kind {
     DONE_COMPACT,
     DONE_KEEP_PAGES,
     DONE_KEEP_FILLED,
-    DONE_KEEP_COPIED, // holes filled in copies of pages that others hold
+    DONE_KEEP_COPIED, // holes filled in copies of shared pages
     DONE_KEEP_GATHERED,
     DONE_KEEP_CONTIGUOUS,
     DONE_UNSHARE,
@@ -92,7 +92,7 @@ typedef enum done_kind {
     DONE_PARKED_OUT,
     DONE_PARKED_DISCARD,
     DONE_HIT,
-    DONE_REMOVED, // blocks
+    DONE_REMOVED, // blocks removed
     DONE_NO_PAGES,
     DONE_NO_ROOM,
     DONE_RETAKEN,
@@ -107,20 +107,21 @@ typedef struct model_parked {
     model_seq seq;
 } model_parked;
 
-/* A slot of a page: what its K and V are a function of, and by how many positions K is rotated. */
+/* A slot of a page: the hash of what its K and V depend on, and by how many positions K is
+ * rotated. */
 typedef struct model_slot {
     uint64_t value;
     int64_t rotation;
 } model_slot;
 
-/* A table as somebody keeps it who does not understand the words, as on a GPU. */
+/* A copy of a table made by applying delta words blindly, as a GPU does. */
 typedef struct model_copy {
     uint32_t sent, pages[PAGES_OF_TABLE];
 } model_copy;
 
 typedef struct sim {
     uint64_t seed;
-    long op; // number of the operation, for messages
+    long op; // number of the operation, in messages
     rng random;
     pkv_geometry geometry;
     uint32_t groups, page_tokens, n_pages;
@@ -166,7 +167,7 @@ static inline uint64_t next_context(uint64_t context, uint32_t token)
 }
 static inline uint64_t first_context(uint64_t salt) { return hash_mix64(salt ^ 0x51a7); }
 
-/* Documents share beginnings: document d is the same as d / 2 up to a point. */
+/* Documents share prefixes: document d equals document d / 2 up to a point. */
 static inline uint32_t document_token(uint32_t document, uint32_t position)
 {
     while (document > 1 && position < 24 * document) document /= 2;
@@ -175,36 +176,36 @@ static inline uint32_t document_token(uint32_t document, uint32_t position)
 
 /* pkv_options.on_block; ctx is the sim. */
 void on_block(void *ctx, const pkv_block_event *event);
-/* The hit that the model expects for these tokens. */
+/* The prefix hit that the model expects for these tokens. */
 pkv_hit model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
 uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n);
-/* Tables that hold a page, those of parked sequences included. */
+/* Number of tables that hold the page, including those of parked sequences. */
 uint32_t model_holders(const sim *s, uint32_t group, uint32_t page);
-/* Only parked sequences hold the page. */
+/* True when only parked sequences hold the page. */
 bool model_is_alone(const sim *s, uint32_t group, uint32_t page);
-/* Others hold the page, or it is a block's. */
+/* True when several sequences hold the page, or it is a cached block. */
 bool model_is_common(const sim *s, uint32_t group, uint32_t page);
-/* What it expects that swapping `held` pages of m in will take. */
+/* The cost that the model expects for swapping in the `held` pages of m. */
 pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held);
 
-/* Whether an operation that may be refused was done: refused for want of pages exactly when these
- * were short, and then nothing has changed. */
+/* True when the operation succeeded. Checks that it was refused for lack of pages exactly when
+ * pages were short, and that a refusal changed nothing. */
 bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
 
-/* ---- paging_keep.c: what is given up; each may do nothing ------------------------------------ */
+/* ---- paging_keep.c: selections and drops; each call may do nothing -------------------------- */
 
-/* What comes after a drop depends on it. */
+/* Marks that later contexts of m depend on a drop. */
 void taint(sim *s, model_seq *m);
 void op_drop(sim *s, uint32_t id);
 void op_compact(sim *s, uint32_t id);
 void op_keep(sim *s, uint32_t id);
 void op_unshare(sim *s, uint32_t id);
 
-/* ---- paging_away.c: sequences that leave and come back --------------------------------------- */
+/* ---- paging_away.c: sequences that are parked, swapped out and resumed ----------------------- */
 
 void op_swap(sim *s, uint32_t id);
 void op_park(sim *s, uint32_t id);
-/* Discards all that are away. */
+/* Discards all parked sequences. */
 void away_end(sim *s);
 
 #endif

@@ -1,15 +1,15 @@
 /* sim: a model made of hashes, the backend that runs it on real page tables, and the reference that
  * runs it one request at a time, row by row.
  *
- * What     every (page, slot) of every group holds 64 bits that depend on the row's token and
- *          position and on all that the row attends to there: each kept slot before it, in order,
- *          with its RoPE position. A wrong page, drop, order, rotation or replay therefore changes
- *          every token that comes after. Measures are pseudo-random in the contents of slots and
- *          rows; running sums lie beside the slots.
+ * What     every (page, slot) of every group holds a 64-bit hash of the row's token and position
+ *          and of all that the row attends to there: each kept slot before it, in order, with its
+ *          RoPE position. A wrong page, drop, order, rotation or replay therefore changes every
+ *          later token. Measures are pseudo-random in the contents of slots and rows; running sums
+ *          are stored beside the slots.
  * Owner    a sim_backend owns its mirror, its contents and its results.
  * Threads  one.
  * Units    as in scheduler/backend.h. Logits rows have one column.
- * Errors   what a plan got wrong is kept as text: sim_backend_wrong. */
+ * Errors   the first error of a plan is kept as text: sim_backend_wrong. */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
 
@@ -23,12 +23,12 @@ static inline uint64_t sim_embed(uint32_t token, uint32_t position)
 {
     return hash_mix64(((uint64_t)token << 32 | position) + 0x9e3779b97f4a7c15ull);
 }
-/* What attention sees of a slot. */
+/* The key that attention sees for a slot. */
 static inline uint64_t sim_key(uint64_t content, uint32_t rope)
 {
     return content + rope * 0xa0761d6478bd642full;
 }
-/* Order matters: of slots in a page, of pages in a table, of tokens in a history. */
+/* A hash that depends on order: of slots in a page, pages in a table, tokens in a history. */
 static inline uint64_t sim_fold(uint64_t fold, uint64_t next)
 {
     return (fold + next) * 0x9fb21c651e98df25ull;
@@ -42,7 +42,7 @@ static inline uint64_t sim_next(uint64_t x, uint64_t content)
     return x * 0xd6e8feb86659fd93ull + content;
 }
 static inline float sim_unit(uint64_t bits) { return (float)(bits >> 40) * 0x1p-24f; }
-/* - log p of the token after a row. */
+/* -log p of the token that follows a row. */
 static inline float sim_novelty(uint64_t x, uint32_t token)
 {
     return (float)(hash_mix64(x ^ token) >> 60);
@@ -67,10 +67,10 @@ static inline uint32_t sim_sums_of(const pkv_geometry *g)
 {
     return g->layers_per_group * g->heads_per_group;
 }
-/* Floats that a measure may take. */
+/* Upper bound of the floats that a measure takes. */
 size_t sim_measure_floats(const pkv_geometry *g, uint32_t max_slots);
-/* Measures the last rows of a share of n_rows rows, which are the last slots of every table. NULL,
- * or what is wrong with what was asked for. */
+/* Measures the last rows of a share of n_rows rows, which are the last slots of every table.
+ * Returns NULL, or what is wrong with the spec. */
 const char *sim_measure(const pkv_geometry *g, const measure_spec *spec, uint32_t n_rows,
                         const sim_table *tables, float *values, measure_result *out);
 
@@ -85,11 +85,12 @@ typedef struct sim_options {
 typedef struct sim_backend sim_backend;
 
 sim_backend *sim_backend_create(const sim_options *options);
-/* A backend over it; its destroy frees everything. */
+/* A backend interface to b; its destroy frees everything. */
 backend sim_backend_as_backend(sim_backend *b);
-/* The next step fails after its deltas and moves, with garbage in its new slots. */
+/* The next step fails after its deltas and moves were applied, and leaves garbage in its new
+ * slots. */
 void sim_backend_fail_next(sim_backend *b);
-/* NULL, or what some plan got wrong. */
+/* NULL, or the first error that a plan contained. */
 const char *sim_backend_wrong(const sim_backend *b);
 
 /* ---- the reference --------------------------------------------------------------------------- */
@@ -99,8 +100,8 @@ typedef struct sim_turn {
     retention_policy policy;
 } sim_turn;
 
-/* A request, and what it cannot know of itself: the turns of the session it went on from, and where
- * each choice was compressed because pages were short. */
+/* A request with the facts that only its history gives: the turns of the session that it resumed,
+ * and where each choice was compressed because pages were short. */
 typedef struct sim_story {
     const sched_request *request;
     sim_turn turns[SIM_TURNS_MAX]; // resolved
@@ -108,14 +109,14 @@ typedef struct sim_story {
     const retention_policy *pressure;
     const uint32_t *presses[SIM_CHOICES_MAX];
     uint32_t n_presses[SIM_CHOICES_MAX];
-    uint32_t cut; // tokens of the prompt that its method cut out of what was given
+    uint32_t cut; // prompt tokens that its method cut out of the given prompt
 } sim_story;
 
 typedef struct sim_answer {
     uint32_t *tokens;  // [n, max_new_tokens]
     float *logits;     // [n_prompt]
-    uint64_t *dropped; // [n, n_prompt + max_new_tokens] pages, up to that logical length
-    uint64_t *kept;    // likewise a hash of what is kept, where positions are reported
+    uint64_t *dropped; // [n, n_prompt + max_new_tokens] dropped pages, by logical length
+    uint64_t *kept;    // same shape: hash of the kept positions, where they are reported
 } sim_answer;
 
 sim_answer sim_reference(const pkv_geometry *geometry, const sim_story *story);

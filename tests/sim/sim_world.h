@@ -1,6 +1,6 @@
-/* The simulated world: what a seed makes of it, and the requests that come to it.
+/* The simulated world: a scheduler over a sim backend, and random requests made from a seed.
  *
- * What     shared by sim_test.c (events, steps, checks) and sim_requests.c (what is asked for).
+ * What     shared by sim_test.c (events, steps, checks) and sim_requests.c (making requests).
  * Owner    a world owns everything in it.
  * Threads  one. */
 #ifndef TESTS_SIM_SIM_WORLD_H
@@ -14,58 +14,61 @@
 enum { PREFIXES = 4, EVENTS_MAX = 512, CHOICES_MAX = SIM_CHOICES_MAX, BOOKS = 12 };
 
 typedef struct world_choice {
-    bool ended, done; // done: all tokens came, its END is on its way
-    bool in_flight;   // its END came while rows that count were with the backend
+    bool ended, done; // done: all tokens came, its END event is still to come
+    bool in_flight;   // its END came while rows that count were in flight
     bool paused;
-    bool due; // its last token came with the last result: it is running, and one token goes on
+    bool due; // its last token came with the last result: it still runs, and one token goes on
     uint32_t n_tokens;    // received
-    uint32_t stop_at;     // ends after that many
-    int64_t end_at;       // turn
-    int64_t resume_at;    // turn
-    uint32_t passed_over; // steps that ran somebody of worse rank instead
-    bool joined;          // a row of it has been planned since its request's choices were born
-    uint32_t *presses;    // [max_model_len / 16 + 1] lengths of choices under pressure
+    uint32_t stop_at;     // ends after this many tokens
+    int64_t end_at;       // loop iteration
+    int64_t resume_at;    // loop iteration
+    uint32_t passed_over; // steps that ran a sequence of worse rank instead
+    bool joined;          // one of its rows was planned since its request was forked into choices
+    uint32_t *presses;    // [max_model_len / 16 + 1] lengths at which choices were compressed
     uint32_t n_presses;
 } world_choice;
 
 typedef struct world_request {
-    sched_request given;   // what the scheduler is told
-    sched_request request; // with the prompt that is computed: a method may cut what was given
+    sched_request given;   // as given to the scheduler
+    sched_request request; // with the prompt that is computed: its method may have cut it
+                           // given one
     sim_story story;
-    uint32_t *prompt, *whole; // of request, of given
+    uint32_t *prompt, *whole; // prompts of request and of given
     sim_answer answer;
     bool started, born;
-    uint32_t older, passed; // live ones before it when it came; later ones that started first
+    uint32_t older, passed; // live requests before it on arrival; later ones that started first
     uint64_t born_step;
     uint32_t live;
     uint32_t logit_rows;
-    int64_t abort_at; // turn, INT64_MAX = never
-    uint32_t book;    // of its session, BOOKS = none
+    int64_t abort_at; // loop iteration, INT64_MAX = never
+    uint32_t book;    // index of its session, BOOKS = none
     world_choice choices[CHOICES_MAX];
 } world_request;
 
-/* What the world knows of a session. */
+/* What the world expects of a session. */
 typedef struct world_book {
-    uint32_t n_turns; // 0 = nothing
+    uint32_t n_turns; // 0 = no turn yet
     sim_turn turns[SIM_TURNS_MAX];
     uint32_t *tokens; // [max_model_len]
     uint32_t n_tokens;
     uint32_t *presses;
     uint32_t n_presses;
-    retention_policy asked; // by the last turn
+    retention_policy asked; // policy of the last turn
 } world_book;
 
-/* What all worlds got to do with the rare things: none of them may be rare. */
+/* Counts of rare events over all worlds: a test run fails when one of them is too rare. */
 typedef struct tally {
     uint64_t swaps_out, swaps_in;
-    uint64_t refused; // found no room there
+    uint64_t refused; // of these, found no room there
     uint64_t pages_in, pages_retaken;
     uint64_t stored, continued, ignored, expired, sessions_swapped;
     uint64_t presses, kept_compared;
-    uint64_t ahead, wasted, failed_ahead; // steps planned ahead, rows in vain, failures behind them
+    uint64_t ahead, wasted, failed_ahead; // steps planned ahead, rows discarded, failures before
+                                          // them
+                                          // step before
     uint64_t passed;
-    uint64_t cuts;        // prompts that lost tokens before they were computed
-    uint64_t joined_late; // choices that waited for a slot, and then had one row to compute
+    uint64_t cuts;        // prompts that lost tokens before prefill
+    uint64_t joined_late; // choices that waited for a slot and then computed one row
     uint64_t by_preset[64];
 } tally;
 
@@ -90,7 +93,7 @@ typedef struct world {
     sim_backend *sim;
     const step_plan *plans[2]; // in flight, the oldest first
     uint32_t n_plans;
-    bool lost; // the step before the oldest one failed: nothing counts that was planned ahead of it
+    bool lost; // the step before the oldest one failed: steps planned ahead of it do not count
     sched_event events[EVENTS_MAX];
     uint32_t n_events;
     int64_t turn, now_us;
@@ -116,27 +119,27 @@ static inline bool chance(world *w, uint32_t per, uint32_t of)
 {
     return rng_below(&w->random, of) < per;
 }
-/* Its prompt is computed row by row, for logits or for scores. */
+/* True when its prompt is computed row by row, for logits or for scores. */
 static inline bool wants_rows(const world_request *r)
 {
     return r->request.want_logits || r->request.want_scores;
 }
-/* Adds the counts of a world's scheduler. */
+/* Adds the counters of a world's scheduler. */
 void tally_add(tally *t, const sched_stats *stats);
-/* Prints the counts; false when one of them is below its least. */
+/* Prints the counts; false when one of them is below its minimum. */
 bool tally_tell(const tally *t, uint32_t n_requests);
-/* Log-normal around the median, within [1, most]. */
+/* A log-normal length around the median, within [1, most]. */
 uint32_t length(world *w, uint32_t median, uint32_t most);
 
 /* A policy for compression under pressure. */
 retention_policy random_pressure(world *w);
-/* Fills in the request of that id. */
+/* Fills in the request with this id. */
 void make_request(world *w, world_request *r, uint32_t id);
-/* Once the scheduler has said what it makes of its session. */
+/* Computes the expected answer, when the scheduler has reported how it resumes the session. */
 void make_answer(world *w, world_request *r, const char *said);
-/* A choice was compressed at that length. */
+/* Records that a choice was compressed at this length. */
 void note_press(world *w, world_request *r, uint32_t choice, uint32_t at);
-/* Its session, if it left one, has so many tokens. 0: nobody knows. */
+/* The session that the request left, if any, has n_tokens. 0: unknown. */
 void note_session(world *w, const world_request *r, uint32_t n_tokens);
 
 #endif

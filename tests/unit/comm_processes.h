@@ -1,5 +1,5 @@
-/* Ranks as processes of one host: forked before anything of UCX runs, as no process may fork after.
- * What a rank finds wrong is counted; the parent alone asserts. */
+/* Ranks as processes of one host, forked before UCX is used, since no process may fork afterwards.
+ * Ranks count their failed checks; only the parent asserts. */
 #ifndef TESTS_COMM_PROCESSES_H
 #define TESTS_COMM_PROCESSES_H
 
@@ -28,18 +28,18 @@ enum {
 
 typedef struct processes processes;
 
-/* What a test does in each rank. */
+/* The body that each rank runs. */
 typedef void (*process_body)(processes *all, comm *c, int rank);
 
-struct processes { /* shared by all of them */
+struct processes { /* in memory shared by all ranks */
     int size;
     process_body body;
-    void *ctx; /* the body's */
+    void *ctx; /* of the body */
     pid_t pids[PROCESSES_MAX];
     _Atomic int n_wrong;
-    _Atomic int n_addresses; /* told in all meetings so far */
-    int out;                 /* what becomes of stdout: nothing may be written there */
-    _Atomic bool lost;       /* a rank is: the others are to abort */
+    _Atomic int n_addresses; /* addresses exchanged in all meetings so far */
+    int out;                 /* stdout of the ranks: nothing may be written to it */
+    _Atomic bool lost;       /* a rank is lost: the others must abort */
     struct {
         size_t n;
         char bytes[ADDRESS_MAX];
@@ -56,7 +56,7 @@ static inline void process_check(processes *all, bool ok, const char *what, int 
 
 static inline void short_sleep(void) { nanosleep(&(struct timespec){0, 300000}, NULL); }
 
-/* Memory that the parent and all ranks see. */
+/* Memory shared by the parent and all ranks. */
 static inline void *shared_memory(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -64,11 +64,11 @@ static inline void *shared_memory(size_t bytes)
     return p;
 }
 
-/* The nth meeting of these processes, from 1. */
+/* The nth meeting of these processes, counted from 1. */
 static inline bool process_meet(processes *all, comm *c, int rank, int nth)
 {
     comm_address own = comm_own_address(c), others[PROCESSES_MAX];
-    if (own.n > ADDRESS_MAX) own.n = 0; /* refused by all */
+    if (own.n > ADDRESS_MAX) own.n = 0; /* every rank refuses it */
     if (own.n > 0) memcpy(all->addresses[rank].bytes, own.bytes, own.n);
     all->addresses[rank].n = own.n;
     all->n_addresses++;
@@ -87,7 +87,7 @@ typedef struct process_watcher {
     _Atomic bool stop;
 } process_watcher;
 
-/* What a heartbeat does elsewhere. */
+/* Aborts the comm when a rank is lost, as a worker's heartbeat does. */
 static inline void *process_watch(void *arg)
 {
     process_watcher *w = arg;
@@ -112,11 +112,11 @@ static inline void process_main(processes *all, int rank)
     w.stop = true;
     pthread_join(thread, NULL);
     comm_destroy(w.comm);
-    exit(0); /* where ASan looks for leaks */
+    exit(0); /* ASan looks for leaks here */
 }
 
-/* A rank that was killed or stopped is lost; another end but success is wrong. A stopped one goes
- * on when the others have ended. */
+/* A rank that was killed or stopped is lost; any other exit but success is wrong. A stopped rank
+ * continues when the others have ended. */
 static inline void processes_wait(processes *all)
 {
     pid_t stopped = 0;

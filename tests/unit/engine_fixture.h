@@ -1,5 +1,5 @@
-/* An engine over a scripted backend and the demo tokenizer. The model's answers are written by the
- * test; its steps can be held, fail, or hang until the backend is told to give up. */
+/* An engine over a scripted backend and the demo tokenizer. The test scripts the model's answers;
+ * steps can be held, fail, or hang until the backend is interrupted. */
 #ifndef TESTS_UNIT_ENGINE_FIXTURE_H
 #define TESTS_UNIT_ENGINE_FIXTURE_H
 
@@ -23,23 +23,22 @@ typedef struct scripted {
     _Atomic uint32_t steps;
     _Atomic uint32_t fail_at; /* this step fails; 0 = none */
     status failure;
-    _Atomic bool refuse;      /* no step is taken while another is in flight */
-    _Atomic uint32_t refused; /* the last that was not */
-    _Atomic uint32_t lie_at;  /* this step lies about its tables; 0 = none */
+    _Atomic bool refuse;      /* steps are refused while another is in flight */
+    _Atomic uint32_t refused; /* number of the last step that was refused */
+    _Atomic uint32_t lie_at;  /* this step reports wrong checksums of its tables; 0 = none */
     _Atomic bool hold;        /* steps wait while it is set */
     _Atomic uint32_t hold_at; /* this step sets it; 0 = none */
-    _Atomic bool hang;    /* the next step of a sequence waits until it is interrupted, then while
-                             `hold` */
-    _Atomic bool hanging; /* it does */
-    _Atomic bool collecting; /* a step is waited for */
+    _Atomic bool hang;        /* the next step waits until interrupted, then while `hold` */
+    _Atomic bool hanging;     /* a step hangs */
+    _Atomic bool collecting;  /* a step is being collected */
     _Atomic uint32_t interrupts;
     const step_plan *plans[2]; /* in flight, the oldest first */
     uint32_t n_plans, most_plans;
-    const step_plan *plan; /* that is collected */
+    const step_plan *plan; /* being collected */
     step_result result;
     step_seq_result seqs[MAX_SEQS];
     step_sample samples[2 * MAX_SEQS]; /* step_most_draws */
-    float logits[VOCAB];               /* of a row that is scored */
+    float logits[VOCAB];               /* of a scored row */
     step_sample scores[MAX_ROWS];
     float masses[2 * 2 * (2048 / 16)]; /* zero: every page scores the same */
 } scripted;
@@ -53,21 +52,22 @@ typedef struct fixture {
     tokenizer *tokenizer;
     chat_template *chat;
     allocator alloc;
-    _Atomic bool no_memory; /* for what the engine and its scheduler allocate */
-    _Atomic long fail_in; /* so many of their allocations succeed, the next one fails; < 0 = none */
-    engine_options options; /* what the engine was made with */
+    _Atomic bool no_memory; /* allocations of the engine and its scheduler fail */
+    _Atomic long fail_in;   /* this many of their allocations succeed, the next one fails; < 0 =
+                           * none */
+    engine_options options; /* the engine was made with these */
     engine *engine;
     uint32_t eos;
 } fixture;
 
-/* How many steps the next fixture's backend takes at once: 1 at first. */
+/* Steps in flight that the next fixture's backend takes: 1 at first. */
 extern uint32_t fixture_in_flight;
-/* A fixture whose engine has not been made; start makes it by f->options. */
+/* A fixture without an engine; start makes the engine from f->options. */
 fixture *fixture_create(void);
 void fixture_start(fixture *f);
 int fixture_teardown(void **state);
 
-/* A fifth of a millisecond. */
+/* Sleeps for 200 microseconds. */
 void nap(void);
 /* The model answers with the tokens of `text`, then EOS. */
 void answer(fixture *f, const char *text);
@@ -87,11 +87,11 @@ typedef struct reading {
     engine_usage usage;
 } reading;
 
-/* Does not release it. */
+/* Does not release the stream. */
 reading read_stream(engine_stream *s);
-/* Does. */
+/* Reads the stream and releases it. */
 reading read_all(engine_stream *s);
-/* The request is refused at once, or ends with an error; the text names `word`. */
+/* Expects that the request is refused at once or ends with an error whose text names `word`. */
 status_code expect_refused(fixture *f, const char *json, const char *word);
 
 #endif

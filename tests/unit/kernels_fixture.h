@@ -1,4 +1,4 @@
-/* What the kernel tests share: a context for each ISA that this CPU runs. */
+/* Shared by the kernel tests: a context for each ISA that this CPU runs. */
 #ifndef TESTS_UNIT_KERNELS_FIXTURE_H
 #define TESTS_UNIT_KERNELS_FIXTURE_H
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The last ISA that has anything of what is tested, where others would take their time. */
+/* The last ISA that has kernels of the kind under test; later ones would only take time. */
 #ifndef FIXTURE_LAST_ISA
 #define FIXTURE_LAST_ISA ""
 #endif
@@ -20,7 +20,7 @@
 enum { FIXTURE_THREADS = 2, FIXTURE_ISAS = 8 };
 
 typedef struct fixture {
-    thread_pool *pool, *single;       /* of two threads, of one */
+    thread_pool *pool, *single;       /* of two threads, of one thread */
     kern_context *isas[FIXTURE_ISAS]; /* on `pool`; [0] is the reference */
     kern_context *high[FIXTURE_ISAS]; /* the same with high precision */
     size_t n_isas;

@@ -1,5 +1,5 @@
-/* What the tests of attention and of measures share: one KV head's K, V and Q, plain and in pages.
- */
+/* Shared by the tests of attention and of measures: one KV head's K, V and Q, plain and in
+ * pages. */
 #ifndef TESTS_UNIT_KERNELS_TABLES_H
 #define TESTS_UNIT_KERNELS_TABLES_H
 
@@ -23,7 +23,7 @@ typedef struct sequence {
     float *q;     /* [n_slots, q_heads, head_dim] */
 } sequence;
 
-/* Where its pages lie. */
+/* The pages of a sequence and their table. */
 typedef struct layout {
     uint8_t *memory;
     uint32_t *pages;
@@ -46,7 +46,7 @@ static inline float rounded(dtype t, float x)
                              : f16_to_f32(f16_from_f32(x));
 }
 
-/* A row of K or V as pages hold it. */
+/* Rounds a row of K or V to the page format. */
 static inline void round_row(kern_kv_format format, size_t n, float *x)
 {
     if (format != KERN_KV_INT8) {

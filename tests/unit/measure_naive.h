@@ -1,5 +1,5 @@
 /* The measures of docs/retention.md, section 4, as plain float64 loops over one KV head's K, V and
- * Q: what kernels and backends are compared with. */
+ * Q. Kernels and backends are compared with them. */
 #ifndef TESTS_UNIT_MEASURE_NAIVE_H
 #define TESTS_UNIT_MEASURE_NAIVE_H
 
@@ -22,10 +22,10 @@ static inline double dot(const float *a, const float *b, size_t n)
     return sum;
 }
 
-/* ---- under rows ------------------------------------------------------------------------------ */
+/* ---- measured under rows -------------------------------------------------------------------- */
 
-/* a [n_slots] of one query row over slots [0, end): softmax at the model's scale, of scores over a
- * temperature. */
+/* a [n_slots]: attention of one query row over slots [0, end): a softmax at the model's scale, with
+ * the scores divided by a temperature. */
 static inline void attention_row(const sequence *s, const float *q, uint32_t end, double temper,
                                  double *a)
 {
@@ -50,7 +50,7 @@ static inline void max_pool(double *a, uint32_t n, uint32_t kernel)
     free(from);
 }
 
-/* Which slots' weighted values are y. */
+/* True for slots whose weighted values are part of y. */
 static inline bool in_output(const kern_rows_item *it, uint32_t n, uint32_t j)
 {
     if (it->kind == KERN_MEASURE_OUTSIDE) return j + it->window < n;
@@ -60,7 +60,7 @@ static inline bool in_output(const kern_rows_item *it, uint32_t n, uint32_t j)
     return chunk >= 1 && chunk + it->window / it->chunk < end;
 }
 
-/* want [n_slots] += what one row and query head give; *scale grows by its largest term. */
+/* want [n_slots] += what one row and query head contribute; *scale grows by its largest term. */
 static inline void naive_row(const sequence *s, const kern_rows_item *it, uint32_t row,
                              uint32_t head, double *want, double *scale)
 {
@@ -92,7 +92,7 @@ static inline void naive_row(const sequence *s, const kern_rows_item *it, uint32
     free(y);
 }
 
-/* ---- of a table alone ------------------------------------------------------------------------ */
+/* ---- measured from a table alone ------------------------------------------------------------ */
 
 static inline double norm(const float *x, uint32_t dim) { return sqrt(dot(x, x, dim)); }
 
@@ -122,7 +122,7 @@ static inline void naive_weight(const sequence *s, const float *w, uint32_t hidd
             want[j] += fabs(dot(w + o * w_stride, s->v + (size_t)j * dim, dim));
 }
 
-/* ---- under queries to come ------------------------------------------------------------------- */
+/* ---- measured under expected queries -------------------------------------------------------- */
 
 /* out [dim] = the mean rotation of x: pair i is (i, i + dim / 2). */
 static inline void turned(const float *turn, uint32_t dim, const double *x, double *out)
@@ -134,7 +134,7 @@ static inline void turned(const float *turn, uint32_t dim, const double *x, doub
     }
 }
 
-/* M of the formula as a matrix, M C M' as products of matrices. */
+/* The formula's M as a matrix, and M C M' as matrix products. */
 static inline void turned_covariance(const float *turn, uint32_t dim, const double *c, double *out)
 {
     double *half = doubles((size_t)dim * dim), *column = doubles(dim), *result = doubles(dim);

@@ -1,5 +1,5 @@
-/* A Llama forward pass in float64, one token after the other, that keeps what every layer's
- * attention works on. */
+/* A Llama forward pass in float64, one token after the other, that keeps the inputs of every
+ * layer's attention. */
 #ifndef TESTS_UNIT_MODEL_DENSE_H
 #define TESTS_UNIT_MODEL_DENSE_H
 
@@ -14,7 +14,7 @@ typedef struct dense {
     kern_context *kernels;
     model_weights weights;
     uint32_t n, position; /* tokens; RoPE position of the first */
-    sequence *heads;      /* [layers, kv heads], as the pages hold them in f32 */
+    sequence *heads;      /* [layers, kv heads], as f32 pages hold them */
     float **unrotated;    /* [layers, kv heads] [n, q heads, head_dim] */
     float *inv_freq;
 } dense;
@@ -60,7 +60,7 @@ static inline void dense_rotate(const dense *m, uint32_t position, const double 
     turned(angles, m->config.head_dim, x, out);
 }
 
-/* Takes one layer's q, k and v [n, width] apart by KV heads. */
+/* Splits one layer's q, k and v [n, width] by KV heads. */
 static inline void dense_keep(dense *m, uint32_t layer, const double *qkv)
 {
     const model_config *c = &m->config;

@@ -1,4 +1,4 @@
-/* A folder of its own for a test of model/, and files in it. */
+/* A temporary folder for a test of model/, and files in it. */
 #ifndef TESTS_UNIT_MODEL_FOLDER_H
 #define TESTS_UNIT_MODEL_FOLDER_H
 
@@ -24,7 +24,7 @@ static inline void folder_make(folder *f)
     }
 }
 
-/* Files only: nothing here makes folders in folders. */
+/* Removes files only: tests make no nested folders. */
 static inline void folder_remove(folder *f)
 {
     DIR *d = opendir(f->dir);

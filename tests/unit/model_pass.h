@@ -1,4 +1,4 @@
-/* A token list through the model, teacher-forced, as the tests of the forward pass do it. */
+/* A teacher-forced pass of a token list through the model, for the tests of the forward pass. */
 #ifndef TESTS_UNIT_MODEL_PASS_H
 #define TESTS_UNIT_MODEL_PASS_H
 
@@ -16,26 +16,26 @@
 
 typedef struct pass {
     const char *dir;
-    const char *override; /* of config.json; the weights are then dummies */
+    const char *override; /* JSON over config.json; the weights are then dummies */
     kern_kv_format kv_type;
     uint32_t kv_residual;
-    bool bf16; /* weights of bf16, which were f32 or stay as stored otherwise */
+    bool bf16; /* weights as bf16 instead of f32 or their stored type */
     uint8_t quant_bits, quant_attention, quant_group;
     const char *isa;
     kern_precision precision;
     uint32_t page_tokens, layers_per_group, heads_per_group; /* 0 = all heads */
     uint32_t chunk;                                          /* rows of a step */
     unsigned n_threads, n_ranks;                             /* n_ranks 0 = no group */
-    uint32_t mass_rows, layer_step;                          /* measured in the last step */
-    uint32_t want_scores;                                    /* of every row: step_seq's */
+    uint32_t mass_rows, layer_step;                          /* rows measured in the last step */
+    uint32_t want_scores;                                    /* scores of every row: step_seq's */
     uint64_t swap_bytes;
     uint32_t max_model_len;    /* 0 = the model's */
     uint32_t max_seqs;         /* 0 = 2 */
-    bool batch_invariant;      /* of a GPU */
+    bool batch_invariant;      /* of a GPU backend */
     const char *cache_dir;     /* of packed weights */
     const struct gpu_api *gpu; /* NULL = the CPU */
-    uint8_t gpu_kv;            /* gpu_kv_format of its pages */
-    /* In place of backend_cuda_ranks_create; NULL: that one. */
+    uint8_t gpu_kv;            /* gpu_kv_format of the GPU's pages */
+    /* Used instead of backend_cuda_ranks_create; NULL = not. */
     status (*make_ranks)(const backend_cuda_options *o, uint32_t n, backend *out, error *err);
 } pass;
 
@@ -44,7 +44,7 @@ typedef struct pass_result {
     float *logits; /* [n, vocab] */
     float *mass;   /* [layers, kv heads, pages] */
     size_t mass_floats;
-    step_sample *scores; /* [n] of the token after each row, 0 after the last */
+    step_sample *scores; /* [n] score of the token after each row, 0 after the last */
 } pass_result;
 
 static inline backend open_backend(const pass *p, comm *group, model_config *config)
@@ -173,7 +173,7 @@ static inline double nmse(const float *ours, const float *golden, size_t n)
 
 enum { GOLDEN_TOKENS_MAX = 256 };
 
-/* {"token_ids": [...]} of a file. Returns how many. */
+/* Reads {"token_ids": [...]} from a file and returns the number of tokens. */
 static inline uint32_t read_tokens(const char *path, uint32_t out[GOLDEN_TOKENS_MAX])
 {
     json_t *json;
@@ -187,7 +187,7 @@ static inline uint32_t read_tokens(const char *path, uint32_t out[GOLDEN_TOKENS_
     return n;
 }
 
-/* Of what the pass gives for these tokens against the logits of a file. */
+/* NMSE of the pass's logits for these tokens against the logits of a file. */
 static inline double golden_nmse(const pass *p, const char *tokens_path, const char *logits_path)
 {
     uint32_t tokens[GOLDEN_TOKENS_MAX], n = read_tokens(tokens_path, tokens);
@@ -205,7 +205,7 @@ static inline double golden_nmse(const pass *p, const char *tokens_path, const c
     return e;
 }
 
-/* Random ids, the same in every test: texture enough for attention to differ everywhere. */
+/* Random ids, the same in every test: varied enough that attention differs everywhere. */
 static inline void random_tokens(uint32_t *tokens, uint32_t n, uint32_t vocab)
 {
     rng r = rng_seed(99);

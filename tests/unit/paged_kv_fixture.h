@@ -1,5 +1,5 @@
-/* What the tests of keeping and parking share: a pool with its mirror, and a memory in which each
- * slot of each page says what a backend would hold there. */
+/* Shared by the tests of keeping and parking: a pool with its mirror, and a memory whose slots
+ * record what a backend would hold there. */
 #ifndef TESTS_UNIT_PAGED_KV_FIXTURE_H
 #define TESTS_UNIT_PAGED_KV_FIXTURE_H
 
@@ -15,7 +15,7 @@ enum { P = 16, SEQS = 6, TEXT = 320, PAGES_MOST = 80, HOST_MOST = 40 };
 
 typedef struct fixture_slot {
     int64_t token;    // logical index
-    int64_t rotation; // positions that its key is turned by
+    int64_t rotation; // positions by which its key is rotated
 } fixture_slot;
 
 typedef struct fixture {
@@ -24,7 +24,7 @@ typedef struct fixture {
     pkv *kv;
     pkv_mirror *mirror;
     uint32_t groups, n_pages;
-    pkv_deltas deltas; // of the last take
+    pkv_deltas deltas; // of the last pkv_take_deltas
     fixture_slot memory[PAGES_MOST][P], host[HOST_MOST][P];
 } fixture;
 
@@ -59,8 +59,8 @@ static inline void begin(fixture *f, uint32_t n_layers, uint32_t n_pages, uint32
     assert_true(status_ok(pkv_mirror_create(&options.geometry, n_pages, SEQS, NULL, &f->mirror)));
 }
 
-/* Every table is the mirror's too, and each of its slots holds the token that it should, turned as
- * it should be. */
+/* Checks that every table equals the mirror's, and that each slot holds its token with the right
+ * rotation. */
 static inline void check_tables(const fixture *f)
 {
     assert_null(pkv_check_integrity(f->kv));
@@ -84,7 +84,7 @@ static inline void check_tables(const fixture *f)
     }
 }
 
-/* One step of a backend, without new rows. */
+/* One backend step without new rows. */
 static inline void take(fixture *f)
 {
     f->deltas = pkv_take_deltas(f->kv);
@@ -109,7 +109,7 @@ static inline void end(fixture *f)
     assert_int_equal(f->live, 0);
 }
 
-/* Appends n tokens and computes them, in a step of their own. */
+/* Appends n tokens and computes them in one step. */
 static inline void grow(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t token = pkv_seq_length(f->kv, seq), position = pkv_seq_next_position(f->kv, seq);
@@ -130,7 +130,7 @@ static inline const uint32_t *text(void)
     return tokens;
 }
 
-/* Opens with what is cached of text(), grows to n tokens and publishes them. */
+/* Opens with the cached prefix of text(), grows to n tokens and publishes them. */
 static inline void fill(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
@@ -139,7 +139,7 @@ static inline void fill(fixture *f, uint32_t seq, uint32_t n)
     pkv_seq_publish(f->kv, seq, text(), n);
 }
 
-/* Opens with nothing and fills n tokens that nobody publishes: takes pages away from the cache. */
+/* Opens without a prefix hit and fills n unpublished tokens: evicts pages from the cache. */
 static inline void squeeze(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
@@ -158,7 +158,7 @@ typedef struct bits {
     uint64_t words[TEXT / 64];
 } bits;
 
-/* All but [from, to). */
+/* All slots but [from, to). */
 static inline bits all_but(uint32_t from, uint32_t to)
 {
     bits b;
@@ -178,7 +178,7 @@ static inline void keep(fixture *f, uint32_t seq, uint32_t group, bits b)
     assert_true(status_ok(pkv_seq_keep(f->kv, seq, group, b.words, false)));
 }
 
-/* In all tables. */
+/* Repositions every table of the sequence. */
 static inline void reposition(fixture *f, uint32_t seq, bits b)
 {
     for (uint32_t g = 0; g < f->groups; g++)

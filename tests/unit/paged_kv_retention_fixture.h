@@ -1,5 +1,6 @@
-/* What the tests of retention's choices share: a sequence whose tables have any state, measures of
- * any values, and the choice that docs/retention.md defines, written down once more, by sorting. */
+/* Shared by the tests of retention's selections: a sequence whose tables have any state, measures
+ * of any values, and the selection that docs/retention.md defines, implemented a second time by
+ * sorting. */
 #ifndef TESTS_UNIT_PAGED_KV_RETENTION_FIXTURE_H
 #define TESTS_UNIT_PAGED_KV_RETENTION_FIXTURE_H
 
@@ -31,26 +32,26 @@ retention_fx *fx_create(const pkv_geometry *geometry, uint32_t n_tokens);
 void fx_destroy(retention_fx *fx);
 /* Parses a request; fails the test when it is refused. */
 retention_policy fx_policy(const retention_fx *fx, const char *text);
-/* As it is, or the text of the refusal. */
+/* Parses a request; false, with the text of the refusal in err, when it is refused. */
 bool fx_try_policy(const pkv_geometry *geometry, const char *text, retention_policy *out,
                    error *err);
-/* Layers without a sliding window below `end`. */
+/* Number of layers below `end` that have no sliding window. */
 uint32_t fx_choosing(const pkv_geometry *g, uint32_t end);
-/* Random measures; few levels make many ties. */
+/* Fills in random measures; few levels make many ties. */
 void fx_measure(retention_fx *fx, const retention_policy *policy, rng *r, uint32_t levels);
-/* The value of one KV head at a slot, or page, of a measured layer. */
+/* The value that one KV head measured at a slot, or page, of a measured layer. */
 float *fx_value(retention_fx *fx, uint32_t kind, uint32_t measured_layer, uint32_t head,
                 uint32_t slot);
-/* retention_choose, which must succeed. */
+/* Calls retention_choose, which must succeed. */
 void fx_choose(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt);
-/* The same by the definition, in fx->want (define.c). */
+/* Makes the same selection from the definition, into fx->want (define.c). */
 void fx_define(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt);
 bool fx_kept(const retention_fx *fx, uint32_t group, uint32_t slot);
 uint32_t fx_count(const retention_fx *fx, uint32_t group);
-/* Gives up what fx->keep says. */
+/* Gives up what fx->keep does not keep. */
 void fx_apply(retention_fx *fx, const retention_policy *policy);
 
-/* Any request that is not refused, of any preset, with any overrides. */
+/* A random accepted request: any preset, any overrides. */
 typedef struct fx_drawn {
     retention_policy policy;
     pkv_geometry geometry;

@@ -1,4 +1,4 @@
-/* A service over an engine whose model is a script: what the tests of rpc/ stand on. */
+/* A service over an engine whose model is scripted: the base of the tests of rpc/. */
 #ifndef TESTS_UNIT_RPC_FIXTURE_H
 #define TESTS_UNIT_RPC_FIXTURE_H
 
@@ -18,7 +18,7 @@ typedef struct rpc_fixture {
     backend_info info;
     uint32_t script[RPC_FIXTURE_SCRIPT]; // every choice samples these, then EOS
     uint32_t n_script;
-    _Atomic bool hold; // steps wait while it is set
+    _Atomic bool hold; // steps wait while set
     const step_plan *plan;
     step_result result;
     step_seq_result seqs[RPC_FIXTURE_SEQS];
@@ -28,7 +28,7 @@ typedef struct rpc_fixture {
     tokenizer *tokenizer;
     uint32_t eos;
     engine *engine;
-    int log_fd; // of a file without a name
+    int log_fd; // of an unlinked file
     rpc_log *log;
     rpc_events *events;
     service service;
@@ -49,14 +49,14 @@ void rpc_fixture_destroy(rpc_fixture *f);
 
 /* The model answers with the tokens of `text`, then EOS. */
 void rpc_fixture_answer(rpc_fixture *f, const char *text);
-/* A request of JSON fields. */
+/* Makes a request from JSON fields. */
 engine_request rpc_fixture_request(const char *json);
 generation *rpc_fixture_start(rpc_fixture *f, const char *json, uint32_t n, const char *id);
 void rpc_fixture_nap(void);
-/* Until the engine has nothing left to do. */
+/* Waits until the engine is idle. */
 void rpc_fixture_wait_idle(rpc_fixture *f);
 
-/* The log's lines so far, each parsed: an array of objects. */
+/* The log's lines so far: an array of the parsed objects. */
 json_t *rpc_fixture_log(rpc_fixture *f);
 
 #endif

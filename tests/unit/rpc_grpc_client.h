@@ -1,4 +1,4 @@
-/* A gRPC client by the C core, for tests: everything waits, with a deadline that fails the test.
+/* A gRPC client over the C core, for tests: each call waits, up to a deadline that fails the test.
  * One thread uses a client. */
 #ifndef TESTS_UNIT_RPC_GRPC_CLIENT_H
 #define TESTS_UNIT_RPC_GRPC_CLIENT_H
@@ -13,9 +13,9 @@ typedef struct grpc_client {
     grpc_completion_queue *queue;
 } grpc_client;
 
-/* To 127.0.0.1:port, each client by a connection of its own. */
+/* Connects to 127.0.0.1:port; each client has a connection of its own. */
 grpc_client grpc_client_plain(uint16_t port);
-/* One that compresses what it sends. */
+/* A client that compresses what it sends. */
 grpc_client grpc_client_gzip(uint16_t port);
 /* TLS; the server's name is "localhost". cert and key may be NULL. PEM text. */
 grpc_client grpc_client_tls(uint16_t port, const char *ca, const char *cert, const char *key);

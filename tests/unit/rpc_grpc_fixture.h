@@ -1,4 +1,4 @@
-/* A front with a service of its own for tests, and a client. */
+/* A gRPC front end with a service made for tests, and a client. */
 #ifndef TESTS_UNIT_RPC_GRPC_FIXTURE_H
 #define TESTS_UNIT_RPC_GRPC_FIXTURE_H
 
@@ -7,7 +7,7 @@
 #include "tests/unit/rpc_fixture.h"
 #include "tests/unit/rpc_grpc_client.h"
 
-/* Its messages are those of health: a text is all that tests need. */
+/* The service uses the messages of health: the tests need only a text. */
 typedef Grpc__Health__V1__HealthCheckRequest text_message;
 #define TEXT_INIT  GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT
 #define TEXT_INPUT (&grpc__health__v1__health_check_request__descriptor)

@@ -1,5 +1,5 @@
 /* Workers in this process, whose ranks are CPU backends of the demo model, and a coordinator's
- * group of them. */
+ * group of these workers. */
 #ifndef TESTS_UNIT_RPC_WORKER_FIXTURE_H
 #define TESTS_UNIT_RPC_WORKER_FIXTURE_H
 
@@ -18,11 +18,11 @@
 
 enum { SITE_RANKS = 2, SITE_FINGERPRINT = 4711 };
 #define SITE_VERSION "0.0.1-test"
-#define SITE_LONG    INT64_C(300000000) /* microseconds: no machine is so slow */
+#define SITE_LONG    INT64_C(300000000) /* microseconds: longer than any machine takes */
 
 struct site;
 
-/* A worker, and its rank between the server and its CPU backend. */
+/* A worker, and its rank, which stands between the server and its CPU backend. */
 typedef struct site_rank {
     struct site *site;
     uint32_t index;
@@ -32,18 +32,18 @@ typedef struct site_rank {
     backend inner;
     backend_info info;
     _Atomic uint32_t sessions, resets;
-    _Atomic bool hold_configure; // the next one waits until the session is aborted
+    _Atomic bool hold_configure; // the next configure waits until the session is aborted
     _Atomic bool hold;           // the next step waits until it is interrupted
-    _Atomic bool holding;        // it does
+    _Atomic bool holding;        // a step waits so
     _Atomic bool interrupted;
-    _Atomic bool fails; // the next step does
+    _Atomic bool fails; // the next step fails
     step_result failure;
-    _Atomic uint32_t n_asked; // how it waits
+    _Atomic uint32_t n_asked; // how often the comm's wait was read
     pthread_mutex_t lock;
-    bool waits;        // it can tell how,
-    comm_wait wait;    // so,
-    int64_t longer_us; // and whenever it is asked, so much longer
-    char told[4096];   // the server's lines
+    bool waits;        // the comm reports how it waits:
+    comm_wait wait;    // this wait,
+    int64_t longer_us; // longer by this much at every reading
+    char told[4096];   // lines that the server logged
 } site_rank;
 
 typedef struct site {
@@ -57,7 +57,7 @@ typedef struct site {
     const char *addresses[SITE_RANKS];
     worker_group_options options; // of the group
     worker_group *group;
-    backend made; // by site_make, and not destroyed yet; ops NULL = none
+    backend made; // by site_make, until it is destroyed; ops NULL = none
     pthread_mutex_t lock;
     comm_group *comms; // of this session's ranks
     uint32_t n_comms;
@@ -65,16 +65,18 @@ typedef struct site {
 
 /* Options may be changed before site_start. */
 site *site_create(uint32_t n);
-/* Starts the workers that have none, on `unix` sockets or any free port, and makes the group. */
+/* Starts the workers that are not running, on `unix` sockets or any free port, and makes the
+ * group. */
 void site_start(site *s, bool on_unix);
 void site_start_worker(site *s, uint32_t rank, const char *address);
-/* One backend at a time. A test that fails may leave it: site_destroy ends the program then, since
- * a group cannot be destroyed while its ranks live, and they use what was on the test's stack. */
+/* One backend at a time. A test that fails may leave it behind; then site_destroy ends the program,
+ * since a group cannot be destroyed while its ranks live, and the ranks use memory of the test's
+ * stack. */
 status site_make(site *s, backend *out, error *err);
 /* As site_make; fails the test when it does. */
 backend site_make_sure(site *s);
-/* site_make on a thread of its own: arg is a making. Nobody gets the backend: it is not to be made.
- */
+/* Calls site_make on a thread of its own; arg is a making. The making must fail: its backend is
+ * returned to no caller. */
 typedef struct making {
     site *site;
     status status;
@@ -84,14 +86,14 @@ void *make_ranks(void *arg);
 void site_destroy(site *s);
 /* The same ranks as threads. */
 backend site_local(site *s);
-/* Until a worker has said so. This wait and the next one fail the test after a minute. */
+/* Waits until a worker has logged the line. This wait and the next one fail the test after a
+ * minute. */
 void site_await(site_rank *r, const char *line);
-/* Until its host or its backend holds what it was given, which it does until it is interrupted. */
+/* Waits until the host or the backend of the rank is held; it stays so until interrupted. */
 void site_await_held(site_rank *r);
 void site_nap(void);
 
-/* A few steps, prompt and decode, and all that they gave as bytes: tokens, logprobs, logits,
- * measures. */
+/* The bytes of a few steps, prefill and decode: tokens, logprobs, logits, measures. */
 typedef struct site_pass {
     pkv *kv;
     uint32_t step, length, token;
@@ -107,7 +109,7 @@ void pass_begin(site_pass *p, const backend *b);
 const step_plan *pass_plan(site_pass *p);
 void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out);
 void pass_end(site_pass *p);
-/* All of it. Fails the test when a step does. */
+/* Runs every step. Fails the test when a step fails. */
 void pass_run(const backend *b, strbuf *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* A small backend's facts, and the way of a message to its peer: what tests of plans and results in
- * messages share. */
+/* Shared by the tests of plans and results as messages: the facts of a small backend, and a
+ * message's way to its peer. */
 #ifndef TESTS_UNIT_RPC_WORKER_WIRE_H
 #define TESTS_UNIT_RPC_WORKER_WIRE_H
 
@@ -33,7 +33,7 @@ static const backend_info info = {
     .identity = 77,
 };
 
-/* Packed, unpacked, and so from now on in the arena. */
+/* Packs and unpacks a message; the copy is in the arena. */
 static const ProtobufCMessage *travel(const ProtobufCMessage *m, arena *a)
 {
     size_t n = protobuf_c_message_get_packed_size(m);

@@ -1,8 +1,8 @@
 /* A scheduler with a scripted backend, for scenarios whose plans are read as traces:
  *
  *   "1@0+16 2.1@40+1*"    request 1 computes 16 tokens from position 0; choice 1 of request 2
- * computes one at 40 and samples. *3 = draws three times, m32 = measures the last 32 rows, L =
- * logits, <2 = its token is what the second share of the step before draws. */
+ * computes one token at 40 and samples. *3 = draws three times, m32 = measures the last 32 rows, L =
+ * logits, <2 = its token is the one that the second share of the step before draws. */
 #ifndef TESTS_UNIT_SCHEDULER_FIXTURE_H
 #define TESTS_UNIT_SCHEDULER_FIXTURE_H
 
@@ -37,37 +37,37 @@ typedef struct fixture {
 /* 4 sequences, chunks of 40, 2 groups, 100 blocks of 16. */
 sched_options small_options(void);
 fixture *begin(sched_options options);
-/* Nothing is left of it, and nothing leaked. */
+/* Checks that the scheduler is empty and that nothing leaked. */
 void finish(fixture *f);
 
-/* A prompt counts up from `first`, so that equal beginnings hit. It stays until id +
- * FIXTURE_PROMPTS. */
+/* A prompt that counts up from `first`, so that equal beginnings hit the prefix cache. The prompt's
+ * memory stays valid until request id + FIXTURE_PROMPTS. */
 sched_request request(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt, uint32_t max_new);
-/* With chunkkv and a budget in tokens. */
+/* A request with chunkkv and a budget in tokens. */
 sched_request retained(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt, uint32_t max_new,
                        uint32_t window, uint32_t budget);
 
-/* With the policy that this JSON asks for. */
+/* A request with the policy that this JSON asks for. */
 sched_request with_policy(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt,
                           uint32_t max_new, const char *json);
-/* Of session `key`. */
+/* The request as a turn of session `key`. */
 sched_request of_session(sched_request r, uint64_t key);
 
-/* Events for the next step. */
+/* Adds an event for the next step. */
 void post(fixture *f, sched_event event);
 void add(fixture *f, const sched_request *r);
 void end(fixture *f, uint64_t id, uint32_t choice);
-/* It came to its own end. */
+/* Posts that the choice came to its own end. */
 void finish_choice(fixture *f, uint64_t id);
 
-/* The plan as text, until the next one's. */
+/* The plan as text, valid until the next plan. */
 const char *trace_of(fixture *f, const step_plan *plan);
-/* Makes the result of the step in flight: page or slot i scores i, so that the last ones stay;
+/* Makes the result of the step in flight: page or slot i scores i, so that the last ones are kept;
  * samples are 500 + choice. */
 void answer(fixture *f, status st);
-/* Delivers the result of the step in flight with the posted events behind it, and plans. */
+/* Delivers the result of the step in flight and the posted events after it, and plans. */
 const char *step(fixture *f);
-/* Gives the posted events while the step is in flight. */
+/* Delivers the posted events while the step is in flight. */
 void step_in_flight(fixture *f);
 
 uint32_t used_pages(fixture *f);
