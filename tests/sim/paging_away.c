@@ -1,7 +1,7 @@
-/* The operations of sequences that give their number back: swapped out, or parked. */
+/* Operations on sequences that give up their sequence number: swapped out, or parked. */
 #include "tests/sim/paging.h"
 
-/* What is not computed yet has no content to copy. */
+/* Tokens that are not computed yet have no content to copy. */
 static void op_swap_out(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id];
@@ -62,9 +62,9 @@ void op_swap(sim *s, uint32_t id)
     else discard(s, rng_below(&s->random, SWAPS));
 }
 
-/* ---- parked ---------------------------------------------------------------------------------- */
+/* ---- parked sequences ------------------------------------------------------------------------ */
 
-/* The sequence itself, or a fork of it. */
+/* Parks the sequence itself, or a fork of it (`stays`). */
 static void park(sim *s, uint32_t id, model_parked *away, bool stays)
 {
     model_seq *m = &s->seqs[id];
@@ -94,7 +94,7 @@ static void unpark(sim *s, uint32_t id, model_parked *away)
     if (!went(s, pkv_unpark(s->kv, away->number, id, expect), true, before)) return;
     CHECK(s, pkv_count(s->kv).used == used && pkv_seq_pages_held(s->kv, id) == away->held);
     s->seqs[id] = away->seq;
-    /* Its pages are as they were; copies that it awaited may still be among the moves. */
+    /* Its pages are unchanged; copies that the sequence awaits may still be among the moves. */
     away->number = 0;
     s->done[DONE_UNPARK]++;
 }

@@ -1,4 +1,4 @@
-/* The operations that give slots up, and what the model expects of them. */
+/* Operations that give up slots, and what the model expects of them. */
 #include "tests/sim/paging.h"
 
 enum { KEEP_WORDS = LEN_MAX / 64 + 1 };
@@ -70,7 +70,8 @@ void op_compact(sim *s, uint32_t id)
 static bool bit(const uint64_t *keep, uint32_t i) { return keep[i / 64] >> i % 64 & 1; }
 static void clear(uint64_t *keep, uint32_t i) { keep[i / 64] &= ~(UINT64_C(1) << i % 64); }
 
-/* Some of n slots, in the ways that methods choose them. Bits from n on mean nothing. */
+/* Selects some of n slots, in the patterns that methods select. Bits from n on are random: paged_kv
+ * must ignore them. */
 static void choose(sim *s, uint32_t n, uint64_t *keep)
 {
     uint32_t size = s->page_tokens, way = rng_below(&s->random, 7);
@@ -80,12 +81,12 @@ static void choose(sim *s, uint32_t n, uint64_t *keep)
         if (rng_below(&s->random, 2)) clear(keep, i);
     }
     if (n == 0 || way == 0) return;
-    if (way < 3) { /* a few */
+    if (way < 3) { /* drops a few slots */
         if (way == 1) some = 1 + some % 3;
         while (some-- > 0) clear(keep, rng_below(&s->random, n));
-    } else if (way == 3) { /* some of the end */
+    } else if (way == 3) { /* drops the last slots */
         for (uint32_t i = n - (some < n ? some : n); i < n; i++) clear(keep, i);
-    } else if (way == 4) { /* pages */
+    } else if (way == 4) { /* drops whole pages */
         for (uint32_t i = 0; i < n; i += size) {
             if (rng_below(&s->random, 8) < share) continue;
             for (uint32_t k = i; k < i + size && k < n; k++) clear(keep, k);
@@ -97,7 +98,7 @@ static void choose(sim *s, uint32_t n, uint64_t *keep)
     }
 }
 
-/* Exactly `left` of n slots. */
+/* Selects exactly `left` of n slots. */
 static void choose_exactly(sim *s, uint32_t n, uint32_t left, uint64_t *keep)
 {
     memset(keep, 0xff, KEEP_WORDS * sizeof *keep);
@@ -115,8 +116,8 @@ static bool is_whole_pages(const sim *s, uint32_t n, const uint64_t *keep)
     return true;
 }
 
-/* Fresh pages for filling holes: of the pages that are left, those that are written, or will be by
- * the next token, and are not the sequence's alone. */
+/* Fresh pages that filling holes takes: one for each page left that is written, now or by the next
+ * token, and is not the sequence's alone. */
 static uint32_t fill_cost(const sim *s, uint32_t id, uint32_t g, const uint64_t *keep,
                           uint32_t left)
 {
@@ -144,7 +145,7 @@ static void keep_in_model(model_seq *m, uint32_t g, const uint64_t *keep, uint32
     m->n_kept[g] = left;
 }
 
-/* False when it was refused. */
+/* False when the selection was refused. */
 static bool keep_table(sim *s, uint32_t id, uint32_t g, const uint64_t *keep)
 {
     model_seq *m = &s->seqs[id];
@@ -181,7 +182,7 @@ void op_keep(sim *s, uint32_t id)
         if (m->repositions) choose_exactly(s, m->n_kept[g], left, keep);
         else choose(s, m->n_kept[g], keep);
         if (keep_table(s, id, g, keep) || !m->repositions) continue;
-        /* Its tables keep unequally many now: it cannot go on like that. */
+        /* Its tables now keep unequal numbers of slots, with which the sequence cannot continue. */
         if (g > 0) {
             pkv_seq_close(s->kv, id);
             m->open = false;

@@ -132,7 +132,7 @@ uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n)
     return cost;
 }
 
-/* Pages of the sequence that the model expects to be resident: those of published blocks. */
+/* Pages of the sequence that the model expects to be resident: pages of published blocks. */
 pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held)
 {
     pkv_swap_cost cost = {.held = held, .fresh = held};

@@ -1,4 +1,4 @@
-/* Random operations on paged_kv against a plain model that keeps what every page slot holds.
+/* Random operations on paged_kv, compared with a plain model that keeps what every page slot holds.
  *
  * The model computes a token's K/V as a hash of everything that K/V depends on: the tokens before
  * it, the salt, and any drop or compaction before it. Moves are executed on that memory as a
@@ -7,8 +7,8 @@
  * contents of every hashed page. After each batch of deltas: every slot of every table, and the
  * mirror's tables and checksum.
  *
- *   paging_test [seed]      one seed; OCTAVO_SOAK=SEED makes it 10^6 operations over 20 seeds from
- *                           that one on */
+ *   paging_test [seed]      one seed; OCTAVO_SOAK=SEED runs 10^6 operations over 20 seeds, starting
+ *                           with that one */
 #include "tests/sim/paging.h"
 #include <stdio.h>
 
@@ -113,7 +113,7 @@ static void move_slots(sim *s, const pkv_move *m)
                  m->dst_slot + m->n_slots <= s->page_tokens);
     CHECK(s, m->src_page >= 1 && m->src_page < s->n_pages && m->dst_page >= 1 &&
                  m->dst_page < s->n_pages);
-    for (uint32_t i = 0; i < m->n_slots; i++) { /* so its slots must not overlap */
+    for (uint32_t i = 0; i < m->n_slots; i++) { /* the destinations of moves must not overlap */
         model_slot *to = &s->memory[m->dst_page][m->dst_slot + i];
         *to = s->memory[m->src_page][m->src_slot + i];
         to->rotation += m->rotate;
@@ -133,10 +133,10 @@ static void move(sim *s, const pkv_move *m)
     CHECK(s, m->n_slots == s->page_tokens && m->src_slot == 0 && m->dst_slot == 0 && !m->rotate);
     model_slot *here = s->memory[page], *there = s->host[host];
     memcpy(out ? there : here, out ? here : there, s->page_tokens * sizeof *here);
-    if (!out) memset(there, 0xdd, s->page_tokens * sizeof *there); /* nobody's any more */
+    if (!out) memset(there, 0xdd, s->page_tokens * sizeof *there); /* the host page is free again */
 }
 
-/* Copies of tables are brought up to date where pkv_delta_touch says so, and nowhere else. */
+/* Updates the copies of tables where pkv_delta_touch says so, and nowhere else. */
 static void patch_copies(sim *s, const pkv_deltas *d)
 {
     bool touched[SEQS] = {false};
@@ -158,7 +158,7 @@ static void patch_copies(sim *s, const pkv_deltas *d)
         }
 }
 
-/* One step of a backend: deltas, moves, compute. */
+/* One backend step: deltas, moves, compute. */
 static void take(sim *s)
 {
     pkv_deltas d = pkv_take_deltas(s->kv);
@@ -225,7 +225,7 @@ static void op_append(sim *s, uint32_t id)
     s->done[DONE_APPEND]++;
 }
 
-/* Appends, and takes it back: nothing has changed, but for copies of pages that others hold. */
+/* Appends tokens and cuts them off again: nothing changes except that shared pages were copied. */
 static void op_cut(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id], before = *m;
@@ -286,7 +286,8 @@ static void op_flush(sim *s)
 
 static void run_operation(sim *s)
 {
-    /* Often the sequence of the operation before: changes of one table meet in one batch. */
+    /* Often the sequence of the operation before, so that one batch holds several changes of a
+     * table. */
     if (rng_below(&s->random, 2)) s->current = rng_below(&s->random, SEQS);
     uint32_t id = s->current, kind = rng_below(&s->random, 100);
     uint32_t away = kind < 92 ? rng_below(&s->random, 12) : 2;
@@ -334,7 +335,7 @@ static const pkv_geometry geometries[] = {
 };
 enum { GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 
-/* False when memory ran out before anything began. */
+/* False when memory ran out before any operation. */
 static bool sim_begin(sim *s, uint64_t seed, long fail_at)
 {
     memset(s, 0, sizeof *s);
@@ -382,7 +383,7 @@ static void sim_end(sim *s)
     CHECK(s, s->heap.blocks == 0);
 }
 
-/* What a run got to do: one that never got somewhere proves nothing about it. */
+/* Names for the report of a run: an operation that never happened was not tested. */
 static const char *const done_names[N_DONE] = {
     [DONE_OPEN] = "open",
     [DONE_APPEND] = "append",
@@ -440,8 +441,8 @@ static void random_operations(void **state)
     }
 }
 
-/* The i-th allocation fails, for every i: the operation is refused, nothing else changes,
- * nothing leaks. */
+/* For every i, the i-th allocation fails: the operation is refused, nothing else changes, nothing
+ * leaks. */
 static void failing_allocations(void **state)
 {
     (void)state;

@@ -13,10 +13,10 @@ typedef struct sim_slot {
     uint32_t choice;
     uint64_t seed;
     bool has_penalties;
-    uint64_t history; // fold of what penalties count
+    uint64_t history; // fold of the tokens that penalties count
 } sim_slot;
 
-/* A step: its plan until it has been run, then its result. */
+/* A step: the plan until it has run, then the result. */
 typedef struct sim_step {
     const step_plan *plan;
     bool has_run, fails;
@@ -26,7 +26,7 @@ typedef struct sim_step {
     uint32_t n_samples;
     float *logits;       // [max_rows]
     float *novelty;      // [max_rows]
-    step_sample *scores; // [max_rows] logprob: the row's one logit
+    step_sample *scores; // [max_rows] logprob: the row's only logit
     float *measures;     // [max_seqs, sim_measure_floats of the longest table]
     size_t n_measures;
 } sim_step;
@@ -42,15 +42,15 @@ struct sim_backend {
     uint64_t *fold;    // [n_pages, page_tokens] over the page's slots up to this one
     float *sums;       // [n_pages, page_tokens, sums_of]
     sim_cell *host;    // [n_host_pages, page_tokens]
-    float *host_sums;  // likewise
+    float *host_sums;  // [n_host_pages, page_tokens, sums_of]
     bool *host_filled; // [n_host_pages] copied to, and not yet copied back
     uint64_t *gather;  // [groups, slots of the longest table]
     float *gather_sums;
     sim_slot *slots; // [max_seqs]
     bool fail_next;
-    uint64_t delays; // bits decide which steps run when they are asked for, and not before
+    uint64_t delays; // its bits decide which steps run only when their result is collected
     const char *wrong;
-    sim_step steps[SIM_STEPS], *step; // step: the one that runs
+    sim_step steps[SIM_STEPS], *step; // step: the one that is running
     uint32_t first, n_in_flight;
 };
 
@@ -107,7 +107,7 @@ sim_backend *sim_backend_create(const sim_options *options)
 void sim_backend_fail_next(sim_backend *b) { b->fail_next = true; }
 const char *sim_backend_wrong(const sim_backend *b) { return b->wrong; }
 
-/* The folds of a page's slots from this one on. */
+/* Updates the folds of a page's slots from `slot` on. */
 static void refold(sim_backend *b, uint32_t page, uint32_t slot)
 {
     uint32_t size = b->options.geometry.page_tokens;
@@ -124,7 +124,7 @@ static void put(sim_backend *b, uint32_t page, uint32_t slot, uint64_t content, 
     b->fold[at] = sim_fold(slot > 0 ? b->fold[at - 1] : 0, sim_key(content, rope));
 }
 
-/* A host page is read once after it was written: what it holds then is nobody's. */
+/* A host page is read once after it was written; its contents are undefined afterwards. */
 static void copy_page(sim_backend *b, const pkv_move *m)
 {
     uint32_t size = b->options.geometry.page_tokens, sums = size * b->sums_of;
@@ -170,7 +170,7 @@ static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
     }
 }
 
-/* What a row in slot `slot` of a table attends to: every slot before it. */
+/* The fold of what a row in slot `slot` of a table attends to: every slot before it. */
 static uint64_t attended_of(const sim_backend *b, const pkv_table_view *t, uint32_t slot)
 {
     uint32_t size = b->options.geometry.page_tokens, full = slot / size, fill = slot % size;
@@ -182,7 +182,7 @@ static uint64_t attended_of(const sim_backend *b, const pkv_table_view *t, uint3
                     : attended;
 }
 
-/* The row's state after all groups. */
+/* Runs a row through all groups and returns its state. */
 static uint64_t run_row(sim_backend *b, const step_seq *q, const pkv_table_view *tables,
                         uint32_t token, uint32_t row)
 {
@@ -197,7 +197,7 @@ static uint64_t run_row(sim_backend *b, const step_seq *q, const pkv_table_view 
     return x;
 }
 
-/* Sums of the tables' slots to `there`, or back. */
+/* Copies the running sums of the tables' slots to `there`, or back. */
 static void copy_sums(sim_backend *b, const pkv_table_view *t, float *there, bool back)
 {
     uint32_t size = b->options.geometry.page_tokens, per = b->sums_of;
@@ -252,14 +252,14 @@ static void sample(sim_backend *b, const step_seq *q, uint64_t x, step_seq_resul
     }
 }
 
-/* The token of a share's row: of the plan, or drawn by the step before, which has run. */
+/* The token of a share's row: from the plan, or drawn by the step before, which has run. */
 static uint32_t token_of(sim_backend *b, const step_plan *plan, const step_seq *q, uint32_t row)
 {
     uint32_t token = plan->tokens[q->first_token + row];
     if (!q->token_from) return token;
     const sim_step *before = &b->steps[b->step == b->steps ? b->options.max_in_flight - 1 : 0];
     const step_seq_result *from = &before->seqs[q->token_from - 1];
-    if (!status_ok(before->result.status)) return token; /* nobody asks for what comes of it */
+    if (!status_ok(before->result.status)) return token; /* the result is discarded */
     if (before->result.step + 1 != plan->step || q->token_from > before->result.n_seqs ||
         from->n_samples != 1 || token != 0) {
         b->wrong = "a token is taken from no draw";
@@ -295,7 +295,7 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
     if (q->measure.kind != MEASURE_NONE) measure(b, q, tables, &out->measure);
 }
 
-/* What a step leaves that broke in the middle: rows that nobody may ever read. */
+/* Leaves what a step that broke in the middle leaves: rows that must never be read. */
 static void write_garbage(sim_backend *b, const step_plan *plan)
 {
     uint32_t size = b->options.geometry.page_tokens;
@@ -312,7 +312,7 @@ static void write_garbage(sim_backend *b, const step_plan *plan)
 
 static const backend_info *sim_info(void *ctx) { return &((sim_backend *)ctx)->info; }
 
-/* Rows and draws of the oldest step that has not run. */
+/* Runs the oldest step that has not run: its rows and draws. */
 static void run_next(sim_backend *b)
 {
     uint32_t i = 0;
@@ -331,7 +331,7 @@ static void run_next(sim_backend *b)
         run_seq(b, plan, &plan->seqs[q], &step->seqs[q]);
 }
 
-/* The plan behind the one in flight is what backend.h says. */
+/* Checks that a plan behind the one in flight obeys backend.h. */
 static void check_ahead(sim_backend *b, const step_plan *plan)
 {
     const step_plan *before = b->steps[b->first].plan;
@@ -372,7 +372,7 @@ static status sim_submit(void *ctx, const step_plan *plan)
     }
     if (b->n_in_flight > 0) {
         check_ahead(b, plan);
-        run_next(b); /* tables are about to change */
+        run_next(b); /* the submitted plan is about to change the tables */
     }
     uint32_t at = (b->first + b->n_in_flight++) % b->options.max_in_flight;
     sim_step *step = &b->steps[at];
@@ -383,7 +383,7 @@ static status sim_submit(void *ctx, const step_plan *plan)
     step->result = (step_result){.step = plan->step, .seqs = step->seqs, .logits = step->logits};
     step->n_samples = 0;
     step->n_measures = 0;
-    /* Whoever still reads the result before last sees it. */
+    /* A late reader of the result before last sees this pattern. */
     memset(step->samples, 0xee, step_most_draws(b->options.max_seqs) * sizeof *step->samples);
     if (!status_ok(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words))) {
         b->wrong = "the mirror refused the deltas";

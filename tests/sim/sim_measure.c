@@ -1,4 +1,4 @@
-/* What the model made of hashes measures: a pure function of contents, by page or by slot. */
+/* Measures of the hash model: pure functions of contents, by page or by slot. */
 #include "tests/sim/sim.h"
 #include <string.h>
 
@@ -7,7 +7,7 @@ static uint64_t mixed(uint64_t a, uint64_t b, uint32_t kind, uint32_t layer, uin
     return hash_mix64(a ^ sim_fold(b, (uint64_t)kind << 16 | layer << 8 | head));
 }
 
-/* Coarse: ties are common, they have to go to the earlier one; and sums are exact. */
+/* Coarse values: ties are common, and must go to the earlier slot; and sums are exact. */
 static float coarse(uint64_t bits) { return (float)(bits >> 59) / 8.0f; }
 
 static bool is_of_rows(measure_kind kind)
@@ -35,7 +35,7 @@ static void by_page(const pkv_geometry *g, const measure_spec *spec, const sim_t
     }
 }
 
-/* The rows' sum for a slot; a row sees what is not after it. */
+/* The sum over the rows for a slot; a row sees the slots up to its own. */
 static float rows_sum(const measure_spec *spec, const sim_table *t, uint32_t slot, uint32_t layer,
                       uint32_t head, float sum)
 {

@@ -1,6 +1,7 @@
-/* One request at a time, row by row, in a pool of its own that is always large enough: nothing is
- * shared, scheduled, moved or replayed. Contents are kept by logical index, so that no move of a
- * slot can be wrong here; which slots stay and in which order, paged_kv and retention say. */
+/* Runs one request at a time, row by row, in a pool of its own that is always large enough: nothing
+ * is shared, scheduled, moved or replayed. Contents are indexed by logical position, so that a
+ * wrong move cannot affect them; which slots stay, in which order, is decided by paged_kv and
+ * retention. */
 #include "tests/sim/sim.h"
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@ typedef struct ref_line {
     uint32_t groups, rows, sums_of;
     bool contiguous;
     ref_table tables[SIM_GROUPS_MAX];
-    /* Room for a choice. */
+    /* Scratch for a selection. */
     uint64_t *keep, *slots;
     float *scratch, *values, *slot_sums;
     float *novelty; // [rows] by logical index
@@ -68,7 +69,7 @@ static void line_destroy(ref_line *l)
     free(l->values);
 }
 
-/* The line as sequence 1 of the same pool. */
+/* A fork of the line, as sequence 1 of the same pool. */
 static ref_line line_fork(const ref_line *from)
 {
     ref_line l = *from;
@@ -187,7 +188,8 @@ static void choose(ref_line *l, const retention_policy *policy, uint32_t n_promp
     refold(l);
 }
 
-/* What follows the rows [from, to) of a turn: measured as one share, and chosen at a point. */
+/* Does what follows the rows [from, to) of a turn: measures them as one share, and selects if `to`
+ * is a retention point. */
 static void after_rows(ref_line *l, const sim_turn *turn, uint32_t from, uint32_t to, bool counts)
 {
     measure_spec spec = retention_measure_rows(&turn->policy, turn->n_prompt, from, to);
@@ -220,15 +222,15 @@ static uint64_t kept_hash(const ref_line *l, const sim_story *story)
     return hash;
 }
 
-/* Where a line is in its story. */
+/* The position of a line in its story. */
 typedef struct ref_walk {
     const sim_story *story;
-    uint32_t choice, turn, start; // start: of the share that is under way
-    uint32_t counted_from;        // length from which choices are the request's own
+    uint32_t choice, turn, start; // start: of the current share
+    uint32_t counted_from;        // drops from this length on are the request's own
     sim_answer *answer;
 } ref_walk;
 
-/* One row and what follows it; shares end at points, turns and presses. */
+/* Runs one row and what follows it; shares end at retention points, turns and pressure drops. */
 static uint64_t step(ref_line *l, ref_walk *w, uint32_t token)
 {
     const sim_story *story = w->story;

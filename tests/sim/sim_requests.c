@@ -1,4 +1,4 @@
-/* What the world asks for: prompts with shared beginnings, any method with any parts, and turns of
+/* Random requests: prompts with shared beginnings, any method with any fields, and turns of
  * conversations. */
 #include "tests/sim/sim_world.h"
 #include <math.h>
@@ -24,7 +24,7 @@ static void put_budget(world *w, strbuf *json)
     else strbuf_printf(json, ", \"ratio\": 0.%02u", between(w, 1, 99));
 }
 
-/* Windows and chunks of the defaults are longer than most prompts here. */
+/* The presets' default windows and chunks are longer than most prompts here. */
 static void put_lengths(world *w, strbuf *json, const retention_policy *defaults)
 {
     const pkv_geometry *g = &w->options.geometry;
@@ -41,7 +41,7 @@ static void put_lengths(world *w, strbuf *json, const retention_policy *defaults
     if (per * times <= g->n_layers) strbuf_printf(json, ", \"reuse_layers\": %u", per * times);
 }
 
-/* Fields that few requests name; a method that has no use for one refuses it. */
+/* Rare fields; a method that does not use a field refuses it. */
 static void put_rare(world *w, strbuf *json, bool recurrent)
 {
     if (chance(w, 1, 10))
@@ -62,7 +62,7 @@ static void put_method(world *w, strbuf *json, const retention_preset *preset)
     }
     put_lengths(w, json, &preset->defaults);
     put_rare(w, json, preset->defaults.schedule == RETENTION_SCHEDULE_CHUNK);
-    /* Choices for each head need tables for each. */
+    /* Selections for each head need tables for each head. */
     bool tables = w->options.geometry.heads_per_group == 1;
     if (!tables && preset->defaults.allocator != RETENTION_ALLOCATOR_ADAPTIVE)
         strbuf_puts(json, ", \"scope\": \"layer\"");
@@ -161,7 +161,7 @@ static void make_prompt(world *w, world_request *r, uint32_t id)
 {
     uint32_t n = length(w, w->median_prompt, w->options.max_model_len - 1), shared = 0;
     const uint32_t *from = NULL;
-    if (id > 0 && chance(w, 1, 4)) { /* an earlier prompt, or its beginning */
+    if (id > 0 && chance(w, 1, 4)) { /* an earlier prompt, or a prefix of it */
         const world_request *other =
             &w->requests[id - 1 - rng_below(&w->random, id < 20 ? id : 20)];
         from = other->prompt;
@@ -178,7 +178,7 @@ static void make_prompt(world *w, world_request *r, uint32_t id)
     r->request.n_prompt = n;
 }
 
-/* The next turn of a conversation that left something, mostly. */
+/* Mostly continues a conversation that left a session. */
 static void make_turn(world *w, world_request *r)
 {
     r->book = between(w, 0, BOOKS - 1);
@@ -201,7 +201,7 @@ static void make_turn(world *w, world_request *r)
     if (book->asked.ratio > 0) r->request.policy.ratio = (double)between(w, 1, 100) / 100;
 }
 
-/* What truncate leaves: the first `sinks` tokens and the last ones, within the budget. */
+/* Applies truncate: keeps the first `sinks` tokens and the last ones, within the budget. */
 static void cut_prompt(world *w, world_request *r)
 {
     const retention_policy *p = &r->request.policy;
@@ -224,7 +224,7 @@ void make_request(world *w, world_request *r, uint32_t id)
     sched_request *q = &r->request;
     uint32_t most = w->options.max_seqs;
     q->id = id;
-    q->arrival = id + (chance(w, 1, 4) ? between(w, 0, 3) : 0); /* a little out of order */
+    q->arrival = id + (chance(w, 1, 4) ? between(w, 0, 3) : 0); /* slightly out of order */
     q->priority = chance(w, 1, 3) ? (int32_t)between(w, 0, 4) - 2 : 0;
     if (w->options.policy == SCHED_FCFS) q->priority = 0;
     q->n = chance(w, 1, 4) ? between(w, 1, most < CHOICES_MAX ? most : CHOICES_MAX) : 1;
@@ -235,7 +235,7 @@ void make_request(world *w, world_request *r, uint32_t id)
                                 .n_logprobs = -1};
     q->policy = random_policy(w);
     q->want_logits = chance(w, 1, 12);
-    if (q->want_logits && id % 2) { /* scores of them instead */
+    if (q->want_logits && id % 2) { /* half of these ask for scores instead of logits */
         q->want_logits = false;
         q->want_scores = 1;
     }
@@ -257,7 +257,7 @@ void make_request(world *w, world_request *r, uint32_t id)
     cut_prompt(w, r);
 }
 
-/* ---- what the world knows of it -------------------------------------------------------------- */
+/* ---- what the world expects ----------------------------------------------------------------- */
 
 static void tell(world *w, world_request *r)
 {
@@ -299,7 +299,7 @@ void note_press(world *w, world_request *r, uint32_t choice, uint32_t at)
 {
     world_choice *c = &r->choices[choice];
     for (uint32_t i = 0; i < c->n_presses; i++) {
-        if (c->presses[i] == at) return; /* made again in a replay */
+        if (c->presses[i] == at) return; /* made again by a replay */
     }
     if (!c->presses) c->presses = new_tokens(w);
     c->presses[c->n_presses++] = at;

@@ -1,4 +1,4 @@
-/* Counts of the events that the simulated worlds went through, and the least that there must be. */
+/* Counts of the events that the simulated worlds went through, and the minimum of each. */
 #include "tests/sim/sim_world.h"
 
 void tally_add(tally *t, const sched_stats *stats)

@@ -1,11 +1,11 @@
 /* The scheduler and paged_kv in a simulated world: random arrivals, lengths, shared prefixes,
- * priorities, n, aborts at any moment, pauses, failing steps, page famine, no host tier or one that
- * is soon full or a large one, every method of retention with random parts, sessions of several
+ * priorities, n, aborts at any moment, pauses, failing steps, page shortage, a host tier that is
+ * absent, soon full or large, every method of retention with random fields, sessions of several
  * turns, and compression under pressure, over geometries, page sizes and prefill chunks. Every
- * token, and what is kept, is compared with the one-at-a-time reference's.
+ * token, and what is kept, is compared with the one-at-a-time reference.
  *
  *   sim_test [seed]      one world, verbosely, with one step in flight and with two;
- *                        OCTAVO_SOAK=SEED makes it 10^5 requests with each instead of 10^4, in
+ *                        OCTAVO_SOAK=SEED runs 10^5 requests with each instead of 10^4, in
  *                        worlds from that seed on */
 #include "tests/sim/sim_world.h"
 
@@ -25,7 +25,7 @@ static pkv_geometry random_geometry(world *w)
                       .n_kv_heads = one[2],
                       .layers_per_group = one[3],
                       .heads_per_group = one[4]};
-    rng windows = rng_seed(w->seed + 1000003); /* some worlds have them, in some layers */
+    rng windows = rng_seed(w->seed + 1000003); /* some worlds have sliding windows in some layers */
     if (rng_below(&windows, 4) > 0) return g;
     g.window = 1 + rng_below(&windows, 150);
     for (uint32_t l = 0; l < g.n_layers; l += g.layers_per_group)
@@ -52,7 +52,7 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
     o->max_in_flight = depth;
     w->median_prompt = between(w, 20, 120);
     w->median_output = between(w, 2, 30);
-    /* From a pool that holds hardly one of the longest to one that holds them all. */
+    /* The pool's size ranges from too small for two longest sequences to enough for all. */
     uint32_t groups = pkv_groups(&o->geometry), page = o->geometry.page_tokens;
     uint32_t longest = groups * (o->max_model_len / page + 1);
     uint32_t typical = groups * ((w->median_prompt + w->median_output) / page + 1);
@@ -136,7 +136,7 @@ static void arrive(world *w)
     w->t->by_preset[r->request.policy.preset - retention_presets(&n)]++;
     w->n_retained += retention_chooses(&r->request.policy);
     w->t->cuts += r->given.n_prompt > r->request.n_prompt;
-    /* Some that come after it may be stamped as if before. */
+    /* Some later requests may be stamped with an earlier arrival. */
     r->older = w->n_live + 3;
     w->n_live++;
     add_event(w, (sched_event){.kind = SCHED_ADD, .add = &r->given});
@@ -153,7 +153,7 @@ static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
 
 static bool is_ahead(const step_plan *plan) { return plan->n_seqs > 0 && plan->seqs[0].token_from; }
 
-/* How many draws are on their way to it. */
+/* Number of draws in flight for the choice. */
 static uint32_t draws_in_flight(const world *w, const world_request *r, uint32_t c)
 {
     uint32_t n = 0;
@@ -165,7 +165,7 @@ static uint32_t draws_in_flight(const world *w, const world_request *r, uint32_t
     return n;
 }
 
-/* Rows that were planned ahead are nobody's from now on. */
+/* Rows of the choice that were planned ahead are discarded. */
 static void end_choice(world *w, world_request *r, uint32_t c)
 {
     world_choice *q = &r->choices[c];
@@ -222,7 +222,7 @@ static void make_events(world *w)
         world_request *r = &w->requests[i];
         if (r->live == 0) continue;
         if (w->turn >= r->abort_at) {
-            /* One choice, or all. */
+            /* One choice, or all of them. */
             uint32_t c = rng_below(&w->random, r->request.n);
             w->n_aborted++;
             if (r->request.n > 1 && !r->choices[c].ended && chance(w, 1, 2)) {
@@ -258,8 +258,7 @@ static void take_token(world *w, world_request *r, uint32_t c, const step_sample
              r->request.n, c, q->n_tokens, sample->token, expected);
     }
     w->tokens++;
-    /* Choices that were just born may wait for slots, and those with sums of their own for pages.
-     */
+    /* Freshly forked choices may wait for slots, and choices with sums of their own for pages. */
     bool born = q->n_tokens == 0 && r->request.n > 1;
     q->due = !q->paused && !born;
     if (++q->n_tokens != q->stop_at) return;
@@ -275,7 +274,7 @@ static void take_row(world *w, world_request *r, float logit)
         FAIL(w, "request %llu: logits of row %u", (unsigned long long)r->request.id, row);
 }
 
-/* In place of a score is what it would be made of. */
+/* The sim backend reports a row's logit in place of a score. */
 static void take_scores(world *w, world_request *r, const step_seq *share,
                         const step_sample *scores)
 {
@@ -287,8 +286,8 @@ static void take_scores(world *w, world_request *r, const step_seq *share,
     }
 }
 
-/* Rows measured that its own policy would not measure: it is compressed because pages are short.
- * Positions are logical then. */
+/* When rows are measured that the request's own policy would not measure, the choice is being
+ * compressed because pages are short. Positions are logical then. */
 static void find_press(world *w, world_request *r, const step_seq *share)
 {
     if (!w->options.pressure || share->measure.kind == MEASURE_NONE) return;
@@ -309,7 +308,8 @@ static const step_result *collect(world *w)
     return result;
 }
 
-/* The END of what a token finished goes into the same call as the RESULT, as the engine does it. */
+/* The END that a token caused is delivered in the same call as the RESULT, as the engine does
+ * it. */
 static void deliver(world *w)
 {
     const step_result *result = collect(w);
@@ -322,7 +322,7 @@ static void deliver(world *w)
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *share = &plan->seqs[i];
         world_request *r = &w->requests[share->request];
-        if (!ok) { /* it is computed again when its turn comes */
+        if (!ok) { /* the share is planned again later */
             for (uint32_t j = 0; j < share->n_samples; j++)
                 r->choices[share->choice + j].due = false;
             continue;
@@ -343,7 +343,7 @@ static void deliver(world *w)
     }
 }
 
-/* ---- what every step has to satisfy ---------------------------------------------------------- */
+/* ---- conditions on every step ---------------------------------------------------------------- */
 
 static bool ranks_before(const world_request *a, uint32_t choice_a, const world_request *b,
                          uint32_t choice_b)
@@ -351,7 +351,7 @@ static bool ranks_before(const world_request *a, uint32_t choice_a, const world_
     if (a->request.priority != b->request.priority)
         return a->request.priority < b->request.priority;
     if (a->request.arrival != b->request.arrival) return a->request.arrival < b->request.arrival;
-    if (a != b) return a < b; /* they are added in order */
+    if (a != b) return a < b; /* floats are added in order */
     return choice_a < choice_b;
 }
 
@@ -377,7 +377,7 @@ static bool came_before(const world_request *a, const world_request *b)
     return a < b;
 }
 
-/* A request has started: those that came before it were passed, but not too often. */
+/* Counts how often requests that came before the started one were passed, and bounds it. */
 static void note_start(world *w, const world_request *started)
 {
     for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
@@ -389,8 +389,8 @@ static void note_start(world *w, const world_request *started)
     }
 }
 
-/* No request starts before one of better rank that could. With ageing the order is not known here,
- * but how often it may be broken. */
+/* Checks that no request starts before a runnable one of better rank. With ageing the order is not
+ * known here; note_start bounds how often it is broken. */
 static void check_order(world *w, const step_plan *plan)
 {
     const world_request *worst = NULL;
@@ -410,9 +410,9 @@ static void check_order(world *w, const step_plan *plan)
     }
 }
 
-/* Nobody is passed over for long by those of worse rank: whoever waits lets no worse one in, so the
- * worse ones that run use up their tokens. Nor does everything stand still while somebody could
- * run. */
+/* Checks for starvation: a sequence is not passed over for long by sequences of worse rank, since a
+ * waiting sequence blocks worse ones from starting and the running ones use up their tokens. Also
+ * checks that some sequence runs when one could. */
 static void check_progress(world *w, const step_plan *plan)
 {
     const world_request *worst = NULL;
@@ -429,7 +429,7 @@ static void check_progress(world *w, const step_plan *plan)
         for (uint32_t c = 0; r->live > 0 && c < r->request.n; c++) {
             world_choice *q = &r->choices[c];
             if (q->ended || q->paused || q->n_tokens == r->request.max_new_tokens) continue;
-            /* Its last token is being drawn. */
+            /* The choice's last token is being drawn. */
             if (q->n_tokens + draws_in_flight(w, r, c) == r->request.max_new_tokens) continue;
             could_run = true;
             bool due = q->due;
@@ -448,7 +448,8 @@ static void check_progress(world *w, const step_plan *plan)
     if (could_run && plan->n_seqs == 0) FAIL(w, "nothing runs, although somebody could");
 }
 
-/* Positions are logical unless they are contiguous. */
+/* Chunks must not pass a retention point nor split a window. Skipped for contiguous policies, whose
+ * positions are not logical. */
 static void check_points(world *w, const world_request *r, const step_seq *q)
 {
     const sim_story *story = &r->story;
@@ -500,7 +501,7 @@ static void check_plan(world *w, const step_plan *plan)
         FAIL(w, "the plan's tokens are over its budget");
 }
 
-/* What is kept at the choice's end, when it was running and none of its rows was in flight. */
+/* Checks what is kept at the choice's end, if it was running and none of its rows was in flight. */
 static void check_kept(world *w, const world_request *r, uint32_t c, const sched_choice_info *info)
 {
     uint32_t at = info->report.logical_tokens - r->story.cut, n = r->request.n_prompt;
@@ -521,7 +522,7 @@ static void check_session(world *w, const world_request *r, const sched_event *e
         if (stored) FAIL(w, "a session that nobody asked for");
         return;
     }
-    /* A waiting sequence tells all its tokens, whatever it has computed. */
+    /* A waiting sequence reports all its tokens, however many are computed. */
     uint32_t n = info->report.logical_tokens, known = info->prompt_tokens + info->output_tokens;
     bool unknown = n == known && !r->choices[event->choice].in_flight;
     note_session(w, r, event->finished && !unknown ? n : 0);
@@ -560,7 +561,7 @@ static void turn(world *w)
     w->turn++;
     w->now_us += between(w, 1, 20000);
     w->n_events = 0;
-    /* Events may come before and after the result, and while the step is still in flight. */
+    /* Events may come before or after the result, and while the step is still in flight. */
     if (chance(w, 1, 2)) make_events(w);
     bool result_first = w->n_plans > 0 && !chance(w, 1, 6);
     if (result_first) deliver(w);
@@ -577,7 +578,7 @@ static void turn(world *w)
         const char *wrong = sched_check_integrity(w->s);
         if (wrong) FAIL(w, "%s", wrong);
     }
-    if (w->n_plans > 0 && sched_plan_empty(plan)) return; /* its result is awaited */
+    if (w->n_plans > 0 && sched_plan_empty(plan)) return; /* wait for the result in flight */
     if (w->n_plans == w->options.max_in_flight) FAIL(w, "a plan while steps are in flight");
     check_progress(w, plan);
     check_order(w, plan);
@@ -656,7 +657,7 @@ int main(int argc, char **argv)
     uint32_t total = soak ? 100000 : 10000, done = 0;
     uint64_t seed = soak ? strtoull(soak, NULL, 10) : 1;
     printf("worlds from seed %llu on\n", (unsigned long long)seed);
-    /* Small worlds are checked whole after every step. */
+    /* In small worlds every step is followed by a full integrity check. */
     for (int i = 0; i < 20; i++, seed++, done += 25)
         for (uint32_t depth = 1; depth <= 2; depth++) run_world(seed, depth, 25, false, &t);
     for (; done < total; seed++, done += REQUESTS_PER_WORLD)

@@ -63,9 +63,7 @@ typedef struct tally {
     uint64_t pages_in, pages_retaken;
     uint64_t stored, continued, ignored, expired, sessions_swapped;
     uint64_t presses, kept_compared;
-    uint64_t ahead, wasted, failed_ahead; // steps planned ahead, rows discarded, failures before
-                                          // them
-                                          // step before
+    uint64_t ahead, wasted, failed_ahead; // steps ahead, rows discarded, failures before them
     uint64_t passed;
     uint64_t cuts;        // prompts that lost tokens before prefill
     uint64_t joined_late; // choices that waited for a slot and then computed one row

@@ -28,7 +28,8 @@ typedef struct scripted {
     _Atomic uint32_t lie_at;  /* this step reports wrong checksums of its tables; 0 = none */
     _Atomic bool hold;        /* steps wait while it is set */
     _Atomic uint32_t hold_at; /* this step sets it; 0 = none */
-    _Atomic bool hang;        /* the next step waits until interrupted, then while `hold` */
+    _Atomic bool hang;        /* the next step with rows waits until interrupted, then while
+                               * `hold` */
     _Atomic bool hanging;     /* a step hangs */
     _Atomic bool collecting;  /* a step is being collected */
     _Atomic uint32_t interrupts;
