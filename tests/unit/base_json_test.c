@@ -1,6 +1,6 @@
-/* The JSON reader: it takes and refuses what jansson's own takes and refuses (but for NULs outside
- * strings), and whichever allocation fails, it says "out of memory" and leaves nothing. (The link
- * counts this program's own allocations, json_set_alloc_funcs jansson's.) */
+/* The JSON reader accepts and refuses what jansson's own reader does (except NULs outside strings).
+ * Whichever allocation fails, it reports "out of memory" and leaks nothing. (The linker wraps this
+ * program's allocations, json_set_alloc_funcs those of jansson.) */
 #include "base/base.h"
 
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 /* ---- allocations that fail ------------------------------------------------------------------- */
 
 static long left = -1; /* allocations until one fails; -1: none does */
-static long alive;     /* allocations of jansson's that have not been freed */
+static long alive;     /* jansson's allocations that are not freed yet */
 
 static bool fails(void) { return left >= 0 && left-- == 0; }
 
@@ -144,7 +144,7 @@ static void test_as_jansson(void **state)
     }
 }
 
-/* A number of 100,000 bytes is as good as a short one. */
+/* A number of 100,000 bytes is read like a short one. */
 static void test_long_numbers(void **state)
 {
     static const struct {
@@ -171,7 +171,7 @@ static void test_long_numbers(void **state)
     }
 }
 
-/* Neither a NUL nor what follows it is overlooked. */
+/* A NUL outside strings, and the text after it, are refused. */
 static void test_nul_outside_strings(void **state)
 {
     static const char *const outside[] = {"1\0", "{}\0", "[]\0 ", "\0001", "[\0001]", "{}\0{}"};
@@ -184,7 +184,7 @@ static void test_nul_outside_strings(void **state)
     }
 }
 
-/* Lists are nested 2,048 deep at most, on a thread's usual stack. */
+/* Lists may be nested 2,048 deep, on a thread's default stack. */
 static void test_nesting(void **state)
 {
     static const char *const kinds[][2] = {{"[", "]"}, {"{\"a\":", "}"}};
@@ -209,7 +209,7 @@ static void test_cut_off(void **state)
     (void)state;
     static const char whole[] = "{\"key\": [1.5e3, \"a\\ud83d\\ude00\", true, {\"x\": null}]}";
     for (size_t n = 0; n < sizeof whole - 1; n++) {
-        char *part = malloc(n + 1); /* a sanitizer sees what lies behind it */
+        char *part = malloc(n + 1); /* a heap block, so that a sanitizer sees reads past its end */
         memcpy(part, whole, n);
         char *exact = realloc(part, n ? n : 1);
         json_t *doc = NULL;
@@ -218,7 +218,7 @@ static void test_cut_off(void **state)
     }
 }
 
-/* Many keys, so that tables grow; long strings, so that buffers do. */
+/* A text with many keys and long strings, so that tables and buffers grow. */
 static char *make_text(void)
 {
     strbuf b = {0};

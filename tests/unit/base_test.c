@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- a folder of its own for tests that need files ---- */
+/* ---- a temporary folder for tests that need files ---- */
 
 typedef struct scratch {
     char dir[64];
@@ -39,7 +39,7 @@ static int remove_scratch(void **state)
     return result;
 }
 
-/* Writes s->dir/name, making folders on the way; returns the path in `path`. */
+/* Writes s->dir/name, creating folders as needed; returns the path in `path`. */
 static void put_file(const scratch *s, const char *name, const char *text, size_t n, char path[256])
 {
     snprintf(path, 256, "%s/%s", s->dir, name);
@@ -90,7 +90,7 @@ static void test_error_is_one_clean_line(void **state)
 
     char longer[600];
     memset(longer, 'x', sizeof longer);
-    longer[510] = '\xc3'; /* its second byte falls off the end */
+    longer[510] = '\xc3'; /* its second byte is cut off */
     longer[511] = '\xa9';
     longer[599] = 0;
     error_set(&err, STATUS_INVALID, "%s", longer);
@@ -98,7 +98,7 @@ static void test_error_is_one_clean_line(void **state)
     error_prefix(&err, "place");
     assert_memory_equal(err.text, "place: xxx", 10);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
-    error_prefix(&err, "%s", longer + 512 - 400 + 2); /* nearly no room left behind the prefix */
+    error_prefix(&err, "%s", longer + 512 - 400 + 2); /* hardly any room left after the prefix */
     assert_true(strlen(err.text) < sizeof err.text);
 }
 
@@ -197,14 +197,14 @@ static void test_arena(void **state)
     arena_destroy(&a);
     arena_destroy(NULL);
 
-    arena_init(&a, 1024, 0); /* no limit: larger than a block is fine */
+    arena_init(&a, 1024, 0); /* no limit: allocations above the block size succeed */
     assert_non_null(arena_alloc(&a, 100000));
     arena_destroy(&a);
 }
 
 /* ---- numbers ---- */
 
-/* Written from the definition (IEEE 754 binary16), not from the code's bit tricks. */
+/* Computed from the definition (IEEE 754 binary16), not by the code's bit operations. */
 static double half_value(uint16_t h)
 {
     int exponent = h >> 10 & 31, fraction = h & 1023;
@@ -233,7 +233,8 @@ static void test_f16_all(void **state)
     }
 }
 
-/* Between each half and the next: just below the middle, the middle (to even), just above. */
+/* Between each half and the next one: a value just below the middle, the middle (to even), and one
+ * just above. */
 static void test_f16_rounding(void **state)
 {
     (void)state;
@@ -335,7 +336,8 @@ static void test_hash(void **state)
     rng r = rng_seed(1);
     for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)rng_u32(&r);
 
-    /* Equal bytes, equal hash, wherever they lie; each bit, the size and the seed count. */
+    /* Equal bytes have equal hashes at any address; each bit, the size and the seed change the
+     * hash. */
     uint8_t moved[SIZE_MAX_TESTED + 8];
     uint64_t before = 0;
     for (size_t n = 0; n <= SIZE_MAX_TESTED; n++) {
@@ -383,7 +385,7 @@ static void test_files(void **state)
     assert_true(status_ok(file_map_open(path, &map, &err)));
     assert_int_equal(map.size, SIZE);
     assert_memory_equal(map.data, data, SIZE);
-    file_map_release(&map, 100, SIZE + 999); /* released pages still read the same */
+    file_map_release(&map, 100, SIZE + 999); /* released pages read the same again */
     file_map_release(&map, SIZE, SIZE);
     assert_memory_equal(map.data, data, SIZE);
     file_map_close(&map);
@@ -447,7 +449,7 @@ static void test_json_file(void **state)
     json_decref(doc);
 }
 
-/* ---- what the control groups leave ---- */
+/* ---- limits of control groups ---- */
 
 static void test_cgroup_v2(void **state)
 {
@@ -463,7 +465,7 @@ static void test_cgroup_v2(void **state)
     assert_false(cgroup_cpu_quota(s->dir, &cores));
     assert_false(cgroup_memory_left(s->dir, &bytes));
 
-    /* An ancestor's limit counts, and the tightest one wins. */
+    /* An ancestor's limit counts; the tightest one applies. */
     put_text(s, "sys/fs/cgroup/outer/cpu.max", "150000 100000\n");
     put_text(s, "sys/fs/cgroup/outer/memory.max", "1000000\n");
     put_text(s, "sys/fs/cgroup/outer/memory.current", "700000\n");
@@ -494,7 +496,7 @@ static void test_cgroup_v1(void **state)
     assert_false(cgroup_cpu_quota(s->dir, &cores));
 }
 
-/* What bounds all memory: the tightest limit of all groups, however much of it is used. */
+/* The bound on all memory: the tightest limit of all groups, whatever is in use. */
 static void test_memory_bound(void **state)
 {
     const scratch *s = *state;

@@ -47,7 +47,7 @@ static void test_utf8_invalid(void **state)
         assert_false(utf8_valid(s, n));
         assert_int_equal(utf8_incomplete_tail(s, n), 0);
     }
-    /* ASCII is passed by the eight: one wrong byte anywhere among it. */
+    /* ASCII is checked eight bytes at a time: try one wrong byte at each place. */
     uint8_t ascii[19];
     memset(ascii, 'a', sizeof ascii);
     for (size_t i = 0; i < sizeof ascii; i++) {
@@ -170,7 +170,7 @@ static void test_json_getters(void **state)
     assert_string_equal(err.text, "w: \"i\" is 5, must be between 6 and 9");
     assert_int_equal(json_get_int(o, "w", "s", 0, 9, 1, &i, &err).code, STATUS_INVALID);
     assert_string_equal(err.text, "w: \"s\" must be an integer, not a string");
-    assert_true(i == INT64_MIN); /* failures leave outputs alone */
+    assert_true(i == INT64_MIN); /* failures do not change outputs */
 
     double d = 0;
     assert_true(status_ok(json_get_double(o, "w", "i", 0, 9, 1, &d, &err)) && d == 5);

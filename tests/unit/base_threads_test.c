@@ -1,4 +1,4 @@
-/* The thread pool: every item once, from any mix of sizes, pools and pauses; run under TSan. */
+/* The thread pool runs every item once, for any mix of sizes, pools and pauses; runs under TSan. */
 #include "base/rng.h"
 #include "base/threads.h"
 
@@ -16,10 +16,10 @@
 #include <unistd.h>
 
 typedef struct loop {
-    uint32_t *seen; /* [n], plain memory: a piece given out twice is a data race as well */
+    uint32_t *seen; /* [n], not atomic: an item given out twice is a data race too */
     size_t n, grain;
     unsigned n_threads;
-    uint32_t per_thread[32]; /* what per-thread scratch is for: no lock */
+    uint32_t per_thread[32]; /* unlocked, as per-thread scratch may be */
     bool wrong;
 } loop;
 
@@ -77,18 +77,19 @@ static void test_each_item_once(void **state)
     run_loops(2, false, 3000, 2);
     run_loops(2, true, 3000, 3);
     run_loops(3, false, 2000, 4);
-    run_loops(16, false, 500, 5); /* more than cores on most machines: sleeps, never spins */
+    run_loops(16, false, 500, 5); /* more threads than cores on most machines: they sleep and never
+                                   * spin */
 }
 
 static void record_run(void *ctx, size_t from, size_t to, unsigned thread)
 {
     (void)thread;
-    uint32_t *lengths = ctx; /* [n], by where a run begins */
+    uint32_t *lengths = ctx; /* [n], by the first item of a run */
     lengths[from] = (uint32_t)(to - from);
 }
 
-/* How runs are cut depends on the loop alone, whoever takes them: a long one for each thread, then
- * ever shorter ones down to single items. */
+/* How a loop is cut into runs depends on the loop alone, not on the threads that take them: one
+ * long run for each thread, then ever shorter ones down to single items. */
 static void test_lengths_of_runs(void **state)
 {
     (void)state;
@@ -113,7 +114,7 @@ static void test_lengths_of_runs(void **state)
     }
 }
 
-/* Results of one loop are read by other threads in the next. */
+/* The next loop reads the results of one loop from other threads. */
 static void add_one_shifted(void *ctx, size_t from, size_t to, unsigned thread)
 {
     (void)thread;
@@ -165,7 +166,7 @@ static void *policy_of_thread(void *arg)
 static void test_patience(void **state)
 {
     (void)state;
-    if (sched_getscheduler(0) != SCHED_OTHER) skip(); /* somebody else decides */
+    if (sched_getscheduler(0) != SCHED_OTHER) skip(); /* another scheduling policy decides */
     int policy = -1;
     pthread_t thread;
     assert_false(thread_set_patient(false));
@@ -197,7 +198,9 @@ static void test_pinning(void **state)
         thread_pool_create(&(thread_pool_options){.n_threads = 3, .pin = true}, &pool).code, 0);
     int cores[3] = {0};
     for (int round = 0; round < 100; round++) thread_pool_for(pool, 64, 1, record_core, cores);
-    for (unsigned t = 1; t < 3; t++) assert_in_range(cores[t], 0, 1); /* 0: it never got a piece */
+    for (unsigned t = 1; t < 3; t++)
+        assert_in_range(cores[t], 0, 1); /* 0: the thread got no
+                                                                       * item */
     thread_pool_destroy(pool);
     assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
     assert_true(CPU_EQUAL(&before, &after));

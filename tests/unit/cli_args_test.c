@@ -1,4 +1,4 @@
-/* Flags by table: what is taken, and in which words the rest is refused. */
+/* Flags by table: what is accepted, and the messages for what is refused. */
 #include "cli/args.h"
 
 #include <setjmp.h>
@@ -50,7 +50,7 @@ typedef struct parsed {
     error err;
 } parsed;
 
-/* words: split at spaces. */
+/* words: split at spaces */
 static parsed parse(const char *operand_name, const char *words)
 {
     parsed p = {.outcome = ARG_OUTCOME_WRONG};
@@ -63,7 +63,7 @@ static parsed parse(const char *operand_name, const char *words)
                                  .n_groups = 2,
                                  .operand = operand_name,
                                  .environment = "ARGS_TEST_"};
-    static char text[512]; /* texts are borrowed from it */
+    static char text[512]; /* the parsed strings point into it */
     char *argv[32] = {text}, *rest = NULL;
     int argc = 1;
     snprintf(text, sizeof text, "%s", words);
@@ -177,7 +177,7 @@ static void test_operand(void **state)
     p = parse("DIR", "a b");
     assert_string_equal(p.err.text, "unexpected argument 'b'");
     drop(&p);
-    p = parse("DIR", "--count 99 --help"); /* the first thing wrong is what is said */
+    p = parse("DIR", "--count 99 --help"); /* the first error is the one reported */
     assert_int_equal(p.outcome, ARG_OUTCOME_WRONG);
     drop(&p);
     p = parse("DIR", "--help");
@@ -197,9 +197,9 @@ static void test_environment(void **state)
     assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
     assert_int_equal(p.o.count, 7);
     assert_true(p.o.fast);
-    assert_null(p.o.name); /* empty is not set */
+    assert_null(p.o.name); /* an empty value is not set */
     assert_string_equal(p.o.color, "red");
-    assert_int_equal(p.o.items.n, 2); /* the command line wins */
+    assert_int_equal(p.o.items.n, 2); /* the command line overrides */
     char *text = json_dumps(p.o.fields, JSON_COMPACT | JSON_SORT_KEYS);
     assert_string_equal(text, "{\"ignore_eos\":true,\"top_p\":0.5}");
     free(text);

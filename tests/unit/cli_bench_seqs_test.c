@@ -1,4 +1,4 @@
-/* The bench's plans by hand, on a backend that looks at every one of them. */
+/* The plans that the bench makes by itself, on a backend that checks every one of them. */
 #include "cli/bench_seqs.h"
 #include "tests/sim/sim.h"
 
@@ -10,12 +10,12 @@
 
 enum { SEQS = 3, STEPS = 40, CONTEXT = 30 };
 
-/* The simulation, and how many steps it has held at once. */
+/* A simulated backend, with the largest number of steps it held at once. */
 typedef struct watched {
     loaded_model model;
     sim_backend *sim;
     backend inner;
-    uint32_t n, most, drawn; /* drawn: rows that are what the step in flight draws */
+    uint32_t n, most, drawn; /* drawn: rows whose token the step in flight draws */
     bench_seqs seqs;
 } watched;
 
@@ -88,7 +88,7 @@ static void decodes_as_deep_as_the_backend_allows(void **state)
         assert_int_equal(w->drawn, depth == 1 ? 0 : SEQS * (STEPS - 1));
         assert_true(status_ok(bench_seqs_settle(b, NULL)));
         assert_int_equal(w->n, 0);
-        /* Other steps and the end do not go behind one in flight. */
+        /* Other steps, and the end, must not follow one in flight. */
         assert_true(status_ok(bench_seqs_decode(b, NULL)));
         assert_true(status_ok(bench_seqs_step(b, 2, true, NULL, &r, NULL)));
         assert_int_equal(r->n_seqs, SEQS);

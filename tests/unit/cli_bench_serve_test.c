@@ -248,7 +248,8 @@ static void test_arrivals(void **state)
         assert_true(equal < N / 1000);
         assert_float_equal(samples_mean(&gaps) * 50, 1, 0.02);
         assert_float_equal(samples_std(&gaps) * 50, 1 / sqrt(shapes[i]), 0.03);
-        /* An exponential exceeds its mean with probability 1/e: not only the moments are right. */
+        /* An exponential exceeds its mean with probability 1/e: checks the shape beyond the
+         * moments. */
         if (shapes[i] == 1) assert_float_equal((double)above / N, exp(-1), 0.01);
         samples_destroy(&gaps);
     }
@@ -282,7 +283,7 @@ static work *make(work_options o)
     return w;
 }
 
-/* How many elements two lists share from their beginning on. */
+/* Length of the common prefix of two lists. */
 static size_t shared(const json_t *a, const json_t *b)
 {
     size_t n = 0;
@@ -341,7 +342,7 @@ static void test_prefix_prompts(void **state)
     work_destroy(w);
 }
 
-/* A file that is there for the length of a test. */
+/* Writes a file for the length of a test. */
 static void write_file(char path[64], const char *text)
 {
     snprintf(path, 64, "%s/octavo-serve-XXXXXX", P_tmpdir);

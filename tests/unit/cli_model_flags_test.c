@@ -1,4 +1,4 @@
-/* A model opened by flags, alone and as ranks, and made anew as a restart does it. */
+/* A model opened by flags, alone and as ranks, and remade as a restart does. */
 #include "cli/model_flags.h"
 
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* What octavo plan says: of published models, and of models that are then opened. */
+/* The answers of octavo plan for published models, and for models that are then opened. */
 #include "cli/plan_sizes.h"
 
 #include <setjmp.h>
@@ -41,10 +41,10 @@ static plan_answer answer_of(const plan_question *q)
 
 typedef struct published {
     const char *path;
-    uint64_t parameters, token_bytes; /* of bf16 */
+    uint64_t parameters, token_bytes; /* token_bytes: with bf16 */
 } published;
 
-/* Meta's model cards; their 16-bit files hold twice as many bytes as parameters. */
+/* Parameters from Meta's model cards; 16-bit files hold twice as many bytes. */
 static const published models[] = {
     {"tests/data/plan/llama-3-8b.json", 8030261248, 131072},
     {"tests/data/plan/llama-3-70b.json", 70553706496, 327680},
@@ -69,10 +69,11 @@ static void published_sizes(void **state)
             assert_true(a.token_bytes == (double)models[i].token_bytes);
             assert_true(a.measures.page_bytes * f.tp * m.config.n_layers ==
                         16 * models[i].token_bytes);
-            /* Norms of every rank are f32. */
+            /* Every rank has f32 norms. */
             uint64_t stored = 2 * models[i].parameters, all = a.measures.weight_bytes * f.tp;
             assert_true(all > stored && all < stored + stored / 2000);
-            /* The pool is its share, less than a page short of it; sums are a value for 256. */
+            /* The pool is its share, short of it by less than a page; there is one sum for 256
+             * values. */
             uint64_t taken = a.measures.weight_bytes + a.measures.step_bytes;
             uint64_t memory = 200 * GIB - PLAN_GPU_DRIVER_BYTES;
             assert_true(a.measures.step_bytes > 1 << 20 && a.measures.step_bytes < GIB);
@@ -103,8 +104,8 @@ static plan_answer answer_of_gpu(const char *kv_dtype, uint64_t pool)
     return a;
 }
 
-/* A pool of fp8 pages holds twice as many as one of 16 bits, to a page; those of int8 have two
- * scales of 16 bits for each token and head. */
+/* A pool of fp8 pages holds twice as many as one of 16 bits, up to one page; int8 pages have two
+ * 16-bit scales for each token and head. */
 static void pages_of_8_bits(void **state)
 {
     (void)state;
@@ -129,7 +130,7 @@ static void pages_of_8_bits(void **state)
     assert_int_equal(model_describe(&f, &m, &err).code, STATUS_UNSUPPORTED);
 }
 
-/* KV heads are copied where ranks are more than they are: 8 heads on 16 ranks are 16. */
+/* KV heads are copied when there are more ranks than heads: 8 heads on 16 ranks become 16. */
 static void copied_heads_count(void **state)
 {
     (void)state;
@@ -193,24 +194,24 @@ static void plans_come_true(void **state)
                     char what[160];
                     model_flags f = usual;
                     f.dir = dirs[d];
-                    f.dtype = d > 0 ? "f32" : "auto"; /* tiny models keep what is stored */
+                    f.dtype = d > 0 ? "f32" : "auto"; /* tiny models keep their stored type */
                     f.quantize = weights[w];
                     f.kv_dtype = pages[k];
-                    f.kv_residual = k == 2 && w == 1 ? 96 : 0; /* of int4 pages */
+                    f.kv_residual = k == 2 && w == 1 ? 96 : 0; /* for int4 pages */
                     f.no_prefix_cache = f.kv_residual > 0;
                     f.tp = tp;
                     f.kv_memory = (4 << 20) + 12345;
                     f.swap_memory = (1 << 20) + 777;
                     snprintf(what, sizeof what, "%s, %s, %s, tp %u", dirs[d], weights[w], pages[k],
                              tp);
-                    if (d > 0 && tp == 2 && w > 0) continue; /* ranks would cut their groups */
+                    if (d > 0 && tp == 2 && w > 0) continue; /* the ranks would cut its groups */
                     compare(&f, what);
                     compared++;
                 }
     assert_int_equal(compared, 3 * 3 * 3 * 2 - 2 * 2 * 3);
 }
 
-/* Without --kv-memory and with little memory: the share, and half of the rest to swap. */
+/* Without --kv-memory and with little memory: the pool gets its share, swap half of the rest. */
 static void shares_of_memory(void **state)
 {
     (void)state;
@@ -247,7 +248,7 @@ static plan_room room_of(const plan_question *q, plan_answer *a, const char *ret
     return a->room;
 }
 
-/* What one sequence is said to take at its peak is exactly what the scheduler lets run. */
+/* The peak that is reported for one sequence is exactly what the scheduler admits. */
 static void check_admission(const plan_answer *a, const plan_question *q, const char *retention)
 {
     for (uint32_t spare = 0; spare < 2; spare++) {

@@ -1,8 +1,8 @@
-/* Ranks in processes of their own, as `--workers local` has them, against one rank, in f32: whole
- * rows of logits, log-probabilities, tokens, and what is kept; and against ranks in threads, to the
- * bit. With OCTAVO_SOAK every model and preset at 2 ranks, each with cached prefixes, swaps and
- * replays, and at all other numbers of ranks that the model can be cut for; else a few of these
- * rows. cli_processes_test MODEL: all rows of one. */
+/* Ranks in processes, as `--workers local` starts them, against one rank in f32: whole rows of
+ * logits, log-probabilities, tokens, and what is kept; and against ranks in threads, bit for bit.
+ * With OCTAVO_SOAK: every model and preset at 2 ranks, each with cached prefixes, swaps and
+ * replays, and at all other numbers of ranks that divide the model; otherwise a few of these rows.
+ * cli_processes_test MODEL runs all rows of one model. */
 #include "tests/e2e/house.h"
 
 #include "cli/cli.h"
@@ -18,28 +18,27 @@ typedef struct answer {
     uint32_t n;
     step_sample outputs[OUTPUTS];
     uint32_t cached_tokens;
-    double dropped;      /* tokens, of those a table had */
+    double dropped;      /* tokens, of those that a table had */
     char kept[KEPT_MAX]; /* positions, as reported */
 } answer;
 
 /* ---- logits ---------------------------------------------------------------------------------- */
 
-/* Of each token of each request what its row gave. */
+/* For each token of each request: the outcome of its row. */
 typedef struct record {
     float logits[REQUESTS][TOKENS_MAX][VOCAB_MOST];
     bool has[REQUESTS][TOKENS_MAX];
-    uint32_t n_again, n_changed; /* rows computed more than once, and to other bits */
+    uint32_t n_again, n_changed; /* rows computed more than once, and with other bits */
 } record;
 
-/* A backend that is asked for the logits of every share that draws, beyond what the engine wants.
- */
+/* A backend that asks for the logits of every share that draws, beyond what the engine wants. */
 typedef struct scribe {
     backend inner;
     record *record;
     step_plan plan;
     step_seq seqs[HOUSE_SEQS];
     step_result result;
-    uint32_t whose[2 * HOUSE_SEQS]; /* by the number of a sequence: its request's prompt, tokens */
+    uint32_t whose[2 * HOUSE_SEQS]; /* by sequence number: its request's prompt tokens */
 } scribe;
 
 static const backend_info *scribe_info(void *ctx)
@@ -65,8 +64,8 @@ static status scribe_submit(void *ctx, const step_plan *plan)
     return s->inner.ops->submit(s->inner.ctx, &s->plan);
 }
 
-/* Prompts differ in length: that tells requests apart. Positions may have been assigned anew, so
- * rows are counted back from the one that draws. */
+/* Prompts have different lengths, which identify the requests. Positions may have been reassigned,
+ * so rows are counted back from the one that draws. */
 static void write_down(scribe *s, const step_seq *share, const float *logits)
 {
     uint32_t n_prompt = s->whose[share->seq], request = PROMPT_MAX - n_prompt;
@@ -129,8 +128,8 @@ static backend scribe_create(backend inner, record *r)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* The nth preset, as suits these prompts, and layers of which some have a window: positions stay.
- * NULL: nothing is dropped. */
+/* The nth preset, with values for these prompts; with windows in some layers positions stay. NULL:
+ * nothing is dropped. */
 static json_t *retention_of(uint32_t nth, bool windows)
 {
     size_t n;
@@ -147,19 +146,19 @@ static json_t *retention_of(uint32_t nth, bool windows)
         json_object_set_new(r, "window", json_integer(8));
         json_object_set_new(r, "recurrent_chunk", json_integer(48));
     } else if (p->defaults.schedule == RETENTION_SCHEDULE_INPUT) {
-        /* Prompts keep their lengths, by which requests are told apart: nothing is cut. */
+        /* Nothing is cut, since prompts are identified by their length. */
         json_object_set_new(r, "tokens", json_integer(PROMPT_MAX));
     } else if (p->needs_budget) {
         json_object_set_new(r, "ratio", json_real(0.4));
     }
-    if (strncmp(p->name, "andpro", 6) == 0) { /* numbers that travel to workers */
+    if (strncmp(p->name, "andpro", 6) == 0) { /* these numbers travel to workers */
         json_object_set_new(r, "bias", json_real(0.7));
         json_object_set_new(r, "theta", json_real(5));
     }
     return r;
 }
 
-/* All begin alike, and then each goes its own way. */
+/* All prompts share a beginning, then differ. */
 static engine_stream *submit(house *h, uint32_t i, uint32_t first_preset, bool windows)
 {
     static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
@@ -178,7 +177,7 @@ static engine_stream *submit(house *h, uint32_t i, uint32_t first_preset, bool w
     r.retention = retention_of(first_preset + i, windows);
     if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err)))
         fail_msg("%s: %s", r.retention ? json_dumps(r.retention, 0) : "", err.text);
-    r.prompt_token_ids = NULL; /* the test's own */
+    r.prompt_token_ids = NULL; /* it belongs to the test */
     engine_request_destroy(&r);
     return s;
 }
@@ -209,9 +208,9 @@ static void ask(house *h, uint32_t first_preset, bool windows, answer *answers)
     for (uint32_t i = 0; i < REQUESTS; i++) read_answer(streams[i], &answers[i]);
 }
 
-/* ---- what is near enough --------------------------------------------------------------------- */
+/* ---- tolerances ------------------------------------------------------------------------------ */
 
-/* log-probability of a token by a sample's list; NaN: not in it. */
+/* The log-probability of a token in a sample's list; NaN: not in it. */
 static double logprob_of(const step_sample *s, uint32_t token)
 {
     for (uint32_t k = 0; k < s->n_top; k++)
@@ -220,7 +219,7 @@ static double logprob_of(const step_sample *s, uint32_t token)
 }
 
 typedef struct distance {
-    double squares, of; /* differences, and what they are differences of */
+    double squares, of; /* sums of squares: of differences, and of the expected values */
 } distance;
 
 static double nmse_of(const distance *d) { return d->squares / d->of; }
@@ -232,21 +231,21 @@ static void add_difference(distance *d, float want, float got)
     d->of += a * a;
 }
 
-/* False: the likeliest are others. */
+/* False when the most likely tokens differ. */
 static bool add_logprobs(distance *d, const step_sample *want, const step_sample *got)
 {
     uint32_t n_met = 0;
     assert_int_equal(want->n_top, TOP);
     for (uint32_t k = 0; k < want->n_top; k++) {
         float b = (float)logprob_of(got, want->top_ids[k]);
-        if (isnan(b)) continue; /* the last of two lists may be others */
+        if (isnan(b)) continue; /* the ends of the two lists may differ */
         add_difference(d, want->top_logprobs[k], b);
         n_met++;
     }
     return n_met + 3 >= want->n_top;
 }
 
-/* Of the first n tokens; prompts may have been found in the cache, what answers is computed. */
+/* Distance over the first n tokens; prompts may have been cached, answers are always computed. */
 static distance logits_distance(uint32_t request, uint32_t n, uint32_t vocab, const record *want,
                                 const record *got)
 {
@@ -260,12 +259,11 @@ static distance logits_distance(uint32_t request, uint32_t n, uint32_t vocab, co
     return d;
 }
 
-/* What two answers have in common, up to the first token that is another one: it has to be a tie.
- */
+/* Compares two answers up to the first token that differs, which must be a tie. */
 typedef struct likeness {
     distance logits, logprobs;
-    double worst;    /* of the logits' NMSEs of the answers */
-    uint32_t n_ties; /* answers that went on otherwise */
+    double worst;    /* the largest NMSE of logits among the answers */
+    uint32_t n_ties; /* answers that differ after a tie */
 } likeness;
 
 typedef struct outcome {
@@ -310,18 +308,22 @@ static void compare(const char *what, uint32_t i, uint32_t vocab, const outcome 
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* One of each family, which two ranks can share; all with room for the answers. */
+/* One model of each family that two ranks can share, all with room for the answers. */
 static const char *const positions = "max_position_embeddings=256";
 static const char *const models[] = {
     "llama3_rope_f32", "mistral_f32",   "qwen2_window_bf16", "qwen3_layers_bf16", "mixtral_f32",
     "qwen3_moe_f32",   "qwen2_moe_f32", "internlm2_f32",     "phi3_f32",          "gemma3_f32"};
-enum { MODELS = sizeof models / sizeof *models, ROWS = 4 /* of a model: REQUESTS presets each */ };
+enum {
+    MODELS = sizeof models / sizeof *models,
+    ROWS = 4 /* rows of a model: REQUESTS presets
+                                                          * each */
+};
 
 typedef enum pool { ROOMY, SWAPS, REPLAYS, POOLS } pool;
 
-static workers *groups[RANKS_MAX + 1]; /* by how many ranks; started when first needed */
+static workers *groups[RANKS_MAX + 1]; /* by number of ranks; started when first needed */
 
-static record *now_written; /* what the next backend's logits go to */
+static record *now_written; /* receives the logits of the next backend */
 
 static status recorded(status made, backend *b)
 {
@@ -369,8 +371,8 @@ static setting setting_of(const char *name, model_config *c)
                      .kv_bytes = 16 << 20};
 }
 
-/* So few pages that they run short as answers grow. Tables are of single heads, and a rank keeps
- * room for the pages of all. */
+/* So few pages that they run short as answers grow. Tables are of single heads, and each rank keeps
+ * room for the pages of all heads. */
 static uint64_t scarce_bytes(const model_config *c, uint32_t n_ranks)
 {
     uint64_t page = 2 * (uint64_t)c->head_dim * PAGE_TOKENS * sizeof(float);
@@ -385,7 +387,8 @@ typedef struct totals {
     uint32_t n_rows, n_again;
 } totals;
 
-/* What there is room for, by one rank or by threads: REQUESTS presets from the first_preset-th. */
+/* The answers with enough pages, from one rank or from threads: REQUESTS presets from the
+ * first_preset-th on. */
 static void answer_in_peace(setting s, const model_config *c, uint32_t first_preset, outcome *out)
 {
     now_written = &out->record;
@@ -396,7 +399,7 @@ static void answer_in_peace(setting s, const model_config *c, uint32_t first_pre
     close_house(&h);
 }
 
-/* What threads add up in rank order, to the bit. */
+/* The sums must have the bits of threads that add in rank order. */
 static void expect_bits_of_threads(const char *what, uint32_t vocab, const outcome *threads,
                                    const outcome *is)
 {
@@ -572,7 +575,7 @@ static int stop_workers(void **state)
     return 0;
 }
 
-/* Workers are this very executable. */
+/* The workers are this executable. */
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0) return cli_worker(argc - 1, argv + 1);

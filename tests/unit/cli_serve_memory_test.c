@@ -1,4 +1,4 @@
-/* A server that cannot fit the memory that it may take is refused before it loads, with figures. */
+/* A server that exceeds the memory it may take is refused before it loads, with figures. */
 #include "cli/serve.h"
 
 #include <setjmp.h>
@@ -45,7 +45,7 @@ static void needs_are_compared_with_the_bound(void **state)
                         "24.0 MiB; --kv-memory and --max-batch make it smaller");
 }
 
-/* What is foretold is what the backend then has. */
+/* The predicted size is what the backend takes. */
 static void needs_are_those_of_the_backend(void **state)
 {
     (void)state;
@@ -60,7 +60,8 @@ static void needs_are_those_of_the_backend(void **state)
         if (!status_ok(model_open(&f, false, &opened, &err))) fail_msg("%s", err.text);
         assert_true(needs.weights == opened.facts.weight_bytes);
         assert_true(needs.pool == opened.facts.pool_bytes);
-        /* Rows of the residual stream, its norm and what is added to it are the least there is. */
+        /* The least that a step needs: rows of the residual stream, of its norm and of what is
+         * added to it. */
         uint64_t rows = demo.prefill_chunk + demo.max_batch;
         uint64_t logits = (uint64_t)demo.max_batch * opened.config.vocab_size;
         assert_true(needs.buffers > 4 * ranks * (3 * rows * opened.config.hidden + logits));
@@ -99,12 +100,12 @@ static void a_server_that_fits_is_taken(void **state)
     error err = {{0}};
     model_flags f = demo;
     if (!status_ok(serve_check_memory(&f, &err))) fail_msg("%s", err.text);
-    f.kv_memory = UINT64_C(1) << 44; /* no machine has as much */
+    f.kv_memory = UINT64_C(1) << 44; /* more than any machine has */
     assert_int_equal(serve_check_memory(&f, &err).code, STATUS_NO_MEMORY);
     assert_non_null(strstr(err.text, "KV pages 16.0 TiB"));
     f.workers.where = "auto";
     assert_int_equal(serve_check_memory(&f, &err).code, STATUS_NO_MEMORY);
-    f.workers.where = "127.0.0.1:1"; /* their memory is elsewhere */
+    f.workers.where = "127.0.0.1:1"; /* the ranks use memory of other hosts */
     assert_true(status_ok(serve_check_memory(&f, &err)));
 }
 

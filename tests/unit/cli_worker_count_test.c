@@ -1,5 +1,5 @@
-/* The supervisor of several workers: what is killed or ends by itself is started again, unless it
- * never came to listen. The workers here only say that they listen. */
+/* The supervisor of several workers restarts a worker that is killed or exits, unless the worker
+ * never listened. The workers here only report that they listen. */
 #include "cli/worker.h"
 
 #include <poll.h>
@@ -17,9 +17,9 @@
 
 enum { COUNT = 2, FIRST_STATUS = 3, NEVER_STATUS = 4, PATIENCE_S = 100 };
 
-typedef struct lives { /* shared by all processes */
+typedef struct lives { /* in memory shared by all processes */
     _Atomic int n[COUNT];
-    bool never; /* number 1 does not listen */
+    bool never; /* worker 1 does not listen */
 } lives;
 
 static lives *all;
@@ -38,7 +38,7 @@ static int live(const worker_flags *flags, uint32_t index, int lifeline)
     return 0;
 }
 
-/* Until number 1 has lived so often; the status that the supervisor ends with. */
+/* Runs until worker 1 was started n_lives times; returns the supervisor's exit status. */
 static int supervise(bool never, int n_lives, bool stops)
 {
     const worker_flags flags = {.listen = "127.0.0.1:7000", .count = COUNT};

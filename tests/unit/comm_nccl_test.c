@@ -1,5 +1,5 @@
-/* comm: "nccl" over a library that is not NCCL: what is asked of it, and what becomes of a group
- * when it fails. The ranks are threads, their device memory is the host's. */
+/* comm: "nccl" over a fake NCCL: the calls made, and the state of a group after a failure. The
+ * ranks are threads, and their device memory is the host's. */
 #include "comm/comm.h"
 #include "tests/fake/nccl.h"
 
@@ -97,7 +97,7 @@ static void run_ranks(rank_body body)
     assert_int_equal(w.n_wrong, 0);
 }
 
-/* What a backend does that waits for its stream. */
+/* Waits for the stream as a backend does. */
 static status wait_for(comm *c, const fake_stream *stream)
 {
     status s = STATUS_IS_OK;
@@ -165,10 +165,10 @@ static void failing_body(world *w, comm *c, int rank, fake_stream *stream)
 {
     (void)rank;
     float x = 0;
-    status s = comm_all_reduce_sum(c, &x, 1); /* while its work is put on the stream, or later */
+    status s = comm_all_reduce_sum(c, &x, 1); /* fails while the work is enqueued, or later */
     if (status_ok(s)) s = wait_for(c, stream);
     CHECK(w, s.code == STATUS_IO && strcmp(s.message, "a fake remote error") == 0);
-    CHECK(w, status_ok(wait_for(c, stream))); /* the abort has emptied it */
+    CHECK(w, status_ok(wait_for(c, stream))); /* the abort has emptied the stream */
     check_ended(w, c, "a fake remote error");
 }
 

@@ -1,4 +1,4 @@
-/* comm: the group of one, ranks as threads, and groups that cannot be. */
+/* comm: the group of one, ranks as threads, and groups that cannot be made. */
 #include "comm/comm.h"
 
 #include <pthread.h>
@@ -40,7 +40,7 @@ enum { RANKS_MAX = 8, FLOATS_MAX = 5000 };
 
 typedef struct world world;
 
-/* What a test does in each rank; a failed check is counted, for cmocka's jump must not leave a
+/* The body that each rank runs. A failed check is counted, since cmocka's jump must not leave a
  * thread. */
 typedef void (*rank_body)(world *w, comm *c, int rank);
 
@@ -49,7 +49,7 @@ struct world {
     int size;
     rank_body body;
     _Atomic int n_wrong;
-    int n_rounds[RANKS_MAX]; /* any_moment_body's */
+    int n_rounds[RANKS_MAX]; /* used by any_moment_body */
 };
 
 typedef struct rank_arg {
@@ -97,7 +97,7 @@ static void run_ranks(int size, rank_body body)
 
 static void short_sleep(void) { nanosleep(&(struct timespec){0, 3000000}, NULL); }
 
-/* Values of many magnitudes: another order of the sum gives other bits. */
+/* Values of many magnitudes: sums in another order have other bits. */
 static float value_of(int rank, size_t n, size_t i)
 {
     uint64_t key = (uint64_t)rank << 40 | (uint64_t)n << 20 | i;
@@ -122,7 +122,7 @@ static void reduce_body(world *w, comm *c, int rank)
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t n = lengths[l], n_wrong = 0;
         for (size_t i = 0; i < n; i++) data[i] = value_of(rank, n, i);
-        if (rank == (int)l % w->size) short_sleep(); /* somebody is late */
+        if (rank == (int)l % w->size) short_sleep(); /* one rank is late */
         CHECK(w, status_ok(comm_all_reduce_sum(c, data, n)));
         for (size_t i = 0; i < n; i++) {
             float due = sum_of(w->size, n, i);
@@ -145,7 +145,7 @@ static void gather_body(world *w, comm *c, int rank)
     float *in = malloc(FLOATS_MAX * sizeof *in), *out = malloc(size * FLOATS_MAX * sizeof *out);
     for (size_t l = 0; l < 2 * sizeof lengths / sizeof *lengths; l++) {
         size_t n = lengths[l / 2], n_wrong = 0;
-        float *from = l % 2 ? out + (size_t)rank * n : in; /* in place too */
+        float *from = l % 2 ? out + (size_t)rank * n : in; /* also in place */
         for (size_t i = 0; i < n; i++) from[i] = value_of(rank, n, i);
         CHECK(w, status_ok(comm_all_gather(c, from, n, out)));
         for (size_t i = 0; i < size * n; i++) n_wrong += out[i] != value_of((int)(i / n), n, i % n);
@@ -188,7 +188,7 @@ static void check_ended(world *w, comm *c)
     CHECK(w, comm_broadcast(c, data, sizeof data, 0).code == STATUS_IO);
 }
 
-/* The last rank gives up in place of its call; the others wait for it, or come later. */
+/* The last rank aborts instead of calling; the others wait for it, or come later. */
 static void abort_body(world *w, comm *c, int rank)
 {
     float data[100] = {0};
@@ -202,7 +202,7 @@ static void abort_body(world *w, comm *c, int rank)
     check_ended(w, c);
 }
 
-/* The first rank leaves without a word. */
+/* The first rank leaves silently. */
 static void leave_body(world *w, comm *c, int rank)
 {
     float data[100] = {0};
@@ -225,7 +225,7 @@ static void *abort_soon(void *c)
     return NULL;
 }
 
-/* Everybody calls until an outsider aborts at any moment: a round ends well for all ranks or for
+/* All ranks call until another thread aborts at any moment: a round succeeds for all ranks or for
  * none. */
 static void any_moment_body(world *w, comm *c, int rank)
 {
@@ -255,7 +255,7 @@ static void a_lost_rank_ends_the_group(void **state)
     run_ranks(1, abort_body);
 }
 
-/* ---- groups that cannot be ------------------------------------------------------------------- */
+/* ---- groups that cannot be made -------------------------------------------------------------- */
 
 static void groups_are_joined_as_they_were_made(void **state)
 {

@@ -1,4 +1,5 @@
-/* comm: ranks as processes over UCX: the bits of "threads", lost ranks, addresses from a wire. */
+/* comm: ranks as processes over UCX: the same bits as "threads", lost ranks, malformed
+ * addresses. */
 #include "tests/unit/comm_processes.h"
 
 #include <dirent.h>
@@ -7,20 +8,20 @@
 
 enum { CALLS = 10, FLOATS_MAX = 1 << 20 };
 
-/* What all ranks call, one after the other, and what comes of the sums. */
+/* The calls that all ranks make, one after the other, and the expected sums. */
 typedef struct script {
     int n_calls;
     struct {
         enum { REDUCE, GATHER, BROADCAST } what;
         size_t n;
         int root;
-        size_t expected; /* REDUCE: where in sums */
+        size_t expected; /* REDUCE: index in sums */
     } calls[CALLS];
-    float *sums; /* shared */
+    float *sums; /* in shared memory */
     size_t n_sums;
 } script;
 
-/* Values of many magnitudes: another order of the sum gives other bits. */
+/* Values of many magnitudes: sums in another order have other bits. */
 static float value_of(int rank, int call, size_t i)
 {
     uint64_t h = hash_mix64((uint64_t)rank << 48 ^ (uint64_t)call << 32 ^ i);
@@ -67,7 +68,7 @@ static void sum_by_threads(const script *s, int size)
     comm_group_destroy(group);
 }
 
-/* Lengths of all magnitudes. */
+/* Calls with lengths of all magnitudes. */
 static script make_script(int size, uint64_t seed)
 {
     script s = {.n_calls = CALLS};
@@ -101,7 +102,7 @@ static void script_body(processes *all, comm *c, int rank)
     for (int k = 0; k < s->n_calls; k++) {
         size_t n = s->calls[k].n, own = s->calls[k].what == GATHER ? (size_t)rank * n : 0;
         for (size_t i = 0; i < n; i++) data[own + i] = value_of(rank, k, i);
-        if (k % all->size == rank) short_sleep(); /* somebody is late */
+        if (k % all->size == rank) short_sleep(); /* one rank is late */
         if (s->calls[k].what == REDUCE) {
             CHECK(all, status_ok(comm_all_reduce_sum(c, data, n)));
             CHECK(all, memcmp(data, s->sums + s->calls[k].expected, n * sizeof *data) == 0);
@@ -153,7 +154,8 @@ static void check_ended(processes *all, comm *c)
     CHECK(all, comm_broadcast(c, data, sizeof data, 0).code == STATUS_IO);
 }
 
-/* Sums until the group ends. What is returned stays as it is: no peer writes to it any more. */
+/* Sums until the group ends. The output of a failed call stays unchanged: no peer writes to it any
+ * more. */
 static void sum_until_the_end(processes *all, comm *c, int rank, int signal_at, int signal_no)
 {
     float *data = malloc(LOST_FLOATS * sizeof *data);
@@ -216,11 +218,11 @@ static void a_stopped_rank_ends_the_group(void **state)
     unsetenv("UCX_TLS");
 }
 
-/* ---- who waits for whom ---------------------------------------------------------------------- */
+/* ---- which rank waits for which -------------------------------------------------------------- */
 
 enum { WAITED_US = 50000 };
 
-typedef struct waiting { /* shared */
+typedef struct waiting { /* in shared memory */
     _Atomic bool seen;
     comm_wait rank0;
 } waiting;
@@ -243,7 +245,7 @@ static void *look_on(void *arg)
     return NULL;
 }
 
-/* Rank 1 comes when somebody has seen that rank 0 waits for it. */
+/* Rank 1 calls when it was observed that rank 0 waits for it. */
 static void waiting_body(processes *all, comm *c, int rank)
 {
     waiting *m = all->ctx;
@@ -277,9 +279,9 @@ static void a_rank_says_whom_it_waits_for(void **state)
 
 enum { GROUPS = 8 };
 
-typedef struct moments {   /* shared */
-    _Atomic int n_aborted; /* groups that are to end, so far */
-    _Atomic int n_over;    /* ranks that are done with a group, in all groups */
+typedef struct moments {   /* in shared memory */
+    _Atomic int n_aborted; /* groups that were aborted so far */
+    _Atomic int n_over;    /* ranks that have left a group, over all groups */
 } moments;
 
 typedef struct outsider {
@@ -301,7 +303,7 @@ static void *abort_some_time(void *arg)
     return NULL;
 }
 
-/* Groups of the same processes, one after the other. */
+/* Makes groups of the same processes, one after the other. */
 static void any_moment_body(processes *all, comm *first, int rank)
 {
     (void)first;
@@ -357,7 +359,7 @@ static void check_refused(processes *all, comm *c, comm_address theirs, const ch
     process_check(all, false, err.text, __LINE__);
 }
 
-/* Whatever byte of an address is another one, and wherever it ends, UCX never sees it. */
+/* UCX never sees an address with any changed byte, or cut at any length. */
 static void addresses_body(processes *all, comm *alone, int alone_rank)
 {
     (void)alone, (void)alone_rank;
@@ -391,7 +393,7 @@ static void hostile_addresses_are_refused_by_name(void **state)
     processes_run(1, addresses_body, NULL);
 }
 
-/* Rank 1 is there and says nothing; then it is not there. */
+/* Rank 1 is present and silent; then it is absent. */
 static void absent_body(processes *all, comm *alone, int alone_rank)
 {
     (void)alone, (void)alone_rank;
@@ -409,7 +411,7 @@ static void absent_body(processes *all, comm *alone, int alone_rank)
     comm_destroy(c);
 }
 
-/* UCX 1.13 forgets 100 bytes of an endpoint whose peer's memory is gone. */
+/* UCX 1.13 leaks 100 bytes of an endpoint whose peer's memory is gone. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libuct.so"; }
 
@@ -475,7 +477,7 @@ int main(void)
 {
     comm *c = NULL;
     error err = {""};
-    /* In a child, for no process may fork after UCX has begun. */
+    /* In a child, since no process may fork after UCX was used. */
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {

@@ -1,14 +1,14 @@
-/* Access between identities: which prefixes a request hits, and which blocks' tokens are published.
- */
+/* Access between identities: which prefixes a request hits, and which blocks' tokens are
+ * published. */
 #include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 
 enum { PAGE = 16, PROMPT = 4 * PAGE + 5, ALL = 4 * PAGE };
 
-/* Blocks that the cache took in, as the engine's on_block hears of them. Written by the engine
- * thread, read when it has ended. */
+/* Blocks that the cache took in, as reported to the engine's on_block. The engine thread writes the
+ * counts, which are read when it has ended. */
 typedef struct blocks {
-    uint32_t told, hidden; // with their tokens, and without
+    uint32_t told, hidden; // blocks reported with their tokens, and without
 } blocks;
 
 static void on_block(void *ctx, const pkv_block_event *event)
@@ -19,7 +19,7 @@ static void on_block(void *ctx, const pkv_block_event *event)
     b->hidden += event->tokens == NULL;
 }
 
-/* Every answer is sevens. */
+/* Every answer consists of sevens. */
 static fixture *begin(bool apart, blocks *b)
 {
     fixture *f = fixture_create();
@@ -42,7 +42,7 @@ static void end(fixture *f)
 
 static char *copy(const char *text) { return text ? strdup(text) : NULL; }
 
-/* The tokens of a prompt, always the same one, that were found in the cache. */
+/* Number of cached tokens of a prompt that is always the same. */
 static uint32_t hit(fixture *f, const char *identity, const char *salt, const char *session)
 {
     engine_stream *s;
@@ -88,11 +88,11 @@ static void identities_are_kept_apart(void **state)
     assert_int_equal(hit(f, NULL, "alice", NULL), 0); /* a salt is no identity */
     assert_int_equal(hit(f, NULL, NULL, NULL), 0);
     end(f);
-    assert_int_equal(b.told, 4); /* of the last one alone */
+    assert_int_equal(b.told, 4); /* of the last block alone */
     assert_int_equal(b.hidden, 5 * 4);
 }
 
-/* A session's blocks may be hit by others who share its prefixes, but their tokens are not told. */
+/* Others that share a session's prefixes may hit its blocks, but their tokens are not reported. */
 static void sessions_tell_no_tokens(void **state)
 {
     (void)state;

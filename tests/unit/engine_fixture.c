@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
-/* ---- a backend that reads its answers from a list -------------------------------------------- */
+/* ---- the scripted backend -------------------------------------------------------------------- */
 
 static const backend_info *scripted_info(void *ctx) { return &((scripted *)ctx)->info; }
 
@@ -89,7 +89,7 @@ static status scripted_collect(void *ctx, const step_result **out)
     for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
         const step_seq *s = &b->plan->seqs[i];
         give_samples(b, s, &b->seqs[i], &n);
-        assert_false(s->want_logits); /* no whole rows: they are scored where they are */
+        assert_false(s->want_logits); /* no whole rows: the backend scores them itself */
         if (s->want_scores) b->seqs[i].scores = give_scores(b, s);
         if (s->measure.kind != MEASURE_NONE)
             b->seqs[i].measure = (measure_result){

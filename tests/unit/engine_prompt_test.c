@@ -1,4 +1,4 @@
-/* What the engine tells of prompts: tokens, logprobs, refusals; and what it counts. */
+/* What the engine reports of prompts: tokens, logprobs, refusals and counters. */
 #include "tests/unit/engine_fixture.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ static int setup(void **state)
 
 static uint32_t token_of(uint32_t prompt, uint32_t i) { return (prompt * 37 + i * i * 7) % 1000; }
 
-/* Members after the prompt's ids. */
+/* `more`: members after the prompt's ids. */
 static engine_stream *submit_ids(fixture *f, uint32_t prompt, uint32_t n, const char *members)
 {
     static char json[16384];
@@ -29,7 +29,7 @@ static engine_stream *submit_ids(fixture *f, uint32_t prompt, uint32_t n, const 
 
 /* ---- logprobs -------------------------------------------------------------------------------- */
 
-/* The same from the logits, by the plainest arithmetic. */
+/* Computes the scores again from the logits, by the plainest arithmetic. */
 static void expect_scores(const engine_prompt *p, uint32_t prompt, uint32_t n, uint32_t n_top)
 {
     assert_int_equal(p->n_tokens, n);
@@ -63,7 +63,8 @@ static void a_prompt_is_scored_alone(void **state)
 {
     fixture *f = *state;
     fixture_start(f);
-    for (int round = 0; round < 2; round++) { /* the second takes no hit on the first */
+    for (int round = 0; round < 2; round++) { /* the second request does not hit the first one's
+                                               * prefix */
         engine_stream *s =
             submit_ids(f, 1, PROMPT, ", \"prompt_logprobs\": 3, \"max_tokens\": 0, \"n\": 2");
         engine_output out;
@@ -91,7 +92,7 @@ static void a_prompt_is_scored_before_it_is_answered(void **state)
     engine_stream *s = submit_ids(f, 2, PROMPT, ", \"prompt_logprobs\": 0, \"n\": 3");
     engine_output out;
     assert_true(engine_stream_wait(s, &out));
-    engine_prompt p = engine_stream_prompt(s); /* with the first output */
+    engine_prompt p = engine_stream_prompt(s); /* comes with the first output */
     expect_scores(&p, 2, PROMPT, 0);
     reading r = read_stream(s);
     assert_int_equal(r.finish, ENGINE_FINISH_STOP);
@@ -100,7 +101,7 @@ static void a_prompt_is_scored_before_it_is_answered(void **state)
     engine_stream_release(s);
 }
 
-/* Several in one plan, with others between them, and rows of logits rationed. */
+/* Several scored prompts in one plan, with others between them and rationed logits rows. */
 static void scored_prompts_share_steps(void **state)
 {
     static const uint32_t rations[] = {0, 64, 7};
@@ -132,8 +133,8 @@ static void scored_prompts_share_steps(void **state)
     }
 }
 
-/* A method that closes up positions computes later rows at lower ones: their scores are the later
- * tokens' all the same. */
+/* A method that repositions computes later rows at lower positions; their scores are still those of
+ * the later tokens. */
 static void scores_are_not_told_by_positions(void **state)
 {
     static const char members[] =
@@ -199,7 +200,7 @@ static void scoring_is_asked_for_in_full(void **state)
                    "{\"prompt\": \"a\", \"prompt_logprobs\": 1, \"max_tokens\": 0, "
                    "\"min_tokens\": 1}",
                    "min_tokens");
-    /* The last word counts. */
+    /* The last member counts. */
     engine_request r = request("{\"max_tokens\": 0, \"max_completion_tokens\": 5}");
     assert_false(r.score_only);
     assert_int_equal(r.max_tokens, 5);
@@ -216,7 +217,7 @@ static void expect_invalid(fixture *f, const engine_request *r, const char *word
     assert_false(status_ok(engine_tokenize(f->engine, r, &ids, &other)));
 }
 
-/* A front end that fills the fields itself gets no further than JSON would. */
+/* Fields that a front end fills in itself are checked like those of JSON. */
 static void fields_filled_by_hand_are_checked(void **state)
 {
     fixture *f = *state;
@@ -284,7 +285,7 @@ static void tokenizing_is_what_a_request_would_see(void **state)
     }
 }
 
-/* A tokenizer that drops unknown text, so that no prompt is too long by its bytes alone. */
+/* A tokenizer that drops unknown text, so that a prompt's bytes do not bound its tokens. */
 static tokenizer *load_dropping(void)
 {
     static const char json[] =
@@ -298,7 +299,7 @@ static tokenizer *load_dropping(void)
     return t;
 }
 
-/* The message says how many tokens there are at least, without counting them. */
+/* The message gives a lower bound of the tokens, without counting them. */
 static void a_hopeless_text_is_not_tokenized(void **state)
 {
     enum { LONG = 4 << 20 };
@@ -319,7 +320,7 @@ static void a_hopeless_text_is_not_tokenized(void **state)
     engine_stream_release(s);
 }
 
-/* It need not wait for the tokenizer to be done with those before it. */
+/* The request ends before the tokenizer is done with those before it. */
 static void an_aborted_request_is_not_tokenized(void **state)
 {
     enum { LONG = 16 << 20 };
@@ -378,7 +379,7 @@ static void histograms_are_described(void **state)
     }
 }
 
-/* All of it is there when the reader has the last output. */
+/* All counters are up to date when the reader has the last output. */
 static void what_happens_is_counted(void **state)
 {
     fixture *f = *state;
@@ -438,7 +439,7 @@ static void retention_is_counted_by_method(void **state)
             assert_int_equal(m.methods[i].pages_dropped, 0);
             continue;
         }
-        /* Once, though three choices go on from what was left. */
+        /* Counted once, though three choices continue from what was left. */
         engine_stats stats = engine_get_stats(f->engine);
         assert_true(m.methods[i].pages_dropped > 0);
         assert_int_equal(m.methods[i].pages_dropped, stats.sched.pages.pages_dropped);

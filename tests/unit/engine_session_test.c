@@ -1,9 +1,9 @@
-/* Sessions and the rules of retention, over the scripted backend: whose session a request means,
- * what it is told, what the engine's defaults and limits do to it. */
+/* Sessions and the engine's rules of retention, over the scripted backend: which session a request
+ * means, what the report says, and the effect of the engine's defaults and limits. */
 #include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 
-/* Every answer is sevens. */
+/* Every answer consists of sevens. */
 static int setup(void **state)
 {
     fixture *f = fixture_create();
@@ -30,7 +30,8 @@ static bool same_session(engine_request a, engine_request b)
     return memcmp(x, y, sizeof x) == 0;
 }
 
-/* SHA-256 of three parts, each behind its length + 1 (0 = missing) in 8 little-endian bytes. */
+/* SHA-256 of three parts, each preceded by its length + 1 (0 = missing) in 8 little-endian
+ * bytes. */
 static void a_key_is_a_digest(void **state)
 {
     (void)state;
@@ -56,14 +57,14 @@ static void nobody_has_anothers_key(void **state)
     assert_false(same_session(mine, asked_by("me", "salt", "chat2")));
     assert_false(same_session(mine, asked_by(NULL, "salt", "chat")));
     assert_false(same_session(mine, asked_by("me", NULL, "chat")));
-    /* What moves from one part to the next is another. */
+    /* The same characters split differently give another key. */
     assert_false(same_session(mine, asked_by("mes", "alt", "chat")));
     assert_false(same_session(mine, asked_by("me", "saltc", "hat")));
     assert_false(same_session(asked_by("", NULL, "chat"), asked_by(NULL, "", "chat")));
     assert_false(same_session(asked_by(NULL, NULL, "chat"), asked_by(NULL, "", "chat")));
 }
 
-/* ---- what is refused ------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void a_session_is_a_short_text(void **state)
 {
@@ -106,7 +107,7 @@ static void a_session_is_a_short_text(void **state)
 
 /* ---- the engine's rules of retention --------------------------------------------------------- */
 
-/* The report of the one choice of a request; method NULL when it has none. */
+/* The report of a request's only choice; method NULL when it has none. */
 static retention_report report_of(fixture *f, const engine_request *r)
 {
     engine_stream *s = NULL;
@@ -137,7 +138,8 @@ static void a_default_is_for_those_that_say_nothing(void **state)
     fixture *f = *state;
     f->options.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5);
     fixture_start(f);
-    json_decref((json_t *)(uintptr_t)f->options.retention); /* it was borrowed for the making */
+    json_decref((json_t *)(uintptr_t)f->options.retention); /* it was borrowed while the engine was
+                                                             * made */
     assert_string_equal(method_of(f, "{" PROMPT "}"), "chunkkv");
     assert_string_equal(method_of(f, "{" PROMPT ", \"retention\": {\"method\": \"full\"}}"),
                         "full");
@@ -162,7 +164,7 @@ static void only_some_methods_may_be_named(void **state)
     f->options.n_retention_allow = 1;
     fixture_start(f);
     json_decref((json_t *)(uintptr_t)f->options.retention);
-    /* The default is not the client's word. */
+    /* The default applies though the client named no method. */
     assert_string_equal(method_of(f, "{" PROMPT "}"), "chunkkv");
     assert_string_equal(method_of(f, "{" PROMPT ", \"retention\": {\"method\": \"full\"}}"),
                         "full");
@@ -224,8 +226,8 @@ static void with_sessions(fixture *f, uint32_t n, int64_t ttl_us)
     fixture_start(f);
 }
 
-/* Turn `turn` of a conversation whose every answer is OUTPUT sevens: what the report says of the
- * session. */
+/* Runs turn `turn` of a conversation whose every answer is OUTPUT sevens, and checks what the
+ * report says of the session. */
 static void take_turn(fixture *f, uint32_t turn, const char *identity, const char *salt,
                       const char *session, char out[96])
 {
@@ -303,7 +305,7 @@ static void a_reason_is_given(void **state)
     char said[96];
     with_sessions(f, 4, 1000000000);
     take_turn(f, 2, NULL, NULL, "s", said);
-    take_turn(f, 1, NULL, NULL, "s", said); /* shorter */
+    take_turn(f, 1, NULL, NULL, "s", said); /* a shorter prompt */
     if (strncmp(said, "ignored: ", 9) != 0) fail_msg("\"%s\"", said);
     engine_request r = request("{" PROMPT ", \"session\": \"s\", \"n\": 2, \"temperature\": 1}");
     retention_report report = report_of(f, &r);
@@ -322,8 +324,7 @@ static void without_room_there_are_none(void **state)
     assert_int_equal(engine_get_stats(f->engine).sched.sessions_idle, 0);
 }
 
-/* An answer that was given up is no turn: the session is what it was, or gone, but never in
- * between. */
+/* An aborted answer is no turn: the session is unchanged or gone, never in between. */
 static void an_aborted_turn_leaves_nothing(void **state)
 {
     fixture *f = *state;

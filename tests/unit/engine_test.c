@@ -1,5 +1,5 @@
-/* The engine around a scripted backend: the demo tokenizer is real, the model's answers are written
- * here. */
+/* The engine around a scripted backend: the demo tokenizer is real, the test writes the model's
+ * answers. */
 #include "tests/unit/engine_fixture.h"
 
 #include <pthread.h>
@@ -46,7 +46,7 @@ static void stop_strings_cut_across_tokens(void **state)
     r = read_all(
         submit(f, "{\"prompt\": \"x\", \"stop\": \"END\", \"include_stop_str_in_output\": true}"));
     assert_string_equal(r.text, "The answer is 42. END");
-    /* A prefix that turns out to be none is given out after all. */
+    /* A prefix of a stop string that turns out not to be one is delivered after all. */
     r = read_all(submit(f, "{\"prompt\": \"x\", \"stop\": \"is 43\"}"));
     assert_string_equal(r.text, "The answer is 42. END of it");
     assert_int_equal(r.stop_token, f->eos);
@@ -121,7 +121,7 @@ static void bad_requests_are_refused_by_name(void **state)
     expect_refused(f,
                    "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image\"}]}]}",
                    "content[0]");
-    reading r = read_all(submit(f, "{\"prompt\": \"a\"}")); /* the engine lives on */
+    reading r = read_all(submit(f, "{\"prompt\": \"a\"}")); /* the engine goes on */
     assert_int_equal(r.finish, ENGINE_FINISH_STOP);
 }
 
@@ -182,7 +182,8 @@ static void a_released_stream_is_not_told_of(void **state)
     assert_true(status_ok(engine_submit(f->engine, &r, count_notice, (void *)&notices, &s, NULL)));
     engine_request_destroy(&r);
     assert_true(engine_stream_wait(s, &out));
-    atomic_store(&f->model.hold, true); /* the step that runs now has a token and the end to tell */
+    atomic_store(&f->model.hold, true); /* the running step yields a token and the end of the
+                                         * choice */
     engine_stream_release(s);
     uint32_t before = atomic_load(&notices);
     assert_true(before > 0);
@@ -191,7 +192,7 @@ static void a_released_stream_is_not_told_of(void **state)
     assert_int_equal(atomic_load(&notices), before);
 }
 
-/* Whether it was aborted before the engine's thread knew of it or while it ran. */
+/* Whether aborted before the engine thread knew the request, or while it ran. */
 static void aborts_end_as_aborts(void **state)
 {
     fixture *f = *state;
@@ -220,7 +221,7 @@ static void a_full_queue_says_so_at_once(void **state)
     atomic_store(&f->model.hold, false);
     read_all(a);
     read_all(b);
-    /* The engine counts a stream out before its reader hears of the end, or just after. */
+    /* The engine's count of streams drops just before or just after the reader gets the end. */
     while (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &c, &err))) nap();
     engine_request_destroy(&r);
     assert_int_equal(read_all(c).finish, ENGINE_FINISH_STOP);
@@ -235,7 +236,7 @@ static void a_slow_reader_stalls_its_own_stream_alone(void **state)
     reading quick =
         read_all(submit(f, "{\"prompt\": \"b\", \"ignore_eos\": true, \"max_tokens\": 300}"));
     assert_int_equal(quick.usage.completion_tokens, 300);
-    /* The slow one is paused by now: steps stop though it is not done. */
+    /* The slow stream is paused by now: steps stop though it is not done. */
     uint32_t before, after = atomic_load(&f->model.steps);
     do {
         before = after;
@@ -248,7 +249,7 @@ static void a_slow_reader_stalls_its_own_stream_alone(void **state)
     assert_int_equal(r.tokens, 500);
 }
 
-/* The ring starts small and grows, from wherever it begins, while nobody reads. */
+/* The ring starts small and grows, from any offset, while it is not read. */
 static void a_late_reader_finds_everything(void **state)
 {
     fixture *f = *state;
@@ -256,7 +257,8 @@ static void a_late_reader_finds_everything(void **state)
     for (int i = 0; i < 100; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%d, ", i * i);
     answer(f, text);
-    atomic_store(&f->model.hold_at, atomic_load(&f->model.steps) + 8); /* some are read by then */
+    atomic_store(&f->model.hold_at, atomic_load(&f->model.steps) + 8); /* some outputs are read
+                                                                        * before that step */
     engine_stream *s = submit(f, "{\"prompt\": \"a\", \"max_tokens\": 100}");
     engine_output out;
     for (int i = 0; i < 100; i++) {
@@ -272,7 +274,7 @@ static void a_late_reader_finds_everything(void **state)
     engine_stream_release(s);
 }
 
-/* Nor does an answer whose end there is room for wait for its reader. */
+/* An answer whose end fits into the ring does not wait for its reader. */
 static void a_short_answer_awaits_no_reader(void **state)
 {
     fixture *f = *state;
@@ -309,7 +311,9 @@ static void a_request_without_memory_fails_alone(void **state)
 {
     fixture *f = *state;
     answer(f, "words");
-    for (int i = 0; i < 4; i++) read_all(submit(f, "{\"prompt\": \"a\"}")); /* inboxes are there */
+    for (int i = 0; i < 4; i++)
+        read_all(submit(f, "{\"prompt\": \"a\"}")); /* so that inboxes have
+                                                                             * their full size */
     atomic_store(&f->no_memory, true);
     reading r = read_all(submit(f, "{\"prompt\": \"a\", \"n\": 2}"));
     assert_int_equal(r.ends, 2);
@@ -319,7 +323,8 @@ static void a_request_without_memory_fails_alone(void **state)
     assert_string_equal(read_all(submit(f, "{\"prompt\": \"a\"}")).text, "words");
 }
 
-/* Of an engine that has not served yet, so that all lists have still to grow. */
+/* Each allocation fails once, in an engine that has not served yet, so that all lists have to
+ * grow. */
 static void whichever_allocation_fails_a_request_ends(void **state)
 {
     fixture *f = *state;
@@ -343,7 +348,7 @@ static void whichever_allocation_fails_a_request_ends(void **state)
     assert_true(n_failed > 2);
 }
 
-/* Weights are padded, and random ones draw any id. */
+/* The vocabulary is padded, and random weights draw any id. */
 static void ids_without_a_token_have_no_text(void **state)
 {
     fixture *f = *state;
@@ -368,7 +373,7 @@ static void a_broken_backend_is_told_to_everybody(void **state)
     reading r = read_all(submit(f, "{\"prompt\": \"a\", \"n\": 3}"));
     assert_int_equal(r.ends, 3);
     assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
-    /* Nobody makes another: whoever comes now is refused, at once or as it gets to the engine. */
+    /* The backend is not remade: later requests are refused, at once or by the engine thread. */
     expect_refused(f, "{\"prompt\": \"a\"}", "the backend has failed");
 }
 
@@ -409,7 +414,7 @@ static void threads_share_the_engine(void **state)
     for (int i = 0; i < 6; i++) {
         void *wrong;
         pthread_join(threads[i], &wrong);
-        assert_null(wrong); /* a thread that read a wrong text returns something */
+        assert_null(wrong); /* a thread that read a wrong text returns it */
     }
     engine_stats stats = engine_get_stats(f->engine);
     assert_true(stats.requests_finished + stats.requests_aborted <= 120);

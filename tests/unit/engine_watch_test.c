@@ -1,7 +1,7 @@
-/* Steps that are stuck, backends that fail and are made anew, and flushes of the prefix cache.
+/* Steps that hang, backends that fail and are remade, and flushes of the prefix cache.
  *
- * How long a step takes is not left to the machine: the time-out is hours, and a test that wants a
- * stuck step makes the one that runs old enough (expire). Only one test waits for the clock. */
+ * The machine's speed does not decide how long a step takes: the time-out is hours, and a test that
+ * wants a hung step makes the running step old enough (expire). Only one test waits for the clock. */
 #include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 
@@ -9,21 +9,21 @@
 #include <stdio.h>
 
 enum { PROMPT = 40, PROMPT_BLOCKS = 2 };
-#define AGES INT64_C(10000000000) /* microseconds: as long as no test runs */
+#define AGES INT64_C(10000000000) /* microseconds: longer than any test runs */
 static const char usual[] =
     "{\"prompt_token_ids\": [%s], \"max_tokens\": %d, \"ignore_eos\": true}";
 
 /* ---- an engine under watch ------------------------------------------------------------------- */
 
 typedef struct watched {
-    fixture f; /* the first member: the fixture's teardown takes it */
+    fixture f; /* the first member, since the fixture's teardown is used */
     _Atomic uint32_t restarts, cleared, stored;
-    _Atomic uint32_t absent; /* so many restarts lack a worker */
-    _Atomic bool lose_next;  /* what the next restart makes is lost at once */
+    _Atomic uint32_t absent; /* this many restarts lack a worker */
+    _Atomic bool lose_next;  /* the next remade backend is lost at once */
     status_code restart_status;
     uint32_t restart_pages, restart_vocab;
     pthread_mutex_t lock;
-    char trouble[4096]; /* its lines */
+    char trouble[4096]; /* lines of the log */
 } watched;
 
 static status restart(void *ctx, backend *out, error *err)
@@ -39,7 +39,7 @@ static status restart(void *ctx, backend *out, error *err)
     if (atomic_exchange(&w->lose_next, false)) engine_backend_lost(w->f.engine, "rank 0: gone");
     if (w->restart_pages) w->f.model.info.n_pages = w->restart_pages;
     if (w->restart_vocab) w->f.model.info.vocab_size = w->restart_vocab;
-    w->f.model.n_plans = 0; /* what was in flight went with the old one */
+    w->f.model.n_plans = 0; /* plans in flight went with the old backend */
     *out = w->f.backend;
     return STATUS_IS_OK;
 }
@@ -112,7 +112,7 @@ static const char *ids(uint32_t n, int max_tokens)
     return json;
 }
 
-/* Returns with the lock of a step that the backend is waited for. */
+/* Returns with the lock of a step that is being collected. */
 static step_watch *lock_step(watched *w)
 {
     step_watch *s = &w->f.engine->watch;
@@ -125,7 +125,7 @@ static step_watch *lock_step(watched *w)
     return s;
 }
 
-/* The step that is with the backend, or the next one, has been there for AGES. */
+/* Makes the step in flight, or the next one, AGES old. */
 static void expire(watched *w)
 {
     step_watch *s = lock_step(w);
@@ -135,8 +135,8 @@ static void expire(watched *w)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* One of a request's first steps goes wrong: an answer that was read may leave one behind it that
- * was planned ahead, and one that tells the backend of pages taken back. */
+/* Number of one of a request's first steps, which is to fail: the answer just read may have left a
+ * step that was planned ahead, and one that tells the backend of pages taken back. */
 static uint32_t one_of_the_next(const fixture *f)
 {
     return atomic_load(&f->model.steps) + 1 + fixture_in_flight;
@@ -147,7 +147,7 @@ static void wait_for(watched *w, engine_state state)
     while (engine_get_stats(w->f.engine).state != state) nap();
 }
 
-/* What whoever asks is told about an engine that does not work. */
+/* Expects UNAVAILABLE with the reason for requests while the backend is down. */
 static void expect_reason(watched *w, const char *word)
 {
     char text[ENGINE_TROUBLE_BYTES];
@@ -183,7 +183,7 @@ static void a_stuck_step_fails_its_requests_while_it_is_stuck(void **state)
 {
     watched *w = start(state, AGES);
     fixture *f = &w->f;
-    atomic_store(&f->model.hold, true); /* even when it is interrupted */
+    atomic_store(&f->model.hold, true); /* also after it was interrupted */
     atomic_store(&f->model.hang, true);
     engine_stream *s = submit(f, "{\"prompt\": \"a\", \"n\": 2}");
     while (!atomic_load(&f->model.hanging)) nap();
@@ -210,7 +210,7 @@ static void a_stuck_step_fails_its_requests_while_it_is_stuck(void **state)
     expect_trouble(w, "made anew");
 }
 
-/* It comes back after all: nobody takes its tokens, and its backend is not trusted again. */
+/* The hung step returns after all: its tokens are discarded, and its backend is not used again. */
 static void a_late_result_is_for_nobody(void **state)
 {
     watched *w = start(state, AGES);
@@ -238,7 +238,7 @@ static void submit_two(watched *w, const char *waiting, engine_stream **a, engin
     while (!atomic_load(&f->model.hanging)) nap();
     *b = submit(f, waiting);
     bool waits = false;
-    while (!waits) { /* a tokenizer has done with it */
+    while (!waits) { /* until the request has been tokenized */
         pthread_mutex_lock(&f->engine->inbox.lock);
         waits = f->engine->inbox.first != NULL;
         pthread_mutex_unlock(&f->engine->inbox.lock);
@@ -246,7 +246,7 @@ static void submit_two(watched *w, const char *waiting, engine_stream **a, engin
     }
 }
 
-/* What waits for the engine thread when the step is given up is run by the next backend. */
+/* Requests that wait for the engine thread when the step is given up run on the next backend. */
 static void who_waits_is_served_by_the_next_backend(void **state)
 {
     watched *w = start(state, AGES);
@@ -259,8 +259,8 @@ static void who_waits_is_served_by_the_next_backend(void **state)
     assert_int_equal(atomic_load(&w->restarts), 1);
 }
 
-/* The backend does not come back at all: nobody waits for it for ever, and it is made anew should
- * it come back later. */
+/* The backend does not return: the engine does not wait for it for ever, and remakes it if it
+ * returns later. */
 static void nobody_waits_for_a_dead_backend(void **state)
 {
     watched *w = start(state, AGES);
@@ -285,7 +285,7 @@ static void nobody_waits_for_a_dead_backend(void **state)
     assert_int_equal(atomic_load(&w->restarts), 1);
 }
 
-/* The new pool is smaller: who no longer fits is told so, and does not wait for ever. */
+/* The new pool is smaller: a request that no longer fits is refused instead of waiting for ever. */
 static void who_no_longer_fits_is_told(void **state)
 {
     watched *w = start(state, AGES);
@@ -310,7 +310,7 @@ static void an_engine_may_end_while_a_step_is_stuck(void **state)
     engine_stream *s = submit(&w->f, "{\"prompt\": \"a\"}");
     while (!atomic_load(&w->f.model.hanging)) nap();
     engine_stream_release(s);
-    engine_destroy(w->f.engine); /* returns: the watchdog is there to the end */
+    engine_destroy(w->f.engine); /* returns, since the watchdog runs to the end */
     w->f.engine = NULL;
 }
 
@@ -336,7 +336,7 @@ static void a_failed_backend_is_made_anew(void **state)
     expect_answer(w);
     assert_int_equal(atomic_load(&w->restarts), 2);
     assert_int_equal(atomic_load(&w->cleared), 2);
-    /* Counters do not begin anew with the scheduler. */
+    /* Counters continue over the new scheduler. */
     assert_true(engine_get_stats(f->engine).sched.generated_tokens > 2 * before);
 }
 
@@ -368,7 +368,7 @@ static void break_by(void **state, const char *word)
     wait_for(w, ENGINE_BROKEN);
     while (atomic_load(&w->restarts) == 0) nap();
     expect_refused(&w->f, "{\"prompt\": \"a\"}", "failed");
-    engine_destroy(w->f.engine); /* so that all has been told */
+    engine_destroy(w->f.engine); /* so that every line has been logged */
     w->f.engine = NULL;
     expect_trouble(w, word);
 }
@@ -385,7 +385,8 @@ static void another_model_is_no_replacement(void **state)
     break_by(state, "not like the old one");
 }
 
-/* A rank of another process: it is nobody's fault here, however often it happens. */
+/* A lost rank of another process is not this host's fault, however often it happens: the engine
+ * waits for it. */
 static void a_lost_backend_is_waited_for(void **state)
 {
     watched *w = start(state, 0);
@@ -417,7 +418,7 @@ static void a_loss_is_noticed_while_nothing_runs(void **state)
     expect_trouble(w, "the backend was lost: rank 1: no heartbeat");
 }
 
-/* What is told while the next one is made is of the next one. */
+/* A loss that is reported while the next backend is made concerns the next backend. */
 static void a_loss_of_the_next_one_is_not_forgotten(void **state)
 {
     watched *w = start(state, 0);
@@ -431,7 +432,7 @@ static void a_loss_of_the_next_one_is_not_forgotten(void **state)
     expect_trouble(w, "the backend was lost: rank 0: gone");
 }
 
-/* Its last step fails, and somebody beside it tells the same: it is made anew once. */
+/* The last step fails, and another thread reports the same loss: the backend is remade once. */
 static void a_loss_that_is_told_twice_is_one(void **state)
 {
     watched *w = start(state, 0);
@@ -500,14 +501,14 @@ static void a_flush_forgets_what_was_computed(void **state)
     assert_int_equal(cached(w), 0);
     assert_int_equal(cached(w), 16 * PROMPT_BLOCKS);
     assert_int_equal(atomic_load(&w->cleared), 1);
-    /* And when nothing runs. */
+    /* Flushes also when nothing runs. */
     assert_true(status_ok(engine_flush_cache(w->f.engine)));
     while (engine_get_stats(w->f.engine).sched.pages.cached > 0) nap();
     assert_int_equal(engine_get_stats(w->f.engine).sched.pages.used, 0);
     assert_int_equal(atomic_load(&w->cleared), 2);
 }
 
-/* One that runs goes on, and what it computed before is nobody else's. */
+/* A running sequence continues, and no other sequence hits what it computed before the flush. */
 static void a_flush_leaves_who_runs_alone(void **state)
 {
     watched *w = start(state, 0);
@@ -565,7 +566,7 @@ static void *crowd_thread(void *arg)
     return NULL;
 }
 
-/* Readers, aborts and flushes meet stuck steps at any moment; every stream ends. */
+/* Readers, aborts and flushes meet hung steps at any moment; every stream ends. */
 static void a_crowd_survives_stuck_steps(void **state)
 {
     watched *w = start(state, AGES);
@@ -587,7 +588,7 @@ static void a_crowd_survives_stuck_steps(void **state)
     for (int i = 0; i < 4; i++) {
         void *wrong;
         pthread_join(threads[i], &wrong);
-        assert_null(wrong); /* a thread that saw a stream end wrongly returns something */
+        assert_null(wrong); /* a thread whose stream ended wrongly returns the reason */
     }
     assert_true(atomic_load(&c.lost) > 0);
     while (engine_get_stats(w->f.engine).n_live > 0) nap();
