@@ -77,8 +77,7 @@ static void test_each_item_once(void **state)
     run_loops(2, false, 3000, 2);
     run_loops(2, true, 3000, 3);
     run_loops(3, false, 2000, 4);
-    run_loops(16, false, 500, 5); /* more threads than cores on most machines: they sleep and never
-                                   * spin */
+    run_loops(16, false, 500, 5); /* more threads than cores: they sleep and never spin */
 }
 
 static void record_run(void *ctx, size_t from, size_t to, unsigned thread)
@@ -198,9 +197,7 @@ static void test_pinning(void **state)
         thread_pool_create(&(thread_pool_options){.n_threads = 3, .pin = true}, &pool).code, 0);
     int cores[3] = {0};
     for (int round = 0; round < 100; round++) thread_pool_for(pool, 64, 1, record_core, cores);
-    for (unsigned t = 1; t < 3; t++)
-        assert_in_range(cores[t], 0, 1); /* 0: the thread got no
-                                                                       * item */
+    for (unsigned t = 1; t < 3; t++) assert_in_range(cores[t], 0, 1); /* 0: it got no item */
     thread_pool_destroy(pool);
     assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
     assert_true(CPU_EQUAL(&before, &after));

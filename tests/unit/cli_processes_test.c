@@ -315,8 +315,7 @@ static const char *const models[] = {
     "qwen3_moe_f32",   "qwen2_moe_f32", "internlm2_f32",     "phi3_f32",          "gemma3_f32"};
 enum {
     MODELS = sizeof models / sizeof *models,
-    ROWS = 4 /* rows of a model: REQUESTS presets
-                                                          * each */
+    ROWS = 4 /* REQUESTS presets each */
 };
 
 typedef enum pool { ROOMY, SWAPS, REPLAYS, POOLS } pool;
@@ -399,7 +398,7 @@ static void answer_in_peace(setting s, const model_config *c, uint32_t first_pre
     close_house(&h);
 }
 
-/* The sums must have the bits of threads that add in rank order. */
+/* The outcome must have the bits of ranks in threads, which add in rank order. */
 static void expect_bits_of_threads(const char *what, uint32_t vocab, const outcome *threads,
                                    const outcome *is)
 {
@@ -424,7 +423,7 @@ typedef struct row_spec {
     const model_config *config;
     uint32_t first_preset;
     pool pool;
-    setting setting; /* n_ranks among it */
+    setting setting; /* with n_ranks */
     const outcome *alone, *threads;
 } row_spec;
 
@@ -506,7 +505,7 @@ static void a_few_rows(void)
     tell("few", &all);
 }
 
-/* All numbers of ranks that the model can be cut for; every pool of two and of three. */
+/* Every number of ranks that divides the model; every pool with two and three ranks. */
 static void check_model(const char *name, uint32_t m, double *dropped)
 {
     static outcome alone, threads;

@@ -63,8 +63,7 @@ static void a_prompt_is_scored_alone(void **state)
 {
     fixture *f = *state;
     fixture_start(f);
-    for (int round = 0; round < 2; round++) { /* the second request does not hit the first one's
-                                               * prefix */
+    for (int round = 0; round < 2; round++) { /* the second does not hit the first's prefix */
         engine_stream *s =
             submit_ids(f, 1, PROMPT, ", \"prompt_logprobs\": 3, \"max_tokens\": 0, \"n\": 2");
         engine_output out;

@@ -138,8 +138,7 @@ static void a_default_is_for_those_that_say_nothing(void **state)
     fixture *f = *state;
     f->options.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5);
     fixture_start(f);
-    json_decref((json_t *)(uintptr_t)f->options.retention); /* it was borrowed while the engine was
-                                                             * made */
+    json_decref((json_t *)(uintptr_t)f->options.retention); /* no longer borrowed */
     assert_string_equal(method_of(f, "{" PROMPT "}"), "chunkkv");
     assert_string_equal(method_of(f, "{" PROMPT ", \"retention\": {\"method\": \"full\"}}"),
                         "full");

@@ -182,8 +182,7 @@ static void a_released_stream_is_not_told_of(void **state)
     assert_true(status_ok(engine_submit(f->engine, &r, count_notice, (void *)&notices, &s, NULL)));
     engine_request_destroy(&r);
     assert_true(engine_stream_wait(s, &out));
-    atomic_store(&f->model.hold, true); /* the running step yields a token and the end of the
-                                         * choice */
+    atomic_store(&f->model.hold, true); /* that step yields a token and the end */
     engine_stream_release(s);
     uint32_t before = atomic_load(&notices);
     assert_true(before > 0);
@@ -257,8 +256,7 @@ static void a_late_reader_finds_everything(void **state)
     for (int i = 0; i < 100; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%d, ", i * i);
     answer(f, text);
-    atomic_store(&f->model.hold_at, atomic_load(&f->model.steps) + 8); /* some outputs are read
-                                                                        * before that step */
+    atomic_store(&f->model.hold_at, atomic_load(&f->model.steps) + 8); /* some are read */
     engine_stream *s = submit(f, "{\"prompt\": \"a\", \"max_tokens\": 100}");
     engine_output out;
     for (int i = 0; i < 100; i++) {
@@ -311,9 +309,7 @@ static void a_request_without_memory_fails_alone(void **state)
 {
     fixture *f = *state;
     answer(f, "words");
-    for (int i = 0; i < 4; i++)
-        read_all(submit(f, "{\"prompt\": \"a\"}")); /* so that inboxes have
-                                                                             * their full size */
+    for (int i = 0; i < 4; i++) read_all(submit(f, "{\"prompt\": \"a\"}")); /* inboxes grow */
     atomic_store(&f->no_memory, true);
     reading r = read_all(submit(f, "{\"prompt\": \"a\", \"n\": 2}"));
     assert_int_equal(r.ends, 2);

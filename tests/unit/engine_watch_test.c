@@ -1,7 +1,8 @@
 /* Steps that hang, backends that fail and are remade, and flushes of the prefix cache.
  *
  * The machine's speed does not decide how long a step takes: the time-out is hours, and a test that
- * wants a hung step makes the running step old enough (expire). Only one test waits for the clock. */
+ * wants a hung step makes the running step old enough (expire). Only one test waits for the
+ * clock. */
 #include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 

@@ -1,5 +1,5 @@
-/* Paged attention and page mass: every ISA against a naive float64 loop, and the promise
- * that a row's bits depend on nothing but the row. */
+/* Paged attention and page mass: every ISA against a naive float64 loop, and the promise that a
+ * row's bits depend on nothing but the row. */
 #include "tests/unit/kernels_fixture.h"
 #include "tests/unit/kernels_tables.h"
 
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Under TSan a memory access costs twenty, emulated an instruction a hundred: fewer shapes. */
+/* TSan makes a memory access 20 times as slow, emulation an instruction 100 times: fewer shapes. */
 #if defined(__SANITIZE_THREAD__) || defined(OCTAVO_EMULATED)
 enum { SLOW = 1 };
 #else
@@ -52,15 +52,15 @@ static void run(kern_context *kc, const kern_attn_batch *b)
     assert_true(status_ok(kern_attention(kc, b)));
 }
 
-/* ---- the yardstick: float64, one row and head at a time ---- */
+/* ---- the reference: float64, one row and head at a time ---- */
 
-/* The standard precision over bf16 pages, where the ISA has bf16 dot products. */
+/* True for the standard precision over bf16 pages, where the ISA has bf16 dot products. */
 static bool rounds_to_bf16(const char *isa, const sequence *s)
 {
     return s->shape.format == KERN_KV_BF16 && strcmp(isa, "avx512bf16") == 0;
 }
 
-/* The query as it enters the products: q, or q rounded to bf16. */
+/* The query that enters the products: q, or q rounded to bf16. */
 static void naive_query(const sequence *s, uint32_t slot, uint32_t head, bool rounds, double *q)
 {
     const uint32_t dim = s->shape.head_dim;
@@ -97,13 +97,13 @@ static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t 
 /* Outputs are averages of values of size 1: an absolute tolerance, 40 f32 roundings of a score of
  * size 10. */
 static const double tolerance = 2e-5;
-/* With int8 pages every ISA but the reference makes integers of q and of p times the scales of V.
- * Of these, rounded to 1 / 32767 of the largest one of 64 slots, outputs err by up to 7e-5 (rms,
- * where one slot has all the mass); of many thousand outputs the worst is three times that. The
- * mass is summed before. */
+/* With int8 pages every ISA but the reference quantises q, and p times the scales of V, to
+ * integers. With p rounded to 1 / 32767 of the largest of 64 slots, outputs err by up to 7e-5 (rms,
+ * where one slot has all the mass); the worst of many thousand outputs is three times that. The
+ * mass is summed before that rounding. */
 static const double int8_tolerance = 4e-4;
 /* In bf16 dot products each p is rounded by up to 1 / 256 of itself, and outputs err by up to that
- * share of an average of |v|. The yardstick rounds q itself. */
+ * share of an average of |v|. The reference rounds q too. */
 static const double bf16_tolerance = 5e-3, bf16_mass_tolerance = 4e-4;
 
 static void compare_item(const char *isa, const sequence *s, const kern_attn_item *it,
@@ -166,7 +166,7 @@ static void random_batch(fixture *f, uint64_t seed, kern_kv_format type, uint32_
         }
     }
     for (size_t k = 0; k < f->n_isas; k++) {
-        /* One stride for all items: the layouts are made with the same choices. */
+        /* One stride for all items: the layouts are made from the same random numbers. */
         layout l[ITEMS];
         for (size_t i = 0; i < ITEMS; i++) {
             rng same = rng_seed(seed + 1);
@@ -174,7 +174,8 @@ static void random_batch(fixture *f, uint64_t seed, kern_kv_format type, uint32_
             l[i] = make_layout(f->isas[k], &same, &s[i], s[i].n_slots);
             items[i].pages = l[i].pages;
             items[i].tiles = l[i].tiles;
-            /* Pages wholly before every row's window may be gone: their ids are never looked up. */
+            /* Pages wholly before every row's window may be gone: attention must not look up their
+             * ids. */
             uint32_t begin = items[i].first_slot + 1;
             begin = items[i].window && begin > items[i].window ? begin - items[i].window : 0;
             for (uint32_t p = 0; p < begin / page_tokens; p++) l[i].pages[p] = UINT32_MAX;
@@ -223,8 +224,9 @@ static void assert_same_bits(const void *a, const void *b, size_t n_floats, cons
              s->shape.page_tokens, s->q_heads, row, i, x[i], y[i]);
 }
 
-/* A causal prefill of all rows, against the same rows: one at a time as decode does, in chunks,
- * with other pages, strides and page sizes, in one thread. Slots behind the last row hold NaNs. */
+/* Compares a causal prefill of all rows with the same rows computed one at a time as decode does,
+ * in chunks, with other pages, strides and page sizes, and in one thread. Slots behind the last row
+ * hold NaNs. */
 static void invariance(fixture *f, kern_context *kc, rng *r, kern_kv_format type, uint32_t head_dim,
                        uint32_t q_heads, uint32_t window)
 {
@@ -243,7 +245,7 @@ static void invariance(fixture *f, kern_context *kc, rng *r, kern_kv_format type
         if (p > 0) assert_same_bits(want, got, n * row, "page size", kc, &s, 0);
         free_layout(&l);
     }
-    for (size_t p = 0; p < 3; p++) { /* decode: only slots up to the row have been written */
+    for (size_t p = 0; p < 3; p++) { /* decode: only slots up to the row are written */
         s.shape.page_tokens = page_sizes[p];
         for (uint32_t i = 0; i < n; i += i < 20 || i > 60 ? 1 : 7) {
             layout l = make_layout(kc, r, &s, i + 1);
@@ -305,7 +307,7 @@ static void test_row_bits(void **state)
                 }
 }
 
-/* A future token's infinities and NaNs in K and V do not reach the rows before it. */
+/* Infinities and NaNs in the K and V of a later token do not reach the rows before it. */
 static void test_future_is_unseen(void **state)
 {
     enum { SLOTS = 70, HEADS = 3, DIM = 64 };
@@ -335,8 +337,8 @@ static void test_future_is_unseen(void **state)
         }
 }
 
-/* A query with a NaN or an infinity gives NaNs, over int8 pages too, and leaves other rows alone.
- */
+/* A query with a NaN or an infinity yields NaNs, over int8 pages too, and does not affect other
+ * rows. */
 static void test_query_is_not_finite(void **state)
 {
     enum { SLOTS = 70, DIM = 32, BAD = 66 };
@@ -361,9 +363,9 @@ static void test_query_is_not_finite(void **state)
         }
 }
 
-/* More slots than a span has: a row's spans may be shared by the threads (alone in its batch), or
- * not (beside others; in one thread), or be walked for many rows: the same bits, outputs and mass,
- * and near to float64. */
+/* With more slots than one span holds, a row's spans may be shared by the threads (alone in its
+ * batch), or not (beside others; in one thread), or be walked for many rows: bits, outputs and mass
+ * are the same, and near float64. */
 static void long_row(fixture *f, kern_context *kc, rng *r, kern_kv_format type, uint32_t window)
 {
     enum { DIM = 32, HEADS = 2, SLOTS = 2600, ROWS = 40, PAGES = SLOTS / 32 + 1 };
@@ -421,9 +423,9 @@ static void test_spans(void **state)
 
 /* ---- mass ---- */
 
-/* The mass of a row set has the same bits however the prefill is cut, and whoever shares the batch;
- * asking for it changes no output. Small slots of scores decide: rows of very different maxima
- * included. */
+/* The mass of a set of rows has the same bits however the prefill is cut and whatever else is in
+ * the batch; asking for mass changes no output. Tests include few slots and rows with very
+ * different maxima. */
 static void test_mass_bits(void **state)
 {
     fixture *f = *state;
@@ -452,7 +454,7 @@ static void test_mass_bits(void **state)
             assert_true(fabs(total - rows * heads) < 1e-4 * rows * heads);
 
             uint32_t first =
-                n - rows - rng_below(&r, n - rows); /* a shorter last chunk, others beside it */
+                n - rows - rng_below(&r, n - rows); /* a shorter last chunk, beside other items */
             kern_attn_item three[3] = {item_of(&s, &l, 0, n, out),
                                        item_of(&s, &l, first, n - first, out),
                                        item_of(&s, &l, n - 1, 1, out)};
@@ -483,8 +485,8 @@ static void test_mass_bits(void **state)
         }
 }
 
-/* The sum runs over the query heads ascending, then the rows ascending: the masses of single rows
- * and heads, added up here in that order, have the same bits. */
+/* The mass is summed over ascending query heads, then ascending rows: the masses of single rows and
+ * heads, added here in that order, have the same bits. */
 static void test_mass_order(void **state)
 {
     enum { SLOTS = 120, PAGES = 8, HEADS = 5, ROWS = 9, DIM = 32 };
@@ -515,8 +517,8 @@ static void test_mass_order(void **state)
     }
 }
 
-/* Scores that overflow every exponential but the largest, and a slot (LOW) whose score overflows to
- * minus infinity for every row: it weighs nothing, as under exp of float64. */
+/* Scores whose exponentials all underflow but the largest, and a slot (LOW) whose score overflows
+ * to minus infinity for every row: its weight is zero, as with float64 exp. */
 static void check_extreme_scores(kern_context *kc, rng *r, kern_kv_format format)
 {
     enum {
@@ -531,7 +533,7 @@ static void check_extreme_scores(kern_context *kc, rng *r, kern_kv_format format
     sequence s = make_sequence(r, format, PAGE, DIM, HEADS, SLOTS);
     const size_t n = (size_t)SLOTS * HEADS * DIM;
     for (size_t i = 0; i < n; i++) s.q[i] = fabsf(s.q[i]) * 1000.0f;
-    if (format != KERN_KV_F16) /* the largest f16 is too small for it */
+    if (format != KERN_KV_F16) /* beyond the range of f16 */
         for (size_t d = 0; d < DIM; d++) s.k[LOW * DIM + d] = -3e38f;
     float *out = malloc(n * sizeof *out), mass[PAGES];
     layout l = make_layout(kc, r, &s, SLOTS);
@@ -562,7 +564,7 @@ static void test_extreme_scores(void **state)
 
 /* ---- precision ---- */
 
-/* The energy of the error of a prefill over bf16 pages, over the energy of what float64 gives. */
+/* Energy of the error of a prefill over bf16 pages, over the energy of the float64 result. */
 static double prefill_nmse(kern_context *kc, const sequence *s, const layout *l, float *out)
 {
     kern_attn_item it = item_of(s, l, 0, s->n_slots, out);
@@ -581,9 +583,9 @@ static double prefill_nmse(kern_context *kc, const sequence *s, const layout *l,
     return lost / energy;
 }
 
-/* Over bf16 pages the standard precision rounds q and p to bf16 once, where the ISA has dot
- * products of them, and not more: an error of 2^-9 rms in either is 1e-5 of the energy. The high
- * one is f32 everywhere. */
+/* Over bf16 pages the standard precision rounds q and p to bf16 exactly once, where the ISA has
+ * bf16 dot products: an rms error of 2^-9 in either is 1e-5 of the energy. The high precision is
+ * f32 throughout. */
 static void test_precision(void **state)
 {
     enum { SLOTS = 150, HEADS = 4, DIM = 64 };

@@ -1,6 +1,6 @@
-/* Pages of formats with grids: quantised as plain C says, within half a step, the same bits on
- * every ISA; single slots written; attention and measures over them are those over bf16 pages that
- * hold what they read as. */
+/* Pages of formats with grids: quantised like a plain C version, within half a step, with the same
+ * bits on every ISA; single slots written later; attention and measures over them equal those over
+ * bf16 pages that hold the dequantised values. */
 #include "tests/unit/kernels_fixture.h"
 
 #include "kernels/measure.h"
@@ -25,7 +25,7 @@ typedef struct tile {
     uint8_t *in_bf16, *packed;
 } tile;
 
-/* Channels have their own means and sizes, as those of keys do; tokens likewise in V. */
+/* Channels of K have their own means and sizes, as real keys do; so have tokens of V. */
 static tile *make_tile(const kern_context *kc, rng *r, kern_kv_format format, uint32_t dim)
 {
     tile *t = calloc(1, sizeof *t);
@@ -55,7 +55,7 @@ static void free_tile(tile *t)
     free(t);
 }
 
-/* ---- what a group is, in plain words --------------------------------------------------------- */
+/* ---- quantising a group in plain C ----------------------------------------------------------- */
 
 static float half_up(float x)
 {
@@ -66,7 +66,7 @@ static float half_up(float x)
     return x;
 }
 
-/* x [n], stride apart, becomes what it reads as; returns the scale. */
+/* Replaces x [n], `stride` apart, by its dequantised values; returns the scale. */
 static float plain_group(const float *x, uint32_t n, size_t stride, int bits, float *out)
 {
     float min = x[0], max = x[0], top = (float)((1 << bits) - 1);
@@ -149,7 +149,7 @@ static void isas_agree(void **state)
         }
 }
 
-/* ---- one slot, later ------------------------------------------------------------------------- */
+/* ---- one slot written later ------------------------------------------------------------------ */
 
 static void a_slot_written_again(void **state)
 {
@@ -162,7 +162,7 @@ static void a_slot_written_again(void **state)
         for (uint32_t s = 0; s < TOKENS; s++)
             kern_kv_read(f->isas[0], &t->shape, t->packed, s, before[s][0], before[s][1]);
         for (uint32_t d = 0; d < DIM; d++) {
-            k[d] = d % 3 ? t->k[SLOT - 1][d] : 1000.0f; /* of its page, or far outside */
+            k[d] = d % 3 ? t->k[SLOT - 1][d] : 1000.0f; /* in range, or far outside */
             v[d] = rng_normal(&r) * 1e-2f;
         }
         kern_kv_write(f->isas[0], &t->shape, t->packed, SLOT, k, v);
@@ -170,7 +170,8 @@ static void a_slot_written_again(void **state)
             kern_kv_read(f->isas[0], &t->shape, t->packed, s, gotk, gotv);
             for (uint32_t d = 0; d < DIM && s != SLOT; d++) {
                 assert_true(gotv[d] == before[s][1][d]);
-                bool stays = d % 3 || s < GROUP; /* a key that fits changes nobody's */
+                bool stays = d % 3 || s < GROUP; /* a key that fits the group's range changes no
+                                                  * other slot */
                 if (stays) assert_true(gotk[d] == before[s][0][d]);
                 else assert_true(fabsf(gotk[d] - before[s][0][d]) < 200.0f);
             }
@@ -224,8 +225,8 @@ static void what_is_special(void **state)
 
 enum { PAGE = 32, SLOTS = 150, ROWS = 75, HEADS = 3, HEAD_DIM = 48, PAGES = (SLOTS + 31) / 32 };
 
-/* A table twice: its pages packed, with bf16 ones for those of the last rows; and as a row of page
- * `own` reads it, all in bf16. With a residual page 1 has no bf16 form any more. */
+/* One table twice: with packed pages, and bf16 pages for the last rows; and as a row of page `own`
+ * reads it, all in bf16. With a residual, page 1 no longer has a bf16 form. */
 typedef struct twice {
     kern_kv_shape shape, wide;
     uint8_t *filling[PAGES], *packed, *seen;
@@ -315,7 +316,8 @@ static void attend(kern_context *kc, const twice *t, bool packed, uint32_t row, 
     assert_true(status_ok(kern_attention(kc, &b)));
 }
 
-/* Row by row and all at once: a row's own page and its residual are bf16, those before packed. */
+/* Row by row and all rows at once: a row's own page and its residual are bf16, pages before them
+ * packed. */
 static void attention_reads_them(void **state)
 {
     fixture *f = *state;
@@ -333,7 +335,7 @@ static void attention_reads_them(void **state)
         }
         assert_memory_equal(one, want, sizeof one);
         attend(kc, &t, true, 0, ROWS, all, mass);
-        for (uint32_t row = 0; row < ROWS; row += 2) /* those without a window */
+        for (uint32_t row = 0; row < ROWS; row += 2) /* rows without a window */
             assert_memory_equal(all + row * HEADS * HEAD_DIM, want + row * HEADS * HEAD_DIM,
                                 HEADS * HEAD_DIM * sizeof *all);
         free_twice(&t);

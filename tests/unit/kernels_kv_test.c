@@ -34,7 +34,7 @@ static void test_kv_write(void **state)
                     uint32_t bits = rng_u32(&r);
                     memcpy(&k[d], &bits, 4);
                     v[d] = rng_normal(&r) * 1e-3f;
-                    if (k[d] != k[d]) k[d] = INFINITY; /* payloads of NaN may differ */
+                    if (k[d] != k[d]) k[d] = INFINITY; /* the payload of a NaN may differ */
                 }
                 memset(want, 0xee, bytes);
                 kern_kv_write(f->isas[0], &shape, want, slot, k, v);
@@ -56,8 +56,8 @@ static void test_kv_write(void **state)
         }
 }
 
-/* Every ISA stores the same integers and scale, in this slot's bytes alone; what reads back is
- * within half a step, the largest is exact to the scale's rounding; and written again it is the
+/* Every ISA stores the same integers and scale, in this slot's bytes only; the values read back are
+ * within half a step, the largest exact up to the scale's rounding; written again they give the
  * same bits. */
 static void check_int8(const fixture *f, uint32_t dim, uint32_t slot, const float *k,
                        const float *v)
@@ -107,8 +107,8 @@ static void test_kv_int8(void **state)
         }
 }
 
-/* What has no scale: zeros and what is as good as that; not finite. The other of K and V is not
- * touched by it. */
+/* Values without a scale: zeros, values too small for one, and values that are not finite. They
+ * affect only their own half, K or V. */
 static void test_kv_int8_special(void **state)
 {
     const fixture *f = *state;

@@ -1,5 +1,5 @@
-/* Matrix products: every ISA that this CPU runs against plain loops in double precision, and bit
- * against bit where the contract says so: over the number of rows, over threads, over ISAs of one
+/* Matrix products: every ISA of this CPU against plain loops in double precision, and bit for bit
+ * where the contract promises it: over the number of rows, over threads, over ISAs with the same
  * order of sums. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,12 +47,12 @@ static void drop_context(kern_context *kc, thread_pool *pool)
     thread_pool_destroy(pool);
 }
 
-/* A product with everything it needs. Bytes that no one may write are canaries. */
+/* A product with its operands. Bytes that must not be written are canaries. */
 typedef struct problem {
     dtype type, src_type;
     size_t n, k, m, src_stride, x_stride, y_stride;
     uint8_t *src;  /* [n, src_stride] of src_type, at an odd address */
-    float *weight; /* [n, k] what src holds, rounded to type */
+    float *weight; /* [n, k] the values of src, rounded to type */
     kern_matrix w;
     float *bias, *x, *y;
 } problem;
@@ -93,7 +93,7 @@ static problem make_problem(rng *r, dtype type, dtype src_type, size_t n, size_t
             p.weight[i * k + j] = rounded(type, f);
         }
     for (size_t i = 0; i < n; i++) p.bias[i] = rng_normal(r);
-    /* What lies between rows must not be read: NaN would show. */
+    /* Padding between rows must not be read: a NaN there would show. */
     for (size_t i = 0; i < m * p.x_stride; i++) p.x[i] = i % p.x_stride < k ? rng_normal(r) : NAN;
     return p;
 }
@@ -108,7 +108,7 @@ static void free_problem(problem *p)
     free(p->y);
 }
 
-/* In two pieces, so that a panel is filled from both sides. */
+/* Packs in two calls, so that a panel is filled from both sides. */
 static void pack(kern_context *kc, problem *p)
 {
     memset(p->w.data, 0, kern_matrix_bytes(p->type, p->n, p->k));
@@ -124,8 +124,8 @@ static void multiply(kern_context *kc, const problem *p, bool bias)
     kern_matmul(kc, &p->w, bias ? p->bias : NULL, p->x, p->x_stride, p->m, p->y, p->y_stride);
 }
 
-/* Parts of x that enter a product: 0 = x as it is. Dot products of bf16 take x rounded, in high
- * precision what that left too. */
+/* Number of bf16 parts of x that enter a product: 0 = x as it is. bf16 dot products take x rounded,
+ * and in high precision also the remainder. */
 static int parts_of_x(const char *isa, kern_precision precision, dtype type)
 {
     bool dots = strcmp(isa, "avx512bf16") == 0 || strcmp(isa, "amx") == 0;
@@ -141,7 +141,7 @@ static bool has_dots(const char *isa, dtype type)
 static float high_of(float x) { return rounded(DTYPE_BF16, x); }
 static float low_of(float x) { return rounded(DTYPE_BF16, x - high_of(x)); }
 
-/* The value that a product uses for x, after its rounding. */
+/* The value of x that a product uses, after rounding. */
 static double value_of(float x, int parts)
 {
     if (parts == 0) return (double)x;
@@ -166,8 +166,7 @@ static void check_against_double(const char *isa, kern_precision precision, cons
                 sum += term;
                 size += fabs(term);
             }
-            /* One rounding of half an ulp for each step of the chain, on sums no larger than size.
-             */
+            /* Half an ulp of rounding for each step of the chain, on sums no larger than size. */
             double steps = (double)(p->k * (parts > 1 ? 2 : 1) + 1);
             double bound = steps * 0x1p-24 * size + 1e-30;
             if (!(fabs((double)y - sum) <= bound))
@@ -191,7 +190,7 @@ static void check_rows_read_back(const kern_context *kc, const problem *p)
 
 static const dtype dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
 
-/* In high precision those products alone that it changes. */
+/* In high precision only the products that it changes. */
 static void run_shapes(const char *isa, kern_precision precision, uint64_t seed)
 {
     thread_pool *pool = NULL;
@@ -230,9 +229,9 @@ static void test_shapes(void **state)
     }
 }
 
-/* Every row of y alone, among 2 .. 512, on one thread and on two: the same bits. The shape is large
- * enough for each path: side by side, k blocks, widened panels, x packed whole or piece by piece.
- */
+/* Every row of y alone, among 2 .. 512 rows, on one thread and on two, has the same bits. The shape
+ * is large enough for each path: side by side, k blocks, widened panels, x packed whole or piece by
+ * piece. */
 static void check_invariance(const char *isa, kern_precision precision, dtype type, size_t n,
                              size_t k)
 {
@@ -248,8 +247,8 @@ static void check_invariance(const char *isa, kern_precision precision, dtype ty
     for (size_t i = 0; i < ROWS_MAX; i++)
         memcpy(expected + i * n, p.y + i * p.y_stride, n * sizeof(float));
 
-    /* Every count of rows once, for bf16; else the counts of a few tiles, then one in 7 or in 61.
-     */
+    /* Every row count once, for bf16; otherwise the counts of a few tiles, then every 7th or
+     * 61st. */
     bool every = type == DTYPE_BF16 && k < 1000 && !SLOW;
     size_t each = !SLOW ? 40 : k < 1000 ? 20 : 0;
     for (size_t m = 1; m <= ROWS_MAX; m += every || m < each ? 1 : SLOW ? 61 : 7) {
@@ -278,7 +277,7 @@ static void test_invariance(void **state)
             print_message("skipped: %s (this CPU lacks it)\n", isa);
             continue;
         }
-        bool tiles = !SLOW || i <= 2; /* those that follow AVX-512 have its tiles */
+        bool tiles = !SLOW || i <= 2; /* ISAs after AVX-512 use its tiles */
         for (int t = 0; t < 3; t++)
             if (tiles || has_dots(isa, dtypes[t]))
                 check_invariance(isa, KERN_PRECISION_STANDARD, dtypes[t], SLOW ? 70 : 150,
@@ -294,8 +293,8 @@ static void test_invariance(void **state)
     check_invariance("ref", KERN_PRECISION_STANDARD, DTYPE_BF16, 20, 33);
 }
 
-/* Each ISA sums one chain of fused multiply-adds, so they agree with the reference to the bit; but
- * for those with dot products of bf16 (test_dot_products). */
+/* Each ISA sums one chain of fused multiply-adds and so agrees with the reference bit for bit,
+ * except ISAs with bf16 dot products (test_dot_products). */
 static void test_equal_over_isas(void **state)
 {
     (void)state;
@@ -322,7 +321,7 @@ static void test_equal_over_isas(void **state)
     }
 }
 
-/* What Intel's manual says of one sum: VDPBF16PS and TDPBF16PS, without denormals. */
+/* One sum as Intel's manual defines it: VDPBF16PS and TDPBF16PS, without denormals. */
 static float sum_of_pairs(const float *x, const float *w, size_t k, int parts, float sum)
 {
     for (size_t i = 0; i < k; i += 2)
@@ -381,7 +380,7 @@ static void check_dot_products(const char *isa, kern_precision precision, sum_fn
     drop_context(kc, pool);
 }
 
-/* The order of sums of those that take several products at once, to the bit. */
+/* The order of sums of ISAs that take several products at once, bit for bit. */
 static void test_dot_products(void **state)
 {
     (void)state;
@@ -399,8 +398,7 @@ static void test_dot_products(void **state)
     }
 }
 
-/* An infinity or a NaN in x makes of its row what it makes in any f32 sum, and of others nothing.
- */
+/* An infinity or a NaN in x affects its own row as in any f32 sum, and no other row. */
 static void test_x_is_not_finite(void **state)
 {
     (void)state;
@@ -431,7 +429,7 @@ static void test_x_is_not_finite(void **state)
         }
 }
 
-/* A run of columns: as a matrix of these alone. */
+/* A range of columns gives the bits of a matrix of these columns alone. */
 static void test_columns(void **state)
 {
     (void)state;
@@ -478,7 +476,7 @@ static void test_packing_keeps_other_rows(void **state)
     uint8_t *before = malloc(bytes);
     assert_non_null(before);
     memcpy(before, p.w.data, bytes);
-    for (size_t row0 = 0; row0 < N; row0 += 3) { /* the same rows again change nothing */
+    for (size_t row0 = 0; row0 < N; row0 += 3) { /* adding the same rows again changes nothing */
         size_t rows = row0 + 5 <= N ? 5 : N - row0;
         kern_matrix_pack(kc, &p.w, row0, rows, p.src + 1 + row0 * p.src_stride * 2, DTYPE_BF16,
                          p.src_stride);
@@ -519,7 +517,7 @@ static void check_limits(const char *isa)
     drop_context(kc, pool);
 }
 
-/* Under emulation the reference stands for all: instructions in plain C would take minutes. */
+/* Under emulation only the reference is measured: instructions in plain C would take minutes. */
 static void test_limits_are_measured(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* Measures by slot: every ISA against float64 loops written from docs/retention.md, and the promise
- * that running sums do not know how their rows were cut. */
+ * that running sums do not depend on how their rows were cut. */
 #include "kernels/measure.h"
-/* Measures are f32 in either precision; the outputs of attention that some of them read are not. */
+/* Measures are f32 in either precision; attention outputs, which some measures read, are not. */
 #define FIXTURE_PRECISION KERN_PRECISION_HIGH
 #include "tests/unit/kernels_fixture.h"
 #include "tests/unit/kernels_tables.h"
@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-/* Under TSan a memory access costs twenty, emulated an instruction a hundred: fewer shapes. */
+/* TSan makes a memory access 20 times as slow, emulation an instruction 100 times: fewer shapes. */
 #if defined(__SANITIZE_THREAD__) || defined(OCTAVO_EMULATED)
 enum { SLOW = 1 };
 #else
@@ -20,8 +20,8 @@ static const kern_kv_format all_types[] = {KERN_KV_F32, KERN_KV_BF16, KERN_KV_F1
 static const char *const row_names[KERN_ROW_MEASURES] = {"mass", "raw", "projection", "outside",
                                                          "pooled"};
 
-/* Each value within 1e-5 of it and of the largest together; within 1e-4 over pages of int8, where
- * the fast kernels take q in 16 bits. */
+/* Each value must be within 1e-5 of itself plus the largest; within 1e-4 over int8 pages, where the
+ * fast kernels take q in 16 bits. */
 static void compare(const char *what, const kern_context *kc, const sequence *s, const float *got,
                     const double *want, size_t n, double scale)
 {
@@ -65,7 +65,7 @@ static kern_rows_batch rows_batch(const sequence *s, const layout *l, const kern
                              .n_items = n};
 }
 
-/* y of all rows, as attention gives it. */
+/* y of all rows, as attention computes it. */
 static float *outputs_of(kern_context *kc, const sequence *s, const layout *l)
 {
     size_t row = (size_t)s->q_heads * s->shape.head_dim;
@@ -148,8 +148,8 @@ static void test_rows_against_naive(void **state)
     for (uint64_t seed = 1; seed <= (SLOW ? 8 : 60); seed++) random_rows(*state, seed);
 }
 
-/* Query heads first, then rows: single rows and heads, added up here in that order, have the same
- * bits; so have batches, threads and page sizes. */
+/* Sums run over query heads first, then rows: single rows and heads, added here in that order, have
+ * the same bits, as do other batches, threads and page sizes. */
 static void test_rows_order(void **state)
 {
     enum { SLOTS = 203, HEADS = 5, ROWS = 29, DIM = 32 };
@@ -171,7 +171,7 @@ static void test_rows_order(void **state)
             b.q_heads = 1;
             for (uint32_t i = 0; i < ROWS; i++) {
                 for (uint32_t h = 0; h < HEADS; h++) {
-                    bool raw = kind == KERN_MEASURE_RAW; /* it has no mask */
+                    bool raw = kind == KERN_MEASURE_RAW; /* the raw kind has no mask */
                     uint32_t end = SLOTS - ROWS + i + 1;
                     it = rows_item(&s, &l, (kern_row_measure)kind, raw ? SLOTS : end, 1);
                     it.q = s.q + ((size_t)(end - 1) * HEADS + h) * DIM;
@@ -206,7 +206,7 @@ static void test_rows_order(void **state)
 
 /* ---- running sums ---------------------------------------------------------------------------- */
 
-/* All rows of s in calls of at most `chunk` rows (0: of any size). want [n_slots]. */
+/* Runs all rows of s in calls of at most `chunk` rows (0: any size). want [n_slots]. */
 static void run_sums(kern_context *kc, rng *r, const sequence *s, kern_row_measure kind,
                      uint32_t chunk, float *out)
 {
@@ -281,7 +281,7 @@ static void test_long_sums(void **state)
     same_bits("long", kc, whole, cut, SLOTS);
     layout l = make_layout(kc, &r, &s, SLOTS);
     kern_rows_item it = rows_item(&s, &l, KERN_MEASURE_MASS, SLOTS, SLOTS);
-    it.out = cut; /* without sums of its own the result is added up where it is returned */
+    it.out = cut; /* without sums of its own, the result is added up in the output */
     kern_rows_batch b = rows_batch(&s, &l, &it, 1);
     run_rows(kc, &b);
     same_bits("long, of one step", kc, whole, cut, SLOTS);
@@ -293,7 +293,7 @@ static void test_long_sums(void **state)
     free_sequence(&s);
 }
 
-/* ---- of a table alone ------------------------------------------------------------------------ */
+/* ---- measured from a table alone ------------------------------------------------------------- */
 
 static void test_tables_against_naive(void **state)
 {
@@ -332,7 +332,7 @@ static void test_tables_against_naive(void **state)
     }
 }
 
-/* Keys without a direction are nobody's: no NaN. */
+/* Zero keys have no direction: they yield no NaN. */
 static void test_cosine_of_nothing(void **state)
 {
     fixture *f = *state;
@@ -350,7 +350,7 @@ static void test_cosine_of_nothing(void **state)
     free_sequence(&s);
 }
 
-/* ---- under queries to come ------------------------------------------------------------------- */
+/* ---- measured under expected queries --------------------------------------------------------- */
 
 static void test_expected_against_naive(void **state)
 {
@@ -381,7 +381,7 @@ static void test_expected_against_naive(void **state)
         free(want);
         free_sequence(&s);
     }
-    /* All slots are sinks: nothing is expected of any. */
+    /* All slots are sinks: no expected query sees one. */
     sequence s = make_sequence(&r, KERN_KV_F32, 16, 16, 2, 5);
     layout l = make_layout(f->isas[0], &r, &s, 5);
     float got[5] = {1, 1, 1, 1, 1}, turn[16] = {0};
@@ -446,11 +446,11 @@ typedef struct kept {
     uint32_t n;
 } kept;
 
-/* Whole pages are given up, then single slots, whose holes the last slots fill. */
+/* Drops whole pages, then single slots, whose holes the last slots fill. */
 static void retain(rng *r, const sequence *s, layout *l, kept *t)
 {
     uint32_t page = s->shape.page_tokens, n_pages = s->n_slots / page, out = 0;
-    for (uint32_t p = 0; p < n_pages; p++) { /* n_slots is whole pages here */
+    for (uint32_t p = 0; p < n_pages; p++) { /* n_slots is a multiple of the page here */
         if (p + 1 < n_pages && rng_below(r, 2)) continue;
         l->pages[out] = l->pages[p];
         for (uint32_t i = 0; i < page; i++) t->token[out * page + i] = p * page + i;
@@ -479,7 +479,7 @@ static void test_attention_after_retention(void **state)
             layout l = make_layout(f->isas[k], &r, &s, s.n_slots);
             kept t;
             retain(&r, &s, &l, &t);
-            /* Another token attends: the query of the last, whose K and V are in the table. */
+            /* One more token attends: the query of the last one, whose K and V are in the table. */
             float *out = malloc((size_t)heads * dim * sizeof *out);
             kern_attn_item it = {.pages = l.pages,
                                  .tiles = l.tiles,
@@ -491,7 +491,7 @@ static void test_attention_after_retention(void **state)
             kern_attn_batch b = {s.shape, l.page_stride, heads, 1.0f / sqrtf((float)dim),
                                  row,     row,           &it,   1};
             assert_true(status_ok(kern_attention(f->isas[k], &b)));
-            sequence dense = s; /* the kept tokens, side by side */
+            sequence dense = s; /* the kept tokens, contiguous */
             dense.n_slots = t.n;
             dense.k = malloc((size_t)t.n * dim * sizeof(float));
             dense.v = malloc((size_t)t.n * dim * sizeof(float));

@@ -1,5 +1,5 @@
-/* Quantised weights: what becomes of a group, products of every ISA against double precision on
- * the integers themselves, and bit against bit: over ISAs, over the number of rows, over slices. */
+/* Quantised weights: how a group is rounded, products of every ISA against double precision on the
+ * integers themselves, and bit for bit: over ISAs, over the number of rows, over slices. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static problem make_problem(rng *r, kern_quant quant, size_t n, size_t k, size_t
     p.y = malloc(m * p.y_stride * sizeof *p.y);
     assert_true(p.w.data && p.src && p.x && p.y);
     for (size_t i = 0; i < n * k; i++) p.src[i] = bf16_to_f32(bf16_from_f32(rng_normal(r)));
-    /* What lies between rows must not be read: NaN would show. */
+    /* Padding between rows must not be read: a NaN there would show. */
     for (size_t i = 0; i < m * p.x_stride; i++)
         p.x[i] = i % p.x_stride < k ? rng_normal(r) * (i % 37 == 0 ? 20.0f : 1.0f) : NAN;
     return p;
@@ -53,7 +53,7 @@ static void free_problem(problem *p)
     free(p->y);
 }
 
-/* In two pieces, so that a panel is filled from both sides. */
+/* Packs in two calls, so that a panel is filled from both sides. */
 static void pack(kern_context *kc, problem *p)
 {
     memset(p->w.data, 0, kern_matrix_size(&p->w));
@@ -74,7 +74,7 @@ static kern_context **contexts(fixture *f, kern_precision precision)
     return precision == KERN_PRECISION_HIGH ? f->high : f->isas;
 }
 
-/* x as its integers and scales make it. */
+/* x rounded to its integers and scales. */
 static void round_x(const float *x, size_t k, kern_quant quant, kern_precision precision,
                     double *out)
 {
@@ -111,8 +111,8 @@ static void check_against_double(kern_context *kc, kern_precision precision, con
                 sum += x[c] * (double)row[c];
                 size += fabs(x[c] * (double)row[c]);
             }
-            /* A group's sum is exact: what is rounded is that as a float, its scale, and one
-             * addition a group. */
+            /* A group's integer sum is exact; rounded are its conversion to float, its scale, and
+             * one addition for each group. */
             double bound = (double)(groups + 2) * 0x1p-23 * size + 1e-30;
             if (!(fabs((double)y - sum) <= bound))
                 fail_msg("%u bits in %u: m %zu n %zu k %zu row %zu column %zu: %.9g, not %.9g",
@@ -123,7 +123,7 @@ static void check_against_double(kern_context *kc, kern_precision precision, con
     free(xs);
 }
 
-/* Every ISA packs and computes what the reference of that precision does, bit by bit. */
+/* Every ISA packs and computes bit by bit what the reference of the same precision does. */
 static void check_product(fixture *f, kern_precision precision, problem *p)
 {
     size_t y_bytes = p->m * p->y_stride * sizeof *p->y, bytes = kern_matrix_size(&p->w);
@@ -163,7 +163,7 @@ static void test_products(void **state)
     }
 }
 
-/* Weights of 4 bits have one precision: x has 8 bits beside them. */
+/* 4-bit weights have one precision: their x has 8 bits. */
 static void test_four_bits_are_one_precision(void **state)
 {
     fixture *f = *state;
@@ -183,7 +183,7 @@ static void test_four_bits_are_one_precision(void **state)
     free_problem(&p);
 }
 
-/* The largest integers everywhere, so that whatever can overflow does. */
+/* The largest integers everywhere, to provoke overflow. */
 static void test_extremes(void **state)
 {
     fixture *f = *state;
@@ -204,7 +204,7 @@ static void test_extremes(void **state)
         }
 }
 
-/* Every row alone and among others, on one thread and two: the same bits. */
+/* Every row alone and among others, on one thread and on two, has the same bits. */
 static void check_rows(fixture *f, size_t isa, kern_precision precision, kern_quant quant, size_t n,
                        size_t k, size_t rows)
 {
@@ -255,7 +255,8 @@ static void test_invariance(void **state)
         }
 }
 
-/* A run of columns, its ends inside of groups: as with all of x but zeros outside of it. */
+/* A range of columns that ends inside groups gives the result for x with zeros outside the
+ * range. */
 static void test_columns(void **state)
 {
     fixture *f = *state;
@@ -282,7 +283,7 @@ static void test_columns(void **state)
         }
 }
 
-/* Columns from a group's first on are quantised as they are among all columns. */
+/* Columns from a group's start on are quantised as they are among all columns. */
 static void test_slices(void **state)
 {
     fixture *f = *state;
@@ -306,8 +307,8 @@ static void test_slices(void **state)
     }
 }
 
-/* Error of normal weights as a share of their square; at the scale of the largest weight alone 4
- * bits have 0.009 and 8 bits 3.0e-5. */
+/* Error of normal weights relative to their square; with the scale at the largest weight, 4 bits
+ * have 0.009 and 8 bits 3.0e-5. */
 static void test_error(void **state)
 {
     fixture *f = *state;
@@ -331,7 +332,7 @@ static void test_error(void **state)
     }
 }
 
-/* Zeros, the smallest and the largest weights, and what is not finite. */
+/* Zeros, the smallest and the largest weights, and weights that are not finite. */
 static void test_special_values(void **state)
 {
     fixture *f = *state;

@@ -163,7 +163,7 @@ static void geglu_case(kern_context *kc, rng *r, size_t m, size_t d, float scale
         for (size_t j = 0; j < d; j++) {
             double g = given[i * 2 * d + j], u = given[i * 2 * d + d + j], got = out[i * d + j];
             double t = tanh(sqrt(2 / M_PI) * (g + 0.044715 * g * g * g));
-            double want = 0.5 * g * (1 + t) * u; /* 1 + t has lost digits where t is near -1 */
+            double want = 0.5 * g * (1 + t) * u; /* 1 + t has few digits where t is near -1 */
             if (!(fabs(got - want) <= 4 * tolerance * fabs(want) + 1e-14 * fabs(g * u) + 1e-34))
                 fail_msg("%s geglu: d %zu gate %.9g up %.9g: %.9g, want %.9g", kern_isa_name(kc), d,
                          g, u, got, want);
@@ -227,7 +227,7 @@ static void rope_case(kern_context *kc, rng *r, size_t m, size_t n_heads, size_t
             }
     kern_rope(kc, x, stride, angles, m, n_heads, head_dim);
     compare(kc, "rope", x, want, m, stride);
-    for (size_t i = 0; i < m; i++) /* between the rows nothing changes */
+    for (size_t i = 0; i < m; i++) /* padding between the rows is unchanged */
         assert_memory_equal(x + i * stride + n_heads * head_dim,
                             before + i * stride + n_heads * head_dim,
                             (stride - n_heads * head_dim) * sizeof *x);

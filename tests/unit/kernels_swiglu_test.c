@@ -24,7 +24,7 @@ static const float CANARY = -12345.0f;
 typedef struct problem {
     kern_matrix w;
     size_t m;
-    float *x, *gate_up, *wanted, *out; /* out has one row more, of canaries */
+    float *x, *gate_up, *wanted, *out; /* out has one more row, of canaries */
 } problem;
 
 static problem make_problem(kern_context *kc, rng *r, dtype type, kern_quant quant, size_t half,
@@ -87,14 +87,14 @@ static void check_isa(const char *isa, kern_precision precision, unsigned n_thre
     const kern_options options = {.pool = pool, .isa = isa, .precision = precision};
     assert_true(status_ok(kern_create(&options, &kc, &err)));
     rng r = rng_seed(17);
-    if (n_threads == 1) { /* items of several calls, blocks of rows, x in pieces */
+    if (n_threads == 1) { /* several calls, blocks of rows, x in pieces */
         check_types(kc, &r, LARGE_HALF, 64, 290);
         check_types(kc, &r, 32, LARGE_K, 80);
     } else {
         static const size_t rows[] = {1, 8, 11, 40, 70};
         for (size_t m = 0; m < sizeof rows / sizeof rows[0]; m++) {
             check_types(kc, &r, 16, 96 + 2 * rng_below(&r, 100), rows[m]);
-            check_types(kc, &r, 24, 96, rows[m]); /* the middle panel has gates and ups */
+            check_types(kc, &r, 24, 96, rows[m]); /* the middle panel has both gates and ups */
             check_types(kc, &r, 80, 96 + 2 * rng_below(&r, 300), rows[m]);
         }
     }

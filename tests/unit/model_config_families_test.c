@@ -1,5 +1,5 @@
-/* What config.json says differently in each family: windows, experts, kinds of RoPE, and what is
- * refused by name because this build does not have it. */
+/* How config.json differs between families: windows, experts, kinds of RoPE, and values that are
+ * refused by name because this build does not support them. */
 #include "model/family.h"
 #include "tests/unit/model_folder.h"
 
@@ -37,7 +37,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* `more` are members beside the common ones; keys given twice are refused by the reader. */
+/* `more`: members after the common ones; the reader refuses duplicate keys. */
 static status load(const char *family, const char *more, model_config *c, error *err)
 {
     char text[2048];
@@ -55,7 +55,7 @@ static model_config loaded(const char *family, const char *more)
     return c;
 }
 
-/* Layers with the flag, as a number with a bit for each. */
+/* The layers with the flag, as a bit mask. */
 static unsigned layers_with(const model_config *c, uint8_t flag)
 {
     unsigned bits = 0;
@@ -73,9 +73,9 @@ static void windows(void **state)
     } cases[] = {
         {"Mistral", "\"sliding_window\": null", 0, 0},
         {"Mistral", "\"sliding_window\": 100", 100, 15},
-        {"Mistral", "\"sliding_window\": 512", 0, 0}, /* no sequence outgrows it */
-        {"Mistral", "", 0, 0},                        /* 4096, as transformers has it */
-        {"Llama", "\"sliding_window\": 100", 0, 0},   /* has none in transformers either */
+        {"Mistral", "\"sliding_window\": 512", 0, 0}, /* as long as the context: no window */
+        {"Mistral", "", 0, 0},                        /* 4096, the default of transformers */
+        {"Llama", "\"sliding_window\": 100", 0, 0},   /* transformers gives it no window either */
         {"Phi3", "\"sliding_window\": 99", 99, 15},
         {"Phi3", "", 0, 0},
         {"Qwen2", "\"sliding_window\": 100, \"max_window_layers\": 1", 0, 0},
@@ -86,7 +86,8 @@ static void windows(void **state)
          0, 0},
         {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100, \"max_window_layers\": 1",
          100, 14},
-        {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100", 0, 0}, /* from 28 on */
+        {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100", 0, 0}, /* from layer 28
+                                                                                   * on */
         {"Qwen3",
          "\"use_sliding_window\": true, \"sliding_window\": 7, \"layer_types\":"
          " [\"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_attention\"]",
@@ -132,8 +133,8 @@ static void sparse_layers(void **state)
     assert_int_equal(layers_with(&c, LAYER_SPARSE), 15);
 }
 
-/* Layers with RoPE of their own have a window, even where no sequence outgrows it: retention knows
- * them by it. */
+/* Layers with their own RoPE have a window even when it is as long as the context: retention
+ * identifies them by it. */
 static void local_layers(void **state)
 {
     (void)state;
@@ -192,7 +193,7 @@ static void rope_kinds(void **state)
     assert_true(fabs(r.attention_factor - sqrt(1.0 + log(4.0) / log(128.0))) < 1e-12);
 }
 
-/* Which name the count has depends on the version of transformers that saved the folder. */
+/* The name of the count depends on the version of transformers that saved the folder. */
 static void experts_are_counted_under_either_name(void **state)
 {
     (void)state;
@@ -224,7 +225,7 @@ static void refusals(void **state)
         status_code code;
         const char *says;
     } cases[] = {
-        /* what changes a model and is not here */
+        /* unsupported values that change a model */
         {"Llama", "\"final_logit_softcapping\": 30.0", STATUS_UNSUPPORTED, "final_logit_soft"},
         {"Llama", "\"attn_logit_softcapping\": 50.0", STATUS_UNSUPPORTED, "attn_logit_soft"},
         {"Llama", "\"query_pre_attn_scalar\": 256", STATUS_UNSUPPORTED, "query_pre_attn_scalar"},
@@ -320,7 +321,7 @@ static void refusals(void **state)
     }
 }
 
-/* Defaults that are one model's numbers are not guessed. */
+/* Defaults that are one model's numbers are not assumed. */
 static void some_keys_must_be_there(void **state)
 {
     (void)state;
@@ -334,7 +335,7 @@ static void some_keys_must_be_there(void **state)
             char text[2048], path[512];
             snprintf(text, sizeof text, "{\"architectures\": [\"%s\"], %s, %s, %s}",
                      family->architecture, common, experts, local_experts);
-            json = json_loads(text, 0, NULL); /* of keys given twice the last one counts */
+            json = json_loads(text, 0, NULL); /* of duplicate keys the last one counts */
             assert_non_null(json);
             assert_int_equal(json_object_del(json, key), 0);
             snprintf(path, sizeof path, "%s/config.json", dir.dir);

@@ -1,5 +1,5 @@
-/* config.json as the models of each family are published: what of it is read. Keys that say nothing
- * about the model (model_type, initializer_range, use_cache, …) are left out but for a few. */
+/* config.json of each family's published models: which members are read. Most keys that do not
+ * describe the model (model_type, initializer_range, use_cache, …) are left out. */
 #include "model/family.h"
 #include "tests/unit/model_folder.h"
 
@@ -16,7 +16,7 @@ typedef struct published {
     double theta;
     rope_kind rope;
     double factor;
-    uint32_t window, window_layers; /* how many have it */
+    uint32_t window, window_layers; /* window_layers: number of layers with a window */
     uint32_t experts, of_token, expert_ffn, shared_ffn;
 } published;
 
@@ -274,7 +274,7 @@ static void published_models_are_read(void **state)
     }
 }
 
-/* What is not a number of the table. */
+/* Values that are not numbers of the table. */
 static void families_differ_as_published(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* model/config.c: what config.json may say, and what it may not. */
+/* model/config.c: what config.json may contain, and what it may not. */
 #include "model/model.h"
 #include "tests/unit/model_folder.h"
 
@@ -9,7 +9,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-/* Members of a small config; a case replaces or adds members after it (overrides are how). */
+/* Members of a small config; a case replaces or adds members after them, as overrides do. */
 static const char base_config[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"num_hidden_layers\": 2,"
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 96,"
@@ -133,14 +133,14 @@ static void generation_config_joins(void **state)
     assert_true(c.do_sample && c.temperature == 0.6f && c.top_p == 0.9f && c.min_p == 0.05f);
     assert_true(c.repetition_penalty == 1.05f);
     assert_int_equal(c.top_k, 20);
-    assert_int_equal(loaded(x, "bos_token_id=4").bos_id, 4); /* config.json goes first */
+    assert_int_equal(loaded(x, "bos_token_id=4").bos_id, 4); /* config.json takes precedence */
 
     c = loaded(x, "eos_token_id=null");
     assert_int_equal(c.n_stop_ids, 3);
     assert_int_equal(c.stop_ids[0], 9);
 }
 
-/* Each is refused with a line that holds `says`. */
+/* Each case is refused with a line that contains `says`. */
 static void refusals(void **state)
 {
     static const struct {
@@ -253,7 +253,7 @@ static void broken_files(void **state)
     assert_non_null(strstr(err.text, "config.json"));
 }
 
-/* How is model/quantized's: model_quantized_test.c. */
+/* The sections themselves are tested in model_quantized_test.c. */
 static void quantized_weights_are_known(void **state)
 {
     fixture *x = *state;

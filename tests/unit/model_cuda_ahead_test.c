@@ -1,5 +1,6 @@
-/* Two steps in flight over emulated GPUs, which do nothing before they are waited for: the same
- * tokens and logprobs as with one, whatever is asked of draws; and what is refused. */
+/* Two steps in flight over emulated GPUs, which execute nothing until they are waited for: the
+ * tokens and logprobs equal those with one step in flight, for all sampling parameters; and refused
+ * plans. */
 #include "tests/unit/model_pass.h"
 
 #include "kernels/cuda/cuda_kernels.h"
@@ -22,7 +23,7 @@ static const pass wide = {.dir = GOLDEN "qwen3_f32",
                           .batch_invariant = true,
                           .gpu_kv = GPU_KV_BF16};
 
-/* What came of each choice. */
+/* The outcome of each choice. */
 typedef struct heard {
     step_sample samples[REQUESTS][CHOICES][OUTPUTS];
     uint32_t n[REQUESTS][CHOICES];
@@ -42,7 +43,7 @@ typedef struct house {
     size_t n_events;
 } house;
 
-/* All that a draw may be asked for, each by somebody. */
+/* Between them the requests use every sampling parameter. */
 static void make_requests(house *h, bool greedy)
 {
     static const uint32_t stops[] = {5, 7}, biased[] = {11, 12};
@@ -80,7 +81,7 @@ static void make_requests(house *h, bool greedy)
     p->stop_ids = stops, p->n_stop_ids = 2;
     p->bias_ids = biased, p->bias = bias, p->n_bias = 2;
     h->requests[4].params.min_p = 0.1f;
-    h->requests[5].params.frequency_penalty = 1.5f; /* the largest, with penalties */
+    h->requests[5].params.frequency_penalty = 1.5f; /* the largest penalty */
 }
 
 static void open_house(house *h, const pass *p, uint32_t depth, bool greedy)
@@ -112,7 +113,7 @@ static void close_house(house *h)
 
 static void post(house *h, sched_event event) { h->events[h->n_events++] = event; }
 
-/* One that draws this goes no further. */
+/* True for a token that ends its choice. */
 static bool stops(uint32_t token, uint32_t n) { return token % 16 == 3 && n > 4; }
 
 static void take_result(house *h, const step_plan *plan, const step_result *r, heard *out)
@@ -132,7 +133,7 @@ static void take_result(house *h, const step_plan *plan, const step_result *r, h
         }
 }
 
-/* As the engine does it: the next step is planned before the oldest is collected. */
+/* Plans the next step before the oldest is collected, as the engine does. */
 static heard listen(house *h)
 {
     heard out = {0};
@@ -201,7 +202,7 @@ static void two_are_as_one(bool greedy)
     assert_true(two.stats.steps_ahead > 10);
     expect_same(&one, &late);
     expect_same(&one, &two);
-    uint32_t early = 0; /* some stop before they must: they had a row in vain */
+    uint32_t early = 0; /* some choices stop early: their extra row was discarded */
     for (uint32_t i = 0; i < REQUESTS; i++) early += one.n[i][0] < OUTPUTS - 3 * i;
     assert_true(greedy || early > 0);
 }
@@ -237,7 +238,7 @@ static void ranks_take_one(void **state)
     comm_destroy(group);
 }
 
-/* Until a step and the one behind it are in flight. */
+/* Submits until a step and the one behind it are in flight. */
 static void fill(house *h)
 {
     heard out = {0};
@@ -273,14 +274,14 @@ static void a_lost_device_fails_both(void **state)
     }
     close_house(h);
     simt_fail_after(-1);
-    /* And when nobody collects what is in flight. */
+    /* Also when the steps in flight are not collected. */
     open_house(h, &p, 2, false);
     fill(h);
     close_house(h);
     free(h);
 }
 
-/* A plan that does not follow from the one in flight, by the words of backend.h. */
+/* Plans that do not follow from the one in flight, as backend.h defines it. */
 static void what_does_not_follow_is_refused(void **state)
 {
     (void)state;

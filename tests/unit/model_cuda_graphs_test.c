@@ -1,17 +1,17 @@
-/* Decode by graphs over emulated GPUs: what is replayed gives the bits of the same launches one by
- * one, while sequences come and go, tables grow, shrink and are measured, and pages change hands.
- * --batch-invariant: a sequence's bits are the same alone and among others. Launches and copies are
- * late: they are done when somebody waits, as on a GPU that is slow. */
+/* Decode by graphs over emulated GPUs: a replayed graph gives the bits of the same launches made
+ * one by one, while sequences come and go, tables grow, shrink and are measured, and pages change
+ * hands. With --batch-invariant a sequence's bits are the same alone and among others. Launches and
+ * copies are executed only when they are waited for, as on a slow GPU. */
 #include "tests/unit/model_pass.h"
 
 #include "kernels/cuda/cuda_kernels.h"
 #include "tests/simt/device.h"
 
 enum {
-    SEQS = 11, /* more than eight are padded */
+    SEQS = 11, /* above eight, rows are padded */
     STEPS = 10,
     VOCAB = 64,
-    PROMPT = 254, /* the longest: soon more slots than a part of attention has */
+    PROMPT = 254, /* the longest prompt: soon exceeds the slots of one part of attention */
     ROWS = PROMPT + SEQS,
     MASS = 64, /* floats */
 };
@@ -37,19 +37,19 @@ static pass on_gpu(const pass *p)
     return out;
 }
 
-/* What a sequence does: it joins in a step, with its prompt, and leaves before another. */
+/* A sequence's life: it joins with its prompt in one step and leaves before another. */
 typedef struct life {
     uint32_t joins, leaves, prompt;
 } life;
 
-/* Several cross into new pages, and get those of others. */
+/* Several cross into new pages, and get pages that others left. */
 static const life lives[SEQS] = {{0, STEPS, 15}, {0, 6, 13},    {2, 8, PROMPT}, {4, STEPS, 20},
                                  {7, STEPS, 2},  {0, STEPS, 1}, {7, STEPS, 2},  {0, STEPS, 1},
                                  {0, STEPS, 3},  {0, STEPS, 1}, {0, STEPS, 2}};
-/* Of these, three rows come to three tiles, then to four, as four rows do when the longest is gone.
- */
+/* A subset: its three rows use three tiles, then four, as four rows do when the longest sequence is
+ * gone. */
 enum { SOME = 1 << 0 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 6 };
-/* Sequence 0 is measured, and loses tokens, in steps that otherwise only decode. */
+/* Sequence 0 is measured and loses tokens, in steps that otherwise only decode. */
 enum { MEASURED = 1, THINNED = 6 };
 
 typedef struct house {
@@ -61,7 +61,7 @@ typedef struct house {
     uint32_t step, length[SEQS];
 } house;
 
-/* All logits of all decode steps, sequence by sequence, and what was measured. */
+/* All logits of all decode steps by sequence, and all measures. */
 typedef struct account {
     float logits[SEQS][STEPS][VOCAB];
     float mass[MASS];
@@ -88,13 +88,13 @@ static void close_house(house *h)
     assert_int_equal(simt_allocations(), 0);
 }
 
-/* The same in every run, whatever else is in the batch. */
+/* The token at a position: the same in every run, whatever else is in the batch. */
 static uint32_t token_of(uint32_t seq, uint32_t position)
 {
     return (seq * 31 + position * position * 7 + position) % VOCAB;
 }
 
-/* n[seq] more tokens of every sequence, 0 of some; logits of those that decode. */
+/* Computes n[seq] more tokens of every sequence (0 = none); logits of those that decode. */
 static const step_result *take_step(house *h, const uint32_t n[SEQS], bool measures)
 {
     static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
@@ -130,7 +130,7 @@ static const step_result *take_step(house *h, const uint32_t n[SEQS], bool measu
     return r;
 }
 
-/* Every third token goes: others move into their slots. */
+/* Drops every third token; others move into their slots. */
 static void thin_out(house *h, uint32_t seq)
 {
     uint64_t keep[ROWS / 64 + 1];
@@ -143,7 +143,8 @@ static void thin_out(house *h, uint32_t seq)
     }
 }
 
-/* What step t asks of every sequence of `which`. Returns of how many. */
+/* Fills n with the tokens that step t computes of every sequence of `which`; returns their
+ * number. */
 static uint32_t begin_step(house *h, uint32_t t, uint32_t which, uint32_t n[SEQS])
 {
     uint32_t n_live = 0, hit;
@@ -188,8 +189,7 @@ static account *live(const pass *p, uint32_t which)
     return all;
 }
 
-/* ---- tests --------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void check_replays(const pass *model, uint32_t which, uint64_t least, uint64_t most)
 {
@@ -224,7 +224,7 @@ static void replays_of_experts(void **state)
     check_replays(&p, SOME, 2, STEPS);
 }
 
-/* Experts of f32 wait in the middle of a layer for how many rows there are: no graph has that. */
+/* Experts of f32 wait in the middle of a layer for their row counts, which a graph cannot. */
 static void what_waits_is_not_captured(void **state)
 {
     (void)state;
@@ -242,7 +242,7 @@ static void alone_as_among_others(void **state)
     pass p = on_gpu(&wide);
     p.batch_invariant = true;
     uint64_t before = simt_replays();
-    account *all = live(&p, ~0u); /* rows that pad among them */
+    account *all = live(&p, ~0u); /* padding rows among them */
     assert_in_range(simt_replays() - before, 1, STEPS);
     for (uint32_t s = 0; s < 3; s += 2) {
         account *alone = live(&p, 1u << s);
@@ -253,7 +253,7 @@ static void alone_as_among_others(void **state)
     free(all);
 }
 
-/* In the step that captures, and in those that replay. */
+/* In the capturing step, and in the replaying ones. */
 static void a_lost_device_ends_the_backend(void **state)
 {
     (void)state;

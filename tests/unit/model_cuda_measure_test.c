@@ -1,4 +1,5 @@
-/* What backend_cuda_measure says of a backend, against the backend (over the emulator). */
+/* The result of backend_cuda_measure for a backend, compared with the backend itself (over the
+ * emulator). */
 #include "model/model.h"
 
 #include "tests/simt/device.h"
@@ -18,10 +19,10 @@ typedef struct made {
     backend backend;
     comm *group;
     gpu *g;
-    gpu_facts facts; /* the emulator's, or as the case has it */
+    gpu_facts facts; /* the emulator's, or the case's own */
 } made;
 
-/* One rank on a device that is opened here, so that its free memory is what the case says. */
+/* Makes one rank on a device opened here, with the free memory of the case. */
 static void make_one(backend_cuda_options *o, uint64_t free_bytes, made *out)
 {
     error err;
@@ -133,7 +134,8 @@ static void what_is_made(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(&cases[i]);
 }
 
-/* Weights that do not fit, no room for a page of each table, and what has no kernels. */
+/* Refused: weights that do not fit, no room for a page of each table, and formats without
+ * kernels. */
 static void what_is_not(void **state)
 {
     (void)state;

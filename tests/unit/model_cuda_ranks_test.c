@@ -1,5 +1,5 @@
-/* Ranks that add up on their devices (model/cuda/ranks.c): emulated GPUs and a library that is not
- * NCCL, whose sums are in rank order too. The same bits as through the host. */
+/* Ranks that add up on their devices (model/cuda/ranks.c): emulated GPUs and a fake NCCL, which
+ * also sums in rank order. The bits equal those of sums through the host. */
 #include "tests/unit/model_pass.h"
 
 #include "kernels/cuda/cuda_kernels.h"
@@ -25,13 +25,13 @@ static const pass two = {.dir = GOLDEN "qwen3_f32",
                          .max_model_len = 64,
                          .gpu_kv = GPU_KV_BF16};
 
-/* As a worker has them. */
+/* The comms of a worker's ranks. */
 static struct {
     comm *comm;
     gpu *gpu;
 } ranks[RANKS];
 
-/* The id goes from rank 0 to all over the group that the ranks already have. */
+/* Rank 0 sends the NCCL id to all ranks over the group that they already have. */
 static status meet(comm *group, comm *nccl, error *err)
 {
     char id[512];

@@ -1,6 +1,5 @@
-/* The CUDA backend over its own kernels, which run on the CPU here (tests/simt): the same logits,
- * masses and tokens as the CPU backend's, whatever the geometry, the chunks and the moves; what it
- * refuses; a device that is lost. */
+/* The CUDA backend over its own kernels, which run on the CPU here (tests/simt): logits, masses and
+ * tokens equal the CPU backend's for any geometry, chunks and moves; refusals; a lost device. */
 #include "tests/unit/model_pass.h"
 
 #include "kernels/cuda/cuda_kernels.h"
@@ -11,7 +10,7 @@ enum { TOKENS = 40, VOCAB_MOST = 64 };
 
 #define GOLDEN "tests/golden/models/"
 
-/* Two layers, four heads on two, each with a norm. */
+/* Two layers, four query heads on two KV heads, each head with a norm. */
 static const pass small = {.dir = GOLDEN "qwen3_f32",
                            .kv_type = KERN_KV_BF16,
                            .bf16 = true,
@@ -40,7 +39,7 @@ static uint32_t vocab_of(const pass *p)
     return config.vocab_size;
 }
 
-/* How often the likeliest token is the same; those within `tie` of each other count as such. */
+/* How often the most likely token is the same; tokens within `tie` of each other count as equal. */
 static uint32_t equal_choices(const pass_result *a, const pass_result *b, uint32_t n,
                               uint32_t vocab, float tie)
 {
@@ -74,7 +73,7 @@ static void check_pass(pass p, gpu_kv_format kv, double limit, float tie)
     assert_int_equal(simt_allocations(), 0);
 }
 
-/* Biases, norms of heads and behind blocks, windows, RoPE of some layers' own, GELU, tied heads. */
+/* Biases, norms of heads and behind blocks, windows, RoPE of single layers, GELU, tied heads. */
 static void the_same_as_the_cpu(void **state)
 {
     (void)state;
@@ -95,7 +94,7 @@ static void the_same_as_the_cpu(void **state)
     }
 }
 
-/* Of 16 bits, a row may go to another expert where two are nearly as likely. */
+/* In 16 bits a row may go to another expert when two are nearly as likely. */
 static void experts(void **state)
 {
     (void)state;
@@ -130,7 +129,7 @@ static void other_geometries(void **state)
     check_pass(p, GPU_KV_BF16, 1e-3, 0.3f);
 }
 
-/* A row or three at a time: decode attention, products of few rows. */
+/* One row or three at a time: decode attention, products of few rows. */
 static void few_rows(void **state)
 {
     (void)state;
@@ -164,8 +163,8 @@ static void weights_of_8_and_4_bits(void **state)
     check_pass(p, GPU_KV_BF16, 3e-3, 2.0f);
 }
 
-/* Two ranks that add up by threads: KV heads cut, then copied; groups of one head and of all; a
- * vocabulary that two do not divide. */
+/* Two ranks that add up by threads: KV heads cut, then copied; groups of one head and of all; an
+ * odd vocabulary. */
 static void ranks(void **state)
 {
     (void)state;
@@ -188,8 +187,7 @@ static void ranks(void **state)
     }
 }
 
-/* ---- step by step -----------------------------------------------------------------------------
- */
+/* ---- step by step ---------------------------------------------------------------------------- */
 
 typedef struct lane {
     comm *group;
@@ -224,7 +222,7 @@ static void close_lane(lane *l)
     assert_int_equal(simt_allocations(), 0);
 }
 
-/* n tokens more of sequence 1; one draw. */
+/* Computes n more tokens of sequence 1, with one draw. */
 static const step_result *take_step(lane *l, const uint32_t *tokens, uint32_t n, uint32_t position,
                                     const sample_params *params, measure_spec measure)
 {
@@ -249,7 +247,7 @@ static const step_result *take_step(lane *l, const uint32_t *tokens, uint32_t n,
 
 static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
 
-/* The device's largest logit, and the CPU's sampler with all its options. */
+/* Draws the device's largest logit, and with the CPU's sampler under all its options. */
 static void draws(void **state)
 {
     (void)state;
@@ -296,10 +294,9 @@ static void a_lost_device_ends_the_backend(void **state)
     }
 }
 
-/* ---- measures ---------------------------------------------------------------------------------
- */
+/* ---- measures -------------------------------------------------------------------------------- */
 
-/* The same steps on both, with each its own tables. */
+/* The same steps on both backends, each with its own tables. */
 typedef struct two_lanes {
     lane cpu, gpu;
     uint32_t tokens[2 * TOKENS], done;
@@ -350,8 +347,8 @@ static void check_values(const char *name, const two_results *r, uint32_t arrays
     assert_true(e < limit);
 }
 
-/* Every kind, and two kinds at once; sums over three steps, of which the first two are silent, and
- * which start within the second. */
+/* Every kind, and two kinds at once; sums over three steps, of which the first two return nothing,
+ * and which start within the second. */
 static void every_measure(void **state)
 {
     (void)state;
@@ -403,8 +400,8 @@ static void running_sums(void **state)
         spec.sum = MEASURE_SUM_ADD;
         spec.rows = 11;
         (void)step_two(&t, 11, 20, spec);
-        /* Slots go, others take their places; then all go to the host and come back, and the
-         * last page is shared and copied. */
+        /* Slots are dropped, others take their places; then all go to the host tier and come back,
+         * and the last page is shared and copied. */
         const uint64_t keep[1] = {0x6fe3ff5f};
         lane *lanes[] = {&t.cpu, &t.gpu};
         for (int l = 0; l < 2; l++) {
@@ -479,8 +476,7 @@ static void novelty(void **state)
     }
 }
 
-/* ---- presets ----------------------------------------------------------------------------------
- */
+/* ---- presets --------------------------------------------------------------------------------- */
 
 enum { PROMPT = 70, ANSWER = 3, KEEP_WORDS = 4, ROWS_MOST = 256 };
 
@@ -499,7 +495,7 @@ static uint32_t choose(const lane *l, const retention_policy *policy, const meas
     return groups;
 }
 
-/* Both choose, from what they measured; then both keep what the CPU has chosen. */
+/* Both select by their own measures; then both keep the CPU's selection. */
 static void choose_on_both(const char *name, two_lanes *t, const retention_policy *policy,
                            const two_results *r, const float *const novel[2])
 {
@@ -512,7 +508,7 @@ static void choose_on_both(const char *name, two_lanes *t, const retention_polic
         m.novelty = novel[i];
         groups = choose(lanes[i], policy, &m, keep[i]);
     }
-    uint32_t differ = 0; /* two that are as good as equal may change places */
+    uint32_t differ = 0; /* two nearly equal scores may change places */
     for (uint32_t w = 0; w < groups * KEEP_WORDS; w++)
         differ += (uint32_t)__builtin_popcountll(keep[0][w] ^ keep[1][w]);
     if (differ > 0) print_message("%s: a tie in %u slots\n", name, differ);
@@ -523,7 +519,7 @@ static void choose_on_both(const char *name, two_lanes *t, const retention_polic
                 pkv_seq_keep(lanes[i]->kv, 1, g, keep[0] + g * KEEP_WORDS, policy->contiguous)));
 }
 
-/* What methods for long prompts and answers are told, so that they choose in these. */
+/* Fields for methods made for long prompts and answers, so that they select in these short ones. */
 #define CHUNKS    "{\"tokens\": 40, \"recurrent_chunk\": 24, \"sinks\": 4, \"window\": 8}"
 #define GENERATED "{\"decode\": {\"beta1\": 1, \"beta2\": 1}}"
 static const struct {
@@ -589,7 +585,7 @@ static void run_preset(const retention_preset *preset, pass p, gpu_kv_format kv)
     close_two(&t);
 }
 
-/* The first of these, all with OCTAVO_SOAK. */
+/* The first presets only; all of them with OCTAVO_SOAK. */
 static void presets_choose_as_on_the_cpu(void **state)
 {
     (void)state;
@@ -623,7 +619,7 @@ static void models_without_kernels(void **state)
     (void)state;
     static const struct {
         const char *override, *word;
-        size_t shared; /* that a block may have */
+        size_t shared; /* size of a block's shared memory */
     } cases[] = {
         {"head_dim=48", "heads of 48 dims", 163 << 10},
         {"head_dim=256", "144 KB of shared memory a block; simt has 99", 99 << 10},

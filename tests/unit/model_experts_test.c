@@ -1,5 +1,5 @@
-/* A sparse layer's feed-forward: against plain sums, alone as in a batch, and without a look at an
- * expert that nobody chose. */
+/* A sparse layer's feed-forward: compared with plain sums, the same alone as in a batch, and
+ * without reading an expert that no row uses. */
 #include "model/experts.h"
 #include "tests/unit/model_pass.h"
 
@@ -137,7 +137,7 @@ static void sums_are_those_of_the_chosen(void **state)
     }
 }
 
-/* A router that prefers nobody: the lowest numbers. */
+/* A router without preference picks the lowest numbers. */
 static void the_first_of_equals_are_chosen(void **state)
 {
     fixture *x = *state;
@@ -168,7 +168,7 @@ static void a_row_is_its_own_business(void **state)
     }
 }
 
-/* Their weights are not there: whoever looks at them falls. */
+/* Their weights are not mapped: reading them would crash. */
 static void idle_experts_are_not_read(void **state)
 {
     fixture *x = *state;
@@ -190,7 +190,7 @@ static void idle_experts_are_not_read(void **state)
     assert_memory_equal(alone, x->out + (size_t)3 * HIDDEN, sizeof alone);
 }
 
-/* A router that gives no numbers still gives experts. */
+/* A router whose logits are NaN still picks experts. */
 static void no_number_chooses_somebody(void **state)
 {
     fixture *x = *state;

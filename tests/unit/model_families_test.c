@@ -6,7 +6,7 @@ enum { TOKENS = 48 };
 
 typedef struct golden {
     const char *name;
-    unsigned n_cuts; /* of 2 and 4 ranks, how many the model can be cut for */
+    unsigned n_cuts; /* of 2 and 4 ranks, how many fit the model */
 } golden;
 
 static const golden goldens[] = {
@@ -77,7 +77,7 @@ static pass usual(const fixture *x)
                   .page_tokens = 16,
                   .layers_per_group = 1,
                   .chunk = TOKENS,
-                  /* some RoPE depends on it: as long as what transformers saw */
+                  /* some RoPE depends on it: the length that transformers used */
                   .max_model_len = strstr(x->dir, "internlm2_long") ? TOKENS : 0};
 }
 
@@ -89,7 +89,7 @@ static uint32_t most_likely(const float *logits, uint32_t vocab)
     return best;
 }
 
-/* Near, and the same tokens if each is the likeliest. */
+/* Logits near the golden ones, and the same most likely tokens. */
 static void expect_golden(const fixture *x, const pass *p)
 {
     pass_result r = run(p, x->tokens, TOKENS);
@@ -120,8 +120,8 @@ static void logits_equal_hugging_face(void **state)
     }
 }
 
-/* The same models as the newest transformers saves them: its names in config.json, its tensors.
- * transformers has no InternLM2. */
+/* The same models as saved by the newest transformers, with its names in config.json and of
+ * tensors. transformers has no InternLM2. */
 static void newest_transformers_is_read(void **state)
 {
     (void)state;
@@ -141,7 +141,7 @@ static void newest_transformers_is_read(void **state)
     }
 }
 
-/* Every architecture is there more than once, and so is every kind of RoPE. */
+/* Every architecture, and every kind of RoPE, has more than one golden. */
 static void every_family_has_goldens(void **state)
 {
     (void)state;
@@ -190,8 +190,8 @@ static void ranks_change_nothing(void **state)
     if (n_families != model_family_count()) fail_msg("cut were only%s", cut);
 }
 
-/* Weights and pages of bf16, as most are run, against f32 arithmetic on the same weights: logits
- * near it, and the token that is likeliest here nearly so there. */
+/* Weights and pages of bf16, the usual setting, against f32 arithmetic on the same weights: logits
+ * are near, and the most likely token is nearly the most likely one there. */
 static void bf16_stays_near_f32(void **state)
 {
     (void)state;
@@ -219,7 +219,8 @@ static void bf16_stays_near_f32(void **state)
     assert_true(n_tested >= 12);
 }
 
-/* Whole, in chunks, and a token at a time as decoding has it: the same bits, quantised or not. */
+/* A whole prefill, chunks, and one token at a time as in decode give the same bits, quantised or
+ * not. */
 static void no_chunk_changes_a_bit(void **state)
 {
     (void)state;
@@ -243,7 +244,7 @@ static void no_chunk_changes_a_bit(void **state)
     }
 }
 
-/* A window that hides nothing of the goldens would not be seen to fail. */
+/* A failure of windows would go unseen if the goldens' prompts were not longer. */
 static void windows_are_shorter_than_the_prompts(void **state)
 {
     (void)state;

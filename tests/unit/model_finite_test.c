@@ -1,4 +1,4 @@
-/* Weights that are no numbers: found wherever they are, and named when a model is loaded. */
+/* Weights that are not finite are found anywhere, and named when a model is loaded. */
 #include "model/finite.h"
 #include "model/weights.h"
 #include "tests/unit/model_folder.h"
@@ -19,7 +19,7 @@ static void put(uint8_t *data, dtype type, size_t i, float v)
     else memcpy(data + 2 * i, &half, 2);
 }
 
-/* The largest numbers of a type are numbers, and what lies outside the columns is not looked at. */
+/* The largest values of a type are finite, and elements outside the columns are not checked. */
 static void every_element_is_looked_at(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* GGUF files: the values of every block type, logits, tokenizers, and files that are wrong.
- * Goldens: tools/make_gguf_goldens.py. */
+/* GGUF files: the values of every block type, logits, tokenizers, and malformed files. Goldens:
+ * tools/make_gguf_goldens.py. */
 #include "model/gguf/gguf_model.h"
 #include "tests/unit/model_folder.h"
 #include "tests/unit/model_pass.h"
@@ -59,8 +59,8 @@ static void logits_equal_those_of_the_dequantised_models(void **state)
     (void)state;
     static const struct {
         const char *name;
-        uint8_t bits; /* what --quantize auto is */
-        double limit; /* of it */
+        uint8_t bits; /* what --quantize auto picks */
+        double limit; /* of the NMSE */
     } rows[] = {{"llama_f16", 0, 1e-9}, {"llama_q8_0", 8, 3e-3}, {"llama_q4_0", 4, 1e-1},
                 {"llama_k", 8, 3e-3},   {"qwen2_bf16", 0, 1e-9}, {"qwen3_mixed", 8, 3e-3}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -79,7 +79,7 @@ static void logits_equal_those_of_the_dequantised_models(void **state)
     }
 }
 
-/* Ranks cut rows that lie in pairs, and columns inside blocks. */
+/* Ranks cut rows of permuted pairs, and columns inside blocks. */
 static void ranks_take_their_slices(void **state)
 {
     (void)state;
@@ -141,7 +141,8 @@ static void expect(maker *m, const char *what)
 {
     gguf g;
     error err = {{0}};
-    uint8_t *exact = malloc(m->file.size); /* to the byte: a read beyond it is seen */
+    uint8_t *exact = malloc(m->file.size); /* of the exact size, so that a sanitizer sees a read
+                                            * past the end */
     memcpy(exact, m->file.data, m->file.size);
     status s = gguf_parse(&g, "file", exact, m->file.size, &err);
     if (status_ok(s) == (what != NULL)) fail_msg("%s: %s", what ? what : "must be right", err.text);
@@ -220,7 +221,7 @@ static void put_f32_value(maker *m, const char *key, float v)
     put(m, &v, sizeof v);
 }
 
-/* Numbers of a small model, then what is asked about. */
+/* Writes the numbers of a small model, then leaves room for `more` members under test. */
 static void put_model(maker *m, uint64_t more)
 {
     put_head(m, 3, 0, 7 + more);
@@ -232,7 +233,7 @@ static void put_model(maker *m, uint64_t more)
     put_f32_value(m, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
 }
 
-/* What would change the model's values is not ignored because nobody reads it. */
+/* A field that would change the model's values is refused, though the reader does not use it. */
 static void fields_that_mean_something_are_refused_by_name(void **state)
 {
     (void)state;
@@ -255,7 +256,7 @@ static void fields_that_mean_something_are_refused_by_name(void **state)
     put_model(&m, 0), config_error(&m, "\"token_embd.weight\" is missing");
 }
 
-/* Texts of a file become many times as much in memory. */
+/* A file's texts take many times their size in memory. */
 static void vocabularies_are_capped(void **state)
 {
     (void)state;
@@ -280,7 +281,7 @@ static void vocabularies_are_capped(void **state)
 
 /* ---- tokenizers ------------------------------------------------------------------------------ */
 
-/* SentencePiece: the scores say which merge goes first. */
+/* SentencePiece: the scores order the merges. */
 static void put_pieces(maker *m)
 {
     static const struct {
@@ -319,7 +320,7 @@ static void sentencepiece_merges_by_score(void **state)
     snprintf(path, sizeof path, "%s/x.gguf", f.dir);
     if (!status_ok(model_tokenizer_load(path, &t, &err))) fail_msg("%s", err.text);
     tok_ids ids = {0};
-    /* bos, then _abc: bc first, so that ab never is; then _a cannot be; e acute by bytes */
+    /* bos, then _abc: bc merges first, so ab never does, nor _a; e acute by bytes */
     assert_true(status_ok(tok_encode(t, "abc\u00e9", 5, true, &ids, &err)));
     static const uint32_t expected[] = {1, 11, 10, 3, 4};
     assert_int_equal(ids.n, sizeof expected / sizeof *expected);

@@ -1,4 +1,4 @@
-/* model/inspect.c: what is told of a good folder, a broken one and none. */
+/* model/inspect.c: the output for a good folder, a broken one and none. */
 #include "model/model.h"
 #include "tests/unit/model_folder.h"
 

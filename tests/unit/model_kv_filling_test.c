@@ -1,5 +1,5 @@
-/* Pages that are read as bf16: those that fill, which are stored when they are full and taken along
- * as they are until then, and the residual behind them. */
+/* Pages that are read as bf16: filling pages, which are quantised when they are full and are read
+ * as bf16 until then, and the residual behind them. */
 #include "model/kv_filling.h"
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@ typedef struct fixture {
     kv_filling *filling;
 } fixture;
 
-/* Layers share their pages; of the heads the first is this rank's. */
+/* Layers share their pages; this rank's first head is the first of all heads. */
 static int setup_model(void **state, uint32_t layers, uint32_t heads, uint32_t residual)
 {
     fixture *f = calloc(1, sizeof *f);
@@ -75,7 +75,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* ---- what a plan does ------------------------------------------------------------------------ */
+/* ---- the effect of a plan -------------------------------------------------------------------- */
 
 static void apply(fixture *f)
 {
@@ -110,7 +110,7 @@ static void write_layer(fixture *f, uint32_t layer, uint32_t seq, uint32_t first
     kv_filling_end(f->filling, layer);
 }
 
-/* Rows of tokens first .. first + n. */
+/* Appends rows of tokens first .. first + n. */
 static void append(fixture *f, uint32_t seq, uint32_t first, uint32_t n)
 {
     assert_true(status_ok(pkv_seq_append(f->kv, seq, n)));
@@ -119,8 +119,8 @@ static void append(fixture *f, uint32_t seq, uint32_t first, uint32_t n)
         write_layer(f, layer, seq, first, n);
 }
 
-/* The largest error of a table's token in `slot`, as its next row would read its own page, and as
- * others are stored. */
+/* The largest error of the token in `slot` of a table, as the table's next row would read its own
+ * page, and as other pages are stored. */
 static float error_in(fixture *f, uint32_t layer, uint32_t seq, uint32_t slot, uint32_t token)
 {
     pkv_table_view table = pkv_mirror_table(f->mirror, seq, 0);
@@ -152,8 +152,8 @@ static float error_of(fixture *f, uint32_t seq, uint32_t slot, uint32_t token)
 }
 
 enum { STORED = 0, FILLING = 1 };
-/* Half a step of 2 / 15, of all that were quantised three times; bf16, of what was stored before.
- */
+/* The first bound: half a step of 2 / 15, of values quantised three times; the second: bf16 values
+ * that were never quantised. */
 static const float most[] = {0.21f, 0.005f};
 
 static void expect(fixture *f, uint32_t seq, uint32_t slot, uint32_t token, int how)
@@ -195,7 +195,7 @@ static void forks_and_swaps_take_them_along(void **state)
     apply(f);
     assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
     apply(f);
-    open_seq(f, 0); /* others come and go */
+    open_seq(f, 0); /* other sequences come and go */
     append(f, 0, 500, 50);
     pkv_seq_close(f->kv, 0);
     assert_true(status_ok(pkv_swap_in(f->kv, swap, 1, tokens, 100)));
@@ -219,7 +219,7 @@ static void choices_move_slots(void **state)
     expect(f, 0, 3, 74, STORED);
     expect(f, 0, 4, 4, STORED);
     expect(f, 0, 70, 70, FILLING);
-    uint32_t list[41], n = 0; /* gathered: 31 slots of the first pages and the 10 behind them */
+    uint32_t list[41], n = 0; /* gathered: 31 slots of the first pages and the 10 after them */
     keep[0] = 0xff00ff00ff00fe00;
     for (uint32_t i = 0; i < 74; i++)
         if (keep[i / 64] >> i % 64 & 1) list[n++] = i;
@@ -227,7 +227,7 @@ static void choices_move_slots(void **state)
     assert_true(status_ok(pkv_seq_keep(f->kv, 0, 0, keep, false)));
     apply(f);
     for (uint32_t i = 0; i < 41; i++) expect(f, 0, i, list[i], i < P ? STORED : FILLING);
-    /* Cut to a page that was full: it is written again. */
+    /* Cut to a full page: the page is written again. */
     keep[0] = 0xfffff;
     keep[0] |= UINT64_C(1) << 33;
     assert_true(status_ok(pkv_seq_keep(f->kv, 0, 0, keep, false)));
@@ -238,14 +238,14 @@ static void choices_move_slots(void **state)
     for (uint32_t i = 21; i < 41; i++) expect(f, 0, i, 179 + i, i < P ? STORED : FILLING);
 }
 
-/* More wait than there are tiles for: the first of them are stored as they are. */
+/* More pages fill than there are bf16 tiles: the first of them are quantised as they are. */
 static void too_many_wait(void **state)
 {
     fixture *f = *state;
     enum { WAIT = 15 };
     uint32_t swaps[WAIT], tokens[P] = {0};
     open_seq(f, 0);
-    append(f, 0, LOUD, P - 1); /* what lies behind their tokens is nothing to them */
+    append(f, 0, LOUD, P - 1); /* slots after a page's tokens do not matter to it */
     pkv_seq_close(f->kv, 0);
     for (uint32_t i = 0; i < WAIT; i++) {
         open_seq(f, 0);
@@ -265,7 +265,7 @@ static void too_many_wait(void **state)
     assert_true(exact >= SEQS && exact < WAIT);
 }
 
-/* What requests leave behind when they end takes nothing from one that waits. */
+/* Tiles of ended requests are taken before one of a filling page. */
 static void what_ended_gives_way(void **state)
 {
     fixture *f = *state;
@@ -286,7 +286,7 @@ static void what_ended_gives_way(void **state)
     for (uint32_t i = 0; i < 5; i++) expect(f, 0, i, i, FILLING);
 }
 
-/* Another rank's table may take such a page, which nobody writes here. */
+/* Another rank's table may take such a page, which is not written here. */
 static void others_take_no_tiles(void **state)
 {
     fixture *f = *state;
@@ -300,7 +300,7 @@ static void others_take_no_tiles(void **state)
     for (uint32_t i = 0; i < 25 * P; i++) expect(f, 0, i, i, STORED);
 }
 
-/* A whole page is copied to where one was that was not full. */
+/* A whole page is copied over a page that was not full. */
 static void copies_are_all_that_is_left(void **state)
 {
     fixture *f = *state;
@@ -324,8 +324,8 @@ static void copies_are_all_that_is_left(void **state)
 
 /* ---- a residual of one page ------------------------------------------------------------------ */
 
-/* Tokens first .. first + n are in slots of the same numbers, of which those from `wide` on are
- * read as bf16. */
+/* Tokens first .. first + n are in the slots of the same numbers; slots from `wide` on are read as
+ * bf16. */
 static void expect_residual(fixture *f, uint32_t seq, uint32_t n, uint32_t wide)
 {
     float worst = 0.0f;
@@ -336,7 +336,7 @@ static void expect_residual(fixture *f, uint32_t seq, uint32_t n, uint32_t wide)
     if (wide > 0) assert_true(worst > most[FILLING]);
 }
 
-/* However tokens came, and however many pages a sequence has left behind it. */
+/* However tokens arrive, and however many pages a sequence has moved past. */
 static void a_residual_follows_the_rows(void **state)
 {
     fixture *f = *state;
@@ -352,7 +352,7 @@ static void a_residual_follows_the_rows(void **state)
     expect_residual(f, 0, 129, 129);
 }
 
-/* Rows of a step ahead are taken back, though the first of them began another page. */
+/* Rows of a step planned ahead are taken back, although the first of them began a new page. */
 static void a_residual_outlives_rows_taken_back(void **state)
 {
     fixture *f = *state;
@@ -365,7 +365,8 @@ static void a_residual_outlives_rows_taken_back(void **state)
     expect_residual(f, 0, 95, 32);
 }
 
-/* What one has gone past another has yet to read; what both have gone past is nobody's. */
+/* A page that one sequence has moved past may still be in another's residual; once both have moved
+ * past it, its tile is free. */
 static void a_shared_residual_stays(void **state)
 {
     fixture *f = *state;
@@ -389,8 +390,7 @@ static void a_shared_residual_stays(void **state)
     expect_residual(f, 0, 100, 64);
 }
 
-/* An idle sequence keeps its residual, however many turns another one takes and however often that
- * one forks. */
+/* An idle sequence keeps its residual, however many steps and forks another sequence makes. */
 static void a_residual_waits(void **state)
 {
     fixture *f = *state;
@@ -423,7 +423,7 @@ static void a_residual_waits(void **state)
     expect_residual(f, 1, 70, 32);
 }
 
-/* A token that moves into the residual is there in both forms, in a copy of a shared page too. */
+/* A token that moves into the residual exists in both forms, also in the copy of a shared page. */
 static void choices_write_both_forms(void **state)
 {
     fixture *f = *state;

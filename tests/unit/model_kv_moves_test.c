@@ -1,5 +1,5 @@
-/* Moves whose keys turn on their way: a slot that moves to another position holds what it would
- * hold had it been computed there. */
+/* Moves that rotate keys: a slot moved to another position holds what it would hold had it been
+ * computed there. */
 #include "model/kv_moves.h"
 #include "tests/unit/model_pass.h"
 
@@ -17,7 +17,7 @@ static const rope_config ropes[] = {
      .original_max_positions = 32},
 };
 
-/* K and V of token i in a tile, its key at a position. */
+/* K and V of token i in a tile, its key rotated to a position. */
 static void make_slot(kern_context *kc, const rope_config *rope, uint32_t tile, uint32_t i,
                       uint32_t position, float *k, float *v)
 {
@@ -118,7 +118,7 @@ typedef struct driver {
     const uint32_t *tokens;
 } driver;
 
-/* One step of a sequence, tokens[from .. from + n), and its last row's logits. */
+/* One step of a sequence over tokens[from .. from + n), and the logits of its last row. */
 static void step(driver *d, uint32_t id, uint32_t from, uint32_t n, float *logits)
 {
     sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
@@ -143,8 +143,8 @@ static void step(driver *d, uint32_t id, uint32_t from, uint32_t n, float *logit
     memcpy(logits, r->logits + (n - 1) * vocab, vocab * sizeof *logits);
 }
 
-/* Two sequences give up their beginning: one keeps the positions, the other moves all of them. What
- * attention sees are differences of positions, so both go on alike. */
+/* Two sequences drop their beginning: one keeps the positions, the other repositions all tokens.
+ * Attention depends on differences of positions, so both continue alike. */
 static void check_shift(const char *dir, kern_kv_format kv_type, uint32_t n_ranks, double bar)
 {
     pass p = {.dir = dir,
@@ -221,7 +221,8 @@ static void lies_are_refused(void **state)
         status_code code;
     } cases[] = {
         {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -255, 0}, STATUS_OK},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -256, 0}, STATUS_INVALID}, /* positions of the model */
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -256, 0}, STATUS_INVALID}, /* beyond the model's
+                                                                         * positions */
         {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, 256, 0}, STATUS_INVALID},
         {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, INT32_MIN, 0}, STATUS_INVALID},
         {{PKV_MOVE_SLOTS, 0, n_pages, 0, 2, 0, 16, 1, 0}, STATUS_INVALID},

@@ -1,11 +1,11 @@
-/* What a backend measures: every kind against a float64 forward pass, running sums however a prompt
- * is cut and wherever their slots go, ranks against one alone, and specs that are refused. */
+/* The measures of a backend: every kind against a float64 forward pass, running sums for any cut of
+ * a prompt and any moves of slots, ranks against a single one, and refused specs. */
 #include "tests/unit/model_dense.h"
 
-enum { TOKENS = 100, LAST = 37 }; /* LAST: tokens of the share that is measured */
+enum { TOKENS = 100, LAST = 37 }; /* LAST: tokens of the measured share */
 
-/* High precision, for passes that are compared: where x is rounded to bf16, the last bits of
- * f32 decide some roundings. */
+/* High precision for compared passes: where x is rounded to bf16, the last bits of f32 decide some
+ * roundings. */
 static const pass demo = {.dir = "models/demo",
                           .kv_type = KERN_KV_F32,
                           .precision = KERN_PRECISION_HIGH,
@@ -53,7 +53,7 @@ static void driver_close(driver *d)
     comm_destroy(d->group);
 }
 
-/* The next n tokens; what the step says. */
+/* Computes the next n tokens and returns the step's result. */
 static const step_result *try_step(driver *d, uint32_t n, measure_spec spec)
 {
     sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
@@ -189,7 +189,7 @@ static void naive_kind(const dense *m, uint32_t layer, uint32_t head, measure_ki
         for (uint32_t h = 0; h < s->q_heads; h++) naive_row(s, &it, row, h, want, &scale);
 }
 
-/* The forward pass in f32 is as far from float64 as it is: 1e-4 of the largest. */
+/* The f32 forward pass differs from float64 by up to 1e-4 of the largest value. */
 static void compare_array(const dense *m, const measure_result *r, uint32_t array,
                           measure_kind kind, const measure_spec *spec, const char *what)
 {
@@ -220,7 +220,7 @@ static void check_kinds(const pass *p, uint32_t position)
         measure_spec spec = spec_of(i, rows[i % 3], layer_step);
         driver_open(&d, p);
         d.position = position;
-        /* Queries to come: of all rows but the sinks, once. */
+        /* Expected queries: measured once, over all rows but the sinks. */
         uint32_t last = spec.kind == MEASURE_EXPECTED && position == 0 ? TOKENS : LAST;
         if (last < TOKENS) step(&d, TOKENS - last, nothing);
         const measure_result *r = step(&d, last, spec);
@@ -317,7 +317,7 @@ static void no_cut_of_a_prompt_changes_a_sum(void **state)
     }
 }
 
-/* A choice of retention: every group gives up slots of its own. */
+/* A random selection: every group gives up slots of its own. */
 static void keep_some(driver *d, uint64_t seed, uint32_t holes_of_hundred)
 {
     const pkv_geometry *g = pkv_get_geometry(d->kv);
@@ -332,7 +332,7 @@ static void keep_some(driver *d, uint64_t seed, uint32_t holes_of_hundred)
     }
 }
 
-/* acc [layers, heads, TOKENS] of each token against what stands in its slot. */
+/* Compares acc [layers, heads, TOKENS] of each token with the sum of its slot. */
 static void compare_slots(const driver *d, const measure_result *r, const float *acc)
 {
     const pkv_geometry *g = pkv_get_geometry(d->kv);
@@ -351,7 +351,7 @@ static void compare_slots(const driver *d, const measure_result *r, const float 
         }
 }
 
-/* What a single row measures, added to its tokens' sums by the test. */
+/* Adds the measures of a single row to its tokens' sums. */
 static void add_values(const driver *d, const measure_result *r, float *acc)
 {
     const pkv_geometry *g = pkv_get_geometry(d->kv);
@@ -365,8 +365,8 @@ static void add_values(const driver *d, const measure_result *r, float *acc)
         }
 }
 
-/* Choices, copies on write and the host tier take the sums along with their slots: `d` keeps them,
- * `plain` measures the same rows one by one and the test adds them up. */
+/* Selections, copies on write and the host tier move the sums with their slots: `d` keeps sums,
+ * `plain` measures the same rows one by one, and the test adds those up. */
 static void follow_sums(const pass *p)
 {
     driver d, plain;
@@ -383,7 +383,7 @@ static void follow_sums(const pass *p)
             keep_some(&d, done, done == 75 ? 40 : 10);
             keep_some(&plain, done, done == 75 ? 40 : 10);
         }
-        if (done == 60 || done == 83) { /* leaves for the host tier and comes back */
+        if (done == 60 || done == 83) { /* to the host tier and back */
             step(&d, 1, sum_of(MEASURE_MASS, MEASURE_SUM_ADD));
             add_values(&plain, step(&plain, 1, one), acc);
             assert_true(status_ok(pkv_seq_swap_out(d.kv, 1, &swap)));
@@ -410,8 +410,8 @@ static void sums_go_where_their_slots_go(void **state)
     follow_sums(&p);
 }
 
-/* START sets every slot's sum to 0, ADD only those of the share's own tokens, whoever had their
- * pages before. */
+/* START sets every slot's sum to 0, ADD those of the share's own tokens, whatever the pages held
+ * before. */
 static void starts_forget(void **state)
 {
     (void)state;
@@ -420,7 +420,7 @@ static void starts_forget(void **state)
     driver_open(&d, &demo);
     driver_open(&fresh, &demo);
     step(&d, 64, sum_of(MEASURE_MASS, MEASURE_SUM_START));
-    pkv_seq_close(d.kv, 1); /* its pages, with sums, go to whoever comes next */
+    pkv_seq_close(d.kv, 1); /* the next sequence takes its pages, which hold sums */
     d.done = 0;
     assert_true(status_ok(pkv_seq_open(d.kv, 1, d.tokens, 0, 0, TOKENS, &hit)));
     step(&fresh, 40, sum_of(MEASURE_MASS, MEASURE_SUM_START));
@@ -437,7 +437,7 @@ static void starts_forget(void **state)
 
 /* ---- pages and slots ------------------------------------------------------------------------- */
 
-/* Slots of a page add up to the page's mass, which attention returns. */
+/* The slots of a page add up to the page's mass, which attention returns. */
 static void slots_add_up_to_pages(void **state)
 {
     (void)state;
@@ -494,7 +494,7 @@ static void ranks_measure_what_one_does(void **state)
         pass p = demo;
         size_t floats, others;
         float *alone = measured(&p, spec, running, &floats);
-        for (p.n_ranks = 2; p.n_ranks <= 8; p.n_ranks *= 2) { /* 8: each KV head twice */
+        for (p.n_ranks = 2; p.n_ranks <= 8; p.n_ranks *= 2) { /* 8 ranks: each KV head twice */
             float *ranks = measured(&p, spec, running, &others);
             assert_int_equal(floats, others);
             double e = nmse(ranks, alone, floats);
@@ -506,7 +506,7 @@ static void ranks_measure_what_one_does(void **state)
     }
 }
 
-/* ---- what is refused ------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void impossible_measures_are_refused(void **state)
 {
@@ -546,7 +546,7 @@ static void impossible_measures_are_refused(void **state)
         const step_result *r = try_step(&d, 2, bad[i]);
         if (r->status.code != STATUS_INVALID) fail_msg("spec %zu: %d", i, (int)r->status.code);
     }
-    step(&d, 5, spec_of(0, UINT32_MAX, UINT32_MAX)); /* it lives on */
+    step(&d, 5, spec_of(0, UINT32_MAX, UINT32_MAX)); /* the backend goes on */
     driver_close(&d);
 }
 

@@ -1,10 +1,10 @@
 /* The forward pass, teacher-forced: equal to Hugging Face's on tiny models, near it in bf16, and
- * the same bits however the work is cut. Goldens: tests/golden/models/README.md. */
+ * with the same bits however the work is cut. Goldens: tests/golden/models/README.md. */
 #include "tests/unit/model_pass.h"
 
 /* ---- goldens --------------------------------------------------------------------------------- */
 
-/* `bits` of quantised weights, `attention` of q, k, v and o; 0 = as stored. */
+/* `bits` of quantised weights, `attention` bits of q, k, v and o; 0 = as stored. */
 static double folder_nmse(const char *dir, const char *isa, kern_precision precision, uint8_t bits,
                           uint8_t attention)
 {
@@ -46,9 +46,8 @@ static void check_golden(size_t at, const char *isa, kern_precision precision, u
     if (!(e < limit)) fail_msg("%s, %u bits: NMSE %.3e", goldens[at], bits, e);
 }
 
-/* High precision is f32's on every ISA. In standard precision dot products of bf16 round x of the
- * two models whose weights are bf16, as any engine that computes in bf16 does: to a NMSE of 6.2e-5
- * and 1.3e-4. */
+/* High precision is f32 on every ISA. In standard precision bf16 dot products round x for the two
+ * models with bf16 weights, as any engine that computes in bf16 does: NMSE 6.2e-5 and 1.3e-4. */
 static void logits_equal_hugging_face_in_f32(void **state)
 {
     (void)state;
@@ -68,20 +67,20 @@ static void logits_equal_hugging_face_in_f32(void **state)
     }
 }
 
-/* Products of quantised weights are the same bits on every ISA: the best one stands for all.
+/* Products of quantised weights have the same bits on every ISA, so only the best ISA is tested.
  *
  * The q and k of these models are drawn so wide (0.3) that scores have a deviation of 5 and more:
- * attention magnifies what rounding does to them, most where few weights make a head's score (v5:
- * 64 columns, 32 a head). In high precision 8-bit weights have a bar of 1e-3. In standard precision
- * x has 8 bits too, and the bars are what llama.cpp's Q8_0 has on the same model (scale = largest /
- * 127 for each 32 weights and each 32 columns of x, put through this engine), but for linear_rope:
+ * attention magnifies their rounding, most where few weights make a head's score (v5: 64 columns,
+ * 32 for each head). In high precision the bar for 8-bit weights is 1e-3. In standard precision x
+ * has 8 bits too, and the bars are what llama.cpp's Q8_0 reaches on the same model (scale = largest
+ * / 127 for each 32 weights and each 32 columns of x, run through this engine), except linear_rope:
  * 4.4e-4 there, 5.2e-4 here, while all seven together are at 0.76 of Q8_0's.
  *
- * With 4 bits the weights are nearly all of the error, whatever x is. No code of 4.5 bits a weight
- * reaches 3e-2 on all models: with weights as far off as the theory of rate and distortion allows
- * for normal ones, gqa8 has 4.0e-2 and v5 6.5e-2; llama.cpp's Q4_0 has 4.6e-2 to 1.9e-1. So 4 bits
- * have limits of their own here, and meet the bar with attention's matrices in 8 (mixed). A trained
- * model meets all bars: below. */
+ * With 4 bits the weights make nearly all of the error, whatever x is. No code of 4.5 bits a weight
+ * reaches 3e-2 on all models: with weights as far off as rate-distortion theory allows for normal
+ * ones, gqa8 has 4.0e-2 and v5 6.5e-2; llama.cpp's Q4_0 has 4.6e-2 to 1.9e-1. So 4 bits have limits
+ * of their own here, and meet the bar with attention's matrices in 8 bits (mixed). A trained model
+ * meets all bars: see below. */
 static const struct {
     kern_precision precision;
     uint8_t bits, attention;
@@ -115,7 +114,7 @@ static const pass demo = {.dir = "models/demo",
                           .mass_rows = 32,
                           .layer_step = 1};
 
-/* The most exact pass there is: what the others are compared with. */
+/* The most exact pass, with which the others are compared. */
 static pass exact_demo(void)
 {
     pass p = demo;
@@ -263,7 +262,7 @@ static void no_cut_of_the_work_changes_a_bit(void **state)
     result_free(&whole);
 }
 
-/* One row at a time is how decoding sees it: the same bits as one prefill. */
+/* One row at a time, as in decode, gives the bits of one prefill. */
 static void decode_equals_prefill(void **state)
 {
     (void)state;
@@ -286,8 +285,8 @@ static void decode_equals_prefill(void **state)
     }
 }
 
-/* A row's mass over all pages is 1: what heads and rows sum to is their number. A share of fewer
- * rows than are asked for is measured whole, and of few layers the first. */
+/* A row's mass over all pages is 1, so masses sum to the number of heads and rows. A share with
+ * fewer rows than requested is measured whole; with few layers, the first ones are. */
 static void page_mass_sums_to_the_rows(void **state)
 {
     (void)state;
@@ -313,7 +312,7 @@ static void page_mass_sums_to_the_rows(void **state)
     }
 }
 
-/* Asked to, a step gives up in the middle of the pass, and the backend says so. */
+/* A step that is interrupted gives up in the middle of the pass, and the backend reports it. */
 static void an_interrupted_step_gives_up(void **state)
 {
     (void)state;

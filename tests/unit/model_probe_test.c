@@ -1,4 +1,5 @@
-/* What a probe says of attention, against a forward pass in float64; and who is refused one. */
+/* What a probe reports of attention, against a forward pass in float64; and which models are
+ * refused a probe. */
 #include "model/probe.h"
 #include "tests/unit/model_dense.h"
 
@@ -94,7 +95,7 @@ static void weights_are_those_of_float64(void **state)
         assert_int_equal(shape.n_layers, b.config.n_layers);
         assert_int_equal(shape.head_dim, b.config.head_dim);
         dense m = dense_run(&p, b.tokens, TOKENS, 0);
-        run_probe(&b, 40, 39); /* what another run left is nobody's */
+        run_probe(&b, 40, 39); /* results of the previous run are not kept */
         run_probe(&b, TOKENS, FIRST);
         for (uint32_t l = 0; l < b.config.n_layers; l++)
             for (uint32_t h = 0; h < b.config.n_kv_heads; h++) check_head(&b, &m, l, h);
@@ -138,7 +139,7 @@ static void what_cannot_be_run_is_refused(void **state)
     assert_int_equal(model_probe_run(b.probe, b.tokens, 8, 8, &err).code, STATUS_INVALID);
     assert_int_equal(model_probe_run(b.probe, b.tokens, MOST + 1, 0, &err).code, STATUS_INVALID);
     assert_int_equal(model_probe_run(b.probe, &strange, 1, 0, &err).code, STATUS_INVALID);
-    run_probe(&b, 8, 0); /* and goes on */
+    run_probe(&b, 8, 0); /* the probe still works */
     close_bench(&b);
 
     p.dir = "tests/golden/models/llama3_rope_f32";

@@ -1,5 +1,5 @@
-/* Safetensors folders with quantised weights: the libraries' bits, logits, slices, and what is
- * refused. Goldens: tests/golden/quantized/README.md. */
+/* Safetensors folders with quantised weights: bit-equal to the libraries, logits, slices, and
+ * refusals. Goldens: tests/golden/quantized/README.md. */
 #include "base/sha256.h"
 #include "model/config.h"
 #include "model/quantized/quantized.h"
@@ -10,7 +10,7 @@
 
 typedef struct golden {
     const char *name;
-    unsigned n_cuts; /* of 2 and 4 ranks, how many the model can be cut for */
+    unsigned n_cuts; /* of 2 and 4 ranks, how many fit the model */
 } golden;
 
 static const golden goldens[] = {
@@ -107,7 +107,7 @@ static void unpack_column(const quantized_weight *w, size_t row, size_t col, siz
     for (size_t i = 0; i < n; i++) out[i] = (float)(col + i + 1000 * row);
 }
 
-/* A row is made some columns at a time: groups and orders do not begin anew with them. */
+/* A row is made some columns at a time: groups and orders continue across these pieces. */
 static void long_rows_keep_their_groups(void **state)
 {
     (void)state;
@@ -188,7 +188,7 @@ static void ranks_change_nothing(void **state)
     }
 }
 
-/* Made integers of the kernels again, and read back from the cache of them. */
+/* Weights requantised to the kernels' integers, and read back from their cache. */
 static void integers_of_the_kernels_and_their_cache(void **state)
 {
     (void)state;
@@ -229,7 +229,8 @@ static void expect_config(const char *section, const char *what)
     strbuf_destroy(&text);
 }
 
-/* A compressed-tensors section: of its one group's weights, of the group, of all. */
+/* A compressed-tensors section: members of its one group's weights, of the group, of the
+ * section. */
 static void expect_ct(const char *weights, const char *group, const char *whole, const char *what)
 {
     char text[1024];
@@ -321,7 +322,7 @@ static void unsupported_ways_of_compressed_tensors(void **state)
                   "class \"Embedding\"");
 }
 
-/* The field is told, however long the path before it is. */
+/* The message names the field, however long the path before it is. */
 static void long_paths_leave_room_for_the_field(void **state)
 {
     (void)state;
@@ -343,7 +344,7 @@ static void long_paths_leave_room_for_the_field(void **state)
 
 /* ---- files that are refused ------------------------------------------------------------------ */
 
-/* text with `to` for every `from`. */
+/* text with every `from` replaced by `to`. */
 static void replaced(const char *text, size_t size, const char *from, const char *to, strbuf *out)
 {
     size_t n = strlen(from), count = 0;
@@ -357,7 +358,7 @@ static void replaced(const char *text, size_t size, const char *from, const char
     if (count == 0) fail_msg("no %s", from);
 }
 
-/* A golden with one thing changed in its file (config.json, or model.safetensors, whose length must
+/* A golden with one change in its file (config.json, or model.safetensors, whose length must
  * stay). */
 static void expect_changed(const char *name, const char *file, const char *const changes[4],
                            const char *what)
@@ -395,8 +396,8 @@ static void expect_folder(const char *name, const char *file, const char *from, 
     expect_changed(name, file, (const char *const[4]){from, to}, what);
 }
 
-/* A module's own name, then the first of the patterns that match it from its first character on,
- * then what it is. */
+/* The order: a module's own name, then the first pattern that matches from the name's start, then
+ * the module's kind. */
 static void targets_have_an_order(void **state)
 {
     (void)state;
@@ -410,7 +411,7 @@ static void targets_have_an_order(void **state)
     expect_folder("ct_int4_group", config, "\"lm_head\"", "\"re:mlp.*\"", NULL);
 }
 
-/* Each pattern may be hard on a name; all patterns together have a limit of their own. */
+/* Each pattern may take long to match a name; all patterns together have a limit of their own. */
 static void patterns_share_what_they_may_cost(void **state)
 {
     (void)state;
@@ -463,7 +464,7 @@ static void wrong_files_are_refused_by_name(void **state)
     expect_folder("fp8_block", config, "\"fp8\"", "\"awq\"", "F8_E4M3 is not supported");
 }
 
-/* Groups of columns beyond those that are there, and a bias that the model has no place for. */
+/* Groups beyond the columns of a matrix, and a bias that the model has no place for. */
 static void wrong_values_are_refused_by_name(void **state)
 {
     (void)state;

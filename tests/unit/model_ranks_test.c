@@ -1,5 +1,5 @@
-/* Tensor-parallel ranks as one backend: near a rank alone, the same bits however the work is cut,
- * and a rank that goes its own way is found out. */
+/* Tensor-parallel ranks as one backend: near a single rank, the same bits however the work is cut,
+ * and ranks that diverge are found. */
 #include "tests/unit/model_pass.h"
 
 #include <pthread.h>
@@ -7,8 +7,8 @@
 
 enum { TOKENS = 170, VOCAB = 1024 };
 
-/* High precision, for passes that are compared: where x is rounded to bf16, the last bits of
- * f32 decide some roundings. */
+/* High precision for compared passes: where x is rounded to bf16, the last bits of f32 decide some
+ * roundings. */
 static const pass demo = {.dir = "models/demo",
                           .kv_type = KERN_KV_F32,
                           .precision = KERN_PRECISION_HIGH,
@@ -19,7 +19,7 @@ static const pass demo = {.dir = "models/demo",
                           .mass_rows = 32,
                           .layer_step = 1};
 
-/* ---- against a rank alone -------------------------------------------------------------------- */
+/* ---- against a single rank ------------------------------------------------------------------- */
 
 static uint32_t most_likely(const float *logits, uint32_t vocab)
 {
@@ -35,7 +35,7 @@ static void expect_near(const pass_result *alone, const pass_result *ranks, cons
     double e = nmse(ranks->logits, alone->logits, (size_t)TOKENS * vocab);
     double of_mass = nmse(ranks->mass, alone->mass, alone->mass_floats);
     print_message("%s: NMSE %.2e, page mass %.2e\n", what, e, of_mass);
-    /* Dot products of bf16 take 16 of the 24 bits of x in high precision. */
+    /* bf16 dot products use 16 of the 24 bits of x in high precision. */
     if (!(e < 1e-9) || !(of_mass < 1e-9)) fail_msg("%s: NMSE %.3e, %.3e", what, e, of_mass);
     for (uint32_t t = 0; t < TOKENS; t++) {
         const float *a = alone->logits + (size_t)t * vocab, *b = ranks->logits + (size_t)t * vocab;
@@ -44,7 +44,7 @@ static void expect_near(const pass_result *alone, const pass_result *ranks, cons
     }
 }
 
-/* Returns how many groups of ranks the model could be cut for. */
+/* Returns the number of rank counts that the model could be cut for. */
 static int check_model(pass p)
 {
     uint32_t tokens[TOKENS];
@@ -61,8 +61,8 @@ static int check_model(pass p)
         pass_result ranks = run(&p, tokens, TOKENS);
         assert_int_equal(alone.mass_floats, ranks.mass_floats);
         expect_near(&alone, &ranks, what);
-        /* What the first layer reads is not summed over ranks: nor is then its mass changed, unless
-         * its query heads are on several of them. */
+        /* The input of the first layer is not summed over ranks: its mass is exact, unless its
+         * query heads are on several ranks. */
         size_t first = alone.mass_floats / alone.config.n_layers;
         if (p.n_ranks <= alone.config.n_kv_heads)
             assert_memory_equal(alone.mass, ranks.mass, first * sizeof(float));
@@ -78,7 +78,7 @@ static void ranks_are_near_one_alone(void **state)
     (void)state;
     assert_int_equal(check_model(demo), 4); /* 1, 2, 4, and 8 with each KV head twice */
 
-    /* Heads of their own, other RoPE, a vocabulary that ranks do not divide and an odd ffn. */
+    /* More heads, other RoPE, a vocabulary that ranks do not divide, and an odd ffn. */
     static const struct {
         const char *dir, *override;
         int n_cuts;
@@ -124,7 +124,7 @@ static void no_cut_of_the_work_changes_a_bit(void **state)
     }
 }
 
-/* The pages are as many, and the slices together as large, as for a rank alone; only copied heads
+/* The pages are as many, and the slices together as large, as for a single rank; only copied heads
  * take more. */
 static void slices_share_the_memory(void **state)
 {
@@ -145,7 +145,7 @@ static void slices_share_the_memory(void **state)
     }
 }
 
-/* ---- ranks that go their own way ------------------------------------------------------------- */
+/* ---- ranks that diverge ---------------------------------------------------------------------- */
 
 typedef enum fault {
     NO_FAULT,
@@ -156,12 +156,12 @@ typedef enum fault {
     IS_STUCK,
 } fault;
 
-/* A rank between the group and its CPU backend. */
+/* A faulty rank between the group and its CPU backend. */
 typedef struct shim {
     backend inner;
     backend_info info;
     fault fault;
-    bool faulty_now; /* the next step */
+    bool faulty_now; /* in the next step */
     step_plan plan;
     uint32_t words[64];
     step_result result;
@@ -174,12 +174,13 @@ typedef struct shim {
 
 static const backend_info *shim_info(void *ctx) { return &((shim *)ctx)->info; }
 
-/* The drop is the first operation: its code, sequence, group, pages, then a bit for each page. */
+/* Alters the drop, which is the first operation: its code, sequence, group, pages, then a bit for
+ * each page. */
 static void drop_another_page(shim *s)
 {
     if (s->plan.deltas.n_words > sizeof s->words / sizeof *s->words) abort();
     memcpy(s->words, s->plan.deltas.words, s->plan.deltas.n_words * sizeof *s->words);
-    s->words[4] ^= 6; /* of pages 1 and 2 it drops the other */
+    s->words[4] ^= 6; /* drops the other of pages 1 and 2 */
     s->plan.deltas.words = s->words;
 }
 
@@ -255,7 +256,7 @@ static status make_rank(void *ctx, comm *group, backend *out, error *err)
     group_spec *g = ctx;
     bool faulty = comm_rank(group) == FAULTY_RANK;
     if (faulty && g->cannot_be_made) {
-        nanosleep(&(struct timespec){0, 20000000}, NULL); /* the others wait for it by now */
+        nanosleep(&(struct timespec){0, 20000000}, NULL); /* by now the other ranks wait */
         return error_set(err, STATUS_IO, "rank %d: no such luck", FAULTY_RANK);
     }
     backend_cpu_options o = {.dir = demo.dir,
@@ -307,7 +308,7 @@ typedef struct driver {
     uint32_t tokens[64];
 } driver;
 
-/* One step of sequence 1, [from, from + n), that draws a token. */
+/* One step of sequence 1 over [from, from + n), with a draw. */
 static status step(driver *d, uint32_t from, uint32_t n, const step_result **out)
 {
     sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
@@ -327,7 +328,7 @@ static status step(driver *d, uint32_t from, uint32_t n, const step_result **out
     return d->b.ops->collect(d->b.ctx, out);
 }
 
-/* A prompt of four pages, of which one is dropped, and a token after it: then the fault. */
+/* A prompt of four pages, one of which is dropped, and one more token: then the fault. */
 static void check_fault(fault what, const char *says)
 {
     group_spec g = {.fault = what, .kv_bytes = 4 << 20};
@@ -370,14 +371,14 @@ static void a_rank_that_differs_is_named(void **state)
     check_fault(FAILS, "rank 2: a full house");
 }
 
-/* The others wait for it in a collective. */
+/* The other ranks wait for the hung one in a collective. */
 static void an_interrupt_frees_ranks_that_wait(void **state)
 {
     (void)state;
     check_fault(IS_STUCK, NULL);
 }
 
-/* The size of the pool is agreed on, so that the others wait for the rank that fails. */
+/* Ranks agree on the size of the pool, so the others wait for the rank that fails. */
 static void a_rank_that_cannot_be_made_is_told(void **state)
 {
     (void)state;
@@ -391,7 +392,7 @@ static void a_rank_that_cannot_be_made_is_told(void **state)
     g.cannot_be_made = false;
     if (!status_ok(make_group(&g, &b, &err))) fail_msg("%s", err.text);
     b.ops->destroy(b.ctx);
-    g.lacks_a_measure = true; /* which the scheduler would ask of all */
+    g.lacks_a_measure = true; /* the scheduler would ask it of all ranks */
     assert_int_equal(make_group(&g, &b, &err).code, STATUS_INTERNAL);
     assert_string_equal(err.text, "rank 2: is not like rank 0");
     g.lacks_a_measure = false;
@@ -400,7 +401,7 @@ static void a_rank_that_cannot_be_made_is_told(void **state)
     assert_non_null(strstr(err.text, "kv-memory: 4096 bytes hold"));
 }
 
-/* Whoever reads for minutes ends soon. */
+/* A load that would take minutes is interrupted and ends soon. */
 static void a_load_is_given_up(void **state)
 {
     (void)state;
