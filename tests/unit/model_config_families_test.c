@@ -86,8 +86,7 @@ static void windows(void **state)
          0, 0},
         {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100, \"max_window_layers\": 1",
          100, 14},
-        {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100", 0, 0}, /* from layer 28
-                                                                                   * on */
+        {"Qwen2", "\"use_sliding_window\": true, \"sliding_window\": 100", 0, 0}, /* from 28 on */
         {"Qwen3",
          "\"use_sliding_window\": true, \"sliding_window\": 7, \"layer_types\":"
          " [\"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_attention\"]",

@@ -25,7 +25,7 @@ static const pass two = {.dir = GOLDEN "qwen3_f32",
                          .max_model_len = 64,
                          .gpu_kv = GPU_KV_BF16};
 
-/* The comms of a worker's ranks. */
+/* The comm and the GPU of each rank, as a worker holds them. */
 static struct {
     comm *comm;
     gpu *gpu;

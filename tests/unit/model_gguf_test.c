@@ -141,8 +141,7 @@ static void expect(maker *m, const char *what)
 {
     gguf g;
     error err = {{0}};
-    uint8_t *exact = malloc(m->file.size); /* of the exact size, so that a sanitizer sees a read
-                                            * past the end */
+    uint8_t *exact = malloc(m->file.size); /* exact, so that over-reads are seen */
     memcpy(exact, m->file.data, m->file.size);
     status s = gguf_parse(&g, "file", exact, m->file.size, &err);
     if (status_ok(s) == (what != NULL)) fail_msg("%s: %s", what ? what : "must be right", err.text);

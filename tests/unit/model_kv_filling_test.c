@@ -152,8 +152,8 @@ static float error_of(fixture *f, uint32_t seq, uint32_t slot, uint32_t token)
 }
 
 enum { STORED = 0, FILLING = 1 };
-/* The first bound: half a step of 2 / 15, of values quantised three times; the second: bf16 values
- * that were never quantised. */
+/* STORED: half a step of 2 / 15, for values quantised three times; FILLING: the rounding of
+ * bf16. */
 static const float most[] = {0.21f, 0.005f};
 
 static void expect(fixture *f, uint32_t seq, uint32_t slot, uint32_t token, int how)

@@ -221,8 +221,7 @@ static void lies_are_refused(void **state)
         status_code code;
     } cases[] = {
         {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -255, 0}, STATUS_OK},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -256, 0}, STATUS_INVALID}, /* beyond the model's
-                                                                         * positions */
+        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -256, 0}, STATUS_INVALID}, /* past the last position */
         {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, 256, 0}, STATUS_INVALID},
         {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, INT32_MIN, 0}, STATUS_INVALID},
         {{PKV_MOVE_SLOTS, 0, n_pages, 0, 2, 0, 16, 1, 0}, STATUS_INVALID},

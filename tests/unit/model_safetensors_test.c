@@ -1,4 +1,4 @@
-/* model/safetensors.c: files as they should be, and every way to lie about one. */
+/* model/safetensors.c: valid files, and every kind of wrong file. */
 #include "model/safetensors.h"
 #include "tests/unit/model_folder.h"
 
@@ -33,7 +33,7 @@ static safetensors opened(const folder *f)
     return st;
 }
 
-/* The folder is refused with code, in one line that holds all of says. */
+/* The folder is refused with `code`, in one line that contains all of a, b and c. */
 static void refused(const folder *f, status_code code, const char *a, const char *b)
 {
     safetensors st;
@@ -49,8 +49,8 @@ static void reads_what_the_format_allows(void **state)
     folder *f = *state;
     uint8_t data[34];
     for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)i;
-    /* Not in order of bytes, unaligned (27 bytes of header data precede f32), zero-size dimensions,
-     * a scalar, leading whitespace, padding behind, unknown members. */
+    /* Valid: tensors out of order, unaligned data (27 header bytes precede f32), zero-size
+     * dimensions, a scalar, leading whitespace, trailing padding, unknown members. */
     folder_safetensors(f, "model.safetensors",
                        " \n{\"z.f32\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[3,27]},"
                        "\"__metadata__\":{\"format\":\"pt\"},"
@@ -181,7 +181,7 @@ static void lying_lengths(void **state)
 
     uint8_t file[64] = {0};
     memcpy(file + 8, "{}", 2);
-    file[0] = 3; /* one byte more than there is */
+    file[0] = 3; /* one byte more than the file has */
     folder_write(f, "model.safetensors", file, 10);
     refused(f, STATUS_CORRUPT, "header of 3 bytes in a file of 10", "truncated");
     memset(file, 0xff, 8);
@@ -197,7 +197,7 @@ static void lying_lengths(void **state)
     folder_write(f, "model.safetensors", file, 10);
     refused(f, STATUS_CORRUPT, "100000000", "truncated");
 
-    /* Ten bytes of file must not cost hundreds of memory. */
+    /* Ten bytes of a file must not take hundreds of bytes of memory. */
     size_t bomb_bytes = 10 << 20;
     char *bomb = malloc(bomb_bytes + 1);
     for (size_t i = 0; i < bomb_bytes; i += 2) memcpy(bomb + i, "0,", 2);
@@ -221,7 +221,7 @@ static void write_shards(const folder *f)
                        "{" T("a", "U8", "[2]", "0", "2") "," T("b", "U8", "[1]", "2", "3") "}",
                        "ABC", 3);
     folder_safetensors(f, "two.safetensors", "{" T("c", "U8", "[2]", "0", "2") "}", "DE", 2);
-    /* Never opened: not in the index. */
+    /* Never opened, since it is not in the index. */
     folder_puts(f, "consolidated.safetensors", "rubbish");
     folder_puts(f, "model.safetensors", "rubbish");
 }

@@ -1,4 +1,4 @@
-/* The sampler against brute force: vLLM's order of steps, computed in double precision. */
+/* The sampler against brute force in double precision, in vLLM's order of steps. */
 #include "model/sampler.h"
 
 #include <math.h>
@@ -67,11 +67,11 @@ static void greedy_takes_the_lowest_id_of_equal_logits(void **state)
     p.temperature = 0;
     f->logits[77] = f->logits[300] = f->logits[301] = 50;
     assert_int_equal(draw(f, &p, 0).token, 77);
-    f->logits[0] = f->logits[77] = NAN; /* an unordered logit never wins */
+    f->logits[0] = f->logits[77] = NAN; /* a NaN never wins */
     assert_int_equal(draw(f, &p, 0).token, 300);
 }
 
-/* ---- which tokens may come ------------------------------------------------------------------- */
+/* ---- allowed tokens -------------------------------------------------------------------------- */
 
 static int by_logit(const void *a, const void *b)
 {
@@ -80,8 +80,8 @@ static int by_logit(const void *a, const void *b)
     return x < y ? -1 : 1;
 }
 
-/* The set that survives min_p, top_k, top_p in that order, in double. Returns the probability of
- * each token. */
+/* The set that survives min_p, top_k, top_p in that order, in double precision. Returns the
+ * probability of each token. */
 static void allowed_set(const float *logits, const sample_params *p, double prob[VOCAB])
 {
     const float *order[VOCAB];
@@ -111,7 +111,7 @@ static void allowed_set(const float *logits, const sample_params *p, double prob
     for (size_t i = 0; i < n; i++) prob[order[i] - logits] = e[i] / total;
 }
 
-/* Draws many times; every token must be allowed and the counts must fit the probabilities
+/* Draws many times: every token must be allowed, and the counts must fit the probabilities
  * (chi-square). */
 static void check_distribution(fixture *f, sample_params p, const char *what)
 {
@@ -214,7 +214,7 @@ static void penalties_follow_their_formulas(void **state)
     step_sample out;
     sampler_draw d = {.seq = 3, .logits = f->logits, .out = &out, .own = true};
     sampler_run(f->sampler, &d, 1);
-    assert_int_equal(out.token, 1); /* and now it has been sampled: 2.67 - 0.25 - 0.5 = 1.92 */
+    assert_int_equal(out.token, 1); /* now it has been sampled: 2.67 - 0.25 - 0.5 = 1.92 */
     sampler_run(f->sampler, &d, 1);
     assert_int_equal(out.token, 3); /* 2.3; sampled: 2.3 / 1.5 - 0.75 = 0.78 */
     sampler_run(f->sampler, &d, 1);
@@ -223,7 +223,7 @@ static void penalties_follow_their_formulas(void **state)
     assert_int_equal(out.token, 1); /* 1.67; then 1.42 */
     sampler_run(f->sampler, &d, 1);
     assert_int_equal(out.token, 2); /* 1.6 */
-    /* Opening again forgets. */
+    /* Opening the sequence again forgets the counts. */
     open_seq(f, 3, &p, history, 0, 0);
     sampler_run(f->sampler, &d, 1);
     assert_int_equal(out.token, 1);
@@ -279,7 +279,7 @@ static void logprobs_are_of_the_raw_logits(void **state)
     assert_true(isnan(draw(f, &p, 11).logprob));
 }
 
-/* ---- who shares the batch -------------------------------------------------------------------- */
+/* ---- independence from the batch ------------------------------------------------------------- */
 
 static void a_draw_depends_on_its_own_request_alone(void **state)
 {
@@ -317,7 +317,7 @@ static void a_long_history_counts_every_token(void **state)
     memset(f->logits, 0, VOCAB * sizeof *f->logits);
     step_open open = {.params = &p, .n_most = VOCAB};
     assert_true(status_ok(sampler_open(f->sampler, &open)));
-    for (uint32_t i = 0; i < VOCAB; i++) { /* what was said is passed over from then on */
+    for (uint32_t i = 0; i < VOCAB; i++) { /* sampled tokens are not sampled again */
         step_sample out;
         sampler_draw d = {.sample_index = i, .own = true, .logits = f->logits, .out = &out};
         sampler_run(f->sampler, &d, 1);

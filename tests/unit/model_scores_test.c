@@ -1,5 +1,4 @@
-/* Rows are scored where their logits are: as the logits that the same step gives say, bit by bit.
- */
+/* Rows are scored inside the backend, with the bits that the logits of the same step give. */
 #include "base/logits.h"
 #include "tests/unit/model_pass.h"
 
@@ -43,11 +42,11 @@ static void scores_are_those_of_the_logits(void **state)
         p.chunk = chunks[i];
         for (p.n_threads = 1; p.n_threads <= 3; p.n_threads += 2) expect_scores(&p);
     }
-    p.want_scores = 1; /* no others beside */
+    p.want_scores = 1; /* no other shares beside it */
     expect_scores(&p);
 }
 
-/* Every rank has a part in the logits; the first one's scores are everybody's. */
+/* Every rank computes a part of the logits; the scores of rank 0 count. */
 static void ranks_score_too(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* model/weights_cache.c: what is kept is what was packed, and whatever happened to the file, a
+/* model/weights_cache.c: the cache holds what was packed, and whatever happened to its file, a
  * model loads with the same weights. */
 #include "model/weights.h"
 #include "model/weights_cache.h"
@@ -25,7 +25,7 @@ typedef struct how {
     const char *cache_dir;
 } how;
 
-/* What was loaded: a copy of all packed bytes, and what was told. */
+/* A load: a copy of all packed bytes, and the log's lines. */
 typedef struct outcome {
     uint8_t *data;
     size_t bytes;
@@ -72,10 +72,10 @@ static void listen(void *ctx, const char *line)
 
 typedef struct reports {
     size_t n;
-    uint64_t done, total; /* of the last one */
+    uint64_t done, total; /* of the last report */
 } reports;
 
-/* The total stays, and nothing is done twice. */
+/* The total stays the same, and no progress is counted twice. */
 static void note_progress(void *ctx, uint64_t done, uint64_t total)
 {
     reports *r = ctx;
@@ -112,7 +112,7 @@ static outcome load(const fixture *x, how h)
     if (!status_ok(weights_load(&o, &w, &err))) fail_msg("%s", err.text);
     if (w.from_cache) assert_int_equal(progress.n, 0);
     else assert_true(progress.n > 1 && progress.done == progress.total);
-    /* The embeddings are the first of what is packed. */
+    /* The embeddings come first among the packed bytes. */
     out.bytes = w.bytes - (size_t)((uint8_t *)w.embed.data - (uint8_t *)w.memory);
     out.data = malloc(out.bytes);
     memcpy(out.data, w.embed.data, out.bytes);
@@ -134,7 +134,7 @@ static void expect(const fixture *x, how h, const outcome *due, bool from_cache,
     free(is.data);
 }
 
-/* The one file of the cache. */
+/* The path of the cache's only file. */
 static void find_kept(const fixture *x, char path[512])
 {
     int n = 0;
@@ -211,7 +211,7 @@ static void logits_are_the_same(void **state)
     }
 }
 
-/* ---- files that are not to be used ----------------------------------------------------------- */
+/* ---- unusable files -------------------------------------------------------------------------- */
 
 typedef struct kept {
     char path[512];
@@ -238,7 +238,7 @@ static void put(const char *path, const uint8_t *data, size_t n)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Replaced by a good one after it was refused. */
+/* The file is replaced by a good one after it was refused. */
 static void expect_refused(const fixture *x, const outcome *due, const char *told)
 {
     expect(x, int4(x), due, false, told);
@@ -252,7 +252,7 @@ static uint64_t number_at(const uint8_t *data, size_t at)
     return v;
 }
 
-/* TSan packs the weights many times slower, and damaged files start no threads of their own. */
+/* Under TSan packing is many times slower, and damaged files start no threads of their own. */
 static void leave_to_asan(void)
 {
     if (getenv("OCTAVO_TESTS_LIGHT")) skip();
@@ -265,7 +265,7 @@ static void truncated_files(void **state)
     outcome due = packed(x, int4(x));
     kept k = keep(x, &due);
     size_t table = number_at(k.data, TABLE_AT), data = k.n - number_at(k.data, DATA_AT);
-    assert_true(HEADER + table < data && data + (1 << 20) < k.n); /* pieces, and hashes of them */
+    assert_true(HEADER + table < data && data + (1 << 20) < k.n); /* pieces, and their hashes */
     size_t ends[] = {0,
                      1,
                      VERSION_AT,
@@ -327,7 +327,7 @@ static void flipped_bytes(void **state)
     free(due.data);
 }
 
-/* Changed on purpose, with hashes that fit. */
+/* Writes a file that was changed on purpose, with matching hashes. */
 static void put_sealed(kept *k)
 {
     uint64_t own = hash_bytes(k->data, OWN_HASH_AT, WEIGHTS_CACHE_VERSION);
@@ -382,12 +382,12 @@ static void things_that_are_no_files(void **state)
     assert_int_equal(symlink("nowhere", k.path), 0);
     expect_refused(x, &due, ": written");
     assert_int_equal(unlink(k.path), 0);
-    assert_int_equal(mkdir(k.path, 0700), 0); /* no file can take its name */
+    assert_int_equal(mkdir(k.path, 0700), 0); /* a folder takes the file's name */
     expect(x, int4(x), &due, false, "not a regular file");
     expect(x, int4(x), &due, false, "cannot be written");
     assert_int_equal(rmdir(k.path), 0);
     expect(x, int4(x), &due, false, ": written");
-    find_kept(x, k.path); /* and nothing else is left in the folder */
+    find_kept(x, k.path); /* and the folder holds no other file */
     free(k.data);
     free(due.data);
 }
@@ -423,15 +423,15 @@ static void other_files_are_packed_anew(void **state)
     assert_int_equal(utimensat(AT_FDCWD, path, later, 0), 0);
     expect_refused(x, &due, "stale");
 
-    /* Another model of the same shape, of the same second: its weights tell. */
+    /* Another model of the same shape and modification time: its weights differ. */
     assert_true(status_ok(file_read(path, 64 << 20, &data, &n, NULL)));
-    for (size_t i = 16384; i < n; i += 2) data[i] ^= 1; /* behind the header: last bits */
+    for (size_t i = 16384; i < n; i += 2) data[i] ^= 1; /* after the header: the last bits */
     folder_write(&x->model, "model.safetensors", data, n);
     assert_int_equal(utimensat(AT_FDCWD, path, later, 0), 0);
     outcome other = packed(x, int4(x));
     assert_memory_not_equal(other.data, due.data, due.bytes);
     expect_refused(x, &other, "stale");
-    put(k.path, k.data, k.n); /* the first model's */
+    put(k.path, k.data, k.n); /* of the first model */
     expect_refused(x, &other, "stale");
     free(data);
     free(k.data);
@@ -455,7 +455,7 @@ static void *start_often(void *arg)
     for (int i = 0; i < STARTS; i++) {
         outcome is = load(s->x, int4(s->x));
         s->n_wrong += is.bytes != s->due->bytes || memcmp(is.data, s->due->data, is.bytes) != 0;
-        /* A first reader finds none, or one that is whole: nobody sees half a file. */
+        /* A first reader finds no file or a whole one, never half a file. */
         s->n_wrong += strstr(is.told, "packed anew") || strstr(is.told, "not kept");
         free(is.data);
         char path[512];
@@ -503,7 +503,8 @@ static void processes_and_threads_that_start_at_once(void **state)
 
 /* ---- the version ----------------------------------------------------------------------------- */
 
-/* When this fails the packing has changed: WEIGHTS_CACHE_VERSION must rise with these numbers. */
+/* When this test fails, the packing has changed: WEIGHTS_CACHE_VERSION must rise with these
+ * numbers. */
 static void a_version_is_a_packing(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* model/weights.c: every weight of a small folder is where the forward pass looks for it, whole and
- * in slices. */
+/* model/weights.c: every weight of a small folder is where the forward pass reads it, whole and in
+ * slices. */
 #include "model/dummy.h"
 #include "model/weights.h"
 #include "tests/unit/model_folder.h"
@@ -49,7 +49,7 @@ static float value(const tensor *t, size_t i)
     return t->type == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-/* The same random numbers for every type: rounded to it. */
+/* The same random numbers for every type, rounded to it. */
 static void fill(tensor *t, dtype type)
 {
     rng r = rng_seed(hash_bytes(t->name, strlen(t->name), 5));
@@ -81,7 +81,7 @@ static void append_entry(strbuf *header, const tensor *t, size_t from)
                   from + count(t) * dtype_bytes(t->type));
 }
 
-/* Tensors [from, to) into one file; `padding` blanks behind the header move the data. */
+/* Writes tensors [from, to) into one file; `padding` blanks behind the header move the data. */
 static void write_some(const fixture *x, const char *name, size_t from, size_t to, unsigned padding)
 {
     strbuf header = {0}, data = {0};
@@ -152,7 +152,7 @@ static tensor *find(fixture *x, const char *pattern, uint32_t layer)
 /* ---- loading --------------------------------------------------------------------------------- */
 
 typedef struct how {
-    const char *override; /* of config.json */
+    const char *override; /* JSON over config.json */
     dtype type;
     bool dummy;
     uint64_t seed;
@@ -218,7 +218,7 @@ static void check_vector(const float *v, const tensor *t)
     for (size_t i = 0; i < t->cols; i++) assert_true(v[i] == value(t, i));
 }
 
-/* Everything a rank holds, against the tensors, by the rules of weights.h. */
+/* Checks everything that a rank holds against the tensors, by the rules of weights.h. */
 static void check_all(fixture *x, const model_weights *w, int rank, int size, bool tied)
 {
     size_t q = HEADS / size * HEAD_DIM, ffn = FFN / size, tokens = (VOCAB + size - 1) / size;
@@ -270,7 +270,7 @@ static void every_type_to_every_type(void **state)
         write_model(x);
         for (int t = 0; t < 3; t++) {
             model_weights w = loaded(x, (how){.type = types[t]});
-            /* 16-bit weights stay what they are under f32 */
+            /* 16-bit weights keep their type under f32 */
             dtype due = types[t] == DTYPE_F32 ? types[s] : types[t];
             assert_int_equal(w.embed.type, due);
             assert_int_equal(w.layers[1].qkv.type, due);
@@ -357,7 +357,7 @@ static void tied_head(void **state)
 {
     fixture *x = *state;
     how tied = {.override = "tie_word_embeddings=true", .type = DTYPE_BF16};
-    write_model(x); /* with a head, that must be ignored */
+    write_model(x); /* with a head, which must be ignored */
     model_weights w = loaded(x, tied);
     check_all(x, &w, 0, 1, true);
     uint64_t identity = w.identity;
@@ -406,7 +406,7 @@ static void wrong_tensors(void **state)
     refused(x, STATUS_CORRUPT, "is [48, 1], config.json makes it [48]");
     norm->rows = 0, norm->cols = 48;
 
-    /* Left over: only buffers of old exporters are ignored. */
+    /* An unused tensor: only buffers of old exporters are ignored. */
     add(x, 0, 8, "model.layers.%d.self_attn.rotary_emb.inv_freq", 0);
     add(x, 4, 8, "model.layers.%d.self_attn.rotary_emb.cos_cached", 1);
     write_model(x);
@@ -468,7 +468,7 @@ static float *unpacked(fixture *x, const kern_matrix *m)
     return out;
 }
 
-/* Takes the dummy model's values for the tensors of the fixture, so that check_all can compare
+/* Copies the dummy model's values to the fixture's tensors, so that check_all can compare
  * slices. */
 static void adopt(fixture *x, const char *pattern, uint32_t layer, const kern_matrix *m, size_t row)
 {
@@ -506,7 +506,7 @@ static void dummy_slices_make_the_whole(void **state)
 {
     fixture *x = *state;
     how dummy = {.type = DTYPE_F32, .dummy = true, .seed = 9};
-    model_weights w = loaded(x, dummy); /* no weight file is there */
+    model_weights w = loaded(x, dummy); /* there is no weight file */
     assert_int_equal(w.embed.type, DTYPE_BF16);
     adopt_all(x, &w);
     check_all(x, &w, 0, 1, false);
@@ -531,7 +531,7 @@ static void dummy_slices_make_the_whole(void **state)
 
 /* ---- quantised ------------------------------------------------------------------------------- */
 
-/* Columns from `first` on of the first rows of a are all of b. */
+/* Checks that the columns from `first` on, of the first rows of a, are all of b. */
 static void check_columns(fixture *x, const kern_matrix *a, size_t first, const kern_matrix *b)
 {
     float all[256], some[256];
@@ -577,7 +577,7 @@ static void quantised_slices_make_the_whole(void **state)
     weights_destroy(&w);
 }
 
-/* Each matrix is what it is when all have its bits. */
+/* Each matrix equals the one loaded when all matrices have its bits. */
 static void mixed_bits_are_of_attention(void **state)
 {
     fixture *x = *state;
@@ -600,7 +600,7 @@ static void mixed_bits_are_of_attention(void **state)
     weights_destroy(&eight);
 }
 
-/* What is loaded by the best ISA is what the reference makes of it; a tied head is a copy. */
+/* The best ISA packs what the reference packs; a tied head is a copy. */
 static void quantised_as_by_the_reference(void **state)
 {
     fixture *x = *state;
@@ -630,11 +630,11 @@ static void ranks_that_cut_a_group_are_refused(void **state)
     how h = {.type = DTYPE_BF16, .dummy = true, .size = 2, .quant = {8, 32}};
     model_weights w;
     error err = {""};
-    assert_int_equal(load(x, h, &w, &err).code, STATUS_UNSUPPORTED); /* 36 columns by two */
+    assert_int_equal(load(x, h, &w, &err).code, STATUS_UNSUPPORTED); /* 36 columns for two ranks */
     assert_non_null(strstr(err.text, "down_proj"));
     h.override = "intermediate_size=128";
     h.quant.group = 128;
-    assert_int_equal(load(x, h, &w, &err).code, STATUS_UNSUPPORTED); /* 64 of o */
+    assert_int_equal(load(x, h, &w, &err).code, STATUS_UNSUPPORTED); /* 64 columns of o */
     assert_non_null(strstr(err.text, "o_proj"));
 }
 

@@ -1,5 +1,5 @@
-/* What a choice of retention does to a table, by example: the simulation (sim/paging_test.c) does
- * the same at random. */
+/* The effect of a selection on a table, by example; the simulation (sim/paging_test.c) tests the
+ * same at random. */
 #include "tests/unit/paged_kv_fixture.h"
 
 static void all_kept_is_nothing_done(void **state)
@@ -9,7 +9,7 @@ static void all_kept_is_nothing_done(void **state)
     begin(&f, 2, 30, 0);
     fill(&f, 0, 40);
     take(&f);
-    keep(&f, 0, 0, all_but(40, 64)); /* bits past the table mean nothing */
+    keep(&f, 0, 0, all_but(40, 64)); /* bits past the table are ignored */
     reposition(&f, 0, all_but(0, 0));
     assert_false(pkv_seq_has_dropped(f.kv, 0));
     assert_int_equal(pkv_seq_next_position(f.kv, 0), 40);
@@ -37,13 +37,13 @@ static void whole_pages_are_dropped(void **state)
     expect_positions(&f, 0, 0, 15, 2, (const uint32_t[]){15, 48});
     expect_positions(&f, 0, 0, 37, 2, (const uint32_t[]){69, 70});
     expect_positions(&f, 0, 1, 63, 2, (const uint32_t[]){63, 70});
-    /* Twice in one step, the second time with what was the last page but one. */
+    /* Twice in one step, the second time with a page that was the last but one. */
     keep(&f, 0, 1, all_but(64, 76));
     keep(&f, 0, 1, all_but(48, 64));
     assert_int_equal(pkv_seq_table(f.kv, 0, 1).kept_tokens, 48);
     take(&f);
     check_tables(&f);
-    keep(&f, 0, 1, all_but(0, 48)); /* nothing is left */
+    keep(&f, 0, 1, all_but(0, 48)); /* no slot is left */
     assert_int_equal(pkv_seq_table(f.kv, 0, 1).n_pages, 0);
     grow(&f, 0, 1);
     end(&f);
@@ -57,7 +57,7 @@ static void holes_are_filled_from_the_end(void **state)
     squeeze(&f, 0, 70);
     uint32_t pages[5];
     memcpy(pages, pkv_seq_table(f.kv, 0, 0).pages, sizeof pages);
-    /* Eight slots: 3, 15, 16, 17, 50, and of those that would move 62, 63 and 68. */
+    /* Eight slots are dropped: 3, 15, 16, 17, 50, and 62, 63 and 68 of those that would move. */
     bits b = all_but(15, 18);
     static const uint32_t more[] = {3, 50, 62, 63, 68};
     for (uint32_t i = 0; i < 5; i++) b = without(b, more[i]);
@@ -80,13 +80,13 @@ static void holes_are_filled_from_the_end(void **state)
     expect_positions(&f, 0, 0, 14, 5, (const uint32_t[]){14, 65, 66, 67, 18});
     expect_positions(&f, 0, 0, 49, 3, (const uint32_t[]){49, 69, 51});
     check_tables(&f);
-    /* What comes fills the last page, then takes another. */
+    /* New tokens fill the last page, then take another. */
     grow(&f, 0, 4);
     expect_positions(&f, 0, 0, 61, 5, (const uint32_t[]){61, 70, 71, 72, 73});
     end(&f);
 }
 
-/* Slots of one page change places inside it. */
+/* Slots of a page move into holes of the same page. */
 static void a_page_fills_its_own_holes(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void a_page_fills_its_own_holes(void **state)
     end(&f);
 }
 
-/* Pages that are hashed or held by others are copied before anything moves into them. */
+/* Pages that are hashed or shared are copied before a slot moves into them. */
 static void what_is_shared_is_not_written(void **state)
 {
     (void)state;
@@ -120,7 +120,7 @@ static void what_is_shared_is_not_written(void **state)
     assert_int_equal(t.kept_tokens, 67);
     assert_int_not_equal(t.pages[1], pages[1]);
     assert_int_equal(t.pages[0], pages[0]);
-    assert_int_equal(t.pages[4], pages[4]); /* it was its own */
+    assert_int_equal(t.pages[4], pages[4]); /* it was the sequence's alone */
     assert_int_equal(pkv_count(f.kv).used, used + 1);
     assert_int_equal(pkv_count(f.kv).pages_dropped, 0);
     const pkv_move want[] = {
@@ -132,7 +132,7 @@ static void what_is_shared_is_not_written(void **state)
     assert_memory_equal(f.deltas.moves, want, sizeof want);
     check_tables(&f);
     assert_int_equal(hit_of(&f, 70), 64);
-    /* The end of a page that is hashed: the next token will be written there. */
+    /* The end of a hashed page is dropped: the next token will be written there. */
     keep(&f, 0, 0, all_but(61, 70));
     assert_int_not_equal(pkv_seq_table(f.kv, 0, 0).pages[3], pages[3]);
     grow(&f, 0, 2);
@@ -156,17 +156,17 @@ static void many_slots_are_gathered(void **state)
     expect_positions(&f, 0, 0, 3, 2, (const uint32_t[]){3, 21});
     grow(&f, 0, 20);
     expect_positions(&f, 0, 0, 52, 2, (const uint32_t[]){69, 70});
-    /* Holes in what was gathered, with a page beyond it. */
+    /* Holes in the gathered pages, with a page beyond them. */
     keep(&f, 0, 0, without(all_but(0, 2), 72));
     take(&f);
     check_tables(&f);
     expect_positions(&f, 0, 0, 0, 3, (const uint32_t[]){87, 88, 2});
-    keep(&f, 0, 0, all_but(1, 30)); /* the order that holes left stays */
+    keep(&f, 0, 0, all_but(1, 30)); /* the order that filled holes left is kept */
     expect_positions(&f, 0, 0, 0, 2, (const uint32_t[]){87, 47});
     end(&f);
 }
 
-/* Drops, holes and copies in one step, then a fork: each in words of its own. */
+/* Drops, holes and copies in one step, then a fork: each has words of its own. */
 static void all_in_one_step(void **state)
 {
     (void)state;
@@ -204,7 +204,7 @@ static void a_replay_ends_in_the_same_order(void **state)
     fill(&f, 0, 90);
     fill(&f, 1, 90); /* shared, hashed */
     assert_true(status_ok(pkv_seq_fork(f.kv, 1, 2, 90)));
-    squeeze(&f, 3, 90); /* neither */
+    squeeze(&f, 3, 90); /* neither shared nor hashed */
     const bits choices[] = {without(without(all_but(30, 34), 77), 0), all_but(32, 48),
                             all_but(40, 64), without(all_but(3, 9), 43)};
     for (size_t c = 0; c < 4; c++) {
@@ -222,7 +222,7 @@ static void a_replay_ends_in_the_same_order(void **state)
     end(&f);
 }
 
-/* One slot goes for each that comes: a move, no page, and no memory. */
+/* For each new slot one is dropped: this takes one move, no page and no memory. */
 static void steady_eviction_costs_one_move(void **state)
 {
     (void)state;
@@ -261,12 +261,12 @@ static void contiguous_slots_are_positions(void **state)
     int32_t turns[2] = {f.deltas.moves[0].rotate, f.deltas.moves[1].rotate};
     assert_int_equal(turns[0], 0);
     assert_int_equal(turns[1], -32);
-    assert_int_equal(f.deltas.moves[0].n_slots, 4); /* copied, though it stays in place */
+    assert_int_equal(f.deltas.moves[0].n_slots, 4); /* copied, though they stay in place */
     grow(&f, 0, 40);
     assert_int_equal(pkv_seq_next_position(f.kv, 0), 78);
     expect_positions(&f, 0, 1, 3, 2, (const uint32_t[]){3, 36});
     expect_positions(&f, 0, 1, 37, 2, (const uint32_t[]){69, 70});
-    /* Whole pages are gathered as well, few slots too; other slots in each table. */
+    /* Whole pages are gathered too, and few slots; each table keeps other slots. */
     for (uint32_t g = 0; g < 2; g++) {
         bits b = all_but(16 + 16 * g, 32 + 16 * g);
         assert_true(status_ok(pkv_seq_keep(f.kv, 0, g, b.words, true)));
@@ -275,7 +275,7 @@ static void contiguous_slots_are_positions(void **state)
     check_tables(&f);
     reposition(&f, 0, all_but(61, 62));
     assert_int_equal(pkv_seq_next_position(f.kv, 0), 61);
-    /* Forks and swaps are what they were made from. */
+    /* Forks and swaps keep the state of their origin. */
     assert_true(status_ok(pkv_seq_fork(f.kv, 0, 1, 80)));
     take(&f);
     uint32_t swap;
@@ -293,7 +293,7 @@ static void contiguous_slots_are_positions(void **state)
     end(&f);
 }
 
-/* Refused, and nothing has changed; with as many pages as the kept tokens fill it goes. */
+/* A refusal changes nothing; with as many pages as the kept tokens fill, the call succeeds. */
 static void no_pages_change_nothing(void **state)
 {
     (void)state;
@@ -352,17 +352,17 @@ static void nobody_shares_what_is_unshared(void **state)
     assert_true(status_ok(pkv_seq_unshare(f.kv, 1)));
     take(&f);
     assert_int_equal(f.deltas.n_words, 0);
-    /* Of the parent only what the cache holds: its last pages are its own again. */
+    /* The parent shares only pages that the cache holds: its last pages are its own again. */
     assert_true(status_ok(pkv_seq_unshare(f.kv, 0)));
     take(&f);
     check_tables(&f);
     assert_int_equal(f.deltas.n_moves, 4);
     assert_int_equal(hit_of(&f, 40), 32);
-    /* It goes on publishing, under the block that it left. */
+    /* The fork continues to publish, under the block where it left the parent. */
     grow(&f, 1, 8);
     pkv_seq_publish(f.kv, 1, text(), 48);
     assert_int_equal(hit_of(&f, 48), 48);
-    /* It comes back on pages of its own. */
+    /* It is swapped in to pages of its own. */
     uint32_t swap;
     assert_true(status_ok(pkv_seq_swap_out(f.kv, 1, &swap)));
     take(&f);
@@ -383,7 +383,7 @@ static void unsharing_may_lack_pages(void **state)
     take(&f);
     squeeze(&f, 1, 16);
     uint64_t before = pkv_checksum(f.kv);
-    assert_int_equal(pkv_seq_unshare(f.kv, 0).code, STATUS_NO_PAGES); /* 4 of 3 */
+    assert_int_equal(pkv_seq_unshare(f.kv, 0).code, STATUS_NO_PAGES); /* 4 of 3 pages */
     assert_true(pkv_checksum(f.kv) == before);
     take(&f);
     assert_int_equal(f.deltas.n_words, 0);
@@ -391,14 +391,14 @@ static void unsharing_may_lack_pages(void **state)
     assert_true(status_ok(pkv_seq_unshare(f.kv, 0)));
     take(&f);
     check_tables(&f);
-    /* The pages that it left are the cache's, and free when pages are short. */
+    /* The pages that it left are cached, and are reclaimed when pages are short. */
     assert_int_equal(pkv_count(f.kv).cached, 4);
     squeeze(&f, 1, 32);
     assert_int_equal(hit_of(&f, 32), 0);
     end(&f);
 }
 
-/* Whichever allocation fails: refused, and nothing has changed. */
+/* Each allocation fails once: the call is refused, and nothing changes. */
 static void memory_may_be_short(void **state)
 {
     (void)state;

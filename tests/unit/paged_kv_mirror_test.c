@@ -1,4 +1,4 @@
-/* The mirror of the tables: what it takes, and what it refuses. */
+/* The mirror of the tables: the delta words that it accepts, and those that it refuses. */
 #include "paged_kv/delta.h"
 #include "paged_kv/paged_kv.h"
 #include <setjmp.h>
@@ -74,7 +74,7 @@ static void mirror_refuses_lies(void **state)
         {{H, 0}, 2, false}, /* closed */
         {{O, 0, 1, 1, 5, 6, H}, 7, false},
         {{A, 0, 1, 2, 7, 8}, 6, false},                 /* closed */
-        {{O, 0, 0, 0, A, 0, 0, 0}, 8, false},           /* nothing */
+        {{O, 0, 0, 0, A, 0, 0, 0}, 8, false},           /* no pages */
         {{O, 0, 0, 0, A, 0, 3, 1, 7}, 9, false},        /* too few pages */
         {{O, 0, 0, 0, A, 0, 3, 3, 7, 8, 9}, 11, false}, /* too many */
         {{O, 0, 0, 0, A, 0, 3, 2, 7}, 9, false},        /* cut off */
@@ -84,29 +84,34 @@ static void mirror_refuses_lies(void **state)
         {{O, 0, 0, 0, R, 0, 0, 9}, 8, false},                           /* no last page */
         {{O, 0, 1, 1, 5, 6, R, 0, 0, 6}, 10, false},                    /* taken */
         {{O, 0, 1, 1, 5, 6, R, 0, 2, 9}, 10, false},                    /* no such group */
-        {{O, 0, 1, 1, 5, 6, D, 0, 0, 2, 1}, 11, false},                 /* another length */
+        {{O, 0, 1, 1, 5, 6, D, 0, 0, 2, 1}, 11, false},                 /* wrong length */
         {{O, 0, 1, 1, 5, 6, D, 0, 0, 1}, 10, false},                    /* cut off */
         {{O, 0, 1, 1, 5, 6, D, 0, 0, 1, 2}, 11, false},                 /* a bit too many */
         {{O, 0, 0, 0, A, 0, 3, 2, 7, 8, D, 0, 0, 1, 0}, 15, true},      /* the page being filled */
-        {{O, 0, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 12, false},             /* more than there is */
-        {{O, 0, 1, 1, 5, 6, X, 0, 0, 3, 5}, 11, false},                 /* into itself */
+        {{O, 0, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 12, false},             /* more tokens than there
+                                                                         * are */
+        {{O, 0, 1, 1, 5, 6, X, 0, 0, 3, 5}, 11, false},                 /* one of its own pages */
         {{O, 0, 2, 2, 1, 2, 3, 4, X, 0, 0, 20, 7, 7}, 14, false},       /* one page twice */
         {{O, 0, 1, 1, 5, 6, X, 0, 0, 3}, 10, false},                    /* cut off */
         {{T, 0, 0, 0, 0}, 5, false},                                    /* closed */
         {{O, 0, 1, 1, 5, 6, T, 0, 2, 3, 0}, 11, false},                 /* no such group */
-        {{O, 0, 1, 1, 5, 6, T, 0, 0, 17, 0}, 11, false},                /* more than there is */
+        {{O, 0, 1, 1, 5, 6, T, 0, 0, 17, 0}, 11, false},                /* more tokens than there
+                                                                         * are */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3}, 10, false},                    /* cut off */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 0}, 12, false},              /* cut off */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 0xffffffffu, 0, 9}, 13, false}, /* too many */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 0, 6}, 13, false},           /* taken */
-        {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 0, 5}, 13, false},           /* by itself */
+        {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 0, 5}, 13, false},           /* replaced by itself */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 0, 20}, 13, false},          /* past the pool */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 1, 9}, 13, false},           /* past the table */
-        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 16, 1, 1, 9}, 15, false},    /* past what is kept */
+        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 16, 1, 1, 9}, 15, false},    /* past the kept pages */
         {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 1, 9, 0, 8}, 17, false}, /* out of order */
-        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 1, 9, 1, 8}, 17, false}, /* one twice */
-        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 0, 9, 1, 9}, 17, false}, /* by one page twice */
-        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 16, 1, 0, 2}, 15, false},       /* by one given up */
+        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 1, 9, 1, 8}, 17, false}, /* one page replaced
+                                                                            * twice */
+        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 0, 9, 1, 9}, 17, false}, /* two pages replaced by
+                                                                            * one */
+        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 16, 1, 0, 2}, 15, false},       /* replaced by a dropped
+                                                                            * page */
         {{F, 0, 1, 0}, 4, false},                                          /* closed parent */
         {{O, 0, 0, 0, F, 0, 0, 0}, 8, false},                              /* onto itself */
         {{O, 0, 0, 0, F, 0, 4, 0}, 8, false},                              /* no such sequence */
@@ -135,7 +140,7 @@ static void expect_page(const pkv_mirror *m, uint32_t page, bool held, bool park
     if (held) assert_int_equal(p.group, group);
 }
 
-/* Parked pages are somebody's until they are fresh again, shared ones too. */
+/* Parked pages are held until they are opened or closed again, shared ones too. */
 static void mirror_knows_who_holds_a_page(void **state)
 {
     (void)state;
@@ -157,8 +162,8 @@ static void mirror_knows_who_holds_a_page(void **state)
     pkv_mirror_destroy(m);
 }
 
-/* A parked copy is made of a sequence that goes on. Once the sequence has closed, the copy holds
- * the pages of that time, and those that the sequence took later are free. */
+/* A parked copy is made of a sequence that continues. After the sequence has closed, the copy holds
+ * the pages of that time, and pages that the sequence took later are free. */
 static void mirror_knows_what_a_parked_copy_holds(void **state)
 {
     (void)state;
@@ -171,7 +176,7 @@ static void mirror_knows_what_a_parked_copy_holds(void **state)
     pkv_mirror_destroy(m);
 }
 
-/* A page that came back is parked no more, but by a copy that still waits. */
+/* A resumed page is no longer parked, except by a copy that is still parked. */
 static void mirror_knows_what_came_back(void **state)
 {
     (void)state;
@@ -211,7 +216,7 @@ static void mirror_survives_failing_allocations(void **state)
     assert_true(f.fail_at > 6);
 }
 
-/* A checksum that two different states share would hide their difference. */
+/* Two different states with the same checksum would hide a difference. */
 static void checksums_tell_tables_apart(void **state)
 {
     (void)state;

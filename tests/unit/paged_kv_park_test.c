@@ -1,4 +1,4 @@
-/* Parked sequences by example: no number, all their pages. */
+/* Parked sequences by example: they hold all their pages without a sequence number. */
 #include "tests/unit/paged_kv_fixture.h"
 
 static uint32_t park(fixture *f, uint32_t seq)
@@ -36,7 +36,7 @@ static void it_comes_back_as_it_was(void **state)
     check_tables(&f);
     assert_int_equal(f.deltas.n_moves, 0);
     assert_true(pkv_mirror_checksum(f.mirror) == 0);
-    squeeze(&f, 0, 300); /* another has its number, and none of its pages */
+    squeeze(&f, 0, 300); /* another sequence has its number, and none of its pages */
     assert_true(status_ok(pkv_unpark(f.kv, parked, 3, 100)));
     take(&f);
     check_tables(&f);
@@ -52,7 +52,7 @@ static void it_comes_back_as_it_was(void **state)
     }
     grow(&f, 3, 3);
     pkv_seq_publish(f.kv, 3, text(), 93);
-    assert_int_equal(hit_of(&f, 93), 64); /* what it published before it dropped, no more */
+    assert_int_equal(hit_of(&f, 93), 64); /* only what it published before its drop */
     end(&f);
 }
 
@@ -114,7 +114,7 @@ static void a_flush_seals_what_is_parked(void **state)
     end(&f);
 }
 
-/* Whoever of two forks writes first makes a copy, the parked one counts as a holder. */
+/* The first of two forks that writes makes a copy; the parked one counts as a holder. */
 static void a_parked_fork_keeps_its_last_page(void **state)
 {
     (void)state;
@@ -156,12 +156,12 @@ static void it_can_go_to_the_host_tier(void **state)
     pkv_parked_discard(f.kv, b);
     assert_int_equal(pkv_count(f.kv).used, 0);
     take(&f);
-    squeeze(&f, 1, 144); /* over all that was cached */
+    squeeze(&f, 1, 144); /* evicts all cached pages */
     pkv_seq_close(f.kv, 1);
     assert_true(status_ok(pkv_swap_in(f.kv, swap, 2, text(), 60)));
     assert_int_equal(pkv_count(f.kv).host_used, 0);
     grow(&f, 2, 9);
-    /* One that holds nothing stays where it is. */
+    /* A sequence without pages cannot be swapped out. */
     assert_true(status_ok(pkv_seq_open(f.kv, 3, NULL, 0, 0, 1, &hit)));
     a = park(&f, 3);
     assert_int_equal(pkv_parked_swap_out(f.kv, a, &swap).code, STATUS_NO_PAGES);
@@ -179,7 +179,8 @@ static void discarded_it_is_reclaimed_from_its_end(void **state)
     squeeze(&f, 1, 64);
     uint32_t hit;
     assert_true(status_ok(pkv_seq_open(f.kv, 2, NULL, 0, 9, 16, &hit)));
-    assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES); /* it keeps its pages */
+    assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES); /* the parked sequence keeps
+                                                                         * its pages */
     pkv_parked_discard(f.kv, parked);
     assert_int_equal(pkv_count(f.kv).cached, 4);
     grow(&f, 2, 16);
@@ -187,7 +188,7 @@ static void discarded_it_is_reclaimed_from_its_end(void **state)
     end(&f);
 }
 
-/* Layers of a group weigh as many as they are: the last group is short. */
+/* A group counts by its number of layers: the last group is short. */
 static void kept_tokens_are_weighted_by_layers(void **state)
 {
     (void)state;
@@ -209,7 +210,7 @@ static void kept_tokens_are_weighted_by_layers(void **state)
     pkv_destroy(kv);
 }
 
-/* Parking again and again takes no memory; nor does whichever allocation fails change anything. */
+/* Parking again and again takes no memory, and a failing allocation changes nothing. */
 static void memory_may_be_short(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Retention's choices: against the definition for random policies, tables and measures, and what
- * must hold whatever is chosen. */
+/* Retention's selections: compared with the definition for random policies, tables and measures;
+ * and what must hold for every selection. */
 #include "tests/unit/paged_kv_retention_fixture.h"
 #include <math.h>
 #include <setjmp.h>
@@ -29,8 +29,8 @@ static void compare(const retention_fx *fx, const fx_drawn *d, uint64_t seed)
                  fx->out.budget_raised);
 }
 
-/* Tables that share a choice lose the same slots, any of them: one in so many. Where they are fewer
- * than a page has, the table's last slots take their places. */
+/* Tables that share a selection lose the same random slots, one in so many. When the drops free
+ * less than a page, the table's last slots move into the holes. */
 static void scramble(retention_fx *fx, const retention_policy *p, bool decode, uint32_t share,
                      uint32_t salt)
 {
@@ -97,7 +97,7 @@ static const pkv_geometry one_table = {.page_tokens = 16,
                                        .layers_per_group = 1,
                                        .heads_per_group = 1};
 
-/* Measures of one KV head of the first measured layer, 0 beyond them. */
+/* Puts measures of one KV head of the first measured layer; 0 beyond them. */
 static void put(retention_fx *fx, uint32_t kind, uint32_t head, uint32_t n, const float *values)
 {
     fx->measures = (measure_result){.values = fx->values,
@@ -113,7 +113,7 @@ static void put(retention_fx *fx, uint32_t kind, uint32_t head, uint32_t n, cons
     put(fx, kind, head, sizeof((const float[]){__VA_ARGS__}) / sizeof(float),                      \
         (const float[]){__VA_ARGS__})
 
-/* Exactly these positions stay in a table. */
+/* Expects that exactly these positions stay in a table. */
 static void expect(const retention_fx *fx, uint32_t group, uint32_t n, const uint32_t *positions)
 {
     for (uint32_t i = 0; i < pkv_seq_table(fx->kv, 0, group).kept_tokens; i++) {
@@ -183,7 +183,7 @@ static void pools_reach_neighbours_outside_the_window(void **state)
                                        "\"pool\":{\"kind\":\"max\",\"kernel\":3}}");
     fx_choose(fx, &p, 12);
     EXPECT(fx, 0, 2, 3, 4, 10, 11); /* the window's 9 would have come first by slot 9 */
-    /* Means of three: 5/3 thrice, then 4/3 thrice; outside counts as 0. */
+    /* Means of three: 5/3 three times, then 4/3 three times; values outside count as 0. */
     p.pool = RETENTION_POOL_AVG;
     p.tokens = 6;
     PUT(fx, 0, 0, 4.5f, 0, 0, 5, 0, 0, 0, 0, 0, 0, 9, 9);
@@ -192,8 +192,8 @@ static void pools_reach_neighbours_outside_the_window(void **state)
     fx_destroy(fx);
 }
 
-/* A table of 20 tokens that gave up tokens 1 and 2: those of slots 18 and 19 have come in their
- * place. */
+/* A table of 20 tokens after dropping tokens 1 and 2: the tokens of slots 18 and 19 took their
+ * places. */
 static retention_fx *permuted(void)
 {
     retention_fx *fx = fx_create(&one_table, 20);
@@ -203,8 +203,8 @@ static retention_fx *permuted(void)
     return fx;
 }
 
-/* In a permuted table the neighbours of a token are those by position, and equal scores are ordered
- * by position. */
+/* In a permuted table a token's neighbours are those by position, and equal scores are ordered by
+ * position. */
 static void neighbours_are_neighbours_in_position(void **state)
 {
     (void)state;
@@ -226,7 +226,7 @@ static void neighbours_are_neighbours_in_position(void **state)
     PUT(fx, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5);
     fx_choose(fx, &p, 20);
     EXPECT(fx, 0, 17, 18, 19);
-    p.tokens = 2; /* 17 and 18 have one score: the earlier stays */
+    p.tokens = 2; /* 17 and 18 have the same score: the earlier stays */
     fx_choose(fx, &p, 20);
     EXPECT(fx, 0, 17, 19);
     fx_destroy(fx);
@@ -242,16 +242,16 @@ static void chunks_that_hold_window_slots_compete_by_algorithm_3(void **state)
                                        "\"unit\":\"chunk\",\"chunk\":4,\"variant\":\"alg3\"}");
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 12, 13, 14, 15, 16, 17);
-    /* Without the variant they do not: the best is 4 … 8, then 0 … 4. */
+    /* Plain chunks start at position 0: the best is 4 … 8, then 0 … 4. */
     p.variant = RETENTION_VARIANT_PLAIN;
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
-    /* Nor do AnDPro's. */
+    /* AnDPro's chunks start there too. */
     p = fx_policy(fx, "{\"method\":\"andpro\",\"tokens\":12,\"window\":4,\"sinks\":0}");
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
     assert_false(fx->out.budget_raised);
-    p.tokens = 7; /* less than a chunk beside the window: one all the same */
+    p.tokens = 7; /* less than a chunk beside the window: still one chunk */
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 4, 5, 6, 7, 14, 15, 16, 17);
     assert_true(fx->out.budget_raised);
@@ -263,14 +263,14 @@ static void kvpress_means_and_shares(void **state)
     (void)state;
     retention_fx *fx = fx_create(&one_table, 10);
     PUT(fx, 0, 0, 8, 0, 0, 0, 8, 8, 8, 8, 0, 0);
-    /* Over two rows and two query heads, chunks of four: means 0.5, 2, and 1 + the best slot's 2.
-     * floor(3 * 0.7) = 2 stay. */
+    /* Over two rows and two query heads, in chunks of four: means 0.5, 2, and 1 + the best slot's
+     * 2. floor(3 * 0.7) = 2 chunks stay. */
     retention_policy p =
         fx_policy(fx, "{\"method\":\"chunkkv\",\"ratio\":0.7,\"window\":2,\"unit\":\"chunk\","
                       "\"chunk\":4,\"variant\":\"mean\",\"pool\":{\"kind\":\"none\"}}");
     fx_choose(fx, &p, 10);
     EXPECT(fx, 0, 4, 5, 6, 7, 8, 9);
-    p.ratio = 0.3; /* floor(0.9): one all the same, and the window's mean is best, not its sum */
+    p.ratio = 0.3; /* floor(0.9): still one; the window counts by its mean, not its sum */
     fx_choose(fx, &p, 10);
     EXPECT(fx, 0, 8, 9);
     fx_destroy(fx);
@@ -282,19 +282,20 @@ static void heads_compete_for_a_layer(void **state)
     retention_fx *fx = fx_create(&two_heads, 12);
     PUT(fx, 0, 0, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     PUT(fx, 0, 1, 0, 0, 0.5f, 0, 0.25f);
-    /* 2 * 5 tokens, one of each in the window: 8 to choose, and head 1 is sure of none beside it.
-     */
+    /* A budget of 2 * 5 tokens, one of each head in the window: 8 to select, of which none is
+     * guaranteed to head 1. */
     retention_policy p = fx_policy(fx, "{\"method\":\"adakv\",\"tokens\":5,\"window\":1,"
                                        "\"pool\":{\"kind\":\"none\"}}");
     fx_choose(fx, &p, 12);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 11);
     EXPECT(fx, 1, 11);
-    p.floor = 0.6f; /* floor(0.6 * 5) - 1 = 2 of its own */
+    p.floor = 0.6f; /* floor(0.6 * 5) - 1 = 2 guaranteed to each head */
     fx_choose(fx, &p, 12);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 11);
     EXPECT(fx, 1, 2, 4, 11);
     fx_destroy(fx);
-    /* Chunks of four: (2 * 16 - 2 * 4) / 4 = 6 of them; floor(0.6 * 16 / 4) - 1 is head 1's own. */
+    /* Chunks of four: (2 * 16 - 2 * 4) / 4 = 6 of them; floor(0.6 * 16 / 4) - 1 are guaranteed to
+     * head 1. */
     fx = fx_create(&two_heads, 40);
     p = fx_policy(fx, "{\"method\":\"andpro\",\"tokens\":16,\"sinks\":0,\"window\":4}");
     p.floor = 0.6f;
@@ -313,8 +314,8 @@ static void the_second_half_is_weighed_by_values(void **state)
     retention_fx *fx = fx_create(&one_table, 10);
     PUT(fx, 0, 0, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0);
     PUT(fx, 1, 0, 1, 1, 1, 1, 9, 8e4f, 1, 1, 1, 1);
-    /* Six: one is the window, floor(6 / 2) - 1 = 2 by attention (0, 1); then (base + 1e-4) * weight
-     * puts slot 5 before slot 4, and 2 last. */
+    /* Six tokens: one is the window, floor(6 / 2) - 1 = 2 by attention (0, 1); then (base + 1e-4) *
+     * weight puts slot 5 before slot 4, and 2 last. */
     retention_policy p = fx_policy(fx, "{\"method\":\"criticalkv\",\"tokens\":6,\"window\":1,"
                                        "\"pool\":{\"kind\":\"none\"}}");
     fx_choose(fx, &p, 10);
@@ -335,7 +336,8 @@ static void layers_have_budgets_of_their_own(void **state)
                                    .heads_per_group = 1};
     retention_fx *fx = fx_create(&g, 1000);
     rng r = rng_seed(1);
-    /* 100 beside the window: 5 above, 195 below, steps of floor(190 / 4) = 47. */
+    /* 100 tokens beside the window: the range is 5 (top) to 195 (bottom), in steps of floor(190 /
+     * 4) = 47. */
     retention_policy p = fx_policy(fx, "{\"method\":\"pyramidkv\",\"tokens\":132}");
     fx_measure(fx, &p, &r, 0);
     fx_choose(fx, &p, 1000);
@@ -403,7 +405,7 @@ static void a_frozen_prompt_stays(void **state)
     fx_destroy(fx);
 }
 
-/* ---- what does not matter, and what is refused ----------------------------------------------- */
+/* ---- what must not matter, and refusals ------------------------------------------------------ */
 
 static void page_numbers_do_not_matter(void **state)
 {
@@ -413,7 +415,7 @@ static void page_numbers_do_not_matter(void **state)
         fx_drawn d = fx_draw(&r);
         uint32_t n_prompt = 1 + rng_below(&r, 400);
         retention_fx *a = fx_create(&d.geometry, n_prompt), *b = fx_create(&d.geometry, n_prompt);
-        /* The other's pages come from the free list in another order. */
+        /* The pages of the other pool come from the free list in another order. */
         pkv_seq_close(b->kv, 0);
         uint32_t hit;
         assert_true(status_ok(pkv_seq_open(b->kv, 0, NULL, 0, 0, n_prompt, &hit)));
@@ -453,17 +455,17 @@ static void misfits_are_refused(void **state)
     fx_measure(fx, &p, &r, 0);
     measure_result m = fx->measures;
     assert_true(status_ok(choose_with(fx, &p, &m, &err)));
-    m.n_layers = 7; /* every second was due */
+    m.n_layers = 7; /* every second layer was due */
     assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
     m = fx->measures;
-    m.stride = 39; /* of 40 pages */
+    m.stride = 39; /* there are 40 pages */
     assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
     m.stride = 40;
     assert_true(status_ok(choose_with(fx, &p, &m, &err)));
     p.unit = RETENTION_UNIT_TOKEN;
     assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
     assert_int_equal(choose_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
-    p.tokens = 640; /* where nothing goes, nothing need have been measured */
+    p.tokens = 640; /* where no slot is dropped, no measure is needed */
     assert_true(status_ok(choose_with(fx, &p, NULL, &err)));
     assert_false(fx->out.gives_up);
     fx->out.words = 9;

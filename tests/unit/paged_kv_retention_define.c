@@ -1,4 +1,4 @@
-/* What docs/retention.md says a choice is, word for word and slowly. */
+/* The selection as docs/retention.md defines it, word for word and slowly. */
 #include "paged_kv/retention/method.h"
 #include "tests/unit/paged_kv_retention_fixture.h"
 #include <math.h>
@@ -18,18 +18,19 @@ typedef struct definition {
     bool decode, growth, summed;
     retention_score score;
     retention_variant variant;
-    uint32_t window, sinks; // of positions that are protected
+    uint32_t window, sinks; // window, sinks: protected positions
     uint32_t rows;
 } definition;
 
-/* One table on its own. */
+/* One table by itself. */
 typedef struct one {
     uint32_t head_from, head_to, group, n;
     retention_unit unit;
     bool pools;
     uint32_t size, n_units, fixed;
     double budget;
-    uint32_t position[FX_SLOTS], by_position[FX_SLOTS]; // of slots; slots in their order
+    uint32_t position[FX_SLOTS], by_position[FX_SLOTS]; // position: of slots; by_position: slots in
+                                                        // order of position
     bool is_protected[FX_SLOTS], stays[FX_SLOTS];
     float score[FX_SLOTS], second[FX_SLOTS]; // of units
     bool candidate[FX_SLOTS];
@@ -51,7 +52,7 @@ static bool in_window(const definition *d, const one *t, uint32_t slot)
     return t->position[slot] + d->window >= d->len;
 }
 
-/* Section 4, of one slot. */
+/* The values of one slot, as in section 4. */
 typedef struct value {
     float a, b, novelty, position; // first and second measure
 } value;
@@ -89,8 +90,8 @@ static const struct {
     {RETENTION_SCORE_NOVELTY, novelty_of}, {RETENTION_SCORE_RECENCY, position_of},
 };
 
-/* Others are what their own row says: what becomes of a score is looked at all the same. The
- * kernels' sums are scores as they are. */
+/* Other kinds take the absolute score of their own row. Sums from the kernels are scores
+ * already. */
 static float score_of(const definition *d, const value *v)
 {
     for (size_t i = 0; i < sizeof definitions / sizeof definitions[0]; i++)
@@ -101,7 +102,7 @@ static float score_of(const definition *d, const value *v)
     return score;
 }
 
-/* Section 2, steps 1 and 2, of one head; `second`: what the rest of the budget goes by. */
+/* Section 2, steps 1 and 2, for one head; `second`: the score that ranks the rest of the budget. */
 static void head_scores(const definition *d, const one *t, uint32_t head, float *out, float *second)
 {
     const retention_policy *p = d->policy;
@@ -148,13 +149,13 @@ static void mean_window(const definition *d, const one *t, float *scores)
         if (in_window(d, t, i)) scores[i] = best + 1;
 }
 
-/* Pages are of slots, other units of positions. */
+/* Pages are units of slots, other units are of positions. */
 static uint32_t unit_slot(const one *t, uint32_t at)
 {
     return t->unit == RETENTION_UNIT_PAGE ? at : t->by_position[at];
 }
 
-/* Steps 3 and 4. */
+/* Section 2, steps 3 and 4. */
 static void unit_scores(const definition *d, one *t)
 {
     float head[FX_SLOTS], second[FX_SLOTS], sum[FX_SLOTS], sum2[FX_SLOTS];
@@ -218,7 +219,7 @@ static void open_one(const definition *d, one *t)
     }
 }
 
-/* Step 7: the best candidate of n tables, or false. */
+/* Step 7: takes the best candidate of n tables; false when there is none. */
 static bool take_best(one *tables, uint32_t n, bool second)
 {
     one *best = NULL;
@@ -241,9 +242,9 @@ static bool take_best(one *tables, uint32_t n, bool second)
     return true;
 }
 
-/* CriticalKV over Ada-KV: the heads win shares of `want` by the first score, beside those that they
- * have by now; then each fills its share anew, half of its budget by the first score and the rest
- * by the second. */
+/* CriticalKV over Ada-KV: the heads win shares of `want` by the first score, in addition to what
+ * they have; then each fills its share again, half of its budget by the first score and the rest by
+ * the second. */
 static void choose_own_shares(one *tables, uint32_t n, double want)
 {
     for (; want > 0 && take_best(tables, n, false); want--) continue;
@@ -357,7 +358,7 @@ static double allowance(const retention_policy *p, double t)
     return p->beta2 + floor(at * p->beta1 / (p->horizon - p->beta2));
 }
 
-/* The tables of one run of layers, from its first layer. */
+/* The tables of one run of layers that starts at `layer`. */
 static void define_run(definition *d, uint32_t layer)
 {
     const retention_policy *p = d->policy;
