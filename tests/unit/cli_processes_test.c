@@ -439,7 +439,7 @@ static void check_round(const char *what, const row_spec *r, const outcome *is, 
     expect_bits_of_threads(what, r->config->vocab_size, r->threads, is);
 }
 
-/* In a pool with room the second round finds the prefixes of the first. */
+/* In a pool with room the second round hits the prefixes of the first. */
 static void check_row(const row_spec *r, totals *all)
 {
     static outcome is;

@@ -28,8 +28,7 @@ typedef struct scripted {
     _Atomic uint32_t lie_at;  /* this step reports wrong checksums of its tables; 0 = none */
     _Atomic bool hold;        /* steps wait while it is set */
     _Atomic uint32_t hold_at; /* this step sets it; 0 = none */
-    _Atomic bool hang;        /* the next step with rows waits until interrupted, then while
-                               * `hold` */
+    _Atomic bool hang;        /* the next step with rows waits to be interrupted; see `hold` */
     _Atomic bool hanging;     /* a step hangs */
     _Atomic bool collecting;  /* a step is being collected */
     _Atomic uint32_t interrupts;
@@ -54,8 +53,7 @@ typedef struct fixture {
     chat_template *chat;
     allocator alloc;
     _Atomic bool no_memory; /* allocations of the engine and its scheduler fail */
-    _Atomic long fail_in;   /* this many of their allocations succeed, the next one fails; < 0 =
-                           * none */
+    _Atomic long fail_in;   /* allocations left before one fails; < 0 = none fails */
     engine_options options; /* the engine was made with these */
     engine *engine;
     uint32_t eos;

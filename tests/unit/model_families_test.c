@@ -244,7 +244,7 @@ static void no_chunk_changes_a_bit(void **state)
     }
 }
 
-/* A failure of windows would go unseen if the goldens' prompts were not longer. */
+/* A window as long as the prompts would hide nothing, and its failure would go unseen. */
 static void windows_are_shorter_than_the_prompts(void **state)
 {
     (void)state;

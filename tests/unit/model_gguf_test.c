@@ -220,7 +220,7 @@ static void put_f32_value(maker *m, const char *key, float v)
     put(m, &v, sizeof v);
 }
 
-/* Writes the numbers of a small model, then leaves room for `more` members under test. */
+/* Writes the fields of a small model; `more` fields follow. */
 static void put_model(maker *m, uint64_t more)
 {
     put_head(m, 3, 0, 7 + more);

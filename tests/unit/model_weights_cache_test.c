@@ -252,7 +252,7 @@ static uint64_t number_at(const uint8_t *data, size_t at)
     return v;
 }
 
-/* Under TSan packing is many times slower, and damaged files start no threads of their own. */
+/* Skipped under TSan, where packing is many times slower: damaged files start no threads. */
 static void leave_to_asan(void)
 {
     if (getenv("OCTAVO_TESTS_LIGHT")) skip();

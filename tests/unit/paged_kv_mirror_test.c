@@ -88,15 +88,13 @@ static void mirror_refuses_lies(void **state)
         {{O, 0, 1, 1, 5, 6, D, 0, 0, 1}, 10, false},                    /* cut off */
         {{O, 0, 1, 1, 5, 6, D, 0, 0, 1, 2}, 11, false},                 /* a bit too many */
         {{O, 0, 0, 0, A, 0, 3, 2, 7, 8, D, 0, 0, 1, 0}, 15, true},      /* the page being filled */
-        {{O, 0, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 12, false},             /* more tokens than there
-                                                                         * are */
+        {{O, 0, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 12, false},             /* more than there is */
         {{O, 0, 1, 1, 5, 6, X, 0, 0, 3, 5}, 11, false},                 /* one of its own pages */
         {{O, 0, 2, 2, 1, 2, 3, 4, X, 0, 0, 20, 7, 7}, 14, false},       /* one page twice */
         {{O, 0, 1, 1, 5, 6, X, 0, 0, 3}, 10, false},                    /* cut off */
         {{T, 0, 0, 0, 0}, 5, false},                                    /* closed */
         {{O, 0, 1, 1, 5, 6, T, 0, 2, 3, 0}, 11, false},                 /* no such group */
-        {{O, 0, 1, 1, 5, 6, T, 0, 0, 17, 0}, 11, false},                /* more tokens than there
-                                                                         * are */
+        {{O, 0, 1, 1, 5, 6, T, 0, 0, 17, 0}, 11, false},                /* more than there is */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3}, 10, false},                    /* cut off */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 0}, 12, false},              /* cut off */
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 0xffffffffu, 0, 9}, 13, false}, /* too many */
@@ -106,12 +104,9 @@ static void mirror_refuses_lies(void **state)
         {{O, 0, 1, 1, 5, 6, T, 0, 0, 3, 1, 1, 9}, 13, false},           /* past the table */
         {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 16, 1, 1, 9}, 15, false},    /* past the kept pages */
         {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 1, 9, 0, 8}, 17, false}, /* out of order */
-        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 1, 9, 1, 8}, 17, false}, /* one page replaced
-                                                                            * twice */
-        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 0, 9, 1, 9}, 17, false}, /* two pages replaced by
-                                                                            * one */
-        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 16, 1, 0, 2}, 15, false},       /* replaced by a dropped
-                                                                            * page */
+        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 1, 9, 1, 8}, 17, false}, /* one page twice */
+        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 20, 2, 0, 9, 1, 9}, 17, false}, /* by one page twice */
+        {{O, 0, 2, 2, 1, 2, 3, 4, T, 0, 0, 16, 1, 0, 2}, 15, false},       /* by a dropped page */
         {{F, 0, 1, 0}, 4, false},                                          /* closed parent */
         {{O, 0, 0, 0, F, 0, 0, 0}, 8, false},                              /* onto itself */
         {{O, 0, 0, 0, F, 0, 4, 0}, 8, false},                              /* no such sequence */

@@ -179,8 +179,7 @@ static void discarded_it_is_reclaimed_from_its_end(void **state)
     squeeze(&f, 1, 64);
     uint32_t hit;
     assert_true(status_ok(pkv_seq_open(f.kv, 2, NULL, 0, 9, 16, &hit)));
-    assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES); /* the parked sequence keeps
-                                                                         * its pages */
+    assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES); /* it keeps its pages */
     pkv_parked_discard(f.kv, parked);
     assert_int_equal(pkv_count(f.kv).cached, 4);
     grow(&f, 2, 16);

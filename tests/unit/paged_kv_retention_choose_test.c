@@ -237,16 +237,18 @@ static void chunks_that_hold_window_slots_compete_by_algorithm_3(void **state)
     (void)state;
     retention_fx *fx = fx_create(&one_table, 18);
     PUT(fx, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7);
-    /* k = floor((12 - 4) / 4) = 2 chunks: [12, 16) with 14, then [16, 18) with 14. */
+    /* k = floor((12 - 4) / 4) = 2 chunks: [12, 16), which scores 14, then [16, 18), which scores
+     * 14. */
     retention_policy p = fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":12,\"window\":4,"
                                        "\"unit\":\"chunk\",\"chunk\":4,\"variant\":\"alg3\"}");
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 12, 13, 14, 15, 16, 17);
-    /* Plain chunks start at position 0: the best is 4 … 8, then 0 … 4. */
+    /* Without the variant, chunks with window slots do not compete: the best is 4 … 8, then 0 …
+     * 4. */
     p.variant = RETENTION_VARIANT_PLAIN;
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
-    /* AnDPro's chunks start there too. */
+    /* They do not compete in AnDPro either. */
     p = fx_policy(fx, "{\"method\":\"andpro\",\"tokens\":12,\"window\":4,\"sinks\":0}");
     fx_choose(fx, &p, 18);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);

@@ -29,7 +29,7 @@ typedef struct one {
     bool pools;
     uint32_t size, n_units, fixed;
     double budget;
-    uint32_t position[FX_SLOTS], by_position[FX_SLOTS]; // position: of slots; by_position: slots in
+    uint32_t position[FX_SLOTS], by_position[FX_SLOTS]; // by slot; slots by position
                                                         // order of position
     bool is_protected[FX_SLOTS], stays[FX_SLOTS];
     float score[FX_SLOTS], second[FX_SLOTS]; // of units

@@ -175,7 +175,7 @@ static const char *pick_choice(rng *r, retention_part part)
     return retention_part_choice(part, rng_below(r, (uint32_t)retention_part_size(part))).name;
 }
 
-/* Any preset, each key now and then. */
+/* A random preset, with random keys now and then. */
 static void random_object(rng *r, strbuf *out, bool nested)
 {
     size_t n;

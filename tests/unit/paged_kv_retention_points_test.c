@@ -1,4 +1,5 @@
-/* When retention chooses, what has to be measured for it, and what a choice leaves at most. */
+/* When retention selects, what must be measured for it, and the upper bound of what a selection
+ * leaves. */
 #include "tests/unit/paged_kv_retention_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,13 +27,13 @@ static void points_are_where_a_budget_may_be_exceeded(void **state)
     enum { END = UINT32_MAX };
     static const struct {
         const char *text;
-        uint32_t n_prompt, points[6]; // the first ones; 0 = not looked at
+        uint32_t n_prompt, points[6]; // the first points; 0 = not checked
     } cases[] = {
         {"{\"method\":\"full\"}", 100, {END}},
         {"{\"method\":\"snapkv\",\"ratio\":0.5}", 100, {100, END}},
         {"{\"method\":\"snapkv\",\"tokens\":100}", 100, {END}},
         {"{\"method\":\"snapkv\",\"tokens\":99}", 100, {100, END}},
-        /* Pages: 96 tokens are six whole pages, 97 are seven. */
+        /* By page: 96 tokens are six whole pages, 97 are seven. */
         {"{\"method\":\"chunkkv\",\"tokens\":96}", 96, {END}},
         {"{\"method\":\"chunkkv\",\"tokens\":96}", 97, {97, END}},
         {"{\"method\":\"chunkkv\",\"tokens\":111}", 97, {97, END}},
@@ -52,8 +53,8 @@ static void points_are_where_a_budget_may_be_exceeded(void **state)
          1001,
          {600, 900, 1001, END}},
         {"{\"method\":\"scope-slide\",\"decode\":{\"beta1\":3,\"beta2\":2}}", 100, {106, 107, 108}},
-        /* b(t) = 4 + floor((t - 4) * 2 / 6): 4 4 4 5 5 5 6 6 … for t = 4, 5, …: no choice where it
-         * grows. */
+        /* b(t) = 4 + floor((t - 4) * 2 / 6): 4 4 4 5 5 5 6 6 … for t = 4, 5, …: no selection where
+         * b grows. */
         {"{\"method\":\"scope-adaptive\",\"decode\":{\"beta1\":2,\"beta2\":4,\"horizon\":10}}",
          100,
          {105, 106, 108, 109, 111, 112}},
@@ -77,7 +78,7 @@ static void points_are_where_a_budget_may_be_exceeded(void **state)
                 fail_msg("%s: after %u comes %u, not %u", cases[i].text, at, next,
                          cases[i].points[k]);
             if (next == END) break;
-            /* The same from anywhere between. */
+            /* The result is the same from any position in between. */
             assert_int_equal(retention_next_point(&p, cases[i].n_prompt, next - 1), next);
             at = next;
         }
@@ -93,13 +94,13 @@ static void a_horizon_is_the_request_s_length(void **state)
     retention_policy_resolve(&p, 10);
     assert_int_equal(p.horizon, 10);
     assert_int_equal(retention_next_point(&p, 100, 106), 108);
-    retention_policy_resolve(&p, 99); /* it is said once */
+    retention_policy_resolve(&p, 99); /* the growth can be resolved once only */
     assert_int_equal(p.horizon, 10);
-    p.horizon = 4; /* so short that nothing is ever over */
+    p.horizon = 4; /* so short that the horizon never ends */
     assert_int_equal(retention_next_point(&p, 100, 0), 107);
 }
 
-/* Where n(t) follows from the rule itself, step by step. */
+/* The points of growth policies, where n(t) follows step by step from the rule itself. */
 static void growth_points_are_those_of_a_simulation(void **state)
 {
     (void)state;
@@ -174,7 +175,7 @@ static void measures_are_asked_for_where_they_count(void **state)
          MEASURE_PROJECTION_OUTSIDE, MEASURE_NONE, 32, 1, 1, 0, 0},
         {"{\"method\":\"knorm\",\"ratio\":0.5}", 0, 100, MEASURE_KEY_NORM, MEASURE_NONE, 1, 1, 1, 0,
          0},
-        /* Every row adds, and is silent but at a point. */
+        /* Every row adds to the sums, and returns them only at a point. */
         {"{\"method\":\"h2o\",\"ratio\":0.5}", 0, 60, MEASURE_MASS, MEASURE_NONE, 60, 1, 1,
          MEASURE_SUM_ADD, 1},
         {"{\"method\":\"h2o\",\"ratio\":0.5}", 60, 100, MEASURE_MASS, MEASURE_NONE, 40, 1, 1,
@@ -194,12 +195,12 @@ static void measures_are_asked_for_where_they_count(void **state)
          MEASURE_NONE, 1, 1, 1, MEASURE_SUM_ADD, 1},
         {"{\"method\":\"snapkv-decode\",\"ratio\":0.5,\"interval\":20}", 119, 120, MEASURE_MASS,
          MEASURE_NONE, 1, 1, 1, MEASURE_SUM_ADD, 0},
-        /* A replay computes many at once. */
+        /* A replay computes many rows at once. */
         {"{\"method\":\"snapkv-decode\",\"ratio\":0.5,\"interval\":20}", 100, 110, MEASURE_MASS,
          MEASURE_NONE, 6, 1, 1, MEASURE_SUM_START, 1},
         {"{\"method\":\"snapkv-decode\",\"ratio\":0.5,\"interval\":20}", 100, 120, MEASURE_MASS,
          MEASURE_NONE, 16, 1, 1, MEASURE_SUM_START, 0},
-        /* By page, but not when rows are summed over steps. */
+        /* Measured by page, except when rows are summed over steps. */
         {"{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"decode\"}", 115, 116, MEASURE_MASS,
          MEASURE_NONE, 1, 1, 1, MEASURE_SUM_ADD, 0},
         {"{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"decode\",\"interval\":1}", 115, 116,
@@ -208,7 +209,7 @@ static void measures_are_asked_for_where_they_count(void **state)
          1, MEASURE_SUM_ADD, 0},
         {"{\"method\":\"pyramidinfer\",\"ratio\":0.5}", 100, 101, MEASURE_MASS, MEASURE_NONE, 1, 1,
          1, MEASURE_SUM_STEP, 0},
-        /* Only rows since the point before: 90, of which 10 are left. */
+        /* Only rows since the point before count: that was at 90, and 10 are left. */
         {"{\"method\":\"h2o-recurrent\",\"tokens\":60,\"sinks\":2,\"window\":2,"
          "\"recurrent_chunk\":90}",
          90, 100, MEASURE_MASS, MEASURE_NONE, 10, 1, 1, 0, 0},
@@ -242,8 +243,8 @@ static uint32_t bits_of(measure_spec m)
     return bits | UINT32_C(1) << m.kind;
 }
 
-/* Of every preset: what the rows of a life ask for, in chunks of any size, is what was told before
- * it began. */
+/* For every preset: the measures that a sequence's rows ask for, in chunks of any size, are those
+ * announced before it began. */
 static void all_measures_are_known_before(void **state)
 {
     (void)state;
@@ -336,7 +337,7 @@ static uint32_t longest_table(const retention_fx *fx)
     return longest;
 }
 
-/* A whole life: what every choice leaves is what was promised for its point. */
+/* Over a whole sequence, each selection leaves what was promised for its point. */
 static void bounds_hold_at_every_point_of_a_life(void **state)
 {
     (void)state;
@@ -368,7 +369,7 @@ static void bounds_hold_at_every_point_of_a_life(void **state)
         fx_destroy(fx);
     }
     assert_true(n_choices > 1000);
-    assert_true(tight > n_choices / 3); /* a promise of everything would be none */
+    assert_true(tight > n_choices / 3); /* a bound that allows everything would be useless */
 }
 
 static void pages_are_promised_exactly(void **state)
@@ -385,10 +386,11 @@ static void pages_are_promised_exactly(void **state)
         {"{\"method\":\"chunkkv\",\"ratio\":0.9}", 1000, 1000, 56 * 21, 56},
         {"{\"method\":\"snapkv\",\"tokens\":100}", 1000, 1000, 7 * 21, 7},
         {"{\"method\":\"snapkv\",\"tokens\":100}", 50, 50, 4 * 21, 4},
-        /* 58 beside the window, so 114 for the lowest layer, 2 for the highest, in steps of 18. */
+        /* 58 tokens beside the window: 114 for the lowest layer, 2 for the highest, in steps of
+         * 18. */
         {"{\"method\":\"pyramidkv\",\"tokens\":90}", 1000, 1000, (10 + 8 + 7 + 6 + 5 + 4 + 3) * 3,
          10},
-        /* Three heads share 300 tokens: 18 whole pages and what is left over, in three tables. */
+        /* Three heads share 300 tokens: 18 whole pages and a rest, in three tables. */
         {"{\"method\":\"adakv\",\"tokens\":100}", 1000, 1000, 21 * 7, 19},
         {"{\"method\":\"scope-slide\",\"decode\":{\"beta1\":3,\"beta2\":2}}", 96, 102, 7 * 21, 7},
     };
@@ -407,7 +409,7 @@ static void budgets_below_what_is_protected_are_refused(void **state)
     static const struct {
         const char *text;
         uint32_t n_prompt;
-        const char *says; // NULL: taken
+        const char *says; // NULL: accepted
     } cases[] = {
         {"{\"method\":\"chunkkv\",\"tokens\":47}", 1000,
          "retention.tokens is 47: below the 3 protected pages of 16 tokens"},

@@ -1,5 +1,4 @@
-/* Retention: the tables of methods and parts, requests and what they are refused for, the report.
- */
+/* Retention: the tables of methods and fields, requests and their refusals, the report. */
 #include "paged_kv/retention/method.h"
 #include <math.h>
 #include <setjmp.h>
@@ -86,7 +85,7 @@ static void tables_are_sound(void **state)
     }
 }
 
-/* Each row as it is, with nothing but its budget. */
+/* Each row by its name, with only a budget. */
 static void every_row_can_be_asked_for(void **state)
 {
     (void)state;
@@ -104,7 +103,7 @@ static void every_row_can_be_asked_for(void **state)
 
 /* ---- docs/retention.md, section 6 ------------------------------------------------------------ */
 
-/* The cell begins with this word, or leaves it to `prefill`. */
+/* True when the cell begins with this word, or refers to `prefill`. */
 static bool says(const char *cell, const char *word)
 {
     size_t n = strlen(word);
@@ -213,7 +212,7 @@ static void requests_are_resolved(void **state)
     assert_int_equal(p.pool, RETENTION_POOL_AVG);
     assert_int_equal(p.kernel, 5);
 
-    /* A row's variant is for its own score and points. */
+    /* A row's variant belongs to its own score and points. */
     assert_int_equal(
         parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"unit\":\"page\"}", &by_head).variant,
         RETENTION_VARIANT_CODE);
@@ -224,7 +223,7 @@ static void requests_are_resolved(void **state)
         parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"schedule\":\"decode\"}", &by_head).variant,
         RETENTION_VARIANT_PLAIN);
 
-    /* A budget that a row has gives way to one that is given. */
+    /* A given budget overrides the row's own. */
     p = parsed("{\"method\":\"tova-recurrent\",\"ratio\":0.5,\"recurrent_chunk\":64}", &by_layer);
     assert_true(p.ratio == 0.5 && p.tokens == 0 && p.contiguous);
     assert_int_equal(p.recurrent_chunk, 64);
@@ -238,7 +237,7 @@ static void requests_are_resolved(void **state)
     p = parsed("{\"method\":\"streaming\",\"tokens\":40,\"positions\":\"cache\"}", &by_layer);
     assert_true(p.contiguous);
 
-    /* kvpress pools unless told how. */
+    /* kvpress pools by default. */
     p = parsed("{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"chunk\",\"variant\":\"mean\"}",
                &by_layer);
     assert_true(p.pool == RETENTION_POOL_AVG && p.kernel == 5 && p.chunk == 10);
@@ -247,7 +246,7 @@ static void requests_are_resolved(void **state)
                &by_layer);
     assert_int_equal(p.pool, RETENTION_POOL_NONE);
 
-    /* A score that is asked for holds at all points. */
+    /* A given score applies at all points. */
     p = parsed("{\"method\":\"pyramidinfer\",\"ratio\":0.5}", &by_head);
     assert_int_equal(p.decode_score, RETENTION_SCORE_LAST);
     p = parsed("{\"method\":\"pyramidinfer\",\"ratio\":0.5,\"score\":\"accumulated\"}", &by_head);
@@ -284,22 +283,22 @@ static void scope_has_two_policies(void **state)
     assert_int_equal(p.decode_score, RETENTION_SCORE_LAST);
     assert_int_equal(p.decode_scope, RETENTION_SCOPE_HEAD);
 
-    /* What a prefill would choose while generating is not asked for. */
+    /* Fields of `prefill` that would select while generating are ignored. */
     p = parsed("{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"h2o\",\"ratio\":0.6}}",
                &by_head);
     assert_int_equal(p.schedule, RETENTION_SCHEDULE_PROMPT);
     assert_int_equal(p.score, RETENTION_SCORE_ACCUMULATED);
     assert_true(p.beta1 == 256 && p.beta2 == 256 && p.horizon == 0);
 
-    /* Without one the prompt keeps the paper's 2,048 tokens, by the scope of the answer. */
+    /* Without a budget the prompt keeps the paper's 2,048 tokens, with the scope of the answer. */
     p = parsed("{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"layer\"}}", &by_layer);
     assert_int_equal(p.schedule, RETENTION_SCHEDULE_PROMPT);
     assert_int_equal(p.score, RETENTION_SCORE_ACCUMULATED);
     assert_true(p.tokens == 2048 && p.window == 8 && p.unit == RETENTION_UNIT_TOKEN);
     assert_true(p.scope == RETENTION_SCOPE_LAYER && p.decode_scope == RETENTION_SCOPE_LAYER);
-    assert_int_equal(retention_next_point(&p, 2048, 0), 2048 + 513); /* all of it fits */
+    assert_int_equal(retention_next_point(&p, 2048, 0), 2048 + 513); /* everything fits */
     assert_int_equal(retention_next_point(&p, 2049, 0), 2049);
-    /* Layers that share a page table share a choice where no key can say so. */
+    /* Layers that share a page table share a selection even where no key says so. */
     assert_int_equal(p.reuse_layers, 1);
     pkv_geometry pairs = by_layer;
     pairs.layers_per_group = 2;
@@ -568,15 +567,15 @@ static void requests_are_refused_by_name(void **state)
         status s = parse(cases[i].text, cases[i].geometry, &p, &err);
         if (s.code != STATUS_INVALID) fail_msg("taken: %s", cases[i].text);
         if (!strstr(err.text, cases[i].says)) fail_msg("%s: %s", cases[i].text, err.text);
-        assert_int_equal(p.window, 77); /* what is refused leaves no trace */
+        assert_int_equal(p.window, 77); /* a refusal changes nothing */
     }
-    /* The union of all groups is whole, even when the last one is short. */
+    /* The union of all groups covers everything, even when the last group is short. */
     retention_policy p;
     assert_true(status_ok(
         parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":7}", &pairs, &p, NULL)));
     assert_true(status_ok(
         parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":4}", &pairs, &p, NULL)));
-    /* Rows that a preset fixes have to fit too. */
+    /* The rows that a preset fixes have to fit too. */
     retention_limits limits = {.geometry = by_head, .max_window = 255};
     json_t *json = parse_json("{\"method\":\"expected-attention\",\"ratio\":0.5}");
     error err;
@@ -605,7 +604,7 @@ static void reports_say_what_stayed(void **state)
     pkv_seq_drop(kv, 0, 3, &(uint64_t){0x10});
     uint32_t keep[] = {3, 4, 69};
     assert_true(status_ok(pkv_seq_compact(kv, 0, 1, keep, 3)));
-    /* The last slots move into holes: the order of slots is not that of positions. */
+    /* The last slots move into holes, so the order of slots differs from that of positions. */
     assert_true(status_ok(pkv_seq_keep(kv, 0, 2, (uint64_t[]){~UINT64_C(0x0f), 0x3f}, false)));
     assert_int_equal(pkv_seq_position(kv, 0, 2, 0), 66);
     strbuf json = {0};
@@ -615,7 +614,7 @@ static void reports_say_what_stayed(void **state)
                    "{\"layers\": [0, 1], \"heads\": [2, 3], \"ranges\": [[3, 5], [69, 70]]}, "
                    "{\"layers\": [2, 2], \"heads\": [0, 1], \"ranges\": [[4, 70]]}, "
                    "{\"layers\": [2, 2], \"heads\": [2, 3], \"ranges\": [[64, 70]]}]");
-    /* The client's prompt had 30 tokens more after the first four: those were cut. */
+    /* The client's prompt had 30 more tokens after the first four, which were cut. */
     strbuf_clear(&json);
     retention_kept_json(kv, 0, 4, 30, &json);
     assert_string_equal(

@@ -1,4 +1,4 @@
-/* The host tier by example: what leaves the pool comes back as it was. */
+/* The host tier by example: a swapped sequence comes back unchanged. */
 #include "paged_kv/paged_kv.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@ typedef struct fixture {
     allocator alloc;
     pkv *kv;
     pkv_mirror *mirror;
-    pkv_deltas deltas; // of the last take
+    pkv_deltas deltas; // of the last pkv_take_deltas
 } fixture;
 
 static void *counting_resize(void *ctx, void *ptr, size_t size)
@@ -51,7 +51,7 @@ static void begin(fixture *f, uint32_t n_pages, uint32_t n_host_pages)
     assert_true(status_ok(pkv_mirror_create(&options.geometry, n_pages, SEQS, NULL, &f->mirror)));
 }
 
-/* The mirror follows; the moves stay to be looked at. */
+/* Applies the deltas to the mirror; the moves stay for inspection. */
 static void take(fixture *f)
 {
     assert_null(pkv_check_integrity(f->kv));
@@ -106,11 +106,12 @@ static void it_comes_back_as_it_was(void **state)
     fixture f;
     begin(&f, 20, 10);
     fill(&f, 0, 40);
-    uint64_t keep = 5; /* of three pages the first and the last */
+    uint64_t keep = 5; /* the first and the last of three pages */
     pkv_seq_drop(f.kv, 0, 1, &keep);
     const uint32_t gather[] = {1, 2, 30, 31, 33};
     assert_true(status_ok(pkv_seq_compact(f.kv, 0, 0, gather, 5)));
-    assert_true(status_ok(pkv_seq_append(f.kv, 0, 15))); /* fills it, and one page more */
+    assert_true(status_ok(pkv_seq_append(f.kv, 0, 15))); /* fills the last page, and takes one
+                                                          * more */
     take(&f);
     uint32_t was[2][3], swap;
     for (uint32_t g = 0; g < 2; g++) {
@@ -129,7 +130,7 @@ static void it_comes_back_as_it_was(void **state)
         assert_int_equal(m->n_slots, P);
         hosts[i] = m->dst_page;
     }
-    pkv_flush(f.kv); /* nothing is resident */
+    pkv_flush(f.kv); /* no page is resident */
     assert_true(status_ok(pkv_swap_in(f.kv, swap, 3, text(), 60)));
     take(&f);
     assert_int_equal(pkv_count(f.kv).host_used, 0);
@@ -151,7 +152,8 @@ static void it_comes_back_as_it_was(void **state)
     assert_int_equal(pkv_seq_position(f.kv, 3, 0, 16), 51);
     assert_int_equal(pkv_seq_position(f.kv, 3, 1, 16), 32);
     pkv_seq_publish(f.kv, 3, text(), 55);
-    assert_int_equal(pkv_lookup(f.kv, text(), 55, 0).tokens, 0); /* it has dropped */
+    assert_int_equal(pkv_lookup(f.kv, text(), 55, 0).tokens, 0); /* nothing is published after a
+                                                                  * drop */
     end(&f);
 }
 
@@ -161,7 +163,7 @@ static void resident_blocks_are_not_copied(void **state)
     fixture f;
     begin(&f, 20, 20);
     fill(&f, 0, 40);
-    uint64_t keep = 6; /* the first page goes */
+    uint64_t keep = 6; /* drops the first page */
     pkv_seq_drop(f.kv, 0, 1, &keep);
     uint32_t swap = out(&f, 0);
     take(&f);
@@ -169,7 +171,8 @@ static void resident_blocks_are_not_copied(void **state)
     assert_int_equal(cost.held, 5);
     assert_int_equal(cost.fresh, 2); /* the tails */
     assert_int_equal(cost.cached_pages, 3);
-    /* Another's blocks of the same text are as good: its own are reclaimed first. */
+    /* Blocks of the same text that another sequence published serve as well; its own are reclaimed
+     * first. */
     uint32_t hit;
     assert_true(status_ok(pkv_seq_open(f.kv, 1, text(), 0, 9, 300, &hit)));
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 144)));
@@ -199,7 +202,7 @@ static void a_whole_one_goes_on_publishing(void **state)
     uint32_t hit;
     assert_true(status_ok(pkv_seq_open(f.kv, 1, text(), 0, 9, 300, &hit)));
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 144)));
-    pkv_seq_close(f.kv, 1); /* nothing is left of it */
+    pkv_seq_close(f.kv, 1); /* no page of it is left */
     take(&f);
     assert_true(status_ok(pkv_swap_in(f.kv, swap, 0, text(), 60)));
     take(&f);
@@ -219,7 +222,7 @@ static void a_flush_seals_what_is_away(void **state)
     take(&f);
     uint32_t swap = out(&f, 0);
     pkv_flush(f.kv);
-    fill(&f, 1, 32); /* equal tokens, but weights may be others since */
+    fill(&f, 1, 32); /* equal tokens, but the weights may have changed */
     assert_int_equal(pkv_swap_in_cost(f.kv, swap, text()).fresh, 4);
     assert_true(status_ok(pkv_swap_in(f.kv, swap, 0, text(), 60)));
     assert_true(status_ok(pkv_seq_append(f.kv, 0, 16)));
@@ -244,7 +247,7 @@ static void no_room_changes_nothing(void **state)
     swap = out(&f, 0);
     assert_int_equal(pkv_count(f.kv).used, 8);
     assert_true(status_ok(pkv_seq_open(f.kv, 2, text(), 0, 9, 16, &hit)));
-    assert_int_equal(pkv_seq_swap_out(f.kv, 2, &other).code, STATUS_NO_PAGES); /* holds nothing */
+    assert_int_equal(pkv_seq_swap_out(f.kv, 2, &other).code, STATUS_NO_PAGES); /* has no pages */
     assert_true(status_ok(pkv_seq_append(f.kv, 2, 16)));
     assert_int_equal(pkv_seq_swap_out(f.kv, 2, &other).code, STATUS_NO_PAGES);
     uint64_t before = pkv_checksum(f.kv);
@@ -257,7 +260,8 @@ static void no_room_changes_nothing(void **state)
     end(&f);
 }
 
-/* In the order of the moves: a page is copied out before it is written, a host page read before. */
+/* In the order of the moves: a page is copied out before it is written, a host page is read before
+ * it is overwritten. */
 static void copies_come_in_order(void **state)
 {
     (void)state;
@@ -270,7 +274,7 @@ static void copies_come_in_order(void **state)
     take(&f);
     uint32_t a = out(&f, 0);
     assert_true(status_ok(pkv_swap_in(f.kv, a, 2, text(), 16)));
-    uint32_t b = out(&f, 1); /* into the host pages that 0 has just left */
+    uint32_t b = out(&f, 1); /* into the host pages that sequence 0 has just left */
     take(&f);
     static const pkv_move_kind kinds[] = {PKV_MOVE_OUT, PKV_MOVE_OUT, PKV_MOVE_IN,
                                           PKV_MOVE_IN,  PKV_MOVE_OUT, PKV_MOVE_OUT};
@@ -300,7 +304,8 @@ static void shared_pages_are_told(void **state)
     end(&f);
 }
 
-/* Whichever allocation fails: refused, and nothing else has changed. Then nothing is allocated. */
+/* Each allocation fails once: the call is refused and nothing else changes. Later calls allocate
+ * nothing. */
 static void memory_may_be_short(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* paged_kv by example: the rules that the simulation (sim/paging_test.c) checks at random, one
- * by one. */
+/* paged_kv by example: one test for each rule that the simulation (sim/paging_test.c) checks at
+ * random. */
 #include "paged_kv/paged_kv.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -210,7 +210,7 @@ static void pages_come_and_go(void **state)
     assert_int_equal(view.kept_tokens, 33);
     for (uint32_t i = 0; i < 3; i++) assert_int_not_equal(view.pages[i], 0);
 
-    /* One page too many: a state, and nothing has changed. */
+    /* One page too many: the call is refused, and nothing changes. */
     uint64_t before = pkv_checksum(f.kv);
     assert_int_equal(pkv_seq_append(f.kv, 3, 48).code, STATUS_NO_PAGES);
     assert_int_equal(pkv_checksum(f.kv), before);
@@ -236,7 +236,7 @@ static void equal_prefixes_are_shared(void **state)
         assert_true(f.events[i].stored);
         assert_int_equal(f.events[i].parent, i > 0 ? f.events[i - 1].hash : 0);
     }
-    assert_int_equal(fill(&f, 1, 70), 64); /* the partial block is nobody's */
+    assert_int_equal(fill(&f, 1, 70), 64); /* the partial block is not cached */
     expect_counts(&f, 39 - 12, 12, 0);
     for (uint32_t g = 0; g < 2; g++) {
         assert_memory_equal(pkv_seq_table(f.kv, 0, g).pages, pkv_seq_table(f.kv, 1, g).pages,
@@ -245,7 +245,7 @@ static void equal_prefixes_are_shared(void **state)
     assert_int_equal(pkv_count(f.kv).hit_tokens, 64);
     assert_int_equal(pkv_count(f.kv).queried_tokens, 140);
 
-    /* Other tokens, another salt, a smaller cap. */
+    /* No hit for other tokens or another salt; a smaller hit under a smaller cap. */
     uint32_t other[64];
     memcpy(other, text(), sizeof other);
     other[20]++;
@@ -261,7 +261,7 @@ static void equal_prefixes_are_shared(void **state)
     end(&f);
 }
 
-/* Fresh pages for `n` tokens, which reclaim as many cached ones as free ones are missing. */
+/* Takes fresh pages for `n` tokens, which evicts cached pages when free ones are missing. */
 static void squeeze(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
@@ -285,9 +285,10 @@ static void the_deepest_of_the_oldest_goes_first(void **state)
     expect_counts(&f, 0, 0, 8);
 
     squeeze(&f, 2, 16);
-    assert_int_equal(hit_of(&f, 64), 48); /* its last block went, the younger chain is whole */
+    assert_int_equal(hit_of(&f, 64), 48); /* its last block was evicted, the younger chain is
+                                           * whole */
     assert_int_equal(pkv_lookup(f.kv, other, 64, 0).tokens, 64);
-    /* Used again, text becomes the younger one. */
+    /* A hit makes text the younger chain. */
     assert_int_equal(fill(&f, 3, 48), 48);
     pkv_seq_close(f.kv, 3);
     squeeze(&f, 4, 32);
@@ -308,7 +309,7 @@ static void a_reclaimed_page_takes_its_descendants_along(void **state)
     expect_counts(&f, 8, 7, 1);
     assert_int_equal(hit_of(&f, 64), 64);
     f.n_events = 0;
-    /* A drop sends no event, an unhash does: children before their parents. */
+    /* A drop sends no event, an eviction does: children before their parents. */
     squeeze(&f, 1, 64);
     assert_int_equal(f.n_events, 0);
     pkv_seq_close(f.kv, 1);
@@ -317,10 +318,10 @@ static void a_reclaimed_page_takes_its_descendants_along(void **state)
     assert_true(status_ok(pkv_seq_open(f.kv, 2, NULL, 0, 0, 16, &hit)));
     assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES);
     expect_counts(&f, 0, 15, 1);
-    pkv_seq_close(f.kv, 0); /* its unshared rest is cached now */
+    pkv_seq_close(f.kv, 0); /* its unshared pages are cached now */
     expect_counts(&f, 0, 8, 8);
     assert_true(status_ok(pkv_seq_append(f.kv, 2, 1)));
-    /* The oldest cached page is block 1's: blocks 3, 2 and 1 went, block 0 stays. */
+    /* The oldest cached page is block 1's: blocks 3, 2 and 1 are evicted, block 0 stays. */
     assert_int_equal(f.n_events, 3);
     for (int i = 0; i < 3; i++) assert_false(f.events[i].stored);
     assert_int_equal(f.events[1].hash, f.events[0].parent);
@@ -352,14 +353,14 @@ static void a_drop_touches_one_sequence_only(void **state)
     assert_int_equal(pkv_seq_position(f.kv, 1, 0, 16), 32);
     assert_int_equal(pkv_seq_position(f.kv, 1, 0, 37), 69);
 
-    /* What it computes from now on depends on the drop: published by nobody. */
+    /* What it computes now depends on the drop, and is not published. */
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 40)));
     assert_int_equal(pkv_seq_position(f.kv, 1, 0, 38), 70);
     f.n_events = 0;
     pkv_seq_publish(f.kv, 1, text(), 110);
     assert_int_equal(f.n_events, 0);
     assert_int_equal(hit_of(&f, 110), 64);
-    /* Keeping everything is no drop. */
+    /* Keeping every page is no drop. */
     pkv_seq_drop(f.kv, 0, 0, &(uint64_t){0x1f});
     assert_false(pkv_seq_has_dropped(f.kv, 0));
     end(&f);
@@ -371,7 +372,7 @@ static void two_sequences_compute_one_block(void **state)
     fixture f;
     begin(&f, &one_group, 13);
     uint32_t hit;
-    /* Both open before either has published: both compute blocks 0 and 1. */
+    /* Both open before either has published, so both compute blocks 0 and 1. */
     for (uint32_t q = 0; q < 2; q++) {
         assert_true(status_ok(pkv_seq_open(f.kv, q, text(), 32, 0, 80, &hit)));
         assert_int_equal(hit, 0);
@@ -380,7 +381,7 @@ static void two_sequences_compute_one_block(void **state)
     pkv_seq_publish(f.kv, 0, text(), 32);
     pkv_seq_publish(f.kv, 1, text(), 32);
     assert_int_equal(f.n_events, 2);
-    /* The second goes on under the first one's chain. */
+    /* The second continues under the first one's chain. */
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 16)));
     pkv_seq_publish(f.kv, 1, text(), 48);
     assert_int_equal(f.n_events, 3);
@@ -388,14 +389,14 @@ static void two_sequences_compute_one_block(void **state)
     assert_int_equal(hit_of(&f, 48), 48);
     assert_null(pkv_check_integrity(f.kv));
 
-    /* The first one's pages are reclaimed: the chain goes, though sequence 1 still holds its own
+    /* The first one's pages are evicted: the chain is gone, though sequence 1 still holds its own
      * pages ... */
     pkv_seq_close(f.kv, 0);
     expect_counts(&f, 7, 3, 2);
     squeeze(&f, 2, 128);
     assert_int_equal(hit_of(&f, 48), 16);
     pkv_seq_close(f.kv, 2);
-    /* ... and with its next block it publishes them. */
+    /* ... and publishes them with its next block. */
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 16)));
     pkv_seq_publish(f.kv, 1, text(), 64);
     assert_int_equal(hit_of(&f, 64), 64);
@@ -436,8 +437,8 @@ static void a_shared_tail_is_copied_before_it_is_written(void **state)
     end(&f);
 }
 
-/* Appends the tokens of text() from `from` to `to` and publishes them: whether their tokens were
- * told. */
+/* Appends the tokens of text() from `from` to `to` and publishes them; returns whether the event
+ * carried the tokens. */
 static bool tells_tokens(fixture *f, uint32_t seq, uint32_t from, uint32_t to)
 {
     int before = f->n_events;
@@ -458,13 +459,14 @@ static void a_hidden_sequence_tells_no_tokens(void **state)
     assert_true(tells_tokens(&f, 0, 0, 16));
     pkv_seq_hide(f.kv, 0);
     assert_false(tells_tokens(&f, 0, 16, 32));
-    /* Its descendants hide too: a fork, and a sequence that goes on from its parked pages. */
+    /* Sequences derived from it hide their tokens too: a fork, and one resumed from its parked
+     * pages. */
     assert_true(status_ok(pkv_seq_fork(f.kv, 0, 1, 96)));
     assert_false(tells_tokens(&f, 1, 32, 48));
     assert_true(status_ok(pkv_seq_park(f.kv, 1, &parked)));
     assert_true(status_ok(pkv_unpark(f.kv, parked, 2, 96)));
     assert_false(tells_tokens(&f, 2, 48, 64));
-    /* Its blocks are hit like any, and the number's next sequence is not hidden. */
+    /* Its blocks are hit like others, and the next sequence of this number is not hidden. */
     assert_int_equal(hit_of(&f, 64), 64);
     pkv_seq_close(f.kv, 0);
     assert_true(status_ok(pkv_seq_open(f.kv, 0, text(), 64, 0, 96, &hit)));
@@ -496,9 +498,9 @@ static void compaction_gathers_slots(void **state)
     assert_int_equal(d.n_moves, 4);
     assert_memory_equal(d.moves, want, sizeof want);
     for (uint32_t i = 0; i < 20; i++) assert_int_equal(pkv_seq_position(f.kv, 0, 0, i), keep[i]);
-    assert_int_equal(hit_of(&f, 40), 32); /* the pages it left are still the cache's */
+    assert_int_equal(hit_of(&f, 40), 32); /* the pages that it left are still cached */
     expect_counts(&f, 7, 2, 2);
-    /* New tokens fill the compacted page, each at its own position. */
+    /* New tokens fill the compacted page, each with its own position. */
     assert_true(status_ok(pkv_seq_append(f.kv, 0, 15)));
     assert_int_equal(pkv_seq_position(f.kv, 0, 0, 20), 40);
     assert_int_equal(pkv_seq_position(f.kv, 0, 0, 32), 52);
@@ -523,7 +525,8 @@ static void steady_steps_allocate_nothing(void **state)
             assert_true(status_ok(pkv_seq_open(f.kv, q, NULL, 0, 0, 160, &hit)));
         }
         for (uint32_t step = 0; step < 160; step++) {
-            /* The first round opens its lists, its first step makes the log as long as it gets. */
+            /* The first round allocates lists, and its first step makes the log as long as it
+             * gets. */
             if (step == 1 && round == 0) before = f.calls;
             for (uint32_t q = 0; q < 4; q++) assert_true(status_ok(pkv_seq_append(f.kv, q, 1)));
             pkv_deltas d = pkv_take_deltas(f.kv);
@@ -547,9 +550,10 @@ static void a_drop_cannot_run_out_of_memory(void **state)
     assert_true(status_ok(pkv_mirror_create(&two_groups, 100, SEQS, NULL, &m)));
     fill(&f, 0, 160);
     fill(&f, 1, 160);
-    f.fail_at = f.calls; /* and no allocation succeeds before the next take */
+    f.fail_at = f.calls; /* every allocation before the next take fails */
     pkv_seq_drop(f.kv, 0, 1, &(uint64_t){0x3f5});
-    pkv_seq_drop(f.kv, 0, 1, &(uint64_t){0xe7}); /* a second one, in the words of the first */
+    pkv_seq_drop(f.kv, 0, 1, &(uint64_t){0xe7}); /* a second drop, merged into the first one's
+                                                  * words */
     pkv_seq_drop(f.kv, 1, 1, &(uint64_t){0x200});
     pkv_seq_close(f.kv, 1);
     assert_int_equal(f.calls, f.fail_at);

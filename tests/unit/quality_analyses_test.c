@@ -1,5 +1,5 @@
-/* What is said of attention after an eviction: cases by hand, and a model's attention taken apart
- * here in another way. */
+/* Analyses of attention after an eviction: cases by hand, and a model's attention computed here in
+ * another way. */
 #include "quality/analyses.h"
 #include "tests/unit/model_pass.h"
 
@@ -12,8 +12,8 @@ static void a_row_by_hand(void **state)
     static const float values[] = {1, 0, 0, 1, 1, 1, 2, 0};
     const uint64_t first = 1, all = 7, none = 0;
     row_change c;
-    /* The first and, as it is no candidate, the last stay: a^ = (0.8, 0, 0, 0.2), y = (0.8, 0.5),
-     * y^ = (1.2, 0). */
+    /* The first stays, and the last, which is not a candidate: a^ = (0.8, 0, 0, 0.2), y = (0.8,
+     * 0.5), y^ = (1.2, 0). */
     assert_true(analysis_change(weights, 4, values, 2, &first, 3, &c));
     assert_float_equal(c.attention_l1, 0.4 + 0.3 + 0.2 + 0.1, 1e-12);
     assert_float_equal(c.attention_cosine, sqrt(0.17 / 0.30), 1e-12);
@@ -40,7 +40,7 @@ static void heavy_hitters_by_hand(void **state)
     assert_memory_equal(heavy, half, sizeof half);
 }
 
-/* ---- of a model ------------------------------------------------------------------------------ */
+/* ---- over a model ---------------------------------------------------------------------------- */
 
 enum { PROMPT = 60, ANSWER = 7, TOTAL = PROMPT + ANSWER - 1 }; /* the last token is never fed */
 
@@ -134,7 +134,7 @@ static bool stays(uint32_t kv_head, uint32_t j) { return kv_head == 1 || j < 10 
 static const char some[] = "[{\"layers\":[0,2],\"heads\":[0,0],\"ranges\":[[0,10],[50,66]]},"
                            "{\"layers\":[0,2],\"heads\":[1,1],\"ranges\":[[0,66]]}]";
 
-/* Adds what one row of a query head gives: a^ is written out, and subtracted. */
+/* Adds the contribution of one row of a query head, with a^ written out and subtracted. */
 static void add_row(bench *b, uint32_t layer, uint32_t head, uint32_t row, double sums[4])
 {
     uint32_t dim = b->config.head_dim, kv_head = head / (b->config.n_heads / b->config.n_kv_heads);
@@ -193,7 +193,7 @@ static void an_eviction_by_another_way(void **state)
         for (uint32_t h = 0; h < b.config.n_heads; h++)
             for (uint32_t row = PROMPT; row < TOTAL; row++) add_row(&b, l, h, row, sums);
         assert_float_equal(value(&a, ANALYSIS_KV_L1, l), lost_norms(&b, l), 1e-6);
-        assert_true(sums[0] / n > 0.05); /* there is something to find */
+        assert_true(sums[0] / n > 0.05); /* the change is not negligible */
         for (uint32_t i = 0; i < 4; i++)
             assert_float_equal(value(&a, ANALYSIS_ATTENTION_L1 + i, l), sums[i] / n, 1e-5);
     }
@@ -201,7 +201,7 @@ static void an_eviction_by_another_way(void **state)
     close_bench(&b);
 }
 
-/* The most attention since the prompt's last row, counted out. */
+/* Marks the tokens with the most attention since the prompt's last row, by counting. */
 static void mark_heavy(bench *b, uint32_t layer, uint32_t last, bool heavy[TOTAL])
 {
     double sums[TOTAL] = {0}, a[TOTAL];
@@ -235,7 +235,7 @@ static void heavy_hitters_by_another_way(void **state)
             for (uint32_t j = 0; j < TOTAL; j++) {
                 n += heavy[j];
                 answer += heavy[j] && j >= PROMPT;
-                in_bin += heavy[j] && j / 3 == 19; /* three tokens a bin: 57 to 59 */
+                in_bin += heavy[j] && j / 3 == 19; /* three tokens in a bin: 57 to 59 */
             }
             assert_float_equal(value(&a, ANALYSIS_ANSWER + slots[s], l), (double)answer / n, 1e-6);
             assert_float_equal(value(&a, ANALYSIS_SEEN + slots[s], l),
@@ -251,7 +251,7 @@ static void heavy_hitters_by_another_way(void **state)
             }
         assert_float_equal(value(&a, ANALYSIS_HEAVY_KEPT, l), (double)kept / n, 1e-6);
         assert_float_equal(value(&a, ANALYSIS_KEPT + 5, l), 0.5, 1e-6); /* 15 to 17: one head */
-        assert_true(isnan(value(&a, ANALYSIS_ANSWER + 1, l)));          /* no step 300 */
+        assert_true(isnan(value(&a, ANALYSIS_ANSWER + 1, l)));          /* there is no step 300 */
     }
     analysis_destroy(&a);
     close_bench(&b);
@@ -268,7 +268,7 @@ static void a_line_and_back(void **state)
     analysis again;
     error err = {{0}};
     open_bench(&b);
-    analysis a = run_analysis(&b, NULL); /* of the full cache: heavy hitters alone */
+    analysis a = run_analysis(&b, NULL); /* of the full cache: heavy hitters only */
     assert_true(isnan(value(&a, ANALYSIS_LOSS, 0)) && isnan(value(&a, ANALYSIS_HEAVY_KEPT, 0)));
     analysis_write(&a, &line);
     assert_true(status_ok(json_read_text("line", line.data, line.size, &json, &err)));
@@ -280,7 +280,7 @@ static void a_line_and_back(void **state)
                                        : fabsf(a.values[i] - again.values[i]) < 1e-3f);
     analysis_destroy(&again);
     json_decref(json);
-    /* Lines that hold none, or another number of values. */
+    /* Lines without an analysis, or with another number of values. */
     assert_true(analysis_read(NULL, &again) && again.n_layers == 0);
     json = json_pack("{s:i, s:[f]}", "layers", 3, "values", 0.5);
     assert_true(analysis_read(json, &again) && again.n_layers == 0);
@@ -288,7 +288,7 @@ static void a_line_and_back(void **state)
     strbuf_destroy(&line);
     analysis_destroy(&a);
 
-    /* No answer, nothing to say; a report that cannot be read is an error. */
+    /* Without an answer there is no analysis; an unreadable report is an error. */
     analysis_input in = {.probe = b.probe, .prompt = b.tokens, .n_prompt = PROMPT};
     assert_true(status_ok(analysis_run(&in, &a, &err)) && a.n_layers == 0);
     in = (analysis_input){b.probe, b.tokens, PROMPT, b.answer, b.answer, 1, 1, "[]", PROMPT};

@@ -1,7 +1,7 @@
 /* The model whose weights are constructed to recall (tools/make_recall_model.py): with everything
- * kept it always does, and of a tenth of the pages chunkkv keeps the needle's in the matching
- * layer. Through the quality bench, so that its tasks, pairs, records and findings are seen to
- * work. */
+ * kept it always recalls, and with a tenth of the pages kept, chunkkv keeps the needle's page in
+ * the matching layer. Runs through the quality bench, and so tests tasks, pairs, records and
+ * findings. */
 #include "quality/findings.h"
 #include "quality/quality.h"
 #include "tests/e2e/house.h"
@@ -26,13 +26,13 @@ static const setting recall = {.what = "recall",
                                .prefix_cache = true,
                                .max_sessions = 64};
 
-/* ---- hooks that sleep on a condition --------------------------------------------------------- */
+/* ---- hooks that sleep on a condition variable ------------------------------------------------ */
 
 typedef struct sleeper {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool notified;
-    unsigned turns_before_stop; // of the loop; 0 = never stops
+    unsigned turns_before_stop; // loop iterations; 0 = never stops
     char last[256];
 } sleeper;
 
@@ -129,7 +129,7 @@ static const json_t *first_task(const json_t *results)
     return json_array_get(json_object_get(results, "tasks"), 0);
 }
 
-/* The cell of a method in the arm's list, over all lengths that are compared (or of length 0). */
+/* The cell of a method in the arm's list, over all compared lengths (or of length 0). */
 static const json_t *find_cell(const json_t *place, const char *arm, const char *method,
                                const char *budget)
 {
@@ -159,7 +159,7 @@ static double mean_of(const json_t *cell) { return number(json_object_get(cell, 
 
 enum { KEY = 0, TOKENS = 32, PAGE = 16, DIRECT_PROMPTS = 16, DIRECT_TOKENS = 1200 };
 
-/* Asks for what follows the key; the report's kept sets go to *found when there is one. */
+/* Asks for what follows the key; *found gets the kept sets of the report, if there is one. */
 static uint32_t ask(house *h, const uint32_t *ids, const char *retention, const bool *needle,
                     findings *found)
 {
@@ -191,7 +191,7 @@ static uint32_t ask(house *h, const uint32_t *ids, const char *retention, const 
     return answer;
 }
 
-/* The page that holds what follows the key is known: all of it stays in the matching layer. */
+/* The page that holds what follows the key is known: the matching layer keeps all of it. */
 static void matching_layer_keeps_the_page(void **state)
 {
     house *h = *state;
@@ -201,7 +201,7 @@ static void matching_layer_keeps_the_page(void **state)
         uint32_t ids[DIRECT_TOKENS];
         bool needle[DIRECT_TOKENS] = {false};
         for (uint32_t p = 0; p < DIRECT_TOKENS; p++) ids[p] = 1 + rng_below(&r, TOKENS - 1);
-        /* Before the pages that are kept as the last ones anyway. */
+        /* Not in the last pages, which are kept anyway. */
         uint32_t at = rng_below(&r, DIRECT_TOKENS - 8 * PAGE);
         ids[at] = ids[DIRECT_TOKENS - 1] = KEY;
         for (uint32_t p = 0; p < PAGE; p++) needle[(at + 1) / PAGE * PAGE + p] = true;
@@ -237,7 +237,7 @@ static void needle_stays(void **state)
     assert_true(number(kept, "kept") < 0.1 && number(kept, "kept") > 0.05);
     assert_float_equal(number(json_object_get(kept, "difference"), "mean"), 0, 0);
 
-    /* Layer 1 keeps what it has found; layer 0 looked no further than one token back. */
+    /* Layer 1 keeps what it has found; layer 0 attends one token back at most. */
     const json_t *measured = json_array_get(json_object_get(task, "measures"), 0);
     assert_string_equal(json_string_value(json_object_get(measured, "method")), "chunkkv");
     assert_int_equal(number(measured, "layers"), 2);
@@ -248,7 +248,7 @@ static void needle_stays(void **state)
     json_decref(results);
 }
 
-/* A budget below the protected pages is the engine's to refuse, and the bench's to list. */
+/* The engine refuses a budget below the protected pages, and the bench lists the refusal. */
 static void refused_cell_is_listed(void **state)
 {
     house *h = *state;
@@ -256,7 +256,8 @@ static void refused_cell_is_listed(void **state)
     empty_folder();
     quality_options o = options_for(h, &s);
     json_t *results = run(&o);
-    /* Below the window it is refused at once, below its pages when the prompt is known. */
+    /* A budget below the window is refused at once, one below its pages when the prompt is
+     * known. */
     static const char *const budgets[] = {"16", "40"};
     for (int i = 0; i < 2; i++) {
         const json_t *cell =
@@ -289,19 +290,19 @@ static void resumes(void **state)
     strbuf table = {0};
     empty_folder();
     quality_options o = options_for(h, &s);
-    s.turns_before_stop = 4; /* each answers 16 at most */
+    s.turns_before_stop = 4; /* each iteration answers 16 at most */
     status st = quality_run(&o, &table, &err);
     assert_int_equal(st.code, STATUS_ABORTED);
     size_t before = count_lines();
     strbuf_clear(&table);
-    /* Not by accident. */
+    /* An existing file is not overwritten by accident. */
     assert_int_equal(quality_run(&o, &table, &err).code, STATUS_INVALID);
     assert_non_null(strstr(err.text, "--resume"));
 
     o.resume = true;
     json_decref(run(&o));
     size_t whole = count_lines();
-    assert_int_equal(whole, 1 + 3 * PROMPTS); /* the head; full, chunkkv, rag-bm25 */
+    assert_int_equal(whole, 1 + 3 * PROMPTS); /* the head line; then full, chunkkv, rag-bm25 */
     assert_true(before < whole);
     json_decref(run(&o));
     assert_int_equal(count_lines(), whole);
@@ -313,7 +314,7 @@ static void resumes(void **state)
     strbuf_destroy(&table);
 }
 
-/* Of a tenth of the pages, those kept for the first question do not hold the second's answer. */
+/* With a tenth of the pages kept for the first question, the second question's answer is lost. */
 static void second_question(void **state)
 {
     house *h = *state;

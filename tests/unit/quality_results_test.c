@@ -35,7 +35,7 @@ static void products(void **state)
     assert_int_equal(json_integer_value(json_object_get(v.items[5].retention, "tokens")), 99);
     assert_string_equal(v.items[5].budget, "-");
     assert_int_equal(v.items[1].label_chars, strlen("chunkkv"));
-    assert_int_equal(v.items[3].label_chars, strlen(methods[2])); /* tells it from the first */
+    assert_int_equal(v.items[3].label_chars, strlen(methods[2])); /* differs from the first one's */
     assert_int_equal(v.items[5].label_chars, strlen("own"));
     assert_true(v.items[6].rag && !v.items[6].retention);
     assert_int_equal(variant_budget(&v.items[6], 1000), 50);
@@ -43,7 +43,7 @@ static void products(void **state)
     variants_destroy(&v);
 }
 
-/* Without a list: every preset there is. */
+/* Without a list: every preset. */
 static void all_presets(void **state)
 {
     (void)state;
@@ -200,7 +200,7 @@ static void kept_sets(void **state)
     needle[2] = needle[3] = needle[10] = true;
     findings f;
     error err = {{0}};
-    /* 90 tokens of prompt: what was generated does not count. */
+    /* 90 tokens of prompt: generated tokens do not count. */
     bool forced[90] = {false};
     forced[2] = forced[10] = true;
     for (int i = 16; i < 24; i++) forced[i] = true;
@@ -209,13 +209,13 @@ static void kept_sets(void **state)
     assert_float_equal(f.jaccard[1], (8.0 / 24 + 1) / 2, 1e-6);
     assert_float_equal(f.jaccard[2], f.jaccard[1], 0);
     assert_float_equal(f.jaccard[0], 1, 0);
-    /* Head 0: 9 to 15 without 10 and 8 of 14; head 1 wholly. */
+    /* Head 0: 9 to 15 without 10 and 8 of 14; head 1 all of them. */
     assert_float_equal(f.chosen[1], (7.0 / 14 + 1) / 2, 1e-6);
     assert_float_equal(f.needle_whole[0], 1, 0); /* both heads */
     assert_float_equal(f.needle_whole[1], 0.5, 0);
     assert_float_equal(f.needle_share[1], (1.0 / 3 + 1) / 2, 1e-6);
 
-    /* As a line and back. */
+    /* Writes the finding as a line and reads it back. */
     strbuf line = {0};
     json_t *json;
     findings again;
@@ -236,14 +236,14 @@ static void kept_sets(void **state)
     json_decref(json);
     strbuf_destroy(&line);
 
-    /* Where all that is kept was forced, layers agree on nothing. */
+    /* Where all kept tokens were forced, layers have no agreement. */
     memset(forced, true, sizeof forced);
     assert_true(status_ok(findings_of_kept(kept, 90, NULL, forced, &f, &err)));
     assert_true(isnan(f.chosen[1]));
     assert_float_equal(f.jaccard[0], 1, 0);
     findings_destroy(&f);
 
-    /* Nothing of the prompt is left in either layer: they are equal, and chose nothing. */
+    /* No prompt token is left in either layer: the layers are equal, and selected nothing. */
     static const char gone[] = "[{\"layers\":[0,0],\"heads\":[0,0],\"ranges\":[[90,99]]},"
                                "{\"layers\":[1,1],\"heads\":[0,0],\"ranges\":[[90,99]]}]";
     if (!status_ok(findings_of_kept(gone, 90, NULL, forced, &f, &err))) fail_msg("%s", err.text);
@@ -255,7 +255,7 @@ static void kept_sets(void **state)
     assert_false(status_ok(findings_of_kept("[{\"layers\":[1,0]}]", 90, NULL, forced, &f, &err)));
 }
 
-/* Layers 0 and 1 keep nothing in common but forced tokens; 1 and 2, and 2 and 3 do. */
+/* Layers 0 and 1 keep only forced tokens in common; 1 and 2, and 2 and 3, keep others. */
 static void means_of_measures(void **state)
 {
     (void)state;
@@ -283,7 +283,7 @@ static void means_of_measures(void **state)
     assert_true(status_ok(report_measures(&r, 0, 0, &m, &err)));
     assert_int_equal(m.n, 2);
     assert_true(isnan(m.chosen[1]));
-    assert_false(isnan(m.neighbours)); /* which assert_float_equal takes for any number */
+    assert_false(isnan(m.neighbours)); /* assert_float_equal accepts NaN for any number */
     assert_float_equal(m.neighbours, (0.25 + 0.75) / 2, 1e-9);
     assert_float_equal(m.neighbours_all, 1, 1e-9);
     assert_true(isnan(m.whole[0]));
@@ -308,12 +308,12 @@ static void agreement(void **state)
     step_sample own[] = {sample(7, 0.5f, 0.25f), sample(8, 0.25f, 0.5f), sample(7, 0.9f, 0.05f)};
     findings f = {0};
     findings_agree(full, 3, own, 3, &f);
-    /* What follows a token that differs is not compared. */
+    /* Tokens after the first that differs are not compared. */
     assert_int_equal(f.n_compared, 2);
     assert_int_equal(f.n_agreed, 1);
     double kl = 0.5 * log(2) + 0.25 * log(0.5);
     assert_float_equal(f.divergence, kl / 2, 1e-6);
-    /* Tokens that only one of them names are lumped with the rest. */
+    /* Tokens that only one list names are counted with the rest. */
     own[0].top_ids[1] = 9;
     assert_float_equal(findings_divergence(&full[0], &own[0]), 0, 1e-9);
 }
@@ -330,7 +330,7 @@ static double at_share(const kept_point *points, const double *scores, size_t n,
 static void scores_at_a_share(void **state)
 {
     (void)state;
-    /* A method that keeps 6.6 % of 10, and 16 % of 20. */
+    /* A method that keeps 6.6 % at a budget of 10 %, and 16 % at 20 %. */
     static const kept_point points[] = {{0.066, 0}, {0.16, 1}, {0.3, 2}};
     static const double scores[] = {0.5, 0.8, 0.7};
     assert_true(fabs(at_share(points, scores, 3, 0.113) - 0.65) < 1e-9);
@@ -347,7 +347,7 @@ static void scores_at_a_share(void **state)
 
 enum { CONTEXTS = 40 };
 
-/* Two methods at two budgets: the first keeps what was asked for, the second a fifth less. */
+/* Two methods at two budgets: the first keeps its budget, the second a fifth less. */
 static void table_at_a_share(void **state)
 {
     (void)state;
@@ -378,7 +378,7 @@ static void table_at_a_share(void **state)
     strbuf out = {0};
     error err = {{0}};
     assert_true(status_ok(report_equal_kept(&r, (row_set){&rows, 1}, &out, &err)));
-    /* Of the second method 0.2 kept is too far beside what it was measured at. */
+    /* For the second method a share of 0.2 is too far from its measured points. */
     const char *says[] = {"difference to a over", "| a | 0.500 (0.3", " | | 0.750 (0.6", " | |\n",
                           "| b\\|c | 0.750 (0.6", " | +0.250 (+0.1",  " | | |\n"};
     const char *at = out.data;

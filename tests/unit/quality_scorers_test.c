@@ -52,14 +52,14 @@ static void numbers(void **state)
     assert_true(scorer_numbered(text, 1, "9"));
     assert_false(scorer_numbered(text, 2, "4")); /* no "answer is" */
     assert_float_equal(score(SCORER_NUMBERED, text, "3", "8"), 0.5, 0);
-    /* The answer of the next question is not this one's. */
+    /* The answer of the next question does not count for this one. */
     assert_false(scorer_numbered("Answer_9: none\nAnswer_10: the answer is 3", 0, "3"));
 }
 
 static void words(void **state)
 {
     (void)state;
-    /* 2 common words of 3 and 4: 2 * 2 / 7; articles, case and punctuation count for nothing. */
+    /* 2 common words of 3 and 4: 2 * 2 / 7; articles, case and punctuation are ignored. */
     assert_float_equal(score(SCORER_F1, "The cat, a dog sat", "cat dog ran far", NULL), 4.0 / 7,
                        1e-9);
     assert_float_equal(score(SCORER_F1, "cat cat", "cat", NULL), 2.0 / 3, 1e-9);
@@ -71,10 +71,10 @@ static void words(void **state)
     assert_float_equal(
         score(SCORER_ROUGE_L, "police kill the gunman", "police killed the gunman", NULL), 0.75,
         1e-9);
-    /* In order: of "b a" and "a b" one word is common. */
+    /* In order: "b a" and "a b" have one common word. */
     assert_float_equal(score(SCORER_ROUGE_L, "b a", "a b", NULL), 0.5, 1e-9);
-    /* Two sentences: each may match another, a word counts once; 3 hits of 3 and 4 words: r = 1,
-     * p = 0.75, beta = 0.75. */
+    /* Two sentences: each may match another, and a word counts once; 3 hits of 3 and 4 words: r =
+     * 1, p = 0.75, beta = 0.75. */
     double r = 1, p = 0.75, beta = p / r;
     assert_float_equal(score(SCORER_ROUGE_L, "c d. a b", "a b. c", NULL),
                        (1 + beta * beta) * r * p / (r + beta * beta * p), 1e-9);
@@ -91,7 +91,7 @@ static void classes(void **state)
     (void)state;
     const char *names[] = {"City", "Big City", "Food"}, *right[] = {"Big City"};
     string_list all = {names, 3, 3}, reference = {right, 1, 1};
-    /* "City" is named too, but only as a part of the right one. */
+    /* "City" occurs too, but only inside the right class. */
     assert_float_equal(scorer_score(SCORER_CLASS, "a Big City", &reference, &all), 1, 0);
     assert_float_equal(scorer_score(SCORER_CLASS, "Big City or Food", &reference, &all), 0.5, 0);
     assert_float_equal(scorer_score(SCORER_CLASS, "Food", &reference, &all), 0, 0);
@@ -114,7 +114,7 @@ static void wilson(void **state)
     assert_float_equal(m.low, 0.4901625, 1e-4);
     assert_float_equal(m.high, 0.9433178, 1e-4);
 
-    /* Ten prompts of two contexts that agree within are worth two prompts or so. */
+    /* Ten prompts of two contexts, equal within a context, count like about two prompts. */
     for (uint32_t i = 0; i < 10; i++) values[i] = (stat_value){i / 5, i < 5};
     stat_mean alone = stat_wilson(values, 10);
     for (uint32_t i = 0; i < 10; i++) values[i].cluster = i;
@@ -139,7 +139,7 @@ static void bootstrap(void **state)
     assert_float_equal(m.high, 0.569, 0.012);
     assert_true(m.low == again.low && m.high == again.high);
 
-    /* Contexts are drawn whole: four of them with one value each say little. */
+    /* Contexts are resampled whole: four contexts of one value each give a wide interval. */
     for (uint32_t i = 0; i < 200; i++) values[i] = (stat_value){i / 50, (float)(i / 50 % 2)};
     m = stat_bootstrap(values, 200, 1);
     assert_int_equal(m.n_clusters, 4);

@@ -1,5 +1,5 @@
-/* Generated documents: as long as asked, the same for the same seed, and with the right answers in
- * them. */
+/* Generated documents have the requested length, are the same for the same seed, and contain the
+ * right answers. */
 #include "quality/bm25.h"
 #include "quality/tasks.h"
 
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* A tokenizer of four bytes a token. */
+/* A tokenizer that counts four bytes as a token. */
 static status count_quarters(void *ctx, const char *text, size_t n, uint32_t *tokens, error *err)
 {
     (void)text;
@@ -35,7 +35,7 @@ static document fit(const task *t, const task_context *ctx, uint64_t seed)
 
 static haystack text;
 
-/* Every needle of a question is in the text, once. */
+/* Each needle of a question occurs once in the text. */
 static void check_needles(const task *t, const document *d, const question *q)
 {
     for (size_t i = 0; i < q->needles.n; i++) {
@@ -52,7 +52,7 @@ static void check_document(const task *t, const task_context *ctx, const documen
 {
     assert_in_range(d->n_questions, 1, ctx->max_questions);
     uint32_t tokens = (uint32_t)(document_longest(d) + 3) / 4 + t->max_new_tokens;
-    /* One unit more would not have fitted; the longest units are lines of a text and story
+    /* One more unit would not have fitted; the longest units are lines of a text and story
      * problems. */
     assert_in_range(tokens, ctx->target_tokens - 200, ctx->target_tokens);
     for (size_t i = 0; i < d->n_questions; i++) {
@@ -62,7 +62,7 @@ static void check_document(const task *t, const task_context *ctx, const documen
         for (size_t k = 0; k < i; k++)
             if (strcmp(d->questions[k].text, q->text) == 0)
                 fail_msg("%s: asks '%s' twice", t->name, q->text);
-        /* The answer that the references spell is right. */
+        /* The answer that the references spell scores as right. */
         strbuf answer = {0};
         for (size_t k = 0; k < q->references.n; k++)
             strbuf_printf(&answer, k ? " %s" : "%s", q->references.items[k]);
@@ -76,7 +76,7 @@ static void all_tasks_fit(void **state)
     (void)state;
     const task *t;
     for (size_t i = 0; (t = task_at(i)) != NULL; i++) {
-        if (t->least_size == 0) continue; /* as long as it is */
+        if (t->least_size == 0) continue; /* its length is fixed */
         for (int with_text = 0; with_text < 2; with_text++) {
             task_context ctx = {with_text ? &text : NULL, 8, 3000};
             document a = fit(t, &ctx, 5), b = fit(t, &ctx, 5), c = fit(t, &ctx, 6);
@@ -90,7 +90,7 @@ static void all_tasks_fit(void **state)
     }
 }
 
-/* Hidden lines stand where they are told to, the first and the last place too. */
+/* Hidden lines are at the requested depth, the first and the last place included. */
 static void hidden_lines(void **state)
 {
     (void)state;
@@ -140,7 +140,7 @@ static void numbered_questions(void **state)
     assert_int_equal(st.code, STATUS_LIMIT);
 }
 
-/* The counts of a word list say which words are common. */
+/* The word counts of the list show which words are common. */
 static void common_words(void **state)
 {
     (void)state;
@@ -155,12 +155,12 @@ static void common_words(void **state)
         int length = snprintf(word, sizeof word, " %s ", q->references.items[i]);
         for (const char *s = d.text.data + d.context_from; (s = strstr(s, word)) != NULL; s++) n++;
         assert_true(length > 0);
-        assert_in_range(n, 29, 30); /* the last word of the list has no blank behind it */
+        assert_in_range(n, 29, 30); /* the last word of the list has no blank after it */
     }
     document_destroy(&d);
 }
 
-/* ---- the words the demo model knows ---------------------------------------------------------- */
+/* ---- words that the demo model knows --------------------------------------------------------- */
 
 static void demo_wording(void **state)
 {
@@ -196,13 +196,13 @@ static void bm25(void **state)
     size_t at = context.size / 2;
     char line[] = "The magic number for Kiwi is 48213.";
     memcpy(context.data + at, line, sizeof line - 1);
-    /* One chunk fits: the one with the name. */
+    /* One chunk fits: the chunk with the name. */
     assert_true(status_ok(
         bm25_choose(t, context.data, context.size, "KIWI", BM25_CHUNK_TOKENS, &chosen, &err)));
     assert_non_null(strstr(chosen.data, "Kiwi"));
     size_t one = chosen.size;
     strbuf_clear(&chosen);
-    /* With room for all of it, it is the text. */
+    /* With room for everything, the result is the text. */
     assert_true(
         status_ok(bm25_choose(t, context.data, context.size, "KIWI", 1 << 20, &chosen, &err)));
     assert_int_equal(chosen.size, context.size);
