@@ -110,8 +110,7 @@ static void it_comes_back_as_it_was(void **state)
     pkv_seq_drop(f.kv, 0, 1, &keep);
     const uint32_t gather[] = {1, 2, 30, 31, 33};
     assert_true(status_ok(pkv_seq_compact(f.kv, 0, 0, gather, 5)));
-    assert_true(status_ok(pkv_seq_append(f.kv, 0, 15))); /* fills the last page, and takes one
-                                                          * more */
+    assert_true(status_ok(pkv_seq_append(f.kv, 0, 15))); /* fills the last page, takes another */
     take(&f);
     uint32_t was[2][3], swap;
     for (uint32_t g = 0; g < 2; g++) {
@@ -152,8 +151,7 @@ static void it_comes_back_as_it_was(void **state)
     assert_int_equal(pkv_seq_position(f.kv, 3, 0, 16), 51);
     assert_int_equal(pkv_seq_position(f.kv, 3, 1, 16), 32);
     pkv_seq_publish(f.kv, 3, text(), 55);
-    assert_int_equal(pkv_lookup(f.kv, text(), 55, 0).tokens, 0); /* nothing is published after a
-                                                                  * drop */
+    assert_int_equal(pkv_lookup(f.kv, text(), 55, 0).tokens, 0); /* nothing is published now */
     end(&f);
 }
 

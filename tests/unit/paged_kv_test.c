@@ -285,8 +285,7 @@ static void the_deepest_of_the_oldest_goes_first(void **state)
     expect_counts(&f, 0, 0, 8);
 
     squeeze(&f, 2, 16);
-    assert_int_equal(hit_of(&f, 64), 48); /* its last block was evicted, the younger chain is
-                                           * whole */
+    assert_int_equal(hit_of(&f, 64), 48); /* its last block went; the younger chain is whole */
     assert_int_equal(pkv_lookup(f.kv, other, 64, 0).tokens, 64);
     /* A hit makes text the younger chain. */
     assert_int_equal(fill(&f, 3, 48), 48);
@@ -552,8 +551,7 @@ static void a_drop_cannot_run_out_of_memory(void **state)
     fill(&f, 1, 160);
     f.fail_at = f.calls; /* every allocation before the next take fails */
     pkv_seq_drop(f.kv, 0, 1, &(uint64_t){0x3f5});
-    pkv_seq_drop(f.kv, 0, 1, &(uint64_t){0xe7}); /* a second drop, merged into the first one's
-                                                  * words */
+    pkv_seq_drop(f.kv, 0, 1, &(uint64_t){0xe7}); /* a second drop, merged into the first */
     pkv_seq_drop(f.kv, 1, 1, &(uint64_t){0x200});
     pkv_seq_close(f.kv, 1);
     assert_int_equal(f.calls, f.fail_at);

@@ -1,4 +1,4 @@
-/* KV events: numbered, kept while there is room, never torn, and nobody misses the word. */
+/* KV events are numbered, kept while there is room, never torn, and every reader is notified. */
 #include "tests/unit/rpc_fixture.h"
 
 enum { PAGE = 4, KEPT = 8 };
@@ -44,8 +44,8 @@ static void numbers_and_contents(void **state)
     rpc_events_destroy(e);
 }
 
-/* A block whose tokens are not told leaves none behind in the ring: neither its own nor those of
- * the event that had its place before. */
+/* A block with hidden tokens leaves none in the ring: neither its own nor those of the event that
+ * had the slot before. */
 static void a_hidden_block_is_its_hash_alone(void **state)
 {
     (void)state;
@@ -99,7 +99,8 @@ static void one_word_for_many_events(void **state)
     listeners_add(rpc_events_listeners(e), &l);
     for (uint64_t n = 1; n <= 5; n++) stored(e, n);
     assert_int_equal(atomic_load(&told), 1);
-    /* A reader in the middle finds the rest by itself; one that saw the end must be told. */
+    /* A reader in the middle finds the rest without a notification; one that saw the end is
+     * notified. */
     assert_true(status_ok(rpc_events_read(e, 1, &k, tokens)));
     stored(e, 6);
     assert_int_equal(atomic_load(&told), 1);
@@ -151,7 +152,7 @@ static void *follow(void *ctx)
     return NULL;
 }
 
-/* Readers sleep until they are told: were a word missed, this test would not end. */
+/* Readers sleep until they are notified: with a missed notification this test would not end. */
 static void readers_follow_a_writer(void **state)
 {
     (void)state;
@@ -178,7 +179,7 @@ static void readers_follow_a_writer(void **state)
     rpc_events_destroy(e);
 }
 
-/* What the engine stores arrives here. */
+/* Events of the engine arrive here. */
 static void the_engine_feeds_them(void **state)
 {
     (void)state;

@@ -105,7 +105,7 @@ rpc_fixture *rpc_fixture_create(const rpc_fixture_options *o)
                       .n_api_keys = o->n_keys,
                       .admin_keys = o->admin_keys,
                       .n_admin_keys = o->n_admin_keys};
-    /* Borrowed: they must outlive this function. */
+    /* The service borrows the names: they must outlive this function. */
     const char **kept = malloc(sizeof names);
     memcpy(kept, names, sizeof names);
     ro.model.names = kept;

@@ -1,4 +1,4 @@
-/* Generations: all or nothing, read in turn, found by id, told of in the log. */
+/* Generations: started all or none, read in turn, found by id, reported in the log. */
 #include "tests/unit/rpc_fixture.h"
 
 /* ---- helpers --------------------------------------------------------------------------------- */
@@ -132,7 +132,7 @@ static void many_prompts_and_choices(void **state)
     rpc_fixture_destroy(f);
 }
 
-/* More requests than a word of ready bits has. */
+/* More requests than a word of ready bits holds. */
 static void they_are_read_in_turn(void **state)
 {
     enum { N = RPC_FIXTURE_MOST };
@@ -252,7 +252,7 @@ static generation *start_as(rpc_fixture *f, const char *identity, const char *id
     return g;
 }
 
-/* Two identities may use one id at once, and neither can end the other's request by it. */
+/* Two identities may use the same id at once, and neither can end the other's request by it. */
 static void ids_are_ones_own(void **state)
 {
     (void)state;
@@ -270,7 +270,7 @@ static void ids_are_ones_own(void **state)
     assert_int_equal(read.finish[0], ENGINE_FINISH_STOP);
     generation_release(alice);
     generation_release(bob);
-    /* Without an identity the abort ends the requests of all identities with this id. */
+    /* An abort without an identity ends the requests of all identities with this id. */
     atomic_store(&f->hold, true);
     alice = start_as(f, "alice", "job");
     bob = start_as(f, "bob", "job");
@@ -394,7 +394,7 @@ typedef struct worker {
     pthread_t thread;
 } worker;
 
-/* Starts, reads some, releases: its generations come and go under the feet of who aborts them. */
+/* Starts, reads some, releases: its generations come and go while other threads abort them. */
 static void *come_and_go(void *ctx)
 {
     worker *w = ctx;
@@ -444,7 +444,8 @@ static void aborts_race_with_releases(void **state)
     rpc_fixture_destroy(f);
 }
 
-/* notify's words: something can be read. A reader that only looks when told misses nothing. */
+/* notify means that something can be read: a reader that looks only when notified misses
+ * nothing. */
 static void nothing_is_read_without_a_word(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});

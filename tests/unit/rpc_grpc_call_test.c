@@ -1,4 +1,4 @@
-/* Calls over a real connection: what a client sees, and that a method hears of each end. */
+/* Calls over a real connection: what a client sees, and that a method is told of each end. */
 #include "tests/unit/rpc_grpc_fixture.h"
 
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 
 /* ---- a service for tests --------------------------------------------------------------------- */
 
-static _Atomic int begun, ended, n_sent; // of this test
+static _Atomic int begun, ended, n_sent; // counts of the current test
 static listener_list ticker;
 
 static void echo(rpc_call *c, const ProtobufCMessage *m) { call_reply(c, m); }
@@ -71,7 +71,7 @@ static void hang(rpc_call *c, const ProtobufCMessage *m)
     begun++;
 }
 
-/* A message for each time that the ticker tells. */
+/* Sends a message at each notification of the ticker. */
 static void tick_begin(rpc_call *c, const ProtobufCMessage *m)
 {
     (void)m;
@@ -149,14 +149,14 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Asks for `text`; the code the call ends with, the whole call in *out when wanted. */
+/* Sends `text` and returns the code of the call's end, with the whole call in *out if wanted. */
 static grpc_status_code ask(fixture *f, const char *path, const client_header *headers,
                             const char *text, client_call **out)
 {
     text_message m = text_of(text, strlen(text));
     client_call *k = client_ask(&f->client, path, headers, &m.base);
     strbuf answer = {0};
-    client_read(k, &answer); // the end comes behind what has not been read
+    client_read(k, &answer); // the end comes after the unread messages
     strbuf_destroy(&answer);
     grpc_status_code code = client_end(k);
     if (out) *out = k;
@@ -185,7 +185,7 @@ static void test_unary(void **state)
 {
     fixture *f = *state;
     begin(f);
-    assert_true(echoes(f, "/t.T/Echo", "a\0b", 3)); // a NUL cuts nothing
+    assert_true(echoes(f, "/t.T/Echo", "a\0b", 3)); // a NUL does not cut the text
     assert_true(echoes(f, "/t.T/Echo", "", 0));
     client_call *k;
     client_header headers[] = {{"x-test", "here"}, {0}};
@@ -243,7 +243,7 @@ static void test_bad_requests(void **state)
     assert_non_null(strstr(k->text, "unpacked"));
     client_destroy(k);
     free(large);
-    assert_int_equal(begun + ended, 0); // the method never saw them
+    assert_int_equal(begun + ended, 0); // the method was not called
     assert_true(echoes(f, "/t.T/Echo", "still there", 11));
 }
 
@@ -335,7 +335,7 @@ static void test_stream(void **state)
     assert_true(reaches(&ended, 1));
 }
 
-/* A client that does not read holds the method up, and others not. */
+/* A client that does not read blocks its own method, and no other. */
 static void test_back_pressure(void **state)
 {
     fixture *f = *state;
@@ -344,7 +344,7 @@ static void test_back_pressure(void **state)
     strbuf in = {0};
     client_call *k = client_ask(&f->client, "/t.T/Stream", NULL, &m.base);
     int before = -1;
-    while (before != n_sent) { // until it stands still
+    while (before != n_sent) { // until no more is sent
         before = n_sent;
         for (int i = 0; i < 50; i++) {
             assert_true(echoes(f, "/t.T/Echo", "hello", 5));
@@ -386,7 +386,7 @@ static void test_no_request_in_time(void **state)
     client_call *chat_call = client_start(&f->client, "/t.T/Chat", NULL, 0);
     assert_int_equal(client_end(k), GRPC_STATUS_DEADLINE_EXCEEDED);
     assert_string_equal(k->text, "request: no message came in time");
-    client_half_close(chat_call); // may wait as long as it likes
+    client_half_close(chat_call); // may wait any time
     assert_int_equal(client_end(chat_call), GRPC_STATUS_OK);
     client_destroy(k);
     client_destroy(chat_call);
@@ -411,7 +411,7 @@ static void test_chat(void **state)
     client_destroy(k);
 
     k = client_start(&f->client, "/t.T/Chat", NULL, 0);
-    client_half_close(k); // nothing to say
+    client_half_close(k); // without a message
     assert_int_equal(client_end(k), GRPC_STATUS_OK);
     client_destroy(k);
     k = client_start(&f->client, "/t.T/Chat", NULL, 0);
@@ -449,7 +449,7 @@ static void test_deadline(void **state)
     fixture *f = *state;
     begin(f);
     text_message m = TEXT_INIT;
-    for (int ms = 200; begun == 0; ms *= 2) { // a busy machine may not get to the method in time
+    for (int ms = 200; begun == 0; ms *= 2) { // on a busy machine the method may begin late
         client_call *k = client_start(&f->client, "/t.T/Hang", NULL, ms);
         client_write(k, &m.base);
         assert_int_equal(client_end(k), GRPC_STATUS_DEADLINE_EXCEEDED);
@@ -458,7 +458,7 @@ static void test_deadline(void **state)
     assert_true(reaches(&ended, 1));
 }
 
-/* The connection goes away with its calls. */
+/* The connection is closed with its calls. */
 static void test_vanished(void **state)
 {
     fixture *f = *state;
@@ -517,7 +517,7 @@ static void test_wake_once(void **state)
     assert_true(reaches(&begun, 1));
     listeners_tell(&ticker);
     assert_true(client_read(k, &in));
-    assert_true(reaches(&n_sent, 1)); /* counted after it is on its way */
+    assert_true(reaches(&n_sent, 1)); /* counted after it was sent */
     client_destroy(k);
     strbuf_destroy(&in);
     assert_true(reaches(&ended, 1));
@@ -541,7 +541,7 @@ static void test_drain(void **state)
     assert_int_equal(ask(f, "/t.T/Open", NULL, "", NULL), GRPC_STATUS_OK);
     int n = 1;
     while (client_read(running, &in)) n++;
-    assert_int_equal(n, 100); // what runs goes on
+    assert_int_equal(n, 100); // running calls go on
     assert_int_equal(client_end(running), GRPC_STATUS_OK);
     client_destroy(running);
     strbuf_destroy(&in);
@@ -555,14 +555,15 @@ static void test_destroy_with_calls(void **state)
     client_call *k[N + 1];
     text_message m = TEXT_INIT, many = text_of("100000", 6);
     for (int i = 0; i < N; i++) k[i] = client_ask(&f->client, "/t.T/Hang", NULL, &m.base);
-    k[N] = client_ask(&f->client, "/t.T/Stream", NULL, &many.base); // and one that never reads
+    k[N] = client_ask(&f->client, "/t.T/Stream", NULL, &many.base); // and one that is never read
     assert_true(reaches(&begun, N) && reaches(&n_sent, 1));
     grpc_front_destroy(f->front);
     f->front = NULL;
     assert_int_equal(ended, N + 1);
     for (int i = 0; i < N; i++) {
         assert_int_equal(client_end(k[i]), GRPC_STATUS_UNAVAILABLE);
-        /* The end of the connection may overtake it: the client's library then has own words. */
+        /* The connection's end may overtake it; then the client's library makes a text of its
+         * own. */
         if (!strstr(k[i]->text, "msg:") && !strstr(k[i]->text, "losed"))
             assert_string_equal(k[i]->text, "the server is stopping");
         client_destroy(k[i]);

@@ -30,7 +30,7 @@ static void die(const char *what)
 static grpc_client connect_to(uint16_t port, grpc_channel_credentials *credentials, bool gzip)
 {
     char target[32];
-    grpc_init(); // a client may outlive the server's
+    grpc_init(); // a client may outlive the server's gRPC
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)"grpc.use_local_subchannel_pool",

@@ -2,7 +2,7 @@
 
 #include <time.h>
 
-enum { PATIENCE_MS = 180000 }; // before something that should happen counts as lost
+enum { PATIENCE_MS = 180000 }; // then an awaited event counts as lost
 
 fixture *fixture_make(const char *const *keys, size_t n_keys)
 {

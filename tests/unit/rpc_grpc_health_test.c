@@ -39,7 +39,7 @@ static int teardown(void **state)
 
 /* ---- health ---------------------------------------------------------------------------------- */
 
-/* The next status that a call tells, or -1 at its end. */
+/* The next status that a call reports, or -1 at its end. */
 static int next_status(client_call *k)
 {
     strbuf in = {0};

@@ -1,4 +1,5 @@
-/* Large messages are read by a pool of threads: while it is busy all other calls are answered. */
+/* Large messages are parsed by a pool of threads: while the pool is busy, all other calls are
+ * answered. */
 #include "rpc/grpc/internal.h"
 #include "tests/unit/rpc_grpc_fixture.h"
 
@@ -48,8 +49,8 @@ static const rpc_service *const services[] = {&test_service};
 
 static char bytes[LARGE];
 
-/* Jobs that keep all threads of the pool until they are let go, at the latest by teardown: a front
- * cannot be destroyed while they run. */
+/* Jobs that keep all threads of the pool busy until released, at the latest by teardown, since a
+ * front end cannot be destroyed while they run. */
 static struct {
     work_job jobs[WORK_THREADS];
     _Atomic int n_running;
@@ -170,7 +171,7 @@ static void what_is_no_message_is_refused(void **state)
     client_destroy(k);
 }
 
-/* A client leaves while its message waits: the method never hears of it. */
+/* A client leaves while its message waits: the method is not called. */
 static void a_call_that_ends_meanwhile_is_dropped(void **state)
 {
     fixture *f = *state;
@@ -183,7 +184,7 @@ static void a_call_that_ends_meanwhile_is_dropped(void **state)
     expect_count(send_text(f, SMALL), SMALL);
     let_go();
     expect_count(send_text(f, LARGE), LARGE);
-    grpc_front_destroy(f->front); // with all that waited
+    grpc_front_destroy(f->front); // with every waiting message
     f->front = NULL;
     assert_int_equal(atomic_load(&n_delivered), 3);
 }
@@ -211,8 +212,8 @@ static void a_server_that_stops_reads_no_more(void **state)
     assert_int_equal(atomic_load(&n_delivered), 1);
 }
 
-/* Messages that wait have a bound together. Those of one connection may arrive in any order: so it
- * is asked again and again until one is refused. */
+/* Waiting messages have a common bound. Messages of one connection may arrive in any order, so the
+ * test sends until one is refused. */
 static void too_many_at_once_are_refused(void **state)
 {
     enum { TRIES = 100, TRY_MS = 300 };

@@ -1,4 +1,4 @@
-/* What is read of hostile bytes without a connection: descriptors, and messages under a cap. */
+/* Parsing of hostile bytes without a connection: descriptors, and messages under a cap. */
 #include "proto/proto.h"
 #include "rpc/grpc/internal.h"
 #include "rpc/services/services.h"
@@ -61,7 +61,8 @@ static void test_symbols(void **state)
     assert_int_equal(descriptor_set_file(&set, text("")), set.n_files);
 }
 
-/* a imports b, which imports a (never so in life) and one that is missing; deep nesting. */
+/* a imports b, which imports a (a cycle that does not occur in practice) and a missing file; deep
+ * nesting. */
 static void test_imports(void **state)
 {
     (void)state;
@@ -88,9 +89,9 @@ static void test_cut_descriptors(void **state)
     (void)state;
     byte_range all = whole();
     size_t n_good = 0;
-    for (size_t n = 0; n < all.size; n++) { // at the end of a file the rest is not missed
+    for (size_t n = 0; n < all.size; n++) { // at the end of a field the rest is not missed
         descriptor_set set;
-        uint8_t *copy = malloc(n ? n : 1); // so that ASan sees a read behind it
+        uint8_t *copy = malloc(n ? n : 1); // so that ASan sees over-reads
         memcpy(copy, all.data, n);
         n_good += status_ok(descriptor_set_open((byte_range){copy, n}, &set));
         if (n % 64 == 0) descriptor_set_symbol(&set, text("octavo.v1.Inference.Generate"));
@@ -135,8 +136,8 @@ static void test_unpack(void **state)
     arena_destroy(&a);
 }
 
-/* True when a message of this type can hold one of a type that it is inside of: an unpacker without
- * a limit of depth can be sent off the stack. */
+/* True when a message of this type can contain one of a type that encloses it: an unpacker without
+ * a depth limit could be made to overflow the stack. */
 static bool nests_itself(const ProtobufCMessageDescriptor *type,
                          const ProtobufCMessageDescriptor **outer, size_t depth)
 {

@@ -1,4 +1,4 @@
-/* TLS: who gets in, and what is said of files that are no use. */
+/* TLS: which clients are served, and the errors for unusable files. */
 #include "tests/unit/rpc_grpc_fixture.h"
 
 #define FOLDER "tests/golden/tls/"
@@ -37,10 +37,10 @@ static void begin(fixture *f, const char *client_ca)
     o->tls_cert = FOLDER "server.pem";
     o->tls_key = FOLDER "server.key";
     o->tls_client_ca = client_ca;
-    fixture_start(f, services, 1); // whose own client speaks plain text
+    fixture_start(f, services, 1); // the fixture's client uses plain text
 }
 
-/* Whether a client with this certificate (NULL = none) is served. */
+/* True when a client with this certificate (NULL = none) is served. */
 static bool is_served(fixture *f, const char *name)
 {
     char *ca = pem("ca.pem"), *cert = NULL, *key = NULL, file[64];

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-enum { PATIENCE_MS = 180000 }; // before something that should happen counts as lost
+enum { PATIENCE_MS = 180000 }; // then an awaited event counts as lost
 
 void nap_ms(int ms)
 {
@@ -188,7 +188,7 @@ int client_open(const fixture *f)
     return fd;
 }
 
-/* A server that closes while we still send is no error here. */
+/* A server that closes while the client still sends is no error here. */
 void client_send_bytes(int fd, const void *bytes, size_t n)
 {
     const char *at = bytes;
@@ -202,7 +202,7 @@ void client_send_bytes(int fd, const void *bytes, size_t n)
 
 void client_send(int fd, const char *text) { client_send_bytes(fd, text, strlen(text)); }
 
-/* 0 at the end. A server that says nothing for so long hangs. */
+/* 0 at the end of the connection. A server silent for so long has hung. */
 size_t client_receive(int fd, void *out, size_t n)
 {
     struct pollfd p = {fd, POLLIN, 0};

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-/* A head as libmicrohttpd leaves it in memory: each line ended by two NULs. */
+/* A head as libmicrohttpd leaves it in memory: two NULs end each line. */
 typedef struct laid_out {
     char bytes[256];
     http_head head;
@@ -54,7 +54,7 @@ static void gaps_are_seen(void **state)
         if (what == 1) h->bytes--;
         if (what == 2) h->fields[0].value_bytes = 0;          // a value cut short
         if (what == 3) h->fields[1].name = h->fields[0].name; // a line that was moved
-        if (what == 4) h->n_fields = 1;                       // a line that was swallowed
+        if (what == 4) h->n_fields = 1;                       // a line that was lost
         if (what == 5) h->target_bytes--;
         if (what == 6) l->bytes[26] = 'x'; // not ended by CRLF
         if (head_is_plain(h)) fail_msg("case %d is not seen", what);

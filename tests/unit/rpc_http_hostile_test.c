@@ -1,5 +1,5 @@
-/* HTTP as nobody should use it: requests with two readings, giants, and clients that trickle, stall
- * or vanish. */
+/* Hostile HTTP: requests with two readings, huge ones, and clients that trickle, stall or
+ * vanish. */
 #include "tests/unit/rpc_http_fixture.h"
 
 #include <setjmp.h>
@@ -49,7 +49,7 @@ typedef struct shape {
     }
 #define H "POST /tokenize HTTP/1.1\r\nHost: x\r\n"
 #define G "GET /health HTTP/1.1\r\nHost: x\r\n"
-/* What would be smuggled. */
+/* The request that an attacker would smuggle. */
 #define S    "GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 #define BODY "{\"prompt\":\"x\"}"
 
@@ -133,7 +133,7 @@ static const shape shapes[] = {
           H "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n" BODY S),
     SHAPE("chunk longer than said", 400,
           H "Transfer-Encoding: chunked\r\n\r\n5\r\n" BODY "\r\n0\r\n\r\n" S),
-    /* These are read as one request that is fine; what follows must not be. */
+    /* Each is read as one valid request; what follows must not be read as a second one. */
     SHAPE("chunk ended by LF", 200, H "Transfer-Encoding: chunked\r\n\r\ne\n" BODY "\n0\n\n" S),
     SHAPE("chunk extension with LF", 200,
           H "Transfer-Encoding: chunked\r\n\r\ne;a\n" BODY "\r\n0\r\n\r\n" S),
@@ -141,8 +141,8 @@ static const shape shapes[] = {
           H "Transfer-Encoding: chunked\r\n\r\ne\r\n" BODY "\r\n0\r\nContent-Length: 9\r\n\r\n" S),
 };
 
-/* One answer, of the status that is due, and the end: nothing behind it counts as a request. (Where
- * libmicrohttpd 0.9.75 answers a bad content-length itself, it says the head twice.) */
+/* Expects one answer with the right status, then the end: what follows is not taken for a request.
+ * (Where libmicrohttpd 0.9.75 answers a bad content-length itself, it sends the head twice.) */
 static void run_shape(fixture *f, const shape *s, bool trickle)
 {
     int fd = client_open(f);
@@ -167,12 +167,12 @@ static void nothing_is_smuggled(void **state)
         run_shape(*state, &shapes[i], false);
         run_shape(*state, &shapes[i], true);
     }
-    reply r = ask(*state, G "\r\n"); // it lives on
+    reply r = ask(*state, G "\r\n"); // the server goes on
     assert_int_equal(r.status, 200);
     reply_free(&r);
 }
 
-/* Requests that break off are closed, and nothing is left of them. */
+/* Truncated requests are closed, and leave nothing behind. */
 static void truncated_requests_end(void **state)
 {
     static const char whole[] = H "Content-Length: 14\r\n\r\n" BODY;
@@ -187,7 +187,7 @@ static void truncated_requests_end(void **state)
     }
 }
 
-/* ---- giants ---------------------------------------------------------------------------------- */
+/* ---- huge requests --------------------------------------------------------------------------- */
 
 static strbuf with_header_of(size_t n)
 {
@@ -221,7 +221,7 @@ static void heads_are_bounded(void **state)
     strbuf_destroy(&many);
 }
 
-/* The code of a request whose body is as large as may be. */
+/* The status of a request with the largest allowed body. */
 static unsigned code_of_large(fixture *f)
 {
     strbuf b = {0};
@@ -256,7 +256,7 @@ static void unfinished_bodies_do_not_take_all_memory(void **state)
         client_send_bytes(fds[n_open++], bytes, n - 1);
     }
     assert_in_range(n_open, 32, MOST);
-    /* There is room again when they are gone. */
+    /* There is room again when the connections are gone. */
     for (int i = 0; i < n_open; i++) close(fds[i]);
     for (int i = 0; code_of_large(f) != 200; i++) {
         if (i == 18000) fail_msg("there is no room again");
@@ -275,7 +275,7 @@ static void bodies_are_bounded(void **state)
     assert_non_null(strstr(r.head, "Connection: close"));
     assert_non_null(strstr(r.body, "too large"));
     reply_free(&r);
-    /* Chunks are counted. */
+    /* The chunks of a body are counted. */
     size_t n = f->options.max_body_bytes * 3 / 2;
     strbuf b = {0};
     strbuf_printf(&b, H "Transfer-Encoding: chunked\r\n\r\n%zx\r\n", n);
@@ -289,7 +289,7 @@ static void bodies_are_bounded(void **state)
     reply_free(&r);
     close(fd);
     strbuf_destroy(&b);
-    /* As much as is allowed goes in. */
+    /* The largest allowed size is accepted. */
     strbuf_puts(&b, "{\"prompt\": \"x\", \"max_tokens\": 1, \"user\": \"");
     while (b.size < f->options.max_body_bytes - 2) strbuf_putc(&b, 'a');
     strbuf_puts(&b, "\"}");
@@ -333,21 +333,21 @@ static void vanished_clients_are_noticed(void **state)
 {
     fixture *f = *state;
     atomic_store(&f->model.nap_us, 10000);
-    /* While tokens flow. */
+    /* While tokens are streamed. */
     int fd = stream(f, LONG);
     char byte;
     assert_int_equal(recv(fd, &byte, 1, 0), 1);
     close(fd);
     wait_in_flight(f, 0);
     wait_aborted(f, 1);
-    /* While none does: a whole answer, and a stream that waits for its first token. */
+    /* While no token is: a whole answer, and a stream that waits for its first token. */
     atomic_store(&f->model.hold, true);
     fd = stream(f, "{\"prompt\": \"x\", \"max_tokens\": 1900, \"ignore_eos\": true}");
     int other = stream(f, LONG);
     wait_in_flight(f, 2);
     close(fd);
     wait_in_flight(f, 1);
-    shutdown(other, SHUT_WR); // half closed counts as gone
+    shutdown(other, SHUT_WR); // half-closed counts as gone
     wait_in_flight(f, 0);
     assert_true(client_at_end(other));
     atomic_store(&f->model.hold, false);
@@ -355,7 +355,7 @@ static void vanished_clients_are_noticed(void **state)
     close(other);
 }
 
-/* Many at once, at all moments. */
+/* Many clients at once, at any moment. */
 static void vanishing_at_any_moment_is_fine(void **state)
 {
     fixture *f = *state;
@@ -382,7 +382,7 @@ static int open_with_small_buffer(fixture *f)
 static void clients_that_never_read_are_cut(void **state)
 {
     fixture *f = *state;
-    f->options.stall_timeout_us = 1500000; // a busy machine may keep the others waiting, too
+    f->options.stall_timeout_us = 1500000; // a busy machine may delay the others, too
     fixture_start(f);
     int fd = open_with_small_buffer(f);
     send_post(fd, "/v1/completions", "",
@@ -390,7 +390,7 @@ static void clients_that_never_read_are_cut(void **state)
               "\"stream\": true, \"logprobs\": 1}");
     wait_in_flight(f, 1);
     int reader = stream(f, "{\"prompt\": \"x\", \"max_tokens\": 100, \"stream\": true}");
-    reply r = client_read(reader, false); // others go on
+    reply r = client_read(reader, false); // other clients are served
     assert_int_equal(count_of(r.body, "[DONE]"), 1);
     reply_free(&r);
     wait_in_flight(f, 0);
@@ -399,7 +399,7 @@ static void clients_that_never_read_are_cut(void **state)
     close(reader);
 }
 
-/* Sends a byte, waits, sends the next, until the server has had enough. */
+/* Sends single bytes with pauses until the server closes the connection. */
 static void trickle(fixture *f, const char *start, char byte)
 {
     int fd = client_open(f);
@@ -429,9 +429,9 @@ static void trickling_requests_are_cut(void **state)
 static void idle_connections_are_cut(void **state)
 {
     fixture *f = *state;
-    f->options.keepalive_timeout_us = 1500000; // a busy machine needs time for a request
+    f->options.keepalive_timeout_us = 1500000; // time for a request on a busy machine
     fixture_start(f);
-    /* A request that runs is none. */
+    /* A connection with a running request is not idle. */
     atomic_store(&f->model.hold, true);
     int idle = client_open(f), busy = stream(f, "{\"prompt\": \"x\"}");
     assert_true(client_at_end(idle));
@@ -441,7 +441,7 @@ static void idle_connections_are_cut(void **state)
     reply r = client_read(busy, false);
     assert_int_equal(r.status, 200);
     reply_free(&r);
-    assert_true(client_at_end(busy)); // then it is idle, too
+    assert_true(client_at_end(busy)); // now it is idle, too
     close(idle);
     close(busy);
 }

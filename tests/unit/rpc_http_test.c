@@ -1,4 +1,4 @@
-/* HTTP as well-meaning clients use it: routes, answers, keys, keep-alive, draining, overload. */
+/* HTTP as correct clients use it: routes, answers, keys, keep-alive, draining, overload. */
 #include "tests/unit/rpc_http_fixture.h"
 
 #include <setjmp.h>
@@ -171,7 +171,7 @@ static void connections_live_on(void **state)
         send_post(fd, "/nope", "", "{\"refused\": \"after its body\"}");
         expect(client_read(fd, false), 404, NULL, NULL);
     }
-    /* Three at once are answered in their order. */
+    /* Three requests sent at once are answered in order. */
     client_send(fd, "GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
                     "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n\r\n"
                     "{\"prompt\": \"x\" }"
@@ -257,7 +257,7 @@ static void overload_answers_at_once(void **state)
     send_post(two, "/v1/completions", "", LONG);
     wait_in_flight(f, 2);
     expect(post(f, "/v1/completions", LONG), 503, "Retry-After: ", "\"code\":503");
-    /* Before any work is done for it. */
+    /* Refused before any work is done for the request. */
     expect(post(f, "/v1/completions", "{"), 503, "Retry-After: ", "running already");
     atomic_store(&f->model.hold, false);
     close(one);
@@ -313,7 +313,7 @@ static void stopping_tells_clients(void **state)
     close(idle);
 }
 
-/* The engine is stuck: clients are cut, and the server ends all the same. */
+/* The engine hangs: clients are cut off, and the server still ends. */
 static void stopping_waits_for_nobody_for_ever(void **state)
 {
     fixture *f = *state;

@@ -1,4 +1,4 @@
-/* HTTP over TLS: certificates made here, clients with and without one of their own. */
+/* HTTP over TLS, with certificates made here; clients with and without a certificate. */
 #include "tests/unit/rpc_http_fixture.h"
 
 #include <gnutls/gnutls.h>
@@ -22,7 +22,7 @@ typedef struct identity {
     char cert_path[64], key_path[64];
 } identity;
 
-/* Into a new file, whose path is kept. */
+/* Writes a new file and stores its path. */
 static void write_pem(char *path, size_t size, const char *bytes, size_t n)
 {
     const char *tmp = getenv("TMPDIR");
@@ -33,7 +33,7 @@ static void write_pem(char *path, size_t size, const char *bytes, size_t n)
     close(fd);
 }
 
-/* Signed by `ca`, or by itself. */
+/* Signed by `ca`, or self-signed. */
 static identity make_identity(const identity *ca)
 {
     identity id = {0};
@@ -104,7 +104,7 @@ static int teardown(void **state)
 
 /* ---- a client -------------------------------------------------------------------------------- */
 
-/* Sends and reads to the end. False when the server does not want us. */
+/* Sends and reads to the end. False when the server refuses the client. */
 static bool ask_tls(const world *w, const identity *who, const char *versions, const char *request,
                     strbuf *out)
 {
@@ -154,7 +154,7 @@ static void answers_over_tls(void **state)
     strbuf_clear(&out);
     assert_false(ask_tls(w, NULL, "NORMAL:-VERS-ALL:+VERS-TLS1.1", HEALTH, &out));
     strbuf_destroy(&out);
-    /* Plain text is none. */
+    /* Plain text is refused. */
     reply r = ask(w->f, HEALTH);
     assert_int_equal(r.status, 0);
     reply_free(&r);

@@ -1,5 +1,5 @@
-/* Sleeping and waking of a connection: no news is lost, and none resumes what does not sleep. And
- * how work on large bodies ends: by an answer, or with the server. */
+/* Suspending and waking a connection: no wake is lost, and a connection that is not suspended is
+ * not resumed. Also the ends of work on large bodies: by an answer, or with the server. */
 #include "rpc/http/internal.h"
 
 #include <setjmp.h>
@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 static int n_suspended, n_resumed;
-static void (*on_resume)(void); /* NULL = nothing more happens */
+static void (*on_resume)(void); /* called on resume; NULL = nothing */
 
 void __wrap_MHD_suspend_connection(struct MHD_Connection *mhd);
 void __wrap_MHD_resume_connection(struct MHD_Connection *mhd);
@@ -94,7 +94,7 @@ static void an_abort_is_told_once(void **state)
     assert_true(wake_sleep(w));
 }
 
-/* While another thread works on a request its connection sleeps, whatever comes. */
+/* While another thread works on a request, its connection stays suspended whatever happens. */
 static void who_is_held_sleeps_on(void **state)
 {
     http_wake *w = *state;
@@ -119,7 +119,7 @@ static void who_is_released_before_it_sleeps_stays_awake(void **state)
     assert_int_equal(n_suspended + n_resumed, 0);
 }
 
-/* ---- who resumes is not inside any more when the wake goes ----------------------------------- */
+/* ---- a connection that is closed during its wake --------------------------------------------- */
 
 static http_wake *doomed;
 static pthread_t destroyer;
@@ -133,7 +133,7 @@ static void *destroy_doomed(void *ctx)
     return NULL;
 }
 
-/* libmicrohttpd's thread finds the client gone, and closes the connection that was resumed. */
+/* libmicrohttpd's thread finds the client gone, and closes the resumed connection. */
 static void close_at_once(void)
 {
     assert_int_equal(pthread_create(&destroyer, NULL, destroy_doomed, NULL), 0);
@@ -159,7 +159,7 @@ static void a_wake_outlives_its_release(void **state)
 
 /* ---- work on large bodies -------------------------------------------------------------------- */
 
-/* An exchange whose connection is libmicrohttpd's NULL: no answer can be queued. */
+/* An exchange whose connection is NULL for libmicrohttpd: no answer can be queued. */
 typedef struct worked {
     service service;
     http_server server;
@@ -190,8 +190,8 @@ static void worked_destroy(worked *w)
     free(w);
 }
 
-/* The request's body was complete just when the server stopped. It must not sleep, for no thread
- * would wake it. */
+/* The request's body was complete just when the server stopped. Its connection must not be
+ * suspended, since no thread would wake it. */
 static void work_that_comes_too_late_is_given_up(void **state)
 {
     (void)state;
@@ -208,7 +208,7 @@ static _Atomic bool handled;
 static void refuse_after_start(http_exchange *x)
 {
     exchange *e = (exchange *)x;
-    e->generation = (generation *)(void *)e; /* it runs, and there is no answer to read it by */
+    e->generation = (generation *)(void *)e; /* it runs, without an answer to read it by */
     http_reply_error(x, &(openai_error){.status = 503, .type = "T", .message = "out of memory"});
     atomic_store(&handled, true);
 }

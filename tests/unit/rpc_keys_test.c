@@ -1,4 +1,4 @@
-/* Bearer keys: which are taken, and which cannot be keys at all. */
+/* Bearer keys: which are accepted, and which cannot be keys. */
 #include "tests/unit/rpc_fixture.h"
 
 static void any_of_the_keys_opens(void **state)
@@ -39,7 +39,7 @@ static void any_of_the_keys_opens(void **state)
     rpc_fixture_destroy(f);
 }
 
-/* Every spelling of a header stands for its key, and no key is in its own digest. */
+/* Every spelling of a header stands for the same key, and the digest does not contain the key. */
 static void a_key_is_an_identity(void **state)
 {
     (void)state;
@@ -62,8 +62,8 @@ static void a_key_is_an_identity(void **state)
     rpc_fixture_destroy(f);
 }
 
-/* An administrator's key is a client's too, and no client's key is an administrator's. Where there
- * is a key of either kind, a call without one is refused. */
+/* An administrator's key is also a client's, but no client's key is an administrator's. When there
+ * is a key of either kind, a call without a key is refused. */
 static void administrators_have_keys_of_their_own(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The log: whole lines whoever writes, and no wait for a reader that does not read. */
+/* The log: whole lines from any thread, and no waiting for a reader that does not read. */
 #include "tests/unit/rpc_fixture.h"
 
 #include <fcntl.h>
@@ -105,13 +105,13 @@ static void lines_of_many_writers_stay_whole(void **state)
     for (int i = 0; i < WRITERS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, write_lines, f->log), 0);
     for (int i = 0; i < WRITERS; i++) pthread_join(threads[i], NULL);
-    json_t *lines = rpc_fixture_log(f); /* parses each */
+    json_t *lines = rpc_fixture_log(f); /* parses each line */
     assert_int_equal(json_array_size(lines), WRITERS * LINES);
     json_decref(lines);
     rpc_fixture_destroy(f);
 }
 
-/* Reads what there is and checks that each line is whole; counts those of `event`. */
+/* Reads the available lines, checks that each is whole and counts those of `event`. */
 static size_t read_lines(const log_pipe *p, const char *event, int64_t *lost)
 {
     static char bytes[1 << 20];
@@ -132,7 +132,7 @@ static size_t read_lines(const log_pipe *p, const char *event, int64_t *lost)
     return count;
 }
 
-/* A pipe holds 64 KiB. Were a writer to block, this test would not end. */
+/* A pipe holds 64 KiB. If a writer blocked, this test would not end. */
 static void a_reader_that_does_not_read_costs_lines(void **state)
 {
     (void)state;
@@ -156,7 +156,7 @@ static void a_reader_that_does_not_read_costs_lines(void **state)
     close_pipe(&p);
 }
 
-/* A line longer than the pipe is cut off in the middle: it is ended before the next one. */
+/* A line longer than the pipe is cut in the middle, and ended before the next line. */
 static void a_torn_line_spoils_no_other(void **state)
 {
     (void)state;

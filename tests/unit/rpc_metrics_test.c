@@ -1,4 +1,4 @@
-/* The Prometheus page, read by a parser that takes nothing but the format's letter. */
+/* The Prometheus page, read by a parser that accepts exactly the format and nothing more. */
 #include "tests/unit/rpc_fixture.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@ enum { SAMPLES_MAX = 1024, NAME_MAX_BYTES = 128, LABELS_MAX_BYTES = 256 };
 
 typedef struct sample {
     char name[NAME_MAX_BYTES];
-    char labels[LABELS_MAX_BYTES]; // as they stand, braces included
+    char labels[LABELS_MAX_BYTES]; // verbatim, with braces
     char kind[16];                 // of its family
     double value;
 } sample;
@@ -48,7 +48,7 @@ static void read_name(cursor *c, char *out)
     c->at += n;
 }
 
-/* One label="value": in values only \\, \" and \n are escapes. */
+/* Reads one label="value": only \\, \" and \n are escapes in values. */
 static void read_label(cursor *c)
 {
     char name[NAME_MAX_BYTES];
@@ -77,7 +77,7 @@ static void read_labels(cursor *c, char *out)
     out[c->at - from] = '\0';
 }
 
-/* The samples of a family may have these names. */
+/* True for the sample names that a family may have. */
 static bool belongs(const char *name, const char *family, const char *kind)
 {
     size_t n = strlen(family);
@@ -141,7 +141,7 @@ static parsed *read_page(rpc_fixture *f)
     return p;
 }
 
-/* The one sample with this name whose labels hold `label` (NULL = any). */
+/* The only sample of this name whose labels contain `label` (NULL = any). */
 static double value_of(const parsed *p, const char *name, const char *label)
 {
     for (size_t i = 0; i < p->n; i++)
@@ -236,7 +236,7 @@ static void check_counter(const parsed *p, const char *metric, uint64_t value)
     assert_true(value_of(p, name, NULL) == (double)value);
 }
 
-/* Each named counter of the scheduler and of its pages has a row of its own with its value. */
+/* Each named counter of the scheduler and of its pages has a row with its value. */
 static void every_counter_has_its_row(void **state)
 {
     (void)state;
@@ -257,7 +257,7 @@ static void every_counter_has_its_row(void **state)
     rpc_fixture_destroy(f);
 }
 
-/* Buckets of a histogram rise to +Inf, which is the count. */
+/* The buckets of a histogram rise up to +Inf, which equals the count. */
 static void histograms_are_cumulative(void **state)
 {
     (void)state;

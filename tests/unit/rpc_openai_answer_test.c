@@ -1,7 +1,7 @@
-/* Answers from outputs made by hand: bodies and frames to the letter; streamed text is the whole
+/* Answers made from hand-written outputs: exact bodies and frames; streamed text equals the whole
  * text.
  *
- * Linked with --wrap=generation_prompt: there is no generation here, only what it would tell. */
+ * Linked with --wrap=generation_prompt: there is no generation here, only its prompt's report. */
 #include "tests/unit/rpc_openai_fixture.h"
 
 #include <math.h>
@@ -90,7 +90,7 @@ static void take(answer_fixture *x, generation_output o)
     openai_answer_take(x->a, NULL, &o, &x->out);
 }
 
-/* The time of the answer becomes 0. */
+/* Replaces the answer's time by 0. */
 static void hide_time(strbuf *out)
 {
     static const char key[] = "\"created\":";
@@ -172,7 +172,7 @@ static void a_streamed_completion(void **state)
         CHUNK "]," USAGE_3 "}\n\n" DONE);
 }
 
-/* Choices in order, whichever ends first; each prompt is counted once. */
+/* Choices come in order, whichever ends first; each prompt is counted once. */
 static void choices_of_several_prompts(void **state)
 {
     answer_fixture *x = *state;
@@ -198,7 +198,7 @@ static void choices_of_several_prompts(void **state)
                  "\"stop_reason\":null}]," USAGE_TWO_PROMPTS "}");
 }
 
-/* Half characters, two tokens of one text, and what has no logarithm. */
+/* Half characters, two tokens with the same text, and probabilities of zero. */
 static void completion_logprobs_with_offsets(void **state)
 {
     answer_fixture *x = *state;
@@ -251,7 +251,7 @@ static void echo_comes_first_and_is_scored(void **state)
              logprobs);
     end(x, expected);
 
-    /* Of a prompt of ids, streamed: all of it in the first frame. */
+    /* A prompt of ids, streamed: the first frame contains all of it. */
     begin(x, false, "{\"prompt\":[83,257,286,308],\"logprobs\":1,\"echo\":true,\"stream\":true}");
     prompts[0] = scored();
     take(x, token(0, 39, "H"));
@@ -266,7 +266,7 @@ static void echo_comes_first_and_is_scored(void **state)
     end(x, expected);
 }
 
-/* What the tokenizer put before the text has no place in it. */
+/* A token that the tokenizer put before the text takes no offset. */
 static void an_added_bos_takes_no_room(void **state)
 {
     answer_fixture *x = *state;
@@ -285,7 +285,7 @@ static void an_added_bos_takes_no_room(void **state)
                  "\"finish_reason\":\"length\",\"stop_reason\":null}]," USAGE_1 "}");
 }
 
-/* Nothing is generated: the answer is the prompt and what it scored. */
+/* Nothing is generated: the answer is the prompt with its scores. */
 static void a_scored_prompt(void **state)
 {
     answer_fixture *x = *state;
@@ -307,7 +307,7 @@ static void a_scored_prompt(void **state)
     "\"78\":{\"logprob\":-0.25,\"rank\":1,\"decoded_token\":\"o\"}},"                              \
     "{\"308\":{\"logprob\":-3,\"rank\":3,\"decoded_token\":\"at\"}}]"
 
-/* vLLM's: in a completion's choice, beside the choices of a chat. */
+/* vLLM's field: in a completion's choice, and beside the choices of a chat. */
 static void prompt_logprobs_by_their_own_name(void **state)
 {
     answer_fixture *x = *state;
@@ -384,7 +384,7 @@ static void a_streamed_chat(void **state)
         CHATCHUNK "]," USAGE_3 "}\n\n" DONE);
 }
 
-/* A choice that ends behind its last token: a frame without text. */
+/* A choice that ends after its last token was sent: a frame without text. */
 static void an_end_of_its_own(void **state)
 {
     answer_fixture *x = *state;
@@ -459,9 +459,9 @@ static void an_error_ends_the_stream(void **state)
                  "data: " BROKEN "\n\n" DONE);
 }
 
-/* ---- property: what is streamed is what is whole --------------------------------------------- */
+/* ---- property: streamed text equals the whole text ------------------------------------------ */
 
-/* The texts of a stream's frames, put together; every frame is JSON of its own. */
+/* The joined texts of a stream's frames; each frame must be valid JSON. */
 static void join_frames(const strbuf *out, bool chat, strbuf *text, unsigned *n_frames)
 {
     const char *at = out->data;

@@ -172,7 +172,7 @@ static void tools_reach_the_template_unless_hidden(void **state)
     openai_call_destroy(&c);
 }
 
-/* Values that ask for nothing beyond what is done anyway. */
+/* Accepted: values that ask for what is done anyway. */
 static void harmless_values_are_taken(void **state)
 {
     static const char *const fields[] = {
@@ -220,7 +220,7 @@ static void harmless_values_are_taken(void **state)
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 typedef struct refusal {
-    const char *body; // of which '\'' stands for '"'
+    const char *body; // a '\'' stands for '"'
     const char *param, *message;
 } refusal;
 
@@ -351,7 +351,7 @@ static void chats_are_refused_by_name(void **state)
     check_refusals(state, true, chats, sizeof chats / sizeof chats[0]);
 }
 
-/* Nesting, and prompts that would each carry a copy of something long. */
+/* Limits on nesting, and on prompts that would each copy something long. */
 static void bodies_are_capped(void **state)
 {
     strbuf body = {0};
@@ -369,7 +369,7 @@ static void bodies_are_capped(void **state)
     assert_int_equal(e.status, 400);
     assert_string_equal(e.param, "prompt");
 
-    /* Few bytes that would be much memory; in a string they are nothing but text. */
+    /* Few bytes that would take much memory; inside a string they are only text. */
     strbuf_clear(&body);
     strbuf_puts(&body, "{\"prompt\": \"x\", \"metadata\": {\"a\": [");
     for (int i = 0; i < 70000; i++) strbuf_puts(&body, "{},");
@@ -390,7 +390,7 @@ static void bodies_are_capped(void **state)
     openai_call c = parse(state, false, body.data);
     openai_call_destroy(&c);
 
-    /* What is tokenized on the spot is no longer than others can wait for. */
+    /* Text that is tokenized on the spot is bounded, so that other requests do not wait long. */
     strbuf_clear(&body);
     strbuf_puts(&body, "{\"prompt\": \"");
     while (body.size < (1 << 18) - 2) strbuf_putc(&body, 'x');
@@ -472,7 +472,7 @@ static void error_bodies(void **state)
     strbuf_destroy(&out);
 }
 
-/* ---- the small endpoints --------------------------------------------------------------------- */
+/* ---- small endpoints ------------------------------------------------------------------------- */
 
 typedef bool (*small_call)(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
 

@@ -1,4 +1,4 @@
-/* KServe v2: tensors and parameters into requests, choices into tensors. */
+/* KServe v2: requests from tensors and parameters, tensors from choices. */
 #include "rpc/services/kserve.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static const service served = {
         },
 };
 
-/* A request with room for everything that the tests change. */
+/* A request with room for all that the tests change. */
 typedef struct sample {
     infer_request m;
     input_tensor inputs[3];
@@ -82,7 +82,7 @@ static void add_int(sample *s, const char *key, int64_t value)
     p->int64_param = value;
 }
 
-/* A good request with one prompt. */
+/* A valid request with one prompt. */
 static void sample_init(sample *s)
 {
     memset(s, 0, sizeof *s);
@@ -149,7 +149,7 @@ static void test_fields(void **state)
     sample_init(&s);
     add_sampling(&s, "{\"max_tokens\": 3, \"seed\": 5, \"stop\": [\"a\"], \"session\": \"s0\", "
                      "\"logit_bias\": {\"4\": 1}}");
-    add_int(&s, "max_tokens", 9); // the parameter wins
+    add_int(&s, "max_tokens", 9); // the parameter takes precedence
     add_text(&s, "retention", "{\"method\": \"full\"}");
     add_text(&s, "session", "s1");
     Inference__InferParameter *p = add_parameter(&s, "temperature");
@@ -218,7 +218,7 @@ static void test_raw(void **state)
     assert_int_equal(request_of(&s, &facts, 0, &r).code, STATUS_INVALID);
     engine_request_destroy(&r);
     s.raw[0] = whole;
-    /* Every cut of it, and a byte too many, is refused. */
+    /* The tensor cut at any length, or with a byte too many, is refused. */
     for (size_t n = 0; n <= sizeof two; n++) {
         s.raw[0].len = n;
         status st = request_of(&s, &facts, 0, &r);
@@ -390,7 +390,7 @@ static void test_token_response(void **state)
     take(&choice, 4, "a", 2);
     kserve_response_begin(&r, "demo", "");
     assert_true(kserve_response_fill(&r, &choice, 1, (1u << KSERVE_OUTPUTS) - 1));
-    assert_int_equal(r.message.n_outputs, 4); // usage comes with the end
+    assert_int_equal(r.message.n_outputs, 4); // usage comes at the end
     check_tensor(&r, 0, "text_output", 1, RAW("\1\0\0\0a"));
     check_tensor(&r, 1, "finish_reason", 1, RAW("\0\0\0\0"));
     kserve_choice_clear(&choice);

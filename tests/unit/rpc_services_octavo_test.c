@@ -180,7 +180,7 @@ static void test_chat(void **state)
     engine_request_destroy(&r);
 }
 
-/* ---- refusals: each row spoils one thing of a good request ----------------------------------- */
+/* ---- refusals: each row changes one field of a valid request --------------------------------- */
 
 static ProtobufCBinaryData many_stops[ENGINE_STOPS_MAX + 1];
 static uint32_t huge_id = 1u << 31;

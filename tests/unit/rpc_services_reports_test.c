@@ -1,4 +1,4 @@
-/* What travels beside the answers: reports in metadata, the tokenizer's zip. */
+/* Sent beside the answers: reports in metadata, and the tokenizer's zip. */
 #include "rpc/services/reports.h"
 #include "rpc/services/zip.h"
 
@@ -44,7 +44,8 @@ static void test_reports_in_order(void **state)
     reports_destroy(&r);
 }
 
-/* Positions go first, then whole reports; the array stays one of all choices within its size. */
+/* Positions are dropped first, then whole reports; the array of all choices stays within its
+ * size. */
 static void test_reports_too_large(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* VllmEngine: messages into requests, logprobs, and what is refused by name. */
+/* VllmEngine: requests from messages, logprobs, and fields that are refused by name. */
 #include "rpc/services/vllm.h"
 
 #include <math.h>
@@ -45,7 +45,7 @@ static void with_text(generate_request *m)
     m->text = field_of("hi");
 }
 
-/* A zero that can be no value is the default, others are values. */
+/* A zero that cannot be a value means the default; other zeros are values. */
 static void test_zeros(void **state)
 {
     (void)state;
@@ -107,7 +107,7 @@ static void test_fields(void **state)
     p.logit_bias = &biases;
     bias.key = 8;
     bias.value = 1.5f;
-    /* Rank 0 is this one. */
+    /* Rank 0 is this server. */
     m.data_parallel_rank_opt_case = 1;
 
     engine_request r;

@@ -1,11 +1,11 @@
-/* Plans, results and configurations of a peer that is not to be trusted: what is wrong is named. */
+/* Plans, results and configurations from an untrusted peer: each error is named. */
 #include "tests/unit/rpc_worker_wire.h"
 
 #include <math.h>
 
-/* ---- what is wrong is named ------------------------------------------------------------------ */
+/* ---- errors are named ------------------------------------------------------------------------ */
 
-/* A plan of two sequences, one of three tokens, an open and a move. */
+/* A valid plan of two sequences, one of three tokens, an open and a move. */
 typedef struct sound_plan {
     uint32_t seq[2], rows[2], samples[2], position[2], tokens[4], zeros[4], ones[2];
     uint32_t history[2], bias_ids[1];
@@ -40,7 +40,7 @@ static void make_sound(sound_plan *p)
     p->m.n_move_kind = 1;
 }
 
-/* Whether the plan is taken; else its error is in err. */
+/* True when the plan is accepted; otherwise its error is in err. */
 static bool is_taken(const sound_plan *p, error *err)
 {
     arena a;
@@ -109,7 +109,7 @@ static void wrong_plans_are_refused_by_field(void **state)
     WRONG_PLAN(p.m.n_opens = SEQS + 1, "opens: 17");
 }
 
-/* A result of a plan with one draw, one measure, one row of logits and its novelty. */
+/* A valid result of a plan with one draw, one measure, one row of logits and its novelty. */
 typedef struct sound_result {
     step_seq seq;
     step_plan plan;
@@ -124,7 +124,7 @@ static ProtobufCBinaryData some_floats(sound_result *s, size_t n)
     return (ProtobufCBinaryData){n * sizeof(float), (uint8_t *)s->floats};
 }
 
-/* One of them, which a test has set. */
+/* The invalid floats of the result, as a test has set them. */
 static ProtobufCBinaryData wrong_floats(sound_result *s)
 {
     return (ProtobufCBinaryData){sizeof *s->wrong, (uint8_t *)s->wrong};
@@ -228,11 +228,11 @@ static void wrong_results_are_refused_by_field(void **state)
     WRONG_RESULT((s.wrong[1] = INFINITY, s.m.score_top_logprob = wrong_floats(&s),
                   s.m.score_top_logprob.len = 8),
                  "score_top_logprob: inf");
-    WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends them, */
+    WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends logits, */
     WRONG_RESULT((s.rank_index = 1, s.m.logits.len = 0), "score_logprob: "); /* and scores */
 }
 
-/* A sequence that asked for no logprobs has none among others that have some. */
+/* A sequence without logprobs is accepted beside sequences that have some. */
 static void a_draw_without_a_logprob_is_taken(void **state)
 {
     (void)state;
@@ -250,7 +250,7 @@ static void a_draw_without_a_logprob_is_taken(void **state)
     if (!result_is_taken(&s, &err)) fail_msg("%s", err.text);
 }
 
-/* ---- what ranks are made of ------------------------------------------------------------------ */
+/* ---- configurations of ranks ----------------------------------------------------------------- */
 
 static worker_config a_config(void)
 {
@@ -293,7 +293,7 @@ static status send_config(configure_message *m, const char *version, arena *a, w
     return config_unpack((const configure_message *)travel(&m->base, a), version, a, out, err);
 }
 
-/* Field by field: what lies between them is nobody's. */
+/* Compares field by field, since padding is undefined. */
 static void assert_same_numbers(const worker_config *a, const worker_config *b)
 {
     assert_int_equal(a->rank, b->rank);
@@ -364,7 +364,7 @@ static void configs_come_out_as_they_went_in(void **state)
     arena_destroy(&packing);
 }
 
-/* No number is cut to a byte, or taken for what a machine could have. */
+/* Numbers are neither truncated to a byte nor accepted beyond what a machine could have. */
 static void absurd_numbers_are_refused(void **state)
 {
     (void)state;

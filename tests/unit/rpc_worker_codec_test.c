@@ -1,4 +1,4 @@
-/* Plans and results on their way: what is packed comes out the same, and a running sequence takes
+/* Plans and results as messages: unpacking gives back what was packed, and a running sequence takes
  * few bytes. */
 #include "tests/unit/rpc_worker_wire.h"
 
@@ -82,7 +82,7 @@ static measure_spec random_measure(rng *r)
     return m;
 }
 
-/* decode: every sequence as most steps have them. */
+/* decode: every sequence as in most steps. */
 static void make_plan(rng *r, random_plan *p, bool decode)
 {
     memset(p, 0, sizeof *p);
@@ -178,7 +178,8 @@ static void plans_come_out_as_they_went_in(void **state)
     free(p);
 }
 
-/* Messages do not have what it would take its tokens from. */
+/* A plan ahead of its tokens is not sent: messages have no field for the draw that gives its
+ * tokens. */
 static void a_plan_ahead_of_its_tokens_stays_here(void **state)
 {
     (void)state;
@@ -227,7 +228,7 @@ static void random_sample(rng *r, step_sample *s, bool logprobs)
     }
 }
 
-/* Random scores of the tokens that the plan has after each row. */
+/* Random scores of the tokens that follow each row in the plan. */
 static void random_scores(rng *r, const step_plan *plan, const step_seq *s, step_sample *scores)
 {
     for (uint32_t i = 0; i < s->n_tokens; i++) {
@@ -239,7 +240,7 @@ static void random_scores(rng *r, const step_plan *plan, const step_seq *s, step
     }
 }
 
-/* A result that such a plan may have, of a rank of two. */
+/* A random result that such a plan may have, of a rank of two. */
 static void make_result(rng *r, const step_plan *plan, random_result *out)
 {
     memset(out, 0, sizeof *out);
@@ -324,8 +325,8 @@ static void expect_same_result(const step_plan *plan, const step_result *a, cons
     assert_memory_equal(a->logits, b->logits, (size_t)b->n_logit_rows * VOCAB * sizeof(float));
 }
 
-/* A chunk of a prompt whose logprobs are asked for, with 20 alternatives each, of a vocabulary of
- * 128K: its logits would be 66 MB. */
+/* A chunk of a prompt with logprobs and 20 alternatives each, over a vocabulary of 128K: the logits
+ * would be 66 MB. */
 static void scores_are_small(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Plans and results above the size of a message travel in parts: they come out the same, and parts
- * that are missing, repeated, out of order, too large or without end are refused by field. */
+/* Plans and results larger than a message travel in parts: they arrive unchanged, and parts that
+ * are missing, repeated, out of order, too large or without end are refused by field. */
 #include "proto/proto.h"
 #include "rpc/grpc/grpc.h"
 #include "rpc/worker/codec.h"
@@ -12,7 +12,7 @@ enum { PART = 8, SMALL_PART = 64 };
 
 static const part_sizes sizes = {PART, 5 * PART};
 
-/* ---- cutting and putting together ------------------------------------------------------------ */
+/* ---- splitting and joining ------------------------------------------------------------------- */
 
 static void parts_make_up_the_whole(void **state)
 {
@@ -37,7 +37,7 @@ static void parts_make_up_the_whole(void **state)
     }
 }
 
-/* A part after n_before parts of 3 * PART - 1 bytes. */
+/* Expects a refusal of a part after n_before parts of 3 * PART - 1 bytes. */
 static void expect_wrong(size_t n_before, uint64_t whole, uint64_t offset, size_t n,
                          const char *word)
 {
@@ -56,7 +56,7 @@ static void expect_wrong(size_t n_before, uint64_t whole, uint64_t offset, size_
     assert_false(status_ok(assembly_add(&a, &p, &sizes, &err)));
     if (!strstr(err.text, word)) fail_msg("\"%s\" does not say '%s'", err.text, word);
     assert_int_equal(a.have, have);
-    assert_true(n_before || !a.bytes); // nothing is reserved for what is refused
+    assert_true(n_before || !a.bytes); // nothing is allocated for a refused part
     assembly_clear(&a);
 }
 
@@ -111,7 +111,7 @@ static void expect_same_bits(site *s)
     strbuf_destroy(&here);
 }
 
-/* Logits alone are many such parts. */
+/* The logits alone take many such parts. */
 static void small_parts_give_the_same_bits(void **state)
 {
     expect_same_bits(site_of(state, 2, 16 * SMALL_PART));
@@ -151,7 +151,8 @@ static void a_plan_above_64_mib_arrives(void **state)
 
 /* ---- a hostile coordinator ------------------------------------------------------------------- */
 
-/* A worker of small parts that a raw client has brought to where it takes plans. */
+/* A worker of small parts, with a raw client that has come to the point where plans are
+ * accepted. */
 typedef struct stepping {
     site *site;
     grpc_client client;
@@ -200,7 +201,7 @@ static void step_write(stepping *t, size_t whole, size_t offset)
     assert_true(client_write(t->step, &t->m.base));
 }
 
-/* The worker ends the stream for this reason, and is idle again. */
+/* Expects that the worker ends the stream with this reason and is idle again. */
 static void step_end(stepping *t, grpc_status_code code, const char *word)
 {
     assert_int_equal(client_end(t->step), code);
@@ -270,7 +271,7 @@ static void parts_that_make_up_no_plan_end_the_stream(void **state)
     expect_same_bits(s);
 }
 
-/* The worker keeps nothing of a plan whose last parts never come. */
+/* The worker keeps nothing of a plan whose last parts are missing. */
 static void a_stream_that_ends_between_parts_is_forgotten(void **state)
 {
     site *s = site_of(state, 1, SMALL_PART);

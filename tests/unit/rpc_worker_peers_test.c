@@ -1,10 +1,10 @@
-/* Ranks that reach the coordinator and not each other; makings that are given up; what is counted.
- * Ranks say what the test has them say of how they wait: no test waits for the clock. */
+/* Ranks that reach the coordinator but not each other; aborted attempts to make a group; counters.
+ * Each rank reports its waiting as the test sets it, so that no test waits for the clock. */
 #include "tests/unit/rpc_worker_fixture.h"
 
 #define WHILE_US INT64_C(100000000) /* a third of SITE_LONG */
 
-enum { NAPS = 60000 }; // then a wait has failed: a minute, or longer
+enum { NAPS = 60000 }; // a minute or longer: then a wait has failed
 
 static int teardown(void **state)
 {
@@ -55,7 +55,7 @@ static void hear(void *ctx, const char *why)
     atomic_fetch_add(&h->n, 1);
 }
 
-/* A step whose rank 1 holds it. */
+/* Starts a step that rank 1 holds. */
 static backend begin_held(site *s, site_pass *pass)
 {
     backend b = site_make_sure(s);
@@ -72,7 +72,7 @@ static void end_pass(backend *b, site_pass *pass)
     pass_end(pass);
 }
 
-/* ---- a cut between two ranks ----------------------------------------------------------------- */
+/* ---- a broken link between two ranks --------------------------------------------------------- */
 
 static void a_rank_is_cut_off_from_its_peer(void **state)
 {
@@ -96,7 +96,7 @@ static void a_rank_is_cut_off_from_its_peer(void **state)
     expect_says(h.why, due);
     end_pass(&b, &pass);
     assert_int_equal(atomic_load(&h.n), 1);
-    /* Both can be told, and are free. */
+    /* Both workers can be told, and are idle. */
     site_await(&s->ranks[0], "idle");
     site_await(&s->ranks[1], "idle");
     say(&s->ranks[0], (comm_wait){.peer = -1}, 0);
@@ -123,12 +123,12 @@ static void both_wait_for_each_other(void **state)
     end_pass(&b, &pass);
 }
 
-/* Whatever a rank that is slow says, and for however long the other waits for it. */
+/* A slow rank is not cut off, whatever it reports and however long the other waits for it. */
 static void a_slow_rank_is_not_cut_off(void **state)
 {
     static const comm_wait slow[] = {
         {.round = 6, .peer = -1},                 /* it computes what comes before the round */
-        {.round = 7, .inside = true, .peer = -1}, /* it has begun, and was not seen to wait */
+        {.round = 7, .inside = true, .peer = -1}, /* it has begun, and was not seen waiting */
         {.round = 6, .inside = true, .peer = 0, .idle_us = WHILE_US}, /* rounds may differ by one */
     };
     site *s = start(state);
@@ -141,20 +141,20 @@ static void a_slow_rank_is_not_cut_off(void **state)
         say(&s->ranks[1], slow[i], 0);
         await_beats(s, 5);
     }
-    /* The message comes at last: what was waited before it counts for nothing. */
+    /* The message arrives: time waited before it does not count. */
     say(&s->ranks[1], (comm_wait){.round = 7, .peer = -1}, 0);
     say(&s->ranks[0], (comm_wait){.round = 7, .inside = true, .peer = 1, .idle_us = 9 * WHILE_US},
         0);
     await_beats(s, 5);
     assert_int_equal(worker_group_counts(s->group).lost, 0);
     say(&s->ranks[0], (comm_wait){.round = 7, .peer = -1}, 0);
-    atomic_store(&s->ranks[1].interrupted, true); /* the hold ends, the step goes on */
+    atomic_store(&s->ranks[1].interrupted, true); /* the hold ends, the step continues */
     assert_true(status_ok(b.ops->collect(b.ctx, &r)));
     if (!status_ok(r->status)) fail_msg("%s", r->status.message);
     end_pass(&b, &pass);
 }
 
-/* ---- giving up ------------------------------------------------------------------------------- */
+/* ---- aborted attempts ------------------------------------------------------------------------ */
 
 static void a_making_is_given_up(void **state)
 {
@@ -168,7 +168,7 @@ static void a_making_is_given_up(void **state)
     pthread_join(thread, NULL);
     assert_int_equal(m.status.code, STATUS_IO);
     expect_says(m.why.text, "given up");
-    make_ranks(&m); /* nor is another begun */
+    make_ranks(&m); /* and no new attempt begins */
     assert_int_equal(m.status.code, STATUS_IO);
     assert_int_equal(atomic_load(&s->ranks[1].sessions), 1);
 }
@@ -184,7 +184,7 @@ static void what_is_made_goes_on(void **state)
     strbuf_destroy(&out);
 }
 
-/* ---- counts ---------------------------------------------------------------------------------- */
+/* ---- counters -------------------------------------------------------------------------------- */
 
 static void expect_counts(site *s, uint32_t up, uint64_t lost)
 {

@@ -1,5 +1,6 @@
-/* Who is not served, on either side, and what is said: other versions, models and coordinators,
- * strangers, garbage, calls out of turn. After each the worker serves its coordinator as ever. */
+/* Peers that are refused, on either side, and the messages: other versions, models and
+ * coordinators, unknown clients, garbage, calls out of order. After each refusal the worker serves
+ * its coordinator as before. */
 #include "proto/proto.h"
 #include "rpc/grpc/grpc.h"
 #include "tests/unit/rpc_grpc_client.h"

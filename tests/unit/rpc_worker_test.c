@@ -1,5 +1,5 @@
-/* Ranks at workers: the same bits as ranks of this process, and what happens when one of them is
- * lost, silent, stuck, or not what it should be. */
+/* Ranks at workers: the same bits as ranks of this process, and the consequences when a rank is
+ * lost, silent, hung, or of the wrong kind. */
 #include "tests/unit/rpc_worker_fixture.h"
 
 #include <arpa/inet.h>
@@ -56,7 +56,7 @@ static void two_ranks_give_the_same_bits_again_and_again(void **state)
     expect_says(worker_group_facts(s->group, 1)->device, "cpu, ");
 }
 
-/* ---- lost, silent, stuck --------------------------------------------------------------------- */
+/* ---- lost, silent, hung ---------------------------------------------------------------------- */
 
 typedef struct running {
     site *site;
@@ -64,7 +64,7 @@ typedef struct running {
     site_pass pass;
 } running;
 
-/* A step whose rank 1 holds it. */
+/* Starts a step that rank 1 holds. */
 static void begin_held(running *r, site *s)
 {
     *r = (running){.site = s, .backend = site_make_sure(s)};
@@ -74,7 +74,8 @@ static void begin_held(running *r, site *s)
     site_await_held(&s->ranks[1]);
 }
 
-/* What comes of it, as the engine would see it. meanwhile: ends before the backend does. */
+/* The step's end as the engine would see it. meanwhile: a thread that ends before the backend
+ * does. */
 static status end_held(running *r, const pthread_t *meanwhile, char text[512])
 {
     const step_result *result = NULL;
@@ -150,7 +151,7 @@ static void a_rank_that_fails_frees_the_others(void **state)
     expect_same_bits(s);
 }
 
-/* ---- tries ----------------------------------------------------------------------------------- */
+/* ---- attempts -------------------------------------------------------------------------------- */
 
 static size_t n_files(void)
 {
@@ -162,14 +163,15 @@ static size_t n_files(void)
     return n;
 }
 
-/* The other rank is there, and is given up again and again: while its connection is made, too. */
+/* The attempts to reach the other rank are aborted again and again, also while its connection is
+ * made. */
 static void tries_leave_nothing(void **state)
 {
     enum { TRIES = 60, NAPS = 20000 };
     site *s = site_of(state, 2);
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t n = sizeof at;
-    int nobody = socket(AF_INET, SOCK_STREAM, 0); // has a port, and does not listen
+    int nobody = socket(AF_INET, SOCK_STREAM, 0); // has a port, but does not listen
     char address[128];
     size_t before = 0;
     assert_return_code(bind(nobody, (struct sockaddr *)&at, sizeof at), 0);
@@ -186,21 +188,22 @@ static void tries_leave_nothing(void **state)
         expect_says(err.text, "rank 1 (");
         if (i == 0) before = n_files();
     }
-    /* Both ends of a connection are in this process, and go a little later. */
+    /* Both ends of a connection are in this process, and are closed a little later. */
     for (int i = 0; n_files() > before + 4; i++) {
         if (i == NAPS) fail_msg("%zu files, there were %zu", n_files(), before);
         site_nap();
     }
     close(nobody);
     snprintf(address, sizeof address, "%s", s->ranks[1].address);
-    expect_same_bits(s); // nor has a worker kept a session that was given up
+    expect_same_bits(s); // nor did a worker keep an aborted session
 }
 
-/* ---- a cut network --------------------------------------------------------------------------- */
+/* ---- a broken network ------------------------------------------------------------------------ */
 
-/* Between a coordinator and a worker; once it is cut nothing passes, and nobody is told. */
+/* A relay between a coordinator and a worker; once it is cut, nothing passes and neither side is
+ * notified. */
 typedef struct relay {
-    int listener, ends[2]; // the coordinator's, the worker's; -1 = none
+    int listener, ends[2]; // of the coordinator and the worker; -1 = none
     uint16_t port, target;
     _Atomic bool cut, stop;
     pthread_t thread;
@@ -275,7 +278,7 @@ static void count_loss(void *n, const char *why)
     atomic_fetch_add((_Atomic int *)n, 1);
 }
 
-/* A site whose rank 1 is behind a relay, in a world of short silences. */
+/* A site whose rank 1 is behind a relay, with short time-outs for silence. */
 static site *site_behind(relay *net, char address[64], void **state)
 {
     site *s = site_of(state, 2);
@@ -291,7 +294,7 @@ static site *site_behind(relay *net, char address[64], void **state)
 
 static void both_sides_notice_a_cut_network(void **state)
 {
-    static relay net; // its thread outlives a test that fails
+    static relay net; // its thread outlives a failed test
     running r;
     _Atomic int losses = 0;
     char text[512], address[64], due[160];
@@ -314,7 +317,7 @@ static void both_sides_notice_a_cut_network(void **state)
 
 static void a_worker_that_falls_silent_in_configure_is_noticed(void **state)
 {
-    static relay net; // its thread outlives a test that fails
+    static relay net; // its thread outlives a failed test
     char address[64];
     pthread_t thread;
     site *s = site_behind(&net, address, state);
