@@ -1,4 +1,4 @@
-/* OpenAI's bodies: what is taken and what it means, what is refused and by which name. */
+/* OpenAI's request bodies: what is accepted and what it means, and what is refused, by field. */
 #include "tests/unit/rpc_openai_fixture.h"
 
 #include <setjmp.h>

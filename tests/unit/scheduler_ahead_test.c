@@ -1,5 +1,5 @@
-/* Two steps in flight: when the second is planned before the first has brought its tokens, when
- * those are awaited, and what becomes of rows that were planned in vain. Plans as traces. */
+/* Two steps in flight: when the second is planned before the first has brought its tokens, when the
+ * first is awaited, and what happens to rows that are discarded. Plans are read as traces. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Beside the fixture's one step: those in flight, the oldest first. */
+/* The plans in flight, the oldest first; the fixture itself holds one step. */
 static const step_plan *flight[2];
 static uint32_t n_flight;
 
@@ -21,7 +21,7 @@ static fixture *begin_ahead(sched_options options)
     return begin(options);
 }
 
-/* Posted events, then a plan. "": nothing, or the result is awaited. */
+/* Delivers the posted events and plans. "": nothing to do, or a result is awaited. */
 static const char *plan(fixture *f)
 {
     const step_plan *p = sched_step(f->s, f->now_us, f->events, f->n_events);
@@ -33,7 +33,7 @@ static const char *plan(fixture *f)
     return trace_of(f, p);
 }
 
-/* Of the oldest step; before what is posted from now on. */
+/* Posts the result of the oldest step, before later events. */
 static void result(fixture *f, status st)
 {
     assert_true(n_flight > 0);
@@ -45,7 +45,7 @@ static void result(fixture *f, status st)
 
 static void fine(fixture *f) { result(f, STATUS_IS_OK); }
 
-/* Until nothing is in flight or to be done. */
+/* Steps until nothing is in flight or to be done. */
 static void drain(fixture *f)
 {
     while (n_flight > 0) {
@@ -62,7 +62,7 @@ static void run_two(fixture *f, sched_request *a, sched_request *b)
     add(f, a);
     add(f, b);
     assert_string_equal(plan(f), "1@0+30* 2@0+8*");
-    assert_string_equal(plan(f), ""); /* choices are born of it */
+    assert_string_equal(plan(f), ""); /* its result forks the choices */
     fine(f);
     assert_string_equal(plan(f), "1@30+1* 2@8+1*");
     assert_string_equal(plan(f), "1@31+1*<1 2@9+1*<2");
@@ -76,7 +76,7 @@ static void one_step_is_always_behind(void **state)
     fixture *f = begin_ahead(small_options());
     sched_request a, b;
     run_two(f, &a, &b);
-    assert_string_equal(plan(f), ""); /* two are enough */
+    assert_string_equal(plan(f), ""); /* two in flight is the limit */
     assert_int_equal(flight[0]->step + 1, flight[1]->step);
     assert_int_equal(flight[0]->tokens[0], 500);
     assert_int_equal(flight[1]->tokens[0], 0);
@@ -110,12 +110,12 @@ static void one_in_flight_unless_asked_for_more(void **state)
     add(f, &a);
     step(f);
     assert_string_equal(step(f), "1@30+1*");
-    step_in_flight(f); /* which expects nothing */
+    step_in_flight(f); /* step_in_flight expects an empty plan */
     assert_int_equal(sched_get_stats(f->s).steps_ahead, 0);
     finish(f);
 }
 
-/* Shares of the step before are found by their own index, whoever has left. */
+/* Shares of the step before are found by their own index, also after a sequence left. */
 static void who_leaves_changes_the_index(void **state)
 {
     (void)state;
@@ -130,9 +130,10 @@ static void who_leaves_changes_the_index(void **state)
     finish(f);
 }
 
-/* ---- in vain --------------------------------------------------------------------------------- */
+/* ---- discarded rows -------------------------------------------------------------------------- */
 
-/* 1 draws a stop token in the step that is collected: its row in the next one counts for nobody. */
+/* Request 1 draws a stop token in the step that is collected: its row in the next step is
+ * discarded. */
 static void who_has_ended_has_a_row_in_vain(void **state)
 {
     (void)state;
@@ -145,8 +146,8 @@ static void who_has_ended_has_a_row_in_vain(void **state)
     assert_string_equal(plan(f), "2@10+1*<2");
     sched_choice_info info = describe(f, 1, 0);
     assert_int_equal(info.output_tokens, 2);
-    assert_int_equal(info.report.logical_tokens, 31); /* as if nothing had been planned ahead */
-    assert_int_equal(used_pages(f), 2 * 3);           /* its row is still with the backend */
+    assert_int_equal(info.report.logical_tokens, 31); /* the row planned ahead does not count */
+    assert_int_equal(used_pages(f), 2 * 3);           /* its row is still in flight */
     fine(f);
     assert_string_equal(plan(f), "2@11+1*<1");
     assert_int_equal(used_pages(f), 2 * 1);
@@ -175,7 +176,7 @@ static void an_abort_between_two_steps(void **state)
     finish(f);
 }
 
-/* A page that was taken for a row in vain is given back with it. */
+/* A page that was taken for a discarded row is freed with it. */
 static void a_row_in_vain_takes_no_page(void **state)
 {
     (void)state;
@@ -198,7 +199,7 @@ static void a_row_in_vain_takes_no_page(void **state)
     finish(f);
 }
 
-/* A turn has ended while its row in vain is in flight. */
+/* A turn has ended while its discarded row is in flight. */
 static fixture *begin_turn(void)
 {
     sched_options o = small_options();
@@ -224,7 +225,7 @@ static sched_request next_turn(fixture *f)
     return b;
 }
 
-/* A session ends where it does without steps ahead. */
+/* A session ends where it would without steps ahead. */
 static void a_session_has_no_row_in_vain(void **state)
 {
     (void)state;
@@ -243,7 +244,7 @@ static void a_session_has_no_row_in_vain(void **state)
     finish(f);
 }
 
-/* Who reads the end of a turn at once sends the next one before its row in vain is done. */
+/* A client that reads the end of a turn may send the next turn before the discarded row is done. */
 static void the_next_turn_may_come_at_once(void **state)
 {
     (void)state;
@@ -266,7 +267,7 @@ static void a_failed_step_takes_the_next_one_along(void **state)
     sched_request a, b;
     run_two(f, &a, &b);
     result(f, status_make(STATUS_IO, "x"));
-    assert_string_equal(plan(f), ""); /* the one behind is awaited, and worth nothing */
+    assert_string_equal(plan(f), ""); /* the step behind it is awaited, and discarded */
     fine(f);
     assert_string_equal(plan(f), "1@16+15* 2@0+9*");
     assert_int_equal(flight[0]->n_opens, 2);
@@ -314,7 +315,7 @@ static void an_arrival_is_not_kept_waiting(void **state)
     finish(f);
 }
 
-/* But who cannot start stops nobody, until something happens that might let it. */
+/* A request that cannot start does not make steps wait, until an event could let it start. */
 static void who_cannot_start_is_not_waited_for(void **state)
 {
     (void)state;
@@ -325,7 +326,7 @@ static void who_cannot_start_is_not_waited_for(void **state)
     run_two(f, &a, &b);
     add(f, &c);
     fine(f);
-    assert_string_equal(plan(f), ""); /* nobody has looked yet */
+    assert_string_equal(plan(f), ""); /* the new request is not examined yet */
     fine(f);
     assert_string_equal(plan(f), "1@32+1* 2@10+1*");
     assert_string_equal(plan(f), "1@33+1*<1 2@11+1*<2");
@@ -349,14 +350,14 @@ static void the_last_token_is_the_last(void **state)
     plan(f);
     fine(f);
     assert_string_equal(plan(f), "1@30+1* 2@8+1*");
-    assert_string_equal(plan(f), "1@31+1*<1 2@9+1*<2"); /* draws the third of 1 */
+    assert_string_equal(plan(f), "1@31+1*<1 2@9+1*<2"); /* draws the third token of 1 */
     fine(f);
     assert_string_equal(plan(f), "2@10+1*<2");
     fine(f);
     finish_choice(f, 1);
     assert_string_equal(plan(f), "");
     assert_int_equal(describe(f, 1, 0).output_tokens, 3);
-    assert_int_equal(used_pages(f), 2 * 1); /* no row of it was in flight any more */
+    assert_int_equal(used_pages(f), 2 * 1); /* none of its rows is in flight any more */
     fine(f);
     finish_choice(f, 2);
     plan(f);
@@ -365,7 +366,7 @@ static void the_last_token_is_the_last(void **state)
     finish(f);
 }
 
-/* The choice after a row, and the rows it measures, come from steps of their own. */
+/* The selection after a row, and the rows that it measures, come from steps of their own. */
 static void a_retention_point_is_awaited(void **state)
 {
     (void)state;
@@ -390,7 +391,7 @@ static void a_retention_point_is_awaited(void **state)
     finish(f);
 }
 
-/* One that measures nothing: only where tables are cut shows. */
+/* A point that measures nothing: it shows only where tables are cut. */
 static void a_point_without_measures_is_awaited(void **state)
 {
     (void)state;
@@ -430,12 +431,12 @@ static void pages_that_are_short_are_awaited(void **state)
     assert_string_equal(plan(f), "1@30+1* 2@14+17*");
     fine(f);
     assert_string_equal(plan(f), "1@31+1* 2@31+1*");
-    assert_string_equal(plan(f), ""); /* both want their third block of 5 */
+    assert_string_equal(plan(f), ""); /* both need a third block; the pool has 5 */
     assert_int_equal(used_pages(f), 2 * 4);
     fine(f);
     assert_string_equal(plan(f), "1@32+1*");
     assert_int_equal(describe(f, 2, 0).preemptions, 1);
-    assert_string_equal(plan(f), ""); /* 2 could start now, as far as anybody has looked */
+    assert_string_equal(plan(f), ""); /* 2 might start now: it was not examined yet */
     fine(f);
     assert_string_equal(plan(f), "1@33+1*");
     assert_string_equal(plan(f), "1@34+1*<1");
@@ -453,10 +454,10 @@ static void who_is_paused_has_no_row(void **state)
     assert_string_equal(plan(f), "2@10+1*<2");
     fine(f);
     assert_string_equal(plan(f), "2@11+1*<1");
-    assert_int_equal(describe(f, 1, 0).output_tokens, 3); /* both rows of it count */
+    assert_int_equal(describe(f, 1, 0).output_tokens, 3); /* both of its rows count */
     post(f, (sched_event){.kind = SCHED_RESUME, .request = 1});
     fine(f);
-    assert_string_equal(plan(f), ""); /* its token is known, and its turn comes */
+    assert_string_equal(plan(f), ""); /* its token is known, and the next row comes */
     fine(f);
     assert_string_equal(plan(f), "1@32+1* 2@12+1*");
     finish(f);

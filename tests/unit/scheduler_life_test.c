@@ -1,4 +1,4 @@
-/* What happens to a request: preemption, choices, ends, refusals, memory. Plans as traces. */
+/* The life of a request: preemption, choices, ends, refusals, memory. Plans are read as traces. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@ static void the_worst_gives_way(void **state)
     o.prefix_cache = false;
     fixture *f = begin(o);
     sched_request a = request(f, 1, 0, 30, 30), b = request(f, 2, 100, 15, 30);
-    b.priority = -1; /* arrives later, and is better */
+    b.priority = -1; /* arrives later, but ranks better */
     add(f, &a);
     assert_string_equal(step(f), "1@0+30*");
     add(f, &b);
@@ -27,7 +27,7 @@ static void the_worst_gives_way(void **state)
     assert_string_equal(f->trace, "2@30+1* 1@46+1*");
     assert_string_equal(step(f), "2@31+1* 1@47+1*");
     assert_int_equal(used_pages(f), 2 * 5);
-    /* Both want a third and fourth block; there is none: 1 gives up its three. */
+    /* Both want a third and fourth block, and none is free: 1 gives up its three. */
     assert_string_equal(step(f), "2@32+1*");
     assert_int_equal(used_pages(f), 2 * 3);
     assert_int_equal(describe(f, 1, 0).preemptions, 1);
@@ -55,8 +55,8 @@ static void admission_leaves_room(void **state)
     assert_string_equal(step(f), "1@0+40*");
     add(f, &b);
     add(f, &c);
-    /* 5 blocks are free, b needs them all: the fourth of a would cost it its slot. c may not pass.
-     */
+    /* 5 blocks are free, and b needs them all: the fourth of a would cost b its slot. c must not
+     * pass b. */
     assert_string_equal(step(f), "1@40+1*");
     for (int i = 0; i < 9; i++) step(f);
     end(f, 2, 0);
@@ -80,7 +80,7 @@ static void a_hit_uses_up_cached_pages(void **state)
     add(f, &b);
     assert_string_equal(step(f), "2@0+30*");
     add(f, &c);
-    /* 4 blocks are available, just those that c would hit: its fifth would have none. */
+    /* 4 blocks are available, but c would hit just those, and has none for its fifth. */
     assert_string_equal(step(f), "2@30+1*");
     assert_int_equal(describe(f, 3, 0).preemptions, 0);
     end(f, 2, 0);
@@ -100,10 +100,9 @@ static void a_replay_repeats_its_drop(void **state)
     assert_string_equal(step(f), "1@0+90*m32");
     for (int i = 0; i < 4; i++) step(f);
     assert_string_equal(f->trace, "1@93+1*");
-    answer(f,
-           status_make(STATUS_IO, NULL)); /* the step failed: it is as if it had been preempted */
+    answer(f, status_make(STATUS_IO, NULL)); /* a failed step has the effect of a preemption */
     post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
-    assert_string_equal(step(f), "1@0+90m32"); /* measured and chosen again, nothing sampled */
+    assert_string_equal(step(f), "1@0+90m32"); /* measured and selected again, without a draw */
     assert_int_equal(used_pages(f), 2 * 6);
     assert_string_equal(step(f), "1@90+4*");
     assert_int_equal(used_pages(f), 2 * 4);
@@ -122,8 +121,8 @@ static void a_failed_step_loses_no_open(void **state)
     assert_string_equal(step(f), "1@0+20*2");
     post(f, (sched_event){.kind = SCHED_PAUSE, .request = 1, .choice = 1});
     assert_string_equal(step(f), "1@20+1*");
-    assert_int_equal(f->plan->n_opens, 0); /* choice 1 is born, but has no rows in this step */
-    answer(f, status_make(STATUS_NO_MEMORY, NULL)); /* who knows what the backend took in */
+    assert_int_equal(f->plan->n_opens, 0); /* choice 1 is forked, but has no rows in this step */
+    answer(f, status_make(STATUS_NO_MEMORY, NULL)); /* how much the backend applied is unknown */
     post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
     post(f, (sched_event){.kind = SCHED_RESUME, .request = 1, .choice = 1});
     step(f);
@@ -204,7 +203,7 @@ static void choices_fork_at_the_prompts_end(void **state)
     a.params.repetition_penalty = 1.2f;
     add(f, &a);
     add(f, &b);
-    /* Five draws of choices to be born are more than a step has for them: 2 has to wait. */
+    /* The five draws of forked choices exceed a step's limit: 2 has to wait. */
     assert_string_equal(step(f), "1@0+20*3");
     assert_int_equal(f->plan->n_opens, 1);
     assert_int_equal(f->plan->opens[0].n_history, 20);
@@ -215,11 +214,12 @@ static void choices_fork_at_the_prompts_end(void **state)
     assert_int_equal(f->plan->opens[1].history[20], 502);
     assert_int_equal(f->plan->opens[1].n_prompt, 20);
     assert_int_equal(f->plan->tokens[2], 502);
-    /* One full page each group shared by all, a last page for each: two were copied. */
+    /* Each group has one full page shared by all, and a last page for each choice: two were
+     * copied. */
     assert_int_equal(used_pages(f), 2 * (1 + 3 + 1));
     assert_int_equal(f->plan->deltas.n_moves, 2 * 2);
     end(f, 1, 1);
-    /* The first choice of 2 has its prompt's slot, the second one that of 1.1. */
+    /* The first choice of 2 has its prompt's slot, the second one the slot of 1.1. */
     assert_string_equal(step(f), "1@21+1* 1.2@21+1* 2@5+1* 2.1@5+1*");
     finish(f);
 }
@@ -233,7 +233,8 @@ static void another_choice_inherits(void **state)
     add(f, &a);
     assert_string_equal(step(f), "1@0+40");
     end(f, 1, 0);
-    /* Choice 0 is gone; the prompt goes on for the others, which draw by their own numbers. */
+    /* Choice 0 has ended; the prompt continues for the others, whose draws keep their choice
+     * numbers. */
     assert_string_equal(step(f), "1@40+20*3");
     assert_string_equal(step(f), "1.1@60+1* 1.2@60+1*");
     assert_int_equal(f->plan->n_opens, 2);
@@ -260,7 +261,7 @@ static void an_end_in_flight_waits_for_the_result(void **state)
     end(f, 1, 0);
     end(f, 7, 0); /* unknown: ignored */
     step_in_flight(f);
-    assert_int_equal(used_pages(f), 2 * 4); /* the plan's tables are the backend's until then */
+    assert_int_equal(used_pages(f), 2 * 4); /* the backend uses the plan's tables until then */
     assert_int_equal(describe(f, 1, 0).output_tokens, 0);
     add(f, &c); /* its id is free again */
     assert_string_equal(step(f), "2@20+1* 1@0+20*");
@@ -335,12 +336,12 @@ static void impossible_requests_are_refused(void **state)
         {6400, 1, 1, 0, 0, NULL},
         {6399, 2, 1, 0, 0, NULL},
         {6400, 2, 1, 0, 0, "need 802 KV pages"},
-        /* Two full blocks shared, and for each choice the rest of the third. */
+        /* Two full blocks are shared, and each choice has the rest of the third. */
         {40, 5, 4, 0, 0, NULL},
         {3200, 3201, 1, 0, 0, NULL},
         {3200, 1601, 2, 0, 0, NULL},
         {3200, 1602, 2, 0, 0, "need 804 KV pages"},
-        /* After retention 10 pages of a group are left, and there is room for output. */
+        /* After retention 10 pages of a group are left, with room for output. */
         {6400, 6400 - 160 + 1, 1, 32, 160, NULL},
         {6400, 6400 - 160 + 2, 1, 32, 160, "need 802 KV pages"},
         {6401, 1, 1, 32, 160, "need 802 KV pages"},
@@ -402,7 +403,7 @@ static void creating_without_memory_fails(void **state)
     }
 }
 
-/* Whichever allocation fails: a request is not taken in, or it waits and gets on later. */
+/* Each allocation fails once: a request is refused, or it waits and continues later. */
 static void out_of_memory_is_survived(void **state)
 {
     (void)state;

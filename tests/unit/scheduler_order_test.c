@@ -1,5 +1,5 @@
-/* The order in which sequences get slots: the choices of one request beside other requests, by
- * traces of plans. */
+/* The order in which sequences get slots: the choices of one request beside other requests. Plans
+ * are read as traces. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,11 +28,11 @@ static void one_slot_admits_all_choices(void **state)
     add(f, &b);
     assert_string_equal(step(f), "1@10+1* 2@0+20*2"); /* three draws, two sequences */
     assert_string_equal(step(f), "1@11+1* 2@20+1*");
-    assert_int_equal(describe(f, 2, 1).output_tokens, 1); /* its first token is there already */
+    assert_int_equal(describe(f, 2, 1).output_tokens, 1); /* its first token is already there */
     assert_int_equal(describe(f, 2, 1).report.kept_tokens, 20);
-    assert_int_equal(used_pages(f), 2 * (1 + 2 + 1)); /* one copy of the page that 2 goes on in */
+    assert_int_equal(used_pages(f), 2 * (1 + 2 + 1)); /* one copy of the page that 2 continues in */
     end(f, 1, 0);
-    /* It goes on from the prompt's pages: one row, and a copy of the page that it writes. */
+    /* It continues from the prompt's pages: one row, and a copy of the page that it writes. */
     assert_string_equal(step(f), "2@21+1* 2.1@20+1*");
     assert_int_equal(f->plan->tokens[1], 501);
     assert_int_equal(f->plan->n_opens, 1);
@@ -42,7 +42,7 @@ static void one_slot_admits_all_choices(void **state)
     finish(f);
 }
 
-/* The sibling that ran has ended: the pages that it shared are the waiting one's. */
+/* The sibling that ran has ended: the pages it shared now belong to the waiting choice. */
 static void a_waiting_choice_keeps_its_prompt(void **state)
 {
     (void)state;
@@ -81,7 +81,7 @@ static void a_waiting_choice_can_end(void **state)
     finish(f);
 }
 
-/* Sums that lie beside K and V are each choice's own: one without a slot is computed again. */
+/* Sums beside K and V belong to one choice: a choice without a slot is computed again. */
 static void sums_are_not_shared_while_waiting(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void sums_are_not_shared_while_waiting(void **state)
     finish(f);
 }
 
-/* Pages are short: the one that runs gets the prompt's pages that the one that waits held. */
+/* Pages are short: the running choice gets the prompt's pages that the waiting one held. */
 static void a_waiting_choice_gives_way(void **state)
 {
     (void)state;
@@ -121,14 +121,14 @@ static void a_waiting_choice_gives_way(void **state)
     post(f, (sched_event){.kind = SCHED_PAUSE, .request = 2, .choice = 1});
     for (uint32_t i = 21; i < 49; i++) step(f);
     assert_string_equal(f->trace, "1@48+1*");
-    assert_int_equal(used_pages(f), 2 * 4); /* of which two parked pages are left: none was short */
+    assert_int_equal(used_pages(f), 2 * 4); /* two parked pages among them: none was short */
     for (uint32_t i = 49; i < 65; i++) step(f);
     assert_string_equal(f->trace, "1@64+1*");
     assert_int_equal(describe(f, 1, 0).preemptions, 0);
     finish(f);
 }
 
-/* 32 choices run and some requests wait; each that is over is followed by another one. */
+/* 32 choices run and some requests wait; each finished request is followed by a new one. */
 typedef struct crowd {
     fixture *f;
     uint64_t next; // id
@@ -152,7 +152,7 @@ static void crowd_add(crowd *c, uint64_t id, uint32_t n)
 }
 
 /* Runs a step and ends the requests that have their last token, as the engine does. Returns the
- * rows of the next plan. */
+ * number of rows of the next plan. */
 static uint32_t crowd_step(crowd *c)
 {
     fixture *f = c->f;
@@ -166,7 +166,7 @@ static uint32_t crowd_step(crowd *c)
             c->n_live -= q->request != WIDE;
         }
     }
-    /* Prompts are taken in by a step: not more at once than the fixture has. */
+    /* Steps take in prompts, never more at once than the fixture holds. */
     for (uint32_t i = 0; i < 8 && c->n_live < CROWD; i++) crowd_add(c, c->next++, 1);
     step(f);
     c->n_added = 0;
@@ -179,7 +179,8 @@ static uint32_t crowd_step(crowd *c)
     return f->plan->n_tokens;
 }
 
-/* n as large as the batch: a step has never fewer than 9 of 10 of the rows that it had before. */
+/* With n as large as the batch, a step always has at least 9 of 10 of the rows of the step
+ * before. */
 static void many_choices_do_not_empty_the_batch(void **state)
 {
     (void)state;
@@ -205,7 +206,7 @@ static void many_choices_do_not_empty_the_batch(void **state)
 
 /* ---- priorities ------------------------------------------------------------------------------ */
 
-/* Fcfs knows no priorities, and says so. */
+/* Fcfs refuses priorities with a message. */
 static void fcfs_refuses_priorities(void **state)
 {
     (void)state;
@@ -222,9 +223,9 @@ static void fcfs_refuses_priorities(void **state)
     finish(f);
 }
 
-/* One slot. Requests of the best priority, each `n_prompt` tokens long and over with its first
- * token, follow each other without end; how many started before the default request's first token
- * came, out of `most`. */
+/* One slot. Requests of the best priority, each `n_prompt` tokens long and ending with its first
+ * token, follow each other endlessly. Returns how many of them started before the default request's
+ * first token, out of `most`. */
 static uint32_t passes_before_first_token(uint32_t slots, uint32_t n_prompt, uint32_t most)
 {
     sched_options o = small_options();
@@ -257,16 +258,16 @@ static uint32_t passes_before_first_token(uint32_t slots, uint32_t n_prompt, uin
 static void no_request_is_passed_for_ever(void **state)
 {
     (void)state;
-    /* Waiting for the slot: after 8 that came later it is the first. */
+    /* Waiting for the slot: after 8 later requests it is the first. */
     uint32_t n = passes_before_first_token(1, 10, 1000);
     assert_in_range(n, 8, 9);
-    /* With a slot, but without a step's tokens: they go to the best prompts first. */
+    /* With a slot, but without tokens in a step: they go to the best prompts first. */
     n = passes_before_first_token(4, 40, 1000);
     assert_in_range(n, 8, 24);
 }
 
-/* The requests that are passed move up in their order: the second one goes before all others 8
- * starts after the first one, and a request that has aged keeps its place. */
+/* Passed requests move up in order: the second one goes before all others 8 starts after the first
+ * one, and an aged request keeps its place. */
 static void each_one_of_a_line_is_passed_so_often(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Retention at every kind of point: measures, positions, pages set aside, pressure. Plans as
- * traces. */
+/* Retention at every kind of point: measures, positions, pages set aside, pressure. Plans are read
+ * as traces. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,7 +30,7 @@ static void a_prompt_may_be_longer_than_the_pool(void **state)
     assert_int_equal(sched_check(f->s, &full, NULL).code, STATUS_LIMIT);
     add(f, &a);
     assert_string_equal(step(f), "1@0+80");
-    /* Positions begin anew behind the 64 tokens that stay. */
+    /* Positions continue after the 64 kept tokens. */
     assert_string_equal(step(f), "1@64+80");
     uint32_t most = 0;
     for (int i = 0; i < 23; i++) {
@@ -64,7 +64,7 @@ static void an_answer_may_be_longer_than_the_pool(void **state)
     finish(f);
 }
 
-/* One token in, one out, in the evicted slot's place; no heap, however long it goes on. */
+/* One token in and one out, into the dropped token's slot; without allocations, however long. */
 static void every_token_may_be_a_point(void **state)
 {
     (void)state;
@@ -139,11 +139,11 @@ static void sums_share_nothing(void **state)
     end(f, 2, SCHED_ALL_CHOICES);
     step(f);
     step(f);
-    assert_int_equal(sched_get_stats(f->s).pages.cached, 2 * 4); /* those of 1 */
+    assert_int_equal(sched_get_stats(f->s).pages.cached, 2 * 4); /* blocks of 1 */
     finish(f);
 }
 
-/* Nobody writes beside what they share. */
+/* Choices of one token write nothing, and so copy no shared page. */
 static void choices_of_one_token_take_no_pages(void **state)
 {
     (void)state;
@@ -193,9 +193,9 @@ static void a_choice_without_pages_waits(void **state)
     finish(f);
 }
 
-/* ---- pages for choices ----------------------------------------------------------------------- */
+/* ---- pages for selections -------------------------------------------------------------------- */
 
-/* Gathering takes fresh pages before it gives any up: they are there when the choice is made. */
+/* Gathering takes fresh pages before it frees any: they are set aside for the selection. */
 static void pages_are_set_aside(void **state)
 {
     (void)state;
@@ -224,7 +224,7 @@ static void pages_are_set_aside(void **state)
     }
 }
 
-/* Others hold the pages that a choice rewrites: it takes copies for good. */
+/* A selection that rewrites shared pages takes copies of them, and keeps these. */
 static void shared_pages_are_copied(void **state)
 {
     (void)state;
@@ -286,7 +286,7 @@ static void compressed_before_preempted(void **state)
     }
 }
 
-/* The same choice at the same length. */
+/* A replay makes the same selection at the same length. */
 static void pressure_is_replayed(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Sessions: what a request leaves, how the next one goes on from it, and why it sometimes does not.
- * Plans as traces. */
+/* Sessions: what a request leaves, how the next one continues from it, and why it sometimes cannot.
+ * Plans are read as traces. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@ static sched_options with_sessions(uint32_t blocks, uint32_t n)
     return o;
 }
 
-/* `n_out` tokens come, and the choice ends. */
+/* Runs until `n_out` tokens have come and the choice ends. */
 static void run_to_end(fixture *f, uint64_t id, uint32_t n_out)
 {
     do step(f);
@@ -29,7 +29,8 @@ static void run_to_end(fixture *f, uint64_t id, uint32_t n_out)
     step(f);
 }
 
-/* Tokens of `first` .., the answers of the fixture (500 ..) from n_prompt on, then new ones. */
+/* A prompt of tokens from `first` on, the fixture's answers (500 ..) from n_prompt on, then new
+ * tokens. */
 static sched_request next_turn(fixture *f, uint64_t id, uint32_t first, uint32_t n_prompt,
                                uint32_t n_out, uint32_t n_new)
 {
@@ -62,7 +63,7 @@ static void the_next_turn_goes_on(void **state)
     assert_string_equal(step(f), "2@51+21*");
     sched_choice_info info = describe(f, 2, 0);
     assert_string_equal(info.report.session, "continued");
-    assert_int_equal(info.cached_tokens, 0); /* that word is the prefix cache's */
+    assert_int_equal(info.cached_tokens, 0); /* counts prefix-cache hits only */
     assert_int_equal(sched_get_stats(f->s).sessions_idle, 0);
     run_to_end(f, 2, 4);
     stats = sched_get_stats(f->s);
@@ -73,7 +74,7 @@ static void the_next_turn_goes_on(void **state)
     finish(f);
 }
 
-/* T is the whole logical length; the first turn's choice is not made again. */
+/* T is the whole logical length; the first turn's selection is not made again. */
 static void retention_goes_on(void **state)
 {
     (void)state;
@@ -93,7 +94,7 @@ static void retention_goes_on(void **state)
                      2 * 2); /* 3 + 4 pages and a part: 5 of 160 / 2 stay */
     assert_int_equal(info.report.logical_tokens, 161);
 
-    /* Whatever happened to its pages, it gets through both turns as they did. */
+    /* A replay after a failed step goes through both turns as before. */
     answer(f, status_make(STATUS_IO, NULL));
     post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
     assert_string_equal(step(f), "2@0+96m10");
@@ -107,7 +108,7 @@ static void retention_goes_on(void **state)
     finish(f);
 }
 
-/* ---- why not --------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void reasons_are_given(void **state)
 {
@@ -143,15 +144,15 @@ static void reasons_are_given(void **state)
         assert_string_equal(describe(f, 2, 0).report.session, cases[i].said);
         bool ignored = cases[i].said[0] == 'i';
         assert_int_equal(sched_get_stats(f->s).sessions_ignored, ignored);
-        assert_int_equal(sched_get_stats(f->s).sessions_idle, ignored); /* it stays */
+        assert_int_equal(sched_get_stats(f->s).sessions_idle, ignored); /* the session stays */
         end(f, 2, SCHED_ALL_CHOICES);
         step(f);
         finish(f);
     }
 }
 
-/* One row an interval is measured in its own step, more are summed beside the pages: such pages are
- * shared with nobody, and others may be. */
+/* With one row per interval, a row is measured in its own step; otherwise rows are summed beside
+ * the pages, and such pages cannot be shared with other sequences. */
 static void sums_begin_with_the_session(void **state)
 {
     (void)state;
@@ -176,7 +177,7 @@ static void sums_begin_with_the_session(void **state)
     }
 }
 
-/* All its tokens are in the session: nothing is left to compute. */
+/* The session holds all its tokens: none is left to compute. */
 static void one_token_must_be_new(void **state)
 {
     (void)state;
@@ -208,7 +209,7 @@ static void one_request_at_a_time(void **state)
     step(f);
     assert_string_equal(describe(f, 2, 0).report.session, "ignored: busy");
     assert_string_equal(describe(f, 3, 0).report.session, "");
-    /* An end that comes while its rows are in flight: the session is theirs until these are in. */
+    /* The end comes while rows are in flight: the session is busy until their results are in. */
     finish_choice(f, 1);
     add(f, &d);
     step_in_flight(f);
@@ -302,7 +303,7 @@ static void they_expire(void **state)
     finish(f);
 }
 
-/* Nobody asked the scheduler since the session's time was over: the next turn comes too late. */
+/* The scheduler was not called since the session expired: the next turn comes too late. */
 static void none_goes_on_after_its_time(void **state)
 {
     (void)state;
@@ -338,7 +339,7 @@ static void they_give_way(void **state)
         assert_string_equal(step(f), "3@0+112*");
         sched_stats stats = sched_get_stats(f->s);
         assert_int_equal(stats.sessions_idle, 0);
-        assert_int_equal(stats.sessions_swapped, tier); /* there is room for one in the tier */
+        assert_int_equal(stats.sessions_swapped, tier); /* the tier has room for one */
         assert_int_equal(stats.swapped_tokens, tier ? 31 : 0);
         assert_int_equal(stats.sessions_expired, tier ? 1 : 2);
         assert_int_equal(stats.preemptions, 0);
@@ -351,7 +352,7 @@ static void they_give_way(void **state)
     }
 }
 
-/* They are not given up for what would not start anyway. */
+/* Sessions are not given up for a request that could not start anyway. */
 static void not_for_nothing(void **state)
 {
     (void)state;
@@ -368,7 +369,7 @@ static void not_for_nothing(void **state)
     finish(f);
 }
 
-/* Twenty sessions of one beginning: ten blocks that all share, and one that is each one's own. */
+/* Twenty sessions with the same beginning: they share ten blocks, and each has one of its own. */
 static fixture *sharing_sessions(void)
 {
     sched_options o = with_sessions(40, 20);
@@ -386,16 +387,17 @@ static fixture *sharing_sessions(void)
     return f;
 }
 
-/* Pages that several sequences share are freed once, with the last of them. */
+/* Pages that several sequences share become free once, with the last of them. */
 static void shared_pages_are_counted_once(void **state)
 {
     (void)state;
     fixture *f = sharing_sessions();
     sched_request a = request(f, 21, 5000, 100, 20), b = request(f, 22, 6000, 512, 2), c;
     add(f, &a);
-    assert_string_equal(step(f), "21@0+100*"); /* 7 blocks of 10; 1 more is owed to it */
+    assert_string_equal(step(f), "21@0+100*"); /* 7 blocks of 10; 1 more is reserved for it */
     add(f, &b);
-    /* 32 blocks: beside 21 there are 3 free ones and the 30 of the sessions, less that one. */
+    /* 32 blocks: beside 21 there are 3 free ones and the 30 of the sessions, less the reserved
+     * one. */
     assert_string_equal(step(f), "21@100+1* 22@0+512*");
     assert_int_equal(sched_get_stats(f->s).sessions_idle, 0);
     end(f, 21, 0);
@@ -410,17 +412,18 @@ static void shared_pages_are_counted_once(void **state)
     add(f, &a);
     step(f);
     add(f, &b);
-    assert_string_equal(step(f), "21@100+1*"); /* one token more */
+    assert_string_equal(step(f), "21@100+1*"); /* one token too many */
     assert_int_equal(sched_get_stats(f->s).sessions_idle, 20);
     end(f, 22, 0);
     add(f, &c);
-    /* 5 blocks where 2 are free: three sessions give up the blocks that are theirs alone. */
+    /* 5 blocks, of which 2 are free: three sessions give up the blocks of their own. */
     assert_string_equal(step(f), "21@101+1* 23@0+80*");
     assert_int_equal(sched_get_stats(f->s).sessions_idle, 17);
     finish(f);
 }
 
-/* Nor are pages free that a request will hold itself: it begins as the sessions did. */
+/* Pages that the request itself will hit do not become free: its prompt begins as the sessions
+ * did. */
 static void pages_of_its_own_hit_do_not_come_free(void **state)
 {
     (void)state;
@@ -431,14 +434,14 @@ static void pages_of_its_own_hit_do_not_come_free(void **state)
         add(f, &a);
         assert_string_equal(step(f), "21@0+10*");
         add(f, &b);
-        /* A block is another's: 39 are left, the ten of its hit among them. */
+        /* Another request has one block: 39 are left, including the ten that are hit. */
         assert_string_equal(step(f), more ? "21@10+1*" : "21@10+1* 22@160+464*");
         assert_int_equal(sched_get_stats(f->s).sessions_idle, more ? 20 : 0);
         finish(f);
     }
 }
 
-/* A request that waits to go on holds pages that somebody better may need. */
+/* A request that waits to continue holds pages that a request of better rank may need. */
 static void who_waits_gives_way(void **state)
 {
     (void)state;
@@ -485,7 +488,7 @@ static void what_was_swapped_is_stored(void **state)
     f->now_us += 1;
     add(f, &b);
     step(f);
-    f->now_us += 2000000; /* its reader sleeps */
+    f->now_us += 2000000; /* its reader is slow */
     step(f);
     assert_int_equal(sched_get_stats(f->s).swaps_out, 1);
     finish_choice(f, 1);

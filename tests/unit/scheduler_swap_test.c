@@ -1,5 +1,5 @@
-/* Preemption by swap: who is swapped and who is computed again, and what comes of it. Plans as
- * traces. */
+/* Preemption by swap: which sequences are swapped out and which are computed again, and the
+ * results. Plans are read as traces. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static size_t copies(const fixture *f, pkv_move_kind kind)
     return n;
 }
 
-/* 1 has dropped 4 of its 12 pages and 2 wants more than are left: 7 blocks. */
+/* 1 has dropped 4 of its 12 pages, and 2 wants more than the 7 blocks that are left. */
 static void press(fixture *f)
 {
     sched_request a = retained(f, 1, 0, 90, 30, 32, 64), b = request(f, 2, 500, 40, 30);
@@ -38,7 +38,7 @@ static void press(fixture *f)
     assert_string_equal(step(f), "1@90+1*");
     assert_int_equal(used_pages(f), 2 * 4);
     add(f, &b);
-    assert_string_equal(step(f), "1@91+1*"); /* one block more is owed to 1 */
+    assert_string_equal(step(f), "1@91+1*"); /* one more block is reserved for 1 */
     post(f, (sched_event){.kind = SCHED_PAUSE, .request = 1, .choice = 0});
     assert_string_equal(step(f), "2@0+40*");
     assert_int_equal(describe(f, 1, 0).preemptions, 0);
@@ -65,7 +65,7 @@ static void who_has_dropped_is_swapped(void **state)
     assert_int_equal(describe(f, 1, 0).report.kept_tokens, 60);
     assert_string_equal(step(f), "2@49+1*");
     end(f, 2, 0);
-    assert_string_equal(step(f), "1@92+1*"); /* nothing is computed again */
+    assert_string_equal(step(f), "1@92+1*"); /* no row is computed again */
     assert_int_equal(copies(f, PKV_MOVE_IN), 8);
     assert_int_equal(f->plan->n_opens, 1);
     assert_int_equal(f->plan->seqs[0].sample_index, 3);
@@ -107,7 +107,7 @@ static void what_ended_leaves_the_tier(void **state)
     finish(f);
 }
 
-/* 1 has dropped nothing. Its `prompt` tokens are swapped or not. */
+/* 1 has dropped no page. Its `prompt` tokens are swapped or computed again. */
 static void expect_choice(uint32_t prompt, bool swapped)
 {
     uint32_t blocks = prompt / 16 + 3;
@@ -134,7 +134,7 @@ static void short_ones_are_computed_again(void **state)
     expect_choice(90, true);
 }
 
-/* Blocks that others hold too will still be there. */
+/* Shared blocks will still be there, so the sequence is computed again. */
 static void shared_ones_are_computed_again(void **state)
 {
     (void)state;
@@ -161,7 +161,7 @@ static void shared_ones_are_computed_again(void **state)
     }
 }
 
-/* Its new rows may be garbage: it is not worth a copy. */
+/* Its new rows may be garbage: it is replayed instead of copied. */
 static void a_failed_step_is_replayed(void **state)
 {
     (void)state;
@@ -177,7 +177,7 @@ static void a_failed_step_is_replayed(void **state)
     finish(f);
 }
 
-/* Each choice alone, on pages of its own. */
+/* Each choice is swapped by itself, on pages of its own. */
 static void choices_are_swapped_alone(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* What goes into a step: chunks, windows, prefix hits, by small scenarios with plans as traces. */
+/* The contents of a step: chunks, windows, prefix hits, in small scenarios. Plans are read as
+ * traces. */
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +19,7 @@ static void prompts_go_in_chunks(void **state)
     assert_string_equal(step(f), "1@0+40");
     assert_int_equal(f->plan->n_opens, 1);
     add(f, &b);
-    /* 40 tokens for one prompt, and what is left of 40 + 4 for the next. */
+    /* 40 tokens for one prompt, and the rest of 40 + 4 for the next. */
     assert_string_equal(step(f), "1@40+40 2@0+4");
     assert_string_equal(step(f), "1@80+20* 2@4+24");
     assert_string_equal(step(f), "1@100+1* 2@28+2*");
@@ -30,7 +31,7 @@ static void prompts_go_in_chunks(void **state)
     assert_int_equal(describe(f, 2, 0).output_tokens, 2);
     end(f, 1, SCHED_ALL_CHOICES);
     assert_string_equal(step(f), "");
-    assert_non_null(f->plan); /* the tables of 1 are closed */
+    assert_non_null(f->plan); /* the plan closes the tables of 1 */
     step(f);
     assert_null(f->plan);
     assert_int_equal(used_pages(f), 0);
@@ -83,8 +84,8 @@ static void a_window_is_in_one_step(void **state)
     assert_string_equal(step(f), "1@68+32*m32");
     assert_int_equal(used_pages(f), 2 * 7);
     assert_string_equal(step(f), "1@100+1*");
-    /* 4 of 7 pages stay in each of 2 groups: 3 full ones and the last with 4 tokens, then one token
-     * more. */
+    /* 4 of 7 pages stay in each of 2 groups: 3 full ones and the last with 4 tokens, then one more
+     * token. */
     assert_int_equal(used_pages(f), 2 * 4);
     sched_choice_info info = describe(f, 1, 0);
     assert_int_equal(info.report.pages_dropped, 6);
@@ -103,7 +104,8 @@ static void a_window_waits_for_room(void **state)
     add(f, &a);
     add(f, &b);
     assert_string_equal(step(f), "1@0+40 2@0+4");
-    /* 4 tokens are left, which end where b's window begins; then its 32 rows have to go at once. */
+    /* The 4 tokens that are left end where b's window begins; its 32 rows must then be in one
+     * step. */
     assert_string_equal(step(f), "1@40+40* 2@4+4");
     assert_string_equal(step(f), "1@80+1* 2@8+32*m32");
     finish(f);
@@ -117,7 +119,7 @@ static void a_window_that_does_not_fit_is_left_for_the_next_step(void **state)
     add(f, &a);
     assert_string_equal(step(f), "1@0+40");
     add(f, &b);
-    assert_string_equal(step(f), "1@40+30*"); /* 14 are left, all 40 rows of b are its window */
+    assert_string_equal(step(f), "1@40+30*"); /* 14 are left, but all 40 rows of b are its window */
     assert_string_equal(step(f), "1@70+1* 2@0+40*m40");
     finish(f);
 }
@@ -181,7 +183,7 @@ static void what_follows_a_drop_is_not_shared(void **state)
     for (int i = 0; i < 33; i++) step(f);
     end(f, 1, 0);
     step(f);
-    /* The prompt's blocks were computed with everything kept; the output's were not. */
+    /* The prompt's blocks were computed before any drop; the output's were not. */
     sched_request b = request(f, 2, 0, 97, 1);
     for (uint32_t i = 64; i < 97; i++) ((uint32_t *)b.prompt)[i] = 500;
     add(f, &b);
@@ -204,7 +206,7 @@ static void logits_are_rationed(void **state)
     add(f, &a);
     add(f, &b);
     add(f, &c);
-    assert_string_equal(step(f), "1@0+8L 3@0+10*"); /* b waits for logits, and c need not */
+    assert_string_equal(step(f), "1@0+8L 3@0+10*"); /* b waits for logits rows, c does not */
     assert_string_equal(step(f), "3@10+1* 1@8+2*L 2@0+6L");
     assert_string_equal(step(f), "1@10+1* 3@11+1* 2@6+8L");
     finish(f);
@@ -226,7 +228,7 @@ static void what_a_device_cannot_measure_is_refused(void **state)
     finish(f);
 }
 
-/* Tokenizing may be done in another order than requests came. */
+/* Requests may be tokenized in another order than they arrived. */
 static void arrival_decides_among_equals(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* Chat templates against jinja2: tests/golden/templates (made by tools/make_template_goldens.py),
- * output for output and refusal for refusal; limits; loading from a folder. With arguments:
- * compares those files instead. */
+ * with equal outputs and equal refusals; limits; loading from a folder. With arguments: compares
+ * those files instead. */
 #include "tests/unit/model_folder.h"
 #include "text/chat_template.h"
 
@@ -296,7 +296,7 @@ static void test_load(void **state)
     folder_remove(&f);
 }
 
-/* As jinja2 has it: text added to safe text is escaped, and `~` knows nothing of that. */
+/* As in jinja2: text added to safe text is escaped, but not by `~`. */
 static void test_safe(void **state)
 {
     (void)state;

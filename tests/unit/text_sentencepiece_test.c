@@ -1,4 +1,4 @@
-/* tokenizer.model: what tok_spm_convert makes of it, and what it refuses in one line. */
+/* tokenizer.model: the result of tok_spm_convert, and its one-line refusals. */
 #include "text/merges.h"
 #include "text/tokenizer/internal.h"
 
@@ -11,7 +11,7 @@
 
 enum { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED };
 
-/* ---- SentencePiece's protobuf, as its writer has it ---- */
+/* ---- SentencePiece's protobuf, as its library writes it ---- */
 
 static void put_varint(strbuf *b, uint64_t v)
 {
@@ -61,7 +61,7 @@ static void put_specs(strbuf *b, unsigned model_type, const char *charsmap)
     strbuf_destroy(&s);
 }
 
-/* Of models with U+2581, a, b: "ab" comes before "▁a", and "▁ab" after both. */
+/* Writes a model with U+2581, a, b: "ab" ranks before "▁a", and "▁ab" after both. */
 static void put_model(strbuf *b)
 {
     put_text(b, "<unk>", 0, UNKNOWN);
@@ -79,7 +79,7 @@ static void put_model(strbuf *b)
     put_specs(b, 2, "");
 }
 
-/* ---- what becomes of it ---- */
+/* ---- results ---- */
 
 static status convert(const strbuf *model, const char *added_text, bool legacy, tokenizer **t,
                       error *err)
@@ -113,8 +113,8 @@ static void expect_ids(const tokenizer *t, const char *text, const char *due, co
     tok_ids_destroy(&ids);
 }
 
-/* Of equal scores the longer left half first, then the longer right one; then the pieces' order.
- * Pieces that are no parts are neither made nor used. */
+/* Among equal scores the longer left half goes first, then the longer right half, then the order of
+ * pieces. Pieces that cannot be halves are neither made nor used. */
 static void merges_of_equal_scores(void **state)
 {
     (void)state;
@@ -170,7 +170,7 @@ static void config_renames_pieces(void **state)
     strbuf_destroy(&model);
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static void refuse(strbuf *model, const char *added, status_code code, const char *due)
 {
@@ -191,7 +191,7 @@ static void every_truncation(void **state)
     for (size_t n = 0; n < model.size; n++) {
         tokenizer *t = NULL;
         error err;
-        char *exact = malloc(n + 1); /* so that a byte behind it is seen */
+        char *exact = malloc(n + 1); /* exact, so that over-reads are seen */
         assert_non_null(exact);
         memcpy(exact, model.data, n);
         exact = realloc(exact, n ? n : 1);
@@ -215,10 +215,10 @@ static void broken_messages(void **state)
         {"\x0a", 1},                                              /* no length */
         {"\x0a\x05", 2},                                          /* longer than the file */
         {"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 11},     /* 2^64 - 1 bytes */
-        {"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 12}, /* a varint of eleven */
+        {"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 12}, /* a varint of eleven bytes */
         {"\x00\x00", 2},                                          /* field 0 */
         {"\x0b\x0c", 2},                                          /* a group */
-        {"\x08\x01", 2},                                          /* numbers where pieces are due */
+        {"\x08\x01", 2},                                          /* numbers instead of pieces */
         {"\x0a\x02\x0a\x05", 4},                                  /* a text longer than its piece */
         {"\x0a\x02\x15\x00", 4},                                  /* half a score */
     };
@@ -278,7 +278,7 @@ static void other_kinds(void **state)
     strbuf_destroy(&model);
 }
 
-/* A field that no version has, a number: nothing. */
+/* An unknown numeric field is ignored. */
 static void unknown_fields(void **state)
 {
     (void)state;
@@ -292,8 +292,8 @@ static void unknown_fields(void **state)
     strbuf_destroy(&model);
 }
 
-/* Files that ask for more than they are: each piece is looked up in as many halves as it has
- * characters. */
+/* Files that would take more work than their size: each piece is looked up in as many halves as it
+ * has characters. */
 static void long_pieces(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* What tok_load refuses, and that it says so in one line that names the place. */
+/* Files that tok_load refuses, each with one line that names the place. */
 #include "text/tokenizer.h"
 
 #include <setjmp.h>
@@ -181,7 +181,7 @@ static void parts(void **state)
     check(rows, sizeof rows / sizeof *rows);
 }
 
-/* The parts of models of characters. */
+/* Parts of character-based models. */
 static void character_parts(void **state)
 {
     (void)state;
@@ -265,7 +265,7 @@ static void templates(void **state)
     check(rows, sizeof rows / sizeof *rows);
 }
 
-/* What Oniguruma and PCRE2 would read differently. */
+/* Patterns that Oniguruma and PCRE2 would read differently. */
 static void patterns(void **state)
 {
     (void)state;
@@ -350,7 +350,7 @@ static void oversized_tokens(void **state)
     strbuf_destroy(&json);
 }
 
-/* Merges whose halves are no tokens may be of any length. */
+/* Merges whose halves are not tokens may have any length. */
 static void oversized_merges(void **state)
 {
     (void)state;
@@ -388,7 +388,7 @@ static void expect_decoders(unsigned n_tokens, unsigned n, const char *content, 
     strbuf_destroy(&json);
 }
 
-/* What decoders make of the vocabulary may be far more than the file. */
+/* The decoded vocabulary may be far larger than the file. */
 static void growing_decoders(void **state)
 {
     (void)state;
@@ -403,7 +403,7 @@ static void growing_decoders(void **state)
                     "together");
 }
 
-/* The bound of tokens by bytes of text; there is none where bytes may be dropped. */
+/* The bound on tokens for bytes of text; there is none where bytes may be dropped. */
 static void bytes_of_a_token(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Merging against the plain definition, for words of every length around the two ways it is done;
- * what a pattern may cost. */
+/* Merging against its definition, for words of lengths around the switch between its two
+ * algorithms; and the limit on a pattern's cost. */
 #include "tests/unit/model_folder.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer/bpe.h"
@@ -14,10 +14,10 @@ enum { LETTERS = 3, TOKENS = 60, WORD_MAX = 150 };
 
 typedef struct merges {
     tok_bpe_model model;
-    uint32_t left[TOKENS], right[TOKENS]; /* of token id, for id >= LETTERS; its rank is id */
+    uint32_t left[TOKENS], right[TOKENS]; /* halves of token id >= LETTERS, whose rank is id */
 } merges;
 
-/* Tokens 0 to 2 are letters, every other one is two earlier ones together. */
+/* Tokens 0 to 2 are letters, every other token joins two earlier ones. */
 static void make_merges(merges *m, rng *r)
 {
     assert_true(tok_bpe_create(&m->model, TOKENS));
@@ -35,7 +35,7 @@ static void make_merges(merges *m, rng *r)
     }
 }
 
-/* The leftmost pair of the lowest rank, again and again. */
+/* Merges the leftmost pair of the lowest rank, again and again. */
 static size_t merge_plainly(const merges *m, uint32_t *ids, size_t n)
 {
     for (uint32_t id = LETTERS; id < TOKENS; id++) {
@@ -44,7 +44,7 @@ static size_t merge_plainly(const merges *m, uint32_t *ids, size_t n)
             ids[i] = id;
             memmove(ids + i + 1, ids + i + 2, (n - i - 2) * sizeof *ids);
             n--;
-            id = LETTERS - 1; /* a lower rank may have come up */
+            id = LETTERS - 1; /* a lower rank may have become possible */
             break;
         }
     }
@@ -110,8 +110,8 @@ static status encode_x(const tokenizer *t, size_t n, size_t *n_ids, error *err)
     return s;
 }
 
-/* Quadratic patterns, one by going back and one by going on, and one that doubles with every
- * letter: a short text is split, a long one refused before it has cost seconds. */
+/* Patterns of quadratic cost, one by backtracking and one by retrying, and one whose cost doubles
+ * with every letter: a short text is split, a long one is refused before it takes seconds. */
 static void what_patterns_cost_is_capped(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* Real tokenizers on 50,000 lines each: what Hugging Face's library gave, as hashes
+/* Real tokenizers on 50,000 lines each, against hashes of the results of Hugging Face's library
  * (tests/golden/tokenizers_real.json, by tools/tokenizer_parity.py). The tokenizers and the lines
- * are nobody's to commit: they lie in the folder that OCTAVO_REAL_TOKENIZERS names. Without it, and
- * for a file that is not there or is another, the test is skipped with a word. */
+ * may not be redistributed: they are in the folder that OCTAVO_REAL_TOKENIZERS names. Without it,
+ * or when a file is missing or differs, the test is skipped with a message. */
 #include "base/sha256.h"
 #include "text/tokenizer.h"
 
@@ -26,7 +26,7 @@ typedef struct bytes {
     size_t n;
 } bytes;
 
-/* Whether the file is there and is the one the hashes are of. */
+/* True when the file exists and is the one that was hashed. */
 static bool read_same(const char *folder, const char *name, const char *due, bytes *out)
 {
     char path[4096], hash[SHA256_HEX_BYTES];

@@ -1,5 +1,5 @@
-/* The tokenizer against what Hugging Face's library made of 10,800 lines (tests/golden/tokenizers/,
- * by tools/make_tokenizer_goldens.py), and its corners by hand. */
+/* The tokenizer against the results of Hugging Face's library for 10,800 lines
+ * (tests/golden/tokenizers/, by tools/make_tokenizer_goldens.py), and corner cases by hand. */
 #include "text/tokenizer.h"
 #include "text/tokenizer/pretokenize.h"
 
@@ -47,7 +47,7 @@ typedef struct golden {
 
 static int hex(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
-/* Takes "text TAB n goldens TAB pieces NL" apart; returns the next line. */
+/* Parses "text TAB n goldens TAB pieces NL"; returns the next line. */
 static const char *parse_line(const char *p, strbuf *text, golden *due, int n, uint32_t *pieces)
 {
     char *end;
@@ -88,7 +88,7 @@ static const char *const tekken[] = {
     "+" TEKKEN_TAIL "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
     NULL};
 
-/* Splits may differ where no merge spans the cut, and ids would not show it. */
+/* Splits may differ where no merge spans the cut, which ids would not show. */
 static bool check_pieces(const char *const *list, const strbuf *text, uint32_t due)
 {
     const uint8_t *s = (const uint8_t *)text->data;
@@ -107,7 +107,7 @@ static bool check_pieces(const char *const *list, const strbuf *text, uint32_t d
     return hash == due;
 }
 
-/* No text has fewer ids than its bytes say. */
+/* No text has fewer ids than the bound from its bytes. */
 static void check_bound(const tokenizer *t, size_t n_bytes, size_t n_ids)
 {
     size_t most = tok_bytes_per_token(t);
@@ -115,7 +115,8 @@ static void check_bound(const tokenizer *t, size_t n_bytes, size_t n_ids)
         fail_msg("%zu bytes of %zu a token in %zu tokens", n_bytes, most, n_ids);
 }
 
-/* Decodes as a stream does, checks that every part is whole characters, appends it all to out. */
+/* Decodes as a stream does, checks that every part is whole characters, and appends all parts to
+ * out. */
 static bool stream_decode(const tokenizer *t, const tok_ids *ids, bool skip, strbuf *out)
 {
     tok_stream stream;
@@ -139,7 +140,7 @@ static void reverse(tok_ids *ids)
     }
 }
 
-/* What differs, or NULL. */
+/* The difference, or NULL. */
 static const char *check_golden(const tokenizer *t, const strbuf *text, const golden *due)
 {
     bool falls_back = tok_find(t, "<0x00>", 6) >= 0;
@@ -157,7 +158,8 @@ static const char *check_golden(const tokenizer *t, const strbuf *text, const go
         if (i == 2) reverse(&ids);
         assert_true(status_ok(tok_decode(t, ids.ids, ids.n, i & 1, &whole, &err)));
         bool ok = stream_decode(t, &ids, i & 1, &streamed);
-        /* Where bytes that fell back break off, a stream has given out what came before. */
+        /* When byte-fallback bytes end within a character, a stream has already given out what came
+         * before. */
         bool broken =
             falls_back && whole.size > 0 && memmem(whole.data, whole.size, "\xef\xbf\xbd", 3);
         if (!ok ||
@@ -267,7 +269,7 @@ static void merges_go_by_rank_and_last_rank_wins(void **state)
                         NULL, NULL);
     expect(t, "abc", "0 4");
     expect(t, "abab", "3 3");
-    assert_int_equal(tok_vocab_size(t), 8); /* 5 and 6 are holes */
+    assert_int_equal(tok_vocab_size(t), 8); /* 5 and 6 are unused */
     tok_destroy(t);
     t = load("{\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"bc\":4,\"abc\":7},"
              "\"merges\":[\"#version: 0.2\",\"b c\",\"a b\",\"ab c\",\"b c\"]}",
@@ -305,7 +307,7 @@ static void bytes_without_a_token(void **state)
     tok_destroy(t);
 }
 
-/* As the library has it: what rstrip swallows is searched for tokens all the same. */
+/* As in the library: text that rstrip consumes is still searched for tokens. */
 static void added_tokens_overlap(void **state)
 {
     (void)state;
@@ -332,18 +334,17 @@ static void added_tokens_leftmost_longest_alone(void **state)
     expect(t, "abcd", "3");
     expect(t, "abc", "6 2");
     expect(t, "bbc", "1 4");
-    expect(t, "a-X\xe2\x82\xac",
-           "0 5"); /* neither - nor the euro sign is a word, nor has a token */
+    expect(t, "a-X\xe2\x82\xac", "0 5"); /* neither - nor the euro sign is a word, or has a token */
     expect(t, "aX", "0");
     expect(t, "X\xc3\xa9", "");
     tok_destroy(t);
     t = load("{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2},\"merges\":[]}",
              "{\"id\":3,\"content\":\"abcd\"},{\"id\":4,\"content\":\"bc\"}", NULL);
-    expect(t, "abcab", "0 4 0 1"); /* found within what began as the other */
+    expect(t, "abcab", "0 4 0 1"); /* found inside a prefix of the other */
     tok_destroy(t);
 }
 
-/* The library asks whether a token is special by its normalised spelling. */
+/* The library decides by its normalised spelling whether a token is special. */
 static void special_by_normalised_spelling(void **state)
 {
     (void)state;
@@ -375,7 +376,7 @@ typedef struct merges {
     uint32_t n;
 } merges;
 
-/* Random merges over a, b, c, every one of something already there into something new. */
+/* Random merges over a, b, c; each joins two existing tokens into a new one. */
 static void random_merges(rng *r, merges *m, strbuf *model)
 {
     m->n = 0;
@@ -402,7 +403,7 @@ static void random_merges(rng *r, merges *m, strbuf *model)
     strbuf_puts(model, "]}");
 }
 
-/* The definition: as long as some pair merges, merge the one of lowest rank, leftmost first. */
+/* The definition: while any pair merges, merge the pair of lowest rank, the leftmost first. */
 static size_t merge_naively(const merges *m, uint32_t *ids, size_t n)
 {
     for (;;) {
@@ -496,10 +497,11 @@ static void broken_utf8_becomes_replacement_characters(void **state)
         const char *broken, *repaired;
     } rows[] = {
         {"a\x80z", "a\xef\xbf\xbdz"},
-        {"\xe2\x82z", "\xef\xbf\xbdz"}, /* one for a beginning of a character */
+        {"\xe2\x82z", "\xef\xbf\xbdz"}, /* one for the beginning of a character */
         {"\xe2\x28\xa1", "\xef\xbf\xbd(\xef\xbf\xbd"},
         {"\xf0\x9f\x98", "\xef\xbf\xbd"},
-        {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"}, /* a surrogate is no beginning */
+        {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"}, /* a surrogate is not a
+                                                                   * beginning */
         {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -531,7 +533,7 @@ static void lookups(void **state)
     size_t n;
     assert_true(status_ok(tok_token_bytes(t, (uint32_t)odd, &bytes, &n)));
     assert_int_equal(n, 4);
-    assert_memory_equal(bytes, " odd", 4); /* added tokens go through the byte alphabet too */
+    assert_memory_equal(bytes, " odd", 4); /* added tokens use the byte alphabet too */
     uint32_t size = tok_vocab_size(t);
     strbuf text = {0};
     error err;
@@ -563,9 +565,9 @@ static void encode_appends(void **state)
     tok_destroy(t);
 }
 
-/* A megabyte of one thing must neither take long nor break: each of these was quadratic in a
- * version of some tokenizer. Only correctness is checked; a quadratic one would run into the test's
- * time limit. */
+/* A megabyte of one character must neither take long nor fail: each case was quadratic in a version
+ * of some tokenizer. Only correctness is checked; a quadratic case would exceed the test's time
+ * limit. */
 static void long_runs(void **state)
 {
     (void)state;
@@ -599,7 +601,8 @@ static void long_runs(void **state)
     }
 }
 
-/* The same for models of characters: one word where nothing cuts, U+2581 in front of every run. */
+/* The same for character-based models: one word where there is no split, and U+2581 before every
+ * run. */
 static void long_words(void **state)
 {
     (void)state;
@@ -626,7 +629,8 @@ static void long_words(void **state)
     }
 }
 
-/* Pushes ids written as "<0xF0>", one by one, and compares what each push gives, with | between. */
+/* Pushes ids written as "<0xF0>" one by one, and compares the result of each push; | separates
+ * them. */
 static void expect_stream(const tokenizer *t, bool resumed, const char *const *tokens,
                           const char *due)
 {
@@ -657,7 +661,7 @@ static void streams_of_characters(void **state)
     expect_stream(t, false, spaces, "| |a| |");
     static const char *const special[] = {"[INST]", "\xe2\x96\x81", "a", NULL};
     expect_stream(t, false, special, "||a|");
-    /* U+FFFD for every byte of a character that breaks off. */
+    /* U+FFFD for every byte of an incomplete character. */
     static const char *const broken[] = {SMILE, "<0xF0>", "<0x9F>", "a", "<0xFF>", "<0xE2>", NULL};
     expect_stream(t, false, broken,
                   "|||\xf0\x9f\x98\x80|||\xef\xbf\xbd\xef\xbf\xbd"
@@ -666,8 +670,8 @@ static void streams_of_characters(void **state)
     expect_stream(t, false, ends,
                   "|\xef\xbf\xbd|\xef\xbf\xbd"
                   "A|");
-    /* Metaspace's decoder drops it in the first token that is given out, and has no byte fallback.
-     */
+    /* Metaspace's decoder drops it in the first token that is given out, and has no byte
+     * fallback. */
     static const char *const metaspace[] = {"[INST]", "\xe2\x96\x81", "\xe2\x96\x81", "<0x41>",
                                             NULL};
     expect_stream(meta, false, metaspace, "|| |<0x41>|");
