@@ -1,4 +1,4 @@
-/* What retention chooses by, against the CPU's reference. */
+/* The measures that retention selects by, against the CPU's reference. */
 #include "tests/cuda/world.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 enum { HIDDEN = 72, ROWS_MOST = 20 };
 
-/* What is measured, on the CPU. */
+/* The operands of a measure, on the CPU. */
 typedef struct inputs {
     const world *w;
     uint32_t seq;
@@ -31,7 +31,7 @@ static kern_table table_on_cpu(const world *w, uint32_t head, uint32_t seq)
                         .n_slots = w->s->lengths[seq]};
 }
 
-/* Where the first measured row's queries of a KV head are. */
+/* Index of the first measured row's queries of a KV head. */
 static size_t first_query(const world *w, const gpu_measure *m, uint32_t head, uint32_t seq)
 {
     const shape *s = w->s;
@@ -112,8 +112,8 @@ static void due_weight(check *c, const inputs *in, const gpu_measure *m, uint32_
         abort();
 }
 
-/* Scores are sums of exact products here, and of tensor cores' in the lse; weights of another type
- * than queries are rounded. */
+/* Here scores are sums of exact products, in the lse they are the tensor cores'; weights whose type
+ * is not that of the queries are rounded. */
 static const kind_row kinds[GPU_MEASURE_KINDS] = {
     [GPU_MEASURE_MASS] = {"mass", due_rows, KERN_MEASURE_MASS, 1e-6},
     [GPU_MEASURE_RAW] = {"raw", due_rows, KERN_MEASURE_RAW, 1e-6},
@@ -129,7 +129,7 @@ static const kind_row kinds[GPU_MEASURE_KINDS] = {
 
 static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3", "int8"};
 
-/* m->slots, or m->by_page, to the host. */
+/* Measures, and copies m->slots or m->by_page to the host. */
 static void measure(check *c, gpu_measure *m, size_t n, float *got)
 {
     m->scratch = check_device(c, NULL, gpu_measure_scratch(m));
@@ -154,7 +154,7 @@ static void check_by_page(check *c, const world *w, gpu_measure *m, const float 
     free(sums), free(got);
 }
 
-/* What was in the sums goes; what is measured again is added, but for the share's slots. */
+/* START discards the old sums; measuring again adds to them, except for the share's own slots. */
 static void check_sums(check *c, const world *w, gpu_measure *m, const float *by_slot)
 {
     size_t n = (size_t)w->s->kv_heads * m->longest;
@@ -197,7 +197,8 @@ static void check_kind(check *c, const inputs *in, gpu_measure m)
     free(due), free(got);
 }
 
-/* What the weights stand for, for the reference: its own would make integers of values. */
+/* The weights' values as a matrix for the reference, which would otherwise quantise values to
+ * integers. */
 static kern_matrix plain_matrix(check *c, const weights *o)
 {
     kern_matrix m = {.type = DTYPE_F32, .n = o->cpu.n, .k = o->cpu.k};
@@ -251,7 +252,7 @@ void check_measures(check *c, world *w, uint32_t seq)
     for (m.kind = GPU_MEASURE_PROJECTION; m.kind <= GPU_MEASURE_POOLED; m.kind++)
         check_kind(c, &in, m);
     m.add = m.theta = 0.0f;
-    m.kind = GPU_MEASURE_EXPECTED; /* of no queries */
+    m.kind = GPU_MEASURE_EXPECTED; /* without queries */
     m.rows = 0;
     check_kind(c, &in, m);
     c->api->release(c->g, (void *)(uintptr_t)m.turn);

@@ -8,7 +8,7 @@
 
 static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3", "int8"};
 
-/* int8 is a row's affair: the CPU's own pages do it. */
+/* The CPU's own pages do int8, which is computed by row. */
 static float rounded(gpu_kv_format f, float x)
 {
     if (f == GPU_KV_INT8) return x;
@@ -63,7 +63,7 @@ static void make_pages(check *c, world *w)
                            .n_tiles = w->layer.heads_per_group,
                            .format = s->format};
     size_t bytes = w->n_pages * w->pages.page_bytes;
-    uint8_t *junk = check_memory(bytes, 1); /* NaNs: what was never written */
+    uint8_t *junk = check_memory(bytes, 1); /* NaNs, to show reads of unwritten memory */
     memset(junk, 0xff, bytes);
     w->pages.data = check_device(c, junk, bytes);
     free(junk);
@@ -72,7 +72,7 @@ static void make_pages(check *c, world *w)
     w->cpu_page = kern_kv_tile_bytes(&w->cpu) * w->layer.heads_per_group;
     w->cpu_pages = check_memory(w->n_pages, w->cpu_page);
 
-    /* The tables by patches: the second half of each first. */
+    /* Sets the tables by patches: the second half of each table first. */
     uint32_t rows = s->n_seqs * w->groups, half = w->pages_of_seq / 2;
     gpu_patch *patches = check_memory(2 * rows, sizeof *patches);
     for (uint32_t i = 0; i < rows; i++) {
@@ -94,7 +94,7 @@ static void make_pages(check *c, world *w)
 /* ---- K, V and queries
  * ---------------------------------------------------------------------------- */
 
-/* The CPU's side: bias, norms, rotation; K and V rounded into pages, q into cpu_q. */
+/* The CPU's side: bias, norms, rotation; K and V are rounded into pages, q into cpu_q. */
 static void write_cpu(check *c, world *w, const float *bias, const float *q_norm,
                       const float *k_norm, const float *angles)
 {
@@ -131,7 +131,7 @@ static void write_cpu(check *c, world *w, const float *bias, const float *q_norm
     free(x);
 }
 
-/* Both sides' K and V of every slot must be near: rounding may fall to another side. */
+/* The K and V of every slot must be near on both sides: values may round differently. */
 static void compare_pages(check *c, world *w, const char *name, double limit)
 {
     const shape *s = w->s;
@@ -228,7 +228,7 @@ static void write_both(check *c, world *w, const char *name)
     free(bias), free(norms), free(angles), free(row_seqs);
 }
 
-/* Attention reads the queries that the GPU rounded. */
+/* Attention uses the queries that the GPU rounded. */
 static void take_queries(check *c, world *w, const char *name)
 {
     size_t n = (size_t)w->total * w->heads * w->s->dim;
@@ -272,7 +272,7 @@ static void attend_gpu(check *c, world *w, uint32_t part_slots)
     gpu_tile *decode = check_memory(most, sizeof *decode),
              *prefill = check_memory(most, sizeof *prefill);
     make_tiles(w, part_slots, decode, &n_decode, prefill, &n_prefill);
-    for (uint32_t i = 0; i < s->n_seqs; i++) { /* the last rows alone */
+    for (uint32_t i = 0; i < s->n_seqs; i++) { /* only the last rows */
         w->seqs[i].first_row += s->lengths[i] - s->rows[i];
         w->seqs[i].n_rows = s->rows[i];
     }
@@ -335,7 +335,7 @@ static void check_attention(check *c, world *w, const char *name, uint32_t part_
 /* ---- moves
  * --------------------------------------------------------------------------------------- */
 
-/* Within a page, both ways and overlapping, to another page, and turned. */
+/* Moves within a page, both ways and overlapping, to another page, and with rotation. */
 static void check_moves(check *c, world *w)
 {
     const shape *s = w->s;

@@ -14,8 +14,8 @@ static gpu_type type_of(dtype t)
     return t == DTYPE_BF16 ? GPU_BF16 : t == DTYPE_F16 ? GPU_F16 : GPU_F32;
 }
 
-/* Rows of W as floats (integers times scales), so that x need not become integers as it does on the
- * CPU. */
+/* Reads rows of W as floats (integers times scales), so that x is not quantised to integers as on
+ * the CPU. */
 static void read_row(check *c, const weights *w, size_t n, float *row)
 {
     size_t k = w->cpu.k, lines = (k + 63) / 64, bits = w->gpu.bits;
@@ -110,7 +110,7 @@ static void check_product(check *c, weights *w, size_t m, gpu_type y_type)
     free(x), free(due), free(got), free(raw);
 }
 
-/* On request a row comes to the same bits whatever number of rows there are. */
+/* In batch-invariant mode a row has the same bits for any number of rows. */
 static void check_invariant(check *c, const weights *w)
 {
     static const size_t rows[] = {1, 2, 5, 8, 33, 64};
@@ -173,8 +173,7 @@ static void check_embed(check *c, weights *w)
     free(due), free(got);
 }
 
-/* ---- experts ----------------------------------------------------------------------------------
- */
+/* ---- experts --------------------------------------------------------------------------------- */
 
 typedef struct sparse {
     size_t rows, hidden, ffn, n_experts, of_row;
@@ -183,7 +182,7 @@ typedef struct sparse {
     bool norm, shared;
 } sparse;
 
-/* The row's experts as model/experts.c chooses them: ascending, with their weights. */
+/* The row's experts as model/experts.c picks them: ascending, with their weights. */
 static void route(const float *logits, const sparse *s, uint32_t *chosen, float *shares)
 {
     float p[64], max = -INFINITY, sum = 0.0f, of_chosen = 0.0f;
@@ -204,7 +203,8 @@ static void route(const float *logits, const sparse *s, uint32_t *chosen, float 
     for (size_t k = 0; s->norm && k < s->of_row; k++) shares[k] /= of_chosen;
 }
 
-/* Products, gates and sums of one row's experts, rounded as operands are. */
+/* The expected result of one row: products, gates and sums of its experts, rounded as operands
+ * are. */
 static void experts_due(const sparse *s, const weights *up, const weights *down, const float *x,
                         const uint32_t *chosen, const float *shares, float *out)
 {
@@ -333,7 +333,7 @@ void check_products(check *c)
                  {DTYPE_BF16, 8}, {DTYPE_BF16, 4}, {DTYPE_F16, 4}};
     static const size_t rows[] = {1, 2, 7, 15, 33, 130};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        size_t n = c->small ? 37 : 1000, k = c->small ? 160 : 2080; /* neither whole panels */
+        size_t n = c->small ? 37 : 1000, k = c->small ? 160 : 2080; /* no whole panels in either */
         weights w = check_weights(c, n, k, kinds[i].type, kinds[i].bits, NULL);
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
             check_product(c, &w, rows[r], GPU_F32);

@@ -1,4 +1,4 @@
-/* Norms, gates, angles, the largest logit. */
+/* Norms, gates, RoPE angles, the largest logit. */
 #include "tests/cuda/check.h"
 
 #include <math.h>
@@ -110,7 +110,7 @@ static void check_argmax(check *c, size_t m, size_t n)
     free(x), free(due), free(got), free(indices);
 }
 
-/* Tokens of draws that were made before. */
+/* Tokens that come from draws of the step before. */
 static void check_follow(check *c, size_t n, uint32_t stride)
 {
     uint32_t *drawn = check_memory(n * stride, 4), *draws = check_memory(n, 4);
@@ -142,8 +142,8 @@ void check_rows(check *c)
         check_norm(c, rows, c->small ? 520 : 4096, t, true);
         check_gate(c, rows, c->small ? 176 : 14336, t, false);
         check_gate(c, rows, 176, t, true);
-        check_norm(c, rows, 5124, t, true); /* more than one size of block */
-        check_norm(c, rows, 35, t, true);   /* no vectors */
+        check_norm(c, rows, 5124, t, true); /* more than one block size */
+        check_norm(c, rows, 35, t, true);   /* too odd for vector loads */
         check_gate(c, rows, 35, t, false);
     }
     check_angles(c, c->small ? 9 : 1000, 64);

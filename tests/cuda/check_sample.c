@@ -1,4 +1,5 @@
-/* Draws against the CPU's sampler: the same tokens, ranks and likeliest, whatever is asked. */
+/* Draws against the CPU's sampler: the same tokens, ranks and most likely tokens for all
+ * parameters. */
 #include "tests/cuda/check.h"
 
 #include "base/hash.h"
@@ -14,10 +15,10 @@ enum { HISTORY = 24, BANNED = 2, BIASED = 3 };
 typedef struct asked {
     const char *name;
     sample_params params;
-    bool ties; /* among the logits */
+    bool ties; /* ties among the logits */
 } asked;
 
-/* What the CPU's sampler is told once, the kernel is told each time. */
+/* Edits for the kernel at each draw; the CPU's sampler got the same parameters once. */
 static void make_edits(const sample_params *p, uint32_t sample_index, const uint32_t *history,
                        uint32_t n_history, gpu_edit *edits, gpu_draw *d)
 {
@@ -92,7 +93,7 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
     step_sample *due = check_memory(n, sizeof *due);
     gpu_draw *mine = check_memory(n, sizeof *mine);
     gpu_drawn *got = check_memory(n, sizeof *got);
-    /* Odd ones learn the last token from a draw before. */
+    /* Odd sequences take their last token from an earlier draw. */
     enum { EDITS = HISTORY + BANNED + BIASED };
     gpu_edit edits[2 * EDITS] = {{0}};
     uint32_t before[2 * 3] = {0};

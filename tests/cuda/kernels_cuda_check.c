@@ -1,6 +1,6 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
- * [--small] [rows|products|pages|sample]. A row for each, PASS or FAIL; the exit status is 0 when
- * all pass. A lost device ends the process, so that a group alone tells more. Built with
+ * [--small] [rows|products|pages|sample]. Prints a row for each, PASS or FAIL; the exit status is 0
+ * when all pass. A lost device ends the process, so run one group to find the cause. Built with
  * OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small unless
  * OCTAVO_SOAK is set. */
 #include "tests/cuda/check.h"
@@ -95,13 +95,13 @@ void check_row(check *c, const char *name, const float *due, const float *got, s
         square += (double)due[i] * (double)due[i];
     }
     double nmse = square > 0.0 ? off / square : off;
-    bool pass = nmse <= limit; /* NaN is not */
+    bool pass = nmse <= limit; /* false for NaN */
     c->n++;
     c->n_failed += !pass;
     printf("%s  %-52s %10.2e  <= %.0e\n", pass ? "PASS" : "FAIL", name, nmse, limit);
 }
 
-/* Takes its own arguments away. */
+/* Removes its own arguments from argv. */
 static const gpu_api *find_api(int *argc, char ***argv)
 {
 #ifdef OCTAVO_SIMT
@@ -148,7 +148,7 @@ int main(int argc, char **argv)
     gpu_facts facts;
     char why[256];
     error err;
-    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* whoever is ended late has told what came before */
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* a process that is killed has printed its rows */
     if (c.api->open(0, &c.g, &facts, why, sizeof why) != GPU_OK) give_up("device 0", why);
     thread_pool_options threads = {.n_threads = cpu_count_allowed()};
     if (!status_ok(thread_pool_create(&threads, &c.pool))) give_up("threads", "none");

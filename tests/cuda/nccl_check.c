@@ -1,5 +1,5 @@
-/* NCCL with one rank, on a GPU's own stream: cuda_nccl_check PLUGIN [LIBRARY]. What ranks do
- * together must leave what one rank has, by the library that is there. SKIPPED where there is
+/* NCCL with one rank, on a GPU's own stream: cuda_nccl_check PLUGIN [LIBRARY]. With one rank the
+ * collectives must leave its values unchanged, under the installed library. SKIPPED where there is
  * none. */
 #include "comm/comm.h"
 #include "kernels/cuda/cuda_kernels.h"
@@ -52,7 +52,7 @@ static comm *make_comm(const gpu_api *api, gpu *g, const char *library)
     return c;
 }
 
-/* On the stream: what is read back follows what was enqueued. */
+/* Reads back on the stream, after the enqueued collectives. */
 static void check_collectives(const gpu_api *api, gpu *g, comm *c)
 {
     size_t bytes = FLOATS * sizeof(float), n_wrong = 0;

@@ -1,8 +1,8 @@
-/* Every retention method that a geometry allows, side by side with all others and with requests
- * that keep everything: alone or in the crowd, in a roomy pool or one that swaps or computes again,
- * with prefix hits or without, on one rank or two, on pages of 16 bits, 8 or 4 (with a residual in
- * 16 bits and without), a request's tokens, logprobs and what it keeps are the same. Each pair of
- * settings is met in some run, but that nothing is cached where there is a residual. */
+/* Every retention method that a geometry allows runs beside all others and beside requests that
+ * keep everything. A request's tokens, logprobs and kept tokens are the same alone or beside
+ * others, in a pool with room or one that swaps or replays, with prefix hits or without, on one
+ * rank or two, on pages of 16, 8 or 4 bits (with a 16-bit residual and without). Each pair of
+ * settings occurs in some run, except that a residual excludes prefix hits. */
 #include "tests/e2e/house.h"
 
 enum { PROMPT = 150, OUTPUTS = 80, PLAIN = 4, MOST = 64, CHUNK = 256 };
@@ -24,7 +24,7 @@ static const uint32_t levels[FACTORS][LEVELS_MAX + 1] = {
     [RANKS] = {2, 1, 2}, // how many, and which
     [HEADS] = {2, 4, 1},
     [PAGE] = {2, 16, 32},
-    [FORMAT] = {3, KERN_KV_BF16, KERN_KV_INT8, KERN_KV_INT4}, // the last one's pages have 32
+    [FORMAT] = {3, KERN_KV_BF16, KERN_KV_INT8, KERN_KV_INT4}, // pages of the last one have 32
     [PREFILL] = {2, CHUNK, 301},
     [CACHE] = {2, 0, 1},
     [POOL] = {3, ROOMY, SWAPS, REPLAYS},
@@ -34,7 +34,7 @@ typedef struct run {
     uint32_t level[FACTORS];
 } run;
 
-/* Pairs (factor, level) x (factor, level) that no run has met. */
+/* Pairs (factor, level) x (factor, level) that no run has covered yet. */
 typedef struct pairs {
     bool met[FACTORS][LEVELS_MAX][FACTORS][LEVELS_MAX];
 } pairs;
@@ -53,7 +53,7 @@ static void meet(pairs *p, const run *r)
         for (uint32_t b = a + 1; b < FACTORS; b++) p->met[a][r->level[a]][b][r->level[b]] = true;
 }
 
-/* The best of many drawn. */
+/* The best of many random runs. */
 static run draw(rng *random, const pairs *p)
 {
     run best = {{0}};
@@ -101,7 +101,7 @@ static setting setting_of(const run *r)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* What a request of this method asks for; NULL: the geometry has no such method. */
+/* The retention field for this method; NULL: the geometry does not allow the method. */
 static json_t *retention_of(const retention_preset *p, uint32_t heads_per_group)
 {
     const retention_policy *d = &p->defaults;
@@ -125,12 +125,12 @@ static json_t *retention_of(const retention_preset *p, uint32_t heads_per_group)
     return r;
 }
 
-/* Half of them sample, with penalties, so that histories have to come back too. */
+/* Half of the requests sample, with penalties, so that histories have to be restored too. */
 static engine_stream *submit(house *h, json_t *retention, uint32_t i)
 {
     static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
     uint32_t tokens[PROMPT];
-    rng random = rng_seed(90); /* one prompt for all: they share its pages */
+    rng random = rng_seed(90); /* all share one prompt's pages */
     for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
     engine_request r;
     engine_stream *s;
@@ -150,7 +150,7 @@ static engine_stream *submit(house *h, json_t *retention, uint32_t i)
     r.retention = retention;
     if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err)))
         fail_msg("%s: %s", retention ? json_dumps(retention, 0) : "no retention", err.text);
-    r.prompt_token_ids = NULL; /* the test's own */
+    r.prompt_token_ids = NULL; /* it belongs to the test */
     engine_request_destroy(&r);
     return s;
 }
@@ -173,9 +173,9 @@ static void read_answer(engine_stream *s, answer *a)
 
 /* ---- alone ----------------------------------------------------------------------------------- */
 
-/* Answers of every method, and of PLAIN requests behind them. */
+/* The answers of every method, followed by those of PLAIN requests. */
 typedef struct answers {
-    const char *method[MOST]; // NULL = the geometry has no such method
+    const char *method[MOST]; // NULL = the geometry does not allow the method
     answer of[MOST];
     uint32_t n;
 } answers;
@@ -217,7 +217,7 @@ static void answer_alone(const run *like, answers *out)
     close_house(&h);
 }
 
-/* ---- in the crowd ---------------------------------------------------------------------------- */
+/* ---- beside others --------------------------------------------------------------------------- */
 
 static void assert_same(const char *run_name, const char *method, const answer *alone,
                         const answer *got)
@@ -254,7 +254,7 @@ static sched_stats answer_in_a_crowd(const run *r, const answers *alone)
         read_answer(streams[i], &got);
         assert_same(name, alone->method[i], &alone->of[i], &got);
     }
-    /* What they dropped is there for others, whole. */
+    /* A plain request is unaffected by what the others dropped. */
     uint32_t last = alone->n - 1;
     read_answer(submit(&h, NULL, last), &got);
     assert_same(name, "a hit behind them", &alone->of[last], &got);

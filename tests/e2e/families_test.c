@@ -1,14 +1,14 @@
 /* Every family through the whole engine: alone or in a batch, in chunks, from cached prefixes, with
- * what retention drops, on pages and weights of any format, on ranks: the same tokens, the same
- * bits; and near what f32 says. Each two of these meet in some row of an array (all pairs), all of
- * them with OCTAVO_SOAK; four requests of each house go by each retention. */
+ * retention, on pages and weights of any format, on ranks. Tokens and bits are the same, and near
+ * the f32 results. Each two of these settings meet in some row of an array (all pairs), or in all
+ * of them with OCTAVO_SOAK; four requests of each house use each retention. */
 #include "tests/e2e/house.h"
 
 #include <math.h>
 
 enum { REQUESTS = 8, PROMPT_MAX = 120, OUTPUTS = 10, VOCAB = 60, TOP = SAMPLE_LOGPROBS_MAX };
 
-/* One after the other for the requests; NULL keeps all. */
+/* Requests use these in turn; NULL keeps everything. */
 static const char *const retentions[] = {
     NULL, "{\"method\": \"chunkkv\", \"tokens\": 48, \"window\": 16}",
     "{\"method\": \"snapkv\", \"tokens\": 48}",
@@ -24,12 +24,12 @@ typedef struct prompt {
 typedef struct answer {
     uint32_t tokens[OUTPUTS], n;
     float logprobs[OUTPUTS];
-    step_sample first; /* with the likeliest, where asked for */
+    step_sample first; /* with the most likely tokens, where requested */
     uint64_t pages_dropped;
-    char kept[8192]; /* of the report, where positions are asked for */
+    char kept[8192]; /* from the report, where positions are requested */
 } answer;
 
-/* All begin alike, and then each goes its own way. */
+/* All prompts share a beginning, then differ. */
 static void make_prompts(prompt *prompts)
 {
     rng r = rng_seed(7);
@@ -55,7 +55,7 @@ static engine_stream *submit(house *h, prompt *p, uint32_t i, const char *retent
     if (retention) r.retention = json_loads(retention, 0, NULL);
     if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err)))
         fail_msg("request %u: %s", i, err.text);
-    r.prompt_token_ids = NULL; /* the test's own */
+    r.prompt_token_ids = NULL; /* it belongs to the test */
     engine_request_destroy(&r);
     return s;
 }
@@ -119,7 +119,7 @@ typedef struct row {
 
 typedef bool pairs[AXES][VALUES_MAX][AXES][VALUES_MAX];
 
-/* Quantised groups are wider than what ranks would have of these models' columns. */
+/* Groups of quantised weights are wider than a rank's columns in these small models. */
 static bool is_valid(const row *r)
 {
     model_config c;
@@ -144,7 +144,7 @@ static uint32_t list_rows(row *out)
     return n;
 }
 
-/* How many pairs of a row nobody has met; they are met then if so wanted. */
+/* Number of pairs in a row that are not covered yet; with `now` they become covered. */
 static uint32_t meet(const row *r, pairs met, bool now)
 {
     uint32_t n = 0;
@@ -157,7 +157,7 @@ static uint32_t meet(const row *r, pairs met, bool now)
     return n;
 }
 
-/* The row with most pairs that are new, of equal ones any. false: there are none. */
+/* Finds the row with the most new pairs, any of equals. False: no row has new pairs. */
 static bool next_row(const row *rows, uint32_t n, pairs met, rng *r, row *out)
 {
     uint32_t most = 0, from = rng_below(r, n);
@@ -190,7 +190,7 @@ static void expect_equal(const char *what, const answer *want, const answer *got
         fail_msg("%s: request %u says something else in a batch", what, i);
 }
 
-/* Everybody at once, twice where the second finds the prefixes of the first. */
+/* Sends all requests at once, and twice where the second round hits the prefixes of the first. */
 static void ask_together(const char *what, const setting *s, prompt *prompts, const answer *alone)
 {
     answer got;
@@ -207,8 +207,8 @@ static void ask_together(const char *what, const setting *s, prompt *prompts, co
     close_house(&h);
 }
 
-/* The first token of an answer, before anything is dropped: by the exact one's word nearly the
- * likeliest, and about as likely. */
+/* The first token of an answer, before any drop: in the exact answer it is nearly the most likely
+ * token, with about the same probability. */
 static void expect_near(const char *what, const answer *exact, const answer *got, double within)
 {
     const step_sample *e = &exact->first;
@@ -272,8 +272,8 @@ static void families_compose(void **state)
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* A layer with a window reads nothing else, so retention can drop nothing that it reads: where all
- * layers have one, every method says what nobody's dropping says. */
+/* A layer with a window reads nothing outside it, and retention drops nothing inside: where all
+ * layers have a window, every method gives the answer of keeping everything. */
 static void windows_are_all_that_is_read(void **state)
 {
     (void)state;
@@ -306,7 +306,7 @@ static void windows_are_all_that_is_read(void **state)
     }
 }
 
-/* What the report says that the tables of a layer keep. */
+/* The part of the report that says what a layer's tables keep. */
 static char *kept_of(const answer *a, json_int_t layer)
 {
     json_t *kept = json_loads(a->kept, 0, NULL), *ranges = json_array(), *table;
@@ -332,8 +332,8 @@ static void expect_kept(const answer *a, json_int_t i, const answer *b, json_int
     free(y);
 }
 
-/* Layers 0 and 2 of this model have a window: `reuse_layers` counts layers 1 and 3 alone, so that 3
- * takes the choice of 1. */
+/* Layers 0 and 2 of this model have a window: `reuse_layers` counts layers 1 and 3 only, so that 3
+ * uses the selection of 1. */
 static void only_layers_that_choose_share_a_choice(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* The demo model through the whole engine: a request's tokens and logprobs are its own business.
- * Alone, in a batch of 32, chunked otherwise, from cached prefixes, preempted, under any geometry:
- * the same tokens, the same bits. So it is with any number of ranks, each number with its bits. */
+/* The demo model through the whole engine: a request's tokens and logprobs do not depend on other
+ * requests. Alone, in a batch of 32, with other chunks, from cached prefixes, preempted, under any
+ * geometry, the tokens and bits are the same. This holds for any number of ranks, with other bits
+ * for each number. */
 #include "tests/e2e/house.h"
 
 #include <time.h>
@@ -14,7 +15,7 @@ typedef struct prompt {
     uint32_t n;
 } prompt;
 
-/* Random ids; every other prompt begins as its neighbour does, so that prefixes are shared. */
+/* Random ids; every other prompt shares its neighbour's beginning, so that prefixes are shared. */
 static void make_prompts(prompt *prompts)
 {
     rng r = rng_seed(2026);
@@ -28,7 +29,7 @@ static void make_prompts(prompt *prompts)
     }
 }
 
-/* A third of them retain a part, a third sample, some fork. */
+/* A third of them use retention, a third sample, some fork. */
 static void make_request(engine_request *r, prompt *p, uint32_t i)
 {
     static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
@@ -61,7 +62,7 @@ typedef struct answer {
     float tops[CHOICES][OUTPUTS][3];
     uint32_t cached;
     uint64_t pages_dropped;
-    uint32_t n_scored; /* tokens of the prompt; from the second on */
+    uint32_t n_scored; /* scored prompt tokens, from the second on */
     float prompt_logprobs[PROMPT_MAX];
     float prompt_tops[PROMPT_MAX * TOPS];
 } answer;
@@ -140,7 +141,7 @@ static engine_stream *submit(house *h, prompt *p, uint32_t i)
     make_request(&r, p, i);
     if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err)))
         fail_msg("request %u: %s", i, err.text);
-    r.prompt_token_ids = NULL; /* the test's own */
+    r.prompt_token_ids = NULL; /* it belongs to the test */
     engine_request_destroy(&r);
     return s;
 }
@@ -191,7 +192,7 @@ static engine_stats run_setting(fixture *f, const setting *s)
     run_together(&h, f->prompts, f->got);
     for (uint32_t i = 0; i < REQUESTS; i++) {
         if (!same_pages)
-            f->got[i].pages_dropped = f->alone[i].pages_dropped; /* counted in other pages */
+            f->got[i].pages_dropped = f->alone[i].pages_dropped; /* page sizes differ */
         expect_equal(&f->alone[i], &f->got[i], i, s->what);
     }
     engine_stats stats = engine_get_stats(h.engine);
@@ -238,7 +239,7 @@ static sched_stats run_small_pool(fixture *f, const char *what, bool prefix_cach
                   (unsigned long long)stats.swaps_in, (unsigned long long)stats.swaps_refused,
                   (unsigned long long)stats.replayed_tokens);
     assert_true(stats.preemptions > 0);
-    assert_true(stats.swaps_in == stats.swaps_out); /* nobody ends while he waits */
+    assert_true(stats.swaps_in == stats.swaps_out); /* no request ends while swapped out */
     return stats;
 }
 
@@ -257,9 +258,9 @@ static void swapping_does_not_matter(void **state)
     assert_true(stats.swaps_in > 0);
 }
 
-/* The second round hits what the first one left, retained requests among it; the third finds the
- * pool as full of other people's blocks as it gets. Retained requests never change what a full one
- * reads: no contamination. */
+/* The second round hits the prefixes of the first one, which include those of retained requests; in
+ * the third the pool is as full of other requests' blocks as possible. Retained requests never
+ * change what a full request reads. */
 static void cached_prefixes_do_not_matter(void **state)
 {
     fixture *f = *state;
@@ -277,14 +278,13 @@ static void cached_prefixes_do_not_matter(void **state)
     }
     assert_true(hits > REQUESTS);
     assert_true(hits_of_retained > 0);
-    /* Everything is given back, in the step after the last end was read. */
+    /* All pages are freed in the step after the last end was read. */
     while (engine_get_stats(h.engine).sched.pages.used)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     close_house(&h);
 }
 
-/* Pages are dropped, never copied: the only moves are the copies that forks make of their half-full
- * last page. */
+/* Pages are dropped, never copied: the only moves are copies of half-full last pages by forks. */
 static void retention_copies_nothing(void **state)
 {
     fixture *f = *state;
@@ -303,9 +303,8 @@ static void retention_copies_nothing(void **state)
     close_house(&h);
 }
 
-/* All of that again where each step is done by tensor-parallel ranks, whose sums are their own, and
- * on int2 pages: each is quantised when it is full, wherever chunks end, and forks share what is
- * not. */
+/* The same over tensor-parallel ranks, whose sums have their own bits, and on int2 pages: a page is
+ * quantised when it is full, wherever chunks end, and forks share the pages that are not full. */
 static void ranks_do_not_matter_to_neighbours(void **state)
 {
     (void)state;
@@ -333,9 +332,9 @@ static void ranks_do_not_matter_to_neighbours(void **state)
     free(f);
 }
 
-/* A residual belongs to a row, not to the chunk that it is computed in: with the two pages before
- * its own in bf16 a request is the same alone, in a batch, preempted, and back from the host tier.
- */
+/* A residual belongs to a row, not to the chunk in which the row is computed: with the two pages
+ * before its own in bf16, a request is the same alone, in a batch, preempted, and back from the
+ * host tier. */
 static void residuals_do_not_matter_to_neighbours(void **state)
 {
     (void)state;

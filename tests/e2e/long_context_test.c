@@ -1,5 +1,6 @@
-/* Contexts far larger than the pool, and answers far longer than what is kept of them, on the demo
- * model: scheduler and backend step by step, so that every step's pages can be looked at. */
+/* Contexts far larger than the pool, and answers far longer than what is kept of them, on the
+ * demo model. Scheduler and backend run step by step, so that the pages of every step can be
+ * inspected. */
 #include "model/model.h"
 #include "scheduler/scheduler.h"
 
@@ -22,7 +23,7 @@ typedef struct lane {
     const step_result *result;
     uint32_t peak_used; // pages, over all steps
     uint32_t furthest;  // RoPE position, over all steps
-    double most_kept;   // tokens after a step, over those that `watch` begins with
+    double most_kept;   // tokens after a step, over those before it, from `watch` on
     uint32_t drawn, n_steps;
 } lane;
 
@@ -73,7 +74,7 @@ static void close_lane(lane *l)
     comm_destroy(l->group);
 }
 
-/* False when there is nothing left to do. */
+/* False when there is no work left. */
 static bool step(lane *l, const sched_event *event, bool watch)
 {
     sched_event events[2] = {{0}};
@@ -182,7 +183,7 @@ static void a_prompt_that_keeps_all_does_not_fit(void **state)
     close_lane(&l);
 }
 
-/* ---- an answer many times what is kept of it ------------------------------------------------- */
+/* ---- an answer many times as long as what is kept of it -------------------------------------- */
 
 static void an_answer_many_times_its_budget(void **state)
 {
@@ -207,7 +208,7 @@ static void an_answer_many_times_its_budget(void **state)
                       l.most_kept - PROMPT);
         assert_true(l.most_kept <= PROMPT + 2 * BETA + slack);
         assert_true(l.most_kept >= PROMPT + 2 * BETA - 1);
-        assert_int_equal(l.furthest, PROMPT + n_new - 2); /* RoPE positions go on */
+        assert_int_equal(l.furthest, PROMPT + n_new - 2); /* RoPE positions continue */
         close_lane(&l);
     }
 }

@@ -1,6 +1,6 @@
-/* The demo model as tensor-parallel ranks behind the whole engine: one batch of short requests that
- * fork, hit prefixes, draw and drop pages answers as a rank alone does. Short enough for
- * ThreadSanitizer; what is long is in retention_golden_test and invariance_test. */
+/* The demo model as tensor-parallel ranks behind the whole engine: a batch of short requests that
+ * fork, hit prefixes, sample and drop pages is answered as by a single rank. Short enough for
+ * ThreadSanitizer; longer tests are in retention_golden_test and invariance_test. */
 #include "tests/e2e/house.h"
 
 enum { REQUESTS = 6, CHOICES = 2, OUTPUTS = 6, PROMPT = 150 };
@@ -8,7 +8,7 @@ enum { REQUESTS = 6, CHOICES = 2, OUTPUTS = 6, PROMPT = 150 };
 typedef struct answer {
     uint32_t n[CHOICES];
     uint32_t tokens[CHOICES][OUTPUTS];
-    char kept[4096]; /* the report's positions */
+    char kept[4096]; /* positions of the report */
 } answer;
 
 static engine_stream *submit(house *h, uint32_t i)
@@ -18,7 +18,7 @@ static engine_stream *submit(house *h, uint32_t i)
     engine_stream *s;
     error err = {{0}};
     uint32_t ids[PROMPT];
-    rng random = rng_seed(5 + i / 2); /* each two begin alike */
+    rng random = rng_seed(5 + i / 2); /* pairs share a beginning */
     for (int t = 0; t < PROMPT; t++) ids[t] = rng_below(&random, 1000);
     ids[PROMPT - 1] = i;
     engine_request_init(&r, &defaults);
@@ -36,7 +36,7 @@ static engine_stream *submit(house *h, uint32_t i)
         r.retention = json_pack("{s:s, s:f, s:i, s:s}", "method", "chunkkv", "ratio", 0.5, "window",
                                 16, "report", "positions");
     if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
-    r.prompt_token_ids = NULL; /* the test's own */
+    r.prompt_token_ids = NULL; /* it belongs to the test */
     engine_request_destroy(&r);
     return s;
 }
@@ -97,7 +97,7 @@ static void ranks_answer_as_one(void **state)
     }
 }
 
-/* Tables of single heads: each rank writes to the pages of its own. */
+/* Tables of single heads: each rank writes to the pages of its own heads. */
 static void ranks_answer_as_one_by_heads(void **state)
 {
     (void)state;
@@ -109,7 +109,7 @@ static void ranks_answer_as_one_by_heads(void **state)
     }
 }
 
-/* The engine is taken down in the midst of steps. */
+/* The engine is destroyed while steps run. */
 static void ranks_stop_while_they_work(void **state)
 {
     (void)state;

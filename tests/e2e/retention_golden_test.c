@@ -1,6 +1,6 @@
-/* What chunkkv keeps of the demo model's real attention, and what the model answers afterwards,
- * against tools/retention_reference.py: written from the papers' text by somebody who had not seen
- * this code. */
+/* The pages that chunkkv keeps under the demo model's real attention, and the model's answers
+ * afterwards, against tools/retention_reference.py, which was written from the papers without
+ * knowledge of this code. */
 #include "tests/e2e/house.h"
 
 enum { LAYERS_MAX = 16, PAGES_MAX = 512 };
@@ -10,7 +10,7 @@ typedef struct kept_set {
     bool page[LAYERS_MAX][PAGES_MAX];
 } kept_set;
 
-/* Reads a "kept" array: every head of a layer keeps the same here. */
+/* Reads a "kept" array; here all heads of a layer keep the same pages. */
 static void read_kept(const json_t *kept, kept_set *out)
 {
     size_t i, j;
@@ -33,7 +33,7 @@ static void read_kept(const json_t *kept, kept_set *out)
     }
 }
 
-/* The line of a .jsonl file whose "id" is `id`. */
+/* Finds the line of a .jsonl file with this "id". */
 static json_t *find_line(const char *text, const char *id)
 {
     for (const char *line = text, *end; *line; line = *end ? end + 1 : end) {
@@ -110,7 +110,7 @@ static void check_answer(house *h, const json_t *prompt, const json_t *want)
     engine_stream_release(s);
 }
 
-/* Takes one case in `every`. */
+/* Checks one case in `every`. */
 static void check_all(uint32_t n_ranks, size_t every)
 {
     json_t *golden;
@@ -156,9 +156,9 @@ static void chunkkv_keeps_what_the_reference_keeps(void **state)
     check_all(0, 1);
 }
 
-/* Ranks add up what o and down give in another order than one rank does, and no reference page or
- * token hangs on that. With 8 of them each KV head is on two. Under a sanitizer one prompt in five
- * goes over ranks: all of them would take minutes and run the same code. */
+/* Ranks sum the outputs of o and down in another order than a single rank, which changes no page or
+ * token of the reference. With 8 ranks each KV head is on two. Under a sanitizer one prompt in five
+ * runs on ranks: all of them would take minutes over the same code. */
 static void ranks_keep_the_same(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* What every method of docs/retention.md keeps, table by table, and what the model says afterwards,
- * against tools/retention_oracle: written from that page by somebody who had not seen this code. */
+/* What every method of docs/retention.md keeps, table by table, and the model's answers afterwards,
+ * against tools/retention_oracle, which was written from that document without knowledge of this
+ * code. */
 #include "tests/e2e/house.h"
 
 enum { LAYERS_MAX = 8, HEADS_MAX = 8, POSITIONS_MAX = 1024, BATCH = 32 };
@@ -26,7 +27,7 @@ static json_int_t item(const json_t *array, size_t i)
     return json_integer_value(json_array_get(array, i));
 }
 
-/* Says that tokens [from, to) stay in a rectangle of layers and heads. */
+/* Marks tokens [from, to) as kept in a rectangle of layers and heads. */
 static void set_range(kept_set *out, const json_int_t corner[4], json_int_t from, json_int_t to)
 {
     assert_in_range(corner[1], corner[0], LAYERS_MAX - 1);
@@ -53,7 +54,7 @@ static void read_expected(const json_t *kept, kept_set *out)
     }
 }
 
-/* The report's "kept". */
+/* Reads the report's "kept". */
 static void read_reported(const char *text, kept_set *out)
 {
     json_t *kept, *table, *range;
@@ -105,8 +106,8 @@ static engine_stream *submit(house *h, const json_t *prompts, const json_t *want
     return s;
 }
 
-/* Of a "soft" table only how much it keeps is certain: f32 has no digits for the scores at its cut,
- * so which slots stay is up to the kernels. Both sets become the expected one. */
+/* A "soft" table has only its size fixed: f32 cannot separate the scores at its cut, so which slots
+ * stay depends on the kernels. Replaces both sets by the expected one. */
 static void settle_soft(const json_t *soft)
 {
     size_t i;
@@ -169,7 +170,7 @@ static bool finish(running *r)
     return same && n == json_array_size(ids);
 }
 
-/* The kept set of a method does not depend on the size of pages. */
+/* True when what a method keeps does not depend on the page size. */
 static bool is_without_pages(const json_t *want)
 {
     const retention_limits limits = {.geometry = {.page_tokens = 16,
@@ -211,8 +212,8 @@ static bool same_house(const json_t *a, const json_t *b)
     return true;
 }
 
-/* Runs the cases, or those that do not hang on pages over pages of another size; returns how many
- * there were. Cases of one house run side by side, BATCH at a time. */
+/* Runs the cases, or with another page size those that do not depend on pages; returns their
+ * number. Cases of one house run side by side, BATCH at a time. */
 static size_t run_cases(const json_t *golden, uint32_t page_tokens)
 {
     const json_t *prompts = json_object_get(golden, "prompts"), *open_with = NULL;
@@ -260,7 +261,7 @@ static void methods_keep_what_the_oracle_keeps(void **state)
     json_decref(golden);
 }
 
-/* Whatever a choice counts by, tokens or chunks of them, the pages below are nothing to it. */
+/* A selection by tokens or by chunks of tokens does not depend on the pages below. */
 static void pages_of_any_size_keep_the_same(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Sessions of the demo model: a turn that goes on from retained pages gives the tokens and logprobs
- * that the same sequence gives in one request, wherever the pages were meanwhile; what cannot go on
- * says why, and answers as if it had asked for no session. */
+/* Sessions of the demo model: a turn that continues from retained pages gives the tokens and
+ * logprobs that the same sequence gives in one request, wherever the pages were in between. A
+ * session that cannot continue reports why, and the turn is answered as without a session. */
 #include "tests/e2e/house.h"
 
 enum { PROMPT = 200, FIRST = 24, SECOND = 24, BLOCK = 32768, MOST = 2048 };
@@ -24,7 +24,7 @@ typedef struct answer {
     engine_usage usage;
 } answer;
 
-/* What a turn asks for. */
+/* The request of a turn. */
 typedef struct turn {
     const uint32_t *tokens;
     uint32_t n_tokens;
@@ -56,7 +56,7 @@ static engine_stream *submit(house *h, const turn *t)
     r.cache_salt = copy(t->salt);
     if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err)))
         fail_msg("%s: %s", t->retention ? t->retention : "full", err.text);
-    r.prompt_token_ids = NULL; /* the test's own */
+    r.prompt_token_ids = NULL; /* it belongs to the test */
     engine_request_destroy(&r);
     return s;
 }
@@ -75,13 +75,13 @@ static void read_answer(engine_stream *s, answer *a)
         if (out.report) a->report = *out.report;
         if (out.finish != ENGINE_FINISH_NONE) a->usage = out.usage;
     }
-    a->report.kept_json = NULL; /* the stream's */
+    a->report.kept_json = NULL; /* it belongs to the stream */
     engine_stream_release(s);
 }
 
 static void ask(house *h, const turn *t, answer *a) { read_answer(submit(h, t), a); }
 
-/* The same tokens with the same logprobs, from `at` of the whole on. */
+/* Compares tokens and logprobs with the whole answer from `at` on. */
 static void assert_same(const char *what, const answer *whole, uint32_t at, const answer *part)
 {
     for (uint32_t i = 0; i < part->n; i++)
@@ -100,10 +100,10 @@ static void make_prompt(uint64_t seed, uint32_t *tokens)
 /* ---- turn 2 is the same sequence ------------------------------------------------------------- */
 
 typedef struct method {
-    /* Turn 2 has room for everything: it gives up nothing more. */
+    /* Turn 2 has room for everything: nothing more is dropped. */
     const char *first, *second;
-    /* Or it chooses again at every token: turn 2 begins where one of the first request's choices
-     * was. */
+    /* Or it selects again at every token: turn 2 begins at one of the first request's
+     * selections. */
     bool decodes;
 } method;
 
@@ -126,9 +126,9 @@ static const method methods[] = {
 };
 enum { METHODS = sizeof methods / sizeof methods[0] };
 
-/* The greedy answer of FIRST + SECOND tokens in one request; then the same in two turns, the second
- * of which is given `more` of the answer as part of its prompt, so that it goes on from tokens that
- * the session has no K and V of. */
+/* Gets the greedy answer of FIRST + SECOND tokens in one request; then the same in two turns. The
+ * prompt of the second turn contains `more` tokens of the answer, so that it continues from tokens
+ * whose K and V the session does not have. */
 static void one_sequence_in_two(house *h, const method *m, uint32_t more, void (*between)(house *h))
 {
     uint32_t tokens[PROMPT + FIRST + SECOND];
@@ -169,8 +169,8 @@ static void a_turn_continues_the_sequence(void **state)
     }
 }
 
-/* Another request that takes nearly the whole pool: the idle session's pages go to the host tier.
- */
+/* Runs another request that takes nearly the whole pool: the idle session's pages go to the host
+ * tier. */
 static void crowd_out(house *h)
 {
     uint32_t tokens[900];
@@ -196,7 +196,7 @@ static void a_session_may_be_swapped_out(void **state)
     }
 }
 
-/* Without a host tier it is given up, which the next turn is told. */
+/* Without a host tier the session is dropped, which the next turn's report says. */
 static void without_a_tier_it_makes_room(void **state)
 {
     (void)state;
@@ -220,7 +220,7 @@ static void without_a_tier_it_makes_room(void **state)
 
 /* ---- budgets of later turns ------------------------------------------------------------------ */
 
-/* T is the whole length: the second choice is made over what the first one left. */
+/* T is the whole length: the second selection is made over what the first one left. */
 static void each_turn_keeps_its_share(void **state)
 {
     (void)state;
@@ -244,7 +244,7 @@ static void each_turn_keeps_its_share(void **state)
     close_house(&h);
 }
 
-/* ---- what does not go on --------------------------------------------------------------------- */
+/* ---- sessions that do not continue ----------------------------------------------------------- */
 
 static void expect_ignored(house *h, const turn *t, const char *reason)
 {
@@ -290,9 +290,9 @@ static void two_turns_at_once_are_one_too_many(void **state)
     answer first, second, alone;
     make_prompt(31, tokens);
     turn t = {tokens, PROMPT, 200, .session = "s"};
-    shut_gate(&h); /* neither may have ended when the other comes */
+    shut_gate(&h); /* neither may have ended when the other arrives */
     engine_stream *running = submit(&h, &t);
-    await_prepared(&h); /* two tokenizer threads: the second one might overtake it */
+    await_prepared(&h); /* with two prepare threads the second could overtake */
     t.outputs = 8;
     engine_stream *late = submit(&h, &t);
     open_gate(&h);
@@ -325,7 +325,7 @@ static void an_aborted_turn_ends_the_session(void **state)
     engine_stream_abort(running);
     read_answer(running, &a);
     assert_int_equal(engine_get_stats(h.engine).sched.sessions_idle, 0);
-    /* The same turn again begins anew. */
+    /* The same turn again starts without a session. */
     t.outputs = 8;
     ask(&h, &t, &a);
     assert_string_equal(a.report.session, "stored");

@@ -1,17 +1,17 @@
-/* Steady decoding takes nothing from the heap: the linker sends the house's allocations through
- * here (tests/CMakeLists.txt), and those of the engine's threads and the pool's are counted. */
+/* Steady decoding allocates nothing: the linker redirects the house's allocations to this file
+ * (tests/CMakeLists.txt), which counts those of the engine's threads and the pool's. */
 #include "tests/e2e/house.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 
-/* A reader may be late: then rings grow until they hold RING outputs, and their sequences wait. So
- * counting begins when all have grown, and is over before a sequence can end. */
+/* A reader may be late: rings then grow until they hold RING outputs, and their sequences wait. So
+ * counting begins when all rings have grown, and ends before a sequence can end. */
 enum { STREAMS = 4, RING = 256, WARM = 160, MEASURED = RING + 100, OUTPUTS = RING + MEASURED };
 
-/* ---- what is counted ------------------------------------------------------------------------- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
-static _Thread_local bool is_reader; /* the test's own thread is none of the engine's */
+static _Thread_local bool is_reader; /* the test's own thread is not the engine's */
 static _Atomic bool counting;
 static _Atomic uint32_t n_allocations;
 static _Atomic size_t last_bytes;
@@ -79,7 +79,7 @@ static engine_stream *submit(house *h, uint32_t i)
     r.n_prompt_token_ids = 40;
     r.max_tokens = OUTPUTS;
     r.ignore_eos = true;
-    if (i % 2 == 1) { /* every second one samples, and tells what else it might have said */
+    if (i % 2 == 1) { /* every second one samples, with alternatives */
         r.temperature = 1;
         r.top_p = 0.9f;
         r.has_seed = true;
@@ -126,7 +126,7 @@ static void steady_decoding_allocates_nothing(void **state)
     shut_gate(&h);
     for (uint32_t i = 0; i < STREAMS; i++) streams[i] = submit(&h, i);
     open_gate(&h);
-    while (engine_get_stats(h.engine).steps < WARM) /* more than half a ring lies unread */
+    while (engine_get_stats(h.engine).steps < WARM) /* more than half a ring is unread */
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     uint64_t before = engine_get_stats(h.engine).steps;
     atomic_store(&counting, true);

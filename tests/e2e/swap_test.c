@@ -1,6 +1,6 @@
-/* The demo model in a pool too small for its requests, which have all dropped pages: swapped to the
- * host tier, computed again, or some of each, a request's tokens and logprobs are those it has
- * alone. */
+/* The demo model in a pool too small for its requests, all of which have dropped pages: whether
+ * swapped to the host tier, replayed, or a mix, a request's tokens and logprobs are the same as
+ * when it runs alone. */
 #include "tests/e2e/house.h"
 
 enum { REQUESTS = 8, PROMPT = 200, OUTPUTS = 100, CHOICES = 2, BLOCK = 17408 };
@@ -12,7 +12,7 @@ typedef struct answer {
     uint64_t pages_dropped;
 } answer;
 
-/* Pages with scales: they have to come along. */
+/* The scales of pages have to be swapped too. */
 static const setting usual = {.kv_type = KERN_KV_INT8,
                               .prefill_chunk = 128,
                               .layers_per_group = 1,
@@ -21,12 +21,12 @@ static const setting usual = {.kv_type = KERN_KV_INT8,
                               .max_model_len = 1024,
                               .kv_bytes = 2000 * (uint64_t)BLOCK};
 
-/* Random ids; some sample with penalties, so that their histories have to come back too. */
+/* Random ids; some sample with penalties, so that their histories have to be restored too. */
 static engine_stream *submit(house *h, uint32_t i)
 {
     static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
     uint32_t tokens[PROMPT];
-    rng random = rng_seed(40 + i / 2); /* two of each, for the prefix cache */
+    rng random = rng_seed(40 + i / 2); /* pairs, for the prefix cache */
     for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
     engine_request r;
     engine_request_init(&r, &defaults);
@@ -48,7 +48,7 @@ static engine_stream *submit(house *h, uint32_t i)
     error err = {{0}};
     if (!status_ok(engine_submit(h->engine, &r, NULL, NULL, &s, &err)))
         fail_msg("request %u: %s", i, err.text);
-    r.prompt_token_ids = NULL; /* the test's own */
+    r.prompt_token_ids = NULL; /* it belongs to the test */
     engine_request_destroy(&r);
     return s;
 }
@@ -90,7 +90,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* A pool of 34 blocks: a prompt takes 13, what is kept and generated 10 or 11. */
+/* A pool of 34 blocks: a prompt takes 13; kept and generated tokens 10 or 11. */
 static sched_stats run(const answer *alone, uint32_t swap_blocks, bool prefix_cache)
 {
     setting s = usual;
@@ -119,7 +119,7 @@ static sched_stats run(const answer *alone, uint32_t swap_blocks, bool prefix_ca
         (unsigned long long)stats.pages.pages_swapped_in,
         (unsigned long long)stats.pages.pages_retaken, (unsigned long long)stats.replayed_tokens);
     assert_true(stats.preemptions > 0);
-    assert_true(stats.swaps_in == stats.swaps_out); /* nobody ends while it waits */
+    assert_true(stats.swaps_in == stats.swaps_out); /* no request ends while swapped out */
     return stats;
 }
 

@@ -1,6 +1,5 @@
-/* AMX tiles, one thread's, with the meaning of Intel's manual (volume 2, TDPBF16PS, TDPBSSD,
- * TDPBUSD and chapter 3 of volume 1): shapes come from the configuration, whatever faults there
- * ends the test. */
+/* AMX tiles of one thread, as Intel's manual defines them (volume 2, TDPBF16PS, TDPBSSD, TDPBUSD
+ * and chapter 3 of volume 1): shapes come from the configuration, and a fault ends the test. */
 #ifndef TESTS_EMULATE_AMX_H
 #define TESTS_EMULATE_AMX_H
 
@@ -85,7 +84,7 @@ EMULATED void emulated_check_dot(int c, int a, int b)
     emulated_check(shape->colsb[c] % 4 == 0);
 }
 
-/* Sums of even and of odd columns, each a chain from zero; then both, then on what C has. */
+/* Sums even and odd columns, each in a chain from zero; adds both; then adds that to C. */
 EMULATED void _tile_dpbf16ps(int c, int a, int b)
 {
     emulated_tiles *t = &emulated_amx;

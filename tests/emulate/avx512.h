@@ -1,5 +1,5 @@
-/* AVX-512 intrinsics that the kernels use, lane by lane or as two halves in AVX2. Add what a kernel
- * newly needs: one line for most. */
+/* The AVX-512 intrinsics that the kernels use, lane by lane or as two halves in AVX2. Most need one
+ * line when a kernel uses a new one. */
 #ifndef TESTS_EMULATE_AVX512_H
 #define TESTS_EMULATE_AVX512_H
 
@@ -378,7 +378,7 @@ EMULATED __m512 emulated_from_halves(__m256 low, __m256 high)
 }
 
 /* a * 2^floor(b), rounded once. */
-/* An infinite b decides alone: a NaN in a becomes 0 or infinity, as the instruction has it. */
+/* An infinite b decides by itself: a NaN in a gives 0 or infinity, as the instruction does. */
 EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 b)
 {
     for (int i = 0; i < 16; i++) {
@@ -413,7 +413,7 @@ EMULATED __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b)
     return x.si;
 }
 
-/* The high half of a pair first. */
+/* The high half of a pair comes first. */
 EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b)
 {
     emulated_512 x = {.ps = sum}, u = {.bh = a}, v = {.bh = b};

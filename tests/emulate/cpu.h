@@ -1,5 +1,5 @@
-/* Included before the list of ISAs where kernels are built to be emulated: any CPU with AVX2 then
- * has everything that came after it, and a system that lets it. */
+/* Included before the list of ISAs where kernels are emulated: any CPU with AVX2 then seems to have
+ * every later extension, enabled by the system. */
 #ifndef TESTS_EMULATE_CPU_H
 #define TESTS_EMULATE_CPU_H
 
@@ -17,7 +17,7 @@ static inline bool emulated_cpu_has(const char *feature)
                     strcmp(feature, "fma") == 0);
 }
 
-/* Every bit of every leaf. */
+/* Every bit of every leaf is set. */
 static inline int emulated_cpuid(unsigned *a, unsigned *b, unsigned *c, unsigned *d)
 {
     *a = *b = *c = *d = ~0u;

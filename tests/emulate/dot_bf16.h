@@ -1,6 +1,6 @@
 /* One step of the bf16 dot products, as Intel's manual (volume 2, VDPBF16PS and TDPBF16PS) defines
- * it: a fused multiply-add to nearest even that takes denormals for zeros, in and out, whatever
- * MXCSR says. */
+ * it: a fused multiply-add, rounded to nearest even, with denormal inputs and outputs as zeros,
+ * whatever MXCSR is set to. */
 #ifndef TESTS_EMULATE_DOT_BF16_H
 #define TESTS_EMULATE_DOT_BF16_H
 
@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Kernels are built without optimisation here, for their unrolled tiles would take minutes; what
- * stands for instructions is not. */
+/* Emulated kernels are built without optimisation, since compiling their unrolled tiles would take
+ * minutes; the code that stands for instructions is optimised. */
 #ifdef __clang__
 #define EMULATED_BODY __attribute__((noinline, unused))
 #else
@@ -36,7 +36,7 @@ static inline float emulated_fma_bf16(uint16_t a, uint16_t b, float sum)
         fmaf(emulated_bf16(a), emulated_bf16(b), emulated_no_denormal(sum)));
 }
 
-/* VCVTNE2PS2BF16: to nearest even, denormals are zeros, NaN stays one. */
+/* VCVTNE2PS2BF16: to nearest even; denormals are zeros, a NaN stays a NaN. */
 static inline uint16_t emulated_to_bf16(float f)
 {
     uint32_t bits;

@@ -1,10 +1,10 @@
-/* Makes one chosen allocation of the program, or of jansson on its behalf, fail. With
- * FAILING_MALLOC_OF it is one of the library whose file name contains that. For LD_PRELOAD.
+/* Makes one chosen allocation fail: one of the program, or of jansson on its behalf, or, with
+ * FAILING_MALLOC_OF, one of the library whose file name contains that text. For LD_PRELOAD.
  *
  * FAILING_MALLOC names a file of two 64-bit integers. The first counts down with each allocation,
- * and the one that brings it from 0 to -1 fails; below 0 none does. The second counts the failures.
- * Other libraries' own allocations always succeed: gRPC and glib-like ones end the process by
- * design when memory is out. */
+ * and the allocation that takes it from 0 to -1 fails; below 0 none fails. The second counts the
+ * failures. Other libraries' allocations always succeed: gRPC and libraries like glib end the
+ * process by design when memory is out. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* A library with NCCL's symbols, whose ranks are threads, whose device is the host, and whose
- * streams are fake_stream: what is enqueued is done when all ranks have enqueued theirs. */
+ * streams are fake_stream: an enqueued call is done when all ranks have enqueued theirs. */
 #include "tests/fake/nccl.h"
 
 #include <pthread.h>
@@ -27,13 +27,13 @@ typedef struct call {
 
 typedef struct group {
     int size, n_joined, n_called;
-    call calls[RANKS_MAX]; /* enqueued, and not by all yet */
+    call calls[RANKS_MAX]; /* enqueued, but not by all ranks yet */
 } group;
 
 typedef struct communicator {
     group *g;
     int rank;
-    int n_settling; /* questions until it says that the last call is on its stream */
+    int n_settling; /* queries until the last call is reported as enqueued on the stream */
     fake_stream *stream;
 } communicator;
 
@@ -157,7 +157,7 @@ static void reduce(const call *calls, int size)
     }
 }
 
-/* All ranks have enqueued. */
+/* Does the calls that all ranks have enqueued. */
 static void do_calls(group *g)
 {
     size_t bytes = g->calls[0].n * (g->calls[0].type == 7 ? sizeof(float) : 1);

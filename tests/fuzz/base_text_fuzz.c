@@ -1,6 +1,6 @@
-/* Property: whatever the bytes, strbuf_json_string writes a JSON literal that json_read_text takes,
- * and valid UTF-8 comes back byte for byte. Parsed as JSON themselves, the same bytes give the
- * value that jansson's own reader gives, or a one-line error that begins with the place. */
+/* Property: for any bytes, strbuf_json_string writes a JSON literal that json_read_text accepts,
+ * and valid UTF-8 comes back byte for byte. Parsed as JSON themselves, the bytes give the value
+ * that jansson's own reader gives, or a one-line error that begins with the place. */
 #include "base/base.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -31,7 +31,7 @@ static void check_document(const uint8_t *data, size_t size)
     json_t *due = json_loadb((const char *)data, size,
                              JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL);
     FUZZ_CHECK(status_ok(s) == (value != NULL));
-    /* A NUL after the value is no error for jansson, and one here. */
+    /* jansson accepts a NUL after the value; this reader does not. */
     bool may_differ = !value && size > 0 && memchr(data, 0, size);
     FUZZ_CHECK(may_differ ||
                ((due != NULL) == (value != NULL) && (!due || json_equal(due, value))));

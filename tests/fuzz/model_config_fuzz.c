@@ -1,7 +1,7 @@
 /* Property: a configuration is refused in one line that names its place, or every field is inside
- * the limits that the rest of model/ counts on, and its tensors can be listed.
+ * the limits that the rest of model/ relies on, and its tensors can be listed.
  *
- * Input: config.json, generation_config.json (may be empty: none) and an override, with NUL between
+ * Input: config.json, generation_config.json (empty = none) and an override, with NUL between
  * them. */
 #include "model/config.h"
 #include "model/rope.h"
@@ -21,7 +21,7 @@ static void check_rope(const rope_config *r)
     FUZZ_CHECK(r->low_freq_factor > 0.0 && r->low_freq_factor < r->high_freq_factor);
 }
 
-/* What a wrong field could make of them would be seen as a model that says nothing. */
+/* A wrong RoPE field would give frequencies with which the model's answers make no sense. */
 static void check_frequencies(const model_config *c)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
@@ -91,7 +91,7 @@ static bool one_line(const error *err, const char *start)
     return strncmp(err->text, start, strlen(start)) == 0 && !strchr(err->text, '\n');
 }
 
-/* NULL when the text is refused, as it may be. */
+/* NULL when the text is refused, which is allowed. */
 static json_t *parsed(const char *where, const char *text, size_t n)
 {
     json_t *json = NULL;

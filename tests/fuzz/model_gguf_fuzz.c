@@ -1,6 +1,6 @@
 /* Property: a file is refused in one line that begins with its name, or its strings, arrays and
- * tensors lie inside it and its tensors do not overlap; and the config.json and tokenizer.json that
- * its metadata makes are JSON, or are refused likewise.
+ * tensors lie inside it and its tensors do not overlap; the config.json and tokenizer.json made
+ * from its metadata are JSON, or are refused in one line too.
  *
  * Input: the file. */
 #include "model/gguf/gguf_model.h"
@@ -48,7 +48,7 @@ static void check_texts(const gguf *g)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    uint8_t *file = malloc(size ? size : 1); /* to the byte: a read beyond it is seen */
+    uint8_t *file = malloc(size ? size : 1); /* exact, so that over-reads are seen */
     if (!file) return 0;
     if (size) memcpy(file, data, size);
     gguf g;

@@ -1,8 +1,8 @@
 /* Property: a "quantization_config" is refused in one line that names its place, or a matrix is
- * found in a safetensors file, or not, or refused in one line; and what was found makes rows
- * without a read outside the file.
+ * found in a safetensors file, missing, or refused in one line; and a matrix that was found gives
+ * rows without a read outside the file.
  *
- * Input: rows and columns of "m.weight" (a byte each), how many bytes config.json has (two, low
+ * Input: rows and columns of "m.weight" (a byte each), the size of config.json (two bytes, low
  * first), config.json, the file. */
 #include "model/quantized/quantized.h"
 #include "tests/fuzz/fuzz.h"
@@ -39,7 +39,7 @@ static int by_name(const void *a, const void *b)
 
 static void match(quantized *q, const uint8_t *data, size_t size, size_t rows, size_t cols)
 {
-    uint8_t *exact = malloc(size ? size : 1); /* to the byte: a read beyond it is seen */
+    uint8_t *exact = malloc(size ? size : 1); /* exact, so that over-reads are seen */
     bool *used = NULL;
     error err = {""};
     if (!exact) return;

@@ -1,9 +1,9 @@
 /* Property: a file is refused in one line that begins with its name, or its tensors tile the data:
- * the first begins behind the header, each where the one before ended, the last ends with the file,
- * and each is as long as its shape and type make it.
+ * the first begins behind the header, each begins where the one before ended, the last ends with
+ * the file, and each has the length of its shape and type.
  *
- * Input: a byte of mode. Even: the rest is the file. Odd: two bytes of data length (little-endian),
- * the rest is the header's text, so that mutations do not all die at the header's length. */
+ * Input: a mode byte. Even: the rest is the file. Odd: two bytes of data length (little-endian),
+ * and the rest is the header's text, so that mutations get past the header's length. */
 #include "model/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool whole = data[0] % 2 == 0;
     size_t header = size - 3, tail = (size_t)data[1] | (size_t)data[2] << 8;
     size_t file_size = whole ? size - 1 : 8 + header + tail;
-    uint8_t *file = calloc(1, file_size); /* to the byte: a read beyond it is seen */
+    uint8_t *file = calloc(1, file_size); /* exact, so that over-reads are seen */
     if (!file) return 0;
     if (whole) {
         memcpy(file, data + 1, size - 1);

@@ -1,9 +1,9 @@
-/* Property: whatever the words, pkv_mirror_apply says ok or corrupt. After ok every table has the
+/* Property: for any words, pkv_mirror_apply returns OK or CORRUPT. After OK every table has the
  * pages that its tokens need, all of them in the pool, and closing every sequence brings the
  * checksum back to 0.
  *
- * Input: the first byte picks a geometry, each further byte is a word, but for 255: the next
- * four are one. */
+ * Input: the first byte picks a geometry; each further byte is a word, except that after 255 the
+ * next four bytes are one word. */
 #include "paged_kv/delta.h"
 #include "paged_kv/paged_kv.h"
 #include "tests/fuzz/fuzz.h"
@@ -67,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t *words = malloc(WORDS_MAX * sizeof *words);
     FUZZ_CHECK(words);
     size_t n = read_words(data + 1, size - 1, words);
-    words = realloc(words, n > 0 ? n * sizeof *words : 1); /* a read past the end shows */
+    words = realloc(words, n > 0 ? n * sizeof *words : 1); /* exact, so that over-reads are seen */
     FUZZ_CHECK(words);
     status s = pkv_mirror_apply(m, words, n);
     FUZZ_CHECK(s.code == STATUS_OK || s.code == STATUS_CORRUPT);

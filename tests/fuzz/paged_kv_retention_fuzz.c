@@ -1,8 +1,8 @@
-/* Property: whatever the document, retention_parse takes it or refuses it with one line about
- * "retention". A policy that it takes has one budget or none and points that ascend. Along them, on
- * tables that earlier choices have left in any order: what a step measures makes sense; a choice is
- * made, twice the same; it keeps what is protected, and as much as was promised at most; tables
- * that share a choice hold the same; the report is JSON.
+/* Property: for any document, retention_parse accepts it or refuses it with one line about
+ * "retention". An accepted policy has at most one budget, and ascending points. Along these points,
+ * on tables that earlier selections have left in any order: the measures of a step are consistent; a
+ * selection is made, twice the same; it keeps the protected tokens, and at most as much as was
+ * promised; tables that share a selection keep the same slots; the report is JSON.
  *
  * Input: two bytes of prompt length, one that picks a geometry, one that seeds the measures;
  * then JSON. */
@@ -84,7 +84,7 @@ static void check_spec(uint32_t from, uint32_t to, uint32_t point)
     FUZZ_CHECK(spec.by_slot || (spec.kind == MEASURE_MASS && spec.sum == MEASURE_SUM_STEP));
 }
 
-/* Of what was there before the choice. */
+/* Compares with the tokens before the selection. */
 static void check_kept(uint32_t point)
 {
     const retention_policy *p = l.policy;
@@ -110,8 +110,8 @@ static void check_kept(uint32_t point)
     }
 }
 
-/* Of the layers without a window, the one whose choice the layer takes; one with a window takes
- * none but its own. */
+/* The layer whose selection this layer uses, among layers without a window; a layer with a window
+ * uses its own only. */
 static uint32_t leader_of(const pkv_geometry *g, uint32_t layer)
 {
     uint32_t leader = layer, nth = 0;

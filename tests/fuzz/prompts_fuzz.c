@@ -1,6 +1,6 @@
-/* Property: whatever stands on a line of `octavo run --prompts`, the request's parser takes it or
- * refuses it in one line that begins with "request: "; what it took is within the limits that
- * engine.h states, and reading the same line again changes nothing. */
+/* Property: for any line of `octavo run --prompts`, the request's parser accepts the line or
+ * refuses it in one line that begins with "request: "; an accepted request is within the limits of
+ * engine.h, and reading the same line again gives the same. */
 #include "engine/engine.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -26,7 +26,7 @@ int main(int argc, char **argv)
             ok = status_ok(file_join(path, sizeof path, argv[1], entries[i]->d_name, &err)) &&
                  status_ok(file_read(path, (size_t)64 << 20, &data, &size, &err));
             if (ok) {
-                printf("%s\n", path); /* the last one printed is the one that crashed */
+                printf("%s\n", path); /* the last path printed is the one that crashed */
                 fflush(stdout);
                 LLVMFuzzerTestOneInput((const uint8_t *)data, size);
                 free(data);

@@ -1,6 +1,5 @@
-/* Property: whatever the bytes of a descriptor set, reading ends, stays inside them (each range
- * that it gives lies in them), and a file that is found by its name or symbol is part of its own
- * closure. */
+/* Property: for any bytes of a descriptor set, reading ends and stays inside them (as does each
+ * range that it returns), and a file that is found by name or symbol is part of its own closure. */
 #include "rpc/grpc/descriptors.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -15,7 +14,7 @@ static void check_file(const descriptor_set *set, size_t file)
     FUZZ_CHECK(set->n_files == 64 || closure >> set->n_files == 0);
 }
 
-/* The first byte says how many of the following are the name asked for. */
+/* The first byte is the length of the requested name, which follows. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0 || size - 1 < data[0]) return 0;

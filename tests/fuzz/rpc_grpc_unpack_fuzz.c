@@ -1,6 +1,6 @@
-/* Property: whatever a client sends to any method, unpacking takes no more memory than allowed,
- * fails with a word that names the message, or gives a message whose every part can be read: packed
- * and unpacked again it has the same bytes. */
+/* Property: for any bytes sent to any method, unpacking takes no more memory than allowed, and
+ * fails with a text that names the message or gives a readable message: packed and unpacked again,
+ * the message has the same bytes. */
 #include "rpc/grpc/internal.h"
 #include "rpc/services/services.h"
 #include "tests/fuzz/fuzz.h"
@@ -27,7 +27,7 @@ static void check_readable(const ProtobufCMessage *m)
     free(bytes);
 }
 
-/* The first byte chooses the method, the second the cap. */
+/* The first byte picks the method, the second the cap. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 2) return 0;

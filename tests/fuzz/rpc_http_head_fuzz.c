@@ -1,8 +1,7 @@
-/* Property: a head that is let in has one reading. libmicrohttpd's parser is played here with its
+/* Property: an accepted head has one reading. The target imitates libmicrohttpd's parser with its
  * laxities (bare LF ends a line, a NUL ends a text, a line that begins with NUL ends the head,
- * folded lines are moved elsewhere and come out wrong); when what it makes of the bytes passes the
- * checks, then a strict reading of the same bytes finds the same end, the same fields and the same
- * framing. */
+ * folded lines are moved elsewhere and corrupted); when the result passes the checks, a strict
+ * reading of the same bytes finds the same end, the same fields and the same framing. */
 #include "rpc/http/head.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -14,12 +13,12 @@ enum { BYTES_MAX = 4096 };
 
 typedef struct lax {
     char bytes[BYTES_MAX + 2]; // parsed in place
-    char moved[BYTES_MAX + 2]; // where folded lines go
+    char moved[BYTES_MAX + 2]; // receives folded lines
     size_t n, at, n_moved;
     http_head head;
 } lax;
 
-/* The next line, its end replaced by NULs; NULL when there is none. */
+/* The next line, with its end replaced by NULs; NULL when there is none. */
 static char *next_line(lax *l, size_t *n)
 {
     for (size_t i = l->at; i < l->n; i++) {
@@ -64,7 +63,7 @@ static void add_field(lax *l, const char *name, const char *value)
     h->n_fields++;
 }
 
-/* The text goes to the end of the name, as it does there. */
+/* The text extends to the end of the name, as in libmicrohttpd. */
 static void fold(lax *l, const char *line)
 {
     if (l->head.n_fields == 0 || l->head.n_fields > HTTP_FIELDS_MAX) return;
@@ -80,7 +79,7 @@ static void fold(lax *l, const char *line)
     l->n_moved += f->name_bytes + 1;
 }
 
-/* False when it is refused or incomplete. */
+/* False when the head is refused or incomplete. */
 static bool lax_parse(lax *l)
 {
     size_t n;
@@ -110,7 +109,7 @@ static const char *crlf_in(const char *from, const char *end)
     return memmem(from, (size_t)(end - from), "\r\n", 2);
 }
 
-/* Field i of the accepted head is what stands on this line. */
+/* Field i of the accepted head must equal this line. */
 static void check_line(const http_field *f, const char *line, size_t n)
 {
     const char *colon = memchr(line, ':', n);
@@ -171,7 +170,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!l) return 0;
     memcpy(l->bytes, data, size);
     l->n = size;
-    // What head.h confesses.
+    // A limitation that head.h states.
     bool hidden = memchr(data, 0, size) && has_bare_lf(data, size);
     if (!hidden && lax_parse(l) && head_check(&l->head, &framing).status == 0 &&
         head_is_plain(&l->head)) {

@@ -1,9 +1,8 @@
-/* Property: whatever a client sends to the OpenAI endpoints, the body is taken or refused with 400
- * or 404 and one line. What is taken is within the stated limits, and whatever its outputs are, the
+/* Property: for any body sent to the OpenAI endpoints, the body is accepted, or refused with 400
+ * or 404 and one line. An accepted request is within the stated limits, and for any outputs the
  * answer is JSON: one document, or one for each frame.
  *
- * The first byte chooses the endpoint; the rest is the body. Linked with --wrap=generation_prompt.
- */
+ * The first byte picks the endpoint; the rest is the body. Linked with --wrap=generation_prompt. */
 #include "tests/fuzz/fuzz.h"
 #include "tests/unit/rpc_openai_fixture.h"
 
@@ -80,7 +79,7 @@ static void check_call(const openai_call *c)
     }
 }
 
-/* Two outputs for each choice, out of the bytes of the body. */
+/* Makes two outputs for each choice from the bytes of the body. */
 static void answer(service *s, openai_call *c, const uint8_t *data, size_t size)
 {
     uint32_t n = c->n_requests * c->n_choices;

@@ -1,7 +1,7 @@
-/* Property: whatever bytes come as the request of octavo.v1, VllmEngine or KServe, unpacking them
- * stays within a capped arena, and the conversion takes the message or refuses it in one line; what
- * it took has exactly one prompt and is within the limits that engine.h states. The first byte
- * chooses the service. */
+/* Property: for any bytes as a request of octavo.v1, VllmEngine or KServe, unpacking stays within a
+ * capped arena, and the conversion accepts the message or refuses it in one line; an accepted
+ * request has exactly one prompt and is within the limits of engine.h. The first byte picks the
+ * service. */
 #include "rpc/services/kserve.h"
 #include "tests/fuzz/fuzz.h"
 

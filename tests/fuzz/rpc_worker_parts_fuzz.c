@@ -1,6 +1,6 @@
-/* Property: whatever parts a peer sends, they make up exactly the bytes that were cut, or the first
- * wrong one is refused with a word that names its field; what is put together never grows beyond
- * what its first part said, nor beyond the limit. */
+/* Property: parts from a peer make up exactly the bytes that were split, or the first wrong one is
+ * refused with a text that names its field; the joined data never grows beyond the size in its
+ * first part, nor beyond the limit. */
 #include "rpc/worker/codec.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -10,7 +10,7 @@ enum { WHOLE = 200 };
 
 static uint8_t byte_at(size_t i) { return (uint8_t)(i * 31 + 7); }
 
-/* Four bytes of input are one part: how its fields differ from those of the part that is due. */
+/* Four bytes of input are one part: how its fields differ from those of the next valid part. */
 static void fuzz_parts(const uint8_t *data, size_t size, const part_sizes *sizes, size_t n)
 {
     uint8_t whole[WHOLE + 256];

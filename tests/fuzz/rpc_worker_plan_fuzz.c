@@ -1,5 +1,5 @@
-/* Property: whatever a coordinator sends as a plan, a worker takes it whole, every value in its
- * range, or refuses it with a word; what it takes comes out the same when it travels again. */
+/* Property: a worker accepts a plan as a whole, with every value in its range, or refuses it with a
+ * text; an accepted plan is unchanged when it is packed and unpacked again. */
 #include "rpc/grpc/grpc.h"
 #include "rpc/worker/codec.h"
 #include "tests/fuzz/fuzz.h"

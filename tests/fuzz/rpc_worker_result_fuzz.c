@@ -1,5 +1,5 @@
-/* Property: whatever a worker sends as the result of a plan, or as facts about its rank, the
- * coordinator takes what follows from the plan, all of it readable, or refuses it with a word. */
+/* Property: of a worker's result of a plan, or facts about its rank, the coordinator accepts what
+ * follows from the plan, with all of it readable, or refuses the message with a text. */
 #include "rpc/grpc/grpc.h"
 #include "rpc/worker/codec.h"
 #include "tests/fuzz/fuzz.h"
@@ -19,7 +19,7 @@ static const backend_info info = {
                  .heads_per_group = 4},
 };
 
-/* A step that asks for everything. */
+/* A step with every kind of request. */
 static const step_seq seqs[SEQS] = {
     {.seq = 0, .n_tokens = 1, .n_samples = 1, .want_logits = true},
     {.seq = 1,
@@ -35,13 +35,13 @@ static const step_seq seqs[SEQS] = {
 };
 static const step_plan plan = {.step = 1, .seqs = seqs, .n_seqs = SEQS, .n_tokens = 4};
 
-/* A plan that asks for scores alone. */
+/* A plan that asks for scores only. */
 static const uint32_t scored_tokens[] = {4, 5};
 static const step_seq scored = {.n_tokens = 2, .want_scores = 1 + 3, .next_token = 6};
 static const step_plan scored_plan = {
     .step = 1, .seqs = &scored, .n_seqs = 1, .tokens = scored_tokens, .n_tokens = 2};
 
-/* Every float is read: what lies outside its message is found. */
+/* Reads every float, so that one outside its message is found. */
 static void read_floats(const float *values, size_t n)
 {
     for (size_t i = 0; i < n; i++) (void)*(const volatile float *)&values[i];
@@ -113,7 +113,7 @@ static void fuzz_facts(const uint8_t *data, size_t size)
     arena_destroy(&a);
 }
 
-/* The first byte chooses. */
+/* The first byte picks the kind of message. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1) return 0;

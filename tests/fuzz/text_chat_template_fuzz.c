@@ -1,12 +1,12 @@
-/* Property: a template and its variables, whatever the bytes, give text or a one-line error with
- * the template's line; a failed rendering leaves the output as it was; the limits hold; rendering
- * again gives the same. Input: the source, a NUL, the variables as JSON. */
+/* Property: any template and variables give text, or a one-line error with the template's line; a
+ * failed rendering leaves the output unchanged; the limits hold; rendering again gives the same.
+ * Input: the source, a NUL, the variables as JSON. */
 #include "tests/fuzz/fuzz.h"
 #include "text/chat_template.h"
 
 #include <string.h>
 
-/* Tight for some inputs, so that every way out is taken. */
+/* Tight for some inputs, so that every error path is taken. */
 static tmpl_limits limits_for(size_t size)
 {
     return (tmpl_limits){

@@ -1,8 +1,8 @@
-/* Property: any bytes as tokenizer.model give a document or a one-line error that begins with the
- * place. Where tokenizer_config.json adds nothing the document is a tokenizer; what it encodes are
- * ids of its own vocabulary, and they decode to valid UTF-8.
+/* Property: any bytes as tokenizer.model give a document, or a one-line error that begins with the
+ * place. Where tokenizer_config.json adds nothing, the document is a tokenizer that encodes to ids
+ * of its own vocabulary, which decode to valid UTF-8.
  *
- * Input: a byte of flags (1: legacy, 2: <s> in front, 4: added tokens), the bytes of
+ * Input: a byte of flags (1: legacy, 2: <s> in front, 4: added tokens), the size of
  * added_tokens_decoder, that JSON, the model. */
 #include "tests/fuzz/fuzz.h"
 #include "text/tokenizer/internal.h"

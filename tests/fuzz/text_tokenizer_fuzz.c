@@ -1,7 +1,7 @@
-/* Property: any bytes as tokenizer.json give a tokenizer or a one-line error that begins with the
- * place. What loads encodes any text to ids of its own vocabulary, and decodes them whole as it
- * does streamed (but for broken characters), in valid UTF-8. With a tokenizer that has every byte
- * and changes nothing, decoding gives the text back.
+/* Property: any bytes as tokenizer.json give a tokenizer, or a one-line error that begins with the
+ * place. A tokenizer that loads encodes any text to ids of its own vocabulary, and decodes them as
+ * a whole as it does streamed (except broken characters), in valid UTF-8. A tokenizer that has
+ * every byte and changes nothing decodes to the original text.
  *
  * Input: a document, then after the first byte 0xff a text. */
 #include "base/base.h"
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* Every byte, a few merges, the Qwen split: written out as JSON. */
+/* Has every byte, a few merges and the Qwen split; written out as JSON. */
 static tokenizer *faithful_tokenizer(void)
 {
     strbuf json = {0};
@@ -41,7 +41,7 @@ static tokenizer *faithful_tokenizer(void)
     return t;
 }
 
-/* Encodes, decodes both ways, and leaves the decoded text in `whole`. */
+/* Encodes, decodes in both ways, and leaves the decoded text in `whole`. */
 static bool round_trip(const tokenizer *t, const char *text, size_t n, bool special, strbuf *whole)
 {
     tok_ids ids = {0};
@@ -67,7 +67,8 @@ static bool round_trip(const tokenizer *t, const char *text, size_t n, bool spec
             FUZZ_CHECK(utf8_valid((uint8_t *)streamed.data + before, streamed.size - before));
     }
     tok_stream_finish(&stream, &streamed);
-    /* A stream may have given out what stood before bytes that fell back and break off. */
+    /* For byte-fallback bytes that end within a character, a stream has given out the text
+     * before. */
     if (whole->size == 0 || !memmem(whole->data, whole->size, "\xef\xbf\xbd", 3)) {
         FUZZ_CHECK(streamed.size == whole->size);
         FUZZ_CHECK(whole->size == 0 || memcmp(streamed.data, whole->data, whole->size) == 0);

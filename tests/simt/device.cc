@@ -1,5 +1,5 @@
-/* The first half of the table on the CPU: memory is the host's, work is done at once, or
- * when somebody waits; the library's product is three loops. */
+/* The first half of the kernel table on the CPU: device memory is the host's, work is done at once
+ * or when it is waited for, and the library's product is three loops. */
 #include "tests/simt/device.h"
 #include "tests/fake/nccl.h"
 #include "tests/simt/strict.h"
@@ -11,14 +11,14 @@
 #include <vector>
 
 struct gpu {
-    fake_stream stream; /* what it gives out as its stream: that of the library that is no NCCL */
+    fake_stream stream; /* given out as its stream, for the fake NCCL */
     char why[256];
     bool lost, invariant;
     timespec marked;
-    std::vector<std::function<void()>> queue; /* not done yet */
-    uint64_t n_done, noted[2];                /* of what was queued */
-    gpu_graph *capture;                       /* what is being noted */
-    bool broken;                              /* it was */
+    std::vector<std::function<void()>> queue; /* queued work */
+    uint64_t n_done, noted[2];                /* counts of queued work */
+    gpu_graph *capture;                       /* the capture in progress */
+    bool broken;                              /* the capture failed */
 };
 
 struct gpu_graph {
@@ -26,7 +26,7 @@ struct gpu_graph {
 };
 
 static int left_to_fail = -1;               /* launches until the device is lost; -1: never */
-static std::atomic<uint64_t> n_allocations; /* ranks are threads */
+static std::atomic<uint64_t> n_allocations; /* atomic, since ranks are threads */
 static uint64_t n_replays;
 static int refuse_captures, is_late;
 static size_t shared_bytes = 163 << 10;
@@ -60,7 +60,7 @@ void simt_submit(gpu *g, const std::function<void()> &work)
     else work();
 }
 
-/* Until so much of what was ever queued is done. */
+/* Does queued work until the total done is `until`. */
 static void do_queued(gpu *g, uint64_t until)
 {
     size_t n = until > g->n_done ? (size_t)(until - g->n_done) : 0;
@@ -71,7 +71,7 @@ static void do_queued(gpu *g, uint64_t until)
 
 static void catch_up(gpu *g) { do_queued(g, g->n_done + g->queue.size()); }
 
-/* Of what no graph can have in it. */
+/* Refuses a call that a graph cannot contain. */
 static gpu_status check_alone(gpu *g)
 {
     g->broken |= g->capture != NULL;
@@ -116,13 +116,13 @@ static void gpu_release(gpu *g, void *device)
     if (device) n_allocations--;
     simt_free(device);
 }
-/* No kernel's to read, though it could: it is far away. */
+/* Host memory is not for kernels to read, since it is far away. */
 static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
 {
     if (g->capture) return check_alone(g);
     *out = malloc(bytes ? bytes : 1);
     if (!*out) return GPU_NO_MEMORY;
-    memset(*out, 0xff, bytes); /* no zeros are promised */
+    memset(*out, 0xff, bytes); /* memory is not zeroed */
     n_allocations++;
     return GPU_OK;
 }
@@ -195,8 +195,7 @@ gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
     return s == GPU_OK ? gpu_wait(g) : s;
 }
 
-/* ---- graphs -----------------------------------------------------------------------------------
- */
+/* ---- graphs ---------------------------------------------------------------------------------- */
 
 static gpu_status gpu_capture(gpu *g)
 {

@@ -1,5 +1,4 @@
-/* A CUDA driver with as many devices as OCTAVO_TEST_DEVICES says (1): all that
- * model/cuda/find.c asks of one. */
+/* A CUDA driver with OCTAVO_TEST_DEVICES devices (default 1): all that model/cuda/find.c needs. */
 #include <stdlib.h>
 
 int cuInit(unsigned flags);

@@ -9,14 +9,14 @@
 
 enum {
     STACK_BYTES = 128 << 10,
-    SHARED_BYTES = 232448,     /* what sm_90 has for a block */
+    SHARED_BYTES = 232448,     /* a block's shared memory on sm_90 */
     SHARED_UNASKED = 48 << 10, /* without gpu_allow_shared */
     THREADS_MOST = 1024,
     GRID_MOST = 65535, /* along y and z */
     LANE_BYTES = 64,
 };
 
-/* 16 bytes on their way. */
+/* An asynchronous copy of 16 bytes. */
 struct copying {
     void *to;
     const void *from;
@@ -25,11 +25,11 @@ struct copying {
 };
 
 struct fiber {
-    void *sp; /* while it does not run */
+    void *sp; /* while it is not running */
     unsigned char *stack;
     bool done;
     bool at_block, at_warp;
-    int line; /* of the barrier or exchange that it has come to */
+    int line; /* of the barrier or exchange where it waits */
     unsigned n_groups;
     std::vector<copying> copies;
 };
@@ -57,7 +57,7 @@ static unsigned turn_of[THREADS_MOST];
 static uint32_t phase;
 alignas(128) static unsigned char shared_memory[SHARED_BYTES];
 static std::map<const void *, size_t> allowed_shared;
-static std::mutex one; /* ranks are threads, and this is all static */
+static std::mutex one; /* ranks are threads, and this state is static */
 static const std::function<void()> *current;
 
 unsigned char *simt_shared(void) { return shared_memory; }
@@ -69,7 +69,7 @@ static void refuse(const char *why)
     abort();
 }
 
-/* Saves what a function call must keep and changes stacks. */
+/* Saves the registers that a function call must preserve, and switches stacks. */
 extern "C" void simt_switch(void **from, void *to);
 asm(".text\n.globl simt_switch\n.type simt_switch,@function\nsimt_switch:\n"
     "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
@@ -92,7 +92,7 @@ static void prepare(fiber *f)
 {
     void **top = (void **)(f->stack + STACK_BYTES - 64);
     *--top = NULL;               /* alignment: as after a call */
-    *--top = (void *)fiber_main; /* where simt_switch returns to */
+    *--top = (void *)fiber_main; /* simt_switch returns to it */
     for (int i = 0; i < 6; i++) *--top = NULL;
     f->sp = top;
     f->done = f->at_block = f->at_warp = false;
@@ -100,10 +100,9 @@ static void prepare(fiber *f)
     f->copies.clear();
 }
 
-/* ---- barriers and exchanges ---------------------------------------------------------------------
- */
+/* ---- barriers and exchanges ------------------------------------------------------------------ */
 
-/* Returns true to the one that comes last. */
+/* Returns true to the last thread that arrives. */
 static bool arrive(barrier *b, unsigned of)
 {
     if (++b->arrived < of) return false;
@@ -121,7 +120,7 @@ static void wait_at(const barrier *b, unsigned generation, bool *flag)
 
 static unsigned thread_number(void) { return simt_now.thread_at.x; }
 
-/* All of these threads have come to the line where the last one is. */
+/* Checks that all of these threads wait at the line where the last one is. */
 static void check_lines(unsigned first, unsigned n, int line)
 {
     for (unsigned i = first; i < first + n; i++)
@@ -155,8 +154,7 @@ const unsigned char *simt_exchange(const void *mine, size_t bytes, int line)
     return all + (size_t)warp * WARP * LANE_BYTES;
 }
 
-/* ---- asynchronous copies ------------------------------------------------------------------------
- */
+/* ---- asynchronous copies --------------------------------------------------------------------- */
 
 void simt_copy_async(void *shared, const void *global, bool there)
 {
@@ -187,11 +185,10 @@ void simt_copy_wait(unsigned left)
     running->copies.resize(kept);
 }
 
-/* ---- blocks -------------------------------------------------------------------------------------
- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Runs the fibers in turn until all are done. A round in which nobody gets further is a barrier
- * that somebody never reached. */
+/* Runs the fibers in turn until all are done. A round without progress means that some thread never
+ * reached a barrier. */
 static void run_block(unsigned n)
 {
     memset(&of_block, 0, sizeof of_block);
@@ -230,7 +227,7 @@ void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
     if (allowed < bytes) allowed = bytes;
 }
 
-/* What a device would not launch. */
+/* Refuses launches that a device would refuse. */
 static void check_job(const simt_job &job)
 {
     const dim3 &b = job.block, &g = job.grid;
@@ -264,7 +261,7 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
     for (unsigned z = 0; z < job.grid.z; z++)
         for (unsigned y = 0; y < job.grid.y; y++)
             for (unsigned x = 0; x < job.grid.x; x++) {
-                /* What a block leaves behind is not the next one's. */
+                /* A block does not see what an earlier block left in shared memory. */
                 memset(shared_memory, 0xff, job.shared);
                 simt_now.block_at = dim3(x, y, z);
                 simt_seen.block = simt_seen.now = ++phase;

@@ -1,9 +1,9 @@
 /* simt: CUDA kernels as plain C++ on the CPU. Every thread of a block is a fiber; where one waits
- * for others (__syncthreads, a shuffle, a matrix instruction) the next one runs, and blocks go one
- * after the other. What it sees: wrong layouts of fragments, wrong arithmetic, barriers and
- * exchanges that not all threads reach or reach at different places, asynchronous copies that
- * nobody waited for, launches that a device refuses. With OCTAVO_SIMT_STRICT (strict.h) it also
- * judges every access: races within a block and between blocks, bounds, alignment. */
+ * for others (__syncthreads, a shuffle, a matrix instruction) the next one runs, and blocks run one
+ * after the other. It finds wrong layouts of fragments, wrong arithmetic, barriers and exchanges
+ * that not all threads reach or that they reach at different places, asynchronous copies that were
+ * not waited for, and launches that a device refuses. With OCTAVO_SIMT_STRICT (strict.h) it also
+ * checks every access: races within a block and between blocks, bounds, alignment. */
 #ifndef TESTS_SIMT_SIMT_H
 #define TESTS_SIMT_SIMT_H
 
@@ -19,13 +19,13 @@ struct dim3 {
     dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
 
-/* The fiber that runs now. */
+/* The running fiber. */
 struct simt_place {
     dim3 grid, block, block_at, thread_at;
 };
 extern simt_place simt_now;
 
-/* A launch. What its arguments are copied from is the only memory of the host that it reads. */
+/* A launch. The memory that its arguments are copied from is the only host memory it reads. */
 struct simt_job {
     const char *name;
     const void *kernel;
@@ -36,14 +36,14 @@ struct simt_job {
 };
 
 void simt_run(const simt_job &job, const std::function<void()> &body);
-/* At once, or late (device.h); between capture and captured it is noted. */
+/* Runs the work at once, or late (device.h); during a capture the work is recorded. */
 void simt_submit(gpu *g, const std::function<void()> &work);
 unsigned char *simt_shared(void);
 void simt_sync_block(int line);
-/* Every lane of the warp gives `bytes` (at most 64) and reads any other's: lane i's lie at
+/* Every lane of the warp gives `bytes` (at most 64) and reads those of any other: lane i's are at
  * 64 * i. They stay until the warp's next exchange. All lanes must be at the same line. */
 const unsigned char *simt_exchange(const void *mine, size_t bytes, int line);
-/* cp.async: what arrives is there when its group is waited for, and not before. */
+/* cp.async: the data arrives when its group is waited for, and not before. */
 void simt_copy_async(void *shared, const void *global, bool there);
 void simt_copy_commit(void);
 void simt_copy_wait(unsigned left);
@@ -52,13 +52,13 @@ enum simt_access {
     SIMT_READ,
     SIMT_WRITE,
     SIMT_ATOMIC,    /* reads and writes */
-    SIMT_READ_ONLY, /* by the path of what no kernel writes meanwhile */
-    SIMT_COPY,      /* an asynchronous copy begins to write */
-    SIMT_ARRIVE,    /* and has written */
+    SIMT_READ_ONLY, /* through the read-only path: no kernel may write meanwhile */
+    SIMT_COPY,      /* an asynchronous copy starts to write */
+    SIMT_ARRIVE,    /* the copy has written */
 };
 
 #ifdef OCTAVO_SIMT_STRICT
-/* What is not a plain access of the compiler's: those it tells by itself. */
+/* Records an access that is not a plain one; the compiler reports plain ones itself. */
 void simt_touch(const void *p, size_t n, simt_access how);
 #define SIMT_RAW __attribute__((no_sanitize_thread))
 #else
@@ -66,7 +66,7 @@ inline void simt_touch(const void *, size_t, simt_access) {}
 #define SIMT_RAW
 #endif
 
-/* What the arguments are at the launch counts, however late it runs. */
+/* The arguments' values at the launch count, however late it runs. */
 template <class K, class... A>
 inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t shared, K kernel,
                         A... args)
@@ -92,8 +92,7 @@ inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t 
 #define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
     simt_launch(#kernel, g, grid, block, shared, kernel, __VA_ARGS__)
 
-/* ---- numbers ----------------------------------------------------------------------------------
- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 inline float simt_float(uint32_t bits)
 {
@@ -108,8 +107,8 @@ inline uint32_t simt_bits(float f)
     return bits;
 }
 
-/* To the nearest, ties to even, with `mantissa` bits and exponents from `low` on (subnormals
- * below): what all short formats here do. */
+/* Rounds to nearest, ties to even, with `mantissa` bits and exponents from `low` on (subnormals
+ * below), as for all short formats here. */
 inline float simt_round(float x, int mantissa, int low)
 {
     if (x == 0.0f || !(fabsf(x) < INFINITY)) return x;
@@ -170,8 +169,7 @@ template <class T> inline uint32_t pack2(float a, float b, T)
     return (uint32_t)from_float<T>(a).bits | (uint32_t)from_float<T>(b).bits << 16;
 }
 
-/* ---- of a warp --------------------------------------------------------------------------------
- */
+/* ---- warp operations ------------------------------------------------------------------------- */
 
 template <class T> SIMT_RAW inline T shuffle_xor(T v, int mask, int line = __builtin_LINE())
 {
@@ -240,7 +238,7 @@ inline void copy_async(void *shared, const void *global, bool there)
 inline void copy_commit() { simt_copy_commit(); }
 template <int left> inline void copy_wait() { simt_copy_wait(left); }
 
-/* Register i of a lane is of the matrix whose 8 rows lanes 8 i .. 8 i + 7 point to. */
+/* Register i of a lane belongs to the matrix whose 8 rows lanes 8 i .. 8 i + 7 point to. */
 SIMT_RAW inline const uint16_t *simt_row(const unsigned char *all, int matrix, int row)
 {
     const uint16_t *p;
@@ -273,7 +271,7 @@ SIMT_RAW inline void load_matrices_turned(uint32_t r[4], const void *row,
 }
 
 /* PTX, "Matrix Fragments for mma.m16n8k16": A's registers are its quarters (rows 0-7 and 8-15 of
- * columns 0-7, then those of columns 8-15), B's its upper and lower half. */
+ * columns 0-7, then those of columns 8-15), B's are its upper and lower half. */
 template <class T>
 SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, T,
                               int line = __builtin_LINE())

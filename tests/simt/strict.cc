@@ -1,4 +1,4 @@
-/* Every access of a kernel, judged (strict.h). */
+/* Checks every access of a kernel (strict.h). */
 #include "tests/simt/strict.h"
 
 #include <map>
@@ -9,19 +9,19 @@
 static const size_t ARENA = (size_t)8 << 30, ALIGNMENT = 256;
 enum { DYNAMIC_BYTES = 232448 };
 
-/* Of a byte: who wrote it last and who has read it since, by phases (simt_view). */
+/* For a byte: its last writer and the readers since, with phases (simt_view). */
 struct cell {
     uint32_t written, read;
     uint16_t writer, reader;
-    uint8_t atomic;       /* it was written by one */
-    uint8_t pending;      /* a copy writes it that nobody has waited for */
+    uint8_t atomic;       /* written by an atomic */
+    uint8_t pending;      /* written by a copy that was not waited for */
     uint8_t other_blocks; /* read by more than one block of the launch */
 };
 
 enum { MANY = 0xffff };
 
 static unsigned char *arena;
-static uint8_t *valid; /* [ARENA / 8] a bit for each byte that is allocated */
+static uint8_t *valid; /* [ARENA / 8] a bit for each allocated byte */
 static cell *cells;    /* [ARENA] */
 static size_t arena_used;
 static std::map<uintptr_t, size_t> blocks;
@@ -29,8 +29,7 @@ static cell *of_static, *of_dynamic; /* [bytes of .bss], [DYNAMIC_BYTES] */
 
 extern unsigned char __executable_start[], __bss_start[], _end[];
 
-/* ---- memory -------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *reserve(size_t bytes)
 {
@@ -49,14 +48,14 @@ static void mark(size_t at, size_t n, bool is)
         valid[i / 8] = (uint8_t)(is ? valid[i / 8] | 1u << i % 8 : valid[i / 8] & ~(1u << i % 8));
 }
 
-/* Whole pages of it. */
+/* Gives whole pages of the memory back to the system. */
 static void give_back(void *p, size_t bytes)
 {
     uintptr_t from = ((uintptr_t)p + 4095) / 4096 * 4096, to = ((uintptr_t)p + bytes) / 4096 * 4096;
     if (to > from) madvise((void *)from, to - from, MADV_DONTNEED);
 }
 
-/* Never the same addresses twice: what is used after its release shows. */
+/* Never returns the same address twice, so that uses after a release are found. */
 void *simt_alloc(size_t bytes)
 {
     if (!arena) {
@@ -86,8 +85,7 @@ void simt_free(void *p)
     blocks.erase(found);
 }
 
-/* ---- judging ------------------------------------------------------------------------------------
- */
+/* ---- checking -------------------------------------------------------------------------------- */
 
 static void refuse(const char *why, const void *p, size_t n, unsigned other)
 {
@@ -100,7 +98,7 @@ static void refuse(const char *why, const void *p, size_t n, unsigned other)
     abort();
 }
 
-/* Where the access conflicts with one that no barrier orders before it. */
+/* Reports an access that conflicts with an earlier one, with no barrier between them. */
 static void judge(cell *c, size_t n, simt_access how, const void *p)
 {
     const uint16_t me = (uint16_t)simt_now.thread_at.x;
@@ -140,7 +138,9 @@ static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
         if (reads && !written) refuse("shared memory nobody wrote", p, n, MANY);
         if (written && c[i].pending && how != SIMT_ARRIVE)
             refuse("a copy is under way there", p, n, c[i].writer);
-        if (!written && c[i].read < simt_seen.block) c[i] = cell(); /* another block has its own */
+        if (!written && c[i].read < simt_seen.block)
+            c[i] = cell(); /* another block has shared
+                                                                     * memory of its own */
     }
     judge(c, n, how, p);
 }
@@ -177,7 +177,7 @@ void simt_touch(const void *p, size_t n, simt_access how)
     }
     bool reads = how == SIMT_READ || how == SIMT_READ_ONLY;
     if (reads && is_in(p, n, &simt_now, sizeof simt_now)) return; /* threadIdx and the like */
-    /* Kernels have no other variables than shared ones. */
+    /* A kernel's only variables are shared ones. */
     if (is_in(p, n, __bss_start, (size_t)(_end - __bss_start))) {
         judge_shared(of_static + ((const unsigned char *)p - __bss_start), n, how, p);
         return;
@@ -188,8 +188,7 @@ void simt_touch(const void *p, size_t n, simt_access how)
     refuse("memory of the host", p, n, MANY);
 }
 
-/* ---- what the compiler calls --------------------------------------------------------------------
- */
+/* ---- entry points for the compiler ----------------------------------------------------------- */
 
 extern "C" {
 void __tsan_init(void);

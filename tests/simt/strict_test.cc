@@ -1,5 +1,5 @@
-/* What the emulator must find: kernels with one defect each, and what it says of them. A kernel
- * without any ends well. */
+/* Kernels with one defect each, which the emulator must report, and a kernel without a defect,
+ * which must run well. */
 #include "tests/simt/device.h"
 #include "tests/simt/strict.h"
 
@@ -44,7 +44,7 @@ static __global__ void no_barrier_before_writing(float *x)
     some[self()] = next;
     x[self()] = next;
 }
-/* An exchange orders nothing in memory. */
+/* An exchange is no memory barrier. */
 static __global__ void exchange_for_barrier(float *x)
 {
     __shared__ float some[THREADS];
@@ -168,7 +168,7 @@ static void run(const planted *p)
     api->close(g);
 }
 
-/* In a process of its own, whose words are read. */
+/* Runs in a process of its own, whose output is read. */
 static bool is_found(const planted *p)
 {
     int ends[2];

@@ -115,8 +115,7 @@ static void check_bound(const tokenizer *t, size_t n_bytes, size_t n_ids)
         fail_msg("%zu bytes of %zu a token in %zu tokens", n_bytes, most, n_ids);
 }
 
-/* Decodes as a stream does, checks that every part is whole characters, and appends all parts to
- * out. */
+/* Decodes as a stream does, into out, and checks that every part is whole characters. */
 static bool stream_decode(const tokenizer *t, const tok_ids *ids, bool skip, strbuf *out)
 {
     tok_stream stream;
@@ -158,7 +157,7 @@ static const char *check_golden(const tokenizer *t, const strbuf *text, const go
         if (i == 2) reverse(&ids);
         assert_true(status_ok(tok_decode(t, ids.ids, ids.n, i & 1, &whole, &err)));
         bool ok = stream_decode(t, &ids, i & 1, &streamed);
-        /* When byte-fallback bytes end within a character, a stream has already given out what came
+        /* For byte-fallback bytes that end within a character, a stream has given out the text
          * before. */
         bool broken =
             falls_back && whole.size > 0 && memmem(whole.data, whole.size, "\xef\xbf\xbd", 3);
@@ -500,8 +499,7 @@ static void broken_utf8_becomes_replacement_characters(void **state)
         {"\xe2\x82z", "\xef\xbf\xbdz"}, /* one for the beginning of a character */
         {"\xe2\x28\xa1", "\xef\xbf\xbd(\xef\xbf\xbd"},
         {"\xf0\x9f\x98", "\xef\xbf\xbd"},
-        {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"}, /* a surrogate is not a
-                                                                   * beginning */
+        {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"}, /* no beginning */
         {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -601,8 +599,7 @@ static void long_runs(void **state)
     }
 }
 
-/* The same for character-based models: one word where there is no split, and U+2581 before every
- * run. */
+/* For character-based models: one word where there is no split, U+2581 before every run. */
 static void long_words(void **state)
 {
     (void)state;
@@ -629,8 +626,7 @@ static void long_words(void **state)
     }
 }
 
-/* Pushes ids written as "<0xF0>" one by one, and compares the result of each push; | separates
- * them. */
+/* Pushes ids written as "<0xF0>" one by one; compares each result, with | between. */
 static void expect_stream(const tokenizer *t, bool resumed, const char *const *tokens,
                           const char *due)
 {
@@ -670,8 +666,7 @@ static void streams_of_characters(void **state)
     expect_stream(t, false, ends,
                   "|\xef\xbf\xbd|\xef\xbf\xbd"
                   "A|");
-    /* Metaspace's decoder drops it in the first token that is given out, and has no byte
-     * fallback. */
+    /* Metaspace's decoder drops U+2581 in the first token given out; it has no byte fallback. */
     static const char *const metaspace[] = {"[INST]", "\xe2\x96\x81", "\xe2\x96\x81", "<0x41>",
                                             NULL};
     expect_stream(meta, false, metaspace, "|| |<0x41>|");
