@@ -23,7 +23,7 @@ typedef struct lane {
     const step_result *result;
     uint32_t peak_used; // pages, over all steps
     uint32_t furthest;  // RoPE position, over all steps
-    double most_kept;   // tokens after a step, over those before it, from `watch` on
+    double most_kept;   // largest number after a step, while `watch` is set
     uint32_t drawn, n_steps;
 } lane;
 

@@ -21,7 +21,7 @@ static void check_rope(const rope_config *r)
     FUZZ_CHECK(r->low_freq_factor > 0.0 && r->low_freq_factor < r->high_freq_factor);
 }
 
-/* A wrong RoPE field would give frequencies with which the model's answers make no sense. */
+/* Wrong frequencies would show only as nonsense in the model's answers: they must be finite. */
 static void check_frequencies(const model_config *c)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];

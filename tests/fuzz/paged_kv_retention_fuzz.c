@@ -1,7 +1,7 @@
 /* Property: for any document, retention_parse accepts it or refuses it with one line about
  * "retention". An accepted policy has at most one budget, and ascending points. Along these points,
- * on tables that earlier selections have left in any order: the measures of a step are consistent; a
- * selection is made, twice the same; it keeps the protected tokens, and at most as much as was
+ * on tables that earlier selections have left in any order: the measures of a step are consistent;
+ * a selection is made, twice the same; it keeps the protected tokens, and at most as much as was
  * promised; tables that share a selection keep the same slots; the report is JSON.
  *
  * Input: two bytes of prompt length, one that picks a geometry, one that seeds the measures;

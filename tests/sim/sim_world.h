@@ -45,7 +45,7 @@ typedef struct world_request {
     world_choice choices[CHOICES_MAX];
 } world_request;
 
-/* What the world expects of a session. */
+/* A session, as the world expects it to be. */
 typedef struct world_book {
     uint32_t n_turns; // 0 = no turn yet
     sim_turn turns[SIM_TURNS_MAX];

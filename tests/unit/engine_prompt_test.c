@@ -1,4 +1,4 @@
-/* What the engine reports of prompts: tokens, logprobs, refusals and counters. */
+/* The engine's reports on prompts: tokens, logprobs, refusals and counters. */
 #include "tests/unit/engine_fixture.h"
 
 #include <math.h>

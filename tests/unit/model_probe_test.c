@@ -1,5 +1,5 @@
-/* What a probe reports of attention, against a forward pass in float64; and which models are
- * refused a probe. */
+/* A probe's report on attention, against a forward pass in float64; and models that are refused a
+ * probe. */
 #include "model/probe.h"
 #include "tests/unit/model_dense.h"
 

@@ -94,9 +94,9 @@ static void a_horizon_is_the_request_s_length(void **state)
     retention_policy_resolve(&p, 10);
     assert_int_equal(p.horizon, 10);
     assert_int_equal(retention_next_point(&p, 100, 106), 108);
-    retention_policy_resolve(&p, 99); /* the growth can be resolved once only */
+    retention_policy_resolve(&p, 99); /* a resolved horizon stays */
     assert_int_equal(p.horizon, 10);
-    p.horizon = 4; /* so short that the horizon never ends */
+    p.horizon = 4; /* not above beta2 */
     assert_int_equal(retention_next_point(&p, 100, 0), 107);
 }
 

@@ -352,7 +352,7 @@ static void a_drop_touches_one_sequence_only(void **state)
     assert_int_equal(pkv_seq_position(f.kv, 1, 0, 16), 32);
     assert_int_equal(pkv_seq_position(f.kv, 1, 0, 37), 69);
 
-    /* What it computes now depends on the drop, and is not published. */
+    /* Tokens computed after the drop depend on it, and are not published. */
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 40)));
     assert_int_equal(pkv_seq_position(f.kv, 1, 0, 38), 70);
     f.n_events = 0;

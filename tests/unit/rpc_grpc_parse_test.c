@@ -89,7 +89,7 @@ static void test_cut_descriptors(void **state)
     (void)state;
     byte_range all = whole();
     size_t n_good = 0;
-    for (size_t n = 0; n < all.size; n++) { // at the end of a field the rest is not missed
+    for (size_t n = 0; n < all.size; n++) { // cut between two fields the file is still valid
         descriptor_set set;
         uint8_t *copy = malloc(n ? n : 1); // so that ASan sees over-reads
         memcpy(copy, all.data, n);

@@ -73,7 +73,7 @@ void site_start_worker(site *s, uint32_t rank, const char *address);
  * since a group cannot be destroyed while its ranks live, and the ranks use memory of the test's
  * stack. */
 status site_make(site *s, backend *out, error *err);
-/* As site_make; fails the test when it does. */
+/* site_make, but fails the test on an error. */
 backend site_make_sure(site *s);
 /* Calls site_make on a thread of its own; arg is a making. The making must fail: its backend is
  * returned to no caller. */

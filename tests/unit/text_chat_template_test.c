@@ -296,7 +296,7 @@ static void test_load(void **state)
     folder_remove(&f);
 }
 
-/* As in jinja2: text added to safe text is escaped, but not by `~`. */
+/* Text added to safe text is escaped, but not by `~`, as in jinja2. */
 static void test_safe(void **state)
 {
     (void)state;

@@ -306,7 +306,7 @@ static void bytes_without_a_token(void **state)
     tok_destroy(t);
 }
 
-/* As in the library: text that rstrip consumes is still searched for tokens. */
+/* Text that rstrip consumes is still searched for tokens, as in the library. */
 static void added_tokens_overlap(void **state)
 {
     (void)state;
