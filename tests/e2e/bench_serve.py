@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`octavo bench serve` against a server of somebody else. usage: bench_serve.py OCTAVO [unittest arguments]"""
+"""`octavo bench serve` against a server that is not octavo's. usage: bench_serve.py OCTAVO
+[unittest arguments]"""
 
 import http.server
 import json
@@ -14,8 +15,9 @@ OCTAVO = os.path.abspath(sys.argv[1])
 
 
 class OtherServer(http.server.BaseHTTPRequestHandler):
-    """Streams two tokens (one is NUL), then ends the stream in an event of its own, as llama.cpp's does; `extra` is one
-    event too many. Usage comes in an event after that one, or with it."""
+    """Streams two tokens (one is NUL), then ends the stream with a separate event, as llama.cpp's
+    server does; `extra` is one event too many. Usage comes in an event after that one, or with
+    it."""
 
     extra = ""
     with_end = False

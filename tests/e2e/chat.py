@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Conversations on the command line: octavo run --chat. usage: chat.py OCTAVO [unittest arguments]   (from the source
-root)"""
+"""Conversations on the command line: octavo run --chat. usage: chat.py OCTAVO [unittest arguments]
+(from the source root)"""
 
 import json
 import os
@@ -27,12 +27,13 @@ class Conversation(unittest.TestCase):
             {"role": "user", "content": hello}, {"role": "assistant", "content": first["text"]},
             {"role": "user", "content": "who are you"}]})
         self.assertEqual(lines[1]["token_ids"], both["token_ids"])
-        # The second turn finds the first in the cache, as far as its pages are full.
+        # The second turn finds the full pages of the first one in the prefix cache.
         self.assertEqual(lines[1]["usage"]["prompt_tokens"], both["usage"]["prompt_tokens"])
         self.assertGreaterEqual(lines[1]["usage"]["prompt_tokens_details"]["cached_tokens"], PAGE)
 
     def test_chat_of_a_full_context(self):
-        """The oldest turns go, what never fits is left out, and the chat goes on."""
+        """The oldest turns are removed, a turn that never fits is left out, and the chat
+        continues."""
         said = "".join(f"number {i} of some words that take room in a context\n" for i in range(8))
         out, err = octavo("run", *POOL, "--chat", "--json", "--max-tokens", "8", "--max-model-len", "160", stdin=said)
         self.assertEqual(len(out.splitlines()), 8)
@@ -46,7 +47,8 @@ class Conversation(unittest.TestCase):
         self.assertRegex(octavo("--version")[0], r"^octavo \d+\.\d+\.\d+\n$")
 
     def test_chat_in_a_session(self):
-        """Every turn goes on from the last, and answers as a chat without a session does."""
+        """Every turn continues from the last one, and is answered as in a chat without a
+        session."""
         said = "Good morrow\nand what of Juliet\nfarewell\n"
         lines, plain = ([json.loads(line) for line in
                          octavo("run", *POOL, "--chat", "--json", "--max-tokens", "9", *flags, stdin=said)[0].splitlines()]
@@ -57,7 +59,8 @@ class Conversation(unittest.TestCase):
         self.assertIn("; session continued", err)
 
     def test_lines_of_one_session_are_its_turns(self):
-        """Each waits for the one before it; lines of others go on beside it."""
+        """Each line of a session waits for the one before it; lines of other sessions run beside
+        it."""
         fields = {"max_tokens": 20, "ignore_eos": True, "retention": {"method": "chunkkv", "ratio": 0.5}}
         prompt = tokens(64, 40)
         first = run_one({"prompt_token_ids": prompt, **fields})["token_ids"]
@@ -70,7 +73,7 @@ class Conversation(unittest.TestCase):
         self.assertEqual(lines["a0"]["token_ids"], first)
         for i in range(4):
             self.assertNotIn("session", lines[f"b{i}"]["retention"])
-        # The flag is every line's.
+        # The flag applies to every line.
         lines = run_lines([{k: v for k, v in turn.items() if k != "session"} for turn in turns], "--session", "x")
         self.assertEqual([line["retention"]["session"] for line in lines], ["stored", "continued"])
 
@@ -82,7 +85,8 @@ class Conversation(unittest.TestCase):
         self.assertEqual(line["token_ids"], same["token_ids"])
 
     def test_line_by_line(self):
-        """Each line is answered before the next is written: nothing waits for the end of input."""
+        """Each line is answered before the next one is written: no answer waits for the end of
+        input."""
         p = subprocess.Popen([OCTAVO, "run", *POOL, "--prompts", "-", "--max-tokens", "3"],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         for i in range(3):
@@ -95,7 +99,7 @@ class Conversation(unittest.TestCase):
         p.stdout.close()
 
     def test_a_bar_while_weights_are_loaded(self):
-        """On a terminal alone, and gone from it when they are there."""
+        """Shown on a terminal only, and erased when the weights are loaded."""
         flags = [OCTAVO, "run", *POOL, "--prompt", "O", "--max-tokens", "1"]
         terminal, its_end = pty.openpty()
         p = subprocess.Popen(flags, stdout=subprocess.DEVNULL, stderr=its_end)
@@ -104,7 +108,7 @@ class Conversation(unittest.TestCase):
         try:
             while some := os.read(terminal, 4096):
                 shown += some
-        except OSError:  # how the end of a terminal looks
+        except OSError:  # the end of a terminal
             pass
         os.close(terminal)
         self.assertEqual(p.wait(TIMEOUT), 0)

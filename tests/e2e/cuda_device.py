@@ -1,7 +1,7 @@
 """--device as a user meets it: without a driver, and with kernels that run on the CPU (tests/simt).
 
-cuda_device.py --compare OCTAVO [FLAGS]: on a machine with a GPU, greedy answers on it against the CPU's, of the demo
-model unless FLAGS name another, with and without --batch-invariant."""
+cuda_device.py --compare OCTAVO [FLAGS]: on a machine with a GPU, compares greedy answers on it with
+the CPU's, of the demo model unless FLAGS name another, with and without --batch-invariant."""
 
 import json
 import os
@@ -11,9 +11,10 @@ import sys
 import tempfile
 
 TIE = 0.05  # nats between tokens that rounding may swap
-SMALL = ["--kv-memory", "16M", "--swap-memory", "0"]  # an emulated GPU's memory is zeroed byte by byte
+SMALL = ["--kv-memory", "16M", "--swap-memory", "0"]  # emulated GPU memory is zeroed byte by byte
 PROMPTS = ["The quick brown fox", "Once upon a time there was a", "1 2 3 4 5"]
-# Of different lengths, and as many as no CUDA graph has rows: what steps of them decode is padded.
+# Prompts of different lengths, and more of them than a CUDA graph has rows, so that decode steps
+# are padded.
 CROWD = [f"{i}. {'The quick brown fox jumps over the lazy dog. ' * 2}"[:4 + 8 * i] for i in range(11)]
 
 
@@ -33,7 +34,8 @@ def refused(result, *words):
 
 
 def with_worker(*flags, words=None):
-    """One rank in a process of its own, on an emulated GPU of its own; words: what it is refused with."""
+    """One rank in a process of its own, on an emulated GPU of its own; words: the text of its
+    refusal."""
     environment = dict(os.environ, LD_LIBRARY_PATH=home)
     worker = subprocess.Popen([here, "worker", "--listen", "127.0.0.1:0", "--model", "models/demo", *flags], env=environment,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -56,7 +58,8 @@ def prompt(text):
 
 
 def answers(program, device, driver, n_tokens, flags=(), prompts=PROMPTS):
-    """Tokens of each prompt, and the likeliest at each place. What is told beside them may be a failed capture."""
+    """The tokens of each prompt, and the most likely tokens at each place. stderr may hold a failed
+    capture."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
         for text in prompts:
             f.write(json.dumps({"prompt": text, "max_tokens": n_tokens, "temperature": 0, "logprobs": 5}) + "\n")
@@ -75,7 +78,7 @@ def answers(program, device, driver, n_tokens, flags=(), prompts=PROMPTS):
 
 
 def compare(cpu, gpu):
-    """The same tokens, or a first difference that is a tie."""
+    """The tokens must be the same up to a first difference, which must be a tie."""
     for key, a in cpu.items():
         b = gpu[key]
         for i, (x, y) in enumerate(zip(a["token_ids"], b["token_ids"])):
@@ -90,7 +93,8 @@ def compare(cpu, gpu):
 
 
 def compare_crowd(program, flags):
-    """A batch whose steps are padded; with --batch-invariant every bit is that of a prompt alone."""
+    """Compares a batch with padded steps; with --batch-invariant every bit equals that of a prompt
+    alone."""
     def crowd(device, *more):
         return answers(program, device, False, 24, [*flags, *more], CROWD)
 
@@ -112,7 +116,7 @@ def octavo_with_device(*args):
 
 
 def plans():
-    """octavo plan's figures are those of the backend that is then made."""
+    """octavo plan's figures equal those of the backend that is then made."""
     for flags in (["--kv-dtype", "int8"], ["--kv-dtype", "fp8", "--tp", "2", "--workers", "threads"]):
         flags = ["--model", "models/demo", "--kv-memory", "5M", "--swap-memory", "1M", "--device", "cuda", *flags]
         small = ["--memory", "8G", "--context", "64", "--concurrency", "1", "--json"]
@@ -141,7 +145,7 @@ def benches():
 
 def main():
     shutil.copy2(octavo, here)
-    # A machine may have a real driver: what follows is of one that has none.
+    # A machine may have a real driver: the following tests a machine without one.
     probe = run("--device", "cuda", *prompt(PROMPTS[0]), driver=False)
     if "driver" in probe.stderr:
         refused(probe, "--device", "no CUDA driver")

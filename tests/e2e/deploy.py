@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What deploy/ says against what there is: packages, flags, settings, shell, YAML. Nothing is deployed.
+"""Compares deploy/ with the tree: packages, flags, settings, shell, YAML. Nothing is deployed.
 usage: deploy.py OCTAVO   (from the source root)"""
 
 import os
@@ -27,7 +27,7 @@ def setting(prefix, flag):
 
 
 def packages_of(dockerfile, stage):
-    """Of the stage's apt-get install."""
+    """Packages of the stage's apt-get install."""
     part = text_of(dockerfile).split("\nFROM ")[stage]
     names = re.search(r"--no-install-recommends((?:[^&]|\n)*?)&&", part).group(1)
     return set(names.replace("\\", " ").split())
@@ -40,7 +40,7 @@ class Images(unittest.TestCase):
         self.assertEqual(packages_of("deploy/Dockerfile.cuda", 1), wanted | {"g++"})
 
     def test_run_with_what_the_executable_needs(self):
-        """Each library that it is linked with, and UCX, which it opens."""
+        """Each library that the executable is linked with, and UCX, which it opens at run time."""
         linked = subprocess.run(["ldd", OCTAVO], capture_output=True, text=True).stdout
         needs = {"libjansson": "libjansson4", "libpcre2": "libpcre2-8-0", "libutf8proc": "libutf8proc2",
                  "libjemalloc": "libjemalloc2", "libmicrohttpd": "libmicrohttpd12", "libgrpc.": "libgrpc29",
@@ -93,7 +93,7 @@ class Scripts(unittest.TestCase):
         env = {e["name"]: e["value"] for e in serve["env"]}
         self.assertEqual(int(env["RANKS"]), template["size"])
         subprocess.run(["bash", "-n"], input=serve["command"][2], text=True, check=True)
-        # The leader finds the others: what its shell would run.
+        # The leader finds the other ranks: runs what its shell would run.
         script = serve["command"][2].replace("exec /usr/bin/octavo", "echo")
         out = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=True,
                              env={"PATH": os.environ["PATH"], "RANKS": "3",

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The demo model finds what long texts hide: with every page as often as the oracle (PyTorch), token for token. usage:
-needle.py OCTAVO   (from the source root)
+"""The demo model recalls needles in long texts; with every page kept, as often as the oracle
+(PyTorch) does, token for token. usage: needle.py OCTAVO   (from the source root)
 
-Takes every 20th of the 200 prompts, or every 50th with OCTAVO_TESTS_LIGHT (sanitizers). With OCTAVO_SOAK it takes all of them,
-and then chunkkv at 50, 25 and 10 % too, whose table is printed, whatever it says."""
+Takes every 20th of the 200 prompts, or every 50th with OCTAVO_TESTS_LIGHT (sanitizers). With
+OCTAVO_SOAK it takes all of them, and also chunkkv at 50, 25 and 10 %, whose table is printed but
+not checked."""
 
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import tempfile
 
 GOLDEN = "tests/golden/needle_200"
-NEAR = 0.5  # nats: where the oracle's own choice was that close, bf16 pages may choose otherwise
+NEAR = 0.5  # nats: where the oracle's two best tokens were that close, bf16 pages may pick the other
 
 
 def lines(path):
@@ -21,7 +22,8 @@ def lines(path):
 
 
 def answers(octavo, prompts, retention, quantize="none"):
-    """Ids to output lines. Few at once, so that a small machine's memory is enough."""
+    """Ids mapped to output lines. Few requests at once, so that a small machine's memory
+    suffices."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
         for p in prompts.values():
             f.write(json.dumps(dict(p, retention=retention) if retention else p) + "\n")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""octavo plan as a user meets it: what docs/cluster.md shows is what it prints, its figures are those of a
-server that is started, and what it refuses. usage: plan.py OCTAVO [--write]   (from the source root;
+"""octavo plan as a user meets it: docs/cluster.md shows its real output, its figures are those of a
+server that is started, and its refusals. usage: plan.py OCTAVO [--write]   (from the source root;
 --write puts the output into docs/cluster.md)"""
 
 import json
@@ -103,7 +103,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("--model is missing", self.refused(2, "--memory", "1G"))
         for memory in ("8xx80G", "0x80G", "8x", "x80G", "-1G", "0", "80Q"):
             self.assertIn("--memory", self.refused(2, "--model", "models/demo", f"--memory={memory}"))
-        for gpu in (["--gpu"], ["--device", "cuda"]):  # this machine's memory is no GPU's
+        for gpu in (["--gpu"], ["--device", "cuda"]):  # this machine's memory is not a GPU's
             self.assertIn("--memory is missing", self.refused(2, *demo[:2], *gpu))
         self.assertIn("8 devices for --tp 4", self.refused(2, *demo[:2], "--memory", "8x1G", "--tp", "4"))
         self.assertIn("--context", self.refused(2, *demo, "--context", "5000"))
@@ -127,7 +127,7 @@ class Gpu(unittest.TestCase):
     def test_has_pages_of_its_own(self):
         demo = ["--model", "models/demo", "--memory", "2G"]
         _, wide = planned(*demo, "--gpu")
-        for name, part in (("fp8", 64), ("int8", 68)):  # bytes of a head's K and V, of 128
+        for name, part in (("fp8", 64), ("int8", 68)):  # bytes of a head's K and V, out of 128
             _, plan = planned(*demo, "--gpu", "--kv-dtype", name)
             self.assertEqual(plan["kv"]["type"], name)
             self.assertEqual(plan["kv"]["token_bytes"] * 128, wide["kv"]["token_bytes"] * part)

@@ -46,12 +46,12 @@ def recall(octavo, folder):
     refused(octavo, "--resume", *flags, "--method", "chunkkv")
     again = bench(octavo, *flags, "--method", "chunkkv", "--resume")
     assert again.stdout == table and "0 answers (32 before)" in again.stderr, again.stderr
-    # A method that is added is asked alone; what is there is reported without asking.
+    # Only an added method is run; results that exist are reported without running.
     more = bench(octavo, *flags, "--method", "chunkkv", "--method", "rag-bm25", "--resume")
     assert "16 answers (32 before)" in more.stderr, more.stderr
     assert os.path.getsize(os.path.join(folder, "records.jsonl")) > lines
     assert bench(octavo, *flags, "--method", "chunkkv", "--report").stdout == table
-    # A line that was cut off is asked again.
+    # A truncated line is run again.
     with open(os.path.join(folder, "records.jsonl"), "r+") as f:
         f.truncate(os.path.getsize(f.name) - 20)
     cut = bench(octavo, *flags, "--method", "chunkkv", "--method", "rag-bm25", "--resume")
@@ -61,7 +61,8 @@ def recall(octavo, folder):
 
 
 def analyses(octavo, folder):
-    """What stays, costs nothing; what goes, costs something; answers are what they were."""
+    """Layers that keep everything show no change, layers that drop pages show one, and the answers
+    are unchanged."""
     flags = [*RECALL, "--tasks", "recall", "--lengths", "512", "--samples", "4", "--measure", "2", "--budgets", "0.25"]
     methods = ["--method", "chunkkv", "--method", 'all={"method":"chunkkv","tokens":4096}', "--method", "rag-bm25"]
     table = bench(octavo, *flags, *methods, "--analyses", "--out", folder).stdout
@@ -93,7 +94,7 @@ def user_data(octavo, folder):
     with open(data, "w") as f:
         for i in range(4):
             print(json.dumps({"context": f"{i}abc" * 20, "input": "x", "answer": ["7"]}), file=f)
-    # The model knows 32 letters: their answers are wrong, and counted.
+    # The model knows 32 letters: its answers to these questions are wrong, and counted.
     table = bench(octavo, *RECALL, "--data", data + ":infinitebench", "--method", "full", "--out", os.path.join(folder, "out"),
                   "--samples", "3").stdout
     assert "0.000 (0.000 to 0.561, 3 prompts of 3 contexts)" in table, table

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Drives the octavo executable with the demo model, as a user would: what it prints, what it refuses, how
-it ends. usage: run_cli.py OCTAVO [unittest arguments]   (from the source root)"""
+"""Drives the octavo executable with the demo model, as a user would: its output, its refusals, its
+exit status. usage: run_cli.py OCTAVO [unittest arguments]   (from the source root)"""
 
 import json
 import math
@@ -20,13 +20,13 @@ POOL = ["--model", MODEL, "--kv-memory", "64M"]
 VOCAB = 1024
 PAGE = 16
 LAYERS = 4
-TIMEOUT = 600 # seconds after which something hangs: sanitizers on a busy machine are slow
+TIMEOUT = 600 # seconds after which a command hangs: sanitizers on a busy machine are slow
 
 RUN_KEYS = ["id", "index", "text", "token_ids", "finish_reason", "usage", "timings"]
 
 
 def octavo(*args, stdin="", code=0):
-    """Runs to the end; returns (stdout, stderr) as text."""
+    """Runs the command to its end; returns (stdout, stderr) as text."""
     if isinstance(stdin, str):
         stdin = stdin.encode()
     p = subprocess.run([OCTAVO, *args], input=stdin, capture_output=True, timeout=TIMEOUT)
@@ -176,7 +176,7 @@ class Run(unittest.TestCase):
     def test_prefix_cache(self):
         ids = tokens(200, 1)
         requests = [{"id": i, "prompt_token_ids": ids, "max_tokens": 2} for i in range(2)]
-        # One after the other, in the order they end: two are tokenized at once.
+        # Compared in the order of their ids: two texts are tokenized at once.
         first, second = run_lines(requests, "--max-batch", "1")
         self.assertEqual(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
         self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], 192)
@@ -274,7 +274,7 @@ class Retention(unittest.TestCase):
         self.assertRegex(err, r"retention chunkkv: kept \d+ of \d+ tokens \(\d+ %\), dropped \d+ pages")
 
     def test_retained_beside_full(self):
-        """A neighbour that drops pages changes nobody's answer."""
+        """Requests that drop pages do not change the answers of others."""
         prompts = [{"id": i, "prompt_token_ids": tokens(300, 10 + i), "max_tokens": 6, "ignore_eos": True}
                    for i in range(6)]
         alone = {i: run_one(p)["token_ids"] for i, p in enumerate(prompts)}
@@ -289,7 +289,7 @@ class Retention(unittest.TestCase):
 
 class Ending(unittest.TestCase):
     def start(self, max_tokens):
-        """200 requests that all run at once; request i makes max_tokens(i) tokens."""
+        """Starts 200 requests that all run at once; request i makes max_tokens(i) tokens."""
         lines = [{"id": i, "prompt_token_ids": tokens(50, i), "max_tokens": max_tokens(i), "ignore_eos": True}
                  for i in range(200)]
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False) as f:
@@ -315,7 +315,7 @@ class Ending(unittest.TestCase):
         p = self.start(lambda i: 2 + 10 * i)
         p.stdout.readline()
         p.stdout.close()
-        err = p.stderr.read() # to its end: the process is about to go
+        err = p.stderr.read() # to the end of the output: the process is about to exit
         self.assertEqual(p.wait(TIMEOUT), 1, err)
         self.assertNotIn(b"200/200 done", err)
 
@@ -426,7 +426,7 @@ class Score(unittest.TestCase):
         self.assertEqual(whole["tokens"], len(ids) - 1)
         self.assertAlmostEqual(whole["nll_per_token"], nll, places=4)
         self.assertAlmostEqual(whole["perplexity"] / math.exp(nll), 1, places=3)
-        # Windows: the same tokens, each once, with less context.
+        # Windows score the same tokens, each once, with less context.
         cut = json.loads(octavo(*score, "--window", "256", "--stride", "100")[0])
         self.assertEqual((cut["tokens"], cut["window"], cut["stride"]), (len(ids) - 1, 256, 100))
         expected = 0.0
@@ -442,7 +442,8 @@ class Score(unittest.TestCase):
         self.assertAlmostEqual(cut["nll_per_token"], expected / (len(ids) - 1), places=4)
 
     def test_perplexity_of_fewer_bits(self):
-        """A text as the model was trained on. What 4 bits cost is told, and bounded as it was measured."""
+        """A text like those the model was trained on. The cost of 4 bits is reported, and bounded
+        as measured."""
         with open("tests/golden/needle_200.jsonl", encoding="utf-8") as f:
             prompts = [json.loads(next(f))["prompt"] for _ in range(2)]
         with open(self.path("text"), "w", encoding="utf-8") as f:
@@ -485,7 +486,7 @@ class Ranks(unittest.TestCase):
         self.assertAlmostEqual(json.loads(ranks)["nll_per_token"], json.loads(alone)["nll_per_token"], places=5)
         self.assertIn("4 ranks, 8 threads", err)
         self.assertNotIn("ranks", err_alone)
-        room = "room for 16368 tokens" # the slices together are what --kv-memory says
+        room = "room for 16368 tokens" # the slices together take --kv-memory
         self.assertIn(room, err_alone)
         self.assertIn(room, err)
 
@@ -499,7 +500,7 @@ class Ranks(unittest.TestCase):
 
 class Bench(unittest.TestCase):
     def test_engine(self):
-        """Every part runs and reports; how fast is nobody's business here."""
+        """Every part of the benchmark runs and reports; speed is not checked here."""
         out = octavo("bench", "engine", *POOL, "--batch", "1,2", "--context", "64", "--prefill", "100",
                      "--rounds", "1", "--json")[0]
         report = json.loads(out)
@@ -511,13 +512,14 @@ class Bench(unittest.TestCase):
                                 ("tokens_s", "step_ms", "gb_s", "gflop_s", "read_limit_gb_s", "fma_limit_gflop_s",
                                  "int_limit_gop_s", "read_share", "fma_share", "int_share", "limit_tokens_s")), row)
             self.assertAlmostEqual(row["read_share"] * row["read_limit_gb_s"], row["gb_s"], delta=0.01 * row["gb_s"])
-        # Steady steps allocate nothing; -1 where nobody counts (sanitizers).
+        # Steady steps allocate nothing; -1 where allocations are not counted (sanitizers).
         self.assertIn(rows[-1]["steady_heap_bytes"], (0, -1))
         self.assertEqual(rows[-1]["pool"], 64 << 20)
 
 
 class Refusals(unittest.TestCase):
-    """One line on stderr that names the culprit; 2 for the command line, 1 for what it points to."""
+    """One line on stderr that names the cause; exit status 2 for the command line, 1 for what it
+    points to."""
 
     def refuses(self, args, code, *words):
         out, err = octavo(*args, code=code)

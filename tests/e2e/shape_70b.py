@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Llama-3-70B's shape cut to 2 layers, made-up bf16 weights: eight processes of this machine against one
-rank. Logits, log-probabilities, tokens and kept pages. usage: shape_70b.py OCTAVO   (from the source root; a
-part of `./dev soak`)"""
+"""Llama-3-70B's shape cut to 2 layers, with random bf16 weights: eight processes on this machine
+compared with one rank in logits, log-probabilities, tokens and kept pages. usage: shape_70b.py
+OCTAVO   (from the source root; a part of `./dev soak`)"""
 
 import array
 import json
@@ -15,13 +15,13 @@ import threading
 import time
 
 LAYERS, RANKS = 2, 8
-NEEDS = 9 << 30  # bytes: 7.4 GiB were taken
+NEEDS = 9 << 30  # bytes: 7.4 GiB were used
 TIMEOUT = 3600
 VOCAB = 128256
 PROMPT, OUTPUTS, SCORED = 96, 8, 16
 NMSE, NATS = 1e-9, 1e-4
 
-# With AVX2 bf16 weights meet activations of f32, as on one rank.
+# With AVX2, bf16 weights are multiplied with f32 activations, as on one rank.
 FLAGS = ["--load-format", "dummy", "--override", f"num_hidden_layers={LAYERS}", "--kv-dtype", "f32", "--isa", "avx2",
          "--kv-memory", "64M", "--kv-group-heads", "1", "--swap-memory", "0", "--max-batch", "4",
          "--max-model-len", "256", "--prefill-chunk", "128"]
@@ -42,7 +42,7 @@ def bytes_left():
 
 
 class Memory(threading.Thread):
-    """The most that a session of processes takes, shared pages counted once."""
+    """The peak memory of a session of processes, with shared pages counted once."""
 
     def __init__(self, session):
         super().__init__(daemon=True)
@@ -119,7 +119,7 @@ def compare_answers(want, got):
             assert len(tops[0]) == len(tops[1]) == 20
             worst = max([worst] + [abs(p - q) for p, q in zip(*tops)])
             same = a["token_ids"][t] == b["token_ids"][t]
-            if not same:  # the two likeliest have changed places
+            if not same:  # the two most likely tokens changed places
                 assert tops[0][0] - tops[0][1] < NATS, f"request {name}: token {t} is another one"
                 ties += 1
                 break

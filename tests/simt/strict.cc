@@ -139,8 +139,7 @@ static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
         if (written && c[i].pending && how != SIMT_ARRIVE)
             refuse("a copy is under way there", p, n, c[i].writer);
         if (!written && c[i].read < simt_seen.block)
-            c[i] = cell(); /* another block has shared
-                                                                     * memory of its own */
+            c[i] = cell(); /* other blocks have their own */
     }
     judge(c, n, how, p);
 }

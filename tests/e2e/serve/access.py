@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Two keys on one server: every RPC and every route, tried with another's key. A method or a route without a row
-in the tables here fails the suite. usage: access.py OCTAVO [unittest arguments]"""
+"""Two keys on one server: every RPC and every route is tried with the other key. A method or a route
+without a row in the tables here fails the suite. usage: access.py OCTAVO [unittest arguments]"""
 
 import json
 import os
@@ -31,7 +31,8 @@ def bearer(who):
 
 
 def guess(surface, more=""):
-    """A prompt that both keys send over one surface: the words differ from surface to surface from the first on."""
+    """A prompt that both keys send over one surface; prompts of different surfaces share no
+    prefix."""
     return f"{surface[::-1]} says: " + "the play is at the Globe on Monday, and the Queen will be there. " * 4 + more
 
 
@@ -42,7 +43,7 @@ class Refused(Exception):
 
 
 class Answer:
-    """The messages of a call, serialized, and its trailers."""
+    """The messages of a call, serialized, and its trailing metadata."""
 
     def __init__(self, messages, trailing=None):
         self.messages, self.trailing = messages, trailing or {}
@@ -54,7 +55,7 @@ class Answer:
         return json.loads(self.trailing["octavo-report"])[0]
 
 
-# ---- what is asked, and what its answer says of the prompt: (tokens of it found in the cache, what became of the session)
+# ---- requests, and what the answer reports: (tokens found in the cache, outcome of the session)
 
 
 def by_octavo(text, session):
@@ -107,10 +108,10 @@ def of_http(answer):
     return found.get("cached_tokens", 0), body["choices"][0]["retention"]["session"]
 
 
-# ---- the tables: a row says who may call, with what, and what is looked for in the answer
+# ---- the tables: a row states who may call, with what, and what the answer must contain
 
 OPEN = "open"      # needs no key
-OWN = "own"        # a key, and shows its own alone
+OWN = "own"        # needs a key, and shows only that key's own
 ADMIN = "admin"    # an admin key
 
 
@@ -171,7 +172,7 @@ ROUTES = {
 
 
 def packed(ids):
-    """Token ids as a message holds them."""
+    """Token ids as a message packs them."""
     return octavo.TokenIds(ids=ids).SerializeToString()[2:]
 
 
@@ -193,7 +194,7 @@ class AccessTest(ServeTest):
         cls.addClassCleanup(cls.channel.close)
 
     def call(self, path, row, who, request=None, session=None):
-        """An Answer, or Refused. A call that goes on is given up after its first message."""
+        """An Answer, or Refused. An endless call is cancelled after its first message."""
         request = request if request is not None else row.request
         ask = self.channel.stream_stream(path, lambda m: m.SerializeToString(), lambda b: b)
         metadata = [*bearer(who).items(), *([("octavo-session", session)] if session else [])]
@@ -214,7 +215,7 @@ class AccessTest(ServeTest):
         return status, Answer([text.encode()])
 
     def generate(self, where, row, who, more=""):
-        """What the row's surface says of a prompt that both keys send there."""
+        """The report of the row's surface on a prompt that both keys send there."""
         make, read = row.generates
         surface = "-".join(where) if isinstance(where, tuple) else where
         request = make(guess(surface, more), surface)
@@ -227,7 +228,7 @@ class AccessTest(ServeTest):
 
 
 class Rows(AccessTest):
-    """The tables know everything that the server serves."""
+    """The tables contain every method and route that the server has."""
 
     def reflected(self):
         row = METHODS["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
@@ -258,7 +259,8 @@ class Rows(AccessTest):
 
 
 class TwoKeys(AccessTest):
-    """Alice has asked, over every surface; Bob tries everything, and so do those without a key."""
+    """Alice has sent requests over every surface; Bob tries everything, and so do clients without a
+    key."""
 
     FLAGS = ["--max-sessions", "64"]
 
@@ -320,7 +322,8 @@ class TwoKeys(AccessTest):
         for where, row in everything.items():
             (self.route if isinstance(where, tuple) else self.method)(where, row)
         for where, row in generating.items():
-            # Neither Alice's prefix nor her session of that name is there for Bob; both still are for her.
+            # Neither Alice's prefix nor her session of that name exists for Bob; both still exist
+            # for her.
             self.assertEqual(self.generate(where, row, "bob", "Or so"), (0, "stored"), where)
             found, said = self.generate(where, row, "alice", "Or so")
             self.assertGreaterEqual(found, 2 * PAGE, where)
@@ -333,7 +336,7 @@ class TwoKeys(AccessTest):
             self.assertTrue(self.call(path + "SubscribeKvEvents", row, "root").messages)
 
     def test_events_tell_no_tokens(self):
-        """Prefixes of several keys are kept apart: what an admin is told of them is hashes."""
+        """Prefixes of several keys are kept apart: an admin sees their hashes only."""
         call = self.channel.unary_stream(
             OCTAVO_V1 + "SubscribeKvEvents", octavo.SubscribeKvEventsRequest.SerializeToString,
             octavo.KvEventBatch.FromString)(octavo.SubscribeKvEventsRequest(start_sequence_number=1),
@@ -356,7 +359,8 @@ class Ids(AccessTest):
     MODEL = SLOW
 
     def run_jobs(self, who):
-        """A long request over each surface that takes an id, all of the id "job"-surface; a thread each."""
+        """Runs a long request over each surface that takes an id, each with the id "job"-surface
+        and a thread."""
         long = {"max_tokens": 4000, "ignore_eos": True}
         ends = {}
 
@@ -403,7 +407,7 @@ class Ids(AccessTest):
             self.assertEqual(self.call(VLLM + "Abort", row, "bob", vllm.AbortRequest(request_ids=self.JOBS)).messages,
                              self.call(VLLM + "Abort", row, "bob", vllm.AbortRequest(request_ids=["none"])).messages)
             self.assertEqual(self.abort("bob", *self.JOBS, "none"), 0)
-            # Bob may use the same ids meanwhile, and ends his own by them.
+            # Bob may use the same ids meanwhile, and aborts only his own by them.
             theirs, ended = self.run_jobs("bob")
             eventually("all requests run", lambda: self.running() == 6)
             self.assertEqual(self.abort("bob", *self.JOBS), 3)
@@ -418,7 +422,8 @@ class Ids(AccessTest):
 
 
 class NoAdmin(AccessTest):
-    """Keys of clients alone: what belongs to an admin is refused, and says how it could be had."""
+    """With clients' keys only, calls for an admin are refused with a text that says how to allow
+    them."""
 
     ADMIN_KEYS = []
 
@@ -435,8 +440,8 @@ class NoAdmin(AccessTest):
 
 
 class Shared(AccessTest):
-    """--share-prefixes: keys hit each other's prefixes, and an admin reads the tokens of those, but of no salt and no
-    session."""
+    """--share-prefixes: keys hit each other's prefixes, and an admin reads the tokens of these, but
+    of no salt and no session."""
 
     FLAGS = ["--share-prefixes"]
 
@@ -491,7 +496,8 @@ class Flags(unittest.TestCase):
                          "--admin-key-file", path, "--api-key", "two")
 
     def test_what_is_no_key(self):
-        """A line is a key as a whole or refused, before the model is loaded: never a shorter key."""
+        """A line is accepted as a whole key, or refused before the model is loaded; it is never
+        cut."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "keys")
             for line in (b"correct horse", b"key # of Alice", "k\u00e9y".encode(), b"k" * 257, b"\xef\xbb\xbfkey"):

@@ -37,7 +37,7 @@ class Equality(ServeTest):
         cls.vllm = vllm_rpc.VllmEngineStub(cls.channel)
         cls.kserve = kserve_rpc.GRPCInferenceServiceStub(cls.channel)
 
-    # Each gives [token ids of choice 0, 1, …]; by_kserve, which has texts only, [texts].
+    # Each returns [token ids of choice 0, 1, …]; by_kserve, which has texts only, returns [texts].
 
     def by_http(self, prompt, fields, retention):
         body = {"prompt": prompt, "return_token_ids": True, **fields, **({"retention": retention} if retention else {})}
@@ -120,7 +120,7 @@ class Equality(ServeTest):
                     self.assertEqual(self.by_kserve(prompt, fields, retention), texts, "KServe")
 
     def test_same_tokens_at_once(self):
-        """All surfaces together, so that requests share batches."""
+        """All surfaces at once, so that requests share batches."""
         cases = [(way, prompt, WAYS[way], retention) for way in ("greedy", "seeded", "three")
                  for prompt in TEXTS[:2 if LIGHT else None] for retention in (None, RETENTION)]
         expected = [self.by_octavo(*case[1:]) for case in cases]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""smg (the gateway of the package smg) in front of two replicas over gRPC: it tokenizes by what GetTokenizer gave
-it, sends a prompt where KV events say that its prefix is cached, and loses no request to a replica's death.
-usage: gateway.py OCTAVO [unittest arguments]"""
+"""smg (the gateway of the package smg) in front of two replicas over gRPC: it tokenizes with what
+GetTokenizer returned, sends a prompt where KV events show its prefix as cached, and loses no
+request when a replica dies. usage: gateway.py OCTAVO [unittest arguments]"""
 
 import http.client
 import itertools
@@ -30,12 +30,12 @@ def free_port():
 
 
 def prefix(i):
-    """Words that no other prefix begins with, of some pages."""
+    """A text that shares no prefix with another, of several pages."""
     return f"{i} and {i * 7}: " + f"the {i}th player enters with a letter and reads it aloud. " * 6
 
 
 class Smg:
-    """The gateway, in a folder of its own: nothing that it finds there is a model."""
+    """The gateway, in a folder of its own that contains no model."""
 
     def __init__(self, *replicas):
         self.port, self.metrics_port = free_port(), free_port()
@@ -55,7 +55,7 @@ class Smg:
             return f.read()[-20000:]
 
     def stop(self):
-        """It waits for five seconds before it ends by itself."""
+        """It waits for five seconds before it exits by itself."""
         self.process.kill()
         self.process.wait(PATIENCE)
         self.folder.cleanup()
@@ -80,7 +80,7 @@ class Smg:
             return False
 
     def event_hits(self):
-        """Requests that were sent where KV events said."""
+        """Requests that were routed by KV events."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE) as page:
             found = re.search(r'smg_cache_aware_policy_branch_total\{branch="event_hit"\} (\d+)', page.read().decode())
         return int(found.group(1)) if found else 0
@@ -103,16 +103,16 @@ class Gateway(unittest.TestCase):
                 (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
 
     def served(self):
-        """Prompt tokens that each replica has had."""
+        """Prompt tokens that each replica has received."""
         return [r.metric("prompt_tokens_total") for r in self.replicas]
 
     def both_work(self):
-        """Until both replicas have had one of many prompts that none has cached."""
+        """Waits until both replicas have received one of many uncached prompts."""
         numbers = itertools.count()
         eventually("both replicas have work", lambda: self.ask(f"{next(numbers)} fools") and all(self.served()))
 
     def begin(self):
-        """Every prefix once; which replica has computed it."""
+        """Sends every prefix once; returns which replica computed each."""
         where, texts = [], []
         self.both_work()
         for i in range(PREFIXES):
@@ -122,7 +122,7 @@ class Gateway(unittest.TestCase):
         return where, texts
 
     def learnt(self, i):
-        """A request for a prefix was sent where it is cached because events said so."""
+        """Whether a request was routed by events to the replica that has its prefix cached."""
         before = self.smg.event_hits()
         self.ask(prefix(i))
         return self.smg.event_hits() > before
@@ -132,7 +132,7 @@ class Gateway(unittest.TestCase):
         direct = self.replicas[0].post("/v1/completions", {"prompt": prefix(3), **GREEDY})
         self.assertEqual(texts[3], direct["choices"][0]["text"])
         self.assertEqual(set(where), {0, 1})
-        # A replica's events come in order: who knows its last prefix knows those before.
+        # A replica's events come in order: when its last prefix is known, so are the earlier ones.
         last = [max(i for i in range(PREFIXES) if where[i] == r) for r in range(2)]
         for i in last:
             eventually(f"prefix {i} is known", lambda i=i: self.learnt(i))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What surrounds the gRPC services: health, reflection (a client that knows nothing else), KV events.
+"""What surrounds the gRPC services: health, reflection (with a client that has no stubs), KV events.
 usage: grpc_common.py OCTAVO [unittest arguments]"""
 
 import queue
@@ -47,8 +47,9 @@ class Idle(GrpcTest):
     FLAGS = ["--keepalive-timeout", "1"]
 
     def test_who_has_no_call_is_let_go(self):
-        """Connections that have no call, or say nothing at all, give their descriptors back; one that
-        has a call stays, and a client whose connection was let go comes back by itself."""
+        """Connections without a call, or that send nothing at all, are closed and free their
+        descriptors; a connection with a call stays, and a client whose connection was closed
+        reconnects by itself."""
         stub = health_grpc.HealthStub(self.channel)
         self.assertEqual(stub.Check(health.HealthCheckRequest()).status, 1)
         with grpc.insecure_channel(self.server.target, [("grpc.use_local_subchannel_pool", 1)]) as busy:
@@ -79,7 +80,7 @@ class Reflection(GrpcTest):
             self.assertEqual(sorted(s.name for s in r.list_services_response.service), sorted(SERVICES + PROTOCOLS))
 
     def files(self, version, symbol):
-        """All files that a symbol needs, asked for by name where they did not come along."""
+        """All files that a symbol needs, asked for by name where they were not sent along."""
         found, wanted = {}, [{"file_containing_symbol": symbol}]
         while wanted:
             (r,) = self.ask(version, wanted.pop())
@@ -154,7 +155,7 @@ class Reflection(GrpcTest):
 
 
 class Events(GrpcTest):
-    """What enters and leaves the prefix cache; here for a pool that holds 100 pages for each layer."""
+    """Blocks that enter and leave the prefix cache; the pool here has 100 pages for each layer."""
 
     MODEL = ["--model", "models/demo", "--kv-memory", "3300K"]
 
@@ -219,14 +220,14 @@ class Events(GrpcTest):
         self.assertEqual(numbers, list(range(numbers[0], numbers[0] + len(numbers))))
         self.assertGreater(batches[0].timestamp, 1.7e9)
 
-        # Another reader may begin where this one did, and sees the same.
+        # Another reader may begin at the same number, and sees the same events.
         again = self.Reader(self.channel, numbers[0])
         same = again.until("stored", lambda e: any(list(b.token_ids) == last for b in e.stored.blocks))
         self.assertEqual(same[0].sequence_number, numbers[0])
         self.assertEqual([b.SerializeToString() for b in same], [b.SerializeToString() for b in batches])
         self.assertEqual(self.generate(ids).usage.cached_tokens, 5 * PAGE)
 
-        # Others need the room.
+        # Other prompts take the room.
         gone = set()
         for seed in range(2, 8):
             self.generate(tokens(80 * PAGE, seed))
@@ -241,10 +242,10 @@ class Events(GrpcTest):
             r.call.cancel()
 
     def test_from_now_on(self):
-        """Without a number, what was before is not told."""
+        """Without a number, earlier events are not sent."""
         self.generate(tokens(64, 60))
         reader, seed = self.Reader(self.channel, 0), 61
-        while reader.batches.empty(): # whether it has begun cannot be seen otherwise
+        while reader.batches.empty(): # there is no other way to see that it has begun
             self.assertIsNone(reader.error)
             self.generate(tokens(64, seed))
             seed += 1
@@ -253,7 +254,8 @@ class Events(GrpcTest):
         reader.call.cancel()
 
     def test_from_the_future(self):
-        """A number that is not yet reached is waited for or refused, but never answered by another."""
+        """A number that is not reached yet is waited for or refused, but never answered by another
+        one."""
         reader = self.Reader(self.channel, 10 ** 9)
         self.generate(tokens(64, 90))
         self.generate(tokens(64, 91))
@@ -263,7 +265,7 @@ class Events(GrpcTest):
         reader.call.cancel()
 
     def test_retention_sends_no_removal(self):
-        """A drop takes a reference; the blocks stay for others."""
+        """A drop releases a reference; the blocks stay for other requests."""
         rpc.InferenceStub(self.channel).FlushCache(pb.FlushCacheRequest())
         reader, ids, mark = self.Reader(self.channel), tokens(40 * PAGE, 50), tokens(PAGE, 49)
         self.generate(mark + [1])
@@ -279,7 +281,7 @@ class Events(GrpcTest):
         reader.call.cancel()
 
     def test_many_come_and_go(self):
-        """Subscriptions that are dropped leave nothing behind (a leak would show under ASan)."""
+        """Dropped subscriptions leave nothing behind (a leak would show under ASan)."""
         for _ in range(30):
             self.Reader(self.channel).call.cancel()
         eventually("served", lambda: self.generate(tokens(64, 92)))

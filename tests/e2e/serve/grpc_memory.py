@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Memory runs out while gRPC calls are served: each allocation of the program fails in turn, and the
-call is answered whole, or refused by an error that names memory; the server lives on. gRPC's own
-allocations are left alone: its gpr_malloc ends the process by design.
+call is answered whole, or refused by an error that names memory; the server goes on. gRPC's own
+allocations do not fail: its gpr_malloc ends the process by design.
 usage: grpc_memory.py OCTAVO [unittest arguments]; FAILING_MALLOC_SO names the library made of
 tests/fake/failing_malloc.c"""
 
@@ -60,7 +60,7 @@ OCTAVO, VLLM, KSERVE = "octavo.v1.Inference/", "vllm.grpc.engine.VllmEngine/", "
 METADATA = [("octavo-retention", RETENTION), ("octavo-session", "vllm")]
 HEALTH, REFLECTION = "grpc.health.v1.Health/", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
-# What is called, with what, and with which metadata.
+# The method, the request and the metadata.
 CALLS = {
     "a stream of one token a message": (OCTAVO + "Generate", octavo_request(prompt=TEXT)),
     "a prompt of ids": (OCTAVO + "Generate", octavo_request(token_ids=octavo.TokenIds(ids=tokens(300, 1)))),
@@ -95,13 +95,13 @@ CALLS = {
     "services": (REFLECTION, alpha.ServerReflectionRequest(list_services="*")),
     "a file": (REFLECTION, alpha.ServerReflectionRequest(file_containing_symbol="octavo.v1.Inference")),
 }
-ENDLESS = ("SubscribeKvEvents", "Watch") # given up after their first message
-# Those that take memory of this program; the others answer from what they have.
+ENDLESS = ("SubscribeKvEvents", "Watch") # cancelled after their first message
+# Calls that allocate memory of this program; the others answer from what exists.
 TAKE = {name for name, row in CALLS.items() if row[0].endswith(("Generate", "ize", "Infer"))}
 
 
 class EveryAllocation(FailingServer):
-    """The allocation number 0, 1, 2 … of a call fails, the others do not."""
+    """Allocation number 0, 1, 2 … of a call fails, the others succeed."""
 
     @staticmethod
     def response_of(path):
@@ -140,8 +140,8 @@ class EveryAllocation(FailingServer):
         self.assertEqual(answer, expected)
 
     def sweep(self, server, channel, name):
-        """Returns how many allocations could fail."""
-        for _ in range(3): # what is made once for all
+        """Returns the number of allocations that could fail."""
+        for _ in range(3): # what is made once, on first use
             code, details, expected = self.call(channel, *CALLS[name])
             self.assertEqual(code, "OK", details)
         for at in range(10000):

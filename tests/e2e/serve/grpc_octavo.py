@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""octavo.v1 by grpcio with stubs made from proto/octavo.proto: what it answers and how it refuses.
+"""octavo.v1 by grpcio with stubs made from proto/octavo.proto: its answers and its refusals.
 usage: grpc_octavo.py OCTAVO [unittest arguments]"""
 
 import json
@@ -30,7 +30,7 @@ class OctavoTest(ServeTest):
         return pb.GenerateRequest(sampling=pb.SamplingParams(**{"max_tokens": 10, **(sampling or {})}), **fields)
 
     def generate(self, *args, **fields):
-        """All messages of a request that ends well."""
+        """All messages of a request that succeeds."""
         return list(self.stub.Generate(self.request(*args, **fields), timeout=PATIENCE))
 
     def refuses(self, code, call, *words):
@@ -217,7 +217,7 @@ class Giant(OctavoTest):
 
 
 class Ending(OctavoTest):
-    """Requests that end before they are done."""
+    """Requests that end early."""
 
     MODEL = SLOW
 
@@ -258,7 +258,7 @@ class Ending(OctavoTest):
         self.server.idle()
 
     def test_abort_of_http(self):
-        """By the id that the HTTP client chose."""
+        """Aborts by the id that the HTTP client chose."""
         answers = []
 
         def ask():

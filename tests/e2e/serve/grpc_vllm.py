@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """VllmEngine, as a router speaks it: by stubs, and by messages made by hand from the contract's field
-numbers, so that our .proto is tested and not only used. usage: grpc_vllm.py OCTAVO [unittest arguments]"""
+numbers, which tests our .proto instead of only using it.
+usage: grpc_vllm.py OCTAVO [unittest arguments]"""
 
 import hashlib
 import io
@@ -96,7 +97,7 @@ class VllmTest(ServeTest):
         cls.stub = rpc.VllmEngineStub(cls.channel)
 
     def request(self, ids=None, stream=True, sampling=None, **fields):
-        # As a router fills it: fields without presence have their neutral values.
+        # As a router fills the message: fields without presence have their neutral values.
         values = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, "n": 1, "max_tokens": 10,
                   "ignore_eos": True, "skip_special_tokens": True, **(sampling or {})}
         if "text" not in fields:
@@ -132,7 +133,7 @@ class Generate(VllmTest):
         self.assertEqual(whole.complete.cached_tokens, 48)
 
     def test_text(self):
-        """Text in is tokenized here."""
+        """The server tokenizes the text."""
         (whole,) = self.generate(text="O Romeo", stream=False)
         self.assertEqual(whole.complete.completion_tokens, 10)
 
@@ -215,7 +216,7 @@ class Generate(VllmTest):
 
 
 class ByHand(VllmTest):
-    """The field numbers of vLLM's protocol, whatever our .proto says."""
+    """The field numbers of vLLM's protocol, independent of our .proto."""
 
     def call(self, method, data):
         call = self.channel.unary_stream(f"/vllm.grpc.engine.VllmEngine/{method}", lambda b: b, lambda b: b)
@@ -304,7 +305,7 @@ class ByHand(VllmTest):
 
     def test_events(self):
         subscribe = self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", lambda b: b, decode)
-        call = subscribe(message((1, 1)), timeout=PATIENCE) # from the first on
+        call = subscribe(message((1, 1)), timeout=PATIENCE) # from the first event on
         ids = tokens(2 * PAGE + 1, 77)
         list(self.stub.Generate(self.request(ids)))
         blocks, batches = [], []
