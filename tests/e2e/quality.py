@@ -61,8 +61,8 @@ def recall(octavo, folder):
 
 
 def analyses(octavo, folder):
-    """Layers that keep everything show no change, layers that drop pages show one, and the answers
-    are unchanged."""
+    """A method that keeps everything shows no change, chunkkv shows one, and the answers are
+    unchanged."""
     flags = [*RECALL, "--tasks", "recall", "--lengths", "512", "--samples", "4", "--measure", "2", "--budgets", "0.25"]
     methods = ["--method", "chunkkv", "--method", 'all={"method":"chunkkv","tokens":4096}', "--method", "rag-bm25"]
     table = bench(octavo, *flags, *methods, "--analyses", "--out", folder).stdout

@@ -176,7 +176,7 @@ class Run(unittest.TestCase):
     def test_prefix_cache(self):
         ids = tokens(200, 1)
         requests = [{"id": i, "prompt_token_ids": ids, "max_tokens": 2} for i in range(2)]
-        # Compared in the order of their ids: two texts are tokenized at once.
+        # The first line is the request that ended first, whichever of the two was tokenized first.
         first, second = run_lines(requests, "--max-batch", "1")
         self.assertEqual(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
         self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], 192)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Two keys on one server: every RPC and every route is tried with the other key. A method or a route
-without a row in the tables here fails the suite. usage: access.py OCTAVO [unittest arguments]"""
+"""Two keys on one server: every RPC and every route is tried with the other key. A method or a
+route without a row in the tables here fails the suite.
+usage: access.py OCTAVO [unittest arguments]"""
 
 import json
 import os

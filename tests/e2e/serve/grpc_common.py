@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What surrounds the gRPC services: health, reflection (with a client that has no stubs), KV events.
+"""What surrounds the gRPC services: health, reflection (by a client without stubs), KV events.
 usage: grpc_common.py OCTAVO [unittest arguments]"""
 
 import queue

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Memory runs out while gRPC calls are served: each allocation of the program fails in turn, and the
-call is answered whole, or refused by an error that names memory; the server goes on. gRPC's own
-allocations do not fail: its gpr_malloc ends the process by design.
+"""Memory runs out while gRPC calls are served: each allocation of the program fails in turn, and
+the call is answered whole, or refused by an error that names memory; the server goes on. gRPC's
+own allocations do not fail: its gpr_malloc ends the process by design.
 usage: grpc_memory.py OCTAVO [unittest arguments]; FAILING_MALLOC_SO names the library made of
 tests/fake/failing_malloc.c"""
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""VllmEngine, as a router speaks it: by stubs, and by messages made by hand from the contract's field
-numbers, which tests our .proto instead of only using it.
+"""VllmEngine, as a router speaks it: by stubs, and by messages made by hand from the contract's
+field numbers, which tests our .proto instead of only using it.
 usage: grpc_vllm.py OCTAVO [unittest arguments]"""
 
 import hashlib

@@ -1,5 +1,5 @@
-"""What the suites of a live server share: which Python has the clients, a server of their own, small HTTP
-helpers. usage of a suite: python3 tests/e2e/serve/SUITE.py OCTAVO [unittest arguments]"""
+"""Shared by the suites of a live server: which Python has the clients, a server of their own, small
+HTTP helpers. usage of a suite: python3 tests/e2e/serve/SUITE.py OCTAVO [unittest arguments]"""
 
 import http.client
 import importlib
@@ -21,22 +21,23 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 MODEL = "models/demo"
 POOL = ["--model", MODEL, "--kv-memory", "64M"]
-# Set for builds in which a token takes many times as long (sanitizers): what is there for the
-# arithmetic rather than for bytes and threads is done in part. A soak does all of it.
+# Set for builds in which a token takes many times as long (sanitizers): tests of arithmetic, rather
+# than of bytes and threads, run in part. A soak runs all of them.
 LIGHT = "OCTAVO_TESTS_LIGHT" in os.environ and "OCTAVO_SOAK" not in os.environ
-# A model of the same words that takes a while: thousands of tokens are seconds.
+# A slow model with the same vocabulary: thousands of tokens take seconds.
 SLOW_LAYERS = 4 if LIGHT else 32
 SLOW = ["--model", MODEL, "--kv-memory", "512M", "--load-format", "dummy", "--override",
         f"num_hidden_layers={SLOW_LAYERS}", "--threads", "1"]
 VOCAB = 1024
 PAGE = 16
 CONTEXT = 4096
-PATIENCE = 180  # seconds after which something that should have happened has not (sanitizers on a busy machine are slow)
+PATIENCE = 180  # seconds until an awaited event counts as lost (sanitizers on a busy machine are slow)
 SKIP = 77
 
 
 def need(*modules):
-    """The modules, from the Python that tools/make_client_venv.sh made; skips the suite where they are not."""
+    """Imports modules from the Python that tools/make_client_venv.sh made; skips the suite where
+    they are missing."""
     try:
         found = [importlib.import_module(name) for name in modules]
         return found[0] if len(found) == 1 else found
@@ -79,10 +80,11 @@ def eventually(what, condition, seconds=PATIENCE):
 
 
 class Server:
-    """octavo serve on free ports; its log is collected. `with` ends it and insists on exit status 0."""
+    """octavo serve on free ports; its log is collected. `with` stops the server and requires exit
+    status 0."""
 
     def __init__(self, *flags, model=POOL, env=None, scheme="http", tls=None, limits=None):
-        """limits: of the process, soft and hard, by what resource calls them."""
+        """limits: (soft, hard) limits of the process, by their names in `resource`."""
         self.scheme, self.tls = scheme, tls
         self.http_port = self.grpc_port = 0
         self.lines = []
@@ -135,7 +137,8 @@ class Server:
         return code
 
     def stop(self):
-        """Ends it by SIGTERM: it must say 0, which under ASan includes that nothing leaked."""
+        """Sends SIGTERM: the exit status must be 0, which under ASan also means that nothing
+        leaked."""
         if self.process.poll() is None:
             self.terminate()
         try:
@@ -179,14 +182,14 @@ class Server:
         return self.request("GET", path, None, headers)
 
     def post(self, path, body, status=200, headers=None):
-        """The JSON of the answer, whose status must be as said."""
+        """The JSON of the answer, whose status must be the given one."""
         got, _, text = self.request("POST", path, body, {"Content-Type": "application/json", **(headers or {})})
         if got != status:
             raise AssertionError(f"POST {path}: {got}, expected {status}: {text[:1000]}")
         return json.loads(text)
 
     def refused(self, path, body, status=400):
-        """The error object of a refusal, which has all its members."""
+        """The error object of a refusal, which must have all its members."""
         error = self.post(path, body, status)
         if sorted(error) != ["error"] or sorted(error["error"]) != ["code", "message", "param", "type"]:
             raise AssertionError(f"not an error body: {error}")
@@ -195,7 +198,7 @@ class Server:
         return error["error"]
 
     def stream(self, path, body):
-        """The events of a streamed answer; it must end by [DONE]."""
+        """The events of a streamed answer, which must end with [DONE]."""
         c = self.connect()
         try:
             c.request("POST", path, json.dumps({**body, "stream": True}))
@@ -207,7 +210,7 @@ class Server:
             c.close()
 
     def metrics(self):
-        """Samples of /metrics without their labels' order: name, or name{labels}, to value."""
+        """Samples of /metrics: name, or name{labels} with sorted labels, mapped to the value."""
         status, _, text = self.get("/metrics")
         if status != 200:
             raise AssertionError(f"/metrics: {status}")
@@ -219,7 +222,7 @@ class Server:
         return values
 
     def metric(self, stem, page=None, **labels):
-        """The sum of the samples octavo:stem that have these labels, now or in a page read before."""
+        """The sum of the samples octavo:stem with these labels, now or in a page read before."""
         total, found = 0.0, False
         for name, value in (page or self.metrics()).items():
             if re.split(r"[{ ]", name)[0] == f"octavo:{stem}" and all(
@@ -249,7 +252,7 @@ def sse(text):
 
 
 class ServeTest(unittest.TestCase):
-    """A class of tests with a server of its own."""
+    """A test class with a server of its own."""
 
     FLAGS = []
     MODEL = POOL
@@ -266,7 +269,7 @@ class ServeTest(unittest.TestCase):
 
 
 def run_offline(requests, *flags):
-    """The lines that `octavo run --prompts` answers with, by (id, index)."""
+    """The output lines of `octavo run --prompts`, by (id, index)."""
     text = "".join(json.dumps(r) + "\n" for r in requests)
     p = subprocess.run([OCTAVO, "run", *POOL, "--prompts", "-", *flags], input=text.encode(),
                        capture_output=True, cwd=ROOT, timeout=PATIENCE * 2)
@@ -298,7 +301,7 @@ def stubs(*names):
 
 
 def _imports(names):
-    """Files of proto/ that these import."""
+    """Files of proto/ that these files import."""
     found = set()
     for name in names:
         with open(os.path.join(ROOT, "proto", f"{name}.proto"), encoding="utf-8") as f:
@@ -314,11 +317,12 @@ def trailers(call):
 # ---- certificates ---------------------------------------------------------------------------------
 
 
-NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"] # RSA's takes seconds
+NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"] # an RSA key takes seconds
 
 
 def certificates(folder, names=("IP:127.0.0.1", "DNS:localhost")):
-    """A CA, a server's and a client's certificate, by the openssl tool: paths by name; None without it."""
+    """A CA, and certificates of a server and a client, made by the openssl tool: paths by name;
+    None without the tool."""
     def openssl(*args):
         subprocess.run(["openssl", *args], check=True, capture_output=True, cwd=folder)
 
@@ -350,7 +354,8 @@ def tls_context(ca, certificate=None, key=None):
 
 
 def raw(port, data, timeout=PATIENCE):
-    """Sends bytes and returns all that comes back until the server closes (or has said nothing for a while)."""
+    """Sends bytes and returns everything that comes back until the server closes (or is silent for
+    a while)."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as s:
         answer = b""
         try:

@@ -52,7 +52,7 @@ class Chat(ServeTest):
     def test_stream_says_the_same(self):
         whole = self.chat(max_completion_tokens=20, extra_body={"ignore_eos": True})
         chunks = list(self.chat(max_completion_tokens=20, stream=True, extra_body={"ignore_eos": True}))
-        self.assertEqual(len(chunks), 20) # no chunk that only says the role: each is a token
+        self.assertEqual(len(chunks), 20) # no chunk has only the role: each is a token
         self.assertEqual("".join(c.choices[0].delta.content or "" for c in chunks), whole.choices[0].message.content)
         self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
         self.assertTrue(all(c.choices[0].delta.role is None for c in chunks[1:]))
@@ -149,7 +149,7 @@ class Chat(ServeTest):
 
 
 class Small(ServeTest):
-    """The endpoints beside the two."""
+    """The endpoints beside completions and chat."""
 
     def test_tokenize(self):
         r = self.server.post("/tokenize", {"prompt": "O Romeo caf\u00e9"})
@@ -197,7 +197,7 @@ class Curl(ServeTest):
     JSON = ["-H", "Content-Type: application/json"]
 
     def test_the_example(self):
-        """What the server tells people to type."""
+        """The request that the server's log shows as an example."""
         lines = [line for line in self.server.lines if not line.startswith("{")]
         at = next(i for i, line in enumerate(lines) if line.strip().startswith("curl "))
         command = lines[at]
@@ -231,7 +231,7 @@ class Curl(ServeTest):
         self.assertEqual(json.loads(text)["error"]["code"], 400)
 
     def test_large_body(self):
-        """curl waits for `100 Continue` before it sends so much."""
+        """curl waits for `100 Continue` before it sends a large body."""
         body = json.dumps({"prompt": "Romeo " * 250000, "max_tokens": 1})
         p = subprocess.run(["curl", "-sS", "--max-time", str(PATIENCE), *self.JSON, "-H", "Expect: 100-continue", "-d",
                             "@-",

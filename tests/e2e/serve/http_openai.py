@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The openai SDK against a live server: completions, whole and streamed, and what is refused.
+"""The openai SDK against a live server: completions, whole and streamed, and refusals.
 usage: http_openai.py OCTAVO [unittest arguments]"""
 
 import asyncio
@@ -31,7 +31,7 @@ class OpenAITest(ServeTest):
         return list(self.complete(stream=True, **fields))
 
     def refuses(self, word, kind=openai.BadRequestError, **fields):
-        """The request is refused, and the answer names the culprit."""
+        """The request is refused, and the answer names the cause."""
         with self.assertRaises(kind) as caught:
             self.complete(**fields)
         body = caught.exception.body
@@ -119,7 +119,7 @@ class Completions(OpenAITest):
         for token, logprob, top, offset in zip(lp.tokens, lp.token_logprobs, lp.top_logprobs, lp.text_offset):
             self.assertEqual(offset, at)
             at += len(token)
-            self.assertIn(len(top), (3, 4)) # greedy: the token is among them; two may have one text
+            self.assertIn(len(top), (3, 4)) # greedy: the token is among them; two may have the same text
             self.assertAlmostEqual(max(top.values()), logprob, places=5)
             self.assertLessEqual(sum(map(math.exp, top.values())), 1.0001)
         chunks = self.chunks(max_tokens=10, logprobs=3)
@@ -204,7 +204,7 @@ class Completions(OpenAITest):
         self.assertEqual([len(x) for x in (lp.tokens, lp.token_logprobs, lp.top_logprobs, lp.text_offset)], [40] * 4)
         self.assertIsNone(lp.token_logprobs[0])
         self.assertTrue(all(v <= 0 for v in lp.token_logprobs[1:]))
-        # What the model would have said there: the last but one predicts what a completion says first.
+        # The last row but one predicts the first token that a completion generates.
         said = self.complete(prompt=ids[:39], max_tokens=1, logprobs=2).choices[0].logprobs
         self.assertAlmostEqual(max(lp.top_logprobs[39].values()), said.token_logprobs[0], places=4)
         both = self.complete(prompt=ids, max_tokens=3, echo=True, logprobs=2).choices[0].logprobs
@@ -254,7 +254,7 @@ class Completions(OpenAITest):
         self.assertEqual(same.choices[0].text, choice.text)
 
     def test_whole_characters(self):
-        """Text that streams is whole characters, whatever the tokens are."""
+        """Streamed text consists of whole characters, whatever the tokens are."""
         for seed in range(4):
             fields = {"prompt": "caf\u00e9 \U0001f600 \u4f60\u597d", "temperature": 3.0, "seed": seed,
                       "max_tokens": 60, "ignore_eos": True}
@@ -337,7 +337,7 @@ class Async(OpenAITest):
                                                          extra_body={"ignore_eos": True})
                 async for _ in stream:
                     break
-                await stream.close() # a client that had enough
+                await stream.close() # the client closes early
 
         asyncio.run(everything())
         self.server.idle()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""HTTP as nobody should speak it, over bare sockets: whatever comes, the answer is a clean status or a closed
-connection, and others are served. usage: http_raw.py OCTAVO [unittest arguments]"""
+"""Hostile HTTP over bare sockets: the answer is always a clean status or a closed connection, and
+other clients are served. usage: http_raw.py OCTAVO [unittest arguments]"""
 
 import concurrent.futures
 import json
@@ -39,16 +39,16 @@ def statuses(answer):
 
 class RawTest(ServeTest):
     def talk(self, data, **options):
-        """Statuses of the answers, and whether the server closed."""
+        """Statuses of the answers, and whether the server closed the connection."""
         answer, closed = raw(self.server.http_port, data, **options)
-        # libmicrohttpd 0.9.75 sends the head of a refusal of its own twice.
+        # libmicrohttpd 0.9.75 sends the head of its own refusals twice.
         head, _, rest = answer.partition(b"\r\n\r\n")
         if b"<html>" in rest and rest.startswith(head):
             answer = rest
         return statuses(answer), closed, answer
 
     def clean(self, data, allowed=range(400, 506), closes=True, **options):
-        """One refusal and no more, or the connection closed without a word."""
+        """One refusal and no more, or the connection closed without an answer."""
         got, closed, answer = self.talk(data, **options)
         self.assertLessEqual(len(got), 1, answer[:2000])
         for status in got:
@@ -59,7 +59,8 @@ class RawTest(ServeTest):
         return got[0] if got else None
 
     def at_once(self, test, cases):
-        """test(case) for each of {name: case}: most of the time they wait for the server's patience to end."""
+        """Runs test(case) for each of {name: case} at the same time: mostly they wait for the
+        server's time-outs."""
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             runs = {name: pool.submit(test, case) for name, case in cases.items()}
         statuses_by_name = {}
@@ -69,7 +70,7 @@ class RawTest(ServeTest):
         return statuses_by_name
 
     def read_answer(self, s):
-        """(status, headers, body) of one answer with a length, on a connection that stays."""
+        """(status, headers, body) of one answer with a length, on a connection that stays open."""
         f = s.makefile("rb")
         status = int(f.readline().split()[1])
         headers = {}
@@ -114,7 +115,7 @@ class Malformed(RawTest):
         self.assertIn(self.clean(get("/" + "a" * 100000)), (414, 431))
 
     def test_garbage(self):
-        """A good request with bytes changed, lost and doubled."""
+        """A valid request with bytes changed, lost and doubled."""
         r = random.Random(1)
 
         def spoil():
@@ -148,7 +149,7 @@ class Malformed(RawTest):
 
 
 class Smuggling(RawTest):
-    """A second request hidden where two readers might disagree is never answered."""
+    """A second request, hidden where two readers might disagree, is never answered."""
 
     FLAGS = ["--keepalive-timeout", "4"]
 
@@ -212,7 +213,7 @@ class Protocol(RawTest):
         self.assertEqual(got, [200, 200, 200, 404], answer)
 
     def test_body_of_a_get(self):
-        """Its bytes are the body, not the next request."""
+        """The bytes are read as the body, not as the next request."""
         hidden = get("/version")
         got, _, answer = self.talk(get(headers=[f"Content-Length: {len(hidden)}"], close=True) + hidden)
         self.assertEqual(len(got), 1, answer)
@@ -263,7 +264,7 @@ class Protocol(RawTest):
             self.assertEqual(self.read_answer(s)[0], 200)
 
     def test_slowly(self):
-        """A byte at a time is a request like any other."""
+        """A request sent one byte at a time is served like any other."""
         with socket.create_connection(("127.0.0.1", self.server.http_port), timeout=PATIENCE) as s:
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for byte in post():
@@ -276,7 +277,7 @@ class Giant(RawTest):
     FLAGS = ["--max-body", "100000"]
 
     def test_length(self):
-        """Refused by its length alone: nothing of it need be sent."""
+        """Refused by its length alone: no byte of the body need be sent."""
         head = post(b"x", ["Content-Length: 100001"], length=False)
         got, _, answer = self.talk(head[:-1])
         self.assertEqual(got, [413], answer)
@@ -285,7 +286,7 @@ class Giant(RawTest):
         self.assertEqual(self.talk(expect)[0], [413])
 
     def test_sent_whole(self):
-        """The refusal can be read even by a client that only listens when it has said all."""
+        """Even a client that reads only after it has sent everything gets the refusal."""
         body = json.dumps({"prompt": "x" * 300000}).encode()
         self.assertEqual(self.clean(post(body)), 413)
 
@@ -299,7 +300,7 @@ class Giant(RawTest):
 
 
 class Large(RawTest):
-    """Bodies that are read by threads of their own: the answers are those of small ones."""
+    """Bodies that are parsed by separate threads are answered like small ones."""
 
     FLAGS = ["--max-body", "8M", "--max-requests", "64"]
 
@@ -321,7 +322,7 @@ class Large(RawTest):
         self.assertEqual(got, [200], answer[:500])
 
     def test_hopeless_prompts(self):
-        """By its bytes alone such a prompt is known not to fit."""
+        """The number of bytes alone shows that the prompt cannot fit."""
         error = self.ask(json.dumps({"prompt": "O Romeo, Romeo! " * 400000, "max_tokens": 1}).encode(), 400)["error"]
         self.assertRegex(error["message"], r"^prompt: 6400000 bytes make at least \d+ tokens; the maximum context")
         self.assertEqual(error["param"], "input_tokens")
@@ -411,7 +412,7 @@ class Stalled(RawTest):
     FLAGS = ["--stall-timeout", "1"]
 
     def test_given_up(self):
-        """Who reads nothing for so long has no pages any more."""
+        """A client that reads nothing for so long loses its pages."""
         body = {"prompt": tokens(20, 2), "max_tokens": 3900, "ignore_eos": True, "logprobs": 20, "stream": True, "n": 8}
         with socket.socket() as s:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tools through /v1/chat/completions: what the model is given is what transformers renders, to the letter.
+"""Tools through /v1/chat/completions: the model's prompt is exactly what transformers renders.
 usage: http_tools.py OCTAVO [unittest arguments]"""
 
 import json

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Two machines: network namespaces with a worker each, joined through a router in which the coordinator runs. UCX
-over TCP by address, mTLS, and a cut between the two workers that both reach the coordinator all the while.
+"""Two machines: network namespaces with a worker each, joined by a router in which the coordinator
+runs. UCX over TCP by address, mTLS, and a broken link between the two workers, which both still
+reach the coordinator.
 usage: machines.py OCTAVO [unittest arguments]   (skips where no namespaces can be made)"""
 
 import os
@@ -30,7 +31,7 @@ def run(*command):
 
 
 def forward(is_on):
-    """While the router does not forward, what a machine sends to the other is lost, and nobody is told."""
+    """While the router does not forward, packets between the machines are lost without notice."""
     with open(FORWARD, "w", encoding="ascii") as f:
         f.write("1" if is_on else "0")
 
@@ -73,7 +74,7 @@ class Machines(unittest.TestCase):
                    paths["ca.pem"]]
             cls.ours = ["--workers-cert", paths["client.pem"], "--workers-key", paths["client.key"],
                         "--workers-ca", paths["ca.pem"]]
-        # The kernel is one, and so would memory be: UCX is to find nothing but TCP.
+        # The machines share a kernel, and so could share memory: UCX must find nothing but TCP.
         cls.workers = [Worker("--threads", "1", *tls, host=m.host, within=m.within, env={"UCX_TLS": "tcp,self"})
                        for m in cls.machines]
         cls.flags = ["--tp", str(RANKS), "--workers", ",".join(w.address for w in cls.workers), *cls.ours]
@@ -122,7 +123,7 @@ class Machines(unittest.TestCase):
 
 
 def enter():
-    """Goes on in namespaces of its own, where it may do all this."""
+    """Restarts itself in namespaces of its own, where all this is allowed."""
     if INSIDE in os.environ:
         return
     try:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Memory runs out while requests are served: each client gets an answer that says so, the server lives on, and later
-requests are served.
-usage: memory.py OCTAVO [unittest arguments]; FAILING_MALLOC_SO names the library made of tests/fake/failing_malloc.c"""
+"""Memory runs out while requests are served: each client gets an answer that says so, the server
+goes on, and later requests are served.
+usage: memory.py OCTAVO [unittest arguments]; FAILING_MALLOC_SO names the library made of
+tests/fake/failing_malloc.c"""
 
 import http.client
 import json
@@ -40,14 +41,14 @@ REQUESTS = {
 }
 
 
-# Members of answers that differ from call to call. A server's first answer has no cached tokens.
+# Members of answers that differ between calls. A server's first answer has no cached tokens.
 PASSING = {"id", "cached_tokens", "created", "requestId", "timings", "timestamp", "uptimeSeconds",
            "sequenceNumber", "scoring_ms", "lastReceiveTimestamp", "genThroughput", "cacheHitRate", "promptTokensTotal", "generatedTokensTotal",
            "prefixQueriedTokensTotal", "prefixHitTokensTotal", "system_fingerprint"}
 
 
 def lasting(value):
-    """An answer without what differs from call to call."""
+    """An answer without the members that differ between calls."""
     if isinstance(value, dict):
         return {k: lasting(v) for k, v in value.items() if k not in PASSING}
     if isinstance(value, list):
@@ -76,7 +77,7 @@ def ask(server, path, body):
 
 
 class FailingServer(unittest.TestCase):
-    """A server of which one chosen allocation fails."""
+    """A server with one chosen allocation that fails."""
 
     def setUp(self):
         library = os.environ.get("FAILING_MALLOC_SO")
@@ -101,11 +102,11 @@ class FailingServer(unittest.TestCase):
 
 
 class EveryAllocation(FailingServer):
-    """The allocation number 0, 1, 2 … of a request fails, the others do not."""
+    """Allocation number 0, 1, 2 … of a request fails, the others succeed."""
 
     @staticmethod
     def answer_of(path, text, streamed):
-        """What an equal request is answered as well."""
+        """Another valid answer to an equal request."""
         return None if path == "/metrics" else lasting(sse(text) if streamed else json.loads(text))
 
     def judge(self, path, status, text, streamed, expected):
@@ -123,7 +124,7 @@ class EveryAllocation(FailingServer):
         self.assertIn("memory", error["message"])
 
     def sweep(self, server, path, body, expected=None):
-        """Returns how many allocations could fail."""
+        """Returns the number of allocations that could fail."""
         at, streamed = 0, bool(body and body.get("stream"))
         if expected is None:
             expected = self.answer_of(path, ask(server, path, body)[1], streamed)
@@ -145,16 +146,16 @@ class EveryAllocation(FailingServer):
             for name, (path, body) in REQUESTS.items():
                 if "chat" in path and not has_template():
                     continue
-                for _ in range(2): # what is made once for all
+                for _ in range(2): # what is made once, on first use
                     self.assertEqual(ask(server, path, body)[0], 200, name)
                 n = self.sweep(server, path, body)
                 self.assertGreater(n, 10, name)
                 server.idle()
 
     def test_from_the_first_request_on(self):
-        """Nothing is there yet that is made once for all. A buffer that serves all requests, and could
-        not grow for one of them, serves the next. The stop string holds the text back, so that it
-        comes in one piece."""
+        """Includes allocations that are made once, on first use. A buffer that serves all requests,
+        and could not grow for one of them, serves the next one. The stop string holds the text
+        back, so that it comes in one piece."""
         body = {"prompt": TEXT, "max_tokens": 60, "ignore_eos": True}
         with Server() as server:
             text = server.post("/v1/completions", body)["choices"][0]["text"]
@@ -167,7 +168,8 @@ class EveryAllocation(FailingServer):
 
 
 class Microhttpd(FailingServer):
-    """The same for what libmicrohttpd allocates: it closes a connection that it has no memory for."""
+    """The same for libmicrohttpd's allocations: it closes a connection when it has no memory for
+    it."""
 
     def test_every_allocation(self):
         self.env["FAILING_MALLOC_OF"] = "libmicrohttpd"
@@ -191,14 +193,15 @@ class Microhttpd(FailingServer):
 
 
 class AddressSpace(unittest.TestCase):
-    """Large prompts, many at once, in less and less memory: it does not start and says so, or serves on."""
+    """Large prompts, many at once, in less and less memory: the server does not start and says why,
+    or keeps serving."""
 
     def setUp(self):
         if "FAILING_MALLOC_SO" not in os.environ or "ASAN_OPTIONS" in os.environ:
             self.skipTest("a sanitizer reserves more address space than the limits leave")
 
     def start(self, megabytes):
-        """The process and its port; None when it said that it has too little."""
+        """The process and its port; None when the process said that it has too little memory."""
         p = subprocess.Popen(
             [OCTAVO, "serve", *POOL, "--kv-memory", "16M", "--swap-memory", "0", "--http", "127.0.0.1:0", "--grpc", "none"],
             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT, text=True,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""/metrics as Prometheus reads it: strict in form, complete in names, and the numbers move as they should.
-usage: metrics_page.py OCTAVO [unittest arguments]"""
+"""/metrics as Prometheus reads it: strict in form, complete in names, with numbers that change as
+they should. usage: metrics_page.py OCTAVO [unittest arguments]"""
 
 import math
 
@@ -97,7 +97,7 @@ class Metrics(ServeTest):
                  "request_prompt_tokens_sum": 600, "request_generation_tokens_sum": 30,
                  "e2e_request_latency_seconds_count": 3, "inter_token_latency_seconds_count": 27,
                  "request_time_per_output_token_seconds_count": 3}
-        # A prompt's last token is always computed, and so is what measures for retention.
+        # A prompt's last token is always computed, and so are the rows that measure for retention.
         queried = self.server.metric("prefix_cache_queries_total")
         before = {name: self.server.metric(name) for name in names}
         self.work()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How the server is run: drain, signals, TLS, keys, environment, log, overload.
+"""Operating the server: drain, signals, TLS, keys, environment, log, overload.
 usage: operation.py OCTAVO [unittest arguments]"""
 
 import json
@@ -22,7 +22,7 @@ pb, rpc = stubs("octavo")
 
 
 class Load:
-    """Streams over both protocols, in threads; what each got in the end."""
+    """Streams over both protocols, in threads, with the outcome of each."""
 
     def __init__(self, server, n, max_tokens):
         self.server, self.max_tokens = server, max_tokens
@@ -32,7 +32,7 @@ class Load:
                         for i in range(n) for ask in (self.http, self.whole, self.octavo)]
         for thread in self.threads:
             thread.start()
-        for _ in range(2 * n): # those that stream
+        for _ in range(2 * n): # the streaming ones
             self.begun.get(timeout=PATIENCE)
         eventually("all are accepted", lambda: self.n_accepted() + self.ended.qsize() >= 3 * n)
 
@@ -86,7 +86,7 @@ class Load:
 
 class Drain(unittest.TestCase):
     def refused(self, server):
-        """Something new is turned away, whatever the protocol."""
+        """A new request is refused over either protocol."""
         try:
             status, headers, _ = server.request("POST", "/v1/completions", '{"prompt":"x","max_tokens":1}')
             self.assertEqual(status, 503)
@@ -115,7 +115,7 @@ class Drain(unittest.TestCase):
         self.assertEqual(server.wait(), 0, server.log())
 
     def test_timeout(self):
-        """Who is not done by then is told, and the exit is still a clean one."""
+        """A request that is not done by then gets an error, and the exit status is still 0."""
         server = Server("--drain-timeout", "1", model=SLOW)
         load = Load(server, 2, 4000)
         server.terminate()
@@ -131,7 +131,7 @@ class Drain(unittest.TestCase):
     def test_idle(self):
         for sign in (signal.SIGTERM, signal.SIGINT):
             server = Server()
-            # Connections that ask nothing hold up nobody.
+            # Connections without a request do not delay the exit.
             idle = [socket.create_connection(("127.0.0.1", port)) for port in (server.http_port, server.grpc_port)]
             server.process.send_signal(sign)
             self.assertEqual(server.wait(), 0, server.log())
@@ -153,7 +153,7 @@ class Overload(ServeTest):
     FLAGS = ["--max-requests", "3"]
 
     def test_at_once(self):
-        """The full queue says so; nobody waits for room."""
+        """A full queue is reported at once; no request waits for room."""
         load = Load(self.server, 1, 700)
         for _ in range(10):
             error = self.server.refused("/v1/completions", {"prompt": "x", "max_tokens": 1}, 503)
@@ -189,7 +189,7 @@ class Keys(unittest.TestCase):
                                                  {} if value is None else {"Authorization": value})
                 self.assertEqual((status, json.loads(text)["error"]["code"]), (401, 401), (path, value))
         for path in ("/health", "/ready"):
-            self.assertEqual(server.get(path)[0], 200) # who looks after it has no key
+            self.assertEqual(server.get(path)[0], 200) # a health probe has no key
 
     def grpc(self, server):
         with grpc.insecure_channel(server.target) as channel:
@@ -243,7 +243,7 @@ class Tls(unittest.TestCase):
             self.assertEqual(len(server.stream("/v1/completions", body)), 8)
             self.assertEqual(len(self.generate(server, grpc.ssl_channel_credentials(self.read("ca.pem")))), 5)
             self.plain_is_refused(server)
-            server.tls = ssl.create_default_context() # who does not know the authority
+            server.tls = ssl.create_default_context() # does not know the authority
             with self.assertRaises(ssl.SSLError):
                 server.get("/health")
             server.tls = tls_context(self.files["ca.pem"])
@@ -285,7 +285,7 @@ class Settings(unittest.TestCase):
             self.assertEqual(names, ["from-the-environment"])
             with grpc.insecure_channel(server.target) as channel:
                 info = rpc.InferenceStub(channel).ServerInfo(pb.ServerInfoRequest(), metadata=[("authorization", "Bearer k")])
-                self.assertEqual(info.max_requests, 9) # a flag wins
+                self.assertEqual(info.max_requests, 9) # a flag takes precedence
 
     def test_names(self):
         with Server("--served-model-name", "a", "--served-model-name", "b/c") as server:
@@ -362,7 +362,7 @@ class Settings(unittest.TestCase):
             page = server.metrics()
             for code, route, n in ((401, "/v1/models", 1), (404, "other", 1), (400, "/v1/completions", 50)):
                 self.assertEqual(server.metric("http_requests_total", page, code=code, route=route), n)
-            for code in ("UNAUTHENTICATED", "INVALID_ARGUMENT"): # counted when the call is over here, too
+            for code in ("UNAUTHENTICATED", "INVALID_ARGUMENT"): # counted when the call is over on the server
                 sample = f'code="{code}",method="/octavo.v1.Inference/Generate"}} 1\n'
                 eventually(f"{code} is counted", lambda s=sample: s in server.get("/metrics")[2])
             eventually("all are told", lambda: sum(e["event"] == "refusal" for e in server.events()) + sum(
@@ -383,7 +383,7 @@ class Settings(unittest.TestCase):
             self.assertFalse([line for line in server.lines if line.startswith("{")])
 
     def test_log_that_may_not_grow(self):
-        """A file at its limit takes no more lines, and requests are answered all the same."""
+        """A log file at its size limit takes no more lines, and requests are still answered."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "log")
             with Server("--log-file", path, limits={resource.RLIMIT_FSIZE: 2000}) as server:
@@ -398,19 +398,20 @@ class Settings(unittest.TestCase):
             os.mkfifo(path)
             with Server("--log-file", path) as server:
                 server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
-                with open(path, "rb", buffering=0) as f: # what was said before is there
+                with open(path, "rb", buffering=0) as f: # the lines before are there
                     self.assertIn(b'"event":"start"', f.readline())
                     server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
 
     def test_few_descriptors(self):
-        """Where even the hard limit is low, idle clients do not keep others from asking for health."""
+        """Where even the hard limit is low, idle clients do not keep others from asking for
+        health."""
         with Server(limits={resource.RLIMIT_NOFILE: 64}) as server:
             self.assertIn("64 descriptors are few", server.log())
             idle = []
             try:
                 for _ in range(100):
                     idle.append(socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE))
-                for s in idle[:10]: # of those that were there first
+                for s in idle[:10]: # of the first connections
                     s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
                     self.assertTrue(s.recv(100).startswith(b"HTTP/1.1 200"))
             finally:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Retention over the wire: what is reported, the pages that are really free while a request runs, and the
-prefix hits of others. usage: retention_wire.py OCTAVO [unittest arguments]"""
+"""Retention over the wire: the reports, the pages that are free while a request runs, and prefix
+hits of other requests. usage: retention_wire.py OCTAVO [unittest arguments]"""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ class Wire(ServeTest):
         self.server.idle()
         self.stub.FlushCache(pb.FlushCacheRequest())
 
-    # A running request: started, its first token seen; the function it gives ends it.
+    # A running request: it has started and its first token was read; calling the result ends it.
 
     def http(self, ids, retention):
         c = http.client.HTTPConnection("127.0.0.1", self.server.http_port, timeout=PATIENCE)
@@ -55,11 +55,11 @@ class Wire(ServeTest):
         return call.cancel
 
     def running(self, surface, ids, retention):
-        """Pages in use and free for others while the request runs, in pages of the pool."""
+        """Pages in use and pages free for others while the request runs, in pages of the pool."""
         end = surface(ids, {"retention": retention} if retention else {})
         whole = (N // PAGE + 1) * self.layers
         loads = eventually("its prompt is done", lambda: self.settled(whole, retention))
-        page = self.server.metrics() # one look: the request runs on
+        page = self.server.metrics() # one read, since the request goes on
         metrics = {stem: self.server.metric(stem, page) for stem in
                    ("kv_pages_used", "kv_pages_cached", "logical_tokens", "kept_tokens", "num_requests_running")}
         self.assertEqual(metrics["num_requests_running"], 1)
@@ -84,11 +84,11 @@ class Wire(ServeTest):
                 self.assertLess(metrics["kv_pages_used"], whole_metrics["kv_pages_used"] * 0.6)
                 self.assertLess(metrics["kept_tokens"], metrics["logical_tokens"] * 0.7)
                 self.assertGreaterEqual(metrics["logical_tokens"], N)
-                # What the drop gave up is there for new work, though still to be hit.
+                # Dropped pages are free for new work, but can still be hit.
                 self.assertGreater(part.cached_pages, 40 * self.layers)
                 self.assertGreater(self.server.metric("pages_dropped_total", method="chunkkv"), 0)
 
-                # Others hit the whole prefix, and their answer is that of a cold cache.
+                # Other requests hit the whole prefix, with the answers of a cold cache.
                 hit = self.short(ids)
                 self.assertEqual(hit["usage"]["prompt_tokens_details"]["cached_tokens"], N // PAGE * PAGE)
                 end()
@@ -148,7 +148,7 @@ class Wire(ServeTest):
                          (N + 3, left + 3, 0))
         self.assertIs(report["budget_raised"], False)
         self.assertEqual([t["ranges"] for t in report["kept"]], [[[N - left, N + 3]]] * len(report["kept"]))
-        # The answer is that of a prompt of these tokens alone, and both share their pages.
+        # The answer is that of a prompt of only these tokens, and both share their pages.
         plain = self.short(ids[-left:])
         self.assertEqual(choice["token_ids"], plain["choices"][0]["token_ids"])
         self.assertEqual(plain["usage"]["prompt_tokens_details"]["cached_tokens"], left // PAGE * PAGE)
@@ -177,10 +177,10 @@ class Wire(ServeTest):
         for asked in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
             self.assertIn("prompt_logprobs: retention method 'truncate' cuts 900 of the prompt's 1000 tokens",
                           self.server.refused("/v1/completions", {**body, **asked})["message"])
-        # A prompt of which nothing goes has them all.
+        # A prompt from which nothing is dropped has all of them.
         short = self.short(ids[:100], retention=retention, prompt_logprobs=1)["choices"][0]
         self.assertEqual(len(short["prompt_logprobs"]), 100)
-        # An echo is of all that was sent.
+        # An echo contains everything that was sent.
         text = "Romeo " * 200
         echoed = self.server.post("/v1/completions", {**body, "prompt": text, "echo": True})["choices"][0]
         self.assertTrue(echoed["text"].startswith(text))

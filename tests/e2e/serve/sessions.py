@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Sessions on every surface: the second turn of a conversation goes on from the pages of the first, and says
-so, whoever asks over whatever; nobody reaches another's. usage: sessions.py OCTAVO [unittest arguments]"""
+"""Sessions on every surface: the second turn of a conversation continues from the pages of the
+first and reports it, whichever surface either turn uses; no key reaches another key's session.
+usage: sessions.py OCTAVO [unittest arguments]"""
 
 import concurrent.futures
 import json
@@ -35,7 +36,7 @@ class Sessions(ServeTest):
     def post(self, path, body, who="alice", status=200):
         return self.server.post(path, body, status, self.bearer(who))
 
-    # Each gives what was answered and the report; by_kserve, which has texts only, a text.
+    # Each returns the answer and the report; by_kserve, which has texts only, returns a text.
 
     def by_http(self, prompt, session, who="alice", retention=RETENTION, fields=GREEDY):
         choice = self.post("/v1/completions", {"prompt": prompt, "return_token_ids": True, **fields,
@@ -77,7 +78,7 @@ class Sessions(ServeTest):
     # ---- one conversation
 
     def two_turns(self, ask, session, prompt):
-        """The answers of two turns; the second prompt is the first, its answer, and more."""
+        """The answers of two turns; the second prompt is the first one, its answer, and more."""
         first, report = ask(prompt, session)
         self.assertEqual(report["session"], "stored")
         second, report = ask(prompt + first + MORE, session)
@@ -107,7 +108,7 @@ class Sessions(ServeTest):
         self.assertEqual(report["session"], "continued")
 
     def text_that_extends(self):
-        """A prompt and an answer whose text, put together, has the tokens of both."""
+        """A prompt and an answer whose joined text has the tokens of both."""
         prompt = "O Romeo, Romeo, wherefore art thou"
         ids = self.post("/tokenize", {"prompt": prompt})["tokens"]
         for n in range(8, 40):
@@ -158,7 +159,7 @@ class Sessions(ServeTest):
             line[6:] for line in text.splitlines() if line.startswith("data: {"))) if "retention" in e["choices"][0]]
         self.assertEqual((report["method"], report["session"]), ("full", "stored"))
 
-    # ---- whose it is
+    # ---- ownership
 
     def test_sessions_are_ones_own(self):
         prompt = tokens(80, 9)
@@ -183,7 +184,7 @@ class Sessions(ServeTest):
         for word in ("a-secret-session", *KEYS.values()):
             self.assertNotIn(word, log)
 
-    # ---- what is refused, and what is ignored
+    # ---- refused and ignored sessions
 
     def test_refusals(self):
         for session in ("", "s" * 257, 5, "a\0b"):
@@ -230,7 +231,7 @@ class ShortLife(ServeTest):
 
 
 class Rules(ServeTest):
-    """What the server says about retention, by flags and by its environment."""
+    """The server's rules of retention, by flags and by environment variables."""
 
     FLAGS = ["--retention", '{"method":"chunkkv","ratio":0.5}', "--retention-allow", "full,snapkv"]
     ENV = {"OCTAVO_MAX_SESSIONS": "0", "OCTAVO_PRESSURE_RETENTION": "chunkkv:0.5"}
@@ -260,13 +261,14 @@ class Rules(ServeTest):
 
 
 class Pressure(ServeTest):
-    """A pool too small for all: who allows it gives up pages before anybody is preempted."""
+    """A pool too small for all: requests that allow it give up pages before any is preempted."""
 
     MODEL = ["--model", "models/demo", "--kv-memory", "1500K", "--swap-memory", "0"]
     FLAGS = ["--pressure-retention", "chunkkv:0.3"]
 
     def ask(self, prompts, **retention):
-        """All in one request, so that they meet however slow the client is: three of them are too many."""
+        """All in one HTTP request, so that they meet however slow the client is: three of them are
+        too many."""
         return self.server.post("/v1/completions", {
             "prompt": prompts, "max_tokens": 200, "ignore_eos": True, "return_token_ids": True,
             "retention": {"method": "full", **retention}})["choices"]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A storm of clients over HTTP and gRPC: all retention methods, sessions, priorities, three keys,
-requests that are wrong, and about 35 % given up at a random moment. Afterwards every request has ended, and
-pages, descriptors and memory are what they were after a first storm. Under ASan the server's exit
-status says that it had nothing to report.
+invalid requests, and about 35 % aborted at a random moment. Afterwards every request has ended,
+and pages, descriptors and memory are what they were after a first storm. Under ASan the server's
+exit status shows that there is no report.
 
-With OCTAVO_SOAK=SEED it is four storms, each of 160 clients for 3 minutes: as served by default,
-by priority, with little memory for pages, with two ranks. Without it a few seconds of the third.
+With OCTAVO_SOAK=SEED there are four storms, each of 160 clients for 3 minutes: with defaults, by
+priority, with little memory for pages, with two ranks. Without it, a few seconds of the third.
 usage: storm.py OCTAVO [unittest arguments]"""
 
 import os
@@ -24,8 +24,8 @@ SEED = int(SOAK or 1)
 CLIENTS = 160 if SOAK else 24
 SECONDS = (50, 130) if SOAK else (2, 4)
 TTL = 3 # seconds for which a session waits for its next turn
-GROWTH = 24 << 20 # bytes of resident memory: what allocators keep varies by so much
-ASAN = "quarantine_size_mb=8" # else what was freed makes 256 MiB of resident memory
+GROWTH = 24 << 20 # bytes of resident memory by which allocators vary
+ASAN = "quarantine_size_mb=8" # otherwise freed memory makes 256 MiB resident
 
 KNOWN = [{"prompt": tokens(300, 1), "max_tokens": 12}, {"prompt": tokens(90, 2), "max_tokens": 40},
          {"prompt": tokens(500, 3), "max_tokens": 8, "retention": {"method": "chunkkv", "ratio": 0.3}},
@@ -72,7 +72,7 @@ class Storm(unittest.TestCase):
             self.flags += [f"--{kind}-key-file", path]
 
     def known(self, server):
-        """Requests and the tokens of their answers when nothing else runs."""
+        """Requests, and the tokens of their answers when nothing else runs."""
         pairs = []
         for body in KNOWN:
             body = {**body, "ignore_eos": True, "return_token_ids": True}
@@ -81,7 +81,7 @@ class Storm(unittest.TestCase):
         return pairs
 
     def blow(self, server, known, seconds, seed, priorities):
-        """One storm; all its clients have come to an end."""
+        """Runs one storm until all its clients have ended."""
         tally, specs = Tally(), methods()
         channels = [grpc.insecure_channel(server.target, options=[("grpc.use_local_subchannel_pool", 1)])
                     for _ in range(8)]
@@ -100,7 +100,8 @@ class Storm(unittest.TestCase):
         return tally
 
     def settle(self, server, base):
-        """Waits until all that requests held is free again; what the processes hold then."""
+        """Waits until all that requests held is free again; returns what the processes hold
+        then."""
         for stem in ("num_requests_live", "num_requests_in_flight", "sessions", "host_pages_used"):
             eventually(f"octavo:{stem} is 0", lambda stem=stem: server.metric(stem) == 0)
         server.idle()
@@ -110,7 +111,7 @@ class Storm(unittest.TestCase):
         return resident(pid)
 
     def logged(self, server):
-        """The lines of requests; each that was taken in has one, and each choice an end."""
+        """Checks the log: each accepted request has one line, and each choice has an end."""
         lines = [e for e in server.events() if e["event"] == "request"]
         for line in lines:
             ends = line["finish_reason"] if line["n"] > 1 else [line["finish_reason"]]
@@ -127,7 +128,8 @@ class Storm(unittest.TestCase):
             before = self.settle(server, base)
             tally = self.blow(server, known, SECONDS[1], SEED + 1000, priorities)
             after = self.settle(server, base)
-            # What runs first of every kind takes memory once: it is counted from the second storm on.
+            # The first request of every kind allocates what is made once: counting starts with the
+            # second storm.
             self.assertEqual(self.logged(server), server.metric("request_success_total"))
             ends = tally.ends
         total, given = sum(ends.values()), sum(n for (_, end), n in ends.items() if end != "ended")

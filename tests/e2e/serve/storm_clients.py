@@ -1,8 +1,8 @@
-"""The clients of storm.py: each sends requests of random kinds and judges what comes back. About
-35 % of all requests are given up at a random moment, by every means that a client has.
+"""The clients of storm.py: each sends requests of random kinds and checks the answers. About 35 % of
+all requests are aborted at a random moment, by every means that a client has.
 
-A Client is one thread's. An answer that no server should give becomes a mistake of the Tally, which all
-clients share."""
+A Client belongs to one thread. An answer that no server should give is added to the mistakes of
+the Tally, which all clients share."""
 
 import collections
 import json
@@ -19,7 +19,7 @@ grpc = need("grpc")
 octavo, octavo_rpc, vllm, vllm_rpc, kserve, kserve_rpc = stubs("octavo", "vllm_engine", "kserve")
 
 KEYS = {"alice": "key-of-alice", "bob": "key-of-bob", "root": "key-of-root"}
-ABORTS = 0.45 # of the kinds that can be given up; 35 % of all
+ABORTS = 0.45 # share of the kinds that can be aborted; 35 % of all
 PREFIXES = [tokens(400, 1000 + i) for i in range(8)]
 WORDS = "O Romeo, Romeo, wherefore art thou Romeo? Deny thy father and refuse thy name. " * 40
 LONGEST = 600 # tokens of prompt and answer together
@@ -28,8 +28,8 @@ ENDS_ABORTED = ENDS | {"abort"}
 
 
 def methods():
-    """A retention object for each method of `octavo methods`; its budget is small, so that pages are
-    dropped."""
+    """A retention object for each method of `octavo methods`, with a small budget, so that pages
+    are dropped."""
     table = subprocess.run([OCTAVO, "methods"], capture_output=True, text=True, check=True).stdout
     specs = [None]
     for line in table.split("\n\n")[0].splitlines()[1:]:
@@ -48,12 +48,12 @@ def methods():
 
 
 def cuts_prompt(spec):
-    """Whether prompt logprobs beside this policy are refused: what is cut has none."""
+    """Whether prompt logprobs are refused with this policy: tokens that are cut have none."""
     return bool(spec) and spec["method"] == "truncate"
 
 
 class Tally:
-    """What came of all requests, by kind and end, and the mistakes in words."""
+    """The outcomes of all requests, by kind and end, and the mistakes as texts."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -69,11 +69,11 @@ class Tally:
 
 
 class Given(Exception):
-    """This client has given its own request up."""
+    """This client has aborted its own request."""
 
 
 class Client:
-    """The requests of one thread until a time."""
+    """Sends the requests of one thread until a deadline."""
 
     def __init__(self, server, channels, specs, known, tally, seed, priorities):
         self.server, self.specs, self.known, self.tally, self.priorities = server, specs, known, tally, priorities
@@ -101,7 +101,7 @@ class Client:
                 self.tally.mistake(f"{kind.__name__} of {self.name} after {time.monotonic() - begun:.1f} s: "
                                    f"{type(e).__name__} {e}")
 
-    # ---- what is asked
+    # ---- making requests
 
     def bearer(self, who=None):
         return {"authorization": f"Bearer {KEYS.get(who or self.who, who)}"}
@@ -115,7 +115,7 @@ class Client:
         return whole + tokens(r.randrange(1, 80), r.randrange(1 << 30))
 
     def fields(self, n=None):
-        """Request fields that all surfaces know by the same names."""
+        """Request fields that have the same names on all surfaces."""
         r = self.random
         f = {"max_tokens": r.choice((1, 2, 4, 8, 16, 32)), "ignore_eos": r.random() < 0.7}
         if r.random() < 0.4:
@@ -156,7 +156,7 @@ class Client:
         raise Given
 
     def ask(self, path, body, status=200, headers=None):
-        """The JSON of an answer, whose status must be as said."""
+        """The JSON of an answer, whose status must be the given one."""
         c = self.server.connect(timeout=PATIENCE)
         try:
             c.request("POST", path, json.dumps(body), {**self.bearer(), "content-type": "application/json",
@@ -175,7 +175,7 @@ class Client:
             c.close()
 
     def stream(self, path, body, headers=None, most=None):
-        """The events of a stream, one at a time; given up after `most` of them."""
+        """The events of a stream, one at a time; aborted after `most` of them."""
         c = self.server.connect(timeout=PATIENCE)
         try:
             c.request("POST", path, json.dumps({**body, "stream": True}),
@@ -256,7 +256,7 @@ class Client:
             assert status == 200, (path, status)
 
     def same_again(self):
-        """A request whose answer is known: whatever runs beside it, the tokens are these."""
+        """A request with a known answer: the tokens are the same whatever runs beside it."""
         self.gives_up = False
         body, expected = self.random.choice(self.known)
         got = [c["token_ids"] for c in sorted(self.ask("/v1/completions", body)["choices"], key=lambda c: c["index"])]
@@ -286,7 +286,7 @@ class Client:
             octavo.SubscribeKvEventsRequest(), metadata=self.metadata(), timeout=PATIENCE))
 
     def broken_off(self):
-        """A request of which only the beginning is ever sent."""
+        """A request of which only the beginning is sent."""
         body = json.dumps(self.body()).encode()
         head = (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nauthorization: {self.bearer()['authorization']}\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n").encode()
@@ -303,8 +303,8 @@ class Client:
     # ---- sessions
 
     def conversation(self):
-        """A session of this client's own, or one that several clients of its key use at once; its next
-        prompt."""
+        """A session of this client, or one that several clients of its key use at once; returns its
+        next prompt."""
         contested = self.random.random() < 0.3
         name = f"contested-{self.random.randrange(4)}" if contested else f"{self.name}-{self.random.randrange(2)}"
         before = self.sessions.get(name, [])
@@ -341,7 +341,7 @@ class Client:
         raise AssertionError(f"answered instead of {code}: {answer}")
 
     def read(self, call):
-        """The messages of a call. It is given up by cancelling, or by the deadline that it was given."""
+        """The messages of a call, which is aborted by cancelling it or by its deadline."""
         most, seen = self.most(), 0
         try:
             if most == 0:
@@ -437,15 +437,15 @@ class Client:
             finals += m.infer_response.parameters["triton_final_response"].bool_param
         assert finals == len(requests), finals
 
-    # ---- ids and admin's calls
+    # ---- ids and an admin's calls
 
     def abort(self, who, *ids):
         return octavo_rpc.InferenceStub(self.channel).Abort(
             octavo.AbortRequest(request_ids=ids), metadata=list(self.bearer(who).items()), timeout=PATIENCE).aborted
 
     def aborted_by_id(self):
-        """The request ends when its own key, or an admin's, aborts its id; another key's Abort does
-        nothing."""
+        """The request ends when its own key, or an admin's, aborts its id; another key's Abort has
+        no effect."""
         self.gives_up = False
         other = "bob" if self.who == "alice" else "alice"
         name, ends = f"{self.name}-{self.n}", []

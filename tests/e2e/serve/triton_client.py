@@ -44,7 +44,7 @@ class TritonTest(ServeTest):
         return [b.decode() for b in result.as_numpy(name).reshape(-1)]
 
     def whole(self, prompt, **fields):
-        """What HTTP says."""
+        """The answer over HTTP."""
         return self.server.post("/v1/completions", {"prompt": prompt, **fields})["choices"][0]["text"]
 
 
@@ -153,7 +153,7 @@ class Stream(TritonTest):
         self.assertEqual(sorted(set(ids)), ["0", "1", "2"])
 
     def test_error_in_the_middle(self):
-        """A bad request is answered in its place; the stream goes on."""
+        """A bad request is answered in its place; the stream continues."""
         out = self.stream(self.inputs([ROMEO], {"bananas": 1}), self.inputs([ROMEO], {"max_tokens": 3}, stream=False))
         errors = [e for _, e in out if e]
         self.assertEqual(len(errors), 1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A client without a certificate that reaches a worker's port can have it compute on the folder of its own flags,
-and no more. usage: worker_access.py OCTAVO [unittest arguments]"""
+"""A client without a certificate that reaches a worker's port can make it compute on the folder of
+the worker's own flags, and no other. usage: worker_access.py OCTAVO [unittest arguments]"""
 
 import os
 import re
@@ -35,13 +35,14 @@ class WithoutCertificates(unittest.TestCase):
         self.stub = rpc.WorkerStub(channel)
 
     def configure(self, **fields):
-        """What the worker says to a Configure that it cannot take."""
+        """The worker's answer to a Configure that it refuses."""
         geometry = pb.Geometry(page_tokens=16, layers_per_group=1, heads_per_group=1)
         request = {"protocol": PROTOCOL, "version": VERSION, "session": 1, "size": 1, "model": ANOTHER, "comm": "self",
                    "device": "cpu", "kv_type": "f32", "weight_type": "f32", "max_rows": 64, "max_seqs": 4,
                    "max_model_len": 128, "kv_bytes": 1 << 20, "config_fingerprint": 1, "geometry": geometry}
         with self.assertRaises(grpc.RpcError) as caught:
-            # A session that failed is on its way out when the next one comes: that is said, and asked again.
+            # A failed session may still be ending when the next one comes: the worker says so, and
+            # the client tries again.
             for _ in range(1000):
                 try:
                     self.stub.Configure(pb.ConfigureRequest(**{**request, **fields}), timeout=PATIENCE)
@@ -51,7 +52,7 @@ class WithoutCertificates(unittest.TestCase):
         return caught.exception.details()
 
     def test_no_folder_but_its_own(self):
-        """The answer is the same for a folder that is there and one that is not, and names neither."""
+        """The answer is the same for an existing and a missing folder, and names neither."""
         answers = {self.configure(model=path) for path in (ANOTHER, "/nowhere/at/all", "/etc", "/etc/passwd", "")}
         self.assertEqual(answers, {"model: the configuration in models/demo is not the coordinator's"})
 
@@ -63,7 +64,8 @@ class WithoutCertificates(unittest.TestCase):
 
 
 class WeightsCache(unittest.TestCase):
-    """Packed weights are kept where the worker's owner says; only a coordinator with a certificate may say it."""
+    """Packed weights are kept where the worker's flags say; only a coordinator with a certificate
+    may name another place."""
 
     def kept(self, worker, folder, *flags):
         addresses = ["--workers", worker.address]

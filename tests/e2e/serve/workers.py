@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ranks in other processes: the same tokens, every way to lose one, and what the command line refuses.
+"""Ranks in other processes: the same tokens, every way to lose a rank, and command-line refusals.
 usage: workers.py OCTAVO [--rounds N] [unittest arguments]   (N rounds of faults: 5, in a soak 50)"""
 
 import array
@@ -31,7 +31,7 @@ if "--rounds" in sys.argv: # after need, which may start Python again
     ROUNDS = int(sys.argv[at + 1])
     del sys.argv[at:at + 2]
 
-# What the figures are held against is in the README; a busy machine under a sanitizer gets this long.
+# The README states the limits for quiet machines; a busy machine under a sanitizer gets this long.
 CAP = 120
 RANKS = 2
 # Requests of so many tokens do not end before a rank is lost.
@@ -47,8 +47,8 @@ def clean_env(extra=None):
 
 
 class Worker:
-    """octavo worker at a port that it keeps when it is started again, of the demo model unless it trusts its
-    coordinator, who names the model then."""
+    """octavo worker at a port that it keeps over restarts, with the demo model; if it trusts its
+    coordinator, with the model that the coordinator names."""
 
     def __init__(self, *flags, binary=OCTAVO, port=0, host="127.0.0.1", within=(), env=None):
         self.flags, self.binary, self.port, self.lines = flags, binary, port, []
@@ -85,7 +85,7 @@ class Worker:
         self.process.wait(PATIENCE)
 
     def stop(self):
-        """By SIGTERM: status 0, which under ASan includes that nothing leaked."""
+        """By SIGTERM: status 0, which under ASan also means that nothing leaked."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE)
@@ -94,8 +94,8 @@ class Worker:
 
 
 class Network:
-    """A port in front of another. While it is cut no byte passes, and nobody is told: as when a cable is pulled,
-    what was sent arrives when it is whole again."""
+    """A port in front of another. While it is cut, no byte passes and neither side is notified, as with
+    a pulled cable; bytes sent meanwhile arrive when it is whole again."""
 
     def __init__(self, port):
         self.to = port
@@ -159,7 +159,7 @@ class Network:
 
 
 def children_of(pid):
-    """Process ids of all that a process has started, and they."""
+    """The process and all its descendants, as process ids."""
     found = []
     for task in os.listdir(f"/proc/{pid}/task"):
         try:
@@ -172,7 +172,7 @@ def children_of(pid):
 
 
 def ranks_of(server):
-    """Process ids of local workers, in rank order: who listens at which of their sockets."""
+    """Process ids of local workers in rank order, found by the sockets where they listen."""
     with open("/proc/net/unix", encoding="utf-8") as f:
         lines = [line.split() for line in f]
     listeners = {int(line[6]): line[7] for line in lines[1:] if len(line) == 8 and int(line[3], 16) & 0x10000}
@@ -190,7 +190,7 @@ def ranks_of(server):
 
 
 def listens_at(pid):
-    """The IPv4 addresses, as the kernel writes them, at which a process waits for anybody."""
+    """The IPv4 addresses, as the kernel writes them, at which a process listens."""
     with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
         lines = [line.split() for line in f][1:]
     listeners = {line[9]: line[1].split(":")[0] for line in lines if line[3] == "0A"}
@@ -229,7 +229,7 @@ def body(i, n, **fields):
 
 
 class Asked:
-    """Streams over both protocols and whole answers, in threads, and how each of them ended."""
+    """Streams over both protocols and whole answers, in threads, with the outcome of each."""
 
     def __init__(self, server, n, max_tokens):
         self.server, self.max_tokens = server, max_tokens
@@ -240,9 +240,9 @@ class Asked:
         for i in range(n):
             for way in ways:
                 threading.Thread(target=self.run, args=(way, i), daemon=True).start()
-        for _ in range(2 * n): # those that stream
+        for _ in range(2 * n): # the streaming ones
             self.begun.get(timeout=PATIENCE)
-        eventually("all of them are taken in", # one that comes later would be told another reason
+        eventually("all of them are taken in", # a later one would get another reason
                    lambda: self.ended.qsize() + server.metric("num_requests_in_flight") >= self.n)
 
     def run(self, way, i):
@@ -291,7 +291,7 @@ class Asked:
 
 
 def answer_of(server, i=7, n=8):
-    """The tokens of a greedy answer, or None while there is no backend."""
+    """The tokens of a greedy answer, or None while the backend is down."""
     status, _, text = server.request("POST", "/v1/completions", body(i, n, return_token_ids=True, logprobs=1))
     if status == 503:
         return None
@@ -321,12 +321,12 @@ class Same(unittest.TestCase):
         workers = [Worker() for _ in range(RANKS)]
         try:
             addresses = ",".join(w.address for w in workers)
-            for _ in range(2): # the same workers, one coordinator after the other
+            for _ in range(2): # two coordinators, one after the other
                 self.assertEqual(self.lines("--workers", addresses), threads)
         finally:
             for w in workers:
                 w.stop()
-        # Several of one command, at one name and the next ones.
+        # Several workers of one command, with consecutive names.
         with tempfile.TemporaryDirectory() as folder:
             p = subprocess.Popen([OCTAVO, "worker", "--listen", f"unix:{folder}/w", "--count", str(RANKS), "--model", MODEL],
                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT, env=clean_env())
@@ -349,9 +349,10 @@ class Local(unittest.TestCase):
     FLAGS = ["--tp", str(RANKS), "--workers", "local"]
 
     def test_come_and_go(self):
-        """A service manager's SIGTERM goes to everybody: what runs ends well all the same, and nothing is left."""
+        """A service manager's SIGTERM goes to all processes: running requests end well, and none is
+        left."""
         with tempfile.TemporaryDirectory() as folder:
-            for _ in range(3): # a machine may be so busy that a rank is missed
+            for _ in range(3): # on a busy machine a rank may be missed
                 server = Server(*self.FLAGS, "--drain-timeout", "600", model=LONG_MODEL,
                                 env={"TMPDIR": folder, "OCTAVO_WORKER_LISTEN": "for those that others start"})
                 for i in range(RANKS):
@@ -359,7 +360,7 @@ class Local(unittest.TestCase):
                 self.assertTrue(os.listdir(folder))
                 pids = children_of(server.process.pid)
                 self.assertEqual(len(pids), RANKS + 1)
-                for pid in pids: # nobody else is to hear them
+                for pid in pids: # no other process gets it
                     self.assertLessEqual(listens_at(pid), {"0100007F"})
                 asked = Asked(server, 1, 100)
                 for pid in [*pids, server.process.pid]:
@@ -377,7 +378,7 @@ class Local(unittest.TestCase):
             for stopped in (False, True) if SOAK else (True,):
                 server = Server(*self.FLAGS, env={"TMPDIR": folder})
                 pids = children_of(server.process.pid)
-                if stopped: # a worker that cannot even look
+                if stopped: # a worker that cannot run
                     os.kill(ranks_of(server)[0], signal.SIGSTOP)
                 server.process.kill()
                 server.wait()
@@ -412,7 +413,7 @@ class Local(unittest.TestCase):
 
 
 class Cluster:
-    """A server over two ranks, and how to hurt one of them."""
+    """A server over two ranks, and ways to damage one of them."""
 
     def __init__(self, kind):
         self.kind, self.workers, self.networks = kind, [], []
@@ -428,7 +429,7 @@ class Cluster:
         return ranks_of(self.server)[rank] if self.kind == "local" else self.workers[rank].process.pid
 
     def hurt(self, fault, rank):
-        """Returns what makes it well."""
+        """Returns a function that repairs the damage."""
         if fault == "cut":
             self.networks[rank].cut(True)
             return lambda: self.networks[rank].cut(False)
@@ -443,7 +444,8 @@ class Cluster:
         return self.workers[rank].start
 
     def files(self):
-        """Descriptors and threads of all that lives on: a worker that is killed is another one then."""
+        """Descriptors and threads of all surviving processes: a killed worker is replaced by
+        another."""
         pid = self.server.process.pid
         return n_files(pid), n_threads(pid), len(children_of(pid))
 
@@ -461,7 +463,7 @@ class Faults(unittest.TestCase):
     def one_round(self, cluster, fault, r, expected, figures):
         server, rank = cluster.server, r.randrange(RANKS)
         asked = Asked(server, 2, LONG)
-        time.sleep(r.random() * 0.3) # some place of some step
+        time.sleep(r.random() * 0.3) # at some point of some step
         begin = time.monotonic()
         heal = cluster.hurt(fault, rank)
         ends = asked.results()
@@ -470,12 +472,12 @@ class Faults(unittest.TestCase):
         for way, text in ends:
             self.assertEqual(way, "failed", f"{what}: {way} {text[-500:]}")
             self.assertRegex(text, r"rank \d+ \(", what)
-        # On a busy machine another rank may be the first that is missed.
+        # On a busy machine another rank may be missed first.
         named = any(f"rank {rank} (" in text for _, text in ends)
         if fault != "kill" or cluster.kind != "local":
-            self.assertIsNone(answer_of(server), what) # at once: nobody waits for what is not there
+            self.assertIsNone(answer_of(server), what) # at once, without waiting for the backend
             self.assertRegex(server.get("/health")[2], r'"restarting","reason":".*rank \d+ \(', what)
-            time.sleep(r.random() * (2 if SOAK else 0.3)) # some place of some try to make it anew
+            time.sleep(r.random() * (2 if SOAK else 0.3)) # at some point of a restart
         begin = time.monotonic()
         heal()
         found = eventually(f"{what}: serving again", lambda: answer_of(server), CAP)
@@ -488,9 +490,9 @@ class Faults(unittest.TestCase):
         cluster = Cluster(kind)
         try:
             expected = answer_of(cluster.server)
-            # Each of them, then any.
+            # Each fault once, then random ones.
             faults = [*self.FAULTS[kind], *(r.choice(self.FAULTS[kind]) for _ in range(n))][:n]
-            self.one_round(cluster, faults[0], r, expected, figures) # what is made once is made
+            self.one_round(cluster, faults[0], r, expected, figures) # allocates what is made once
             cluster.server.idle()
             before = cluster.files()
             for fault in faults[1:]:
@@ -510,7 +512,8 @@ class Faults(unittest.TestCase):
         cluster.stop()
 
     def few(self, cluster, before):
-        """gRPC's own connections and threads come and go: what grows with the rounds does not fit in here."""
+        """gRPC's own connections and threads come and go; growth with each round would exceed
+        this."""
         return all(now <= then + slack for now, then, slack in zip(cluster.files(), before, (6, 6, 0)))
 
     def test_local(self):
@@ -520,7 +523,7 @@ class Faults(unittest.TestCase):
         self.rounds("addresses", ROUNDS - ROUNDS * 2 // 5)
 
     def test_another_came_back(self):
-        """What a worker refuses is waited for, and whoever asks is told what it is."""
+        """A group is not made with a worker that refuses: requests get its reason."""
         workers = [Worker() for _ in range(RANKS)]
         with Server("--tp", str(RANKS), "--workers", ",".join(w.address for w in workers)) as server:
             expected = answer_of(server)
@@ -544,7 +547,7 @@ class Faults(unittest.TestCase):
             w.stop()
 
     def test_coordinator_lost(self):
-        """Workers are free for the next one."""
+        """The workers are free for the next coordinator."""
         workers = [Worker() for _ in range(RANKS)]
         flags = ["--tp", str(RANKS), "--workers", ",".join(w.address for w in workers)]
         server = Server(*flags, model=LONG_MODEL)
@@ -554,7 +557,7 @@ class Faults(unittest.TestCase):
         asked.results()
         with Server(*flags) as server:
             self.assertIsNotNone(answer_of(server))
-            # And a second one is turned away by name, while the first goes on.
+            # A second coordinator is refused by name, while the first one continues.
             p = subprocess.run([OCTAVO, "run", *POOL, *flags, "--workers-wait", "0", "--prompt", "x"],
                                capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=clean_env())
             self.assertEqual(p.returncode, 1)
@@ -570,7 +573,7 @@ class Faults(unittest.TestCase):
 class Refusals(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.worker = Worker() # whoever is refused leaves it as it was
+        cls.worker = Worker() # refused coordinators leave it unchanged
 
     @classmethod
     def tearDownClass(cls):
@@ -606,7 +609,7 @@ class Refusals(unittest.TestCase):
         self.refused(1, "--workers", f"127.0.0.1:{port}", says=["rank 0", f"127.0.0.1:{port}"])
 
     def test_waits_for_them(self):
-        """The coordinator may be first."""
+        """The coordinator may start first."""
         with socket.create_server(("127.0.0.1", 0)) as s:
             port = s.getsockname()[1]
         p = subprocess.Popen([OCTAVO, "run", *POOL, "--prompt", "x", "--max-tokens", "1", "--workers",
@@ -627,7 +630,7 @@ class Refusals(unittest.TestCase):
         self.assertIn(address, p.stderr)
 
     def refuses(self, other, says):
-        """As rank 1."""
+        """A refusal of rank 1."""
         try:
             self.refused(1, "--workers", f"{self.worker.address},{other.address}", says=["rank 1", *says])
         finally:
@@ -656,7 +659,7 @@ class Refusals(unittest.TestCase):
         self.refuses(Worker("--model", "tests/golden/models/gqa1_f32"), ["model"])
 
     def test_another_version(self):
-        """An executable that says another version of itself."""
+        """An executable that reports another version of itself."""
         with open(OCTAVO, "rb") as f:
             data = f.read()
         with open(os.path.join(ROOT, "CMakeLists.txt"), encoding="utf-8") as f:
@@ -686,7 +689,7 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(p.returncode, 0, p.stderr)
                 self.refused(1, *addresses, says=["rank ", workers[0].address.split(":")[0]]) # plain text
                 os.makedirs(path("others"))
-                certificates(path("others")) # of a CA that nobody knows
+                certificates(path("others")) # of an unknown CA
                 strangers = [f.replace(folder, path("others")) for f in ours]
                 self.refused(1, *addresses, *ours[:4], *strangers[4:], says=["rank "])
                 self.refused(1, *addresses, *strangers[:4], *ours[4:], says=["rank ", "certificate"])
