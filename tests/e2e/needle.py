@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 GOLDEN = "tests/golden/needle_200"
-NEAR = 0.5  # nats: where the oracle's two best tokens were that close, bf16 pages may pick the other
+NEAR = 0.5  # nats between the oracle's two best tokens: bf16 pages may pick either
 
 
 def lines(path):

@@ -314,7 +314,7 @@ def trailers(call):
     return {key: value for key, value in call.trailing_metadata() or ()}
 
 
-# ---- certificates ---------------------------------------------------------------------------------
+# RSA takes seconds
 
 
 NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"] # an RSA key takes seconds

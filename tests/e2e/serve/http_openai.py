@@ -119,7 +119,7 @@ class Completions(OpenAITest):
         for token, logprob, top, offset in zip(lp.tokens, lp.token_logprobs, lp.top_logprobs, lp.text_offset):
             self.assertEqual(offset, at)
             at += len(token)
-            self.assertIn(len(top), (3, 4)) # greedy: the token is among them; two may have the same text
+            self.assertIn(len(top), (3, 4)) # greedy; two tokens may have the same text
             self.assertAlmostEqual(max(top.values()), logprob, places=5)
             self.assertLessEqual(sum(map(math.exp, top.values())), 1.0001)
         chunks = self.chunks(max_tokens=10, logprobs=3)

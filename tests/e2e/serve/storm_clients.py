@@ -1,5 +1,5 @@
-"""The clients of storm.py: each sends requests of random kinds and checks the answers. About 35 % of
-all requests are aborted at a random moment, by every means that a client has.
+"""The clients of storm.py: each sends requests of random kinds and checks the answers. About 35 %
+of all requests are aborted at a random moment, by every means that a client has.
 
 A Client belongs to one thread. An answer that no server should give is added to the mistakes of
 the Tally, which all clients share."""

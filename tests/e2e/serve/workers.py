@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Ranks in other processes: the same tokens, every way to lose a rank, and command-line refusals.
-usage: workers.py OCTAVO [--rounds N] [unittest arguments]   (N rounds of faults: 5, in a soak 50)"""
+"""Ranks in other processes: the same tokens, every way to lose a rank, command-line refusals. usage:
+workers.py OCTAVO [--rounds N] [unittest arguments]   (N rounds of faults: 5, in a soak 50)"""
 
 import array
 import json
@@ -94,8 +94,8 @@ class Worker:
 
 
 class Network:
-    """A port in front of another. While it is cut, no byte passes and neither side is notified, as with
-    a pulled cable; bytes sent meanwhile arrive when it is whole again."""
+    """A port in front of another. While it is cut, no byte passes and neither side is notified, as
+    with a pulled cable; bytes sent meanwhile arrive when it is whole again."""
 
     def __init__(self, port):
         self.to = port
@@ -349,7 +349,7 @@ class Local(unittest.TestCase):
     FLAGS = ["--tp", str(RANKS), "--workers", "local"]
 
     def test_come_and_go(self):
-        """A service manager's SIGTERM goes to all processes: running requests end well, and none is
+        """A service manager sends SIGTERM to all processes: running requests end well, none is
         left."""
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(3): # on a busy machine a rank may be missed
@@ -444,8 +444,7 @@ class Cluster:
         return self.workers[rank].start
 
     def files(self):
-        """Descriptors and threads of all surviving processes: a killed worker is replaced by
-        another."""
+        """Descriptors and threads of all surviving processes; a killed worker is replaced."""
         pid = self.server.process.pid
         return n_files(pid), n_threads(pid), len(children_of(pid))
 
@@ -512,8 +511,7 @@ class Faults(unittest.TestCase):
         cluster.stop()
 
     def few(self, cluster, before):
-        """gRPC's own connections and threads come and go; growth with each round would exceed
-        this."""
+        """gRPC's own connections and threads vary; growth with each round would exceed this."""
         return all(now <= then + slack for now, then, slack in zip(cluster.files(), before, (6, 6, 0)))
 
     def test_local(self):
