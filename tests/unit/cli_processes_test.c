@@ -38,7 +38,7 @@ typedef struct scribe {
     step_plan plan;
     step_seq seqs[HOUSE_SEQS];
     step_result result;
-    uint32_t whose[2 * HOUSE_SEQS]; /* by sequence number: its request's prompt tokens */
+    uint32_t whose[2 * HOUSE_SEQS]; /* by sequence number: length of its prompt */
 } scribe;
 
 static const backend_info *scribe_info(void *ctx)

@@ -90,8 +90,8 @@ static const struct {
     {RETENTION_SCORE_NOVELTY, novelty_of}, {RETENTION_SCORE_RECENCY, position_of},
 };
 
-/* Other kinds take the absolute score of their own row. Sums from the kernels are scores
- * already. */
+/* Other scores are those of the code's own row, since these tests are about what follows from a
+ * score. Sums from the kernels are scores already. */
 static float score_of(const definition *d, const value *v)
 {
     for (size_t i = 0; i < sizeof definitions / sizeof definitions[0]; i++)

@@ -106,7 +106,7 @@ class EveryAllocation(FailingServer):
 
     @staticmethod
     def answer_of(path, text, streamed):
-        """Another valid answer to an equal request."""
+        """The part of an answer that all equal requests have in common."""
         return None if path == "/metrics" else lasting(sse(text) if streamed else json.loads(text))
 
     def judge(self, path, status, text, streamed, expected):

@@ -349,8 +349,7 @@ class Local(unittest.TestCase):
     FLAGS = ["--tp", str(RANKS), "--workers", "local"]
 
     def test_come_and_go(self):
-        """A service manager sends SIGTERM to all processes: running requests end well, none is
-        left."""
+        """SIGTERM to all processes, as a service manager sends it: running requests end well."""
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(3): # on a busy machine a rank may be missed
                 server = Server(*self.FLAGS, "--drain-timeout", "600", model=LONG_MODEL,
