@@ -154,8 +154,7 @@ static void check_ended(processes *all, comm *c)
     CHECK(all, comm_broadcast(c, data, sizeof data, 0).code == STATUS_IO);
 }
 
-/* Sums until the group ends. The output of a failed call stays unchanged: no peer writes to it any
- * more. */
+/* Sums until the group ends. Once the failed call has returned, no peer writes to its buffer. */
 static void sum_until_the_end(processes *all, comm *c, int rank, int signal_at, int signal_no)
 {
     float *data = malloc(LOST_FLOATS * sizeof *data);
@@ -280,7 +279,7 @@ static void a_rank_says_whom_it_waits_for(void **state)
 enum { GROUPS = 8 };
 
 typedef struct moments {   /* in shared memory */
-    _Atomic int n_aborted; /* groups that were aborted so far */
+    _Atomic int n_aborted; /* groups that have to abort, so far */
     _Atomic int n_over;    /* ranks that have left a group, over all groups */
 } moments;
 

@@ -238,14 +238,14 @@ static void choices_move_slots(void **state)
     for (uint32_t i = 21; i < 41; i++) expect(f, 0, i, 179 + i, i < P ? STORED : FILLING);
 }
 
-/* More pages fill than there are bf16 tiles: the first of them are quantised as they are. */
+/* More pages wait to be filled than there are bf16 tiles: the first of them are quantised early. */
 static void too_many_wait(void **state)
 {
     fixture *f = *state;
     enum { WAIT = 15 };
     uint32_t swaps[WAIT], tokens[P] = {0};
     open_seq(f, 0);
-    append(f, 0, LOUD, P - 1); /* slots after a page's tokens do not matter to it */
+    append(f, 0, LOUD, P - 1); /* loud values behind a page's tokens must not affect it */
     pkv_seq_close(f->kv, 0);
     for (uint32_t i = 0; i < WAIT; i++) {
         open_seq(f, 0);
@@ -265,7 +265,7 @@ static void too_many_wait(void **state)
     assert_true(exact >= SEQS && exact < WAIT);
 }
 
-/* Tiles of ended requests are taken before one of a filling page. */
+/* Pages that ended requests leave behind take no tile from a parked sequence. */
 static void what_ended_gives_way(void **state)
 {
     fixture *f = *state;
@@ -286,7 +286,7 @@ static void what_ended_gives_way(void **state)
     for (uint32_t i = 0; i < 5; i++) expect(f, 0, i, i, FILLING);
 }
 
-/* Another rank's table may take such a page, which is not written here. */
+/* A page with a tile may go to another rank's table; this rank then does not write it. */
 static void others_take_no_tiles(void **state)
 {
     fixture *f = *state;

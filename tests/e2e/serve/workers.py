@@ -359,7 +359,7 @@ class Local(unittest.TestCase):
                 self.assertTrue(os.listdir(folder))
                 pids = children_of(server.process.pid)
                 self.assertEqual(len(pids), RANKS + 1)
-                for pid in pids: # no other process gets it
+                for pid in pids: # reachable from this host only
                     self.assertLessEqual(listens_at(pid), {"0100007F"})
                 asked = Asked(server, 1, 100)
                 for pid in [*pids, server.process.pid]:
