@@ -68,7 +68,7 @@ status bench_memory(bench *b, uint64_t loaded, error *err)
     int64_t steady;
     RETURN_IF_ERROR(steady_allocations(b, &steady, err));
     uint64_t rss = bench_resident_bytes();
-    const backend_cpu_facts *f = &b->model.facts;
+    const backend_facts *f = &b->model.facts;
     if (!b->as_json) {
         char now[32], then[32], weights[32], pool[32];
         format_bytes(now, sizeof now, rss);

@@ -373,7 +373,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
     m->kv_name = strcmp(f->kv_dtype, "fp8") == 0 ? "fp8" : kern_kv_name(m->kv_type);
     /* f16 has three more bits of precision than bf16, so weights stored as f16 stay f16. */
     bool keep_f16 = type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
-    m->options = (backend_cpu_options){
+    m->options = (backend_options){
         .dir = f->dir,
         .config = &m->config,
         .dummy = strcmp(f->load_format, "dummy") == 0,

@@ -49,18 +49,18 @@ typedef struct loaded_model {
     workers *workers;   // NULL: the ranks are threads
     arg_list overrides; // borrowed from the flags
     backend backend;
-    backend_cpu_facts facts; // of all ranks, or of the GPU
-    tokenizer *tokenizer;    // NULL unless asked for
-    chat_template *chat;     // NULL when the model has none
-    strbuf bos, eos;         // texts for the template
+    backend_facts facts;  // of all ranks, or of the GPU
+    tokenizer *tokenizer; // NULL unless asked for
+    chat_template *chat;  // NULL when the model has none
+    strbuf bos, eos;      // texts for the template
     kern_kv_format kv_type;
     uint32_t max_model_len, max_batch, prefill_chunk;
     sched_policy policy;
     bool prefix_cache;
     bool default_pool; // --kv-memory was not given
     int64_t open_us;
-    int64_t bar_us; // when the progress bar of loading was last drawn; 0 = it is not shown
-    backend_cpu_options options; // that the backend was made with
+    int64_t bar_us;          // when the progress bar of loading was last drawn; 0 = it is not shown
+    backend_options options; // that the backend was made with
     _Atomic bool given_up;
     const struct gpu_api *gpu; // NULL: this process computes on no GPU
     bool on_gpu;               // the model runs on GPUs, here or at the workers

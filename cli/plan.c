@@ -152,7 +152,7 @@ static status work_out(planning *p, error *err)
 
 /* ---- the answer ------------------------------------------------------------------------------ */
 
-static const char *weights_type(const backend_cpu_options *o)
+static const char *weights_type(const backend_options *o)
 {
     if (o->quant_attention) return "mixed";
     if (o->quant_bits) return o->quant_bits == 8 ? "int8" : "int4";
@@ -170,7 +170,7 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
 {
     const plan_question *q = &p->question;
     const plan_answer *a = &p->full;
-    const backend_cpu_measures *m = &a->measures;
+    const backend_measures *m = &a->measures;
     json_int_t ranks = p->model.n_ranks, page = (json_int_t)m->page_bytes * ranks;
     json_t *all = json_pack(
         "{s:s, s:s, s:I, s:I, s:{s:i, s:I}, s:{s:s, s:I, s:I}}", "model", p->model_flags.dir,
@@ -232,7 +232,7 @@ static void print_memory(const planning *p)
 {
     const plan_question *q = &p->question;
     const plan_answer *a = &p->full;
-    const backend_cpu_measures *m = &a->measures;
+    const backend_measures *m = &a->measures;
     uint32_t ranks = p->model.n_ranks;
     char one[32], all[32], pages[32], tokens[32];
     const char *each = ranks > 1 ? " a rank" : "";
@@ -283,7 +283,7 @@ static void print_text(const planning *p, const char *verdict)
 {
     const plan_question *q = &p->question;
     const model_config *c = &p->model.config;
-    const backend_cpu_measures *m = &p->full.measures;
+    const backend_measures *m = &p->full.measures;
     char number[32];
     printf("model      %s, %s parameters, %u layers, %u KV heads of %u\n", c->architecture,
            plan_number(m->parameters, number), c->n_layers, c->n_kv_heads, c->head_dim);

@@ -15,7 +15,7 @@ static uint64_t rank_memory(const plan_question *q)
     return device * q->n_devices / q->model->n_ranks;
 }
 
-static status measure(const plan_question *q, backend_cpu_measures *out, error *err)
+static status measure(const plan_question *q, backend_measures *out, error *err)
 {
     const loaded_model *m = q->model;
     uint64_t memory = rank_memory(q);
@@ -31,7 +31,7 @@ static status measure(const plan_question *q, backend_cpu_measures *out, error *
 status plan_measure(const plan_question *q, plan_answer *out, error *err)
 {
     const loaded_model *m = q->model;
-    backend_cpu_measures *is = &out->measures;
+    backend_measures *is = &out->measures;
     *out = (plan_answer){.rank_memory = rank_memory(q)};
     RETURN_IF_ERROR(measure(q, is, err));
     const pkv_geometry *g = &is->geometry;
@@ -76,7 +76,7 @@ const char *plan_number(uint64_t n, char out[32])
 
 bool plan_verdict(const plan_question *q, const plan_answer *a, char *out, size_t size)
 {
-    const backend_cpu_measures *m = &a->measures;
+    const backend_measures *m = &a->measures;
     const char *rank = q->model->n_ranks > 1 ? " a rank" : "";
     char some[32], all[32], context[32];
     plan_number(q->context, context);

@@ -29,7 +29,7 @@ typedef struct plan_room {
 } plan_room;
 
 typedef struct plan_answer {
-    backend_cpu_measures measures;
+    backend_measures measures;
     uint64_t rank_memory;          // of a rank; for a GPU without the driver's part
     uint64_t rank_pool, rank_sums; // pages; page sums beside a GPU's pages
     uint64_t rank_left;            // for other uses

@@ -22,7 +22,7 @@ struct rank_host {
     comm *group;
     _Atomic bool aborted; /* written under the lock */
     model_config config;
-    backend_cpu_options options;
+    backend_options options;
     char *dir, *isa, *cache_dir;
     const gpu_api *api; /* NULL: the CPU */
     gpu *gpu;
@@ -106,7 +106,7 @@ static uint32_t threads_of(const worker_flags *f, const worker_config *c)
 static void take_options(rank_host *h, const worker_config *c)
 {
     kern_kv_format kv = kern_kv_named(c->kv_type);
-    h->options = (backend_cpu_options){
+    h->options = (backend_options){
         .dir = h->dir,
         .config = &h->config,
         .dummy = c->dummy,
@@ -225,7 +225,7 @@ static status count_ranks_here(rank_host *h)
     return s;
 }
 
-static status make_cpu(rank_host *h, backend *out, backend_cpu_facts *facts, error *err)
+static status make_cpu(rank_host *h, backend *out, backend_facts *facts, error *err)
 {
     status s = count_ranks_here(h);
     if (!status_ok(s)) return error_set(err, s.code, "the other ranks: %s", status_text(s.code));
@@ -234,7 +234,7 @@ static status make_cpu(rank_host *h, backend *out, backend_cpu_facts *facts, err
     return STATUS_IS_OK;
 }
 
-static status make_cuda(rank_host *h, backend *out, backend_cpu_facts *facts, error *err)
+static status make_cuda(rank_host *h, backend *out, backend_facts *facts, error *err)
 {
     backend_cuda_options o = {.common = h->options,
                               .api = h->api,
@@ -249,7 +249,7 @@ static status make_cuda(rank_host *h, backend *out, backend_cpu_facts *facts, er
 static status load(void *ctx, backend *out, worker_facts *facts, error *err)
 {
     rank_host *h = ctx;
-    backend_cpu_facts f;
+    backend_facts f;
     RETURN_IF_ERROR(h->gpu ? make_cuda(h, out, &f, err) : make_cpu(h, out, &f, err));
     *facts = (worker_facts){
         .n_threads = f.n_threads,
@@ -301,7 +301,7 @@ static void reset(void *ctx)
     free(h->isa);
     free(h->cache_dir);
     h->dir = h->isa = h->cache_dir = NULL;
-    h->options = (backend_cpu_options){0};
+    h->options = (backend_options){0};
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

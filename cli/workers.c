@@ -217,7 +217,7 @@ static uint32_t threads_of_rank(const workers *w, uint32_t asked)
     return all > w->n ? all / w->n : 1;
 }
 
-static status set_config(workers *w, const backend_cpu_options *o, const char *const *overrides,
+static status set_config(workers *w, const backend_options *o, const char *const *overrides,
                          size_t n_overrides, error *err)
 {
     w->config = (worker_config){
@@ -251,9 +251,9 @@ static status set_config(workers *w, const backend_cpu_options *o, const char *c
                               err);
 }
 
-static backend_cpu_facts sum_facts(workers *w)
+static backend_facts sum_facts(workers *w)
 {
-    backend_cpu_facts sum = {.isa = w->isa, .from_cache = true};
+    backend_facts sum = {.isa = w->isa, .from_cache = true};
     for (uint32_t i = 0; i < w->n; i++) {
         const worker_facts *f = worker_group_facts(w->group, i);
         if (i == 0 && !*w->isa) snprintf(w->isa, sizeof w->isa, "%s", f->device);
@@ -299,8 +299,8 @@ static status judge_again(workers *w, status s, error *err)
     return status_make(STATUS_UNAVAILABLE, NULL);
 }
 
-status workers_make_backend(workers *w, const backend_cpu_options *o, const char *const *overrides,
-                            size_t n_overrides, backend *out, backend_cpu_facts *facts, error *err)
+status workers_make_backend(workers *w, const backend_options *o, const char *const *overrides,
+                            size_t n_overrides, backend *out, backend_facts *facts, error *err)
 {
     RETURN_IF_ERROR(set_config(w, o, overrides, n_overrides, err));
     status s = mind_local(w, err);

@@ -35,9 +35,9 @@ void workers_destroy(workers *w);
  * first time or again after it was destroyed. overrides are those of model_config_load. Once it was
  * made, any failure that can be mended where the workers are, a refusal included, is
  * STATUS_UNAVAILABLE: the call may be repeated at once. */
-status workers_make_backend(workers *w, const backend_cpu_options *options,
+status workers_make_backend(workers *w, const backend_options *options,
                             const char *const *overrides, size_t n_overrides, backend *out,
-                            backend_cpu_facts *facts, error *err);
+                            backend_facts *facts, error *err);
 /* Sets the function that is called when a rank is lost (worker_group_on_loss); NULL = none. */
 void workers_on_loss(workers *w, void (*lost)(void *ctx, const char *why), void *ctx);
 /* From now on making a backend fails soon, even one that is being made. Any thread. */

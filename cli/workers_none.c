@@ -16,9 +16,9 @@ status workers_create(const workers_flags *flags, const workers_device *device, 
 
 void workers_destroy(workers *w) { (void)w; }
 
-status workers_make_backend(workers *w, const backend_cpu_options *options,
+status workers_make_backend(workers *w, const backend_options *options,
                             const char *const *overrides, size_t n_overrides, backend *out,
-                            backend_cpu_facts *facts, error *err)
+                            backend_facts *facts, error *err)
 {
     (void)w, (void)options, (void)overrides, (void)n_overrides, (void)out, (void)facts;
     return error_set(err, STATUS_UNSUPPORTED, "--workers: built without gRPC");

@@ -20,7 +20,7 @@ enum { LOGITS_BYTES = 64 << 20 };
 typedef struct backend_cpu {
     model_config config;
     backend_info info;
-    backend_cpu_facts facts;
+    backend_facts facts;
     comm *group; /* borrowed */
     thread_pool *pool;
     kern_context *kernels;
@@ -297,7 +297,7 @@ static const backend_ops cpu_ops = {
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
+static status load(backend_cpu *b, const backend_options *o, error *err)
 {
     int64_t start = clock_now_us();
     /* Ranks on one machine would all pin their workers to its first cores. */
@@ -306,53 +306,25 @@ static status load(backend_cpu *b, const backend_cpu_options *o, error *err)
     if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
     kern_options kopts = {.pool = b->pool, .isa = o->isa, .precision = o->precision};
     RETURN_IF_ERROR(kern_create(&kopts, &b->kernels, err));
-    weights_options wanted = {
-        .dir = o->dir,
-        .config = &b->config,
-        .dummy = o->dummy,
-        .dummy_seed = o->dummy_seed,
-        .type = o->weight_type,
-        .quant = {o->quant_bits, o->quant_group},
-        .attention_bits = o->quant_attention,
-        .kernels = b->kernels,
-        .rank = comm_rank(o->group),
-        .size = comm_size(o->group),
-        .ranks_here = o->ranks_here,
-        .cache_dir = o->cache_dir,
-        .pool = b->pool,
-        .tell = o->tell,
-        .tell_ctx = o->tell_ctx,
-        .progress = comm_rank(o->group) == 0 ? o->progress : NULL,
-        .progress_ctx = o->progress_ctx,
-        .given_up = o->given_up,
-    };
+    weights_options wanted = sizes_weights(o, &b->config, comm_rank(o->group), comm_size(o->group));
+    wanted.kernels = b->kernels;
+    wanted.pool = b->pool;
     RETURN_IF_ERROR(weights_load(&wanted, &b->weights, err));
     b->facts.load_us = clock_now_us() - start;
     return STATUS_IS_OK;
 }
 
-static uint64_t ranks_here(const backend_cpu_options *o)
-{
-    return o->ranks_here ? o->ranks_here : (uint64_t)comm_size(o->group);
-}
-
-/* Scales the bytes of `some` ranks to `others` ranks. Equal numbers skip the lossy division. */
-static uint64_t for_ranks(uint64_t bytes, uint64_t some, uint64_t others)
-{
-    return some == others ? bytes : bytes / some * others;
-}
-
 /* The default share of memory once all ranks have their weights. Rank 0's number counts for all. */
-static status default_pool_bytes(const backend_cpu_options *o, uint64_t *bytes)
+static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
 {
     float nothing = 0.0f;
     RETURN_IF_ERROR(comm_all_reduce_sum(o->group, &nothing, 1));
-    *bytes = for_ranks(sizes_default_pool(memory_available_bytes(), MODEL_POOL_SHARE),
-                       ranks_here(o), (uint64_t)comm_size(o->group));
+    *bytes = sizes_for_ranks(sizes_default_pool(memory_available_bytes(), MODEL_POOL_SHARE),
+                             sizes_ranks_here(o), (uint64_t)comm_size(o->group));
     return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
 }
 
-static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err)
+static status make_pool(backend_cpu *b, const backend_options *o, error *err)
 {
     kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
                     b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);
@@ -378,10 +350,10 @@ static status make_pool(backend_cpu *b, const backend_cpu_options *o, error *err
 /* Reserves addresses for swapped sequences; memory is committed as pages are written. The tier
  * takes at most half of the memory that a full pool leaves, and nothing where that is less than a
  * block. All ranks have as many pages as rank 0 finds room for. */
-static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error *err)
+static status make_host_tier(backend_cpu *b, const backend_options *o, error *err)
 {
-    uint64_t ranks = ranks_here(o), all = (uint64_t)comm_size(o->group);
-    uint64_t n = sizes_host_pages(&b->info.geometry, for_ranks(o->swap_bytes, all, ranks),
+    uint64_t ranks = sizes_ranks_here(o), all = (uint64_t)comm_size(o->group);
+    uint64_t n = sizes_host_pages(&b->info.geometry, sizes_for_ranks(o->swap_bytes, all, ranks),
                                   memory_available_bytes(), b->store_bytes * ranks,
                                   b->store.page_bytes * ranks);
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
@@ -397,7 +369,7 @@ static status make_host_tier(backend_cpu *b, const backend_cpu_options *o, error
     return STATUS_IS_OK;
 }
 
-static status make_filling(backend_cpu *b, const backend_cpu_options *o)
+static status make_filling(backend_cpu *b, const backend_options *o)
 {
     kv_filling_options filling = {
         .store = &b->store,
@@ -413,7 +385,7 @@ static status make_filling(backend_cpu *b, const backend_cpu_options *o)
     return STATUS_IS_OK;
 }
 
-static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
+static status make_step_buffers(backend_cpu *b, const backend_options *o)
 {
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->store.n_pages, o->max_seqs, NULL, &b->mirror));
@@ -443,7 +415,7 @@ static status make_step_buffers(backend_cpu *b, const backend_cpu_options *o)
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 
-static void fill_info(backend_cpu *b, const backend_cpu_options *o)
+static void fill_info(backend_cpu *b, const backend_options *o)
 {
     b->gives_scores = comm_rank(o->group) == 0;
     b->info.name = "cpu";
@@ -465,54 +437,7 @@ static void fill_info(backend_cpu *b, const backend_cpu_options *o)
     b->facts.swap_bytes = b->host_bytes;
 }
 
-_Static_assert(MODEL_LAYERS_MAX <= 64 * PKV_WINDOW_WORDS, "a bit for each layer");
-
-static void tell_windows(const model_config *c, pkv_geometry *g)
-{
-    g->window = c->window;
-    memset(g->window_layers, 0, sizeof g->window_layers);
-    for (uint32_t l = 0; l < c->n_layers; l++)
-        if (c->layers[l] & LAYER_WINDOW) g->window_layers[l / 64] |= UINT64_C(1) << l % 64;
-}
-
-static status check_residual(const backend_cpu_options *o, error *err)
-{
-    uint32_t n = o->kv_residual, page_tokens = o->geometry.page_tokens;
-    if (n == 0) return STATUS_IS_OK;
-    if (!kern_kv_has_grids(o->kv_type))
-        return error_set(err, STATUS_INVALID,
-                         "kv-residual: it goes with int4 and int2 pages, and these are %s",
-                         kern_kv_name(o->kv_type));
-    if (n > MODEL_RESIDUAL_MAX)
-        return error_set(err, STATUS_INVALID, "kv-residual: %u tokens are more than %d", n,
-                         MODEL_RESIDUAL_MAX);
-    if (n % page_tokens != 0)
-        return error_set(err, STATUS_INVALID,
-                         "kv-residual: %u is not a multiple of the %u tokens of a page", n,
-                         page_tokens);
-    return STATUS_IS_OK;
-}
-
-static status check_format(const backend_cpu_options *o, error *err)
-{
-    uint32_t group = kern_kv_facts_of(o->kv_type).group, page_tokens = o->geometry.page_tokens;
-    if (group == 0 || page_tokens % group == 0) return check_residual(o, err);
-    return error_set(err, STATUS_INVALID,
-                     "page-tokens: %u is not a multiple of %u, which pages of %s need", page_tokens,
-                     group, kern_kv_name(o->kv_type));
-}
-
-status sizes_geometry(const backend_cpu_options *o, pkv_geometry *out, error *err)
-{
-    *out = o->geometry;
-    out->n_layers = o->config->n_layers;
-    out->n_kv_heads = o->config->n_kv_heads;
-    tell_windows(o->config, out);
-    RETURN_IF_ERROR(pkv_geometry_check(out, err));
-    return check_format(o, err);
-}
-
-status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err)
+status backend_cpu_create(const backend_options *options, backend *out, error *err)
 {
     backend_cpu *b = calloc(1, sizeof *b);
     if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
@@ -536,7 +461,7 @@ status backend_cpu_create(const backend_cpu_options *options, backend *out, erro
     return STATUS_IS_OK;
 }
 
-backend_cpu_facts backend_cpu_describe(const backend *b)
+backend_facts backend_cpu_describe(const backend *b)
 {
     assert(b->ops == &cpu_ops);
     return ((const backend_cpu *)b->ctx)->facts;

@@ -488,29 +488,29 @@ status backend_ranks_create(const backend_ranks_options *options, backend *out, 
 
 static status make_cpu(void *ctx, comm *group, backend *out, error *err)
 {
-    backend_cpu_options o = *(const backend_cpu_options *)ctx;
+    backend_options o = *(const backend_options *)ctx;
     o.group = group;
     return backend_cpu_create(&o, out, err);
 }
 
-status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_ranks, backend *out,
+status backend_cpu_ranks_create(const backend_options *options, uint32_t n_ranks, backend *out,
                                 error *err)
 {
     RETURN_IF_ERROR(model_ranks_check(options->config, n_ranks, err));
-    backend_cpu_options o = *options;
+    backend_options o = *options;
     uint32_t threads = o.n_threads ? o.n_threads : cpu_count_allowed();
     o.n_threads = threads > n_ranks ? threads / n_ranks : 1;
     backend_ranks_options all = {.n_ranks = n_ranks, .make = make_cpu, .ctx = &o};
     return backend_ranks_create(&all, out, err);
 }
 
-static backend_cpu_facts sum_facts(const backend *b, backend_cpu_facts (*of)(const backend *b))
+static backend_facts sum_facts(const backend *b, backend_facts (*of)(const backend *b))
 {
     assert(b->ops == &ranks_ops);
     const backend_ranks *all = b->ctx;
-    backend_cpu_facts sum = of(&all->ranks[0].backend);
+    backend_facts sum = of(&all->ranks[0].backend);
     for (uint32_t i = 1; i < all->n_ranks; i++) {
-        backend_cpu_facts f = of(&all->ranks[i].backend);
+        backend_facts f = of(&all->ranks[i].backend);
         sum.n_threads += f.n_threads;
         sum.weight_bytes += f.weight_bytes;
         sum.page_bytes += f.page_bytes;
@@ -523,7 +523,7 @@ static backend_cpu_facts sum_facts(const backend *b, backend_cpu_facts (*of)(con
     return sum;
 }
 
-backend_cpu_facts backend_cpu_ranks_describe(const backend *b)
+backend_facts backend_cpu_ranks_describe(const backend *b)
 {
     return sum_facts(b, backend_cpu_describe);
 }
@@ -548,7 +548,7 @@ status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n
     return backend_ranks_create(&all, out, err);
 }
 
-backend_cpu_facts backend_cuda_ranks_describe(const backend *b)
+backend_facts backend_cuda_ranks_describe(const backend *b)
 {
     return sum_facts(b, backend_cuda_describe);
 }

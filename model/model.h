@@ -126,11 +126,11 @@ status model_ranks_check(const model_config *config, uint32_t n_ranks, error *er
 size_t model_family_count(void);
 const char *model_family_architecture(size_t i);
 
-/* ---- the CPU backend ------------------------------------------------------------------------- */
+/* ---- what every backend is asked for --------------------------------------------------------- */
 
 enum { MODEL_RESIDUAL_MAX = 512 }; // tokens: the default prefill chunk
 
-typedef struct backend_cpu_options {
+typedef struct backend_options {
     const char *dir;
     const model_config *config; // copied
     bool dummy;                 // seeded random weights instead of dir's (--load-format dummy)
@@ -166,12 +166,10 @@ typedef struct backend_cpu_options {
     void *progress_ctx;
     /* Another thread sets it to stop reading and packing weights (STATUS_ABORTED). NULL: never. */
     const _Atomic bool *given_up;
-} backend_cpu_options;
+} backend_options;
 
-status backend_cpu_create(const backend_cpu_options *options, backend *out, error *err);
-
-/* Facts about a CPU backend for reports and benches. */
-typedef struct backend_cpu_facts {
+/* Facts about a backend for reports and benches. */
+typedef struct backend_facts {
     const char *isa;
     uint32_t n_threads;
     uint64_t weight_bytes; // packed
@@ -181,16 +179,19 @@ typedef struct backend_cpu_facts {
     uint64_t swap_bytes;    // size of the host tier, committed as it fills
     int64_t load_us;        // reading and packing the weights
     bool from_cache;        // weights came packed from the cache
-} backend_cpu_facts;
+} backend_facts;
 
-backend_cpu_facts backend_cpu_describe(const backend *b);
+/* ---- the CPU backend ------------------------------------------------------------------------- */
+
+status backend_cpu_create(const backend_options *options, backend *out, error *err);
+backend_facts backend_cpu_describe(const backend *b);
 
 /* Makes a probe (model/probe.h) over the weights of b, which must outlive the probe. made_with are
  * the options that made b: threads, ISA and precision are the same. max_tokens limits one run.
  * STATUS_UNSUPPORTED unless b is a CPU backend that runs the whole model alone. */
 struct model_probe;
-status model_probe_create(const backend *b, const backend_cpu_options *made_with,
-                          uint32_t max_tokens, struct model_probe **out, error *err);
+status model_probe_create(const backend *b, const backend_options *made_with, uint32_t max_tokens,
+                          struct model_probe **out, error *err);
 
 /* The pool's share of the memory that the weights leave, when kv_bytes is 0. The rest is for other
  * programs on the machine. */
@@ -199,22 +200,22 @@ status model_probe_create(const backend *b, const backend_cpu_options *made_with
 /* Sizes of the backends that these options would make on n_ranks ranks that share `memory` bytes,
  * by the same arithmetic as when they are made. Only the files' headers are read, or with `dummy`
  * the configuration alone, and nothing is made. group, isa and n_threads are ignored. */
-typedef struct backend_cpu_measures {
+typedef struct backend_measures {
     pkv_geometry geometry;
     uint64_t parameters; // in the whole model
     /* The next five are one rank's; all ranks have equal slices. */
     uint64_t weight_bytes;  // packed
     uint64_t page_bytes;    // its slice of a page
     uint64_t sums_of_page;  // running sums beside a page, once a method uses them
-    uint64_t filling_bytes; // as in backend_cpu_facts
+    uint64_t filling_bytes; // as in backend_facts
     uint64_t step_bytes;    // a GPU's buffers for the longest step
     bool fits;              // the weights of all ranks fit into `memory`
     uint32_t n_pages;       // page 0 included; 0: the pool would not hold one block
     uint32_t n_host_pages;
-} backend_cpu_measures;
+} backend_measures;
 
-status backend_cpu_measure(const backend_cpu_options *options, uint32_t n_ranks, uint64_t memory,
-                           double pool_share, backend_cpu_measures *out, error *err);
+status backend_cpu_measure(const backend_options *options, uint32_t n_ranks, uint64_t memory,
+                           double pool_share, backend_measures *out, error *err);
 
 /* Memory that n_ranks such backends take once all of it is in use, on a machine that they share.
  * Arrays that grow with steps, and the host tier, come on top. left is the memory that is free
@@ -224,13 +225,13 @@ typedef struct backend_cpu_needs {
     uint64_t buffers; // activations and logits of a step, bf16 tiles of int4 and int2 pages
 } backend_cpu_needs;
 
-status backend_cpu_need(const backend_cpu_options *options, uint32_t n_ranks, uint64_t left,
+status backend_cpu_need(const backend_options *options, uint32_t n_ranks, uint64_t left,
                         backend_cpu_needs *out, error *err);
 
 /* Hashes that ranks in different processes compare before they load anything: one of the
  * configuration, one of the weights' names, shapes and types from the headers of dir's files (0
  * with `dummy`). */
-status model_fingerprints(const backend_cpu_options *options, uint64_t *config, uint64_t *weights,
+status model_fingerprints(const backend_options *options, uint64_t *config, uint64_t *weights,
                           error *err);
 
 /* ---- the CUDA backend ------------------------------------------------------------------------ */
@@ -246,11 +247,11 @@ status backend_cuda_find(const struct gpu_api **out, error *err);
 uint32_t backend_cuda_devices(void);
 
 typedef struct backend_cuda_options {
-    backend_cpu_options common; // kv_type is ignored; threads pack weights and draw tokens
-    const struct gpu_api *api;  // from backend_cuda_find, or a test's
-    uint32_t ordinal;           // which device
-    uint8_t kv;                 // the pages' gpu_kv_format
-    bool batch_invariant;       // a sequence gets the same bits in every batch
+    backend_options common;    // kv_type is ignored; threads pack weights and draw tokens
+    const struct gpu_api *api; // from backend_cuda_find, or a test's
+    uint32_t ordinal;          // which device
+    uint8_t kv;                // the pages' gpu_kv_format
+    bool batch_invariant;      // a sequence gets the same bits in every batch
     /* NULL, or a device that the caller opened by `api` because a comm needs it earlier
      * (comm_options.stream). The caller closes it after comm and backend. */
     struct gpu *gpu;
@@ -267,12 +268,12 @@ typedef struct backend_cuda_options {
  * host is assumed to have room for the whole host tier. sums_of_page lie beside every page, whether
  * or not a method uses sums. */
 status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_ranks,
-                            backend_cpu_measures *out, error *err);
+                            backend_measures *out, error *err);
 
 /* Refuses a model without kernels with a message that names what is missing. */
 status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err);
 /* isa is the device's name, valid until the backend is destroyed; pool_bytes lie on the device. */
-backend_cpu_facts backend_cuda_describe(const backend *b);
+backend_facts backend_cuda_describe(const backend *b);
 
 /* ---- tensor-parallel ranks ------------------------------------------------------------------- */
 
@@ -299,14 +300,14 @@ status backend_ranks_create(const backend_ranks_options *options, backend *out, 
 
 /* Makes n_ranks CPU backends that divide the threads between them, at least one each.
  * options->group is ignored. */
-status backend_cpu_ranks_create(const backend_cpu_options *options, uint32_t n_ranks, backend *out,
+status backend_cpu_ranks_create(const backend_options *options, uint32_t n_ranks, backend *out,
                                 error *err);
 /* Facts summed over the ranks. */
-backend_cpu_facts backend_cpu_ranks_describe(const backend *b);
+backend_facts backend_cpu_ranks_describe(const backend *b);
 
 /* The same with CUDA backends, which all share one GPU. */
 status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n_ranks,
                                  backend *out, error *err);
-backend_cpu_facts backend_cuda_ranks_describe(const backend *b);
+backend_facts backend_cuda_ranks_describe(const backend *b);
 
 #endif

@@ -56,7 +56,7 @@ static void lay_out_pages(model_probe *p, const forward_options *of)
     p->store.n_pages = (p->shape.max_tokens + g.page_tokens - 1) / g.page_tokens + 1;
 }
 
-static status make_pass(model_probe *p, const backend_cpu_options *made_with, error *err)
+static status make_pass(model_probe *p, const backend_options *made_with, error *err)
 {
     thread_pool_options threads = {.n_threads = made_with->n_threads};
     status s = thread_pool_create(&threads, &p->pool);
@@ -66,8 +66,8 @@ static status make_pass(model_probe *p, const backend_cpu_options *made_with, er
     return kern_create(&kernels, &p->kernels, err);
 }
 
-status model_probe_create(const backend *b, const backend_cpu_options *made_with,
-                          uint32_t max_tokens, model_probe **out, error *err)
+status model_probe_create(const backend *b, const backend_options *made_with, uint32_t max_tokens,
+                          model_probe **out, error *err)
 {
     forward_options of;
     if (!backend_cpu_pass(b, &of))

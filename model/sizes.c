@@ -2,7 +2,80 @@
 
 #include "model/forward.h"
 #include "model/kv_filling.h"
-#include "model/weights.h"
+
+#include <string.h>
+
+/* ---- what the options ask for ---------------------------------------------------------------- */
+
+_Static_assert(MODEL_LAYERS_MAX <= 64 * PKV_WINDOW_WORDS, "a bit for each layer");
+
+static void tell_windows(const model_config *c, pkv_geometry *g)
+{
+    g->window = c->window;
+    memset(g->window_layers, 0, sizeof g->window_layers);
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (c->layers[l] & LAYER_WINDOW) g->window_layers[l / 64] |= UINT64_C(1) << l % 64;
+}
+
+static status check_residual(const backend_options *o, error *err)
+{
+    uint32_t n = o->kv_residual, page_tokens = o->geometry.page_tokens;
+    if (n == 0) return STATUS_IS_OK;
+    if (!kern_kv_has_grids(o->kv_type))
+        return error_set(err, STATUS_INVALID,
+                         "kv-residual: it goes with int4 and int2 pages, and these are %s",
+                         kern_kv_name(o->kv_type));
+    if (n > MODEL_RESIDUAL_MAX)
+        return error_set(err, STATUS_INVALID, "kv-residual: %u tokens are more than %d", n,
+                         MODEL_RESIDUAL_MAX);
+    if (n % page_tokens != 0)
+        return error_set(err, STATUS_INVALID,
+                         "kv-residual: %u is not a multiple of the %u tokens of a page", n,
+                         page_tokens);
+    return STATUS_IS_OK;
+}
+
+static status check_format(const backend_options *o, error *err)
+{
+    uint32_t group = kern_kv_facts_of(o->kv_type).group, page_tokens = o->geometry.page_tokens;
+    if (group == 0 || page_tokens % group == 0) return check_residual(o, err);
+    return error_set(err, STATUS_INVALID,
+                     "page-tokens: %u is not a multiple of %u, which pages of %s need", page_tokens,
+                     group, kern_kv_name(o->kv_type));
+}
+
+status sizes_geometry(const backend_options *o, pkv_geometry *out, error *err)
+{
+    *out = o->geometry;
+    out->n_layers = o->config->n_layers;
+    out->n_kv_heads = o->config->n_kv_heads;
+    tell_windows(o->config, out);
+    RETURN_IF_ERROR(pkv_geometry_check(out, err));
+    return check_format(o, err);
+}
+
+weights_options sizes_weights(const backend_options *o, const model_config *config, int rank,
+                              int size)
+{
+    return (weights_options){
+        .dir = o->dir,
+        .config = config,
+        .dummy = o->dummy,
+        .dummy_seed = o->dummy_seed,
+        .type = o->weight_type,
+        .quant = {o->quant_bits, o->quant_group},
+        .attention_bits = o->quant_attention,
+        .rank = rank,
+        .size = size,
+        .ranks_here = o->ranks_here,
+        .cache_dir = o->cache_dir,
+        .tell = o->tell,
+        .tell_ctx = o->tell_ctx,
+        .progress = rank == 0 ? o->progress : NULL,
+        .progress_ctx = o->progress_ctx,
+        .given_up = o->given_up,
+    };
+}
 
 /* ---- what a backend takes -------------------------------------------------------------------- */
 
@@ -33,26 +106,17 @@ uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, 
 
 /* ---- predictions before a backend is made ---------------------------------------------------- */
 
-static status measure_weights(const backend_cpu_options *o, int rank, int size,
-                              weights_measures *out, error *err)
+static status measure_weights(const backend_options *o, int rank, int size, weights_measures *out,
+                              error *err)
 {
-    weights_options wanted = {
-        .dir = o->dir,
-        .config = o->config,
-        .dummy = o->dummy,
-        .type = o->weight_type,
-        .quant = {o->quant_bits, o->quant_group},
-        .attention_bits = o->quant_attention,
-        .rank = rank,
-        .size = size,
-    };
+    weights_options wanted = sizes_weights(o, o->config, rank, size);
     return weights_measure(&wanted, out, err);
 }
 
-status backend_cpu_measure(const backend_cpu_options *o, uint32_t n_ranks, uint64_t memory,
-                           double share, backend_cpu_measures *out, error *err)
+status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t memory,
+                           double share, backend_measures *out, error *err)
 {
-    backend_cpu_measures m = {0};
+    backend_measures m = {0};
     weights_measures slice, whole;
     RETURN_IF_ERROR(model_ranks_check(o->config, n_ranks, err));
     RETURN_IF_ERROR(sizes_geometry(o, &m.geometry, err));
@@ -81,10 +145,10 @@ status backend_cpu_measure(const backend_cpu_options *o, uint32_t n_ranks, uint6
     return STATUS_IS_OK;
 }
 
-status backend_cpu_need(const backend_cpu_options *o, uint32_t n_ranks, uint64_t left,
+status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t left,
                         backend_cpu_needs *out, error *err)
 {
-    backend_cpu_measures m;
+    backend_measures m;
     tensor_slice slice;
     RETURN_IF_ERROR(backend_cpu_measure(o, n_ranks, left, MODEL_POOL_SHARE, &m, err));
     RETURN_IF_ERROR(tensor_slice_of(o->config, 0, (int)n_ranks, &slice, err));
@@ -96,8 +160,7 @@ status backend_cpu_need(const backend_cpu_options *o, uint32_t n_ranks, uint64_t
     return STATUS_IS_OK;
 }
 
-status model_fingerprints(const backend_cpu_options *o, uint64_t *config, uint64_t *weights,
-                          error *err)
+status model_fingerprints(const backend_options *o, uint64_t *config, uint64_t *weights, error *err)
 {
     weights_measures whole;
     *config = weights_config_hash(o->config);

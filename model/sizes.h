@@ -1,12 +1,30 @@
-/* Shares out memory (private to model/): the arithmetic by which a backend is made and by which
- * backend_cpu_measure predicts it. Pure functions. */
+/* What backend_options ask for, and how memory is shared out (private to model/): the arithmetic by
+ * which every backend is made and by which backend_cpu_measure predicts it. Pure functions. */
 #ifndef MODEL_SIZES_H
 #define MODEL_SIZES_H
 
 #include "model/model.h"
+#include "model/weights.h"
 
 /* Adds the model's layers, heads and windows to the options' geometry; checks it and the format. */
-status sizes_geometry(const backend_cpu_options *o, pkv_geometry *out, error *err);
+status sizes_geometry(const backend_options *o, pkv_geometry *out, error *err);
+
+/* The weights of rank `rank` of `size` as the options ask for them. `config` is the backend's own
+ * and is borrowed, as the options' texts are. The caller adds kernels and pool before it loads. */
+weights_options sizes_weights(const backend_options *o, const model_config *config, int rank,
+                              int size);
+
+/* Ranks that share this machine's memory. */
+static inline uint64_t sizes_ranks_here(const backend_options *o)
+{
+    return o->ranks_here ? o->ranks_here : (uint64_t)comm_size(o->group);
+}
+
+/* Scales the bytes of `some` ranks to `others` ranks. Equal numbers skip the lossy division. */
+static inline uint64_t sizes_for_ranks(uint64_t bytes, uint64_t some, uint64_t others)
+{
+    return some == others ? bytes : bytes / some * others;
+}
 
 static inline uint64_t sizes_default_pool(uint64_t left, double share)
 {

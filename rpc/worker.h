@@ -60,7 +60,7 @@ typedef struct worker_config {
     const char *cache_dir;
 } worker_config;
 
-/* Facts about a loaded rank, for reports: those of backend_cpu_facts, and its device. */
+/* Facts about a loaded rank, for reports: those of backend_facts, and its device. */
 typedef struct worker_facts {
     char device[128]; // "cpu, avx2", "NVIDIA H200"
     uint32_t n_threads;

@@ -45,7 +45,7 @@ typedef struct backend_cuda {
     model_config local; /* config with this rank's heads and ffn */
     tensor_slice slice;
     backend_info info;
-    backend_cpu_facts facts;
+    backend_facts facts;
     cuda_device device;
     bool invariant; /* a sequence is computed the same way in every batch */
     thread_pool *pool;
@@ -91,14 +91,13 @@ typedef struct backend_cuda {
 /* Make the parts of a backend on its device: first all but the pages, then the pages.
  * options.common.group says which rank this is and how many there are; b->device.group is the comm
  * that is called, or NULL when ranks are only counted. */
-typedef status cuda_load(backend_cuda *b, const backend_cpu_options *o, error *err);
+typedef status cuda_load(backend_cuda *b, const backend_options *o, error *err);
 status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,
                        error *err);
 /* Makes the pool, the host tier and their running sums. */
-status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, error *err);
+status cuda_make_pages(backend_cuda *b, const backend_options *o, error *err);
 /* Bytes of the running sums beside a page. */
 size_t cuda_sums_of_page(const backend_cuda *b);
-weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_options *o);
 /* Loads to the device the weights in host memory; measuring passes their shapes alone. */
 status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
 

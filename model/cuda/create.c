@@ -59,35 +59,14 @@ status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err)
     return cuda_weights_load(&b->device, w, &b->local, &b->weights, err);
 }
 
-weights_options cuda_wanted_weights(const backend_cuda *b, const backend_cpu_options *o)
-{
-    return (weights_options){
-        .dir = o->dir,
-        .config = &b->config,
-        .dummy = o->dummy,
-        .dummy_seed = o->dummy_seed,
-        .type = o->weight_type,
-        .quant = {o->quant_bits, o->quant_group},
-        .attention_bits = o->quant_attention,
-        .rank = comm_rank(o->group),
-        .size = comm_size(o->group),
-        .cache_dir = o->cache_dir,
-        .pool = b->pool,
-        .tell = o->tell,
-        .tell_ctx = o->tell_ctx,
-        .progress = comm_rank(o->group) == 0 ? o->progress : NULL,
-        .progress_ctx = o->progress_ctx,
-        .given_up = o->given_up,
-    };
-}
-
 /* The CPU reads and packs as for itself; the device then reorders each matrix. */
-static status load_weights(backend_cuda *b, const backend_cpu_options *o, error *err)
+static status load_weights(backend_cuda *b, const backend_options *o, error *err)
 {
     thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
     status s = thread_pool_create(&threads, &b->pool);
     if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
-    weights_options wanted = cuda_wanted_weights(b, o);
+    weights_options wanted = sizes_weights(o, &b->config, comm_rank(o->group), comm_size(o->group));
+    wanted.pool = b->pool;
     kern_options kernels = {.pool = b->pool, .isa = o->isa};
     model_weights weights;
     RETURN_IF_ERROR(kern_create(&kernels, &wanted.kernels, err));
@@ -114,7 +93,7 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .format = o->kv};
 }
 
-static status make_forward(backend_cuda *b, const backend_cpu_options *o, error *err)
+static status make_forward(backend_cuda *b, const backend_options *o, error *err)
 {
     cuda_forward_options pass = {.device = &b->device,
                                  .config = &b->local,
@@ -140,7 +119,7 @@ static status make_forward(backend_cuda *b, const backend_cpu_options *o, error 
 }
 
 /* Called when all else is on the device. Ranks in threads share a GPU, and each takes its part. */
-static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_options *o)
+static uint64_t default_pool_bytes(const backend_cuda *b, const backend_options *o)
 {
     uint64_t free_bytes = b->device.facts.free_bytes, ranks = (uint64_t)comm_size(o->group);
     uint64_t share = comm_on_device(o->group) ? 1 : ranks;
@@ -150,7 +129,7 @@ static uint64_t default_pool_bytes(const backend_cuda *b, const backend_cpu_opti
 }
 
 /* Page numbers mean the same on every rank, so the rank with least memory decides. */
-static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *err)
+static status make_pool(backend_cuda *b, const backend_options *o, error *err)
 {
     uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_pool_bytes(b, o);
     RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes,
@@ -165,11 +144,11 @@ static status make_pool(backend_cuda *b, const backend_cpu_options *o, error *er
     return STATUS_IS_OK;
 }
 
-static status make_host_tier(backend_cuda *b, const backend_cpu_options *o, error *err)
+static status make_host_tier(backend_cuda *b, const backend_options *o, error *err)
 {
-    uint64_t ranks = (uint64_t)comm_size(o->group);
-    uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes, memory_available_bytes(), 0,
-                                  b->pages.page_bytes * ranks);
+    uint64_t ranks = sizes_ranks_here(o), all = (uint64_t)comm_size(o->group);
+    uint32_t n = sizes_host_pages(&b->info.geometry, sizes_for_ranks(o->swap_bytes, all, ranks),
+                                  memory_available_bytes(), 0, b->pages.page_bytes * ranks);
     status s = cuda_smallest(&b->device, &n);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", status_text(s.code));
     if (n == 0) return STATUS_IS_OK;
@@ -195,7 +174,7 @@ static status make_flight(backend_cuda *b, uint32_t max_seqs, cuda_flight *f)
                                                     : status_make(STATUS_NO_MEMORY, NULL);
 }
 
-static status make_step_buffers(backend_cuda *b, const backend_cpu_options *o)
+static status make_step_buffers(backend_cuda *b, const backend_options *o)
 {
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
@@ -210,7 +189,7 @@ static status make_step_buffers(backend_cuda *b, const backend_cpu_options *o)
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 
-static void fill_info(backend_cuda *b, const backend_cpu_options *o)
+static void fill_info(backend_cuda *b, const backend_options *o)
 {
     b->info.name = "cuda";
     b->info.vocab_size = b->config.vocab_size;
@@ -227,7 +206,7 @@ static void fill_info(backend_cuda *b, const backend_cpu_options *o)
 status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,
                        error *err)
 {
-    const backend_cpu_options *o = &options->common;
+    const backend_options *o = &options->common;
     b->config = *o->config;
     if (o->max_model_len) b->config.rope.length = o->max_model_len;
     fill_info(b, o);
@@ -251,7 +230,7 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     return make_forward(b, o, err);
 }
 
-status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, error *err)
+status cuda_make_pages(backend_cuda *b, const backend_options *o, error *err)
 {
     RETURN_IF_ERROR(make_pool(b, o, err));
     RETURN_IF_ERROR(make_host_tier(b, o, err));
@@ -262,7 +241,7 @@ status cuda_make_pages(backend_cuda *b, const backend_cpu_options *o, error *err
 
 static status make(backend_cuda *b, const backend_cuda_options *options, error *err)
 {
-    const backend_cpu_options *o = &options->common;
+    const backend_options *o = &options->common;
     b->device.group = o->group;
     RETURN_IF_ERROR(cuda_make_parts(b, options, load_weights, err));
     RETURN_IF_ERROR(cuda_make_pages(b, o, err));
@@ -289,7 +268,7 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
     return STATUS_IS_OK;
 }
 
-backend_cpu_facts backend_cuda_describe(const backend *b)
+backend_facts backend_cuda_describe(const backend *b)
 {
     assert(b->ops == &cuda_ops);
     return ((const backend_cuda *)b->ctx)->facts;

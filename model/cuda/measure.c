@@ -83,15 +83,15 @@ static status send_shapes(void *ctx, const model_weights *shapes)
     return cuda_send_weights(m->b, shapes, m->err);
 }
 
-static status load_shapes(backend_cuda *b, const backend_cpu_options *o, error *err)
+static status load_shapes(backend_cuda *b, const backend_options *o, error *err)
 {
-    weights_options wanted = cuda_wanted_weights(b, o);
+    weights_options wanted = sizes_weights(o, &b->config, comm_rank(o->group), comm_size(o->group));
     measuring m = {b, err};
     return weights_shapes(&wanted, send_shapes, &m, err);
 }
 
 static status measure(backend_cuda *b, const backend_cuda_options *o, uint32_t n_ranks,
-                      backend_cpu_measures *out, error *err)
+                      backend_measures *out, error *err)
 {
     uint64_t memory = o->gpu_facts->free_bytes;
     error why = {{0}};
@@ -109,9 +109,9 @@ static status measure(backend_cuda *b, const backend_cuda_options *o, uint32_t n
     return STATUS_IS_OK;
 }
 
-static status count_parameters(const backend_cpu_options *o, uint64_t *out, error *err)
+static status count_parameters(const backend_options *o, uint64_t *out, error *err)
 {
-    weights_options whole = {.dir = o->dir, .config = o->config, .dummy = o->dummy, .size = 1};
+    weights_options whole = sizes_weights(o, o->config, 0, 1);
     weights_measures all;
     RETURN_IF_ERROR(weights_measure(&whole, &all, err));
     *out = all.elements;
@@ -127,7 +127,7 @@ static status join(uint32_t n_ranks, comm_group **group, comm **out, error *err)
 }
 
 status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_ranks,
-                            backend_cpu_measures *out, error *err)
+                            backend_measures *out, error *err)
 {
     char nowhere;
     comm_group *group = NULL;
@@ -139,7 +139,7 @@ status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_rank
     o.gpu = (gpu *)(void *)&nowhere;
     o.gpu_facts = &facts;
     o.common.swap_bytes = 0; /* a host tier would be written to, so none is made */
-    *out = (backend_cpu_measures){0};
+    *out = (backend_measures){0};
     RETURN_IF_ERROR(model_ranks_check(options->common.config, n_ranks, err));
     RETURN_IF_ERROR(count_parameters(&o.common, &out->parameters, err));
     backend_cuda *b = calloc(1, sizeof *b);

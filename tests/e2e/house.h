@@ -33,7 +33,7 @@ typedef struct setting {
     bool prefix_cache;
     uint32_t n_ranks; // 0 = no group
     /* Makes the backend of n_ranks; NULL = ranks are threads. */
-    status (*make_ranks)(const backend_cpu_options *o, uint32_t n_ranks, backend *out, error *err);
+    status (*make_ranks)(const backend_options *o, uint32_t n_ranks, backend *out, error *err);
     uint32_t max_sessions;
     int64_t session_ttl_us; // 0 = sessions never expire
 } setting;
@@ -166,7 +166,7 @@ static inline house open_house(const setting *s)
         !status_ok(model_config_load(dir, &s->override, s->override != NULL, &config, &err)) ||
         !status_ok(tok_load(s->own_words ? dir : "models/demo", &h.tokenizer, &err)))
         fail_msg("%s", err.text);
-    backend_cpu_options bo = {
+    backend_options bo = {
         .dir = dir,
         .config = &config,
         .kv_type = s->kv_type,

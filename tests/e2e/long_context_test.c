@@ -38,7 +38,7 @@ static lane open_lane(uint32_t pool_tokens, uint32_t max_model_len)
         fail_msg("%s", err.text);
     config.max_positions = max_model_len;
     size_t page_bytes = (size_t)2 * PAGE * config.n_kv_heads * config.head_dim * 2;
-    backend_cpu_options bo = {
+    backend_options bo = {
         .dir = "models/demo",
         .config = &config,
         .kv_type = KERN_KV_BF16,

@@ -38,7 +38,7 @@ static void a_restart_makes_the_same_again(void **state)
             if (!status_ok(model_open(&f, false, &m, &err))) fail_msg("%s", err.text);
             backend_info before = *m.backend.ops->info(m.backend.ctx);
             backend fresh = {0};
-            backend_cpu_facts facts = m.facts;
+            backend_facts facts = m.facts;
             if (f.kv_memory) assert_true(facts.pool_bytes <= f.kv_memory);
             for (int again = 0; again < 2; again++) {
                 if (!status_ok(model_restart(&m, &fresh, &err))) fail_msg("%s", err.text);

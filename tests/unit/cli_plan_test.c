@@ -156,7 +156,7 @@ static void compare(const model_flags *f, const char *what)
     plan_answer a = answer_of(&q);
     if (!status_ok(model_open(f, false, &opened, &err))) fail_msg("%s: %s", what, err.text);
     const backend_info *info = opened.backend.ops->info(opened.backend.ctx);
-    const backend_cpu_measures *m = &a.measures;
+    const backend_measures *m = &a.measures;
     const struct {
         const char *name;
         uint64_t planned, opened;

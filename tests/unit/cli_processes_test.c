@@ -330,24 +330,23 @@ static status recorded(status made, backend *b)
     return made;
 }
 
-static status make_alone(const backend_cpu_options *o, uint32_t n_ranks, backend *out, error *err)
+static status make_alone(const backend_options *o, uint32_t n_ranks, backend *out, error *err)
 {
     (void)n_ranks;
     return recorded(backend_cpu_create(o, out, err), out);
 }
 
-static status make_threads(const backend_cpu_options *o, uint32_t n_ranks, backend *out, error *err)
+static status make_threads(const backend_options *o, uint32_t n_ranks, backend *out, error *err)
 {
     return recorded(backend_cpu_ranks_create(o, n_ranks, out, err), out);
 }
 
-static status make_processes(const backend_cpu_options *o, uint32_t n_ranks, backend *out,
-                             error *err)
+static status make_processes(const backend_options *o, uint32_t n_ranks, backend *out, error *err)
 {
     /* A busy machine may let eight processes wait for seconds. */
     static const workers_flags local = {.where = "local", .silence_us = 60000000};
     const workers_device cpu = {"cpu", 0, kern_kv_name(o->kv_type)};
-    backend_cpu_facts facts;
+    backend_facts facts;
     if (!groups[n_ranks])
         RETURN_IF_ERROR(workers_create(&local, &cpu, &n_ranks, &groups[n_ranks], err));
     return recorded(workers_make_backend(groups[n_ranks], o, &positions, 1, out, &facts, err), out);

@@ -78,7 +78,7 @@ static void filling_tiles_are_counted(void **state)
 {
     (void)state;
     backend_cpu_needs needs[2];
-    backend_cpu_measures measures;
+    backend_measures measures;
     error err = {{0}};
     for (int i = 0; i < 2; i++) {
         model_flags f = demo;

@@ -46,8 +46,8 @@ static void drop(const backend_cuda_options *o, made *m)
     assert_int_equal(simt_allocations(), 0);
 }
 
-static void check(const char *what, const backend_cpu_measures *m, uint32_t ranks, const backend *b,
-                  backend_cpu_facts facts)
+static void check(const char *what, const backend_measures *m, uint32_t ranks, const backend *b,
+                  backend_facts facts)
 {
     const backend_info *info = b->ops->info(b->ctx);
     const struct {
@@ -102,7 +102,7 @@ static void check_case(const sizes_case *k)
                                          .max_model_len = 64},
                               .kv = (uint8_t)k->kv,
                               .gpu_facts = &facts};
-    backend_cpu_measures m;
+    backend_measures m;
     if (!status_ok(backend_cuda_measure(&o, k->ranks, &m, &err))) fail_msg("%s", err.text);
     assert_int_equal(simt_allocations(), 0);
     assert_true(m.fits && m.parameters > 0 && m.step_bytes > 0);
@@ -152,7 +152,7 @@ static void what_is_not(void **state)
                                          .max_rows = 40,
                                          .max_seqs = 3},
                               .gpu_facts = &facts};
-    backend_cpu_measures m;
+    backend_measures m;
     assert_true(status_ok(backend_cuda_measure(&o, 1, &m, &err)));
     assert_true(!m.fits && m.n_pages == 0 && m.weight_bytes > 1 << 20);
     facts.free_bytes = m.weight_bytes + m.step_bytes;

@@ -52,7 +52,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
     error err = {{0}};
     if (!status_ok(model_config_load(p->dir, &p->override, p->override != NULL, config, &err)))
         fail_msg("%s", err.text);
-    backend_cpu_options o = {
+    backend_options o = {
         .dir = p->dir,
         .config = config,
         .dummy = p->override != NULL,

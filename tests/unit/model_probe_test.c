@@ -28,7 +28,7 @@ static status open_probe(bench *b, const pass *p, error *err)
     assert_true(status_ok(comm_create(&self, &b->group, NULL)));
     b->backend = open_backend(p, b->group, &b->config);
     random_tokens(b->tokens, TOKENS, b->config.vocab_size);
-    backend_cpu_options made_with = {.n_threads = 2, .isa = p->isa, .precision = p->precision};
+    backend_options made_with = {.n_threads = 2, .isa = p->isa, .precision = p->precision};
     return model_probe_create(&b->backend, &made_with, MOST, &b->probe, err);
 }
 

@@ -134,7 +134,7 @@ static void slices_share_the_memory(void **state)
         model_config config;
         p.n_ranks = n_ranks;
         backend b = open_backend(&p, NULL, &config);
-        backend_cpu_facts f = backend_cpu_ranks_describe(&b);
+        backend_facts f = backend_cpu_ranks_describe(&b);
         size_t copies = n_ranks > config.n_kv_heads ? n_ranks / config.n_kv_heads : 1;
         size_t page = copies * config.n_kv_heads * 2 * config.head_dim * 16 * sizeof(float);
         assert_int_equal(f.page_bytes, page);
@@ -259,19 +259,19 @@ static status make_rank(void *ctx, comm *group, backend *out, error *err)
         nanosleep(&(struct timespec){0, 20000000}, NULL); /* by now the other ranks wait */
         return error_set(err, STATUS_IO, "rank %d: no such luck", FAULTY_RANK);
     }
-    backend_cpu_options o = {.dir = demo.dir,
-                             .config = &g->config,
-                             .kv_type = KERN_KV_F32,
-                             .weight_type = DTYPE_F32,
-                             .n_threads = 1,
-                             .group = group,
-                             .geometry = {.page_tokens = 16,
-                                          .layers_per_group = 4,
-                                          .heads_per_group = g->config.n_kv_heads},
-                             .kv_bytes = g->kv_bytes,
-                             .max_rows = 64,
-                             .max_seqs = 2,
-                             .max_model_len = 512};
+    backend_options o = {.dir = demo.dir,
+                         .config = &g->config,
+                         .kv_type = KERN_KV_F32,
+                         .weight_type = DTYPE_F32,
+                         .n_threads = 1,
+                         .group = group,
+                         .geometry = {.page_tokens = 16,
+                                      .layers_per_group = 4,
+                                      .heads_per_group = g->config.n_kv_heads},
+                         .kv_bytes = g->kv_bytes,
+                         .max_rows = 64,
+                         .max_seqs = 2,
+                         .max_model_len = 512};
     backend inner;
     RETURN_IF_ERROR(backend_cpu_create(&o, &inner, err));
     shim *s = calloc(1, sizeof *s);
@@ -412,7 +412,7 @@ static void a_load_is_given_up(void **state)
     assert_true(status_ok(comm_create(&(comm_options){.kind = "self", .size = 1}, &alone, NULL)));
     backend b = {0};
     error err = {{0}};
-    backend_cpu_options o = {
+    backend_options o = {
         .dir = demo.dir,
         .config = &c,
         .kv_type = KERN_KV_F32,
@@ -449,7 +449,7 @@ static void impossible_groups_are_refused_by_name(void **state)
         c.n_heads = cases[i].heads;
         c.n_kv_heads = cases[i].kv_heads;
         c.ffn = cases[i].ffn;
-        backend_cpu_options o = {.dir = demo.dir, .config = &c};
+        backend_options o = {.dir = demo.dir, .config = &c};
         backend b = {0};
         assert_int_equal(backend_cpu_ranks_create(&o, cases[i].ranks, &b, &err).code,
                          STATUS_UNSUPPORTED);

@@ -64,7 +64,7 @@ static void open_bench(bench *b)
                     .chunk = 32,
                     .n_threads = 1};
     comm_options self = {.kind = "self", .size = 1};
-    backend_cpu_options made_with = {.n_threads = 1, .precision = p.precision};
+    backend_options made_with = {.n_threads = 1, .precision = p.precision};
     error err = {{0}};
     *b = (bench){0};
     assert_true(status_ok(comm_create(&self, &b->group, NULL)));

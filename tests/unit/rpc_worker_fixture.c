@@ -91,10 +91,10 @@ static status host_join(void *ctx, const worker_address *all, uint32_t n, error 
     return STATUS_IS_OK;
 }
 
-static backend_cpu_options cpu_options(const site *s)
+static backend_options cpu_options(const site *s)
 {
     const worker_config *c = &s->config;
-    return (backend_cpu_options){
+    return (backend_options){
         .dir = c->model,
         .config = &s->model,
         .kv_type = KERN_KV_F32,
@@ -111,11 +111,11 @@ static backend_cpu_options cpu_options(const site *s)
 static status host_load(void *ctx, backend *out, worker_facts *facts, error *err)
 {
     site_rank *r = ctx;
-    backend_cpu_options o = cpu_options(r->site);
+    backend_options o = cpu_options(r->site);
     o.group = r->comm;
     o.kv_bytes = r->site->config.kv_bytes;
     RETURN_IF_ERROR(backend_cpu_create(&o, &r->inner, err));
-    backend_cpu_facts f = backend_cpu_describe(&r->inner);
+    backend_facts f = backend_cpu_describe(&r->inner);
     *facts = (worker_facts){.n_threads = f.n_threads, .pool_bytes = f.pool_bytes};
     snprintf(facts->device, sizeof facts->device, "cpu, %s", f.isa);
     atomic_store(&r->interrupted, false);
@@ -349,7 +349,7 @@ backend site_local(site *s)
 {
     backend b;
     error err = {{0}};
-    backend_cpu_options o = cpu_options(s);
+    backend_options o = cpu_options(s);
     o.n_threads = s->n;
     if (!status_ok(backend_cpu_ranks_create(&o, s->n, &b, &err))) fail_msg("%s", err.text);
     return b;
