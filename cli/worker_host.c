@@ -14,6 +14,8 @@
 
 /* Longest time until all ranks have met. */
 enum { CONNECT_US = 20 * 1000 * 1000 };
+/* Bytes of machine_id at the start of a rank's address. */
+enum { MACHINE_BYTES = sizeof(uint64_t) };
 
 struct rank_host {
     const worker_flags *flags;
@@ -24,6 +26,7 @@ struct rank_host {
     model_config config;
     backend_options options;
     char *dir, *isa, *cache_dir;
+    uint8_t *address;   /* what the other ranks are told: machine_id, then the comm's address */
     const gpu_api *api; /* NULL: the CPU */
     gpu *gpu;
     gpu_facts gpu_facts;
@@ -148,6 +151,33 @@ static status check_model(const rank_host *h, const worker_config *c, error *err
     return model_ranks_check(&h->config, c->size, err);
 }
 
+/* Identifies this machine: by the kernel's boot, and by the name that a container has of its
+ * own. */
+static uint64_t machine_id(void)
+{
+    struct utsname name;
+    char *boot = NULL;
+    size_t n = 0;
+    uint64_t h = 0;
+    if (status_ok(file_read("/proc/sys/kernel/random/boot_id", 256, &boot, &n, NULL)))
+        h = hash_bytes(boot, n, h);
+    free(boot);
+    return uname(&name) == 0 ? hash_bytes(name.nodename, strlen(name.nodename), h) : h;
+}
+
+/* The ranks of a machine share its memory, so each rank tells the others which machine it is on. */
+static status take_address(rank_host *h, worker_address *out, error *err)
+{
+    comm_address own = comm_own_address(h->group);
+    uint64_t machine = machine_id();
+    h->address = malloc(MACHINE_BYTES + own.n);
+    if (!h->address) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    memcpy(h->address, &machine, MACHINE_BYTES);
+    if (own.n) memcpy(h->address + MACHINE_BYTES, own.bytes, own.n);
+    *out = (worker_address){h->address, MACHINE_BYTES + own.n};
+    return STATUS_IS_OK;
+}
+
 static status configure(void *ctx, const worker_config *c, worker_address *out, error *err)
 {
     rank_host *h = ctx;
@@ -171,12 +201,25 @@ static status configure(void *ctx, const worker_config *c, worker_address *out, 
     h->group = h->options.group = group;
     if (atomic_load(&h->aborted)) comm_abort(group);
     pthread_mutex_unlock(&h->lock);
-    comm_address address = comm_own_address(group);
-    *out = (worker_address){address.bytes, address.n};
-    return STATUS_IS_OK;
+    return take_address(h, out, err);
 }
 
 /* ---- join, load ------------------------------------------------------------------------------ */
+
+/* Takes the comms' addresses out of the ranks', and counts the ranks on this machine. */
+static status read_addresses(rank_host *h, const worker_address *all, uint32_t n, comm_address *out,
+                             error *err)
+{
+    h->options.ranks_here = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (all[i].n < MACHINE_BYTES)
+            return error_set(err, STATUS_INVALID, "addresses: %zu bytes of rank %u", all[i].n, i);
+        const uint8_t *bytes = all[i].bytes;
+        out[i] = (comm_address){bytes + MACHINE_BYTES, all[i].n - MACHINE_BYTES};
+        h->options.ranks_here += memcmp(bytes, h->address, MACHINE_BYTES) == 0;
+    }
+    return STATUS_IS_OK;
+}
 
 static status join(void *ctx, const worker_address *all, uint32_t n, error *err)
 {
@@ -185,50 +228,14 @@ static status join(void *ctx, const worker_address *all, uint32_t n, error *err)
         return error_set(err, STATUS_INVALID, "addresses: %u for %d ranks", n, comm_size(h->group));
     comm_address *addresses = calloc(n, sizeof *addresses);
     if (!addresses) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-    for (uint32_t i = 0; i < n; i++) addresses[i] = (comm_address){all[i].bytes, all[i].n};
-    status s = comm_connect(h->group, addresses, CONNECT_US, err);
+    status s = read_addresses(h, all, n, addresses, err);
+    if (status_ok(s)) s = comm_connect(h->group, addresses, CONNECT_US, err);
     free(addresses);
-    return s;
-}
-
-/* Identifies this machine: by the kernel's boot, and by the name that a container has of its
- * own. */
-static uint64_t machine_id(void)
-{
-    struct utsname name;
-    char *boot = NULL;
-    size_t n = 0;
-    uint64_t h = 0;
-    if (status_ok(file_read("/proc/sys/kernel/random/boot_id", 256, &boot, &n, NULL)))
-        h = hash_bytes(boot, n, h);
-    free(boot);
-    return uname(&name) == 0 ? hash_bytes(name.nodename, strlen(name.nodename), h) : h;
-}
-
-/* Counts the ranks on this machine, which share its memory. A comm carries floats, so the id goes
- * in parts that floats hold exactly. */
-static status count_ranks_here(rank_host *h)
-{
-    enum { PARTS = 3, PART_BITS = 21 };
-    float own[PARTS], *all;
-    int size = comm_size(h->group);
-    uint64_t id = machine_id();
-    for (int i = 0; i < PARTS; i++)
-        own[i] = (float)(id >> (i * PART_BITS) & ((1u << PART_BITS) - 1));
-    all = calloc((size_t)size * PARTS, sizeof *all);
-    if (!all) return status_make(STATUS_NO_MEMORY, NULL);
-    status s = comm_all_gather(h->group, own, PARTS, all);
-    h->options.ranks_here = 0;
-    for (int i = 0; status_ok(s) && i < size; i++)
-        h->options.ranks_here += memcmp(all + i * PARTS, own, sizeof own) == 0;
-    free(all);
     return s;
 }
 
 static status make_cpu(rank_host *h, backend *out, backend_facts *facts, error *err)
 {
-    status s = count_ranks_here(h);
-    if (!status_ok(s)) return error_set(err, s.code, "the other ranks: %s", status_text(s.code));
     RETURN_IF_ERROR(backend_cpu_create(&h->options, out, err));
     *facts = backend_cpu_describe(out);
     return STATUS_IS_OK;
@@ -300,7 +307,9 @@ static void reset(void *ctx)
     free(h->dir);
     free(h->isa);
     free(h->cache_dir);
+    free(h->address);
     h->dir = h->isa = h->cache_dir = NULL;
+    h->address = NULL;
     h->options = (backend_options){0};
 }
 

@@ -22,9 +22,9 @@
 #include "scheduler/backend.h"
 
 enum {
-    WORKER_PROTOCOL = 6, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 7, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
-    WORKER_ADDRESS_BYTES_MAX = 64 << 10, // of comm_own_address
+    WORKER_ADDRESS_BYTES_MAX = 64 << 10,
 };
 
 /* PEM files: all three, or none (plain text). Each side shows `cert`, and accepts a peer whose
@@ -69,6 +69,7 @@ typedef struct worker_facts {
     bool from_cache;
 } worker_facts;
 
+/* What a rank tells the others of itself; only hosts read it. */
 typedef comm_address worker_address;
 
 /* ---- a worker -------------------------------------------------------------------------------- */
@@ -78,7 +79,7 @@ typedef comm_address worker_address;
  * coordinator. */
 typedef struct worker_host {
     void *ctx;
-    /* Checks the config (borrowed for the call) and makes this rank's end of the comm, whose
+    /* Checks the config (borrowed for the call) and makes this rank's end of the comm. The
      * address is valid until reset. */
     status (*configure)(void *ctx, const worker_config *config, worker_address *out, error *err);
     /* Connects to all ranks, in rank order. STATUS_IO: one of them could not be reached. */

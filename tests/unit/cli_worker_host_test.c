@@ -1,0 +1,101 @@
+/* A worker's rank from configure to reset, alone in its group: how its address is made and read. */
+#include "cli/worker.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "model/model.h"
+
+static worker_config config_of(const model_config *config)
+{
+    return (worker_config){
+        .size = 1,
+        .comm = "self",
+        .model = "",
+        .device = "cpu",
+        .isa = "",
+        .cache_dir = "",
+        .weight_type = "f32",
+        .kv_type = "f32",
+        .n_threads = 1,
+        .geometry = {.page_tokens = 16,
+                     .layers_per_group = 1,
+                     .heads_per_group = config->n_kv_heads},
+        .kv_bytes = 1 << 20,
+        .max_rows = 32,
+        .max_seqs = 2,
+        .max_model_len = 64,
+    };
+}
+
+/* Configures the rank as a coordinator of the same model does. */
+static worker_address configure(const worker_host *host)
+{
+    error err;
+    model_config model;
+    worker_address own;
+    if (!status_ok(model_config_load("models/demo", NULL, 0, &model, &err)))
+        fail_msg("%s", err.text);
+    backend_options options = {.dir = "models/demo", .config = &model};
+    worker_config c = config_of(&model);
+    if (!status_ok(
+            model_fingerprints(&options, &c.config_fingerprint, &c.weights_fingerprint, &err)))
+        fail_msg("%s", err.text);
+    if (!status_ok(host->configure(host->ctx, &c, &own, &err))) fail_msg("%s", err.text);
+    return own;
+}
+
+static void joins_by_its_own_address(void **state)
+{
+    (void)state;
+    error err;
+    backend made;
+    worker_facts facts;
+    rank_host *h;
+    worker_flags flags = {.model = "models/demo", .count = 1};
+    assert_true(status_ok(rank_host_create(&flags, 0, &h)));
+    worker_host host = rank_host_callbacks(h);
+    for (int session = 0; session < 2; session++) {
+        worker_address own = configure(&host);
+        assert_true(own.n > 0);
+        if (!status_ok(host.join(host.ctx, &own, 1, &err))) fail_msg("%s", err.text);
+        if (!status_ok(host.load(host.ctx, &made, &facts, &err))) fail_msg("%s", err.text);
+        assert_true(facts.pool_bytes > 0 && facts.weight_bytes > 0);
+        made.ops->destroy(made.ctx);
+        host.reset(host.ctx);
+    }
+    rank_host_destroy(h);
+}
+
+/* An address comes from another process: one that is too short to name a machine is refused. */
+static void refuses_a_short_address(void **state)
+{
+    (void)state;
+    error err;
+    rank_host *h;
+    worker_flags flags = {.model = "models/demo", .count = 1};
+    assert_true(status_ok(rank_host_create(&flags, 0, &h)));
+    worker_host host = rank_host_callbacks(h);
+    worker_address own = configure(&host);
+    for (size_t n = 0; n < own.n; n += own.n - 1) {
+        worker_address cut = {own.bytes, n};
+        assert_int_equal(host.join(host.ctx, &cut, 1, &err).code, STATUS_INVALID);
+        assert_non_null(strstr(err.text, "of rank 0"));
+    }
+    host.reset(host.ctx);
+    rank_host_destroy(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest all[] = {
+        cmocka_unit_test(joins_by_its_own_address),
+        cmocka_unit_test(refuses_a_short_address),
+    };
+    return cmocka_run_group_tests(all, NULL, NULL);
+}
