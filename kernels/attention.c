@@ -26,27 +26,9 @@ static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* ---- mass ------------------------------------------------------------------------------------ */
 
-static size_t mass_row_floats(const kern_attn_item *it)
-{
-    return kern_blocks_of(attn_row_end(it, it->n_rows - 1)) * (KERN_BLOCK_STRIPS + 1) + 2;
-}
-
 static size_t mass_floats(const kern_attn_batch *b, const kern_attn_item *it)
 {
-    return it->mass ? (size_t)b->q_heads * it->mass_rows * mass_row_floats(it) : 0;
-}
-
-attn_mass attn_mass_of_row(const attn_job *job, size_t item, uint32_t head, uint32_t mass_row)
-{
-    const kern_attn_item *it = &job->batch->items[item];
-    const kern_attn_scratch *scratch = &job->kc->attention;
-    const size_t *offsets = scratch->mass_offsets.data;
-    size_t index = (size_t)head * it->mass_rows + mass_row;
-    size_t blocks = kern_blocks_of(attn_row_end(it, it->n_rows - 1));
-    float *base =
-        (float *)scratch->mass.data + offsets[item - job->first_item] + index * mass_row_floats(it);
-    return (attn_mass){base, base + blocks * KERN_BLOCK_STRIPS,
-                       base + blocks * (KERN_BLOCK_STRIPS + 1)};
+    return it->mass ? (size_t)b->q_heads * it->mass_rows * attn_mass_row_floats(it) : 0;
 }
 
 /* mass [pages] += this row's mass: its strips' sums, rescaled to the final maximum, over its
@@ -249,15 +231,6 @@ static void merge_units(void *ctx, size_t from, size_t to, unsigned thread)
     const attn_job *job = ctx;
     uint8_t *scratch = (uint8_t *)job->kc->attention.rows.data + thread * job->thread_bytes;
     for (size_t i = from; i < to; i++) attn_unit_merge(job, &job->split[i], scratch);
-}
-
-void kern_attn_scratch_free(kern_attn_scratch *s)
-{
-    alloc_pages_free(s->units.data, s->units.bytes);
-    alloc_pages_free(s->mass_offsets.data, s->mass_offsets.bytes);
-    alloc_pages_free(s->mass.data, s->mass.bytes);
-    alloc_pages_free(s->rows.data, s->rows.bytes);
-    alloc_pages_free(s->parts.data, s->parts.bytes);
 }
 
 static void check_batch(const kern_attn_batch *b)

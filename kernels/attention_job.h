@@ -50,6 +50,12 @@ typedef struct attn_mass {
     float *last;   /* [2] the row's final maximum, 1 / its sum */
 } attn_mass;
 
+/* Floats of one row of the item. */
+static inline size_t attn_mass_row_floats(const kern_attn_item *it)
+{
+    return kern_blocks_of(attn_row_end(it, it->n_rows - 1)) * (KERN_BLOCK_STRIPS + 1) + 2;
+}
+
 /* The mass of the mass_row-th row among the item's last mass_rows. */
 attn_mass attn_mass_of_row(const attn_job *job, size_t item, uint32_t head, uint32_t mass_row);
 

@@ -82,6 +82,21 @@ static unit_state unit_state_at(const attn_job *job, const attn_unit *unit, uint
     return u;
 }
 
+/* ---- mass ------------------------------------------------------------------------------------ */
+
+attn_mass attn_mass_of_row(const attn_job *job, size_t item, uint32_t head, uint32_t mass_row)
+{
+    const kern_attn_item *it = &job->batch->items[item];
+    const kern_attn_scratch *scratch = &job->kc->attention;
+    const size_t *offsets = scratch->mass_offsets.data;
+    size_t index = (size_t)head * it->mass_rows + mass_row;
+    size_t blocks = kern_blocks_of(attn_row_end(it, it->n_rows - 1));
+    float *base = (float *)scratch->mass.data + offsets[item - job->first_item] +
+                  index * attn_mass_row_floats(it);
+    return (attn_mass){base, base + blocks * KERN_BLOCK_STRIPS,
+                       base + blocks * (KERN_BLOCK_STRIPS + 1)};
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static void find_rows(unit_state *u)

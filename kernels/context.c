@@ -148,7 +148,7 @@ status kern_create(const kern_options *options, kern_context **out, error *err)
     kc->threads = alloc_zeroed(NULL, kc->n_threads, sizeof *kc->threads);
     bool ok = kc->threads != NULL;
     for (unsigned t = 0; ok && t < kc->n_threads; t++) {
-        kc->threads[t].matmul = alloc_pages(kern_matmul_scratch_bytes());
+        kc->threads[t].matmul = alloc_pages(KERN_MATMUL_SCRATCH_BYTES);
         ok = kc->threads[t].matmul != NULL;
     }
     if (!ok) {
@@ -181,8 +181,12 @@ void kern_destroy(kern_context *kc)
 {
     if (!kc) return;
     for (unsigned t = 0; kc->threads && t < kc->n_threads; t++)
-        alloc_pages_free(kc->threads[t].matmul, kern_matmul_scratch_bytes());
-    kern_attn_scratch_free(&kc->attention);
+        alloc_pages_free(kc->threads[t].matmul, KERN_MATMUL_SCRATCH_BYTES);
+    kern_buffer_free(&kc->attention.units);
+    kern_buffer_free(&kc->attention.mass_offsets);
+    kern_buffer_free(&kc->attention.mass);
+    kern_buffer_free(&kc->attention.rows);
+    kern_buffer_free(&kc->attention.parts);
     kern_buffer_free(&kc->measure.threads);
     kern_buffer_free(&kc->measure.units);
     kern_buffer_free(&kc->measure.pieces);

@@ -23,8 +23,6 @@ typedef struct kern_attn_scratch {
     kern_buffer units, mass_offsets, mass, rows, parts;
 } kern_attn_scratch;
 
-void kern_attn_scratch_free(kern_attn_scratch *s);
-
 /* Scratch of measure_*.c: each thread's state, and what one phase leaves for the next. */
 typedef struct kern_measure_scratch {
     kern_buffer threads, units, pieces, rows;
@@ -40,8 +38,9 @@ struct kern_context {
     kern_measure_scratch measure;
 };
 
-/* Bytes of struct kern_matmul_scratch, which matmul.c defines. */
-size_t kern_matmul_scratch_bytes(void);
+/* Bytes of a thread's scratch for products, which matmul.c and matmul_blocks.c lay out: one huge
+ * page. */
+enum { KERN_MATMUL_SCRATCH_BYTES = 2 << 20 };
 
 /* y [m, n] = x [m, k] times columns [first, first + k) of w, or y [m, n / 2] = swiglu of that. */
 typedef struct kern_operands {

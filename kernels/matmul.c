@@ -27,11 +27,10 @@ enum {
     QUANT_K_BLOCK = 512, /* a panel's piece is 9 KiB in 8 bits */
     GROUP_PANELS = 16,   /* packing x again for each item then costs 2 % at most */
     AHEAD_MIN = 1024,    /* bytes a stream is prefetched ahead; 2 KiB is 4 to 6 % slower on Zen 3 */
-    SERIAL_WORK = 1 << 17,   /* multiply-adds that one thread does while the others wake up */
-    SCRATCH_BYTES = 2 << 20, /* one huge page */
+    SERIAL_WORK = 1 << 17, /* multiply-adds that one thread does while the others wake up */
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
     X_SPILL = KERN_PANEL, /* floats that pack_x may write beyond the end */
-    X_FLOATS = SCRATCH_BYTES / 4 - ACC_FLOATS - X_SPILL - 16,
+    X_FLOATS = KERN_MATMUL_SCRATCH_BYTES / 4 - ACC_FLOATS - X_SPILL - 16,
     X_BYTES = X_FLOATS * 4,
 };
 
@@ -43,9 +42,7 @@ struct kern_matmul_scratch {
     _Alignas(64) float acc[ACC_FLOATS];
     float x_packed[X_FLOATS + X_SPILL];
 };
-_Static_assert(sizeof(struct kern_matmul_scratch) == SCRATCH_BYTES, "one huge page");
-
-size_t kern_matmul_scratch_bytes(void) { return sizeof(struct kern_matmul_scratch); }
+_Static_assert(sizeof(struct kern_matmul_scratch) == KERN_MATMUL_SCRATCH_BYTES, "one huge page");
 
 typedef struct product {
     const kern_context *kc;

@@ -304,7 +304,7 @@ static void set_units(job *j)
 /* Sets the rows of a block and the columns of a piece, so that sums and x fit into scratch. */
 static void set_blocks(job *j)
 {
-    size_t bytes = kern_matmul_scratch_bytes() - sizeof(scratch);
+    size_t bytes = KERN_MATMUL_SCRATCH_BYTES - sizeof(scratch);
     size_t acc_row = GROUP_PANELS * KERN_PANEL * sizeof(float);
     size_t x_row = ceil_div(j->k, j->unit) * j->x_unit_bytes;
     size_t m = j->tiles * j->rows, fit = bytes / (acc_row + x_row);
@@ -330,8 +330,7 @@ static void set_groups(job *j)
     j->group_panels = j->item_panels = side;
     if (j->tiles <= STREAM_TILES) {
         size_t x = x_bytes(j, j->k_piece) * j->tiles, acc = j->tiles * j->rows * KERN_PANEL * 4;
-        size_t panels =
-            min_size(kern_matmul_scratch_bytes() - sizeof(scratch) - x, ACC_BYTES) / acc;
+        size_t panels = min_size(KERN_MATMUL_SCRATCH_BYTES - sizeof(scratch) - x, ACC_BYTES) / acc;
         if (panels > side) j->item_panels = panels / side * side;
     } else {
         size_t groups = (size_t)16 * j->kc->n_threads / min_size(j->n_blocks, 16);

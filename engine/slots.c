@@ -1,0 +1,177 @@
+/* The streams that the engine thread knows, by slot: they come in from the inbox, are found by id,
+ * and are told to the scheduler by events; they end or fail, and are forgotten. */
+#include "engine/internal.h"
+
+#include <assert.h>
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static bool reserve(void **items, size_t *capacity, size_t n, size_t size)
+{
+    if (n <= *capacity) return true;
+    size_t wanted = n > 2 * *capacity ? n : 2 * *capacity;
+    void *grown = alloc_resize(NULL, *items, wanted, size);
+    if (!grown) return false;
+    *items = grown;
+    *capacity = wanted;
+    return true;
+}
+
+bool slots_make_room(engine *e, size_t n_more)
+{
+    /* Between two steps a choice ends at most once, and its request is added, paused and resumed at
+     * most once. */
+    enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
+    size_t n = e->n_choices + n_more;
+    return reserve((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + OF_ALL,
+                   sizeof *e->events) &&
+           reserve((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
+}
+
+void slots_add_event(engine *e, sched_event event)
+{
+    assert(e->n_events < e->events_capacity);
+    e->events[e->n_events++] = event;
+}
+
+engine_stream *slots_find(const engine *e, uint64_t id)
+{
+    engine_stream *s = e->slots[(uint32_t)id];
+    return s && s->id == id ? s : NULL;
+}
+
+static bool is_known(const engine *e, const engine_stream *s)
+{
+    return s->id != 0 && slots_find(e, s->id) == s;
+}
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+void slots_publish(engine *e)
+{
+    sched_stats now = sched_get_stats(e->sched);
+    sched_add_counters(&now, &e->sums);
+    pthread_mutex_lock(&e->stats_lock);
+    e->stats.sched = now;
+    e->stats.steps = e->steps;
+    e->stats.schedule_us = e->schedule_us;
+    e->stats.compute_us = e->compute_us;
+    e->metrics = e->counting;
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
+/* ---- streams end ----------------------------------------------------------------------------- */
+
+void slots_forget(engine *e, engine_stream *s)
+{
+    e->slots[(uint32_t)s->id] = NULL;
+    e->free_slots[e->n_free_slots++] = (uint32_t)s->id;
+    e->n_choices -= s->request.n;
+    stream_unref(s);
+}
+
+void slots_end_choice(engine *e, engine_stream *s, uint32_t choice, engine_finish finish)
+{
+    s->choices[choice].finish = finish;
+    s->choices[choice].end_sent = true;
+    bool finished = finish == ENGINE_FINISH_STOP || finish == ENGINE_FINISH_LENGTH;
+    slots_add_event(e, (sched_event){
+                     .kind = SCHED_END, .request = s->id, .choice = choice, .finished = finished});
+    assert(e->n_ending < e->ending_capacity);
+    e->ending[e->n_ending++] = (ending_choice){.stream = s, .choice = choice};
+}
+
+void slots_end_stream(engine *e, engine_stream *s, engine_finish finish)
+{
+    for (uint32_t i = 0; i < s->request.n; i++)
+        if (!s->choices[i].end_sent) slots_end_choice(e, s, i, finish);
+}
+
+void slots_fail_all(engine *e, status_code code, const char *text)
+{
+    for (uint32_t i = 0; i < e->o.max_requests; i++) {
+        engine_stream *s = e->slots[i];
+        if (!s) continue;
+        s->failed = true;
+        engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
+        stream_fail(s, code, text);
+        slots_forget(e, s);
+    }
+    pthread_mutex_lock(&e->stats_lock);
+    e->stats.sched.running = e->stats.sched.waiting = 0;
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
+/* ---- streams come in ------------------------------------------------------------------------- */
+
+/* Fails a stream that the scheduler never saw. */
+static void turn_away(engine *e, engine_stream *s, status_code code, const char *text)
+{
+    engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
+    stream_fail(s, code, text);
+}
+
+static void admit(engine *e, engine_stream *s)
+{
+    error err = {{0}};
+    if (atomic_load(&s->aborted)) {
+        turn_away(e, s, STATUS_ABORTED, "aborted before it began");
+        return;
+    }
+    if (e->stopping) {
+        turn_away(e, s, STATUS_ABORTED, "the engine stops");
+        return;
+    }
+    status works = engine_check_state(e, &err);
+    if (!status_ok(works)) {
+        turn_away(e, s, works.code, err.text);
+        return;
+    }
+    /* The request was checked against an earlier backend, which may have had more pages. */
+    if (s->made_for != e->n_backends) {
+        status st = sched_check(e->sched, &s->sched_request, &err);
+        if (!status_ok(st)) {
+            turn_away(e, s, st.code, err.text);
+            return;
+        }
+    }
+    if (!slots_make_room(e, s->request.n)) {
+        turn_away(e, s, STATUS_NO_MEMORY, "request: out of memory");
+        return;
+    }
+    e->n_choices += s->request.n;
+    uint32_t slot = e->free_slots[--e->n_free_slots];
+    s->id = (uint64_t)++e->generation << 32 | slot;
+    atomic_fetch_add(&s->references, 1);
+    e->slots[slot] = s;
+    s->added_us = clock_now_us();
+    s->sched_request.id = s->id;
+    slots_add_event(e, (sched_event){.kind = SCHED_ADD, .add = &s->sched_request});
+}
+
+static void resume(engine *e, engine_stream *s)
+{
+    if (!is_known(e, s) || !s->paused) return;
+    s->paused = false;
+    slots_add_event(e,
+              (sched_event){.kind = SCHED_RESUME, .request = s->id, .choice = SCHED_ALL_CHOICES});
+}
+
+void slots_take_inbox(engine *e, const inbox_batch *batch)
+{
+    if (batch->flush) slots_add_event(e, (sched_event){.kind = SCHED_FLUSH});
+    for (engine_stream *s = batch->first, *next; s; s = next) {
+        next = s->taken_next;
+        if (s->taken & INBOX_ADD) admit(e, s);
+        if ((s->taken & INBOX_ABORT) && is_known(e, s)) slots_end_stream(e, s, ENGINE_FINISH_ABORT);
+        if (s->taken & INBOX_RESUME) resume(e, s);
+        stream_unref(s);
+    }
+}
+
+void slots_turn_away(engine *e, int64_t wait_us)
+{
+    inbox_batch batch = inbox_drain(e, wait_us);
+    slots_take_inbox(e, &batch);
+    e->n_events = 0; /* only a flush can be here, and the next scheduler has nothing cached */
+}
