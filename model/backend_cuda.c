@@ -32,20 +32,6 @@ static uint32_t list_logit_rows(backend_cuda *b, const step_plan *plan, uint32_t
     return n;
 }
 
-status cuda_join_logits(backend_cuda *b, const float *part, uint32_t n, float *out)
-{
-    size_t slice = b->weights.head.n, vocab = b->config.vocab_size;
-    const float *all;
-    RETURN_IF_ERROR(cuda_gather(&b->device, part, n * slice, &all));
-    for (uint32_t i = 0; i < n; i++)
-        for (size_t at = 0; at < vocab; at += slice) {
-            size_t some = vocab - at < slice ? vocab - at : slice;
-            const float *from = all + (at / slice * n + i) * slice;
-            memcpy(out + i * vocab + at, from, some * sizeof *out);
-        }
-    return STATUS_IS_OK;
-}
-
 /* Copies the logits of n rows to the host. */
 static status fetch_logits(backend_cuda *b, uint32_t n)
 {
@@ -65,7 +51,9 @@ static status fetch_logits(backend_cuda *b, uint32_t n)
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, rows + done, some, &logits));
         if (comm_size(d->group) > 1) {
-            RETURN_IF_ERROR(cuda_join_logits(b, logits, some, (float *)(void *)(out + done * row)));
+            RETURN_IF_ERROR(cuda_join_logits(d, logits, some, b->weights.head.n,
+                                             b->config.vocab_size,
+                                             (float *)(void *)(out + done * row)));
             continue;
         }
         RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, out + done * row, logits, some * row));

@@ -159,10 +159,6 @@ void cuda_moves_destroy(cuda_moves *m);
 
 /* ---- backend_cuda.c -------------------------------------------------------------------------- */
 
-/* Joins the ranks' parts of n rows of logits. Where the ranks do not divide the vocabulary, the
- * parts' tail is dropped. */
-status cuda_join_logits(backend_cuda *b, const float *part, uint32_t n, float *out);
-
 extern const backend_ops cuda_ops;
 
 #endif

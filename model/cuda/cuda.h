@@ -41,14 +41,24 @@ status cuda_status(gpu_status s);
 
 status cuda_alloc(cuda_device *d, size_t bytes, void *out); /* out: any pointer's address */
 
-/* ---- ranks.c --------------------------------------------------------------------------------- */
-
 /* Waits for the stream; fails when the group of ranks was aborted. */
 status cuda_wait(cuda_device *d);
+
+/* ---- ranks.c --------------------------------------------------------------------------------- */
+
+static inline bool cuda_is_alone(const cuda_device *d)
+{
+    return !d->group || comm_size(d->group) == 1;
+}
+
 /* Makes x [n] on the device the sum over all ranks. */
 status cuda_sum(cuda_device *d, float *x, size_t n);
 /* Sets *all to x of all ranks, [ranks, n] on the host, valid until the next such call. Waits. */
 status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all);
+/* Joins the ranks' parts [n, slice] of n rows of logits to out [n, vocab]. Where the ranks do not
+ * divide the vocabulary, the parts' tail is dropped. Waits. */
+status cuda_join_logits(cuda_device *d, const float *part, uint32_t n, size_t slice, size_t vocab,
+                        float *out);
 /* Sets *n to the smallest of all ranks' numbers. Waits. */
 status cuda_smallest(cuda_device *d, uint32_t *n);
 

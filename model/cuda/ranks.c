@@ -4,27 +4,10 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-enum { POLL_US = 20 };
-
-static bool is_alone(const cuda_device *d) { return !d->group || comm_size(d->group) == 1; }
-
-status cuda_wait(cuda_device *d)
-{
-    if (is_alone(d) || !comm_on_device(d->group)) return cuda_status(d->api->wait(d->g));
-    for (;;) {
-        bool idle;
-        RETURN_IF_GPU_ERROR(d->api->poll(d->g, &idle));
-        RETURN_IF_ERROR(comm_check(d->group)); /* an aborted group leaves the stream idle */
-        if (idle) return STATUS_IS_OK;
-        usleep(POLL_US);
-    }
-}
 
 status cuda_sum(cuda_device *d, float *x, size_t n)
 {
-    if (is_alone(d)) return STATUS_IS_OK;
+    if (cuda_is_alone(d)) return STATUS_IS_OK;
     if (comm_on_device(d->group)) return comm_all_reduce_sum(d->group, x, n);
     RETURN_IF_ERROR(cuda_pack_begin(d, &d->stage, n * sizeof *x));
     float *host = (float *)(void *)d->stage.host;
@@ -51,10 +34,24 @@ status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all)
     return comm_all_gather(d->group, own, n, host);
 }
 
+status cuda_join_logits(cuda_device *d, const float *part, uint32_t n, size_t slice, size_t vocab,
+                        float *out)
+{
+    const float *all;
+    RETURN_IF_ERROR(cuda_gather(d, part, n * slice, &all));
+    for (uint32_t i = 0; i < n; i++)
+        for (size_t at = 0; at < vocab; at += slice) {
+            size_t some = vocab - at < slice ? vocab - at : slice;
+            const float *from = all + (at / slice * n + i) * slice;
+            memcpy(out + i * vocab + at, from, some * sizeof *out);
+        }
+    return STATUS_IS_OK;
+}
+
 /* A comm carries floats, so the number goes as two halves of 16 bits, which are exact in f32. */
 status cuda_smallest(cuda_device *d, uint32_t *n)
 {
-    if (is_alone(d)) return STATUS_IS_OK;
+    if (cuda_is_alone(d)) return STATUS_IS_OK;
     const float own[2] = {(float)(*n >> 16), (float)(*n & 0xffff)};
     const float *all;
     float *x;

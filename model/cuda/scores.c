@@ -64,7 +64,8 @@ static status from_ranks(backend_cuda *b, const some_rows *some, const float *pa
     size_t vocab = b->config.vocab_size;
     float *logits = alloc_resize(NULL, NULL, some->n * vocab, sizeof *logits);
     if (!logits) return status_make(STATUS_NO_MEMORY, "scores of prompts");
-    status s = cuda_join_logits(b, part, some->n, logits);
+    status s = cuda_join_logits(&b->device, part, some->n, b->weights.head.n, b->config.vocab_size,
+                                logits);
     score_job job = {some, logits, (uint32_t)vocab, out};
     if (status_ok(s)) thread_pool_for(b->pool, some->n, 1, score_rows, &job);
     free(logits);
