@@ -22,32 +22,6 @@ static bool allocate(engine *e)
     return true;
 }
 
-status engine_make_scheduler(engine *e, sched **out, error *err)
-{
-    sched_options so = {
-        .geometry = e->info.geometry,
-        .n_pages = e->info.n_pages,
-        .n_host_pages = e->info.n_host_pages,
-        .max_seqs = e->info.max_seqs,
-        .prefill_chunk = e->o.prefill_chunk,
-        .max_model_len = e->o.max_model_len,
-        .max_requests = e->o.max_requests,
-        .max_logit_rows = e->info.max_logit_rows,
-        .lacks = e->info.lacks,
-        .max_in_flight = engine_in_flight(e),
-        .policy = e->o.policy,
-        .prefix_cache = e->o.prefix_cache,
-        .salt = e->info.identity,
-        .max_sessions = e->o.max_sessions,
-        .session_ttl_us = e->o.session_ttl_us,
-        .pressure = e->retention.has_pressure ? &e->retention.pressure : NULL,
-        .alloc = e->o.alloc,
-        .on_block = e->o.on_block,
-        .on_block_ctx = e->o.on_block_ctx,
-    };
-    return sched_create(&so, out, err);
-}
-
 static bool start_threads(engine *e)
 {
     if (pthread_create(&e->thread, NULL, engine_loop, e)) return false;
@@ -102,7 +76,7 @@ status engine_create(const engine_options *options, engine **out, error *err)
     init_locks(e);
     atomic_store(&e->next_seed, hash_mix64((uint64_t)clock_now_ns()));
 
-    status s = allocate(e) && loop_make_room(e, 0)
+    status s = allocate(e) && slots_make_room(e, 0)
                    ? retention_rules_make(&e->o, &e->info, &e->retention, err)
                    : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
     if (status_ok(s)) s = engine_make_scheduler(e, &e->sched, err);
@@ -148,20 +122,6 @@ void engine_destroy(engine *e)
 
 /* ---- submission ------------------------------------------------------------------------------ */
 
-status engine_check_state(engine *e, error *err)
-{
-    char why[ENGINE_TROUBLE_BYTES];
-    switch ((engine_state)atomic_load(&e->state)) {
-    case ENGINE_WORKING: break;
-    case ENGINE_RESTARTING:
-        engine_get_trouble(e, why, sizeof why);
-        return error_set(err, STATUS_UNAVAILABLE, "the backend is being restarted%s%s",
-                         *why ? ": " : "", why);
-    case ENGINE_BROKEN: return error_set(err, STATUS_UNAVAILABLE, "the backend has failed");
-    }
-    return STATUS_IS_OK;
-}
-
 status engine_submit(engine *e, const engine_request *r, engine_notify notify, void *ctx,
                      engine_stream **out, error *err)
 {
@@ -193,23 +153,6 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-void engine_count_out(engine *e, engine_finish how)
-{
-    pthread_mutex_lock(&e->stats_lock);
-    e->stats.requests_aborted += how == ENGINE_FINISH_ABORT;
-    e->stats.requests_failed += how == ENGINE_FINISH_ERROR;
-    e->stats.requests_finished += how != ENGINE_FINISH_ABORT && how != ENGINE_FINISH_ERROR;
-    pthread_mutex_unlock(&e->stats_lock);
-    atomic_fetch_sub(&e->n_live, 1);
-}
-
-void engine_count_choice(engine *e, engine_finish how)
-{
-    pthread_mutex_lock(&e->stats_lock);
-    e->choices_finished[how]++;
-    pthread_mutex_unlock(&e->stats_lock);
-}
-
 engine_stats engine_get_stats(engine *e)
 {
     pthread_mutex_lock(&e->stats_lock);
@@ -219,14 +162,6 @@ engine_stats engine_get_stats(engine *e)
     stats.n_live = atomic_load(&e->n_live);
     stats.requests_prepared = atomic_load(&e->n_prepared);
     return stats;
-}
-
-void engine_get_trouble(engine *e, char *out, size_t size)
-{
-    bool works = atomic_load(&e->state) == ENGINE_WORKING;
-    pthread_mutex_lock(&e->stats_lock);
-    snprintf(out, size, "%s", works ? "" : e->trouble);
-    pthread_mutex_unlock(&e->stats_lock);
 }
 
 void engine_get_metrics(engine *e, engine_metrics *out)

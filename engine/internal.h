@@ -206,6 +206,8 @@ void metrics_observe(engine_metrics *m, engine_histogram_id id, double value);
  * request is counted too. */
 void metrics_choice(engine_metrics *m, const engine_stream *s, const choice_state *c,
                     const choice_end *end, const sched_choice_info *info);
+/* Copies the engine thread's numbers to where other threads read them. */
+void metrics_publish(engine *e);
 
 /* ---- the inbox (inbox.c) --------------------------------------------------------------------- */
 
@@ -306,7 +308,7 @@ struct engine {
     uint32_t *free_slots;
     uint32_t n_free_slots;
     uint32_t generation;
-    size_t n_choices; /* choices of the streams in `slots`, for which loop_make_room made room */
+    size_t n_choices; /* choices of the streams in `slots`, for which slots_make_room made room */
     sched_event *events;
     size_t n_events, events_capacity;
     ending_choice *ending; /* choices whose END is in `events` */
@@ -340,6 +342,9 @@ static inline uint32_t engine_in_flight(const engine *e)
 {
     return e->info.max_in_flight < 2 ? 1 : 2;
 }
+
+/* ---- what all files ask (state.c) ------------------------------------------------------------ */
+
 /* Counts a request that ended this way and makes room for another one. Any thread. */
 void engine_count_out(engine *e, engine_finish how);
 /* Counts a choice that ended this way. Any thread. */
@@ -347,21 +352,32 @@ void engine_count_choice(engine *e, engine_finish how);
 /* UNAVAILABLE with the missing part and the reason while the backend is down. */
 status engine_check_state(engine *e, error *err);
 status engine_make_scheduler(engine *e, sched **out, error *err);
+
+/* Threads: the engine thread, and one that prepares requests. */
 void *engine_loop(void *e);
 void *prepare_loop(void *e);
 
-/* ---- loop.c for watch.c ---------------------------------------------------------------------- */
+/* ---- streams by slot (slots.c) --------------------------------------------------------------- */
 
 /* Makes room for the events and ends of n_more further choices between two steps, so that adding
  * them cannot fail. False when memory is out. */
-bool loop_make_room(engine *e, size_t n_more);
+bool slots_make_room(engine *e, size_t n_more);
+void slots_add_event(engine *e, sched_event event);
+/* The stream of this id; NULL when it was forgotten. */
+engine_stream *slots_find(const engine *e, uint64_t id);
+/* Takes over the streams of the inbox. */
+void slots_take_inbox(engine *e, const inbox_batch *batch);
+/* The choice is over: the scheduler is told with the next step, the reader after that step. */
+void slots_end_choice(engine *e, engine_stream *s, uint32_t choice, engine_finish finish);
+/* The same for all choices of the stream that go on. */
+void slots_end_stream(engine *e, engine_stream *s, engine_finish finish);
+/* Removes the stream from the engine. Its reader may still hold it. */
+void slots_forget(engine *e, engine_stream *s);
 /* Fails and forgets every stream that the scheduler knows. */
-void loop_fail_all(engine *e, status_code code, const char *text);
+void slots_fail_all(engine *e, status_code code, const char *text);
 /* Fails what is in the inbox of an engine without a backend. When the inbox is empty, waits up to
  * wait_us for news. */
-void loop_turn_away(engine *e, int64_t wait_us);
-/* Copies the engine thread's numbers to where other threads read them. */
-void loop_publish(engine *e);
+void slots_turn_away(engine *e, int64_t wait_us);
 
 /* ---- the backend under watch (watch.c) ------------------------------------------------------- */
 

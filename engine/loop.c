@@ -1,65 +1,7 @@
 /* The engine thread: inbox -> events -> plan -> backend -> tokens -> streams. */
 #include "engine/internal.h"
 
-#include <assert.h>
 #include <stdlib.h>
-#include <string.h>
-
-/* ---- events ---------------------------------------------------------------------------------- */
-
-static bool reserve(void **items, size_t *capacity, size_t n, size_t size)
-{
-    if (n <= *capacity) return true;
-    size_t wanted = n > 2 * *capacity ? n : 2 * *capacity;
-    void *grown = alloc_resize(NULL, *items, wanted, size);
-    if (!grown) return false;
-    *items = grown;
-    *capacity = wanted;
-    return true;
-}
-
-bool loop_make_room(engine *e, size_t n_more)
-{
-    /* Between two steps a choice ends at most once, and its request is added, paused and resumed at
-     * most once. */
-    enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
-    size_t n = e->n_choices + n_more;
-    return reserve((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + OF_ALL,
-                   sizeof *e->events) &&
-           reserve((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
-}
-
-static void add_event(engine *e, sched_event event)
-{
-    assert(e->n_events < e->events_capacity);
-    e->events[e->n_events++] = event;
-}
-
-static engine_stream *find_stream(const engine *e, uint64_t id)
-{
-    engine_stream *s = e->slots[(uint32_t)id];
-    return s && s->id == id ? s : NULL;
-}
-
-static bool is_known(const engine *e, const engine_stream *s)
-{
-    return s->id != 0 && find_stream(e, s->id) == s;
-}
-
-/* ---- numbers --------------------------------------------------------------------------------- */
-
-void loop_publish(engine *e)
-{
-    sched_stats now = sched_get_stats(e->sched);
-    sched_add_counters(&now, &e->sums);
-    pthread_mutex_lock(&e->stats_lock);
-    e->stats.sched = now;
-    e->stats.steps = e->steps;
-    e->stats.schedule_us = e->schedule_us;
-    e->stats.compute_us = e->compute_us;
-    e->metrics = e->counting;
-    pthread_mutex_unlock(&e->stats_lock);
-}
 
 /* ---- choices end ----------------------------------------------------------------------------- */
 
@@ -79,33 +21,6 @@ static choice_end make_end(const engine_stream *s, uint32_t choice, const sched_
     end.report = info->report;
     end.report.scoring_ms += (double)s->selecting_us / 1000.0;
     return end;
-}
-
-/* Removes the stream from the engine. Its reader may still hold it. */
-static void forget(engine *e, engine_stream *s)
-{
-    e->slots[(uint32_t)s->id] = NULL;
-    e->free_slots[e->n_free_slots++] = (uint32_t)s->id;
-    e->n_choices -= s->request.n;
-    stream_unref(s);
-}
-
-/* The choice is over: the scheduler is told with the next step, the reader after that step. */
-static void finish_choice(engine *e, engine_stream *s, uint32_t choice, engine_finish finish)
-{
-    s->choices[choice].finish = finish;
-    s->choices[choice].end_sent = true;
-    bool finished = finish == ENGINE_FINISH_STOP || finish == ENGINE_FINISH_LENGTH;
-    add_event(e, (sched_event){
-                     .kind = SCHED_END, .request = s->id, .choice = choice, .finished = finished});
-    assert(e->n_ending < e->ending_capacity);
-    e->ending[e->n_ending++] = (ending_choice){.stream = s, .choice = choice};
-}
-
-static void finish_all(engine *e, engine_stream *s, engine_finish finish)
-{
-    for (uint32_t i = 0; i < s->request.n; i++)
-        if (!s->choices[i].end_sent) finish_choice(e, s, i, finish);
 }
 
 static void count_end(engine *e, ending_choice *ending)
@@ -138,102 +53,13 @@ static void count_end(engine *e, ending_choice *ending)
 static void take_ended(engine *e)
 {
     for (size_t i = 0; i < e->n_ending; i++) count_end(e, &e->ending[i]);
-    loop_publish(e);
+    metrics_publish(e);
     for (size_t i = 0; i < e->n_ending; i++) {
         engine_stream *s = e->ending[i].stream;
         if (!s->failed) stream_push_end(s, e->ending[i].choice, &e->ending[i].end);
-        if (--s->n_untold == 0) forget(e, s);
+        if (--s->n_untold == 0) slots_forget(e, s);
     }
     e->n_ending = 0;
-}
-
-void loop_fail_all(engine *e, status_code code, const char *text)
-{
-    for (uint32_t i = 0; i < e->o.max_requests; i++) {
-        engine_stream *s = e->slots[i];
-        if (!s) continue;
-        s->failed = true;
-        engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
-        stream_fail(s, code, text);
-        forget(e, s);
-    }
-    pthread_mutex_lock(&e->stats_lock);
-    e->stats.sched.running = e->stats.sched.waiting = 0;
-    pthread_mutex_unlock(&e->stats_lock);
-}
-
-/* ---- streams come in ------------------------------------------------------------------------- */
-
-/* Fails a stream that the scheduler never saw. */
-static void turn_away(engine *e, engine_stream *s, status_code code, const char *text)
-{
-    engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
-    stream_fail(s, code, text);
-}
-
-static void admit(engine *e, engine_stream *s)
-{
-    error err = {{0}};
-    if (atomic_load(&s->aborted)) {
-        turn_away(e, s, STATUS_ABORTED, "aborted before it began");
-        return;
-    }
-    if (e->stopping) {
-        turn_away(e, s, STATUS_ABORTED, "the engine stops");
-        return;
-    }
-    status works = engine_check_state(e, &err);
-    if (!status_ok(works)) {
-        turn_away(e, s, works.code, err.text);
-        return;
-    }
-    /* The request was checked against an earlier backend, which may have had more pages. */
-    if (s->made_for != e->n_backends) {
-        status st = sched_check(e->sched, &s->sched_request, &err);
-        if (!status_ok(st)) {
-            turn_away(e, s, st.code, err.text);
-            return;
-        }
-    }
-    if (!loop_make_room(e, s->request.n)) {
-        turn_away(e, s, STATUS_NO_MEMORY, "request: out of memory");
-        return;
-    }
-    e->n_choices += s->request.n;
-    uint32_t slot = e->free_slots[--e->n_free_slots];
-    s->id = (uint64_t)++e->generation << 32 | slot;
-    atomic_fetch_add(&s->references, 1);
-    e->slots[slot] = s;
-    s->added_us = clock_now_us();
-    s->sched_request.id = s->id;
-    add_event(e, (sched_event){.kind = SCHED_ADD, .add = &s->sched_request});
-}
-
-static void resume(engine *e, engine_stream *s)
-{
-    if (!is_known(e, s) || !s->paused) return;
-    s->paused = false;
-    add_event(e,
-              (sched_event){.kind = SCHED_RESUME, .request = s->id, .choice = SCHED_ALL_CHOICES});
-}
-
-static void take_inbox(engine *e, const inbox_batch *batch)
-{
-    if (batch->flush) add_event(e, (sched_event){.kind = SCHED_FLUSH});
-    for (engine_stream *s = batch->first, *next; s; s = next) {
-        next = s->taken_next;
-        if (s->taken & INBOX_ADD) admit(e, s);
-        if ((s->taken & INBOX_ABORT) && is_known(e, s)) finish_all(e, s, ENGINE_FINISH_ABORT);
-        if (s->taken & INBOX_RESUME) resume(e, s);
-        stream_unref(s);
-    }
-}
-
-void loop_turn_away(engine *e, int64_t wait_us)
-{
-    inbox_batch batch = inbox_drain(e, wait_us);
-    take_inbox(e, &batch);
-    e->n_events = 0; /* only a flush can be here, and the next scheduler has nothing cached */
 }
 
 /* ---- tokens go out --------------------------------------------------------------------------- */
@@ -249,7 +75,8 @@ static void pause_if_full(engine *e, engine_stream *s)
     pthread_mutex_unlock(&s->lock);
     if (!full) return;
     s->paused = true;
-    add_event(e, (sched_event){.kind = SCHED_PAUSE, .request = s->id, .choice = SCHED_ALL_CHOICES});
+    slots_add_event(
+        e, (sched_event){.kind = SCHED_PAUSE, .request = s->id, .choice = SCHED_ALL_CHOICES});
 }
 
 /* Fails this request alone; the scheduler is told with the next step. */
@@ -257,7 +84,7 @@ static void fail_stream(engine *e, engine_stream *s, status st)
 {
     if (s->failed) return;
     s->failed = true;
-    finish_all(e, s, ENGINE_FINISH_ERROR);
+    slots_end_stream(e, s, ENGINE_FINISH_ERROR);
     stream_fail(s, st.code, st.message ? st.message : status_text(st.code));
 }
 
@@ -281,7 +108,7 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     choice_state *c = &s->choices[choice];
     if (c->finish != ENGINE_FINISH_NONE || s->failed) return;
     if (s->request.score_only) {
-        finish_choice(e, s, choice, ENGINE_FINISH_LENGTH);
+        slots_end_choice(e, s, choice, ENGINE_FINISH_LENGTH);
         return;
     }
     strbuf_clear(&e->text);
@@ -305,7 +132,7 @@ static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_
         fail_stream(e, s, status_make(STATUS_NO_MEMORY, "output text"));
         return;
     }
-    if (c->finish != ENGINE_FINISH_NONE) finish_choice(e, s, choice, c->finish);
+    if (c->finish != ENGINE_FINISH_NONE) slots_end_choice(e, s, choice, c->finish);
 }
 
 static void take_share(engine *e, engine_stream *s, const step_seq *share,
@@ -329,10 +156,10 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
     e->steps++;
     e->compute_us += result->compute_us;
     if (plan->n_tokens > 0) metrics_observe(&e->counting, ENGINE_ITERATION_TOKENS, plan->n_tokens);
-    add_event(e, (sched_event){.kind = SCHED_RESULT, .result = result});
+    slots_add_event(e, (sched_event){.kind = SCHED_RESULT, .result = result});
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *share = &plan->seqs[i];
-        engine_stream *s = find_stream(e, share->request);
+        engine_stream *s = slots_find(e, share->request);
         if (!status_ok(result->status)) {
             if (s) fail_stream(e, s, result->status);
             continue;
@@ -358,7 +185,7 @@ static void take_added(engine *e)
 {
     for (size_t i = 0, n = e->n_events; i < n; i++) {
         if (e->events[i].kind != SCHED_ADD) continue;
-        engine_stream *s = find_stream(e, e->events[i].add->id);
+        engine_stream *s = slots_find(e, e->events[i].add->id);
         sched_choice_info info = {0};
         if (sched_describe(e->sched, s->id, 0, &info).code == STATUS_NOT_FOUND)
             fail_stream(e, s, status_make(STATUS_NO_MEMORY, "request: out of memory"));
@@ -372,7 +199,7 @@ static void take_added(engine *e)
 static void fail_starved(engine *e)
 {
     const uint64_t *id = sched_starved(e->sched);
-    engine_stream *s = id ? find_stream(e, *id) : NULL;
+    engine_stream *s = id ? slots_find(e, *id) : NULL;
     if (s) fail_stream(e, s, status_make(STATUS_NO_MEMORY, "request: out of memory"));
 }
 
@@ -381,7 +208,7 @@ static void fail_starved(engine *e)
 static bool turn(engine *e, const inbox_batch *batch, const step_result **result)
 {
     if (*result) take_result(e, e->collected, *result);
-    take_inbox(e, batch);
+    slots_take_inbox(e, batch);
     e->lost |= batch->lost;
     *result = NULL;
     if (atomic_load(&e->state) == ENGINE_BROKEN) {
@@ -422,12 +249,12 @@ void *engine_loop(void *arg)
         e->stopping = batch.stop;
         if (batch.stop) {
             /* The last batch; no more follows, since every stream was released before. */
-            take_inbox(e, &batch);
+            slots_take_inbox(e, &batch);
             break;
         }
         busy = turn(e, &batch, &result);
     }
     watch_drain(e);
-    loop_fail_all(e, STATUS_ABORTED, "the engine stops");
+    slots_fail_all(e, STATUS_ABORTED, "the engine stops");
     return NULL;
 }

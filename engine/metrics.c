@@ -114,3 +114,16 @@ void metrics_choice(engine_metrics *m, const engine_stream *s, const choice_stat
                         seconds(c->last_token_us - c->first_token_us) / (c->n_tokens - 1));
     if (s->n_alive == 0) count_request(m, s, end);
 }
+
+void metrics_publish(engine *e)
+{
+    sched_stats now = sched_get_stats(e->sched);
+    sched_add_counters(&now, &e->sums);
+    pthread_mutex_lock(&e->stats_lock);
+    e->stats.sched = now;
+    e->stats.steps = e->steps;
+    e->stats.schedule_us = e->schedule_us;
+    e->stats.compute_us = e->compute_us;
+    e->metrics = e->counting;
+    pthread_mutex_unlock(&e->stats_lock);
+}

@@ -45,21 +45,6 @@ static bool is_known(const engine *e, const engine_stream *s)
     return s->id != 0 && slots_find(e, s->id) == s;
 }
 
-/* ---- numbers --------------------------------------------------------------------------------- */
-
-void slots_publish(engine *e)
-{
-    sched_stats now = sched_get_stats(e->sched);
-    sched_add_counters(&now, &e->sums);
-    pthread_mutex_lock(&e->stats_lock);
-    e->stats.sched = now;
-    e->stats.steps = e->steps;
-    e->stats.schedule_us = e->schedule_us;
-    e->stats.compute_us = e->compute_us;
-    e->metrics = e->counting;
-    pthread_mutex_unlock(&e->stats_lock);
-}
-
 /* ---- streams end ----------------------------------------------------------------------------- */
 
 void slots_forget(engine *e, engine_stream *s)
@@ -75,8 +60,9 @@ void slots_end_choice(engine *e, engine_stream *s, uint32_t choice, engine_finis
     s->choices[choice].finish = finish;
     s->choices[choice].end_sent = true;
     bool finished = finish == ENGINE_FINISH_STOP || finish == ENGINE_FINISH_LENGTH;
-    slots_add_event(e, (sched_event){
-                     .kind = SCHED_END, .request = s->id, .choice = choice, .finished = finished});
+    slots_add_event(
+        e,
+        (sched_event){.kind = SCHED_END, .request = s->id, .choice = choice, .finished = finished});
     assert(e->n_ending < e->ending_capacity);
     e->ending[e->n_ending++] = (ending_choice){.stream = s, .choice = choice};
 }
@@ -153,8 +139,8 @@ static void resume(engine *e, engine_stream *s)
 {
     if (!is_known(e, s) || !s->paused) return;
     s->paused = false;
-    slots_add_event(e,
-              (sched_event){.kind = SCHED_RESUME, .request = s->id, .choice = SCHED_ALL_CHOICES});
+    slots_add_event(
+        e, (sched_event){.kind = SCHED_RESUME, .request = s->id, .choice = SCHED_ALL_CHOICES});
 }
 
 void slots_take_inbox(engine *e, const inbox_batch *batch)

@@ -43,7 +43,7 @@ static void abandon_step(engine *e, int64_t now_us)
              (unsigned long long)w->step, w->n_seqs, (long long)((now_us - w->started_us) / 1000));
     tell_trouble(e, text);
     lose_backend(e);
-    loop_fail_all(e, STATUS_UNAVAILABLE, text);
+    slots_fail_all(e, STATUS_UNAVAILABLE, text);
     if (e->backend.ops->interrupt) e->backend.ops->interrupt(e->backend.ctx);
 }
 
@@ -55,7 +55,7 @@ static void give_up_backend(engine *e)
     if (atomic_exchange(&e->state, ENGINE_BROKEN) != ENGINE_BROKEN)
         tell_trouble(
             e, "the stuck step does not end: all requests that waited for the backend have failed");
-    loop_turn_away(e, 0);
+    slots_turn_away(e, 0);
 }
 
 static void *watchdog(void *arg)
@@ -162,7 +162,7 @@ static status restart_when_possible(engine *e, backend *fresh, error *err)
             snprintf(told, sizeof told, "%s", err->text);
             tell_delay(e, told);
         }
-        loop_turn_away(e, RESTART_PAUSE_US);
+        slots_turn_away(e, RESTART_PAUSE_US);
     }
 }
 
@@ -212,7 +212,7 @@ static void fail_requests(engine *e, const char *text)
 {
     tell_trouble(e, text);
     lose_backend(e);
-    loop_fail_all(e, STATUS_UNAVAILABLE, text);
+    slots_fail_all(e, STATUS_UNAVAILABLE, text);
 }
 
 /* Makes the backend again. All its requests have been failed before. */
@@ -230,7 +230,7 @@ static void recover(engine *e, bool was_lost)
     atomic_store(&e->state, fine ? ENGINE_WORKING : ENGINE_BROKEN);
     tell_trouble(e, text);
     if (fine) keep_trouble(e, "");
-    loop_publish(e);
+    metrics_publish(e);
 }
 
 void watch_lost(engine *e)
