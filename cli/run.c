@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char run_name[] = "octavo run";
-
 /* The row of a flag that is a field of a request. */
 #define FIELD(flag, value, request_field, json_kind, range_min, range_max, help)                   \
     ARG_ROW(flag, value, ARG_FIELD, run_flags, fields, help, .field = request_field,               \
@@ -83,14 +81,7 @@ static const char about[] =
     "on, and the exit\n"
     "status is 1.";
 
-/* ---- what all requests have in common -------------------------------------------------------- */
-
-status run_request_init(const run_session *s, engine_request *r, error *err)
-{
-    engine_request_init(r, &s->defaults);
-    if (!s->flags.fields) return STATUS_IS_OK;
-    return engine_request_parse(s->flags.fields, "flags", NULL, r, err);
-}
+/* ---- the session ----------------------------------------------------------------------------- */
 
 static status check_flags(const run_flags *f, error *err)
 {

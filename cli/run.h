@@ -4,7 +4,7 @@
 #define CLI_RUN_H
 
 #include "cli/cli.h"
-#include "cli/model_flags.h"
+#include "cli/model_open.h"
 #include "cli/retention_flags.h"
 #include "cli/run_output.h"
 #include "cli/waiter.h"
@@ -25,10 +25,15 @@ typedef struct run_session {
     waiter *waiter;
 } run_session;
 
-extern const char run_name[]; // "octavo run", for complaints
+static const char run_name[] = "octavo run"; // for complaints
 
 /* Prepares a request with the command line's fields. */
-status run_request_init(const run_session *s, engine_request *r, error *err);
+static inline status run_request_init(const run_session *s, engine_request *r, error *err)
+{
+    engine_request_init(r, &s->defaults);
+    if (!s->flags.fields) return STATUS_IS_OK;
+    return engine_request_parse(s->flags.fields, "flags", NULL, r, err);
+}
 
 /* Runs --prompts. Returns the exit status. */
 int run_batch(run_session *s);
