@@ -1,6 +1,6 @@
 /* `octavo bench quality`: its flags, and a model with its engine for quality/. */
 #include "cli/cli.h"
-#include "cli/model_flags.h"
+#include "cli/model_open.h"
 #include "cli/waiter.h"
 #include "model/probe.h"
 #include "quality/quality.h"

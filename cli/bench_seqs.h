@@ -4,7 +4,7 @@
 #ifndef CLI_BENCH_SEQS_H
 #define CLI_BENCH_SEQS_H
 
-#include "cli/model_flags.h"
+#include "cli/model_open.h"
 
 typedef struct bench_seqs {
     backend *backend; // borrowed

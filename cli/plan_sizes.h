@@ -3,7 +3,7 @@
 #ifndef CLI_PLAN_SIZES_H
 #define CLI_PLAN_SIZES_H
 
-#include "cli/model_flags.h"
+#include "cli/model_open.h"
 #include "scheduler/scheduler.h"
 
 /* Assumptions about a GPU that is not there: the memory that the driver, the library and NCCL take

@@ -4,7 +4,7 @@
 #define CLI_SERVE_H
 
 #include "cli/args.h"
-#include "cli/model_flags.h"
+#include "cli/model_open.h"
 #include "cli/retention_flags.h"
 #include "rpc/rpc.h"
 

@@ -3,7 +3,7 @@
 #ifndef CLI_STEPS_H
 #define CLI_STEPS_H
 
-#include "cli/model_flags.h"
+#include "cli/model_open.h"
 
 typedef struct steps {
     backend *backend; // borrowed

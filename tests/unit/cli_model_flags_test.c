@@ -1,5 +1,5 @@
 /* A model opened by flags, alone and as ranks, and remade as a restart does. */
-#include "cli/model_flags.h"
+#include "cli/model_open.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

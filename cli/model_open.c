@@ -1,0 +1,408 @@
+/* Opens a model as flags describe it. */
+#include "cli/model_open.h"
+
+#include "kernels/cuda/cuda_kernels.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static dtype wanted_type(const char *name, dtype stored)
+{
+    if (strcmp(name, "f32") == 0) return DTYPE_F32;
+    if (strcmp(name, "bf16") == 0) return DTYPE_BF16;
+    return stored;
+}
+
+/* Users who ask for f32 want no rounding, so activations keep all their bits, too. */
+static kern_precision wanted_precision(const model_flags *f, dtype type)
+{
+    if (!f->precision) return type == DTYPE_F32 ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD;
+    return strcmp(f->precision, "high") == 0 ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD;
+}
+
+static status open_text(const char *dir, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(model_tokenizer_load(dir, &m->tokenizer, err));
+    error why = {{0}};
+    /* Without a usable template plain prompts work all the same: only messages are refused,
+     * later. */
+    if (!status_ok(model_template_load(dir, &m->chat, &m->bos, &m->eos, &why)))
+        fprintf(stderr, "octavo: %s: messages cannot be used with this model\n", why.text);
+    return STATUS_IS_OK;
+}
+
+static status check_shape(const model_flags *f, loaded_model *m, error *err)
+{
+    m->max_model_len = f->max_model_len ? f->max_model_len : m->config.max_positions;
+    uint32_t most = model_max_length(&m->config);
+    if (m->max_model_len > most)
+        return error_set(err, STATUS_INVALID,
+                         "--max-model-len: %u is more than the model's %u positions",
+                         f->max_model_len, most);
+    if (f->kv_group_heads && m->config.n_kv_heads % f->kv_group_heads)
+        return error_set(err, STATUS_INVALID,
+                         "--kv-group-heads: %u does not divide the model's %u KV heads",
+                         f->kv_group_heads, m->config.n_kv_heads);
+    if (f->quantize_group & (f->quantize_group - 1))
+        return error_set(err, STATUS_INVALID, "--quantize-group: %u is not 32, 64 or 128",
+                         f->quantize_group);
+    if (f->weights_cache &&
+        (strcmp(f->quantize, "none") == 0 || strcmp(f->load_format, "dummy") == 0))
+        return error_set(err, STATUS_INVALID,
+                         "--weights-cache: it keeps quantised weights of files, so it goes with "
+                         "--quantize and not with --load-format dummy");
+    status s = model_ranks_check(&m->config, f->tp, err);
+    if (!status_ok(s)) error_prefix(err, "--tp");
+    return s;
+}
+
+/* Refuses residual pages beside a prefix cache: a page that requests share would be bf16 or
+ * quantised depending on when the requests came. */
+static status check_residual(const model_flags *f, error *err)
+{
+    if (f->kv_residual == 0 || f->no_prefix_cache) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "--kv-residual: the prefix cache shares pages in their quantised form alone; "
+                     "add --no-prefix-cache");
+}
+
+static uint32_t wanted_page(const model_flags *f, kern_kv_format kv_type)
+{
+    uint32_t group = kern_kv_facts_of(kv_type).group;
+    if (f->page_tokens) return f->page_tokens;
+    return group ? group : 16;
+}
+
+/* auto applies when no type was named: --dtype f32 or bf16 names one. */
+static uint8_t wanted_bits(const model_flags *f, const model_config *config)
+{
+    if (strcmp(f->quantize, "auto") == 0)
+        return strcmp(f->dtype, "auto") == 0 ? config->quant_bits : 0;
+    if (strcmp(f->quantize, "int8") == 0) return 8;
+    return strcmp(f->quantize, "none") == 0 ? 0 : 4;
+}
+
+/* ---- which device ---------------------------------------------------------------------------- */
+
+/* Reads --device as far as it can be judged before anything is opened. */
+static status read_device(const model_flags *f, loaded_model *m, error *err)
+{
+    bool is_auto = strcmp(f->device, "auto") == 0;
+    m->on_gpu = device_is_cuda(f->device, &m->gpu_ordinal);
+    m->gpu_has_kv = gpu_kv_named(m->kv_name, &m->gpu_kv);
+    if (!m->on_gpu && !is_auto && strcmp(f->device, "cpu") != 0)
+        return error_set(err, STATUS_INVALID, "--device: \"%s\" is not auto, cpu, cuda or cuda:N",
+                         f->device);
+    if (m->on_gpu && !m->gpu_has_kv)
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "--kv-dtype: %s pages are not built for --device cuda: bf16, f16, int8 or fp8",
+            m->kv_name);
+    return STATUS_IS_OK;
+}
+
+static status check_fp8(const loaded_model *m, error *err)
+{
+    if (strcmp(m->kv_name, "fp8") != 0 || m->on_gpu) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+}
+
+/* Sets m->gpu to the GPU that this process computes on, or leaves it NULL: the CPU or the workers
+ * compute. */
+static status find_device(const model_flags *f, loaded_model *m, error *err)
+{
+    bool asked = m->on_gpu, is_auto = strcmp(f->device, "auto") == 0;
+    if (!m->workers && (asked || (is_auto && m->gpu_has_kv && m->n_ranks == 1))) {
+        status s = backend_cuda_find(&m->gpu, err);
+        if (!status_ok(s) && asked) error_prefix(err, "--device");
+        if (!status_ok(s) && asked) return s;
+        m->on_gpu = m->gpu != NULL;
+    }
+    if (m->workers && asked && m->batch_invariant)
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "--batch-invariant: ranks in other processes on GPUs add up by NCCL, whose "
+            "order depends on how many rows there are");
+    return check_fp8(m, err);
+}
+
+static status make_cuda(loaded_model *m, error *err)
+{
+    backend_cuda_options o = {.common = m->options,
+                              .api = m->gpu,
+                              .ordinal = m->gpu_ordinal,
+                              .kv = m->gpu_kv,
+                              .batch_invariant = m->batch_invariant};
+    if (m->n_ranks > 1) {
+        RETURN_IF_ERROR(backend_cuda_ranks_create(&o, m->n_ranks, &m->backend, err));
+        m->facts = backend_cuda_ranks_describe(&m->backend);
+        return STATUS_IS_OK;
+    }
+    RETURN_IF_ERROR(backend_cuda_create(&o, &m->backend, err));
+    m->facts = backend_cuda_describe(&m->backend);
+    return STATUS_IS_OK;
+}
+
+/* Makes the backend that m->workers, m->gpu, m->options and m->n_ranks describe. */
+static status make_backend(loaded_model *m, error *err)
+{
+    if (m->workers)
+        return workers_make_backend(m->workers, &m->options, m->overrides.items, m->overrides.n,
+                                    &m->backend, &m->facts, err);
+    if (m->gpu) return make_cuda(m, err);
+    if (m->n_ranks > 1) {
+        RETURN_IF_ERROR(backend_cpu_ranks_create(&m->options, m->n_ranks, &m->backend, err));
+        m->facts = backend_cpu_ranks_describe(&m->backend);
+    } else {
+        RETURN_IF_ERROR(backend_cpu_create(&m->options, &m->backend, err));
+        m->facts = backend_cpu_describe(&m->backend);
+    }
+    return STATUS_IS_OK;
+}
+
+/* With --device auto, a model that the GPU's kernels do not support runs on the CPU, and a line on
+ * stderr tells so. */
+static status make_first(const model_flags *f, loaded_model *m, error *err)
+{
+    status s = make_backend(m, err);
+    if (s.code != STATUS_UNSUPPORTED || !m->gpu || strcmp(f->device, "auto") != 0) return s;
+    if (m->gpu_kv == GPU_KV_E4M3) return s; /* the CPU has no such pages */
+    fprintf(stderr, "octavo: %s: on the CPU instead\n", err->text);
+    m->gpu = NULL;
+    m->on_gpu = false;
+    return make_backend(m, err);
+}
+
+static void tell_of_cache(void *ctx, const char *line)
+{
+    (void)ctx;
+    fprintf(stderr, "octavo: weights-cache: %s\n", line);
+}
+
+/* Clears the progress bar of loading from the terminal. */
+static void clear_bar(loaded_model *m)
+{
+    if (m->bar_us) fputs("\r\033[K", stderr);
+    m->bar_us = 0;
+}
+
+static void draw_bar(void *ctx, uint64_t done, uint64_t total)
+{
+    enum { WIDTH = 30, PAUSE_US = 100 * 1000 };
+    loaded_model *m = ctx;
+    int64_t now = clock_now_us();
+    if (done >= total) {
+        clear_bar(m);
+        return;
+    }
+    if (m->bar_us && now - m->bar_us < PAUSE_US) return;
+    m->bar_us = now;
+    char bar[WIDTH + 1] = {0};
+    memset(bar, '-', WIDTH);
+    memset(bar, '#', (size_t)((double)done / (double)total * WIDTH));
+    fprintf(stderr, "\r\033[Kloading weights [%s] %.0f %%", bar,
+            100.0 * (double)done / (double)total);
+}
+
+static loaded_model unopened(const model_flags *flags)
+{
+    return (loaded_model){
+        .n_ranks = flags->tp,
+        .max_batch = flags->max_batch,
+        .prefill_chunk = flags->prefill_chunk,
+        .policy = strcmp(flags->scheduling_policy, "priority") == 0 ? SCHED_PRIORITY : SCHED_FCFS,
+        .prefix_cache = !flags->no_prefix_cache,
+        .batch_invariant = flags->batch_invariant,
+        .default_pool = flags->kv_memory == 0,
+        .overrides = flags->overrides,
+    };
+}
+
+static status read_options(const model_flags *f, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
+    RETURN_IF_ERROR(check_shape(f, m, err));
+    RETURN_IF_ERROR(check_residual(f, err));
+    dtype type = wanted_type(f->dtype, m->config.stored);
+    m->kv_type = kern_kv_named(f->kv_dtype);
+    if (m->kv_type == KERN_KV_FORMATS) m->kv_type = (kern_kv_format)type; /* auto, fp8 */
+    m->kv_name = strcmp(f->kv_dtype, "fp8") == 0 ? "fp8" : kern_kv_name(m->kv_type);
+    /* f16 has three more bits of precision than bf16, so weights stored as f16 stay f16. */
+    bool keep_f16 = type == DTYPE_BF16 && m->config.stored == DTYPE_F16;
+    m->options = (backend_options){
+        .dir = f->dir,
+        .config = &m->config,
+        .dummy = strcmp(f->load_format, "dummy") == 0,
+        .dummy_seed = f->dummy_seed,
+        .kv_type = m->kv_type,
+        .kv_residual = f->kv_residual,
+        .weight_type = keep_f16 ? DTYPE_F16 : type,
+        .quant_bits = wanted_bits(f, &m->config),
+        .quant_attention = strcmp(f->quantize, "mixed") == 0 ? 8 : 0,
+        .quant_group = (uint8_t)f->quantize_group,
+        .n_threads = f->threads,
+        .isa = f->isa,
+        .precision = wanted_precision(f, type),
+        .geometry = {.page_tokens = wanted_page(f, m->kv_type),
+                     .layers_per_group = f->kv_group_layers,
+                     .heads_per_group =
+                         f->kv_group_heads ? f->kv_group_heads : m->config.n_kv_heads},
+        .kv_bytes = f->kv_memory,
+        .swap_bytes = f->swap_memory,
+        .max_rows = f->prefill_chunk + f->max_batch,
+        .max_seqs = f->max_batch,
+        .max_model_len = m->max_model_len,
+        .cache_dir = f->weights_cache,
+        .tell = tell_of_cache,
+        .progress = isatty(STDERR_FILENO) ? draw_bar : NULL,
+        .progress_ctx = m,
+        .given_up = &m->given_up,
+    };
+    return STATUS_IS_OK;
+}
+
+status model_describe(const model_flags *flags, loaded_model *out, error *err)
+{
+    *out = unopened(flags);
+    RETURN_IF_ERROR(read_options(flags, out, err));
+    RETURN_IF_ERROR(read_device(flags, out, err));
+    return check_fp8(out, err);
+}
+
+static status open_parts(const model_flags *f, bool with_text, loaded_model *m, error *err)
+{
+    RETURN_IF_ERROR(read_options(f, m, err));
+    if (with_text) RETURN_IF_ERROR(open_text(f->dir, m, err));
+    comm_options alone = {.kind = "self", .rank = 0, .size = 1};
+    RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
+    m->options.group = m->group;
+    RETURN_IF_ERROR(read_device(f, m, err));
+    const workers_device device = {m->on_gpu ? "cuda" : "cpu", m->gpu_ordinal, m->kv_name};
+    RETURN_IF_ERROR(workers_create(&f->workers, &device, &m->n_ranks, &m->workers, err));
+    RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
+    RETURN_IF_ERROR(find_device(f, m, err));
+    return make_first(f, m, err);
+}
+
+status model_restart(void *ctx, backend *out, error *err)
+{
+    loaded_model *m = ctx;
+    if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
+    m->backend = (backend){0};
+    m->options.kv_bytes = m->facts.pool_bytes;
+    RETURN_IF_ERROR(make_backend(m, err));
+    *out = m->backend;
+    return STATUS_IS_OK;
+}
+
+void model_give_up(loaded_model *m)
+{
+    atomic_store(&m->given_up, true);
+    if (m->workers) workers_give_up(m->workers);
+}
+
+status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err)
+{
+    if (!flags->dir) return error_set(err, STATUS_INVALID, "--model is missing");
+    int64_t start = clock_now_us();
+    *out = unopened(flags);
+    status s = open_parts(flags, with_text, out, err);
+    clear_bar(out);
+    if (!status_ok(s)) model_close(out);
+    out->open_us = clock_now_us() - start;
+    return s;
+}
+
+void model_close(loaded_model *m)
+{
+    if (m->backend.ops) m->backend.ops->destroy(m->backend.ctx);
+    workers_destroy(m->workers);
+    comm_destroy(m->group);
+    tmpl_destroy(m->chat);
+    tok_destroy(m->tokenizer);
+    strbuf_destroy(&m->bos);
+    strbuf_destroy(&m->eos);
+    *m = (loaded_model){0};
+}
+
+/* ---- facts about the model ------------------------------------------------------------------- */
+
+void format_bytes(char *out, size_t size, uint64_t bytes)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    int unit = 0;
+    for (; v >= 1024.0 && unit < 4; unit++) v /= 1024.0;
+    snprintf(out, size, unit && v < 100 ? "%.1f %s" : "%.0f %s", v, units[unit]);
+}
+
+void model_tell(const loaded_model *m, const char *dir)
+{
+    char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "",
+                                          filling[80] = "";
+    if (m->options.quant_attention) snprintf(bits, sizeof bits, "mixed ");
+    else if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
+    if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
+    format_bytes(weights, sizeof weights, m->facts.weight_bytes);
+    format_bytes(pool, sizeof pool, m->facts.pool_bytes);
+    if (m->facts.filling_bytes) {
+        format_bytes(tier, sizeof tier, m->facts.filling_bytes);
+        snprintf(filling, sizeof filling, " and up to %s of bf16 for the newest pages", tier);
+    }
+    format_bytes(tier, sizeof tier, m->facts.swap_bytes);
+    if (m->facts.swap_bytes) snprintf(swap, sizeof swap, ", %s of host memory to swap", tier);
+    const backend_info *info = m->backend.ops->info(m->backend.ctx);
+    uint32_t pages = info->n_pages - 1;
+    uint32_t blocks = pages / pkv_groups(&info->geometry);
+    fprintf(
+        stderr,
+        "octavo: %s: %s, %s of %sweights; KV pool %s%s%s: %u %s pages, room for %llu tokens%s; %s, "
+        "%s%u thread%s; weights %s in %.2f s, ready in %.2f s\n",
+        dir, m->config.architecture, weights, bits, pool,
+        !m->default_pool ? ""
+        : m->on_gpu      ? " (85 % of what the GPU has left)"
+                         : " (60 % of what the cgroup leaves after the weights)",
+        filling, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens, swap,
+        m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+        m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
+        (double)m->open_us / 1e6);
+    if (m->workers) workers_tell(m->workers);
+}
+
+engine_options model_engine_options(loaded_model *m, uint32_t max_requests)
+{
+    return (engine_options){
+        .backend = &m->backend,
+        .tokenizer = m->tokenizer,
+        .chat = m->chat,
+        .bos = m->bos.data ? m->bos.data : "",
+        .eos = m->eos.data ? m->eos.data : "",
+        .prefill_chunk = m->prefill_chunk,
+        .max_model_len = m->max_model_len,
+        .max_requests = max_requests,
+        .policy = m->policy,
+        .prefix_cache = m->prefix_cache,
+        .stop_ids = m->config.stop_ids,
+        .n_stop_ids = m->config.n_stop_ids,
+    };
+}
+
+engine_defaults model_defaults(const loaded_model *m)
+{
+    const model_config *c = &m->config;
+    return (engine_defaults){
+        .temperature = !isnan(c->temperature) ? c->temperature
+                       : c->do_sample         ? 1.0f
+                                              : 0.0f,
+        .top_p = isnan(c->top_p) ? 1.0f : c->top_p,
+        .min_p = isnan(c->min_p) ? 0.0f : c->min_p,
+        .repetition_penalty = isnan(c->repetition_penalty) ? 1.0f : c->repetition_penalty,
+        .top_k = c->top_k,
+    };
+}
