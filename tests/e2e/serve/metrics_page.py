@@ -3,6 +3,8 @@
 they should. usage: metrics_page.py OCTAVO [unittest arguments]"""
 
 import math
+import pathlib
+import re
 
 from harness import ServeTest, main, need, tokens
 
@@ -90,6 +92,21 @@ class Metrics(ServeTest):
         self.assertEqual(reasons, {"capacity", "deferred"})
         self.assertIn("length", {s.labels["finished_reason"] for s in families["octavo:request_success"].samples})
         self.assertIn("chunkkv", {s.labels["method"] for s in families["octavo:pages_dropped"].samples})
+
+    def test_documented(self):
+        """docs/api.md names each metric of the page with its kind and labels, and no other metric."""
+        page = pathlib.Path(__file__).parents[3] / "docs/api.md"
+        rows = re.findall(r"^\| `([\w:]+)` \| (gauge|counter|histogram) \| (.*?) ?\| ", page.read_text(), re.M)
+        documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+        self.work()
+        families, _ = self.families()
+        found = {}
+        for stem, family in families.items():
+            name = stem + ("_total" if family.type == "counter" else "")
+            labels = {label for sample in family.samples for label in sample.labels} - {"model_name", "engine"}
+            # A counter of answers has no sample until there is an answer.
+            found[name] = (family.type, labels if family.samples else documented[name][1])
+        self.assertEqual(found, documented)
 
     def test_numbers(self):
         names = {"prompt_tokens_total": 600, "generation_tokens_total": 30, "request_success_total": 3,
