@@ -34,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.request
 from typing import NamedTuple
@@ -56,7 +57,7 @@ POOL = "1G"
 PATIENCE = 600
 
 
-# ---- samples --------------------------------------------------------------------------------------
+# ---- samples -------------------------------------------------------------------------------------
 
 
 def interleave(rounds, runs):
@@ -154,7 +155,7 @@ def shares(metric, row, ours):
     return {metric: row["tokens_s"], f"{metric}|read": row["read_share"], f"{metric}|rate": row[f"{rate}_share"]}
 
 
-# ---- prefill, decode, depth -----------------------------------------------------------------------
+# ---- prefill, decode, depth ----------------------------------------------------------------------
 
 
 def prefill_section(s):
@@ -266,7 +267,7 @@ class PeerDepth:
                 for depth in DEPTHS}
 
 
-# ---- servers --------------------------------------------------------------------------------------
+# ---- servers -------------------------------------------------------------------------------------
 
 
 class PeerServer:
@@ -381,7 +382,7 @@ SECTIONS = {"prefill": prefill_section, "decode": decode_section, "depth": depth
             "server": server_section, "load": load_section}
 
 
-# ---- the table ------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 CLASSES = ("AVX2", "AVX-512", "AMX")  # classes of CPUs; each has bars of its own
 NONE = (None, None, None)
@@ -512,6 +513,10 @@ def markdown_table(head, rows):
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
 
 
+def wrapped(text, indent=""):
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def cpu_class():
     """Index into CLASSES of this machine's CPU."""
     flags = cpu_info("flags").split()
@@ -523,13 +528,15 @@ def markdown(results):
     text = [f"# Octavo beside other CPU engines: {peer_models.SHAPE}, random weights\n"]
     for section, part in results.items():
         facts = part["facts"]
-        text.append(f"- {section}: {facts['date']}, commit {facts['commit']}, {facts['cpu']}, {facts['cores']} cores, "
-                    f"{facts['threads']} threads, {part['rounds']} rounds, load average before "
-                    f"{facts['load_before']:.1f}; {facts['peer']}")
-    text.append("\nRuns take turns, ours and the peers'. Medians (ranges); the ratio is the median of the rounds' "
-                "ratios to the best peer.\nShares: of this machine's read bandwidth and of the rate at which the "
-                "fastest instruction for the type multiplies\nfrom registers alone, measured beside each of our "
-                f"runs. Bars: {CLASSES[cpu]}.\n")
+        text.append(wrapped(
+            f"- {section}: {facts['date']}, commit {facts['commit']}, {facts['cpu']}, {facts['cores']} cores, "
+            f"{facts['threads']} threads, {part['rounds']} rounds, load average before "
+            f"{facts['load_before']:.1f}; {facts['peer']}", "  "))
+    text.append("\n" + wrapped(
+        "Runs take turns, ours and the peers'. Medians (ranges); the ratio is the median of the rounds' ratios to "
+        "the best peer. Shares: of this machine's read bandwidth and of the rate at which the fastest instruction "
+        "for the type multiplies from registers alone, measured beside each of our runs. "
+        f"Bars: {CLASSES[cpu]}.") + "\n")
     text.append(markdown_table(["what", "formats", "octavo", "best peer", "ratio", "bar", "met", "octavo's shares"],
                                [*compared_rows(results, cpu), *load_rows(results)]))
     text.append("\nEvery format:\n")
@@ -537,7 +544,7 @@ def markdown(results):
     return "\n".join(text) + "\n"
 
 
-# ---- the command ----------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def read_results(path):

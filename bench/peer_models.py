@@ -37,7 +37,7 @@ def tensors():
     yield "output", "lm_head", (VOCAB, HIDDEN)
 
 
-# ---- random blocks --------------------------------------------------------------------------------
+# ---- random blocks -------------------------------------------------------------------------------
 
 # Each pool holds blocks of a type. Their values have a size that keeps activations in a real
 # model's range.
@@ -102,7 +102,7 @@ def whole(path, write):
     return path
 
 
-# ---- GGUF -----------------------------------------------------------------------------------------
+# ---- GGUF ----------------------------------------------------------------------------------------
 
 ALIGNMENT = 32
 U32, FLOAT, STRING, ARRAY, I32 = 4, 6, 8, 9, 5
@@ -184,7 +184,7 @@ def gguf(work, kind):
     return whole(os.path.join(work, f"1.1b-{kind}.gguf"), lambda f: write_gguf(f, kind))
 
 
-# ---- safetensors ----------------------------------------------------------------------------------
+# ---- safetensors ---------------------------------------------------------------------------------
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": HIDDEN,
@@ -243,7 +243,7 @@ def folder(work):
     return path
 
 
-# ---- the peer's saved contexts --------------------------------------------------------------------
+# ---- the peer's saved contexts -------------------------------------------------------------------
 
 
 def stretch_state(data, length):

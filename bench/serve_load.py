@@ -62,7 +62,7 @@ def wrong_answers(result, alone):
                if r["end"] == "OK" and r["text_hash"] != alone[r["index"] % len(alone)])
 
 
-# ---- load -----------------------------------------------------------------------------------------
+# ---- load ----------------------------------------------------------------------------------------
 
 
 def load_bench(octavo, args):
@@ -111,7 +111,7 @@ def load_bench(octavo, args):
     return out, rows
 
 
-# ---- clients that vanish or never read ------------------------------------------------------------
+# ---- clients that vanish or never read -----------------------------------------------------------
 
 
 def vanish_bench(octavo, args):
@@ -168,7 +168,7 @@ def vanish_bench(octavo, args):
     return out, rows
 
 
-# ---- overload -------------------------------------------------------------------------------------
+# ---- overload ------------------------------------------------------------------------------------
 
 
 def steady(result, start_s, end_s, limit_ms=None):
@@ -241,7 +241,7 @@ def overload_bench(octavo, args):
     return out, rows
 
 
-# ---- throughput -----------------------------------------------------------------------------------
+# ---- throughput ----------------------------------------------------------------------------------
 
 
 def offline(octavo, flags, count, input_len, output_len, round_number):
@@ -293,7 +293,7 @@ def throughput_bench(octavo, args):
     return out, rows
 
 
-# ---- idle gRPC streams ----------------------------------------------------------------------------
+# ---- idle gRPC streams ---------------------------------------------------------------------------
 
 STREAMS = {
     "Health.Watch": "/grpc.health.v1.Health/Watch",
@@ -355,7 +355,7 @@ def grpc_streams_bench(octavo, args):
     return out, rows
 
 
-# ---- the command ----------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 BENCHES = {
     "load": load_bench,

@@ -100,7 +100,7 @@ class Server:
             time.sleep(0.02)
         return None
 
-# ---- the kernel's figures -------------------------------------------------------------------------
+# ---- the kernel's figures ------------------------------------------------------------------------
 
     def rss(self):
         with open(f"/proc/{self.pid}/status", encoding="ascii") as f:
@@ -165,7 +165,7 @@ class RssSampler:
         return slope * (points[-1][0] - points[0][0]) / mean_b
 
 
-# ---- the load generator ---------------------------------------------------------------------------
+# ---- the load generator --------------------------------------------------------------------------
 
 
 class Client:
@@ -206,7 +206,7 @@ def load(octavo, url, *flags, requests=False):
     return Client(octavo, url, *flags, requests=requests).result()
 
 
-# ---- results --------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 
 def facts(octavo):

@@ -109,7 +109,8 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
  *     y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);
-/* kern_matmul with columns [first, first + k) of W alone: x is [m, k]; first and k are even, k > 0. */
+/* kern_matmul with columns [first, first + k) of W alone: x is [m, k]; first and k are even, and k
+ * is above 0. */
 void kern_matmul_columns(kern_context *kc, const kern_matrix *w, size_t first, size_t k,
                          const float *x, size_t x_stride, size_t m, float *y, size_t y_stride);
 /* out [m, n / 2] = swiglu(x * W^T): the bits of kern_matmul followed by kern_swiglu. gate_up [m, n]

@@ -41,7 +41,7 @@ NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n
 GLOB = re.compile(r"(?<=\$\{CMAKE_CURRENT_SOURCE_DIR\}/)[\w/-]*\*[\w*-]*\.c\b")
 
 C_FILES = (".c", ".h", ".cu", ".cuh", ".cc")
-TEXT_FILES = C_FILES + (".py", ".sh", ".md", ".txt", ".cmake", ".yml", ".inc")
+TEXT_FILES = C_FILES + (".proto", ".py", ".sh", ".md", ".txt", ".cmake", ".yml", ".inc")
 TEXT_NAMES = ("dev", "run", "CMakePresets.json", ".clang-format")
 
 

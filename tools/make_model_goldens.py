@@ -172,7 +172,8 @@ def family_tensors(g, c, head_dim, dtype):
 
     kind, hidden, ffn = c["model_type"], c["hidden_size"], c["intermediate_size"]
     heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
-    internlm, one = kind == "internlm2", 0.0 if kind == "gemma3_text" else 1.0  # Gemma's norms are stored less 1
+    # Gemma's norms are stored less 1.
+    internlm, one = kind == "internlm2", 0.0 if kind == "gemma3_text" else 1.0
     t = {("model.tok_embeddings.weight" if internlm else "model.embed_tokens.weight"): normal(c["vocab_size"], hidden, std=0.7),
          "model.norm.weight": normal(hidden, mean=one)}
     for i in range(c["num_hidden_layers"]):

@@ -31,8 +31,10 @@ TOKENS = "abcdefghijklmnopqrstuvwxyz012345"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS, POSITIONS = 64, 2, 2, 32, 8, 2, 4096
 CODE = 16  # signs of a code
 THETA = 1e10
-ONE, OWN, BEFORE, ANSWER = 0, 1, 1 + CODE, 1 + 2 * CODE  # offsets of the parts of the residual stream
-SHARPNESS_0, SHARPNESS_1 = 40.0, 20.0  # about how far the right token's score is above the next best
+# Offsets of the parts of the residual stream.
+ONE, OWN, BEFORE, ANSWER = 0, 1, 1 + CODE, 1 + 2 * CODE
+# About how far the right token's score is above the next best.
+SHARPNESS_0, SHARPNESS_1 = 40.0, 20.0
 EPSILON = 1e-5
 PAIRS = HEAD_DIM // 2
 FREQUENCIES = THETA ** (-np.arange(PAIRS) / PAIRS)
@@ -146,7 +148,8 @@ def check(w):
         ids[at] = ids[-1] = 0
         logits, mass = forward(w, ids)
         right += int(logits[-1].argmax()) == ids[at + 1]
-        assert mass[HEADS][-1, at + 1] > 0.99, mass[HEADS][-1, at + 1]  # layer 1, head 0, the last row
+        # Layer 1, head 0, the last row.
+        assert mass[HEADS][-1, at + 1] > 0.99, mass[HEADS][-1, at + 1]
         assert all(mass[0][i, i - 1] > 0.99 for i in range(1, 600))
     assert right == 20, right
 

@@ -10,12 +10,13 @@ library's results for lines of text with these tokenizers and with the demo mode
                  tokens
   corpus.txt     10,000 lines: the text, then for demo, gpt2, llama3 TAB n:ids:decoded, then TAB
                  pieces
-  llama2.json    a BPE of characters: Prepend and Replace, byte fallback, decoder with Fuse and Strip
+  llama2.json    a BPE of characters: Prepend and Replace, byte fallback, decoder with Fuse and
+                 Strip
   mistral.json   Metaspace in front of the first text alone, not split; byte fallback; odd added
                  tokens
   gemma.json     Replace, a split on spaces merged with what is before them, byte fallback
-  meta.json      Metaspace always, split, and its decoder; NFC; digits by themselves; unk, some bytes
-                 only
+  meta.json      Metaspace always, split, and its decoder; NFC; digits by themselves; unk, some
+                 bytes only
   tekken.json    tekken's split, ignore_merges
   shapes.txt     800 lines: the text, then for llama2, mistral, gemma, meta, tekken TAB
                  n:ids:decoded, TAB pieces
@@ -215,7 +216,8 @@ def llama3(rng):
     train(t, 1100, [], rng)
     t.add_special_tokens(["<|begin_of_text|>", "<|eot_id|>"])
     t.add_tokens([
-        AddedToken("<mask>", normalized=False), AddedToken("<mask>s", normalized=False),  # the longer one
+        # Both match at "<mask>s": the longer one wins.
+        AddedToken("<mask>", normalized=False), AddedToken("<mask>s", normalized=False),
         AddedToken("<left>", lstrip=True, normalized=False), AddedToken("<right>", rstrip=True, normalized=False),
         AddedToken("[word]", single_word=True), AddedToken("e\u0301toile", normalized=True),
         AddedToken("ÄÖ", normalized=False), AddedToken("    ", normalized=False), AddedToken("Ġodd", normalized=False)])

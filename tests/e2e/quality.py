@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`octavo bench quality` as a user meets it, on the model that recalls. usage: quality.py OCTAVO   (from
-the source root)"""
+"""`octavo bench quality` as a user meets it, on the model that recalls. usage: quality.py OCTAVO
+(from the source root)"""
 
 import json
 import os

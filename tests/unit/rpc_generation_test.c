@@ -141,8 +141,8 @@ static void they_are_read_in_turn(void **state)
     rpc_fixture_answer(f, "a b c");
     generation *g = rpc_fixture_start(f, "{\"prompt\": \"x\"}", N, NULL);
     rpc_fixture_wait_idle(f);
-    /* The engine counts ends before readers are told of them. A later request that is read to its end
-     * shows that they have been. */
+    /* The engine counts ends before readers are told of them. A later request that is read to its
+     * end shows that they have been. */
     reading later;
     generation *after = rpc_fixture_start(f, "{\"prompt\": \"x\"}", 1, NULL);
     read_all(after, &later);

@@ -187,7 +187,8 @@ def main():
             asked = []
             for i in range(a.cases):
                 n, ratio, w = rng.randrange(131, 420), RATIOS[i % len(RATIOS)], rng.choice((4, 8, 16))
-                ids = rng.sample(range(VOCAB), n)  # distinct: equal tokens have equal keys in layer 0
+                # Distinct: equal tokens have equal keys in layer 0.
+                ids = rng.sample(range(VOCAB), n)
                 for name, retention, press in rows(ratio, w, rng.choice((3, 5, 7)), rng.choice((5, 10, 20))):
                     t = tally.setdefault(name, dict(tables=0, equal=0, near=0, explained=0, other=[], octavo=0, octavo_equal=0, octavo_near=0, octavo_other=[]))
                     want, budgets = Recorder(press, theirs).run(ids), None

@@ -119,7 +119,8 @@ ADMIN = "admin"    # an admin key
 class Row:
     def __init__(self, right, request=None, generates=None, ends=True, code=None):
         self.right, self.generates, self.ends, self.code = right, generates, ends, code
-        self.request = request # a message, or (path, body) for HTTP; None where `generates` makes it
+        # A message, or (path, body) for HTTP; None where `generates` makes it.
+        self.request = request
 
 
 OCTAVO_V1, VLLM, KSERVE = "/octavo.v1.Inference/", "/vllm.grpc.engine.VllmEngine/", "/inference.GRPCInferenceService/"

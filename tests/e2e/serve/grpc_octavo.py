@@ -189,7 +189,8 @@ class Generate(OctavoTest):
         """Messages that no stub would send."""
         for path, data, code in (
             ("/octavo.v1.Inference/Generate", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-            ("/octavo.v1.Inference/Generate", b"\x1a\x02\xff\xfe", grpc.StatusCode.INVALID_ARGUMENT), # no UTF-8
+            # The text is not UTF-8.
+            ("/octavo.v1.Inference/Generate", b"\x1a\x02\xff\xfe", grpc.StatusCode.INVALID_ARGUMENT),
             ("/octavo.v1.Inference/Generate", b"\x1a\xff\xff\xff\xff\x0f", grpc.StatusCode.INVALID_ARGUMENT),
             ("/octavo.v1.Inference/Tokenize", b"\x0a\x05ab", grpc.StatusCode.INVALID_ARGUMENT),
             ("/octavo.v1.Inference/Bananas", b"", grpc.StatusCode.UNIMPLEMENTED),

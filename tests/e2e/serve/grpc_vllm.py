@@ -253,7 +253,8 @@ class ByHand(VllmTest):
         self.assertEqual(len(packed(self.complete((8, 3))[1][0])), 3) # max_tokens
         bias = message((1, 40), (2, 100.0))
         self.assertEqual(packed(self.complete((26, bias))[1][0]), [40] * 6)
-        again = packed(self.complete((26, message((1, 40), (2, 50.0))), (5, 2.0))[1][0]) # frequency_penalty
+        # Field 5 is frequency_penalty.
+        again = packed(self.complete((26, message((1, 40), (2, 50.0))), (5, 2.0))[1][0])
         self.assertEqual(again[0], 40)
         ended = self.complete((11, [plain[0]])) # stop_token_ids
         self.assertEqual((ended[2], ended[10]), ([b"stop"], [plain[0]]))

@@ -31,7 +31,8 @@ SLOW = ["--model", MODEL, "--kv-memory", "512M", "--load-format", "dummy", "--ov
 VOCAB = 1024
 PAGE = 16
 CONTEXT = 4096
-PATIENCE = 180  # seconds until an awaited event counts as lost (sanitizers on a busy machine are slow)
+# Seconds until an awaited event counts as lost (sanitizers on a busy machine are slow).
+PATIENCE = 180
 SKIP = 77
 
 
@@ -76,7 +77,7 @@ def eventually(what, condition, seconds=PATIENCE):
         time.sleep(0.02)
 
 
-# ---- a server -------------------------------------------------------------------------------------
+# ---- a server ------------------------------------------------------------------------------------
 
 
 class Server:
@@ -278,7 +279,7 @@ def run_offline(requests, *flags):
     return {(line["id"], line["index"]): line for line in map(json.loads, p.stdout.splitlines())}
 
 
-# ---- gRPC -----------------------------------------------------------------------------------------
+# ---- gRPC ----------------------------------------------------------------------------------------
 
 
 _folder = None
@@ -317,7 +318,8 @@ def trailers(call):
 # RSA takes seconds
 
 
-NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"] # an RSA key takes seconds
+# An RSA key takes seconds.
+NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
 
 def certificates(folder, names=("IP:127.0.0.1", "DNS:localhost")):
@@ -350,7 +352,7 @@ def tls_context(ca, certificate=None, key=None):
     return context
 
 
-# ---- sockets --------------------------------------------------------------------------------------
+# ---- sockets -------------------------------------------------------------------------------------
 
 
 def raw(port, data, timeout=PATIENCE):

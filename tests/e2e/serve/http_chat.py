@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Chat by the openai SDK, the small endpoints, and curl. usage: http_chat.py OCTAVO [unittest arguments]"""
+"""Chat by the openai SDK, the small endpoints, and curl. usage: http_chat.py OCTAVO
+[unittest arguments]"""
 
 import json
 import shutil

