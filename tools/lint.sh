@@ -37,6 +37,7 @@ check globals tools/check_globals.sh build
 check text python3 tools/check_text.py .
 check comments python3 tools/check_comments.py .
 check api python3 tools/make_api_page.py --check .
+check figure python3 tools/draw_kept.py --check .
 
 if ((${#failed[@]})); then
     echo "lint: FAILED: ${failed[*]}"
