@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Finds what a linter of C does not: banned calls, left-over notes, files that are too long, paths
-of one machine, C files that nothing builds, and documents that are named but do not exist."""
+of one machine, C files that nothing builds, documents that are named but do not exist, and files
+and names that a document has in backticks but the source has not."""
 
 import fnmatch
 import os
@@ -32,6 +33,9 @@ MACHINE_PATH = re.compile(r"(?<![\w.$})/~-])/(?:work|home|root|tmp|usr/local)/")
 # (NAME). A link's text may be shorter, because its target is checked.
 DOCUMENT = re.compile(r"(?<![\w./-])[\w./-]+\.md\b(?!\w|\]\()")
 PLACEHOLDER = re.compile(r"[A-Z]+\.md")
+# Files and names of the source that a document has in backticks.
+SOURCE_FILE = re.compile(r"`([a-z][a-z0-9_/.-]*\.(?:c|h|inc|cu|cuh|py|sh|proto))`")
+SOURCE_NAME = re.compile(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`")
 WRITTEN = {"quality-demo/table.md"}  # a command in the text writes it
 # Comments, strings and character constants are skipped, so that a call named in prose is not
 # reported.
@@ -85,19 +89,36 @@ def check(root, path, text, problems):
         report(CALL, code, lambda m: f"{m.group(1)}() is banned, use {BANNED_CALLS[m.group(1)]}")
 
 
+def check_names(documents, paths, source, problems):
+    """Finds names in documents that the source does not have any more."""
+    ends = {path[at:] for path in paths for at in range(len(path)) if at == 0 or path[at - 1] == "/"}
+    for path, text in documents:
+        for match in list(SOURCE_FILE.finditer(text)) + list(SOURCE_NAME.finditer(text)):
+            name = match.group(1)
+            if name not in ends and ("." in name or name not in source):
+                line = text.count("\n", 0, match.start()) + 1
+                problems.append(f"{path}:{line}: '{name}' is not in the source")
+
+
 def main():
     root = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else ".")
     problems, c_files, built, globs = [], [], "", []
-    for path in files(root):
+    paths, documents, source = list(files(root)), [], []
+    for path in paths:
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
             text = f.read()
         check(root, path, text, problems)
+        if not path.endswith(".md"):
+            source.append(text)
+        elif not path.startswith(("bench/", "tests/")):  # records tell of the source as it was
+            documents.append((path, text))
         if path.endswith((".c", ".cu", ".cc")):
             c_files.append(path)
         if os.path.basename(path) in ("CMakeLists.txt", "peer_build.py"):  # files that build others
             built += text
             folder = os.path.dirname(path)
             globs += [os.path.join(folder, glob) for glob in GLOB.findall(text)]
+    check_names(documents, paths, "\n".join(source), problems)
     for path in c_files:
         name = os.path.basename(path)
         if path.startswith("tests/fuzz/"):
