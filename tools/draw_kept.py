@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/kept.svg, the README's figure: what keeping a tenth of the context gives and costs.
 Every number is read from the tables of bench/results. The colors are legible on white and on black.
-usage: draw_kept.py [ROOT] > docs/kept.svg, or draw_kept.py --check [ROOT]"""
+usage: draw_kept.py [--write | --check] [ROOT]"""
 
 import pathlib
 import re
@@ -126,15 +126,18 @@ def check_titles(speed):
 
 
 def main():
-    args = [a for a in sys.argv[1:] if a != "--check"]
+    args = [a for a in sys.argv[1:] if not a.startswith("--")]
     root = pathlib.Path(args[0] if args else ".")
     figure = draw(root)
+    if "--write" in sys.argv[1:]:
+        (root / "docs/kept.svg").write_text(figure, encoding="utf-8")
+        return 0
     if "--check" not in sys.argv[1:]:
         sys.stdout.write(figure)
         return 0
     if (root / "docs/kept.svg").read_text(encoding="utf-8") == figure:
         return 0
-    print("docs/kept.svg: differs from bench/results; run: python3 tools/draw_kept.py > docs/kept.svg")
+    print("docs/kept.svg: differs from bench/results; run: cmake --build build --target docs")
     return 1
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes docs/api.md from the tables of the source: every request field, route, RPC, metric and
-report field. usage: make_api_page.py [ROOT] > docs/api.md, or make_api_page.py --check [ROOT]"""
+report field. Prints the page, or writes it, or compares it.
+usage: make_api_page.py [--write | --check] [ROOT]"""
 
 import os
 import string
@@ -299,17 +300,22 @@ def check(root):
     if old == new:
         return 0
     at = next((i for i, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
-    print(f"docs/api.md:{at + 1}: differs from the tables; run: python3 tools/make_api_page.py > docs/api.md")
+    print(f"docs/api.md:{at + 1}: differs from the tables; run: cmake --build build --target docs")
     print(f"  page:   {(old[at:] or ['(ends)'])[0][:150]}\n  tables: {(new[at:] or ['(ends)'])[0][:150]}")
     return 1
 
 
 def main():
-    args = [a for a in sys.argv[1:] if a != "--check"]
+    args = [a for a in sys.argv[1:] if not a.startswith("--")]
     root = args[0] if args else "."
     if "--check" in sys.argv[1:]:
         return check(root)
-    sys.stdout.write(make(root))
+    page = make(root)
+    if "--write" in sys.argv[1:]:
+        with open(os.path.join(root, "docs/api.md"), "w", encoding="utf-8") as f:
+            f.write(page)
+    else:
+        sys.stdout.write(page)
     return 0
 
 
