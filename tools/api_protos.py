@@ -22,6 +22,7 @@ class File:
         self.about = {}     # message -> comment
         self.open = []      # (kind, name) of the braces around the line
         self.pending = []   # comment lines above
+        self.shared = ""    # the comment of the oneof around the line
         for line in join_lines(read(root, f"proto/{name}.proto")):
             self.take(line.strip())
 
@@ -61,6 +62,7 @@ class File:
         elif re.match(r"(service|message|enum|oneof) \w+ \{", code):
             kind, name = code.split()[:2]
             self.open.append((kind, name))
+            self.shared = comment
             if kind == "service":
                 self.services[name] = []
             elif kind != "oneof":
@@ -77,6 +79,7 @@ class File:
         repeated, kind, name, _ = FIELD.match(code).groups()
         if self.open[-1][0] == "oneof":
             optional = f", one of {self.open[-1][1]}"
+            comment = comment or self.shared
         self.messages[self.path()].append((name, f"{repeated or ''}{kind}{optional}", comment))
 
 

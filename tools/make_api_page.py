@@ -108,8 +108,8 @@ def put_fields(page, root):
     page.items(["**completions**, **chat**: the bodies of the two HTTP endpoints.",
                 "**run**: lines of `octavo run --prompts`, and with dashes (`--max-tokens`) most of its flags.",
                 "**octavo.v1**: `GenerateRequest` and its `sampling`.",
-                "**VllmEngine**: `GenerateRequest` and its `sampling_params`. A zero of `top_p`, "
-                "`repetition_penalty` and `n` means the default.",
+                "**VllmEngine**: `GenerateRequest` and its `sampling_params`. A field that is absent and not "
+                "optional is 0 or false there; a zero of `top_p`, `repetition_penalty` and `n` means the default.",
                 "**KServe**: parameters of a request, or keys of the JSON object in the tensor "
                 "`sampling_parameters`; `retention` is there a string that holds JSON."])
     page.table(["field", "surfaces", "type", "range", "default", "what it does"],
@@ -220,8 +220,16 @@ def put_run(page, root):
 SERVICES = [("octavo", "octavo.v1"), ("vllm_engine", "VllmEngine"), ("kserve", "KServe"), ("health", "health")]
 
 
-def put_message(page, proto, name):
-    rows = proto.messages[name]
+def field_rows(proto, name, known):
+    """The rows of a message; request fields without a comment mean what they mean everywhere."""
+    as_everywhere = "as in [Request fields](#request-fields)"
+    is_request = name in ("GenerateRequest", "SamplingParams")
+    return [(field, kind, comment or (as_everywhere if is_request and field in known else ""))
+            for field, kind, comment in proto.messages[name]]
+
+
+def put_message(page, proto, name, known):
+    rows = field_rows(proto, name, known)
     if not rows:
         page.text(f"`{name}` has no fields." + (f" {proto.about[name]}" if proto.about[name] else ""))
         return
@@ -230,7 +238,7 @@ def put_message(page, proto, name):
 
 
 def put_service(page, root, name, title):
-    proto = api_protos.File(root, name)
+    proto, known = api_protos.File(root, name), tables.engine_fields(root)
     page.title(3, title)
     page.text(f"[proto/{name}.proto](../proto/{name}.proto). {proto.head}".replace("$", "$$"))
     for service, rpcs in proto.services.items():
@@ -240,7 +248,7 @@ def put_service(page, root, name, title):
                    [(f"`{rpc}`", asks, answers, api_protos.key_of(root, whole, rpc), comment)
                     for rpc, asks, answers, comment in rpcs])
     for message in proto.messages:
-        put_message(page, proto, message)
+        put_message(page, proto, message, known)
 
 
 def put_grpc(page, root):
@@ -260,7 +268,7 @@ def put_grpc(page, root):
                       "[proto/smg_common.proto](../proto/smg_common.proto):")
             common = api_protos.File(root, "smg_common")
             for message in common.messages:
-                put_message(page, common, message)
+                put_message(page, common, message, ())
         if name == "kserve":
             page.text("Tensors of a request and of an answer:")
             page.table(["tensor", "type", "of"],
