@@ -33,6 +33,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.$})/~-])/(?:work|home|root|tmp|usr/local)/")
 # (NAME). A link's text may be shorter, because its target is checked.
 DOCUMENT = re.compile(r"(?<![\w./-])[\w./-]+\.md\b(?!\w|\]\()")
 PLACEHOLDER = re.compile(r"[A-Z]+\.md")
+LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
 # Files and names of the source that a document has in backticks.
 SOURCE_FILE = re.compile(r"`([a-z][a-z0-9_/.-]*\.(?:c|h|inc|cu|cuh|py|sh|proto))`")
 SOURCE_NAME = re.compile(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`")
@@ -83,6 +84,11 @@ def check(root, path, text, problems):
         if not any(map(os.path.isfile, places)):
             line = text.count("\n", 0, match.start()) + 1
             problems.append(f"{path}:{line}: '{name}' is named and does not exist")
+    if path.endswith(".md"):
+        for match in LINK.finditer(text):
+            if not os.path.exists(os.path.join(root, os.path.dirname(path), match.group(1))):
+                line = text.count("\n", 0, match.start()) + 1
+                problems.append(f"{path}:{line}: the link '{match.group(1)}' leads nowhere")
     report(MACHINE_PATH, text, lambda m: f"path of one machine: {m.group(0)}")
     if path.endswith(C_FILES):
         code = NOT_CODE.sub(blank, text)
