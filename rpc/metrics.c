@@ -126,7 +126,7 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
         {"kv_pages_cached", "KV pages that nobody references but the prefix cache.", pages->cached},
         {"logical_tokens", "Tokens seen, summed over sequences that hold pages.",
          (double)st->logical_tokens},
-        {"kept_tokens", "Tokens that attention still reads, summed over these sequences.",
+        {"kept_tokens", "Tokens that attention still reads, summed over sequences that hold pages.",
          st->kept_tokens},
         {"serving", "1 when new requests are taken.", service_is_serving(s)},
         {"uptime_seconds", "Since the server started.",
@@ -161,7 +161,7 @@ static void put_workers(page *p, service *s)
     if (s->o.workers) s->o.workers(s->o.workers_ctx, &w);
     const metric gauges[] = {
         {"workers", "Ranks that are computed by workers.", w.n},
-        {"workers_up", "Of them, those that answered when they were asked last.", w.up},
+        {"workers_up", "Workers that answered when they were asked last.", w.up},
     };
     const metric lost = {"workers_lost_total", "Workers lost: dead, silent or cut off.",
                          (double)w.lost};
