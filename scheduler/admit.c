@@ -97,7 +97,7 @@ static uint32_t hit_cap(const sched_seq *q)
         uint32_t limit = retention_hit_limit(&e->turns[i].policy, e->turns[i].n_prompt);
         if (limit < cap) cap = limit;
     }
-    if (q->n_presses > 0 && q->presses[0] - 1 < cap) cap = q->presses[0] - 1;
+    if (q->n_pressure_drops > 0 && q->pressure_drops[0] - 1 < cap) cap = q->pressure_drops[0] - 1;
     if (e->want_logits && cap > e->logits_sent) cap = e->logits_sent;
     return cap;
 }
@@ -127,7 +127,7 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
     uint32_t length = pkv_seq_length(s->kv, q->slot);
     sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, length, held, target);
     uint64_t owed = peak.most - held;
-    if (seq_is_carrier(q)) {
+    if (seq_is_parent(q)) {
         uint32_t forks = e->live - 1 < s->n_free_slots ? e->live - 1 : s->n_free_slots;
         owed += (uint64_t)s->groups * forks;
     }
@@ -290,7 +290,7 @@ static sched_entry *longest_waiting(const sched *s)
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
         const sched_seq *q = s->running.seqs[i];
-        if (seq_is_carrier(q) && can_be_passed(q) && (!oldest || arrived_before(q->entry, oldest)))
+        if (seq_is_parent(q) && can_be_passed(q) && (!oldest || arrived_before(q->entry, oldest)))
             oldest = q->entry;
     }
     return oldest;

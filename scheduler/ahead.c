@@ -16,7 +16,7 @@ static bool is_plain(const sched_work *w)
         const step_seq *share = &w->seqs[i];
         if (share->n_tokens != 1 || share->n_samples != 1 || share->want_logits ||
             share->want_scores || share->measure.kind != MEASURE_NONE ||
-            seq_is_carrier(w->planned[i]))
+            seq_is_parent(w->planned[i]))
             return false;
     }
     return w->plan.n_seqs > 0;
@@ -95,7 +95,7 @@ bool sched_plan_ahead(sched *s)
 
 bool sched_forget_ahead(sched *s, sched_seq *q)
 {
-    if (seq_is_carrier(q) || q->state != SEQ_RUNNING || s->n_in_flight == 0) return true;
+    if (seq_is_parent(q) || q->state != SEQ_RUNNING || s->n_in_flight == 0) return true;
     bool oldest = oldest_work(s)->ahead;
     uint32_t n = q->ahead + (oldest ? q->planned : 0);
     if (!status_ok(pkv_seq_cut(s->kv, q->slot, n))) return false;

@@ -5,23 +5,24 @@
 #include "scheduler/sched_internal.h"
 
 /* The first length beyond `from` with a pressure drop. */
-static uint32_t next_press(const sched_seq *q, uint32_t from)
+static uint32_t next_pressure_drop(const sched_seq *q, uint32_t from)
 {
     uint32_t at = UINT32_MAX;
-    for (uint32_t i = q->n_presses; i-- > 0 && q->presses[i] > from;) at = q->presses[i];
+    for (uint32_t i = q->n_pressure_drops; i-- > 0 && q->pressure_drops[i] > from;)
+        at = q->pressure_drops[i];
     return at;
 }
 
 sched_stop sched_next_stop(const sched_seq *q)
 {
-    uint32_t from = q->computed, press = next_press(q, from);
+    uint32_t from = q->computed, drop = next_pressure_drop(q, from);
     const sched_turn *turn = sched_turn_at(q->entry->turns, from);
     sched_stop stop = {.at = retention_next_point(&turn->policy, turn->n_prompt, from),
                        .kind = STOP_POINT,
                        .turn = turn};
-    if (press < stop.at) {
-        stop.at = press;
-        stop.kind = STOP_PRESS;
+    if (drop < stop.at) {
+        stop.at = drop;
+        stop.kind = STOP_PRESSURE_DROP;
     }
     if (turn->end < stop.at) {
         stop.at = turn->end;
@@ -33,7 +34,7 @@ sched_stop sched_next_stop(const sched_seq *q)
 /* A parent draws for all choices up to the last one that has not ended. */
 static uint32_t draws_of(const sched_seq *q)
 {
-    if (!seq_is_carrier(q)) return 1;
+    if (!seq_is_parent(q)) return 1;
     uint32_t n = q->entry->n;
     while (q->entry->seqs[n - 1].ended) n--;
     return n;
@@ -55,7 +56,7 @@ bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
  * no slot yet. */
 static uint32_t draws_at(const sched_seq *q, uint32_t to)
 {
-    return seq_is_carrier(q) && q->entry->n > 1 && to == q->n_tokens ? draws_of(q) : 0;
+    return seq_is_parent(q) && q->entry->n > 1 && to == q->n_tokens ? draws_of(q) : 0;
 }
 
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
@@ -179,7 +180,7 @@ static void take_pages(sched *s)
             i++;
         } else if (sched_parked_give_way(s, NULL)) {
             continue;
-        } else if (!q->pressed && (s->n_pressed > 0 || sched_press(s))) {
+        } else if (!q->drop_planned && (s->n_drops_planned > 0 || sched_plan_pressure_drop(s))) {
             q->planned = 0;
             i++;
         } else {
@@ -208,7 +209,7 @@ static void add_open(sched_work *w, sched_seq *q)
 static measure_spec measure_of(const sched *s, const sched_seq *q, uint32_t to)
 {
     sched_stop stop = sched_next_stop(q);
-    if (!q->pressed && !(stop.kind == STOP_PRESS && stop.at == to)) {
+    if (!q->drop_planned && !(stop.kind == STOP_PRESSURE_DROP && stop.at == to)) {
         const sched_turn *turn = stop.turn;
         return retention_measure_rows(&turn->policy, turn->n_prompt, q->computed, to);
     }
@@ -253,14 +254,14 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
 void sched_plan_step(sched *s, int64_t now_us)
 {
     sched_work *w = next_work(s);
-    w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_pressed = 0;
+    w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_drops_planned = 0;
     w->ahead = s->settled = false;
     s->lasting = s->passing = 0;
     s->draws = s->options.max_seqs;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     uint32_t budget = give_tokens(s);
     take_pages(s);
-    if (s->n_preempted + s->n_pressed == 0) {
+    if (s->n_preempted + s->n_drops_planned == 0) {
         sched_admit(s, budget, now_us);
         s->settled = true;
     }

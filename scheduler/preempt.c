@@ -8,7 +8,7 @@ static void wait_again(sched *s, sched_seq *q)
 {
     sched_seq_stop(s, q, SEQ_WAITING);
     q->planned = q->ahead = 0;
-    q->pressed = false;
+    q->drop_planned = false;
     q->preemptions++;
     s->settled = false;
     sched_list_insert(&s->waiting, q);
@@ -77,8 +77,8 @@ enum { SLEEP_US = 1000000 };
 static bool sleeps(const sched_seq *q, int64_t now_us)
 {
     const sched_entry *e = q->entry;
-    bool carrier = seq_is_carrier(q);
-    uint32_t first = carrier ? 0 : q->choice, stop = carrier ? e->n : q->choice + 1;
+    bool is_parent = seq_is_parent(q);
+    uint32_t first = is_parent ? 0 : q->choice, stop = is_parent ? e->n : q->choice + 1;
     for (uint32_t i = first; i < stop; i++) {
         const sched_seq *c = &e->seqs[i];
         if (!c->ended && !(c->paused && now_us - c->paused_us >= SLEEP_US)) return false;
@@ -124,14 +124,15 @@ static bool tables_agree(const retention_policy *own, const retention_policy *pr
 /* Whether the sequence's next row can be measured for a selection under pressure: the sequence
  * decodes, its row needs no new page, no selection of its own needs the measures of that row, it
  * has grown by a page of tokens since its last pressure drop, and it would give something up. */
-static bool can_be_pressed(const sched *s, const sched_seq *q)
+static bool can_drop_under_pressure(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
     const retention_policy *own = policy_of(e);
-    uint32_t length = q->n_tokens, last = q->n_presses > 0 ? q->presses[q->n_presses - 1] : 0;
-    if (!own->pressure || !tables_agree(own, &s->pressure) || q->pressed || q->planned != 1 ||
-        !e->born || length - q->computed != 1 || length - last < s->page_tokens ||
-        q->n_presses == e->max_presses)
+    uint32_t length = q->n_tokens,
+             last = q->n_pressure_drops > 0 ? q->pressure_drops[q->n_pressure_drops - 1] : 0;
+    if (!own->pressure || !tables_agree(own, &s->pressure) || q->drop_planned || q->planned != 1 ||
+        !e->forked || length - q->computed != 1 || length - last < s->page_tokens ||
+        q->n_pressure_drops == e->max_pressure_drops)
         return false;
     if (pkv_seq_length(s->kv, q->slot) < length && pkv_append_cost(s->kv, q->slot, 1) > 0)
         return false;
@@ -142,15 +143,16 @@ static bool can_be_pressed(const sched *s, const sched_seq *q)
     return bound.pages < pkv_seq_pages_held(s->kv, q->slot);
 }
 
-bool sched_press(sched *s)
+bool sched_plan_pressure_drop(sched *s)
 {
     sched_seq *longest = NULL;
     for (uint32_t i = 0; s->pressure.preset && i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        if (can_be_pressed(s, q) && (!longest || q->n_tokens > longest->n_tokens)) longest = q;
+        if (can_drop_under_pressure(s, q) && (!longest || q->n_tokens > longest->n_tokens))
+            longest = q;
     }
     if (!longest) return false;
-    longest->pressed = true;
-    s->n_pressed++;
+    longest->drop_planned = true;
+    s->n_drops_planned++;
     return true;
 }

@@ -3,7 +3,7 @@
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out)
 {
     const sched_entry *e = q->entry;
-    const sched_seq *line = e->born ? q : e->seqs; /* the choice's sequence */
+    const sched_seq *line = e->forked ? q : e->seqs; /* the choice's sequence */
     bool has_tables = line->state == SEQ_RUNNING;
     uint32_t rows = line->n_tokens > e->n_prompt ? line->n_tokens - 1 : e->n_prompt;
     *out = (sched_choice_info){
@@ -112,14 +112,14 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
     const sched_entry *e = q->entry;
     if (q->state != (running ? SEQ_RUNNING : SEQ_WAITING))
         return "a listed sequence has another state";
-    if (!e->born && q != e->seqs) return "a choice is listed before its birth";
+    if (!e->forked && q != e->seqs) return "a choice is listed before its fork";
     if (!running && seq_is_over(q)) return "a sequence that is over waits";
     if (seq_is_over(q) && !s->has_ended) return "a sequence that is over was forgotten";
     if (!seq_is_over(q) && (e->live == 0 || sched_entry_find(s, e->id) != e))
         return "a live request is lost";
     if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)
         return "a sequence has too many or too few tokens";
-    if (q->n_presses > e->max_presses) return "too many choices under pressure";
+    if (q->n_pressure_drops > e->max_pressure_drops) return "too many choices under pressure";
     if (q->planned > 0 && s->n_in_flight == 0)
         return "tokens are planned, but no step is in flight";
     if (q->ahead > 0 && (s->n_in_flight < 2 || q->ahead > q->planned || q->planned > 1))
@@ -135,7 +135,7 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
         return NULL;
     }
     if (q->swap || q->parked) return "a running sequence is in the host tier or parked";
-    if (q->pressed && q->planned != 1) return "a sequence is pressed without a row";
+    if (q->drop_planned && q->planned != 1) return "a sequence is pressed without a row";
     if (q->slot >= s->options.max_seqs || !pkv_seq_is_open(s->kv, q->slot))
         return "a running sequence has no tables";
     if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned + q->ahead)
@@ -199,7 +199,7 @@ static const char *check_requests(const sched *s)
             held += e->seqs[j].state == SEQ_RUNNING;
             n_waiting += e->seqs[j].state == SEQ_WAITING;
             listed += e->seqs[j].listed;
-            bool expected = e->born ? !e->seqs[j].ended : j == 0 && e->live > 0;
+            bool expected = e->forked ? !e->seqs[j].ended : j == 0 && e->live > 0;
             if (expected && e->seqs[j].state != SEQ_RUNNING && e->seqs[j].state != SEQ_WAITING)
                 return "a live choice is in no list";
         }

@@ -13,7 +13,7 @@ int sched_seq_compare(const sched_seq *a, const sched_seq *b)
 bool sched_seq_is_idle(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
-    if (!seq_is_carrier(q)) return q->paused || q->n_tokens == e->n_prompt + e->max_new_tokens;
+    if (!seq_is_parent(q)) return q->paused || q->n_tokens == e->n_prompt + e->max_new_tokens;
     for (uint32_t i = 0; i < e->n; i++) {
         if (!e->seqs[i].ended && !e->seqs[i].paused) return false;
     }
@@ -57,20 +57,21 @@ sched_entry *sched_entry_find(const sched *s, uint64_t id) { return s->map[map_s
 static size_t padded(size_t n, size_t size) { return (n * size + 15) & ~(size_t)15; }
 
 /* The most pressure drops: they come a page of tokens apart, and those of the session count. */
-static uint32_t presses_of(const sched *s, const sched_request *r, const sched_session *session)
+static uint32_t max_pressure_drops_of(const sched *s, const sched_request *r,
+                                      const sched_session *session)
 {
-    uint32_t known = session ? session->n_presses : 0;
+    uint32_t known = session ? session->n_pressure_drops : 0;
     if (!s->pressure.preset || !r->policy.pressure) return known;
     return known + (input_of(r) + r->max_new_tokens) / s->page_tokens + 1;
 }
 
 /* Bytes that a request needs over its life, so that nothing is allocated after it was taken in. */
-static size_t bytes_of(const sched_request *r, uint32_t n_turns, uint32_t max_presses)
+static size_t bytes_of(const sched_request *r, uint32_t n_turns, uint32_t max_pressure_drops)
 {
     size_t n = r->n, tokens = (size_t)input_of(r) + r->max_new_tokens;
     size_t novelty = retention_wants_novelty(&r->policy) ? n * input_of(r) : 0;
     return padded(1, sizeof(sched_entry)) + padded(n, sizeof(sched_seq)) +
-           padded(n_turns, sizeof(sched_turn)) + padded(n * max_presses, sizeof(uint32_t)) +
+           padded(n_turns, sizeof(sched_turn)) + padded(n * max_pressure_drops, sizeof(uint32_t)) +
            padded(n * tokens, sizeof(uint32_t)) + padded(novelty, sizeof(float)) +
            padded(r->params.n_stop_ids, sizeof(uint32_t)) +
            padded(r->params.n_bias, sizeof(uint32_t)) + padded(r->params.n_bias, sizeof(float));
@@ -124,7 +125,7 @@ static void carve_seqs(sched_entry *e, char **at)
 {
     size_t n = e->n, n_tokens = (size_t)e->n_prompt + e->max_new_tokens;
     e->seqs = carve(at, n, sizeof *e->seqs);
-    uint32_t *presses = carve(at, n * e->max_presses, sizeof *presses);
+    uint32_t *pressure_drops = carve(at, n * e->max_pressure_drops, sizeof *pressure_drops);
     uint32_t *tokens = carve(at, n * n_tokens, sizeof *tokens);
     bool novel = retention_wants_novelty(&e->turns[e->n_turns - 1].policy);
     float *novelty = carve(at, novel ? n * e->n_prompt : 0, sizeof *novelty);
@@ -134,7 +135,7 @@ static void carve_seqs(sched_entry *e, char **at)
             .choice = i,
             .tokens = tokens + i * n_tokens,
             .novelty = novel ? novelty + (size_t)i * e->n_prompt : NULL,
-            .presses = presses + (size_t)i * e->max_presses,
+            .pressure_drops = pressure_drops + (size_t)i * e->max_pressure_drops,
         };
     }
 }
@@ -183,9 +184,9 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     sched_session *session = sched_session_for(s, r, &claims, &said);
     const sched_session *before = said ? NULL : session;
     uint32_t n_turns = before ? before->n_turns + 1 : 1;
-    uint32_t max_presses = presses_of(s, r, before);
+    uint32_t max_pressure_drops = max_pressure_drops_of(s, r, before);
     if (!scratch_reserve(s, r, &turn)) return NULL;
-    char *at = alloc_zeroed(&s->alloc, 1, bytes_of(r, n_turns, max_presses));
+    char *at = alloc_zeroed(&s->alloc, 1, bytes_of(r, n_turns, max_pressure_drops));
     if (!at) return NULL;
     sched_entry *e = carve(&at, 1, sizeof *e);
     *e = (sched_entry){
@@ -201,7 +202,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .cut = r->n_prompt - turn.n_prompt,
         .max_new_tokens = r->max_new_tokens,
         .n = r->n,
-        .max_presses = max_presses,
+        .max_pressure_drops = max_pressure_drops,
         .live = r->n,
         .want_logits = r->want_logits || r->want_scores,
         .want_scores = r->want_scores,
@@ -356,7 +357,7 @@ static void give_up_pages(sched *s, sched_seq *q)
 static void leave_session(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
-    if (!e->born || q->computed == 0) return;
+    if (!e->forked || q->computed == 0) return;
     if (q->state == SEQ_RUNNING) q->stores = true;
     else if (!q->swap || !sched_session_store(s, q)) return;
     if (!e->said) e->said = "stored";
@@ -366,7 +367,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
 {
     if (q->ended) return;
     sched_entry *e = q->entry;
-    sched_seq *holder = e->born ? q : e->seqs; /* has list place and pages for q */
+    sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
     bool whole = sched_forget_ahead(s, q);
     sched_describe_seq(s, q, &q->final);
     if (finished && e->claims && whole) leave_session(s, q);

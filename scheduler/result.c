@@ -46,13 +46,13 @@ static status choose(sched *s, sched_seq *q, const retention_policy *policy, uin
 static status choose_at(sched *s, sched_seq *q, const sched_stop *stop,
                         const measure_result *measures)
 {
-    if (q->pressed) {
-        q->presses[q->n_presses++] = q->computed;
+    if (q->drop_planned) {
+        q->pressure_drops[q->n_pressure_drops++] = q->computed;
         s->stats.pressure_drops++;
     } else if (stop->at != q->computed || stop->kind == STOP_TURN) {
         return STATUS_IS_OK;
     }
-    if (q->pressed || stop->kind == STOP_PRESS)
+    if (q->drop_planned || stop->kind == STOP_PRESSURE_DROP)
         return choose(s, q, &s->pressure, q->computed, measures);
     return choose(s, q, &stop->turn->policy, stop->turn->n_prompt, measures);
 }
@@ -98,16 +98,16 @@ static bool park_child(sched *s, const sched_seq *parent, sched_seq *child)
            status_ok(pkv_seq_fork_parked(s->kv, parent->slot, &child->parked));
 }
 
-static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool spoilt)
+static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool invalid)
 {
     bool has_slot = s->n_free_slots > 0;
-    if (!spoilt && has_slot &&
+    if (!invalid && has_slot &&
         status_ok(fork_tables(s, parent, child, s->free_slots[s->n_free_slots - 1]))) {
         sched_seq_start(s, child);
         return;
     }
     /* Without memory or pages the child is replayed. */
-    if (spoilt || has_slot || !park_child(s, parent, child)) child->computed = 0;
+    if (invalid || has_slot || !park_child(s, parent, child)) child->computed = 0;
     child->state = SEQ_WAITING;
     sched_list_insert(&s->waiting, child);
     s->settled = false;
@@ -116,38 +116,38 @@ static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool
 /* The parent's prompt is done and its selections are made: every choice goes on alone from its
  * first token, at once where there is a slot for it, else as a waiting sequence of the request's
  * rank. If choice 0 has ended, the first living choice succeeds to the parent's slot. */
-static void give_birth(sched *s, sched_seq *carrier, const step_sample *samples, bool spoilt)
+static void fork_choices(sched *s, sched_seq *parent, const step_sample *samples, bool invalid)
 {
-    sched_entry *e = carrier->entry;
-    sched_seq *heir = NULL;
-    e->born = true;
+    sched_entry *e = parent->entry;
+    sched_seq *successor = NULL;
+    e->forked = true;
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];
         if (q->ended) continue;
-        if (q != carrier) copy_line(q, carrier);
-        if (!heir) heir = q;
+        if (q != parent) copy_line(q, parent);
+        if (!successor) successor = q;
     }
-    if (heir != carrier) { /* choice 0 has ended: the first living one takes its slot */
-        sched_list_remove(&s->running, carrier);
-        carrier->state = SEQ_GONE;
-        heir->slot = carrier->slot;
-        heir->state = SEQ_RUNNING;
-        heir->needs_open = true;
-        sched_list_insert(&s->running, heir);
+    if (successor != parent) { /* choice 0 has ended: the first living one takes its slot */
+        sched_list_remove(&s->running, parent);
+        parent->state = SEQ_GONE;
+        successor->slot = parent->slot;
+        successor->state = SEQ_RUNNING;
+        successor->needs_open = true;
+        sched_list_insert(&s->running, successor);
     }
     for (uint32_t i = 0; i < e->n; i++) {
         sched_seq *q = &e->seqs[i];
         if (q->ended) continue;
-        if (q != heir) {
-            fork_child(s, heir, q, spoilt);
-            q->inherited_pages = heir->pages_dropped;
-            q->inherited_us = heir->scoring_us;
+        if (q != successor) {
+            fork_child(s, successor, q, invalid);
+            q->inherited_pages = successor->pages_dropped;
+            q->inherited_us = successor->scoring_us;
         }
         add_token(q, samples[i].token);
         s->stats.generated_tokens++;
     }
     s->stats.prompt_tokens += e->n_prompt;
-    if (spoilt) sched_replay(s, heir);
+    if (invalid) sched_replay(s, successor);
 }
 
 /* Keeps the novelty of the token after each row. Novelty of the first token is unknown and stays 0,
@@ -182,23 +182,23 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     /* Before the selection: these blocks were computed with everything kept. */
     if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, to);
     status st = choose_at(s, q, &stop, &result->measure);
-    q->pressed = false;
+    q->drop_planned = false;
     return status_ok(st);
 }
 
 static void take_samples(sched *s, sched_seq *q, const step_seq *share,
-                         const step_seq_result *result, bool spoilt)
+                         const step_seq_result *result, bool invalid)
 {
     if (share->n_samples > 0) assert(result->n_samples == share->n_samples);
-    if (share->n_samples > 0 && seq_is_carrier(q)) {
-        give_birth(s, q, result->samples, spoilt);
+    if (share->n_samples > 0 && seq_is_parent(q)) {
+        fork_choices(s, q, result->samples, invalid);
         return;
     }
     if (share->n_samples > 0) {
         add_token(q, result->samples[0].token);
         s->stats.generated_tokens++;
     }
-    if (spoilt) sched_replay(s, q);
+    if (invalid) sched_replay(s, q);
 }
 
 /* An ended sequence's pages are invalid after a failed step, so it leaves no session. */
@@ -247,12 +247,12 @@ void sched_take_result(sched *s, const step_result *r)
     }
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
         sched_seq *q = w->planned[i];
-        bool spoilt = s->fates[i] == ROWS_LOST;
+        bool invalid = s->fates[i] == ROWS_LOST;
         if (s->fates[i] == ROWS_DISCARDED) continue;
         if (seq_is_over(q)) {
-            if (spoilt) forget_session(q);
+            if (invalid) forget_session(q);
         } else if (ok) {
-            take_samples(s, q, &w->seqs[i], &r->seqs[i], spoilt);
+            take_samples(s, q, &w->seqs[i], &r->seqs[i], invalid);
         } else {
             sched_replay(s, q); /* the rows are computed again */
         }

@@ -3,7 +3,7 @@
  * - A request has choices. Each choice is a sequence. A request lies in one block of memory with
  *   all that its sequences will need.
  * - A sequence is one line of tokens. Until the end of the prompt a request runs as one sequence,
- *   the parent (seq_is_carrier), which draws the first token of every choice. Then the other
+ *   the parent (seq_is_parent), which draws the first token of every choice. Then the other
  *   choices are forked from it as child sequences, and the request is `born`.
  * - The running list has the sequences with a slot (a sequence number of the tables), the waiting
  *   list those without one, each with the best rank first.
@@ -44,7 +44,7 @@ struct sched_seq {
     int64_t paused_us; // since when
     bool needs_open;   // the backend must be told how this sequence samples
     bool stores;       // ended, and its pages become a session
-    bool pressed;      // pressure retention selects after this step, because pages are short
+    bool drop_planned; // pressure retention selects after this step, because pages are short
     uint32_t slot;     // while running
     uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
     uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
@@ -58,8 +58,8 @@ struct sched_seq {
     uint32_t furthest; // most tokens ever computed: below this it is a replay
     uint32_t *tokens;  // [entry->n_prompt + entry->max_new_tokens]
     float *novelty;    // [entry->n_prompt], NULL unless its policy asks for it
-    uint32_t *presses; // [entry->max_presses] lengths of its pressure drops
-    uint32_t n_presses;
+    uint32_t *pressure_drops; // [entry->max_pressure_drops] lengths of its pressure drops
+    uint32_t n_pressure_drops;
     uint32_t chosen; // furthest length whose selection is counted; less is a replay
     uint32_t preemptions;
     uint64_t pages_dropped;
@@ -81,12 +81,12 @@ struct sched_entry {
     int64_t arrival_us, first_planned_us; // first_planned_us is -1 before the first plan
     uint64_t salt;
     bool hidden;
-    uint32_t n_prompt, max_new_tokens, n, max_presses;
+    uint32_t n_prompt, max_new_tokens, n, max_pressure_drops;
     uint32_t cut;    // tokens of the client's prompt that its method cut: not in n_prompt
     uint32_t live;   // choices that have not ended yet
     uint32_t held;   // its running sequences
     uint32_t listed; // sum of `listed` over its sequences
-    bool born;
+    bool forked;
     bool want_logits, has_penalties; // want_logits is also set for scores
     uint32_t want_scores;
     uint32_t logits_sent;   // prompt rows
@@ -110,8 +110,8 @@ typedef struct sched_session {
     uint32_t parked, swap; // where its pages are: one of them is 0
     double swap_kept;
     sched_turn *turns;
-    uint32_t *presses, *tokens;
-    uint32_t n_turns, n_presses, n_tokens;
+    uint32_t *pressure_drops, *tokens;
+    uint32_t n_turns, n_pressure_drops, n_tokens;
 } sched_session;
 
 /* A step: its plan, and the sequence of each share. */
@@ -164,15 +164,15 @@ struct sched {
     bool settled; // nothing happened since admission last failed that could let it succeed
     step_plan idle_plan;
     int64_t now_us;
-    uint32_t n_preempted; // in this step
-    uint32_t n_pressed;   // in this step
-    bool is_starved;      // memory was out for the lists of `starved` in this step
-    uint64_t starved;     // request id
-    uint64_t lasting;     // pages that this step's selections may take for good
-    uint32_t passing;     // pages that one selection may take for a moment
-    uint32_t logit_rows;  // rows of logits that this step may still ask for
-    uint32_t draws;       // draws for choices yet to be forked that this step may still make
-    row_fate *fates;      // [max_seqs], one for each share of the step whose result is taken
+    uint32_t n_preempted;     // in this step
+    uint32_t n_drops_planned; // in this step
+    bool is_starved;          // memory was out for the lists of `starved` in this step
+    uint64_t starved;         // request id
+    uint64_t lasting;         // pages that this step's selections may take for good
+    uint32_t passing;         // pages that one selection may take for a moment
+    uint32_t logit_rows;      // rows of logits that this step may still ask for
+    uint32_t draws;           // draws for choices yet to be forked that this step may still make
+    row_fate *fates;          // [max_seqs], one for each share of the step whose result is taken
 
     uint64_t *keep; // buffers of a selection, sized as requests are taken in
     float *scratch;
@@ -188,14 +188,14 @@ static inline void sched_starve(sched *s, const sched_seq *q)
     s->starved = q->entry->id;
 }
 /* A request runs as its first sequence, the parent, until its choices are forked. */
-static inline bool seq_is_carrier(const sched_seq *q)
+static inline bool seq_is_parent(const sched_seq *q)
 {
-    return !q->entry->born && q == q->entry->seqs;
+    return !q->entry->forked && q == q->entry->seqs;
 }
 /* The sequence will compute nothing more, so its pages can be given up. */
 static inline bool seq_is_over(const sched_seq *q)
 {
-    return seq_is_carrier(q) ? q->entry->live == 0 : q->ended;
+    return seq_is_parent(q) ? q->entry->live == 0 : q->ended;
 }
 /* -1, 0 or 1 when a ranks before, equal to or behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
@@ -275,7 +275,7 @@ sched_turn sched_turn_of(const sched_request *r);
 
 /* ---- plan.c ---- */
 /* Where the sequence's next chunk must end, and why. */
-typedef enum stop_kind { STOP_POINT, STOP_PRESS, STOP_TURN } stop_kind;
+typedef enum stop_kind { STOP_POINT, STOP_PRESSURE_DROP, STOP_TURN } stop_kind;
 typedef struct sched_stop {
     uint32_t at; // UINT32_MAX when nothing is ahead
     stop_kind kind;
@@ -320,7 +320,7 @@ uint32_t sched_pick_victim(const sched *s);
 bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
 /* Pages are short: makes one sequence select under pressure retention after this step. False when
  * none can. */
-bool sched_press(sched *s);
+bool sched_plan_pressure_drop(sched *s);
 
 /* ---- session.c ---- */
 /* The session that a request continues, or NULL. *said tells why a session that it named is not

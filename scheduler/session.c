@@ -142,8 +142,9 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     }
     sched_seq *q = e->seqs;
     memcpy(e->turns, session->turns, session->n_turns * sizeof *e->turns);
-    memcpy(q->presses, session->presses, session->n_presses * sizeof *q->presses);
-    q->n_presses = session->n_presses;
+    memcpy(q->pressure_drops, session->pressure_drops,
+           session->n_pressure_drops * sizeof *q->pressure_drops);
+    q->n_pressure_drops = session->n_pressure_drops;
     q->computed = q->chosen = session->n_tokens;
     q->parked = session->parked;
     q->swap = session->swap;
@@ -169,7 +170,7 @@ static sched_session *session_create(sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
     size_t turns = e->n_turns * sizeof(sched_turn);
-    size_t words = (size_t)q->n_presses + q->computed;
+    size_t words = (size_t)q->n_pressure_drops + q->computed;
     char *at = alloc_zeroed(&s->alloc, 1, sizeof(sched_session) + turns + words * sizeof(uint32_t));
     if (!at) return NULL;
     sched_session *session = (sched_session *)at;
@@ -179,14 +180,15 @@ static sched_session *session_create(sched *s, const sched_seq *q)
         .idle_us = s->now_us,
         .turns = (sched_turn *)(session + 1),
         .n_turns = e->n_turns,
-        .n_presses = q->n_presses,
+        .n_pressure_drops = q->n_pressure_drops,
         .n_tokens = q->computed,
     };
-    session->presses = (uint32_t *)(session->turns + e->n_turns);
-    session->tokens = session->presses + q->n_presses;
+    session->pressure_drops = (uint32_t *)(session->turns + e->n_turns);
+    session->tokens = session->pressure_drops + q->n_pressure_drops;
     memcpy(session->turns, e->turns, turns);
     session->turns[e->n_turns - 1].end = q->computed;
-    memcpy(session->presses, q->presses, q->n_presses * sizeof *q->presses);
+    memcpy(session->pressure_drops, q->pressure_drops,
+           q->n_pressure_drops * sizeof *q->pressure_drops);
     memcpy(session->tokens, q->tokens, q->computed * sizeof *q->tokens);
     return session;
 }

@@ -107,8 +107,8 @@ typedef struct sim_story {
     sim_turn turns[SIM_TURNS_MAX]; // resolved
     uint32_t n_turns;
     const retention_policy *pressure;
-    const uint32_t *presses[SIM_CHOICES_MAX];
-    uint32_t n_presses[SIM_CHOICES_MAX];
+    const uint32_t *pressure_drops[SIM_CHOICES_MAX];
+    uint32_t n_pressure_drops[SIM_CHOICES_MAX];
     uint32_t cut; // prompt tokens that its method cut out of the given prompt
 } sim_story;
 

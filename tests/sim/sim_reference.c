@@ -198,7 +198,8 @@ static void after_rows(ref_line *l, const sim_turn *turn, uint32_t from, uint32_
         choose(l, &turn->policy, turn->n_prompt, &measures, counts);
 }
 
-static void press(ref_line *l, const retention_policy *pressure, uint32_t length, bool counts)
+static void drop_under_pressure(ref_line *l, const retention_policy *pressure, uint32_t length,
+                                bool counts)
 {
     measure_spec spec = retention_measure_rows(pressure, length, length - 1, length);
     if (spec.rows > 1) spec.rows = 1;
@@ -239,14 +240,14 @@ static uint64_t step(ref_line *l, ref_walk *w, uint32_t token)
     uint32_t to = pkv_seq_length(l->kv, l->seq);
     if (to < r->n_prompt) l->novelty[to] = sim_novelty(x, r->prompt[to]);
     const sim_turn *turn = &story->turns[w->turn];
-    bool counts = to > w->counted_from, pressed = false;
-    for (uint32_t i = 0; i < story->n_presses[w->choice]; i++)
-        pressed |= story->presses[w->choice][i] == to;
+    bool counts = to > w->counted_from, dropped = false;
+    for (uint32_t i = 0; i < story->n_pressure_drops[w->choice]; i++)
+        dropped |= story->pressure_drops[w->choice][i] == to;
     uint32_t point = retention_next_point(&turn->policy, turn->n_prompt, w->start);
     if (to == point || to == turn->end) after_rows(l, turn, w->start, to, counts);
-    if (pressed) press(l, story->pressure, to, counts);
+    if (dropped) drop_under_pressure(l, story->pressure, to, counts);
     if (to == turn->end) w->turn++;
-    if (to == point || to == turn->end || pressed) w->start = to;
+    if (to == point || to == turn->end || dropped) w->start = to;
     size_t at = (size_t)w->choice * (r->n_prompt + r->max_new_tokens) + to;
     w->answer->dropped[at] = l->dropped;
     if (r->policy.report_positions && to >= r->n_prompt) w->answer->kept[at] = kept_hash(l, story);

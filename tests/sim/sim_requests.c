@@ -263,8 +263,8 @@ static void tell(world *w, world_request *r)
 {
     r->story.pressure = &w->pressure;
     for (uint32_t c = 0; c < r->request.n; c++) {
-        r->story.presses[c] = r->choices[c].presses;
-        r->story.n_presses[c] = r->choices[c].n_presses;
+        r->story.pressure_drops[c] = r->choices[c].pressure_drops;
+        r->story.n_pressure_drops[c] = r->choices[c].n_pressure_drops;
     }
     sim_answer_free(&r->answer);
     r->answer = sim_reference(&w->options.geometry, &r->story);
@@ -280,11 +280,11 @@ void make_answer(world *w, world_request *r, const char *said)
             FAIL(w, "request %llu goes on from nothing", (unsigned long long)r->request.id);
         memcpy(story->turns, book->turns, sizeof story->turns);
         story->n_turns = book->n_turns;
-        for (uint32_t i = 0; i < book->n_presses; i++) {
-            if (!r->choices[0].presses) r->choices[0].presses = new_tokens(w);
-            r->choices[0].presses[i] = book->presses[i];
+        for (uint32_t i = 0; i < book->n_pressure_drops; i++) {
+            if (!r->choices[0].pressure_drops) r->choices[0].pressure_drops = new_tokens(w);
+            r->choices[0].pressure_drops[i] = book->pressure_drops[i];
         }
-        r->choices[0].n_presses = book->n_presses;
+        r->choices[0].n_pressure_drops = book->n_pressure_drops;
     } else if (strncmp(said, "ignored: ", 9) != 0 && strncmp(said, "restarted: ", 11) != 0 &&
                *said) {
         FAIL(w, "request %llu: session \"%s\"", (unsigned long long)r->request.id, said);
@@ -295,15 +295,15 @@ void make_answer(world *w, world_request *r, const char *said)
     tell(w, r);
 }
 
-void note_press(world *w, world_request *r, uint32_t choice, uint32_t at)
+void note_pressure_drop(world *w, world_request *r, uint32_t choice, uint32_t at)
 {
     world_choice *c = &r->choices[choice];
-    for (uint32_t i = 0; i < c->n_presses; i++) {
-        if (c->presses[i] == at) return; /* made again by a replay */
+    for (uint32_t i = 0; i < c->n_pressure_drops; i++) {
+        if (c->pressure_drops[i] == at) return; /* made again by a replay */
     }
-    if (!c->presses) c->presses = new_tokens(w);
-    c->presses[c->n_presses++] = at;
-    w->t->presses++;
+    if (!c->pressure_drops) c->pressure_drops = new_tokens(w);
+    c->pressure_drops[c->n_pressure_drops++] = at;
+    w->t->pressure_drops++;
     tell(w, r);
 }
 
@@ -314,7 +314,7 @@ void note_session(world *w, const world_request *r, uint32_t n_tokens)
     if (n_tokens == 0 || r->story.n_turns == 0) return;
     if (!book->tokens) {
         book->tokens = new_tokens(w);
-        book->presses = new_tokens(w);
+        book->pressure_drops = new_tokens(w);
     }
     memcpy(book->turns, r->story.turns, sizeof book->turns);
     book->n_turns = r->story.n_turns;
@@ -325,7 +325,8 @@ void note_session(world *w, const world_request *r, uint32_t n_tokens)
         uint32_t n = r->request.n_prompt;
         book->tokens[i] = i < n ? r->prompt[i] : r->answer.tokens[i - n];
     }
-    book->n_presses = r->choices[0].n_presses;
-    if (book->n_presses > 0)
-        memcpy(book->presses, r->choices[0].presses, book->n_presses * sizeof *book->presses);
+    book->n_pressure_drops = r->choices[0].n_pressure_drops;
+    if (book->n_pressure_drops > 0)
+        memcpy(book->pressure_drops, r->choices[0].pressure_drops,
+               book->n_pressure_drops * sizeof *book->pressure_drops);
 }

@@ -37,7 +37,7 @@ bool tally_tell(const tally *t, uint32_t n_requests)
     need(&ok, "sessions continued", t->continued, 150);
     need(&ok, "sessions ignored", t->ignored, 100);
     need(&ok, "sessions expired", t->expired, 100);
-    need(&ok, "choices under pressure", t->presses, 50);
+    need(&ok, "choices under pressure", t->pressure_drops, 50);
     need(&ok, "times a request was passed", t->passed, 1000);
     need(&ok, "choices that waited for a slot", t->joined_late, 50);
     need(&ok, "prompts that were cut", t->cuts, 50);

@@ -99,7 +99,7 @@ static void world_destroy(world *w)
 {
     for (uint32_t p = 0; p < PREFIXES; p++) free(w->prefixes[p]);
     for (uint32_t i = 0; i < w->n_requests; i++) {
-        for (uint32_t c = 0; c < CHOICES_MAX; c++) free(w->requests[i].choices[c].presses);
+        for (uint32_t c = 0; c < CHOICES_MAX; c++) free(w->requests[i].choices[c].pressure_drops);
         free(w->requests[i].prompt);
         free(w->requests[i].whole);
         sim_answer_free(&w->requests[i].answer);
@@ -107,7 +107,7 @@ static void world_destroy(world *w)
     free(w->requests);
     for (uint32_t i = 0; i < BOOKS; i++) {
         free(w->books[i].tokens);
-        free(w->books[i].presses);
+        free(w->books[i].pressure_drops);
     }
     sched_destroy(w->s);
     w->b.ops->destroy(w->b.ctx);
@@ -145,7 +145,7 @@ static void arrive(world *w)
 static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
 {
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        if (plan->seqs[i].request == r->request.id && (plan->seqs[i].choice == c || !r->born))
+        if (plan->seqs[i].request == r->request.id && (plan->seqs[i].choice == c || !r->forked))
             return true;
     }
     return false;
@@ -259,8 +259,8 @@ static void take_token(world *w, world_request *r, uint32_t c, const step_sample
     }
     w->tokens++;
     /* Freshly forked choices may wait for slots, and choices with sums of their own for pages. */
-    bool born = q->n_tokens == 0 && r->request.n > 1;
-    q->due = !q->paused && !born;
+    bool forked = q->n_tokens == 0 && r->request.n > 1;
+    q->due = !q->paused && !forked;
     if (++q->n_tokens != q->stop_at) return;
     q->done = true;
     q->end_at = w->turn + (chance(w, 1, 8) ? between(w, 1, 5) : 0);
@@ -288,7 +288,7 @@ static void take_scores(world *w, world_request *r, const step_seq *share,
 
 /* When rows are measured that the request's own policy would not measure, the choice is being
  * compressed because pages are short. Positions are logical then. */
-static void find_press(world *w, world_request *r, const step_seq *share)
+static void find_pressure_drop(world *w, world_request *r, const step_seq *share)
 {
     if (!w->options.pressure || share->measure.kind == MEASURE_NONE) return;
     uint32_t from = share->position, to = from + share->n_tokens;
@@ -296,7 +296,7 @@ static void find_press(world *w, world_request *r, const step_seq *share)
     const sim_turn *turn = r->story.turns;
     while (turn->end <= from) turn++;
     if (retention_measure_rows(&turn->policy, turn->n_prompt, from, to).kind == MEASURE_NONE)
-        note_press(w, r, share->choice, to);
+        note_pressure_drop(w, r, share->choice, to);
 }
 
 static const step_result *collect(world *w)
@@ -327,7 +327,7 @@ static void deliver(world *w)
                 r->choices[share->choice + j].due = false;
             continue;
         }
-        find_press(w, r, share);
+        find_pressure_drop(w, r, share);
         if (share->want_logits) {
             for (uint32_t j = 0; r->live > 0 && j < share->n_tokens; j++) take_row(w, r, logits[j]);
             logits += share->n_tokens;
@@ -338,7 +338,7 @@ static void deliver(world *w)
             if (!r->choices[c].ended && share->sample_index != r->choices[c].n_tokens)
                 FAIL(w, "request %llu: sample_index", (unsigned long long)r->request.id);
             take_token(w, r, c, &result->seqs[i].samples[j]);
-            r->born = true;
+            r->forked = true;
         }
     }
 }
@@ -470,11 +470,11 @@ static void note_joined(world *w, const step_plan *plan, const step_seq *q)
 {
     world_request *r = &w->requests[q->request];
     world_choice *c = &r->choices[q->choice];
-    if (q->n_samples > 1) r->born_step = plan->step;
-    if (!r->born || c->joined || r->request.n == 1) return;
+    if (q->n_samples > 1) r->fork_step = plan->step;
+    if (!r->forked || c->joined || r->request.n == 1) return;
     c->joined = true;
     w->t->joined_late +=
-        plan->step > r->born_step + 1 && q->n_tokens == 1 && q->position >= r->request.n_prompt;
+        plan->step > r->fork_step + 1 && q->n_tokens == 1 && q->position >= r->request.n_prompt;
 }
 
 static void check_plan(world *w, const step_plan *plan)

@@ -24,8 +24,8 @@ typedef struct world_choice {
     int64_t resume_at;    // loop iteration
     uint32_t passed_over; // steps that ran a sequence of worse rank instead
     bool joined;          // one of its rows was planned since its request was forked into choices
-    uint32_t *presses;    // [max_model_len / 16 + 1] lengths at which choices were compressed
-    uint32_t n_presses;
+    uint32_t *pressure_drops; // [max_model_len / 16 + 1] lengths at which choices were compressed
+    uint32_t n_pressure_drops;
 } world_choice;
 
 typedef struct world_request {
@@ -35,9 +35,9 @@ typedef struct world_request {
     sim_story story;
     uint32_t *prompt, *whole; // prompts of request and of given
     sim_answer answer;
-    bool started, born;
+    bool started, forked;
     uint32_t older, passed; // live requests before it on arrival; later ones that started first
-    uint64_t born_step;
+    uint64_t fork_step;
     uint32_t live;
     uint32_t logit_rows;
     int64_t abort_at; // loop iteration, INT64_MAX = never
@@ -51,8 +51,8 @@ typedef struct world_book {
     sim_turn turns[SIM_TURNS_MAX];
     uint32_t *tokens; // [max_model_len]
     uint32_t n_tokens;
-    uint32_t *presses;
-    uint32_t n_presses;
+    uint32_t *pressure_drops;
+    uint32_t n_pressure_drops;
     retention_policy asked; // policy of the last turn
 } world_book;
 
@@ -62,7 +62,7 @@ typedef struct tally {
     uint64_t refused; // of these, found no room there
     uint64_t pages_in, pages_retaken;
     uint64_t stored, continued, ignored, expired, sessions_swapped;
-    uint64_t presses, kept_compared;
+    uint64_t pressure_drops, kept_compared;
     uint64_t ahead, wasted, failed_ahead; // steps ahead, rows discarded, failures before them
     uint64_t passed;
     uint64_t cuts;        // prompts that lost tokens before prefill
@@ -136,7 +136,7 @@ void make_request(world *w, world_request *r, uint32_t id);
 /* Computes the expected answer, when the scheduler has reported how it resumes the session. */
 void make_answer(world *w, world_request *r, const char *said);
 /* Records that a choice was compressed at this length. */
-void note_press(world *w, world_request *r, uint32_t choice, uint32_t at);
+void note_pressure_drop(world *w, world_request *r, uint32_t choice, uint32_t at);
 /* The session that the request left, if any, has n_tokens. 0: unknown. */
 void note_session(world *w, const world_request *r, uint32_t n_tokens);
 

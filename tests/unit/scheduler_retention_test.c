@@ -271,14 +271,14 @@ static void compressed_before_preempted(void **state)
         step(f);
         step(f);
         add(f, &b);
-        bool pressed = false;
+        bool dropped = false;
         for (int i = 0; i < 30; i++) {
             step(f);
-            pressed |= strstr(f->trace, "m1") != NULL;
+            dropped |= strstr(f->trace, "m1") != NULL;
         }
         sched_stats stats = sched_get_stats(f->s);
         assert_int_equal(stats.pressure_drops, willing);
-        assert_int_equal(pressed, willing);
+        assert_int_equal(dropped, willing);
         assert_int_equal(stats.preemptions, !willing);
         if (willing) assert_true(describe(f, 1, 0).report.pages_dropped > 4);
         if (willing) assert_int_equal(describe(f, 2, 0).report.pages_dropped, 0);
@@ -301,9 +301,9 @@ static void pressure_is_replayed(void **state)
     step(f);
     add(f, &b);
     while (!strstr(step(f), "m1")) continue;
-    char press[40];
-    snprintf(press, sizeof press, "%s", strstr(f->trace, "1@"));
-    uint32_t length = (uint32_t)strtoul(press + 2, NULL, 10) + 1;
+    char drop[40];
+    snprintf(drop, sizeof drop, "%s", strstr(f->trace, "1@"));
+    uint32_t length = (uint32_t)strtoul(drop + 2, NULL, 10) + 1;
     step(f);
     end(f, 2, 0);
     step(f);

@@ -29,7 +29,7 @@ static size_t copies(const fixture *f, pkv_move_kind kind)
 }
 
 /* 1 has dropped 4 of its 12 pages, and 2 wants more than the 7 blocks that are left. */
-static void press(fixture *f)
+static void make_pages_short(fixture *f)
 {
     sched_request a = retained(f, 1, 0, 90, 30, 32, 64), b = request(f, 2, 500, 40, 30);
     b.priority = -1;
@@ -54,7 +54,7 @@ static void who_has_dropped_is_swapped(void **state)
 {
     (void)state;
     fixture *f = begin(with_tier(7, 8));
-    press(f);
+    make_pages_short(f);
     assert_int_equal(copies(f, PKV_MOVE_OUT), 8);
     assert_int_equal(host_used(f), 8);
     sched_stats stats = sched_get_stats(f->s);
@@ -83,7 +83,7 @@ static void a_full_tier_means_replay(void **state)
 {
     (void)state;
     fixture *f = begin(with_tier(7, 7));
-    press(f);
+    make_pages_short(f);
     assert_int_equal(host_used(f), 0);
     assert_int_equal(sched_get_stats(f->s).swaps_refused, 1);
     end(f, 2, 0);
@@ -97,7 +97,7 @@ static void what_ended_leaves_the_tier(void **state)
 {
     (void)state;
     fixture *f = begin(with_tier(7, 8));
-    press(f);
+    make_pages_short(f);
     end(f, 1, 0);
     step_in_flight(f); /* at once: the step in flight reads none of its pages */
     assert_int_equal(host_used(f), 0);
