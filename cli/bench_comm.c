@@ -40,7 +40,7 @@ static const arg_flag flags_table[] = {
 typedef struct meeting {
     int size;
     comm_group *group; /* "threads" */
-    _Atomic int n_told, n_failed;
+    _Atomic int n_published, n_failed;
     struct {
         size_t n;
         char bytes[ADDRESS_MAX];
@@ -57,8 +57,9 @@ static status meet(meeting *m, comm *c, error *err)
     if (own.n > ADDRESS_MAX) return error_set(err, STATUS_LIMIT, "an address of %zu bytes", own.n);
     if (own.n > 0) memcpy(m->addresses[rank].bytes, own.bytes, own.n);
     m->addresses[rank].n = own.n;
-    m->n_told++;
-    while (m->n_told < m->size && m->n_failed == 0) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    m->n_published++;
+    while (m->n_published < m->size && m->n_failed == 0)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
     for (int r = 0; r < m->size; r++)
         all[r] = (comm_address){m->addresses[r].bytes, m->addresses[r].n};
     return comm_connect(c, all, CONNECT_US, err);

@@ -32,7 +32,7 @@ status bench_limits(bench *b, kern_limits *out, error *err)
 static status open_dir(bench *b, const model_flags *flags, error *err)
 {
     RETURN_IF_ERROR(model_open(flags, false, &b->model, err));
-    model_tell(&b->model, b->title);
+    model_log(&b->model, b->title);
     status st = open_limits(b, err);
     if (status_ok(st)) st = bench_seqs_create(&b->model, &b->seqs, err);
     if (!status_ok(st)) bench_close(b);

@@ -116,7 +116,7 @@ static status run(bench_quality *b, const model_flags *m, const quality_flags *f
     if (f->chat && !b->model.chat)
         return error_set(err, STATUS_INVALID, "--chat: this model has no usable chat template");
     if (f->analyses) RETURN_IF_ERROR(make_probe(b, err));
-    model_tell(&b->model, m->dir);
+    model_log(&b->model, m->dir);
     uint32_t in_flight = 2 * b->model.max_batch;
     RETURN_IF_ERROR(make_engine(b, f, in_flight, err));
     const backend_info *info = b->model.backend.ops->info(b->model.backend.ctx);

@@ -26,8 +26,8 @@ typedef struct load {
     double due_s;  // when it is due
     rng gaps, chances;
     strbuf body;
-    int64_t swept_us, told_us;
-    uint64_t told_tokens;
+    int64_t swept_us, logged_us;
+    uint64_t logged_tokens;
     bool tty;
 } load;
 
@@ -131,18 +131,18 @@ static void start_due(load *l)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-static void tell_progress(load *l, bool last)
+static void log_progress(load *l, bool last)
 {
     client *c = &l->c;
-    int64_t since = c->now_us - l->told_us;
+    int64_t since = c->now_us - l->logged_us;
     if (!last && since < (l->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US)) return;
     fprintf(stderr, "%s%.1f s: %llu done (%llu not as wanted), %u running, %.0f tokens/s%s",
             l->tty ? "\r\033[K" : "", now_s(l), (unsigned long long)c->n_done,
             (unsigned long long)c->n_bad, c->running,
-            since > 0 ? (double)(c->n_tokens - l->told_tokens) * 1e6 / (double)since : 0,
+            since > 0 ? (double)(c->n_tokens - l->logged_tokens) * 1e6 / (double)since : 0,
             !l->tty || last ? "\n" : "");
-    l->told_us = c->now_us;
-    l->told_tokens = c->n_tokens;
+    l->logged_us = c->now_us;
+    l->logged_tokens = c->n_tokens;
 }
 
 static void wait_events(load *l, bool may_start)
@@ -165,7 +165,7 @@ static void wait_events(load *l, bool may_start)
         client_sweep(c);
         l->swept_us = c->now_us;
     }
-    tell_progress(l, false);
+    log_progress(l, false);
 }
 
 static void hold(load *l)
@@ -178,7 +178,7 @@ static void hold(load *l)
 static void run_all(load *l)
 {
     client *c = &l->c;
-    c->start_us = c->now_us = l->swept_us = l->told_us = clock_now_us();
+    c->start_us = c->now_us = l->swept_us = l->logged_us = clock_now_us();
     for (uint32_t i = 0; i < c->o->never_read && !c->no_memory; i++) {
         uint64_t beyond = (uint64_t)1 << 40; /* their prompts differ from all others */
         start_request(l, beyond + i, true);
@@ -191,7 +191,7 @@ static void run_all(load *l)
         wait_events(l, more && has_room(l));
     }
     c->run->duration_s = now_s(l);
-    tell_progress(l, true);
+    log_progress(l, true);
     if (c->o->never_read && c->o->hold_s > 0) hold(l);
 }
 

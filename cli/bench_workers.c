@@ -132,9 +132,9 @@ static status host_load(void *ctx, backend *out, worker_facts *facts, error *err
 
 static void host_nothing(void *ctx) { (void)ctx; }
 
-/* Runs a worker's process; writes to `told` once the worker listens. The process ends with its
+/* Runs a worker's process; writes to `ready` once the worker listens. The process ends with its
  * parent. */
-static void run_worker(const char *address, int told)
+static void run_worker(const char *address, int ready)
 {
     error err = {{0}};
     worker_server *server;
@@ -148,7 +148,7 @@ static void run_worker(const char *address, int told)
         fprintf(stderr, "%s: %s\n", name, err.text);
         _exit(1);
     }
-    if (write(told, "l", 1) != 1) _exit(1);
+    if (write(ready, "l", 1) != 1) _exit(1);
     for (;;) pause();
 }
 
@@ -172,23 +172,23 @@ static void stop_workers(null_workers *w)
 /* Forks the workers before gRPC starts anything in this process. */
 static status start_workers(null_workers *w, error *err)
 {
-    int told[2];
+    int ready[2];
     char letter;
     const char *tmp = getenv("TMPDIR");
     snprintf(w->folder, sizeof w->folder, "%s/octavo-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    if (!mkdtemp(w->folder) || pipe(told) != 0)
+    if (!mkdtemp(w->folder) || pipe(ready) != 0)
         return error_set(err, STATUS_IO, "workers: no folder for their sockets");
     for (; w->n < RANKS; w->n++) {
         char address[ADDRESS_BYTES];
         snprintf(address, sizeof address, "unix:%s/%u", w->folder, w->n);
         memcpy(w->addresses[w->n], address, sizeof address);
         w->pids[w->n] = fork();
-        if (w->pids[w->n] == 0) run_worker(address, told[1]);
+        if (w->pids[w->n] == 0) run_worker(address, ready[1]);
     }
-    close(told[1]);
+    close(ready[1]);
     uint32_t n = 0;
-    while (n < RANKS && read(told[0], &letter, 1) == 1) n++;
-    close(told[0]);
+    while (n < RANKS && read(ready[0], &letter, 1) == 1) n++;
+    close(ready[0]);
     return n == RANKS ? STATUS_IS_OK : error_set(err, STATUS_IO, "workers: they do not start");
 }
 

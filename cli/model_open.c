@@ -179,7 +179,7 @@ static status make_first(const model_flags *f, loaded_model *m, error *err)
     return make_backend(m, err);
 }
 
-static void tell_of_cache(void *ctx, const char *line)
+static void log_cache(void *ctx, const char *line)
 {
     (void)ctx;
     fprintf(stderr, "octavo: weights-cache: %s\n", line);
@@ -259,7 +259,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
         .cache_dir = f->weights_cache,
-        .tell = tell_of_cache,
+        .log_line = log_cache,
         .progress = isatty(STDERR_FILENO) ? draw_bar : NULL,
         .progress_ctx = m,
         .given_up = &m->given_up,
@@ -342,7 +342,7 @@ void format_bytes(char *out, size_t size, uint64_t bytes)
     snprintf(out, size, unit && v < 100 ? "%.1f %s" : "%.0f %s", v, units[unit]);
 }
 
-void model_tell(const loaded_model *m, const char *dir)
+void model_log(const loaded_model *m, const char *dir)
 {
     char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "",
                                           filling[80] = "";
@@ -372,7 +372,7 @@ void model_tell(const loaded_model *m, const char *dir)
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
-    if (m->workers) workers_tell(m->workers);
+    if (m->workers) workers_log(m->workers);
 }
 
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests)

@@ -46,7 +46,7 @@ status model_restart(void *m, backend *out, error *err);
 /* From now on model_restart fails soon, even a call that is under way. Any thread. */
 void model_give_up(loaded_model *m);
 /* Prints a line on stderr: what was loaded, what it runs on, and how much KV it may hold. */
-void model_tell(const loaded_model *m, const char *dir);
+void model_log(const loaded_model *m, const char *dir);
 /* The options of an engine over this model. */
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests);
 /* Sampling defaults of a request that names none: those of generation_config.json, else greedy. */

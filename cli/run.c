@@ -118,7 +118,7 @@ static int run_session_go(run_session *s, const model_flags *model)
     if (s->flags.chat && !s->model.chat)
         return cli_complain(run_name, CLI_FAILED, "--chat: this model has no usable chat template");
     if (!status_ok(check_fields(s, &err))) return cli_complain(run_name, CLI_USAGE, err.text);
-    model_tell(&s->model, model->dir);
+    model_log(&s->model, model->dir);
 
     /* Keeps enough requests waiting to fill the batch whenever some end. The engine gets room for a
      * few more, because it counts a request off just after the last output can be read. */

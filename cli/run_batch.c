@@ -40,7 +40,7 @@ typedef struct batch {
     int64_t n_total;                       // lines of input, or -1
     strbuf line;
     bool tty;
-    int64_t start_us, told_us;
+    int64_t start_us, logged_us;
 } batch;
 
 /* ---- output ---------------------------------------------------------------------------------- */
@@ -60,11 +60,11 @@ static void refuse(batch *b, const json_t *id, const char *message)
     b->n_done++;
 }
 
-static void tell_progress(batch *b, bool last)
+static void log_progress(batch *b, bool last)
 {
     int64_t now = clock_now_us();
-    if (!last && now - b->told_us < (b->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US)) return;
-    b->told_us = now;
+    if (!last && now - b->logged_us < (b->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US)) return;
+    b->logged_us = now;
     engine_stats st = engine_get_stats(b->s->engine);
     double seconds = (double)(now - b->start_us) / 1e6;
     strbuf text = {0};
@@ -266,7 +266,7 @@ static void run_all(batch *b)
         if (waiter_interrupted(b->s->waiter) || b->output_failed) give_up(b);
         bool more = (!b->input_ended || b->held) && !b->aborting;
         if (!more && b->n_running == 0) return;
-        tell_progress(b, false);
+        log_progress(b, false);
         bool wants_input = more && !b->held && b->n_running < b->s->max_requests;
         if (!busy) waiter_wait(b->s->waiter, wants_input ? b->in.fd : -1, WAIT_MS);
     }
@@ -279,7 +279,7 @@ int run_batch(run_session *s)
     if (!status_ok(lines_open(&b.in, s->flags.prompts, &err)))
         return cli_complain(run_name, CLI_FAILED, err.text);
     b.n_total = lines_count(&b.in);
-    b.told_us = b.start_us;
+    b.logged_us = b.start_us;
     b.jobs = calloc(s->max_requests, sizeof *b.jobs);
     if (!b.jobs) {
         lines_close(&b.in);
@@ -287,7 +287,7 @@ int run_batch(run_session *s)
     }
     waiter_arm(s->waiter, true);
     run_all(&b);
-    tell_progress(&b, true);
+    log_progress(&b, true);
     bool interrupted = waiter_interrupted(s->waiter);
     if (interrupted)
         fprintf(stderr, "%s: interrupted: %llu requests answered, %llu given up\n", run_name,

@@ -273,7 +273,7 @@ static status score(const model_flags *m, const score_flags *f, error *err)
 {
     scorer sc = {0};
     RETURN_IF_ERROR(model_open(m, f->text != NULL, &sc.model, err));
-    model_tell(&sc.model, m->dir);
+    model_log(&sc.model, m->dir);
     sc.vocab = sc.model.config.vocab_size;
     /* One token more, for the one that is drawn but never computed. */
     status st = steps_create(&sc.model, sc.model.max_model_len + 1, false, &sc.steps, err);

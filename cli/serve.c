@@ -311,7 +311,7 @@ static status start(serving *s, error *err)
     serve_make_arenas();
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));
-    model_tell(&s->model, s->model_flags.dir);
+    model_log(&s->model, s->model_flags.dir);
     RETURN_IF_ERROR(start_engine(s, err));
     return start_server(s, err);
 }
@@ -328,7 +328,7 @@ static void put_host(const char *address, char *out, size_t size)
     else snprintf(out, size, "%.*s", n, address);
 }
 
-static void tell(const serving *s)
+static void log_addresses(const serving *s)
 {
     const serve_flags *f = &s->flags;
     char host[256];
@@ -375,7 +375,7 @@ static void drain(serving *s)
     snprintf(text, sizeof text, "%u requests in flight have %u s to finish",
              rpc_server_in_flight(s->server), s->flags.drain_timeout_s);
     rpc_log_note(s->log, "info", "drain", text);
-    serve_tell_manager("STOPPING=1");
+    serve_notify_manager("STOPPING=1");
     rpc_server_drain(s->server);
     while (rpc_server_in_flight(s->server) > 0 && clock_now_us() < until_us)
         waiter_wait(s->waiter, -1, DRAIN_LOOK_MS);
@@ -392,9 +392,9 @@ static int go(serving *s)
     status st = start(s, &err);
     if (!status_ok(st)) return cli_complain(serve_name, CLI_FAILED, err.text);
     waiter_arm(s->waiter, true);
-    tell(s);
+    log_addresses(s);
     rpc_log_note(s->log, "info", "start", OCTAVO_VERSION);
-    serve_tell_manager("READY=1");
+    serve_notify_manager("READY=1");
     bool fine = serve(s);
     drain(s);
     return fine ? CLI_OK : cli_complain(serve_name, CLI_FAILED, "the backend broke down");

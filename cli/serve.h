@@ -30,7 +30,7 @@ void serve_flags_destroy(serve_flags *f);
 
 /* Sends "READY=1" and the like to the service manager that started this process (sd_notify's
  * protocol); does nothing when none did. */
-void serve_tell_manager(const char *message);
+void serve_notify_manager(const char *message);
 
 /* Memory that a server takes beside its backend: threads, connections, requests and their bodies. A
  * server of the demo model was seen to take 4 MiB while idle, and 20 MiB with 64 clients. */

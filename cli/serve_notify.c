@@ -7,7 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-void serve_tell_manager(const char *message)
+void serve_notify_manager(const char *message)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un to = {.sun_family = AF_UNIX};

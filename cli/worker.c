@@ -74,14 +74,14 @@ static status check_flags(const worker_flags *f, error *err)
     return STATUS_IS_OK;
 }
 
-static void tell(void *ctx, const char *line)
+static void log_line(void *ctx, const char *line)
 {
     (void)ctx;
     fprintf(stderr, "octavo worker: %s\n", line);
 }
 
 /* Prints the line that scripts read, and the coordinator that starts local workers. */
-static void say_address(const char *address, uint16_t port)
+static void print_address(const char *address, uint16_t port)
 {
     const char *colon = strrchr(address, ':');
     if (strncmp(address, "unix:", 5) == 0) printf("listening at %s\n", address);
@@ -100,10 +100,10 @@ static status serve_ranks(const worker_flags *f, uint32_t index, rank_host *host
         .tls = {f->tls_cert, f->tls_key, f->tls_client_ca},
         .version = OCTAVO_VERSION,
         .host = rank_host_callbacks(host),
-        .tell = f->local ? NULL : tell,
+        .log_line = f->local ? NULL : log_line,
     };
     RETURN_IF_ERROR(worker_server_create(&o, out, err));
-    say_address(address, worker_server_port(*out));
+    print_address(address, worker_server_port(*out));
     return STATUS_IS_OK;
 }
 
@@ -129,7 +129,7 @@ static int run_one(const worker_flags *f, uint32_t index, int lifeline)
     if (status_ok(s)) s = serve_ranks(f, index, host, &server, &err);
     if (status_ok(s)) {
         if (w) waiter_arm(w, true);
-        else worker_say_listening(lifeline);
+        else worker_print_listening(lifeline);
         await_end(w, lifeline);
     } else {
         cli_complain(worker_name, CLI_FAILED, *err.text ? err.text : status_text(s.code));

@@ -48,7 +48,7 @@ int workers_supervise(const worker_flags *flags,
                       int (*run)(const worker_flags *flags, uint32_t index, int lifeline));
 
 /* Called in a supervised process: tells the supervisor that the process listens. */
-void worker_say_listening(int lifeline);
+void worker_print_listening(int lifeline);
 
 /* Writes the address of worker number `index`: the following ports, or names with a suffix. */
 status worker_address_of(const worker_flags *flags, uint32_t index, char *out, size_t size,

@@ -105,7 +105,7 @@ static bool start(supervisor *s, uint32_t index, int *lifeline)
     return false;
 }
 
-void worker_say_listening(int lifeline)
+void worker_print_listening(int lifeline)
 {
     ssize_t sent = send(lifeline, "", 1, MSG_NOSIGNAL);
     (void)sent; /* if the supervisor is gone, this process ends, too */
@@ -187,12 +187,12 @@ static void hear_coordinator(supervisor *s)
 
 static void look(supervisor *s, int timeout_ms)
 {
-    struct signalfd_siginfo said;
+    struct signalfd_siginfo info;
     struct pollfd polled[2] = {{.fd = s->signals, .events = POLLIN},
                                {.fd = s->flags->local ? STDIN_FILENO : -1, .events = POLLIN}};
     poll(polled, 2, timeout_ms);
-    while (read(s->signals, &said, sizeof said) == (ssize_t)sizeof said)
-        if (said.ssi_signo != SIGCHLD && !s->flags->local) s->ends = true;
+    while (read(s->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo != SIGCHLD && !s->flags->local) s->ends = true;
     if (polled[1].revents) hear_coordinator(s);
     reap(s);
 }

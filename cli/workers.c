@@ -275,13 +275,13 @@ static status make_ranks(const workers *w, backend *out, error *err)
     backend_ranks_options all = {
         .n_ranks = w->n, .make = worker_proxy_make, .ctx = w->group, .driven = true};
     int64_t until = clock_now_us() + (int64_t)w->wait_s * 1000000;
-    char told[sizeof err->text] = "";
+    char last_error[sizeof err->text] = "";
     for (;;) {
         status s = backend_ranks_create(&all, out, err);
         if (s.code != STATUS_UNAVAILABLE || clock_now_us() >= until) return s;
-        if (strcmp(told, err->text) != 0)
+        if (strcmp(last_error, err->text) != 0)
             fprintf(stderr, "octavo: waiting for workers: %s\n", err->text);
-        snprintf(told, sizeof told, "%s", err->text);
+        snprintf(last_error, sizeof last_error, "%s", err->text);
         usleep(AGAIN_MS * 1000);
     }
 }
@@ -329,7 +329,7 @@ workers_counts workers_count(workers *w)
     return (workers_counts){c.n, c.up, c.lost};
 }
 
-void workers_tell(const workers *w)
+void workers_log(const workers *w)
 {
     for (uint32_t i = 0; i < w->n; i++) {
         const worker_facts *f = worker_group_facts(w->group, i);

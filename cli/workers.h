@@ -50,7 +50,7 @@ typedef struct workers_counts {
 /* Any thread. */
 workers_counts workers_count(workers *w);
 /* Prints a line on stderr for each rank: where and on what it runs. */
-void workers_tell(const workers *w);
+void workers_log(const workers *w);
 
 /* ---- workers of this machine (workers_local.c) ----------------------------------------------- */
 

@@ -119,22 +119,22 @@ static status await_lines(int fd, uint32_t n, const _Atomic bool *given_up, erro
 
 status workers_local_start(workers_local *l, uint32_t n, const _Atomic bool *given_up, error *err)
 {
-    int lifeline[2], said[2];
+    int lifeline[2], ready[2];
     *l = (workers_local){.lifeline = -1, .n = n};
     RETURN_IF_ERROR(make_folder(l, err));
     if (pipe2(lifeline, O_CLOEXEC) != 0)
         return error_set(err, STATUS_IO, "--workers local: %s", strerror(errno));
     l->lifeline = lifeline[1];
-    if (pipe2(said, O_CLOEXEC) != 0) {
+    if (pipe2(ready, O_CLOEXEC) != 0) {
         close(lifeline[0]);
         return error_set(err, STATUS_IO, "--workers local: %s", strerror(errno));
     }
-    int wrong = spawn(l, n, lifeline[0], said[1]);
+    int wrong = spawn(l, n, lifeline[0], ready[1]);
     close(lifeline[0]);
-    close(said[1]);
+    close(ready[1]);
     status s = wrong ? error_set(err, STATUS_IO, "--workers local: %s", strerror(wrong))
-                     : await_lines(said[0], n, given_up, err);
-    close(said[0]);
+                     : await_lines(ready[0], n, given_up, err);
+    close(ready[0]);
     return s;
 }
 

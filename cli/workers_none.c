@@ -26,4 +26,4 @@ status workers_make_backend(workers *w, const backend_options *options,
 
 void workers_give_up(workers *w) { (void)w; }
 
-void workers_tell(const workers *w) { (void)w; }
+void workers_log(const workers *w) { (void)w; }

@@ -118,7 +118,7 @@ static void drop_handle(nccl *c)
 
 /* Turns NCCL's result, of a call or a state, into a status. Called with the lock held, and releases
  * it. */
-static status told(nccl *c, int result)
+static status call_status(nccl *c, int result)
 {
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
         fail(c, c->lib.ncclGetErrorString(result));
@@ -133,7 +133,7 @@ static status ask(nccl *c, int *state)
     pthread_mutex_lock(&c->lock);
     *state = NCCL_SUCCESS;
     int result = c->handle ? c->lib.ncclCommGetAsyncError(c->handle, state) : NCCL_SUCCESS;
-    return told(c, result != NCCL_SUCCESS ? result : *state);
+    return call_status(c, result != NCCL_SUCCESS ? result : *state);
 }
 
 static status nccl_check(void *state)
@@ -219,7 +219,7 @@ static status nccl_connect(void *state, const comm_address *all, int64_t timeout
     pthread_mutex_lock(&c->lock);
     int result =
         c->lib.ncclCommInitRankConfig(&c->handle, c->origin.size, c->id, c->origin.rank, &config);
-    status met = told(c, result);
+    status met = call_status(c, result);
     if (status_ok(met)) met = settle(c, deadline_us);
     if (met.code == STATUS_UNAVAILABLE)
         return error_set(err, STATUS_UNAVAILABLE,
@@ -245,7 +245,7 @@ static status begin(nccl *c)
  * stream only when that is settled. */
 static status end(nccl *c, int result)
 {
-    RETURN_IF_ERROR(told(c, result));
+    RETURN_IF_ERROR(call_status(c, result));
     return result == NCCL_IN_PROGRESS ? settle(c, INT64_MAX) : STATUS_IS_OK;
 }
 

@@ -148,12 +148,12 @@ static status open_peer(ucx *u, int rank, const void *worker, error *err)
 /* Sends a byte to every peer and receives one from each. */
 static status greet(ucx *u, uint64_t call, int64_t deadline_us)
 {
-    char said = 0, heard[UCX_RANKS_MAX];
+    char sent = 0, received[UCX_RANKS_MAX];
     ucx_begin(u, call);
     for (int r = 0; r < u->size; r++)
-        if (r != u->rank) ucx_receive(u, r, &heard[r], 1);
+        if (r != u->rank) ucx_receive(u, r, &received[r], 1);
     for (int r = 0; r < u->size; r++)
-        if (r != u->rank) ucx_send(u, r, &said, 1);
+        if (r != u->rank) ucx_send(u, r, &sent, 1);
     return ucx_end(u, deadline_us);
 }
 
@@ -219,7 +219,7 @@ static share share_of(const ucx *u, int rank, size_t n)
 }
 
 /* The place in scratch of the n floats from `peer`. */
-static float *heard(const ucx *u, int peer, size_t n)
+static float *received(const ucx *u, int peer, size_t n)
 {
     return u->scratch + (size_t)(peer < u->rank ? peer : peer - 1) * n;
 }
@@ -228,15 +228,15 @@ static float *heard(const ucx *u, int peer, size_t n)
 static void sum_heard(const ucx *u, float *mine, size_t n)
 {
     if (u->rank > 0) {
-        float *sum = heard(u, 0, n);
+        float *sum = received(u, 0, n);
         for (int r = 1; r < u->size; r++) {
-            const float *term = r == u->rank ? mine : heard(u, r, n);
+            const float *term = r == u->rank ? mine : received(u, r, n);
             for (size_t i = 0; i < n; i++) sum[i] += term[i];
         }
         memcpy(mine, sum, n * sizeof *mine);
     } else {
         for (int r = 1; r < u->size; r++) {
-            const float *term = heard(u, r, n);
+            const float *term = received(u, r, n);
             for (size_t i = 0; i < n; i++) mine[i] += term[i];
         }
     }
@@ -246,7 +246,7 @@ static status reduce_short(ucx *u, float *data, size_t n)
 {
     ucx_begin(u, digest(ALL_REDUCE, n, 0));
     for (int r = 0; r < u->size; r++)
-        if (r != u->rank) ucx_receive(u, r, heard(u, r, n), n * sizeof *data);
+        if (r != u->rank) ucx_receive(u, r, received(u, r, n), n * sizeof *data);
     for (int r = 0; r < u->size; r++)
         if (r != u->rank) ucx_send(u, r, data, n * sizeof *data);
     RETURN_IF_ERROR(ucx_end(u, INT64_MAX));
@@ -259,7 +259,7 @@ static status reduce_long(ucx *u, float *data, size_t n)
     share mine = share_of(u, u->rank, n);
     ucx_begin(u, digest(ALL_REDUCE, n, 1));
     for (int r = 0; r < u->size && mine.n > 0; r++)
-        if (r != u->rank) ucx_receive(u, r, heard(u, r, mine.n), mine.n * sizeof *data);
+        if (r != u->rank) ucx_receive(u, r, received(u, r, mine.n), mine.n * sizeof *data);
     for (int r = 0; r < u->size; r++) {
         share s = share_of(u, r, n);
         if (r != u->rank && s.n > 0) ucx_send(u, r, data + s.from, s.n * sizeof *data);

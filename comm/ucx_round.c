@@ -48,7 +48,7 @@ static int awaited_peer(const ucx *u)
     return -1;
 }
 
-static void say_where(ucx *u, bool inside, int64_t idle_us)
+static void publish_wait(ucx *u, bool inside, int64_t idle_us)
 {
     uint64_t ms = ((uint64_t)idle_us + 999) / 1000, peer = 0; /* round up */
     if (idle_us > 0) peer = (uint64_t)(awaited_peer(u) + 1);
@@ -135,7 +135,7 @@ void ucx_begin(ucx *u, uint64_t call)
     u->round++;
     u->call = (uint32_t)(hash_mix64(call) >> (64 - CALL_BITS));
     u->n_messages = 0;
-    say_where(u, true, 0);
+    publish_wait(u, true, 0);
 }
 
 static ucp_request_param_t request_of(ucx_message *m)
@@ -230,14 +230,14 @@ static void wait_open(ucx *u, int64_t deadline_us)
     int64_t idle_us = 0;
     for (unsigned idle = 0; u->n_open > 0 && !atomic_load(&u->ended_by);) {
         if (u->lib.ucp_worker_progress(u->worker)) {
-            if (idle_us > 0) say_where(u, true, 0);
+            if (idle_us > 0) publish_wait(u, true, 0);
             idle_us = 0;
             idle = n_busy = 0;
         } else if (++idle > spins + YIELDS) {
             if (clock_now_us() >= deadline_us) ucx_fail(u, "the other ranks are not there in time");
             else {
                 idle_us += sleep_for_event(u, &n_busy);
-                say_where(u, true, idle_us);
+                publish_wait(u, true, idle_us);
             }
         } else if (idle > spins) {
             sched_yield();
@@ -252,6 +252,6 @@ status ucx_end(ucx *u, int64_t deadline_us)
     const char *ended_by = atomic_load(&u->ended_by);
     if (ended_by) abandon(u);
     release_requests(u);
-    say_where(u, false, 0);
+    publish_wait(u, false, 0);
     return ended_by ? status_make(STATUS_IO, ended_by) : STATUS_IS_OK;
 }

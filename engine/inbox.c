@@ -8,14 +8,14 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
 {
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
-    if (s->told == 0) {
+    if (s->queued == 0) {
         atomic_fetch_add(&s->references, 1);
         s->inbox_next = NULL;
         if (in->last) in->last->inbox_next = s;
         else in->first = s;
         in->last = s;
     }
-    s->told |= what;
+    s->queued |= what;
     if (what == INBOX_ADD) atomic_fetch_add(&e->n_prepared, 1);
     pthread_cond_signal(&in->arrived);
     pthread_mutex_unlock(&in->lock);
@@ -41,8 +41,8 @@ inbox_batch inbox_drain(engine *e, int64_t wait_us)
     inbox_batch batch = {
         .first = in->first, .flush = in->flush, .lost = in->lost, .stop = in->stop};
     for (engine_stream *s = in->first; s; s = s->inbox_next) {
-        s->taken = s->told;
-        s->told = 0;
+        s->taken = s->queued;
+        s->queued = 0;
         s->taken_next = s->inbox_next;
     }
     in->first = in->last = NULL;

@@ -127,7 +127,7 @@ struct engine_stream {
     bool awaits_prepare;
 
     /* Under inbox.lock. */
-    unsigned told; /* INBOX_* bits; not 0 = the stream is in the inbox, which holds a reference */
+    unsigned queued; /* INBOX_* bits; not 0 = the stream is in the inbox, which holds a reference */
     engine_stream *inbox_next;
 
     /* Written by a tokenizer thread before the engine thread sees the stream. */

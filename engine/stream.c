@@ -100,7 +100,7 @@ static bool ring_reserve(engine_stream *s)
 /* ---- the engine's side ----------------------------------------------------------------------- */
 
 /* Called with the lock held, so that notify is not called after the release. */
-static void tell_reader(engine_stream *s)
+static void notify_reader(engine_stream *s)
 {
     pthread_cond_signal(&s->readable);
     if (s->notify) s->notify(s->notify_ctx);
@@ -140,7 +140,7 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
         strbuf_append(&s->blob, tops->top_ids, ids);
         strbuf_append(&s->blob, tops->top_logprobs, logprobs);
         put_item(s, item);
-        if (!item->held) tell_reader(s);
+        if (!item->held) notify_reader(s);
     }
     pthread_mutex_unlock(&s->lock);
     return ok;
@@ -165,7 +165,7 @@ void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end)
     pthread_mutex_lock(&s->lock);
     s->ends[choice] = *end;
     attach_end(s, choice);
-    tell_reader(s);
+    notify_reader(s);
     pthread_mutex_unlock(&s->lock);
 }
 

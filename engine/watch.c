@@ -17,7 +17,7 @@ static void keep_trouble(engine *e, const char *text)
     pthread_mutex_unlock(&e->stats_lock);
 }
 
-static void tell_trouble(engine *e, const char *text)
+static void log_trouble(engine *e, const char *text)
 {
     keep_trouble(e, text);
     if (e->o.on_trouble) e->o.on_trouble(e->o.on_trouble_ctx, text);
@@ -41,7 +41,7 @@ static void abandon_step(engine *e, int64_t now_us)
     w->abandoned_us = now_us;
     snprintf(text, sizeof text, "step %llu was stuck: %u sequences, %lld ms so far",
              (unsigned long long)w->step, w->n_seqs, (long long)((now_us - w->started_us) / 1000));
-    tell_trouble(e, text);
+    log_trouble(e, text);
     lose_backend(e);
     slots_fail_all(e, STATUS_UNAVAILABLE, text);
     if (e->backend.ops->interrupt) e->backend.ops->interrupt(e->backend.ctx);
@@ -53,7 +53,7 @@ static void abandon_step(engine *e, int64_t now_us)
 static void give_up_backend(engine *e)
 {
     if (atomic_exchange(&e->state, ENGINE_BROKEN) != ENGINE_BROKEN)
-        tell_trouble(
+        log_trouble(
             e, "the stuck step does not end: all requests that waited for the backend have failed");
     slots_turn_away(e, 0);
 }
@@ -141,26 +141,26 @@ static bool is_stopping(engine *e)
 }
 
 /* Clients see `why` alone, without the words that the log has around it. */
-static void tell_delay(engine *e, const char *why)
+static void log_delay(engine *e, const char *why)
 {
     char text[ENGINE_TROUBLE_BYTES];
     snprintf(text, sizeof text, "the backend cannot be made yet: %s", why);
-    tell_trouble(e, text);
+    log_trouble(e, text);
     keep_trouble(e, why);
 }
 
 /* Tries until what the backend needs is there; requests are refused meanwhile. */
 static status restart_when_possible(engine *e, backend *fresh, error *err)
 {
-    char told[sizeof err->text] = "";
+    char last_error[sizeof err->text] = "";
     for (;;) {
         if (is_stopping(e)) return error_set(err, STATUS_ABORTED, "the engine stops");
         forget_loss(e);
         status st = e->o.restart(e->o.restart_ctx, fresh, err);
         if (st.code != STATUS_UNAVAILABLE) return st;
-        if (strcmp(told, err->text) != 0) {
-            snprintf(told, sizeof told, "%s", err->text);
-            tell_delay(e, told);
+        if (strcmp(last_error, err->text) != 0) {
+            snprintf(last_error, sizeof last_error, "%s", err->text);
+            log_delay(e, last_error);
         }
         slots_turn_away(e, RESTART_PAUSE_US);
     }
@@ -210,7 +210,7 @@ static status make_anew(engine *e, bool was_lost, error *err)
  * because of the state can be told why. */
 static void fail_requests(engine *e, const char *text)
 {
-    tell_trouble(e, text);
+    log_trouble(e, text);
     lose_backend(e);
     slots_fail_all(e, STATUS_UNAVAILABLE, text);
 }
@@ -228,7 +228,7 @@ static void recover(engine *e, bool was_lost)
                  (long long)((clock_now_us() - start) / 1000));
     else snprintf(text, sizeof text, "the backend has failed for good: %s", err.text);
     atomic_store(&e->state, fine ? ENGINE_WORKING : ENGINE_BROKEN);
-    tell_trouble(e, text);
+    log_trouble(e, text);
     if (fine) keep_trouble(e, "");
     metrics_publish(e);
 }

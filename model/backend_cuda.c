@@ -200,7 +200,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
 }
 
 /* Waits for work in flight, which must not read what the next step writes, and logs the failure. */
-static void tell_failure(backend_cuda *b, status s)
+static void log_failure(backend_cuda *b, status s)
 {
     const gpu_api *api = b->device.api;
     bool of_plan = s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* all ranks refuse it */
@@ -262,7 +262,7 @@ static status cuda_collect(void *ctx, const step_result **out)
     r->status = f->status;
     if (status_ok(r->status)) r->status = f->started ? await_step(b, f) : run_step(b, f->plan);
     if (status_ok(r->status)) r->n_seqs = f->plan->n_seqs;
-    else tell_failure(b, r->status);
+    else log_failure(b, r->status);
     /* Compute time starts when the step before was collected: the two did not run side by side. */
     int64_t start = f->start_us > b->collected_us ? f->start_us : b->collected_us;
     b->collected_us = clock_now_us();

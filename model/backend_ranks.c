@@ -76,7 +76,7 @@ static void run_step(rank *r)
     if (!status_ok(r->status)) comm_abort(r->comm); /* the others may be waiting for this rank */
 }
 
-static void tell_done(backend_ranks *all)
+static void signal_done(backend_ranks *all)
 {
     pthread_mutex_lock(&all->lock);
     if (--all->n_busy == 0) pthread_cond_signal(&all->done);
@@ -104,10 +104,10 @@ static void *rank_main(void *arg)
     thread_set_name("oct-rank");
     make_rank(r);
     bool stays = !r->all->driven;
-    tell_done(r->all);
+    signal_done(r->all);
     for (uint64_t n = 0; stays && await_order(r->all, n); n++) {
         run_step(r);
-        tell_done(r->all);
+        signal_done(r->all);
     }
     if (stays) destroy_rank(r);
     return NULL;

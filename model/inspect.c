@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Reports a part's failure, which is not fatal. */
-static void tell_problem(strbuf *out, status s, const error *err)
+static void describe_problem(strbuf *out, status s, const error *err)
 {
     strbuf_printf(out, "%s: %s\n", s.code == STATUS_UNSUPPORTED ? "unsupported" : "problem",
                   err->text);
@@ -20,7 +20,7 @@ static void tell_problem(strbuf *out, status s, const error *err)
 
 /* ---- config.json ----------------------------------------------------------------------------- */
 
-static void tell_rope(const char *key, const rope_config *r, strbuf *out)
+static void describe_rope(const char *key, const rope_config *r, strbuf *out)
 {
     static const char *const names[] = {[ROPE_LINEAR] = "linear",
                                         [ROPE_DYNAMIC] = "dynamic",
@@ -39,7 +39,7 @@ static void tell_rope(const char *key, const rope_config *r, strbuf *out)
 }
 
 /* Lists the runs of layers that have the flag. */
-static void tell_layers(const model_config *c, uint8_t flag, strbuf *out)
+static void describe_layers(const model_config *c, uint8_t flag, strbuf *out)
 {
     for (uint32_t l = 0, end; l < c->n_layers; l = end + 1) {
         for (end = l; end < c->n_layers && c->layers[end] & flag;) end++;
@@ -50,25 +50,25 @@ static void tell_layers(const model_config *c, uint8_t flag, strbuf *out)
 }
 
 /* Reports what a plain Llama does not have. */
-static void tell_extras(const model_config *c, strbuf *out)
+static void describe_extras(const model_config *c, strbuf *out)
 {
     if (c->qkv_bias) strbuf_puts(out, "biases: q, k, v\n");
     if (c->qk_norm) strbuf_puts(out, "norms of heads: q, k\n");
     if (c->window) {
         strbuf_printf(out, "window: %u tokens, in layers", c->window);
-        tell_layers(c, LAYER_WINDOW, out);
+        describe_layers(c, LAYER_WINDOW, out);
     }
     if (c->local_rope.theta != 0.0) {
-        tell_rope("rope of layers with a window", &c->local_rope, out);
+        describe_rope("rope of layers with a window", &c->local_rope, out);
     }
     if (c->n_experts == 0) return;
     strbuf_printf(out, "experts: %u of ffn %u, %u for each token, in layers", c->n_experts,
                   c->expert_ffn, c->experts_per_token);
-    tell_layers(c, LAYER_SPARSE, out);
+    describe_layers(c, LAYER_SPARSE, out);
     if (c->shared_ffn) strbuf_printf(out, "expert of every token: ffn %u\n", c->shared_ffn);
 }
 
-static void tell_sampling(const model_config *c, strbuf *out)
+static void describe_sampling(const model_config *c, strbuf *out)
 {
     const struct {
         const char *name;
@@ -85,7 +85,7 @@ static void tell_sampling(const model_config *c, strbuf *out)
     strbuf_putc(out, '\n');
 }
 
-static void tell_config(const model_config *c, strbuf *out)
+static void describe_config(const model_config *c, strbuf *out)
 {
     strbuf_printf(out, "architecture: %s\n", c->architecture);
     strbuf_printf(out, "layers: %u\nhidden: %u\nffn: %u\nvocabulary: %u\ncontext: %u\n",
@@ -93,8 +93,8 @@ static void tell_config(const model_config *c, strbuf *out)
     strbuf_printf(out, "heads: %u query, %u key/value, %u elements each\n", c->n_heads,
                   c->n_kv_heads, c->head_dim);
     strbuf_printf(out, "tied embeddings: %s\n", c->tied_embeddings ? "yes" : "no");
-    tell_rope("rope", &c->rope, out);
-    tell_extras(c, out);
+    describe_rope("rope", &c->rope, out);
+    describe_extras(c, out);
     strbuf_printf(out, "stored as: %s\n", dtype_name(c->stored));
     strbuf_printf(out, "kv bytes for each token: %zu in 16 bits\n",
                   (size_t)c->n_layers * c->n_kv_heads * c->head_dim * 2 * 2);
@@ -102,12 +102,12 @@ static void tell_config(const model_config *c, strbuf *out)
     for (uint32_t i = 0; i < c->n_stop_ids; i++) strbuf_printf(out, " %u", c->stop_ids[i]);
     strbuf_puts(out, c->n_stop_ids ? "\n" : " none\n");
     if (c->bos_id >= 0) strbuf_printf(out, "bos id: %lld\n", (long long)c->bos_id);
-    tell_sampling(c, out);
+    describe_sampling(c, out);
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-static void tell_tensors(const safetensors *st, strbuf *out)
+static void describe_tensors(const safetensors *st, strbuf *out)
 {
     uint64_t bytes[SAFETENSORS_TYPES_N] = {0}, count[SAFETENSORS_TYPES_N] = {0}, parameters = 0;
     for (size_t i = 0; i < st->n_tensors; i++) {
@@ -128,7 +128,7 @@ static void tell_tensors(const safetensors *st, strbuf *out)
 }
 
 /* Counts tensors type by type, and names the types that this build cannot run. */
-static void tell_gguf_tensors(const gguf *g, strbuf *out)
+static void describe_gguf_tensors(const gguf *g, strbuf *out)
 {
     enum { TYPES_MAX = 64 }; /* all type ids of the format are smaller */
     uint64_t bytes[TYPES_MAX] = {0}, count[TYPES_MAX] = {0}, parameters = 0;
@@ -163,36 +163,36 @@ static status match_tensors(const model_config *c, const safetensors *st, quanti
     return result;
 }
 
-static bool tell_file(const char *path, const model_config *c, strbuf *out)
+static bool describe_file(const char *path, const model_config *c, strbuf *out)
 {
     error err = {""};
     gguf g;
     status opened = gguf_open(path, &g, &err);
     if (!status_ok(opened)) {
-        tell_problem(out, opened, &err);
+        describe_problem(out, opened, &err);
         return false;
     }
-    tell_gguf_tensors(&g, out);
+    describe_gguf_tensors(&g, out);
     uint8_t bits = gguf_quant_bits(&g);
     if (bits) strbuf_printf(out, "quantize: auto is int%u\n", bits);
     status matched = c ? match_tensors(c, NULL, NULL, &g, &err) : STATUS_IS_OK;
-    if (!status_ok(matched)) tell_problem(out, matched, &err);
+    if (!status_ok(matched)) describe_problem(out, matched, &err);
     gguf_close(&g);
     return true;
 }
 
 /* c is NULL when config.json could not be read. */
-static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
+static bool describe_weights(const char *dir, const model_config *c, strbuf *out)
 {
-    if (gguf_is_path(dir)) return tell_file(dir, c, out);
+    if (gguf_is_path(dir)) return describe_file(dir, c, out);
     error err = {""};
     safetensors st;
     status opened = safetensors_open(dir, &st, &err);
     if (!status_ok(opened)) {
-        tell_problem(out, opened, &err);
+        describe_problem(out, opened, &err);
         return false;
     }
-    tell_tensors(&st, out);
+    describe_tensors(&st, out);
     quantized q = {0};
     status matched = c && c->quantized ? quantized_open(dir, &q, &err) : STATUS_IS_OK;
     if (q.scheme) {
@@ -201,7 +201,7 @@ static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
         strbuf_putc(out, '\n');
     }
     if (c && status_ok(matched)) matched = match_tensors(c, &st, q.scheme ? &q : NULL, NULL, &err);
-    if (!status_ok(matched)) tell_problem(out, matched, &err);
+    if (!status_ok(matched)) describe_problem(out, matched, &err);
     quantized_close(&q);
     safetensors_close(&st);
     return true;
@@ -209,7 +209,7 @@ static bool tell_weights(const char *dir, const model_config *c, strbuf *out)
 
 /* ---- tokenizer and template ------------------------------------------------------------------ */
 
-static bool tell_tokenizer(const char *dir, strbuf *out)
+static bool describe_tokenizer(const char *dir, strbuf *out)
 {
     error err = {""};
     tokenizer *t;
@@ -220,19 +220,19 @@ static bool tell_tokenizer(const char *dir, strbuf *out)
     } else if (loaded.code == STATUS_NOT_FOUND) {
         strbuf_puts(out, "tokenizer: none\n");
     } else {
-        tell_problem(out, loaded, &err);
+        describe_problem(out, loaded, &err);
     }
     return loaded.code != STATUS_NOT_FOUND;
 }
 
-static void tell_template(const char *dir, strbuf *out)
+static void describe_template(const char *dir, strbuf *out)
 {
     error err = {""};
     strbuf bos = {0}, eos = {0};
     chat_template *t = NULL;
     status loaded = model_template_load(dir, &t, &bos, &eos, &err);
     if (status_ok(loaded)) strbuf_printf(out, "chat template: %s\n", t ? "yes" : "none");
-    else tell_problem(out, loaded, &err);
+    else describe_problem(out, loaded, &err);
     tmpl_destroy(t);
     strbuf_destroy(&bos);
     strbuf_destroy(&eos);
@@ -243,12 +243,12 @@ status model_inspect(const char *dir, strbuf *out, error *err)
     model_config config;
     error config_error = {""};
     status read = model_config_load(dir, NULL, 0, &config, &config_error);
-    if (status_ok(read)) tell_config(&config, out);
-    else tell_problem(out, read, &config_error);
+    if (status_ok(read)) describe_config(&config, out);
+    else describe_problem(out, read, &config_error);
 
-    bool weights = tell_weights(dir, status_ok(read) ? &config : NULL, out);
-    bool tokens = tell_tokenizer(dir, out);
-    tell_template(dir, out);
+    bool weights = describe_weights(dir, status_ok(read) ? &config : NULL, out);
+    bool tokens = describe_tokenizer(dir, out);
+    describe_template(dir, out);
     if (!status_ok(read) && !weights && !tokens) /* the rest of out says why for each part */
         return error_set(err, read.code, "%s", config_error.text);
     return out->failed ? error_set(err, STATUS_NO_MEMORY, "%s: out of memory", dir) : STATUS_IS_OK;

@@ -159,8 +159,8 @@ typedef struct backend_options {
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
     const char *cache_dir;  // NULL, or the folder of the cache of packed weights; unused with dummy
     /* Called with a log line about the cache, on the thread that makes a rank; may be NULL. */
-    void (*tell)(void *ctx, const char *line);
-    void *tell_ctx;
+    void (*log_line)(void *ctx, const char *line);
+    void *log_ctx;
     /* weights_options.progress of rank 0, called on the thread that makes that rank. */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);
     void *progress_ctx;

@@ -348,7 +348,7 @@ void sampler_run(sampler *s, const sampler_draw *draws, size_t n)
 {
     sampler_job job = {s, draws};
     thread_pool_for(s->pool, n, 1, run_range, &job);
-    sampler_told(s, draws, n);
+    sampler_count_drawn(s, draws, n);
 }
 
 /* ---- for a backend that draws elsewhere ------------------------------------------------------ */
@@ -373,7 +373,7 @@ const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, u
     return p;
 }
 
-void sampler_told(sampler *s, const sampler_draw *draws, size_t n)
+void sampler_count_drawn(sampler *s, const sampler_draw *draws, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         sampler_seq *q = &s->seqs[draws[i].seq];

@@ -49,6 +49,6 @@ typedef struct sampler_edits {
 const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, uint64_t *key,
                                       sampler_edit *edits, sampler_edits *n);
 /* Adds the tokens that were drawn elsewhere to the histories. */
-void sampler_told(sampler *s, const sampler_draw *draws, size_t n);
+void sampler_count_drawn(sampler *s, const sampler_draw *draws, size_t n);
 
 #endif

@@ -9,7 +9,7 @@
 
 _Static_assert(MODEL_LAYERS_MAX <= 64 * PKV_WINDOW_WORDS, "a bit for each layer");
 
-static void tell_windows(const model_config *c, pkv_geometry *g)
+static void set_windows(const model_config *c, pkv_geometry *g)
 {
     g->window = c->window;
     memset(g->window_layers, 0, sizeof g->window_layers);
@@ -49,7 +49,7 @@ status sizes_geometry(const backend_options *o, pkv_geometry *out, error *err)
     *out = o->geometry;
     out->n_layers = o->config->n_layers;
     out->n_kv_heads = o->config->n_kv_heads;
-    tell_windows(o->config, out);
+    set_windows(o->config, out);
     RETURN_IF_ERROR(pkv_geometry_check(out, err));
     return check_format(o, err);
 }
@@ -69,8 +69,8 @@ weights_options sizes_weights(const backend_options *o, const model_config *conf
         .size = size,
         .ranks_here = o->ranks_here,
         .cache_dir = o->cache_dir,
-        .tell = o->tell,
-        .tell_ctx = o->tell_ctx,
+        .log_line = o->log_line,
+        .log_ctx = o->log_ctx,
         .progress = rank == 0 ? o->progress : NULL,
         .progress_ctx = o->progress_ctx,
         .given_up = o->given_up,

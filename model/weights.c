@@ -310,7 +310,7 @@ static bool is_given_up(const loader *ld)
     return ld->o->given_up && atomic_load(ld->o->given_up);
 }
 
-static void tell_progress(loader *ld, uint64_t elements)
+static void log_progress(loader *ld, uint64_t elements)
 {
     ld->done += elements;
     if (ld->o->progress) ld->o->progress(ld->o->progress_ctx, ld->done, ld->total);
@@ -343,10 +343,10 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         pack_rows(ld, p, first_row + i, n, rows + p->col * element);
         size_t from = s->begin + row * s->row_bytes; /* inexact for rows in pairs */
         if (s->map) file_map_release(s->map, from, from + n * s->row_bytes);
-        tell_progress(ld, (uint64_t)n * p->n_cols);
+        log_progress(ld, (uint64_t)n * p->n_cols);
     }
     if (s->quantized) file_map_release(s->map, s->begin, s->begin + s->bytes);
-    tell_progress(ld, (uint64_t)(p->n_rows - count) * p->n_cols);
+    log_progress(ld, (uint64_t)(p->n_rows - count) * p->n_cols);
     return STATUS_IS_OK;
 }
 
@@ -521,11 +521,11 @@ static void list_places(loader *ld, strbuf *out)
     if (head_is_copy(ld->o)) list_matrix(ld, "head", &ld->w.head, out);
 }
 
-static void tell(const weights_options *o, const char *about, const char *what)
+static void log_line(const weights_options *o, const char *about, const char *what)
 {
     char line[WEIGHTS_CACHE_PATH_MAX + 64];
     snprintf(line, sizeof line, "%s: %s", about, what);
-    if (o->tell) o->tell(o->tell_ctx, line);
+    if (o->log_line) o->log_line(o->log_ctx, line);
 }
 
 /* Hashes all that decides the packed bytes: kind, files, and which rows go where. */
@@ -550,11 +550,11 @@ static void keep_in_cache(const loader *ld, const weights_image *image)
     error why;
     char path[WEIGHTS_CACHE_PATH_MAX];
     if (cache_key(ld, image->kind) != image->key)
-        tell(ld->o, ld->o->dir, "files changed while they were read: not kept");
+        log_line(ld->o, ld->o->dir, "files changed while they were read: not kept");
     else if (!status_ok(weights_cache_path(image, path, &why)) ||
              !status_ok(weights_cache_write(image, &why)))
-        tell(ld->o, why.text, "not kept");
-    else tell(ld->o, path, "written");
+        log_line(ld->o, why.text, "not kept");
+    else log_line(ld->o, path, "written");
 }
 
 /* Loads from the cache, or packs and writes the cache. A bad cache never stops loading. */
@@ -587,7 +587,7 @@ static status load_cached(loader *ld, error *err)
     if (is_given_up(ld)) {
         s = error_set(err, STATUS_ABORTED, "%s: given up", o->dir);
     } else if (!ld->w.from_cache) {
-        if (s.code != STATUS_NOT_FOUND) tell(o, why.text, "packed anew");
+        if (s.code != STATUS_NOT_FOUND) log_line(o, why.text, "packed anew");
         s = load(ld, err);
         if (status_ok(s)) keep_in_cache(ld, &image);
     }

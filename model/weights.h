@@ -72,8 +72,8 @@ typedef struct weights_options {
     uint32_t ranks_here;   // ranks that share this machine's memory; 0 = all
     const char *cache_dir; // NULL, or the cache of packed weights; unused with dummy
     thread_pool *pool;     // its threads read, check and pack
-    void (*tell)(void *ctx, const char *line); // log line about the cache; may be NULL
-    void *tell_ctx;
+    void (*log_line)(void *ctx, const char *line); // log line about the cache; may be NULL
+    void *log_ctx;
     /* Called on the calling thread with the number of elements packed so far; elements that come
      * from the cache are not counted. May be NULL. */
     void (*progress)(void *ctx, uint64_t done, uint64_t total);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WAIT_MS = 200, TELL_US = 1000 * 1000 };
+enum { WAIT_MS = 200, LOG_US = 1000 * 1000 };
 
 static status out_of_memory(error *err)
 {
@@ -337,11 +337,11 @@ static uint64_t expected(const campaign *c)
     return prompts * c->variants.n * (c->o->turns > 1 ? 4 : 1);
 }
 
-static void tell(campaign *c, bool last)
+static void log_progress(campaign *c, bool last)
 {
     int64_t now = clock_now_us();
-    if (!last && now - c->told_us < TELL_US) return;
-    c->told_us = now;
+    if (!last && now - c->logged_us < LOG_US) return;
+    c->logged_us = now;
     fflush(c->records.file);
     double seconds = (double)(now - c->start_us) / 1e6;
     char text[256];
@@ -376,7 +376,7 @@ static status loop(campaign *c, error *err)
         bool more = false;
         for (int i = 0; i < LIVE_MAX; i++) more |= c->lives[i].used;
         if (c->n_running == 0 && (c->stopping || (!more && !find_row(c)))) return STATUS_IS_OK;
-        tell(c, false);
+        log_progress(c, false);
         if (!progressed && c->n_running > 0) c->o->hooks.wait(c->o->hooks.ctx, WAIT_MS);
     }
 }
@@ -385,10 +385,10 @@ status campaign_run(campaign *c, error *err)
 {
     c->jobs = calloc(c->o->in_flight, sizeof *c->jobs);
     if (!c->jobs) return out_of_memory(err);
-    c->start_us = c->told_us = clock_now_us();
+    c->start_us = c->logged_us = clock_now_us();
     c->n_expected = expected(c);
     status st = loop(c, err);
-    tell(c, true);
+    log_progress(c, true);
     for (uint32_t i = 0; i < c->o->in_flight; i++)
         if (c->jobs[i].stream) job_clear(&c->jobs[i]);
     for (int i = 0; i < LIVE_MAX; i++) live_destroy(&c->lives[i]);

@@ -75,7 +75,7 @@ typedef struct campaign {
     uint32_t row, number, n_asked_of_row;
     uint64_t n_made;
     uint64_t n_done, n_expected, n_refused;
-    int64_t start_us, told_us;
+    int64_t start_us, logged_us;
     bool stopping;
 } campaign;
 

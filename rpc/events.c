@@ -14,7 +14,7 @@ struct rpc_events {
     uint64_t next; // the sequence number of the next event
     /* Listeners have been called since one of them last read up to the end. Listeners that have not
      * reached the end find newer events without another call. */
-    bool told;
+    bool notified;
 };
 
 status rpc_events_create(uint32_t capacity, uint32_t page_tokens, rpc_events **out)
@@ -70,17 +70,17 @@ void rpc_events_on_block(void *ctx, const pkv_block_event *event)
     if (event->tokens)
         memcpy(e->tokens + place * e->page_tokens, event->tokens,
                e->page_tokens * sizeof *e->tokens);
-    bool tell = !e->told;
-    e->told = true;
+    bool notify = !e->notified;
+    e->notified = true;
     pthread_mutex_unlock(&e->lock);
-    if (tell) listeners_tell(&e->listeners);
+    if (notify) listeners_notify(&e->listeners);
 }
 
 uint64_t rpc_events_next(rpc_events *e)
 {
     pthread_mutex_lock(&e->lock);
     uint64_t next = e->next;
-    e->told = false;
+    e->notified = false;
     pthread_mutex_unlock(&e->lock);
     return next;
 }
@@ -97,7 +97,7 @@ uint64_t rpc_events_oldest(rpc_events *e)
 static status read_event(rpc_events *e, uint64_t sequence, kv_event *out, uint32_t *tokens)
 {
     if (sequence >= e->next) {
-        e->told = false;
+        e->notified = false;
         return status_make(STATUS_NOT_FOUND, "not yet");
     }
     if (sequence == 0 || e->next - sequence > e->capacity)

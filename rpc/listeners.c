@@ -32,7 +32,7 @@ void listeners_remove(listener_list *list, listener *l)
     pthread_mutex_unlock(&list->lock);
 }
 
-void listeners_tell(listener_list *list)
+void listeners_notify(listener_list *list)
 {
     pthread_mutex_lock(&list->lock);
     for (listener *l = list->first; l; l = l->next) l->notify(l->ctx);

@@ -82,7 +82,7 @@ static bool write_line(rpc_log *log, const char *line, size_t n)
     return done;
 }
 
-static void tell_lost(rpc_log *log)
+static void log_lost(rpc_log *log)
 {
     strbuf line = {0};
     rpc_log_begin(&line, "warning", "log");
@@ -96,7 +96,7 @@ static void put_line(rpc_log *log, const strbuf *line)
 {
     pthread_mutex_lock(&log->lock);
     if (log->torn) write_line(log, "\n", 1);
-    if (log->lost && !log->torn) tell_lost(log);
+    if (log->lost && !log->torn) log_lost(log);
     if (line->failed || log->torn || !write_line(log, line->data, line->size)) log->lost++;
     pthread_mutex_unlock(&log->lock);
 }

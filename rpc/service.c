@@ -8,7 +8,7 @@
 #include <time.h>
 
 /* The shortest time between two log lines about refused requests. */
-enum { TELL_REFUSALS_US = 1000000 };
+enum { LOG_REFUSALS_US = 1000000 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -34,7 +34,7 @@ status service_init(service *s, const rpc_options *options)
 
 void service_drain(service *s)
 {
-    if (!atomic_exchange(&s->draining, true)) listeners_tell(&s->state_listeners);
+    if (!atomic_exchange(&s->draining, true)) listeners_notify(&s->state_listeners);
 }
 
 static engine_state state_of_engine(service *s) { return engine_get_stats(s->o.engine).state; }
@@ -83,18 +83,19 @@ void service_count_refusal(service *s, service_refusal why)
 
 /* Logs how many requests were refused. Overload refuses thousands a second, so they are not logged
  * one by one. */
-static void tell_refusals(service *s)
+static void log_refusals(service *s)
 {
     uint64_t fresh[SERVICE_REFUSALS], sum = 0;
     for (int i = 0; i < SERVICE_REFUSALS; i++) {
-        fresh[i] = atomic_load_explicit(&s->refused[i], memory_order_relaxed) - s->refused_told[i];
+        fresh[i] =
+            atomic_load_explicit(&s->refused[i], memory_order_relaxed) - s->refused_logged[i];
         sum += fresh[i];
     }
     if (sum == 0 || !s->o.log) return;
     strbuf line = {0};
     rpc_log_begin(&line, "warning", "refused");
     for (int i = 0; i < SERVICE_REFUSALS; i++) {
-        s->refused_told[i] += fresh[i];
+        s->refused_logged[i] += fresh[i];
         rpc_log_number(&line, service_refusal_name((service_refusal)i), fresh[i]);
     }
     rpc_log_end(s->o.log, &line);
@@ -103,19 +104,19 @@ static void tell_refusals(service *s)
 void service_tick(service *s)
 {
     int64_t now_us = clock_now_us();
-    if (now_us - s->refused_told_us >= TELL_REFUSALS_US) {
-        s->refused_told_us = now_us;
-        tell_refusals(s);
+    if (now_us - s->refused_logged_us >= LOG_REFUSALS_US) {
+        s->refused_logged_us = now_us;
+        log_refusals(s);
         answers_tick(s);
     }
     bool serving = service_is_serving(s);
-    if (serving != s->was_serving) listeners_tell(&s->state_listeners);
+    if (serving != s->was_serving) listeners_notify(&s->state_listeners);
     s->was_serving = serving;
 }
 
 void service_destroy(service *s)
 {
-    tell_refusals(s);
+    log_refusals(s);
     answers_tick(s);
     answers_destroy(&s->answers);
     listeners_destroy(&s->state_listeners);

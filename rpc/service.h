@@ -29,7 +29,7 @@ void listeners_destroy(listener_list *list);
 void listeners_add(listener_list *list, listener *l);
 /* When this returns, l is not running and is never called again. */
 void listeners_remove(listener_list *list, listener *l);
-void listeners_tell(listener_list *list);
+void listeners_notify(listener_list *list);
 
 /* ---- answers, by route and code (answers.c) -------------------------------------------------- */
 
@@ -85,8 +85,8 @@ typedef struct service {
     uint64_t id_salt;
 
     _Atomic uint64_t refused[SERVICE_REFUSALS]; // requests refused
-    uint64_t refused_told[SERVICE_REFUSALS];    // how many of them the log counts (service_tick)
-    int64_t refused_told_us;
+    uint64_t refused_logged[SERVICE_REFUSALS];  // how many of them the log counts (service_tick)
+    int64_t refused_logged_us;
     bool was_serving; // at the last service_tick
 
     struct service_keys *keys; // NULL = no keys: open to all

@@ -107,8 +107,8 @@ typedef struct worker_server_options {
                         // must have the same value; 0 = 64 MiB
     /* Gets a line about each change of a session, for a log. Called on any of the server's threads.
      * May be NULL. */
-    void (*tell)(void *ctx, const char *line);
-    void *tell_ctx;
+    void (*log_line)(void *ctx, const char *line);
+    void *log_ctx;
 } worker_server_options;
 
 typedef struct worker_server worker_server;

@@ -36,9 +36,9 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
 void sched_describe_session(const sched_entry *e, sched_choice_info *out)
 {
     char *text = out->report.session;
-    size_t n = e->said ? strlen(e->said) : 0;
+    size_t n = e->session_note ? strlen(e->session_note) : 0;
     assert(n < sizeof out->report.session);
-    if (n > 0) memcpy(text, e->said, n);
+    if (n > 0) memcpy(text, e->session_note, n);
     text[n] = '\0';
 }
 

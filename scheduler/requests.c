@@ -180,9 +180,9 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     if (!waiting_reserve(s, s->n_choices + r->n)) return NULL;
     sched_turn turn = sched_turn_of(r);
     bool claims;
-    const char *said;
-    sched_session *session = sched_session_for(s, r, &claims, &said);
-    const sched_session *before = said ? NULL : session;
+    const char *session_note;
+    sched_session *session = sched_session_for(s, r, &claims, &session_note);
+    const sched_session *before = session_note ? NULL : session;
     uint32_t n_turns = before ? before->n_turns + 1 : 1;
     uint32_t max_pressure_drops = max_pressure_drops_of(s, r, before);
     if (!scratch_reserve(s, r, &turn)) return NULL;
@@ -212,7 +212,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .has_sums = retention_has_sums(&turn.policy),
         .session = {r->session[0], r->session[1]},
         .claims = claims,
-        .said = said,
+        .session_note = session_note,
     };
     e->turns = carve(&at, n_turns, sizeof *e->turns);
     e->turns[n_turns - 1] = turn;
@@ -221,7 +221,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     retention_cut(&turn.policy, r->prompt, r->n_prompt, e->seqs[0].tokens);
     e->seqs[0].n_tokens = e->n_prompt;
     e->seqs[0].budget_raised = retention_cut_raises(&turn.policy, r->n_prompt);
-    s->stats.sessions_ignored += said && !claims;
+    s->stats.sessions_ignored += session_note && !claims;
     if (session) sched_session_take(s, session, e);
     if (claims) {
         e->next_claim = s->claims;
@@ -360,7 +360,7 @@ static void leave_session(sched *s, sched_seq *q)
     if (!e->forked || q->computed == 0) return;
     if (q->state == SEQ_RUNNING) q->stores = true;
     else if (!q->swap || !sched_session_store(s, q)) return;
-    if (!e->said) e->said = "stored";
+    if (!e->session_note) e->session_note = "stored";
 }
 
 static void end_choice(sched *s, sched_seq *q, bool finished)
@@ -409,7 +409,7 @@ static void reap(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
     if (q->stores && !sched_session_store(s, q)) {
-        e->said = NULL;
+        e->session_note = NULL;
         sched_describe_session(e, &q->final);
     }
     if (e->claims) sched_session_unclaim(s, e);

@@ -205,7 +205,7 @@ static void take_samples(sched *s, sched_seq *q, const step_seq *share,
 static void forget_session(sched_seq *q)
 {
     q->stores = false;
-    q->entry->said = NULL;
+    q->entry->session_note = NULL;
     sched_describe_session(q->entry, &q->final);
 }
 

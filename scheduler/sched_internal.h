@@ -96,9 +96,9 @@ struct sched_entry {
     uint32_t n_turns;
     bool has_sums; // some policy of its turns keeps running sums
     uint64_t session[2];
-    bool claims;      // whether its last pages are stored as this session
-    const char *said; // what the report says of its session; NULL = nothing
-    sched_seq *seqs;  // [n]
+    bool claims;              // whether its last pages are stored as this session
+    const char *session_note; // what the report says of its session; NULL = nothing
+    sched_seq *seqs;          // [n]
     sched_entry *next_ended, *next_claim;
 };
 
@@ -328,7 +328,7 @@ bool sched_plan_pressure_drop(sched *s);
  * *said: that session has reached its limit of turns, and the request begins another in its
  * place. */
 sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
-                                 const char **said);
+                                 const char **session_note);
 /* Moves the session's pages to the request, unless it begins another session. The session is gone
  * afterwards. */
 void sched_session_take(sched *s, sched_session *session, sched_entry *e);

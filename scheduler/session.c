@@ -95,20 +95,21 @@ static const char *why_not(const sched *s, const sched_session *session, const s
 }
 
 sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
-                                 const char **said)
+                                 const char **session_note)
 {
     *claims = false;
-    *said = NULL;
+    *session_note = NULL;
     if (r->session[0] == 0 && r->session[1] == 0) return NULL;
     sched_session *session = find(s, r->session);
-    if (s->options.max_sessions == 0) *said = "ignored: sessions are off";
-    else if (r->n > 1) *said = "ignored: n is above 1";
-    else if (input_of(r) < r->n_prompt) *said = "ignored: the method cuts the prompt";
-    else if (is_claimed(s, r->session)) *said = "ignored: busy";
-    else if (session) *said = why_not(s, session, r);
-    *claims = !*said;
+    if (s->options.max_sessions == 0) *session_note = "ignored: sessions are off";
+    else if (r->n > 1) *session_note = "ignored: n is above 1";
+    else if (input_of(r) < r->n_prompt) *session_note = "ignored: the method cuts the prompt";
+    else if (is_claimed(s, r->session)) *session_note = "ignored: busy";
+    else if (session) *session_note = why_not(s, session, r);
+    *claims = !*session_note;
     if (!*claims || !session) return NULL;
-    if (session->n_turns == SCHED_MAX_TURNS) *said = "restarted: the session has had 64 turns";
+    if (session->n_turns == SCHED_MAX_TURNS)
+        *session_note = "restarted: the session has had 64 turns";
     return session;
 }
 
@@ -136,7 +137,7 @@ static void drop(sched *s, sched_session *session)
 
 void sched_session_take(sched *s, sched_session *session, sched_entry *e)
 {
-    if (e->said) { /* the request begins another session */
+    if (e->session_note) { /* the request begins another session */
         drop(s, session);
         return;
     }
@@ -149,7 +150,7 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     q->parked = session->parked;
     q->swap = session->swap;
     q->swap_kept = session->swap_kept;
-    e->said = "continued";
+    e->session_note = "continued";
     unlist(s, session);
     alloc_free(&s->alloc, session);
     s->stats.sessions_continued++;

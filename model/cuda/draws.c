@@ -151,5 +151,5 @@ void cuda_drawn(backend_cuda *b, cuda_flight *f)
         if (f->largest) *f->draws[i].out = (step_sample){.token = tokens[row], .logprob = NAN};
         else memcpy(f->draws[i].out, f->host + i, sizeof(gpu_drawn));
     }
-    sampler_told(b->sampler, f->draws, f->n_draws);
+    sampler_count_drawn(b->sampler, f->draws, f->n_draws);
 }

@@ -21,7 +21,7 @@ struct cuda_graphs {
     cuda_device *device;
     entry entries[GRAPHS];
     uint64_t now;
-    bool told; /* a failed capture has been reported */
+    bool logged; /* a failed capture has been reported */
 };
 
 status cuda_graphs_create(cuda_device *d, cuda_graphs **out)
@@ -89,10 +89,10 @@ static void capture(cuda_graphs *all, cuda_forward *f, entry *e, const _Atomic b
     }
     if (e->graph || atomic_load(interrupted)) return;
     e->refused = true;
-    if (!all->told)
+    if (!all->logged)
         fprintf(stderr, "octavo: cuda: some decode steps go without a graph: %s\n",
                 d->api->why(d->g));
-    all->told = true;
+    all->logged = true;
 }
 
 status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batch,

@@ -10,7 +10,7 @@ static const quantized_scheme *const schemes[] = {&quantized_compressed_tensors,
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
-static bool says_something(const json_t *v)
+static bool has_value(const json_t *v)
 {
     if (!v || json_is_null(v) || json_is_false(v)) return false;
     if (json_is_object(v)) return json_object_size(v) > 0;
@@ -21,7 +21,7 @@ static bool says_something(const json_t *v)
 status quantized_refuse(const json_t *json, const char *where, const char *const *keys, error *err)
 {
     for (; *keys; keys++)
-        if (says_something(json_object_get(json, *keys)))
+        if (has_value(json_object_get(json, *keys)))
             return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\" is not supported", where, *keys);
     return STATUS_IS_OK;
 }

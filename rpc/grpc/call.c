@@ -167,8 +167,8 @@ static void send_batch(rpc_call *c, grpc_byte_buffer *message, bool with_status)
     grpc_op ops[3];
     size_t n = 0;
     memset(ops, 0, sizeof ops);
-    if (!c->said_hello) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
-    c->said_hello = true;
+    if (!c->metadata_sent) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    c->metadata_sent = true;
     if (message) {
         ops[n].op = GRPC_OP_SEND_MESSAGE;
         ops[n++].data.send_message.send_message = message;
@@ -227,7 +227,7 @@ bool call_can_send(const rpc_call *c) { return !c->over && !c->finishing && !c->
 
 void call_accept(rpc_call *c)
 {
-    if (call_can_send(c) && !c->said_hello) send_batch(c, NULL, false);
+    if (call_can_send(c) && !c->metadata_sent) send_batch(c, NULL, false);
 }
 
 bool call_send(rpc_call *c, const ProtobufCMessage *m)

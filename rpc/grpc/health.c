@@ -48,20 +48,20 @@ static void check(rpc_call *c, const ProtobufCMessage *m)
 
 typedef struct watch {
     listener changes;
-    bool is_known, has_told;
-    serving_status told;
+    bool is_known, has_sent;
+    serving_status sent;
 } watch;
 
-static void watch_tell(rpc_call *c)
+static void watch_send(rpc_call *c)
 {
     watch *w = call_state(c);
     serving_status now = w->is_known ? status_now(c) : SERVICE_UNKNOWN;
-    if (w->has_told && w->told == now) return;
+    if (w->has_sent && w->sent == now) return;
     health_response response = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
     response.status = now;
     if (!call_send(c, &response.base)) return;
-    w->has_told = true;
-    w->told = now;
+    w->has_sent = true;
+    w->sent = now;
 }
 
 static void watch_begin(rpc_call *c, const ProtobufCMessage *m)
@@ -75,7 +75,7 @@ static void watch_begin(rpc_call *c, const ProtobufCMessage *m)
     w->changes = (listener){.notify = call_wake, .ctx = c};
     call_set_state(c, w);
     if (call_service(c)) listeners_add(&call_service(c)->state_listeners, &w->changes);
-    watch_tell(c);
+    watch_send(c);
 }
 
 static void watch_end(rpc_call *c)
@@ -95,7 +95,7 @@ static const rpc_method methods[] = {
      .input = &grpc__health__v1__health_check_request__descriptor,
      .open = true,
      .message = watch_begin,
-     .writable = watch_tell,
+     .writable = watch_send,
      .ended = watch_end},
 };
 

@@ -76,12 +76,12 @@ struct rpc_call {
     _Atomic uint32_t references; // one for each op in flight, and one until `over`
     _Atomic bool woken;          // an op of call_wake is in flight
     bool sending, receiving;
-    bool said_hello;  // the initial metadata have been sent
-    bool entered;     // the method has been called
-    bool finishing;   // call_finish was called
-    bool over;        // nothing more can be sent; `ended` has been called
-    int cancelled;    // written by RECV_CLOSE_ON_SERVER
-    int64_t since_us; // when the send in flight, or the wait for the first message, began
+    bool metadata_sent; // the initial metadata have been sent
+    bool entered;       // the method has been called
+    bool finishing;     // call_finish was called
+    bool over;          // nothing more can be sent; `ended` has been called
+    int cancelled;      // written by RECV_CLOSE_ON_SERVER
+    int64_t since_us;   // when the send in flight, or the wait for the first message, began
     queue_op closed, received, sent, finished, awake;
     grpc_byte_buffer *incoming, *outgoing;
     arena *delivered; // arena of the message while `message` runs

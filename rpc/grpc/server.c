@@ -288,7 +288,7 @@ status grpc_front_create(service *s, const rpc_service *const *services, size_t 
 void grpc_front_drain(grpc_front *f)
 {
     atomic_store(&f->draining, true);
-    if (f->o.service) listeners_tell(&f->o.service->state_listeners);
+    if (f->o.service) listeners_notify(&f->o.service->state_listeners);
 }
 
 void grpc_front_destroy(grpc_front *f)

@@ -290,8 +290,8 @@ static bool take_body(exchange *e, const char *data, size_t n)
         exchange_drop_body(e);
     }
     if (!e->refusal.status && e->route->has_body) keep_body(e, data, n);
-    if (e->body_received - e->body_told >= PROGRESS_BYTES) {
-        e->body_told = e->body_received;
+    if (e->body_received - e->body_reported >= PROGRESS_BYTES) {
+        e->body_reported = e->body_received;
         watch_progress(&e->server->watch, e->connection);
     }
     return true;

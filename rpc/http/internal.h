@@ -172,7 +172,7 @@ struct exchange {
     bool close;           // the connection ends with this request
     bool failed;          // no answer could be made
     strbuf body;
-    size_t body_received, body_told;
+    size_t body_received, body_reported;
     http_wake wake;
     generation *generation;
     openai_answer *answer;

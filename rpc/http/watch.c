@@ -241,12 +241,12 @@ static uint32_t n_busy(http_watch *w)
     return n;
 }
 
-static void tell_all(http_watch *w, bool *flag, void (*tell)(http_wake *wake))
+static void wake_all(http_watch *w, bool *flag, void (*wake)(http_wake *wake))
 {
     pthread_mutex_lock(&w->lock);
     *flag = true;
     for (http_connection *c = w->first; c; c = c->next)
-        if (c->wake) tell(c->wake);
+        if (c->wake) wake(c->wake);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -254,9 +254,9 @@ void watch_end_all(http_watch *w, int64_t patience_us)
 {
     static const struct timespec nap = {0, 2000000};
     int64_t until_us = clock_now_us() + patience_us;
-    tell_all(w, &w->aborting, wake_abort);
+    wake_all(w, &w->aborting, wake_abort);
     while (n_busy(w) > 0 && clock_now_us() < until_us) nanosleep(&nap, NULL);
-    tell_all(w, &w->closing, wake_cut);
+    wake_all(w, &w->closing, wake_cut);
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */

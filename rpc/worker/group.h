@@ -62,9 +62,9 @@ void unary_end(unary_call *x);
 
 /* What a rank has reported about its waits for other ranks (peers.c). */
 typedef struct peer_view {
-    bool says;             // the rank reports its waits
+    bool reports;          // the rank reports its waits
     comm_wait wait;        // its last report
-    int64_t said_us;       // when that came
+    int64_t reported_us;   // when that came
     uint32_t sent_round;   // last round of which it has sent all messages
     int64_t sent_since_us; // when it first reported that round as sent
     bool suspects;         // it waits for a message that wait.peer has sent
@@ -192,7 +192,7 @@ void heart_leave(worker_link *l);  // ends them: none is in flight when this ret
 
 /* Takes what a rank has reported with its last heartbeat (NULL: nothing). True: the rank is cut off
  * from a peer; `why` gets the text. Call it with the group's lock held. */
-bool peer_is_cut_off(worker_link *l, const comm_wait *said, char *why, size_t size);
+bool peer_is_cut_off(worker_link *l, const comm_wait *report, char *why, size_t size);
 
 /* ---- proxy.c --------------------------------------------------------------------------------- */
 

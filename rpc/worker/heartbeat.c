@@ -10,7 +10,7 @@ enum { PERIOD_US = 250000, UNPACK_LIMIT = 1 << 16 };
 
 /* Calls on_loss, unless the ranks are still being made or the session has failed: their errors tell
  * of the loss then. Call it with the lock held. */
-static void tell_loss(worker_link *l)
+static void report_loss(worker_link *l)
 {
     worker_group *g = l->group;
     error err;
@@ -33,7 +33,7 @@ static void lose(worker_link *l, const char *why, bool in_reach)
         snprintf(l->reason, sizeof l->reason, "%s", why);
         link_count_loss(l);
         if (l->asking) grpc_call_cancel(l->asking, NULL);
-        tell_loss(l);
+        report_loss(l);
     }
     pthread_mutex_unlock(&g->lock);
     if (mine) group_fail(g, l->rank);

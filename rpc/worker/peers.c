@@ -23,15 +23,15 @@ static uint32_t sent_round(const comm_wait *w)
     return w->inside && w->idle_us == 0 ? w->round - 1 : w->round;
 }
 
-static void take(peer_view *v, const comm_wait *said)
+static void take(peer_view *v, const comm_wait *report)
 {
     int64_t now = clock_now_us();
-    uint32_t sent = sent_round(said);
-    if (!v->says || v->sent_round != sent) v->sent_since_us = now;
-    v->says = true;
+    uint32_t sent = sent_round(report);
+    if (!v->reports || v->sent_round != sent) v->sent_since_us = now;
+    v->reports = true;
     v->sent_round = sent;
-    v->wait = *said;
-    v->said_us = now;
+    v->wait = *report;
+    v->reported_us = now;
 }
 
 /* True when the peer had sent the message that this rank waits for before the rank was asked, and
@@ -41,8 +41,9 @@ static bool is_sent(const worker_link *l, const comm_wait *w)
     const worker_group *g = l->group;
     if (!w->inside || w->peer < 0 || (uint32_t)w->peer == l->rank) return false;
     const peer_view *v = &g->links[w->peer].view;
-    return v->says && is_as_far(v->sent_round, w->round) && v->sent_since_us <= l->beat.begun_us &&
-           clock_now_us() - v->said_us < group_silence_us(g) / 2;
+    return v->reports && is_as_far(v->sent_round, w->round) &&
+           v->sent_since_us <= l->beat.begun_us &&
+           clock_now_us() - v->reported_us < group_silence_us(g) / 2;
 }
 
 static bool is_same_wait(const comm_wait *a, const comm_wait *b)
@@ -50,26 +51,26 @@ static bool is_same_wait(const comm_wait *a, const comm_wait *b)
     return a->round == b->round && a->peer == b->peer && a->idle_us >= b->idle_us;
 }
 
-bool peer_is_cut_off(worker_link *l, const comm_wait *said, char *why, size_t size)
+bool peer_is_cut_off(worker_link *l, const comm_wait *report, char *why, size_t size)
 {
     worker_group *g = l->group;
     peer_view *v = &l->view;
-    if (!said) {
+    if (!report) {
         *v = (peer_view){0};
         return false;
     }
-    take(v, said);
-    if (!is_sent(l, said)) {
+    take(v, report);
+    if (!is_sent(l, report)) {
         v->suspects = false;
         return false;
     }
-    if (!v->suspects || !is_same_wait(said, &v->since)) {
+    if (!v->suspects || !is_same_wait(report, &v->since)) {
         v->suspects = true;
-        v->since = *said;
+        v->since = *report;
     }
-    int64_t waited_us = said->idle_us - v->since.idle_us;
+    int64_t waited_us = report->idle_us - v->since.idle_us;
     if (waited_us < patience_us(g)) return false;
-    const worker_link *peer = &g->links[said->peer];
+    const worker_link *peer = &g->links[report->peer];
     snprintf(why, size,
              "nothing from rank %u (%s) for %.1f s, though it has sent: the network between the "
              "two is cut",

@@ -89,7 +89,7 @@ static void on_failed_step(worker_link *l)
         g->grace_until_us = clock_now_us() + group_silence_us(g) + GRACE_EXTRA_US;
 }
 
-static status say(worker_link *l, status_code code, const char *text)
+static status fail_with(worker_link *l, status_code code, const char *text)
 {
     error err;
     error_set(&err, code, "%s", text);
@@ -168,7 +168,7 @@ static void on_received(worker_link *l, bool ok)
     if (!status_ok(st)) {
         error_prefix(&err, "result");
         s->answered = true;
-        s->status = say(l, STATUS_INTERNAL, err.text);
+        s->status = fail_with(l, STATUS_INTERNAL, err.text);
         group_fail(l->group, l->rank);
         return;
     }
@@ -178,7 +178,7 @@ static void on_received(worker_link *l, bool ok)
     }
     step_result *r = &s->store.result;
     if (status_ok(r->status)) return;
-    r->status = say(l, r->status.code, s->store.text);
+    r->status = fail_with(l, r->status.code, s->store.text);
     on_failed_step(l);
 }
 
@@ -282,9 +282,9 @@ static status judge_end(worker_link *l)
     uint32_t failed_rank = g->failed_rank;
     snprintf(text, sizeof text, "%s", l->reason);
     pthread_mutex_unlock(&g->lock);
-    if (lost) return say(l, STATUS_UNAVAILABLE, text);
-    if (interrupted) return say(l, STATUS_INTERNAL, "interrupted");
-    if (failed && failed_rank != l->rank) return say(l, STATUS_IO, "its peers failed");
+    if (lost) return fail_with(l, STATUS_UNAVAILABLE, text);
+    if (interrupted) return fail_with(l, STATUS_INTERNAL, "interrupted");
+    if (failed && failed_rank != l->rank) return fail_with(l, STATUS_IO, "its peers failed");
     status_code code = STATUS_UNAVAILABLE;
     snprintf(text, sizeof text, "the connection is gone");
     if (s->ended) text_of_status(s->details, text, sizeof text);
@@ -294,7 +294,7 @@ static status judge_end(worker_link *l)
         link_count_loss(l);
         pthread_mutex_unlock(&g->lock);
     }
-    return say(l, code, text);
+    return fail_with(l, code, text);
 }
 
 /* Packs a plan when its first rank needs it: the same bytes go to all ranks. */

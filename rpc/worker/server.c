@@ -20,9 +20,9 @@ size_t server_part_bytes(const worker_server *s)
     return s->o.part_bytes ? s->o.part_bytes : part_bytes_usual;
 }
 
-static void tell(const worker_server *s, const char *line)
+static void log_line(const worker_server *s, const char *line)
 {
-    if (s->o.tell) s->o.tell(s->o.tell_ctx, line);
+    if (s->o.log_line) s->o.log_line(s->o.log_ctx, line);
 }
 
 /* ---- sessions -------------------------------------------------------------------------------- */
@@ -40,7 +40,7 @@ void server_end_session(worker_server *s, const char *why)
     pthread_cond_signal(&s->work);
     char line[sizeof s->why.text + 64];
     snprintf(line, sizeof line, "the session of rank %u ends: %s", s->config.rank, s->why.text);
-    tell(s, line);
+    log_line(s, line);
 }
 
 static void free_plan(worker_server *s)
@@ -77,7 +77,7 @@ static void reset_session(worker_server *s)
     s->state = WORKER_IDLE;
     for (size_t i = 0; i < WAITERS_MAX; i++)
         if (s->waiters[i].call) call_wake(s->waiters[i].call);
-    tell(s, "idle");
+    log_line(s, "idle");
 }
 
 /* ---- jobs ------------------------------------------------------------------------------------ */

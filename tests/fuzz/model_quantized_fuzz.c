@@ -72,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (text > size - HEAD) text = size - HEAD;
     json_t *config;
     quantized q;
-    strbuf told = {0};
+    strbuf description = {0};
     error err = {""};
     if (!status_ok(json_read_text("config", (const char *)data + HEAD, text, &config, &err)))
         return 0;
@@ -81,10 +81,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check_refusal(s, &err);
     FUZZ_CHECK(status_ok(s) || strncmp(err.text, "config: \"quantization_config\"", 29) == 0);
     if (status_ok(s) && q.scheme) {
-        quantized_describe(&q, &told);
+        quantized_describe(&q, &description);
         match(&q, data + HEAD + text, size - HEAD - text, data[0], data[1]);
     }
-    strbuf_destroy(&told);
+    strbuf_destroy(&description);
     quantized_close(&q);
     return 0;
 }

@@ -259,7 +259,7 @@ void make_request(world *w, world_request *r, uint32_t id)
 
 /* ---- what the world expects ----------------------------------------------------------------- */
 
-static void tell(world *w, world_request *r)
+static void update_answer(world *w, world_request *r)
 {
     r->story.pressure = &w->pressure;
     for (uint32_t c = 0; c < r->request.n; c++) {
@@ -270,12 +270,12 @@ static void tell(world *w, world_request *r)
     r->answer = sim_reference(&w->options.geometry, &r->story);
 }
 
-void make_answer(world *w, world_request *r, const char *said)
+void make_answer(world *w, world_request *r, const char *note)
 {
     sim_story *story = &r->story;
     const world_book *book = r->book < BOOKS ? &w->books[r->book] : NULL;
     story->request = &r->request;
-    if (strcmp(said, "continued") == 0) {
+    if (strcmp(note, "continued") == 0) {
         if (!book || book->n_turns == 0 || r->request.n > 1 || wants_rows(r))
             FAIL(w, "request %llu goes on from nothing", (unsigned long long)r->request.id);
         memcpy(story->turns, book->turns, sizeof story->turns);
@@ -285,14 +285,14 @@ void make_answer(world *w, world_request *r, const char *said)
             r->choices[0].pressure_drops[i] = book->pressure_drops[i];
         }
         r->choices[0].n_pressure_drops = book->n_pressure_drops;
-    } else if (strncmp(said, "ignored: ", 9) != 0 && strncmp(said, "restarted: ", 11) != 0 &&
-               *said) {
-        FAIL(w, "request %llu: session \"%s\"", (unsigned long long)r->request.id, said);
+    } else if (strncmp(note, "ignored: ", 9) != 0 && strncmp(note, "restarted: ", 11) != 0 &&
+               *note) {
+        FAIL(w, "request %llu: session \"%s\"", (unsigned long long)r->request.id, note);
     }
     sim_turn turn = {r->request.n_prompt, UINT32_MAX, r->request.policy};
     retention_policy_resolve(&turn.policy, r->request.max_new_tokens);
     story->turns[story->n_turns++] = turn;
-    tell(w, r);
+    update_answer(w, r);
 }
 
 void note_pressure_drop(world *w, world_request *r, uint32_t choice, uint32_t at)
@@ -304,7 +304,7 @@ void note_pressure_drop(world *w, world_request *r, uint32_t choice, uint32_t at
     if (!c->pressure_drops) c->pressure_drops = new_tokens(w);
     c->pressure_drops[c->n_pressure_drops++] = at;
     w->t->pressure_drops++;
-    tell(w, r);
+    update_answer(w, r);
 }
 
 void note_session(world *w, const world_request *r, uint32_t n_tokens)

@@ -22,7 +22,7 @@ static void need(bool *ok, const char *what, uint64_t n, uint64_t least)
     *ok = false;
 }
 
-bool tally_tell(const tally *t, uint32_t n_requests)
+bool tally_print(const tally *t, uint32_t n_requests)
 {
     bool ok = true;
     size_t n;

@@ -516,8 +516,8 @@ static void check_kept(world *w, const world_request *r, uint32_t c, const sched
 static void check_session(world *w, const world_request *r, const sched_event *event,
                           const sched_choice_info *info)
 {
-    const char *said = info->report.session;
-    bool stored = strcmp(said, "stored") == 0 || strcmp(said, "continued") == 0;
+    const char *note = info->report.session;
+    bool stored = strcmp(note, "stored") == 0 || strcmp(note, "continued") == 0;
     if (r->book == BOOKS || !stored) {
         if (stored) FAIL(w, "a session that nobody asked for");
         return;
@@ -663,5 +663,5 @@ int main(int argc, char **argv)
     for (; done < total; seed++, done += REQUESTS_PER_WORLD)
         for (uint32_t depth = 1; depth <= 2; depth++)
             run_world(seed, depth, REQUESTS_PER_WORLD, false, &t);
-    return tally_tell(&t, done) ? 0 : 1;
+    return tally_print(&t, done) ? 0 : 1;
 }

@@ -125,7 +125,7 @@ static inline bool wants_rows(const world_request *r)
 /* Adds the counters of a world's scheduler. */
 void tally_add(tally *t, const sched_stats *stats);
 /* Prints the counts; false when one of them is below its minimum. */
-bool tally_tell(const tally *t, uint32_t n_requests);
+bool tally_print(const tally *t, uint32_t n_requests);
 /* A log-normal length around the median, within [1, most]. */
 uint32_t length(world *w, uint32_t median, uint32_t most);
 
@@ -134,7 +134,7 @@ retention_policy random_pressure(world *w);
 /* Fills in the request with this id. */
 void make_request(world *w, world_request *r, uint32_t id);
 /* Computes the expected answer, when the scheduler has reported how it resumes the session. */
-void make_answer(world *w, world_request *r, const char *said);
+void make_answer(world *w, world_request *r, const char *note);
 /* Records that a choice was compressed at this length. */
 void note_pressure_drop(world *w, world_request *r, uint32_t choice, uint32_t at);
 /* The session that the request left, if any, has n_tokens. 0: unknown. */

@@ -172,7 +172,7 @@ static void run(const planted *p)
 static bool is_found(const planted *p)
 {
     int ends[2];
-    char said[2048];
+    char output[2048];
     size_t n = 0;
     if (pipe(ends) != 0) return false;
     pid_t child = fork();
@@ -183,15 +183,15 @@ static bool is_found(const planted *p)
         _exit(0);
     }
     close(ends[1]);
-    for (ssize_t some; (some = read(ends[0], said + n, sizeof said - 1 - n)) > 0;)
+    for (ssize_t some; (some = read(ends[0], output + n, sizeof output - 1 - n)) > 0;)
         n += (size_t)some;
-    said[n] = '\0';
+    output[n] = '\0';
     close(ends[0]);
     int status = 0;
     waitpid(child, &status, 0);
     bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    bool found = p->says ? !well && strstr(said, p->says) : well;
-    printf("%s  %-32s %s\n", found ? "PASS" : "FAIL", p->name, found ? "" : said);
+    bool found = p->says ? !well && strstr(output, p->says) : well;
+    printf("%s  %-32s %s\n", found ? "PASS" : "FAIL", p->name, found ? "" : output);
     return found;
 }
 

@@ -339,7 +339,7 @@ static void verdicts(void **state)
         {32 << 20, 9 << 20, 2, "fits: 2 sequences of 2,048 tokens at once"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char said[256];
+        char verdict[256];
         m.options.kv_bytes = cases[i].kv_bytes;
         plan_question q = {.model = &m,
                            .n_devices = 1,
@@ -349,8 +349,8 @@ static void verdicts(void **state)
                            .sequences = cases[i].sequences};
         plan_answer a = answer_of(&q);
         room_of(&q, &a, NULL);
-        assert_int_equal(plan_verdict(&q, &a, said, sizeof said), i == 5);
-        assert_string_equal(said, cases[i].says);
+        assert_int_equal(plan_verdict(&q, &a, verdict, sizeof verdict), i == 5);
+        assert_string_equal(verdict, cases[i].says);
     }
     model_close(&m);
 }

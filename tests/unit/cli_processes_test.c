@@ -468,7 +468,7 @@ static void check_row(const row_spec *r, totals *all)
     close_house(&h);
 }
 
-static void tell(const char *what, const totals *all)
+static void print_totals(const char *what, const totals *all)
 {
     print_message("%s: %u rows: NMSE of logits %.2e, worst answer %.2e, of log-probabilities %.2e; "
                   "%u ties, %llu swaps, %llu replays, %llu tokens cached, %u computed again\n",
@@ -501,7 +501,7 @@ static void a_few_rows(void)
         answer_in_peace(r.setting, &c, r.first_preset, &threads);
         check_row(&r, &all);
     }
-    tell("few", &all);
+    print_totals("few", &all);
 }
 
 /* Every number of ranks that divides the model; every pool with two and three ranks. */
@@ -524,7 +524,7 @@ static void check_model(const char *name, uint32_t m, double *dropped)
                 if (n < 4 || r.pool == (m + nth + n) % POOLS) check_row(&r, &all);
         }
     }
-    tell(name, &all);
+    print_totals(name, &all);
     for (uint32_t i = 0; i < PRESETS_MAX; i++) dropped[i] += all.dropped[i];
 }
 

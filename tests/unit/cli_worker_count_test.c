@@ -31,7 +31,7 @@ static int live(const worker_flags *flags, uint32_t index, int lifeline)
     bool first = ++all->n[index] == 1;
     alarm(PATIENCE_S);
     if (all->never && index == 1) return NEVER_STATUS;
-    worker_say_listening(lifeline);
+    worker_print_listening(lifeline);
     if (first && !all->never && index == 0) raise(SIGKILL);
     if (first && !all->never) return FIRST_STATUS;
     while (poll(&polled, 1, -1) <= 0) continue;

@@ -8,14 +8,14 @@ enum { PAGE = 16, PROMPT = 4 * PAGE + 5, ALL = 4 * PAGE };
 /* Blocks that the cache took in, as reported to the engine's on_block. The engine thread writes the
  * counts, which are read when it has ended. */
 typedef struct blocks {
-    uint32_t told, hidden; // blocks reported with their tokens, and without
+    uint32_t with_tokens, hidden; // blocks reported with their tokens, and without
 } blocks;
 
 static void on_block(void *ctx, const pkv_block_event *event)
 {
     blocks *b = ctx;
     if (event->kind != PKV_BLOCK_STORED) return;
-    b->told += event->tokens != NULL;
+    b->with_tokens += event->tokens != NULL;
     b->hidden += event->tokens == NULL;
 }
 
@@ -70,7 +70,7 @@ static void identities_share_prefixes(void **state)
     assert_int_equal(hit(f, "alice", "pepper", NULL), 0);
     assert_int_equal(hit(f, "bob", "pepper", NULL), ALL);
     end(f);
-    assert_int_equal(b.told, 4);
+    assert_int_equal(b.with_tokens, 4);
     assert_int_equal(b.hidden, 4);
 }
 
@@ -88,7 +88,7 @@ static void identities_are_kept_apart(void **state)
     assert_int_equal(hit(f, NULL, "alice", NULL), 0); /* a salt is no identity */
     assert_int_equal(hit(f, NULL, NULL, NULL), 0);
     end(f);
-    assert_int_equal(b.told, 4); /* of the last block alone */
+    assert_int_equal(b.with_tokens, 4); /* of the last block alone */
     assert_int_equal(b.hidden, 5 * 4);
 }
 
@@ -101,7 +101,7 @@ static void sessions_tell_no_tokens(void **state)
     assert_int_equal(hit(f, NULL, NULL, "chat"), 0);
     assert_int_equal(hit(f, NULL, NULL, NULL), ALL);
     end(f);
-    assert_int_equal(b.told, 0);
+    assert_int_equal(b.with_tokens, 0);
     assert_int_equal(b.hidden, 4);
 }
 

@@ -247,65 +247,65 @@ static void take_turn(fixture *f, uint32_t turn, const char *identity, const cha
 static void a_turn_goes_on_from_the_last(void **state)
 {
     fixture *f = *state;
-    char said[96];
+    char note[96];
     with_sessions(f, 4, 1000000000);
-    take_turn(f, 0, NULL, NULL, "s", said);
-    assert_string_equal(said, "stored");
+    take_turn(f, 0, NULL, NULL, "s", note);
+    assert_string_equal(note, "stored");
     engine_stats before = engine_get_stats(f->engine);
     assert_int_equal(before.sched.sessions_idle, 1);
     assert_int_equal(before.sched.logical_tokens, FIRST + OUTPUT - 1);
     for (uint32_t turn = 1; turn < 4; turn++) {
-        take_turn(f, turn, NULL, NULL, "s", said);
-        assert_string_equal(said, "continued");
+        take_turn(f, turn, NULL, NULL, "s", note);
+        assert_string_equal(note, "continued");
     }
     engine_stats after = engine_get_stats(f->engine);
     assert_int_equal(after.sched.sessions_idle, 1);
     assert_int_equal(after.sched.sessions_continued, 3);
-    take_turn(f, 4, NULL, NULL, NULL, said);
-    assert_string_equal(said, "");
+    take_turn(f, 4, NULL, NULL, NULL, note);
+    assert_string_equal(note, "");
 }
 
 static void sessions_are_ones_own(void **state)
 {
     fixture *f = *state;
-    char said[96];
+    char note[96];
     with_sessions(f, 4, 1000000000);
-    take_turn(f, 0, "alice", NULL, "s", said);
-    assert_string_equal(said, "stored");
-    take_turn(f, 1, "bob", NULL, "s", said);
-    assert_string_equal(said, "stored");
-    take_turn(f, 1, "alice", "pepper", "s", said);
-    assert_string_equal(said, "stored");
-    take_turn(f, 1, "alice", NULL, "t", said);
-    assert_string_equal(said, "stored");
-    take_turn(f, 1, "alice", NULL, "s", said);
-    assert_string_equal(said, "continued");
+    take_turn(f, 0, "alice", NULL, "s", note);
+    assert_string_equal(note, "stored");
+    take_turn(f, 1, "bob", NULL, "s", note);
+    assert_string_equal(note, "stored");
+    take_turn(f, 1, "alice", "pepper", "s", note);
+    assert_string_equal(note, "stored");
+    take_turn(f, 1, "alice", NULL, "t", note);
+    assert_string_equal(note, "stored");
+    take_turn(f, 1, "alice", NULL, "s", note);
+    assert_string_equal(note, "continued");
 }
 
 static void a_session_ends_while_nothing_happens(void **state)
 {
     fixture *f = *state;
-    char said[96];
+    char note[96];
     with_sessions(f, 4, 20000);
-    take_turn(f, 0, NULL, NULL, "s", said);
-    assert_string_equal(said, "stored");
+    take_turn(f, 0, NULL, NULL, "s", note);
+    assert_string_equal(note, "stored");
     while (engine_get_stats(f->engine).sched.sessions_idle > 0) nap();
     engine_stats stats = engine_get_stats(f->engine);
     assert_int_equal(stats.sched.sessions_expired, 1);
     assert_int_equal(stats.sched.logical_tokens, 0);
     assert_int_equal(stats.sched.pages.used, 0);
-    take_turn(f, 1, NULL, NULL, "s", said);
-    assert_string_equal(said, "stored");
+    take_turn(f, 1, NULL, NULL, "s", note);
+    assert_string_equal(note, "stored");
 }
 
 static void a_reason_is_given(void **state)
 {
     fixture *f = *state;
-    char said[96];
+    char note[96];
     with_sessions(f, 4, 1000000000);
-    take_turn(f, 2, NULL, NULL, "s", said);
-    take_turn(f, 1, NULL, NULL, "s", said); /* a shorter prompt */
-    if (strncmp(said, "ignored: ", 9) != 0) fail_msg("\"%s\"", said);
+    take_turn(f, 2, NULL, NULL, "s", note);
+    take_turn(f, 1, NULL, NULL, "s", note); /* a shorter prompt */
+    if (strncmp(note, "ignored: ", 9) != 0) fail_msg("\"%s\"", note);
     engine_request r = request("{" PROMPT ", \"session\": \"s\", \"n\": 2, \"temperature\": 1}");
     retention_report report = report_of(f, &r);
     engine_request_destroy(&r);
@@ -316,10 +316,10 @@ static void a_reason_is_given(void **state)
 static void without_room_there_are_none(void **state)
 {
     fixture *f = *state;
-    char said[96];
+    char note[96];
     with_sessions(f, 0, 1000000000);
-    take_turn(f, 0, NULL, NULL, "s", said);
-    if (strncmp(said, "ignored: ", 9) != 0) fail_msg("\"%s\"", said);
+    take_turn(f, 0, NULL, NULL, "s", note);
+    if (strncmp(note, "ignored: ", 9) != 0) fail_msg("\"%s\"", note);
     assert_int_equal(engine_get_stats(f->engine).sched.sessions_idle, 0);
 }
 
@@ -327,7 +327,7 @@ static void without_room_there_are_none(void **state)
 static void an_aborted_turn_leaves_nothing(void **state)
 {
     fixture *f = *state;
-    char said[96];
+    char note[96];
     with_sessions(f, 4, 1000000000);
     atomic_store(&f->model.hold_at, 3);
     engine_request r = request("{" PROMPT ", \"session\": \"s\"}");
@@ -343,8 +343,8 @@ static void an_aborted_turn_leaves_nothing(void **state)
     assert_int_equal(got.finish, ENGINE_FINISH_ABORT);
     engine_stats stats = engine_get_stats(f->engine);
     assert_int_equal(stats.sched.sessions_idle, 0);
-    take_turn(f, 0, NULL, NULL, "s", said);
-    assert_string_equal(said, "stored");
+    take_turn(f, 0, NULL, NULL, "s", note);
+    assert_string_equal(note, "stored");
 }
 
 int main(void)

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-static const char *told(const char *dir, strbuf *out)
+static const char *describe(const char *dir, strbuf *out)
 {
     error err = {""};
     strbuf_clear(out);
@@ -28,7 +28,7 @@ static void good_folders(void **state)
 {
     (void)state;
     strbuf out = {0};
-    const char *text = told("tests/golden/models/gqa8_bf16", &out);
+    const char *text = describe("tests/golden/models/gqa8_bf16", &out);
     has_line(text, "architecture: LlamaForCausalLM");
     has_line(text, "heads: 8 query, 1 key/value, 48 elements each");
     has_line(text, "rope: theta 500000");
@@ -38,7 +38,7 @@ static void good_folders(void **state)
     has_line(text, "tokenizer: none");
     assert_null(strstr(text, "problem"));
     assert_null(strstr(text, "unsupported"));
-    text = told("tests/golden/models/llama3_rope_f32", &out);
+    text = describe("tests/golden/models/llama3_rope_f32", &out);
     has_line(text, "rope: theta 10000, llama3, factor 8, low 1, high 4, original context 32");
     has_line(text, "tied embeddings: yes");
     strbuf_destroy(&out);
@@ -48,24 +48,24 @@ static void what_families_add(void **state)
 {
     (void)state;
     strbuf out = {0};
-    const char *text = told("tests/golden/models/qwen3_moe_some_bf16", &out);
+    const char *text = describe("tests/golden/models/qwen3_moe_some_bf16", &out);
     has_line(text, "norms of heads: q, k");
     has_line(text, "experts: 9 of ffn 27, 4 for each token, in layers 1");
-    text = told("tests/golden/models/qwen2_window_bf16", &out);
+    text = describe("tests/golden/models/qwen2_window_bf16", &out);
     has_line(text, "biases: q, k, v");
     has_line(text, "window: 17 tokens, in layers 1-2");
     has_line(text,
              "rope: theta 1e+06, yarn, factor 4, original context 64, attention factor 1.13863");
-    text = told("tests/golden/models/qwen2_moe_f32", &out);
+    text = describe("tests/golden/models/qwen2_moe_f32", &out);
     has_line(text, "experts: 6 of ffn 12, 2 for each token, in layers 0-1");
     has_line(text, "expert of every token: ffn 28");
-    text = told("tests/golden/models/gemma3_f32", &out);
+    text = describe("tests/golden/models/gemma3_f32", &out);
     has_line(text, "rope: theta 1e+06, linear, factor 8");
     has_line(text, "rope of layers with a window: theta 10000");
     has_line(text, "window: 11 tokens, in layers 0 2");
-    text = told("tests/golden/models/qwen3_layers_bf16", &out);
+    text = describe("tests/golden/models/qwen3_layers_bf16", &out);
     has_line(text, "window: 5 tokens, in layers 0 2");
-    text = told("tests/golden/models/internlm2_long_bf16", &out);
+    text = describe("tests/golden/models/internlm2_long_bf16", &out);
     has_line(text, "rope: theta 10000, dynamic, factor 2.5");
     assert_null(strstr(text, "problem"));
     assert_null(strstr(text, "unsupported"));
@@ -87,7 +87,7 @@ static void unknown_things_are_named(void **state)
     folder_safetensors(&f, "model.safetensors",
                        "{\"w\":{\"dtype\":\"I8\",\"shape\":[2,3],\"data_offsets\":[0,6]}}",
                        "abcdef", 6);
-    const char *text = told(f.dir, &out);
+    const char *text = describe(f.dir, &out);
     assert_non_null(strstr(text, "unsupported: "));
     assert_non_null(strstr(text, "\"MambaForCausalLM\" is not supported\n"));
     has_line(text, "bytes of I8: 6 in 1 tensors");
@@ -98,7 +98,7 @@ static void unknown_things_are_named(void **state)
                 "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64,"
                 " \"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"intermediate_size\": 9,"
                 " \"vocab_size\": 10, \"max_position_embeddings\": 5, \"eos_token_id\": [3, 4]}");
-    text = told(f.dir, &out);
+    text = describe(f.dir, &out);
     has_line(text, "stop ids: 3 4");
     has_line(text, "context: 5");
     assert_non_null(strstr(text, "problem: "));

@@ -30,7 +30,7 @@ typedef struct outcome {
     uint8_t *data;
     size_t bytes;
     bool from_cache;
-    char told[2048];
+    char log[2048];
 } outcome;
 
 static void copy_file(const folder *f, const char *name)
@@ -65,9 +65,9 @@ static int teardown(void **state)
 
 static void listen(void *ctx, const char *line)
 {
-    char *told = ctx;
-    size_t n = strlen(told);
-    snprintf(told + n, sizeof((outcome *)0)->told - n, "%s\n", line);
+    char *log = ctx;
+    size_t n = strlen(log);
+    snprintf(log + n, sizeof((outcome *)0)->log - n, "%s\n", line);
 }
 
 typedef struct reports {
@@ -105,8 +105,8 @@ static outcome load(const fixture *x, how h)
                          .size = h.size ? h.size : 1,
                          .cache_dir = h.cache_dir,
                          .pool = pool,
-                         .tell = listen,
-                         .tell_ctx = out.told,
+                         .log_line = listen,
+                         .log_ctx = out.log,
                          .progress = note_progress,
                          .progress_ctx = &progress};
     if (!status_ok(weights_load(&o, &w, &err))) fail_msg("%s", err.text);
@@ -123,12 +123,12 @@ static outcome load(const fixture *x, how h)
     return out;
 }
 
-static void expect(const fixture *x, how h, const outcome *due, bool from_cache, const char *told)
+static void expect(const fixture *x, how h, const outcome *due, bool from_cache, const char *log)
 {
     outcome is = load(x, h);
-    if (is.from_cache != from_cache || !strstr(is.told, told) || (!*told && *is.told))
+    if (is.from_cache != from_cache || !strstr(is.log, log) || (!*log && *is.log))
         fail_msg("from cache: %d, due %d; told \"%s\", due \"%s\"", is.from_cache, from_cache,
-                 is.told, told);
+                 is.log, log);
     assert_int_equal(is.bytes, due->bytes);
     assert_memory_equal(is.data, due->data, due->bytes);
     free(is.data);
@@ -172,7 +172,7 @@ static void what_is_kept_is_what_was_packed(void **state)
     for (size_t i = 0; i < WAYS; i++) {
         how h = ways[i];
         due[i] = load(x, h);
-        assert_string_equal(due[i].told, "");
+        assert_string_equal(due[i].log, "");
         h.cache_dir = x->cache.dir;
         expect(x, h, &due[i], false, ": written");
     }
@@ -239,9 +239,9 @@ static void put(const char *path, const uint8_t *data, size_t n)
 }
 
 /* The file is replaced by a good one after it was refused. */
-static void expect_refused(const fixture *x, const outcome *due, const char *told)
+static void expect_refused(const fixture *x, const outcome *due, const char *log)
 {
-    expect(x, int4(x), due, false, told);
+    expect(x, int4(x), due, false, log);
     expect(x, int4(x), due, true, "");
 }
 
@@ -300,7 +300,7 @@ static void flipped_bytes(void **state)
     size_t table = number_at(k.data, TABLE_AT), data = k.n - number_at(k.data, DATA_AT);
     const struct {
         size_t at;
-        const char *told;
+        const char *log;
     } flips[] = {{0, "not a file of packed weights"},
                  {VERSION_AT, "this build has"},
                  {VERSION_AT + 7, "this build has"},
@@ -321,7 +321,7 @@ static void flipped_bytes(void **state)
         k.data[flips[i].at] ^= 0x10;
         put(k.path, k.data, k.n);
         k.data[flips[i].at] ^= 0x10;
-        expect_refused(x, &due, flips[i].told);
+        expect_refused(x, &due, flips[i].log);
     }
     free(k.data);
     free(due.data);
@@ -344,7 +344,7 @@ static void headers_that_fit_but_are_not_ours(void **state)
     static const struct {
         size_t at;
         uint64_t value;
-        const char *told;
+        const char *log;
     } rows[] = {{VERSION_AT, 0, "version 0, this build has"},
                 {VERSION_AT, WEIGHTS_CACHE_VERSION + 1, "this build has"},
                 {KEY_AT, 1, "stale"},
@@ -358,7 +358,7 @@ static void headers_that_fit_but_are_not_ours(void **state)
         memcpy(k.data + rows[i].at, &rows[i].value, sizeof before);
         put_sealed(&k);
         memcpy(k.data + rows[i].at, &before, sizeof before);
-        expect_refused(x, &due, rows[i].told);
+        expect_refused(x, &due, rows[i].log);
     }
     k.data[HEADER] ^= 1; /* another tensor's name */
     size_t data = k.n - number_at(k.data, DATA_AT);
@@ -456,7 +456,7 @@ static void *start_often(void *arg)
         outcome is = load(s->x, int4(s->x));
         s->n_wrong += is.bytes != s->due->bytes || memcmp(is.data, s->due->data, is.bytes) != 0;
         /* A first reader finds no file or a whole one, never half a file. */
-        s->n_wrong += strstr(is.told, "packed anew") || strstr(is.told, "not kept");
+        s->n_wrong += strstr(is.log, "packed anew") || strstr(is.log, "not kept");
         free(is.data);
         char path[512];
         if (i % 2 == 1) continue;

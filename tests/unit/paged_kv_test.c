@@ -16,7 +16,7 @@ typedef struct fixture {
     allocator alloc;
     pkv *kv;
     struct {
-        bool stored, told; /* told: with its tokens */
+        bool stored, with_tokens;
         uint64_t hash, parent;
     } events[64];
     int n_events;
@@ -41,7 +41,7 @@ static void record(void *ctx, const pkv_block_event *event)
     fixture *f = ctx;
     assert_true(f->n_events < 64);
     f->events[f->n_events].stored = event->kind == PKV_BLOCK_STORED;
-    f->events[f->n_events].told = event->tokens != NULL;
+    f->events[f->n_events].with_tokens = event->tokens != NULL;
     f->events[f->n_events].hash = event->hash;
     f->events[f->n_events++].parent = event->parent;
 }
@@ -445,7 +445,7 @@ static bool tells_tokens(fixture *f, uint32_t seq, uint32_t from, uint32_t to)
     pkv_seq_publish(f->kv, seq, text(), to);
     assert_int_equal(f->n_events, before + 1);
     assert_true(f->events[before].stored && f->events[before].hash != 0);
-    return f->events[before].told;
+    return f->events[before].with_tokens;
 }
 
 static void a_hidden_sequence_tells_no_tokens(void **state)

@@ -93,27 +93,27 @@ static void one_word_for_many_events(void **state)
     rpc_events *e;
     kv_event k;
     uint32_t tokens[PAGE];
-    _Atomic int told = 0;
-    listener l = {.notify = count_call, .ctx = &told};
+    _Atomic int n_notified = 0;
+    listener l = {.notify = count_call, .ctx = &n_notified};
     assert_true(status_ok(rpc_events_create(KEPT, PAGE, &e)));
     listeners_add(rpc_events_listeners(e), &l);
     for (uint64_t n = 1; n <= 5; n++) stored(e, n);
-    assert_int_equal(atomic_load(&told), 1);
+    assert_int_equal(atomic_load(&n_notified), 1);
     /* A reader in the middle finds the rest without a notification; one that saw the end is
      * notified. */
     assert_true(status_ok(rpc_events_read(e, 1, &k, tokens)));
     stored(e, 6);
-    assert_int_equal(atomic_load(&told), 1);
+    assert_int_equal(atomic_load(&n_notified), 1);
     assert_int_equal(rpc_events_read(e, 7, &k, tokens).code, STATUS_NOT_FOUND);
     stored(e, 7);
-    assert_int_equal(atomic_load(&told), 2);
+    assert_int_equal(atomic_load(&n_notified), 2);
     (void)rpc_events_next(e);
     stored(e, 8);
-    assert_int_equal(atomic_load(&told), 3);
+    assert_int_equal(atomic_load(&n_notified), 3);
     listeners_remove(rpc_events_listeners(e), &l);
     (void)rpc_events_next(e);
     stored(e, 9);
-    assert_int_equal(atomic_load(&told), 3);
+    assert_int_equal(atomic_load(&n_notified), 3);
     rpc_events_destroy(e);
 }
 
@@ -123,7 +123,7 @@ enum { READERS = 3, EVENTS = 20000 };
 
 typedef struct reader {
     rpc_events *events;
-    _Atomic int told;
+    _Atomic int n_notified;
     listener listener;
     uint64_t seen, lost;
     pthread_t thread;
@@ -146,7 +146,7 @@ static void *follow(void *ctx)
             r->lost += oldest - next;
             next = oldest;
         } else {
-            while (atomic_exchange(&r->told, 0) == 0) rpc_fixture_nap();
+            while (atomic_exchange(&r->n_notified, 0) == 0) rpc_fixture_nap();
         }
     }
     return NULL;
@@ -162,7 +162,7 @@ static void readers_follow_a_writer(void **state)
     for (int i = 0; i < READERS; i++) {
         reader *r = &readers[i];
         r->events = e;
-        r->listener = (listener){.notify = count_call, .ctx = &r->told};
+        r->listener = (listener){.notify = count_call, .ctx = &r->n_notified};
         listeners_add(rpc_events_listeners(e), &r->listener);
         assert_int_equal(pthread_create(&r->thread, NULL, follow, r), 0);
     }

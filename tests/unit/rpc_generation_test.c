@@ -215,8 +215,8 @@ static void draining_refuses_and_tells(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
     (void)state;
-    _Atomic int told = 0;
-    listener l = {.notify = count_call, .ctx = &told};
+    _Atomic int n_notified = 0;
+    listener l = {.notify = count_call, .ctx = &n_notified};
     listeners_add(&f->service.state_listeners, &l);
     atomic_store(&f->hold, true);
     generation *g = rpc_fixture_start(f, "{\"prompt\": \"x\"}", 1, NULL);
@@ -224,7 +224,7 @@ static void draining_refuses_and_tells(void **state)
     assert_string_equal(service_state(&f->service), "serving");
     service_drain(&f->service);
     service_drain(&f->service);
-    assert_int_equal(atomic_load(&told), 1);
+    assert_int_equal(atomic_load(&n_notified), 1);
     assert_false(service_is_serving(&f->service));
     assert_string_equal(service_state(&f->service), "draining");
     engine_request r = rpc_fixture_request("{\"prompt\": \"x\"}");
@@ -450,16 +450,16 @@ static void nothing_is_read_without_a_word(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
     (void)state;
-    _Atomic int told = 0;
+    _Atomic int n_notified = 0;
     engine_request r = rpc_fixture_request("{\"prompt\": \"x\", \"n\": 2}");
-    generation_options o = {.surface = "test", .notify = count_call, .notify_ctx = &told};
+    generation_options o = {.surface = "test", .notify = count_call, .notify_ctx = &n_notified};
     for (int i = 0; i < 20; i++) {
         generation *g;
         generation_output out;
         uint32_t n_ends = 0;
         assert_true(status_ok(generation_start(&f->service, &r, 1, &o, &g, NULL)));
         while (!generation_ended(g)) {
-            while (atomic_exchange(&told, 0) == 0) rpc_fixture_nap();
+            while (atomic_exchange(&n_notified, 0) == 0) rpc_fixture_nap();
             while (generation_read(g, &out)) n_ends += out.out.finish != ENGINE_FINISH_NONE;
         }
         assert_int_equal(n_ends, 2);

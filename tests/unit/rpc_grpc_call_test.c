@@ -480,7 +480,7 @@ typedef struct wakers {
 static void *wake_always(void *arg)
 {
     wakers *w = arg;
-    while (!atomic_load(&w->stop)) listeners_tell(&ticker);
+    while (!atomic_load(&w->stop)) listeners_notify(&ticker);
     return NULL;
 }
 
@@ -515,7 +515,7 @@ static void test_wake_once(void **state)
     text_message m = TEXT_INIT;
     client_call *k = client_ask(&f->client, "/t.T/Tick", NULL, &m.base);
     assert_true(reaches(&begun, 1));
-    listeners_tell(&ticker);
+    listeners_notify(&ticker);
     assert_true(client_read(k, &in));
     assert_true(reaches(&n_sent, 1)); /* counted after it was sent */
     client_destroy(k);

@@ -92,7 +92,7 @@ static void test_watch(void **state)
     assert_int_equal(next_status(whole), SERVING);
     assert_int_equal(next_status(one), SERVING);
     assert_int_equal(next_status(none), SERVICE_UNKNOWN);
-    listeners_tell(&f->core->service.state_listeners); // nothing has changed: nothing is sent
+    listeners_notify(&f->core->service.state_listeners); // nothing has changed: nothing is sent
     service_drain(&f->core->service);
     assert_int_equal(next_status(whole), NOT_SERVING);
     assert_int_equal(next_status(one), NOT_SERVING);

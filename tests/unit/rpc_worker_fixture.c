@@ -161,12 +161,12 @@ static bool host_waits(void *ctx, comm_wait *out)
     return waits;
 }
 
-static void tell(void *ctx, const char *line)
+static void log_line(void *ctx, const char *line)
 {
     site_rank *r = ctx;
     pthread_mutex_lock(&r->lock);
-    size_t n = strlen(r->told);
-    snprintf(r->told + n, sizeof r->told - n, "%s\n", line);
+    size_t n = strlen(r->log);
+    snprintf(r->log + n, sizeof r->log - n, "%s\n", line);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -174,12 +174,12 @@ void site_await(site_rank *r, const char *line)
 {
     for (int i = 0; i < PATIENCE; i++) {
         pthread_mutex_lock(&r->lock);
-        bool said = strstr(r->told, line);
+        bool found = strstr(r->log, line);
         pthread_mutex_unlock(&r->lock);
-        if (said) return;
+        if (found) return;
         site_nap();
     }
-    fail_msg("\"%s\" does not say '%s'", r->told, line);
+    fail_msg("\"%s\" does not say '%s'", r->log, line);
 }
 
 void site_await_held(site_rank *r)
@@ -187,10 +187,10 @@ void site_await_held(site_rank *r)
     for (int i = 0; i < PATIENCE && !atomic_load(&r->holding); i++) site_nap();
     if (atomic_load(&r->holding)) return;
     pthread_mutex_lock(&r->lock);
-    char told[sizeof r->told];
-    snprintf(told, sizeof told, "%s", r->told);
+    char log[sizeof r->log];
+    snprintf(log, sizeof log, "%s", r->log);
     pthread_mutex_unlock(&r->lock);
-    fail_msg("rank %u was never given what it is to hold; its server said: %s", r->index, told);
+    fail_msg("rank %u was never given what it is to hold; its server said: %s", r->index, log);
 }
 
 /* ---- a site ---------------------------------------------------------------------------------- */
@@ -238,8 +238,8 @@ void site_start_worker(site *s, uint32_t rank, const char *address)
         .host = {r, host_configure, host_join, host_load, host_abort, host_reset, host_waits},
         .silence_us = s->worker_silence_us,
         .part_bytes = s->part_bytes,
-        .tell = tell,
-        .tell_ctx = r,
+        .log_line = log_line,
+        .log_ctx = r,
     };
     if (!status_ok(worker_server_create(&o, &r->server, &err))) fail_msg("%s", err.text);
     if (strncmp(address, "unix:", 5) == 0) snprintf(r->address, sizeof r->address, "%s", address);

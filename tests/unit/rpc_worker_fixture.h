@@ -43,7 +43,7 @@ typedef struct site_rank {
     bool waits;        // the comm reports how it waits:
     comm_wait wait;    // this wait,
     int64_t longer_us; // longer by this much at every reading
-    char told[4096];   // lines that the server logged
+    char log[4096];    // lines that the server logged
 } site_rank;
 
 typedef struct site {

@@ -19,12 +19,12 @@ static site *start(void **state)
     return s;
 }
 
-static void expect_says(const char *text, const char *word)
+static void expect_contains(const char *text, const char *word)
 {
     if (!strstr(text, word)) fail_msg("\"%s\" does not say '%s'", text, word);
 }
 
-static void say(site_rank *r, comm_wait wait, int64_t longer_us)
+static void report_wait(site_rank *r, comm_wait wait, int64_t longer_us)
 {
     pthread_mutex_lock(&r->lock);
     r->waits = true;
@@ -83,24 +83,24 @@ static void a_rank_is_cut_off_from_its_peer(void **state)
     worker_group_on_loss(s->group, hear, &h);
     backend b = begin_held(s, &pass);
     /* Rank 1 has sent its part of the round, and computes. */
-    say(&s->ranks[1], (comm_wait){.round = 7, .peer = -1}, 0);
-    say(&s->ranks[0], (comm_wait){.round = 7, .inside = true, .peer = 1}, WHILE_US);
+    report_wait(&s->ranks[1], (comm_wait){.round = 7, .peer = -1}, 0);
+    report_wait(&s->ranks[0], (comm_wait){.round = 7, .inside = true, .peer = 1}, WHILE_US);
     assert_true(status_ok(b.ops->collect(b.ctx, &r)));
     assert_int_equal(r->status.code, STATUS_UNAVAILABLE);
     char due[320];
     snprintf(due, sizeof due, "rank 0 (%s): nothing from rank 1 (%s) for ", s->ranks[0].address,
              s->ranks[1].address);
-    expect_says(r->status.message, due);
-    expect_says(r->status.message, "the network between the two is cut");
+    expect_contains(r->status.message, due);
+    expect_contains(r->status.message, "the network between the two is cut");
     for (int n = 0; n < NAPS && atomic_load(&h.n) == 0; n++) site_nap();
-    expect_says(h.why, due);
+    expect_contains(h.why, due);
     end_pass(&b, &pass);
     assert_int_equal(atomic_load(&h.n), 1);
     /* Both workers can be told, and are idle. */
     site_await(&s->ranks[0], "idle");
     site_await(&s->ranks[1], "idle");
-    say(&s->ranks[0], (comm_wait){.peer = -1}, 0);
-    say(&s->ranks[1], (comm_wait){.peer = -1}, 0);
+    report_wait(&s->ranks[0], (comm_wait){.peer = -1}, 0);
+    report_wait(&s->ranks[1], (comm_wait){.peer = -1}, 0);
     strbuf out = {0};
     b = site_make_sure(s);
     pass_run(&b, &out);
@@ -115,11 +115,12 @@ static void both_wait_for_each_other(void **state)
     const step_result *r = NULL;
     backend b = begin_held(s, &pass);
     /* Round 2^32 - 1, and the next. */
-    say(&s->ranks[0], (comm_wait){.round = UINT32_MAX, .inside = true, .peer = 1}, WHILE_US);
-    say(&s->ranks[1], (comm_wait){.round = 0, .inside = true, .peer = 0}, WHILE_US);
+    report_wait(&s->ranks[0], (comm_wait){.round = UINT32_MAX, .inside = true, .peer = 1},
+                WHILE_US);
+    report_wait(&s->ranks[1], (comm_wait){.round = 0, .inside = true, .peer = 0}, WHILE_US);
     assert_true(status_ok(b.ops->collect(b.ctx, &r)));
     assert_int_equal(r->status.code, STATUS_UNAVAILABLE);
-    expect_says(r->status.message, "nothing from rank ");
+    expect_contains(r->status.message, "nothing from rank ");
     end_pass(&b, &pass);
 }
 
@@ -135,19 +136,19 @@ static void a_slow_rank_is_not_cut_off(void **state)
     site_pass pass;
     const step_result *r = NULL;
     backend b = begin_held(s, &pass);
-    say(&s->ranks[1], slow[0], 0);
-    say(&s->ranks[0], (comm_wait){.round = 7, .inside = true, .peer = 1}, WHILE_US);
+    report_wait(&s->ranks[1], slow[0], 0);
+    report_wait(&s->ranks[0], (comm_wait){.round = 7, .inside = true, .peer = 1}, WHILE_US);
     for (size_t i = 0; i < sizeof slow / sizeof *slow; i++) {
-        say(&s->ranks[1], slow[i], 0);
+        report_wait(&s->ranks[1], slow[i], 0);
         await_beats(s, 5);
     }
     /* The message arrives: time waited before it does not count. */
-    say(&s->ranks[1], (comm_wait){.round = 7, .peer = -1}, 0);
-    say(&s->ranks[0], (comm_wait){.round = 7, .inside = true, .peer = 1, .idle_us = 9 * WHILE_US},
-        0);
+    report_wait(&s->ranks[1], (comm_wait){.round = 7, .peer = -1}, 0);
+    report_wait(&s->ranks[0],
+                (comm_wait){.round = 7, .inside = true, .peer = 1, .idle_us = 9 * WHILE_US}, 0);
     await_beats(s, 5);
     assert_int_equal(worker_group_counts(s->group).lost, 0);
-    say(&s->ranks[0], (comm_wait){.round = 7, .peer = -1}, 0);
+    report_wait(&s->ranks[0], (comm_wait){.round = 7, .peer = -1}, 0);
     atomic_store(&s->ranks[1].interrupted, true); /* the hold ends, the step continues */
     assert_true(status_ok(b.ops->collect(b.ctx, &r)));
     if (!status_ok(r->status)) fail_msg("%s", r->status.message);
@@ -167,7 +168,7 @@ static void a_making_is_given_up(void **state)
     worker_group_give_up(s->group);
     pthread_join(thread, NULL);
     assert_int_equal(m.status.code, STATUS_IO);
-    expect_says(m.why.text, "given up");
+    expect_contains(m.why.text, "given up");
     make_ranks(&m); /* and no new attempt begins */
     assert_int_equal(m.status.code, STATUS_IO);
     assert_int_equal(atomic_load(&s->ranks[1].sessions), 1);

@@ -34,7 +34,7 @@ static void expect_same_bits(site *s)
     strbuf_destroy(&here);
 }
 
-static void expect_says(const char *text, const char *word)
+static void expect_contains(const char *text, const char *word)
 {
     if (!strstr(text, word)) fail_msg("\"%s\" does not say '%s'", text, word);
 }
@@ -53,7 +53,7 @@ static void two_ranks_give_the_same_bits_again_and_again(void **state)
     expect_same_bits(s);
     expect_same_bits(s);
     assert_int_equal(atomic_load(&s->ranks[1].sessions), 2);
-    expect_says(worker_group_facts(s->group, 1)->device, "cpu, ");
+    expect_contains(worker_group_facts(s->group, 1)->device, "cpu, ");
 }
 
 /* ---- lost, silent, hung ---------------------------------------------------------------------- */
@@ -105,13 +105,13 @@ static void a_lost_worker_is_named_and_its_group_made_again(void **state)
     pthread_create(&thread, NULL, destroy_worker, &s->ranks[1]);
     assert_int_equal(end_held(&r, &thread, text).code, STATUS_UNAVAILABLE);
     snprintf(due, sizeof due, "rank 1 (%s): ", s->ranks[1].address);
-    expect_says(text, due);
+    expect_contains(text, due);
     s->ranks[1].server = NULL;
 
     backend b;
     error err = {{0}};
     assert_int_equal(site_make(s, &b, &err).code, STATUS_UNAVAILABLE);
-    expect_says(err.text, due);
+    expect_contains(err.text, due);
     snprintf(address, sizeof address, "%s", s->ranks[1].address);
     site_start_worker(s, 1, address);
     expect_same_bits(s);
@@ -147,7 +147,7 @@ static void a_rank_that_fails_frees_the_others(void **state)
     begin_held(&r, s);
     assert_int_equal(end_held(&r, NULL, text).code, STATUS_INTERNAL);
     snprintf(due, sizeof due, "rank 0 (%s): a full house", s->ranks[0].address);
-    expect_says(text, due);
+    expect_contains(text, due);
     expect_same_bits(s);
 }
 
@@ -185,7 +185,7 @@ static void tries_leave_nothing(void **state)
         backend b;
         error err = {{0}};
         assert_int_equal(site_make(s, &b, &err).code, STATUS_UNAVAILABLE);
-        expect_says(err.text, "rank 1 (");
+        expect_contains(err.text, "rank 1 (");
         if (i == 0) before = n_files();
     }
     /* Both ends of a connection are in this process, and are closed a little later. */
@@ -274,7 +274,7 @@ static void relay_stop(relay *r)
 
 static void count_loss(void *n, const char *why)
 {
-    expect_says(why, "rank 1 (");
+    expect_contains(why, "rank 1 (");
     atomic_fetch_add((_Atomic int *)n, 1);
 }
 
@@ -304,7 +304,7 @@ static void both_sides_notice_a_cut_network(void **state)
     atomic_store(&net.cut, true);
     assert_int_equal(end_held(&r, NULL, text).code, STATUS_UNAVAILABLE);
     snprintf(due, sizeof due, "rank 1 (%s): no heartbeat for 2.0 s", address);
-    expect_says(text, due);
+    expect_contains(text, due);
     assert_int_equal(atomic_load(&losses), 1);
     site_await(&s->ranks[1], "no heartbeat for 2.0 s");
     site_await(&s->ranks[1], "idle");
@@ -328,7 +328,7 @@ static void a_worker_that_falls_silent_in_configure_is_noticed(void **state)
     atomic_store(&net.cut, true);
     pthread_join(thread, NULL);
     assert_int_equal(m.status.code, STATUS_UNAVAILABLE);
-    expect_says(m.why.text, "no heartbeat for 2.0 s");
+    expect_contains(m.why.text, "no heartbeat for 2.0 s");
     site_await(&s->ranks[1], "idle");
     atomic_store(&net.cut, false);
     expect_same_bits(s);

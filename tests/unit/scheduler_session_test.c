@@ -118,7 +118,7 @@ static void reasons_are_given(void **state)
     struct {
         uint32_t n_new, n;
         bool other_prompt, other_policy, logits, ratio;
-        const char *said;
+        const char *note;
     } cases[] = {
         {20, 1, false, false, false, false, "continued"},
         {20, 1, false, false, false, true, "continued"},
@@ -141,8 +141,8 @@ static void reasons_are_given(void **state)
         b = of_session(b, 7);
         add(f, &b);
         step(f);
-        assert_string_equal(describe(f, 2, 0).report.session, cases[i].said);
-        bool ignored = cases[i].said[0] == 'i';
+        assert_string_equal(describe(f, 2, 0).report.session, cases[i].note);
+        bool ignored = cases[i].note[0] == 'i';
         assert_int_equal(sched_get_stats(f->s).sessions_ignored, ignored);
         assert_int_equal(sched_get_stats(f->s).sessions_idle, ignored); /* the session stays */
         end(f, 2, SCHED_ALL_CHOICES);
@@ -515,8 +515,8 @@ static void turns_are_counted(void **state)
         for (uint32_t k = 3; k < n; k++) ((uint32_t *)a.prompt)[k] = k % 5 == 3 ? 500 : k;
         add(f, &a);
         step(f);
-        const char *said = i == 65 ? "restarted: the session has had 64 turns" : "continued";
-        assert_string_equal(describe(f, i, 0).report.session, i == 1 ? "" : said);
+        const char *note = i == 65 ? "restarted: the session has had 64 turns" : "continued";
+        assert_string_equal(describe(f, i, 0).report.session, i == 1 ? "" : note);
         run_to_end(f, i, 2);
         n += 5;
     }
