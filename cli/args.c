@@ -71,16 +71,16 @@ static bool out_of_range(const arg_flag *f, const char *text, const char *what, 
     return false;
 }
 
-static bool set_choice(const arg_flag *f, const char *text, const char **out, error *err)
+static bool set_option(const arg_flag *f, const char *text, const char **out, error *err)
 {
-    for (const char *const *c = f->choices; *c; c++) {
+    for (const char *const *c = f->options; *c; c++) {
         if (strcmp(*c, text) != 0) continue;
         *out = *c;
         return true;
     }
     strbuf all = {0};
-    for (const char *const *c = f->choices; *c; c++)
-        strbuf_printf(&all, "%s%s", c == f->choices ? "" : ", ", *c);
+    for (const char *const *c = f->options; *c; c++)
+        strbuf_printf(&all, "%s%s", c == f->options ? "" : ", ", *c);
     error_set(err, STATUS_INVALID, "--%s: '%.64s' is not one of %s", f->name, text,
               all.data ? all.data : "");
     strbuf_destroy(&all);
@@ -166,7 +166,7 @@ static bool set(const arg_flag *f, const char *text, void *target, error *err)
     switch (f->kind) {
     case ARG_SWITCH: *(bool *)out = true; return true;
     case ARG_TEXT: *(const char **)out = text; return true;
-    case ARG_CHOICE: return set_choice(f, text, out, err);
+    case ARG_OPTION: return set_option(f, text, out, err);
     case ARG_LIST: return add_to_list(f, text, out, err);
     case ARG_FIELD: return set_field(f, text, out, err);
     case ARG_COUNT:
@@ -368,8 +368,8 @@ static void help_of_flag(const arg_flag *f, strbuf *out)
     strbuf left = {0}, right = {0};
     strbuf_printf(&left, "  --%s%s%s", f->name, f->value ? " " : "", f->value ? f->value : "");
     strbuf_puts(&right, f->help);
-    for (const char *const *c = f->choices; c && *c; c++)
-        strbuf_printf(&right, "%s%s", c == f->choices ? ": " : ", ", *c);
+    for (const char *const *c = f->options; c && *c; c++)
+        strbuf_printf(&right, "%s%s", c == f->options ? ": " : ", ", *c);
     if (f->initial) strbuf_printf(&right, " (default %s)", f->initial);
     if (!left.failed && !right.failed) {
         strbuf_append(out, left.data, left.size);

@@ -11,7 +11,7 @@
 typedef enum arg_kind {
     ARG_SWITCH, // bool: takes no value
     ARG_TEXT,   // const char *, borrowed from argv
-    ARG_CHOICE, // const char *: one of `choices`
+    ARG_OPTION, // const char *: one of `choices`
     ARG_COUNT,  // uint32_t in [min, max]
     ARG_WHOLE,  // uint64_t in [min, max]
     ARG_BYTES,  // uint64_t in [min, max]: 4096, 512M, 1.5G
@@ -42,7 +42,7 @@ typedef struct arg_flag {
     size_t offset;       // of the target in the group's struct
     double min, max;     // numbers, inclusive
     const char *initial; // the value when the flag is not given (shown in help); NULL = left alone
-    const char *const *choices; // ARG_CHOICE: NULL-terminated
+    const char *const *options; // ARG_OPTION: NULL-terminated
     const char *field;          // ARG_FIELD: the member's name
     arg_json json;              // ARG_FIELD
 } arg_flag;

@@ -18,8 +18,8 @@ typedef struct bench_flags {
 } bench_flags;
 
 static const arg_flag flags_table[] = {
-    ARG_ROW("shape", "NAME", ARG_CHOICE, bench_flags, shape,
-            "instead of --model: random bf16 weights of a known shape", .choices = bench_shapes),
+    ARG_ROW("shape", "NAME", ARG_OPTION, bench_flags, shape,
+            "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
     ARG_ROW("batch", "LIST", ARG_TEXT, bench_flags, batch, "sequences that decode together",
             .initial = "1,4,8,16,32"),
     ARG_ROW("context", "LIST", ARG_TEXT, bench_flags, context, "tokens each of them holds",

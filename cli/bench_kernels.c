@@ -38,18 +38,18 @@ static const arg_flag flags_table[] = {
             "threads (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows,
             "most rows of a matrix product (default: 512; a GPU's 16384)", .min = 1, .max = 16384),
-    ARG_ROW("dtype", "TYPE", ARG_CHOICE, kernels_flags, dtype, "type of weights", .initial = "bf16",
-            .choices = dtypes),
+    ARG_ROW("dtype", "TYPE", ARG_OPTION, kernels_flags, dtype, "type of weights", .initial = "bf16",
+            .options = dtypes),
     ARG_ROW(
-        "kv-dtype", "TYPE", ARG_CHOICE, kernels_flags, kv_dtype,
+        "kv-dtype", "TYPE", ARG_OPTION, kernels_flags, kv_dtype,
         "type of KV pages (auto: that of the weights, bf16 beside int8 and int4; fp8 is a GPU's "
         "alone)",
-        .initial = "auto", .choices = kv_dtypes),
+        .initial = "auto", .options = kv_dtypes),
     ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
             "instruction set (default: the best this CPU has)"),
-    ARG_ROW("precision", "NAME", ARG_CHOICE, kernels_flags, precision,
+    ARG_ROW("precision", "NAME", ARG_OPTION, kernels_flags, precision,
             "how exactly activations enter a product", .initial = "standard",
-            .choices = precisions),
+            .options = precisions),
 };
 
 typedef struct bench {

@@ -17,8 +17,8 @@ typedef struct retention_flags {
 } retention_flags;
 
 static const arg_flag flags_table[] = {
-    ARG_ROW("shape", "NAME", ARG_CHOICE, retention_flags, shape,
-            "instead of --model: random bf16 weights of a known shape", .choices = bench_shapes),
+    ARG_ROW("shape", "NAME", ARG_OPTION, retention_flags, shape,
+            "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
     ARG_ROW("method", "NAME[={JSON}]", ARG_LIST, retention_flags, methods,
             "a method, with overrides; may be repeated (chunkkv, and chunkkv with reuse_layers 2)"),
     ARG_ROW("ratio", "R", ARG_TEXT, retention_flags, ratio,
@@ -126,7 +126,8 @@ int cli_bench_retention(int argc, char **argv)
             "attention of the\n"
             "measured rows without and with it, in turn, in every measured layer; other measures: "
             "their pass, as\n"
-            "the backend times it; the choice; and carrying it out. Depth: how many sequences of a "
+            "the backend times it; the selection; and carrying it out. Depth: how many sequences "
+            "of a "
             "context one\n"
             "fixed pool holds whole and under a method, and how fast all of them decode, beside "
             "what bytes and\n"

@@ -8,7 +8,7 @@
 
 /* Costs of one prompt, in milliseconds. */
 typedef struct cost {
-    double measure, choose, give_up;
+    double measure, select, give_up;
 } cost;
 
 typedef struct method_cost {
@@ -23,7 +23,7 @@ static double elapsed_ms(int64_t start_ns) { return (double)(clock_now_ns() - st
 
 /* Mean over neighbouring layer groups and all head groups of |I and J| / |I or J| of the slots they
  * keep; 1 with a single layer group. */
-static double neighbours_jaccard(const pkv_geometry *g, const retention_choice_out *c)
+static double neighbours_jaccard(const pkv_geometry *g, const retention_selection *c)
 {
     uint32_t heads = pkv_head_groups(g), n = pkv_groups(g);
     double sum = 0;
@@ -40,22 +40,22 @@ static double neighbours_jaccard(const pkv_geometry *g, const retention_choice_o
     return n > heads ? sum / (n - heads) : 1;
 }
 
-enum { CHOICES = 9 }; /* selections in a round: their median counts */
+enum { SELECTIONS = 9 }; /* selections in a round: their median counts */
 
 /* Selects, gives up the rest, and has the backend make the moves. */
-static status choose(bench *b, uint32_t tokens, const retention_policy *policy,
-                     const measure_result *measures, retention_choice_out *c, method_cost *out,
-                     cost *now, error *err)
+static status time_selection(bench *b, uint32_t tokens, const retention_policy *policy,
+                             const measure_result *measures, retention_selection *c,
+                             method_cost *out, cost *now, error *err)
 {
     const pkv_geometry *g = &b->seqs.info->geometry;
     pkv *kv = b->seqs.kv;
-    double choices[CHOICES];
-    for (int i = 0; i < CHOICES; i++) {
+    double times[SELECTIONS];
+    for (int i = 0; i < SELECTIONS; i++) {
         int64_t start = clock_now_ns();
-        RETURN_IF_ERROR(retention_choose(policy, kv, 0, tokens, measures, c, err));
-        choices[i] = elapsed_ms(start);
+        RETURN_IF_ERROR(retention_select(policy, kv, 0, tokens, measures, c, err));
+        times[i] = elapsed_ms(start);
     }
-    now->choose = bench_median(choices, CHOICES);
+    now->select = bench_median(times, SELECTIONS);
     pkv_counts before = pkv_count(kv);
     int64_t start = clock_now_ns();
     for (uint32_t i = 0; i < pkv_groups(g); i++) {
@@ -143,11 +143,11 @@ static status measure(bench *b, uint32_t tokens, const retention_policy *policy,
 }
 
 static status one_round(bench *b, uint32_t tokens, const retention_policy *policy, bench_mass *mass,
-                        retention_choice_out *c, method_cost *out, cost *now, error *err)
+                        retention_selection *c, method_cost *out, cost *now, error *err)
 {
     measure_result measures;
     RETURN_IF_ERROR(measure(b, tokens, policy, mass, out, &measures, now, err));
-    RETURN_IF_ERROR(choose(b, tokens, policy, &measures, c, out, now, err));
+    RETURN_IF_ERROR(time_selection(b, tokens, policy, &measures, c, out, now, err));
     return bench_seqs_close(&b->seqs, err);
 }
 
@@ -156,8 +156,8 @@ static status run_rounds(bench *b, uint32_t tokens, const bench_method *methods,
                          bench_mass *mass, method_cost *costs, error *err)
 {
     const pkv_geometry *g = &b->seqs.info->geometry;
-    retention_choice_out c = {.words = tokens / 64 + 1,
-                              .n_scratch = retention_scratch_floats(g, tokens)};
+    retention_selection c = {.words = tokens / 64 + 1,
+                             .n_scratch = retention_scratch_floats(g, tokens)};
     c.keep = calloc((size_t)pkv_groups(g) * c.words, sizeof *c.keep);
     c.scratch = calloc(c.n_scratch, sizeof *c.scratch);
     status st =
@@ -174,19 +174,19 @@ static status run_rounds(bench *b, uint32_t tokens, const bench_method *methods,
 static void put_method(bench *b, uint32_t tokens, double prefill_ms, const bench_method *m,
                        const method_cost *costs)
 {
-    double measure_ms[BENCH_ROUNDS_MAX], choose_ms[BENCH_ROUNDS_MAX], give_up[BENCH_ROUNDS_MAX],
+    double measure_ms[BENCH_ROUNDS_MAX], select_ms[BENCH_ROUNDS_MAX], give_up[BENCH_ROUNDS_MAX],
         all[BENCH_ROUNDS_MAX];
     for (uint32_t i = 0; i < b->rounds; i++) {
         const cost *r = &costs->rounds[i];
         measure_ms[i] = r->measure;
-        choose_ms[i] = r->choose;
+        select_ms[i] = r->select;
         give_up[i] = r->give_up;
-        all[i] = r->measure + r->choose + r->give_up;
+        all[i] = r->measure + r->select + r->give_up;
     }
     size_t n = b->rounds;
     double extra = bench_median(all, n);
     double low = all[0], high = all[n - 1]; /* bench_median has sorted them */
-    double parts[] = {bench_median(measure_ms, n), bench_median(choose_ms, n),
+    double parts[] = {bench_median(measure_ms, n), bench_median(select_ms, n),
                       bench_median(give_up, n)};
     if (!b->as_json)
         printf("%-28s %7u %9.3f %9.3f %9.3f %9.3f %9.3f %8.3f %8.4f %9llu %8.2f\n", m->text, tokens,
@@ -242,7 +242,7 @@ status bench_cost(bench *b, uint32_t tokens, const bench_method *methods, size_t
                       : error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(st) && !b->as_json)
         printf("\n%-28s %7s %9s %9s %9s %9s %9s %8s %8s %9s %8s\n", "method (ms of one prompt)",
-               "tokens", "measure", "choose", "give up", "all: min", "max", "median", "% of all",
+               "tokens", "measure", "select", "give up", "all: min", "max", "median", "% of all",
                "moved", "jaccard");
     for (size_t i = 0; i < n && status_ok(st); i++)
         put_method(b, tokens, prefill_ms, &methods[i], &costs[i]);

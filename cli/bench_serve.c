@@ -28,8 +28,8 @@ static const char *const forms[] = {"ids", "text", NULL};
 
 static const arg_flag server_table[] = {
     ARG_ROW("url", "URL", ARG_TEXT, serve_flags, url, "the server: http://HOST:PORT"),
-    ARG_ROW("endpoint", "NAME", ARG_CHOICE, serve_flags, endpoint, "what is called",
-            .initial = "completions", .choices = endpoints),
+    ARG_ROW("endpoint", "NAME", ARG_OPTION, serve_flags, endpoint, "what is called",
+            .initial = "completions", .options = endpoints),
     ARG_ROW("model", "NAME", ARG_TEXT, serve_flags, model,
             "the model's name (default: the first of /v1/models)"),
     ARG_ROW("api-key", "KEY", ARG_TEXT, serve_flags, api_key, "sent as a bearer key"),
@@ -38,11 +38,11 @@ static const arg_flag server_table[] = {
 };
 
 static const arg_flag work_table[] = {
-    ARG_ROW("workload", "NAME", ARG_CHOICE, serve_flags, workload, "what is asked",
-            .initial = "random", .choices = workloads),
-    ARG_ROW("form", "NAME", ARG_CHOICE, serve_flags, form,
+    ARG_ROW("workload", "NAME", ARG_OPTION, serve_flags, workload, "what is asked",
+            .initial = "random", .options = workloads),
+    ARG_ROW("form", "NAME", ARG_OPTION, serve_flags, form,
             "prompts as token ids or as words (chat: always words)", .initial = "ids",
-            .choices = forms),
+            .options = forms),
     ARG_ROW("input-len", "N", ARG_COUNT, serve_flags, input_len,
             "tokens of a prompt; of a text, four bytes each", .min = 1, .max = 1 << 22,
             .initial = "256"),

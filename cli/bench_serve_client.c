@@ -222,9 +222,9 @@ static void take_event(void *ctx, const char *data, size_t n)
     } else {
         /* Usage comes in an event without choices, or (llama-server) in the last event with
          * choices. */
-        const json_t *choices = json_object_get(tree, "choices");
+        const json_t *options = json_object_get(tree, "choices");
         const json_t *usage = json_object_get(tree, "usage");
-        if (json_array_size(choices)) take_choice(c, k, json_array_get(choices, 0));
+        if (json_array_size(options)) take_choice(c, k, json_array_get(options, 0));
         if (json_is_object(usage)) take_usage(k, usage);
     }
     json_decref(tree);

@@ -26,7 +26,7 @@ static size_t index_of(const retention_policy *p, retention_part part)
 static const char *part_of(const retention_policy *p, retention_part part)
 {
     size_t i = index_of(p, part);
-    return i < retention_part_size(part) ? retention_part_choice(part, i).name : "?";
+    return i < retention_part_size(part) ? retention_part_option(part, i).name : "?";
 }
 
 static bool selects(const retention_policy *p)
@@ -117,7 +117,7 @@ static void print_table(strbuf *out, const retention_preset *rows, size_t n)
     for (size_t i = 0; i < n; i++) print_row(out, &rows[i]);
     strbuf_puts(
         out,
-        "\nunit: what is kept or given up as one; scope head: each KV head chooses for itself "
+        "\nunit: what is kept or given up as one; scope head: each KV head selects for itself "
         "(needs "
         "--kv-group-heads 1);\nschedule: when; sinks, window: first and last tokens that always "
         "stay. A request asks for a method by\n"
@@ -185,15 +185,15 @@ static void print_needs(strbuf *out, const retention_policy *p)
     put_line(out, "host tier",
              "--swap-memory, for requests that are preempted: else they are computed again");
     put_line(out, "positions",
-             p->contiguous ? "contiguous: keys are rotated anew after each choice" : "original");
+             p->contiguous ? "contiguous: keys are rotated anew after each selection" : "original");
 }
 
-static void print_choices(strbuf *out, const retention_preset *preset, retention_part part)
+static void print_options(strbuf *out, const retention_preset *preset, retention_part part)
 {
     strbuf_printf(out, "  \"%s\"\n", retention_part_name(part));
     for (size_t i = 0; i < retention_part_size(part); i++) {
-        retention_choice c = retention_part_choice(part, i);
-        if (preset->choices[part] >> i & 1)
+        retention_option c = retention_part_option(part, i);
+        if (preset->options[part] >> i & 1)
             strbuf_printf(out, "    %-14s  %s\n", c.name, c.summary);
     }
 }
@@ -208,9 +208,10 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
         {RETENTION_FIELD_BUDGET, "\"ratio\": the share of the prompt that stays, or \"tokens\""},
         {RETENTION_FIELD_INPUT, "\"sinks\": first tokens that always stay"},
         {RETENTION_FIELD_PARTS, "\"sinks\", \"window\": first and last tokens that always stay"},
-        {RETENTION_FIELD_PARTS, "\"reuse_layers\": layers that share one choice"},
-        {RETENTION_FIELD_PARTS, "\"chunk\": tokens of the unit chunk; \"interval\": tokens between "
-                                "two choices while generating; \"recurrent_chunk\": in the prompt"},
+        {RETENTION_FIELD_PARTS, "\"reuse_layers\": layers that share one selection"},
+        {RETENTION_FIELD_PARTS,
+         "\"chunk\": tokens of the unit chunk; \"interval\": tokens between "
+         "two selections while generating; \"recurrent_chunk\": in the prompt"},
         {RETENTION_FIELD_PARTS,
          "\"pool\": {\"kind\": \"max\" or \"avg\", \"kernel\": 7} smooths the scores of tokens"},
         {RETENTION_FIELD_PARTS, "\"rows\": query rows that are measured, where not those of the "
@@ -220,7 +221,7 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
                                 "product with the output, and the temperature of the output's "
                                 "softmax"},
         {RETENTION_FIELD_PARTS,
-         "\"positions\": \"original\", or \"cache\" for positions anew after each choice"},
+         "\"positions\": \"original\", or \"cache\" for positions anew after each selection"},
         {RETENTION_FIELD_PHASES,
          "\"prefill\": the retention of the prompt, an object like this one "
          "(default: h2o with 2048 tokens, window 8)"},
@@ -234,7 +235,7 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
         if (fields[i].field == ALWAYS || preset->fields & fields[i].field)
             strbuf_printf(out, "  %s\n", fields[i].text);
     for (int part = 0; preset->fields & RETENTION_FIELD_PARTS && part < RETENTION_PARTS; part++)
-        print_choices(out, preset, part);
+        print_options(out, preset, part);
 }
 
 static void print_one(strbuf *out, const retention_preset *preset)
@@ -263,15 +264,15 @@ static void json_made(strbuf *out, const char *key, const retention_policy *p,
     strbuf_putc(out, '"');
 }
 
-static void json_choices(strbuf *out, const retention_preset *preset)
+static void json_options(strbuf *out, const retention_preset *preset)
 {
     strbuf_puts(out, ",\"choices\":{");
     for (int part = 0; part < RETENTION_PARTS; part++) {
         const char *comma = "";
         strbuf_printf(out, "%s\"%s\":[", part ? "," : "", retention_part_name(part));
         for (size_t i = 0; i < retention_part_size(part); i++) {
-            if (!(preset->choices[part] >> i & 1)) continue;
-            strbuf_printf(out, "%s\"%s\"", comma, retention_part_choice(part, i).name);
+            if (!(preset->options[part] >> i & 1)) continue;
+            strbuf_printf(out, "%s\"%s\"", comma, retention_part_option(part, i).name);
             comma = ",";
         }
         strbuf_putc(out, ']');
@@ -298,7 +299,7 @@ static void json_row(strbuf *out, const retention_preset *preset)
     strbuf_printf(out, ",\"needs_one_head_a_group\":%s,\"takes_prefix_hits\":%s,\"contiguous\":%s",
                   is_of_heads(&p) ? "true" : "false", retention_has_sums(&p) ? "false" : "true",
                   p.contiguous ? "true" : "false");
-    json_choices(out, preset);
+    json_options(out, preset);
     strbuf_putc(out, '}');
 }
 

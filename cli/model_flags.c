@@ -20,33 +20,33 @@ static const char *const policies[] = {"fcfs", "priority", NULL};
 static const arg_flag flags_table[] = {
     ARG_ROW("model", "PATH", ARG_TEXT, model_flags, dir,
             "the Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a GGUF file"),
-    ARG_ROW("load-format", "WHAT", ARG_CHOICE, model_flags, load_format,
+    ARG_ROW("load-format", "WHAT", ARG_OPTION, model_flags, load_format,
             "dummy makes seeded random weights from config.json alone", .initial = "auto",
-            .choices = load_formats),
+            .options = load_formats),
     ARG_ROW("dummy-seed", "N", ARG_WHOLE, model_flags, dummy_seed, "seed of dummy weights",
             .max = 0x1p63, .initial = "0"),
     ARG_ROW("override", "KEY=VALUE", ARG_LIST, model_flags, overrides,
             "change a field of config.json (the value is JSON); may be repeated"),
     ARG_ROW(
-        "dtype", "TYPE", ARG_CHOICE, model_flags, dtype,
+        "dtype", "TYPE", ARG_OPTION, model_flags, dtype,
         "type of weights and KV pages (f32 keeps stored weights exact, auto is the stored type)",
-        .initial = "auto", .choices = dtypes),
+        .initial = "auto", .options = dtypes),
     ARG_ROW(
-        "kv-dtype", "TYPE", ARG_CHOICE, model_flags, kv_dtype,
+        "kv-dtype", "TYPE", ARG_OPTION, model_flags, kv_dtype,
         "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; "
         "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a "
         "GPU has bf16, f16, int8, and fp8 (e4m3 without a scale), which is its alone)",
-        .initial = "auto", .choices = kv_dtypes),
+        .initial = "auto", .options = kv_dtypes),
     ARG_ROW("kv-residual", "N", ARG_COUNT, model_flags, kv_residual,
             "tokens before the page that fills which int4 and int2 pages keep in bf16 too, a "
             "multiple of --page-tokens up to 512; needs --no-prefix-cache",
             .max = MODEL_RESIDUAL_MAX, .initial = "0"),
     ARG_ROW(
-        "quantize", "TYPE", ARG_CHOICE, model_flags, quantize,
+        "quantize", "TYPE", ARG_OPTION, model_flags, quantize,
         "make integers of the layers' weights (of 8 bits in the head) when they are loaded; mixed "
         "is int4 with 8 bits for q, k, v and o; auto: int4 of a GGUF file of Q4_0, int8 of one of "
         "other integers, unless --dtype is given; else none",
-        .initial = "auto", .choices = quantizations),
+        .initial = "auto", .options = quantizations),
     ARG_ROW("quantize-group", "N", ARG_COUNT, model_flags, quantize_group,
             "weights of a row that share a scale: 32, 64 or 128", .min = 32, .max = 128,
             .initial = "32"),
@@ -71,11 +71,11 @@ static const arg_flag flags_table[] = {
     ARG_ROW("isa", "NAME", ARG_TEXT, model_flags, isa,
             "instruction set of the kernels (default: the best this CPU has)"),
     ARG_ROW(
-        "precision", "NAME", ARG_CHOICE, model_flags, precision,
+        "precision", "NAME", ARG_OPTION, model_flags, precision,
         "how exactly activations enter a product on a CPU: standard rounds them to the type that "
         "the CPU's dot products read; high keeps 16 bits or more, and takes up to twice as long in "
         "prefill (default: high with --dtype f32, else standard)",
-        .choices = precisions),
+        .options = precisions),
     ARG_ROW("kv-memory", "BYTES", ARG_BYTES, model_flags, kv_memory,
             "size of the KV page pool, such as 512M or 4G (default: 60 % of what the cgroup leaves "
             "after the weights)",
@@ -98,10 +98,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("max-model-len", "N", ARG_COUNT, model_flags, max_model_len,
             "most tokens of prompt and output together (default: the model's)", .min = 1,
             .max = 0x1p31),
-    ARG_ROW("scheduling-policy", "WHAT", ARG_CHOICE, model_flags, scheduling_policy,
+    ARG_ROW("scheduling-policy", "WHAT", ARG_OPTION, model_flags, scheduling_policy,
             "which request starts first: fcfs, the earliest; priority, the one of the lowest "
             "priority, but once 8 later ones have started the one that has waited longest",
-            .initial = "fcfs", .choices = policies),
+            .initial = "fcfs", .options = policies),
     ARG_ROW("no-prefix-cache", NULL, ARG_SWITCH, model_flags, no_prefix_cache,
             "compute every prompt anew"),
 };

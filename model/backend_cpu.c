@@ -161,14 +161,14 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
     RETURN_IF_ERROR(grow(&b->measures, &b->measures_capacity, floats));
     float *at = b->measures;
     const pkv_geometry *g = &b->info.geometry;
-    bool chooses = retention_choosing_layers(g, g->n_layers) > 0;
+    bool selects = retention_selecting_layers(g, g->n_layers) > 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         measure_result *m = &b->seq_results[i].measure;
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
         if (arrays == 0) continue;
         b->seqs[i].values = at;
         m->values = at;
-        if (!chooses) memset(at, 0, arrays * plan_measure_floats(m) * sizeof *at);
+        if (!selects) memset(at, 0, arrays * plan_measure_floats(m) * sizeof *at);
         at += arrays * plan_measure_floats(m);
     }
     return STATUS_IS_OK;

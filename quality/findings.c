@@ -77,10 +77,10 @@ static bool make_room(findings *m, uint32_t n_layers)
 {
     m->n_layers = n_layers;
     m->jaccard = calloc((size_t)n_layers * n_layers, sizeof *m->jaccard);
-    m->chosen = calloc((size_t)n_layers * n_layers, sizeof *m->chosen);
+    m->unforced = calloc((size_t)n_layers * n_layers, sizeof *m->unforced);
     m->needle_whole = calloc(n_layers, sizeof *m->needle_whole);
     m->needle_share = calloc(n_layers, sizeof *m->needle_share);
-    return m->jaccard && m->chosen && m->needle_whole && m->needle_share;
+    return m->jaccard && m->unforced && m->needle_whole && m->needle_share;
 }
 
 status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *needle,
@@ -95,7 +95,7 @@ status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *ne
         compare_layers(&sets, sets.n_layers, 1, out->jaccard); /* empty sets are equal */
         recall_needles(&sets, needle, out);
         forget(&sets, forced);
-        compare_layers(&sets, sets.n_layers, NAN, out->chosen);
+        compare_layers(&sets, sets.n_layers, NAN, out->unforced);
     }
     kept_sets_destroy(&sets);
     if (!status_ok(st)) findings_destroy(out);
@@ -105,7 +105,7 @@ status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *ne
 void findings_destroy(findings *m)
 {
     free(m->jaccard);
-    free(m->chosen);
+    free(m->unforced);
     free(m->needle_whole);
     free(m->needle_share);
     analysis_destroy(&m->attention);
@@ -212,7 +212,7 @@ void findings_write(const findings *m, strbuf *out)
         strbuf_putc(out, ',');
         write_floats(out, "jaccard", m->jaccard, n * n);
         strbuf_putc(out, ',');
-        write_floats(out, "chosen", m->chosen, n * n);
+        write_floats(out, "chosen", m->unforced, n * n);
         strbuf_putc(out, ',');
         write_floats(out, "needle_whole", m->needle_whole, n);
         strbuf_putc(out, ',');
@@ -246,7 +246,7 @@ bool findings_read(const json_t *json, findings *out)
     }
     size_t n = out->n_layers;
     read_floats(json, "jaccard", out->jaccard, n * n);
-    read_floats(json, "chosen", out->chosen, n * n);
+    read_floats(json, "chosen", out->unforced, n * n);
     read_floats(json, "needle_whole", out->needle_whole, n);
     read_floats(json, "needle_share", out->needle_share, n);
     return true;

@@ -7,7 +7,7 @@
 typedef struct findings {
     uint32_t n_layers; // 0 = the positions are not known
     float *jaccard;    // [n_layers, n_layers] of the kept prompt tokens, mean over heads' tables
-    float *chosen;     // the same without forced tokens; NaN where no token was free
+    float *unforced;   // the same without forced tokens; NaN where no token was free
     /* For the tokens that hold the needle, mean over the layer's tables: whether all of them are
      * kept, and the share that is kept. NaN when there is no needle. */
     float *needle_whole, *needle_share; // [n_layers]

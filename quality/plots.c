@@ -228,7 +228,7 @@ static void layer_panel(const measure_means *m, const char *budget, double x, do
     char text[96], colour[8];
     for (uint32_t a = 0; a < m->n_layers; a++)
         for (uint32_t b = 0; b < m->n_layers; b++) {
-            svg_scale(m->chosen[(size_t)a * m->n_layers + b], colour);
+            svg_scale(m->unforced[(size_t)a * m->n_layers + b], colour);
             svg_rect(svg, x + b * step, TOP + a * step, step, step, colour);
         }
     snprintf(text, sizeof text, "budget %s, neighbours %.3f", budget, m->neighbours);
@@ -246,7 +246,7 @@ static status plot_layers(const results *r, uint32_t row, uint32_t first, const 
     bool any = false;
     strbuf svg = {0};
     svg_begin(&svg, LEFT + (double)(last - first) * (SIDE + GAP) + RIGHT, TOP + SIDE + BOTTOM);
-    snprintf(title, sizeof title, "%s: %.*s, Jaccard of what two layers choose", title_of,
+    snprintf(title, sizeof title, "%s: %.*s, Jaccard of what two layers select", title_of,
              label_length(of, 120), of->method);
     svg_text(&svg, 8, 20, SVG_START, 14, 0, ink, title);
     status st = STATUS_IS_OK;

@@ -27,7 +27,7 @@ depth_profile report_depth(const results *r, uint32_t row, uint32_t column, reco
 typedef struct needle_sums {
     double *whole, *share;
     size_t n;
-    size_t *n_chosen; // [n_layers, n_layers]
+    size_t *n_unforced; // [n_layers, n_layers]
 } needle_sums;
 
 static bool make_room(measure_means *m, needle_sums *s, uint32_t n_layers)
@@ -36,9 +36,9 @@ static bool make_room(measure_means *m, needle_sums *s, uint32_t n_layers)
     m->jaccard = calloc((size_t)n_layers * n_layers, sizeof *m->jaccard);
     m->whole = s->whole = calloc(n_layers, sizeof *m->whole);
     m->share = s->share = calloc(n_layers, sizeof *m->share);
-    m->chosen = calloc((size_t)n_layers * n_layers, sizeof *m->chosen);
-    s->n_chosen = calloc((size_t)n_layers * n_layers, sizeof *s->n_chosen);
-    return m->jaccard && m->chosen && s->n_chosen && m->whole && m->share;
+    m->unforced = calloc((size_t)n_layers * n_layers, sizeof *m->unforced);
+    s->n_unforced = calloc((size_t)n_layers * n_layers, sizeof *s->n_unforced);
+    return m->jaccard && m->unforced && s->n_unforced && m->whole && m->share;
 }
 
 static bool add(measure_means *m, needle_sums *s, const findings *of)
@@ -54,9 +54,9 @@ static bool add(measure_means *m, needle_sums *s, const findings *of)
     m->n++;
     for (size_t i = 0; i < (size_t)of->n_layers * of->n_layers; i++) {
         m->jaccard[i] += (double)of->jaccard[i];
-        if (isnan(of->chosen[i])) continue;
-        m->chosen[i] += (double)of->chosen[i];
-        s->n_chosen[i]++;
+        if (isnan(of->unforced[i])) continue;
+        m->unforced[i] += (double)of->unforced[i];
+        s->n_unforced[i]++;
     }
     if (isnan(of->needle_whole[0])) return true;
     s->n++;
@@ -90,13 +90,13 @@ static void divide(measure_means *m, const needle_sums *s)
     uint32_t layers = m->n_layers;
     for (size_t i = 0; i < (size_t)layers * layers; i++) {
         m->jaccard[i] /= (double)m->n;
-        m->chosen[i] = s->n_chosen[i] ? m->chosen[i] / (double)s->n_chosen[i] : NAN;
+        m->unforced[i] = s->n_unforced[i] ? m->unforced[i] / (double)s->n_unforced[i] : NAN;
     }
     for (uint32_t l = 0; l < layers; l++) {
         m->whole[l] = s->n ? m->whole[l] / (double)s->n : NAN;
         m->share[l] = s->n ? m->share[l] / (double)s->n : NAN;
     }
-    m->neighbours = mean_of_neighbours(m->chosen, layers);
+    m->neighbours = mean_of_neighbours(m->unforced, layers);
     m->neighbours_all = mean_of_neighbours(m->jaccard, layers);
 }
 
@@ -110,20 +110,20 @@ status report_measures(const results *r, uint32_t first_row, uint32_t column, me
         const record *records = records_cell(r->records, row, column, results_arm(r), &n);
         for (size_t i = 0; i < n; i++) {
             if (add(out, &sums, &records[i].findings)) continue;
-            free(sums.n_chosen);
+            free(sums.n_unforced);
             measure_means_destroy(out);
             return error_set(err, STATUS_NO_MEMORY, "out of memory");
         }
     }
     divide(out, &sums);
-    free(sums.n_chosen);
+    free(sums.n_unforced);
     return STATUS_IS_OK;
 }
 
 void measure_means_destroy(measure_means *m)
 {
     free(m->jaccard);
-    free(m->chosen);
+    free(m->unforced);
     free(m->whole);
     free(m->share);
     *m = (measure_means){0};

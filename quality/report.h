@@ -50,7 +50,7 @@ typedef struct measure_means {
     size_t n;              // prompts with positions
     uint32_t n_layers;     // 0 = none
     double *jaccard;       // [n_layers, n_layers]
-    double *chosen;        // [n_layers, n_layers] without forced tokens; NaN where no other is
+    double *unforced;      // [n_layers, n_layers] without forced tokens; NaN where no other is
     double neighbours;     // mean over adjacent layers, without forced tokens
     double neighbours_all; // mean over adjacent layers, with forced tokens
     double *whole, *share; // [n_layers] NaN without a needle

@@ -129,7 +129,7 @@ static status put_measures(const results *r, uint32_t row, strbuf *out, error *e
             strbuf_putc(out, ',');
             put_number(out, "jaccard_neighbours_unforced", m.neighbours);
             put_numbers(out, "jaccard", m.jaccard, (size_t)m.n_layers * m.n_layers);
-            put_numbers(out, "jaccard_unforced", m.chosen, (size_t)m.n_layers * m.n_layers);
+            put_numbers(out, "jaccard_unforced", m.unforced, (size_t)m.n_layers * m.n_layers);
             put_numbers(out, "needle_whole", m.whole, m.n_layers);
             put_numbers(out, "needle_share", m.share, m.n_layers);
             strbuf_putc(out, '}');

@@ -6,7 +6,7 @@
 
 bool sched_keeps_pages(const retention_policy *p)
 {
-    bool pages = p->unit == RETENTION_UNIT_PAGE || !retention_chooses(p);
+    bool pages = p->unit == RETENTION_UNIT_PAGE || !retention_selects(p);
     return pages && !p->contiguous && p->allocator != RETENTION_ALLOCATOR_HYBRID &&
            (p->growth == RETENTION_GROWTH_JOINT || p->decode_unit == RETENTION_UNIT_PAGE);
 }

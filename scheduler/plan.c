@@ -120,15 +120,15 @@ static uint32_t give_tokens(sched *s)
 
 /* Pages that the selection after a share takes. Copies of pages that others hold too last; the
  * pages that the gathered slots of one table fill are needed only for a moment. */
-typedef struct choice_pages {
+typedef struct selection_pages {
     uint64_t lasting;
     uint32_t passing;
-} choice_pages;
+} selection_pages;
 
-static choice_pages pages_to_choose(const sched *s, const sched_seq *q)
+static selection_pages pages_to_select(const sched *s, const sched_seq *q)
 {
     sched_stop stop = sched_next_stop(q);
-    choice_pages pages = {0};
+    selection_pages pages = {0};
     if (stop.at != q->computed + q->planned || stop.kind != STOP_POINT) return pages;
     const sched_turn *turn = stop.turn;
     if (sched_keeps_pages(&turn->policy)) return pages; /* pressure drops keep whole pages too */
@@ -140,7 +140,7 @@ static choice_pages pages_to_choose(const sched *s, const sched_seq *q)
     return pages;
 }
 
-static void reserve(sched *s, const choice_pages *pages)
+static void reserve(sched *s, const selection_pages *pages)
 {
     s->lasting += pages->lasting;
     if (s->passing < pages->passing) s->passing = pages->passing;
@@ -148,7 +148,7 @@ static void reserve(sched *s, const choice_pages *pages)
 
 void sched_reserve(sched *s, const sched_seq *q)
 {
-    choice_pages pages = pages_to_choose(s, q);
+    selection_pages pages = pages_to_select(s, q);
     reserve(s, &pages);
 }
 
@@ -156,7 +156,7 @@ void sched_reserve(sched *s, const sched_seq *q)
  * is set aside in this step. */
 static bool take(sched *s, sched_seq *q)
 {
-    choice_pages pages = pages_to_choose(s, q);
+    selection_pages pages = pages_to_select(s, q);
     uint64_t need = pkv_append_cost(s->kv, q->slot, q->planned) + s->lasting + pages.lasting;
     need += s->passing > pages.passing ? s->passing : pages.passing;
     if (need > pkv_available(s->kv)) return false;

@@ -115,7 +115,7 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
 static bool tables_agree(const retention_policy *own, const retention_policy *pressure)
 {
     bool joint = own->growth == RETENTION_GROWTH_JOINT;
-    if (!retention_chooses(own) && joint) return true;
+    if (!retention_selects(own) && joint) return true;
     return !own->contiguous && own->scope == pressure->scope &&
            own->reuse_layers == pressure->reuse_layers &&
            (joint || own->decode_scope == pressure->scope);

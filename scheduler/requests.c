@@ -93,8 +93,8 @@ static bool scratch_grow(const sched *s, void **scratch, size_t *n, size_t need,
 static bool scratch_reserve(sched *s, const sched_request *r, const sched_turn *turn)
 {
     uint32_t slots = turn->n_prompt + r->max_new_tokens - 1;
-    bool chooses = retention_next_point(&turn->policy, turn->n_prompt, 0) <= slots;
-    if (!chooses && !(s->pressure.preset && r->policy.pressure)) return true;
+    bool selects = retention_next_point(&turn->policy, turn->n_prompt, 0) <= slots;
+    if (!selects && !(s->pressure.preset && r->policy.pressure)) return true;
     uint64_t most = (uint64_t)(s->options.n_pages - 1) * s->page_tokens;
     if (slots > most) slots = (uint32_t)most;
     void *keep = s->keep, *scratch = s->scratch;

@@ -14,19 +14,19 @@ static uint32_t longest_table(const sched *s, const sched_seq *q)
 
 /* Selects what stays and gives up the rest. If this fails, some tables may have changed, and the
  * sequence must be computed again. Its pages were set aside, so only memory can be short. */
-static status choose(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
-                     const measure_result *measures)
+static status select_kept(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
+                          const measure_result *measures)
 {
-    retention_choice_out out = {.keep = s->keep,
-                                .words = longest_table(s, q) / 64 + 1,
-                                .scratch = s->scratch,
-                                .n_scratch = s->n_scratch};
+    retention_selection out = {.keep = s->keep,
+                               .words = longest_table(s, q) / 64 + 1,
+                               .scratch = s->scratch,
+                               .n_scratch = s->n_scratch};
     assert((size_t)out.words * s->groups <= s->n_keep);
     measure_result given = *measures;
     given.novelty = q->novelty;
-    /* retention_choose fails on a budget that sched_check refuses, so not here, and on a backend
+    /* retention_select fails on a budget that sched_check refuses, so not here, and on a backend
      * that measured something else: keeping everything is right then. */
-    if (!status_ok(retention_choose(policy, s->kv, q->slot, n_prompt, &given, &out, NULL)))
+    if (!status_ok(retention_select(policy, s->kv, q->slot, n_prompt, &given, &out, NULL)))
         return STATUS_IS_OK;
     uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
     for (uint32_t g = 0; out.gives_up && g < s->groups; g++) {
@@ -35,15 +35,15 @@ static status choose(sched *s, sched_seq *q, const retention_policy *policy, uin
         assert(st.code != STATUS_NO_PAGES);
         RETURN_IF_ERROR(st);
     }
-    if (q->computed <= q->chosen) return STATUS_IS_OK; /* counted before the replay */
-    q->chosen = q->computed;
+    if (q->computed <= q->selected) return STATUS_IS_OK; /* counted before the replay */
+    q->selected = q->computed;
     q->pages_dropped += held - pkv_seq_pages_held(s->kv, q->slot);
     q->budget_raised |= out.budget_raised;
     return STATUS_IS_OK;
 }
 
 /* Makes the selection that the rows up to q->computed allow, if any. */
-static status choose_at(sched *s, sched_seq *q, const sched_stop *stop,
+static status select_at(sched *s, sched_seq *q, const sched_stop *stop,
                         const measure_result *measures)
 {
     if (q->drop_planned) {
@@ -53,8 +53,8 @@ static status choose_at(sched *s, sched_seq *q, const sched_stop *stop,
         return STATUS_IS_OK;
     }
     if (q->drop_planned || stop->kind == STOP_PRESSURE_DROP)
-        return choose(s, q, &s->pressure, q->computed, measures);
-    return choose(s, q, &stop->turn->policy, stop->turn->n_prompt, measures);
+        return select_kept(s, q, &s->pressure, q->computed, measures);
+    return select_kept(s, q, &stop->turn->policy, stop->turn->n_prompt, measures);
 }
 
 static void add_token(sched_seq *q, uint32_t token)
@@ -71,7 +71,7 @@ static void copy_line(sched_seq *to, const sched_seq *from)
     to->n_tokens = from->n_tokens;
     to->computed = from->computed;
     to->furthest = from->furthest;
-    to->chosen = from->chosen;
+    to->selected = from->selected;
     to->preemptions = from->preemptions;
     to->pages_dropped = from->pages_dropped;
     to->budget_raised = from->budget_raised;
@@ -181,7 +181,7 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
 
     /* Before the selection: these blocks were computed with everything kept. */
     if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, to);
-    status st = choose_at(s, q, &stop, &result->measure);
+    status st = select_at(s, q, &stop, &result->measure);
     q->drop_planned = false;
     return status_ok(st);
 }

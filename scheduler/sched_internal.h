@@ -60,7 +60,7 @@ struct sched_seq {
     float *novelty;    // [entry->n_prompt], NULL unless its policy asks for it
     uint32_t *pressure_drops; // [entry->max_pressure_drops] lengths of its pressure drops
     uint32_t n_pressure_drops;
-    uint32_t chosen; // furthest length whose selection is counted; less is a replay
+    uint32_t selected; // furthest length whose selection is counted; less is a replay
     uint32_t preemptions;
     uint64_t pages_dropped;
     bool budget_raised;

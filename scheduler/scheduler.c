@@ -14,7 +14,7 @@ static bool options_valid(const sched_options *o, error *err)
         return false;
     }
     const retention_policy *p = o->pressure;
-    if (p && (!retention_chooses(p) || !sched_keeps_pages(p) || retention_has_sums(p) ||
+    if (p && (!retention_selects(p) || !sched_keeps_pages(p) || retention_has_sums(p) ||
               retention_wants_novelty(p))) {
         error_set(err, STATUS_INVALID,
                   "pressure_retention: %s cannot be used: it has to drop whole pages by what one "

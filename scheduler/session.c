@@ -59,7 +59,7 @@ static bool measures_end(const retention_policy *p)
 /* Whether selections in the answer left tables different that share one selection in a prompt. */
 static bool scopes_differ(const retention_policy *p)
 {
-    return p->growth != RETENTION_GROWTH_JOINT && retention_chooses(p) &&
+    return p->growth != RETENTION_GROWTH_JOINT && retention_selects(p) &&
            p->scope != p->decode_scope;
 }
 
@@ -146,7 +146,7 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     memcpy(q->pressure_drops, session->pressure_drops,
            session->n_pressure_drops * sizeof *q->pressure_drops);
     q->n_pressure_drops = session->n_pressure_drops;
-    q->computed = q->chosen = session->n_tokens;
+    q->computed = q->selected = session->n_tokens;
     q->parked = session->parked;
     q->swap = session->swap;
     q->swap_kept = session->swap_kept;

@@ -146,8 +146,8 @@ def retention_options(root):
             for part, pattern in PARTS.items()}
     found = []
     for part, source in text.items():
-        row = r"\.choice =" if part == "score" else rf"\[RETENTION_{part.upper()}_\w+\] ="
-        pairs = re.findall(rf"{row} \{{+\s*(?:\.choice = \{{)?({TEXTS}),\s*({TEXTS})", source)
+        row = r"\.option =" if part == "score" else rf"\[RETENTION_{part.upper()}_\w+\] ="
+        pairs = re.findall(rf"{row} \{{+\s*(?:\.option = \{{)?({TEXTS}),\s*({TEXTS})", source)
         if len(pairs) != len(re.findall(row, source)) or not pairs:
             fail(f"{PARTS[part]}: a row of {part} cannot be read")
         found += [(part, literal(name), literal(summary)) for name, summary in pairs

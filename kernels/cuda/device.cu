@@ -8,18 +8,18 @@
 
 enum {
     WORKSPACE_BYTES = 32 << 20,
-    CHOICES = 512, /* algorithms of the library that are remembered, by shape */
+    ALGORITHMS = 512, /* algorithms of the library that are remembered, by shape */
 };
 
 /* The library's algorithm for one shape. m is part of the shape, because the best algorithm depends
  * on it; it is rounded, because asking is slow and steps have every number of rows. */
-typedef struct choice {
+typedef struct algorithm {
     size_t n, k, m;
     gpu_type type, y_type;
     uint32_t alignment; /* in bytes, of all three: rows of experts begin anywhere */
     bool known;
     cublasLtMatmulAlgo_t algo;
-} choice;
+} algorithm;
 
 struct gpu {
     int ordinal;
@@ -31,7 +31,7 @@ struct gpu {
     cudaEvent_t notes[2];
     bool invariant;
     char why[256];
-    choice choices[CHOICES];
+    algorithm algorithms[ALGORITHMS];
 };
 
 /* Makes the gpu's device current. The current device belongs to the thread, the thread that opened
@@ -142,7 +142,7 @@ static const char *gpu_why(const gpu *g) { return g->why; }
 static void gpu_set_invariant(gpu *g, bool on)
 {
     g->invariant = on;
-    for (int i = 0; i < CHOICES; i++) g->choices[i].known = false;
+    for (int i = 0; i < ALGORITHMS; i++) g->algorithms[i].known = false;
 }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 
@@ -319,7 +319,7 @@ static void forget_shapes(shapes *s)
 }
 
 /* The library stores matrices by columns: y^T [n, m] = (W^T)^T [n, k] x^T [k, m]. */
-static cublasStatus_t make_shapes(const choice *c, size_t m, shapes *s)
+static cublasStatus_t make_shapes(const algorithm *c, size_t m, shapes *s)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
     cudaDataType_t type = data_type(c->type);
@@ -337,7 +337,7 @@ static cublasStatus_t make_shapes(const choice *c, size_t m, shapes *s)
 }
 
 /* Asks the library for the algorithm of a shape, with c->m rows; once for each shape. */
-static cublasStatus_t choose(gpu *g, choice *c)
+static cublasStatus_t find_algorithm(gpu *g, algorithm *c)
 {
     shapes s = {NULL, NULL, NULL, NULL};
     cublasLtMatmulPreference_t wish = NULL;
@@ -379,10 +379,10 @@ static uint32_t alignment_of(const gpu *g, const void *w, const void *x, const v
     return (uint32_t)(all & ~(all - 1));
 }
 
-static choice *choice_of(gpu *g, const choice *c)
+static algorithm *algorithm_of(gpu *g, const algorithm *c)
 {
     size_t hash = c->n * 31 + c->k * 17 + c->m * 0x9e3779b1u + (size_t)c->y_type + c->alignment;
-    choice *at = &g->choices[(hash ^ hash >> 15) % CHOICES];
+    algorithm *at = &g->algorithms[(hash ^ hash >> 15) % ALGORITHMS];
     if (at->known && at->n == c->n && at->k == c->k && at->m == c->m && at->type == c->type &&
         at->y_type == c->y_type && at->alignment == c->alignment)
         return at;
@@ -390,8 +390,8 @@ static choice *choice_of(gpu *g, const choice *c)
     return at;
 }
 
-static cublasStatus_t run_choice(gpu *g, const choice *c, const gpu_matrix *w, const void *x,
-                                 size_t m, void *y)
+static cublasStatus_t run_algorithm(gpu *g, const algorithm *c, const gpu_matrix *w, const void *x,
+                                    size_t m, void *y)
 {
     shapes s = {NULL, NULL, NULL, NULL};
     const float one = 1.0f, zero = 0.0f;
@@ -406,7 +406,7 @@ static cublasStatus_t run_choice(gpu *g, const choice *c, const gpu_matrix *w, c
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type)
 {
-    choice wanted = choice();
+    algorithm wanted = algorithm();
     wanted.n = w->n;
     wanted.k = w->k;
     wanted.m = rounded_rows(g, m);
@@ -414,15 +414,15 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     wanted.y_type = y_type;
     wanted.alignment = alignment_of(g, w->data, x, y);
     enter(g);
-    choice *c = choice_of(g, &wanted);
+    algorithm *c = algorithm_of(g, &wanted);
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
-    if (!c->known) e = choose(g, c);
-    if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, c, w, x, m, y);
+    if (!c->known) e = find_algorithm(g, c);
+    if (e == CUBLAS_STATUS_SUCCESS) e = run_algorithm(g, c, w, x, m, y);
     /* An algorithm for more rows may not support m rows. */
     if (e != CUBLAS_STATUS_SUCCESS && wanted.m != m && !g->invariant) {
         wanted.m = m;
-        e = choose(g, &wanted);
-        if (e == CUBLAS_STATUS_SUCCESS) e = run_choice(g, &wanted, w, x, m, y);
+        e = find_algorithm(g, &wanted);
+        if (e == CUBLAS_STATUS_SUCCESS) e = run_algorithm(g, &wanted, w, x, m, y);
     }
     if (e == CUBLAS_STATUS_SUCCESS) return gpu_launched(g, "product");
     snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt says %d", m, w->k,

@@ -61,12 +61,12 @@ static uint64_t window_pages(uint32_t window, uint32_t n, uint32_t page_tokens)
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *g,
                                    uint32_t n_prompt, uint32_t point)
 {
-    uint32_t step = policy->reuse_layers, n_layers = retention_choosing_layers(g, g->n_layers);
+    uint32_t step = policy->reuse_layers, n_layers = retention_selecting_layers(g, g->n_layers);
     uint32_t n_scopes = runs_of(n_layers, step);
     uint32_t size = g->page_tokens, head_groups = pkv_head_groups(g);
     const retention_allocator_row *row = &retention_allocators[policy->allocator];
     retention_phase phase = retention_phase_at(policy, n_prompt, point);
-    bool all = !retention_chooses(policy);
+    bool all = !retention_selects(policy);
     uint32_t len = phase.growth ? n_prompt : point, grown = 0;
     if (phase.growth) grown = retention_growths[policy->growth].allowance(policy, point - n_prompt);
 
@@ -95,7 +95,7 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
 void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_t len, bool *forced)
 {
     bool joint = policy->growth == RETENTION_GROWTH_JOINT;
-    bool none = !retention_chooses(policy) || retention_variants[policy->variant].kvpress;
+    bool none = !retention_selects(policy) || retention_variants[policy->variant].kvpress;
     if (policy->schedule != RETENTION_SCHEDULE_DECODE || !joint) len = n_prompt;
     uint32_t from = len - smaller(len, retention_window_of(policy, n_prompt));
     uint32_t size = policy->unit == RETENTION_UNIT_PAGE ? larger(1, policy->page_tokens) : 1;
@@ -111,7 +111,7 @@ void retention_forced(const retention_policy *policy, uint32_t n_prompt, uint32_
 status retention_check_budget(const retention_policy *policy, const pkv_geometry *geometry,
                               uint32_t n_prompt, error *err)
 {
-    if (policy->tokens == 0 || !retention_chooses(policy) || policy->unit != RETENTION_UNIT_PAGE ||
+    if (policy->tokens == 0 || !retention_selects(policy) || policy->unit != RETENTION_UNIT_PAGE ||
         retention_variants[policy->variant].kvpress)
         return STATUS_IS_OK;
     uint32_t size = geometry->page_tokens, all = runs_of(n_prompt, size);

@@ -106,24 +106,24 @@ static uint32_t pyramid_least(const retention_policy *policy, uint32_t n_prompt)
 }
 
 const retention_allocator_row retention_allocators[] = {
-    [RETENTION_ALLOCATOR_UNIFORM] = {.choice = {"uniform", "every table keeps equally many"},
+    [RETENTION_ALLOCATOR_UNIFORM] = {.option = {"uniform", "every table keeps equally many"},
                                      .tokens = uniform_tokens,
                                      .least = uniform_least},
-    [RETENTION_ALLOCATOR_PYRAMID] = {.choice = {"pyramid", "more for lower layers, less for upper "
+    [RETENTION_ALLOCATOR_PYRAMID] = {.option = {"pyramid", "more for lower layers, less for upper "
                                                            "ones"},
                                      .tokens = pyramid_tokens,
                                      .least = pyramid_least,
                                      .sloping = true},
-    [RETENTION_ALLOCATOR_ADAPTIVE] = {.choice = {"adaptive", "the heads of a layer compete (scope "
+    [RETENTION_ALLOCATOR_ADAPTIVE] = {.option = {"adaptive", "the heads of a layer compete (scope "
                                                              "head)"},
                                       .tokens = uniform_tokens,
                                       .least = uniform_least,
                                       .joint = true},
-    [RETENTION_ALLOCATOR_HYBRID] = {.choice = {"hybrid", "chunks in the lower half of the layers, "
+    [RETENTION_ALLOCATOR_HYBRID] = {.option = {"hybrid", "chunks in the lower half of the layers, "
                                                          "tokens in the upper half"},
                                     .tokens = uniform_tokens,
                                     .least = uniform_least},
-    [RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE] = {.choice = {"pyramid-adaptive",
+    [RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE] = {.option = {"pyramid-adaptive",
                                                          "the heads of a layer compete for what "
                                                          "pyramid gives the layer (scope head)"},
                                               .tokens = pyramid_tokens,

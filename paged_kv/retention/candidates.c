@@ -1,5 +1,5 @@
 /* One table: its protected slots, and a key for every other unit. */
-#include "paged_kv/retention/choose.h"
+#include "paged_kv/retention/select.h"
 #include <string.h>
 
 static uint32_t position_of(const contest *t, uint32_t slot)
@@ -10,9 +10,9 @@ static uint32_t position_of(const contest *t, uint32_t slot)
 /* The `at`-th slot in the order of positions. */
 static uint32_t slot_at(const contest *t, uint32_t at) { return t->order ? t->order[at] : at; }
 
-static bool in_window(const chooser *c, uint32_t position) { return position >= c->window_from; }
+static bool in_window(const selector *c, uint32_t position) { return position >= c->window_from; }
 
-static bool is_protected(const chooser *c, uint32_t position)
+static bool is_protected(const selector *c, uint32_t position)
 {
     return c->protects && (position < c->sinks || in_window(c, position));
 }
@@ -35,7 +35,7 @@ static uint32_t unit_end(const contest *t, uint32_t unit)
 /* ---- protected slots ------------------------------------------------------------------------- */
 
 /* Whether a page holds a protected slot, or has room for the next token. */
-static bool page_is_protected(const chooser *c, const contest *t, uint32_t page)
+static bool page_is_protected(const selector *c, const contest *t, uint32_t page)
 {
     uint32_t from = page * t->size, to = unit_end(t, page);
     if (to - from < t->size) return true;
@@ -46,7 +46,7 @@ static bool page_is_protected(const chooser *c, const contest *t, uint32_t page)
     return false;
 }
 
-void contest_open(const chooser *c, contest *t)
+void contest_open(const selector *c, contest *t)
 {
     t->n = pkv_seq_table(c->kv, c->seq, t->group).kept_tokens;
     t->positions = t->n == c->len ? NULL : c->positions;
@@ -81,7 +81,7 @@ static void sort_slots(const uint32_t *positions, uint32_t n, uint32_t *other, u
 
 /* Small selections fill holes from the table's end (keep.c), so a token's slot depends on the page
  * size. Which tokens are neighbours must not: so slots are ordered by position. */
-void contest_order(chooser *c, contest *t)
+void contest_order(selector *c, contest *t)
 {
     bool ascending = true;
     t->order = NULL;
@@ -95,7 +95,7 @@ void contest_order(chooser *c, contest *t)
     t->order = c->order;
 }
 
-static void protect_pages(const chooser *c, contest *t)
+static void protect_pages(const selector *c, contest *t)
 {
     for (uint32_t i = 0; i < t->n_units; i++) {
         if (!page_is_protected(c, t, i)) continue;
@@ -104,7 +104,7 @@ static void protect_pages(const chooser *c, contest *t)
     }
 }
 
-static void protect_slots(const chooser *c, contest *t)
+static void protect_slots(const selector *c, contest *t)
 {
     for (uint32_t i = 0; i < t->n; i++) {
         if (!is_protected(c, position_of(t, i))) continue;
@@ -113,7 +113,7 @@ static void protect_slots(const chooser *c, contest *t)
     }
 }
 
-void contest_protect(chooser *c, contest *t)
+void contest_protect(selector *c, contest *t)
 {
     contest_order(c, t);
     t->fixed = 0;
@@ -124,7 +124,7 @@ void contest_protect(chooser *c, contest *t)
 /* ---- scores ---------------------------------------------------------------------------------- */
 
 /* Smooths the scores of the slots outside the window along their positions. */
-static void smooth(const chooser *c, const contest *t, float *scores)
+static void smooth(const selector *c, const contest *t, float *scores)
 {
     const retention_pool_row *pool = &retention_pools[t->pool];
     if (!pool->pool) return;
@@ -141,7 +141,7 @@ static void smooth(const chooser *c, const contest *t, float *scores)
     }
 }
 
-static const float *measured(const chooser *c, const contest *t, uint32_t kind, uint32_t head)
+static const float *measured(const selector *c, const contest *t, uint32_t kind, uint32_t head)
 {
     const measure_result *m = c->measures;
     if (!m || !m->values) return NULL;
@@ -150,7 +150,7 @@ static const float *measured(const chooser *c, const contest *t, uint32_t kind, 
 }
 
 /* Scores one KV head, smoothed, into c->scores. */
-static void score_head(chooser *c, const contest *t, uint32_t head)
+static void score_head(selector *c, const contest *t, uint32_t head)
 {
     const retention_phase *phase = &c->phase;
     retention_score_fn score = phase->variant->score ? phase->variant->score : phase->score->score;
@@ -168,7 +168,7 @@ static void score_head(chooser *c, const contest *t, uint32_t head)
 }
 
 /* The best score of the layer outside the window. kvpress scores window slots above it. */
-static float best_of_layer(chooser *c, const contest *t)
+static float best_of_layer(selector *c, const contest *t)
 {
     float best = 0;
     for (uint32_t h = 0; h < c->geometry->n_kv_heads; h++) {
@@ -189,7 +189,7 @@ static void add(float *sum, const float *scores, uint32_t n, bool first)
 
 /* Puts the scope's scores into c->sum, and those for the second half of the budget into
  * c->second_sum. */
-static void score_scope(chooser *c, const contest *t)
+static void score_scope(selector *c, const contest *t)
 {
     uint32_t n = c->by_slot ? t->n : t->n_units;
     float best = c->phase.variant->kvpress ? best_of_layer(c, t) : 0;
@@ -215,7 +215,7 @@ static void score_scope(chooser *c, const contest *t)
 /* ---- units ----------------------------------------------------------------------------------- */
 
 /* Algorithm 3 of ChunkKV, literally: a chunk with window slots competes with all its slots. */
-static bool competes_whole(const chooser *c, const contest *t, uint32_t from, uint32_t to)
+static bool competes_whole(const selector *c, const contest *t, uint32_t from, uint32_t to)
 {
     if (t->unit != RETENTION_UNIT_CHUNK || !c->phase.variant->whole_chunks) return false;
     for (uint32_t i = from; i < to; i++) {
@@ -225,7 +225,7 @@ static bool competes_whole(const chooser *c, const contest *t, uint32_t from, ui
 }
 
 /* The key of the slots [from, to) in the order of positions. */
-static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, uint32_t to)
+static uint32_t key_of_slots(const selector *c, const contest *t, uint32_t from, uint32_t to)
 {
     bool whole = competes_whole(c, t, from, to);
     uint32_t n = 0;
@@ -239,7 +239,7 @@ static uint32_t key_of_slots(const chooser *c, const contest *t, uint32_t from, 
     return rank_key(c->phase.variant->kvpress ? sum / (float)n : sum);
 }
 
-void contest_score(chooser *c, contest *t)
+void contest_score(selector *c, contest *t)
 {
     score_scope(c, t);
     if (t->unit == RETENTION_UNIT_PAGE) t->order = NULL; /* pages are in slot order */
@@ -252,10 +252,10 @@ void contest_score(chooser *c, contest *t)
     }
 }
 
-void contest_refine(chooser *c, contest *t)
+void contest_refine(selector *c, contest *t)
 {
     for (uint32_t i = 0; i < t->n; i++) {
-        if (t->keys[i] != KEY_NONE && t->keys[i] != KEY_CHOSEN)
+        if (t->keys[i] != KEY_NONE && t->keys[i] != KEY_SELECTED)
             t->keys[i] = rank_key(c->second_sum[slot_at(t, i)]);
     }
 }
@@ -264,7 +264,7 @@ void contest_close(const contest *t)
 {
     bool pages = t->unit == RETENTION_UNIT_PAGE;
     for (uint32_t u = 0; u < t->n_units; u++) {
-        if (t->keys[u] != KEY_CHOSEN) continue;
+        if (t->keys[u] != KEY_SELECTED) continue;
         if (pages || !t->order) keep_range(t->keep, u * t->size, unit_end(t, u));
         else
             for (uint32_t i = u * t->size; i < unit_end(t, u); i++)

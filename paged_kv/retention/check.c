@@ -4,23 +4,23 @@
 #include <stdio.h>
 
 /* Lists the available options of a part, as "page, chunk". */
-static void list_choices(retention_part part, uint32_t available, char *out, size_t size)
+static void list_options(retention_part part, uint32_t available, char *out, size_t size)
 {
     size_t used = 0;
     out[0] = 0;
     for (size_t i = 0; i < retention_part_size(part) && used < size; i++) {
         if (!(available >> i & 1)) continue;
         int n = snprintf(out + used, size - used, "%s%s", used > 0 ? ", " : "",
-                         retention_part_choice(part, i).name);
+                         retention_part_option(part, i).name);
         used += (size_t)n;
     }
 }
 
-status refuse_choice(const parsing *p, retention_part part, const char *value, uint32_t available,
+status refuse_option(const parsing *p, retention_part part, const char *value, uint32_t available,
                      error *err)
 {
     char have[256];
-    list_choices(part, available, have, sizeof have);
+    list_options(part, available, have, sizeof have);
     return error_set(err, STATUS_INVALID,
                      "%s.%s: '%.40s' is not available for method '%s' (have: %s)", p->where,
                      retention_part_name(part), value, p->preset->name, have);
@@ -28,21 +28,21 @@ status refuse_choice(const parsing *p, retention_part part, const char *value, u
 
 /* Checks that the option of `part` is one of those that go with another part's option. */
 static status check_part(const parsing *p, const retention_policy *policy, retention_part part,
-                         uint32_t available, const char *with, const char *choice, error *err)
+                         uint32_t available, const char *with, const char *option, error *err)
 {
     uint32_t i = retention_part_get(policy, part);
     if (available >> i & 1) return STATUS_IS_OK;
     char have[256];
-    list_choices(part, available, have, sizeof have);
+    list_options(part, available, have, sizeof have);
     return error_set(err, STATUS_INVALID, "%s.%s: '%s' does not go with %s '%s' (have: %s)",
-                     p->where, retention_part_name(part), retention_part_choice(part, i).name, with,
-                     choice, have);
+                     p->where, retention_part_name(part), retention_part_option(part, i).name, with,
+                     option, have);
 }
 
 static status check_parts(const parsing *p, const retention_policy *policy, error *err)
 {
     const retention_score_row *score = retention_scores[policy->score];
-    const char *name = score->choice.name;
+    const char *name = score->option.name;
     RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_UNIT, score->units, "score", name, err));
     RETURN_IF_ERROR(
         check_part(p, policy, RETENTION_PART_ALLOCATOR, score->allocators, "score", name, err));
@@ -54,7 +54,7 @@ static status check_parts(const parsing *p, const retention_policy *policy, erro
     }
     if (retention_allocators[policy->allocator].joint) {
         RETURN_IF_ERROR(check_part(p, policy, RETENTION_PART_SCOPE, ONLY(RETENTION_SCOPE_HEAD),
-                                   "allocator", retention_allocators[policy->allocator].choice.name,
+                                   "allocator", retention_allocators[policy->allocator].option.name,
                                    err));
     }
     if (policy->contiguous) {
@@ -66,7 +66,7 @@ static status check_parts(const parsing *p, const retention_policy *policy, erro
     }
     if (policy->variant == RETENTION_VARIANT_PLAIN) return STATUS_IS_OK;
     const retention_variant_row *variant = &retention_variants[policy->variant];
-    name = variant->choice.name;
+    name = variant->option.name;
     RETURN_IF_ERROR(
         check_part(p, policy, RETENTION_PART_SCORE, ONLY(variant->of), "variant", name, err));
     RETURN_IF_ERROR(
@@ -85,7 +85,7 @@ static status check_rows(const parsing *p, const retention_policy *policy, error
 {
     if (retention_scores[policy->score]->rows != RETENTION_ROWS_POLICY) return STATUS_IS_OK;
     uint32_t rows = policy->rows > 0 ? policy->rows : policy->window;
-    const char *score = retention_scores[policy->score]->choice.name;
+    const char *score = retention_scores[policy->score]->option.name;
     bool half = policy->rows == 0 && policy->window_half && rows == INT32_MAX;
     if (rows == 0 || half) {
         return error_set(err, STATUS_INVALID,
@@ -137,7 +137,7 @@ static status check_heads(const char *where, retention_scope scope, const pkv_ge
                      "%s.scope '%s' does not fit %u KV heads in one page table "
                      "(--kv-group-heads %u): ask for \"scope\":\"layer\", or start with "
                      "--kv-group-heads 1",
-                     where, retention_scopes[scope].choice.name, g->heads_per_group,
+                     where, retention_scopes[scope].option.name, g->heads_per_group,
                      g->heads_per_group);
 }
 
@@ -166,8 +166,8 @@ static status check_geometry(const parsing *p, const retention_policy *policy, e
                          p->where, reuse, g->n_layers);
     }
     /* When all layers share one selection, no table lies across two runs of layers. */
-    uint32_t choosing = retention_choosing_layers(g, g->n_layers);
-    if (reuse % g->layers_per_group != 0 && reuse < choosing) {
+    uint32_t selecting = retention_selecting_layers(g, g->n_layers);
+    if (reuse % g->layers_per_group != 0 && reuse < selecting) {
         return error_set(
             err, STATUS_INVALID,
             "%s.reuse_layers is %u: must be a multiple of the %u layers that share a page "
@@ -182,7 +182,7 @@ status check_composition(const parsing *p, const retention_policy *policy, error
 {
     if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
     /* Schedule `input` cuts the prompt and touches no table. */
-    if (!retention_chooses(policy)) return check_budget(p, policy, err);
+    if (!retention_selects(policy)) return check_budget(p, policy, err);
     RETURN_IF_ERROR(check_parts(p, policy, err));
     RETURN_IF_ERROR(check_budget(p, policy, err));
     RETURN_IF_ERROR(check_rows(p, policy, err));
@@ -197,11 +197,11 @@ status check_growth(const parsing *p, const retention_policy *policy, error *err
                          "retention.decode.horizon is %u: must be above beta2, which is %u",
                          policy->horizon, policy->beta2);
     }
-    if (retention_chooses(policy) && policy->scope == RETENTION_SCOPE_HEAD &&
+    if (retention_selects(policy) && policy->scope == RETENTION_SCOPE_HEAD &&
         policy->decode_scope == RETENTION_SCOPE_LAYER) {
         return error_set(err, STATUS_INVALID,
                          "retention.decode.scope: 'layer' cannot follow a prefill whose heads "
-                         "choose alone");
+                         "select alone");
     }
     RETURN_IF_ERROR(
         check_heads("retention.decode", policy->decode_scope, &p->limits->geometry, err));

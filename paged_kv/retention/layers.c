@@ -1,7 +1,7 @@
 /* Which layers select. reuse_layers and measures count the selecting layers alone. */
 #include "paged_kv/retention/method.h"
 
-uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end)
+uint32_t retention_selecting_layers(const pkv_geometry *geometry, uint32_t end)
 {
     uint32_t n = smaller(end, geometry->n_layers);
     if (geometry->window == 0) return n;
@@ -13,7 +13,7 @@ uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end)
     return n;
 }
 
-uint32_t retention_choosing_layer(const pkv_geometry *geometry, uint32_t nth)
+uint32_t retention_selecting_layer(const pkv_geometry *geometry, uint32_t nth)
 {
     uint32_t layer = 0;
     for (uint32_t left = nth + 1;; layer++) {
@@ -23,13 +23,13 @@ uint32_t retention_choosing_layer(const pkv_geometry *geometry, uint32_t nth)
 
 uint32_t measure_layers(const pkv_geometry *geometry, uint32_t step)
 {
-    uint32_t n = retention_choosing_layers(geometry, geometry->n_layers);
+    uint32_t n = retention_selecting_layers(geometry, geometry->n_layers);
     return n > 0 ? runs_of(n, step) : 1;
 }
 
 uint32_t measure_layer_of(const pkv_geometry *geometry, uint32_t layer, uint32_t step)
 {
     if (pkv_window_of(geometry, layer) > 0) return MEASURE_NO_LAYER;
-    uint32_t below = retention_choosing_layers(geometry, layer);
+    uint32_t below = retention_selecting_layers(geometry, layer);
     return below % step == 0 ? below / step : MEASURE_NO_LAYER;
 }

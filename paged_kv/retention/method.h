@@ -8,7 +8,7 @@
 #include "paged_kv/retention/retention.h"
 #include "paged_kv/retention/scores.gen.h" // RETENTION_SCORE_FILES, from the names of the files
 
-#define ONLY(choice) (UINT32_C(1) << (choice))
+#define ONLY(option) (UINT32_C(1) << (option))
 
 /* Sets of options, one bit each. */
 enum {
@@ -48,7 +48,7 @@ typedef struct score_input {
 typedef void (*retention_score_fn)(const score_input *in, float *scores);
 
 typedef struct retention_score_row {
-    retention_choice choice;
+    retention_option option;
     measure_kind kind, second;
     retention_rows rows;
     retention_score_fn score;
@@ -72,7 +72,7 @@ RETENTION_SCORE_FILES(ROW_OF_FILE)
 extern const retention_score_row *const retention_scores[RETENTION_SCORES];
 
 typedef struct retention_variant_row {
-    retention_choice choice;
+    retention_option option;
     retention_score of;       // the score that it varies
     measure_kind kind;        // replaces the score's; NONE: the score's
     retention_score_fn score; // replaces the score's; NULL: the score's
@@ -90,13 +90,13 @@ void score_negated(const score_input *in, float *scores);  // the smaller, the b
 /* ---- scopes, schedules, growth, pools -------------------------------------------------------- */
 
 typedef struct retention_scope_row {
-    retention_choice choice;
+    retention_option option;
     uint32_t (*heads)(const pkv_geometry *geometry); // KV heads that share a selection
 } retention_scope_row;
 extern const retention_scope_row retention_scopes[];
 
 typedef struct retention_schedule_row {
-    retention_choice choice;
+    retention_option option;
     /* The first point > from at which a table of more than `least` tokens may exceed its budget. */
     uint32_t (*next_point)(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
                            uint32_t from);
@@ -104,7 +104,7 @@ typedef struct retention_schedule_row {
 extern const retention_schedule_row retention_schedules[];
 
 typedef struct retention_growth_row {
-    retention_choice choice;
+    retention_option option;
     /* The number of generated tokens that may stay once t were computed. */
     uint32_t (*allowance)(const retention_policy *policy, uint32_t t);
     uint32_t (*every)(const retention_policy *policy); // generated tokens between selections
@@ -112,7 +112,7 @@ typedef struct retention_growth_row {
 extern const retention_growth_row retention_growths[];
 
 typedef struct retention_pool_row {
-    retention_choice choice;
+    retention_option option;
     void (*pool)(const float *in, uint32_t n, uint32_t kernel, float *out); // NULL for none
 } retention_pool_row;
 extern const retention_pool_row retention_pools[];
@@ -148,14 +148,14 @@ uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt);
 uint32_t retention_floor(double x);
 
 /* The selecting layer with `nth` selecting layers below it; it exists. */
-uint32_t retention_choosing_layer(const pkv_geometry *geometry, uint32_t nth);
+uint32_t retention_selecting_layer(const pkv_geometry *geometry, uint32_t nth);
 
 /* The number of `chunks` that variant `mean` keeps. */
 uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt, uint32_t chunks);
 
 /* How an allocator divides the budget among layers and heads. */
 typedef struct retention_allocator_row {
-    retention_choice choice;
+    retention_option option;
     /* The budget in tokens of run `index` of n_scopes runs of selecting layers. */
     uint32_t (*tokens)(const retention_policy *policy, uint32_t n_prompt, uint32_t index,
                        uint32_t n_scopes);

@@ -92,10 +92,10 @@ static status read_part(const parsing *p, const char *name, retention_policy *po
     RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
     retention_part part = 0;
     while (strcmp(retention_part_name(part), name) != 0) part++;
-    uint32_t available = p->preset->choices[part];
+    uint32_t available = p->preset->options[part];
     size_t i = retention_part_find(part, value);
     if (i == SIZE_MAX || !(available >> i & 1))
-        return refuse_choice(p, part, value, available, err);
+        return refuse_option(p, part, value, available, err);
     retention_part_set(policy, part, i);
     /* A score in the request applies to all points. */
     if (part == RETENTION_PART_SCORE) policy->decode_score = RETENTION_SCORE_NONE;
@@ -128,7 +128,7 @@ static status read_pool(const parsing *p, const char *name, retention_policy *po
     }
     if (!kind) return error_set(err, STATUS_INVALID, "%s.kind: must be given", where);
     size_t i = 0;
-    while (i < RETENTION_POOLS && strcmp(retention_pools[i].choice.name, kind) != 0) i++;
+    while (i < RETENTION_POOLS && strcmp(retention_pools[i].option.name, kind) != 0) i++;
     if (i == RETENTION_POOLS) {
         return error_set(err, STATUS_INVALID, "%s.kind: '%.40s' is unknown (have: none, max, avg)",
                          where, kind);
@@ -168,7 +168,7 @@ static status read_decode_scope(const parsing *p, const char *name, retention_po
     const char *value;
     RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
     size_t i = retention_part_find(RETENTION_PART_SCOPE, value);
-    if (i == SIZE_MAX) return refuse_choice(p, RETENTION_PART_SCOPE, value, UINT32_MAX, err);
+    if (i == SIZE_MAX) return refuse_option(p, RETENTION_PART_SCOPE, value, UINT32_MAX, err);
     policy->decode_scope = (retention_scope)i;
     return STATUS_IS_OK;
 }
@@ -185,7 +185,7 @@ static status read_decode_score(const parsing *p, const char *name, retention_po
     RETURN_IF_ERROR(json_get_string(p->json, p->where, name, &value, err));
     size_t i = retention_part_find(RETENTION_PART_SCORE, value);
     if (i == SIZE_MAX || !(available >> i & 1))
-        return refuse_choice(p, RETENTION_PART_SCORE, value, available, err);
+        return refuse_option(p, RETENTION_PART_SCORE, value, available, err);
     policy->decode_score = (retention_score)i;
     return STATUS_IS_OK;
 }

@@ -14,7 +14,7 @@ typedef struct parsing {
 } parsing;
 
 /* Refuses an option and names the available ones. */
-status refuse_choice(const parsing *p, retention_part part, const char *value, uint32_t available,
+status refuse_option(const parsing *p, retention_part part, const char *value, uint32_t available,
                      error *err);
 /* Checks that parts, budget and geometry fit each other. */
 status check_composition(const parsing *p, const retention_policy *policy, error *err);

@@ -3,7 +3,7 @@
 #include <string.h>
 
 static const retention_score_row score_none = {
-    .choice = {"none", "nothing is measured"},
+    .option = {"none", "nothing is measured"},
     .units = PAGE,
     .allocators = UNIFORM,
     .schedules = ONLY(RETENTION_SCHEDULE_NEVER),
@@ -17,40 +17,41 @@ const retention_score_row *const retention_scores[RETENTION_SCORES] = {
 #undef ROW
 
 const retention_variant_row retention_variants[] = {
-    [RETENTION_VARIANT_PLAIN] = {.choice = {"plain", "the score as it is"}, .units = ANY_UNIT},
-    [RETENTION_VARIANT_RAW] = {.choice = {"raw", "q . k without scale, mask and softmax (ChunkKV, "
+    [RETENTION_VARIANT_PLAIN] = {.option = {"plain", "the score as it is"}, .units = ANY_UNIT},
+    [RETENTION_VARIANT_RAW] = {.option = {"raw", "q . k without scale, mask and softmax (ChunkKV, "
                                                  "Algorithm 1)"},
                                .of = RETENTION_SCORE_WINDOW,
                                .kind = MEASURE_RAW,
                                .score = score_measured,
                                .units = ANY_UNIT},
-    [RETENTION_VARIANT_MEAN] = {.choice = {"mean", "means over rows, heads and slots, a share of "
+    [RETENTION_VARIANT_MEAN] = {.option = {"mean", "means over rows, heads and slots, a share of "
                                                    "the chunks, as kvpress"},
                                 .of = RETENTION_SCORE_WINDOW,
                                 .kind = MEASURE_MASS,
                                 .score = score_mean,
                                 .units = PAGE | CHUNK,
                                 .kvpress = true},
-    [RETENTION_VARIANT_ALG1] = {.choice = {"alg1", "softmax and output over the slots outside the "
+    [RETENTION_VARIANT_ALG1] = {.option = {"alg1", "softmax and output over the slots outside the "
                                                    "window (AnDPro, Algorithm 1)"},
                                 .of = RETENTION_SCORE_PROJECTION,
                                 .kind = MEASURE_PROJECTION_OUTSIDE,
                                 .score = score_measured,
                                 .units = ANY_UNIT},
-    [RETENTION_VARIANT_CODE] = {.choice = {"code", "attention max-pooled first, the output of the "
+    [RETENTION_VARIANT_CODE] = {.option = {"code", "attention max-pooled first, the output of the "
                                                    "evictable chunks alone (AnDPro's code)"},
                                 .of = RETENTION_SCORE_PROJECTION,
                                 .kind = MEASURE_PROJECTION_POOLED,
                                 .score = score_measured,
                                 .units = ANY_UNIT},
-    [RETENTION_VARIANT_ALG3] = {.choice = {"alg3", "chunks that hold window slots take part in the "
-                                                   "choice (ChunkKV, Algorithm 3 to the letter)"},
+    [RETENTION_VARIANT_ALG3] = {.option = {"alg3",
+                                           "chunks that hold window slots take part in the "
+                                           "selection (ChunkKV, Algorithm 3 to the letter)"},
                                 .of = RETENTION_SCORE_WINDOW,
                                 .units = CHUNK,
                                 .whole_chunks = true},
 };
 
-static const retention_choice units[] = {
+static const retention_option units[] = {
     [RETENTION_UNIT_PAGE] = {"page", "whole pages, freed without a copy"},
     [RETENTION_UNIT_CHUNK] = {"chunk", "`chunk` tokens, gathered into fresh pages"},
     [RETENTION_UNIT_TOKEN] = {"token", "single tokens, gathered into fresh pages"},
@@ -64,8 +65,8 @@ static uint32_t one_head(const pkv_geometry *geometry)
 }
 
 const retention_scope_row retention_scopes[] = {
-    [RETENTION_SCOPE_LAYER] = {{"layer", "all KV heads of a layer share one choice"}, all_heads},
-    [RETENTION_SCOPE_HEAD] = {{"head", "each KV head chooses alone (needs --kv-group-heads 1)"},
+    [RETENTION_SCOPE_LAYER] = {{"layer", "all KV heads of a layer share one selection"}, all_heads},
+    [RETENTION_SCOPE_HEAD] = {{"head", "each KV head selects alone (needs --kv-group-heads 1)"},
                               one_head},
 };
 
@@ -87,7 +88,7 @@ const retention_pool_row retention_pools[] = {
         name, table, rows, sizeof((table)[0]), offsetof(retention_policy, member), false           \
     }
 
-/* Every row begins with its retention_choice; every member is an enum. */
+/* Every row begins with its retention_option; every member is an enum. */
 static const struct {
     const char *name;
     const void *rows;
@@ -108,17 +109,17 @@ static const struct {
 const char *retention_part_name(retention_part part) { return parts[part].name; }
 size_t retention_part_size(retention_part part) { return parts[part].n_rows; }
 
-retention_choice retention_part_choice(retention_part part, size_t index)
+retention_option retention_part_option(retention_part part, size_t index)
 {
     const void *row = (const char *)parts[part].rows + index * parts[part].row_bytes;
     if (parts[part].by_pointer) row = *(const void *const *)row;
-    return *(const retention_choice *)row;
+    return *(const retention_option *)row;
 }
 
 size_t retention_part_find(retention_part part, const char *name)
 {
     for (size_t i = 0; i < parts[part].n_rows; i++) {
-        if (strcmp(retention_part_choice(part, i).name, name) == 0) return i;
+        if (strcmp(retention_part_option(part, i).name, name) == 0) return i;
     }
     return SIZE_MAX;
 }

@@ -94,7 +94,7 @@ const retention_growth_row retention_growths[] = {
     [RETENTION_GROWTH_JOINT] = {{"joint", "prompt and answer share a budget"}, NULL, NULL},
     [RETENTION_GROWTH_SLIDE] = {{"slide", "a fixed budget"}, slide, every_token},
     [RETENTION_GROWTH_ADAPTIVE] = {{"adaptive", "a growing budget"}, grows, every_token},
-    [RETENTION_GROWTH_DISCONTINUOUS] = {{"discontinuous", "a growing budget, chosen for in bursts"},
+    [RETENTION_GROWTH_DISCONTINUOUS] = {{"discontinuous", "a growing budget, selections in bursts"},
                                         grows,
                                         every_growth},
 };
@@ -137,7 +137,7 @@ static uint32_t always_fits(const retention_policy *policy, uint32_t n_prompt)
 uint32_t retention_next_point(const retention_policy *policy, uint32_t n_prompt, uint32_t from)
 {
     uint32_t point = UINT32_MAX;
-    if (retention_chooses(policy)) {
+    if (retention_selects(policy)) {
         point = retention_schedules[policy->schedule].next_point(
             policy, n_prompt, always_fits(policy, n_prompt), from);
     }

@@ -7,7 +7,7 @@
 /* The start of a method's row: any composition that has a meaning is allowed. */
 #define ANY_SCORE FROM(RETENTION_SCORE_NONE + 1, RETENTION_SCORES - 1)
 #define ANY_FIELD (RETENTION_FIELD_BUDGET | RETENTION_FIELD_PARTS)
-#define ANY_CHOICE                                                                                 \
+#define ANY_OPTION                                                                                 \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ANY_SCORE,                                                        \
         [RETENTION_PART_UNIT] = FROM(RETENTION_UNIT_PAGE, RETENTION_UNIT_TOKEN),                   \
@@ -18,7 +18,7 @@
         [RETENTION_PART_VARIANT] = FROM(RETENTION_VARIANT_PLAIN, RETENTION_VARIANT_ALG3),          \
     }
 /* Contiguous positions: every table keeps equally many tokens, at each chunk of the prompt. */
-#define RECURRENT_CHOICE                                                                           \
+#define RECURRENT_OPTION                                                                           \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ANY_SCORE,                                                        \
         [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_PAGE) | ONLY(RETENTION_UNIT_TOKEN),            \
@@ -28,7 +28,7 @@
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
 /* The row selects nothing itself. */
-#define NO_CHOICE                                                                                  \
+#define NO_OPTION                                                                                  \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ONLY(RETENTION_SCORE_NONE),                                       \
         [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_PAGE),                                         \
@@ -38,7 +38,7 @@
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
 /* Cuts the prompt before anything is computed. */
-#define INPUT_CHOICE                                                                               \
+#define INPUT_OPTION                                                                               \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ONLY(RETENTION_SCORE_NONE),                                       \
         [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_TOKEN),                                        \
@@ -61,7 +61,7 @@
     .unit = RETENTION_UNIT_TOKEN, .schedule = RETENTION_SCHEDULE_CHUNK, .contiguous = true,        \
     .tokens = 32768, .sinks = 256, .window = 256
 #define SCOPE_ROW                                                                                  \
-    .fields = RETENTION_FIELD_PHASES, .choices = NO_CHOICE,                                        \
+    .fields = RETENTION_FIELD_PHASES, .options = NO_OPTION,                                        \
     .source = "SCOPE, ACL 2025, section 3 (a decode budget beside a frozen prompt)"
 #define SCOPE_DECODE                                                                               \
     COMMON, .decode_score = RETENTION_SCORE_LAST, .decode_unit = RETENTION_UNIT_TOKEN,             \
@@ -75,83 +75,83 @@ static const retention_preset presets[] = {
     {.name = "full",
      .summary = "keeps everything",
      .source = "the reference that methods are compared with",
-     .choices = NO_CHOICE,
+     .options = NO_OPTION,
      .defaults = {COMMON}},
     {.name = "truncate",
      .summary = "cuts the prompt to its last tokens, before anything is computed",
      .source = "the truncation baseline of REFORM, arXiv 2506.01215",
      .needs_budget = true, .fields = RETENTION_FIELD_BUDGET | RETENTION_FIELD_INPUT,
-     .choices = INPUT_CHOICE,
+     .options = INPUT_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_NONE, BY_TOKEN,
                   .schedule = RETENTION_SCHEDULE_INPUT}},
     {.name = "streaming",
      .summary = "keeps the first and the last tokens, while generating too",
      .source = "StreamingLLM, arXiv 2309.17453, section 3.2; original positions",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_RECENCY, BY_TOKEN, AT_DECODE(1), .sinks = 4}},
     {.name = "h2o",
      .summary = "keeps the tokens that all queries attended to most, and as many of the latest",
      .source = "H2O, arXiv 2306.14048, Algorithm 1",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_ACCUMULATED, BY_TOKEN_AND_HEAD, AT_DECODE(1),
                   .window = INT32_MAX, .window_half = true}},
     {.name = "tova",
      .summary = "keeps the tokens that the latest query attends to most",
      .source = "TOVA, arXiv 2401.06104, section 4",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_LAST, BY_TOKEN, AT_DECODE(1), .window = 1}},
     {.name = "snapkv",
      .summary = "keeps the tokens, and their neighbours, that the end of the prompt attends to most",
      .source = "SnapKV, arXiv 2404.14469, section 4",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_PROMPT,
                   .window = 32, POOLED}},
     {.name = "pyramidkv",
      .summary = "snapkv with more for lower layers and less for upper ones",
      .source = "PyramidKV, arXiv 2406.02069, section 4, as its code computes the budgets",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_PROMPT,
                   .window = 32, POOLED, .allocator = RETENTION_ALLOCATOR_PYRAMID}},
     {.name = "pyramidinfer",
      .summary = "attention of all queries with pyramid budgets; while generating, of the latest",
      .source = "PyramidInfer, arXiv 2405.12532, as a baseline of SCOPE",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_ACCUMULATED, BY_TOKEN_AND_HEAD, AT_DECODE(1),
                   .window = 256, .window_half = true, .allocator = RETENTION_ALLOCATOR_PYRAMID,
                   .beta = 2, .decode_score = RETENTION_SCORE_LAST}},
     {.name = "adakv",
      .summary = "snapkv whose heads compete for a layer's budget",
      .source = "Ada-KV, arXiv 2407.11550, Algorithm 1 with the safeguard of its ports",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_PROMPT,
                   .window = 32, POOLED, .allocator = RETENTION_ALLOCATOR_ADAPTIVE}},
     {.name = "criticalkv",
      .summary = "half by attention, the rest by attention times the projected value's norm",
      .source = "CriticalKV, arXiv 2502.03805, Algorithm 1",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_CRITICAL, BY_TOKEN_AND_HEAD, AT_PROMPT,
                   .window = 32, POOLED}},
     {.name = "chunkkv",
      .summary = "keeps the pages that the end of the prompt attends to most",
      .source = "ChunkKV, arXiv 2502.00299, Algorithm 3, with chunk = page",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, AT_PROMPT, .window = 32}},
     {.name = "chunkkv-reuse",
-     .summary = "chunkkv, one choice for every two layers",
+     .summary = "chunkkv, one selection for every two layers",
      .source = "ChunkKV, arXiv 2502.00299, Algorithm 2, N = 2",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, AT_PROMPT, .window = 32,
                   .reuse_layers = 2}},
     {.name = "chunkkv-hybrid",
      .summary = "chunks in the lower half of the layers, single tokens in the upper half",
      .source = "ChunkKV, arXiv 2502.00299, Table 12",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, .unit = RETENTION_UNIT_CHUNK, AT_PROMPT,
                   .window = 32, POOLED, .allocator = RETENTION_ALLOCATOR_HYBRID}},
     {.name = "andpro",
      .summary = "keeps the chunks that add most to the attention's output; heads compete",
      .source = "AnDPro, NeurIPS 2025, section 3.4 with the max-pool of appendix B.3, as its code has it",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_PROJECTION, .unit = RETENTION_UNIT_CHUNK,
                   .variant = RETENTION_VARIANT_CODE, .scope = RETENTION_SCOPE_HEAD, AT_PROMPT,
                   .sinks = 1, .window = 32, .chunk = 4,
@@ -165,64 +165,64 @@ static const retention_preset presets[] = {
      SCOPE_ROW,
      .defaults = {SCOPE_DECODE, .growth = RETENTION_GROWTH_ADAPTIVE}},
     {.name = "scope-discontinuous",
-     .summary = "scope-adaptive that chooses only when its budget has grown",
+     .summary = "scope-adaptive that selects only when its budget has grown",
      SCOPE_ROW,
      .defaults = {SCOPE_DECODE, .growth = RETENTION_GROWTH_DISCONTINUOUS}},
     {.name = "snapkv-decode",
      .summary = "snapkv again and again while generating, prompt and answer in one budget",
      .source = "a baseline of AnDPro, NeurIPS 2025, Tables 12 and 13",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, BY_TOKEN_AND_HEAD, AT_DECODE(16),
                   .sinks = 1, .window = 16, POOLED}},
     {.name = "andpro-decode",
      .summary = "andpro again and again while generating, prompt and answer in one budget",
      .source = "AnDPro, NeurIPS 2025, Tables 12 and 13",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_PROJECTION, .unit = RETENTION_UNIT_CHUNK,
                   .scope = RETENTION_SCOPE_HEAD, AT_DECODE(16), .sinks = 1, .window = 16,
                   .chunk = 4, .allocator = RETENTION_ALLOCATOR_ADAPTIVE, .floor = 0}},
     {.name = "streaming-recurrent",
      .summary = "streaming at each chunk of a long prompt, positions closed up: constant memory",
      .source = "StreamingLLM, arXiv 2309.17453, as a baseline of REFORM, arXiv 2506.01215",
-     .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
+     .fields = ANY_FIELD, .options = RECURRENT_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_RECENCY, RECURRENT}},
     {.name = "h2o-recurrent",
      .summary = "attention of each chunk's last 128 queries, positions closed up: constant memory",
      .source = "H2O, arXiv 2306.14048, as a baseline of REFORM, arXiv 2506.01215",
-     .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
+     .fields = ANY_FIELD, .options = RECURRENT_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, RECURRENT, .rows = 128,
                   .scope = RETENTION_SCOPE_HEAD}},
     {.name = "infinipot",
      .summary = "half of a pot by how unlikely its tokens were, half by what the latest attend to",
      .source = "InfiniPot, arXiv 2410.01518, as a baseline of REFORM, arXiv 2506.01215",
-     .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
+     .fields = ANY_FIELD, .options = RECURRENT_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_NOVELTY, RECURRENT, .rows = 128,
                   .scope = RETENTION_SCOPE_HEAD}},
     {.name = "tova-recurrent",
      .summary = "tova at each chunk of a long prompt, positions closed up: constant memory",
      .source = "TOVA, arXiv 2401.06104, as a baseline of REFORM, arXiv 2506.01215",
-     .fields = ANY_FIELD, .choices = RECURRENT_CHOICE,
+     .fields = ANY_FIELD, .options = RECURRENT_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_LAST, RECURRENT}},
     {.name = "keydiff",
      .summary = "keeps the keys least like the others; ignores the query",
      .source = "KeyDiff, arXiv 2504.15364, section 3, as kvpress computes it",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_KEYDIFF, BY_TOKEN_AND_HEAD, AT_PROMPT}},
     {.name = "knorm",
      .summary = "keeps the smallest keys; ignores the query",
      .source = "L2 norm, arXiv 2406.11430, section 3",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_KNORM, BY_TOKEN_AND_HEAD, AT_PROMPT}},
     {.name = "expected-attention",
      .summary = "keeps what queries to come are expected to attend to; ignores the question",
      .source = "Expected Attention, arXiv 2510.00636, as kvpress computes it",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_EXPECTED, BY_TOKEN_AND_HEAD, AT_PROMPT,
                   .sinks = 4, .rows = 256}},
     {.name = "paged-eviction",
      .summary = "gives up the pages whose values are small beside their keys; ignores the query",
      .source = "PagedEviction, arXiv 2509.04377",
-     .needs_budget = true, .fields = ANY_FIELD, .choices = ANY_CHOICE,
+     .needs_budget = true, .fields = ANY_FIELD, .options = ANY_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_VKNORM, AT_DECODE(16), .sinks = 1, .window = 1}},
 };
 /* clang-format on */

@@ -1,5 +1,5 @@
 /* The best of a list, by radix selection: no sorting, no memory. */
-#include "paged_kv/retention/choose.h"
+#include "paged_kv/retention/select.h"
 #include <string.h>
 
 uint32_t rank_key(float score)
@@ -11,7 +11,7 @@ uint32_t rank_key(float score)
     return bits >> 31 ? ~bits : bits | UINT32_C(1) << 31;
 }
 
-static bool is_candidate(uint32_t key) { return key != KEY_NONE && key != KEY_CHOSEN; }
+static bool is_candidate(uint32_t key) { return key != KEY_NONE && key != KEY_SELECTED; }
 
 /* The want-th greatest key (0 < want <= all); *ties of the keys equal to it are selected. */
 static uint32_t threshold_of(const uint32_t *keys, uint32_t n, uint32_t want, uint32_t *ties)
@@ -32,7 +32,7 @@ static uint32_t threshold_of(const uint32_t *keys, uint32_t n, uint32_t want, ui
     return threshold;
 }
 
-uint32_t rank_choose(uint32_t *keys, uint32_t n, uint32_t want)
+uint32_t rank_select(uint32_t *keys, uint32_t n, uint32_t want)
 {
     uint32_t candidates = 0, threshold = KEY_NONE + 1, ties = n;
     for (uint32_t i = 0; i < n; i++) candidates += is_candidate(keys[i]);
@@ -45,7 +45,7 @@ uint32_t rank_choose(uint32_t *keys, uint32_t n, uint32_t want)
             ties = 0;
             continue;
         }
-        keys[i] = KEY_CHOSEN;
+        keys[i] = KEY_SELECTED;
     }
     return want;
 }

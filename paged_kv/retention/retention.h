@@ -81,14 +81,14 @@ typedef enum retention_part {
     RETENTION_PARTS,
 } retention_part;
 
-typedef struct retention_choice {
+typedef struct retention_option {
     const char *name;    // "window": what the request's field says
     const char *summary; // one line for help and docs
-} retention_choice;
+} retention_option;
 
 const char *retention_part_name(retention_part part); // the request's field: "score"
 size_t retention_part_size(retention_part part);
-retention_choice retention_part_choice(retention_part part, size_t index);
+retention_option retention_part_option(retention_part part, size_t index);
 
 /* Request fields that a method may accept besides `method`, `report` and `pressure`. Whether
  * `chunk`, `interval` and the like have an effect depends on the options of the parts. */
@@ -141,7 +141,7 @@ typedef struct retention_preset {
     const char *source;                // paper and section
     bool needs_budget;                 // ratio or tokens must be given
     uint32_t fields;                   // retention_field bits: what a request may set
-    uint32_t choices[RETENTION_PARTS]; // bit i = option i of the part is available
+    uint32_t options[RETENTION_PARTS]; // bit i = option i of the part is available
     retention_policy defaults;         // its `preset` is unused here
 } retention_preset;
 
@@ -165,7 +165,7 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
 void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens);
 
 /* Whether the policy ever selects among computed tokens. */
-static inline bool retention_chooses(const retention_policy *policy)
+static inline bool retention_selects(const retention_policy *policy)
 {
     return policy->schedule != RETENTION_SCHEDULE_NEVER &&
            policy->schedule != RETENTION_SCHEDULE_INPUT;
@@ -230,7 +230,7 @@ typedef struct measure_spec {
 } measure_spec;
 
 /* Number of layers below `end` that select: those without a sliding window. */
-uint32_t retention_choosing_layers(const pkv_geometry *geometry, uint32_t end);
+uint32_t retention_selecting_layers(const pkv_geometry *geometry, uint32_t end);
 /* Every step-th of the selecting layers is measured. measure_layers: how many those are (1, of
  * zeros, when no layer selects). measure_layer_of: the index of a layer among them. step > 0. */
 enum { MEASURE_NO_LAYER = UINT32_MAX }; // not measured
@@ -295,21 +295,21 @@ status retention_check_budget(const retention_policy *policy, const pkv_geometry
  *   scratch  retention_scratch_floats
  * Allocates nothing. Tables that share a selection get the row of their first table. The length is
  * not checked to be a retention point: a policy that ever selects does so now. */
-typedef struct retention_choice_out {
+typedef struct retention_selection {
     uint64_t *keep; // caller-owned, zeroed by the callee
     uint32_t words; // >= ceil(slots of the longest table / 64)
     float *scratch;
     size_t n_scratch;   // floats
     bool gives_up;      // some slot of some table is given up
     bool budget_raised; // protected slots and one unit more exceed the budget
-} retention_choice_out;
+} retention_selection;
 
 size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots);
 /* STATUS_INTERNAL when measures or arrays do not fit the sequence. STATUS_INVALID when tables that
  * would share a selection hold different tokens, as another policy may have left them. */
-status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t seq,
-                        uint32_t n_prompt, const measure_result *measures,
-                        retention_choice_out *out, error *err);
+status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                        uint32_t n_prompt, const measure_result *measures, retention_selection *out,
+                        error *err);
 
 /* ---- the report of what was kept, as responses carry it -------------------------------------- */
 

@@ -2,7 +2,7 @@
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_accumulated = {
-    .choice = {"accumulated",
+    .option = {"accumulated",
                "attention under all query rows since the beginning; takes no prefix hit"},
     .kind = MEASURE_MASS,
     .rows = RETENTION_ROWS_ALL,

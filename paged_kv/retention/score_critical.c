@@ -10,7 +10,7 @@ static void refine(const score_input *in, float *scores)
 }
 
 const retention_score_row score_critical = {
-    .choice = {"critical",
+    .option = {"critical",
                "half of the budget by attention, the rest by attention times the projected value's "
                "norm"},
     .kind = MEASURE_MASS,

@@ -9,7 +9,7 @@ static void score(const score_input *in, float *scores)
 }
 
 const retention_score_row score_expected = {
-    .choice = {"expected", "attention that queries to come will pay, times the value's norm"},
+    .option = {"expected", "attention that queries to come will pay, times the value's norm"},
     .kind = MEASURE_EXPECTED,
     .second = MEASURE_VALUE_NORM,
     .rows = RETENTION_ROWS_POLICY,

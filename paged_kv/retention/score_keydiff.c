@@ -2,7 +2,7 @@
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_keydiff = {
-    .choice = {"keydiff", "keys unlike the mean key stay"},
+    .option = {"keydiff", "keys unlike the mean key stay"},
     .kind = MEASURE_KEY_COSINE,
     .score = score_negated,
     .units = PAGE | TOKEN,

@@ -2,7 +2,7 @@
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_knorm = {
-    .choice = {"knorm", "small keys stay"},
+    .option = {"knorm", "small keys stay"},
     .kind = MEASURE_KEY_NORM,
     .score = score_negated,
     .units = PAGE | TOKEN,

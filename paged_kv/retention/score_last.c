@@ -2,7 +2,7 @@
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_last = {
-    .choice = {"last", "attention under the last query row alone"},
+    .option = {"last", "attention under the last query row alone"},
     .kind = MEASURE_MASS,
     .rows = RETENTION_ROWS_LAST,
     .score = score_measured,

@@ -9,7 +9,7 @@ static void score(const score_input *in, float *scores)
 }
 
 const retention_score_row score_novelty = {
-    .choice = {"novelty", "half of the budget by how unlikely a token was, the rest by attention; "
+    .option = {"novelty", "half of the budget by how unlikely a token was, the rest by attention; "
                           "takes no prefix hit"},
     .kind = MEASURE_MASS,
     .rows = RETENTION_ROWS_POLICY,

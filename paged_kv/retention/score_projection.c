@@ -2,7 +2,7 @@
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_projection = {
-    .choice = {"projection", "projection of what a token adds on the attention's output"},
+    .option = {"projection", "projection of what a token adds on the attention's output"},
     .kind = MEASURE_PROJECTION,
     .rows = RETENTION_ROWS_POLICY,
     .score = score_measured,

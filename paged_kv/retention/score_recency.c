@@ -9,7 +9,7 @@ static void score(const score_input *in, float *scores)
 }
 
 const retention_score_row score_recency = {
-    .choice = {"recency", "the latest tokens stay"},
+    .option = {"recency", "the latest tokens stay"},
     .score = score,
     .units = PAGE | TOKEN,
     .allocators = UNIFORM | PYRAMID,

@@ -7,7 +7,7 @@ static void score(const score_input *in, float *scores)
 }
 
 const retention_score_row score_vknorm = {
-    .choice = {"vknorm", "large values behind small keys stay"},
+    .option = {"vknorm", "large values behind small keys stay"},
     .kind = MEASURE_KEY_NORM,
     .second = MEASURE_VALUE_NORM,
     .score = score,

@@ -2,7 +2,7 @@
 #include "paged_kv/retention/method.h"
 
 const retention_score_row score_window = {
-    .choice = {"window", "attention under the last `window` query rows"},
+    .option = {"window", "attention under the last `window` query rows"},
     .kind = MEASURE_MASS,
     .rows = RETENTION_ROWS_POLICY,
     .score = score_measured,

@@ -334,7 +334,7 @@ static void expect_kept(const answer *a, json_int_t i, const answer *b, json_int
 
 /* Layers 0 and 2 of this model have a window: `reuse_layers` counts layers 1 and 3 only, so that 3
  * uses the selection of 1. */
-static void only_layers_that_choose_share_a_choice(void **state)
+static void only_layers_that_select_share_a_selection(void **state)
 {
     (void)state;
     static const char alone[] = "{\"method\": \"chunkkv\", \"tokens\": 48, \"window\": 8,"
@@ -361,6 +361,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(families_compose),
                                        cmocka_unit_test(windows_are_all_that_is_read),
-                                       cmocka_unit_test(only_layers_that_choose_share_a_choice)};
+                                       cmocka_unit_test(only_layers_that_select_share_a_selection)};
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }

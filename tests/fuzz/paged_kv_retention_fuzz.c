@@ -17,7 +17,7 @@ enum {
     GROUPS_MAX = LAYERS * HEADS,
     PROMPT_MAX = 1000,
     GENERATED = 40,
-    CHOICES_MAX = 12,
+    SELECTIONS_MAX = 12,
     SLOTS = 1088,
     WORDS = SLOTS / 64,
 };
@@ -120,7 +120,7 @@ static uint32_t leader_of(const pkv_geometry *g, uint32_t layer)
     return leader;
 }
 
-static void choose(uint32_t point)
+static void select_once(uint32_t point)
 {
     error err;
     const pkv_geometry *g = &l.geometry;
@@ -129,15 +129,15 @@ static void choose(uint32_t point)
                                .n_kv_heads = HEADS,
                                .stride = SLOTS,
                                .q_heads = 4};
-    retention_choice_out out = {.keep = l.keep,
-                                .words = WORDS,
-                                .scratch = l.scratch,
-                                .n_scratch = sizeof l.scratch / sizeof l.scratch[0]};
-    FUZZ_CHECK(status_ok(retention_choose(l.policy, l.kv, 0, l.n_prompt, &measures, &out, &err)));
-    retention_choice_out again = out;
+    retention_selection out = {.keep = l.keep,
+                               .words = WORDS,
+                               .scratch = l.scratch,
+                               .n_scratch = sizeof l.scratch / sizeof l.scratch[0]};
+    FUZZ_CHECK(status_ok(retention_select(l.policy, l.kv, 0, l.n_prompt, &measures, &out, &err)));
+    retention_selection again = out;
     again.keep = l.again;
     memset(l.scratch, 0xa5, sizeof l.scratch);
-    FUZZ_CHECK(status_ok(retention_choose(l.policy, l.kv, 0, l.n_prompt, &measures, &again, &err)));
+    FUZZ_CHECK(status_ok(retention_select(l.policy, l.kv, 0, l.n_prompt, &measures, &again, &err)));
     FUZZ_CHECK(memcmp(l.keep, l.again, pkv_groups(g) * WORDS * sizeof *l.keep) == 0);
     FUZZ_CHECK(out.gives_up == again.gives_up && out.budget_raised == again.budget_raised);
     check_kept(point);
@@ -187,7 +187,7 @@ static void live(retention_policy *policy, const pkv_geometry *g, uint32_t n_pro
     FUZZ_CHECK(status_ok(pkv_create(&options, &l.kv)));
     FUZZ_CHECK(status_ok(pkv_seq_open(l.kv, 0, NULL, 0, 0, n_prompt, &hit)));
     measure(seed);
-    for (uint32_t i = 0; i < CHOICES_MAX; i++) {
+    for (uint32_t i = 0; i < SELECTIONS_MAX; i++) {
         uint32_t point = retention_next_point(policy, n_prompt, from);
         FUZZ_CHECK(point > from);
         if (point > n_prompt + GENERATED) break;
@@ -195,7 +195,7 @@ static void live(retention_policy *policy, const pkv_geometry *g, uint32_t n_pro
         if (point - from > 1) check_spec(from, point - 1, point);
         FUZZ_CHECK(retention_rows_together(policy, n_prompt, point) <= point);
         FUZZ_CHECK(status_ok(pkv_seq_append(l.kv, 0, point - at)));
-        choose(point);
+        select_once(point);
         from = at = point;
     }
     check_report();

@@ -72,7 +72,7 @@ static void clear(uint64_t *keep, uint32_t i) { keep[i / 64] &= ~(UINT64_C(1) <<
 
 /* Selects some of n slots, in the patterns that methods select. Bits from n on are random: paged_kv
  * must ignore them. */
-static void choose(sim *s, uint32_t n, uint64_t *keep)
+static void select_slots(sim *s, uint32_t n, uint64_t *keep)
 {
     uint32_t size = s->page_tokens, way = rng_below(&s->random, 7);
     uint32_t some = 1 + rng_below(&s->random, size), share = rng_below(&s->random, 9);
@@ -99,7 +99,7 @@ static void choose(sim *s, uint32_t n, uint64_t *keep)
 }
 
 /* Selects exactly `left` of n slots. */
-static void choose_exactly(sim *s, uint32_t n, uint32_t left, uint64_t *keep)
+static void select_exactly(sim *s, uint32_t n, uint32_t left, uint64_t *keep)
 {
     memset(keep, 0xff, KEEP_WORDS * sizeof *keep);
     for (uint32_t i = 0, rest = n; i < n; i++, rest--) {
@@ -179,8 +179,8 @@ void op_keep(sim *s, uint32_t id)
     uint64_t keep[KEEP_WORDS];
     uint32_t left = m->n_kept[0] > 0 ? 1 + rng_below(&s->random, m->n_kept[0]) : 0;
     for (uint32_t g = 0; g < s->groups; g++) {
-        if (m->repositions) choose_exactly(s, m->n_kept[g], left, keep);
-        else choose(s, m->n_kept[g], keep);
+        if (m->repositions) select_exactly(s, m->n_kept[g], left, keep);
+        else select_slots(s, m->n_kept[g], keep);
         if (keep_table(s, id, g, keep) || !m->repositions) continue;
         /* Its tables now keep unequal numbers of slots, with which the sequence cannot continue. */
         if (g > 0) {

@@ -162,18 +162,18 @@ static measure_result measure(ref_line *l, const measure_spec *spec, uint32_t n_
     return out;
 }
 
-static void choose(ref_line *l, const retention_policy *policy, uint32_t n_prompt,
-                   const measure_result *measures, bool counts)
+static void select_reference(ref_line *l, const retention_policy *policy, uint32_t n_prompt,
+                             const measure_result *measures, bool counts)
 {
-    retention_choice_out out = {.keep = l->keep,
-                                .words = l->rows / 64 + 1,
-                                .scratch = l->scratch,
-                                .n_scratch = retention_scratch_floats(l->g, l->rows)};
+    retention_selection out = {.keep = l->keep,
+                               .words = l->rows / 64 + 1,
+                               .scratch = l->scratch,
+                               .n_scratch = retention_scratch_floats(l->g, l->rows)};
     error err = {""};
     measure_result given = *measures;
     given.novelty = l->novelty;
-    if (!status_ok(retention_choose(policy, l->kv, l->seq, n_prompt, &given, &out, &err))) {
-        fprintf(stderr, "sim: the reference cannot choose (%s, %u of %u tokens): %s\n",
+    if (!status_ok(retention_select(policy, l->kv, l->seq, n_prompt, &given, &out, &err))) {
+        fprintf(stderr, "sim: the reference cannot select (%s, %u of %u tokens): %s\n",
                 policy->preset->name, pkv_seq_length(l->kv, l->seq), n_prompt, err.text);
         abort();
     }
@@ -195,7 +195,7 @@ static void after_rows(ref_line *l, const sim_turn *turn, uint32_t from, uint32_
     measure_spec spec = retention_measure_rows(&turn->policy, turn->n_prompt, from, to);
     measure_result measures = measure(l, &spec, to - from);
     if (retention_next_point(&turn->policy, turn->n_prompt, from) == to)
-        choose(l, &turn->policy, turn->n_prompt, &measures, counts);
+        select_reference(l, &turn->policy, turn->n_prompt, &measures, counts);
 }
 
 static void drop_under_pressure(ref_line *l, const retention_policy *pressure, uint32_t length,
@@ -204,7 +204,7 @@ static void drop_under_pressure(ref_line *l, const retention_policy *pressure, u
     measure_spec spec = retention_measure_rows(pressure, length, length - 1, length);
     if (spec.rows > 1) spec.rows = 1;
     measure_result measures = measure(l, &spec, 1);
-    choose(l, pressure, length, &measures, counts);
+    select_reference(l, pressure, length, &measures, counts);
 }
 
 uint64_t sim_hash_text(const char *text)

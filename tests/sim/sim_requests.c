@@ -15,7 +15,7 @@ static void put_part(world *w, strbuf *json, retention_part part)
 {
     size_t i = rng_below(&w->random, (uint32_t)retention_part_size(part));
     strbuf_printf(json, ", \"%s\": \"%s\"", retention_part_name(part),
-                  retention_part_choice(part, i).name);
+                  retention_part_option(part, i).name);
 }
 
 static void put_budget(world *w, strbuf *json)

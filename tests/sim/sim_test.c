@@ -134,7 +134,7 @@ static void arrive(world *w)
     }
     size_t n;
     w->t->by_preset[r->request.policy.preset - retention_presets(&n)]++;
-    w->n_retained += retention_chooses(&r->request.policy);
+    w->n_retained += retention_selects(&r->request.policy);
     w->t->cuts += r->given.n_prompt > r->request.n_prompt;
     /* Some later requests may be stamped with an earlier arrival. */
     r->older = w->n_live + 3;

@@ -22,7 +22,7 @@ static const char *const colors[] = {"red", "green", NULL};
 static const arg_flag flags[] = {
     ARG_ROW("fast", NULL, ARG_SWITCH, options, fast, "go fast"),
     ARG_ROW("name", "TEXT", ARG_TEXT, options, name, "a name"),
-    ARG_ROW("color", "C", ARG_CHOICE, options, color, "a color", .choices = colors,
+    ARG_ROW("color", "C", ARG_OPTION, options, color, "a color", .options = colors,
             .initial = "red"),
     ARG_ROW("count", "N", ARG_COUNT, options, count, "a count", .min = 2, .max = 9, .initial = "4"),
     ARG_ROW("size", "BYTES", ARG_BYTES, options, size, "a size", .min = 1024, .max = 0x1p62),

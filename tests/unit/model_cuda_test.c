@@ -40,8 +40,8 @@ static uint32_t vocab_of(const pass *p)
 }
 
 /* How often the most likely token is the same; tokens within `tie` of each other count as equal. */
-static uint32_t equal_choices(const pass_result *a, const pass_result *b, uint32_t n,
-                              uint32_t vocab, float tie)
+static uint32_t equal_selections(const pass_result *a, const pass_result *b, uint32_t n,
+                                 uint32_t vocab, float tie)
 {
     uint32_t equal = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -67,7 +67,7 @@ static void check_pass(pass p, gpu_kv_format kv, double limit, float tie)
     /* Where all layers have a window, none is measured. */
     bool same = memcmp(ours.mass, cpu.mass, cpu.mass_floats * sizeof *cpu.mass) == 0;
     assert_true(e < limit && (same || of_mass < limit));
-    assert_int_equal(equal_choices(&cpu, &ours, TOKENS, vocab, tie), TOKENS);
+    assert_int_equal(equal_selections(&cpu, &ours, TOKENS, vocab, tie), TOKENS);
     result_free(&cpu);
     result_free(&ours);
     assert_int_equal(simt_allocations(), 0);
@@ -480,23 +480,23 @@ static void novelty(void **state)
 
 enum { PROMPT = 70, ANSWER = 3, KEEP_WORDS = 4, ROWS_MOST = 256 };
 
-static uint32_t choose(const lane *l, const retention_policy *policy, const measure_result *m,
-                       uint64_t *keep)
+static uint32_t select_kept(const lane *l, const retention_policy *policy, const measure_result *m,
+                            uint64_t *keep)
 {
     uint32_t groups = pkv_groups(geometry_of(l));
     size_t floats = retention_scratch_floats(geometry_of(l), PROMPT + ANSWER);
     float *scratch = calloc(floats, sizeof *scratch);
-    retention_choice_out out = {
+    retention_selection out = {
         .keep = keep, .words = KEEP_WORDS, .scratch = scratch, .n_scratch = floats};
     error err = {{0}};
-    if (!status_ok(retention_choose(policy, l->kv, 1, PROMPT, m, &out, &err)))
+    if (!status_ok(retention_select(policy, l->kv, 1, PROMPT, m, &out, &err)))
         fail_msg("%s", err.text);
     free(scratch);
     return groups;
 }
 
 /* Both select by their own measures; then both keep the CPU's selection. */
-static void choose_on_both(const char *name, two_lanes *t, const retention_policy *policy,
+static void select_on_both(const char *name, two_lanes *t, const retention_policy *policy,
                            const two_results *r, const float *const novel[2])
 {
     uint64_t keep[2][64 * KEEP_WORDS];
@@ -506,7 +506,7 @@ static void choose_on_both(const char *name, two_lanes *t, const retention_polic
     for (int i = 0; i < 2; i++) {
         measure_result m = results[i]->measure;
         m.novelty = novel[i];
-        groups = choose(lanes[i], policy, &m, keep[i]);
+        groups = select_kept(lanes[i], policy, &m, keep[i]);
     }
     uint32_t differ = 0; /* two nearly equal scores may change places */
     for (uint32_t w = 0; w < groups * KEEP_WORDS; w++)
@@ -560,7 +560,7 @@ static void run_preset(const retention_preset *preset, pass p, gpu_kv_format kv)
     json_decref(json);
     retention_policy_resolve(&policy, ANSWER);
     float novel[2][PROMPT];
-    uint32_t n_choices = 0;
+    uint32_t n_selections = 0;
     while (t.done < PROMPT + ANSWER) {
         uint32_t from = t.done, point = retention_next_point(&policy, PROMPT, from);
         uint32_t to = from < PROMPT ? PROMPT : from + 1;
@@ -577,16 +577,16 @@ static void run_preset(const retention_preset *preset, pass p, gpu_kv_format kv)
         const float *given[] = {retention_wants_novelty(&policy) ? novel[0] : NULL,
                                 retention_wants_novelty(&policy) ? novel[1] : NULL};
         if (to != point) continue;
-        choose_on_both(preset->name, &t, &policy, &r, given);
-        n_choices++;
+        select_on_both(preset->name, &t, &policy, &r, given);
+        n_selections++;
     }
-    print_message("%s: %u choices\n", preset->name, n_choices);
-    assert_true(n_choices > 0 || !retention_chooses(&policy));
+    print_message("%s: %u selections\n", preset->name, n_selections);
+    assert_true(n_selections > 0 || !retention_selects(&policy));
     close_two(&t);
 }
 
 /* The first presets only; all of them with OCTAVO_SOAK. */
-static void presets_choose_as_on_the_cpu(void **state)
+static void presets_select_as_on_the_cpu(void **state)
 {
     (void)state;
     static const struct {
@@ -667,7 +667,7 @@ int main(void)
         cmocka_unit_test(running_sums),
         cmocka_unit_test(scores),
         cmocka_unit_test(novelty),
-        cmocka_unit_test(presets_choose_as_on_the_cpu),
+        cmocka_unit_test(presets_select_as_on_the_cpu),
         cmocka_unit_test(models_without_kernels),
     };
     simt_be_late(1);

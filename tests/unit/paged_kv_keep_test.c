@@ -205,10 +205,10 @@ static void a_replay_ends_in_the_same_order(void **state)
     fill(&f, 1, 90); /* shared, hashed */
     assert_true(status_ok(pkv_seq_fork(f.kv, 1, 2, 90)));
     squeeze(&f, 3, 90); /* neither shared nor hashed */
-    const bits choices[] = {without(without(all_but(30, 34), 77), 0), all_but(32, 48),
-                            all_but(40, 64), without(all_but(3, 9), 43)};
+    const bits keeps[] = {without(without(all_but(30, 34), 77), 0), all_but(32, 48),
+                          all_but(40, 64), without(all_but(3, 9), 43)};
     for (size_t c = 0; c < 4; c++) {
-        for (uint32_t q = 1; q < 4; q++) keep(&f, q, 0, choices[c]);
+        for (uint32_t q = 1; q < 4; q++) keep(&f, q, 0, keeps[c]);
         take(&f);
         check_tables(&f);
     }
@@ -412,9 +412,9 @@ static void memory_may_be_short(void **state)
         take(&f);
         f.fail_at = f.calls + fail;
         long stop = f.fail_at;
-        const bits choices[] = {all_but(3, 9), all_but(16, 32), all_but(3, 70)};
+        const bits keeps[] = {all_but(3, 9), all_but(16, 32), all_but(3, 70)};
         for (size_t c = 0; c < 4; c++) {
-            const bits *b = &choices[c < 3 ? c : 2];
+            const bits *b = &keeps[c < 3 ? c : 2];
             uint32_t q = c < 3 ? 1 : 2;
             uint64_t before = pkv_checksum(f.kv);
             if (status_ok(pkv_seq_keep(f.kv, q, 0, b->words, q == 2))) continue;
@@ -429,7 +429,7 @@ static void memory_may_be_short(void **state)
             assert_true(pkv_checksum(f.kv) == before);
             assert_true(status_ok(pkv_seq_unshare(f.kv, 0)));
         }
-        while (!status_ok(pkv_seq_keep(f.kv, 2, 1, choices[2].words, true))) refused++;
+        while (!status_ok(pkv_seq_keep(f.kv, 2, 1, keeps[2].words, true))) refused++;
         bool reached = f.calls > stop;
         take(&f);
         check_tables(&f);

@@ -245,7 +245,7 @@ static bool take_best(one *tables, uint32_t n, bool second)
 /* CriticalKV over Ada-KV: the heads win shares of `want` by the first score, in addition to what
  * they have; then each fills its share again, half of its budget by the first score and the rest by
  * the second. */
-static void choose_own_shares(one *tables, uint32_t n, double want)
+static void select_own_shares(one *tables, uint32_t n, double want)
 {
     for (; want > 0 && take_best(tables, n, false); want--) continue;
     for (uint32_t h = 0; h < n; h++) {
@@ -306,7 +306,7 @@ static void compete(definition *d, one *tables, uint32_t n)
     }
     bool staged = d->score == RETENTION_SCORE_CRITICAL || d->score == RETENTION_SCORE_NOVELTY;
     if (n > 1 && staged) {
-        choose_own_shares(tables, n, want);
+        select_own_shares(tables, n, want);
         return;
     }
     double first = want;
@@ -363,12 +363,12 @@ static void define_run(definition *d, uint32_t layer)
 {
     const retention_policy *p = d->policy;
     const pkv_geometry *g = &d->fx->geometry;
-    uint32_t heads = g->n_kv_heads, choosing = 0, below = 0;
+    uint32_t heads = g->n_kv_heads, selecting = 0, below = 0;
     for (uint32_t l = 0; l < g->n_layers; l++) {
-        choosing += !pkv_window_of(g, l);
+        selecting += !pkv_window_of(g, l);
         below += l < layer && !pkv_window_of(g, l);
     }
-    uint32_t n_scopes = runs(choosing, p->reuse_layers), nth = below / p->reuse_layers, shared = 0;
+    uint32_t n_scopes = runs(selecting, p->reuse_layers), nth = below / p->reuse_layers, shared = 0;
     retention_scope scope = d->growth ? p->decode_scope : p->scope;
     uint32_t step = scope == RETENTION_SCOPE_HEAD ? 1 : heads, n = heads / step;
     one *tables = calloc(n, sizeof *tables);
@@ -387,7 +387,7 @@ static void define_run(definition *d, uint32_t layer)
                  p->allocator == RETENTION_ALLOCATOR_PYRAMID_ADAPTIVE)
             t->budget = pyramid(d, nth, n_scopes);
         else if (p->allocator == RETENTION_ALLOCATOR_HYBRID) {
-            bool lower = nth * p->reuse_layers < (choosing + 1) / 2;
+            bool lower = nth * p->reuse_layers < (selecting + 1) / 2;
             t->unit = lower ? RETENTION_UNIT_CHUNK : RETENTION_UNIT_TOKEN;
             t->pools = !lower;
         }

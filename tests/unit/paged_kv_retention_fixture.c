@@ -17,10 +17,10 @@ retention_fx *fx_create(const pkv_geometry *geometry, uint32_t n_tokens)
     assert_true(status_ok(pkv_create(&options, &fx->kv)));
     assert_true(status_ok(pkv_seq_open(fx->kv, 0, NULL, 0, 0, n_tokens, &hit)));
     assert_true(status_ok(pkv_seq_append(fx->kv, 0, n_tokens)));
-    fx->out = (retention_choice_out){.keep = fx->keep,
-                                     .words = FX_WORDS,
-                                     .scratch = fx->scratch,
-                                     .n_scratch = sizeof fx->scratch / sizeof fx->scratch[0]};
+    fx->out = (retention_selection){.keep = fx->keep,
+                                    .words = FX_WORDS,
+                                    .scratch = fx->scratch,
+                                    .n_scratch = sizeof fx->scratch / sizeof fx->scratch[0]};
     return fx;
 }
 
@@ -62,7 +62,7 @@ float *fx_value(retention_fx *fx, uint32_t kind, uint32_t measured_layer, uint32
                        slot];
 }
 
-uint32_t fx_choosing(const pkv_geometry *g, uint32_t end)
+uint32_t fx_selecting(const pkv_geometry *g, uint32_t end)
 {
     uint32_t n = 0;
     for (uint32_t l = 0; l < end; l++) n += pkv_window_of(g, l) == 0;
@@ -71,10 +71,10 @@ uint32_t fx_choosing(const pkv_geometry *g, uint32_t end)
 
 void fx_measure(retention_fx *fx, const retention_policy *policy, rng *r, uint32_t levels)
 {
-    uint32_t choosing = fx_choosing(&fx->geometry, fx->geometry.n_layers);
+    uint32_t selecting = fx_selecting(&fx->geometry, fx->geometry.n_layers);
     fx->measures =
         (measure_result){.values = fx->values,
-                         .n_layers = runs(choosing > 0 ? choosing : 1, policy->reuse_layers),
+                         .n_layers = runs(selecting > 0 ? selecting : 1, policy->reuse_layers),
                          .n_kv_heads = fx->geometry.n_kv_heads,
                          .stride = FX_SLOTS,
                          .q_heads = 1 + rng_below(r, 8),
@@ -99,10 +99,10 @@ uint32_t fx_count(const retention_fx *fx, uint32_t group)
     return n;
 }
 
-void fx_choose(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt)
+void fx_select(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt)
 {
     error err;
-    if (!status_ok(retention_choose(policy, fx->kv, 0, n_prompt, &fx->measures, &fx->out, &err)))
+    if (!status_ok(retention_select(policy, fx->kv, 0, n_prompt, &fx->measures, &fx->out, &err)))
         fail_msg("%s", err.text);
 }
 
@@ -170,9 +170,9 @@ static const pkv_geometry geometries[] = {
 };
 enum { N_GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 
-static const char *pick_choice(rng *r, retention_part part)
+static const char *pick_option(rng *r, retention_part part)
 {
-    return retention_part_choice(part, rng_below(r, (uint32_t)retention_part_size(part))).name;
+    return retention_part_option(part, rng_below(r, (uint32_t)retention_part_size(part))).name;
 }
 
 /* A random preset, with random keys now and then. */
@@ -190,7 +190,7 @@ static void random_object(rng *r, strbuf *out, bool nested)
         strbuf_printf(out,
                       ",\"decode\":{\"beta1\":%u,\"beta2\":%u,\"horizon\":%u,\"scope\":\"%s\"}",
                       1 + rng_below(r, 30), 1 + rng_below(r, 30), 31 + rng_below(r, 100),
-                      pick_choice(r, RETENTION_PART_SCOPE));
+                      pick_option(r, RETENTION_PART_SCOPE));
         if (rng_below(r, 4)) {
             strbuf_puts(out, ",\"prefill\":");
             random_object(r, out, true);
@@ -210,7 +210,7 @@ static void random_object(rng *r, strbuf *out, bool nested)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (rng_below(r, 3) == 0)
             strbuf_printf(out, ",\"%s\":\"%s\"", retention_part_name(parts[i]),
-                          pick_choice(r, parts[i]));
+                          pick_option(r, parts[i]));
     }
     if (rng_below(r, 4) == 0) strbuf_printf(out, ",\"sinks\":%u", rng_below(r, 40));
     if (rng_below(r, 3) == 0) strbuf_printf(out, ",\"window\":%u", 1 + rng_below(r, 80));

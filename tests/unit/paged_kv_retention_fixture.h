@@ -24,7 +24,7 @@ typedef struct retention_fx {
     uint64_t keep[FX_GROUPS * FX_WORDS];
     uint64_t want[FX_GROUPS * FX_WORDS];
     float scratch[(FX_HEADS + 7) * FX_SLOTS];
-    retention_choice_out out;
+    retention_selection out;
     bool want_raised;
 } retention_fx;
 
@@ -36,14 +36,14 @@ retention_policy fx_policy(const retention_fx *fx, const char *text);
 bool fx_try_policy(const pkv_geometry *geometry, const char *text, retention_policy *out,
                    error *err);
 /* Number of layers below `end` that have no sliding window. */
-uint32_t fx_choosing(const pkv_geometry *g, uint32_t end);
+uint32_t fx_selecting(const pkv_geometry *g, uint32_t end);
 /* Fills in random measures; few levels make many ties. */
 void fx_measure(retention_fx *fx, const retention_policy *policy, rng *r, uint32_t levels);
 /* The value that one KV head measured at a slot, or page, of a measured layer. */
 float *fx_value(retention_fx *fx, uint32_t kind, uint32_t measured_layer, uint32_t head,
                 uint32_t slot);
-/* Calls retention_choose, which must succeed. */
-void fx_choose(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt);
+/* Calls retention_select, which must succeed. */
+void fx_select(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt);
 /* Makes the same selection from the definition, into fx->want (define.c). */
 void fx_define(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt);
 bool fx_kept(const retention_fx *fx, uint32_t group, uint32_t slot);

@@ -121,10 +121,10 @@ static void growth_points_are_those_of_a_simulation(void **state)
             uint32_t b =
                 kind == 0 ? beta1 + beta2 : beta2 + (at - beta2) * beta1 / (horizon - beta2);
             n++;
-            bool chooses = t % z == 0 && n > b;
-            if (chooses) n = b;
-            if (chooses != (point == 50 + t)) fail_msg("%s: t = %u, point %u", text, t, point);
-            if (chooses) point = retention_next_point(&p, 50, point);
+            bool selects = t % z == 0 && n > b;
+            if (selects) n = b;
+            if (selects != (point == 50 + t)) fail_msg("%s: t = %u, point %u", text, t, point);
+            if (selects) point = retention_next_point(&p, 50, point);
             assert_true(n <= beta1 + beta2 + z);
         }
     }
@@ -341,7 +341,7 @@ static uint32_t longest_table(const retention_fx *fx)
 static void bounds_hold_at_every_point_of_a_life(void **state)
 {
     (void)state;
-    uint32_t n_choices = 0, tight = 0;
+    uint32_t n_selections = 0, tight = 0;
     for (uint64_t seed = 1; seed <= 500; seed++) {
         rng r = rng_seed(seed);
         fx_drawn d = fx_draw(&r);
@@ -354,7 +354,7 @@ static void bounds_hold_at_every_point_of_a_life(void **state)
             assert_true(status_ok(pkv_seq_append(fx->kv, 0, point - at)));
             at = point;
             fx_measure(fx, &d.policy, &r, rng_below(&r, 2) ? 0 : 3);
-            fx_choose(fx, &d.policy, n_prompt);
+            fx_select(fx, &d.policy, n_prompt);
             fx_apply(fx, &d.policy);
             retention_bound bound = retention_bound_at(&d.policy, &d.geometry, n_prompt, point);
             uint32_t held = pkv_seq_pages_held(fx->kv, 0), longest = longest_table(fx);
@@ -363,13 +363,13 @@ static void bounds_hold_at_every_point_of_a_life(void **state)
                          "%u",
                          (unsigned long long)seed, d.text, n_prompt, point, held,
                          (unsigned long long)bound.pages, longest, bound.longest_pages);
-            n_choices++;
+            n_selections++;
             tight += held == bound.pages;
         }
         fx_destroy(fx);
     }
-    assert_true(n_choices > 1000);
-    assert_true(tight > n_choices / 3); /* a bound that allows everything would be useless */
+    assert_true(n_selections > 1000);
+    assert_true(tight > n_selections / 3); /* a bound that allows everything would be useless */
 }
 
 static void pages_are_promised_exactly(void **state)

@@ -68,8 +68,8 @@ static void tables_are_sound(void **state)
         assert_ptr_equal(retention_find(p->name), p);
         assert_true(p->summary[0] && p->source[0]);
         for (retention_part part = 0; part < RETENTION_PARTS; part++) {
-            assert_true(p->choices[part] >> default_of(&p->defaults, part) & 1);
-            assert_int_equal(p->choices[part] >> retention_part_size(part), 0);
+            assert_true(p->options[part] >> default_of(&p->defaults, part) & 1);
+            assert_int_equal(p->options[part] >> retention_part_size(part), 0);
         }
         assert_true(p->defaults.reuse_layers >= 1);
         assert_true(p->defaults.kernel % 2 == 1);
@@ -79,8 +79,8 @@ static void tables_are_sound(void **state)
     for (retention_part part = 0; part < RETENTION_PARTS; part++) {
         assert_true(retention_part_name(part)[0]);
         for (size_t i = 0; i < retention_part_size(part); i++) {
-            assert_true(retention_part_choice(part, i).name[0]);
-            assert_true(retention_part_choice(part, i).summary[0]);
+            assert_true(retention_part_option(part, i).name[0]);
+            assert_true(retention_part_option(part, i).summary[0]);
         }
     }
 }
@@ -122,7 +122,7 @@ static void check_row(const retention_preset *p, char *const cells[9])
         const char *name =
             scope && parts[i] == RETENTION_PART_SCHEDULE
                 ? "decode"
-                : retention_part_choice(parts[i], default_of(&p->defaults, parts[i])).name;
+                : retention_part_option(parts[i], default_of(&p->defaults, parts[i])).name;
         if (!says(cells[i + 1], name)) fail_msg("%s: %s, not '%s'", p->name, name, cells[i + 1]);
     }
     char sinks[16], window[16];

@@ -210,7 +210,7 @@ static void kept_sets(void **state)
     assert_float_equal(f.jaccard[2], f.jaccard[1], 0);
     assert_float_equal(f.jaccard[0], 1, 0);
     /* Head 0: 9 to 15 without 10 and 8 of 14; head 1 all of them. */
-    assert_float_equal(f.chosen[1], (7.0 / 14 + 1) / 2, 1e-6);
+    assert_float_equal(f.unforced[1], (7.0 / 14 + 1) / 2, 1e-6);
     assert_float_equal(f.needle_whole[0], 1, 0); /* both heads */
     assert_float_equal(f.needle_whole[1], 0.5, 0);
     assert_float_equal(f.needle_share[1], (1.0 / 3 + 1) / 2, 1e-6);
@@ -227,7 +227,7 @@ static void kept_sets(void **state)
     assert_true(findings_read(json, &again));
     assert_int_equal(again.n_layers, 2);
     assert_float_equal(again.jaccard[1], f.jaccard[1], 1e-3);
-    assert_float_equal(again.chosen[1], f.chosen[1], 1e-3);
+    assert_float_equal(again.unforced[1], f.unforced[1], 1e-3);
     assert_float_equal(again.needle_share[1], f.needle_share[1], 1e-3);
     assert_int_equal(again.n_agreed, 2);
     assert_float_equal(again.divergence, 0.25, 1e-6);
@@ -239,7 +239,7 @@ static void kept_sets(void **state)
     /* Where all kept tokens were forced, layers have no agreement. */
     memset(forced, true, sizeof forced);
     assert_true(status_ok(findings_of_kept(kept, 90, NULL, forced, &f, &err)));
-    assert_true(isnan(f.chosen[1]));
+    assert_true(isnan(f.unforced[1]));
     assert_float_equal(f.jaccard[0], 1, 0);
     findings_destroy(&f);
 
@@ -248,7 +248,7 @@ static void kept_sets(void **state)
                                "{\"layers\":[1,1],\"heads\":[0,0],\"ranges\":[[90,99]]}]";
     if (!status_ok(findings_of_kept(gone, 90, NULL, forced, &f, &err))) fail_msg("%s", err.text);
     assert_float_equal(f.jaccard[1], 1, 0);
-    assert_true(isnan(f.chosen[1]));
+    assert_true(isnan(f.unforced[1]));
     findings_destroy(&f);
 
     assert_false(status_ok(findings_of_kept("[]", 90, NULL, forced, &f, &err)));
@@ -259,20 +259,20 @@ static void kept_sets(void **state)
 static void means_of_measures(void **state)
 {
     (void)state;
-    float ones[16], chosen[2][16], needle[4] = {NAN, NAN, NAN, NAN};
+    float ones[16], unforced[2][16], needle[4] = {NAN, NAN, NAN, NAN};
     record items[2] = {{0}, {.question = 1}};
     for (int i = 0; i < 16; i++) ones[i] = 1;
     for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < 16; i++) chosen[k][i] = NAN;
+        for (int i = 0; i < 16; i++) unforced[k][i] = NAN;
         items[k].findings = (findings){.n_layers = 4,
                                        .jaccard = ones,
-                                       .chosen = chosen[k],
+                                       .unforced = unforced[k],
                                        .needle_whole = needle,
                                        .needle_share = needle};
     }
-    chosen[0][1 * 4 + 2] = 0.25f; /* layers 1 and 2, in the first prompt only */
-    chosen[0][2 * 4 + 3] = 0.5f;
-    chosen[1][2 * 4 + 3] = 1;
+    unforced[0][1 * 4 + 2] = 0.25f; /* layers 1 and 2, in the first prompt only */
+    unforced[0][2 * 4 + 3] = 0.5f;
+    unforced[1][2 * 4 + 3] = 1;
 
     source row = {.name = "task"};
     const source_list sources = {.items = &row, .n = 1};
@@ -282,14 +282,14 @@ static void means_of_measures(void **state)
     error err = {{0}};
     assert_true(status_ok(report_measures(&r, 0, 0, &m, &err)));
     assert_int_equal(m.n, 2);
-    assert_true(isnan(m.chosen[1]));
+    assert_true(isnan(m.unforced[1]));
     assert_false(isnan(m.neighbours)); /* assert_float_equal accepts NaN for any number */
     assert_float_equal(m.neighbours, (0.25 + 0.75) / 2, 1e-9);
     assert_float_equal(m.neighbours_all, 1, 1e-9);
     assert_true(isnan(m.whole[0]));
     measure_means_destroy(&m);
 
-    chosen[0][1 * 4 + 2] = chosen[0][2 * 4 + 3] = chosen[1][2 * 4 + 3] = NAN;
+    unforced[0][1 * 4 + 2] = unforced[0][2 * 4 + 3] = unforced[1][2 * 4 + 3] = NAN;
     assert_true(status_ok(report_measures(&r, 0, 0, &m, &err)));
     assert_true(isnan(m.neighbours));
     measure_means_destroy(&m);

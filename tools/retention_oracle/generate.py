@@ -66,7 +66,7 @@ class Request:
     def point(self):
         p, later = self.p, self.length > self.p.prompt_tokens
         if p.decode and later:
-            keep = methods.choose_scope(p, self.model, self.tables, self.rows, self.length, self.margins)
+            keep = methods.select_scope(p, self.model, self.tables, self.rows, self.length, self.margins)
         else:
             keep, raised = methods.choose(p, self.model, self.tables, self.rows, self.length, later, self.margins)
             self.raised |= raised

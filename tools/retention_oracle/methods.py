@@ -109,7 +109,7 @@ class Units:
         return p.unit != "page" and not p.mean and self.n <= budget
 
 
-def choose_units(p, u, s, second, budget, margins):
+def select_units(p, u, s, second, budget, margins):
     room, raised = u.room(p, budget)
     if u.fits(p, budget) or room >= len(u.ids):
         return np.ones(u.n, bool), raised and not u.fits(p, budget)
@@ -205,7 +205,7 @@ def choose(p, model, tables, rows, length, later, margins):
             flags, raised = [], False
             for h, (u, s) in enumerate(zip(us, scores)):
                 margins.where = [(l, g) for l in followers for g in ([h] if q.scope == "head" else range(model.kv))]
-                flag, r = choose_units(q, u, s.base, s.second, budget, margins)
+                flag, r = select_units(q, u, s.base, s.second, budget, margins)
                 flags.append(flag)
                 raised |= r
         keep.append(flags * (len(tables[layer]) // len(flags)))
@@ -213,7 +213,7 @@ def choose(p, model, tables, rows, length, later, margins):
     return keep, any_raised
 
 
-def choose_scope(p, model, tables, rows, length, margins):
+def select_scope(p, model, tables, rows, length, margins):
     """SCOPE's decode policies, under which the prompt's slots are frozen."""
     d, generated, keep = p.decode, length - p.prompt_tokens, []
     allowed, margins.equal_is_one, margins.slots_are_units = scope_allowance(d, generated), False, True

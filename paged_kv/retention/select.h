@@ -1,15 +1,15 @@
 /* The steps of a selection (docs/retention.md section 2), one file for each step, and their shared
  * state.
  *
- *   choose.c      scopes: tables that select, and tables that copy their selection
+ *   select.c      scopes: tables that select, and tables that copy their selection
  *   candidates.c  a table's protected slots, and a key for every unit that may be selected
  *   rank.c        selection of the best keys */
-#ifndef PAGED_KV_RETENTION_CHOOSE_H
-#define PAGED_KV_RETENTION_CHOOSE_H
+#ifndef PAGED_KV_RETENTION_SELECT_H
+#define PAGED_KV_RETENTION_SELECT_H
 
 #include "paged_kv/retention/method.h"
 
-typedef struct chooser {
+typedef struct selector {
     const retention_policy *policy;
     const pkv_geometry *geometry;
     const pkv *kv;
@@ -25,8 +25,8 @@ typedef struct chooser {
     float *scores, *more, *pooled, *sum, *second_sum;
     uint32_t *positions, *order;
     uint32_t *keys; // keys of n_kv_heads tables, one after the other
-    retention_choice_out *out;
-} chooser;
+    retention_selection *out;
+} selector;
 
 /* The selection in one table: the first one of a scope. */
 typedef struct contest {
@@ -46,29 +46,29 @@ typedef struct contest {
     uint64_t *keep;   // a bit for each slot
 } contest;
 
-enum { KEY_NONE = 0, KEY_CHOSEN = UINT32_MAX }; // not a candidate; already selected
+enum { KEY_NONE = 0, KEY_SELECTED = UINT32_MAX }; // not a candidate; already selected
 
 /* ---- candidates.c ---- */
 void keep_range(uint64_t *keep, uint32_t from, uint32_t to);
 /* Sets the size of the table and its units. */
-void contest_open(const chooser *c, contest *t);
-/* Sets the table's positions and the order of its slots. Contests share the chooser's arrays, so
+void contest_open(const selector *c, contest *t);
+/* Sets the table's positions and the order of its slots. Contests share the selector's arrays, so
  * the order of one contest holds until another is ordered. */
-void contest_order(chooser *c, contest *t);
+void contest_order(selector *c, contest *t);
 /* Orders the table, then counts the protected slots and sets their bits. */
-void contest_protect(chooser *c, contest *t);
+void contest_protect(selector *c, contest *t);
 /* Sets the keys of the units. */
-void contest_score(chooser *c, contest *t);
+void contest_score(selector *c, contest *t);
 /* Sets new keys, by the score's second stage, for the units not yet selected. */
-void contest_refine(chooser *c, contest *t);
+void contest_refine(selector *c, contest *t);
 /* Keeps the slots of the selected units. The table must be the one ordered last. */
 void contest_close(const contest *t);
 
 /* ---- rank.c ---- */
 /* Maps ascending scores to ascending keys. Both zeros have one key; NaN comes before everything. */
 uint32_t rank_key(float score);
-/* Marks the `want` greatest keys as KEY_CHOSEN, of equal keys the first, and returns how many it
+/* Marks the `want` greatest keys as KEY_SELECTED, of equal keys the first, and returns how many it
  * marked. */
-uint32_t rank_choose(uint32_t *keys, uint32_t n, uint32_t want);
+uint32_t rank_select(uint32_t *keys, uint32_t n, uint32_t want);
 
 #endif

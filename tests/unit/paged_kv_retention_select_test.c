@@ -41,7 +41,7 @@ static void scramble(retention_fx *fx, const retention_policy *p, bool decode, u
         for (uint32_t h = 0; h < g->n_kv_heads; h += g->heads_per_group) {
             uint32_t group = pkv_group_of(g, l, h);
             uint64_t keep[FX_WORDS] = {0};
-            uint32_t run = fx_choosing(g, l) / p->reuse_layers;
+            uint32_t run = fx_selecting(g, l) / p->reuse_layers;
             rng mine = rng_seed(run * 77 + (by_head ? h : 0) + salt);
             uint32_t n = pkv_seq_table(fx->kv, 0, group).kept_tokens;
             uint32_t window = pkv_window_of(g, l), dead = n > window ? (n - window) / 16 : 0;
@@ -55,7 +55,7 @@ static void scramble(retention_fx *fx, const retention_policy *p, bool decode, u
     }
 }
 
-static void choices_are_as_defined(void **state)
+static void selections_are_as_defined(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 1200; seed++) {
@@ -71,12 +71,12 @@ static void choices_are_as_defined(void **state)
         assert_true(status_ok(pkv_seq_append(fx->kv, 0, more)));
         retention_policy_resolve(&d.policy, 150);
         fx_measure(fx, &d.policy, &r, rng_below(&r, 2) ? 0 : 1 + rng_below(&r, 20));
-        if (!retention_chooses(&d.policy) &&
+        if (!retention_selects(&d.policy) &&
             (more == 0 || d.policy.growth == RETENTION_GROWTH_JOINT)) {
-            fx_choose(fx, &d.policy, n_prompt);
+            fx_select(fx, &d.policy, n_prompt);
             assert_false(fx->out.gives_up);
         } else if (!(d.policy.variant == RETENTION_VARIANT_MEAN && more > 0)) {
-            fx_choose(fx, &d.policy, n_prompt);
+            fx_select(fx, &d.policy, n_prompt);
             fx_define(fx, &d.policy, n_prompt);
             compare(fx, &d, seed);
         }
@@ -141,11 +141,11 @@ static void ties_go_to_the_first_and_nan_comes_last(void **state)
         retention_policy p = fx_policy(tokens, "{\"method\":\"snapkv\",\"ratio\":1,\"window\":2,"
                                                "\"pool\":{\"kind\":\"none\"}}");
         p.ratio = n / 10.0;
-        fx_choose(tokens, &p, 10);
+        fx_select(tokens, &p, 10);
         expect(tokens, 0, n, order);
         p = fx_policy(pages, "{\"method\":\"chunkkv\",\"ratio\":1}");
         p.ratio = n / 10.0;
-        fx_choose(pages, &p, 160);
+        fx_select(pages, &p, 160);
         for (uint32_t i = 0; i < 160; i++) {
             bool want = false;
             for (uint32_t k = 0; k < n; k++) want |= order[k] == i / 16;
@@ -169,7 +169,7 @@ static void heads_are_summed_in_ascending_order(void **state)
     PUT(fx, 0, 0, 1e8f, 0.25f);
     PUT(fx, 0, 1, -1e8f, 0.25f);
     PUT(fx, 0, 2, 1, 0.25f);
-    fx_choose(fx, &p, 4);
+    fx_select(fx, &p, 4);
     EXPECT(fx, 0, 0, 3); /* (1e8 - 1e8) + 1 beats 0.75; from the other end it would be 0 */
     fx_destroy(fx);
 }
@@ -181,13 +181,13 @@ static void pools_reach_neighbours_outside_the_window(void **state)
     PUT(fx, 0, 0, 0, 0, 0, 5, 0, 0, 4, 0, 0, 0, 9, 9);
     retention_policy p = fx_policy(fx, "{\"method\":\"snapkv\",\"tokens\":5,\"window\":2,"
                                        "\"pool\":{\"kind\":\"max\",\"kernel\":3}}");
-    fx_choose(fx, &p, 12);
+    fx_select(fx, &p, 12);
     EXPECT(fx, 0, 2, 3, 4, 10, 11); /* the window's 9 would have come first by slot 9 */
     /* Means of three: 5/3 three times, then 4/3 three times; values outside count as 0. */
     p.pool = RETENTION_POOL_AVG;
     p.tokens = 6;
     PUT(fx, 0, 0, 4.5f, 0, 0, 5, 0, 0, 0, 0, 0, 0, 9, 9);
-    fx_choose(fx, &p, 12);
+    fx_select(fx, &p, 12);
     EXPECT(fx, 0, 0, 2, 3, 4, 10, 11);
     fx_destroy(fx);
 }
@@ -212,22 +212,22 @@ static void neighbours_are_neighbours_in_position(void **state)
     retention_policy p = fx_policy(fx, "{\"method\":\"snapkv\",\"tokens\":5,\"window\":1,"
                                        "\"pool\":{\"kind\":\"max\",\"kernel\":3}}");
     PUT(fx, 0, 0, 0, 5); /* token 18, whose neighbours are 17 in slot 17 and 19 in slot 2 */
-    fx_choose(fx, &p, 20);
+    fx_select(fx, &p, 20);
     EXPECT(fx, 0, 0, 3, 17, 18, 19); /* the window's 19, then 17 and 18, then the first two */
     p = fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":5,\"window\":1,\"unit\":\"chunk\","
                       "\"chunk\":4}");
     PUT(fx, 0, 0, 0, 5, 0, 4, 4, 4); /* chunks: 0 3 4 5 with 12, 6 … 9, 10 … 13, 14 … 17, 18 */
-    fx_choose(fx, &p, 20);
+    fx_select(fx, &p, 20);
     EXPECT(fx, 0, 0, 3, 4, 5, 19);
     PUT(fx, 0, 0, 0, 5, 0, 1, 1, 1);
-    fx_choose(fx, &p, 20);
+    fx_select(fx, &p, 20);
     EXPECT(fx, 0, 18, 19);
     p = fx_policy(fx, "{\"method\":\"tova\",\"tokens\":3}");
     PUT(fx, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5);
-    fx_choose(fx, &p, 20);
+    fx_select(fx, &p, 20);
     EXPECT(fx, 0, 17, 18, 19);
     p.tokens = 2; /* 17 and 18 have the same score: the earlier stays */
-    fx_choose(fx, &p, 20);
+    fx_select(fx, &p, 20);
     EXPECT(fx, 0, 17, 19);
     fx_destroy(fx);
 }
@@ -241,20 +241,20 @@ static void chunks_that_hold_window_slots_compete_by_algorithm_3(void **state)
      * 14. */
     retention_policy p = fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":12,\"window\":4,"
                                        "\"unit\":\"chunk\",\"chunk\":4,\"variant\":\"alg3\"}");
-    fx_choose(fx, &p, 18);
+    fx_select(fx, &p, 18);
     EXPECT(fx, 0, 12, 13, 14, 15, 16, 17);
     /* Without the variant, chunks with window slots do not compete: the best is 4 … 8, then 0 …
      * 4. */
     p.variant = RETENTION_VARIANT_PLAIN;
-    fx_choose(fx, &p, 18);
+    fx_select(fx, &p, 18);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
     /* They do not compete in AnDPro either. */
     p = fx_policy(fx, "{\"method\":\"andpro\",\"tokens\":12,\"window\":4,\"sinks\":0}");
-    fx_choose(fx, &p, 18);
+    fx_select(fx, &p, 18);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17);
     assert_false(fx->out.budget_raised);
     p.tokens = 7; /* less than a chunk beside the window: still one chunk */
-    fx_choose(fx, &p, 18);
+    fx_select(fx, &p, 18);
     EXPECT(fx, 0, 4, 5, 6, 7, 14, 15, 16, 17);
     assert_true(fx->out.budget_raised);
     fx_destroy(fx);
@@ -270,10 +270,10 @@ static void kvpress_means_and_shares(void **state)
     retention_policy p =
         fx_policy(fx, "{\"method\":\"chunkkv\",\"ratio\":0.7,\"window\":2,\"unit\":\"chunk\","
                       "\"chunk\":4,\"variant\":\"mean\",\"pool\":{\"kind\":\"none\"}}");
-    fx_choose(fx, &p, 10);
+    fx_select(fx, &p, 10);
     EXPECT(fx, 0, 4, 5, 6, 7, 8, 9);
     p.ratio = 0.3; /* floor(0.9): still one; the window counts by its mean, not its sum */
-    fx_choose(fx, &p, 10);
+    fx_select(fx, &p, 10);
     EXPECT(fx, 0, 8, 9);
     fx_destroy(fx);
 }
@@ -288,11 +288,11 @@ static void heads_compete_for_a_layer(void **state)
      * guaranteed to head 1. */
     retention_policy p = fx_policy(fx, "{\"method\":\"adakv\",\"tokens\":5,\"window\":1,"
                                        "\"pool\":{\"kind\":\"none\"}}");
-    fx_choose(fx, &p, 12);
+    fx_select(fx, &p, 12);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 6, 7, 11);
     EXPECT(fx, 1, 11);
     p.floor = 0.6f; /* floor(0.6 * 5) - 1 = 2 guaranteed to each head */
-    fx_choose(fx, &p, 12);
+    fx_select(fx, &p, 12);
     EXPECT(fx, 0, 0, 1, 2, 3, 4, 5, 11);
     EXPECT(fx, 1, 2, 4, 11);
     fx_destroy(fx);
@@ -304,7 +304,7 @@ static void heads_compete_for_a_layer(void **state)
     PUT(fx, 0, 0, 99, 98, 97, 96, 95, 94, 93, 92, 91, 90, 89, 88, 87, 86, 85, 84, 83, 82, 81, 80,
         79, 78, 77, 76);
     PUT(fx, 0, 1, 0, 0, 0, 0, 1);
-    fx_choose(fx, &p, 40);
+    fx_select(fx, &p, 40);
     assert_int_equal(fx_count(fx, 0), 5 * 4 + 4);
     EXPECT(fx, 1, 4, 5, 6, 7, 36, 37, 38, 39);
     fx_destroy(fx);
@@ -320,10 +320,10 @@ static void the_second_half_is_weighed_by_values(void **state)
      * weight puts slot 5 before slot 4, and 2 last. */
     retention_policy p = fx_policy(fx, "{\"method\":\"criticalkv\",\"tokens\":6,\"window\":1,"
                                        "\"pool\":{\"kind\":\"none\"}}");
-    fx_choose(fx, &p, 10);
+    fx_select(fx, &p, 10);
     EXPECT(fx, 0, 0, 1, 2, 4, 5, 9);
     p.tokens = 4;
-    fx_choose(fx, &p, 10);
+    fx_select(fx, &p, 10);
     EXPECT(fx, 0, 0, 4, 5, 9);
     fx_destroy(fx);
 }
@@ -342,12 +342,12 @@ static void layers_have_budgets_of_their_own(void **state)
      * 4) = 47. */
     retention_policy p = fx_policy(fx, "{\"method\":\"pyramidkv\",\"tokens\":132}");
     fx_measure(fx, &p, &r, 0);
-    fx_choose(fx, &p, 1000);
+    fx_select(fx, &p, 1000);
     static const uint32_t want[5] = {227, 180, 133, 86, 39};
     for (uint32_t l = 0; l < 5; l++) assert_int_equal(fx_count(fx, l), want[l]);
     /* Chunks in layers 0 … 2, tokens in 3 and 4. */
     p = fx_policy(fx, "{\"method\":\"chunkkv-hybrid\",\"tokens\":136}");
-    fx_choose(fx, &p, 1000);
+    fx_select(fx, &p, 1000);
     for (uint32_t l = 0; l < 5; l++) {
         uint32_t runs = 0;
         for (uint32_t i = 0; i < 968; i++) runs += fx_kept(fx, l, i) && i % 10 == 0;
@@ -393,15 +393,15 @@ static void a_frozen_prompt_stays(void **state)
     retention_policy p =
         fx_policy(fx, "{\"method\":\"scope-slide\",\"decode\":{\"beta1\":2,\"beta2\":3},"
                       "\"prefill\":{\"method\":\"streaming\",\"tokens\":2,\"sinks\":0}}");
-    fx_choose(fx, &p, 8);
+    fx_select(fx, &p, 8);
     EXPECT(fx, 0, 6, 7);
     fx_apply(fx, &p);
     assert_true(status_ok(pkv_seq_append(fx->kv, 0, 5)));
-    fx_choose(fx, &p, 8);
+    fx_select(fx, &p, 8);
     assert_false(fx->out.gives_up);
     assert_true(status_ok(pkv_seq_append(fx->kv, 0, 1)));
     PUT(fx, 0, 0, 0, 0, 1, 3, 2, 9, 9, 9); /* slots: 6 7 8 9 10 | 11 12 13 */
-    fx_choose(fx, &p, 8);
+    fx_select(fx, &p, 8);
     EXPECT(fx, 0, 6, 7, 9, 10, 11, 12, 13);
     assert_false(fx->out.budget_raised);
     fx_destroy(fx);
@@ -427,18 +427,18 @@ static void page_numbers_do_not_matter(void **state)
         memcpy(b->values, a->values, sizeof a->values);
         b->measures = a->measures;
         b->measures.values = b->values;
-        fx_choose(a, &d.policy, n_prompt);
-        fx_choose(b, &d.policy, n_prompt);
+        fx_select(a, &d.policy, n_prompt);
+        fx_select(b, &d.policy, n_prompt);
         assert_memory_equal(a->keep, b->keep, sizeof a->keep);
         fx_destroy(a);
         fx_destroy(b);
     }
 }
 
-static status choose_with(retention_fx *fx, const retention_policy *p, const measure_result *m,
+static status select_with(retention_fx *fx, const retention_policy *p, const measure_result *m,
                           error *err)
 {
-    return retention_choose(p, fx->kv, 0, 640, m, &fx->out, err);
+    return retention_select(p, fx->kv, 0, 640, m, &fx->out, err);
 }
 
 static void misfits_are_refused(void **state)
@@ -456,42 +456,42 @@ static void misfits_are_refused(void **state)
         fx_policy(fx, "{\"method\":\"chunkkv\",\"tokens\":320,\"reuse_layers\":2}");
     fx_measure(fx, &p, &r, 0);
     measure_result m = fx->measures;
-    assert_true(status_ok(choose_with(fx, &p, &m, &err)));
+    assert_true(status_ok(select_with(fx, &p, &m, &err)));
     m.n_layers = 7; /* every second layer was due */
-    assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
+    assert_int_equal(select_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
     m = fx->measures;
     m.stride = 39; /* there are 40 pages */
-    assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
+    assert_int_equal(select_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
     m.stride = 40;
-    assert_true(status_ok(choose_with(fx, &p, &m, &err)));
+    assert_true(status_ok(select_with(fx, &p, &m, &err)));
     p.unit = RETENTION_UNIT_TOKEN;
-    assert_int_equal(choose_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
-    assert_int_equal(choose_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
+    assert_int_equal(select_with(fx, &p, &m, &err).code, STATUS_INTERNAL);
+    assert_int_equal(select_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
     p.tokens = 640; /* where no slot is dropped, no measure is needed */
-    assert_true(status_ok(choose_with(fx, &p, NULL, &err)));
+    assert_true(status_ok(select_with(fx, &p, NULL, &err)));
     assert_false(fx->out.gives_up);
     fx->out.words = 9;
-    assert_int_equal(choose_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
+    assert_int_equal(select_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
     fx->out.words = FX_WORDS;
     fx->out.n_scratch = retention_scratch_floats(&g, 640) - 1;
-    assert_int_equal(choose_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
+    assert_int_equal(select_with(fx, &p, NULL, &err).code, STATUS_INTERNAL);
     fx->out.n_scratch++;
-    assert_true(status_ok(choose_with(fx, &p, NULL, &err)));
+    assert_true(status_ok(select_with(fx, &p, NULL, &err)));
     /* A head's table that another policy has thinned out. */
     uint64_t keep[FX_WORDS];
     memset(keep, 0xff, sizeof keep);
     keep[3] = 1;
     assert_true(status_ok(pkv_seq_keep(fx->kv, 0, 1, keep, false)));
     p.tokens = 320;
-    assert_int_equal(choose_with(fx, &p, &fx->measures, &err).code, STATUS_INVALID);
-    assert_non_null(strstr(err.text, "retention.scope: tables that would share a choice"));
+    assert_int_equal(select_with(fx, &p, &fx->measures, &err).code, STATUS_INVALID);
+    assert_non_null(strstr(err.text, "retention.scope: tables that would share a selection"));
     fx_destroy(fx);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(choices_are_as_defined),
+        cmocka_unit_test(selections_are_as_defined),
         cmocka_unit_test(ties_go_to_the_first_and_nan_comes_last),
         cmocka_unit_test(heads_are_summed_in_ascending_order),
         cmocka_unit_test(pools_reach_neighbours_outside_the_window),

@@ -1,8 +1,8 @@
 /* A selection at a retention point: scopes and their budgets. */
-#include "paged_kv/retention/choose.h"
+#include "paged_kv/retention/select.h"
 #include <string.h>
 
-enum { ARRAYS = 7 }; /* arrays of a chooser beside the keys */
+enum { ARRAYS = 7 }; /* arrays of a selector beside the keys */
 
 size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots)
 {
@@ -22,7 +22,7 @@ static uint32_t held_units(const contest *t)
 /* ---- one scope, or the heads of a layer that compete ----------------------------------------- */
 
 /* The number of chunks to select besides the protected slots. */
-static uint32_t chunk_picks(chooser *c, const contest *t, uint64_t budget, uint64_t fixed)
+static uint32_t chunk_picks(selector *c, const contest *t, uint64_t budget, uint64_t fixed)
 {
     uint64_t want = budget > fixed ? (budget - fixed) / t->size : 0;
     c->out->budget_raised |= want == 0;
@@ -30,7 +30,7 @@ static uint32_t chunk_picks(chooser *c, const contest *t, uint64_t budget, uint6
 }
 
 /* The number of units that one table selects besides the protected ones. */
-static uint32_t picks(chooser *c, const contest *t)
+static uint32_t picks(selector *c, const contest *t)
 {
     if (c->phase.variant->kvpress) {
         uint32_t all = retention_mean_chunks(c->policy, c->n_prompt, t->n_units);
@@ -44,20 +44,20 @@ static uint32_t picks(chooser *c, const contest *t)
 
 /* Selects `want` units. With a score of two stages, its first stage selects up to half of `budget`,
  * its second stage the rest. */
-static void choose_units(chooser *c, contest *t, uint32_t want, uint32_t budget)
+static void select_units(selector *c, contest *t, uint32_t want, uint32_t budget)
 {
     contest_score(c, t);
     if (c->phase.score->refine) {
         uint32_t half = budget / 2, first = half > t->fixed ? smaller(want, half - t->fixed) : 0;
-        want -= rank_choose(t->keys, t->n_units, first);
+        want -= rank_select(t->keys, t->n_units, first);
         contest_refine(c, t);
     }
-    rank_choose(t->keys, t->n_units, want);
+    rank_select(t->keys, t->n_units, want);
     contest_close(t);
 }
 
 /* The units that allocator `adaptive` guarantees to a head. */
-static uint32_t sure_of(const chooser *c, const contest *t)
+static uint32_t sure_of(const selector *c, const contest *t)
 {
     bool chunks = t->unit == RETENTION_UNIT_CHUNK;
     double share = (double)c->policy->floor;
@@ -67,14 +67,14 @@ static uint32_t sure_of(const chooser *c, const contest *t)
     return sure > fixed ? sure - fixed : 0;
 }
 
-static void choose_alone(chooser *c, contest *t)
+static void select_alone(selector *c, contest *t)
 {
     contest_protect(c, t);
-    choose_units(c, t, picks(c, t), t->budget);
+    select_units(c, t, picks(c, t), t->budget);
 }
 
 /* The contest of one of the competing heads; its keys follow those of the heads before it. */
-static contest head_contest(const chooser *c, const contest *first, uint32_t head, uint32_t *keys)
+static contest head_contest(const selector *c, const contest *first, uint32_t head, uint32_t *keys)
 {
     contest t = *first;
     t.head_from = head;
@@ -86,7 +86,7 @@ static contest head_contest(const chooser *c, const contest *first, uint32_t hea
 }
 
 /* The number of units that all heads select together. */
-static uint32_t joint_picks(chooser *c, const contest *first)
+static uint32_t joint_picks(selector *c, const contest *first)
 {
     uint32_t n_heads = c->geometry->n_kv_heads, want = 0;
     uint64_t fixed = 0;
@@ -101,25 +101,25 @@ static uint32_t joint_picks(chooser *c, const contest *first)
 }
 
 /* Every head selects its guaranteed best units; the rest of the units are the best of all heads. */
-static void choose_jointly(chooser *c, const contest *first)
+static void select_jointly(selector *c, const contest *first)
 {
     uint32_t n_heads = c->geometry->n_kv_heads, *keys = c->keys, want = joint_picks(c, first);
     for (uint32_t h = 0; h < n_heads; h++) {
         contest t = head_contest(c, first, h, keys);
         contest_protect(c, &t);
         contest_score(c, &t);
-        want -= rank_choose(keys, t.n_units, smaller(want, sure_of(c, &t)));
+        want -= rank_select(keys, t.n_units, smaller(want, sure_of(c, &t)));
         keys += t.n_units;
     }
-    rank_choose(c->keys, (uint32_t)(keys - c->keys), want);
+    rank_select(c->keys, (uint32_t)(keys - c->keys), want);
     keys = c->keys;
     for (uint32_t h = 0; h < n_heads; h++) {
         contest t = head_contest(c, first, h, keys);
         contest_protect(c, &t);
         uint32_t own = 0;
-        for (uint32_t u = 0; u < t.n_units; u++) own += keys[u] == KEY_CHOSEN;
+        for (uint32_t u = 0; u < t.n_units; u++) own += keys[u] == KEY_SELECTED;
         /* The first stage decided how many units the head gets; now both stages select them. */
-        if (c->phase.score->refine) choose_units(c, &t, own, t.fixed + own);
+        if (c->phase.score->refine) select_units(c, &t, own, t.fixed + own);
         else contest_close(&t);
         keys += t.n_units;
     }
@@ -127,7 +127,7 @@ static void choose_jointly(chooser *c, const contest *first)
 
 /* ---- tables that share a selection ----------------------------------------------------------- */
 
-static bool same_slots(const chooser *c, uint32_t group, uint32_t leader)
+static bool same_slots(const selector *c, uint32_t group, uint32_t leader)
 {
     uint32_t n = pkv_seq_table(c->kv, c->seq, leader).kept_tokens;
     if (pkv_seq_table(c->kv, c->seq, group).kept_tokens != n) return false;
@@ -139,7 +139,7 @@ static bool same_slots(const chooser *c, uint32_t group, uint32_t leader)
 }
 
 /* Copies the selection of the scope's first table to all tables of the scope. */
-static status follow(const chooser *c, uint32_t layer_from, uint32_t layer_to, uint32_t head_from,
+static status follow(const selector *c, uint32_t layer_from, uint32_t layer_to, uint32_t head_from,
                      uint32_t head_to, error *err)
 {
     const pkv_geometry *g = c->geometry;
@@ -152,7 +152,7 @@ static status follow(const chooser *c, uint32_t layer_from, uint32_t layer_to, u
             if (group == leader) continue;
             if (!same_slots(c, group, leader)) {
                 return error_set(err, STATUS_INVALID,
-                                 "retention.scope: tables that would share a choice hold "
+                                 "retention.scope: tables that would share a selection hold "
                                  "different tokens");
             }
             memcpy(c->out->keep + group * words, c->out->keep + leader * words,
@@ -164,7 +164,7 @@ static status follow(const chooser *c, uint32_t layer_from, uint32_t layer_to, u
 
 /* ---- all scopes ------------------------------------------------------------------------------ */
 
-static status check_measures(const chooser *c, uint32_t longest, uint32_t n_layers, error *err)
+static status check_measures(const selector *c, uint32_t longest, uint32_t n_layers, error *err)
 {
     const measure_result *m = c->measures;
     if (c->phase.kind == MEASURE_NONE) return STATUS_IS_OK;
@@ -176,7 +176,7 @@ static status check_measures(const chooser *c, uint32_t longest, uint32_t n_laye
 }
 
 /* Sets the budget of the generated tokens plus the prompt's kept slots. */
-static void add_prompt_slots(const chooser *c, contest *t)
+static void add_prompt_slots(const selector *c, contest *t)
 {
     t->budget = retention_growths[c->policy->growth].allowance(c->policy, c->len - c->n_prompt);
     for (uint32_t i = 0; i < t->n; i++) {
@@ -185,12 +185,12 @@ static void add_prompt_slots(const chooser *c, contest *t)
     }
 }
 
-static contest contest_of(const chooser *c, uint32_t index, uint32_t head, uint32_t heads)
+static contest contest_of(const selector *c, uint32_t index, uint32_t head, uint32_t heads)
 {
     const retention_policy *policy = c->policy;
     uint32_t below = index * policy->reuse_layers;
-    uint32_t layer = retention_choosing_layer(c->geometry, below);
-    uint32_t choosing = retention_choosing_layers(c->geometry, c->geometry->n_layers);
+    uint32_t layer = retention_selecting_layer(c->geometry, below);
+    uint32_t selecting = retention_selecting_layers(c->geometry, c->geometry->n_layers);
     contest t = {
         .layer_index = index,
         .head_from = head,
@@ -201,7 +201,7 @@ static contest contest_of(const chooser *c, uint32_t index, uint32_t head, uint3
         .keys = c->keys,
     };
     if (policy->allocator == RETENTION_ALLOCATOR_HYBRID && !c->phase.growth) {
-        bool lower = below < runs_of(choosing, 2);
+        bool lower = below < runs_of(selecting, 2);
         t.unit = lower ? RETENTION_UNIT_CHUNK : RETENTION_UNIT_TOKEN;
         if (lower) t.pool = RETENTION_POOL_NONE;
     }
@@ -209,13 +209,13 @@ static contest contest_of(const chooser *c, uint32_t index, uint32_t head, uint3
     if (c->phase.growth) add_prompt_slots(c, &t);
     else
         t.budget = retention_allocators[policy->allocator].tokens(
-            policy, c->n_prompt, index, runs_of(choosing, policy->reuse_layers));
+            policy, c->n_prompt, index, runs_of(selecting, policy->reuse_layers));
     return t;
 }
 
 /* Selects in the scope of `t`, or in all competing heads, of which `t` is the first. Keeps
  * everything where the budget is not exceeded. */
-static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers, error *err)
+static status select_scope(selector *c, contest *t, bool joint, uint32_t n_layers, error *err)
 {
     uint32_t heads = joint ? c->geometry->n_kv_heads : 1, longest = 0;
     uint64_t held = 0;
@@ -228,14 +228,14 @@ static status choose_scope(chooser *c, contest *t, bool joint, uint32_t n_layers
     if (held <= heads * in_units(t, t->budget)) return STATUS_IS_OK;
     RETURN_IF_ERROR(check_measures(c, longest, n_layers, err));
     memset(t->keep, 0, heads * c->out->words * sizeof *t->keep);
-    if (joint) choose_jointly(c, t);
-    else choose_alone(c, t);
+    if (joint) select_jointly(c, t);
+    else select_alone(c, t);
     return STATUS_IS_OK;
 }
 
 /* Layers with a sliding window give up whole pages that no later row reads, so that the table keeps
  * its last positions. */
-static void keep_windows(const chooser *c, uint32_t layer)
+static void keep_windows(const selector *c, uint32_t layer)
 {
     const pkv_geometry *g = c->geometry;
     uint32_t from = pkv_group_of(g, layer, 0);
@@ -248,19 +248,19 @@ static void keep_windows(const chooser *c, uint32_t layer)
 
 /* Selects in run `index` of reuse_layers selecting layers: the first layer's selection is that of
  * all. */
-static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *err)
+static status select_run(selector *c, uint32_t index, uint32_t n_scopes, error *err)
 {
     const pkv_geometry *g = c->geometry;
     bool joint = retention_allocators[c->policy->allocator].joint && !c->phase.growth;
     uint32_t sharing = retention_scopes[c->phase.scope].heads(g), n_heads = g->n_kv_heads;
     uint32_t first = index * c->policy->reuse_layers;
-    uint32_t end = smaller(retention_choosing_layers(g, g->n_layers),
+    uint32_t end = smaller(retention_selecting_layers(g, g->n_layers),
                            first + smaller(g->n_layers, c->policy->reuse_layers));
-    uint32_t layer = retention_choosing_layer(g, first);
-    uint32_t layer_to = retention_choosing_layer(g, end - 1) + 1;
+    uint32_t layer = retention_selecting_layer(g, first);
+    uint32_t layer_to = retention_selecting_layer(g, end - 1) + 1;
     for (uint32_t head = 0; head < n_heads; head += joint ? n_heads : sharing) {
         contest t = contest_of(c, index, head, sharing);
-        RETURN_IF_ERROR(choose_scope(c, &t, joint, n_scopes, err));
+        RETURN_IF_ERROR(select_scope(c, &t, joint, n_scopes, err));
     }
     for (uint32_t head = 0; head < n_heads; head += sharing)
         RETURN_IF_ERROR(follow(c, layer, layer_to, head, head + sharing, err));
@@ -269,8 +269,7 @@ static status choose_run(chooser *c, uint32_t index, uint32_t n_scopes, error *e
 
 /* Sets *longest to the slots of the longest table; returns whether the caller's arrays have room
  * for it. */
-static bool has_room(const pkv *kv, uint32_t seq, const retention_choice_out *out,
-                     uint32_t *longest)
+static bool has_room(const pkv *kv, uint32_t seq, const retention_selection *out, uint32_t *longest)
 {
     const pkv_geometry *g = pkv_get_geometry(kv);
     *longest = 0;
@@ -280,13 +279,13 @@ static bool has_room(const pkv *kv, uint32_t seq, const retention_choice_out *ou
            out->n_scratch >= retention_scratch_floats(g, *longest);
 }
 
-static chooser chooser_of(const retention_policy *policy, const pkv *kv, uint32_t seq,
-                          uint32_t n_prompt, const measure_result *measures,
-                          retention_choice_out *out, uint32_t longest)
+static selector selector_of(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                            uint32_t n_prompt, const measure_result *measures,
+                            retention_selection *out, uint32_t longest)
 {
     uint32_t len = pkv_seq_length(kv, seq);
     float *at = out->scratch;
-    chooser c = {
+    selector c = {
         .policy = policy,
         .geometry = pkv_get_geometry(kv),
         .kv = kv,
@@ -316,9 +315,9 @@ static chooser chooser_of(const retention_policy *policy, const pkv *kv, uint32_
     return c;
 }
 
-status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t seq,
-                        uint32_t n_prompt, const measure_result *measures,
-                        retention_choice_out *out, error *err)
+status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                        uint32_t n_prompt, const measure_result *measures, retention_selection *out,
+                        error *err)
 {
     const pkv_geometry *g = pkv_get_geometry(kv);
     uint32_t groups = pkv_groups(g), longest;
@@ -327,17 +326,17 @@ status retention_choose(const retention_policy *policy, const pkv *kv, uint32_t 
         return error_set(err, STATUS_INTERNAL, "retention: no room for tables of %u slots",
                          longest);
     memset(out->keep, 0, (size_t)groups * out->words * sizeof *out->keep);
-    chooser c = chooser_of(policy, kv, seq, n_prompt, measures, out, longest);
-    bool chooses = c.phase.growth || retention_chooses(policy);
-    uint32_t n_scopes = runs_of(retention_choosing_layers(g, g->n_layers), policy->reuse_layers);
-    for (uint32_t l = 0; chooses && l < g->n_layers; l += g->layers_per_group)
+    selector c = selector_of(policy, kv, seq, n_prompt, measures, out, longest);
+    bool selects = c.phase.growth || retention_selects(policy);
+    uint32_t n_scopes = runs_of(retention_selecting_layers(g, g->n_layers), policy->reuse_layers);
+    for (uint32_t l = 0; selects && l < g->n_layers; l += g->layers_per_group)
         if (pkv_window_of(g, l) > 0) keep_windows(&c, l);
-    for (uint32_t i = 0; chooses && i < n_scopes; i++)
-        RETURN_IF_ERROR(choose_run(&c, i, n_scopes, err));
+    for (uint32_t i = 0; selects && i < n_scopes; i++)
+        RETURN_IF_ERROR(select_run(&c, i, n_scopes, err));
     for (uint32_t i = 0; i < groups; i++) {
         uint32_t n = pkv_seq_table(kv, seq, i).kept_tokens, kept = 0;
         uint64_t *row = out->keep + (size_t)i * out->words;
-        if (!chooses) keep_range(row, 0, n);
+        if (!selects) keep_range(row, 0, n);
         for (uint32_t w = 0; w < out->words; w++) kept += (uint32_t)__builtin_popcountll(row[w]);
         out->gives_up |= kept < n;
     }
